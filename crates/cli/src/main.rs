@@ -1,0 +1,3 @@
+//! The `tensorwire` command.
+
+fn main() {}
