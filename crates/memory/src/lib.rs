@@ -1,1 +1,47 @@
-//! Contract to come.
+//! Who owns tensor bytes, and who may still touch them.
+//!
+//! Memory comes in [`Block`]s: page-aligned, pre-faulted memfds that a [`Pool`] cuts into buffers and hands
+//! once to every open device. A buffer lives through three types, and the type says who may touch it:
+//!
+//! | type | who may touch the bytes |
+//! | --- | --- |
+//! | [`BufMut`] | its owner alone, read and write |
+//! | [`Buf`] | anyone in this process, read only; a fabric may send from it |
+//! | [`Granted`] | a peer may write it through a fabric; nobody here can form a slice of it |
+//!
+//! `BufMut` → [`BufMut::freeze`] → `Buf`, and `BufMut` → [`BufMut::grant`] → `Granted` →
+//! [`Granted::end`] → `BufMut`. A grant ends only with evidence ([`GrantEnd`]) that no write of the peer can
+//! still land; without it the memory is leaked and counted, never reused.
+//!
+//! Payload bytes are copied by [`copy::copy_bytes`] (and its raw twin) only, so that tests can assert how
+//! often a tensor was copied.
+//!
+//! ```
+//! use memory::{Pool, PoolConfig};
+//!
+//! let pool = Pool::new(PoolConfig::new("source"))?;
+//! let mut buffer = pool.try_alloc(16)?;
+//! buffer.fill(7);
+//! let shared = buffer.freeze();
+//! assert_eq!(&shared[..], &[7; 16]);
+//! # Ok::<(), memory::MemoryError>(())
+//! ```
+
+mod block;
+mod buffer;
+pub mod copy;
+mod error;
+mod grant;
+mod observer;
+mod pool;
+
+pub use block::{Block, BlockId};
+pub use buffer::{Buf, BufMut};
+pub use error::MemoryError;
+pub use grant::{GrantEnd, GrantId, Granted, RemoteAccess, RemoteTarget};
+pub use observer::{BlockVisitor, MemoryObserver, Span, VisitError};
+pub use pool::{Alloc, Pool, PoolConfig, PoolStats};
+
+/// Every buffer starts at a multiple of this many bytes, so that rows of any element type are aligned and no
+/// two buffers share a cache line.
+pub const ALIGNMENT: usize = 64;

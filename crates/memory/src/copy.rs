@@ -1,0 +1,82 @@
+//! The one place where payload bytes are copied.
+//!
+//! Every copy names its [`CopyReason`]; calls and bytes are counted per reason for the whole process. Pointer
+//! copies elsewhere are banned by the workspace's `clippy.toml`.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Why bytes were copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CopyReason {
+    /// A user's own memory was copied into a pool buffer.
+    Import,
+    /// A shared-memory write of tensor bytes, executed by its target.
+    ShmPayload,
+    /// A shared-memory write into a message ring, executed by its target.
+    ShmMessage,
+    /// A piece of a simulated write.
+    SimPiece,
+    /// Bytes that reached a message ring over TCP or verbs, or were read out of one.
+    Message,
+    /// Bytes of tensors of one process handed to another buffer of the same process.
+    Local,
+}
+
+const REASONS: [CopyReason; 6] = [
+    CopyReason::Import,
+    CopyReason::ShmPayload,
+    CopyReason::ShmMessage,
+    CopyReason::SimPiece,
+    CopyReason::Message,
+    CopyReason::Local,
+];
+
+#[derive(Debug)]
+struct Counter {
+    calls: AtomicU64,
+    bytes: AtomicU64,
+}
+
+static COUNTERS: [Counter; REASONS.len()] =
+    [const { Counter { calls: AtomicU64::new(0), bytes: AtomicU64::new(0) } }; REASONS.len()];
+
+/// How often, and how many bytes, were copied for one reason since the process started.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CopyCount {
+    /// Calls.
+    pub calls: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// The count for `reason`.
+pub fn count(reason: CopyReason) -> CopyCount {
+    let counter = &COUNTERS[reason as usize];
+    CopyCount { calls: counter.calls.load(Ordering::Relaxed), bytes: counter.bytes.load(Ordering::Relaxed) }
+}
+
+/// Copies `source` over the first `source.len()` bytes of `destination` and counts it.
+///
+/// Copies the shorter of the two lengths and returns it.
+pub fn copy_bytes(destination: &mut [u8], source: &[u8], reason: CopyReason) -> usize {
+    let length = destination.len().min(source.len());
+    // SAFETY: both slices are valid for `length` bytes, and `&mut` excludes overlap.
+    unsafe { copy_raw(destination.as_mut_ptr(), source.as_ptr(), length, reason) };
+    length
+}
+
+/// Copies `length` bytes between raw ranges and counts it.
+///
+/// # Safety
+/// `source` is readable and `destination` writable for `length` bytes, and they do not overlap. Where another
+/// process can write `source` meanwhile, the caller must not trust the bytes until it has checked that the
+/// write was legitimate (DESIGN §6: the `closed` word).
+#[allow(clippy::disallowed_methods)] // the counted copy itself
+pub unsafe fn copy_raw(destination: *mut u8, source: *const u8, length: usize, reason: CopyReason) {
+    let counter = &COUNTERS[reason as usize];
+    counter.calls.fetch_add(1, Ordering::Relaxed);
+    counter.bytes.fetch_add(length as u64, Ordering::Relaxed);
+    // SAFETY: the caller's contract is exactly that of this call.
+    unsafe { std::ptr::copy_nonoverlapping(source, destination, length) };
+}

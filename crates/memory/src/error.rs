@@ -1,0 +1,74 @@
+//! The errors of this layer.
+
+use std::sync::Arc;
+
+use crate::VisitError;
+
+/// Why memory could not be had, lent or taken back.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// The pool is at its cap. Async callers of [`Pool::alloc`](crate::Pool::alloc) wait instead.
+    #[error(
+        "pool `{pool}` has no room for {requested} bytes: {used} of {cap} bytes are in use; \
+         free buffers, wait with `alloc`, or raise the pool's cap"
+    )]
+    Exhausted {
+        /// The pool's name.
+        pool: &'static str,
+        /// Bytes asked for.
+        requested: usize,
+        /// Bytes in use.
+        used: u64,
+        /// The cap in bytes.
+        cap: u64,
+    },
+    /// The request can never be met, however long the caller waits.
+    #[error("pool `{pool}` can never serve {requested} bytes: its cap is {cap} bytes; raise the pool's cap")]
+    TooLarge {
+        /// The pool's name.
+        pool: &'static str,
+        /// Bytes asked for.
+        requested: usize,
+        /// The cap in bytes.
+        cap: u64,
+    },
+    /// The operating system refused a block.
+    #[error("cannot make a block of {bytes} bytes for pool `{pool}`: {step} failed: {source}")]
+    Block {
+        /// The pool's name.
+        pool: &'static str,
+        /// Size of the block in bytes.
+        bytes: usize,
+        /// The call that failed.
+        step: &'static str,
+        /// The operating system's answer.
+        source: Arc<std::io::Error>,
+    },
+    /// A device refused to register a block.
+    #[error("pool `{pool}`: {source}")]
+    Register {
+        /// The pool's name.
+        pool: &'static str,
+        /// The device's answer.
+        source: VisitError,
+    },
+    /// A remote access names a range that no grant covers (any more).
+    #[error("no grant covers bytes {offset}..{} of block {block}", offset.saturating_add(*length))]
+    NotGranted {
+        /// The block's number.
+        block: u64,
+        /// First byte.
+        offset: u64,
+        /// Length in bytes.
+        length: u64,
+    },
+    /// A grant was ended while a fabric was inside it; its memory has been leaked and counted.
+    #[error("a grant on block {block} ended while a fabric was writing it; its {length} bytes are leaked")]
+    GrantBusy {
+        /// The block's number.
+        block: u64,
+        /// Length in bytes.
+        length: u64,
+    },
+}
