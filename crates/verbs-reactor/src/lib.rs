@@ -1,1 +1,49 @@
-//! Contract to come.
+//! RDMA queue pairs as futures, and fabrics that do what a NIC does where there is none.
+//!
+//! A [`Fabric`] opens [`Domain`]s; a domain registers blocks of memory and prepares queue pairs; two prepared
+//! queue pairs exchange opaque [`ConnectionData`] and become connected [`QueuePair`]s. On a queue pair every
+//! operation is a future that is only a handle on a [slot](SlotKey): the slot owns the buffers from post to
+//! completion, so dropping the future ends interest, not the operation.
+//!
+//! | fabric | module | a write is |
+//! | --- | --- | --- |
+//! | verbs | [`verbs`] | `ibv_post_send` on a reliable connected queue pair |
+//! | shm | [`shm`] | a descriptor in a ring; the target copies from a read-only mapping |
+//! | tcp | [`tcp`] | header + payload, read by the target straight into the destination |
+//!
+//! The contract that all of them keep (DESIGN §2):
+//! - Writes on one queue pair land in posting order as far as an immediate can tell: when the immediate of a
+//!   write arrives, that write and all earlier ones are visible. A plain write is not visible before that.
+//! - Completion `Ok` means that the local bytes may be reused, not that they were delivered.
+//! - Every immediate consumes one of the target's `receive_depth` receives, given back when the arrival is
+//!   taken ([`QueuePair::next_arrival`]). Without one the connection fails
+//!   ([`FabricError::ReceiverNotReady`]), on both sides.
+//! - The target checks region, generation, key, range, right and grant. A violation ends that connection only,
+//!   and touches no memory.
+//! - Every operation ends exactly once.
+
+mod core;
+mod error;
+mod fabric;
+mod kind;
+mod queue_pair;
+mod region;
+mod runtime;
+mod slot;
+mod work;
+
+pub mod shm;
+pub mod tcp;
+pub mod verbs;
+
+pub use self::core::{QueuePairCore, QueuePairStats};
+pub use error::{FabricError, LossCause, PeerViolation};
+pub use fabric::{
+    Capabilities, ConnectParams, ConnectionData, Domain, Fabric, Link, Prepared, QueuePairConfig, Role,
+};
+pub use kind::{FabricKind, UnknownFabric};
+pub use queue_pair::{NextArrival, Operation, QueuePair};
+pub use region::{Access, Purpose, RegionGeneration, RegionId, RegionTable, RemoteRange, RemoteRegion};
+pub use runtime::{BoxFuture, Elapsed, Runtime, TokioRuntime, timeout};
+pub use slot::{SlotKey, SlotTable};
+pub use work::{Arrival, Immediate, WorkRequest};

@@ -1,0 +1,195 @@
+//! The state that a queue pair's two halves share.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll, Waker},
+};
+
+use crate::{Arrival, FabricError, FabricKind, QueuePairConfig, SlotKey, SlotTable};
+
+/// Counters of one queue pair, by the fabric itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QueuePairStats {
+    /// Operations completed without error.
+    pub operations: u64,
+    /// Payload bytes of those.
+    pub bytes_sent: u64,
+    /// Immediates that arrived.
+    pub arrivals: u64,
+    /// Bytes that the peer's writes put into local memory.
+    pub bytes_received: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    operations: AtomicU64,
+    bytes_sent: AtomicU64,
+    arrivals: AtomicU64,
+    bytes_received: AtomicU64,
+}
+
+/// Slots, arrivals and failure of one queue pair. The fabric's [`Link`](crate::Link) reports here; the user's
+/// [`QueuePair`](crate::QueuePair) awaits here.
+#[derive(Debug)]
+pub struct QueuePairCore {
+    kind: FabricKind,
+    config: QueuePairConfig,
+    slots: SlotTable,
+    inbound: Mutex<Inbound>,
+    counters: Counters,
+}
+
+#[derive(Debug, Default)]
+struct Inbound {
+    arrivals: VecDeque<Arrival>,
+    consumer: Option<Waker>,
+    failure: Option<FabricError>,
+    drained: bool,
+    closer: Option<Waker>,
+}
+
+impl QueuePairCore {
+    /// The shared state of a new queue pair.
+    pub fn new(kind: FabricKind, config: QueuePairConfig) -> Self {
+        Self {
+            kind,
+            config,
+            slots: SlotTable::new(config.send_depth),
+            inbound: Mutex::default(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Which fabric this is.
+    pub fn kind(&self) -> FabricKind {
+        self.kind
+    }
+
+    /// The depths.
+    pub fn config(&self) -> QueuePairConfig {
+        self.config
+    }
+
+    /// The slots.
+    pub fn slots(&self) -> &SlotTable {
+        &self.slots
+    }
+
+    /// The counters now.
+    pub fn stats(&self) -> QueuePairStats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        QueuePairStats {
+            operations: read(&self.counters.operations),
+            bytes_sent: read(&self.counters.bytes_sent),
+            arrivals: read(&self.counters.arrivals),
+            bytes_received: read(&self.counters.bytes_received),
+        }
+    }
+
+    /// Reports the end of one operation of `length` payload bytes.
+    pub fn complete(&self, key: SlotKey, length: u64, result: Result<(), FabricError>) {
+        if result.is_ok() {
+            self.counters.operations.fetch_add(1, Ordering::Relaxed);
+            self.counters.bytes_sent.fetch_add(length, Ordering::Relaxed);
+        }
+        self.slots.complete(key, result);
+    }
+
+    /// Counts `length` bytes that a write of the peer put into local memory.
+    pub fn count_received(&self, length: u64) {
+        self.counters.bytes_received.fetch_add(length, Ordering::Relaxed);
+    }
+
+    /// Reports an arrival, which takes one posted receive.
+    ///
+    /// # Errors
+    /// [`FabricError::ReceiverNotReady`] when all `receive_depth` receives are taken; the fabric must fail the
+    /// connection on both sides.
+    pub fn deliver(&self, arrival: Arrival) -> Result<(), FabricError> {
+        let mut inbound = self.lock();
+        if inbound.arrivals.len() >= self.config.receive_depth as usize {
+            return Err(FabricError::ReceiverNotReady { kind: self.kind, depth: self.config.receive_depth });
+        }
+        self.counters.arrivals.fetch_add(1, Ordering::Relaxed);
+        inbound.arrivals.push_back(arrival);
+        let consumer = inbound.consumer.take();
+        drop(inbound);
+        if let Some(waker) = consumer {
+            waker.wake();
+        }
+        Ok(())
+    }
+
+    /// Reports that the connection is over. Ends every outstanding operation and, once the arrivals before it
+    /// are taken, the arrivals. The first failure stays. For fabrics whose operations end with the connection;
+    /// one whose device still holds buffers calls [`fail_arrivals`](Self::fail_arrivals) and completes each
+    /// operation itself.
+    pub fn fail(&self, failure: &FabricError) {
+        self.fail_arrivals(failure);
+        self.slots.fail(failure);
+    }
+
+    /// As [`fail`](Self::fail), but leaves operations under way to end by themselves.
+    pub fn fail_arrivals(&self, failure: &FabricError) {
+        self.slots.refuse(failure);
+        let consumer = {
+            let mut inbound = self.lock();
+            inbound.failure.get_or_insert_with(|| failure.clone());
+            inbound.consumer.take()
+        };
+        if let Some(waker) = consumer {
+            waker.wake();
+        }
+    }
+
+    /// The failure, if there was one.
+    pub fn failure(&self) -> Option<FabricError> {
+        self.lock().failure.clone()
+    }
+
+    /// Reports that nothing of the peer can touch local memory any more.
+    pub fn mark_drained(&self) {
+        let closer = {
+            let mut inbound = self.lock();
+            inbound.drained = true;
+            inbound.closer.take()
+        };
+        if let Some(waker) = closer {
+            waker.wake();
+        }
+    }
+
+    pub(crate) fn poll_arrival(&self, context: &Context<'_>) -> Poll<Result<Arrival, FabricError>> {
+        let mut inbound = self.lock();
+        if let Some(arrival) = inbound.arrivals.pop_front() {
+            return Poll::Ready(Ok(arrival));
+        }
+        if let Some(failure) = &inbound.failure {
+            return Poll::Ready(Err(failure.clone()));
+        }
+        let before = inbound.consumer.replace(context.waker().clone());
+        drop(inbound);
+        drop(before);
+        Poll::Pending
+    }
+
+    pub(crate) fn poll_drained(&self, context: &Context<'_>) -> Poll<()> {
+        {
+            let mut inbound = self.lock();
+            if !inbound.drained {
+                inbound.closer = Some(context.waker().clone());
+                return Poll::Pending;
+            }
+        }
+        self.slots.poll_idle(context)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inbound> {
+        self.inbound.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,174 @@
+//! The errors of this layer. All are cheap to clone, because one failure ends many operations.
+
+use std::{io, sync::Arc};
+
+use crate::{FabricKind, RegionId};
+
+/// Why a connection ended without our asking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LossCause {
+    /// The peer's end of the stream or socket was closed, as when its process ends.
+    EndOfFile,
+    /// The peer's host reset the connection.
+    Reset,
+    /// The NIC's retries ran out.
+    RetryExceeded,
+    /// The peer answered nothing within the liveness bound.
+    Unresponsive,
+    /// The peer closed the connection in an orderly way.
+    ClosedByPeer,
+    /// The local device went away.
+    DeviceLost,
+}
+
+/// A rule of the fabric contract that a peer broke. Payload-free: one variant, one rule, one metric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum PeerViolation {
+    /// A frame, descriptor or handshake that cannot be parsed.
+    #[error("malformed frame")]
+    Malformed,
+    /// A region number or generation that is not registered.
+    #[error("access to an unknown or outdated region")]
+    UnknownRegion,
+    /// The region's key does not match.
+    #[error("wrong region key")]
+    WrongKey,
+    /// The range leaves the region.
+    #[error("access outside the region")]
+    OutOfBounds,
+    /// The region does not allow this kind of access.
+    #[error("access right missing")]
+    NoRight,
+    /// The range is registered but not granted now.
+    #[error("access to memory that is not granted")]
+    NotGranted,
+    /// More immediates than receives.
+    #[error("an immediate came although no receive was posted")]
+    ReceiverNotReady,
+    /// A source block without the seals or the size it must have.
+    #[error("a shared block is not sealed as it must be")]
+    UnsealedBlock,
+    /// A token that was never issued, or already used.
+    #[error("wrong or used connection token")]
+    BadToken,
+}
+
+/// Why a fabric operation failed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum FabricError {
+    /// The peer or the way to it is gone.
+    #[error("{kind}: the connection to the peer is lost ({cause:?}): {detail}")]
+    PeerLost {
+        /// The fabric.
+        kind: FabricKind,
+        /// What was seen.
+        cause: LossCause,
+        /// The operating system's or device's words.
+        detail: String,
+    },
+    /// The peer refused our access; the connection is down.
+    #[error("{kind}: the peer refused an access ({reason}); the range was never granted, or no longer")]
+    RemoteRefused {
+        /// The fabric.
+        kind: FabricKind,
+        /// The rule that the access broke.
+        reason: PeerViolation,
+    },
+    /// The peer broke a rule; the connection was closed.
+    #[error("{kind}: the peer broke the fabric contract: {violation}; the connection was closed")]
+    PeerMisbehaved {
+        /// The fabric.
+        kind: FabricKind,
+        /// The rule.
+        violation: PeerViolation,
+    },
+    /// An immediate found no posted receive: credits are wrong somewhere.
+    #[error(
+        "{kind}: an immediate found no posted receive (receive depth {depth}); this is a bug in the flow control"
+    )]
+    ReceiverNotReady {
+        /// The fabric.
+        kind: FabricKind,
+        /// The queue pair's receive depth.
+        depth: u32,
+    },
+    /// This side closed the queue pair.
+    #[error("the queue pair was closed")]
+    Closed,
+    /// A caller that counts its own operations posted one too many.
+    #[error("the send queue is full ({depth} operations are outstanding)")]
+    SendQueueFull {
+        /// The queue pair's send depth.
+        depth: u32,
+    },
+    /// A buffer whose block is not registered with this queue pair's domain.
+    #[error(
+        "block {block} is not registered with this {kind} domain: allocate from a pool the domain visits"
+    )]
+    NotRegistered {
+        /// The fabric.
+        kind: FabricKind,
+        /// The block's number.
+        block: u64,
+    },
+    /// The peer's region is not known on this queue pair.
+    #[error("region {region:?} of the peer is not known on this queue pair, or its generation is outdated")]
+    UnknownRemoteRegion {
+        /// The region.
+        region: RegionId,
+    },
+    /// The write's two ends differ in length, or leave the region.
+    #[error("a write of {local} bytes does not fit the remote range of {remote} bytes")]
+    LengthMismatch {
+        /// Bytes of the local buffer.
+        local: u64,
+        /// Bytes of the remote range.
+        remote: u64,
+    },
+    /// The fabric cannot do this.
+    #[error("{kind} cannot {what}")]
+    Unsupported {
+        /// The fabric.
+        kind: FabricKind,
+        /// The operation.
+        what: &'static str,
+    },
+    /// Setting up a connection failed.
+    #[error("{kind}: cannot connect: {step} failed: {detail}")]
+    Connect {
+        /// The fabric.
+        kind: FabricKind,
+        /// The step that failed.
+        step: &'static str,
+        /// What was seen, and what to do.
+        detail: String,
+    },
+    /// The other end did not answer in time.
+    #[error("{kind}: connecting took longer than {limit_ms} ms; is the peer alive and reachable?")]
+    ConnectTimeout {
+        /// The fabric.
+        kind: FabricKind,
+        /// The limit in milliseconds.
+        limit_ms: u64,
+    },
+    /// A call on the device or the operating system failed.
+    #[error("{kind}: {call} failed: {source}")]
+    Device {
+        /// The fabric.
+        kind: FabricKind,
+        /// The call.
+        call: &'static str,
+        /// The answer.
+        source: Arc<io::Error>,
+    },
+}
+
+impl FabricError {
+    /// A failed call of the operating system or device.
+    pub fn device(kind: FabricKind, call: &'static str, source: io::Error) -> Self {
+        Self::Device { kind, call, source: Arc::new(source) }
+    }
+}

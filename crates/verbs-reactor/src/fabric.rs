@@ -1,0 +1,144 @@
+//! The traits a fabric implements.
+
+use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
+
+use memory::Block;
+
+use crate::{
+    Access, BoxFuture, FabricError, FabricKind, QueuePair, RegionId, RemoteRegion, SlotKey, WorkRequest,
+};
+
+/// What a fabric can and cannot do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// One-sided reads.
+    pub read: bool,
+    /// Views of the peer's memory without a copy.
+    pub lend: bool,
+    /// Memory windows.
+    pub windows: bool,
+    /// The largest piece a logical write is split into, in bytes.
+    pub piece_bytes_max: u64,
+}
+
+impl Capabilities {
+    /// Writes only, unsplit.
+    pub const WRITES: Self = Self { read: false, lend: false, windows: false, piece_bytes_max: u64::MAX };
+}
+
+/// A way to move bytes between processes: opens domains.
+pub trait Fabric: Send + Sync + fmt::Debug + 'static {
+    /// Which kind this is.
+    fn kind(&self) -> FabricKind;
+
+    /// What it can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Two ends can use this fabric only if their reach is equal: boot id, network namespace and user for shm,
+    /// empty for tcp.
+    fn reach(&self) -> Vec<u8>;
+
+    /// Opens a protection domain.
+    ///
+    /// # Errors
+    /// [`FabricError::Device`] when the device refuses.
+    fn open_domain(&self) -> Result<Arc<dyn Domain>, FabricError>;
+}
+
+/// A protection domain: the memory registered with it can be used by its queue pairs only.
+pub trait Domain: Send + Sync + fmt::Debug + 'static {
+    /// Which kind of fabric this belongs to.
+    fn kind(&self) -> FabricKind;
+
+    /// Registers `block` (idempotent per block). The domain keeps the block mapped as long as it lives itself.
+    ///
+    /// # Errors
+    /// [`FabricError::Device`] when the device refuses, naming the limit to raise.
+    fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError>;
+
+    /// Makes one end of a connection, with its receives posted.
+    ///
+    /// # Errors
+    /// [`FabricError::Device`] when the device refuses.
+    fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError>;
+}
+
+/// Depths of a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueuePairConfig {
+    /// Operations that may be outstanding at once.
+    pub send_depth: u32,
+    /// Immediates that may arrive before the first is taken.
+    pub receive_depth: u32,
+}
+
+/// What one end must know of the other to connect: opaque, versioned, carried by the control plane.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ConnectionData(pub Vec<u8>);
+
+impl fmt::Debug for ConnectionData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // May hold a one-use token.
+        write!(f, "ConnectionData({} bytes)", self.0.len())
+    }
+}
+
+/// Which end this is. The control plane decides: the end that asked for the connection dials.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Opens the stream or socket, where there is one.
+    Dialer,
+    /// Waits for it.
+    Acceptor,
+}
+
+/// How to connect a prepared end.
+#[derive(Debug, Clone)]
+pub struct ConnectParams {
+    /// The other end's data.
+    pub peer: ConnectionData,
+    /// Which end this is.
+    pub role: Role,
+    /// The host that the control connection goes to, for fabrics that need an address.
+    pub peer_host: Option<IpAddr>,
+    /// How long it may take.
+    pub limit: Duration,
+}
+
+/// One end of a connection that is not connected yet. Dropping it gives everything back.
+pub trait Prepared: Send + fmt::Debug {
+    /// What the other end must know.
+    fn connection_data(&self) -> ConnectionData;
+
+    /// Connects. Both ends must call this, each with the other's data.
+    ///
+    /// # Errors
+    /// [`FabricError::Connect`], [`FabricError::ConnectTimeout`], [`FabricError::PeerMisbehaved`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future abandons the connection.
+    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<QueuePair, FabricError>>;
+}
+
+/// The fabric's half of a connected queue pair; [`QueuePair`] is the user's half. Both share a
+/// [`QueuePairCore`](crate::QueuePairCore), on which the fabric reports completions, arrivals and failure.
+pub trait Link: Send + Sync + fmt::Debug + 'static {
+    /// Takes one operation whose slot is already reserved, in posting order. Never blocks. A failure is
+    /// reported on the core like any completion.
+    fn submit(&self, key: SlotKey, request: &WorkRequest);
+
+    /// Makes progress on behalf of whoever awaits: cheap when there is nothing to do, never blocks.
+    fn drive(&self);
+
+    /// Makes a region of the peer usable in writes.
+    fn add_remote_region(&self, region: RemoteRegion);
+
+    /// Forgets a region of the peer.
+    fn remove_remote_region(&self, region: RegionId);
+
+    /// Begins the orderly end: outstanding operations end, the peer's further accesses are refused. When that
+    /// is done, and nothing of the peer can touch local memory any more, the fabric calls
+    /// [`QueuePairCore::mark_drained`](crate::QueuePairCore::mark_drained). Called once; also after a failure.
+    fn start_close(&self);
+}

@@ -1,0 +1,263 @@
+//! The user's half of a connected queue pair.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use memory::Buf;
+
+use crate::{
+    Arrival, FabricError, FabricKind, Immediate, Link, QueuePairConfig, QueuePairCore, QueuePairStats,
+    RegionId, RemoteRange, RemoteRegion, SlotKey, WorkRequest, slot::Reserve,
+};
+
+/// A connected queue pair. Cheap to clone; all clones are one connection.
+///
+/// Dropping the last clone begins the close without waiting for its end; [`close`](Self::close) waits.
+#[derive(Debug, Clone)]
+pub struct QueuePair {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    core: Arc<QueuePairCore>,
+    link: Arc<dyn Link>,
+    closing: AtomicBool,
+}
+
+impl Shared {
+    fn start_close(&self) {
+        if !self.closing.swap(true, Ordering::AcqRel) {
+            self.core.fail_arrivals(&FabricError::Closed);
+            self.link.start_close();
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.start_close();
+    }
+}
+
+impl QueuePair {
+    /// Joins the two halves; called by fabrics.
+    pub fn new(core: Arc<QueuePairCore>, link: Arc<dyn Link>) -> Self {
+        Self { shared: Arc::new(Shared { core, link, closing: AtomicBool::new(false) }) }
+    }
+
+    /// Which fabric this is.
+    pub fn kind(&self) -> FabricKind {
+        self.shared.core.kind()
+    }
+
+    /// The depths.
+    pub fn config(&self) -> QueuePairConfig {
+        self.shared.core.config()
+    }
+
+    /// The fabric's counters.
+    pub fn stats(&self) -> QueuePairStats {
+        self.shared.core.stats()
+    }
+
+    /// Why the connection is over, if it is.
+    pub fn failure(&self) -> Option<FabricError> {
+        self.shared.core.failure()
+    }
+
+    /// Writes `local` to `remote` without telling the peer. Posted at once, in the order of calls, when a slot
+    /// is free; else when the future is polled and finds one.
+    ///
+    /// # Errors
+    /// Every [`FabricError`]; the local bytes may be reused in any case.
+    ///
+    /// # Cancel safety
+    /// Dropping the future ends interest in the result. A posted write goes on and keeps its bytes alive; one
+    /// that still waits for a slot is never posted.
+    pub fn write(&self, local: Buf, remote: RemoteRange) -> Operation {
+        self.start(WorkRequest::Write { local, remote: Some(remote), immediate: None })
+    }
+
+    /// Writes `local` to `remote` and tells the peer `immediate` after the last byte has landed.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    ///
+    /// # Cancel safety
+    /// As [`write`](Self::write).
+    pub fn write_imm(&self, local: Buf, remote: RemoteRange, immediate: Immediate) -> Operation {
+        self.start(WorkRequest::Write { local, remote: Some(remote), immediate: Some(immediate) })
+    }
+
+    /// Tells the peer `immediate` after everything posted before has landed.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    ///
+    /// # Cancel safety
+    /// As [`write`](Self::write).
+    pub fn notify(&self, immediate: Immediate) -> Operation {
+        self.start(WorkRequest::Write { local: Buf::empty(), remote: None, immediate: Some(immediate) })
+    }
+
+    /// Posts `request` now or not at all, for callers that count their own operations.
+    ///
+    /// # Errors
+    /// [`FabricError::SendQueueFull`], or the queue pair's failure.
+    pub fn post_now(&self, request: &WorkRequest) -> Result<Operation, FabricError> {
+        match self.shared.core.slots().reserve(request, None) {
+            Reserve::Reserved(key) => {
+                self.shared.link.submit(key, request);
+                Ok(self.operation(State::Posted(key)))
+            }
+            Reserve::Full => Err(FabricError::SendQueueFull { depth: self.config().send_depth }),
+            Reserve::Failed(failure) => Err(failure),
+        }
+    }
+
+    /// The next arrival, in the peer's posting order. One consumer at a time.
+    ///
+    /// # Errors
+    /// The connection's failure, after all arrivals before it have been taken.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: an arrival is taken only by the poll that returns it.
+    pub fn next_arrival(&self) -> NextArrival<'_> {
+        NextArrival { shared: &self.shared }
+    }
+
+    /// Makes a region of the peer usable in writes.
+    pub fn add_remote_region(&self, region: RemoteRegion) {
+        self.shared.link.add_remote_region(region);
+    }
+
+    /// Forgets a region of the peer.
+    pub fn remove_remote_region(&self, region: RegionId) {
+        self.shared.link.remove_remote_region(region);
+    }
+
+    /// Closes the connection and waits until every operation has ended and nothing of the peer can touch local
+    /// memory: grants lent through it may then end with
+    /// [`GrantEnd::QueuePairDrained`](memory::GrantEnd::QueuePairDrained). Operations under way end with
+    /// [`FabricError::Closed`] unless they complete first.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: the close goes on; calling again waits for the same end.
+    pub async fn close(&self) {
+        self.shared.start_close();
+        poll_fn(|context| {
+            self.shared.link.drive();
+            self.shared.core.poll_drained(context)
+        })
+        .await;
+    }
+
+    fn start(&self, request: WorkRequest) -> Operation {
+        match self.shared.core.slots().reserve(&request, None) {
+            Reserve::Reserved(key) => {
+                self.shared.link.submit(key, &request);
+                self.operation(State::Posted(key))
+            }
+            Reserve::Full => self.operation(State::Waiting(Some(request))),
+            Reserve::Failed(failure) => self.operation(State::Failed(failure)),
+        }
+    }
+
+    fn operation(&self, state: State) -> Operation {
+        Operation { shared: self.shared.clone(), state }
+    }
+}
+
+/// An operation under way: a handle on its slot.
+///
+/// Dropping it ends interest in the result, not the operation.
+#[derive(Debug)]
+#[must_use = "a write that still waits for a slot is posted only when polled"]
+pub struct Operation {
+    shared: Arc<Shared>,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// No slot was free.
+    Waiting(Option<WorkRequest>),
+    /// The slot owns the buffers.
+    Posted(SlotKey),
+    /// The queue pair had failed already.
+    Failed(FabricError),
+    /// The result was given out.
+    Finished,
+}
+
+impl Operation {
+    /// Posts a waiting request if a slot is free now.
+    fn try_post(&mut self, context: &Context<'_>) -> Poll<()> {
+        let State::Waiting(request) = &mut self.state else { return Poll::Ready(()) };
+        let Some(waiting) = request.take() else { return Poll::Ready(()) };
+        self.state = match self.shared.core.slots().reserve(&waiting, Some(context.waker())) {
+            Reserve::Reserved(key) => {
+                self.shared.link.submit(key, &waiting);
+                State::Posted(key)
+            }
+            Reserve::Full => {
+                *request = Some(waiting);
+                return Poll::Pending;
+            }
+            Reserve::Failed(failure) => State::Failed(failure),
+        };
+        Poll::Ready(())
+    }
+}
+
+impl Future for Operation {
+    type Output = Result<(), FabricError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.shared.link.drive();
+        if self.try_post(context).is_pending() {
+            return Poll::Pending;
+        }
+        let result = match &self.state {
+            State::Posted(key) => match self.shared.core.slots().poll_done(*key, context) {
+                Poll::Ready(result) => result,
+                Poll::Pending => return Poll::Pending,
+            },
+            State::Failed(failure) => Err(failure.clone()),
+            State::Waiting(_) | State::Finished => Err(FabricError::Closed),
+        };
+        self.state = State::Finished;
+        Poll::Ready(result)
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        if let State::Posted(key) = self.state {
+            self.shared.core.slots().ignore(key);
+        }
+    }
+}
+
+/// The future of [`QueuePair::next_arrival`].
+#[derive(Debug)]
+pub struct NextArrival<'queue_pair> {
+    shared: &'queue_pair Shared,
+}
+
+impl Future for NextArrival<'_> {
+    type Output = Result<Arrival, FabricError>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.shared.link.drive();
+        self.shared.core.poll_arrival(context)
+    }
+}

@@ -1,0 +1,171 @@
+//! Registered memory and the checks of a NIC.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use memory::{Block, BlockId, RemoteTarget};
+
+use crate::{PeerViolation, Runtime};
+
+/// Names a region within its domain; never reused within it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RegionId(pub u32);
+
+/// Tells a region from earlier ones that had its number in an earlier life of the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RegionGeneration(pub u32);
+
+/// What a region is for. Decides how copies into it are counted, nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    /// Tensor bytes.
+    Payload,
+    /// A message ring.
+    Messages,
+}
+
+/// Rights on a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Access {
+    /// Peers may write granted ranges.
+    pub remote_write: bool,
+    /// What the region is for.
+    pub purpose: Purpose,
+}
+
+impl Access {
+    /// A source: no remote access at all.
+    pub const LOCAL: Self = Self { remote_write: false, purpose: Purpose::Payload };
+    /// A destination of tensor bytes.
+    pub const RECEIVE: Self = Self { remote_write: true, purpose: Purpose::Payload };
+    /// A message ring.
+    pub const RING: Self = Self { remote_write: true, purpose: Purpose::Messages };
+}
+
+/// What a peer must know to write a region: announced over the control plane (REGION_ADD), given to
+/// [`QueuePair::add_remote_region`](crate::QueuePair::add_remote_region) there.
+///
+/// `Debug` leaves the key out, because keys are never logged.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct RemoteRegion {
+    /// The region.
+    pub region: RegionId,
+    /// Its generation.
+    pub generation: RegionGeneration,
+    /// Virtual address of its first byte where the fabric needs one (verbs), else 0.
+    pub base: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// Remote key.
+    pub key: u32,
+}
+
+impl std::fmt::Debug for RemoteRegion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RemoteRegion")
+            .field("region", &self.region)
+            .field("generation", &self.generation)
+            .field("length", &self.length)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A range of a peer's region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RemoteRange {
+    /// The region.
+    pub region: RegionId,
+    /// The generation it had when it was announced.
+    pub generation: RegionGeneration,
+    /// First byte.
+    pub offset: u64,
+    /// Length in bytes.
+    pub length: u64,
+}
+
+/// The regions of one software domain, with the checks a NIC makes on each access.
+#[derive(Debug)]
+pub struct RegionTable {
+    generation: RegionGeneration,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    regions: Vec<Entry>,
+    by_block: HashMap<BlockId, RegionId>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    block: Block,
+    access: Access,
+    key: u32,
+}
+
+impl RegionTable {
+    /// An empty table. Generation and keys come from `runtime`'s random numbers.
+    pub fn new(runtime: &dyn Runtime) -> Self {
+        Self { generation: RegionGeneration(low_bits(runtime.random())), state: Mutex::default() }
+    }
+
+    /// Registers `block` once; a second call for the same block answers with the first registration.
+    pub fn register(&self, runtime: &dyn Runtime, block: &Block, access: Access) -> RemoteRegion {
+        let mut state = self.lock();
+        let region = match state.by_block.get(&block.id()) {
+            Some(&region) => region,
+            None => {
+                let region = RegionId(u32::try_from(state.regions.len()).unwrap_or(u32::MAX));
+                let key = low_bits(runtime.random());
+                state.regions.push(Entry { block: block.clone(), access, key });
+                state.by_block.insert(block.id(), region);
+                region
+            }
+        };
+        let entry = &state.regions[region.0 as usize];
+        let (length, key) = (entry.block.length() as u64, entry.key);
+        RemoteRegion { region, generation: self.generation, base: 0, length, key }
+    }
+
+    /// Whether `block` may be the source of a write (a NIC's local key check).
+    pub fn contains(&self, block: BlockId) -> bool {
+        self.lock().by_block.contains_key(&block)
+    }
+
+    /// Checks a peer's write as a NIC does, and gives the memory it may touch.
+    ///
+    /// # Errors
+    /// The rule that the access breaks; nothing was touched.
+    pub fn write_target(
+        &self,
+        range: &RemoteRange,
+        key: u32,
+    ) -> Result<(RemoteTarget, Purpose), PeerViolation> {
+        let state = self.lock();
+        let entry = state.regions.get(range.region.0 as usize);
+        let entry =
+            entry.filter(|_| range.generation == self.generation).ok_or(PeerViolation::UnknownRegion)?;
+        if entry.key != key {
+            return Err(PeerViolation::WrongKey);
+        }
+        if !entry.access.remote_write {
+            return Err(PeerViolation::NoRight);
+        }
+        let end = range.offset.checked_add(range.length).ok_or(PeerViolation::OutOfBounds)?;
+        if end > entry.block.length() as u64 {
+            return Err(PeerViolation::OutOfBounds);
+        }
+        let target = entry.block.remote_target(range.offset, range.length);
+        Ok((target.map_err(|_| PeerViolation::NotGranted)?, entry.access.purpose))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn low_bits(random: u64) -> u32 {
+    (random & u64::from(u32::MAX)) as u32
+}

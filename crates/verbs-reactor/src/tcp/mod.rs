@@ -1,0 +1,1 @@
+//! One TCP stream per queue pair.

@@ -1,0 +1,1 @@
+//! RDMA through libibverbs, opened at run time.
