@@ -1,0 +1,136 @@
+//! What the protocol needs from the world.
+
+use std::future::Future;
+
+use crate::{Destination, Metadata, Scope, Status};
+
+/// A contiguous part of the message ring at the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingSpan {
+    /// First byte inside the ring.
+    pub offset: u32,
+    /// Length in bytes.
+    pub length: u32,
+}
+
+/// The connection below is over; the text says why. Ends every request and response of the connection.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ChannelError(pub String);
+
+/// Why lent memory may be taken back (the wire's evidence that no write can still land).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LentEnd {
+    /// META_DATA_RESPONSE came instead of content.
+    MetaDataResponse,
+    /// ERROR_STATUS came.
+    ErrorStatus,
+    /// CANCEL_ACK came.
+    CancelAck,
+    /// Content came after the receive was given up.
+    Content,
+    /// The request was never sent.
+    NeverSent,
+}
+
+/// One connection to one peer: one-sided writes into it, and the ring that it writes into here.
+///
+/// Posts happen in the order of calls, and land in that order as far as an immediate can tell. The connection
+/// counts what it posts and never exceeds the depths of [`credit`](crate::credit), so a post has no reason to
+/// wait.
+pub trait Channel: Send + Sync + 'static {
+    /// Bytes of a value, kept alive by the channel until they are written.
+    type Bytes: Send + 'static;
+    /// Destination memory, lent to the peer.
+    type Lent: Send + 'static;
+    /// A content write under way; ends when its bytes may be reused.
+    type Write: Future<Output = Result<(), ChannelError>> + Send + 'static;
+
+    /// Writes an encoded message into the peer's ring: all of `bytes` over `first`, then `second` (empty unless
+    /// the ring wraps inside the message), then immediate `0xFFFF_FFFF`.
+    ///
+    /// # Errors
+    /// The connection is over.
+    fn post_message(&self, first: RingSpan, second: RingSpan, bytes: &[u8]) -> Result<(), ChannelError>;
+
+    /// Posts a bare notification with immediate `0xFFFF_FFFE`: the oldest unacknowledged message was taken.
+    ///
+    /// # Errors
+    /// The connection is over.
+    fn post_acknowledgement(&self) -> Result<(), ChannelError>;
+
+    /// Starts the content write, whose immediate is `immediate`. Without bytes or destination it is a bare
+    /// notification. Posted before this returns.
+    fn write_content(
+        &self,
+        bytes: Option<Self::Bytes>,
+        destination: Option<Destination>,
+        immediate: u32,
+    ) -> Self::Write;
+
+    /// Copies `into.len()` bytes of the own ring, from `offset`, out.
+    ///
+    /// # Errors
+    /// The range leaves the ring.
+    fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError>;
+
+    /// Ends the loan of memory whose request was given up or answered without content.
+    fn take_back(&self, lent: Self::Lent, end: LentEnd);
+}
+
+/// Gives destinations.
+pub trait Allocator: Send + Sync {
+    /// The memory it lends.
+    type Lent: Send + 'static;
+
+    /// Memory for content of `metadata`, registered, announced to the peer and confirmed by it. Never called
+    /// for contents of no bytes.
+    ///
+    /// # Errors
+    /// A status for the caller of the receive, for instance RESOURCE_EXHAUSTED.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives back what it has taken.
+    fn allocate(
+        &self,
+        metadata: &Metadata,
+    ) -> impl Future<Output = Result<(Self::Lent, Destination), Status>> + Send;
+}
+
+/// A value to be sent.
+#[derive(Debug)]
+pub struct Value<B> {
+    /// What it is.
+    pub metadata: Metadata,
+    /// Its content; `None` when there are no bytes to send.
+    pub bytes: Option<B>,
+}
+
+/// Gives values to answer requests with.
+pub trait Source: Send + Sync {
+    /// The bytes it gives.
+    type Bytes: Send + 'static;
+    /// A value that was taken out for one answer; can be put back as long as it was not written.
+    type Taken: Send + 'static;
+
+    /// Registers interest *before this returns*, so that requests are served in the order of these calls, and
+    /// gives the value when there is one.
+    ///
+    /// # Errors
+    /// The status that the requester gets: NOT_FOUND, ABORTED, CANCELLED, …
+    ///
+    /// # Cancel safety
+    /// Dropping the future ends interest; a value it was about to give goes to the next in line.
+    fn take(
+        &self,
+        scope: Scope,
+        key: &str,
+    ) -> impl Future<Output = Result<Self::Taken, Status>> + Send + 'static;
+
+    /// What to send for `taken`.
+    fn value(taken: &Self::Taken) -> Value<Self::Bytes>;
+
+    /// Puts back a value that was taken but not written, to where it was.
+    fn put_back(&self, taken: Self::Taken);
+}

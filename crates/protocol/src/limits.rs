@@ -1,0 +1,47 @@
+//! Every maximum of the protocol, in one place.
+//!
+//! A peer that exceeds one is refused; a user who does gets an error that names the limit.
+
+/// Version of the wire format. Both ends must have the same one.
+pub const WIRE_VERSION: u16 = 1;
+
+/// Longest key or published name, in bytes of UTF-8.
+pub const NAME_BYTES_MAX: usize = 1024;
+
+/// Most dimensions of a shape.
+pub const RANK_MAX: usize = 254;
+
+/// Longest message of an error status, in bytes; longer ones are cut at a character.
+pub const STATUS_MESSAGE_BYTES_MAX: usize = 2048;
+
+/// Longest details of an error status, in bytes; longer ones are dropped.
+pub const STATUS_DETAILS_BYTES_MAX: usize = 1024;
+
+/// Largest tensor, in bytes.
+pub const TENSOR_BYTES_MAX: u64 = 1 << 46;
+
+/// Largest encoded ring message, in bytes: the longest name, the highest rank and all fixed fields.
+pub const MESSAGE_BYTES_MAX: usize = 4096;
+
+/// Smallest and largest message ring, in bytes. A ring holds at least one largest message.
+pub const RING_BYTES_MIN: u32 = 8 << 10;
+/// See [`RING_BYTES_MIN`].
+pub const RING_BYTES_MAX: u32 = 16 << 20;
+
+/// Most messages in flight per direction.
+pub const WINDOW_MAX: u32 = 1024;
+
+/// Most requests that one end may have outstanding at the other.
+pub const REQUESTS_MAX: u32 = 16 << 10;
+
+/// Most entries of the metadata cache of one connection; the oldest is dropped for a new one.
+pub const METADATA_CACHE_MAX: usize = 64 << 10;
+
+/// Largest frame on the control plane, in bytes.
+pub const CONTROL_FRAME_BYTES_MAX: usize = 1 << 20;
+
+/// Longest worker name, in bytes.
+pub const WORKER_NAME_BYTES_MAX: usize = 256;
+
+/// Most regions announced by one peer.
+pub const REGIONS_MAX: usize = 64 << 10;

@@ -1,0 +1,94 @@
+//! The messages of the ring. Encoding lives in `wire`, and so do all checks of lengths and enums.
+
+use crate::{Metadata, Status};
+
+/// One execution of the user's program; sends and receives of different steps never mix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StepId(pub i64);
+
+/// Names one request of one connection and direction; also the immediate of its content. Classifies an
+/// arrival, protects nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestIndex(pub u32);
+
+/// Where the sender looks for the value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Scope {
+    /// Among the sends of a step; the value is taken.
+    Step(StepId),
+    /// Among the published tensors; the value stays.
+    Published,
+}
+
+/// A range of the receiver's memory, lent to the sender for one answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Destination {
+    /// The receiver's region.
+    pub region: u32,
+    /// Its generation.
+    pub generation: u32,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes lent.
+    pub capacity: u64,
+}
+
+/// TENSOR_REQUEST.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorRequest {
+    /// The request.
+    pub index: RequestIndex,
+    /// Where to look.
+    pub scope: Scope,
+    /// The key or published name.
+    pub key: String,
+    /// What the receiver believes the value to be; the destination fits exactly this.
+    pub known: Option<Metadata>,
+    /// Where the content may go; `None` without `known`, and for contents of no bytes.
+    pub destination: Option<Destination>,
+}
+
+/// META_DATA_RESPONSE: the value is not what the request said, or the request did not say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MetaDataResponse {
+    /// The request.
+    pub index: RequestIndex,
+    /// What the value is.
+    pub metadata: Metadata,
+}
+
+/// TENSOR_RE_REQUEST.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorReRequest {
+    /// The request.
+    pub index: RequestIndex,
+    /// Where the content may go; `None` for contents of no bytes.
+    pub destination: Option<Destination>,
+}
+
+/// ERROR_STATUS: there will be no content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ErrorStatus {
+    /// The request.
+    pub index: RequestIndex,
+    /// Why.
+    pub status: Status,
+}
+
+/// A message of the ring.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Message {
+    /// Receiver → sender.
+    TensorRequest(TensorRequest),
+    /// Sender → receiver.
+    MetaDataResponse(MetaDataResponse),
+    /// Receiver → sender.
+    TensorReRequest(TensorReRequest),
+    /// Sender → receiver.
+    ErrorStatus(ErrorStatus),
+    /// Receiver → sender: the receive was given up. Always answered by `CancelAck`.
+    Cancel(RequestIndex),
+    /// Sender → receiver: no write of the request is posted or in flight any more.
+    CancelAck(RequestIndex),
+}

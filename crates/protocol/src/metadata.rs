@@ -1,0 +1,133 @@
+//! What is known of a tensor without its bytes.
+
+use std::fmt;
+
+use crate::limits::RANK_MAX;
+
+macro_rules! data_types {
+    ($($variant:ident = $number:literal, $name:literal, $bits:literal, $doc:literal;)*) => {
+        /// Element types whose bytes can be copied verbatim. The numbers are TensorFlow's where it has the type.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum DataType { $(#[doc = $doc] $variant = $number,)* }
+
+        impl DataType {
+            /// Every type.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The lower-case name.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// Bits of one element.
+            pub fn bits(self) -> u64 {
+                match self { $(Self::$variant => $bits,)* }
+            }
+        }
+    };
+}
+
+data_types! {
+    F32 = 1, "f32", 32, "32-bit float.";
+    F64 = 2, "f64", 64, "64-bit float.";
+    I32 = 3, "i32", 32, "32-bit signed integer.";
+    U8 = 4, "u8", 8, "8-bit unsigned integer.";
+    I16 = 5, "i16", 16, "16-bit signed integer.";
+    I8 = 6, "i8", 8, "8-bit signed integer.";
+    C64 = 8, "c64", 64, "Two 32-bit floats.";
+    I64 = 9, "i64", 64, "64-bit signed integer.";
+    Bool = 10, "bool", 8, "One byte, 0 or 1.";
+    Bf16 = 14, "bf16", 16, "Brain float.";
+    U16 = 17, "u16", 16, "16-bit unsigned integer.";
+    C128 = 18, "c128", 128, "Two 64-bit floats.";
+    F16 = 19, "f16", 16, "Half-precision float.";
+    U32 = 22, "u32", 32, "32-bit unsigned integer.";
+    U64 = 23, "u64", 64, "64-bit unsigned integer.";
+    F8E5M2 = 24, "f8_e5m2", 8, "8-bit float, 5 exponent bits.";
+    F8E4M3 = 25, "f8_e4m3", 8, "8-bit float, 4 exponent bits.";
+}
+
+impl DataType {
+    /// The type with number `number`.
+    ///
+    /// # Errors
+    /// [`UnknownDataType`] when there is none.
+    pub fn from_number(number: u32) -> Result<Self, UnknownDataType> {
+        let found = Self::ALL.iter().copied().find(|&dtype| dtype as u32 == number);
+        found.ok_or(UnknownDataType(number))
+    }
+}
+
+impl fmt::Display for DataType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A number that is no element type's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("element type number {0} is unknown; is the peer of a newer version?")]
+pub struct UnknownDataType(pub u32);
+
+/// Lengths of the dimensions; none for a scalar.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Shape(Vec<u64>);
+
+impl Shape {
+    /// A shape, or `None` when it has more than [`RANK_MAX`] dimensions or more than 2⁶⁴−1 elements.
+    pub fn new(dimensions: impl Into<Vec<u64>>) -> Option<Self> {
+        let shape = Self(dimensions.into());
+        (shape.0.len() <= RANK_MAX && shape.checked_elements().is_some()).then_some(shape)
+    }
+
+    /// The dimensions.
+    pub fn dimensions(&self) -> &[u64] {
+        &self.0
+    }
+
+    /// Number of elements: 1 for a scalar, 0 if any dimension is 0.
+    pub fn elements(&self) -> u64 {
+        self.checked_elements().unwrap_or(0)
+    }
+
+    fn checked_elements(&self) -> Option<u64> {
+        if self.0.contains(&0) {
+            return Some(0);
+        }
+        self.0.iter().try_fold(1u64, |product, &dimension| product.checked_mul(dimension))
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
+}
+
+/// Everything about a value except its bytes. What a receiver caches, and what the sender compares.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Metadata {
+    /// Element type.
+    pub dtype: DataType,
+    /// Shape.
+    pub shape: Shape,
+    /// Produced by a branch not taken; such a value has no content.
+    pub is_dead: bool,
+    /// Bytes of content: 0 when dead.
+    pub byte_length: u64,
+}
+
+impl Metadata {
+    /// Of a live tensor; `None` when its size in bytes is no whole number below 2⁶⁴.
+    pub fn new(dtype: DataType, shape: Shape) -> Option<Self> {
+        let bits = shape.elements().checked_mul(dtype.bits())?;
+        let byte_length = bits.is_multiple_of(8).then_some(bits / 8)?;
+        Some(Self { dtype, shape, is_dead: false, byte_length })
+    }
+
+    /// Of a dead value.
+    pub fn dead(dtype: DataType, shape: Shape) -> Self {
+        Self { dtype, shape, is_dead: true, byte_length: 0 }
+    }
+}

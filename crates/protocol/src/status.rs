@@ -1,0 +1,93 @@
+//! Status codes and statuses, numbered as gRPC numbers them.
+
+use std::fmt;
+
+/// What kind of failure. The numbers are gRPC's, so that both planes speak alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Code {
+    /// The caller gave up.
+    Cancelled = 1,
+    /// Anything without a code of its own.
+    Unknown = 2,
+    /// The request makes no sense.
+    InvalidArgument = 3,
+    /// The time ran out.
+    DeadlineExceeded = 4,
+    /// There is no such thing.
+    NotFound = 5,
+    /// There is one already.
+    AlreadyExists = 6,
+    /// Wrong or missing credentials.
+    PermissionDenied = 7,
+    /// A limit was reached.
+    ResourceExhausted = 8,
+    /// The system is not in a state for this.
+    FailedPrecondition = 9,
+    /// The step was aborted, or the peer has restarted.
+    Aborted = 10,
+    /// Outside the valid range.
+    OutOfRange = 11,
+    /// Not supported.
+    Unimplemented = 12,
+    /// An invariant is broken.
+    Internal = 13,
+    /// Not reachable now.
+    Unavailable = 14,
+    /// Data was lost or is corrupt.
+    DataLoss = 15,
+    /// The caller has not proved who it is.
+    Unauthenticated = 16,
+}
+
+impl Code {
+    const ALL: [Self; 16] = [
+        Self::Cancelled,
+        Self::Unknown,
+        Self::InvalidArgument,
+        Self::DeadlineExceeded,
+        Self::NotFound,
+        Self::AlreadyExists,
+        Self::PermissionDenied,
+        Self::ResourceExhausted,
+        Self::FailedPrecondition,
+        Self::Aborted,
+        Self::OutOfRange,
+        Self::Unimplemented,
+        Self::Internal,
+        Self::Unavailable,
+        Self::DataLoss,
+        Self::Unauthenticated,
+    ];
+
+    /// The code with gRPC's number `number`, if there is one.
+    pub fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|&code| code as u32 == number)
+    }
+}
+
+/// Why something failed, as it travels between workers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Status {
+    /// The kind.
+    pub code: Code,
+    /// For people. At most [`STATUS_MESSAGE_BYTES_MAX`](crate::limits::STATUS_MESSAGE_BYTES_MAX) bytes travel.
+    pub message: String,
+    /// For programs. At most [`STATUS_DETAILS_BYTES_MAX`](crate::limits::STATUS_DETAILS_BYTES_MAX) bytes travel.
+    pub details: Vec<u8>,
+}
+
+impl Status {
+    /// A status without details.
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), details: Vec::new() }
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.code, self.message)
+    }
+}
+
+impl std::error::Error for Status {}
