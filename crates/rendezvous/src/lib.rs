@@ -1,1 +1,25 @@
-//! Contract to come.
+//! Keys, steps, published tensors and workers: what users program against.
+//!
+//! A `Worker` is one process of a cluster. It publishes tensors that any peer may fetch, and sends tensors
+//! of a step that one peer receives. Peers connect on first use, over the best fabric both ends have; which
+//! one is logged once and told by `Worker::peers`.
+//!
+//! ```ignore
+//! use rendezvous::{Tensor, Worker};
+//!
+//! # async fn example() -> Result<(), rendezvous::WorkerError> {
+//! let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
+//! let weights = Tensor::from_values(server.pool(), &[2, 2], &[1.0f32, 2.0, 3.0, 4.0])?;
+//! server.publish("weights", weights)?;
+//!
+//! let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
+//! let peer = client.peer_at(server.address()).await?;
+//! let fetched = client.fetch(&peer, "weights").await?;
+//! assert_eq!(fetched.values::<f32>()?, &[1.0, 2.0, 3.0, 4.0]);
+//! # Ok(())
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod control;

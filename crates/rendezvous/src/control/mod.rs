@@ -1,0 +1,161 @@
+//! The control plane: how workers find, authenticate and describe themselves to each other.
+//!
+//! A [`ControlPlane`] carries opaque frames in order between two workers; what is in them is
+//! `protocol::wire::control::ControlFrame`, and who may speak is decided by the handshake above, so an
+//! in-memory plane (the simulator) and gRPC are interchangeable.
+
+use std::{fmt, net::IpAddr, sync::Arc};
+
+use verbs_reactor::BoxFuture;
+
+/// Dials and accepts sessions.
+pub trait ControlPlane: Send + Sync + fmt::Debug + 'static {
+    /// The address peers dial, as text (`127.0.0.1:4242`).
+    fn local_address(&self) -> String;
+
+    /// Opens a session to the worker at `address`.
+    ///
+    /// # Errors
+    /// [`ControlError::Unreachable`], [`ControlError::BadAddress`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future abandons the attempt.
+    fn dial(&self, address: &str) -> BoxFuture<'static, Result<ControlSession, ControlError>>;
+
+    /// The next session that a peer has opened. Bounded: a plane holds back or refuses peers that come faster
+    /// than sessions are accepted. One caller at a time.
+    ///
+    /// # Errors
+    /// [`ControlError::Closed`] once the plane is closed.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
+    fn accept(&self) -> BoxFuture<'_, Result<ControlSession, ControlError>>;
+
+    /// Stops listening and ends every session. Waits for background work to end.
+    fn close(&self) -> BoxFuture<'_, ()>;
+
+    /// The secret to use with the worker at `address` when the user gave none: on loopback it is handed over
+    /// through an abstract Unix socket after both ends' user ids were compared. `None` where that is not
+    /// possible.
+    fn ambient_secret(&self, address: &str) -> BoxFuture<'static, Result<Option<Secret>, ControlError>>;
+}
+
+/// One session, split into its two directions. Dropping both ends it.
+#[derive(Debug)]
+pub struct ControlSession {
+    /// To the peer.
+    pub sender: Arc<dyn FrameSender>,
+    /// From the peer.
+    pub receiver: Box<dyn FrameReceiver>,
+    /// The peer's host, where there is one.
+    pub peer_host: Option<IpAddr>,
+}
+
+/// Sends frames, in order.
+pub trait FrameSender: Send + Sync + fmt::Debug + 'static {
+    /// Sends one frame of at most [`CONTROL_FRAME_BYTES_MAX`](protocol::limits::CONTROL_FRAME_BYTES_MAX) bytes.
+    /// Waits while the peer is slow (bounded buffering).
+    ///
+    /// # Errors
+    /// [`ControlError::Lost`], [`ControlError::Closed`].
+    ///
+    /// # Cancel safety
+    /// A frame is sent whole or not at all.
+    fn send(&self, frame: Vec<u8>) -> BoxFuture<'_, Result<(), ControlError>>;
+}
+
+/// Receives frames, in order.
+pub trait FrameReceiver: Send + fmt::Debug + 'static {
+    /// The next frame, or `None` after the peer's orderly end.
+    ///
+    /// # Errors
+    /// [`ControlError::Lost`] when the peer or the way to it is gone.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
+    fn recv(&mut self) -> BoxFuture<'_, Result<Option<Vec<u8>>, ControlError>>;
+}
+
+/// A shared secret. `Debug` hides it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(Vec<u8>);
+
+impl Secret {
+    /// At least 16 bytes.
+    pub fn new(bytes: impl Into<Vec<u8>>) -> Option<Self> {
+        let bytes = bytes.into();
+        (bytes.len() >= 16).then_some(Self(bytes))
+    }
+
+    /// The bytes, for computing proofs.
+    pub fn expose(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// Why the control plane failed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// No session could be opened.
+    #[error("cannot reach the worker at `{address}`: {detail}")]
+    Unreachable {
+        /// The address dialled.
+        address: String,
+        /// What was seen.
+        detail: String,
+    },
+    /// Text that is no address.
+    #[error("`{address}` is not an address: use HOST:PORT, for instance 127.0.0.1:4242")]
+    BadAddress {
+        /// The text.
+        address: String,
+    },
+    /// Listening failed.
+    #[error("cannot listen on `{address}`: {detail}")]
+    Bind {
+        /// The address.
+        address: String,
+        /// The operating system's answer.
+        detail: String,
+    },
+    /// Listening beyond loopback needs a secret.
+    #[error(
+        "refusing to listen on `{address}`: it is reachable from other hosts and no secret is set; \
+         give one with a secret file (TENSORWIRE_SECRET_FILE), or bind to 127.0.0.1"
+    )]
+    SecretNeeded {
+        /// The address.
+        address: String,
+    },
+    /// The peer could not prove that it knows the secret.
+    #[error("the worker at `{address}` does not know the secret; give both ends the same secret file")]
+    WrongSecret {
+        /// The address.
+        address: String,
+    },
+    /// The peer is of another version or sent what it must not.
+    #[error("the worker at `{address}` broke the control protocol: {detail}")]
+    Misbehaved {
+        /// The address.
+        address: String,
+        /// The rule.
+        detail: String,
+    },
+    /// The session broke.
+    #[error("the control session is lost: {detail}")]
+    Lost {
+        /// What was seen.
+        detail: String,
+    },
+    /// This side closed it.
+    #[error("the control plane was closed")]
+    Closed,
+}
