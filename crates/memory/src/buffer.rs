@@ -105,6 +105,11 @@ impl BufMut {
         Buf { allocation: Arc::new(self.allocation), range: 0..length }
     }
 
+    /// The block the bytes lie in; `None` for an empty buffer.
+    pub fn block(&self) -> Option<&Block> {
+        self.allocation.block()
+    }
+
     /// Lends the whole buffer to a peer.
     pub fn grant(self) -> Granted {
         Granted::new(self.allocation)

@@ -23,3 +23,14 @@
 #![forbid(unsafe_code)]
 
 pub mod control;
+
+mod cluster;
+mod error;
+mod published;
+mod table;
+mod tensor;
+
+pub use cluster::ClusterSpec;
+pub use error::{TransferName, WorkerError};
+pub use published::Published;
+pub use tensor::{Element, Tensor};
