@@ -1,0 +1,137 @@
+//! Regions are used in a request only after the peer has confirmed them.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use protocol::wire::control::{ControlFrame, RegionRecord};
+use tokio::sync::oneshot;
+use verbs_reactor::{Runtime, RemoteRegion};
+
+use crate::control::FrameSender;
+
+/// Which regions of this worker one peer knows, for one data connection.
+#[derive(Debug)]
+pub(crate) struct Announcer {
+    connection: u32,
+    sender: Arc<dyn FrameSender>,
+    runtime: Arc<dyn Runtime>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    regions: BTreeMap<u32, Announced>,
+    over: Option<String>,
+}
+
+#[derive(Debug)]
+enum Announced {
+    Waiting(Vec<oneshot::Sender<()>>),
+    Confirmed,
+}
+
+impl Announcer {
+    /// `known` went to the peer with the connection's set-up, which confirms them.
+    pub(crate) fn new(
+        connection: u32,
+        sender: Arc<dyn FrameSender>,
+        runtime: Arc<dyn Runtime>,
+        known: &[RemoteRegion],
+    ) -> Self {
+        let regions = known.iter().map(|region| (region.region.0, Announced::Confirmed)).collect();
+        Self { connection, sender, runtime, state: Mutex::new(State { regions, over: None }) }
+    }
+
+    /// Announces `region` unless that was done, and waits for the peer's confirmation.
+    ///
+    /// # Errors
+    /// Why the connection is over.
+    pub(crate) async fn confirmed(&self, region: RemoteRegion) -> Result<(), String> {
+        let Some(confirmation) = self.announce(region)? else { return Ok(()) };
+        confirmation.await.map_err(|_| self.over())
+    }
+
+    /// `None` when the peer knows the region already.
+    fn announce(&self, region: RemoteRegion) -> Result<Option<oneshot::Receiver<()>>, String> {
+        let mut state = self.lock();
+        if let Some(why) = &state.over {
+            return Err(why.clone());
+        }
+        let (confirm, confirmation) = oneshot::channel();
+        match state.regions.get_mut(&region.region.0) {
+            Some(Announced::Confirmed) => return Ok(None),
+            Some(Announced::Waiting(waiting)) => {
+                waiting.retain(|waiter| !waiter.is_closed());
+                waiting.push(confirm);
+                return Ok(Some(confirmation));
+            }
+            None => state.regions.insert(region.region.0, Announced::Waiting(vec![confirm])),
+        };
+        drop(state);
+        let frame = ControlFrame::RegionAdd { connection: self.connection, region: record(&region) };
+        let sender = self.sender.clone();
+        // A task of its own, so that a dropped receive does not leave others waiting for a frame never sent.
+        self.runtime.spawn("announce region", Box::pin(async move {
+            if let Err(error) = sender.send(frame.encode()).await {
+                tracing::debug!(%error, "a region could not be announced");
+            }
+        }));
+        Ok(Some(confirmation))
+    }
+
+    /// The peer confirmed `region`.
+    pub(crate) fn confirm(&self, region: u32) {
+        let before = {
+            let mut state = self.lock();
+            let Some(entry) = state.regions.get_mut(&region) else { return };
+            std::mem::replace(entry, Announced::Confirmed)
+        };
+        if let Announced::Waiting(waiting) = before {
+            for waiter in waiting {
+                let _ = waiter.send(());
+            }
+        }
+    }
+
+    /// The connection is over: everyone who waits is told.
+    pub(crate) fn fail(&self, why: &str) {
+        let regions = {
+            let mut state = self.lock();
+            state.over.get_or_insert_with(|| why.to_owned());
+            std::mem::take(&mut state.regions)
+        };
+        drop(regions);
+    }
+
+    fn over(&self) -> String {
+        self.lock().over.clone().unwrap_or_else(|| "the connection is over".to_owned())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A region as it travels.
+pub(crate) fn record(region: &RemoteRegion) -> RegionRecord {
+    RegionRecord {
+        region: region.region.0,
+        generation: region.generation.0,
+        base: region.base,
+        length: region.length,
+        key: region.key,
+    }
+}
+
+/// The region that a peer announced.
+pub(crate) fn region(record: &RegionRecord) -> RemoteRegion {
+    RemoteRegion {
+        region: verbs_reactor::RegionId(record.region),
+        generation: verbs_reactor::RegionGeneration(record.generation),
+        base: record.base,
+        length: record.length,
+        key: record.key,
+    }
+}

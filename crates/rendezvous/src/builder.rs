@@ -1,0 +1,340 @@
+//! Making a worker.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use memory::MemoryObserver;
+use protocol::{Mode, wire::control::Parameters};
+use tokio::sync::watch;
+use verbs_reactor::{
+    Fabric, FabricError, FabricKind, Runtime, TokioRuntime,
+    shm::ShmFabric,
+    tcp::{TcpConfig, TcpFabric},
+};
+
+use crate::{
+    ClusterSpec, Worker, WorkerError,
+    control::{
+        ControlPlane, Secret,
+        grpc::{GrpcConfig, GrpcPlane},
+        secret::{SECRET_FILE_VARIABLE, read_secret_file},
+    },
+    node::{Node, Peers},
+    pools::{LocalFabric, PoolCaps, Pools},
+    published::PublishedSet,
+    table::StepTable,
+    values::{Values, worker_device},
+};
+
+/// Settings of a [`Worker`]. The defaults are right for a worker on one host; a worker that other hosts reach
+/// needs [`bind`](Self::bind) and a secret.
+#[derive(Debug, Clone)]
+pub struct WorkerBuilder {
+    name: String,
+    bind: String,
+    cluster: ClusterSpec,
+    fabrics: Vec<FabricKind>,
+    required: bool,
+    secret: Option<Secret>,
+    secret_file: Option<PathBuf>,
+    source_bytes: u64,
+    receive_bytes: u64,
+    limit: Duration,
+    parameters: Parameters,
+    values_max: usize,
+    runtime: Option<Arc<dyn Runtime>>,
+    local_fabrics: Option<Vec<Arc<dyn Fabric>>>,
+    control: Option<Arc<dyn ControlPlane>>,
+    observer: Option<Arc<dyn MemoryObserver>>,
+}
+
+const GIB: u64 = 1 << 30;
+
+impl WorkerBuilder {
+    pub(crate) fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            bind: "127.0.0.1:0".to_owned(),
+            cluster: ClusterSpec::new(),
+            fabrics: vec![FabricKind::Shm, FabricKind::Tcp],
+            required: false,
+            secret: None,
+            secret_file: None,
+            source_bytes: 64 * GIB,
+            receive_bytes: 64 * GIB,
+            limit: Duration::from_secs(60),
+            parameters: Parameters {
+                mode: Mode::Pipelined,
+                window: 64,
+                ring_bytes: 256 << 10,
+                requests_max: 256,
+                contents_max: 64,
+            },
+            values_max: 1 << 20,
+            runtime: None,
+            local_fabrics: None,
+            control: None,
+            observer: None,
+        }
+    }
+
+    /// Where the control plane listens, `host:port`. Default `127.0.0.1:0`: loopback, any free port. Anything
+    /// that other hosts reach needs a secret.
+    #[must_use]
+    pub fn bind(mut self, address: impl Into<String>) -> Self {
+        self.bind = address.into();
+        self
+    }
+
+    /// The other workers, for [`Worker::peer`] and for receives by key.
+    #[must_use]
+    pub fn cluster(mut self, cluster: ClusterSpec) -> Self {
+        self.cluster = cluster;
+        self
+    }
+
+    /// The fabrics to try, best first. Default: shm, tcp. Which one a peer uses is logged once and told by
+    /// [`Worker::peers`].
+    #[must_use]
+    pub fn fabrics(mut self, kinds: impl IntoIterator<Item = FabricKind>) -> Self {
+        self.fabrics = kinds.into_iter().collect();
+        self.required = false;
+        self
+    }
+
+    /// Exactly this fabric: if it cannot be used, that is an error, not a fallback.
+    #[must_use]
+    pub fn require(mut self, kind: FabricKind) -> Self {
+        self.fabrics = vec![kind];
+        self.required = true;
+        self
+    }
+
+    /// The secret that all workers of the cluster share. Default: the file that `TENSORWIRE_SECRET_FILE` names,
+    /// else on loopback one that is handed over to processes of the same user.
+    #[must_use]
+    pub fn secret(mut self, secret: Secret) -> Self {
+        self.secret = Some(secret);
+        self
+    }
+
+    /// Reads the secret from this file.
+    #[must_use]
+    pub fn secret_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.secret_file = Some(path.into());
+        self
+    }
+
+    /// Cap of the memory for values that are published and sent, in bytes. Memory is taken as it is needed.
+    /// Default 64 GiB.
+    #[must_use]
+    pub fn source_bytes(mut self, cap: u64) -> Self {
+        self.source_bytes = cap;
+        self
+    }
+
+    /// Cap of the memory that received values take, in bytes; at the cap receives wait. Default 64 GiB.
+    #[must_use]
+    pub fn receive_bytes(mut self, cap: u64) -> Self {
+        self.receive_bytes = cap;
+        self
+    }
+
+    /// Deadline of every operation that does not name its own. Default 60 s.
+    #[must_use]
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// How messages flow. Default [`Mode::Pipelined`]; [`Mode::Original`] is the protocol of TensorFlow's verbs
+    /// plugin, one message in flight per direction.
+    #[must_use]
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.parameters.mode = mode;
+        self
+    }
+
+    /// Receives that may be outstanding at one peer; further ones wait. Default 256. Costs one queue-pair
+    /// receive each.
+    #[must_use]
+    pub fn requests_max(mut self, requests: u32) -> Self {
+        self.parameters.requests_max = requests;
+        self
+    }
+
+    /// Messages in flight per direction and peer. Default 64.
+    #[must_use]
+    pub fn window(mut self, messages: u32) -> Self {
+        self.parameters.window = messages;
+        self
+    }
+
+    /// Bytes of each peer's message ring here. Default 256 KiB.
+    #[must_use]
+    pub fn ring_bytes(mut self, bytes: u32) -> Self {
+        self.parameters.ring_bytes = bytes;
+        self
+    }
+
+    /// Sent values that may wait for their receivers. Default 1 Mi.
+    #[must_use]
+    pub fn values_max(mut self, values: usize) -> Self {
+        self.values_max = values;
+        self
+    }
+
+    /// The runtime to spawn on. Default: the tokio runtime this is started on.
+    #[must_use]
+    pub fn runtime(mut self, runtime: Arc<dyn Runtime>) -> Self {
+        self.runtime = Some(runtime);
+        self
+    }
+
+    /// Fabrics of your own, instead of the built-in ones; in this order.
+    #[must_use]
+    pub fn local_fabrics(mut self, fabrics: Vec<Arc<dyn Fabric>>) -> Self {
+        self.local_fabrics = Some(fabrics);
+        self
+    }
+
+    /// A control plane of your own, instead of gRPC. Unless a [`secret`](Self::secret) is set too, peers are
+    /// not authenticated: the plane must vouch for them.
+    #[must_use]
+    pub fn dangerous_control_plane(mut self, control: Arc<dyn ControlPlane>) -> Self {
+        self.control = Some(control);
+        self
+    }
+
+    /// Watches who owns which memory.
+    #[must_use]
+    pub fn observer(mut self, observer: Arc<dyn MemoryObserver>) -> Self {
+        self.observer = Some(observer);
+        self
+    }
+
+    /// Starts the worker: it listens, and connects to peers on first use.
+    ///
+    /// # Errors
+    /// [`WorkerError::Config`] for a setting that cannot be used, [`WorkerError::Control`] when the address
+    /// cannot be bound, [`WorkerError::Fabric`] when a required fabric cannot be opened.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives everything back.
+    pub async fn start(self) -> Result<Worker, WorkerError> {
+        worker_device(&self.name).map_err(|status| config("name", &self.name, &status.message))?;
+        self.parameters.check().map_err(|problem| config("parameters", "out of range", &problem.to_string()))?;
+        let runtime = self.pick_runtime()?;
+        let secret = self.pick_secret()?;
+        let caps = PoolCaps {
+            source_bytes: self.source_bytes,
+            receive_bytes: self.receive_bytes,
+            ring_bytes: GIB,
+            message_bytes: GIB,
+        };
+        let pools = Pools::new(caps, self.observer.as_ref())?;
+        let (fabrics, unavailable) = self.open_fabrics(&runtime, &pools)?;
+        let (control, accept_secret) = self.pick_control(secret.clone())?;
+        let incarnation = runtime.random();
+        let values = Arc::new(Values {
+            worker: self.name.clone(),
+            incarnation,
+            steps: StepTable::new(self.values_max),
+            published: PublishedSet::new(),
+        });
+        let node = Node {
+            incarnation,
+            address: control.local_address(),
+            runtime: runtime.clone(),
+            control,
+            secret,
+            accept_secret,
+            fabrics,
+            unavailable,
+            pools,
+            values,
+            parameters: self.parameters,
+            limit: self.limit,
+            connect_limit: self.limit.min(Duration::from_secs(10)),
+            cluster: self.cluster,
+            peers: Mutex::new(Peers::default()),
+            closing: watch::channel(false).0,
+            name: self.name,
+        };
+        let node = Arc::new(node);
+        runtime.spawn("accept sessions", Box::pin(node.clone().accept_sessions()));
+        Ok(Worker::new(node))
+    }
+
+    fn pick_runtime(&self) -> Result<Arc<dyn Runtime>, WorkerError> {
+        if let Some(runtime) = &self.runtime {
+            return Ok(runtime.clone());
+        }
+        let runtime = TokioRuntime::current();
+        let remedy = "start the worker inside a tokio runtime, or give it one";
+        Ok(Arc::new(runtime.ok_or_else(|| config("runtime", "none", remedy))?))
+    }
+
+    fn pick_secret(&self) -> Result<Option<Secret>, WorkerError> {
+        if let Some(secret) = &self.secret {
+            return Ok(Some(secret.clone()));
+        }
+        let variable = || std::env::var_os(SECRET_FILE_VARIABLE).map(PathBuf::from);
+        let path = self.secret_file.clone().or_else(|| if self.control.is_none() { variable() } else { None });
+        let secret = path.map(|path| read_secret_file(&path)).transpose();
+        secret.map_err(|error| config("secret file", "", &error.to_string()))
+    }
+
+    fn pick_control(&self, secret: Option<Secret>) -> Result<(Arc<dyn ControlPlane>, Option<Secret>), WorkerError> {
+        if let Some(control) = &self.control {
+            return Ok((control.clone(), secret));
+        }
+        let plane = GrpcPlane::bind(GrpcConfig { address: self.bind.clone(), secret, ..GrpcConfig::default() })?;
+        let accept = plane.secret().cloned();
+        Ok((Arc::new(plane), accept))
+    }
+
+    /// The fabrics that work here, in order of preference, and why the others do not.
+    fn open_fabrics(
+        &self,
+        runtime: &Arc<dyn Runtime>,
+        pools: &Pools,
+    ) -> Result<(Vec<LocalFabric>, Vec<(FabricKind, String)>), WorkerError> {
+        if let Some(own) = &self.local_fabrics {
+            let opened = own.iter().map(|fabric| LocalFabric::open(&**fabric, pools));
+            return Ok((opened.collect::<Result<_, _>>()?, Vec::new()));
+        }
+        let (mut usable, mut unavailable) = (Vec::new(), Vec::new());
+        for &kind in &self.fabrics {
+            match self.built_in(kind, runtime).and_then(|fabric| LocalFabric::open(&*fabric, pools)) {
+                Ok(fabric) => usable.push(fabric),
+                Err(error) if self.required => return Err(error),
+                Err(error) => {
+                    tracing::warn!(fabric = %kind, %error, "this fabric cannot be used here");
+                    unavailable.push((kind, error.to_string()));
+                }
+            }
+        }
+        Ok((usable, unavailable))
+    }
+
+    fn built_in(&self, kind: FabricKind, runtime: &Arc<dyn Runtime>) -> Result<Arc<dyn Fabric>, WorkerError> {
+        match kind {
+            FabricKind::Shm => Ok(Arc::new(ShmFabric::new(runtime.clone())?)),
+            FabricKind::Tcp => {
+                let host = self.bind.rsplit_once(':').map_or(self.bind.as_str(), |(host, _)| host);
+                let ip = host.trim_matches(['[', ']']).parse().ok();
+                let ip = ip.unwrap_or(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST));
+                Ok(Arc::new(TcpFabric::new(runtime.clone(), TcpConfig { bind: ip, ..TcpConfig::default() })))
+            }
+            other => Err(FabricError::Unsupported { kind: other, what: "be used by a worker yet: use shm or tcp" }.into()),
+        }
+    }
+}
+
+fn config(field: &'static str, value: &str, remedy: &str) -> WorkerError {
+    WorkerError::Config { field, value: value.to_owned(), remedy: remedy.to_owned() }
+}

@@ -1,0 +1,277 @@
+//! Setting up sessions and data connections, from both ends.
+
+use std::sync::Arc;
+
+use memory::Granted;
+use protocol::{
+    Code, Destination, Status,
+    credit::Depths,
+    wire::control::{Connect, ControlFrame, Parameters},
+};
+use verbs_reactor::{
+    ConnectParams, ConnectionData, FabricError, Prepared, QueuePair, QueuePairConfig, RemoteRegion, Role, timeout,
+};
+
+use crate::{
+    Peer, WorkerError,
+    announce::{Announcer, record, region},
+    control::{ControlSession, handshake},
+    data::DataConnection,
+    fabric_channel::{FabricChannel, ReceiveAllocator, Ring},
+    node::{Node, fabric_number},
+    pools::LocalFabric,
+    session::Session,
+};
+
+/// This end of a data connection that is being set up.
+struct Half {
+    prepared: Box<dyn Prepared>,
+    ring: Arc<Ring>,
+    ring_at: Destination,
+    known: Vec<RemoteRegion>,
+}
+
+impl Node {
+    /// A data connection to `peer`, over a session that exists or a new one.
+    pub(crate) async fn connect(self: &Arc<Self>, peer: &Peer) -> Result<Arc<DataConnection>, WorkerError> {
+        let session = self.session(peer).await?;
+        match session.live_connection() {
+            Some(connection) => Ok(connection),
+            None => self.open_data(peer, &session).await,
+        }
+    }
+
+    /// A live session with `peer`.
+    pub(crate) async fn session(self: &Arc<Self>, peer: &Peer) -> Result<Arc<Session>, WorkerError> {
+        if let Some(session) = peer.live_session() {
+            return Ok(session);
+        }
+        let Some(address) = peer.address() else {
+            let known = "it connected from an address that nobody told".to_owned();
+            return Err(WorkerError::UnknownWorker { name: peer.name().to_owned(), known });
+        };
+        let (session, found) = self.dial(&address).await?;
+        if found.name() != peer.name() {
+            let remedy = format!("the worker there is {}; correct the cluster's addresses", found.name());
+            return Err(WorkerError::Config { field: "cluster", value: format!("{} at {address}", peer.name()), remedy });
+        }
+        Ok(session)
+    }
+
+    /// Opens a session to `address`, proves the secret, and learns who is there.
+    pub(crate) async fn dial(self: &Arc<Self>, address: &str) -> Result<(Arc<Session>, Peer), WorkerError> {
+        if self.is_closing() {
+            return Err(WorkerError::ShutDown);
+        }
+        let secret = match &self.secret {
+            Some(secret) => Some(secret.clone()),
+            None => self.control.ambient_secret(address).await?,
+        };
+        let mut session = self.control.dial(address).await?;
+        let me = self.introduction();
+        let limit = self.connect_limit;
+        let them = handshake::dial(&mut session, &me, secret.as_ref(), &*self.runtime, limit, address).await?;
+        self.begin_session(session, them, Some(address))
+    }
+
+    /// Authenticates a session that a peer opened.
+    pub(crate) async fn welcome(self: Arc<Self>, mut session: ControlSession) {
+        let me = self.introduction();
+        let secret = self.accept_secret.clone();
+        let met = handshake::accept(&mut session, &me, secret.as_ref(), &*self.runtime, self.connect_limit).await;
+        let begun = match met {
+            Ok(them) => self.begin_session(session, them, None).map(drop),
+            Err(error) => Err(error.into()),
+        };
+        if let Err(error) = begun {
+            tracing::warn!(%error, "a control session was refused");
+        }
+    }
+
+    fn begin_session(
+        self: &Arc<Self>,
+        session: ControlSession,
+        them: handshake::Introduction,
+        dialled: Option<&str>,
+    ) -> Result<(Arc<Session>, Peer), WorkerError> {
+        if them.worker == self.name {
+            let remedy = "two workers have this name; every worker of a cluster needs its own".to_owned();
+            return Err(WorkerError::Config { field: "name", value: self.name.clone(), remedy });
+        }
+        let ControlSession { sender, receiver, peer_host } = session;
+        let peer = self.note_peer(&them.worker, dialled);
+        let session = Session::new(them, peer_host, sender, dialled.is_some());
+        peer.note_session(&session);
+        let (node, served) = (self.clone(), session.clone());
+        self.runtime.spawn("session", Box::pin(async move { node.serve_session(served, receiver).await }));
+        Ok((session, peer))
+    }
+
+    /// Tries the fabrics both ends have, in this worker's order of preference.
+    async fn open_data(self: &Arc<Self>, peer: &Peer, session: &Arc<Session>) -> Result<Arc<DataConnection>, WorkerError> {
+        let mut tried: Vec<String> = self.unavailable.iter().map(|(kind, why)| format!("{kind}: {why}")).collect();
+        for fabric in &self.fabrics {
+            let offered = session.peer.fabrics.iter().find(|(kind, _)| *kind == fabric_number(fabric.kind));
+            match offered {
+                None => tried.push(format!("{}: the peer does not offer it", fabric.kind)),
+                Some((_, reach)) if *reach != fabric.reach => {
+                    tried.push(format!("{}: the peer is on another host or belongs to another user", fabric.kind));
+                }
+                Some(_) => match self.open_over(fabric, session).await {
+                    Ok(connection) => {
+                        let others = tried.join("; ");
+                        tracing::info!(peer = peer.name(), transport = %fabric.kind, not_used = others, "connected");
+                        return Ok(connection);
+                    }
+                    Err(why) => tried.push(format!("{}: {why}", fabric.kind)),
+                },
+            }
+        }
+        Err(WorkerError::NoFabric { peer: peer.name().to_owned(), tried: tried.join("; ") })
+    }
+
+    async fn open_over(
+        self: &Arc<Self>,
+        fabric: &LocalFabric,
+        session: &Arc<Session>,
+    ) -> Result<Arc<DataConnection>, WorkerError> {
+        let half = self.prepare(fabric, &self.parameters)?;
+        let lost = |detail: String| FabricError::Connect { kind: fabric.kind, step: "agreeing with the peer", detail };
+        let (number, answered) = session.open().map_err(lost)?;
+        let ring = half.ring.clone();
+        let opened = async {
+            let offer = self.offer(number, fabric, &half, self.parameters.clone());
+            session.send(ControlFrame::Connect(offer)).await?;
+            let answer = timeout(&*self.runtime, self.connect_limit, answered).await;
+            let answer = answer.map_err(|_| lost("the peer did not answer".to_owned()))?;
+            let answer = answer.map_err(|_| lost(session.why_over()))?;
+            let answer = answer.map_err(|status| lost(status.to_string()))?;
+            self.join(fabric, session, half, answer, Role::Dialer).await
+        }
+        .await;
+        if opened.is_err() {
+            session.forget(number);
+            ring.end();
+        }
+        opened
+    }
+
+    /// Answers the peer's Connect and sets up this end.
+    pub(crate) async fn accept_data(self: Arc<Self>, session: Arc<Session>, offer: Connect) {
+        let number = offer.connection;
+        let (fabric, half, parameters) = match self.consider(&session, &offer) {
+            Ok(considered) => considered,
+            Err(status) => {
+                let _ = session.send(ControlFrame::Refused { connection: number, status }).await;
+                return;
+            }
+        };
+        let ring = half.ring.clone();
+        let opened = async {
+            let answer = self.offer(number, fabric, &half, parameters.clone());
+            session.send(ControlFrame::Connected(answer)).await?;
+            let offer = Connect { parameters, ..offer };
+            self.join(fabric, &session, half, offer, Role::Acceptor).await
+        }
+        .await;
+        match opened {
+            Ok(connection) => {
+                let peer = self.note_peer(&session.peer.worker, None);
+                peer.note_connection(&connection);
+                tracing::info!(peer = peer.name(), transport = %connection.kind, "connected by the peer");
+            }
+            Err(error) => {
+                tracing::warn!(peer = session.peer.worker, %error, "a data connection could not be set up");
+                session.forget(number);
+                ring.end();
+            }
+        }
+    }
+
+    fn consider<'node>(
+        &'node self,
+        session: &Session,
+        offer: &Connect,
+    ) -> Result<(&'node LocalFabric, Half, Parameters), Status> {
+        let fabric = self.fabrics.iter().find(|fabric| fabric_number(fabric.kind) == offer.kind);
+        let fabric = fabric.ok_or_else(|| {
+            Status::new(Code::Unavailable, format!("{} does not offer fabric number {}", self.name, offer.kind))
+        })?;
+        let parameters = self.parameters.agree(&offer.parameters);
+        let half = self.prepare(fabric, &parameters).map_err(|error| Status::new(Code::Unavailable, error.to_string()))?;
+        if let Err(status) = session.open_for_peer(offer.connection) {
+            half.ring.end();
+            return Err(status);
+        }
+        Ok((fabric, half, parameters))
+    }
+
+    /// A queue pair end with a ring, deep enough for `parameters` on both sides.
+    fn prepare(&self, fabric: &LocalFabric, parameters: &Parameters) -> Result<Half, WorkerError> {
+        let depths = Depths::of(parameters, parameters);
+        let config = QueuePairConfig { send_depth: depths.send, receive_depth: depths.receive };
+        let prepared = fabric.domain.prepare(config)?;
+        let granted = self.pools.ring.try_alloc(parameters.ring_bytes as usize)?.grant();
+        let ring_at = ring_destination(fabric, &granted)?;
+        Ok(Half { prepared, ring: Ring::new(granted), ring_at, known: fabric.regions.all() })
+    }
+
+    fn offer(&self, connection: u32, fabric: &LocalFabric, half: &Half, parameters: Parameters) -> Connect {
+        Connect {
+            connection,
+            kind: fabric_number(fabric.kind),
+            data: half.prepared.connection_data().0,
+            parameters,
+            ring: half.ring_at,
+            regions: half.known.iter().map(record).collect(),
+        }
+    }
+
+    /// Connects this end with what the other end said, and starts the protocol on it.
+    async fn join(
+        self: &Arc<Self>,
+        fabric: &LocalFabric,
+        session: &Arc<Session>,
+        half: Half,
+        other: Connect,
+        role: Role,
+    ) -> Result<Arc<DataConnection>, WorkerError> {
+        let Half { prepared, ring, known, .. } = half;
+        let (peer, limit) = (ConnectionData(other.data), self.connect_limit);
+        let queue_pair = prepared.connect(ConnectParams { peer, role, peer_host: session.peer_host, limit }).await?;
+        other.regions.iter().for_each(|record| queue_pair.add_remote_region(region(record)));
+        let channel = FabricChannel {
+            queue_pair: QueuePair::clone(&queue_pair),
+            message_pool: self.pools.message.clone(),
+            own_ring: ring,
+            peer_ring: other.ring,
+        };
+        let announcer = Announcer::new(other.connection, session.sender.clone(), self.runtime.clone(), &known);
+        let allocator = ReceiveAllocator {
+            pool: self.pools.receive.clone(),
+            regions: fabric.regions.clone(),
+            announcer: Arc::new(announcer),
+        };
+        let parameters = self.parameters.agree(&other.parameters);
+        let connection = DataConnection::new(channel, &parameters, allocator, &session.peer.worker);
+        connection.start(&self.runtime, &self.values);
+        for region in session.up(other.connection, &connection) {
+            session.send(ControlFrame::RegionAck { connection: other.connection, region }).await?;
+        }
+        Ok(connection)
+    }
+}
+
+fn ring_destination(fabric: &LocalFabric, ring: &Granted) -> Result<Destination, WorkerError> {
+    let region = ring.block().and_then(|block| fabric.regions.get(block.id()));
+    let region = region.ok_or(FabricError::NotRegistered {
+        kind: fabric.kind,
+        block: ring.block().map_or(0, |block| block.id().get()),
+    })?;
+    Ok(Destination {
+        region: region.region.0,
+        generation: region.generation.0,
+        offset: ring.offset() as u64,
+        capacity: ring.length() as u64,
+    })
+}

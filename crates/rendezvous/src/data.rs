@@ -1,0 +1,151 @@
+//! One data connection: a queue pair with the protocol on it, and the tasks that drive it.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use futures::future::{Either, select};
+use memory::{GrantEnd, Granted};
+use protocol::{Connection, Received, Scope, TransferError, wire::control::Parameters};
+use verbs_reactor::{Arrival, FabricKind, QueuePair, Runtime};
+
+use crate::{
+    Tensor, WorkerError,
+    announce::Announcer,
+    error::TransferName,
+    fabric_channel::{FabricChannel, ReceiveAllocator, Ring},
+    values::SharedValues,
+};
+
+/// A connection that tensors move over.
+#[derive(Debug)]
+pub(crate) struct DataConnection {
+    pub(crate) kind: FabricKind,
+    pub(crate) queue_pair: QueuePair,
+    pub(crate) protocol: Arc<Connection<FabricChannel>>,
+    pub(crate) announcer: Arc<Announcer>,
+    allocator: ReceiveAllocator,
+    ring: Arc<Ring>,
+    peer: String,
+    over: AtomicBool,
+}
+
+impl DataConnection {
+    pub(crate) fn new(
+        channel: FabricChannel,
+        parameters: &Parameters,
+        allocator: ReceiveAllocator,
+        peer: &str,
+    ) -> Arc<Self> {
+        let queue_pair = channel.queue_pair.clone();
+        let ring = channel.own_ring.clone();
+        Arc::new(Self {
+            kind: queue_pair.kind(),
+            queue_pair,
+            protocol: Connection::new(channel, parameters.clone(), parameters.clone()),
+            announcer: allocator.announcer.clone(),
+            allocator,
+            ring,
+            peer: peer.to_owned(),
+            over: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether it can carry no more transfers.
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire) || self.queue_pair.failure().is_some()
+    }
+
+    /// Starts the tasks: arrivals, and the messages owed to the peer.
+    pub(crate) fn start(self: &Arc<Self>, runtime: &Arc<dyn Runtime>, values: &SharedValues) {
+        let (connection, spawner, values) = (self.clone(), runtime.clone(), values.clone());
+        runtime.spawn("arrivals", Box::pin(async move { connection.run(&spawner, &values).await }));
+        runtime.spawn("owed messages", Box::pin(self.protocol.clone().housekeeping()));
+    }
+
+    /// Takes arrivals until the connection is over, then gives everything back.
+    async fn run(self: Arc<Self>, runtime: &Arc<dyn Runtime>, values: &SharedValues) {
+        let why = self.take_arrivals(runtime, values).await;
+        tracing::debug!(peer = %self.peer, transport = %self.kind, why, "data connection over");
+        self.fail(&why);
+        self.queue_pair.close().await;
+        for lent in self.protocol.drain() {
+            if let Err(error) = lent.end(GrantEnd::QueuePairDrained) {
+                tracing::warn!(%error, "lent memory could not be taken back");
+            }
+        }
+        self.ring.end();
+    }
+
+    async fn take_arrivals(&self, runtime: &Arc<dyn Runtime>, values: &SharedValues) -> String {
+        loop {
+            let (immediate, length) = match self.queue_pair.next_arrival().await {
+                Ok(Arrival::Immediate { immediate, length }) => (immediate.0, length),
+                Ok(other) => return format!("an arrival of a kind this version does not know: {other:?}"),
+                Err(error) => return error.to_string(),
+            };
+            match self.protocol.on_immediate(immediate, length) {
+                Ok(None) => {}
+                Ok(Some(request)) => {
+                    let response = self.protocol.respond(request, values);
+                    runtime.spawn("respond", Box::pin(response));
+                }
+                Err(misbehaved) => {
+                    tracing::warn!(peer = %self.peer, %misbehaved, "closing the connection of a misbehaving peer");
+                    return format!("the peer broke the protocol: {misbehaved}");
+                }
+            }
+        }
+    }
+
+    /// Ends every transfer of this connection. The queue pair is closed by the arrivals task, which notices.
+    pub(crate) fn fail(&self, why: &str) {
+        self.over.store(true, Ordering::Release);
+        self.protocol.fail(why);
+        self.announcer.fail(why);
+    }
+
+    /// Begins the end of a connection that is not needed any more: the arrivals task sees the queue pair close
+    /// and gives everything back.
+    pub(crate) async fn close(&self, why: &str) {
+        self.fail(why);
+        self.queue_pair.close().await;
+    }
+
+    /// Receives one value.
+    pub(crate) async fn receive(&self, scope: Scope, name: &TransferName) -> Result<Tensor, WorkerError> {
+        let received = self.protocol.receive(scope, &name.key, &self.allocator).await;
+        let received = received.map_err(|error| self.transfer_error(name, error))?;
+        Self::tensor(received)
+    }
+
+    fn tensor(received: Received<Granted>) -> Result<Tensor, WorkerError> {
+        let bytes = match received.lent {
+            Some(lent) => lent.end(GrantEnd::Content)?.freeze(),
+            None => memory::Buf::empty(),
+        };
+        Ok(Tensor::received(received.metadata, bytes))
+    }
+
+    fn transfer_error(&self, name: &TransferName, error: TransferError) -> WorkerError {
+        let transfer = name.clone();
+        match error {
+            TransferError::Remote(status) => WorkerError::Remote { transfer, status },
+            other => WorkerError::PeerLost { transfer, transport: self.kind.to_string(), detail: other.to_string() },
+        }
+    }
+}
+
+/// Waits for `future` unless `closing` comes first.
+pub(crate) async fn unless_closing<T>(
+    closing: &tokio::sync::watch::Receiver<bool>,
+    future: impl Future<Output = T>,
+) -> Option<T> {
+    let mut closing = closing.clone();
+    let closed = std::pin::pin!(closing.wait_for(|closed| *closed));
+    match select(std::pin::pin!(future), closed).await {
+        Either::Left((output, _)) => Some(output),
+        Either::Right(_) => None,
+    }
+}

@@ -1,0 +1,177 @@
+//! The protocol's channel over a queue pair.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+};
+
+use memory::{Buf, GrantEnd, Granted, Pool, copy::CopyReason};
+use protocol::{Allocator, Channel, ChannelError, Destination, LentEnd, Metadata, RingSpan, Status};
+use verbs_reactor::{
+    FabricError, Immediate, Operation, QueuePair, RegionGeneration, RegionId, RemoteRange, WorkRequest,
+};
+
+use crate::{announce::Announcer, pools::Regions};
+
+/// "A message is in your ring."
+const MESSAGE: Immediate = Immediate(0xFFFF_FFFF);
+/// "Your oldest unacknowledged message was taken."
+const ACKNOWLEDGEMENT: Immediate = Immediate(0xFFFF_FFFE);
+
+/// A queue pair, the ring at the peer and the ring here.
+#[derive(Debug)]
+pub(crate) struct FabricChannel {
+    pub(crate) queue_pair: QueuePair,
+    pub(crate) message_pool: Pool,
+    pub(crate) own_ring: Arc<Ring>,
+    pub(crate) peer_ring: Destination,
+}
+
+impl FabricChannel {
+    fn post(&self, local: Buf, remote: Option<RemoteRange>, immediate: Option<Immediate>) -> Result<(), ChannelError> {
+        let request = WorkRequest::Write { local, remote, immediate };
+        // Nobody awaits it: the slot keeps the bytes, and a failure shows as the connection's.
+        self.queue_pair.post_now(&request).map(drop).map_err(|error| lost(&error))
+    }
+
+    fn ring_range(&self, span: RingSpan) -> RemoteRange {
+        RemoteRange {
+            region: RegionId(self.peer_ring.region),
+            generation: RegionGeneration(self.peer_ring.generation),
+            offset: self.peer_ring.offset + u64::from(span.offset),
+            length: u64::from(span.length),
+        }
+    }
+}
+
+/// The message ring that the peer writes: lent to it for the life of the connection.
+#[derive(Debug)]
+pub(crate) struct Ring(Mutex<Option<Granted>>);
+
+impl Ring {
+    pub(crate) fn new(granted: Granted) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Some(granted))))
+    }
+
+    fn read(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError> {
+        let ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(ring) = ring.as_ref() else { return Err(ChannelError("the connection is over".to_owned())) };
+        let read = ring.read_at(offset as usize, into, CopyReason::Message);
+        read.map_err(|error| ChannelError(error.to_string()))
+    }
+
+    /// The queue pair is destroyed and drained, or never was connected: the ring goes back to its pool.
+    pub(crate) fn end(&self) {
+        let ring = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(Err(error)) = ring.map(|ring| ring.end(GrantEnd::QueuePairDrained)) {
+            tracing::warn!(%error, "a message ring could not be taken back");
+        }
+    }
+}
+
+fn lost(error: &FabricError) -> ChannelError {
+    ChannelError(error.to_string())
+}
+
+impl Channel for FabricChannel {
+    type Bytes = Buf;
+    type Lent = Granted;
+    type Write = ContentWrite;
+
+    fn post_message(&self, first: RingSpan, second: RingSpan, bytes: &[u8]) -> Result<(), ChannelError> {
+        let mut buffer = self.message_pool.try_alloc(bytes.len()).map_err(|error| ChannelError(error.to_string()))?;
+        buffer.copy_from_slice(bytes);
+        let buffer = buffer.freeze();
+        let split = first.length as usize;
+        let (Some(head), Some(tail)) = (buffer.slice(0..split), buffer.slice(split..bytes.len())) else {
+            return Err(ChannelError("a message is shorter than its place in the ring".to_owned()));
+        };
+        if tail.is_empty() {
+            return self.post(head, Some(self.ring_range(first)), Some(MESSAGE));
+        }
+        self.post(head, Some(self.ring_range(first)), None)?;
+        self.post(tail, Some(self.ring_range(second)), Some(MESSAGE))
+    }
+
+    fn post_acknowledgement(&self) -> Result<(), ChannelError> {
+        self.post(Buf::empty(), None, Some(ACKNOWLEDGEMENT))
+    }
+
+    fn write_content(&self, bytes: Option<Buf>, destination: Option<Destination>, immediate: u32) -> ContentWrite {
+        let immediate = Immediate(immediate);
+        let (Some(bytes), Some(destination)) = (bytes, destination) else {
+            return ContentWrite(self.queue_pair.notify(immediate));
+        };
+        let remote = RemoteRange {
+            region: RegionId(destination.region),
+            generation: RegionGeneration(destination.generation),
+            offset: destination.offset,
+            length: bytes.len() as u64,
+        };
+        ContentWrite(self.queue_pair.write_imm(bytes, remote, immediate))
+    }
+
+    fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError> {
+        self.own_ring.read(offset, into)
+    }
+
+    fn take_back(&self, lent: Granted, end: LentEnd) {
+        let why = match end {
+            LentEnd::MetaDataResponse => GrantEnd::MetaDataResponse,
+            LentEnd::ErrorStatus => GrantEnd::ErrorStatus,
+            LentEnd::CancelAck => GrantEnd::CancelAck,
+            LentEnd::Content => GrantEnd::Content,
+            LentEnd::NeverSent => GrantEnd::NeverSent,
+            // A reason this version does not know is no evidence: the memory is leaked and counted.
+            _ => return drop(lent),
+        };
+        if let Err(error) = lent.end(why) {
+            tracing::warn!(%error, "lent memory could not be taken back");
+        }
+    }
+}
+
+/// A content write under way.
+#[derive(Debug)]
+pub(crate) struct ContentWrite(Operation);
+
+impl Future for ContentWrite {
+    type Output = Result<(), ChannelError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(context).map_err(|error| lost(&error))
+    }
+}
+
+/// Destinations from the receive pool, announced to one peer.
+#[derive(Debug, Clone)]
+pub(crate) struct ReceiveAllocator {
+    pub(crate) pool: Pool,
+    pub(crate) regions: Arc<Regions>,
+    pub(crate) announcer: Arc<Announcer>,
+}
+
+impl Allocator for ReceiveAllocator {
+    type Lent = Granted;
+
+    async fn allocate(&self, metadata: &Metadata) -> Result<(Granted, Destination), Status> {
+        let exhausted = |error: &dyn std::fmt::Display| {
+            Status::new(protocol::Code::ResourceExhausted, format!("no memory for the tensor: {error}"))
+        };
+        let length = usize::try_from(metadata.byte_length).map_err(|error| exhausted(&error))?;
+        let buffer = self.pool.alloc(length).await.map_err(|error| exhausted(&error))?;
+        let region = buffer.block().and_then(|block| self.regions.get(block.id()));
+        let region = region.ok_or_else(|| exhausted(&"its block is not registered with the fabric"))?;
+        self.announcer.confirmed(region).await.map_err(|why| Status::new(protocol::Code::Unavailable, why))?;
+        let granted = buffer.grant();
+        let destination = Destination {
+            region: region.region.0,
+            generation: region.generation.0,
+            offset: granted.offset() as u64,
+            capacity: granted.length() as u64,
+        };
+        Ok((granted, destination))
+    }
+}

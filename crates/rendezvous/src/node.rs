@@ -1,0 +1,117 @@
+//! What the tasks of one worker share.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use protocol::wire::control::Parameters;
+use tokio::sync::watch;
+use verbs_reactor::{FabricKind, Runtime};
+
+use crate::{
+    ClusterSpec, Peer, WorkerError,
+    control::{ControlPlane, Secret, handshake::Introduction},
+    peer::normalise_address,
+    pools::{LocalFabric, Pools},
+    values::SharedValues,
+};
+
+/// A worker's settings, memory, fabrics, values and peers.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) name: String,
+    pub(crate) incarnation: u64,
+    pub(crate) address: String,
+    pub(crate) runtime: Arc<dyn Runtime>,
+    pub(crate) control: Arc<dyn ControlPlane>,
+    /// What the user gave; else each address's own is asked for.
+    pub(crate) secret: Option<Secret>,
+    /// What peers that dial here must know.
+    pub(crate) accept_secret: Option<Secret>,
+    /// In order of preference.
+    pub(crate) fabrics: Vec<LocalFabric>,
+    /// Fabrics that were wanted but cannot be used here, and why.
+    pub(crate) unavailable: Vec<(FabricKind, String)>,
+    pub(crate) pools: Pools,
+    pub(crate) values: SharedValues,
+    pub(crate) parameters: Parameters,
+    pub(crate) limit: Duration,
+    pub(crate) connect_limit: Duration,
+    pub(crate) cluster: ClusterSpec,
+    pub(crate) peers: Mutex<Peers>,
+    pub(crate) closing: watch::Sender<bool>,
+}
+
+/// The peers that are known, by name and by the address they were dialled at.
+#[derive(Debug, Default)]
+pub(crate) struct Peers {
+    by_name: BTreeMap<String, Peer>,
+    by_address: BTreeMap<String, Peer>,
+}
+
+impl Node {
+    pub(crate) fn introduction(&self) -> Introduction {
+        Introduction {
+            worker: self.name.clone(),
+            incarnation: self.incarnation,
+            listen_address: Some(self.address.clone()),
+            fabrics: self.fabrics.iter().map(|fabric| (fabric_number(fabric.kind), fabric.reach.clone())).collect(),
+        }
+    }
+
+    /// The peer `name`, noted on first sight.
+    pub(crate) fn note_peer(&self, name: &str, address: Option<&str>) -> Peer {
+        let mut peers = self.lock_peers();
+        let peer = peers.by_name.entry(name.to_owned()).or_insert_with(|| Peer::new(name)).clone();
+        if let Some(address) = address {
+            peers.by_address.insert(normalise_address(address), peer.clone());
+            peer.note_address(address);
+        }
+        peer
+    }
+
+    /// The peer that was dialled at `address` before.
+    pub(crate) fn peer_by_address(&self, address: &str) -> Option<Peer> {
+        self.lock_peers().by_address.get(&normalise_address(address)).cloned()
+    }
+
+    /// The peer with this name, if it is in the cluster or known already.
+    pub(crate) fn peer_by_name(&self, name: &str) -> Result<Peer, WorkerError> {
+        if let Some(peer) = self.lock_peers().by_name.get(name) {
+            return Ok(peer.clone());
+        }
+        if let Some(address) = self.cluster.address(name) {
+            return Ok(self.note_peer(name, Some(address)));
+        }
+        let mut known: Vec<String> = self.cluster.names().map(str::to_owned).collect();
+        known.extend(self.lock_peers().by_name.keys().cloned());
+        known.sort();
+        known.dedup();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        Err(WorkerError::UnknownWorker { name: name.to_owned(), known })
+    }
+
+    /// All peers, sorted by name.
+    pub(crate) fn all_peers(&self) -> Vec<Peer> {
+        self.lock_peers().by_name.values().cloned().collect()
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        *self.closing.borrow()
+    }
+
+    fn lock_peers(&self) -> MutexGuard<'_, Peers> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Fabric kinds as they travel.
+const NUMBERS: [(FabricKind, u8); 4] =
+    [(FabricKind::Verbs, 1), (FabricKind::Shm, 2), (FabricKind::Tcp, 3), (FabricKind::Sim, 4)];
+
+/// 0 for a kind that this version cannot name.
+pub(crate) fn fabric_number(kind: FabricKind) -> u8 {
+    NUMBERS.iter().find(|(known, _)| *known == kind).map_or(0, |(_, number)| *number)
+}

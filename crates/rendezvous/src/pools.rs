@@ -1,0 +1,114 @@
+//! A worker's memory, and the fabrics it is registered with.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use memory::{Block, BlockId, BlockVisitor, MemoryError, MemoryObserver, Pool, PoolConfig, VisitError};
+use verbs_reactor::{Access, Domain, Fabric, FabricKind, RemoteRegion};
+
+use crate::WorkerError;
+
+/// Caps of a worker's pools, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PoolCaps {
+    pub(crate) source_bytes: u64,
+    pub(crate) receive_bytes: u64,
+    pub(crate) ring_bytes: u64,
+    pub(crate) message_bytes: u64,
+}
+
+/// The pools of a worker. Sources and destinations have caps of their own, so that unsent values never starve
+/// receives.
+#[derive(Debug, Clone)]
+pub(crate) struct Pools {
+    /// What is published and sent; no remote access.
+    pub(crate) source: Pool,
+    /// Where content lands; remote write.
+    pub(crate) receive: Pool,
+    /// Message rings; remote write.
+    pub(crate) ring: Pool,
+    /// Encoded messages under way; no remote access.
+    pub(crate) message: Pool,
+}
+
+const SMALL_BLOCK_BYTES: usize = 1 << 20;
+
+impl Pools {
+    pub(crate) fn new(caps: PoolCaps, observer: Option<&Arc<dyn MemoryObserver>>) -> Result<Self, MemoryError> {
+        let pool = |name, cap_bytes, block_bytes: Option<usize>| {
+            let mut config = PoolConfig { cap_bytes, observer: observer.cloned(), ..PoolConfig::new(name) };
+            if let Some(bytes) = block_bytes {
+                config.block_bytes = bytes;
+            }
+            Pool::new(config)
+        };
+        Ok(Self {
+            source: pool("source", caps.source_bytes, None)?,
+            receive: pool("receive", caps.receive_bytes, None)?,
+            ring: pool("ring", caps.ring_bytes, Some(SMALL_BLOCK_BYTES))?,
+            message: pool("message", caps.message_bytes, Some(SMALL_BLOCK_BYTES))?,
+        })
+    }
+}
+
+/// One fabric of this worker, with every pool block registered in its domain.
+#[derive(Debug)]
+pub(crate) struct LocalFabric {
+    pub(crate) kind: FabricKind,
+    pub(crate) reach: Vec<u8>,
+    pub(crate) domain: Arc<dyn Domain>,
+    pub(crate) regions: Arc<Regions>,
+}
+
+impl LocalFabric {
+    /// Opens a domain and registers the blocks of `pools` with it, present and future.
+    pub(crate) fn open(fabric: &dyn Fabric, pools: &Pools) -> Result<Self, WorkerError> {
+        let domain = fabric.open_domain()?;
+        let regions = Arc::new(Regions::default());
+        let register = |pool: &Pool, access| {
+            pool.add_visitor(Arc::new(RegisterBlocks { domain: domain.clone(), access, regions: regions.clone() }))
+        };
+        register(&pools.source, Access::LOCAL)?;
+        register(&pools.message, Access::LOCAL)?;
+        register(&pools.receive, Access::RECEIVE)?;
+        register(&pools.ring, Access::RING)?;
+        Ok(Self { kind: fabric.kind(), reach: fabric.reach(), domain, regions })
+    }
+}
+
+/// The regions of one domain that peers may write.
+#[derive(Debug, Default)]
+pub(crate) struct Regions {
+    by_block: Mutex<BTreeMap<BlockId, RemoteRegion>>,
+}
+
+impl Regions {
+    pub(crate) fn get(&self, block: BlockId) -> Option<RemoteRegion> {
+        self.by_block.lock().unwrap_or_else(PoisonError::into_inner).get(&block).copied()
+    }
+
+    /// All of them, oldest block first.
+    pub(crate) fn all(&self) -> Vec<RemoteRegion> {
+        self.by_block.lock().unwrap_or_else(PoisonError::into_inner).values().copied().collect()
+    }
+}
+
+/// Registers every block of one pool with one domain.
+#[derive(Debug)]
+struct RegisterBlocks {
+    domain: Arc<dyn Domain>,
+    access: Access,
+    regions: Arc<Regions>,
+}
+
+impl BlockVisitor for RegisterBlocks {
+    fn block_added(&self, block: &Block) -> Result<(), VisitError> {
+        let region = self.domain.register(block, self.access).map_err(|error| VisitError(Arc::new(error)))?;
+        if self.access.remote_write {
+            self.regions.by_block.lock().unwrap_or_else(PoisonError::into_inner).insert(block.id(), region);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,116 @@
+//! Taking sessions, and the frames of one session.
+
+use std::sync::Arc;
+
+use protocol::{
+    Code, Status,
+    wire::control::{ControlFrame, ListEntry},
+};
+use twox_hash::XxHash3_64;
+
+use crate::{
+    control::{ControlError, FrameReceiver},
+    data::unless_closing,
+    node::Node,
+    session::{ListPage, Session},
+};
+
+/// Entries of one page of a list; with the longest names and shapes a page stays below the frame limit.
+const PAGE_ENTRIES: usize = 256;
+
+impl Node {
+    /// Takes sessions that peers open, until the worker is shut down.
+    pub(crate) async fn accept_sessions(self: Arc<Self>) {
+        let closing = self.closing.subscribe();
+        loop {
+            match unless_closing(&closing, self.control.accept()).await {
+                Some(Ok(session)) => {
+                    let node = self.clone();
+                    self.runtime.spawn("welcome", Box::pin(node.welcome(session)));
+                }
+                Some(Err(ControlError::Closed)) | None => return,
+                Some(Err(error)) => tracing::warn!(%error, "a control session could not be accepted"),
+            }
+        }
+    }
+
+    /// Acts on the peer's frames until the session is over, then ends everything that was set up over it.
+    pub(crate) async fn serve_session(self: Arc<Self>, session: Arc<Session>, mut receiver: Box<dyn FrameReceiver>) {
+        let closing = self.closing.subscribe();
+        let why = loop {
+            match unless_closing(&closing, Session::next_frame(&mut *receiver)).await {
+                Some(Ok(frame)) => {
+                    if let Err(why) = self.handle(&session, frame).await {
+                        break why;
+                    }
+                }
+                Some(Err(why)) => break why,
+                None => break "this worker was shut down".to_owned(),
+            }
+        };
+        tracing::debug!(peer = session.peer.worker, why, "session over");
+        let connections = session.fail(&why);
+        if self.is_closing() {
+            let _ = session.send(ControlFrame::Goodbye { status: Status::new(Code::Unavailable, why.as_str()) }).await;
+        }
+        for connection in connections {
+            connection.close(&why).await;
+        }
+    }
+
+    /// Acts on one frame; an error ends the session.
+    async fn handle(self: &Arc<Self>, session: &Arc<Session>, frame: ControlFrame) -> Result<(), String> {
+        match frame {
+            ControlFrame::Connect(offer) => {
+                let (node, session) = (self.clone(), session.clone());
+                self.runtime.spawn("accept connection", Box::pin(node.accept_data(session, offer)));
+            }
+            ControlFrame::Connected(answer) => session.answer(answer.connection, Ok(answer)),
+            ControlFrame::Refused { connection, status } => session.answer(connection, Err(status)),
+            ControlFrame::RegionAdd { connection, region } => {
+                let number = region.region;
+                if session.add_region(connection, region) {
+                    return reply(session, ControlFrame::RegionAck { connection, region: number }).await;
+                }
+            }
+            ControlFrame::RegionAck { connection, region } => {
+                if let Some(connection) = session.connection(connection) {
+                    connection.announcer.confirm(region);
+                }
+            }
+            ControlFrame::RegionRemove { connection, region } => {
+                if let Some(connection) = session.connection(connection) {
+                    connection.queue_pair.remove_remote_region(verbs_reactor::RegionId(region));
+                }
+            }
+            ControlFrame::ListRequest { request, after, with_checksums } => {
+                return reply(session, self.list_page(request, after.as_deref(), with_checksums)).await;
+            }
+            ControlFrame::ListResponse { request, entries, more } => {
+                session.give_list(request, ListPage { entries, more });
+            }
+            ControlFrame::Ping { nonce } => return reply(session, ControlFrame::Pong { nonce }).await,
+            ControlFrame::Pong { .. } => {}
+            ControlFrame::Goodbye { status } => return Err(format!("the peer said goodbye: {status}")),
+            other => return Err(format!("the peer sent a frame that is illegal now: {other:?}")),
+        }
+        Ok(())
+    }
+
+    fn list_page(&self, request: u32, after: Option<&str>, with_checksums: bool) -> ControlFrame {
+        let mut page = self.values.published.page(after, PAGE_ENTRIES + 1);
+        let more = page.len() > PAGE_ENTRIES;
+        page.truncate(PAGE_ENTRIES);
+        let entries = page.into_iter().map(|(name, version, tensor)| ListEntry {
+            name,
+            version,
+            checksum: with_checksums.then(|| XxHash3_64::oneshot(tensor.bytes())),
+            metadata: tensor.metadata().clone(),
+        });
+        ControlFrame::ListResponse { request, entries: entries.collect(), more }
+    }
+}
+
+async fn reply(session: &Session, frame: ControlFrame) -> Result<(), String> {
+    session.send(frame).await.map_err(|error| error.to_string())
+}

@@ -1,0 +1,236 @@
+//! One control session: who the peer is, what it announces, and the data connections set up over it.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use protocol::{
+    Code, Status,
+    wire::control::{Connect, ControlFrame, ListEntry, RegionRecord},
+};
+use tokio::sync::oneshot;
+
+use crate::{
+    announce::region,
+    control::{ControlError, FrameReceiver, FrameSender, handshake::Introduction},
+    data::DataConnection,
+};
+
+/// What the peer answered to a Connect.
+pub(crate) type ConnectAnswer = Result<Connect, Status>;
+/// One page of the peer's list.
+pub(crate) struct ListPage {
+    pub(crate) entries: Vec<ListEntry>,
+    pub(crate) more: bool,
+}
+
+/// Connection numbers of the end that accepted the session have this bit set, so that both ends may choose
+/// numbers without asking.
+const ACCEPTED: u32 = 1 << 31;
+
+/// Requests for a list that may be unanswered at once on one session.
+const LISTS_MAX: usize = 64;
+
+/// An authenticated control session.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) peer: Introduction,
+    pub(crate) peer_host: Option<IpAddr>,
+    pub(crate) sender: Arc<dyn FrameSender>,
+    dialled: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    over: Option<String>,
+    next: u32,
+    connections: BTreeMap<u32, Entry>,
+    connects: BTreeMap<u32, oneshot::Sender<ConnectAnswer>>,
+    lists: BTreeMap<u32, oneshot::Sender<ListPage>>,
+}
+
+/// A data connection of this session.
+#[derive(Debug)]
+enum Entry {
+    /// Being set up; regions announced meanwhile wait here.
+    Opening(Vec<RegionRecord>),
+    Up(Arc<DataConnection>),
+}
+
+impl std::fmt::Debug for ListPage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ListPage({} entries)", self.entries.len())
+    }
+}
+
+impl Session {
+    pub(crate) fn new(
+        peer: Introduction,
+        peer_host: Option<IpAddr>,
+        sender: Arc<dyn FrameSender>,
+        dialled: bool,
+    ) -> Arc<Self> {
+        Arc::new(Self { peer, peer_host, sender, dialled, state: Mutex::default() })
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.lock().over.is_some()
+    }
+
+    pub(crate) fn why_over(&self) -> String {
+        self.lock().over.clone().unwrap_or_else(|| "the control session is over".to_owned())
+    }
+
+    /// The next frame, decoded.
+    pub(crate) async fn next_frame(receiver: &mut dyn FrameReceiver) -> Result<ControlFrame, String> {
+        let bytes = receiver.recv().await.map_err(|error| error.to_string())?;
+        let bytes = bytes.ok_or_else(|| "the peer ended the session".to_owned())?;
+        ControlFrame::decode(&bytes).map_err(|error| format!("the peer broke the control protocol: {error}"))
+    }
+
+    pub(crate) async fn send(&self, frame: ControlFrame) -> Result<(), ControlError> {
+        self.sender.send(frame.encode()).await
+    }
+
+    /// A number for a connection that this end sets up; its entry waits for regions.
+    pub(crate) fn open(&self) -> Result<(u32, oneshot::Receiver<ConnectAnswer>), String> {
+        let (answer, answered) = oneshot::channel();
+        let mut state = self.lock();
+        if let Some(why) = &state.over {
+            return Err(why.clone());
+        }
+        let number = self.number(&mut state);
+        state.connections.insert(number, Entry::Opening(Vec::new()));
+        state.connects.insert(number, answer);
+        Ok((number, answered))
+    }
+
+    /// Notes a connection that the peer sets up.
+    ///
+    /// # Errors
+    /// The number is in use.
+    pub(crate) fn open_for_peer(&self, number: u32) -> Result<(), Status> {
+        let mut state = self.lock();
+        let ours = (number & ACCEPTED == 0) == self.dialled;
+        if ours || state.connections.contains_key(&number) || state.connections.len() >= CONNECTIONS_MAX {
+            return Err(Status::new(Code::InvalidArgument, format!("connection number {number} cannot be used")));
+        }
+        state.connections.insert(number, Entry::Opening(Vec::new()));
+        Ok(())
+    }
+
+    /// The connection is up: gives the regions that were announced meanwhile, which the caller confirms.
+    pub(crate) fn up(&self, number: u32, connection: &Arc<DataConnection>) -> Vec<u32> {
+        let mut state = self.lock();
+        if let Some(why) = state.over.clone() {
+            drop(state);
+            connection.fail(&why);
+            return Vec::new();
+        }
+        let before = state.connections.insert(number, Entry::Up(connection.clone()));
+        let Some(Entry::Opening(waiting)) = before else { return Vec::new() };
+        waiting.iter().for_each(|record| connection.queue_pair.add_remote_region(region(record)));
+        waiting.iter().map(|record| record.region).collect()
+    }
+
+    /// The connection was not set up, or is over.
+    pub(crate) fn forget(&self, number: u32) {
+        let mut state = self.lock();
+        state.connections.remove(&number);
+        state.connects.remove(&number);
+    }
+
+    /// A live data connection, if there is one.
+    pub(crate) fn live_connection(&self) -> Option<Arc<DataConnection>> {
+        let state = self.lock();
+        state.connections.values().find_map(|entry| match entry {
+            Entry::Up(connection) if !connection.is_over() => Some(connection.clone()),
+            _ => None,
+        })
+    }
+
+    /// The peer answered a Connect.
+    pub(crate) fn answer(&self, number: u32, answer: ConnectAnswer) {
+        if let Some(waiting) = self.lock().connects.remove(&number) {
+            let _ = waiting.send(answer);
+        }
+    }
+
+    /// A region of the peer for connection `number`; true when it can be confirmed now.
+    pub(crate) fn add_region(&self, number: u32, record: RegionRecord) -> bool {
+        let mut state = self.lock();
+        match state.connections.get_mut(&number) {
+            Some(Entry::Up(connection)) => {
+                connection.queue_pair.add_remote_region(region(&record));
+                true
+            }
+            Some(Entry::Opening(waiting)) if waiting.len() < protocol::limits::REGIONS_MAX => {
+                waiting.push(record);
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// The data connection with this number, if it is up.
+    pub(crate) fn connection(&self, number: u32) -> Option<Arc<DataConnection>> {
+        match self.lock().connections.get(&number) {
+            Some(Entry::Up(connection)) => Some(connection.clone()),
+            _ => None,
+        }
+    }
+
+    /// A number for a list request, and where its page will come.
+    pub(crate) fn ask_list(&self) -> Result<(u32, oneshot::Receiver<ListPage>), String> {
+        let (give, page) = oneshot::channel();
+        let mut state = self.lock();
+        if let Some(why) = &state.over {
+            return Err(why.clone());
+        }
+        state.lists.retain(|_, waiting| !waiting.is_closed());
+        if state.lists.len() >= LISTS_MAX {
+            return Err(format!("{LISTS_MAX} list requests to this peer are unanswered"));
+        }
+        let number = self.number(&mut state);
+        state.lists.insert(number, give);
+        Ok((number, page))
+    }
+
+    /// A page of the peer's list.
+    pub(crate) fn give_list(&self, request: u32, page: ListPage) {
+        if let Some(waiting) = self.lock().lists.remove(&request) {
+            let _ = waiting.send(page);
+        }
+    }
+
+    /// Ends the session and every transfer over it. The first reason stays.
+    pub(crate) fn fail(&self, why: &str) -> Vec<Arc<DataConnection>> {
+        let connections = {
+            let mut state = self.lock();
+            state.over.get_or_insert_with(|| why.to_owned());
+            state.connects.clear();
+            state.lists.clear();
+            std::mem::take(&mut state.connections)
+        };
+        let up = connections.into_values().filter_map(|entry| match entry {
+            Entry::Up(connection) => Some(connection),
+            Entry::Opening(_) => None,
+        });
+        up.inspect(|connection| connection.fail(why)).collect()
+    }
+
+    fn number(&self, state: &mut State) -> u32 {
+        state.next = (state.next + 1) & !ACCEPTED;
+        if self.dialled { state.next } else { state.next | ACCEPTED }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Data connections that one session may have at once.
+const CONNECTIONS_MAX: usize = 64;

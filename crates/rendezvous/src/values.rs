@@ -1,0 +1,101 @@
+//! Answers to peers' requests: values of steps, and published tensors.
+
+use std::{future::Future, sync::Arc};
+
+use futures::future::Either;
+use memory::Buf;
+use protocol::{Code, Key, Scope, Source, Status, Value};
+
+use crate::{Tensor, published::PublishedSet, table::StepTable, table::TakenValue};
+
+/// What this worker has to give.
+#[derive(Debug)]
+pub(crate) struct Values {
+    pub(crate) worker: String,
+    pub(crate) incarnation: u64,
+    pub(crate) steps: StepTable,
+    pub(crate) published: PublishedSet,
+}
+
+/// A value taken for one answer.
+#[derive(Debug)]
+pub(crate) enum Taken {
+    /// Out of a step's queue.
+    Step(TakenValue),
+    /// Shared: it stays published.
+    Published(Tensor),
+}
+
+impl Taken {
+    pub(crate) fn tensor(&self) -> &Tensor {
+        match self {
+            Self::Step(value) => &value.tensor,
+            Self::Published(tensor) => tensor,
+        }
+    }
+}
+
+impl Values {
+    fn published(&self, name: &str) -> Result<Taken, Status> {
+        self.published.get(name).map(Taken::Published).ok_or_else(|| {
+            let message = format!("{} has published nothing under `{name}`", self.worker);
+            Status::new(Code::NotFound, message)
+        })
+    }
+
+    /// Checks that `key` names a device of this worker in this life of it.
+    fn check_key(&self, text: &str) -> Result<Key, Status> {
+        let key: Key = text.parse().map_err(|error| Status::new(Code::InvalidArgument, format!("{error}")))?;
+        if !key.source().same_address_space(&worker_device(&self.worker)?) {
+            let message = format!("Invalid rendezvous key (src): {text} @ {}", self.worker);
+            return Err(Status::new(Code::InvalidArgument, message));
+        }
+        if key.incarnation() != self.incarnation {
+            let message = format!(
+                "`{text}` names incarnation {:016x} of {}, which is now {:016x}: it was restarted; \
+                 make the key anew with Worker::key",
+                key.incarnation(),
+                self.worker,
+                self.incarnation
+            );
+            return Err(Status::new(Code::Aborted, message));
+        }
+        Ok(key)
+    }
+}
+
+/// The worker part of a name, parsed.
+pub(crate) fn worker_device(worker: &str) -> Result<protocol::DeviceName, Status> {
+    worker.parse().map_err(|error| Status::new(Code::InvalidArgument, format!("worker `{worker}`: {error}")))
+}
+
+impl Source for Values {
+    type Bytes = Buf;
+    type Taken = Taken;
+
+    fn take(&self, scope: Scope, key: &str) -> impl Future<Output = Result<Taken, Status>> + Send + 'static {
+        let step = match scope {
+            Scope::Published => return Either::Left(futures::future::ready(self.published(key))),
+            Scope::Step(step) => step,
+        };
+        match self.check_key(key).and_then(|key| Ok(self.steps.step(step)?.take(&key.table_key()))) {
+            Ok(take) => Either::Right(async move { take.await.map(Taken::Step) }),
+            Err(status) => Either::Left(futures::future::ready(Err(status))),
+        }
+    }
+
+    fn value(taken: &Taken) -> Value<Buf> {
+        let tensor = taken.tensor();
+        let bytes = (!tensor.bytes().is_empty()).then(|| tensor.buf().clone());
+        Value { metadata: tensor.metadata().clone(), bytes }
+    }
+
+    fn put_back(&self, taken: Taken) {
+        if let Taken::Step(value) = taken {
+            value.put_back();
+        }
+    }
+}
+
+/// Values are shared with every response task.
+pub(crate) type SharedValues = Arc<Values>;

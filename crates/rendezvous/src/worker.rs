@@ -1,0 +1,369 @@
+//! A worker: one process of a cluster.
+
+use std::{sync::Arc, time::Duration};
+
+use memory::Pool;
+use protocol::{Code, Counters, DeviceName, Key, Scope, Status, StepId};
+use verbs_reactor::{FabricKind, QueuePairStats, timeout};
+
+use crate::{
+    Peer, Published, Tensor, WorkerBuilder, WorkerError, error::TransferName, node::Node, table::SendRefused,
+    values::worker_device,
+};
+
+/// A worker. Cheap to clone; the last clone's drop begins the shutdown without waiting for it.
+#[derive(Debug, Clone)]
+pub struct Worker {
+    node: Arc<Node>,
+    _closer: Arc<Closer>,
+}
+
+/// Begins the shutdown when the last handle is gone.
+#[derive(Debug)]
+struct Closer(Arc<Node>);
+
+impl Drop for Closer {
+    fn drop(&mut self) {
+        self.0.closing.send_replace(true);
+    }
+}
+
+/// What is known of a peer now.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct PeerInfo {
+    /// Its worker name.
+    pub name: String,
+    /// Its address, if known.
+    pub address: Option<String>,
+    /// The fabric in use; `None` while not connected.
+    pub transport: Option<FabricKind>,
+    /// Its incarnation; `None` before the first session.
+    pub incarnation: Option<u64>,
+    /// The fabric's counters of the present connection.
+    pub fabric: QueuePairStats,
+    /// The protocol's counters of the present connection.
+    pub counters: Counters,
+}
+
+impl Worker {
+    /// Settings for a worker called `name`, for instance `/job:ps/replica:0/task:0`.
+    pub fn builder(name: &str) -> WorkerBuilder {
+        WorkerBuilder::new(name)
+    }
+
+    pub(crate) fn new(node: Arc<Node>) -> Self {
+        Self { _closer: Arc::new(Closer(node.clone())), node }
+    }
+
+    /// This worker's name.
+    pub fn name(&self) -> &str {
+        &self.node.name
+    }
+
+    /// Where peers reach it.
+    pub fn address(&self) -> &str {
+        &self.node.address
+    }
+
+    /// Tells this life of the worker from earlier ones.
+    pub fn incarnation(&self) -> u64 {
+        self.node.incarnation
+    }
+
+    /// Memory for values to publish and send.
+    pub fn pool(&self) -> &Pool {
+        &self.node.pools.source
+    }
+
+    /// Publishes `tensor` under `name`, in place of an earlier one; gives its version. Receivers that are being
+    /// served keep the tensor they were promised.
+    ///
+    /// # Errors
+    /// [`WorkerError::Config`] when the name is empty or too long.
+    pub fn publish(&self, name: &str, tensor: Tensor) -> Result<u64, WorkerError> {
+        if name.is_empty() || name.len() > protocol::limits::NAME_BYTES_MAX {
+            let remedy = format!("a published name has 1 to {} bytes", protocol::limits::NAME_BYTES_MAX);
+            return Err(WorkerError::Config { field: "published name", value: name.to_owned(), remedy });
+        }
+        Ok(self.node.values.published.publish(name, tensor))
+    }
+
+    /// Withdraws a published tensor; false if there was none.
+    pub fn withdraw(&self, name: &str) -> bool {
+        self.node.values.published.withdraw(name)
+    }
+
+    /// The peer called `name`: of the cluster, or one that has connected. Does not connect.
+    ///
+    /// # Errors
+    /// [`WorkerError::UnknownWorker`].
+    pub fn peer(&self, name: &str) -> Result<Peer, WorkerError> {
+        self.node.peer_by_name(name)
+    }
+
+    /// The peer that listens on `address` (`host:port`). Asks it for its name unless that is known already.
+    ///
+    /// # Errors
+    /// [`WorkerError::Control`] when it cannot be reached or does not share the secret.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
+    pub async fn peer_at(&self, address: &str) -> Result<Peer, WorkerError> {
+        if let Some(peer) = self.node.peer_by_address(address) {
+            return Ok(peer);
+        }
+        Ok(self.node.dial(address).await?.1)
+    }
+
+    /// What `peer` has published, sorted by name.
+    ///
+    /// # Errors
+    /// [`WorkerError::Control`], [`WorkerError::PeerLost`], [`WorkerError::DeadlineExceeded`].
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
+    pub async fn list(&self, peer: &Peer) -> Result<Vec<Published>, WorkerError> {
+        self.list_pages(peer, false).await
+    }
+
+    /// As [`list`](Self::list), with the XXH3-64 of each tensor's bytes, which the peer computes now.
+    ///
+    /// # Errors
+    /// As [`list`](Self::list).
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
+    pub async fn list_with_checksums(&self, peer: &Peer) -> Result<Vec<Published>, WorkerError> {
+        self.list_pages(peer, true).await
+    }
+
+    /// The tensor that `peer` has published under `name`.
+    ///
+    /// # Errors
+    /// [`WorkerError::Remote`] with NOT_FOUND when there is none; [`WorkerError::PeerLost`],
+    /// [`WorkerError::NoFabric`], [`WorkerError::DeadlineExceeded`] after the worker's default timeout.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: nothing is lost by dropping the future, because the tensor stays published.
+    pub async fn fetch(&self, peer: &Peer, name: &str) -> Result<Tensor, WorkerError> {
+        self.fetch_timeout(peer, name, self.node.limit).await
+    }
+
+    /// As [`fetch`](Self::fetch), within `limit`.
+    ///
+    /// # Errors
+    /// As [`fetch`](Self::fetch).
+    ///
+    /// # Cancel safety
+    /// As [`fetch`](Self::fetch).
+    pub async fn fetch_timeout(&self, peer: &Peer, name: &str, limit: Duration) -> Result<Tensor, WorkerError> {
+        if name.len() > protocol::limits::NAME_BYTES_MAX {
+            let remedy = format!("a published name has at most {} bytes", protocol::limits::NAME_BYTES_MAX);
+            return Err(WorkerError::Config { field: "published name", value: name.to_owned(), remedy });
+        }
+        let transfer = TransferName { peer: peer.name().to_owned(), key: name.to_owned(), step: None };
+        let fetched = async { peer.connected(&self.node).await?.receive(Scope::Published, &transfer).await };
+        self.within(limit, format!("fetching {transfer}"), fetched).await
+    }
+
+    /// The key of `edge` from `source_device` to `destination_device`
+    /// (`/job:ps/replica:0/task:0/device:CPU:0`). Of a device of this worker it names this incarnation; of a
+    /// peer's, the incarnation is filled in when the key is used, so the key stays valid over restarts.
+    ///
+    /// # Errors
+    /// [`WorkerError::BadKey`].
+    pub fn key(&self, source_device: &str, destination_device: &str, edge: &str) -> Result<Key, WorkerError> {
+        let own = self.is_own(&parse_device(source_device)?)?;
+        let incarnation = if own { self.node.incarnation } else { 0 };
+        Key::new(source_device, incarnation, destination_device, edge, 0, 0).map_err(|error| WorkerError::BadKey {
+            key: format!("{source_device};{destination_device};{edge}"),
+            problem: error.to_string(),
+        })
+    }
+
+    /// The step with this number, made on first use here or by a peer's request.
+    pub fn step(&self, id: i64) -> Step {
+        Step { worker: self.clone(), id: StepId(id) }
+    }
+
+    /// Ends a step: its pending receives get ABORTED, its unreceived values are dropped, and a late request for
+    /// it is answered with ABORTED.
+    pub fn cleanup(&self, step: i64) {
+        self.node.values.steps.cleanup(StepId(step));
+    }
+
+    /// All known peers, sorted by name, with the fabric each uses.
+    pub fn peers(&self) -> Vec<PeerInfo> {
+        self.node.all_peers().iter().map(info).collect()
+    }
+
+    /// Ends everything in order: peers are told, transfers end, connections close, the address is free again.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: the shutdown goes on; calling again waits for the same end.
+    pub async fn shutdown(&self) {
+        self.node.closing.send_replace(true);
+        self.node.values.steps.abort_all(&Status::new(Code::Aborted, "Shutdown"));
+        for peer in self.node.all_peers() {
+            if let Some(connection) = peer.connection() {
+                connection.close("this worker was shut down").await;
+            }
+        }
+        self.node.control.close().await;
+    }
+
+    fn is_own(&self, device: &DeviceName) -> Result<bool, WorkerError> {
+        let me = worker_device(&self.node.name);
+        let me = me.map_err(|status| WorkerError::BadKey { key: self.node.name.clone(), problem: status.message })?;
+        Ok(device.same_address_space(&me))
+    }
+
+    async fn list_pages(&self, peer: &Peer, with_checksums: bool) -> Result<Vec<Published>, WorkerError> {
+        let session = self.node.session(peer).await?;
+        let lost = |detail: String| WorkerError::PeerLost {
+            transfer: TransferName { peer: peer.name().to_owned(), key: "list".to_owned(), step: None },
+            transport: "control plane".to_owned(),
+            detail,
+        };
+        let pages = async {
+            let mut all: Vec<Published> = Vec::new();
+            loop {
+                let (request, page) = session.ask_list().map_err(lost)?;
+                let after = all.last().map(|entry| entry.name.clone());
+                let ask = protocol::wire::control::ControlFrame::ListRequest { request, after, with_checksums };
+                session.send(ask).await?;
+                let page = page.await.map_err(|_| lost(session.why_over()))?;
+                let more = page.more && !page.entries.is_empty();
+                all.extend(page.entries.into_iter().map(|entry| Published {
+                    name: entry.name,
+                    metadata: entry.metadata,
+                    version: entry.version,
+                    checksum: entry.checksum,
+                }));
+                if !more {
+                    return Ok(all);
+                }
+            }
+        };
+        self.within(self.node.limit, format!("listing what {} has published", peer.name()), pages).await
+    }
+
+    async fn within<T>(
+        &self,
+        limit: Duration,
+        what: String,
+        operation: impl Future<Output = Result<T, WorkerError>>,
+    ) -> Result<T, WorkerError> {
+        if self.node.is_closing() {
+            return Err(WorkerError::ShutDown);
+        }
+        let ended = timeout(&*self.node.runtime, limit, operation).await;
+        ended.unwrap_or(Err(WorkerError::DeadlineExceeded { what, limit }))
+    }
+}
+
+fn info(peer: &Peer) -> PeerInfo {
+    let connection = peer.connection();
+    let live = connection.as_ref().filter(|connection| !connection.is_over());
+    PeerInfo {
+        name: peer.name().to_owned(),
+        address: peer.address(),
+        transport: live.map(|connection| connection.kind),
+        incarnation: peer.live_session().map(|session| session.peer.incarnation),
+        fabric: connection.as_ref().map(|connection| connection.queue_pair.stats()).unwrap_or_default(),
+        counters: connection.as_ref().map(|connection| connection.protocol.counters()).unwrap_or_default(),
+    }
+}
+
+fn parse_device(text: &str) -> Result<DeviceName, WorkerError> {
+    let parsed = text.parse::<DeviceName>();
+    parsed.map_err(|error| WorkerError::BadKey { key: text.to_owned(), problem: error.to_string() })
+}
+
+/// One step of this worker: sends and receives of different steps never mix.
+#[derive(Debug, Clone)]
+pub struct Step {
+    worker: Worker,
+    id: StepId,
+}
+
+impl Step {
+    /// Its number.
+    pub fn id(&self) -> i64 {
+        self.id.0
+    }
+
+    /// Makes `tensor` available under `key`, whose source must be a device of this worker. Never waits: the
+    /// value stays here until its receiver asks.
+    ///
+    /// # Errors
+    /// [`WorkerError::BadKey`] when the source is elsewhere, [`WorkerError::TableFull`],
+    /// [`WorkerError::Aborted`].
+    pub fn send(&self, key: &Key, tensor: Tensor) -> Result<(), WorkerError> {
+        if !self.worker.is_own(key.source())? {
+            let problem = format!("its source is not a device of {}; send on the worker that has it", self.worker.name());
+            return Err(WorkerError::BadKey { key: key.to_string(), problem });
+        }
+        let steps = &self.worker.node.values.steps;
+        let step = steps.step(self.id).map_err(|status| self.aborted(status))?;
+        steps.send(&step, &key.table_key(), tensor).map_err(|refused| match refused {
+            SendRefused::Full { waiting } => WorkerError::TableFull { waiting },
+            SendRefused::Aborted(status) => self.aborted(status),
+        })
+    }
+
+    /// The next value under `key`, from the worker of its source device; from this worker's own table, without
+    /// a copy, when that is itself.
+    ///
+    /// # Errors
+    /// [`WorkerError::Remote`] with the sender's status, [`WorkerError::PeerLost`], [`WorkerError::Aborted`],
+    /// [`WorkerError::DeadlineExceeded`] after the worker's default timeout.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the receive up: the sender is told, and a value that it has not written yet
+    /// stays there in its place. A value that was being written when the future was dropped is lost.
+    pub async fn recv(&self, key: &Key) -> Result<Tensor, WorkerError> {
+        self.recv_timeout(key, self.worker.node.limit).await
+    }
+
+    /// As [`recv`](Self::recv), within `limit`.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    ///
+    /// # Cancel safety
+    /// As [`recv`](Self::recv).
+    pub async fn recv_timeout(&self, key: &Key, limit: Duration) -> Result<Tensor, WorkerError> {
+        let what = format!("receiving `{key}` of step {}", self.id.0);
+        self.worker.within(limit, what, self.receive(key)).await
+    }
+
+    /// Ends the step here with `status`: pending and later receives and sends fail with it.
+    pub fn abort(&self, status: &Status) {
+        if let Ok(step) = self.worker.node.values.steps.step(self.id) {
+            step.abort(status);
+        }
+    }
+
+    async fn receive(&self, key: &Key) -> Result<Tensor, WorkerError> {
+        if self.worker.is_own(key.source())? {
+            let step = self.worker.node.values.steps.step(self.id).map_err(|status| self.aborted(status))?;
+            let taken = step.take(&key.table_key()).await.map_err(|status| self.aborted(status))?;
+            return Ok(taken.tensor);
+        }
+        let peer = self.worker.peer(&key.source().worker())?;
+        let connection = peer.connected(&self.worker.node).await?;
+        let incarnation = match key.incarnation() {
+            0 => peer.live_session().map_or(0, |session| session.peer.incarnation),
+            named => named,
+        };
+        let key = key.with_incarnation(incarnation).to_string();
+        let transfer = TransferName { peer: peer.name().to_owned(), key, step: Some(self.id.0) };
+        connection.receive(Scope::Step(self.id), &transfer).await
+    }
+
+    fn aborted(&self, status: Status) -> WorkerError {
+        WorkerError::Aborted { step: self.id.0, status }
+    }
+}
