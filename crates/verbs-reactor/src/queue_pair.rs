@@ -123,6 +123,18 @@ impl QueuePair {
         }
     }
 
+    /// Waits until [`post_now`](Self::post_now) may find a free slot, or the queue pair has failed.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe; no slot is reserved.
+    pub async fn room(&self) {
+        poll_fn(|context| {
+            self.shared.link.drive();
+            self.shared.core.slots().poll_room(context)
+        })
+        .await;
+    }
+
     /// The next arrival, in the peer's posting order. One consumer at a time.
     ///
     /// # Errors

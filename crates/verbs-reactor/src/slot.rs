@@ -102,10 +102,8 @@ impl SlotTable {
             return Reserve::Failed(failure.clone());
         }
         let Some(index) = inner.free.pop() else {
-            if let Some(waker) = waiter
-                && !inner.waiting.iter().any(|known| known.will_wake(waker))
-            {
-                inner.waiting.push(waker.clone());
+            if let Some(waker) = waiter {
+                inner.wait_for_room(waker);
             }
             return Reserve::Full;
         };
@@ -217,6 +215,16 @@ impl SlotTable {
         room.into_iter().for_each(Waker::wake);
     }
 
+    /// Ready when a slot is free, or never will be because the queue pair has failed.
+    pub(crate) fn poll_room(&self, context: &Context<'_>) -> Poll<()> {
+        let mut inner = self.lock();
+        if inner.failure.is_some() || !inner.free.is_empty() {
+            return Poll::Ready(());
+        }
+        inner.wait_for_room(context.waker());
+        Poll::Pending
+    }
+
     pub(crate) fn poll_idle(&self, context: &Context<'_>) -> Poll<()> {
         let mut inner = self.lock();
         if inner.outstanding == 0 {
@@ -232,6 +240,12 @@ impl SlotTable {
 }
 
 impl Inner {
+    fn wait_for_room(&mut self, waker: &Waker) {
+        if !self.waiting.iter().any(|known| known.will_wake(waker)) {
+            self.waiting.push(waker.clone());
+        }
+    }
+
     fn release(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.state = State::Free;
