@@ -1,14 +1,16 @@
 //! The protocol's channel over a queue pair.
 
 use std::{
+    collections::VecDeque,
     future::Future,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
 };
 
 use memory::{Buf, GrantEnd, Granted, Pool, copy::CopyReason};
 use protocol::{Allocator, Channel, ChannelError, Destination, LentEnd, Metadata, RingSpan, Status};
+use tokio::sync::Notify;
 use verbs_reactor::{
     FabricError, Immediate, Operation, QueuePair, RegionGeneration, RegionId, RemoteRange, WorkRequest,
 };
@@ -27,13 +29,72 @@ pub(crate) struct FabricChannel {
     pub(crate) message_pool: Pool,
     pub(crate) own_ring: Arc<Ring>,
     pub(crate) peer_ring: Destination,
+    pub(crate) held: Arc<HeldPosts>,
+}
+
+/// Posts that found the send queue full: a fabric may report a completion later than the answer it caused. They
+/// are posted in order by [`HeldPosts::post_when_possible`].
+#[derive(Debug, Default)]
+pub(crate) struct HeldPosts {
+    queue: Mutex<VecDeque<WorkRequest>>,
+    some: Notify,
+}
+
+impl HeldPosts {
+    /// Posts now, or holds the request behind those held already.
+    fn post(&self, queue_pair: &QueuePair, request: WorkRequest) -> Result<(), ChannelError> {
+        let mut queue = self.lock();
+        if queue.is_empty() {
+            match queue_pair.post_now(&request) {
+                // Nobody awaits it: the slot keeps the bytes, and a failure shows as the connection's.
+                Ok(operation) => return Ok(drop(operation)),
+                Err(FabricError::SendQueueFull { .. }) => {}
+                Err(error) => return Err(lost(&error)),
+            }
+        }
+        let most = queue_pair.config().send_depth as usize;
+        if queue.len() >= most {
+            return Err(ChannelError(format!("more than {most} posts wait for the send queue")));
+        }
+        queue.push_back(request);
+        self.some.notify_one();
+        Ok(())
+    }
+
+    /// Posts what is held as completions make room, until the queue pair fails.
+    pub(crate) async fn post_when_possible(self: Arc<Self>, queue_pair: QueuePair) {
+        while queue_pair.failure().is_none() {
+            if self.lock().is_empty() {
+                self.some.notified().await;
+            }
+            queue_pair.room().await;
+            self.post_held(&queue_pair);
+        }
+    }
+
+    fn post_held(&self, queue_pair: &QueuePair) {
+        let mut queue = self.lock();
+        while let Some(request) = queue.front() {
+            if let Err(FabricError::SendQueueFull { .. }) = queue_pair.post_now(request).map(drop) {
+                return;
+            }
+            queue.pop_front();
+        }
+    }
+
+    /// Lets [`post_when_possible`](Self::post_when_possible) see that the queue pair has failed.
+    pub(crate) fn wake(&self) {
+        self.some.notify_one();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<WorkRequest>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl FabricChannel {
     fn post(&self, local: Buf, remote: Option<RemoteRange>, immediate: Option<Immediate>) -> Result<(), ChannelError> {
-        let request = WorkRequest::Write { local, remote, immediate };
-        // Nobody awaits it: the slot keeps the bytes, and a failure shows as the connection's.
-        self.queue_pair.post_now(&request).map(drop).map_err(|error| lost(&error))
+        self.held.post(&self.queue_pair, WorkRequest::Write { local, remote, immediate })
     }
 
     fn ring_range(&self, span: RingSpan) -> RemoteRange {

@@ -1,1 +1,38 @@
-//! Contract to come.
+//! Tensors between processes for async Rust services.
+//!
+//! A producer publishes a tensor under a name, or sends it under a key; a consumer awaits it, and the bytes
+//! land in the consumer's own memory by a one-sided write. On one host they go through shared memory, between
+//! hosts over TCP (RDMA through libibverbs is under way); the program is the same.
+//!
+//! The types that matter are [`Worker`], [`Tensor`] and [`Step`]. A whole example, with both ends in one
+//! process:
+//!
+//! ```
+//! use tensorwire::{Tensor, Worker};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), tensorwire::WorkerError> {
+//! let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
+//! let weights = Tensor::from_values(server.pool(), &[2, 2], &[1.0f32, 2.0, 3.0, 4.0])?;
+//! server.publish("weights", weights)?;
+//!
+//! let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
+//! let peer = client.peer_at(server.address()).await?;
+//! let fetched = client.fetch(&peer, "weights").await?;
+//! assert_eq!(fetched.values::<f32>()?, &[1.0, 2.0, 3.0, 4.0]);
+//!
+//! client.shutdown().await;
+//! server.shutdown().await;
+//! # Ok(())
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub use memory::{Buf, BufMut, MemoryError, Pool, PoolStats, copy};
+pub use protocol::{Code, Counters, DataType, DeviceName, Key, Metadata, Mode, Shape, Status};
+pub use rendezvous::{
+    ClusterSpec, Element, Peer, PeerInfo, Published, Step, Tensor, TransferName, Worker, WorkerBuilder, WorkerError,
+    control,
+};
+pub use verbs_reactor::{FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime};
