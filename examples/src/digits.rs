@@ -82,11 +82,8 @@ impl Digits {
     /// Unpacks and splits the data set; every call in every process gives the same split.
     pub fn load() -> Self {
         let data = smartcore::dataset::digits::load_dataset();
-        let all: Vec<(&[f32], usize)> = data
-            .data
-            .chunks_exact(PIXELS)
-            .zip(data.target.iter().map(|&digit| digit as usize))
-            .collect();
+        let all: Vec<(&[f32], usize)> =
+            data.data.chunks_exact(PIXELS).zip(data.target.iter().map(|&digit| digit as usize)).collect();
         let mut order: Vec<usize> = (0..all.len()).collect();
         SplitMix64::new(SPLIT_SEED).shuffle(&mut order);
 
@@ -94,11 +91,7 @@ impl Digits {
         for (position, &index) in order.iter().enumerate() {
             let (bitmap, label) = all[index];
             let scaled: Vec<f32> = bitmap.iter().map(|grey| grey / GREY_MAX).collect();
-            let part = if position < HELD_OUT {
-                &mut held_out
-            } else {
-                &mut training
-            };
+            let part = if position < HELD_OUT { &mut held_out } else { &mut training };
             part.push(&scaled, label);
         }
         Self { training, held_out }
@@ -154,10 +147,7 @@ mod tests {
     use super::{Batches, CLASSES, Digits, HELD_OUT, PIXELS, Samples};
 
     fn fingerprint(samples: &Samples) -> Vec<(Vec<u32>, usize)> {
-        samples
-            .iter()
-            .map(|(bitmap, &label)| (bitmap.iter().map(|p| p.to_bits()).collect(), label))
-            .collect()
+        samples.iter().map(|(bitmap, &label)| (bitmap.iter().map(|p| p.to_bits()).collect(), label)).collect()
     }
 
     #[test]
@@ -167,12 +157,7 @@ mod tests {
         assert_eq!(one.held_out.len(), HELD_OUT);
         assert_eq!(one.training.len() + one.held_out.len(), 1_797);
         assert_eq!(one.training.pixels().len(), one.training.len() * PIXELS);
-        assert!(
-            one.training
-                .pixels()
-                .iter()
-                .all(|pixel| (0.0..=1.0).contains(pixel))
-        );
+        assert!(one.training.pixels().iter().all(|pixel| (0.0..=1.0).contains(pixel)));
     }
 
     #[test]
@@ -181,10 +166,7 @@ mod tests {
         for &label in Digits::load().held_out.labels() {
             counts[label] += 1;
         }
-        assert!(
-            counts.iter().all(|&count| count > HELD_OUT / CLASSES / 2),
-            "{counts:?}"
-        );
+        assert!(counts.iter().all(|&count| count > HELD_OUT / CLASSES / 2), "{counts:?}");
     }
 
     #[test]

@@ -45,35 +45,22 @@ impl Mlp {
     /// A network with these layer widths, input first.
     pub fn new(widths: Vec<usize>) -> Self {
         let layers = widths.len().saturating_sub(1);
-        Self {
-            activations: vec![Vec::new(); layers + 1],
-            deltas: vec![Vec::new(); layers],
-            widths,
-        }
+        Self { activations: vec![Vec::new(); layers + 1], deltas: vec![Vec::new(); layers], widths }
     }
 
     /// Names and shapes of the parameters, in the order that all calls expect.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let mut tensors = Vec::new();
         for (index, pair) in self.widths.windows(2).enumerate() {
-            tensors.push(TensorSpec {
-                name: format!("w{}", index + 1),
-                shape: vec![pair[0], pair[1]],
-            });
-            tensors.push(TensorSpec {
-                name: format!("b{}", index + 1),
-                shape: vec![pair[1]],
-            });
+            tensors.push(TensorSpec { name: format!("w{}", index + 1), shape: vec![pair[0], pair[1]] });
+            tensors.push(TensorSpec { name: format!("b{}", index + 1), shape: vec![pair[1]] });
         }
         tensors
     }
 
     /// Bytes of all parameters together.
     pub fn parameter_bytes(&self) -> usize {
-        self.tensors()
-            .iter()
-            .map(|tensor| tensor.elements() * size_of::<f32>())
-            .sum()
+        self.tensors().iter().map(|tensor| tensor.elements() * size_of::<f32>()).sum()
     }
 
     /// Fresh parameters: weights uniform within He's bound for the layer, biases 0.
@@ -82,9 +69,7 @@ impl Mlp {
         let mut fill = |tensor: &TensorSpec| match tensor.shape[..] {
             [inputs, outputs] => {
                 let bound = (6.0 / inputs as f32).sqrt();
-                (0..inputs * outputs)
-                    .map(|_| random.signed_unit() * bound)
-                    .collect()
+                (0..inputs * outputs).map(|_| random.signed_unit() * bound).collect()
             }
             _ => vec![0.0; tensor.elements()],
         };
@@ -93,10 +78,7 @@ impl Mlp {
 
     /// Gradients that are all 0, with the shapes of the parameters.
     pub fn zero_gradients(&self) -> Vec<Vec<f32>> {
-        self.tensors()
-            .iter()
-            .map(|tensor| vec![0.0; tensor.elements()])
-            .collect()
+        self.tensors().iter().map(|tensor| vec![0.0; tensor.elements()]).collect()
     }
 
     /// Mean loss over `batch`; `gradients` is overwritten with its derivatives.
@@ -109,10 +91,7 @@ impl Mlp {
         self.forward(parameters, batch);
         let loss = self.loss_and_last_delta(batch);
         for layer in (0..self.deltas.len()).rev() {
-            let width = Width {
-                inputs: self.widths[layer],
-                outputs: self.widths[layer + 1],
-            };
+            let width = Width { inputs: self.widths[layer], outputs: self.widths[layer + 1] };
             let (before, after) = self.deltas.split_at_mut(layer);
             let (delta, input) = (&after[0], &self.activations[layer]);
             weight_gradient(input, delta, width, gradients[2 * layer].as_mut());
@@ -145,17 +124,11 @@ impl Mlp {
         self.activations[0].extend_from_slice(batch.pixels());
         let last = self.deltas.len();
         for layer in 1..=last {
-            let width = Width {
-                inputs: self.widths[layer - 1],
-                outputs: self.widths[layer],
-            };
+            let width = Width { inputs: self.widths[layer - 1], outputs: self.widths[layer] };
             let (before, after) = self.activations.split_at_mut(layer);
             let output = &mut after[0];
             output.resize(batch.len() * width.outputs, 0.0);
-            let (weights, bias) = (
-                parameters[2 * layer - 2].as_ref(),
-                parameters[2 * layer - 1].as_ref(),
-            );
+            let (weights, bias) = (parameters[2 * layer - 2].as_ref(), parameters[2 * layer - 1].as_ref());
             affine(&before[layer - 1], weights, bias, width, output);
             if layer == last {
                 output.chunks_exact_mut(width.outputs).for_each(softmax);
@@ -193,10 +166,7 @@ struct Width {
 
 /// `output = input · weights + bias` for every row. Inputs of 0, half of them after a ReLU, cost nothing.
 fn affine(input: &[f32], weights: &[f32], bias: &[f32], width: Width, output: &mut [f32]) {
-    for (row, sums) in input
-        .chunks_exact(width.inputs)
-        .zip(output.chunks_exact_mut(width.outputs))
-    {
+    for (row, sums) in input.chunks_exact(width.inputs).zip(output.chunks_exact_mut(width.outputs)) {
         sums.copy_from_slice(bias);
         for (&value, column) in row.iter().zip(weights.chunks_exact(width.outputs)) {
             if value != 0.0 {
@@ -210,10 +180,7 @@ fn affine(input: &[f32], weights: &[f32], bias: &[f32], width: Width, output: &m
 fn weight_gradient(input: &[f32], delta: &[f32], width: Width, gradient: &mut [f32]) {
     for (index, sums) in gradient.chunks_exact_mut(width.outputs).enumerate() {
         sums.fill(0.0);
-        for (row, delta) in input
-            .chunks_exact(width.inputs)
-            .zip(delta.chunks_exact(width.outputs))
-        {
+        for (row, delta) in input.chunks_exact(width.inputs).zip(delta.chunks_exact(width.outputs)) {
             if row[index] != 0.0 {
                 add_scaled(row[index], delta, sums);
             }
@@ -232,10 +199,7 @@ fn bias_gradient(delta: &[f32], gradient: &mut [f32]) {
 /// `previous = delta · weightsᵀ` where the ReLU let the value through, else 0.
 fn input_delta(delta: &[f32], weights: &[f32], input: &[f32], width: Width, previous: &mut Vec<f32>) {
     previous.clear();
-    for (row, delta) in input
-        .chunks_exact(width.inputs)
-        .zip(delta.chunks_exact(width.outputs))
-    {
+    for (row, delta) in input.chunks_exact(width.inputs).zip(delta.chunks_exact(width.outputs)) {
         previous.extend(
             row.iter()
                 .zip(weights.chunks_exact(width.outputs))
@@ -252,12 +216,7 @@ fn add_scaled(scale: f32, from: &[f32], to: &mut [f32]) {
 
 fn dot(left: &[f32], right: &[f32]) -> f32 {
     let (left_blocks, right_blocks) = (left.chunks_exact(LANES), right.chunks_exact(LANES));
-    let rest: f32 = left_blocks
-        .remainder()
-        .iter()
-        .zip(right_blocks.remainder())
-        .map(|(a, b)| a * b)
-        .sum();
+    let rest: f32 = left_blocks.remainder().iter().zip(right_blocks.remainder()).map(|(a, b)| a * b).sum();
     let mut sums = [0.0f32; LANES];
     for (a, b) in left_blocks.zip(right_blocks) {
         for lane in 0..LANES {
@@ -323,10 +282,7 @@ mod tests {
                 largest = largest.max(measured.abs());
             }
         }
-        assert!(
-            checked == 240 && largest > 0.05,
-            "{checked} checked, largest {largest}"
-        );
+        assert!(checked == 240 && largest > 0.05, "{checked} checked, largest {largest}");
     }
 
     #[test]

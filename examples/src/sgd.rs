@@ -12,10 +12,7 @@ pub struct SgdConfig {
 
 impl Default for SgdConfig {
     fn default() -> Self {
-        Self {
-            learning_rate: 0.05,
-            momentum: 0.5,
-        }
+        Self { learning_rate: 0.05, momentum: 0.5 }
     }
 }
 
@@ -29,30 +26,21 @@ pub struct Sgd {
 impl Sgd {
     /// An optimiser at rest.
     pub const fn new(config: SgdConfig) -> Self {
-        Self {
-            config,
-            velocities: Vec::new(),
-        }
+        Self { config, velocities: Vec::new() }
     }
 
-    /// Moves `parameters` against `gradients`. Both lists have the same order and lengths in every call.
-    pub fn apply<P: AsMut<[f32]>, G: AsRef<[f32]>>(&mut self, parameters: &mut [P], gradients: &[G]) {
-        self.velocities
-            .resize(parameters.len().max(self.velocities.len()), Vec::new());
-        for ((parameter, gradient), velocity) in
-            parameters.iter_mut().zip(gradients).zip(&mut self.velocities)
-        {
-            let gradient = gradient.as_ref();
-            velocity.resize(gradient.len(), 0.0);
-            for ((value, slope), speed) in parameter
-                .as_mut()
-                .iter_mut()
-                .zip(gradient)
-                .zip(velocity.iter_mut())
-            {
-                *speed = self.config.momentum * *speed - self.config.learning_rate * slope;
-                *value += *speed;
-            }
+    /// Moves tensor number `tensor` against its gradient: reads the values from `old` and writes them to `new`, so that
+    /// readers of `old` are not disturbed. All three have the same length, in every call for this tensor.
+    pub fn update(&mut self, tensor: usize, old: &[f32], gradient: &[f32], new: &mut [f32]) {
+        if self.velocities.len() <= tensor {
+            self.velocities.resize_with(tensor + 1, Vec::new);
+        }
+        let velocity = &mut self.velocities[tensor];
+        velocity.resize(gradient.len(), 0.0);
+        let SgdConfig { learning_rate, momentum } = self.config;
+        for (((value, slope), speed), new) in old.iter().zip(gradient).zip(velocity).zip(new) {
+            *speed = momentum * *speed - learning_rate * slope;
+            *new = value + *speed;
         }
     }
 }
@@ -63,14 +51,20 @@ mod tests {
 
     #[test]
     fn momentum_carries_the_last_step_on() {
-        let mut sgd = Sgd::new(SgdConfig {
-            learning_rate: 0.5,
-            momentum: 0.5,
-        });
-        let mut parameters = [vec![1.0f32, 2.0]];
-        sgd.apply(&mut parameters, &[[2.0f32, 0.0]]);
-        assert_eq!(parameters[0], [0.0, 2.0]);
-        sgd.apply(&mut parameters, &[[0.0f32, 4.0]]);
-        assert_eq!(parameters[0], [-0.5, 0.0]);
+        let mut sgd = Sgd::new(SgdConfig { learning_rate: 0.5, momentum: 0.5 });
+        let (mut first, mut second) = ([0.0; 2], [0.0; 2]);
+        sgd.update(0, &[1.0, 2.0], &[2.0, 0.0], &mut first);
+        assert_eq!(first, [0.0, 2.0]);
+        sgd.update(0, &first, &[0.0, 4.0], &mut second);
+        assert_eq!(second, [-0.5, 0.0]);
+    }
+
+    #[test]
+    fn tensors_have_velocities_of_their_own() {
+        let mut sgd = Sgd::new(SgdConfig { learning_rate: 1.0, momentum: 0.5 });
+        let mut new = [0.0];
+        sgd.update(3, &[0.0], &[1.0], &mut new);
+        sgd.update(1, &[0.0], &[0.0], &mut new);
+        assert_eq!(new, [0.0]);
     }
 }

@@ -15,11 +15,15 @@ pub fn train(digits: &Digits, steps: usize, seed: u64, mut progress: impl FnMut(
     let mut mlp = Mlp::for_digits();
     let mut parameters = mlp.initial_parameters(seed);
     let mut gradients = mlp.zero_gradients();
+    let mut updated = mlp.zero_gradients();
     let mut sgd = Sgd::new(SgdConfig::default());
     let mut batches = Batches::new(digits.training.clone(), BATCH_SIZE, seed);
     for _ in 0..steps {
         let loss = mlp.gradients(&parameters, batches.next_batch(), &mut gradients);
-        sgd.apply(&mut parameters, &gradients);
+        for (tensor, new) in updated.iter_mut().enumerate() {
+            sgd.update(tensor, &parameters[tensor], &gradients[tensor], new);
+        }
+        std::mem::swap(&mut parameters, &mut updated);
         progress(loss);
     }
     parameters
@@ -39,12 +43,7 @@ mod tests {
         let accuracy = Mlp::for_digits().accuracy(&parameters, &digits.held_out);
         assert!(accuracy >= 0.95, "{accuracy}");
         assert_eq!(losses.len(), STEPS);
-        assert!(
-            losses[STEPS - 1] < losses[0] / 4.0,
-            "{} to {}",
-            losses[0],
-            losses[STEPS - 1]
-        );
+        assert!(losses[STEPS - 1] < losses[0] / 4.0, "{} to {}", losses[0], losses[STEPS - 1]);
     }
 
     #[test]
