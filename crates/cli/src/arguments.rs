@@ -1,0 +1,109 @@
+//! What the command line says.
+
+use std::{net::SocketAddr, num::NonZeroU32, path::PathBuf};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Moves tensors between processes.
+#[derive(Debug, Parser)]
+#[command(name = "tensorwire", version, max_term_width = 100)]
+pub(crate) struct Arguments {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Read a safetensors file into memory and serve its tensors until Ctrl-C.
+    Serve(Serve),
+    /// Fetch tensors from a server, and write them to a safetensors file.
+    Pull(Pull),
+}
+
+/// `tensorwire serve`.
+#[derive(Debug, Args)]
+pub(crate) struct Serve {
+    /// The file to serve.
+    #[arg(value_name = "FILE.safetensors")]
+    pub(crate) file: PathBuf,
+    /// Address to listen at; port 0 takes a free one. Anything beyond loopback needs --secret-file.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    pub(crate) bind: SocketAddr,
+    #[command(flatten)]
+    pub(crate) secret: Secret,
+}
+
+/// `tensorwire pull`.
+#[derive(Debug, Args)]
+pub(crate) struct Pull {
+    /// Address that the server printed, for instance 127.0.0.1:4242.
+    pub(crate) address: SocketAddr,
+    /// File to write. It appears when it is complete, or not at all. Without it tensors are fetched and dropped.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Fetch these tensors only.
+    #[arg(long, value_name = "NAME", num_args = 1..)]
+    pub(crate) tensor: Vec<String>,
+    /// How bytes travel. `auto` takes shared memory from this host and TCP from another; naming one makes it an
+    /// error if that one can't be used.
+    #[arg(long, value_enum, default_value_t = Fabric::Auto)]
+    pub(crate) fabric: Fabric,
+    /// Fetch everything this many times.
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(crate) repeat: NonZeroU32,
+    /// Compare each tensor with the checksum that the server publishes.
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// Print the messages of each round by kind, the bytes and the transport.
+    #[arg(long)]
+    pub(crate) stats: bool,
+    #[command(flatten)]
+    pub(crate) secret: Secret,
+}
+
+/// How the two ends know each other.
+#[derive(Debug, Args)]
+pub(crate) struct Secret {
+    /// File with the secret that both ends share. On loopback none is needed: there both must run as one user.
+    #[arg(long, value_name = "PATH", env = "TENSORWIRE_SECRET_FILE")]
+    pub(crate) secret_file: Option<PathBuf>,
+}
+
+/// The fabrics that can be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Fabric {
+    /// The fastest that both ends have.
+    Auto,
+    /// Shared memory.
+    Shm,
+    /// TCP.
+    Tcp,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, Parser};
+
+    use super::{Arguments, Command, Fabric};
+
+    #[test]
+    fn definition_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn pull_takes_many_tensor_names_in_both_ways() {
+        let line =
+            ["tensorwire", "pull", "127.0.0.1:1", "--tensor", "a", "b", "--tensor", "c", "--fabric", "tcp"];
+        let Command::Pull(pull) = Arguments::parse_from(line).command else { panic!("not a pull") };
+        assert_eq!(pull.tensor, ["a", "b", "c"]);
+        assert_eq!(pull.fabric, Fabric::Tcp);
+    }
+
+    #[test]
+    fn repeat_of_zero_is_refused() {
+        assert!(Arguments::try_parse_from(["tensorwire", "pull", "127.0.0.1:1", "--repeat", "0"]).is_err());
+    }
+}

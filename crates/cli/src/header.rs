@@ -1,0 +1,159 @@
+//! The header of a safetensors file: which tensors there are, and where.
+
+use std::{collections::HashMap, ops::Range};
+
+use safetensors::{
+    Dtype, SafeTensorError,
+    tensor::{Metadata, TensorInfo},
+};
+
+/// Longest header that is read, in bytes: the format's own limit.
+pub(crate) const HEADER_BYTES_MAX: usize = 100_000_000;
+
+/// Bytes before the header: its length.
+pub(crate) const PREFIX_BYTES: usize = 8;
+
+/// One tensor of a file.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
+    /// Where its bytes lie, counted from the end of the header.
+    pub(crate) range: Range<u64>,
+}
+
+impl Entry {
+    pub(crate) fn byte_length(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+}
+
+/// A header, checked: ranges follow each other without gaps and have the length of dtype and shape.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Header {
+    text: String,
+    metadata: Option<HashMap<String, String>>,
+    entries: Vec<Entry>,
+}
+
+impl Header {
+    /// Parses the JSON text of a header.
+    pub(crate) fn parse(text: String) -> Result<Self, SafeTensorError> {
+        let parsed: Metadata =
+            serde_json::from_str(&text).map_err(SafeTensorError::InvalidHeaderDeserialization)?;
+        let mut infos = parsed.tensors();
+        let mut entries = Vec::with_capacity(infos.len());
+        for name in parsed.offset_keys() {
+            let Some(info) = infos.remove(&name) else { continue };
+            let (start, end) = info.data_offsets;
+            entries.push(Entry {
+                name,
+                dtype: info.dtype,
+                shape: info.shape.clone(),
+                range: start as u64..end as u64,
+            });
+        }
+        Ok(Self { text, metadata: parsed.metadata().clone(), entries })
+    }
+
+    /// The header of a file with `entries` alone, in their order. Their ranges are laid out anew.
+    pub(crate) fn of(
+        metadata: Option<HashMap<String, String>>,
+        entries: &[Entry],
+    ) -> Result<Self, SafeTensorError> {
+        let mut start = 0usize;
+        let mut infos = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let length =
+                usize::try_from(entry.byte_length()).map_err(|_| SafeTensorError::ValidationOverflow)?;
+            let end = start.checked_add(length).ok_or(SafeTensorError::ValidationOverflow)?;
+            let info =
+                TensorInfo { dtype: entry.dtype, shape: entry.shape.clone(), data_offsets: (start, end) };
+            infos.push((entry.name.clone(), info));
+            start = end;
+        }
+        let mut text = serde_json::to_string(&Metadata::new(metadata, infos)?)
+            .map_err(SafeTensorError::InvalidHeaderDeserialization)?;
+        // The data begins at a multiple of 8, so that a reader can map it.
+        while !text.len().is_multiple_of(8) {
+            text.push(' ');
+        }
+        Self::parse(text)
+    }
+
+    /// The same file with the tensors that `keep` accepts.
+    pub(crate) fn subset(&self, keep: impl Fn(&Entry) -> bool) -> Result<Self, SafeTensorError> {
+        let kept: Vec<Entry> = self.entries.iter().filter(|entry| keep(entry)).cloned().collect();
+        Self::of(self.metadata.clone(), &kept)
+    }
+
+    /// The JSON text, with its padding.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The tensors, by place in the file.
+    pub(crate) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// Bytes of all tensors.
+    pub(crate) fn data_bytes(&self) -> u64 {
+        self.entries.last().map_or(0, |entry| entry.range.end)
+    }
+
+    /// Where the data begins in the file.
+    pub(crate) fn data_start(&self) -> u64 {
+        (PREFIX_BYTES + self.text.len()) as u64
+    }
+
+    /// The bytes before the data: length and text.
+    pub(crate) fn prefix(&self) -> Vec<u8> {
+        let mut prefix = (self.text.len() as u64).to_le_bytes().to_vec();
+        prefix.extend_from_slice(self.text.as_bytes());
+        prefix
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Header;
+
+    const TEXT: &str = r#"{"__metadata__":{"format":"pt"},
+        "b":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]},
+        "empty":{"dtype":"F32","shape":[0,5],"data_offsets":[12,12]},
+        "a":{"dtype":"U8","shape":[],"data_offsets":[12,13]}}"#;
+
+    #[test]
+    fn entries_come_by_place_in_the_file() {
+        let header = Header::parse(TEXT.to_owned()).unwrap();
+        let names: Vec<&str> = header.entries().iter().map(|entry| entry.name.as_str()).collect();
+        assert_eq!(names, ["b", "empty", "a"]);
+        assert_eq!(header.data_bytes(), 13);
+        assert_eq!(header.text(), TEXT);
+    }
+
+    #[test]
+    fn subset_closes_the_gaps_and_keeps_the_metadata() {
+        let header = Header::parse(TEXT.to_owned()).unwrap();
+        let subset = header.subset(|entry| entry.name != "b").unwrap();
+        assert_eq!(subset.data_bytes(), 1);
+        assert!(subset.text().contains(r#""format":"pt""#));
+        assert_eq!(subset.data_start() % 8, 0);
+    }
+
+    #[test]
+    fn gaps_overlaps_and_wrong_lengths_are_refused() {
+        for (from, to) in [("[12,13]", "[13,14]"), ("[12,13]", "[11,12]"), ("[2,3]", "[2,4]"), ("BF16", "X9")]
+        {
+            assert!(Header::parse(TEXT.replace(from, to)).is_err(), "{from} to {to}");
+        }
+    }
+
+    #[test]
+    fn shape_whose_size_overflows_is_refused() {
+        let text = TEXT.replace("[2,3]", "[4294967296,4294967296,4294967296]");
+        assert!(Header::parse(text).is_err());
+    }
+}

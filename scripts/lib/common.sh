@@ -1,0 +1,56 @@
+# What the scripts share. Sourced from the repository's root.
+
+# need_rust: ends with a remedy when there is no cargo.
+need_rust() {
+    command -v cargo >/dev/null && return
+    echo "cargo is not on the PATH: install Rust 1.95 or later with rustup" >&2
+    exit 2
+}
+
+# need_linker: rustc links through cc; on Debian and Ubuntu a missing one is installed.
+need_linker() {
+    command -v cc >/dev/null && return
+    install_packages gcc libc6-dev
+}
+
+# install_packages NAME...: with apt-get, as root or through sudo.
+install_packages() {
+    local sudo=
+    [ "$(id -u)" = 0 ] || sudo=sudo
+    if ! command -v apt-get >/dev/null; then
+        echo "please install: $* (only Debian and Ubuntu are set up automatically)" >&2
+        exit 2
+    fi
+    $sudo apt-get update -q && $sudo apt-get install -q -y --no-install-recommends "$@"
+}
+
+# count_tests LOG: adds up the closing lines of nextest and cargo test in LOG.
+# Prints `N passed, N failed, N skipped`, alone on its line.
+count_tests() {
+    sed 's/\x1b\[[0-9;]*m//g' "$1" | awk '
+        function number_before(word,   parts, words) {
+            if (match($0, "[0-9]+ " word)) {
+                split(substr($0, RSTART, RLENGTH), words, " ")
+                return words[1]
+            }
+            return 0
+        }
+        /^ *Summary \[.*tests? run:/ {
+            passed += number_before("passed"); skipped += number_before("skipped")
+            failed += number_before("failed") + number_before("timed out") + number_before("exec failed")
+        }
+        /^test result: / {
+            passed += number_before("passed"); failed += number_before("failed")
+            skipped += number_before("ignored")
+        }
+        END { printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped }'
+}
+
+# list_ignored_tests: each test that a plain run leaves out, with the reason written at it.
+list_ignored_tests() {
+    local found
+    found=$(git grep -nE '#\[ignore' -- '*.rs' || true)
+    [ -n "$found" ] || return 0
+    echo "Tests that a plain run leaves out, and why:"
+    sed -E 's/^([^:]+):([0-9]+):.*#\[ignore( = "(.*)")?\].*/  \1:\2  \4/' <<<"$found"
+}

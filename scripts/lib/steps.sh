@@ -1,0 +1,26 @@
+# Runs named, bounded steps and tells at the end which failed. Sourced by .ci/run and .ci/long.
+
+step_table=""
+steps_failed=0
+step_log=$(mktemp)
+trap 'rm -f "$step_log"' EXIT
+
+# step SECONDS NAME COMMAND...: runs COMMAND for at most SECONDS; what it prints is also kept in $step_log. A failure is
+# noted, and the next step still runs, so that one run shows all there is to mend.
+step() {
+    local limit=$1 name=$2 begin=$SECONDS status=0 result=ok
+    shift 2
+    printf '\n=== %s\n' "$name"
+    timeout --kill-after=10 "$limit" "$@" </dev/null 2>&1 | tee -a "$step_log" || status=${PIPESTATUS[0]}
+    if [ "$status" -ne 0 ]; then
+        result="FAILED (exit $status)"
+        [ "$status" -ne 124 ] && [ "$status" -ne 137 ] || result="FAILED (not done after $limit s)"
+        steps_failed=$((steps_failed + 1))
+    fi
+    step_table+=$(printf '%5d s  %-46s %s' "$((SECONDS - begin))" "$name" "$result")$'\n'
+}
+
+# print_steps: the table of what ran, and how long it took.
+print_steps() {
+    printf '\n=== Steps\n%s%5d s  in all\n' "$step_table" "$SECONDS"
+}
