@@ -31,6 +31,9 @@ pub const RING_BYTES_MAX: u32 = 16 << 20;
 /// Most messages in flight per direction.
 pub const WINDOW_MAX: u32 = 1024;
 
+/// Most content writes that one end may have under way.
+pub const CONTENTS_MAX: u32 = 4096;
+
 /// Most requests that one end may have outstanding at the other.
 pub const REQUESTS_MAX: u32 = 16 << 10;
 
@@ -39,6 +42,21 @@ pub const METADATA_CACHE_MAX: usize = 64 << 10;
 
 /// Largest frame on the control plane, in bytes.
 pub const CONTROL_FRAME_BYTES_MAX: usize = 1 << 20;
+
+/// Most fabrics that one worker offers.
+pub const FABRICS_MAX: usize = 16;
+
+/// Longest reach of a fabric, in bytes.
+pub const REACH_BYTES_MAX: usize = 256;
+
+/// Longest connection data of a fabric, in bytes.
+pub const CONNECTION_DATA_BYTES_MAX: usize = 4096;
+
+/// Longest listen address, in bytes.
+pub const ADDRESS_BYTES_MAX: usize = 256;
+
+/// Most entries of one page of a tensor list.
+pub const LIST_ENTRIES_MAX: usize = 4096;
 
 /// Longest worker name, in bytes.
 pub const WORKER_NAME_BYTES_MAX: usize = 256;

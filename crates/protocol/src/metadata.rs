@@ -1,6 +1,10 @@
 //! What is known of a tensor without its bytes.
 
+mod cache;
+
 use std::fmt;
+
+pub use cache::MetadataCache;
 
 use crate::limits::RANK_MAX;
 

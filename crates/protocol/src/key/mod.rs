@@ -1,0 +1,323 @@
+//! Keys: which edge of whose graph a value belongs to.
+
+mod device;
+
+use std::{fmt, ops::Range, str::FromStr};
+
+pub use device::{DeviceName, InvalidDeviceName};
+
+use crate::{Code, Status};
+
+/// A five-part key, `source;incarnation;destination;edge;frame:iteration` (`tensorflow-verbs.md` §2.1).
+///
+/// Equality is that of the text.
+#[derive(Clone)]
+pub struct Key {
+    text: String,
+    /// Source, incarnation, destination, edge, frame:iteration within `text`.
+    parts: [Range<usize>; 5],
+    incarnation: u64,
+    source: DeviceName,
+    destination: DeviceName,
+}
+
+/// The text is no key.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("Invalid  rendezvous key: {0}")]
+pub struct InvalidKey(pub String);
+
+impl From<InvalidKey> for Status {
+    fn from(invalid: InvalidKey) -> Self {
+        Self::new(Code::InvalidArgument, invalid.to_string())
+    }
+}
+
+impl Key {
+    /// Parses `text` by the rules of `tensorflow-verbs.md` §2.2: five parts, of which the second is a
+    /// hexadecimal number of at most 64 bits, the first and third are device names, the fourth and fifth are
+    /// not empty. One semicolon at the end is swallowed; the fifth part is not looked into.
+    ///
+    /// # Errors
+    /// [`InvalidKey`].
+    pub fn parse(text: &str) -> Result<Self, InvalidKey> {
+        Self::parse_parts(text).ok_or_else(|| InvalidKey(text.to_owned()))
+    }
+
+    fn parse_parts(text: &str) -> Option<Self> {
+        let mut parts: [Range<usize>; 5] = Default::default();
+        let mut next = 0;
+        for part in &mut parts {
+            let end = text.get(next..)?.find(';').map_or(text.len(), |length| next + length);
+            *part = next..end;
+            next = (end + 1).min(text.len());
+        }
+        let [source, incarnation, destination, edge, frame_iteration] =
+            parts.each_ref().map(|part| text.get(part.clone()).unwrap_or_default());
+        if next != text.len() || edge.is_empty() || frame_iteration.is_empty() {
+            return None;
+        }
+        let hexadecimal =
+            incarnation.len() <= 16 && incarnation.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let incarnation = hexadecimal.then(|| u64::from_str_radix(incarnation, 16).ok())??;
+        let source = DeviceName::parse(source).ok()?;
+        let destination = DeviceName::parse(destination).ok()?;
+        Some(Self { text: text.to_owned(), parts, incarnation, source, destination })
+    }
+
+    /// Makes a key from its parts.
+    pub fn builder() -> KeyBuilder {
+        KeyBuilder::default()
+    }
+
+    /// The text, as parsed.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    fn part(&self, part: usize) -> &str {
+        self.parts.get(part).and_then(|range| self.text.get(range.clone())).unwrap_or_default()
+    }
+
+    /// The source device, as written.
+    pub fn source(&self) -> &str {
+        self.part(0)
+    }
+
+    /// The source device. One that specifies nothing means this worker.
+    pub fn source_device(&self) -> &DeviceName {
+        &self.source
+    }
+
+    /// The life of the source that the key was made for.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// The destination device, as written.
+    pub fn destination(&self) -> &str {
+        self.part(2)
+    }
+
+    /// The destination device.
+    pub fn destination_device(&self) -> &DeviceName {
+        &self.destination
+    }
+
+    /// The edge.
+    pub fn edge(&self) -> &str {
+        self.part(3)
+    }
+
+    /// `frame:iteration`, as written.
+    pub fn frame_iteration(&self) -> &str {
+        self.part(4)
+    }
+
+    /// The key without its incarnation, which is compared apart: `source;destination;edge;frame:iteration`.
+    pub fn table_key(&self) -> String {
+        [self.source(), self.destination(), self.edge(), self.frame_iteration()].join(";")
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for Key {}
+
+impl std::hash::Hash for Key {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.text.hash(state);
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Key").field(&self.text).finish()
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl FromStr for Key {
+    type Err = InvalidKey;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::parse(text)
+    }
+}
+
+impl AsRef<str> for Key {
+    fn as_ref(&self) -> &str {
+        &self.text
+    }
+}
+
+/// The parts of a [`Key`]; those not given are empty or 0.
+#[derive(Debug, Clone, Default)]
+#[must_use]
+pub struct KeyBuilder {
+    source: String,
+    incarnation: u64,
+    destination: String,
+    edge: String,
+    frame: u64,
+    iteration: i64,
+}
+
+impl KeyBuilder {
+    /// The source device.
+    pub fn source(mut self, device: impl Into<String>) -> Self {
+        self.source = device.into();
+        self
+    }
+
+    /// The source's incarnation.
+    pub fn incarnation(mut self, incarnation: u64) -> Self {
+        self.incarnation = incarnation;
+        self
+    }
+
+    /// The destination device.
+    pub fn destination(mut self, device: impl Into<String>) -> Self {
+        self.destination = device.into();
+        self
+    }
+
+    /// The edge.
+    pub fn edge(mut self, edge: impl Into<String>) -> Self {
+        self.edge = edge.into();
+        self
+    }
+
+    /// The loop frame.
+    pub fn frame(mut self, frame: u64) -> Self {
+        self.frame = frame;
+        self
+    }
+
+    /// The iteration within the frame.
+    pub fn iteration(mut self, iteration: i64) -> Self {
+        self.iteration = iteration;
+        self
+    }
+
+    /// Puts the parts together.
+    ///
+    /// # Errors
+    /// [`InvalidKey`] when the parts make none: a device that is no device name, no edge, or a semicolon
+    /// inside a part.
+    pub fn build(&self) -> Result<Key, InvalidKey> {
+        let Self { source, incarnation, destination, edge, frame, iteration } = self;
+        Key::parse(&format!("{source};{incarnation:016x};{destination};{edge};{frame}:{iteration}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const EXAMPLE: &str = "/job:mnist/replica:1/task:2/CPU:0;0000000000001ed2;\
+                           /job:mnist/replica:1/task:2/device:GPU:0;var0;0:0";
+
+    #[test]
+    fn s2_9_01_the_worked_example() {
+        let key = Key::parse(EXAMPLE).unwrap();
+        assert_eq!(key.source(), "/job:mnist/replica:1/task:2/CPU:0");
+        assert_eq!(key.source_device().device_type.as_deref(), Some("CPU"));
+        assert_eq!(key.incarnation(), 7890);
+        assert_eq!(key.destination_device().device_type.as_deref(), Some("GPU"));
+        assert_eq!(key.edge(), "var0");
+        assert_eq!(key.frame_iteration(), "0:0");
+        assert_eq!((key.as_str(), key.to_string().as_str()), (EXAMPLE, EXAMPLE));
+        let table_key = "/job:mnist/replica:1/task:2/CPU:0;/job:mnist/replica:1/task:2/device:GPU:0;var0;0:0";
+        assert_eq!(key.table_key(), table_key);
+    }
+
+    #[test]
+    fn s2_1_the_builder_makes_the_worked_example() {
+        let key = Key::builder()
+            .source("/job:mnist/replica:1/task:2/CPU:0")
+            .incarnation(7890)
+            .destination("/job:mnist/replica:1/task:2/device:GPU:0")
+            .edge("var0")
+            .build();
+        assert_eq!(key, Key::parse(EXAMPLE));
+    }
+
+    #[test]
+    fn s2_9_01_what_is_no_key() {
+        let two_part_device = EXAMPLE.replacen("/job:mnist/replica:1/task:2/CPU:0", "job:mnist/CPU:0", 1);
+        let doubled = format!("{EXAMPLE};{EXAMPLE}");
+        let two_semicolons = format!("{EXAMPLE};;");
+        for text in [
+            "",
+            "foo;bar;baz",
+            &two_part_device,
+            &doubled,
+            &two_semicolons,
+            "/cpu:0;1;/cpu:0;edge",
+            "/cpu:0;1;/cpu:0;edge;",
+            "/cpu:0;1;/cpu:0;;0:0",
+            "/cpu:0;;/cpu:0;edge;0:0",
+            "/cpu:0;+1;/cpu:0;edge;0:0",
+            "/cpu:0;g;/cpu:0;edge;0:0",
+            "/cpu:0;00000000000000001;/cpu:0;edge;0:0",
+            "/cpu:0;1;cpu;edge;0:0",
+        ] {
+            let invalid = Key::parse(text).unwrap_err();
+            assert_eq!(invalid.to_string(), format!("Invalid  rendezvous key: {text}"));
+            assert_eq!(Status::from(invalid).code, Code::InvalidArgument);
+        }
+    }
+
+    #[test]
+    fn s2_2_one_semicolon_at_the_end_is_swallowed() {
+        let key = Key::parse(&format!("{EXAMPLE};")).unwrap();
+        assert_eq!(key.frame_iteration(), "0:0");
+        assert_eq!(key.as_str().len(), EXAMPLE.len() + 1);
+        assert_eq!(key.table_key(), Key::parse(EXAMPLE).unwrap().table_key());
+    }
+
+    #[test]
+    fn s2_2_the_fifth_part_is_any_text_and_devices_may_be_empty() {
+        let key = Key::parse(";Ff;;edge;anything").unwrap();
+        assert_eq!((key.incarnation(), key.frame_iteration()), (255, "anything"));
+        assert_eq!(*key.source_device(), DeviceName::default());
+    }
+
+    #[test]
+    fn a_semicolon_inside_a_part_is_refused() {
+        assert!(Key::builder().edge("a;b").build().is_err());
+        assert!(Key::builder().build().is_err(), "no edge");
+    }
+
+    proptest! {
+        #[test]
+        fn built_keys_parse_back(
+            incarnation: u64, frame: u64, iteration: i64, edge in "[^;]{1,40}", task: u32,
+        ) {
+            let source = format!("/job:a/replica:0/task:{task}/device:CPU:0");
+            let builder = Key::builder().source(&source).incarnation(incarnation).destination("/gpu:1");
+            let key = builder.edge(&edge).frame(frame).iteration(iteration).build().unwrap();
+            let again = Key::parse(key.as_str()).unwrap();
+            prop_assert_eq!(again.incarnation(), incarnation);
+            prop_assert_eq!(again.edge(), &edge);
+            prop_assert_eq!(again.source(), &source);
+            prop_assert_eq!(again.frame_iteration(), format!("{frame}:{iteration}"));
+        }
+
+        #[test]
+        fn any_text_is_a_key_or_is_refused(text in "[;/a-z0-9:]{0,40}|.{0,40}") {
+            let _ = Key::parse(&text);
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! The receiver's half of a transfer.
+
+mod index;

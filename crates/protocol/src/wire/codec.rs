@@ -1,0 +1,270 @@
+//! Primitive fields, read with every check and written without any.
+
+use super::WireError;
+use crate::{
+    Code, DataType, Destination, Metadata, RequestIndex, Shape, Status,
+    limits::{RANK_MAX, STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX},
+};
+
+/// Takes fields off the front of a frame.
+pub(super) struct Reader<'bytes> {
+    rest: &'bytes [u8],
+}
+
+impl<'bytes> Reader<'bytes> {
+    /// Starts after the length prefix of `frame`, which must be exactly as long as `declared` says.
+    pub(super) fn new(frame: &'bytes [u8], declared: usize) -> Result<Self, WireError> {
+        let body = frame.get(4..declared).ok_or(WireError::Truncated { field: "frame" })?;
+        match frame.len() - declared {
+            0 => Ok(Self { rest: body }),
+            bytes => Err(WireError::Trailing { bytes }),
+        }
+    }
+
+    pub(super) fn end(self) -> Result<(), WireError> {
+        match self.rest.len() {
+            0 => Ok(()),
+            bytes => Err(WireError::Trailing { bytes }),
+        }
+    }
+
+    /// Bytes not read yet: what no honest count can exceed.
+    pub(super) fn remaining(&self) -> usize {
+        self.rest.len()
+    }
+
+    pub(super) fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], WireError> {
+        let (array, rest) = self.rest.split_first_chunk().ok_or(WireError::Truncated { field })?;
+        self.rest = rest;
+        Ok(*array)
+    }
+
+    fn slice(&mut self, length: usize, field: &'static str) -> Result<&'bytes [u8], WireError> {
+        let (slice, rest) = self.rest.split_at_checked(length).ok_or(WireError::Truncated { field })?;
+        self.rest = rest;
+        Ok(slice)
+    }
+
+    pub(super) fn u8(&mut self, field: &'static str) -> Result<u8, WireError> {
+        self.array(field).map(u8::from_le_bytes)
+    }
+
+    pub(super) fn u16(&mut self, field: &'static str) -> Result<u16, WireError> {
+        self.array(field).map(u16::from_le_bytes)
+    }
+
+    pub(super) fn u32(&mut self, field: &'static str) -> Result<u32, WireError> {
+        self.array(field).map(u32::from_le_bytes)
+    }
+
+    pub(super) fn u64(&mut self, field: &'static str) -> Result<u64, WireError> {
+        self.array(field).map(u64::from_le_bytes)
+    }
+
+    pub(super) fn i64(&mut self, field: &'static str) -> Result<i64, WireError> {
+        self.array(field).map(i64::from_le_bytes)
+    }
+
+    pub(super) fn flag(&mut self, field: &'static str) -> Result<bool, WireError> {
+        match self.u8(field)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            value => Err(WireError::Unknown { field, value: value.into() }),
+        }
+    }
+
+    pub(super) fn option<T>(
+        &mut self,
+        field: &'static str,
+        read: impl FnOnce(&mut Self) -> Result<T, WireError>,
+    ) -> Result<Option<T>, WireError> {
+        if self.flag(field)? { read(self).map(Some) } else { Ok(None) }
+    }
+
+    /// A count of at most `limit` things, each of at least `bytes_min` bytes.
+    pub(super) fn count(
+        &mut self,
+        field: &'static str,
+        limit: usize,
+        bytes_min: usize,
+    ) -> Result<usize, WireError> {
+        let count = self.u32(field)? as usize;
+        if count > limit {
+            return Err(WireError::TooLong { field, length: count, limit });
+        }
+        if count.saturating_mul(bytes_min) > self.remaining() {
+            return Err(WireError::Truncated { field });
+        }
+        Ok(count)
+    }
+
+    pub(super) fn bytes(&mut self, field: &'static str, limit: usize) -> Result<&'bytes [u8], WireError> {
+        let length = usize::from(self.u16(field)?);
+        if length > limit {
+            return Err(WireError::TooLong { field, length, limit });
+        }
+        self.slice(length, field)
+    }
+
+    pub(super) fn text(&mut self, field: &'static str, limit: usize) -> Result<String, WireError> {
+        let bytes = self.bytes(field, limit)?;
+        let text = std::str::from_utf8(bytes).map_err(|_| WireError::NotUtf8 { field })?;
+        Ok(text.to_owned())
+    }
+
+    pub(super) fn index(&mut self) -> Result<RequestIndex, WireError> {
+        let index = RequestIndex(self.u32("request index")?);
+        if index.is_reserved() { Err(WireError::ReservedIndex(index.0)) } else { Ok(index) }
+    }
+
+    pub(super) fn destination(&mut self) -> Result<Destination, WireError> {
+        let field = "destination";
+        let destination = Destination {
+            region: self.u32(field)?,
+            generation: self.u32(field)?,
+            offset: self.u64(field)?,
+            capacity: self.u64(field)?,
+        };
+        let Destination { offset, capacity, .. } = destination;
+        if capacity == 0 || offset.checked_add(capacity).is_none() {
+            return Err(WireError::Inconsistent { field: "destination range" });
+        }
+        Ok(destination)
+    }
+
+    pub(super) fn metadata(&mut self) -> Result<Metadata, WireError> {
+        let number = u32::from(self.u16("element type")?);
+        let dtype = DataType::from_number(number)
+            .map_err(|unknown| WireError::Unknown { field: "element type", value: unknown.0.into() })?;
+        let is_dead = self.flag("is_dead")?;
+        let rank = usize::from(self.u8("rank")?);
+        if rank > RANK_MAX {
+            return Err(WireError::TooLong { field: "rank", length: rank, limit: RANK_MAX });
+        }
+        let dimensions = (0..rank).map(|_| self.u64("dimension")).collect::<Result<Vec<_>, _>>()?;
+        let shape = Shape::new(dimensions).ok_or(WireError::Inconsistent { field: "shape" })?;
+        let byte_length = self.u64("byte length")?;
+        let metadata = Metadata { dtype, shape, is_dead, byte_length };
+        check_metadata(&metadata)?;
+        Ok(metadata)
+    }
+
+    pub(super) fn status(&mut self) -> Result<Status, WireError> {
+        let number = u32::from(self.u8("status code")?);
+        let code = Code::from_number(number)
+            .ok_or(WireError::Unknown { field: "status code", value: number.into() })?;
+        let message = self.text("status message", STATUS_MESSAGE_BYTES_MAX)?;
+        let details = self.bytes("status details", STATUS_DETAILS_BYTES_MAX)?.to_vec();
+        Ok(Status { code, message, details })
+    }
+}
+
+/// Whether `metadata` can travel: its byte length is that of its type and shape (0 when dead), within the
+/// limits.
+///
+/// # Errors
+/// [`WireError`] naming the field that is wrong.
+pub fn check_metadata(metadata: &Metadata) -> Result<(), WireError> {
+    let expected = if metadata.is_dead {
+        Some(0)
+    } else {
+        Metadata::new(metadata.dtype, metadata.shape.clone()).map(|live| live.byte_length)
+    };
+    if expected != Some(metadata.byte_length) {
+        return Err(WireError::Inconsistent { field: "byte length" });
+    }
+    if metadata.byte_length > TENSOR_BYTES_MAX {
+        let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
+        let limit = usize::try_from(TENSOR_BYTES_MAX).unwrap_or(usize::MAX);
+        return Err(WireError::TooLong { field: "byte length", length, limit });
+    }
+    Ok(())
+}
+
+/// Appends one frame to `into`: a length prefix, then what `body` writes.
+pub(super) fn frame(into: &mut Vec<u8>, body: impl FnOnce(&mut Writer<'_>)) {
+    let start = into.len();
+    into.extend_from_slice(&[0; 4]);
+    body(&mut Writer { bytes: into });
+    let length = u32::try_from(into.len() - start).unwrap_or(u32::MAX);
+    if let Some(prefix) = into.get_mut(start..start + 4) {
+        prefix.copy_from_slice(&length.to_le_bytes());
+    }
+}
+
+/// Appends fields.
+pub(super) struct Writer<'bytes> {
+    bytes: &'bytes mut Vec<u8>,
+}
+
+impl Writer<'_> {
+    pub(super) fn raw(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    pub(super) fn u8(&mut self, value: u8) {
+        self.raw(&[value]);
+    }
+
+    pub(super) fn u16(&mut self, value: u16) {
+        self.raw(&value.to_le_bytes());
+    }
+
+    pub(super) fn u32(&mut self, value: u32) {
+        self.raw(&value.to_le_bytes());
+    }
+
+    pub(super) fn u64(&mut self, value: u64) {
+        self.raw(&value.to_le_bytes());
+    }
+
+    pub(super) fn i64(&mut self, value: i64) {
+        self.raw(&value.to_le_bytes());
+    }
+
+    pub(super) fn option<T>(&mut self, value: Option<T>, write: impl FnOnce(&mut Self, T)) {
+        self.u8(value.is_some().into());
+        if let Some(value) = value {
+            write(self, value);
+        }
+    }
+
+    /// A length that does not fit its field is written as the largest, which every reader refuses.
+    pub(super) fn count(&mut self, count: usize) {
+        self.u32(u32::try_from(count).unwrap_or(u32::MAX));
+    }
+
+    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+        self.u16(u16::try_from(bytes.len()).unwrap_or(u16::MAX));
+        self.raw(bytes);
+    }
+
+    pub(super) fn text(&mut self, text: &str) {
+        self.bytes(text.as_bytes());
+    }
+
+    pub(super) fn destination(&mut self, destination: Destination) {
+        self.u32(destination.region);
+        self.u32(destination.generation);
+        self.u64(destination.offset);
+        self.u64(destination.capacity);
+    }
+
+    pub(super) fn metadata(&mut self, metadata: &Metadata) {
+        // Numbers of element types are below 2¹⁶ and ranks below 2⁸, by their types.
+        self.u16(metadata.dtype as u16);
+        self.u8(metadata.is_dead.into());
+        let dimensions = metadata.shape.dimensions();
+        self.u8(u8::try_from(dimensions.len()).unwrap_or(u8::MAX));
+        dimensions.iter().for_each(|&dimension| self.u64(dimension));
+        self.u64(metadata.byte_length);
+    }
+
+    /// The message is cut at a character, details that are too long are dropped.
+    pub(super) fn status(&mut self, status: &Status) {
+        self.u8(status.code as u8);
+        self.text(&status.message[..status.message.floor_char_boundary(STATUS_MESSAGE_BYTES_MAX)]);
+        let fits = status.details.len() <= STATUS_DETAILS_BYTES_MAX;
+        self.bytes(if fits { &status.details } else { &[] });
+    }
+}

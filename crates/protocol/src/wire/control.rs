@@ -1,0 +1,566 @@
+//! Frames of the control plane: greeting, connections, regions, lists and liveness.
+
+use std::fmt;
+
+use super::{
+    FRAME_BYTES_MIN, WireError,
+    codec::{Reader, Writer, frame},
+    frame_length, open_frame,
+};
+pub use crate::credit::Parameters;
+use crate::{
+    Destination, Metadata, Status,
+    credit::Mode,
+    limits::{
+        ADDRESS_BYTES_MAX, CONNECTION_DATA_BYTES_MAX, CONTROL_FRAME_BYTES_MAX, FABRICS_MAX, LIST_ENTRIES_MAX,
+        NAME_BYTES_MAX, REACH_BYTES_MAX, REGIONS_MAX, WIRE_VERSION, WORKER_NAME_BYTES_MAX,
+    },
+};
+
+/// One fabric that a worker can use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FabricOffer {
+    /// The fabric's number.
+    pub kind: u8,
+    /// Equal at two ends that can use it together.
+    pub reach: Vec<u8>,
+}
+
+/// Where the sender of this record has its message ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingOffer {
+    /// The ring; its capacity is the ring's size.
+    pub destination: Destination,
+}
+
+/// A region that the peer may name in destinations. `Debug` leaves the key out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct RegionRecord {
+    /// The region.
+    pub region: u32,
+    /// Its generation.
+    pub generation: u32,
+    /// Virtual address of its first byte where the fabric needs one, else 0.
+    pub base: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// Remote key.
+    pub key: u32,
+}
+
+impl fmt::Debug for RegionRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegionRecord")
+            .field("region", &self.region)
+            .field("generation", &self.generation)
+            .field("length", &self.length)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One published tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListEntry {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub metadata: Metadata,
+    /// Counts replacements.
+    pub version: u64,
+    /// Of its bytes, if asked for.
+    pub checksum: Option<u64>,
+}
+
+impl ListEntry {
+    /// Bytes that this entry takes in a frame, so that a list can be cut into frames that fit.
+    pub fn encoded_length(&self) -> usize {
+        let mut bytes = Vec::new();
+        frame(&mut bytes, |writer| write_entry(writer, self));
+        bytes.len() - 4
+    }
+}
+
+/// A frame of the control plane. `Debug` leaves proofs, keys and connection data out.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ControlFrame {
+    /// First frame of the end that dialled.
+    Hello {
+        /// Wire version; checked while decoding, so always the own one in a decoded frame.
+        wire_version: u16,
+        /// Name of the worker.
+        worker: String,
+        /// Tells this life of the worker from others.
+        incarnation: u64,
+        /// Where it accepts control connections itself.
+        listen_address: Option<String>,
+        /// For the other end's proof.
+        nonce: [u8; 32],
+    },
+    /// Answer to `Hello`.
+    Challenge {
+        /// For the dialling end's proof.
+        nonce: [u8; 32],
+        /// That the sender knows the secret.
+        proof: [u8; 32],
+    },
+    /// Answer to `Challenge`.
+    Proof {
+        /// That the sender knows the secret.
+        proof: [u8; 32],
+    },
+    /// The ends trust each other now. Sent by both.
+    Welcome {
+        /// Name of the worker.
+        worker: String,
+        /// Tells this life of the worker from others.
+        incarnation: u64,
+        /// What it can use, best first.
+        fabrics: Vec<FabricOffer>,
+    },
+    /// Asks for a data connection.
+    Connect {
+        /// Chosen by the asking end.
+        connection: u32,
+        /// The fabric's number.
+        kind: u8,
+        /// The fabric's connection data.
+        data: Vec<u8>,
+        /// What the sender offers.
+        parameters: Parameters,
+        /// The sender's ring.
+        ring: RingOffer,
+        /// The sender's regions.
+        regions: Vec<RegionRecord>,
+    },
+    /// Agrees to a data connection; the fields are those of the agreeing end.
+    Connected {
+        /// As asked.
+        connection: u32,
+        /// The fabric's number.
+        kind: u8,
+        /// The fabric's connection data.
+        data: Vec<u8>,
+        /// What the sender offers.
+        parameters: Parameters,
+        /// The sender's ring.
+        ring: RingOffer,
+        /// The sender's regions.
+        regions: Vec<RegionRecord>,
+    },
+    /// Refuses a data connection.
+    Refused {
+        /// As asked.
+        connection: u32,
+        /// Why.
+        status: Status,
+    },
+    /// REGION_ADD: announces a region.
+    RegionAdd {
+        /// Of which data connection.
+        connection: u32,
+        /// The region.
+        region: RegionRecord,
+    },
+    /// Confirms a `RegionAdd`; from now on the region may be named in destinations.
+    RegionAck {
+        /// Of which data connection.
+        connection: u32,
+        /// The region.
+        region: u32,
+    },
+    /// REGION_REMOVE: withdraws a region.
+    RegionRemove {
+        /// Of which data connection.
+        connection: u32,
+        /// The region.
+        region: u32,
+    },
+    /// Asks for published tensors, in the order of their names.
+    ListRequest {
+        /// Chosen by the asking end.
+        request: u32,
+        /// Go on after this name.
+        after: Option<String>,
+        /// Whether checksums are wanted.
+        with_checksums: bool,
+    },
+    /// Published tensors.
+    ListResponse {
+        /// As asked.
+        request: u32,
+        /// One page.
+        entries: Vec<ListEntry>,
+        /// Whether there are further ones.
+        more: bool,
+    },
+    /// Are you there?
+    Ping {
+        /// Comes back in the answer.
+        nonce: u64,
+    },
+    /// I am.
+    Pong {
+        /// As asked.
+        nonce: u64,
+    },
+    /// Orderly end.
+    Goodbye {
+        /// Why.
+        status: Status,
+    },
+}
+
+const HELLO: u8 = 1;
+const CHALLENGE: u8 = 2;
+const PROOF: u8 = 3;
+const WELCOME: u8 = 4;
+const CONNECT: u8 = 5;
+const CONNECTED: u8 = 6;
+const REFUSED: u8 = 7;
+const REGION_ADD: u8 = 8;
+const REGION_ACK: u8 = 9;
+const REGION_REMOVE: u8 = 10;
+const LIST_REQUEST: u8 = 11;
+const LIST_RESPONSE: u8 = 12;
+const PING: u8 = 13;
+const PONG: u8 = 14;
+const GOODBYE: u8 = 15;
+
+const REGION_BYTES: usize = 28;
+const LIST_ENTRY_BYTES_MIN: usize = 23;
+const FABRIC_BYTES_MIN: usize = 3;
+
+/// The length of the control frame that starts with `prefix`, prefix included.
+///
+/// # Errors
+/// [`WireError::Truncated`] or [`WireError::TooLong`] when no frame is that long.
+pub fn encoded_length(prefix: [u8; 4]) -> Result<usize, WireError> {
+    frame_length(prefix, CONTROL_FRAME_BYTES_MAX)
+}
+
+impl ControlFrame {
+    /// The encoded form. Contents above their limits make a frame that every peer refuses.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(FRAME_BYTES_MIN);
+        frame(&mut bytes, |writer| write_frame(writer, self));
+        bytes
+    }
+
+    /// The frame that `bytes` encode, all of them.
+    ///
+    /// # Errors
+    /// [`WireError`] names what is wrong.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let mut reader = open_frame(bytes, CONTROL_FRAME_BYTES_MAX)?;
+        let frame = read_frame(&mut reader)?;
+        reader.end()?;
+        Ok(frame)
+    }
+}
+
+fn write_frame(writer: &mut Writer<'_>, frame: &ControlFrame) {
+    match frame {
+        ControlFrame::Hello { wire_version, worker, incarnation, listen_address, nonce } => {
+            writer.u8(HELLO);
+            writer.u16(*wire_version);
+            writer.text(worker);
+            writer.u64(*incarnation);
+            writer.option(listen_address.as_deref(), Writer::text);
+            writer.raw(nonce);
+        }
+        ControlFrame::Challenge { nonce, proof } => {
+            writer.u8(CHALLENGE);
+            writer.raw(nonce);
+            writer.raw(proof);
+        }
+        ControlFrame::Proof { proof } => {
+            writer.u8(PROOF);
+            writer.raw(proof);
+        }
+        ControlFrame::Welcome { worker, incarnation, fabrics } => {
+            writer.u8(WELCOME);
+            writer.text(worker);
+            writer.u64(*incarnation);
+            writer.count(fabrics.len());
+            for fabric in fabrics {
+                writer.u8(fabric.kind);
+                writer.bytes(&fabric.reach);
+            }
+        }
+        ControlFrame::Connect { connection, kind, data, parameters, ring, regions } => {
+            writer.u8(CONNECT);
+            write_ends(writer, (*connection, *kind, data, parameters, ring, regions));
+        }
+        ControlFrame::Connected { connection, kind, data, parameters, ring, regions } => {
+            writer.u8(CONNECTED);
+            write_ends(writer, (*connection, *kind, data, parameters, ring, regions));
+        }
+        ControlFrame::Refused { connection, status } => {
+            writer.u8(REFUSED);
+            writer.u32(*connection);
+            writer.status(status);
+        }
+        other => write_later_frame(writer, other),
+    }
+}
+
+/// The frames of a connection that stands.
+fn write_later_frame(writer: &mut Writer<'_>, frame: &ControlFrame) {
+    match frame {
+        ControlFrame::RegionAdd { connection, region } => {
+            writer.u8(REGION_ADD);
+            writer.u32(*connection);
+            write_region(writer, region);
+        }
+        ControlFrame::RegionAck { connection, region } => {
+            write_pair(writer, REGION_ACK, *connection, *region)
+        }
+        ControlFrame::RegionRemove { connection, region } => {
+            write_pair(writer, REGION_REMOVE, *connection, *region);
+        }
+        ControlFrame::ListRequest { request, after, with_checksums } => {
+            writer.u8(LIST_REQUEST);
+            writer.u32(*request);
+            writer.option(after.as_deref(), Writer::text);
+            writer.u8((*with_checksums).into());
+        }
+        ControlFrame::ListResponse { request, entries, more } => {
+            writer.u8(LIST_RESPONSE);
+            writer.u32(*request);
+            writer.count(entries.len());
+            entries.iter().for_each(|entry| write_entry(writer, entry));
+            writer.u8((*more).into());
+        }
+        ControlFrame::Ping { nonce } => {
+            writer.u8(PING);
+            writer.u64(*nonce);
+        }
+        ControlFrame::Pong { nonce } => {
+            writer.u8(PONG);
+            writer.u64(*nonce);
+        }
+        ControlFrame::Goodbye { status } => {
+            writer.u8(GOODBYE);
+            writer.status(status);
+        }
+        // Written by `write_frame`.
+        _ => {}
+    }
+}
+
+type EndsRef<'a> = (u32, u8, &'a [u8], &'a Parameters, &'a RingOffer, &'a [RegionRecord]);
+type Ends = (u32, u8, Vec<u8>, Parameters, RingOffer, Vec<RegionRecord>);
+
+fn write_ends(writer: &mut Writer<'_>, (connection, kind, data, parameters, ring, regions): EndsRef<'_>) {
+    writer.u32(connection);
+    writer.u8(kind);
+    writer.bytes(data);
+    writer.u8(parameters.mode as u8);
+    writer.u32(parameters.window);
+    writer.u32(parameters.ring_bytes);
+    writer.u32(parameters.requests_max);
+    writer.u32(parameters.contents_max);
+    writer.destination(ring.destination);
+    writer.count(regions.len());
+    regions.iter().for_each(|region| write_region(writer, region));
+}
+
+fn read_ends(reader: &mut Reader<'_>) -> Result<Ends, WireError> {
+    let connection = reader.u32("connection")?;
+    let kind = reader.u8("fabric")?;
+    let data = reader.bytes("connection data", CONNECTION_DATA_BYTES_MAX)?.to_vec();
+    let parameters = read_parameters(reader)?;
+    let ring = RingOffer { destination: reader.destination()? };
+    if ring.destination.capacity != u64::from(parameters.ring_bytes) {
+        return Err(WireError::Inconsistent { field: "ring" });
+    }
+    let count = reader.count("regions", REGIONS_MAX, REGION_BYTES)?;
+    let regions = (0..count).map(|_| read_region(reader)).collect::<Result<_, _>>()?;
+    Ok((connection, kind, data, parameters, ring, regions))
+}
+
+fn read_parameters(reader: &mut Reader<'_>) -> Result<Parameters, WireError> {
+    let mode = match reader.u8("mode")? {
+        0 => Mode::Original,
+        1 => Mode::Windowed,
+        value => return Err(WireError::Unknown { field: "mode", value: value.into() }),
+    };
+    let parameters = Parameters {
+        mode,
+        window: reader.u32("window")?,
+        ring_bytes: reader.u32("ring_bytes")?,
+        requests_max: reader.u32("requests_max")?,
+        contents_max: reader.u32("contents_max")?,
+    };
+    parameters.check()?;
+    Ok(parameters)
+}
+
+fn write_region(writer: &mut Writer<'_>, region: &RegionRecord) {
+    writer.u32(region.region);
+    writer.u32(region.generation);
+    writer.u64(region.base);
+    writer.u64(region.length);
+    writer.u32(region.key);
+}
+
+fn read_region(reader: &mut Reader<'_>) -> Result<RegionRecord, WireError> {
+    Ok(RegionRecord {
+        region: reader.u32("region")?,
+        generation: reader.u32("generation")?,
+        base: reader.u64("base")?,
+        length: reader.u64("length")?,
+        key: reader.u32("key")?,
+    })
+}
+
+fn write_pair(writer: &mut Writer<'_>, kind: u8, connection: u32, region: u32) {
+    writer.u8(kind);
+    writer.u32(connection);
+    writer.u32(region);
+}
+
+fn write_entry(writer: &mut Writer<'_>, entry: &ListEntry) {
+    writer.text(&entry.name);
+    writer.metadata(&entry.metadata);
+    writer.u64(entry.version);
+    writer.option(entry.checksum, Writer::u64);
+}
+
+fn read_entry(reader: &mut Reader<'_>) -> Result<ListEntry, WireError> {
+    Ok(ListEntry {
+        name: reader.text("name", NAME_BYTES_MAX)?,
+        metadata: reader.metadata()?,
+        version: reader.u64("version")?,
+        checksum: reader.option("checksum", |reader| reader.u64("checksum"))?,
+    })
+}
+
+fn read_fabric(reader: &mut Reader<'_>) -> Result<FabricOffer, WireError> {
+    let kind = reader.u8("fabric")?;
+    Ok(FabricOffer { kind, reach: reader.bytes("reach", REACH_BYTES_MAX)?.to_vec() })
+}
+
+fn read_hello(reader: &mut Reader<'_>) -> Result<ControlFrame, WireError> {
+    let wire_version = reader.u16("wire version")?;
+    if wire_version != WIRE_VERSION {
+        // What follows is laid out as that version likes.
+        return Err(WireError::Version { peer: wire_version, own: WIRE_VERSION });
+    }
+    Ok(ControlFrame::Hello {
+        wire_version,
+        worker: reader.text("worker", WORKER_NAME_BYTES_MAX)?,
+        incarnation: reader.u64("incarnation")?,
+        listen_address: reader
+            .option("listen address", |reader| reader.text("listen address", ADDRESS_BYTES_MAX))?,
+        nonce: reader.array("nonce")?,
+    })
+}
+
+fn read_frame(reader: &mut Reader<'_>) -> Result<ControlFrame, WireError> {
+    Ok(match reader.u8("kind")? {
+        HELLO => read_hello(reader)?,
+        CHALLENGE => ControlFrame::Challenge { nonce: reader.array("nonce")?, proof: reader.array("proof")? },
+        PROOF => ControlFrame::Proof { proof: reader.array("proof")? },
+        WELCOME => {
+            let worker = reader.text("worker", WORKER_NAME_BYTES_MAX)?;
+            let incarnation = reader.u64("incarnation")?;
+            let count = reader.count("fabrics", FABRICS_MAX, FABRIC_BYTES_MIN)?;
+            let fabrics = (0..count).map(|_| read_fabric(reader)).collect::<Result<_, _>>()?;
+            ControlFrame::Welcome { worker, incarnation, fabrics }
+        }
+        CONNECT => {
+            let (connection, kind, data, parameters, ring, regions) = read_ends(reader)?;
+            ControlFrame::Connect { connection, kind, data, parameters, ring, regions }
+        }
+        CONNECTED => {
+            let (connection, kind, data, parameters, ring, regions) = read_ends(reader)?;
+            ControlFrame::Connected { connection, kind, data, parameters, ring, regions }
+        }
+        REFUSED => ControlFrame::Refused { connection: reader.u32("connection")?, status: reader.status()? },
+        REGION_ADD => {
+            ControlFrame::RegionAdd { connection: reader.u32("connection")?, region: read_region(reader)? }
+        }
+        REGION_ACK => {
+            ControlFrame::RegionAck { connection: reader.u32("connection")?, region: reader.u32("region")? }
+        }
+        REGION_REMOVE => ControlFrame::RegionRemove {
+            connection: reader.u32("connection")?,
+            region: reader.u32("region")?,
+        },
+        LIST_REQUEST => ControlFrame::ListRequest {
+            request: reader.u32("request")?,
+            after: reader.option("after", |reader| reader.text("after", NAME_BYTES_MAX))?,
+            with_checksums: reader.flag("with_checksums")?,
+        },
+        LIST_RESPONSE => {
+            let request = reader.u32("request")?;
+            let count = reader.count("entries", LIST_ENTRIES_MAX, LIST_ENTRY_BYTES_MIN)?;
+            let entries = (0..count).map(|_| read_entry(reader)).collect::<Result<_, _>>()?;
+            ControlFrame::ListResponse { request, entries, more: reader.flag("more")? }
+        }
+        PING => ControlFrame::Ping { nonce: reader.u64("nonce")? },
+        PONG => ControlFrame::Pong { nonce: reader.u64("nonce")? },
+        GOODBYE => ControlFrame::Goodbye { status: reader.status()? },
+        value => return Err(WireError::Unknown { field: "kind", value: value.into() }),
+    })
+}
+
+impl fmt::Debug for ControlFrame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hello { wire_version, worker, incarnation, listen_address, .. } => f
+                .debug_struct("Hello")
+                .field("wire_version", wire_version)
+                .field("worker", worker)
+                .field("incarnation", incarnation)
+                .field("listen_address", listen_address)
+                .finish_non_exhaustive(),
+            Self::Challenge { .. } => f.debug_struct("Challenge").finish_non_exhaustive(),
+            Self::Proof { .. } => f.debug_struct("Proof").finish_non_exhaustive(),
+            Self::Welcome { worker, incarnation, fabrics } => f
+                .debug_struct("Welcome")
+                .field("worker", worker)
+                .field("incarnation", incarnation)
+                .field("fabrics", fabrics)
+                .finish(),
+            Self::Connect { connection, kind, parameters, regions, .. } => {
+                debug_ends(f, "Connect", *connection, *kind, parameters, regions)
+            }
+            Self::Connected { connection, kind, parameters, regions, .. } => {
+                debug_ends(f, "Connected", *connection, *kind, parameters, regions)
+            }
+            Self::Refused { connection, status } => write!(f, "Refused({connection}, {status})"),
+            Self::RegionAdd { connection, region } => write!(f, "RegionAdd({connection}, {region:?})"),
+            Self::RegionAck { connection, region } => write!(f, "RegionAck({connection}, {region})"),
+            Self::RegionRemove { connection, region } => write!(f, "RegionRemove({connection}, {region})"),
+            Self::ListRequest { request, after, with_checksums } => {
+                write!(f, "ListRequest({request}, after {after:?}, checksums {with_checksums})")
+            }
+            Self::ListResponse { request, entries, more } => {
+                write!(f, "ListResponse({request}, {} entries, more {more})", entries.len())
+            }
+            Self::Ping { nonce } => write!(f, "Ping({nonce})"),
+            Self::Pong { nonce } => write!(f, "Pong({nonce})"),
+            Self::Goodbye { status } => write!(f, "Goodbye({status})"),
+        }
+    }
+}
+
+/// Connection data may hold a one-use token, so its bytes are left out.
+fn debug_ends(
+    f: &mut fmt::Formatter<'_>,
+    name: &str,
+    connection: u32,
+    kind: u8,
+    parameters: &Parameters,
+    regions: &[RegionRecord],
+) -> fmt::Result {
+    f.debug_struct(name)
+        .field("connection", &connection)
+        .field("kind", &kind)
+        .field("parameters", parameters)
+        .field("regions", &regions)
+        .finish_non_exhaustive()
+}

@@ -1,0 +1,230 @@
+//! Encoding: explicit, little-endian, length-prefixed. Every check of a length or an enum is here, and only
+//! here: what [`decode`] gives is within all [limits](crate::limits).
+//!
+//! A frame is a `u32` total length (prefix included), a `u8` kind and the fields of that kind. Texts and byte
+//! strings have a `u16` length, optional fields a `u8` that is 0 or 1. The version is agreed once, in
+//! [`ControlFrame::Hello`](control::ControlFrame::Hello).
+
+mod codec;
+pub mod control;
+
+pub use codec::check_metadata;
+use codec::{Reader, Writer};
+
+use crate::{
+    Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Scope, StepId, TensorReRequest,
+    TensorRequest,
+    limits::{MESSAGE_BYTES_MAX, NAME_BYTES_MAX},
+};
+
+/// Why bytes are no message.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WireError {
+    /// The frame ends early.
+    #[error("the frame ends inside its {field}")]
+    Truncated {
+        /// The field.
+        field: &'static str,
+    },
+    /// The frame goes on after its last field.
+    #[error("the frame goes on for {bytes} bytes after its last field")]
+    Trailing {
+        /// How far.
+        bytes: usize,
+    },
+    /// A length is above its limit.
+    #[error("{field} is {length}, the limit is {limit}")]
+    TooLong {
+        /// The field.
+        field: &'static str,
+        /// What it says.
+        length: usize,
+        /// What is allowed.
+        limit: usize,
+    },
+    /// An enum has no such value.
+    #[error("{field} has the unknown value {value}; is the peer of a newer version?")]
+    Unknown {
+        /// The field.
+        field: &'static str,
+        /// What it says.
+        value: u64,
+    },
+    /// A text is not UTF-8.
+    #[error("{field} is not UTF-8")]
+    NotUtf8 {
+        /// The field.
+        field: &'static str,
+    },
+    /// A field contradicts another one.
+    #[error("{field} contradicts the fields before it")]
+    Inconsistent {
+        /// The field.
+        field: &'static str,
+    },
+    /// A request index that is never one.
+    #[error("{0:#x} is never a request index")]
+    ReservedIndex(u32),
+    /// A number that must lie within a range.
+    #[error("{field} is {value}, it must be {minimum} to {maximum}")]
+    OutOfRange {
+        /// The field.
+        field: &'static str,
+        /// What it says.
+        value: u32,
+        /// Smallest allowed.
+        minimum: u32,
+        /// Largest allowed.
+        maximum: u32,
+    },
+    /// The ends speak different versions.
+    #[error("the peer speaks wire version {peer}, this end {own}: run the same release on both")]
+    Version {
+        /// Theirs.
+        peer: u16,
+        /// Ours.
+        own: u16,
+    },
+}
+
+const TENSOR_REQUEST: u8 = 1;
+const META_DATA_RESPONSE: u8 = 2;
+const TENSOR_RE_REQUEST: u8 = 3;
+const ERROR_STATUS: u8 = 4;
+const CANCEL: u8 = 5;
+const CANCEL_ACK: u8 = 6;
+
+const SCOPE_STEP: u8 = 0;
+const SCOPE_PUBLISHED: u8 = 1;
+
+/// Length prefix and kind.
+const FRAME_BYTES_MIN: usize = 5;
+
+/// The encoded form of `message`. A status text above its limit is cut at a character. A key above
+/// [`NAME_BYTES_MAX`] makes a frame that every peer refuses; [`Connection`](crate::Connection) never sends one.
+pub fn encode(message: &Message) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    encode_into(message, &mut bytes);
+    bytes
+}
+
+/// Appends the encoded form of `message` to `into`.
+pub fn encode_into(message: &Message, into: &mut Vec<u8>) {
+    codec::frame(into, |writer| match message {
+        Message::TensorRequest(request) => write_request(writer, request),
+        Message::MetaDataResponse(response) => {
+            writer.u8(META_DATA_RESPONSE);
+            writer.u32(response.index.0);
+            writer.metadata(&response.metadata);
+        }
+        Message::TensorReRequest(request) => {
+            writer.u8(TENSOR_RE_REQUEST);
+            writer.u32(request.index.0);
+            writer.option(request.destination, Writer::destination);
+        }
+        Message::ErrorStatus(error) => {
+            writer.u8(ERROR_STATUS);
+            writer.u32(error.index.0);
+            writer.status(&error.status);
+        }
+        Message::Cancel(index) => {
+            writer.u8(CANCEL);
+            writer.u32(index.0);
+        }
+        Message::CancelAck(index) => {
+            writer.u8(CANCEL_ACK);
+            writer.u32(index.0);
+        }
+    });
+}
+
+fn write_request(writer: &mut Writer<'_>, request: &TensorRequest) {
+    writer.u8(TENSOR_REQUEST);
+    writer.u32(request.index.0);
+    match request.scope {
+        Scope::Step(StepId(step)) => {
+            writer.u8(SCOPE_STEP);
+            writer.i64(step);
+        }
+        Scope::Published => writer.u8(SCOPE_PUBLISHED),
+    }
+    writer.text(&request.key);
+    writer.option(request.known.as_ref(), Writer::metadata);
+    writer.option(request.destination, Writer::destination);
+}
+
+/// The length of the frame that starts with `prefix`, prefix included.
+///
+/// # Errors
+/// [`WireError::Truncated`] or [`WireError::TooLong`] when no message is that long.
+pub fn encoded_length(prefix: [u8; 4]) -> Result<usize, WireError> {
+    frame_length(prefix, MESSAGE_BYTES_MAX)
+}
+
+fn frame_length(prefix: [u8; 4], limit: usize) -> Result<usize, WireError> {
+    let length = u32::from_le_bytes(prefix) as usize;
+    match length {
+        0..FRAME_BYTES_MIN => Err(WireError::Truncated { field: "frame" }),
+        _ if length > limit => Err(WireError::TooLong { field: "frame", length, limit }),
+        _ => Ok(length),
+    }
+}
+
+fn open_frame(bytes: &[u8], limit: usize) -> Result<Reader<'_>, WireError> {
+    let prefix = bytes.first_chunk().ok_or(WireError::Truncated { field: "frame" })?;
+    Reader::new(bytes, frame_length(*prefix, limit)?)
+}
+
+/// The message that `bytes` encode, all of them.
+///
+/// # Errors
+/// [`WireError`] names what is wrong; the peer is faulty or hostile.
+pub fn decode(bytes: &[u8]) -> Result<Message, WireError> {
+    let mut reader = open_frame(bytes, MESSAGE_BYTES_MAX)?;
+    let message = read_message(&mut reader)?;
+    reader.end()?;
+    Ok(message)
+}
+
+fn read_message(reader: &mut Reader<'_>) -> Result<Message, WireError> {
+    let kind = reader.u8("kind")?;
+    if !(TENSOR_REQUEST..=CANCEL_ACK).contains(&kind) {
+        return Err(WireError::Unknown { field: "kind", value: kind.into() });
+    }
+    let index = reader.index()?;
+    Ok(match kind {
+        TENSOR_REQUEST => {
+            let scope = match reader.u8("scope")? {
+                SCOPE_STEP => Scope::Step(StepId(reader.i64("step")?)),
+                SCOPE_PUBLISHED => Scope::Published,
+                value => return Err(WireError::Unknown { field: "scope", value: value.into() }),
+            };
+            let key = reader.text("key", NAME_BYTES_MAX)?;
+            let known = reader.option("known metadata", Reader::metadata)?;
+            let destination = reader.option("destination", Reader::destination)?;
+            check_destination(known.as_ref(), destination)?;
+            Message::TensorRequest(TensorRequest { index, scope, key, known, destination })
+        }
+        META_DATA_RESPONSE => {
+            Message::MetaDataResponse(MetaDataResponse { index, metadata: reader.metadata()? })
+        }
+        TENSOR_RE_REQUEST => {
+            let destination = reader.option("destination", Reader::destination)?;
+            Message::TensorReRequest(TensorReRequest { index, destination })
+        }
+        ERROR_STATUS => Message::ErrorStatus(ErrorStatus { index, status: reader.status()? }),
+        CANCEL => Message::Cancel(index),
+        _ => Message::CancelAck(index),
+    })
+}
+
+/// A destination is there exactly when the known value has bytes, and takes them all.
+fn check_destination(known: Option<&Metadata>, destination: Option<Destination>) -> Result<(), WireError> {
+    let needed = known.map_or(0, |metadata| metadata.byte_length);
+    let fits = match destination {
+        Some(destination) => needed > 0 && destination.capacity >= needed,
+        None => needed == 0,
+    };
+    if fits { Ok(()) } else { Err(WireError::Inconsistent { field: "destination" }) }
+}

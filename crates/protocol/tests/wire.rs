@@ -1,0 +1,464 @@
+//! The wire format: round trips, refusals, and limits at their edges.
+
+use proptest::prelude::*;
+use protocol::{
+    Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Mode, Parameters,
+    RequestIndex, Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, WireError,
+    limits::{
+        CONTENTS_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, RANK_MAX, REQUESTS_MAX, RING_BYTES_MAX,
+        RING_BYTES_MIN, STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX, WINDOW_MAX,
+        WIRE_VERSION,
+    },
+    wire::{
+        self,
+        control::{ControlFrame, FabricOffer, ListEntry, RegionRecord, RingOffer},
+    },
+};
+
+fn index() -> impl Strategy<Value = RequestIndex> {
+    (0u32..0xFFFF_FFF0).prop_map(RequestIndex)
+}
+
+fn metadata() -> impl Strategy<Value = Metadata> {
+    let dtype = proptest::sample::select(DataType::ALL);
+    let dimensions = proptest::collection::vec(0u64..9, 0..8);
+    (dtype, dimensions, any::<bool>()).prop_map(|(dtype, dimensions, is_dead)| {
+        let shape = Shape::new(dimensions).unwrap();
+        if is_dead { Metadata::dead(dtype, shape) } else { Metadata::new(dtype, shape).unwrap() }
+    })
+}
+
+fn destination(capacity: u64) -> impl Strategy<Value = Destination> {
+    (any::<u32>(), any::<u32>(), 0..u64::MAX - capacity)
+        .prop_map(move |(region, generation, offset)| Destination { region, generation, offset, capacity })
+}
+
+fn scope() -> impl Strategy<Value = Scope> {
+    prop_oneof![any::<i64>().prop_map(|step| Scope::Step(StepId(step))), Just(Scope::Published)]
+}
+
+fn text(bytes_max: usize) -> impl Strategy<Value = String> {
+    ".{0,300}".prop_map(move |mut text: String| {
+        text.truncate(text.floor_char_boundary(bytes_max));
+        text
+    })
+}
+
+fn status() -> impl Strategy<Value = Status> {
+    let details = proptest::collection::vec(any::<u8>(), 0..STATUS_DETAILS_BYTES_MAX);
+    (1u32..=16, text(STATUS_MESSAGE_BYTES_MAX), details).prop_map(|(code, message, details)| Status {
+        code: Code::from_number(code).unwrap(),
+        message,
+        details,
+    })
+}
+
+fn request() -> impl Strategy<Value = TensorRequest> {
+    let known = proptest::option::of(metadata());
+    (index(), scope(), text(NAME_BYTES_MAX), known).prop_flat_map(|(index, scope, key, known)| {
+        let needed = known.as_ref().map_or(0, |metadata| metadata.byte_length);
+        let fits = if needed > 0 { destination(needed).prop_map(Some).boxed() } else { Just(None).boxed() };
+        fits.prop_map(move |destination| TensorRequest {
+            index,
+            scope,
+            key: key.clone(),
+            known: known.clone(),
+            destination,
+        })
+    })
+}
+
+fn message() -> impl Strategy<Value = Message> {
+    prop_oneof![
+        request().prop_map(Message::TensorRequest),
+        (index(), metadata()).prop_map(|(index, metadata)| {
+            Message::MetaDataResponse(MetaDataResponse { index, metadata })
+        }),
+        (index(), proptest::option::of(destination(64))).prop_map(|(index, destination)| {
+            Message::TensorReRequest(TensorReRequest { index, destination })
+        }),
+        (index(), status()).prop_map(|(index, status)| Message::ErrorStatus(ErrorStatus { index, status })),
+        index().prop_map(Message::Cancel),
+        index().prop_map(Message::CancelAck),
+    ]
+}
+
+fn parameters() -> impl Strategy<Value = Parameters> {
+    let mode = proptest::sample::select(&[Mode::Original, Mode::Windowed][..]);
+    let numbers = (1..=WINDOW_MAX, RING_BYTES_MIN..=RING_BYTES_MAX, 1..=REQUESTS_MAX, 1..=CONTENTS_MAX);
+    (mode, numbers).prop_map(|(mode, (window, ring_bytes, requests_max, contents_max))| Parameters {
+        mode,
+        window,
+        ring_bytes,
+        requests_max,
+        contents_max,
+    })
+}
+
+fn region() -> impl Strategy<Value = RegionRecord> {
+    any::<(u32, u32, u64, u64, u32)>().prop_map(|(region, generation, base, length, key)| RegionRecord {
+        region,
+        generation,
+        base,
+        length,
+        key,
+    })
+}
+
+fn connect(agreed: bool) -> impl Strategy<Value = ControlFrame> {
+    let data = proptest::collection::vec(any::<u8>(), 0..100);
+    let regions = proptest::collection::vec(region(), 0..5);
+    let fields = (any::<u32>(), any::<u8>(), data, parameters(), regions);
+    fields.prop_map(move |(connection, kind, data, parameters, regions)| {
+        let capacity = u64::from(parameters.ring_bytes);
+        let ring = RingOffer { destination: Destination { region: 1, generation: 2, offset: 64, capacity } };
+        if agreed {
+            ControlFrame::Connected { connection, kind, data, parameters, ring, regions }
+        } else {
+            ControlFrame::Connect { connection, kind, data, parameters, ring, regions }
+        }
+    })
+}
+
+fn greeting() -> impl Strategy<Value = ControlFrame> {
+    let fabric = (any::<u8>(), proptest::collection::vec(any::<u8>(), 0..40));
+    let fabrics =
+        proptest::collection::vec(fabric.prop_map(|(kind, reach)| FabricOffer { kind, reach }), 0..16);
+    prop_oneof![
+        (text(256), any::<u64>(), proptest::option::of(text(256)), any::<[u8; 32]>()).prop_map(
+            |(worker, incarnation, listen_address, nonce)| ControlFrame::Hello {
+                wire_version: WIRE_VERSION,
+                worker,
+                incarnation,
+                listen_address,
+                nonce,
+            }
+        ),
+        any::<([u8; 32], [u8; 32])>().prop_map(|(nonce, proof)| ControlFrame::Challenge { nonce, proof }),
+        any::<[u8; 32]>().prop_map(|proof| ControlFrame::Proof { proof }),
+        (text(256), any::<u64>(), fabrics).prop_map(|(worker, incarnation, fabrics)| ControlFrame::Welcome {
+            worker,
+            incarnation,
+            fabrics
+        }),
+    ]
+}
+
+fn list() -> impl Strategy<Value = ControlFrame> {
+    let entry = (text(NAME_BYTES_MAX), metadata(), any::<u64>(), any::<Option<u64>>())
+        .prop_map(|(name, metadata, version, checksum)| ListEntry { name, metadata, version, checksum });
+    let request = (any::<u32>(), proptest::option::of(text(NAME_BYTES_MAX)), any::<bool>());
+    let response = (any::<u32>(), proptest::collection::vec(entry, 0..6), any::<bool>());
+    prop_oneof![
+        request.prop_map(|(request, after, with_checksums)| ControlFrame::ListRequest {
+            request,
+            after,
+            with_checksums
+        }),
+        response.prop_map(|(request, entries, more)| ControlFrame::ListResponse { request, entries, more }),
+    ]
+}
+
+fn control_frame() -> impl Strategy<Value = ControlFrame> {
+    prop_oneof![
+        greeting(),
+        connect(false),
+        connect(true),
+        list(),
+        (any::<u32>(), status())
+            .prop_map(|(connection, status)| ControlFrame::Refused { connection, status }),
+        (any::<u32>(), region())
+            .prop_map(|(connection, region)| ControlFrame::RegionAdd { connection, region }),
+        any::<(u32, u32)>().prop_map(|(connection, region)| ControlFrame::RegionAck { connection, region }),
+        any::<(u32, u32)>()
+            .prop_map(|(connection, region)| ControlFrame::RegionRemove { connection, region }),
+        any::<u64>().prop_map(|nonce| ControlFrame::Ping { nonce }),
+        any::<u64>().prop_map(|nonce| ControlFrame::Pong { nonce }),
+        status().prop_map(|status| ControlFrame::Goodbye { status }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn message_round_trip(message in message()) {
+        let bytes = wire::encode(&message);
+        prop_assert!(bytes.len() <= MESSAGE_BYTES_MAX);
+        prop_assert_eq!(wire::encoded_length(bytes[..4].try_into().unwrap()), Ok(bytes.len()));
+        prop_assert_eq!(wire::decode(&bytes), Ok(message));
+    }
+
+    #[test]
+    fn control_round_trip(frame in control_frame()) {
+        let bytes = frame.encode();
+        let length = wire::control::encoded_length(bytes[..4].try_into().unwrap());
+        prop_assert_eq!(length, Ok(bytes.len()));
+        prop_assert_eq!(ControlFrame::decode(&bytes), Ok(frame));
+    }
+
+    #[test]
+    fn s5_arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let _ = wire::decode(&bytes);
+        let _ = ControlFrame::decode(&bytes);
+        // With an honest length, the fields are reached.
+        let mut framed = u32::try_from(bytes.len() + 4).unwrap().to_le_bytes().to_vec();
+        framed.extend_from_slice(&bytes);
+        let _ = wire::decode(&framed);
+        let _ = ControlFrame::decode(&framed);
+    }
+
+    #[test]
+    fn s5_damaged_frames_never_panic_and_cut_ones_are_refused(
+        message in message(), frame in control_frame(), at: prop::sample::Index, bits in 1u8..,
+    ) {
+        for bytes in [wire::encode(&message), frame.encode()] {
+            let cut = &bytes[..at.index(bytes.len())];
+            prop_assert!(wire::decode(cut).is_err() && ControlFrame::decode(cut).is_err());
+            let mut damaged = bytes.clone();
+            damaged[at.index(bytes.len())] ^= bits;
+            let _ = wire::decode(&damaged);
+            let _ = ControlFrame::decode(&damaged);
+        }
+    }
+
+    #[test]
+    fn status_text_is_cut_at_a_character(fill in 0usize..8, extra in 1usize..100) {
+        let mut message = "x".repeat(STATUS_MESSAGE_BYTES_MAX - fill);
+        message.push_str(&"\u{1F980}".repeat(extra));
+        let details = vec![0; STATUS_DETAILS_BYTES_MAX + 1];
+        let long = Status { code: Code::Internal, message: message.clone(), details };
+        let error = ErrorStatus { index: RequestIndex(1), status: long };
+        let decoded = wire::decode(&wire::encode(&Message::ErrorStatus(error))).unwrap();
+        let Message::ErrorStatus(ErrorStatus { status, .. }) = decoded else { panic!("{decoded:?}") };
+        prop_assert!(message.starts_with(&status.message));
+        prop_assert!(status.message.len() > STATUS_MESSAGE_BYTES_MAX - 4);
+        prop_assert!(status.details.is_empty());
+    }
+}
+
+fn request_for(key: &str, known: Option<Metadata>) -> Message {
+    let capacity = known.as_ref().map_or(0, |metadata| metadata.byte_length);
+    let destination = (capacity > 0).then_some(Destination { region: 0, generation: 0, offset: 0, capacity });
+    let (index, scope) = (RequestIndex(0), Scope::Published);
+    Message::TensorRequest(TensorRequest { index, scope, key: key.to_owned(), known, destination })
+}
+
+fn response_of(metadata: Metadata) -> Message {
+    Message::MetaDataResponse(MetaDataResponse { index: RequestIndex(0), metadata })
+}
+
+fn round_trip(message: &Message) -> Result<Message, WireError> {
+    wire::decode(&wire::encode(message))
+}
+
+#[test]
+fn s12_key_of_512_513_1024_bytes_travels_and_1025_is_refused() {
+    for length in [0, 1, 512, 513, NAME_BYTES_MAX] {
+        let message = request_for(&"k".repeat(length), None);
+        assert_eq!(round_trip(&message), Ok(message));
+    }
+    let too_long = WireError::TooLong { field: "key", length: 1025, limit: NAME_BYTES_MAX };
+    assert_eq!(round_trip(&request_for(&"k".repeat(1025), None)), Err(too_long));
+}
+
+#[test]
+fn s12_rank_0_6_7_254_travels_and_255_is_refused() {
+    for rank in [0, 6, 7, RANK_MAX] {
+        let metadata = Metadata::new(DataType::F32, Shape::new(vec![1; rank]).unwrap()).unwrap();
+        for message in [request_for("k", Some(metadata.clone())), response_of(metadata)] {
+            assert_eq!(round_trip(&message), Ok(message));
+        }
+    }
+    assert_eq!(Shape::new(vec![1; 255]), None);
+    let widest = Metadata::new(DataType::U8, Shape::new(vec![1; RANK_MAX]).unwrap()).unwrap();
+    let mut bytes = wire::encode(&response_of(widest));
+    let rank_at = 4 + 1 + 4 + 2 + 1;
+    assert_eq!(bytes[rank_at], 254);
+    bytes[rank_at] = 255;
+    let too_long = WireError::TooLong { field: "rank", length: 255, limit: RANK_MAX };
+    assert_eq!(wire::decode(&bytes), Err(too_long));
+}
+
+#[test]
+fn s12_dimensions_65534_65535_and_2_to_the_32_travel() {
+    for dimension in [65534, 65535, 65536, 1 << 32] {
+        for dimensions in [vec![dimension], vec![2, dimension], vec![1, 1, 1, dimension]] {
+            let metadata = Metadata::new(DataType::I8, Shape::new(dimensions).unwrap()).unwrap();
+            let message = response_of(metadata);
+            assert_eq!(round_trip(&message), Ok(message));
+        }
+    }
+}
+
+#[test]
+fn the_largest_message_fits() {
+    let widest = Metadata::new(DataType::U8, Shape::new(vec![1; RANK_MAX]).unwrap()).unwrap();
+    let bytes = wire::encode(&request_for(&"k".repeat(NAME_BYTES_MAX), Some(widest)));
+    assert!(bytes.len() <= MESSAGE_BYTES_MAX, "{}", bytes.len());
+    assert!(wire::decode(&bytes).is_ok());
+}
+
+#[test]
+fn byte_length_must_be_that_of_type_and_shape() {
+    let live = |byte_length| Metadata {
+        dtype: DataType::F32,
+        shape: Shape::new([2, 3]).unwrap(),
+        is_dead: false,
+        byte_length,
+    };
+    assert!(round_trip(&response_of(live(24))).is_ok());
+    for byte_length in [0, 23, 25, u64::MAX] {
+        let expected = Err(WireError::Inconsistent { field: "byte length" });
+        assert_eq!(round_trip(&response_of(live(byte_length))), expected);
+    }
+    let dead = Metadata { is_dead: true, ..live(24) };
+    assert_eq!(round_trip(&response_of(dead)), Err(WireError::Inconsistent { field: "byte length" }));
+}
+
+#[test]
+fn tensors_above_the_limit_are_refused() {
+    let of = |bytes| Metadata::new(DataType::U8, Shape::new([bytes]).unwrap()).unwrap();
+    assert!(round_trip(&response_of(of(TENSOR_BYTES_MAX))).is_ok());
+    let refused = round_trip(&response_of(of(TENSOR_BYTES_MAX + 1)));
+    assert!(matches!(refused, Err(WireError::TooLong { field: "byte length", .. })), "{refused:?}");
+}
+
+#[test]
+fn a_destination_comes_with_known_bytes_and_takes_them_all() {
+    let known = Metadata::new(DataType::U8, Shape::new([8]).unwrap()).unwrap();
+    let empty = Metadata::new(DataType::U8, Shape::new([0]).unwrap()).unwrap();
+    let at = |capacity| Some(Destination { region: 0, generation: 0, offset: 0, capacity });
+    let refused = [
+        (Some(&known), None),
+        (Some(&known), at(7)),
+        (Some(&empty), at(8)),
+        (None, at(8)),
+        (Some(&known), Some(Destination { offset: u64::MAX - 7, ..at(8).unwrap() })),
+    ];
+    for (known, destination) in refused {
+        let (index, scope, key) = (RequestIndex(0), Scope::Published, "k".to_owned());
+        let request = TensorRequest { index, scope, key, known: known.cloned(), destination };
+        let result = round_trip(&Message::TensorRequest(request));
+        assert!(matches!(result, Err(WireError::Inconsistent { .. })), "{destination:?}: {result:?}");
+    }
+}
+
+#[test]
+fn reserved_indices_are_refused() {
+    for index in [0xFFFF_FFF0, 0xFFFF_FFFE, 0xFFFF_FFFF] {
+        let refused = round_trip(&Message::Cancel(RequestIndex(index)));
+        assert_eq!(refused, Err(WireError::ReservedIndex(index)));
+    }
+    assert!(round_trip(&Message::Cancel(RequestIndex(0xFFFF_FFEF))).is_ok());
+}
+
+#[test]
+fn frame_lengths_are_checked_before_anything_is_allocated() {
+    for length in [0u32, 4] {
+        let prefix = length.to_le_bytes();
+        assert_eq!(wire::encoded_length(prefix), Err(WireError::Truncated { field: "frame" }));
+        assert!(wire::control::encoded_length(prefix).is_err());
+    }
+    assert_eq!(wire::encoded_length(4096u32.to_le_bytes()), Ok(4096));
+    assert!(wire::encoded_length(4097u32.to_le_bytes()).is_err());
+    assert!(wire::encoded_length(u32::MAX.to_le_bytes()).is_err());
+    assert!(wire::control::encoded_length((1u32 << 20).to_le_bytes()).is_ok());
+    assert!(wire::control::encoded_length(((1u32 << 20) + 1).to_le_bytes()).is_err());
+}
+
+#[test]
+fn unknown_enums_and_trailing_bytes_are_refused() {
+    let cancel = wire::encode(&Message::Cancel(RequestIndex(3)));
+    for kind in [0, 7, 255] {
+        let mut bytes = cancel.clone();
+        bytes[4] = kind;
+        let expected = WireError::Unknown { field: "kind", value: kind.into() };
+        assert_eq!(wire::decode(&bytes), Err(expected));
+    }
+    let mut longer = cancel.clone();
+    longer.push(0);
+    assert_eq!(wire::decode(&longer), Err(WireError::Trailing { bytes: 1 }));
+    longer[0] += 1;
+    assert_eq!(wire::decode(&longer), Err(WireError::Trailing { bytes: 1 }));
+}
+
+#[test]
+fn d_another_wire_version_is_refused_with_both_named() {
+    let hello = ControlFrame::Hello {
+        wire_version: WIRE_VERSION + 1,
+        worker: "/job:a/replica:0/task:0".to_owned(),
+        incarnation: 1,
+        listen_address: None,
+        nonce: [0; 32],
+    };
+    let error = ControlFrame::decode(&hello.encode()).unwrap_err();
+    assert_eq!(error, WireError::Version { peer: WIRE_VERSION + 1, own: WIRE_VERSION });
+    assert!(error.to_string().contains('1') && error.to_string().contains('2'), "{error}");
+}
+
+#[test]
+fn d_parameters_outside_their_limits_are_refused() {
+    let good = Parameters::default();
+    let bad = [
+        Parameters { window: 0, ..good },
+        Parameters { window: WINDOW_MAX + 1, ..good },
+        Parameters { ring_bytes: RING_BYTES_MIN - 1, ..good },
+        Parameters { ring_bytes: RING_BYTES_MAX + 1, ..good },
+        Parameters { requests_max: 0, ..good },
+        Parameters { requests_max: REQUESTS_MAX + 1, ..good },
+        Parameters { contents_max: 0, ..good },
+        Parameters { contents_max: CONTENTS_MAX + 1, ..good },
+    ];
+    assert_eq!(good.check(), Ok(()));
+    for parameters in bad {
+        let capacity = u64::from(parameters.ring_bytes);
+        let destination = Destination { region: 0, generation: 0, offset: 0, capacity };
+        let (data, regions, ring) = (Vec::new(), Vec::new(), RingOffer { destination });
+        let frame = ControlFrame::Connect { connection: 1, kind: 1, data, parameters, ring, regions };
+        let error = ControlFrame::decode(&frame.encode()).unwrap_err();
+        assert!(matches!(error, WireError::OutOfRange { .. }), "{error}");
+    }
+}
+
+#[test]
+fn list_entries_say_how_long_they_are() {
+    let entry = |name: &str, checksum| ListEntry {
+        name: name.to_owned(),
+        metadata: Metadata::new(DataType::F32, Shape::new([2]).unwrap()).unwrap(),
+        version: 1,
+        checksum,
+    };
+    let entries = vec![entry("a", None), entry("bcd", Some(1))];
+    let sum: usize = entries.iter().map(ListEntry::encoded_length).sum();
+    let frame = |entries| ControlFrame::ListResponse { request: 1, entries, more: false }.encode().len();
+    assert_eq!(frame(entries) - frame(Vec::new()), sum);
+}
+
+#[test]
+fn keys_proofs_and_connection_data_are_not_in_debug() {
+    let region = RegionRecord { region: 1, generation: 2, base: 0, length: 4096, key: 0xDEAD_BEEF };
+    let capacity = u64::from(Parameters::default().ring_bytes);
+    let ring = RingOffer { destination: Destination { region: 1, generation: 2, offset: 0, capacity } };
+    let parameters = Parameters::default();
+    let data = vec![0xAB; 4];
+    let regions = vec![region];
+    let frames = [
+        ControlFrame::Proof { proof: [0xAB; 32] },
+        ControlFrame::Challenge { nonce: [0; 32], proof: [0xAB; 32] },
+        ControlFrame::Connect {
+            connection: 1,
+            kind: 1,
+            data: data.clone(),
+            parameters,
+            ring,
+            regions: regions.clone(),
+        },
+        ControlFrame::Connected { connection: 1, kind: 1, data, parameters, ring, regions },
+        ControlFrame::RegionAdd { connection: 1, region },
+    ];
+    for frame in frames {
+        let debug = format!("{frame:?} {frame:#?}");
+        for secret in ["171", "3735928559", "deadbeef", "DEADBEEF", "0xab"] {
+            assert!(!debug.contains(secret), "{debug}");
+        }
+    }
+}
