@@ -11,7 +11,7 @@ use protocol::{
     },
     wire::{
         self,
-        control::{ControlFrame, FabricOffer, ListEntry, RegionRecord, RingOffer},
+        control::{Connect, ControlFrame, FabricOffer, ListEntry, RegionRecord, RingOffer},
     },
 };
 
@@ -113,9 +113,9 @@ fn connect(agreed: bool) -> impl Strategy<Value = ControlFrame> {
         let capacity = u64::from(parameters.ring_bytes);
         let ring = RingOffer { destination: Destination { region: 1, generation: 2, offset: 64, capacity } };
         if agreed {
-            ControlFrame::Connected { connection, kind, data, parameters, ring, regions }
+            ControlFrame::Connected(Connect { connection, kind, data, parameters, ring, regions })
         } else {
-            ControlFrame::Connect { connection, kind, data, parameters, ring, regions }
+            ControlFrame::Connect(Connect { connection, kind, data, parameters, ring, regions })
         }
     })
 }
@@ -413,7 +413,8 @@ fn d_parameters_outside_their_limits_are_refused() {
         let capacity = u64::from(parameters.ring_bytes);
         let destination = Destination { region: 0, generation: 0, offset: 0, capacity };
         let (data, regions, ring) = (Vec::new(), Vec::new(), RingOffer { destination });
-        let frame = ControlFrame::Connect { connection: 1, kind: 1, data, parameters, ring, regions };
+        let frame =
+            ControlFrame::Connect(Connect { connection: 1, kind: 1, data, parameters, ring, regions });
         let error = ControlFrame::decode(&frame.encode()).unwrap_err();
         assert!(matches!(error, WireError::OutOfRange { .. }), "{error}");
     }
@@ -444,15 +445,15 @@ fn keys_proofs_and_connection_data_are_not_in_debug() {
     let frames = [
         ControlFrame::Proof { proof: [0xAB; 32] },
         ControlFrame::Challenge { nonce: [0; 32], proof: [0xAB; 32] },
-        ControlFrame::Connect {
+        ControlFrame::Connect(Connect {
             connection: 1,
             kind: 1,
             data: data.clone(),
             parameters,
             ring,
             regions: regions.clone(),
-        },
-        ControlFrame::Connected { connection: 1, kind: 1, data, parameters, ring, regions },
+        }),
+        ControlFrame::Connected(Connect { connection: 1, kind: 1, data, parameters, ring, regions }),
         ControlFrame::RegionAdd { connection: 1, region },
     ];
     for frame in frames {

@@ -67,7 +67,7 @@ impl WorkerBuilder {
             receive_bytes: 64 * GIB,
             limit: Duration::from_secs(60),
             parameters: Parameters {
-                mode: Mode::Pipelined,
+                mode: Mode::Windowed,
                 window: 64,
                 ring_bytes: 256 << 10,
                 requests_max: 256,
@@ -150,7 +150,7 @@ impl WorkerBuilder {
         self
     }
 
-    /// How messages flow. Default [`Mode::Pipelined`]; [`Mode::Original`] is the protocol of TensorFlow's verbs
+    /// How messages flow. Default [`Mode::Windowed`]; [`Mode::Original`] is the protocol of TensorFlow's verbs
     /// plugin, one message in flight per direction.
     #[must_use]
     pub fn mode(mut self, mode: Mode) -> Self {

@@ -6,7 +6,7 @@ use memory::Granted;
 use protocol::{
     Code, Destination, Status,
     credit::Depths,
-    wire::control::{Connect, ControlFrame, Parameters},
+    wire::control::{Connect, ControlFrame, RingOffer},
 };
 use verbs_reactor::{
     ConnectParams, ConnectionData, FabricError, Prepared, QueuePair, QueuePairConfig, RemoteRegion, Role, timeout,
@@ -135,12 +135,12 @@ impl Node {
         fabric: &LocalFabric,
         session: &Arc<Session>,
     ) -> Result<Arc<DataConnection>, WorkerError> {
-        let half = self.prepare(fabric, &self.parameters)?;
+        let half = self.prepare(fabric)?;
         let lost = |detail: String| FabricError::Connect { kind: fabric.kind, step: "agreeing with the peer", detail };
         let (number, answered) = session.open().map_err(lost)?;
         let ring = half.ring.clone();
         let opened = async {
-            let offer = self.offer(number, fabric, &half, self.parameters.clone());
+            let offer = self.offer(number, fabric, &half);
             session.send(ControlFrame::Connect(offer)).await?;
             let answer = timeout(&*self.runtime, self.connect_limit, answered).await;
             let answer = answer.map_err(|_| lost("the peer did not answer".to_owned()))?;
@@ -159,7 +159,7 @@ impl Node {
     /// Answers the peer's Connect and sets up this end.
     pub(crate) async fn accept_data(self: Arc<Self>, session: Arc<Session>, offer: Connect) {
         let number = offer.connection;
-        let (fabric, half, parameters) = match self.consider(&session, &offer) {
+        let (fabric, half) = match self.consider(&session, &offer) {
             Ok(considered) => considered,
             Err(status) => {
                 let _ = session.send(ControlFrame::Refused { connection: number, status }).await;
@@ -168,9 +168,8 @@ impl Node {
         };
         let ring = half.ring.clone();
         let opened = async {
-            let answer = self.offer(number, fabric, &half, parameters.clone());
+            let answer = self.offer(number, fabric, &half);
             session.send(ControlFrame::Connected(answer)).await?;
-            let offer = Connect { parameters, ..offer };
             self.join(fabric, &session, half, offer, Role::Acceptor).await
         }
         .await;
@@ -192,37 +191,37 @@ impl Node {
         &'node self,
         session: &Session,
         offer: &Connect,
-    ) -> Result<(&'node LocalFabric, Half, Parameters), Status> {
+    ) -> Result<(&'node LocalFabric, Half), Status> {
         let fabric = self.fabrics.iter().find(|fabric| fabric_number(fabric.kind) == offer.kind);
         let fabric = fabric.ok_or_else(|| {
             Status::new(Code::Unavailable, format!("{} does not offer fabric number {}", self.name, offer.kind))
         })?;
-        let parameters = self.parameters.agree(&offer.parameters);
-        let half = self.prepare(fabric, &parameters).map_err(|error| Status::new(Code::Unavailable, error.to_string()))?;
+        let half = self.prepare(fabric).map_err(|error| Status::new(Code::Unavailable, error.to_string()))?;
         if let Err(status) = session.open_for_peer(offer.connection) {
             half.ring.end();
             return Err(status);
         }
-        Ok((fabric, half, parameters))
+        Ok((fabric, half))
     }
 
-    /// A queue pair end with a ring, deep enough for `parameters` on both sides.
-    fn prepare(&self, fabric: &LocalFabric, parameters: &Parameters) -> Result<Half, WorkerError> {
-        let depths = Depths::of(parameters, parameters);
+    /// A queue pair end with a ring. Its depths suffice whatever the peer offers, because what is agreed never
+    /// exceeds the own offer.
+    fn prepare(&self, fabric: &LocalFabric) -> Result<Half, WorkerError> {
+        let depths = Depths::of(&self.parameters, &self.parameters);
         let config = QueuePairConfig { send_depth: depths.send, receive_depth: depths.receive };
         let prepared = fabric.domain.prepare(config)?;
-        let granted = self.pools.ring.try_alloc(parameters.ring_bytes as usize)?.grant();
+        let granted = self.pools.ring.try_alloc(self.parameters.ring_bytes as usize)?.grant();
         let ring_at = ring_destination(fabric, &granted)?;
         Ok(Half { prepared, ring: Ring::new(granted), ring_at, known: fabric.regions.all() })
     }
 
-    fn offer(&self, connection: u32, fabric: &LocalFabric, half: &Half, parameters: Parameters) -> Connect {
+    fn offer(&self, connection: u32, fabric: &LocalFabric, half: &Half) -> Connect {
         Connect {
             connection,
             kind: fabric_number(fabric.kind),
             data: half.prepared.connection_data().0,
-            parameters,
-            ring: half.ring_at,
+            parameters: self.parameters,
+            ring: RingOffer { destination: half.ring_at },
             regions: half.known.iter().map(record).collect(),
         }
     }
@@ -244,7 +243,8 @@ impl Node {
             queue_pair: QueuePair::clone(&queue_pair),
             message_pool: self.pools.message.clone(),
             own_ring: ring,
-            peer_ring: other.ring,
+            peer_ring: other.ring.destination,
+            held: Arc::default(),
         };
         let announcer = Announcer::new(other.connection, session.sender.clone(), self.runtime.clone(), &known);
         let allocator = ReceiveAllocator {
@@ -252,8 +252,8 @@ impl Node {
             regions: fabric.regions.clone(),
             announcer: Arc::new(announcer),
         };
-        let parameters = self.parameters.agree(&other.parameters);
-        let connection = DataConnection::new(channel, &parameters, allocator, &session.peer.worker);
+        let parameters = (self.parameters, other.parameters);
+        let connection = DataConnection::new(channel, parameters, allocator, &session.peer.worker);
         connection.start(&self.runtime, &self.values);
         for region in session.up(other.connection, &connection) {
             session.send(ControlFrame::RegionAck { connection: other.connection, region }).await?;

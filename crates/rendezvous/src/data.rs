@@ -14,7 +14,7 @@ use crate::{
     Tensor, WorkerError,
     announce::Announcer,
     error::TransferName,
-    fabric_channel::{FabricChannel, ReceiveAllocator, Ring},
+    fabric_channel::{FabricChannel, HeldPosts, ReceiveAllocator, Ring},
     values::SharedValues,
 };
 
@@ -27,6 +27,7 @@ pub(crate) struct DataConnection {
     pub(crate) announcer: Arc<Announcer>,
     allocator: ReceiveAllocator,
     ring: Arc<Ring>,
+    held: Arc<HeldPosts>,
     peer: String,
     over: AtomicBool,
 }
@@ -34,19 +35,20 @@ pub(crate) struct DataConnection {
 impl DataConnection {
     pub(crate) fn new(
         channel: FabricChannel,
-        parameters: &Parameters,
+        (own, peers): (Parameters, Parameters),
         allocator: ReceiveAllocator,
         peer: &str,
     ) -> Arc<Self> {
         let queue_pair = channel.queue_pair.clone();
-        let ring = channel.own_ring.clone();
+        let (ring, held) = (channel.own_ring.clone(), channel.held.clone());
         Arc::new(Self {
             kind: queue_pair.kind(),
             queue_pair,
-            protocol: Connection::new(channel, parameters.clone(), parameters.clone()),
+            protocol: Connection::new(channel, own, peers),
             announcer: allocator.announcer.clone(),
             allocator,
             ring,
+            held,
             peer: peer.to_owned(),
             over: AtomicBool::new(false),
         })
@@ -61,6 +63,8 @@ impl DataConnection {
     pub(crate) fn start(self: &Arc<Self>, runtime: &Arc<dyn Runtime>, values: &SharedValues) {
         let (connection, spawner, values) = (self.clone(), runtime.clone(), values.clone());
         runtime.spawn("arrivals", Box::pin(async move { connection.run(&spawner, &values).await }));
+        let held = self.held.clone().post_when_possible(self.queue_pair.clone());
+        runtime.spawn("held posts", Box::pin(held));
         runtime.spawn("owed messages", Box::pin(self.protocol.clone().housekeeping()));
     }
 
@@ -70,6 +74,7 @@ impl DataConnection {
         tracing::debug!(peer = %self.peer, transport = %self.kind, why, "data connection over");
         self.fail(&why);
         self.queue_pair.close().await;
+        self.held.wake();
         for lent in self.protocol.drain() {
             if let Err(error) = lent.end(GrantEnd::QueuePairDrained) {
                 tracing::warn!(%error, "lent memory could not be taken back");

@@ -46,7 +46,7 @@ impl Values {
     /// Checks that `key` names a device of this worker in this life of it.
     fn check_key(&self, text: &str) -> Result<Key, Status> {
         let key: Key = text.parse().map_err(|error| Status::new(Code::InvalidArgument, format!("{error}")))?;
-        if !key.source().same_address_space(&worker_device(&self.worker)?) {
+        if !key.source_device().is_same_address_space(&worker_device(&self.worker)?) {
             let message = format!("Invalid rendezvous key (src): {text} @ {}", self.worker);
             return Err(Status::new(Code::InvalidArgument, message));
         }

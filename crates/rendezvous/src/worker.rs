@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use memory::Pool;
+use memory::{Pool, PoolStats};
 use protocol::{Code, Counters, DeviceName, Key, Scope, Status, StepId};
 use verbs_reactor::{FabricKind, QueuePairStats, timeout};
 
@@ -74,6 +74,11 @@ impl Worker {
     /// Memory for values to publish and send.
     pub fn pool(&self) -> &Pool {
         &self.node.pools.source
+    }
+
+    /// What the memory for received values holds.
+    pub fn receive_memory(&self) -> PoolStats {
+        self.node.pools.receive.stats()
     }
 
     /// Publishes `tensor` under `name`, in place of an earlier one; gives its version. Receivers that are being
@@ -176,7 +181,9 @@ impl Worker {
     pub fn key(&self, source_device: &str, destination_device: &str, edge: &str) -> Result<Key, WorkerError> {
         let own = self.is_own(&parse_device(source_device)?)?;
         let incarnation = if own { self.node.incarnation } else { 0 };
-        Key::new(source_device, incarnation, destination_device, edge, 0, 0).map_err(|error| WorkerError::BadKey {
+        let key = Key::builder().source(source_device).incarnation(incarnation);
+        let key = key.destination(destination_device).edge(edge).build();
+        key.map_err(|error| WorkerError::BadKey {
             key: format!("{source_device};{destination_device};{edge}"),
             problem: error.to_string(),
         })
@@ -216,7 +223,7 @@ impl Worker {
     fn is_own(&self, device: &DeviceName) -> Result<bool, WorkerError> {
         let me = worker_device(&self.node.name);
         let me = me.map_err(|status| WorkerError::BadKey { key: self.node.name.clone(), problem: status.message })?;
-        Ok(device.same_address_space(&me))
+        Ok(device.is_same_address_space(&me))
     }
 
     async fn list_pages(&self, peer: &Peer, with_checksums: bool) -> Result<Vec<Published>, WorkerError> {
@@ -301,7 +308,7 @@ impl Step {
     /// [`WorkerError::BadKey`] when the source is elsewhere, [`WorkerError::TableFull`],
     /// [`WorkerError::Aborted`].
     pub fn send(&self, key: &Key, tensor: Tensor) -> Result<(), WorkerError> {
-        if !self.worker.is_own(key.source())? {
+        if !self.worker.is_own(key.source_device())? {
             let problem = format!("its source is not a device of {}; send on the worker that has it", self.worker.name());
             return Err(WorkerError::BadKey { key: key.to_string(), problem });
         }
@@ -347,12 +354,16 @@ impl Step {
     }
 
     async fn receive(&self, key: &Key) -> Result<Tensor, WorkerError> {
-        if self.worker.is_own(key.source())? {
+        if self.worker.is_own(key.source_device())? {
             let step = self.worker.node.values.steps.step(self.id).map_err(|status| self.aborted(status))?;
             let taken = step.take(&key.table_key()).await.map_err(|status| self.aborted(status))?;
             return Ok(taken.tensor);
         }
-        let peer = self.worker.peer(&key.source().worker())?;
+        let source = key.source_device().worker().ok_or_else(|| WorkerError::BadKey {
+            key: key.to_string(),
+            problem: "its source names no worker: give job, replica and task".to_owned(),
+        })?;
+        let peer = self.worker.peer(&source)?;
         let connection = peer.connected(&self.worker.node).await?;
         let incarnation = match key.incarnation() {
             0 => peer.live_session().map_or(0, |session| session.peer.incarnation),

@@ -80,6 +80,35 @@ impl ListEntry {
     }
 }
 
+/// One end of a data connection: what the other end must know. `Debug` leaves the connection data out, which may
+/// hold a one-use token.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Connect {
+    /// Chosen by the asking end.
+    pub connection: u32,
+    /// The fabric's number.
+    pub kind: u8,
+    /// The fabric's connection data.
+    pub data: Vec<u8>,
+    /// What the sender offers.
+    pub parameters: Parameters,
+    /// The sender's ring.
+    pub ring: RingOffer,
+    /// The sender's regions.
+    pub regions: Vec<RegionRecord>,
+}
+
+impl fmt::Debug for Connect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connect")
+            .field("connection", &self.connection)
+            .field("kind", &self.kind)
+            .field("parameters", &self.parameters)
+            .field("regions", &self.regions)
+            .finish_non_exhaustive()
+    }
+}
+
 /// A frame of the control plane. `Debug` leaves proofs, keys and connection data out.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -119,35 +148,9 @@ pub enum ControlFrame {
         fabrics: Vec<FabricOffer>,
     },
     /// Asks for a data connection.
-    Connect {
-        /// Chosen by the asking end.
-        connection: u32,
-        /// The fabric's number.
-        kind: u8,
-        /// The fabric's connection data.
-        data: Vec<u8>,
-        /// What the sender offers.
-        parameters: Parameters,
-        /// The sender's ring.
-        ring: RingOffer,
-        /// The sender's regions.
-        regions: Vec<RegionRecord>,
-    },
+    Connect(Connect),
     /// Agrees to a data connection; the fields are those of the agreeing end.
-    Connected {
-        /// As asked.
-        connection: u32,
-        /// The fabric's number.
-        kind: u8,
-        /// The fabric's connection data.
-        data: Vec<u8>,
-        /// What the sender offers.
-        parameters: Parameters,
-        /// The sender's ring.
-        ring: RingOffer,
-        /// The sender's regions.
-        regions: Vec<RegionRecord>,
-    },
+    Connected(Connect),
     /// Refuses a data connection.
     Refused {
         /// As asked.
@@ -288,13 +291,13 @@ fn write_frame(writer: &mut Writer<'_>, frame: &ControlFrame) {
                 writer.bytes(&fabric.reach);
             }
         }
-        ControlFrame::Connect { connection, kind, data, parameters, ring, regions } => {
+        ControlFrame::Connect(end) => {
             writer.u8(CONNECT);
-            write_ends(writer, (*connection, *kind, data, parameters, ring, regions));
+            write_end(writer, end);
         }
-        ControlFrame::Connected { connection, kind, data, parameters, ring, regions } => {
+        ControlFrame::Connected(end) => {
             writer.u8(CONNECTED);
-            write_ends(writer, (*connection, *kind, data, parameters, ring, regions));
+            write_end(writer, end);
         }
         ControlFrame::Refused { connection, status } => {
             writer.u8(REFUSED);
@@ -349,24 +352,21 @@ fn write_later_frame(writer: &mut Writer<'_>, frame: &ControlFrame) {
     }
 }
 
-type EndsRef<'a> = (u32, u8, &'a [u8], &'a Parameters, &'a RingOffer, &'a [RegionRecord]);
-type Ends = (u32, u8, Vec<u8>, Parameters, RingOffer, Vec<RegionRecord>);
-
-fn write_ends(writer: &mut Writer<'_>, (connection, kind, data, parameters, ring, regions): EndsRef<'_>) {
-    writer.u32(connection);
-    writer.u8(kind);
-    writer.bytes(data);
-    writer.u8(parameters.mode as u8);
-    writer.u32(parameters.window);
-    writer.u32(parameters.ring_bytes);
-    writer.u32(parameters.requests_max);
-    writer.u32(parameters.contents_max);
-    writer.destination(ring.destination);
-    writer.count(regions.len());
-    regions.iter().for_each(|region| write_region(writer, region));
+fn write_end(writer: &mut Writer<'_>, end: &Connect) {
+    writer.u32(end.connection);
+    writer.u8(end.kind);
+    writer.bytes(&end.data);
+    writer.u8(end.parameters.mode as u8);
+    writer.u32(end.parameters.window);
+    writer.u32(end.parameters.ring_bytes);
+    writer.u32(end.parameters.requests_max);
+    writer.u32(end.parameters.contents_max);
+    writer.destination(end.ring.destination);
+    writer.count(end.regions.len());
+    end.regions.iter().for_each(|region| write_region(writer, region));
 }
 
-fn read_ends(reader: &mut Reader<'_>) -> Result<Ends, WireError> {
+fn read_end(reader: &mut Reader<'_>) -> Result<Connect, WireError> {
     let connection = reader.u32("connection")?;
     let kind = reader.u8("fabric")?;
     let data = reader.bytes("connection data", CONNECTION_DATA_BYTES_MAX)?.to_vec();
@@ -377,7 +377,7 @@ fn read_ends(reader: &mut Reader<'_>) -> Result<Ends, WireError> {
     }
     let count = reader.count("regions", REGIONS_MAX, REGION_BYTES)?;
     let regions = (0..count).map(|_| read_region(reader)).collect::<Result<_, _>>()?;
-    Ok((connection, kind, data, parameters, ring, regions))
+    Ok(Connect { connection, kind, data, parameters, ring, regions })
 }
 
 fn read_parameters(reader: &mut Reader<'_>) -> Result<Parameters, WireError> {
@@ -470,14 +470,8 @@ fn read_frame(reader: &mut Reader<'_>) -> Result<ControlFrame, WireError> {
             let fabrics = (0..count).map(|_| read_fabric(reader)).collect::<Result<_, _>>()?;
             ControlFrame::Welcome { worker, incarnation, fabrics }
         }
-        CONNECT => {
-            let (connection, kind, data, parameters, ring, regions) = read_ends(reader)?;
-            ControlFrame::Connect { connection, kind, data, parameters, ring, regions }
-        }
-        CONNECTED => {
-            let (connection, kind, data, parameters, ring, regions) = read_ends(reader)?;
-            ControlFrame::Connected { connection, kind, data, parameters, ring, regions }
-        }
+        CONNECT => ControlFrame::Connect(read_end(reader)?),
+        CONNECTED => ControlFrame::Connected(read_end(reader)?),
         REFUSED => ControlFrame::Refused { connection: reader.u32("connection")?, status: reader.status()? },
         REGION_ADD => {
             ControlFrame::RegionAdd { connection: reader.u32("connection")?, region: read_region(reader)? }
@@ -525,12 +519,8 @@ impl fmt::Debug for ControlFrame {
                 .field("incarnation", incarnation)
                 .field("fabrics", fabrics)
                 .finish(),
-            Self::Connect { connection, kind, parameters, regions, .. } => {
-                debug_ends(f, "Connect", *connection, *kind, parameters, regions)
-            }
-            Self::Connected { connection, kind, parameters, regions, .. } => {
-                debug_ends(f, "Connected", *connection, *kind, parameters, regions)
-            }
+            Self::Connect(end) => end.fmt(f),
+            Self::Connected(end) => write!(f, "Connected({end:?})"),
             Self::Refused { connection, status } => write!(f, "Refused({connection}, {status})"),
             Self::RegionAdd { connection, region } => write!(f, "RegionAdd({connection}, {region:?})"),
             Self::RegionAck { connection, region } => write!(f, "RegionAck({connection}, {region})"),
@@ -546,21 +536,4 @@ impl fmt::Debug for ControlFrame {
             Self::Goodbye { status } => write!(f, "Goodbye({status})"),
         }
     }
-}
-
-/// Connection data may hold a one-use token, so its bytes are left out.
-fn debug_ends(
-    f: &mut fmt::Formatter<'_>,
-    name: &str,
-    connection: u32,
-    kind: u8,
-    parameters: &Parameters,
-    regions: &[RegionRecord],
-) -> fmt::Result {
-    f.debug_struct(name)
-        .field("connection", &connection)
-        .field("kind", &kind)
-        .field("parameters", parameters)
-        .field("regions", &regions)
-        .finish_non_exhaustive()
 }
