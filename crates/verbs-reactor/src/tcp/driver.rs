@@ -132,6 +132,7 @@ impl Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         self.link.abandon();
+        self.link.cut();
         self.link.socket().get_ref().shutdown(Shutdown::Both);
     }
 }

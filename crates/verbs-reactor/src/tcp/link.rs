@@ -17,8 +17,8 @@ use tokio::{io::unix::AsyncFd, net::TcpStream};
 
 use super::{
     driver::Driver,
-    receiver::{Ending, Ground, Received, Receiver},
-    sender::{Sender, Sent, Write},
+    receiver::{Ground, Received, Receiver},
+    sender::{End, Sender, Sent, Write},
     socket::Socket,
 };
 use crate::{
@@ -141,7 +141,7 @@ impl TcpLink {
             Received::More => Progress::More,
             Received::Stopped => Progress::Stopped,
             Received::Ended(ending) => {
-                self.end(&ending);
+                self.end(ending);
                 Progress::Stopped
             }
         }
@@ -159,18 +159,26 @@ impl TcpLink {
         }
         let Some(error) = self.sender.broken() else { return received };
         receiver.stop();
-        Received::Ended(Ending::silent(error))
+        Received::Ended(End::silent(error))
     }
 
     /// The receiver has stopped; ends everything else. Happens once.
-    fn end(&self, ending: &Ending) {
-        self.core.fail(&ending.error);
+    fn end(&self, end: End) {
+        let state = if end.farewell.is_some() { EndState::Lingering } else { EndState::Silent };
+        self.core.fail_arrivals(&end.error);
         self.core.mark_drained();
-        self.sender.end(ending.farewell);
-        self.sender.retry(self.socket.get_ref(), &self.core);
-        let state = if ending.farewell.is_some() { EndState::Lingering } else { EndState::Silent };
+        self.sender.end(end);
+        self.send_again();
         self.end.store(state as u8, Ordering::Release);
         self.driver.wake();
+    }
+
+    /// Nothing more is sent, not even what a farewell was waiting for.
+    pub(super) fn cut(&self) {
+        if let Some(error) = self.core.failure() {
+            self.sender.end(End::silent(error));
+            self.send_again();
+        }
     }
 
     /// The driver is gone: nobody would wake those who wait.
@@ -186,7 +194,7 @@ impl TcpLink {
         if stopped {
             let detail = "the runtime that drove the connection has shut down".to_owned();
             let (kind, cause) = (FabricKind::Tcp, LossCause::DeviceLost);
-            self.end(&Ending::silent(FabricError::PeerLost { kind, cause, detail }));
+            self.end(End::silent(FabricError::PeerLost { kind, cause, detail }));
         }
     }
 }
@@ -212,10 +220,14 @@ impl EndState {
 impl Link for TcpLink {
     fn submit(&self, key: SlotKey, request: &WorkRequest) {
         match self.resolve(key, request) {
-            Ok(write) => {
-                self.sender.post(write);
-                self.send();
-            }
+            Ok(write) => match self.sender.post(write) {
+                Ok(()) => self.send(),
+                Err(late) => {
+                    let error = self.core.failure().or_else(|| self.sender.broken());
+                    let error = error.unwrap_or(FabricError::Closed);
+                    self.core.complete(late.key, request.length(), Err(error));
+                }
+            },
             Err(error) => self.core.complete(key, request.length(), Err(error)),
         }
     }
@@ -276,11 +288,12 @@ impl TcpLink {
         let regions = self.remote();
         let region = regions.get(&range.region).filter(|region| region.generation == range.generation);
         let region = region.ok_or(FabricError::UnknownRemoteRegion { region: range.region })?;
-        let room = region.length.saturating_sub(range.offset).min(range.length);
-        if range.length != bytes || room < bytes {
-            return Err(FabricError::LengthMismatch { local: bytes, remote: room });
+        let mismatch = |remote| Err(FabricError::LengthMismatch { local: bytes, remote });
+        if range.length != bytes {
+            return mismatch(range.length);
         }
-        Ok(region.key)
+        let room = region.length.saturating_sub(range.offset);
+        if room < bytes { mismatch(room) } else { Ok(region.key) }
     }
 
     fn remote(&self) -> MutexGuard<'_, HashMap<RegionId, RemoteRegion>> {

@@ -9,6 +9,7 @@ use memory::RemoteTarget;
 
 use super::{
     frame::{Frame, HEADER_BYTES, Header, Refusal, WriteFrame},
+    sender::End,
     socket::{Socket, loss},
 };
 use crate::{
@@ -21,14 +22,7 @@ const TURN_BYTES: usize = 256 << 10;
 /// What a system call counts at least, so that a turn of tiny frames is bounded too.
 const CALL_COST: usize = 1 << 10;
 
-/// Why a connection ends, and what the peer is told.
-#[derive(Debug)]
-pub(super) struct Ending {
-    pub(super) error: FabricError,
-    pub(super) farewell: Option<Frame>,
-}
-
-impl Ending {
+impl End {
     /// This side closes.
     pub(super) fn closed() -> Self {
         Self { error: FabricError::Closed, farewell: Some(Frame::Goodbye) }
@@ -77,7 +71,7 @@ pub(super) enum Received {
     /// There may be more; give others a turn first.
     More,
     /// The connection is over. The receiver has stopped.
-    Ended(Ending),
+    Ended(End),
     /// It was over before; nothing was read.
     Stopped,
 }
@@ -171,9 +165,9 @@ impl Receiver {
     }
 
     /// One system call, and what follows from it.
-    fn step(&mut self, ground: Ground<'_>, limit: usize) -> Result<Step, Ending> {
+    fn step(&mut self, ground: Ground<'_>, limit: usize) -> Result<Step, End> {
         if ground.closing.load(Ordering::Acquire) {
-            return Err(Ending::closed());
+            return Err(End::closed());
         }
         let in_body = self.landing.as_ref().is_some_and(|landing| landing.frame_left() > 0);
         let step = if in_body { self.read_body(ground, limit)? } else { self.read_header(ground)? };
@@ -184,7 +178,7 @@ impl Receiver {
         Ok(step)
     }
 
-    fn read_header(&mut self, ground: Ground<'_>) -> Result<Step, Ending> {
+    fn read_header(&mut self, ground: Ground<'_>) -> Result<Step, End> {
         let wanted = &mut self.header[self.filled..];
         let requested = wanted.len();
         let step = Step::of("recv", requested, ground.socket.receive(wanted))?;
@@ -193,9 +187,9 @@ impl Receiver {
     }
 
     /// Payload bytes into the granted memory, and the next header behind them, if it is there, into its place.
-    fn read_body(&mut self, ground: Ground<'_>, limit: usize) -> Result<Step, Ending> {
-        let malformed = || Ending::violation(PeerViolation::Malformed);
-        let not_granted = |_| Ending::violation(PeerViolation::NotGranted);
+    fn read_body(&mut self, ground: Ground<'_>, limit: usize) -> Result<Step, End> {
+        let malformed = || End::violation(PeerViolation::Malformed);
+        let not_granted = |_| End::violation(PeerViolation::NotGranted);
         let landing = self.landing.as_mut().ok_or_else(malformed)?;
         let target = landing.target.as_ref().ok_or_else(malformed)?;
         let left = usize::try_from(landing.frame_left()).map_err(|_| malformed())?;
@@ -218,29 +212,29 @@ impl Receiver {
         Ok(step)
     }
 
-    fn begin_frame(&mut self, ground: Ground<'_>) -> Result<(), Ending> {
-        let write = match Frame::decode(&self.header).map_err(Ending::violation)? {
+    fn begin_frame(&mut self, ground: Ground<'_>) -> Result<(), End> {
+        let write = match Frame::decode(&self.header).map_err(End::violation)? {
             Frame::Write(write) => write,
-            Frame::Goodbye => return Err(Ending::lost(LossCause::ClosedByPeer, "it said goodbye")),
-            Frame::Refusal(refusal) => return Err(Ending::refused(refusal)),
+            Frame::Goodbye => return Err(End::lost(LossCause::ClosedByPeer, "it said goodbye")),
+            Frame::Refusal(refusal) => return Err(End::refused(refusal)),
         };
         let landing = match &self.landing {
             Some(landing) => {
-                landing.continued_by(write).ok_or_else(|| Ending::violation(PeerViolation::Malformed))?
+                landing.continued_by(write).ok_or_else(|| End::violation(PeerViolation::Malformed))?
             }
-            None => begin_write(write, ground.table).map_err(Ending::violation)?,
+            None => begin_write(write, ground.table).map_err(End::violation)?,
         };
         self.landing = Some(landing);
         if write.length == 0 { self.end_frame(ground) } else { Ok(()) }
     }
 
     /// All payload bytes of the frame are there. If it was the last one, so is the write.
-    fn end_frame(&mut self, ground: Ground<'_>) -> Result<(), Ending> {
+    fn end_frame(&mut self, ground: Ground<'_>) -> Result<(), End> {
         let Some(landing) = self.landing.take_if(|landing| landing.frame.is_last()) else { return Ok(()) };
         let Some(immediate) = landing.frame.immediate else { return Ok(()) };
         let arrival = Arrival::Immediate { immediate, length: landing.landed_in_all() };
         let depth = ground.core.config().receive_depth;
-        ground.core.deliver(arrival).map_err(|error| Ending::not_ready(error, depth))
+        ground.core.deliver(arrival).map_err(|error| End::not_ready(error, depth))
     }
 }
 
@@ -263,12 +257,12 @@ struct Step {
 }
 
 impl Step {
-    fn of(call: &'static str, requested: usize, answer: io::Result<usize>) -> Result<Self, Ending> {
+    fn of(call: &'static str, requested: usize, answer: io::Result<usize>) -> Result<Self, End> {
         match answer {
-            Ok(0) => Err(Ending::lost(LossCause::EndOfFile, "its stream ended without a goodbye")),
+            Ok(0) => Err(End::lost(LossCause::EndOfFile, "its stream ended without a goodbye")),
             Ok(bytes) => Ok(Self { bytes, drained: bytes < requested }),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Self { bytes: 0, drained: true }),
-            Err(error) => Err(Ending::silent(loss(call, error))),
+            Err(error) => Err(End::silent(loss(call, error))),
         }
     }
 }

@@ -121,19 +121,13 @@ struct Posted {
     broken: Option<FabricError>,
 }
 
-#[derive(Debug)]
-struct End {
-    farewell: Option<Frame>,
-}
-
-impl End {
-    /// What is left to send when `front` has come to `position`.
-    fn into_stream(self, front: Option<Write>, position: u64) -> Stream {
-        let Some(farewell) = self.farewell else { return Stream::Over(Sent::Finished) };
-        let inside_frame = !position.is_multiple_of(FRAME_BYTES);
-        let under_way = front.filter(|_| inside_frame).map(|write| (write, position));
-        Stream::Closing { under_way, farewell: farewell.encode(), farewell_sent: 0 }
-    }
+/// How a connection ends.
+#[derive(Debug, Clone)]
+pub(super) struct End {
+    /// What this side is told.
+    pub(super) error: FabricError,
+    /// What the peer is told; `None` if the stream is down, or the peer knows.
+    pub(super) farewell: Option<Frame>,
 }
 
 /// What the stream's holder works on.
@@ -145,7 +139,7 @@ enum Stream {
         position: u64,
     },
     /// Finishes the frame under way, so that the peer can read what comes behind it, and says why it ends.
-    Closing { under_way: Option<(Write, u64)>, farewell: Header, farewell_sent: usize },
+    Closing { under_way: Option<(Write, u64)>, error: FabricError, farewell: Header, farewell_sent: usize },
     /// Nothing goes out any more.
     Over(Sent),
 }
@@ -158,19 +152,22 @@ impl Sender {
         Self { posted: Mutex::new(posted), stream: Mutex::new(stream), state }
     }
 
-    /// Queues `write`. Bounded by the slots. After the end it is dropped: its slot has ended already.
-    pub(super) fn post(&self, write: Write) {
+    /// Queues `write`; gives it back after the end. Bounded by the slots.
+    pub(super) fn post(&self, write: Write) -> Result<(), Write> {
         let mut posted = self.posted();
-        if !posted.over {
-            posted.writes.push_back(write);
+        if posted.over {
+            return Err(write);
         }
+        posted.writes.push_back(write);
+        Ok(())
     }
 
-    /// Ends sending: after the frame under way comes `farewell`, or nothing.
-    pub(super) fn end(&self, farewell: Option<Frame>) {
+    /// Ends sending, once someone [retries](Self::retry): what is with the kernel completes, all else fails. A
+    /// later end without a farewell cuts off an earlier one with it.
+    pub(super) fn end(&self, end: End) {
         let mut posted = self.posted();
         posted.over = true;
-        posted.end = Some(End { farewell });
+        posted.end = Some(end);
     }
 
     /// Where sending stood after the last turn.
@@ -218,12 +215,12 @@ impl Sender {
 
     /// Takes what was posted and hands it to the kernel, as far as one turn goes.
     fn step(&self, stream: &mut Stream, socket: &Socket, core: &QueuePairCore) -> Sent {
-        self.take_posted(stream);
+        self.take_posted(stream, core);
         let mut turn = Turn { socket, core, left: TURN_BYTES };
         let result = match stream {
             Stream::Open { queue, position } => turn.send_writes(queue, position),
-            Stream::Closing { under_way, farewell, farewell_sent } => {
-                turn.send_farewell(under_way, farewell, farewell_sent)
+            Stream::Closing { under_way, error, farewell, farewell_sent } => {
+                turn.send_farewell(under_way, error, farewell, farewell_sent)
             }
             Stream::Over(sent) => return *sent,
         };
@@ -236,34 +233,65 @@ impl Sender {
             Ok(sent) => sent,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Sent::Blocked,
             Err(error) => {
-                *stream = Stream::Over(Sent::Broken);
-                let mut posted = self.posted();
-                posted.over = true;
-                posted.broken = Some(loss("sendmsg", error));
+                self.breaks(stream, core, loss("sendmsg", error));
                 Sent::Broken
             }
         }
     }
 
-    fn take_posted(&self, stream: &mut Stream) {
+    /// The stream takes nothing any more. Operations under way stay so until the end: the peer may have sent a
+    /// better reason.
+    fn breaks(&self, stream: &mut Stream, core: &QueuePairCore, error: FabricError) {
+        if let Stream::Closing { error, .. } = stream {
+            core.fail(error);
+        }
+        *stream = Stream::Over(Sent::Broken);
         let mut posted = self.posted();
-        let mut useless = VecDeque::new();
+        posted.over = true;
+        posted.broken = Some(error);
+    }
+
+    fn take_posted(&self, stream: &mut Stream, core: &QueuePairCore) {
+        let mut posted = self.posted();
+        let mut late = VecDeque::new();
         match stream {
             Stream::Open { queue, .. } => queue.append(&mut posted.writes),
-            Stream::Closing { .. } | Stream::Over(_) => useless = std::mem::take(&mut posted.writes),
+            Stream::Closing { .. } | Stream::Over(_) => late = std::mem::take(&mut posted.writes),
         }
         let end = posted.end.take();
-        // Buffers go back to their pool outside the lock.
+        // Buffers go back to their pool, and wakers run, outside the lock.
         drop(posted);
-        drop(useless);
-        if let (Some(end), Stream::Open { queue, position }) = (end, &mut *stream) {
-            *stream = end.into_stream(queue.pop_front(), *position);
+        drop(late);
+        if let Some(end) = end {
+            take_end(stream, core, end);
         }
     }
 
     fn posted(&self) -> MutexGuard<'_, Posted> {
         self.posted.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Fails what is not with the kernel, except for a frame under way that a farewell must follow.
+fn take_end(stream: &mut Stream, core: &QueuePairCore, end: End) {
+    let End { error, farewell } = end;
+    let over = match stream {
+        Stream::Over(sent) => *sent,
+        Stream::Open { .. } | Stream::Closing { .. } => Sent::Finished,
+    };
+    let before = std::mem::replace(stream, Stream::Over(over));
+    let (Stream::Open { mut queue, position }, Some(farewell)) = (before, farewell) else {
+        return core.fail(&error);
+    };
+    let inside_frame = !position.is_multiple_of(FRAME_BYTES);
+    let under_way = if inside_frame { queue.pop_front().map(|write| (write, position)) } else { None };
+    for write in queue {
+        core.complete(write.key, write.length(), Err(error.clone()));
+    }
+    if under_way.is_none() {
+        core.fail(&error);
+    }
+    *stream = Stream::Closing { under_way, error, farewell: farewell.encode(), farewell_sent: 0 };
 }
 
 /// A bounded amount of sending.
@@ -331,20 +359,26 @@ impl Turn<'_> {
     }
 
     fn send_farewell(
-        &mut self,
+        &self,
         under_way: &mut Option<(Write, u64)>,
+        error: &FabricError,
         farewell: &Header,
         farewell_sent: &mut usize,
     ) -> io::Result<Sent> {
         while let Some((write, position)) = under_way {
             let piece = write.piece(*position);
-            let sent = self
-                .socket
-                .send(&[IoSlice::new(&piece.header[piece.header_sent..]), IoSlice::new(piece.body)])?;
-            let whole = sent == piece.length();
+            let header = IoSlice::new(&piece.header[piece.header_sent..]);
+            let sent = self.socket.send(&[header, IoSlice::new(piece.body)])?;
+            let frame_ends = sent == piece.length();
             *position += sent as u64;
-            if whole {
-                *under_way = None;
+            if frame_ends && let Some((write, position)) = under_way.take() {
+                let whole = position == write.encoded_length();
+                self.core.complete(
+                    write.key,
+                    write.length(),
+                    if whole { Ok(()) } else { Err(error.clone()) },
+                );
+                self.core.fail(error);
             }
         }
         while *farewell_sent < HEADER_BYTES {
