@@ -1,1 +1,51 @@
 //! One TCP stream per queue pair.
+//!
+//! A write is a header and its payload in one system call, straight from the registered buffer; the target
+//! checks the header and has the kernel put the payload straight into the granted memory. No payload byte is
+//! copied in user space.
+//!
+//! | module | responsibility |
+//! | --- | --- |
+//! | `fabric` | the fabric, its domains, and connecting a prepared end |
+//! | `listener` | the data listener: bounded pending handshakes, one-use tickets |
+//! | `handshake` | connection data, hello and welcome, in bytes |
+//! | `frame` | the stream's frames, in bytes |
+//! | `sender` | posted writes, gathered into as few system calls as possible |
+//! | `receiver` | frames in, checked and landed |
+//! | `link` | one connection: both halves, and how it ends |
+//! | `driver` | the background task of one connection |
+//! | `socket` | the system calls |
+//!
+//! # The stream
+//! After the handshake each direction is a sequence of frames with a fixed little-endian header of 40 bytes:
+//!
+//! | bytes | field | in a write | in a refusal |
+//! | --- | --- | --- | --- |
+//! | 0 | kind | 1 write, 2 write with immediate | 4 (3 is a goodbye, all else zero) |
+//! | 1 | reason | 0 | the rule that was broken |
+//! | 2..4 | reserved | 0 | 0 |
+//! | 4..8 | region | the target's region | 0 |
+//! | 8..12 | generation | of the region | 0 |
+//! | 12..16 | key | of the region | 0 |
+//! | 16..20 | immediate | for kind 2, else 0 | the receive depth, if receives ran out |
+//! | 20..24 | length | payload bytes in this frame, at most 1 MiB | 0 |
+//! | 24..32 | offset | where they go in the region | 0 |
+//! | 32..40 | rest | bytes of the logical write from here on | 0 |
+//!
+//! A logical write of more than 1 MiB is several frames that continue each other; only the last one (`length`
+//! equals `rest`) can carry the immediate. The first one announces the whole range in `rest`, and the target
+//! checks all of it before it reads a byte of the payload, as a NIC does. An empty write touches no memory and
+//! names no region. Between two frames of one write nothing can come but a goodbye or a refusal.
+
+mod driver;
+mod fabric;
+mod frame;
+mod handshake;
+mod link;
+mod listener;
+mod receiver;
+mod sender;
+mod socket;
+
+pub use fabric::{TcpConfig, TcpFabric};
+pub use listener::ListenerStats;

@@ -1,0 +1,243 @@
+//! The fabric, its domains, and connecting a prepared end.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use memory::Block;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpSocket, TcpStream},
+};
+
+use super::{
+    handshake::{Address, Hello, Token, VERSION, WELCOME_BYTES, check_welcome, encode_welcome},
+    link::TcpLink,
+    listener::{Counters, Listener, ListenerStats, Ticket},
+    socket::prefer_cubic,
+};
+use crate::{
+    Access, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, Fabric, FabricError, FabricKind,
+    PeerViolation, Prepared, QueuePair, QueuePairConfig, RegionTable, RemoteRegion, Role, Runtime, timeout,
+};
+
+/// How the fabric listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TcpConfig {
+    /// The address that data connections come to; the port is chosen by the system when a domain prepares its
+    /// first queue pair. Unspecified (`0.0.0.0`, `::`): dialers use the host of the control connection.
+    /// Default `127.0.0.1`.
+    pub bind: IpAddr,
+    /// How long an accepted stream may take to say who it is. Default 5 s.
+    pub handshake_limit: Duration,
+    /// Accepted streams per domain that have not said who they are; each holds a descriptor and about 1 KiB.
+    /// One more closes the oldest. Default 64.
+    pub pending_handshakes_max: usize,
+}
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        Self {
+            bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            handshake_limit: Duration::from_secs(5),
+            pending_handshakes_max: 64,
+        }
+    }
+}
+
+/// One TCP stream per queue pair.
+///
+/// Its connections and listeners use tokio's reactor: `runtime` must spawn onto a tokio runtime with IO
+/// enabled, and connecting must be awaited on one.
+#[derive(Debug)]
+pub struct TcpFabric {
+    runtime: Arc<dyn Runtime>,
+    config: TcpConfig,
+    counters: Arc<Counters>,
+}
+
+impl TcpFabric {
+    /// A fabric whose connections are driven on `runtime`.
+    pub fn new(runtime: Arc<dyn Runtime>, config: TcpConfig) -> Self {
+        Self { runtime, config, counters: Arc::default() }
+    }
+
+    /// What the listeners of all its domains saw.
+    pub fn listener_stats(&self) -> ListenerStats {
+        self.counters.stats()
+    }
+}
+
+impl Fabric for TcpFabric {
+    fn kind(&self) -> FabricKind {
+        FabricKind::Tcp
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::WRITES
+    }
+
+    fn reach(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn open_domain(&self) -> Result<Arc<dyn Domain>, FabricError> {
+        Ok(Arc::new(TcpDomain {
+            runtime: self.runtime.clone(),
+            config: self.config.clone(),
+            counters: self.counters.clone(),
+            table: Arc::new(RegionTable::new(&*self.runtime)),
+            listener: Mutex::default(),
+        }))
+    }
+}
+
+/// Regions, and the listener that all queue pairs of the domain share.
+#[derive(Debug)]
+struct TcpDomain {
+    runtime: Arc<dyn Runtime>,
+    config: TcpConfig,
+    counters: Arc<Counters>,
+    table: Arc<RegionTable>,
+    listener: Mutex<Option<Arc<Listener>>>,
+}
+
+impl TcpDomain {
+    fn listener(&self) -> Result<Arc<Listener>, FabricError> {
+        let mut listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(listener) = &*listener {
+            return Ok(listener.clone());
+        }
+        let started = Listener::start(&self.runtime, &self.config, &self.counters)?;
+        *listener = Some(started.clone());
+        Ok(started)
+    }
+}
+
+impl Domain for TcpDomain {
+    fn kind(&self) -> FabricKind {
+        FabricKind::Tcp
+    }
+
+    fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
+        Ok(self.table.register(&*self.runtime, block, access))
+    }
+
+    fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
+        let listener = self.listener()?;
+        let at = listener.address();
+        let token = Token::random(&*self.runtime);
+        let ticket = listener.issue(token);
+        let ip = Some(at.ip()).filter(|ip| !ip.is_unspecified());
+        let address = Address { ip, port: at.port(), ticket: ticket.number(), token };
+        let (runtime, table) = (self.runtime.clone(), self.table.clone());
+        Ok(Box::new(TcpPrepared { runtime, table, config, address, ticket }))
+    }
+}
+
+/// One end, not connected yet. Its ticket keeps the listener alive.
+#[derive(Debug)]
+struct TcpPrepared {
+    runtime: Arc<dyn Runtime>,
+    table: Arc<RegionTable>,
+    config: QueuePairConfig,
+    address: Address,
+    ticket: Ticket,
+}
+
+impl Prepared for TcpPrepared {
+    fn connection_data(&self) -> ConnectionData {
+        self.address.encode()
+    }
+
+    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<QueuePair, FabricError>> {
+        Box::pin(async move {
+            if tokio::runtime::Handle::try_current().is_err() {
+                let detail = "await it on a tokio runtime with IO enabled".to_owned();
+                return Err(failed("finding the tokio runtime", detail));
+            }
+            let runtime = self.runtime.clone();
+            let limit_ms = u64::try_from(params.limit.as_millis()).unwrap_or(u64::MAX);
+            let elapsed = |_| FabricError::ConnectTimeout { kind: FabricKind::Tcp, limit_ms };
+            timeout(&*runtime, params.limit, self.establish(&params)).await.map_err(elapsed)?
+        })
+    }
+}
+
+impl TcpPrepared {
+    async fn establish(self, params: &ConnectParams) -> Result<QueuePair, FabricError> {
+        let peer = Address::decode(&params.peer)?;
+        let Self { runtime, table, config, address, ticket } = self;
+        let stream = match params.role {
+            Role::Dialer => {
+                // Nobody is to dial this end any more.
+                drop(ticket);
+                dial(&peer, params.peer_host, address.token).await?
+            }
+            Role::Acceptor => accept(ticket, &peer).await?,
+        };
+        stream.set_nodelay(true).map_err(|error| failed("setting TCP_NODELAY", error.to_string()))?;
+        TcpLink::start(&runtime, table, config, stream)
+    }
+}
+
+/// Opens the stream and shows the acceptor's token.
+async fn dial(peer: &Address, host: Option<IpAddr>, nonce: Token) -> Result<TcpStream, FabricError> {
+    let Some(ip) = peer.ip.or(host) else {
+        let detail =
+            "the peer listens on every address; give its host in ConnectParams::peer_host".to_owned();
+        return Err(failed("finding the peer's address", detail));
+    };
+    let to = SocketAddr::new(ip, peer.port);
+    let mut stream = open(to).await.map_err(|error| {
+        failed("connecting", format!("{to}: {error}; is the peer alive, and the port open in its firewall?"))
+    })?;
+    let hello = Hello { version: VERSION, ticket: peer.ticket, token: peer.token, nonce };
+    let mut welcome = [0; WELCOME_BYTES];
+    let exchange = async {
+        stream.write_all(&hello.encode()).await?;
+        stream.read_exact(&mut welcome).await
+    };
+    exchange.await.map_err(|error| {
+        failed(
+            "the handshake",
+            format!("{to}: {error}; the peer has given up, or its token was used already"),
+        )
+    })?;
+    check_welcome(&welcome)?;
+    Ok(stream)
+}
+
+async fn open(to: SocketAddr) -> io::Result<TcpStream> {
+    let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    if to.ip().is_loopback() {
+        prefer_cubic(&socket);
+    }
+    socket.connect(to).await
+}
+
+/// Waits for the stream that shows this end's token, and checks that it is the dialer's.
+async fn accept(mut ticket: Ticket, peer: &Address) -> Result<TcpStream, FabricError> {
+    let Some(visitor) = ticket.visitor().await else {
+        return Err(failed("accepting", "the listener ended; see the log for its reason".to_owned()));
+    };
+    if !visitor.nonce.matches(&peer.token) {
+        let violation = PeerViolation::BadToken;
+        return Err(FabricError::PeerMisbehaved { kind: FabricKind::Tcp, violation });
+    }
+    let mut stream = visitor.stream;
+    if stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback()) {
+        // Already so, unless the listener is bound to every address.
+        prefer_cubic(&stream);
+    }
+    let answered = stream.write_all(&encode_welcome()).await;
+    answered.map_err(|error| failed("the handshake", format!("{error}; the dialer has gone")))?;
+    Ok(stream)
+}
+
+fn failed(step: &'static str, detail: String) -> FabricError {
+    FabricError::Connect { kind: FabricKind::Tcp, step, detail }
+}

@@ -1,0 +1,263 @@
+//! The stream's frames; the table is in the module's documentation.
+
+use crate::{Immediate, PeerViolation, RegionGeneration, RegionId, RemoteRange};
+
+/// Bytes of every header.
+pub(super) const HEADER_BYTES: usize = 40;
+
+/// Payload bytes of one frame at most, so that a goodbye or a refusal never waits for more than these.
+pub(super) const BODY_BYTES_MAX: u64 = 1 << 20;
+
+const KIND_WRITE: u8 = 1;
+const KIND_WRITE_IMMEDIATE: u8 = 2;
+const KIND_GOODBYE: u8 = 3;
+const KIND_REFUSAL: u8 = 4;
+
+/// An encoded header.
+pub(super) type Header = [u8; HEADER_BYTES];
+
+/// What a header says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Frame {
+    /// Payload follows.
+    Write(WriteFrame),
+    /// The orderly end of this direction.
+    Goodbye,
+    /// The end, because the peer broke a rule.
+    Refusal(Refusal),
+}
+
+/// One frame of a logical write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct WriteFrame {
+    /// Where the logical write goes from this frame on, to its end.
+    pub(super) range: RemoteRange,
+    /// The region's key.
+    pub(super) key: u32,
+    /// Payload bytes in this frame.
+    pub(super) length: u64,
+    /// On the last frame of a write with immediate.
+    pub(super) immediate: Option<Immediate>,
+}
+
+impl WriteFrame {
+    /// Whether the logical write ends with this frame.
+    pub(super) fn is_last(&self) -> bool {
+        self.length == self.range.length
+    }
+}
+
+/// The target's reason to end the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Refusal {
+    /// The rule that was broken.
+    pub(super) reason: PeerViolation,
+    /// The receive depth, when it ran out; else 0.
+    pub(super) depth: u32,
+}
+
+impl Frame {
+    pub(super) fn encode(&self) -> Header {
+        let mut fields = Fields::default();
+        match self {
+            Self::Write(write) => fields.set_write(write),
+            Self::Goodbye => fields.kind = KIND_GOODBYE,
+            Self::Refusal(refusal) => {
+                fields.kind = KIND_REFUSAL;
+                fields.reason = reason_code(refusal.reason);
+                fields.immediate = refusal.depth;
+            }
+        }
+        fields.encode()
+    }
+
+    /// # Errors
+    /// [`PeerViolation::Malformed`] for everything that [`encode`](Self::encode) cannot have made.
+    pub(super) fn decode(header: &Header) -> Result<Self, PeerViolation> {
+        let fields = Fields::decode(header).ok_or(PeerViolation::Malformed)?;
+        let frame = match fields.kind {
+            KIND_WRITE | KIND_WRITE_IMMEDIATE => fields.write(),
+            KIND_GOODBYE => Some(Self::Goodbye),
+            KIND_REFUSAL => reason_from_code(fields.reason)
+                .map(|reason| Self::Refusal(Refusal { reason, depth: fields.immediate })),
+            _ => None,
+        };
+        // One meaning, one encoding: fields that a kind does not use are zero.
+        frame.filter(|frame| frame.encode() == *header).ok_or(PeerViolation::Malformed)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Fields {
+    kind: u8,
+    reason: u8,
+    region: u32,
+    generation: u32,
+    key: u32,
+    immediate: u32,
+    length: u32,
+    offset: u64,
+    rest: u64,
+}
+
+impl Fields {
+    fn set_write(&mut self, write: &WriteFrame) {
+        self.kind = if write.immediate.is_some() { KIND_WRITE_IMMEDIATE } else { KIND_WRITE };
+        self.region = write.range.region.0;
+        self.generation = write.range.generation.0;
+        self.key = write.key;
+        self.immediate = write.immediate.map_or(0, |immediate| immediate.0);
+        // At most `BODY_BYTES_MAX`.
+        self.length = write.length as u32;
+        self.offset = write.range.offset;
+        self.rest = write.range.length;
+    }
+
+    fn write(&self) -> Option<Frame> {
+        let length = u64::from(self.length);
+        let range = RemoteRange {
+            region: RegionId(self.region),
+            generation: RegionGeneration(self.generation),
+            offset: self.offset,
+            length: self.rest,
+        };
+        let immediate = (self.kind == KIND_WRITE_IMMEDIATE).then_some(Immediate(self.immediate));
+        let write = WriteFrame { range, key: self.key, length, immediate };
+        let fits = length <= BODY_BYTES_MAX && length <= self.rest;
+        // A frame of no bytes that promises more would let a peer keep us busy for nothing.
+        let advances = length > 0 || self.rest == 0;
+        let ends = write.is_last() || immediate.is_none();
+        (fits && advances && ends).then_some(Frame::Write(write))
+    }
+
+    fn encode(&self) -> Header {
+        let mut header = [0; HEADER_BYTES];
+        header[0] = self.kind;
+        header[1] = self.reason;
+        header[4..8].copy_from_slice(&self.region.to_le_bytes());
+        header[8..12].copy_from_slice(&self.generation.to_le_bytes());
+        header[12..16].copy_from_slice(&self.key.to_le_bytes());
+        header[16..20].copy_from_slice(&self.immediate.to_le_bytes());
+        header[20..24].copy_from_slice(&self.length.to_le_bytes());
+        header[24..32].copy_from_slice(&self.offset.to_le_bytes());
+        header[32..40].copy_from_slice(&self.rest.to_le_bytes());
+        header
+    }
+
+    fn decode(header: &Header) -> Option<Self> {
+        let mut rest = header.as_slice();
+        let [kind, reason] = take(&mut rest)?;
+        let [_, _] = take(&mut rest)?;
+        Some(Self {
+            kind,
+            reason,
+            region: u32::from_le_bytes(take(&mut rest)?),
+            generation: u32::from_le_bytes(take(&mut rest)?),
+            key: u32::from_le_bytes(take(&mut rest)?),
+            immediate: u32::from_le_bytes(take(&mut rest)?),
+            length: u32::from_le_bytes(take(&mut rest)?),
+            offset: u64::from_le_bytes(take(&mut rest)?),
+            rest: u64::from_le_bytes(take(&mut rest)?),
+        })
+    }
+}
+
+/// The next `N` bytes, if there are as many.
+pub(super) fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
+    let (head, tail) = bytes.split_first_chunk::<N>()?;
+    *bytes = tail;
+    Some(*head)
+}
+
+const REASONS: [(u8, PeerViolation); 9] = [
+    (1, PeerViolation::Malformed),
+    (2, PeerViolation::UnknownRegion),
+    (3, PeerViolation::WrongKey),
+    (4, PeerViolation::OutOfBounds),
+    (5, PeerViolation::NoRight),
+    (6, PeerViolation::NotGranted),
+    (7, PeerViolation::ReceiverNotReady),
+    (8, PeerViolation::UnsealedBlock),
+    (9, PeerViolation::BadToken),
+];
+
+fn reason_code(reason: PeerViolation) -> u8 {
+    // A rule without a code of its own is told as a malformed frame: the connection ends all the same.
+    REASONS.iter().find(|(_, known)| *known == reason).map_or(1, |(code, _)| *code)
+}
+
+fn reason_from_code(code: u8) -> Option<PeerViolation> {
+    REASONS.iter().find(|(known, _)| *known == code).map(|(_, reason)| *reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(length: u64, rest: u64, immediate: Option<u32>) -> Frame {
+        let range = RemoteRange {
+            region: RegionId(7),
+            generation: RegionGeneration(0xA1B2_C3D4),
+            offset: 0x0102_0304_0506_0708,
+            length: rest,
+        };
+        Frame::Write(WriteFrame { range, key: 0xFEED_F00D, length, immediate: immediate.map(Immediate) })
+    }
+
+    #[test]
+    fn every_frame_survives_the_wire() {
+        let mut frames = vec![
+            write(0, 0, None),
+            write(0, 0, Some(9)),
+            write(5, 5, Some(u32::MAX)),
+            write(BODY_BYTES_MAX, u64::MAX, None),
+            write(BODY_BYTES_MAX, BODY_BYTES_MAX, Some(0)),
+            Frame::Goodbye,
+        ];
+        frames.extend(REASONS.map(|(_, reason)| Frame::Refusal(Refusal { reason, depth: 3 })));
+        for frame in frames {
+            assert_eq!(Frame::decode(&frame.encode()), Ok(frame));
+        }
+    }
+
+    #[test]
+    fn impossible_frames_are_malformed() {
+        let impossible = [
+            write(BODY_BYTES_MAX + 1, u64::MAX, None).encode(),
+            write(2, 1, None).encode(),
+            write(0, 1, None).encode(),
+            write(1, 2, Some(1)).encode(),
+            [0; HEADER_BYTES],
+            [0xFF; HEADER_BYTES],
+        ];
+        for header in impossible {
+            assert_eq!(Frame::decode(&header), Err(PeerViolation::Malformed), "{header:?}");
+        }
+    }
+
+    #[test]
+    fn a_bit_in_an_unused_field_is_malformed() {
+        let unused = [
+            (Frame::Goodbye, 1..HEADER_BYTES),
+            (write(1, 1, None), 1..4),
+            (write(1, 1, None), 16..20),
+            (Frame::Refusal(Refusal { reason: PeerViolation::NotGranted, depth: 0 }), 20..HEADER_BYTES),
+        ];
+        for (frame, bytes) in unused {
+            for index in bytes {
+                let mut header = frame.encode();
+                header[index] ^= 0x40;
+                assert_eq!(Frame::decode(&header), Err(PeerViolation::Malformed), "{frame:?} byte {index}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_violation_has_its_own_code() {
+        for (code, reason) in REASONS {
+            assert_eq!(reason_code(reason), code);
+            assert_eq!(reason_from_code(code), Some(reason));
+        }
+        assert_eq!(reason_from_code(0), None);
+    }
+}

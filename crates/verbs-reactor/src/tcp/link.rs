@@ -1,0 +1,302 @@
+//! One connection: both halves, and how it ends.
+//!
+//! An end has three steps, whoever begins it: the receiver stops, so that nothing of the peer touches memory any
+//! more; every outstanding operation ends; a farewell (a goodbye, or a refusal with its reason) goes out behind
+//! the frame under way. The driver then waits a moment for the peer to take it.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicBool, AtomicU8, Ordering},
+    },
+};
+
+use futures::task::AtomicWaker;
+use tokio::{io::unix::AsyncFd, net::TcpStream};
+
+use super::{
+    driver::Driver,
+    receiver::{Ground, Received, Receiver},
+    sender::{End, Sender, Sent, Write},
+    socket::Socket,
+};
+use crate::{
+    FabricError, FabricKind, Link, LossCause, QueuePair, QueuePairConfig, QueuePairCore, RegionGeneration,
+    RegionId, RegionTable, RemoteRange, RemoteRegion, Runtime, SlotKey, WorkRequest,
+};
+
+/// The range of a write of no bytes.
+const NOWHERE: RemoteRange =
+    RemoteRange { region: RegionId(0), generation: RegionGeneration(0), offset: 0, length: 0 };
+
+/// The fabric's half of a queue pair.
+#[derive(Debug)]
+pub(super) struct TcpLink {
+    core: Arc<QueuePairCore>,
+    table: Arc<RegionTable>,
+    remote: Mutex<HashMap<RegionId, RemoteRegion>>,
+    socket: AsyncFd<Socket>,
+    sender: Sender,
+    receiver: Mutex<Receiver>,
+    /// This side wants to close.
+    closing: AtomicBool,
+    /// An [`EndState`].
+    end: AtomicU8,
+    driver: AtomicWaker,
+}
+
+impl TcpLink {
+    /// Turns a greeted stream into a queue pair.
+    ///
+    /// # Errors
+    /// [`FabricError::Device`] when the stream cannot be registered with tokio's reactor.
+    pub(super) fn start(
+        runtime: &Arc<dyn Runtime>,
+        table: Arc<RegionTable>,
+        config: QueuePairConfig,
+        stream: TcpStream,
+    ) -> Result<QueuePair, FabricError> {
+        let fail = |error| FabricError::device(FabricKind::Tcp, "registering the stream", error);
+        let stream = stream.into_std().map_err(fail)?;
+        // SAFETY: a `Socket` owns its descriptor, answers with no other, and closes it only when dropped.
+        let socket = unsafe { AsyncFd::register(Socket::new(stream)) };
+        let socket = socket.map_err(|refused| fail(refused.into()))?;
+        let core = Arc::new(QueuePairCore::new(FabricKind::Tcp, config));
+        let link = Arc::new(Self {
+            core: core.clone(),
+            table,
+            remote: Mutex::default(),
+            socket,
+            sender: Sender::new(config.send_depth),
+            receiver: Mutex::new(Receiver::new()),
+            closing: AtomicBool::new(false),
+            end: AtomicU8::new(EndState::Open as u8),
+            driver: AtomicWaker::new(),
+        });
+        let driver = Driver::new(link.clone(), runtime.clone());
+        runtime.spawn("tcp connection", Box::pin(driver.run()));
+        Ok(QueuePair::new(core, link))
+    }
+}
+
+/// Where a connection stands, for its driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// Nothing more can be received now.
+    Drained,
+    /// There may be more; give others a turn first.
+    More,
+    /// Someone else is receiving.
+    Busy,
+    /// Nothing is received any more.
+    Stopped,
+}
+
+/// For the driver.
+impl TcpLink {
+    pub(super) fn socket(&self) -> &AsyncFd<Socket> {
+        &self.socket
+    }
+
+    pub(super) fn waker(&self) -> &AtomicWaker {
+        &self.driver
+    }
+
+    /// Whether the connection is over, and if so, whether the peer is yet to be told.
+    pub(super) fn end_state(&self) -> EndState {
+        EndState::from_bits(self.end.load(Ordering::Acquire))
+    }
+
+    /// Something must be settled that no readiness of the socket announces.
+    pub(super) fn wants_settling(&self) -> bool {
+        let open = self.end_state() == EndState::Open;
+        open && (self.closing.load(Ordering::Acquire) || self.sender.state() == Sent::Broken)
+    }
+
+    pub(super) fn sending(&self) -> Sent {
+        self.sender.state()
+    }
+
+    /// A turn of sending, though the socket was full; `None` if someone else is at it.
+    pub(super) fn send_again(&self) -> Option<Sent> {
+        self.sender.retry(self.socket.get_ref(), &self.core)
+    }
+
+    /// One turn of receiving.
+    pub(super) fn receive(&self) -> Progress {
+        let received = {
+            let mut receiver = match self.receiver.try_lock() {
+                Ok(receiver) => receiver,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return Progress::Busy,
+            };
+            let (socket, table) = (self.socket.get_ref(), &*self.table);
+            let ground = Ground { socket, table, core: &self.core, closing: &self.closing };
+            let received = receiver.turn(ground);
+            self.heed_broken(&mut receiver, received)
+        };
+        match received {
+            Received::Drained => Progress::Drained,
+            Received::More => Progress::More,
+            Received::Stopped => Progress::Stopped,
+            Received::Ended(ending) => {
+                self.end(ending);
+                Progress::Stopped
+            }
+        }
+    }
+
+    /// If nothing can be sent any more, and the peer has left no word of its own, sending's error is the end.
+    fn heed_broken(&self, receiver: &mut Receiver, received: Received) -> Received {
+        let wordless = match &received {
+            Received::Drained => true,
+            Received::Ended(ending) => ending.is_end_of_file(),
+            Received::More | Received::Stopped => false,
+        };
+        if !wordless || self.sender.state() != Sent::Broken {
+            return received;
+        }
+        let Some(error) = self.sender.broken() else { return received };
+        receiver.stop();
+        Received::Ended(End::silent(error))
+    }
+
+    /// The receiver has stopped; ends everything else. Happens once.
+    fn end(&self, end: End) {
+        let state = if end.farewell.is_some() { EndState::Lingering } else { EndState::Silent };
+        self.core.fail_arrivals(&end.error);
+        self.core.mark_drained();
+        self.sender.end(end);
+        self.send_again();
+        self.end.store(state as u8, Ordering::Release);
+        self.driver.wake();
+    }
+
+    /// Nothing more is sent, not even what a farewell was waiting for.
+    pub(super) fn cut(&self) {
+        if let Some(error) = self.core.failure() {
+            self.sender.end(End::silent(error));
+            self.send_again();
+        }
+    }
+
+    /// The driver is gone: nobody would wake those who wait.
+    pub(super) fn abandon(&self) {
+        let mut receiver = match self.receiver.try_lock() {
+            Ok(receiver) => receiver,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // It sees the wish to close at its next step, or the next one who awaits does.
+            Err(TryLockError::WouldBlock) => return self.closing.store(true, Ordering::Release),
+        };
+        let stopped = receiver.stop();
+        drop(receiver);
+        if stopped {
+            let detail = "the runtime that drove the connection has shut down".to_owned();
+            let (kind, cause) = (FabricKind::Tcp, LossCause::DeviceLost);
+            self.end(End::silent(FabricError::PeerLost { kind, cause, detail }));
+        }
+    }
+}
+
+/// How far the end has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum EndState {
+    /// The connection is up.
+    Open,
+    /// Over, and the peer is being told.
+    Lingering,
+    /// Over without a word.
+    Silent,
+}
+
+impl EndState {
+    fn from_bits(bits: u8) -> Self {
+        [Self::Open, Self::Lingering].into_iter().find(|state| *state as u8 == bits).unwrap_or(Self::Silent)
+    }
+}
+
+impl Link for TcpLink {
+    fn submit(&self, key: SlotKey, request: &WorkRequest) {
+        match self.resolve(key, request) {
+            Ok(write) => match self.sender.post(write) {
+                Ok(()) => self.send(),
+                Err(late) => {
+                    let error = self.core.failure().or_else(|| self.sender.broken());
+                    let error = error.unwrap_or(FabricError::Closed);
+                    self.core.complete(late.key, request.length(), Err(error));
+                }
+            },
+            Err(error) => self.core.complete(key, request.length(), Err(error)),
+        }
+    }
+
+    fn drive(&self) {
+        if self.sender.state() == Sent::More {
+            self.send();
+        }
+        // What is left after a turn is the driver's, which readiness has woken.
+        self.receive();
+    }
+
+    fn add_remote_region(&self, region: RemoteRegion) {
+        self.remote().insert(region.region, region);
+    }
+
+    fn remove_remote_region(&self, region: RegionId) {
+        self.remote().remove(&region);
+    }
+
+    fn start_close(&self) {
+        self.closing.store(true, Ordering::Release);
+        if self.receive() == Progress::Busy {
+            self.driver.wake();
+        }
+    }
+}
+
+impl TcpLink {
+    fn send(&self) {
+        match self.sender.pump(self.socket.get_ref(), &self.core) {
+            None | Some(Sent::Idle | Sent::Finished) => {}
+            Some(Sent::More | Sent::Blocked | Sent::Broken) => self.driver.wake(),
+        }
+    }
+
+    /// The checks of a NIC on its own side.
+    fn resolve(&self, key: SlotKey, request: &WorkRequest) -> Result<Write, FabricError> {
+        let WorkRequest::Write { local, remote, immediate } = request;
+        let bytes = local.len() as u64;
+        if let Some(block) = local.block()
+            && !self.table.contains(block.id())
+        {
+            return Err(FabricError::NotRegistered { kind: FabricKind::Tcp, block: block.id().get() });
+        }
+        let (range, remote_key) = match remote {
+            Some(range) => (*range, self.key_of(range, bytes)?),
+            None if bytes == 0 => (NOWHERE, 0),
+            None => return Err(FabricError::LengthMismatch { local: bytes, remote: 0 }),
+        };
+        // A write of no bytes names no region on the wire.
+        let (range, remote_key) = if bytes == 0 { (NOWHERE, 0) } else { (range, remote_key) };
+        Ok(Write { key, local: local.clone(), range, remote_key, immediate: *immediate })
+    }
+
+    /// The key of the peer's region, if a write of `bytes` bytes to `range` stays inside it.
+    fn key_of(&self, range: &RemoteRange, bytes: u64) -> Result<u32, FabricError> {
+        let regions = self.remote();
+        let region = regions.get(&range.region).filter(|region| region.generation == range.generation);
+        let region = region.ok_or(FabricError::UnknownRemoteRegion { region: range.region })?;
+        let mismatch = |remote| Err(FabricError::LengthMismatch { local: bytes, remote });
+        if range.length != bytes {
+            return mismatch(range.length);
+        }
+        let room = region.length.saturating_sub(range.offset);
+        if room < bytes { mismatch(room) } else { Ok(region.key) }
+    }
+
+    fn remote(&self) -> MutexGuard<'_, HashMap<RegionId, RemoteRegion>> {
+        self.remote.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

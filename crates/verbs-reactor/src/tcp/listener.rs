@@ -1,0 +1,311 @@
+//! The data listener of one domain: accepts, greets, and hands each stream to the end it was meant for.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use futures::{
+    StreamExt,
+    channel::oneshot,
+    future::{AbortHandle, Abortable},
+    stream::FuturesUnordered,
+};
+use tokio::{
+    io::AsyncReadExt,
+    net::{TcpListener, TcpStream},
+};
+
+use super::{
+    TcpConfig,
+    handshake::{HELLO_BYTES, Hello, Token, VERSION, encode_welcome},
+    socket::prefer_cubic,
+};
+use crate::{BoxFuture, Elapsed, FabricError, FabricKind, Runtime, timeout};
+
+/// How long accepting rests when the process is out of descriptors or memory.
+const ACCEPT_REST: Duration = Duration::from_millis(20);
+
+/// What the data listeners of one fabric saw.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListenerStats {
+    /// Streams accepted.
+    pub accepted: u64,
+    /// Streams handed to the end that had issued their token.
+    pub handed_over: u64,
+    /// Streams closed because their token was never issued, or already used.
+    pub bad_tokens: u64,
+    /// Streams closed because their first bytes were no hello of this version.
+    pub malformed: u64,
+    /// Streams closed because the hello did not come in time.
+    pub timed_out: u64,
+    /// Streams closed because newer ones came while too many were waiting for their hello.
+    pub evicted: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    accepted: AtomicU64,
+    handed_over: AtomicU64,
+    bad_tokens: AtomicU64,
+    malformed: AtomicU64,
+    timed_out: AtomicU64,
+    evicted: AtomicU64,
+}
+
+impl Counters {
+    pub(super) fn stats(&self) -> ListenerStats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        ListenerStats {
+            accepted: read(&self.accepted),
+            handed_over: read(&self.handed_over),
+            bad_tokens: read(&self.bad_tokens),
+            malformed: read(&self.malformed),
+            timed_out: read(&self.timed_out),
+            evicted: read(&self.evicted),
+        }
+    }
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A stream that showed the right token.
+#[derive(Debug)]
+pub(super) struct Visitor {
+    pub(super) stream: TcpStream,
+    pub(super) nonce: Token,
+}
+
+/// Listens as long as it, or a ticket of it, lives.
+#[derive(Debug)]
+pub(super) struct Listener {
+    address: SocketAddr,
+    tickets: Arc<Tickets>,
+    /// Ends the task when dropped.
+    _stop: oneshot::Sender<()>,
+}
+
+impl Listener {
+    /// # Errors
+    /// [`FabricError::Device`] naming the call that the system refused.
+    pub(super) fn start(
+        runtime: &Arc<dyn Runtime>,
+        config: &TcpConfig,
+        counters: &Arc<Counters>,
+    ) -> Result<Arc<Self>, FabricError> {
+        let fail = |call| move |error| FabricError::device(FabricKind::Tcp, call, error);
+        let socket = std::net::TcpListener::bind((config.bind, 0)).map_err(fail("bind"))?;
+        socket.set_nonblocking(true).map_err(fail("set_nonblocking"))?;
+        let address = socket.local_addr().map_err(fail("getsockname"))?;
+        if config.bind.is_loopback() {
+            // Accepted streams inherit it, and from their first packet on.
+            prefer_cubic(&socket);
+        }
+        let tickets = Arc::new(Tickets::default());
+        let (stop, stopped) = oneshot::channel();
+        let reception = Reception {
+            runtime: runtime.clone(),
+            counters: counters.clone(),
+            tickets: tickets.clone(),
+            hello_limit: config.handshake_limit,
+            pending_max: config.pending_handshakes_max.max(1),
+            order: VecDeque::new(),
+            next: 0,
+        };
+        runtime.spawn("tcp listener", Box::pin(reception.run(socket, stopped)));
+        Ok(Arc::new(Self { address, tickets, _stop: stop }))
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// A place for one stream.
+    pub(super) fn issue(self: &Arc<Self>, token: Token) -> Ticket {
+        let (sender, visitor) = oneshot::channel();
+        let number = self.tickets.add(Issued { token, sender });
+        Ticket { listener: self.clone(), number, visitor }
+    }
+}
+
+/// The right to receive one stream; withdrawn on drop.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    listener: Arc<Listener>,
+    number: u64,
+    visitor: oneshot::Receiver<Visitor>,
+}
+
+impl Ticket {
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The stream that showed this ticket's token; `None` if the listener ended.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: the stream stays with the ticket.
+    pub(super) async fn visitor(&mut self) -> Option<Visitor> {
+        (&mut self.visitor).await.ok()
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.listener.tickets.withdraw(self.number);
+    }
+}
+
+#[derive(Debug)]
+struct Issued {
+    token: Token,
+    sender: oneshot::Sender<Visitor>,
+}
+
+/// The tickets that no stream has claimed yet.
+#[derive(Debug, Default)]
+struct Tickets {
+    next: AtomicU64,
+    issued: Mutex<HashMap<u64, Issued>>,
+}
+
+impl Tickets {
+    fn add(&self, issued: Issued) -> u64 {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.lock().insert(number, issued);
+        number
+    }
+
+    fn withdraw(&self, number: u64) {
+        let withdrawn = self.lock().remove(&number);
+        drop(withdrawn);
+    }
+
+    /// Takes the ticket, if the token is its own. A wrong token leaves it for the right one.
+    fn claim(&self, number: u64, token: &Token) -> Option<oneshot::Sender<Visitor>> {
+        let mut issued = self.lock();
+        if !issued.get(&number)?.token.matches(token) {
+            return None;
+        }
+        issued.remove(&number).map(|ticket| ticket.sender)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Issued>> {
+        self.issued.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The listener's task.
+struct Reception {
+    runtime: Arc<dyn Runtime>,
+    counters: Arc<Counters>,
+    tickets: Arc<Tickets>,
+    hello_limit: Duration,
+    pending_max: usize,
+    /// The handshakes under way, oldest first.
+    order: VecDeque<(u64, AbortHandle)>,
+    next: u64,
+}
+
+impl Reception {
+    async fn run(mut self, socket: std::net::TcpListener, mut stopped: oneshot::Receiver<()>) {
+        let socket = match TcpListener::from_std(socket) {
+            Ok(socket) => socket,
+            Err(error) => {
+                tracing::error!(%error, "the tcp data listener cannot start: connections to it will time out");
+                return;
+            }
+        };
+        let mut pending = FuturesUnordered::new();
+        loop {
+            tokio::select! {
+                biased;
+                _ = &mut stopped => return,
+                // An evicted one has left the order already.
+                Some(ended) = pending.next() => if let Ok(number) = ended {
+                    self.order.retain(|(known, _)| *known != number);
+                },
+                answer = socket.accept() => match answer {
+                    Ok((stream, _)) => pending.push(self.receive(stream)),
+                    Err(error) => self.rest(&error).await,
+                }
+            }
+        }
+    }
+
+    /// Begins the handshake of a new stream. A flood of silent streams pushes out its own oldest ones, not the
+    /// peer that speaks at once.
+    fn receive(&mut self, stream: TcpStream) -> Abortable<BoxFuture<'static, u64>> {
+        count(&self.counters.accepted);
+        while self.order.len() >= self.pending_max {
+            let Some((_, oldest)) = self.order.pop_front() else { break };
+            oldest.abort();
+            count(&self.counters.evicted);
+        }
+        let number = self.next;
+        self.next += 1;
+        let (handle, registration) = AbortHandle::new_pair();
+        self.order.push_back((number, handle));
+        let desk = Desk {
+            runtime: self.runtime.clone(),
+            counters: self.counters.clone(),
+            tickets: self.tickets.clone(),
+            limit: self.hello_limit,
+        };
+        let greeting = async move {
+            desk.greet(stream).await;
+            number
+        };
+        Abortable::new(Box::pin(greeting), registration)
+    }
+
+    async fn rest(&self, error: &io::Error) {
+        if [io::ErrorKind::ConnectionAborted, io::ErrorKind::ConnectionReset].contains(&error.kind()) {
+            return;
+        }
+        tracing::warn!(%error, "accepting a data connection failed; is the limit on open files too low?");
+        self.runtime.sleep(ACCEPT_REST).await;
+    }
+}
+
+/// What one handshake needs.
+struct Desk {
+    runtime: Arc<dyn Runtime>,
+    counters: Arc<Counters>,
+    tickets: Arc<Tickets>,
+    limit: Duration,
+}
+
+impl Desk {
+    /// Reads the hello and hands the stream over, or drops it.
+    async fn greet(&self, mut stream: TcpStream) {
+        let mut bytes = [0; HELLO_BYTES];
+        match timeout(&*self.runtime, self.limit, stream.read_exact(&mut bytes)).await {
+            Err(Elapsed) => return count(&self.counters.timed_out),
+            Ok(Err(_)) => return count(&self.counters.malformed),
+            Ok(Ok(_)) => {}
+        }
+        let Some(hello) = Hello::decode(&bytes) else { return count(&self.counters.malformed) };
+        if hello.version != VERSION {
+            // Ours, so that the dialer can name both. It fits the empty send buffer, or is not sent.
+            let _ = stream.try_write(&encode_welcome());
+            return count(&self.counters.malformed);
+        }
+        let Some(place) = self.tickets.claim(hello.ticket, &hello.token) else {
+            tracing::debug!("a data connection with a wrong or used token was closed");
+            return count(&self.counters.bad_tokens);
+        };
+        if place.send(Visitor { stream, nonce: hello.nonce }).is_ok() {
+            count(&self.counters.handed_over);
+        }
+    }
+}

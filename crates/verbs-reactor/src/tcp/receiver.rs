@@ -1,0 +1,268 @@
+//! Frames in: checked as a NIC checks, and landed by the kernel in the granted memory.
+
+use std::{
+    io,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use memory::RemoteTarget;
+
+use super::{
+    frame::{Frame, HEADER_BYTES, Header, Refusal, WriteFrame},
+    sender::End,
+    socket::{Socket, loss},
+};
+use crate::{
+    Arrival, FabricError, FabricKind, LossCause, PeerViolation, QueuePairCore, RegionTable, RemoteRange,
+};
+
+/// Bytes of one turn: after these, others get the runtime's thread (accumulated over frames and writes).
+const TURN_BYTES: usize = 256 << 10;
+
+/// What a system call counts at least, so that a turn of tiny frames is bounded too.
+const CALL_COST: usize = 1 << 10;
+
+impl End {
+    /// This side closes.
+    pub(super) fn closed() -> Self {
+        Self { error: FabricError::Closed, farewell: Some(Frame::Goodbye) }
+    }
+
+    /// Without a word: the stream is down, or the peer knows.
+    pub(super) fn silent(error: FabricError) -> Self {
+        Self { error, farewell: None }
+    }
+
+    fn lost(cause: LossCause, detail: &str) -> Self {
+        Self::silent(FabricError::PeerLost { kind: FabricKind::Tcp, cause, detail: detail.to_owned() })
+    }
+
+    /// Whether the stream just ended, for a reason that it does not know.
+    pub(super) fn is_end_of_file(&self) -> bool {
+        matches!(self.error, FabricError::PeerLost { cause: LossCause::EndOfFile, .. })
+    }
+
+    /// The peer broke a rule.
+    fn violation(violation: PeerViolation) -> Self {
+        let error = FabricError::PeerMisbehaved { kind: FabricKind::Tcp, violation };
+        Self { error, farewell: Some(Frame::Refusal(Refusal { reason: violation, depth: 0 })) }
+    }
+
+    fn not_ready(error: FabricError, depth: u32) -> Self {
+        let reason = PeerViolation::ReceiverNotReady;
+        Self { error, farewell: Some(Frame::Refusal(Refusal { reason, depth })) }
+    }
+
+    /// The peer says that we broke a rule.
+    fn refused(refusal: Refusal) -> Self {
+        let kind = FabricKind::Tcp;
+        Self::silent(match refusal.reason {
+            PeerViolation::ReceiverNotReady => FabricError::ReceiverNotReady { kind, depth: refusal.depth },
+            reason => FabricError::RemoteRefused { kind, reason },
+        })
+    }
+}
+
+/// Where receiving stands after a turn.
+#[derive(Debug)]
+pub(super) enum Received {
+    /// Nothing more is there now.
+    Drained,
+    /// There may be more; give others a turn first.
+    More,
+    /// The connection is over. The receiver has stopped.
+    Ended(End),
+    /// It was over before; nothing was read.
+    Stopped,
+}
+
+/// What a turn works with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ground<'link> {
+    pub(super) socket: &'link Socket,
+    pub(super) table: &'link RegionTable,
+    pub(super) core: &'link QueuePairCore,
+    /// This side wants to close.
+    pub(super) closing: &'link AtomicBool,
+}
+
+/// The receiving half of a connection. Whoever holds it is the only one who lets the peer's bytes in.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    header: Header,
+    /// Bytes of `header` that are there.
+    filled: usize,
+    /// The logical write under way.
+    landing: Option<Landing>,
+    stopped: bool,
+}
+
+/// A logical write whose range was checked.
+#[derive(Debug)]
+struct Landing {
+    /// `None` if it is empty.
+    target: Option<RemoteTarget>,
+    /// The frame under way or last landed.
+    frame: WriteFrame,
+    /// Payload bytes of that frame that have landed.
+    landed: u64,
+    /// Payload bytes of earlier frames.
+    before: u64,
+}
+
+impl Landing {
+    fn frame_left(&self) -> u64 {
+        self.frame.length - self.landed
+    }
+
+    fn landed_in_all(&self) -> u64 {
+        self.before + self.landed
+    }
+
+    /// Goes on with `next`; `None` if it is not the frame that must come now.
+    fn continued_by(&self, next: WriteFrame) -> Option<Self> {
+        let range = &self.frame.range;
+        // The whole range was checked when the write began: this cannot overflow.
+        let expected = RemoteRange {
+            offset: range.offset + self.frame.length,
+            length: range.length - self.frame.length,
+            ..*range
+        };
+        let fits = next.range == expected && next.key == self.frame.key;
+        let (target, before) = (self.target.clone(), self.landed_in_all());
+        fits.then_some(Self { target, frame: next, landed: 0, before })
+    }
+}
+
+impl Receiver {
+    pub(super) fn new() -> Self {
+        Self { header: [0; HEADER_BYTES], filled: 0, landing: None, stopped: false }
+    }
+
+    /// Lets nothing of the peer in any more. False if that was so already.
+    pub(super) fn stop(&mut self) -> bool {
+        self.landing = None;
+        !std::mem::replace(&mut self.stopped, true)
+    }
+
+    /// One turn of receiving.
+    pub(super) fn turn(&mut self, ground: Ground<'_>) -> Received {
+        if self.stopped {
+            return Received::Stopped;
+        }
+        let mut left = TURN_BYTES;
+        while left > 0 {
+            match self.step(ground, left) {
+                Ok(Step { drained: true, .. }) => return Received::Drained,
+                Ok(Step { bytes, .. }) => left = left.saturating_sub(bytes.max(CALL_COST)),
+                Err(ending) => {
+                    self.stop();
+                    return Received::Ended(ending);
+                }
+            }
+        }
+        Received::More
+    }
+
+    /// One system call, and what follows from it.
+    fn step(&mut self, ground: Ground<'_>, limit: usize) -> Result<Step, End> {
+        if ground.closing.load(Ordering::Acquire) {
+            return Err(End::closed());
+        }
+        let in_body = self.landing.as_ref().is_some_and(|landing| landing.frame_left() > 0);
+        let step = if in_body { self.read_body(ground, limit)? } else { self.read_header(ground)? };
+        if self.filled == HEADER_BYTES {
+            self.filled = 0;
+            self.begin_frame(ground)?;
+        }
+        Ok(step)
+    }
+
+    fn read_header(&mut self, ground: Ground<'_>) -> Result<Step, End> {
+        let wanted = &mut self.header[self.filled..];
+        let requested = wanted.len();
+        let step = Step::of("recv", requested, ground.socket.receive(wanted))?;
+        self.filled += step.bytes;
+        Ok(step)
+    }
+
+    /// Payload bytes into the granted memory, and the next header behind them, if it is there, into its place.
+    fn read_body(&mut self, ground: Ground<'_>, limit: usize) -> Result<Step, End> {
+        let malformed = || End::violation(PeerViolation::Malformed);
+        let not_granted = |_| End::violation(PeerViolation::NotGranted);
+        let landing = self.landing.as_mut().ok_or_else(malformed)?;
+        let target = landing.target.as_ref().ok_or_else(malformed)?;
+        let left = usize::try_from(landing.frame_left()).map_err(|_| malformed())?;
+        let offset = usize::try_from(landing.landed_in_all()).map_err(|_| malformed())?;
+        let wanted = left.min(limit);
+        let next = if wanted == left { &mut self.header[..] } else { &mut [] };
+        let requested = wanted + next.len();
+        // Counted in for this one system call only: the grant may end before the next one.
+        let access = target.access(offset, wanted).map_err(not_granted)?;
+        let read = ground.socket.receive_into(&access, next);
+        drop(access);
+        let step = Step::of("recvmsg", requested, read)?;
+        let landed = step.bytes.min(wanted) as u64;
+        landing.landed += landed;
+        ground.core.count_received(landed);
+        if landing.frame_left() == 0 {
+            self.filled = step.bytes - wanted;
+            self.end_frame(ground)?;
+        }
+        Ok(step)
+    }
+
+    fn begin_frame(&mut self, ground: Ground<'_>) -> Result<(), End> {
+        let write = match Frame::decode(&self.header).map_err(End::violation)? {
+            Frame::Write(write) => write,
+            Frame::Goodbye => return Err(End::lost(LossCause::ClosedByPeer, "it said goodbye")),
+            Frame::Refusal(refusal) => return Err(End::refused(refusal)),
+        };
+        let landing = match &self.landing {
+            Some(landing) => {
+                landing.continued_by(write).ok_or_else(|| End::violation(PeerViolation::Malformed))?
+            }
+            None => begin_write(write, ground.table).map_err(End::violation)?,
+        };
+        self.landing = Some(landing);
+        if write.length == 0 { self.end_frame(ground) } else { Ok(()) }
+    }
+
+    /// All payload bytes of the frame are there. If it was the last one, so is the write.
+    fn end_frame(&mut self, ground: Ground<'_>) -> Result<(), End> {
+        let Some(landing) = self.landing.take_if(|landing| landing.frame.is_last()) else { return Ok(()) };
+        let Some(immediate) = landing.frame.immediate else { return Ok(()) };
+        let arrival = Arrival::Immediate { immediate, length: landing.landed_in_all() };
+        let depth = ground.core.config().receive_depth;
+        ground.core.deliver(arrival).map_err(|error| End::not_ready(error, depth))
+    }
+}
+
+/// The checks of a NIC, for the whole logical write, before a byte of it is read.
+fn begin_write(frame: WriteFrame, table: &RegionTable) -> Result<Landing, PeerViolation> {
+    let target = match frame.range.length {
+        // As on a NIC, a write of no bytes names no memory.
+        0 => None,
+        _ => Some(table.write_target(&frame.range, frame.key)?.0),
+    };
+    Ok(Landing { target, frame, landed: 0, before: 0 })
+}
+
+/// What a system call gave.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    bytes: usize,
+    /// The socket has nothing more now: it would block, or gave less than was asked for.
+    drained: bool,
+}
+
+impl Step {
+    fn of(call: &'static str, requested: usize, answer: io::Result<usize>) -> Result<Self, End> {
+        match answer {
+            Ok(0) => Err(End::lost(LossCause::EndOfFile, "its stream ended without a goodbye")),
+            Ok(bytes) => Ok(Self { bytes, drained: bytes < requested }),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Self { bytes: 0, drained: true }),
+            Err(error) => Err(End::silent(loss(call, error))),
+        }
+    }
+}

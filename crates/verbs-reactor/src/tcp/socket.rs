@@ -1,0 +1,127 @@
+//! The system calls of a connected stream. All of them return at once.
+
+use std::{
+    io::{self, IoSlice, Read},
+    net::{Shutdown, TcpStream},
+    os::fd::{AsRawFd, RawFd},
+};
+
+use memory::RemoteAccess;
+
+use crate::{FabricError, FabricKind, LossCause};
+
+/// A connected, non-blocking stream.
+#[derive(Debug)]
+pub(super) struct Socket(TcpStream);
+
+impl AsRawFd for Socket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl Socket {
+    /// `stream` must be in non-blocking mode.
+    pub(super) fn new(stream: TcpStream) -> Self {
+        Self(stream)
+    }
+
+    /// Hands bytes of `slices`, in order, to the kernel, and tells how many it took.
+    pub(super) fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        // SAFETY: all-zero is a valid `msghdr`: null pointers with zero lengths.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = slices.as_ptr().cast::<libc::iovec>().cast_mut();
+        message.msg_iovlen = slices.len();
+        // Not `writev`: that raises SIGPIPE in programs that have not ignored it.
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        // SAFETY: `IoSlice` has the layout of `iovec` on Unix (its documentation promises so), and the slices
+        // outlive the call, which only reads them.
+        retry(|| unsafe { libc::sendmsg(self.as_raw_fd(), &raw const message, flags) })
+    }
+
+    /// Reads bytes of a header or of a handshake, never of a payload.
+    pub(super) fn receive(&self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match (&self.0).read(into) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Reads payload bytes into granted memory, and what follows them, if there is more, into `next`.
+    pub(super) fn receive_into(&self, access: &RemoteAccess<'_>, next: &mut [u8]) -> io::Result<usize> {
+        let mut slices = [
+            libc::iovec { iov_base: access.pointer().cast(), iov_len: access.length() },
+            libc::iovec { iov_base: next.as_mut_ptr().cast(), iov_len: next.len() },
+        ];
+        // SAFETY: all-zero is a valid `msghdr`: null pointers with zero lengths.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = slices.as_mut_ptr();
+        message.msg_iovlen = slices.len();
+        // SAFETY: a `RemoteAccess` is writable for its length while it lives, which is beyond the call, and
+        // `next` is borrowed exclusively.
+        retry(|| unsafe { libc::recvmsg(self.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) })
+    }
+
+    /// Throws away up to `limit` received bytes, without touching memory.
+    pub(super) fn discard(&self, limit: usize) -> io::Result<usize> {
+        let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
+        // SAFETY: with MSG_TRUNC a TCP socket drops the bytes and writes nothing to the (null) buffer.
+        retry(|| unsafe { libc::recv(self.as_raw_fd(), std::ptr::null_mut(), limit, flags) })
+    }
+
+    /// Ends one or both directions. A stream that is already down needs no ending.
+    pub(super) fn shutdown(&self, how: Shutdown) {
+        if let Err(error) = self.0.shutdown(how)
+            && error.kind() != io::ErrorKind::NotConnected
+        {
+            tracing::debug!(%error, "shutting down a tcp stream");
+        }
+    }
+}
+
+fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
+    loop {
+        if let Ok(bytes) = usize::try_from(call()) {
+            return Ok(bytes);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// Uses the congestion control `cubic`: for loopback, where there is nothing to pace for and the pacing of
+/// others costs a quarter of the bandwidth. Best effort: a kernel without it keeps its own. Before the
+/// connection is made, because pacing once begun stays.
+pub(super) fn prefer_cubic(socket: &impl AsRawFd) {
+    let name = b"cubic";
+    // SAFETY: the pointer and the length are those of `name`, which the call only reads.
+    let failed = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_CONGESTION,
+            name.as_ptr().cast(),
+            name.len() as libc::socklen_t,
+        )
+    };
+    if failed != 0 {
+        tracing::debug!(error = %io::Error::last_os_error(), "congestion control cubic is not available");
+    }
+}
+
+/// What a failed call on a connected stream says about the connection.
+pub(super) fn loss(call: &'static str, error: io::Error) -> FabricError {
+    let kind = FabricKind::Tcp;
+    let cause = match error.raw_os_error() {
+        Some(libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED) => LossCause::Reset,
+        Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ENETDOWN) => {
+            LossCause::RetryExceeded
+        }
+        _ => return FabricError::device(kind, call, error),
+    };
+    FabricError::PeerLost { kind, cause, detail: format!("{call}: {error}") }
+}
