@@ -1,0 +1,150 @@
+//! The fabric contract as tests that every fabric runs under the same names (DESIGN §2).
+//!
+//! A fabric's test file says how to make the fabric and calls [`contract_suite!`]; each rule then becomes one
+//! test on a current-thread runtime and one on a two-worker runtime. Nothing here knows which fabric it runs on,
+//! except where the contract itself lets a fabric know less (a NIC does not say why it refused).
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
+#![allow(unreachable_pub)] // each test binary compiles this as its own module
+
+pub mod endings;
+pub mod pair;
+pub mod refusals;
+pub mod writes;
+
+use std::{future::Future, net::IpAddr, sync::Arc, sync::mpsc, thread, time::Duration};
+
+use verbs_reactor::{Fabric, Runtime, TokioRuntime};
+
+/// No test may take longer than this, whatever goes wrong in it.
+pub const TEST_LIMIT: Duration = Duration::from_secs(20);
+
+/// The fabric under test.
+#[derive(Clone, Copy)]
+pub struct Setup {
+    /// Makes one process's worth of fabric.
+    pub fabric: fn(Arc<dyn Runtime>) -> Arc<dyn Fabric>,
+    /// Where the other end lives, for fabrics that need an address.
+    pub peer_host: Option<IpAddr>,
+}
+
+/// Which runtime a test runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flavour {
+    /// Everything on the test's own thread.
+    CurrentThread,
+    /// Two workers: both ends of a connection really run at once.
+    TwoWorkers,
+}
+
+/// Runs `test` on a runtime of its own and fails after [`TEST_LIMIT`], also when a runtime thread is blocked.
+pub fn bounded<T, F>(flavour: Flavour, test: T)
+where
+    T: FnOnce(Arc<dyn Runtime>) -> F + Send + 'static,
+    F: Future<Output = ()>,
+{
+    let (done, watchdog) = mpsc::channel();
+    let worker = thread::spawn(move || {
+        let runtime = match flavour {
+            Flavour::CurrentThread => tokio::runtime::Builder::new_current_thread().enable_all().build(),
+            Flavour::TwoWorkers => {
+                tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()
+            }
+        }
+        .unwrap();
+        runtime.block_on(async { test(Arc::new(TokioRuntime::current().unwrap())).await });
+        drop(runtime);
+        let _ = done.send(());
+    });
+    match watchdog.recv_timeout(TEST_LIMIT) {
+        Ok(()) => worker.join().unwrap(),
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test took longer than {TEST_LIMIT:?}"),
+        // The worker panicked: its own panic is the message.
+        Err(mpsc::RecvTimeoutError::Disconnected) => {
+            if let Err(panic) = worker.join() {
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+}
+
+/// One test per rule of the contract and flavour of runtime, for the fabric that `$setup` describes.
+#[macro_export]
+macro_rules! contract_suite {
+    ($setup:expr) => {
+        $crate::contract_suite!(@flavour current_thread, CurrentThread, $setup);
+        $crate::contract_suite!(@flavour two_workers, TwoWorkers, $setup);
+    };
+    (@flavour $module:ident, $flavour:ident, $setup:expr) => {
+        mod $module {
+            $crate::contract_suite!(@rules $flavour, $setup,
+                writes: [
+                    a_write_is_visible_at_its_immediate,
+                    a_plain_write_is_visible_at_the_next_immediate,
+                    immediates_arrive_in_posting_order,
+                    a_notification_carries_no_bytes,
+                    bytes_around_a_write_stay_untouched,
+                    length_0,
+                    length_1,
+                    length_63,
+                    length_64,
+                    length_65,
+                    length_4096,
+                    length_1_mib,
+                    length_16_mib,
+                    the_address_granted_is_the_address_written,
+                    many_writes_may_be_outstanding,
+                    a_full_send_queue_makes_the_next_write_wait,
+                    post_now_says_that_the_send_queue_is_full,
+                    a_dropped_future_still_completes_and_then_frees_its_buffer,
+                    an_arrival_not_taken_is_not_lost,
+                    traffic_both_ways_under_load_keeps_its_checksums,
+                    both_directions_of_one_connection_work_at_once,
+                    writes_from_many_tasks_all_land,
+                    counters_count_operations_and_bytes,
+                ]
+                refusals: [
+                    an_unknown_remote_region_fails_that_operation_only,
+                    a_length_mismatch_fails_that_operation_only,
+                    an_unregistered_source_fails_that_operation_only,
+                    a_removed_remote_region_fails_that_operation_only,
+                    a_wrong_generation_is_refused,
+                    a_wrong_region_is_refused,
+                    a_wrong_key_is_refused,
+                    a_range_outside_the_region_is_refused,
+                    a_range_that_overflows_is_refused,
+                    memory_that_was_never_granted_is_refused,
+                    memory_past_the_grant_is_refused,
+                    a_grant_that_has_ended_is_refused,
+                    a_region_without_the_right_is_refused,
+                    an_immediate_without_a_receive_fails_both_ends,
+                    taking_an_arrival_gives_its_receive_back,
+                ]
+                endings: [
+                    close_ends_every_outstanding_operation_once,
+                    close_of_both_ends_at_once_ends,
+                    operations_after_close_are_refused,
+                    after_close_a_grant_can_end_as_drained,
+                    the_peer_learns_of_a_close,
+                    the_peer_learns_of_a_drop,
+                    arrivals_before_the_loss_are_still_taken,
+                    writers_waiting_for_a_slot_end_with_the_connection,
+                    connections_of_one_pair_of_domains_are_independent,
+                    a_prepared_end_can_be_dropped,
+                ]
+            );
+        }
+    };
+    (@rules $flavour:ident, $setup:expr, $($module:ident: [$($rule:ident,)*])*) => {
+        $(mod $module {
+            $(
+                #[test]
+                fn $rule() {
+                    $crate::contract::bounded($crate::contract::Flavour::$flavour, |runtime| {
+                        $crate::contract::$module::$rule($setup, runtime)
+                    });
+                }
+            )*
+        })*
+    };
+}
