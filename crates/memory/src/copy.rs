@@ -15,6 +15,8 @@ pub enum CopyReason {
     ShmPayload,
     /// A shared-memory write into a message ring, executed by its target.
     ShmMessage,
+    /// A tiny payload staged in a shared-memory ring by the process that sends it.
+    ShmInline,
     /// A piece of a simulated write.
     SimPiece,
     /// Bytes that reached a message ring over TCP or verbs, or were read out of one.
@@ -23,10 +25,11 @@ pub enum CopyReason {
     Local,
 }
 
-const REASONS: [CopyReason; 6] = [
+const REASONS: [CopyReason; 7] = [
     CopyReason::Import,
     CopyReason::ShmPayload,
     CopyReason::ShmMessage,
+    CopyReason::ShmInline,
     CopyReason::SimPiece,
     CopyReason::Message,
     CopyReason::Local,

@@ -1,1 +1,36 @@
 //! Shared memory between processes of one host and one trust domain (DESIGN §6).
+//!
+//! Each process writes only memory it made itself and maps the other's read-only, so a bad neighbour can spoil
+//! what it sends and nothing else. A write is a descriptor in a ring; the *target* executes it: it checks the
+//! access as a NIC would, copies the bytes out of a read-only mapping of the source block, and delivers the
+//! immediate. The requester spends no CPU on copies.
+//!
+//! | file | what it is responsible for |
+//! | --- | --- |
+//! | `fabric` | the fabric's objects |
+//! | `handshake`, `frame` | from two prepared ends to a connection, over a Unix socket |
+//! | `ring` | descriptors, and the shared pages they lie in |
+//! | `import` | checking and mapping what the peer shares |
+//! | `doorbell` | waking the peer |
+//! | `producer` | the requester's half of a connection |
+//! | `target` | the target's half |
+//! | `link`, `driver` | who makes progress, and when |
+//! | `ending` | why a connection ends, and how each side learns of it |
+//! | `sys` | system calls as safe functions |
+
+mod connection;
+mod doorbell;
+mod driver;
+mod ending;
+mod fabric;
+mod frame;
+mod handshake;
+mod import;
+mod limits;
+mod link;
+mod producer;
+mod ring;
+mod sys;
+mod target;
+
+pub use fabric::ShmFabric;

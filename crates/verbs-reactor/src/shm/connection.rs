@@ -1,0 +1,28 @@
+//! What both halves of a connection use.
+
+use std::{os::fd::OwnedFd, sync::Arc};
+
+use tokio::io::unix::AsyncFd;
+
+use crate::{QueuePairCore, RegionTable};
+
+use super::{
+    doorbell::Ringer,
+    ring::{OwnPage, PeerPage},
+};
+
+/// The parts of a connection that do not change.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) core: Arc<QueuePairCore>,
+    /// This side's regions.
+    pub(super) regions: Arc<RegionTable>,
+    pub(super) own: OwnPage,
+    pub(super) peer: PeerPage,
+    /// Wakes the peer's driver.
+    pub(super) ringer: Ringer,
+    /// Carries descriptors of blocks; its end of file is the peer's death.
+    pub(super) socket: AsyncFd<OwnedFd>,
+    /// The peer's receive depth, for errors.
+    pub(super) peer_receive_depth: u32,
+}

@@ -1,0 +1,55 @@
+//! Waking the peer's driver: one eventfd per direction (DESIGN §3).
+//!
+//! The sleeper registers its eventfd edge-triggered and never reads it; every write is an edge. Before it sleeps
+//! it stores a new *epoch* on its own page and looks for work once more. The ringer, after publishing work, looks
+//! at the epoch and writes the eventfd once per epoch, so a burst costs one system call and an awake sleeper
+//! none. The epoch takes the place of a flag that the ringer would clear: the page has one writer.
+
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::atomic::{AtomicU64, Ordering, fence},
+};
+
+use crate::PeerViolation;
+
+use super::{import::ImportError, ring::PeerPage, sys};
+
+/// The ringing end of a doorbell.
+///
+/// The peer holds the same open file and may do to it what it likes. A full counter answers EAGAIN, which counts
+/// as woken: whoever filled it made an edge. Clearing `O_NONBLOCK` *and* filling the counter would hold the
+/// writing thread; a process of the same user that wants that can send SIGSTOP as well.
+#[derive(Debug)]
+pub(super) struct Ringer {
+    bell: OwnedFd,
+    /// The epoch that was rung last.
+    rung: AtomicU64,
+}
+
+impl Ringer {
+    /// Takes the peer's eventfd, after checking that it is one and does not block.
+    pub(super) fn import(bell: OwnedFd) -> Result<Self, ImportError> {
+        let kind = sys::describe(bell.as_fd())?;
+        if kind.as_os_str() != "anon_inode:[eventfd]" || !sys::is_non_blocking(bell.as_fd())? {
+            return Err(PeerViolation::Malformed.into());
+        }
+        Ok(Self { bell, rung: AtomicU64::new(0) })
+    }
+
+    /// Wakes the peer if it sleeps and was not rung since it fell asleep. Call after publishing work.
+    pub(super) fn ring_if_asleep(&self, peer: &PeerPage) {
+        // Pairs with the fence in `OwnPage::set_sleep`.
+        fence(Ordering::SeqCst);
+        let epoch = peer.sleep();
+        if self.rung.load(Ordering::Relaxed) == epoch || self.rung.swap(epoch, Ordering::AcqRel) == epoch {
+            return;
+        }
+        match sys::signal(self.bell.as_fd()) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            // The peer shows the rest on the socket, which is watched for its end.
+            Err(error) => tracing::debug!(%error, "shm: ringing the peer failed"),
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The fabric's objects: fabric, domain, prepared end.
+
+use std::{io, os::unix::fs::MetadataExt, sync::Arc};
+
+use memory::Block;
+use tokio::io::Interest;
+
+use crate::{
+    Access, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, Fabric, FabricError, FabricKind,
+    Prepared, QueuePair, QueuePairConfig, QueuePairCore, RegionTable, RemoteRegion, Runtime,
+};
+
+use super::{
+    connection::Connection,
+    driver::Driver,
+    frame::Address,
+    handshake::{self, Offer},
+    import::ImportError,
+    limits::SLOTS_MAX,
+    link::ShmLink,
+    ring::{OwnPage, PeerPage},
+    sys,
+};
+
+const KIND: FabricKind = FabricKind::Shm;
+
+/// Candidates that may wait to be accepted. One is expected.
+const BACKLOG: i32 = 8;
+
+/// Shared memory between processes of one host, one network namespace and one user.
+#[derive(Debug)]
+pub struct ShmFabric {
+    runtime: Arc<dyn Runtime>,
+    reach: Vec<u8>,
+}
+
+impl ShmFabric {
+    /// Checks that the kernel can do what this fabric needs. `runtime` runs the drivers of its connections; it
+    /// and the runtime that connections are awaited on must be tokio with IO enabled.
+    ///
+    /// # Errors
+    /// [`FabricError::Device`] when sealed memfds or pre-faulted mappings can't be had (Linux before 5.14), or
+    /// when the host's identity can't be read.
+    pub fn new(runtime: Arc<dyn Runtime>) -> Result<Self, FabricError> {
+        let reach = reach().map_err(device("reading the host's identity"))?;
+        probe()?;
+        Ok(Self { runtime, reach })
+    }
+}
+
+fn device(call: &'static str) -> impl FnOnce(io::Error) -> FabricError {
+    move |error| FabricError::device(KIND, call, error)
+}
+
+/// Shares a page set with ourselves.
+fn probe() -> Result<(), FabricError> {
+    use std::os::fd::AsFd;
+    let (own, fd) = OwnPage::new(1).map_err(device("making a sealed memfd (Linux 5.1 or newer)"))?;
+    match PeerPage::import(fd.as_fd(), own.slots()) {
+        Ok(_) => Ok(()),
+        Err(ImportError::System(error)) => Err(device("MADV_POPULATE_READ (Linux 5.14 or newer)")(error)),
+        Err(ImportError::Refused(violation)) => Err(device("sealing a memfd")(io::Error::other(violation))),
+    }
+}
+
+/// What two ends must have in common: the running kernel, the network namespace (abstract socket names are its),
+/// the user, and the namespace that gives the user's number its meaning.
+fn reach() -> io::Result<Vec<u8>> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let net = std::fs::metadata("/proc/self/ns/net")?;
+    let user = std::fs::metadata("/proc/self/ns/user")?;
+    let (boot, uid) = (boot.trim(), sys::effective_uid());
+    let reach = format!("shm:{boot}:net{}.{}:user{}.{uid}", net.dev(), net.ino(), user.ino());
+    Ok(reach.into_bytes())
+}
+
+impl Fabric for ShmFabric {
+    fn kind(&self) -> FabricKind {
+        KIND
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::WRITES
+    }
+
+    fn reach(&self) -> Vec<u8> {
+        self.reach.clone()
+    }
+
+    fn open_domain(&self) -> Result<Arc<dyn Domain>, FabricError> {
+        let regions = Arc::new(RegionTable::new(self.runtime.as_ref()));
+        Ok(Arc::new(ShmDomain { runtime: self.runtime.clone(), regions }))
+    }
+}
+
+#[derive(Debug)]
+struct ShmDomain {
+    runtime: Arc<dyn Runtime>,
+    regions: Arc<RegionTable>,
+}
+
+impl Domain for ShmDomain {
+    fn kind(&self) -> FabricKind {
+        KIND
+    }
+
+    fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
+        Ok(self.regions.register(self.runtime.as_ref(), block, access))
+    }
+
+    fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
+        if config.send_depth == 0 || config.send_depth > SLOTS_MAX || config.receive_depth == 0 {
+            let what =
+                "make this queue pair: the send depth must be 1 to 65536, the receive depth at least 1";
+            return Err(FabricError::Unsupported { kind: KIND, what });
+        }
+        let address = Address::random(self.runtime.as_ref());
+        let listener = sys::listen(&address.socket_name(), BACKLOG).map_err(device("listen"))?;
+        let (page, page_fd) = OwnPage::new(config.send_depth).map_err(device("memfd_create"))?;
+        let bell = sys::eventfd().map_err(device("eventfd"))?;
+        let offer = Offer { address, config, listener, page, page_fd, bell };
+        let (runtime, regions) = (self.runtime.clone(), self.regions.clone());
+        Ok(Box::new(ShmPrepared { runtime, regions, offer }))
+    }
+}
+
+/// An end that listens already.
+#[derive(Debug)]
+struct ShmPrepared {
+    runtime: Arc<dyn Runtime>,
+    regions: Arc<RegionTable>,
+    offer: Offer,
+}
+
+impl Prepared for ShmPrepared {
+    fn connection_data(&self) -> ConnectionData {
+        self.offer.address.encode()
+    }
+
+    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<QueuePair, FabricError>> {
+        Box::pin(self.establish(params))
+    }
+}
+
+impl ShmPrepared {
+    async fn establish(self: Box<Self>, params: ConnectParams) -> Result<QueuePair, FabricError> {
+        let failed = |step, detail: String| FabricError::Connect { kind: KIND, step, detail };
+        if let Err(error) = tokio::runtime::Handle::try_current() {
+            return Err(failed("finding the reactor", format!("{error}: await this on a tokio runtime")));
+        }
+        let Self { runtime, regions, offer } = *self;
+        let accepted = handshake::establish(&runtime, &offer, &params).await?;
+        let bell = sys::watch(offer.bell, Interest::READABLE)
+            .map_err(|error| failed("registering the doorbell", error.to_string()))?;
+        let core = Arc::new(QueuePairCore::new(KIND, offer.config));
+        let link = Arc::new(ShmLink::new(Connection {
+            core: core.clone(),
+            regions,
+            own: offer.page,
+            peer: accepted.page,
+            ringer: accepted.ringer,
+            socket: accepted.socket,
+            peer_receive_depth: accepted.receive_depth,
+        }));
+        runtime.spawn("shm driver", Box::pin(Driver::new(link.clone(), bell)));
+        Ok(QueuePair::new(core, link))
+    }
+}

@@ -1,0 +1,74 @@
+//! Checking and mapping what the peer shares.
+
+use std::{io, os::fd::BorrowedFd};
+
+use crate::PeerViolation;
+
+use super::{
+    limits::CHUNK_BYTES,
+    sys::{self, Mapping},
+};
+
+/// Why shared memory could not be imported.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ImportError {
+    /// It is not what the contract demands.
+    #[error(transparent)]
+    Refused(#[from] PeerViolation),
+    /// The operating system said no.
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
+/// Maps `length` bytes of the peer's memfd read-only, after checking that it is a memfd of exactly this size,
+/// that nobody can resize it or punch holes into it any more, and that every page of it is allocated: reading it
+/// can't fault.
+pub(super) fn map_sealed(fd: BorrowedFd<'_>, length: u64) -> Result<Mapping, ImportError> {
+    // A file that cannot be sealed answers EINVAL.
+    let seals = sys::seals(fd).map_err(|_| PeerViolation::UnsealedBlock)?;
+    let (size, allocated) = sys::extent(fd)?;
+    if seals & sys::SEALS != sys::SEALS || size != length || allocated < length || length == 0 {
+        return Err(PeerViolation::UnsealedBlock.into());
+    }
+    let length = usize::try_from(length).map_err(|_| PeerViolation::Malformed)?;
+    Ok(Mapping::new(fd, length, false)?)
+}
+
+/// One block of the peer.
+#[derive(Debug)]
+pub(super) struct ImportedBlock {
+    mapping: Mapping,
+    /// Which chunks are known to be resident in our page table.
+    populated: Vec<bool>,
+}
+
+impl ImportedBlock {
+    pub(super) fn new(fd: BorrowedFd<'_>, length: u64) -> Result<Self, ImportError> {
+        let mapping = map_sealed(fd, length)?;
+        let populated = vec![false; mapping.length().div_ceil(CHUNK_BYTES)];
+        Ok(Self { mapping, populated })
+    }
+
+    /// Whether `offset..offset + length` lies inside the block.
+    pub(super) fn covers(&self, offset: u64, length: u64) -> bool {
+        offset.checked_add(length).is_some_and(|end| end <= self.mapping.length() as u64)
+    }
+
+    /// The address of `length` bytes from `offset` on, resident; `None` outside the block. Populates what is
+    /// touched for the first time, chunk by chunk, so that a huge block costs a small write nothing.
+    pub(super) fn resident(&mut self, offset: u64, length: usize) -> io::Result<Option<*const u8>> {
+        if !self.covers(offset, length as u64) {
+            return Ok(None);
+        }
+        let start = offset as usize;
+        let chunks = start / CHUNK_BYTES..(start + length).div_ceil(CHUNK_BYTES);
+        for index in chunks {
+            if let Some(done) = self.populated.get_mut(index).filter(|done| !**done) {
+                self.mapping.populate(index * CHUNK_BYTES, CHUNK_BYTES)?;
+                *done = true;
+            }
+        }
+        // SAFETY: `covers` has checked the range against the mapping.
+        Ok(Some(unsafe { self.mapping.base().as_ptr().add(start) }))
+    }
+}

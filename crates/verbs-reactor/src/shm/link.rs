@@ -1,0 +1,236 @@
+//! The fabric's half of a connected queue pair.
+
+use std::sync::{
+    Mutex, MutexGuard, PoisonError, TryLockError,
+    atomic::{AtomicBool, Ordering, fence},
+};
+
+use futures::task::AtomicWaker;
+
+use crate::{Link, PeerViolation, RegionId, RemoteRegion, SlotKey, WorkRequest};
+
+use super::{
+    connection::Connection,
+    ending::End,
+    producer::{Post, Posted, Producer},
+    sys,
+    target::{Progress, Target},
+};
+
+/// What an attempt to make progress came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// Nothing to do.
+    Idle,
+    /// All there was is done.
+    Worked,
+    /// There is more to do at once.
+    More,
+    /// Someone else is at it.
+    Busy,
+    /// The connection is over.
+    Over,
+}
+
+/// A connected end. Driven by whoever awaits and by one [driver](super::driver) task.
+///
+/// Two locks: `target` is held while the peer's writes are executed and is only ever *tried*, so nobody waits
+/// for a copy; `producer` is held for the few instructions of posting or reaping. `target` comes first where
+/// both are held. Neither is held while completions are handed out.
+#[derive(Debug)]
+pub(super) struct ShmLink {
+    connection: Connection,
+    producer: Mutex<Producer>,
+    target: Mutex<Target>,
+    /// Wakes this side's driver.
+    pub(super) driver: AtomicWaker,
+    /// The user wants the end, or the runtime dropped the driver.
+    closing: AtomicBool,
+    /// The socket has something to read.
+    frames: AtomicBool,
+    /// Completions were returned, and the peer was not rung for them yet.
+    owed: AtomicBool,
+}
+
+impl ShmLink {
+    pub(super) fn new(connection: Connection) -> Self {
+        Self {
+            connection,
+            producer: Mutex::default(),
+            target: Mutex::default(),
+            driver: AtomicWaker::new(),
+            closing: AtomicBool::new(false),
+            frames: AtomicBool::new(false),
+            owed: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// The socket became readable.
+    pub(super) fn frames_came(&self) {
+        self.frames.store(true, Ordering::Release);
+    }
+
+    /// Whether operations wait for the socket to become writable.
+    pub(super) fn waits_for_socket(&self) -> bool {
+        self.producer().is_waiting()
+    }
+
+    /// Wakes the peer for completions that it was not rung for.
+    ///
+    /// Completions are left to the driver, which rings only when the user tasks that arrivals woke have run: an
+    /// answer of theirs rings as well, and then the peer wakes once for both.
+    pub(super) fn settle(&self) {
+        if self.owed.swap(false, Ordering::AcqRel) {
+            self.connection.ringer.ring_if_asleep(&self.connection.peer);
+        }
+    }
+
+    /// Reaps completions, executes some of the peer's writes, and carries a close out.
+    pub(super) fn progress(&self) -> Outcome {
+        loop {
+            let mut target = match self.target.try_lock() {
+                Ok(target) => target,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return Outcome::Busy,
+            };
+            let outcome = self.progress_locked(&mut target);
+            drop(target);
+            // A close that came while the lock was held found it taken and relies on us.
+            fence(Ordering::SeqCst);
+            if outcome == Outcome::Over || !self.closing.load(Ordering::Relaxed) {
+                return outcome;
+            }
+        }
+    }
+
+    fn progress_locked(&self, target: &mut Target) -> Outcome {
+        if target.is_over() {
+            return Outcome::Over;
+        }
+        let result = if self.closing.load(Ordering::Acquire) { Err(End::closed()) } else { self.go(target) };
+        result.unwrap_or_else(|end| {
+            self.end(target, &end);
+            Outcome::Over
+        })
+    }
+
+    /// One bounded go at everything there may be to do.
+    fn go(&self, target: &mut Target) -> Result<Outcome, End> {
+        let connection = &self.connection;
+        let mut worked = self.reap()?;
+        let mut more = false;
+        if self.frames.swap(false, Ordering::AcqRel) && target.read_frames(connection)? {
+            self.frames_came();
+            more = true;
+        }
+        let closed = connection.peer.closed();
+        if closed != 0 {
+            return Err(End::told_by_peer(closed, connection.peer_receive_depth));
+        }
+        worked |= self.retry_waiting();
+        let before = target.executed();
+        let run = target.run(connection);
+        if target.executed() != before {
+            self.owed.store(true, Ordering::Release);
+        }
+        more |= run? == Progress::More;
+        worked |= target.executed() != before;
+        Ok(match (more, worked) {
+            (true, _) => Outcome::More,
+            (false, true) => Outcome::Worked,
+            (false, false) => Outcome::Idle,
+        })
+    }
+
+    /// Hands out completions that the peer returned; gives whether there were any.
+    fn reap(&self) -> Result<bool, PeerViolation> {
+        let mut any = false;
+        loop {
+            let (reaped, more) = self.producer().reap(&self.connection)?;
+            for Posted { key, length } in reaped.into_iter().flatten() {
+                any = true;
+                self.connection.core.complete(key, length, Ok(()));
+            }
+            // The producer bounds the loop: only descriptors in the ring can be returned.
+            if !more {
+                return Ok(any);
+            }
+        }
+    }
+
+    /// Posts operations that waited for the socket, as far as it has room now.
+    fn retry_waiting(&self) -> bool {
+        let mut any = false;
+        loop {
+            let Some((posted, post)) = self.producer().retry(&self.connection) else { break };
+            match post {
+                Post::Waiting => break,
+                Post::Published => any = true,
+                Post::Failed(error) => {
+                    self.connection.core.complete(posted.key, posted.length, Err(error));
+                }
+            }
+        }
+        if any {
+            self.connection.ringer.ring_if_asleep(&self.connection.peer);
+        }
+        any
+    }
+
+    /// Ends the connection. The order matters: once the `closed` word is out, the peer delivers nothing that it
+    /// copied later, so only then may the sources of unfinished writes go back to their owners.
+    fn end(&self, target: &mut Target, end: &End) {
+        target.end();
+        self.connection.own.set_closed(end.code);
+        // What the peer has executed before is Ok; a page of nonsense changes nothing any more.
+        let _nonsense_is_ignored = self.reap();
+        self.producer().end(&end.error);
+        self.connection.core.fail(&end.error);
+        sys::shutdown(std::os::fd::AsFd::as_fd(self.connection.socket.get_ref()));
+        tracing::debug!(error = %end.error, "shm: connection ended");
+        self.connection.core.mark_drained();
+        self.driver.wake();
+    }
+
+    fn producer(&self) -> MutexGuard<'_, Producer> {
+        self.producer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Link for ShmLink {
+    fn submit(&self, key: SlotKey, request: &WorkRequest) {
+        let post = self.producer().submit(&self.connection, key, request);
+        match post {
+            Post::Published => self.connection.ringer.ring_if_asleep(&self.connection.peer),
+            Post::Waiting => self.driver.wake(),
+            Post::Failed(error) => self.connection.core.complete(key, request.length(), Err(error)),
+        }
+    }
+
+    fn drive(&self) {
+        if self.progress() == Outcome::More {
+            self.driver.wake();
+        }
+    }
+
+    fn add_remote_region(&self, region: RemoteRegion) {
+        self.producer().add_region(region);
+    }
+
+    fn remove_remote_region(&self, region: RegionId) {
+        self.producer().remove_region(region);
+    }
+
+    fn start_close(&self) {
+        self.closing.store(true, Ordering::Release);
+        // Pairs with the fence in `progress`: either we get the lock, or its holder sees the wish.
+        fence(Ordering::SeqCst);
+        if self.progress() == Outcome::Busy {
+            self.driver.wake();
+        }
+    }
+}

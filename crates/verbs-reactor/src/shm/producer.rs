@@ -1,0 +1,221 @@
+//! The requester's half: posts descriptors, reaps completions.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    io, mem,
+    os::fd::AsFd,
+};
+
+use memory::{
+    Block, BlockId, Buf,
+    copy::{CopyReason, copy_raw},
+};
+
+use crate::{
+    FabricError, FabricKind, PeerViolation, RegionId, RemoteRange, RemoteRegion, SlotKey, WorkRequest,
+};
+
+use super::{
+    connection::Connection,
+    frame::Frame,
+    limits::{BATCH_COMPLETIONS, BLOCKS_MAX, INLINE_BYTES},
+    ring::{Descriptor, Source},
+    sys,
+};
+
+const KIND: FabricKind = FabricKind::Shm;
+
+/// An operation that the peer has not executed yet.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Posted {
+    pub(super) key: SlotKey,
+    pub(super) length: u64,
+}
+
+/// What became of an attempt to post.
+#[derive(Debug)]
+pub(super) enum Post {
+    /// The descriptor is in the ring.
+    Published,
+    /// The socket that must carry a block's descriptor first is full for now: the operation waits in line.
+    Waiting,
+    /// This operation cannot be posted.
+    Failed(FabricError),
+}
+
+/// Up to [`BATCH_COMPLETIONS`] completions.
+pub(super) type Reaped = ([Option<Posted>; BATCH_COMPLETIONS], bool);
+
+/// The state of the requester's half. All of it is this side's own.
+#[derive(Debug, Default)]
+pub(super) struct Producer {
+    /// Position of the next descriptor.
+    tail: u64,
+    /// Descriptors whose completion was reaped.
+    completed: u64,
+    /// Descriptors in the ring, oldest first.
+    posted: VecDeque<Posted>,
+    /// Operations that wait for the socket, at most as many as the send queue is deep.
+    waiting: VecDeque<(SlotKey, WorkRequest)>,
+    /// The peer's regions.
+    regions: HashMap<RegionId, RemoteRegion>,
+    /// Numbers of the blocks that the peer was sent.
+    blocks: HashMap<BlockId, u32>,
+    /// Set once: nothing is posted any more.
+    over: Option<FabricError>,
+}
+
+impl Producer {
+    pub(super) fn add_region(&mut self, region: RemoteRegion) {
+        self.regions.insert(region.region, region);
+    }
+
+    pub(super) fn remove_region(&mut self, region: RegionId) {
+        self.regions.remove(&region);
+    }
+
+    /// Posts one operation, or puts it in line behind those that wait.
+    pub(super) fn submit(&mut self, connection: &Connection, key: SlotKey, request: &WorkRequest) -> Post {
+        if let Some(error) = &self.over {
+            return Post::Failed(error.clone());
+        }
+        let post = if self.waiting.is_empty() { self.post(connection, key, request) } else { Post::Waiting };
+        if matches!(post, Post::Waiting) {
+            self.waiting.push_back((key, request.clone()));
+        }
+        post
+    }
+
+    /// Posts the oldest operation that waits for the socket, and gives it with the outcome.
+    pub(super) fn retry(&mut self, connection: &Connection) -> Option<(Posted, Post)> {
+        let (key, request) = self.waiting.pop_front()?;
+        let post = self.post(connection, key, &request);
+        let posted = Posted { key, length: request.length() };
+        if matches!(post, Post::Waiting) {
+            self.waiting.push_front((key, request));
+        }
+        Some((posted, post))
+    }
+
+    /// Whether operations wait for the socket.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Takes completions that the peer has returned; the flag says that there may be more.
+    pub(super) fn reap(&mut self, connection: &Connection) -> Result<Reaped, PeerViolation> {
+        let mut reaped = [None; BATCH_COMPLETIONS];
+        let consumed = connection.peer.consumed();
+        if consumed < self.completed || consumed > self.tail {
+            return Err(PeerViolation::Malformed);
+        }
+        let ready = consumed - self.completed;
+        for (entry, _) in reaped.iter_mut().zip(0..ready) {
+            *entry = self.posted.pop_front();
+            self.completed += 1;
+        }
+        Ok((reaped, consumed > self.completed))
+    }
+
+    /// Refuses everything from now on; what waits in line is ended by whoever fails the slots.
+    pub(super) fn end(&mut self, error: &FabricError) {
+        self.over = Some(error.clone());
+        mem::take(&mut self.waiting);
+    }
+
+    fn post(&mut self, connection: &Connection, key: SlotKey, request: &WorkRequest) -> Post {
+        let WorkRequest::Write { local, remote, immediate } = request;
+        if self.tail - self.completed >= u64::from(connection.own.slots()) {
+            return Post::Waiting; // Can't be while slots are reserved first, but never overwrite a descriptor.
+        }
+        let prepared = self.check_remote(local, remote.as_ref()).and_then(|remote| {
+            let source = self.source(connection, local)?;
+            Ok(source.map(|source| Descriptor { immediate: immediate.map(|imm| imm.0), remote, source }))
+        });
+        match prepared {
+            Ok(Some(descriptor)) => {
+                if descriptor.source == Source::Inline {
+                    stage(connection, self.tail, local);
+                }
+                connection.own.publish(self.tail, &descriptor.encode());
+                self.tail += 1;
+                self.posted.push_back(Posted { key, length: request.length() });
+                Post::Published
+            }
+            Ok(None) => Post::Waiting,
+            Err(error) => Post::Failed(error),
+        }
+    }
+
+    /// What the requester itself can see wrong with the two ends of a write; adds the key.
+    fn check_remote(
+        &self,
+        local: &Buf,
+        remote: Option<&RemoteRange>,
+    ) -> Result<Option<(RemoteRange, u32)>, FabricError> {
+        let mismatch = |remote| FabricError::LengthMismatch { local: local.len() as u64, remote };
+        let Some(range) = remote else {
+            return if local.is_empty() { Ok(None) } else { Err(mismatch(0)) };
+        };
+        let known = self.regions.get(&range.region).filter(|known| known.generation == range.generation);
+        let known = known.ok_or(FabricError::UnknownRemoteRegion { region: range.region })?;
+        if range.length != local.len() as u64 {
+            return Err(mismatch(range.length));
+        }
+        let room = known.length.saturating_sub(range.offset);
+        if range.length > room { Err(mismatch(room)) } else { Ok(Some((*range, known.key))) }
+    }
+
+    /// Where the peer finds the bytes; `None` while the socket has no room for the block's descriptor.
+    fn source(&mut self, connection: &Connection, local: &Buf) -> Result<Option<Source>, FabricError> {
+        let Some(block) = local.block().filter(|_| !local.is_empty()) else {
+            return Ok(Some(Source::Nothing));
+        };
+        if !connection.regions.contains(block.id()) {
+            return Err(FabricError::NotRegistered { kind: KIND, block: block.id().get() });
+        }
+        if local.len() <= INLINE_BYTES {
+            return Ok(Some(Source::Inline));
+        }
+        let offset = local.offset() as u64;
+        Ok(self.share(connection, block)?.map(|index| Source::Block { index, offset }))
+    }
+
+    /// The number under which the peer knows `block`, which it is sent first if need be.
+    fn share(&mut self, connection: &Connection, block: &Block) -> Result<Option<u32>, FabricError> {
+        if let Some(&index) = self.blocks.get(&block.id()) {
+            return Ok(Some(index));
+        }
+        if self.blocks.len() >= BLOCKS_MAX {
+            let what = "send from more than 4096 blocks on one connection: give the pool larger blocks";
+            return Err(FabricError::Unsupported { kind: KIND, what });
+        }
+        let index = self.blocks.len() as u32;
+        let frame = Frame::Block { index, length: block.length() as u64 };
+        match sys::send(connection.socket.get_ref().as_fd(), &frame.encode(), &[block.fd()]) {
+            Ok(()) => {
+                self.blocks.insert(block.id(), index);
+                Ok(Some(index))
+            }
+            // A peer that is gone is seen by the driver, which ends the operations that wait.
+            Err(error) if will_be_told(&error) => Ok(None),
+            Err(error) => Err(FabricError::device(KIND, "sending a block's descriptor", error)),
+        }
+    }
+}
+
+/// Whether the socket will show readiness or its end after this error.
+fn will_be_told(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, Interrupted, NotConnected, WouldBlock};
+    matches!(error.kind(), WouldBlock | Interrupted | BrokenPipe | ConnectionReset | NotConnected)
+}
+
+/// Puts a tiny payload into the slot of `position`.
+fn stage(connection: &Connection, position: u64, local: &Buf) {
+    let length = local.len().min(INLINE_BYTES);
+    // SAFETY: the slot has room for `INLINE_BYTES` and is not published, so nobody reads it; `local` is readable
+    // for its length and lies in another mapping.
+    unsafe {
+        copy_raw(connection.own.inline_pointer(position), local.as_ptr(), length, CopyReason::ShmInline);
+    };
+}

@@ -1,0 +1,306 @@
+//! Descriptors, and the pages they lie in. Every page has one writer (DESIGN §6).
+//!
+//! Each side makes one memfd. It holds what that side says as a consumer (how far it has executed the peer's
+//! descriptors, whether it sleeps), what it says about the connection (`closed`), and the ring of its own
+//! descriptors:
+//!
+//! ```text
+//! 0     magic and version
+//! 64    sleep      epoch of the latest sleep of this side's driver
+//! 128   consumed   descriptors of the peer that this side has executed
+//! 136   closed     0, or why this side ended the connection
+//! 4096  slots of 128 bytes: sequence word, seven words of descriptor, 64 bytes of inline payload
+//! ```
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::atomic::{AtomicU64, Ordering, fence},
+};
+
+use crate::{PeerViolation, RegionGeneration, RegionId, RemoteRange};
+
+use super::{
+    limits::{INLINE_BYTES, SLOTS_MAX},
+    sys::{self, Mapping},
+};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"TWSHM\0\0\x01");
+const MAGIC_AT: usize = 0;
+const SLEEP_AT: usize = 64;
+const CONSUMED_AT: usize = 128;
+const CLOSED_AT: usize = 136;
+const HEADER_BYTES: usize = 4096;
+const SLOT_BYTES: usize = 128;
+const WORD_BYTES: usize = 8;
+const DESCRIPTOR_WORDS: usize = 7;
+const INLINE_AT: usize = SLOT_BYTES - INLINE_BYTES;
+
+/// The words of a descriptor in a slot.
+pub(super) type Words = [u64; DESCRIPTOR_WORDS];
+
+/// Where the bytes of a write are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// There are none.
+    Nothing,
+    /// In the slot itself.
+    Inline,
+    /// In the peer's block of this number, from this offset on.
+    Block { index: u32, offset: u64 },
+}
+
+/// One write or notification, as it travels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Descriptor {
+    pub(super) immediate: Option<u32>,
+    /// Range and key; `None` for a bare notification.
+    pub(super) remote: Option<(RemoteRange, u32)>,
+    pub(super) source: Source,
+}
+
+const HAS_IMMEDIATE: u32 = 1;
+const HAS_REMOTE: u32 = 2;
+const IS_INLINE: u32 = 4;
+const IS_BLOCK: u32 = 8;
+
+fn pair(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+fn halves(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
+
+impl Descriptor {
+    pub(super) fn encode(&self) -> Words {
+        let mut flags = 0;
+        if self.immediate.is_some() {
+            flags |= HAS_IMMEDIATE;
+        }
+        let (mut region, mut generation, mut key, mut offset, mut length) = (0, 0, 0, 0, 0);
+        if let Some((range, remote_key)) = self.remote {
+            flags |= HAS_REMOTE;
+            (region, generation, key) = (range.region.0, range.generation.0, remote_key);
+            (offset, length) = (range.offset, range.length);
+        }
+        let (block, source_offset) = match self.source {
+            Source::Nothing => (0, 0),
+            Source::Inline => {
+                flags |= IS_INLINE;
+                (0, 0)
+            }
+            Source::Block { index, offset } => {
+                flags |= IS_BLOCK;
+                (index, offset)
+            }
+        };
+        let immediate = self.immediate.unwrap_or(0);
+        [pair(flags, immediate), pair(region, generation), pair(key, block), offset, length, source_offset, 0]
+    }
+
+    /// Parses words that a neighbour wrote.
+    pub(super) fn decode(words: &Words) -> Result<Self, PeerViolation> {
+        let [first, region, key, offset, length, source_offset, _] = *words;
+        let (flags, immediate) = halves(first);
+        let (region, generation) = halves(region);
+        let (key, block) = halves(key);
+        let range = RemoteRange {
+            region: RegionId(region),
+            generation: RegionGeneration(generation),
+            offset,
+            length,
+        };
+        let source = match flags & (IS_INLINE | IS_BLOCK) {
+            0 if length == 0 => Source::Nothing,
+            IS_INLINE if (1..=INLINE_BYTES as u64).contains(&length) => Source::Inline,
+            IS_BLOCK if length > 0 => Source::Block { index: block, offset: source_offset },
+            _ => return Err(PeerViolation::Malformed),
+        };
+        let known = HAS_IMMEDIATE | HAS_REMOTE | IS_INLINE | IS_BLOCK;
+        let has_remote = flags & HAS_REMOTE != 0;
+        if flags & !known != 0 || (source != Source::Nothing && !has_remote) {
+            return Err(PeerViolation::Malformed);
+        }
+        Ok(Self {
+            immediate: (flags & HAS_IMMEDIATE != 0).then_some(immediate),
+            remote: has_remote.then_some((range, key)),
+            source,
+        })
+    }
+
+    /// Payload bytes.
+    pub(super) fn length(&self) -> u64 {
+        self.remote.map_or(0, |(range, _)| range.length)
+    }
+}
+
+/// Bytes of a page set with `slots` slots.
+pub(super) fn page_bytes(slots: u32) -> usize {
+    (HEADER_BYTES + slots as usize * SLOT_BYTES).next_multiple_of(sys::page_size())
+}
+
+/// A mapping with the layout above.
+#[derive(Debug)]
+struct Page {
+    mapping: Mapping,
+    slots: u32,
+}
+
+impl Page {
+    /// `slots` is a power of two up to [`SLOTS_MAX`], and `mapping` has `page_bytes(slots)` bytes: the two
+    /// constructors below see to it.
+    fn word(&self, at: usize) -> &AtomicU64 {
+        debug_assert!(at.is_multiple_of(WORD_BYTES) && at + WORD_BYTES <= self.mapping.length());
+        // SAFETY: every `at` in this file is a multiple of 8 inside the mapping, which lives as long as `self`.
+        // All words are accessed atomically by both processes; readers of a read-only mapping use relaxed loads
+        // only, which work on read-only memory.
+        unsafe { AtomicU64::from_ptr(self.mapping.base().as_ptr().add(at).cast()) }
+    }
+
+    fn slot_at(&self, position: u64) -> usize {
+        let index = position as usize & (self.slots as usize - 1);
+        HEADER_BYTES + index * SLOT_BYTES
+    }
+
+    /// The sequence word that a slot has once `position` is published in it.
+    fn sequence(position: u64) -> u64 {
+        position.wrapping_add(1)
+    }
+}
+
+/// The page set that this side writes.
+#[derive(Debug)]
+pub(super) struct OwnPage {
+    page: Page,
+}
+
+impl OwnPage {
+    /// Makes, maps and seals a page set of at least `depth` slots, and gives the memfd for the peer.
+    pub(super) fn new(depth: u32) -> io::Result<(Self, OwnedFd)> {
+        let slots = depth.clamp(1, SLOTS_MAX).next_power_of_two();
+        let length = page_bytes(slots);
+        let fd = sys::memfd(c"tensorwire-ring")?;
+        sys::allocate(fd.as_fd(), length)?;
+        let mapping = Mapping::new(fd.as_fd(), length, true)?;
+        sys::seal(fd.as_fd())?;
+        let own = Self { page: Page { mapping, slots } };
+        own.page.word(MAGIC_AT).store(MAGIC, Ordering::Release);
+        Ok((own, fd))
+    }
+
+    /// Number of slots, a power of two.
+    pub(super) fn slots(&self) -> u32 {
+        self.page.slots
+    }
+
+    /// Where the inline payload of `position` goes; writable for [`INLINE_BYTES`] until `position` is published.
+    pub(super) fn inline_pointer(&self, position: u64) -> *mut u8 {
+        // SAFETY: the slot lies inside the mapping.
+        unsafe { self.page.mapping.base().as_ptr().add(self.page.slot_at(position) + INLINE_AT) }
+    }
+
+    /// Makes `words` visible to the peer as descriptor number `position`.
+    pub(super) fn publish(&self, position: u64, words: &Words) {
+        let slot = self.page.slot_at(position);
+        for (index, word) in words.iter().enumerate() {
+            self.page.word(slot + (1 + index) * WORD_BYTES).store(*word, Ordering::Relaxed);
+        }
+        self.page.word(slot).store(Page::sequence(position), Ordering::Release);
+    }
+
+    /// Says that `count` descriptors of the peer are executed.
+    pub(super) fn set_consumed(&self, count: u64) {
+        self.page.word(CONSUMED_AT).store(count, Ordering::Release);
+    }
+
+    /// Says that this side's driver is about to sleep for the `epoch`th time. Look for work again after this.
+    pub(super) fn set_sleep(&self, epoch: u64) {
+        self.page.word(SLEEP_AT).store(epoch, Ordering::Relaxed);
+        // Pairs with the fence in `Ringer::ring_if_asleep`: either the peer sees the epoch or we see its work.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Says that the connection is over. Sources of unfinished writes may be reused after this: a peer that
+    /// copied bytes written after it will see the word (`PeerPage::closed`).
+    pub(super) fn set_closed(&self, code: u64) {
+        self.page.word(CLOSED_AT).store(code, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Writes any word of the page, as a hostile neighbour would.
+    #[cfg(test)]
+    pub(super) fn forge(&self, at: usize, value: u64) {
+        self.page.word(at).store(value, Ordering::SeqCst);
+    }
+}
+
+/// The page set that the peer writes, mapped read-only. Nothing in it is trusted.
+#[derive(Debug)]
+pub(super) struct PeerPage {
+    page: Page,
+}
+
+impl PeerPage {
+    /// Checks and maps the peer's page set.
+    pub(super) fn import(fd: BorrowedFd<'_>, slots: u32) -> Result<Self, super::import::ImportError> {
+        if slots > SLOTS_MAX || !slots.is_power_of_two() {
+            return Err(super::import::ImportError::Refused(PeerViolation::Malformed));
+        }
+        let mapping = super::import::map_sealed(fd, page_bytes(slots) as u64)?;
+        mapping.populate(0, mapping.length())?;
+        let peer = Self { page: Page { mapping, slots } };
+        if peer.load(MAGIC_AT) != MAGIC {
+            return Err(super::import::ImportError::Refused(PeerViolation::Malformed));
+        }
+        Ok(peer)
+    }
+
+    /// A load that synchronises with the store it reads. Relaxed, because only relaxed loads are promised to
+    /// work on memory mapped read-only; the fence makes it an acquire.
+    fn load(&self, at: usize) -> u64 {
+        let value = self.page.word(at).load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        value
+    }
+
+    /// Copies descriptor number `position` out, once, if it is there.
+    pub(super) fn descriptor(&self, position: u64) -> Result<Option<Descriptor>, PeerViolation> {
+        let slot = self.page.slot_at(position);
+        let sequence = self.load(slot);
+        if sequence != Page::sequence(position) {
+            let previous = Page::sequence(position).checked_sub(u64::from(self.page.slots)).unwrap_or(0);
+            return if sequence == previous { Ok(None) } else { Err(PeerViolation::Malformed) };
+        }
+        let mut words = Words::default();
+        for (index, word) in words.iter_mut().enumerate() {
+            *word = self.page.word(slot + (1 + index) * WORD_BYTES).load(Ordering::Relaxed);
+        }
+        Descriptor::decode(&words).map(Some)
+    }
+
+    /// The inline payload of `position`, readable for [`INLINE_BYTES`].
+    pub(super) fn inline_pointer(&self, position: u64) -> *const u8 {
+        // SAFETY: the slot lies inside the mapping.
+        unsafe { self.page.mapping.base().as_ptr().add(self.page.slot_at(position) + INLINE_AT) }
+    }
+
+    /// How many of our descriptors the peer says it has executed.
+    pub(super) fn consumed(&self) -> u64 {
+        self.load(CONSUMED_AT)
+    }
+
+    /// The epoch of the peer's latest sleep.
+    pub(super) fn sleep(&self) -> u64 {
+        self.page.word(SLEEP_AT).load(Ordering::Relaxed)
+    }
+
+    /// Why the peer ended the connection; 0 while it has not.
+    ///
+    /// Called after a copy out of the peer's memory, this says whether the bytes were still its to send: the
+    /// fence keeps the copy before the load, and pairs with the one in [`OwnPage::set_closed`].
+    pub(super) fn closed(&self) -> u64 {
+        fence(Ordering::Acquire);
+        self.load(CLOSED_AT)
+    }
+}

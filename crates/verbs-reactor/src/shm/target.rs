@@ -1,0 +1,229 @@
+//! The target's half: executes the peer's writes as a NIC would.
+
+use std::{io, os::fd::AsFd};
+
+use memory::{
+    RemoteTarget,
+    copy::{CopyReason, copy_raw},
+};
+
+use crate::{Arrival, Immediate, PeerViolation, Purpose};
+
+use super::{
+    connection::Connection,
+    ending::End,
+    frame::Frame,
+    import::ImportedBlock,
+    limits::{BATCH_DESCRIPTORS, BATCH_FRAMES, BLOCKS_MAX, CHUNK_BYTES},
+    ring::{Descriptor, Source},
+    sys,
+};
+
+/// What one go came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// There was nothing to execute.
+    Idle,
+    /// Everything there was is executed.
+    Worked,
+    /// The go's budget is used up; there may be more.
+    More,
+}
+
+/// The state of the target's half. Whoever holds its lock is the only one who touches local memory on behalf of
+/// the peer.
+#[derive(Debug, Default)]
+pub(super) struct Target {
+    /// Position of the next descriptor.
+    head: u64,
+    /// The descriptor under way.
+    current: Option<Execution>,
+    /// The peer's blocks, in the order it sent them.
+    blocks: Vec<ImportedBlock>,
+    /// Set once: nothing is executed any more.
+    over: bool,
+}
+
+#[derive(Debug)]
+struct Execution {
+    immediate: Option<u32>,
+    copy: Option<Copy>,
+    length: u64,
+}
+
+/// A payload on its way.
+#[derive(Debug)]
+struct Copy {
+    source: Source,
+    destination: RemoteTarget,
+    reason: CopyReason,
+    /// Bytes copied so far.
+    done: usize,
+}
+
+impl Target {
+    pub(super) fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// Stops executing, for good, and lets go of the peer's memory.
+    pub(super) fn end(&mut self) {
+        self.over = true;
+        self.current = None;
+        self.blocks = Vec::new();
+    }
+
+    /// Executes descriptors for about [`CHUNK_BYTES`] of payload and returns their completions.
+    pub(super) fn run(&mut self, connection: &Connection) -> Result<Progress, End> {
+        let before = self.head;
+        let result = self.execute_batch(connection);
+        if self.head != before {
+            connection.own.set_consumed(self.head);
+        }
+        match result? {
+            true => Ok(Progress::More),
+            false if self.head != before => Ok(Progress::Worked),
+            false => Ok(Progress::Idle),
+        }
+    }
+
+    /// Descriptors executed so far.
+    pub(super) fn executed(&self) -> u64 {
+        self.head
+    }
+
+    /// Takes in what the peer sent on the socket: descriptors of its blocks, or its end. Gives whether there
+    /// may be more.
+    pub(super) fn read_frames(&mut self, connection: &Connection) -> Result<bool, End> {
+        for _ in 0..BATCH_FRAMES {
+            if !self.read_frame(connection)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether there may be more to do at once.
+    fn execute_batch(&mut self, connection: &Connection) -> Result<bool, End> {
+        let mut budget = CHUNK_BYTES;
+        for _ in 0..BATCH_DESCRIPTORS {
+            let mut execution = match self.current.take() {
+                Some(execution) => execution,
+                None => match connection.peer.descriptor(self.head)? {
+                    Some(descriptor) => self.begin(connection, &descriptor)?,
+                    None => return Ok(false),
+                },
+            };
+            if let Some(copy) = &mut execution.copy {
+                budget = budget.saturating_sub(self.advance(connection, copy, budget)?);
+                if copy.done < copy.destination.length() {
+                    self.current = Some(execution);
+                    return Ok(true);
+                }
+            }
+            self.finish(connection, &execution)?;
+            if budget == 0 {
+                return Ok(true);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The checks of a NIC, before anything is touched.
+    fn begin(&mut self, connection: &Connection, descriptor: &Descriptor) -> Result<Execution, End> {
+        let mut execution =
+            Execution { immediate: descriptor.immediate, copy: None, length: descriptor.length() };
+        let Some((range, key)) = descriptor.remote else { return Ok(execution) };
+        let (destination, purpose) = connection.regions.write_target(&range, key)?;
+        let reason = match purpose {
+            Purpose::Payload => CopyReason::ShmPayload,
+            Purpose::Messages => CopyReason::ShmMessage,
+        };
+        if let Source::Block { index, offset } = descriptor.source {
+            let block = self.block(connection, index)?;
+            if !block.covers(offset, range.length) {
+                return Err(PeerViolation::OutOfBounds.into());
+            }
+        }
+        if descriptor.source != Source::Nothing {
+            execution.copy = Some(Copy { source: descriptor.source, destination, reason, done: 0 });
+        }
+        Ok(execution)
+    }
+
+    /// The peer's block of this number. It was sent before the descriptor that names it, so if it is not here
+    /// yet, it waits in the socket.
+    fn block(&mut self, connection: &Connection, index: u32) -> Result<&mut ImportedBlock, End> {
+        let index = index as usize;
+        while index >= self.blocks.len() && self.read_frame(connection)? {}
+        self.blocks.get_mut(index).ok_or_else(|| PeerViolation::Malformed.into())
+    }
+
+    /// Copies up to `limit` bytes of `copy` and gives their number.
+    fn advance(&mut self, connection: &Connection, copy: &mut Copy, limit: usize) -> Result<usize, End> {
+        let length = limit.min(copy.destination.length() - copy.done);
+        let source = match copy.source {
+            // Never past the slot: an inline length is at most its room, and `done` is less.
+            Source::Inline => connection.peer.inline_pointer(self.head).wrapping_add(copy.done),
+            Source::Block { index, offset } => {
+                let block = self.block(connection, index)?;
+                let resident = block.resident(offset + copy.done as u64, length);
+                let resident = resident.map_err(|error| End::device("reading a block of the peer", error))?;
+                resident.ok_or(PeerViolation::OutOfBounds)?
+            }
+            Source::Nothing => return Ok(0),
+        };
+        let access = copy.destination.access(copy.done, length).map_err(|_| PeerViolation::NotGranted)?;
+        // SAFETY: `source` is readable for `length` bytes: `resident` and the slot's layout promise it. `access`
+        // covers `length` bytes of a live grant that no slice of this process aliases, in another mapping. The
+        // peer may change the source meanwhile: `finish` looks at its `closed` word before anyone is told.
+        unsafe { copy_raw(access.pointer(), source, length, copy.reason) };
+        copy.done += length;
+        Ok(length)
+    }
+
+    /// Tells the user, if the bytes were the peer's to send until now, and moves on.
+    fn finish(&mut self, connection: &Connection, execution: &Execution) -> Result<(), End> {
+        let closed = connection.peer.closed();
+        if closed != 0 {
+            return Err(End::told_by_peer(closed, connection.peer_receive_depth));
+        }
+        connection.core.count_received(execution.length);
+        if let Some(immediate) = execution.immediate {
+            let arrival = Arrival::Immediate { immediate: Immediate(immediate), length: execution.length };
+            connection.core.deliver(arrival).map_err(End::not_ready)?;
+        }
+        self.head += 1;
+        Ok(())
+    }
+
+    /// Reads one frame; false when there is none.
+    fn read_frame(&mut self, connection: &Connection) -> Result<bool, End> {
+        let packet = match sys::receive(connection.socket.get_ref().as_fd()) {
+            Ok(packet) => packet,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(true),
+            Err(error) => return Err(ended(connection, &format!("the socket broke: {error}"))),
+        };
+        if packet.length == 0 {
+            return Err(ended(connection, "its end of the socket was closed: its process has ended"));
+        }
+        let frame = Frame::decode(packet.bytes.get(..packet.length).unwrap_or_default())?;
+        let (Frame::Block { index, length }, [fd]) = (frame, packet.fds.as_slice()) else {
+            return Err(PeerViolation::Malformed.into());
+        };
+        if packet.truncated || index as usize != self.blocks.len() || self.blocks.len() >= BLOCKS_MAX {
+            return Err(PeerViolation::Malformed.into());
+        }
+        self.blocks.push(ImportedBlock::new(fd.as_fd(), length)?);
+        Ok(true)
+    }
+}
+
+/// The peer's end of the socket is closed: by its word if it left one.
+fn ended(connection: &Connection, detail: &str) -> End {
+    match connection.peer.closed() {
+        0 => End::end_of_file(detail),
+        code => End::told_by_peer(code, connection.peer_receive_depth),
+    }
+}
