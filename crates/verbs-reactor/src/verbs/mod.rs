@@ -1,1 +1,38 @@
 //! RDMA through libibverbs, opened at run time.
+//!
+//! Nothing links against libibverbs and no build needs its headers: [`Library`] opens it while the program runs,
+//! through bindings that were generated ahead ([`sys`]). [`Availability`] tells what is missing where there is no
+//! RDMA; [`VerbsFabric`] is the [`Fabric`](crate::Fabric) on a device.
+//!
+//! A connection is a reliable connected queue pair with a completion queue and a completion channel of its own.
+//! Two messages without bytes, which a target tells from writes by how they arrive, frame it: a greeting from the
+//! dialer, so that `connect` ends when both ends are ready, and a farewell, so that a peer learns of an orderly
+//! end. A peer that dies says nothing: it is noticed by the next operation, whose retries run out, or by the
+//! control connection.
+//!
+//! A process that uses verbs must not go on using them in a forked child; starting other programs is fine.
+
+mod address;
+mod completion;
+mod device;
+mod domain;
+mod driver;
+mod endpoint;
+mod error;
+mod fabric;
+mod library;
+mod link;
+mod queue_pair;
+mod region;
+mod send;
+pub mod sys;
+mod tag;
+
+pub use address::{Gid, GidEntry, GidKind};
+pub use device::{Context, DeviceLimits, LinkLayer, Port};
+pub use error::{Names, VerbsError};
+pub use fabric::{Timing, VerbsFabric, VerbsSettings};
+pub use library::{Availability, Library};
+
+use device::ProtectionDomain;
+use endpoint::Endpoint;

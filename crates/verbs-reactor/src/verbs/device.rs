@@ -1,0 +1,238 @@
+//! Opened devices and their ports.
+
+use std::{mem::MaybeUninit, ptr::NonNull, sync::Arc};
+
+use super::{
+    Library, VerbsError,
+    error::{pointer, zero},
+    sys,
+};
+
+/// An opened device. Everything made from it keeps it open.
+pub struct Context {
+    library: &'static Library,
+    raw: NonNull<sys::ibv_context>,
+    name: String,
+}
+
+// SAFETY: libibverbs' functions may be called from any thread, and its contexts belong to no thread.
+unsafe impl Send for Context {}
+// SAFETY: as above: the library locks what it must.
+unsafe impl Sync for Context {}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// How much of each thing a device allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceLimits {
+    /// Ports, counted from 1.
+    pub ports: u8,
+    /// Work requests outstanding in one direction of one queue pair.
+    pub work_requests: u32,
+    /// Completions in one completion queue.
+    pub completions: u32,
+    /// Bytes in one registered region.
+    pub region_bytes: u64,
+}
+
+/// What connects a port to its neighbours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LinkLayer {
+    /// An InfiniBand subnet: ports are found by their local identifier.
+    InfiniBand,
+    /// Ethernet (RoCE): ports are found by their address.
+    Ethernet,
+}
+
+/// A port as it was when asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Port {
+    /// Counted from 1.
+    pub number: u8,
+    /// `enum ibv_port_state`.
+    pub state: u32,
+    /// What it is plugged into.
+    pub link: LinkLayer,
+    /// The local identifier in an InfiniBand subnet, 0 on Ethernet.
+    pub local_identifier: u16,
+    /// The largest packet, as `enum ibv_mtu`: 1 is 256 bytes, 5 is 4096.
+    pub mtu: u32,
+    /// Entries of its address table.
+    pub addresses: u32,
+    /// Bytes in one message.
+    pub message_bytes: u32,
+}
+
+impl Port {
+    /// Whether it carries traffic.
+    pub fn is_active(&self) -> bool {
+        self.state == sys::IBV_PORT_ACTIVE
+    }
+}
+
+impl Context {
+    /// Opens the device of that name.
+    ///
+    /// # Errors
+    /// [`VerbsError::UnknownDevice`], [`VerbsError::NoKernelSupport`], [`VerbsError::Call`].
+    pub fn open(library: &'static Library, name: &str) -> Result<Arc<Self>, VerbsError> {
+        let raw = library.open_device(name)?;
+        Ok(Arc::new(Self { library, raw, name: name.to_owned() }))
+    }
+
+    /// The device's name, as the kernel gave it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the device allows.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`].
+    pub fn limits(&self) -> Result<DeviceLimits, VerbsError> {
+        let mut answer = MaybeUninit::<sys::ibv_device_attr>::zeroed();
+        // SAFETY: the context is open, and `answer` is a valid place for the attributes.
+        let result = unsafe { self.functions().ibv_query_device(self.raw(), answer.as_mut_ptr()) };
+        zero(result, "ibv_query_device", &self.name)?;
+        // SAFETY: all-zero bytes are valid attributes, and the call filled them in.
+        let attributes = unsafe { answer.assume_init() };
+        Ok(DeviceLimits {
+            ports: attributes.phys_port_cnt,
+            work_requests: limit(attributes.max_qp_wr),
+            completions: limit(attributes.max_cqe),
+            region_bytes: attributes.max_mr_size,
+        })
+    }
+
+    /// Port `number`, counted from 1.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`], also for a port that the device lacks.
+    pub fn port(&self, number: u8) -> Result<Port, VerbsError> {
+        let mut answer = MaybeUninit::<sys::ibv_port_attr>::zeroed();
+        // SAFETY: the context is open. The function fills the structure's leading part, which is all that
+        // `_compat_ibv_port_attr` declares; the rest stays zero.
+        let result =
+            unsafe { self.functions().ibv_query_port(self.raw(), number, answer.as_mut_ptr().cast()) };
+        zero(result, "ibv_query_port", &self.name)?;
+        // SAFETY: all-zero bytes are valid attributes, and the call filled in the leading part.
+        let attributes = unsafe { answer.assume_init() };
+        Ok(Port {
+            number,
+            state: attributes.state,
+            link: match u32::from(attributes.link_layer) {
+                sys::IBV_LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
+                _ => LinkLayer::InfiniBand,
+            },
+            local_identifier: attributes.lid,
+            mtu: attributes.active_mtu,
+            addresses: limit(attributes.gid_tbl_len),
+            message_bytes: attributes.max_msg_sz,
+        })
+    }
+
+    /// The first port that carries traffic.
+    ///
+    /// # Errors
+    /// [`VerbsError::PortDown`] naming the last port when none does, [`VerbsError::Call`].
+    pub fn active_port(&self) -> Result<Port, VerbsError> {
+        let ports = self.limits()?.ports;
+        let mut last = (1, 0);
+        for number in 1..=ports {
+            let port = self.port(number)?;
+            if port.is_active() {
+                return Ok(port);
+            }
+            last = (number, port.state);
+        }
+        Err(VerbsError::PortDown { device: self.name.clone(), port: last.0, state: last.1 })
+    }
+
+    pub(crate) fn raw(&self) -> *mut sys::ibv_context {
+        self.raw.as_ptr()
+    }
+
+    pub(crate) fn functions(&self) -> &'static sys::Required {
+        &self.library.required
+    }
+
+    pub(crate) fn optional(&self) -> &'static sys::Optional {
+        &self.library.optional
+    }
+
+    /// The functions that verbs.h calls through the context.
+    pub(crate) fn operations(&self) -> &sys::ibv_context_ops {
+        // SAFETY: the context is open while `self` lives, and its table of operations never changes after that.
+        unsafe { &self.raw.as_ref().ops }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: everything made from the context holds an `Arc` of it, so nothing is left.
+        let result = unsafe { self.functions().ibv_close_device(self.raw()) };
+        if let Err(error) = zero(result, "ibv_close_device", &self.name) {
+            tracing::warn!(%error, "an RDMA device stays open");
+        }
+    }
+}
+
+/// A set of registrations and queue pairs that may use each other.
+pub(crate) struct ProtectionDomain {
+    context: Arc<Context>,
+    raw: NonNull<sys::ibv_pd>,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for ProtectionDomain {}
+// SAFETY: as for `Context`.
+unsafe impl Sync for ProtectionDomain {}
+
+impl std::fmt::Debug for ProtectionDomain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ProtectionDomain").field("context", &self.context).finish_non_exhaustive()
+    }
+}
+
+impl ProtectionDomain {
+    /// A new domain on `context`.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`].
+    pub(crate) fn new(context: Arc<Context>) -> Result<Arc<Self>, VerbsError> {
+        // SAFETY: the context is open.
+        let raw = unsafe { context.functions().ibv_alloc_pd(context.raw()) };
+        let raw = pointer(raw, "ibv_alloc_pd", context.name())?;
+        Ok(Arc::new(Self { context, raw }))
+    }
+
+    /// The device it belongs to.
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    pub(crate) fn raw(&self) -> *mut sys::ibv_pd {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for ProtectionDomain {
+    fn drop(&mut self) {
+        // SAFETY: regions and queue pairs hold an `Arc` of the domain, so none is left.
+        let result = unsafe { self.context.functions().ibv_dealloc_pd(self.raw()) };
+        if let Err(error) = zero(result, "ibv_dealloc_pd", self.context.name()) {
+            tracing::warn!(%error, "a protection domain is leaked");
+        }
+    }
+}
+
+fn limit(value: i32) -> u32 {
+    u32::try_from(value).unwrap_or(0)
+}

@@ -1,0 +1,175 @@
+//! What can go wrong between us and libibverbs.
+
+use std::{ffi::c_int, fmt, io, ptr::NonNull, sync::Arc};
+
+use crate::{FabricError, FabricKind};
+
+/// A failure of libibverbs, of the device below it, or of what they found.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum VerbsError {
+    /// The library is not installed, or not one we can use.
+    #[error(
+        "cannot open libibverbs.so.1 ({reason}): for RDMA, install rdma-core's libraries (Debian: libibverbs1 \
+         and ibverbs-providers)"
+    )]
+    NoLibrary {
+        /// The loader's words.
+        reason: Arc<str>,
+    },
+    /// The library is there, the kernel's half is not.
+    #[error(
+        "the kernel has no RDMA support loaded: load ib_uverbs and the device's driver (for Soft-RoCE: rdma_rxe)"
+    )]
+    NoKernelSupport,
+    /// No device of that name, or none at all.
+    #[error("there is no RDMA device {name}; present are: {present}")]
+    UnknownDevice {
+        /// The name asked for.
+        name: String,
+        /// The names there are.
+        present: Names,
+    },
+    /// The port does not carry traffic.
+    #[error(
+        "port {port} of RDMA device {device} is not active (state {state}): check its link and its network interface"
+    )]
+    PortDown {
+        /// The device.
+        device: String,
+        /// Its port, counted from 1.
+        port: u8,
+        /// `enum ibv_port_state`.
+        state: u32,
+    },
+    /// An Ethernet port without a RoCE v2 address.
+    #[error(
+        "port {port} of RDMA device {device} has no RoCE v2 address: give its network interface an IP address"
+    )]
+    NoAddress {
+        /// The device.
+        device: String,
+        /// Its port, counted from 1.
+        port: u8,
+    },
+    /// A call was refused.
+    #[error("{call} failed on RDMA device {device}: {source}{hint}", hint = Hint { call, source })]
+    Call {
+        /// The function.
+        call: &'static str,
+        /// The device.
+        device: String,
+        /// The kernel's or the library's reason.
+        source: Arc<io::Error>,
+    },
+}
+
+/// Device names, for a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Names(pub Vec<String>);
+
+impl fmt::Display for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { f.write_str("none") } else { f.write_str(&self.0.join(", ")) }
+    }
+}
+
+/// The remedy for refusals that have a usual cause.
+struct Hint<'error> {
+    call: &'static str,
+    source: &'error io::Error,
+}
+
+impl fmt::Display for Hint<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.call, self.source.raw_os_error()) {
+            ("ibv_reg_mr", Some(libc::ENOMEM | libc::EAGAIN)) => {
+                write!(
+                    f,
+                    ": the limit on locked memory is {}: raise it with ulimit -l or LimitMEMLOCK=",
+                    MemoryLock::now()
+                )
+            }
+            (_, Some(libc::EACCES | libc::EPERM)) => {
+                f.write_str(": check the rights on /dev/infiniband/uverbs*")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The process's limit on locked memory.
+struct MemoryLock(Option<u64>);
+
+impl MemoryLock {
+    fn now() -> Self {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: `limit` is a valid place for the answer.
+        let failed = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+        Self((failed == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur))
+    }
+}
+
+impl fmt::Display for MemoryLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(bytes) => write!(f, "{} KiB", bytes >> 10),
+            None => f.write_str("not what stands in the way here"),
+        }
+    }
+}
+
+/// For functions that return NULL and set `errno`.
+pub(crate) fn pointer<T>(result: *mut T, call: &'static str, device: &str) -> Result<NonNull<T>, VerbsError> {
+    NonNull::new(result).ok_or_else(|| refused(io::Error::last_os_error(), call, device))
+}
+
+/// For functions that return 0 or the error number.
+pub(crate) fn zero(result: c_int, call: &'static str, device: &str) -> Result<(), VerbsError> {
+    if result == 0 { Ok(()) } else { Err(refused(io::Error::from_raw_os_error(result.abs()), call, device)) }
+}
+
+pub(crate) fn refused(source: io::Error, call: &'static str, device: &str) -> VerbsError {
+    VerbsError::Call { call, device: device.to_owned(), source: Arc::new(source) }
+}
+
+/// As the fabric contract has it, with device and remedy.
+pub(crate) fn fabric_error(error: &VerbsError) -> FabricError {
+    match error {
+        VerbsError::Call { call, device, source } => {
+            let hint = Hint { call, source };
+            let detail = format!("{source} on RDMA device {device}{hint}");
+            FabricError::device(FabricKind::Verbs, call, io::Error::new(source.kind(), detail))
+        }
+        other => FabricError::device(
+            FabricKind::Verbs,
+            "looking for a device",
+            io::Error::other(other.to_string()),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_registration_names_the_limit_to_raise() {
+        let error = zero(libc::ENOMEM, "ibv_reg_mr", "mlx5_0").unwrap_err().to_string();
+        assert!(error.contains("mlx5_0") && error.contains("locked memory"), "{error}");
+    }
+
+    #[test]
+    fn the_remedy_survives_as_a_fabric_error() {
+        let error = fabric_error(&zero(libc::ENOMEM, "ibv_reg_mr", "mlx5_0").unwrap_err()).to_string();
+        assert!(error.starts_with("verbs: ibv_reg_mr failed:") && error.contains("locked memory"), "{error}");
+        assert!(error.contains("mlx5_0"), "{error}");
+    }
+
+    #[test]
+    fn an_unknown_device_is_told_which_there_are() {
+        let present = Names(vec!["rxe0".into(), "rxe1".into()]);
+        let error = VerbsError::UnknownDevice { name: "mlx5_0".into(), present }.to_string();
+        assert_eq!(error, "there is no RDMA device mlx5_0; present are: rxe0, rxe1");
+    }
+}

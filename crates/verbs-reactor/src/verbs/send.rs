@@ -1,0 +1,279 @@
+//! The posting half of a connection: what is posted, what still waits for room, and how far the connection is.
+
+use std::collections::VecDeque;
+
+use crate::SlotKey;
+
+use super::{
+    VerbsError,
+    queue_pair::{BATCH, RawQueuePair, Write},
+    tag::Tag,
+};
+
+/// How far a connection is. It only ever moves down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Phase {
+    /// Takes work.
+    Open,
+    /// The farewell is posted, behind all work that was; nothing more is.
+    Leaving,
+    /// The queue pair is in its error state, and everything outstanding is on its way back.
+    Down,
+    /// Nothing is outstanding, and the queue pair is destroyed.
+    Drained,
+}
+
+/// A logical write that is not completely posted yet.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) key: SlotKey,
+    pub(super) local: u64,
+    pub(super) local_key: u32,
+    pub(super) remote: u64,
+    pub(super) remote_key: u32,
+    pub(super) length: u64,
+    pub(super) immediate: Option<u32>,
+    /// Bytes posted already.
+    pub(super) posted: u64,
+}
+
+impl Pending {
+    /// The piece that starts at byte `from`, and where the next one does; `None` if it is the last.
+    fn piece(&self, from: u64, piece_bytes: u32) -> (Write, Option<u64>) {
+        let left = self.length - from;
+        let length = u32::try_from(left).unwrap_or(u32::MAX).min(piece_bytes);
+        let next = from + u64::from(length);
+        let last = next >= self.length;
+        let write = Write {
+            tag: if last { Tag::Write(self.key) } else { Tag::Piece(self.key) },
+            local: self.local + from,
+            local_key: self.local_key,
+            length,
+            remote: self.remote + from,
+            remote_key: self.remote_key,
+            immediate: self.immediate.filter(|_| last),
+        };
+        (write, (!last).then_some(next))
+    }
+}
+
+/// Behind the link's lock.
+#[derive(Debug)]
+pub(super) struct SendSide {
+    /// `None` once drained.
+    pub(super) queue_pair: Option<RawQueuePair>,
+    pub(super) phase: Phase,
+    /// Receives posted and not back.
+    pub(super) receives: usize,
+    /// Writes and signals posted and not back.
+    pub(super) sends: usize,
+    /// Entries of the send queue that writes may still take.
+    room: usize,
+    piece_bytes: u32,
+    /// In posting order. Bounded by the slots.
+    pending: VecDeque<Pending>,
+    /// Reused, so that posting allocates nothing.
+    batch: Vec<Write>,
+    /// Operations whose last piece is posted, with their bytes, in posting order.
+    posted: VecDeque<(SlotKey, u64)>,
+}
+
+impl SendSide {
+    pub(super) fn new(
+        queue_pair: RawQueuePair,
+        receives: usize,
+        send_depth: usize,
+        piece_bytes: u32,
+    ) -> Self {
+        Self {
+            queue_pair: Some(queue_pair),
+            phase: Phase::Open,
+            receives,
+            sends: 0,
+            room: send_depth,
+            piece_bytes,
+            pending: VecDeque::new(),
+            batch: Vec::with_capacity(BATCH),
+            posted: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn push(&mut self, write: Pending) {
+        self.pending.push_back(write);
+    }
+
+    /// Posts what there is room for.
+    pub(super) fn pump(&mut self) -> Result<(), VerbsError> {
+        let Some(queue_pair) = &self.queue_pair else { return Ok(()) };
+        if self.phase != Phase::Open {
+            return Ok(());
+        }
+        while self.room > 0 && !self.pending.is_empty() {
+            fill(&mut self.batch, &self.pending, self.room.min(BATCH), self.piece_bytes);
+            // SAFETY: each write belongs to a slot, which owns the bytes and completes only when this write has
+            // come back or the queue pair is destroyed; the bytes' block is registered as long as the domain
+            // lives, which the queue pair keeps.
+            let result = unsafe { queue_pair.post_writes(&self.batch) };
+            let count = result.as_ref().map_or_else(|refused| refused.posted, |()| self.batch.len());
+            for write in self.batch.iter().take(count) {
+                self.room -= 1;
+                self.sends += 1;
+                advance(&mut self.pending, &mut self.posted, write);
+            }
+            result.map_err(|refused| refused.error)?;
+        }
+        Ok(())
+    }
+
+    /// Posts one of the connection's own signals; room is reserved for them.
+    pub(super) fn signal(&mut self, value: u32) -> Result<(), VerbsError> {
+        let Some(queue_pair) = &self.queue_pair else { return Ok(()) };
+        queue_pair.post_signal(value).map_err(|refused| refused.error)?;
+        self.sends += 1;
+        Ok(())
+    }
+
+    /// Posts receives in place of `count` consumed ones.
+    pub(super) fn replace_receives(&mut self, count: usize) -> Result<(), VerbsError> {
+        let Some(queue_pair) = &self.queue_pair else { return Ok(()) };
+        if count == 0 || self.phase != Phase::Open {
+            return Ok(());
+        }
+        let result = queue_pair.post_receives(count);
+        self.receives += result.as_ref().map_or_else(|refused| refused.posted, |()| count);
+        result.map_err(|refused| refused.error)
+    }
+
+    /// Counts one work request of the send queue that came back. For the end of an operation, its bytes.
+    pub(super) fn returned(&mut self, tag: Tag) -> u64 {
+        self.sends = self.sends.saturating_sub(1);
+        if !matches!(tag, Tag::Signal(_)) {
+            self.room += 1;
+        }
+        let Tag::Write(key) = tag else { return 0 };
+        // Work requests of one queue come back in posting order.
+        self.posted.pop_front().filter(|(first, _)| *first == key).map_or(0, |(_, bytes)| bytes)
+    }
+
+    /// Nothing is outstanding any more.
+    pub(super) fn is_idle(&self) -> bool {
+        self.sends == 0 && self.receives == 0
+    }
+
+    /// Takes the operations that have not ended, for a queue pair that is destroyed.
+    pub(super) fn take_unfinished(&mut self) -> Vec<SlotKey> {
+        let posted = self.posted.drain(..).map(|(key, _)| key);
+        posted.chain(self.pending.drain(..).map(|write| write.key)).collect()
+    }
+}
+
+/// Puts the next pieces into `batch` in posting order, at most `limit`.
+fn fill(batch: &mut Vec<Write>, pending: &VecDeque<Pending>, limit: usize, piece_bytes: u32) {
+    batch.clear();
+    for write in pending {
+        let mut from = Some(write.posted);
+        while let Some(start) = from
+            && batch.len() < limit
+        {
+            let (piece, next) = write.piece(start, piece_bytes);
+            batch.push(piece);
+            from = next;
+        }
+        if batch.len() == limit {
+            break;
+        }
+    }
+}
+
+/// Notes that `piece`, the first that was pending, is posted.
+fn advance(pending: &mut VecDeque<Pending>, posted: &mut VecDeque<(SlotKey, u64)>, piece: &Write) {
+    match piece.tag {
+        Tag::Write(key) => {
+            if let Some(write) = pending.pop_front() {
+                posted.push_back((key, write.length));
+            }
+        }
+        _ => {
+            if let Some(write) = pending.front_mut() {
+                write.posted += u64::from(piece.length);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pending(slot: u64, length: u64, immediate: Option<u32>) -> Pending {
+        let key = SlotKey::from_bits(slot);
+        Pending { key, local: 1000, local_key: 1, remote: 5000, remote_key: 2, length, immediate, posted: 0 }
+    }
+
+    /// Posts everything in batches of `limit`.
+    fn all_pieces(mut queue: VecDeque<Pending>, limit: usize, piece_bytes: u32) -> Vec<Write> {
+        let (mut pieces, mut posted) = (Vec::new(), VecDeque::new());
+        while !queue.is_empty() {
+            let mut batch = Vec::new();
+            fill(&mut batch, &queue, limit, piece_bytes);
+            assert!(!batch.is_empty() && batch.len() <= limit);
+            for piece in &batch {
+                advance(&mut queue, &mut posted, piece);
+            }
+            pieces.extend(batch);
+        }
+        assert!(posted.iter().map(|&(key, _)| key).is_sorted());
+        pieces
+    }
+
+    #[test]
+    fn only_the_last_piece_carries_the_immediate_and_ends_the_operation() {
+        for (length, expected) in
+            [(99, vec![99]), (100, vec![100]), (101, vec![100, 1]), (250, vec![100, 100, 50])]
+        {
+            let pieces = all_pieces([pending(0, length, Some(7))].into(), 16, 100);
+            assert_eq!(pieces.iter().map(|piece| piece.length).collect::<Vec<_>>(), expected);
+            let (last, earlier) = pieces.split_last().unwrap();
+            assert_eq!((last.tag, last.immediate), (Tag::Write(SlotKey::from_bits(0)), Some(7)));
+            for piece in earlier {
+                assert_eq!((piece.tag, piece.immediate), (Tag::Piece(SlotKey::from_bits(0)), None));
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_cover_the_range_in_order_on_both_sides() {
+        let mut next = 0;
+        for piece in all_pieces([pending(0, 1234, None)].into(), 3, 100) {
+            assert_eq!((piece.local, piece.remote), (1000 + next, 5000 + next));
+            next += u64::from(piece.length);
+        }
+        assert_eq!(next, 1234);
+    }
+
+    #[test]
+    fn an_empty_write_is_one_piece() {
+        let pieces = all_pieces([pending(3, 0, Some(1))].into(), 16, 100);
+        assert_eq!(pieces.len(), 1);
+        assert_eq!((pieces[0].length, pieces[0].immediate), (0, Some(1)));
+    }
+
+    #[test]
+    fn batches_never_reorder_operations() {
+        for limit in 1..6 {
+            let queue = [pending(0, 150, None), pending(1, 0, Some(1)), pending(2, 320, None)].into();
+            let tags: Vec<Tag> = all_pieces(queue, limit, 100).iter().map(|piece| piece.tag).collect();
+            let key = SlotKey::from_bits;
+            let expected = [
+                Tag::Piece(key(0)),
+                Tag::Write(key(0)),
+                Tag::Write(key(1)),
+                Tag::Piece(key(2)),
+                Tag::Piece(key(2)),
+                Tag::Piece(key(2)),
+                Tag::Write(key(2)),
+            ];
+            assert_eq!(tags, expected);
+        }
+    }
+}
