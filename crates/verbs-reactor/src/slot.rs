@@ -96,6 +96,17 @@ impl SlotTable {
         self.lock().outstanding
     }
 
+    /// What was posted under `key`, while it has not completed: a software fabric reads the bytes through the
+    /// slot that owns them, as a NIC reads memory that the slot keeps.
+    pub fn request(&self, key: SlotKey) -> Option<WorkRequest> {
+        let inner = self.lock();
+        let slot = inner.slots.get(key.index as usize).filter(|s| s.generation == key.generation)?;
+        match &slot.state {
+            State::Posted { request, .. } | State::Ignored { request } => Some(request.clone()),
+            State::Free | State::Done(_) => None,
+        }
+    }
+
     pub(crate) fn reserve(&self, request: &WorkRequest, waiter: Option<&Waker>) -> Reserve {
         let mut inner = self.lock();
         if let Some(failure) = &inner.failure {

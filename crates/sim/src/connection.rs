@@ -1,0 +1,416 @@
+//! The life of a connection: meeting, posting, failing, closing.
+
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
+
+use futures::channel::oneshot;
+use memory::{Buf, Span};
+use verbs_reactor::{
+    FabricError, FabricKind, LossCause, QueuePair, QueuePairCore, RemoteRange, RemoteRegion, Role, SlotKey,
+    WorkRequest,
+};
+
+use crate::{
+    Violation,
+    clock::Action,
+    endpoint::{Endpoint, Outbound, Phase, Remote, SourceSpan, Write, cut_into_pieces},
+    fabric::{DomainShared, SimLink, cannot_connect, roles_fit},
+    ids::{EndpointId, NodeId},
+    owners::PostedUnder,
+    swarm::Completions,
+    trace::Event,
+    world::{Shared, State},
+};
+
+type Meeting = oneshot::Sender<Result<QueuePair, FabricError>>;
+
+pub(crate) fn lost(cause: LossCause, detail: &str) -> FabricError {
+    FabricError::PeerLost { kind: FabricKind::Sim, cause, detail: detail.to_owned() }
+}
+
+impl Shared {
+    pub(crate) fn add_endpoint(
+        &self,
+        node: NodeId,
+        domain: Arc<DomainShared>,
+        core: Arc<QueuePairCore>,
+        token: u64,
+    ) -> EndpointId {
+        let mut state = self.state();
+        let id = EndpointId(state.endpoints.len() as u32);
+        let alive = state.is_alive(node);
+        state.endpoints.push(Endpoint {
+            node,
+            domain,
+            core,
+            token,
+            phase: if alive { Phase::Prepared } else { Phase::Dead },
+            wish: None,
+            peer: None,
+            meet: None,
+            regions: BTreeMap::new(),
+            completes_after_reading: false,
+            outbound: Outbound::default(),
+        });
+        id
+    }
+
+    /// `id` wants to be connected with `peer`, whose `token` it was told.
+    pub(crate) fn meet(
+        &self,
+        id: EndpointId,
+        peer: EndpointId,
+        token: u64,
+        role: Role,
+        meeting: Meeting,
+    ) -> Result<(), FabricError> {
+        let mut state = self.state();
+        let delay = state.rng.duration(self.swarm.control_latency_max);
+        let at = self.now() + delay;
+        let own = state.endpoints.get_mut(id.index()).filter(|own| own.phase == Phase::Prepared);
+        let own = own.ok_or(FabricError::Closed)?;
+        own.phase = Phase::Meeting;
+        own.wish = Some((peer, role));
+        own.meet = Some(meeting);
+        let others = state.endpoints.get(peer.index()).filter(|_| peer != id);
+        let Some(other) = others.filter(|other| other.token == token) else {
+            return Err(cannot_connect("presenting the token", "the peer did not issue it"));
+        };
+        match (other.phase, other.wish) {
+            (Phase::Prepared, _) => Ok(()),
+            (Phase::Meeting, Some((wanted, other_role))) if wanted == id => {
+                if !roles_fit(role, other_role) {
+                    return Err(cannot_connect("agreeing on roles", "both ends have the same role"));
+                }
+                self.join(&mut state, id, peer);
+                Ok(())
+            }
+            _ => {
+                let error = cannot_connect("meeting", "the other end is gone");
+                state.agenda.plan(at, Action::RefuseConnect(id, error));
+                Ok(())
+            }
+        }
+    }
+
+    fn join(&self, state: &mut State, id: EndpointId, peer: EndpointId) {
+        let after_reading = match self.swarm.completions {
+            Completions::AfterDelivery => false,
+            Completions::AfterReading => true,
+            Completions::Mixed => state.rng.chance(1, 2),
+        };
+        for (one, other) in [(id, peer), (peer, id)] {
+            let delay = state.rng.duration(self.swarm.control_latency_max);
+            state.agenda.plan(self.now() + delay, Action::Connect(one));
+            let endpoint = &mut state.endpoints[one.index()];
+            endpoint.phase = Phase::Open;
+            endpoint.peer = Some(other);
+            endpoint.completes_after_reading = after_reading;
+            let node = endpoint.node;
+            self.record(Event::Connected { endpoint: one, node, peer: other });
+        }
+    }
+
+    /// The waiting `connect` of `id` ends well.
+    pub(crate) fn hand_over(&self, id: EndpointId) {
+        let (meeting, core) = {
+            let mut state = self.state();
+            let endpoint = &mut state.endpoints[id.index()];
+            (endpoint.meet.take(), endpoint.core.clone())
+        };
+        let Some(shared) = self.strong() else { return };
+        if let Some(meeting) = meeting {
+            let queue_pair = QueuePair::new(core, Arc::new(SimLink { shared, endpoint: id }));
+            // A connect that was dropped meanwhile drops the queue pair, which closes it.
+            drop(meeting.send(Ok(queue_pair)));
+        }
+    }
+
+    pub(crate) fn refuse_connect(&self, id: EndpointId, error: FabricError) {
+        let meeting = {
+            let mut state = self.state();
+            let endpoint = &mut state.endpoints[id.index()];
+            if endpoint.phase != Phase::Meeting {
+                return;
+            }
+            endpoint.phase = Phase::Drained;
+            endpoint.meet.take()
+        };
+        self.record(Event::ConnectFailed { endpoint: id });
+        if let Some(meeting) = meeting {
+            drop(meeting.send(Err(error)));
+        }
+    }
+
+    /// An end is given up before it was handed over.
+    pub(crate) fn abandon(&self, id: EndpointId) {
+        let mut state = self.state();
+        // After the end of the world there is nothing to give back.
+        let Some(endpoint) = state.endpoints.get_mut(id.index()) else { return };
+        match endpoint.phase {
+            Phase::Prepared | Phase::Meeting => {
+                endpoint.phase = Phase::Drained;
+                let meeting = endpoint.meet.take();
+                self.refuse_suitors(&mut state, id);
+                drop(state);
+                drop(meeting);
+            }
+            // Connected, but the queue pair was never handed over: nobody else closes it.
+            Phase::Open | Phase::Failed if endpoint.meet.is_some() => {
+                let meeting = endpoint.meet.take();
+                drop(state);
+                drop(meeting);
+                self.start_close(id);
+            }
+            _ => {}
+        }
+    }
+
+    /// Whoever waits for `id` is told in a while that it is gone.
+    pub(crate) fn refuse_suitors(&self, state: &mut State, id: EndpointId) {
+        let wants = |endpoint: &Endpoint| {
+            endpoint.phase == Phase::Meeting && endpoint.wish.is_some_and(|(wanted, _)| wanted == id)
+        };
+        let numbered = state.endpoints.iter().enumerate().filter(|(_, endpoint)| wants(endpoint));
+        let suitors: Vec<_> = numbered.map(|(number, _)| EndpointId(number as u32)).collect();
+        for suitor in suitors {
+            let at = self.now() + state.rng.duration(self.swarm.detection_max);
+            let error = cannot_connect("meeting", "the other end was given up");
+            state.agenda.plan(at, Action::RefuseConnect(suitor, error));
+        }
+    }
+
+    /// Takes a posted write.
+    pub(crate) fn post(&self, id: EndpointId, key: SlotKey, request: &WorkRequest) {
+        let WorkRequest::Write { local, remote, immediate } = request else {
+            return self.refuse_post(id, key);
+        };
+        let mut state = self.state();
+        let Some(endpoint) = state.endpoints.get(id.index()).filter(|e| state.is_alive(e.node)) else {
+            return;
+        };
+        let aimed = aim(endpoint, local, remote.as_ref());
+        let peer_domain = endpoint.peer.map(|peer| state.endpoints[peer.index()].domain.clone());
+        let (region, refused) = match aimed {
+            Ok(region) => (region, None),
+            Err(error) => (None, Some(error)),
+        };
+        let length = if refused.is_some() { 0 } else { local.len() };
+        let pieces = cut_into_pieces(length, &self.swarm, &mut state.rng);
+        let number = state.endpoints[id.index()].outbound.next_number;
+        drop(state);
+
+        let source = if refused.is_none() { self.post_source(local) } else { None };
+        let remote = remote.zip(region).map(|(range, region)| Remote {
+            range,
+            key: region.key,
+            posted_under: self.posted_under(peer_domain.as_deref(), &range),
+            target: None,
+        });
+        let (length, immediate) = (length as u64, *immediate);
+        self.record(Event::Posted { endpoint: id, write: number, length, immediate: immediate.map(|i| i.0) });
+        let outbound = &mut self.state().endpoints[id.index()].outbound;
+        outbound.next_number += 1;
+        outbound.unread += pieces.len();
+        let (delivered, completed) = (false, false);
+        outbound.writes.push_back(Write {
+            number,
+            key,
+            length,
+            immediate,
+            source,
+            remote,
+            pieces,
+            refused,
+            delivered,
+            completed,
+        });
+    }
+
+    fn refuse_post(&self, id: EndpointId, key: SlotKey) {
+        let core = self.state().endpoints.get(id.index()).map(|endpoint| endpoint.core.clone());
+        let error = FabricError::Unsupported { kind: FabricKind::Sim, what: "do this operation" };
+        if let Some(core) = core {
+            core.complete(key, 0, Err(error));
+        }
+    }
+
+    /// Counts the source as posted, where it is watched.
+    fn post_source(&self, local: &Buf) -> Option<SourceSpan> {
+        let block = self.observed(local.block()?.id())?;
+        let range = local.offset()..local.offset() + local.len();
+        let posted = self.owners().post(block, &range);
+        self.check(posted);
+        Some(SourceSpan { block, range })
+    }
+
+    fn posted_under(&self, domain: Option<&DomainShared>, range: &RemoteRange) -> PostedUnder {
+        let length = usize::try_from(range.length).unwrap_or(usize::MAX);
+        let place = domain.and_then(|domain| domain.place(range, &(0..length)));
+        let owners = self.owners();
+        match place.and_then(|(block, place)| Some((owners.observed(block)?, place))) {
+            Some((block, place)) => owners.posted_under(block, &place),
+            None => PostedUnder::Unchecked,
+        }
+    }
+
+    /// This end sees that its connection is over.
+    pub(crate) fn fail_endpoint(&self, id: EndpointId, error: &FabricError) {
+        if !self.complete_delivered(id, error) {
+            return;
+        }
+        let (core, sources) = {
+            let mut state = self.state();
+            let endpoint = &mut state.endpoints[id.index()];
+            endpoint.phase = Phase::Failed;
+            // What is under way may still land at the peer.
+            endpoint.outbound.cut(|| false);
+            (endpoint.core.clone(), endpoint.outbound.end_all())
+        };
+        self.release(sources);
+        self.record(Event::Failed { endpoint: id, why: name_of(error) });
+        core.fail(error);
+    }
+
+    /// Gives the completions that are due before a failure: all of them when the peer refused a later write,
+    /// else as chance has it. False if the end is no longer open.
+    fn complete_delivered(&self, id: EndpointId, error: &FabricError) -> bool {
+        loop {
+            let more = {
+                let mut state = self.state();
+                let in_order = matches!(error, FabricError::RemoteRefused { .. });
+                let lucky = in_order || state.rng.chance(1, 2);
+                let endpoint = &state.endpoints[id.index()];
+                if endpoint.phase != Phase::Open || !state.is_alive(endpoint.node) {
+                    return false;
+                }
+                lucky && endpoint.outbound.next_completion(false).is_some()
+            };
+            if !more {
+                return true;
+            }
+            self.complete(id);
+        }
+    }
+
+    /// The user closes this end.
+    pub(crate) fn start_close(&self, id: EndpointId) {
+        let mut state = self.state();
+        let Some(endpoint) = state.endpoints.get_mut(id.index()) else { return };
+        let was_open = endpoint.phase == Phase::Open;
+        if !matches!(endpoint.phase, Phase::Open | Phase::Failed) {
+            return;
+        }
+        endpoint.phase = Phase::Closing;
+        let peer = endpoint.peer;
+        let flush = self.now() + self.swarm.delay(&mut state.rng, self.swarm.latency_max);
+        state.agenda.plan(flush, Action::Flush(id));
+        if let Some(peer) = peer.filter(|_| was_open) {
+            let notice = self.now() + state.rng.duration(self.swarm.detection_max);
+            let error = lost(LossCause::ClosedByPeer, "the peer closed the queue pair");
+            state.agenda.plan(notice, Action::Fail(peer, error));
+        }
+        drop(state);
+        self.record(Event::Closing { endpoint: id });
+    }
+
+    /// The operations of a closing end that have not completed end now.
+    pub(crate) fn flush(&self, id: EndpointId) {
+        let (core, sources) = {
+            let mut state = self.state();
+            if state.endpoints[id.index()].phase != Phase::Closing {
+                return;
+            }
+            let drain = self.now() + self.swarm.delay(&mut state.rng, self.swarm.latency_max);
+            state.agenda.plan(drain, Action::Drain(id));
+            let endpoint = &mut state.endpoints[id.index()];
+            endpoint.phase = Phase::Flushed;
+            endpoint.outbound.cut(|| false);
+            (endpoint.core.clone(), endpoint.outbound.end_all())
+        };
+        self.release(sources);
+        self.record(Event::Flushed { endpoint: id });
+        core.fail(&FabricError::Closed);
+    }
+
+    /// From now on nothing of the peer reaches this end.
+    pub(crate) fn drain(&self, id: EndpointId) {
+        let core = {
+            let mut state = self.state();
+            let endpoint = &mut state.endpoints[id.index()];
+            if endpoint.phase != Phase::Flushed {
+                return;
+            }
+            endpoint.phase = Phase::Drained;
+            endpoint.core.clone()
+        };
+        self.record(Event::Drained { endpoint: id });
+        let outstanding = core.slots().outstanding();
+        if outstanding > 0 {
+            let text = format!("{id} is drained, but {outstanding} of its operations have not ended");
+            self.violated(Violation::Operation(text));
+        }
+        core.mark_drained();
+    }
+
+    /// A grant of `span` has ended with evidence: no write that can still land may aim at it.
+    pub(crate) fn check_no_write_in_flight(&self, node: NodeId, span: &Span) {
+        let found = {
+            let state = self.state();
+            let aims = |endpoint: &Endpoint| aims_at(&state, endpoint, node, span);
+            state.endpoints.iter().position(aims)
+        };
+        if let Some(endpoint) = found {
+            let Range { start, end } = span.range;
+            let text = format!(
+                "a grant of {node} ended ({start}..{end}) while a posted write of {} can still land in it",
+                EndpointId(endpoint as u32)
+            );
+            self.violated(Violation::Memory(text));
+        }
+    }
+}
+
+fn aims_at(state: &State, endpoint: &Endpoint, node: NodeId, span: &Span) -> bool {
+    if state.allowed.refusals || endpoint.outbound.writes.is_empty() {
+        return false;
+    }
+    let Some(peer) = endpoint.peer.map(|peer| &state.endpoints[peer.index()]) else { return false };
+    if peer.node != node || !peer.phase.is_reachable() {
+        return false;
+    }
+    let Some(region) = peer.domain.region_of(span.block) else { return false };
+    let cut = endpoint.outbound.cut;
+    endpoint.outbound.writes.iter().any(|write| write.can_still_touch(region, &span.range, cut))
+}
+
+/// The checks that a NIC makes before a write leaves: the local key, the remote region, the lengths.
+fn aim(
+    endpoint: &Endpoint,
+    local: &Buf,
+    remote: Option<&RemoteRange>,
+) -> Result<Option<RemoteRegion>, FabricError> {
+    if let Some(block) = local.block().filter(|block| !endpoint.domain.table.contains(block.id())) {
+        return Err(FabricError::NotRegistered { kind: FabricKind::Sim, block: block.id().get() });
+    }
+    let local = local.len() as u64;
+    let Some(range) = remote else {
+        return if local == 0 { Ok(None) } else { Err(FabricError::LengthMismatch { local, remote: 0 }) };
+    };
+    let region = endpoint.regions.get(&range.region).filter(|known| known.generation == range.generation);
+    let region = region.ok_or(FabricError::UnknownRemoteRegion { region: range.region })?;
+    let fits = range.offset.checked_add(range.length).is_some_and(|end| end <= region.length);
+    if local != range.length || !fits {
+        return Err(FabricError::LengthMismatch { local, remote: range.length });
+    }
+    Ok(Some(*region))
+}
+
+fn name_of(error: &FabricError) -> &'static str {
+    match error {
+        FabricError::PeerLost { .. } => "peer lost",
+        FabricError::RemoteRefused { .. } => "remote refused",
+        FabricError::PeerMisbehaved { .. } => "peer misbehaved",
+        FabricError::ReceiverNotReady { .. } => "receiver not ready",
+        _ => "other",
+    }
+}

@@ -1,0 +1,312 @@
+//! One end of a queue pair, and the writes that it has under way.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    ops::Range,
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::channel::oneshot;
+use memory::RemoteTarget;
+use verbs_reactor::{
+    FabricError, Immediate, QueuePair, QueuePairConfig, QueuePairCore, RegionId, RemoteRange, RemoteRegion,
+    Role, SlotKey,
+};
+
+use crate::{
+    Rng, Swarm,
+    fabric::DomainShared,
+    ids::{BlockNumber, EndpointId, NodeId},
+    owners::PostedUnder,
+    schedule::WireStep,
+};
+
+/// Where an end is in its life.
+///
+/// ```text
+/// Prepared → Meeting → Open → Failed → Closing → Flushed → Drained
+///                        └──────────────↗
+/// any → Dead (its node crashed)
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    /// Made, `connect` not called.
+    Prepared,
+    /// Waits for the other end to call `connect`.
+    Meeting,
+    /// Connected.
+    Open,
+    /// The connection is over and this end knows.
+    Failed,
+    /// The user closed it; operations may still complete, the peer's bytes may still land.
+    Closing,
+    /// Its operations have ended; the peer's bytes may still land.
+    Flushed,
+    /// Nothing reaches it any more.
+    Drained,
+    /// Its process is gone.
+    Dead,
+}
+
+impl Phase {
+    /// Bytes of the peer may still land.
+    pub(crate) fn is_reachable(self) -> bool {
+        (Self::Open..Self::Drained).contains(&self)
+    }
+}
+
+/// One end.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    pub(crate) node: NodeId,
+    pub(crate) domain: Arc<DomainShared>,
+    pub(crate) core: Arc<QueuePairCore>,
+    pub(crate) token: u64,
+    pub(crate) phase: Phase,
+    pub(crate) wish: Option<(EndpointId, Role)>,
+    pub(crate) peer: Option<EndpointId>,
+    /// Gives the connected queue pair to the waiting `connect`.
+    pub(crate) meet: Option<oneshot::Sender<Result<QueuePair, FabricError>>>,
+    /// The peer's regions, as they were announced.
+    pub(crate) regions: BTreeMap<RegionId, RemoteRegion>,
+    /// Completions come once the source is read, as a socket's do.
+    pub(crate) completes_after_reading: bool,
+    pub(crate) outbound: Outbound,
+}
+
+impl Endpoint {
+    pub(crate) fn config(&self) -> QueuePairConfig {
+        self.core.config()
+    }
+
+    /// Offers every step that is possible, with the time from which it is.
+    pub(crate) fn offers(&self, all: &[Endpoint], mut offer: impl FnMut(WireStep, Duration)) {
+        let outbound = &self.outbound;
+        let Some(peer) = self.peer.and_then(|peer| all.get(peer.index())) else { return };
+        if outbound.writes.is_empty() {
+            return;
+        }
+        if self.may_act() && outbound.unread > 0 {
+            offer(WireStep::Read, outbound.read_at);
+        }
+        if peer.phase.is_reachable() && outbound.carried > 0 {
+            offer(WireStep::Land, outbound.land_at);
+        }
+        if peer.phase == Phase::Open && outbound.next_delivery().is_some() {
+            offer(WireStep::Deliver, outbound.deliver_at);
+        }
+        if self.may_act() && outbound.next_completion(self.completes_after_reading).is_some() {
+            offer(WireStep::Complete, outbound.complete_at);
+        }
+    }
+
+    /// Whether this end still executes what it posted.
+    fn may_act(&self) -> bool {
+        matches!(self.phase, Phase::Open | Phase::Closing) && !self.outbound.cut
+    }
+}
+
+/// The writes of one direction, in posting order, from post until both completed and delivered.
+#[derive(Debug, Default)]
+pub(crate) struct Outbound {
+    pub(crate) writes: VecDeque<Write>,
+    pub(crate) next_number: u64,
+    /// Nothing more is read or completed: the way to the peer is gone.
+    pub(crate) cut: bool,
+    pub(crate) unread: usize,
+    pub(crate) carried: usize,
+    pub(crate) read_at: Duration,
+    pub(crate) land_at: Duration,
+    pub(crate) deliver_at: Duration,
+    pub(crate) complete_at: Duration,
+}
+
+/// The source of a write inside its block.
+#[derive(Debug, Clone)]
+pub(crate) struct SourceSpan {
+    pub(crate) block: BlockNumber,
+    pub(crate) range: Range<usize>,
+}
+
+/// The remote end of a write.
+#[derive(Debug, Clone)]
+pub(crate) struct Remote {
+    pub(crate) range: RemoteRange,
+    pub(crate) key: u32,
+    pub(crate) posted_under: PostedUnder,
+    /// Found by the first piece's check of the whole range.
+    pub(crate) target: Option<RemoteTarget>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Write {
+    pub(crate) number: u64,
+    pub(crate) key: SlotKey,
+    pub(crate) length: u64,
+    pub(crate) immediate: Option<Immediate>,
+    /// Only where the owner map watches the source.
+    pub(crate) source: Option<SourceSpan>,
+    pub(crate) remote: Option<Remote>,
+    pub(crate) pieces: Vec<Piece>,
+    /// Refused before it left: it only completes, with this.
+    pub(crate) refused: Option<FabricError>,
+    pub(crate) delivered: bool,
+    pub(crate) completed: bool,
+}
+
+impl Write {
+    fn has_landed(&self) -> bool {
+        self.pieces.iter().all(|piece| matches!(piece.state, PieceState::Landed))
+    }
+
+    fn is_read(&self) -> bool {
+        !self.pieces.iter().any(|piece| matches!(piece.state, PieceState::Unread))
+    }
+
+    /// Bytes of it may still come to `range` of the peer's region.
+    pub(crate) fn can_still_touch(&self, region: RegionId, range: &Range<usize>, cut: bool) -> bool {
+        let Some(remote) = &self.remote else { return false };
+        let first = remote.range.offset;
+        let overlaps = |piece: &Piece| {
+            let start = first + piece.range.start as u64;
+            let end = first + piece.range.end as u64;
+            start < range.end as u64 && (range.start as u64) < end
+        };
+        let coming = |piece: &Piece| match piece.state {
+            PieceState::Unread => !cut,
+            PieceState::Carried(_) => true,
+            PieceState::Landed => false,
+        };
+        remote.range.region == region && self.pieces.iter().any(|piece| overlaps(piece) && coming(piece))
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Piece {
+    pub(crate) range: Range<usize>,
+    pub(crate) state: PieceState,
+}
+
+#[derive(Debug)]
+pub(crate) enum PieceState {
+    Unread,
+    /// Read, not yet written at the target.
+    Carried(Vec<u8>),
+    Landed,
+}
+
+impl Outbound {
+    pub(crate) fn next_delivery(&self) -> Option<usize> {
+        let index = self.writes.iter().position(|write| !write.delivered)?;
+        let write = &self.writes[index];
+        (write.refused.is_some() || write.has_landed()).then_some(index)
+    }
+
+    pub(crate) fn next_completion(&self, after_reading: bool) -> Option<usize> {
+        let index = self.writes.iter().position(|write| !write.completed)?;
+        let write = &self.writes[index];
+        let ready = if after_reading { write.is_read() } else { write.delivered };
+        (ready || write.refused.is_some()).then_some(index)
+    }
+
+    /// The `nth` piece that is unread (or carried), over all writes.
+    pub(crate) fn nth_piece(&self, mut nth: usize, carried: bool) -> Option<(usize, usize)> {
+        for (write, pieces) in self.writes.iter().map(|write| &write.pieces).enumerate() {
+            for (piece, found) in pieces.iter().enumerate() {
+                let fits = match found.state {
+                    PieceState::Unread => !carried,
+                    PieceState::Carried(_) => carried,
+                    PieceState::Landed => false,
+                };
+                if fits && nth == 0 {
+                    return Some((write, piece));
+                }
+                nth -= usize::from(fits);
+            }
+        }
+        None
+    }
+
+    pub(crate) fn by_number(&mut self, number: u64) -> Option<&mut Write> {
+        self.writes.iter_mut().find(|write| write.number == number)
+    }
+
+    /// Forgets the writes that are through.
+    pub(crate) fn retire(&mut self) {
+        while self.writes.front().is_some_and(|write| write.completed && write.delivered) {
+            if let Some(write) = self.writes.pop_front() {
+                self.unread -= count(&write, |state| matches!(state, PieceState::Unread));
+                self.carried -= count(&write, |state| matches!(state, PieceState::Carried(_)));
+            }
+        }
+    }
+
+    /// The way to the peer is gone: nothing more is read. Of what is under way, each piece is lost if
+    /// `is_lost` says so. Gives the sources of the writes that will never complete.
+    pub(crate) fn cut(&mut self, mut is_lost: impl FnMut() -> bool) {
+        self.cut = true;
+        for piece in self.writes.iter_mut().flat_map(|write| &mut write.pieces) {
+            if matches!(piece.state, PieceState::Carried(_)) && is_lost() {
+                // Unread and cut: it never comes, and holds back the immediates behind it.
+                piece.state = PieceState::Unread;
+                self.carried -= 1;
+                self.unread += 1;
+            }
+        }
+    }
+
+    /// Marks every outstanding write as ended and gives the sources they no longer need.
+    pub(crate) fn end_all(&mut self) -> Vec<SourceSpan> {
+        let open = self.writes.iter_mut().filter(|write| !write.completed);
+        let sources = open.filter_map(|write| {
+            write.completed = true;
+            write.source.take()
+        });
+        let sources = sources.collect();
+        self.retire();
+        sources
+    }
+}
+
+fn count(write: &Write, matching: impl Fn(&PieceState) -> bool) -> usize {
+    write.pieces.iter().filter(|piece| matching(&piece.state)).count()
+}
+
+/// Cuts `length` bytes into pieces at random places.
+pub(crate) fn cut_into_pieces(length: usize, swarm: &Swarm, rng: &mut Rng) -> Vec<Piece> {
+    let mut cuts = vec![0, length];
+    if swarm.tiny_pieces {
+        cuts.extend(1..length.min(swarm.pieces_max));
+    } else {
+        let inner = rng.below(swarm.pieces_max);
+        cuts.extend((0..inner).map(|_| rng.below(length + 1)));
+    }
+    cuts.sort_unstable();
+    cuts.dedup();
+    let ranges = cuts.windows(2).map(|ends| ends[0]..ends[1]);
+    ranges.map(|range| Piece { range, state: PieceState::Unread }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_a_write_once_and_stay_few() {
+        let mut rng = Rng::new(1);
+        for length in [0, 1, 2, 63, 64, 10_000] {
+            for tiny_pieces in [false, true] {
+                let swarm = Swarm { pieces_max: 16, tiny_pieces, ..Swarm::calm() };
+                let pieces = cut_into_pieces(length, &swarm, &mut rng);
+                let end = pieces.iter().fold(0, |end, piece| {
+                    assert_eq!(piece.range.start, end);
+                    assert!(!piece.range.is_empty());
+                    piece.range.end
+                });
+                assert_eq!(end, length);
+                assert!(pieces.len() <= 17);
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Tasks of all nodes on one thread; which ready one runs next is the world's choice.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Wake, Waker},
+};
+
+use verbs_reactor::BoxFuture;
+
+use crate::{
+    ids::{NodeId, TaskId},
+    world::lock,
+};
+
+/// Tasks that were woken, in the order of their wake-ups.
+#[derive(Debug, Default)]
+pub(crate) struct ReadyQueue(Mutex<Vec<TaskId>>);
+
+impl ReadyQueue {
+    pub(crate) fn length(&self) -> usize {
+        lock(&self.0).len()
+    }
+
+    pub(crate) fn take(&self, index: usize) -> TaskId {
+        lock(&self.0).swap_remove(index)
+    }
+}
+
+#[derive(Debug)]
+struct TaskWaker {
+    task: TaskId,
+    queued: AtomicBool,
+    ready: Arc<ReadyQueue>,
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.queued.swap(true, Ordering::AcqRel) {
+            lock(&self.ready.0).push(self.task);
+        }
+    }
+}
+
+struct Task {
+    node: NodeId,
+    /// `None` while the task is being polled.
+    future: Option<BoxFuture<'static, ()>>,
+    waker: Arc<TaskWaker>,
+}
+
+/// All tasks of a world.
+#[derive(Default)]
+pub(crate) struct Tasks {
+    tasks: BTreeMap<TaskId, Task>,
+    next: u64,
+    pub(crate) ready: Arc<ReadyQueue>,
+}
+
+/// A task taken out for one poll.
+pub(crate) struct Polling {
+    pub(crate) future: BoxFuture<'static, ()>,
+    pub(crate) waker: Waker,
+}
+
+impl Tasks {
+    /// Adds a task, ready to run.
+    pub(crate) fn spawn(&mut self, node: NodeId, future: BoxFuture<'static, ()>) -> TaskId {
+        let id = TaskId(self.next);
+        self.next += 1;
+        let queued = AtomicBool::new(false);
+        let waker = Arc::new(TaskWaker { task: id, queued, ready: self.ready.clone() });
+        waker.wake_by_ref();
+        self.tasks.insert(id, Task { node, future: Some(future), waker });
+        id
+    }
+
+    pub(crate) fn begin_poll(&mut self, id: TaskId) -> Option<Polling> {
+        let task = self.tasks.get_mut(&id)?;
+        let future = task.future.take()?;
+        // From here on a wake-up queues the task again.
+        task.waker.queued.store(false, Ordering::Release);
+        Some(Polling { future, waker: task.waker.clone().into() })
+    }
+
+    /// Puts the future back, or gives it out to be dropped when its task is gone.
+    pub(crate) fn end_poll(
+        &mut self,
+        id: TaskId,
+        future: BoxFuture<'static, ()>,
+    ) -> Option<BoxFuture<'static, ()>> {
+        match self.tasks.get_mut(&id) {
+            Some(task) => {
+                task.future = Some(future);
+                None
+            }
+            None => Some(future),
+        }
+    }
+
+    pub(crate) fn finish(&mut self, id: TaskId) {
+        self.tasks.remove(&id);
+    }
+
+    pub(crate) fn exists(&self, id: TaskId) -> bool {
+        self.tasks.contains_key(&id)
+    }
+
+    /// Takes the futures of `node`'s tasks out (of all nodes if `None`), for dropping without a lock.
+    pub(crate) fn remove_node(&mut self, node: Option<NodeId>) -> Vec<BoxFuture<'static, ()>> {
+        let of_node = |task: &Task| node.is_none_or(|node| task.node == node);
+        let ids: Vec<TaskId> = self.tasks.iter().filter(|(_, t)| of_node(t)).map(|(id, _)| *id).collect();
+        ids.iter().filter_map(|id| self.tasks.remove(id)?.future).collect()
+    }
+}

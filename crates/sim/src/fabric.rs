@@ -1,0 +1,244 @@
+//! The simulated fabric: domains, and queue pairs whose every step is the world's choice.
+
+use std::{
+    fmt,
+    ops::Range,
+    sync::{Arc, Mutex},
+};
+
+use futures::{
+    channel::oneshot,
+    future::{Either, select},
+};
+use memory::{Block, BlockId};
+use verbs_reactor::{
+    Access, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, Fabric, FabricError, FabricKind,
+    Link, Prepared, Purpose, QueuePair, QueuePairConfig, QueuePairCore, RegionId, RegionTable, RemoteRange,
+    RemoteRegion, Role, Runtime, SlotKey, WorkRequest,
+};
+
+use crate::{
+    SimRuntime,
+    ids::{EndpointId, NodeId},
+    world::{Shared, lock},
+};
+
+/// The fabric of one node.
+#[derive(Debug, Clone)]
+pub struct SimFabric {
+    shared: Arc<Shared>,
+    node: NodeId,
+}
+
+impl SimFabric {
+    pub(crate) fn new(shared: Arc<Shared>, node: NodeId) -> Self {
+        Self { shared, node }
+    }
+}
+
+impl Fabric for SimFabric {
+    fn kind(&self) -> FabricKind {
+        FabricKind::Sim
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::WRITES
+    }
+
+    fn reach(&self) -> Vec<u8> {
+        self.shared.seed.to_le_bytes().to_vec()
+    }
+
+    fn open_domain(&self) -> Result<Arc<dyn Domain>, FabricError> {
+        let runtime = SimRuntime::new(self.shared.clone(), self.node);
+        let table = RegionTable::new(&runtime);
+        let domain = DomainShared { table, regions: Mutex::default() };
+        Ok(Arc::new(SimDomain {
+            runtime,
+            shared: self.shared.clone(),
+            node: self.node,
+            domain: Arc::new(domain),
+        }))
+    }
+}
+
+/// The registered memory of a domain.
+#[derive(Debug)]
+pub(crate) struct DomainShared {
+    pub(crate) table: RegionTable,
+    /// By region number.
+    regions: Mutex<Vec<(BlockId, Purpose)>>,
+}
+
+impl DomainShared {
+    /// What the region is for. An unknown one is never landed in.
+    pub(crate) fn purpose(&self, region: RegionId) -> Purpose {
+        lock(&self.regions).get(region.0 as usize).map_or(Purpose::Payload, |(_, purpose)| *purpose)
+    }
+
+    /// The block and the bytes in it that `part` of `range` means.
+    pub(crate) fn place(&self, range: &RemoteRange, part: &Range<usize>) -> Option<(BlockId, Range<usize>)> {
+        let (block, _) = *lock(&self.regions).get(range.region.0 as usize)?;
+        let first = usize::try_from(range.offset).ok()?;
+        Some((block, first.checked_add(part.start)?..first.checked_add(part.end)?))
+    }
+
+    /// The region that `block` is registered as.
+    pub(crate) fn region_of(&self, block: BlockId) -> Option<RegionId> {
+        let index = lock(&self.regions).iter().position(|(registered, _)| *registered == block)?;
+        Some(RegionId(index as u32))
+    }
+}
+
+struct SimDomain {
+    runtime: SimRuntime,
+    shared: Arc<Shared>,
+    node: NodeId,
+    domain: Arc<DomainShared>,
+}
+
+impl fmt::Debug for SimDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimDomain").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+impl Domain for SimDomain {
+    fn kind(&self) -> FabricKind {
+        FabricKind::Sim
+    }
+
+    fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
+        let region = self.domain.table.register(&self.runtime, block, access);
+        let mut regions = lock(&self.domain.regions);
+        if regions.len() == region.region.0 as usize {
+            regions.push((block.id(), access.purpose));
+        }
+        Ok(region)
+    }
+
+    fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
+        let core = Arc::new(QueuePairCore::new(FabricKind::Sim, config));
+        let token = self.runtime.random();
+        let endpoint = self.shared.add_endpoint(self.node, self.domain.clone(), core, token);
+        let end = UnconnectedEnd { shared: self.shared.clone(), endpoint, armed: true };
+        Ok(Box::new(SimPrepared { end, token, runtime: self.runtime.clone() }))
+    }
+}
+
+/// Gives an end up unless it was connected.
+#[derive(Debug)]
+struct UnconnectedEnd {
+    shared: Arc<Shared>,
+    endpoint: EndpointId,
+    armed: bool,
+}
+
+impl UnconnectedEnd {
+    fn was_connected(mut self) {
+        self.armed = false;
+    }
+}
+
+impl Drop for UnconnectedEnd {
+    fn drop(&mut self) {
+        if self.armed {
+            self.shared.abandon(self.endpoint);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct SimPrepared {
+    end: UnconnectedEnd,
+    token: u64,
+    runtime: SimRuntime,
+}
+
+/// First byte of connection data.
+const DATA_VERSION: u8 = 1;
+
+/// Connection data: version, endpoint, token.
+fn encode(endpoint: EndpointId, token: u64) -> ConnectionData {
+    let mut bytes = vec![DATA_VERSION];
+    bytes.extend_from_slice(&endpoint.0.to_le_bytes());
+    bytes.extend_from_slice(&token.to_le_bytes());
+    ConnectionData(bytes)
+}
+
+fn decode(data: &ConnectionData) -> Option<(EndpointId, u64)> {
+    let (version, rest) = data.0.split_first()?;
+    let (endpoint, token) = rest.split_first_chunk::<4>()?;
+    let token = token.try_into().ok()?;
+    let known = *version == DATA_VERSION;
+    known.then_some((EndpointId(u32::from_le_bytes(*endpoint)), u64::from_le_bytes(token)))
+}
+
+pub(crate) fn cannot_connect(step: &'static str, detail: &str) -> FabricError {
+    FabricError::Connect { kind: FabricKind::Sim, step, detail: detail.to_owned() }
+}
+
+impl Prepared for SimPrepared {
+    fn connection_data(&self) -> ConnectionData {
+        encode(self.end.endpoint, self.token)
+    }
+
+    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<QueuePair, FabricError>> {
+        let Self { end, runtime, .. } = *self;
+        Box::pin(async move {
+            let data = decode(&params.peer);
+            let (peer, token) = data.ok_or_else(|| cannot_connect("reading the peer's data", "malformed"))?;
+            let (sender, receiver) = oneshot::channel();
+            end.shared.meet(end.endpoint, peer, token, params.role, sender)?;
+            let answer = match select(receiver, runtime.sleep(params.limit)).await {
+                Either::Left((answer, _)) => answer.map_err(|_| FabricError::Closed),
+                Either::Right(((), _)) => {
+                    let limit_ms = u64::try_from(params.limit.as_millis()).unwrap_or(u64::MAX);
+                    Err(FabricError::ConnectTimeout { kind: FabricKind::Sim, limit_ms })
+                }
+            };
+            // From here on the queue pair, if there is one, gives the end back.
+            let queue_pair = answer??;
+            end.was_connected();
+            Ok(queue_pair)
+        })
+    }
+}
+
+/// The fabric's half of a queue pair.
+#[derive(Debug)]
+pub(crate) struct SimLink {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) endpoint: EndpointId,
+}
+
+impl Link for SimLink {
+    fn submit(&self, key: SlotKey, request: &WorkRequest) {
+        self.shared.post(self.endpoint, key, request);
+    }
+
+    fn drive(&self) {
+        // The world drives.
+    }
+
+    fn add_remote_region(&self, region: RemoteRegion) {
+        if let Some(endpoint) = self.shared.state().endpoints.get_mut(self.endpoint.index()) {
+            endpoint.regions.insert(region.region, region);
+        }
+    }
+
+    fn remove_remote_region(&self, region: RegionId) {
+        if let Some(endpoint) = self.shared.state().endpoints.get_mut(self.endpoint.index()) {
+            endpoint.regions.remove(&region);
+        }
+    }
+
+    fn start_close(&self) {
+        self.shared.start_close(self.endpoint);
+    }
+}
+
+/// What two ends that want each other must agree on.
+pub(crate) fn roles_fit(one: Role, other: Role) -> bool {
+    one != other
+}

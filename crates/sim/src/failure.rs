@@ -1,0 +1,106 @@
+//! What a run can find, and how it is told.
+
+use std::{fmt, time::Duration};
+
+use crate::trace::{Event, line};
+
+/// A broken promise (`TESTING.md` B), or a rule of the simulator itself.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Violation {
+    /// Bytes were touched by someone who does not own them.
+    #[error("S1 memory: {0}")]
+    Memory(String),
+    /// A receive that said Ok does not hold what was sent.
+    #[error("S2 data: {0}")]
+    Data(String),
+    /// An operation did not end, or not exactly once.
+    #[error("S3 once: {0}")]
+    Operation(String),
+    /// An immediate found no posted receive: credits are wrong.
+    #[error("receiver not ready: {0}")]
+    ReceiverNotReady(String),
+    /// A peer broke the fabric contract, or its access was refused.
+    #[error("refused access: {0}")]
+    Refused(String),
+    /// Nothing can happen any more, yet something is unfinished.
+    #[error("stuck: {0}")]
+    Stuck(String),
+    /// A deadline or a lost peer that no injected fault explains.
+    #[error("unexplained: {0}")]
+    Unexplained(String),
+    /// A task panicked.
+    #[error("panic: {0}")]
+    Panicked(String),
+    /// More events than the run may have.
+    #[error("endless: {0}")]
+    Endless(String),
+    /// A scenario's own finding.
+    #[error("{0}")]
+    Scenario(String),
+}
+
+/// A run that found something: enough to read what happened and to run it again.
+#[derive(Clone)]
+pub struct Failure {
+    /// The seed.
+    pub seed: u64,
+    /// What was found.
+    pub violation: Violation,
+    /// Hash over all events.
+    pub hash: u64,
+    /// Number of events.
+    pub events: u64,
+    /// Virtual time.
+    pub at: Duration,
+    /// The last events, oldest first.
+    pub tail: Vec<(Duration, Event)>,
+    /// The knobs that the seed drew.
+    pub swarm: String,
+    /// The command that runs it again.
+    pub replay: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.violation)?;
+        writeln!(f, "  seed {}, event hash {:016x}, {} events", self.seed, self.hash, self.events)?;
+        writeln!(f, "  {}", self.swarm)?;
+        let first = self.events.saturating_sub(self.tail.len() as u64);
+        for (number, (at, event)) in self.tail.iter().enumerate() {
+            line(f, first + number as u64, *at, event)?;
+        }
+        write!(f, "  replay: {}", self.replay)
+    }
+}
+
+impl fmt::Debug for Failure {
+    /// As `Display`, so that `unwrap` in a test prints the report.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// A run that found nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Summary {
+    /// The seed.
+    pub seed: u64,
+    /// Hash over all events: equal for equal seeds.
+    pub hash: u64,
+    /// Number of events.
+    pub events: u64,
+    /// Virtual time.
+    pub at: Duration,
+    /// Operations that ended well.
+    pub operations_done: u64,
+    /// Operations that ended otherwise.
+    pub operations_failed: u64,
+    /// Nodes that crashed.
+    pub crashes: u64,
+    /// Grants of living nodes that were leaked.
+    pub leaks: u64,
+}

@@ -1,0 +1,111 @@
+//! Injected faults.
+
+use verbs_reactor::LossCause;
+
+use crate::{
+    clock::Action,
+    connection::lost,
+    endpoint::Phase,
+    ids::{EndpointId, NodeId},
+    ledger::Reach,
+    trace::Event,
+    world::{Fault, Shared, State, Trash},
+};
+
+impl Shared {
+    pub(crate) fn inject(&self, fault: Fault) {
+        match fault {
+            Fault::Crash(node) => self.crash(node),
+            Fault::LoseLink(one, other) => self.lose_link(one, other),
+            Fault::LoseControl(one, other) => self.lose_control(one, other),
+        }
+    }
+
+    /// The process of `node` is gone between two of its steps.
+    fn crash(&self, node: NodeId) {
+        if node == NodeId::OPERATOR || !self.state().is_alive(node) {
+            return;
+        }
+        self.record(Event::Crashed { node });
+        self.owners().forget_node(node);
+        let mut state = self.state();
+        state.nodes[node.index()].alive = false;
+        let address = state.nodes[node.index()].address.clone();
+        let mut trash: Trash = Vec::new();
+        self.kill_endpoints(&mut state, node, &mut trash);
+        self.kill_sessions(&mut state, node);
+        trash.push(Box::new(state.tasks.remove_node(Some(node))));
+        trash.push(Box::new(state.agenda.remove_node(Some(node))));
+        drop(state);
+        let mut ledger = self.ledger();
+        ledger.forget_node(node);
+        ledger.fault(Reach::Address(address), None);
+        ledger.crashes += 1;
+        drop(ledger);
+        // Runs the destructors of a process that is dead: they find nothing left to act on.
+        drop(trash);
+    }
+
+    fn kill_endpoints(&self, state: &mut State, node: NodeId, trash: &mut Trash) {
+        for index in 0..state.endpoints.len() {
+            let endpoint = &mut state.endpoints[index];
+            if endpoint.node != node || endpoint.phase == Phase::Dead {
+                continue;
+            }
+            endpoint.phase = Phase::Dead;
+            trash.push(Box::new(endpoint.meet.take()));
+            let id = EndpointId(index as u32);
+            match endpoint.peer {
+                Some(peer) => {
+                    self.cut_outbound(state, id);
+                    self.plan_loss(state, peer);
+                }
+                None => self.refuse_suitors(state, id),
+            }
+        }
+    }
+
+    /// Nothing more leaves `id`; each piece under way arrives or not.
+    fn cut_outbound(&self, state: &mut State, id: EndpointId) {
+        let State { rng, endpoints, .. } = state;
+        endpoints[id.index()].outbound.cut(|| rng.chance(1, 2));
+    }
+
+    /// `id` sees in a while that its connection is lost.
+    fn plan_loss(&self, state: &mut State, id: EndpointId) {
+        let causes = [LossCause::EndOfFile, LossCause::Reset, LossCause::RetryExceeded];
+        let cause = state.rng.pick(causes);
+        let at = self.now() + state.rng.duration(self.swarm.detection_max);
+        state.agenda.plan(at, Action::Fail(id, lost(cause, "an injected fault")));
+    }
+
+    fn lose_link(&self, one: NodeId, other: NodeId) {
+        self.record(Event::LinkLost { from: one, to: other, control: false });
+        self.ledger_link(one, other);
+        let mut state = self.state();
+        for index in 0..state.endpoints.len() {
+            let endpoint = &state.endpoints[index];
+            let Some(peer) = endpoint.peer.filter(|_| endpoint.phase.is_reachable()) else { continue };
+            let ends = (endpoint.node, state.endpoints[peer.index()].node);
+            if ends == (one, other) || ends == (other, one) {
+                let id = EndpointId(index as u32);
+                self.cut_outbound(&mut state, id);
+                self.plan_loss(&mut state, id);
+            }
+        }
+    }
+
+    fn lose_control(&self, one: NodeId, other: NodeId) {
+        self.record(Event::LinkLost { from: one, to: other, control: true });
+        self.ledger_link(one, other);
+        self.lose_sessions(one, other);
+    }
+
+    fn ledger_link(&self, one: NodeId, other: NodeId) {
+        let (a, b) = {
+            let state = self.state();
+            (state.nodes[one.index()].address.clone(), state.nodes[other.index()].address.clone())
+        };
+        self.ledger().fault(Reach::Between(a, b), Some(self.now()));
+    }
+}

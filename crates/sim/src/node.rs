@@ -1,0 +1,166 @@
+//! What a simulated process is made of.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use memory::{MemoryError, MemoryObserver, Pool, PoolConfig};
+use verbs_reactor::{BoxFuture, Runtime};
+
+use crate::{
+    Fault, Outcome, SimControl, SimFabric, Violation,
+    clock::Sleep,
+    ids::{NodeId, OperationId},
+    ledger::OpenOperation,
+    owners::NodeObserver,
+    trace::Event,
+    world::Shared,
+};
+
+/// One incarnation of one process: hand its parts to whatever shall live in it. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Node {
+    shared: Arc<Shared>,
+    id: NodeId,
+    address: Arc<str>,
+}
+
+impl Node {
+    pub(crate) fn new(shared: Arc<Shared>, id: NodeId, address: &str) -> Self {
+        Self { shared, id, address: address.into() }
+    }
+
+    /// Its number.
+    pub fn id(&self) -> NodeId {
+        self.id
+    }
+
+    /// Its control-plane address, kept over restarts.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Its runtime.
+    pub fn runtime(&self) -> Arc<SimRuntime> {
+        Arc::new(SimRuntime::new(self.shared.clone(), self.id))
+    }
+
+    /// Its fabric.
+    pub fn fabric(&self) -> Arc<SimFabric> {
+        Arc::new(SimFabric::new(self.shared.clone(), self.id))
+    }
+
+    /// Its control plane. Listens from the first call on; use one per node.
+    pub fn control_plane(&self) -> Arc<SimControl> {
+        Arc::new(SimControl::new(self.shared.clone(), self.id, &self.address))
+    }
+
+    /// What every pool of the node must have as its observer.
+    pub fn observer(&self) -> Arc<dyn MemoryObserver> {
+        Arc::new(NodeObserver { shared: self.shared.clone(), node: self.id })
+    }
+
+    /// A pool of the node, watched by the owner map.
+    ///
+    /// # Errors
+    /// Those of [`Pool::new`].
+    pub fn pool(&self, config: PoolConfig) -> Result<Pool, MemoryError> {
+        Pool::new(PoolConfig { observer: Some(self.observer()), ..config })
+    }
+
+    /// Runs `task` in this process until it ends or the process dies.
+    pub fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        self.shared.spawn(self.id, name, Box::pin(task));
+    }
+
+    /// Kills the process.
+    pub fn crash(&self) {
+        self.shared.inject(Fault::Crash(self.id));
+    }
+
+    /// Whether the process lives.
+    pub fn is_alive(&self) -> bool {
+        self.shared.state().is_alive(self.id)
+    }
+
+    /// Enters an operation of this node into the ledger, with the address of the peer it depends on. It must be
+    /// [ended](Operation::end) exactly once, unless the node dies.
+    pub fn begin(&self, peer: Option<&str>, what: impl Into<String>) -> Operation {
+        let operation = OpenOperation {
+            node: self.id,
+            address: self.address().to_owned(),
+            peer: peer.map(str::to_owned),
+            what: what.into(),
+            began: self.shared.now(),
+        };
+        let id = self.shared.ledger().begin(operation);
+        self.shared.record(Event::Began { operation: id, node: self.id });
+        Operation { shared: self.shared.clone(), node: self.id, id, ended: false }
+    }
+}
+
+/// An operation of the ledger under way. Dropping it without [`end`](Self::end) breaks S3, unless its node died.
+#[must_use = "an operation must be ended"]
+pub struct Operation {
+    shared: Arc<Shared>,
+    node: NodeId,
+    id: OperationId,
+    ended: bool,
+}
+
+impl fmt::Debug for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Operation").field(&self.id).finish()
+    }
+}
+
+impl Operation {
+    /// The operation ended.
+    pub fn end(mut self, outcome: &Outcome) {
+        self.ended = true;
+        self.shared.record(Event::Ended { operation: self.id, outcome: outcome.name() });
+        let swarm = &self.shared.swarm;
+        let slack = swarm.detection_max * 2 + swarm.stall_max + swarm.control_latency_max * 2;
+        let result = self.shared.ledger().end(self.id, outcome, slack);
+        self.shared.check(result);
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        if !self.ended && self.shared.state().is_alive(self.node) {
+            let text =
+                format!("{} was dropped without an end; {}", self.id, self.shared.ledger().describe_open());
+            self.shared.violated(Violation::Operation(text));
+        }
+    }
+}
+
+/// One node's view of the world's executor, clock and random numbers.
+#[derive(Debug, Clone)]
+pub struct SimRuntime {
+    shared: Arc<Shared>,
+    node: NodeId,
+}
+
+impl SimRuntime {
+    pub(crate) fn new(shared: Arc<Shared>, node: NodeId) -> Self {
+        Self { shared, node }
+    }
+}
+
+impl Runtime for SimRuntime {
+    fn spawn(&self, name: &'static str, task: BoxFuture<'static, ()>) {
+        self.shared.spawn(self.node, name, task);
+    }
+
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(Sleep::new(self.shared.clone(), self.node, duration))
+    }
+
+    fn now(&self) -> Duration {
+        self.shared.now()
+    }
+
+    fn random(&self) -> u64 {
+        self.shared.state().nodes.get_mut(self.node.index()).map_or(0, |node| node.rng.next_u64())
+    }
+}

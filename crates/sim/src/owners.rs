@@ -1,0 +1,316 @@
+//! S1: who owns every byte of every pool, over real memory.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    ops::Range,
+    sync::Arc,
+};
+
+use memory::{BlockId, GrantEnd, GrantId, MemoryObserver, Span};
+
+use crate::{
+    Violation,
+    ids::{BlockNumber, GrantNumber, NodeId},
+    trace::Event,
+    world::Shared,
+};
+
+/// Who owns an allocation. What is in no allocation belongs to its pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    /// The process it belongs to.
+    User,
+    /// A peer may write it.
+    Granted(GrantNumber),
+    /// Nobody, for ever.
+    Leaked,
+}
+
+#[derive(Debug)]
+struct Owned {
+    end: usize,
+    node: NodeId,
+    owner: Owner,
+    /// Writes posted from it that have not completed.
+    posted: u32,
+}
+
+/// The grant in force when a write was posted. The bytes that were lent then are the only ones it may touch:
+/// a later grant of the same bytes is for another write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PostedUnder {
+    /// Not looked at (unobserved memory, hostile peers).
+    Unchecked,
+    /// Nothing was lent there.
+    Nothing,
+    /// This grant.
+    Grant(GrantNumber),
+}
+
+impl PostedUnder {
+    fn allows(self, grant: GrantNumber) -> bool {
+        match self {
+            Self::Unchecked => true,
+            Self::Nothing => false,
+            Self::Grant(posted) => posted == grant,
+        }
+    }
+}
+
+/// The map. Every change comes from a [`MemoryObserver`], every check from the fabric.
+#[derive(Debug, Default)]
+pub(crate) struct Owners {
+    blocks: BTreeMap<BlockId, BlockNumber>,
+    grants: BTreeMap<GrantId, GrantNumber>,
+    allocations: BTreeMap<(BlockNumber, usize), Owned>,
+    dead: BTreeSet<NodeId>,
+    /// Leaks of living nodes.
+    pub(crate) leaks: u64,
+}
+
+type Checked<T> = Result<T, Violation>;
+
+fn broken<T>(text: String) -> Checked<T> {
+    Err(Violation::Memory(text))
+}
+
+impl Owners {
+    /// The number of a block whose pool is observed.
+    pub(crate) fn observed(&self, block: BlockId) -> Option<BlockNumber> {
+        self.blocks.get(&block).copied()
+    }
+
+    fn block(&mut self, block: BlockId) -> BlockNumber {
+        let next = BlockNumber(self.blocks.len() as u32);
+        *self.blocks.entry(block).or_insert(next)
+    }
+
+    fn grant(&mut self, grant: GrantId) -> GrantNumber {
+        let next = GrantNumber(self.grants.len() as u32);
+        *self.grants.entry(grant).or_insert(next)
+    }
+
+    /// From now on nothing of `node` is checked: its process is gone.
+    pub(crate) fn forget_node(&mut self, node: NodeId) {
+        self.dead.insert(node);
+        self.allocations.retain(|_, owned| owned.node != node);
+    }
+
+    fn covering(&self, block: BlockNumber, range: &Range<usize>) -> Option<&Owned> {
+        let (_, owned) = self.allocations.range((block, 0)..=(block, range.start)).next_back()?;
+        (range.end <= owned.end).then_some(owned)
+    }
+
+    fn exact(&mut self, what: &str, block: BlockNumber, range: &Range<usize>) -> Checked<&mut Owned> {
+        match self.allocations.get_mut(&(block, range.start)) {
+            Some(owned) if owned.end == range.end => Ok(owned),
+            _ => broken(format!("{what} of {block} {range:?}, which is no allocation")),
+        }
+    }
+
+    fn allocated(&mut self, node: NodeId, block: BlockNumber, range: &Range<usize>) -> Checked<()> {
+        let before = self.allocations.range((block, 0)..(block, range.end)).next_back();
+        if let Some((&(_, start), owned)) = before
+            && owned.end > range.start
+        {
+            return broken(format!(
+                "allocation of {block} {range:?} overlaps {start}..{}, which is {:?}",
+                owned.end, owned.owner
+            ));
+        }
+        let owned = Owned { end: range.end, node, owner: Owner::User, posted: 0 };
+        self.allocations.insert((block, range.start), owned);
+        Ok(())
+    }
+
+    fn freed(&mut self, block: BlockNumber, range: &Range<usize>) -> Checked<()> {
+        let owned = self.exact("freeing", block, range)?;
+        if owned.owner != Owner::User || owned.posted > 0 {
+            let (owner, posted) = (owned.owner, owned.posted);
+            return broken(format!(
+                "{block} {range:?} went back to its pool while it is {owner:?} and source of {posted} posted \
+                 writes"
+            ));
+        }
+        self.allocations.remove(&(block, range.start));
+        Ok(())
+    }
+
+    fn granted(&mut self, block: BlockNumber, range: &Range<usize>, grant: GrantNumber) -> Checked<()> {
+        let owned = self.exact("granting", block, range)?;
+        if owned.owner != Owner::User || owned.posted > 0 {
+            let (owner, posted) = (owned.owner, owned.posted);
+            return broken(format!(
+                "{block} {range:?} was granted while {owner:?} and posted {posted} times"
+            ));
+        }
+        owned.owner = Owner::Granted(grant);
+        Ok(())
+    }
+
+    fn grant_ended(
+        &mut self,
+        block: BlockNumber,
+        range: &Range<usize>,
+        grant: GrantNumber,
+        leaked: bool,
+    ) -> Checked<()> {
+        let owned = self.exact("ending a grant", block, range)?;
+        if owned.owner != Owner::Granted(grant) {
+            let owner = owned.owner;
+            return broken(format!("{grant} of {block} {range:?} ended, but it is {owner:?}"));
+        }
+        owned.owner = if leaked { Owner::Leaked } else { Owner::User };
+        self.leaks += u64::from(leaked);
+        Ok(())
+    }
+
+    /// Under which grant a write of `range` is posted now.
+    pub(crate) fn posted_under(&self, block: BlockNumber, range: &Range<usize>) -> PostedUnder {
+        match self.covering(block, range) {
+            Some(Owned { owner: Owner::Granted(grant), .. }) => PostedUnder::Grant(*grant),
+            _ => PostedUnder::Nothing,
+        }
+    }
+
+    /// Counts a posted write that reads `range`.
+    pub(crate) fn post(&mut self, block: BlockNumber, range: &Range<usize>) -> Checked<()> {
+        self.change_posted(block, range, "post", |posted| posted.checked_add(1))
+    }
+
+    /// The write has completed.
+    pub(crate) fn unpost(&mut self, block: BlockNumber, range: &Range<usize>) -> Checked<()> {
+        self.change_posted(block, range, "completion", |posted| posted.checked_sub(1))
+    }
+
+    fn change_posted(
+        &mut self,
+        block: BlockNumber,
+        range: &Range<usize>,
+        what: &str,
+        change: impl Fn(u32) -> Option<u32>,
+    ) -> Checked<()> {
+        let found = self.allocations.range_mut((block, 0)..=(block, range.start)).next_back();
+        if let Some((_, owned)) = found
+            && range.end <= owned.end
+            && owned.owner == Owner::User
+            && let Some(posted) = change(owned.posted)
+        {
+            owned.posted = posted;
+            return Ok(());
+        }
+        broken(format!("{what} of a write from {block} {range:?}, which is not the user's"))
+    }
+
+    /// Checks that the fabric may read `range` for a posted write.
+    pub(crate) fn check_read(&self, block: BlockNumber, range: &Range<usize>) -> Checked<()> {
+        match self.covering(block, range) {
+            Some(Owned { owner: Owner::User, posted: 1.., .. }) => Ok(()),
+            other => broken(format!("the fabric reads {block} {range:?}, which is {}", describe(other))),
+        }
+    }
+
+    /// Checks that a peer's write posted under `posted_under` may touch `range`.
+    pub(crate) fn check_write(
+        &self,
+        block: BlockNumber,
+        range: &Range<usize>,
+        posted_under: PostedUnder,
+    ) -> Checked<()> {
+        match self.covering(block, range) {
+            Some(Owned { owner: Owner::Granted(grant), .. }) if posted_under.allows(*grant) => Ok(()),
+            other => broken(format!(
+                "a peer's write, posted under {posted_under:?}, lands in {block} {range:?}, which is {}",
+                describe(other)
+            )),
+        }
+    }
+}
+
+fn describe(owned: Option<&Owned>) -> String {
+    match owned {
+        None => "the pool's, or not of one owner".into(),
+        Some(owned) => format!("{:?} of {} with {} posted", owned.owner, owned.node, owned.posted),
+    }
+}
+
+/// Reports the ownership changes of one node's pools.
+pub(crate) struct NodeObserver {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) node: NodeId,
+}
+
+impl fmt::Debug for NodeObserver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NodeObserver").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+impl NodeObserver {
+    fn change(&self, span: &Span, change: impl FnOnce(&mut Owners, BlockNumber) -> (Checked<()>, Event)) {
+        let mut owners = self.shared.owners();
+        if owners.dead.contains(&self.node) {
+            return;
+        }
+        let block = owners.block(span.block);
+        let (result, event) = change(&mut owners, block);
+        drop(owners);
+        self.shared.record(event);
+        self.shared.check(result);
+    }
+
+    fn place(&self, span: &Span) -> (NodeId, usize, usize) {
+        (self.node, span.range.start, span.range.len())
+    }
+}
+
+impl MemoryObserver for NodeObserver {
+    fn allocated(&self, span: &Span) {
+        let (node, offset, length) = self.place(span);
+        self.change(span, |owners, block| {
+            let event = Event::Allocated { node, block, offset, length };
+            (owners.allocated(node, block, &span.range), event)
+        });
+    }
+
+    fn freed(&self, span: &Span) {
+        let (node, offset, length) = self.place(span);
+        self.change(span, |owners, block| {
+            (owners.freed(block, &span.range), Event::Freed { node, block, offset, length })
+        });
+    }
+
+    fn granted(&self, span: &Span, grant: GrantId) {
+        let (node, offset, length) = self.place(span);
+        self.change(span, |owners, block| {
+            let grant = owners.grant(grant);
+            let event = Event::Granted { node, block, offset, length, grant };
+            (owners.granted(block, &span.range, grant), event)
+        });
+    }
+
+    fn grant_ended(&self, span: &Span, grant: GrantId, end: Option<GrantEnd>) {
+        self.change(span, |owners, block| {
+            let grant = owners.grant(grant);
+            let event = Event::GrantEnded { node: self.node, grant, how: name_of(end) };
+            (owners.grant_ended(block, &span.range, grant, end.is_none()), event)
+        });
+        if end.is_some() {
+            self.shared.check_no_write_in_flight(self.node, span);
+        }
+    }
+}
+
+fn name_of(end: Option<GrantEnd>) -> &'static str {
+    match end {
+        None => "leaked",
+        Some(GrantEnd::Content) => "content",
+        Some(GrantEnd::MetaDataResponse) => "metadata response",
+        Some(GrantEnd::ErrorStatus) => "error status",
+        Some(GrantEnd::CancelAck) => "cancel acknowledged",
+        Some(GrantEnd::NeverSent) => "never sent",
+        Some(GrantEnd::QueuePairDrained) => "queue pair drained",
+        Some(_) => "other",
+    }
+}

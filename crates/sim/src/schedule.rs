@@ -1,0 +1,172 @@
+//! Which event is next.
+
+use std::{task::Waker, time::Duration};
+
+use crate::{
+    Violation,
+    clock::Action,
+    ids::{EndpointId, NodeId, SessionId, TaskId},
+    trace::Event,
+    world::{Shared, State},
+};
+
+/// One enabled event, taken.
+#[derive(Debug)]
+pub(crate) enum Step {
+    Task(TaskId),
+    Action(Action),
+    Timer(NodeId, u64, Waker),
+    Read(EndpointId),
+    Land(EndpointId),
+    Deliver(EndpointId),
+    Complete(EndpointId),
+    Frame(SessionId),
+}
+
+/// A group of enabled events of equal weight.
+enum Group {
+    Tasks(usize),
+    Actions(usize),
+    Timers(usize),
+    Wire(WireStep, EndpointId),
+    Frame(SessionId),
+}
+
+/// The steps of a write, as the endpoint that posted it offers them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum WireStep {
+    Read,
+    Land,
+    Deliver,
+    Complete,
+}
+
+/// What is enabled now, and when the next thing will be.
+struct Enabled {
+    groups: Vec<(u64, Group)>,
+    next: Option<Duration>,
+}
+
+impl Enabled {
+    fn push(&mut self, weight: u32, count: usize, group: Group) {
+        if count > 0 {
+            self.groups.push((u64::from(weight) * count as u64, group));
+        }
+    }
+
+    fn later(&mut self, at: Duration) {
+        self.next = Some(self.next.map_or(at, |next| next.min(at)));
+    }
+
+    /// Adds one event that is possible from `at` on.
+    fn offer(&mut self, now: Duration, at: Duration, weight: u32, group: Group) {
+        if at <= now {
+            self.push(weight, 1, group);
+        } else {
+            self.later(at);
+        }
+    }
+}
+
+impl Shared {
+    /// Takes the next event; lets time pass until there is one.
+    pub(crate) fn choose(&self) -> Result<Step, Violation> {
+        self.jitter();
+        loop {
+            let mut state = self.state();
+            let now = self.now();
+            let enabled = self.enabled(&state, now);
+            if let Some(group) = pick(&mut state, enabled.groups) {
+                if let Some(step) = take(&mut state, now, group) {
+                    return Ok(step);
+                }
+                continue;
+            }
+            self.advance(&state, enabled.next)?;
+        }
+    }
+
+    /// Nothing is enabled: time passes, unless that would only let deadlines pass.
+    fn advance(&self, state: &State, wire: Option<Duration>) -> Result<(), Violation> {
+        let agenda = &state.agenda;
+        let next = [wire, agenda.next_action(), agenda.next_timer()].into_iter().flatten().min();
+        let Some(next) = next else {
+            let open = self.ledger().describe_open();
+            return Err(Violation::Stuck(format!("nothing is enabled, the scenario is unfinished; {open}")));
+        };
+        let ledger = self.ledger();
+        if wire.is_none() && agenda.only_deadlines() && ledger.is_open() {
+            let open = ledger.describe_open();
+            return Err(Violation::Stuck(format!("only deadlines are left to wait for; {open}")));
+        }
+        self.advance_to(next);
+        Ok(())
+    }
+
+    fn jitter(&self) {
+        let mut state = self.state();
+        if state.rng.chance(self.swarm.jitter_of_256, 256) {
+            let passed = state.rng.duration(self.swarm.jitter_max);
+            self.advance_to(self.now() + passed);
+            self.record(Event::Jitter);
+        }
+    }
+
+    fn enabled(&self, state: &State, now: Duration) -> Enabled {
+        let swarm = &self.swarm;
+        let mut enabled = Enabled { groups: Vec::new(), next: None };
+        let ready = state.tasks.ready.length();
+        enabled.push(swarm.task_weight, ready, Group::Tasks(ready));
+        let actions = state.agenda.due_actions(now);
+        enabled.push(swarm.timer_weight, actions, Group::Actions(actions));
+        let timers = state.agenda.due_timers(now);
+        enabled.push(swarm.timer_weight, timers, Group::Timers(timers));
+        for (number, endpoint) in state.endpoints.iter().enumerate() {
+            let id = EndpointId(number as u32);
+            endpoint.offers(&state.endpoints, |step, at| {
+                enabled.offer(now, at, swarm.wire_weight, Group::Wire(step, id));
+            });
+        }
+        state.control.offers(|session, at| {
+            enabled.offer(now, at, swarm.control_weight, Group::Frame(session));
+        });
+        enabled
+    }
+}
+
+fn pick(state: &mut State, groups: Vec<(u64, Group)>) -> Option<Group> {
+    let total: u64 = groups.iter().map(|(weight, _)| weight).sum();
+    let mut left = state.rng.below(usize::try_from(total).unwrap_or(usize::MAX)) as u64;
+    for (weight, group) in groups {
+        if left < weight {
+            return Some(group);
+        }
+        left -= weight;
+    }
+    None
+}
+
+/// `None` when the event turns out to be void: a wake-up of a task that is gone.
+fn take(state: &mut State, now: Duration, group: Group) -> Option<Step> {
+    match group {
+        Group::Tasks(count) => {
+            let index = state.rng.below(count);
+            let task = state.tasks.ready.take(index);
+            state.tasks.exists(task).then_some(Step::Task(task))
+        }
+        Group::Actions(count) => {
+            let index = state.rng.below(count);
+            state.agenda.take_action(now, index).map(Step::Action)
+        }
+        Group::Timers(count) => {
+            let index = state.rng.below(count);
+            let (node, timer, waker) = state.agenda.take_timer(now, index)?;
+            Some(Step::Timer(node, timer, waker))
+        }
+        Group::Wire(WireStep::Read, endpoint) => Some(Step::Read(endpoint)),
+        Group::Wire(WireStep::Land, endpoint) => Some(Step::Land(endpoint)),
+        Group::Wire(WireStep::Deliver, endpoint) => Some(Step::Deliver(endpoint)),
+        Group::Wire(WireStep::Complete, endpoint) => Some(Step::Complete(endpoint)),
+        Group::Frame(session) => Some(Step::Frame(session)),
+    }
+}

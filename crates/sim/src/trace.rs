@@ -1,0 +1,117 @@
+//! What happened, in order, as one number and as the last few lines.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    hash::{Hash, Hasher},
+    time::Duration,
+};
+
+use crate::ids::{BlockNumber, EndpointId, GrantNumber, NodeId, OperationId, SessionId, TaskId};
+
+/// One thing that happened. Holds nothing that differs between two runs of a seed: no addresses, no
+/// process-wide numbers.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // the names say it
+#[non_exhaustive]
+pub enum Event {
+    Started { node: NodeId },
+    Crashed { node: NodeId },
+    LinkLost { from: NodeId, to: NodeId, control: bool },
+    Spawned { node: NodeId, task: TaskId, name: &'static str },
+    Polled { task: TaskId, finished: bool },
+    Fired { node: NodeId, timer: u64 },
+    Jitter,
+    Allocated { node: NodeId, block: BlockNumber, offset: usize, length: usize },
+    Freed { node: NodeId, block: BlockNumber, offset: usize, length: usize },
+    Granted { node: NodeId, block: BlockNumber, offset: usize, length: usize, grant: GrantNumber },
+    GrantEnded { node: NodeId, grant: GrantNumber, how: &'static str },
+    Connected { endpoint: EndpointId, node: NodeId, peer: EndpointId },
+    ConnectFailed { endpoint: EndpointId },
+    Posted { endpoint: EndpointId, write: u64, length: u64, immediate: Option<u32> },
+    Read { endpoint: EndpointId, write: u64, offset: usize, length: usize },
+    Landed { endpoint: EndpointId, write: u64, offset: usize, length: usize, content: u64 },
+    Delivered { endpoint: EndpointId, write: u64, immediate: Option<u32> },
+    Completed { endpoint: EndpointId, write: u64, ok: bool },
+    Failed { endpoint: EndpointId, why: &'static str },
+    Closing { endpoint: EndpointId },
+    Flushed { endpoint: EndpointId },
+    Drained { endpoint: EndpointId },
+    Dialled { session: SessionId, node: NodeId, peer: Option<NodeId> },
+    ControlSent { session: SessionId, length: usize, content: u64 },
+    ControlDelivered { session: SessionId, length: usize },
+    ControlEnded { session: SessionId, orderly: bool },
+    Began { operation: OperationId, node: NodeId },
+    Ended { operation: OperationId, outcome: &'static str },
+}
+
+/// FNV-1a over the fields of the events.
+#[derive(Debug, Clone)]
+pub(crate) struct Fnv(u64);
+
+impl Fnv {
+    pub(crate) fn new() -> Self {
+        Self(0xCBF2_9CE4_8422_2325)
+    }
+
+    /// The hash of `bytes` alone.
+    pub(crate) fn of(bytes: &[u8]) -> u64 {
+        let mut hasher = Self::new();
+        hasher.write(bytes);
+        hasher.finish()
+    }
+}
+
+impl Hasher for Fnv {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x100_0000_01B3);
+        }
+    }
+}
+
+/// The running hash and the tail of the history.
+#[derive(Debug)]
+pub(crate) struct Trace {
+    hash: Fnv,
+    events: u64,
+    tail: VecDeque<(Duration, Event)>,
+    tail_length: usize,
+}
+
+impl Trace {
+    pub(crate) fn new(tail_length: usize) -> Self {
+        Self { hash: Fnv::new(), events: 0, tail: VecDeque::new(), tail_length }
+    }
+
+    pub(crate) fn record(&mut self, at: Duration, event: Event) {
+        at.hash(&mut self.hash);
+        event.hash(&mut self.hash);
+        self.events += 1;
+        if self.tail.len() == self.tail_length {
+            self.tail.pop_front();
+        }
+        self.tail.push_back((at, event));
+    }
+
+    pub(crate) fn hash(&self) -> u64 {
+        self.hash.finish()
+    }
+
+    pub(crate) fn events(&self) -> u64 {
+        self.events
+    }
+
+    pub(crate) fn tail(&self) -> Vec<(Duration, Event)> {
+        self.tail.iter().cloned().collect()
+    }
+}
+
+/// A line of the report.
+pub(crate) fn line(f: &mut fmt::Formatter<'_>, number: u64, at: Duration, event: &Event) -> fmt::Result {
+    writeln!(f, "  {number:>8}  {:>12.6} ms  {event:?}", at.as_secs_f64() * 1e3)
+}

@@ -1,0 +1,230 @@
+//! What happens to a write: its pieces are read and land, its immediate is delivered, it completes.
+
+use memory::{
+    BlockId, RemoteTarget,
+    copy::{CopyReason, copy_bytes},
+};
+use verbs_reactor::{Arrival, FabricError, FabricKind, PeerViolation, Purpose, WorkRequest};
+
+use crate::{
+    Violation,
+    clock::Action,
+    endpoint::{PieceState, SourceSpan},
+    ids::{BlockNumber, EndpointId},
+    owners::PostedUnder,
+    trace::{Event, Fnv},
+    world::{Shared, State},
+};
+
+/// What the check of a landing piece found.
+type Landing = Result<(RemoteTarget, Purpose), PeerViolation>;
+
+impl Shared {
+    /// Reads one random unread piece of the source, through the slot that must still own it.
+    pub(crate) fn read_piece(&self, id: EndpointId) {
+        let mut state = self.state();
+        let index = state.endpoints[id.index()].outbound.unread;
+        let nth = state.rng.below(index);
+        let direct = state.rng.chance(self.swarm.direct_of_256, 256);
+        let later = self.now() + self.swarm.delay(&mut state.rng, self.swarm.latency_max);
+        let endpoint = &mut state.endpoints[id.index()];
+        endpoint.outbound.read_at = later;
+        let core = endpoint.core.clone();
+        let Some((write, piece)) = endpoint.outbound.nth_piece(nth, false) else { return };
+        let write = &endpoint.outbound.writes[write];
+        let (number, key, source) = (write.number, write.key, write.source.clone());
+        let range = write.pieces[piece].range.clone();
+        drop(state);
+
+        let request = core.slots().request(key);
+        let Some(WorkRequest::Write { local, .. }) = request else {
+            let text = format!("{id} write {number}: its source was let go before the write completed");
+            return self.violated(Violation::Memory(text));
+        };
+        self.check_source(source.as_ref(), &range);
+        let mut bytes = vec![0; range.len()];
+        copy_bytes(&mut bytes, &local[range.clone()], CopyReason::SimPiece);
+        drop(local);
+        let event = Event::Read { endpoint: id, write: number, offset: range.start, length: range.len() };
+        self.record(event);
+
+        let mut state = self.state();
+        let outbound = &mut state.endpoints[id.index()].outbound;
+        if let Some(write) = outbound.by_number(number) {
+            write.pieces[piece].state = PieceState::Carried(bytes);
+            outbound.unread -= 1;
+            outbound.carried += 1;
+        }
+        if direct
+            && peer_of(&state, id).is_some_and(|peer| state.endpoints[peer.index()].phase.is_reachable())
+        {
+            drop(state);
+            self.land(id, number, piece);
+        }
+    }
+
+    /// The number of `block` if its pool is observed, as every pool must be unless the scenario says otherwise.
+    pub(crate) fn observed(&self, block: BlockId) -> Option<BlockNumber> {
+        let number = self.owners().observed(block);
+        if number.is_none() && !self.state().allowed.unobserved_memory {
+            let text = "a pool is not observed: make it with the node's observer".to_owned();
+            self.violated(Violation::Scenario(text));
+        }
+        number
+    }
+
+    fn check_source(&self, source: Option<&SourceSpan>, range: &std::ops::Range<usize>) {
+        if let Some(SourceSpan { block, range: whole }) = source {
+            let part = whole.start + range.start..whole.start + range.end;
+            self.check(self.owners().check_read(*block, &part));
+        }
+    }
+
+    /// Lands one random piece that is under way.
+    pub(crate) fn land_piece(&self, id: EndpointId) {
+        let mut state = self.state();
+        let count = state.endpoints[id.index()].outbound.carried;
+        let nth = state.rng.below(count);
+        let later = self.now() + self.swarm.delay(&mut state.rng, self.swarm.latency_max);
+        let outbound = &mut state.endpoints[id.index()].outbound;
+        outbound.land_at = later;
+        let Some((write, piece)) = outbound.nth_piece(nth, true) else { return };
+        let number = outbound.writes[write].number;
+        drop(state);
+        self.land(id, number, piece);
+    }
+
+    fn land(&self, id: EndpointId, number: u64, piece: usize) {
+        let mut state = self.state();
+        let strict = !state.allowed.refusals;
+        let Some(peer) = peer_of(&state, id) else { return };
+        let domain = state.endpoints[peer.index()].domain.clone();
+        let outbound = &mut state.endpoints[id.index()].outbound;
+        outbound.carried -= 1;
+        let Some(write) = outbound.by_number(number) else { return };
+        let state_before = std::mem::replace(&mut write.pieces[piece].state, PieceState::Landed);
+        let range = write.pieces[piece].range.clone();
+        let (PieceState::Carried(bytes), Some(remote)) = (state_before, &mut write.remote) else { return };
+        let landing = match &remote.target {
+            Some(target) => Ok((target.clone(), domain.purpose(remote.range.region))),
+            None => domain.table.write_target(&remote.range, remote.key),
+        };
+        remote.target = landing.as_ref().ok().map(|(target, _)| target.clone());
+        let posted_under = if strict { remote.posted_under } else { PostedUnder::Unchecked };
+        let place = domain.place(&remote.range, &range);
+        drop(state);
+
+        if landing.is_ok()
+            && let Some((block, place)) = place
+            && let Some(block) = self.observed(block)
+        {
+            let checked = self.owners().check_write(block, &place, posted_under);
+            self.check(checked);
+        }
+        match write_piece(landing, range.start, &bytes) {
+            Ok(purpose) => {
+                let content = if purpose == Purpose::Messages { Fnv::of(&bytes) } else { 0 };
+                let (offset, length) = (range.start, range.len());
+                self.record(Event::Landed { endpoint: id, write: number, offset, length, content });
+            }
+            Err(violation) => self.refuse(id, peer, violation),
+        }
+    }
+
+    /// The target refused an access: the connection is over for both, nothing more of it lands.
+    fn refuse(&self, requester: EndpointId, target: EndpointId, reason: PeerViolation) {
+        if !self.state().allowed.refusals {
+            let text = format!("a write of {requester} to {target}: {reason}");
+            self.violated(match reason {
+                PeerViolation::NotGranted => Violation::Memory(text),
+                _ => Violation::Refused(text),
+            });
+        }
+        let kind = FabricKind::Sim;
+        self.break_both(
+            (target, FabricError::PeerMisbehaved { kind, violation: reason }),
+            (requester, FabricError::RemoteRefused { kind, reason }),
+        );
+    }
+
+    /// Ends a connection because of what `requester` did: the target knows at once, the requester later, after
+    /// the completions of what was delivered before.
+    fn break_both(&self, target: (EndpointId, FabricError), requester: (EndpointId, FabricError)) {
+        let mut state = self.state();
+        let later = self.now() + state.rng.duration(self.swarm.detection_max);
+        state.endpoints[requester.0.index()].outbound.cut(|| true);
+        state.agenda.plan(later, Action::Fail(requester.0, requester.1));
+        drop(state);
+        self.fail_endpoint(target.0, &target.1);
+    }
+
+    /// Delivers the next write's end to the target, in posting order.
+    pub(crate) fn deliver(&self, id: EndpointId) {
+        let mut state = self.state();
+        let later = self.now() + self.swarm.delay(&mut state.rng, self.swarm.latency_max);
+        let Some(peer) = peer_of(&state, id) else { return };
+        let core = state.endpoints[peer.index()].core.clone();
+        let depth = state.endpoints[peer.index()].config().receive_depth;
+        let outbound = &mut state.endpoints[id.index()].outbound;
+        outbound.deliver_at = later;
+        let Some(index) = outbound.next_delivery() else { return };
+        let write = &mut outbound.writes[index];
+        write.delivered = true;
+        let (number, length, immediate) = (write.number, write.length, write.immediate);
+        let refused = write.refused.is_some();
+        outbound.retire();
+        drop(state);
+        if refused {
+            return;
+        }
+        self.record(Event::Delivered { endpoint: id, write: number, immediate: immediate.map(|i| i.0) });
+        core.count_received(length);
+        let Some(immediate) = immediate else { return };
+        if let Err(error) = core.deliver(Arrival::Immediate { immediate, length }) {
+            if !self.state().allowed.receiver_not_ready {
+                let text = format!("{peer} has no receive (depth {depth}) for write {number} of {id}");
+                self.violated(Violation::ReceiverNotReady(text));
+            }
+            self.break_both((peer, error.clone()), (id, error));
+        }
+    }
+
+    /// Completes the oldest outstanding write.
+    pub(crate) fn complete(&self, id: EndpointId) {
+        let mut state = self.state();
+        let later = self.now() + self.swarm.delay(&mut state.rng, self.swarm.latency_max);
+        let endpoint = &mut state.endpoints[id.index()];
+        endpoint.outbound.complete_at = later;
+        let Some(index) = endpoint.outbound.next_completion(endpoint.completes_after_reading) else { return };
+        let core = endpoint.core.clone();
+        let write = &mut endpoint.outbound.writes[index];
+        write.completed = true;
+        let (number, key, length) = (write.number, write.key, write.length);
+        let (source, result) = (write.source.take(), write.refused.clone().map_or(Ok(()), Err));
+        endpoint.outbound.retire();
+        drop(state);
+        self.release(source);
+        self.record(Event::Completed { endpoint: id, write: number, ok: result.is_ok() });
+        core.complete(key, length, result);
+    }
+
+    /// The writes that read `sources` have ended.
+    pub(crate) fn release(&self, sources: impl IntoIterator<Item = SourceSpan>) {
+        for SourceSpan { block, range } in sources {
+            let released = self.owners().unpost(block, &range);
+            self.check(released);
+        }
+    }
+}
+
+fn write_piece(landing: Landing, offset: usize, bytes: &[u8]) -> Result<Purpose, PeerViolation> {
+    let (target, purpose) = landing?;
+    match target.write_at(offset, bytes, CopyReason::SimPiece) {
+        Ok(()) => Ok(purpose),
+        Err(_) => Err(PeerViolation::NotGranted),
+    }
+}
+
+pub(crate) fn peer_of(state: &State, id: EndpointId) -> Option<EndpointId> {
+    state.endpoints.get(id.index())?.peer
+}

@@ -1,0 +1,488 @@
+//! The world: everything that one seed decides, and the loop that lets it happen.
+
+use std::{
+    any::Any,
+    fmt,
+    future::Future,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use crate::{
+    Failure, Node, Pattern, Rng, SimRuntime, Summary, Swarm, Violation,
+    clock::{Action, Agenda},
+    control::ControlState,
+    endpoint::Endpoint,
+    executor::Tasks,
+    ids::{NodeId, TaskId},
+    ledger::Ledger,
+    owners::Owners,
+    schedule::Step,
+    trace::{Event, Trace},
+};
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Things to drop after the world's lock is released, because their destructors call back into it.
+pub(crate) type Trash = Vec<Box<dyn Any + Send>>;
+
+/// A fault that a scenario injects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The node's process dies: its tasks are dropped, its queue pairs and sessions end, peers see it after a
+    /// random, bounded time.
+    Crash(NodeId),
+    /// The queue pairs between two nodes break; both stay alive.
+    LoseLink(NodeId, NodeId),
+    /// The control sessions between two nodes break; both stay alive.
+    LoseControl(NodeId, NodeId),
+}
+
+/// What a scenario allows because it does it on purpose.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Allowed {
+    /// Accesses that the target refuses (hostile peers).
+    pub refusals: bool,
+    /// Immediates without a receive.
+    pub receiver_not_ready: bool,
+    /// Pools without the node's observer.
+    pub unobserved_memory: bool,
+}
+
+pub(crate) struct NodeState {
+    pub(crate) address: String,
+    pub(crate) alive: bool,
+    pub(crate) rng: Rng,
+}
+
+/// What changes under the scheduler's lock. Nothing that can call back into the world is called or dropped
+/// while it is held.
+pub(crate) struct State {
+    pub(crate) rng: Rng,
+    pub(crate) nodes: Vec<NodeState>,
+    pub(crate) tasks: Tasks,
+    pub(crate) agenda: Agenda,
+    pub(crate) endpoints: Vec<Endpoint>,
+    pub(crate) control: ControlState,
+    pub(crate) allowed: Allowed,
+    /// Faults planned for a number of events.
+    triggers: Vec<(u64, Fault)>,
+}
+
+impl State {
+    pub(crate) fn is_alive(&self, node: NodeId) -> bool {
+        self.nodes.get(node.index()).is_some_and(|node| node.alive)
+    }
+}
+
+pub(crate) struct Shared {
+    me: Weak<Shared>,
+    pub(crate) seed: u64,
+    pub(crate) swarm: Swarm,
+    now_nanos: AtomicU64,
+    trace: Mutex<Trace>,
+    failure: Mutex<Option<Violation>>,
+    owners: Mutex<Owners>,
+    ledger: Mutex<Ledger>,
+    state: Mutex<State>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("World").field("seed", &self.seed).field("now", &self.now()).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// For what outlives a call.
+    pub(crate) fn strong(&self) -> Option<Arc<Self>> {
+        self.me.upgrade()
+    }
+
+    pub(crate) fn owners(&self) -> MutexGuard<'_, Owners> {
+        lock(&self.owners)
+    }
+
+    pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        lock(&self.ledger)
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        Duration::from_nanos(self.now_nanos.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn advance_to(&self, at: Duration) {
+        let nanos = u64::try_from(at.as_nanos()).unwrap_or(u64::MAX);
+        self.now_nanos.fetch_max(nanos, Ordering::Relaxed);
+    }
+
+    pub(crate) fn record(&self, event: Event) {
+        lock(&self.trace).record(self.now(), event);
+    }
+
+    /// The first violation ends the run; later ones are its consequences.
+    pub(crate) fn violated(&self, violation: Violation) {
+        lock(&self.failure).get_or_insert(violation);
+    }
+
+    pub(crate) fn check(&self, result: Result<(), Violation>) {
+        if let Err(violation) = result {
+            self.violated(violation);
+        }
+    }
+
+    pub(crate) fn spawn(
+        &self,
+        node: NodeId,
+        name: &'static str,
+        task: verbs_reactor::BoxFuture<'static, ()>,
+    ) {
+        let mut state = self.state();
+        if !state.is_alive(node) {
+            drop(state);
+            drop(task);
+            return;
+        }
+        let id = state.tasks.spawn(node, task);
+        self.record(Event::Spawned { node, task: id, name });
+    }
+
+    fn poll_task(&self, id: TaskId) {
+        let Some(mut polling) = self.state().tasks.begin_poll(id) else { return };
+        let poll = || polling.future.as_mut().poll(&mut Context::from_waker(&polling.waker));
+        let finished = match catch_unwind(AssertUnwindSafe(poll)) {
+            Ok(Poll::Pending) => false,
+            Ok(Poll::Ready(())) => true,
+            Err(payload) => {
+                self.violated(Violation::Panicked(panic_text(payload.as_ref())));
+                true
+            }
+        };
+        self.record(Event::Polled { task: id, finished });
+        let mut state = self.state();
+        if finished {
+            state.tasks.finish(id);
+            drop(state);
+        } else if let Some(gone) = state.tasks.end_poll(id, polling.future) {
+            drop(state);
+            drop(gone);
+        }
+    }
+
+    fn execute(&self, step: Step) {
+        match step {
+            Step::Task(id) => self.poll_task(id),
+            Step::Action(action) => self.act(action),
+            Step::Timer(node, timer, waker) => {
+                self.record(Event::Fired { node, timer });
+                waker.wake();
+            }
+            Step::Read(endpoint) => self.read_piece(endpoint),
+            Step::Land(endpoint) => self.land_piece(endpoint),
+            Step::Deliver(endpoint) => self.deliver(endpoint),
+            Step::Complete(endpoint) => self.complete(endpoint),
+            Step::Frame(session) => self.deliver_frame(session),
+        }
+    }
+
+    fn act(&self, action: Action) {
+        match action {
+            Action::Connect(endpoint) => self.hand_over(endpoint),
+            Action::RefuseConnect(endpoint, error) => self.refuse_connect(endpoint, error),
+            Action::Fail(endpoint, error) => self.fail_endpoint(endpoint, &error),
+            Action::Flush(endpoint) => self.flush(endpoint),
+            Action::Drain(endpoint) => self.drain(endpoint),
+            Action::LoseSession(session) => self.lose_session(session),
+            Action::Fault(fault) => self.inject(fault),
+        }
+    }
+
+    fn due_trigger(&self) -> Option<Fault> {
+        let events = lock(&self.trace).events();
+        let mut state = self.state();
+        let index = state.triggers.iter().position(|(at, _)| *at <= events)?;
+        Some(state.triggers.swap_remove(index).1)
+    }
+
+    fn failure(&self) -> Option<Failure> {
+        let violation = lock(&self.failure).clone()?;
+        let trace = lock(&self.trace);
+        Some(Failure {
+            seed: self.seed,
+            violation,
+            hash: trace.hash(),
+            events: trace.events(),
+            at: self.now(),
+            tail: trace.tail(),
+            swarm: format!("{:?}", self.swarm),
+            replay: format!(
+                "SIM_SEED={} cargo test -p tensorwire-sim --test seeds -- --nocapture",
+                self.seed
+            ),
+        })
+    }
+
+    /// One event. What nobody explains ends the run.
+    fn step(&self) {
+        if let Some(fault) = self.due_trigger() {
+            return self.inject(fault);
+        }
+        match self.choose() {
+            Ok(step) => self.execute(step),
+            Err(violation) => self.violated(violation),
+        }
+        if lock(&self.trace).events() > self.swarm.events_max {
+            let open = self.ledger().describe_open();
+            self.violated(Violation::Endless(format!("{} events; {open}", self.swarm.events_max)));
+        }
+    }
+}
+
+fn panic_text(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| payload.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without text".into())
+}
+
+/// One simulated cluster, on the thread that runs it.
+///
+/// Each step picks one enabled event by the seed's random numbers: a woken task runs, a piece of a write is
+/// read or lands, an arrival, completion or control frame is delivered, a due timer or planned fault fires.
+/// Virtual time moves when nothing else is enabled, to the next moment something waits for, and now and then
+/// by a bounded jitter.
+///
+/// **Stuck**: the run fails when nothing is enabled at any time; or when an operation of the ledger is open and
+/// all that is left to wait for are sleeps that were asked for with at least
+/// [`Swarm::deadline_at_least`] (deadlines, liveness, tombstones): those bound a failure, they are not progress.
+pub struct World {
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shared.fmt(f)
+    }
+}
+
+/// Events kept for a report, unless `SIM_TAIL` says otherwise.
+const TAIL: usize = 60;
+
+impl World {
+    /// A world whose knobs `seed` draws too.
+    pub fn new(seed: u64) -> Self {
+        let swarm = Swarm::draw(&mut Rng::new(seed).fork(1));
+        Self::with_swarm(seed, swarm)
+    }
+
+    /// A world with given knobs.
+    pub fn with_swarm(seed: u64, swarm: Swarm) -> Self {
+        let rng = Rng::new(seed);
+        let operator = NodeState { address: "operator".into(), alive: true, rng: rng.fork(2) };
+        let state = State {
+            rng: rng.fork(3),
+            nodes: vec![operator],
+            tasks: Tasks::default(),
+            agenda: Agenda::default(),
+            endpoints: Vec::new(),
+            control: ControlState::default(),
+            allowed: Allowed::default(),
+            triggers: Vec::new(),
+        };
+        let tail = std::env::var("SIM_TAIL").ok().and_then(|text| text.parse().ok()).unwrap_or(TAIL);
+        let shared = Arc::new_cyclic(|me| Shared {
+            me: me.clone(),
+            seed,
+            swarm,
+            now_nanos: AtomicU64::new(0),
+            trace: Mutex::new(Trace::new(tail)),
+            failure: Mutex::default(),
+            owners: Mutex::default(),
+            ledger: Mutex::default(),
+            state: Mutex::new(state),
+        });
+        Self { shared }
+    }
+
+    /// What a scenario uses to act on the world.
+    pub fn handle(&self) -> Handle {
+        Handle { shared: self.shared.clone() }
+    }
+
+    /// Lets things happen until `scenario`, which runs on the [operator](NodeId::OPERATOR), gives its answer.
+    ///
+    /// # Errors
+    /// The first broken promise.
+    pub fn run<T: Send + 'static>(
+        &self,
+        scenario: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let answer = Arc::new(Mutex::new(None));
+        let slot = answer.clone();
+        let task = async move {
+            let value = scenario.await;
+            *lock(&slot) = Some(value);
+        };
+        self.shared.spawn(NodeId::OPERATOR, "scenario", Box::pin(task));
+        loop {
+            if let Some(failure) = self.shared.failure() {
+                return Err(failure);
+            }
+            if let Some(value) = lock(&answer).take() {
+                return Ok(value);
+            }
+            self.shared.step();
+        }
+    }
+
+    /// Ends the world and checks what must hold at the end: no operation is open.
+    ///
+    /// # Errors
+    /// The broken promise.
+    pub fn finish(self) -> Result<Summary, Failure> {
+        let shared = &self.shared;
+        let (done, failed, crashes) = {
+            let ledger = shared.ledger();
+            if ledger.is_open() {
+                let open = ledger.describe_open();
+                shared.violated(Violation::Operation(format!("the scenario is over, but {open}")));
+            }
+            (ledger.done, ledger.failed, ledger.crashes)
+        };
+        if let Some(failure) = shared.failure() {
+            return Err(failure);
+        }
+        let trace = lock(&shared.trace);
+        Ok(Summary {
+            seed: shared.seed,
+            hash: trace.hash(),
+            events: trace.events(),
+            at: shared.now(),
+            operations_done: done,
+            operations_failed: failed,
+            crashes,
+            leaks: shared.owners().leaks,
+        })
+    }
+}
+
+impl Drop for World {
+    /// Breaks the circles (tasks hold the world that holds them) with everything already dead, so that nothing
+    /// acts any more.
+    fn drop(&mut self) {
+        let count = self.shared.state().nodes.len() as u32;
+        (0..count).for_each(|node| self.shared.owners().forget_node(NodeId(node)));
+        let mut state = self.shared.state();
+        state.nodes.iter_mut().for_each(|node| node.alive = false);
+        let mut trash: Trash = Vec::new();
+        trash.push(Box::new(state.tasks.remove_node(None)));
+        trash.push(Box::new(state.agenda.remove_node(None)));
+        trash.push(Box::new(state.agenda.clear_actions()));
+        trash.push(Box::new(std::mem::take(&mut state.endpoints)));
+        trash.push(Box::new(std::mem::take(&mut state.control)));
+        drop(state);
+        drop(trash);
+    }
+}
+
+/// A scenario's grip on the world. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Handle {
+    shared: Arc<Shared>,
+}
+
+/// A node at that address is alive.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("a living node has the address `{0}`; crash it first")]
+pub struct AddressInUse(pub String);
+
+impl Handle {
+    /// Starts a node at `address`: a new one, or a new incarnation after a crash.
+    ///
+    /// # Errors
+    /// [`AddressInUse`].
+    pub fn start_node(&self, address: &str) -> Result<Node, AddressInUse> {
+        let mut state = self.shared.state();
+        if state.nodes.iter().any(|node| node.alive && node.address == address) {
+            return Err(AddressInUse(address.to_owned()));
+        }
+        let id = NodeId(state.nodes.len() as u32);
+        let rng = Rng::new(self.shared.seed).fork(1000 + u64::from(id.0));
+        state.nodes.push(NodeState { address: address.to_owned(), alive: true, rng });
+        drop(state);
+        self.shared.record(Event::Started { node: id });
+        self.shared.ledger().healed(address, self.shared.now());
+        Ok(Node::new(self.shared.clone(), id, address))
+    }
+
+    /// Injects `fault` now.
+    pub fn inject(&self, fault: Fault) {
+        self.shared.inject(fault);
+    }
+
+    /// Injects `fault` after `delay` of virtual time. A planned fault counts as something to wait for.
+    pub fn inject_after(&self, delay: Duration, fault: Fault) {
+        let at = self.shared.now() + delay;
+        self.shared.state().agenda.plan(at, Action::Fault(fault));
+    }
+
+    /// Injects `fault` once the world has seen `events` more events. Does not count as something to wait for.
+    pub fn inject_at_event(&self, events: u64, fault: Fault) {
+        let at = lock(&self.shared.trace).events() + events;
+        self.shared.state().triggers.push((at, fault));
+    }
+
+    /// Allows what the scenario does on purpose.
+    pub fn allow(&self, allowed: Allowed) {
+        self.shared.state().allowed = allowed;
+    }
+
+    /// Ends the run with the scenario's own finding.
+    pub fn fail(&self, violation: Violation) {
+        self.shared.violated(violation);
+    }
+
+    /// The operator's runtime: time and random numbers that no crash takes away.
+    pub fn runtime(&self) -> Arc<SimRuntime> {
+        Arc::new(SimRuntime::new(self.shared.clone(), NodeId::OPERATOR))
+    }
+
+    /// The seed's contents.
+    pub fn pattern(&self) -> Pattern {
+        Pattern::new(self.shared.seed)
+    }
+
+    /// The knobs.
+    pub fn swarm(&self) -> &Swarm {
+        &self.shared.swarm
+    }
+
+    /// The seed.
+    pub fn seed(&self) -> u64 {
+        self.shared.seed
+    }
+
+    /// Virtual time.
+    pub fn now(&self) -> Duration {
+        self.shared.now()
+    }
+
+    /// Checks that `bytes` are the content of `transfer` (S2); a difference ends the run.
+    pub fn verify(&self, transfer: u64, bytes: &[u8]) {
+        if let Err(mismatch) = self.pattern().verify(transfer, bytes) {
+            self.fail(Violation::Data(mismatch.to_string()));
+        }
+    }
+}
