@@ -1,6 +1,6 @@
 //! What can go wrong, one enum per layer.
 
-use crate::{Status, limits::NAME_BYTES_MAX};
+use crate::{ChannelError, Status, limits::NAME_BYTES_MAX};
 
 /// Why a receive has no value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -24,6 +24,12 @@ pub enum TransferError {
         /// Its length in bytes.
         length: usize,
     },
+}
+
+impl From<ChannelError> for TransferError {
+    fn from(error: ChannelError) -> Self {
+        Self::PeerLost { reason: error.0 }
+    }
 }
 
 /// A rule of the protocol that the peer broke. Its connection is over; nothing else is affected.

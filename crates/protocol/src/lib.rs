@@ -1,8 +1,31 @@
 //! Tensorwire's transfer protocol: the receiver asks, the sender answers, sending is passive.
+//!
+//! This crate names no runtime, socket, clock or allocator. What it needs from the world are the traits of
+//! [`channel`]: a [`Channel`] that writes into the peer, an [`Allocator`] for destinations and a [`Source`] of
+//! values. Everything else is plain data with methods ([`credit`], [`metadata`], the request and response
+//! tables) and two async fns that read like the sequence diagrams of `tensorflow-verbs.md` §3.6:
+//! [`Connection::receive`] and [`Connection::respond`].
+//!
+//! | message | direction | type |
+//! | --- | --- | --- |
+//! | TENSOR_REQUEST | receiver → sender | [`TensorRequest`] |
+//! | META_DATA_RESPONSE | sender → receiver | [`MetaDataResponse`] |
+//! | TENSOR_RE_REQUEST | receiver → sender | [`TensorReRequest`] |
+//! | ERROR_STATUS | sender → receiver | [`ErrorStatus`] |
+//! | CANCEL / CANCEL_ACK | receiver ↔ sender | [`Message::Cancel`], [`Message::CancelAck`] |
+//!
+//! Content is one logical write whose immediate is the request index.
+//!
+//! Whoever owns a connection does three things: feeds every arrival to [`Connection::on_immediate`], runs the
+//! responses that come of it, and runs [`Connection::housekeeping`]. When the queue pair ends it calls
+//! [`Connection::fail`], destroys and drains the queue pair, and ends the loans that [`Connection::drain`]
+//! gives.
 
 #![forbid(unsafe_code)]
 
 pub mod channel;
+mod connection;
+mod counters;
 pub mod credit;
 pub mod error;
 pub mod key;
@@ -10,10 +33,13 @@ pub mod limits;
 pub mod message;
 pub mod metadata;
 mod request;
+mod response;
 pub mod status;
 pub mod wire;
 
 pub use channel::{Allocator, Channel, ChannelError, LentEnd, RingSpan, Source, Value};
+pub use connection::{ACKNOWLEDGEMENT_IMMEDIATE, Connection, MESSAGE_IMMEDIATE};
+pub use counters::{Counters, MessageCounts};
 pub use credit::{Agreed, Depths, Mode, Parameters};
 pub use error::{PeerMisbehaved, TransferError};
 pub use key::{DeviceName, InvalidDeviceName, InvalidKey, Key, KeyBuilder};
@@ -22,5 +48,6 @@ pub use message::{
     TensorRequest,
 };
 pub use metadata::{DataType, Metadata, MetadataCache, Shape, UnknownDataType};
+pub use request::Received;
 pub use status::{Code, Status};
 pub use wire::WireError;

@@ -1,5 +1,12 @@
 //! The wire format: round trips, refusals, and limits at their edges.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "the lints spare test functions, not their helpers"
+)]
+
 use proptest::prelude::*;
 use protocol::{
     Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Mode, Parameters,
@@ -374,7 +381,7 @@ fn unknown_enums_and_trailing_bytes_are_refused() {
         let expected = WireError::Unknown { field: "kind", value: kind.into() };
         assert_eq!(wire::decode(&bytes), Err(expected));
     }
-    let mut longer = cancel.clone();
+    let mut longer = cancel;
     longer.push(0);
     assert_eq!(wire::decode(&longer), Err(WireError::Trailing { bytes: 1 }));
     longer[0] += 1;

@@ -317,7 +317,7 @@ fn write_later_frame(writer: &mut Writer<'_>, frame: &ControlFrame) {
             write_region(writer, region);
         }
         ControlFrame::RegionAck { connection, region } => {
-            write_pair(writer, REGION_ACK, *connection, *region)
+            write_pair(writer, REGION_ACK, *connection, *region);
         }
         ControlFrame::RegionRemove { connection, region } => {
             write_pair(writer, REGION_REMOVE, *connection, *region);

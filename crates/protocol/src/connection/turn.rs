@@ -1,0 +1,111 @@
+//! Waiting in line: for room for a message, for a request entry, for a place among the contents under way.
+
+use std::{collections::BTreeMap, future::poll_fn, task::Poll, task::Waker};
+
+use super::{Connection, State};
+use crate::{Channel, ChannelError};
+
+/// What can be waited for in line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turnstile {
+    /// Window and ring room for a message.
+    Messages,
+    /// A free request entry.
+    Requests,
+    /// A place among the contents under way.
+    Contents,
+}
+
+impl Turnstile {
+    pub(super) const ALL: [Self; 3] = [Self::Messages, Self::Requests, Self::Contents];
+}
+
+/// Tasks in line, first come first served. As long as the futures that wait.
+#[derive(Debug, Default)]
+pub(super) struct WaitQueue {
+    next_ticket: u64,
+    waiting: BTreeMap<u64, Waker>,
+}
+
+impl WaitQueue {
+    /// Whether the holder of `ticket`, or a newcomer without one, is first.
+    fn is_turn(&self, ticket: Option<u64>) -> bool {
+        self.waiting.first_key_value().is_none_or(|(&first, _)| Some(first) == ticket)
+    }
+
+    /// Stands in line. Gives the waker that is replaced.
+    fn wait(&mut self, ticket: &mut Option<u64>, waker: &Waker) -> Option<Waker> {
+        let ticket = ticket.get_or_insert_with(|| {
+            self.next_ticket += 1;
+            self.next_ticket
+        });
+        self.waiting.insert(*ticket, waker.clone())
+    }
+
+    fn leave(&mut self, ticket: &mut Option<u64>) -> Option<Waker> {
+        ticket.take().and_then(|ticket| self.waiting.remove(&ticket))
+    }
+
+    pub(super) fn first(&self) -> Option<&Waker> {
+        self.waiting.first_key_value().map(|(_, waker)| waker)
+    }
+
+    pub(super) fn wakers(&self) -> impl Iterator<Item = Waker> {
+        self.waiting.values().cloned()
+    }
+}
+
+/// A place in line, given up when dropped.
+struct Place<'connection, C: Channel> {
+    connection: &'connection Connection<C>,
+    turnstile: Turnstile,
+    ticket: Option<u64>,
+}
+
+impl<C: Channel> Drop for Place<'_, C> {
+    fn drop(&mut self) {
+        if self.ticket.is_some() {
+            let mut state = self.connection.lock();
+            let waker = state.queue(self.turnstile).leave(&mut self.ticket);
+            self.connection.settle(state, None, None);
+            drop(waker);
+        }
+    }
+}
+
+impl<C: Channel> Connection<C> {
+    /// Waits in line at `turnstile` until `attempt` gives something. `attempt` runs under the connection's
+    /// lock, and changes nothing when it gives nothing.
+    ///
+    /// # Errors
+    /// The connection is over.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the place in line up; `attempt` has not given anything then.
+    pub(crate) async fn turn<T>(
+        &self,
+        turnstile: Turnstile,
+        mut attempt: impl FnMut(&mut State<C::Lent>) -> Option<T>,
+    ) -> Result<T, ChannelError> {
+        let mut place = Place { connection: self, turnstile, ticket: None };
+        poll_fn(|context| {
+            let mut state = self.lock();
+            if let Err(over) = state.failure() {
+                return Poll::Ready(Err(over));
+            }
+            if state.queue(turnstile).is_turn(place.ticket)
+                && let Some(value) = attempt(&mut state)
+            {
+                let waker = state.queue(turnstile).leave(&mut place.ticket);
+                self.settle(state, None, None);
+                drop(waker);
+                return Poll::Ready(Ok(value));
+            }
+            let replaced = state.queue(turnstile).wait(&mut place.ticket, context.waker());
+            drop(state);
+            drop(replaced);
+            Poll::Pending
+        })
+        .await
+    }
+}

@@ -1,0 +1,119 @@
+//! Counters of one connection.
+
+use std::fmt;
+
+use crate::Message;
+
+/// Messages by kind.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MessageCounts {
+    /// TENSOR_REQUEST.
+    pub tensor_request: u64,
+    /// META_DATA_RESPONSE.
+    pub meta_data_response: u64,
+    /// TENSOR_RE_REQUEST.
+    pub tensor_re_request: u64,
+    /// ERROR_STATUS.
+    pub error_status: u64,
+    /// CANCEL.
+    pub cancel: u64,
+    /// CANCEL_ACK.
+    pub cancel_ack: u64,
+}
+
+impl MessageCounts {
+    /// Of all kinds together.
+    pub fn total(&self) -> u64 {
+        self.tensor_request
+            + self.meta_data_response
+            + self.tensor_re_request
+            + self.error_status
+            + self.cancel
+            + self.cancel_ack
+    }
+
+    pub(crate) fn count(&mut self, message: &Message) {
+        let counter = match message {
+            Message::TensorRequest(_) => &mut self.tensor_request,
+            Message::MetaDataResponse(_) => &mut self.meta_data_response,
+            Message::TensorReRequest(_) => &mut self.tensor_re_request,
+            Message::ErrorStatus(_) => &mut self.error_status,
+            Message::Cancel(_) => &mut self.cancel,
+            Message::CancelAck(_) => &mut self.cancel_ack,
+        };
+        *counter += 1;
+    }
+}
+
+impl fmt::Display for MessageCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kinds = [
+            ("TENSOR_REQUEST", self.tensor_request),
+            ("META_DATA_RESPONSE", self.meta_data_response),
+            ("TENSOR_RE_REQUEST", self.tensor_re_request),
+            ("ERROR_STATUS", self.error_status),
+            ("CANCEL", self.cancel),
+            ("CANCEL_ACK", self.cancel_ack),
+        ];
+        write!(f, "{} messages", self.total())?;
+        let mut separator = " (";
+        for (name, count) in kinds.into_iter().filter(|&(_, count)| count > 0) {
+            write!(f, "{separator}{name} {count}")?;
+            separator = ", ";
+        }
+        if separator == ", " { f.write_str(")") } else { Ok(()) }
+    }
+}
+
+/// What a connection has sent and received so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Messages sent.
+    pub sent: MessageCounts,
+    /// Messages received.
+    pub received: MessageCounts,
+    /// Encoded bytes of the messages sent.
+    pub message_bytes_sent: u64,
+    /// Encoded bytes of the messages received.
+    pub message_bytes_received: u64,
+    /// Acknowledgements sent, one for each message received.
+    pub acknowledgements_sent: u64,
+    /// Acknowledgements received.
+    pub acknowledgements_received: u64,
+    /// Content writes posted.
+    pub contents_sent: u64,
+    /// Contents that arrived for an open request.
+    pub contents_received: u64,
+    /// Bytes of the contents sent.
+    pub content_bytes_sent: u64,
+    /// Bytes of the contents received.
+    pub content_bytes_received: u64,
+    /// Arrivals for unknown or finished requests, and arrivals after the end.
+    pub ignored: u64,
+}
+
+impl fmt::Display for Counters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "sent {} with {} bytes, {} acknowledgements, {} contents with {} bytes; ",
+            self.sent,
+            self.message_bytes_sent,
+            self.acknowledgements_sent,
+            self.contents_sent,
+            self.content_bytes_sent,
+        )?;
+        write!(
+            f,
+            "received {} with {} bytes, {} acknowledgements, {} contents with {} bytes; ignored {} arrivals",
+            self.received,
+            self.message_bytes_received,
+            self.acknowledgements_received,
+            self.contents_received,
+            self.content_bytes_received,
+            self.ignored,
+        )
+    }
+}

@@ -1,0 +1,215 @@
+//! The sender's half of a transfer.
+
+mod table;
+
+use std::{
+    future::{Future, poll_fn},
+    pin::pin,
+    sync::Arc,
+    task::{Poll, Waker},
+};
+
+use futures::future::BoxFuture;
+pub(crate) use table::{Responses, Standing};
+
+use crate::{
+    Channel, Code, Connection, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, RequestIndex,
+    Source, Status, TensorRequest, Value, connection::Turnstile, wire,
+};
+
+/// The response cannot go on: the peer has sent CANCEL, or the connection is over.
+struct Ended;
+
+impl<C: Channel> Connection<C> {
+    /// Answers `request`, which [`on_immediate`](Self::on_immediate) gave (`tensorflow-verbs.md` §3.5 and
+    /// §3.6). The source knows of the request when this returns, so that requests are served in the order of
+    /// these calls; the future does the rest and must be run, for instance by spawning it.
+    ///
+    /// # Cancel safety
+    /// Dropping the future puts a value that was not written back and answers the request with CANCELLED. If
+    /// the content is being written, the write goes on and keeps its place among the contents under way until
+    /// the connection ends.
+    pub fn respond<S: Source<Bytes = C::Bytes> + 'static>(
+        self: &Arc<Self>,
+        request: TensorRequest,
+        source: &Arc<S>,
+    ) -> impl Future<Output = ()> + Send + 'static + use<C, S> {
+        // Boxed, because its type would otherwise name the lifetimes of this call.
+        let take: BoxFuture<'static, _> = Box::pin(source.take(request.scope, &request.key));
+        let response = Response { connection: self.clone(), index: request.index };
+        let source = source.clone();
+        async move { response.serve(request, source, take).await }
+    }
+}
+
+/// One open response. Dropping it settles what the peer waits for.
+struct Response<C: Channel> {
+    connection: Arc<Connection<C>>,
+    index: RequestIndex,
+}
+
+impl<C: Channel> Response<C> {
+    async fn serve<S: Source<Bytes = C::Bytes>>(
+        self,
+        request: TensorRequest,
+        source: Arc<S>,
+        take: BoxFuture<'static, Result<S::Taken, Status>>,
+    ) {
+        let taken = match self.unless_cancelled(take).await {
+            Ok(Ok(taken)) => Held { source, taken: Some(taken) },
+            Ok(Err(status)) => return self.refuse(status).await,
+            Err(Ended) => return,
+        };
+        let Some(Value { metadata, bytes }) = taken.value() else { return };
+        if let Err(status) = check_value(&metadata, bytes.is_some()) {
+            drop(taken.keep());
+            return self.refuse(status).await;
+        }
+        let destination = if request.known.as_ref() == Some(&metadata) {
+            request.destination
+        } else {
+            match self.tell(&metadata).await {
+                Ok(destination) => destination,
+                Err(Ended) => return,
+            }
+        };
+        self.write(metadata.byte_length, bytes, destination, taken).await;
+    }
+
+    /// Sends ERROR_STATUS.
+    async fn refuse(&self, status: Status) {
+        let index = self.index;
+        let message = Message::ErrorStatus(ErrorStatus { index, status });
+        let sent = self.connection.send(&message, |state| {
+            // This task is running, so the waker that the entry may hold is of no use.
+            let _ = state.responses.close(index, true);
+        });
+        let _: Result<_, Ended> = self.unless_cancelled(sent).await;
+    }
+
+    /// Sends META_DATA_RESPONSE and waits for TENSOR_RE_REQUEST.
+    async fn tell(&self, metadata: &Metadata) -> Result<Option<Destination>, Ended> {
+        let (index, bytes) = (self.index, metadata.byte_length);
+        let message = Message::MetaDataResponse(MetaDataResponse { index, metadata: metadata.clone() });
+        let sent = self.connection.send(&message, |state| state.responses.told(index, bytes));
+        self.unless_cancelled(sent).await?.map_err(|_| Ended)?;
+        self.re_request().await
+    }
+
+    async fn re_request(&self) -> Result<Option<Destination>, Ended> {
+        poll_fn(|context| match self.watch(context.waker()) {
+            Ok(Standing::ReRequested(destination)) => Poll::Ready(Ok(destination)),
+            Ok(Standing::Open) => Poll::Pending,
+            Ok(Standing::Cancelled) | Err(Ended) => Poll::Ready(Err(Ended)),
+        })
+        .await
+    }
+
+    /// Writes the content when it is its turn, and waits until its bytes may be reused.
+    async fn write<S: Source>(
+        &self,
+        length: u64,
+        bytes: Option<C::Bytes>,
+        destination: Option<Destination>,
+        taken: Held<S>,
+    ) {
+        let (connection, index) = (&self.connection, self.index);
+        let mut bytes = bytes.filter(|_| length > 0);
+        let posted = connection.turn(Turnstile::Contents, |state| {
+            if state.contents_in_flight >= connection.contents_max() {
+                return None;
+            }
+            Some(state.responses.start_writing(index).then(|| {
+                state.contents_in_flight += 1;
+                state.counters.contents_sent += 1;
+                state.counters.content_bytes_sent += length;
+                connection.channel().write_content(bytes.take(), destination, index.0)
+            }))
+        });
+        let Ok(Ok(Some(write))) = self.unless_cancelled(posted).await else { return };
+        // From here on the value belongs to the peer; what it holds stays until the bytes are written.
+        let written = taken.keep();
+        let result = self.unless_over(write).await;
+        drop(written);
+        match result {
+            Ok(Ok(())) => connection.content_written(index),
+            Ok(Err(error)) => connection.fail(&error.0),
+            Err(Ended) => {}
+        }
+    }
+
+    /// Polls `future` until the peer cancels or the connection is over.
+    async fn unless_cancelled<F: Future>(&self, future: F) -> Result<F::Output, Ended> {
+        let mut future = pin!(future);
+        poll_fn(|context| match self.watch(context.waker()) {
+            Ok(Standing::Cancelled) | Err(Ended) => Poll::Ready(Err(Ended)),
+            Ok(_) => future.as_mut().poll(context).map(Ok),
+        })
+        .await
+    }
+
+    /// Polls `future` until the connection is over: a posted write cannot be cancelled.
+    async fn unless_over<F: Future>(&self, future: F) -> Result<F::Output, Ended> {
+        let mut future = pin!(future);
+        poll_fn(|context| match self.watch(context.waker()) {
+            Err(Ended) => Poll::Ready(Err(Ended)),
+            Ok(_) => future.as_mut().poll(context).map(Ok),
+        })
+        .await
+    }
+
+    /// Where the response stands, unless the connection is over. `waker` is woken when that changes.
+    fn watch(&self, waker: &Waker) -> Result<Standing, Ended> {
+        let mut state = self.connection.lock();
+        let is_over = state.failure().is_err();
+        let (standing, replaced) = state.responses.watch(self.index, waker);
+        drop(state);
+        drop(replaced);
+        if is_over { Err(Ended) } else { Ok(standing) }
+    }
+}
+
+impl<C: Channel> Drop for Response<C> {
+    fn drop(&mut self) {
+        let mut state = self.connection.lock();
+        let waker = state.responses.close(self.index, false);
+        self.connection.settle(state, None, None);
+        drop(waker);
+    }
+}
+
+/// A value that goes back to its source unless it is written.
+struct Held<S: Source> {
+    source: Arc<S>,
+    taken: Option<S::Taken>,
+}
+
+impl<S: Source> Held<S> {
+    fn value(&self) -> Option<Value<S::Bytes>> {
+        self.taken.as_ref().map(S::value)
+    }
+
+    /// The value will not go back.
+    fn keep(mut self) -> Option<S::Taken> {
+        self.taken.take()
+    }
+}
+
+impl<S: Source> Drop for Held<S> {
+    fn drop(&mut self) {
+        if let Some(taken) = self.taken.take() {
+            self.source.put_back(taken);
+        }
+    }
+}
+
+/// Whether a value can travel; what the requester gets if not.
+fn check_value(metadata: &Metadata, has_bytes: bool) -> Result<(), Status> {
+    if let Err(error) = wire::check_metadata(metadata) {
+        return Err(Status::new(Code::Internal, format!("the sender's value cannot travel: {error}")));
+    }
+    if metadata.byte_length > 0 && !has_bytes {
+        return Err(Status::new(Code::Internal, "the sender's value has no bytes"));
+    }
+    Ok(())
+}

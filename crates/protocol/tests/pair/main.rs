@@ -1,0 +1,11 @@
+//! Pairs of connections, moved by hand.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "the lints spare test functions, not their helpers"
+)]
+
+mod sequences;
+mod support;

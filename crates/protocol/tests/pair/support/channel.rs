@@ -1,0 +1,315 @@
+//! The wire between two ends: posted, landed, taken; each moved by the test. Refuses what a NIC refuses.
+
+use std::{
+    collections::VecDeque,
+    future::poll_fn,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Poll, Waker},
+};
+
+use protocol::{
+    ACKNOWLEDGEMENT_IMMEDIATE, Channel, ChannelError, Depths, Destination, LentEnd, MESSAGE_IMMEDIATE,
+    Message, Parameters, RingSpan, wire,
+};
+
+use super::{
+    Side,
+    memory::{Lent, Memory},
+};
+
+/// One write on its way.
+#[derive(Debug)]
+struct Write {
+    ring: Vec<(u32, Vec<u8>)>,
+    content: Option<(Destination, Vec<u8>)>,
+    immediate: u32,
+    length: u64,
+    /// Send-queue entries it takes.
+    entries: u32,
+    posted_at: u64,
+    done: Completion,
+}
+
+type Completion = Arc<Mutex<(Option<Result<(), ChannelError>>, Option<Waker>)>>;
+
+fn complete(done: &Completion, result: Result<(), ChannelError>) {
+    let waker = {
+        let mut done = done.lock().unwrap();
+        done.0 = Some(result);
+        done.1.take()
+    };
+    waker.into_iter().for_each(Waker::wake);
+}
+
+/// An immediate that has landed and is not taken yet.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Arrival {
+    pub(crate) immediate: u32,
+    pub(crate) length: u64,
+    posted_at: u64,
+}
+
+/// What one end has.
+#[derive(Debug)]
+struct End {
+    depths: Depths,
+    ring: Vec<u8>,
+    memory: Memory,
+    /// Posted here, not landed at the other end.
+    posted: VecDeque<Write>,
+    /// Landed at the other end, completion not reported here.
+    landed: VecDeque<(u64, u32, Completion)>,
+    /// Landed here, not taken.
+    arrivals: VecDeque<Arrival>,
+    send_entries: u32,
+    send_entries_seen: u32,
+    arrivals_seen: u32,
+}
+
+#[derive(Debug)]
+struct State {
+    a: End,
+    b: End,
+    now: u64,
+    trace: Vec<(Side, &'static str)>,
+    is_cut: bool,
+}
+
+impl State {
+    fn end(&mut self, side: Side) -> &mut End {
+        match side {
+            Side::A => &mut self.a,
+            Side::B => &mut self.b,
+        }
+    }
+}
+
+/// The state of both directions.
+#[derive(Debug, Clone)]
+pub(crate) struct Wire(Arc<Mutex<State>>);
+
+impl Wire {
+    pub(crate) fn new(a: (Parameters, Memory), b: (Parameters, Memory)) -> Self {
+        let end = |local: &Parameters, peer: &Parameters, memory| End {
+            depths: Depths::of(local, peer),
+            ring: vec![0; local.ring_bytes as usize],
+            memory,
+            posted: VecDeque::new(),
+            landed: VecDeque::new(),
+            arrivals: VecDeque::new(),
+            send_entries: 0,
+            send_entries_seen: 0,
+            arrivals_seen: 0,
+        };
+        let (left, right) = (end(&a.0, &b.0, a.1), end(&b.0, &a.0, b.1));
+        let state = State { a: left, b: right, now: 0, trace: Vec::new(), is_cut: false };
+        Self(Arc::new(Mutex::new(state)))
+    }
+
+    pub(crate) fn channel(&self, side: Side) -> TestChannel {
+        TestChannel { side, wire: self.clone() }
+    }
+
+    /// What was posted by whom, in order.
+    pub(crate) fn trace(&self) -> Vec<(Side, &'static str)> {
+        self.0.lock().unwrap().trace.clone()
+    }
+
+    pub(crate) fn has_posted(&self, side: Side) -> bool {
+        !self.0.lock().unwrap().end(side).posted.is_empty()
+    }
+
+    pub(crate) fn has_arrivals(&self, side: Side) -> bool {
+        !self.0.lock().unwrap().end(side).arrivals.is_empty()
+    }
+
+    pub(crate) fn has_completions(&self, side: Side) -> bool {
+        !self.0.lock().unwrap().end(side).landed.is_empty()
+    }
+
+    /// Most send-queue entries, and most arrivals, that `side` has had at once.
+    pub(crate) fn seen(&self, side: Side) -> (u32, u32) {
+        let mut state = self.0.lock().unwrap();
+        let end = state.end(side);
+        (end.send_entries_seen, end.arrivals_seen)
+    }
+
+    /// The oldest write of `side` lands at the other end.
+    pub(crate) fn land(&self, side: Side) {
+        let mut state = self.0.lock().unwrap();
+        let Some(write) = state.end(side).posted.pop_front() else { return };
+        state.now += 1;
+        let now = state.now;
+        let target = state.end(side.other());
+        for (offset, bytes) in write.ring {
+            let offset = offset as usize;
+            target.ring[offset..offset + bytes.len()].copy_from_slice(&bytes);
+        }
+        if let Some((destination, bytes)) = write.content {
+            target.memory.write(destination, &bytes);
+        }
+        let Write { immediate, length, posted_at, .. } = write;
+        target.arrivals.push_back(Arrival { immediate, length, posted_at });
+        let waiting = target.arrivals.len() as u32;
+        assert!(waiting <= target.depths.receive, "receiver not ready: {waiting} arrivals");
+        target.arrivals_seen = target.arrivals_seen.max(waiting);
+        state.end(side).landed.push_back((now, write.entries, write.done));
+    }
+
+    /// Reports the oldest completion to `side`.
+    pub(crate) fn complete(&self, side: Side) {
+        let done = {
+            let mut state = self.0.lock().unwrap();
+            let end = state.end(side);
+            end.landed.pop_front().map(|(_, entries, done)| {
+                end.send_entries -= entries;
+                done
+            })
+        };
+        if let Some(done) = done {
+            complete(&done, Ok(()));
+        }
+    }
+
+    /// Takes the oldest arrival of `side`. Completions of writes that may have caused it come first.
+    pub(crate) fn take(&self, side: Side) -> Option<Arrival> {
+        let arrival = self.0.lock().unwrap().end(side).arrivals.pop_front()?;
+        loop {
+            let is_due = |end: &End| end.landed.front().is_some_and(|&(at, ..)| at < arrival.posted_at);
+            if !is_due(self.0.lock().unwrap().end(side)) {
+                return Some(arrival);
+            }
+            self.complete(side);
+        }
+    }
+
+    /// The connection breaks: nothing lands any more, every write under way ends with an error.
+    pub(crate) fn cut(&self) {
+        let all: Vec<Completion> = {
+            let mut state = self.0.lock().unwrap();
+            state.is_cut = true;
+            let mut all = Vec::new();
+            for side in Side::BOTH {
+                let end = state.end(side);
+                all.extend(end.posted.drain(..).map(|write| write.done));
+                all.extend(end.landed.drain(..).map(|(_, _, done)| done));
+                end.arrivals.clear();
+            }
+            all
+        };
+        for done in all {
+            complete(&done, Err(ChannelError("the wire was cut".to_owned())));
+        }
+    }
+
+    fn post(&self, side: Side, name: &'static str, mut write: Write) -> Result<(), ChannelError> {
+        let mut state = self.0.lock().unwrap();
+        if state.is_cut {
+            return Err(ChannelError("the wire was cut".to_owned()));
+        }
+        state.now += 1;
+        write.posted_at = state.now;
+        state.trace.push((side, name));
+        let end = state.end(side);
+        end.send_entries += write.entries;
+        assert!(end.send_entries <= end.depths.send, "the send queue is full");
+        end.send_entries_seen = end.send_entries_seen.max(end.send_entries);
+        end.posted.push_back(write);
+        Ok(())
+    }
+}
+
+/// One end of the wire.
+#[derive(Debug)]
+pub(crate) struct TestChannel {
+    side: Side,
+    wire: Wire,
+}
+
+fn notification(immediate: u32) -> Write {
+    Write {
+        ring: Vec::new(),
+        content: None,
+        immediate,
+        length: 0,
+        entries: 1,
+        posted_at: 0,
+        done: Completion::default(),
+    }
+}
+
+pub(crate) fn name(message: &Message) -> &'static str {
+    match message {
+        Message::TensorRequest(_) => "TENSOR_REQUEST",
+        Message::MetaDataResponse(_) => "META_DATA_RESPONSE",
+        Message::TensorReRequest(_) => "TENSOR_RE_REQUEST",
+        Message::ErrorStatus(_) => "ERROR_STATUS",
+        Message::Cancel(_) => "CANCEL",
+        Message::CancelAck(_) => "CANCEL_ACK",
+        other => panic!("{other:?}"),
+    }
+}
+
+impl Channel for TestChannel {
+    type Bytes = Vec<u8>;
+    type Lent = Lent;
+    type Write = Pin<Box<dyn Future<Output = Result<(), ChannelError>> + Send>>;
+
+    fn post_message(&self, first: RingSpan, second: RingSpan, bytes: &[u8]) -> Result<(), ChannelError> {
+        assert_eq!((first.length + second.length) as usize, bytes.len());
+        assert!(first.length > 0);
+        let (head, tail) = bytes.split_at(first.length as usize);
+        let mut ring = vec![(first.offset, head.to_vec())];
+        if second.length > 0 {
+            ring.push((second.offset, tail.to_vec()));
+        }
+        let entries = ring.len() as u32;
+        let length = ring.last().map_or(0, |(_, part)| part.len() as u64);
+        let message = wire::decode(bytes).expect("an own message can be decoded");
+        let write = Write { ring, length, entries, ..notification(MESSAGE_IMMEDIATE) };
+        self.wire.post(self.side, name(&message), write)
+    }
+
+    fn post_acknowledgement(&self) -> Result<(), ChannelError> {
+        self.wire.post(self.side, "ack", notification(ACKNOWLEDGEMENT_IMMEDIATE))
+    }
+
+    fn write_content(
+        &self,
+        bytes: Option<Vec<u8>>,
+        destination: Option<Destination>,
+        immediate: u32,
+    ) -> Self::Write {
+        assert_eq!(bytes.is_some(), destination.is_some(), "bytes without a destination, or the reverse");
+        let content = destination.zip(bytes);
+        let length = content.as_ref().map_or(0, |(_, bytes)| bytes.len() as u64);
+        let write = Write { content, length, ..notification(immediate) };
+        let done = write.done.clone();
+        if let Err(error) = self.wire.post(self.side, "content", write) {
+            complete(&done, Err(error));
+        }
+        Box::pin(poll_fn(move |context| {
+            let mut done = done.lock().unwrap();
+            match done.0.take() {
+                Some(result) => Poll::Ready(result),
+                None => {
+                    done.1 = Some(context.waker().clone());
+                    Poll::Pending
+                }
+            }
+        }))
+    }
+
+    fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError> {
+        let mut state = self.wire.0.lock().unwrap();
+        let offset = offset as usize;
+        let bytes = state.end(self.side).ring.get(offset..offset + into.len());
+        into.copy_from_slice(bytes.ok_or_else(|| ChannelError("outside the ring".to_owned()))?);
+        Ok(())
+    }
+
+    fn take_back(&self, lent: Lent, end: LentEnd) {
+        lent.end(end);
+    }
+}

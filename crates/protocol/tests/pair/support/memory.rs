@@ -1,0 +1,187 @@
+//! Destination memory that knows who owns what, and refuses what a correct connection never does.
+
+use std::{
+    collections::BTreeMap,
+    future::poll_fn,
+    sync::{Arc, Mutex},
+    task::{Poll, Waker},
+};
+
+use protocol::{Allocator, Code, Destination, LentEnd, Metadata, Status};
+
+/// Lent memory. Must be given back, or is a leak.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    block: usize,
+    lease: u32,
+    memory: Memory,
+    is_settled: bool,
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if !self.is_settled && !std::thread::panicking() {
+            self.memory.0.lock().unwrap().leaked += 1;
+        }
+    }
+}
+
+impl Lent {
+    /// Its bytes, for a receive that is done.
+    pub(crate) fn finish(self) -> Vec<u8> {
+        let bytes = self.memory.0.lock().unwrap().blocks[self.block].bytes.clone();
+        self.end(LentEnd::Content);
+        bytes
+    }
+
+    pub(crate) fn end(mut self, end: LentEnd) {
+        self.is_settled = true;
+        self.memory.clone().free(self.block, self.lease, Some(end));
+    }
+
+    /// After the queue pair is gone.
+    pub(crate) fn end_drained(mut self) {
+        self.is_settled = true;
+        self.memory.clone().free(self.block, self.lease, None);
+    }
+}
+
+#[derive(Debug)]
+struct Block {
+    /// Counts uses.
+    lease: u32,
+    is_lent: bool,
+    bytes: Vec<u8>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    blocks: Vec<Block>,
+    /// Reused last in, first out: at once.
+    free: Vec<usize>,
+    capacity: usize,
+    waiting: Vec<Waker>,
+    ends: BTreeMap<String, u64>,
+    leaked: u64,
+    drained: u64,
+    refusal: Option<Status>,
+    is_stuck: bool,
+}
+
+/// A pool of blocks.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Memory(Arc<Mutex<State>>);
+
+impl Memory {
+    pub(crate) fn new(capacity: usize) -> Self {
+        let memory = Self::default();
+        memory.0.lock().unwrap().capacity = capacity;
+        memory
+    }
+
+    /// Every later allocation fails.
+    pub(crate) fn refuse(&self, status: Status) {
+        self.0.lock().unwrap().refusal = Some(status);
+    }
+
+    /// Every later allocation waits, until this is called with false.
+    pub(crate) fn stick(&self, is_stuck: bool) {
+        let wakers = {
+            let mut state = self.0.lock().unwrap();
+            state.is_stuck = is_stuck;
+            std::mem::take(&mut state.waiting)
+        };
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// A write of the peer lands.
+    pub(crate) fn write(&self, destination: Destination, bytes: &[u8]) {
+        let mut state = self.0.lock().unwrap();
+        let block = state.blocks.get_mut(destination.offset as usize).expect("a write outside all memory");
+        assert!(block.is_lent, "S1: a write landed in memory that was taken back");
+        assert_eq!(block.lease, destination.generation, "S1: a write landed in memory that was lent again");
+        assert!(bytes.len() as u64 <= destination.capacity);
+        block.bytes[..bytes.len()].copy_from_slice(bytes);
+    }
+
+    pub(crate) fn lent(&self) -> usize {
+        self.0.lock().unwrap().blocks.iter().filter(|block| block.is_lent).count()
+    }
+
+    pub(crate) fn leaked(&self) -> u64 {
+        self.0.lock().unwrap().leaked
+    }
+
+    pub(crate) fn drained(&self) -> u64 {
+        self.0.lock().unwrap().drained
+    }
+
+    /// How often memory was given back for `end`.
+    pub(crate) fn ended(&self, end: LentEnd) -> u64 {
+        self.0.lock().unwrap().ends.get(&format!("{end:?}")).copied().unwrap_or(0)
+    }
+
+    fn free(self, block: usize, lease: u32, end: Option<LentEnd>) {
+        let wakers = {
+            let mut state = self.0.lock().unwrap();
+            let entry = &mut state.blocks[block];
+            assert!(entry.is_lent && entry.lease == lease, "memory was given back twice");
+            entry.is_lent = false;
+            entry.bytes.fill(0xEE);
+            state.free.push(block);
+            match end {
+                Some(end) => *state.ends.entry(format!("{end:?}")).or_default() += 1,
+                None => state.drained += 1,
+            }
+            std::mem::take(&mut state.waiting)
+        };
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    fn try_allocate(&self, metadata: &Metadata) -> Option<(Lent, Destination)> {
+        let mut state = self.0.lock().unwrap();
+        if state.is_stuck {
+            return None;
+        }
+        let block = match state.free.pop() {
+            Some(block) => block,
+            None if state.blocks.len() < state.capacity => {
+                state.blocks.push(Block { lease: 0, is_lent: false, bytes: Vec::new() });
+                state.blocks.len() - 1
+            }
+            None => return None,
+        };
+        let entry = &mut state.blocks[block];
+        entry.lease += 1;
+        entry.is_lent = true;
+        entry.bytes = vec![0xDD; metadata.byte_length as usize];
+        let lease = entry.lease;
+        let capacity = metadata.byte_length;
+        let destination = Destination { region: 1, generation: lease, offset: block as u64, capacity };
+        Some((Lent { block, lease, memory: self.clone(), is_settled: false }, destination))
+    }
+}
+
+impl Allocator for Memory {
+    type Lent = Lent;
+
+    async fn allocate(&self, metadata: &Metadata) -> Result<(Lent, Destination), Status> {
+        assert!(metadata.byte_length > 0, "memory for nothing");
+        poll_fn(|context| {
+            if let Some(status) = self.0.lock().unwrap().refusal.clone() {
+                return Poll::Ready(Err(status));
+            }
+            if let Some(allocated) = self.try_allocate(metadata) {
+                return Poll::Ready(Ok(allocated));
+            }
+            self.0.lock().unwrap().waiting.push(context.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+/// What allocation fails with in tests.
+pub(crate) fn exhausted() -> Status {
+    Status::new(Code::ResourceExhausted, "the pool is at its cap")
+}

@@ -1,0 +1,171 @@
+//! Two connections, their memories and sources, and the hands that move the wire.
+
+use std::sync::Arc;
+
+use protocol::{
+    Connection, Counters, Mode, Parameters, PeerMisbehaved, Received, Scope, TensorRequest, TransferError,
+};
+
+use super::{
+    Side,
+    channel::{TestChannel, Wire},
+    memory::{Lent, Memory},
+    source::TestSource,
+    tasks::{Handle, TaskId, Tasks},
+};
+
+pub(crate) type Outcome = Result<Received<Lent>, TransferError>;
+
+pub(crate) struct PairEnd {
+    pub(crate) connection: Arc<Connection<TestChannel>>,
+    pub(crate) memory: Memory,
+    pub(crate) source: Arc<TestSource>,
+    /// Requests that were given to `respond`.
+    pub(crate) requests: Vec<TensorRequest>,
+    pub(crate) responses: Vec<TaskId>,
+    pub(crate) misbehaviour: Option<PeerMisbehaved>,
+}
+
+pub(crate) struct Pair {
+    pub(crate) a: PairEnd,
+    pub(crate) b: PairEnd,
+    pub(crate) wire: Wire,
+    pub(crate) tasks: Tasks,
+}
+
+/// Small enough that every limit is met soon.
+pub(crate) fn small() -> Parameters {
+    Parameters { mode: Mode::Windowed, window: 4, ring_bytes: 8 << 10, requests_max: 8, contents_max: 2 }
+}
+
+pub(crate) fn original() -> Parameters {
+    Parameters { mode: Mode::Original, ..small() }
+}
+
+impl Pair {
+    pub(crate) fn new(parameters: Parameters) -> Self {
+        Self::with(parameters, parameters, 64)
+    }
+
+    pub(crate) fn with(a: Parameters, b: Parameters, blocks: usize) -> Self {
+        let memories = (Memory::new(blocks), Memory::new(blocks));
+        let wire = Wire::new((a, memories.0.clone()), (b, memories.1.clone()));
+        let mut tasks = Tasks::default();
+        let mut end = |side, local, peer, memory| {
+            let connection = Connection::new(wire.channel(side), local, peer);
+            tasks.spawn(connection.clone().housekeeping());
+            PairEnd {
+                connection,
+                memory,
+                source: Arc::new(TestSource::default()),
+                requests: Vec::new(),
+                responses: Vec::new(),
+                misbehaviour: None,
+            }
+        };
+        let left = end(Side::A, a, b, memories.0);
+        let right = end(Side::B, b, a, memories.1);
+        Self { a: left, b: right, wire, tasks }
+    }
+
+    pub(crate) fn end(&mut self, side: Side) -> &mut PairEnd {
+        match side {
+            Side::A => &mut self.a,
+            Side::B => &mut self.b,
+        }
+    }
+
+    pub(crate) fn counters(&self) -> (Counters, Counters) {
+        (self.a.connection.counters(), self.b.connection.counters())
+    }
+
+    /// Starts a receive at `side`; it runs when tasks run.
+    pub(crate) fn receive(&mut self, side: Side, scope: Scope, key: &str) -> Handle<Outcome> {
+        let (connection, memory) = (self.end(side).connection.clone(), self.end(side).memory.clone());
+        let key = key.to_owned();
+        self.tasks.spawn(async move { connection.receive(scope, &key, &memory).await })
+    }
+
+    /// The oldest arrival of `side` is taken in; false without one.
+    pub(crate) fn take(&mut self, side: Side) -> bool {
+        let Some(arrival) = self.wire.take(side) else { return false };
+        let end = self.end(side);
+        match end.connection.on_immediate(arrival.immediate, arrival.length) {
+            Ok(None) => {}
+            Ok(Some(request)) => {
+                end.requests.push(request.clone());
+                let response = end.connection.respond(request, &end.source);
+                let task = self.tasks.spawn(response).task;
+                self.end(side).responses.push(task);
+            }
+            Err(rule) => end.misbehaviour = Some(rule),
+        }
+        true
+    }
+
+    /// The oldest write of `side` lands and is taken in, without running any task; false without one.
+    pub(crate) fn deliver_from(&mut self, side: Side) -> bool {
+        if !self.wire.has_posted(side) {
+            return false;
+        }
+        self.wire.land(side);
+        self.take(side.other());
+        self.wire.complete(side);
+        true
+    }
+
+    /// Delivers from `side`, with tasks running between, until it has posted nothing more.
+    pub(crate) fn flush(&mut self, side: Side) {
+        self.tasks.run();
+        while self.deliver_from(side) {
+            self.tasks.run();
+        }
+    }
+
+    /// Until nothing moves.
+    pub(crate) fn run(&mut self) {
+        loop {
+            let mut moved = self.tasks.run();
+            for side in Side::BOTH {
+                moved |= self.deliver_from(side);
+            }
+            if !moved {
+                return;
+            }
+        }
+    }
+
+    /// Receives at A what B sends, to the end.
+    pub(crate) fn pull(
+        &mut self,
+        scope: Scope,
+        key: &str,
+    ) -> Result<(protocol::Metadata, Vec<u8>), TransferError> {
+        let handle = self.receive(Side::A, scope, key);
+        self.run();
+        settled(&handle)
+    }
+
+    /// Nothing misbehaved, nothing is lent, nothing leaked, nothing is owed.
+    pub(crate) fn assert_clean(&mut self) {
+        for side in Side::BOTH {
+            let end = self.end(side);
+            assert_eq!(end.misbehaviour, None, "{side:?}");
+            assert_eq!(end.connection.failure(), None, "{side:?}");
+            assert_eq!(end.memory.lent(), 0, "{side:?} has memory lent");
+            assert_eq!(end.memory.leaked(), 0, "{side:?} leaked memory");
+        }
+        let (a, b) = self.counters();
+        assert_eq!((a.sent, b.sent), (b.received, a.received));
+        for counters in [a, b] {
+            assert_eq!(counters.acknowledgements_sent, counters.received.total());
+            assert_eq!(counters.acknowledgements_received, counters.sent.total());
+        }
+    }
+}
+
+/// What a receive gave, with its bytes; the loan is ended.
+pub(crate) fn settled(handle: &Handle<Outcome>) -> Result<(protocol::Metadata, Vec<u8>), TransferError> {
+    let received = handle.take().expect("the receive has ended")?;
+    Ok((received.metadata, received.lent.map(Lent::finish).unwrap_or_default()))
+}

@@ -1,0 +1,151 @@
+//! Values to send: one queue per scope and key, oldest waiter first.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    future::{Future, poll_fn},
+    sync::{Arc, Mutex},
+    task::{Poll, Waker},
+};
+
+use protocol::{Metadata, Scope, Source, Status, Value};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TestValue {
+    pub(crate) metadata: Metadata,
+    pub(crate) bytes: Vec<u8>,
+    place: (Scope, String),
+}
+
+#[derive(Debug, Default)]
+struct Waiter {
+    given: Option<Result<TestValue, Status>>,
+    waker: Option<Waker>,
+}
+
+type SharedWaiter = Arc<Mutex<Waiter>>;
+
+#[derive(Debug, Default)]
+struct Queue {
+    values: VecDeque<TestValue>,
+    waiters: VecDeque<SharedWaiter>,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct TestSource(Arc<Mutex<HashMap<(Scope, String), Queue>>>);
+
+impl TestSource {
+    pub(crate) fn send(&self, scope: Scope, key: &str, metadata: Metadata, bytes: Vec<u8>) {
+        let place = (scope, key.to_owned());
+        self.give(TestValue { metadata, bytes, place }, false);
+    }
+
+    /// A value of `length` bytes, each `fill`.
+    pub(crate) fn send_bytes(&self, scope: Scope, key: &str, length: u64, fill: u8) {
+        self.send(scope, key, super::bytes_of(length), vec![fill; length as usize]);
+    }
+
+    /// The oldest waiter for `key` gets `status`; false without one.
+    pub(crate) fn refuse(&self, scope: Scope, key: &str, status: Status) -> bool {
+        let waiter =
+            self.0.lock().unwrap().get_mut(&(scope, key.to_owned())).and_then(|q| q.waiters.pop_front());
+        waiter.is_some_and(|waiter| {
+            settle(&waiter, Err(status));
+            true
+        })
+    }
+
+    /// Values that nobody has taken.
+    pub(crate) fn stored(&self, scope: Scope, key: &str) -> usize {
+        self.0.lock().unwrap().get(&(scope, key.to_owned())).map_or(0, |queue| queue.values.len())
+    }
+
+    /// Takes that wait.
+    pub(crate) fn waiting(&self, scope: Scope, key: &str) -> usize {
+        self.0.lock().unwrap().get(&(scope, key.to_owned())).map_or(0, |queue| queue.waiters.len())
+    }
+
+    fn give(&self, value: TestValue, is_returned: bool) {
+        let mut table = self.0.lock().unwrap();
+        let queue = table.entry(value.place.clone()).or_default();
+        match queue.waiters.pop_front() {
+            Some(waiter) => {
+                drop(table);
+                settle(&waiter, Ok(value));
+            }
+            None if is_returned => queue.values.push_front(value),
+            None => queue.values.push_back(value),
+        }
+    }
+}
+
+fn settle(waiter: &SharedWaiter, given: Result<TestValue, Status>) {
+    let waker = {
+        let mut waiter = waiter.lock().unwrap();
+        waiter.given = Some(given);
+        waiter.waker.take()
+    };
+    waker.into_iter().for_each(Waker::wake);
+}
+
+struct Interest {
+    source: TestSource,
+    place: (Scope, String),
+    waiter: SharedWaiter,
+}
+
+impl Drop for Interest {
+    fn drop(&mut self) {
+        if let Some(queue) = self.source.0.lock().unwrap().get_mut(&self.place) {
+            queue.waiters.retain(|waiter| !Arc::ptr_eq(waiter, &self.waiter));
+        }
+        let given = self.waiter.lock().unwrap().given.take();
+        if let Some(Ok(value)) = given {
+            self.source.give(value, true);
+        }
+    }
+}
+
+impl Source for TestSource {
+    type Bytes = Vec<u8>;
+    type Taken = TestValue;
+
+    fn take(
+        &self,
+        scope: Scope,
+        key: &str,
+    ) -> impl Future<Output = Result<TestValue, Status>> + Send + 'static {
+        let place = (scope, key.to_owned());
+        let waiter = SharedWaiter::default();
+        {
+            let mut table = self.0.lock().unwrap();
+            let queue = table.entry(place.clone()).or_default();
+            match queue.values.pop_front() {
+                Some(value) => waiter.lock().unwrap().given = Some(Ok(value)),
+                None => queue.waiters.push_back(waiter.clone()),
+            }
+        }
+        let interest = Interest { source: self.clone(), place, waiter };
+        async move {
+            poll_fn(|context| {
+                let mut waiter = interest.waiter.lock().unwrap();
+                match waiter.given.take() {
+                    Some(given) => Poll::Ready(given),
+                    None => {
+                        waiter.waker = Some(context.waker().clone());
+                        Poll::Pending
+                    }
+                }
+            })
+            .await
+        }
+    }
+
+    fn value(taken: &TestValue) -> Value<Vec<u8>> {
+        let bytes = (!taken.bytes.is_empty()).then(|| taken.bytes.clone());
+        Value { metadata: taken.metadata.clone(), bytes }
+    }
+
+    fn put_back(&self, taken: TestValue) {
+        self.give(taken, true);
+    }
+}
