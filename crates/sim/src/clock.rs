@@ -62,8 +62,9 @@ impl Agenda {
         self.actions.first_key_value().map(|((at, _), _)| *at)
     }
 
-    pub(crate) fn next_timer(&self) -> Option<Duration> {
-        self.timers.first_key_value().map(|((at, _), _)| *at)
+    pub(crate) fn next_timer(&self, deadlines_too: bool) -> Option<Duration> {
+        let mut timers = self.timers.iter().filter(|(_, timer)| deadlines_too || !timer.is_deadline);
+        timers.next().map(|((at, _), _)| *at)
     }
 
     /// Whether nothing but deadlines (and no plan) is waited for.

@@ -51,7 +51,7 @@ impl Wake for TaskWaker {
 
 struct Task {
     node: NodeId,
-    /// `None` while the task is being polled.
+    /// `None` while the task is being polled, or when its owner polls it.
     future: Option<BoxFuture<'static, ()>>,
     waker: Arc<TaskWaker>,
 }
@@ -73,20 +73,30 @@ pub(crate) struct Polling {
 impl Tasks {
     /// Adds a task, ready to run.
     pub(crate) fn spawn(&mut self, node: NodeId, future: BoxFuture<'static, ()>) -> TaskId {
+        self.add(node, Some(future)).0
+    }
+
+    /// Adds a task whose future the caller keeps and polls itself.
+    pub(crate) fn reserve(&mut self, node: NodeId) -> (TaskId, Waker) {
+        let (id, waker) = self.add(node, None);
+        (id, waker.into())
+    }
+
+    fn add(&mut self, node: NodeId, future: Option<BoxFuture<'static, ()>>) -> (TaskId, Arc<TaskWaker>) {
         let id = TaskId(self.next);
         self.next += 1;
         let queued = AtomicBool::new(false);
         let waker = Arc::new(TaskWaker { task: id, queued, ready: self.ready.clone() });
         waker.wake_by_ref();
-        self.tasks.insert(id, Task { node, future: Some(future), waker });
-        id
+        self.tasks.insert(id, Task { node, future, waker: waker.clone() });
+        (id, waker)
     }
 
     pub(crate) fn begin_poll(&mut self, id: TaskId) -> Option<Polling> {
         let task = self.tasks.get_mut(&id)?;
-        let future = task.future.take()?;
         // From here on a wake-up queues the task again.
         task.waker.queued.store(false, Ordering::Release);
+        let future = task.future.take()?;
         Some(Polling { future, waker: task.waker.clone().into() })
     }
 

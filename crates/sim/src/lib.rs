@@ -24,7 +24,7 @@
 //!     runtime.now()
 //! })?;
 //! assert!(slept >= Duration::from_secs(3600));
-//! # Ok::<(), sim::Failure>(())
+//! # Ok::<(), Box<sim::Failure>>(())
 //! ```
 
 #![forbid(unsafe_code)]

@@ -62,6 +62,7 @@ impl Node {
     ///
     /// # Errors
     /// Those of [`Pool::new`].
+    #[allow(clippy::needless_pass_by_value)] // as `Pool::new`
     pub fn pool(&self, config: PoolConfig) -> Result<Pool, MemoryError> {
         Pool::new(PoolConfig { observer: Some(self.observer()), ..config })
     }

@@ -24,6 +24,7 @@ pub(crate) enum Step {
 }
 
 /// A group of enabled events of equal weight.
+#[derive(Debug, Clone, Copy)]
 enum Group {
     Tasks(usize),
     Actions(usize),
@@ -39,6 +40,26 @@ pub(crate) enum WireStep {
     Land,
     Deliver,
     Complete,
+}
+
+/// Polls in a row, with nothing else enabled, after which the tasks are taken to spin.
+const SPINS: u32 = 200;
+
+/// Counts polls in a row.
+#[derive(Debug, Default)]
+pub(crate) struct Spins(u32);
+
+impl Spins {
+    /// Whether the tasks have spun long enough for time to pass.
+    fn note(&mut self, enabled: &Enabled) -> bool {
+        let only_tasks = matches!(enabled.groups[..], [(_, Group::Tasks(_))]);
+        self.0 = if only_tasks { self.0 + 1 } else { 0 };
+        let spinning = self.0 > SPINS;
+        if spinning {
+            self.0 = 0;
+        }
+        spinning
+    }
 }
 
 /// What is enabled now, and when the next thing will be.
@@ -76,6 +97,10 @@ impl Shared {
             let mut state = self.state();
             let now = self.now();
             let enabled = self.enabled(&state, now);
+            if state.spins.note(&enabled) {
+                self.pass_spinning(&state, enabled.next);
+                continue;
+            }
             if let Some(group) = pick(&mut state, enabled.groups) {
                 if let Some(step) = take(&mut state, now, group) {
                     return Ok(step);
@@ -86,10 +111,19 @@ impl Shared {
         }
     }
 
+    /// Tasks spin on something that takes time: it passes, up to what is on its way, never up to a deadline.
+    fn pass_spinning(&self, state: &State, wire: Option<Duration>) {
+        let agenda = &state.agenda;
+        let next = [wire, agenda.next_action(), agenda.next_timer(false)].into_iter().flatten().min();
+        if let Some(next) = next {
+            self.advance_to(next);
+        }
+    }
+
     /// Nothing is enabled: time passes, unless that would only let deadlines pass.
     fn advance(&self, state: &State, wire: Option<Duration>) -> Result<(), Violation> {
         let agenda = &state.agenda;
-        let next = [wire, agenda.next_action(), agenda.next_timer()].into_iter().flatten().min();
+        let next = [wire, agenda.next_action(), agenda.next_timer(true)].into_iter().flatten().min();
         let Some(next) = next else {
             let open = self.ledger().describe_open();
             return Err(Violation::Stuck(format!("nothing is enabled, the scenario is unfinished; {open}")));

@@ -92,10 +92,19 @@ impl Trace {
         at.hash(&mut self.hash);
         event.hash(&mut self.hash);
         self.events += 1;
-        if self.tail.len() == self.tail_length {
+        self.tail.push_back((at, event));
+        self.trim();
+    }
+
+    pub(crate) fn keep(&mut self, count: usize) {
+        self.tail_length = count;
+        self.trim();
+    }
+
+    fn trim(&mut self) {
+        while self.tail.len() > self.tail_length {
             self.tail.pop_front();
         }
-        self.tail.push_back((at, event));
     }
 
     pub(crate) fn hash(&self) -> u64 {

@@ -141,21 +141,25 @@ impl Shared {
             });
         }
         let kind = FabricKind::Sim;
-        self.break_both(
-            (target, FabricError::PeerMisbehaved { kind, violation: reason }),
-            (requester, FabricError::RemoteRefused { kind, reason }),
-        );
+        let misbehaved = FabricError::PeerMisbehaved { kind, violation: reason };
+        self.break_both(requester, FabricError::RemoteRefused { kind, reason }, target, &misbehaved);
     }
 
     /// Ends a connection because of what `requester` did: the target knows at once, the requester later, after
     /// the completions of what was delivered before.
-    fn break_both(&self, target: (EndpointId, FabricError), requester: (EndpointId, FabricError)) {
+    fn break_both(
+        &self,
+        requester: EndpointId,
+        later_seen: FabricError,
+        target: EndpointId,
+        seen: &FabricError,
+    ) {
         let mut state = self.state();
         let later = self.now() + state.rng.duration(self.swarm.detection_max);
-        state.endpoints[requester.0.index()].outbound.cut(|| true);
-        state.agenda.plan(later, Action::Fail(requester.0, requester.1));
+        state.endpoints[requester.index()].outbound.cut(|| true);
+        state.agenda.plan(later, Action::Fail(requester, later_seen));
         drop(state);
-        self.fail_endpoint(target.0, &target.1);
+        self.fail_endpoint(target, seen);
     }
 
     /// Delivers the next write's end to the target, in posting order.
@@ -185,7 +189,7 @@ impl Shared {
                 let text = format!("{peer} has no receive (depth {depth}) for write {number} of {id}");
                 self.violated(Violation::ReceiverNotReady(text));
             }
-            self.break_both((peer, error.clone()), (id, error));
+            self.break_both(id, error.clone(), peer, &error);
         }
     }
 

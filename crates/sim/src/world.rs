@@ -5,6 +5,7 @@ use std::{
     fmt,
     future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
@@ -22,7 +23,7 @@ use crate::{
     ids::{NodeId, TaskId},
     ledger::Ledger,
     owners::Owners,
-    schedule::Step,
+    schedule::{Spins, Step},
     trace::{Event, Trace},
 };
 
@@ -74,6 +75,7 @@ pub(crate) struct State {
     pub(crate) endpoints: Vec<Endpoint>,
     pub(crate) control: ControlState,
     pub(crate) allowed: Allowed,
+    pub(crate) spins: Spins,
     /// Faults planned for a number of events.
     triggers: Vec<(u64, Fault)>,
 }
@@ -162,24 +164,30 @@ impl Shared {
 
     fn poll_task(&self, id: TaskId) {
         let Some(mut polling) = self.state().tasks.begin_poll(id) else { return };
-        let poll = || polling.future.as_mut().poll(&mut Context::from_waker(&polling.waker));
-        let finished = match catch_unwind(AssertUnwindSafe(poll)) {
-            Ok(Poll::Pending) => false,
-            Ok(Poll::Ready(())) => true,
-            Err(payload) => {
-                self.violated(Violation::Panicked(panic_text(payload.as_ref())));
-                true
-            }
-        };
-        self.record(Event::Polled { task: id, finished });
+        let waker = polling.waker;
+        let finished = self.poll(id, || polling.future.as_mut().poll(&mut Context::from_waker(&waker)));
         let mut state = self.state();
-        if finished {
+        if finished.is_some() {
             state.tasks.finish(id);
             drop(state);
         } else if let Some(gone) = state.tasks.end_poll(id, polling.future) {
             drop(state);
             drop(gone);
         }
+    }
+
+    /// One poll. A panic is a finding; the task that panicked is never polled again, because the run ends.
+    fn poll<T>(&self, task: TaskId, poll: impl FnOnce() -> Poll<T>) -> Option<T> {
+        let answer = match catch_unwind(AssertUnwindSafe(poll)) {
+            Ok(Poll::Ready(answer)) => Some(answer),
+            Ok(Poll::Pending) => None,
+            Err(payload) => {
+                self.violated(Violation::Panicked(panic_text(payload.as_ref())));
+                None
+            }
+        };
+        self.record(Event::Polled { task, finished: answer.is_some() });
+        answer
     }
 
     fn execute(&self, step: Step) {
@@ -217,10 +225,10 @@ impl Shared {
         Some(state.triggers.swap_remove(index).1)
     }
 
-    fn failure(&self) -> Option<Failure> {
+    fn failure(&self) -> Option<Box<Failure>> {
         let violation = lock(&self.failure).clone()?;
         let trace = lock(&self.trace);
-        Some(Failure {
+        Some(Box::new(Failure {
             seed: self.seed,
             violation,
             hash: trace.hash(),
@@ -232,21 +240,26 @@ impl Shared {
                 "SIM_SEED={} cargo test -p tensorwire-sim --test seeds -- --nocapture",
                 self.seed
             ),
-        })
+        }))
     }
 
-    /// One event. What nobody explains ends the run.
-    fn step(&self) {
+    /// The next event, taken; a planned fault, or a finding, counts as none.
+    fn next_step(&self) -> Option<Step> {
         if let Some(fault) = self.due_trigger() {
-            return self.inject(fault);
-        }
-        match self.choose() {
-            Ok(step) => self.execute(step),
-            Err(violation) => self.violated(violation),
+            self.inject(fault);
+            return None;
         }
         if lock(&self.trace).events() > self.swarm.events_max {
             let open = self.ledger().describe_open();
             self.violated(Violation::Endless(format!("{} events; {open}", self.swarm.events_max)));
+            return None;
+        }
+        match self.choose() {
+            Ok(step) => Some(step),
+            Err(violation) => {
+                self.violated(violation);
+                None
+            }
         }
     }
 }
@@ -261,8 +274,8 @@ fn panic_text(payload: &(dyn Any + Send)) -> String {
 ///
 /// Each step picks one enabled event by the seed's random numbers: a woken task runs, a piece of a write is
 /// read or lands, an arrival, completion or control frame is delivered, a due timer or planned fault fires.
-/// Virtual time moves when nothing else is enabled, to the next moment something waits for, and now and then
-/// by a bounded jitter.
+/// Virtual time moves when nothing else is enabled, to the next moment something waits for; now and then by a
+/// bounded jitter; and past tasks that only spin (they keep waking themselves while the wire waits).
 ///
 /// **Stuck**: the run fails when nothing is enabled at any time; or when an operation of the ledger is open and
 /// all that is left to wait for are sleeps that were asked for with at least
@@ -299,6 +312,7 @@ impl World {
             endpoints: Vec::new(),
             control: ControlState::default(),
             allowed: Allowed::default(),
+            spins: Spins::default(),
             triggers: Vec::new(),
         };
         let tail = std::env::var("SIM_TAIL").ok().and_then(|text| text.parse().ok()).unwrap_or(TAIL);
@@ -325,33 +339,43 @@ impl World {
     ///
     /// # Errors
     /// The first broken promise.
-    pub fn run<T: Send + 'static>(
-        &self,
-        scenario: impl Future<Output = T> + Send + 'static,
-    ) -> Result<T, Failure> {
-        let answer = Arc::new(Mutex::new(None));
-        let slot = answer.clone();
-        let task = async move {
-            let value = scenario.await;
-            *lock(&slot) = Some(value);
+    pub fn run<T>(&self, scenario: impl Future<Output = T>) -> Result<T, Box<Failure>> {
+        let shared = &self.shared;
+        let mut scenario = pin!(scenario);
+        let (id, waker) = shared.state().tasks.reserve(NodeId::OPERATOR);
+        shared.record(Event::Spawned { node: NodeId::OPERATOR, task: id, name: "scenario" });
+        let answer = loop {
+            if let Some(failure) = shared.failure() {
+                break Err(failure);
+            }
+            let Some(step) = shared.next_step() else { continue };
+            if !matches!(step, Step::Task(task) if task == id) {
+                shared.execute(step);
+                continue;
+            }
+            shared.state().tasks.begin_poll(id);
+            let answer = shared.poll(id, || scenario.as_mut().poll(&mut Context::from_waker(&waker)));
+            // A finding of the same step comes first: the answer may rest on it.
+            if let Some(answer) = answer
+                && shared.failure().is_none()
+            {
+                break Ok(answer);
+            }
         };
-        self.shared.spawn(NodeId::OPERATOR, "scenario", Box::pin(task));
-        loop {
-            if let Some(failure) = self.shared.failure() {
-                return Err(failure);
-            }
-            if let Some(value) = lock(&answer).take() {
-                return Ok(value);
-            }
-            self.shared.step();
-        }
+        shared.state().tasks.finish(id);
+        answer
+    }
+
+    /// Keeps the last `count` events for reports and [`Handle::events`], instead of a few.
+    pub fn keep_events(&self, count: usize) {
+        lock(&self.shared.trace).keep(count);
     }
 
     /// Ends the world and checks what must hold at the end: no operation is open.
     ///
     /// # Errors
     /// The broken promise.
-    pub fn finish(self) -> Result<Summary, Failure> {
+    pub fn finish(self) -> Result<Summary, Box<Failure>> {
         let shared = &self.shared;
         let (done, failed, crashes) = {
             let ledger = shared.ledger();
@@ -386,12 +410,13 @@ impl Drop for World {
         (0..count).for_each(|node| self.shared.owners().forget_node(NodeId(node)));
         let mut state = self.shared.state();
         state.nodes.iter_mut().for_each(|node| node.alive = false);
-        let mut trash: Trash = Vec::new();
-        trash.push(Box::new(state.tasks.remove_node(None)));
-        trash.push(Box::new(state.agenda.remove_node(None)));
-        trash.push(Box::new(state.agenda.clear_actions()));
-        trash.push(Box::new(std::mem::take(&mut state.endpoints)));
-        trash.push(Box::new(std::mem::take(&mut state.control)));
+        let trash: Trash = vec![
+            Box::new(state.tasks.remove_node(None)),
+            Box::new(state.agenda.remove_node(None)),
+            Box::new(state.agenda.clear_actions()),
+            Box::new(std::mem::take(&mut state.endpoints)),
+            Box::new(std::mem::take(&mut state.control)),
+        ];
         drop(state);
         drop(trash);
     }
@@ -477,6 +502,11 @@ impl Handle {
     /// Virtual time.
     pub fn now(&self) -> Duration {
         self.shared.now()
+    }
+
+    /// The last events, oldest first.
+    pub fn events(&self) -> Vec<(Duration, Event)> {
+        lock(&self.shared.trace).tail()
     }
 
     /// Checks that `bytes` are the content of `transfer` (S2); a difference ends the run.

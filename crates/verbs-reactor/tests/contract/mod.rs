@@ -68,16 +68,20 @@ where
     }
 }
 
-/// One test per rule of the contract and flavour of runtime, for the fabric that `$setup` describes.
+/// One test per rule of the contract and flavour of runtime, for the fabric that `$setup` describes. With
+/// `run: $run`, one test per rule, run by `$run` instead of [`bounded`].
 #[macro_export]
 macro_rules! contract_suite {
     ($setup:expr) => {
-        $crate::contract_suite!(@flavour current_thread, CurrentThread, $setup);
-        $crate::contract_suite!(@flavour two_workers, TwoWorkers, $setup);
+        $crate::contract_suite!(@flavour current_thread, CurrentThread, $setup, $crate::contract::bounded);
+        $crate::contract_suite!(@flavour two_workers, TwoWorkers, $setup, $crate::contract::bounded);
     };
-    (@flavour $module:ident, $flavour:ident, $setup:expr) => {
+    ($setup:expr, run: $run:path) => {
+        $crate::contract_suite!(@flavour contract_rules, CurrentThread, $setup, $run);
+    };
+    (@flavour $module:ident, $flavour:ident, $setup:expr, $run:path) => {
         mod $module {
-            $crate::contract_suite!(@rules $flavour, $setup,
+            $crate::contract_suite!(@rules $flavour, $setup, $run,
                 writes: [
                     a_write_is_visible_at_its_immediate,
                     a_plain_write_is_visible_at_the_next_immediate,
@@ -135,12 +139,12 @@ macro_rules! contract_suite {
             );
         }
     };
-    (@rules $flavour:ident, $setup:expr, $($module:ident: [$($rule:ident,)*])*) => {
+    (@rules $flavour:ident, $setup:expr, $run:path, $($module:ident: [$($rule:ident,)*])*) => {
         $(mod $module {
             $(
                 #[test]
                 fn $rule() {
-                    $crate::contract::bounded($crate::contract::Flavour::$flavour, |runtime| {
+                    $run($crate::contract::Flavour::$flavour, |runtime| {
                         $crate::contract::$module::$rule($setup, runtime)
                     });
                 }

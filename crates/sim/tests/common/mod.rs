@@ -1,0 +1,125 @@
+//! Two processes of a world with memory and a connection between them.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
+#![allow(unreachable_pub, dead_code)] // each test binary uses its part
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures::future::join;
+use memory::{Block, BlockId, BlockVisitor, Buf, GrantEnd, Granted, Pool, PoolConfig, VisitError};
+use sim::{Handle, Node};
+use verbs_reactor::{
+    Access, Arrival, ConnectParams, Domain, Fabric, QueuePair, QueuePairConfig, RemoteRange, RemoteRegion,
+    Role,
+};
+
+/// Registers each block of a pool.
+#[derive(Debug)]
+struct Registrar {
+    domain: Arc<dyn Domain>,
+    access: Access,
+    regions: Mutex<BTreeMap<BlockId, RemoteRegion>>,
+}
+
+impl BlockVisitor for Registrar {
+    fn block_added(&self, block: &Block) -> Result<(), VisitError> {
+        let region = self.domain.register(block, self.access).map_err(|error| VisitError(Arc::new(error)))?;
+        self.regions.lock().unwrap().insert(block.id(), region);
+        Ok(())
+    }
+}
+
+/// One process: a domain, a pool to send from and a pool to receive into.
+#[derive(Debug)]
+pub struct Side {
+    pub handle: Handle,
+    pub node: Node,
+    pub domain: Arc<dyn Domain>,
+    pub source: Pool,
+    pub receive: Pool,
+    registrar: Arc<Registrar>,
+}
+
+/// Memory lent to the peer.
+#[derive(Debug)]
+pub struct Lent {
+    pub granted: Granted,
+    pub range: RemoteRange,
+    pub region: RemoteRegion,
+}
+
+impl Lent {
+    /// Its content, once that has come.
+    pub fn take(self) -> Buf {
+        self.granted.end(GrantEnd::Content).unwrap().freeze()
+    }
+}
+
+impl Side {
+    pub fn new(handle: &Handle, address: &str) -> Arc<Self> {
+        let node = handle.start_node(address).unwrap();
+        let domain = node.fabric().open_domain().unwrap();
+        let config =
+            |name| PoolConfig { block_bytes: 64 << 10, cap_bytes: 256 << 10, ..PoolConfig::new(name) };
+        let source = node.pool(config("source")).unwrap();
+        let receive = node.pool(config("receive")).unwrap();
+        let registrar = |access| {
+            let domain = domain.clone();
+            Arc::new(Registrar { domain, access, regions: Mutex::default() })
+        };
+        source.add_visitor(registrar(Access::LOCAL)).unwrap();
+        let registrar = registrar(Access::RECEIVE);
+        receive.add_visitor(registrar.clone()).unwrap();
+        Arc::new(Self { handle: handle.clone(), node, domain, source, receive, registrar })
+    }
+
+    /// A frozen buffer with the content of `transfer`.
+    pub async fn filled(&self, length: usize, transfer: u64) -> Buf {
+        let mut buffer = self.source.alloc(length).await.unwrap();
+        self.handle.pattern().fill(transfer, &mut buffer);
+        buffer.freeze()
+    }
+
+    /// Lends a buffer with whatever was in it.
+    pub async fn lend(&self, length: usize) -> Lent {
+        let granted = self.receive.alloc(length).await.unwrap().grant();
+        let region = self.registrar.regions.lock().unwrap()[&granted.block().unwrap().id()];
+        let range = RemoteRange {
+            region: region.region,
+            generation: region.generation,
+            offset: granted.offset() as u64,
+            length: length as u64,
+        };
+        Lent { granted, range, region }
+    }
+
+    /// Lends a buffer and tells `writer` of it.
+    pub async fn lend_to(&self, writer: &QueuePair, length: usize) -> Lent {
+        let lent = self.lend(length).await;
+        writer.add_remote_region(lent.region);
+        lent
+    }
+}
+
+/// Connects two sides.
+pub async fn connect(left: &Side, right: &Side, depths: QueuePairConfig) -> (QueuePair, QueuePair) {
+    let (dialer, acceptor) = (left.domain.prepare(depths).unwrap(), right.domain.prepare(depths).unwrap());
+    let limit = Duration::from_secs(10);
+    let params = |peer, role| ConnectParams { peer, role, peer_host: None, limit };
+    let dial = params(acceptor.connection_data(), Role::Dialer);
+    let accept = params(dialer.connection_data(), Role::Acceptor);
+    let (dialed, accepted) = join(dialer.connect(dial), acceptor.connect(accept)).await;
+    (dialed.unwrap(), accepted.unwrap())
+}
+
+/// The value and length of an arrival.
+pub fn immediate(arrival: Arrival) -> (u32, u64) {
+    match arrival {
+        Arrival::Immediate { immediate, length } => (immediate.0, length),
+        other => panic!("not an immediate: {other:?}"),
+    }
+}

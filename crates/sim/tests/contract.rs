@@ -1,0 +1,62 @@
+//! The fabric contract, on worlds of several seeds.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../../verbs-reactor/tests/contract/mod.rs"]
+mod contract;
+
+use std::{cell::RefCell, ops::Range, sync::Arc};
+
+use contract::Flavour;
+use sim::{Allowed, Handle, World};
+use verbs_reactor::{Fabric, Runtime};
+
+/// Each rule must hold under this many seeds, unless `SIM_SEEDS` says otherwise.
+const SEEDS: u64 = 5;
+
+thread_local! {
+    /// The world that the test's rule runs in, and how many processes it has made there.
+    static CURRENT: RefCell<Option<(Handle, u32)>> = const { RefCell::new(None) };
+}
+
+/// One more process of the current world.
+fn fabric(_runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
+    CURRENT.with_borrow_mut(|current| {
+        let (handle, count) = current.as_mut().unwrap();
+        *count += 1;
+        handle.start_node(&format!("process:{count}")).unwrap().fabric()
+    })
+}
+
+fn on_worlds<T, F>(_flavour: Flavour, test: T)
+where
+    T: Fn(Arc<dyn Runtime>) -> F + Send + 'static,
+    F: Future<Output = ()>,
+{
+    // Only for its limit of real time: the worlds have runtimes of their own.
+    contract::bounded(Flavour::TwoWorkers, |_runtime| async move {
+        seeds().for_each(|seed| on_world(seed, &test))
+    });
+}
+
+fn seeds() -> Range<u64> {
+    let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    number("SIM_SEED").map_or(0..number("SIM_SEEDS").unwrap_or(SEEDS), |seed| seed..seed + 1)
+}
+
+fn on_world<F: Future<Output = ()>>(seed: u64, test: impl Fn(Arc<dyn Runtime>) -> F) {
+    let world = World::new(seed);
+    let handle = world.handle();
+    // The rules break rules on purpose, on pools of their own.
+    let mut allowed = Allowed::default();
+    allowed.refusals = true;
+    allowed.receiver_not_ready = true;
+    allowed.unobserved_memory = true;
+    handle.allow(allowed);
+    CURRENT.set(Some((handle.clone(), 0)));
+    world.run(test(handle.runtime())).unwrap();
+    CURRENT.set(None);
+    world.finish().unwrap();
+}
+
+contract_suite!(crate::contract::Setup { fabric: crate::fabric, peer_host: None }, run: crate::on_worlds);
