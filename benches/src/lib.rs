@@ -1,1 +1,136 @@
-//! Helpers shared by the benchmarks.
+//! What the benchmarks share: a server in a process of its own, and the physical limits that its figures are
+//! read against.
+
+#![forbid(unsafe_code)]
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    process::{Child, Command, Stdio},
+};
+
+use tensorwire::{DataType, FabricKind, Tensor, Worker, WorkerError};
+
+/// Set in the environment of the child that serves.
+const SERVE: &str = "TENSORWIRE_BENCH_SERVE";
+
+/// Sizes that are pulled, in bytes.
+pub const SIZES: [usize; 5] = [8, 4 << 10, 64 << 10, 1 << 20, 16 << 20];
+
+/// The name a tensor of `bytes` bytes is published under.
+pub fn tensor_name(bytes: usize) -> String {
+    format!("tensor of {bytes} bytes")
+}
+
+/// Runs the server instead of the benchmarks when this process is the server's; call it first in `main`.
+pub fn serve_if_child() {
+    if std::env::var_os(SERVE).is_none() {
+        return;
+    }
+    let served = tokio::runtime::Builder::new_current_thread().enable_all().build().map(|runtime| {
+        runtime.block_on(serve()).unwrap_or_else(|error| eprintln!("the benchmark's server failed: {error}"));
+    });
+    std::process::exit(i32::from(served.is_err()));
+}
+
+/// Publishes a tensor of each size, tells the address, and ends when the parent's end of stdin closes.
+async fn serve() -> Result<(), WorkerError> {
+    let worker = Worker::builder("/job:bench/replica:0/task:0").start().await?;
+    for bytes in SIZES {
+        let mut buffer = worker.pool().try_alloc(bytes)?;
+        buffer.fill(7);
+        worker.publish(&tensor_name(bytes), Tensor::new(buffer, DataType::U8, &[bytes as u64])?)?;
+    }
+    println!("{}", worker.address());
+    let (told, closed) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        let _ = told.send(());
+    });
+    let _ = closed.await;
+    worker.shutdown().await;
+    Ok(())
+}
+
+/// The serving child; ends with this value.
+#[derive(Debug)]
+pub struct Server {
+    child: Child,
+    /// Where it listens.
+    pub address: String,
+}
+
+impl Server {
+    /// Starts this program again as the server.
+    ///
+    /// # Errors
+    /// The child cannot be started, or says nothing.
+    pub fn start() -> std::io::Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .env(SERVE, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut address = String::new();
+        if let Some(stdout) = child.stdout.take() {
+            BufReader::new(stdout).read_line(&mut address)?;
+        }
+        Ok(Self { child, address: address.trim().to_owned() })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// A worker that pulls from `server` over `kind` alone.
+///
+/// # Errors
+/// The server cannot be reached over that fabric.
+pub async fn puller(server: &Server, kind: FabricKind) -> Result<(Worker, tensorwire::Peer), WorkerError> {
+    let name = format!("/job:bench_{kind}/replica:0/task:0");
+    let worker = Worker::builder(&name).require(kind).start().await?;
+    let peer = worker.peer_at(&server.address).await?;
+    Ok((worker, peer))
+}
+
+/// A blocking TCP stream over loopback whose other end, a thread, answers every byte with as many bytes as were
+/// agreed: the physical limit of a pull over TCP.
+#[derive(Debug)]
+pub struct RawPull {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+}
+
+impl RawPull {
+    /// Pulls of `bytes` bytes.
+    ///
+    /// # Errors
+    /// The sockets cannot be had.
+    pub fn new(bytes: usize) -> std::io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
+        std::thread::spawn(move || {
+            let Ok((mut stream, _)) = listener.accept() else { return };
+            let _ = stream.set_nodelay(true);
+            let payload = vec![7u8; bytes];
+            let mut ask = [0];
+            while stream.read_exact(&mut ask).is_ok() && stream.write_all(&payload).is_ok() {}
+        });
+        let stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, buffer: vec![0; bytes] })
+    }
+
+    /// One pull.
+    ///
+    /// # Errors
+    /// The stream broke.
+    pub fn pull(&mut self) -> std::io::Result<()> {
+        self.stream.write_all(&[1])?;
+        self.stream.read_exact(&mut self.buffer)
+    }
+}

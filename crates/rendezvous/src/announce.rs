@@ -7,7 +7,7 @@ use std::{
 
 use protocol::wire::control::{ControlFrame, RegionRecord};
 use tokio::sync::oneshot;
-use verbs_reactor::{Runtime, RemoteRegion};
+use verbs_reactor::{RemoteRegion, Runtime};
 
 use crate::control::FrameSender;
 
@@ -73,11 +73,14 @@ impl Announcer {
         let frame = ControlFrame::RegionAdd { connection: self.connection, region: record(&region) };
         let sender = self.sender.clone();
         // A task of its own, so that a dropped receive does not leave others waiting for a frame never sent.
-        self.runtime.spawn("announce region", Box::pin(async move {
-            if let Err(error) = sender.send(frame.encode()).await {
-                tracing::debug!(%error, "a region could not be announced");
-            }
-        }));
+        self.runtime.spawn(
+            "announce region",
+            Box::pin(async move {
+                if let Err(error) = sender.send(frame.encode()).await {
+                    tracing::debug!(%error, "a region could not be announced");
+                }
+            }),
+        );
         Ok(Some(confirmation))
     }
 

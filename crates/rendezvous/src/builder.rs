@@ -18,8 +18,7 @@ use verbs_reactor::{
 use crate::{
     ClusterSpec, Worker, WorkerError,
     control::{
-        ControlPlane, Secret,
-        grpc::{GrpcConfig, GrpcPlane},
+        ControlPlane, GrpcConfig, GrpcPlane, Secret,
         secret::{SECRET_FILE_VARIABLE, read_secret_file},
     },
     node::{Node, Peers},
@@ -52,6 +51,13 @@ pub struct WorkerBuilder {
 }
 
 const GIB: u64 = 1 << 30;
+
+/// The fabrics that work here, in order of preference, and why the others do not.
+#[derive(Debug, Default)]
+struct OpenedFabrics {
+    usable: Vec<LocalFabric>,
+    unavailable: Vec<(FabricKind, String)>,
+}
 
 impl WorkerBuilder {
     pub(crate) fn new(name: &str) -> Self {
@@ -226,7 +232,9 @@ impl WorkerBuilder {
     /// Dropping the future gives everything back.
     pub async fn start(self) -> Result<Worker, WorkerError> {
         worker_device(&self.name).map_err(|status| config("name", &self.name, &status.message))?;
-        self.parameters.check().map_err(|problem| config("parameters", "out of range", &problem.to_string()))?;
+        self.parameters
+            .check()
+            .map_err(|problem| config("parameters", "out of range", &problem.to_string()))?;
         let runtime = self.pick_runtime()?;
         let secret = self.pick_secret()?;
         let caps = PoolCaps {
@@ -236,7 +244,7 @@ impl WorkerBuilder {
             message_bytes: GIB,
         };
         let pools = Pools::new(caps, self.observer.as_ref())?;
-        let (fabrics, unavailable) = self.open_fabrics(&runtime, &pools)?;
+        let OpenedFabrics { usable: fabrics, unavailable } = self.open_fabrics(&runtime, &pools)?;
         let (control, accept_secret) = self.pick_control(secret.clone())?;
         let incarnation = runtime.random();
         let values = Arc::new(Values {
@@ -283,42 +291,41 @@ impl WorkerBuilder {
             return Ok(Some(secret.clone()));
         }
         let variable = || std::env::var_os(SECRET_FILE_VARIABLE).map(PathBuf::from);
-        let path = self.secret_file.clone().or_else(|| if self.control.is_none() { variable() } else { None });
+        let path =
+            self.secret_file.clone().or_else(|| if self.control.is_none() { variable() } else { None });
         let secret = path.map(|path| read_secret_file(&path)).transpose();
         secret.map_err(|error| config("secret file", "", &error.to_string()))
     }
 
-    fn pick_control(&self, secret: Option<Secret>) -> Result<(Arc<dyn ControlPlane>, Option<Secret>), WorkerError> {
+    fn pick_control(
+        &self,
+        secret: Option<Secret>,
+    ) -> Result<(Arc<dyn ControlPlane>, Option<Secret>), WorkerError> {
         if let Some(control) = &self.control {
             return Ok((control.clone(), secret));
         }
-        let plane = GrpcPlane::bind(GrpcConfig { address: self.bind.clone(), secret, ..GrpcConfig::default() })?;
+        let plane = GrpcPlane::bind(GrpcConfig::new(self.bind.clone()).secret(secret))?;
         let accept = plane.secret().cloned();
         Ok((Arc::new(plane), accept))
     }
 
-    /// The fabrics that work here, in order of preference, and why the others do not.
-    fn open_fabrics(
-        &self,
-        runtime: &Arc<dyn Runtime>,
-        pools: &Pools,
-    ) -> Result<(Vec<LocalFabric>, Vec<(FabricKind, String)>), WorkerError> {
+    fn open_fabrics(&self, runtime: &Arc<dyn Runtime>, pools: &Pools) -> Result<OpenedFabrics, WorkerError> {
         if let Some(own) = &self.local_fabrics {
             let opened = own.iter().map(|fabric| LocalFabric::open(&**fabric, pools));
-            return Ok((opened.collect::<Result<_, _>>()?, Vec::new()));
+            return Ok(OpenedFabrics { usable: opened.collect::<Result<_, _>>()?, unavailable: Vec::new() });
         }
-        let (mut usable, mut unavailable) = (Vec::new(), Vec::new());
+        let mut fabrics = OpenedFabrics::default();
         for &kind in &self.fabrics {
             match self.built_in(kind, runtime).and_then(|fabric| LocalFabric::open(&*fabric, pools)) {
-                Ok(fabric) => usable.push(fabric),
+                Ok(fabric) => fabrics.usable.push(fabric),
                 Err(error) if self.required => return Err(error),
                 Err(error) => {
                     tracing::warn!(fabric = %kind, %error, "this fabric cannot be used here");
-                    unavailable.push((kind, error.to_string()));
+                    fabrics.unavailable.push((kind, error.to_string()));
                 }
             }
         }
-        Ok((usable, unavailable))
+        Ok(fabrics)
     }
 
     fn built_in(&self, kind: FabricKind, runtime: &Arc<dyn Runtime>) -> Result<Arc<dyn Fabric>, WorkerError> {
@@ -330,7 +337,10 @@ impl WorkerBuilder {
                 let ip = ip.unwrap_or(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST));
                 Ok(Arc::new(TcpFabric::new(runtime.clone(), TcpConfig { bind: ip, ..TcpConfig::default() })))
             }
-            other => Err(FabricError::Unsupported { kind: other, what: "be used by a worker yet: use shm or tcp" }.into()),
+            other => {
+                Err(FabricError::Unsupported { kind: other, what: "be used by a worker yet: use shm or tcp" }
+                    .into())
+            }
         }
     }
 }

@@ -9,7 +9,8 @@ use protocol::{
     wire::control::{Connect, ControlFrame, RingOffer},
 };
 use verbs_reactor::{
-    ConnectParams, ConnectionData, FabricError, Prepared, QueuePair, QueuePairConfig, RemoteRegion, Role, timeout,
+    ConnectParams, ConnectionData, FabricError, Prepared, QueuePair, QueuePairConfig, RemoteRegion, Role,
+    timeout,
 };
 
 use crate::{
@@ -53,7 +54,11 @@ impl Node {
         let (session, found) = self.dial(&address).await?;
         if found.name() != peer.name() {
             let remedy = format!("the worker there is {}; correct the cluster's addresses", found.name());
-            return Err(WorkerError::Config { field: "cluster", value: format!("{} at {address}", peer.name()), remedy });
+            return Err(WorkerError::Config {
+                field: "cluster",
+                value: format!("{} at {address}", peer.name()),
+                remedy,
+            });
         }
         Ok(session)
     }
@@ -70,7 +75,8 @@ impl Node {
         let mut session = self.control.dial(address).await?;
         let me = self.introduction();
         let limit = self.connect_limit;
-        let them = handshake::dial(&mut session, &me, secret.as_ref(), &*self.runtime, limit, address).await?;
+        let them =
+            handshake::dial(&mut session, &me, secret.as_ref(), &*self.runtime, limit, address).await?;
         self.begin_session(session, them, Some(address))
     }
 
@@ -78,7 +84,8 @@ impl Node {
     pub(crate) async fn welcome(self: Arc<Self>, mut session: ControlSession) {
         let me = self.introduction();
         let secret = self.accept_secret.clone();
-        let met = handshake::accept(&mut session, &me, secret.as_ref(), &*self.runtime, self.connect_limit).await;
+        let met =
+            handshake::accept(&mut session, &me, secret.as_ref(), &*self.runtime, self.connect_limit).await;
         let begun = match met {
             Ok(them) => self.begin_session(session, them, None).map(drop),
             Err(error) => Err(error.into()),
@@ -108,14 +115,22 @@ impl Node {
     }
 
     /// Tries the fabrics both ends have, in this worker's order of preference.
-    async fn open_data(self: &Arc<Self>, peer: &Peer, session: &Arc<Session>) -> Result<Arc<DataConnection>, WorkerError> {
-        let mut tried: Vec<String> = self.unavailable.iter().map(|(kind, why)| format!("{kind}: {why}")).collect();
+    async fn open_data(
+        self: &Arc<Self>,
+        peer: &Peer,
+        session: &Arc<Session>,
+    ) -> Result<Arc<DataConnection>, WorkerError> {
+        let mut tried: Vec<String> =
+            self.unavailable.iter().map(|(kind, why)| format!("{kind}: {why}")).collect();
         for fabric in &self.fabrics {
             let offered = session.peer.fabrics.iter().find(|(kind, _)| *kind == fabric_number(fabric.kind));
             match offered {
                 None => tried.push(format!("{}: the peer does not offer it", fabric.kind)),
                 Some((_, reach)) if *reach != fabric.reach => {
-                    tried.push(format!("{}: the peer is on another host or belongs to another user", fabric.kind));
+                    tried.push(format!(
+                        "{}: the peer is on another host or belongs to another user",
+                        fabric.kind
+                    ));
                 }
                 Some(_) => match self.open_over(fabric, session).await {
                     Ok(connection) => {
@@ -136,7 +151,11 @@ impl Node {
         session: &Arc<Session>,
     ) -> Result<Arc<DataConnection>, WorkerError> {
         let half = self.prepare(fabric)?;
-        let lost = |detail: String| FabricError::Connect { kind: fabric.kind, step: "agreeing with the peer", detail };
+        let lost = |detail: String| FabricError::Connect {
+            kind: fabric.kind,
+            step: "agreeing with the peer",
+            detail,
+        };
         let (number, answered) = session.open().map_err(lost)?;
         let ring = half.ring.clone();
         let opened = async {
@@ -194,7 +213,10 @@ impl Node {
     ) -> Result<(&'node LocalFabric, Half), Status> {
         let fabric = self.fabrics.iter().find(|fabric| fabric_number(fabric.kind) == offer.kind);
         let fabric = fabric.ok_or_else(|| {
-            Status::new(Code::Unavailable, format!("{} does not offer fabric number {}", self.name, offer.kind))
+            Status::new(
+                Code::Unavailable,
+                format!("{} does not offer fabric number {}", self.name, offer.kind),
+            )
         })?;
         let half = self.prepare(fabric).map_err(|error| Status::new(Code::Unavailable, error.to_string()))?;
         if let Err(status) = session.open_for_peer(offer.connection) {
@@ -237,7 +259,8 @@ impl Node {
     ) -> Result<Arc<DataConnection>, WorkerError> {
         let Half { prepared, ring, known, .. } = half;
         let (peer, limit) = (ConnectionData(other.data), self.connect_limit);
-        let queue_pair = prepared.connect(ConnectParams { peer, role, peer_host: session.peer_host, limit }).await?;
+        let queue_pair =
+            prepared.connect(ConnectParams { peer, role, peer_host: session.peer_host, limit }).await?;
         other.regions.iter().for_each(|record| queue_pair.add_remote_region(region(record)));
         let channel = FabricChannel {
             queue_pair: QueuePair::clone(&queue_pair),
@@ -246,7 +269,8 @@ impl Node {
             peer_ring: other.ring.destination,
             held: Arc::default(),
         };
-        let announcer = Announcer::new(other.connection, session.sender.clone(), self.runtime.clone(), &known);
+        let announcer =
+            Announcer::new(other.connection, session.sender.clone(), self.runtime.clone(), &known);
         let allocator = ReceiveAllocator {
             pool: self.pools.receive.clone(),
             regions: fabric.regions.clone(),

@@ -137,7 +137,11 @@ impl DataConnection {
         let transfer = name.clone();
         match error {
             TransferError::Remote(status) => WorkerError::Remote { transfer, status },
-            other => WorkerError::PeerLost { transfer, transport: self.kind.to_string(), detail: other.to_string() },
+            other => WorkerError::PeerLost {
+                transfer,
+                transport: self.kind.to_string(),
+                detail: other.to_string(),
+            },
         }
     }
 }

@@ -46,8 +46,11 @@ impl HeldPosts {
         let mut queue = self.lock();
         if queue.is_empty() {
             match queue_pair.post_now(&request) {
-                // Nobody awaits it: the slot keeps the bytes, and a failure shows as the connection's.
-                Ok(operation) => return Ok(drop(operation)),
+                Ok(operation) => {
+                    // Nobody awaits it: the slot keeps the bytes, and a failure shows as the connection's.
+                    drop(operation);
+                    return Ok(());
+                }
                 Err(FabricError::SendQueueFull { .. }) => {}
                 Err(error) => return Err(lost(&error)),
             }
@@ -93,7 +96,12 @@ impl HeldPosts {
 }
 
 impl FabricChannel {
-    fn post(&self, local: Buf, remote: Option<RemoteRange>, immediate: Option<Immediate>) -> Result<(), ChannelError> {
+    fn post(
+        &self,
+        local: Buf,
+        remote: Option<RemoteRange>,
+        immediate: Option<Immediate>,
+    ) -> Result<(), ChannelError> {
         self.held.post(&self.queue_pair, WorkRequest::Write { local, remote, immediate })
     }
 
@@ -142,7 +150,8 @@ impl Channel for FabricChannel {
     type Write = ContentWrite;
 
     fn post_message(&self, first: RingSpan, second: RingSpan, bytes: &[u8]) -> Result<(), ChannelError> {
-        let mut buffer = self.message_pool.try_alloc(bytes.len()).map_err(|error| ChannelError(error.to_string()))?;
+        let mut buffer =
+            self.message_pool.try_alloc(bytes.len()).map_err(|error| ChannelError(error.to_string()))?;
         buffer.copy_from_slice(bytes);
         let buffer = buffer.freeze();
         let split = first.length as usize;
@@ -160,7 +169,12 @@ impl Channel for FabricChannel {
         self.post(Buf::empty(), None, Some(ACKNOWLEDGEMENT))
     }
 
-    fn write_content(&self, bytes: Option<Buf>, destination: Option<Destination>, immediate: u32) -> ContentWrite {
+    fn write_content(
+        &self,
+        bytes: Option<Buf>,
+        destination: Option<Destination>,
+        immediate: u32,
+    ) -> ContentWrite {
         let immediate = Immediate(immediate);
         let (Some(bytes), Some(destination)) = (bytes, destination) else {
             return ContentWrite(self.queue_pair.notify(immediate));
@@ -225,7 +239,10 @@ impl Allocator for ReceiveAllocator {
         let buffer = self.pool.alloc(length).await.map_err(|error| exhausted(&error))?;
         let region = buffer.block().and_then(|block| self.regions.get(block.id()));
         let region = region.ok_or_else(|| exhausted(&"its block is not registered with the fabric"))?;
-        self.announcer.confirmed(region).await.map_err(|why| Status::new(protocol::Code::Unavailable, why))?;
+        self.announcer
+            .confirmed(region)
+            .await
+            .map_err(|why| Status::new(protocol::Code::Unavailable, why))?;
         let granted = buffer.grant();
         let destination = Destination {
             region: region.region.0,

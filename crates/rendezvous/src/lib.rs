@@ -1,10 +1,10 @@
 //! Keys, steps, published tensors and workers: what users program against.
 //!
-//! A `Worker` is one process of a cluster. It publishes tensors that any peer may fetch, and sends tensors
+//! A [`Worker`] is one process of a cluster. It publishes tensors that any peer may fetch, and sends tensors
 //! of a step that one peer receives. Peers connect on first use, over the best fabric both ends have; which
-//! one is logged once and told by `Worker::peers`.
+//! one is logged once and told by [`Worker::peers`].
 //!
-//! ```ignore
+//! ```no_run
 //! use rendezvous::{Tensor, Worker};
 //!
 //! # async fn example() -> Result<(), rendezvous::WorkerError> {
@@ -24,13 +24,28 @@
 
 pub mod control;
 
+mod announce;
+mod builder;
 mod cluster;
+mod connect;
+mod data;
 mod error;
+mod fabric_channel;
+mod node;
+mod peer;
+mod pools;
 mod published;
+mod serve;
+mod session;
 mod table;
 mod tensor;
+mod values;
+mod worker;
 
+pub use builder::WorkerBuilder;
 pub use cluster::ClusterSpec;
 pub use error::{TransferName, WorkerError};
+pub use peer::Peer;
 pub use published::Published;
 pub use tensor::{Element, Tensor};
+pub use worker::{PeerInfo, Step, Worker};

@@ -57,7 +57,11 @@ impl Node {
             worker: self.name.clone(),
             incarnation: self.incarnation,
             listen_address: Some(self.address.clone()),
-            fabrics: self.fabrics.iter().map(|fabric| (fabric_number(fabric.kind), fabric.reach.clone())).collect(),
+            fabrics: self
+                .fabrics
+                .iter()
+                .map(|fabric| (fabric_number(fabric.kind), fabric.reach.clone()))
+                .collect(),
         }
     }
 

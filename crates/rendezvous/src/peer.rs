@@ -106,7 +106,10 @@ impl Peer {
         ended.clone().unwrap_or(Err(WorkerError::ShutDown))
     }
 
-    fn link_or_attempt(&self, node: &Arc<Node>) -> Result<Arc<DataConnection>, watch::Receiver<Option<Attempt>>> {
+    fn link_or_attempt(
+        &self,
+        node: &Arc<Node>,
+    ) -> Result<Arc<DataConnection>, watch::Receiver<Option<Attempt>>> {
         let mut state = self.lock();
         match &state.link {
             Link::Up(connection) if !connection.is_over() => return Ok(connection.clone()),
@@ -117,14 +120,17 @@ impl Peer {
         state.link = Link::Connecting(attempt.clone());
         drop(state);
         let (peer, connecting) = (self.clone(), node.clone());
-        node.runtime.spawn("connect", Box::pin(async move {
-            let ended = connecting.connect(&peer).await;
-            peer.lock().link = match &ended {
-                Ok(connection) => Link::Up(connection.clone()),
-                Err(_) => Link::Idle,
-            };
-            let _ = tell.send(Some(ended));
-        }));
+        node.runtime.spawn(
+            "connect",
+            Box::pin(async move {
+                let ended = connecting.connect(&peer).await;
+                peer.lock().link = match &ended {
+                    Ok(connection) => Link::Up(connection.clone()),
+                    Err(_) => Link::Idle,
+                };
+                let _ = tell.send(Some(ended));
+            }),
+        );
         Err(attempt)
     }
 

@@ -36,7 +36,10 @@ pub(crate) struct Pools {
 const SMALL_BLOCK_BYTES: usize = 1 << 20;
 
 impl Pools {
-    pub(crate) fn new(caps: PoolCaps, observer: Option<&Arc<dyn MemoryObserver>>) -> Result<Self, MemoryError> {
+    pub(crate) fn new(
+        caps: PoolCaps,
+        observer: Option<&Arc<dyn MemoryObserver>>,
+    ) -> Result<Self, MemoryError> {
         let pool = |name, cap_bytes, block_bytes: Option<usize>| {
             let mut config = PoolConfig { cap_bytes, observer: observer.cloned(), ..PoolConfig::new(name) };
             if let Some(bytes) = block_bytes {
@@ -68,7 +71,11 @@ impl LocalFabric {
         let domain = fabric.open_domain()?;
         let regions = Arc::new(Regions::default());
         let register = |pool: &Pool, access| {
-            pool.add_visitor(Arc::new(RegisterBlocks { domain: domain.clone(), access, regions: regions.clone() }))
+            pool.add_visitor(Arc::new(RegisterBlocks {
+                domain: domain.clone(),
+                access,
+                regions: regions.clone(),
+            }))
         };
         register(&pools.source, Access::LOCAL)?;
         register(&pools.message, Access::LOCAL)?;

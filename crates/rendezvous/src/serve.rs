@@ -35,7 +35,11 @@ impl Node {
     }
 
     /// Acts on the peer's frames until the session is over, then ends everything that was set up over it.
-    pub(crate) async fn serve_session(self: Arc<Self>, session: Arc<Session>, mut receiver: Box<dyn FrameReceiver>) {
+    pub(crate) async fn serve_session(
+        self: Arc<Self>,
+        session: Arc<Session>,
+        mut receiver: Box<dyn FrameReceiver>,
+    ) {
         let closing = self.closing.subscribe();
         let why = loop {
             match unless_closing(&closing, Session::next_frame(&mut *receiver)).await {
@@ -51,7 +55,9 @@ impl Node {
         tracing::debug!(peer = session.peer.worker, why, "session over");
         let connections = session.fail(&why);
         if self.is_closing() {
-            let _ = session.send(ControlFrame::Goodbye { status: Status::new(Code::Unavailable, why.as_str()) }).await;
+            let _ = session
+                .send(ControlFrame::Goodbye { status: Status::new(Code::Unavailable, why.as_str()) })
+                .await;
         }
         for connection in connections {
             connection.close(&why).await;

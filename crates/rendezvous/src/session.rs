@@ -116,7 +116,10 @@ impl Session {
         let mut state = self.lock();
         let ours = (number & ACCEPTED == 0) == self.dialled;
         if ours || state.connections.contains_key(&number) || state.connections.len() >= CONNECTIONS_MAX {
-            return Err(Status::new(Code::InvalidArgument, format!("connection number {number} cannot be used")));
+            return Err(Status::new(
+                Code::InvalidArgument,
+                format!("connection number {number} cannot be used"),
+            ));
         }
         state.connections.insert(number, Entry::Opening(Vec::new()));
         Ok(())

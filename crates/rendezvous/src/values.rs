@@ -45,7 +45,8 @@ impl Values {
 
     /// Checks that `key` names a device of this worker in this life of it.
     fn check_key(&self, text: &str) -> Result<Key, Status> {
-        let key: Key = text.parse().map_err(|error| Status::new(Code::InvalidArgument, format!("{error}")))?;
+        let key: Key =
+            text.parse().map_err(|error| Status::new(Code::InvalidArgument, format!("{error}")))?;
         if !key.source_device().is_same_address_space(&worker_device(&self.worker)?) {
             let message = format!("Invalid rendezvous key (src): {text} @ {}", self.worker);
             return Err(Status::new(Code::InvalidArgument, message));

@@ -162,7 +162,12 @@ impl Worker {
     ///
     /// # Cancel safety
     /// As [`fetch`](Self::fetch).
-    pub async fn fetch_timeout(&self, peer: &Peer, name: &str, limit: Duration) -> Result<Tensor, WorkerError> {
+    pub async fn fetch_timeout(
+        &self,
+        peer: &Peer,
+        name: &str,
+        limit: Duration,
+    ) -> Result<Tensor, WorkerError> {
         if name.len() > protocol::limits::NAME_BYTES_MAX {
             let remedy = format!("a published name has at most {} bytes", protocol::limits::NAME_BYTES_MAX);
             return Err(WorkerError::Config { field: "published name", value: name.to_owned(), remedy });
@@ -222,7 +227,8 @@ impl Worker {
 
     fn is_own(&self, device: &DeviceName) -> Result<bool, WorkerError> {
         let me = worker_device(&self.node.name);
-        let me = me.map_err(|status| WorkerError::BadKey { key: self.node.name.clone(), problem: status.message })?;
+        let me = me
+            .map_err(|status| WorkerError::BadKey { key: self.node.name.clone(), problem: status.message })?;
         Ok(device.is_same_address_space(&me))
     }
 
@@ -238,7 +244,8 @@ impl Worker {
             loop {
                 let (request, page) = session.ask_list().map_err(lost)?;
                 let after = all.last().map(|entry| entry.name.clone());
-                let ask = protocol::wire::control::ControlFrame::ListRequest { request, after, with_checksums };
+                let ask =
+                    protocol::wire::control::ControlFrame::ListRequest { request, after, with_checksums };
                 session.send(ask).await?;
                 let page = page.await.map_err(|_| lost(session.why_over()))?;
                 let more = page.more && !page.entries.is_empty();
@@ -309,7 +316,10 @@ impl Step {
     /// [`WorkerError::Aborted`].
     pub fn send(&self, key: &Key, tensor: Tensor) -> Result<(), WorkerError> {
         if !self.worker.is_own(key.source_device())? {
-            let problem = format!("its source is not a device of {}; send on the worker that has it", self.worker.name());
+            let problem = format!(
+                "its source is not a device of {}; send on the worker that has it",
+                self.worker.name()
+            );
             return Err(WorkerError::BadKey { key: key.to_string(), problem });
         }
         let steps = &self.worker.node.values.steps;

@@ -35,7 +35,7 @@ where
 {
     // Only for its limit of real time: the worlds have runtimes of their own.
     contract::bounded(Flavour::TwoWorkers, |_runtime| async move {
-        seeds().for_each(|seed| on_world(seed, &test))
+        seeds().for_each(|seed| on_world(seed, &test));
     });
 }
 

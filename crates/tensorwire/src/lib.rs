@@ -32,7 +32,7 @@
 pub use memory::{Buf, BufMut, MemoryError, Pool, PoolStats, copy};
 pub use protocol::{Code, Counters, DataType, DeviceName, Key, Metadata, Mode, Shape, Status};
 pub use rendezvous::{
-    ClusterSpec, Element, Peer, PeerInfo, Published, Step, Tensor, TransferName, Worker, WorkerBuilder, WorkerError,
-    control,
+    ClusterSpec, Element, Peer, PeerInfo, Published, Step, Tensor, TransferName, Worker, WorkerBuilder,
+    WorkerError, control,
 };
 pub use verbs_reactor::{FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime};

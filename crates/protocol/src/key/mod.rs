@@ -113,6 +113,15 @@ impl Key {
         self.part(4)
     }
 
+    /// The same edge for another life of the source.
+    #[must_use]
+    pub fn with_incarnation(&self, incarnation: u64) -> Self {
+        let (source, destination, edge) = (self.source(), self.destination(), self.edge());
+        let text = format!("{source};{incarnation:016x};{destination};{edge};{}", self.frame_iteration());
+        // The other parts were parsed before, so this parses too.
+        Self::parse(&text).unwrap_or_else(|_| self.clone())
+    }
+
     /// The key without its incarnation, which is compared apart: `source;destination;edge;frame:iteration`.
     pub fn table_key(&self) -> String {
         [self.source(), self.destination(), self.edge(), self.frame_iteration()].join(";")

@@ -4,9 +4,18 @@
 //! `protocol::wire::control::ControlFrame`, and who may speak is decided by the handshake above, so an
 //! in-memory plane (the simulator) and gRPC are interchangeable.
 
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::needless_pass_by_value)] // not written by hand
+mod generated;
+mod grpc;
+
+pub mod handshake;
+pub mod secret;
+
 use std::{fmt, net::IpAddr, sync::Arc};
 
 use verbs_reactor::BoxFuture;
+
+pub use self::grpc::{GrpcConfig, GrpcPlane};
 
 /// Dials and accepts sessions.
 pub trait ControlPlane: Send + Sync + fmt::Debug + 'static {
@@ -58,11 +67,15 @@ pub trait FrameSender: Send + Sync + fmt::Debug + 'static {
     /// Waits while the peer is slow (bounded buffering).
     ///
     /// # Errors
-    /// [`ControlError::Lost`], [`ControlError::Closed`].
+    /// [`ControlError::FrameTooLarge`], [`ControlError::Lost`], [`ControlError::Closed`].
     ///
     /// # Cancel safety
     /// A frame is sent whole or not at all.
     fn send(&self, frame: Vec<u8>) -> BoxFuture<'_, Result<(), ControlError>>;
+
+    /// Tells the plane that the peer has proven itself, so that the session no longer counts among the few
+    /// that unauthenticated peers may have. The handshake calls it.
+    fn admitted(&self) {}
 }
 
 /// Receives frames, in order.
@@ -148,6 +161,15 @@ pub enum ControlError {
         address: String,
         /// The rule.
         detail: String,
+    },
+    /// A frame that may not be sent.
+    #[error(
+        "a control frame of {bytes} bytes is above the limit of {} bytes; announce fewer or shorter things at once",
+        protocol::limits::CONTROL_FRAME_BYTES_MAX
+    )]
+    FrameTooLarge {
+        /// Its length.
+        bytes: usize,
     },
     /// The session broke.
     #[error("the control session is lost: {detail}")]

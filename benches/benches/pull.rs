@@ -1,0 +1,46 @@
+//! Pulls from a server in another process, against what the machine allows.
+
+#![allow(clippy::expect_used, missing_docs)] // a benchmark that cannot run stops, and its groups are its own
+
+use std::hint::black_box;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group};
+use tensorwire::FabricKind;
+use tensorwire_benches::{RawPull, SIZES, Server, puller, serve_if_child, tensor_name};
+
+fn pulls(criterion: &mut Criterion) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let server = Server::start().expect("the server");
+    let mut group = criterion.benchmark_group("pull");
+    for bytes in SIZES {
+        group.throughput(Throughput::Bytes(bytes as u64));
+        let (source, mut target) = (vec![1u8; bytes], vec![0u8; bytes]);
+        group.bench_function(BenchmarkId::new("limit memcpy", bytes), |bencher| {
+            bencher.iter(|| black_box(&mut target).copy_from_slice(black_box(&source)));
+        });
+        let mut raw = RawPull::new(bytes).expect("a stream");
+        group.bench_function(BenchmarkId::new("limit raw tcp", bytes), |bencher| {
+            bencher.iter(|| raw.pull().expect("a pull"));
+        });
+        for kind in [FabricKind::Shm, FabricKind::Tcp] {
+            let (worker, peer) = runtime.block_on(puller(&server, kind)).expect("a worker");
+            let name = tensor_name(bytes);
+            group.bench_function(BenchmarkId::new(kind.name(), bytes), |bencher| {
+                bencher.iter(|| {
+                    let pulled = runtime.block_on(worker.fetch(&peer, &name)).expect("a pull");
+                    assert_eq!(pulled.bytes().len(), bytes);
+                });
+            });
+            runtime.block_on(worker.shutdown());
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, pulls);
+
+fn main() {
+    serve_if_child();
+    benches();
+    Criterion::default().configure_from_args().final_summary();
+}

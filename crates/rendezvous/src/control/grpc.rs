@@ -1,0 +1,324 @@
+//! The control plane over gRPC.
+//!
+//! ```text
+//!  user's runtime(s)           │  the plane's thread
+//!  dial ───────────────────────┼─▶ Dialler ──▶ HTTP/2 client ─┐
+//!  accept ◀──── arrivals ──────┼── Attach ◀── HTTP/2 server ◀─┼─ Door ◀── listener
+//!  FrameSender ── frames ──────┼─▶ outgoing stream            │
+//!  FrameReceiver ◀── frames ───┼── SessionTask ◀──────────────┘
+//! ```
+//!
+//! The plane runs on a thread and a runtime of its own: user code that blocks its runtime does not keep
+//! HTTP/2 pings from being answered, so peers do not take a busy worker for a dead one. All channels between
+//! the two sides are bounded.
+//!
+//! The service is `proto/control.proto`; the code made from it is committed.
+
+mod dial;
+mod door;
+mod server;
+mod session;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    fmt,
+    net::{SocketAddr, TcpListener, ToSocketAddrs},
+    sync::{Mutex, PoisonError},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use protocol::limits::CONTROL_FRAME_BYTES_MAX;
+use tokio::sync::{mpsc, watch};
+use verbs_reactor::{BoxFuture, Elapsed};
+
+use self::{
+    dial::{Dialler, host_and_port},
+    door::Door,
+    server::{Arrival, Host, Tasks},
+};
+use super::{ControlError, ControlPlane, ControlSession, Secret};
+
+/// Largest gRPC message: a largest frame and its tag and length.
+const ON_THE_WIRE_MAX: usize = CONTROL_FRAME_BYTES_MAX + 16;
+
+/// HTTP/2 flow control: how far a peer may send ahead of its reader, in bytes.
+const WINDOW_BYTES: u32 = 256 << 10;
+
+/// How often the other end is asked whether it lives, and how long it may take to answer.
+#[derive(Debug, Clone, Copy)]
+struct Keepalive {
+    interval: Duration,
+    timeout: Duration,
+}
+
+/// How a [`GrpcPlane`] listens and dials.
+#[derive(Debug, Clone)]
+pub struct GrpcConfig {
+    address: String,
+    secret: Option<Secret>,
+    dial_limit: Duration,
+    keepalive: Keepalive,
+    strangers_max: usize,
+    arrival_limit: Duration,
+}
+
+impl GrpcConfig {
+    /// Listens on `address`, `HOST:PORT`; port 0 lets the system choose one.
+    pub fn new(address: impl Into<String>) -> Self {
+        Self {
+            address: address.into(),
+            secret: None,
+            dial_limit: Duration::from_secs(10),
+            keepalive: Keepalive { interval: Duration::from_secs(10), timeout: Duration::from_secs(20) },
+            strangers_max: 64,
+            arrival_limit: Duration::from_secs(10),
+        }
+    }
+
+    /// The secret that peers must know. Without one, only loopback addresses can be bound.
+    #[must_use]
+    pub fn secret(mut self, secret: Option<Secret>) -> Self {
+        self.secret = secret;
+        self
+    }
+
+    /// The longest time that dialling may take, name resolution included. Default 10 s.
+    #[must_use]
+    pub fn dial_limit(mut self, limit: Duration) -> Self {
+        self.dial_limit = limit;
+        self
+    }
+
+    /// A peer is asked for a sign of life after `interval` without one, and its sessions are lost when none
+    /// comes within `timeout`. Defaults 10 s and 20 s: a host that vanished is noticed within 30 s.
+    #[must_use]
+    pub fn keepalive(mut self, interval: Duration, timeout: Duration) -> Self {
+        self.keepalive = Keepalive { interval, timeout };
+        self
+    }
+
+    /// How long a connection may take until its session is open. Default 10 s.
+    #[must_use]
+    pub fn arrival_limit(mut self, limit: Duration) -> Self {
+        self.arrival_limit = limit;
+        self
+    }
+
+    /// The most connections whose peers have not authenticated. One more pushes out the oldest. Each may make
+    /// this process hold up to about 2.5 MiB. Default 64.
+    #[must_use]
+    pub fn strangers_max(mut self, limit: usize) -> Self {
+        self.strangers_max = limit;
+        self
+    }
+}
+
+/// Dials and accepts control sessions over gRPC, on a thread of its own.
+///
+/// Dropping it closes it without waiting.
+pub struct GrpcPlane {
+    address: String,
+    config: GrpcConfig,
+    runtime: tokio::runtime::Handle,
+    arrivals: Mutex<mpsc::Receiver<Arrival>>,
+    tasks: Tasks,
+    closing: watch::Sender<bool>,
+    /// Never sent to: it fails once the thread is done.
+    done: watch::Receiver<()>,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+impl GrpcPlane {
+    /// Listens. Resolving a host name in the address blocks.
+    ///
+    /// # Errors
+    /// [`ControlError::BadAddress`], [`ControlError::Bind`]; [`ControlError::SecretNeeded`] for an address
+    /// beyond loopback without a secret.
+    pub fn bind(config: GrpcConfig) -> Result<Self, ControlError> {
+        let addresses = resolve(&config.address)?;
+        if config.secret.is_none() && !addresses.iter().all(is_loopback) {
+            return Err(ControlError::SecretNeeded { address: config.address });
+        }
+        Self::start(config, &addresses)
+    }
+
+    /// Listens without any secret, whatever the address: everyone who reaches the port is served and can read
+    /// and replace tensors. For networks that are closed by other means.
+    ///
+    /// # Errors
+    /// [`ControlError::BadAddress`], [`ControlError::Bind`].
+    pub fn dangerous_bind_without_secret(config: GrpcConfig) -> Result<Self, ControlError> {
+        let addresses = resolve(&config.address)?;
+        tracing::warn!(address = config.address, "listening without a secret: every peer is trusted");
+        Self::start(GrpcConfig { secret: None, ..config }, &addresses)
+    }
+
+    /// The secret that peers of this plane must know.
+    pub fn secret(&self) -> Option<&Secret> {
+        self.config.secret.as_ref()
+    }
+
+    fn start(config: GrpcConfig, addresses: &[SocketAddr]) -> Result<Self, ControlError> {
+        let failed = |error: std::io::Error| ControlError::Bind {
+            address: config.address.clone(),
+            detail: error.to_string(),
+        };
+        let listener = TcpListener::bind(addresses).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?.to_string();
+        listener.set_nonblocking(true).map_err(failed)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let listener = {
+            let _context = runtime.enter();
+            tokio::net::TcpListener::from_std(listener).map_err(failed)?
+        };
+        let (closing, close) = watch::channel(false);
+        let (arrived, arrivals) = mpsc::channel(config.strangers_max.max(1));
+        let (running, all_done) = mpsc::channel(1);
+        let (finished, done) = watch::channel(());
+        let tasks = Tasks(running.downgrade());
+        let host = Host {
+            listener,
+            door: Door::new(config.strangers_max, config.arrival_limit),
+            arrivals: arrived,
+            closing: close,
+            tasks: tasks.clone(),
+            keepalive: config.keepalive,
+        };
+        let handle = runtime.handle().clone();
+        let thread = std::thread::Builder::new().name(thread_name(&address)).spawn(move || {
+            runtime.block_on(host.run(running, all_done));
+            // A name resolution may still be under way; it must not hold up the end.
+            runtime.shutdown_background();
+            drop(finished);
+        });
+        let thread = Mutex::new(Some(thread.map_err(failed)?));
+        let arrivals = Mutex::new(arrivals);
+        Ok(Self { address, config, runtime: handle, arrivals, tasks, closing, done, thread })
+    }
+
+    async fn dial_on(
+        runtime: tokio::runtime::Handle,
+        dialler: Dialler,
+        address: String,
+    ) -> Result<ControlSession, ControlError> {
+        let mut task = AbortOnDrop(runtime.spawn(dialler.dial(address)));
+        // The task is only cancelled by the end of the plane's runtime.
+        (&mut task.0).await.unwrap_or(Err(ControlError::Closed))
+    }
+
+    fn poll_arrival(&self, context: &mut Context<'_>) -> Poll<Result<ControlSession, ControlError>> {
+        let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match arrivals.poll_recv(context) {
+                Poll::Pending => return Poll::Pending,
+                // Its peer hung up, or was pushed out, while it waited.
+                Poll::Ready(Some(arrival)) if arrival.guest.is_evicted() => {}
+                Poll::Ready(Some(arrival)) => return Poll::Ready(Ok(arrival.session)),
+                Poll::Ready(None) => return Poll::Ready(Err(ControlError::Closed)),
+            }
+        }
+    }
+
+    fn begin_close(&self) {
+        self.closing.send_replace(true);
+    }
+}
+
+impl ControlPlane for GrpcPlane {
+    fn local_address(&self) -> String {
+        self.address.clone()
+    }
+
+    fn dial(&self, address: &str) -> BoxFuture<'static, Result<ControlSession, ControlError>> {
+        let dialler = Dialler {
+            tasks: self.tasks.clone(),
+            closing: self.closing.subscribe(),
+            keepalive: self.config.keepalive,
+            limit: self.config.dial_limit,
+        };
+        Box::pin(Self::dial_on(self.runtime.clone(), dialler, address.to_owned()))
+    }
+
+    fn accept(&self) -> BoxFuture<'_, Result<ControlSession, ControlError>> {
+        let closing = self.closing.subscribe();
+        Box::pin(async move {
+            tokio::select! {
+                biased;
+                () = closed(closing) => Err(ControlError::Closed),
+                arrival = std::future::poll_fn(|context| self.poll_arrival(context)) => arrival,
+            }
+        })
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.begin_close();
+        let mut done = self.done.clone();
+        Box::pin(async move {
+            // Fails when the thread is done, which is what is waited for.
+            let _ = done.changed().await;
+            let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(thread) = thread {
+                // It has nothing left to do but return.
+                let _ = thread.join();
+            }
+        })
+    }
+
+    fn ambient_secret(&self, _address: &str) -> BoxFuture<'static, Result<Option<Secret>, ControlError>> {
+        Box::pin(std::future::ready(Ok(None)))
+    }
+}
+
+impl Drop for GrpcPlane {
+    fn drop(&mut self) {
+        self.begin_close();
+    }
+}
+
+impl fmt::Debug for GrpcPlane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrpcPlane").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+/// Ends a task when nobody waits for it any more.
+struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
+
+impl<T> Drop for AbortOnDrop<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Runs `future` for at most `limit`, on the plane's own runtime.
+#[allow(clippy::disallowed_methods)] // sockets live in real time, also where the rest is simulated
+async fn within<F: Future>(limit: Duration, future: F) -> Result<F::Output, Elapsed> {
+    tokio::time::timeout(limit, future).await.map_err(|_| Elapsed)
+}
+
+/// Waits until the plane is being closed.
+fn closed(mut closing: watch::Receiver<bool>) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        // Fails when the plane is gone, which is the same.
+        let _ = closing.wait_for(|closing| *closing).await;
+    })
+}
+
+/// At most 15 bytes, which is what the operating system shows.
+fn thread_name(address: &str) -> String {
+    format!("tw-ctl-{}", address.rsplit(':').next().unwrap_or_default())
+}
+
+fn resolve(address: &str) -> Result<Vec<SocketAddr>, ControlError> {
+    let (host, port) = host_and_port(address)?;
+    let failed = |detail| ControlError::Bind { address: address.to_owned(), detail };
+    let found = (host, port).to_socket_addrs().map_err(|error| failed(error.to_string()))?;
+    let found: Vec<_> = found.collect();
+    if found.is_empty() { Err(failed("the name has no address".to_owned())) } else { Ok(found) }
+}
+
+fn is_loopback(address: &SocketAddr) -> bool {
+    address.ip().to_canonical().is_loopback()
+}

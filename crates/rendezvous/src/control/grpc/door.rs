@@ -1,0 +1,245 @@
+//! The door: which connections are let in before their peer has proven anything.
+//!
+//! A stranger is a connection whose peer has not passed the handshake. At most `limit` of them are kept; one
+//! more pushes out the oldest, so that peers who connect and say nothing cannot keep honest ones away. A
+//! connection must also open its session in time. One connection carries one session.
+
+use std::{
+    collections::VecDeque,
+    fmt, io,
+    net::IpAddr,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU8, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures::task::AtomicWaker;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    sync::watch,
+};
+use tonic::transport::server::Connected;
+
+/// How long the peer may take to hang up after its session has ended.
+const LEAVING: Duration = Duration::from_secs(2);
+
+/// The strangers of one plane.
+#[derive(Debug)]
+pub(super) struct Door {
+    limit: usize,
+    arrival_limit: Duration,
+    strangers: Mutex<VecDeque<Arc<Guest>>>,
+}
+
+impl Door {
+    pub(super) fn new(limit: usize, arrival_limit: Duration) -> Arc<Self> {
+        Arc::new(Self { limit: limit.max(1), arrival_limit, strangers: Mutex::new(VecDeque::new()) })
+    }
+
+    /// Lets `stream` in as a stranger, and pushes out the oldest one if there are too many.
+    pub(super) fn enter(self: &Arc<Self>, stream: TcpStream, host: IpAddr) -> GuestStream {
+        let guest = Guest::new(self, host);
+        let mut strangers = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
+        strangers.push_back(guest.clone());
+        let oldest = if strangers.len() > self.limit { strangers.pop_front() } else { None };
+        drop(strangers);
+        if let Some(oldest) = oldest {
+            tracing::debug!(peer = %oldest.host, "too many unauthenticated peers: the oldest is dropped");
+            oldest.evict();
+        }
+        GuestStream { stream, guest, timer: Some(timer(self.arrival_limit)), leaving: false }
+    }
+
+    fn forget(&self, guest: &Guest) {
+        let mut strangers = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
+        strangers.retain(|other| !std::ptr::eq(&**other, guest));
+    }
+
+    #[cfg(test)]
+    pub(super) fn strangers(&self) -> usize {
+        self.strangers.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+}
+
+/// Where a connection is in its life. It only moves forward.
+///
+/// ```text
+/// ARRIVING ──attach──▶ ATTACHED ──leave──▶ LEAVING
+///     └──────────────evict─┴──────────────────┴──▶ EVICTED
+/// ```
+mod stage {
+    pub(super) const ARRIVING: u8 = 0;
+    pub(super) const ATTACHED: u8 = 1;
+    pub(super) const LEAVING: u8 = 2;
+    pub(super) const EVICTED: u8 = 3;
+}
+
+/// One connection, as the door sees it.
+pub(super) struct Guest {
+    door: Arc<Door>,
+    host: IpAddr,
+    stage: AtomicU8,
+    admitted: watch::Sender<bool>,
+    waker: AtomicWaker,
+}
+
+impl Guest {
+    fn new(door: &Arc<Door>, host: IpAddr) -> Arc<Self> {
+        Arc::new(Self {
+            door: door.clone(),
+            host,
+            stage: AtomicU8::new(stage::ARRIVING),
+            admitted: watch::Sender::new(false),
+            waker: AtomicWaker::new(),
+        })
+    }
+
+    /// The peer's host.
+    pub(super) fn host(&self) -> IpAddr {
+        self.host
+    }
+
+    /// Opens the connection's session. False if it has or had one.
+    pub(super) fn attach(&self) -> bool {
+        let attached = self.advance(stage::ATTACHED);
+        self.waker.wake();
+        attached
+    }
+
+    /// The peer has proven itself: it is no stranger any more.
+    pub(super) fn admit(&self) {
+        self.admitted.send_replace(true);
+        self.door.forget(self);
+    }
+
+    /// Waits until [`admit`](Self::admit) was called. Cancel-safe.
+    pub(super) async fn admission(&self) {
+        // The sender lives in `self`, so waiting cannot fail.
+        let _ = self.admitted.subscribe().wait_for(|admitted| *admitted).await;
+    }
+
+    /// The session has ended: the peer has a moment to hang up.
+    pub(super) fn leave(&self) {
+        self.advance(stage::LEAVING);
+        self.waker.wake();
+    }
+
+    /// Whether the connection was cut.
+    pub(super) fn is_evicted(&self) -> bool {
+        self.stage.load(Ordering::Acquire) == stage::EVICTED
+    }
+
+    fn evict(&self) {
+        self.advance(stage::EVICTED);
+        self.waker.wake();
+    }
+
+    /// Moves to a later stage; false if this stage or a later one was reached before.
+    fn advance(&self, to: u8) -> bool {
+        self.stage.fetch_max(to, Ordering::AcqRel) < to
+    }
+}
+
+impl fmt::Debug for Guest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guest").field("host", &self.host).field("stage", &self.stage).finish_non_exhaustive()
+    }
+}
+
+/// A connection that the door can cut.
+pub(super) struct GuestStream {
+    stream: TcpStream,
+    guest: Arc<Guest>,
+    timer: Option<Pin<Box<tokio::time::Sleep>>>,
+    leaving: bool,
+}
+
+impl GuestStream {
+    /// Fails once the connection has been cut or its time is over. Wakes the reader when that changes.
+    fn poll_cut(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        self.guest.waker.register(context.waker());
+        match self.guest.stage.load(Ordering::Acquire) {
+            stage::ARRIVING => {}
+            stage::ATTACHED => self.timer = None,
+            stage::LEAVING if self.leaving => {}
+            stage::LEAVING => {
+                self.leaving = true;
+                self.timer = Some(timer(LEAVING));
+            }
+            _ => return Err(io::ErrorKind::ConnectionAborted.into()),
+        }
+        let Some(timer) = &mut self.timer else { return Ok(()) };
+        if timer.as_mut().poll(context).is_pending() {
+            return Ok(());
+        }
+        self.guest.evict();
+        Err(io::ErrorKind::TimedOut.into())
+    }
+}
+
+impl Drop for GuestStream {
+    fn drop(&mut self) {
+        self.guest.advance(stage::EVICTED);
+        self.guest.door.forget(&self.guest);
+    }
+}
+
+impl Connected for GuestStream {
+    type ConnectInfo = Arc<Guest>;
+
+    fn connect_info(&self) -> Arc<Guest> {
+        self.guest.clone()
+    }
+}
+
+impl AsyncRead for GuestStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.poll_cut(context)?;
+        Pin::new(&mut this.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for GuestStream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        this.poll_cut(context)?;
+        Pin::new(&mut this.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        this.poll_cut(context)?;
+        Pin::new(&mut this.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+#[allow(clippy::disallowed_methods)] // the plane owns its runtime, and time on a socket is real time
+fn timer(limit: Duration) -> Pin<Box<tokio::time::Sleep>> {
+    Box::pin(tokio::time::sleep(limit))
+}

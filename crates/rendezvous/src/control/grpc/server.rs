@@ -1,0 +1,163 @@
+//! The accepting side: the listener, the gRPC service, and the plane's main task.
+
+use std::{io, sync::Arc, time::Duration};
+
+use futures::{Stream, stream};
+use protocol::limits::CONTROL_FRAME_BYTES_MAX;
+use tokio::{
+    net::TcpListener,
+    sync::{mpsc, watch},
+};
+use tonic::{Request, Response, Status, Streaming, transport::Server};
+
+use super::{
+    Keepalive, ON_THE_WIRE_MAX, WINDOW_BYTES, closed,
+    door::{Door, Guest, GuestStream},
+    session::{OutgoingFrames, Parts, session},
+    within,
+};
+use crate::control::{
+    ControlSession,
+    generated::{
+        Frame,
+        control_server::{Control, ControlServer},
+    },
+};
+
+/// How long a closing plane waits for its sessions to say goodbye.
+const CLOSING: Duration = Duration::from_millis(1500);
+
+/// The pause after the operating system refused a new connection (no file descriptors left).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Largest list of request headers.
+const HEADER_BYTES_MAX: u32 = 8 << 10;
+
+/// A session waiting to be accepted, and the connection it came by.
+pub(super) struct Arrival {
+    pub(super) session: ControlSession,
+    pub(super) guest: Arc<Guest>,
+}
+
+/// What the plane's main task works with.
+pub(super) struct Host {
+    pub(super) listener: TcpListener,
+    pub(super) door: Arc<Door>,
+    pub(super) arrivals: mpsc::Sender<Arrival>,
+    pub(super) closing: watch::Receiver<bool>,
+    pub(super) tasks: Tasks,
+    pub(super) keepalive: Keepalive,
+}
+
+impl Host {
+    /// Serves until the plane is closed, then gives the sessions a moment to end.
+    ///
+    /// `running` keeps new session tasks possible; `all_done` ends when it and the tasks are gone.
+    pub(super) async fn run(self, running: mpsc::Sender<()>, mut all_done: mpsc::Receiver<()>) {
+        let Self { listener, door, arrivals, closing, tasks, keepalive } = self;
+        let service = Attach { arrivals, closing: closing.clone(), tasks };
+        let service = ControlServer::new(service)
+            .max_decoding_message_size(ON_THE_WIRE_MAX)
+            .max_encoding_message_size(ON_THE_WIRE_MAX);
+        let serving = Server::builder()
+            .http2_keepalive_interval(Some(keepalive.interval))
+            .http2_keepalive_timeout(Some(keepalive.timeout))
+            .http2_max_header_list_size(HEADER_BYTES_MAX)
+            .max_concurrent_streams(1)
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
+            .serve_with_incoming(service, connections(listener, door));
+        tokio::select! {
+            () = closed(closing.clone()) => {}
+            served = serving => {
+                if let Err(error) = served {
+                    tracing::error!(%error, "the control plane stopped listening");
+                }
+                closed(closing).await;
+            }
+        }
+        drop(running);
+        let _ = within(CLOSING, all_done.recv()).await;
+        // What the sessions wrote last is in the connections' buffers: let them be polled once more.
+        for _ in 0..16 {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// Counts the running session tasks: each holds a clone, and the receiving end learns when all are gone.
+#[derive(Clone)]
+pub(super) struct Tasks(pub(super) mpsc::WeakSender<()>);
+
+impl Tasks {
+    /// Runs `task` on the plane's own runtime, unless the plane is closed.
+    #[allow(clippy::disallowed_methods)] // the plane owns its runtime; no simulated task runs there
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let Some(running) = self.0.upgrade() else { return };
+        tokio::spawn(async move {
+            task.await;
+            drop(running);
+        });
+    }
+}
+
+/// The connections that come in, as guests of `door`.
+fn connections(
+    listener: TcpListener,
+    door: Arc<Door>,
+) -> impl Stream<Item = Result<GuestStream, io::Error>> + Send {
+    stream::unfold((listener, door), |(listener, door)| async {
+        loop {
+            match listener.accept().await {
+                Ok((stream, peer)) => {
+                    // Small frames, each awaited by somebody.
+                    let _ = stream.set_nodelay(true);
+                    let guest = door.enter(stream, peer.ip());
+                    return Some((Ok(guest), (listener, door)));
+                }
+                Err(error) if is_the_peers_fault(&error) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a control connection; trying again");
+                    let _ = within(ACCEPT_PAUSE, std::future::pending::<()>()).await;
+                }
+            }
+        }
+    })
+}
+
+fn is_the_peers_fault(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted)
+}
+
+struct Attach {
+    arrivals: mpsc::Sender<Arrival>,
+    closing: watch::Receiver<bool>,
+    tasks: Tasks,
+}
+
+#[tonic::async_trait]
+impl Control for Attach {
+    type AttachStream = OutgoingFrames;
+
+    async fn attach(
+        &self,
+        request: Request<Streaming<Frame>>,
+    ) -> Result<Response<Self::AttachStream>, Status> {
+        let guest = request.extensions().get::<Arc<Guest>>().cloned();
+        let guest = guest.ok_or_else(|| Status::internal("a connection without a guest"))?;
+        // Held back here, within the connection's deadline, while sessions are accepted slowly.
+        let place = self.arrivals.reserve().await;
+        let place = place.map_err(|_| Status::unavailable("the control plane was closed"))?;
+        if !guest.attach() {
+            return Err(Status::failed_precondition("a connection carries one session"));
+        }
+        let Parts { session, task, outgoing } = session(Some(guest.host()), Some(guest.clone()));
+        self.tasks.spawn(task.run(request.into_inner(), self.closing.clone()));
+        place.send(Arrival { session, guest });
+        Ok(Response::new(outgoing))
+    }
+}
+
+// A frame's own limit is checked by the session, which names it; this one bounds what gRPC buffers.
+const _: () = assert!(ON_THE_WIRE_MAX > CONTROL_FRAME_BYTES_MAX);

@@ -1,0 +1,295 @@
+//! One session: the two halves its user holds, and the task that joins them to a gRPC stream.
+//!
+//! The halves live on the user's runtime, the task and the stream on the plane's; bounded channels are
+//! between. The task decides how a session ends and says so in [`End`].
+
+use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
+
+use futures::{Stream, stream};
+use protocol::limits::CONTROL_FRAME_BYTES_MAX;
+use tokio::sync::{mpsc, watch};
+use tonic::{Status, Streaming};
+use verbs_reactor::BoxFuture;
+
+use super::{closed, door::Guest, within};
+use crate::control::{ControlError, ControlSession, FrameReceiver, FrameSender, generated::Frame};
+
+/// Frames buffered per direction.
+const QUEUE_FRAMES: usize = 8;
+
+/// How many bytes a stranger may send ahead of its admission. The frame that crosses the line still counts.
+const STRANGER_BYTES: usize = 64 << 10;
+
+/// How long an ended session waits for the peer to end it too.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Why nothing more arrives.
+#[derive(Debug, Clone)]
+enum End {
+    /// Not yet.
+    Open,
+    /// The peer ended its direction.
+    Orderly,
+    /// The peer, or the way to it, is gone.
+    Lost(String),
+    /// This plane was closed.
+    Closed,
+}
+
+impl End {
+    fn error(&self) -> ControlError {
+        match self {
+            Self::Closed => ControlError::Closed,
+            Self::Lost(detail) => ControlError::Lost { detail: detail.clone() },
+            Self::Open | Self::Orderly => ControlError::Lost { detail: "the peer ended the session".into() },
+        }
+    }
+}
+
+/// What is left of a direction to the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outgoing {
+    /// Frames are taken and sent.
+    Running,
+    /// No more are taken; those already taken are sent.
+    Finishing,
+    /// Ends at once, with an error.
+    Aborted,
+}
+
+/// The parts of a new session.
+pub(super) struct Parts {
+    /// For the user.
+    pub(super) session: ControlSession,
+    /// For the plane's runtime.
+    pub(super) task: SessionTask,
+    /// What is sent to the peer.
+    pub(super) outgoing: OutgoingFrames,
+}
+
+/// Frames for the peer, the goodbye last. `Err` aborts the stream.
+pub(super) type OutgoingFrames = stream::BoxStream<'static, Result<Frame, Status>>;
+
+/// Makes a session. `guest` is the connection it came in by, if it did.
+pub(super) fn session(peer_host: Option<IpAddr>, guest: Option<Arc<Guest>>) -> Parts {
+    let (outgoing_sender, outgoing) = mpsc::channel(QUEUE_FRAMES);
+    let (incoming_sender, incoming) = mpsc::channel(QUEUE_FRAMES);
+    let (end_sender, end) = watch::channel(End::Open);
+    let (control_sender, control) = watch::channel(Outgoing::Running);
+    let sender = Arc::new(GrpcSender { frames: outgoing_sender, end: end.clone(), guest: guest.clone() });
+    let receiver = Box::new(GrpcReceiver { frames: incoming, end });
+    Parts {
+        session: ControlSession { sender, receiver, peer_host },
+        task: SessionTask { incoming: incoming_sender, end: end_sender, outgoing: control_sender, guest },
+        outgoing: Box::pin(outgoing_frames(outgoing, control)),
+    }
+}
+
+/// The frames of `frames`, as long as `control` lets them.
+fn outgoing_frames(
+    frames: mpsc::Receiver<Vec<u8>>,
+    control: watch::Receiver<Outgoing>,
+) -> impl Stream<Item = Result<Frame, Status>> + Send {
+    stream::unfold(Some((frames, control)), |open| async {
+        let (mut frames, control) = open?;
+        match next_outgoing(&mut frames, &control).await {
+            Ok(Some(data)) => Some((Ok(Frame { data, goodbye: false }), Some((frames, control)))),
+            Ok(None) => Some((Ok(Frame { data: Vec::new(), goodbye: true }), None)),
+            Err(status) => Some((Err(status), None)),
+        }
+    })
+}
+
+async fn next_outgoing(
+    frames: &mut mpsc::Receiver<Vec<u8>>,
+    control: &watch::Receiver<Outgoing>,
+) -> Result<Option<Vec<u8>>, Status> {
+    tokio::select! {
+        biased;
+        () = stopped(control.clone()) => {}
+        frame = frames.recv() => return Ok(frame),
+    }
+    // Still running means that the task is gone, because the plane's runtime is going away.
+    if *control.borrow() != Outgoing::Finishing {
+        return Err(Status::aborted("the session was aborted"));
+    }
+    frames.close();
+    Ok(frames.recv().await)
+}
+
+async fn stopped(mut control: watch::Receiver<Outgoing>) {
+    let _ = control.wait_for(|it| *it != Outgoing::Running).await;
+}
+
+/// Runs on the plane's runtime as long as the session.
+pub(super) struct SessionTask {
+    incoming: mpsc::Sender<Vec<u8>>,
+    end: watch::Sender<End>,
+    outgoing: watch::Sender<Outgoing>,
+    guest: Option<Arc<Guest>>,
+}
+
+impl SessionTask {
+    /// Moves frames from `stream` to the user until the session has ended in both directions.
+    pub(super) async fn run(self, mut stream: Streaming<Frame>, closing: watch::Receiver<bool>) {
+        let finished = tokio::select! {
+            biased;
+            () = closed(closing.clone()) => Some(End::Closed),
+            () = self.end.closed() => None,
+            end = self.receive(&mut stream) => Some(end),
+        };
+        let Self { incoming, end, outgoing, guest } = self;
+        if let Some(finished) = &finished {
+            end.send_replace(finished.clone());
+        }
+        drop(incoming);
+        match finished {
+            Some(End::Lost(detail)) => {
+                tracing::debug!(detail, "control session lost");
+                outgoing.send_replace(Outgoing::Aborted);
+            }
+            Some(End::Closed) => {
+                outgoing.send_replace(Outgoing::Finishing);
+                farewell(&mut stream, &outgoing).await;
+            }
+            // The user dropped both halves; the outgoing frames end by themselves.
+            None => farewell(&mut stream, &outgoing).await,
+            Some(End::Orderly | End::Open) => {
+                tokio::select! {
+                    () = end.closed() => {}
+                    () = outgoing.closed() => {}
+                    () = closed(closing.clone()) => {
+                        end.send_replace(End::Closed);
+                        outgoing.send_replace(Outgoing::Finishing);
+                    }
+                }
+                let _ = within(FAREWELL, outgoing.closed()).await;
+            }
+        }
+        if let Some(guest) = guest {
+            guest.leave();
+        }
+    }
+
+    /// Receives until the peer ends its direction or is lost.
+    async fn receive(&self, stream: &mut Streaming<Frame>) -> End {
+        let mut taken = 0;
+        loop {
+            if let Some(guest) = &self.guest
+                && taken > STRANGER_BYTES
+            {
+                guest.admission().await;
+            }
+            match stream.message().await {
+                Ok(Some(frame)) if frame.goodbye => return End::Orderly,
+                Ok(Some(frame)) if frame.data.len() > CONTROL_FRAME_BYTES_MAX => {
+                    return End::Lost(oversize(frame.data.len()));
+                }
+                Ok(Some(frame)) => {
+                    taken = frame.data.len().saturating_add(taken);
+                    // A user who dropped the receiving half still may send: what arrives is discarded.
+                    let _ = self.incoming.send(frame.data).await;
+                }
+                Ok(None) => return End::Lost("the peer is gone, without a goodbye".to_owned()),
+                Err(status) => return End::Lost(lost_text(&status)),
+            }
+        }
+    }
+}
+
+/// Lets frames on their way out leave, and the peer end its direction, for a bounded time.
+async fn farewell(stream: &mut Streaming<Frame>, outgoing: &watch::Sender<Outgoing>) {
+    let _ = within(FAREWELL, async {
+        outgoing.closed().await;
+        while let Ok(Some(_)) = stream.message().await {}
+    })
+    .await;
+}
+
+fn oversize(bytes: usize) -> String {
+    format!("the peer sent a frame of {bytes} bytes, the limit is {CONTROL_FRAME_BYTES_MAX}")
+}
+
+/// What a stream's failure means to people.
+fn lost_text(status: &Status) -> String {
+    let mut text = match status.code() {
+        tonic::Code::OutOfRange => format!("the peer sent a frame above {CONTROL_FRAME_BYTES_MAX} bytes"),
+        tonic::Code::Aborted => "the peer aborted the session".to_owned(),
+        _ => "the peer ended, or the way to it broke".to_owned(),
+    };
+    text.push_str(": ");
+    text.push_str(&super::dial::causes(status));
+    text
+}
+
+struct GrpcSender {
+    frames: mpsc::Sender<Vec<u8>>,
+    end: watch::Receiver<End>,
+    guest: Option<Arc<Guest>>,
+}
+
+impl GrpcSender {
+    async fn send_frame(&self, data: Vec<u8>) -> Result<(), ControlError> {
+        if data.len() > CONTROL_FRAME_BYTES_MAX {
+            return Err(ControlError::FrameTooLarge { bytes: data.len() });
+        }
+        tokio::select! {
+            biased;
+            () = broken(self.end.clone()) => {}
+            room = self.frames.reserve() => if let Ok(room) = room {
+                room.send(data);
+                return Ok(());
+            },
+        }
+        Err(self.end.borrow().error())
+    }
+}
+
+async fn broken(mut end: watch::Receiver<End>) {
+    let _ = end.wait_for(|end| matches!(end, End::Lost(_) | End::Closed)).await;
+}
+
+impl FrameSender for GrpcSender {
+    fn send(&self, frame: Vec<u8>) -> BoxFuture<'_, Result<(), ControlError>> {
+        Box::pin(self.send_frame(frame))
+    }
+
+    fn admitted(&self) {
+        if let Some(guest) = &self.guest {
+            guest.admit();
+        }
+    }
+}
+
+impl fmt::Debug for GrpcSender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrpcSender").field("end", &*self.end.borrow()).finish_non_exhaustive()
+    }
+}
+
+struct GrpcReceiver {
+    frames: mpsc::Receiver<Vec<u8>>,
+    end: watch::Receiver<End>,
+}
+
+impl FrameReceiver for GrpcReceiver {
+    fn recv(&mut self) -> BoxFuture<'_, Result<Option<Vec<u8>>, ControlError>> {
+        Box::pin(async {
+            if let Some(frame) = self.frames.recv().await {
+                return Ok(Some(frame));
+            }
+            match &*self.end.borrow() {
+                End::Orderly => Ok(None),
+                // The task went away with the plane's runtime.
+                End::Open => Err(ControlError::Closed),
+                end => Err(end.error()),
+            }
+        })
+    }
+}
+
+impl fmt::Debug for GrpcReceiver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrpcReceiver").field("end", &*self.end.borrow()).finish_non_exhaustive()
+    }
+}

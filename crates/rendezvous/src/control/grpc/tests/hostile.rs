@@ -1,0 +1,205 @@
+//! Peers that do not play by the rules.
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    time::Duration,
+};
+
+use protocol::limits::CONTROL_FRAME_BYTES_MAX;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Channel, Endpoint};
+
+use super::{ControlPlane, GrpcPlane, assert_works, bounded, config, connect, life::Part, plane};
+use crate::control::{
+    ControlError,
+    generated::{Frame, control_client::ControlClient},
+};
+
+/// What an HTTP/2 client says first: the preface and empty settings.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+async fn raw_client(plane: &GrpcPlane) -> ControlClient<Channel> {
+    let endpoint = Endpoint::from_shared(format!("http://{}", plane.local_address())).unwrap();
+    ControlClient::new(endpoint.connect().await.unwrap())
+}
+
+/// Reads until the other end hangs up.
+fn read_to_end(mut stream: &TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let _ = stream.read_to_end(&mut bytes);
+    bytes
+}
+
+#[test]
+fn e_a_thousand_half_open_dials_leave_honest_sessions_working() {
+    bounded(|| async {
+        let (a, b) = (plane(), plane());
+        let (mut one, mut other) = connect(&a, &b).await;
+        // What the handshake does: from now on the session is nobody's to push out.
+        other.sender.admitted();
+        let (_attacker, dials) = Part::start("half-open", &b.local_address(), 2048);
+        assert_eq!(dials, "1000");
+        assert_works(&mut one, &mut other).await;
+        let (mut two, mut second) = connect(&a, &b).await;
+        assert_works(&mut two, &mut second).await;
+        let sockets = sockets_of(&b);
+        assert!(sockets < 64 + 16, "{sockets} connections are kept for strangers");
+    });
+}
+
+/// The connections to the plane's port that this process holds.
+fn sockets_of(plane: &GrpcPlane) -> usize {
+    let port: u16 = plane.local_address().rsplit(':').next().unwrap().parse().unwrap();
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let established = table.lines().filter(|line| {
+        let mut columns = line.split_whitespace().skip(1);
+        let local = columns.next().unwrap_or_default();
+        local.ends_with(&format!(":{port:04X}")) && columns.nth(1) == Some("01")
+    });
+    established.count()
+}
+
+#[test]
+fn e_garbage_on_the_port_closes_that_connection_only() {
+    bounded(|| async {
+        let (a, b) = (plane(), plane());
+        let (mut one, mut other) = connect(&a, &b).await;
+        let huge = [0xff; 100_000];
+        let wrong_frame = [PREFACE, &[0xff; 64]].concat();
+        let bad_headers = [PREFACE, b"\0\0\x04\x01\x05\0\0\0\x01\xff\xff\xff\xff"].concat();
+        for bytes in [&b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..], &huge, &wrong_frame, &bad_headers] {
+            let mut stream = TcpStream::connect(b.local_address()).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(9))).unwrap();
+            let _ = stream.write_all(bytes);
+            let started = std::time::Instant::now();
+            read_to_end(&stream);
+            assert!(started.elapsed() < Duration::from_secs(8), "the connection was kept");
+        }
+        assert_works(&mut one, &mut other).await;
+    });
+}
+
+#[test]
+fn e_a_connection_without_a_session_is_cut_in_time() {
+    bounded(|| async {
+        let plane = GrpcPlane::bind(config().arrival_limit(Duration::from_millis(200))).unwrap();
+        for bytes in [&b""[..], &b"PRI * HT"[..], PREFACE] {
+            let mut stream = TcpStream::connect(plane.local_address()).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            stream.write_all(bytes).unwrap();
+            read_to_end(&stream);
+        }
+        // An open session is not.
+        let (mut one, mut other) = connect(&plane, &plane).await;
+        std::thread::sleep(Duration::from_millis(500));
+        assert_works(&mut one, &mut other).await;
+    });
+}
+
+#[test]
+fn e_a_frame_above_the_limit_loses_the_session() {
+    bounded(|| async {
+        let plane = plane();
+        let mut client = raw_client(&plane).await;
+        for excess in [1, 100] {
+            let (frames, stream) = tokio::sync::mpsc::channel(1);
+            let attached = futures::future::join(client.attach(ReceiverStream::new(stream)), plane.accept());
+            let (back, session) = attached.await;
+            let mut session = session.unwrap();
+            frames
+                .send(Frame { data: vec![0; CONTROL_FRAME_BYTES_MAX + excess], goodbye: false })
+                .await
+                .unwrap();
+            let error = session.receiver.recv().await.unwrap_err();
+            let ControlError::Lost { detail } = &error else { panic!("{error}") };
+            assert!(detail.contains("1048576"), "{detail}");
+            assert!(back.unwrap().into_inner().message().await.is_err());
+            assert!(matches!(session.sender.send(vec![1]).await, Err(ControlError::Lost { .. })));
+            client = raw_client(&plane).await;
+        }
+    });
+}
+
+#[test]
+fn e_an_end_without_a_goodbye_is_a_loss() {
+    bounded(|| async {
+        let plane = plane();
+        for reset in [false, true] {
+            let mut client = raw_client(&plane).await;
+            let (frames, stream) = tokio::sync::mpsc::channel(1);
+            let attached = futures::future::join(client.attach(ReceiverStream::new(stream)), plane.accept());
+            let (back, session) = attached.await;
+            frames.send(Frame { data: vec![1], goodbye: false }).await.unwrap();
+            let mut session = session.unwrap();
+            assert_eq!(session.receiver.recv().await.unwrap(), Some(vec![1]));
+            // The regular end of a request, and a reset.
+            let _back = if reset { drop(back) } else { drop(frames) };
+            let error = session.receiver.recv().await.unwrap_err();
+            assert!(matches!(error, ControlError::Lost { .. }), "{error}");
+        }
+    });
+}
+
+#[test]
+fn e_a_connection_carries_one_session() {
+    bounded(|| async {
+        let plane = plane();
+        let mut client = raw_client(&plane).await;
+        let (_frames, stream) = tokio::sync::mpsc::channel(1);
+        let attached = futures::future::join(client.attach(ReceiverStream::new(stream)), plane.accept());
+        let (back, session) = attached.await;
+        drop((back, session));
+        let (_frames, stream) = tokio::sync::mpsc::channel(1);
+        client.attach(ReceiverStream::new(stream)).await.unwrap_err();
+    });
+}
+
+#[test]
+fn e_a_stranger_cannot_fill_our_memory() {
+    bounded(|| async {
+        let (a, b) = (plane(), plane());
+        let (one, mut other) = connect(&a, &b).await;
+        let sent = std::sync::atomic::AtomicUsize::new(0);
+        let sending = async {
+            for _ in 0..64 {
+                one.sender.send(vec![0; CONTROL_FRAME_BYTES_MAX]).await.unwrap();
+                sent.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }
+        };
+        let reading = async {
+            other.receiver.recv().await.unwrap().unwrap();
+            // The second frame is not taken from the connection before the peer is admitted.
+            let mut next = other.receiver.recv();
+            let waited = super::super::within(Duration::from_millis(300), &mut next).await;
+            assert!(waited.is_err(), "a stranger's second large frame was taken");
+            drop(next);
+            other.sender.admitted();
+            for _ in 1..64 {
+                other.receiver.recv().await.unwrap().unwrap();
+            }
+        };
+        futures::future::join(sending, reading).await;
+        assert_eq!(sent.into_inner(), 64);
+    });
+}
+
+#[test]
+fn e_a_session_whose_peer_hung_up_while_waiting_is_not_accepted() {
+    bounded(|| async {
+        let (a, b) = (plane(), plane());
+        drop(a.dial(&b.local_address()).await.unwrap());
+        a.close().await;
+        let c = plane();
+        let (mut one, mut other) = connect(&c, &b).await;
+        one.sender.send(b"first".to_vec()).await.unwrap();
+        // If the connection of the one that hung up was still open, it was offered; it ends at once.
+        let mut first = other.receiver.recv().await;
+        if let Ok(None) = first {
+            other = b.accept().await.unwrap();
+            first = other.receiver.recv().await;
+        }
+        assert_eq!(first.unwrap().as_deref(), Some(&b"first"[..]));
+        assert_works(&mut one, &mut other).await;
+    });
+}

@@ -1,0 +1,85 @@
+//! How often payload bytes are copied. Alone in its binary, because the counters are the process's.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use memory::{
+    GrantEnd, GrantId, MemoryObserver, Span,
+    copy::{CopyReason, count},
+};
+use protocol::DataType;
+use rendezvous::{Tensor, Worker};
+use verbs_reactor::FabricKind;
+
+const BYTES: usize = (3 << 20) + 77;
+const PAYLOAD_REASONS: [CopyReason; 4] =
+    [CopyReason::Import, CopyReason::ShmPayload, CopyReason::SimPiece, CopyReason::Local];
+
+/// Remembers what was lent to peers, and taken back because the content had come.
+#[derive(Debug, Default)]
+struct Lent {
+    granted: Mutex<Vec<Span>>,
+    content: Mutex<Vec<Span>>,
+}
+
+impl MemoryObserver for Lent {
+    fn allocated(&self, _: &Span) {}
+
+    fn freed(&self, _: &Span) {}
+
+    fn granted(&self, span: &Span, _: GrantId) {
+        self.granted.lock().unwrap_or_else(PoisonError::into_inner).push(span.clone());
+    }
+
+    fn grant_ended(&self, span: &Span, _: GrantId, end: Option<GrantEnd>) {
+        if end == Some(GrantEnd::Content) {
+            self.content.lock().unwrap_or_else(PoisonError::into_inner).push(span.clone());
+        }
+    }
+}
+
+fn copied() -> [u64; 4] {
+    PAYLOAD_REASONS.map(|reason| count(reason).bytes)
+}
+
+async fn fetch_once(kind: FabricKind) -> [u64; 4] {
+    let lent = Arc::new(Lent::default());
+    let server = Worker::builder("/job:ps/replica:0/task:0").require(kind).start().await.unwrap();
+    let client = Worker::builder("/job:worker/replica:0/task:0").require(kind).observer(lent.clone());
+    let client = client.start().await.unwrap();
+    let mut buffer = server.pool().try_alloc(BYTES).unwrap();
+    buffer.iter_mut().enumerate().for_each(|(index, byte)| *byte = (index % 253) as u8);
+    let sent = Tensor::new(buffer, DataType::U8, &[BYTES as u64]).unwrap();
+    server.publish("t", sent.clone()).unwrap();
+    let peer = client.peer_at(server.address()).await.unwrap();
+
+    let before = copied();
+    let got = client.fetch(&peer, "t").await.unwrap();
+    let after = copied();
+
+    assert!(got.bytes() == sent.bytes());
+    let place = Span {
+        block: got.buf().block().unwrap().id(),
+        range: got.buf().offset()..got.buf().offset() + BYTES,
+    };
+    assert!(lent.granted.lock().unwrap().contains(&place), "the user got other memory than the fabric wrote");
+    assert_eq!(*lent.content.lock().unwrap(), [place]);
+    client.shutdown().await;
+    server.shutdown().await;
+    std::array::from_fn(|index| after[index] - before[index])
+}
+
+#[test]
+fn shm_copies_a_tensor_once_and_tcp_never() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let run = async {
+        assert_eq!(fetch_once(FabricKind::Shm).await, [0, BYTES as u64, 0, 0]);
+        assert_eq!(fetch_once(FabricKind::Tcp).await, [0, 0, 0, 0]);
+    };
+    #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
+    runtime.block_on(async {
+        tokio::time::timeout(Duration::from_secs(60), run).await.expect("the test hangs")
+    });
+}

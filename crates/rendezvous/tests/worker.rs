@@ -1,0 +1,246 @@
+//! Two workers in one process, over each real fabric.
+
+use std::{future::Future, time::Duration};
+
+use protocol::{Code, DataType};
+use rendezvous::{Tensor, Worker, WorkerError};
+use verbs_reactor::FabricKind;
+
+const SERVER: &str = "/job:ps/replica:0/task:0";
+const CLIENT: &str = "/job:worker/replica:0/task:0";
+const SERVER_CPU: &str = "/job:ps/replica:0/task:0/device:CPU:0";
+const CLIENT_CPU: &str = "/job:worker/replica:0/task:0/device:CPU:0";
+
+/// Runs `test` with a watchdog, once per fabric.
+fn on_each_fabric<F: Future<Output = ()>>(test: impl Fn(FabricKind) -> F) {
+    for kind in [FabricKind::Shm, FabricKind::Tcp] {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
+        let ended =
+            runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), test(kind)).await });
+        ended.unwrap_or_else(|_| panic!("the test hangs over {kind}"));
+    }
+}
+
+async fn pair(kind: FabricKind) -> (Worker, Worker) {
+    let start = |name| Worker::builder(name).require(kind).timeout(Duration::from_secs(20)).start();
+    (start(SERVER).await.unwrap(), start(CLIENT).await.unwrap())
+}
+
+async fn end(server: Worker, client: Worker) {
+    client.shutdown().await;
+    server.shutdown().await;
+}
+
+fn pattern(worker: &Worker, bytes: usize, seed: u8) -> Tensor {
+    let mut buffer = worker.pool().try_alloc(bytes).unwrap();
+    for (index, byte) in buffer.iter_mut().enumerate() {
+        *byte = seed.wrapping_add((index % 251) as u8);
+    }
+    Tensor::new(buffer, DataType::U8, &[bytes as u64]).unwrap()
+}
+
+#[test]
+fn fetch_gives_the_published_bytes_of_every_size() {
+    on_each_fabric(|kind| async move {
+        let (server, client) = pair(kind).await;
+        let peer = client.peer_at(server.address()).await.unwrap();
+        for (seed, bytes) in [0usize, 1, 63, 64, 65, 4096, 1 << 20, (5 << 20) + 3].into_iter().enumerate() {
+            let name = format!("tensor {bytes}");
+            let sent = pattern(&server, bytes, seed as u8);
+            server.publish(&name, sent.clone()).unwrap();
+            for _ in 0..2 {
+                let got = client.fetch(&peer, &name).await.unwrap();
+                assert_eq!(got.metadata(), sent.metadata());
+                assert!(got.bytes() == sent.bytes(), "{bytes} bytes over {kind}");
+            }
+        }
+        assert_eq!(client.peers()[0].transport, Some(kind));
+        end(server, client).await;
+    });
+}
+
+#[test]
+fn a_step_moves_values_in_order_in_both_directions() {
+    on_each_fabric(|kind| async move {
+        let (server, client) = pair(kind).await;
+        client.peer_at(server.address()).await.unwrap();
+        let down = client.key(SERVER_CPU, CLIENT_CPU, "weights").unwrap();
+        let up = client.key(CLIENT_CPU, SERVER_CPU, "gradients").unwrap();
+        let (here, there) = (client.step(3), server.step(3));
+        for round in 0..20u32 {
+            there
+                .send(&down, Tensor::from_values(server.pool(), &[2], &[round, round + 1]).unwrap())
+                .unwrap();
+            here.send(&up, Tensor::from_values(client.pool(), &[], &[round * 2]).unwrap()).unwrap();
+        }
+        for round in 0..20u32 {
+            assert_eq!(here.recv(&down).await.unwrap().values::<u32>().unwrap(), [round, round + 1]);
+            assert_eq!(there.recv(&up).await.unwrap().values::<u32>().unwrap(), [round * 2]);
+        }
+        end(server, client).await;
+    });
+}
+
+#[test]
+fn a_receive_posted_first_waits_for_its_value() {
+    on_each_fabric(|kind| async move {
+        let (server, client) = pair(kind).await;
+        client.peer_at(server.address()).await.unwrap();
+        let key = server.key(SERVER_CPU, CLIENT_CPU, "late").unwrap();
+        let step = client.step(1);
+        let receive = step.recv(&key);
+        let send = async {
+            // The request is on its way once the server knows the peer; the value may come before or after it.
+            while server.peers().is_empty() {
+                tokio::task::yield_now().await;
+            }
+            server.step(1).send(&key, pattern(&server, 1000, 9)).unwrap();
+        };
+        let (received, ()) = futures::join!(receive, send);
+        assert!(received.unwrap().bytes() == pattern(&server, 1000, 9).bytes());
+        end(server, client).await;
+    });
+}
+
+#[test]
+fn dead_values_and_changed_shapes_arrive_as_they_were_sent() {
+    on_each_fabric(|kind| async move {
+        let (server, client) = pair(kind).await;
+        client.peer_at(server.address()).await.unwrap();
+        let key = server.key(SERVER_CPU, CLIENT_CPU, "branch").unwrap();
+        let sent = [
+            Tensor::from_values(server.pool(), &[2], &[1.0f32, 2.0]).unwrap(),
+            Tensor::dead(DataType::F32, &[]).unwrap(),
+            Tensor::from_values(server.pool(), &[2], &[3.0f32, 4.0]).unwrap(),
+            Tensor::from_values(server.pool(), &[1, 3], &[5i64, 6, 7]).unwrap(),
+        ];
+        for tensor in &sent {
+            server.step(1).send(&key, tensor.clone()).unwrap();
+        }
+        for tensor in &sent {
+            let got = client.step(1).recv(&key).await.unwrap();
+            assert_eq!(got.metadata(), tensor.metadata());
+            assert_eq!(got.bytes(), tensor.bytes());
+        }
+        end(server, client).await;
+    });
+}
+
+#[test]
+fn errors_name_what_they_are_about() {
+    on_each_fabric(|kind| async move {
+        let (server, client) = pair(kind).await;
+        let peer = client.peer_at(server.address()).await.unwrap();
+        let unknown = client.fetch(&peer, "nothing").await.unwrap_err();
+        assert!(matches!(&unknown, WorkerError::Remote { status, .. } if status.code == Code::NotFound));
+        assert!(unknown.to_string().contains("nothing") && unknown.to_string().contains(SERVER), "{unknown}");
+
+        let key = client.key(SERVER_CPU, CLIENT_CPU, "never").unwrap();
+        let late = client.step(1).recv_timeout(&key, Duration::from_millis(50)).await.unwrap_err();
+        assert!(matches!(late, WorkerError::DeadlineExceeded { .. }), "{late}");
+
+        server.cleanup(4);
+        let finished = client.step(4).recv(&key).await.unwrap_err();
+        assert!(
+            matches!(&finished, WorkerError::Remote { status, .. } if status.code == Code::Aborted),
+            "{finished}"
+        );
+
+        let stale = key.with_incarnation(0xbad);
+        let restarted = client.step(5).recv(&stale).await.unwrap_err().to_string();
+        assert!(restarted.contains("0000000000000bad"), "{restarted}");
+        assert!(restarted.contains(&format!("{:016x}", server.incarnation())), "{restarted}");
+
+        let elsewhere = client.step(1).send(&key, pattern(&client, 1, 1)).unwrap_err();
+        assert!(matches!(elsewhere, WorkerError::BadKey { .. }), "{elsewhere}");
+        end(server, client).await;
+    });
+}
+
+#[test]
+fn a_receive_given_up_leaves_its_value_to_the_next() {
+    on_each_fabric(|kind| async move {
+        let (server, client) = pair(kind).await;
+        client.peer_at(server.address()).await.unwrap();
+        let key = server.key(SERVER_CPU, CLIENT_CPU, "patient").unwrap();
+        for _ in 0..5 {
+            let gave_up = client.step(1).recv_timeout(&key, Duration::from_millis(20)).await;
+            assert!(matches!(gave_up, Err(WorkerError::DeadlineExceeded { .. })));
+        }
+        server.step(1).send(&key, pattern(&server, 100, 3)).unwrap();
+        let got = client.step(1).recv(&key).await.unwrap();
+        assert!(got.bytes() == pattern(&server, 100, 3).bytes());
+        end(server, client).await;
+    });
+}
+
+#[test]
+fn lists_are_sorted_paged_and_carry_checksums() {
+    on_each_fabric(|kind| async move {
+        let (server, client) = pair(kind).await;
+        let peer = client.peer_at(server.address()).await.unwrap();
+        for index in (0..600u32).rev() {
+            let tensor = Tensor::from_values(server.pool(), &[1], &[index]).unwrap();
+            server.publish(&format!("tensor {index:03}"), tensor).unwrap();
+        }
+        server.withdraw("tensor 599");
+        let listed = client.list(&peer).await.unwrap();
+        assert_eq!(listed.len(), 599);
+        assert!(listed.iter().enumerate().all(|(index, entry)| entry.name == format!("tensor {index:03}")));
+        assert!(listed.iter().all(|entry| entry.checksum.is_none()));
+        let checked = client.list_with_checksums(&peer).await.unwrap();
+        let got = client.fetch(&peer, "tensor 007").await.unwrap();
+        assert_eq!(checked[7].checksum, Some(twox_hash::XxHash3_64::oneshot(got.bytes())));
+        end(server, client).await;
+    });
+}
+
+#[test]
+fn the_second_fetch_needs_no_metadata() {
+    on_each_fabric(|kind| async move {
+        let (server, client) = pair(kind).await;
+        let peer = client.peer_at(server.address()).await.unwrap();
+        server.publish("t", pattern(&server, 5000, 1)).unwrap();
+        client.fetch(&peer, "t").await.unwrap();
+        let first = client.peers()[0].counters.received.meta_data_response;
+        client.fetch(&peer, "t").await.unwrap();
+        assert_eq!((first, client.peers()[0].counters.received.meta_data_response), (1, 1));
+        end(server, client).await;
+    });
+}
+
+#[test]
+fn killing_the_peers_worker_ends_receives_with_peer_lost() {
+    on_each_fabric(|kind| async move {
+        let (server, client) = pair(kind).await;
+        let peer = client.peer_at(server.address()).await.unwrap();
+        server.publish("t", pattern(&server, 10, 1)).unwrap();
+        client.fetch(&peer, "t").await.unwrap();
+        let key = client.key(SERVER_CPU, CLIENT_CPU, "never").unwrap();
+        let step = client.step(1);
+        let (lost, ()) = futures::join!(step.recv(&key), server.shutdown());
+        let lost = lost.unwrap_err();
+        assert!(
+            matches!(&lost, WorkerError::PeerLost { .. } | WorkerError::Remote { .. }),
+            "{lost} over {kind}"
+        );
+        assert!(client.fetch(&peer, "t").await.is_err());
+        client.shutdown().await;
+    });
+}
+
+#[test]
+fn receive_pool_is_empty_again_after_everything_was_dropped() {
+    on_each_fabric(|kind| async move {
+        let (server, client) = pair(kind).await;
+        let peer = client.peer_at(server.address()).await.unwrap();
+        server.publish("t", pattern(&server, 100_000, 1)).unwrap();
+        for _ in 0..50 {
+            client.fetch(&peer, "t").await.unwrap();
+        }
+        let memory = client.receive_memory();
+        assert_eq!((memory.used_bytes, memory.leaked_bytes), (0, 0), "over {kind}");
+        end(server, client).await;
+    });
+}
