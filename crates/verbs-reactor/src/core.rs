@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    mem,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -9,7 +10,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use crate::{Arrival, FabricError, FabricKind, QueuePairConfig, SlotKey, SlotTable};
+use crate::{Arrival, FabricError, FabricKind, QueuePairConfig, SlotKey, SlotTable, slot::remember};
 
 /// Counters of one queue pair, by the fabric itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -50,7 +51,8 @@ struct Inbound {
     consumer: Option<Waker>,
     failure: Option<FabricError>,
     drained: bool,
-    closer: Option<Waker>,
+    /// Everyone who waits for the drain: several may close at once.
+    closers: Vec<Waker>,
 }
 
 impl QueuePairCore {
@@ -154,14 +156,12 @@ impl QueuePairCore {
 
     /// Reports that nothing of the peer can touch local memory any more.
     pub fn mark_drained(&self) {
-        let closer = {
+        let closers = {
             let mut inbound = self.lock();
             inbound.drained = true;
-            inbound.closer.take()
+            mem::take(&mut inbound.closers)
         };
-        if let Some(waker) = closer {
-            waker.wake();
-        }
+        closers.into_iter().for_each(Waker::wake);
     }
 
     pub(crate) fn poll_arrival(&self, context: &Context<'_>) -> Poll<Result<Arrival, FabricError>> {
@@ -182,7 +182,7 @@ impl QueuePairCore {
         {
             let mut inbound = self.lock();
             if !inbound.drained {
-                inbound.closer = Some(context.waker().clone());
+                remember(&mut inbound.closers, context.waker());
                 return Poll::Pending;
             }
         }

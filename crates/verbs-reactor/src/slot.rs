@@ -57,8 +57,8 @@ struct Inner {
     waiting: Vec<Waker>,
     /// Set once: nothing can be posted any more.
     failure: Option<FabricError>,
-    /// Waits for `outstanding` to reach zero.
-    idle_waker: Option<Waker>,
+    /// Everyone who waits for `outstanding` to reach zero.
+    idle: Vec<Waker>,
 }
 
 /// A fixed number of slots: a home for the buffers of operations under way, and the bound on their number.
@@ -114,7 +114,7 @@ impl SlotTable {
         }
         let Some(index) = inner.free.pop() else {
             if let Some(waker) = waiter {
-                inner.wait_for_room(waker);
+                remember(&mut inner.waiting, waker);
             }
             return Reserve::Full;
         };
@@ -147,7 +147,7 @@ impl SlotTable {
             }
         };
         inner.outstanding -= 1;
-        let idle = if inner.outstanding == 0 { inner.idle_waker.take() } else { None };
+        let idle = if inner.outstanding == 0 { mem::take(&mut inner.idle) } else { Vec::new() };
         let room = if inner.free.is_empty() { Vec::new() } else { mem::take(&mut inner.waiting) };
         drop(inner);
         // Buffers go back to their pool, and wakers run, outside the lock.
@@ -232,7 +232,7 @@ impl SlotTable {
         if inner.failure.is_some() || !inner.free.is_empty() {
             return Poll::Ready(());
         }
-        inner.wait_for_room(context.waker());
+        remember(&mut inner.waiting, context.waker());
         Poll::Pending
     }
 
@@ -241,7 +241,7 @@ impl SlotTable {
         if inner.outstanding == 0 {
             return Poll::Ready(());
         }
-        inner.idle_waker = Some(context.waker().clone());
+        remember(&mut inner.idle, context.waker());
         Poll::Pending
     }
 
@@ -251,16 +251,17 @@ impl SlotTable {
 }
 
 impl Inner {
-    fn wait_for_room(&mut self, waker: &Waker) {
-        if !self.waiting.iter().any(|known| known.will_wake(waker)) {
-            self.waiting.push(waker.clone());
-        }
-    }
-
     fn release(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.state = State::Free;
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(index);
+    }
+}
+
+/// Adds `waker` unless its task is noted already.
+pub(crate) fn remember(wakers: &mut Vec<Waker>, waker: &Waker) {
+    if !wakers.iter().any(|known| known.will_wake(waker)) {
+        wakers.push(waker.clone());
     }
 }
