@@ -269,7 +269,7 @@ impl PeerPage {
         let slot = self.page.slot_at(position);
         let sequence = self.load(slot);
         if sequence != Page::sequence(position) {
-            let previous = Page::sequence(position).checked_sub(u64::from(self.page.slots)).unwrap_or(0);
+            let previous = Page::sequence(position).saturating_sub(u64::from(self.page.slots));
             return if sequence == previous { Ok(None) } else { Err(PeerViolation::Malformed) };
         }
         let mut words = Words::default();
