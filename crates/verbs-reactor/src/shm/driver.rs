@@ -63,9 +63,9 @@ impl Driver {
         self.link.connection().own.set_sleep(self.epoch);
     }
 
-    /// Whether to look for work again before sleeping.
+    /// Looks for work, and rings for completions that have waited long enough.
     fn look(&mut self) -> Outcome {
-        let outcome = self.link.progress();
+        let outcome = self.link.progress_or_be_woken();
         match outcome {
             Outcome::Worked | Outcome::More => {
                 self.deferrals += 1;
@@ -101,7 +101,9 @@ impl Future for Driver {
                 self.settle();
                 Poll::Pending
             }
-            Outcome::Worked | Outcome::More | Outcome::Busy => {
+            // Whoever is at it wakes us.
+            Outcome::Busy => Poll::Pending,
+            Outcome::Worked | Outcome::More => {
                 // Let the tasks that were woken run first; then look again.
                 context.waker().wake_by_ref();
                 Poll::Pending

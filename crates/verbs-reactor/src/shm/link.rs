@@ -50,6 +50,8 @@ pub(super) struct ShmLink {
     frames: AtomicBool,
     /// Completions were returned, and the peer was not rung for them yet.
     owed: AtomicBool,
+    /// The driver found the target locked and wants to be woken when it is free.
+    contended: AtomicBool,
 }
 
 impl ShmLink {
@@ -62,6 +64,7 @@ impl ShmLink {
             closing: AtomicBool::new(false),
             frames: AtomicBool::new(false),
             owed: AtomicBool::new(false),
+            contended: AtomicBool::new(false),
         }
     }
 
@@ -99,11 +102,28 @@ impl ShmLink {
             };
             let outcome = self.progress_locked(&mut target);
             drop(target);
-            // A close that came while the lock was held found it taken and relies on us.
+            // Pairs with the fences in `start_close` and `progress_or_be_woken`: whoever found the lock taken
+            // meanwhile relies on us.
             fence(Ordering::SeqCst);
+            if self.contended.load(Ordering::Relaxed) {
+                self.contended.store(false, Ordering::Relaxed);
+                self.driver.wake();
+            }
             if outcome == Outcome::Over || !self.closing.load(Ordering::Relaxed) {
                 return outcome;
             }
+        }
+    }
+
+    /// As [`progress`](Self::progress), for the driver: after `Busy`, whoever is at it wakes the driver.
+    pub(super) fn progress_or_be_woken(&self) -> Outcome {
+        match self.progress() {
+            Outcome::Busy => {
+                self.contended.store(true, Ordering::Relaxed);
+                fence(Ordering::SeqCst);
+                self.progress()
+            }
+            outcome => outcome,
         }
     }
 

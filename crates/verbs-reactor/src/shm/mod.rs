@@ -32,5 +32,7 @@ mod producer;
 mod ring;
 mod sys;
 mod target;
+#[cfg(test)]
+mod tests;
 
 pub use fabric::ShmFabric;
