@@ -23,7 +23,7 @@ use super::{
 use crate::{FabricError, Immediate, QueuePairCore, RemoteRange, SlotKey};
 
 /// Payload bytes of one system call at most, and of one turn: more would hold a runtime's thread too long.
-const TURN_BYTES: usize = 512 << 10;
+const TURN_BYTES: usize = 1 << 20;
 
 /// Frames of one system call at most.
 const TURN_FRAMES: usize = 16;
