@@ -7,13 +7,14 @@ use memory::{
     copy::{CopyReason, count},
 };
 use verbs_reactor::{
-    FabricError, Immediate, LossCause, RegionGeneration, RegionId, RemoteRange, RemoteRegion,
+    FabricError, Immediate, LossCause, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Runtime,
+    TokioRuntime,
 };
 
 use crate::{
     contract::{
         Flavour, Setup, bounded,
-        pair::{Pair, end_of, immediate, pattern, yield_once},
+        pair::{Pair, end_of, immediate, pattern, step, yield_once},
     },
     raw::{Frame, Local, RawPeer, aside},
 };
@@ -291,5 +292,33 @@ fn payload_is_copied_nowhere_in_user_space() {
             assert!(landed[..] == pattern(length, 6)[..]);
         }
         assert_eq!(reasons.map(count), before);
+    });
+}
+
+#[test]
+fn a_runtime_that_shuts_down_ends_its_connections() {
+    bounded(Flavour::TwoWorkers, |runtime| async move {
+        let other = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let other = other.unwrap();
+        let doomed: Arc<dyn Runtime> = {
+            let _inside = other.enter();
+            Arc::new(TokioRuntime::current().unwrap())
+        };
+        let local = Local::new(doomed);
+        let (other, local, queue_pair, raw) = aside(&runtime, move || {
+            let (queue_pair, raw) = other.block_on(local.connect());
+            (other, local, queue_pair, raw)
+        })
+        .await;
+        let (region, range) = claimed(64 << 20);
+        queue_pair.add_remote_region(region);
+        let write = queue_pair.write(local.source.filled(64 * MIB, 8), range);
+        other.shutdown_background();
+        let error = step(&runtime, "the write", write).await.unwrap_err();
+        assert_eq!(cause(&error), LossCause::DeviceLost);
+        assert_eq!(cause(&end_of(&runtime, &queue_pair).await), LossCause::DeviceLost);
+        step(&runtime, "the close", queue_pair.close()).await;
+        assert_eq!(local.source.pool.stats().used_bytes, 0);
+        drop(raw);
     });
 }
