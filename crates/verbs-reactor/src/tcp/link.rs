@@ -149,12 +149,7 @@ impl TcpLink {
 
     /// If nothing can be sent any more, and the peer has left no word of its own, sending's error is the end.
     fn heed_broken(&self, receiver: &mut Receiver, received: Received) -> Received {
-        let wordless = match &received {
-            Received::Drained => true,
-            Received::Ended(ending) => ending.is_end_of_file(),
-            Received::More | Received::Stopped => false,
-        };
-        if !wordless || self.sender.state() != Sent::Broken {
+        if !matches!(received, Received::Drained) || self.sender.state() != Sent::Broken {
             return received;
         }
         let Some(error) = self.sender.broken() else { return received };
@@ -165,7 +160,6 @@ impl TcpLink {
     /// The receiver has stopped; ends everything else. Happens once.
     fn end(&self, end: End) {
         let state = if end.farewell.is_some() { EndState::Lingering } else { EndState::Silent };
-        self.core.fail_arrivals(&end.error);
         self.core.mark_drained();
         self.sender.end(end);
         self.send_again();

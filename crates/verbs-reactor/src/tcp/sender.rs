@@ -23,7 +23,7 @@ use super::{
 use crate::{FabricError, Immediate, QueuePairCore, RemoteRange, SlotKey};
 
 /// Payload bytes of one system call at most, and of one turn: more would hold a runtime's thread too long.
-const TURN_BYTES: usize = 512 << 10;
+const TURN_BYTES: usize = 1 << 20;
 
 /// Frames of one system call at most.
 const TURN_FRAMES: usize = 16;
@@ -162,8 +162,9 @@ impl Sender {
         Ok(())
     }
 
-    /// Ends sending, once someone [retries](Self::retry): what is with the kernel completes, all else fails. A
-    /// later end without a farewell cuts off an earlier one with it.
+    /// Ends the connection for this side, once someone [retries](Self::retry): what is with the kernel completes,
+    /// all else fails, in this order whoever sends meanwhile. A later end without a farewell cuts off an earlier
+    /// one with it.
     pub(super) fn end(&self, end: End) {
         let mut posted = self.posted();
         posted.over = true;
@@ -242,10 +243,9 @@ impl Sender {
     /// The stream takes nothing any more. Operations under way stay so until the end: the peer may have sent a
     /// better reason.
     fn breaks(&self, stream: &mut Stream, core: &QueuePairCore, error: FabricError) {
-        if let Stream::Closing { error, .. } = stream {
-            core.fail(error);
+        if let Stream::Closing { error, .. } = std::mem::replace(stream, Stream::Over(Sent::Broken)) {
+            core.fail(&error);
         }
-        *stream = Stream::Over(Sent::Broken);
         let mut posted = self.posted();
         posted.over = true;
         posted.broken = Some(error);
@@ -259,10 +259,15 @@ impl Sender {
             Stream::Closing { .. } | Stream::Over(_) => late = std::mem::take(&mut posted.writes),
         }
         let end = posted.end.take();
+        let broken = posted.broken.clone();
         // Buffers go back to their pool, and wakers run, outside the lock.
         drop(posted);
         drop(late);
-        if let Some(end) = end {
+        if let Some(mut end) = end {
+            if let Some(reason) = broken.filter(|_| end.is_end_of_file()) {
+                // Whichever half meets a reset first takes its error: the other one sees a bare end of file.
+                end.error = reason;
+            }
             take_end(stream, core, end);
         }
     }
@@ -279,19 +284,25 @@ fn take_end(stream: &mut Stream, core: &QueuePairCore, end: End) {
         Stream::Over(sent) => *sent,
         Stream::Open { .. } | Stream::Closing { .. } => Sent::Finished,
     };
-    let before = std::mem::replace(stream, Stream::Over(over));
-    let (Stream::Open { mut queue, position }, Some(farewell)) = (before, farewell) else {
-        return core.fail(&error);
+    let (mut queue, position) = match std::mem::replace(stream, Stream::Over(over)) {
+        Stream::Open { queue, position } => (queue, position),
+        Stream::Closing { .. } | Stream::Over(_) => (VecDeque::new(), 0),
     };
-    let inside_frame = !position.is_multiple_of(FRAME_BYTES);
-    let under_way = if inside_frame { queue.pop_front().map(|write| (write, position)) } else { None };
-    for write in queue {
-        core.complete(write.key, write.length(), Err(error.clone()));
+    let farewell = farewell.filter(|_| over == Sent::Finished);
+    let must_finish = farewell.is_some() && !position.is_multiple_of(FRAME_BYTES);
+    let under_way = if must_finish { queue.pop_front().map(|write| (write, position)) } else { None };
+    let others: Vec<_> = queue.into_iter().map(|write| (write.key, write.length())).collect();
+    // Their buffers are free before they are told so.
+    for (key, length) in others {
+        core.complete(key, length, Err(error.clone()));
     }
+    core.fail_arrivals(&error);
     if under_way.is_none() {
         core.fail(&error);
     }
-    *stream = Stream::Closing { under_way, error, farewell: farewell.encode(), farewell_sent: 0 };
+    if let Some(farewell) = farewell {
+        *stream = Stream::Closing { under_way, error, farewell: farewell.encode(), farewell_sent: 0 };
+    }
 }
 
 /// A bounded amount of sending.
