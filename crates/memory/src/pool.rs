@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     fmt,
     future::Future,
+    mem,
     ops::Range,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -19,10 +20,12 @@ use crate::{
 pub struct PoolConfig {
     /// Appears in errors and logs.
     pub name: &'static str,
-    /// Size of a block in bytes; a larger buffer gets a block of its own. Pre-faulted when made, so this many
-    /// bytes become resident at the first allocation. Default 16 MiB.
+    /// Size of a block in bytes; a larger buffer gets a block of its own, at most a quarter larger than it.
+    /// Pre-faulted when made, so this many bytes become resident at the first allocation. Default 16 MiB.
     pub block_bytes: usize,
-    /// Bytes that buffers may take together, rounded up to [`ALIGNMENT`] each. Default 1 GiB.
+    /// Bytes that buffers may take together, rounded up to [`ALIGNMENT`] each. Default 1 GiB. Blocks are kept
+    /// for reuse, so fragmentation can map more than the cap. Large blocks grow in steps of a quarter, so that
+    /// buffers of ever larger sizes, one at a time, map about seven times the cap at most.
     pub cap_bytes: u64,
     /// Watches ownership in tests. Default none.
     pub observer: Option<Arc<dyn MemoryObserver>>,
@@ -160,10 +163,19 @@ impl fmt::Debug for PoolShared {
 #[derive(Default)]
 struct PoolState {
     blocks: BTreeMap<BlockId, Home>,
+    unfinished: Option<Unfinished>,
     visitors: Vec<Arc<dyn BlockVisitor>>,
     waiting: VecDeque<(u64, Waker)>,
     next_ticket: u64,
     stats: PoolStats,
+}
+
+/// A block that a visitor refused after others had taken it. The next growth offers it to the rest first, so
+/// that repeated refusals don't pile up registrations.
+struct Unfinished {
+    block: Block,
+    /// Visitors that have it, in the order of `PoolState::visitors`.
+    served: usize,
 }
 
 /// A block and its free ranges, by first byte; neighbours are always merged.
@@ -227,13 +239,13 @@ impl PoolShared {
         }
         let reserved = length.checked_next_multiple_of(ALIGNMENT).unwrap_or(usize::MAX);
         let (pool, cap) = (self.config.name, self.config.cap_bytes);
-        if reserved as u64 > cap {
+        if reserved as u64 > cap || block_bytes_for(reserved, self.config.block_bytes).is_none() {
             return Err(MemoryError::TooLarge { pool, requested: length, cap });
         }
         let mut state = self.lock();
         let behind = state.waiting.front().is_some_and(|&(head, _)| Some(head) != ticket);
         let used = state.stats.used_bytes;
-        if behind || used + reserved as u64 > cap {
+        if behind || used.saturating_add(reserved as u64) > cap {
             return Err(MemoryError::Exhausted { pool, requested: length, used, cap });
         }
         let (block, range) =
@@ -249,9 +261,19 @@ impl PoolShared {
     }
 
     fn grow(&self, state: &mut PoolState, reserved: usize) -> Result<(Block, Range<usize>), MemoryError> {
-        let block = Block::new(self.config.name, self.config.block_bytes.max(reserved))?;
-        for visitor in &state.visitors {
-            visitor.block_added(&block).map_err(|source| self.refused(source))?;
+        let unfinished = state.unfinished.take().filter(|unfinished| unfinished.block.length() >= reserved);
+        let Unfinished { block, served } = match unfinished {
+            Some(unfinished) => unfinished,
+            None => {
+                let bytes = block_bytes_for(reserved, self.config.block_bytes).unwrap_or(reserved);
+                Unfinished { block: Block::new(self.config.name, bytes)?, served: 0 }
+            }
+        };
+        for (served, visitor) in state.visitors.iter().enumerate().skip(served) {
+            if let Err(source) = visitor.block_added(&block) {
+                state.unfinished = Some(Unfinished { block, served });
+                return Err(self.refused(source));
+            }
         }
         let mut home = Home { block: block.clone(), free: BTreeMap::from([(0, block.length())]) };
         let range = home.take(reserved).unwrap_or(0..0);
@@ -269,7 +291,10 @@ impl PoolShared {
         if let Some(ticket) = ticket
             && let Some(place) = state.waiting.iter_mut().find(|(held, _)| *held == ticket)
         {
-            place.1.clone_from(waker);
+            let before = mem::replace(&mut place.1, waker.clone());
+            drop(state);
+            // The last handle on a task may own buffers of this pool.
+            drop(before);
             return ticket;
         }
         let ticket = state.next_ticket;
@@ -279,11 +304,13 @@ impl PoolShared {
     }
 
     fn stop_waiting(&self, ticket: u64) {
-        let next = {
-            let mut state = self.lock();
-            state.waiting.retain(|(held, _)| *held != ticket);
-            state.waiting.front().map(|(_, waker)| waker.clone())
-        };
+        let mut state = self.lock();
+        let place = state.waiting.iter().position(|(held, _)| *held == ticket);
+        let left = place.and_then(|place| state.waiting.remove(place));
+        let next = state.waiting.front().map(|(_, waker)| waker.clone());
+        drop(state);
+        // The last handle on a task may own buffers of this pool.
+        drop(left);
         if let Some(waker) = next {
             waker.wake();
         }
@@ -292,4 +319,16 @@ impl PoolShared {
     fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Size of the block for a buffer of `reserved` bytes: the usual one, or else four sizes per doubling, so that
+/// buffers of ever larger sizes reuse each other's blocks. `None` when it exceeds the address space.
+fn block_bytes_for(reserved: usize, usual: usize) -> Option<usize> {
+    let bytes = if reserved <= usual {
+        usual
+    } else {
+        reserved.checked_next_multiple_of((reserved.checked_next_power_of_two()? / 8).max(1))?
+    };
+    // Whole pages are mapped, and no mapping exceeds half the address space.
+    (bytes <= isize::MAX as usize / 2).then_some(bytes)
 }
