@@ -22,7 +22,8 @@ async fn producer() -> Result<(), Box<dyn Error>> {
     println!("producer: weights are at {}", worker.address());
 
     let this_program = std::env::current_exe()?;
-    let ended = tokio::process::Command::new(this_program).arg(worker.address()).kill_on_drop(true).status().await?;
+    let ended =
+        tokio::process::Command::new(this_program).arg(worker.address()).kill_on_drop(true).status().await?;
     worker.shutdown().await;
     if ended.success() { Ok(()) } else { Err(format!("the consumer failed: {ended}").into()) }
 }
@@ -33,7 +34,9 @@ async fn consumer(address: &str) -> Result<(), Box<dyn Error>> {
     let weights = worker.fetch(&producer, "weights").await?;
     println!("consumer: {weights:?} = {:?}", weights.values::<f32>()?);
     for peer in worker.peers() {
-        println!("consumer: {} bytes over {:?} from {}", peer.fabric.bytes_received, peer.transport, peer.name);
+        if let Some(fabric) = peer.transport {
+            println!("consumer: {} bytes came over {fabric} from {}", peer.fabric.bytes_received, peer.name);
+        }
     }
     worker.shutdown().await;
     Ok(())

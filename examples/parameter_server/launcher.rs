@@ -33,6 +33,7 @@ const END_MAX: Duration = Duration::from_secs(10);
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let mut launcher = Launcher::new(options.clone());
     let address = launcher.start_all()?;
+    println!("training     {} steps, seed {}", options.steps, options.seed);
     let trained = launcher.train();
     let (traffic, elapsed) = match trained {
         Ok(trained) => trained,
@@ -94,8 +95,7 @@ impl Launcher {
         let mut arguments = self.options.to_arguments();
         arguments.extend(role.iter().map(|&argument| argument.to_owned()));
         let index = self.children.len();
-        let process =
-            Process::start(name, &arguments, index, self.sender.clone()).map_err(Failure::Start)?;
+        let process = Process::start(name, &arguments, index, self.sender.clone()).map_err(Failure::Start)?;
         self.children.push(process);
         self.running += 1;
         loop {

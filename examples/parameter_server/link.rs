@@ -38,7 +38,8 @@ impl Keys {
     /// Between the server and worker `index`, as seen by `own`, which is one of the two.
     pub(crate) fn new(own: &Worker, index: usize) -> Result<Self, WorkerError> {
         let (server, worker) = (device(SERVER), device(&worker_name(index)));
-        let gradient = |tensor: &TensorSpec| own.key(&worker, &server, &format!("gradient of {}", tensor.name));
+        let gradient =
+            |tensor: &TensorSpec| own.key(&worker, &server, &format!("gradient of {}", tensor.name));
         Ok(Self {
             gradients: Mlp::for_digits().tensors().iter().map(gradient).collect::<Result<_, _>>()?,
             loss: own.key(&worker, &server, "loss")?,

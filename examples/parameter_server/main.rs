@@ -48,6 +48,7 @@ fn main() -> ExitCode {
 }
 
 fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::Runtime)?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::Runtime)?;
     runtime.block_on(future)
 }

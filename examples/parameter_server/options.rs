@@ -63,8 +63,11 @@ impl Fabric {
 impl Options {
     /// Command-line arguments that give a child the same options.
     pub(crate) fn to_arguments(&self) -> Vec<String> {
-        let pairs =
-            [("--fabric", self.fabric.name().to_owned()), ("--steps", self.steps.to_string()), ("--seed", self.seed.to_string())];
+        let pairs = [
+            ("--fabric", self.fabric.name().to_owned()),
+            ("--steps", self.steps.to_string()),
+            ("--seed", self.seed.to_string()),
+        ];
         pairs.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect()
     }
 

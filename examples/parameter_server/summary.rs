@@ -44,11 +44,16 @@ impl fmt::Display for Summary {
         let Self { held_out, steps, .. } = self;
         let seconds = self.elapsed.as_secs_f64();
         let moved: u64 = self.traffic.iter().map(|traffic| traffic.sent + traffic.received).sum();
-        let transports: BTreeSet<&str> = self.traffic.iter().map(|traffic| traffic.transport.as_str()).collect();
+        let transports: BTreeSet<&str> =
+            self.traffic.iter().map(|traffic| traffic.transport.as_str()).collect();
         let transports: Vec<&str> = transports.into_iter().collect();
         writeln!(f, "accuracy     {:.1} % of {held_out} held-out digits", self.accuracy * 100.0)?;
         writeln!(f, "one process  {:.1} %", self.accuracy_alone * 100.0)?;
-        writeln!(f, "steps/s      {:.0} ({steps} steps in {seconds:.1} s)", *steps as f64 / seconds.max(1e-9))?;
+        writeln!(
+            f,
+            "steps/s      {:.0} ({steps} steps in {seconds:.1} s)",
+            *steps as f64 / seconds.max(1e-9)
+        )?;
         writeln!(
             f,
             "bytes moved  {} ({}; parameters are {} bytes)",

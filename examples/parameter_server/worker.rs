@@ -73,6 +73,7 @@ async fn train(worker: &Worker, server: &Peer, options: &Options, index: usize) 
 fn traffic_with(worker: &Worker, server: &Peer) -> Traffic {
     let info = worker.peers().into_iter().find(|info| info.name == server.name());
     let fabric = info.as_ref().map(|info| info.fabric).unwrap_or_default();
-    let transport = info.and_then(|info| info.transport).map_or_else(|| "none".to_owned(), |kind| kind.to_string());
+    let transport =
+        info.and_then(|info| info.transport).map_or_else(|| "none".to_owned(), |kind| kind.to_string());
     Traffic { sent: fabric.bytes_sent, received: fabric.bytes_received, transport }
 }
