@@ -1,6 +1,6 @@
 //! What the command line says.
 
-use std::{net::SocketAddr, num::NonZeroU32, path::PathBuf};
+use std::{num::NonZeroU32, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -29,8 +29,8 @@ pub(crate) struct Serve {
     #[arg(value_name = "FILE.safetensors")]
     pub(crate) file: PathBuf,
     /// Address to listen at; port 0 takes a free one. Anything beyond loopback needs --secret-file.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
-    pub(crate) bind: SocketAddr,
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0", value_parser = host_and_port)]
+    pub(crate) bind: String,
     #[command(flatten)]
     pub(crate) secret: Secret,
 }
@@ -39,7 +39,8 @@ pub(crate) struct Serve {
 #[derive(Debug, Args)]
 pub(crate) struct Pull {
     /// Address that the server printed, for instance 127.0.0.1:4242.
-    pub(crate) address: SocketAddr,
+    #[arg(value_name = "HOST:PORT", value_parser = host_and_port)]
+    pub(crate) address: String,
     /// File to write. It appears when it is complete, or not at all. Without it tensors are fetched and dropped.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
@@ -82,11 +83,20 @@ pub(crate) enum Fabric {
     Tcp,
 }
 
+/// Checks the form of an address; whether the host exists is seen when it is used.
+fn host_and_port(text: &str) -> Result<String, String> {
+    let port_is_one = |port: &str| port.parse::<u16>().is_ok();
+    match text.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && port_is_one(port) => Ok(text.to_owned()),
+        _ => Err("an address has the form HOST:PORT, for instance 127.0.0.1:4242 or [::1]:4242".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::{CommandFactory, Parser};
 
-    use super::{Arguments, Command, Fabric};
+    use super::{Arguments, Command, Fabric, host_and_port};
 
     #[test]
     fn definition_is_consistent() {
@@ -105,5 +115,15 @@ mod tests {
     #[test]
     fn repeat_of_zero_is_refused() {
         assert!(Arguments::try_parse_from(["tensorwire", "pull", "127.0.0.1:1", "--repeat", "0"]).is_err());
+    }
+
+    #[test]
+    fn addresses_need_a_host_and_a_port() {
+        for address in ["127.0.0.1:1", "[::1]:1", "server.example:65535"] {
+            assert_eq!(host_and_port(address).as_deref(), Ok(address));
+        }
+        for address in ["", "nowhere", ":1", "host:", "host:65536", "host:x"] {
+            assert!(host_and_port(address).is_err(), "{address}");
+        }
     }
 }

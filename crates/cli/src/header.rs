@@ -13,6 +13,10 @@ pub(crate) const HEADER_BYTES_MAX: usize = 100_000_000;
 /// Bytes before the header: its length.
 pub(crate) const PREFIX_BYTES: usize = 8;
 
+/// Name under which a server publishes the text of its file's header, as bytes. With it a client writes the very file
+/// that is served, with its metadata, and with element types that the wire has no name for.
+pub(crate) const HEADER_NAME: &str = "tensorwire:header";
+
 /// One tensor of a file.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Entry {

@@ -1,0 +1,46 @@
+//! Why a command can fail.
+
+use std::{io, path::PathBuf};
+
+use safetensors::SafeTensorError;
+use tensorwire::WorkerError;
+
+use crate::{checkpoint::CheckpointError, header::HEADER_NAME};
+
+/// A failure of a command; its text is what the user sees.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum Failure {
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    Worker(#[from] WorkerError),
+    #[error("the tokio runtime can't be started: {0}")]
+    Runtime(io::Error),
+    #[error("{path}: {source}")]
+    Output { path: PathBuf, source: io::Error },
+    #[error("the thread that takes the tensors has ended early")]
+    WriterGone,
+    #[error("a tensor of the file is called `{HEADER_NAME}`, which the server itself publishes: rename it")]
+    ReservedName,
+    #[error("`{name}` takes {bytes} bytes, more than this machine can address")]
+    TooLarge { name: String, bytes: u64 },
+    #[error("the server at {address} has no tensor {missing}; it has {known}")]
+    NoSuchTensor { address: String, missing: String, known: String },
+    #[error("the server has published nothing that could be pulled")]
+    NothingPublished,
+    #[error("what the server publishes does not make a safetensors file: {0}")]
+    Header(SafeTensorError),
+    #[error("the server's file header is not UTF-8: its `{HEADER_NAME}` is not from tensorwire serve")]
+    HeaderText,
+    #[error(
+        "`{name}` has element type {dtype}, which safetensors has no name for: pull without --output, or without it"
+    )]
+    NoFileType { name: String, dtype: tensorwire::DataType },
+    #[error("`{name}` came with {found} bytes instead of {expected}: the server has replaced it; pull again")]
+    Replaced { name: String, found: u64, expected: u64 },
+    #[error("`{name}` arrived damaged: its checksum is {found:016x}, the server's is {expected:016x}")]
+    Checksum { name: String, found: u64, expected: u64 },
+    #[error("the server tells no checksum of `{name}`: pull without --verify, or from a newer server")]
+    NoChecksum { name: String },
+}

@@ -1,0 +1,216 @@
+//! A checkpoint to move, and the command as processes.
+
+use std::{
+    collections::HashMap,
+    fs,
+    io::{BufRead, BufReader, Read},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use safetensors::{Dtype, tensor::TensorView};
+
+/// How long any one command of a test may take.
+const COMMAND_MAX: Duration = Duration::from_secs(60);
+
+const DTYPES: [Dtype; 12] = [
+    Dtype::F32,
+    Dtype::BF16,
+    Dtype::F16,
+    Dtype::I64,
+    Dtype::U8,
+    Dtype::BOOL,
+    Dtype::F64,
+    Dtype::I8,
+    Dtype::U16,
+    Dtype::C64,
+    Dtype::F8_E4M3,
+    // The wire has no name for this one.
+    Dtype::F8_E8M0,
+];
+
+/// Bytes that look random and are the same in every run.
+fn fill(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}
+
+/// Name, type and shape of 220 tensors: scalars, empties, odd shapes, many dimensions, names of up to 300 bytes.
+fn specs() -> Vec<(String, Dtype, Vec<usize>)> {
+    let mut specs = Vec::new();
+    for index in 0..200usize {
+        let shape = match index % 8 {
+            0 => vec![],
+            1 => vec![0],
+            2 => vec![3, 0, 7],
+            3 => vec![1 + index * 17],
+            4 => vec![index + 1, 13],
+            5 => vec![2, 3, 1, 5, 1, 1, 2],
+            6 => vec![4096 + index],
+            _ => vec![257, index + 1],
+        };
+        specs.push((format!("layer.{index}/weight"), DTYPES[index % DTYPES.len()], shape));
+    }
+    specs.push(("größe.权重.🚀".to_owned(), Dtype::F32, vec![5]));
+    specs.push(("x".repeat(300), Dtype::I64, vec![3]));
+    specs.push(("权".repeat(100), Dtype::BF16, vec![2, 2]));
+    specs.push((" with \"quotes\", \\ and\nlines".to_owned(), Dtype::U8, vec![9]));
+    for power in 0..14 {
+        specs.push((format!("size.{power}"), Dtype::U8, vec![(1usize << power) * 1024 - 1]));
+    }
+    specs.push(("large.16".to_owned(), Dtype::F32, vec![4 << 20]));
+    specs.push(("large.64".to_owned(), Dtype::BF16, vec![32, 1 << 20]));
+    specs
+}
+
+/// Writes the checkpoint into `directory`.
+pub(crate) fn checkpoint(directory: &Path) -> PathBuf {
+    let specs = specs();
+    assert!(specs.len() >= 200);
+    let data: Vec<Vec<u8>> = specs
+        .iter()
+        .enumerate()
+        .map(|(index, (_, dtype, shape))| {
+            let mut bytes = fill(shape.iter().product::<usize>() * dtype.bitsize() / 8, index as u64);
+            if *dtype == Dtype::BOOL {
+                bytes.iter_mut().for_each(|byte| *byte &= 1);
+            }
+            bytes
+        })
+        .collect();
+    let views = specs.iter().zip(&data).map(|((name, dtype, shape), bytes)| {
+        (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+    });
+    let path = directory.join("checkpoint.safetensors");
+    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    safetensors::serialize_to_file(views, Some(metadata), &path).unwrap();
+    path
+}
+
+/// A checkpoint of one small tensor called `w`.
+pub(crate) fn small_checkpoint(directory: &Path) -> PathBuf {
+    let path = directory.join("small.safetensors");
+    let view = TensorView::new(Dtype::U8, vec![4], &[1, 2, 3, 4]).unwrap();
+    safetensors::serialize_to_file([("w".to_owned(), view)], None, &path).unwrap();
+    path
+}
+
+/// The command with `arguments`, and with no secret of the surroundings.
+pub(crate) fn tensorwire(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tensorwire"));
+    command.args(arguments).env_remove("TENSORWIRE_SECRET_FILE").env_remove("RUST_LOG");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Runs a command to its end; kills it, and fails, when it takes too long.
+pub(crate) fn run(arguments: &[&str]) -> Output {
+    let mut child = tensorwire(arguments).spawn().unwrap();
+    let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let (done, ended) = mpsc::channel();
+    let reader = thread::spawn(move || {
+        let mut text = Vec::new();
+        stderr.read_to_end(&mut text).unwrap();
+        text
+    });
+    let writer = thread::spawn(move || {
+        let mut text = Vec::new();
+        stdout.read_to_end(&mut text).unwrap();
+        let _ = done.send(());
+        text
+    });
+    let in_time = ended.recv_timeout(COMMAND_MAX).is_ok();
+    if !in_time {
+        child.kill().unwrap();
+    }
+    let status = child.wait().unwrap();
+    let output = Output { status, stdout: writer.join().unwrap(), stderr: reader.join().unwrap() };
+    assert!(in_time, "{arguments:?} took longer than {COMMAND_MAX:?}: {}", text(&output));
+    output
+}
+
+/// Both streams, for messages and searches.
+pub(crate) fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Runs a command that must succeed, and gives what it printed.
+pub(crate) fn succeed(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output));
+    text(&output)
+}
+
+/// Runs a command that must fail with code 1, and gives what it printed.
+pub(crate) fn fail(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", text(&output));
+    text(&output)
+}
+
+/// A child process, killed when the test ends.
+#[derive(Debug)]
+pub(crate) struct Process(pub(crate) Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Process {
+    /// The first line that starts with `prefix`, without it. Fails when the process ends or hangs before.
+    pub(crate) fn line_after(&mut self, prefix: &'static str) -> String {
+        let stdout = self.0.stdout.take().unwrap();
+        let (found, line) = mpsc::channel();
+        thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if let Some(rest) = line.strip_prefix(prefix) {
+                    let _ = found.send(rest.to_owned());
+                }
+            }
+        });
+        line.recv_timeout(COMMAND_MAX).unwrap_or_else(|error| panic!("no line `{prefix}`: {error}"))
+    }
+}
+
+/// A serving process.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) process: Process,
+    pub(crate) address: String,
+}
+
+impl Server {
+    /// Starts `tensorwire serve` and waits for its address.
+    pub(crate) fn start(file: &Path, more: &[&str]) -> Self {
+        let mut command = tensorwire(&["serve", file.to_str().unwrap()]);
+        // Not read, so it must not fill a pipe.
+        command.args(more).stderr(Stdio::inherit());
+        let mut process = Process(command.spawn().unwrap());
+        let address = process.line_after("address ");
+        Self { process, address }
+    }
+}
+
+/// The names in a directory.
+pub(crate) fn names_in(directory: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}

@@ -1,0 +1,184 @@
+//! `tensorwire serve` and `tensorwire pull` as processes, over real shared memory and real TCP.
+#![allow(clippy::unwrap_used, clippy::panic)] // a helper of tests fails by panicking, as a test does
+
+mod common;
+
+use std::{fs, net::TcpListener, os::unix::process::ExitStatusExt, path::Path, process::Stdio};
+
+use common::{Process, Server, checkpoint, fail, names_in, run, small_checkpoint, succeed, tensorwire};
+use rustix::process::{Pid, Signal, kill_process};
+
+fn pull_bit_for_bit(fabric: &str) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = checkpoint(directory.path());
+    let server = Server::start(&file, &[]);
+    let pulled = directory.path().join("pulled");
+    let output =
+        succeed(&["pull", &server.address, "-o", pulled.to_str().unwrap(), "--verify", "--fabric", fabric]);
+    assert!(output.contains(&format!("over {fabric}")), "{output}");
+    assert!(fs::read(&file).unwrap() == fs::read(&pulled).unwrap(), "the files differ");
+    assert_eq!(names_in(directory.path()), ["checkpoint.safetensors", "pulled"]);
+}
+
+#[test]
+fn checkpoint_arrives_bit_for_bit_over_shm() {
+    pull_bit_for_bit("shm");
+}
+
+#[test]
+fn checkpoint_arrives_bit_for_bit_over_tcp() {
+    pull_bit_for_bit("tcp");
+}
+
+#[test]
+fn second_round_needs_no_metadata() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::start(&checkpoint(directory.path()), &[]);
+    let output = succeed(&["pull", &server.address, "--repeat", "2", "--stats"]);
+    let messages = |round: &str| -> u64 {
+        let from = output.find(round).unwrap_or_else(|| panic!("no {round}: {output}"));
+        let after = &output[from..];
+        let at = after.find("META_DATA_RESPONSE ").unwrap_or_else(|| panic!("{output}"));
+        after[at..].split_whitespace().nth(1).unwrap().trim_end_matches(',').parse().unwrap()
+    };
+    assert!(messages("round 1:") >= 200, "{output}");
+    assert_eq!(messages("round 2:"), 0, "{output}");
+}
+
+#[test]
+fn chosen_tensors_make_a_file_of_their_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = checkpoint(directory.path());
+    let server = Server::start(&file, &[]);
+    let pulled = directory.path().join("pulled");
+    let names = ["size.3", "größe.权重.🚀", "layer.1/weight"];
+    let mut arguments = vec!["pull", &server.address, "-o", pulled.to_str().unwrap(), "--verify", "--tensor"];
+    arguments.extend(names);
+    succeed(&arguments);
+    let (whole, part) = (fs::read(&file).unwrap(), fs::read(&pulled).unwrap());
+    let whole = safetensors::SafeTensors::deserialize(&whole).unwrap();
+    let part = safetensors::SafeTensors::deserialize(&part).unwrap();
+    assert_eq!(part.len(), names.len());
+    for name in names {
+        let (a, b) = (whole.tensor(name).unwrap(), part.tensor(name).unwrap());
+        assert_eq!((a.dtype(), a.shape(), a.data()), (b.dtype(), b.shape(), b.data()), "{name}");
+    }
+}
+
+#[test]
+fn missing_tensor_is_named_with_what_there_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::start(&small_checkpoint(directory.path()), &[]);
+    let output = fail(&["pull", &server.address, "--tensor", "w", "absent"]);
+    assert!(output.contains("no tensor `absent`; it has `w`"), "{output}");
+}
+
+#[test]
+fn equal_secrets_meet_and_others_do_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let secret = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let right = secret("right", "the first secret, long enough");
+    let wrong = secret("wrong", "another secret, also long enough");
+    let file = small_checkpoint(directory.path());
+    let server = Server::start(&file, &["--secret-file", &right]);
+    succeed(&["pull", &server.address, "--verify", "--secret-file", &right]);
+    let output = fail(&["pull", &server.address, "--verify", "--secret-file", &wrong]);
+    assert!(output.contains("secret"), "{output}");
+    assert!(!output.contains("long enough"), "a secret was shown: {output}");
+}
+
+#[test]
+fn bind_beyond_loopback_without_a_secret_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = small_checkpoint(directory.path());
+    let output = fail(&["serve", file.to_str().unwrap(), "--bind", "0.0.0.0:0"]);
+    assert!(output.contains("0.0.0.0") && output.contains("secret"), "{output}");
+}
+
+#[test]
+fn address_without_a_server_is_named() {
+    // A port that was free a moment ago.
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let output = fail(&["pull", &address]);
+    assert!(output.contains(&address), "{output}");
+}
+
+#[test]
+fn truncated_file_is_refused_with_both_lengths() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = small_checkpoint(directory.path());
+    let bytes = fs::read(&file).unwrap();
+    fs::write(&file, &bytes[..bytes.len() - 1]).unwrap();
+    let output = fail(&["serve", file.to_str().unwrap()]);
+    assert!(output.contains("truncated") && output.contains(&bytes.len().to_string()), "{output}");
+}
+
+#[test]
+fn wrong_command_line_ends_with_code_2() {
+    for arguments in
+        [&["pull"][..], &["pull", "nowhere"], &["pull", "127.0.0.1:1", "--fabric", "smoke"], &["fly"]]
+    {
+        assert_eq!(run(arguments).status.code(), Some(2), "{arguments:?}");
+    }
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error_that_names_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::start(&small_checkpoint(directory.path()), &[]);
+    let output = fail(&["pull", &server.address, "-o", "/nonexistent/file"]);
+    assert!(output.contains("/nonexistent/file"), "{output}");
+}
+
+/// A pull with so many rounds that it runs until it is killed; returns once the first round is done.
+fn endless_pull(address: &str, output: &Path) -> Process {
+    let arguments = ["pull", address, "-o", output.to_str().unwrap(), "--repeat", "4000000000"];
+    let mut command = tensorwire(&arguments);
+    command.stderr(Stdio::inherit());
+    let mut pull = Process(command.spawn().unwrap());
+    pull.line_after("round 1:");
+    pull
+}
+
+fn send_signal(process: &Process, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(process.0.id()).unwrap()).unwrap();
+    kill_process(pid, signal).unwrap();
+}
+
+#[test]
+fn killed_pull_leaves_no_file() {
+    for signal in [Signal::KILL, Signal::INT] {
+        let directory = tempfile::tempdir().unwrap();
+        let server = Server::start(&small_checkpoint(directory.path()), &[]);
+        let mut pull = endless_pull(&server.address, &directory.path().join("pulled"));
+        send_signal(&pull, signal);
+        assert!(pull.0.wait().unwrap().signal().is_some());
+        assert_eq!(names_in(directory.path()), ["small.safetensors"], "{signal:?}");
+    }
+}
+
+#[test]
+fn killed_server_ends_the_pull_with_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut server = Server::start(&small_checkpoint(directory.path()), &[]);
+    let mut pull = endless_pull(&server.address, &directory.path().join("pulled"));
+    server.process.0.kill().unwrap();
+    assert_eq!(pull.0.wait().unwrap().code(), Some(1));
+    assert_eq!(names_in(directory.path()), ["small.safetensors"]);
+}
+
+#[test]
+fn server_ends_in_order_when_told_to() {
+    for signal in [Signal::INT, Signal::TERM] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut server = Server::start(&small_checkpoint(directory.path()), &[]);
+        succeed(&["pull", &server.address]);
+        send_signal(&server.process, signal);
+        assert_eq!(server.process.0.wait().unwrap().code(), Some(0), "{signal:?}");
+    }
+}

@@ -1,0 +1,119 @@
+//! Child processes that report by lines, and that never outlive their parent.
+//!
+//! The parent holds the writing end of each child's standard input. When the parent ends, in whatever way, the kernel
+//! closes it; the child sees the end of its input and ends too.
+
+use std::{
+    io::{self, BufRead, BufReader, Write},
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::mpsc::SyncSender,
+    thread,
+    time::Duration,
+};
+
+use tokio::sync::mpsc;
+
+use crate::report::Report;
+
+/// Lines that wait to be read, at most.
+const LINES_MAX: usize = 64;
+/// How long a child may take to close its connections after its parent has gone.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// What happens to a child.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// It printed a report.
+    Report(Report),
+    /// Its output has ended: it is ending or has been killed.
+    Ended,
+}
+
+/// A child process; killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Process {
+    name: String,
+    child: Child,
+    input: Option<ChildStdin>,
+}
+
+impl Process {
+    /// Starts this program again with `arguments`. Its events go to `events` under the number `index`.
+    pub(crate) fn start(
+        name: String,
+        arguments: &[String],
+        index: usize,
+        events: SyncSender<(usize, Event)>,
+    ) -> io::Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let input = child.stdin.take();
+        if let Some(output) = child.stdout.take() {
+            thread::spawn(move || {
+                for line in BufReader::new(output).lines().map_while(Result::ok) {
+                    if events.send((index, Event::Report(Report::from(line.as_str())))).is_err() {
+                        return;
+                    }
+                }
+                // The launcher has gone if nobody listens.
+                let _ = events.send((index, Event::Ended));
+            });
+        }
+        Ok(Self { name, child, input })
+    }
+
+    /// The name for people.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends one line to the child.
+    pub(crate) fn tell(&mut self, report: &Report) -> io::Result<()> {
+        let input = self.input.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+        writeln!(input, "{report}")?;
+        input.flush()
+    }
+
+    /// Ends the child's input, which asks it to end.
+    pub(crate) fn release(&mut self) {
+        self.input = None;
+    }
+
+    /// Waits for the end of a child whose output has ended.
+    pub(crate) fn wait(&mut self) -> io::Result<std::process::ExitStatus> {
+        self.release();
+        self.child.wait()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both fail only for a child that is gone, which is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// In a child: the parent's lines. Yields `None` when the parent has gone or wants the child to end; the process then
+/// ends within two seconds, whatever else it does.
+pub(crate) fn parent_lines() -> mpsc::Receiver<Report> {
+    let (sender, receiver) = mpsc::channel(LINES_MAX);
+    thread::spawn(move || {
+        for line in io::stdin().lines().map_while(Result::ok) {
+            // Who has stopped listening still wants to know when the parent goes.
+            let _ = sender.blocking_send(Report::from(line.as_str()));
+        }
+        drop(sender);
+        thread::sleep(FAREWELL);
+        std::process::exit(1);
+    });
+    receiver
+}
