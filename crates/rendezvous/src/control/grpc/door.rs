@@ -59,11 +59,6 @@ impl Door {
         let mut strangers = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
         strangers.retain(|other| !std::ptr::eq(&**other, guest));
     }
-
-    #[cfg(test)]
-    pub(super) fn strangers(&self) -> usize {
-        self.strangers.lock().unwrap_or_else(PoisonError::into_inner).len()
-    }
 }
 
 /// Where a connection is in its life. It only moves forward.
