@@ -1,5 +1,7 @@
 //! How often payload bytes are copied. Alone in its binary, because the counters are the process's.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::Duration,

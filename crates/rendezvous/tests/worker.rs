@@ -1,5 +1,7 @@
 //! Two workers in one process, over each real fabric.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 use std::{future::Future, time::Duration};
 
 use protocol::{Code, DataType};
