@@ -1,5 +1,7 @@
 //! The stream's frames; the table is in the module's documentation.
 
+use std::fmt;
+
 use crate::{Immediate, PeerViolation, RegionGeneration, RegionId, RemoteRange};
 
 /// Bytes of every header.
@@ -15,6 +17,16 @@ const KIND_REFUSAL: u8 = 4;
 
 /// An encoded header.
 pub(super) type Header = [u8; HEADER_BYTES];
+
+/// A region's key. `Debug` leaves it out, because keys are never logged.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Key(pub(super) u32);
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key")
+    }
+}
 
 /// What a header says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +45,7 @@ pub(super) struct WriteFrame {
     /// Where the logical write goes from this frame on, to its end.
     pub(super) range: RemoteRange,
     /// The region's key.
-    pub(super) key: u32,
+    pub(super) key: Key,
     /// Payload bytes in this frame.
     pub(super) length: u64,
     /// On the last frame of a write with immediate.
@@ -87,7 +99,7 @@ impl Frame {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Fields {
     kind: u8,
     reason: u8,
@@ -105,7 +117,7 @@ impl Fields {
         self.kind = if write.immediate.is_some() { KIND_WRITE_IMMEDIATE } else { KIND_WRITE };
         self.region = write.range.region.0;
         self.generation = write.range.generation.0;
-        self.key = write.key;
+        self.key = write.key.0;
         self.immediate = write.immediate.map_or(0, |immediate| immediate.0);
         // At most `BODY_BYTES_MAX`.
         self.length = write.length as u32;
@@ -122,7 +134,7 @@ impl Fields {
             length: self.rest,
         };
         let immediate = (self.kind == KIND_WRITE_IMMEDIATE).then_some(Immediate(self.immediate));
-        let write = WriteFrame { range, key: self.key, length, immediate };
+        let write = WriteFrame { range, key: Key(self.key), length, immediate };
         let fits = length <= BODY_BYTES_MAX && length <= self.rest;
         // A frame of no bytes that promises more would let a peer keep us busy for nothing.
         let advances = length > 0 || self.rest == 0;
@@ -201,7 +213,7 @@ mod tests {
             offset: 0x0102_0304_0506_0708,
             length: rest,
         };
-        Frame::Write(WriteFrame { range, key: 0xFEED_F00D, length, immediate: immediate.map(Immediate) })
+        Frame::Write(WriteFrame { range, key: Key(0xFEED_F00D), length, immediate: immediate.map(Immediate) })
     }
 
     #[test]
@@ -250,6 +262,12 @@ mod tests {
                 assert_eq!(Frame::decode(&header), Err(PeerViolation::Malformed), "{frame:?} byte {index}");
             }
         }
+    }
+
+    #[test]
+    fn keys_are_not_printed() {
+        let shown = format!("{:?}", write(1, 1, None));
+        assert!(!shown.contains(&0xFEED_F00D_u32.to_string()), "{shown}");
     }
 
     #[test]

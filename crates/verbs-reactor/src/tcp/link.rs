@@ -6,6 +6,7 @@
 
 use std::{
     collections::HashMap,
+    fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, AtomicU8, Ordering},
@@ -17,6 +18,7 @@ use tokio::{io::unix::AsyncFd, net::TcpStream};
 
 use super::{
     driver::Driver,
+    frame::Key,
     receiver::{Ground, Received, Receiver},
     sender::{End, Sender, Sent, Write},
     socket::Socket,
@@ -30,8 +32,7 @@ use crate::{
 const NOWHERE: RemoteRange =
     RemoteRange { region: RegionId(0), generation: RegionGeneration(0), offset: 0, length: 0 };
 
-/// The fabric's half of a queue pair.
-#[derive(Debug)]
+/// The fabric's half of a queue pair. `Debug` shows no frames, because they carry keys.
 pub(super) struct TcpLink {
     core: Arc<QueuePairCore>,
     table: Arc<RegionTable>,
@@ -44,6 +45,13 @@ pub(super) struct TcpLink {
     /// An [`EndState`].
     end: AtomicU8,
     driver: AtomicWaker,
+}
+
+impl fmt::Debug for TcpLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (sending, end) = (self.sending(), self.end_state());
+        f.debug_struct("TcpLink").field("sending", &sending).field("end", &end).finish_non_exhaustive()
+    }
 }
 
 impl TcpLink {
@@ -253,8 +261,8 @@ impl Link for TcpLink {
 impl TcpLink {
     fn send(&self) {
         match self.sender.pump(self.socket.get_ref(), &self.core) {
-            None | Some(Sent::Idle | Sent::Finished) => {}
-            Some(Sent::More | Sent::Blocked | Sent::Broken) => self.driver.wake(),
+            None | Some(Sent::Idle) => {}
+            Some(Sent::More | Sent::Blocked | Sent::Broken | Sent::Finished) => self.driver.wake(),
         }
     }
 
@@ -269,16 +277,16 @@ impl TcpLink {
         }
         let (range, remote_key) = match remote {
             Some(range) => (*range, self.key_of(range, bytes)?),
-            None if bytes == 0 => (NOWHERE, 0),
+            None if bytes == 0 => (NOWHERE, Key(0)),
             None => return Err(FabricError::LengthMismatch { local: bytes, remote: 0 }),
         };
         // A write of no bytes names no region on the wire.
-        let (range, remote_key) = if bytes == 0 { (NOWHERE, 0) } else { (range, remote_key) };
+        let (range, remote_key) = if bytes == 0 { (NOWHERE, Key(0)) } else { (range, remote_key) };
         Ok(Write { key, local: local.clone(), range, remote_key, immediate: *immediate })
     }
 
     /// The key of the peer's region, if a write of `bytes` bytes to `range` stays inside it.
-    fn key_of(&self, range: &RemoteRange, bytes: u64) -> Result<u32, FabricError> {
+    fn key_of(&self, range: &RemoteRange, bytes: u64) -> Result<Key, FabricError> {
         let regions = self.remote();
         let region = regions.get(&range.region).filter(|region| region.generation == range.generation);
         let region = region.ok_or(FabricError::UnknownRemoteRegion { region: range.region })?;
@@ -287,7 +295,7 @@ impl TcpLink {
             return mismatch(range.length);
         }
         let room = region.length.saturating_sub(range.offset);
-        if room < bytes { mismatch(room) } else { Ok(region.key) }
+        if room < bytes { mismatch(room) } else { Ok(Key(region.key)) }
     }
 
     fn remote(&self) -> MutexGuard<'_, HashMap<RegionId, RemoteRegion>> {

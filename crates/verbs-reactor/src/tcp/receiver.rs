@@ -87,7 +87,6 @@ pub(super) struct Ground<'link> {
 }
 
 /// The receiving half of a connection. Whoever holds it is the only one who lets the peer's bytes in.
-#[derive(Debug)]
 pub(super) struct Receiver {
     header: Header,
     /// Bytes of `header` that are there.
@@ -98,7 +97,6 @@ pub(super) struct Receiver {
 }
 
 /// A logical write whose range was checked.
-#[derive(Debug)]
 struct Landing {
     /// `None` if it is empty.
     target: Option<RemoteTarget>,
@@ -243,7 +241,7 @@ fn begin_write(frame: WriteFrame, table: &RegionTable) -> Result<Landing, PeerVi
     let target = match frame.range.length {
         // As on a NIC, a write of no bytes names no memory.
         0 => None,
-        _ => Some(table.write_target(&frame.range, frame.key)?.0),
+        _ => Some(table.write_target(&frame.range, frame.key.0)?.0),
     };
     Ok(Landing { target, frame, landed: 0, before: 0 })
 }

@@ -17,7 +17,7 @@ use std::{
 use memory::Buf;
 
 use super::{
-    frame::{BODY_BYTES_MAX, Frame, HEADER_BYTES, Header, WriteFrame},
+    frame::{BODY_BYTES_MAX, Frame, HEADER_BYTES, Header, Key, WriteFrame},
     socket::{Socket, loss},
 };
 use crate::{FabricError, Immediate, QueuePairCore, RemoteRange, SlotKey};
@@ -28,6 +28,9 @@ const TURN_BYTES: usize = 1 << 20;
 /// Frames of one system call at most.
 const TURN_FRAMES: usize = 16;
 
+/// Turns that one thread takes in a row while others post.
+const TURNS_MAX: u32 = 16;
+
 /// A whole frame in its encoded form.
 const FRAME_BYTES: u64 = HEADER_BYTES as u64 + BODY_BYTES_MAX;
 
@@ -37,7 +40,7 @@ pub(super) struct Write {
     pub(super) key: SlotKey,
     pub(super) local: Buf,
     pub(super) range: RemoteRange,
-    pub(super) remote_key: u32,
+    pub(super) remote_key: Key,
     pub(super) immediate: Option<Immediate>,
 }
 
@@ -194,14 +197,20 @@ impl Sender {
 
     /// As [`pump`](Self::pump), also if the socket was full. `None` if someone else is at it.
     pub(super) fn retry(&self, socket: &Socket, core: &QueuePairCore) -> Option<Sent> {
+        let mut turns = 0;
         loop {
+            turns += 1;
             let sent = {
                 let mut stream = match self.stream.try_lock() {
                     Ok(stream) => stream,
                     Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                     Err(TryLockError::WouldBlock) => return None,
                 };
-                let sent = self.step(&mut stream, socket, core);
+                let sent = match self.step(&mut stream, socket, core) {
+                    // Others post as fast as this thread sends: it has its own work to do.
+                    Sent::Idle if turns >= TURNS_MAX => Sent::More,
+                    sent => sent,
+                };
                 self.state.store(sent as u8, Ordering::Release);
                 sent
             };
@@ -426,5 +435,78 @@ impl<'queue> Iterator for Pieces<'queue> {
             self.position = 0;
         }
         Some(piece)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memory::{Pool, PoolConfig};
+
+    use super::*;
+    use crate::{RegionGeneration, RegionId};
+
+    const RANGE: RemoteRange =
+        RemoteRange { region: RegionId(1), generation: RegionGeneration(2), offset: 100, length: 0 };
+
+    fn write(length: usize) -> Write {
+        let pool = Pool::new(PoolConfig { block_bytes: 4096, ..PoolConfig::new("source") }).unwrap();
+        let mut local = pool.try_alloc(length).unwrap();
+        for (index, byte) in local.iter_mut().enumerate() {
+            *byte = (index * 7 + index / 251) as u8;
+        }
+        let (key, range) = (SlotKey::from_bits(0), RemoteRange { length: length as u64, ..RANGE });
+        Write { key, local: local.freeze(), range, remote_key: Key(3), immediate: Some(Immediate(4)) }
+    }
+
+    /// The frames of `write`, the plain way.
+    fn encoding(write: &Write) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut bodies: Vec<_> = write.local.chunks(BODY_BYTES_MAX as usize).collect();
+        if bodies.is_empty() {
+            bodies.push(&[]);
+        }
+        let mut start = 0;
+        for (index, body) in bodies.iter().enumerate() {
+            let rest = write.local.len() as u64 - start;
+            let range = RemoteRange { offset: 100 + start, length: rest, ..RANGE };
+            let immediate = (index + 1 == bodies.len()).then_some(Immediate(4));
+            let frame = WriteFrame { range, key: Key(3), length: body.len() as u64, immediate };
+            bytes.extend(Frame::Write(frame).encode());
+            bytes.extend_from_slice(body);
+            start += body.len() as u64;
+        }
+        bytes
+    }
+
+    #[test]
+    fn a_write_can_go_on_from_every_position() {
+        let max = BODY_BYTES_MAX as usize;
+        for length in [0, 1, max - 1, max, max + 1, 2 * max, 2 * max + 77] {
+            let write = write(length);
+            let whole = encoding(&write);
+            assert_eq!(write.encoded_length(), whole.len() as u64);
+            let frame = FRAME_BYTES as usize;
+            let near = |boundary: usize| boundary.saturating_sub(2)..boundary + HEADER_BYTES + 3;
+            let positions = [0, frame, 2 * frame].into_iter().flat_map(near);
+            for position in positions.filter(|&position| position < whole.len()) {
+                let piece = write.piece(position as u64);
+                let rest = [&piece.header[piece.header_sent..], piece.body].concat();
+                assert_eq!(rest.len(), piece.length());
+                assert!(whole[position..].starts_with(&rest), "{length} bytes at {position}");
+                let end = position + rest.len();
+                assert!(end == whole.len() || end % frame == 0, "{length} bytes at {position}");
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_of_a_queue_are_its_encoding() {
+        let queue: VecDeque<_> = [5, 0, BODY_BYTES_MAX as usize + 3, 9].map(write).into();
+        let whole: Vec<u8> = queue.iter().flat_map(encoding).collect();
+        for position in [0, 1, 40, 44] {
+            let pieces = Pieces::new(&queue, position)
+                .flat_map(|piece| [&piece.header[piece.header_sent..], piece.body].concat());
+            assert!(pieces.eq(whole[position as usize..].iter().copied()), "from {position}");
+        }
     }
 }

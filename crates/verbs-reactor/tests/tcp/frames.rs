@@ -3,14 +3,16 @@
 use std::{pin::pin, sync::Arc, task::Poll};
 
 use memory::GrantEnd;
-use verbs_reactor::{FabricError, Immediate, LossCause, PeerViolation, QueuePair, QueuePairConfig, Runtime};
+use verbs_reactor::{
+    FabricError, Immediate, LossCause, PeerViolation, QueuePair, QueuePairConfig, RemoteRegion, Runtime,
+};
 
 use crate::{
     contract::{
         Flavour, bounded,
         pair::{Lent, end_of, immediate, pattern, yield_once},
     },
-    raw::{Frame, Local, RawPeer, aside, refusal},
+    raw::{Frame, Local, RawPeer, address, aside, refusal},
 };
 
 /// Three arrivals and 23 payload bytes in all the forms that frames have.
@@ -293,5 +295,25 @@ fn a_flood_of_empty_frames_does_not_starve_the_neighbour() {
         assert!(flooded.failure().is_none());
         local.step("the answer", flooded.notify(Immediate(1))).await.unwrap();
         assert_eq!(flooder.hear_frame(), Frame::notify(1));
+    });
+}
+
+#[test]
+fn keys_and_tokens_are_not_printed() {
+    bounded(Flavour::TwoWorkers, |runtime| async move {
+        let local = Local::new(runtime);
+        let prepared = local.prepare();
+        let token = address(&prepared.connection_data()).token;
+        let shown = format!("{prepared:?} {:?}", prepared.connection_data());
+        assert!(!shown.contains(&format!("{token:?}")), "{shown}");
+        let (queue_pair, raw) = local.connect().await;
+        let lent = local.receive.lend(4 << 20);
+        let claimed = RemoteRegion { key: 0x7E57_1234, ..lent.region };
+        queue_pair.add_remote_region(claimed);
+        // Under way, so that whatever holds keys is full of them.
+        drop(queue_pair.write(local.source.filled(4 << 20, 1), lent.range));
+        let shown = format!("{queue_pair:?}");
+        assert!(!shown.contains(&claimed.key.to_string()), "{shown}");
+        drop(raw);
     });
 }
