@@ -1,11 +1,14 @@
 //! Many receives, small limits.
 
-use protocol::{Depths, Parameters, Scope, limits::RING_BYTES_MIN};
+use std::pin::pin;
+
+use futures::poll;
+use protocol::{Depths, Parameters, limits::RING_BYTES_MIN};
 
 use crate::support::{
     STEP,
     Side::{self, A, B},
-    bytes_of, dead,
+    bytes_of,
     pair::{Pair, original, settled, small},
     random::Random,
 };
@@ -90,29 +93,27 @@ fn the_ring_wraps_inside_messages() {
 
 #[test]
 fn s12_request_indices_wrap_around() {
-    let parameters = Parameters { requests_max: 1, ..original() };
-    let mut pair = Pair::new(parameters);
-    // One slot has 2¹⁸ − 1 generations.
-    let generations = (1u64 << 18) - 1;
-    let task = {
-        let (connection, memory) = (pair.a.connection.clone(), pair.a.memory.clone());
-        pair.tasks.spawn(async move {
-            for _ in 0..generations + 10 {
-                let received = connection.receive(Scope::Published, "d", &memory).await.unwrap();
-                assert!(received.lent.is_none() && received.metadata.is_dead);
-            }
-        })
-    };
-    let mut highest = 0;
-    while !task.is_done() {
-        pair.b.source.send(Scope::Published, "d", dead(), Vec::new());
-        pair.run();
-        let request = pair.b.requests.pop().unwrap();
-        pair.b.responses.clear();
-        highest = highest.max(request.index.0);
+    let mut pair = Pair::new(Parameters { requests_max: 1, ..original() });
+    pair.b.source.send_bytes(STEP, "k", 8, 0);
+    assert!(pair.pull(STEP, "k").is_ok());
+    // One slot has 2¹⁸ − 1 generations. Most are used up by receives that are dropped while they allocate.
+    pair.a.memory.stick(true);
+    let (connection, memory) = (pair.a.connection.clone(), pair.a.memory.clone());
+    let used_up = pair.tasks.spawn(async move {
+        for _ in 0..(1 << 18) - 7 {
+            let receive = pin!(connection.receive(STEP, "k", &memory));
+            assert!(poll!(receive).is_pending());
+        }
+    });
+    pair.tasks.run();
+    assert!(used_up.is_done());
+    pair.a.memory.stick(false);
+    for fill in 0..10 {
+        pair.b.source.send_bytes(STEP, "k", 8, fill);
+        assert_eq!(pair.pull(STEP, "k"), Ok((bytes_of(8), vec![fill; 8])));
     }
-    assert_eq!(pair.counters().0.contents_received, generations + 10);
-    assert!((0xFFFF_0000..0xFFFF_FFF0).contains(&highest), "{highest:#x}");
+    let indices: Vec<_> = pair.b.requests.iter().map(|request| request.index.0 >> 14).collect();
+    assert_eq!(indices, [0, 0x3_FFFA, 0x3_FFFB, 0x3_FFFC, 0x3_FFFD, 0x3_FFFE, 0, 1, 2, 3, 4]);
     pair.assert_clean();
 }
 
@@ -184,7 +185,7 @@ fn collect(handles: &mut Handles) -> usize {
 
 #[test]
 fn s2_s3_random_traffic_with_cancels_on_random_schedules() {
-    for seed in 0..150 {
+    for seed in 0..60 {
         churn(small(), seed);
         churn(original(), seed);
         churn(Parameters { requests_max: 2, window: 2, contents_max: 1, ..small() }, seed);

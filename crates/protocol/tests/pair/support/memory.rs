@@ -177,7 +177,10 @@ impl Allocator for Memory {
             if let Some(allocated) = self.try_allocate(metadata) {
                 return Poll::Ready(Ok(allocated));
             }
-            self.0.lock().unwrap().waiting.push(context.waker().clone());
+            let mut state = self.0.lock().unwrap();
+            if !state.waiting.iter().any(|known| known.will_wake(context.waker())) {
+                state.waiting.push(context.waker().clone());
+            }
             Poll::Pending
         })
         .await

@@ -119,6 +119,12 @@ impl Pair {
     /// What may happen next, in a fixed order.
     pub(crate) fn enabled(&self) -> Vec<Event> {
         let mut events: Vec<Event> = self.tasks.woken().into_iter().map(Event::Poll).collect();
+        events.extend(self.wire_events());
+        events
+    }
+
+    fn wire_events(&self) -> Vec<Event> {
+        let mut events = Vec::new();
         for side in Side::BOTH {
             let wire = &self.wire;
             events.extend(wire.has_completions(side).then_some(Event::Complete(side)));
@@ -141,7 +147,8 @@ impl Pair {
 
     /// Fires the first enabled event; false when there is none.
     pub(crate) fn step(&mut self) -> bool {
-        let next = self.enabled().first().copied();
+        let woken = self.tasks.first_woken().map(Event::Poll);
+        let next = woken.or_else(|| self.wire_events().first().copied());
         next.into_iter().for_each(|event| self.fire(event));
         next.is_some()
     }

@@ -90,6 +90,10 @@ impl Tasks {
         self.ready.lock().unwrap().iter().copied().map(TaskId).collect()
     }
 
+    pub(crate) fn first_woken(&self) -> Option<TaskId> {
+        self.ready.lock().unwrap().first().copied().map(TaskId)
+    }
+
     /// Polls until nobody is woken; true if anybody was.
     pub(crate) fn run(&mut self) -> bool {
         let mut any = false;
