@@ -1,7 +1,7 @@
 //! A receive that is given up, in every state: memory stays away until the evidence is there, the value goes
 //! back unless it was written, CANCEL is always answered.
 
-use protocol::{Code, LentEnd, Metadata, Parameters, Status, TransferError};
+use protocol::{Code, LentEnd, Metadata, Parameters, Scope, Status, TransferError};
 
 use crate::support::{
     STEP,
@@ -74,17 +74,20 @@ fn the_first_in_line_for_an_entry_after_it_was_woken() {
 
 #[test]
 fn while_allocating() {
-    let mut pair = primed(small());
+    let mut pair = Pair::new(small());
+    pair.b.source.send_bytes(Scope::Published, "k", 24, 1);
+    assert!(pair.pull(Scope::Published, "k").is_ok());
     pair.a.memory.stick(true);
     let from = pair.wire.trace().len();
-    let handle = pair.receive(A, STEP, "k");
+    let handle = pair.receive(A, Scope::Published, "k");
     pair.run();
     pair.tasks.cancel(handle.task);
     pair.run();
     assert!(names(&pair, from).is_empty(), "nothing was sent");
     pair.a.memory.stick(false);
-    pair.b.source.send_bytes(STEP, "k", 24, 2);
-    assert_value_is_back(&mut pair, 24, 2);
+    pair.b.source.send_bytes(Scope::Published, "k", 24, 2);
+    assert_eq!(pair.pull(Scope::Published, "k"), Ok((bytes_of(24), vec![2; 24])));
+    pair.assert_clean();
 }
 
 #[test]
@@ -316,6 +319,57 @@ fn while_the_content_waits_for_its_turn() {
     pair.run();
     assert_eq!(settled(&handles[0]), Ok((bytes_of(24), vec![2; 24])));
     assert_value_is_back(&mut pair, 24, 3);
+}
+
+#[test]
+fn while_the_re_requested_content_waits_for_its_turn() {
+    let mut pair = primed(Parameters { contents_max: 1, ..small() });
+    let first = pair.receive(A, STEP, "k");
+    let second = pair.receive(A, STEP, "unknown");
+    pair.run();
+    pair.b.source.send_bytes(STEP, "unknown", 24, 3);
+    pair.tasks.run();
+    pair.b.source.send_bytes(STEP, "k", 24, 2);
+    pair.tasks.run();
+    // META_DATA_RESPONSE lands, the content behind it does not, and so keeps its place.
+    pair.wire.land(B);
+    pair.take(A);
+    pair.tasks.run();
+    pair.deliver(A);
+    pair.tasks.run();
+    let before = pair.counters().1;
+    assert_eq!((before.received.tensor_re_request, before.contents_sent), (2, 2));
+    pair.tasks.cancel(second.task);
+    pair.tasks.run();
+    pair.deliver(A);
+    pair.tasks.run();
+    assert_eq!(pair.counters().1.sent.cancel_ack, 1, "it need not wait for the first content");
+    assert_eq!(pair.b.source.stored(STEP, "unknown"), 1);
+    pair.run();
+    assert_eq!(settled(&first), Ok((bytes_of(24), vec![2; 24])));
+    pair.assert_clean();
+}
+
+#[test]
+fn the_entry_is_kept_until_cancel_ack_though_the_content_has_come() {
+    let mut pair = primed(Parameters { requests_max: 1, ..small() });
+    let handle = pair.receive(A, STEP, "k");
+    pair.run();
+    pair.b.source.send_bytes(STEP, "k", 24, 2);
+    pair.tasks.run();
+    pair.tasks.cancel(handle.task);
+    pair.tasks.run();
+    pair.deliver(B);
+    assert_eq!((pair.counters().0.sent.cancel, pair.a.memory.lent()), (1, 0));
+    let next = pair.receive(A, STEP, "k");
+    pair.tasks.run();
+    assert_eq!(pair.counters().0.sent.tensor_request, 2, "the peer still owes an answer");
+    pair.run();
+    assert_eq!(pair.counters().0.sent.tensor_request, 3);
+    pair.b.source.send_bytes(STEP, "k", 24, 3);
+    pair.run();
+    assert_eq!(settled(&next), Ok((bytes_of(24), vec![3; 24])));
+    pair.assert_clean();
 }
 
 #[test]

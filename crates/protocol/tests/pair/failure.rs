@@ -1,6 +1,6 @@
 //! The connection fails, in every state: everything ends, memory comes back when the queue pair is gone.
 
-use protocol::{Parameters, TransferError};
+use protocol::{Parameters, Scope, TransferError};
 
 use crate::support::{
     STEP,
@@ -36,10 +36,10 @@ fn assert_ended(pair: &mut Pair) {
 #[test]
 fn while_waiting_for_an_entry_a_window_an_answer_and_memory() {
     let mut pair = Pair::new(Parameters { requests_max: 3, ..original() });
-    pair.b.source.send_bytes(STEP, "known", 24, 1);
-    assert!(pair.pull(STEP, "known").is_ok());
+    pair.b.source.send_bytes(Scope::Published, "known", 24, 1);
+    assert!(pair.pull(Scope::Published, "known").is_ok());
     pair.a.memory.stick(true);
-    let allocating = pair.receive(A, STEP, "known");
+    let allocating = pair.receive(A, Scope::Published, "known");
     let asking = pair.receive(A, STEP, "k");
     let for_the_window = pair.receive(A, STEP, "k");
     let for_an_entry = pair.receive(A, STEP, "k");
@@ -124,10 +124,10 @@ fn memory_on_its_way_back_is_drained_when_housekeeping_has_ended() {
 #[test]
 fn an_allocation_that_ends_after_the_failure_goes_straight_back() {
     let mut pair = Pair::new(small());
-    pair.b.source.send_bytes(STEP, "k", 24, 1);
-    assert!(pair.pull(STEP, "k").is_ok());
+    pair.b.source.send_bytes(Scope::Published, "k", 24, 1);
+    assert!(pair.pull(Scope::Published, "k").is_ok());
     pair.a.memory.stick(true);
-    let handle = pair.receive(A, STEP, "k");
+    let handle = pair.receive(A, Scope::Published, "k");
     pair.tasks.run();
     pair.a.memory.stick(false);
     pair.break_down();

@@ -3,7 +3,7 @@
 use std::pin::pin;
 
 use futures::poll;
-use protocol::{Depths, Parameters, limits::RING_BYTES_MIN};
+use protocol::{Depths, Parameters, Scope, limits::RING_BYTES_MIN};
 
 use crate::support::{
     STEP,
@@ -39,13 +39,40 @@ fn s12_ten_thousand_outstanding_receives_over_a_small_cap() {
 fn a_small_pool_serves_many_receives_in_reverse_order_of_production() {
     let parameters = Parameters { requests_max: 100, ..small() };
     let mut pair = Pair::with(parameters, parameters, 4);
-    let handles: Vec<_> = (0..100).map(|key| pair.receive(A, STEP, &key.to_string())).collect();
-    pair.run();
-    for key in (0..100u8).rev() {
-        pair.b.source.send_bytes(STEP, &key.to_string(), 64, key);
+    // The first round knows nothing; the second could lend the whole pool to values that come last.
+    for round in 0..2 {
+        let handles: Vec<_> = (0..100).map(|key| pair.receive(A, STEP, &key.to_string())).collect();
         pair.run();
-        assert_eq!(settled(&handles[usize::from(key)]), Ok((bytes_of(64), vec![key; 64])));
+        assert_eq!(pair.counters().0.sent.tensor_request, 100 * (round + 1));
+        for key in (0..100u8).rev() {
+            pair.b.source.send_bytes(STEP, &key.to_string(), 64, key);
+        }
+        while handles.iter().any(|handle| handle.is_pending()) {
+            assert!(pair.step(), "receives starve");
+            for (key, handle) in (0..).zip(&handles).filter(|(_, handle)| handle.is_done()) {
+                assert_eq!(settled(handle), Ok((bytes_of(64), vec![key; 64])));
+            }
+        }
+        pair.run();
+        pair.assert_clean();
     }
+    assert!(pair.counters().1.sent.meta_data_response < 200, "some went out with a destination");
+}
+
+#[test]
+fn a_fetch_waits_for_memory_and_then_costs_no_round_trip() {
+    let mut pair = Pair::with(small(), small(), 1);
+    pair.b.source.send_bytes(Scope::Published, "k", 8, 1);
+    assert!(pair.pull(Scope::Published, "k").is_ok());
+    let handles: Vec<_> = (0..4).map(|_| pair.receive(A, Scope::Published, "k")).collect();
+    for fill in 0..4 {
+        pair.b.source.send_bytes(Scope::Published, "k", 8, fill);
+    }
+    for handle in &handles {
+        pair.run();
+        settled(handle).unwrap();
+    }
+    assert_eq!(pair.counters().1.sent.meta_data_response, 1, "that of the first fetch");
     pair.assert_clean();
 }
 
@@ -66,6 +93,30 @@ fn windows_exhausted_both_ways_still_move() {
     pair.run();
     for (key, handle) in &handles {
         assert_eq!(settled(handle), Ok((bytes_of(16), vec![*key; 16])));
+    }
+    pair.assert_clean();
+}
+
+#[test]
+fn messages_are_sent_in_the_order_of_the_receives_whoever_is_polled_first() {
+    let mut pair = Pair::new(original());
+    let handles: Vec<_> = ["a", "b", "c"].map(|key| pair.receive(A, STEP, key)).into();
+    pair.tasks.run();
+    pair.deliver(A);
+    pair.deliver(B);
+    // The window is free and the second receive is woken; the third is polled before it, for no reason.
+    pair.tasks.poll(handles[2].task);
+    assert_eq!(pair.counters().0.sent.tensor_request, 1);
+    pair.run();
+    let keys: Vec<_> = pair.b.requests.iter().map(|request| request.key.as_str()).collect();
+    assert_eq!(keys, ["a", "b", "c"]);
+    // So are newcomers.
+    let late = pair.receive(A, STEP, "d");
+    pair.run();
+    for (handle, key) in handles.iter().chain([&late]).zip(["a", "b", "c", "d"]) {
+        pair.b.source.send_bytes(STEP, key, 0, 0);
+        pair.run();
+        settled(handle).unwrap();
     }
     pair.assert_clean();
 }
@@ -94,14 +145,14 @@ fn the_ring_wraps_inside_messages() {
 #[test]
 fn s12_request_indices_wrap_around() {
     let mut pair = Pair::new(Parameters { requests_max: 1, ..original() });
-    pair.b.source.send_bytes(STEP, "k", 8, 0);
-    assert!(pair.pull(STEP, "k").is_ok());
+    pair.b.source.send_bytes(Scope::Published, "k", 8, 0);
+    assert!(pair.pull(Scope::Published, "k").is_ok());
     // One slot has 2¹⁸ − 1 generations. Most are used up by receives that are dropped while they allocate.
     pair.a.memory.stick(true);
     let (connection, memory) = (pair.a.connection.clone(), pair.a.memory.clone());
     let used_up = pair.tasks.spawn(async move {
         for _ in 0..(1 << 18) - 7 {
-            let receive = pin!(connection.receive(STEP, "k", &memory));
+            let receive = pin!(connection.receive(Scope::Published, "k", &memory));
             assert!(poll!(receive).is_pending());
         }
     });
@@ -109,8 +160,8 @@ fn s12_request_indices_wrap_around() {
     assert!(used_up.is_done());
     pair.a.memory.stick(false);
     for fill in 0..10 {
-        pair.b.source.send_bytes(STEP, "k", 8, fill);
-        assert_eq!(pair.pull(STEP, "k"), Ok((bytes_of(8), vec![fill; 8])));
+        pair.b.source.send_bytes(Scope::Published, "k", 8, fill);
+        assert_eq!(pair.pull(Scope::Published, "k"), Ok((bytes_of(8), vec![fill; 8])));
     }
     let indices: Vec<_> = pair.b.requests.iter().map(|request| request.index.0 >> 14).collect();
     assert_eq!(indices, [0, 0x3_FFFA, 0x3_FFFB, 0x3_FFFC, 0x3_FFFD, 0x3_FFFE, 0, 1, 2, 3, 4]);

@@ -34,7 +34,7 @@ fn request(index: u32) -> TensorRequest {
 }
 
 #[test]
-fn malformed() {
+fn d_malformed() {
     let too_long = 4097u32.to_le_bytes();
     let unknown_kind = [5, 0, 0, 0, 99];
     let reserved_index = [9, 0, 0, 0, 5, 0xF0, 0xFF, 0xFF, 0xFF];
@@ -49,7 +49,7 @@ fn malformed() {
 }
 
 #[test]
-fn reserved_immediate() {
+fn d_reserved_immediate() {
     for immediate in 0xFFFF_FFF0..=0xFFFF_FFFD {
         let mut lone = Lone::new(small());
         assert_eq!(lone.immediate(immediate, 0), Err(PeerMisbehaved::ReservedImmediate));
@@ -58,7 +58,7 @@ fn reserved_immediate() {
 }
 
 #[test]
-fn acknowledgement_unasked() {
+fn d_acknowledgement_unasked() {
     let mut lone = Lone::new(small());
     let _handle = lone.receive(STEP, "k");
     assert_eq!(lone.immediate(0xFFFF_FFFE, 0), Ok(()));
@@ -67,7 +67,7 @@ fn acknowledgement_unasked() {
 }
 
 #[test]
-fn answer_unasked() {
+fn d_answer_unasked() {
     for message in [meta_data_response(1, bytes_of(8)), error_status(1)] {
         let mut lone = Lone::new(original());
         let _first = lone.receive(STEP, "k");
@@ -81,7 +81,7 @@ fn answer_unasked() {
 }
 
 #[test]
-fn content_unasked() {
+fn d_content_unasked() {
     // Without a destination.
     let mut lone = Lone::new(small());
     let _handle = lone.receive(STEP, "k");
@@ -97,7 +97,7 @@ fn content_unasked() {
 }
 
 #[test]
-fn content_length() {
+fn d_content_length() {
     for length in [0, 7, 9, u64::MAX] {
         let mut lone = Lone::new(small());
         let handle = lone.receive(STEP, "k");
@@ -109,7 +109,7 @@ fn content_length() {
 }
 
 #[test]
-fn meta_data_twice() {
+fn d_meta_data_twice() {
     let mut lone = Lone::new(small());
     let _handle = lone.receive(STEP, "k");
     assert_eq!(lone.message(&meta_data_response(0, bytes_of(8))), Ok(None));
@@ -118,7 +118,7 @@ fn meta_data_twice() {
 }
 
 #[test]
-fn cancel_ack_unasked() {
+fn d_cancel_ack_unasked() {
     let mut lone = Lone::new(small());
     let _handle = lone.receive(STEP, "k");
     let message = Message::CancelAck(RequestIndex(0));
@@ -127,7 +127,7 @@ fn cancel_ack_unasked() {
 }
 
 #[test]
-fn duplicate_request() {
+fn d_duplicate_request() {
     let mut lone = Lone::new(small());
     lone.request(request(5));
     let again = Message::TensorRequest(request(5));
@@ -136,7 +136,7 @@ fn duplicate_request() {
 }
 
 #[test]
-fn re_request_unasked() {
+fn d_re_request_unasked() {
     // Before META_DATA_RESPONSE.
     let mut lone = Lone::new(small());
     lone.request(request(5));
@@ -163,7 +163,7 @@ fn re_request_unasked() {
 }
 
 #[test]
-fn destination_mismatch() {
+fn d_destination_mismatch() {
     for (length, destination) in [(8, None), (8, at(7)), (0, at(8))] {
         let mut lone = Lone::new(small());
         lone.source.send_bytes(STEP, "k", length, 1);
@@ -175,7 +175,7 @@ fn destination_mismatch() {
 }
 
 #[test]
-fn duplicate_cancel() {
+fn d_duplicate_cancel() {
     let mut lone = Lone::new(small());
     lone.request(request(5));
     let cancel = Message::Cancel(RequestIndex(5));
@@ -185,7 +185,7 @@ fn duplicate_cancel() {
 }
 
 #[test]
-fn flood_of_requests() {
+fn d_flood_of_requests() {
     let mut lone = Lone::new(small());
     let most = small().requests_max + 64;
     for index in 0..most {
@@ -199,7 +199,7 @@ fn flood_of_requests() {
 }
 
 #[test]
-fn flood_of_cancels() {
+fn d_flood_of_cancels() {
     let mut lone = Lone::new(small());
     let most = small().requests_max + 64;
     let mut last = Ok(None);
