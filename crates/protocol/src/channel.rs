@@ -1,6 +1,8 @@
 //! What the protocol needs from the world.
 
-use std::future::Future;
+use std::{future::Future, pin::pin, task::Poll};
+
+use futures::poll;
 
 use crate::{Destination, Metadata, Scope, Status};
 
@@ -38,7 +40,9 @@ pub enum LentEnd {
 ///
 /// Posts happen in the order of calls, and land in that order as far as an immediate can tell. The connection
 /// counts what it posts and never exceeds the depths of [`credit`](crate::credit), so a post has no reason to
-/// wait.
+/// wait; where a fabric reports completions late, the channel holds posts back, in order, until they come.
+///
+/// Posts are made with the connection locked, so they never call back into it.
 pub trait Channel: Send + Sync + 'static {
     /// Bytes of a value, kept alive by the channel until they are written.
     type Bytes: Send + 'static;
@@ -96,6 +100,29 @@ pub trait Allocator: Send + Sync {
         &self,
         metadata: &Metadata,
     ) -> impl Future<Output = Result<(Self::Lent, Destination), Status>> + Send;
+
+    /// Memory for a value of a step that the sender may not have yet, or `None`: the request then goes out
+    /// without a destination, and memory is [allocated](Self::allocate) once the value is there. So receives
+    /// whose values come late never starve those whose values are there; a pool gives out at most a part of
+    /// itself here. As it stands: what [`allocate`](Self::allocate) gives at once.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives back what it has taken.
+    fn allocate_early(
+        &self,
+        metadata: &Metadata,
+    ) -> impl Future<Output = Result<Option<(Self::Lent, Destination)>, Status>> + Send {
+        async {
+            let allocation = pin!(self.allocate(metadata));
+            match poll!(allocation) {
+                Poll::Ready(allocated) => allocated.map(Some),
+                Poll::Pending => Ok(None),
+            }
+        }
+    }
 }
 
 /// A value to be sent.

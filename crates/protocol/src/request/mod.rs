@@ -47,8 +47,7 @@ impl<C: Channel> Connection<C> {
             return Err(TransferError::KeyTooLong { length: key.len() });
         }
         let request = self.open_request().await?;
-        let known = self.known(scope, key);
-        let destination = request.allocate(allocator, known.as_ref()).await?;
+        let (known, destination) = request.allocate_first(allocator, scope, self.known(scope, key)).await?;
         request.ask(scope, key, known, destination).await?;
         loop {
             match request.reply().await? {
@@ -60,7 +59,7 @@ impl<C: Channel> Connection<C> {
                 Reply::MetaDataResponse(metadata) => {
                     request.take_back();
                     self.remember(scope, key, &metadata);
-                    let destination = request.allocate(allocator, Some(&metadata)).await?;
+                    let destination = request.allocate(allocator, &metadata).await?;
                     request.ask_again(metadata, destination).await?;
                 }
             }
@@ -88,13 +87,37 @@ struct Request<'connection, C: Channel> {
 }
 
 impl<C: Channel> Request<'_, C> {
+    /// Memory for the first request, which says what is `known` only if it has memory for that. A published
+    /// value is there or is not, so its request may wait for memory; a value of a step may be long in coming.
+    async fn allocate_first<A: Allocator<Lent = C::Lent>>(
+        &self,
+        allocator: &A,
+        scope: Scope,
+        known: Option<Metadata>,
+    ) -> Result<(Option<Metadata>, Option<Destination>), TransferError> {
+        let Some(metadata) = known else { return Ok((None, None)) };
+        if scope == Scope::Published || metadata.byte_length == 0 {
+            let destination = self.allocate(allocator, &metadata).await?;
+            return Ok((Some(metadata), destination));
+        }
+        match self.unless_over(allocator.allocate_early(&metadata)).await?.map_err(TransferError::Local)? {
+            Some((lent, destination)) => {
+                self.keep(lent)?;
+                Ok((Some(metadata), Some(destination)))
+            }
+            None => Ok((None, None)),
+        }
+    }
+
     /// Memory for content of `metadata`, if there is any; kept in the table at once.
     async fn allocate<A: Allocator<Lent = C::Lent>>(
         &self,
         allocator: &A,
-        metadata: Option<&Metadata>,
+        metadata: &Metadata,
     ) -> Result<Option<Destination>, TransferError> {
-        let Some(metadata) = metadata.filter(|metadata| metadata.byte_length > 0) else { return Ok(None) };
+        if metadata.byte_length == 0 {
+            return Ok(None);
+        }
         let allocated = self.unless_over(allocator.allocate(metadata)).await?;
         let (lent, destination) = allocated.map_err(TransferError::Local)?;
         self.keep(lent)?;

@@ -391,3 +391,6 @@ impl<L> Requests<L> {
         entries.filter_map(|entry| entry.waker.take())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -220,3 +220,6 @@ impl Responses {
         (self.entries.len(), self.owed.len())
     }
 }
+
+#[cfg(test)]
+mod tests;

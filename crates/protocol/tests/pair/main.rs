@@ -7,5 +7,9 @@
     reason = "the lints spare test functions, not their helpers"
 )]
 
+mod cancel;
+mod failure;
+mod load;
+mod misbehaviour;
 mod sequences;
 mod support;

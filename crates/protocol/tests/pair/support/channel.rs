@@ -73,6 +73,8 @@ struct State {
     b: End,
     now: u64,
     trace: Vec<(Side, &'static str)>,
+    /// Messages that took two writes.
+    wrapped: u64,
     is_cut: bool,
 }
 
@@ -103,7 +105,7 @@ impl Wire {
             arrivals_seen: 0,
         };
         let (left, right) = (end(&a.0, &b.0, a.1), end(&b.0, &a.0, b.1));
-        let state = State { a: left, b: right, now: 0, trace: Vec::new(), is_cut: false };
+        let state = State { a: left, b: right, now: 0, trace: Vec::new(), wrapped: 0, is_cut: false };
         Self(Arc::new(Mutex::new(state)))
     }
 
@@ -114,6 +116,16 @@ impl Wire {
     /// What was posted by whom, in order.
     pub(crate) fn trace(&self) -> Vec<(Side, &'static str)> {
         self.0.lock().unwrap().trace.clone()
+    }
+
+    pub(crate) fn wrapped(&self) -> u64 {
+        self.0.lock().unwrap().wrapped
+    }
+
+    /// Writes `bytes` at `offset` of the ring of `side`'s peer, with `immediate`; whatever they are.
+    pub(crate) fn forge(&self, side: Side, offset: u32, bytes: &[u8], immediate: u32) {
+        let write = Write { ring: vec![(offset, bytes.to_vec())], ..notification(immediate) };
+        self.post(side, "forged", write).unwrap();
     }
 
     pub(crate) fn has_posted(&self, side: Side) -> bool {
@@ -211,6 +223,7 @@ impl Wire {
         state.now += 1;
         write.posted_at = state.now;
         state.trace.push((side, name));
+        state.wrapped += u64::from(write.entries > 1);
         let end = state.end(side);
         end.send_entries += write.entries;
         assert!(end.send_entries <= end.depths.send, "the send queue is full");

@@ -1,8 +1,10 @@
 //! Two connections over queues that the test moves by hand. No runtime, no clock, no threads.
 
 pub(crate) mod channel;
+pub(crate) mod lone;
 pub(crate) mod memory;
 pub(crate) mod pair;
+pub(crate) mod random;
 pub(crate) mod source;
 pub(crate) mod tasks;
 

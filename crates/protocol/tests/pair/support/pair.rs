@@ -33,6 +33,19 @@ pub(crate) struct Pair {
     pub(crate) tasks: Tasks,
 }
 
+/// Something that may happen next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// A woken task runs.
+    Poll(TaskId),
+    /// The oldest write of this side lands.
+    Land(Side),
+    /// The oldest arrival of this side is taken in.
+    Take(Side),
+    /// The oldest completion is reported to this side.
+    Complete(Side),
+}
+
 /// Small enough that every limit is met soon.
 pub(crate) fn small() -> Parameters {
     Parameters { mode: Mode::Windowed, window: 4, ring_bytes: 8 << 10, requests_max: 8, contents_max: 2 }
@@ -103,35 +116,71 @@ impl Pair {
         true
     }
 
-    /// The oldest write of `side` lands and is taken in, without running any task; false without one.
-    pub(crate) fn deliver_from(&mut self, side: Side) -> bool {
-        if !self.wire.has_posted(side) {
-            return false;
-        }
-        self.wire.land(side);
-        self.take(side.other());
-        self.wire.complete(side);
-        true
+    /// What may happen next, in a fixed order.
+    pub(crate) fn enabled(&self) -> Vec<Event> {
+        let mut events: Vec<Event> = self.tasks.woken().into_iter().map(Event::Poll).collect();
+        events.extend(self.wire_events());
+        events
     }
 
-    /// Delivers from `side`, with tasks running between, until it has posted nothing more.
-    pub(crate) fn flush(&mut self, side: Side) {
-        self.tasks.run();
-        while self.deliver_from(side) {
-            self.tasks.run();
+    fn wire_events(&self) -> Vec<Event> {
+        let mut events = Vec::new();
+        for side in Side::BOTH {
+            let wire = &self.wire;
+            events.extend(wire.has_completions(side).then_some(Event::Complete(side)));
+            events.extend(wire.has_arrivals(side).then_some(Event::Take(side)));
+            events.extend(wire.has_posted(side).then_some(Event::Land(side)));
         }
+        events
+    }
+
+    pub(crate) fn fire(&mut self, event: Event) {
+        match event {
+            Event::Poll(task) => self.tasks.poll(task),
+            Event::Land(side) => self.wire.land(side),
+            Event::Take(side) => {
+                self.take(side);
+            }
+            Event::Complete(side) => self.wire.complete(side),
+        }
+    }
+
+    /// Fires the first enabled event; false when there is none.
+    pub(crate) fn step(&mut self) -> bool {
+        let woken = self.tasks.first_woken().map(Event::Poll);
+        let next = woken.or_else(|| self.wire_events().first().copied());
+        next.into_iter().for_each(|event| self.fire(event));
+        next.is_some()
     }
 
     /// Until nothing moves.
     pub(crate) fn run(&mut self) {
-        loop {
-            let mut moved = self.tasks.run();
-            for side in Side::BOTH {
-                moved |= self.deliver_from(side);
-            }
-            if !moved {
+        for steps in 0.. {
+            assert!(steps < 10_000_000, "the pair never comes to rest");
+            if !self.step() {
                 return;
             }
+        }
+    }
+
+    /// Everything that `side` has posted lands and is taken in, without running any task.
+    pub(crate) fn deliver(&mut self, side: Side) {
+        while self.wire.has_posted(side) {
+            self.wire.land(side);
+        }
+        while self.take(side.other()) {}
+    }
+
+    /// The wire breaks and both ends notice. Tasks run, then the queue pairs are gone and memory comes back.
+    pub(crate) fn break_down(&mut self) {
+        self.wire.cut();
+        for side in Side::BOTH {
+            self.end(side).connection.fail("the wire was cut");
+        }
+        self.run();
+        for side in Side::BOTH {
+            let drained = self.end(side).connection.drain();
+            drained.into_iter().for_each(Lent::end_drained);
         }
     }
 

@@ -1,34 +1,36 @@
 //! A deterministic executor: polls what was woken, in the order of spawning.
 
 use std::{
+    collections::BTreeSet,
     future::Future,
     pin::Pin,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex},
     task::{Context, Wake, Waker},
 };
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+type Ready = Arc<Mutex<BTreeSet<usize>>>;
 
-struct Flag(AtomicBool);
+struct Flag {
+    task: usize,
+    ready: Ready,
+}
 
 impl Wake for Flag {
     fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::SeqCst);
+        self.ready.lock().unwrap().insert(self.task);
     }
 }
 
 struct Task {
     future: Option<BoxFuture<()>>,
-    flag: Arc<Flag>,
     waker: Waker,
 }
 
 #[derive(Default)]
 pub(crate) struct Tasks {
     tasks: Vec<Task>,
+    ready: Ready,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +50,11 @@ impl<T> Handle<T> {
     pub(crate) fn is_done(&self) -> bool {
         self.output.lock().unwrap().is_some()
     }
+
+    /// Whether the task may still give its output.
+    pub(crate) fn is_pending(&self) -> bool {
+        Arc::strong_count(&self.output) > 1 && !self.is_done()
+    }
 }
 
 impl Tasks {
@@ -61,29 +68,30 @@ impl Tasks {
             let value = future.await;
             *slot.lock().unwrap() = Some(value);
         });
-        let flag = Arc::new(Flag(AtomicBool::new(true)));
-        let waker = Waker::from(flag.clone());
-        self.tasks.push(Task { future: Some(future), flag, waker });
-        Handle { task: TaskId(self.tasks.len() - 1), output }
+        let task = self.tasks.len();
+        let waker = Waker::from(Arc::new(Flag { task, ready: self.ready.clone() }));
+        waker.wake_by_ref();
+        self.tasks.push(Task { future: Some(future), waker });
+        Handle { task: TaskId(task), output }
     }
 
-    /// Polls one task if it was woken; true if it was.
-    pub(crate) fn poll(&mut self, id: TaskId) -> bool {
+    /// Polls one task.
+    pub(crate) fn poll(&mut self, id: TaskId) {
+        self.ready.lock().unwrap().remove(&id.0);
         let task = &mut self.tasks[id.0];
-        let Some(future) = &mut task.future else { return false };
-        if !task.flag.0.swap(false, Ordering::SeqCst) {
-            return false;
-        }
+        let Some(future) = &mut task.future else { return };
         if future.as_mut().poll(&mut Context::from_waker(&task.waker)).is_ready() {
             task.future = None;
         }
-        true
     }
 
     /// Tasks that would run now.
     pub(crate) fn woken(&self) -> Vec<TaskId> {
-        let woken = |task: &Task| task.future.is_some() && task.flag.0.load(Ordering::SeqCst);
-        (0..self.tasks.len()).filter(|&index| woken(&self.tasks[index])).map(TaskId).collect()
+        self.ready.lock().unwrap().iter().copied().map(TaskId).collect()
+    }
+
+    pub(crate) fn first_woken(&self) -> Option<TaskId> {
+        self.ready.lock().unwrap().first().copied().map(TaskId)
     }
 
     /// Polls until nobody is woken; true if anybody was.
@@ -108,11 +116,11 @@ impl Tasks {
         self.tasks[id.0].future = None;
     }
 
-    pub(crate) fn is_finished(&self, id: TaskId) -> bool {
-        self.tasks[id.0].future.is_none()
+    pub(crate) fn all_finished(&self) -> bool {
+        self.tasks.iter().all(|task| task.future.is_none())
     }
 
-    pub(crate) fn clear(&mut self) {
-        self.tasks.clear();
+    pub(crate) fn is_finished(&self, id: TaskId) -> bool {
+        self.tasks[id.0].future.is_none()
     }
 }
