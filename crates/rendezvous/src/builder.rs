@@ -19,7 +19,7 @@ use crate::{
     ClusterSpec, Worker, WorkerError,
     control::{
         ControlPlane, GrpcConfig, GrpcPlane, Secret,
-        secret::{SECRET_FILE_VARIABLE, read_secret_file},
+        secret::{read_secret_file, secret_from_environment},
     },
     node::{Node, Peers},
     pools::{LocalFabric, PoolCaps, Pools},
@@ -245,7 +245,7 @@ impl WorkerBuilder {
         };
         let pools = Pools::new(caps, self.observer.as_ref())?;
         let OpenedFabrics { usable: fabrics, unavailable } = self.open_fabrics(&runtime, &pools)?;
-        let (control, accept_secret) = self.pick_control(secret.clone())?;
+        let (control, accept_secret) = self.pick_control(secret.clone()).await?;
         let incarnation = runtime.random();
         let values = Arc::new(Values {
             worker: self.name.clone(),
@@ -290,19 +290,22 @@ impl WorkerBuilder {
         if let Some(secret) = &self.secret {
             return Ok(Some(secret.clone()));
         }
-        let variable = || std::env::var_os(SECRET_FILE_VARIABLE).map(PathBuf::from);
-        let path =
-            self.secret_file.clone().or_else(|| if self.control.is_none() { variable() } else { None });
-        let secret = path.map(|path| read_secret_file(&path)).transpose();
-        secret.map_err(|error| config("secret file", "", &error.to_string()))
+        if let Some(path) = &self.secret_file {
+            return Ok(Some(read_secret_file(path)?));
+        }
+        Ok(if self.control.is_none() { secret_from_environment()? } else { None })
     }
 
-    fn pick_control(
+    async fn pick_control(
         &self,
         secret: Option<Secret>,
     ) -> Result<(Arc<dyn ControlPlane>, Option<Secret>), WorkerError> {
         if let Some(control) = &self.control {
-            return Ok((control.clone(), secret));
+            let accept = match secret {
+                Some(secret) => Some(secret),
+                None => control.ambient_secret(&control.local_address()).await?,
+            };
+            return Ok((control.clone(), accept));
         }
         let plane = GrpcPlane::bind(GrpcConfig::new(self.bind.clone()).secret(secret))?;
         let accept = plane.secret().cloned();

@@ -68,11 +68,12 @@ impl Node {
         if self.is_closing() {
             return Err(WorkerError::ShutDown);
         }
+        // First, so that a worker that is not running is reported as that.
+        let mut session = self.control.dial(address).await?;
         let secret = match &self.secret {
             Some(secret) => Some(secret.clone()),
             None => self.control.ambient_secret(address).await?,
         };
-        let mut session = self.control.dial(address).await?;
         let me = self.introduction();
         let limit = self.connect_limit;
         let them =

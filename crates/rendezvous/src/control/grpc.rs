@@ -16,10 +16,11 @@
 
 mod dial;
 mod door;
+mod handover;
 mod server;
 mod session;
 #[cfg(test)]
-mod tests;
+pub(in crate::control) mod tests;
 
 use std::{
     fmt,
@@ -36,6 +37,7 @@ use verbs_reactor::{BoxFuture, Elapsed};
 use self::{
     dial::{Dialler, host_and_port},
     door::Door,
+    handover::Handover,
     server::{Arrival, Host, Tasks},
 };
 use super::{ControlError, ControlPlane, ControlSession, Secret};
@@ -121,6 +123,8 @@ impl GrpcConfig {
 pub struct GrpcPlane {
     address: String,
     config: GrpcConfig,
+    /// The secret that peers must know; `None` if it is known that anybody may connect.
+    secret: Option<Secret>,
     runtime: tokio::runtime::Handle,
     arrivals: Mutex<mpsc::Receiver<Arrival>>,
     tasks: Tasks,
@@ -141,7 +145,12 @@ impl GrpcPlane {
         if config.secret.is_none() && !addresses.iter().all(is_loopback) {
             return Err(ControlError::SecretNeeded { address: config.address });
         }
-        Self::start(config, &addresses)
+        let ports = if config.secret.is_some() {
+            Ports::listen(&config, &addresses)
+        } else {
+            Ports::listen_with_handover(&config, &addresses)
+        };
+        Self::start(config, ports?)
     }
 
     /// Listens without any secret, whatever the address: everyone who reaches the port is served and can read
@@ -152,22 +161,22 @@ impl GrpcPlane {
     pub fn dangerous_bind_without_secret(config: GrpcConfig) -> Result<Self, ControlError> {
         let addresses = resolve(&config.address)?;
         tracing::warn!(address = config.address, "listening without a secret: every peer is trusted");
-        Self::start(GrpcConfig { secret: None, ..config }, &addresses)
+        let config = GrpcConfig { secret: None, ..config };
+        let ports = Ports::listen(&config, &addresses)?;
+        Self::start(config, ports)
     }
 
     /// The secret that peers of this plane must know.
     pub fn secret(&self) -> Option<&Secret> {
-        self.config.secret.as_ref()
+        self.secret.as_ref()
     }
 
-    fn start(config: GrpcConfig, addresses: &[SocketAddr]) -> Result<Self, ControlError> {
-        let failed = |error: std::io::Error| ControlError::Bind {
-            address: config.address.clone(),
-            detail: error.to_string(),
-        };
-        let listener = TcpListener::bind(addresses).map_err(failed)?;
+    fn start(config: GrpcConfig, ports: Ports) -> Result<Self, ControlError> {
+        let failed = |error: std::io::Error| bind_error(&config, &error);
+        let Ports { listener, handover } = ports;
         let address = listener.local_addr().map_err(failed)?.to_string();
         listener.set_nonblocking(true).map_err(failed)?;
+        let secret = handover.as_ref().map(Handover::secret).or(config.secret.as_ref()).cloned();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let listener = {
             let _context = runtime.enter();
@@ -180,6 +189,7 @@ impl GrpcPlane {
         let tasks = Tasks(running.downgrade());
         let host = Host {
             listener,
+            handover,
             door: Door::new(config.strangers_max, config.arrival_limit),
             arrivals: arrived,
             closing: close,
@@ -195,17 +205,7 @@ impl GrpcPlane {
         });
         let thread = Mutex::new(Some(thread.map_err(failed)?));
         let arrivals = Mutex::new(arrivals);
-        Ok(Self { address, config, runtime: handle, arrivals, tasks, closing, done, thread })
-    }
-
-    async fn dial_on(
-        runtime: tokio::runtime::Handle,
-        dialler: Dialler,
-        address: String,
-    ) -> Result<ControlSession, ControlError> {
-        let mut task = AbortOnDrop(runtime.spawn(dialler.dial(address)));
-        // The task is only cancelled by the end of the plane's runtime.
-        (&mut task.0).await.unwrap_or(Err(ControlError::Closed))
+        Ok(Self { address, config, secret, runtime: handle, arrivals, tasks, closing, done, thread })
     }
 
     fn poll_arrival(&self, context: &mut Context<'_>) -> Poll<Result<ControlSession, ControlError>> {
@@ -238,7 +238,7 @@ impl ControlPlane for GrpcPlane {
             keepalive: self.config.keepalive,
             limit: self.config.dial_limit,
         };
-        Box::pin(Self::dial_on(self.runtime.clone(), dialler, address.to_owned()))
+        Box::pin(on_plane(self.runtime.clone(), dialler.dial(address.to_owned())))
     }
 
     fn accept(&self) -> BoxFuture<'_, Result<ControlSession, ControlError>> {
@@ -266,8 +266,18 @@ impl ControlPlane for GrpcPlane {
         })
     }
 
-    fn ambient_secret(&self, _address: &str) -> BoxFuture<'static, Result<Option<Secret>, ControlError>> {
-        Box::pin(std::future::ready(Ok(None)))
+    fn ambient_secret(&self, address: &str) -> BoxFuture<'static, Result<Option<Secret>, ControlError>> {
+        if address == self.address {
+            return Box::pin(std::future::ready(Ok(self.secret.clone())));
+        }
+        let (runtime, address, open) = (self.runtime.clone(), address.to_owned(), self.secret.is_none());
+        Box::pin(async move {
+            let asked = {
+                let address = address.clone();
+                on_plane(runtime, async move { handover::ask(&address).await }).await?
+            };
+            if asked.is_none() && !open { Err(ControlError::NoSecret { address }) } else { Ok(asked) }
+        })
     }
 }
 
@@ -281,6 +291,55 @@ impl fmt::Debug for GrpcPlane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GrpcPlane").field("address", &self.address).finish_non_exhaustive()
     }
+}
+
+/// What a plane listens on.
+struct Ports {
+    listener: TcpListener,
+    handover: Option<Handover>,
+}
+
+impl Ports {
+    fn listen(config: &GrpcConfig, addresses: &[SocketAddr]) -> Result<Self, ControlError> {
+        let listener = TcpListener::bind(addresses).map_err(|error| bind_error(config, &error))?;
+        Ok(Self { listener, handover: None })
+    }
+
+    /// Listens on a port whose name for the hand-over is free.
+    fn listen_with_handover(config: &GrpcConfig, addresses: &[SocketAddr]) -> Result<Self, ControlError> {
+        let any_port = addresses.iter().all(|address| address.port() == 0);
+        let mut attempts = if any_port { 16 } else { 1 };
+        loop {
+            let Self { listener, .. } = Self::listen(config, addresses)?;
+            let port = listener.local_addr().map_err(|error| bind_error(config, &error))?.port();
+            attempts -= 1;
+            match Handover::bind(port) {
+                Ok(handover) => return Ok(Self { listener, handover: Some(handover) }),
+                Err(error) if attempts == 0 => {
+                    let detail = format!(
+                        "the abstract socket tensorwire-{port}, which hands over the secret: {error}; \
+                         another process, perhaps another user's, has it: use another port or a secret file"
+                    );
+                    return Err(ControlError::Bind { address: config.address.clone(), detail });
+                }
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+fn bind_error(config: &GrpcConfig, error: &std::io::Error) -> ControlError {
+    ControlError::Bind { address: config.address.clone(), detail: error.to_string() }
+}
+
+/// Runs `work` on the plane's runtime; dropping the returned future ends it.
+async fn on_plane<T: Send + 'static>(
+    runtime: tokio::runtime::Handle,
+    work: impl Future<Output = Result<T, ControlError>> + Send + 'static,
+) -> Result<T, ControlError> {
+    let mut task = AbortOnDrop(runtime.spawn(work));
+    // The task is only cancelled by the end of the plane's runtime.
+    (&mut task.0).await.unwrap_or(Err(ControlError::Closed))
 }
 
 /// Ends a task when nobody waits for it any more.

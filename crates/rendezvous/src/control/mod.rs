@@ -45,8 +45,16 @@ pub trait ControlPlane: Send + Sync + fmt::Debug + 'static {
     fn close(&self) -> BoxFuture<'_, ()>;
 
     /// The secret to use with the worker at `address` when the user gave none: on loopback it is handed over
-    /// through an abstract Unix socket after both ends' user ids were compared. `None` where that is not
-    /// possible.
+    /// through an abstract Unix socket after both ends' user ids were compared. For the own address, the secret
+    /// that peers of this plane must know. `None` if nobody is to be authenticated: in the simulator, and on
+    /// planes made by a `dangerous_` constructor.
+    ///
+    /// # Errors
+    /// [`ControlError::NoSecret`] where there is none, [`ControlError::Misbehaved`] if another user has the
+    /// socket.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
     fn ambient_secret(&self, address: &str) -> BoxFuture<'static, Result<Option<Secret>, ControlError>>;
 }
 
@@ -153,6 +161,23 @@ pub enum ControlError {
     WrongSecret {
         /// The address.
         address: String,
+    },
+    /// No secret is known that the peer could be asked for.
+    #[error(
+        "no secret is known for the worker at `{address}`: give this end the secret file of that worker \
+         (TENSORWIRE_SECRET_FILE), or run both under the same user on one host and without secret files"
+    )]
+    NoSecret {
+        /// The address.
+        address: String,
+    },
+    /// A secret file that cannot be used.
+    #[error("secret file `{}`: {problem}", path.display())]
+    SecretFile {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong with it, and the remedy.
+        problem: String,
     },
     /// The peer is of another version or sent what it must not.
     #[error("the worker at `{address}` broke the control protocol: {detail}")]

@@ -1,18 +1,149 @@
 //! Secrets from files.
+//!
+//! A secret file holds one secret: 16 to 4096 bytes after surrounding white space is cut. It should be random
+//! (`head -c 32 /dev/urandom | base64 > FILE`) and readable by its owner alone (`chmod 600 FILE`).
 
-use std::path::Path;
+use std::{
+    fs::File,
+    io::{self, Read},
+    os::unix::fs::PermissionsExt,
+    path::Path,
+};
 
 use super::{ControlError, Secret};
 
 /// The variable that names the secret file.
 pub const SECRET_FILE_VARIABLE: &str = "TENSORWIRE_SECRET_FILE";
 
-/// The secret in `path`, without surrounding white space.
+/// Longest content of a secret file, in bytes.
+const FILE_BYTES_MAX: u64 = 4096;
+
+/// The secret in `path`, without surrounding white space. Warns when others than its owner can read the file.
 ///
 /// # Errors
-/// The file cannot be read, or holds fewer than 16 bytes.
+/// [`ControlError::SecretFile`]: the file cannot be read, or holds too little or too much.
 pub fn read_secret_file(path: &Path) -> Result<Secret, ControlError> {
-    let fail = |detail: String| ControlError::Misbehaved { address: path.display().to_string(), detail };
-    let bytes = std::fs::read(path).map_err(|error| fail(error.to_string()))?;
-    Secret::new(bytes.trim_ascii()).ok_or_else(|| fail("a secret has at least 16 bytes".to_owned()))
+    let fail = |problem: String| ControlError::SecretFile { path: path.to_owned(), problem };
+    let (bytes, mode) = read(path).map_err(|error| fail(error.to_string()))?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(fail(format!("it holds more than {FILE_BYTES_MAX} bytes; is it the right file?")));
+    }
+    let trimmed = bytes.trim_ascii();
+    let secret = Secret::new(trimmed).ok_or_else(|| {
+        fail(format!(
+            "it holds {} bytes, a secret has at least 16: make one with `head -c 32 /dev/urandom | base64`",
+            trimmed.len()
+        ))
+    })?;
+    if is_exposed(mode) {
+        let mode = format!("{:03o}", mode & 0o777);
+        tracing::warn!(
+            path = %path.display(), mode,
+            "the secret file can be read by others than its owner: run chmod 600 on it"
+        );
+    }
+    Ok(secret)
+}
+
+/// The secret in the file that [`SECRET_FILE_VARIABLE`] names, if it is set.
+///
+/// # Errors
+/// As [`read_secret_file`].
+pub fn secret_from_environment() -> Result<Option<Secret>, ControlError> {
+    let path = std::env::var_os(SECRET_FILE_VARIABLE).filter(|path| !path.is_empty());
+    path.map(|path| read_secret_file(Path::new(&path))).transpose()
+}
+
+/// Content and mode of the same open file. One byte more than allowed is read, to tell.
+fn read(path: &Path) -> io::Result<(Vec<u8>, u32)> {
+    let file = File::open(path)?;
+    let metadata = file.metadata()?;
+    if metadata.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    Ok((bytes, metadata.permissions().mode()))
+}
+
+/// Whether group or others can read a file of this mode.
+fn is_exposed(mode: u32) -> bool {
+    mode & 0o044 != 0
+}
+
+impl Secret {
+    /// 32 random bytes from the operating system.
+    ///
+    /// Not from the `Runtime`: its numbers may be a simulator's.
+    pub(super) fn generate() -> Result<Self, getrandom::Error> {
+        let mut bytes = vec![0; 32];
+        getrandom::fill(&mut bytes)?;
+        Ok(Self(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Write, os::unix::fs::OpenOptionsExt};
+
+    use super::*;
+
+    fn file(content: &[u8]) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(content).unwrap();
+        file
+    }
+
+    #[test]
+    fn surrounding_white_space_is_no_part_of_a_secret() {
+        for content in [&b"0123456789abcdef"[..], b"0123456789abcdef\n", b" \t\r\n0123456789abcdef \r\n\n"] {
+            let secret = read_secret_file(file(content).path()).unwrap();
+            assert_eq!(secret.expose(), b"0123456789abcdef");
+        }
+        let binary: Vec<u8> = (0x80..=0xff).collect();
+        assert_eq!(read_secret_file(file(&binary).path()).unwrap().expose(), binary);
+        let longest = vec![b'x'; 4096];
+        assert_eq!(read_secret_file(file(&longest).path()).unwrap().expose(), longest);
+    }
+
+    #[test]
+    fn errors_name_the_file_the_problem_and_the_remedy() {
+        let short = file(b"  0123456789abcde  \n");
+        let long = file(&[b'x'; 4097]);
+        let directory = tempfile::tempdir().unwrap();
+        for (path, problem) in [
+            (short.path(), "15 bytes, a secret has at least 16: make one with"),
+            (long.path(), "more than 4096 bytes"),
+            (directory.path(), "is a directory"),
+            (Path::new("/no/such/file"), "No such file"),
+            (Path::new("/dev/null"), "0 bytes"),
+            (Path::new("/dev/zero"), "more than 4096 bytes"),
+        ] {
+            let error = read_secret_file(path).unwrap_err().to_string();
+            let named = format!("secret file `{}`", path.display());
+            assert!(error.starts_with(&named) && error.contains(problem), "{error}");
+            assert!(!error.contains("0123456789"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_others_can_read_is_told_apart() {
+        for (mode, exposed) in [(0o600, false), (0o400, false), (0o622, false), (0o640, true), (0o604, true)]
+        {
+            assert_eq!(is_exposed(0o100_000 | mode), exposed, "{mode:o}");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("secret");
+        let mut options = std::fs::OpenOptions::new();
+        options.write(true).create_new(true).mode(0o600);
+        options.open(&path).unwrap().write_all(b"0123456789abcdef").unwrap();
+        assert!(!is_exposed(read(&path).unwrap().1));
+    }
+
+    #[test]
+    fn generated_secrets_differ_and_hide() {
+        let (one, other) = (Secret::generate().unwrap(), Secret::generate().unwrap());
+        assert!(one != other && one.expose().len() == 32);
+        assert_eq!(format!("{one:?} {one:#?}"), "Secret(..) Secret(..)");
+    }
 }

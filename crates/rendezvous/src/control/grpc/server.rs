@@ -13,6 +13,7 @@ use tonic::{Request, Response, Status, Streaming, transport::Server};
 use super::{
     Keepalive, ON_THE_WIRE_MAX, WINDOW_BYTES, closed,
     door::{Door, Guest, GuestStream},
+    handover::Handover,
     session::{OutgoingFrames, Parts, session},
     within,
 };
@@ -42,6 +43,7 @@ pub(super) struct Arrival {
 /// What the plane's main task works with.
 pub(super) struct Host {
     pub(super) listener: TcpListener,
+    pub(super) handover: Option<Handover>,
     pub(super) door: Arc<Door>,
     pub(super) arrivals: mpsc::Sender<Arrival>,
     pub(super) closing: watch::Receiver<bool>,
@@ -54,7 +56,7 @@ impl Host {
     ///
     /// `running` keeps new session tasks possible; `all_done` ends when it and the tasks are gone.
     pub(super) async fn run(self, running: mpsc::Sender<()>, mut all_done: mpsc::Receiver<()>) {
-        let Self { listener, door, arrivals, closing, tasks, keepalive } = self;
+        let Self { listener, handover, door, arrivals, closing, tasks, keepalive } = self;
         let service = Attach { arrivals, closing: closing.clone(), tasks };
         let service = ControlServer::new(service)
             .max_decoding_message_size(ON_THE_WIRE_MAX)
@@ -67,7 +69,14 @@ impl Host {
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES)
             .serve_with_incoming(service, connections(listener, door));
+        let giving = async {
+            if let Some(handover) = handover {
+                handover.serve().await;
+            }
+            std::future::pending::<()>().await;
+        };
         tokio::select! {
+            () = giving => {}
             () = closed(closing.clone()) => {}
             served = serving => {
                 if let Err(error) = served {

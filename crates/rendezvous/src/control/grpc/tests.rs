@@ -12,7 +12,7 @@ use crate::control::{ControlError, ControlPlane, ControlSession};
 
 /// Runs `test` on a runtime and a thread of its own, and fails when it takes longer than a minute, also when
 /// it blocks.
-pub(super) fn bounded<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
+pub(in crate::control) fn bounded<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
     let (done, wait) = mpsc::channel();
     let thread = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
