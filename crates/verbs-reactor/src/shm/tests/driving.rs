@@ -95,6 +95,21 @@ fn an_idle_driver_arms_once_and_sleeps() {
 }
 
 #[test]
+fn work_that_comes_while_the_driver_falls_asleep_is_not_overlooked() {
+    on_a_runtime(|| {
+        let rig = Rig::new();
+        let mut hand = Hand::new(&rig);
+        let Rig { page, sees, victim, .. } = rig;
+        // Published after the driver has looked; the producer still sees an awake consumer and does not ring.
+        let publish = move || page.publish(0, &notification().encode());
+        hand.driver.before_arming = Some(Box::new(publish));
+        assert!(hand.poll().is_pending());
+        assert_eq!(hand.woken(), 1, "asleep over work");
+        assert_eq!((sees.consumed(), victim.stats().arrivals), (1, 1));
+    });
+}
+
+#[test]
 fn completions_are_rung_for_after_the_users_tasks_have_run() {
     on_a_runtime(|| {
         let mut rig = Rig::new();

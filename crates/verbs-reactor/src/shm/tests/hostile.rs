@@ -3,7 +3,10 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use memory::{Buf, Granted, copy::CopyReason};
+use memory::{
+    Buf, Granted,
+    copy::{CopyReason, copy_raw},
+};
 use proptest::prelude::*;
 
 use crate::{FabricError, Immediate, LossCause, PeerViolation, RemoteRange, WorkRequest};
@@ -150,6 +153,27 @@ fn a_well_formed_neighbour_is_served() {
         assert_eq!(bytes_of(&granted), vec![7; 4096]);
         assert_eq!(rig.sees.consumed(), 2);
         assert_eq!(rig.victim.stats().arrivals, 2);
+    });
+}
+
+#[test]
+fn a_tiny_payload_survives_being_split_by_the_budget() {
+    on_a_runtime(|| {
+        let mut rig = Rig::new();
+        let (granted, range, key) = rig.lend(CHUNK_BYTES + 64);
+        rig.send_block(0, CHUNK_BYTES);
+        // Ten bytes of the go's budget are left for a payload of 64.
+        let most = RemoteRange { length: CHUNK_BYTES as u64 - 10, ..range };
+        rig.publish(&write_of(most, key, Source::Block { index: 0, offset: 0 }));
+        let bytes: Vec<u8> = (100..164).collect();
+        let tiny = RemoteRange { offset: range.offset + CHUNK_BYTES as u64, length: 64, ..range };
+        // SAFETY: the slot is not published yet, and has room for 64 bytes.
+        unsafe { copy_raw(rig.page.inline_pointer(1), bytes.as_ptr(), 64, CopyReason::ShmInline) };
+        rig.publish(&write_of(tiny, key, Source::Inline));
+        assert_eq!(rig.link.progress(), Outcome::More);
+        assert_eq!(rig.sees.consumed(), 1);
+        assert_eq!(rig.settle(), Outcome::Idle);
+        assert_eq!(bytes_of(&granted)[CHUNK_BYTES..], bytes);
     });
 }
 
