@@ -5,6 +5,7 @@
 //! sleep.
 
 use std::{
+    fmt,
     future::Future,
     os::fd::OwnedFd,
     pin::Pin,
@@ -22,7 +23,6 @@ use super::link::{Outcome, ShmLink};
 const DEFERRALS_MAX: u32 = 2;
 
 /// See the module's documentation.
-#[derive(Debug)]
 pub(super) struct Driver {
     link: Arc<ShmLink>,
     /// The eventfd that the peer rings: edge-triggered, never read.
@@ -31,11 +31,27 @@ pub(super) struct Driver {
     epoch: u64,
     /// Goes with work since completions were last rung for.
     deferrals: u32,
+    /// What a test does at the moment where a wake-up would be lost if we did not look again.
+    #[cfg(test)]
+    pub(super) before_arming: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver").field("link", &self.link).field("epoch", &self.epoch).finish_non_exhaustive()
+    }
 }
 
 impl Driver {
     pub(super) fn new(link: Arc<ShmLink>, bell: AsyncFd<OwnedFd>) -> Self {
-        Self { link, bell, epoch: 0, deferrals: 0 }
+        Self {
+            link,
+            bell,
+            epoch: 0,
+            deferrals: 0,
+            #[cfg(test)]
+            before_arming: None,
+        }
     }
 
     /// Consumes the edges that woke us, and leaves the waker where the next ones find it.
@@ -59,6 +75,10 @@ impl Driver {
 
     /// Says that we are about to sleep.
     fn arm(&mut self) {
+        #[cfg(test)]
+        if let Some(act) = self.before_arming.take() {
+            act();
+        }
         self.epoch += 1;
         self.link.connection().own.set_sleep(self.epoch);
     }

@@ -216,6 +216,12 @@ impl ShmLink {
         self.driver.wake();
     }
 
+    /// Keeps everyone else from executing writes, as a long copy on another thread would.
+    #[cfg(test)]
+    pub(super) fn hold_target(&self) -> MutexGuard<'_, Target> {
+        self.target.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn producer(&self) -> MutexGuard<'_, Producer> {
         self.producer.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -3,10 +3,13 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use memory::{Buf, Granted, copy::CopyReason};
+use memory::{
+    Buf, Granted,
+    copy::{CopyReason, copy_raw},
+};
 use proptest::prelude::*;
 
-use crate::{Access, FabricError, Immediate, LossCause, PeerViolation, RegionId, RemoteRange, WorkRequest};
+use crate::{FabricError, Immediate, LossCause, PeerViolation, RemoteRange, WorkRequest};
 
 use super::{
     super::{
@@ -153,6 +156,27 @@ fn a_well_formed_neighbour_is_served() {
     });
 }
 
+#[test]
+fn a_tiny_payload_survives_being_split_by_the_budget() {
+    on_a_runtime(|| {
+        let mut rig = Rig::new();
+        let (granted, range, key) = rig.lend(CHUNK_BYTES + 64);
+        rig.send_block(0, CHUNK_BYTES);
+        // Ten bytes of the go's budget are left for a payload of 64.
+        let most = RemoteRange { length: CHUNK_BYTES as u64 - 10, ..range };
+        rig.publish(&write_of(most, key, Source::Block { index: 0, offset: 0 }));
+        let bytes: Vec<u8> = (100..164).collect();
+        let tiny = RemoteRange { offset: range.offset + CHUNK_BYTES as u64, length: 64, ..range };
+        // SAFETY: the slot is not published yet, and has room for 64 bytes.
+        unsafe { copy_raw(rig.page.inline_pointer(1), bytes.as_ptr(), 64, CopyReason::ShmInline) };
+        rig.publish(&write_of(tiny, key, Source::Inline));
+        assert_eq!(rig.link.progress(), Outcome::More);
+        assert_eq!(rig.sees.consumed(), 1);
+        assert_eq!(rig.settle(), Outcome::Idle);
+        assert_eq!(bytes_of(&granted)[CHUNK_BYTES..], bytes);
+    });
+}
+
 fn sent_on_the_socket(frame: &[u8], fds: &[BorrowedFd<'_>]) -> FabricError {
     let rig = Rig::new();
     sys::send(rig.socket.as_fd(), frame, fds).unwrap();
@@ -285,29 +309,6 @@ fn closing_between_the_copy_and_the_delivery_delivers_nothing() {
         assert!(matches!(end.error, FabricError::PeerLost { .. }));
         assert_eq!(rig.victim.stats().arrivals, 0);
         drop(granted);
-    });
-}
-
-#[test]
-fn our_close_says_so_before_any_source_is_given_back() {
-    on_a_runtime(|| {
-        let rig = Rig::new();
-        let buffer = rig.pool.try_alloc(4096).unwrap().freeze();
-        rig.regions.register(rig.runtime.as_ref(), buffer.block().unwrap(), Access::LOCAL);
-        let (region, generation) = (RegionId(0), crate::RegionGeneration(0));
-        let remote = crate::RemoteRegion { region, generation, base: 0, length: 1 << 20, key: 1 };
-        rig.victim.add_remote_region(remote);
-        let range = RemoteRange { region, generation, offset: 0, length: 4096 };
-        let request = WorkRequest::Write { local: buffer, remote: Some(range), immediate: None };
-        let operation = rig.victim.post_now(&request).unwrap();
-        drop(request);
-        assert!(rig.pool.stats().used_bytes >= 4096);
-        assert_eq!(rig.sees.closed(), 0);
-        rig.page.forge(CLOSED_AT, 1);
-        assert_eq!(rig.settle(), Outcome::Over);
-        assert_ne!(rig.sees.closed(), 0);
-        assert_eq!(rig.pool.stats().used_bytes, 0, "the operation has let go");
-        drop(operation);
     });
 }
 

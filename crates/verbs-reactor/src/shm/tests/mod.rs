@@ -1,5 +1,6 @@
 //! Tests that need to see inside: layouts, imports, and neighbours that break every rule they can.
 
+mod driving;
 mod hostile;
 mod parts;
 
@@ -40,6 +41,8 @@ struct Rig {
     /// What the attacker sees of the victim.
     sees: PeerPage,
     socket: OwnedFd,
+    /// What the victim rings.
+    bell: OwnedFd,
     /// The attacker's next position.
     tail: u64,
 }
@@ -54,20 +57,21 @@ impl Rig {
         let listener = sys::listen(&name, 1).unwrap();
         let socket = sys::connect(&name).unwrap();
         let accepted = sys::accept(listener.as_fd()).unwrap();
+        let bell = sys::eventfd().unwrap();
         let core = Arc::new(QueuePairCore::new(FabricKind::Shm, DEPTHS));
         let link = Arc::new(ShmLink::new(Connection {
             core: core.clone(),
             regions: regions.clone(),
             own,
             peer: PeerPage::import(page_fd.as_fd(), page.slots()).unwrap(),
-            ringer: Ringer::import(sys::eventfd().unwrap()).unwrap(),
+            ringer: Ringer::import(bell.try_clone().unwrap()).unwrap(),
             socket: sys::watch(accepted, Interest::READABLE | Interest::WRITABLE).unwrap(),
             peer_receive_depth: 5,
         }));
         let sees = PeerPage::import(own_fd.as_fd(), page.slots()).unwrap();
         let pool = Pool::new(PoolConfig { block_bytes: 1 << 20, ..PoolConfig::new("victim") }).unwrap();
         let victim = QueuePair::new(core, link.clone());
-        Self { victim, link, regions, runtime, pool, page, sees, socket, tail: 0 }
+        Self { victim, link, regions, runtime, pool, page, sees, socket, bell, tail: 0 }
     }
 
     /// Memory that the victim lends, and what the attacker may say of it: range and key.
@@ -115,6 +119,15 @@ impl Rig {
         assert_ne!(self.sees.closed(), 0, "the attacker is not told");
         self.victim.failure().expect("the connection has failed")
     }
+}
+
+/// How often an eventfd was rung since the last call.
+fn rings(bell: &OwnedFd) -> u64 {
+    use std::os::fd::AsRawFd;
+    let mut count = [0; 8];
+    // SAFETY: `count` is writable for its length.
+    let read = unsafe { libc::read(bell.as_raw_fd(), count.as_mut_ptr().cast(), 8) };
+    if read == 8 { u64::from_ne_bytes(count) } else { 0 }
 }
 
 /// A block as the contract demands it, filled with 7.

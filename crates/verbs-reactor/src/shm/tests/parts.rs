@@ -19,7 +19,7 @@ use super::{
         ring::{Descriptor, OwnPage, PeerPage, Source, page_bytes},
         sys,
     },
-    memfd_of_sevens, sealed_block,
+    memfd_of_sevens, rings, sealed_block,
 };
 
 fn ranges() -> impl Strategy<Value = (RemoteRange, u32)> {
@@ -255,26 +255,19 @@ fn sleeper() -> (OwnPage, PeerPage) {
     (own, seen)
 }
 
-fn count(bell: &OwnedFd) -> u64 {
-    let mut count = [0; 8];
-    // SAFETY: `count` is writable for its length.
-    let read = unsafe { libc::read(bell.as_raw_fd(), count.as_mut_ptr().cast(), 8) };
-    if read == 8 { u64::from_ne_bytes(count) } else { 0 }
-}
-
 #[test]
 fn a_bell_rings_once_per_sleep_and_not_for_the_awake() {
     let bell = sys::eventfd().unwrap();
     let ringer = Ringer::import(bell.try_clone().unwrap()).unwrap();
     let (own, seen) = sleeper();
     ringer.ring_if_asleep(&seen);
-    assert_eq!(count(&bell), 0, "never slept");
+    assert_eq!(rings(&bell), 0, "never slept");
     for epoch in 1..5 {
         own.set_sleep(epoch);
         for _ in 0..10 {
             ringer.ring_if_asleep(&seen);
         }
-        assert_eq!(count(&bell), 1, "sleep {epoch}");
+        assert_eq!(rings(&bell), 1, "sleep {epoch}");
     }
 }
 
@@ -290,7 +283,7 @@ fn a_full_bell_counts_as_rung() {
         own.set_sleep(epoch);
         ringer.ring_if_asleep(&seen); // Neither blocks nor fails.
     }
-    assert_eq!(count(&bell), u64::MAX - 1);
+    assert_eq!(rings(&bell), u64::MAX - 1);
 }
 
 #[test]

@@ -1,12 +1,16 @@
-//! The shared-memory fabric under the fabric contract.
+//! The shared-memory fabric: under the fabric contract, between processes, and at its front door.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
+
+#[path = "../contract/mod.rs"]
+mod contract;
+mod handshake;
+mod processes;
 
 use std::sync::Arc;
 
 use verbs_reactor::{Fabric, Runtime, shm::ShmFabric};
 
-mod contract;
-
-#[allow(clippy::unwrap_used)] // a fabric that can't be made is a failed test
 fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
     Arc::new(ShmFabric::new(runtime).unwrap())
 }
