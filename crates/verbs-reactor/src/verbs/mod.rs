@@ -1,7 +1,7 @@
 //! RDMA through libibverbs, opened at run time.
 //!
 //! Nothing links against libibverbs and no build needs its headers: [`Library`] opens it while the program runs,
-//! through bindings that were generated ahead ([`sys`]). [`Availability`] tells what is missing where there is no
+//! through bindings that were generated ahead. [`Availability`] tells what is missing where there is no
 //! RDMA; [`VerbsFabric`] is the [`Fabric`](crate::Fabric) on a device.
 //!
 //! A connection is a reliable connected queue pair with a completion queue and a completion channel of its own.
@@ -27,7 +27,7 @@ mod message;
 mod queue_pair;
 mod region;
 mod send;
-pub mod sys;
+mod sys;
 mod tag;
 
 pub use address::{Gid, GidEntry, GidKind};
