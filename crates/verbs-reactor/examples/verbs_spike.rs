@@ -287,8 +287,8 @@ async fn long_writes(here: &Side, there: &Side) -> Outcome {
         let write = pair.0.write_imm(here.pattern(length, seed)?, range, Immediate(u32::from(seed)));
         let (written, arrival) = join(write, pair.1.next_arrival()).await;
         written?;
-        let Arrival::Immediate { immediate, .. } = arrival? else { return Err("no immediate".into()) };
-        ensure!(immediate == Immediate(u32::from(seed)), "arrived: {immediate:?}");
+        let expected = Arrival::Immediate { immediate: Immediate(u32::from(seed)), length: length as u64 };
+        ensure!(arrival.as_ref().is_ok_and(|arrival| *arrival == expected), "arrived: {arrival:?}");
         expect_landed(granted, length, seed)?;
     }
     ensure!(pair.0.stats().operations == 4, "a split write counts as one operation: {:?}", pair.0.stats());

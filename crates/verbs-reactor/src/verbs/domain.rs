@@ -15,17 +15,9 @@ use crate::{
 };
 
 use super::{
-    Endpoint, ProtectionDomain, VerbsError,
-    completion::CompletionQueue,
-    driver::Driver,
-    endpoint::sequence,
-    error::fabric_error,
-    fabric::Shared,
-    link::{SIGNALS, VerbsLink},
-    queue_pair::RawQueuePair,
-    region::MemoryRegion,
-    send::SendSide,
-    tag::SLOTS_MAX,
+    Endpoint, ProtectionDomain, VerbsError, completion::CompletionQueue, driver::Driver, endpoint::sequence,
+    error::fabric_error, fabric::Shared, link::VerbsLink, message::SIGNALS, queue_pair::RawQueuePair,
+    region::MemoryRegion, send::SendSide, tag::SLOTS_MAX,
 };
 
 /// A protection domain of the device.
@@ -99,13 +91,11 @@ impl Registrations {
     /// Whether the device has room for a queue pair of these depths.
     fn check(&self, config: QueuePairConfig) -> Result<(), FabricError> {
         let limits = &self.shared.limits;
-        let send = config.send_depth.saturating_add(SIGNALS);
-        let receive = config.receive_depth.saturating_add(SIGNALS);
+        let (send, receive) = entries(config);
         let refused = |what: &str, wanted: u32, limit: u32| {
             let detail = format!(
-                "{what} of {wanted} entries (of these {SIGNALS} or {} for the connection itself) is over the \
-                 limit of RDMA device {}, {limit}: use a smaller depth",
-                2 * SIGNALS,
+                "{config:?} needs {what} of {wanted} entries, and the limit of RDMA device {} is {limit}: use \
+                 smaller depths",
                 self.shared.context.name()
             );
             Err(FabricError::device(FabricKind::Verbs, "making a queue pair", std::io::Error::other(detail)))
@@ -124,7 +114,7 @@ impl Registrations {
 
     fn prepare(self: &Arc<Self>, config: QueuePairConfig) -> Result<VerbsPrepared, VerbsError> {
         let shared = &self.shared;
-        let (send, receive) = (config.send_depth + SIGNALS, config.receive_depth + SIGNALS);
+        let (send, receive) = entries(config);
         let completions = CompletionQueue::new(shared.context.clone(), send + receive)?;
         let queue_pair = RawQueuePair::new(self.protection.clone(), completions.clone(), send, receive)?;
         queue_pair.initialize(shared.port.number)?;
@@ -135,10 +125,18 @@ impl Registrations {
             local_identifier: shared.port.local_identifier,
             number: queue_pair.number(),
             sequence: sequence(shared.runtime.random()),
+            piece_bytes: shared.piece_bytes(),
             gid: shared.source.gid,
         };
         Ok(VerbsPrepared { queue_pair, completions, registrations: self.clone(), config, here })
     }
+}
+
+/// Entries of the send and the receive queue: one for each operation, and for each signal. An immediate may take
+/// two receives, its own and that of the message which says how long its write was.
+fn entries(config: QueuePairConfig) -> (u32, u32) {
+    let receives = config.receive_depth.saturating_mul(2);
+    (config.send_depth.saturating_add(SIGNALS), receives.saturating_add(SIGNALS))
 }
 
 impl Domain for VerbsDomain {
@@ -174,7 +172,7 @@ impl fmt::Debug for VerbsPrepared {
 
 impl VerbsPrepared {
     /// Moves the queue pair to where it sends and receives.
-    fn attach(&self, peer: &ConnectionData) -> Result<(), FabricError> {
+    fn attach(&self, peer: &ConnectionData) -> Result<Endpoint, FabricError> {
         let kind = FabricKind::Verbs;
         let shared = &self.registrations.shared;
         let peer = Endpoint::decode(peer).map_err(|detail| FabricError::Connect {
@@ -188,19 +186,18 @@ impl VerbsPrepared {
         }
         let port = shared.port.number;
         let result = self.queue_pair.connect(&self.here, shared.source.index, port, &peer, &shared.timing);
-        result.map_err(|error| FabricError::Connect {
+        result.map(|()| peer).map_err(|error| FabricError::Connect {
             kind,
             step: "finding the way to the peer",
             detail: format!("{error}; is {} reachable from {}?", peer.gid, self.here.gid),
         })
     }
 
-    fn into_link(self) -> (Arc<QueuePairCore>, Arc<VerbsLink>) {
+    fn into_link(self, peer: &Endpoint) -> (Arc<QueuePairCore>, Arc<VerbsLink>) {
         let core = Arc::new(QueuePairCore::new(FabricKind::Verbs, self.config));
-        let (send, receive) = (self.config.send_depth, self.config.receive_depth + SIGNALS);
-        let piece_bytes = self.registrations.shared.piece_bytes();
-        let send = SendSide::new(self.queue_pair, receive as usize, send as usize, piece_bytes);
-        let link = VerbsLink::new(core.clone(), self.registrations, self.completions, send);
+        let (send, (_, receive)) = (self.config.send_depth, entries(self.config));
+        let send = SendSide::new(self.queue_pair, receive as usize, send as usize, self.here.piece_bytes);
+        let link = VerbsLink::new(core.clone(), self.registrations, self.completions, send, peer.piece_bytes);
         (core, Arc::new(link))
     }
 }
@@ -214,9 +211,9 @@ impl Prepared for VerbsPrepared {
     /// [`Timing`](super::Timing)); the acceptor waits for the greeting.
     fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<QueuePair, FabricError>> {
         Box::pin(async move {
-            self.attach(&params.peer)?;
+            let peer = self.attach(&params.peer)?;
             let runtime = self.registrations.shared.runtime.clone();
-            let (core, link) = self.into_link();
+            let (core, link) = self.into_link(&peer);
             let driver = Driver::new(link.clone(), runtime.clone())?;
             runtime.spawn("verbs connection", Box::pin(driver.run()));
             // From here on dropping this value ends the connection.

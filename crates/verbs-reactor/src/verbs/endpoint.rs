@@ -5,7 +5,7 @@ use crate::ConnectionData;
 use super::{Gid, LinkLayer};
 
 const VERSION: u8 = 1;
-const BYTES: usize = 29;
+const BYTES: usize = 33;
 const NUMBER_MAX: u32 = (1 << 24) - 1;
 
 /// One end of a connection. As connection data, version 1, little-endian:
@@ -18,7 +18,8 @@ const NUMBER_MAX: u32 = (1 << 24) - 1;
 /// | 3..5 | local identifier |
 /// | 5..9 | queue pair number, 24 bits |
 /// | 9..13 | first packet sequence number, 24 bits |
-/// | 13..29 | GID |
+/// | 13..17 | bytes of a piece, at least 1 |
+/// | 17..33 | GID |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     pub(crate) link: LinkLayer,
@@ -27,6 +28,8 @@ pub(crate) struct Endpoint {
     pub(crate) number: u32,
     /// Random, so that nobody off the path guesses what the connection accepts.
     pub(crate) sequence: u32,
+    /// Into pieces of how many bytes this end splits its writes.
+    pub(crate) piece_bytes: u32,
     pub(crate) gid: Gid,
 }
 
@@ -41,6 +44,7 @@ impl Endpoint {
         bytes.extend(self.local_identifier.to_le_bytes());
         bytes.extend(self.number.to_le_bytes());
         bytes.extend(self.sequence.to_le_bytes());
+        bytes.extend(self.piece_bytes.to_le_bytes());
         bytes.extend(self.gid.0);
         ConnectionData(bytes)
     }
@@ -55,7 +59,7 @@ impl Endpoint {
         }
         let bytes: &[u8; BYTES] =
             data.0.as_slice().try_into().map_err(|_| format!("{} bytes instead of {BYTES}", data.0.len()))?;
-        let [_, link, mtu, l0, l1, n0, n1, n2, n3, s0, s1, s2, s3, gid @ ..] = *bytes;
+        let [_, link, mtu, l0, l1, n0, n1, n2, n3, s0, s1, s2, s3, p0, p1, p2, p3, gid @ ..] = *bytes;
         let link = match link {
             1 => LinkLayer::InfiniBand,
             2 => LinkLayer::Ethernet,
@@ -63,13 +67,17 @@ impl Endpoint {
         };
         let number = u32::from_le_bytes([n0, n1, n2, n3]);
         let sequence = u32::from_le_bytes([s0, s1, s2, s3]);
+        let piece_bytes = u32::from_le_bytes([p0, p1, p2, p3]);
+        if piece_bytes == 0 {
+            return Err("a piece of 0 bytes".to_owned());
+        }
         if !(1..=5).contains(&mtu) || number > NUMBER_MAX || sequence > NUMBER_MAX {
             return Err(format!(
                 "mtu {mtu}, queue pair {number} or sequence number {sequence} is out of range"
             ));
         }
         let local_identifier = u16::from_le_bytes([l0, l1]);
-        Ok(Self { link, mtu: u32::from(mtu), local_identifier, number, sequence, gid: Gid(gid) })
+        Ok(Self { link, mtu: u32::from(mtu), local_identifier, number, sequence, piece_bytes, gid: Gid(gid) })
     }
 }
 
@@ -88,6 +96,7 @@ mod tests {
         local_identifier: 0x1234,
         number: 0x00AB_CDEF,
         sequence: 0x0001_0203,
+        piece_bytes: 8 << 20,
         gid: Gid([9; 16]),
     };
 
@@ -112,6 +121,12 @@ mod tests {
         for (index, value) in [(2, 0), (2, 6), (8, 1), (12, 1)] {
             assert!(with(index, value).unwrap_err().contains("out of range"), "byte {index}");
         }
+    }
+
+    #[test]
+    fn pieces_without_bytes_are_refused() {
+        let end = Endpoint { piece_bytes: 0, ..END };
+        assert!(Endpoint::decode(&end.encode()).unwrap_err().contains("piece"));
     }
 
     #[test]

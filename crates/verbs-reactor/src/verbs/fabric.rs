@@ -56,7 +56,7 @@ pub struct VerbsSettings {
     pub timing: Timing,
 }
 
-/// RDMA on one port of one device.
+/// RDMA on one port of one device. Connections are made on a tokio runtime with its I/O driver enabled.
 #[derive(Debug)]
 pub struct VerbsFabric {
     shared: Arc<Shared>,

@@ -22,20 +22,11 @@ use super::{
     completion::{Batch, Completion, CompletionQueue, Done, Status, WorkCompletion},
     domain::Registrations,
     error::fabric_error,
+    message::Message,
     queue_pair::RawQueuePair,
     send::{Pending, Phase, SendSide},
     tag::Tag,
 };
-
-/// The dialer's first message: its end of the connection is ready.
-pub(super) const GREETING: u32 = 1;
-/// The last message of an orderly end.
-const FAREWELL: u32 = 2;
-/// Instead of a farewell: immediates came without receives.
-const OVERRUN: u32 = 3;
-
-/// Signals that may be outstanding at once, in each direction: a greeting, and a farewell or overrun.
-pub(super) const SIGNALS: u32 = 2;
 
 /// Batches of completions after which other tasks get a turn.
 pub(super) const TURN: usize = 8;
@@ -49,12 +40,21 @@ pub(super) struct VerbsLink {
     completions: Arc<CompletionQueue>,
     remote: RwLock<HashMap<RegionId, RemoteRegion>>,
     /// Held while completions are taken and handed on, so that they are handed on in order.
-    polling: Mutex<()>,
+    polling: Mutex<Inbound>,
     send: Mutex<SendSide>,
     established: AtomicBool,
     connecting: AtomicWaker,
     /// Told when the phase leaves [`Phase::Open`].
     ending: Notify,
+}
+
+/// What came before the next immediate.
+#[derive(Debug)]
+struct Inbound {
+    /// Into pieces of how many bytes the peer splits its writes.
+    piece_bytes: u32,
+    /// Whole pieces of the write whose immediate comes next.
+    earlier_pieces: u32,
 }
 
 /// What a batch of completions asks for besides handing its parts on.
@@ -71,13 +71,14 @@ impl VerbsLink {
         domain: Arc<Registrations>,
         completions: Arc<CompletionQueue>,
         send: SendSide,
+        peer_piece_bytes: u32,
     ) -> Self {
         Self {
             core,
             domain,
             completions,
             remote: RwLock::default(),
-            polling: Mutex::default(),
+            polling: Mutex::new(Inbound { piece_bytes: peer_piece_bytes, earlier_pieces: 0 }),
             send: Mutex::new(send),
             established: AtomicBool::new(false),
             connecting: AtomicWaker::new(),
@@ -95,7 +96,7 @@ impl VerbsLink {
 
     /// Sends the greeting, whose arrival lets the peer's `connect` end and whose acknowledgement this side's.
     pub(super) fn greet(&self) {
-        let result = self.lock_send().signal(GREETING);
+        let result = self.lock_send().signal(Message::Greeting);
         if let Err(error) = result {
             self.fail(&fabric_error(&error));
         }
@@ -113,10 +114,10 @@ impl VerbsLink {
 
     /// Takes one batch of completions and hands it on. Whether there was one.
     pub(super) fn progress(&self) -> bool {
-        self.progress_locked(&self.polling.lock().unwrap_or_else(PoisonError::into_inner))
+        self.progress_locked(&mut self.polling.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn progress_locked(&self, _polling: &MutexGuard<'_, ()>) -> bool {
+    fn progress_locked(&self, inbound: &mut Inbound) -> bool {
         let mut batch = Batch::new();
         if let Err(error) = self.completions.poll(&mut batch) {
             self.abandon(&fabric_error(&error));
@@ -127,7 +128,7 @@ impl VerbsLink {
         }
         let tally = self.settle(&batch);
         for (completion, bytes) in batch.iter().zip(tally.bytes) {
-            self.hand_on(&completion, bytes);
+            self.hand_on(&completion, bytes, inbound);
         }
         if let Some(error) = &tally.trouble {
             self.fail(&fabric_error(error));
@@ -153,42 +154,48 @@ impl VerbsLink {
         tally
     }
 
-    fn hand_on(&self, completion: &WorkCompletion, bytes: u64) {
+    fn hand_on(&self, completion: &WorkCompletion, bytes: u64, inbound: &mut Inbound) {
         match (completion.tag, completion.completion) {
             (_, Completion::Failed { status, vendor }) => self.failed(completion.tag, status, vendor, bytes),
             (Tag::Write(key), Completion::Ok { .. }) => self.core.complete(key, bytes, Ok(())),
             (Tag::Piece(_), Completion::Ok { .. }) => {}
-            (Tag::Signal(GREETING), Completion::Ok { .. }) => self.establish(),
-            (Tag::Signal(_), Completion::Ok { .. }) => self.go_down(),
-            (Tag::Receive, Completion::Ok { done }) => self.arrived(done),
+            (Tag::Signal(bits), Completion::Ok { .. }) => match Message::from_bits(bits) {
+                Some(Message::Greeting) => self.establish(),
+                _ => self.go_down(),
+            },
+            (Tag::Receive, Completion::Ok { done }) => self.arrived(done, inbound),
         }
     }
 
-    fn arrived(&self, done: Done) {
-        match done {
-            Done::Written { bytes, immediate } => self.written(bytes, immediate),
-            Done::Message(GREETING) => self.establish(),
-            Done::Message(FAREWELL) => self.fail(&lost(LossCause::ClosedByPeer, "the peer said farewell")),
-            Done::Message(OVERRUN) => {
+    fn arrived(&self, done: Done, inbound: &mut Inbound) {
+        let message = match done {
+            Done::Written { bytes, immediate } => return self.written(bytes, immediate, inbound),
+            Done::Message(bits) => Message::from_bits(bits),
+            Done::Write | Done::Send | Done::Other(_) => None,
+        };
+        match message {
+            Some(Message::Greeting) => self.establish(),
+            Some(Message::Extent(pieces)) => inbound.earlier_pieces = pieces,
+            Some(Message::Farewell) => self.fail(&lost(LossCause::ClosedByPeer, "the peer said farewell")),
+            Some(Message::Overrun) => {
                 let depth = self.core.config().receive_depth;
                 self.fail(&FabricError::ReceiverNotReady { kind: FabricKind::Verbs, depth });
             }
-            Done::Message(_) | Done::Write | Done::Send | Done::Other(_) => {
-                self.fail(&misbehaved(PeerViolation::Malformed));
-            }
+            None => self.fail(&misbehaved(PeerViolation::Malformed)),
         }
     }
 
-    fn written(&self, bytes: u32, immediate: u32) {
+    fn written(&self, bytes: u32, immediate: u32, inbound: &mut Inbound) {
+        let earlier = u64::from(std::mem::take(&mut inbound.earlier_pieces)) * u64::from(inbound.piece_bytes);
+        let length = earlier + u64::from(bytes);
         if self.core.failure().is_some() {
             return;
         }
-        let length = u64::from(bytes);
         self.core.count_received(length);
         let arrival = Arrival::Immediate { immediate: Immediate(immediate), length };
         if let Err(overrun) = self.core.deliver(arrival) {
             self.core.fail_arrivals(&overrun);
-            self.leave(OVERRUN);
+            self.leave(Message::Overrun);
         }
     }
 
@@ -221,7 +228,7 @@ impl VerbsLink {
     }
 
     /// Posts the last message, behind all work, and goes down when it is acknowledged or cannot be.
-    fn leave(&self, farewell: u32) {
+    fn leave(&self, farewell: Message) {
         {
             let mut send = self.lock_send();
             if send.phase != Phase::Open {
@@ -351,9 +358,9 @@ impl Link for VerbsLink {
 
     fn drive(&self) {
         // Whoever holds the lock hands everything on, and the driver looks again before it sleeps.
-        if let Ok(polling) = self.polling.try_lock() {
+        if let Ok(mut inbound) = self.polling.try_lock() {
             for _ in 0..TURN {
-                if !self.progress_locked(&polling) {
+                if !self.progress_locked(&mut inbound) {
                     break;
                 }
             }
@@ -369,7 +376,7 @@ impl Link for VerbsLink {
     }
 
     fn start_close(&self) {
-        self.leave(FAREWELL);
+        self.leave(Message::Farewell);
     }
 }
 
@@ -414,7 +421,7 @@ mod tests {
     #[test]
     fn a_flushed_request_is_no_cause() {
         assert!(cause(Tag::Receive, Status::Flushed, 0, 8).is_none());
-        assert!(cause(Tag::Signal(FAREWELL), Status::Flushed, 0, 8).is_none());
+        assert!(cause(Tag::Signal(Message::Farewell.to_bits()), Status::Flushed, 0, 8).is_none());
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::{
     Endpoint, LinkLayer, ProtectionDomain, Timing, VerbsError,
     completion::CompletionQueue,
     error::{pointer, refused, zero},
+    message::Message,
     sys,
     tag::Tag,
 };
@@ -24,7 +25,6 @@ const INLINE_BYTES: u32 = 64;
 /// One one-sided write. The device splits it into packets, nobody splits it further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Write {
-    pub(crate) tag: Tag,
     /// First byte here.
     pub(crate) local: u64,
     pub(crate) local_key: u32,
@@ -33,6 +33,21 @@ pub(crate) struct Write {
     pub(crate) remote: u64,
     pub(crate) remote_key: u32,
     pub(crate) immediate: Option<u32>,
+}
+
+/// What a request asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Work {
+    Write(Write),
+    /// A message of no bytes, told from a write with immediate by how it arrives.
+    Message(Message),
+}
+
+/// A work request and whom its completion belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Request {
+    pub(super) tag: Tag,
+    pub(super) work: Work,
 }
 
 /// Not all of a batch was taken.
@@ -219,57 +234,51 @@ impl RawQueuePair {
         zero(result, CALL, self.domain.context().name()).map_err(|error| PostRefused { posted, error })
     }
 
-    /// Posts `writes`, at most [`BATCH`], with one doorbell.
+    /// Posts `requests`, at most [`BATCH`], with one doorbell.
     ///
     /// # Safety
     /// The local bytes of each must stay as they are until it completes, or the queue pair is dropped.
-    pub(crate) unsafe fn post_writes(&self, writes: &[Write]) -> Result<(), PostRefused> {
-        let writes = &writes[..writes.len().min(BATCH)];
+    pub(crate) unsafe fn post(&self, requests: &[Request]) -> Result<(), PostRefused> {
+        let requests = &requests[..requests.len().min(BATCH)];
         let mut ranges = [sys::ibv_sge { addr: 0, length: 0, lkey: 0 }; BATCH];
         let mut batch = [blank_send(); BATCH];
-        for ((write, range), request) in writes.iter().zip(&mut ranges).zip(&mut batch) {
-            *range = sys::ibv_sge { addr: write.local, length: write.length, lkey: write.local_key };
-            *request = self.write_request(write, range);
+        for ((request, range), raw) in requests.iter().zip(&mut ranges).zip(&mut batch) {
+            match request.work {
+                Work::Write(write) => self.fill_write(raw, &write, range),
+                Work::Message(message) => {
+                    raw.opcode = sys::IBV_WR_SEND_WITH_IMM;
+                    raw.__bindgen_anon_1.imm_data = message.to_bits().to_be();
+                }
+            }
+            raw.wr_id = request.tag.to_bits();
         }
         // SAFETY: the requests point at `ranges` and, chained, at each other; both outlive the call. The caller
         // keeps the bytes.
-        unsafe { self.post_sends(&mut batch[..writes.len()]) }
+        unsafe { self.post_sends(&mut batch[..requests.len()]) }
     }
 
-    fn write_request(&self, write: &Write, range: &mut sys::ibv_sge) -> sys::ibv_send_wr {
-        let mut request = blank_send();
-        request.wr_id = write.tag.to_bits();
-        request.opcode = sys::IBV_WR_RDMA_WRITE;
+    fn fill_write(&self, raw: &mut sys::ibv_send_wr, write: &Write, range: &mut sys::ibv_sge) {
+        raw.opcode = sys::IBV_WR_RDMA_WRITE;
         if write.length > 0 {
-            request.sg_list = range;
-            request.num_sge = 1;
+            *range = sys::ibv_sge { addr: write.local, length: write.length, lkey: write.local_key };
+            raw.sg_list = range;
+            raw.num_sge = 1;
         }
         if write.length > 0 && write.length <= self.inline_bytes {
-            request.send_flags = sys::IBV_SEND_INLINE;
+            raw.send_flags = sys::IBV_SEND_INLINE;
         }
         if let Some(immediate) = write.immediate {
-            request.opcode = sys::IBV_WR_RDMA_WRITE_WITH_IMM;
-            request.__bindgen_anon_1.imm_data = immediate.to_be();
+            raw.opcode = sys::IBV_WR_RDMA_WRITE_WITH_IMM;
+            raw.__bindgen_anon_1.imm_data = immediate.to_be();
         }
-        request.wr.rdma.remote_addr = write.remote;
-        request.wr.rdma.rkey = write.remote_key;
-        request
-    }
-
-    /// Posts a message of no bytes, told from a write with immediate by how it arrives.
-    pub(crate) fn post_signal(&self, value: u32) -> Result<(), PostRefused> {
-        let mut request = blank_send();
-        request.wr_id = Tag::Signal(value).to_bits();
-        request.opcode = sys::IBV_WR_SEND_WITH_IMM;
-        request.__bindgen_anon_1.imm_data = value.to_be();
-        // SAFETY: the request has no local bytes, and lives for the call.
-        unsafe { self.post_sends(&mut [request]) }
+        raw.wr.rdma.remote_addr = write.remote;
+        raw.wr.rdma.rkey = write.remote_key;
     }
 
     /// Chains and posts.
     ///
     /// # Safety
-    /// As for [`post_writes`](Self::post_writes); what the requests point at must be valid for the call.
+    /// As for [`post`](Self::post); what the requests point at must be valid for the call.
     unsafe fn post_sends(&self, batch: &mut [sys::ibv_send_wr]) -> Result<(), PostRefused> {
         const CALL: &str = "ibv_post_send";
         let Some(post) = self.domain.context().operations().post_send else {

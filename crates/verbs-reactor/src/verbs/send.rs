@@ -6,7 +6,8 @@ use crate::SlotKey;
 
 use super::{
     VerbsError,
-    queue_pair::{BATCH, RawQueuePair, Write},
+    message::Message,
+    queue_pair::{BATCH, RawQueuePair, Request, Work, Write},
     tag::Tag,
 };
 
@@ -23,7 +24,8 @@ pub(super) enum Phase {
     Drained,
 }
 
-/// A logical write that is not completely posted yet.
+/// A logical write that is not completely posted yet. It is posted in steps: its pieces and, for a split write
+/// that tells the peer, a message before the last piece that says how many went before.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) key: SlotKey,
@@ -33,27 +35,38 @@ pub(super) struct Pending {
     pub(super) remote_key: u32,
     pub(super) length: u64,
     pub(super) immediate: Option<u32>,
-    /// Bytes posted already.
+    /// Steps posted already.
     pub(super) posted: u64,
 }
 
 impl Pending {
-    /// The piece that starts at byte `from`, and where the next one does; `None` if it is the last.
-    fn piece(&self, from: u64, piece_bytes: u32) -> (Write, Option<u64>) {
-        let left = self.length - from;
-        let length = u32::try_from(left).unwrap_or(u32::MAX).min(piece_bytes);
-        let next = from + u64::from(length);
-        let last = next >= self.length;
+    fn pieces(&self, piece_bytes: u32) -> u64 {
+        self.length.div_ceil(u64::from(piece_bytes)).max(1)
+    }
+
+    fn steps(&self, piece_bytes: u32) -> u64 {
+        let pieces = self.pieces(piece_bytes);
+        pieces + u64::from(pieces > 1 && self.immediate.is_some())
+    }
+
+    fn step(&self, step: u64, piece_bytes: u32) -> Request {
+        let (pieces, steps) = (self.pieces(piece_bytes), self.steps(piece_bytes));
+        let last = step + 1 == steps;
+        if !last && step + 1 == pieces {
+            let earlier = u32::try_from(step).unwrap_or(u32::MAX);
+            return Request { tag: Tag::Piece(self.key), work: Work::Message(Message::Extent(earlier)) };
+        }
+        let from = if last { pieces - 1 } else { step } * u64::from(piece_bytes);
         let write = Write {
-            tag: if last { Tag::Write(self.key) } else { Tag::Piece(self.key) },
             local: self.local + from,
             local_key: self.local_key,
-            length,
+            length: u32::try_from(self.length - from).unwrap_or(u32::MAX).min(piece_bytes),
             remote: self.remote + from,
             remote_key: self.remote_key,
             immediate: self.immediate.filter(|_| last),
         };
-        (write, (!last).then_some(next))
+        let tag = if last { Tag::Write(self.key) } else { Tag::Piece(self.key) };
+        Request { tag, work: Work::Write(write) }
     }
 }
 
@@ -73,7 +86,7 @@ pub(super) struct SendSide {
     /// In posting order. Bounded by the slots.
     pending: VecDeque<Pending>,
     /// Reused, so that posting allocates nothing.
-    batch: Vec<Write>,
+    batch: Vec<Request>,
     /// Operations whose last piece is posted, with their bytes, in posting order.
     posted: VecDeque<(SlotKey, u64)>,
 }
@@ -110,25 +123,28 @@ impl SendSide {
         }
         while self.room > 0 && !self.pending.is_empty() {
             fill(&mut self.batch, &self.pending, self.room.min(BATCH), self.piece_bytes);
-            // SAFETY: each write belongs to a slot, which owns the bytes and completes only when this write has
+            // SAFETY: each request belongs to a slot, which owns the bytes and completes only when it has
             // come back or the queue pair is destroyed; the bytes' block is registered as long as the domain
             // lives, which the queue pair keeps.
-            let result = unsafe { queue_pair.post_writes(&self.batch) };
+            let result = unsafe { queue_pair.post(&self.batch) };
             let count = result.as_ref().map_or_else(|refused| refused.posted, |()| self.batch.len());
-            for write in self.batch.iter().take(count) {
+            for request in self.batch.iter().take(count) {
                 self.room -= 1;
                 self.sends += 1;
-                advance(&mut self.pending, &mut self.posted, write);
+                advance(&mut self.pending, &mut self.posted, request.tag);
             }
             result.map_err(|refused| refused.error)?;
         }
         Ok(())
     }
 
-    /// Posts one of the connection's own signals; room is reserved for them.
-    pub(super) fn signal(&mut self, value: u32) -> Result<(), VerbsError> {
+    /// Posts one of the messages that frame the connection; room is reserved for them.
+    pub(super) fn signal(&mut self, message: Message) -> Result<(), VerbsError> {
         let Some(queue_pair) = &self.queue_pair else { return Ok(()) };
-        queue_pair.post_signal(value).map_err(|refused| refused.error)?;
+        let request = Request { tag: Tag::Signal(message.to_bits()), work: Work::Message(message) };
+        // SAFETY: a message has no local bytes.
+        let result = unsafe { queue_pair.post(&[request]) };
+        result.map_err(|refused| refused.error)?;
         self.sends += 1;
         Ok(())
     }
@@ -167,27 +183,22 @@ impl SendSide {
     }
 }
 
-/// Puts the next pieces into `batch` in posting order, at most `limit`.
-fn fill(batch: &mut Vec<Write>, pending: &VecDeque<Pending>, limit: usize, piece_bytes: u32) {
+/// Puts the next steps into `batch` in posting order, at most `limit`.
+fn fill(batch: &mut Vec<Request>, pending: &VecDeque<Pending>, limit: usize, piece_bytes: u32) {
     batch.clear();
     for write in pending {
-        let mut from = Some(write.posted);
-        while let Some(start) = from
-            && batch.len() < limit
-        {
-            let (piece, next) = write.piece(start, piece_bytes);
-            batch.push(piece);
-            from = next;
-        }
-        if batch.len() == limit {
-            break;
+        for step in write.posted..write.steps(piece_bytes) {
+            if batch.len() == limit {
+                return;
+            }
+            batch.push(write.step(step, piece_bytes));
         }
     }
 }
 
-/// Notes that `piece`, the first that was pending, is posted.
-fn advance(pending: &mut VecDeque<Pending>, posted: &mut VecDeque<(SlotKey, u64)>, piece: &Write) {
-    match piece.tag {
+/// Notes that the first step that was pending, of that tag, is posted.
+fn advance(pending: &mut VecDeque<Pending>, posted: &mut VecDeque<(SlotKey, u64)>, tag: Tag) {
+    match tag {
         Tag::Write(key) => {
             if let Some(write) = pending.pop_front() {
                 posted.push_back((key, write.length));
@@ -195,7 +206,7 @@ fn advance(pending: &mut VecDeque<Pending>, posted: &mut VecDeque<(SlotKey, u64)
         }
         _ => {
             if let Some(write) = pending.front_mut() {
-                write.posted += u64::from(piece.length);
+                write.posted += 1;
             }
         }
     }
@@ -211,19 +222,27 @@ mod tests {
     }
 
     /// Posts everything in batches of `limit`.
-    fn all_pieces(mut queue: VecDeque<Pending>, limit: usize, piece_bytes: u32) -> Vec<Write> {
-        let (mut pieces, mut posted) = (Vec::new(), VecDeque::new());
+    fn all_steps(mut queue: VecDeque<Pending>, limit: usize, piece_bytes: u32) -> Vec<Request> {
+        let (mut steps, mut posted) = (Vec::new(), VecDeque::new());
         while !queue.is_empty() {
             let mut batch = Vec::new();
             fill(&mut batch, &queue, limit, piece_bytes);
             assert!(!batch.is_empty() && batch.len() <= limit);
-            for piece in &batch {
-                advance(&mut queue, &mut posted, piece);
+            for request in &batch {
+                advance(&mut queue, &mut posted, request.tag);
             }
-            pieces.extend(batch);
+            steps.extend(batch);
         }
         assert!(posted.iter().map(|&(key, _)| key).is_sorted());
-        pieces
+        steps
+    }
+
+    fn writes(steps: &[Request]) -> Vec<Write> {
+        let write = |request: &Request| match request.work {
+            Work::Write(write) => Some(write),
+            Work::Message(_) => None,
+        };
+        steps.iter().filter_map(write).collect()
     }
 
     #[test]
@@ -231,29 +250,43 @@ mod tests {
         for (length, expected) in
             [(99, vec![99]), (100, vec![100]), (101, vec![100, 1]), (250, vec![100, 100, 50])]
         {
-            let pieces = all_pieces([pending(0, length, Some(7))].into(), 16, 100);
+            let steps = all_steps([pending(0, length, Some(7))].into(), 16, 100);
+            let pieces = writes(&steps);
             assert_eq!(pieces.iter().map(|piece| piece.length).collect::<Vec<_>>(), expected);
             let (last, earlier) = pieces.split_last().unwrap();
-            assert_eq!((last.tag, last.immediate), (Tag::Write(SlotKey::from_bits(0)), Some(7)));
-            for piece in earlier {
-                assert_eq!((piece.tag, piece.immediate), (Tag::Piece(SlotKey::from_bits(0)), None));
-            }
+            assert_eq!(last.immediate, Some(7));
+            assert!(earlier.iter().all(|piece| piece.immediate.is_none()));
+            let (last, earlier) = steps.split_last().unwrap();
+            assert_eq!(last.tag, Tag::Write(SlotKey::from_bits(0)));
+            assert!(earlier.iter().all(|step| step.tag == Tag::Piece(SlotKey::from_bits(0))));
         }
+    }
+
+    #[test]
+    fn a_split_write_tells_how_many_pieces_went_before() {
+        let steps = all_steps([pending(0, 250, Some(7))].into(), 16, 100);
+        assert_eq!(steps[2].work, Work::Message(Message::Extent(2)));
+        assert_eq!(steps.len(), 4);
+        // Nobody waits for the extent of a plain write, and an unsplit one has none.
+        assert_eq!(all_steps([pending(0, 250, None)].into(), 16, 100).len(), 3);
+        assert_eq!(all_steps([pending(0, 100, Some(7))].into(), 16, 100).len(), 1);
     }
 
     #[test]
     fn pieces_cover_the_range_in_order_on_both_sides() {
-        let mut next = 0;
-        for piece in all_pieces([pending(0, 1234, None)].into(), 3, 100) {
-            assert_eq!((piece.local, piece.remote), (1000 + next, 5000 + next));
-            next += u64::from(piece.length);
+        for immediate in [None, Some(0)] {
+            let mut next = 0;
+            for piece in writes(&all_steps([pending(0, 1234, immediate)].into(), 3, 100)) {
+                assert_eq!((piece.local, piece.remote), (1000 + next, 5000 + next));
+                next += u64::from(piece.length);
+            }
+            assert_eq!(next, 1234);
         }
-        assert_eq!(next, 1234);
     }
 
     #[test]
     fn an_empty_write_is_one_piece() {
-        let pieces = all_pieces([pending(3, 0, Some(1))].into(), 16, 100);
+        let pieces = writes(&all_steps([pending(3, 0, Some(1))].into(), 16, 100));
         assert_eq!(pieces.len(), 1);
         assert_eq!((pieces[0].length, pieces[0].immediate), (0, Some(1)));
     }
@@ -262,7 +295,7 @@ mod tests {
     fn batches_never_reorder_operations() {
         for limit in 1..6 {
             let queue = [pending(0, 150, None), pending(1, 0, Some(1)), pending(2, 320, None)].into();
-            let tags: Vec<Tag> = all_pieces(queue, limit, 100).iter().map(|piece| piece.tag).collect();
+            let tags: Vec<Tag> = all_steps(queue, limit, 100).iter().map(|step| step.tag).collect();
             let key = SlotKey::from_bits;
             let expected = [
                 Tag::Piece(key(0)),

@@ -19,6 +19,11 @@ use verbs_reactor::{Fabric, Runtime, TokioRuntime};
 /// No test may take longer than this, whatever goes wrong in it.
 pub const TEST_LIMIT: Duration = Duration::from_secs(20);
 
+/// By how much the limits of tests and their steps grow on an emulated machine: `TENSORWIRE_TEST_PATIENCE`, or 1.
+pub fn patience() -> u32 {
+    std::env::var("TENSORWIRE_TEST_PATIENCE").ok().and_then(|value| value.parse().ok()).unwrap_or(1)
+}
+
 /// The fabric under test.
 #[derive(Clone, Copy)]
 pub struct Setup {
@@ -37,7 +42,7 @@ pub enum Flavour {
     TwoWorkers,
 }
 
-/// Runs `test` on a runtime of its own and fails after [`TEST_LIMIT`], also when a runtime thread is blocked.
+/// Runs `test` on a runtime of its own and fails after [`TEST_LIMIT`] times [`patience`], also when a runtime thread is blocked.
 pub fn bounded<T, F>(flavour: Flavour, test: T)
 where
     T: FnOnce(Arc<dyn Runtime>) -> F + Send + 'static,
@@ -56,9 +61,10 @@ where
         drop(runtime);
         let _ = done.send(());
     });
-    match watchdog.recv_timeout(TEST_LIMIT) {
+    let limit = TEST_LIMIT * patience();
+    match watchdog.recv_timeout(limit) {
         Ok(()) => worker.join().unwrap(),
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test took longer than {TEST_LIMIT:?}"),
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test took longer than {limit:?}"),
         // The worker panicked: its own panic is the message.
         Err(mpsc::RecvTimeoutError::Disconnected) => {
             if let Err(panic) = worker.join() {

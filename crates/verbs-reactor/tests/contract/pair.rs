@@ -17,7 +17,7 @@ use verbs_reactor::{
     RemoteRange, RemoteRegion, Role, Runtime, timeout,
 };
 
-use super::Setup;
+use super::{Setup, patience};
 
 /// How long one awaited step may take.
 pub const STEP_LIMIT: Duration = Duration::from_secs(10);
@@ -25,11 +25,12 @@ pub const STEP_LIMIT: Duration = Duration::from_secs(10);
 /// Depths that most tests use.
 pub const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 16, receive_depth: 16 };
 
-/// Awaits `future` for at most [`STEP_LIMIT`].
+/// Awaits `future` for at most [`STEP_LIMIT`] times [`patience`].
 pub async fn step<F: Future>(runtime: &Arc<dyn Runtime>, what: &str, future: F) -> F::Output {
-    match timeout(runtime.as_ref(), STEP_LIMIT, future).await {
+    let limit = STEP_LIMIT * patience();
+    match timeout(runtime.as_ref(), limit, future).await {
         Ok(output) => output,
-        Err(_) => panic!("{what} took longer than {STEP_LIMIT:?}"),
+        Err(_) => panic!("{what} took longer than {limit:?}"),
     }
 }
 

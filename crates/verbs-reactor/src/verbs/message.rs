@@ -1,0 +1,71 @@
+//! What two ends of a connection tell each other besides writes: the immediates of messages without bytes, which
+//! arrive told apart from the immediates of writes.
+
+const GREETING: u32 = 1;
+const FAREWELL: u32 = 2;
+const OVERRUN: u32 = 3;
+const EXTENT: u32 = 1 << 31;
+
+/// Messages besides extents that may be outstanding at once, in each direction: a greeting, and a farewell or
+/// overrun.
+pub(super) const SIGNALS: u32 = 2;
+
+/// A message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Message {
+    /// The dialer's first: its end of the connection is ready.
+    Greeting,
+    /// The last of an orderly end.
+    Farewell,
+    /// Instead of a farewell: immediates came without receives.
+    Overrun,
+    /// That many whole pieces went before the next immediate's own, so that the target knows the write's length.
+    Extent(u32),
+}
+
+impl Message {
+    pub(super) fn to_bits(self) -> u32 {
+        match self {
+            Self::Greeting => GREETING,
+            Self::Farewell => FAREWELL,
+            Self::Overrun => OVERRUN,
+            Self::Extent(pieces) => EXTENT | pieces.min(EXTENT - 1),
+        }
+    }
+
+    /// `None` for what no peer of this version sends.
+    pub(super) fn from_bits(bits: u32) -> Option<Self> {
+        match bits {
+            GREETING => Some(Self::Greeting),
+            FAREWELL => Some(Self::Farewell),
+            OVERRUN => Some(Self::Overrun),
+            extent if extent & EXTENT != 0 => Some(Self::Extent(extent & !EXTENT)),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_survives_the_wire() {
+        for message in [
+            Message::Greeting,
+            Message::Farewell,
+            Message::Overrun,
+            Message::Extent(1),
+            Message::Extent(EXTENT - 1),
+        ] {
+            assert_eq!(Message::from_bits(message.to_bits()), Some(message));
+        }
+    }
+
+    #[test]
+    fn unknown_messages_are_none() {
+        for bits in [0, 4, EXTENT - 1] {
+            assert_eq!(Message::from_bits(bits), None);
+        }
+    }
+}
