@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use protocol::{DataType, Mode};
+use protocol::{Code, DataType, Mode};
 use rendezvous::{ClusterSpec, Tensor, Worker, WorkerError};
 use sim::{Node, Outcome, Rng, Violation};
 use verbs_reactor::Runtime;
@@ -56,6 +56,20 @@ pub(super) fn address(index: usize) -> String {
     format!("w{index}:1")
 }
 
+/// The worker that an operation is with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Target {
+    pub(super) peer: usize,
+    /// The life of it that is meant, if one is.
+    pub(super) incarnation: Option<u64>,
+}
+
+impl Target {
+    pub(super) fn any_life(peer: usize) -> Self {
+        Self { peer, incarnation: None }
+    }
+}
+
 /// One incarnation of one worker.
 #[derive(Debug, Clone)]
 pub(super) struct Member {
@@ -86,6 +100,7 @@ impl Member {
             .receive_bytes(setup.receive_bytes)
             .block_bytes(64 << 10);
         let worker = node.run("start", builder.start()).await.unwrap().unwrap();
+        run.truth().incarnations[index] = worker.incarnation();
         let member = Self { index, node, worker, run: run.clone() };
         for which in 0..NAMES {
             member.publish(which, PUBLISHED_LENGTHS[which]).await;
@@ -158,27 +173,22 @@ impl Member {
         }
     }
 
-    /// Awaits one operation with worker `peer` and enters its end into the ledger.
+    /// Awaits one operation and enters its end into the ledger.
     pub(super) async fn operation<T>(
         &self,
-        peer: usize,
+        target: Target,
         what: String,
         operation: impl Future<Output = Result<T, WorkerError>>,
     ) -> Option<T> {
-        let entry = self.node.begin(Some(&address(peer)), what);
+        let entry = self.node.begin(Some(&address(target.peer)), what);
         match operation.await {
             Ok(value) => {
                 self.run.truth().done += 1;
                 entry.end(&Outcome::Done);
                 Some(value)
             }
-            Err(WorkerError::DeadlineExceeded { .. }) => {
-                entry.end(&Outcome::Deadline);
-                None
-            }
-            // Nothing else may go wrong between healthy workers, so each of these needs a fault as its reason.
             Err(error) => {
-                entry.end_because(&Outcome::PeerLost, &error);
+                entry.end_because(&self.outcome(target, &error), &error);
                 None
             }
         }
@@ -187,12 +197,12 @@ impl Member {
     /// Polls `operation` up to `polls` times and then drops it.
     pub(super) async fn impatient<T>(
         &self,
-        peer: usize,
+        target: Target,
         what: String,
         polls: usize,
         operation: impl Future<Output = Result<T, WorkerError>>,
     ) -> Option<T> {
-        let entry = self.node.begin(Some(&address(peer)), what);
+        let entry = self.node.begin(Some(&address(target.peer)), what);
         let outcome = match polled(polls, operation).await {
             Some(Ok(value)) => {
                 self.run.truth().done += 1;
@@ -200,13 +210,27 @@ impl Member {
                 return Some(value);
             }
             Some(Err(error)) => {
-                entry.end_because(&Outcome::PeerLost, &error);
+                entry.end_because(&self.outcome(target, &error), &error);
                 return None;
             }
             None => Outcome::Cancelled,
         };
         entry.end(&outcome);
         None
+    }
+
+    fn outcome(&self, target: Target, error: &WorkerError) -> Outcome {
+        let life = self.run.truth().incarnations[target.peer];
+        match error {
+            WorkerError::DeadlineExceeded { .. } => Outcome::Deadline,
+            WorkerError::Remote { status, .. }
+                if status.code == Code::Aborted && target.incarnation.is_some_and(|named| named != life) =>
+            {
+                Outcome::Refused
+            }
+            // Nothing else may go wrong between healthy workers, so each of these needs a fault as its reason.
+            _ => Outcome::PeerLost,
+        }
     }
 
     /// Ends the worker, and checks that its memory is back.

@@ -28,6 +28,8 @@ struct Truth {
     lengths: Vec<usize>,
     /// By worker and name: what was published there, oldest first.
     published: Vec<Vec<Vec<u64>>>,
+    /// By worker: its present life.
+    incarnations: Vec<u64>,
     /// Operations that ended well.
     done: u64,
 }
@@ -66,7 +68,8 @@ async fn scenario(handle: Handle) {
     let mut rng = Rng::new(handle.seed()).fork(77);
     let setup = Arc::new(Setup::draw(&mut rng));
     let published = vec![vec![Vec::new(); member::NAMES]; setup.workers];
-    let truth = Truth { lengths: Vec::new(), published, done: 0 };
+    let incarnations = vec![0; setup.workers];
+    let truth = Truth { lengths: Vec::new(), published, incarnations, done: 0 };
     let run = Run { handle, setup, truth: Arc::new(Mutex::new(truth)) };
     let mut members = join_all((0..run.setup.workers).map(|index| Member::start(&run, index))).await;
 

@@ -10,7 +10,7 @@ use verbs_reactor::Runtime;
 
 use super::{
     Run,
-    member::{Member, NAMES, any_length, device, name},
+    member::{Member, NAMES, Target, any_length, device, name},
 };
 
 type Job = BoxFuture<'static, Option<()>>;
@@ -74,9 +74,9 @@ async fn fetcher(member: &Member, from: usize, mut rng: Rng) {
         let what = format!("fetch {published} of worker {from}");
         let fetch = member.worker.fetch(&peer, &published);
         let fetched = if rng.chance(1, 4) {
-            member.impatient(from, what, rng.below(12), fetch).await
+            member.impatient(Target::any_life(from), what, rng.below(12), fetch).await
         } else {
-            member.operation(from, what, fetch).await
+            member.operation(Target::any_life(from), what, fetch).await
         };
         match fetched {
             Some(tensor) => {
@@ -94,7 +94,8 @@ async fn fetcher(member: &Member, from: usize, mut rng: Rng) {
 
 async fn list(member: &Member, from: usize) {
     let peer = member.worker.peer(&name(from)).unwrap();
-    let listed = member.operation(from, format!("list of worker {from}"), member.worker.list(&peer)).await;
+    let (target, what) = (Target::any_life(from), format!("list of worker {from}"));
+    let listed = member.operation(target, what, member.worker.list(&peer)).await;
     let names: Option<Vec<String>> = listed.map(|list| list.into_iter().map(|entry| entry.name).collect());
     let all: Vec<String> = (0..NAMES).map(|which| format!("p{which}")).collect();
     // A worker that has just started again may not have published everything yet.
@@ -131,11 +132,12 @@ fn stream(run: &Run, member: &Member, peer: &Member, step: i64, rng: &mut Rng, j
         let key = member.worker.key(&device(from), &device(member.index), "stream").unwrap();
         // Of this incarnation: another one knows nothing of these values.
         let key = key.with_incarnation(incarnation);
+        let target = Target { peer: from, incarnation: Some(incarnation) };
         for (number, sent) in values.iter().enumerate() {
             pause(&member, &mut rng).await;
             let step = member.worker.step(step);
             let what = format!("receive {number} of step {} from worker {from}", step.id());
-            let Some(tensor) = member.operation(from, what, step.recv(&key)).await else { return };
+            let Some(tensor) = member.operation(target, what, step.recv(&key)).await else { return };
             member.check(&tensor, sent.transfer);
             if tensor.is_dead() != sent.dead {
                 member.run.handle.fail(Violation::Data("a value is dead at one end only".into()));
@@ -183,14 +185,15 @@ fn impatient_stream(
     jobs.push(spawn(member, rng, move |member, mut rng| async move {
         let key = member.worker.key(&device(from), &device(member.index), "stream").unwrap();
         let key = key.with_incarnation(incarnation);
+        let target = Target { peer: from, incarnation: Some(incarnation) };
         let mut left = values;
         for attempt in 0..=attempts {
             let step = member.worker.step(step);
             let what = format!("attempt {attempt} of step {} from worker {from}", step.id());
             let received = if attempt == attempts {
-                member.operation(from, what, step.recv(&key)).await
+                member.operation(target, what, step.recv(&key)).await
             } else {
-                member.impatient(from, what, rng.below(12), step.recv(&key)).await
+                member.impatient(target, what, rng.below(12), step.recv(&key)).await
             };
             if let Some(tensor) = received {
                 let transfer = member.check_numbered(&tensor, &left, 0);
