@@ -69,7 +69,10 @@ impl Pool {
     ///
     /// # Errors
     /// None today; kept fallible for limits that are checked at the start.
-    pub fn new(config: PoolConfig) -> Result<Self, MemoryError> {
+    pub fn new(mut config: PoolConfig) -> Result<Self, MemoryError> {
+        // Nothing could ever use the rest of a block.
+        let cap = usize::try_from(config.cap_bytes).unwrap_or(usize::MAX);
+        config.block_bytes = config.block_bytes.min(cap);
         Ok(Self { shared: Arc::new(PoolShared { config, state: Mutex::default() }) })
     }
 

@@ -41,6 +41,7 @@ pub struct WorkerBuilder {
     secret_file: Option<PathBuf>,
     source_bytes: u64,
     receive_bytes: u64,
+    block_bytes: usize,
     limit: Duration,
     parameters: Parameters,
     values_max: usize,
@@ -71,6 +72,7 @@ impl WorkerBuilder {
             secret_file: None,
             source_bytes: 64 * GIB,
             receive_bytes: 64 * GIB,
+            block_bytes: 16 << 20,
             limit: Duration::from_secs(60),
             parameters: Parameters {
                 mode: Mode::Windowed,
@@ -146,6 +148,14 @@ impl WorkerBuilder {
     #[must_use]
     pub fn receive_bytes(mut self, cap: u64) -> Self {
         self.receive_bytes = cap;
+        self
+    }
+
+    /// Memory is taken in blocks of this many bytes, which are resident from then on; a larger tensor gets a
+    /// block of its own. Default 16 MiB.
+    #[must_use]
+    pub fn block_bytes(mut self, bytes: usize) -> Self {
+        self.block_bytes = bytes;
         self
     }
 
@@ -242,6 +252,7 @@ impl WorkerBuilder {
             receive_bytes: self.receive_bytes,
             ring_bytes: GIB,
             message_bytes: GIB,
+            block_bytes: self.block_bytes,
         };
         let pools = Pools::new(caps, self.observer.as_ref())?;
         let OpenedFabrics { usable: fabrics, unavailable } = self.open_fabrics(&runtime, &pools)?;

@@ -17,6 +17,8 @@ pub(crate) struct PoolCaps {
     pub(crate) receive_bytes: u64,
     pub(crate) ring_bytes: u64,
     pub(crate) message_bytes: u64,
+    /// Size of the blocks in which memory is taken.
+    pub(crate) block_bytes: usize,
 }
 
 /// The pools of a worker. Sources and destinations have caps of their own, so that unsent values never starve
@@ -40,18 +42,16 @@ impl Pools {
         caps: PoolCaps,
         observer: Option<&Arc<dyn MemoryObserver>>,
     ) -> Result<Self, MemoryError> {
-        let pool = |name, cap_bytes, block_bytes: Option<usize>| {
-            let mut config = PoolConfig { cap_bytes, observer: observer.cloned(), ..PoolConfig::new(name) };
-            if let Some(bytes) = block_bytes {
-                config.block_bytes = bytes;
-            }
-            Pool::new(config)
+        let pool = |name, cap_bytes, block_bytes| {
+            let observer = observer.cloned();
+            Pool::new(PoolConfig { cap_bytes, block_bytes, observer, ..PoolConfig::new(name) })
         };
+        let small = caps.block_bytes.min(SMALL_BLOCK_BYTES);
         Ok(Self {
-            source: pool("source", caps.source_bytes, None)?,
-            receive: pool("receive", caps.receive_bytes, None)?,
-            ring: pool("ring", caps.ring_bytes, Some(SMALL_BLOCK_BYTES))?,
-            message: pool("message", caps.message_bytes, Some(SMALL_BLOCK_BYTES))?,
+            source: pool("source", caps.source_bytes, caps.block_bytes)?,
+            receive: pool("receive", caps.receive_bytes, caps.block_bytes)?,
+            ring: pool("ring", caps.ring_bytes, small)?,
+            message: pool("message", caps.message_bytes, small)?,
         })
     }
 }

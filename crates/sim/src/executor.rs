@@ -1,7 +1,7 @@
 //! Tasks of all nodes on one thread; which ready one runs next is the world's choice.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -16,17 +16,21 @@ use crate::{
     world::lock,
 };
 
-/// Tasks that were woken, in the order of their wake-ups.
+/// Tasks that were woken, by their numbers: the order of wake-ups, which a library below may decide by random
+/// numbers of its own, must not matter.
 #[derive(Debug, Default)]
-pub(crate) struct ReadyQueue(Mutex<Vec<TaskId>>);
+pub(crate) struct ReadyQueue(Mutex<BTreeSet<TaskId>>);
 
 impl ReadyQueue {
     pub(crate) fn length(&self) -> usize {
         lock(&self.0).len()
     }
 
-    pub(crate) fn take(&self, index: usize) -> TaskId {
-        lock(&self.0).swap_remove(index)
+    pub(crate) fn take(&self, index: usize) -> Option<TaskId> {
+        let mut ready = lock(&self.0);
+        let task = ready.iter().nth(index).copied()?;
+        ready.remove(&task);
+        Some(task)
     }
 }
 
@@ -44,13 +48,14 @@ impl Wake for TaskWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.queued.swap(true, Ordering::AcqRel) {
-            lock(&self.ready.0).push(self.task);
+            lock(&self.ready.0).insert(self.task);
         }
     }
 }
 
 struct Task {
     node: NodeId,
+    name: &'static str,
     /// `None` while the task is being polled, or when its owner polls it.
     future: Option<BoxFuture<'static, ()>>,
     waker: Arc<TaskWaker>,
@@ -72,23 +77,33 @@ pub(crate) struct Polling {
 
 impl Tasks {
     /// Adds a task, ready to run.
-    pub(crate) fn spawn(&mut self, node: NodeId, future: BoxFuture<'static, ()>) -> TaskId {
-        self.add(node, Some(future)).0
+    pub(crate) fn spawn(
+        &mut self,
+        node: NodeId,
+        name: &'static str,
+        future: BoxFuture<'static, ()>,
+    ) -> TaskId {
+        self.add(node, name, Some(future)).0
     }
 
     /// Adds a task whose future the caller keeps and polls itself.
-    pub(crate) fn reserve(&mut self, node: NodeId) -> (TaskId, Waker) {
-        let (id, waker) = self.add(node, None);
+    pub(crate) fn reserve(&mut self, node: NodeId, name: &'static str) -> (TaskId, Waker) {
+        let (id, waker) = self.add(node, name, None);
         (id, waker.into())
     }
 
-    fn add(&mut self, node: NodeId, future: Option<BoxFuture<'static, ()>>) -> (TaskId, Arc<TaskWaker>) {
+    fn add(
+        &mut self,
+        node: NodeId,
+        name: &'static str,
+        future: Option<BoxFuture<'static, ()>>,
+    ) -> (TaskId, Arc<TaskWaker>) {
         let id = TaskId(self.next);
         self.next += 1;
         let queued = AtomicBool::new(false);
         let waker = Arc::new(TaskWaker { task: id, queued, ready: self.ready.clone() });
         waker.wake_by_ref();
-        self.tasks.insert(id, Task { node, future, waker: waker.clone() });
+        self.tasks.insert(id, Task { node, name, future, waker: waker.clone() });
         (id, waker)
     }
 
@@ -121,6 +136,12 @@ impl Tasks {
 
     pub(crate) fn exists(&self, id: TaskId) -> bool {
         self.tasks.contains_key(&id)
+    }
+
+    /// The tasks there are, for a report.
+    pub(crate) fn describe(&self) -> String {
+        let lines = self.tasks.iter().map(|(id, task)| format!("{id} `{}` of {}", task.name, task.node));
+        lines.collect::<Vec<_>>().join(", ")
     }
 
     /// Takes the futures of `node`'s tasks out (of all nodes if `None`), for dropping without a lock.

@@ -1,5 +1,7 @@
 //! Injected faults.
 
+use std::task::Waker;
+
 use verbs_reactor::LossCause;
 
 use crate::{
@@ -30,6 +32,7 @@ impl Shared {
         self.owners().forget_node(node);
         let mut state = self.state();
         state.nodes[node.index()].alive = false;
+        let mourners = std::mem::take(&mut state.nodes[node.index()].mourners);
         let address = state.nodes[node.index()].address.clone();
         let mut trash: Trash = Vec::new();
         self.kill_endpoints(&mut state, node, &mut trash);
@@ -44,6 +47,7 @@ impl Shared {
         drop(ledger);
         // Runs the destructors of a process that is dead: they find nothing left to act on.
         drop(trash);
+        mourners.into_iter().for_each(Waker::wake);
     }
 
     fn kill_endpoints(&self, state: &mut State, node: NodeId, trash: &mut Trash) {

@@ -95,6 +95,7 @@ impl Ledger {
         &mut self,
         id: OperationId,
         outcome: &Outcome,
+        why: Option<String>,
         slack: Duration,
     ) -> Result<(), Violation> {
         let Some(operation) = self.open.remove(&id) else {
@@ -114,8 +115,9 @@ impl Ledger {
         }
         let OpenOperation { address, peer, what, began, .. } = operation;
         Err(Violation::Unexplained(format!(
-            "{id} `{what}` of {address} with {peer:?}, begun at {began:?}, ended with `{}` without a fault",
-            outcome.name()
+            "{id} `{what}` of {address} with {peer:?}, begun at {began:?}, ended with `{}` without a fault: {}",
+            outcome.name(),
+            why.unwrap_or_default()
         )))
     }
 
@@ -181,8 +183,8 @@ mod tests {
         let mut ledger = Ledger::default();
         ledger.fault(node("c"), None);
         let (b, c) = (ledger.begin(operation("b", 1)), ledger.begin(operation("c", 1)));
-        assert!(matches!(ledger.end(b, &Outcome::PeerLost, SLACK), Err(Violation::Unexplained(_))));
-        assert_eq!(ledger.end(c, &Outcome::PeerLost, SLACK), Ok(()));
+        assert!(matches!(ledger.end(b, &Outcome::PeerLost, None, SLACK), Err(Violation::Unexplained(_))));
+        assert_eq!(ledger.end(c, &Outcome::PeerLost, None, SLACK), Ok(()));
         assert_eq!((ledger.done, ledger.failed), (0, 2));
     }
 
@@ -191,8 +193,8 @@ mod tests {
         let mut ledger = Ledger::default();
         ledger.fault(Reach::Between("b".into(), "a".into()), None);
         let (b, c) = (ledger.begin(operation("b", 1)), ledger.begin(operation("c", 1)));
-        assert_eq!(ledger.end(b, &Outcome::Deadline, SLACK), Ok(()));
-        assert!(matches!(ledger.end(c, &Outcome::Deadline, SLACK), Err(Violation::Unexplained(_))));
+        assert_eq!(ledger.end(b, &Outcome::Deadline, None, SLACK), Ok(()));
+        assert!(matches!(ledger.end(c, &Outcome::Deadline, None, SLACK), Err(Violation::Unexplained(_))));
     }
 
     #[test]
@@ -201,8 +203,8 @@ mod tests {
         ledger.fault(node("b"), None);
         ledger.healed("b", Duration::from_millis(20));
         let (soon, late) = (ledger.begin(operation("b", 30)), ledger.begin(operation("b", 31)));
-        assert_eq!(ledger.end(soon, &Outcome::Deadline, SLACK), Ok(()));
-        assert!(matches!(ledger.end(late, &Outcome::Deadline, SLACK), Err(Violation::Unexplained(_))));
+        assert_eq!(ledger.end(soon, &Outcome::Deadline, None, SLACK), Ok(()));
+        assert!(matches!(ledger.end(late, &Outcome::Deadline, None, SLACK), Err(Violation::Unexplained(_))));
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! What a simulated process is made of.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
+use futures::channel::oneshot;
 use memory::{MemoryError, MemoryObserver, Pool, PoolConfig};
 use verbs_reactor::{BoxFuture, Runtime};
 
@@ -72,6 +73,33 @@ impl Node {
         self.shared.spawn(self.id, name, Box::pin(task));
     }
 
+    /// As [`spawn`](Self::spawn), and gives the task's answer: `None` if the process died before it ended.
+    pub fn run<T: Send + 'static>(
+        &self,
+        name: &'static str,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> BoxFuture<'static, Option<T>> {
+        let (give, answer) = oneshot::channel();
+        // Nobody may want the answer any more.
+        self.spawn(name, async move { drop(give.send(task.await)) });
+        Box::pin(async move { answer.await.ok() })
+    }
+
+    /// Waits for the process's death.
+    pub async fn crashed(&self) {
+        poll_fn(|context| {
+            let mut state = self.shared.state();
+            match state.nodes.get_mut(self.id.index()) {
+                Some(node) if node.alive => {
+                    node.mourners.push(context.waker().clone());
+                    Poll::Pending
+                }
+                _ => Poll::Ready(()),
+            }
+        })
+        .await;
+    }
+
     /// Kills the process.
     pub fn crash(&self) {
         self.shared.inject(Fault::Crash(self.id));
@@ -115,12 +143,21 @@ impl fmt::Debug for Operation {
 
 impl Operation {
     /// The operation ended.
-    pub fn end(mut self, outcome: &Outcome) {
+    pub fn end(self, outcome: &Outcome) {
+        self.end_with(outcome, None);
+    }
+
+    /// The operation ended because of `error`, which a report then names.
+    pub fn end_because(self, outcome: &Outcome, error: &dyn fmt::Display) {
+        self.end_with(outcome, Some(error.to_string()));
+    }
+
+    fn end_with(mut self, outcome: &Outcome, why: Option<String>) {
         self.ended = true;
         self.shared.record(Event::Ended { operation: self.id, outcome: outcome.name() });
         let swarm = &self.shared.swarm;
         let slack = swarm.detection_max * 2 + swarm.stall_max + swarm.control_latency_max * 2;
-        let result = self.shared.ledger().end(self.id, outcome, slack);
+        let result = self.shared.ledger().end(self.id, outcome, why, slack);
         self.shared.check(result);
     }
 }

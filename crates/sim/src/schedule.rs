@@ -125,13 +125,15 @@ impl Shared {
         let agenda = &state.agenda;
         let next = [wire, agenda.next_action(), agenda.next_timer(true)].into_iter().flatten().min();
         let Some(next) = next else {
-            let open = self.ledger().describe_open();
-            return Err(Violation::Stuck(format!("nothing is enabled, the scenario is unfinished; {open}")));
+            let (open, tasks) = (self.ledger().describe_open(), state.tasks.describe());
+            let text = format!("nothing is enabled, the scenario is unfinished; {open}; waiting: {tasks}");
+            return Err(Violation::Stuck(text));
         };
         let ledger = self.ledger();
         if wire.is_none() && agenda.only_deadlines() && ledger.is_open() {
-            let open = ledger.describe_open();
-            return Err(Violation::Stuck(format!("only deadlines are left to wait for; {open}")));
+            let (open, tasks) = (ledger.describe_open(), state.tasks.describe());
+            let text = format!("only deadlines are left to wait for; {open}; waiting: {tasks}");
+            return Err(Violation::Stuck(text));
         }
         self.advance_to(next);
         Ok(())
@@ -185,7 +187,7 @@ fn take(state: &mut State, now: Duration, group: Group) -> Option<Step> {
     match group {
         Group::Tasks(count) => {
             let index = state.rng.below(count);
-            let task = state.tasks.ready.take(index);
+            let task = state.tasks.ready.take(index)?;
             state.tasks.exists(task).then_some(Step::Task(task))
         }
         Group::Actions(count) => {

@@ -10,7 +10,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -63,6 +63,14 @@ pub(crate) struct NodeState {
     pub(crate) address: String,
     pub(crate) alive: bool,
     pub(crate) rng: Rng,
+    /// Wait for its crash.
+    pub(crate) mourners: Vec<Waker>,
+}
+
+impl NodeState {
+    fn new(address: &str, rng: Rng) -> Self {
+        Self { address: address.to_owned(), alive: true, rng, mourners: Vec::new() }
+    }
 }
 
 /// What changes under the scheduler's lock. Nothing that can call back into the world is called or dropped
@@ -158,7 +166,7 @@ impl Shared {
             drop(task);
             return;
         }
-        let id = state.tasks.spawn(node, task);
+        let id = state.tasks.spawn(node, name, task);
         self.record(Event::Spawned { node, task: id, name });
     }
 
@@ -303,7 +311,7 @@ impl World {
     /// A world with given knobs.
     pub fn with_swarm(seed: u64, swarm: Swarm) -> Self {
         let rng = Rng::new(seed);
-        let operator = NodeState { address: "operator".into(), alive: true, rng: rng.fork(2) };
+        let operator = NodeState::new("operator", rng.fork(2));
         let state = State {
             rng: rng.fork(3),
             nodes: vec![operator],
@@ -342,7 +350,7 @@ impl World {
     pub fn run<T>(&self, scenario: impl Future<Output = T>) -> Result<T, Box<Failure>> {
         let shared = &self.shared;
         let mut scenario = pin!(scenario);
-        let (id, waker) = shared.state().tasks.reserve(NodeId::OPERATOR);
+        let (id, waker) = shared.state().tasks.reserve(NodeId::OPERATOR, "scenario");
         shared.record(Event::Spawned { node: NodeId::OPERATOR, task: id, name: "scenario" });
         let answer = loop {
             if let Some(failure) = shared.failure() {
@@ -445,7 +453,7 @@ impl Handle {
         }
         let id = NodeId(state.nodes.len() as u32);
         let rng = Rng::new(self.shared.seed).fork(1000 + u64::from(id.0));
-        state.nodes.push(NodeState { address: address.to_owned(), alive: true, rng });
+        state.nodes.push(NodeState::new(address, rng));
         drop(state);
         self.shared.record(Event::Started { node: id });
         self.shared.ledger().healed(address, self.shared.now());

@@ -1,0 +1,120 @@
+//! A whole cluster of workers in one world: they publish, fetch, send and receive while one of them crashes.
+//!
+//! Every content tells whose it is, every operation is in the ledger, and the scenario gives the oracles nothing
+//! but the truth: what was published and sent. It knows no bug in particular.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
+
+mod member;
+mod traffic;
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use futures::future::{join, join_all};
+use member::{Member, Setup};
+use sim::{Failure, Fault, Handle, Rng, Summary, World};
+use verbs_reactor::Runtime;
+
+/// Transfers that each run must have, at least.
+pub const TRANSFERS_MIN: u64 = 50;
+
+/// What the scenario knows to be true.
+#[derive(Debug)]
+struct Truth {
+    /// Transfers by number: their lengths.
+    lengths: Vec<usize>,
+    /// By worker and name: what was published there, oldest first.
+    published: Vec<Vec<Vec<u64>>>,
+    /// By worker: its present life.
+    incarnations: Vec<u64>,
+    /// Operations that ended well.
+    done: u64,
+}
+
+/// Shared by all tasks of a run.
+#[derive(Debug, Clone)]
+struct Run {
+    handle: Handle,
+    setup: Arc<Setup>,
+    truth: Arc<Mutex<Truth>>,
+}
+
+impl Run {
+    fn truth(&self) -> MutexGuard<'_, Truth> {
+        self.truth.lock().unwrap()
+    }
+
+    /// A new transfer of `length` bytes.
+    fn new_transfer(&self, length: usize) -> u64 {
+        let mut truth = self.truth();
+        truth.lengths.push(length);
+        truth.lengths.len() as u64 - 1
+    }
+}
+
+/// Runs the scenario of `seed` once.
+pub fn run_seed(seed: u64) -> Result<Summary, Box<Failure>> {
+    let world = World::new(seed);
+    let handle = world.handle();
+    world.run(scenario(handle))?;
+    world.finish()
+}
+
+async fn scenario(handle: Handle) {
+    // A sequence of its own: what is done is a function of the seed alone, not of the schedule.
+    let mut rng = Rng::new(handle.seed()).fork(77);
+    let setup = Arc::new(Setup::draw(&mut rng));
+    let published = vec![vec![Vec::new(); member::NAMES]; setup.workers];
+    let incarnations = vec![0; setup.workers];
+    let truth = Truth { lengths: Vec::new(), published, incarnations, done: 0 };
+    let run = Run { handle, setup, truth: Arc::new(Mutex::new(truth)) };
+    let mut members = join_all((0..run.setup.workers).map(|index| Member::start(&run, index))).await;
+
+    let rounds = 1 + rng.below(2) as i64;
+    for round in 0..rounds {
+        faulty_round(&run, &mut members, round, &mut rng).await;
+    }
+    // Faults are over and everyone has seen them: from here on everything must succeed.
+    run.handle.runtime().sleep(Duration::from_secs(5)).await;
+    traffic::round(&run, &members, rounds, &mut rng).await;
+    while run.truth().done < TRANSFERS_MIN {
+        traffic::round(&run, &members, rounds + 1, &mut rng).await;
+    }
+    join_all(members.iter().map(Member::stop)).await;
+}
+
+/// Traffic during which faults happen: a crash in the first round, at a random event of it and followed by a
+/// restart at the same address; now and then another one, or a lost link.
+async fn faulty_round(run: &Run, members: &mut [Member], round: i64, rng: &mut Rng) {
+    let index = rng.below(members.len());
+    let victim = members[index].node.clone();
+    let other = &members[(index + 1 + rng.below(members.len() - 1)) % members.len()].node;
+    let soon = |rng: &mut Rng| 50 + rng.below(3000) as u64;
+    if rng.chance(1, 3) {
+        run.handle.inject_at_event(soon(rng), Fault::LoseLink(victim.id(), other.id()));
+    }
+    if rng.chance(1, 4) {
+        run.handle.inject_at_event(soon(rng), Fault::LoseControl(victim.id(), other.id()));
+    }
+    let crashes = round == 0 || rng.chance(1, 3);
+    if !crashes {
+        return traffic::round(run, members, round, rng).await;
+    }
+    run.handle.inject_at_event(soon(rng), Fault::Crash(victim.id()));
+    let pause = rng.duration(Duration::from_millis(50));
+    let restart = async {
+        victim.crashed().await;
+        run.handle.runtime().sleep(pause).await;
+        Member::start(run, index).await
+    };
+    let traffic = async {
+        traffic::round(run, members, round, rng).await;
+        // In case that the traffic was over sooner.
+        victim.crash();
+    };
+    let (restarted, ()) = join(restart, traffic).await;
+    members[index] = restarted;
+}

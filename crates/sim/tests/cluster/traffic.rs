@@ -1,0 +1,204 @@
+//! What the workers do with each other.
+
+use std::time::Duration;
+
+use futures::future::{BoxFuture, join_all};
+use protocol::DataType;
+use rendezvous::Tensor;
+use sim::{Rng, Violation};
+use verbs_reactor::Runtime;
+
+use super::{
+    Run,
+    member::{Member, NAMES, Target, any_length, device, name},
+};
+
+type Job = BoxFuture<'static, Option<()>>;
+
+/// One round: every worker publishes, and fetches from and exchanges values with every other. Ends when every
+/// job has ended, well or not.
+pub(super) async fn round(run: &Run, members: &[Member], round: i64, rng: &mut Rng) {
+    let mut jobs: Vec<Job> = Vec::new();
+    let mut steps = Vec::new();
+    for member in members {
+        jobs.push(spawn(member, rng, |member, rng| async move { publisher(&member, rng).await }));
+        for peer in members.iter().filter(|peer| peer.index != member.index) {
+            let from = peer.index;
+            jobs.push(spawn(member, rng, move |member, rng| async move {
+                fetcher(&member, from, rng).await;
+            }));
+            let step = round * 1000 + (member.index * 10 + peer.index) as i64 * 2;
+            steps.extend([step, step + 1]);
+            stream(run, member, peer, step, rng, &mut jobs);
+            if rng.chance(1, 2) {
+                impatient_stream(run, member, peer, step + 1, rng, &mut jobs);
+            }
+        }
+    }
+    join_all(jobs).await;
+    for member in members.iter().filter(|member| member.node.is_alive()) {
+        steps.iter().for_each(|step| member.worker.cleanup(*step));
+    }
+}
+
+/// Runs a job in `member`'s process, with random numbers of its own.
+fn spawn<F: Future<Output = ()> + Send + 'static>(
+    member: &Member,
+    rng: &mut Rng,
+    job: impl FnOnce(Member, Rng) -> F,
+) -> Job {
+    member.node.run("job", job(member.clone(), Rng::new(rng.next_u64())))
+}
+
+/// Sometimes lets a moment pass.
+async fn pause(member: &Member, rng: &mut Rng) {
+    if rng.chance(1, 3) {
+        let moment = rng.duration(Duration::from_millis(3));
+        member.node.runtime().sleep(moment).await;
+    }
+}
+
+async fn publisher(member: &Member, mut rng: Rng) {
+    for _ in 0..rng.within(2..8) {
+        pause(member, &mut rng).await;
+        member.publish_any(&mut rng).await;
+    }
+}
+
+async fn fetcher(member: &Member, from: usize, mut rng: Rng) {
+    let peer = member.worker.peer(&name(from)).unwrap();
+    for _ in 0..rng.within(4..10) {
+        pause(member, &mut rng).await;
+        let which = rng.below(NAMES);
+        let (oldest, published) = (member.newest(from, which), format!("p{which}"));
+        let what = format!("fetch {published} of worker {from}");
+        let fetch = member.worker.fetch(&peer, &published);
+        let fetched = if rng.chance(1, 4) {
+            member.impatient(Target::any_life(from), what, rng.below(12), fetch).await
+        } else {
+            member.operation(Target::any_life(from), what, fetch).await
+        };
+        match fetched {
+            Some(tensor) => {
+                let allowed = member.run.truth().published[from][which].clone();
+                member.check_numbered(&tensor, &allowed, oldest);
+            }
+            // Perhaps its peer is gone: it may come back.
+            None => member.node.runtime().sleep(Duration::from_millis(20)).await,
+        }
+        if rng.chance(1, 12) {
+            list(member, from).await;
+        }
+    }
+}
+
+async fn list(member: &Member, from: usize) {
+    let peer = member.worker.peer(&name(from)).unwrap();
+    let (target, what) = (Target::any_life(from), format!("list of worker {from}"));
+    let listed = member.operation(target, what, member.worker.list(&peer)).await;
+    let names: Option<Vec<String>> = listed.map(|list| list.into_iter().map(|entry| entry.name).collect());
+    let all: Vec<String> = (0..NAMES).map(|which| format!("p{which}")).collect();
+    // A worker that has just started again may not have published everything yet.
+    if names.is_some_and(|names| !all.starts_with(&names)) {
+        member.run.handle.fail(Violation::Data("a list is out of order or has strange names".into()));
+    }
+}
+
+/// One value of a stream.
+#[derive(Debug, Clone, Copy)]
+struct Sent {
+    transfer: u64,
+    length: usize,
+    dead: bool,
+}
+
+/// Values under one key of a step, from `peer` to `member`, who must get them whole and in order.
+fn stream(run: &Run, member: &Member, peer: &Member, step: i64, rng: &mut Rng, jobs: &mut Vec<Job>) {
+    let values: Vec<Sent> = (0..rng.within(3..9))
+        .map(|_| {
+            let dead = rng.chance(1, 12);
+            let length = if dead { 0 } else { any_length(rng) };
+            Sent { transfer: run.new_transfer(length), length, dead }
+        })
+        .collect();
+    let (to, sent) = (member.index, values.clone());
+    jobs.push(spawn(
+        peer,
+        rng,
+        move |member, rng| async move { sender(&member, to, step, &sent, rng).await },
+    ));
+    let (from, incarnation) = (peer.index, peer.worker.incarnation());
+    jobs.push(spawn(member, rng, move |member, mut rng| async move {
+        let key = member.worker.key(&device(from), &device(member.index), "stream").unwrap();
+        // Of this incarnation: another one knows nothing of these values.
+        let key = key.with_incarnation(incarnation);
+        let target = Target { peer: from, incarnation: Some(incarnation) };
+        for (number, sent) in values.iter().enumerate() {
+            pause(&member, &mut rng).await;
+            let step = member.worker.step(step);
+            let what = format!("receive {number} of step {} from worker {from}", step.id());
+            let Some(tensor) = member.operation(target, what, step.recv(&key)).await else { return };
+            member.check(&tensor, sent.transfer);
+            if tensor.is_dead() != sent.dead {
+                member.run.handle.fail(Violation::Data("a value is dead at one end only".into()));
+            }
+        }
+    }));
+}
+
+async fn sender(member: &Member, to: usize, step: i64, values: &[Sent], mut rng: Rng) {
+    let key = member.worker.key(&device(member.index), &device(to), "stream").unwrap();
+    for sent in values {
+        pause(member, &mut rng).await;
+        let tensor = if sent.dead {
+            Tensor::dead(DataType::U8, &[0]).unwrap()
+        } else {
+            member.tensor(sent.transfer, sent.length, false).await
+        };
+        member.worker.step(step).send(&key, tensor).unwrap();
+    }
+}
+
+/// Values whose receiver gives most receives up: each comes once or never, whole.
+fn impatient_stream(
+    run: &Run,
+    member: &Member,
+    peer: &Member,
+    step: i64,
+    rng: &mut Rng,
+    jobs: &mut Vec<Job>,
+) {
+    let attempts = rng.within(1..6);
+    // Each attempt uses up one value at most, so that the last one finds one.
+    let lengths: Vec<usize> = (0..attempts + 1).map(|_| 8 + any_length(rng)).collect();
+    let values: Vec<u64> = lengths.iter().map(|length| run.new_transfer(*length)).collect();
+    let (to, sent) = (member.index, values.clone());
+    jobs.push(spawn(peer, rng, move |member, mut rng| async move {
+        let key = member.worker.key(&device(member.index), &device(to), "stream").unwrap();
+        for (transfer, length) in sent.into_iter().zip(lengths) {
+            pause(&member, &mut rng).await;
+            let tensor = member.tensor(transfer, length, true).await;
+            member.worker.step(step).send(&key, tensor).unwrap();
+        }
+    }));
+    let (from, incarnation) = (peer.index, peer.worker.incarnation());
+    jobs.push(spawn(member, rng, move |member, mut rng| async move {
+        let key = member.worker.key(&device(from), &device(member.index), "stream").unwrap();
+        let key = key.with_incarnation(incarnation);
+        let target = Target { peer: from, incarnation: Some(incarnation) };
+        let mut left = values;
+        for attempt in 0..=attempts {
+            let step = member.worker.step(step);
+            let what = format!("attempt {attempt} of step {} from worker {from}", step.id());
+            let received = if attempt == attempts {
+                member.operation(target, what, step.recv(&key)).await
+            } else {
+                member.impatient(target, what, rng.below(12), step.recv(&key)).await
+            };
+            if let Some(tensor) = received {
+                let transfer = member.check_numbered(&tensor, &left, 0);
+                left.retain(|other| *other != transfer);
+            }
+        }
+    }));
+}

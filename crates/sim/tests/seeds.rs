@@ -1,0 +1,73 @@
+//! Whole workers in many worlds: whatever the seed decides, no promise is broken, and each run can be repeated.
+//!
+//! `SIM_SEEDS=2000` runs as many seeds, `SIM_SEED=7` runs one and prints its figures.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod cluster;
+
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
+
+use cluster::{TRANSFERS_MIN, run_seed};
+use sim::{Failure, Summary};
+
+/// Seeds that run unless `SIM_SEEDS` says otherwise.
+const SEEDS: u64 = 200;
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap())
+}
+
+/// One seed, twice.
+fn check(seed: u64) -> Result<Summary, Box<Failure>> {
+    let first = run_seed(seed)?;
+    let second = run_seed(seed)?;
+    assert_eq!(first, second, "seed {seed} gave two different runs");
+    assert!(first.operations_done >= TRANSFERS_MIN && first.crashes >= 1, "{first:?}");
+    assert_eq!(first.leaks, 0, "{first:?}");
+    Ok(first)
+}
+
+#[test]
+fn every_seed_keeps_every_promise_twice() {
+    if let Some(seed) = number("SIM_SEED") {
+        let summary = check(seed).unwrap();
+        eprintln!("{summary:?}");
+        return;
+    }
+    let seeds = number("SIM_SEEDS").unwrap_or(SEEDS);
+    let next = AtomicU64::new(0);
+    let summaries = Mutex::new(Vec::new());
+    let threads = thread::available_parallelism().map_or(1, |threads| threads.get().min(8));
+    // Worlds share nothing, so each thread runs its own.
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds {
+                        return;
+                    }
+                    let summary = check(seed).unwrap();
+                    summaries.lock().unwrap().push(summary);
+                }
+            });
+        }
+    });
+    let summaries = summaries.into_inner().unwrap();
+    assert_eq!(summaries.len() as u64, seeds);
+    let sum = |figure: fn(&Summary) -> u64| summaries.iter().map(figure).sum::<u64>();
+    eprintln!(
+        "{seeds} seeds twice: {} operations well, {} otherwise, {} crashes, {} events each time",
+        sum(|s| s.operations_done),
+        sum(|s| s.operations_failed),
+        sum(|s| s.crashes),
+        sum(|s| s.events),
+    );
+}
