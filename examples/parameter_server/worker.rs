@@ -25,10 +25,12 @@ use crate::{
 pub(crate) async fn run(options: &Options, server: &str, index: usize) -> Result<(), Failure> {
     let mut parent = children::parent_lines();
     let worker = builder(&worker_name(index), options.fabric).start().await?;
+    let server = worker.peer_at(server).await?;
+    // The first fetch connects. Only then the server learns of this worker, so that it uses this connection too.
+    fetch_all(&worker, &server).await?;
     Report::of("address", worker.address()).print();
 
     let training = async {
-        let server = worker.peer_at(server).await?;
         train(&worker, &server, options, index).await?;
         traffic_with(&worker, &server).to_report().print();
         Ok::<(), WorkerError>(())

@@ -159,9 +159,12 @@ fn killed_server_stops_the_workers_with_an_error() {
     let training = Training::start();
     kill_process(training.children[0], Signal::KILL).unwrap();
     let text = training.until_all_are_gone();
-    assert!(text.contains("the server ended before the training did: signal: 9"), "{text}");
+    assert!(text.contains("signal: 9"), "{text}");
     for worker in ["worker 0", "worker 1"] {
-        assert!(text.contains(&format!("{worker} ended by itself: exit status: 1")), "{text}");
+        // Which of the ends the launcher sees first is a race.
+        let ended =
+            |line: &&str| line.contains(&format!("{worker} ended")) && line.ends_with("exit status: 1");
+        assert!(text.lines().any(|line| ended(&line)), "{text}");
     }
 }
 
@@ -170,7 +173,7 @@ fn killed_worker_ends_the_training_with_an_error() {
     let training = Training::start();
     kill_process(training.children[1], Signal::KILL).unwrap();
     let text = training.until_all_are_gone();
-    assert!(text.contains("the worker 0 ended before the training did: signal: 9"), "{text}");
+    assert!(text.lines().any(|line| line.contains("worker 0 ended") && line.contains("signal: 9")), "{text}");
 }
 
 #[test]

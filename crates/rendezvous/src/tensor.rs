@@ -152,12 +152,15 @@ macro_rules! elements {
         $(impl Element for $rust {
             const DTYPE: DataType = DataType::$dtype;
 
+            // Inlined, so that loops over elements become vector instructions in the caller's crate.
+            #[inline]
             fn encode(self, into: &mut [u8]) {
                 for (place, byte) in into.iter_mut().zip(self.to_le_bytes()) {
                     *place = byte;
                 }
             }
 
+            #[inline]
             fn decode(from: &[u8]) -> Self {
                 let mut bytes = [0; size_of::<Self>()];
                 for (place, &byte) in bytes.iter_mut().zip(from) {
