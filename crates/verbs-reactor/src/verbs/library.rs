@@ -68,7 +68,11 @@ impl Library {
     }
 
     fn load() -> Result<Self, VerbsError> {
-        let missing = |error: libloading::Error| VerbsError::NoLibrary { reason: error.to_string().into() };
+        let missing = |error: libloading::Error| {
+            // The error itself says only that the call failed; its source has the loader's words.
+            let source = std::error::Error::source(&error).map(ToString::to_string);
+            VerbsError::NoLibrary { reason: source.unwrap_or_else(|| error.to_string()).into() }
+        };
         // SAFETY: the library's constructors have no preconditions, and the signatures were generated from its
         // own headers. glibc's dlsym takes the default version of a symbol, the one those headers describe.
         unsafe {
