@@ -75,7 +75,8 @@ where
 }
 
 /// One test per rule of the contract and flavour of runtime, for the fabric that `$setup` describes. With
-/// `run: $run`, one test per rule, run by `$run` instead of [`bounded`].
+/// `run: $run`, one test per rule, run by `$run` instead of [`bounded`]. The form `@attribute` puts an attribute on
+/// each test, for a suite that needs hardware.
 #[macro_export]
 macro_rules! contract_suite {
     ($setup:expr) => {
@@ -86,8 +87,11 @@ macro_rules! contract_suite {
         $crate::contract_suite!(@flavour contract_rules, CurrentThread, $setup, $run);
     };
     (@flavour $module:ident, $flavour:ident, $setup:expr, $run:path) => {
+        $crate::contract_suite!(@attribute [cfg(all())], $module, $flavour, $setup, $run);
+    };
+    (@attribute $attribute:tt, $module:ident, $flavour:ident, $setup:expr, $run:path) => {
         mod $module {
-            $crate::contract_suite!(@rules $flavour, $setup, $run,
+            $crate::contract_suite!(@rules $attribute, $flavour, $setup, $run,
                 writes: [
                     a_write_is_visible_at_its_immediate,
                     a_plain_write_is_visible_at_the_next_immediate,
@@ -145,10 +149,11 @@ macro_rules! contract_suite {
             );
         }
     };
-    (@rules $flavour:ident, $setup:expr, $run:path, $($module:ident: [$($rule:ident,)*])*) => {
+    (@rules $attribute:tt, $flavour:ident, $setup:expr, $run:path, $($module:ident: [$($rule:ident,)*])*) => {
         $(mod $module {
             $(
                 #[test]
+                #$attribute
                 fn $rule() {
                     $run($crate::contract::Flavour::$flavour, |runtime| {
                         $crate::contract::$module::$rule($setup, runtime)
