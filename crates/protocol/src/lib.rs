@@ -32,6 +32,8 @@ pub mod key;
 pub mod limits;
 pub mod message;
 pub mod metadata;
+#[cfg(feature = "planted-bugs")]
+pub mod planted;
 mod request;
 mod response;
 pub mod status;

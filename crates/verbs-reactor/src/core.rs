@@ -121,6 +121,8 @@ impl QueuePairCore {
         inbound.arrivals.push_back(arrival);
         let consumer = inbound.consumer.take();
         drop(inbound);
+        #[cfg(feature = "planted-bugs")]
+        let consumer = consumer.filter(|_| !crate::planted::is_wake_up_lost(self.stats().arrivals));
         if let Some(waker) = consumer {
             waker.wake();
         }

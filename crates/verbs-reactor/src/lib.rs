@@ -32,6 +32,8 @@ mod runtime;
 mod slot;
 mod work;
 
+#[cfg(feature = "planted-bugs")]
+pub mod planted;
 pub mod shm;
 pub mod tcp;
 pub mod verbs;

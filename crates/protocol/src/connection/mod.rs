@@ -233,11 +233,25 @@ impl<C: Channel> Connection<C> {
                 return Ok(None);
             }
         };
-        if let Err(error) = self.channel.post_acknowledgement() {
+        if !self.is_credit_skipped()
+            && let Err(error) = self.channel.post_acknowledgement()
+        {
             self.fail(&error.0);
             return Ok(None);
         }
         self.act(message).map_err(|rule| self.misbehaved(rule, &rule.to_string()))
+    }
+
+    /// Whether a planted bug keeps the acknowledgement of the last message back.
+    #[cfg(feature = "planted-bugs")]
+    fn is_credit_skipped(&self) -> bool {
+        let planted = crate::planted::is_planted(crate::planted::Bug::CreditSkipped);
+        planted && self.lock().counters.acknowledgements_sent.is_multiple_of(8)
+    }
+
+    #[cfg(not(feature = "planted-bugs"))]
+    fn is_credit_skipped(&self) -> bool {
+        false
     }
 
     /// The next message of the ring.

@@ -314,6 +314,10 @@ impl<L> Requests<L> {
         entry.is_awaited = false;
         entry.reply = None;
         let waker = entry.waker.take();
+        #[cfg(feature = "planted-bugs")]
+        if crate::planted::is_planted(crate::planted::Bug::GrantFreedEarly) {
+            entry.end.get_or_insert(LentEnd::CancelAck);
+        }
         let is_returning = entry.lent.is_some() && entry.end.is_some();
         entry.is_returning = is_returning;
         let is_owed = !matches!(entry.phase, Phase::Unsent | Phase::Answered);

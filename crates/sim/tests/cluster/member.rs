@@ -102,8 +102,8 @@ impl Member {
         let worker = node.run("start", builder.start()).await.unwrap().unwrap();
         run.truth().incarnations[index] = worker.incarnation();
         let member = Self { index, node, worker, run: run.clone() };
-        for which in 0..NAMES {
-            member.publish(which, PUBLISHED_LENGTHS[which]).await;
+        for (which, length) in PUBLISHED_LENGTHS.into_iter().take(NAMES).enumerate() {
+            member.publish(which, length).await;
         }
         member
     }

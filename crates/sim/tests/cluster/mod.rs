@@ -19,7 +19,7 @@ use sim::{Failure, Fault, Handle, Rng, Summary, World};
 use verbs_reactor::Runtime;
 
 /// Transfers that each run must have, at least.
-pub const TRANSFERS_MIN: u64 = 50;
+pub(crate) const TRANSFERS_MIN: u64 = 50;
 
 /// What the scenario knows to be true.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl Run {
 }
 
 /// Runs the scenario of `seed` once.
-pub fn run_seed(seed: u64) -> Result<Summary, Box<Failure>> {
+pub(crate) fn run_seed(seed: u64) -> Result<Summary, Box<Failure>> {
     let world = World::new(seed);
     let handle = world.handle();
     world.run(scenario(handle))?;
