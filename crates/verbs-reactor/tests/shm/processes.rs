@@ -424,15 +424,21 @@ fn a_full_socket_makes_writes_wait_in_order() {
             let depths = QueuePairConfig { send_depth: 512, receive_depth: 512 };
             let pair = Pair::with_depths(SETUP, runtime, depths).await;
             let lent = pair.lend_right(100 * BLOCKS as usize);
+            let mut sources: Vec<_> = (0..BLOCKS)
+                .map(|value| {
+                    let single = RegisteredPool::new(&pair.left.domain, "single", Access::LOCAL, 4096);
+                    single.filled(100, u64::from(value))
+                })
+                .collect();
+            // The last one's block is known to the peer already: it must not overtake those that wait.
+            sources.push(sources[0].clone());
             let mut posted = Vec::new();
-            for value in 0..BLOCKS {
-                let single = RegisteredPool::new(&pair.left.domain, "single", Access::LOCAL, 4096);
-                let source = single.filled(100, u64::from(value));
-                let remote = Some(lent.part(u64::from(value) * 100, 100));
-                let request = WorkRequest::Write { local: source, remote, immediate: Some(Immediate(value)) };
+            for (value, local) in sources.into_iter().enumerate() {
+                let remote = Some(lent.part(value as u64 % u64::from(BLOCKS) * 100, 100));
+                let request = WorkRequest::Write { local, remote, immediate: Some(Immediate(value as u32)) };
                 posted.push(pair.to_right.post_now(&request).unwrap());
             }
-            for value in 0..BLOCKS {
+            for value in 0..=BLOCKS {
                 assert_eq!(pair.arrival_at_right().await, (value, 100));
             }
             for result in pair.step("the writes", join_all(posted)).await {
