@@ -2,12 +2,13 @@
 //! when it trains in one process to compare.
 
 use std::{
+    fmt,
     process::ExitStatus,
     sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender},
     time::Duration,
 };
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use tensorwire_examples::{digits::Digits, mlp::Mlp, training};
 
 use crate::{
@@ -33,7 +34,7 @@ const END_MAX: Duration = Duration::from_secs(10);
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let mut launcher = Launcher::new(options.clone());
     let address = launcher.start_all()?;
-    println!("training     {} steps, seed {}", options.steps, options.seed);
+    println!("starting     {} steps with seed {}", options.steps, options.seed);
     let trained = launcher.train();
     let (traffic, elapsed) = match trained {
         Ok(trained) => trained,
@@ -193,10 +194,13 @@ fn train_alone(options: &Options, digits: &Digits) -> Vec<Vec<f32>> {
 
 fn progress_bar(what: &'static str, steps: usize) -> ProgressBar {
     let bar = ProgressBar::new(steps as u64).with_prefix(what);
-    let template = "{prefix:<24} {bar:30} {pos}/{len} steps  {per_sec}  {msg}";
+    let template = "{prefix:<24} {bar:30} {pos}/{len} steps  {rate}  {msg}";
     // A template that does not parse would show the default bar.
     if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
+        bar.set_style(style.with_key("rate", |state: &ProgressState, to: &mut dyn fmt::Write| {
+            // Writing to the bar's own buffer does not fail.
+            let _ = write!(to, "{:.0}/s", state.per_sec());
+        }));
     }
     bar
 }
