@@ -134,8 +134,7 @@ impl Launcher {
             let (_, report) = self.next_report()?;
             if let Some(count) = report.value("applied") {
                 applied = count;
-                bar.set_position(applied as u64);
-                bar.set_message(format!("loss {:.3}", report.value("loss").unwrap_or(f32::NAN)));
+                show_progress(&bar, applied, report.value("loss").unwrap_or(f32::NAN));
             }
             traffic.extend(Traffic::from_report(&report));
         }
@@ -190,6 +189,16 @@ fn train_alone(options: &Options, digits: &Digits) -> Vec<Vec<f32>> {
     });
     bar.finish();
     parameters
+}
+
+/// On a terminal the bar moves. Elsewhere there is a line for the first step, and then for each tenth of all.
+fn show_progress(bar: &ProgressBar, applied: usize, loss: f32) {
+    bar.set_position(applied as u64);
+    bar.set_message(format!("loss {loss:.3}"));
+    let steps = bar.length().map_or(1, |steps| steps as usize);
+    if bar.is_hidden() && (applied == 1 || applied.is_multiple_of(steps.div_ceil(10).max(1))) {
+        println!("training     {applied}/{steps} steps, loss {loss:.3}");
+    }
 }
 
 fn progress_bar(what: &'static str, steps: usize) -> ProgressBar {

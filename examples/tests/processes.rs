@@ -124,7 +124,7 @@ impl Training {
         loop {
             let line =
                 lines.recv_timeout(LIMIT).unwrap_or_else(|error| panic!("{error}: no training begins"));
-            if line.starts_with("starting") {
+            if line.starts_with("training") {
                 assert_eq!(children.len(), 3, "a server and two workers");
                 return Self { launcher, children };
             }
