@@ -2,12 +2,13 @@
 //! when it trains in one process to compare.
 
 use std::{
+    fmt,
     process::ExitStatus,
     sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender},
     time::Duration,
 };
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use tensorwire_examples::{digits::Digits, mlp::Mlp, training};
 
 use crate::{
@@ -33,7 +34,7 @@ const END_MAX: Duration = Duration::from_secs(10);
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let mut launcher = Launcher::new(options.clone());
     let address = launcher.start_all()?;
-    println!("training     {} steps, seed {}", options.steps, options.seed);
+    println!("starting     {} steps with seed {}", options.steps, options.seed);
     let trained = launcher.train();
     let (traffic, elapsed) = match trained {
         Ok(trained) => trained,
@@ -133,8 +134,7 @@ impl Launcher {
             let (_, report) = self.next_report()?;
             if let Some(count) = report.value("applied") {
                 applied = count;
-                bar.set_position(applied as u64);
-                bar.set_message(format!("loss {:.3}", report.value("loss").unwrap_or(f32::NAN)));
+                show_progress(&bar, applied, report.value("loss").unwrap_or(f32::NAN));
             }
             traffic.extend(Traffic::from_report(&report));
         }
@@ -191,12 +191,25 @@ fn train_alone(options: &Options, digits: &Digits) -> Vec<Vec<f32>> {
     parameters
 }
 
+/// On a terminal the bar moves. Elsewhere there is a line for the first step, and then for each tenth of all.
+fn show_progress(bar: &ProgressBar, applied: usize, loss: f32) {
+    bar.set_position(applied as u64);
+    bar.set_message(format!("loss {loss:.3}"));
+    let steps = bar.length().map_or(1, |steps| steps as usize);
+    if bar.is_hidden() && (applied == 1 || applied.is_multiple_of(steps.div_ceil(10).max(1))) {
+        println!("training     {applied}/{steps} steps, loss {loss:.3}");
+    }
+}
+
 fn progress_bar(what: &'static str, steps: usize) -> ProgressBar {
     let bar = ProgressBar::new(steps as u64).with_prefix(what);
-    let template = "{prefix:<24} {bar:30} {pos}/{len} steps  {per_sec}  {msg}";
+    let template = "{prefix:<24} {bar:30} {pos}/{len} steps  {rate}  {msg}";
     // A template that does not parse would show the default bar.
     if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
+        bar.set_style(style.with_key("rate", |state: &ProgressState, to: &mut dyn fmt::Write| {
+            // Writing to the bar's own buffer does not fail.
+            let _ = write!(to, "{:.0}/s", state.per_sec());
+        }));
     }
     bar
 }

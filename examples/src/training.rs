@@ -7,7 +7,7 @@ use crate::sgd::{Sgd, SgdConfig};
 /// Samples per gradient.
 pub const BATCH_SIZE: usize = 32;
 /// Gradients of a whole training run, by default.
-pub const STEPS: usize = 600;
+pub const STEPS: usize = 2_000;
 
 /// Trains a fresh network for `steps` gradients and returns its parameters. `progress` is called after each step
 /// with the loss of its batch.
@@ -31,12 +31,13 @@ pub fn train(digits: &Digits, steps: usize, seed: u64, mut progress: impl FnMut(
 
 #[cfg(test)]
 mod tests {
-    use super::{STEPS, train};
+    use super::train;
     use crate::digits::Digits;
     use crate::mlp::Mlp;
 
     #[test]
     fn one_process_reaches_95_percent_on_held_out_digits() {
+        const STEPS: usize = 600;
         let digits = Digits::load();
         let mut losses = Vec::new();
         let parameters = train(&digits, STEPS, 1, |loss| losses.push(loss));
