@@ -10,3 +10,8 @@ pub mod mlp;
 pub mod random;
 pub mod sgd;
 pub mod training;
+
+/// Compiles the README's code as a documentation test.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;
