@@ -41,6 +41,25 @@ pub(super) async fn connect(dialler: &GrpcPlane, acceptor: &GrpcPlane) -> (Contr
     (dialled.unwrap(), accepted.unwrap())
 }
 
+/// As [`connect`], where sessions that are over by now may have been opened before: a plane may offer them as
+/// long as it has not noticed, and they end at once.
+pub(super) async fn connect_past_the_dead(
+    dialler: &GrpcPlane,
+    acceptor: &GrpcPlane,
+) -> (ControlSession, ControlSession) {
+    let (dialled, mut accepted) = connect(dialler, acceptor).await;
+    dialled.sender.send(b"first".to_vec()).await.unwrap();
+    loop {
+        match accepted.receiver.recv().await {
+            Ok(Some(frame)) => {
+                assert_eq!(frame, b"first");
+                return (dialled, accepted);
+            }
+            Ok(None) | Err(_) => accepted = acceptor.accept().await.unwrap(),
+        }
+    }
+}
+
 /// Asserts that frames go both ways.
 pub(super) async fn assert_works(one: &mut ControlSession, other: &mut ControlSession) {
     for (sender, receiver) in [(&one.sender, &mut other.receiver), (&other.sender, &mut one.receiver)] {

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::{super::within, GrpcPlane, assert_works, bounded, config, connect, plane};
+use super::{super::within, GrpcPlane, assert_works, bounded, config, connect, connect_past_the_dead, plane};
 use crate::control::{ControlError, ControlPlane};
 
 /// Tells the child process which part it plays.
@@ -136,11 +136,11 @@ fn d_control_peer_sigstop_is_noticed_by_keepalive() {
 #[test]
 fn blocked_user_code_is_not_taken_for_dead() {
     bounded(|| async {
-        let short = config().keepalive(Duration::from_millis(100), Duration::from_millis(300));
+        let short = config().keepalive(Duration::from_millis(200), Duration::from_millis(1500));
         let (a, b) = (GrpcPlane::bind(short.clone()).unwrap(), GrpcPlane::bind(short).unwrap());
         let (mut one, mut other) = connect(&a, &b).await;
         // The user code of both ends, blocking its runtime for several keepalive times.
-        std::thread::sleep(Duration::from_millis(1500));
+        std::thread::sleep(Duration::from_millis(2500));
         assert_works(&mut one, &mut other).await;
     });
 }
@@ -198,8 +198,9 @@ fn an_abandoned_dial_leaves_nothing_behind() {
         let mut dial = a.dial(&b.local_address());
         let _ = futures::poll!(&mut dial);
         drop(dial);
-        let (mut one, mut other) = connect(&a, &b).await;
-        assert_works(&mut one, &mut other).await;
+        let (mut one, other) = connect_past_the_dead(&a, &b).await;
+        other.sender.send(b"back".to_vec()).await.unwrap();
+        assert_eq!(one.receiver.recv().await.unwrap().as_deref(), Some(&b"back"[..]));
         drop((one, other));
         a.close().await;
     });
