@@ -217,8 +217,9 @@ impl WorkerBuilder {
         self
     }
 
-    /// A control plane of your own, instead of gRPC. Unless a [`secret`](Self::secret) is set too, peers are
-    /// not authenticated: the plane must vouch for them.
+    /// A control plane of your own, instead of gRPC. Unless a [`secret`](Self::secret) is set too, peers must
+    /// know what the plane's `ambient_secret` tells; if that is nothing, they are not authenticated, and the
+    /// plane must vouch for them.
     #[must_use]
     pub fn dangerous_control_plane(mut self, control: Arc<dyn ControlPlane>) -> Self {
         self.control = Some(control);
