@@ -406,6 +406,7 @@ impl World {
             operations_failed: failed,
             crashes,
             leaks: shared.owners().leaks,
+            marks: trace.marks(),
         })
     }
 }

@@ -30,13 +30,14 @@ fn fabric(_runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
 
 fn on_worlds<T, F>(_flavour: Flavour, test: T)
 where
-    T: Fn(Arc<dyn Runtime>) -> F + Send + 'static,
+    T: Fn(Arc<dyn Runtime>) -> F + Send + Clone + 'static,
     F: Future<Output = ()>,
 {
-    // Only for its limit of real time: the worlds have runtimes of their own.
-    contract::bounded(Flavour::TwoWorkers, |_runtime| async move {
-        seeds().for_each(|seed| on_world(seed, &test));
-    });
+    for seed in seeds() {
+        let test = test.clone();
+        // Only for its limit of real time: the world has a runtime of its own.
+        contract::bounded(Flavour::TwoWorkers, move |_runtime| async move { on_world(seed, test) });
+    }
 }
 
 fn seeds() -> Range<u64> {
