@@ -11,7 +11,7 @@ use contract::Flavour;
 use sim::{Allowed, Handle, World};
 use verbs_reactor::{Fabric, Runtime};
 
-/// Each rule must hold under this many seeds, unless `SIM_SEEDS` says otherwise.
+/// Each rule must hold under this many seeds, unless `SIM_CONTRACT_SEEDS` says otherwise.
 const SEEDS: u64 = 5;
 
 thread_local! {
@@ -42,11 +42,12 @@ where
 
 fn seeds() -> Range<u64> {
     let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
-    number("SIM_SEED").map_or(0..number("SIM_SEEDS").unwrap_or(SEEDS), |seed| seed..seed + 1)
+    number("SIM_SEED").map_or(0..number("SIM_CONTRACT_SEEDS").unwrap_or(SEEDS), |seed| seed..seed + 1)
 }
 
 fn on_world<F: Future<Output = ()>>(seed: u64, test: impl Fn(Arc<dyn Runtime>) -> F) {
     let world = World::new(seed);
+    world.replayed_by("contract");
     let handle = world.handle();
     // The rules break rules on purpose, on pools of their own.
     let mut allowed = Allowed::default();
