@@ -177,7 +177,7 @@ fn memory_taken_back_is_never_written_by_a_racing_peer() {
         thread::spawn(move || hammer(&block, &offset, &stop))
     };
     let (mut taken_back, mut written, mut busy) = (0, 0_u32, 0_u32);
-    while (taken_back < 20_000 || written + busy == 0) && taken_back < 5_000_000 && busy < 3000 {
+    while (taken_back < 5000 || written + busy == 0) && taken_back < 5_000_000 && busy < 3000 {
         let mut buffer = memory.take().unwrap_or_else(|| pool.try_alloc(256).unwrap());
         buffer.fill(1);
         assert!(buffer.iter().all(|byte| *byte == 1), "written while it was not lent");

@@ -104,7 +104,9 @@ fn a_waiter_polled_with_another_waker_is_told_through_that_one() {
 }
 
 /// A waker that is the last owner of a buffer, as the handle of a dropped task can be.
-struct Owner(#[allow(dead_code)] Mutex<Option<BufMut>>);
+struct Owner {
+    _buffer: Mutex<BufMut>,
+}
 
 impl Wake for Owner {
     fn wake(self: Arc<Self>) {}
@@ -127,7 +129,8 @@ fn bounded(test: impl FnOnce() + Send + 'static) {
 fn a_waker_that_owns_buffers_of_the_pool_can_be_let_go_by_the_pool() {
     bounded(|| {
         let pool = pool(192);
-        let owner = |pool: &Pool| Waker::from(Arc::new(Owner(Mutex::new(Some(pool.try_alloc(64).unwrap())))));
+        let owner =
+            |pool: &Pool| Waker::from(Arc::new(Owner { _buffer: Mutex::new(pool.try_alloc(64).unwrap()) }));
         let (first, second) = (owner(&pool), owner(&pool));
         let mut waiting = pool.alloc(192);
         assert!(poll(&mut waiting, &first).is_pending());

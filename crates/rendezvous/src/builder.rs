@@ -189,6 +189,13 @@ impl WorkerBuilder {
         self
     }
 
+    /// Values that may be on their way to one peer at once. Default 64.
+    #[must_use]
+    pub fn contents_max(mut self, contents: u32) -> Self {
+        self.parameters.contents_max = contents;
+        self
+    }
+
     /// Bytes of each peer's message ring here. Default 256 KiB.
     #[must_use]
     pub fn ring_bytes(mut self, bytes: u32) -> Self {

@@ -188,6 +188,7 @@ impl Shared {
         let Some(endpoint) = state.endpoints.get(id.index()).filter(|e| state.is_alive(e.node)) else {
             return;
         };
+        let core = endpoint.core.clone();
         let aimed = aim(endpoint, local, remote.as_ref());
         let peer_domain = endpoint.peer.map(|peer| state.endpoints[peer.index()].domain.clone());
         let (region, refused) = match aimed {
@@ -208,6 +209,9 @@ impl Shared {
         });
         let (length, immediate) = (length as u64, *immediate);
         self.record(Event::Posted { endpoint: id, write: number, length, immediate: immediate.map(|i| i.0) });
+        if core.slots().outstanding() == core.config().send_depth {
+            self.record(Event::SendQueueFull { endpoint: id });
+        }
         let outbound = &mut self.state().endpoints[id.index()].outbound;
         outbound.next_number += 1;
         outbound.unread += pieces.len();
@@ -407,7 +411,8 @@ fn aim(
 
 fn name_of(error: &FabricError) -> &'static str {
     match error {
-        FabricError::PeerLost { .. } => "peer lost",
+        FabricError::PeerLost { cause: LossCause::ClosedByPeer, .. } => "closed by peer",
+        FabricError::PeerLost { .. } => "connection lost",
         FabricError::RemoteRefused { .. } => "remote refused",
         FabricError::PeerMisbehaved { .. } => "peer misbehaved",
         FabricError::ReceiverNotReady { .. } => "receiver not ready",

@@ -242,10 +242,17 @@ impl Outbound {
         }
     }
 
+    /// Writes that have landed in part.
+    pub(crate) fn torn(&self) -> usize {
+        let landed = |write: &Write| count(write, |state| matches!(state, PieceState::Landed));
+        self.writes.iter().filter(|write| (1..write.pieces.len()).contains(&landed(write))).count()
+    }
+
     /// The way to the peer is gone: nothing more is read. Of what is under way, each piece is lost if
-    /// `is_lost` says so. Gives the sources of the writes that will never complete.
-    pub(crate) fn cut(&mut self, mut is_lost: impl FnMut() -> bool) {
+    /// `is_lost` says so. Gives how many were.
+    pub(crate) fn cut(&mut self, mut is_lost: impl FnMut() -> bool) -> usize {
         self.cut = true;
+        let carried = self.carried;
         for piece in self.writes.iter_mut().flat_map(|write| &mut write.pieces) {
             if matches!(piece.state, PieceState::Carried(_)) && is_lost() {
                 // Unread and cut: it never comes, and holds back the immediates behind it.
@@ -254,6 +261,7 @@ impl Outbound {
                 self.unread += 1;
             }
         }
+        carried - self.carried
     }
 
     /// Marks every outstanding write as ended and gives the sources they no longer need.

@@ -1,6 +1,6 @@
 //! What a run can find, and how it is told.
 
-use std::{fmt, time::Duration};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
 use crate::trace::{Event, line};
 
@@ -103,4 +103,6 @@ pub struct Summary {
     pub crashes: u64,
     /// Grants of living nodes that were leaked.
     pub leaks: u64,
+    /// Rare branches by name, and how often they were taken.
+    pub marks: BTreeMap<&'static str, u64>,
 }

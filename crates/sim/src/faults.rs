@@ -72,7 +72,15 @@ impl Shared {
     /// Nothing more leaves `id`; each piece under way arrives or not.
     fn cut_outbound(&self, state: &mut State, id: EndpointId) {
         let State { rng, endpoints, .. } = state;
-        endpoints[id.index()].outbound.cut(|| rng.chance(1, 2));
+        let outbound = &mut endpoints[id.index()].outbound;
+        let pieces = outbound.cut(|| rng.chance(1, 2));
+        if pieces > 0 {
+            self.record(Event::PiecesLost { endpoint: id, pieces });
+        }
+        let writes = outbound.torn();
+        if writes > 0 {
+            self.record(Event::Torn { endpoint: id, writes });
+        }
     }
 
     /// `id` sees in a while that its connection is lost.

@@ -314,3 +314,100 @@ fn name_of(end: Option<GrantEnd>) -> &'static str {
         Some(_) => "other",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: BlockNumber = BlockNumber(0);
+    const NODE: NodeId = NodeId(1);
+    const GRANT: GrantNumber = GrantNumber(7);
+
+    /// One allocation at 64..164.
+    fn owners() -> Owners {
+        let mut owners = Owners::default();
+        owners.allocated(NODE, BLOCK, &(64..164)).unwrap();
+        owners
+    }
+
+    fn lent() -> Owners {
+        let mut owners = owners();
+        owners.granted(BLOCK, &(64..164), GRANT).unwrap();
+        owners
+    }
+
+    #[test]
+    fn s1_memory_that_is_out_cannot_be_handed_out_again() {
+        for range in [64..164, 0..65, 163..200, 100..110, 0..1000] {
+            assert!(owners().allocated(NODE, BLOCK, &range).is_err(), "{range:?}");
+        }
+        for range in [0..64, 164..200] {
+            assert_eq!(owners().allocated(NODE, BLOCK, &range), Ok(()), "{range:?}");
+        }
+        assert_eq!(owners().allocated(NODE, BlockNumber(1), &(64..164)), Ok(()));
+    }
+
+    #[test]
+    fn s1_only_the_users_own_memory_goes_back_and_only_whole() {
+        assert_eq!(owners().freed(BLOCK, &(64..164)), Ok(()));
+        assert!(owners().freed(BLOCK, &(64..163)).is_err());
+        assert!(owners().freed(BLOCK, &(0..64)).is_err());
+        assert!(lent().freed(BLOCK, &(64..164)).is_err(), "lent memory went back");
+        let mut owners = owners();
+        owners.post(BLOCK, &(70..80)).unwrap();
+        assert!(owners.freed(BLOCK, &(64..164)).is_err(), "a posted source went back");
+    }
+
+    #[test]
+    fn s1_a_source_is_read_while_it_is_posted_and_not_otherwise() {
+        let mut owners = owners();
+        assert!(owners.check_read(BLOCK, &(64..164)).is_err());
+        owners.post(BLOCK, &(64..164)).unwrap();
+        owners.post(BLOCK, &(64..100)).unwrap();
+        assert_eq!(owners.check_read(BLOCK, &(100..164)), Ok(()));
+        assert!(owners.check_read(BLOCK, &(100..165)).is_err());
+        owners.unpost(BLOCK, &(64..164)).unwrap();
+        owners.unpost(BLOCK, &(64..100)).unwrap();
+        assert!(owners.unpost(BLOCK, &(64..100)).is_err(), "completed more often than posted");
+        assert!(owners.check_read(BLOCK, &(64..164)).is_err());
+        assert!(lent().post(BLOCK, &(64..164)).is_err(), "lent memory was posted");
+    }
+
+    #[test]
+    fn s1_a_write_lands_in_the_grant_it_was_posted_under_and_nowhere_else() {
+        let owners = lent();
+        assert_eq!(owners.posted_under(BLOCK, &(64..164)), PostedUnder::Grant(GRANT));
+        assert_eq!(owners.posted_under(BLOCK, &(64..165)), PostedUnder::Nothing);
+        let check = |range, under| owners.check_write(BLOCK, &range, under);
+        assert_eq!(check(64..164, PostedUnder::Grant(GRANT)), Ok(()));
+        assert_eq!(check(100..101, PostedUnder::Unchecked), Ok(()));
+        assert!(check(64..164, PostedUnder::Grant(GrantNumber(8))).is_err());
+        assert!(check(64..164, PostedUnder::Nothing).is_err());
+        assert!(check(63..64, PostedUnder::Unchecked).is_err());
+        assert!(check(163..165, PostedUnder::Unchecked).is_err());
+    }
+
+    #[test]
+    fn s1_a_grant_ends_once_and_what_leaks_stays_out_for_ever() {
+        let mut owners = lent();
+        assert!(owners.granted(BLOCK, &(64..164), GRANT).is_err());
+        assert!(owners.grant_ended(BLOCK, &(64..164), GrantNumber(8), false).is_err());
+        owners.grant_ended(BLOCK, &(64..164), GRANT, false).unwrap();
+        assert!(owners.grant_ended(BLOCK, &(64..164), GRANT, false).is_err());
+        owners.freed(BLOCK, &(64..164)).unwrap();
+
+        let mut owners = lent();
+        owners.grant_ended(BLOCK, &(64..164), GRANT, true).unwrap();
+        assert_eq!(owners.leaks, 1);
+        assert!(owners.freed(BLOCK, &(64..164)).is_err());
+        assert!(owners.allocated(NODE, BLOCK, &(64..164)).is_err());
+        assert!(owners.check_write(BLOCK, &(64..164), PostedUnder::Unchecked).is_err());
+    }
+
+    #[test]
+    fn a_dead_node_owns_nothing() {
+        let mut owners = lent();
+        owners.forget_node(NODE);
+        assert_eq!(owners.allocated(NodeId(2), BLOCK, &(64..164)), Ok(()));
+    }
+}

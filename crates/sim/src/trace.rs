@@ -1,7 +1,7 @@
 //! What happened, in order, as one number and as the last few lines.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     fmt,
     hash::{Hash, Hasher},
     time::Duration,
@@ -32,6 +32,9 @@ pub enum Event {
     Read { endpoint: EndpointId, write: u64, offset: usize, length: usize },
     Landed { endpoint: EndpointId, write: u64, offset: usize, length: usize, content: u64 },
     Delivered { endpoint: EndpointId, write: u64, immediate: Option<u32> },
+    SendQueueFull { endpoint: EndpointId },
+    PiecesLost { endpoint: EndpointId, pieces: usize },
+    Torn { endpoint: EndpointId, writes: usize },
     Completed { endpoint: EndpointId, write: u64, ok: bool },
     Failed { endpoint: EndpointId, why: &'static str },
     Closing { endpoint: EndpointId },
@@ -43,6 +46,28 @@ pub enum Event {
     ControlEnded { session: SessionId, orderly: bool },
     Began { operation: OperationId, node: NodeId },
     Ended { operation: OperationId, outcome: &'static str },
+}
+
+impl Event {
+    /// The rare branch that this event shows to have been taken, if it is one: suites assert that all were.
+    fn mark(&self) -> Option<&'static str> {
+        match self {
+            Self::GrantEnded { how, .. } => Some(how),
+            Self::Ended { outcome, .. } => Some(outcome),
+            Self::Failed { why, .. } => Some(why),
+            Self::ConnectFailed { .. } => Some("connect failed"),
+            Self::Completed { ok: false, .. } => Some("completed with an error"),
+            Self::Posted { immediate: None, .. } => Some("plain write"),
+            Self::LinkLost { control: false, .. } => Some("link lost"),
+            Self::LinkLost { control: true, .. } => Some("control link lost"),
+            Self::ControlEnded { orderly: false, .. } => Some("control session lost"),
+            Self::ControlEnded { orderly: true, .. } => Some("control session ended"),
+            Self::PiecesLost { .. } => Some("pieces lost"),
+            Self::SendQueueFull { .. } => Some("send queue full"),
+            Self::Torn { .. } => Some("write torn by a crash"),
+            _ => None,
+        }
+    }
 }
 
 /// FNV-1a over the fields of the events.
@@ -79,19 +104,23 @@ impl Hasher for Fnv {
 pub(crate) struct Trace {
     hash: Fnv,
     events: u64,
+    marks: BTreeMap<&'static str, u64>,
     tail: VecDeque<(Duration, Event)>,
     tail_length: usize,
 }
 
 impl Trace {
     pub(crate) fn new(tail_length: usize) -> Self {
-        Self { hash: Fnv::new(), events: 0, tail: VecDeque::new(), tail_length }
+        Self { hash: Fnv::new(), events: 0, marks: BTreeMap::new(), tail: VecDeque::new(), tail_length }
     }
 
     pub(crate) fn record(&mut self, at: Duration, event: Event) {
         at.hash(&mut self.hash);
         event.hash(&mut self.hash);
         self.events += 1;
+        if let Some(mark) = event.mark() {
+            *self.marks.entry(mark).or_default() += 1;
+        }
         self.tail.push_back((at, event));
         self.trim();
     }
@@ -113,6 +142,10 @@ impl Trace {
 
     pub(crate) fn events(&self) -> u64 {
         self.events
+    }
+
+    pub(crate) fn marks(&self) -> BTreeMap<&'static str, u64> {
+        self.marks.clone()
     }
 
     pub(crate) fn tail(&self) -> Vec<(Duration, Event)> {

@@ -101,6 +101,8 @@ pub(crate) struct Shared {
     now_nanos: AtomicU64,
     trace: Mutex<Trace>,
     failure: Mutex<Option<Violation>>,
+    /// The test that runs this world again.
+    replay: Mutex<String>,
     owners: Mutex<Owners>,
     ledger: Mutex<Ledger>,
     state: Mutex<State>,
@@ -245,8 +247,9 @@ impl Shared {
             tail: trace.tail(),
             swarm: format!("{:?}", self.swarm),
             replay: format!(
-                "SIM_SEED={} cargo test -p tensorwire-sim --test seeds -- --nocapture",
-                self.seed
+                "SIM_SEED={} cargo test -p tensorwire-sim --test {} -- --nocapture",
+                self.seed,
+                lock(&self.replay)
             ),
         }))
     }
@@ -331,6 +334,7 @@ impl World {
             now_nanos: AtomicU64::new(0),
             trace: Mutex::new(Trace::new(tail)),
             failure: Mutex::default(),
+            replay: Mutex::new("seeds".to_owned()),
             owners: Mutex::default(),
             ledger: Mutex::default(),
             state: Mutex::new(state),
@@ -374,6 +378,11 @@ impl World {
         answer
     }
 
+    /// Names the test of this package that runs the world again, for reports. Default `seeds`.
+    pub fn replayed_by(&self, test: &str) {
+        test.clone_into(&mut lock(&self.shared.replay));
+    }
+
     /// Keeps the last `count` events for reports and [`Handle::events`], instead of a few.
     pub fn keep_events(&self, count: usize) {
         lock(&self.shared.trace).keep(count);
@@ -406,6 +415,7 @@ impl World {
             operations_failed: failed,
             crashes,
             leaks: shared.owners().leaks,
+            marks: trace.marks(),
         })
     }
 }

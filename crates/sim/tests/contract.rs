@@ -11,7 +11,7 @@ use contract::Flavour;
 use sim::{Allowed, Handle, World};
 use verbs_reactor::{Fabric, Runtime};
 
-/// Each rule must hold under this many seeds, unless `SIM_SEEDS` says otherwise.
+/// Each rule must hold under this many seeds, unless `SIM_CONTRACT_SEEDS` says otherwise.
 const SEEDS: u64 = 5;
 
 thread_local! {
@@ -30,22 +30,24 @@ fn fabric(_runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
 
 fn on_worlds<T, F>(_flavour: Flavour, test: T)
 where
-    T: Fn(Arc<dyn Runtime>) -> F + Send + 'static,
+    T: Fn(Arc<dyn Runtime>) -> F + Send + Clone + 'static,
     F: Future<Output = ()>,
 {
-    // Only for its limit of real time: the worlds have runtimes of their own.
-    contract::bounded(Flavour::TwoWorkers, |_runtime| async move {
-        seeds().for_each(|seed| on_world(seed, &test));
-    });
+    for seed in seeds() {
+        let test = test.clone();
+        // Only for its limit of real time: the world has a runtime of its own.
+        contract::bounded(Flavour::TwoWorkers, move |_runtime| async move { on_world(seed, test) });
+    }
 }
 
 fn seeds() -> Range<u64> {
     let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
-    number("SIM_SEED").map_or(0..number("SIM_SEEDS").unwrap_or(SEEDS), |seed| seed..seed + 1)
+    number("SIM_SEED").map_or(0..number("SIM_CONTRACT_SEEDS").unwrap_or(SEEDS), |seed| seed..seed + 1)
 }
 
 fn on_world<F: Future<Output = ()>>(seed: u64, test: impl Fn(Arc<dyn Runtime>) -> F) {
     let world = World::new(seed);
+    world.replayed_by("contract");
     let handle = world.handle();
     // The rules break rules on purpose, on pools of their own.
     let mut allowed = Allowed::default();

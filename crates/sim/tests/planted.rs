@@ -20,11 +20,13 @@ const SEEDS: u64 = 20;
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Takes whatever was planted out again, also after a failed test.
-struct Planted(#[allow(dead_code)] MutexGuard<'static, ()>);
+struct Planted {
+    _alone: MutexGuard<'static, ()>,
+}
 
 impl Planted {
     fn new(plant: impl FnOnce()) -> Self {
-        let planted = Self(ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner));
+        let planted = Self { _alone: ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner) };
         plant();
         planted
     }

@@ -7,6 +7,7 @@
 mod cluster;
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Mutex,
         atomic::{AtomicU64, Ordering},
@@ -19,6 +20,31 @@ use sim::{Failure, Summary};
 
 /// Seeds that run unless `SIM_SEEDS` says otherwise.
 const SEEDS: u64 = 200;
+
+/// What some seed must have reached, or the scenario has gone blind.
+const MARKS: [&str; 21] = [
+    "content",
+    "metadata response",
+    "error status",
+    "cancel acknowledged",
+    "never sent",
+    "queue pair drained",
+    "done",
+    "cancelled",
+    "refused",
+    "peer lost",
+    "connection lost",
+    "closed by peer",
+    "plain write",
+    "pieces lost",
+    "write torn by a crash",
+    "connect failed",
+    "link lost",
+    "control link lost",
+    "control session lost",
+    "control session ended",
+    "send queue full",
+];
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap())
@@ -63,6 +89,15 @@ fn every_seed_keeps_every_promise_twice() {
     let summaries = summaries.into_inner().unwrap();
     assert_eq!(summaries.len() as u64, seeds);
     let sum = |figure: fn(&Summary) -> u64| summaries.iter().map(figure).sum::<u64>();
+    let mut marks = BTreeMap::new();
+    for (mark, count) in summaries.iter().flat_map(|summary| &summary.marks) {
+        *marks.entry(*mark).or_insert(0) += count;
+    }
+    eprintln!("rare branches: {marks:?}");
+    if seeds >= SEEDS {
+        let missed: Vec<_> = MARKS.iter().filter(|mark| !marks.contains_key(*mark)).collect();
+        assert!(missed.is_empty(), "no seed reached {missed:?}");
+    }
     eprintln!(
         "{seeds} seeds twice: {} operations well, {} otherwise, {} crashes, {} events each time",
         sum(|s| s.operations_done),

@@ -9,8 +9,9 @@ use verbs_reactor::Runtime;
 
 use super::Run;
 
-/// Published names of each worker.
-pub(super) const NAMES: usize = 3;
+/// Published names of each worker. The last one is withdrawn now and then.
+pub(super) const NAMES: usize = 4;
+pub(super) const FICKLE: usize = NAMES - 1;
 
 /// Lengths that a content can have. What is published has room for its number.
 const LENGTHS: [usize; 10] = [0, 1, 7, 8, 63, 64, 65, 1000, 5003, 20_000];
@@ -23,18 +24,33 @@ pub(super) struct Setup {
     mode: Mode,
     window: u32,
     requests_max: u32,
+    contents_max: u32,
     ring_bytes: u32,
+    /// Bytes that keys and names are longer than they need be.
+    padding: usize,
     receive_bytes: u64,
 }
 
 impl Setup {
+    /// The name under which tensor `which` is published.
+    pub(super) fn published(&self, which: usize) -> String {
+        format!("p{which}{}", "-".repeat(self.padding))
+    }
+
+    /// The edge of every stream.
+    pub(super) fn edge(&self) -> String {
+        format!("stream{}", "-".repeat(self.padding))
+    }
+
     pub(super) fn draw(rng: &mut Rng) -> Self {
         Self {
             workers: 2 + rng.below(3),
             mode: rng.pick([Mode::Original, Mode::Windowed, Mode::Windowed]),
             window: rng.pick([1, 2, 3, 8, 64]),
             requests_max: rng.pick([1, 2, 5, 64]),
+            contents_max: rng.pick([1, 2, 64]),
             ring_bytes: rng.pick([8 << 10, 9000, 64 << 10]),
+            padding: rng.pick([0, 1, 200, 500]),
             receive_bytes: rng.pick([32 << 10, 64 << 10, 256 << 10]),
         }
     }
@@ -62,11 +78,13 @@ pub(super) struct Target {
     pub(super) peer: usize,
     /// The life of it that is meant, if one is.
     pub(super) incarnation: Option<u64>,
+    /// There may be nothing.
+    pub(super) is_fickle: bool,
 }
 
 impl Target {
     pub(super) fn any_life(peer: usize) -> Self {
-        Self { peer, incarnation: None }
+        Self { peer, incarnation: None, is_fickle: false }
     }
 }
 
@@ -95,6 +113,7 @@ impl Member {
             .mode(setup.mode)
             .window(setup.window)
             .requests_max(setup.requests_max)
+            .contents_max(setup.contents_max)
             .ring_bytes(setup.ring_bytes)
             .source_bytes(64 << 20)
             .receive_bytes(setup.receive_bytes)
@@ -128,11 +147,14 @@ impl Member {
         let tensor = self.tensor(transfer, length, true).await;
         // At once, so that nobody fetches what is not yet known to be true.
         self.run.truth().published[self.index][which].push(transfer);
-        self.worker.publish(&format!("p{which}"), tensor).unwrap();
+        self.worker.publish(&self.run.setup.published(which), tensor).unwrap();
     }
 
     pub(super) async fn publish_any(&self, rng: &mut Rng) {
         let (which, length) = (rng.below(NAMES), rng.pick(PUBLISHED_LENGTHS));
+        if which == FICKLE && self.worker.withdraw(&self.run.setup.published(which)) {
+            return;
+        }
         self.publish(which, length).await;
     }
 
@@ -226,6 +248,9 @@ impl Member {
             WorkerError::Remote { status, .. }
                 if status.code == Code::Aborted && target.incarnation.is_some_and(|named| named != life) =>
             {
+                Outcome::Refused
+            }
+            WorkerError::Remote { status, .. } if status.code == Code::NotFound && target.is_fickle => {
                 Outcome::Refused
             }
             // Nothing else may go wrong between healthy workers, so each of these needs a fault as its reason.

@@ -79,9 +79,10 @@ async fn scenario(handle: Handle) {
     }
     // Faults are over and everyone has seen them: from here on everything must succeed.
     run.handle.runtime().sleep(Duration::from_secs(5)).await;
-    traffic::round(&run, &members, rounds, &mut rng).await;
-    while run.truth().done < TRANSFERS_MIN {
-        traffic::round(&run, &members, rounds + 1, &mut rng).await;
+    let mut round = rounds;
+    while round == rounds || run.truth().done < TRANSFERS_MIN {
+        traffic::round(&run, &members, round, &mut rng).await;
+        round += 1;
     }
     join_all(members.iter().map(Member::stop)).await;
 }

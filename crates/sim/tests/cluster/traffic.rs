@@ -10,7 +10,7 @@ use verbs_reactor::Runtime;
 
 use super::{
     Run,
-    member::{Member, NAMES, Target, any_length, device, name},
+    member::{FICKLE, Member, NAMES, Target, any_length, device, name},
 };
 
 type Job = BoxFuture<'static, Option<()>>;
@@ -70,13 +70,14 @@ async fn fetcher(member: &Member, from: usize, mut rng: Rng) {
     for _ in 0..rng.within(4..10) {
         pause(member, &mut rng).await;
         let which = rng.below(NAMES);
-        let (oldest, published) = (member.newest(from, which), format!("p{which}"));
-        let what = format!("fetch {published} of worker {from}");
+        let (oldest, published) = (member.newest(from, which), member.run.setup.published(which));
+        let what = format!("fetch {which} of worker {from}");
+        let target = Target { is_fickle: which == FICKLE, ..Target::any_life(from) };
         let fetch = member.worker.fetch(&peer, &published);
         let fetched = if rng.chance(1, 4) {
-            member.impatient(Target::any_life(from), what, rng.below(12), fetch).await
+            member.impatient(target, what, rng.below(12), fetch).await
         } else {
-            member.operation(Target::any_life(from), what, fetch).await
+            member.operation(target, what, fetch).await
         };
         match fetched {
             Some(tensor) => {
@@ -97,8 +98,8 @@ async fn list(member: &Member, from: usize) {
     let (target, what) = (Target::any_life(from), format!("list of worker {from}"));
     let listed = member.operation(target, what, member.worker.list(&peer)).await;
     let names: Option<Vec<String>> = listed.map(|list| list.into_iter().map(|entry| entry.name).collect());
-    let all: Vec<String> = (0..NAMES).map(|which| format!("p{which}")).collect();
-    // A worker that has just started again may not have published everything yet.
+    let all: Vec<String> = (0..NAMES).map(|which| member.run.setup.published(which)).collect();
+    // The last one may be withdrawn, and a worker that has just started again not have published everything.
     if names.is_some_and(|names| !all.starts_with(&names)) {
         member.run.handle.fail(Violation::Data("a list is out of order or has strange names".into()));
     }
@@ -129,10 +130,10 @@ fn stream(run: &Run, member: &Member, peer: &Member, step: i64, rng: &mut Rng, j
     ));
     let (from, incarnation) = (peer.index, peer.worker.incarnation());
     jobs.push(spawn(member, rng, move |member, mut rng| async move {
-        let key = member.worker.key(&device(from), &device(member.index), "stream").unwrap();
+        let key = member.worker.key(&device(from), &device(member.index), &member.run.setup.edge()).unwrap();
         // Of this incarnation: another one knows nothing of these values.
         let key = key.with_incarnation(incarnation);
-        let target = Target { peer: from, incarnation: Some(incarnation) };
+        let target = Target { incarnation: Some(incarnation), ..Target::any_life(from) };
         for (number, sent) in values.iter().enumerate() {
             pause(&member, &mut rng).await;
             let step = member.worker.step(step);
@@ -147,7 +148,7 @@ fn stream(run: &Run, member: &Member, peer: &Member, step: i64, rng: &mut Rng, j
 }
 
 async fn sender(member: &Member, to: usize, step: i64, values: &[Sent], mut rng: Rng) {
-    let key = member.worker.key(&device(member.index), &device(to), "stream").unwrap();
+    let key = member.worker.key(&device(member.index), &device(to), &member.run.setup.edge()).unwrap();
     for sent in values {
         pause(member, &mut rng).await;
         let tensor = if sent.dead {
@@ -174,7 +175,7 @@ fn impatient_stream(
     let values: Vec<u64> = lengths.iter().map(|length| run.new_transfer(*length)).collect();
     let (to, sent) = (member.index, values.clone());
     jobs.push(spawn(peer, rng, move |member, mut rng| async move {
-        let key = member.worker.key(&device(member.index), &device(to), "stream").unwrap();
+        let key = member.worker.key(&device(member.index), &device(to), &member.run.setup.edge()).unwrap();
         for (transfer, length) in sent.into_iter().zip(lengths) {
             pause(&member, &mut rng).await;
             let tensor = member.tensor(transfer, length, true).await;
@@ -183,9 +184,9 @@ fn impatient_stream(
     }));
     let (from, incarnation) = (peer.index, peer.worker.incarnation());
     jobs.push(spawn(member, rng, move |member, mut rng| async move {
-        let key = member.worker.key(&device(from), &device(member.index), "stream").unwrap();
+        let key = member.worker.key(&device(from), &device(member.index), &member.run.setup.edge()).unwrap();
         let key = key.with_incarnation(incarnation);
-        let target = Target { peer: from, incarnation: Some(incarnation) };
+        let target = Target { incarnation: Some(incarnation), ..Target::any_life(from) };
         let mut left = values;
         for attempt in 0..=attempts {
             let step = member.worker.step(step);

@@ -1,7 +1,7 @@
 //! Two processes of a world with memory and a connection between them.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
-#![allow(unreachable_pub, dead_code)] // each test binary uses its part
+#![allow(unreachable_pub)] // each test binary compiles this as its own module
 
 use std::{
     collections::BTreeMap,
@@ -114,6 +114,21 @@ pub async fn connect(left: &Side, right: &Side, depths: QueuePairConfig) -> (Que
     let accept = params(dialer.connection_data(), Role::Acceptor);
     let (dialed, accepted) = join(dialer.connect(dial), acceptor.connect(accept)).await;
     (dialed.unwrap(), accepted.unwrap())
+}
+
+/// Two connected processes, left writing to right.
+#[derive(Debug)]
+pub struct Pair {
+    pub left: Arc<Side>,
+    pub right: Arc<Side>,
+    pub to_right: QueuePair,
+    pub to_left: QueuePair,
+}
+
+pub async fn pair(handle: &Handle, depths: QueuePairConfig) -> Pair {
+    let (left, right) = (Side::new(handle, "left:1"), Side::new(handle, "right:1"));
+    let (to_right, to_left) = connect(&left, &right, depths).await;
+    Pair { left, right, to_right, to_left }
 }
 
 /// The value and length of an arrival.
