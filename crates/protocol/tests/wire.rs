@@ -141,7 +141,6 @@ fn greeting() -> impl Strategy<Value = ControlFrame> {
                 nonce,
             }
         ),
-        any::<([u8; 32], [u8; 32])>().prop_map(|(nonce, proof)| ControlFrame::Challenge { nonce, proof }),
         any::<[u8; 32]>().prop_map(|proof| ControlFrame::Proof { proof }),
         (text(256), any::<u64>(), fabrics).prop_map(|(worker, incarnation, fabrics)| ControlFrame::Welcome {
             worker,
@@ -451,7 +450,6 @@ fn keys_proofs_and_connection_data_are_not_in_debug() {
     let regions = vec![region];
     let frames = [
         ControlFrame::Proof { proof: [0xAB; 32] },
-        ControlFrame::Challenge { nonce: [0; 32], proof: [0xAB; 32] },
         ControlFrame::Connect(Connect {
             connection: 1,
             kind: 1,

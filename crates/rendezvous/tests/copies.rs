@@ -82,6 +82,6 @@ fn shm_copies_a_tensor_once_and_tcp_never() {
     };
     #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
     runtime.block_on(async {
-        tokio::time::timeout(Duration::from_secs(60), run).await.expect("the test hangs")
+        tokio::time::timeout(Duration::from_secs(60), run).await.expect("the test hangs");
     });
 }

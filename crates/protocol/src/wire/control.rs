@@ -113,7 +113,7 @@ impl fmt::Debug for Connect {
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ControlFrame {
-    /// First frame of the end that dialled.
+    /// First frame of both ends; the end that dialled sends its own first.
     Hello {
         /// Wire version; checked while decoding, so always the own one in a decoded frame.
         wire_version: u16,
@@ -126,14 +126,7 @@ pub enum ControlFrame {
         /// For the other end's proof.
         nonce: [u8; 32],
     },
-    /// Answer to `Hello`.
-    Challenge {
-        /// For the dialling end's proof.
-        nonce: [u8; 32],
-        /// That the sender knows the secret.
-        proof: [u8; 32],
-    },
-    /// Answer to `Challenge`.
+    /// That its sender knows the secret; the dialling end's comes first.
     Proof {
         /// That the sender knows the secret.
         proof: [u8; 32],
@@ -215,20 +208,19 @@ pub enum ControlFrame {
 }
 
 const HELLO: u8 = 1;
-const CHALLENGE: u8 = 2;
-const PROOF: u8 = 3;
-const WELCOME: u8 = 4;
-const CONNECT: u8 = 5;
-const CONNECTED: u8 = 6;
-const REFUSED: u8 = 7;
-const REGION_ADD: u8 = 8;
-const REGION_ACK: u8 = 9;
-const REGION_REMOVE: u8 = 10;
-const LIST_REQUEST: u8 = 11;
-const LIST_RESPONSE: u8 = 12;
-const PING: u8 = 13;
-const PONG: u8 = 14;
-const GOODBYE: u8 = 15;
+const PROOF: u8 = 2;
+const WELCOME: u8 = 3;
+const CONNECT: u8 = 4;
+const CONNECTED: u8 = 5;
+const REFUSED: u8 = 6;
+const REGION_ADD: u8 = 7;
+const REGION_ACK: u8 = 8;
+const REGION_REMOVE: u8 = 9;
+const LIST_REQUEST: u8 = 10;
+const LIST_RESPONSE: u8 = 11;
+const PING: u8 = 12;
+const PONG: u8 = 13;
+const GOODBYE: u8 = 14;
 
 const REGION_BYTES: usize = 28;
 const LIST_ENTRY_BYTES_MIN: usize = 23;
@@ -271,11 +263,6 @@ fn write_frame(writer: &mut Writer<'_>, frame: &ControlFrame) {
             writer.u64(*incarnation);
             writer.option(listen_address.as_deref(), Writer::text);
             writer.raw(nonce);
-        }
-        ControlFrame::Challenge { nonce, proof } => {
-            writer.u8(CHALLENGE);
-            writer.raw(nonce);
-            writer.raw(proof);
         }
         ControlFrame::Proof { proof } => {
             writer.u8(PROOF);
@@ -461,7 +448,6 @@ fn read_hello(reader: &mut Reader<'_>) -> Result<ControlFrame, WireError> {
 fn read_frame(reader: &mut Reader<'_>) -> Result<ControlFrame, WireError> {
     Ok(match reader.u8("kind")? {
         HELLO => read_hello(reader)?,
-        CHALLENGE => ControlFrame::Challenge { nonce: reader.array("nonce")?, proof: reader.array("proof")? },
         PROOF => ControlFrame::Proof { proof: reader.array("proof")? },
         WELCOME => {
             let worker = reader.text("worker", WORKER_NAME_BYTES_MAX)?;
@@ -511,7 +497,6 @@ impl fmt::Debug for ControlFrame {
                 .field("incarnation", incarnation)
                 .field("listen_address", listen_address)
                 .finish_non_exhaustive(),
-            Self::Challenge { .. } => f.debug_struct("Challenge").finish_non_exhaustive(),
             Self::Proof { .. } => f.debug_struct("Proof").finish_non_exhaustive(),
             Self::Welcome { worker, incarnation, fabrics } => f
                 .debug_struct("Welcome")
