@@ -1,6 +1,6 @@
 //! The life of a connection: meeting, posting, failing, closing.
 
-use std::{collections::BTreeMap, ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc};
 
 use futures::channel::oneshot;
 use memory::{Buf, Span};
@@ -47,7 +47,6 @@ impl Shared {
             wish: None,
             peer: None,
             meet: None,
-            regions: BTreeMap::new(),
             completes_after_reading: false,
             outbound: Outbound::default(),
         });
@@ -396,17 +395,7 @@ fn aim(
     if let Some(block) = local.block().filter(|block| !endpoint.domain.table.contains(block.id())) {
         return Err(FabricError::NotRegistered { kind: FabricKind::Sim, block: block.id().get() });
     }
-    let local = local.len() as u64;
-    let Some(range) = remote else {
-        return if local == 0 { Ok(None) } else { Err(FabricError::LengthMismatch { local, remote: 0 }) };
-    };
-    let region = endpoint.regions.get(&range.region).filter(|known| known.generation == range.generation);
-    let region = region.ok_or(FabricError::UnknownRemoteRegion { region: range.region })?;
-    let fits = range.offset.checked_add(range.length).is_some_and(|end| end <= region.length);
-    if local != range.length || !fits {
-        return Err(FabricError::LengthMismatch { local, remote: range.length });
-    }
-    Ok(Some(*region))
+    endpoint.core.remote_regions().aim(local.len() as u64, remote)
 }
 
 fn name_of(error: &FabricError) -> &'static str {

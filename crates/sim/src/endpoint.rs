@@ -1,17 +1,11 @@
 //! One end of a queue pair, and the writes that it has under way.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    ops::Range,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::VecDeque, ops::Range, sync::Arc, time::Duration};
 
 use futures::channel::oneshot;
 use memory::RemoteTarget;
 use verbs_reactor::{
-    FabricError, Immediate, QueuePair, QueuePairConfig, QueuePairCore, RegionId, RemoteRange, RemoteRegion,
-    Role, SlotKey,
+    FabricError, Immediate, QueuePair, QueuePairConfig, QueuePairCore, RegionId, RemoteRange, Role, SlotKey,
 };
 
 use crate::{
@@ -68,8 +62,6 @@ pub(crate) struct Endpoint {
     pub(crate) peer: Option<EndpointId>,
     /// Gives the connected queue pair to the waiting `connect`.
     pub(crate) meet: Option<oneshot::Sender<Result<QueuePair, FabricError>>>,
-    /// The peer's regions, as they were announced.
-    pub(crate) regions: BTreeMap<RegionId, RemoteRegion>,
     /// Completions come once the source is read, as a socket's do.
     pub(crate) completes_after_reading: bool,
     pub(crate) outbound: Outbound,

@@ -221,18 +221,6 @@ impl Link for SimLink {
         // The world drives.
     }
 
-    fn add_remote_region(&self, region: RemoteRegion) {
-        if let Some(endpoint) = self.shared.state().endpoints.get_mut(self.endpoint.index()) {
-            endpoint.regions.insert(region.region, region);
-        }
-    }
-
-    fn remove_remote_region(&self, region: RegionId) {
-        if let Some(endpoint) = self.shared.state().endpoints.get_mut(self.endpoint.index()) {
-            endpoint.regions.remove(&region);
-        }
-    }
-
     fn start_close(&self) {
         self.shared.start_close(self.endpoint);
     }

@@ -10,7 +10,9 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use crate::{Arrival, FabricError, FabricKind, QueuePairConfig, SlotKey, SlotTable, slot::remember};
+use crate::{
+    Arrival, FabricError, FabricKind, QueuePairConfig, RemoteRegions, SlotKey, SlotTable, slot::remember,
+};
 
 /// Counters of one queue pair, by the fabric itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -41,6 +43,7 @@ pub struct QueuePairCore {
     kind: FabricKind,
     config: QueuePairConfig,
     slots: SlotTable,
+    remote: RemoteRegions,
     inbound: Mutex<Inbound>,
     counters: Counters,
 }
@@ -62,6 +65,7 @@ impl QueuePairCore {
             kind,
             config,
             slots: SlotTable::new(config.send_depth),
+            remote: RemoteRegions::default(),
             inbound: Mutex::default(),
             counters: Counters::default(),
         }
@@ -80,6 +84,11 @@ impl QueuePairCore {
     /// The slots.
     pub fn slots(&self) -> &SlotTable {
         &self.slots
+    }
+
+    /// The peer's regions, which the fabric resolves a write's target with.
+    pub fn remote_regions(&self) -> &RemoteRegions {
+        &self.remote
     }
 
     /// The counters now.

@@ -4,9 +4,7 @@ use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use memory::Block;
 
-use crate::{
-    Access, BoxFuture, FabricError, FabricKind, QueuePair, RegionId, RemoteRegion, SlotKey, WorkRequest,
-};
+use crate::{Access, BoxFuture, FabricError, FabricKind, QueuePair, RemoteRegion, SlotKey, WorkRequest};
 
 /// What a fabric can and cannot do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,12 +128,6 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
 
     /// Makes progress on behalf of whoever awaits: cheap when there is nothing to do, never blocks.
     fn drive(&self);
-
-    /// Makes a region of the peer usable in writes.
-    fn add_remote_region(&self, region: RemoteRegion);
-
-    /// Forgets a region of the peer.
-    fn remove_remote_region(&self, region: RegionId);
 
     /// Begins the orderly end: outstanding operations end, the peer's further accesses are refused. When that
     /// is done, and nothing of the peer can touch local memory any more, the fabric calls

@@ -45,7 +45,9 @@ pub use fabric::{
 };
 pub use kind::{FabricKind, UnknownFabric};
 pub use queue_pair::{NextArrival, Operation, QueuePair};
-pub use region::{Access, Purpose, RegionGeneration, RegionId, RegionTable, RemoteRange, RemoteRegion};
+pub use region::{
+    Access, Purpose, RegionGeneration, RegionId, RegionTable, RemoteRange, RemoteRegion, RemoteRegions,
+};
 pub use runtime::{BoxFuture, Elapsed, Runtime, TokioRuntime, timeout};
 pub use slot::{SlotKey, SlotTable};
 pub use work::{Arrival, Immediate, WorkRequest};

@@ -148,12 +148,12 @@ impl QueuePair {
 
     /// Makes a region of the peer usable in writes.
     pub fn add_remote_region(&self, region: RemoteRegion) {
-        self.shared.link.add_remote_region(region);
+        self.shared.core.remote_regions().add(region);
     }
 
     /// Forgets a region of the peer.
     pub fn remove_remote_region(&self, region: RegionId) {
-        self.shared.link.remove_remote_region(region);
+        self.shared.core.remote_regions().remove(region);
     }
 
     /// Closes the connection and waits until every operation has ended and nothing of the peer can touch local

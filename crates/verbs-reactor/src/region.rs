@@ -2,12 +2,12 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError, RwLock},
 };
 
 use memory::{Block, BlockId, RemoteTarget};
 
-use crate::{PeerViolation, Runtime};
+use crate::{FabricError, PeerViolation, Runtime};
 
 /// Names a region within its domain; never reused within it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -83,6 +83,41 @@ pub struct RemoteRange {
     pub offset: u64,
     /// Length in bytes.
     pub length: u64,
+}
+
+/// The peer's regions on one queue pair, with the checks that a NIC makes before a write leaves.
+#[derive(Debug, Default)]
+pub struct RemoteRegions {
+    known: RwLock<HashMap<RegionId, RemoteRegion>>,
+}
+
+impl RemoteRegions {
+    pub(crate) fn add(&self, region: RemoteRegion) {
+        self.known.write().unwrap_or_else(PoisonError::into_inner).insert(region.region, region);
+    }
+
+    pub(crate) fn remove(&self, region: RegionId) {
+        self.known.write().unwrap_or_else(PoisonError::into_inner).remove(&region);
+    }
+
+    /// The region that a write of `bytes` bytes to `range` goes to; `None` for a bare notification.
+    ///
+    /// # Errors
+    /// [`FabricError::UnknownRemoteRegion`], [`FabricError::LengthMismatch`]; they fail that operation only.
+    pub fn aim(&self, bytes: u64, range: Option<&RemoteRange>) -> Result<Option<RemoteRegion>, FabricError> {
+        let mismatch = |remote| FabricError::LengthMismatch { local: bytes, remote };
+        let Some(range) = range else {
+            return if bytes == 0 { Ok(None) } else { Err(mismatch(0)) };
+        };
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let region = known.get(&range.region).filter(|known| known.generation == range.generation);
+        let region = region.ok_or(FabricError::UnknownRemoteRegion { region: range.region })?;
+        if range.length != bytes {
+            return Err(mismatch(range.length));
+        }
+        let room = region.length.saturating_sub(range.offset);
+        if bytes > room { Err(mismatch(room)) } else { Ok(Some(*region)) }
+    }
 }
 
 /// The regions of one software domain, with the checks a NIC makes on each access.

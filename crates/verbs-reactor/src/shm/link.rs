@@ -7,7 +7,7 @@ use std::sync::{
 
 use futures::task::AtomicWaker;
 
-use crate::{Link, PeerViolation, RegionId, RemoteRegion, SlotKey, WorkRequest};
+use crate::{Link, PeerViolation, SlotKey, WorkRequest};
 
 use super::{
     connection::Connection,
@@ -241,14 +241,6 @@ impl Link for ShmLink {
         if self.progress() == Outcome::More {
             self.driver.wake();
         }
-    }
-
-    fn add_remote_region(&self, region: RemoteRegion) {
-        self.producer().add_region(region);
-    }
-
-    fn remove_remote_region(&self, region: RegionId) {
-        self.producer().remove_region(region);
     }
 
     fn start_close(&self) {

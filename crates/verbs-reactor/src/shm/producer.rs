@@ -11,9 +11,7 @@ use memory::{
     copy::{CopyReason, copy_raw},
 };
 
-use crate::{
-    FabricError, FabricKind, PeerViolation, RegionId, RemoteRange, RemoteRegion, SlotKey, WorkRequest,
-};
+use crate::{FabricError, FabricKind, PeerViolation, SlotKey, WorkRequest};
 
 use super::{
     connection::Connection,
@@ -57,8 +55,6 @@ pub(super) struct Producer {
     posted: VecDeque<Posted>,
     /// Operations that wait for the socket, at most as many as the send queue is deep.
     waiting: VecDeque<(SlotKey, WorkRequest)>,
-    /// The peer's regions.
-    regions: HashMap<RegionId, RemoteRegion>,
     /// Numbers of the blocks that the peer was sent.
     blocks: HashMap<BlockId, u32>,
     /// Set once: nothing is posted any more.
@@ -66,14 +62,6 @@ pub(super) struct Producer {
 }
 
 impl Producer {
-    pub(super) fn add_region(&mut self, region: RemoteRegion) {
-        self.regions.insert(region.region, region);
-    }
-
-    pub(super) fn remove_region(&mut self, region: RegionId) {
-        self.regions.remove(&region);
-    }
-
     /// Posts one operation, or puts it in line behind those that wait.
     pub(super) fn submit(&mut self, connection: &Connection, key: SlotKey, request: &WorkRequest) -> Post {
         if let Some(error) = &self.over {
@@ -128,7 +116,9 @@ impl Producer {
         if self.tail - self.completed >= u64::from(connection.own.slots()) {
             return Post::Waiting; // Can't be while slots are reserved first, but never overwrite a descriptor.
         }
-        let prepared = self.check_remote(local, remote.as_ref()).and_then(|remote| {
+        let aimed = connection.core.remote_regions().aim(request.length(), remote.as_ref());
+        let prepared = aimed.and_then(|region| {
+            let remote = remote.zip(region).map(|(range, region)| (range, region.key));
             let source = self.source(connection, local)?;
             Ok(source.map(|source| Descriptor { immediate: immediate.map(|imm| imm.0), remote, source }))
         });
@@ -145,25 +135,6 @@ impl Producer {
             Ok(None) => Post::Waiting,
             Err(error) => Post::Failed(error),
         }
-    }
-
-    /// What the requester itself can see wrong with the two ends of a write; adds the key.
-    fn check_remote(
-        &self,
-        local: &Buf,
-        remote: Option<&RemoteRange>,
-    ) -> Result<Option<(RemoteRange, u32)>, FabricError> {
-        let mismatch = |remote| FabricError::LengthMismatch { local: local.len() as u64, remote };
-        let Some(range) = remote else {
-            return if local.is_empty() { Ok(None) } else { Err(mismatch(0)) };
-        };
-        let known = self.regions.get(&range.region).filter(|known| known.generation == range.generation);
-        let known = known.ok_or(FabricError::UnknownRemoteRegion { region: range.region })?;
-        if range.length != local.len() as u64 {
-            return Err(mismatch(range.length));
-        }
-        let room = known.length.saturating_sub(range.offset);
-        if range.length > room { Err(mismatch(room)) } else { Ok(Some((*range, known.key))) }
     }
 
     /// Where the peer finds the bytes; `None` while the socket has no room for the block's descriptor.

@@ -5,10 +5,9 @@
 //! the frame under way. The driver then waits a moment for the peer to take it.
 
 use std::{
-    collections::HashMap,
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+        Arc, Mutex, TryLockError,
         atomic::{AtomicBool, AtomicU8, Ordering},
     },
 };
@@ -25,7 +24,7 @@ use super::{
 };
 use crate::{
     FabricError, FabricKind, Link, LossCause, QueuePair, QueuePairConfig, QueuePairCore, RegionGeneration,
-    RegionId, RegionTable, RemoteRange, RemoteRegion, Runtime, SlotKey, WorkRequest,
+    RegionId, RegionTable, RemoteRange, Runtime, SlotKey, WorkRequest,
 };
 
 /// The range of a write of no bytes.
@@ -36,7 +35,6 @@ const NOWHERE: RemoteRange =
 pub(super) struct TcpLink {
     core: Arc<QueuePairCore>,
     table: Arc<RegionTable>,
-    remote: Mutex<HashMap<RegionId, RemoteRegion>>,
     socket: AsyncFd<Socket>,
     sender: Sender,
     receiver: Mutex<Receiver>,
@@ -74,7 +72,6 @@ impl TcpLink {
         let link = Arc::new(Self {
             core: core.clone(),
             table,
-            remote: Mutex::default(),
             socket,
             sender: Sender::new(config.send_depth),
             receiver: Mutex::new(Receiver::new()),
@@ -242,14 +239,6 @@ impl Link for TcpLink {
         self.receive();
     }
 
-    fn add_remote_region(&self, region: RemoteRegion) {
-        self.remote().insert(region.region, region);
-    }
-
-    fn remove_remote_region(&self, region: RegionId) {
-        self.remote().remove(&region);
-    }
-
     fn start_close(&self) {
         self.closing.store(true, Ordering::Release);
         if self.receive() == Progress::Busy {
@@ -275,30 +264,12 @@ impl TcpLink {
         {
             return Err(FabricError::NotRegistered { kind: FabricKind::Tcp, block: block.id().get() });
         }
-        let (range, remote_key) = match remote {
-            Some(range) => (*range, self.key_of(range, bytes)?),
-            None if bytes == 0 => (NOWHERE, Key(0)),
-            None => return Err(FabricError::LengthMismatch { local: bytes, remote: 0 }),
-        };
+        let target = self.core.remote_regions().aim(bytes, remote.as_ref())?;
         // A write of no bytes names no region on the wire.
-        let (range, remote_key) = if bytes == 0 { (NOWHERE, Key(0)) } else { (range, remote_key) };
+        let (range, remote_key) = match (remote, target) {
+            (Some(range), Some(region)) if bytes > 0 => (*range, Key(region.key)),
+            _ => (NOWHERE, Key(0)),
+        };
         Ok(Write { key, local: local.clone(), range, remote_key, immediate: *immediate })
-    }
-
-    /// The key of the peer's region, if a write of `bytes` bytes to `range` stays inside it.
-    fn key_of(&self, range: &RemoteRange, bytes: u64) -> Result<Key, FabricError> {
-        let regions = self.remote();
-        let region = regions.get(&range.region).filter(|region| region.generation == range.generation);
-        let region = region.ok_or(FabricError::UnknownRemoteRegion { region: range.region })?;
-        let mismatch = |remote| Err(FabricError::LengthMismatch { local: bytes, remote });
-        if range.length != bytes {
-            return mismatch(range.length);
-        }
-        let room = region.length.saturating_sub(range.offset);
-        if room < bytes { mismatch(room) } else { Ok(Key(region.key)) }
-    }
-
-    fn remote(&self) -> MutexGuard<'_, HashMap<RegionId, RemoteRegion>> {
-        self.remote.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,9 +1,8 @@
 //! A verbs queue pair as a [`Link`].
 
 use std::{
-    collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll},
@@ -13,8 +12,8 @@ use futures::task::AtomicWaker;
 use tokio::sync::Notify;
 
 use crate::{
-    Arrival, FabricError, FabricKind, Immediate, Link, LossCause, PeerViolation, QueuePairCore, RegionId,
-    RemoteRange, RemoteRegion, SlotKey, WorkRequest,
+    Arrival, FabricError, FabricKind, Immediate, Link, LossCause, PeerViolation, QueuePairCore, SlotKey,
+    WorkRequest,
 };
 
 use super::{
@@ -38,7 +37,6 @@ pub(super) struct VerbsLink {
     core: Arc<QueuePairCore>,
     domain: Arc<Registrations>,
     completions: Arc<CompletionQueue>,
-    remote: RwLock<HashMap<RegionId, RemoteRegion>>,
     /// Held while completions are taken and handed on, so that they are handed on in order.
     polling: Mutex<Inbound>,
     send: Mutex<SendSide>,
@@ -77,7 +75,6 @@ impl VerbsLink {
             core,
             domain,
             completions,
-            remote: RwLock::default(),
             polling: Mutex::new(Inbound { piece_bytes: peer_piece_bytes, earlier_pieces: 0 }),
             send: Mutex::new(send),
             established: AtomicBool::new(false),
@@ -307,26 +304,14 @@ impl VerbsLink {
             }
             None => (0, 0),
         };
-        let (there, remote_key) = match remote {
-            Some(range) => self.remote_address(range, length)?,
-            None if length == 0 => (0, 0),
-            None => return Err(FabricError::LengthMismatch { local: length, remote: 0 }),
+        let region = self.core.remote_regions().aim(length, remote.as_ref())?;
+        // The range lies inside the region, whose end a device's address space holds.
+        let (there, remote_key) = match (remote, region) {
+            (Some(range), Some(region)) => (region.base.wrapping_add(range.offset), region.key),
+            _ => (0, 0),
         };
         let immediate = immediate.map(|Immediate(value)| value);
         Ok(Pending { key, local: here, local_key, remote: there, remote_key, length, immediate, posted: 0 })
-    }
-
-    fn remote_address(&self, range: &RemoteRange, length: u64) -> Result<(u64, u32), FabricError> {
-        if range.length != length {
-            return Err(FabricError::LengthMismatch { local: length, remote: range.length });
-        }
-        let remote = self.remote.read().unwrap_or_else(PoisonError::into_inner);
-        let region = remote.get(&range.region).filter(|region| region.generation == range.generation);
-        let region = region.ok_or(FabricError::UnknownRemoteRegion { region: range.region })?;
-        let end = range.offset.checked_add(length).filter(|&end| end <= region.length);
-        let start = end.and_then(|_| region.base.checked_add(range.offset));
-        let start = start.ok_or(FabricError::LengthMismatch { local: length, remote: region.length })?;
-        Ok((start, region.key))
     }
 
     fn lock_send(&self) -> MutexGuard<'_, SendSide> {
@@ -365,14 +350,6 @@ impl Link for VerbsLink {
                 }
             }
         }
-    }
-
-    fn add_remote_region(&self, region: RemoteRegion) {
-        self.remote.write().unwrap_or_else(PoisonError::into_inner).insert(region.region, region);
-    }
-
-    fn remove_remote_region(&self, region: RegionId) {
-        self.remote.write().unwrap_or_else(PoisonError::into_inner).remove(&region);
     }
 
     fn start_close(&self) {
