@@ -209,14 +209,15 @@ impl Channel for FabricChannel {
 }
 
 /// A content write under way.
+#[pin_project::pin_project]
 #[derive(Debug)]
-pub(crate) struct ContentWrite(Operation);
+pub(crate) struct ContentWrite(#[pin] Operation);
 
 impl Future for ContentWrite {
     type Output = Result<(), ChannelError>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(context).map_err(|error| lost(&error))
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.project().0.poll(context).map_err(|error| lost(&error))
     }
 }
 
