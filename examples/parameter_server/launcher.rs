@@ -59,7 +59,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         parameter_bytes: mlp.parameter_bytes(),
         traffic,
     };
-    println!("{summary}");
+    println!("\n{summary}");
     Ok(())
 }
 
