@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use protocol::wire::control::{ControlFrame, RegionRecord};
@@ -15,7 +15,8 @@ use crate::control::FrameSender;
 #[derive(Debug)]
 pub(crate) struct Announcer {
     connection: u32,
-    sender: Arc<dyn FrameSender>,
+    /// Weak, because connections that are over are remembered, and must not keep their session from ending.
+    sender: Weak<dyn FrameSender>,
     runtime: Arc<dyn Runtime>,
     state: Mutex<State>,
 }
@@ -36,11 +37,12 @@ impl Announcer {
     /// `known` went to the peer with the connection's set-up, which confirms them.
     pub(crate) fn new(
         connection: u32,
-        sender: Arc<dyn FrameSender>,
+        sender: &Arc<dyn FrameSender>,
         runtime: Arc<dyn Runtime>,
         known: &[RemoteRegion],
     ) -> Self {
         let regions = known.iter().map(|region| (region.region.0, Announced::Confirmed)).collect();
+        let sender = Arc::downgrade(sender);
         Self { connection, sender, runtime, state: Mutex::new(State { regions, over: None }) }
     }
 
@@ -76,6 +78,7 @@ impl Announcer {
         self.runtime.spawn(
             "announce region",
             Box::pin(async move {
+                let Some(sender) = sender.upgrade() else { return };
                 if let Err(error) = sender.send(frame.encode()).await {
                     tracing::debug!(%error, "a region could not be announced");
                 }

@@ -270,8 +270,7 @@ impl Node {
             peer_ring: other.ring.destination,
             held: Arc::default(),
         };
-        let announcer =
-            Announcer::new(other.connection, session.sender.clone(), self.runtime.clone(), &known);
+        let announcer = Announcer::new(other.connection, &session.sender()?, self.runtime.clone(), &known);
         let allocator = ReceiveAllocator {
             pool: self.pools.receive.clone(),
             regions: fabric.regions.clone(),

@@ -62,6 +62,7 @@ impl Node {
         for connection in connections {
             connection.close(&why).await;
         }
+        session.hang_up();
     }
 
     /// Acts on one frame; an error ends the session.

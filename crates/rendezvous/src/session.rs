@@ -38,7 +38,8 @@ const LISTS_MAX: usize = 64;
 pub(crate) struct Session {
     pub(crate) peer: Introduction,
     pub(crate) peer_host: Option<IpAddr>,
-    pub(crate) sender: Arc<dyn FrameSender>,
+    /// `None` once this end has hung up.
+    sender: Mutex<Option<Arc<dyn FrameSender>>>,
     dialled: bool,
     state: Mutex<State>,
 }
@@ -73,7 +74,7 @@ impl Session {
         sender: Arc<dyn FrameSender>,
         dialled: bool,
     ) -> Arc<Self> {
-        Arc::new(Self { peer, peer_host, sender, dialled, state: Mutex::default() })
+        Arc::new(Self { peer, peer_host, sender: Mutex::new(Some(sender)), dialled, state: Mutex::default() })
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -92,7 +93,19 @@ impl Session {
     }
 
     pub(crate) async fn send(&self, frame: ControlFrame) -> Result<(), ControlError> {
-        self.sender.send(frame.encode()).await
+        self.sender()?.send(frame.encode()).await
+    }
+
+    /// What sends on this session, for as long as it is not hung up.
+    pub(crate) fn sender(&self) -> Result<Arc<dyn FrameSender>, ControlError> {
+        let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        sender.ok_or_else(|| ControlError::Lost { detail: self.why_over() })
+    }
+
+    /// Ends this end's direction of a session that is over. The peer waits for that before its own end is done, so
+    /// a session that is only remembered would hold up the peer's shutdown.
+    pub(crate) fn hang_up(&self) {
+        self.sender.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
     /// A number for a connection that this end sets up; its entry waits for regions.

@@ -6,7 +6,7 @@ use std::{future::Future, time::Duration};
 
 use protocol::{Code, DataType};
 use rendezvous::{Tensor, Worker, WorkerError};
-use verbs_reactor::FabricKind;
+use verbs_reactor::{FabricKind, Runtime, TokioRuntime};
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENT: &str = "/job:worker/replica:0/task:0";
@@ -59,6 +59,23 @@ fn fetch_gives_the_published_bytes_of_every_size() {
         }
         assert_eq!(client.peers()[0].transport, Some(kind));
         end(server, client).await;
+    });
+}
+
+/// A session that one end only remembers holds the other's shutdown up until the plane's farewell of 1 s is over.
+#[test]
+fn shutdown_waits_for_no_timer() {
+    on_each_fabric(|kind| async move {
+        let (server, client) = pair(kind).await;
+        let peer = client.peer_at(server.address()).await.unwrap();
+        server.publish("x", pattern(&server, 10, 1)).unwrap();
+        client.fetch(&peer, "x").await.unwrap();
+        let runtime = TokioRuntime::current().unwrap();
+        let begin = runtime.now();
+        client.shutdown().await;
+        let took = runtime.now() - begin;
+        assert!(took < Duration::from_millis(900), "{took:?}");
+        server.shutdown().await;
     });
 }
 
