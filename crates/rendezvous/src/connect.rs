@@ -9,14 +9,13 @@ use protocol::{
     wire::control::{Connect, ControlFrame, RingOffer},
 };
 use verbs_reactor::{
-    ConnectParams, ConnectionData, FabricError, Prepared, QueuePair, QueuePairConfig, RemoteRegion, Role,
-    timeout,
+    ConnectParams, ConnectionData, FabricError, Prepared, QueuePairConfig, RemoteRegion, Role, timeout,
 };
 
 use crate::{
     Peer, WorkerError,
     announce::{Announcer, record, region},
-    control::{ControlSession, handshake},
+    control::{ControlError, ControlSession, handshake},
     data::DataConnection,
     fabric_channel::{FabricChannel, ReceiveAllocator, Ring},
     node::{Node, fabric_number},
@@ -260,17 +259,17 @@ impl Node {
     ) -> Result<Arc<DataConnection>, WorkerError> {
         let Half { prepared, ring, known, .. } = half;
         let (peer, limit) = (ConnectionData(other.data), self.connect_limit);
+        let announcer = Announcer::new(other.connection, &session.sender()?, self.runtime.clone(), &known);
         let queue_pair =
             prepared.connect(ConnectParams { peer, role, peer_host: session.peer_host, limit }).await?;
         other.regions.iter().for_each(|record| queue_pair.add_remote_region(region(record)));
         let channel = FabricChannel {
-            queue_pair: QueuePair::clone(&queue_pair),
+            queue_pair,
             message_pool: self.pools.message.clone(),
             own_ring: ring,
             peer_ring: other.ring.destination,
             held: Arc::default(),
         };
-        let announcer = Announcer::new(other.connection, &session.sender()?, self.runtime.clone(), &known);
         let allocator = ReceiveAllocator {
             pool: self.pools.receive.clone(),
             regions: fabric.regions.clone(),
@@ -279,11 +278,28 @@ impl Node {
         let parameters = (self.parameters, other.parameters);
         let connection = DataConnection::new(channel, parameters, allocator, &session.peer.worker);
         connection.start(&self.runtime, &self.values);
-        for region in session.up(other.connection, &connection) {
-            session.send(ControlFrame::RegionAck { connection: other.connection, region }).await?;
+        match confirm_regions(session, other.connection, &connection).await {
+            Ok(()) => Ok(connection),
+            Err(error) => {
+                // From here on the peer can write this end's ring: it must not be given back before the drain.
+                connection.close(&error.to_string()).await;
+                Err(error)
+            }
         }
-        Ok(connection)
     }
+}
+
+/// Makes the connection known to its session, and confirms the regions that the peer announced meanwhile.
+async fn confirm_regions(
+    session: &Session,
+    number: u32,
+    connection: &Arc<DataConnection>,
+) -> Result<(), WorkerError> {
+    let lost = |detail| WorkerError::Control(ControlError::Lost { detail });
+    for region in session.up(number, connection).map_err(lost)? {
+        session.send(ControlFrame::RegionAck { connection: number, region }).await?;
+    }
+    Ok(())
 }
 
 fn ring_destination(fabric: &LocalFabric, ring: &Granted) -> Result<Destination, WorkerError> {

@@ -139,17 +139,18 @@ impl Session {
     }
 
     /// The connection is up: gives the regions that were announced meanwhile, which the caller confirms.
-    pub(crate) fn up(&self, number: u32, connection: &Arc<DataConnection>) -> Vec<u32> {
+    ///
+    /// # Errors
+    /// Why the session is over; the caller closes the connection then.
+    pub(crate) fn up(&self, number: u32, connection: &Arc<DataConnection>) -> Result<Vec<u32>, String> {
         let mut state = self.lock();
-        if let Some(why) = state.over.clone() {
-            drop(state);
-            connection.fail(&why);
-            return Vec::new();
+        if let Some(why) = &state.over {
+            return Err(why.clone());
         }
         let before = state.connections.insert(number, Entry::Up(connection.clone()));
-        let Some(Entry::Opening(waiting)) = before else { return Vec::new() };
+        let Some(Entry::Opening(waiting)) = before else { return Ok(Vec::new()) };
         waiting.iter().for_each(|record| connection.queue_pair.add_remote_region(region(record)));
-        waiting.iter().map(|record| record.region).collect()
+        Ok(waiting.iter().map(|record| record.region).collect())
     }
 
     /// The connection was not set up, or is over.
