@@ -53,6 +53,13 @@ struct State {
     lists: BTreeMap<u32, oneshot::Sender<ListPage>>,
 }
 
+impl State {
+    /// Connections that are over end by themselves, and no longer count.
+    fn forget_ended(&mut self) {
+        self.connections.retain(|_, entry| !matches!(entry, Entry::Up(connection) if connection.is_over()));
+    }
+}
+
 /// A data connection of this session.
 #[derive(Debug)]
 enum Entry {
@@ -115,6 +122,7 @@ impl Session {
         if let Some(why) = &state.over {
             return Err(why.clone());
         }
+        state.forget_ended();
         let number = self.number(&mut state);
         state.connections.insert(number, Entry::Opening(Vec::new()));
         state.connects.insert(number, answer);
@@ -127,6 +135,7 @@ impl Session {
     /// The number is in use.
     pub(crate) fn open_for_peer(&self, number: u32) -> Result<(), Status> {
         let mut state = self.lock();
+        state.forget_ended();
         let ours = (number & ACCEPTED == 0) == self.dialled;
         if ours || state.connections.contains_key(&number) || state.connections.len() >= CONNECTIONS_MAX {
             return Err(Status::new(
