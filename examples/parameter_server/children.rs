@@ -11,9 +11,13 @@ use std::{
     time::Duration,
 };
 
+use futures::{
+    future::{Either, select},
+    pin_mut,
+};
 use tokio::sync::mpsc;
 
-use crate::report::Report;
+use crate::{failure::Failure, report::Report};
 
 /// Lines that wait to be read, at most.
 const LINES_MAX: usize = 64;
@@ -116,4 +120,21 @@ pub(crate) fn parent_lines() -> mpsc::Receiver<Report> {
         std::process::exit(1);
     });
     receiver
+}
+
+/// Does `work`, then waits until the launcher lets go; an error if it is gone before the work is done.
+pub(crate) async fn work_until_let_go<T, E: Into<Failure>>(
+    parent: &mut mpsc::Receiver<Report>,
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<(), Failure> {
+    let gone = async { while parent.recv().await.is_some() {} };
+    pin_mut!(work, gone);
+    match select(work, gone).await {
+        Either::Left((worked, gone)) => {
+            worked.map_err(Into::into)?;
+            gone.await;
+            Ok(())
+        }
+        Either::Right(_) => Err(Failure::LauncherGone),
+    }
 }

@@ -2,10 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use futures::{
-    future::{Either, select, try_join_all},
-    pin_mut,
-};
+use futures::future::try_join_all;
 use tensorwire::{Tensor, Worker, WorkerError};
 use tensorwire_examples::{
     mlp::{Mlp, TensorSpec},
@@ -30,16 +27,8 @@ pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
 
     meet_workers(&worker, &mut parent).await?;
     let training = try_join_all((0..WORKERS).map(|index| serve_worker(&worker, &model, options, index)));
-    let gone = wait_for_end(&mut parent);
-    pin_mut!(training, gone);
-    match select(training, gone).await {
-        // Trained: the parameters stay here until the launcher has fetched them.
-        Either::Left((trained, gone)) => {
-            trained?;
-            gone.await;
-        }
-        Either::Right(((), _)) => return Err(Failure::LauncherGone),
-    }
+    // Trained: the parameters stay here until the launcher has fetched them.
+    children::work_until_let_go(&mut parent, training).await?;
     worker.shutdown().await;
     Ok(())
 }
@@ -52,10 +41,6 @@ async fn meet_workers(worker: &Worker, parent: &mut mpsc::Receiver<Report>) -> R
         worker.peer_at(&address).await?;
     }
     Ok(())
-}
-
-async fn wait_for_end(parent: &mut mpsc::Receiver<Report>) {
-    while parent.recv().await.is_some() {}
 }
 
 /// Receives one worker's gradients, one step after the other, and answers each when it has been applied.

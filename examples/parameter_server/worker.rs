@@ -1,9 +1,5 @@
 //! A process that computes gradients: it fetches the parameters, takes a batch of its own samples, sends the gradient.
 
-use futures::{
-    future::{Either, select},
-    pin_mut,
-};
 use tensorwire::{Peer, Tensor, Worker, WorkerError};
 use tensorwire_examples::{
     digits::{Batches, Digits},
@@ -35,15 +31,7 @@ pub(crate) async fn run(options: &Options, server: &str, index: usize) -> Result
         traffic_with(&worker, &server).to_report().print();
         Ok::<(), WorkerError>(())
     };
-    let gone = async { while parent.recv().await.is_some() {} };
-    pin_mut!(training, gone);
-    match select(training, gone).await {
-        Either::Left((trained, gone)) => {
-            trained?;
-            gone.await;
-        }
-        Either::Right(((), _)) => return Err(Failure::LauncherGone),
-    }
+    children::work_until_let_go(&mut parent, training).await?;
     worker.shutdown().await;
     Ok(())
 }

@@ -37,6 +37,7 @@ mod pools;
 mod published;
 mod serve;
 mod session;
+mod sharded;
 mod table;
 mod tensor;
 mod values;

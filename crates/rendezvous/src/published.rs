@@ -1,19 +1,13 @@
 //! Tensors that stay until they are replaced or withdrawn, and serve any number of receivers.
 
-use std::{
-    hash::{BuildHasherDefault, DefaultHasher},
-    ops::Bound,
-    sync::atomic::{AtomicU64, Ordering},
-};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use dashmap::DashMap;
 use protocol::Metadata;
 
-use crate::Tensor;
-
-/// Fixed keys and a fixed number of shards, so that runs of one seed are alike.
-type Hasher = BuildHasherDefault<DefaultHasher>;
-const SHARDS: usize = 16;
+use crate::{
+    Tensor,
+    sharded::{ShardedMap, sharded_map},
+};
 
 /// What a worker's list says of one published tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,14 +25,13 @@ pub struct Published {
 /// The published tensors of this worker.
 #[derive(Debug)]
 pub(crate) struct PublishedSet {
-    entries: DashMap<String, (u64, Tensor), Hasher>,
+    entries: ShardedMap<String, (u64, Tensor)>,
     versions: AtomicU64,
 }
 
 impl PublishedSet {
     pub(crate) fn new() -> Self {
-        let entries = DashMap::with_hasher_and_shard_amount(Hasher::default(), SHARDS);
-        Self { entries, versions: AtomicU64::new(0) }
+        Self { entries: sharded_map(), versions: AtomicU64::new(0) }
     }
 
     pub(crate) fn publish(&self, name: &str, tensor: Tensor) -> u64 {
@@ -57,13 +50,12 @@ impl PublishedSet {
 
     /// Up to `most` entries with names after `after`, sorted by name.
     pub(crate) fn page(&self, after: Option<&str>, most: usize) -> Vec<(String, u64, Tensor)> {
-        let sorted: std::collections::BTreeMap<String, (u64, Tensor)> =
-            self.entries.iter().map(|entry| (entry.key().clone(), entry.value().clone())).collect();
-        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let following = sorted.range::<str, _>((start, Bound::Unbounded));
-        following
-            .take(most)
-            .map(|(name, (version, tensor))| (name.clone(), *version, tensor.clone()))
-            .collect()
+        let following =
+            self.entries.iter().filter(|entry| after.is_none_or(|after| entry.key().as_str() > after));
+        let mut page: Vec<_> =
+            following.map(|entry| (entry.key().clone(), entry.value().0, entry.value().1.clone())).collect();
+        page.sort_unstable_by(|(one, ..), (other, ..)| one.cmp(other));
+        page.truncate(most);
+        page
     }
 }

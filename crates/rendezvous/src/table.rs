@@ -3,7 +3,6 @@
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
     future::Future,
-    hash::{BuildHasherDefault, DefaultHasher},
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -12,14 +11,13 @@ use std::{
     task::{Context, Poll},
 };
 
-use dashmap::DashMap;
 use protocol::{Code, Status, StepId};
 use tokio::sync::oneshot;
 
-use crate::Tensor;
-
-type Hasher = BuildHasherDefault<DefaultHasher>;
-const SHARDS: usize = 16;
+use crate::{
+    Tensor,
+    sharded::{FixedHasher, ShardedMap, sharded_map},
+};
 
 /// Finished steps that are remembered, so that a late request is answered instead of waiting for ever.
 const TOMBSTONES_MAX: usize = 65_536;
@@ -36,7 +34,7 @@ pub(crate) struct TakenValue {
 /// Every step of this worker.
 #[derive(Debug)]
 pub(crate) struct StepTable {
-    steps: DashMap<StepId, Arc<Step>, Hasher>,
+    steps: ShardedMap<StepId, Arc<Step>>,
     finished: Mutex<Tombstones>,
     waiting_values: Arc<AtomicUsize>,
     cap: usize,
@@ -44,7 +42,7 @@ pub(crate) struct StepTable {
 
 #[derive(Debug, Default)]
 struct Tombstones {
-    known: HashSet<StepId, Hasher>,
+    known: HashSet<StepId, FixedHasher>,
     order: VecDeque<StepId>,
 }
 
@@ -81,12 +79,7 @@ pub(crate) enum SendRefused {
 impl StepTable {
     /// A table that holds at most `cap` values that nobody has received yet.
     pub(crate) fn new(cap: usize) -> Self {
-        Self {
-            steps: DashMap::with_hasher_and_shard_amount(Hasher::default(), SHARDS),
-            finished: Mutex::default(),
-            waiting_values: Arc::default(),
-            cap,
-        }
+        Self { steps: sharded_map(), finished: Mutex::default(), waiting_values: Arc::default(), cap }
     }
 
     /// The step, made on first use; a finished one answers ABORTED.
