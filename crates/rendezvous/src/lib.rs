@@ -31,6 +31,7 @@ mod connect;
 mod data;
 mod error;
 mod fabric_channel;
+mod lost;
 mod node;
 mod peer;
 mod pools;
