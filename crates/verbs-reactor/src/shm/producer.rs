@@ -112,7 +112,9 @@ impl Producer {
     }
 
     fn post(&mut self, connection: &Connection, key: SlotKey, request: &WorkRequest) -> Post {
-        let WorkRequest::Write { local, remote, immediate } = request;
+        let WorkRequest::Write { local, remote, immediate } = request else {
+            return Post::Failed(request.unsupported(KIND));
+        };
         if self.tail - self.completed >= u64::from(connection.own.slots()) {
             return Post::Waiting; // Can't be while slots are reserved first, but never overwrite a descriptor.
         }

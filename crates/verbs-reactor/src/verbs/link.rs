@@ -296,7 +296,9 @@ impl VerbsLink {
 
     /// Where the bytes of `request` are, here and there.
     fn resolve(&self, key: SlotKey, request: &WorkRequest) -> Result<Pending, FabricError> {
-        let WorkRequest::Write { local, remote, immediate } = request;
+        let WorkRequest::Write { local, remote, immediate } = request else {
+            return Err(request.unsupported(FabricKind::Verbs));
+        };
         let length = local.len() as u64;
         let (here, local_key) = match local.block() {
             Some(block) => {
