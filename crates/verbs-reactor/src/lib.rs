@@ -22,6 +22,8 @@
 //!   and touches no memory.
 //! - Every operation ends exactly once.
 
+#[cfg(feature = "bench-limits")]
+pub mod bare;
 mod core;
 mod error;
 mod fabric;
