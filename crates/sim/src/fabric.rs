@@ -118,7 +118,7 @@ impl Domain for SimDomain {
     }
 
     fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
-        let core = Arc::new(QueuePairCore::new(FabricKind::Sim, config));
+        let core = Arc::new(QueuePairCore::new(FabricKind::Sim, config, Capabilities::WRITES));
         let token = self.runtime.random();
         let endpoint = self.shared.add_endpoint(self.node, self.domain.clone(), core, token);
         let end = UnconnectedEnd { shared: self.shared.clone(), endpoint, armed: true };

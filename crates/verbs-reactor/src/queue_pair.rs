@@ -7,14 +7,14 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
 };
 
 use memory::Buf;
 
 use crate::{
-    Arrival, FabricError, FabricKind, Immediate, Link, QueuePairConfig, QueuePairCore, QueuePairStats,
-    RegionId, RemoteRange, RemoteRegion, SlotKey, WorkRequest, slot::Reserve,
+    Arrival, Capabilities, FabricError, FabricKind, Immediate, Link, QueuePairConfig, QueuePairCore,
+    QueuePairStats, RegionId, RemoteRange, RemoteRegion, Segment, SlotKey, WorkRequest, slot::Reserve,
 };
 
 /// A connected queue pair. Cheap to clone; all clones are one connection.
@@ -38,6 +38,18 @@ impl Shared {
             self.core.fail_arrivals(&FabricError::Closed);
             self.link.start_close();
         }
+    }
+}
+
+impl Shared {
+    /// Reserves a slot for `request` if the fabric can do it at all.
+    fn reserve(&self, request: &WorkRequest, waiter: Option<&Waker>) -> Reserve {
+        let capabilities = self.core.capabilities();
+        if !capabilities.allow(request) {
+            return Reserve::Failed(request.unsupported(self.core.kind()));
+        }
+        let weight = request.weight(capabilities.piece_bytes_max);
+        self.core.slots().reserve(request, weight, waiter)
     }
 }
 
@@ -97,6 +109,41 @@ impl QueuePair {
         self.start(WorkRequest::Write { local, remote: Some(remote), immediate: Some(immediate) })
     }
 
+    /// Writes every segment's bytes to its range, as one logical write: one completion, and one notification if
+    /// `immediate` is given. See [`paged`](crate::paged) for pages of one buffer.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write); [`FabricError::TooManyPieces`] if the send queue could never hold it,
+    /// [`FabricError::Unsupported`] where [`Capabilities::vectored`] is false.
+    ///
+    /// # Cancel safety
+    /// As [`write`](Self::write).
+    pub fn write_vectored(
+        &self,
+        segments: impl Into<Arc<[Segment]>>,
+        immediate: Option<Immediate>,
+    ) -> Operation {
+        self.start(WorkRequest::WriteVectored { segments: segments.into(), immediate })
+    }
+
+    /// Hands `local` to the peer without a copy ([`Arrival::Loan`]). Completes when the peer has it; the bytes
+    /// stay alive and unchanged until the peer's lease ends.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write); [`FabricError::LeasesExhausted`] when the peer's process holds as many loans
+    /// as it may, [`FabricError::Unsupported`] where [`Capabilities::lend`] is false.
+    ///
+    /// # Cancel safety
+    /// As [`write`](Self::write).
+    pub fn lend(&self, local: Buf, immediate: Immediate) -> Operation {
+        self.start(WorkRequest::Lend { local, immediate })
+    }
+
+    /// What the fabric can do.
+    pub fn capabilities(&self) -> Capabilities {
+        self.shared.core.capabilities()
+    }
+
     /// Tells the peer `immediate` after everything posted before has landed.
     ///
     /// # Errors
@@ -113,7 +160,7 @@ impl QueuePair {
     /// # Errors
     /// [`FabricError::SendQueueFull`], or the queue pair's failure.
     pub fn post_now(&self, request: &WorkRequest) -> Result<Operation, FabricError> {
-        match self.shared.core.slots().reserve(request, None) {
+        match self.shared.reserve(request, None) {
             Reserve::Reserved(key) => {
                 self.shared.link.submit(key, request);
                 Ok(self.operation(State::Posted(key)))
@@ -173,7 +220,7 @@ impl QueuePair {
     }
 
     fn start(&self, request: WorkRequest) -> Operation {
-        match self.shared.core.slots().reserve(&request, None) {
+        match self.shared.reserve(&request, None) {
             Reserve::Reserved(key) => {
                 self.shared.link.submit(key, &request);
                 self.operation(State::Posted(key))
@@ -215,7 +262,7 @@ impl Operation {
     fn try_post(&mut self, context: &Context<'_>) -> Poll<()> {
         let State::Waiting(request) = &mut self.state else { return Poll::Ready(()) };
         let Some(waiting) = request.take() else { return Poll::Ready(()) };
-        self.state = match self.shared.core.slots().reserve(&waiting, Some(context.waker())) {
+        self.state = match self.shared.reserve(&waiting, Some(context.waker())) {
             Reserve::Reserved(key) => {
                 self.shared.link.submit(key, &waiting);
                 State::Posted(key)

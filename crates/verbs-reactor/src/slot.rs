@@ -44,6 +44,8 @@ enum State {
 #[derive(Debug)]
 struct Slot {
     generation: u32,
+    /// Work requests that the operation in it takes.
+    weight: u32,
     state: State,
 }
 
@@ -53,6 +55,8 @@ struct Inner {
     free: Vec<u32>,
     /// Operations posted and not completed.
     outstanding: u32,
+    /// Sum of the weights of slots in use.
+    weight: u32,
     /// Futures that wait for a free slot.
     waiting: Vec<Waker>,
     /// Set once: nothing can be posted any more.
@@ -61,7 +65,8 @@ struct Inner {
     idle: Vec<Waker>,
 }
 
-/// A fixed number of slots: a home for the buffers of operations under way, and the bound on their number.
+/// A fixed number of slots: a home for the buffers of operations under way, and the bound on the work requests
+/// they take. An operation that a fabric splits weighs as many as it has pieces.
 #[derive(Debug)]
 pub struct SlotTable {
     depth: u32,
@@ -81,7 +86,7 @@ pub(crate) enum Reserve {
 impl SlotTable {
     /// A table of `depth` slots.
     pub fn new(depth: u32) -> Self {
-        let slots = (0..depth).map(|_| Slot { generation: 0, state: State::Free }).collect();
+        let slots = (0..depth).map(|_| Slot { generation: 0, weight: 0, state: State::Free }).collect();
         let inner = Inner { slots, free: (0..depth).rev().collect(), ..Inner::default() };
         Self { depth, inner: Mutex::new(inner) }
     }
@@ -107,19 +112,25 @@ impl SlotTable {
         }
     }
 
-    pub(crate) fn reserve(&self, request: &WorkRequest, waiter: Option<&Waker>) -> Reserve {
+    pub(crate) fn reserve(&self, request: &WorkRequest, weight: u64, waiter: Option<&Waker>) -> Reserve {
+        let Some(weight) = u32::try_from(weight).ok().filter(|&weight| weight <= self.depth) else {
+            return Reserve::Failed(FabricError::TooManyPieces { pieces: weight, depth: self.depth });
+        };
         let mut inner = self.lock();
         if let Some(failure) = &inner.failure {
             return Reserve::Failed(failure.clone());
         }
-        let Some(index) = inner.free.pop() else {
+        let room = self.depth - inner.weight >= weight;
+        let Some(index) = inner.free.pop_if(|_| room) else {
             if let Some(waker) = waiter {
                 remember(&mut inner.waiting, waker);
             }
             return Reserve::Full;
         };
         inner.outstanding += 1;
+        inner.weight += weight;
         let slot = &mut inner.slots[index as usize];
+        slot.weight = weight;
         slot.state = State::Posted { request: request.clone(), waker: None };
         Reserve::Reserved(SlotKey { index, generation: slot.generation })
     }
@@ -253,6 +264,7 @@ impl SlotTable {
 impl Inner {
     fn release(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
+        self.weight -= mem::take(&mut slot.weight);
         slot.state = State::Free;
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(index);

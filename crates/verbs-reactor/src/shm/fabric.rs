@@ -24,6 +24,8 @@ use super::{
 
 const KIND: FabricKind = FabricKind::Shm;
 
+const CAPABILITIES: Capabilities = Capabilities::WRITES;
+
 /// Candidates that may wait to be accepted. One is expected.
 const BACKLOG: i32 = 8;
 
@@ -80,7 +82,7 @@ impl Fabric for ShmFabric {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::WRITES
+        CAPABILITIES
     }
 
     fn reach(&self) -> Vec<u8> {
@@ -152,7 +154,7 @@ impl ShmPrepared {
         let accepted = handshake::establish(&runtime, &offer, &params).await?;
         let bell = sys::watch(offer.bell, Interest::READABLE)
             .map_err(|error| failed("registering the doorbell", error.to_string()))?;
-        let core = Arc::new(QueuePairCore::new(KIND, offer.config));
+        let core = Arc::new(QueuePairCore::new(KIND, offer.config, CAPABILITIES));
         let link = Arc::new(ShmLink::new(Connection {
             core: core.clone(),
             regions,

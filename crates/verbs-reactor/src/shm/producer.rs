@@ -112,7 +112,9 @@ impl Producer {
     }
 
     fn post(&mut self, connection: &Connection, key: SlotKey, request: &WorkRequest) -> Post {
-        let WorkRequest::Write { local, remote, immediate } = request;
+        let WorkRequest::Write { local, remote, immediate } = request else {
+            return Post::Failed(request.unsupported(KIND));
+        };
         if self.tail - self.completed >= u64::from(connection.own.slots()) {
             return Post::Waiting; // Can't be while slots are reserved first, but never overwrite a descriptor.
         }
@@ -139,6 +141,10 @@ impl Producer {
 
     /// Where the peer finds the bytes; `None` while the socket has no room for the block's descriptor.
     fn source(&mut self, connection: &Connection, local: &Buf) -> Result<Option<Source>, FabricError> {
+        if local.is_foreign() && !local.is_empty() {
+            let what = "send memory that is not a pool's: copy it into a pool first";
+            return Err(FabricError::Unsupported { kind: KIND, what });
+        }
         let Some(block) = local.block().filter(|_| !local.is_empty()) else {
             return Ok(Some(Source::Nothing));
         };

@@ -24,6 +24,9 @@ use crate::{
     PeerViolation, Prepared, QueuePair, QueuePairConfig, RegionTable, RemoteRegion, Role, Runtime, timeout,
 };
 
+/// What queue pairs of this fabric can do.
+pub(super) const CAPABILITIES: Capabilities = Capabilities::WRITES;
+
 /// How the fabric listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpConfig {
@@ -77,7 +80,7 @@ impl Fabric for TcpFabric {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::WRITES
+        CAPABILITIES
     }
 
     fn reach(&self) -> Vec<u8> {

@@ -17,6 +17,7 @@ use tokio::{io::unix::AsyncFd, net::TcpStream};
 
 use super::{
     driver::Driver,
+    fabric::CAPABILITIES,
     frame::Key,
     receiver::{Ground, Received, Receiver},
     sender::{End, Sender, Sent, Write},
@@ -68,7 +69,7 @@ impl TcpLink {
         // SAFETY: a `Socket` owns its descriptor, answers with no other, and closes it only when dropped.
         let socket = unsafe { AsyncFd::register(Socket::new(stream)) };
         let socket = socket.map_err(|refused| fail(refused.into()))?;
-        let core = Arc::new(QueuePairCore::new(FabricKind::Tcp, config));
+        let core = Arc::new(QueuePairCore::new(FabricKind::Tcp, config, CAPABILITIES));
         let link = Arc::new(Self {
             core: core.clone(),
             table,
@@ -257,7 +258,9 @@ impl TcpLink {
 
     /// The checks of a NIC on its own side.
     fn resolve(&self, key: SlotKey, request: &WorkRequest) -> Result<Write, FabricError> {
-        let WorkRequest::Write { local, remote, immediate } = request;
+        let WorkRequest::Write { local, remote, immediate } = request else {
+            return Err(request.unsupported(FabricKind::Tcp));
+        };
         let bytes = local.len() as u64;
         if let Some(block) = local.block()
             && !self.table.contains(block.id())

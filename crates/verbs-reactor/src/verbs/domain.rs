@@ -15,9 +15,18 @@ use crate::{
 };
 
 use super::{
-    Endpoint, ProtectionDomain, VerbsError, completion::CompletionQueue, driver::Driver, endpoint::sequence,
-    error::fabric_error, fabric::Shared, link::VerbsLink, message::SIGNALS, queue_pair::RawQueuePair,
-    region::MemoryRegion, send::SendSide, tag::SLOTS_MAX,
+    Endpoint, ProtectionDomain, VerbsError,
+    completion::CompletionQueue,
+    driver::Driver,
+    endpoint::sequence,
+    error::fabric_error,
+    fabric::{CAPABILITIES, Shared},
+    link::VerbsLink,
+    message::SIGNALS,
+    queue_pair::RawQueuePair,
+    region::MemoryRegion,
+    send::SendSide,
+    tag::SLOTS_MAX,
 };
 
 /// A protection domain of the device.
@@ -194,7 +203,7 @@ impl VerbsPrepared {
     }
 
     fn into_link(self, peer: &Endpoint) -> (Arc<QueuePairCore>, Arc<VerbsLink>) {
-        let core = Arc::new(QueuePairCore::new(FabricKind::Verbs, self.config));
+        let core = Arc::new(QueuePairCore::new(FabricKind::Verbs, self.config, CAPABILITIES));
         let (send, (_, receive)) = (self.config.send_depth, entries(self.config));
         let send = SendSide::new(self.queue_pair, receive as usize, send as usize, self.here.piece_bytes);
         let link = VerbsLink::new(core.clone(), self.registrations, self.completions, send, peer.piece_bytes);

@@ -296,11 +296,17 @@ impl VerbsLink {
 
     /// Where the bytes of `request` are, here and there.
     fn resolve(&self, key: SlotKey, request: &WorkRequest) -> Result<Pending, FabricError> {
-        let WorkRequest::Write { local, remote, immediate } = request;
+        let WorkRequest::Write { local, remote, immediate } = request else {
+            return Err(request.unsupported(FabricKind::Verbs));
+        };
         let length = local.len() as u64;
         let (here, local_key) = match local.block() {
             Some(block) => {
                 (block.base().as_ptr() as u64 + local.offset() as u64, self.domain.local_key(block)?)
+            }
+            None if length > 0 => {
+                let what = "send memory that is not a pool's: copy it into a pool first";
+                return Err(FabricError::Unsupported { kind: FabricKind::Verbs, what });
             }
             None => (0, 0),
         };

@@ -13,8 +13,8 @@ use memory::{BufMut, Granted, Pool, PoolConfig};
 use tokio::io::Interest;
 
 use crate::{
-    Access, FabricError, FabricKind, QueuePair, QueuePairConfig, QueuePairCore, RegionTable, RemoteRange,
-    Runtime, TokioRuntime,
+    Access, Capabilities, FabricError, FabricKind, QueuePair, QueuePairConfig, QueuePairCore, RegionTable,
+    RemoteRange, Runtime, TokioRuntime,
 };
 
 use super::{
@@ -58,7 +58,7 @@ impl Rig {
         let socket = sys::connect(&name).unwrap();
         let accepted = sys::accept(listener.as_fd()).unwrap();
         let bell = sys::eventfd().unwrap();
-        let core = Arc::new(QueuePairCore::new(FabricKind::Shm, DEPTHS));
+        let core = Arc::new(QueuePairCore::new(FabricKind::Shm, DEPTHS, Capabilities::WRITES));
         let link = Arc::new(ShmLink::new(Connection {
             core: core.clone(),
             regions: regions.clone(),
