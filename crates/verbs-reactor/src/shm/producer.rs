@@ -182,6 +182,10 @@ impl Producer {
 
     /// Where the peer finds the bytes; `None` while the socket has no room for the block's descriptor.
     fn source(&mut self, connection: &Connection, local: &Buf) -> Result<Option<Source>, FabricError> {
+        if local.is_foreign() && !local.is_empty() {
+            let what = "send memory that is not a pool's: copy it into a pool first";
+            return Err(FabricError::Unsupported { kind: KIND, what });
+        }
         let Some(block) = local.block().filter(|_| !local.is_empty()) else {
             return Ok(Some(Source::Nothing));
         };
