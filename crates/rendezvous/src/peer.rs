@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-use crate::{WorkerError, data::DataConnection, node::Node, session::Session};
+use crate::{WorkerError, data::DataConnection, error::Lost, node::Node, session::Session};
 
 /// A handle on a peer. Cheap to clone; stays valid over reconnects and restarts of the peer.
 #[derive(Debug, Clone)]
@@ -111,7 +111,7 @@ impl Peer {
     fn end_former(&self) {
         let former = self.connection().filter(|connection| connection.is_over() && !connection.has_ended());
         if let Some(former) = former {
-            former.fail("the connection is over");
+            former.fail(&Lost::gone("the connection is over"));
         }
     }
 
