@@ -14,7 +14,9 @@ use crate::{
     Tensor, WorkerError,
     announce::Announcer,
     error::TransferName,
-    fabric_channel::{FabricChannel, HeldPosts, ReceiveAllocator, Ring},
+    fabric_channel::{FabricChannel, ReceiveAllocator},
+    held_posts::HeldPosts,
+    ring::OwnRing,
     values::SharedValues,
 };
 
@@ -26,7 +28,7 @@ pub(crate) struct DataConnection {
     pub(crate) protocol: Arc<Connection<FabricChannel>>,
     pub(crate) announcer: Arc<Announcer>,
     allocator: ReceiveAllocator,
-    ring: Arc<Ring>,
+    ring: Arc<OwnRing>,
     held: Arc<HeldPosts>,
     peer: String,
     over: AtomicBool,
