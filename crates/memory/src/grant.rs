@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     Block, BufMut, MemoryError,
-    buffer::Allocation,
+    allocation::Allocation,
     copy::{CopyReason, copy_raw},
 };
 
@@ -38,6 +38,8 @@ pub enum GrantEnd {
     /// The range was a message ring, and the peer's last message in it has arrived: RING_MOVED, after which it
     /// writes another ring.
     RingMoved,
+    /// This end's own `read` into the range completed, and no peer was told of it.
+    ReadCompleted,
     /// Every queue pair the peer could write through is destroyed and drained.
     QueuePairDrained,
 }
@@ -93,6 +95,15 @@ impl Granted {
         self.allocation.as_ref().map_or(0, Allocation::length)
     }
 
+    /// The peer has said that the content exists: the range no longer counts against its pool's early share
+    /// ([`Pool::try_alloc_early`](crate::Pool::try_alloc_early)). Ending the grant does the same; for a buffer that
+    /// was not taken early there is nothing to do.
+    pub fn answered(&self) {
+        if let Some(allocation) = &self.allocation {
+            allocation.answered();
+        }
+    }
+
     /// Copies bytes out while the peer may still write elsewhere in the range (message rings).
     ///
     /// # Errors
@@ -124,6 +135,7 @@ impl Granted {
             return Err(not_granted(None, 0, 0));
         };
         forget_grant(&allocation);
+        allocation.answered();
         if !self.state.close() {
             let error = MemoryError::GrantBusy {
                 block: allocation.block().map_or(0, |block| block.id().get()),

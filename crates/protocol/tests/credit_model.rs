@@ -92,9 +92,9 @@ impl World {
         let mut put = |number: u32| key.push(u8::try_from(number).unwrap());
         for end in &self.ends {
             let Open { immediates, ring_bytes, unreturned, unreturned_bytes, asked } = end.flow.open();
-            [immediates, ring_bytes, unreturned, unreturned_bytes].map(&mut put);
+            [immediates, ring_bytes, unreturned, unreturned_bytes].into_iter().for_each(&mut put);
             let (asked, asked_bytes) = asked.map_or((0, 0), |(asked, bytes)| (asked + 1, bytes));
-            [asked, asked_bytes, end.receives as u32, end.wire.len() as u32].map(&mut put);
+            [asked, asked_bytes, end.receives as u32, end.wire.len() as u32].into_iter().for_each(&mut put);
             let now = end.flow.counts();
             for item in &end.wire {
                 let (kind, counts, wanted) = match *item {
@@ -107,7 +107,7 @@ impl World {
                 // How far the counts on this wire are behind what this end has taken in since.
                 let receives = now.receives.wrapping_sub(counts.receives);
                 let ring_bytes = now.ring_bytes.wrapping_sub(counts.ring_bytes);
-                [kind, receives, ring_bytes, wanted].map(&mut put);
+                [kind, receives, ring_bytes, wanted].into_iter().for_each(&mut put);
             }
         }
         key.into()

@@ -32,6 +32,7 @@ mod data;
 mod error;
 mod fabric_channel;
 mod held_posts;
+mod liveness;
 mod node;
 mod peer;
 mod pools;
@@ -47,7 +48,7 @@ mod worker;
 
 pub use builder::WorkerBuilder;
 pub use cluster::ClusterSpec;
-pub use error::{TransferName, WorkerError};
+pub use error::{PeerLoss, TransferName, WorkerError};
 pub use peer::Peer;
 pub use published::Published;
 pub use tensor::{Element, Tensor};

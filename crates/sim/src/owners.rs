@@ -312,6 +312,7 @@ fn name_of(end: Option<GrantEnd>) -> &'static str {
         Some(GrantEnd::NeverSent) => "never sent",
         Some(GrantEnd::RingMoved) => "ring moved",
         Some(GrantEnd::QueuePairDrained) => "queue pair drained",
+        Some(GrantEnd::ReadCompleted) => "read completed",
         Some(_) => "other",
     }
 }

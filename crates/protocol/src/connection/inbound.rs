@@ -192,7 +192,7 @@ impl<C: Channel> Connection<C> {
     ) -> Result<Option<TensorRequest>, Stop> {
         let arrived = match message {
             Message::TensorRequest(request) => {
-                state.responses.open(request.index)?;
+                state.responses.open(request.index, request.scope)?;
                 self.settle(state, None, None);
                 return Ok(Some(request));
             }

@@ -85,7 +85,7 @@ impl<L> State<L> {
         self.failure.as_ref().map_or(Ok(()), |why| Err(ChannelError(why.clone())))
     }
 
-    fn queue(&mut self, turnstile: Turnstile) -> &mut WaitQueue {
+    pub(crate) fn queue(&mut self, turnstile: Turnstile) -> &mut WaitQueue {
         match turnstile {
             Turnstile::Messages => &mut self.messages,
             Turnstile::Requests => &mut self.entries,
@@ -236,7 +236,8 @@ impl<C: Channel> Connection<C> {
     }
 
     /// Sends what is owed: CANCEL for receives that were given up, CANCEL_ACK for the peer's; takes back the
-    /// memory of receives that were given up; and offers the peer a larger ring when it needs one. Ends when the connection has failed. Must be kept running.
+    /// memory of receives that were given up; and offers the peer a larger ring when it needs one. Ends when the
+    /// connection has failed. Must be kept running.
     ///
     /// # Cancel safety
     /// Cancel-safe: nothing is lost, and a new call goes on where this one was.
@@ -334,9 +335,10 @@ impl<C: Channel> Connection<C> {
     }
 
     fn settle_arrival(&self, mut state: MutexGuard<'_, State<C::Lent>>, arrived: Arrived<C::Lent>) {
-        let Arrived { wake, returned, is_ignored } = arrived;
+        let Arrived { wake, next, returned, is_ignored } = arrived;
         state.counters.ignored += u64::from(is_ignored);
         self.settle(state, wake, returned);
+        next.into_iter().for_each(Waker::wake);
     }
 
     /// Unlocks, then wakes `wake` and whoever else has something to do now, and takes memory back.
