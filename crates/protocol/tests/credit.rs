@@ -289,6 +289,7 @@ fn parameters() -> impl Strategy<Value = Parameters> {
         ring_bytes: RING_BYTES_MIN << doublings,
         requests_max: 4,
         contents_max: 4,
+        eager_bytes_max: 0,
     })
 }
 
@@ -361,6 +362,7 @@ fn numbers_outside_the_limits_are_brought_inside() {
         ring_bytes: u32::MAX,
         requests_max: u32::MAX,
         contents_max: u32::MAX,
+        eager_bytes_max: u32::MAX,
     };
     assert_eq!(Agreed::of(&wild, &wild).depth, DEPTH_MAX);
     let none = Parameters { depth: 0, requests_max: 0, contents_max: 0, ..wild };

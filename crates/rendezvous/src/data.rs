@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use futures::future::{Either, select};
-use memory::{GrantEnd, Granted};
+use memory::{Buf, BufMut, GrantEnd, Granted};
 use protocol::{Connection, Received, Scope, TransferError, wire::control::Parameters};
 use verbs_reactor::{Arrival, FabricKind, QueuePair, Runtime};
 
@@ -154,11 +154,12 @@ impl DataConnection {
     }
 
     fn tensor(received: Received<Granted>) -> Result<Tensor, WorkerError> {
-        let bytes = match received.lent {
-            Some(lent) => lent.end(GrantEnd::Content)?.freeze(),
-            None => memory::Buf::empty(),
-        };
-        Ok(Tensor::received(received.metadata, bytes))
+        let Received { metadata, lent, .. } = received;
+        let bytes = lent.map(|lent| lent.end(GrantEnd::Content)).transpose()?.map(BufMut::freeze);
+        // Memory lent for several known shapes is as large as the largest.
+        let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
+        let bytes = bytes.filter(|_| length > 0).and_then(|bytes| bytes.slice(0..length));
+        Ok(Tensor::received(metadata, bytes.unwrap_or_else(Buf::empty)))
     }
 
     fn lost_error(&self, transfer: TransferName, seen: String) -> WorkerError {

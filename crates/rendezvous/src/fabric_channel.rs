@@ -7,7 +7,10 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use memory::{Buf, GrantEnd, Granted, Pool};
+use memory::{
+    Buf, BufMut, GrantEnd, Granted, Pool,
+    copy::{CopyReason, copy_bytes},
+};
 use protocol::{
     Allocator, Channel, ChannelError, Destination, LentEnd, Metadata, RecordSlot, RingSpan, Status,
 };
@@ -141,6 +144,12 @@ impl Channel for FabricChannel {
         *self.peer_ring.lock().unwrap_or_else(PoisonError::into_inner) = ring;
     }
 
+    fn copy_out(&self, bytes: &Buf) -> Box<[u8]> {
+        let mut copy = vec![0; bytes.len()];
+        copy_bytes(&mut copy, bytes, CopyReason::Eager);
+        copy.into()
+    }
+
     fn take_back(&self, lent: Granted, end: LentEnd) {
         let why = match end {
             LentEnd::MetaDataResponse => GrantEnd::MetaDataResponse,
@@ -195,15 +204,28 @@ pub(crate) struct ReceiveAllocator {
     pub(crate) announcer: Arc<Announcer>,
 }
 
+impl ReceiveAllocator {
+    async fn buffer(&self, metadata: &Metadata) -> Result<BufMut, Status> {
+        let length = usize::try_from(metadata.byte_length).map_err(|error| exhausted(&error))?;
+        self.pool.alloc(length).await.map_err(|error| exhausted(&error))
+    }
+}
+
+fn exhausted(error: &dyn std::fmt::Display) -> Status {
+    Status::new(protocol::Code::ResourceExhausted, format!("no memory for the tensor: {error}"))
+}
+
 impl Allocator for ReceiveAllocator {
     type Lent = Granted;
 
+    async fn keep(&self, metadata: &Metadata, content: &[u8]) -> Result<Granted, Status> {
+        let mut buffer = self.buffer(metadata).await?;
+        copy_bytes(&mut buffer, content, CopyReason::Eager);
+        Ok(buffer.grant())
+    }
+
     async fn allocate(&self, metadata: &Metadata) -> Result<(Granted, Destination), Status> {
-        let exhausted = |error: &dyn std::fmt::Display| {
-            Status::new(protocol::Code::ResourceExhausted, format!("no memory for the tensor: {error}"))
-        };
-        let length = usize::try_from(metadata.byte_length).map_err(|error| exhausted(&error))?;
-        let buffer = self.pool.alloc(length).await.map_err(|error| exhausted(&error))?;
+        let buffer = self.buffer(metadata).await?;
         let region = buffer.block().and_then(|block| self.regions.get(block.id()));
         let region = region.ok_or_else(|| exhausted(&"its block is not registered with the fabric"))?;
         self.announcer

@@ -8,7 +8,9 @@
 )]
 
 mod cancel;
+mod eager;
 mod failure;
+mod known;
 mod load;
 mod misbehaviour;
 mod sequences;
