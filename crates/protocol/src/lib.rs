@@ -50,6 +50,6 @@ pub use message::{
     TensorRequest, Want,
 };
 pub use metadata::{DataType, Metadata, MetadataCache, Shape, UnknownDataType};
-pub use request::Received;
+pub use request::{Held, Received};
 pub use status::{Code, Status};
 pub use wire::WireError;

@@ -36,7 +36,11 @@ fn metadata() -> impl Strategy<Value = Metadata> {
     let dimensions = proptest::collection::vec(0u64..9, 0..8);
     (dtype, dimensions, any::<bool>()).prop_map(|(dtype, dimensions, is_dead)| {
         let shape = Shape::new(dimensions).unwrap();
-        if is_dead { Metadata::dead(dtype, shape) } else { Metadata::new(dtype, shape).unwrap() }
+        if is_dead {
+            return Metadata::dead(dtype, shape);
+        }
+        let encoded = Metadata::encoded(dtype, shape.clone(), 77);
+        encoded.unwrap_or_else(|| Metadata::new(dtype, shape).unwrap())
     })
 }
 

@@ -7,7 +7,7 @@ use std::sync::{
 
 use futures::future::{Either, select};
 use memory::{Buf, BufMut, GrantEnd, Granted};
-use protocol::{Connection, Received, Scope, TransferError, wire::control::Parameters};
+use protocol::{Connection, Held, Received, Scope, TransferError, wire::control::Parameters};
 use verbs_reactor::{Arrival, FabricKind, QueuePair, Runtime};
 
 use crate::{
@@ -153,7 +153,19 @@ impl DataConnection {
         Self::tensor(received)
     }
 
-    fn tensor(received: Received<Granted>) -> Result<Tensor, WorkerError> {
+    /// Receives one of several values that are wanted together: it is not lost if the others do not come.
+    pub(crate) async fn receive_held(
+        &self,
+        scope: Scope,
+        name: &TransferName,
+    ) -> Result<Held<FabricChannel>, WorkerError> {
+        let received = self.protocol.receive(scope, &name.key, &self.allocator).await;
+        received
+            .map(|received| self.protocol.hold(received))
+            .map_err(|error| self.transfer_error(name, error))
+    }
+
+    pub(crate) fn tensor(received: Received<Granted>) -> Result<Tensor, WorkerError> {
         let Received { metadata, lent, .. } = received;
         let bytes = lent.map(|lent| lent.end(GrantEnd::Content)).transpose()?.map(BufMut::freeze);
         // Memory lent for several known shapes is as large as the largest.

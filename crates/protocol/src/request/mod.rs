@@ -30,6 +30,45 @@ pub struct Received<L> {
     /// Its bytes, complete; `None` when there are none. The receiver ends the loan with the evidence
     /// [`LentEnd::Content`].
     pub lent: Option<L>,
+    /// Its place and number, for the case that it is not used after all.
+    origin: Option<(Place, u64)>,
+}
+
+/// A received value that is not handed out yet: one of several that are wanted together. Dropping it gives a value of a
+/// step to the next receive of its key.
+pub struct Held<C: Channel> {
+    connection: Arc<Connection<C>>,
+    received: Option<Received<C::Lent>>,
+}
+
+impl<C: Channel> std::fmt::Debug for Held<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Held").finish_non_exhaustive()
+    }
+}
+
+impl<C: Channel> Held<C> {
+    /// Hands the value out; once.
+    pub fn take(&mut self) -> Option<Received<C::Lent>> {
+        self.received.take()
+    }
+}
+
+impl<C: Channel> Drop for Held<C> {
+    fn drop(&mut self) {
+        let mut state = self.connection.lock();
+        state.requests.forget_kept();
+        let Some(Received { metadata, lent, origin }) = self.received.take() else { return };
+        let is_over = state.failure().is_err();
+        match origin.filter(|_| !is_over) {
+            Some((place, number)) => {
+                let landed = Landed { number, metadata, content: lent.into() };
+                let next = state.requests.stash_or_give(place, landed);
+                self.connection.settle(state, next, None);
+            }
+            None => self.connection.settle(state, None, lent.map(|lent| (lent, LentEnd::Content))),
+        }
+    }
 }
 
 /// Why a request goes no further.
@@ -94,7 +133,9 @@ impl<C: Channel> Connection<C> {
         allocator: &A,
     ) -> Result<Received<C::Lent>, TransferError> {
         let Content::Eager(bytes) = landed.content else {
-            return Ok(Received { metadata: landed.metadata, lent: landed.content.lent() });
+            let Landed { number, metadata, content } = landed;
+            let origin = Place::of(scope, key).map(|place| (place, number));
+            return Ok(Received { metadata, lent: content.lent(), origin });
         };
         let Landed { number, metadata, .. } = landed;
         let mut kept =
@@ -103,7 +144,8 @@ impl<C: Channel> Connection<C> {
         let Some((metadata, bytes)) = &kept.value else { return Err(TransferError::gone()) };
         let lent = allocator.keep(metadata, bytes).await.map_err(TransferError::Local)?;
         let Some((metadata, _)) = kept.value.take() else { return Err(TransferError::gone()) };
-        Ok(Received { metadata, lent: Some(lent) })
+        let origin = kept.place.take().map(|place| (place, number));
+        Ok(Received { metadata, lent: Some(lent), origin })
     }
 
     /// The step is over here: contents that are kept for receives of it go back, and none is kept from now on.
@@ -127,6 +169,12 @@ impl<C: Channel> Connection<C> {
         let steps: std::collections::BTreeSet<_> =
             state.requests.steps().chain(state.responses.steps()).collect();
         steps.into_iter().collect()
+    }
+
+    /// Keeps a received value until others are there too.
+    pub fn hold(self: &Arc<Self>, received: Received<C::Lent>) -> Held<C> {
+        self.lock().requests.reserve_kept();
+        Held { connection: self.clone(), received: Some(received) }
     }
 
     fn known(&self, scope: Scope, key: &str) -> Arc<[Metadata]> {

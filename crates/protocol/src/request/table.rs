@@ -194,7 +194,8 @@ pub(crate) struct Requests<L> {
     pub(super) stash: Stash<L>,
     /// Entries that are unresolved.
     unresolved: usize,
-    /// Eager contents that wait for memory.
+    /// Contents outside that may come back: eager ones that wait for memory, and values of several that are wanted
+    /// together.
     kept: usize,
     opened: u64,
     landed: u64,
@@ -236,7 +237,7 @@ impl<L> Requests<L> {
     /// as requests.
     pub(crate) fn has_room(&self) -> bool {
         let has_entry = !self.free.is_empty() || self.slots.len() < self.capacity as usize;
-        has_entry && self.stash.len() + self.kept < self.capacity as usize
+        has_entry && self.stash.len() < self.capacity as usize
     }
 
     /// Whether it is unknown yet if a content will come for a receive of `place` that was given up.
