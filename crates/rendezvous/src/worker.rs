@@ -408,7 +408,15 @@ impl Step {
     /// As [`recv`](Self::recv): a value that has come for one of the keys is not lost when the future is dropped.
     pub async fn recv_many(&self, keys: &[Key]) -> Result<Vec<Tensor>, WorkerError> {
         let what = format!("receiving {} keys of step {}", keys.len(), self.id.0);
-        let held = try_join_all(keys.iter().map(|key| self.receive_held(key)));
+        let held = async {
+            // First, because those who wait for a connection go on in no order.
+            for source in keys.iter().filter_map(|key| key.source_device().worker()) {
+                if source != self.worker.name() {
+                    self.worker.peer(&source)?.connected(&self.worker.node).await?;
+                }
+            }
+            try_join_all(keys.iter().map(|key| self.receive_held(key))).await
+        };
         let held = self.worker.within(self.worker.node.limit, what, held).await?;
         held.into_iter().map(HeldTensor::into_tensor).collect()
     }
