@@ -403,28 +403,6 @@ fn more_than_four_known_metadata_are_refused() {
 }
 
 #[test]
-fn eager_content_must_have_the_length_of_its_metadata_within_the_limit() {
-    let message = |length: u64, content: usize| {
-        let metadata = Metadata::new(DataType::U8, Shape::new([length]).unwrap()).unwrap();
-        let content = Some(vec![1; content].into());
-        Message::MetaDataResponse(MetaDataResponse { index: RequestIndex(0), metadata, content })
-    };
-    for length in [0, 1, 4096] {
-        assert!(round_trip(&message(length, length as usize)).is_ok());
-        assert_eq!(
-            round_trip(&message(length + 1, length as usize)),
-            Err(WireError::Inconsistent { field: "content" })
-        );
-    }
-    let too_long = WireError::TooLong { field: "content", length: 4097, limit: 4096 };
-    assert_eq!(round_trip(&message(4097, 4097)), Err(too_long));
-    let mut lying = wire::encode(&message(8, 8));
-    let length_at = lying.len() - 8 - 2;
-    lying[length_at] = 9;
-    assert_eq!(wire::decode(&lying), Err(WireError::Truncated { field: "content" }));
-}
-
-#[test]
 fn reserved_indices_are_refused() {
     for index in [1 << 30, 0xFFFF_FFEF, 0xFFFF_FFF0, 0xFFFF_FFFE, 0xFFFF_FFFF] {
         let refused = round_trip(&Message::Cancel(RequestIndex(index)));

@@ -1,6 +1,7 @@
 //! The receiver's half of a transfer.
 
 mod admission;
+mod entry;
 mod index;
 mod stash;
 mod table;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use protocol::{
     LentEnd, Message, MetaDataResponse, Metadata, Parameters, PeerMisbehaved, RequestIndex, Scope,
-    TransferError, Want,
+    TransferError, Want, WireError, wire,
 };
 
 use crate::support::{
@@ -206,4 +206,30 @@ fn a_request_without_memory_lists_nothing_when_the_value_is_large() {
     pair.tasks.cancel(handle.task);
     pair.run();
     pair.assert_clean();
+}
+
+fn round_trip(message: &Message) -> Result<Message, WireError> {
+    wire::decode(&wire::encode(message))
+}
+
+#[test]
+fn eager_content_must_have_the_length_of_its_metadata_within_the_limit() {
+    let message = |length: u64, content: usize| {
+        let metadata = bytes_of(length);
+        let content = Some(vec![1; content].into());
+        Message::MetaDataResponse(MetaDataResponse { index: RequestIndex(0), metadata, content })
+    };
+    for length in [0, 1, 4096] {
+        assert!(round_trip(&message(length, length as usize)).is_ok());
+        assert_eq!(
+            round_trip(&message(length + 1, length as usize)),
+            Err(WireError::Inconsistent { field: "content" })
+        );
+    }
+    let too_long = WireError::TooLong { field: "content", length: 4097, limit: 4096 };
+    assert_eq!(round_trip(&message(4097, 4097)), Err(too_long));
+    let mut lying = wire::encode(&message(8, 8));
+    let length_at = lying.len() - 8 - 2;
+    lying[length_at] = 9;
+    assert_eq!(wire::decode(&lying), Err(WireError::Truncated { field: "content" }));
 }

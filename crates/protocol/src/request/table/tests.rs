@@ -2,7 +2,7 @@ use std::{collections::BTreeMap, task::Waker};
 
 use proptest::prelude::*;
 
-use super::*;
+use super::{super::stash::Content, *};
 use crate::{Code, DataType, Shape};
 
 fn metadata(length: u64) -> Metadata {

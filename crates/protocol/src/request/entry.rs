@@ -1,0 +1,140 @@
+//! One request of the receiver's table.
+
+use std::{sync::Arc, task::Waker};
+
+use super::stash::{Content, Landed, Place};
+use crate::{LentEnd, Metadata, Status};
+
+/// How far the exchange with the peer has come.
+///
+/// ```text
+/// Unsent ──TENSOR_REQUEST──▶ Asked ──META_DATA_RESPONSE──▶ Told ──TENSOR_RE_REQUEST──▶ ReAsked
+///                              │                             │                            │
+///                              └──content or ERROR_STATUS────┴──ERROR_STATUS──────────────┴──▶ Answered
+/// ```
+#[derive(Debug)]
+pub(super) enum Phase {
+    /// Nothing was posted.
+    Unsent,
+    /// TENSOR_REQUEST was posted. A written content is a legal answer if it has one of these metadata.
+    Asked { known: Arc<[Metadata]> },
+    /// META_DATA_RESPONSE came.
+    Told,
+    /// TENSOR_RE_REQUEST was posted.
+    ReAsked { metadata: Metadata },
+    /// Content or ERROR_STATUS came.
+    Answered,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cancel {
+    /// None was needed so far.
+    None,
+    /// In the queue of those to send.
+    Owed,
+    /// Posted. The entry stays until its CANCEL_ACK, so that entries bound what the peer owes.
+    Sent,
+    /// CANCEL_ACK came.
+    Acknowledged,
+}
+
+#[derive(Debug)]
+pub(super) struct Entry<L> {
+    pub(super) phase: Phase,
+    pub(super) cancel: Cancel,
+    /// Grows with every request of the connection.
+    pub(super) number: u64,
+    /// Where its value has an order; `None` for what is published.
+    pub(super) place: Option<Place>,
+    /// The receive future is still there.
+    pub(super) is_awaited: bool,
+    /// Given up, and it is not known yet whether a content will come. Receives of its place wait for that.
+    pub(super) is_unresolved: bool,
+    /// Its step is over: a content that nobody awaits is not kept.
+    pub(super) is_discarded: bool,
+    /// The content of another receive of its place that was given up.
+    pub(super) given: Option<Landed<L>>,
+    /// In the queue of those whose memory goes back.
+    pub(super) is_returning: bool,
+    pub(super) lent: Option<L>,
+    /// Why `lent` may be taken back; `None` while the peer may write it.
+    pub(super) end: Option<LentEnd>,
+    pub(super) reply: Option<Answer>,
+    pub(super) waker: Option<Waker>,
+}
+
+/// What the peer answered, as the table keeps it.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Content { number: u64, metadata: Metadata, eager: Option<Box<[u8]>> },
+    MetaDataResponse(Metadata),
+    ErrorStatus(Status),
+}
+
+impl<L> Entry<L> {
+    pub(super) fn new(number: u64, place: Option<Place>) -> Self {
+        Self {
+            phase: Phase::Unsent,
+            cancel: Cancel::None,
+            number,
+            place,
+            is_awaited: true,
+            is_unresolved: false,
+            is_discarded: false,
+            given: None,
+            is_returning: false,
+            lent: None,
+            end: None,
+            reply: None,
+            waker: None,
+        }
+    }
+
+    /// Whether nobody needs the entry any more.
+    pub(super) fn is_finished(&self) -> bool {
+        let settled = match self.cancel {
+            Cancel::None => matches!(self.phase, Phase::Unsent | Phase::Answered),
+            Cancel::Owed | Cancel::Sent => false,
+            Cancel::Acknowledged => true,
+        };
+        settled && !self.is_awaited && !self.is_returning && self.lent.is_none()
+    }
+
+    /// Takes the memory if the peer can no longer write it.
+    pub(super) fn take_ended(&mut self) -> Option<(L, LentEnd)> {
+        let end = self.end?;
+        self.lent.take().map(|lent| (lent, end))
+    }
+
+    /// Whether memory has to go back that nobody needs.
+    pub(super) fn has_unwanted(&self) -> bool {
+        self.given.is_some() || (self.lent.is_some() && self.end.is_some())
+    }
+
+    /// Takes memory that nobody needs.
+    pub(super) fn take_unwanted(&mut self) -> Option<(L, LentEnd)> {
+        self.given.take().and_then(Landed::returned).or_else(|| self.take_ended())
+    }
+
+    /// The content that was not handed out, if there is one.
+    pub(super) fn take_content(&mut self) -> Option<Landed<L>> {
+        match self.reply.take()? {
+            Answer::Content { number, metadata, eager } => Some(self.landed(number, metadata, eager)),
+            Answer::MetaDataResponse(_) | Answer::ErrorStatus(_) => None,
+        }
+    }
+
+    pub(super) fn landed(&mut self, number: u64, metadata: Metadata, eager: Option<Box<[u8]>>) -> Landed<L> {
+        let content = match eager {
+            Some(bytes) if bytes.is_empty() => Content::None,
+            Some(bytes) => Content::Eager(bytes),
+            None => self.take_ended().map(|(lent, _)| lent).into(),
+        };
+        Landed { number, metadata, content }
+    }
+
+    /// Where a content goes that nobody awaits, if anywhere.
+    pub(super) fn place_to_keep(&self) -> Option<Place> {
+        self.place.clone().filter(|_| !self.is_discarded)
+    }
+}
