@@ -94,6 +94,11 @@ impl Producer {
         Some((posted, post))
     }
 
+    /// Descriptors whose completion was reaped.
+    pub(super) fn completed(&self) -> u64 {
+        self.completed
+    }
+
     /// Whether operations wait for the socket.
     pub(super) fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
@@ -170,6 +175,7 @@ impl Producer {
 
     /// Puts descriptors into the ring; the last one completes the operation.
     fn publish(&mut self, connection: &Connection, posted: Posted, prepared: &[Prepared]) {
+        connection.own.set_cpu();
         for Prepared { descriptor, local } in prepared {
             if descriptor.source == Source::Inline {
                 stage(connection, self.tail, local);
