@@ -14,6 +14,9 @@ use crate::{
     values::worker_device,
 };
 
+/// How long a shutdown waits for the sessions' goodbyes.
+const SHUTDOWN: Duration = Duration::from_secs(2);
+
 /// A worker. Cheap to clone; the last clone's drop begins the shutdown without waiting for it.
 #[derive(Debug, Clone)]
 pub struct Worker {
@@ -220,6 +223,8 @@ impl Worker {
     pub async fn shutdown(&self) {
         self.node.closing.send_replace(true);
         self.node.values.steps.abort_all(&Status::new(Code::Aborted, "Shutdown"));
+        // Each session says goodbye and closes its connections; one whose peer does not listen is not waited for.
+        let _ = timeout(&*self.node.runtime, SHUTDOWN, self.node.sessions_over()).await;
         for peer in self.node.all_peers() {
             if let Some(connection) = peer.connection() {
                 connection.close(&Lost::shut_down_here()).await;
