@@ -1,0 +1,7 @@
+//! Whole workers in processes of their own, which are killed, stopped, blocked and starved.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod crash;
+mod harness;
+mod liveness;
