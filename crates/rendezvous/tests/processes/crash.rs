@@ -81,7 +81,7 @@ struct Killing<'test> {
 }
 
 impl Killing<'_> {
-    /// One round; true if the transfer was cut short.
+    /// One round; true if a fetch here was cut short. In odd rounds the victim fetches instead.
     async fn round(&self, round: u64) -> bool {
         let role = format!("victim {} {} {round}", self.fabric, self.worker.address());
         let mut victim = Other::start(self.test, &role);
@@ -90,7 +90,7 @@ impl Killing<'_> {
             // It fetches from here.
             self.runtime.sleep(moment(round)).await;
             victim.kill();
-            return true;
+            return false;
         }
         let peer = self.worker.peer_at(&address).await.unwrap();
         let fetched = self.worker.fetch(&peer, "large");
@@ -144,7 +144,7 @@ fn kill_at_random(test: &'static str, fabric: &'static str) {
             let others = info(&worker, &neighbour).fabric.operations - before;
             assert!(others > 0, "round {round}: the other peer's traffic stood still");
         }
-        assert!(cut > rounds() / 4, "only {cut} of {} kills came before the end", rounds());
+        assert!(cut > rounds() / 8, "only {cut} of {} kills came before a fetch's end", rounds().div_ceil(2));
         bystander.tell("stop");
         assert!(bystander.hear().await.parse::<u64>().unwrap() > rounds());
         worker.withdraw("large");
