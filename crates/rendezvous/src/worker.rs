@@ -364,7 +364,9 @@ impl Step {
         self.worker.within(limit, what, self.receive(key)).await
     }
 
-    /// Ends the step here with `status`: pending and later receives and sends fail with it.
+    /// Ends the step here with `status`: pending and later receives and sends fail with it. Receives of this step
+    /// that peers have posted here get it as the sender's answer; those posted from here are given up, and their
+    /// senders told.
     pub fn abort(&self, status: &Status) {
         if let Ok(step) = self.worker.node.values.steps.step(self.id) {
             step.abort(status);
@@ -377,6 +379,12 @@ impl Step {
             let taken = step.take(&key.table_key()).await.map_err(|status| self.aborted(status))?;
             return Ok(taken.tensor);
         }
+        let here = self.worker.node.values.steps.watch(self.id).map_err(|status| self.aborted(status))?;
+        let received = here.or_aborted(self.receive_remotely(key)).await;
+        received.map_err(|status| self.aborted(status))?
+    }
+
+    async fn receive_remotely(&self, key: &Key) -> Result<Tensor, WorkerError> {
         let source = key.source_device().worker().ok_or_else(|| WorkerError::BadKey {
             key: key.to_string(),
             problem: "its source names no worker: give job, replica and task".to_owned(),

@@ -1,11 +1,11 @@
 //! Many receives at once, with bounded memory.
 
-use std::{fs, io::BufRead, sync::Arc, time::Duration};
+use std::{fs, thread, time::Duration};
 
 use futures::{StreamExt, future::join, stream::FuturesUnordered};
 use protocol::Key;
 use rendezvous::{Tensor, Worker};
-use verbs_reactor::{FabricKind, Runtime};
+use verbs_reactor::FabricKind;
 
 use crate::harness::{
     CHILD_CPU, Other, PARENT, PARENT_CPU, bounded, builder, info, kind, parents_lines, role, say, step,
@@ -56,23 +56,18 @@ async fn producer(words: Vec<String>) {
     let worker = builder(CHILD, kind(&words[0])).liveness(Duration::from_secs(1)).start().await.unwrap();
     let count = words[1].parse().unwrap();
     say(worker.address());
-    if words[2] == "blocked" {
-        // From the first session on, nothing but the control plane's own thread runs.
-        while worker.peers().is_empty() {
-            tokio::task::yield_now().await;
-        }
-        let mut lines = std::io::stdin().lock().lines();
-        assert_eq!(lines.next().unwrap().unwrap(), "connect");
-        // The connection may be set up, then this runtime is blocked again.
-        while worker.peers().iter().all(|peer| peer.transport.is_none()) {
-            tokio::task::yield_now().await;
-        }
-        assert_eq!(lines.next().unwrap().unwrap(), "go");
-        send_all(&worker, count);
-        std::future::pending::<()>().await;
-    }
     let mut lines = parents_lines();
-    lines.recv().await;
+    assert_eq!(lines.recv().await.unwrap(), words[2]);
+    if words[2] == "block" {
+        say("blocked");
+        // Nothing but the control plane's own thread runs until the next line.
+        lines = thread::spawn(move || {
+            assert_eq!(lines.blocking_recv().unwrap(), "go");
+            lines
+        })
+        .join()
+        .unwrap();
+    }
     send_all(&worker, count);
     lines.recv().await;
 }
@@ -99,14 +94,18 @@ fn assert_bounded(worker: &Worker, before: usize, count: usize) {
 }
 
 fn parent(fabric: FabricKind) -> rendezvous::WorkerBuilder {
-    builder(PARENT, fabric).timeout(LIMIT).liveness(Duration::from_secs(1)).receive_bytes(POOL).block_bytes(1 << 20)
+    builder(PARENT, fabric)
+        .timeout(LIMIT)
+        .liveness(Duration::from_secs(1))
+        .receive_bytes(POOL)
+        .block_bytes(1 << 20)
 }
 
 fn ten_thousand(fabric: &'static str) {
     const COUNT: usize = 10_000;
     const TEST: &str = "load::ten_thousand_outstanding_receives_all_finish";
     bounded(LIMIT, |_| async move {
-        let mut other = Other::start(TEST, &format!("{fabric} {COUNT} waiting"));
+        let mut other = Other::start(TEST, &format!("{fabric} {COUNT} go"));
         let worker = parent(kind(fabric)).start().await.unwrap();
         worker.peer_at(&other.hear().await).await.unwrap();
         let before = resident();
@@ -139,12 +138,13 @@ fn stopped_reader(test: &'static str, fabric: &'static str) {
         return bounded(LIMIT, |_| producer(words));
     }
     bounded(LIMIT, |runtime| async move {
-        let mut other = Other::start(test, &format!("{fabric} {COUNT} blocked"));
+        let mut other = Other::start(test, &format!("{fabric} {COUNT} block"));
         let worker = parent(kind(fabric)).start().await.unwrap();
         let peer = worker.peer_at(&other.hear().await).await.unwrap();
-        other.tell("connect");
-        // Set up the data connection, by asking for what is not there.
+        // Sets up the data connection, by asking for what is not there.
         assert!(step("a connection", worker.fetch(&peer, "nothing")).await.is_err());
+        other.tell("block");
+        assert_eq!(other.hear().await, "blocked");
         let before = resident();
         let going = async || {
             runtime.sleep(BLOCKED).await;
@@ -172,7 +172,7 @@ fn a_hundred_thousand_receives_wait_for_a_stopped_reader_over_tcp() {
 /// Bytes of an edge's name, so that few requests fill a ring.
 const LONG_NAME: usize = 800;
 
-async fn full_rings(runtime: Arc<dyn Runtime>, fabric: FabricKind) {
+async fn full_rings(fabric: FabricKind) {
     const COUNT: usize = 3000;
     let small = |name| builder(name, fabric).timeout(LIMIT).ring_bytes(8 << 10).window(64).requests_max(1024);
     let (left, right) = (small(PARENT).start().await.unwrap(), small(CHILD).start().await.unwrap());
@@ -185,7 +185,9 @@ async fn full_rings(runtime: Arc<dyn Runtime>, fabric: FabricKind) {
         assert_eq!(worker.step(2).recv(&key).await.unwrap().values::<u64>().unwrap(), [number as u64]);
     };
     let mut receives: FuturesUnordered<_> = (0..COUNT)
-        .flat_map(|number| [receive(&left, to_left(number), number), receive(&right, to_right(number), number)])
+        .flat_map(|number| {
+            [receive(&left, to_left(number), number), receive(&right, to_right(number), number)]
+        })
         .collect();
     // Some requests come before their values, some after.
     let send = async {
@@ -200,7 +202,6 @@ async fn full_rings(runtime: Arc<dyn Runtime>, fabric: FabricKind) {
     };
     join(async { while receives.next().await.is_some() {} }, send).await;
     drop(receives);
-    let _ = runtime;
     right.shutdown().await;
     left.shutdown().await;
     assert_eq!((left.pool().stats().used_bytes, right.pool().stats().used_bytes), (0, 0));
@@ -209,6 +210,6 @@ async fn full_rings(runtime: Arc<dyn Runtime>, fabric: FabricKind) {
 #[test]
 fn rings_that_are_full_in_both_directions_stop_nobody() {
     for fabric in [FabricKind::Shm, FabricKind::Tcp] {
-        bounded(LIMIT, |runtime| full_rings(runtime, fabric));
+        bounded(LIMIT, |_| full_rings(fabric));
     }
 }

@@ -4,4 +4,7 @@
 
 mod crash;
 mod harness;
+mod limits;
 mod liveness;
+mod load;
+mod stop;
