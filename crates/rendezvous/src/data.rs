@@ -14,7 +14,9 @@ use crate::{
     Tensor, WorkerError,
     announce::Announcer,
     error::{Lost, TransferName},
-    fabric_channel::{FabricChannel, HeldPosts, ReceiveAllocator, Ring},
+    fabric_channel::{FabricChannel, ReceiveAllocator},
+    held_posts::HeldPosts,
+    ring::OwnRing,
     values::{PeerValues, SharedValues},
 };
 
@@ -26,7 +28,7 @@ pub(crate) struct DataConnection {
     pub(crate) protocol: Arc<Connection<FabricChannel>>,
     pub(crate) announcer: Arc<Announcer>,
     allocator: ReceiveAllocator,
-    ring: Arc<Ring>,
+    ring: Arc<OwnRing>,
     held: Arc<HeldPosts>,
     values: Arc<PeerValues>,
     /// The first reason, once it is over.
