@@ -13,7 +13,7 @@ use super::{
     measure::Measurement,
 };
 
-/// One line of `--json`. Times in nanoseconds an operation; shares from 0 to 1.
+/// One line of `--json`. Times in nanoseconds an operation; rates follow from the medians; shares from 0 to 1.
 #[derive(Debug, Serialize)]
 struct Line {
     fabric: BenchFabric,
@@ -40,7 +40,7 @@ struct Line {
 
 impl Line {
     fn new(case: &Case, placement: Placement, measured: &Measurement) -> Self {
-        let per_second = |mean_ns: f64| if mean_ns > 0.0 { (1e9 / mean_ns).round() } else { 0.0 };
+        let per_second = |ns: f64, what: f64| if ns > 0.0 { (what * 1e9 / ns).round() } else { 0.0 };
         let bytes = case.size as f64;
         Self {
             fabric: case.fabric,
@@ -52,11 +52,11 @@ impl Line {
             cpus: placement.name,
             median_ns: tenths(measured.median_ns),
             p99_ns: tenths(measured.p99_ns),
-            bytes_per_s: (bytes * 1e9 / measured.mean_ns).round(),
-            ops_per_s: per_second(measured.mean_ns),
+            bytes_per_s: per_second(measured.median_ns, bytes),
+            ops_per_s: per_second(measured.median_ns, 1.0),
             limit: measured.limit_name,
             limit_median_ns: tenths(measured.limit_median_ns),
-            limit_bytes_per_s: (bytes * 1e9 / measured.limit_mean_ns).round(),
+            limit_bytes_per_s: per_second(measured.limit_median_ns, bytes),
             ratio: (measured.ratio * 1e3).round() / 1e3,
             ratio_of: measured.compares,
             rounds: measured.rounds,

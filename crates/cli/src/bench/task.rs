@@ -19,6 +19,9 @@ use super::{
 
 /// Writes under way at once when bandwidth is measured.
 const WRITES_OPEN: usize = 4;
+/// Bytes a sample has where several operations are under way, and operations at most.
+const STREAMED_BYTES: usize = 8 << 20;
+const STREAMED_MAX: usize = 1024;
 /// Tensors that are written anew before they are pulled, or copied, one after the other.
 pub(super) const FRESH_PIECES: usize = 16;
 /// Tensors that pulls with several outstanding take in turns.
@@ -135,10 +138,14 @@ async fn round_trips(stage: &mut Stage, end: &End, plan: Plan) -> Result<Phase, 
     Ok(watch.stop())
 }
 
+/// Operations a sample has where several are under way: their ends come in bursts, so that single ones say little.
+fn streamed(bytes: usize) -> u64 {
+    (STREAMED_BYTES / bytes.max(1)).clamp(WRITES_OPEN, STREAMED_MAX) as u64
+}
+
 async fn writes(stage: &mut Stage, end: &End, plan: Plan) -> Result<Phase, BenchError> {
     stage.peer.order(&Order::Take { count: plan.ops }, "writes").await?;
-    // Completions come in batches, so that single ones say little.
-    let plan = Plan { group: plan.group.max(WRITES_OPEN as u64), ..plan };
+    let plan = plan.grouped(streamed(end.bytes()));
     let mut watch = Watch::start(&*stage.clock, plan);
     let mut open = std::collections::VecDeque::<Operation>::with_capacity(WRITES_OPEN);
     for _ in 0..plan.ops {
@@ -207,7 +214,7 @@ async fn many_pulls(
     let mut turns =
         names.iter().map(String::as_str).cycle().take(usize::try_from(plan.ops).unwrap_or(usize::MAX));
     // Answers come in batches, so that single ones say little.
-    let plan = Plan { group: plan.group.max(4 * PULLED_TENSORS as u64), ..plan };
+    let plan = plan.grouped(4 * PULLED_TENSORS as u64);
     let mut watch = Watch::start(&*stage.clock, plan);
     let mut open = FuturesUnordered::new();
     let pull = |name| puller.worker.fetch(&puller.server, name);
@@ -304,7 +311,7 @@ async fn stream_writes(
     plan: Plan,
 ) -> Result<Phase, BenchError> {
     stage.peer.order(&Order::StreamTake { count: plan.ops, bytes }, "raw writes").await?;
-    let message = vec![7; bytes];
+    let (message, plan) = (vec![7; bytes], plan.grouped(streamed(bytes)));
     let mut watch = Watch::start(&*stage.clock, plan);
     for _ in 0..plan.ops {
         stream.write(&message)?;
