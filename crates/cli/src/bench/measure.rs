@@ -132,6 +132,9 @@ fn sum_up(mut rounds: Vec<Round>, wanted: usize, ready: &Ready, load: f64) -> Me
 }
 
 fn ratio(compares: Compares, round: &Round) -> f64 {
+    if round.limit.samples.is_empty() {
+        return 0.0;
+    }
     // Medians, since a machine that others use too takes single operations away for milliseconds.
     let times = round.ours.median_ns() / round.limit.median_ns();
     match compares {

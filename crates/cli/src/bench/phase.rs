@@ -37,6 +37,11 @@ pub(super) struct Phase {
 }
 
 impl Phase {
+    /// A phase without operations, that took as long as anyone likes.
+    pub(super) fn nothing() -> Self {
+        Self { samples: Vec::new(), ops: 0.0, spent_ns: f64::INFINITY }
+    }
+
     /// The middle sample.
     pub(super) fn median_ns(&self) -> f64 {
         quantile(&self.samples, 0.5)
