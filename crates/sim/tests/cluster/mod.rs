@@ -15,7 +15,7 @@ use std::{
 
 use futures::future::{join, join_all};
 use member::{Member, Setup};
-use sim::{Failure, Fault, Handle, Rng, Summary, World};
+use sim::{Call, Failure, Fault, Handle, Node, Rng, Summary, World};
 use verbs_reactor::Runtime;
 
 /// Transfers that each run must have, at least.
@@ -91,6 +91,7 @@ async fn scenario(handle: Handle) -> (usize, u64) {
         faulty_round(&run, &mut members, round, &mut rng).await;
     }
     // Faults are over and everyone has seen them: from here on everything must succeed.
+    run.handle.heal();
     run.handle.runtime().sleep(Duration::from_secs(5)).await;
     let mut round = rounds;
     while round == rounds || run.truth().transfers < TRANSFERS_MIN {
@@ -103,18 +104,12 @@ async fn scenario(handle: Handle) -> (usize, u64) {
 }
 
 /// Traffic during which faults happen: a crash in the first round, at a random event of it and followed by a
-/// restart at the same address; now and then another one, or a lost link.
+/// restart at the same address; now and then another one, or any other fault.
 async fn faulty_round(run: &Run, members: &mut [Member], round: i64, rng: &mut Rng) {
     let index = rng.below(members.len());
     let victim = members[index].node.clone();
-    let other = &members[(index + 1 + rng.below(members.len() - 1)) % members.len()].node;
-    let soon = |rng: &mut Rng| 50 + rng.below(3000) as u64;
-    if rng.chance(1, 3) {
-        run.handle.inject_at_event(soon(rng), Fault::LoseLink(victim.id(), other.id()));
-    }
-    if rng.chance(1, 4) {
-        run.handle.inject_at_event(soon(rng), Fault::LoseControl(victim.id(), other.id()));
-    }
+    let other = members[(index + 1 + rng.below(members.len() - 1)) % members.len()].node.clone();
+    plan_faults(run, &victim, &other, rng);
     let crashes = round == 0 || rng.chance(1, 3);
     if !crashes {
         return traffic::round(run, members, round, rng).await;
@@ -133,4 +128,38 @@ async fn faulty_round(run: &Run, members: &mut [Member], round: i64, rng: &mut R
     };
     let (restarted, ()) = join(restart, traffic).await;
     members[index] = restarted;
+}
+
+/// In how many events a fault comes.
+fn soon(rng: &mut Rng) -> u64 {
+    50 + rng.below(3000) as u64
+}
+
+/// Faults of this round besides a crash.
+fn plan_faults(run: &Run, victim: &Node, other: &Node, rng: &mut Rng) {
+    let (victim, other) = (victim.id(), other.id());
+    if rng.chance(1, 3) {
+        run.handle.inject_at_event(soon(rng), Fault::LoseLink(victim, other));
+    }
+    if rng.chance(1, 4) {
+        run.handle.inject_at_event(soon(rng), Fault::LoseControl(victim, other));
+    }
+    if rng.chance(1, 4) {
+        run.handle.inject_at_event(soon(rng), Fault::HalfOpen(victim, other));
+        run.handle.inject_at_event(soon(rng), Fault::LoseLink(victim, other));
+    }
+    if rng.chance(1, 3) {
+        run.handle.inject(Fault::Slow(other));
+    }
+    if rng.chance(1, 4) {
+        let call = rng.pick([Call::Register, Call::Prepare, Call::Post]);
+        let successes = if call == Call::Post { rng.below(300) } else { rng.below(4) };
+        run.handle.fail_call(other, call, successes as u64);
+    }
+    if rng.chance(1, 2) {
+        // A stop that nobody notices, one that outlasts connecting, and one that outlasts every deadline.
+        let longest = rng.pick([50, 40_000, 15_000_000, 90_000_000]);
+        let length = rng.duration(Duration::from_micros(longest));
+        run.handle.inject_at_event(soon(rng), Fault::Pause(other, length));
+    }
 }
