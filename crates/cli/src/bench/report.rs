@@ -57,7 +57,7 @@ impl Line {
             limit: measured.limit_name,
             limit_median_ns: tenths(measured.limit_median_ns),
             limit_bytes_per_s: per_second(measured.limit_median_ns, bytes),
-            ratio: (measured.ratio * 1e3).round() / 1e3,
+            ratio: four_digits(measured.ratio),
             ratio_of: measured.compares,
             rounds: measured.rounds,
             repeated: measured.repeated,
@@ -69,6 +69,11 @@ impl Line {
 
 fn tenths(ns: f64) -> f64 {
     (ns * 10.0).round() / 10.0
+}
+
+/// `value` to four significant digits: a ratio can be very small.
+fn four_digits(value: f64) -> f64 {
+    format!("{value:.3e}").parse().unwrap_or(value)
 }
 
 /// Prints results as they come.
@@ -159,7 +164,7 @@ fn name(value: &impl Serialize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{BenchFabric, Case, Mode, Op, WaitChoice, time};
+    use super::{BenchFabric, Case, Mode, Op, WaitChoice, four_digits, time};
 
     #[test]
     fn case_is_named_as_on_the_command_line() {
@@ -171,6 +176,11 @@ mod tests {
             size: 64 << 10,
         };
         assert_eq!(case.to_string(), "shm pull 64.00 KiB view-read sleep");
+    }
+
+    #[test]
+    fn small_ratios_keep_their_digits() {
+        assert_eq!([1.234_56, 0.000_001_234_56, 0.0].map(four_digits), [1.235, 0.000_001_235, 0.0]);
     }
 
     #[test]
