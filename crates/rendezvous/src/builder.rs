@@ -21,6 +21,7 @@ use crate::{
         ControlPlane, GrpcConfig, GrpcPlane, Secret,
         secret::{read_secret_file, secret_from_environment},
     },
+    lost::LostSteps,
     node::{Node, Peers},
     pools::{LocalFabric, PoolCaps, Pools},
     published::PublishedSet,
@@ -301,6 +302,7 @@ impl WorkerBuilder {
             incarnation,
             steps: StepTable::new(self.values_max),
             published: PublishedSet::new(),
+            lost: LostSteps::default(),
         });
         let node = Node {
             incarnation,

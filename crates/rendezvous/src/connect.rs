@@ -280,8 +280,9 @@ impl Node {
             announcer: Arc::new(announcer),
         };
         let parameters = (self.parameters, other.parameters);
-        let connection = DataConnection::new(channel, parameters, allocator, &session.peer.worker);
-        connection.start(&self.runtime, &self.values);
+        let worker = &session.peer.worker;
+        let connection = DataConnection::new(channel, parameters, allocator, worker, &self.values);
+        connection.start(&self.runtime);
         match confirm_regions(session, other.connection, &connection).await {
             Ok(()) => Ok(connection),
             Err(error) => {

@@ -12,7 +12,7 @@ use std::{
 };
 
 use protocol::{Code, Status, StepId};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use crate::{
     Tensor,
@@ -51,6 +51,7 @@ struct Tombstones {
 pub(crate) struct Step {
     inner: Mutex<StepInner>,
     waiting_values: Arc<AtomicUsize>,
+    ended: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -87,8 +88,27 @@ impl StepTable {
         if self.finished().known.contains(&id) {
             return Err(Status::new(Code::Aborted, format!("step {} has been cleaned up", id.0)));
         }
-        let make = || Arc::new(Step { inner: Mutex::default(), waiting_values: self.waiting_values.clone() });
+        let make = || {
+            let waiting_values = self.waiting_values.clone();
+            Arc::new(Step { inner: Mutex::default(), waiting_values, ended: Notify::new() })
+        };
         Ok(self.steps.entry(id).or_insert_with(make).clone())
+    }
+
+    /// Gives a step back that was asked for to [wait](Step::ended) for its end. One that nobody else uses, and that
+    /// holds nothing, is not kept.
+    pub(crate) fn release(&self, id: StepId, step: &Arc<Step>) {
+        self.steps.remove_if(&id, |_, known| {
+            Arc::ptr_eq(known, step) && Arc::strong_count(known) == 2 && known.is_unused()
+        });
+    }
+
+    /// Drops the values of a step whose keys `is_meant`.
+    pub(crate) fn drop_values(&self, id: StepId, is_meant: impl Fn(&str) -> bool) {
+        let step = self.steps.get(&id).map(|entry| entry.value().clone());
+        let dropped = step.map(|step| step.drop_values(is_meant));
+        // Outside the locks: the last drop of a value gives memory back, which may wake.
+        drop(dropped);
     }
 
     /// Hands `tensor` to the oldest receiver of `key`, or queues it.
@@ -198,12 +218,42 @@ impl Step {
             inner.aborted = Some(status.clone());
             std::mem::take(&mut inner.queues)
         };
+        self.ended.notify_waiters();
         for (_, queue) in queues {
             self.waiting_values.fetch_sub(queue.values.len(), Ordering::Relaxed);
             for receiver in queue.receivers {
                 let _ = receiver.send(Err(status.clone()));
             }
         }
+    }
+
+    /// The status that the step was ended with, once it is.
+    pub(crate) async fn ended(&self) -> Status {
+        loop {
+            let mut ended = std::pin::pin!(self.ended.notified());
+            ended.as_mut().enable();
+            let aborted = self.lock().aborted.clone();
+            if let Some(status) = aborted {
+                return status;
+            }
+            ended.await;
+        }
+    }
+
+    fn is_unused(&self) -> bool {
+        let inner = self.lock();
+        inner.aborted.is_none() && inner.queues.is_empty()
+    }
+
+    fn drop_values(&self, is_meant: impl Fn(&str) -> bool) -> Vec<(u64, Tensor)> {
+        let mut inner = self.lock();
+        let mut dropped = Vec::new();
+        for (_, queue) in inner.queues.iter_mut().filter(|(key, _)| is_meant(key)) {
+            dropped.extend(queue.values.drain(..));
+        }
+        inner.queues.retain(|_, queue| !queue.values.is_empty() || !queue.receivers.is_empty());
+        self.waiting_values.fetch_sub(dropped.len(), Ordering::Relaxed);
+        dropped
     }
 
     fn lock(&self) -> MutexGuard<'_, StepInner> {
