@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::future::{Either, select};
 use memory::{Pool, PoolStats};
 use protocol::{Code, Counters, DeviceName, Key, Scope, Status, StepId};
 use verbs_reactor::{FabricKind, QueuePairStats, timeout};
@@ -11,9 +10,12 @@ use crate::{
     Peer, Published, Tensor, WorkerBuilder, WorkerError,
     error::{Lost, PeerLoss, TransferName},
     node::Node,
-    table::{SendRefused, StepTable},
+    table::SendRefused,
     values::worker_device,
 };
+
+/// How long a shutdown waits for the sessions' goodbyes.
+const SHUTDOWN: Duration = Duration::from_secs(2);
 
 /// A worker. Cheap to clone; the last clone's drop begins the shutdown without waiting for it.
 #[derive(Debug, Clone)]
@@ -230,6 +232,8 @@ impl Worker {
     pub async fn shutdown(&self) {
         self.node.closing.send_replace(true);
         self.node.values.steps.abort_all(&Status::new(Code::Aborted, "Shutdown"));
+        // Each session says goodbye and closes its connections; one whose peer does not listen is not waited for.
+        let _ = timeout(&*self.node.runtime, SHUTDOWN, self.node.sessions_over()).await;
         for peer in self.node.all_peers() {
             if let Some(connection) = peer.connection() {
                 connection.close(&Lost::shut_down_here()).await;
@@ -380,7 +384,9 @@ impl Step {
         self.worker.within(limit, what, self.receive(key)).await
     }
 
-    /// Ends the step here with `status`: pending and later receives and sends fail with it.
+    /// Ends the step here with `status`: pending and later receives and sends fail with it. Receives of this step
+    /// that peers have posted here get it as the sender's answer; those posted from here are given up, and their
+    /// senders told.
     pub fn abort(&self, status: &Status) {
         if let Ok(step) = self.worker.node.values.steps.step(self.id) {
             step.abort(status);
@@ -394,17 +400,12 @@ impl Step {
             let taken = step.take(&key.table_key()).await.map_err(|status| self.aborted(status))?;
             return Ok(taken.tensor);
         }
-        let steps = &self.worker.node.values.steps;
-        let step = steps.step(self.id).map_err(|status| self.aborted(status))?;
-        let _release = Releases { steps, id: self.id, step: &step };
-        let ended = std::pin::pin!(step.ended());
-        match select(ended, std::pin::pin!(self.receive_from_peer(key))).await {
-            Either::Left((status, _)) => Err(self.aborted(status)),
-            Either::Right((received, _)) => received,
-        }
+        let here = self.worker.node.values.steps.watch(self.id).map_err(|status| self.aborted(status))?;
+        let received = here.or_aborted(self.receive_remotely(key)).await;
+        received.map_err(|status| self.aborted(status))?
     }
 
-    async fn receive_from_peer(&self, key: &Key) -> Result<Tensor, WorkerError> {
+    async fn receive_remotely(&self, key: &Key) -> Result<Tensor, WorkerError> {
         let source = key.source_device().worker().ok_or_else(|| WorkerError::BadKey {
             key: key.to_string(),
             problem: "its source names no worker: give job, replica and task".to_owned(),
@@ -426,18 +427,5 @@ impl Step {
 
     fn aborted(&self, status: Status) -> WorkerError {
         WorkerError::Aborted { step: self.id.0, status }
-    }
-}
-
-/// Gives a step back that was looked up for one receive.
-struct Releases<'receive> {
-    steps: &'receive StepTable,
-    id: StepId,
-    step: &'receive Arc<crate::table::Step>,
-}
-
-impl Drop for Releases<'_> {
-    fn drop(&mut self) {
-        self.steps.release(self.id, self.step);
     }
 }
