@@ -21,6 +21,7 @@ use crate::{
         ControlPlane, GrpcConfig, GrpcPlane, Secret,
         secret::{read_secret_file, secret_from_environment},
     },
+    lost::LostSteps,
     node::{Node, Peers},
     pools::{LocalFabric, PoolCaps, Pools},
     published::PublishedSet,
@@ -43,15 +44,24 @@ pub struct WorkerBuilder {
     receive_bytes: u64,
     block_bytes: usize,
     limit: Duration,
+    liveness: Duration,
     parameters: Parameters,
     values_max: usize,
+    sessions_max: usize,
     runtime: Option<Arc<dyn Runtime>>,
+    control_runtime: Option<Arc<dyn Runtime>>,
     local_fabrics: Option<Vec<Arc<dyn Fabric>>>,
     control: Option<Arc<dyn ControlPlane>>,
     observer: Option<Arc<dyn MemoryObserver>>,
 }
 
 const GIB: u64 = 1 << 30;
+
+/// Least time between the transport's own pings.
+const KEEPALIVE_MIN: Duration = Duration::from_secs(10);
+
+/// Least liveness bound: below it, a peer that is only scheduled late would count as lost.
+const LIVENESS_MIN: Duration = Duration::from_millis(100);
 
 /// The fabrics that work here, in order of preference, and why the others do not.
 #[derive(Debug, Default)]
@@ -74,6 +84,7 @@ impl WorkerBuilder {
             receive_bytes: 64 * GIB,
             block_bytes: 16 << 20,
             limit: Duration::from_secs(60),
+            liveness: Duration::from_secs(30),
             parameters: Parameters {
                 mode: Mode::Windowed,
                 window: 64,
@@ -82,7 +93,9 @@ impl WorkerBuilder {
                 contents_max: 64,
             },
             values_max: 1 << 20,
+            sessions_max: 1024,
             runtime: None,
+            control_runtime: None,
             local_fabrics: None,
             control: None,
             observer: None,
@@ -166,6 +179,15 @@ impl WorkerBuilder {
         self
     }
 
+    /// How long a peer may neither answer a ping on its control session nor move data, before it counts as lost and
+    /// everything in flight with it ends. Idle peers are pinged a few times in this span. Default 30 s, at least
+    /// 0.1 s. A peer whose user code blocks its runtime still answers.
+    #[must_use]
+    pub fn liveness(mut self, limit: Duration) -> Self {
+        self.liveness = limit;
+        self
+    }
+
     /// How messages flow. Default [`Mode::Windowed`]; [`Mode::Original`] is the protocol of TensorFlow's verbs
     /// plugin, one message in flight per direction.
     #[must_use]
@@ -210,10 +232,26 @@ impl WorkerBuilder {
         self
     }
 
+    /// Control sessions, dialled and accepted, that may be open at once; one more is refused. Two workers have one,
+    /// or two when each dialled the other. Default 1024.
+    #[must_use]
+    pub fn sessions_max(mut self, sessions: usize) -> Self {
+        self.sessions_max = sessions;
+        self
+    }
+
     /// The runtime to spawn on. Default: the tokio runtime this is started on.
     #[must_use]
     pub fn runtime(mut self, runtime: Arc<dyn Runtime>) -> Self {
         self.runtime = Some(runtime);
+        self
+    }
+
+    /// The runtime to serve control sessions on. Default: a thread of its own, so that peers' pings are answered
+    /// while user code blocks the runtime that tensors move on.
+    #[must_use]
+    pub fn control_runtime(mut self, runtime: Arc<dyn Runtime>) -> Self {
+        self.control_runtime = Some(runtime);
         self
     }
 
@@ -253,6 +291,7 @@ impl WorkerBuilder {
         self.parameters
             .check()
             .map_err(|problem| config("parameters", "out of range", &problem.to_string()))?;
+        self.check_times()?;
         let runtime = self.pick_runtime()?;
         let secret = self.pick_secret()?;
         let caps = PoolCaps {
@@ -266,16 +305,21 @@ impl WorkerBuilder {
         let OpenedFabrics { usable: fabrics, unavailable } = self.open_fabrics(&runtime, &pools)?;
         let (control, accept_secret) = self.pick_control(secret.clone()).await?;
         let incarnation = runtime.random();
+        let own = self.control_runtime.or_else(|| control.runtime());
+        let control_runtime = own.unwrap_or_else(|| runtime.clone());
         let values = Arc::new(Values {
             worker: self.name.clone(),
             incarnation,
             steps: StepTable::new(self.values_max),
             published: PublishedSet::new(),
+            lost: LostSteps::default(),
         });
         let node = Node {
             incarnation,
             address: control.local_address(),
-            runtime: runtime.clone(),
+            runtime,
+            control_runtime: control_runtime.clone(),
+            liveness: self.liveness,
             control,
             secret,
             accept_secret,
@@ -288,12 +332,29 @@ impl WorkerBuilder {
             connect_limit: self.limit.min(Duration::from_secs(10)),
             cluster: self.cluster,
             peers: Mutex::new(Peers::default()),
-            closing: watch::channel(false).0,
+            closing: watch::Sender::new(false),
+            sessions: watch::Sender::new(0),
+            sessions_max: self.sessions_max,
             name: self.name,
         };
         let node = Arc::new(node);
-        runtime.spawn("accept sessions", Box::pin(node.clone().accept_sessions()));
+        control_runtime.spawn("accept sessions", Box::pin(node.clone().accept_sessions()));
         Ok(Worker::new(node))
+    }
+
+    fn check_times(&self) -> Result<(), WorkerError> {
+        if self.liveness < LIVENESS_MIN {
+            let remedy = "use at least 100 ms: a peer that is only scheduled late would count as lost";
+            return Err(config("liveness", &format!("{:?}", self.liveness), remedy));
+        }
+        if self.limit.is_zero() {
+            return Err(config(
+                "timeout",
+                "0",
+                "every operation would fail at once; use the longest wait you accept",
+            ));
+        }
+        Ok(())
     }
 
     fn pick_runtime(&self) -> Result<Arc<dyn Runtime>, WorkerError> {
@@ -326,7 +387,10 @@ impl WorkerBuilder {
             };
             return Ok((control.clone(), accept));
         }
-        let plane = GrpcPlane::bind(GrpcConfig::new(self.bind.clone()).secret(secret))?;
+        // The worker's own pings decide; the transport's are for sessions that are not served yet.
+        let keepalive = self.liveness.max(KEEPALIVE_MIN);
+        let config = GrpcConfig::new(self.bind.clone()).secret(secret).keepalive(keepalive, keepalive);
+        let plane = GrpcPlane::bind(config)?;
         let accept = plane.secret().cloned();
         Ok((Arc::new(plane), accept))
     }

@@ -1,7 +1,7 @@
 //! One data connection: a queue pair with the protocol on it, and the tasks that drive it.
 
 use std::sync::{
-    Arc,
+    Arc, Mutex, OnceLock, PoisonError,
     atomic::{AtomicBool, Ordering},
 };
 
@@ -13,9 +13,9 @@ use verbs_reactor::{Arrival, FabricKind, QueuePair, Runtime};
 use crate::{
     Tensor, WorkerError,
     announce::Announcer,
-    error::TransferName,
+    error::{Lost, TransferName},
     fabric_channel::{FabricChannel, HeldPosts, ReceiveAllocator, Ring},
-    values::SharedValues,
+    values::{PeerValues, SharedValues},
 };
 
 /// A connection that tensors move over.
@@ -28,8 +28,12 @@ pub(crate) struct DataConnection {
     allocator: ReceiveAllocator,
     ring: Arc<Ring>,
     held: Arc<HeldPosts>,
-    peer: String,
+    values: Arc<PeerValues>,
+    /// The first reason, once it is over.
+    lost: OnceLock<Lost>,
     over: AtomicBool,
+    /// Locked while the end is noted; true once it is.
+    ended: Mutex<bool>,
 }
 
 impl DataConnection {
@@ -38,6 +42,7 @@ impl DataConnection {
         (own, peers): (Parameters, Parameters),
         allocator: ReceiveAllocator,
         peer: &str,
+        values: &SharedValues,
     ) -> Arc<Self> {
         let queue_pair = channel.queue_pair.clone();
         let (ring, held) = (channel.own_ring.clone(), channel.held.clone());
@@ -49,29 +54,31 @@ impl DataConnection {
             allocator,
             ring,
             held,
-            peer: peer.to_owned(),
+            values: Arc::new(PeerValues { values: values.clone(), peer: peer.to_owned() }),
+            lost: OnceLock::new(),
             over: AtomicBool::new(false),
+            ended: Mutex::new(false),
         })
     }
 
     /// Whether it can carry no more transfers.
     pub(crate) fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire) || self.queue_pair.failure().is_some()
+        self.lost.get().is_some() || self.queue_pair.failure().is_some()
     }
 
     /// Starts the tasks: arrivals, and the messages owed to the peer.
-    pub(crate) fn start(self: &Arc<Self>, runtime: &Arc<dyn Runtime>, values: &SharedValues) {
-        let (connection, spawner, values) = (self.clone(), runtime.clone(), values.clone());
-        runtime.spawn("arrivals", Box::pin(async move { connection.run(&spawner, &values).await }));
+    pub(crate) fn start(self: &Arc<Self>, runtime: &Arc<dyn Runtime>) {
+        let (connection, spawner) = (self.clone(), runtime.clone());
+        runtime.spawn("arrivals", Box::pin(async move { connection.run(&spawner).await }));
         let held = self.held.clone().post_when_possible(self.queue_pair.clone());
         runtime.spawn("held posts", Box::pin(held));
         runtime.spawn("owed messages", Box::pin(self.protocol.clone().housekeeping()));
     }
 
     /// Takes arrivals until the connection is over, then gives everything back.
-    async fn run(self: Arc<Self>, runtime: &Arc<dyn Runtime>, values: &SharedValues) {
-        let why = self.take_arrivals(runtime, values).await;
-        tracing::debug!(peer = %self.peer, transport = %self.kind, why, "data connection over");
+    async fn run(self: Arc<Self>, runtime: &Arc<dyn Runtime>) {
+        let why = self.take_arrivals(runtime).await;
+        tracing::debug!(peer = %self.values.peer, transport = %self.kind, why = why.detail, "data connection over");
         self.fail(&why);
         self.queue_pair.close().await;
         self.held.wake();
@@ -83,37 +90,55 @@ impl DataConnection {
         self.ring.end();
     }
 
-    async fn take_arrivals(&self, runtime: &Arc<dyn Runtime>, values: &SharedValues) -> String {
+    async fn take_arrivals(&self, runtime: &Arc<dyn Runtime>) -> Lost {
         loop {
             let (immediate, length) = match self.queue_pair.next_arrival().await {
                 Ok(Arrival::Immediate { immediate, length }) => (immediate.0, length),
-                Ok(other) => return format!("an arrival of a kind this version does not know: {other:?}"),
-                Err(error) => return error.to_string(),
+                Ok(other) => {
+                    return Lost::misbehaved(format!(
+                        "an arrival of a kind this version does not know: {other:?}"
+                    ));
+                }
+                Err(error) => return error.into(),
             };
             match self.protocol.on_immediate(immediate, length) {
                 Ok(None) => {}
                 Ok(Some(request)) => {
-                    let response = self.protocol.respond(request, values);
+                    let response = self.protocol.respond(request, &self.values);
                     runtime.spawn("respond", Box::pin(response));
                 }
                 Err(misbehaved) => {
-                    tracing::warn!(peer = %self.peer, %misbehaved, "closing the connection of a misbehaving peer");
-                    return format!("the peer broke the protocol: {misbehaved}");
+                    tracing::warn!(peer = %self.values.peer, %misbehaved, "closing the connection of a misbehaving peer");
+                    return Lost::misbehaved(format!("the peer broke the protocol: {misbehaved}"));
                 }
             }
         }
     }
 
+    /// Whether its end is known here, and what it may have lost is noted.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
     /// Ends every transfer of this connection. The queue pair is closed by the arrivals task, which notices.
-    pub(crate) fn fail(&self, why: &str) {
-        self.over.store(true, Ordering::Release);
-        self.protocol.fail(why);
-        self.announcer.fail(why);
+    ///
+    /// Steps whose values may be lost are over with this peer before another connection can carry them on.
+    pub(crate) fn fail(&self, why: &Lost) {
+        let why = self.lost.get_or_init(|| why.clone());
+        self.protocol.fail(&why.detail);
+        self.announcer.fail(&why.detail);
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*ended {
+            *ended = true;
+            let steps = self.protocol.steps_under_way();
+            self.values.values.lose(&self.values.peer, &steps, &why.detail);
+            self.over.store(true, Ordering::Release);
+        }
     }
 
     /// Begins the end of a connection that is not needed any more: the arrivals task sees the queue pair close
     /// and gives everything back.
-    pub(crate) async fn close(&self, why: &str) {
+    pub(crate) async fn close(&self, why: &Lost) {
         self.fail(why);
         self.queue_pair.close().await;
     }
@@ -133,27 +158,27 @@ impl DataConnection {
         Ok(Tensor::received(received.metadata, bytes))
     }
 
+    fn lost_error(&self, transfer: TransferName, seen: String) -> WorkerError {
+        let Lost { loss, detail } = self.lost.get().cloned().unwrap_or_else(|| Lost::gone(seen));
+        WorkerError::PeerLost { transfer, transport: self.kind.to_string(), loss, detail }
+    }
+
     fn transfer_error(&self, name: &TransferName, error: TransferError) -> WorkerError {
         let transfer = name.clone();
         match error {
             TransferError::Remote(status) => WorkerError::Remote { transfer, status },
-            other => WorkerError::PeerLost {
-                transfer,
-                transport: self.kind.to_string(),
-                detail: other.to_string(),
-            },
+            other => self.lost_error(transfer, other.to_string()),
         }
     }
 }
 
-/// Waits for `future` unless `closing` comes first.
-pub(crate) async fn unless_closing<T>(
-    closing: &tokio::sync::watch::Receiver<bool>,
+/// Waits for `future` unless `stop` turns true first, or its sender is gone.
+pub(crate) async fn unless<T>(
+    mut stop: tokio::sync::watch::Receiver<bool>,
     future: impl Future<Output = T>,
 ) -> Option<T> {
-    let mut closing = closing.clone();
-    let closed = std::pin::pin!(closing.wait_for(|closed| *closed));
-    match select(std::pin::pin!(future), closed).await {
+    let stopped = std::pin::pin!(stop.wait_for(|stop| *stop));
+    match select(std::pin::pin!(future), stopped).await {
         Either::Left((output, _)) => Some(output),
         Either::Right(_) => None,
     }

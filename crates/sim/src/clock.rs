@@ -13,8 +13,10 @@ use std::{
 use verbs_reactor::FabricError;
 
 use crate::{
+    Fault,
     ids::{EndpointId, NodeId, SessionId},
-    world::{Fault, Shared},
+    late::LatePacket,
+    world::Shared,
 };
 
 /// What is planned for a time.
@@ -24,6 +26,10 @@ pub(crate) enum Action {
     Connect(EndpointId),
     /// Meeting failed.
     RefuseConnect(EndpointId, FabricError),
+    /// This end of a half-open queue pair learns that connecting failed.
+    LoseHalf(EndpointId),
+    /// A packet arrives after one of its ends has died.
+    Late(LatePacket),
     /// This end sees that its connection is over.
     Fail(EndpointId, FabricError),
     /// This end's outstanding operations end.

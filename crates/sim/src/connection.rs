@@ -3,19 +3,16 @@
 use std::{ops::Range, sync::Arc};
 
 use futures::channel::oneshot;
-use memory::{Buf, Span};
-use verbs_reactor::{
-    FabricError, FabricKind, LossCause, QueuePair, QueuePairCore, RemoteRange, RemoteRegion, Role, SlotKey,
-    WorkRequest,
-};
+use memory::Span;
+use verbs_reactor::{FabricError, FabricKind, LossCause, QueuePair, QueuePairCore, Role};
 
 use crate::{
     Violation,
     clock::Action,
-    endpoint::{Endpoint, Outbound, Phase, Remote, SourceSpan, Write, cut_into_pieces},
+    endpoint::{Endpoint, Outbound, Phase},
     fabric::{DomainShared, SimLink, cannot_connect, roles_fit},
     ids::{EndpointId, NodeId},
-    owners::PostedUnder,
+    ledger::Reach,
     swarm::Completions,
     trace::Event,
     world::{Shared, State},
@@ -28,6 +25,12 @@ pub(crate) fn lost(cause: LossCause, detail: &str) -> FabricError {
 }
 
 impl Shared {
+    pub(crate) fn note_domain(&self, node: NodeId, domain: &Arc<DomainShared>) {
+        if let Some(node) = self.state().nodes.get_mut(node.index()) {
+            node.domains.push(Arc::downgrade(domain));
+        }
+    }
+
     pub(crate) fn add_endpoint(
         &self,
         node: NodeId,
@@ -47,6 +50,7 @@ impl Shared {
             wish: None,
             peer: None,
             meet: None,
+            stopped: false,
             completes_after_reading: false,
             outbound: Outbound::default(),
         });
@@ -97,9 +101,11 @@ impl Shared {
             Completions::AfterReading => true,
             Completions::Mixed => state.rng.chance(1, 2),
         };
+        let lost_half = self.take_half_open(state, id, peer);
         for (one, other) in [(id, peer), (peer, id)] {
             let delay = state.rng.duration(self.swarm.control_latency_max);
-            state.agenda.plan(self.now() + delay, Action::Connect(one));
+            let seen = if lost_half == Some(one) { Action::LoseHalf(one) } else { Action::Connect(one) };
+            state.agenda.plan(self.now() + delay, seen);
             let endpoint = &mut state.endpoints[one.index()];
             endpoint.phase = Phase::Open;
             endpoint.peer = Some(other);
@@ -107,6 +113,17 @@ impl Shared {
             let node = endpoint.node;
             self.record(Event::Connected { endpoint: one, node, peer: other });
         }
+    }
+
+    /// The end that never learns that `id` and `peer` are connected, if that is planned.
+    fn take_half_open(&self, state: &mut State, id: EndpointId, peer: EndpointId) -> Option<EndpointId> {
+        let nodes = (state.endpoints[id.index()].node, state.endpoints[peer.index()].node);
+        let planned = |(one, other): &(NodeId, NodeId)| nodes == (*one, *other) || nodes == (*other, *one);
+        let index = state.half_open.iter().position(planned)?;
+        let (one, other) = state.half_open.swap_remove(index);
+        let address = |node: NodeId| state.nodes[node.index()].address.clone();
+        self.ledger().fault(Reach::Between(address(one), address(other)), Some(self.now()));
+        Some(state.rng.pick([id, peer]))
     }
 
     /// The waiting `connect` of `id` ends well.
@@ -175,84 +192,6 @@ impl Shared {
             let at = self.now() + state.rng.duration(self.swarm.detection_max);
             let error = cannot_connect("meeting", "the other end was given up");
             state.agenda.plan(at, Action::RefuseConnect(suitor, error));
-        }
-    }
-
-    /// Takes a posted write.
-    pub(crate) fn post(&self, id: EndpointId, key: SlotKey, request: &WorkRequest) {
-        let WorkRequest::Write { local, remote, immediate } = request else {
-            return self.refuse_post(id, key);
-        };
-        let mut state = self.state();
-        let Some(endpoint) = state.endpoints.get(id.index()).filter(|e| state.is_alive(e.node)) else {
-            return;
-        };
-        let core = endpoint.core.clone();
-        let aimed = aim(endpoint, local, remote.as_ref());
-        let peer_domain = endpoint.peer.map(|peer| state.endpoints[peer.index()].domain.clone());
-        let (region, refused) = match aimed {
-            Ok(region) => (region, None),
-            Err(error) => (None, Some(error)),
-        };
-        let length = if refused.is_some() { 0 } else { local.len() };
-        let pieces = cut_into_pieces(length, &self.swarm, &mut state.rng);
-        let number = state.endpoints[id.index()].outbound.next_number;
-        drop(state);
-
-        let source = if refused.is_none() { self.post_source(local) } else { None };
-        let remote = remote.zip(region).map(|(range, region)| Remote {
-            range,
-            key: region.key,
-            posted_under: self.posted_under(peer_domain.as_deref(), &range),
-            target: None,
-        });
-        let (length, immediate) = (length as u64, *immediate);
-        self.record(Event::Posted { endpoint: id, write: number, length, immediate: immediate.map(|i| i.0) });
-        if core.slots().outstanding() == core.config().send_depth {
-            self.record(Event::SendQueueFull { endpoint: id });
-        }
-        let outbound = &mut self.state().endpoints[id.index()].outbound;
-        outbound.next_number += 1;
-        outbound.unread += pieces.len();
-        let (delivered, completed) = (false, false);
-        outbound.writes.push_back(Write {
-            number,
-            key,
-            length,
-            immediate,
-            source,
-            remote,
-            pieces,
-            refused,
-            delivered,
-            completed,
-        });
-    }
-
-    fn refuse_post(&self, id: EndpointId, key: SlotKey) {
-        let core = self.state().endpoints.get(id.index()).map(|endpoint| endpoint.core.clone());
-        let error = FabricError::Unsupported { kind: FabricKind::Sim, what: "do this operation" };
-        if let Some(core) = core {
-            core.complete(key, 0, Err(error));
-        }
-    }
-
-    /// Counts the source as posted, where it is watched.
-    fn post_source(&self, local: &Buf) -> Option<SourceSpan> {
-        let block = self.observed(local.block()?.id())?;
-        let range = local.offset()..local.offset() + local.len();
-        let posted = self.owners().post(block, &range);
-        self.check(posted);
-        Some(SourceSpan { block, range })
-    }
-
-    fn posted_under(&self, domain: Option<&DomainShared>, range: &RemoteRange) -> PostedUnder {
-        let length = usize::try_from(range.length).unwrap_or(usize::MAX);
-        let place = domain.and_then(|domain| domain.place(range, &(0..length)));
-        let owners = self.owners();
-        match place.and_then(|(block, place)| Some((owners.observed(block)?, place))) {
-            Some((block, place)) => owners.posted_under(block, &place),
-            None => PostedUnder::Unchecked,
         }
     }
 
@@ -384,18 +323,6 @@ fn aims_at(state: &State, endpoint: &Endpoint, node: NodeId, span: &Span) -> boo
     let Some(region) = peer.domain.region_of(span.block) else { return false };
     let cut = endpoint.outbound.cut;
     endpoint.outbound.writes.iter().any(|write| write.can_still_touch(region, &span.range, cut))
-}
-
-/// The checks that a NIC makes before a write leaves: the local key, the remote region, the lengths.
-fn aim(
-    endpoint: &Endpoint,
-    local: &Buf,
-    remote: Option<&RemoteRange>,
-) -> Result<Option<RemoteRegion>, FabricError> {
-    if let Some(block) = local.block().filter(|block| !endpoint.domain.table.contains(block.id())) {
-        return Err(FabricError::NotRegistered { kind: FabricKind::Sim, block: block.id().get() });
-    }
-    endpoint.core.remote_regions().aim(local.len() as u64, remote)
 }
 
 fn name_of(error: &FabricError) -> &'static str {

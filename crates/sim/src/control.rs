@@ -84,6 +84,15 @@ impl ControlState {
         }
     }
 
+    /// Whether there is a session that `dialler` opened to `listener`. The end that dialled comes first.
+    fn has_dialled(&self, dialler: NodeId, listener: NodeId) -> bool {
+        let mut sessions = self.ends.chunks_exact(2);
+        sessions.any(|ends| {
+            let [one, other] = ends else { return false };
+            one.node == dialler && other.node == listener && one.over.is_none() && other.over.is_none()
+        })
+    }
+
     fn end(&mut self, id: SessionId) -> Option<&mut End> {
         self.ends.get_mut(id.index())
     }
@@ -231,10 +240,11 @@ impl Shared {
         listener.backlog.push_back(theirs);
         let waker = listener.waker.take();
         let peer = listener.node;
+        let crossed = control.has_dialled(peer, node);
         control.ends.push(End::new(node, theirs));
         control.ends.push(End::new(peer, own));
         drop(state);
-        self.record(Event::Dialled { session: own, node, peer: Some(peer) });
+        self.record(Event::Dialled { session: own, node, peer: Some(peer), crossed });
         wake(waker.into_iter().collect());
         Ok(own)
     }

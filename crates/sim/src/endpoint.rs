@@ -62,6 +62,8 @@ pub(crate) struct Endpoint {
     pub(crate) peer: Option<EndpointId>,
     /// Gives the connected queue pair to the waiting `connect`.
     pub(crate) meet: Option<oneshot::Sender<Result<QueuePair, FabricError>>>,
+    /// Its process is stopped, and it is what executes this end's part.
+    pub(crate) stopped: bool,
     /// Completions come once the source is read, as a socket's do.
     pub(crate) completes_after_reading: bool,
     pub(crate) outbound: Outbound,
@@ -82,10 +84,10 @@ impl Endpoint {
         if self.may_act() && outbound.unread > 0 {
             offer(WireStep::Read, outbound.read_at);
         }
-        if peer.phase.is_reachable() && outbound.carried > 0 {
+        if peer.can_be_reached() && outbound.carried > 0 {
             offer(WireStep::Land, outbound.land_at);
         }
-        if peer.phase == Phase::Open && outbound.next_delivery().is_some() {
+        if peer.phase == Phase::Open && !peer.stopped && outbound.next_delivery().is_some() {
             offer(WireStep::Deliver, outbound.deliver_at);
         }
         if self.may_act() && outbound.next_completion(self.completes_after_reading).is_some() {
@@ -95,7 +97,12 @@ impl Endpoint {
 
     /// Whether this end still executes what it posted.
     fn may_act(&self) -> bool {
-        matches!(self.phase, Phase::Open | Phase::Closing) && !self.outbound.cut
+        matches!(self.phase, Phase::Open | Phase::Closing) && !self.outbound.cut && !self.stopped
+    }
+
+    /// Whether the peer's bytes can land here now.
+    pub(crate) fn can_be_reached(&self) -> bool {
+        self.phase.is_reachable() && !self.stopped
     }
 }
 
@@ -131,15 +138,22 @@ pub(crate) struct Remote {
     pub(crate) target: Option<RemoteTarget>,
 }
 
+/// One work request of a logical write.
+#[derive(Debug)]
+pub(crate) struct Part {
+    /// Only where the owner map watches the source.
+    pub(crate) source: Option<SourceSpan>,
+    pub(crate) remote: Option<Remote>,
+}
+
+/// One logical write: its parts land in any order, then it is delivered and completes as one.
 #[derive(Debug)]
 pub(crate) struct Write {
     pub(crate) number: u64,
     pub(crate) key: SlotKey,
     pub(crate) length: u64,
     pub(crate) immediate: Option<Immediate>,
-    /// Only where the owner map watches the source.
-    pub(crate) source: Option<SourceSpan>,
-    pub(crate) remote: Option<Remote>,
+    pub(crate) parts: Vec<Part>,
     pub(crate) pieces: Vec<Piece>,
     /// Refused before it left: it only completes, with this.
     pub(crate) refused: Option<FabricError>,
@@ -156,26 +170,44 @@ impl Write {
         !self.pieces.iter().any(|piece| matches!(piece.state, PieceState::Unread))
     }
 
+    /// What it takes of the send queue until it has completed.
+    pub(crate) fn weight(&self) -> usize {
+        if self.completed { 0 } else { self.parts.len().max(1) }
+    }
+
+    /// The sources it no longer needs.
+    pub(crate) fn take_sources(&mut self) -> Vec<SourceSpan> {
+        self.parts.iter_mut().filter_map(|part| part.source.take()).collect()
+    }
+
     /// Bytes of it may still come to `range` of the peer's region.
     pub(crate) fn can_still_touch(&self, region: RegionId, range: &Range<usize>, cut: bool) -> bool {
-        let Some(remote) = &self.remote else { return false };
-        let first = remote.range.offset;
-        let overlaps = |piece: &Piece| {
-            let start = first + piece.range.start as u64;
-            let end = first + piece.range.end as u64;
-            start < range.end as u64 && (range.start as u64) < end
-        };
-        let coming = |piece: &Piece| match piece.state {
-            PieceState::Unread => !cut,
-            PieceState::Carried(_) => true,
-            PieceState::Landed => false,
-        };
-        remote.range.region == region && self.pieces.iter().any(|piece| overlaps(piece) && coming(piece))
+        self.pieces.iter().any(|piece| {
+            let coming = match piece.state {
+                PieceState::Unread => !cut,
+                PieceState::Carried(_) => true,
+                PieceState::Landed => false,
+            };
+            let remote = self.parts.get(piece.part).and_then(|part| part.remote.as_ref());
+            coming && remote.is_some_and(|remote| remote.overlaps(&piece.range, region, range))
+        })
     }
 }
 
+impl Remote {
+    /// Whether `part` of it meets `range` of the peer's region.
+    fn overlaps(&self, part: &Range<usize>, region: RegionId, range: &Range<usize>) -> bool {
+        let (start, end) = (self.range.offset + part.start as u64, self.range.offset + part.end as u64);
+        self.range.region == region && start < range.end as u64 && (range.start as u64) < end
+    }
+}
+
+/// What is read at once and lands at once.
 #[derive(Debug)]
 pub(crate) struct Piece {
+    /// Which part of the write.
+    pub(crate) part: usize,
+    /// Bytes of that part.
     pub(crate) range: Range<usize>,
     pub(crate) state: PieceState,
 }
@@ -259,9 +291,9 @@ impl Outbound {
     /// Marks every outstanding write as ended and gives the sources they no longer need.
     pub(crate) fn end_all(&mut self) -> Vec<SourceSpan> {
         let open = self.writes.iter_mut().filter(|write| !write.completed);
-        let sources = open.filter_map(|write| {
+        let sources = open.flat_map(|write| {
             write.completed = true;
-            write.source.take()
+            write.take_sources()
         });
         let sources = sources.collect();
         self.retire();
@@ -273,8 +305,8 @@ fn count(write: &Write, matching: impl Fn(&PieceState) -> bool) -> usize {
     write.pieces.iter().filter(|piece| matching(&piece.state)).count()
 }
 
-/// Cuts `length` bytes into pieces at random places.
-pub(crate) fn cut_into_pieces(length: usize, swarm: &Swarm, rng: &mut Rng) -> Vec<Piece> {
+/// Cuts the `length` bytes of a part into pieces at random places.
+pub(crate) fn cut_into_pieces(part: usize, length: usize, swarm: &Swarm, rng: &mut Rng) -> Vec<Piece> {
     let mut cuts = vec![0, length];
     if swarm.tiny_pieces {
         cuts.extend(1..length.min(swarm.pieces_max));
@@ -285,7 +317,7 @@ pub(crate) fn cut_into_pieces(length: usize, swarm: &Swarm, rng: &mut Rng) -> Ve
     cuts.sort_unstable();
     cuts.dedup();
     let ranges = cuts.windows(2).map(|ends| ends[0]..ends[1]);
-    ranges.map(|range| Piece { range, state: PieceState::Unread }).collect()
+    ranges.map(|range| Piece { part, range, state: PieceState::Unread }).collect()
 }
 
 #[cfg(test)]
@@ -298,7 +330,7 @@ mod tests {
         for length in [0, 1, 2, 63, 64, 10_000] {
             for tiny_pieces in [false, true] {
                 let swarm = Swarm { pieces_max: 16, tiny_pieces, ..Swarm::calm() };
-                let pieces = cut_into_pieces(length, &swarm, &mut rng);
+                let pieces = cut_into_pieces(0, length, &swarm, &mut rng);
                 let end = pieces.iter().fold(0, |end, piece| {
                     assert_eq!(piece.range.start, end);
                     assert!(!piece.range.is_empty());

@@ -32,6 +32,11 @@ impl ReadyQueue {
         ready.remove(&task);
         Some(task)
     }
+
+    /// Puts a task back that was taken and not polled.
+    pub(crate) fn put(&self, task: TaskId) {
+        lock(&self.0).insert(task);
+    }
 }
 
 #[derive(Debug)]
@@ -134,8 +139,9 @@ impl Tasks {
         self.tasks.remove(&id);
     }
 
-    pub(crate) fn exists(&self, id: TaskId) -> bool {
-        self.tasks.contains_key(&id)
+    /// The node of a task that is not gone.
+    pub(crate) fn node_of(&self, id: TaskId) -> Option<NodeId> {
+        self.tasks.get(&id).map(|task| task.node)
     }
 
     /// The tasks there are, for a report.

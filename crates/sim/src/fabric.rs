@@ -19,6 +19,7 @@ use verbs_reactor::{
 
 use crate::{
     SimRuntime,
+    failing::Call,
     ids::{EndpointId, NodeId},
     world::{Shared, lock},
 };
@@ -42,7 +43,7 @@ impl Fabric for SimFabric {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::WRITES
+        self.shared.capabilities()
     }
 
     fn reach(&self) -> Vec<u8> {
@@ -52,13 +53,19 @@ impl Fabric for SimFabric {
     fn open_domain(&self) -> Result<Arc<dyn Domain>, FabricError> {
         let runtime = SimRuntime::new(self.shared.clone(), self.node);
         let table = RegionTable::new(&runtime);
-        let domain = DomainShared { table, regions: Mutex::default() };
-        Ok(Arc::new(SimDomain {
-            runtime,
-            shared: self.shared.clone(),
-            node: self.node,
-            domain: Arc::new(domain),
-        }))
+        let domain = Arc::new(DomainShared { table, regions: Mutex::default() });
+        self.shared.note_domain(self.node, &domain);
+        Ok(Arc::new(SimDomain { runtime, shared: self.shared.clone(), node: self.node, domain }))
+    }
+}
+
+impl Shared {
+    /// What the simulated fabric can do, in every world alike but for the limit of a piece.
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::WRITES;
+        capabilities.vectored = true;
+        capabilities.piece_bytes_max = self.swarm.piece_bytes_max;
+        capabilities
     }
 }
 
@@ -109,6 +116,7 @@ impl Domain for SimDomain {
     }
 
     fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
+        self.shared.attempt(self.node, Call::Register)?;
         let region = self.domain.table.register(&self.runtime, block, access);
         let mut regions = lock(&self.domain.regions);
         if regions.len() == region.region.0 as usize {
@@ -118,7 +126,8 @@ impl Domain for SimDomain {
     }
 
     fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
-        let core = Arc::new(QueuePairCore::new(FabricKind::Sim, config));
+        self.shared.attempt(self.node, Call::Prepare)?;
+        let core = Arc::new(QueuePairCore::new(FabricKind::Sim, config, self.shared.capabilities()));
         let token = self.runtime.random();
         let endpoint = self.shared.add_endpoint(self.node, self.domain.clone(), core, token);
         let end = UnconnectedEnd { shared: self.shared.clone(), endpoint, armed: true };

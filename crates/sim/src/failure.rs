@@ -11,6 +11,9 @@ pub enum Violation {
     /// Bytes were touched by someone who does not own them.
     #[error("S1 memory: {0}")]
     Memory(String),
+    /// A queue held more than it has room for, or was used before it was connected.
+    #[error("queue: {0}")]
+    Overrun(String),
     /// A receive that said Ok does not hold what was sent.
     #[error("S2 data: {0}")]
     Data(String),

@@ -1,6 +1,6 @@
 //! Injected faults.
 
-use std::task::Waker;
+use std::{task::Waker, time::Duration};
 
 use verbs_reactor::LossCause;
 
@@ -11,8 +11,33 @@ use crate::{
     ids::{EndpointId, NodeId},
     ledger::Reach,
     trace::Event,
-    world::{Fault, Shared, State, Trash},
+    world::{Shared, State, Trash},
 };
+
+/// A fault that a scenario injects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The node's process dies: its tasks are dropped, its queue pairs and sessions end, peers see it after a
+    /// random, bounded time. Packets of it, and packets to it, may come much later.
+    Crash(NodeId),
+    /// The queue pairs between two nodes break; both stay alive.
+    LoseLink(NodeId, NodeId),
+    /// The control sessions between two nodes break; both stay alive.
+    LoseControl(NodeId, NodeId),
+    /// The node's process is stopped between two of its steps (SIGSTOP). The seed decides whether its NIC goes on,
+    /// as on verbs, or everything that its process would execute stands still too, as on shm and tcp.
+    Freeze(NodeId),
+    /// The node's process is stopped for so long.
+    Pause(NodeId, Duration),
+    /// A stopped process goes on (SIGCONT).
+    Thaw(NodeId),
+    /// The node's tasks run late, most of the time, until [`Handle::heal`](crate::Handle::heal).
+    Slow(NodeId),
+    /// The next queue pair between two nodes is half-open: one end is connected, the other learns after a while
+    /// that connecting failed.
+    HalfOpen(NodeId, NodeId),
+}
 
 impl Shared {
     pub(crate) fn inject(&self, fault: Fault) {
@@ -20,6 +45,15 @@ impl Shared {
             Fault::Crash(node) => self.crash(node),
             Fault::LoseLink(one, other) => self.lose_link(one, other),
             Fault::LoseControl(one, other) => self.lose_control(one, other),
+            Fault::Freeze(node) => self.freeze(node),
+            Fault::Pause(node, length) => {
+                self.freeze(node);
+                let at = self.now() + length;
+                self.state().agenda.plan(at, Action::Fault(Fault::Thaw(node)));
+            }
+            Fault::Thaw(node) => self.thaw(node),
+            Fault::Slow(node) => self.slow(node),
+            Fault::HalfOpen(one, other) => self.state().half_open.push((one, other)),
         }
     }
 
@@ -32,9 +66,13 @@ impl Shared {
         self.owners().forget_node(node);
         let mut state = self.state();
         state.nodes[node.index()].alive = false;
+        if state.nodes[node.index()].frozen.take().is_some() {
+            state.frozen -= 1;
+        }
         let mourners = std::mem::take(&mut state.nodes[node.index()].mourners);
         let address = state.nodes[node.index()].address.clone();
         let mut trash: Trash = Vec::new();
+        self.plan_late_packets(&mut state, node);
         self.kill_endpoints(&mut state, node, &mut trash);
         self.kill_sessions(&mut state, node);
         trash.push(Box::new(state.tasks.remove_node(Some(node))));
@@ -70,7 +108,7 @@ impl Shared {
     }
 
     /// Nothing more leaves `id`; each piece under way arrives or not.
-    fn cut_outbound(&self, state: &mut State, id: EndpointId) {
+    pub(crate) fn cut_outbound(&self, state: &mut State, id: EndpointId) {
         let State { rng, endpoints, .. } = state;
         let outbound = &mut endpoints[id.index()].outbound;
         let pieces = outbound.cut(|| rng.chance(1, 2));
@@ -84,7 +122,7 @@ impl Shared {
     }
 
     /// `id` sees in a while that its connection is lost.
-    fn plan_loss(&self, state: &mut State, id: EndpointId) {
+    pub(crate) fn plan_loss(&self, state: &mut State, id: EndpointId) {
         let causes = [LossCause::EndOfFile, LossCause::Reset, LossCause::RetryExceeded];
         let cause = state.rng.pick(causes);
         let at = self.now() + state.rng.duration(self.swarm.detection_max);
@@ -113,7 +151,7 @@ impl Shared {
         self.lose_sessions(one, other);
     }
 
-    fn ledger_link(&self, one: NodeId, other: NodeId) {
+    pub(crate) fn ledger_link(&self, one: NodeId, other: NodeId) {
         let (a, b) = {
             let state = self.state();
             (state.nodes[one.index()].address.clone(), state.nodes[other.index()].address.clone())

@@ -49,6 +49,8 @@ pub(crate) struct OpenOperation {
 pub(crate) enum Reach {
     /// Everything that one address does.
     Address(String),
+    /// As `Address`, while its process is stopped.
+    Stopped(String),
     /// What two addresses do with each other.
     Between(String, String),
 }
@@ -58,7 +60,7 @@ impl Reach {
         let is_own = |address: &String| *address == operation.address;
         let is_peer = |address: &String| operation.peer.as_ref().is_none_or(|peer| peer == address);
         match self {
-            Self::Address(address) => is_own(address) || is_peer(address),
+            Self::Address(address) | Self::Stopped(address) => is_own(address) || is_peer(address),
             Self::Between(a, b) => is_own(a) && is_peer(b) || is_own(b) && is_peer(a),
         }
     }
@@ -132,10 +134,9 @@ impl Ledger {
         self.faults.push(Fault { reach, until });
     }
 
-    /// `address` lives again.
-    pub(crate) fn healed(&mut self, address: &str, at: Duration) {
-        let node = Reach::Address(address.to_owned());
-        let lasting = self.faults.iter_mut().filter(|fault| fault.until.is_none() && fault.reach == node);
+    /// What `reach` names works again.
+    pub(crate) fn healed(&mut self, reach: &Reach, at: Duration) {
+        let lasting = self.faults.iter_mut().filter(|fault| fault.until.is_none() && fault.reach == *reach);
         lasting.for_each(|fault| fault.until = Some(at));
     }
 
@@ -201,7 +202,7 @@ mod tests {
     fn s3_a_healed_fault_explains_for_a_bounded_time() {
         let mut ledger = Ledger::default();
         ledger.fault(node("b"), None);
-        ledger.healed("b", Duration::from_millis(20));
+        ledger.healed(&node("b"), Duration::from_millis(20));
         let (soon, late) = (ledger.begin(operation("b", 30)), ledger.begin(operation("b", 31)));
         assert_eq!(ledger.end(soon, &Outcome::Deadline, None, SLACK), Ok(()));
         assert!(matches!(ledger.end(late, &Outcome::Deadline, None, SLACK), Err(Violation::Unexplained(_))));

@@ -5,6 +5,7 @@ use std::{task::Waker, time::Duration};
 use crate::{
     Violation,
     clock::Action,
+    freeze::{self, PUT_OFF_MAX},
     ids::{EndpointId, NodeId, SessionId, TaskId},
     trace::Event,
     world::{Shared, State},
@@ -102,8 +103,10 @@ impl Shared {
                 continue;
             }
             if let Some(group) = pick(&mut state, enabled.groups) {
-                if let Some(step) = take(&mut state, now, group) {
-                    return Ok(step);
+                match take(&mut state, now, group) {
+                    Taken::Step(step) => return Ok(step),
+                    Taken::Void => {}
+                    Taken::PutOff => self.advance_to(now + state.rng.duration(PUT_OFF_MAX)),
                 }
                 continue;
             }
@@ -130,7 +133,9 @@ impl Shared {
             return Err(Violation::Stuck(text));
         };
         let ledger = self.ledger();
-        if wire.is_none() && agenda.only_deadlines() && ledger.is_open() {
+        // A stopped process is noticed by deadlines alone.
+        let bounded = state.frozen == 0;
+        if bounded && wire.is_none() && agenda.only_deadlines() && ledger.is_open() {
             let (open, tasks) = (ledger.describe_open(), state.tasks.describe());
             let text = format!("only deadlines are left to wait for; {open}; waiting: {tasks}");
             return Err(Violation::Stuck(text));
@@ -182,27 +187,45 @@ fn pick(state: &mut State, groups: Vec<(u64, Group)>) -> Option<Group> {
     None
 }
 
-/// `None` when the event turns out to be void: a wake-up of a task that is gone.
-fn take(state: &mut State, now: Duration, group: Group) -> Option<Step> {
-    match group {
+/// What taking an event came to.
+enum Taken {
+    Step(Step),
+    /// A wake-up of a task that is gone, or of a stopped process.
+    Void,
+    /// A slow process lets it wait.
+    PutOff,
+}
+
+impl From<Option<Step>> for Taken {
+    fn from(step: Option<Step>) -> Self {
+        step.map_or(Self::Void, Self::Step)
+    }
+}
+
+fn take(state: &mut State, now: Duration, group: Group) -> Taken {
+    let step = match group {
         Group::Tasks(count) => {
             let index = state.rng.below(count);
-            let task = state.tasks.ready.take(index)?;
-            state.tasks.exists(task).then_some(Step::Task(task))
+            return match state.take_task(index) {
+                freeze::Poll::Due(task) => Taken::Step(Step::Task(task)),
+                freeze::Poll::Void => Taken::Void,
+                freeze::Poll::PutOff => Taken::PutOff,
+            };
         }
         Group::Actions(count) => {
             let index = state.rng.below(count);
-            state.agenda.take_action(now, index).map(Step::Action)
+            return state.agenda.take_action(now, index).map(Step::Action).into();
         }
         Group::Timers(count) => {
             let index = state.rng.below(count);
-            let (node, timer, waker) = state.agenda.take_timer(now, index)?;
-            Some(Step::Timer(node, timer, waker))
+            let timer = state.agenda.take_timer(now, index);
+            return timer.map(|(node, timer, waker)| Step::Timer(node, timer, waker)).into();
         }
-        Group::Wire(WireStep::Read, endpoint) => Some(Step::Read(endpoint)),
-        Group::Wire(WireStep::Land, endpoint) => Some(Step::Land(endpoint)),
-        Group::Wire(WireStep::Deliver, endpoint) => Some(Step::Deliver(endpoint)),
-        Group::Wire(WireStep::Complete, endpoint) => Some(Step::Complete(endpoint)),
-        Group::Frame(session) => Some(Step::Frame(session)),
-    }
+        Group::Wire(WireStep::Read, endpoint) => Step::Read(endpoint),
+        Group::Wire(WireStep::Land, endpoint) => Step::Land(endpoint),
+        Group::Wire(WireStep::Deliver, endpoint) => Step::Deliver(endpoint),
+        Group::Wire(WireStep::Complete, endpoint) => Step::Complete(endpoint),
+        Group::Frame(session) => Step::Frame(session),
+    };
+    Taken::Step(step)
 }

@@ -33,6 +33,10 @@ pub struct Swarm {
     pub pieces_max: usize,
     /// Pieces of one byte each, for as many bytes as `pieces_max` allows.
     pub tiny_pieces: bool,
+    /// A logical write is split into work requests of at most this many bytes.
+    pub piece_bytes_max: u64,
+    /// Of 65,536 pieces of payload, how many come with one bit flipped. Only for scenarios that validate checksums.
+    pub flips_of_65536: u32,
     /// Of 256 pieces, how many land in the same step that reads them.
     pub direct_of_256: u32,
     /// When completions are given.
@@ -59,6 +63,9 @@ pub struct Swarm {
     pub events_max: u64,
 }
 
+/// The limit of a work request unless a world says otherwise.
+const PIECE_BYTES_MAX: u64 = 1 << 30;
+
 impl Swarm {
     /// What `rng` draws.
     pub fn draw(rng: &mut Rng) -> Self {
@@ -70,6 +77,8 @@ impl Swarm {
             timer_weight: rng.pick([1, 4, 16]),
             pieces_max: rng.pick([1, 2, 5, 16]),
             tiny_pieces: rng.chance(1, 4),
+            piece_bytes_max: PIECE_BYTES_MAX,
+            flips_of_65536: 0,
             direct_of_256: rng.pick([0, 64, 256]),
             completions: rng.pick([
                 Completions::AfterDelivery,
@@ -101,6 +110,8 @@ impl Swarm {
             timer_weight: 1,
             pieces_max: 1,
             tiny_pieces: false,
+            piece_bytes_max: PIECE_BYTES_MAX,
+            flips_of_65536: 0,
             direct_of_256: 256,
             completions: Completions::AfterDelivery,
             latency_max: Duration::ZERO,

@@ -1,10 +1,10 @@
 //! What happens to a write: its pieces are read and land, its immediate is delivered, it completes.
 
 use memory::{
-    BlockId, RemoteTarget,
+    BlockId, Buf, RemoteTarget,
     copy::{CopyReason, copy_bytes},
 };
-use verbs_reactor::{Arrival, FabricError, FabricKind, PeerViolation, Purpose, WorkRequest};
+use verbs_reactor::{Arrival, FabricError, FabricKind, PeerViolation, Purpose, QueuePairCore, WorkRequest};
 
 use crate::{
     Violation,
@@ -32,12 +32,13 @@ impl Shared {
         let core = endpoint.core.clone();
         let Some((write, piece)) = endpoint.outbound.nth_piece(nth, false) else { return };
         let write = &endpoint.outbound.writes[write];
-        let (number, key, source) = (write.number, write.key, write.source.clone());
-        let range = write.pieces[piece].range.clone();
+        let (number, key) = (write.number, write.key);
+        let (part, range) = (write.pieces[piece].part, write.pieces[piece].range.clone());
+        let source = write.parts[part].source.clone();
         drop(state);
 
         let request = core.slots().request(key);
-        let Some(WorkRequest::Write { local, .. }) = request else {
+        let Some(local) = request.and_then(|request| local_of(&request, part, &core)) else {
             let text = format!("{id} write {number}: its source was let go before the write completed");
             return self.violated(Violation::Memory(text));
         };
@@ -55,9 +56,7 @@ impl Shared {
             outbound.unread -= 1;
             outbound.carried += 1;
         }
-        if direct
-            && peer_of(&state, id).is_some_and(|peer| state.endpoints[peer.index()].phase.is_reachable())
-        {
+        if direct && peer_of(&state, id).is_some_and(|peer| state.endpoints[peer.index()].can_be_reached()) {
             drop(state);
             self.land(id, number, piece);
         }
@@ -103,8 +102,9 @@ impl Shared {
         outbound.carried -= 1;
         let Some(write) = outbound.by_number(number) else { return };
         let state_before = std::mem::replace(&mut write.pieces[piece].state, PieceState::Landed);
-        let range = write.pieces[piece].range.clone();
-        let (PieceState::Carried(bytes), Some(remote)) = (state_before, &mut write.remote) else { return };
+        let (part, range) = (write.pieces[piece].part, write.pieces[piece].range.clone());
+        let remote = write.parts.get_mut(part).and_then(|part| part.remote.as_mut());
+        let (PieceState::Carried(mut bytes), Some(remote)) = (state_before, remote) else { return };
         let landing = match &remote.target {
             Some(target) => Ok((target.clone(), domain.purpose(remote.range.region))),
             None => domain.table.write_target(&remote.range, remote.key),
@@ -112,8 +112,12 @@ impl Shared {
         remote.target = landing.as_ref().ok().map(|(target, _)| target.clone());
         let posted_under = if strict { remote.posted_under } else { PostedUnder::Unchecked };
         let place = domain.place(&remote.range, &range);
+        let flip = self.flip(&mut state, &landing, &mut bytes);
         drop(state);
 
+        if flip {
+            self.record(Event::BitFlipped { endpoint: id, write: number });
+        }
         if landing.is_ok()
             && let Some((block, place)) = place
             && let Some(block) = self.observed(block)
@@ -129,6 +133,20 @@ impl Shared {
             }
             Err(violation) => self.refuse(id, peer, violation),
         }
+    }
+
+    /// Now and then a bit changes that the wire's own sums do not protect.
+    fn flip(&self, state: &mut State, landing: &Landing, bytes: &mut [u8]) -> bool {
+        let is_payload = matches!(landing, Ok((_, Purpose::Payload)));
+        if self.swarm.flips_of_65536 == 0 || !is_payload || bytes.is_empty() {
+            return false;
+        }
+        let flips = state.rng.chance(self.swarm.flips_of_65536, 1 << 16);
+        if flips {
+            let (byte, bit) = (state.rng.below(bytes.len()), state.rng.below(8));
+            bytes[byte] ^= 1 << bit;
+        }
+        flips
     }
 
     /// The target refused an access: the connection is over for both, nothing more of it lands.
@@ -204,10 +222,10 @@ impl Shared {
         let write = &mut endpoint.outbound.writes[index];
         write.completed = true;
         let (number, key, length) = (write.number, write.key, write.length);
-        let (source, result) = (write.source.take(), write.refused.clone().map_or(Ok(()), Err));
+        let (sources, result) = (write.take_sources(), write.refused.clone().map_or(Ok(()), Err));
         endpoint.outbound.retire();
         drop(state);
-        self.release(source);
+        self.release(sources);
         self.record(Event::Completed { endpoint: id, write: number, ok: result.is_ok() });
         core.complete(key, length, result);
     }
@@ -219,6 +237,11 @@ impl Shared {
             self.check(released);
         }
     }
+}
+
+/// The local bytes of one part of a posted write.
+fn local_of(request: &WorkRequest, part: usize, core: &QueuePairCore) -> Option<Buf> {
+    request.pieces(core.capabilities().piece_bytes_max).nth(part).map(|piece| piece.local)
 }
 
 fn write_piece(landing: Landing, offset: usize, bytes: &[u8]) -> Result<Purpose, PeerViolation> {

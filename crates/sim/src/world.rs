@@ -15,11 +15,14 @@ use std::{
 };
 
 use crate::{
-    Failure, Node, Pattern, Rng, SimRuntime, Summary, Swarm, Violation,
+    Failure, Fault, Handle, Rng, Summary, Swarm, Violation,
     clock::{Action, Agenda},
     control::ControlState,
     endpoint::Endpoint,
     executor::Tasks,
+    fabric::DomainShared,
+    failing::Call,
+    freeze::Frozen,
     ids::{NodeId, TaskId},
     ledger::Ledger,
     owners::Owners,
@@ -34,19 +37,6 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Things to drop after the world's lock is released, because their destructors call back into it.
 pub(crate) type Trash = Vec<Box<dyn Any + Send>>;
 
-/// A fault that a scenario injects.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Fault {
-    /// The node's process dies: its tasks are dropped, its queue pairs and sessions end, peers see it after a
-    /// random, bounded time.
-    Crash(NodeId),
-    /// The queue pairs between two nodes break; both stay alive.
-    LoseLink(NodeId, NodeId),
-    /// The control sessions between two nodes break; both stay alive.
-    LoseControl(NodeId, NodeId),
-}
-
 /// What a scenario allows because it does it on purpose.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -59,17 +49,35 @@ pub struct Allowed {
     pub unobserved_memory: bool,
 }
 
+#[derive(Debug)]
 pub(crate) struct NodeState {
     pub(crate) address: String,
     pub(crate) alive: bool,
     pub(crate) rng: Rng,
     /// Wait for its crash.
     pub(crate) mourners: Vec<Waker>,
+    /// Stopped between two of its steps.
+    pub(crate) frozen: Option<Frozen>,
+    /// Of 256 polls that are due, how many are put off.
+    pub(crate) slow_of_256: u32,
+    /// Calls that fail once: which, and how many of its kind succeed before.
+    pub(crate) failing: Vec<(Call, u64)>,
+    /// Its domains, while it holds them.
+    pub(crate) domains: Vec<Weak<DomainShared>>,
 }
 
 impl NodeState {
-    fn new(address: &str, rng: Rng) -> Self {
-        Self { address: address.to_owned(), alive: true, rng, mourners: Vec::new() }
+    pub(crate) fn new(address: &str, rng: Rng) -> Self {
+        Self {
+            address: address.to_owned(),
+            alive: true,
+            rng,
+            mourners: Vec::new(),
+            frozen: None,
+            slow_of_256: 0,
+            failing: Vec::new(),
+            domains: Vec::new(),
+        }
     }
 }
 
@@ -85,7 +93,11 @@ pub(crate) struct State {
     pub(crate) allowed: Allowed,
     pub(crate) spins: Spins,
     /// Faults planned for a number of events.
-    triggers: Vec<(u64, Fault)>,
+    pub(crate) triggers: Vec<(u64, Fault)>,
+    /// How many nodes are stopped.
+    pub(crate) frozen: u32,
+    /// Pairs of nodes whose next queue pair one end never learns of.
+    pub(crate) half_open: Vec<(NodeId, NodeId)>,
 }
 
 impl State {
@@ -99,7 +111,7 @@ pub(crate) struct Shared {
     pub(crate) seed: u64,
     pub(crate) swarm: Swarm,
     now_nanos: AtomicU64,
-    trace: Mutex<Trace>,
+    pub(crate) trace: Mutex<Trace>,
     failure: Mutex<Option<Violation>>,
     /// The test that runs this world again.
     replay: Mutex<String>,
@@ -217,9 +229,12 @@ impl Shared {
     }
 
     fn act(&self, action: Action) {
+        let Some(action) = self.unless_stopped(action) else { return };
         match action {
             Action::Connect(endpoint) => self.hand_over(endpoint),
             Action::RefuseConnect(endpoint, error) => self.refuse_connect(endpoint, error),
+            Action::LoseHalf(endpoint) => self.lose_half(endpoint),
+            Action::Late(packet) => self.late_packet(&packet),
             Action::Fail(endpoint, error) => self.fail_endpoint(endpoint, &error),
             Action::Flush(endpoint) => self.flush(endpoint),
             Action::Drain(endpoint) => self.drain(endpoint),
@@ -325,6 +340,8 @@ impl World {
             allowed: Allowed::default(),
             spins: Spins::default(),
             triggers: Vec::new(),
+            frozen: 0,
+            half_open: Vec::new(),
         };
         let tail = std::env::var("SIM_TAIL").ok().and_then(|text| text.parse().ok()).unwrap_or(TAIL);
         let shared = Arc::new_cyclic(|me| Shared {
@@ -344,7 +361,7 @@ impl World {
 
     /// What a scenario uses to act on the world.
     pub fn handle(&self) -> Handle {
-        Handle { shared: self.shared.clone() }
+        Handle::new(self.shared.clone())
     }
 
     /// Lets things happen until `scenario`, which runs on the [operator](NodeId::OPERATOR), gives its answer.
@@ -437,100 +454,5 @@ impl Drop for World {
         ];
         drop(state);
         drop(trash);
-    }
-}
-
-/// A scenario's grip on the world. Cheap to clone.
-#[derive(Debug, Clone)]
-pub struct Handle {
-    shared: Arc<Shared>,
-}
-
-/// A node at that address is alive.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a living node has the address `{0}`; crash it first")]
-pub struct AddressInUse(pub String);
-
-impl Handle {
-    /// Starts a node at `address`: a new one, or a new incarnation after a crash.
-    ///
-    /// # Errors
-    /// [`AddressInUse`].
-    pub fn start_node(&self, address: &str) -> Result<Node, AddressInUse> {
-        let mut state = self.shared.state();
-        if state.nodes.iter().any(|node| node.alive && node.address == address) {
-            return Err(AddressInUse(address.to_owned()));
-        }
-        let id = NodeId(state.nodes.len() as u32);
-        let rng = Rng::new(self.shared.seed).fork(1000 + u64::from(id.0));
-        state.nodes.push(NodeState::new(address, rng));
-        drop(state);
-        self.shared.record(Event::Started { node: id });
-        self.shared.ledger().healed(address, self.shared.now());
-        Ok(Node::new(self.shared.clone(), id, address))
-    }
-
-    /// Injects `fault` now.
-    pub fn inject(&self, fault: Fault) {
-        self.shared.inject(fault);
-    }
-
-    /// Injects `fault` after `delay` of virtual time. A planned fault counts as something to wait for.
-    pub fn inject_after(&self, delay: Duration, fault: Fault) {
-        let at = self.shared.now() + delay;
-        self.shared.state().agenda.plan(at, Action::Fault(fault));
-    }
-
-    /// Injects `fault` once the world has seen `events` more events. Does not count as something to wait for.
-    pub fn inject_at_event(&self, events: u64, fault: Fault) {
-        let at = lock(&self.shared.trace).events() + events;
-        self.shared.state().triggers.push((at, fault));
-    }
-
-    /// Allows what the scenario does on purpose.
-    pub fn allow(&self, allowed: Allowed) {
-        self.shared.state().allowed = allowed;
-    }
-
-    /// Ends the run with the scenario's own finding.
-    pub fn fail(&self, violation: Violation) {
-        self.shared.violated(violation);
-    }
-
-    /// The operator's runtime: time and random numbers that no crash takes away.
-    pub fn runtime(&self) -> Arc<SimRuntime> {
-        Arc::new(SimRuntime::new(self.shared.clone(), NodeId::OPERATOR))
-    }
-
-    /// The seed's contents.
-    pub fn pattern(&self) -> Pattern {
-        Pattern::new(self.shared.seed)
-    }
-
-    /// The knobs.
-    pub fn swarm(&self) -> &Swarm {
-        &self.shared.swarm
-    }
-
-    /// The seed.
-    pub fn seed(&self) -> u64 {
-        self.shared.seed
-    }
-
-    /// Virtual time.
-    pub fn now(&self) -> Duration {
-        self.shared.now()
-    }
-
-    /// The last events, oldest first.
-    pub fn events(&self) -> Vec<(Duration, Event)> {
-        lock(&self.shared.trace).tail()
-    }
-
-    /// Checks that `bytes` are the content of `transfer` (S2); a difference ends the run.
-    pub fn verify(&self, transfer: u64, bytes: &[u8]) {
-        if let Err(mismatch) = self.pattern().verify(transfer, bytes) {
-            self.fail(Violation::Data(mismatch.to_string()));
-        }
     }
 }

@@ -15,11 +15,11 @@ use std::{
     thread,
 };
 
-use cluster::{TRANSFERS_MIN, run_seed};
+use cluster::{Report, TRANSFERS_MIN, WORKERS_MIN, run_seed};
 use sim::{Failure, Summary};
 
 /// Seeds that run unless `SIM_SEEDS` says otherwise.
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 500;
 
 /// What some seed must have reached, or the scenario has gone blind.
 const MARKS: [&str; 21] = [
@@ -55,9 +55,11 @@ fn check(seed: u64) -> Result<Summary, Box<Failure>> {
     let first = run_seed(seed)?;
     let second = run_seed(seed)?;
     assert_eq!(first, second, "seed {seed} gave two different runs");
-    assert!(first.operations_done >= TRANSFERS_MIN && first.crashes >= 1, "{first:?}");
-    assert_eq!(first.leaks, 0, "{first:?}");
-    Ok(first)
+    let Report { summary, workers, transfers } = first;
+    assert!(workers >= WORKERS_MIN && transfers >= TRANSFERS_MIN, "{workers} {transfers} {summary:?}");
+    assert!(summary.crashes >= 1, "{summary:?}");
+    assert_eq!(summary.leaks, 0, "{summary:?}");
+    Ok(summary)
 }
 
 /// Seeds that once found a bug:

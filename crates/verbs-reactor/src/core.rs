@@ -11,7 +11,8 @@ use std::{
 };
 
 use crate::{
-    Arrival, FabricError, FabricKind, QueuePairConfig, RemoteRegions, SlotKey, SlotTable, slot::remember,
+    Arrival, Capabilities, FabricError, FabricKind, QueuePairConfig, RemoteRegions, SlotKey, SlotTable,
+    slot::remember,
 };
 
 /// Counters of one queue pair, by the fabric itself.
@@ -42,6 +43,7 @@ struct Counters {
 pub struct QueuePairCore {
     kind: FabricKind,
     config: QueuePairConfig,
+    capabilities: Capabilities,
     slots: SlotTable,
     remote: RemoteRegions,
     inbound: Mutex<Inbound>,
@@ -59,11 +61,13 @@ struct Inbound {
 }
 
 impl QueuePairCore {
-    /// The shared state of a new queue pair.
-    pub fn new(kind: FabricKind, config: QueuePairConfig) -> Self {
+    /// The shared state of a new queue pair of a fabric that can do what `capabilities` says: it is never handed
+    /// an operation that it can't do.
+    pub fn new(kind: FabricKind, config: QueuePairConfig, capabilities: Capabilities) -> Self {
         Self {
             kind,
             config,
+            capabilities,
             slots: SlotTable::new(config.send_depth),
             remote: RemoteRegions::default(),
             inbound: Mutex::default(),
@@ -79,6 +83,11 @@ impl QueuePairCore {
     /// The depths.
     pub fn config(&self) -> QueuePairConfig {
         self.config
+    }
+
+    /// What the fabric can do.
+    pub fn capabilities(&self) -> Capabilities {
+        self.capabilities
     }
 
     /// The slots.

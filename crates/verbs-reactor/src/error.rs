@@ -104,6 +104,17 @@ pub enum FabricError {
         /// The queue pair's send depth.
         depth: u32,
     },
+    /// An operation that would never fit the send queue.
+    #[error(
+        "the operation takes {pieces} work requests, the send queue is {depth} deep: write less at once, or give \
+         the queue pair a deeper send queue"
+    )]
+    TooManyPieces {
+        /// Pieces of the operation.
+        pieces: u64,
+        /// The queue pair's send depth.
+        depth: u32,
+    },
     /// A buffer whose block is not registered with this queue pair's domain.
     #[error(
         "block {block} is not registered with this {kind} domain: allocate from a pool the domain visits"
@@ -127,6 +138,25 @@ pub enum FabricError {
         local: u64,
         /// Bytes of the remote range.
         remote: u64,
+    },
+    /// Two segments of a vectored write name the same byte of the peer.
+    #[error(
+        "two segments of one vectored write overlap in region {region:?} at offset {offset}, and the order in \
+         which they land is open: name each byte once"
+    )]
+    OverlappingSegments {
+        /// The region.
+        region: RegionId,
+        /// Where the second one starts.
+        offset: u64,
+    },
+    /// The peer's process holds as many of our loans as it may: send a copy instead.
+    #[error("the peer holds {open} of at most {cap} views of this process's memory: send a copy")]
+    LeasesExhausted {
+        /// Open and retired leases of that process.
+        open: u32,
+        /// The cap.
+        cap: u32,
     },
     /// The fabric cannot do this.
     #[error("{kind} cannot {what}")]

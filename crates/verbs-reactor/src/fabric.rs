@@ -10,6 +10,8 @@ use crate::{Access, BoxFuture, FabricError, FabricKind, QueuePair, RemoteRegion,
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
+    /// Many ranges in one logical write.
+    pub vectored: bool,
     /// One-sided reads.
     pub read: bool,
     /// Views of the peer's memory without a copy.
@@ -21,8 +23,18 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Writes only, unsplit.
-    pub const WRITES: Self = Self { read: false, lend: false, windows: false, piece_bytes_max: u64::MAX };
+    /// Writes of one range only, unsplit.
+    pub const WRITES: Self =
+        Self { vectored: false, read: false, lend: false, windows: false, piece_bytes_max: u64::MAX };
+
+    /// Whether `request` is among what the fabric can do.
+    pub fn allow(&self, request: &WorkRequest) -> bool {
+        match request {
+            WorkRequest::Write { .. } => true,
+            WorkRequest::WriteVectored { .. } => self.vectored,
+            WorkRequest::Lend { .. } => self.lend,
+        }
+    }
 }
 
 /// A way to move bytes between processes: opens domains.
@@ -123,7 +135,8 @@ pub trait Prepared: Send + fmt::Debug {
 /// [`QueuePairCore`](crate::QueuePairCore), on which the fabric reports completions, arrivals and failure.
 pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// Takes one operation whose slot is already reserved, in posting order. Never blocks. A failure is
-    /// reported on the core like any completion.
+    /// reported on the core like any completion. The send queue has room for all its
+    /// [pieces](WorkRequest::pieces).
     fn submit(&self, key: SlotKey, request: &WorkRequest);
 
     /// Makes progress on behalf of whoever awaits: cheap when there is nothing to do, never blocks.

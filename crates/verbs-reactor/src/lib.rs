@@ -20,8 +20,12 @@
 //!   ([`FabricError::ReceiverNotReady`]), on both sides.
 //! - The target checks region, generation, key, range, right and grant. A violation ends that connection only,
 //!   and touches no memory.
+//! - A write larger than [`Capabilities::piece_bytes_max`] is split; only its last piece carries the immediate,
+//!   and each piece counts in the send queue.
 //! - Every operation ends exactly once.
 
+#[cfg(feature = "bench-limits")]
+pub mod bare;
 mod core;
 mod error;
 mod fabric;
@@ -30,6 +34,8 @@ mod queue_pair;
 mod region;
 mod runtime;
 mod slot;
+mod sync;
+mod wait;
 mod work;
 
 #[cfg(feature = "planted-bugs")]
@@ -50,4 +56,5 @@ pub use region::{
 };
 pub use runtime::{BoxFuture, Elapsed, Runtime, TokioRuntime, timeout};
 pub use slot::{SlotKey, SlotTable};
-pub use work::{Arrival, Immediate, WorkRequest};
+pub use wait::{UnknownWait, Wait};
+pub use work::{Arrival, Immediate, Piece, Pieces, Segment, WorkRequest, paged};

@@ -13,8 +13,9 @@ use std::{
 use memory::Buf;
 
 use crate::{
-    Arrival, FabricError, FabricKind, Immediate, Link, QueuePairConfig, QueuePairCore, QueuePairStats,
-    RegionId, RemoteRange, RemoteRegion, SlotKey, WorkRequest, slot::Reserve,
+    Arrival, Capabilities, FabricError, FabricKind, Immediate, Link, QueuePairConfig, QueuePairCore,
+    QueuePairStats, RegionId, RemoteRange, RemoteRegion, Segment, SlotKey, WorkRequest,
+    slot::{Place, Reserve},
 };
 
 /// A connected queue pair. Cheap to clone; all clones are one connection.
@@ -38,6 +39,26 @@ impl Shared {
             self.core.fail_arrivals(&FabricError::Closed);
             self.link.start_close();
         }
+    }
+}
+
+impl Shared {
+    /// Whether `request` can be posted at all, and how many work requests it takes.
+    fn check(&self, request: &WorkRequest) -> Result<u64, FabricError> {
+        let capabilities = self.core.capabilities();
+        if !capabilities.allow(request) {
+            return Err(request.unsupported(self.core.kind()));
+        }
+        if let WorkRequest::WriteVectored { segments, .. } = request {
+            if segments.is_empty() {
+                return Err(FabricError::Unsupported {
+                    kind: self.core.kind(),
+                    what: "write no range at all",
+                });
+            }
+            self.core.remote_regions().aim_all(segments)?;
+        }
+        Ok(request.weight(capabilities.piece_bytes_max))
     }
 }
 
@@ -73,8 +94,10 @@ impl QueuePair {
         self.shared.core.failure()
     }
 
-    /// Writes `local` to `remote` without telling the peer. Posted at once, in the order of calls, when a slot
-    /// is free; else when the future is polled and finds one.
+    /// Writes `local` to `remote` without telling the peer. Posted at once, in the order of calls, when there is
+    /// room in the send queue and nobody waits for it. Else the operation waits from its first poll on, and room
+    /// is given in the order in which operations began to wait: one that waits and is polled no more holds up
+    /// those behind it until it is dropped.
     ///
     /// # Errors
     /// Every [`FabricError`]; the local bytes may be reused in any case.
@@ -97,6 +120,41 @@ impl QueuePair {
         self.start(WorkRequest::Write { local, remote: Some(remote), immediate: Some(immediate) })
     }
 
+    /// Writes every segment's bytes to its range, as one logical write: one completion, and one notification if
+    /// `immediate` is given. See [`paged`](crate::paged) for pages of one buffer.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write); [`FabricError::TooManyPieces`] if the send queue could never hold it,
+    /// [`FabricError::Unsupported`] where [`Capabilities::vectored`] is false.
+    ///
+    /// # Cancel safety
+    /// As [`write`](Self::write).
+    pub fn write_vectored(
+        &self,
+        segments: impl Into<Arc<[Segment]>>,
+        immediate: Option<Immediate>,
+    ) -> Operation {
+        self.start(WorkRequest::WriteVectored { segments: segments.into(), immediate })
+    }
+
+    /// Hands `local` to the peer without a copy ([`Arrival::Loan`]). Completes when the peer has it; the bytes
+    /// stay alive and unchanged until the peer's lease ends.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write); [`FabricError::LeasesExhausted`] when the peer's process holds as many loans
+    /// as it may, [`FabricError::Unsupported`] where [`Capabilities::lend`] is false.
+    ///
+    /// # Cancel safety
+    /// As [`write`](Self::write).
+    pub fn lend(&self, local: Buf, immediate: Immediate) -> Operation {
+        self.start(WorkRequest::Lend { local, immediate })
+    }
+
+    /// What the fabric can do.
+    pub fn capabilities(&self) -> Capabilities {
+        self.shared.core.capabilities()
+    }
+
     /// Tells the peer `immediate` after everything posted before has landed.
     ///
     /// # Errors
@@ -113,7 +171,8 @@ impl QueuePair {
     /// # Errors
     /// [`FabricError::SendQueueFull`], or the queue pair's failure.
     pub fn post_now(&self, request: &WorkRequest) -> Result<Operation, FabricError> {
-        match self.shared.core.slots().reserve(request, None) {
+        let weight = self.shared.check(request)?;
+        match self.shared.core.slots().reserve(request, weight) {
             Reserve::Reserved(key) => {
                 self.shared.link.submit(key, request);
                 Ok(self.operation(State::Posted(key)))
@@ -173,12 +232,16 @@ impl QueuePair {
     }
 
     fn start(&self, request: WorkRequest) -> Operation {
-        match self.shared.core.slots().reserve(&request, None) {
+        let weight = match self.shared.check(&request) {
+            Ok(weight) => weight,
+            Err(error) => return self.operation(State::Failed(error)),
+        };
+        match self.shared.core.slots().reserve(&request, weight) {
             Reserve::Reserved(key) => {
                 self.shared.link.submit(key, &request);
                 self.operation(State::Posted(key))
             }
-            Reserve::Full => self.operation(State::Waiting(Some(request))),
+            Reserve::Full => self.operation(State::Waiting { request, weight, place: Place::default() }),
             Reserve::Failed(failure) => self.operation(State::Failed(failure)),
         }
     }
@@ -200,8 +263,8 @@ pub struct Operation {
 
 #[derive(Debug)]
 enum State {
-    /// No slot was free.
-    Waiting(Option<WorkRequest>),
+    /// No slot was free, or others waited for one.
+    Waiting { request: WorkRequest, weight: u64, place: Place },
     /// The slot owns the buffers.
     Posted(SlotKey),
     /// The queue pair had failed already.
@@ -213,17 +276,14 @@ enum State {
 impl Operation {
     /// Posts a waiting request if a slot is free now.
     fn try_post(&mut self, context: &Context<'_>) -> Poll<()> {
-        let State::Waiting(request) = &mut self.state else { return Poll::Ready(()) };
-        let Some(waiting) = request.take() else { return Poll::Ready(()) };
-        self.state = match self.shared.core.slots().reserve(&waiting, Some(context.waker())) {
+        let State::Waiting { request, weight, place } = &mut self.state else { return Poll::Ready(()) };
+        let slots = self.shared.core.slots();
+        self.state = match slots.reserve_or_wait(request, *weight, place, context.waker()) {
             Reserve::Reserved(key) => {
-                self.shared.link.submit(key, &waiting);
+                self.shared.link.submit(key, request);
                 State::Posted(key)
             }
-            Reserve::Full => {
-                *request = Some(waiting);
-                return Poll::Pending;
-            }
+            Reserve::Full => return Poll::Pending,
             Reserve::Failed(failure) => State::Failed(failure),
         };
         Poll::Ready(())
@@ -244,7 +304,7 @@ impl Future for Operation {
                 Poll::Pending => return Poll::Pending,
             },
             State::Failed(failure) => Err(failure.clone()),
-            State::Waiting(_) | State::Finished => Err(FabricError::Closed),
+            State::Waiting { .. } | State::Finished => Err(FabricError::Closed),
         };
         self.state = State::Finished;
         Poll::Ready(result)
@@ -253,8 +313,11 @@ impl Future for Operation {
 
 impl Drop for Operation {
     fn drop(&mut self) {
-        if let State::Posted(key) = self.state {
-            self.shared.core.slots().ignore(key);
+        let slots = self.shared.core.slots();
+        match &mut self.state {
+            State::Posted(key) => slots.ignore(*key),
+            State::Waiting { place, .. } => slots.leave(place),
+            State::Failed(_) | State::Finished => {}
         }
     }
 }

@@ -1,12 +1,36 @@
 //! What is posted, and what arrives.
 
+use std::sync::Arc;
+
 use memory::Buf;
 
-use crate::RemoteRange;
+use crate::{FabricError, FabricKind, RemoteRange};
 
 /// The 32-bit value that travels with a write and tells the target what landed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Immediate(pub u32);
+
+/// One contiguous part of a vectored write.
+#[derive(Debug, Clone)]
+pub struct Segment {
+    /// The bytes.
+    pub local: Buf,
+    /// Where they go; as long as `local`.
+    pub remote: RemoteRange,
+}
+
+impl WorkRequest {
+    /// The error of a fabric that is handed what [`Capabilities`](crate::Capabilities) rule out, which a queue pair
+    /// never does.
+    pub fn unsupported(&self, kind: FabricKind) -> FabricError {
+        let what = match self {
+            Self::Write { .. } => "write",
+            Self::WriteVectored { .. } => "write many ranges at once",
+            Self::Lend { .. } => "lend memory without a copy",
+        };
+        FabricError::Unsupported { kind, what }
+    }
+}
 
 /// One operation for a queue pair. Owns its local bytes.
 #[derive(Debug, Clone)]
@@ -22,19 +46,159 @@ pub enum WorkRequest {
         /// What the target is told.
         immediate: Option<Immediate>,
     },
+    /// Many ranges, one completion, one notification: one logical write like [`Write`](Self::Write). The target
+    /// is told the bytes of all segments together.
+    WriteVectored {
+        /// The parts, in the order they are written.
+        segments: Arc<[Segment]>,
+        /// What the target is told.
+        immediate: Option<Immediate>,
+    },
+    /// Hands `local` to the peer without a copy: the peer gets a read-only view of the bytes under a lease
+    /// ([`Arrival::Loan`]). Completes when the peer has it; the fabric keeps the bytes alive and unchanged
+    /// until the lease ends. Only where [`Capabilities::lend`](crate::Capabilities::lend) says so.
+    Lend {
+        /// The bytes; not empty.
+        local: Buf,
+        /// What the target is told.
+        immediate: Immediate,
+    },
 }
 
 impl WorkRequest {
+    /// What the target is told, if anything.
+    pub fn immediate(&self) -> Option<Immediate> {
+        match self {
+            Self::Write { immediate, .. } | Self::WriteVectored { immediate, .. } => *immediate,
+            Self::Lend { immediate, .. } => Some(*immediate),
+        }
+    }
+
     /// Payload bytes of the operation.
     pub fn length(&self) -> u64 {
         match self {
-            Self::Write { local, .. } => local.len() as u64,
+            Self::Write { local, .. } | Self::Lend { local, .. } => local.len() as u64,
+            Self::WriteVectored { segments, .. } => {
+                segments.iter().map(|segment| segment.local.len() as u64).sum()
+            }
         }
+    }
+
+    /// How many work requests the operation takes on a fabric that splits after `piece_bytes_max` bytes: what it
+    /// weighs in the send queue's arithmetic. At least one.
+    pub fn weight(&self, piece_bytes_max: u64) -> u64 {
+        let pieces = |buffer: &Buf| (buffer.len() as u64).div_ceil(piece_bytes_max.max(1)).max(1);
+        match self {
+            Self::Write { local, .. } => pieces(local),
+            Self::WriteVectored { segments, .. } => {
+                segments.iter().map(|segment| pieces(&segment.local)).sum::<u64>().max(1)
+            }
+            Self::Lend { .. } => 1,
+        }
+    }
+
+    /// The pieces of a write, in the order a fabric posts them; none for other operations. Only the last carries
+    /// the immediate.
+    pub fn pieces(&self, piece_bytes_max: u64) -> Pieces<'_> {
+        let (parts, immediate) = match self {
+            Self::Write { local, remote, immediate } => (Parts::One(Some((local, *remote))), *immediate),
+            Self::WriteVectored { segments, immediate } => (Parts::Many(segments), *immediate),
+            Self::Lend { .. } => (Parts::One(None), None),
+        };
+        Pieces { parts, immediate, offset: 0, piece_bytes_max: piece_bytes_max.max(1) }
     }
 }
 
+/// One piece of a logical write: what a fabric posts as one work request.
+#[derive(Debug, Clone)]
+pub struct Piece {
+    /// The bytes.
+    pub local: Buf,
+    /// Where they go; `None` for a bare notification.
+    pub remote: Option<RemoteRange>,
+    /// What the target is told; only the last piece has it.
+    pub immediate: Option<Immediate>,
+    /// No piece comes after this one.
+    pub is_last: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Parts<'request> {
+    One(Option<(&'request Buf, Option<RemoteRange>)>),
+    Many(&'request [Segment]),
+}
+
+/// The pieces of a logical write. See [`WorkRequest::pieces`].
+#[derive(Debug, Clone)]
+pub struct Pieces<'request> {
+    parts: Parts<'request>,
+    immediate: Option<Immediate>,
+    /// Where the next piece starts in the first of `parts`.
+    offset: u64,
+    piece_bytes_max: u64,
+}
+
+impl Iterator for Pieces<'_> {
+    type Item = Piece;
+
+    fn next(&mut self) -> Option<Piece> {
+        let (local, remote) = match &self.parts {
+            Parts::One(part) => (*part)?,
+            Parts::Many(segments) => segments.first().map(|first| (&first.local, Some(first.remote)))?,
+        };
+        let rest = (local.len() as u64).saturating_sub(self.offset);
+        let length = rest.min(self.piece_bytes_max);
+        let remote = remote.map(|range| RemoteRange {
+            offset: range.offset.saturating_add(self.offset),
+            // What does not match is left for the target's checks to see.
+            length: if rest == length { range.length.saturating_sub(self.offset) } else { length },
+            ..range
+        });
+        let start = self.offset as usize;
+        let local = local.slice(start..start + length as usize)?;
+        self.offset += length;
+        if rest == length {
+            self.offset = 0;
+            self.parts = match &self.parts {
+                Parts::One(_) => Parts::One(None),
+                Parts::Many(segments) => Parts::Many(&segments[1..]),
+            };
+        }
+        let is_last = matches!(self.parts, Parts::One(None) | Parts::Many([]));
+        Some(Piece { local, remote, immediate: self.immediate.filter(|_| is_last), is_last })
+    }
+}
+
+/// The segments of a paged write: page `n` of `local` goes to offset `pages[n]` of `region` (block tables of
+/// key-value caches). The last page may be short.
+///
+/// # Errors
+/// [`FabricError::LengthMismatch`] when `pages` and the pages of `local` differ in number.
+pub fn paged(
+    local: &Buf,
+    page_bytes: usize,
+    region: RemoteRange,
+    pages: &[u64],
+) -> Result<Arc<[Segment]>, FabricError> {
+    let page_bytes = page_bytes.max(1);
+    let mismatch = || FabricError::LengthMismatch {
+        local: local.len() as u64,
+        remote: (pages.len() as u64).saturating_mul(page_bytes as u64),
+    };
+    if local.len().div_ceil(page_bytes) != pages.len() {
+        return Err(mismatch());
+    }
+    let segment = |(page, &offset): (usize, &u64)| {
+        let start = page * page_bytes;
+        let part = local.slice(start..local.len().min(start + page_bytes))?;
+        let remote = RemoteRange { offset, length: part.len() as u64, ..region };
+        Some(Segment { local: part, remote })
+    };
+    pages.iter().enumerate().map(segment).collect::<Option<Arc<[_]>>>().ok_or_else(mismatch)
+}
+
 /// Something a peer did that this side is told about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Arrival {
     /// A write with immediate has landed completely, and all earlier writes of its queue pair too.
@@ -44,4 +208,98 @@ pub enum Arrival {
         /// Bytes written by it.
         length: u64,
     },
+    /// The peer lends bytes without a copy. All earlier writes of its queue pair have landed.
+    Loan {
+        /// The value.
+        immediate: Immediate,
+        /// The peer's bytes, read-only. Dropping the last clone ends the lease.
+        buffer: Buf,
+    },
+}
+
+impl PartialEq for Arrival {
+    /// Loans are equal when their bytes are.
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (
+                Self::Immediate { immediate, length },
+                Self::Immediate { immediate: other_immediate, length: other_length },
+            ) => immediate == other_immediate && length == other_length,
+            (
+                Self::Loan { immediate, buffer },
+                Self::Loan { immediate: other_immediate, buffer: other_buffer },
+            ) => immediate == other_immediate && buffer[..] == other_buffer[..],
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Arrival {}
+
+#[cfg(test)]
+mod tests {
+    use memory::{Pool, PoolConfig};
+
+    use super::*;
+    use crate::{RegionGeneration, RegionId};
+
+    const REGION: RemoteRange =
+        RemoteRange { region: RegionId(3), generation: RegionGeneration(7), offset: 100, length: 0 };
+
+    fn buffer(length: usize) -> Buf {
+        Pool::new(PoolConfig::new("test")).unwrap().try_alloc(length).unwrap().freeze()
+    }
+
+    fn write(length: usize, immediate: Option<u32>) -> WorkRequest {
+        let remote = RemoteRange { length: length as u64, ..REGION };
+        let immediate = immediate.map(Immediate);
+        WorkRequest::Write { local: buffer(length), remote: Some(remote), immediate }
+    }
+
+    fn shape(request: &WorkRequest, limit: u64) -> Vec<(u64, u64, bool)> {
+        let pieces = request.pieces(limit).map(|piece| {
+            let range = piece.remote.unwrap();
+            assert_eq!(piece.local.len() as u64, range.length);
+            assert_eq!(piece.immediate.is_some(), piece.is_last);
+            (range.offset, range.length, piece.is_last)
+        });
+        pieces.collect()
+    }
+
+    #[test]
+    fn write_is_split_at_the_limit_and_only_the_last_piece_tells() {
+        assert_eq!(shape(&write(63, Some(1)), 64), [(100, 63, true)]);
+        assert_eq!(shape(&write(64, Some(1)), 64), [(100, 64, true)]);
+        assert_eq!(shape(&write(65, Some(1)), 64), [(100, 64, false), (164, 1, true)]);
+        assert_eq!(shape(&write(0, Some(1)), 64), [(100, 0, true)]);
+        for (length, weight) in [(0, 1), (63, 1), (64, 1), (65, 2), (640, 10), (641, 11)] {
+            assert_eq!(write(length, None).weight(64), weight, "{length}");
+        }
+    }
+
+    #[test]
+    fn vectored_write_has_the_pieces_of_every_segment() {
+        let local = buffer(200);
+        let segments = paged(&local, 90, REGION, &[0, 1000, 500]).unwrap();
+        let request = WorkRequest::WriteVectored { segments, immediate: Some(Immediate(1)) };
+        assert_eq!((request.length(), request.weight(64)), (200, 5));
+        let expected =
+            [(0, 64, false), (64, 26, false), (1000, 64, false), (1064, 26, false), (500, 20, true)];
+        assert_eq!(shape(&request, 64), expected);
+    }
+
+    #[test]
+    fn notification_is_one_piece_and_a_loan_none() {
+        let notify = WorkRequest::Write { local: Buf::empty(), remote: None, immediate: Some(Immediate(1)) };
+        let pieces: Vec<_> = notify.pieces(64).collect();
+        assert!(pieces[0].remote.is_none() && pieces[0].is_last && pieces.len() == 1);
+        let lend = WorkRequest::Lend { local: buffer(1000), immediate: Immediate(1) };
+        assert_eq!((lend.weight(64), lend.pieces(64).count()), (1, 0));
+    }
+
+    #[test]
+    fn pages_that_do_not_match_the_buffer_are_refused() {
+        let error = paged(&buffer(200), 90, REGION, &[0, 1000]).unwrap_err();
+        assert!(matches!(error, FabricError::LengthMismatch { local: 200, remote: 180 }));
+    }
 }

@@ -7,7 +7,7 @@ use rendezvous::{ClusterSpec, Tensor, Worker, WorkerError};
 use sim::{Node, Outcome, Rng, Violation};
 use verbs_reactor::Runtime;
 
-use super::Run;
+use super::{Run, WORKERS_MIN};
 
 /// Published names of each worker. The last one is withdrawn now and then.
 pub(super) const NAMES: usize = 4;
@@ -44,7 +44,7 @@ impl Setup {
 
     pub(super) fn draw(rng: &mut Rng) -> Self {
         Self {
-            workers: 2 + rng.below(3),
+            workers: WORKERS_MIN + rng.below(3),
             mode: rng.pick([Mode::Original, Mode::Windowed, Mode::Windowed]),
             window: rng.pick([1, 2, 3, 8, 64]),
             requests_max: rng.pick([1, 2, 5, 64]),
@@ -87,6 +87,10 @@ impl Target {
         Self { peer, incarnation: None, is_fickle: false }
     }
 }
+
+/// An operation ended with an error.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ended;
 
 /// One incarnation of one worker.
 #[derive(Debug, Clone)]
@@ -177,6 +181,7 @@ impl Member {
         }
         self.check_length(transfer, tensor);
         self.run.handle.verify(transfer, rest);
+        self.run.truth().transfers += 1;
         transfer
     }
 
@@ -184,6 +189,7 @@ impl Member {
     pub(super) fn check(&self, tensor: &Tensor, transfer: u64) {
         self.check_length(transfer, tensor);
         self.run.handle.verify(transfer, tensor.bytes());
+        self.run.truth().transfers += 1;
     }
 
     fn check_length(&self, transfer: u64, tensor: &Tensor) {
@@ -205,7 +211,6 @@ impl Member {
         let entry = self.node.begin(Some(&address(target.peer)), what);
         match operation.await {
             Ok(value) => {
-                self.run.truth().done += 1;
                 entry.end(&Outcome::Done);
                 Some(value)
             }
@@ -216,29 +221,31 @@ impl Member {
         }
     }
 
-    /// Polls `operation` up to `polls` times and then drops it.
+    /// Polls `operation` up to `polls` times and then drops it: `None`.
+    ///
+    /// # Errors
+    /// It ended with an error, which is in the ledger.
     pub(super) async fn impatient<T>(
         &self,
         target: Target,
         what: String,
         polls: usize,
         operation: impl Future<Output = Result<T, WorkerError>>,
-    ) -> Option<T> {
+    ) -> Result<Option<T>, Ended> {
         let entry = self.node.begin(Some(&address(target.peer)), what);
         let outcome = match polled(polls, operation).await {
             Some(Ok(value)) => {
-                self.run.truth().done += 1;
                 entry.end(&Outcome::Done);
-                return Some(value);
+                return Ok(Some(value));
             }
             Some(Err(error)) => {
                 entry.end_because(&self.outcome(target, &error), &error);
-                return None;
+                return Err(Ended);
             }
             None => Outcome::Cancelled,
         };
         entry.end(&outcome);
-        None
+        Ok(None)
     }
 
     fn outcome(&self, target: Target, error: &WorkerError) -> Outcome {

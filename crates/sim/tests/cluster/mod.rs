@@ -15,11 +15,23 @@ use std::{
 
 use futures::future::{join, join_all};
 use member::{Member, Setup};
-use sim::{Failure, Fault, Handle, Rng, Summary, World};
+use sim::{Call, Failure, Fault, Handle, Node, Rng, Summary, World};
 use verbs_reactor::Runtime;
 
 /// Transfers that each run must have, at least.
-pub(crate) const TRANSFERS_MIN: u64 = 50;
+pub(crate) const TRANSFERS_MIN: u64 = 200;
+
+/// Workers that each run must have, at least.
+pub(crate) const WORKERS_MIN: usize = 3;
+
+/// What one run came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Report {
+    pub(crate) summary: Summary,
+    pub(crate) workers: usize,
+    /// Tensors that came whole: fetches and receives that ended well.
+    pub(crate) transfers: u64,
+}
 
 /// What the scenario knows to be true.
 #[derive(Debug)]
@@ -30,8 +42,8 @@ struct Truth {
     published: Vec<Vec<Vec<u64>>>,
     /// By worker: its present life.
     incarnations: Vec<u64>,
-    /// Operations that ended well.
-    done: u64,
+    /// Fetches and receives that ended well.
+    transfers: u64,
 }
 
 /// Shared by all tasks of a run.
@@ -56,20 +68,21 @@ impl Run {
 }
 
 /// Runs the scenario of `seed` once.
-pub(crate) fn run_seed(seed: u64) -> Result<Summary, Box<Failure>> {
+pub(crate) fn run_seed(seed: u64) -> Result<Report, Box<Failure>> {
     let world = World::new(seed);
     let handle = world.handle();
-    world.run(scenario(handle))?;
-    world.finish()
+    let (workers, transfers) = world.run(scenario(handle))?;
+    Ok(Report { summary: world.finish()?, workers, transfers })
 }
 
-async fn scenario(handle: Handle) {
+/// Gives the number of workers and of transfers.
+async fn scenario(handle: Handle) -> (usize, u64) {
     // A sequence of its own: what is done is a function of the seed alone, not of the schedule.
     let mut rng = Rng::new(handle.seed()).fork(77);
     let setup = Arc::new(Setup::draw(&mut rng));
     let published = vec![vec![Vec::new(); member::NAMES]; setup.workers];
     let incarnations = vec![0; setup.workers];
-    let truth = Truth { lengths: Vec::new(), published, incarnations, done: 0 };
+    let truth = Truth { lengths: Vec::new(), published, incarnations, transfers: 0 };
     let run = Run { handle, setup, truth: Arc::new(Mutex::new(truth)) };
     let mut members = join_all((0..run.setup.workers).map(|index| Member::start(&run, index))).await;
 
@@ -78,28 +91,25 @@ async fn scenario(handle: Handle) {
         faulty_round(&run, &mut members, round, &mut rng).await;
     }
     // Faults are over and everyone has seen them: from here on everything must succeed.
+    run.handle.heal();
     run.handle.runtime().sleep(Duration::from_secs(5)).await;
     let mut round = rounds;
-    while round == rounds || run.truth().done < TRANSFERS_MIN {
+    while round == rounds || run.truth().transfers < TRANSFERS_MIN {
         traffic::round(&run, &members, round, &mut rng).await;
         round += 1;
     }
     join_all(members.iter().map(Member::stop)).await;
+    let transfers = run.truth().transfers;
+    (members.len(), transfers)
 }
 
 /// Traffic during which faults happen: a crash in the first round, at a random event of it and followed by a
-/// restart at the same address; now and then another one, or a lost link.
+/// restart at the same address; now and then another one, or any other fault.
 async fn faulty_round(run: &Run, members: &mut [Member], round: i64, rng: &mut Rng) {
     let index = rng.below(members.len());
     let victim = members[index].node.clone();
-    let other = &members[(index + 1 + rng.below(members.len() - 1)) % members.len()].node;
-    let soon = |rng: &mut Rng| 50 + rng.below(3000) as u64;
-    if rng.chance(1, 3) {
-        run.handle.inject_at_event(soon(rng), Fault::LoseLink(victim.id(), other.id()));
-    }
-    if rng.chance(1, 4) {
-        run.handle.inject_at_event(soon(rng), Fault::LoseControl(victim.id(), other.id()));
-    }
+    let other = members[(index + 1 + rng.below(members.len() - 1)) % members.len()].node.clone();
+    plan_faults(run, &victim, &other, rng);
     let crashes = round == 0 || rng.chance(1, 3);
     if !crashes {
         return traffic::round(run, members, round, rng).await;
@@ -118,4 +128,38 @@ async fn faulty_round(run: &Run, members: &mut [Member], round: i64, rng: &mut R
     };
     let (restarted, ()) = join(restart, traffic).await;
     members[index] = restarted;
+}
+
+/// In how many events a fault comes.
+fn soon(rng: &mut Rng) -> u64 {
+    50 + rng.below(3000) as u64
+}
+
+/// Faults of this round besides a crash.
+fn plan_faults(run: &Run, victim: &Node, other: &Node, rng: &mut Rng) {
+    let (victim, other) = (victim.id(), other.id());
+    if rng.chance(1, 3) {
+        run.handle.inject_at_event(soon(rng), Fault::LoseLink(victim, other));
+    }
+    if rng.chance(1, 4) {
+        run.handle.inject_at_event(soon(rng), Fault::LoseControl(victim, other));
+    }
+    if rng.chance(1, 4) {
+        run.handle.inject_at_event(soon(rng), Fault::HalfOpen(victim, other));
+        run.handle.inject_at_event(soon(rng), Fault::LoseLink(victim, other));
+    }
+    if rng.chance(1, 3) {
+        run.handle.inject(Fault::Slow(other));
+    }
+    if rng.chance(1, 4) {
+        let call = rng.pick([Call::Register, Call::Prepare, Call::Post]);
+        let successes = if call == Call::Post { rng.below(300) } else { rng.below(4) };
+        run.handle.fail_call(other, call, successes as u64);
+    }
+    if rng.chance(1, 2) {
+        // A stop that nobody notices, one that outlasts connecting, and one that outlasts every deadline.
+        let longest = rng.pick([50, 40_000, 15_000_000, 90_000_000]);
+        let length = rng.duration(Duration::from_micros(longest));
+        run.handle.inject_at_event(soon(rng), Fault::Pause(other, length));
+    }
 }

@@ -9,6 +9,7 @@
 //! 64    sleep      epoch of the latest sleep of this side's driver
 //! 128   consumed   descriptors of the peer that this side has executed
 //! 136   closed     0, or why this side ended the connection
+//! 144   cpu        1 + the CPU on which this side last published or executed something
 //! 4096  slots of 128 bytes: sequence word, seven words of descriptor, 64 bytes of inline payload
 //! ```
 
@@ -30,6 +31,7 @@ const MAGIC_AT: usize = 0;
 const SLEEP_AT: usize = 64;
 const CONSUMED_AT: usize = 128;
 const CLOSED_AT: usize = 136;
+const CPU_AT: usize = 144;
 const HEADER_BYTES: usize = 4096;
 const SLOT_BYTES: usize = 128;
 const WORD_BYTES: usize = 8;
@@ -50,10 +52,13 @@ pub(super) enum Source {
     Block { index: u32, offset: u64 },
 }
 
-/// One write or notification, as it travels.
+/// One piece of a write, or a notification, as it travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Descriptor {
+    /// Only the last piece of a write has one.
     pub(super) immediate: Option<u32>,
+    /// The next descriptor is a piece of the same logical write.
+    pub(super) continues: bool,
     /// Range and key; `None` for a bare notification.
     pub(super) remote: Option<(RemoteRange, u32)>,
     pub(super) source: Source,
@@ -63,6 +68,7 @@ const HAS_IMMEDIATE: u32 = 1;
 const HAS_REMOTE: u32 = 2;
 const IS_INLINE: u32 = 4;
 const IS_BLOCK: u32 = 8;
+const CONTINUES: u32 = 16;
 
 fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
@@ -77,6 +83,9 @@ impl Descriptor {
         let mut flags = 0;
         if self.immediate.is_some() {
             flags |= HAS_IMMEDIATE;
+        }
+        if self.continues {
+            flags |= CONTINUES;
         }
         let (mut region, mut generation, mut key, mut offset, mut length) = (0, 0, 0, 0, 0);
         if let Some((range, remote_key)) = self.remote {
@@ -117,13 +126,16 @@ impl Descriptor {
             IS_BLOCK if length > 0 => Source::Block { index: block, offset: source_offset },
             _ => return Err(PeerViolation::Malformed),
         };
-        let known = HAS_IMMEDIATE | HAS_REMOTE | IS_INLINE | IS_BLOCK;
+        let known = HAS_IMMEDIATE | HAS_REMOTE | IS_INLINE | IS_BLOCK | CONTINUES;
         let has_remote = flags & HAS_REMOTE != 0;
-        if flags & !known != 0 || (source != Source::Nothing && !has_remote) {
+        let has_immediate = flags & HAS_IMMEDIATE != 0;
+        let continues = flags & CONTINUES != 0;
+        if flags & !known != 0 || (source != Source::Nothing && !has_remote) || (continues && has_immediate) {
             return Err(PeerViolation::Malformed);
         }
         Ok(Self {
-            immediate: (flags & HAS_IMMEDIATE != 0).then_some(immediate),
+            immediate: has_immediate.then_some(immediate),
+            continues,
             remote: has_remote.then_some((range, key)),
             source,
         })
@@ -209,6 +221,14 @@ impl OwnPage {
         self.page.word(slot).store(Page::sequence(position), Ordering::Release);
     }
 
+    /// Says on which CPU this side runs, as a hint.
+    pub(super) fn set_cpu(&self) {
+        let cpu = u64::from(sys::current_cpu()) + 1;
+        if self.page.word(CPU_AT).load(Ordering::Relaxed) != cpu {
+            self.page.word(CPU_AT).store(cpu, Ordering::Relaxed);
+        }
+    }
+
     /// Says that `count` descriptors of the peer are executed.
     pub(super) fn set_consumed(&self, count: u64) {
         self.page.word(CONSUMED_AT).store(count, Ordering::Release);
@@ -283,6 +303,17 @@ impl PeerPage {
     pub(super) fn inline_pointer(&self, position: u64) -> *const u8 {
         // SAFETY: the slot lies inside the mapping.
         unsafe { self.page.mapping.base().as_ptr().add(self.page.slot_at(position) + INLINE_AT) }
+    }
+
+    /// A glance at whether [`descriptor`](Self::descriptor) would find anything at `position`.
+    pub(super) fn may_have(&self, position: u64) -> bool {
+        let sequence = self.page.word(self.page.slot_at(position)).load(Ordering::Relaxed);
+        sequence != Page::sequence(position).saturating_sub(u64::from(self.page.slots))
+    }
+
+    /// Whether the peer last ran on the CPU that we run on.
+    pub(super) fn is_here(&self) -> bool {
+        self.page.word(CPU_AT).load(Ordering::Relaxed) == u64::from(sys::current_cpu()) + 1
     }
 
     /// How many of our descriptors the peer says it has executed.

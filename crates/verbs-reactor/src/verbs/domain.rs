@@ -15,9 +15,18 @@ use crate::{
 };
 
 use super::{
-    Endpoint, ProtectionDomain, VerbsError, completion::CompletionQueue, driver::Driver, endpoint::sequence,
-    error::fabric_error, fabric::Shared, link::VerbsLink, message::SIGNALS, queue_pair::RawQueuePair,
-    region::MemoryRegion, send::SendSide, tag::SLOTS_MAX,
+    Endpoint, ProtectionDomain, VerbsError,
+    completion::CompletionQueue,
+    driver::Driver,
+    endpoint::sequence,
+    error::fabric_error,
+    fabric::{CAPABILITIES, Shared},
+    link::VerbsLink,
+    message::SIGNALS,
+    queue_pair::RawQueuePair,
+    region::MemoryRegion,
+    send::SendSide,
+    tag::SLOTS_MAX,
 };
 
 /// A protection domain of the device.
@@ -133,9 +142,9 @@ impl Registrations {
 }
 
 /// Entries of the send and the receive queue: one for each operation, and for each signal. An immediate may take
-/// two receives, its own and that of the message which says how long its write was.
+/// three receives, its own and those of the two messages which say how long its write was.
 fn entries(config: QueuePairConfig) -> (u32, u32) {
-    let receives = config.receive_depth.saturating_mul(2);
+    let receives = config.receive_depth.saturating_mul(3);
     (config.send_depth.saturating_add(SIGNALS), receives.saturating_add(SIGNALS))
 }
 
@@ -194,7 +203,7 @@ impl VerbsPrepared {
     }
 
     fn into_link(self, peer: &Endpoint) -> (Arc<QueuePairCore>, Arc<VerbsLink>) {
-        let core = Arc::new(QueuePairCore::new(FabricKind::Verbs, self.config));
+        let core = Arc::new(QueuePairCore::new(FabricKind::Verbs, self.config, CAPABILITIES));
         let (send, (_, receive)) = (self.config.send_depth, entries(self.config));
         let send = SendSide::new(self.queue_pair, receive as usize, send as usize, self.here.piece_bytes);
         let link = VerbsLink::new(core.clone(), self.registrations, self.completions, send, peer.piece_bytes);

@@ -13,8 +13,9 @@ use memory::{BufMut, Granted, Pool, PoolConfig};
 use tokio::io::Interest;
 
 use crate::{
-    Access, FabricError, FabricKind, QueuePair, QueuePairConfig, QueuePairCore, RegionTable, RemoteRange,
-    Runtime, TokioRuntime,
+    Access, Capabilities, FabricError, FabricKind, QueuePair, QueuePairConfig, QueuePairCore, RegionTable,
+    RemoteRange, Runtime, TokioRuntime, Wait,
+    wait::{Patience, Spinner},
 };
 
 use super::{
@@ -58,7 +59,7 @@ impl Rig {
         let socket = sys::connect(&name).unwrap();
         let accepted = sys::accept(listener.as_fd()).unwrap();
         let bell = sys::eventfd().unwrap();
-        let core = Arc::new(QueuePairCore::new(FabricKind::Shm, DEPTHS));
+        let core = Arc::new(QueuePairCore::new(FabricKind::Shm, DEPTHS, Capabilities::WRITES));
         let link = Arc::new(ShmLink::new(Connection {
             core: core.clone(),
             regions: regions.clone(),
@@ -99,6 +100,10 @@ impl Rig {
         let fd = sealed_block(length);
         let frame = Frame::Block { index, length: length as u64 }.encode();
         sys::send(self.socket.as_fd(), &frame, &[fd.as_fd()]).unwrap();
+    }
+
+    fn patience(&self, wait: Wait) -> Patience {
+        Patience::new(Spinner::new(wait), self.runtime.clone())
     }
 
     /// Lets the victim work until it has nothing to do, within bounds.

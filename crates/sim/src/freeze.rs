@@ -1,0 +1,133 @@
+//! Processes that are stopped, or slow.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use crate::{
+    clock::Action,
+    ids::{EndpointId, NodeId, TaskId},
+    ledger::Reach,
+    trace::Event,
+    world::{Shared, State},
+};
+
+/// What waits for a stopped process to go on.
+#[derive(Debug, Default)]
+pub(crate) struct Frozen {
+    /// Woken meanwhile.
+    tasks: BTreeSet<TaskId>,
+    /// What its queue pairs would have seen, where its own process executes them.
+    actions: Vec<Action>,
+}
+
+/// Of 256 polls of a slow node's tasks, how many are put off.
+const SLOW_OF_256: u32 = 224;
+
+/// Longest time that passes when a poll is put off.
+pub(crate) const PUT_OFF_MAX: Duration = Duration::from_micros(20);
+
+impl Shared {
+    pub(crate) fn freeze(&self, node: NodeId) {
+        let mut state = self.state();
+        let stoppable = node != NodeId::OPERATOR && state.is_alive(node);
+        if !stoppable || state.nodes[node.index()].frozen.is_some() {
+            return;
+        }
+        let nic = state.rng.chance(1, 2);
+        state.nodes[node.index()].frozen = Some(Frozen::default());
+        state.frozen += 1;
+        let address = state.nodes[node.index()].address.clone();
+        stop_endpoints(&mut state, node, !nic);
+        drop(state);
+        self.record(Event::Frozen { node, nic });
+        self.ledger().fault(Reach::Stopped(address), None);
+    }
+
+    pub(crate) fn thaw(&self, node: NodeId) {
+        let mut state = self.state();
+        let Some(frozen) = state.nodes.get_mut(node.index()).and_then(|node| node.frozen.take()) else {
+            return;
+        };
+        state.frozen -= 1;
+        let address = state.nodes[node.index()].address.clone();
+        stop_endpoints(&mut state, node, false);
+        frozen.tasks.into_iter().for_each(|task| state.tasks.ready.put(task));
+        for action in frozen.actions {
+            state.agenda.plan(self.now(), action);
+        }
+        drop(state);
+        self.record(Event::Thawed { node });
+        self.ledger().healed(&Reach::Stopped(address), self.now());
+    }
+
+    pub(crate) fn slow(&self, node: NodeId) {
+        if let Some(found) = self.state().nodes.get_mut(node.index()).filter(|_| node != NodeId::OPERATOR) {
+            found.slow_of_256 = SLOW_OF_256;
+        }
+        self.record(Event::Slowed { node });
+    }
+
+    /// Keeps `action` for later if it belongs to an end whose process is stopped and executes it.
+    pub(crate) fn unless_stopped(&self, action: Action) -> Option<Action> {
+        let mut state = self.state();
+        let stopped =
+            action.endpoint().and_then(|id| state.endpoints.get(id.index())).filter(|end| end.stopped);
+        let Some(node) = stopped.map(|end| end.node) else { return Some(action) };
+        match &mut state.nodes[node.index()].frozen {
+            Some(frozen) => {
+                frozen.actions.push(action);
+                None
+            }
+            None => Some(action),
+        }
+    }
+}
+
+fn stop_endpoints(state: &mut State, node: NodeId, stopped: bool) {
+    let ends = state.endpoints.iter_mut().filter(|end| end.node == node);
+    ends.for_each(|end| end.stopped = stopped);
+}
+
+/// What happens to a poll that is due.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Poll {
+    /// It comes.
+    Due(TaskId),
+    /// Its node is stopped, or the task gone.
+    Void,
+    /// Its node is slow: it comes later.
+    PutOff,
+}
+
+impl State {
+    /// Takes one of the woken tasks.
+    pub(crate) fn take_task(&mut self, index: usize) -> Poll {
+        let Some(task) = self.tasks.ready.take(index) else { return Poll::Void };
+        let Some(node) = self.tasks.node_of(task) else { return Poll::Void };
+        let Self { nodes, rng, tasks, .. } = self;
+        let Some(node) = nodes.get_mut(node.index()) else { return Poll::Void };
+        if let Some(frozen) = &mut node.frozen {
+            frozen.tasks.insert(task);
+            return Poll::Void;
+        }
+        if node.slow_of_256 > 0 && rng.chance(node.slow_of_256, 256) {
+            tasks.ready.put(task);
+            return Poll::PutOff;
+        }
+        Poll::Due(task)
+    }
+}
+
+impl Action {
+    /// The end that must execute it.
+    fn endpoint(&self) -> Option<EndpointId> {
+        match self {
+            Self::Connect(id)
+            | Self::RefuseConnect(id, _)
+            | Self::LoseHalf(id)
+            | Self::Fail(id, _)
+            | Self::Flush(id)
+            | Self::Drain(id) => Some(*id),
+            Self::LoseSession(_) | Self::Late(_) | Self::Fault(_) => None,
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! A scenario's grip on the world.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    Allowed, Event, Fault, Node, Pattern, Rng, SimRuntime, Swarm, Violation,
+    clock::Action,
+    failing::Call,
+    ids::NodeId,
+    ledger::Reach,
+    world::{NodeState, Shared, lock},
+};
+
+/// A scenario's grip on the world. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Handle {
+    shared: Arc<Shared>,
+}
+
+/// A node at that address is alive.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("a living node has the address `{0}`; crash it first")]
+pub struct AddressInUse(pub String);
+
+impl Handle {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    /// Starts a node at `address`: a new one, or a new incarnation after a crash.
+    ///
+    /// # Errors
+    /// [`AddressInUse`].
+    pub fn start_node(&self, address: &str) -> Result<Node, AddressInUse> {
+        let mut state = self.shared.state();
+        if state.nodes.iter().any(|node| node.alive && node.address == address) {
+            return Err(AddressInUse(address.to_owned()));
+        }
+        let id = NodeId(state.nodes.len() as u32);
+        let rng = Rng::new(self.shared.seed).fork(1000 + u64::from(id.0));
+        state.nodes.push(NodeState::new(address, rng));
+        drop(state);
+        self.shared.record(Event::Started { node: id });
+        for reach in [Reach::Address(address.to_owned()), Reach::Stopped(address.to_owned())] {
+            self.shared.ledger().healed(&reach, self.shared.now());
+        }
+        Ok(Node::new(self.shared.clone(), id, address))
+    }
+
+    /// Injects `fault` now.
+    pub fn inject(&self, fault: Fault) {
+        self.shared.inject(fault);
+    }
+
+    /// Injects `fault` after `delay` of virtual time. A planned fault counts as something to wait for.
+    pub fn inject_after(&self, delay: Duration, fault: Fault) {
+        let at = self.shared.now() + delay;
+        self.shared.state().agenda.plan(at, Action::Fault(fault));
+    }
+
+    /// Injects `fault` once the world has seen `events` more events. Does not count as something to wait for.
+    pub fn inject_at_event(&self, events: u64, fault: Fault) {
+        let at = lock(&self.shared.trace).events() + events;
+        self.shared.state().triggers.push((at, fault));
+    }
+
+    /// Ends every fault that lasts: planned ones are forgotten, stopped nodes go on, slow ones are quick again. From
+    /// here on things must succeed, once everyone has seen what was lost before.
+    pub fn heal(&self) {
+        let nodes = {
+            let mut state = self.shared.state();
+            state.triggers.clear();
+            state.half_open.clear();
+            for node in &mut state.nodes {
+                node.slow_of_256 = 0;
+                node.failing.clear();
+            }
+            state.nodes.len() as u32
+        };
+        (0..nodes).for_each(|node| self.shared.inject(Fault::Thaw(NodeId(node))));
+    }
+
+    /// Lets the call of `node` that comes after `successes` further ones of its kind fail, once.
+    pub fn fail_call(&self, node: NodeId, call: Call, successes: u64) {
+        if let Some(node) = self.shared.state().nodes.get_mut(node.index()) {
+            node.failing.push((call, successes));
+        }
+    }
+
+    /// Whether a failure asked for by [`fail_call`](Self::fail_call) has not happened yet.
+    pub fn has_failure_ahead(&self, node: NodeId) -> bool {
+        self.shared.state().nodes.get(node.index()).is_some_and(|node| !node.failing.is_empty())
+    }
+
+    /// Allows what the scenario does on purpose.
+    pub fn allow(&self, allowed: Allowed) {
+        self.shared.state().allowed = allowed;
+    }
+
+    /// Ends the run with the scenario's own finding.
+    pub fn fail(&self, violation: Violation) {
+        self.shared.violated(violation);
+    }
+
+    /// The operator's runtime: time and random numbers that no crash takes away.
+    pub fn runtime(&self) -> Arc<SimRuntime> {
+        Arc::new(SimRuntime::new(self.shared.clone(), NodeId::OPERATOR))
+    }
+
+    /// The seed's contents.
+    pub fn pattern(&self) -> Pattern {
+        Pattern::new(self.shared.seed)
+    }
+
+    /// The knobs.
+    pub fn swarm(&self) -> &Swarm {
+        &self.shared.swarm
+    }
+
+    /// The seed.
+    pub fn seed(&self) -> u64 {
+        self.shared.seed
+    }
+
+    /// Virtual time.
+    pub fn now(&self) -> Duration {
+        self.shared.now()
+    }
+
+    /// The last events, oldest first.
+    pub fn events(&self) -> Vec<(Duration, Event)> {
+        lock(&self.shared.trace).tail()
+    }
+
+    /// Checks that `bytes` are the content of `transfer` (S2); a difference ends the run.
+    pub fn verify(&self, transfer: u64, bytes: &[u8]) {
+        if let Err(mismatch) = self.pattern().verify(transfer, bytes) {
+            self.fail(Violation::Data(mismatch.to_string()));
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Packets that outlive the process that sent them, or the one they were for.
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use verbs_reactor::RemoteRange;
+
+use crate::{
+    Violation,
+    clock::Action,
+    endpoint::{PieceState, Write},
+    fabric::{DomainShared, cannot_connect},
+    ids::{EndpointId, NodeId},
+    trace::Event,
+    world::{Shared, State},
+};
+
+/// A piece of a write that arrives after one of its ends has died.
+#[derive(Debug)]
+pub(crate) struct LatePacket {
+    /// Where it arrives, whoever lives there then.
+    address: String,
+    /// The end that it was for, and that end's domain.
+    target: EndpointId,
+    domain: Weak<DomainShared>,
+    range: RemoteRange,
+    key: u32,
+}
+
+/// Longest time that a packet is late by.
+const LATE_MAX: Duration = Duration::from_secs(2);
+
+/// Of 256 pieces under way when a process dies, how many arrive late once more.
+const LATE_OF_256: u32 = 64;
+
+impl Shared {
+    /// `node` is about to die: some pieces under way between it and its peers arrive late, when the queue pair that
+    /// they were for is gone.
+    pub(crate) fn plan_late_packets(&self, state: &mut State, node: NodeId) {
+        let mut packets = Vec::new();
+        for endpoint in &state.endpoints {
+            let Some(peer) = endpoint.peer.map(|peer| &state.endpoints[peer.index()]) else { continue };
+            if endpoint.node == node || peer.node == node {
+                let address = &state.nodes[peer.node.index()].address;
+                let target = endpoint.peer.unwrap_or(EndpointId(u32::MAX));
+                let late = |write| late_copy(write, address, target, &peer.domain);
+                packets.extend(endpoint.outbound.writes.iter().filter_map(late));
+            }
+        }
+        for packet in packets {
+            if state.rng.chance(LATE_OF_256, 256) {
+                let at = self.now() + self.swarm.detection_max + state.rng.duration(LATE_MAX);
+                state.agenda.plan(at, Action::Late(packet));
+            }
+        }
+    }
+
+    /// The queue pair that the packet was for is gone, so its NIC drops it. Another life at the same address must
+    /// refuse it even if it came through: by generation, by key, or because nothing is granted there.
+    pub(crate) fn late_packet(&self, packet: &LatePacket) {
+        let domains: Vec<_> = {
+            let state = self.state();
+            let target = state.endpoints.get(packet.target.index());
+            if target.is_some_and(|target| target.phase.is_reachable()) {
+                // Not late after all: what is still under way says the same.
+                return;
+            }
+            let alive = state.nodes.iter().filter(|node| node.alive && node.address == packet.address);
+            alive.flat_map(|node| &node.domains).filter_map(|domain| domain.upgrade()).collect()
+        };
+        for domain in domains {
+            if packet.domain.as_ptr() == Arc::as_ptr(&domain) {
+                // The same life: only its queue pair is gone, which is what protects it.
+                self.record(Event::LateRefused { why: "its queue pair is gone" });
+                continue;
+            }
+            match domain.table.write_target(&packet.range, packet.key) {
+                Ok(_) => {
+                    let address = &packet.address;
+                    let text =
+                        format!("a packet for an earlier life of {address} was let into {:?}", packet.range);
+                    self.violated(Violation::Memory(text));
+                }
+                Err(_) => self.record(Event::LateRefused { why: "it was for an earlier life" }),
+            }
+        }
+    }
+
+    /// One end of a half-open queue pair learns that connecting failed.
+    pub(crate) fn lose_half(&self, id: EndpointId) {
+        let meeting = self.state().endpoints[id.index()].meet.take();
+        self.record(Event::HalfOpened { endpoint: id });
+        if let Some(meeting) = meeting {
+            let error = cannot_connect("confirming", "the other end's confirmation was lost");
+            drop(meeting.send(Err(error)));
+        }
+        self.start_close(id);
+    }
+}
+
+fn late_copy(
+    write: &Write,
+    address: &str,
+    target: EndpointId,
+    domain: &Arc<DomainShared>,
+) -> Option<LatePacket> {
+    let mut under_way = write.pieces.iter().filter(|piece| matches!(piece.state, PieceState::Carried(_)));
+    let remote = under_way.find_map(|piece| write.parts[piece.part].remote.as_ref())?;
+    let (address, domain) = (address.to_owned(), Arc::downgrade(domain));
+    Some(LatePacket { address, target, domain, range: remote.range, key: remote.key })
+}
