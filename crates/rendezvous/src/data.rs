@@ -33,8 +33,9 @@ pub(crate) struct DataConnection {
     values: Arc<PeerValues>,
     /// The first reason, once it is over.
     lost: OnceLock<Lost>,
+    /// What it may have lost is noted.
     over: AtomicBool,
-    /// Locked while the end is noted; true once it is.
+    /// Locked while that is noted; true once it is.
     ended: Mutex<bool>,
 }
 

@@ -419,7 +419,7 @@ impl Step {
         let key = key.with_incarnation(incarnation).to_string();
         let transfer = TransferName { peer: peer.name().to_owned(), key, step: Some(self.id.0) };
         if let Some(detail) = self.worker.node.values.lost.why(self.id, peer.name()) {
-            let (transport, loss) = (connection.kind.to_string(), PeerLoss::Gone);
+            let (loss, transport) = (PeerLoss::StepBroken, connection.kind.to_string());
             return Err(WorkerError::PeerLost { transfer, transport, loss, detail });
         }
         connection.receive(Scope::Step(self.id), &transfer).await
