@@ -10,8 +10,9 @@ use super::{
     arguments::{BenchFabric, Mode, Op, WaitChoice},
     control::{Answer, Order},
     cpus::Placement,
-    end::{End, Unconnected, check_wait},
+    end::{End, Unconnected},
     error::BenchError,
+    fabrics::check_wait,
     limits::stream::{RawStream, listen},
     process::Peer,
     task::{FRESH_PIECES, PULLED_TENSORS, Puller, RECEIVES, Stage, Task, done},
@@ -61,7 +62,7 @@ pub(super) struct Ready {
 impl Case {
     /// Refuses what this build can't measure, before anything is started.
     pub(super) fn check(&self) -> Result<(), BenchError> {
-        check_wait(self.wait)?;
+        check_wait(self.fabric, self.wait)?;
         let refused = |value: &str| {
             let (field, remedy) = ("--mode", "a pull always copies; use --mode copy");
             Err(BenchError::NotInThisBuild { field, value: value.to_owned(), remedy })
@@ -222,7 +223,7 @@ impl Case {
             Answer::Address(address) => address,
             other => return Err(BenchError::Unexpected(format!("{other:?}"))),
         };
-        let worker = start_worker(PULLER, self.fabric, self.wait).await?;
+        let worker = start_worker(PULLER, self.fabric, self.wait, stage.clock.clone()).await?;
         let server = worker.peer_at(&address).await?;
         Ok(Puller { worker, server })
     }
