@@ -33,6 +33,7 @@ mod error;
 mod fabric_channel;
 mod held_posts;
 mod liveness;
+mod lost;
 mod node;
 mod peer;
 mod pools;
