@@ -83,6 +83,17 @@ every_op! {
 }
 
 #[test]
+fn idle_connections_are_watched() {
+    for fabric in ["shm", "tcp"] {
+        let output = run(&["bench", "--fabric", fabric, "--op", "idle", "--rounds", "1", "--json"]);
+        assert!(output.status.success(), "{}", text(&output));
+        let line: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((&line["op"], &line["limit"]), (&"idle".into(), &"none".into()), "{line}");
+        assert!(line["ops_per_s"].as_f64().is_some(), "{line}");
+    }
+}
+
+#[test]
 fn table_has_a_head_and_a_row_a_case() {
     let arguments = ["bench", "--fabric", "tcp", "--op", "pingpong", "--size", "8,16", "--rounds", "1"];
     let output = run(&[&arguments[..], &["--round-ms", "1"]].concat());

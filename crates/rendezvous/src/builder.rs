@@ -21,6 +21,7 @@ use crate::{
         ControlPlane, GrpcConfig, GrpcPlane, Secret,
         secret::{read_secret_file, secret_from_environment},
     },
+    lost::LostSteps,
     node::{Node, Peers},
     pools::{LocalFabric, PoolCaps, Pools},
     published::PublishedSet,
@@ -46,6 +47,7 @@ pub struct WorkerBuilder {
     liveness: Duration,
     parameters: Parameters,
     values_max: usize,
+    sessions_max: usize,
     runtime: Option<Arc<dyn Runtime>>,
     control_runtime: Option<Arc<dyn Runtime>>,
     local_fabrics: Option<Vec<Arc<dyn Fabric>>>,
@@ -84,13 +86,14 @@ impl WorkerBuilder {
             limit: Duration::from_secs(60),
             liveness: Duration::from_secs(30),
             parameters: Parameters {
-                mode: Mode::Windowed,
-                window: 64,
+                mode: Mode::Counted,
+                depth: 256,
                 ring_bytes: 256 << 10,
                 requests_max: 256,
                 contents_max: 64,
             },
             values_max: 1 << 20,
+            sessions_max: 1024,
             runtime: None,
             control_runtime: None,
             local_fabrics: None,
@@ -185,7 +188,7 @@ impl WorkerBuilder {
         self
     }
 
-    /// How messages flow. Default [`Mode::Windowed`]; [`Mode::Original`] is the protocol of TensorFlow's verbs
+    /// How messages flow. Default [`Mode::Counted`]; [`Mode::Original`] is the protocol of TensorFlow's verbs
     /// plugin, one message in flight per direction.
     #[must_use]
     pub fn mode(mut self, mode: Mode) -> Self {
@@ -193,18 +196,19 @@ impl WorkerBuilder {
         self
     }
 
-    /// Receives that may be outstanding at one peer; further ones wait. Default 256. Costs one queue-pair
-    /// receive each.
+    /// Receives that may be outstanding at one peer; further ones wait. Default 256. In
+    /// mode original each costs one queue-pair receive.
     #[must_use]
     pub fn requests_max(mut self, requests: u32) -> Self {
         self.parameters.requests_max = requests;
         self
     }
 
-    /// Messages in flight per direction and peer. Default 64.
+    /// Messages and values that may be on their way from one peer at once, counted with two of the protocol's own:
+    /// the receives that each connection posts. 4 to 4096, default 256; the smaller of both ends' holds.
     #[must_use]
-    pub fn window(mut self, messages: u32) -> Self {
-        self.parameters.window = messages;
+    pub fn depth(mut self, receives: u32) -> Self {
+        self.parameters.depth = receives;
         self
     }
 
@@ -215,7 +219,7 @@ impl WorkerBuilder {
         self
     }
 
-    /// Bytes of each peer's message ring here. Default 256 KiB.
+    /// Bytes up to which each peer's message ring here may grow; it begins with 16 KiB. Default 256 KiB.
     #[must_use]
     pub fn ring_bytes(mut self, bytes: u32) -> Self {
         self.parameters.ring_bytes = bytes;
@@ -226,6 +230,14 @@ impl WorkerBuilder {
     #[must_use]
     pub fn values_max(mut self, values: usize) -> Self {
         self.values_max = values;
+        self
+    }
+
+    /// Control sessions, dialled and accepted, that may be open at once; one more is refused. Two workers have one,
+    /// or two when each dialled the other. Default 1024.
+    #[must_use]
+    pub fn sessions_max(mut self, sessions: usize) -> Self {
+        self.sessions_max = sessions;
         self
     }
 
@@ -301,6 +313,7 @@ impl WorkerBuilder {
             incarnation,
             steps: StepTable::new(self.values_max),
             published: PublishedSet::new(),
+            lost: LostSteps::default(),
         });
         let node = Node {
             incarnation,
@@ -320,7 +333,9 @@ impl WorkerBuilder {
             connect_limit: self.limit.min(Duration::from_secs(10)),
             cluster: self.cluster,
             peers: Mutex::new(Peers::default()),
-            closing: watch::channel(false).0,
+            closing: watch::Sender::new(false),
+            sessions: watch::Sender::new(0),
+            sessions_max: self.sessions_max,
             name: self.name,
         };
         let node = Arc::new(node);

@@ -15,7 +15,7 @@ use super::{
     limits::stream::{RawStream, listen},
     process::Peer,
     task::{FRESH_PIECES, PULLED_TENSORS, Puller, RECEIVES, Stage, Task, done},
-    workers::{PULLER, SERVER, device_of, edge_name, start_worker},
+    workers::{PULLER, SERVER, device_of, edge_name, start_worker, tensor_name},
 };
 
 /// From this size on a pull is compared by its bandwidth.
@@ -97,6 +97,7 @@ impl Case {
             Op::Pull => self.pull(&mut stage).await?,
             Op::Outstanding => self.outstanding(&mut stage).await?,
             Op::Receives => self.receives(&mut stage).await?,
+            Op::Idle => self.idle(&mut stage).await?,
         };
         let (compares, outstanding) = (self.compares(), self.outstanding_operations());
         Ok(Ready { stage, ours, limit, limit_name, compares, outstanding })
@@ -183,6 +184,14 @@ impl Case {
             step: step.clone(),
         };
         Ok((many(RECEIVES), many(10), "10 outstanding"))
+    }
+
+    async fn idle(&self, stage: &mut Stage) -> Result<(Task, Task, &'static str), BenchError> {
+        let puller = self.start_workers(stage).await?;
+        publish(stage, self.bytes(), 1).await?;
+        // Workers connect when the first tensor moves.
+        puller.worker.fetch(&puller.server, &tensor_name(0)).await?;
+        Ok((Task::Idle { _puller: puller }, Task::Nothing, "none"))
     }
 
     fn copies(&self) -> Task {

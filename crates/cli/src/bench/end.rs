@@ -122,6 +122,11 @@ impl Unconnected {
 }
 
 impl End {
+    /// Bytes of a write.
+    pub(super) fn bytes(&self) -> usize {
+        self.payload.len()
+    }
+
     /// Starts one write with immediate.
     pub(super) fn write(&self) -> Operation {
         self.queue_pair.write_imm(self.payload.clone(), self.target, Immediate(1))

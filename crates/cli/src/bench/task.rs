@@ -1,6 +1,6 @@
 //! What can be timed: tensorwire's operations and the limits they are measured against.
 
-use std::{hint::black_box, sync::Arc};
+use std::{hint::black_box, sync::Arc, time::Duration};
 
 use futures::{StreamExt, stream::FuturesUnordered};
 use memory::copy::{CopyReason, copy_bytes};
@@ -9,6 +9,7 @@ use verbs_reactor::Operation;
 
 use super::{
     control::{Answer, Order},
+    cpus::sleeps_of,
     end::End,
     error::BenchError,
     limits::{bell::Words, read_once, stream::RawStream},
@@ -19,6 +20,11 @@ use super::{
 
 /// Writes under way at once when bandwidth is measured.
 const WRITES_OPEN: usize = 4;
+/// How long nothing is done at a time.
+const IDLE_TIME: Duration = Duration::from_secs(1);
+/// Bytes a sample has where several operations are under way, and operations at most.
+const STREAMED_BYTES: usize = 8 << 20;
+const STREAMED_MAX: usize = 1024;
 /// Tensors that are written anew before they are pulled, or copied, one after the other.
 pub(super) const FRESH_PIECES: usize = 16;
 /// Tensors that pulls with several outstanding take in turns.
@@ -59,6 +65,10 @@ pub(super) enum Task {
     ManyPulls { puller: Puller, outstanding: usize },
     /// Receives of steps, with this many outstanding.
     Receives { puller: Puller, keys: Arc<[Key]>, outstanding: usize, step: Arc<std::sync::atomic::AtomicI64> },
+    /// Nothing, for a while, with a connection open.
+    Idle { _puller: Puller },
+    /// Nothing at all.
+    Nothing,
     /// Bare eventfds.
     Bells,
     /// Bare words in shared memory.
@@ -108,6 +118,8 @@ impl Task {
                 }
                 Ok(all)
             }
+            Self::Idle { .. } => idle(stage).await,
+            Self::Nothing => Ok(Phase::nothing()),
             Self::Bells => Ok(bells(stage, plan).await?.split(2.0)),
             Self::Words => Ok(words(stage, plan).await?.split(2.0)),
             Self::StreamRoundTrips { stream, bytes } => {
@@ -135,10 +147,14 @@ async fn round_trips(stage: &mut Stage, end: &End, plan: Plan) -> Result<Phase, 
     Ok(watch.stop())
 }
 
+/// Operations a sample has where several are under way: their ends come in bursts, so that single ones say little.
+fn streamed(bytes: usize) -> u64 {
+    (STREAMED_BYTES / bytes.max(1)).clamp(WRITES_OPEN, STREAMED_MAX) as u64
+}
+
 async fn writes(stage: &mut Stage, end: &End, plan: Plan) -> Result<Phase, BenchError> {
     stage.peer.order(&Order::Take { count: plan.ops }, "writes").await?;
-    // Completions come in batches, so that single ones say little.
-    let plan = Plan { group: plan.group.max(WRITES_OPEN as u64), ..plan };
+    let plan = plan.grouped(streamed(end.bytes()));
     let mut watch = Watch::start(&*stage.clock, plan);
     let mut open = std::collections::VecDeque::<Operation>::with_capacity(WRITES_OPEN);
     for _ in 0..plan.ops {
@@ -207,7 +223,7 @@ async fn many_pulls(
     let mut turns =
         names.iter().map(String::as_str).cycle().take(usize::try_from(plan.ops).unwrap_or(usize::MAX));
     // Answers come in batches, so that single ones say little.
-    let plan = Plan { group: plan.group.max(4 * PULLED_TENSORS as u64), ..plan };
+    let plan = plan.grouped(4 * PULLED_TENSORS as u64);
     let mut watch = Watch::start(&*stage.clock, plan);
     let mut open = FuturesUnordered::new();
     let pull = |name| puller.worker.fetch(&puller.server, name);
@@ -247,6 +263,19 @@ async fn receives(
         open.extend(turns.next().map(receive));
     }
     Ok(watch.stop())
+}
+
+/// The time between two wake-ups of the two processes; 0 if there are none.
+async fn idle(stage: &Stage) -> Result<Phase, BenchError> {
+    let processes = [std::process::id(), stage.peer.id()];
+    let before: u64 = processes.iter().map(|&process| sleeps_of(process)).sum();
+    stage.clock.sleep(IDLE_TIME).await;
+    let after: u64 = processes.iter().map(|&process| sleeps_of(process)).sum();
+    // One is this very sleep.
+    let wakeups = after.saturating_sub(before).saturating_sub(1);
+    let spent_ns = IDLE_TIME.as_nanos() as f64;
+    let between = if wakeups == 0 { 0.0 } else { spent_ns / wakeups as f64 };
+    Ok(Phase { samples: vec![between], ops: 1.0, spent_ns })
 }
 
 async fn bells(stage: &mut Stage, plan: Plan) -> Result<Phase, BenchError> {
@@ -304,7 +333,7 @@ async fn stream_writes(
     plan: Plan,
 ) -> Result<Phase, BenchError> {
     stage.peer.order(&Order::StreamTake { count: plan.ops, bytes }, "raw writes").await?;
-    let message = vec![7; bytes];
+    let (message, plan) = (vec![7; bytes], plan.grouped(streamed(bytes)));
     let mut watch = Watch::start(&*stage.clock, plan);
     for _ in 0..plan.ops {
         stream.write(&message)?;

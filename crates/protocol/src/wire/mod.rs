@@ -3,10 +3,11 @@
 //!
 //! A frame is a `u32` total length (prefix included), a `u8` kind and the fields of that kind. Texts and byte
 //! strings have a `u16` length, optional fields a `u8` that is 0 or 1. The version is agreed once, in
-//! [`ControlFrame::Hello`](control::ControlFrame::Hello).
+//! [`ControlFrame::Hello`](control::ControlFrame::Hello). What lies in a ring is in [`record`].
 
 mod codec;
 pub mod control;
+pub mod record;
 
 pub use codec::check_metadata;
 use codec::{Reader, Writer};
@@ -111,7 +112,12 @@ pub fn encode(message: &Message) -> Vec<u8> {
 
 /// Appends the encoded form of `message` to `into`.
 pub fn encode_into(message: &Message, into: &mut Vec<u8>) {
-    codec::frame(into, |writer| match message {
+    codec::frame(into, |writer| write_message(writer, message));
+}
+
+/// Kind and fields.
+fn write_message(writer: &mut Writer<'_>, message: &Message) {
+    match message {
         Message::TensorRequest(request) => write_request(writer, request),
         Message::MetaDataResponse(response) => {
             writer.u8(META_DATA_RESPONSE);
@@ -136,7 +142,7 @@ pub fn encode_into(message: &Message, into: &mut Vec<u8>) {
             writer.u8(CANCEL_ACK);
             writer.u32(index.0);
         }
-    });
+    }
 }
 
 fn write_request(writer: &mut Writer<'_>, request: &TensorRequest) {
@@ -182,13 +188,13 @@ fn open_frame(bytes: &[u8], limit: usize) -> Result<Reader<'_>, WireError> {
 /// [`WireError`] names what is wrong; the peer is faulty or hostile.
 pub fn decode(bytes: &[u8]) -> Result<Message, WireError> {
     let mut reader = open_frame(bytes, MESSAGE_BYTES_MAX)?;
-    let message = read_message(&mut reader)?;
+    let kind = reader.u8("kind")?;
+    let message = read_message(kind, &mut reader)?;
     reader.end()?;
     Ok(message)
 }
 
-fn read_message(reader: &mut Reader<'_>) -> Result<Message, WireError> {
-    let kind = reader.u8("kind")?;
+fn read_message(kind: u8, reader: &mut Reader<'_>) -> Result<Message, WireError> {
     if !(TENSOR_REQUEST..=CANCEL_ACK).contains(&kind) {
         return Err(WireError::Unknown { field: "kind", value: kind.into() });
     }
