@@ -126,6 +126,12 @@ impl Shared {
         Some(state.rng.pick([id, peer]))
     }
 
+    /// `id`, one end of a half-open queue pair, gives up: its `connect` fails once nothing of the peer can land.
+    pub(crate) fn lose_half(&self, id: EndpointId) {
+        self.record(Event::HalfOpened { endpoint: id });
+        self.start_close(id);
+    }
+
     /// The waiting `connect` of `id` ends well.
     pub(crate) fn hand_over(&self, id: EndpointId) {
         let (meeting, core) = {
@@ -276,15 +282,19 @@ impl Shared {
 
     /// From now on nothing of the peer reaches this end.
     pub(crate) fn drain(&self, id: EndpointId) {
-        let core = {
+        let (core, meeting) = {
             let mut state = self.state();
             let endpoint = &mut state.endpoints[id.index()];
             if endpoint.phase != Phase::Flushed {
                 return;
             }
             endpoint.phase = Phase::Drained;
-            endpoint.core.clone()
+            (endpoint.core.clone(), endpoint.meet.take())
         };
+        if let Some(meeting) = meeting {
+            let error = cannot_connect("confirming", "the other end's confirmation was lost");
+            drop(meeting.send(Err(error)));
+        }
         self.record(Event::Drained { endpoint: id });
         let outstanding = core.slots().outstanding();
         if outstanding > 0 {
@@ -332,6 +342,7 @@ fn name_of(error: &FabricError) -> &'static str {
         FabricError::RemoteRefused { .. } => "remote refused",
         FabricError::PeerMisbehaved { .. } => "peer misbehaved",
         FabricError::ReceiverNotReady { .. } => "receiver not ready",
+        FabricError::Device { .. } => "device refused",
         _ => "other",
     }
 }
