@@ -27,7 +27,7 @@ fn wire_layer(criterion: &mut Criterion) {
         index: RequestIndex(7),
         scope: Scope::Step(StepId(3)),
         key: "/job:ps/replica:0/task:0/device:CPU:0;0000000000001ed2;/job:w/replica:0/task:0/device:CPU:0;var0;0:0"
-            .to_owned(),
+            .into(),
         known: None,
         destination: None,
     });

@@ -4,6 +4,8 @@ use std::{num::NonZeroU32, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::bench::arguments::{Bench, BenchPeer};
+
 /// Moves tensors between processes.
 #[derive(Debug, Parser)]
 #[command(name = "tensorwire", version, max_term_width = 100)]
@@ -20,6 +22,11 @@ pub(crate) enum Command {
     Serve(Serve),
     /// Fetch tensors from a server, and write them to a safetensors file.
     Pull(Pull),
+    /// Measure tensorwire on this machine, against what the machine allows.
+    Bench(Bench),
+    /// The second process of `bench`.
+    #[command(hide = true)]
+    BenchPeer(BenchPeer),
 }
 
 /// `tensorwire serve`.

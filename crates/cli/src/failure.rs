@@ -5,7 +5,7 @@ use std::{io, path::PathBuf};
 use safetensors::SafeTensorError;
 use tensorwire::WorkerError;
 
-use crate::{checkpoint::CheckpointError, header::HEADER_NAME};
+use crate::{bench::BenchError, checkpoint::CheckpointError, header::HEADER_NAME};
 
 /// A failure of a command; its text is what the user sees.
 #[derive(Debug, thiserror::Error)]
@@ -15,6 +15,8 @@ pub(crate) enum Failure {
     Checkpoint(#[from] CheckpointError),
     #[error(transparent)]
     Worker(#[from] WorkerError),
+    #[error(transparent)]
+    Bench(#[from] BenchError),
     #[error("the tokio runtime can't be started: {0}")]
     Runtime(io::Error),
     #[error("{path}: {source}")]

@@ -1,7 +1,9 @@
-//! The `tensorwire` command: serves the tensors of a safetensors file, and pulls them.
+//! The `tensorwire` command: serves the tensors of a safetensors file, pulls them, and measures
+//! how fast that is.
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod bench;
 mod checkpoint;
 mod dtype;
 mod failure;
@@ -45,6 +47,8 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         match &arguments.command {
             Command::Serve(serve) => serve::serve(serve).await,
             Command::Pull(pull) => pull::pull(pull).await,
+            Command::Bench(arguments) => Ok(bench::bench(arguments).await?),
+            Command::BenchPeer(arguments) => Ok(bench::peer::serve(*arguments).await?),
         }
     })
 }

@@ -11,7 +11,11 @@ use std::{
     },
 };
 
-use crate::{MemoryError, RemoteTarget, grant::GrantTable};
+use crate::{
+    Buf, MemoryError, RemoteTarget,
+    exposure::{self, ExposureTable},
+    grant::GrantTable,
+};
 
 /// Names a block within this process; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -39,6 +43,7 @@ struct BlockInner {
     base: NonNull<u8>,
     length: usize,
     grants: Mutex<GrantTable>,
+    exposures: Mutex<ExposureTable>,
 }
 
 // SAFETY: the mapping is plain memory owned by this value; who may read or write which part of it is decided
@@ -68,6 +73,7 @@ impl Block {
             base,
             length,
             grants: Mutex::default(),
+            exposures: Mutex::default(),
         };
         seal(&inner.fd).map_err(fail("sealing"))?;
         Ok(Self { inner: Arc::new(inner) })
@@ -101,6 +107,19 @@ impl Block {
     /// [`MemoryError::NotGranted`] when no single grant covers the whole range now; nothing was touched.
     pub fn remote_target(&self, offset: u64, length: u64) -> Result<RemoteTarget, MemoryError> {
         RemoteTarget::find(self, offset, length)
+    }
+
+    /// The bytes `offset..offset + length`, for a fabric that executes a peer's read. They stay alive and unchanged
+    /// while the answer lives, also when the exposure ends meanwhile.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotExposed`] when no single [`Exposure`](crate::Exposure) covers the whole range now.
+    pub fn exposed(&self, offset: u64, length: u64) -> Result<Buf, MemoryError> {
+        exposure::find(self, offset, length)
+    }
+
+    pub(crate) fn exposures(&self) -> &Mutex<ExposureTable> {
+        &self.inner.exposures
     }
 
     pub(crate) fn grants(&self) -> &Mutex<GrantTable> {

@@ -1,4 +1,4 @@
-//! Buffers cut from pool blocks.
+//! Buffers: who may touch the bytes, as types.
 
 use std::{
     fmt,
@@ -8,85 +8,7 @@ use std::{
 
 use bytes::Bytes;
 
-use crate::{Block, Granted, MemoryObserver, Span, pool::PoolShared};
-
-/// A range of a block that left the pool. Returns to the pool on drop.
-pub(crate) struct Allocation {
-    /// `None` for an empty buffer, which needs no memory.
-    home: Option<(Arc<PoolShared>, Block)>,
-    offset: usize,
-    /// Bytes the user sees.
-    length: usize,
-    /// Bytes taken from the pool, a multiple of [`crate::ALIGNMENT`].
-    reserved: usize,
-}
-
-impl fmt::Debug for Allocation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let block = self.block().map(|block| block.id().get());
-        f.debug_struct("Allocation").field("block", &block).field("range", &self.range()).finish()
-    }
-}
-
-impl Allocation {
-    pub(crate) fn empty() -> Self {
-        Self { home: None, offset: 0, length: 0, reserved: 0 }
-    }
-
-    pub(crate) fn new(pool: Arc<PoolShared>, block: Block, range: Range<usize>, length: usize) -> Self {
-        Self { home: Some((pool, block)), offset: range.start, length, reserved: range.len() }
-    }
-
-    pub(crate) fn block(&self) -> Option<&Block> {
-        self.home.as_ref().map(|(_, block)| block)
-    }
-
-    pub(crate) fn offset(&self) -> usize {
-        self.offset
-    }
-
-    pub(crate) fn length(&self) -> usize {
-        self.length
-    }
-
-    fn range(&self) -> Range<usize> {
-        self.offset..self.offset + self.length
-    }
-
-    /// First byte; dangling (but aligned) for an empty allocation.
-    pub(crate) fn pointer(&self) -> *mut u8 {
-        match &self.home {
-            // SAFETY: `offset` lies inside the block, by the pool's construction.
-            Some((_, block)) => unsafe { block.base().as_ptr().add(self.offset) },
-            None => std::ptr::without_provenance_mut(crate::ALIGNMENT),
-        }
-    }
-
-    pub(crate) fn observe(&self, tell: impl FnOnce(&dyn MemoryObserver, &Span)) {
-        let Some((pool, block)) = &self.home else { return };
-        if let Some(observer) = pool.observer() {
-            tell(observer, &Span { block: block.id(), range: self.range() });
-        }
-    }
-
-    /// Never returns to the pool.
-    pub(crate) fn leak(mut self) {
-        if let Some((pool, block)) = self.home.take() {
-            pool.count_leak(self.reserved);
-            // A peer may still write it: the mapping stays for the life of the process.
-            std::mem::forget(block);
-        }
-    }
-}
-
-impl Drop for Allocation {
-    fn drop(&mut self) {
-        self.observe(|observer, span| observer.freed(span));
-        if let Some((pool, block)) = self.home.take() {
-            pool.give_back(&block, self.offset..self.offset + self.reserved);
-        }
-    }
-}
+use crate::{Block, Exposure, ForeignMemory, Granted, allocation::Allocation};
 
 /// A buffer with one owner, who alone reads and writes it. Its bytes start out as the pool left them.
 #[derive(Debug)]
@@ -100,7 +22,10 @@ impl BufMut {
     }
 
     /// Ends writing: the bytes can be shared and sent from now on, and never change again.
+    ///
+    /// A buffer taken early no longer counts against its pool's early share: its content exists.
     pub fn freeze(self) -> Buf {
+        self.allocation.answered();
         let length = self.allocation.length();
         Buf { allocation: Arc::new(self.allocation), range: 0..length }
     }
@@ -132,7 +57,8 @@ impl DerefMut for BufMut {
     }
 }
 
-/// Immutable bytes, shared by reference count. Goes back to the pool when the last clone is dropped.
+/// Immutable bytes, shared by reference count. The memory goes back to its pool or owner when the last clone is
+/// dropped.
 #[derive(Clone)]
 pub struct Buf {
     allocation: Arc<Allocation>,
@@ -151,12 +77,46 @@ impl Buf {
         Self { allocation: Arc::new(Allocation::empty()), range: 0..0 }
     }
 
-    /// The block the bytes lie in; `None` for an empty buffer.
+    /// Bytes that are not a pool's: all of `owner`, which lives until the last `Buf` of it is dropped. No copy.
+    pub fn foreign(owner: Arc<dyn ForeignMemory>) -> Self {
+        let allocation = Allocation::foreign(owner);
+        let length = allocation.length();
+        Self { allocation: Arc::new(allocation), range: 0..length }
+    }
+
+    /// Whether the bytes are not a pool's ([`foreign`](Self::foreign)). A fabric that sends from registered memory
+    /// needs a copy of them in a pool first (`CopyReason::Import`).
+    pub fn is_foreign(&self) -> bool {
+        self.allocation.is_foreign()
+    }
+
+    /// Lets peers with the read right read exactly these bytes while the answer lives.
+    #[must_use = "the permission ends when the exposure is dropped"]
+    pub fn expose(&self) -> Exposure {
+        Exposure::new(self.clone())
+    }
+
+    pub(crate) fn allocation(&self) -> &Arc<Allocation> {
+        &self.allocation
+    }
+
+    /// The range inside the allocation.
+    pub(crate) fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
+    /// `range` must lie inside `allocation`, which must be frozen.
+    pub(crate) fn part_of(allocation: Arc<Allocation>, range: Range<usize>) -> Self {
+        Self { allocation, range }
+    }
+
+    /// The block the bytes lie in; `None` for an empty buffer and for a foreign one
+    /// ([`is_foreign`](Self::is_foreign)).
     pub fn block(&self) -> Option<&Block> {
         self.allocation.block()
     }
 
-    /// First byte inside the block.
+    /// First byte inside the block; inside the owner's memory for a foreign buffer.
     pub fn offset(&self) -> usize {
         self.allocation.offset() + self.range.start
     }
@@ -176,7 +136,7 @@ impl Deref for Buf {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the range lies inside the allocation, which is mapped while this handle lives, and nobody
-        // writes frozen bytes: `BufMut::freeze` consumed the only writer.
+        // writes these bytes: `BufMut::freeze` consumed the only writer, or `ForeignMemory` promises it.
         unsafe {
             std::slice::from_raw_parts(self.allocation.pointer().add(self.range.start), self.range.len())
         }

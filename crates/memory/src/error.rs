@@ -23,6 +23,22 @@ pub enum MemoryError {
         /// The cap in bytes.
         cap: u64,
     },
+    /// Buffers whose content does not exist yet hold their share of the pool
+    /// ([`Pool::try_alloc_early`](crate::Pool::try_alloc_early)). Ask without a destination instead.
+    #[error(
+        "pool `{pool}` has no room for {requested} bytes before their content exists: {early} of {share} bytes \
+         are taken early; ask for the value without a destination, or raise the pool's cap or early share"
+    )]
+    EarlyExhausted {
+        /// The pool's name.
+        pool: &'static str,
+        /// Bytes asked for.
+        requested: usize,
+        /// Bytes taken early.
+        early: u64,
+        /// Bytes that may be taken early now.
+        share: u64,
+    },
     /// The request can never be met, however long the caller waits.
     #[error("pool `{pool}` can never serve {requested} bytes: its cap is {cap} bytes; raise the pool's cap")]
     TooLarge {
@@ -63,6 +79,16 @@ pub enum MemoryError {
         /// Length in bytes.
         length: u64,
     },
+    /// A remote read names a range that no exposure covers (any more).
+    #[error("no exposure covers bytes {offset}..{} of block {block}", offset.saturating_add(*length))]
+    NotExposed {
+        /// The block's number.
+        block: u64,
+        /// First byte.
+        offset: u64,
+        /// Length in bytes.
+        length: u64,
+    },
     /// A grant was ended while a fabric was inside it; its memory has been leaked and counted.
     #[error("a grant on block {block} ended while a fabric was writing it; its {length} bytes are leaked")]
     GrantBusy {
@@ -71,4 +97,12 @@ pub enum MemoryError {
         /// Length in bytes.
         length: u64,
     },
+}
+
+impl MemoryError {
+    /// Whether there is no room now, but may be later: [`Exhausted`](Self::Exhausted) or
+    /// [`EarlyExhausted`](Self::EarlyExhausted).
+    pub fn is_exhausted(&self) -> bool {
+        matches!(self, Self::Exhausted { .. } | Self::EarlyExhausted { .. })
+    }
 }

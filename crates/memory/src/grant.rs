@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     Block, BufMut, MemoryError,
-    buffer::Allocation,
+    allocation::Allocation,
     copy::{CopyReason, copy_raw},
 };
 
@@ -35,6 +35,8 @@ pub enum GrantEnd {
     CancelAck,
     /// The request was never sent, so no peer knows the range.
     NeverSent,
+    /// This end's own `read` into the range completed, and no peer was told of it.
+    ReadCompleted,
     /// Every queue pair the peer could write through is destroyed and drained.
     QueuePairDrained,
 }
@@ -90,6 +92,15 @@ impl Granted {
         self.allocation.as_ref().map_or(0, Allocation::length)
     }
 
+    /// The peer has said that the content exists: the range no longer counts against its pool's early share
+    /// ([`Pool::try_alloc_early`](crate::Pool::try_alloc_early)). Ending the grant does the same; for a buffer that
+    /// was not taken early there is nothing to do.
+    pub fn answered(&self) {
+        if let Some(allocation) = &self.allocation {
+            allocation.answered();
+        }
+    }
+
     /// Copies bytes out while the peer may still write elsewhere in the range (message rings).
     ///
     /// # Errors
@@ -121,6 +132,7 @@ impl Granted {
             return Err(not_granted(None, 0, 0));
         };
         forget_grant(&allocation);
+        allocation.answered();
         if !self.state.close() {
             let error = MemoryError::GrantBusy {
                 block: allocation.block().map_or(0, |block| block.id().get()),

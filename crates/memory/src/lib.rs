@@ -27,10 +27,13 @@
 //! # Ok::<(), memory::MemoryError>(())
 //! ```
 
+mod allocation;
 mod block;
 mod buffer;
 pub mod copy;
 mod error;
+mod exposure;
+mod foreign;
 mod grant;
 mod observer;
 mod pool;
@@ -38,6 +41,8 @@ mod pool;
 pub use block::{Block, BlockId};
 pub use buffer::{Buf, BufMut};
 pub use error::MemoryError;
+pub use exposure::Exposure;
+pub use foreign::ForeignMemory;
 pub use grant::{GrantEnd, GrantId, Granted, RemoteAccess, RemoteTarget};
 pub use observer::{BlockVisitor, MemoryObserver, Span, VisitError};
 pub use pool::{Alloc, Pool, PoolConfig, PoolStats};

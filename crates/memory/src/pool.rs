@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    ALIGNMENT, Block, BlockId, BlockVisitor, BufMut, MemoryError, MemoryObserver, buffer::Allocation,
+    ALIGNMENT, Block, BlockId, BlockVisitor, BufMut, MemoryError, MemoryObserver, allocation::Allocation,
 };
 
 /// How a pool is made.
@@ -27,6 +27,9 @@ pub struct PoolConfig {
     /// for reuse, so fragmentation can map more than the cap. Large blocks grow in steps of a quarter, so that
     /// buffers of ever larger sizes, one at a time, map about seven times the cap at most.
     pub cap_bytes: u64,
+    /// How much of the cap, in percent, buffers of [`Pool::try_alloc_early`] may take together. What is leaked
+    /// lowers the cap for this purpose. Default 50, more than 100 counts as 100.
+    pub early_share: u8,
     /// Watches ownership in tests. Default none.
     pub observer: Option<Arc<dyn MemoryObserver>>,
 }
@@ -34,7 +37,7 @@ pub struct PoolConfig {
 impl PoolConfig {
     /// The defaults under `name`.
     pub fn new(name: &'static str) -> Self {
-        Self { name, block_bytes: 16 << 20, cap_bytes: 1 << 30, observer: None }
+        Self { name, block_bytes: 16 << 20, cap_bytes: 1 << 30, early_share: 50, observer: None }
     }
 }
 
@@ -46,6 +49,8 @@ pub struct PoolStats {
     pub block_bytes: u64,
     /// Bytes in use by buffers, leaked ones included.
     pub used_bytes: u64,
+    /// Bytes in use by buffers taken early whose content does not exist yet.
+    pub early_bytes: u64,
     /// Bytes leaked because a peer may still write them.
     pub leaked_bytes: u64,
     /// Callers waiting in [`Pool::alloc`].
@@ -82,7 +87,22 @@ impl Pool {
     /// [`MemoryError::Exhausted`] at the cap (also while earlier callers wait), [`MemoryError::TooLarge`],
     /// [`MemoryError::Block`], [`MemoryError::Register`].
     pub fn try_alloc(&self, length: usize) -> Result<BufMut, MemoryError> {
-        self.shared.allocate(length, None)
+        self.shared.allocate(length, Caller::Now)
+    }
+
+    /// A buffer of `length` bytes for content that may not exist for long: the destination of a request that its
+    /// peer has not answered. All of them together take at most [`PoolConfig::early_share`] of the pool, so that
+    /// those whose values exist always find room (DESIGN §4).
+    ///
+    /// It counts as early until it is freed, frozen, leaked, or its grant is
+    /// [answered](crate::Granted::answered) or ended. Never waits, and never overtakes those who wait in
+    /// [`alloc`](Self::alloc).
+    ///
+    /// # Errors
+    /// [`MemoryError::EarlyExhausted`] at the share, else as [`try_alloc`](Self::try_alloc).
+    /// [`MemoryError::is_exhausted`] tells the errors after which a request goes out without a destination.
+    pub fn try_alloc_early(&self, length: usize) -> Result<BufMut, MemoryError> {
+        self.shared.allocate(length, Caller::Early)
     }
 
     /// A buffer of `length` bytes; waits at the cap, first come first served.
@@ -128,11 +148,11 @@ impl Future for Alloc {
     type Output = Result<BufMut, MemoryError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut answer = self.pool.allocate(self.length, self.ticket);
+        let mut answer = self.pool.allocate(self.length, Caller::Waiter(self.ticket));
         if matches!(answer, Err(MemoryError::Exhausted { .. })) {
             self.ticket = Some(self.pool.wait(self.ticket, context.waker()));
             // Room may have come between the refusal and the place in the queue: nobody would wake us for it.
-            answer = self.pool.allocate(self.length, self.ticket);
+            answer = self.pool.allocate(self.length, Caller::Waiter(self.ticket));
         }
         if matches!(answer, Err(MemoryError::Exhausted { .. })) {
             return Poll::Pending;
@@ -148,6 +168,26 @@ impl Drop for Alloc {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             self.pool.stop_waiting(ticket);
+        }
+    }
+}
+
+/// Who asks for a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Caller {
+    /// [`Pool::try_alloc`].
+    Now,
+    /// [`Pool::try_alloc_early`].
+    Early,
+    /// [`Pool::alloc`], with its place in the queue once it has one.
+    Waiter(Option<u64>),
+}
+
+impl Caller {
+    fn ticket(self) -> Option<u64> {
+        match self {
+            Self::Waiter(ticket) => ticket,
+            Self::Now | Self::Early => None,
         }
     }
 }
@@ -221,10 +261,17 @@ impl PoolShared {
         self.lock().stats.leaked_bytes += reserved as u64;
     }
 
-    pub(crate) fn give_back(&self, block: &Block, range: Range<usize>) {
+    pub(crate) fn answered(&self, reserved: usize) {
+        self.lock().stats.early_bytes -= reserved as u64;
+    }
+
+    pub(crate) fn give_back(&self, block: &Block, range: Range<usize>, early: bool) {
         let waker = {
             let mut state = self.lock();
             state.stats.used_bytes -= range.len() as u64;
+            if early {
+                state.stats.early_bytes -= range.len() as u64;
+            }
             if let Some(home) = state.blocks.get_mut(&block.id()) {
                 home.put(range);
             }
@@ -235,8 +282,8 @@ impl PoolShared {
         }
     }
 
-    /// Cuts a buffer. `ticket` is the caller's place in the queue; others wait behind the queue's head.
-    fn allocate(self: &Arc<Self>, length: usize, ticket: Option<u64>) -> Result<BufMut, MemoryError> {
+    /// Cuts a buffer for `caller`. All but the head of the queue wait behind it.
+    fn allocate(self: &Arc<Self>, length: usize, caller: Caller) -> Result<BufMut, MemoryError> {
         if length == 0 {
             return Ok(BufMut::from_allocation(Allocation::empty()));
         }
@@ -246,10 +293,13 @@ impl PoolShared {
             return Err(MemoryError::TooLarge { pool, requested: length, cap });
         }
         let mut state = self.lock();
-        let behind = state.waiting.front().is_some_and(|&(head, _)| Some(head) != ticket);
+        let behind = state.waiting.front().is_some_and(|&(head, _)| Some(head) != caller.ticket());
         let used = state.stats.used_bytes;
         if behind || used.saturating_add(reserved as u64) > cap {
             return Err(MemoryError::Exhausted { pool, requested: length, used, cap });
+        }
+        if caller == Caller::Early {
+            self.check_early(&state, length, reserved)?;
         }
         let (block, range) =
             match state.blocks.values_mut().find_map(|h| Some((h.block.clone(), h.take(reserved)?))) {
@@ -257,10 +307,29 @@ impl PoolShared {
                 None => self.grow(&mut state, reserved)?,
             };
         state.stats.used_bytes += range.len() as u64;
+        let early = caller == Caller::Early;
+        if early {
+            state.stats.early_bytes += range.len() as u64;
+        }
         drop(state);
-        let allocation = Allocation::new(self.clone(), block, range, length);
+        let allocation = Allocation::pooled(self.clone(), block, range, length, early);
         allocation.observe(|observer, span| observer.allocated(span));
         Ok(BufMut::from_allocation(allocation))
+    }
+
+    fn check_early(&self, state: &PoolState, length: usize, reserved: usize) -> Result<(), MemoryError> {
+        let early = state.stats.early_bytes;
+        let usable = self.config.cap_bytes.saturating_sub(state.stats.leaked_bytes);
+        let share = percent_of(usable, self.config.early_share);
+        if early.saturating_add(reserved as u64) > share {
+            return Err(MemoryError::EarlyExhausted {
+                pool: self.config.name,
+                requested: length,
+                early,
+                share,
+            });
+        }
+        Ok(())
     }
 
     fn grow(&self, state: &mut PoolState, reserved: usize) -> Result<(Block, Range<usize>), MemoryError> {
@@ -322,6 +391,12 @@ impl PoolShared {
     fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// `percent` of `bytes`, at most all of them, rounded down.
+fn percent_of(bytes: u64, percent: u8) -> u64 {
+    let share = u128::from(bytes) * u128::from(percent.min(100)) / 100;
+    u64::try_from(share).unwrap_or(u64::MAX)
 }
 
 /// Size of the block for a buffer of `reserved` bytes: the usual one, or else four sizes per doubling, so that

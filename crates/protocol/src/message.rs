@@ -1,5 +1,7 @@
 //! The messages of the ring. Encoding lives in `wire`, and so do all checks of lengths and enums.
 
+use std::sync::Arc;
+
 use crate::{Metadata, Status};
 
 /// One execution of the user's program; sends and receives of different steps never mix.
@@ -41,7 +43,7 @@ pub struct TensorRequest {
     /// Where to look.
     pub scope: Scope,
     /// The key or published name.
-    pub key: String,
+    pub key: Arc<str>,
     /// What the receiver believes the value to be; the destination fits exactly this.
     pub known: Option<Metadata>,
     /// Where the content may go; `None` without `known`, and for contents of no bytes.

@@ -68,7 +68,7 @@ fn request() -> impl Strategy<Value = TensorRequest> {
         fits.prop_map(move |destination| TensorRequest {
             index,
             scope,
-            key: key.clone(),
+            key: key.as_str().into(),
             known: known.clone(),
             destination,
         })
@@ -245,7 +245,7 @@ fn request_for(key: &str, known: Option<Metadata>) -> Message {
     let capacity = known.as_ref().map_or(0, |metadata| metadata.byte_length);
     let destination = (capacity > 0).then_some(Destination { region: 0, generation: 0, offset: 0, capacity });
     let (index, scope) = (RequestIndex(0), Scope::Published);
-    Message::TensorRequest(TensorRequest { index, scope, key: key.to_owned(), known, destination })
+    Message::TensorRequest(TensorRequest { index, scope, key: key.into(), known, destination })
 }
 
 fn response_of(metadata: Metadata) -> Message {
@@ -342,7 +342,7 @@ fn a_destination_comes_with_known_bytes_and_takes_them_all() {
     ];
     for (known, destination) in refused {
         let (index, scope, key) = (RequestIndex(0), Scope::Published, "k".to_owned());
-        let request = TensorRequest { index, scope, key, known: known.cloned(), destination };
+        let request = TensorRequest { index, scope, key: key.into(), known: known.cloned(), destination };
         let result = round_trip(&Message::TensorRequest(request));
         assert!(matches!(result, Err(WireError::Inconsistent { .. })), "{destination:?}: {result:?}");
     }

@@ -43,15 +43,23 @@ pub struct WorkerBuilder {
     receive_bytes: u64,
     block_bytes: usize,
     limit: Duration,
+    liveness: Duration,
     parameters: Parameters,
     values_max: usize,
     runtime: Option<Arc<dyn Runtime>>,
+    control_runtime: Option<Arc<dyn Runtime>>,
     local_fabrics: Option<Vec<Arc<dyn Fabric>>>,
     control: Option<Arc<dyn ControlPlane>>,
     observer: Option<Arc<dyn MemoryObserver>>,
 }
 
 const GIB: u64 = 1 << 30;
+
+/// Least time between the transport's own pings.
+const KEEPALIVE_MIN: Duration = Duration::from_secs(10);
+
+/// Least liveness bound: below it, a peer that is only scheduled late would count as lost.
+const LIVENESS_MIN: Duration = Duration::from_millis(100);
 
 /// The fabrics that work here, in order of preference, and why the others do not.
 #[derive(Debug, Default)]
@@ -74,6 +82,7 @@ impl WorkerBuilder {
             receive_bytes: 64 * GIB,
             block_bytes: 16 << 20,
             limit: Duration::from_secs(60),
+            liveness: Duration::from_secs(30),
             parameters: Parameters {
                 mode: Mode::Windowed,
                 window: 64,
@@ -83,6 +92,7 @@ impl WorkerBuilder {
             },
             values_max: 1 << 20,
             runtime: None,
+            control_runtime: None,
             local_fabrics: None,
             control: None,
             observer: None,
@@ -166,6 +176,15 @@ impl WorkerBuilder {
         self
     }
 
+    /// How long a peer may neither answer a ping on its control session nor move data, before it counts as lost and
+    /// everything in flight with it ends. Idle peers are pinged a few times in this span. Default 30 s, at least
+    /// 0.1 s. A peer whose user code blocks its runtime still answers.
+    #[must_use]
+    pub fn liveness(mut self, limit: Duration) -> Self {
+        self.liveness = limit;
+        self
+    }
+
     /// How messages flow. Default [`Mode::Windowed`]; [`Mode::Original`] is the protocol of TensorFlow's verbs
     /// plugin, one message in flight per direction.
     #[must_use]
@@ -217,6 +236,14 @@ impl WorkerBuilder {
         self
     }
 
+    /// The runtime to serve control sessions on. Default: a thread of its own, so that peers' pings are answered
+    /// while user code blocks the runtime that tensors move on.
+    #[must_use]
+    pub fn control_runtime(mut self, runtime: Arc<dyn Runtime>) -> Self {
+        self.control_runtime = Some(runtime);
+        self
+    }
+
     /// Fabrics of your own, instead of the built-in ones; in this order.
     #[must_use]
     pub fn local_fabrics(mut self, fabrics: Vec<Arc<dyn Fabric>>) -> Self {
@@ -253,6 +280,7 @@ impl WorkerBuilder {
         self.parameters
             .check()
             .map_err(|problem| config("parameters", "out of range", &problem.to_string()))?;
+        self.check_times()?;
         let runtime = self.pick_runtime()?;
         let secret = self.pick_secret()?;
         let caps = PoolCaps {
@@ -266,6 +294,8 @@ impl WorkerBuilder {
         let OpenedFabrics { usable: fabrics, unavailable } = self.open_fabrics(&runtime, &pools)?;
         let (control, accept_secret) = self.pick_control(secret.clone()).await?;
         let incarnation = runtime.random();
+        let own = self.control_runtime.or_else(|| control.runtime());
+        let control_runtime = own.unwrap_or_else(|| runtime.clone());
         let values = Arc::new(Values {
             worker: self.name.clone(),
             incarnation,
@@ -275,7 +305,9 @@ impl WorkerBuilder {
         let node = Node {
             incarnation,
             address: control.local_address(),
-            runtime: runtime.clone(),
+            runtime,
+            control_runtime: control_runtime.clone(),
+            liveness: self.liveness,
             control,
             secret,
             accept_secret,
@@ -292,8 +324,23 @@ impl WorkerBuilder {
             name: self.name,
         };
         let node = Arc::new(node);
-        runtime.spawn("accept sessions", Box::pin(node.clone().accept_sessions()));
+        control_runtime.spawn("accept sessions", Box::pin(node.clone().accept_sessions()));
         Ok(Worker::new(node))
+    }
+
+    fn check_times(&self) -> Result<(), WorkerError> {
+        if self.liveness < LIVENESS_MIN {
+            let remedy = "use at least 100 ms: a peer that is only scheduled late would count as lost";
+            return Err(config("liveness", &format!("{:?}", self.liveness), remedy));
+        }
+        if self.limit.is_zero() {
+            return Err(config(
+                "timeout",
+                "0",
+                "every operation would fail at once; use the longest wait you accept",
+            ));
+        }
+        Ok(())
     }
 
     fn pick_runtime(&self) -> Result<Arc<dyn Runtime>, WorkerError> {
@@ -326,7 +373,10 @@ impl WorkerBuilder {
             };
             return Ok((control.clone(), accept));
         }
-        let plane = GrpcPlane::bind(GrpcConfig::new(self.bind.clone()).secret(secret))?;
+        // The worker's own pings decide; the transport's are for sessions that are not served yet.
+        let keepalive = self.liveness.max(KEEPALIVE_MIN);
+        let config = GrpcConfig::new(self.bind.clone()).secret(secret).keepalive(keepalive, keepalive);
+        let plane = GrpcPlane::bind(config)?;
         let accept = plane.secret().cloned();
         Ok((Arc::new(plane), accept))
     }

@@ -17,6 +17,7 @@ use crate::{
     announce::{Announcer, record, region},
     control::{ControlError, ControlSession, handshake},
     data::DataConnection,
+    error::Lost,
     fabric_channel::{FabricChannel, ReceiveAllocator, Ring},
     node::{Node, fabric_number},
     pools::LocalFabric,
@@ -85,7 +86,8 @@ impl Node {
         let me = self.introduction();
         let secret = self.accept_secret.clone();
         let met =
-            handshake::accept(&mut session, &me, secret.as_ref(), &*self.runtime, self.connect_limit).await;
+            handshake::accept(&mut session, &me, secret.as_ref(), &*self.control_runtime, self.connect_limit)
+                .await;
         let begun = match met {
             Ok(them) => self.begin_session(session, them, None).map(drop),
             Err(error) => Err(error.into()),
@@ -110,7 +112,9 @@ impl Node {
         let session = Session::new(them, peer_host, sender, dialled.is_some());
         peer.note_session(&session);
         let (node, served) = (self.clone(), session.clone());
-        self.runtime.spawn("session", Box::pin(async move { node.serve_session(served, receiver).await }));
+        self.control_runtime
+            .spawn("session", Box::pin(async move { node.serve_session(served, receiver).await }));
+        self.control_runtime.spawn("liveness", Box::pin(self.clone().watch_over(session.clone())));
         Ok((session, peer))
     }
 
@@ -282,7 +286,7 @@ impl Node {
             Ok(()) => Ok(connection),
             Err(error) => {
                 // From here on the peer can write this end's ring: it must not be given back before the drain.
-                connection.close(&error.to_string()).await;
+                connection.close(&Lost::gone(error.to_string())).await;
                 Err(error)
             }
         }

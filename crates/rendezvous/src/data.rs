@@ -1,9 +1,6 @@
 //! One data connection: a queue pair with the protocol on it, and the tasks that drive it.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::{Arc, OnceLock};
 
 use futures::future::{Either, select};
 use memory::{GrantEnd, Granted};
@@ -13,7 +10,7 @@ use verbs_reactor::{Arrival, FabricKind, QueuePair, Runtime};
 use crate::{
     Tensor, WorkerError,
     announce::Announcer,
-    error::TransferName,
+    error::{Lost, TransferName},
     fabric_channel::{FabricChannel, HeldPosts, ReceiveAllocator, Ring},
     values::SharedValues,
 };
@@ -29,7 +26,8 @@ pub(crate) struct DataConnection {
     ring: Arc<Ring>,
     held: Arc<HeldPosts>,
     peer: String,
-    over: AtomicBool,
+    /// The first reason, once it is over.
+    lost: OnceLock<Lost>,
 }
 
 impl DataConnection {
@@ -50,13 +48,13 @@ impl DataConnection {
             ring,
             held,
             peer: peer.to_owned(),
-            over: AtomicBool::new(false),
+            lost: OnceLock::new(),
         })
     }
 
     /// Whether it can carry no more transfers.
     pub(crate) fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire) || self.queue_pair.failure().is_some()
+        self.lost.get().is_some() || self.queue_pair.failure().is_some()
     }
 
     /// Starts the tasks: arrivals, and the messages owed to the peer.
@@ -78,7 +76,7 @@ impl DataConnection {
     /// Takes arrivals until the connection is over, then gives everything back.
     async fn run(self: Arc<Self>, runtime: &Arc<dyn Runtime>, values: &SharedValues) {
         let why = self.take_arrivals(runtime, values).await;
-        tracing::debug!(peer = %self.peer, transport = %self.kind, why, "data connection over");
+        tracing::debug!(peer = %self.peer, transport = %self.kind, why = why.detail, "data connection over");
         self.fail(&why);
         self.queue_pair.close().await;
         self.held.wake();
@@ -90,12 +88,16 @@ impl DataConnection {
         self.ring.end();
     }
 
-    async fn take_arrivals(&self, runtime: &Arc<dyn Runtime>, values: &SharedValues) -> String {
+    async fn take_arrivals(&self, runtime: &Arc<dyn Runtime>, values: &SharedValues) -> Lost {
         loop {
             let (immediate, length) = match self.queue_pair.next_arrival().await {
                 Ok(Arrival::Immediate { immediate, length }) => (immediate.0, length),
-                Ok(other) => return format!("an arrival of a kind this version does not know: {other:?}"),
-                Err(error) => return error.to_string(),
+                Ok(other) => {
+                    return Lost::misbehaved(format!(
+                        "an arrival of a kind this version does not know: {other:?}"
+                    ));
+                }
+                Err(error) => return error.into(),
             };
             match self.protocol.on_immediate(immediate, length) {
                 Ok(None) => {}
@@ -105,22 +107,22 @@ impl DataConnection {
                 }
                 Err(misbehaved) => {
                     tracing::warn!(peer = %self.peer, %misbehaved, "closing the connection of a misbehaving peer");
-                    return format!("the peer broke the protocol: {misbehaved}");
+                    return Lost::misbehaved(format!("the peer broke the protocol: {misbehaved}"));
                 }
             }
         }
     }
 
     /// Ends every transfer of this connection. The queue pair is closed by the arrivals task, which notices.
-    pub(crate) fn fail(&self, why: &str) {
-        self.over.store(true, Ordering::Release);
-        self.protocol.fail(why);
-        self.announcer.fail(why);
+    pub(crate) fn fail(&self, why: &Lost) {
+        let why = self.lost.get_or_init(|| why.clone());
+        self.protocol.fail(&why.detail);
+        self.announcer.fail(&why.detail);
     }
 
     /// Begins the end of a connection that is not needed any more: the arrivals task sees the queue pair close
     /// and gives everything back.
-    pub(crate) async fn close(&self, why: &str) {
+    pub(crate) async fn close(&self, why: &Lost) {
         self.fail(why);
         self.queue_pair.close().await;
     }
@@ -140,27 +142,27 @@ impl DataConnection {
         Ok(Tensor::received(received.metadata, bytes))
     }
 
+    fn lost_error(&self, transfer: TransferName, seen: String) -> WorkerError {
+        let Lost { loss, detail } = self.lost.get().cloned().unwrap_or_else(|| Lost::gone(seen));
+        WorkerError::PeerLost { transfer, transport: self.kind.to_string(), loss, detail }
+    }
+
     fn transfer_error(&self, name: &TransferName, error: TransferError) -> WorkerError {
         let transfer = name.clone();
         match error {
             TransferError::Remote(status) => WorkerError::Remote { transfer, status },
-            other => WorkerError::PeerLost {
-                transfer,
-                transport: self.kind.to_string(),
-                detail: other.to_string(),
-            },
+            other => self.lost_error(transfer, other.to_string()),
         }
     }
 }
 
-/// Waits for `future` unless `closing` comes first.
-pub(crate) async fn unless_closing<T>(
-    closing: &tokio::sync::watch::Receiver<bool>,
+/// Waits for `future` unless `stop` turns true first, or its sender is gone.
+pub(crate) async fn unless<T>(
+    mut stop: tokio::sync::watch::Receiver<bool>,
     future: impl Future<Output = T>,
 ) -> Option<T> {
-    let mut closing = closing.clone();
-    let closed = std::pin::pin!(closing.wait_for(|closed| *closed));
-    match select(std::pin::pin!(future), closed).await {
+    let stopped = std::pin::pin!(stop.wait_for(|stop| *stop));
+    match select(std::pin::pin!(future), stopped).await {
         Either::Left((output, _)) => Some(output),
         Either::Right(_) => None,
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use memory::MemoryError;
 use protocol::Status;
-use verbs_reactor::FabricError;
+use verbs_reactor::{FabricError, LossCause};
 
 use crate::control::ControlError;
 
@@ -25,6 +25,77 @@ impl std::fmt::Display for TransferName {
             Some(step) => write!(f, "`{}` of step {step} from {}", self.key, self.peer),
             None => write!(f, "`{}` from {}", self.key, self.peer),
         }
+    }
+}
+
+/// Why a peer counts as lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PeerLoss {
+    /// Its process ended, or the connection to it broke.
+    Gone,
+    /// It answered no ping and moved no data for the liveness bound: it is stopped, its machine is overloaded, or
+    /// the network drops everything.
+    Unresponsive,
+    /// It was shut down in order.
+    Goodbye,
+    /// It broke a rule, and its connection was closed for that.
+    Misbehaved,
+    /// This worker was shut down.
+    ShutDownHere,
+}
+
+impl PeerLoss {
+    /// What to do.
+    pub fn advice(self) -> &'static str {
+        match self {
+            Self::Gone => "see whether its process still runs; once it is back, the next use connects again",
+            Self::Unresponsive => {
+                "see whether its process is stopped or its machine overloaded, or allow more with \
+                 WorkerBuilder::liveness; the next use connects again"
+            }
+            Self::Goodbye => "start it again if it is still needed; the next use connects again",
+            Self::Misbehaved => {
+                "run the same version of Tensorwire at both ends, and report this if they are"
+            }
+            Self::ShutDownHere => "receive before shutting this worker down",
+        }
+    }
+}
+
+/// The first reason why a session or connection ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Lost {
+    pub(crate) loss: PeerLoss,
+    pub(crate) detail: String,
+}
+
+impl Lost {
+    pub(crate) fn new(loss: PeerLoss, detail: impl Into<String>) -> Self {
+        Self { loss, detail: detail.into() }
+    }
+
+    pub(crate) fn gone(detail: impl Into<String>) -> Self {
+        Self::new(PeerLoss::Gone, detail)
+    }
+
+    pub(crate) fn misbehaved(detail: impl Into<String>) -> Self {
+        Self::new(PeerLoss::Misbehaved, detail)
+    }
+
+    pub(crate) fn shut_down_here() -> Self {
+        Self::new(PeerLoss::ShutDownHere, "this worker was shut down")
+    }
+}
+
+impl From<FabricError> for Lost {
+    fn from(error: FabricError) -> Self {
+        let loss = match &error {
+            FabricError::PeerLost { cause: LossCause::Unresponsive, .. } => PeerLoss::Unresponsive,
+            FabricError::PeerMisbehaved { .. } | FabricError::RemoteRefused { .. } => PeerLoss::Misbehaved,
+            _ => PeerLoss::Gone,
+        };
+        Self::new(loss, error.to_string())
     }
 }
 
@@ -91,13 +162,15 @@ pub enum WorkerError {
         status: Status,
     },
     /// The peer or the way to it is gone.
-    #[error("receiving {transfer} over {transport}: the peer is lost: {detail}")]
+    #[error("receiving {transfer} over {transport}: the peer is lost: {detail}; {}", loss.advice())]
     PeerLost {
         /// The transfer.
         transfer: TransferName,
         /// The fabric in use.
         transport: String,
-        /// What was seen.
+        /// Why, in kind.
+        loss: PeerLoss,
+        /// What was seen, and what was tried.
         detail: String,
     },
     /// The time ran out.

@@ -31,6 +31,7 @@ mod connect;
 mod data;
 mod error;
 mod fabric_channel;
+mod liveness;
 mod node;
 mod peer;
 mod pools;
@@ -45,7 +46,7 @@ mod worker;
 
 pub use builder::WorkerBuilder;
 pub use cluster::ClusterSpec;
-pub use error::{TransferName, WorkerError};
+pub use error::{PeerLoss, TransferName, WorkerError};
 pub use peer::Peer;
 pub use published::Published;
 pub use tensor::{Element, Tensor};

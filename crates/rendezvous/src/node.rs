@@ -24,7 +24,12 @@ pub(crate) struct Node {
     pub(crate) name: String,
     pub(crate) incarnation: u64,
     pub(crate) address: String,
+    /// Where tensors move.
     pub(crate) runtime: Arc<dyn Runtime>,
+    /// Where sessions are served, so that pings are answered while user code blocks `runtime`.
+    pub(crate) control_runtime: Arc<dyn Runtime>,
+    /// How long a peer may give no sign of life.
+    pub(crate) liveness: Duration,
     pub(crate) control: Arc<dyn ControlPlane>,
     /// What the user gave; else each address's own is asked for.
     pub(crate) secret: Option<Secret>,

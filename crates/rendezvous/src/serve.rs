@@ -1,16 +1,18 @@
 //! Taking sessions, and the frames of one session.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use protocol::{
     Code, Status,
     wire::control::{ControlFrame, ListEntry},
 };
 use twox_hash::XxHash3_64;
+use verbs_reactor::timeout;
 
 use crate::{
     control::{ControlError, FrameReceiver},
-    data::unless_closing,
+    data::unless,
+    error::{Lost, PeerLoss},
     node::Node,
     session::{ListPage, Session},
 };
@@ -18,15 +20,18 @@ use crate::{
 /// Entries of one page of a list; with the longest names and shapes a page stays below the frame limit.
 const PAGE_ENTRIES: usize = 256;
 
+/// How long a goodbye may wait for a peer that reads slowly.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 impl Node {
     /// Takes sessions that peers open, until the worker is shut down.
     pub(crate) async fn accept_sessions(self: Arc<Self>) {
         let closing = self.closing.subscribe();
         loop {
-            match unless_closing(&closing, self.control.accept()).await {
+            match unless(closing.clone(), self.control.accept()).await {
                 Some(Ok(session)) => {
                     let node = self.clone();
-                    self.runtime.spawn("welcome", Box::pin(node.welcome(session)));
+                    self.control_runtime.spawn("welcome", Box::pin(node.welcome(session)));
                 }
                 Some(Err(ControlError::Closed)) | None => return,
                 Some(Err(error)) => tracing::warn!(%error, "a control session could not be accepted"),
@@ -40,33 +45,51 @@ impl Node {
         session: Arc<Session>,
         mut receiver: Box<dyn FrameReceiver>,
     ) {
-        let closing = self.closing.subscribe();
-        let why = loop {
-            match unless_closing(&closing, Session::next_frame(&mut *receiver)).await {
-                Some(Ok(frame)) => {
-                    if let Err(why) = self.handle(&session, frame).await {
-                        break why;
-                    }
-                }
-                Some(Err(why)) => break why,
-                None => break "this worker was shut down".to_owned(),
-            }
+        let frames = unless(session.ended(), self.act_on_frames(&session, &mut *receiver));
+        let lost = match unless(self.closing.subscribe(), frames).await {
+            Some(Some(lost)) => lost,
+            Some(None) => session.lost(),
+            None => Lost::shut_down_here(),
         };
-        tracing::debug!(peer = session.peer.worker, why, "session over");
-        let connections = session.fail(&why);
-        if self.is_closing() {
-            let _ = session
-                .send(ControlFrame::Goodbye { status: Status::new(Code::Unavailable, why.as_str()) })
-                .await;
-        }
-        for connection in connections {
-            connection.close(&why).await;
-        }
+        tracing::debug!(peer = session.peer.worker, why = lost.detail, "session over");
+        let connections = session.fail(&lost);
+        self.say_goodbye(&session, &lost).await;
         session.hang_up();
+        for connection in connections {
+            connection.close(&lost).await;
+        }
+    }
+
+    async fn act_on_frames(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        receiver: &mut dyn FrameReceiver,
+    ) -> Lost {
+        loop {
+            let acted = match session.next_frame(receiver).await {
+                Ok(frame) => self.handle(session, frame).await,
+                Err(lost) => Err(lost),
+            };
+            if let Err(lost) = acted {
+                return lost;
+            }
+        }
+    }
+
+    /// Tells the peer why this end is leaving, unless it is the peer that left.
+    async fn say_goodbye(&self, session: &Session, lost: &Lost) {
+        let code = match lost.loss {
+            PeerLoss::Gone | PeerLoss::Goodbye => return,
+            PeerLoss::Misbehaved => Code::InvalidArgument,
+            PeerLoss::Unresponsive | PeerLoss::ShutDownHere => Code::Unavailable,
+        };
+        let goodbye = ControlFrame::Goodbye { status: Status::new(code, lost.detail.as_str()) };
+        // A peer that reads nothing would keep it waiting.
+        let _ = timeout(&*self.control_runtime, FAREWELL, session.send(goodbye)).await;
     }
 
     /// Acts on one frame; an error ends the session.
-    async fn handle(self: &Arc<Self>, session: &Arc<Session>, frame: ControlFrame) -> Result<(), String> {
+    async fn handle(self: &Arc<Self>, session: &Arc<Session>, frame: ControlFrame) -> Result<(), Lost> {
         match frame {
             ControlFrame::Connect(offer) => {
                 let (node, session) = (self.clone(), session.clone());
@@ -98,8 +121,12 @@ impl Node {
             }
             ControlFrame::Ping { nonce } => return reply(session, ControlFrame::Pong { nonce }).await,
             ControlFrame::Pong { .. } => {}
-            ControlFrame::Goodbye { status } => return Err(format!("the peer said goodbye: {status}")),
-            other => return Err(format!("the peer sent a frame that is illegal now: {other:?}")),
+            ControlFrame::Goodbye { status } => return Err(farewell(&status)),
+            other => {
+                return Err(Lost::misbehaved(format!(
+                    "the peer sent a frame that is illegal now: {other:?}"
+                )));
+            }
         }
         Ok(())
     }
@@ -118,6 +145,10 @@ impl Node {
     }
 }
 
-async fn reply(session: &Session, frame: ControlFrame) -> Result<(), String> {
-    session.send(frame).await.map_err(|error| error.to_string())
+async fn reply(session: &Session, frame: ControlFrame) -> Result<(), Lost> {
+    session.send(frame).await.map_err(|error| Lost::gone(error.to_string()))
+}
+
+fn farewell(status: &Status) -> Lost {
+    Lost::new(PeerLoss::Goodbye, format!("the peer said goodbye: {status}"))
 }

@@ -3,19 +3,23 @@
 use std::{
     collections::BTreeMap,
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use protocol::{
     Code, Status,
     wire::control::{Connect, ControlFrame, ListEntry, RegionRecord},
 };
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use crate::{
     announce::region,
     control::{ControlError, FrameReceiver, FrameSender, handshake::Introduction},
     data::DataConnection,
+    error::{Lost, PeerLoss},
 };
 
 /// What the peer answered to a Connect.
@@ -41,12 +45,15 @@ pub(crate) struct Session {
     /// `None` once this end has hung up.
     sender: Mutex<Option<Arc<dyn FrameSender>>>,
     dialled: bool,
+    /// Frames that came.
+    frames: AtomicU64,
+    ended: watch::Sender<bool>,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    over: Option<String>,
+    over: Option<Lost>,
     next: u32,
     connections: BTreeMap<u32, Entry>,
     connects: BTreeMap<u32, oneshot::Sender<ConnectAnswer>>,
@@ -81,22 +88,54 @@ impl Session {
         sender: Arc<dyn FrameSender>,
         dialled: bool,
     ) -> Arc<Self> {
-        Arc::new(Self { peer, peer_host, sender: Mutex::new(Some(sender)), dialled, state: Mutex::default() })
+        Arc::new(Self {
+            peer,
+            peer_host,
+            sender: Mutex::new(Some(sender)),
+            dialled,
+            frames: AtomicU64::new(0),
+            ended: watch::Sender::new(false),
+            state: Mutex::default(),
+        })
     }
 
     pub(crate) fn is_over(&self) -> bool {
         self.lock().over.is_some()
     }
 
+    /// Why it is over.
+    pub(crate) fn lost(&self) -> Lost {
+        self.lock().over.clone().unwrap_or_else(|| Lost::gone("the control session is over"))
+    }
+
     pub(crate) fn why_over(&self) -> String {
-        self.lock().over.clone().unwrap_or_else(|| "the control session is over".to_owned())
+        self.lost().detail
+    }
+
+    /// Turns true when the session is over.
+    pub(crate) fn ended(&self) -> watch::Receiver<bool> {
+        self.ended.subscribe()
     }
 
     /// The next frame, decoded.
-    pub(crate) async fn next_frame(receiver: &mut dyn FrameReceiver) -> Result<ControlFrame, String> {
-        let bytes = receiver.recv().await.map_err(|error| error.to_string())?;
-        let bytes = bytes.ok_or_else(|| "the peer ended the session".to_owned())?;
-        ControlFrame::decode(&bytes).map_err(|error| format!("the peer broke the control protocol: {error}"))
+    pub(crate) async fn next_frame(&self, receiver: &mut dyn FrameReceiver) -> Result<ControlFrame, Lost> {
+        let bytes = receiver.recv().await.map_err(|error| Lost::gone(error.to_string()))?;
+        let bytes = bytes.ok_or_else(|| Lost::new(PeerLoss::Goodbye, "the peer ended the session"))?;
+        self.frames.fetch_add(1, Ordering::Relaxed);
+        let frame = ControlFrame::decode(&bytes);
+        frame.map_err(|error| Lost::misbehaved(format!("the peer broke the control protocol: {error}")))
+    }
+
+    /// Grows with everything that shows that the peer's process runs: frames, arrivals, and bytes that it wrote
+    /// here. Completions of own writes are none: the peer's kernel or adapter gives them without its process.
+    pub(crate) fn signs_of_life(&self) -> u64 {
+        let state = self.lock();
+        let up = state.connections.values().filter_map(|entry| match entry {
+            Entry::Up(connection) => Some(connection.queue_pair.stats()),
+            Entry::Opening(_) => None,
+        });
+        let moved = up.map(|stats| stats.arrivals.wrapping_add(stats.bytes_received));
+        moved.fold(self.frames.load(Ordering::Relaxed), u64::wrapping_add)
     }
 
     pub(crate) async fn send(&self, frame: ControlFrame) -> Result<(), ControlError> {
@@ -120,7 +159,7 @@ impl Session {
         let (answer, answered) = oneshot::channel();
         let mut state = self.lock();
         if let Some(why) = &state.over {
-            return Err(why.clone());
+            return Err(why.detail.clone());
         }
         state.forget_ended();
         let number = self.number(&mut state);
@@ -154,7 +193,7 @@ impl Session {
     pub(crate) fn up(&self, number: u32, connection: &Arc<DataConnection>) -> Result<Vec<u32>, String> {
         let mut state = self.lock();
         if let Some(why) = &state.over {
-            return Err(why.clone());
+            return Err(why.detail.clone());
         }
         let before = state.connections.insert(number, Entry::Up(connection.clone()));
         let Some(Entry::Opening(waiting)) = before else { return Ok(Vec::new()) };
@@ -214,7 +253,7 @@ impl Session {
         let (give, page) = oneshot::channel();
         let mut state = self.lock();
         if let Some(why) = &state.over {
-            return Err(why.clone());
+            return Err(why.detail.clone());
         }
         state.lists.retain(|_, waiting| !waiting.is_closed());
         if state.lists.len() >= LISTS_MAX {
@@ -232,11 +271,17 @@ impl Session {
         }
     }
 
+    /// Makes whoever serves the session end it, for this reason.
+    pub(crate) fn condemn(&self, why: Lost) {
+        self.lock().over.get_or_insert(why);
+        self.ended.send_replace(true);
+    }
+
     /// Ends the session and every transfer over it. The first reason stays.
-    pub(crate) fn fail(&self, why: &str) -> Vec<Arc<DataConnection>> {
+    pub(crate) fn fail(&self, why: &Lost) -> Vec<Arc<DataConnection>> {
+        self.condemn(why.clone());
         let connections = {
             let mut state = self.lock();
-            state.over.get_or_insert_with(|| why.to_owned());
             state.connects.clear();
             state.lists.clear();
             std::mem::take(&mut state.connections)

@@ -7,7 +7,10 @@ use protocol::{Code, Counters, DeviceName, Key, Scope, Status, StepId};
 use verbs_reactor::{FabricKind, QueuePairStats, timeout};
 
 use crate::{
-    Peer, Published, Tensor, WorkerBuilder, WorkerError, error::TransferName, node::Node, table::SendRefused,
+    Peer, Published, Tensor, WorkerBuilder, WorkerError,
+    error::{Lost, TransferName},
+    node::Node,
+    table::SendRefused,
     values::worker_device,
 };
 
@@ -219,7 +222,7 @@ impl Worker {
         self.node.values.steps.abort_all(&Status::new(Code::Aborted, "Shutdown"));
         for peer in self.node.all_peers() {
             if let Some(connection) = peer.connection() {
-                connection.close("this worker was shut down").await;
+                connection.close(&Lost::shut_down_here()).await;
             }
         }
         self.node.control.close().await;
@@ -234,10 +237,10 @@ impl Worker {
 
     async fn list_pages(&self, peer: &Peer, with_checksums: bool) -> Result<Vec<Published>, WorkerError> {
         let session = self.node.session(peer).await?;
-        let lost = |detail: String| WorkerError::PeerLost {
-            transfer: TransferName { peer: peer.name().to_owned(), key: "list".to_owned(), step: None },
-            transport: "control plane".to_owned(),
-            detail,
+        let lost = |_| {
+            let Lost { loss, detail } = session.lost();
+            let transfer = TransferName { peer: peer.name().to_owned(), key: "list".to_owned(), step: None };
+            WorkerError::PeerLost { transfer, transport: "control plane".to_owned(), loss, detail }
         };
         let pages = async {
             let mut all: Vec<Published> = Vec::new();
@@ -247,7 +250,7 @@ impl Worker {
                 let ask =
                     protocol::wire::control::ControlFrame::ListRequest { request, after, with_checksums };
                 session.send(ask).await?;
-                let page = page.await.map_err(|_| lost(session.why_over()))?;
+                let page = page.await.map_err(|_| lost(String::new()))?;
                 let more = page.more && !page.entries.is_empty();
                 all.extend(page.entries.into_iter().map(|entry| Published {
                     name: entry.name,

@@ -311,6 +311,7 @@ fn name_of(end: Option<GrantEnd>) -> &'static str {
         Some(GrantEnd::CancelAck) => "cancel acknowledged",
         Some(GrantEnd::NeverSent) => "never sent",
         Some(GrantEnd::QueuePairDrained) => "queue pair drained",
+        Some(GrantEnd::ReadCompleted) => "read completed",
         Some(_) => "other",
     }
 }

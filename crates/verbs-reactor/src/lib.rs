@@ -24,6 +24,8 @@
 //!   and each piece counts in the send queue.
 //! - Every operation ends exactly once.
 
+#[cfg(feature = "bench-limits")]
+pub mod bare;
 mod core;
 mod error;
 mod fabric;

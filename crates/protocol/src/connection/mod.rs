@@ -80,7 +80,7 @@ impl<L> State<L> {
         self.failure.as_ref().map_or(Ok(()), |why| Err(ChannelError(why.clone())))
     }
 
-    fn queue(&mut self, turnstile: Turnstile) -> &mut WaitQueue {
+    pub(crate) fn queue(&mut self, turnstile: Turnstile) -> &mut WaitQueue {
         match turnstile {
             Turnstile::Messages => &mut self.messages,
             Turnstile::Requests => &mut self.entries,
@@ -291,7 +291,7 @@ impl<C: Channel> Connection<C> {
         let mut state = self.lock();
         let arrived = match message {
             Message::TensorRequest(request) => {
-                state.responses.open(request.index)?;
+                state.responses.open(request.index, request.scope)?;
                 return Ok(Some(request));
             }
             Message::TensorReRequest(request) => {
@@ -457,9 +457,10 @@ impl<C: Channel> Connection<C> {
     }
 
     fn settle_arrival(&self, mut state: MutexGuard<'_, State<C::Lent>>, arrived: Arrived<C::Lent>) {
-        let Arrived { wake, returned, is_ignored } = arrived;
+        let Arrived { wake, next, returned, is_ignored } = arrived;
         state.counters.ignored += u64::from(is_ignored);
         self.settle(state, wake, returned);
+        next.into_iter().for_each(Waker::wake);
     }
 
     /// Unlocks, then wakes `wake` and whoever else has something to do now, and takes memory back.

@@ -22,19 +22,19 @@ impl Turnstile {
 
 /// Tasks in line, first come first served. As long as the futures that wait.
 #[derive(Debug, Default)]
-pub(super) struct WaitQueue {
+pub(crate) struct WaitQueue {
     next_ticket: u64,
     waiting: BTreeMap<u64, Waker>,
 }
 
 impl WaitQueue {
     /// Whether the holder of `ticket`, or a newcomer without one, is first.
-    fn is_turn(&self, ticket: Option<u64>) -> bool {
+    pub(crate) fn is_turn(&self, ticket: Option<u64>) -> bool {
         self.waiting.first_key_value().is_none_or(|(&first, _)| Some(first) == ticket)
     }
 
     /// Stands in line. Gives the waker that is replaced.
-    fn wait(&mut self, ticket: &mut Option<u64>, waker: &Waker) -> Option<Waker> {
+    pub(crate) fn wait(&mut self, ticket: &mut Option<u64>, waker: &Waker) -> Option<Waker> {
         let ticket = ticket.get_or_insert_with(|| {
             self.next_ticket += 1;
             self.next_ticket
@@ -42,7 +42,7 @@ impl WaitQueue {
         self.waiting.insert(*ticket, waker.clone())
     }
 
-    fn leave(&mut self, ticket: &mut Option<u64>) -> Option<Waker> {
+    pub(crate) fn leave(&mut self, ticket: &mut Option<u64>) -> Option<Waker> {
         ticket.take().and_then(|ticket| self.waiting.remove(&ticket))
     }
 

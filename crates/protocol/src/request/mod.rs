@@ -1,6 +1,8 @@
 //! The receiver's half of a transfer.
 
+mod admission;
 mod index;
+mod stash;
 mod table;
 
 use std::{
@@ -10,11 +12,14 @@ use std::{
     task::Poll,
 };
 
+use admission::Admission;
+use stash::Landed;
 pub(crate) use table::{Arrived, Reply, Requests};
 
 use crate::{
     Allocator, Channel, ChannelError, Connection, Destination, LentEnd, Message, Metadata, RequestIndex,
-    Scope, TensorReRequest, TensorRequest, TransferError, connection::Turnstile, limits::NAME_BYTES_MAX,
+    Scope, StepId, TensorReRequest, TensorRequest, TransferError, connection::Turnstile,
+    limits::NAME_BYTES_MAX,
 };
 
 /// A value that has arrived.
@@ -27,16 +32,43 @@ pub struct Received<L> {
     pub lent: Option<L>,
 }
 
+impl<L> From<Landed<L>> for Received<L> {
+    fn from(Landed { metadata, lent, .. }: Landed<L>) -> Self {
+        Self { metadata, lent }
+    }
+}
+
+/// Why a request goes no further.
+enum Stop<L> {
+    Failed(TransferError),
+    /// It needs no answer: the content of an earlier receive of its place was given to it.
+    Given(Landed<L>),
+}
+
+impl<L> From<TransferError> for Stop<L> {
+    fn from(error: TransferError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl<L> From<ChannelError> for Stop<L> {
+    fn from(error: ChannelError) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
 impl<C: Channel> Connection<C> {
     /// Asks the peer for the value of `key` and waits for it (`tensorflow-verbs.md` §3.4 and §3.6). Waits
-    /// first while as many requests as agreed are outstanding; receives get their turn in order.
+    /// first while as many requests as agreed are outstanding; receives of one key get their turn in order.
     ///
     /// # Errors
     /// [`TransferError`]; memory that `allocator` lent has been or will be taken back.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the receive up: the connection keeps the lent memory until the peer can no
-    /// longer write it, then takes it back. A value that is on its way meanwhile is lost.
+    /// Cancel-safe: dropping the future gives the receive up. The connection keeps the lent memory until the peer
+    /// can no longer write it. A value of a step that the peer has not written stays with it, in its place; one that
+    /// is on its way is kept here for the next receive of its key, which waits until it is known which of the two
+    /// it is. [`discard`](Self::discard) gives up what is kept.
     pub async fn receive<A: Allocator<Lent = C::Lent>>(
         self: &Arc<Self>,
         scope: Scope,
@@ -46,29 +78,38 @@ impl<C: Channel> Connection<C> {
         if key.len() > NAME_BYTES_MAX {
             return Err(TransferError::KeyTooLong { length: key.len() });
         }
-        let request = self.open_request().await?;
-        let (known, destination) = request.allocate_first(allocator, scope, self.known(scope, key)).await?;
-        request.ask(scope, key, known, destination).await?;
+        let key: Arc<str> = key.into();
+        let request = match self.admit(scope, &key).await? {
+            Admission::Request(request) => request,
+            Admission::Kept(landed) => return Ok(landed.into()),
+        };
+        match request.pull(scope, &key, allocator).await {
+            Ok(landed) | Err(Stop::Given(landed)) => Ok(landed.into()),
+            Err(Stop::Failed(error)) => Err(error),
+        }
+    }
+
+    /// The step is over here: contents that are kept for receives of it go back, and none is kept from now on.
+    pub fn discard(&self, step: StepId) {
         loop {
-            match request.reply().await? {
-                Reply::Content(metadata) => return Ok(Received { metadata, lent: request.finish() }),
-                Reply::ErrorStatus(status) => {
-                    request.take_back();
-                    return Err(TransferError::Remote(status));
-                }
-                Reply::MetaDataResponse(metadata) => {
-                    request.take_back();
-                    self.remember(scope, key, &metadata);
-                    let destination = request.allocate(allocator, &metadata).await?;
-                    request.ask_again(metadata, destination).await?;
-                }
+            let mut state = self.lock();
+            state.requests.discard(step);
+            let kept = state.requests.take_kept_of(step);
+            let is_last = kept.is_none();
+            self.settle(state, None, kept.and_then(Landed::returned));
+            if is_last {
+                return;
             }
         }
     }
 
-    async fn open_request(&self) -> Result<Request<'_, C>, TransferError> {
-        let index = self.turn(Turnstile::Requests, |state| state.requests.open()).await?;
-        Ok(Request { connection: self, index })
+    /// Steps whose values may be lost with this connection: their requests or contents are under way, or it is not
+    /// known yet whether the peer has them. Each once, in order.
+    pub fn steps_under_way(&self) -> Vec<StepId> {
+        let state = self.lock();
+        let steps: std::collections::BTreeSet<_> =
+            state.requests.steps().chain(state.responses.steps()).collect();
+        steps.into_iter().collect()
     }
 
     fn known(&self, scope: Scope, key: &str) -> Option<Metadata> {
@@ -87,6 +128,32 @@ struct Request<'connection, C: Channel> {
 }
 
 impl<C: Channel> Request<'_, C> {
+    async fn pull<A: Allocator<Lent = C::Lent>>(
+        &self,
+        scope: Scope,
+        key: &Arc<str>,
+        allocator: &A,
+    ) -> Result<Landed<C::Lent>, Stop<C::Lent>> {
+        let known = self.connection.known(scope, key);
+        let (known, destination) = self.allocate_first(allocator, scope, known).await?;
+        self.ask(scope, key, known, destination).await?;
+        loop {
+            match self.reply().await? {
+                Reply::Content(landed) => return Ok(landed),
+                Reply::ErrorStatus(status) => {
+                    self.take_back();
+                    return Err(TransferError::Remote(status).into());
+                }
+                Reply::MetaDataResponse(metadata) => {
+                    self.take_back();
+                    self.connection.remember(scope, key, &metadata);
+                    let destination = self.allocate(allocator, &metadata).await?;
+                    self.ask_again(metadata, destination).await?;
+                }
+            }
+        }
+    }
+
     /// Memory for the first request, which says what is `known` only if it has memory for that. A published
     /// value is there or is not, so its request may wait for memory; a value of a step may be long in coming.
     async fn allocate_first<A: Allocator<Lent = C::Lent>>(
@@ -94,13 +161,14 @@ impl<C: Channel> Request<'_, C> {
         allocator: &A,
         scope: Scope,
         known: Option<Metadata>,
-    ) -> Result<(Option<Metadata>, Option<Destination>), TransferError> {
+    ) -> Result<(Option<Metadata>, Option<Destination>), Stop<C::Lent>> {
         let Some(metadata) = known else { return Ok((None, None)) };
         if scope == Scope::Published || metadata.byte_length == 0 {
             let destination = self.allocate(allocator, &metadata).await?;
             return Ok((Some(metadata), destination));
         }
-        match self.unless_over(allocator.allocate_early(&metadata)).await?.map_err(TransferError::Local)? {
+        let early = self.unless_over(allocator.allocate_early(&metadata)).await?;
+        match early.map_err(TransferError::Local)? {
             Some((lent, destination)) => {
                 self.keep(lent)?;
                 Ok((Some(metadata), Some(destination)))
@@ -114,7 +182,7 @@ impl<C: Channel> Request<'_, C> {
         &self,
         allocator: &A,
         metadata: &Metadata,
-    ) -> Result<Option<Destination>, TransferError> {
+    ) -> Result<Option<Destination>, Stop<C::Lent>> {
         if metadata.byte_length == 0 {
             return Ok(None);
         }
@@ -143,11 +211,11 @@ impl<C: Channel> Request<'_, C> {
     async fn ask(
         &self,
         scope: Scope,
-        key: &str,
+        key: &Arc<str>,
         known: Option<Metadata>,
         destination: Option<Destination>,
     ) -> Result<(), ChannelError> {
-        let (index, key) = (self.index, key.to_owned());
+        let (index, key) = (self.index, key.clone());
         let mut expected = known.clone();
         let message = Message::TensorRequest(TensorRequest { index, scope, key, known, destination });
         self.connection.send(&message, |state| state.requests.asked(index, expected.take())).await
@@ -173,7 +241,7 @@ impl<C: Channel> Request<'_, C> {
     }
 
     /// The peer's next answer. One that came before the connection's end counts.
-    async fn reply(&self) -> Result<Reply, ChannelError> {
+    async fn reply(&self) -> Result<Reply<C::Lent>, ChannelError> {
         poll_fn(|context| {
             let mut state = self.connection.lock();
             let (reply, replaced) = state.requests.poll_reply(self.index, context.waker());
@@ -189,18 +257,20 @@ impl<C: Channel> Request<'_, C> {
         .await
     }
 
-    /// Polls `future` until the connection is over.
-    async fn unless_over<F: Future>(&self, future: F) -> Result<F::Output, ChannelError> {
+    /// Polls `future` until the connection is over, or the request needs no answer any more.
+    async fn unless_over<F: Future>(&self, future: F) -> Result<F::Output, Stop<C::Lent>> {
         let mut future = pin!(future);
         poll_fn(|context| {
             let mut state = self.connection.lock();
             let failure = state.failure();
+            let given = state.requests.take_given(self.index);
             let replaced = state.requests.keep_waker(self.index, context.waker());
             drop(state);
             drop(replaced);
-            match failure {
-                Err(over) => Poll::Ready(Err(over)),
-                Ok(()) => future.as_mut().poll(context).map(Ok),
+            match (given, failure) {
+                (Some(landed), _) => Poll::Ready(Err(Stop::Given(landed))),
+                (None, Err(over)) => Poll::Ready(Err(over.into())),
+                (None, Ok(())) => future.as_mut().poll(context).map(Ok),
             }
         })
         .await
@@ -213,20 +283,21 @@ impl<C: Channel> Request<'_, C> {
             self.connection.channel().take_back(lent, end);
         }
     }
-
-    /// Takes the memory that holds the content.
-    fn finish(self) -> Option<C::Lent> {
-        self.connection.lock().requests.take_ended(self.index).map(|(lent, _)| lent)
-    }
 }
 
 impl<C: Channel> Drop for Request<'_, C> {
     fn drop(&mut self) {
         let mut state = self.connection.lock();
-        let waker = state.requests.release(self.index);
+        let released = state.requests.release(self.index);
         // After the end nobody keeps house: what was never written goes back here, the rest in `drain`.
-        let returned = if state.failure().is_err() { state.requests.next_return() } else { None };
-        self.connection.settle(state, None, returned);
-        drop(waker);
+        let is_over = state.failure().is_err();
+        let mut returned = if is_over { state.requests.next_unwanted() } else { None };
+        self.connection.settle(state, None, returned.take());
+        released.wake();
+        while is_over {
+            let next = self.connection.lock().requests.next_unwanted();
+            let Some((lent, end)) = next else { return };
+            self.connection.channel().take_back(lent, end);
+        }
     }
 }

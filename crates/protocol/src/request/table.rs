@@ -5,13 +5,14 @@ use std::{
     task::{Poll, Waker},
 };
 
-use crate::{LentEnd, Metadata, PeerMisbehaved, RequestIndex, Status};
+use super::stash::{Landed, Place, Stash};
+use crate::{LentEnd, Metadata, PeerMisbehaved, RequestIndex, Status, StepId};
 
 /// What the peer answered.
 #[derive(Debug)]
-pub(crate) enum Reply {
-    /// The content has landed; it is what the request believed, or what META_DATA_RESPONSE said.
-    Content(Metadata),
+pub(crate) enum Reply<L> {
+    /// A content has landed; it is what the request believed, or what META_DATA_RESPONSE said.
+    Content(Landed<L>),
     /// The value is something else.
     MetaDataResponse(Metadata),
     /// There is no value.
@@ -55,23 +56,46 @@ enum Cancel {
 struct Entry<L> {
     phase: Phase,
     cancel: Cancel,
+    /// Grows with every request of the connection.
+    number: u64,
+    /// Where its value has an order; `None` for what is published.
+    place: Option<Place>,
     /// The receive future is still there.
     is_awaited: bool,
+    /// Given up, and it is not known yet whether a content will come. Receives of its place wait for that.
+    is_unresolved: bool,
+    /// Its step is over: a content that nobody awaits is not kept.
+    is_discarded: bool,
+    /// The content of another receive of its place that was given up.
+    given: Option<Landed<L>>,
     /// In the queue of those whose memory goes back.
     is_returning: bool,
     lent: Option<L>,
     /// Why `lent` may be taken back; `None` while the peer may write it.
     end: Option<LentEnd>,
-    reply: Option<Reply>,
+    reply: Option<Answer>,
     waker: Option<Waker>,
 }
 
+/// What the peer answered, as the table keeps it.
+#[derive(Debug)]
+enum Answer {
+    Content { number: u64, metadata: Metadata },
+    MetaDataResponse(Metadata),
+    ErrorStatus(Status),
+}
+
 impl<L> Entry<L> {
-    fn new() -> Self {
+    fn new(number: u64, place: Option<Place>) -> Self {
         Self {
             phase: Phase::Unsent,
             cancel: Cancel::None,
+            number,
+            place,
             is_awaited: true,
+            is_unresolved: false,
+            is_discarded: false,
+            given: None,
             is_returning: false,
             lent: None,
             end: None,
@@ -96,15 +120,30 @@ impl<L> Entry<L> {
         self.lent.take().map(|lent| (lent, end))
     }
 
-    /// The peer answered, which is the evidence `end`.
-    fn answer(&mut self, reply: Reply, end: LentEnd) -> Arrived<L> {
-        self.end = Some(end);
-        if self.is_awaited {
-            self.reply = Some(reply);
-            return Arrived { wake: self.waker.take(), ..Arrived::HANDLED };
+    /// Whether memory has to go back that nobody needs.
+    fn has_unwanted(&self) -> bool {
+        self.given.is_some() || (self.lent.is_some() && self.end.is_some())
+    }
+
+    /// Takes memory that nobody needs.
+    fn take_unwanted(&mut self) -> Option<(L, LentEnd)> {
+        self.given.take().and_then(Landed::returned).or_else(|| self.take_ended())
+    }
+
+    /// The content that was not handed out, if there is one.
+    fn take_content(&mut self) -> Option<Landed<L>> {
+        match self.reply.take()? {
+            Answer::Content { number, metadata } => {
+                let lent = self.take_ended().map(|(lent, _)| lent);
+                Some(Landed { number, metadata, lent })
+            }
+            Answer::MetaDataResponse(_) | Answer::ErrorStatus(_) => None,
         }
-        let returned = if self.is_returning { None } else { self.take_ended() };
-        Arrived { returned, ..Arrived::HANDLED }
+    }
+
+    /// Where a content goes that nobody awaits, if anywhere.
+    fn place_to_keep(&self) -> Option<Place> {
+        self.place.clone().filter(|_| !self.is_discarded)
     }
 }
 
@@ -119,6 +158,8 @@ struct Slot<L> {
 pub(crate) struct Arrived<L> {
     /// Whom to wake.
     pub(crate) wake: Option<Waker>,
+    /// Who is first in line for a place whose outcome is known now.
+    pub(crate) next: Option<Waker>,
     /// Memory to take back.
     pub(crate) returned: Option<(L, LentEnd)>,
     /// The index is unknown or its request finished.
@@ -126,8 +167,8 @@ pub(crate) struct Arrived<L> {
 }
 
 impl<L> Arrived<L> {
-    const HANDLED: Self = Self { wake: None, returned: None, is_ignored: false };
-    const IGNORED: Self = Self { wake: None, returned: None, is_ignored: true };
+    const HANDLED: Self = Self { wake: None, next: None, returned: None, is_ignored: false };
+    const IGNORED: Self = Self { wake: None, next: None, returned: None, is_ignored: true };
 }
 
 type ArrivedResult<L> = Result<Arrived<L>, PeerMisbehaved>;
@@ -142,6 +183,28 @@ pub(crate) struct Requests<L> {
     cancels: VecDeque<u32>,
     /// Slots whose memory is to be taken back, each once.
     returns: VecDeque<u32>,
+    /// Contents of receives that were given up.
+    pub(super) stash: Stash<L>,
+    /// Entries that are unresolved.
+    unresolved: usize,
+    opened: u64,
+    landed: u64,
+}
+
+/// Whom a receive concerns that was given up.
+#[derive(Debug, Default)]
+pub(crate) struct Released {
+    /// The future's own waker, to be dropped.
+    pub(crate) own: Option<Waker>,
+    /// To be woken.
+    pub(crate) wake: [Option<Waker>; 2],
+}
+
+impl Released {
+    pub(crate) fn wake(self) {
+        drop(self.own);
+        self.wake.into_iter().flatten().for_each(Waker::wake);
+    }
 }
 
 impl<L> Requests<L> {
@@ -152,11 +215,25 @@ impl<L> Requests<L> {
             free: Vec::new(),
             cancels: VecDeque::new(),
             returns: VecDeque::new(),
+            stash: Stash::new(),
+            unresolved: 0,
+            opened: 0,
+            landed: 0,
         }
     }
 
+    /// Whether another request may be outstanding. Each has a place in the stash, of which there are twice as many
+    /// as requests.
     pub(crate) fn has_room(&self) -> bool {
-        !self.free.is_empty() || self.slots.len() < self.capacity as usize
+        let has_entry = !self.free.is_empty() || self.slots.len() < self.capacity as usize;
+        has_entry && self.stash.len() < self.capacity as usize
+    }
+
+    /// Whether it is unknown yet if a content will come for a receive of `place` that was given up.
+    pub(crate) fn is_unresolved(&self, place: &Place) -> bool {
+        let entries = || self.slots.iter().filter_map(|slot| slot.entry.as_ref());
+        self.unresolved > 0
+            && entries().any(|entry| entry.is_unresolved && entry.place.as_ref() == Some(place))
     }
 
     /// Entries in use.
@@ -166,14 +243,19 @@ impl<L> Requests<L> {
     }
 
     /// A new request, unless as many as agreed are outstanding.
-    pub(crate) fn open(&mut self) -> Option<RequestIndex> {
+    pub(crate) fn open(&mut self, place: Option<Place>) -> Option<RequestIndex> {
+        if !self.has_room() {
+            return None;
+        }
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => self.grow()?,
         };
-        let place = self.slots.get_mut(slot as usize)?;
-        place.entry = Some(Entry::new());
-        Some(RequestIndex::new(slot, place.generation))
+        self.stash.reserve(self.slots.len() - self.free.len());
+        self.opened += 1;
+        let opened = self.slots.get_mut(slot as usize)?;
+        opened.entry = Some(Entry::new(self.opened, place));
+        Some(RequestIndex::new(slot, opened.generation))
     }
 
     fn grow(&mut self) -> Option<u32> {
@@ -227,12 +309,30 @@ impl<L> Requests<L> {
     }
 
     /// What the peer answered, if it has; else `waker` is kept. Gives the waker that it replaces.
-    pub(crate) fn poll_reply(&mut self, index: RequestIndex, waker: &Waker) -> (Poll<Reply>, Option<Waker>) {
+    pub(crate) fn poll_reply(
+        &mut self,
+        index: RequestIndex,
+        waker: &Waker,
+    ) -> (Poll<Reply<L>>, Option<Waker>) {
         let Some(entry) = self.entry(index) else { return (Poll::Pending, None) };
-        match entry.reply.take() {
-            Some(reply) => (Poll::Ready(reply), None),
-            None => (Poll::Pending, entry.waker.replace(waker.clone())),
+        if let Some(given) = entry.given.take() {
+            return (Poll::Ready(Reply::Content(given)), None);
         }
+        let reply = match entry.reply.take() {
+            Some(Answer::Content { number, metadata }) => {
+                let lent = entry.take_ended().map(|(lent, _)| lent);
+                Reply::Content(Landed { number, metadata, lent })
+            }
+            Some(Answer::MetaDataResponse(metadata)) => Reply::MetaDataResponse(metadata),
+            Some(Answer::ErrorStatus(status)) => Reply::ErrorStatus(status),
+            None => return (Poll::Pending, entry.waker.replace(waker.clone())),
+        };
+        (Poll::Ready(reply), None)
+    }
+
+    /// The content of another receive, if one was given to this one.
+    pub(crate) fn take_given(&mut self, index: RequestIndex) -> Option<Landed<L>> {
+        self.entry(index)?.given.take()
     }
 
     /// Keeps `waker` for the connection's end. Gives the waker that it replaces.
@@ -263,9 +363,66 @@ impl<L> Requests<L> {
             return Err(PeerMisbehaved::ContentLength);
         }
         entry.phase = Phase::Answered;
-        let arrived = entry.answer(Reply::Content(metadata), LentEnd::Content);
+        self.landed += 1;
+        let number = self.landed;
+        let answer = Answer::Content { number, metadata };
+        Ok(self.answer(index, answer, LentEnd::Content))
+    }
+
+    /// The peer answered, which is the evidence `end`.
+    fn answer(&mut self, index: RequestIndex, answer: Answer, end: LentEnd) -> Arrived<L> {
+        let Some(entry) = self.entry(index) else { return Arrived::IGNORED };
+        entry.end = Some(end);
+        let is_final = matches!(entry.phase, Phase::Answered);
+        entry.reply = Some(answer);
+        if entry.is_awaited {
+            return Arrived { wake: entry.waker.take(), ..Arrived::HANDLED };
+        }
+        let mut arrived = Arrived::HANDLED;
+        let place = entry.place_to_keep();
+        let landed = if entry.is_returning { None } else { entry.take_content() };
+        entry.reply = None;
+        match (place, landed) {
+            (Some(place), Some(landed)) => arrived.wake = self.stash_or_give(place, landed),
+            (None, Some(landed)) => arrived.returned = landed.returned(),
+            (_, None) if entry.is_returning => {}
+            (_, None) => arrived.returned = entry.take_ended(),
+        }
+        if is_final {
+            arrived.next = self.resolve(index);
+        }
         self.free_finished(index.slot());
-        Ok(arrived)
+        arrived
+    }
+
+    /// Hands a content of a receive that was given up to the oldest receive of its place, or keeps it for the next
+    /// one. Gives whom to wake; allocates nothing.
+    pub(crate) fn stash_or_give(&mut self, place: Place, landed: Landed<L>) -> Option<Waker> {
+        let entries = self.slots.iter_mut().filter_map(|slot| slot.entry.as_mut());
+        let waits = |entry: &&mut Entry<L>| {
+            entry.is_awaited
+                && entry.given.is_none()
+                && !matches!(entry.reply, Some(Answer::Content { .. }))
+                && entry.place.as_ref() == Some(&place)
+        };
+        if let Some(oldest) = entries.filter(waits).min_by_key(|entry| entry.number) {
+            oldest.given = Some(landed);
+            return oldest.waker.take();
+        }
+        let next = self.stash.first_in_line(&place);
+        self.stash.put(place, landed);
+        next
+    }
+
+    /// Whether a content comes for a receive that was given up is known now. Gives whom that concerns.
+    fn resolve(&mut self, index: RequestIndex) -> Option<Waker> {
+        let entry = self.entry(index)?;
+        if !std::mem::take(&mut entry.is_unresolved) {
+            return None;
+        }
+        let place = entry.place.clone();
+        self.unresolved -= 1;
+        place.and_then(|place| self.stash.first_in_line(&place))
     }
 
     /// META_DATA_RESPONSE came.
@@ -278,7 +435,7 @@ impl<L> Requests<L> {
             Phase::Told | Phase::ReAsked { .. } => return Err(PeerMisbehaved::MetaDataTwice),
         }
         entry.phase = Phase::Told;
-        Ok(entry.answer(Reply::MetaDataResponse(metadata), LentEnd::MetaDataResponse))
+        Ok(self.answer(index, Answer::MetaDataResponse(metadata), LentEnd::MetaDataResponse))
     }
 
     /// ERROR_STATUS came.
@@ -290,9 +447,7 @@ impl<L> Requests<L> {
             Phase::Unsent => return Err(PeerMisbehaved::AnswerUnasked),
         }
         entry.phase = Phase::Answered;
-        let arrived = entry.answer(Reply::ErrorStatus(status), LentEnd::ErrorStatus);
-        self.free_finished(index.slot());
-        Ok(arrived)
+        Ok(self.answer(index, Answer::ErrorStatus(status), LentEnd::ErrorStatus))
     }
 
     /// CANCEL_ACK came.
@@ -304,35 +459,59 @@ impl<L> Requests<L> {
         entry.cancel = Cancel::Acknowledged;
         entry.end.get_or_insert(LentEnd::CancelAck);
         let returned = if entry.is_returning { None } else { entry.take_ended() };
+        let next = self.resolve(index);
         self.free_finished(index.slot());
-        Ok(Arrived { returned, ..Arrived::HANDLED })
+        Ok(Arrived { returned, next, ..Arrived::HANDLED })
     }
 
-    /// The receive future is gone. Queues what is to be done; allocates nothing. Gives the future's waker.
-    pub(crate) fn release(&mut self, index: RequestIndex) -> Option<Waker> {
-        let entry = self.entry(index)?;
+    /// The receive future is gone. Queues what is to be done, and keeps what has come for it; allocates nothing.
+    pub(crate) fn release(&mut self, index: RequestIndex) -> Released {
+        let Some(entry) = self.entry(index) else { return Released::default() };
         entry.is_awaited = false;
-        entry.reply = None;
-        let waker = entry.waker.take();
+        let own = entry.waker.take();
         #[cfg(feature = "planted-bugs")]
         if crate::planted::is_planted(crate::planted::Bug::GrantFreedEarly) {
             entry.end.get_or_insert(LentEnd::CancelAck);
         }
-        let is_returning = entry.lent.is_some() && entry.end.is_some();
+        let place = entry.place_to_keep();
+        let given = if place.is_some() { entry.given.take() } else { None };
+        let content = if place.is_some() { entry.take_content() } else { None };
+        entry.reply = None;
+        let is_returning = entry.has_unwanted();
         entry.is_returning = is_returning;
         let is_owed = !matches!(entry.phase, Phase::Unsent | Phase::Answered);
         if is_owed {
             entry.cancel = Cancel::Owed;
+            entry.is_unresolved = entry.place.is_some();
+            self.unresolved += usize::from(entry.place.is_some());
         }
-        let slot = index.slot();
+        self.queue_released(index.slot(), is_returning, is_owed);
+        self.free_finished(index.slot());
+        let keep = |landed: Option<Landed<L>>| self.stash_or_give(place.clone()?, landed?);
+        Released { own, wake: [given, content].map(keep) }
+    }
+
+    fn queue_released(&mut self, slot: usize, is_returning: bool, is_owed: bool) {
         if is_returning {
             self.returns.push_back(slot as u32);
         }
         if is_owed {
             self.cancels.push_back(slot as u32);
         }
-        self.free_finished(slot);
-        waker
+    }
+
+    /// The step is over: nothing of it is kept that nobody awaits.
+    pub(crate) fn discard(&mut self, step: StepId) {
+        let entries = self.slots.iter_mut().filter_map(|slot| slot.entry.as_mut());
+        let of_step = |entry: &&mut Entry<L>| entry.place.as_ref().is_some_and(|place| place.step == step);
+        entries.filter(of_step).for_each(|entry| entry.is_discarded = true);
+    }
+
+    /// Steps that have a request under way here, or a content that was not handed out.
+    pub(crate) fn steps(&self) -> impl Iterator<Item = StepId> {
+        let entries = self.slots.iter().filter_map(|slot| slot.entry.as_ref());
+        let sent = entries.filter(|entry| !matches!(entry.phase, Phase::Unsent) && !entry.is_discarded);
+        sent.filter_map(|entry| entry.place.as_ref()).map(|place| place.step).chain(self.stash.steps())
     }
 
     pub(crate) fn has_returns(&self) -> bool {
@@ -343,16 +522,30 @@ impl<L> Requests<L> {
     pub(crate) fn next_return(&mut self) -> Option<(L, LentEnd)> {
         while let Some(slot) = self.returns.pop_front() {
             let entry = self.slots.get_mut(slot as usize).and_then(|place| place.entry.as_mut());
-            let returned = entry.and_then(|entry| {
-                entry.is_returning = false;
-                entry.take_ended()
+            let (returned, has_more) = entry.map_or((None, false), |entry| {
+                let returned = entry.take_unwanted();
+                entry.is_returning = entry.has_unwanted();
+                (returned, entry.is_returning)
             });
+            if has_more {
+                self.returns.push_back(slot);
+            }
             self.free_finished(slot as usize);
             if returned.is_some() {
                 return returned;
             }
         }
         None
+    }
+
+    /// After the connection's end: the next memory to take back, contents that were kept included.
+    pub(crate) fn next_unwanted(&mut self) -> Option<(L, LentEnd)> {
+        let returned = self.next_return();
+        returned.or_else(|| std::iter::from_fn(|| self.stash.take_any()).find_map(Landed::returned))
+    }
+
+    pub(crate) fn take_kept_of(&mut self, step: StepId) -> Option<Landed<L>> {
+        self.stash.take_of_step(step)
     }
 
     pub(crate) fn has_cancels(&self) -> bool {
@@ -387,12 +580,16 @@ impl<L> Requests<L> {
     pub(crate) fn drain(&mut self) -> Vec<L> {
         let entries = self.slots.iter_mut().filter_map(|place| place.entry.as_mut());
         let over = entries.filter(|entry| !entry.is_awaited || entry.end.is_none());
-        over.filter_map(|entry| entry.lent.take()).collect()
+        let lent = over.flat_map(|entry| {
+            let given = if entry.is_awaited { None } else { entry.given.take() };
+            [given.and_then(|landed| landed.lent), entry.lent.take()].into_iter().flatten()
+        });
+        lent.chain(std::iter::from_fn(|| self.stash.take_any()).filter_map(|landed| landed.lent)).collect()
     }
 
     pub(crate) fn wakers(&mut self) -> impl Iterator<Item = Waker> {
         let entries = self.slots.iter_mut().filter_map(|place| place.entry.as_mut());
-        entries.filter_map(|entry| entry.waker.take())
+        entries.filter_map(|entry| entry.waker.take()).chain(self.stash.wakers())
     }
 }
 

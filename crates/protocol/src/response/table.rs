@@ -5,7 +5,7 @@ use std::{
     task::Waker,
 };
 
-use crate::{Code, Destination, ErrorStatus, Message, PeerMisbehaved, RequestIndex, Status};
+use crate::{Code, Destination, ErrorStatus, Message, PeerMisbehaved, RequestIndex, Scope, Status, StepId};
 
 /// How many replies may be owed above the agreed number of requests before the peer is refused.
 const OWED_SLACK: usize = 64;
@@ -31,6 +31,8 @@ enum Phase {
 #[derive(Debug)]
 struct Entry {
     phase: Phase,
+    /// `None` for what is published.
+    step: Option<StepId>,
     is_cancelled: bool,
     waker: Option<Waker>,
 }
@@ -70,6 +72,9 @@ pub(crate) struct Responses {
     owed: VecDeque<Owed>,
     /// Entries that the peer still waits for, and owed replies.
     unanswered: usize,
+    /// Values of steps that were written, by the slot of their request. The peer may not have them yet. It has once
+    /// it uses the slot again.
+    written: BTreeMap<usize, StepId>,
 }
 
 impl Responses {
@@ -79,6 +84,7 @@ impl Responses {
             entries: BTreeMap::new(),
             owed: VecDeque::new(),
             unanswered: 0,
+            written: BTreeMap::new(),
         }
     }
 
@@ -94,13 +100,23 @@ impl Responses {
     }
 
     /// TENSOR_REQUEST came.
-    pub(crate) fn open(&mut self, index: RequestIndex) -> Result<(), PeerMisbehaved> {
+    pub(crate) fn open(&mut self, index: RequestIndex, scope: Scope) -> Result<(), PeerMisbehaved> {
         if self.entries.contains_key(&index) {
             return Err(PeerMisbehaved::DuplicateRequest);
         }
         self.count_unanswered()?;
-        self.entries.insert(index, Entry { phase: Phase::Waiting, is_cancelled: false, waker: None });
+        self.written.remove(&index.slot());
+        let step = match scope {
+            Scope::Step(step) => Some(step),
+            Scope::Published => None,
+        };
+        self.entries.insert(index, Entry { phase: Phase::Waiting, step, is_cancelled: false, waker: None });
         Ok(())
+    }
+
+    /// Steps that have a response under way, or a value written that the peer may not have yet.
+    pub(crate) fn steps(&self) -> impl Iterator<Item = StepId> {
+        self.entries.values().filter_map(|entry| entry.step).chain(self.written.values().copied())
     }
 
     /// TENSOR_RE_REQUEST came. `None`: the index is unknown.
@@ -169,6 +185,9 @@ impl Responses {
         };
         entry.phase = Phase::Writing;
         self.unanswered -= 1;
+        if let Some(step) = entry.step {
+            self.written.insert(index.slot(), step);
+        }
         true
     }
 

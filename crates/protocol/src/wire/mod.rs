@@ -200,7 +200,7 @@ fn read_message(reader: &mut Reader<'_>) -> Result<Message, WireError> {
                 SCOPE_PUBLISHED => Scope::Published,
                 value => return Err(WireError::Unknown { field: "scope", value: value.into() }),
             };
-            let key = reader.text("key", NAME_BYTES_MAX)?;
+            let key = reader.text("key", NAME_BYTES_MAX)?.into();
             let known = reader.option("known metadata", Reader::metadata)?;
             let destination = reader.option("destination", Reader::destination)?;
             check_destination(known.as_ref(), destination)?;

@@ -12,4 +12,5 @@ mod failure;
 mod load;
 mod misbehaviour;
 mod sequences;
+mod stash;
 mod support;

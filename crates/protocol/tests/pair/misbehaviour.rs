@@ -29,7 +29,7 @@ fn re_request(index: u32, destination: Option<Destination>) -> Message {
 }
 
 fn request(index: u32) -> TensorRequest {
-    let key = "k".to_owned();
+    let key = "k".into();
     TensorRequest { index: RequestIndex(index), scope: STEP, key, known: None, destination: None }
 }
 

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The plane runs on a thread and a runtime of its own: user code that blocks its runtime does not keep
-//! HTTP/2 pings from being answered, so peers do not take a busy worker for a dead one. All channels between
-//! the two sides are bounded.
+//! pings from being answered, so peers do not take a busy worker for a dead one; the worker serves its sessions
+//! there too. All channels between the two sides are bounded.
 //!
 //! The service is `proto/control.proto`; the code made from it is committed.
 
@@ -25,14 +25,14 @@ pub(in crate::control) mod tests;
 use std::{
     fmt,
     net::{SocketAddr, TcpListener, ToSocketAddrs},
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
     time::Duration,
 };
 
 use protocol::limits::CONTROL_FRAME_BYTES_MAX;
 use tokio::sync::{mpsc, watch};
-use verbs_reactor::{BoxFuture, Elapsed};
+use verbs_reactor::{BoxFuture, Elapsed, Runtime, TokioRuntime};
 
 use self::{
     dial::{Dialler, host_and_port},
@@ -126,6 +126,8 @@ pub struct GrpcPlane {
     /// The secret that peers must know; `None` if it is known that anybody may connect.
     secret: Option<Secret>,
     runtime: tokio::runtime::Handle,
+    /// The same, for whoever serves sessions.
+    served_on: Option<Arc<dyn Runtime>>,
     arrivals: Mutex<mpsc::Receiver<Arrival>>,
     tasks: Tasks,
     closing: watch::Sender<bool>,
@@ -178,9 +180,10 @@ impl GrpcPlane {
         listener.set_nonblocking(true).map_err(failed)?;
         let secret = handover.as_ref().map(Handover::secret).or(config.secret.as_ref()).cloned();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
-        let listener = {
+        let (listener, served_on) = {
             let _context = runtime.enter();
-            tokio::net::TcpListener::from_std(listener).map_err(failed)?
+            let served_on = TokioRuntime::current().map(|runtime| Arc::new(runtime) as Arc<dyn Runtime>);
+            (tokio::net::TcpListener::from_std(listener).map_err(failed)?, served_on)
         };
         let (closing, close) = watch::channel(false);
         let (arrived, arrivals) = mpsc::channel(config.strangers_max.max(1));
@@ -205,7 +208,18 @@ impl GrpcPlane {
         });
         let thread = Mutex::new(Some(thread.map_err(failed)?));
         let arrivals = Mutex::new(arrivals);
-        Ok(Self { address, config, secret, runtime: handle, arrivals, tasks, closing, done, thread })
+        Ok(Self {
+            address,
+            config,
+            secret,
+            runtime: handle,
+            served_on,
+            arrivals,
+            tasks,
+            closing,
+            done,
+            thread,
+        })
     }
 
     fn poll_arrival(&self, context: &mut Context<'_>) -> Poll<Result<ControlSession, ControlError>> {
@@ -264,6 +278,10 @@ impl ControlPlane for GrpcPlane {
                 let _ = thread.join();
             }
         })
+    }
+
+    fn runtime(&self) -> Option<Arc<dyn Runtime>> {
+        self.served_on.clone()
     }
 
     fn ambient_secret(&self, address: &str) -> BoxFuture<'static, Result<Option<Secret>, ControlError>> {

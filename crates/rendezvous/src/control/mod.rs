@@ -13,7 +13,7 @@ pub mod secret;
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
-use verbs_reactor::BoxFuture;
+use verbs_reactor::{BoxFuture, Runtime};
 
 pub use self::grpc::{GrpcConfig, GrpcPlane};
 
@@ -43,6 +43,12 @@ pub trait ControlPlane: Send + Sync + fmt::Debug + 'static {
 
     /// Stops listening and ends every session. Waits for background work to end.
     fn close(&self) -> BoxFuture<'_, ()>;
+
+    /// The runtime that sessions should be served on, so that they are served while user code blocks the worker's.
+    /// `None`, unless the plane has one of its own: the worker's.
+    fn runtime(&self) -> Option<Arc<dyn Runtime>> {
+        None
+    }
 
     /// The secret to use with the worker at `address` when the user gave none: on loopback it is handed over
     /// through an abstract Unix socket after both ends' user ids were compared. For the own address, the secret

@@ -24,7 +24,11 @@ use super::{
 
 const KIND: FabricKind = FabricKind::Shm;
 
-const CAPABILITIES: Capabilities = Capabilities::WRITES;
+/// The largest piece of a logical write, as on verbs (DESIGN §2).
+const PIECE_BYTES_MAX: u64 = 1 << 30;
+
+const CAPABILITIES: Capabilities =
+    Capabilities { vectored: true, piece_bytes_max: PIECE_BYTES_MAX, ..Capabilities::WRITES };
 
 /// Candidates that may wait to be accepted. One is expected.
 const BACKLOG: i32 = 8;
@@ -34,6 +38,7 @@ const BACKLOG: i32 = 8;
 pub struct ShmFabric {
     runtime: Arc<dyn Runtime>,
     reach: Vec<u8>,
+    capabilities: Capabilities,
 }
 
 impl ShmFabric {
@@ -46,7 +51,15 @@ impl ShmFabric {
     pub fn new(runtime: Arc<dyn Runtime>) -> Result<Self, FabricError> {
         let reach = reach().map_err(device("reading the host's identity"))?;
         probe()?;
-        Ok(Self { runtime, reach })
+        Ok(Self { runtime, reach, capabilities: CAPABILITIES })
+    }
+
+    /// Splits logical writes into pieces of at most `bytes` bytes (at least 1; default 1 GiB). Each piece takes
+    /// one place in the send queue.
+    #[must_use]
+    pub fn with_piece_bytes(mut self, bytes: u64) -> Self {
+        self.capabilities.piece_bytes_max = bytes.max(1);
+        self
     }
 }
 
@@ -82,7 +95,7 @@ impl Fabric for ShmFabric {
     }
 
     fn capabilities(&self) -> Capabilities {
-        CAPABILITIES
+        self.capabilities
     }
 
     fn reach(&self) -> Vec<u8> {
@@ -91,7 +104,8 @@ impl Fabric for ShmFabric {
 
     fn open_domain(&self) -> Result<Arc<dyn Domain>, FabricError> {
         let regions = Arc::new(RegionTable::new(self.runtime.as_ref()));
-        Ok(Arc::new(ShmDomain { runtime: self.runtime.clone(), regions }))
+        let (runtime, capabilities) = (self.runtime.clone(), self.capabilities);
+        Ok(Arc::new(ShmDomain { runtime, regions, capabilities }))
     }
 }
 
@@ -99,6 +113,7 @@ impl Fabric for ShmFabric {
 struct ShmDomain {
     runtime: Arc<dyn Runtime>,
     regions: Arc<RegionTable>,
+    capabilities: Capabilities,
 }
 
 impl Domain for ShmDomain {
@@ -122,7 +137,7 @@ impl Domain for ShmDomain {
         let bell = sys::eventfd().map_err(device("eventfd"))?;
         let offer = Offer { address, config, listener, page, page_fd, bell };
         let (runtime, regions) = (self.runtime.clone(), self.regions.clone());
-        Ok(Box::new(ShmPrepared { runtime, regions, offer }))
+        Ok(Box::new(ShmPrepared { runtime, regions, capabilities: self.capabilities, offer }))
     }
 }
 
@@ -131,6 +146,7 @@ impl Domain for ShmDomain {
 struct ShmPrepared {
     runtime: Arc<dyn Runtime>,
     regions: Arc<RegionTable>,
+    capabilities: Capabilities,
     offer: Offer,
 }
 
@@ -150,11 +166,11 @@ impl ShmPrepared {
         if let Err(error) = tokio::runtime::Handle::try_current() {
             return Err(failed("finding the reactor", format!("{error}: await this on a tokio runtime")));
         }
-        let Self { runtime, regions, offer } = *self;
+        let Self { runtime, regions, capabilities, offer } = *self;
         let accepted = handshake::establish(&runtime, &offer, &params).await?;
         let bell = sys::watch(offer.bell, Interest::READABLE)
             .map_err(|error| failed("registering the doorbell", error.to_string()))?;
-        let core = Arc::new(QueuePairCore::new(KIND, offer.config, CAPABILITIES));
+        let core = Arc::new(QueuePairCore::new(KIND, offer.config, capabilities));
         let link = Arc::new(ShmLink::new(Connection {
             core: core.clone(),
             regions,

@@ -30,6 +30,13 @@ pub(super) struct Posted {
     pub(super) length: u64,
 }
 
+/// A descriptor that is not in the ring yet, and its bytes.
+#[derive(Debug)]
+struct Prepared {
+    descriptor: Descriptor,
+    local: Buf,
+}
+
 /// What became of an attempt to post.
 #[derive(Debug)]
 pub(super) enum Post {
@@ -51,12 +58,14 @@ pub(super) struct Producer {
     tail: u64,
     /// Descriptors whose completion was reaped.
     completed: u64,
-    /// Descriptors in the ring, oldest first.
-    posted: VecDeque<Posted>,
+    /// Descriptors in the ring, oldest first; the operation that each one completes, if any.
+    posted: VecDeque<Option<Posted>>,
     /// Operations that wait for the socket, at most as many as the send queue is deep.
     waiting: VecDeque<(SlotKey, WorkRequest)>,
     /// Numbers of the blocks that the peer was sent.
     blocks: HashMap<BlockId, u32>,
+    /// Room for the descriptors of one operation, empty between calls.
+    prepared: Vec<Prepared>,
     /// Set once: nothing is posted any more.
     over: Option<FabricError>,
 }
@@ -99,7 +108,7 @@ impl Producer {
         }
         let ready = consumed - self.completed;
         for (entry, _) in reaped.iter_mut().zip(0..ready) {
-            *entry = self.posted.pop_front();
+            *entry = self.posted.pop_front().flatten();
             self.completed += 1;
         }
         Ok((reaped, consumed > self.completed))
@@ -112,35 +121,71 @@ impl Producer {
     }
 
     fn post(&mut self, connection: &Connection, key: SlotKey, request: &WorkRequest) -> Post {
-        let WorkRequest::Write { local, remote, immediate } = request else {
-            return Post::Failed(request.unsupported(KIND));
-        };
-        if self.tail - self.completed >= u64::from(connection.own.slots()) {
-            return Post::Waiting; // Can't be while slots are reserved first, but never overwrite a descriptor.
-        }
-        let aimed = connection.core.remote_regions().aim(request.length(), remote.as_ref());
-        let prepared = aimed.and_then(|region| {
-            let remote = remote.zip(region).map(|(range, region)| (range, region.key));
-            let source = self.source(connection, local)?;
-            Ok(source.map(|source| Descriptor { immediate: immediate.map(|imm| imm.0), remote, source }))
-        });
-        match prepared {
-            Ok(Some(descriptor)) => {
-                if descriptor.source == Source::Inline {
-                    stage(connection, self.tail, local);
-                }
-                connection.own.publish(self.tail, &descriptor.encode());
-                self.tail += 1;
-                self.posted.push_back(Posted { key, length: request.length() });
+        // Kept between calls for its memory.
+        let mut prepared = mem::take(&mut self.prepared);
+        let result = self.prepare(connection, request, &mut prepared);
+        let post = match result {
+            Ok(true) => {
+                self.publish(connection, Posted { key, length: request.length() }, &prepared);
                 Post::Published
             }
-            Ok(None) => Post::Waiting,
+            Ok(false) => Post::Waiting,
             Err(error) => Post::Failed(error),
+        };
+        prepared.clear();
+        self.prepared = prepared;
+        post
+    }
+
+    /// Makes the descriptors of `request`, all of them or none. False when they can't be posted yet.
+    fn prepare(
+        &mut self,
+        connection: &Connection,
+        request: &WorkRequest,
+        prepared: &mut Vec<Prepared>,
+    ) -> Result<bool, FabricError> {
+        aim(connection, request)?;
+        let limit = connection.core.capabilities().piece_bytes_max;
+        // Can't be while slots are reserved first, but never overwrite a descriptor.
+        if self.tail - self.completed + request.weight(limit) > u64::from(connection.own.slots()) {
+            return Ok(false);
+        }
+        for piece in request.pieces(limit) {
+            let Some(source) = self.source(connection, &piece.local)? else { return Ok(false) };
+            let regions = connection.core.remote_regions();
+            let region = regions.aim(piece.local.len() as u64, piece.remote.as_ref())?;
+            let remote = piece.remote.zip(region).map(|(range, region)| (range, region.key));
+            let immediate = piece.immediate.map(|immediate| immediate.0);
+            let descriptor = Descriptor { immediate, continues: !piece.is_last, remote, source };
+            prepared.push(Prepared { descriptor, local: piece.local });
+        }
+        if let (WorkRequest::WriteVectored { immediate, .. }, true) = (request, prepared.is_empty()) {
+            let immediate = immediate.map(|immediate| immediate.0);
+            let descriptor =
+                Descriptor { immediate, continues: false, remote: None, source: Source::Nothing };
+            prepared.push(Prepared { descriptor, local: Buf::empty() });
+        }
+        Ok(true)
+    }
+
+    /// Puts descriptors into the ring; the last one completes the operation.
+    fn publish(&mut self, connection: &Connection, posted: Posted, prepared: &[Prepared]) {
+        for Prepared { descriptor, local } in prepared {
+            if descriptor.source == Source::Inline {
+                stage(connection, self.tail, local);
+            }
+            connection.own.publish(self.tail, &descriptor.encode());
+            self.tail += 1;
+            self.posted.push_back((!descriptor.continues).then_some(posted));
         }
     }
 
     /// Where the peer finds the bytes; `None` while the socket has no room for the block's descriptor.
     fn source(&mut self, connection: &Connection, local: &Buf) -> Result<Option<Source>, FabricError> {
+        if local.is_foreign() && !local.is_empty() {
+            let what = "send memory that is not a pool's: copy it into a pool first";
+            return Err(FabricError::Unsupported { kind: KIND, what });
+        }
         let Some(block) = local.block().filter(|_| !local.is_empty()) else {
             return Ok(Some(Source::Nothing));
         };
@@ -174,6 +219,20 @@ impl Producer {
             Err(error) if will_be_told(&error) => Ok(None),
             Err(error) => Err(FabricError::device(KIND, "sending a block's descriptor", error)),
         }
+    }
+}
+
+/// The checks that a NIC makes before a write leaves, of the whole operation before any of its pieces.
+fn aim(connection: &Connection, request: &WorkRequest) -> Result<(), FabricError> {
+    let regions = connection.core.remote_regions();
+    match request {
+        WorkRequest::Write { local, remote, .. } => {
+            regions.aim(local.len() as u64, remote.as_ref()).map(drop)
+        }
+        WorkRequest::WriteVectored { segments, .. } => segments
+            .iter()
+            .try_for_each(|segment| regions.aim(segment.local.len() as u64, Some(&segment.remote)).map(drop)),
+        _ => Err(request.unsupported(KIND)),
     }
 }
 

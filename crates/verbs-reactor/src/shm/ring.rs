@@ -50,10 +50,13 @@ pub(super) enum Source {
     Block { index: u32, offset: u64 },
 }
 
-/// One write or notification, as it travels.
+/// One piece of a write, or a notification, as it travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Descriptor {
+    /// Only the last piece of a write has one.
     pub(super) immediate: Option<u32>,
+    /// The next descriptor is a piece of the same logical write.
+    pub(super) continues: bool,
     /// Range and key; `None` for a bare notification.
     pub(super) remote: Option<(RemoteRange, u32)>,
     pub(super) source: Source,
@@ -63,6 +66,7 @@ const HAS_IMMEDIATE: u32 = 1;
 const HAS_REMOTE: u32 = 2;
 const IS_INLINE: u32 = 4;
 const IS_BLOCK: u32 = 8;
+const CONTINUES: u32 = 16;
 
 fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
@@ -77,6 +81,9 @@ impl Descriptor {
         let mut flags = 0;
         if self.immediate.is_some() {
             flags |= HAS_IMMEDIATE;
+        }
+        if self.continues {
+            flags |= CONTINUES;
         }
         let (mut region, mut generation, mut key, mut offset, mut length) = (0, 0, 0, 0, 0);
         if let Some((range, remote_key)) = self.remote {
@@ -117,13 +124,16 @@ impl Descriptor {
             IS_BLOCK if length > 0 => Source::Block { index: block, offset: source_offset },
             _ => return Err(PeerViolation::Malformed),
         };
-        let known = HAS_IMMEDIATE | HAS_REMOTE | IS_INLINE | IS_BLOCK;
+        let known = HAS_IMMEDIATE | HAS_REMOTE | IS_INLINE | IS_BLOCK | CONTINUES;
         let has_remote = flags & HAS_REMOTE != 0;
-        if flags & !known != 0 || (source != Source::Nothing && !has_remote) {
+        let has_immediate = flags & HAS_IMMEDIATE != 0;
+        let continues = flags & CONTINUES != 0;
+        if flags & !known != 0 || (source != Source::Nothing && !has_remote) || (continues && has_immediate) {
             return Err(PeerViolation::Malformed);
         }
         Ok(Self {
-            immediate: (flags & HAS_IMMEDIATE != 0).then_some(immediate),
+            immediate: has_immediate.then_some(immediate),
+            continues,
             remote: has_remote.then_some((range, key)),
             source,
         })

@@ -1,6 +1,6 @@
 //! The target's half: executes the peer's writes as a NIC would.
 
-use std::{io, os::fd::AsFd};
+use std::{io, mem, os::fd::AsFd};
 
 use memory::{
     RemoteTarget,
@@ -38,6 +38,8 @@ pub(super) struct Target {
     head: u64,
     /// The descriptor under way.
     current: Option<Execution>,
+    /// Bytes of the pieces so far of the logical write under way.
+    landed: u64,
     /// The peer's blocks, in the order it sent them.
     blocks: Vec<ImportedBlock>,
     /// Set once: nothing is executed any more.
@@ -47,6 +49,7 @@ pub(super) struct Target {
 #[derive(Debug)]
 struct Execution {
     immediate: Option<u32>,
+    continues: bool,
     copy: Option<Copy>,
     length: u64,
 }
@@ -131,8 +134,12 @@ impl Target {
 
     /// The checks of a NIC, before anything is touched.
     fn begin(&mut self, connection: &Connection, descriptor: &Descriptor) -> Result<Execution, End> {
-        let mut execution =
-            Execution { immediate: descriptor.immediate, copy: None, length: descriptor.length() };
+        let mut execution = Execution {
+            immediate: descriptor.immediate,
+            continues: descriptor.continues,
+            copy: None,
+            length: descriptor.length(),
+        };
         let Some((range, key)) = descriptor.remote else { return Ok(execution) };
         let (destination, purpose) = connection.regions.write_target(&range, key)?;
         let reason = match purpose {
@@ -189,9 +196,13 @@ impl Target {
             return Err(End::told_by_peer(closed, connection.peer_receive_depth));
         }
         connection.core.count_received(execution.length);
-        if let Some(immediate) = execution.immediate {
-            let arrival = Arrival::Immediate { immediate: Immediate(immediate), length: execution.length };
-            connection.core.deliver(arrival).map_err(End::not_ready)?;
+        self.landed = self.landed.saturating_add(execution.length);
+        if !execution.continues {
+            let length = mem::take(&mut self.landed);
+            if let Some(immediate) = execution.immediate {
+                let arrival = Arrival::Immediate { immediate: Immediate(immediate), length };
+                connection.core.deliver(arrival).map_err(End::not_ready)?;
+            }
         }
         self.head += 1;
         Ok(())

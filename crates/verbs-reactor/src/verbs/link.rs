@@ -304,6 +304,10 @@ impl VerbsLink {
             Some(block) => {
                 (block.base().as_ptr() as u64 + local.offset() as u64, self.domain.local_key(block)?)
             }
+            None if length > 0 => {
+                let what = "send memory that is not a pool's: copy it into a pool first";
+                return Err(FabricError::Unsupported { kind: FabricKind::Verbs, what });
+            }
             None => (0, 0),
         };
         let region = self.core.remote_regions().aim(length, remote.as_ref())?;

@@ -5,6 +5,7 @@
 #[path = "../contract/mod.rs"]
 mod contract;
 mod handshake;
+mod pieces;
 mod processes;
 
 use std::sync::Arc;

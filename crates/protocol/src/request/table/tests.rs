@@ -16,28 +16,28 @@ fn status() -> Status {
 #[test]
 fn s12_a_slot_goes_through_all_generations_and_starts_over() {
     let mut requests: Requests<u32> = Requests::new(2);
-    let first = requests.open().unwrap();
-    let other = requests.open().unwrap();
-    assert_eq!(requests.open(), None);
+    let first = requests.open(None).unwrap();
+    let other = requests.open(None).unwrap();
+    assert_eq!(requests.open(None), None);
     let mut index = first;
     for _ in 0..(1 << 18) - 2 {
         requests.release(index);
-        let next = requests.open().unwrap();
+        let next = requests.open(None).unwrap();
         assert_eq!(next.slot(), index.slot());
         assert_eq!(next.generation(), index.generation() + 1);
         assert!(!next.is_reserved() && next != other);
         index = next;
     }
     requests.release(index);
-    assert_eq!(requests.open(), Some(first));
+    assert_eq!(requests.open(None), Some(first));
 }
 
 #[test]
 fn arrivals_for_an_earlier_generation_are_ignored() {
     let mut requests: Requests<u32> = Requests::new(1);
-    let old = requests.open().unwrap();
+    let old = requests.open(None).unwrap();
     requests.release(old);
-    let new = requests.open().unwrap();
+    let new = requests.open(None).unwrap();
     assert_ne!(old, new);
     requests.asked(new, None);
     assert!(requests.content(old, 0).unwrap().is_ignored);
@@ -127,7 +127,7 @@ fn apply(requests: &mut Requests<u32>, model: &mut Model, op: &Op, index: Reques
     let known = model.requests.get(&index).copied().unwrap_or_default();
     match *op {
         Op::Open => {
-            if let Some(index) = requests.open() {
+            if let Some(index) = requests.open(None) {
                 let before = model.requests.insert(index, Known { is_awaited: true, ..Known::default() });
                 assert!(before.is_none(), "an index in use was given again");
             }
@@ -147,7 +147,12 @@ fn apply(requests: &mut Requests<u32>, model: &mut Model, op: &Op, index: Reques
             requests.asked_again(index, metadata(length));
             model.requests.get_mut(&index).unwrap().is_exposed = known.lent.is_some();
         }
-        Op::PollReply if known.is_awaited => drop(requests.poll_reply(index, Waker::noop())),
+        Op::PollReply if known.is_awaited => {
+            let (reply, _) = requests.poll_reply(index, Waker::noop());
+            if let Poll::Ready(Reply::Content(Landed { lent: Some(lent), .. })) = reply {
+                model.returned(lent);
+            }
+        }
         Op::TakeEnded if known.is_awaited => {
             if let Some((lent, _)) = requests.take_ended(index) {
                 model.returned(lent);

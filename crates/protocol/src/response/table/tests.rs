@@ -53,7 +53,7 @@ proptest! {
             let chosen = open.get(which).copied();
             match (op, chosen) {
                 (Op::Open, _) if outstanding.len() < CAPACITY as usize => {
-                    prop_assert_eq!(responses.open(RequestIndex(next)), Ok(()));
+                    prop_assert_eq!(responses.open(RequestIndex(next), Scope::Published), Ok(()));
                     outstanding.insert((next, false));
                     open.push(next);
                     next += 1;
@@ -115,7 +115,7 @@ proptest! {
 fn a_late_cancel_of_a_content_being_written_is_acknowledged_after_it() {
     let mut responses = Responses::new(CAPACITY);
     let index = RequestIndex(9);
-    responses.open(index).unwrap();
+    responses.open(index, Scope::Published).unwrap();
     assert!(responses.start_writing(index));
     responses.cancel(index).unwrap();
     assert!(!responses.has_owed());
@@ -127,7 +127,7 @@ fn a_late_cancel_of_a_content_being_written_is_acknowledged_after_it() {
 fn watching_tells_what_has_happened() {
     let mut responses = Responses::new(CAPACITY);
     let index = RequestIndex(9);
-    responses.open(index).unwrap();
+    responses.open(index, Scope::Published).unwrap();
     assert_eq!(responses.watch(index, Waker::noop()).0, Standing::Open);
     responses.told(index, 8);
     assert!(responses.re_request(index, destination()).unwrap().is_some());

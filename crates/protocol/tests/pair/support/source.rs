@@ -14,6 +14,8 @@ pub(crate) struct TestValue {
     pub(crate) metadata: Metadata,
     pub(crate) bytes: Vec<u8>,
     place: (Scope, String),
+    /// Its place in its queue, for good.
+    sequence: u64,
 }
 
 #[derive(Debug, Default)]
@@ -26,6 +28,7 @@ type SharedWaiter = Arc<Mutex<Waiter>>;
 
 #[derive(Debug, Default)]
 struct Queue {
+    sent: u64,
     values: VecDeque<TestValue>,
     waiters: VecDeque<SharedWaiter>,
 }
@@ -36,7 +39,13 @@ pub(crate) struct TestSource(Arc<Mutex<HashMap<(Scope, String), Queue>>>);
 impl TestSource {
     pub(crate) fn send(&self, scope: Scope, key: &str, metadata: Metadata, bytes: Vec<u8>) {
         let place = (scope, key.to_owned());
-        self.give(TestValue { metadata, bytes, place }, false);
+        let sequence = {
+            let mut table = self.0.lock().unwrap();
+            let queue = table.entry(place.clone()).or_default();
+            queue.sent += 1;
+            queue.sent
+        };
+        self.give(TestValue { metadata, bytes, place, sequence });
     }
 
     /// A value of `length` bytes, each `fill`.
@@ -64,7 +73,7 @@ impl TestSource {
         self.0.lock().unwrap().get(&(scope, key.to_owned())).map_or(0, |queue| queue.waiters.len())
     }
 
-    fn give(&self, value: TestValue, is_returned: bool) {
+    fn give(&self, value: TestValue) {
         let mut table = self.0.lock().unwrap();
         let queue = table.entry(value.place.clone()).or_default();
         match queue.waiters.pop_front() {
@@ -72,8 +81,10 @@ impl TestSource {
                 drop(table);
                 settle(&waiter, Ok(value));
             }
-            None if is_returned => queue.values.push_front(value),
-            None => queue.values.push_back(value),
+            None => {
+                let at = queue.values.partition_point(|other| other.sequence < value.sequence);
+                queue.values.insert(at, value);
+            }
         }
     }
 }
@@ -100,7 +111,7 @@ impl Drop for Interest {
         }
         let given = self.waiter.lock().unwrap().given.take();
         if let Some(Ok(value)) = given {
-            self.source.give(value, true);
+            self.source.give(value);
         }
     }
 }
@@ -146,6 +157,6 @@ impl Source for TestSource {
     }
 
     fn put_back(&self, taken: TestValue) {
-        self.give(taken, true);
+        self.give(taken);
     }
 }

@@ -75,7 +75,7 @@ impl Hand {
 }
 
 fn notification() -> Descriptor {
-    Descriptor { immediate: Some(1), remote: None, source: Source::Nothing }
+    Descriptor { immediate: Some(1), continues: false, remote: None, source: Source::Nothing }
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn a_users_poll_leaves_unfinished_work_to_the_driver() {
         let (granted, range, key) = rig.lend(3 * CHUNK_BYTES);
         rig.send_block(0, 3 * CHUNK_BYTES);
         let source = Source::Block { index: 0, offset: 0 };
-        rig.publish(&Descriptor { immediate: Some(1), remote: Some((range, key)), source });
+        rig.publish(&Descriptor { immediate: Some(1), continues: false, remote: Some((range, key)), source });
         rig.link.drive();
         assert_eq!(hand.woken(), 1, "two chunks are left and nobody is awake");
         hand.sleep();

@@ -40,11 +40,11 @@ fn bytes_of(granted: &Granted) -> Vec<u8> {
 }
 
 fn notification(value: u32) -> Descriptor {
-    Descriptor { immediate: Some(value), remote: None, source: Source::Nothing }
+    Descriptor { immediate: Some(value), continues: false, remote: None, source: Source::Nothing }
 }
 
 fn write_of(range: RemoteRange, key: u32, source: Source) -> Descriptor {
-    Descriptor { immediate: Some(1), remote: Some((range, key)), source }
+    Descriptor { immediate: Some(1), continues: false, remote: Some((range, key)), source }
 }
 
 #[test]
@@ -346,7 +346,7 @@ fn commit(rig: &mut Rig, blocks: &mut u32, range: RemoteRange, key: u32, step: M
                 _ => Source::Block { index: u32::from(kind - 2), offset: offset % 4096 },
             };
             let range = RemoteRange { offset: range.offset.wrapping_add(offset), length, ..range };
-            rig.publish(&Descriptor { immediate, remote: Some((range, key)), source });
+            rig.publish(&Descriptor { immediate, continues: false, remote: Some((range, key)), source });
         }
         Mischief::Block => {
             rig.send_block(*blocks, 8192);

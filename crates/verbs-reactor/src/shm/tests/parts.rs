@@ -44,8 +44,16 @@ fn descriptors() -> impl Strategy<Value = Descriptor> {
         (Some((range, key)), Source::Nothing)
     });
     let payload = prop_oneof![inline, block, empty, Just((None, Source::Nothing))];
-    let immediate = proptest::option::of(any::<u32>());
-    (immediate, payload).prop_map(|(immediate, (remote, source))| Descriptor { immediate, remote, source })
+    let last = prop_oneof![
+        any::<u32>().prop_map(|immediate| (Some(immediate), false)),
+        any::<bool>().prop_map(|continues| (None, continues)),
+    ];
+    (last, payload).prop_map(|((immediate, continues), (remote, source))| Descriptor {
+        immediate,
+        continues,
+        remote,
+        source,
+    })
 }
 
 proptest! {
@@ -89,8 +97,12 @@ fn descriptors_are_seen_once_per_lap_and_never_early() {
     let peer = PeerPage::import(fd.as_fd(), own.slots()).unwrap();
     for position in 0..50_u64 {
         assert_eq!(peer.descriptor(position), Ok(None), "position {position} before it is published");
-        let descriptor =
-            Descriptor { immediate: Some(position as u32), remote: None, source: Source::Nothing };
+        let descriptor = Descriptor {
+            immediate: Some(position as u32),
+            continues: false,
+            remote: None,
+            source: Source::Nothing,
+        };
         own.publish(position, &descriptor.encode());
         assert_eq!(peer.descriptor(position), Ok(Some(descriptor)));
         assert_eq!(peer.descriptor(position + 4), Ok(None), "the next lap of the same slot");

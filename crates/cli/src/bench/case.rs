@@ -1,0 +1,255 @@
+//! One case: an operation, its limit, and the processes set up for both.
+
+use std::sync::{Arc, atomic::AtomicI64};
+
+use serde::Serialize;
+use tensorwire::{Key, Runtime};
+use verbs_reactor::Role;
+
+use super::{
+    arguments::{BenchFabric, Mode, Op, WaitChoice},
+    control::{Answer, Order},
+    cpus::Placement,
+    end::{End, Unconnected, check_wait},
+    error::BenchError,
+    limits::stream::{RawStream, listen},
+    process::Peer,
+    task::{FRESH_PIECES, PULLED_TENSORS, Puller, RECEIVES, Stage, Task, done},
+    workers::{PULLER, SERVER, device_of, edge_name, start_worker},
+};
+
+/// From this size on a pull is compared by its bandwidth.
+const BANDWIDTH_BYTES: u64 = 64 << 10;
+/// Up to this size the source is written anew before it is pulled: larger ones come from main memory anyway.
+const FRESH_BYTES_MAX: u64 = 1 << 20;
+/// Bytes of a header of the TCP fabric, which a raw round trip carries too.
+const TCP_HEADER_BYTES: usize = 40;
+/// Bytes of each value when many are outstanding.
+const SMALL_BYTES: u64 = 8;
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Case {
+    pub(super) fabric: BenchFabric,
+    pub(super) op: Op,
+    pub(super) mode: Mode,
+    pub(super) wait: WaitChoice,
+    pub(super) size: u64,
+}
+
+/// What a ratio is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Compares {
+    /// Time over the limit's time: less is better.
+    Time,
+    /// Bandwidth over the limit's bandwidth: more is better.
+    Bandwidth,
+}
+
+/// A case that is set up.
+#[derive(Debug)]
+pub(super) struct Ready {
+    pub(super) stage: Stage,
+    pub(super) ours: Task,
+    pub(super) limit: Task,
+    pub(super) limit_name: &'static str,
+    pub(super) compares: Compares,
+    pub(super) outstanding: usize,
+}
+
+impl Case {
+    /// Refuses what this build can't measure, before anything is started.
+    pub(super) fn check(&self) -> Result<(), BenchError> {
+        check_wait(self.wait)?;
+        let refused = |value: &str| {
+            let (field, remedy) = ("--mode", "a pull always copies; use --mode copy");
+            Err(BenchError::NotInThisBuild { field, value: value.to_owned(), remedy })
+        };
+        match self.mode {
+            Mode::Copy => Ok(()),
+            Mode::View => refused("view"),
+            Mode::ViewRead => refused("view-read"),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        usize::try_from(self.size).unwrap_or(usize::MAX)
+    }
+
+    fn is_fresh(&self) -> bool {
+        self.op == Op::Pull
+            && self.fabric == BenchFabric::Shm
+            && (BANDWIDTH_BYTES..=FRESH_BYTES_MAX).contains(&self.size)
+    }
+
+    /// Starts the second process and connects to it.
+    pub(super) async fn set_up(
+        &self,
+        placement: Placement,
+        clock: Arc<dyn Runtime>,
+    ) -> Result<Ready, BenchError> {
+        let shared = if self.is_fresh() { FRESH_PIECES * self.bytes() } else { 4096 };
+        let mut stage = Stage { peer: Peer::start(placement.peer, shared)?, clock };
+        let (ours, limit, limit_name) = match self.op {
+            Op::Pingpong => self.pingpong(&mut stage).await?,
+            Op::Write => self.write(&mut stage).await?,
+            Op::Pull => self.pull(&mut stage).await?,
+            Op::Outstanding => self.outstanding(&mut stage).await?,
+            Op::Receives => self.receives(&mut stage).await?,
+        };
+        let (compares, outstanding) = (self.compares(), self.outstanding_operations());
+        Ok(Ready { stage, ours, limit, limit_name, compares, outstanding })
+    }
+
+    fn compares(&self) -> Compares {
+        match self.op {
+            Op::Write => Compares::Bandwidth,
+            Op::Pull if self.size >= BANDWIDTH_BYTES => Compares::Bandwidth,
+            _ => Compares::Time,
+        }
+    }
+
+    fn outstanding_operations(&self) -> usize {
+        match self.op {
+            Op::Outstanding => PULLED_TENSORS,
+            Op::Receives => RECEIVES,
+            _ => 1,
+        }
+    }
+
+    async fn pingpong(&self, stage: &mut Stage) -> Result<(Task, Task, &'static str), BenchError> {
+        let ours = Task::RoundTrips { end: self.connect(stage).await? };
+        Ok(match (self.fabric, self.wait) {
+            (BenchFabric::Shm, WaitChoice::Busy) => (ours, Task::Words, "words in shared memory"),
+            (BenchFabric::Shm, _) => (ours, Task::Bells, "eventfd + epoll"),
+            (BenchFabric::Tcp, _) => {
+                let (stream, bytes) = (open_stream(stage).await?, self.bytes() + TCP_HEADER_BYTES);
+                (ours, Task::StreamRoundTrips { stream, bytes }, "raw stream + epoll")
+            }
+        })
+    }
+
+    async fn write(&self, stage: &mut Stage) -> Result<(Task, Task, &'static str), BenchError> {
+        let ours = Task::Writes { end: self.connect(stage).await? };
+        Ok(match self.fabric {
+            BenchFabric::Shm => (ours, self.copies(), "memcpy, resident"),
+            BenchFabric::Tcp => {
+                let stream = open_stream(stage).await?;
+                (ours, Task::StreamWrites { stream, bytes: self.bytes() }, "raw blocking stream")
+            }
+        })
+    }
+
+    async fn pull(&self, stage: &mut Stage) -> Result<(Task, Task, &'static str), BenchError> {
+        let (puller, bytes) = (self.start_workers(stage).await?, self.bytes());
+        publish(stage, bytes, if self.is_fresh() { FRESH_PIECES } else { 1 }).await?;
+        if self.size < BANDWIDTH_BYTES {
+            let end = self.connect(stage).await?;
+            let ours = Task::Pulls { puller, read: false };
+            return Ok((ours, Task::TwoWays { end }, "two writes of the fabric"));
+        }
+        Ok(match self.fabric {
+            BenchFabric::Shm if self.is_fresh() => {
+                let ours = Task::FreshPulls { puller, bytes, value: 0 };
+                (ours, Task::FreshCopies { to: vec![1; bytes], value: 0 }, "memcpy, just written elsewhere")
+            }
+            BenchFabric::Shm => (Task::Pulls { puller, read: false }, self.copies(), "memcpy, resident"),
+            BenchFabric::Tcp => {
+                let stream = open_stream(stage).await?;
+                let limit = Task::StreamPulls { stream, bytes };
+                (Task::Pulls { puller, read: false }, limit, "raw blocking stream")
+            }
+        })
+    }
+
+    async fn outstanding(&self, stage: &mut Stage) -> Result<(Task, Task, &'static str), BenchError> {
+        let puller = self.start_workers(stage).await?;
+        publish(stage, self.bytes(), PULLED_TENSORS).await?;
+        let many = |outstanding| Task::ManyPulls { puller: puller.clone(), outstanding };
+        Ok((many(PULLED_TENSORS), many(1), "one pull at a time"))
+    }
+
+    async fn receives(&self, stage: &mut Stage) -> Result<(Task, Task, &'static str), BenchError> {
+        let puller = self.start_workers(stage).await?;
+        let (from, to) = (device_of(SERVER), device_of(PULLER));
+        let key = |number| puller.worker.key(&from, &to, &edge_name(number));
+        let keys: Arc<[Key]> = (0..RECEIVES).map(key).collect::<Result<_, _>>()?;
+        let step = Arc::new(AtomicI64::new(1));
+        let many = |outstanding| Task::Receives {
+            puller: puller.clone(),
+            keys: keys.clone(),
+            outstanding,
+            step: step.clone(),
+        };
+        Ok((many(RECEIVES), many(10), "10 outstanding"))
+    }
+
+    fn copies(&self) -> Task {
+        Task::Copies { from: vec![7; self.bytes()], to: vec![1; self.bytes()] }
+    }
+
+    /// Connects one end here with one in the second process.
+    async fn connect(&self, stage: &mut Stage) -> Result<Arc<End>, BenchError> {
+        let bytes = self.bytes();
+        let mine = Unconnected::prepare(self.fabric, self.wait, bytes, stage.clock.clone())?;
+        let order = Order::Prepare { fabric: self.fabric, wait: self.wait, bytes };
+        let theirs = match stage.peer.ask(&order, "preparing an end").await? {
+            Answer::End(theirs) => theirs,
+            other => return Err(BenchError::Unexpected(format!("{other:?}"))),
+        };
+        let order = Order::Connect { end: mine.data() };
+        let (end, answer) =
+            futures::join!(mine.connect(theirs, Role::Acceptor), stage.peer.ask(&order, "connecting"));
+        // If it is the other process that failed, its reason is the better one.
+        done(answer?)?;
+        Ok(Arc::new(end?))
+    }
+
+    /// Starts a worker in each process.
+    async fn start_workers(&self, stage: &mut Stage) -> Result<Puller, BenchError> {
+        let order = Order::Worker { fabric: self.fabric, wait: self.wait };
+        let address = match stage.peer.ask(&order, "starting a worker").await? {
+            Answer::Address(address) => address,
+            other => return Err(BenchError::Unexpected(format!("{other:?}"))),
+        };
+        let worker = start_worker(PULLER, self.fabric, self.wait).await?;
+        let server = worker.peer_at(&address).await?;
+        Ok(Puller { worker, server })
+    }
+}
+
+async fn publish(stage: &mut Stage, bytes: usize, copies: usize) -> Result<(), BenchError> {
+    done(stage.peer.ask(&Order::Publish { value: 7, bytes, copies }, "publishing").await?)
+}
+
+async fn open_stream(stage: &mut Stage) -> Result<Arc<RawStream>, BenchError> {
+    let (listener, port) = listen()?;
+    let order = Order::Stream { port };
+    let (stream, answer) =
+        futures::join!(RawStream::accept(listener), stage.peer.ask(&order, "opening a stream"));
+    done(answer?)?;
+    Ok(Arc::new(stream?))
+}
+
+/// The cases of a command line, in order. Operations that have a size of their own come once.
+pub(super) fn cases(arguments: &super::arguments::Bench) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for &fabric in &arguments.fabric {
+        for op in arguments.op.iter().flat_map(|choice| choice.ops().iter().copied()) {
+            let own = [SMALL_BYTES];
+            let sizes = if op.has_own_size() { &own[..] } else { &arguments.size };
+            for &wait in &arguments.wait {
+                for &mode in modes(op, &arguments.mode) {
+                    cases.extend(sizes.iter().map(|&size| Case { fabric, op, mode, wait, size }));
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// Only a pull hands a tensor over.
+fn modes(op: Op, asked: &[Mode]) -> &[Mode] {
+    if op == Op::Pull { asked } else { &[Mode::Copy] }
+}

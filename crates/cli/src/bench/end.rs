@@ -1,0 +1,195 @@
+//! One end of a queue pair with its memory: both processes have one.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use memory::{Block, BlockVisitor, Buf, Granted, Pool, PoolConfig, VisitError};
+use tensorwire::{FabricError, Runtime};
+use verbs_reactor::{
+    Access, ConnectParams, ConnectionData, Domain, Fabric, Immediate, Operation, Prepared, QueuePair,
+    QueuePairConfig, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role,
+    shm::ShmFabric,
+    tcp::{TcpConfig, TcpFabric},
+};
+
+use super::{
+    arguments::{BenchFabric, WaitChoice},
+    control::EndData,
+    error::BenchError,
+};
+
+const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 64, receive_depth: 1024 };
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+
+/// Says no to what this build can't do yet.
+pub(super) fn check_wait(wait: WaitChoice) -> Result<(), BenchError> {
+    let refused = |value: &str| {
+        let (field, remedy) = ("--wait", "its fabrics always sleep; use --wait sleep");
+        Err(BenchError::NotInThisBuild { field, value: value.to_owned(), remedy })
+    };
+    match wait {
+        WaitChoice::Sleep => Ok(()),
+        WaitChoice::Adaptive => refused("adaptive"),
+        WaitChoice::Busy => refused("busy"),
+    }
+}
+
+/// An end before it is connected.
+#[derive(Debug)]
+pub(super) struct Unconnected {
+    prepared: Box<dyn Prepared>,
+    source: Pool,
+    lent: Granted,
+    data: EndData,
+    // Its regions live as long as it does.
+    domain: Arc<dyn Domain>,
+}
+
+/// A connected end: writes `bytes` bytes into memory that the other has lent.
+#[derive(Debug)]
+pub(super) struct End {
+    queue_pair: QueuePair,
+    payload: Buf,
+    target: RemoteRange,
+    _lent: Granted,
+    _domain: Arc<dyn Domain>,
+}
+
+impl Unconnected {
+    /// Makes an end for writes of `bytes` bytes, with its memory registered.
+    pub(super) fn prepare(
+        fabric: BenchFabric,
+        wait: WaitChoice,
+        bytes: usize,
+        runtime: Arc<dyn Runtime>,
+    ) -> Result<Self, BenchError> {
+        check_wait(wait)?;
+        let fabric: Arc<dyn Fabric> = match fabric {
+            BenchFabric::Shm => Arc::new(ShmFabric::new(runtime)?),
+            BenchFabric::Tcp => Arc::new(TcpFabric::new(runtime, TcpConfig::default())),
+        };
+        let domain = fabric.open_domain()?;
+        let (source, _) = registered(&domain, Access::LOCAL, bytes)?;
+        let (receive, regions) = registered(&domain, Access::RECEIVE, bytes)?;
+        let mut lent = receive.try_alloc(bytes)?;
+        lent.fill(1);
+        let lent = lent.grant();
+        let region = regions.last().ok_or(FabricError::Closed)?;
+        let prepared = domain.prepare(DEPTHS)?;
+        let data = EndData {
+            connection: prepared.connection_data().0,
+            region: region.region.0,
+            generation: region.generation.0,
+            region_bytes: region.length,
+            base: region.base,
+            key: region.key,
+            offset: lent.offset() as u64,
+        };
+        Ok(Self { prepared, source, lent, data, domain })
+    }
+
+    /// What the other end must know.
+    pub(super) fn data(&self) -> EndData {
+        self.data.clone()
+    }
+
+    /// Connects to the end that `peer` describes.
+    pub(super) async fn connect(self, peer: EndData, role: Role) -> Result<End, BenchError> {
+        let params = ConnectParams {
+            peer: ConnectionData(peer.connection),
+            role,
+            peer_host: None,
+            limit: CONNECT_LIMIT,
+        };
+        let queue_pair = self.prepared.connect(params).await?;
+        let (region, generation) = (RegionId(peer.region), RegionGeneration(peer.generation));
+        queue_pair.add_remote_region(RemoteRegion {
+            region,
+            generation,
+            base: peer.base,
+            length: peer.region_bytes,
+            key: peer.key,
+        });
+        let bytes = self.lent.length();
+        let mut payload = self.source.try_alloc(bytes)?;
+        payload.fill(7);
+        let target = RemoteRange { region, generation, offset: peer.offset, length: bytes as u64 };
+        let payload = payload.freeze();
+        Ok(End { queue_pair, payload, target, _lent: self.lent, _domain: self.domain })
+    }
+}
+
+impl End {
+    /// Starts one write with immediate.
+    pub(super) fn write(&self) -> Operation {
+        self.queue_pair.write_imm(self.payload.clone(), self.target, Immediate(1))
+    }
+
+    /// Waits for one of the other's.
+    pub(super) async fn arrival(&self) -> Result<(), BenchError> {
+        self.queue_pair.next_arrival().await?;
+        Ok(())
+    }
+
+    /// Answers `count` writes with one each.
+    pub(super) async fn echo(&self, count: u64) -> Result<(), BenchError> {
+        let mut previous: Option<Operation> = None;
+        for _ in 0..count {
+            self.arrival().await?;
+            // Complete by now, since its answer has come.
+            if let Some(previous) = previous.replace(self.write()) {
+                previous.await?;
+            }
+        }
+        // The last one goes on by itself: its completion comes with the other end's next turn, which may first want
+        // this process for something else.
+        Ok(())
+    }
+
+    /// Takes `count` writes, then answers one.
+    pub(super) async fn take(&self, count: u64) -> Result<(), BenchError> {
+        for _ in 0..count {
+            self.arrival().await?;
+        }
+        // Posted at once, since nothing else is; see `echo`.
+        drop(self.queue_pair.notify(Immediate(2)));
+        Ok(())
+    }
+}
+
+/// Registers each block of a pool.
+#[derive(Debug)]
+struct Regions {
+    domain: Arc<dyn Domain>,
+    access: Access,
+    last: Mutex<Option<RemoteRegion>>,
+}
+
+impl Regions {
+    fn last(&self) -> Option<RemoteRegion> {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl BlockVisitor for Regions {
+    fn block_added(&self, block: &Block) -> Result<(), VisitError> {
+        let region = self.domain.register(block, self.access).map_err(|error| VisitError(Arc::new(error)))?;
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(region);
+        Ok(())
+    }
+}
+
+/// A pool of one block for a buffer of `bytes` bytes.
+fn registered(
+    domain: &Arc<dyn Domain>,
+    access: Access,
+    bytes: usize,
+) -> Result<(Pool, Arc<Regions>), BenchError> {
+    let config = PoolConfig { block_bytes: bytes, ..PoolConfig::new("measured") };
+    let pool = Pool::new(PoolConfig { cap_bytes: config.cap_bytes.max(2 * bytes as u64), ..config })?;
+    let regions = Arc::new(Regions { domain: domain.clone(), access, last: Mutex::default() });
+    pool.add_visitor(regions.clone())?;
+    Ok((pool, regions))
+}

@@ -1,0 +1,40 @@
+//! Why a benchmark can fail.
+
+use std::{io, time::Duration};
+
+use tensorwire::{FabricError, MemoryError, WorkerError};
+
+/// A failure of `tensorwire bench`; its text is what the user sees.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum BenchError {
+    #[error("{field} {value}: this build can't do that: {remedy}")]
+    NotInThisBuild { field: &'static str, value: String, remedy: &'static str },
+    #[error("--cpus {value}: this process may run on {allowed} CPU: give it more, or use --cpus one or free")]
+    Cpus { value: &'static str, allowed: usize },
+    #[error("the second process can't be started: {0}")]
+    Spawn(io::Error),
+    #[error("the second process has ended in the middle of a measurement ({during})")]
+    PeerGone { during: &'static str },
+    #[error("the second process did not answer within {limit:?} ({during})")]
+    PeerSilent { during: &'static str, limit: Duration },
+    #[error("the second process failed: {0}")]
+    PeerFailed(String),
+    #[error("the second process said what was not expected: {0}")]
+    Unexpected(String),
+    #[error("{call}: {source}")]
+    System { call: &'static str, source: io::Error },
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Worker(#[from] WorkerError),
+    #[error("a result can't be written: {0}")]
+    Output(io::Error),
+}
+
+/// Names the call that failed.
+pub(super) fn system<E: Into<io::Error>>(call: &'static str) -> impl FnOnce(E) -> BenchError {
+    move |source| BenchError::System { call, source: source.into() }
+}

@@ -1,0 +1,98 @@
+//! `tensorwire bench`: what tensorwire does on this machine, against what the machine allows.
+
+pub(crate) mod arguments;
+mod case;
+mod control;
+mod cpus;
+mod end;
+mod error;
+mod limits;
+mod measure;
+pub(crate) mod peer;
+mod phase;
+mod process;
+mod report;
+mod task;
+mod workers;
+
+use std::{sync::Arc, time::Duration};
+
+use futures::channel::oneshot;
+use indicatif::{ProgressBar, ProgressStyle};
+use tensorwire::{Runtime, TokioRuntime};
+use verbs_reactor::timeout;
+
+pub(crate) use self::error::BenchError;
+use self::{
+    arguments::Bench,
+    case::{Case, cases},
+    cpus::Placement,
+    measure::{Measurement, Settings, measure},
+    report::Report,
+};
+
+/// How much longer than planned a case may take before it counts as stuck.
+const SLACK: u32 = 20;
+/// Time for starting, connecting and memory.
+const SET_UP_LIMIT: Duration = Duration::from_secs(60);
+
+/// Measures every case of the command line and prints it when it is done.
+pub(crate) async fn bench(arguments: &Bench) -> Result<(), BenchError> {
+    let cases = cases(arguments);
+    for case in &cases {
+        case.check()?;
+    }
+    let allowed = cpus::allowed()?;
+    let settings = Settings {
+        rounds: arguments.rounds.get(),
+        round: Duration::from_millis(arguments.round_ms.get().into()),
+    };
+    let bar = bar(cases.len() as u64 * u64::from(settings.rounds));
+    let mut report = Report::new(arguments.json);
+    for case in cases {
+        let placement = Placement::choose(arguments.cpus, case.size, &allowed)?;
+        cpus::pin(&placement.own.map_or_else(|| allowed.clone(), |cpu| vec![cpu]))?;
+        bar.set_message(format!("{case}"));
+        let measured = run(case, placement, settings, bar.clone()).await?;
+        bar.suspend(|| report.print(&case, placement, &measured))?;
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// Measures one case, in a task of its own as a user's program would, and not for ever.
+async fn run(
+    case: Case,
+    placement: Placement,
+    settings: Settings,
+    bar: ProgressBar,
+) -> Result<Measurement, BenchError> {
+    let runtime = TokioRuntime::current().ok_or(BenchError::Unexpected("no runtime".to_owned()))?;
+    let runtime: Arc<dyn Runtime> = Arc::new(runtime);
+    let (told, measured) = oneshot::channel();
+    let clock = runtime.clone();
+    let task = async move {
+        let measured = match case.set_up(placement, clock).await {
+            Ok(ready) => measure(ready, settings, &bar).await,
+            Err(error) => Err(error),
+        };
+        // Nobody listens only when the time is up.
+        let _ = told.send(measured);
+    };
+    runtime.spawn("measure", Box::pin(task));
+    let limit = SET_UP_LIMIT + settings.round * settings.rounds * SLACK;
+    match timeout(&*runtime, limit, measured).await {
+        Ok(Ok(measured)) => measured,
+        Ok(Err(_)) => Err(BenchError::Unexpected("the measuring task has ended early".to_owned())),
+        Err(_) => Err(BenchError::PeerSilent { during: "a whole case", limit }),
+    }
+}
+
+/// A bar that counts rounds, on standard error, where that is a terminal.
+fn bar(rounds: u64) -> ProgressBar {
+    let bar = ProgressBar::new(rounds);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} rounds  {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}

@@ -1,0 +1,180 @@
+//! The second process: does what it is told until the control stream ends.
+
+use std::sync::Arc;
+
+use tensorwire::{DataType, Runtime, Tensor, TokioRuntime, Worker};
+use verbs_reactor::{Role, bare::BareMemory};
+
+use super::{
+    arguments::{BenchFabric, BenchPeer, WaitChoice},
+    control::{Answer, Order},
+    end::{End, Unconnected},
+    error::BenchError,
+    limits::{
+        bell::{Bells, Words},
+        stream::RawStream,
+    },
+    process,
+    workers::{SERVER, device_of, edge_name, start_worker, tensor_name},
+};
+
+/// `tensorwire bench-peer`.
+pub(crate) async fn serve(arguments: BenchPeer) -> Result<(), BenchError> {
+    process::end_with_parent(arguments)?;
+    let (mut control, bells, memory) = process::attach()?;
+    let clock = TokioRuntime::current().ok_or(BenchError::Unexpected("no runtime".to_owned()))?;
+    let mut peer = BenchServer {
+        bells,
+        memory,
+        clock: Arc::new(clock),
+        stream: None,
+        unconnected: None,
+        end: None,
+        worker: None,
+    };
+    while let Some(order) = control.hear::<Order>("the next order").await? {
+        let answer = peer.obey(order).await.unwrap_or_else(|error| Some(Answer::Failed(error.to_string())));
+        if let Some(answer) = answer {
+            control.say(&answer, "an answer").await?;
+        }
+    }
+    Ok(())
+}
+
+/// What it has been told to have.
+#[derive(Debug)]
+struct BenchServer {
+    bells: Bells,
+    memory: BareMemory,
+    clock: Arc<dyn Runtime>,
+    stream: Option<RawStream>,
+    unconnected: Option<Unconnected>,
+    end: Option<End>,
+    worker: Option<Worker>,
+}
+
+fn missing(what: &str) -> BenchError {
+    BenchError::Unexpected(format!("an order that needs {what} first"))
+}
+
+impl BenchServer {
+    /// Carries out one order; those whose end the other process sees by itself have no answer.
+    async fn obey(&mut self, order: Order) -> Result<Option<Answer>, BenchError> {
+        match order {
+            Order::Bell { count } => return self.answer_bells(count).map(|()| None),
+            Order::Ring { count } => return self.answer_words(count).map(|()| None),
+            Order::StreamEcho { count, bytes } => return self.echo_stream(count, bytes).map(|()| None),
+            Order::StreamTake { count, bytes } => return self.take_stream(count, bytes).map(|()| None),
+            Order::StreamServe { count, bytes } => return self.serve_stream(count, bytes).map(|()| None),
+            Order::Echo { count } => return self.end()?.echo(count).await.map(|()| None),
+            Order::Take { count } => return self.end()?.take(count).await.map(|()| None),
+            Order::Send { to, step, keys } => return self.send(&to, step, keys).map(|()| None),
+            Order::Fill { value, bytes, pieces } => self.fill(value, bytes, pieces),
+            Order::Stream { port } => self.stream = Some(RawStream::connect(port).await?),
+            Order::Prepare { fabric, wait, bytes } => return self.prepare(fabric, wait, bytes).map(Some),
+            Order::Connect { end } => {
+                let unconnected = self.unconnected.take().ok_or_else(|| missing("a prepared end"))?;
+                self.end = Some(unconnected.connect(end, Role::Dialer).await?);
+            }
+            Order::Worker { fabric, wait } => {
+                let worker = start_worker(SERVER, fabric, wait).await?;
+                let address = worker.address().to_owned();
+                self.worker = Some(worker);
+                return Ok(Some(Answer::Address(address)));
+            }
+            Order::Publish { value, bytes, copies } => self.publish(value, bytes, copies)?,
+        }
+        Ok(Some(Answer::Done))
+    }
+
+    fn answer_bells(&self, count: u64) -> Result<(), BenchError> {
+        for _ in 0..count {
+            self.bells.wait()?;
+            self.bells.ring()?;
+        }
+        Ok(())
+    }
+
+    fn answer_words(&self, count: u64) -> Result<(), BenchError> {
+        let words = Words::new(&self.memory, false);
+        for value in 1..=count {
+            words.await_value(value, &*self.clock)?;
+            words.say(value);
+        }
+        Ok(())
+    }
+
+    fn stream(&self) -> Result<&RawStream, BenchError> {
+        self.stream.as_ref().ok_or_else(|| missing("a stream"))
+    }
+
+    fn echo_stream(&self, count: u64, bytes: usize) -> Result<(), BenchError> {
+        let (stream, mut message) = (self.stream()?, vec![0; bytes]);
+        stream.set_blocking(false)?;
+        for _ in 0..count {
+            stream.read_in_epoll(&mut message)?;
+            stream.write(&message)?;
+        }
+        stream.set_blocking(true)
+    }
+
+    fn take_stream(&self, count: u64, bytes: usize) -> Result<(), BenchError> {
+        let (stream, mut message) = (self.stream()?, vec![0; bytes]);
+        for _ in 0..count {
+            stream.read(&mut message)?;
+        }
+        stream.write(&[0])
+    }
+
+    fn serve_stream(&self, count: u64, bytes: usize) -> Result<(), BenchError> {
+        let (stream, message) = (self.stream()?, vec![7; bytes]);
+        for _ in 0..count {
+            stream.read(&mut [0])?;
+            stream.write(&message)?;
+        }
+        Ok(())
+    }
+
+    fn end(&self) -> Result<&End, BenchError> {
+        self.end.as_ref().ok_or_else(|| missing("a connection"))
+    }
+
+    fn prepare(&mut self, fabric: BenchFabric, wait: WaitChoice, bytes: usize) -> Result<Answer, BenchError> {
+        let unconnected = Unconnected::prepare(fabric, wait, bytes, self.clock.clone())?;
+        let data = unconnected.data();
+        self.unconnected = Some(unconnected);
+        Ok(Answer::End(data))
+    }
+
+    fn fill(&self, value: u8, bytes: usize, pieces: usize) {
+        let content = vec![value; bytes];
+        for piece in 0..pieces {
+            self.memory.write(piece * bytes, &content);
+        }
+    }
+
+    fn worker(&self) -> Result<&Worker, BenchError> {
+        self.worker.as_ref().ok_or_else(|| missing("a worker"))
+    }
+
+    fn publish(&self, value: u8, bytes: usize, copies: usize) -> Result<(), BenchError> {
+        let worker = self.worker()?;
+        for copy in 0..copies {
+            let mut buffer = worker.pool().try_alloc(bytes)?;
+            buffer.fill(value);
+            worker.publish(&tensor_name(copy), Tensor::new(buffer, DataType::U8, &[bytes as u64])?)?;
+        }
+        Ok(())
+    }
+
+    fn send(&self, to: &str, step: i64, keys: usize) -> Result<(), BenchError> {
+        let worker = self.worker()?;
+        let (here, there) = (device_of(worker.name()), device_of(to));
+        let step = worker.step(step);
+        for key in 0..keys {
+            let key = worker.key(&here, &there, &edge_name(key))?;
+            step.send(&key, Tensor::from_bytes(worker.pool(), DataType::U8, &[8], &[7; 8])?)?;
+        }
+        Ok(())
+    }
+}

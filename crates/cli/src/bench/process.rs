@@ -1,0 +1,104 @@
+//! The second process, as the measuring one sees it.
+
+use std::{
+    env,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    process::{Child, Command, Stdio},
+};
+
+use verbs_reactor::bare::BareMemory;
+
+use super::{
+    arguments::BenchPeer,
+    control::{Answer, Control, Order, receive_descriptors, send_descriptors},
+    error::{BenchError, system},
+    limits::bell::{Bells, bell},
+};
+
+/// Name of the hidden subcommand.
+pub(super) const PEER_COMMAND: &str = "bench-peer";
+
+/// A running second process. Dropped, it is killed and reaped.
+#[derive(Debug)]
+pub(super) struct Peer {
+    control: Control,
+    pub(super) bells: Bells,
+    pub(super) memory: BareMemory,
+    _child: Reaped,
+}
+
+#[derive(Debug)]
+struct Reaped(Child);
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        // It may have ended by itself: then there is nothing to kill.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Peer {
+    /// Starts this program again as the second process, on CPU `cpu`, with `shared_bytes` of bare shared memory.
+    pub(super) fn start(cpu: Option<usize>, shared_bytes: usize) -> Result<Self, BenchError> {
+        let memory = BareMemory::create(shared_bytes).map_err(system("shared memory"))?;
+        let (stream, theirs) = UnixStream::pair().map_err(BenchError::Spawn)?;
+        let mut command = Command::new(env::current_exe().map_err(BenchError::Spawn)?);
+        command.arg(PEER_COMMAND).stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
+        if let Some(cpu) = cpu {
+            command.arg("--cpu").arg(cpu.to_string());
+        }
+        let child = Reaped(command.spawn().map_err(BenchError::Spawn)?);
+        // The command holds the other end; the stream's end must be seen when the child ends.
+        drop(command);
+        let (mine, their_bell) = (bell()?, bell()?);
+        send_descriptors(&stream, &[mine.as_fd(), their_bell.as_fd(), memory.fd()])?;
+        let bells = Bells::new(mine, their_bell, stream.as_fd())?;
+        Ok(Self { control: Control::new(stream)?, bells, memory, _child: child })
+    }
+
+    /// Gives an order without waiting for an answer.
+    pub(super) async fn order(&mut self, order: &Order, during: &'static str) -> Result<(), BenchError> {
+        self.control.say(order, during).await
+    }
+
+    /// The answer to the last order.
+    pub(super) async fn answer(&mut self, during: &'static str) -> Result<Answer, BenchError> {
+        match self.control.hear(during).await? {
+            Some(Answer::Failed(why)) => Err(BenchError::PeerFailed(why)),
+            Some(answer) => Ok(answer),
+            None => Err(BenchError::PeerGone { during }),
+        }
+    }
+
+    /// Gives an order, and waits until it is carried out.
+    pub(super) async fn ask(&mut self, order: &Order, during: &'static str) -> Result<Answer, BenchError> {
+        self.order(order, during).await?;
+        self.answer(during).await
+    }
+}
+
+/// The second process's side of [`Peer::start`].
+pub(super) fn attach() -> Result<(Control, Bells, BareMemory), BenchError> {
+    let stdin = std::io::stdin();
+    let stream = stdin.as_fd().try_clone_to_owned().map_err(system("the control stream"))?;
+    let stream = UnixStream::from(stream);
+    let [their_bell, mine, memory] = receive_descriptors(&stream)?;
+    let bells = Bells::new(mine, their_bell, stream.as_fd())?;
+    let memory = BareMemory::open(memory).map_err(system("shared memory"))?;
+    Ok((Control::new(stream)?, bells, memory))
+}
+
+/// Ends this process when the one that started it does, whatever it is doing then.
+pub(super) fn end_with_parent(arguments: BenchPeer) -> Result<(), BenchError> {
+    use rustix::process::{Signal, set_parent_process_death_signal};
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(system("prctl"))?;
+    // A parent that ended before that is seen as the end of the control stream.
+    match arguments.cpu {
+        Some(cpu) => super::cpus::pin(&[cpu]),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,180 @@
+//! What is printed: a table for people, or a line of JSON a case for programs.
+
+use std::{fmt, io::Write};
+
+use indicatif::BinaryBytes;
+use serde::Serialize;
+
+use super::{
+    arguments::{BenchFabric, Mode, Op, WaitChoice},
+    case::{Case, Compares},
+    cpus::Placement,
+    error::BenchError,
+    measure::Measurement,
+};
+
+/// One line of `--json`. Times in nanoseconds an operation; shares from 0 to 1.
+#[derive(Debug, Serialize)]
+struct Line {
+    fabric: BenchFabric,
+    op: Op,
+    mode: Mode,
+    wait: WaitChoice,
+    size: u64,
+    outstanding: usize,
+    cpus: &'static str,
+    median_ns: f64,
+    p99_ns: f64,
+    bytes_per_s: f64,
+    ops_per_s: f64,
+    limit: &'static str,
+    limit_median_ns: f64,
+    limit_bytes_per_s: f64,
+    ratio: f64,
+    ratio_of: Compares,
+    rounds: usize,
+    repeated: usize,
+    steal: f64,
+    load: f64,
+}
+
+impl Line {
+    fn new(case: &Case, placement: Placement, measured: &Measurement) -> Self {
+        let per_second = |mean_ns: f64| if mean_ns > 0.0 { (1e9 / mean_ns).round() } else { 0.0 };
+        let bytes = case.size as f64;
+        Self {
+            fabric: case.fabric,
+            op: case.op,
+            mode: case.mode,
+            wait: case.wait,
+            size: case.size,
+            outstanding: measured.outstanding,
+            cpus: placement.name,
+            median_ns: tenths(measured.median_ns),
+            p99_ns: tenths(measured.p99_ns),
+            bytes_per_s: (bytes * 1e9 / measured.mean_ns).round(),
+            ops_per_s: per_second(measured.mean_ns),
+            limit: measured.limit_name,
+            limit_median_ns: tenths(measured.limit_median_ns),
+            limit_bytes_per_s: (bytes * 1e9 / measured.limit_mean_ns).round(),
+            ratio: (measured.ratio * 1e3).round() / 1e3,
+            ratio_of: measured.compares,
+            rounds: measured.rounds,
+            repeated: measured.repeated,
+            steal: (measured.steal * 1e4).round() / 1e4,
+            load: measured.load,
+        }
+    }
+}
+
+fn tenths(ns: f64) -> f64 {
+    (ns * 10.0).round() / 10.0
+}
+
+/// Prints results as they come.
+#[derive(Debug)]
+pub(super) struct Report {
+    json: bool,
+    begun: bool,
+}
+
+impl Report {
+    pub(super) fn new(json: bool) -> Self {
+        Self { json, begun: false }
+    }
+
+    /// Prints one case.
+    pub(super) fn print(
+        &mut self,
+        case: &Case,
+        placement: Placement,
+        measured: &Measurement,
+    ) -> Result<(), BenchError> {
+        let line = Line::new(case, placement, measured);
+        let text = if self.json {
+            serde_json::to_string(&line).map_err(|error| BenchError::Unexpected(error.to_string()))?
+        } else {
+            let head = if self.begun { String::new() } else { format!("{}\n", head()) };
+            format!("{head}{}", row(case, &line))
+        };
+        self.begun = true;
+        let mut stdout = std::io::stdout().lock();
+        writeln!(stdout, "{text}").and_then(|()| stdout.flush()).map_err(BenchError::Output)
+    }
+}
+
+fn head() -> String {
+    format!(
+        "{:<30} {:>10} {:>10} {:>12}   {:<29} {:>10} {:>12} {:>7}  {:<10} {:>6}",
+        "case", "median", "p99", "bandwidth", "limit", "median", "bandwidth", "ratio", "of", "steal"
+    )
+}
+
+fn row(case: &Case, line: &Line) -> String {
+    format!(
+        "{:<30} {:>10} {:>10} {:>12}   {:<29} {:>10} {:>12} {:>7.2}  {:<10} {:>5.1}%",
+        case.to_string(),
+        time(line.median_ns),
+        time(line.p99_ns),
+        bandwidth(line.bytes_per_s),
+        line.limit,
+        time(line.limit_median_ns),
+        bandwidth(line.limit_bytes_per_s),
+        line.ratio,
+        match line.ratio_of {
+            Compares::Time => "times",
+            Compares::Bandwidth => "bandwidths",
+        },
+        line.steal * 100.0
+    )
+}
+
+fn time(ns: f64) -> String {
+    match ns {
+        ns if ns < 1e3 => format!("{ns:.0} ns"),
+        ns if ns < 1e6 => format!("{:.2} µs", ns / 1e3),
+        ns => format!("{:.2} ms", ns / 1e6),
+    }
+}
+
+fn bandwidth(bytes_per_s: f64) -> String {
+    format!("{:.2} GB/s", bytes_per_s / 1e9)
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fabric = self.fabric.kind();
+        write!(f, "{fabric} {} {}", name(&self.op), BinaryBytes(self.size))?;
+        if self.mode != Mode::Copy {
+            write!(f, " {}", name(&self.mode))?;
+        }
+        write!(f, " {}", name(&self.wait))
+    }
+}
+
+/// The name a value has on the command line.
+fn name(value: &impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BenchFabric, Case, Mode, Op, WaitChoice, time};
+
+    #[test]
+    fn case_is_named_as_on_the_command_line() {
+        let case = Case {
+            fabric: BenchFabric::Shm,
+            op: Op::Pull,
+            mode: Mode::ViewRead,
+            wait: WaitChoice::Sleep,
+            size: 64 << 10,
+        };
+        assert_eq!(case.to_string(), "shm pull 64.00 KiB view-read sleep");
+    }
+
+    #[test]
+    fn times_have_the_unit_they_need() {
+        assert_eq!([345.2, 4_870.0, 13_800_000.0].map(time), ["345 ns", "4.87 µs", "13.80 ms"]);
+    }
+}

@@ -1,0 +1,379 @@
+//! What can be timed: tensorwire's operations and the limits they are measured against.
+
+use std::{hint::black_box, sync::Arc};
+
+use futures::{StreamExt, stream::FuturesUnordered};
+use memory::copy::{CopyReason, copy_bytes};
+use tensorwire::{Key, Runtime, Worker};
+use verbs_reactor::Operation;
+
+use super::{
+    control::{Answer, Order},
+    end::End,
+    error::BenchError,
+    limits::{bell::Words, read_once, stream::RawStream},
+    phase::{Phase, Plan, Watch},
+    process::Peer,
+    workers::{PULLER, tensor_name},
+};
+
+/// Writes under way at once when bandwidth is measured.
+const WRITES_OPEN: usize = 4;
+/// Tensors that are written anew before they are pulled, or copied, one after the other.
+pub(super) const FRESH_PIECES: usize = 16;
+/// Tensors that pulls with several outstanding take in turns.
+pub(super) const PULLED_TENSORS: usize = 64;
+/// Receives of one step.
+pub(super) const RECEIVES: usize = 10_000;
+/// Largest message that is sent while the other end may be sending too.
+const EPOLL_MESSAGE_MAX: usize = 32 << 10;
+
+/// What every task needs.
+#[derive(Debug)]
+pub(super) struct Stage {
+    pub(super) peer: Peer,
+    pub(super) clock: Arc<dyn Runtime>,
+}
+
+/// A worker that pulls from the other process's.
+#[derive(Debug, Clone)]
+pub(super) struct Puller {
+    pub(super) worker: Worker,
+    pub(super) server: tensorwire::Peer,
+}
+
+/// Something to time.
+#[derive(Debug)]
+pub(super) enum Task {
+    /// Round trips of writes, each counted as two ways.
+    RoundTrips { end: Arc<End> },
+    /// Round trips, each counted as one operation.
+    TwoWays { end: Arc<End> },
+    /// Writes in one direction.
+    Writes { end: Arc<End> },
+    /// Pulls of one tensor, one after the other.
+    Pulls { puller: Puller, read: bool },
+    /// Pulls of tensors that the other process has just written.
+    FreshPulls { puller: Puller, bytes: usize, value: u8 },
+    /// Pulls with this many outstanding.
+    ManyPulls { puller: Puller, outstanding: usize },
+    /// Receives of steps, with this many outstanding.
+    Receives { puller: Puller, keys: Arc<[Key]>, outstanding: usize, step: Arc<std::sync::atomic::AtomicI64> },
+    /// Bare eventfds.
+    Bells,
+    /// Bare words in shared memory.
+    Words,
+    /// Round trips of a raw stream, each counted as two ways.
+    StreamRoundTrips { stream: Arc<RawStream>, bytes: usize },
+    /// A raw stream in one direction.
+    StreamWrites { stream: Arc<RawStream>, bytes: usize },
+    /// A raw stream, asked for each message.
+    StreamPulls { stream: Arc<RawStream>, bytes: usize },
+    /// A copy between two buffers of this process.
+    Copies { from: Vec<u8>, to: Vec<u8> },
+    /// A copy from memory that the other process has just written.
+    FreshCopies { to: Vec<u8>, value: u8 },
+    /// Reading a buffer of this process.
+    #[allow(dead_code)] // until views can be pulled
+    Reads { bytes: Vec<u8> },
+}
+
+impl Task {
+    /// Operations that only make sense together.
+    pub(super) fn batch(&self) -> u64 {
+        match self {
+            Self::FreshPulls { .. } | Self::FreshCopies { .. } => FRESH_PIECES as u64,
+            Self::ManyPulls { outstanding, .. } => (4 * outstanding) as u64,
+            Self::Receives { .. } => RECEIVES as u64,
+            _ => 1,
+        }
+    }
+
+    /// Carries out the operations of `plan`, and times them.
+    pub(super) async fn run(&mut self, stage: &mut Stage, plan: Plan) -> Result<Phase, BenchError> {
+        match self {
+            Self::RoundTrips { end } => Ok(round_trips(stage, end, plan).await?.split(2.0)),
+            Self::TwoWays { end } => round_trips(stage, end, plan).await,
+            Self::Writes { end } => writes(stage, end, plan).await,
+            Self::Pulls { puller, read } => pulls(stage, puller, *read, plan).await,
+            Self::FreshPulls { puller, bytes, value } => {
+                fresh_pulls(stage, puller, *bytes, value, plan).await
+            }
+            Self::ManyPulls { puller, outstanding } => many_pulls(stage, puller, *outstanding, plan).await,
+            Self::Receives { puller, keys, outstanding, step } => {
+                let next = || step.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                let mut all = Phase::default();
+                for _ in 0..plan.ops.div_ceil(RECEIVES as u64) {
+                    all = all.and(&receives(stage, puller, keys, *outstanding, next()).await?);
+                }
+                Ok(all)
+            }
+            Self::Bells => Ok(bells(stage, plan).await?.split(2.0)),
+            Self::Words => Ok(words(stage, plan).await?.split(2.0)),
+            Self::StreamRoundTrips { stream, bytes } => {
+                Ok(stream_round_trips(stage, stream, *bytes, plan).await?.split(2.0))
+            }
+            Self::StreamWrites { stream, bytes } => stream_writes(stage, stream, *bytes, plan).await,
+            Self::StreamPulls { stream, bytes } => stream_pulls(stage, stream, *bytes, plan).await,
+            Self::Copies { from, to } => Ok(copies(&*stage.clock, from, to, plan)),
+            Self::FreshCopies { to, value } => fresh_copies(stage, to, value, plan).await,
+            Self::Reads { bytes } => Ok(reads(&*stage.clock, bytes, plan)),
+        }
+    }
+}
+
+async fn round_trips(stage: &mut Stage, end: &End, plan: Plan) -> Result<Phase, BenchError> {
+    stage.peer.order(&Order::Echo { count: plan.ops }, "round trips").await?;
+    let mut watch = Watch::start(&*stage.clock, plan);
+    for _ in 0..plan.ops {
+        let write = end.write();
+        end.arrival().await?;
+        // Complete by now, since its answer has come.
+        write.await?;
+        watch.tick();
+    }
+    Ok(watch.stop())
+}
+
+async fn writes(stage: &mut Stage, end: &End, plan: Plan) -> Result<Phase, BenchError> {
+    stage.peer.order(&Order::Take { count: plan.ops }, "writes").await?;
+    // Completions come in batches, so that single ones say little.
+    let plan = Plan { group: plan.group.max(WRITES_OPEN as u64), ..plan };
+    let mut watch = Watch::start(&*stage.clock, plan);
+    let mut open = std::collections::VecDeque::<Operation>::with_capacity(WRITES_OPEN);
+    for _ in 0..plan.ops {
+        if open.len() == WRITES_OPEN
+            && let Some(oldest) = open.pop_front()
+        {
+            oldest.await?;
+            watch.tick();
+        }
+        open.push_back(end.write());
+    }
+    for rest in open {
+        rest.await?;
+        watch.tick();
+    }
+    // A completion says that the bytes may be reused; the last arrival, that they are there.
+    end.arrival().await?;
+    Ok(watch.stop())
+}
+
+async fn pulls(stage: &Stage, puller: &Puller, read: bool, plan: Plan) -> Result<Phase, BenchError> {
+    let name = tensor_name(0);
+    let mut watch = Watch::start(&*stage.clock, plan);
+    for _ in 0..plan.ops {
+        let tensor = puller.worker.fetch(&puller.server, &name).await?;
+        if read {
+            read_once(tensor.bytes());
+        }
+        black_box(&tensor);
+        drop(tensor);
+        watch.tick();
+    }
+    Ok(watch.stop())
+}
+
+async fn fresh_pulls(
+    stage: &mut Stage,
+    puller: &Puller,
+    bytes: usize,
+    value: &mut u8,
+    plan: Plan,
+) -> Result<Phase, BenchError> {
+    let names: Vec<String> = (0..FRESH_PIECES).map(tensor_name).collect();
+    let mut all = Phase::default();
+    for _ in 0..plan.ops / FRESH_PIECES as u64 {
+        *value = value.wrapping_add(1);
+        let order = Order::Publish { value: *value, bytes, copies: FRESH_PIECES };
+        done(stage.peer.ask(&order, "publishing").await?)?;
+        let mut watch = Watch::start(&*stage.clock, Plan { ops: FRESH_PIECES as u64, group: 1 });
+        for name in &names {
+            black_box(puller.worker.fetch(&puller.server, name).await?);
+            watch.tick();
+        }
+        all = all.and(&watch.stop());
+    }
+    Ok(all)
+}
+
+async fn many_pulls(
+    stage: &Stage,
+    puller: &Puller,
+    outstanding: usize,
+    plan: Plan,
+) -> Result<Phase, BenchError> {
+    let names: Vec<String> = (0..PULLED_TENSORS).map(tensor_name).collect();
+    let mut turns =
+        names.iter().map(String::as_str).cycle().take(usize::try_from(plan.ops).unwrap_or(usize::MAX));
+    // Answers come in batches, so that single ones say little.
+    let plan = Plan { group: plan.group.max(4 * PULLED_TENSORS as u64), ..plan };
+    let mut watch = Watch::start(&*stage.clock, plan);
+    let mut open = FuturesUnordered::new();
+    let pull = |name| puller.worker.fetch(&puller.server, name);
+    open.extend(turns.by_ref().take(outstanding).map(pull));
+    while let Some(pulled) = open.next().await {
+        black_box(pulled?);
+        watch.tick();
+        open.extend(turns.next().map(pull));
+    }
+    Ok(watch.stop())
+}
+
+/// One step: all values are sent once the first receives are outstanding, and every receive that ends is followed
+/// by the next.
+async fn receives(
+    stage: &mut Stage,
+    puller: &Puller,
+    keys: &[Key],
+    outstanding: usize,
+    step: i64,
+) -> Result<Phase, BenchError> {
+    let receiving = puller.worker.step(step);
+    let order = Order::Send { to: PULLER.to_owned(), step, keys: keys.len() };
+    let mut watch = Watch::start(&*stage.clock, Plan { ops: keys.len() as u64, group: keys.len() as u64 });
+    let mut turns = keys.iter();
+    let mut open = FuturesUnordered::new();
+    let receive = |key| receiving.recv(key);
+    open.extend(turns.by_ref().take(outstanding).map(receive));
+    let asked = futures::poll!(open.next());
+    if asked.is_ready() {
+        return Err(BenchError::Unexpected("a value before it was sent".to_owned()));
+    }
+    stage.peer.order(&order, "sending").await?;
+    while let Some(received) = open.next().await {
+        black_box(received?);
+        watch.tick();
+        open.extend(turns.next().map(receive));
+    }
+    Ok(watch.stop())
+}
+
+async fn bells(stage: &mut Stage, plan: Plan) -> Result<Phase, BenchError> {
+    stage.peer.order(&Order::Bell { count: plan.ops }, "bells").await?;
+    let mut watch = Watch::start(&*stage.clock, plan);
+    for _ in 0..plan.ops {
+        stage.peer.bells.ring()?;
+        stage.peer.bells.wait()?;
+        watch.tick();
+    }
+    Ok(watch.stop())
+}
+
+async fn words(stage: &mut Stage, plan: Plan) -> Result<Phase, BenchError> {
+    let words = Words::new(&stage.peer.memory, true);
+    // Both start from 0 again; the other end reads nothing before the order.
+    words.reset();
+    stage.peer.order(&Order::Ring { count: plan.ops }, "words").await?;
+    let words = Words::new(&stage.peer.memory, true);
+    let mut watch = Watch::start(&*stage.clock, plan);
+    for value in 1..=plan.ops {
+        words.say(value);
+        words.await_value(value, &*stage.clock)?;
+        watch.tick();
+    }
+    Ok(watch.stop())
+}
+
+async fn stream_round_trips(
+    stage: &mut Stage,
+    stream: &RawStream,
+    bytes: usize,
+    plan: Plan,
+) -> Result<Phase, BenchError> {
+    // Beyond this two ends that write at the same time could fill both buffers; they never do that here, but a
+    // write that does not block could find its own buffer full.
+    let bytes = bytes.min(EPOLL_MESSAGE_MAX);
+    stage.peer.order(&Order::StreamEcho { count: plan.ops, bytes }, "raw round trips").await?;
+    stream.set_blocking(false)?;
+    let mut message = vec![7; bytes];
+    let mut watch = Watch::start(&*stage.clock, plan);
+    for _ in 0..plan.ops {
+        stream.write(&message)?;
+        stream.read_in_epoll(&mut message)?;
+        watch.tick();
+    }
+    stream.set_blocking(true)?;
+    Ok(watch.stop())
+}
+
+async fn stream_writes(
+    stage: &mut Stage,
+    stream: &RawStream,
+    bytes: usize,
+    plan: Plan,
+) -> Result<Phase, BenchError> {
+    stage.peer.order(&Order::StreamTake { count: plan.ops, bytes }, "raw writes").await?;
+    let message = vec![7; bytes];
+    let mut watch = Watch::start(&*stage.clock, plan);
+    for _ in 0..plan.ops {
+        stream.write(&message)?;
+        watch.tick();
+    }
+    stream.read(&mut [0])?;
+    Ok(watch.stop())
+}
+
+async fn stream_pulls(
+    stage: &mut Stage,
+    stream: &RawStream,
+    bytes: usize,
+    plan: Plan,
+) -> Result<Phase, BenchError> {
+    stage.peer.order(&Order::StreamServe { count: plan.ops, bytes }, "raw pulls").await?;
+    let mut message = vec![0; bytes];
+    let mut watch = Watch::start(&*stage.clock, plan);
+    for _ in 0..plan.ops {
+        stream.write(&[1])?;
+        stream.read(&mut message)?;
+        watch.tick();
+    }
+    Ok(watch.stop())
+}
+
+fn copies(clock: &dyn Runtime, from: &[u8], to: &mut [u8], plan: Plan) -> Phase {
+    let mut watch = Watch::start(clock, plan);
+    for _ in 0..plan.ops {
+        copy_bytes(black_box(to), black_box(from), CopyReason::Local);
+        watch.tick();
+    }
+    watch.stop()
+}
+
+async fn fresh_copies(
+    stage: &mut Stage,
+    to: &mut [u8],
+    value: &mut u8,
+    plan: Plan,
+) -> Result<Phase, BenchError> {
+    let mut all = Phase::default();
+    for _ in 0..plan.ops / FRESH_PIECES as u64 {
+        *value = value.wrapping_add(1);
+        let order = Order::Fill { value: *value, bytes: to.len(), pieces: FRESH_PIECES };
+        done(stage.peer.ask(&order, "filling").await?)?;
+        let mut watch = Watch::start(&*stage.clock, Plan { ops: FRESH_PIECES as u64, group: 1 });
+        for piece in 0..FRESH_PIECES {
+            stage.peer.memory.read(piece * to.len(), black_box(to));
+            watch.tick();
+        }
+        all = all.and(&watch.stop());
+    }
+    Ok(all)
+}
+
+fn reads(clock: &dyn Runtime, bytes: &[u8], plan: Plan) -> Phase {
+    let mut watch = Watch::start(clock, plan);
+    for _ in 0..plan.ops {
+        read_once(black_box(bytes));
+        watch.tick();
+    }
+    watch.stop()
+}
+
+/// Takes an answer that says nothing but that the order is carried out.
+pub(super) fn done(answer: Answer) -> Result<(), BenchError> {
+    match answer {
+        Answer::Done => Ok(()),
+        other => Err(BenchError::Unexpected(format!("{other:?}"))),
+    }
+}

@@ -1,0 +1,246 @@
+//! `tensorwire bench` as a user starts it: that it measures, refuses and ends. No time is asserted.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[allow(dead_code)] // what other tests use of it
+mod common;
+
+use std::{
+    fs,
+    process::Stdio,
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{Process, fail, run, succeed, tensorwire, text};
+use rustix::process::{Pid, Signal, kill_process};
+
+const OPS: [&str; 5] = ["write", "pingpong", "pull", "outstanding", "receives"];
+const FIELDS_OF_TEXT: [&str; 7] = ["fabric", "op", "mode", "wait", "limit", "cpus", "ratio_of"];
+const FIELDS_OF_NUMBERS: [&str; 10] = [
+    "size",
+    "median_ns",
+    "p99_ns",
+    "bytes_per_s",
+    "ops_per_s",
+    "limit_median_ns",
+    "limit_bytes_per_s",
+    "ratio",
+    "steal",
+    "rounds",
+];
+
+/// Runs one operation over one fabric for a moment, and checks each line.
+fn measures(fabric: &str, op: &str, sizes: &str) {
+    let arguments = ["bench", "--fabric", fabric, "--op", op, "--size", sizes, "--rounds", "2", "--json"];
+    let output = run(&[&arguments[..], &["--round-ms", "2"]].concat());
+    assert!(output.status.success(), "{}", text(&output));
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<serde_json::Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}")))
+        .collect();
+    let sized = !["outstanding", "receives"].contains(&op);
+    assert_eq!(lines.len(), if sized { sizes.split(',').count() } else { 1 });
+    for line in &lines {
+        assert_eq!((&line["fabric"], &line["op"]), (&fabric.into(), &op.into()), "{line}");
+        for field in FIELDS_OF_TEXT {
+            assert!(line[field].as_str().is_some_and(|text| !text.is_empty()), "{field}: {line}");
+        }
+        for field in FIELDS_OF_NUMBERS {
+            assert!(line[field].as_f64().is_some_and(f64::is_finite), "{field}: {line}");
+        }
+        for field in ["median_ns", "limit_median_ns", "ratio", "bytes_per_s", "limit_bytes_per_s"] {
+            assert!(line[field].as_f64() > Some(0.0), "{field}: {line}");
+        }
+    }
+}
+
+macro_rules! every_op {
+    ($($name:ident: $fabric:literal $op:literal $sizes:literal;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                assert!(OPS.contains(&$op));
+                measures($fabric, $op, $sizes);
+            }
+        )*
+    };
+}
+
+every_op! {
+    shm_write_is_measured: "shm" "write" "8,64K";
+    shm_pingpong_is_measured: "shm" "pingpong" "8,4K";
+    shm_pull_is_measured: "shm" "pull" "8,64K,2M";
+    shm_outstanding_is_measured: "shm" "outstanding" "8";
+    shm_receives_are_measured: "shm" "receives" "8";
+    tcp_write_is_measured: "tcp" "write" "8,64K";
+    tcp_pingpong_is_measured: "tcp" "pingpong" "8,64K";
+    tcp_pull_is_measured: "tcp" "pull" "8,64K";
+    tcp_outstanding_is_measured: "tcp" "outstanding" "8";
+    tcp_receives_are_measured: "tcp" "receives" "8";
+}
+
+#[test]
+fn table_has_a_head_and_a_row_a_case() {
+    let arguments = ["bench", "--fabric", "tcp", "--op", "pingpong", "--size", "8,16", "--rounds", "1"];
+    let output = run(&[&arguments[..], &["--round-ms", "1"]].concat());
+    assert!(output.status.success(), "{}", text(&output));
+    let table = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines.len(), 3, "{table}");
+    assert!(lines[0].contains("ratio") && lines[1].contains("tcp pingpong 8 B"), "{table}");
+}
+
+#[test]
+fn one_cpu_is_enough_for_both_processes() {
+    let output = succeed(&[
+        "bench",
+        "--fabric",
+        "shm",
+        "--op",
+        "pingpong",
+        "--size",
+        "8",
+        "--cpus",
+        "one",
+        "--rounds",
+        "1",
+        "--round-ms",
+        "1",
+        "--json",
+    ]);
+    assert!(output.contains(r#""cpus":"one""#), "{output}");
+}
+
+/// Wrong values end with code 2 before anything starts; each message names field, value and remedy.
+#[test]
+fn bad_input_is_refused_by_name() {
+    let cases: [(&[&str], [&str; 3]); 7] = [
+        (&["--size", "0"], ["--size", "'0'", "from 1 to 1G"]),
+        (&["--size", "8,many"], ["--size", "'many'", "64K"]),
+        (&["--size", "2G"], ["--size", "'2G'", "from 1 to 1G"]),
+        (&["--fabric", "smoke"], ["--fabric", "'smoke'", "shm, tcp"]),
+        (&["--op", "dance"], ["--op", "'dance'", "pingpong"]),
+        (&["--wait", "never"], ["--wait", "'never'", "sleep"]),
+        (&["--rounds", "0"], ["--rounds", "'0'", "number"]),
+    ];
+    for (arguments, wanted) in cases {
+        let output = run(&[&["bench"][..], arguments].concat());
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let text = text(&output);
+        for word in wanted {
+            assert!(text.contains(word), "{arguments:?} without {word}: {text}");
+        }
+    }
+}
+
+#[test]
+fn what_this_build_cannot_do_is_refused_by_name() {
+    for (field, value) in [("--wait", "adaptive"), ("--wait", "busy"), ("--mode", "view")] {
+        let output = fail(&["bench", "--size", "8", field, value]);
+        for word in [field, value, "this build", "use"] {
+            assert!(output.contains(word), "without {word}: {output}");
+        }
+    }
+}
+
+#[test]
+fn help_has_examples() {
+    let output = succeed(&["bench", "--help"]);
+    assert!(output.contains("Examples:") && output.contains("tensorwire bench --fabric shm --op pingpong"));
+    assert!(!succeed(&["--help"]).contains("bench-peer"));
+}
+
+/// The processes that `parent` has started.
+fn children_of(parent: u32) -> Vec<u32> {
+    let path = format!("/proc/{parent}/task/{parent}/children");
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.split_whitespace().map(|word| word.parse().unwrap()).collect()
+}
+
+/// The state letter of a process; `None` when there is none.
+fn state_of(process: u32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
+/// How often a process went to sleep.
+fn sleeps_of(process: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.map_or(0, |count| count.trim().parse().unwrap())
+}
+
+/// Waits until `done` holds.
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    #[allow(clippy::disallowed_methods)] // bounds the wait
+    let begin = Instant::now();
+    while !done() {
+        assert!(begin.elapsed() < Duration::from_secs(30), "{what}: it did not happen");
+        thread::yield_now();
+    }
+}
+
+/// A benchmark that would run for hours, and its second process, once it measures.
+fn endless(fabric: &str, op: &str) -> (Process, u32) {
+    let arguments = ["bench", "--fabric", fabric, "--op", op, "--size", "8", "--rounds", "100000"];
+    let child = tensorwire(&arguments).args(["--round-ms", "200"]).stderr(Stdio::piped()).spawn().unwrap();
+    let bench = Process(child);
+    let mut children = Vec::new();
+    until("a second process", || {
+        children = children_of(bench.0.id());
+        !children.is_empty()
+    });
+    (bench, children[0])
+}
+
+fn kill(process: u32) {
+    kill_process(Pid::from_raw(i32::try_from(process).unwrap()).unwrap(), Signal::KILL).unwrap();
+}
+
+/// Kills the second process once it has slept that often: while it is set up, or while it measures.
+fn killed_peer_ends_the_run(fabric: &str, op: &str, sleeps: u64) {
+    let (mut bench, peer) = endless(fabric, op);
+    until("sleeps of the second process", || sleeps_of(peer) >= sleeps);
+    kill(peer);
+    let mut stderr = bench.0.stderr.take().unwrap();
+    let (told, heard) = mpsc::channel();
+    thread::spawn(move || {
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut stderr, &mut text).unwrap();
+        told.send(text).unwrap();
+    });
+    let text = heard.recv_timeout(Duration::from_secs(60)).expect("the run goes on without its peer");
+    assert_eq!(bench.0.wait().unwrap().code(), Some(1), "{text}");
+    assert!(text.contains("tensorwire: "), "{text}");
+    assert_eq!(state_of(peer), None, "the second process is not reaped");
+}
+
+#[test]
+fn d_peer_sigkill_ends_a_run_over_shm() {
+    for sleeps in [0, 5, 3_000, 10_000] {
+        killed_peer_ends_the_run("shm", "pingpong", sleeps);
+    }
+}
+
+#[test]
+fn d_peer_sigkill_ends_a_run_over_tcp() {
+    for sleeps in [2_000, 10_000] {
+        killed_peer_ends_the_run("tcp", "pingpong", sleeps);
+    }
+}
+
+#[test]
+fn d_peer_sigkill_ends_a_run_of_pulls() {
+    killed_peer_ends_the_run("shm", "pull", 500);
+}
+
+#[test]
+fn killed_run_leaves_no_process() {
+    let (mut bench, peer) = endless("shm", "pingpong");
+    bench.0.kill().unwrap();
+    bench.0.wait().unwrap();
+    until("the end of the second process", || state_of(peer).is_none_or(|state| state == 'Z'));
+}

@@ -1,0 +1,101 @@
+//! Before a request: a value that is kept here, the outcome of cancels, and a free entry.
+
+use std::{
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use super::{
+    Request,
+    stash::{Landed, Place},
+};
+use crate::{Channel, ChannelError, Connection, Scope, connection::Turnstile};
+
+/// How a receive begins.
+pub(super) enum Admission<'connection, C: Channel> {
+    /// With a request of its own.
+    Request(Request<'connection, C>),
+    /// It needs none: the content of an earlier receive that was given up.
+    Kept(Landed<C::Lent>),
+}
+
+impl<C: Channel> Connection<C> {
+    /// Waits until a receive may begin.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives its places in line up; nothing was taken then.
+    pub(super) async fn admit(&self, scope: Scope, key: &Arc<str>) -> Result<Admission<'_, C>, ChannelError> {
+        let Some(place) = Place::of(scope, key) else {
+            let index = self.turn(Turnstile::Requests, |state| state.requests.open(None)).await?;
+            return Ok(Admission::Request(Request { connection: self, index }));
+        };
+        let mut standing = Standing { connection: self, place, ticket: None, entry: None };
+        poll_fn(|context| standing.poll(context)).await
+    }
+}
+
+/// Two places in line, given up when dropped: for what is kept at a place and for the outcome of its cancels, and,
+/// once first there, for a free entry.
+struct Standing<'connection, C: Channel> {
+    connection: &'connection Connection<C>,
+    place: Place,
+    ticket: Option<u64>,
+    entry: Option<u64>,
+}
+
+impl<'connection, C: Channel> Standing<'connection, C> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Admission<'connection, C>, ChannelError>> {
+        let connection = self.connection;
+        let mut state = connection.lock();
+        if let Err(over) = state.failure() {
+            return Poll::Ready(Err(over));
+        }
+        let is_first = state.requests.stash.is_first(&self.place, self.ticket);
+        if is_first && let Some(landed) = state.requests.stash.take(&self.place) {
+            // There may be room for a request now.
+            connection.settle(state, None, None);
+            self.leave();
+            return Poll::Ready(Ok(Admission::Kept(landed)));
+        }
+        let may_ask = is_first && !state.requests.is_unresolved(&self.place);
+        let queue = state.queue(Turnstile::Requests);
+        if may_ask
+            && queue.is_turn(self.entry)
+            && let Some(index) = state.requests.open(Some(self.place.clone()))
+        {
+            drop(state);
+            let request = Request { connection, index };
+            self.leave();
+            return Poll::Ready(Ok(Admission::Request(request)));
+        }
+        let queue = state.queue(Turnstile::Requests);
+        // Whoever must wait for an outcome holds nobody up meanwhile.
+        let replaced =
+            if may_ask { queue.wait(&mut self.entry, context.waker()) } else { queue.leave(&mut self.entry) };
+        state.requests.stash.stand(&self.place, &mut self.ticket);
+        let own = state.requests.stash.wait(&self.place, self.ticket, context.waker());
+        connection.settle(state, None, None);
+        drop((replaced, own));
+        Poll::Pending
+    }
+
+    /// Leaves both lines; whoever is next there is woken.
+    fn leave(&mut self) {
+        if self.ticket.is_none() && self.entry.is_none() {
+            return;
+        }
+        let mut state = self.connection.lock();
+        let waker = state.queue(Turnstile::Requests).leave(&mut self.entry);
+        let [own, next] = state.requests.stash.leave(&self.place, &mut self.ticket);
+        self.connection.settle(state, None, None);
+        drop((waker, own));
+        next.into_iter().for_each(std::task::Waker::wake);
+    }
+}
+
+impl<C: Channel> Drop for Standing<'_, C> {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}

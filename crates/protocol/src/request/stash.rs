@@ -1,0 +1,181 @@
+//! Contents whose receive was given up, and the receives in line for a place.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    task::Waker,
+};
+
+use crate::{LentEnd, Metadata, Scope, StepId};
+
+/// One key of one step: where values wait in order.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    pub(crate) step: StepId,
+    pub(crate) key: Arc<str>,
+}
+
+impl Place {
+    /// `None` for what is published: fetches are in no order and can be repeated.
+    pub(crate) fn of(scope: Scope, key: &Arc<str>) -> Option<Self> {
+        match scope {
+            Scope::Step(step) => Some(Self { step, key: key.clone() }),
+            Scope::Published => None,
+        }
+    }
+}
+
+/// A value that has arrived.
+#[derive(Debug)]
+pub(crate) struct Landed<L> {
+    /// Grows with every arrival of the connection.
+    pub(crate) number: u64,
+    pub(crate) metadata: Metadata,
+    pub(crate) lent: Option<L>,
+}
+
+impl<L> Landed<L> {
+    /// The memory of a value that nobody wants.
+    pub(crate) fn returned(self) -> Option<(L, LentEnd)> {
+        self.lent.map(|lent| (lent, LentEnd::Content))
+    }
+}
+
+/// Receives of one place that have not sent their request, oldest first.
+#[derive(Debug, Default)]
+struct Line(BTreeMap<u64, Option<Waker>>);
+
+/// See the module's documentation. Empty as long as no receive is given up while its content is on its way.
+#[derive(Debug)]
+pub(crate) struct Stash<L> {
+    contents: VecDeque<(Place, Landed<L>)>,
+    lines: BTreeMap<Place, Line>,
+    next_ticket: u64,
+}
+
+impl<L> Stash<L> {
+    pub(crate) fn new() -> Self {
+        Self { contents: VecDeque::new(), lines: BTreeMap::new(), next_ticket: 0 }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.contents.len()
+    }
+
+    /// From now on `more` contents fit without an allocation.
+    pub(crate) fn reserve(&mut self, more: usize) {
+        self.contents.reserve(more);
+    }
+
+    /// Keeps a content at its place in the order of arrival. Allocates nothing that was [reserved](Self::reserve).
+    pub(crate) fn put(&mut self, place: Place, landed: Landed<L>) {
+        let at = self.contents.partition_point(|(_, other)| other.number < landed.number);
+        self.contents.insert(at, (place, landed));
+    }
+
+    /// The oldest content of `place`.
+    pub(crate) fn take(&mut self, place: &Place) -> Option<Landed<L>> {
+        let at = self.contents.iter().position(|(other, _)| other == place)?;
+        self.contents.remove(at).map(|(_, landed)| landed)
+    }
+
+    /// Takes a content of `step`, any of them; `None` when there are none.
+    pub(crate) fn take_of_step(&mut self, step: StepId) -> Option<Landed<L>> {
+        let at = self.contents.iter().position(|(place, _)| place.step == step)?;
+        self.contents.remove(at).map(|(_, landed)| landed)
+    }
+
+    pub(crate) fn take_any(&mut self) -> Option<Landed<L>> {
+        self.contents.pop_front().map(|(_, landed)| landed)
+    }
+
+    pub(crate) fn steps(&self) -> impl Iterator<Item = StepId> {
+        self.contents.iter().map(|(place, _)| place.step)
+    }
+
+    /// Stands in line for `place`, at its end without a ticket.
+    pub(crate) fn stand(&mut self, place: &Place, ticket: &mut Option<u64>) {
+        let ticket = ticket.get_or_insert_with(|| {
+            self.next_ticket += 1;
+            self.next_ticket
+        });
+        self.lines.entry(place.clone()).or_default().0.entry(*ticket).or_insert(None);
+    }
+
+    pub(crate) fn is_first(&self, place: &Place, ticket: Option<u64>) -> bool {
+        let first = self.lines.get(place).and_then(|line| line.0.first_key_value());
+        first.is_none_or(|(first, _)| Some(*first) == ticket)
+    }
+
+    /// Keeps the waker of someone in line. Gives the one that it replaces.
+    pub(crate) fn wait(&mut self, place: &Place, ticket: Option<u64>, waker: &Waker) -> Option<Waker> {
+        self.lines.get_mut(place)?.0.get_mut(&ticket?)?.replace(waker.clone())
+    }
+
+    /// Leaves the line. Gives the own waker and that of the next.
+    pub(crate) fn leave(&mut self, place: &Place, ticket: &mut Option<u64>) -> [Option<Waker>; 2] {
+        let Some(ticket) = ticket.take() else { return [None, None] };
+        let Some(line) = self.lines.get_mut(place) else { return [None, None] };
+        let own = line.0.remove(&ticket).flatten();
+        if line.0.is_empty() {
+            self.lines.remove(place);
+        }
+        [own, self.first_in_line(place)]
+    }
+
+    /// Whom a content or an outcome of `place` concerns.
+    pub(crate) fn first_in_line(&mut self, place: &Place) -> Option<Waker> {
+        self.lines.get_mut(place)?.0.values_mut().next()?.take()
+    }
+
+    pub(crate) fn wakers(&mut self) -> impl Iterator<Item = Waker> {
+        self.lines.values_mut().flat_map(|line| line.0.values_mut()).filter_map(Option::take)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(step: i64, key: &str) -> Place {
+        Place { step: StepId(step), key: key.into() }
+    }
+
+    fn landed(number: u64) -> Landed<u64> {
+        let metadata = crate::Metadata::dead(crate::DataType::U8, crate::Shape::default());
+        Landed { number, metadata, lent: Some(number) }
+    }
+
+    #[test]
+    fn contents_of_a_place_come_out_in_the_order_of_arrival() {
+        let mut stash = Stash::new();
+        for number in [3, 1, 2] {
+            stash.put(place(1, "a"), landed(number));
+            stash.put(place(2, "a"), landed(10 + number));
+        }
+        for number in 1..=3 {
+            assert_eq!(stash.take(&place(1, "a")).unwrap().number, number);
+        }
+        assert!(stash.take(&place(1, "a")).is_none());
+        assert!(stash.take(&place(2, "b")).is_none());
+        assert_eq!(stash.take_of_step(StepId(2)).unwrap().number, 11);
+        assert_eq!(stash.len(), 2);
+    }
+
+    #[test]
+    fn a_line_is_first_come_first_served() {
+        let mut stash: Stash<u64> = Stash::new();
+        let place = place(1, "a");
+        let (mut one, mut two) = (None, None);
+        stash.stand(&place, &mut one);
+        stash.stand(&place, &mut two);
+        stash.stand(&place, &mut one);
+        assert!(stash.is_first(&place, one) && !stash.is_first(&place, two) && !stash.is_first(&place, None));
+        stash.wait(&place, two, Waker::noop());
+        let [own, next] = stash.leave(&place, &mut one);
+        assert!(own.is_none() && next.is_some() && one.is_none());
+        assert!(stash.is_first(&place, two));
+        stash.leave(&place, &mut two);
+        assert!(stash.is_first(&place, None));
+    }
+}
