@@ -18,7 +18,7 @@ use std::{future::poll_fn, pin::pin, task::Poll};
 use sim::{Rng, Swarm, World};
 
 /// Seeds of each case, unless `SIM_CANCEL_SEEDS` says otherwise.
-const SEEDS: u64 = 6;
+const SEEDS: u64 = 40;
 
 /// No operation takes more polls than this.
 const POLLS_MAX: usize = 2000;
@@ -54,7 +54,7 @@ async fn for_every_k(what: &str, mut attempt: impl AsyncFnMut(usize) -> bool) {
 
 /// Runs `scenario` in one world of each seed. Latencies are short, so that what was given up and what comes next
 /// meet on the wire.
-fn on_seeds<F: Future<Output = ()>>(scenario: impl Fn(sim::Handle) -> F) {
+fn on_seeds(scenario: impl AsyncFn(sim::Handle)) {
     let seeds = std::env::var("SIM_CANCEL_SEEDS").ok().map_or(SEEDS, |text| text.parse().unwrap());
     for seed in 0..seeds {
         let world = World::with_swarm(seed, Swarm::draw(&mut Rng::new(seed).fork(5)));

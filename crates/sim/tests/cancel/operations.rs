@@ -28,7 +28,7 @@ fn files(folder: &Path, found: &mut Vec<String>) {
 
 /// The public functions of `text` that give something to await.
 fn operations(text: &str) -> Vec<String> {
-    let code = text.split("#[cfg(test)]").next().unwrap();
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
     let mut found = Vec::new();
     for (start, _) in code.match_indices("pub ") {
         let rest = &code[start + 4..];
@@ -78,11 +78,15 @@ fn every_public_operation_is_cancelled_somewhere() {
     let (sources, listed) = (in_sources(), listed());
     let names: BTreeSet<String> = listed.keys().cloned().collect();
     let missing: Vec<_> = sources.difference(&names).collect();
-    assert!(missing.is_empty(), "add to tests/cancel/operations.txt, with a case that cancels it: {missing:?}");
+    assert!(
+        missing.is_empty(),
+        "add to tests/cancel/operations.txt, with a case that cancels it: {missing:?}"
+    );
     let gone: Vec<_> = names.difference(&sources).collect();
     assert!(gone.is_empty(), "in tests/cancel/operations.txt, but not in the sources: {gone:?}");
     let cases: BTreeSet<&str> = workers::CASES.into_iter().chain(queue_pairs::CASES).collect();
-    let unknown: Vec<_> = listed.values().filter(|case| *case != "-" && !cases.contains(case.as_str())).collect();
+    let unknown: Vec<_> =
+        listed.values().filter(|case| *case != "-" && !cases.contains(case.as_str())).collect();
     assert!(unknown.is_empty(), "cases that do not exist: {unknown:?}");
 }
 
@@ -90,6 +94,6 @@ fn every_public_operation_is_cancelled_somewhere() {
 fn operations_are_found_in_sources() {
     let text = "pub async fn one() {}\n pub fn two(\n&self) -> NextArrival<'_> {}\npub fn three() -> u8 {}\n\
                 pub(crate) async fn four() {}\npub async fn five<F: Future>(f: F) -> F::Output {}\n\
-                #[cfg(test)] pub async fn six() {}";
+                #[cfg(test)]\nmod tests {pub async fn six() {}}";
     assert_eq!(operations(text), ["one", "two", "five"]);
 }

@@ -6,7 +6,7 @@ use futures::future::{join, join_all};
 use memory::{GrantEnd, MemoryError, PoolConfig};
 use sim::Handle;
 use verbs_reactor::{
-    ConnectParams, Domain as _, FabricError, Immediate, QueuePairConfig, Role, Runtime, Segment, WorkRequest,
+    ConnectParams, FabricError, Immediate, QueuePairConfig, Role, Runtime, Segment, WorkRequest,
 };
 
 use super::{
@@ -16,7 +16,16 @@ use super::{
 
 /// What this file cancels.
 pub(super) const CASES: [&str; 10] = [
-    "alloc", "connect", "close", "next_arrival", "notify", "post_now", "room", "write", "write_imm", "write_vectored",
+    "alloc",
+    "connect",
+    "close",
+    "next_arrival",
+    "notify",
+    "post_now",
+    "room",
+    "write",
+    "write_imm",
+    "write_vectored",
 ];
 
 /// The smallest queues.
@@ -53,7 +62,8 @@ async fn given_up_operations(
     }
     // What it wrote has landed, because a later arrival has come.
     drop(lent.granted.end(GrantEnd::Content).unwrap());
-    assert_eq!(polls == 0 && before.is_empty(), polls == 0 && completed.is_none() && before.is_empty());
+    // Posted when it was called, so it arrives even if nobody ever polled it.
+    assert!(completed.is_none() || polls > 0);
     completed.is_some()
 }
 
@@ -69,11 +79,12 @@ async fn closed(handle: &Handle, pair: Pair) {
 
 #[test]
 fn s3_a_write_given_up_frees_its_slot_and_its_buffer() {
-    on_seeds(|handle| async move {
+    on_seeds(async |handle: Handle| {
         let pair = pair(&handle, DEPTHS).await;
         for_every_k("write", async |polls| {
             let source = pair.left.filled(BYTES, 1).await;
-            let write = async |_, lent: &Lent| polled(polls, pair.to_right.write(source.clone(), lent.range)).await;
+            let write =
+                async |_, lent: &Lent| polled(polls, pair.to_right.write(source.clone(), lent.range)).await;
             given_up_operations(&pair, polls, write).await
         })
         .await;
@@ -83,7 +94,7 @@ fn s3_a_write_given_up_frees_its_slot_and_its_buffer() {
 
 #[test]
 fn s3_a_write_with_immediate_given_up_arrives_once_or_never() {
-    on_seeds(|handle| async move {
+    on_seeds(async |handle: Handle| {
         let pair = pair(&handle, DEPTHS).await;
         for_every_k("write_imm", async |polls| {
             let source = pair.left.filled(BYTES, 1).await;
@@ -99,7 +110,7 @@ fn s3_a_write_with_immediate_given_up_arrives_once_or_never() {
 
 #[test]
 fn s3_a_vectored_write_given_up_arrives_once_or_never() {
-    on_seeds(|handle| async move {
+    on_seeds(async |handle: Handle| {
         let pair = pair(&handle, DEPTHS).await;
         for_every_k("write_vectored", async |polls| {
             let source = pair.left.filled(BYTES, 1).await;
@@ -124,7 +135,7 @@ fn s3_a_vectored_write_given_up_arrives_once_or_never() {
 
 #[test]
 fn s3_a_notification_given_up_arrives_once_or_never() {
-    on_seeds(|handle| async move {
+    on_seeds(async |handle: Handle| {
         let pair = pair(&handle, DEPTHS).await;
         for_every_k("notify", async |polls| {
             let notify = async |value, _: &Lent| polled(polls, pair.to_right.notify(Immediate(value))).await;
@@ -149,23 +160,22 @@ fn s3_a_notification_given_up_arrives_once_or_never() {
 
 #[test]
 fn s3_operations_that_wait_for_room_can_be_given_up() {
-    on_seeds(|handle| async move {
+    on_seeds(async |handle: Handle| {
         let pair = pair(&handle, DEPTHS).await;
         for_every_k("room", async |polls| {
             let posted: Vec<_> = (0..4).map(|value| pair.to_right.notify(Immediate(value))).collect();
-            let waiting = polled(polls, pair.to_right.room()).await;
-            let fifth = polled(polls, pair.to_right.notify(Immediate(4))).await;
-            let mut expected = 0;
-            // Four came for certain, and the fifth if it found room before it was given up.
             let arrivals = async {
-                while expected < 4 {
-                    let (value, _) = immediate(pair.to_left.next_arrival().await.unwrap());
-                    assert_eq!(value, expected);
-                    expected += 1;
+                for expected in 0..4 {
+                    assert_eq!(immediate(pair.to_left.next_arrival().await.unwrap()).0, expected);
                 }
             };
-            let (ended, ()) = join(join_all(posted), arrivals).await;
+            let waiters = async {
+                let room = polled(polls, pair.to_right.room()).await;
+                (room, polled(polls, pair.to_right.notify(Immediate(4))).await)
+            };
+            let (ended, ((), (waiting, fifth))) = join(join_all(posted), join(arrivals, waiters)).await;
             ended.into_iter().for_each(|result| result.unwrap());
+            // The fifth came if it found room before it was given up.
             pair.to_right.notify(Immediate(5)).await.unwrap();
             let (value, _) = immediate(pair.to_left.next_arrival().await.unwrap());
             if value == 4 {
@@ -182,7 +192,7 @@ fn s3_operations_that_wait_for_room_can_be_given_up() {
 
 #[test]
 fn s3_an_arrival_is_not_lost_when_nobody_waits_for_it_any_more() {
-    on_seeds(|handle| async move {
+    on_seeds(async |handle: Handle| {
         let pair = pair(&handle, DEPTHS).await;
         let mut next = 0;
         for_every_k("next_arrival", async |polls| {
@@ -205,7 +215,7 @@ fn s3_an_arrival_is_not_lost_when_nobody_waits_for_it_any_more() {
 
 #[test]
 fn l3_a_close_given_up_goes_on() {
-    on_seeds(|handle| async move {
+    on_seeds(async |handle: Handle| {
         let first = pair(&handle, DEPTHS).await;
         for_every_k("close", async |polls| {
             let (to_right, to_left) = connect(&first.left, &first.right, DEPTHS).await;
@@ -228,7 +238,7 @@ fn l3_a_close_given_up_goes_on() {
 
 #[test]
 fn s3_a_connect_given_up_leaves_nothing_behind() {
-    on_seeds(|handle| async move {
+    on_seeds(async |handle: Handle| {
         let first = pair(&handle, DEPTHS).await;
         for_every_k("connect", async |polls| {
             let dialer = first.left.domain.prepare(DEPTHS).unwrap();
@@ -237,8 +247,7 @@ fn s3_a_connect_given_up_leaves_nothing_behind() {
             let params = |peer, role| ConnectParams { peer, role, peer_host: None, limit };
             let dial = params(acceptor.connection_data(), Role::Dialer);
             let accept = params(dialer.connection_data(), Role::Acceptor);
-            let (given_up, other) =
-                join(polled(polls, dialer.connect(dial)), acceptor.connect(accept)).await;
+            let (given_up, other) = join(polled(polls, dialer.connect(dial)), acceptor.connect(accept)).await;
             let completed = given_up.is_some();
             match (given_up, other) {
                 (Some(one), Ok(other)) => {
@@ -256,7 +265,9 @@ fn s3_a_connect_given_up_leaves_nothing_behind() {
                 (None, Err(error)) => {
                     assert!(matches!(
                         error,
-                        FabricError::Connect { .. } | FabricError::ConnectTimeout { .. } | FabricError::Closed
+                        FabricError::Connect { .. }
+                            | FabricError::ConnectTimeout { .. }
+                            | FabricError::Closed
                     ));
                 }
             }
@@ -269,11 +280,11 @@ fn s3_a_connect_given_up_leaves_nothing_behind() {
 
 #[test]
 fn s1_an_allocation_given_up_takes_nothing_and_holds_nobody_up() {
-    on_seeds(|handle| async move {
+    on_seeds(async |handle: Handle| {
         let node = handle.start_node("a:1").unwrap();
         let config = PoolConfig { block_bytes: 4096, cap_bytes: 4096, ..PoolConfig::new("small") };
         let pool = node.pool(config).unwrap();
-        for polls in 0..4 {
+        for polls in 0..2 {
             let all = pool.alloc(4096).await.unwrap();
             let mut next = Box::pin(pool.alloc(4096));
             let waiting = polled(polls, &mut next).await;
@@ -289,6 +300,6 @@ fn s1_an_allocation_given_up_takes_nothing_and_holds_nobody_up() {
             assert_eq!((pool.stats().used_bytes, pool.stats().waiting), (0, 0));
         }
         let too_much = pool.alloc(1 << 20).await;
-        assert!(matches!(too_much, Err(MemoryError::TooLarge { .. } | MemoryError::PoolFull { .. })), "{too_much:?}");
+        assert!(matches!(too_much, Err(MemoryError::TooLarge { .. })), "{too_much:?}");
     });
 }
