@@ -21,6 +21,7 @@ use crate::{
         ControlPlane, GrpcConfig, GrpcPlane, Secret,
         secret::{read_secret_file, secret_from_environment},
     },
+    lost::LostSteps,
     node::{Node, Peers},
     pools::{LocalFabric, PoolCaps, Pools},
     published::PublishedSet,
@@ -46,6 +47,7 @@ pub struct WorkerBuilder {
     liveness: Duration,
     parameters: Parameters,
     values_max: usize,
+    sessions_max: usize,
     runtime: Option<Arc<dyn Runtime>>,
     control_runtime: Option<Arc<dyn Runtime>>,
     local_fabrics: Option<Vec<Arc<dyn Fabric>>>,
@@ -91,6 +93,7 @@ impl WorkerBuilder {
                 contents_max: 64,
             },
             values_max: 1 << 20,
+            sessions_max: 1024,
             runtime: None,
             control_runtime: None,
             local_fabrics: None,
@@ -229,6 +232,14 @@ impl WorkerBuilder {
         self
     }
 
+    /// Control sessions, dialled and accepted, that may be open at once; one more is refused. Two workers have one,
+    /// or two when each dialled the other. Default 1024.
+    #[must_use]
+    pub fn sessions_max(mut self, sessions: usize) -> Self {
+        self.sessions_max = sessions;
+        self
+    }
+
     /// The runtime to spawn on. Default: the tokio runtime this is started on.
     #[must_use]
     pub fn runtime(mut self, runtime: Arc<dyn Runtime>) -> Self {
@@ -301,6 +312,7 @@ impl WorkerBuilder {
             incarnation,
             steps: StepTable::new(self.values_max),
             published: PublishedSet::new(),
+            lost: LostSteps::default(),
         });
         let node = Node {
             incarnation,
@@ -320,7 +332,9 @@ impl WorkerBuilder {
             connect_limit: self.limit.min(Duration::from_secs(10)),
             cluster: self.cluster,
             peers: Mutex::new(Peers::default()),
-            closing: watch::channel(false).0,
+            closing: watch::Sender::new(false),
+            sessions: watch::Sender::new(0),
+            sessions_max: self.sessions_max,
             name: self.name,
         };
         let node = Arc::new(node);

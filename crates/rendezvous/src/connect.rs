@@ -21,6 +21,7 @@ use crate::{
     fabric_channel::{FabricChannel, ReceiveAllocator, Ring},
     node::{Node, fabric_number},
     pools::LocalFabric,
+    serve::FAREWELL,
     session::Session,
 };
 
@@ -107,15 +108,32 @@ impl Node {
             let remedy = "two workers have this name; every worker of a cluster needs its own".to_owned();
             return Err(WorkerError::Config { field: "name", value: self.name.clone(), remedy });
         }
+        let Some(served) = self.serve_one() else {
+            return Err(self.too_many_sessions(session));
+        };
         let ControlSession { sender, receiver, peer_host } = session;
         let peer = self.note_peer(&them.worker, dialled);
         let session = Session::new(them, peer_host, sender, dialled.is_some());
         peer.note_session(&session);
-        let (node, served) = (self.clone(), session.clone());
-        self.control_runtime
-            .spawn("session", Box::pin(async move { node.serve_session(served, receiver).await }));
+        let serving = self.clone().serve_session(session.clone(), receiver, served);
+        self.control_runtime.spawn("session", Box::pin(serving));
         self.control_runtime.spawn("liveness", Box::pin(self.clone().watch_over(session.clone())));
         Ok((session, peer))
+    }
+
+    /// Tells the peer that there is no room for its session.
+    fn too_many_sessions(self: &Arc<Self>, session: ControlSession) -> WorkerError {
+        let most = self.sessions_max;
+        let remedy =
+            format!("{most} sessions are open: close some, or allow more with WorkerBuilder::sessions_max");
+        let status = Status::new(Code::ResourceExhausted, format!("{}: {remedy}", self.name));
+        let node = self.clone();
+        let refuse = async move {
+            let goodbye = ControlFrame::Goodbye { status }.encode();
+            let _ = timeout(&*node.control_runtime, FAREWELL, session.sender.send(goodbye)).await;
+        };
+        self.control_runtime.spawn("refuse session", Box::pin(refuse));
+        WorkerError::Config { field: "sessions_max", value: most.to_string(), remedy }
     }
 
     /// Tries the fabrics both ends have, in this worker's order of preference.
@@ -179,12 +197,13 @@ impl Node {
         opened
     }
 
-    /// Answers the peer's Connect and sets up this end.
+    /// Answers the peer's Connect, whose number the session has noted, and sets up this end.
     pub(crate) async fn accept_data(self: Arc<Self>, session: Arc<Session>, offer: Connect) {
         let number = offer.connection;
-        let (fabric, half) = match self.consider(&session, &offer) {
+        let (fabric, half) = match self.consider(&offer) {
             Ok(considered) => considered,
             Err(status) => {
+                session.forget(number);
                 let _ = session.send(ControlFrame::Refused { connection: number, status }).await;
                 return;
             }
@@ -210,11 +229,7 @@ impl Node {
         }
     }
 
-    fn consider<'node>(
-        &'node self,
-        session: &Session,
-        offer: &Connect,
-    ) -> Result<(&'node LocalFabric, Half), Status> {
+    fn consider(&self, offer: &Connect) -> Result<(&LocalFabric, Half), Status> {
         let fabric = self.fabrics.iter().find(|fabric| fabric_number(fabric.kind) == offer.kind);
         let fabric = fabric.ok_or_else(|| {
             Status::new(
@@ -223,10 +238,6 @@ impl Node {
             )
         })?;
         let half = self.prepare(fabric).map_err(|error| Status::new(Code::Unavailable, error.to_string()))?;
-        if let Err(status) = session.open_for_peer(offer.connection) {
-            half.ring.end();
-            return Err(status);
-        }
         Ok((fabric, half))
     }
 
@@ -280,8 +291,9 @@ impl Node {
             announcer: Arc::new(announcer),
         };
         let parameters = (self.parameters, other.parameters);
-        let connection = DataConnection::new(channel, parameters, allocator, &session.peer.worker);
-        connection.start(&self.runtime, &self.values);
+        let worker = &session.peer.worker;
+        let connection = DataConnection::new(channel, parameters, allocator, worker, &self.values);
+        connection.start(&self.runtime);
         match confirm_regions(session, other.connection, &connection).await {
             Ok(()) => Ok(connection),
             Err(error) => {

@@ -3,12 +3,13 @@
 use std::{
     collections::VecDeque,
     future::Future,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
 };
 
-use memory::{Buf, GrantEnd, Granted, Pool, copy::CopyReason};
+use futures::poll;
+use memory::{Buf, BufMut, GrantEnd, Granted, Pool, copy::CopyReason};
 use protocol::{Allocator, Channel, ChannelError, Destination, LentEnd, Metadata, RingSpan, Status};
 use tokio::sync::Notify;
 use verbs_reactor::{
@@ -229,15 +230,9 @@ pub(crate) struct ReceiveAllocator {
     pub(crate) announcer: Arc<Announcer>,
 }
 
-impl Allocator for ReceiveAllocator {
-    type Lent = Granted;
-
-    async fn allocate(&self, metadata: &Metadata) -> Result<(Granted, Destination), Status> {
-        let exhausted = |error: &dyn std::fmt::Display| {
-            Status::new(protocol::Code::ResourceExhausted, format!("no memory for the tensor: {error}"))
-        };
-        let length = usize::try_from(metadata.byte_length).map_err(|error| exhausted(&error))?;
-        let buffer = self.pool.alloc(length).await.map_err(|error| exhausted(&error))?;
+impl ReceiveAllocator {
+    /// Lends `buffer` to the peer, once it has confirmed the buffer's region.
+    async fn lend(&self, buffer: BufMut) -> Result<(Granted, Destination), Status> {
         let region = buffer.block().and_then(|block| self.regions.get(block.id()));
         let region = region.ok_or_else(|| exhausted(&"its block is not registered with the fabric"))?;
         self.announcer
@@ -252,5 +247,37 @@ impl Allocator for ReceiveAllocator {
             capacity: granted.length() as u64,
         };
         Ok((granted, destination))
+    }
+}
+
+fn exhausted(error: &dyn std::fmt::Display) -> Status {
+    Status::new(protocol::Code::ResourceExhausted, format!("no memory for the tensor: {error}"))
+}
+
+fn length_of(metadata: &Metadata) -> Result<usize, Status> {
+    usize::try_from(metadata.byte_length).map_err(|error| exhausted(&error))
+}
+
+impl Allocator for ReceiveAllocator {
+    type Lent = Granted;
+
+    async fn allocate(&self, metadata: &Metadata) -> Result<(Granted, Destination), Status> {
+        let buffer = self.pool.alloc(length_of(metadata)?).await.map_err(|error| exhausted(&error))?;
+        self.lend(buffer).await
+    }
+
+    /// From the part of the pool that unanswered requests may hold; what is beyond goes out without a destination.
+    async fn allocate_early(&self, metadata: &Metadata) -> Result<Option<(Granted, Destination)>, Status> {
+        let buffer = match self.pool.try_alloc_early(length_of(metadata)?) {
+            Ok(buffer) => buffer,
+            Err(error) if error.is_exhausted() => return Ok(None),
+            Err(error) => return Err(exhausted(&error)),
+        };
+        let lending = pin!(self.lend(buffer));
+        match poll!(lending) {
+            Poll::Ready(lent) => lent.map(Some),
+            // The peer does not know the region yet: waiting for that would delay the request.
+            Poll::Pending => Ok(None),
+        }
     }
 }

@@ -32,6 +32,7 @@ mod data;
 mod error;
 mod fabric_channel;
 mod liveness;
+mod lost;
 mod node;
 mod peer;
 mod pools;

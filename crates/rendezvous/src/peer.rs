@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-use crate::{WorkerError, data::DataConnection, node::Node, session::Session};
+use crate::{WorkerError, data::DataConnection, error::Lost, node::Node, session::Session};
 
 /// A handle on a peer. Cheap to clone; stays valid over reconnects and restarts of the peer.
 #[derive(Debug, Clone)]
@@ -69,6 +69,7 @@ impl Peer {
 
     /// A connection that the peer has set up; used unless there is one already.
     pub(crate) fn note_connection(&self, connection: &Arc<DataConnection>) {
+        self.end_former();
         let mut state = self.lock();
         let usable = match &state.link {
             Link::Idle => false,
@@ -106,10 +107,19 @@ impl Peer {
         ended.clone().unwrap_or(Err(WorkerError::ShutDown))
     }
 
+    /// Has the end of a connection noted that is over, so that nothing goes on over the next one that it has lost.
+    fn end_former(&self) {
+        let former = self.connection().filter(|connection| connection.is_over() && !connection.has_ended());
+        if let Some(former) = former {
+            former.fail(&Lost::gone("the connection is over"));
+        }
+    }
+
     fn link_or_attempt(
         &self,
         node: &Arc<Node>,
     ) -> Result<Arc<DataConnection>, watch::Receiver<Option<Attempt>>> {
+        self.end_former();
         let mut state = self.lock();
         match &state.link {
             Link::Up(connection) if !connection.is_over() => return Ok(connection.clone()),

@@ -12,10 +12,11 @@ use std::{
 };
 
 use protocol::{Code, Status, StepId};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use crate::{
     Tensor,
+    data::unless,
     sharded::{FixedHasher, ShardedMap, sharded_map},
 };
 
@@ -50,7 +51,38 @@ struct Tombstones {
 #[derive(Debug)]
 pub(crate) struct Step {
     inner: Mutex<StepInner>,
+    /// Turns true with the abort.
+    ended: watch::Sender<bool>,
     waiting_values: Arc<AtomicUsize>,
+}
+
+/// A step for the time of a receive from another worker, which leaves no trace in the table.
+#[derive(Debug)]
+pub(crate) struct Watched<'table> {
+    table: &'table StepTable,
+    id: StepId,
+    step: Option<Arc<Step>>,
+}
+
+impl Watched<'_> {
+    /// What `receive` gives, unless the step ends first: then why.
+    pub(crate) async fn or_aborted<T>(&self, receive: impl Future<Output = T>) -> Result<T, Status> {
+        let Some(step) = &self.step else { return Ok(receive.await) };
+        let received = unless(step.ended.subscribe(), receive).await;
+        received.ok_or_else(|| step.lock().aborted.clone().unwrap_or_else(dropped))
+    }
+}
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        self.step = None;
+        let unused = |step: &Arc<Step>| Arc::strong_count(step) == 1 && step.lock().is_unused();
+        self.table.steps.remove_if(&self.id, |_, step| unused(step));
+    }
+}
+
+fn dropped() -> Status {
+    Status::new(Code::Aborted, "the step was dropped")
 }
 
 #[derive(Debug, Default)]
@@ -87,8 +119,27 @@ impl StepTable {
         if self.finished().known.contains(&id) {
             return Err(Status::new(Code::Aborted, format!("step {} has been cleaned up", id.0)));
         }
-        let make = || Arc::new(Step { inner: Mutex::default(), waiting_values: self.waiting_values.clone() });
+        let make = || {
+            let waiting_values = self.waiting_values.clone();
+            Arc::new(Step { inner: Mutex::default(), ended: watch::Sender::new(false), waiting_values })
+        };
         Ok(self.steps.entry(id).or_insert_with(make).clone())
+    }
+
+    /// Drops the values of a step whose keys `is_meant`.
+    pub(crate) fn drop_values(&self, id: StepId, is_meant: impl Fn(&str) -> bool) {
+        let step = self.steps.get(&id).map(|entry| entry.value().clone());
+        let dropped = step.map(|step| step.drop_values(is_meant));
+        // Outside the locks: the last drop of a value gives memory back, which may wake.
+        drop(dropped);
+    }
+
+    /// The step, for a receive from another worker.
+    pub(crate) fn watch(&self, id: StepId) -> Result<Watched<'_>, Status> {
+        let step = self.step(id)?;
+        let aborted = step.lock().aborted.clone();
+        let watched = Watched { table: self, id, step: Some(step) };
+        aborted.map_or(Ok(watched), Err)
     }
 
     /// Hands `tensor` to the oldest receiver of `key`, or queues it.
@@ -198,6 +249,7 @@ impl Step {
             inner.aborted = Some(status.clone());
             std::mem::take(&mut inner.queues)
         };
+        self.ended.send_replace(true);
         for (_, queue) in queues {
             self.waiting_values.fetch_sub(queue.values.len(), Ordering::Relaxed);
             for receiver in queue.receivers {
@@ -206,12 +258,27 @@ impl Step {
         }
     }
 
+    fn drop_values(&self, is_meant: impl Fn(&str) -> bool) -> Vec<(u64, Tensor)> {
+        let mut inner = self.lock();
+        let mut dropped = Vec::new();
+        for (_, queue) in inner.queues.iter_mut().filter(|(key, _)| is_meant(key)) {
+            dropped.extend(queue.values.drain(..));
+        }
+        inner.queues.retain(|_, queue| !queue.values.is_empty() || !queue.receivers.is_empty());
+        self.waiting_values.fetch_sub(dropped.len(), Ordering::Relaxed);
+        dropped
+    }
+
     fn lock(&self) -> MutexGuard<'_, StepInner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl StepInner {
+    fn is_unused(&self) -> bool {
+        self.aborted.is_none() && self.queues.is_empty()
+    }
+
     fn pop(&mut self, key: &str) -> Option<(u64, Tensor)> {
         let value = self.queues.get_mut(key)?.values.pop_front()?;
         self.forget_if_empty(key);
@@ -239,14 +306,13 @@ impl Future for Take {
     type Output = Result<TakenValue, Status>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let gone = || Status::new(Code::Aborted, "the step was dropped");
-        let Some(receiver) = &mut self.receiver else { return Poll::Ready(Err(gone())) };
+        let Some(receiver) = &mut self.receiver else { return Poll::Ready(Err(dropped())) };
         let Poll::Ready(answer) = Pin::new(receiver).poll(context) else { return Poll::Pending };
         self.receiver = None;
         let (sequence, tensor) = match answer {
             Ok(Ok(value)) => value,
             Ok(Err(status)) => return Poll::Ready(Err(status)),
-            Err(_) => return Poll::Ready(Err(gone())),
+            Err(_) => return Poll::Ready(Err(dropped())),
         };
         Poll::Ready(Ok(TakenValue { tensor, step: self.step.clone(), key: self.key.clone(), sequence }))
     }

@@ -8,11 +8,14 @@ use verbs_reactor::{FabricKind, QueuePairStats, timeout};
 
 use crate::{
     Peer, Published, Tensor, WorkerBuilder, WorkerError,
-    error::{Lost, TransferName},
+    error::{Lost, PeerLoss, TransferName},
     node::Node,
     table::SendRefused,
     values::worker_device,
 };
+
+/// How long a shutdown waits for the sessions' goodbyes.
+const SHUTDOWN: Duration = Duration::from_secs(2);
 
 /// A worker. Cheap to clone; the last clone's drop begins the shutdown without waiting for it.
 #[derive(Debug, Clone)]
@@ -206,6 +209,15 @@ impl Worker {
     /// it is answered with ABORTED.
     pub fn cleanup(&self, step: i64) {
         self.node.values.steps.cleanup(StepId(step));
+        self.node.values.lost.forget(StepId(step));
+        self.discard(StepId(step));
+    }
+
+    /// What was received for a step and not handed out goes back.
+    fn discard(&self, step: StepId) {
+        for connection in self.node.all_peers().iter().filter_map(Peer::connection) {
+            connection.protocol.discard(step);
+        }
     }
 
     /// All known peers, sorted by name, with the fabric each uses.
@@ -220,6 +232,8 @@ impl Worker {
     pub async fn shutdown(&self) {
         self.node.closing.send_replace(true);
         self.node.values.steps.abort_all(&Status::new(Code::Aborted, "Shutdown"));
+        // Each session says goodbye and closes its connections; one whose peer does not listen is not waited for.
+        let _ = timeout(&*self.node.runtime, SHUTDOWN, self.node.sessions_over()).await;
         for peer in self.node.all_peers() {
             if let Some(connection) = peer.connection() {
                 connection.close(&Lost::shut_down_here()).await;
@@ -325,7 +339,12 @@ impl Step {
             );
             return Err(WorkerError::BadKey { key: key.to_string(), problem });
         }
-        let steps = &self.worker.node.values.steps;
+        let values = &self.worker.node.values;
+        let receiver = if values.lost.is_empty() { None } else { key.destination_device().worker() };
+        if let Some(status) = receiver.and_then(|receiver| values.lost.status(self.id, &receiver)) {
+            return Err(self.aborted(status));
+        }
+        let steps = &values.steps;
         let step = steps.step(self.id).map_err(|status| self.aborted(status))?;
         steps.send(&step, &key.table_key(), tensor).map_err(|refused| match refused {
             SendRefused::Full { waiting } => WorkerError::TableFull { waiting },
@@ -341,8 +360,14 @@ impl Step {
     /// [`WorkerError::DeadlineExceeded`] after the worker's default timeout.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the receive up: the sender is told, and a value that it has not written yet
-    /// stays there in its place. A value that was being written when the future was dropped is lost.
+    /// Cancel-safe: in a loop around `select!`, nothing is lost, doubled or out of order. Dropping the future gives
+    /// the receive up: the sender is told, and a value that it has not written yet stays there in its place. One
+    /// that is being written is kept here, in the receive's own memory, for the next receive of the key; that waits
+    /// until it is known which of the two it is. Of several receives of a key that are outstanding at once when one
+    /// of them is dropped, any may get the value. Kept values end with the step.
+    ///
+    /// If the connection breaks while values of the step are under way, the step is over with this peer at both
+    /// ends, for good: later receives fail with [`WorkerError::PeerLost`] too.
     pub async fn recv(&self, key: &Key) -> Result<Tensor, WorkerError> {
         self.recv_timeout(key, self.worker.node.limit).await
     }
@@ -359,11 +384,14 @@ impl Step {
         self.worker.within(limit, what, self.receive(key)).await
     }
 
-    /// Ends the step here with `status`: pending and later receives and sends fail with it.
+    /// Ends the step here with `status`: pending and later receives and sends fail with it. Receives of this step
+    /// that peers have posted here get it as the sender's answer; those posted from here are given up, and their
+    /// senders told.
     pub fn abort(&self, status: &Status) {
         if let Ok(step) = self.worker.node.values.steps.step(self.id) {
             step.abort(status);
         }
+        self.worker.discard(self.id);
     }
 
     async fn receive(&self, key: &Key) -> Result<Tensor, WorkerError> {
@@ -372,6 +400,12 @@ impl Step {
             let taken = step.take(&key.table_key()).await.map_err(|status| self.aborted(status))?;
             return Ok(taken.tensor);
         }
+        let here = self.worker.node.values.steps.watch(self.id).map_err(|status| self.aborted(status))?;
+        let received = here.or_aborted(self.receive_remotely(key)).await;
+        received.map_err(|status| self.aborted(status))?
+    }
+
+    async fn receive_remotely(&self, key: &Key) -> Result<Tensor, WorkerError> {
         let source = key.source_device().worker().ok_or_else(|| WorkerError::BadKey {
             key: key.to_string(),
             problem: "its source names no worker: give job, replica and task".to_owned(),
@@ -384,6 +418,10 @@ impl Step {
         };
         let key = key.with_incarnation(incarnation).to_string();
         let transfer = TransferName { peer: peer.name().to_owned(), key, step: Some(self.id.0) };
+        if let Some(detail) = self.worker.node.values.lost.why(self.id, peer.name()) {
+            let (transport, loss) = (connection.kind.to_string(), PeerLoss::Gone);
+            return Err(WorkerError::PeerLost { transfer, transport, loss, detail });
+        }
         connection.receive(Scope::Step(self.id), &transfer).await
     }
 

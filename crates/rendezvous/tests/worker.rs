@@ -4,7 +4,7 @@
 
 use std::{future::Future, time::Duration};
 
-use protocol::{Code, DataType};
+use protocol::{Code, DataType, Status};
 use rendezvous::{Tensor, Worker, WorkerError};
 use verbs_reactor::{FabricKind, Runtime, TokioRuntime};
 
@@ -226,6 +226,60 @@ fn the_second_fetch_needs_no_metadata() {
         client.fetch(&peer, "t").await.unwrap();
         assert_eq!((first, client.peers()[0].counters.received.meta_data_response), (1, 1));
         end(server, client).await;
+    });
+}
+
+/// Posts a receive from both ends, ends the step at one of them, and gives what the receives got.
+async fn ended_step(kind: FabricKind, end_it: impl Fn(&Worker)) -> (WorkerError, WorkerError) {
+    let (server, client) = pair(kind).await;
+    client.peer_at(server.address()).await.unwrap();
+    let down = client.key(SERVER_CPU, CLIENT_CPU, "down").unwrap();
+    let up = client.key(CLIENT_CPU, SERVER_CPU, "up").unwrap();
+    let (here, there) = (client.step(9), server.step(9));
+    let begun = async {
+        let requests =
+            |worker: &Worker| worker.peers().first().map_or(0, |peer| peer.counters.received.tensor_request);
+        while requests(&server) == 0 || requests(&client) == 0 {
+            tokio::task::yield_now().await;
+        }
+        end_it(&client);
+    };
+    let (down, up, ()) = futures::join!(here.recv(&down), there.recv(&up), begun);
+    // Another step is not concerned.
+    let other = client.key(SERVER_CPU, CLIENT_CPU, "other").unwrap();
+    server.step(10).send(&other, pattern(&server, 10, 1)).unwrap();
+    client.step(10).recv(&other).await.unwrap();
+    end(server, client).await;
+    (down.unwrap_err(), up.unwrap_err())
+}
+
+#[test]
+fn an_aborted_step_ends_its_receives_at_both_ends() {
+    on_each_fabric(|kind| async move {
+        let abort = |client: &Worker| client.step(9).abort(&Status::new(Code::Cancelled, "no longer wanted"));
+        let (own, peers) = ended_step(kind, abort).await;
+        assert!(
+            matches!(&own, WorkerError::Aborted { step: 9, status } if status.code == Code::Cancelled),
+            "{own}"
+        );
+        let answered =
+            matches!(&peers, WorkerError::Remote { status, .. } if status.message == "no longer wanted");
+        assert!(answered, "{peers}");
+    });
+}
+
+#[test]
+fn a_cleaned_up_step_ends_its_receives_at_both_ends() {
+    on_each_fabric(|kind| async move {
+        let (own, peers) = ended_step(kind, |client| client.cleanup(9)).await;
+        assert!(
+            matches!(&own, WorkerError::Aborted { step: 9, status } if status.code == Code::Aborted),
+            "{own}"
+        );
+        assert!(
+            matches!(&peers, WorkerError::Remote { status, .. } if status.code == Code::Aborted),
+            "{peers}"
+        );
     });
 }
 

@@ -89,6 +89,10 @@ impl Target {
     }
 }
 
+/// An operation ended with an error.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ended;
+
 /// One incarnation of one worker.
 #[derive(Debug, Clone)]
 pub(super) struct Member {
@@ -229,28 +233,31 @@ impl Member {
         }
     }
 
-    /// Polls `operation` up to `polls` times and then drops it.
+    /// Polls `operation` up to `polls` times and then drops it: `None`.
+    ///
+    /// # Errors
+    /// It ended with an error, which is in the ledger.
     pub(super) async fn impatient<T>(
         &self,
         target: Target,
         what: String,
         polls: usize,
         operation: impl Future<Output = Result<T, WorkerError>>,
-    ) -> Option<T> {
+    ) -> Result<Option<T>, Ended> {
         let entry = self.node.begin(Some(&address(target.peer)), what);
         let outcome = match polled(polls, operation).await {
             Some(Ok(value)) => {
                 entry.end(&Outcome::Done);
-                return Some(value);
+                return Ok(Some(value));
             }
             Some(Err(error)) => {
                 entry.end_because(&self.outcome(target, &error), &error);
-                return None;
+                return Err(Ended);
             }
             None => Outcome::Cancelled,
         };
         entry.end(&outcome);
-        None
+        Ok(None)
     }
 
     fn outcome(&self, target: Target, error: &WorkerError) -> Outcome {

@@ -7,7 +7,8 @@ use tokio::io::Interest;
 
 use crate::{
     Access, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, Fabric, FabricError, FabricKind,
-    Prepared, QueuePair, QueuePairConfig, QueuePairCore, RegionTable, RemoteRegion, Runtime,
+    Prepared, QueuePair, QueuePairConfig, QueuePairCore, RegionTable, RemoteRegion, Runtime, Wait,
+    wait::{Patience, Spinner},
 };
 
 use super::{
@@ -39,6 +40,7 @@ pub struct ShmFabric {
     runtime: Arc<dyn Runtime>,
     reach: Vec<u8>,
     capabilities: Capabilities,
+    spinner: Arc<Spinner>,
 }
 
 impl ShmFabric {
@@ -51,7 +53,7 @@ impl ShmFabric {
     pub fn new(runtime: Arc<dyn Runtime>) -> Result<Self, FabricError> {
         let reach = reach().map_err(device("reading the host's identity"))?;
         probe()?;
-        Ok(Self { runtime, reach, capabilities: CAPABILITIES })
+        Ok(Self { runtime, reach, capabilities: CAPABILITIES, spinner: Spinner::new(Wait::default()) })
     }
 
     /// Splits logical writes into pieces of at most `bytes` bytes (at least 1; default 1 GiB). Each piece takes
@@ -59,6 +61,13 @@ impl ShmFabric {
     #[must_use]
     pub fn with_piece_bytes(mut self, bytes: u64) -> Self {
         self.capabilities.piece_bytes_max = bytes.max(1);
+        self
+    }
+
+    /// How drivers wait. At most one driver of this fabric spins at a time; clones of connections share theirs.
+    #[must_use]
+    pub fn with_wait(mut self, wait: Wait) -> Self {
+        self.spinner = Spinner::new(wait);
         self
     }
 }
@@ -104,16 +113,28 @@ impl Fabric for ShmFabric {
 
     fn open_domain(&self) -> Result<Arc<dyn Domain>, FabricError> {
         let regions = Arc::new(RegionTable::new(self.runtime.as_ref()));
-        let (runtime, capabilities) = (self.runtime.clone(), self.capabilities);
-        Ok(Arc::new(ShmDomain { runtime, regions, capabilities }))
+        let shared = Shared {
+            runtime: self.runtime.clone(),
+            regions,
+            capabilities: self.capabilities,
+            spinner: self.spinner.clone(),
+        };
+        Ok(Arc::new(ShmDomain { shared }))
     }
+}
+
+/// What a domain hands to its connections.
+#[derive(Debug, Clone)]
+struct Shared {
+    runtime: Arc<dyn Runtime>,
+    regions: Arc<RegionTable>,
+    capabilities: Capabilities,
+    spinner: Arc<Spinner>,
 }
 
 #[derive(Debug)]
 struct ShmDomain {
-    runtime: Arc<dyn Runtime>,
-    regions: Arc<RegionTable>,
-    capabilities: Capabilities,
+    shared: Shared,
 }
 
 impl Domain for ShmDomain {
@@ -122,7 +143,7 @@ impl Domain for ShmDomain {
     }
 
     fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
-        Ok(self.regions.register(self.runtime.as_ref(), block, access))
+        Ok(self.shared.regions.register(self.shared.runtime.as_ref(), block, access))
     }
 
     fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
@@ -131,22 +152,19 @@ impl Domain for ShmDomain {
                 "make this queue pair: the send depth must be 1 to 65536, the receive depth at least 1";
             return Err(FabricError::Unsupported { kind: KIND, what });
         }
-        let address = Address::random(self.runtime.as_ref());
+        let address = Address::random(self.shared.runtime.as_ref());
         let listener = sys::listen(&address.socket_name(), BACKLOG).map_err(device("listen"))?;
         let (page, page_fd) = OwnPage::new(config.send_depth).map_err(device("memfd_create"))?;
         let bell = sys::eventfd().map_err(device("eventfd"))?;
         let offer = Offer { address, config, listener, page, page_fd, bell };
-        let (runtime, regions) = (self.runtime.clone(), self.regions.clone());
-        Ok(Box::new(ShmPrepared { runtime, regions, capabilities: self.capabilities, offer }))
+        Ok(Box::new(ShmPrepared { shared: self.shared.clone(), offer }))
     }
 }
 
 /// An end that listens already.
 #[derive(Debug)]
 struct ShmPrepared {
-    runtime: Arc<dyn Runtime>,
-    regions: Arc<RegionTable>,
-    capabilities: Capabilities,
+    shared: Shared,
     offer: Offer,
 }
 
@@ -166,7 +184,7 @@ impl ShmPrepared {
         if let Err(error) = tokio::runtime::Handle::try_current() {
             return Err(failed("finding the reactor", format!("{error}: await this on a tokio runtime")));
         }
-        let Self { runtime, regions, capabilities, offer } = *self;
+        let Self { shared: Shared { runtime, regions, capabilities, spinner }, offer } = *self;
         let accepted = handshake::establish(&runtime, &offer, &params).await?;
         let bell = sys::watch(offer.bell, Interest::READABLE)
             .map_err(|error| failed("registering the doorbell", error.to_string()))?;
@@ -180,7 +198,8 @@ impl ShmPrepared {
             socket: accepted.socket,
             peer_receive_depth: accepted.receive_depth,
         }));
-        runtime.spawn("shm driver", Box::pin(Driver::new(link.clone(), bell)));
+        let patience = Patience::new(spinner, runtime.clone());
+        runtime.spawn("shm driver", Box::pin(Driver::new(link.clone(), bell, patience)));
         Ok(QueuePair::new(core, link))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{
     Mutex, MutexGuard, PoisonError, TryLockError,
-    atomic::{AtomicBool, Ordering, fence},
+    atomic::{AtomicBool, AtomicU64, Ordering, fence},
 };
 
 use futures::task::AtomicWaker;
@@ -50,6 +50,9 @@ pub(super) struct ShmLink {
     frames: AtomicBool,
     /// Completions were returned, and the peer was not rung for them yet.
     owed: AtomicBool,
+    /// Descriptors executed and completions reaped, as of the latest go: for glances that take no lock.
+    executed: AtomicU64,
+    reaped: AtomicU64,
     /// The driver found the target locked and wants to be woken when it is free.
     contended: AtomicBool,
 }
@@ -64,6 +67,8 @@ impl ShmLink {
             closing: AtomicBool::new(false),
             frames: AtomicBool::new(false),
             owed: AtomicBool::new(false),
+            executed: AtomicU64::new(0),
+            reaped: AtomicU64::new(0),
             contended: AtomicBool::new(false),
         }
     }
@@ -80,6 +85,19 @@ impl ShmLink {
     /// Whether operations wait for the socket to become writable.
     pub(super) fn waits_for_socket(&self) -> bool {
         self.producer().is_waiting()
+    }
+
+    /// A glance, without a lock, at whether the peer has given us something to do.
+    pub(super) fn may_have_work(&self) -> bool {
+        let peer = &self.connection.peer;
+        peer.may_have(self.executed.load(Ordering::Relaxed))
+            || peer.consumed() != self.reaped.load(Ordering::Relaxed)
+            || peer.closed() != 0
+    }
+
+    /// Changes whenever anyone has found work.
+    pub(super) fn work_done(&self) -> u64 {
+        self.executed.load(Ordering::Relaxed).wrapping_add(self.reaped.load(Ordering::Relaxed))
     }
 
     /// Wakes the peer for completions that it was not rung for.
@@ -154,6 +172,7 @@ impl ShmLink {
         worked |= self.retry_waiting();
         let before = target.executed();
         let run = target.run(connection);
+        self.executed.store(target.executed(), Ordering::Relaxed);
         if target.executed() != before {
             self.owed.store(true, Ordering::Release);
         }
@@ -170,7 +189,12 @@ impl ShmLink {
     fn reap(&self) -> Result<bool, PeerViolation> {
         let mut any = false;
         loop {
-            let (reaped, more) = self.producer().reap(&self.connection)?;
+            let (reaped, more) = {
+                let mut producer = self.producer();
+                let reaped = producer.reap(&self.connection)?;
+                self.reaped.store(producer.completed(), Ordering::Relaxed);
+                reaped
+            };
             for Posted { key, length } in reaped.into_iter().flatten() {
                 any = true;
                 self.connection.core.complete(key, length, Ok(()));

@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     io, mem,
-    os::fd::AsFd,
+    os::fd::{AsFd, BorrowedFd},
 };
 
 use memory::{
@@ -94,6 +94,11 @@ impl Producer {
         Some((posted, post))
     }
 
+    /// Descriptors whose completion was reaped.
+    pub(super) fn completed(&self) -> u64 {
+        self.completed
+    }
+
     /// Whether operations wait for the socket.
     pub(super) fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
@@ -170,6 +175,7 @@ impl Producer {
 
     /// Puts descriptors into the ring; the last one completes the operation.
     fn publish(&mut self, connection: &Connection, posted: Posted, prepared: &[Prepared]) {
+        connection.own.set_cpu();
         for Prepared { descriptor, local } in prepared {
             if descriptor.source == Source::Inline {
                 stage(connection, self.tail, local);
@@ -180,14 +186,14 @@ impl Producer {
         }
     }
 
-    /// Where the peer finds the bytes; `None` while the socket has no room for the block's descriptor.
+    /// Where the peer finds the bytes, which must lie in memory that it can map; `None` while the socket has no room for the block's descriptor.
     fn source(&mut self, connection: &Connection, local: &Buf) -> Result<Option<Source>, FabricError> {
-        if local.is_foreign() && !local.is_empty() {
-            let what = "send memory that is not a pool's: copy it into a pool first";
-            return Err(FabricError::Unsupported { kind: KIND, what });
-        }
-        let Some(block) = local.block().filter(|_| !local.is_empty()) else {
+        if local.is_empty() {
             return Ok(Some(Source::Nothing));
+        }
+        let Some((block, fd)) = local.block().and_then(|block| Some((block, block.fd()?))) else {
+            let what = "send memory that is in no pool: copy it into one first";
+            return Err(FabricError::Unsupported { kind: KIND, what });
         };
         if !connection.regions.contains(block.id()) {
             return Err(FabricError::NotRegistered { kind: KIND, block: block.id().get() });
@@ -196,11 +202,16 @@ impl Producer {
             return Ok(Some(Source::Inline));
         }
         let offset = local.offset() as u64;
-        Ok(self.share(connection, block)?.map(|index| Source::Block { index, offset }))
+        Ok(self.share(connection, block, fd)?.map(|index| Source::Block { index, offset }))
     }
 
     /// The number under which the peer knows `block`, which it is sent first if need be.
-    fn share(&mut self, connection: &Connection, block: &Block) -> Result<Option<u32>, FabricError> {
+    fn share(
+        &mut self,
+        connection: &Connection,
+        block: &Block,
+        fd: BorrowedFd<'_>,
+    ) -> Result<Option<u32>, FabricError> {
         if let Some(&index) = self.blocks.get(&block.id()) {
             return Ok(Some(index));
         }
@@ -210,7 +221,7 @@ impl Producer {
         }
         let index = self.blocks.len() as u32;
         let frame = Frame::Block { index, length: block.length() as u64 };
-        match sys::send(connection.socket.get_ref().as_fd(), &frame.encode(), &[block.fd()]) {
+        match sys::send(connection.socket.get_ref().as_fd(), &frame.encode(), &[fd]) {
             Ok(()) => {
                 self.blocks.insert(block.id(), index);
                 Ok(Some(index))

@@ -9,6 +9,7 @@
 //! 64    sleep      epoch of the latest sleep of this side's driver
 //! 128   consumed   descriptors of the peer that this side has executed
 //! 136   closed     0, or why this side ended the connection
+//! 144   cpu        1 + the CPU on which this side last published or executed something
 //! 4096  slots of 128 bytes: sequence word, seven words of descriptor, 64 bytes of inline payload
 //! ```
 
@@ -30,6 +31,7 @@ const MAGIC_AT: usize = 0;
 const SLEEP_AT: usize = 64;
 const CONSUMED_AT: usize = 128;
 const CLOSED_AT: usize = 136;
+const CPU_AT: usize = 144;
 const HEADER_BYTES: usize = 4096;
 const SLOT_BYTES: usize = 128;
 const WORD_BYTES: usize = 8;
@@ -219,6 +221,14 @@ impl OwnPage {
         self.page.word(slot).store(Page::sequence(position), Ordering::Release);
     }
 
+    /// Says on which CPU this side runs, as a hint.
+    pub(super) fn set_cpu(&self) {
+        let cpu = u64::from(sys::current_cpu()) + 1;
+        if self.page.word(CPU_AT).load(Ordering::Relaxed) != cpu {
+            self.page.word(CPU_AT).store(cpu, Ordering::Relaxed);
+        }
+    }
+
     /// Says that `count` descriptors of the peer are executed.
     pub(super) fn set_consumed(&self, count: u64) {
         self.page.word(CONSUMED_AT).store(count, Ordering::Release);
@@ -293,6 +303,17 @@ impl PeerPage {
     pub(super) fn inline_pointer(&self, position: u64) -> *const u8 {
         // SAFETY: the slot lies inside the mapping.
         unsafe { self.page.mapping.base().as_ptr().add(self.page.slot_at(position) + INLINE_AT) }
+    }
+
+    /// A glance at whether [`descriptor`](Self::descriptor) would find anything at `position`.
+    pub(super) fn may_have(&self, position: u64) -> bool {
+        let sequence = self.page.word(self.page.slot_at(position)).load(Ordering::Relaxed);
+        sequence != Page::sequence(position).saturating_sub(u64::from(self.page.slots))
+    }
+
+    /// Whether the peer last ran on the CPU that we run on.
+    pub(super) fn is_here(&self) -> bool {
+        self.page.word(CPU_AT).load(Ordering::Relaxed) == u64::from(sys::current_cpu()) + 1
     }
 
     /// How many of our descriptors the peer says it has executed.

@@ -38,6 +38,12 @@ pub(super) fn effective_uid() -> u32 {
     unsafe { libc::geteuid() }
 }
 
+/// The CPU this thread runs on; 0 where that can't be told.
+pub(super) fn current_cpu() -> u32 {
+    // SAFETY: no pointers are involved.
+    u32::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
+}
+
 /// An empty memfd that can be sealed.
 pub(super) fn memfd(name: &CStr) -> io::Result<OwnedFd> {
     // SAFETY: `name` is a valid C string for the call.

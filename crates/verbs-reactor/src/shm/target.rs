@@ -81,6 +81,7 @@ impl Target {
         let before = self.head;
         let result = self.execute_batch(connection);
         if self.head != before {
+            connection.own.set_cpu();
             connection.own.set_consumed(self.head);
         }
         match result? {

@@ -14,7 +14,8 @@ use tokio::io::Interest;
 
 use crate::{
     Access, Capabilities, FabricError, FabricKind, QueuePair, QueuePairConfig, QueuePairCore, RegionTable,
-    RemoteRange, Runtime, TokioRuntime,
+    RemoteRange, Runtime, TokioRuntime, Wait,
+    wait::{Patience, Spinner},
 };
 
 use super::{
@@ -99,6 +100,10 @@ impl Rig {
         let fd = sealed_block(length);
         let frame = Frame::Block { index, length: length as u64 }.encode();
         sys::send(self.socket.as_fd(), &frame, &[fd.as_fd()]).unwrap();
+    }
+
+    fn patience(&self, wait: Wait) -> Patience {
+        Patience::new(Spinner::new(wait), self.runtime.clone())
     }
 
     /// Lets the victim work until it has nothing to do, within bounds.
