@@ -166,6 +166,7 @@ macro_rules! contract_suite {
                     memory_past_the_grant_is_refused,
                     a_grant_that_has_ended_is_refused,
                     a_region_without_the_right_is_refused,
+                    memory_of_another_domain_is_refused,
                     an_immediate_without_a_receive_fails_both_ends,
                     taking_an_arrival_gives_its_receive_back,
                 ]
