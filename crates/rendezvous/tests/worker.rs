@@ -238,7 +238,7 @@ async fn ended_step(kind: FabricKind, end_it: impl Fn(&Worker)) -> (WorkerError,
     let (here, there) = (client.step(9), server.step(9));
     let begun = async {
         let requests =
-            |worker: &Worker| worker.peers().first().map_or(0, |peer| peer.counters.received.tensor_requests);
+            |worker: &Worker| worker.peers().first().map_or(0, |peer| peer.counters.received.tensor_request);
         while requests(&server) == 0 || requests(&client) == 0 {
             tokio::task::yield_now().await;
         }
