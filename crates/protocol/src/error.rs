@@ -26,6 +26,12 @@ pub enum TransferError {
     },
 }
 
+impl TransferError {
+    pub(crate) fn gone() -> Self {
+        Self::PeerLost { reason: "the value is gone".to_owned() }
+    }
+}
+
 impl From<ChannelError> for TransferError {
     fn from(error: ChannelError) -> Self {
         Self::PeerLost { reason: error.0 }
@@ -84,6 +90,9 @@ pub enum PeerMisbehaved {
     /// Content of another length than the metadata says.
     #[error("the peer sent content of the wrong length")]
     ContentLength,
+    /// META_DATA_RESPONSE with more content than agreed.
+    #[error("the peer sent more content inside a message than was agreed")]
+    EagerUnasked,
     /// A second META_DATA_RESPONSE to one request.
     #[error("the peer sent META_DATA_RESPONSE twice for one request")]
     MetaDataTwice,

@@ -290,6 +290,7 @@ fn parameters() -> impl Strategy<Value = Parameters> {
         requests_max: 4,
         contents_max: 4,
         names_max: 4,
+        eager_bytes_max: 0,
     })
 }
 
@@ -363,6 +364,7 @@ fn numbers_outside_the_limits_are_brought_inside() {
         requests_max: u32::MAX,
         contents_max: u32::MAX,
         names_max: u32::MAX,
+        eager_bytes_max: u32::MAX,
     };
     let agreed = Agreed::of(&wild, &wild);
     assert_eq!((agreed.depth, agreed.names_max), (DEPTH_MAX, NAMES_MAX));

@@ -92,6 +92,7 @@ impl WorkerBuilder {
                 requests_max: 256,
                 contents_max: 64,
                 names_max: 1024,
+                eager_bytes_max: protocol::limits::EAGER_BYTES_MAX,
             },
             values_max: 1 << 20,
             sessions_max: 1024,
@@ -217,6 +218,14 @@ impl WorkerBuilder {
     #[must_use]
     pub fn contents_max(mut self, contents: u32) -> Self {
         self.parameters.contents_max = contents;
+        self
+    }
+
+    /// Longest tensor that travels inside a message when its receiver does not know its shape, in bytes; what both
+    /// ends allow holds. It saves a round trip and costs a copy at each end. Default and most 4096; 0 for none.
+    #[must_use]
+    pub fn eager_bytes_max(mut self, bytes: u32) -> Self {
+        self.parameters.eager_bytes_max = bytes;
         self
     }
 

@@ -6,8 +6,8 @@ use std::sync::{
 };
 
 use futures::future::{Either, select};
-use memory::{GrantEnd, Granted};
-use protocol::{Connection, Received, Scope, TransferError, wire::control::Parameters};
+use memory::{Buf, BufMut, GrantEnd, Granted};
+use protocol::{Connection, Held, Received, Scope, TransferError, wire::control::Parameters};
 use verbs_reactor::{Arrival, FabricKind, QueuePair, Runtime};
 
 use crate::{
@@ -160,12 +160,25 @@ impl DataConnection {
         Self::tensor(received)
     }
 
-    fn tensor(received: Received<Granted>) -> Result<Tensor, WorkerError> {
-        let bytes = match received.lent {
-            Some(lent) => lent.end(GrantEnd::Content)?.freeze(),
-            None => memory::Buf::empty(),
-        };
-        Ok(Tensor::received(received.metadata, bytes))
+    /// Receives one of several values that are wanted together: it is not lost if the others do not come.
+    pub(crate) async fn receive_held(
+        &self,
+        scope: Scope,
+        name: &TransferName,
+    ) -> Result<Held<FabricChannel>, WorkerError> {
+        let received = self.protocol.receive(scope, &name.key, &self.allocator).await;
+        received
+            .map(|received| self.protocol.hold(received))
+            .map_err(|error| self.transfer_error(name, error))
+    }
+
+    pub(crate) fn tensor(received: Received<Granted>) -> Result<Tensor, WorkerError> {
+        let Received { metadata, lent, .. } = received;
+        let bytes = lent.map(|lent| lent.end(GrantEnd::Content)).transpose()?.map(BufMut::freeze);
+        // Memory lent for several known shapes is as large as the largest.
+        let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
+        let bytes = bytes.filter(|_| length > 0).and_then(|bytes| bytes.slice(0..length));
+        Ok(Tensor::received(metadata, bytes.unwrap_or_else(Buf::empty)))
     }
 
     fn lost_error(&self, transfer: TransferName, seen: String) -> WorkerError {

@@ -8,7 +8,10 @@ use std::{
 };
 
 use futures::poll;
-use memory::{Buf, BufMut, GrantEnd, Granted, Pool};
+use memory::{
+    Buf, BufMut, GrantEnd, Granted, Pool,
+    copy::{CopyReason, copy_bytes},
+};
 use protocol::{
     Allocator, Channel, ChannelError, Destination, LentEnd, Metadata, RecordSlot, RingSpan, Status,
 };
@@ -142,6 +145,12 @@ impl Channel for FabricChannel {
         *self.peer_ring.lock().unwrap_or_else(PoisonError::into_inner) = ring;
     }
 
+    fn copy_out(&self, bytes: &Buf) -> Box<[u8]> {
+        let mut copy = vec![0; bytes.len()];
+        copy_bytes(&mut copy, bytes, CopyReason::Eager);
+        copy.into()
+    }
+
     fn take_back(&self, lent: Granted, end: LentEnd) {
         let why = match end {
             LentEnd::MetaDataResponse => GrantEnd::MetaDataResponse,
@@ -197,6 +206,10 @@ pub(crate) struct ReceiveAllocator {
 }
 
 impl ReceiveAllocator {
+    async fn buffer(&self, metadata: &Metadata) -> Result<BufMut, Status> {
+        self.pool.alloc(length_of(metadata)?).await.map_err(|error| exhausted(&error))
+    }
+
     /// Lends `buffer` to the peer, once it has confirmed the buffer's region.
     async fn lend(&self, buffer: BufMut) -> Result<(Granted, Destination), Status> {
         let region = buffer.block().and_then(|block| self.regions.get(block.id()));
@@ -227,9 +240,14 @@ fn length_of(metadata: &Metadata) -> Result<usize, Status> {
 impl Allocator for ReceiveAllocator {
     type Lent = Granted;
 
+    async fn keep(&self, metadata: &Metadata, content: &[u8]) -> Result<Granted, Status> {
+        let mut buffer = self.buffer(metadata).await?;
+        copy_bytes(&mut buffer, content, CopyReason::Eager);
+        Ok(buffer.grant())
+    }
+
     async fn allocate(&self, metadata: &Metadata) -> Result<(Granted, Destination), Status> {
-        let buffer = self.pool.alloc(length_of(metadata)?).await.map_err(|error| exhausted(&error))?;
-        self.lend(buffer).await
+        self.lend(self.buffer(metadata).await?).await
     }
 
     /// From the part of the pool that unanswered requests may hold; what is beyond goes out without a destination.

@@ -29,6 +29,7 @@ mod builder;
 mod cluster;
 mod connect;
 mod data;
+mod encoded;
 mod error;
 mod fabric_channel;
 mod held_posts;

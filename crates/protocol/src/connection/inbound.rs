@@ -4,9 +4,10 @@ use std::sync::{MutexGuard, PoisonError};
 
 use super::{Connection, State};
 use crate::{
-    Channel, ChannelError, Message, Mode, PeerMisbehaved, RecordSlot, TensorRequest,
+    Channel, ChannelError, Message, MetaDataResponse, Mode, PeerMisbehaved, RecordSlot, TensorRequest,
     credit::{Counts, RingConsumer},
     names::NameTable,
+    request::Arrived,
     wire::{
         WireError,
         record::{self, ANSWER_BYTES, ASK_BYTES, Control, RECORD_BYTES_MAX, Record},
@@ -194,6 +195,26 @@ impl<C: Channel> Connection<C> {
         Ok(())
     }
 
+    fn take_meta_data_response(
+        &self,
+        state: &mut State<C::Lent>,
+        response: MetaDataResponse,
+    ) -> Result<Arrived<C::Lent>, PeerMisbehaved> {
+        let MetaDataResponse { index, metadata, content } = response;
+        let eager = content.as_ref().map(|content| content.len() as u64);
+        if self.agreed.eager_bytes_max == 0 && eager.is_some()
+            || eager > Some(self.agreed.eager_bytes_max.into())
+        {
+            return Err(PeerMisbehaved::EagerUnasked);
+        }
+        let arrived = state.requests.meta_data_response(index, metadata, content)?;
+        if let Some(bytes) = eager.filter(|_| !arrived.is_ignored) {
+            state.counters.eager_received += 1;
+            state.counters.eager_bytes_received += bytes;
+        }
+        Ok(arrived)
+    }
+
     fn act(
         &self,
         mut state: MutexGuard<'_, State<C::Lent>>,
@@ -216,9 +237,7 @@ impl<C: Channel> Connection<C> {
                 self.settle(state, woken, None);
                 return Ok(None);
             }
-            Message::MetaDataResponse(response) => {
-                state.requests.meta_data_response(response.index, response.metadata)?
-            }
+            Message::MetaDataResponse(response) => self.take_meta_data_response(&mut state, response)?,
             Message::ErrorStatus(error) => state.requests.error_status(error.index, error.status)?,
             Message::CancelAck(index) => state.requests.cancel_ack(index)?,
         };

@@ -15,9 +15,8 @@ pub use codec::check_metadata;
 use codec::{Reader, Writer};
 
 use crate::{
-    Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Scope, StepId, TensorReRequest,
-    TensorRequest,
-    limits::{MESSAGE_BYTES_MAX, NAME_BYTES_MAX},
+    ErrorStatus, Message, MetaDataResponse, Metadata, Scope, StepId, TensorReRequest, TensorRequest, Want,
+    limits::{EAGER_BYTES_MAX, KNOWN_METADATA_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX},
     names::{NameForm, NameTable},
 };
 
@@ -105,6 +104,8 @@ const CANCEL_ACK: u8 = 6;
 const NAME_PLAIN: u8 = 0;
 const NAME_DEFINED: u8 = 1;
 const NAME_NUMBER: u8 = 2;
+const WANT_WRITE: u8 = 0;
+const WANT_EAGER: u8 = 1;
 
 const SCOPE_STEP: u8 = 0;
 const SCOPE_PUBLISHED: u8 = 1;
@@ -133,6 +134,7 @@ fn write_message(writer: &mut Writer<'_>, message: &Message, form: Option<NameFo
             writer.u8(META_DATA_RESPONSE);
             writer.u32(response.index.0);
             writer.metadata(&response.metadata);
+            writer.option(response.content.as_deref(), Writer::bytes);
         }
         Message::TensorReRequest(request) => {
             writer.u8(TENSOR_RE_REQUEST);
@@ -166,8 +168,15 @@ fn write_request(writer: &mut Writer<'_>, request: &TensorRequest, form: Option<
         Scope::Published => writer.u8(SCOPE_PUBLISHED),
     }
     write_name(writer, &request.key, form);
-    writer.option(request.known.as_ref(), Writer::metadata);
-    writer.option(request.destination, Writer::destination);
+    writer.u8(u8::try_from(request.known.len()).unwrap_or(u8::MAX));
+    request.known.iter().for_each(|metadata| writer.metadata(metadata));
+    match request.want {
+        Want::Write(destination) => {
+            writer.u8(WANT_WRITE);
+            writer.option(destination, Writer::destination);
+        }
+        Want::Eager => writer.u8(WANT_EAGER),
+    }
 }
 
 fn write_name(writer: &mut Writer<'_>, key: &str, form: Option<NameForm>) {
@@ -262,13 +271,22 @@ fn read_message(
                 value => return Err(WireError::Unknown { field: "scope", value: value.into() }),
             };
             let key = read_name(reader, names)?;
-            let known = reader.option("known metadata", Reader::metadata)?;
-            let destination = reader.option("destination", Reader::destination)?;
-            check_destination(known.as_ref(), destination)?;
-            Message::TensorRequest(TensorRequest { index, scope, key, known, destination })
+            let known = read_known(reader)?;
+            let want = match reader.u8("want")? {
+                WANT_WRITE => Want::Write(reader.option("destination", Reader::destination)?),
+                WANT_EAGER => Want::Eager,
+                value => return Err(WireError::Unknown { field: "want", value: value.into() }),
+            };
+            check_want(&known, want)?;
+            Message::TensorRequest(TensorRequest { index, scope, key, known, want })
         }
         META_DATA_RESPONSE => {
-            Message::MetaDataResponse(MetaDataResponse { index, metadata: reader.metadata()? })
+            let metadata = reader.metadata()?;
+            let content = reader
+                .option("content", |reader| reader.bytes("content", EAGER_BYTES_MAX as usize))?
+                .map(Box::from);
+            check_content(&metadata, content.as_deref())?;
+            Message::MetaDataResponse(MetaDataResponse { index, metadata, content })
         }
         TENSOR_RE_REQUEST => {
             let destination = reader.option("destination", Reader::destination)?;
@@ -280,12 +298,32 @@ fn read_message(
     })
 }
 
-/// A destination is there exactly when the known value has bytes, and takes them all.
-fn check_destination(known: Option<&Metadata>, destination: Option<Destination>) -> Result<(), WireError> {
-    let needed = known.map_or(0, |metadata| metadata.byte_length);
-    let fits = match destination {
-        Some(destination) => needed > 0 && destination.capacity >= needed,
-        None => needed == 0,
+fn read_known(reader: &mut Reader<'_>) -> Result<Arc<[Metadata]>, WireError> {
+    let count = usize::from(reader.u8("known metadata")?);
+    if count > KNOWN_METADATA_MAX {
+        let limit = KNOWN_METADATA_MAX;
+        return Err(WireError::TooLong { field: "known metadata", length: count, limit });
+    }
+    (0..count).map(|_| reader.metadata()).collect()
+}
+
+/// A destination is there exactly when a known value has bytes, and takes the largest of them. Eager is asked for where
+/// each has bytes, and few.
+fn check_want(known: &[Metadata], want: Want) -> Result<(), WireError> {
+    let needed = known.iter().map(|metadata| metadata.byte_length).max().unwrap_or(0);
+    let fits = match want {
+        Want::Write(Some(destination)) => needed > 0 && destination.capacity >= needed,
+        Want::Write(None) => needed == 0,
+        Want::Eager => needed > 0 && needed <= u64::from(EAGER_BYTES_MAX),
     };
-    if fits { Ok(()) } else { Err(WireError::Inconsistent { field: "destination" }) }
+    if fits { Ok(()) } else { Err(WireError::Inconsistent { field: "want" }) }
+}
+
+fn check_content(metadata: &Metadata, content: Option<&[u8]>) -> Result<(), WireError> {
+    match content {
+        Some(content) if content.len() as u64 != metadata.byte_length => {
+            Err(WireError::Inconsistent { field: "content" })
+        }
+        _ => Ok(()),
+    }
 }

@@ -26,6 +26,7 @@ pub(super) struct Setup {
     depth: u32,
     requests_max: u32,
     contents_max: u32,
+    eager_bytes_max: u32,
     ring_bytes: u32,
     /// Bytes that keys and names are longer than they need be.
     padding: usize,
@@ -50,6 +51,7 @@ impl Setup {
             depth: rng.pick([4, 5, 6, 12, 64]),
             requests_max: rng.pick([1, 2, 5, 64]),
             contents_max: rng.pick([1, 2, 64]),
+            eager_bytes_max: rng.pick([0, 64, 4096]),
             ring_bytes: rng.pick([8 << 10, 9000, 64 << 10]),
             padding: rng.pick([0, 1, 200, 500]),
             receive_bytes: rng.pick([32 << 10, 64 << 10, 256 << 10]),
@@ -119,6 +121,7 @@ impl Member {
             .depth(setup.depth)
             .requests_max(setup.requests_max)
             .contents_max(setup.contents_max)
+            .eager_bytes_max(setup.eager_bytes_max)
             .ring_bytes(setup.ring_bytes)
             .source_bytes(64 << 20)
             .receive_bytes(setup.receive_bytes)

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use protocol::{
-    ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, Connection, MESSAGE_IMMEDIATE, Message, Mode, Parameters,
-    PeerMisbehaved, RecordSlot, Scope, TensorRequest,
+    ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, Connection, MESSAGE_IMMEDIATE, Message, MetaDataResponse,
+    Metadata, Mode, Parameters, PeerMisbehaved, RecordSlot, RequestIndex, Scope, TensorRequest,
     credit::{Answer, Ask, Blocked, Counts, Flow},
     names::NameForm,
     wire::record::{self, ASK_BYTES, Control},
@@ -59,6 +59,17 @@ impl Lone {
             taken: Counts::default(),
             asks: 0,
         }
+    }
+
+    /// One transfer after which the receiver knows the metadata of `key`.
+    pub(crate) fn know(&mut self, key: &str, metadata: &Metadata) {
+        let handle = self.receive(super::STEP, key);
+        let (index, metadata) = (RequestIndex(0), metadata.clone());
+        let length = metadata.byte_length;
+        let response = MetaDataResponse { index, metadata, content: None };
+        assert_eq!(self.message(&Message::MetaDataResponse(response)), Ok(None));
+        assert_eq!(self.immediate(0, length), Ok(()));
+        super::pair::settled(&handle).unwrap();
     }
 
     pub(crate) fn receive(&mut self, scope: Scope, key: &str) -> Handle<Outcome> {

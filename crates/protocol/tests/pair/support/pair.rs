@@ -55,6 +55,7 @@ pub(crate) fn small() -> Parameters {
         requests_max: 8,
         contents_max: 2,
         names_max: 4,
+        eager_bytes_max: 0,
     }
 }
 
@@ -231,5 +232,6 @@ impl Pair {
 /// What a receive gave, with its bytes; the loan is ended.
 pub(crate) fn settled(handle: &Handle<Outcome>) -> Result<(protocol::Metadata, Vec<u8>), TransferError> {
     let received = handle.take().expect("the receive has ended")?;
-    Ok((received.metadata, received.lent.map(Lent::finish).unwrap_or_default()))
+    let length = received.metadata.byte_length as usize;
+    Ok((received.metadata, received.lent.map(|lent| lent.finish(length)).unwrap_or_default()))
 }
