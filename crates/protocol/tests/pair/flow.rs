@@ -409,8 +409,8 @@ fn request(index: u32, key: &str) -> Message {
         index: RequestIndex(index),
         scope: STEP,
         key: key.into(),
-        known: None,
-        destination: None,
+        known: [].into(),
+        want: protocol::Want::Write(None),
     })
 }
 
