@@ -538,8 +538,8 @@ fn ring_records_name_keys_by_number() {
         index: RequestIndex(1),
         scope: Scope::Published,
         key,
-        known: None,
-        destination: None,
+        known: [].into(),
+        want: Want::Write(None),
     };
     let message = Message::TensorRequest(request);
     let counts = Counts::default();
