@@ -32,6 +32,7 @@ pub mod key;
 pub mod limits;
 pub mod message;
 pub mod metadata;
+pub mod names;
 #[cfg(feature = "planted-bugs")]
 pub mod planted;
 mod request;
@@ -39,7 +40,7 @@ mod response;
 pub mod status;
 pub mod wire;
 
-pub use channel::{Allocator, Channel, ChannelError, LentEnd, RingSpan, Source, Value};
+pub use channel::{Allocator, Channel, ChannelError, LentEnd, RecordSlot, RingSpan, Source, Value};
 pub use connection::{ACKNOWLEDGEMENT_IMMEDIATE, Connection, MESSAGE_IMMEDIATE};
 pub use counters::{Counters, MessageCounts};
 pub use credit::{Agreed, Depths, Mode, Parameters};

@@ -11,14 +11,20 @@ use proptest::prelude::*;
 use protocol::{
     Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Mode, Parameters,
     RequestIndex, Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, WireError,
+    credit::{Answer, Ask, Counts},
     limits::{
-        CONTENTS_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, RANK_MAX, REQUESTS_MAX, RING_BYTES_MAX,
-        RING_BYTES_MIN, STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX, WINDOW_MAX,
-        WIRE_VERSION,
+        CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NAMES_MAX, RANK_MAX,
+        REQUESTS_MAX, RING_BYTES_MAX, RING_BYTES_MIN, SLOT_BYTES, STATUS_DETAILS_BYTES_MAX,
+        STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX, WIRE_VERSION,
     },
+    names::{NameForm, NameTable},
     wire::{
         self,
         control::{Connect, ControlFrame, FabricOffer, ListEntry, RegionRecord, RingOffer},
+        record::{
+            ANSWER_BYTES, ASK_BYTES, Control, RECORD_BYTES_MAX, Record, decode_answer, decode_ask,
+            decode_record, encode_answer, encode_ask, encode_control, encode_message, record_length,
+        },
     },
 };
 
@@ -91,15 +97,23 @@ fn message() -> impl Strategy<Value = Message> {
 }
 
 fn parameters() -> impl Strategy<Value = Parameters> {
-    let mode = proptest::sample::select(&[Mode::Original, Mode::Windowed][..]);
-    let numbers = (1..=WINDOW_MAX, RING_BYTES_MIN..=RING_BYTES_MAX, 1..=REQUESTS_MAX, 1..=CONTENTS_MAX);
-    (mode, numbers).prop_map(|(mode, (window, ring_bytes, requests_max, contents_max))| Parameters {
-        mode,
-        window,
-        ring_bytes,
-        requests_max,
-        contents_max,
+    let mode = proptest::sample::select(&[Mode::Original, Mode::Counted][..]);
+    let numbers = (
+        DEPTH_MIN..=DEPTH_MAX,
+        RING_BYTES_MIN..=RING_BYTES_MAX,
+        1..=REQUESTS_MAX,
+        1..=CONTENTS_MAX,
+        0..=NAMES_MAX,
+    );
+    (mode, numbers).prop_map(|(mode, (depth, ring_bytes, requests_max, contents_max, names_max))| {
+        Parameters { mode, depth, ring_bytes, requests_max, contents_max, names_max }
     })
+}
+
+fn ring_offer(parameters: Parameters) -> RingOffer {
+    let at =
+        |offset, capacity: u32| Destination { region: 1, generation: 2, offset, capacity: capacity.into() };
+    RingOffer { destination: at(64, parameters.first_ring_bytes()), slots: at(0, 2 * SLOT_BYTES) }
 }
 
 fn region() -> impl Strategy<Value = RegionRecord> {
@@ -117,8 +131,7 @@ fn connect(agreed: bool) -> impl Strategy<Value = ControlFrame> {
     let regions = proptest::collection::vec(region(), 0..5);
     let fields = (any::<u32>(), any::<u8>(), data, parameters(), regions);
     fields.prop_map(move |(connection, kind, data, parameters, regions)| {
-        let capacity = u64::from(parameters.ring_bytes);
-        let ring = RingOffer { destination: Destination { region: 1, generation: 2, offset: 64, capacity } };
+        let ring = ring_offer(parameters);
         if agreed {
             ControlFrame::Connected(Connect { connection, kind, data, parameters, ring, regions })
         } else {
@@ -398,32 +411,138 @@ fn d_another_wire_version_is_refused_with_both_named() {
     };
     let error = ControlFrame::decode(&hello.encode()).unwrap_err();
     assert_eq!(error, WireError::Version { peer: WIRE_VERSION + 1, own: WIRE_VERSION });
-    assert!(error.to_string().contains('1') && error.to_string().contains('2'), "{error}");
+    for version in [WIRE_VERSION + 1, WIRE_VERSION] {
+        assert!(error.to_string().contains(&version.to_string()), "{error}");
+    }
 }
 
 #[test]
 fn d_parameters_outside_their_limits_are_refused() {
     let good = Parameters::default();
     let bad = [
-        Parameters { window: 0, ..good },
-        Parameters { window: WINDOW_MAX + 1, ..good },
+        Parameters { depth: DEPTH_MIN - 1, ..good },
+        Parameters { depth: DEPTH_MAX + 1, ..good },
         Parameters { ring_bytes: RING_BYTES_MIN - 1, ..good },
         Parameters { ring_bytes: RING_BYTES_MAX + 1, ..good },
         Parameters { requests_max: 0, ..good },
         Parameters { requests_max: REQUESTS_MAX + 1, ..good },
         Parameters { contents_max: 0, ..good },
         Parameters { contents_max: CONTENTS_MAX + 1, ..good },
+        Parameters { names_max: NAMES_MAX + 1, ..good },
     ];
     assert_eq!(good.check(), Ok(()));
     for parameters in bad {
-        let capacity = u64::from(parameters.ring_bytes);
-        let destination = Destination { region: 0, generation: 0, offset: 0, capacity };
-        let (data, regions, ring) = (Vec::new(), Vec::new(), RingOffer { destination });
+        let (data, regions, ring) = (Vec::new(), Vec::new(), ring_offer(parameters));
         let frame =
             ControlFrame::Connect(Connect { connection: 1, kind: 1, data, parameters, ring, regions });
         let error = ControlFrame::decode(&frame.encode()).unwrap_err();
         assert!(matches!(error, WireError::OutOfRange { .. }), "{error}");
     }
+}
+
+#[test]
+fn d_rings_and_slots_of_other_sizes_are_refused() {
+    let parameters = Parameters::default();
+    let good = ring_offer(parameters);
+    let sized = |destination: Destination, capacity| Destination { capacity, ..destination };
+    let first = u64::from(parameters.first_ring_bytes());
+    let bad = [
+        RingOffer { destination: sized(good.destination, first - 1), ..good },
+        RingOffer { destination: sized(good.destination, first + 1), ..good },
+        RingOffer { slots: sized(good.slots, 2 * u64::from(SLOT_BYTES) - 1), ..good },
+    ];
+    for ring in bad {
+        let (data, regions) = (Vec::new(), Vec::new());
+        let frame =
+            ControlFrame::Connect(Connect { connection: 1, kind: 1, data, parameters, ring, regions });
+        let error = ControlFrame::decode(&frame.encode()).unwrap_err();
+        assert_eq!(error, WireError::Inconsistent { field: "ring" });
+    }
+}
+
+fn decode(mode: Mode, bytes: &[u8]) -> Result<(Counts, Record), WireError> {
+    decode_record(mode, bytes, &mut NameTable::new(4))
+}
+
+#[test]
+fn ring_records_name_keys_by_number() {
+    let key = "a key that is spelt out once".into();
+    let request = TensorRequest {
+        index: RequestIndex(1),
+        scope: Scope::Published,
+        key,
+        known: None,
+        destination: None,
+    };
+    let message = Message::TensorRequest(request);
+    let counts = Counts::default();
+    let encoded = |form| {
+        let mut bytes = Vec::new();
+        encode_message(Some((counts, form)), &message, &mut bytes);
+        bytes
+    };
+    let mut names = NameTable::new(4);
+    let whole = Ok((counts, Record::Message(message.clone())));
+    for form in [NameForm::Plain, NameForm::Define(3), NameForm::Number(3), NameForm::Number(3)] {
+        assert_eq!(decode_record(Mode::Counted, &encoded(form), &mut names), whole, "{form:?}");
+    }
+    assert_eq!(encoded(NameForm::Plain).len() - encoded(NameForm::Number(3)).len(), 2 + 28 - 2);
+    for form in [NameForm::Number(2), NameForm::Number(4), NameForm::Define(4)] {
+        let refused = decode_record(Mode::Counted, &encoded(form), &mut names);
+        assert!(matches!(refused, Err(WireError::UnknownName(_))), "{form:?}: {refused:?}");
+    }
+}
+
+#[test]
+fn ring_records_come_back_with_their_counts() {
+    let counts = Counts { receives: 7, ring_bytes: u32::MAX };
+    let ring = Destination { region: 1, generation: 2, offset: 3, capacity: 32 << 10 };
+    for control in [Control::CountOnly, Control::RingOffer(ring), Control::RingMoved] {
+        let mut bytes = Vec::new();
+        encode_control(counts, control, &mut bytes);
+        let length = record_length(Mode::Counted, *bytes.first_chunk().unwrap()).unwrap();
+        assert_eq!(length, bytes.len());
+        assert_eq!(decode(Mode::Counted, &bytes), Ok((counts, Record::Control(control))));
+        assert!(decode(Mode::Original, &bytes).is_err(), "mode original has no counts");
+        for cut in 4..bytes.len() {
+            let mut short = bytes[..cut].to_vec();
+            short[..4].copy_from_slice(&(cut as u32).to_le_bytes());
+            assert!(decode(Mode::Counted, &short).is_err(), "{control:?} cut at {cut}");
+        }
+    }
+    let message = Message::Cancel(RequestIndex(5));
+    let mut bytes = Vec::new();
+    encode_message(Some((counts, NameForm::Plain)), &message, &mut bytes);
+    assert_eq!(decode(Mode::Counted, &bytes), Ok((counts, Record::Message(message.clone()))));
+    bytes.clear();
+    encode_message(None, &message, &mut bytes);
+    assert_eq!(bytes, wire::encode(&message), "in mode original a ring holds bare messages");
+    assert_eq!(decode(Mode::Original, &bytes), Ok((Counts::default(), Record::Message(message))));
+}
+
+#[test]
+fn d_ring_records_of_impossible_lengths_are_refused() {
+    for mode in [Mode::Original, Mode::Counted] {
+        let most = if mode == Mode::Original { MESSAGE_BYTES_MAX } else { RECORD_BYTES_MAX };
+        let least = if mode == Mode::Original { 5 } else { 13 };
+        for length in [0, 4, least - 1, most + 1, u32::MAX as usize] {
+            assert!(record_length(mode, (length as u32).to_le_bytes()).is_err(), "{mode:?} {length}");
+        }
+        for length in [least, most] {
+            assert_eq!(record_length(mode, (length as u32).to_le_bytes()), Ok(length));
+        }
+    }
+}
+
+#[test]
+fn asks_and_answers_come_back() {
+    let counts = Counts { receives: 1, ring_bytes: 2 };
+    let ask = Ask { counts, answers: 3, wanted: 4 };
+    assert_eq!(decode_ask(encode_ask(ask)), ask);
+    let answer = Answer { counts, asks: u32::MAX };
+    assert_eq!(decode_answer(encode_answer(answer)), answer);
+    assert_ne!(ASK_BYTES, ANSWER_BYTES, "lengths tell them apart");
+    assert!(ASK_BYTES.max(ANSWER_BYTES) <= SLOT_BYTES as usize);
 }
 
 #[test]
@@ -443,9 +562,8 @@ fn list_entries_say_how_long_they_are() {
 #[test]
 fn keys_proofs_and_connection_data_are_not_in_debug() {
     let region = RegionRecord { region: 1, generation: 2, base: 0, length: 4096, key: 0xDEAD_BEEF };
-    let capacity = u64::from(Parameters::default().ring_bytes);
-    let ring = RingOffer { destination: Destination { region: 1, generation: 2, offset: 0, capacity } };
     let parameters = Parameters::default();
+    let ring = ring_offer(parameters);
     let data = vec![0xAB; 4];
     let regions = vec![region];
     let frames = [

@@ -86,11 +86,12 @@ impl WorkerBuilder {
             limit: Duration::from_secs(60),
             liveness: Duration::from_secs(30),
             parameters: Parameters {
-                mode: Mode::Windowed,
-                window: 64,
+                mode: Mode::Counted,
+                depth: 256,
                 ring_bytes: 256 << 10,
                 requests_max: 256,
                 contents_max: 64,
+                names_max: 1024,
             },
             values_max: 1 << 20,
             sessions_max: 1024,
@@ -188,7 +189,7 @@ impl WorkerBuilder {
         self
     }
 
-    /// How messages flow. Default [`Mode::Windowed`]; [`Mode::Original`] is the protocol of TensorFlow's verbs
+    /// How messages flow. Default [`Mode::Counted`]; [`Mode::Original`] is the protocol of TensorFlow's verbs
     /// plugin, one message in flight per direction.
     #[must_use]
     pub fn mode(mut self, mode: Mode) -> Self {
@@ -196,18 +197,19 @@ impl WorkerBuilder {
         self
     }
 
-    /// Receives that may be outstanding at one peer; further ones wait. Default 256. Costs one queue-pair
-    /// receive each.
+    /// Receives that may be outstanding at one peer; further ones wait. Default 256. In
+    /// mode original each costs one queue-pair receive.
     #[must_use]
     pub fn requests_max(mut self, requests: u32) -> Self {
         self.parameters.requests_max = requests;
         self
     }
 
-    /// Messages in flight per direction and peer. Default 64.
+    /// Messages and values that may be on their way from one peer at once, counted with two of the protocol's own:
+    /// the receives that each connection posts. 4 to 4096, default 256; the smaller of both ends' holds.
     #[must_use]
-    pub fn window(mut self, messages: u32) -> Self {
-        self.parameters.window = messages;
+    pub fn depth(mut self, receives: u32) -> Self {
+        self.parameters.depth = receives;
         self
     }
 
@@ -218,7 +220,7 @@ impl WorkerBuilder {
         self
     }
 
-    /// Bytes of each peer's message ring here. Default 256 KiB.
+    /// Bytes up to which each peer's message ring here may grow; it begins with 16 KiB. Default 256 KiB.
     #[must_use]
     pub fn ring_bytes(mut self, bytes: u32) -> Self {
         self.parameters.ring_bytes = bytes;

@@ -14,7 +14,9 @@ use crate::{
     Tensor, WorkerError,
     announce::Announcer,
     error::{Lost, TransferName},
-    fabric_channel::{FabricChannel, HeldPosts, ReceiveAllocator, Ring},
+    fabric_channel::{FabricChannel, ReceiveAllocator},
+    held_posts::HeldPosts,
+    ring::OwnRing,
     values::{PeerValues, SharedValues},
 };
 
@@ -26,13 +28,14 @@ pub(crate) struct DataConnection {
     pub(crate) protocol: Arc<Connection<FabricChannel>>,
     pub(crate) announcer: Arc<Announcer>,
     allocator: ReceiveAllocator,
-    ring: Arc<Ring>,
+    ring: Arc<OwnRing>,
     held: Arc<HeldPosts>,
     values: Arc<PeerValues>,
     /// The first reason, once it is over.
     lost: OnceLock<Lost>,
+    /// What it may have lost is noted.
     over: AtomicBool,
-    /// Locked while the end is noted; true once it is.
+    /// Locked while that is noted; true once it is.
     ended: Mutex<bool>,
 }
 

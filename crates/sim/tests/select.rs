@@ -28,7 +28,7 @@ struct Setup {
     mode: Mode,
     requests_max: u32,
     contents_max: u32,
-    window: u32,
+    depth: u32,
     streams: u64,
     patience: Duration,
 }
@@ -36,10 +36,10 @@ struct Setup {
 impl Setup {
     fn draw(rng: &mut Rng) -> Self {
         Self {
-            mode: rng.pick([Mode::Original, Mode::Windowed, Mode::Windowed]),
+            mode: rng.pick([Mode::Original, Mode::Counted, Mode::Counted]),
             requests_max: rng.pick([1, 2, 64]),
             contents_max: rng.pick([1, 2, 64]),
-            window: rng.pick([1, 3, 64]),
+            depth: rng.pick([4, 6, 128]),
             streams: 1 + rng.below(3) as u64,
             patience: Duration::from_micros(rng.pick([20, 200, 5_000])),
         }
@@ -51,7 +51,7 @@ async fn worker(node: &Node, name: &str, setup: Setup) -> Worker {
     let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
     let builder = builder.source_bytes(16 << 20).receive_bytes(64 << 10).block_bytes(64 << 10);
     let builder = builder.requests_max(setup.requests_max).contents_max(setup.contents_max);
-    builder.window(setup.window).ring_bytes(8 << 10).start().await.unwrap()
+    builder.depth(setup.depth).ring_bytes(8 << 10).start().await.unwrap()
 }
 
 fn tensor(handle: &Handle, worker: &Worker, transfer: u64, length: usize) -> Tensor {

@@ -116,11 +116,11 @@ impl<C: Channel> Response<C> {
         let (connection, index) = (&self.connection, self.index);
         let mut bytes = bytes.filter(|_| length > 0);
         let posted = connection.turn(Turnstile::Contents, |state| {
-            if state.contents_in_flight >= connection.contents_max() {
+            if state.contents_in_flight >= connection.contents_max() || !connection.may_post_content(state) {
                 return None;
             }
             Some(state.responses.start_writing(index).then(|| {
-                state.contents_in_flight += 1;
+                state.count_content();
                 state.counters.contents_sent += 1;
                 state.counters.content_bytes_sent += length;
                 connection.channel().write_content(bytes.take(), destination, index.0)

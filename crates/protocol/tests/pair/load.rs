@@ -77,8 +77,8 @@ fn a_fetch_waits_for_memory_and_then_costs_no_round_trip() {
 }
 
 #[test]
-fn windows_exhausted_both_ways_still_move() {
-    let parameters = Parameters { window: 1, requests_max: 64, contents_max: 1, ..small() };
+fn credits_exhausted_both_ways_still_move() {
+    let parameters = Parameters { depth: 4, requests_max: 64, contents_max: 1, ..small() };
     let mut pair = Pair::new(parameters);
     let mut handles = Vec::new();
     for key in 0..64u8 {
@@ -89,7 +89,8 @@ fn windows_exhausted_both_ways_still_move() {
     }
     // Both sides have posted what they may, and neither has taken anything in.
     pair.tasks.run();
-    assert_eq!(pair.counters().0.sent.total() + pair.counters().1.sent.total(), 2);
+    let (a, b) = pair.counters();
+    assert_eq!((a.sent.total(), b.sent.total(), a.asks_sent, b.asks_sent), (2, 2, 1, 1));
     pair.run();
     for (key, handle) in &handles {
         assert_eq!(settled(handle), Ok((bytes_of(16), vec![*key; 16])));
@@ -123,7 +124,7 @@ fn messages_are_sent_in_the_order_of_the_receives_whoever_is_polled_first() {
 
 #[test]
 fn the_ring_wraps_inside_messages() {
-    let parameters = Parameters { ring_bytes: RING_BYTES_MIN, window: 64, requests_max: 64, ..small() };
+    let parameters = Parameters { ring_bytes: RING_BYTES_MIN, depth: 64, requests_max: 64, ..small() };
     let mut pair = Pair::new(parameters);
     for round in 0..40 {
         let handles: Vec<_> = (0..20)
@@ -223,7 +224,8 @@ fn churn(parameters: Parameters, seed: u64) {
     pair.assert_clean();
 }
 
-type Handles = Vec<(Side, crate::support::tasks::Handle<crate::support::pair::Outcome>)>;
+pub(crate) type Receive = crate::support::tasks::Handle<crate::support::pair::Outcome>;
+type Handles = Vec<(Side, Receive)>;
 
 /// Takes what has arrived; each value must be whole. How many there were.
 fn collect(handles: &mut Handles) -> usize {
@@ -244,7 +246,7 @@ fn s2_s3_random_traffic_with_cancels_on_random_schedules() {
     for seed in 0..60 {
         churn(small(), seed);
         churn(original(), seed);
-        churn(Parameters { requests_max: 2, window: 2, contents_max: 1, ..small() }, seed);
+        churn(Parameters { requests_max: 2, depth: 4, contents_max: 1, ..small() }, seed);
     }
 }
 

@@ -59,7 +59,7 @@ fn d_reserved_immediate() {
 
 #[test]
 fn d_acknowledgement_unasked() {
-    let mut lone = Lone::new(small());
+    let mut lone = Lone::new(original());
     let _handle = lone.receive(STEP, "k");
     assert_eq!(lone.immediate(0xFFFF_FFFE, 0), Ok(()));
     assert_eq!(lone.immediate(0xFFFF_FFFE, 0), Err(PeerMisbehaved::AcknowledgementUnasked));
@@ -143,7 +143,7 @@ fn d_re_request_unasked() {
     assert_eq!(lone.message(&re_request(5, at(8))), Err(PeerMisbehaved::ReRequestUnasked));
     lone.assert_over(PeerMisbehaved::ReRequestUnasked);
     // A second one; the contents under way are at their maximum, so the first still waits.
-    let mut lone = Lone::new(Parameters { window: 16, ..small() });
+    let mut lone = Lone::new(Parameters { depth: 16, ..small() });
     for index in 5..8 {
         lone.source.send_bytes(STEP, "k", 8, 1);
         lone.request_without_acknowledging(request(index));
@@ -287,6 +287,16 @@ fn every_rule_has_its_own_words() {
         Rule::DestinationMismatch,
         Rule::DuplicateCancel,
         Rule::Flood,
+        Rule::UnknownName,
+        Rule::UnknownRecord,
+        Rule::ReturnedTooMuch,
+        Rule::Overrun,
+        Rule::AskedTwice,
+        Rule::AnswerWithoutAsk,
+        Rule::AnswerShort,
+        Rule::RingOfferedTwice,
+        Rule::RingOfferUnfit,
+        Rule::RingMoveUnasked,
     ];
     let words: std::collections::BTreeSet<_> = rules.iter().map(ToString::to_string).collect();
     assert_eq!(words.len(), rules.len());

@@ -112,7 +112,7 @@ fn every_k_beside_fetches(what: &'static str, operation: impl AsyncFn(&Two, usiz
 
 /// The mode that workers have unless they say otherwise.
 fn builder_mode() -> Mode {
-    Mode::Windowed
+    Mode::Counted
 }
 
 #[test]

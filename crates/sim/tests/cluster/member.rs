@@ -23,7 +23,7 @@ const PUBLISHED_LENGTHS: [usize; 7] = [8, 9, 64, 65, 1000, 5003, 20_000];
 pub(super) struct Setup {
     pub(super) workers: usize,
     mode: Mode,
-    window: u32,
+    depth: u32,
     requests_max: u32,
     contents_max: u32,
     ring_bytes: u32,
@@ -46,8 +46,8 @@ impl Setup {
     pub(super) fn draw(rng: &mut Rng) -> Self {
         Self {
             workers: WORKERS_MIN + rng.below(3),
-            mode: rng.pick([Mode::Original, Mode::Windowed, Mode::Windowed]),
-            window: rng.pick([1, 2, 3, 8, 64]),
+            mode: rng.pick([Mode::Original, Mode::Counted, Mode::Counted]),
+            depth: rng.pick([4, 5, 6, 12, 64]),
             requests_max: rng.pick([1, 2, 5, 64]),
             contents_max: rng.pick([1, 2, 64]),
             ring_bytes: rng.pick([8 << 10, 9000, 64 << 10]),
@@ -116,7 +116,7 @@ impl Member {
             .observer(node.observer())
             .cluster(cluster)
             .mode(setup.mode)
-            .window(setup.window)
+            .depth(setup.depth)
             .requests_max(setup.requests_max)
             .contents_max(setup.contents_max)
             .ring_bytes(setup.ring_bytes)

@@ -48,7 +48,14 @@ pub(crate) enum Event {
 
 /// Small enough that every limit is met soon.
 pub(crate) fn small() -> Parameters {
-    Parameters { mode: Mode::Windowed, window: 4, ring_bytes: 8 << 10, requests_max: 8, contents_max: 2 }
+    Parameters {
+        mode: Mode::Counted,
+        depth: 10,
+        ring_bytes: 8 << 10,
+        requests_max: 8,
+        contents_max: 2,
+        names_max: 4,
+    }
 }
 
 pub(crate) fn original() -> Parameters {
@@ -207,9 +214,17 @@ impl Pair {
         let (a, b) = self.counters();
         assert_eq!((a.sent, b.sent), (b.received, a.received));
         for counters in [a, b] {
-            assert_eq!(counters.acknowledgements_sent, counters.received.total());
-            assert_eq!(counters.acknowledgements_received, counters.sent.total());
+            let is_original = self.a.connection.agreed().mode == Mode::Original;
+            let acknowledged = |messages: u64| if is_original { messages } else { 0 };
+            assert_eq!(counters.acknowledgements_sent, acknowledged(counters.received.total()));
+            assert_eq!(counters.acknowledgements_received, acknowledged(counters.sent.total()));
+            assert_eq!(
+                (counters.asks_sent, counters.answers_sent),
+                (counters.answers_received, counters.asks_received)
+            );
+            assert!(!is_original || counters.flow_control_sent() == counters.acknowledgements_sent);
         }
+        assert_eq!((a.count_only_sent, b.count_only_sent), (b.count_only_received, a.count_only_received));
     }
 }
 
