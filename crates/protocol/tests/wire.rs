@@ -13,10 +13,11 @@ use protocol::{
     RequestIndex, Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, WireError,
     credit::{Answer, Ask, Counts},
     limits::{
-        CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, RANK_MAX, REQUESTS_MAX,
-        RING_BYTES_MAX, RING_BYTES_MIN, SLOT_BYTES, STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX,
-        TENSOR_BYTES_MAX, WIRE_VERSION,
+        CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NAMES_MAX, RANK_MAX,
+        REQUESTS_MAX, RING_BYTES_MAX, RING_BYTES_MIN, SLOT_BYTES, STATUS_DETAILS_BYTES_MAX,
+        STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX, WIRE_VERSION,
     },
+    names::{NameForm, NameTable},
     wire::{
         self,
         control::{Connect, ControlFrame, FabricOffer, ListEntry, RegionRecord, RingOffer},
@@ -97,14 +98,15 @@ fn message() -> impl Strategy<Value = Message> {
 
 fn parameters() -> impl Strategy<Value = Parameters> {
     let mode = proptest::sample::select(&[Mode::Original, Mode::Counted][..]);
-    let numbers =
-        (DEPTH_MIN..=DEPTH_MAX, RING_BYTES_MIN..=RING_BYTES_MAX, 1..=REQUESTS_MAX, 1..=CONTENTS_MAX);
-    (mode, numbers).prop_map(|(mode, (depth, ring_bytes, requests_max, contents_max))| Parameters {
-        mode,
-        depth,
-        ring_bytes,
-        requests_max,
-        contents_max,
+    let numbers = (
+        DEPTH_MIN..=DEPTH_MAX,
+        RING_BYTES_MIN..=RING_BYTES_MAX,
+        1..=REQUESTS_MAX,
+        1..=CONTENTS_MAX,
+        0..=NAMES_MAX,
+    );
+    (mode, numbers).prop_map(|(mode, (depth, ring_bytes, requests_max, contents_max, names_max))| {
+        Parameters { mode, depth, ring_bytes, requests_max, contents_max, names_max }
     })
 }
 
@@ -426,6 +428,7 @@ fn d_parameters_outside_their_limits_are_refused() {
         Parameters { requests_max: REQUESTS_MAX + 1, ..good },
         Parameters { contents_max: 0, ..good },
         Parameters { contents_max: CONTENTS_MAX + 1, ..good },
+        Parameters { names_max: NAMES_MAX + 1, ..good },
     ];
     assert_eq!(good.check(), Ok(()));
     for parameters in bad {
@@ -457,6 +460,39 @@ fn d_rings_and_slots_of_other_sizes_are_refused() {
     }
 }
 
+fn decode(mode: Mode, bytes: &[u8]) -> Result<(Counts, Record), WireError> {
+    decode_record(mode, bytes, &mut NameTable::new(4))
+}
+
+#[test]
+fn ring_records_name_keys_by_number() {
+    let key = "a key that is spelt out once".into();
+    let request = TensorRequest {
+        index: RequestIndex(1),
+        scope: Scope::Published,
+        key,
+        known: None,
+        destination: None,
+    };
+    let message = Message::TensorRequest(request);
+    let counts = Counts::default();
+    let encoded = |form| {
+        let mut bytes = Vec::new();
+        encode_message(Some((counts, form)), &message, &mut bytes);
+        bytes
+    };
+    let mut names = NameTable::new(4);
+    let whole = Ok((counts, Record::Message(message.clone())));
+    for form in [NameForm::Plain, NameForm::Define(3), NameForm::Number(3), NameForm::Number(3)] {
+        assert_eq!(decode_record(Mode::Counted, &encoded(form), &mut names), whole, "{form:?}");
+    }
+    assert_eq!(encoded(NameForm::Plain).len() - encoded(NameForm::Number(3)).len(), 2 + 28 - 2);
+    for form in [NameForm::Number(2), NameForm::Number(4), NameForm::Define(4)] {
+        let refused = decode_record(Mode::Counted, &encoded(form), &mut names);
+        assert!(matches!(refused, Err(WireError::UnknownName(_))), "{form:?}: {refused:?}");
+    }
+}
+
 #[test]
 fn ring_records_come_back_with_their_counts() {
     let counts = Counts { receives: 7, ring_bytes: u32::MAX };
@@ -466,22 +502,22 @@ fn ring_records_come_back_with_their_counts() {
         encode_control(counts, control, &mut bytes);
         let length = record_length(Mode::Counted, *bytes.first_chunk().unwrap()).unwrap();
         assert_eq!(length, bytes.len());
-        assert_eq!(decode_record(Mode::Counted, &bytes), Ok((counts, Record::Control(control))));
-        assert!(decode_record(Mode::Original, &bytes).is_err(), "mode original has no counts");
+        assert_eq!(decode(Mode::Counted, &bytes), Ok((counts, Record::Control(control))));
+        assert!(decode(Mode::Original, &bytes).is_err(), "mode original has no counts");
         for cut in 4..bytes.len() {
             let mut short = bytes[..cut].to_vec();
             short[..4].copy_from_slice(&(cut as u32).to_le_bytes());
-            assert!(decode_record(Mode::Counted, &short).is_err(), "{control:?} cut at {cut}");
+            assert!(decode(Mode::Counted, &short).is_err(), "{control:?} cut at {cut}");
         }
     }
     let message = Message::Cancel(RequestIndex(5));
     let mut bytes = Vec::new();
-    encode_message(Some(counts), &message, &mut bytes);
-    assert_eq!(decode_record(Mode::Counted, &bytes), Ok((counts, Record::Message(message.clone()))));
+    encode_message(Some((counts, NameForm::Plain)), &message, &mut bytes);
+    assert_eq!(decode(Mode::Counted, &bytes), Ok((counts, Record::Message(message.clone()))));
     bytes.clear();
     encode_message(None, &message, &mut bytes);
     assert_eq!(bytes, wire::encode(&message), "in mode original a ring holds bare messages");
-    assert_eq!(decode_record(Mode::Original, &bytes), Ok((Counts::default(), Record::Message(message))));
+    assert_eq!(decode(Mode::Original, &bytes), Ok((Counts::default(), Record::Message(message))));
 }
 
 #[test]

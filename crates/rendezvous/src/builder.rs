@@ -91,6 +91,7 @@ impl WorkerBuilder {
                 ring_bytes: 256 << 10,
                 requests_max: 256,
                 contents_max: 64,
+                names_max: 1024,
             },
             values_max: 1 << 20,
             sessions_max: 1024,

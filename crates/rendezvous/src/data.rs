@@ -75,7 +75,14 @@ impl DataConnection {
         runtime.spawn("arrivals", Box::pin(async move { connection.run(&spawner).await }));
         let held = self.held.clone().post_when_possible(self.queue_pair.clone());
         runtime.spawn("held posts", Box::pin(held));
-        runtime.spawn("owed messages", Box::pin(self.protocol.clone().housekeeping()));
+        runtime.spawn("owed messages", Box::pin(self.clone().send_owed()));
+    }
+
+    /// Sends what is owed until the protocol has failed, be it by itself (no memory for a message): then the queue
+    /// pair is closed, so that the next transfer gets a new connection.
+    async fn send_owed(self: Arc<Self>) {
+        self.protocol.clone().housekeeping().await;
+        self.queue_pair.close().await;
     }
 
     /// Takes arrivals until the connection is over, then gives everything back.

@@ -1,6 +1,10 @@
 //! A worker: one process of a cluster.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
+};
 
 use memory::{Pool, PoolStats};
 use protocol::{Code, Counters, DeviceName, Key, Scope, Status, StepId};
@@ -180,7 +184,7 @@ impl Worker {
         }
         let transfer = TransferName { peer: peer.name().to_owned(), key: name.to_owned(), step: None };
         let fetched = async { peer.connected(&self.node).await?.receive(Scope::Published, &transfer).await };
-        self.within(limit, format!("fetching {transfer}"), fetched).await
+        self.within(limit, || format!("fetching {transfer}"), pin!(fetched)).await
     }
 
     /// The key of `edge` from `source_device` to `destination_device`
@@ -277,20 +281,22 @@ impl Worker {
                 }
             }
         };
-        self.within(self.node.limit, format!("listing what {} has published", peer.name()), pages).await
+        let what = || format!("listing what {} has published", peer.name());
+        self.within(self.node.limit, what, pin!(pages)).await
     }
 
+    /// Takes the operation pinned: a future that is handed on by value is kept at every stage.
     async fn within<T>(
         &self,
         limit: Duration,
-        what: String,
-        operation: impl Future<Output = Result<T, WorkerError>>,
+        what: impl Fn() -> String,
+        operation: Pin<&mut (impl Future<Output = Result<T, WorkerError>> + ?Sized)>,
     ) -> Result<T, WorkerError> {
         if self.node.is_closing() {
             return Err(WorkerError::ShutDown);
         }
         let ended = timeout(&*self.node.runtime, limit, operation).await;
-        ended.unwrap_or(Err(WorkerError::DeadlineExceeded { what, limit }))
+        ended.unwrap_or_else(|_| Err(WorkerError::DeadlineExceeded { what: what(), limit }))
     }
 }
 
@@ -380,8 +386,9 @@ impl Step {
     /// # Cancel safety
     /// As [`recv`](Self::recv).
     pub async fn recv_timeout(&self, key: &Key, limit: Duration) -> Result<Tensor, WorkerError> {
-        let what = format!("receiving `{key}` of step {}", self.id.0);
-        self.worker.within(limit, what, self.receive(key)).await
+        let what = || format!("receiving `{key}` of step {}", self.id.0);
+        let received = pin!(self.receive(key));
+        self.worker.within(limit, what, received).await
     }
 
     /// Ends the step here with `status`: pending and later receives and sends fail with it. Receives of this step
@@ -401,7 +408,8 @@ impl Step {
             return Ok(taken.tensor);
         }
         let here = self.worker.node.values.steps.watch(self.id).map_err(|status| self.aborted(status))?;
-        let received = here.or_aborted(self.receive_remotely(key)).await;
+        let received = pin!(self.receive_remotely(key));
+        let received = here.or_aborted(received).await;
         received.map_err(|status| self.aborted(status))?
     }
 

@@ -9,6 +9,7 @@
 
 mod cancel;
 mod failure;
+mod flow;
 mod load;
 mod misbehaviour;
 mod sequences;

@@ -48,7 +48,14 @@ pub(crate) enum Event {
 
 /// Small enough that every limit is met soon.
 pub(crate) fn small() -> Parameters {
-    Parameters { mode: Mode::Counted, depth: 10, ring_bytes: 8 << 10, requests_max: 8, contents_max: 2 }
+    Parameters {
+        mode: Mode::Counted,
+        depth: 10,
+        ring_bytes: 8 << 10,
+        requests_max: 8,
+        contents_max: 2,
+        names_max: 4,
+    }
 }
 
 pub(crate) fn original() -> Parameters {
