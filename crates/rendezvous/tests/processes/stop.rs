@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rendezvous::{Worker, WorkerError};
+use rendezvous::Worker;
 use rustix::process::Signal;
 use verbs_reactor::{FabricKind, Runtime};
 
