@@ -1,11 +1,12 @@
 //! Setting up sessions and data connections, from both ends.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use memory::Granted;
+use memory::{GrantEnd, Granted, Pool};
 use protocol::{
     Code, Destination, Status,
     credit::Depths,
+    limits::SLOT_BYTES,
     wire::control::{Connect, ControlFrame, RingOffer},
 };
 use verbs_reactor::{
@@ -18,9 +19,10 @@ use crate::{
     control::{ControlError, ControlSession, handshake},
     data::DataConnection,
     error::Lost,
-    fabric_channel::{FabricChannel, ReceiveAllocator, Ring},
+    fabric_channel::{FabricChannel, ReceiveAllocator},
     node::{Node, fabric_number},
     pools::LocalFabric,
+    ring::{OwnRing, RingMaker},
     serve::FAREWELL,
     session::Session,
 };
@@ -28,8 +30,8 @@ use crate::{
 /// This end of a data connection that is being set up.
 struct Half {
     prepared: Box<dyn Prepared>,
-    ring: Arc<Ring>,
-    ring_at: Destination,
+    ring: Arc<OwnRing>,
+    ring_at: RingOffer,
     known: Vec<RemoteRegion>,
 }
 
@@ -265,15 +267,21 @@ impl Node {
         Ok((fabric, half))
     }
 
-    /// A queue pair end with a ring. Its depths suffice whatever the peer offers, because what is agreed never
-    /// exceeds the own offer.
+    /// A queue pair end with a ring. Its depths suffice whatever the peer offers.
     fn prepare(&self, fabric: &LocalFabric) -> Result<Half, WorkerError> {
-        let depths = Depths::of(&self.parameters, &self.parameters);
+        let depths = Depths::for_any_peer(&self.parameters);
         let config = QueuePairConfig { send_depth: depths.send, receive_depth: depths.receive };
         let prepared = fabric.domain.prepare(config)?;
-        let granted = self.pools.ring.try_alloc(self.parameters.ring_bytes as usize)?.grant();
-        let ring_at = ring_destination(fabric, &granted)?;
-        Ok(Half { prepared, ring: Ring::new(granted), ring_at, known: fabric.regions.all() })
+        let (ring, destination) = lend(fabric, &self.pools.ring, self.parameters.first_ring_bytes())?;
+        let (record_slots, slots) = match lend(fabric, &self.pools.ring, 2 * SLOT_BYTES) {
+            Ok(lent) => lent,
+            Err(error) => {
+                drop(ring.end(GrantEnd::NeverSent));
+                return Err(error);
+            }
+        };
+        let ring_at = RingOffer { destination, slots };
+        Ok(Half { prepared, ring: OwnRing::new(ring, record_slots), ring_at, known: fabric.regions.all() })
     }
 
     fn offer(&self, connection: u32, fabric: &LocalFabric, half: &Half) -> Connect {
@@ -282,7 +290,7 @@ impl Node {
             kind: fabric_number(fabric.kind),
             data: half.prepared.connection_data().0,
             parameters: self.parameters,
-            ring: RingOffer { destination: half.ring_at },
+            ring: half.ring_at,
             regions: half.known.iter().map(record).collect(),
         }
     }
@@ -299,6 +307,7 @@ impl Node {
         let Half { prepared, ring, known, .. } = half;
         let (peer, limit) = (ConnectionData(other.data), self.connect_limit);
         let announcer = Announcer::new(other.connection, &session.sender()?, self.runtime.clone(), &known);
+        let announcer = Arc::new(announcer);
         let queue_pair =
             prepared.connect(ConnectParams { peer, role, peer_host: session.peer_host, limit }).await?;
         other.regions.iter().for_each(|record| queue_pair.add_remote_region(region(record)));
@@ -306,17 +315,21 @@ impl Node {
             queue_pair,
             message_pool: self.pools.message.clone(),
             own_ring: ring,
-            peer_ring: other.ring.destination,
+            ring_maker: RingMaker {
+                pool: self.pools.ring.clone(),
+                regions: fabric.regions.clone(),
+                announcer: announcer.clone(),
+            },
+            peer_ring: Mutex::new(other.ring.destination),
+            peer_slots: other.ring.slots,
             held: Arc::default(),
         };
-        let allocator = ReceiveAllocator {
-            pool: self.pools.receive.clone(),
-            regions: fabric.regions.clone(),
-            announcer: Arc::new(announcer),
-        };
+        let allocator =
+            ReceiveAllocator { pool: self.pools.receive.clone(), regions: fabric.regions.clone(), announcer };
         let parameters = (self.parameters, other.parameters);
-        let connection = DataConnection::new(channel, parameters, allocator, &session.peer.worker);
-        connection.start(&self.runtime, &self.values);
+        let worker = &session.peer.worker;
+        let connection = DataConnection::new(channel, parameters, allocator, worker, &self.values);
+        connection.start(&self.runtime);
         match confirm_regions(session, other.connection, &connection).await {
             Ok(()) => Ok(connection),
             Err(error) => {
@@ -341,16 +354,12 @@ async fn confirm_regions(
     Ok(())
 }
 
-fn ring_destination(fabric: &LocalFabric, ring: &Granted) -> Result<Destination, WorkerError> {
-    let region = ring.block().and_then(|block| fabric.regions.get(block.id()));
-    let region = region.ok_or(FabricError::NotRegistered {
+/// Memory for the peer's messages.
+fn lend(fabric: &LocalFabric, pool: &Pool, bytes: u32) -> Result<(Granted, Destination), WorkerError> {
+    let granted = pool.try_alloc(bytes as usize)?.grant();
+    let destination = fabric.regions.destination(&granted).ok_or(FabricError::NotRegistered {
         kind: fabric.kind,
-        block: ring.block().map_or(0, |block| block.id().get()),
+        block: granted.block().map_or(0, |block| block.id().get()),
     })?;
-    Ok(Destination {
-        region: region.region.0,
-        generation: region.generation.0,
-        offset: ring.offset() as u64,
-        capacity: ring.length() as u64,
-    })
+    Ok((granted, destination))
 }

@@ -1,18 +1,23 @@
 //! One data connection: a queue pair with the protocol on it, and the tasks that drive it.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{
+    Arc, Mutex, OnceLock, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
 
 use futures::future::{Either, select};
-use memory::{GrantEnd, Granted};
-use protocol::{Connection, Received, Scope, TransferError, wire::control::Parameters};
+use memory::{Buf, BufMut, GrantEnd, Granted};
+use protocol::{Connection, Held, Received, Scope, TransferError, wire::control::Parameters};
 use verbs_reactor::{Arrival, FabricKind, QueuePair, Runtime};
 
 use crate::{
     Tensor, WorkerError,
     announce::Announcer,
     error::{Lost, TransferName},
-    fabric_channel::{FabricChannel, HeldPosts, ReceiveAllocator, Ring},
-    values::SharedValues,
+    fabric_channel::{FabricChannel, ReceiveAllocator},
+    held_posts::HeldPosts,
+    ring::OwnRing,
+    values::{PeerValues, SharedValues},
 };
 
 /// A connection that tensors move over.
@@ -23,11 +28,15 @@ pub(crate) struct DataConnection {
     pub(crate) protocol: Arc<Connection<FabricChannel>>,
     pub(crate) announcer: Arc<Announcer>,
     allocator: ReceiveAllocator,
-    ring: Arc<Ring>,
+    ring: Arc<OwnRing>,
     held: Arc<HeldPosts>,
-    peer: String,
+    values: Arc<PeerValues>,
     /// The first reason, once it is over.
     lost: OnceLock<Lost>,
+    /// What it may have lost is noted.
+    over: AtomicBool,
+    /// Locked while that is noted; true once it is.
+    ended: Mutex<bool>,
 }
 
 impl DataConnection {
@@ -36,6 +45,7 @@ impl DataConnection {
         (own, peers): (Parameters, Parameters),
         allocator: ReceiveAllocator,
         peer: &str,
+        values: &SharedValues,
     ) -> Arc<Self> {
         let queue_pair = channel.queue_pair.clone();
         let (ring, held) = (channel.own_ring.clone(), channel.held.clone());
@@ -47,8 +57,10 @@ impl DataConnection {
             allocator,
             ring,
             held,
-            peer: peer.to_owned(),
+            values: Arc::new(PeerValues { values: values.clone(), peer: peer.to_owned() }),
             lost: OnceLock::new(),
+            over: AtomicBool::new(false),
+            ended: Mutex::new(false),
         })
     }
 
@@ -58,18 +70,25 @@ impl DataConnection {
     }
 
     /// Starts the tasks: arrivals, and the messages owed to the peer.
-    pub(crate) fn start(self: &Arc<Self>, runtime: &Arc<dyn Runtime>, values: &SharedValues) {
-        let (connection, spawner, values) = (self.clone(), runtime.clone(), values.clone());
-        runtime.spawn("arrivals", Box::pin(async move { connection.run(&spawner, &values).await }));
+    pub(crate) fn start(self: &Arc<Self>, runtime: &Arc<dyn Runtime>) {
+        let (connection, spawner) = (self.clone(), runtime.clone());
+        runtime.spawn("arrivals", Box::pin(async move { connection.run(&spawner).await }));
         let held = self.held.clone().post_when_possible(self.queue_pair.clone());
         runtime.spawn("held posts", Box::pin(held));
-        runtime.spawn("owed messages", Box::pin(self.protocol.clone().housekeeping()));
+        runtime.spawn("owed messages", Box::pin(self.clone().send_owed()));
+    }
+
+    /// Sends what is owed until the protocol has failed, be it by itself (no memory for a message): then the queue
+    /// pair is closed, so that the next transfer gets a new connection.
+    async fn send_owed(self: Arc<Self>) {
+        self.protocol.clone().housekeeping().await;
+        self.queue_pair.close().await;
     }
 
     /// Takes arrivals until the connection is over, then gives everything back.
-    async fn run(self: Arc<Self>, runtime: &Arc<dyn Runtime>, values: &SharedValues) {
-        let why = self.take_arrivals(runtime, values).await;
-        tracing::debug!(peer = %self.peer, transport = %self.kind, why = why.detail, "data connection over");
+    async fn run(self: Arc<Self>, runtime: &Arc<dyn Runtime>) {
+        let why = self.take_arrivals(runtime).await;
+        tracing::debug!(peer = %self.values.peer, transport = %self.kind, why = why.detail, "data connection over");
         self.fail(&why);
         self.queue_pair.close().await;
         self.held.wake();
@@ -81,7 +100,7 @@ impl DataConnection {
         self.ring.end();
     }
 
-    async fn take_arrivals(&self, runtime: &Arc<dyn Runtime>, values: &SharedValues) -> Lost {
+    async fn take_arrivals(&self, runtime: &Arc<dyn Runtime>) -> Lost {
         loop {
             let (immediate, length) = match self.queue_pair.next_arrival().await {
                 Ok(Arrival::Immediate { immediate, length }) => (immediate.0, length),
@@ -95,22 +114,36 @@ impl DataConnection {
             match self.protocol.on_immediate(immediate, length) {
                 Ok(None) => {}
                 Ok(Some(request)) => {
-                    let response = self.protocol.respond(request, values);
+                    let response = self.protocol.respond(request, &self.values);
                     runtime.spawn("respond", Box::pin(response));
                 }
                 Err(misbehaved) => {
-                    tracing::warn!(peer = %self.peer, %misbehaved, "closing the connection of a misbehaving peer");
+                    tracing::warn!(peer = %self.values.peer, %misbehaved, "closing the connection of a misbehaving peer");
                     return Lost::misbehaved(format!("the peer broke the protocol: {misbehaved}"));
                 }
             }
         }
     }
 
+    /// Whether its end is known here, and what it may have lost is noted.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
     /// Ends every transfer of this connection. The queue pair is closed by the arrivals task, which notices.
+    ///
+    /// Steps whose values may be lost are over with this peer before another connection can carry them on.
     pub(crate) fn fail(&self, why: &Lost) {
         let why = self.lost.get_or_init(|| why.clone());
         self.protocol.fail(&why.detail);
         self.announcer.fail(&why.detail);
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*ended {
+            *ended = true;
+            let steps = self.protocol.steps_under_way();
+            self.values.values.lose(&self.values.peer, &steps, &why.detail);
+            self.over.store(true, Ordering::Release);
+        }
     }
 
     /// Begins the end of a connection that is not needed any more: the arrivals task sees the queue pair close
@@ -127,12 +160,25 @@ impl DataConnection {
         Self::tensor(received)
     }
 
-    fn tensor(received: Received<Granted>) -> Result<Tensor, WorkerError> {
-        let bytes = match received.lent {
-            Some(lent) => lent.end(GrantEnd::Content)?.freeze(),
-            None => memory::Buf::empty(),
-        };
-        Ok(Tensor::received(received.metadata, bytes))
+    /// Receives one of several values that are wanted together: it is not lost if the others do not come.
+    pub(crate) async fn receive_held(
+        &self,
+        scope: Scope,
+        name: &TransferName,
+    ) -> Result<Held<FabricChannel>, WorkerError> {
+        let received = self.protocol.receive(scope, &name.key, &self.allocator).await;
+        received
+            .map(|received| self.protocol.hold(received))
+            .map_err(|error| self.transfer_error(name, error))
+    }
+
+    pub(crate) fn tensor(received: Received<Granted>) -> Result<Tensor, WorkerError> {
+        let Received { metadata, lent, .. } = received;
+        let bytes = lent.map(|lent| lent.end(GrantEnd::Content)).transpose()?.map(BufMut::freeze);
+        // Memory lent for several known shapes is as large as the largest.
+        let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
+        let bytes = bytes.filter(|_| length > 0).and_then(|bytes| bytes.slice(0..length));
+        Ok(Tensor::received(metadata, bytes.unwrap_or_else(Buf::empty)))
     }
 
     fn lost_error(&self, transfer: TransferName, seen: String) -> WorkerError {

@@ -9,7 +9,7 @@ use protocol::{Code, Status};
 use tokio::sync::{Notify, watch};
 use verbs_reactor::{Runtime, timeout};
 
-use crate::{WorkerError, data::DataConnection, node::Node, session::Session};
+use crate::{WorkerError, data::DataConnection, error::Lost, node::Node, session::Session};
 
 /// How long an end whose Connect was refused, because the peer's own counts, waits for that before it asks again.
 const PEERS_TURN: Duration = Duration::from_millis(50);
@@ -106,6 +106,7 @@ impl Peer {
     /// # Errors
     /// This end's own connection, or attempt, counts.
     pub(crate) fn begin_accept(&self, first: bool) -> Result<(), Status> {
+        self.end_former();
         let mut state = self.lock();
         let counts = match &mut state.link {
             Link::Connecting(_) => first,
@@ -209,10 +210,19 @@ impl Peer {
         Err(WorkerError::ShutDown)
     }
 
+    /// Has the end of a connection noted that is over, so that nothing goes on over the next one that it has lost.
+    fn end_former(&self) {
+        let former = self.connection().filter(|connection| connection.is_over() && !connection.has_ended());
+        if let Some(former) = former {
+            former.fail(&Lost::gone("the connection is over"));
+        }
+    }
+
     fn link_or_attempt(
         &self,
         node: &Arc<Node>,
     ) -> Result<Arc<DataConnection>, watch::Receiver<Option<Attempt>>> {
+        self.end_former();
         let mut state = self.lock();
         match &state.link {
             Link::Up { connection, .. } if !connection.is_over() => return Ok(connection.clone()),

@@ -129,6 +129,14 @@ impl StepTable {
         Ok(self.steps.entry(id).or_insert_with(make).clone())
     }
 
+    /// Drops the values of a step whose keys `is_meant`.
+    pub(crate) fn drop_values(&self, id: StepId, is_meant: impl Fn(&str) -> bool) {
+        let step = self.steps.get(&id).map(|entry| entry.value().clone());
+        let dropped = step.map(|step| step.drop_values(is_meant));
+        // Outside the locks: the last drop of a value gives memory back, which may wake.
+        drop(dropped);
+    }
+
     /// The step, for a receive from another worker.
     pub(crate) fn watch(&self, id: StepId) -> Result<Watched<'_>, Status> {
         let step = self.step(id)?;
@@ -251,6 +259,17 @@ impl Step {
                 let _ = receiver.send(Err(status.clone()));
             }
         }
+    }
+
+    fn drop_values(&self, is_meant: impl Fn(&str) -> bool) -> Vec<(u64, Tensor)> {
+        let mut inner = self.lock();
+        let mut dropped = Vec::new();
+        for (_, queue) in inner.queues.iter_mut().filter(|(key, _)| is_meant(key)) {
+            dropped.extend(queue.values.drain(..));
+        }
+        inner.queues.retain(|_, queue| !queue.values.is_empty() || !queue.receivers.is_empty());
+        self.waiting_values.fetch_sub(dropped.len(), Ordering::Relaxed);
+        dropped
     }
 
     fn lock(&self) -> MutexGuard<'_, StepInner> {

@@ -4,9 +4,14 @@ use std::{future::Future, sync::Arc};
 
 use futures::future::Either;
 use memory::Buf;
-use protocol::{Code, Key, Scope, Source, Status, Value};
+use protocol::{Code, Key, Scope, Source, Status, StepId, Value};
 
-use crate::{Tensor, published::PublishedSet, table::StepTable, table::TakenValue};
+use crate::{
+    Tensor,
+    lost::LostSteps,
+    published::PublishedSet,
+    table::{StepTable, TakenValue},
+};
 
 /// What this worker has to give.
 #[derive(Debug)]
@@ -15,6 +20,14 @@ pub(crate) struct Values {
     pub(crate) incarnation: u64,
     pub(crate) steps: StepTable,
     pub(crate) published: PublishedSet,
+    pub(crate) lost: LostSteps,
+}
+
+/// What this worker has to give to one peer.
+#[derive(Debug)]
+pub(crate) struct PeerValues {
+    pub(crate) values: SharedValues,
+    pub(crate) peer: String,
 }
 
 /// A value taken for one answer.
@@ -36,6 +49,14 @@ impl Taken {
 }
 
 impl Values {
+    /// A connection to `peer` broke for `why` while values of `steps` were under way: they are over with that peer.
+    pub(crate) fn lose(&self, peer: &str, steps: &[StepId], why: &str) {
+        for &step in steps {
+            self.lost.note(step, peer, why);
+            self.steps.drop_values(step, |key| destination_worker(key).is_some_and(|worker| worker == peer));
+        }
+    }
+
     fn published(&self, name: &str) -> Result<Taken, Status> {
         self.published.get(name).map(Taken::Published).ok_or_else(|| {
             let message = format!("{} has published nothing under `{name}`", self.worker);
@@ -70,16 +91,27 @@ pub(crate) fn worker_device(worker: &str) -> Result<protocol::DeviceName, Status
     worker.parse().map_err(|error| Status::new(Code::InvalidArgument, format!("worker `{worker}`: {error}")))
 }
 
-impl Source for Values {
+/// The worker that the value of a table key is for.
+fn destination_worker(table_key: &str) -> Option<String> {
+    table_key.split(';').nth(1)?.parse::<protocol::DeviceName>().ok()?.worker()
+}
+
+impl Source for PeerValues {
     type Bytes = Buf;
     type Taken = Taken;
 
     fn take(&self, scope: Scope, key: &str) -> impl Future<Output = Result<Taken, Status>> + Send + 'static {
+        let values = &self.values;
         let step = match scope {
-            Scope::Published => return Either::Left(futures::future::ready(self.published(key))),
+            Scope::Published => return Either::Left(futures::future::ready(values.published(key))),
             Scope::Step(step) => step,
         };
-        match self.check_key(key).and_then(|key| Ok(self.steps.step(step)?.take(&key.table_key()))) {
+        let take = || {
+            let key = values.check_key(key)?;
+            values.lost.status(step, &self.peer).map_or(Ok(()), Err)?;
+            Ok(values.steps.step(step)?.take(&key.table_key()))
+        };
+        match take() {
             Ok(take) => Either::Right(async move { take.await.map(Taken::Step) }),
             Err(status) => Either::Left(futures::future::ready(Err(status))),
         }

@@ -6,15 +6,18 @@ use std::{
     time::Duration,
 };
 
+use futures::future::try_join_all;
 use memory::{Pool, PoolStats};
-use protocol::{Code, Counters, DeviceName, Key, Scope, Status, StepId};
+use protocol::{Code, Counters, DeviceName, Held, Key, Scope, Status, StepId};
 use verbs_reactor::{FabricKind, QueuePairStats, timeout};
 
 use crate::{
     Peer, Published, Tensor, WorkerBuilder, WorkerError,
-    error::{Lost, TransferName},
+    data::DataConnection,
+    error::{Lost, PeerLoss, TransferName},
+    fabric_channel::FabricChannel,
     node::Node,
-    table::SendRefused,
+    table::{SendRefused, TakenValue},
     values::worker_device,
 };
 
@@ -188,6 +191,21 @@ impl Worker {
         self.within(limit, || format!("fetching {transfer}"), pin!(fetched)).await
     }
 
+    /// The tensors that `peer` has published under `names`, in their order. All are asked for at once.
+    ///
+    /// # Errors
+    /// As [`fetch`](Self::fetch), for the first name whose fetch fails; the error names it.
+    ///
+    /// # Cancel safety
+    /// As [`fetch`](Self::fetch).
+    pub async fn fetch_many<S: AsRef<str>>(
+        &self,
+        peer: &Peer,
+        names: &[S],
+    ) -> Result<Vec<Tensor>, WorkerError> {
+        try_join_all(names.iter().map(|name| self.fetch(peer, name.as_ref()))).await
+    }
+
     /// The key of `edge` from `source_device` to `destination_device`
     /// (`/job:ps/replica:0/task:0/device:CPU:0`). Of a device of this worker it names this incarnation; of a
     /// peer's, the incarnation is filled in when the key is used, so the key stays valid over restarts.
@@ -214,6 +232,15 @@ impl Worker {
     /// it is answered with ABORTED.
     pub fn cleanup(&self, step: i64) {
         self.node.values.steps.cleanup(StepId(step));
+        self.node.values.lost.forget(StepId(step));
+        self.discard(StepId(step));
+    }
+
+    /// What was received for a step and not handed out goes back.
+    fn discard(&self, step: StepId) {
+        for connection in self.node.all_peers().iter().filter_map(Peer::connection) {
+            connection.protocol.discard(step);
+        }
     }
 
     /// All known peers, sorted by name, with the fabric each uses.
@@ -337,7 +364,12 @@ impl Step {
             );
             return Err(WorkerError::BadKey { key: key.to_string(), problem });
         }
-        let steps = &self.worker.node.values.steps;
+        let values = &self.worker.node.values;
+        let receiver = if values.lost.is_empty() { None } else { key.destination_device().worker() };
+        if let Some(status) = receiver.and_then(|receiver| values.lost.status(self.id, &receiver)) {
+            return Err(self.aborted(status));
+        }
+        let steps = &values.steps;
         let step = steps.step(self.id).map_err(|status| self.aborted(status))?;
         steps.send(&step, &key.table_key(), tensor).map_err(|refused| match refused {
             SendRefused::Full { waiting } => WorkerError::TableFull { waiting },
@@ -353,8 +385,14 @@ impl Step {
     /// [`WorkerError::DeadlineExceeded`] after the worker's default timeout.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the receive up: the sender is told, and a value that it has not written yet
-    /// stays there in its place. A value that was being written when the future was dropped is lost.
+    /// Cancel-safe: in a loop around `select!`, nothing is lost, doubled or out of order. Dropping the future gives
+    /// the receive up: the sender is told, and a value that it has not written yet stays there in its place. One
+    /// that is being written is kept here, in the receive's own memory, for the next receive of the key; that waits
+    /// until it is known which of the two it is. Of several receives of a key that are outstanding at once when one
+    /// of them is dropped, any may get the value. Kept values end with the step.
+    ///
+    /// If the connection breaks while values of the step are under way, the step is over with this peer at both
+    /// ends, for good: later receives fail with [`WorkerError::PeerLost`] too.
     pub async fn recv(&self, key: &Key) -> Result<Tensor, WorkerError> {
         self.recv_timeout(key, self.worker.node.limit).await
     }
@@ -372,6 +410,22 @@ impl Step {
         self.worker.within(limit, what, received).await
     }
 
+    /// The next value under each of `keys`, in their order. All are asked for at once; they may come from different
+    /// workers, and a key may occur more than once.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv), for the first key whose receive fails; the error names it. Values of other keys that
+    /// have come are kept for the next receives of these.
+    ///
+    /// # Cancel safety
+    /// As [`recv`](Self::recv): a value that has come for one of the keys is not lost when the future is dropped.
+    pub async fn recv_many(&self, keys: &[Key]) -> Result<Vec<Tensor>, WorkerError> {
+        let what = || format!("receiving {} keys of step {}", keys.len(), self.id.0);
+        let held = pin!(try_join_all(keys.iter().map(|key| self.receive_held(key))));
+        let held = self.worker.within(self.worker.node.limit, what, held).await?;
+        held.into_iter().map(HeldTensor::into_tensor).collect()
+    }
+
     /// Ends the step here with `status`: pending and later receives and sends fail with it. Receives of this step
     /// that peers have posted here get it as the sender's answer; those posted from here are given up, and their
     /// senders told.
@@ -379,21 +433,25 @@ impl Step {
         if let Ok(step) = self.worker.node.values.steps.step(self.id) {
             step.abort(status);
         }
+        self.worker.discard(self.id);
     }
 
     async fn receive(&self, key: &Key) -> Result<Tensor, WorkerError> {
+        self.receive_held(key).await?.into_tensor()
+    }
+
+    async fn receive_held(&self, key: &Key) -> Result<HeldTensor, WorkerError> {
         if self.worker.is_own(key.source_device())? {
             let step = self.worker.node.values.steps.step(self.id).map_err(|status| self.aborted(status))?;
             let taken = step.take(&key.table_key()).await.map_err(|status| self.aborted(status))?;
-            return Ok(taken.tensor);
+            return Ok(HeldTensor::Own(Some(taken)));
         }
         let here = self.worker.node.values.steps.watch(self.id).map_err(|status| self.aborted(status))?;
-        let received = pin!(self.receive_remotely(key));
-        let received = here.or_aborted(received).await;
-        received.map_err(|status| self.aborted(status))?
+        let received = here.or_aborted(pin!(self.receive_from_peer(key))).await;
+        received.map_err(|status| self.aborted(status))?.map(HeldTensor::Peers)
     }
 
-    async fn receive_remotely(&self, key: &Key) -> Result<Tensor, WorkerError> {
+    async fn receive_from_peer(&self, key: &Key) -> Result<Held<FabricChannel>, WorkerError> {
         let source = key.source_device().worker().ok_or_else(|| WorkerError::BadKey {
             key: key.to_string(),
             problem: "its source names no worker: give job, replica and task".to_owned(),
@@ -406,10 +464,42 @@ impl Step {
         };
         let key = key.with_incarnation(incarnation).to_string();
         let transfer = TransferName { peer: peer.name().to_owned(), key, step: Some(self.id.0) };
-        connection.receive(Scope::Step(self.id), &transfer).await
+        if let Some(detail) = self.worker.node.values.lost.why(self.id, peer.name()) {
+            let (loss, transport) = (PeerLoss::StepBroken, connection.kind.to_string());
+            return Err(WorkerError::PeerLost { transfer, transport, loss, detail });
+        }
+        connection.receive_held(Scope::Step(self.id), &transfer).await
     }
 
     fn aborted(&self, status: Status) -> WorkerError {
         WorkerError::Aborted { step: self.id.0, status }
+    }
+}
+
+/// A value that is not handed out yet. Dropping it gives it to the next receive of its key.
+enum HeldTensor {
+    /// Of this worker's own table.
+    Own(Option<TakenValue>),
+    /// Of a peer.
+    Peers(Held<FabricChannel>),
+}
+
+impl HeldTensor {
+    fn into_tensor(mut self) -> Result<Tensor, WorkerError> {
+        let gone = || WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() };
+        match &mut self {
+            Self::Own(taken) => taken.take().map(|taken| taken.tensor).ok_or_else(gone),
+            Self::Peers(held) => DataConnection::tensor(held.take().ok_or_else(gone)?),
+        }
+    }
+}
+
+impl Drop for HeldTensor {
+    fn drop(&mut self) {
+        if let Self::Own(taken) = self
+            && let Some(taken) = taken.take()
+        {
+            taken.put_back();
+        }
     }
 }

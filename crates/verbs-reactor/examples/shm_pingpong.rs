@@ -1,10 +1,10 @@
 //! Measures the shared-memory fabric between two processes, with each limit measured in the same run:
 //!
-//! - half a round trip of an 8-byte write with immediate, both ends sleeping, against two bare processes that
+//! - half a round trip of an 8-byte write with immediate, both ends waiting as the second word says, against two bare processes that
 //!   ring each other's eventfd and wait in epoll;
 //! - writes of 16 MiB and 1 MiB against memcpy.
 //!
-//! `cargo run --release -p tensorwire-verbs-reactor --example shm_pingpong [one-cpu|two-cpus]`
+//! `cargo run --release -p tensorwire-verbs-reactor --example shm_pingpong [one-cpu|two-cpus|free] [sleep|adaptive|busy]`
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a measurement that cannot be made should say so and stop
 
@@ -23,7 +23,7 @@ use memory::{
 };
 use verbs_reactor::{
     Access, ConnectParams, ConnectionData, Domain, Fabric, Immediate, QueuePair, QueuePairConfig,
-    RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role, Runtime, TokioRuntime, shm::ShmFabric,
+    RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role, Runtime, TokioRuntime, Wait, shm::ShmFabric,
 };
 
 const ROUNDS: usize = 7;
@@ -41,12 +41,13 @@ fn main() {
         "two-cpus" => pin(usize::from(child)),
         _ => {}
     }
+    let wait: Wait = env::args().nth(2).map_or(Wait::Sleep, |word| word.parse().unwrap());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let task = if child {
-        runtime.spawn(echo())
+        runtime.spawn(echo(wait))
     } else {
-        println!("placement: {}", if placement.is_empty() { "free" } else { &placement });
-        runtime.spawn(measure(placement))
+        println!("placement: {}, wait: {wait:?}", if placement.is_empty() { "free" } else { &placement });
+        runtime.spawn(measure(placement, wait))
     };
     runtime.block_on(task).unwrap();
 }
@@ -75,9 +76,9 @@ impl BlockVisitor for Registrar {
 
 impl End {
     /// Connects over lines of text: each process writes one and reads the other's.
-    async fn connect(role: Role, mut write: impl Write, mut read: impl BufRead) -> Self {
+    async fn connect(role: Role, wait: Wait, mut write: impl Write, mut read: impl BufRead) -> Self {
         let clock: Arc<dyn Runtime> = Arc::new(TokioRuntime::current().unwrap());
-        let domain = ShmFabric::new(clock.clone()).unwrap().open_domain().unwrap();
+        let domain = ShmFabric::new(clock.clone()).unwrap().with_wait(wait).open_domain().unwrap();
         let pool = |name, access| {
             let config = PoolConfig { block_bytes: 3 * LARGE, ..PoolConfig::new(name) };
             let pool = Pool::new(config).unwrap();
@@ -146,14 +147,14 @@ fn parse(line: &str, length: u64) -> (ConnectionData, RemoteRegion, [RemoteRange
 }
 
 /// The child: answers as the parent needs it, in the parent's order.
-async fn echo() {
+async fn echo(wait: Wait) {
     let (mine, theirs) = bells();
     let epoll = epoll(mine);
-    let end = End::connect(Role::Dialer, io::stdout(), BufReader::new(io::stdin())).await;
+    let end = End::connect(Role::Dialer, wait, io::stdout(), BufReader::new(io::stdin())).await;
     let small = end.filled(8);
     for _ in 0..ROUNDS {
         for _ in 0..TRIPS {
-            wait(epoll);
+            await_bell(epoll);
             ring(theirs);
         }
         for _ in 0..TRIPS {
@@ -165,14 +166,14 @@ async fn echo() {
     while end.queue_pair.next_arrival().await.is_ok() {}
 }
 
-async fn measure(placement: String) {
+async fn measure(placement: String, wait: Wait) {
     make_bells();
     let (mine, theirs) = bells();
     // Registered before the child runs: an edge must not be missed, nor an old count seen as one.
     let epoll = epoll(mine);
-    let mut child = spawn(&placement);
+    let mut child = spawn(&placement, wait);
     let (write, read) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-    let end = End::connect(Role::Acceptor, write, read).await;
+    let end = End::connect(Role::Acceptor, wait, write, read).await;
     latency(&end, epoll, theirs).await;
     bandwidth(&end, LARGE, 1).await;
     bandwidth(&end, MEDIUM, 4).await;
@@ -190,7 +191,7 @@ async fn latency(end: &End, epoll: RawFd, theirs: RawFd) {
         let start = end.clock.now();
         for _ in 0..TRIPS {
             ring(theirs);
-            wait(epoll);
+            await_bell(epoll);
         }
         let middle = end.clock.now();
         for _ in 0..TRIPS {
@@ -203,7 +204,7 @@ async fn latency(end: &End, epoll: RawFd, theirs: RawFd) {
     }
     let ratio = median(ours.iter().zip(&bare).map(|(ours, bare)| ours / bare).collect());
     let (bare, ours) = (median(bare), median(ours));
-    println!("8 B half round trip, sleeping: {ours:.2} us; bare eventfd + epoll {bare:.2} us; {ratio:.2}x");
+    println!("8 B half round trip: {ours:.2} us; bare eventfd + epoll {bare:.2} us; {ratio:.2}x");
 }
 
 /// Writes of `length` bytes, `outstanding` at a time, against memcpy of as many, in turns.
@@ -244,9 +245,13 @@ fn make_bells() {
     unsafe { env::set_var("SHM_PINGPONG_BELLS", bells.join(" ")) };
 }
 
-fn spawn(placement: &str) -> Child {
+fn spawn(placement: &str, wait: Wait) -> Child {
     let mut command = Command::new(env::current_exe().unwrap());
-    command.arg(placement).env(CHILD, "1").stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
+        .args([placement, &format!("{wait:?}").to_lowercase()])
+        .env(CHILD, "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
     command.spawn().unwrap()
 }
 
@@ -273,7 +278,7 @@ fn epoll(bell: RawFd) -> RawFd {
     }
 }
 
-fn wait(epoll: RawFd) {
+fn await_bell(epoll: RawFd) {
     let mut event = libc::epoll_event { events: 0, u64: 0 };
     // SAFETY: `event` is writable for the call.
     let ready = unsafe { libc::epoll_wait(epoll, &raw mut event, 1, 5000) };

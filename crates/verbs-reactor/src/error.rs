@@ -139,6 +139,17 @@ pub enum FabricError {
         /// Bytes of the remote range.
         remote: u64,
     },
+    /// Two segments of a vectored write name the same byte of the peer.
+    #[error(
+        "two segments of one vectored write overlap in region {region:?} at offset {offset}, and the order in \
+         which they land is open: name each byte once"
+    )]
+    OverlappingSegments {
+        /// The region.
+        region: RegionId,
+        /// Where the second one starts.
+        offset: u64,
+    },
     /// The peer's process holds as many of our loans as it may: send a copy instead.
     #[error("the peer holds {open} of at most {cap} views of this process's memory: send a copy")]
     LeasesExhausted {

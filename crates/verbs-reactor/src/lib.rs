@@ -34,6 +34,7 @@ mod queue_pair;
 mod region;
 mod runtime;
 mod slot;
+mod sync;
 mod wait;
 mod work;
 

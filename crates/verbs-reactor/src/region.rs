@@ -7,7 +7,7 @@ use std::{
 
 use memory::{Block, BlockId, RemoteTarget};
 
-use crate::{FabricError, PeerViolation, Runtime};
+use crate::{FabricError, PeerViolation, Runtime, Segment};
 
 /// Names a region within its domain; never reused within it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -118,6 +118,40 @@ impl RemoteRegions {
         let room = region.length.saturating_sub(range.offset);
         if bytes > room { Err(mismatch(room)) } else { Ok(Some(*region)) }
     }
+
+    /// Checks every segment of a vectored write, before any of it is posted.
+    ///
+    /// # Errors
+    /// As [`aim`](Self::aim), and [`FabricError::OverlappingSegments`].
+    pub(crate) fn aim_all(&self, segments: &[Segment]) -> Result<(), FabricError> {
+        for segment in segments {
+            self.aim(segment.local.len() as u64, Some(&segment.remote))?;
+        }
+        check_apart(segments)
+    }
+}
+
+/// Two segments that name one byte of the peer twice leave open which of them it will hold.
+fn check_apart(segments: &[Segment]) -> Result<(), FabricError> {
+    let order = |range: &RemoteRange| (range.region, range.offset);
+    let named = || segments.iter().map(|segment| segment.remote).filter(|range| range.length > 0);
+    if named().is_sorted_by_key(|range| order(&range)) {
+        return check_neighbours(named());
+    }
+    let mut sorted: Vec<RemoteRange> = named().collect();
+    sorted.sort_unstable_by_key(order);
+    check_neighbours(sorted.into_iter())
+}
+
+fn check_neighbours(mut ranges: impl Iterator<Item = RemoteRange>) -> Result<(), FabricError> {
+    let Some(mut before) = ranges.next() else { return Ok(()) };
+    for range in ranges {
+        if before.region == range.region && before.offset.saturating_add(before.length) > range.offset {
+            return Err(FabricError::OverlappingSegments { region: range.region, offset: range.offset });
+        }
+        before = range;
+    }
+    Ok(())
 }
 
 /// The regions of one software domain, with the checks a NIC makes on each access.

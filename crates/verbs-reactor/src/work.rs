@@ -66,6 +66,14 @@ pub enum WorkRequest {
 }
 
 impl WorkRequest {
+    /// What the target is told, if anything.
+    pub fn immediate(&self) -> Option<Immediate> {
+        match self {
+            Self::Write { immediate, .. } | Self::WriteVectored { immediate, .. } => *immediate,
+            Self::Lend { immediate, .. } => Some(*immediate),
+        }
+    }
+
     /// Payload bytes of the operation.
     pub fn length(&self) -> u64 {
         match self {

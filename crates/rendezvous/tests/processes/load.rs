@@ -174,7 +174,7 @@ const LONG_NAME: usize = 800;
 
 async fn full_rings(runtime: Arc<dyn Runtime>, fabric: FabricKind) {
     const COUNT: usize = 3000;
-    let small = |name| builder(name, fabric).timeout(LIMIT).ring_bytes(8 << 10).requests_max(1024);
+    let small = |name| builder(name, fabric).timeout(LIMIT).ring_bytes(8 << 10).depth(64).requests_max(1024);
     let (left, right) = (small(PARENT).start().await.unwrap(), small(CHILD).start().await.unwrap());
     left.peer_at(right.address()).await.unwrap();
     let name = "n".repeat(LONG_NAME);

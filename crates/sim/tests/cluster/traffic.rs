@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use futures::future::{BoxFuture, join_all};
-use protocol::DataType;
-use rendezvous::Tensor;
-use sim::{Rng, Violation};
+use protocol::{DataType, Key};
+use rendezvous::{Step, Tensor, WorkerError};
+use sim::{Outcome, Rng, Violation};
 use verbs_reactor::Runtime;
 
 use super::{
     Run,
-    member::{FICKLE, Member, NAMES, Target, any_length, device, name},
+    member::{Ended, FICKLE, Member, NAMES, Target, address, any_length, device, name},
 };
 
 type Job = BoxFuture<'static, Option<()>>;
@@ -75,7 +75,7 @@ async fn fetcher(member: &Member, from: usize, mut rng: Rng) {
         let target = Target { is_fickle: which == FICKLE, ..Target::any_life(from) };
         let fetch = member.worker.fetch(&peer, &published);
         let fetched = if rng.chance(1, 4) {
-            member.impatient(target, what, rng.below(12), fetch).await
+            member.impatient(target, what, rng.below(12), fetch).await.ok().flatten()
         } else {
             member.operation(target, what, fetch).await
         };
@@ -156,11 +156,24 @@ async fn sender(member: &Member, to: usize, step: i64, values: &[Sent], mut rng:
         } else {
             member.tensor(sent.transfer, sent.length, false).await
         };
-        member.worker.step(step).send(&key, tensor).unwrap();
+        send(member, to, &member.worker.step(step), &key, tensor);
     }
 }
 
-/// Values whose receiver gives most receives up: each comes once or never, whole.
+/// Sends a value, unless the step is over with its receiver because a connection broke, which must have a fault as its
+/// reason like every other failure.
+fn send(member: &Member, to: usize, step: &Step, key: &Key, tensor: Tensor) {
+    match step.send(key, tensor) {
+        Ok(()) => {}
+        Err(error @ WorkerError::Aborted { .. }) => {
+            let what = format!("send of step {} to worker {to}", step.id());
+            member.node.begin(Some(&address(to)), what).end_because(&Outcome::PeerLost, &error);
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Values whose receiver gives most receives up: each comes once, whole and in order, as long as nothing fails.
 fn impatient_stream(
     run: &Run,
     member: &Member,
@@ -169,9 +182,7 @@ fn impatient_stream(
     rng: &mut Rng,
     jobs: &mut Vec<Job>,
 ) {
-    let attempts = rng.within(1..6);
-    // Each attempt uses up one value at most, so that the last one finds one.
-    let lengths: Vec<usize> = (0..attempts + 1).map(|_| 8 + any_length(rng)).collect();
+    let lengths: Vec<usize> = (0..rng.within(2..8)).map(|_| 8 + any_length(rng)).collect();
     let values: Vec<u64> = lengths.iter().map(|length| run.new_transfer(*length)).collect();
     let (to, sent) = (member.index, values.clone());
     jobs.push(spawn(peer, rng, move |member, mut rng| async move {
@@ -179,7 +190,7 @@ fn impatient_stream(
         for (transfer, length) in sent.into_iter().zip(lengths) {
             pause(&member, &mut rng).await;
             let tensor = member.tensor(transfer, length, true).await;
-            member.worker.step(step).send(&key, tensor).unwrap();
+            send(&member, to, &member.worker.step(step), &key, tensor);
         }
     }));
     let (from, incarnation) = (peer.index, peer.worker.incarnation());
@@ -187,18 +198,25 @@ fn impatient_stream(
         let key = member.worker.key(&device(from), &device(member.index), &member.run.setup.edge()).unwrap();
         let key = key.with_incarnation(incarnation);
         let target = Target { incarnation: Some(incarnation), ..Target::any_life(from) };
-        let mut left = values;
-        for attempt in 0..=attempts {
+        let mut left = values.into_iter();
+        let Some(mut next) = left.next() else { return };
+        for attempt in 0.. {
             let step = member.worker.step(step);
             let what = format!("attempt {attempt} of step {} from worker {from}", step.id());
-            let received = if attempt == attempts {
-                member.operation(target, what, step.recv(&key)).await
+            let received = if attempt % 8 == 7 {
+                member.operation(target, what, step.recv(&key)).await.map(Some).ok_or(Ended)
             } else {
                 member.impatient(target, what, rng.below(12), step.recv(&key)).await
             };
-            if let Some(tensor) = received {
-                let transfer = member.check_numbered(&tensor, &left, 0);
-                left.retain(|other| *other != transfer);
+            match received {
+                Ok(Some(tensor)) => {
+                    member.check_numbered(&tensor, &[next], 0);
+                    let Some(following) = left.next() else { return };
+                    next = following;
+                }
+                Ok(None) => {}
+                // What was under way is lost, and the step with it.
+                Err(Ended) => return,
             }
         }
     }));

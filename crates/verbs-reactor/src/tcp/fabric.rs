@@ -24,10 +24,7 @@ use crate::{
     PeerViolation, Prepared, QueuePair, QueuePairConfig, RegionTable, RemoteRegion, Role, Runtime, timeout,
 };
 
-/// What queue pairs of this fabric can do.
-pub(super) const CAPABILITIES: Capabilities = Capabilities::WRITES;
-
-/// How the fabric listens.
+/// How the fabric listens and sends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpConfig {
     /// The address that data connections come to; the port is chosen by the system when a domain prepares its
@@ -39,6 +36,9 @@ pub struct TcpConfig {
     /// Accepted streams per domain that have not said who they are; each holds a descriptor and about 1 KiB.
     /// One more closes the oldest. Default 64.
     pub pending_handshakes_max: usize,
+    /// A logical write of more bytes is split into pieces of at most as many, each of which counts in the send
+    /// queue. Default 1 GiB.
+    pub piece_bytes_max: u64,
 }
 
 impl Default for TcpConfig {
@@ -47,7 +47,15 @@ impl Default for TcpConfig {
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
             handshake_limit: Duration::from_secs(5),
             pending_handshakes_max: 64,
+            piece_bytes_max: 1 << 30,
         }
+    }
+}
+
+impl TcpConfig {
+    fn capabilities(&self) -> Capabilities {
+        let piece_bytes_max = self.piece_bytes_max.max(1);
+        Capabilities { vectored: true, piece_bytes_max, ..Capabilities::WRITES }
     }
 }
 
@@ -80,7 +88,7 @@ impl Fabric for TcpFabric {
     }
 
     fn capabilities(&self) -> Capabilities {
-        CAPABILITIES
+        self.config.capabilities()
     }
 
     fn reach(&self) -> Vec<u8> {
@@ -137,7 +145,8 @@ impl Domain for TcpDomain {
         let ip = Some(at.ip()).filter(|ip| !ip.is_unspecified());
         let address = Address { ip, port: at.port(), ticket: ticket.number(), token };
         let (runtime, table) = (self.runtime.clone(), self.table.clone());
-        Ok(Box::new(TcpPrepared { runtime, table, config, address, ticket }))
+        let capabilities = self.config.capabilities();
+        Ok(Box::new(TcpPrepared { runtime, table, config, capabilities, address, ticket }))
     }
 }
 
@@ -147,6 +156,7 @@ struct TcpPrepared {
     runtime: Arc<dyn Runtime>,
     table: Arc<RegionTable>,
     config: QueuePairConfig,
+    capabilities: Capabilities,
     address: Address,
     ticket: Ticket,
 }
@@ -173,7 +183,7 @@ impl Prepared for TcpPrepared {
 impl TcpPrepared {
     async fn establish(self, params: &ConnectParams) -> Result<QueuePair, FabricError> {
         let peer = Address::decode(&params.peer)?;
-        let Self { runtime, table, config, address, ticket } = self;
+        let Self { runtime, table, config, capabilities, address, ticket } = self;
         let stream = match params.role {
             Role::Dialer => {
                 // Nobody is to dial this end any more.
@@ -183,7 +193,7 @@ impl TcpPrepared {
             Role::Acceptor => accept(ticket, &peer).await?,
         };
         stream.set_nodelay(true).map_err(|error| failed("setting TCP_NODELAY", error.to_string()))?;
-        TcpLink::start(&runtime, table, config, stream)
+        TcpLink::start(&runtime, table, config, capabilities, stream)
     }
 }
 

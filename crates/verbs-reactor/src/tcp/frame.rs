@@ -14,6 +14,7 @@ const KIND_WRITE: u8 = 1;
 const KIND_WRITE_IMMEDIATE: u8 = 2;
 const KIND_GOODBYE: u8 = 3;
 const KIND_REFUSAL: u8 = 4;
+const KIND_SEGMENT: u8 = 5;
 
 /// An encoded header.
 pub(super) type Header = [u8; HEADER_BYTES];
@@ -48,12 +49,23 @@ pub(super) struct WriteFrame {
     pub(super) key: Key,
     /// Payload bytes in this frame.
     pub(super) length: u64,
-    /// On the last frame of a write with immediate.
-    pub(super) immediate: Option<Immediate>,
+    /// What follows the range's last byte; on its last frame only.
+    pub(super) ending: Ending,
+}
+
+/// What follows a range's last byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// Nothing, or not yet.
+    Plain,
+    /// The target is told.
+    Immediate(Immediate),
+    /// The next range of the same logical write.
+    Segment,
 }
 
 impl WriteFrame {
-    /// Whether the logical write ends with this frame.
+    /// Whether the range ends with this frame.
     pub(super) fn is_last(&self) -> bool {
         self.length == self.range.length
     }
@@ -88,7 +100,7 @@ impl Frame {
     pub(super) fn decode(header: &Header) -> Result<Self, PeerViolation> {
         let fields = Fields::decode(header).ok_or(PeerViolation::Malformed)?;
         let frame = match fields.kind {
-            KIND_WRITE | KIND_WRITE_IMMEDIATE => fields.write(),
+            KIND_WRITE | KIND_WRITE_IMMEDIATE | KIND_SEGMENT => fields.write(),
             KIND_GOODBYE => Some(Self::Goodbye),
             KIND_REFUSAL => reason_from_code(fields.reason)
                 .map(|reason| Self::Refusal(Refusal { reason, depth: fields.immediate })),
@@ -114,11 +126,14 @@ struct Fields {
 
 impl Fields {
     fn set_write(&mut self, write: &WriteFrame) {
-        self.kind = if write.immediate.is_some() { KIND_WRITE_IMMEDIATE } else { KIND_WRITE };
+        (self.kind, self.immediate) = match write.ending {
+            Ending::Plain => (KIND_WRITE, 0),
+            Ending::Immediate(Immediate(value)) => (KIND_WRITE_IMMEDIATE, value),
+            Ending::Segment => (KIND_SEGMENT, 0),
+        };
         self.region = write.range.region.0;
         self.generation = write.range.generation.0;
         self.key = write.key.0;
-        self.immediate = write.immediate.map_or(0, |immediate| immediate.0);
         // At most `BODY_BYTES_MAX`.
         self.length = write.length as u32;
         self.offset = write.range.offset;
@@ -133,12 +148,16 @@ impl Fields {
             offset: self.offset,
             length: self.rest,
         };
-        let immediate = (self.kind == KIND_WRITE_IMMEDIATE).then_some(Immediate(self.immediate));
-        let write = WriteFrame { range, key: Key(self.key), length, immediate };
+        let ending = match self.kind {
+            KIND_WRITE_IMMEDIATE => Ending::Immediate(Immediate(self.immediate)),
+            KIND_SEGMENT => Ending::Segment,
+            _ => Ending::Plain,
+        };
+        let write = WriteFrame { range, key: Key(self.key), length, ending };
         let fits = length <= BODY_BYTES_MAX && length <= self.rest;
         // A frame of no bytes that promises more would let a peer keep us busy for nothing.
         let advances = length > 0 || self.rest == 0;
-        let ends = write.is_last() || immediate.is_none();
+        let ends = write.is_last() || ending == Ending::Plain;
         (fits && advances && ends).then_some(Frame::Write(write))
     }
 
@@ -207,13 +226,18 @@ mod tests {
     use super::*;
 
     fn write(length: u64, rest: u64, immediate: Option<u32>) -> Frame {
+        let ending = immediate.map_or(Ending::Plain, |value| Ending::Immediate(Immediate(value)));
+        write_frame(length, rest, ending)
+    }
+
+    fn write_frame(length: u64, rest: u64, ending: Ending) -> Frame {
         let range = RemoteRange {
             region: RegionId(7),
             generation: RegionGeneration(0xA1B2_C3D4),
             offset: 0x0102_0304_0506_0708,
             length: rest,
         };
-        Frame::Write(WriteFrame { range, key: Key(0xFEED_F00D), length, immediate: immediate.map(Immediate) })
+        Frame::Write(WriteFrame { range, key: Key(0xFEED_F00D), length, ending })
     }
 
     #[test]
@@ -224,6 +248,8 @@ mod tests {
             write(5, 5, Some(u32::MAX)),
             write(BODY_BYTES_MAX, u64::MAX, None),
             write(BODY_BYTES_MAX, BODY_BYTES_MAX, Some(0)),
+            write_frame(0, 0, Ending::Segment),
+            write_frame(9, 9, Ending::Segment),
             Frame::Goodbye,
         ];
         frames.extend(REASONS.map(|(_, reason)| Frame::Refusal(Refusal { reason, depth: 3 })));
@@ -239,6 +265,7 @@ mod tests {
             write(2, 1, None).encode(),
             write(0, 1, None).encode(),
             write(1, 2, Some(1)).encode(),
+            write_frame(1, 2, Ending::Segment).encode(),
             [0; HEADER_BYTES],
             [0xFF; HEADER_BYTES],
         ];
@@ -253,6 +280,7 @@ mod tests {
             (Frame::Goodbye, 1..HEADER_BYTES),
             (write(1, 1, None), 1..4),
             (write(1, 1, None), 16..20),
+            (write_frame(1, 1, Ending::Segment), 16..20),
             (Frame::Refusal(Refusal { reason: PeerViolation::NotGranted, depth: 0 }), 20..HEADER_BYTES),
         ];
         for (frame, bytes) in unused {

@@ -17,15 +17,15 @@ use tokio::{io::unix::AsyncFd, net::TcpStream};
 
 use super::{
     driver::Driver,
-    fabric::CAPABILITIES,
-    frame::Key,
+    frame::{Ending, Key},
+    outgoing::{Part, Write},
     receiver::{Ground, Received, Receiver},
-    sender::{End, Sender, Sent, Write},
+    sender::{End, Sender, Sent},
     socket::Socket,
 };
 use crate::{
-    FabricError, FabricKind, Link, LossCause, QueuePair, QueuePairConfig, QueuePairCore, RegionGeneration,
-    RegionId, RegionTable, RemoteRange, Runtime, SlotKey, WorkRequest,
+    Capabilities, FabricError, FabricKind, Link, LossCause, Piece, QueuePair, QueuePairConfig, QueuePairCore,
+    RegionGeneration, RegionId, RegionTable, RemoteRange, Runtime, SlotKey, WorkRequest,
 };
 
 /// The range of a write of no bytes.
@@ -62,6 +62,7 @@ impl TcpLink {
         runtime: &Arc<dyn Runtime>,
         table: Arc<RegionTable>,
         config: QueuePairConfig,
+        capabilities: Capabilities,
         stream: TcpStream,
     ) -> Result<QueuePair, FabricError> {
         let fail = |error| FabricError::device(FabricKind::Tcp, "registering the stream", error);
@@ -69,7 +70,7 @@ impl TcpLink {
         // SAFETY: a `Socket` owns its descriptor, answers with no other, and closes it only when dropped.
         let socket = unsafe { AsyncFd::register(Socket::new(stream)) };
         let socket = socket.map_err(|refused| fail(refused.into()))?;
-        let core = Arc::new(QueuePairCore::new(FabricKind::Tcp, config, CAPABILITIES));
+        let core = Arc::new(QueuePairCore::new(FabricKind::Tcp, config, capabilities));
         let link = Arc::new(Self {
             core: core.clone(),
             table,
@@ -220,14 +221,14 @@ impl EndState {
 impl Link for TcpLink {
     fn submit(&self, key: SlotKey, request: &WorkRequest) {
         match self.resolve(key, request) {
-            Ok(write) => match self.sender.post(write) {
-                Ok(()) => self.send(),
-                Err(late) => {
-                    let error = self.core.failure().or_else(|| self.sender.broken());
-                    let error = error.unwrap_or(FabricError::Closed);
-                    self.core.complete(late.key, request.length(), Err(error));
+            Ok((first, rest)) => {
+                if self.sender.post([first].into_iter().chain(rest)) {
+                    return self.send();
                 }
-            },
+                let error = self.core.failure().or_else(|| self.sender.broken());
+                let error = error.unwrap_or(FabricError::Closed);
+                self.core.complete(key, request.length(), Err(error));
+            }
             Err(error) => self.core.complete(key, request.length(), Err(error)),
         }
     }
@@ -256,23 +257,39 @@ impl TcpLink {
         }
     }
 
-    /// The checks of a NIC on its own side.
-    fn resolve(&self, key: SlotKey, request: &WorkRequest) -> Result<Write, FabricError> {
-        let WorkRequest::Write { local, remote, immediate } = request else {
-            return Err(request.unsupported(FabricKind::Tcp));
+    /// The checks of a NIC on its own side, for all pieces before the first is posted. Most writes have one only,
+    /// and allocate nothing here.
+    fn resolve(&self, key: SlotKey, request: &WorkRequest) -> Result<(Write, Vec<Write>), FabricError> {
+        let bytes = request.length();
+        let mut pieces = request.pieces(self.core.capabilities().piece_bytes_max);
+        let part = |piece: Piece| {
+            let operation = Part { key, bytes, is_last: piece.is_last };
+            let tells = request.immediate().is_some();
+            self.resolve_piece(operation, piece, tells)
         };
-        let bytes = local.len() as u64;
+        let first = pieces.next().ok_or_else(|| request.unsupported(FabricKind::Tcp))?;
+        Ok((part(first)?, pieces.map(part).collect::<Result<_, _>>()?))
+    }
+
+    fn resolve_piece(&self, operation: Part, piece: Piece, tells: bool) -> Result<Write, FabricError> {
+        let Piece { local, remote, immediate, is_last } = piece;
         if let Some(block) = local.block()
             && !self.table.contains(block.id())
         {
             return Err(FabricError::NotRegistered { kind: FabricKind::Tcp, block: block.id().get() });
         }
+        let bytes = local.len() as u64;
         let target = self.core.remote_regions().aim(bytes, remote.as_ref())?;
         // A write of no bytes names no region on the wire.
         let (range, remote_key) = match (remote, target) {
-            (Some(range), Some(region)) if bytes > 0 => (*range, Key(region.key)),
+            (Some(range), Some(region)) if bytes > 0 => (range, Key(region.key)),
             _ => (NOWHERE, Key(0)),
         };
-        Ok(Write { key, local: local.clone(), range, remote_key, immediate: *immediate })
+        let ending = match immediate {
+            Some(immediate) => Ending::Immediate(immediate),
+            None if tells && !is_last => Ending::Segment,
+            None => Ending::Plain,
+        };
+        Ok(Write { operation, local, range, remote_key, ending })
     }
 }

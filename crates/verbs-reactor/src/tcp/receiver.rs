@@ -8,7 +8,7 @@ use std::{
 use memory::RemoteTarget;
 
 use super::{
-    frame::{Frame, HEADER_BYTES, Header, Refusal, WriteFrame},
+    frame::{Ending, Frame, HEADER_BYTES, Header, Refusal, WriteFrame},
     sender::End,
     socket::{Socket, loss},
 };
@@ -91,12 +91,14 @@ pub(super) struct Receiver {
     header: Header,
     /// Bytes of `header` that are there.
     filled: usize,
-    /// The logical write under way.
+    /// The range under way.
     landing: Option<Landing>,
+    /// Bytes of earlier ranges of the logical write under way, which goes on with another one.
+    carried: Option<u64>,
     stopped: bool,
 }
 
-/// A logical write whose range was checked.
+/// A range of a logical write, checked.
 struct Landing {
     /// `None` if it is empty.
     target: Option<RemoteTarget>,
@@ -134,7 +136,7 @@ impl Landing {
 
 impl Receiver {
     pub(super) fn new() -> Self {
-        Self { header: [0; HEADER_BYTES], filled: 0, landing: None, stopped: false }
+        Self { header: [0; HEADER_BYTES], filled: 0, landing: None, carried: None, stopped: false }
     }
 
     /// Lets nothing of the peer in any more. False if that was so already.
@@ -226,17 +228,27 @@ impl Receiver {
         if write.length == 0 { self.end_frame(ground) } else { Ok(()) }
     }
 
-    /// All payload bytes of the frame are there. If it was the last one, so is the write.
+    /// All payload bytes of the frame are there. If it was the last one, so is its range.
     fn end_frame(&mut self, ground: Ground<'_>) -> Result<(), End> {
         let Some(landing) = self.landing.take_if(|landing| landing.frame.is_last()) else { return Ok(()) };
-        let Some(immediate) = landing.frame.immediate else { return Ok(()) };
-        let arrival = Arrival::Immediate { immediate, length: landing.landed_in_all() };
-        let depth = ground.core.config().receive_depth;
-        ground.core.deliver(arrival).map_err(|error| End::not_ready(error, depth))
+        let carried = self.carried.take();
+        let length = carried.unwrap_or(0).saturating_add(landing.landed_in_all());
+        match landing.frame.ending {
+            Ending::Segment => self.carried = Some(length),
+            Ending::Immediate(immediate) => {
+                let depth = ground.core.config().receive_depth;
+                let arrival = Arrival::Immediate { immediate, length };
+                ground.core.deliver(arrival).map_err(|error| End::not_ready(error, depth))?;
+            }
+            // Nobody would be told of its end: ranges of such a write are writes of their own.
+            Ending::Plain if carried.is_some() => return Err(End::violation(PeerViolation::Malformed)),
+            Ending::Plain => {}
+        }
+        Ok(())
     }
 }
 
-/// The checks of a NIC, for the whole logical write, before a byte of it is read.
+/// The checks of a NIC, for the whole range, before a byte of it is read.
 fn begin_write(frame: WriteFrame, table: &RegionTable) -> Result<Landing, PeerViolation> {
     let target = match frame.range.length {
         // As on a NIC, a write of no bytes names no memory.

@@ -142,9 +142,9 @@ impl Registrations {
 }
 
 /// Entries of the send and the receive queue: one for each operation, and for each signal. An immediate may take
-/// two receives, its own and that of the message which says how long its write was.
+/// three receives, its own and those of the two messages which say how long its write was.
 fn entries(config: QueuePairConfig) -> (u32, u32) {
-    let receives = config.receive_depth.saturating_mul(2);
+    let receives = config.receive_depth.saturating_mul(3);
     (config.send_depth.saturating_add(SIGNALS), receives.saturating_add(SIGNALS))
 }
 

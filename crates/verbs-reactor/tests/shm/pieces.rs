@@ -21,10 +21,9 @@ fn small_pieces(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
     Arc::new(ShmFabric::new(runtime).unwrap().with_piece_bytes(PIECE as u64))
 }
 
-fn with_pair(test: impl AsyncFnOnce(Pair) + Send + Clone + 'static) {
+fn with_pair(test: impl AsyncFn(Pair) + Send + Copy + 'static) {
     for flavour in [Flavour::CurrentThread, Flavour::TwoWorkers] {
-        let test = test.clone();
-        bounded(flavour, |runtime| async move {
+        bounded(flavour, move |runtime| async move {
             let setup = Setup { fabric: small_pieces, peer_host: None };
             test(Pair::with_depths(setup, runtime, DEPTHS).await).await;
         });

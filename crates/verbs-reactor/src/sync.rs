@@ -1,0 +1,3 @@
+//! The locks of what is model-checked: `tests/models` compiles the same source over loom's.
+
+pub(crate) use std::sync::{Mutex, MutexGuard};
