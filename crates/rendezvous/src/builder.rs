@@ -293,11 +293,16 @@ impl WorkerBuilder {
     ///
     /// # Errors
     /// [`WorkerError::Config`] for a setting that cannot be used, [`WorkerError::Control`] when the address
-    /// cannot be bound, [`WorkerError::Fabric`] when a required fabric cannot be opened.
+    /// cannot be bound, [`WorkerError::Fabric`] when a required fabric cannot be opened, [`WorkerError::Limit`]
+    /// when a limit of the operating system is behind one of these.
     ///
     /// # Cancel safety
     /// Dropping the future gives everything back.
     pub async fn start(self) -> Result<Worker, WorkerError> {
+        self.start_within_limits().await.map_err(WorkerError::or_limit)
+    }
+
+    async fn start_within_limits(self) -> Result<Worker, WorkerError> {
         worker_device(&self.name).map_err(|status| config("name", &self.name, &status.message))?;
         self.parameters
             .check()

@@ -238,7 +238,7 @@ impl Peer {
         node.runtime.spawn(
             "connect",
             Box::pin(async move {
-                let ended = connecting.connect(&peer).await;
+                let ended = connecting.connect(&peer).await.map_err(WorkerError::or_limit);
                 let _ = tell.send(Some(peer.end_attempt(ended)));
             }),
         );

@@ -123,7 +123,8 @@ impl Worker {
     /// The peer that listens on `address` (`host:port`). Asks it for its name unless that is known already.
     ///
     /// # Errors
-    /// [`WorkerError::Control`] when it cannot be reached or does not share the secret.
+    /// [`WorkerError::Control`] when it cannot be reached or does not share the secret, [`WorkerError::Limit`]
+    /// when this process may open no more files.
     ///
     /// # Cancel safety
     /// Cancel-safe.
@@ -131,7 +132,7 @@ impl Worker {
         if let Some(peer) = self.node.peer_by_address(address) {
             return Ok(peer);
         }
-        Ok(self.node.dial(address).await?.1)
+        Ok(self.node.dial(address).await.map_err(WorkerError::or_limit)?.1)
     }
 
     /// What `peer` has published, sorted by name.

@@ -276,6 +276,9 @@ fn d_ends_that_dial_each_other_use_one_connection() {
 async fn ended_step(kind: FabricKind, end_it: impl Fn(&Worker)) -> (WorkerError, WorkerError) {
     let (server, client) = pair(kind).await;
     client.peer_at(server.address()).await.unwrap();
+    while server.peers().is_empty() {
+        tokio::task::yield_now().await;
+    }
     let down = client.key(SERVER_CPU, CLIENT_CPU, "down").unwrap();
     let up = client.key(CLIENT_CPU, SERVER_CPU, "up").unwrap();
     let (here, there) = (client.step(9), server.step(9));
