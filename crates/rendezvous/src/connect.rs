@@ -19,6 +19,7 @@ use crate::{
     data::DataConnection,
     error::Lost,
     fabric_channel::{FabricChannel, ReceiveAllocator, Ring},
+    import::Import,
     node::{Node, fabric_number},
     pools::LocalFabric,
     serve::FAREWELL,
@@ -284,6 +285,7 @@ impl Node {
             own_ring: ring,
             peer_ring: other.ring.destination,
             held: Arc::default(),
+            import: Import { pool: self.pools.source.clone() },
         };
         let allocator = ReceiveAllocator {
             pool: self.pools.receive.clone(),

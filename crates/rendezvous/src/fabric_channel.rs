@@ -8,7 +8,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use futures::poll;
+use futures::{future::BoxFuture, poll};
 use memory::{Buf, BufMut, GrantEnd, Granted, Pool, copy::CopyReason};
 use protocol::{Allocator, Channel, ChannelError, Destination, LentEnd, Metadata, RingSpan, Status};
 use tokio::sync::Notify;
@@ -16,7 +16,7 @@ use verbs_reactor::{
     FabricError, Immediate, Operation, QueuePair, RegionGeneration, RegionId, RemoteRange, WorkRequest,
 };
 
-use crate::{announce::Announcer, pools::Regions};
+use crate::{announce::Announcer, import::Import, pools::Regions};
 
 /// "A message is in your ring."
 const MESSAGE: Immediate = Immediate(0xFFFF_FFFF);
@@ -31,6 +31,7 @@ pub(crate) struct FabricChannel {
     pub(crate) own_ring: Arc<Ring>,
     pub(crate) peer_ring: Destination,
     pub(crate) held: Arc<HeldPosts>,
+    pub(crate) import: Import,
 }
 
 /// Posts that found the send queue full: a fabric may report a completion later than the answer it caused. They
@@ -178,7 +179,7 @@ impl Channel for FabricChannel {
     ) -> ContentWrite {
         let immediate = Immediate(immediate);
         let (Some(bytes), Some(destination)) = (bytes, destination) else {
-            return ContentWrite(self.queue_pair.notify(immediate));
+            return ContentWrite::Posted(self.queue_pair.notify(immediate));
         };
         let remote = RemoteRange {
             region: RegionId(destination.region),
@@ -186,7 +187,15 @@ impl Channel for FabricChannel {
             offset: destination.offset,
             length: bytes.len() as u64,
         };
-        ContentWrite(self.queue_pair.write_imm(bytes, remote, immediate))
+        if self.import.needs(self.queue_pair.kind(), &bytes) {
+            let (import, queue_pair) = (self.import.clone(), self.queue_pair.clone());
+            let write = async move {
+                let bytes = import.copy_of(&bytes).await?;
+                queue_pair.write_imm(bytes, remote, immediate).await.map_err(|error| lost(&error))
+            };
+            return ContentWrite::Importing(Box::pin(write));
+        }
+        ContentWrite::Posted(self.queue_pair.write_imm(bytes, remote, immediate))
     }
 
     fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError> {
@@ -210,15 +219,23 @@ impl Channel for FabricChannel {
 }
 
 /// A content write under way.
-#[pin_project::pin_project]
-#[derive(Debug)]
-pub(crate) struct ContentWrite(#[pin] Operation);
+#[pin_project::pin_project(project = ContentWriteProjection)]
+pub(crate) enum ContentWrite {
+    Posted(#[pin] Operation),
+    /// Posted once its bytes have been copied to where the fabric can send them from.
+    Importing(BoxFuture<'static, Result<(), ChannelError>>),
+}
 
 impl Future for ContentWrite {
     type Output = Result<(), ChannelError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.project().0.poll(context).map_err(|error| lost(&error))
+        match self.project() {
+            ContentWriteProjection::Posted(operation) => {
+                operation.poll(context).map_err(|error| lost(&error))
+            }
+            ContentWriteProjection::Importing(write) => write.as_mut().poll(context),
+        }
     }
 }
 

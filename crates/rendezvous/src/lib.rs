@@ -31,6 +31,7 @@ mod connect;
 mod data;
 mod error;
 mod fabric_channel;
+mod import;
 mod liveness;
 mod lost;
 mod node;

@@ -2,7 +2,7 @@
 
 use std::{io, os::unix::fs::MetadataExt, sync::Arc};
 
-use memory::Block;
+use memory::{Block, BlockId};
 use tokio::io::Interest;
 
 use crate::{
@@ -144,6 +144,10 @@ impl Domain for ShmDomain {
 
     fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
         Ok(self.shared.regions.register(self.shared.runtime.as_ref(), block, access))
+    }
+
+    fn deregister(&self, block: BlockId) {
+        self.shared.regions.deregister(block);
     }
 
     fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
