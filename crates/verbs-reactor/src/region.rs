@@ -163,7 +163,8 @@ pub struct RegionTable {
 
 #[derive(Debug, Default)]
 struct State {
-    regions: Vec<Entry>,
+    /// `None` once deregistered: numbers are never used again.
+    regions: Vec<Option<Entry>>,
     by_block: HashMap<BlockId, RegionId>,
 }
 
@@ -183,19 +184,28 @@ impl RegionTable {
     /// Registers `block` once; a second call for the same block answers with the first registration.
     pub fn register(&self, runtime: &dyn Runtime, block: &Block, access: Access) -> RemoteRegion {
         let mut state = self.lock();
-        let region = match state.by_block.get(&block.id()) {
-            Some(&region) => region,
-            None => {
-                let region = RegionId(u32::try_from(state.regions.len()).unwrap_or(u32::MAX));
-                let key = low_bits(runtime.random());
-                state.regions.push(Entry { block: block.clone(), access, key });
-                state.by_block.insert(block.id(), region);
-                region
-            }
+        let known = state.by_block.get(&block.id()).copied();
+        let known =
+            known.and_then(|region| Some((region, state.regions.get(region.0 as usize)?.as_ref()?.key)));
+        let (region, key) = known.unwrap_or_else(|| {
+            let region = RegionId(u32::try_from(state.regions.len()).unwrap_or(u32::MAX));
+            let key = low_bits(runtime.random());
+            state.regions.push(Some(Entry { block: block.clone(), access, key }));
+            state.by_block.insert(block.id(), region);
+            (region, key)
+        });
+        RemoteRegion { region, generation: self.generation, base: 0, length: block.length() as u64, key }
+    }
+
+    /// Lets go of a block: it can be neither sent from nor written any more.
+    pub fn deregister(&self, block: BlockId) {
+        let gone = {
+            let mut state = self.lock();
+            let region = state.by_block.remove(&block);
+            region.and_then(|region| state.regions.get_mut(region.0 as usize)?.take())
         };
-        let entry = &state.regions[region.0 as usize];
-        let (length, key) = (entry.block.length() as u64, entry.key);
-        RemoteRegion { region, generation: self.generation, base: 0, length, key }
+        // Without the lock: it may be the block's last handle.
+        drop(gone);
     }
 
     /// Whether `block` may be the source of a write (a NIC's local key check).
@@ -213,7 +223,7 @@ impl RegionTable {
         key: u32,
     ) -> Result<(RemoteTarget, Purpose), PeerViolation> {
         let state = self.lock();
-        let entry = state.regions.get(range.region.0 as usize);
+        let entry = state.regions.get(range.region.0 as usize).and_then(Option::as_ref);
         let entry =
             entry.filter(|_| range.generation == self.generation).ok_or(PeerViolation::UnknownRegion)?;
         if entry.key != key {

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use memory::Block;
+use memory::{Block, BlockId};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, TcpStream},
@@ -135,6 +135,10 @@ impl Domain for TcpDomain {
 
     fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
         Ok(self.table.register(&*self.runtime, block, access))
+    }
+
+    fn deregister(&self, block: BlockId) {
+        self.table.deregister(block);
     }
 
     fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
