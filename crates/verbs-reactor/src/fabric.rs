@@ -33,6 +33,7 @@ impl Capabilities {
             WorkRequest::Write { .. } => true,
             WorkRequest::WriteVectored { .. } => self.vectored,
             WorkRequest::Lend { .. } => self.lend,
+            WorkRequest::Read { .. } => self.read,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError, RwLock},
 };
 
-use memory::{Block, BlockId, RemoteTarget};
+use memory::{Block, BlockId, Buf, RemoteTarget};
 
 use crate::{FabricError, PeerViolation, Runtime, Segment};
 
@@ -31,17 +31,21 @@ pub enum Purpose {
 pub struct Access {
     /// Peers may write granted ranges.
     pub remote_write: bool,
+    /// Peers may read exposed ranges.
+    pub remote_read: bool,
     /// What the region is for.
     pub purpose: Purpose,
 }
 
 impl Access {
     /// A source: no remote access at all.
-    pub const LOCAL: Self = Self { remote_write: false, purpose: Purpose::Payload };
+    pub const LOCAL: Self = Self { remote_write: false, remote_read: false, purpose: Purpose::Payload };
+    /// A source whose [exposed](memory::Buf::expose) ranges peers may read.
+    pub const READABLE: Self = Self { remote_read: true, ..Self::LOCAL };
     /// A destination of tensor bytes.
-    pub const RECEIVE: Self = Self { remote_write: true, purpose: Purpose::Payload };
+    pub const RECEIVE: Self = Self { remote_write: true, ..Self::LOCAL };
     /// A message ring.
-    pub const RING: Self = Self { remote_write: true, purpose: Purpose::Messages };
+    pub const RING: Self = Self { remote_write: true, remote_read: false, purpose: Purpose::Messages };
 }
 
 /// What a peer must know to write a region: announced over the control plane (REGION_ADD), given to
@@ -222,6 +226,35 @@ impl RegionTable {
         range: &RemoteRange,
         key: u32,
     ) -> Result<(RemoteTarget, Purpose), PeerViolation> {
+        self.with_range(range, key, |entry| {
+            if !entry.access.remote_write {
+                return Err(PeerViolation::NoRight);
+            }
+            let target = entry.block.remote_target(range.offset, range.length);
+            Ok((target.map_err(|_| PeerViolation::NotGranted)?, entry.access.purpose))
+        })
+    }
+
+    /// Checks a peer's read as a NIC does, and gives the bytes, which stay alive and unchanged meanwhile.
+    ///
+    /// # Errors
+    /// The rule that the access breaks.
+    pub fn read_source(&self, range: &RemoteRange, key: u32) -> Result<Buf, PeerViolation> {
+        self.with_range(range, key, |entry| {
+            if !entry.access.remote_read {
+                return Err(PeerViolation::NoRight);
+            }
+            entry.block.exposed(range.offset, range.length).map_err(|_| PeerViolation::NotExposed)
+        })
+    }
+
+    /// The checks that every access begins with.
+    fn with_range<T>(
+        &self,
+        range: &RemoteRange,
+        key: u32,
+        access: impl FnOnce(&Entry) -> Result<T, PeerViolation>,
+    ) -> Result<T, PeerViolation> {
         let state = self.lock();
         let entry = state.regions.get(range.region.0 as usize).and_then(Option::as_ref);
         let entry =
@@ -229,15 +262,11 @@ impl RegionTable {
         if entry.key != key {
             return Err(PeerViolation::WrongKey);
         }
-        if !entry.access.remote_write {
-            return Err(PeerViolation::NoRight);
-        }
         let end = range.offset.checked_add(range.length).ok_or(PeerViolation::OutOfBounds)?;
         if end > entry.block.length() as u64 {
             return Err(PeerViolation::OutOfBounds);
         }
-        let target = entry.block.remote_target(range.offset, range.length);
-        Ok((target.map_err(|_| PeerViolation::NotGranted)?, entry.access.purpose))
+        access(entry)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
