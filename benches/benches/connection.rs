@@ -49,7 +49,7 @@ struct Memory {
 }
 
 impl Channel for Memory {
-    type Bytes = ();
+    type Bytes = [u8; 8];
     type Lent = ();
     type Write = future::Ready<Result<(), ChannelError>>;
 
@@ -76,7 +76,12 @@ impl Channel for Memory {
         Ok(())
     }
 
-    fn write_content(&self, _: Option<()>, destination: Option<Destination>, immediate: u32) -> Self::Write {
+    fn write_content(
+        &self,
+        _: Option<[u8; 8]>,
+        destination: Option<Destination>,
+        immediate: u32,
+    ) -> Self::Write {
         let length = destination.map_or(0, |destination| destination.capacity);
         lock(&self.peer).arrivals.push_back((immediate, length));
         future::ready(Ok(()))
@@ -119,18 +124,22 @@ impl Allocator for Always {
         let capacity = metadata.byte_length;
         Ok(((), Destination { region: 1, generation: 1, offset: 0, capacity }))
     }
+
+    async fn keep(&self, _: &Metadata, _: &[u8]) -> Result<(), Status> {
+        Ok(())
+    }
 }
 
 impl Source for Always {
-    type Bytes = ();
+    type Bytes = [u8; 8];
     type Taken = ();
 
     fn take(&self, _: Scope, _: &str) -> impl Future<Output = Result<(), Status>> + Send + 'static {
         future::ready(Ok(()))
     }
 
-    fn value((): &()) -> Value<()> {
-        Value { metadata: metadata(), bytes: Some(()) }
+    fn value((): &()) -> Value<[u8; 8]> {
+        Value { metadata: metadata(), bytes: Some([7; 8]) }
     }
 
     fn put_back(&self, (): ()) {}
@@ -203,7 +212,7 @@ fn connection(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("connection");
     group.throughput(Throughput::Elements(OUTSTANDING as u64));
     for (name, mode) in [("counted", Mode::Counted), ("original", Mode::Original)] {
-        let mut pair = Pair::new(Parameters { mode, ..Parameters::default() });
+        let mut pair = Pair::new(Parameters { mode, eager_bytes_max: 0, ..Parameters::default() });
         // The first round learns the metadata and the keys.
         pair.round();
         let before = pair.arrivals;
