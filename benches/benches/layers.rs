@@ -28,8 +28,8 @@ fn wire_layer(criterion: &mut Criterion) {
         scope: Scope::Step(StepId(3)),
         key: "/job:ps/replica:0/task:0/device:CPU:0;0000000000001ed2;/job:w/replica:0/task:0/device:CPU:0;var0;0:0"
             .into(),
-        known: None,
-        destination: None,
+        known: [].into(),
+        want: protocol::Want::Write(None),
     });
     let bytes = wire::encode(&request);
     criterion.bench_function("wire/encode a request", |bencher| {

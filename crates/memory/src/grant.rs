@@ -33,6 +33,9 @@ pub enum GrantEnd {
     CancelAck,
     /// The request was never sent, so no peer knows the range.
     NeverSent,
+    /// The range was a message ring, and the peer's last message in it has arrived: RING_MOVED, after which it
+    /// writes another ring.
+    RingMoved,
     /// This end's own `read` into the range completed, and no peer was told of it.
     ReadCompleted,
     /// Every queue pair the peer could write through is destroyed and drained.

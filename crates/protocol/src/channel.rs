@@ -15,6 +15,15 @@ pub struct RingSpan {
     pub length: u32,
 }
 
+/// A slot of [`SLOT_BYTES`](crate::limits::SLOT_BYTES) outside the ring, for one record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RecordSlot {
+    /// That of ASK.
+    Ask,
+    /// That of ANSWER.
+    Answer,
+}
+
 /// The connection below is over; the text says why. Ends every request and response of the connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -45,7 +54,7 @@ pub enum LentEnd {
 /// Posts are made with the connection locked, so they never call back into it.
 pub trait Channel: Send + Sync + 'static {
     /// Bytes of a value, kept alive by the channel until they are written.
-    type Bytes: Send + 'static;
+    type Bytes: AsRef<[u8]> + Send + 'static;
     /// Destination memory, lent to the peer.
     type Lent: Send + 'static;
     /// A content write under way; ends when its bytes may be reused.
@@ -58,11 +67,19 @@ pub trait Channel: Send + Sync + 'static {
     /// The connection is over.
     fn post_message(&self, first: RingSpan, second: RingSpan, bytes: &[u8]) -> Result<(), ChannelError>;
 
-    /// Posts a bare notification with immediate `0xFFFF_FFFE`: the oldest unacknowledged message was taken.
+    /// Posts a bare notification with immediate `0xFFFF_FFFE`: the message in flight was taken. Only in mode
+    /// original.
     ///
     /// # Errors
     /// The connection is over.
     fn post_acknowledgement(&self) -> Result<(), ChannelError>;
+
+    /// Writes a flow control record into its slot at the peer, with immediate `0xFFFF_FFFE`. Only in mode
+    /// counted.
+    ///
+    /// # Errors
+    /// The connection is over.
+    fn post_record(&self, slot: RecordSlot, bytes: &[u8]) -> Result<(), ChannelError>;
 
     /// Starts the content write, whose immediate is `immediate`. Without bytes or destination it is a bare
     /// notification. Posted before this returns.
@@ -78,6 +95,32 @@ pub trait Channel: Send + Sync + 'static {
     /// # Errors
     /// The range leaves the ring.
     fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError>;
+
+    /// Copies the first bytes of an own slot out, at most [`SLOT_BYTES`](crate::limits::SLOT_BYTES).
+    ///
+    /// # Errors
+    /// The connection is over.
+    fn read_record(&self, slot: RecordSlot, into: &mut [u8]) -> Result<(), ChannelError>;
+
+    /// A second own ring of `ring_bytes`, registered, announced to the peer and confirmed by it, kept beside the
+    /// one in use. `None` when there is no memory: the connection goes on with the ring it has. At most one is
+    /// made before [`own_ring_moved`](Self::own_ring_moved).
+    ///
+    /// # Cancel safety
+    /// Not called again after its future was dropped.
+    fn make_ring(&self, ring_bytes: u32) -> impl Future<Output = Option<Destination>> + Send;
+
+    /// The peer has written its last byte into the own ring in use: from now on
+    /// [`read_ring`](Self::read_ring) is about the ring made last, and the other's loan ends.
+    fn own_ring_moved(&self);
+
+    /// Messages posted from now on go into `ring` at the peer.
+    fn move_to_ring(&self, ring: Destination);
+
+    /// A copy of a small content, to travel inside a message.
+    fn copy_out(&self, bytes: &Self::Bytes) -> Box<[u8]> {
+        bytes.as_ref().into()
+    }
 
     /// Ends the loan of memory whose request was given up or answered without content.
     fn take_back(&self, lent: Self::Lent, end: LentEnd);
@@ -100,6 +143,20 @@ pub trait Allocator: Send + Sync {
         &self,
         metadata: &Metadata,
     ) -> impl Future<Output = Result<(Self::Lent, Destination), Status>> + Send;
+
+    /// Memory of this end with a copy of `content`, which came inside a message. It is not lent to the peer. Never
+    /// called for contents of no bytes.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    ///
+    /// # Cancel safety
+    /// As [`allocate`](Self::allocate).
+    fn keep(
+        &self,
+        metadata: &Metadata,
+        content: &[u8],
+    ) -> impl Future<Output = Result<Self::Lent, Status>> + Send;
 
     /// Memory for a value of a step that the sender may not have yet, or `None`: the request then goes out
     /// without a destination, and memory is [allocated](Self::allocate) once the value is there. So receives

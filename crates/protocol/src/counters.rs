@@ -74,14 +74,30 @@ pub struct Counters {
     pub sent: MessageCounts,
     /// Messages received.
     pub received: MessageCounts,
-    /// Encoded bytes of the messages sent.
+    /// Encoded bytes of the messages sent, with the counts they carry.
     pub message_bytes_sent: u64,
-    /// Encoded bytes of the messages received.
+    /// Encoded bytes of the messages received, with the counts they carry.
     pub message_bytes_received: u64,
-    /// Acknowledgements sent, one for each message received.
+    /// Acknowledgements sent, one for each message received; only in mode original.
     pub acknowledgements_sent: u64,
     /// Acknowledgements received.
     pub acknowledgements_received: u64,
+    /// Messages of nothing but counts sent.
+    pub count_only_sent: u64,
+    /// Messages of nothing but counts received.
+    pub count_only_received: u64,
+    /// ASKs sent.
+    pub asks_sent: u64,
+    /// ASKs received.
+    pub asks_received: u64,
+    /// ANSWERs sent, one for each ASK received.
+    pub answers_sent: u64,
+    /// ANSWERs received.
+    pub answers_received: u64,
+    /// Larger rings offered to the peer.
+    pub rings_offered: u64,
+    /// Larger rings of the peer moved to.
+    pub rings_moved: u64,
     /// Content writes posted.
     pub contents_sent: u64,
     /// Contents that arrived for an open request.
@@ -90,27 +106,52 @@ pub struct Counters {
     pub content_bytes_sent: u64,
     /// Bytes of the contents received.
     pub content_bytes_received: u64,
+    /// Contents sent inside META_DATA_RESPONSE.
+    pub eager_sent: u64,
+    /// Contents received inside META_DATA_RESPONSE, for an open request.
+    pub eager_received: u64,
+    /// Bytes of the contents sent inside messages.
+    pub eager_bytes_sent: u64,
+    /// Bytes of the contents received inside messages.
+    pub eager_bytes_received: u64,
     /// Arrivals for unknown or finished requests, and arrivals after the end.
     pub ignored: u64,
+}
+
+impl Counters {
+    /// What flow control has sent beside the messages of transfers: acknowledgements, messages of nothing but
+    /// counts, ASK, ANSWER, and what moving a ring takes.
+    pub fn flow_control_sent(&self) -> u64 {
+        self.acknowledgements_sent
+            + self.count_only_sent
+            + self.asks_sent
+            + self.answers_sent
+            + self.rings_offered
+            + self.rings_moved
+    }
 }
 
 impl fmt::Display for Counters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "sent {} with {} bytes, {} acknowledgements, {} contents with {} bytes; ",
+            "sent {} with {} bytes, {} of flow control, {} contents with {} bytes; ",
             self.sent,
             self.message_bytes_sent,
-            self.acknowledgements_sent,
+            self.flow_control_sent(),
             self.contents_sent,
             self.content_bytes_sent,
         )?;
         write!(
             f,
-            "received {} with {} bytes, {} acknowledgements, {} contents with {} bytes; ignored {} arrivals",
+            "received {} with {} bytes, {} acknowledgements, {} counts, {} ASKs, {} ANSWERs, {} contents with {} \
+             bytes; ignored {} arrivals",
             self.received,
             self.message_bytes_received,
             self.acknowledgements_received,
+            self.count_only_received,
+            self.asks_received,
+            self.answers_received,
             self.contents_received,
             self.content_bytes_received,
             self.ignored,

@@ -26,6 +26,12 @@ pub enum TransferError {
     },
 }
 
+impl TransferError {
+    pub(crate) fn gone() -> Self {
+        Self::PeerLost { reason: "the value is gone".to_owned() }
+    }
+}
+
 impl From<ChannelError> for TransferError {
     fn from(error: ChannelError) -> Self {
         Self::PeerLost { reason: error.0 }
@@ -42,6 +48,36 @@ pub enum PeerMisbehaved {
     /// An immediate that is neither a marker nor a request index.
     #[error("the peer used a reserved immediate")]
     ReservedImmediate,
+    /// A key's number that was not agreed or not defined.
+    #[error("the peer named a key by a number that stands for none")]
+    UnknownName,
+    /// An immediate that says ASK or ANSWER, of neither's length.
+    #[error("the peer sent a flow control record that is neither ASK nor ANSWER")]
+    UnknownRecord,
+    /// Counts above what was sent, or lower than before.
+    #[error("the peer returned more credits or ring bytes than were used")]
+    ReturnedTooMuch,
+    /// More messages and contents than the peer had credits for.
+    #[error("the peer sent more than it had credits for")]
+    Overrun,
+    /// An ASK though the last one was not answered.
+    #[error("the peer sent ASK before it had the ANSWER to the last one")]
+    AskedTwice,
+    /// An ANSWER without an ASK.
+    #[error("the peer sent ANSWER without an ASK")]
+    AnswerWithoutAsk,
+    /// An ANSWER that leaves out what was posted before its ASK.
+    #[error("the peer's ANSWER does not return what was sent before the ASK")]
+    AnswerShort,
+    /// A ring offered while another offer is open.
+    #[error("the peer offered a second ring before the first was used")]
+    RingOfferedTwice,
+    /// A ring offered that is no larger, or larger than agreed.
+    #[error("the peer offered a ring of a size that was not agreed")]
+    RingOfferUnfit,
+    /// RING_MOVED without an offer.
+    #[error("the peer moved to a ring that was never offered")]
+    RingMoveUnasked,
     /// An acknowledgement without a message in flight.
     #[error("the peer acknowledged a message that was never sent")]
     AcknowledgementUnasked,
@@ -54,6 +90,9 @@ pub enum PeerMisbehaved {
     /// Content of another length than the metadata says.
     #[error("the peer sent content of the wrong length")]
     ContentLength,
+    /// META_DATA_RESPONSE with more content than agreed.
+    #[error("the peer sent more content inside a message than was agreed")]
+    EagerUnasked,
     /// A second META_DATA_RESPONSE to one request.
     #[error("the peer sent META_DATA_RESPONSE twice for one request")]
     MetaDataTwice,

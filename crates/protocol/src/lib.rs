@@ -32,6 +32,7 @@ pub mod key;
 pub mod limits;
 pub mod message;
 pub mod metadata;
+pub mod names;
 #[cfg(feature = "planted-bugs")]
 pub mod planted;
 mod request;
@@ -39,7 +40,7 @@ mod response;
 pub mod status;
 pub mod wire;
 
-pub use channel::{Allocator, Channel, ChannelError, LentEnd, RingSpan, Source, Value};
+pub use channel::{Allocator, Channel, ChannelError, LentEnd, RecordSlot, RingSpan, Source, Value};
 pub use connection::{ACKNOWLEDGEMENT_IMMEDIATE, Connection, MESSAGE_IMMEDIATE};
 pub use counters::{Counters, MessageCounts};
 pub use credit::{Agreed, Depths, Mode, Parameters};
@@ -47,9 +48,9 @@ pub use error::{PeerMisbehaved, TransferError};
 pub use key::{DeviceName, InvalidDeviceName, InvalidKey, Key, KeyBuilder};
 pub use message::{
     Destination, ErrorStatus, Message, MetaDataResponse, RequestIndex, Scope, StepId, TensorReRequest,
-    TensorRequest,
+    TensorRequest, Want,
 };
 pub use metadata::{DataType, Metadata, MetadataCache, Shape, UnknownDataType};
-pub use request::Received;
+pub use request::{Held, Received};
 pub use status::{Code, Status};
 pub use wire::WireError;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 pub enum Bug {
     /// The memory of a receive that is given up goes back at once, while the peer may still write it.
     GrantFreedEarly = 1,
-    /// Every eighth message is not acknowledged, so its credit never comes back.
+    /// Some arrivals are not returned, so their credits never come back.
     CreditSkipped = 2,
 }
 

@@ -86,11 +86,13 @@ impl WorkerBuilder {
             limit: Duration::from_secs(60),
             liveness: Duration::from_secs(30),
             parameters: Parameters {
-                mode: Mode::Windowed,
-                window: 64,
+                mode: Mode::Counted,
+                depth: 256,
                 ring_bytes: 256 << 10,
                 requests_max: 256,
                 contents_max: 64,
+                names_max: 1024,
+                eager_bytes_max: protocol::limits::EAGER_BYTES_MAX,
             },
             values_max: 1 << 20,
             sessions_max: 1024,
@@ -188,7 +190,7 @@ impl WorkerBuilder {
         self
     }
 
-    /// How messages flow. Default [`Mode::Windowed`]; [`Mode::Original`] is the protocol of TensorFlow's verbs
+    /// How messages flow. Default [`Mode::Counted`]; [`Mode::Original`] is the protocol of TensorFlow's verbs
     /// plugin, one message in flight per direction.
     #[must_use]
     pub fn mode(mut self, mode: Mode) -> Self {
@@ -196,18 +198,19 @@ impl WorkerBuilder {
         self
     }
 
-    /// Receives that may be outstanding at one peer; further ones wait. Default 256. Costs one queue-pair
-    /// receive each.
+    /// Receives that may be outstanding at one peer; further ones wait. Default 256. In
+    /// mode original each costs one queue-pair receive.
     #[must_use]
     pub fn requests_max(mut self, requests: u32) -> Self {
         self.parameters.requests_max = requests;
         self
     }
 
-    /// Messages in flight per direction and peer. Default 64.
+    /// Messages and values that may be on their way from one peer at once, counted with two of the protocol's own:
+    /// the receives that each connection posts. 4 to 4096, default 256; the smaller of both ends' holds.
     #[must_use]
-    pub fn window(mut self, messages: u32) -> Self {
-        self.parameters.window = messages;
+    pub fn depth(mut self, receives: u32) -> Self {
+        self.parameters.depth = receives;
         self
     }
 
@@ -218,7 +221,15 @@ impl WorkerBuilder {
         self
     }
 
-    /// Bytes of each peer's message ring here. Default 256 KiB.
+    /// Longest tensor that travels inside a message when its receiver does not know its shape, in bytes; what both
+    /// ends allow holds. It saves a round trip and costs a copy at each end. Default and most 4096; 0 for none.
+    #[must_use]
+    pub fn eager_bytes_max(mut self, bytes: u32) -> Self {
+        self.parameters.eager_bytes_max = bytes;
+        self
+    }
+
+    /// Bytes up to which each peer's message ring here may grow; it begins with 16 KiB. Default 256 KiB.
     #[must_use]
     pub fn ring_bytes(mut self, bytes: u32) -> Self {
         self.parameters.ring_bytes = bytes;

@@ -1,11 +1,12 @@
 //! Setting up sessions and data connections, from both ends.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use memory::Granted;
+use memory::{GrantEnd, Granted, Pool};
 use protocol::{
     Code, Destination, Status,
     credit::Depths,
+    limits::SLOT_BYTES,
     wire::control::{Connect, ControlFrame, RingOffer},
 };
 use verbs_reactor::{
@@ -18,10 +19,11 @@ use crate::{
     control::{ControlError, ControlSession, handshake},
     data::DataConnection,
     error::Lost,
-    fabric_channel::{FabricChannel, ReceiveAllocator, Ring},
+    fabric_channel::{FabricChannel, ReceiveAllocator},
     import::Import,
     node::{Node, fabric_number},
     pools::LocalFabric,
+    ring::{OwnRing, RingMaker},
     serve::FAREWELL,
     session::Session,
 };
@@ -29,18 +31,30 @@ use crate::{
 /// This end of a data connection that is being set up.
 struct Half {
     prepared: Box<dyn Prepared>,
-    ring: Arc<Ring>,
-    ring_at: Destination,
+    ring: Arc<OwnRing>,
+    ring_at: RingOffer,
     known: Vec<RemoteRegion>,
 }
 
 impl Node {
     /// A data connection to `peer`, over a session that exists or a new one.
     pub(crate) async fn connect(self: &Arc<Self>, peer: &Peer) -> Result<Arc<DataConnection>, WorkerError> {
-        let session = self.session(peer).await?;
-        match session.live_connection() {
-            Some(connection) => Ok(connection),
-            None => self.open_data(peer, &session).await,
+        let end = self.runtime.now() + self.connect_limit;
+        loop {
+            let session = self.session(peer).await?;
+            if let Some(connection) = session.live_connection() {
+                return Ok(connection);
+            }
+            if let Some(connection) = self.open_data(peer, &session).await? {
+                return Ok(connection);
+            }
+            if let Some(connection) = peer.accepted(&*self.runtime).await {
+                return Ok(connection);
+            }
+            if self.runtime.now() >= end {
+                let tried = "the peer says that it connects itself, and does not".to_owned();
+                return Err(WorkerError::NoFabric { peer: peer.name().to_owned(), tried });
+            }
         }
     }
 
@@ -137,12 +151,13 @@ impl Node {
         WorkerError::Config { field: "sessions_max", value: most.to_string(), remedy }
     }
 
-    /// Tries the fabrics both ends have, in this worker's order of preference.
+    /// Tries the fabrics both ends have, in this worker's order of preference. `None` when the peer is connecting
+    /// at the same moment, and its connection counts.
     async fn open_data(
         self: &Arc<Self>,
         peer: &Peer,
         session: &Arc<Session>,
-    ) -> Result<Arc<DataConnection>, WorkerError> {
+    ) -> Result<Option<Arc<DataConnection>>, WorkerError> {
         let mut tried: Vec<String> =
             self.unavailable.iter().map(|(kind, why)| format!("{kind}: {why}")).collect();
         for fabric in &self.fabrics {
@@ -156,10 +171,11 @@ impl Node {
                     ));
                 }
                 Some(_) => match self.open_over(fabric, session).await {
-                    Ok(connection) => {
+                    Ok(None) => return Ok(None),
+                    Ok(Some(connection)) => {
                         let others = tried.join("; ");
                         tracing::info!(peer = peer.name(), transport = %fabric.kind, not_used = others, "connected");
-                        return Ok(connection);
+                        return Ok(Some(connection));
                     }
                     Err(why) => tried.push(format!("{}: {why}", fabric.kind)),
                 },
@@ -172,7 +188,7 @@ impl Node {
         self: &Arc<Self>,
         fabric: &LocalFabric,
         session: &Arc<Session>,
-    ) -> Result<Arc<DataConnection>, WorkerError> {
+    ) -> Result<Option<Arc<DataConnection>>, WorkerError> {
         let half = self.prepare(fabric)?;
         let lost = |detail: String| FabricError::Connect {
             kind: fabric.kind,
@@ -187,11 +203,14 @@ impl Node {
             let answer = timeout(&*self.runtime, self.connect_limit, answered).await;
             let answer = answer.map_err(|_| lost("the peer did not answer".to_owned()))?;
             let answer = answer.map_err(|_| lost(session.why_over()))?;
-            let answer = answer.map_err(|status| lost(status.to_string()))?;
-            self.join(fabric, session, half, answer, Role::Dialer).await
+            match answer {
+                Ok(answer) => self.join(fabric, session, half, answer, Role::Dialer).await.map(Some),
+                Err(status) if status.code == Code::AlreadyExists => Ok(None),
+                Err(status) => Err(lost(status.to_string()).into()),
+            }
         }
         .await;
-        if opened.is_err() {
+        if !matches!(opened, Ok(Some(_))) {
             session.forget(number);
             ring.end();
         }
@@ -201,7 +220,12 @@ impl Node {
     /// Answers the peer's Connect, whose number the session has noted, and sets up this end.
     pub(crate) async fn accept_data(self: Arc<Self>, session: Arc<Session>, offer: Connect) {
         let number = offer.connection;
-        let (fabric, half) = match self.consider(&offer) {
+        let peer = self.note_peer(&session.peer.worker, None);
+        let considered = match peer.begin_accept(self.name < session.peer.worker) {
+            Ok(()) => self.consider(&offer).inspect_err(|_| drop(peer.end_accept(None))),
+            Err(status) => Err(status),
+        };
+        let (fabric, half) = match considered {
             Ok(considered) => considered,
             Err(status) => {
                 session.forget(number);
@@ -216,10 +240,9 @@ impl Node {
             self.join(fabric, &session, half, offer, Role::Acceptor).await
         }
         .await;
+        let replaced = peer.end_accept(opened.as_ref().ok());
         match opened {
             Ok(connection) => {
-                let peer = self.note_peer(&session.peer.worker, None);
-                peer.note_connection(&connection);
                 tracing::info!(peer = peer.name(), transport = %connection.kind, "connected by the peer");
             }
             Err(error) => {
@@ -227,6 +250,9 @@ impl Node {
                 session.forget(number);
                 ring.end();
             }
+        }
+        if let Some(replaced) = replaced {
+            replaced.close(&Lost::gone("the peer lost its end, and connected again")).await;
         }
     }
 
@@ -242,15 +268,21 @@ impl Node {
         Ok((fabric, half))
     }
 
-    /// A queue pair end with a ring. Its depths suffice whatever the peer offers, because what is agreed never
-    /// exceeds the own offer.
+    /// A queue pair end with a ring. Its depths suffice whatever the peer offers.
     fn prepare(&self, fabric: &LocalFabric) -> Result<Half, WorkerError> {
-        let depths = Depths::of(&self.parameters, &self.parameters);
+        let depths = Depths::for_any_peer(&self.parameters);
         let config = QueuePairConfig { send_depth: depths.send, receive_depth: depths.receive };
         let prepared = fabric.domain.prepare(config)?;
-        let granted = self.pools.ring.try_alloc(self.parameters.ring_bytes as usize)?.grant();
-        let ring_at = ring_destination(fabric, &granted)?;
-        Ok(Half { prepared, ring: Ring::new(granted), ring_at, known: fabric.regions.all() })
+        let (ring, destination) = lend(fabric, &self.pools.ring, self.parameters.first_ring_bytes())?;
+        let (record_slots, slots) = match lend(fabric, &self.pools.ring, 2 * SLOT_BYTES) {
+            Ok(lent) => lent,
+            Err(error) => {
+                drop(ring.end(GrantEnd::NeverSent));
+                return Err(error);
+            }
+        };
+        let ring_at = RingOffer { destination, slots };
+        Ok(Half { prepared, ring: OwnRing::new(ring, record_slots), ring_at, known: fabric.regions.all() })
     }
 
     fn offer(&self, connection: u32, fabric: &LocalFabric, half: &Half) -> Connect {
@@ -259,7 +291,7 @@ impl Node {
             kind: fabric_number(fabric.kind),
             data: half.prepared.connection_data().0,
             parameters: self.parameters,
-            ring: RingOffer { destination: half.ring_at },
+            ring: half.ring_at,
             regions: half.known.iter().map(record).collect(),
         }
     }
@@ -276,6 +308,7 @@ impl Node {
         let Half { prepared, ring, known, .. } = half;
         let (peer, limit) = (ConnectionData(other.data), self.connect_limit);
         let announcer = Announcer::new(other.connection, &session.sender()?, self.runtime.clone(), &known);
+        let announcer = Arc::new(announcer);
         let queue_pair =
             prepared.connect(ConnectParams { peer, role, peer_host: session.peer_host, limit }).await?;
         other.regions.iter().for_each(|record| queue_pair.add_remote_region(region(record)));
@@ -283,15 +316,18 @@ impl Node {
             queue_pair,
             message_pool: self.pools.message.clone(),
             own_ring: ring,
-            peer_ring: other.ring.destination,
+            ring_maker: RingMaker {
+                pool: self.pools.ring.clone(),
+                regions: fabric.regions.clone(),
+                announcer: announcer.clone(),
+            },
+            peer_ring: Mutex::new(other.ring.destination),
+            peer_slots: other.ring.slots,
             held: Arc::default(),
             import: Import { pool: self.pools.source.clone() },
         };
-        let allocator = ReceiveAllocator {
-            pool: self.pools.receive.clone(),
-            regions: fabric.regions.clone(),
-            announcer: Arc::new(announcer),
-        };
+        let allocator =
+            ReceiveAllocator { pool: self.pools.receive.clone(), regions: fabric.regions.clone(), announcer };
         let parameters = (self.parameters, other.parameters);
         let worker = &session.peer.worker;
         let connection = DataConnection::new(channel, parameters, allocator, worker, &self.values);
@@ -320,16 +356,12 @@ async fn confirm_regions(
     Ok(())
 }
 
-fn ring_destination(fabric: &LocalFabric, ring: &Granted) -> Result<Destination, WorkerError> {
-    let region = ring.block().and_then(|block| fabric.regions.get(block.id()));
-    let region = region.ok_or(FabricError::NotRegistered {
+/// Memory for the peer's messages.
+fn lend(fabric: &LocalFabric, pool: &Pool, bytes: u32) -> Result<(Granted, Destination), WorkerError> {
+    let granted = pool.try_alloc(bytes as usize)?.grant();
+    let destination = fabric.regions.destination(&granted).ok_or(FabricError::NotRegistered {
         kind: fabric.kind,
-        block: ring.block().map_or(0, |block| block.id().get()),
+        block: granted.block().map_or(0, |block| block.id().get()),
     })?;
-    Ok(Destination {
-        region: region.region.0,
-        generation: region.generation.0,
-        offset: ring.offset() as u64,
-        capacity: ring.length() as u64,
-    })
+    Ok((granted, destination))
 }

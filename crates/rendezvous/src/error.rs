@@ -43,6 +43,8 @@ pub enum PeerLoss {
     Misbehaved,
     /// This worker was shut down.
     ShutDownHere,
+    /// A connection broke earlier while values of this step were under way: the step is over with this peer.
+    StepBroken,
 }
 
 impl PeerLoss {
@@ -59,6 +61,7 @@ impl PeerLoss {
                 "run the same version of Tensorwire at both ends, and report this if they are"
             }
             Self::ShutDownHere => "receive before shutting this worker down",
+            Self::StepBroken => "repeat the step's values in another step",
         }
     }
 }

@@ -1,26 +1,36 @@
 //! The protocol's channel over a queue pair.
 
 use std::{
-    collections::VecDeque,
     future::Future,
     pin::{Pin, pin},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    task::{Context, Poll},
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll, ready},
 };
 
 use futures::{future::BoxFuture, poll};
-use memory::{Buf, BufMut, GrantEnd, Granted, Pool, copy::CopyReason};
-use protocol::{Allocator, Channel, ChannelError, Destination, LentEnd, Metadata, RingSpan, Status};
-use tokio::sync::Notify;
+use memory::{
+    Buf, BufMut, GrantEnd, Granted, Pool,
+    copy::{CopyReason, copy_bytes},
+};
+use protocol::{
+    Allocator, Channel, ChannelError, Destination, LentEnd, Metadata, RecordSlot, RingSpan, Status,
+};
+use tokio::sync::oneshot;
 use verbs_reactor::{
     FabricError, Immediate, Operation, QueuePair, RegionGeneration, RegionId, RemoteRange, WorkRequest,
 };
 
-use crate::{announce::Announcer, import::Import, pools::Regions};
+use crate::{
+    announce::Announcer,
+    held_posts::HeldPosts,
+    import::Import,
+    pools::Regions,
+    ring::{OwnRing, RingMaker, slot_offset},
+};
 
 /// "A message is in your ring."
 const MESSAGE: Immediate = Immediate(0xFFFF_FFFF);
-/// "Your oldest unacknowledged message was taken."
+/// "Your message was taken", or "an ASK or ANSWER is in its slot".
 const ACKNOWLEDGEMENT: Immediate = Immediate(0xFFFF_FFFE);
 
 /// A queue pair, the ring at the peer and the ring here.
@@ -28,73 +38,12 @@ const ACKNOWLEDGEMENT: Immediate = Immediate(0xFFFF_FFFE);
 pub(crate) struct FabricChannel {
     pub(crate) queue_pair: QueuePair,
     pub(crate) message_pool: Pool,
-    pub(crate) own_ring: Arc<Ring>,
-    pub(crate) peer_ring: Destination,
+    pub(crate) own_ring: Arc<OwnRing>,
+    pub(crate) ring_maker: RingMaker,
+    pub(crate) peer_ring: Mutex<Destination>,
+    pub(crate) peer_slots: Destination,
     pub(crate) held: Arc<HeldPosts>,
     pub(crate) import: Import,
-}
-
-/// Posts that found the send queue full: a fabric may report a completion later than the answer it caused. They
-/// are posted in order by [`HeldPosts::post_when_possible`].
-#[derive(Debug, Default)]
-pub(crate) struct HeldPosts {
-    queue: Mutex<VecDeque<WorkRequest>>,
-    some: Notify,
-}
-
-impl HeldPosts {
-    /// Posts now, or holds the request behind those held already.
-    fn post(&self, queue_pair: &QueuePair, request: WorkRequest) -> Result<(), ChannelError> {
-        let mut queue = self.lock();
-        if queue.is_empty() {
-            match queue_pair.post_now(&request) {
-                Ok(operation) => {
-                    // Nobody awaits it: the slot keeps the bytes, and a failure shows as the connection's.
-                    drop(operation);
-                    return Ok(());
-                }
-                Err(FabricError::SendQueueFull { .. }) => {}
-                Err(error) => return Err(lost(&error)),
-            }
-        }
-        let most = queue_pair.config().send_depth as usize;
-        if queue.len() >= most {
-            return Err(ChannelError(format!("more than {most} posts wait for the send queue")));
-        }
-        queue.push_back(request);
-        self.some.notify_one();
-        Ok(())
-    }
-
-    /// Posts what is held as completions make room, until the queue pair fails.
-    pub(crate) async fn post_when_possible(self: Arc<Self>, queue_pair: QueuePair) {
-        while queue_pair.failure().is_none() {
-            if self.lock().is_empty() {
-                self.some.notified().await;
-            }
-            queue_pair.room().await;
-            self.post_held(&queue_pair);
-        }
-    }
-
-    fn post_held(&self, queue_pair: &QueuePair) {
-        let mut queue = self.lock();
-        while let Some(request) = queue.front() {
-            if let Err(FabricError::SendQueueFull { .. }) = queue_pair.post_now(request).map(drop) {
-                return;
-            }
-            queue.pop_front();
-        }
-    }
-
-    /// Lets [`post_when_possible`](Self::post_when_possible) see that the queue pair has failed.
-    pub(crate) fn wake(&self) {
-        self.some.notify_one();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<WorkRequest>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl FabricChannel {
@@ -108,41 +57,21 @@ impl FabricChannel {
     }
 
     fn ring_range(&self, span: RingSpan) -> RemoteRange {
-        RemoteRange {
-            region: RegionId(self.peer_ring.region),
-            generation: RegionGeneration(self.peer_ring.generation),
-            offset: self.peer_ring.offset + u64::from(span.offset),
-            length: u64::from(span.length),
-        }
+        let ring = *self.peer_ring.lock().unwrap_or_else(PoisonError::into_inner);
+        range_of(ring, span.offset.into(), span.length.into())
     }
 }
 
-/// The message ring that the peer writes: lent to it for the life of the connection.
-#[derive(Debug)]
-pub(crate) struct Ring(Mutex<Option<Granted>>);
-
-impl Ring {
-    pub(crate) fn new(granted: Granted) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Some(granted))))
-    }
-
-    fn read(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError> {
-        let ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(ring) = ring.as_ref() else { return Err(ChannelError("the connection is over".to_owned())) };
-        let read = ring.read_at(offset as usize, into, CopyReason::Message);
-        read.map_err(|error| ChannelError(error.to_string()))
-    }
-
-    /// The queue pair is destroyed and drained, or never was connected: the ring goes back to its pool.
-    pub(crate) fn end(&self) {
-        let ring = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(Err(error)) = ring.map(|ring| ring.end(GrantEnd::QueuePairDrained)) {
-            tracing::warn!(%error, "a message ring could not be taken back");
-        }
+fn range_of(at: Destination, offset: u64, length: u64) -> RemoteRange {
+    RemoteRange {
+        region: RegionId(at.region),
+        generation: RegionGeneration(at.generation),
+        offset: at.offset + offset,
+        length,
     }
 }
 
-fn lost(error: &FabricError) -> ChannelError {
+pub(crate) fn lost(error: &FabricError) -> ChannelError {
     ChannelError(error.to_string())
 }
 
@@ -171,35 +100,62 @@ impl Channel for FabricChannel {
         self.post(Buf::empty(), None, Some(ACKNOWLEDGEMENT))
     }
 
+    fn post_record(&self, slot: RecordSlot, bytes: &[u8]) -> Result<(), ChannelError> {
+        let mut buffer =
+            self.message_pool.try_alloc(bytes.len()).map_err(|error| ChannelError(error.to_string()))?;
+        buffer.copy_from_slice(bytes);
+        let remote = range_of(self.peer_slots, slot_offset(slot), bytes.len() as u64);
+        self.post(buffer.freeze(), Some(remote), Some(ACKNOWLEDGEMENT))
+    }
+
     fn write_content(
         &self,
         bytes: Option<Buf>,
         destination: Option<Destination>,
         immediate: u32,
     ) -> ContentWrite {
-        let immediate = Immediate(immediate);
-        let (Some(bytes), Some(destination)) = (bytes, destination) else {
-            return ContentWrite::Posted(self.queue_pair.notify(immediate));
+        let immediate = Some(Immediate(immediate));
+        let (Some(local), Some(destination)) = (bytes, destination) else {
+            let request = WorkRequest::Write { local: Buf::empty(), remote: None, immediate };
+            return self.held.post_awaited(&self.queue_pair, request);
         };
-        let remote = RemoteRange {
-            region: RegionId(destination.region),
-            generation: RegionGeneration(destination.generation),
-            offset: destination.offset,
-            length: bytes.len() as u64,
-        };
-        if self.import.needs(self.queue_pair.kind(), &bytes) {
-            let (import, queue_pair) = (self.import.clone(), self.queue_pair.clone());
-            let write = async move {
-                let bytes = import.copy_of(&bytes).await?;
-                queue_pair.write_imm(bytes, remote, immediate).await.map_err(|error| lost(&error))
-            };
-            return ContentWrite::Importing(Box::pin(write));
+        let remote = Some(range_of(destination, 0, local.len() as u64));
+        if !self.import.needs(self.queue_pair.kind(), &local) {
+            return self.held.post_awaited(&self.queue_pair, WorkRequest::Write { local, remote, immediate });
         }
-        ContentWrite::Posted(self.queue_pair.write_imm(bytes, remote, immediate))
+        let (import, held, queue_pair) = (self.import.clone(), self.held.clone(), self.queue_pair.clone());
+        ContentWrite::Importing(Box::pin(async move {
+            let local = import.copy_of(&local).await?;
+            held.post_awaited(&queue_pair, WorkRequest::Write { local, remote, immediate }).await
+        }))
     }
 
     fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError> {
         self.own_ring.read(offset, into)
+    }
+
+    fn read_record(&self, slot: RecordSlot, into: &mut [u8]) -> Result<(), ChannelError> {
+        self.own_ring.read_slot(slot, into)
+    }
+
+    async fn make_ring(&self, ring_bytes: u32) -> Option<Destination> {
+        let (granted, destination) = self.ring_maker.make(ring_bytes).await?;
+        self.own_ring.offer(granted);
+        Some(destination)
+    }
+
+    fn own_ring_moved(&self) {
+        self.own_ring.moved();
+    }
+
+    fn move_to_ring(&self, ring: Destination) {
+        *self.peer_ring.lock().unwrap_or_else(PoisonError::into_inner) = ring;
+    }
+
+    fn copy_out(&self, bytes: &Buf) -> Box<[u8]> {
+        let mut copy = vec![0; bytes.len()];
+        copy_bytes(&mut copy, bytes, CopyReason::Eager);
+        copy.into()
     }
 
     fn take_back(&self, lent: Granted, end: LentEnd) {
@@ -221,7 +177,12 @@ impl Channel for FabricChannel {
 /// A content write under way.
 #[pin_project::pin_project(project = ContentWriteProjection)]
 pub(crate) enum ContentWrite {
+    /// In a slot of the queue pair.
     Posted(#[pin] Operation),
+    /// Behind other posts.
+    Held(oneshot::Receiver<Operation>),
+    /// The queue pair had failed.
+    Refused(ChannelError),
     /// Posted once its bytes have been copied to where the fabric can send them from.
     Importing(BoxFuture<'static, Result<(), ChannelError>>),
 }
@@ -229,12 +190,18 @@ pub(crate) enum ContentWrite {
 impl Future for ContentWrite {
     type Output = Result<(), ChannelError>;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.project() {
-            ContentWriteProjection::Posted(operation) => {
-                operation.poll(context).map_err(|error| lost(&error))
-            }
-            ContentWriteProjection::Importing(write) => write.as_mut().poll(context),
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        loop {
+            let posted = match self.as_mut().project() {
+                ContentWriteProjection::Posted(operation) => {
+                    return operation.poll(context).map_err(|error| lost(&error));
+                }
+                ContentWriteProjection::Refused(error) => return Poll::Ready(Err(error.clone())),
+                ContentWriteProjection::Importing(write) => return write.as_mut().poll(context),
+                ContentWriteProjection::Held(posted) => ready!(Pin::new(posted).poll(context)),
+            };
+            let over = |_| Self::Refused(ChannelError("the connection is over".to_owned()));
+            self.set(posted.map_or_else(over, Self::Posted));
         }
     }
 }
@@ -248,6 +215,10 @@ pub(crate) struct ReceiveAllocator {
 }
 
 impl ReceiveAllocator {
+    async fn buffer(&self, metadata: &Metadata) -> Result<BufMut, Status> {
+        self.pool.alloc(length_of(metadata)?).await.map_err(|error| exhausted(&error))
+    }
+
     /// Lends `buffer` to the peer, once it has confirmed the buffer's region.
     async fn lend(&self, buffer: BufMut) -> Result<(Granted, Destination), Status> {
         let region = buffer.block().and_then(|block| self.regions.get(block.id()));
@@ -278,9 +249,14 @@ fn length_of(metadata: &Metadata) -> Result<usize, Status> {
 impl Allocator for ReceiveAllocator {
     type Lent = Granted;
 
+    async fn keep(&self, metadata: &Metadata, content: &[u8]) -> Result<Granted, Status> {
+        let mut buffer = self.buffer(metadata).await?;
+        copy_bytes(&mut buffer, content, CopyReason::Eager);
+        Ok(buffer.grant())
+    }
+
     async fn allocate(&self, metadata: &Metadata) -> Result<(Granted, Destination), Status> {
-        let buffer = self.pool.alloc(length_of(metadata)?).await.map_err(|error| exhausted(&error))?;
-        self.lend(buffer).await
+        self.lend(self.buffer(metadata).await?).await
     }
 
     /// From the part of the pool that unanswered requests may hold; what is beyond goes out without a destination.

@@ -49,8 +49,8 @@ impl LostSteps {
         }
         let why = self.lock().steps.get(&step)?.get(peer)?.clone();
         Some(format!(
-            "a connection broke while values of step {} were under way, and which of them arrived is unknown \
-             ({why}); repeat them in another step",
+            "a connection broke while values of step {} were under way, and which of them arrived is \
+             unknown ({why})",
             step.0
         ))
     }

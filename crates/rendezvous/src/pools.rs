@@ -6,8 +6,10 @@ use std::{
 };
 
 use memory::{
-    Block, BlockId, BlockVisitor, MemoryError, MemoryObserver, Pool, PoolConfig, UserMemory, VisitError,
+    Block, BlockId, BlockVisitor, Granted, MemoryError, MemoryObserver, Pool, PoolConfig, UserMemory,
+    VisitError,
 };
+use protocol::Destination;
 use verbs_reactor::{Access, Domain, Fabric, FabricKind, RemoteRegion};
 
 use crate::WorkerError;
@@ -95,6 +97,17 @@ pub(crate) struct Regions {
 impl Regions {
     pub(crate) fn get(&self, block: BlockId) -> Option<RemoteRegion> {
         self.by_block.lock().unwrap_or_else(PoisonError::into_inner).get(&block).copied()
+    }
+
+    /// Where a peer may write `granted`, whose block is registered.
+    pub(crate) fn destination(&self, granted: &Granted) -> Option<Destination> {
+        let region = granted.block().and_then(|block| self.get(block.id()))?;
+        Some(Destination {
+            region: region.region.0,
+            generation: region.generation.0,
+            offset: granted.offset() as u64,
+            capacity: granted.length() as u64,
+        })
     }
 
     /// All of them, oldest block first.

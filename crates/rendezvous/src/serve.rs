@@ -81,7 +81,7 @@ impl Node {
     /// Tells the peer why this end is leaving, unless it is the peer that left.
     async fn say_goodbye(&self, session: &Session, lost: &Lost) {
         let code = match lost.loss {
-            PeerLoss::Gone | PeerLoss::Goodbye => return,
+            PeerLoss::Gone | PeerLoss::Goodbye | PeerLoss::StepBroken => return,
             PeerLoss::Misbehaved => Code::InvalidArgument,
             PeerLoss::Unresponsive | PeerLoss::ShutDownHere => Code::Unavailable,
         };

@@ -229,6 +229,30 @@ fn the_second_fetch_needs_no_metadata() {
     });
 }
 
+#[test]
+fn d_ends_that_dial_each_other_use_one_connection() {
+    on_each_fabric(|kind| async move {
+        for _ in 0..10 {
+            let (server, client) = pair(kind).await;
+            server.publish("x", pattern(&server, 1000, 1)).unwrap();
+            client.publish("x", pattern(&client, 1000, 2)).unwrap();
+            let (of_server, of_client) =
+                futures::join!(client.peer_at(server.address()), server.peer_at(client.address()));
+            let (of_server, of_client) = (of_server.unwrap(), of_client.unwrap());
+            let (down, up) = futures::join!(client.fetch(&of_server, "x"), server.fetch(&of_client, "x"));
+            assert!(down.unwrap().bytes()[0] == 1 && up.unwrap().bytes()[0] == 2);
+            // What one end sent is what the other received: both count the same connection.
+            let (here, there) = (client.peers().remove(0), server.peers().remove(0));
+            assert_eq!((here.transport, there.transport), (Some(kind), Some(kind)));
+            let requests = (here.counters.sent.tensor_request, here.counters.received.tensor_request);
+            assert_eq!(requests, (1, 1), "over {kind}");
+            assert_eq!((there.counters.received.tensor_request, there.counters.sent.tensor_request), (1, 1));
+            assert!(here.fabric.arrivals > 0 && there.fabric.arrivals > 0);
+            end(server, client).await;
+        }
+    });
+}
+
 /// Posts a receive from both ends, ends the step at one of them, and gives what the receives got.
 async fn ended_step(kind: FabricKind, end_it: impl Fn(&Worker)) -> (WorkerError, WorkerError) {
     let (server, client) = pair(kind).await;

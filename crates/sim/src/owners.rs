@@ -310,6 +310,7 @@ fn name_of(end: Option<GrantEnd>) -> &'static str {
         Some(GrantEnd::ErrorStatus) => "error status",
         Some(GrantEnd::CancelAck) => "cancel acknowledged",
         Some(GrantEnd::NeverSent) => "never sent",
+        Some(GrantEnd::RingMoved) => "ring moved",
         Some(GrantEnd::QueuePairDrained) => "queue pair drained",
         Some(GrantEnd::ReadCompleted) => "read completed",
         Some(_) => "other",

@@ -15,7 +15,7 @@ async fn worker(node: &Node, name: &str) -> Worker {
     let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
     let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
     let builder = builder.source_bytes(8 << 20).receive_bytes(8 << 20).block_bytes(64 << 10);
-    builder.window(2).requests_max(2).contents_max(2).ring_bytes(8 << 10).start().await.unwrap()
+    builder.depth(4).requests_max(2).contents_max(2).ring_bytes(8 << 10).start().await.unwrap()
 }
 
 async fn lose_and_fetch(handle: Handle) {

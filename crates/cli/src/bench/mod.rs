@@ -6,6 +6,7 @@ mod control;
 mod cpus;
 mod end;
 mod error;
+mod fabrics;
 mod limits;
 mod measure;
 pub(crate) mod peer;

@@ -1,5 +1,7 @@
 //! One connection to one peer, both directions.
 
+mod inbound;
+mod outbound;
 mod turn;
 
 use std::{
@@ -9,24 +11,27 @@ use std::{
     task::{Poll, Waker},
 };
 
-use futures::future::join;
+use futures::future::join3;
+use inbound::{Inbound, Stop};
 pub(crate) use turn::Turnstile;
 use turn::WaitQueue;
 
 use crate::{
-    Agreed, Channel, ChannelError, Counters, LentEnd, Message, MetadataCache, Parameters, PeerMisbehaved,
+    Agreed, Channel, ChannelError, Counters, LentEnd, MetadataCache, Mode, Parameters, PeerMisbehaved,
     RequestIndex, TensorRequest,
-    credit::{RingConsumer, RingProducer, contents_max},
-    limits::{MESSAGE_BYTES_MAX, METADATA_CACHE_MAX},
+    credit::{Flow, contents_max},
+    limits::{KNOWN_METADATA_MAX, METADATA_CACHE_MAX},
+    names::Names,
     request::{Arrived, Requests},
     response::Responses,
-    wire::{self, WireError},
+    wire::record::RECORD_BYTES_MAX,
 };
 
 /// Immediate: a message is in your ring.
 pub const MESSAGE_IMMEDIATE: u32 = 0xFFFF_FFFF;
 
-/// Immediate: your oldest message in flight was taken.
+/// Immediate: your message in flight was taken, in mode original; an ASK or an ANSWER is in its slot, in mode
+/// counted.
 pub const ACKNOWLEDGEMENT_IMMEDIATE: u32 = 0xFFFF_FFFE;
 
 /// The protocol on one [`Channel`]. A driver feeds it every arrival
@@ -37,6 +42,7 @@ pub struct Connection<C: Channel> {
     channel: C,
     agreed: Agreed,
     contents_max: u32,
+    own_ring_bytes_max: u32,
     state: Mutex<State<C::Lent>>,
     inbound: Mutex<Inbound>,
 }
@@ -51,7 +57,8 @@ impl<C: Channel> fmt::Debug for Connection<C> {
 /// of memory.
 pub(crate) struct State<L> {
     failure: Option<String>,
-    producer: RingProducer,
+    flow: Flow,
+    names: Names,
     /// Where messages are encoded.
     scratch: Vec<u8>,
     pub(crate) requests: Requests<L>,
@@ -67,12 +74,12 @@ pub(crate) struct State<L> {
     returner: Option<Waker>,
     /// Waits for owed messages.
     sender: Option<Waker>,
-}
-
-/// The own ring, read by the driver.
-struct Inbound {
-    consumer: RingConsumer,
-    bytes: Vec<u8>,
+    /// Size of the larger ring that is to be made for the peer.
+    ring_wanted: Option<u32>,
+    /// One is being made, or offered and not moved to.
+    is_ring_growing: bool,
+    /// Waits for a ring to make.
+    grower: Option<Waker>,
 }
 
 impl<L> State<L> {
@@ -91,9 +98,12 @@ impl<L> State<L> {
     /// The first in line, if there may be something for it.
     fn next_in_line(&self, turnstile: Turnstile) -> Option<Waker> {
         let (queue, is_open) = match turnstile {
-            Turnstile::Messages => (&self.messages, self.producer.has_window()),
+            Turnstile::Messages => (&self.messages, self.flow.may_try_message()),
             Turnstile::Requests => (&self.entries, self.requests.has_room()),
-            Turnstile::Contents => (&self.contents, self.contents_in_flight < self.contents_max),
+            Turnstile::Contents => {
+                let has_place = self.contents_in_flight < self.contents_max;
+                (&self.contents, has_place && self.flow.may_try_content())
+            }
         };
         queue.first().filter(|_| is_open).cloned()
     }
@@ -111,21 +121,25 @@ impl<L> State<L> {
         }
         wakers.extend(self.returner.take());
         wakers.extend(self.sender.take());
+        wakers.extend(self.grower.take());
         wakers
     }
 }
 
 impl<C: Channel> Connection<C> {
     /// A connection on `channel` with what both ends offered. Both [`Parameters`] must be within the limits
-    /// ([`Parameters::check`]), the rings of the sizes they name, and the queue pair of the depths of
+    /// ([`Parameters::check`]), the rings of their [first sizes](Parameters::first_ring_bytes), and the queue pair of the depths of
     /// [`Depths::of`](crate::Depths::of).
     pub fn new(channel: C, local: Parameters, peer: Parameters) -> Arc<Self> {
         let agreed = Agreed::of(&local, &peer);
         let contents_max = contents_max(&local);
+        // Mode original knows of one.
+        let known_max = if agreed.mode == Mode::Original { 1 } else { KNOWN_METADATA_MAX };
         let state = State {
             failure: None,
-            producer: RingProducer::new(peer.ring_bytes, agreed.window),
-            scratch: Vec::with_capacity(MESSAGE_BYTES_MAX),
+            flow: Flow::new(&agreed, peer.first_ring_bytes(), peer.ring_bytes, local.first_ring_bytes()),
+            names: Names::new(agreed.names_max),
+            scratch: Vec::with_capacity(RECORD_BYTES_MAX),
             requests: Requests::new(agreed.requests_max),
             responses: Responses::new(agreed.requests_max),
             contents_in_flight: 0,
@@ -133,19 +147,21 @@ impl<C: Channel> Connection<C> {
             messages: WaitQueue::default(),
             entries: WaitQueue::default(),
             contents: WaitQueue::default(),
-            cache: MetadataCache::new(METADATA_CACHE_MAX),
+            cache: MetadataCache::new(METADATA_CACHE_MAX, known_max),
             counters: Counters::default(),
             returner: None,
             sender: None,
+            ring_wanted: None,
+            is_ring_growing: false,
+            grower: None,
         };
-        let inbound =
-            Inbound { consumer: RingConsumer::new(local.ring_bytes), bytes: vec![0; MESSAGE_BYTES_MAX] };
         Arc::new(Self {
             channel,
             agreed,
             contents_max,
+            own_ring_bytes_max: local.ring_bytes,
             state: Mutex::new(state),
-            inbound: Mutex::new(inbound),
+            inbound: Mutex::new(Inbound::new(local.first_ring_bytes(), agreed.names_max)),
         })
     }
 
@@ -181,12 +197,24 @@ impl<C: Channel> Connection<C> {
             return Ok(None);
         }
         let result = match immediate {
-            MESSAGE_IMMEDIATE => return self.on_message(),
-            ACKNOWLEDGEMENT_IMMEDIATE => self.on_acknowledgement(),
-            index if RequestIndex(index).is_reserved() => Err(PeerMisbehaved::ReservedImmediate),
-            index => self.on_content(RequestIndex(index), length),
+            MESSAGE_IMMEDIATE => self.on_message(),
+            ACKNOWLEDGEMENT_IMMEDIATE => self.on_return(length).map(|()| None),
+            _ => match RequestIndex::of_immediate(immediate) {
+                None => Err(PeerMisbehaved::ReservedImmediate.into()),
+                Some((index, which)) => self.on_content(index, which, length).map(|()| None),
+            },
         };
-        result.map(|()| None).map_err(|rule| self.misbehaved(rule, &rule.to_string()))
+        result.or_else(|stop| match stop {
+            Stop::Lost(error) => {
+                self.fail(&error.0);
+                Ok(None)
+            }
+            Stop::Malformed(error) => {
+                let rule = PeerMisbehaved::Malformed;
+                Err(self.misbehaved(rule, &format!("{rule}: {error}")))
+            }
+            Stop::Broken(rule) => Err(self.misbehaved(rule, &rule.to_string())),
+        })
     }
 
     fn is_over_count_ignored(&self) -> bool {
@@ -201,17 +229,11 @@ impl<C: Channel> Connection<C> {
         rule
     }
 
-    fn on_acknowledgement(&self) -> Result<(), PeerMisbehaved> {
+    fn on_content(&self, index: RequestIndex, which: usize, length: u64) -> Result<(), Stop> {
         let mut state = self.lock();
-        state.producer.retire().map_err(|_| PeerMisbehaved::AcknowledgementUnasked)?;
-        state.counters.acknowledgements_received += 1;
-        self.settle(state, None, None);
-        Ok(())
-    }
-
-    fn on_content(&self, index: RequestIndex, length: u64) -> Result<(), PeerMisbehaved> {
-        let mut state = self.lock();
-        let arrived = state.requests.content(index, length)?;
+        state.flow.take_content()?;
+        self.return_if_due(&mut state)?;
+        let arrived = state.requests.content(index, which, length)?;
         if !arrived.is_ignored {
             state.counters.contents_received += 1;
             state.counters.content_bytes_received += length;
@@ -220,108 +242,14 @@ impl<C: Channel> Connection<C> {
         Ok(())
     }
 
-    /// Reads, parses, acknowledges, acts; in this order (`tensorflow-verbs.md` §3.8).
-    fn on_message(&self) -> Result<Option<TensorRequest>, PeerMisbehaved> {
-        let message = match self.read_message() {
-            Ok(Ok(message)) => message,
-            Ok(Err(error)) => {
-                let rule = PeerMisbehaved::Malformed;
-                return Err(self.misbehaved(rule, &format!("{rule}: {error}")));
-            }
-            Err(error) => {
-                self.fail(&error.0);
-                return Ok(None);
-            }
-        };
-        if !self.is_credit_skipped()
-            && let Err(error) = self.channel.post_acknowledgement()
-        {
-            self.fail(&error.0);
-            return Ok(None);
-        }
-        self.act(message).map_err(|rule| self.misbehaved(rule, &rule.to_string()))
-    }
-
-    /// Whether a planted bug keeps the acknowledgement of the last message back.
-    #[cfg(feature = "planted-bugs")]
-    fn is_credit_skipped(&self) -> bool {
-        let planted = crate::planted::is_planted(crate::planted::Bug::CreditSkipped);
-        planted && self.lock().counters.acknowledgements_sent.is_multiple_of(8)
-    }
-
-    #[cfg(not(feature = "planted-bugs"))]
-    fn is_credit_skipped(&self) -> bool {
-        false
-    }
-
-    /// The next message of the ring.
-    fn read_message(&self) -> Result<Result<Message, WireError>, ChannelError> {
-        let mut inbound = self.inbound.lock().unwrap_or_else(PoisonError::into_inner);
-        let Inbound { consumer, bytes } = &mut *inbound;
-        let mut prefix = [0; 4];
-        self.read_ring(consumer, &mut prefix)?;
-        let length = match wire::encoded_length(prefix) {
-            Ok(length) => length,
-            Err(error) => return Ok(Err(error)),
-        };
-        let Some(bytes) = bytes.get_mut(..length) else {
-            return Ok(Err(WireError::Truncated { field: "ring" }));
-        };
-        self.read_ring(consumer, bytes)?;
-        let message = wire::decode(bytes);
-        consumer.advance(length as u32);
-        let mut state = self.lock();
-        if let Ok(message) = &message {
-            state.counters.received.count(message);
-            state.counters.message_bytes_received += length as u64;
-            state.counters.acknowledgements_sent += 1;
-        }
-        Ok(message)
-    }
-
-    fn read_ring(&self, consumer: &RingConsumer, into: &mut [u8]) -> Result<(), ChannelError> {
-        let beyond = || ChannelError("the message is longer than the own ring".to_owned());
-        let (first, second) = consumer.spans(into.len() as u32).ok_or_else(beyond)?;
-        let (head, tail) = into.split_at_mut_checked(first.length as usize).ok_or_else(beyond)?;
-        self.channel.read_ring(first.offset, head)?;
-        if tail.is_empty() { Ok(()) } else { self.channel.read_ring(second.offset, tail) }
-    }
-
-    fn act(&self, message: Message) -> Result<Option<TensorRequest>, PeerMisbehaved> {
-        let mut state = self.lock();
-        let arrived = match message {
-            Message::TensorRequest(request) => {
-                state.responses.open(request.index, request.scope)?;
-                return Ok(Some(request));
-            }
-            Message::TensorReRequest(request) => {
-                let woken = state.responses.re_request(request.index, request.destination)?;
-                state.counters.ignored += u64::from(woken.is_none());
-                self.settle(state, woken.flatten(), None);
-                return Ok(None);
-            }
-            Message::Cancel(index) => {
-                let woken = state.responses.cancel(index)?;
-                self.settle(state, woken, None);
-                return Ok(None);
-            }
-            Message::MetaDataResponse(response) => {
-                state.requests.meta_data_response(response.index, response.metadata)?
-            }
-            Message::ErrorStatus(error) => state.requests.error_status(error.index, error.status)?,
-            Message::CancelAck(index) => state.requests.cancel_ack(index)?,
-        };
-        self.settle_arrival(state, arrived);
-        Ok(None)
-    }
-
-    /// Sends what is owed: CANCEL for receives that were given up, CANCEL_ACK for the peer's; and takes back
-    /// the memory of receives that were given up. Ends when the connection has failed. Must be kept running.
+    /// Sends what is owed: CANCEL for receives that were given up, CANCEL_ACK for the peer's; takes back the
+    /// memory of receives that were given up; and offers the peer a larger ring when it needs one. Ends when the
+    /// connection has failed. Must be kept running.
     ///
     /// # Cancel safety
     /// Cancel-safe: nothing is lost, and a new call goes on where this one was.
     pub async fn housekeeping(self: Arc<Self>) {
-        join(self.return_memory(), self.send_owed()).await;
+        join3(self.return_memory(), self.send_owed(), self.grow_ring()).await;
     }
 
     async fn return_memory(&self) {
@@ -368,49 +296,6 @@ impl<C: Channel> Connection<C> {
             Poll::Pending
         })
         .await
-    }
-
-    fn try_post_owed(&self, state: &mut State<C::Lent>) -> Option<Result<(), ChannelError>> {
-        if let Some(message) = state.responses.next_owed() {
-            let posted = self.try_post(state, &message)?;
-            state.responses.owed_posted();
-            return Some(posted);
-        }
-        let Some(index) = state.requests.next_cancel() else { return Some(Ok(())) };
-        let posted = self.try_post(state, &Message::Cancel(index))?;
-        state.requests.cancel_posted(index);
-        Some(posted)
-    }
-
-    /// Sends `message` when it is its turn; `posted` runs as it is posted.
-    pub(crate) async fn send(
-        &self,
-        message: &Message,
-        mut posted: impl FnMut(&mut State<C::Lent>),
-    ) -> Result<(), ChannelError> {
-        let sent = self.turn(Turnstile::Messages, |state| {
-            let result = self.try_post(state, message)?;
-            posted(state);
-            Some(result)
-        });
-        self.over_if_failed(sent.await?)
-    }
-
-    /// Posts `message` if window and ring allow it now.
-    pub(crate) fn try_post(
-        &self,
-        state: &mut State<C::Lent>,
-        message: &Message,
-    ) -> Option<Result<(), ChannelError>> {
-        if !state.producer.has_window() {
-            return None;
-        }
-        state.scratch.clear();
-        wire::encode_into(message, &mut state.scratch);
-        let (first, second) = state.producer.reserve(state.scratch.len() as u32)?;
-        state.counters.sent.count(message);
-        state.counters.message_bytes_sent += state.scratch.len() as u64;
-        Some(self.channel.post_message(first, second, &state.scratch))
     }
 
     pub(crate) fn over_if_failed(&self, posted: Result<(), ChannelError>) -> Result<(), ChannelError> {
@@ -473,8 +358,9 @@ impl<C: Channel> Connection<C> {
         let line = Turnstile::ALL.map(|turnstile| state.next_in_line(turnstile));
         let returner = if state.requests.has_returns() { state.returner.take() } else { None };
         let sender = if state.owes_messages() { state.sender.take() } else { None };
+        let grower = if state.ring_wanted.is_some() { state.grower.take() } else { None };
         drop(state);
-        let woken = [wake, returner, sender].into_iter().chain(line);
+        let woken = [wake, returner, sender, grower].into_iter().chain(line);
         woken.flatten().for_each(Waker::wake);
         if let Some((lent, end)) = returned {
             self.channel.take_back(lent, end);

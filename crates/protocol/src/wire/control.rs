@@ -13,7 +13,7 @@ use crate::{
     credit::Mode,
     limits::{
         ADDRESS_BYTES_MAX, CONNECTION_DATA_BYTES_MAX, CONTROL_FRAME_BYTES_MAX, FABRICS_MAX, LIST_ENTRIES_MAX,
-        NAME_BYTES_MAX, REACH_BYTES_MAX, REGIONS_MAX, WIRE_VERSION, WORKER_NAME_BYTES_MAX,
+        NAME_BYTES_MAX, REACH_BYTES_MAX, REGIONS_MAX, SLOT_BYTES, WIRE_VERSION, WORKER_NAME_BYTES_MAX,
     },
 };
 
@@ -26,11 +26,13 @@ pub struct FabricOffer {
     pub reach: Vec<u8>,
 }
 
-/// Where the sender of this record has its message ring.
+/// Where the sender of this record is written to by flow control.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingOffer {
-    /// The ring; its capacity is the ring's size.
+    /// The message ring; its capacity is the ring's size, that of [`Parameters::first_ring_bytes`].
     pub destination: Destination,
+    /// The slots of ASK and ANSWER, of [`SLOT_BYTES`] each, in this order.
+    pub slots: Destination,
 }
 
 /// A region that the peer may name in destinations. `Debug` leaves the key out.
@@ -344,11 +346,14 @@ fn write_end(writer: &mut Writer<'_>, end: &Connect) {
     writer.u8(end.kind);
     writer.bytes(&end.data);
     writer.u8(end.parameters.mode as u8);
-    writer.u32(end.parameters.window);
+    writer.u32(end.parameters.depth);
     writer.u32(end.parameters.ring_bytes);
     writer.u32(end.parameters.requests_max);
     writer.u32(end.parameters.contents_max);
+    writer.u32(end.parameters.names_max);
+    writer.u32(end.parameters.eager_bytes_max);
     writer.destination(end.ring.destination);
+    writer.destination(end.ring.slots);
     writer.count(end.regions.len());
     end.regions.iter().for_each(|region| write_region(writer, region));
 }
@@ -358,8 +363,9 @@ fn read_end(reader: &mut Reader<'_>) -> Result<Connect, WireError> {
     let kind = reader.u8("fabric")?;
     let data = reader.bytes("connection data", CONNECTION_DATA_BYTES_MAX)?.to_vec();
     let parameters = read_parameters(reader)?;
-    let ring = RingOffer { destination: reader.destination()? };
-    if ring.destination.capacity != u64::from(parameters.ring_bytes) {
+    let ring = RingOffer { destination: reader.destination()?, slots: reader.destination()? };
+    let slots_fit = ring.slots.capacity >= 2 * u64::from(SLOT_BYTES);
+    if ring.destination.capacity != u64::from(parameters.first_ring_bytes()) || !slots_fit {
         return Err(WireError::Inconsistent { field: "ring" });
     }
     let count = reader.count("regions", REGIONS_MAX, REGION_BYTES)?;
@@ -370,15 +376,17 @@ fn read_end(reader: &mut Reader<'_>) -> Result<Connect, WireError> {
 fn read_parameters(reader: &mut Reader<'_>) -> Result<Parameters, WireError> {
     let mode = match reader.u8("mode")? {
         0 => Mode::Original,
-        1 => Mode::Windowed,
+        1 => Mode::Counted,
         value => return Err(WireError::Unknown { field: "mode", value: value.into() }),
     };
     let parameters = Parameters {
         mode,
-        window: reader.u32("window")?,
+        depth: reader.u32("depth")?,
         ring_bytes: reader.u32("ring_bytes")?,
         requests_max: reader.u32("requests_max")?,
         contents_max: reader.u32("contents_max")?,
+        names_max: reader.u32("names_max")?,
+        eager_bytes_max: reader.u32("eager_bytes_max")?,
     };
     parameters.check()?;
     Ok(parameters)

@@ -251,6 +251,6 @@ fn s3_impatient_receives_lose_nothing_double_nothing_and_keep_the_order() {
     for seed in 0..200 {
         impatient(small(), seed);
         impatient(original(), seed);
-        impatient(Parameters { requests_max: 1, window: 2, contents_max: 1, ..small() }, seed);
+        impatient(Parameters { requests_max: 1, depth: 4, contents_max: 1, ..small() }, seed);
     }
 }

@@ -154,7 +154,7 @@ fn stopped_reader(test: &'static str, fabric: &'static str) {
         receive_all(&worker, COUNT, going).await;
         assert_bounded(&worker, before, COUNT);
         assert_eq!(worker.receive_memory().used_bytes, 0);
-        assert!(info(&worker, &peer).counters.sent.tensor_requests >= COUNT as u64);
+        assert!(info(&worker, &peer).counters.sent.tensor_request >= COUNT as u64);
         worker.shutdown().await;
     });
 }
@@ -174,7 +174,7 @@ const LONG_NAME: usize = 800;
 
 async fn full_rings(fabric: FabricKind) {
     const COUNT: usize = 3000;
-    let small = |name| builder(name, fabric).timeout(LIMIT).ring_bytes(8 << 10).window(64).requests_max(1024);
+    let small = |name| builder(name, fabric).timeout(LIMIT).ring_bytes(8 << 10).depth(64).requests_max(1024);
     let (left, right) = (small(PARENT).start().await.unwrap(), small(CHILD).start().await.unwrap());
     left.peer_at(right.address()).await.unwrap();
     let name = "n".repeat(LONG_NAME);

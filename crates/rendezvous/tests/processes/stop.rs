@@ -34,7 +34,10 @@ async fn consumer(address: String) {
             match worker.fetch(&peer, "x").await {
                 Ok(tensor) if is_version(tensor.bytes(), version) => whole += 1,
                 Ok(_) => break "torn".to_owned(),
-                Err(WorkerError::PeerLost { .. }) => break format!("lost {whole}"),
+                // Lost in mid copy, or stopped before its request and answered after it resumed.
+                Err(WorkerError::PeerLost { .. } | WorkerError::Remote { .. }) => {
+                    break format!("lost {whole}");
+                }
                 Err(error) => break format!("{error}"),
             }
         };

@@ -37,6 +37,15 @@ impl Ringer {
         Ok(Self { bell, rung: AtomicU64::new(0) })
     }
 
+    /// As [`ring_if_asleep`](Self::ring_if_asleep) after the release of a lease, which the peer may not care for.
+    pub(super) fn ring_for_release(&self, peer: &PeerPage) {
+        // Pairs with the fence in `OwnPage::set_sleep`, before which the peer has said that it listens.
+        fence(Ordering::SeqCst);
+        if peer.listens() {
+            self.ring_if_asleep(peer);
+        }
+    }
+
     /// Wakes the peer if it sleeps and was not rung since it fell asleep. Call after publishing work.
     pub(super) fn ring_if_asleep(&self, peer: &PeerPage) {
         // Pairs with the fence in `OwnPage::set_sleep`.

@@ -37,6 +37,8 @@ pub(super) struct Driver {
     link: Arc<ShmLink>,
     /// The eventfd that the peer rings: edge-triggered, never read.
     bell: AsyncFd<OwnedFd>,
+    /// The peer's process: readable when it is dead.
+    process: Option<AsyncFd<OwnedFd>>,
     /// Counts this driver's sleeps; see [`doorbell`](super::doorbell).
     epoch: u64,
     /// Goes with work since completions were last rung for.
@@ -60,11 +62,17 @@ impl fmt::Debug for Driver {
 }
 
 impl Driver {
-    pub(super) fn new(link: Arc<ShmLink>, bell: AsyncFd<OwnedFd>, patience: Patience) -> Self {
+    pub(super) fn new(
+        link: Arc<ShmLink>,
+        bell: AsyncFd<OwnedFd>,
+        process: Option<AsyncFd<OwnedFd>>,
+        patience: Patience,
+    ) -> Self {
         let flavor = Handle::try_current().map(|handle| handle.runtime_flavor());
         Self {
             link,
             bell,
+            process,
             epoch: 0,
             deferrals: 0,
             patience,
@@ -81,6 +89,11 @@ impl Driver {
         // An error means that the runtime is shutting down, which will drop us.
         while let Poll::Ready(Ok(mut edge)) = self.bell.poll_read_ready(context) {
             edge.clear_ready();
+        }
+        if let Some(process) = &self.process
+            && let Poll::Ready(Ok(_)) = process.poll_read_ready(context)
+        {
+            self.link.peer_died();
         }
         let socket = &self.link.connection().socket;
         while let Poll::Ready(Ok(mut edge)) = socket.poll_read_ready(context) {
@@ -104,9 +117,36 @@ impl Driver {
         if let Some(act) = self.before_arming.take() {
             act();
         }
-        self.epoch += 1;
-        self.link.connection().own.set_sleep(self.epoch);
+        self.say_asleep(self.link.has_leases());
         self.look()
+    }
+
+    fn say_asleep(&mut self, listens: bool) {
+        self.epoch += 1;
+        let own = &self.link.connection().own;
+        own.set_listens(listens);
+        own.set_sleep(self.epoch);
+    }
+
+    /// The connection is over. Stays as long as the peer views memory of this side: until it says that it does not,
+    /// or is dead.
+    fn linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if !self.link.has_leases() {
+            return Poll::Ready(());
+        }
+        while let Poll::Ready(Ok(mut edge)) = self.bell.poll_read_ready(context) {
+            edge.clear_ready();
+        }
+        match &self.process {
+            Some(process) if matches!(process.poll_read_ready(context), Poll::Ready(Ok(_))) => {
+                self.link.bury()
+            }
+            _ => {
+                self.say_asleep(true);
+                self.link.reclaim();
+            }
+        }
+        if self.link.has_leases() { Poll::Pending } else { Poll::Ready(()) }
     }
 
     /// Ends the present wait if anyone found work.
@@ -155,19 +195,21 @@ impl Future for Driver {
         }
         let mut outcome = self.look();
         self.learn();
-        while outcome == Outcome::Idle {
+        if outcome == Outcome::Idle {
             self.settle();
-            match self.wait() {
-                Idle::Work => outcome = self.look(),
+            outcome = match self.wait() {
+                Idle::Work => self.look(),
                 Idle::GiveWay => {
                     std::thread::yield_now();
                     give_way(context);
                     return Poll::Pending;
                 }
-                Idle::Sleep => {
-                    outcome = self.arm_and_look(context);
-                    break;
-                }
+                Idle::Sleep => self.arm_and_look(context),
+            };
+            // Not found after all, or not armed yet: again, after the others.
+            if outcome == Outcome::Idle && self.polls > 0 {
+                give_way(context);
+                return Poll::Pending;
             }
         }
         match outcome {
@@ -187,7 +229,7 @@ impl Future for Driver {
                 }
                 Poll::Pending
             }
-            Outcome::Over => Poll::Ready(()),
+            Outcome::Over => self.linger(context),
         }
     }
 }

@@ -1,9 +1,13 @@
 //! The fabric's objects: fabric, domain, prepared end.
 
-use std::{io, os::unix::fs::MetadataExt, sync::Arc};
+use std::{
+    io,
+    os::{fd::OwnedFd, unix::fs::MetadataExt},
+    sync::Arc,
+};
 
 use memory::{Block, BlockId};
-use tokio::io::Interest;
+use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{
     Access, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, Fabric, FabricError, FabricKind,
@@ -17,7 +21,8 @@ use super::{
     frame::Address,
     handshake::{self, Offer},
     import::ImportError,
-    limits::SLOTS_MAX,
+    lease::{PeerProcess, Processes},
+    limits::{LEASES_PER_PROCESS, SLOTS_MAX},
     link::ShmLink,
     ring::{OwnPage, PeerPage},
     sys,
@@ -29,7 +34,7 @@ const KIND: FabricKind = FabricKind::Shm;
 const PIECE_BYTES_MAX: u64 = 1 << 30;
 
 const CAPABILITIES: Capabilities =
-    Capabilities { vectored: true, piece_bytes_max: PIECE_BYTES_MAX, ..Capabilities::WRITES };
+    Capabilities { vectored: true, lend: true, piece_bytes_max: PIECE_BYTES_MAX, ..Capabilities::WRITES };
 
 /// Candidates that may wait to be accepted. One is expected.
 const BACKLOG: i32 = 8;
@@ -41,6 +46,7 @@ pub struct ShmFabric {
     reach: Vec<u8>,
     capabilities: Capabilities,
     spinner: Arc<Spinner>,
+    processes: Arc<Processes>,
 }
 
 impl ShmFabric {
@@ -53,7 +59,13 @@ impl ShmFabric {
     pub fn new(runtime: Arc<dyn Runtime>) -> Result<Self, FabricError> {
         let reach = reach().map_err(device("reading the host's identity"))?;
         probe()?;
-        Ok(Self { runtime, reach, capabilities: CAPABILITIES, spinner: Spinner::new(Wait::default()) })
+        Ok(Self {
+            runtime,
+            reach,
+            capabilities: CAPABILITIES,
+            spinner: Spinner::new(Wait::default()),
+            processes: Arc::new(Processes::new(LEASES_PER_PROCESS)),
+        })
     }
 
     /// Splits logical writes into pieces of at most `bytes` bytes (at least 1; default 1 GiB). Each piece takes
@@ -61,6 +73,15 @@ impl ShmFabric {
     #[must_use]
     pub fn with_piece_bytes(mut self, bytes: u64) -> Self {
         self.capabilities.piece_bytes_max = bytes.max(1);
+        self
+    }
+
+    /// How many views of this process's memory another process may hold, through all its connections together, ended
+    /// ones included (default 4096, also the most per connection). One more fails with
+    /// [`FabricError::LeasesExhausted`].
+    #[must_use]
+    pub fn with_lease_cap(mut self, cap: u32) -> Self {
+        self.processes = Arc::new(Processes::new(cap));
         self
     }
 
@@ -118,6 +139,7 @@ impl Fabric for ShmFabric {
             regions,
             capabilities: self.capabilities,
             spinner: self.spinner.clone(),
+            processes: self.processes.clone(),
         };
         Ok(Arc::new(ShmDomain { shared }))
     }
@@ -130,6 +152,7 @@ struct Shared {
     regions: Arc<RegionTable>,
     capabilities: Capabilities,
     spinner: Arc<Spinner>,
+    processes: Arc<Processes>,
 }
 
 #[derive(Debug)]
@@ -188,22 +211,32 @@ impl ShmPrepared {
         if let Err(error) = tokio::runtime::Handle::try_current() {
             return Err(failed("finding the reactor", format!("{error}: await this on a tokio runtime")));
         }
-        let Self { shared: Shared { runtime, regions, capabilities, spinner }, offer } = *self;
+        let Self { shared: Shared { runtime, regions, capabilities, spinner, processes }, offer } = *self;
         let accepted = handshake::establish(&runtime, &offer, &params).await?;
         let bell = sys::watch(offer.bell, Interest::READABLE)
             .map_err(|error| failed("registering the doorbell", error.to_string()))?;
+        let process = accepted.process.map(|(id, pidfd)| processes.join(id, pidfd));
+        let death = watch_death(process.as_deref())
+            .map_err(|error| failed("watching the peer's process", error.to_string()))?;
         let core = Arc::new(QueuePairCore::new(KIND, offer.config, capabilities));
         let link = Arc::new(ShmLink::new(Connection {
             core: core.clone(),
             regions,
-            own: offer.page,
-            peer: accepted.page,
-            ringer: accepted.ringer,
+            own: Arc::new(offer.page),
+            peer: Arc::new(accepted.page),
+            ringer: Arc::new(accepted.ringer),
             socket: accepted.socket,
+            process,
             peer_receive_depth: accepted.receive_depth,
         }));
         let patience = Patience::new(spinner, runtime.clone());
-        runtime.spawn("shm driver", Box::pin(Driver::new(link.clone(), bell, patience)));
+        runtime.spawn("shm driver", Box::pin(Driver::new(link.clone(), bell, death, patience)));
         Ok(QueuePair::new(core, link))
     }
+}
+
+/// Each connection watches with a descriptor of its own: a reactor takes each once.
+fn watch_death(process: Option<&PeerProcess>) -> io::Result<Option<AsyncFd<OwnedFd>>> {
+    let pidfd = process.map(|process| process.pidfd().try_clone()).transpose()?;
+    pidfd.map(|pidfd| sys::watch(pidfd, Interest::READABLE)).transpose()
 }

@@ -12,6 +12,7 @@
 //! | `ring` | descriptors, and the shared pages they lie in |
 //! | `import` | checking and mapping what the peer shares |
 //! | `doorbell` | waking the peer |
+//! | `lease`, `loan` | views without a copy: the producer's books, the consumer's end |
 //! | `producer` | the requester's half of a connection |
 //! | `target` | the target's half |
 //! | `link`, `driver` | who makes progress, and when |
@@ -26,8 +27,10 @@ mod fabric;
 mod frame;
 mod handshake;
 mod import;
+mod lease;
 mod limits;
 mod link;
+mod loan;
 mod producer;
 mod ring;
 mod sys;

@@ -10,7 +10,10 @@
 //! 128   consumed   descriptors of the peer that this side has executed
 //! 136   closed     0, or why this side ended the connection
 //! 144   cpu        1 + the CPU on which this side last published or executed something
+//! 192   released   how many leases of the peer's memory this side has released
+//! 256   listens    1 while this side wants to be woken for releases
 //! 4096  slots of 128 bytes: sequence word, seven words of descriptor, 64 bytes of inline payload
+//! then  lease words: the generation that was released last, of each slot of the peer's lease table
 //! ```
 
 use std::{
@@ -22,16 +25,18 @@ use std::{
 use crate::{PeerViolation, RegionGeneration, RegionId, RemoteRange};
 
 use super::{
-    limits::{INLINE_BYTES, SLOTS_MAX},
+    limits::{INLINE_BYTES, LEASES_MAX, SLOTS_MAX},
     sys::{self, Mapping},
 };
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TWSHM\0\0\x01");
+const MAGIC: u64 = u64::from_le_bytes(*b"TWSHM\0\0\x02");
 const MAGIC_AT: usize = 0;
 const SLEEP_AT: usize = 64;
 const CONSUMED_AT: usize = 128;
 const CLOSED_AT: usize = 136;
 const CPU_AT: usize = 144;
+const RELEASED_AT: usize = 192;
+const LISTENS_AT: usize = 256;
 const HEADER_BYTES: usize = 4096;
 const SLOT_BYTES: usize = 128;
 const WORD_BYTES: usize = 8;
@@ -50,6 +55,8 @@ pub(super) enum Source {
     Inline,
     /// In the peer's block of this number, from this offset on.
     Block { index: u32, offset: u64 },
+    /// There, and they stay there: the target may look at them under this lease.
+    Lent { index: u32, offset: u64, length: u64, slot: u32, generation: u64 },
 }
 
 /// One piece of a write, or a notification, as it travels.
@@ -69,6 +76,7 @@ const HAS_REMOTE: u32 = 2;
 const IS_INLINE: u32 = 4;
 const IS_BLOCK: u32 = 8;
 const CONTINUES: u32 = 16;
+const IS_LENT: u32 = 32;
 
 fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
@@ -88,6 +96,7 @@ impl Descriptor {
             flags |= CONTINUES;
         }
         let (mut region, mut generation, mut key, mut offset, mut length) = (0, 0, 0, 0, 0);
+        let mut lease_generation = 0;
         if let Some((range, remote_key)) = self.remote {
             flags |= HAS_REMOTE;
             (region, generation, key) = (range.region.0, range.generation.0, remote_key);
@@ -103,14 +112,27 @@ impl Descriptor {
                 flags |= IS_BLOCK;
                 (index, offset)
             }
+            Source::Lent { index, offset, length: lent, slot, generation } => {
+                flags |= IS_LENT;
+                (region, length, lease_generation) = (slot, lent, generation);
+                (index, offset)
+            }
         };
         let immediate = self.immediate.unwrap_or(0);
-        [pair(flags, immediate), pair(region, generation), pair(key, block), offset, length, source_offset, 0]
+        [
+            pair(flags, immediate),
+            pair(region, generation),
+            pair(key, block),
+            offset,
+            length,
+            source_offset,
+            lease_generation,
+        ]
     }
 
     /// Parses words that a neighbour wrote.
     pub(super) fn decode(words: &Words) -> Result<Self, PeerViolation> {
-        let [first, region, key, offset, length, source_offset, _] = *words;
+        let [first, region, key, offset, length, source_offset, lease_generation] = *words;
         let (flags, immediate) = halves(first);
         let (region, generation) = halves(region);
         let (key, block) = halves(key);
@@ -120,17 +142,29 @@ impl Descriptor {
             offset,
             length,
         };
-        let source = match flags & (IS_INLINE | IS_BLOCK) {
+        let source = match flags & (IS_INLINE | IS_BLOCK | IS_LENT) {
             0 if length == 0 => Source::Nothing,
             IS_INLINE if (1..=INLINE_BYTES as u64).contains(&length) => Source::Inline,
             IS_BLOCK if length > 0 => Source::Block { index: block, offset: source_offset },
+            IS_LENT if length > 0 && range.region.0 < LEASES_MAX => Source::Lent {
+                index: block,
+                offset: source_offset,
+                length,
+                slot: range.region.0,
+                generation: lease_generation,
+            },
             _ => return Err(PeerViolation::Malformed),
         };
-        let known = HAS_IMMEDIATE | HAS_REMOTE | IS_INLINE | IS_BLOCK | CONTINUES;
+        let known = HAS_IMMEDIATE | HAS_REMOTE | IS_INLINE | IS_BLOCK | CONTINUES | IS_LENT;
         let has_remote = flags & HAS_REMOTE != 0;
         let has_immediate = flags & HAS_IMMEDIATE != 0;
         let continues = flags & CONTINUES != 0;
-        if flags & !known != 0 || (source != Source::Nothing && !has_remote) || (continues && has_immediate) {
+        let sound = match source {
+            Source::Nothing => true,
+            Source::Inline | Source::Block { .. } => has_remote,
+            Source::Lent { .. } => has_immediate && !has_remote,
+        };
+        if flags & !known != 0 || !sound || (continues && has_immediate) {
             return Err(PeerViolation::Malformed);
         }
         Ok(Self {
@@ -141,7 +175,7 @@ impl Descriptor {
         })
     }
 
-    /// Payload bytes.
+    /// Bytes to be written.
     pub(super) fn length(&self) -> u64 {
         self.remote.map_or(0, |(range, _)| range.length)
     }
@@ -149,7 +183,8 @@ impl Descriptor {
 
 /// Bytes of a page set with `slots` slots.
 pub(super) fn page_bytes(slots: u32) -> usize {
-    (HEADER_BYTES + slots as usize * SLOT_BYTES).next_multiple_of(sys::page_size())
+    (HEADER_BYTES + slots as usize * SLOT_BYTES + LEASES_MAX as usize * WORD_BYTES)
+        .next_multiple_of(sys::page_size())
 }
 
 /// A mapping with the layout above.
@@ -173,6 +208,11 @@ impl Page {
     fn slot_at(&self, position: u64) -> usize {
         let index = position as usize & (self.slots as usize - 1);
         HEADER_BYTES + index * SLOT_BYTES
+    }
+
+    /// `slot` is less than [`LEASES_MAX`].
+    fn lease_at(&self, slot: u32) -> usize {
+        HEADER_BYTES + self.slots as usize * SLOT_BYTES + (slot % LEASES_MAX) as usize * WORD_BYTES
     }
 
     /// The sequence word that a slot has once `position` is published in it.
@@ -232,6 +272,20 @@ impl OwnPage {
     /// Says that `count` descriptors of the peer are executed.
     pub(super) fn set_consumed(&self, count: u64) {
         self.page.word(CONSUMED_AT).store(count, Ordering::Release);
+    }
+
+    /// Ends a lease: nothing here reads the bytes any more.
+    pub(super) fn release(&self, slot: u32, generation: u64) {
+        self.page.word(self.page.lease_at(slot)).store(generation, Ordering::Release);
+        self.page.word(RELEASED_AT).fetch_add(1, Ordering::Release);
+    }
+
+    /// Says whether releases of the peer should wake this side. Say so before saying that it sleeps.
+    pub(super) fn set_listens(&self, listens: bool) {
+        let word = self.page.word(LISTENS_AT);
+        if word.load(Ordering::Relaxed) != u64::from(listens) {
+            word.store(u64::from(listens), Ordering::Relaxed);
+        }
     }
 
     /// Says that this side's driver is about to sleep for the `epoch`th time. Look for work again after this.
@@ -299,6 +353,11 @@ impl PeerPage {
         Descriptor::decode(&words).map(Some)
     }
 
+    /// Number of slots.
+    pub(super) fn slots(&self) -> u32 {
+        self.page.slots
+    }
+
     /// The inline payload of `position`, readable for [`INLINE_BYTES`].
     pub(super) fn inline_pointer(&self, position: u64) -> *const u8 {
         // SAFETY: the slot lies inside the mapping.
@@ -319,6 +378,21 @@ impl PeerPage {
     /// How many of our descriptors the peer says it has executed.
     pub(super) fn consumed(&self) -> u64 {
         self.load(CONSUMED_AT)
+    }
+
+    /// How many leases of ours the peer says it has released.
+    pub(super) fn released(&self) -> u64 {
+        self.load(RELEASED_AT)
+    }
+
+    /// The generation of the lease in `slot` that the peer says it has released last.
+    pub(super) fn lease(&self, slot: u32) -> u64 {
+        self.load(self.page.lease_at(slot))
+    }
+
+    /// Whether releases should wake the peer.
+    pub(super) fn listens(&self) -> bool {
+        self.page.word(LISTENS_AT).load(Ordering::Relaxed) != 0
     }
 
     /// The epoch of the peer's latest sleep.

@@ -8,6 +8,7 @@
 #![allow(unreachable_pub)] // each test binary compiles this as its own module
 
 pub mod endings;
+pub mod loans;
 pub mod pair;
 pub mod refusals;
 pub mod vectored;
@@ -165,8 +166,20 @@ macro_rules! contract_suite {
                     memory_past_the_grant_is_refused,
                     a_grant_that_has_ended_is_refused,
                     a_region_without_the_right_is_refused,
+                    memory_of_another_domain_is_refused,
                     an_immediate_without_a_receive_fails_both_ends,
                     taking_an_arrival_gives_its_receive_back,
+                ]
+                loans: [
+                    lend_gives_the_peer_a_view_of_the_bytes,
+                    lend_keeps_its_place_among_writes,
+                    lend_keeps_the_bytes_until_the_last_view_is_gone,
+                    lend_gives_memory_back_to_a_waiting_caller,
+                    lend_of_nothing_or_of_strange_memory_is_refused_alone,
+                    lend_takes_a_receive,
+                    lend_outlives_its_dropped_future,
+                    lend_outlives_its_connection,
+                    lend_of_many_buffers_ends_in_any_order,
                 ]
                 endings: [
                     close_ends_every_outstanding_operation_once,

@@ -9,8 +9,10 @@ use std::{
 };
 
 use protocol::{
-    ACKNOWLEDGEMENT_IMMEDIATE, Channel, ChannelError, Depths, Destination, LentEnd, MESSAGE_IMMEDIATE,
-    Message, Parameters, RingSpan, wire,
+    ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, ChannelError, Depths, Destination, LentEnd,
+    MESSAGE_IMMEDIATE, Message, Mode, Parameters, RecordSlot, RingSpan, WireError,
+    names::NameTable,
+    wire::record::{Control, Record, decode_record},
 };
 
 use super::{
@@ -21,7 +23,10 @@ use super::{
 /// One write on its way.
 #[derive(Debug)]
 struct Write {
+    /// Which of the peer's rings, by its number.
+    ring_number: usize,
     ring: Vec<(u32, Vec<u8>)>,
+    record: Option<(RecordSlot, Vec<u8>)>,
     content: Option<(Destination, Vec<u8>)>,
     immediate: u32,
     length: u64,
@@ -47,14 +52,27 @@ fn complete(done: &Completion, result: Result<(), ChannelError>) {
 pub(crate) struct Arrival {
     pub(crate) immediate: u32,
     pub(crate) length: u64,
+    /// Bytes of the message that it tells of.
+    pub(crate) ring_bytes: u32,
     posted_at: u64,
 }
 
 /// What one end has.
 #[derive(Debug)]
 struct End {
+    mode: Mode,
+    /// The keys of the messages that were posted here.
+    names: NameTable,
     depths: Depths,
-    ring: Vec<u8>,
+    /// Own rings, oldest first.
+    rings: Vec<Vec<u8>>,
+    /// The own ring that is read.
+    reading: usize,
+    /// The peer's ring that is written.
+    writing: usize,
+    /// No larger ring can be made.
+    is_out_of_rings: bool,
+    slots: [Vec<u8>; 2],
     memory: Memory,
     /// Posted here, not landed at the other end.
     posted: VecDeque<Write>,
@@ -94,8 +112,14 @@ pub(crate) struct Wire(Arc<Mutex<State>>);
 impl Wire {
     pub(crate) fn new(a: (Parameters, Memory), b: (Parameters, Memory)) -> Self {
         let end = |local: &Parameters, peer: &Parameters, memory| End {
+            mode: Agreed::of(local, peer).mode,
+            names: NameTable::new(Agreed::of(local, peer).names_max),
             depths: Depths::of(local, peer),
-            ring: vec![0; local.ring_bytes as usize],
+            rings: vec![vec![0; local.first_ring_bytes() as usize]],
+            reading: 0,
+            writing: 0,
+            is_out_of_rings: false,
+            slots: Default::default(),
             memory,
             posted: VecDeque::new(),
             landed: VecDeque::new(),
@@ -140,6 +164,16 @@ impl Wire {
         !self.0.lock().unwrap().end(side).landed.is_empty()
     }
 
+    /// The rings that `side` has made, in bytes.
+    pub(crate) fn rings(&self, side: Side) -> Vec<usize> {
+        self.0.lock().unwrap().end(side).rings.iter().map(Vec::len).collect()
+    }
+
+    /// From now on `side` has no memory for larger rings.
+    pub(crate) fn refuse_rings(&self, side: Side) {
+        self.0.lock().unwrap().end(side).is_out_of_rings = true;
+    }
+
     /// Most send-queue entries, and most arrivals, that `side` has had at once.
     pub(crate) fn seen(&self, side: Side) -> (u32, u32) {
         let mut state = self.0.lock().unwrap();
@@ -154,15 +188,20 @@ impl Wire {
         state.now += 1;
         let now = state.now;
         let target = state.end(side.other());
+        let ring_bytes = write.ring.iter().map(|(_, bytes)| bytes.len() as u32).sum();
         for (offset, bytes) in write.ring {
             let offset = offset as usize;
-            target.ring[offset..offset + bytes.len()].copy_from_slice(&bytes);
+            assert!(write.ring_number >= target.reading, "a write into a ring that was given back");
+            target.rings[write.ring_number][offset..offset + bytes.len()].copy_from_slice(&bytes);
+        }
+        if let Some((slot, bytes)) = write.record {
+            target.slots[slot as usize] = bytes;
         }
         if let Some((destination, bytes)) = write.content {
             target.memory.write(destination, &bytes);
         }
         let Write { immediate, length, posted_at, .. } = write;
-        target.arrivals.push_back(Arrival { immediate, length, posted_at });
+        target.arrivals.push_back(Arrival { immediate, length, ring_bytes, posted_at });
         let waiting = target.arrivals.len() as u32;
         assert!(waiting <= target.depths.receive, "receiver not ready: {waiting} arrivals");
         target.arrivals_seen = target.arrivals_seen.max(waiting);
@@ -225,6 +264,7 @@ impl Wire {
         state.trace.push((side, name));
         state.wrapped += u64::from(write.entries > 1);
         let end = state.end(side);
+        write.ring_number = end.writing;
         end.send_entries += write.entries;
         assert!(end.send_entries <= end.depths.send, "the send queue is full");
         end.send_entries_seen = end.send_entries_seen.max(end.send_entries);
@@ -242,7 +282,9 @@ pub(crate) struct TestChannel {
 
 fn notification(immediate: u32) -> Write {
     Write {
+        ring_number: 0,
         ring: Vec::new(),
+        record: None,
         content: None,
         immediate,
         length: 0,
@@ -252,7 +294,14 @@ fn notification(immediate: u32) -> Write {
     }
 }
 
-pub(crate) fn name(message: &Message) -> &'static str {
+fn name(record: &Record) -> &'static str {
+    let message = match record {
+        Record::Message(message) => message,
+        Record::Control(Control::CountOnly) => return "counts",
+        Record::Control(Control::RingOffer(_)) => return "RING_OFFER",
+        Record::Control(Control::RingMoved) => return "RING_MOVED",
+        Record::Control(other) => panic!("{other:?}"),
+    };
     match message {
         Message::TensorRequest(_) => "TENSOR_REQUEST",
         Message::MetaDataResponse(_) => "META_DATA_RESPONSE",
@@ -279,13 +328,30 @@ impl Channel for TestChannel {
         }
         let entries = ring.len() as u32;
         let length = ring.last().map_or(0, |(_, part)| part.len() as u64);
-        let message = wire::decode(bytes).expect("an own message can be decoded");
+        let message = {
+            let mut state = self.wire.0.lock().unwrap();
+            let end = state.end(self.side);
+            match decode_record(end.mode, bytes, &mut end.names) {
+                Ok((_, message)) => name(&message),
+                Err(WireError::UnknownName(_)) => "forged",
+                Err(error) => panic!("an own message cannot be decoded: {error}"),
+            }
+        };
         let write = Write { ring, length, entries, ..notification(MESSAGE_IMMEDIATE) };
-        self.wire.post(self.side, name(&message), write)
+        self.wire.post(self.side, message, write)
     }
 
     fn post_acknowledgement(&self) -> Result<(), ChannelError> {
         self.wire.post(self.side, "ack", notification(ACKNOWLEDGEMENT_IMMEDIATE))
+    }
+
+    fn post_record(&self, slot: RecordSlot, bytes: &[u8]) -> Result<(), ChannelError> {
+        let name = match slot {
+            RecordSlot::Ask => "ASK",
+            RecordSlot::Answer => "ANSWER",
+        };
+        let (record, length) = (Some((slot, bytes.to_vec())), bytes.len() as u64);
+        self.wire.post(self.side, name, Write { record, length, ..notification(ACKNOWLEDGEMENT_IMMEDIATE) })
     }
 
     fn write_content(
@@ -317,9 +383,35 @@ impl Channel for TestChannel {
     fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError> {
         let mut state = self.wire.0.lock().unwrap();
         let offset = offset as usize;
-        let bytes = state.end(self.side).ring.get(offset..offset + into.len());
+        let end = state.end(self.side);
+        let bytes = end.rings[end.reading].get(offset..offset + into.len());
         into.copy_from_slice(bytes.ok_or_else(|| ChannelError("outside the ring".to_owned()))?);
         Ok(())
+    }
+
+    fn read_record(&self, slot: RecordSlot, into: &mut [u8]) -> Result<(), ChannelError> {
+        let mut state = self.wire.0.lock().unwrap();
+        into.copy_from_slice(&state.end(self.side).slots[slot as usize]);
+        Ok(())
+    }
+
+    async fn make_ring(&self, ring_bytes: u32) -> Option<Destination> {
+        let mut state = self.wire.0.lock().unwrap();
+        let end = state.end(self.side);
+        if end.is_out_of_rings {
+            return None;
+        }
+        end.rings.push(vec![0; ring_bytes as usize]);
+        let region = end.rings.len() as u32 - 1;
+        Some(Destination { region, generation: 0, offset: 0, capacity: ring_bytes.into() })
+    }
+
+    fn own_ring_moved(&self) {
+        self.wire.0.lock().unwrap().end(self.side).reading += 1;
+    }
+
+    fn move_to_ring(&self, ring: Destination) {
+        self.wire.0.lock().unwrap().end(self.side).writing = ring.region as usize;
     }
 
     fn take_back(&self, lent: Lent, end: LentEnd) {

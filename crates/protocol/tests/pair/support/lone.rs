@@ -3,8 +3,11 @@
 use std::sync::Arc;
 
 use protocol::{
-    ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, Connection, MESSAGE_IMMEDIATE, Message, Parameters,
-    PeerMisbehaved, Scope, TensorRequest, credit::RingProducer, wire,
+    ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, Connection, MESSAGE_IMMEDIATE, Message, MetaDataResponse,
+    Metadata, Mode, Parameters, PeerMisbehaved, RecordSlot, RequestIndex, Scope, TensorRequest,
+    credit::{Answer, Ask, Blocked, Counts, Flow},
+    names::NameForm,
+    wire::record::{self, ASK_BYTES, Control},
 };
 
 use super::{
@@ -22,8 +25,15 @@ pub(crate) struct Lone {
     pub(crate) source: Arc<TestSource>,
     pub(crate) wire: Wire,
     pub(crate) tasks: Tasks,
+    mode: Mode,
     script: TestChannel,
-    producer: RingProducer,
+    flow: Flow,
+    /// Ordinary immediates and ring bytes that the script has posted.
+    posted: Counts,
+    /// Ordinary immediates and ring bytes of A that the script has taken in.
+    taken: Counts,
+    /// ASKs of A that the script has taken in.
+    pub(crate) asks: u32,
 }
 
 impl Lone {
@@ -33,7 +43,8 @@ impl Lone {
         let connection = Connection::new(wire.channel(Side::A), parameters, parameters);
         let mut tasks = Tasks::default();
         tasks.spawn(connection.clone().housekeeping());
-        let window = Agreed::of(&parameters, &parameters).window;
+        let agreed = Agreed::of(&parameters, &parameters);
+        let ring_bytes = parameters.first_ring_bytes();
         Self {
             connection,
             memory,
@@ -41,8 +52,24 @@ impl Lone {
             script: wire.channel(Side::B),
             wire,
             tasks,
-            producer: RingProducer::new(parameters.ring_bytes, window),
+            mode: agreed.mode,
+            // Room for every message, so that the script need not wait; it may break any rule.
+            flow: Flow::new(&Agreed { depth: u32::MAX, ..agreed }, ring_bytes, ring_bytes, ring_bytes),
+            posted: Counts::default(),
+            taken: Counts::default(),
+            asks: 0,
         }
+    }
+
+    /// One transfer after which the receiver knows the metadata of `key`.
+    pub(crate) fn know(&mut self, key: &str, metadata: &Metadata) {
+        let handle = self.receive(super::STEP, key);
+        let (index, metadata) = (RequestIndex(0), metadata.clone());
+        let length = metadata.byte_length;
+        let response = MetaDataResponse { index, metadata, content: None };
+        assert_eq!(self.message(&Message::MetaDataResponse(response)), Ok(None));
+        assert_eq!(self.immediate(0, length), Ok(()));
+        super::pair::settled(&handle).unwrap();
     }
 
     pub(crate) fn receive(&mut self, scope: Scope, key: &str) -> Handle<Outcome> {
@@ -52,19 +79,61 @@ impl Lone {
         handle
     }
 
-    /// What A has posted is taken away and acknowledged; its acknowledgements free the script's window.
-    fn absorb(&mut self) {
+    /// What A has posted is taken away; what it returns is learnt, and it is answered.
+    pub(crate) fn absorb(&mut self) {
         while self.wire.has_posted(Side::A) {
             self.wire.land(Side::A);
             self.wire.complete(Side::A);
         }
         while let Some(arrival) = self.wire.take(Side::B) {
-            if arrival.immediate == ACKNOWLEDGEMENT_IMMEDIATE {
-                self.producer.retire().unwrap();
-            } else if arrival.immediate == MESSAGE_IMMEDIATE {
-                self.script.post_acknowledgement().unwrap();
+            match (self.mode, arrival.immediate) {
+                (Mode::Original, ACKNOWLEDGEMENT_IMMEDIATE) => self.flow.acknowledged().unwrap(),
+                (Mode::Original, MESSAGE_IMMEDIATE) => self.script.post_acknowledgement().unwrap(),
+                (Mode::Original, _) => {}
+                (_, ACKNOWLEDGEMENT_IMMEDIATE) => self.asks += u32::from(arrival.length == ASK_BYTES as u64),
+                (_, immediate) => {
+                    self.taken.receives += 1;
+                    if immediate == MESSAGE_IMMEDIATE {
+                        self.taken.ring_bytes += arrival.ring_bytes;
+                    }
+                }
             }
         }
+    }
+
+    /// The script returns all that A's ASK asks for.
+    pub(crate) fn answer(&mut self) -> Result<(), PeerMisbehaved> {
+        self.absorb();
+        self.answer_with(Answer { counts: self.taken, asks: self.asks })
+    }
+
+    pub(crate) fn answer_with(&mut self, answer: Answer) -> Result<(), PeerMisbehaved> {
+        self.script.post_record(RecordSlot::Answer, &record::encode_answer(answer)).unwrap();
+        self.arrive_and_run()
+    }
+
+    pub(crate) fn ask(&mut self, ask: Ask) -> Result<(), PeerMisbehaved> {
+        self.script.post_record(RecordSlot::Ask, &record::encode_ask(ask)).unwrap();
+        self.arrive_and_run()
+    }
+
+    /// The script sends a flow control message with `counts`.
+    pub(crate) fn control(&mut self, counts: Counts, control: Control) -> Result<(), PeerMisbehaved> {
+        let mut bytes = Vec::new();
+        record::encode_control(counts, control, &mut bytes);
+        self.post_bytes(&bytes);
+        self.arrive_and_run()
+    }
+
+    fn arrive_and_run(&mut self) -> Result<(), PeerMisbehaved> {
+        let result = self.arrive();
+        self.tasks.run();
+        result.map(|request| assert!(request.is_none()))
+    }
+
+    /// What the script has taken in, once it has [absorbed](Self::absorb).
+    pub(crate) fn taken(&self) -> Counts {
+        self.taken
     }
 
     /// Everything the script has posted is taken in; the last result.
@@ -109,9 +178,39 @@ impl Lone {
     }
 
     fn post(&mut self, message: &Message) {
-        let bytes = wire::encode(message);
-        let (first, second) = self.producer.reserve(bytes.len() as u32).expect("window and room");
-        self.script.post_message(first, second, &bytes).unwrap();
+        self.post_named(message, NameForm::Plain);
+    }
+
+    /// As [`message`](Self::message), naming the key in this form.
+    pub(crate) fn named(
+        &mut self,
+        message: &Message,
+        form: NameForm,
+    ) -> Result<Option<TensorRequest>, PeerMisbehaved> {
+        self.absorb();
+        self.post_named(message, form);
+        let result = self.arrive();
+        self.tasks.run();
+        result
+    }
+
+    fn post_named(&mut self, message: &Message, form: NameForm) {
+        let counted = (self.mode != Mode::Original).then_some((self.taken, form));
+        let mut bytes = Vec::new();
+        record::encode_message(counted, message, &mut bytes);
+        self.post_bytes(&bytes);
+    }
+
+    fn post_bytes(&mut self, bytes: &[u8]) {
+        if self.mode != Mode::Original {
+            // Everything posted before was taken in.
+            self.flow.take_message(0, self.posted).unwrap();
+            self.flow.ask(Blocked { wanted: 0 });
+            self.posted.receives += 1;
+            self.posted.ring_bytes += bytes.len() as u32;
+        }
+        let place = self.flow.post_message(bytes.len() as u32).expect("a credit and room");
+        self.script.post_message(place.first, place.second, bytes).unwrap();
     }
 
     /// The script writes a message of these bytes, at the start of the ring.

@@ -48,7 +48,15 @@ pub(crate) enum Event {
 
 /// Small enough that every limit is met soon.
 pub(crate) fn small() -> Parameters {
-    Parameters { mode: Mode::Windowed, window: 4, ring_bytes: 8 << 10, requests_max: 8, contents_max: 2 }
+    Parameters {
+        mode: Mode::Counted,
+        depth: 10,
+        ring_bytes: 8 << 10,
+        requests_max: 8,
+        contents_max: 2,
+        names_max: 4,
+        eager_bytes_max: 0,
+    }
 }
 
 pub(crate) fn original() -> Parameters {
@@ -207,14 +215,23 @@ impl Pair {
         let (a, b) = self.counters();
         assert_eq!((a.sent, b.sent), (b.received, a.received));
         for counters in [a, b] {
-            assert_eq!(counters.acknowledgements_sent, counters.received.total());
-            assert_eq!(counters.acknowledgements_received, counters.sent.total());
+            let is_original = self.a.connection.agreed().mode == Mode::Original;
+            let acknowledged = |messages: u64| if is_original { messages } else { 0 };
+            assert_eq!(counters.acknowledgements_sent, acknowledged(counters.received.total()));
+            assert_eq!(counters.acknowledgements_received, acknowledged(counters.sent.total()));
+            assert_eq!(
+                (counters.asks_sent, counters.answers_sent),
+                (counters.answers_received, counters.asks_received)
+            );
+            assert!(!is_original || counters.flow_control_sent() == counters.acknowledgements_sent);
         }
+        assert_eq!((a.count_only_sent, b.count_only_sent), (b.count_only_received, a.count_only_received));
     }
 }
 
 /// What a receive gave, with its bytes; the loan is ended.
 pub(crate) fn settled(handle: &Handle<Outcome>) -> Result<(protocol::Metadata, Vec<u8>), TransferError> {
     let received = handle.take().expect("the receive has ended")?;
-    Ok((received.metadata, received.lent.map(Lent::finish).unwrap_or_default()))
+    let length = received.metadata.byte_length as usize;
+    Ok((received.metadata, received.lent.map(|lent| lent.finish(length)).unwrap_or_default()))
 }

@@ -55,7 +55,7 @@ impl Hand {
         let bell = sys::watch(sys::eventfd().unwrap(), Interest::READABLE).unwrap();
         let count = Arc::new(Count::default());
         let waker = Waker::from(count.clone());
-        Self { driver: Box::pin(Driver::new(rig.link.clone(), bell, rig.patience(wait))), count, waker }
+        Self { driver: Box::pin(Driver::new(rig.link.clone(), bell, None, rig.patience(wait))), count, waker }
     }
 
     fn poll(&mut self) -> Poll<()> {

@@ -1,0 +1,247 @@
+//! What arrives: ring records, ASK and ANSWER.
+
+use std::sync::{MutexGuard, PoisonError};
+
+use super::{Connection, State};
+use crate::{
+    Channel, ChannelError, Message, MetaDataResponse, Mode, PeerMisbehaved, RecordSlot, TensorRequest,
+    credit::{Counts, RingConsumer},
+    names::NameTable,
+    request::Arrived,
+    wire::{
+        WireError,
+        record::{self, ANSWER_BYTES, ASK_BYTES, Control, RECORD_BYTES_MAX, Record},
+    },
+};
+
+/// Why an arrival cannot be taken in. The connection is over.
+pub(super) enum Stop {
+    /// What lies in the ring is no message.
+    Malformed(WireError),
+    /// The peer broke another rule.
+    Broken(PeerMisbehaved),
+    /// The channel is over.
+    Lost(ChannelError),
+}
+
+impl From<PeerMisbehaved> for Stop {
+    fn from(rule: PeerMisbehaved) -> Self {
+        Self::Broken(rule)
+    }
+}
+
+impl From<ChannelError> for Stop {
+    fn from(error: ChannelError) -> Self {
+        Self::Lost(error)
+    }
+}
+
+impl From<WireError> for Stop {
+    fn from(error: WireError) -> Self {
+        match error {
+            WireError::UnknownName(_) => Self::Broken(PeerMisbehaved::UnknownName),
+            error => Self::Malformed(error),
+        }
+    }
+}
+
+/// The own ring, read by the driver.
+pub(super) struct Inbound {
+    consumer: RingConsumer,
+    bytes: Vec<u8>,
+    names: NameTable,
+}
+
+impl Inbound {
+    pub(super) fn new(ring_bytes: u32, names_max: u32) -> Self {
+        Self {
+            consumer: RingConsumer::new(ring_bytes),
+            bytes: vec![0; RECORD_BYTES_MAX],
+            names: NameTable::new(names_max),
+        }
+    }
+}
+
+impl<C: Channel> Connection<C> {
+    /// Reads, parses, returns, acts; in this order (`tensorflow-verbs.md` §3.8).
+    pub(super) fn on_message(&self) -> Result<Option<TensorRequest>, Stop> {
+        let (length, counts, record) = self.read_record()?;
+        let mut state = self.lock();
+        match self.agreed.mode {
+            Mode::Original => self.acknowledge(&mut state, length)?,
+            Mode::Counted => state.flow.take_message(length, counts)?,
+        }
+        match record {
+            Record::Message(message) => {
+                state.counters.received.count(&message);
+                state.counters.message_bytes_received += u64::from(length);
+                self.return_if_due(&mut state)?;
+                self.act(state, message)
+            }
+            Record::Control(control) => {
+                self.on_control(state, control)?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// The next record of the ring, its length and its counts.
+    fn read_record(&self) -> Result<(u32, Counts, Record), Stop> {
+        let mut inbound = self.inbound.lock().unwrap_or_else(PoisonError::into_inner);
+        let Inbound { consumer, bytes, names } = &mut *inbound;
+        let mode = self.agreed.mode;
+        let mut prefix = [0; 4];
+        self.read_ring(consumer, &mut prefix)?;
+        let length = record::record_length(mode, prefix)?;
+        let bytes = bytes.get_mut(..length).ok_or(WireError::Truncated { field: "ring" })?;
+        self.read_ring(consumer, bytes)?;
+        let (counts, record) = record::decode_record(mode, bytes, names)?;
+        let length = length as u32; // at most that of the largest record
+        consumer.advance(length);
+        Ok((length, counts, record))
+    }
+
+    fn read_ring(&self, consumer: &RingConsumer, into: &mut [u8]) -> Result<(), ChannelError> {
+        let beyond = || ChannelError("the message is longer than the own ring".to_owned());
+        let place = consumer.place(into.len() as u32).ok_or_else(beyond)?;
+        let (head, tail) = into.split_at_mut_checked(place.first.length as usize).ok_or_else(beyond)?;
+        self.channel.read_ring(place.first.offset, head)?;
+        if tail.is_empty() { Ok(()) } else { self.channel.read_ring(place.second.offset, tail) }
+    }
+
+    /// The acknowledgement of mode original.
+    fn acknowledge(&self, state: &mut State<C::Lent>, length: u32) -> Result<(), ChannelError> {
+        state.flow.take_uncounted(length);
+        #[cfg(feature = "planted-bugs")]
+        if crate::planted::is_planted(crate::planted::Bug::CreditSkipped)
+            && state.counters.received.total() % 8 == 7
+        {
+            return Ok(());
+        }
+        state.counters.acknowledgements_sent += 1;
+        self.channel.post_acknowledgement()
+    }
+
+    /// An arrival with immediate [`ACKNOWLEDGEMENT_IMMEDIATE`](super::ACKNOWLEDGEMENT_IMMEDIATE): in mode
+    /// original an acknowledgement, in mode counted ASK or ANSWER, which its length tells.
+    pub(super) fn on_return(&self, length: u64) -> Result<(), Stop> {
+        if self.agreed.mode == Mode::Original {
+            return self.on_acknowledgement().map_err(Stop::from);
+        }
+        match usize::try_from(length) {
+            Ok(ASK_BYTES) => self.on_ask(),
+            Ok(ANSWER_BYTES) => self.on_answer(),
+            _ => Err(PeerMisbehaved::UnknownRecord.into()),
+        }
+    }
+
+    fn on_acknowledgement(&self) -> Result<(), PeerMisbehaved> {
+        let mut state = self.lock();
+        state.flow.acknowledged()?;
+        state.counters.acknowledgements_received += 1;
+        self.settle(state, None, None);
+        Ok(())
+    }
+
+    /// Answers at once, and has a larger ring made if the peer's messages do not fit.
+    fn on_ask(&self) -> Result<(), Stop> {
+        let mut bytes = [0; ASK_BYTES];
+        self.channel.read_record(RecordSlot::Ask, &mut bytes)?;
+        let ask = record::decode_ask(bytes);
+        let mut state = self.lock();
+        let answer = state.flow.take_ask(ask)?;
+        state.counters.asks_received += 1;
+        state.counters.answers_sent += 1;
+        self.channel.post_record(RecordSlot::Answer, &record::encode_answer(answer))?;
+        if !state.is_ring_growing
+            && let Some(ring_bytes) = state.flow.growth(ask.wanted, self.own_ring_bytes_max)
+        {
+            state.ring_wanted = Some(ring_bytes);
+            state.is_ring_growing = true;
+        }
+        self.settle(state, None, None);
+        Ok(())
+    }
+
+    fn on_answer(&self) -> Result<(), Stop> {
+        let mut bytes = [0; ANSWER_BYTES];
+        self.channel.read_record(RecordSlot::Answer, &mut bytes)?;
+        let mut state = self.lock();
+        state.flow.take_answer(record::decode_answer(bytes))?;
+        state.counters.answers_received += 1;
+        self.settle(state, None, None);
+        Ok(())
+    }
+
+    fn on_control(&self, mut state: MutexGuard<'_, State<C::Lent>>, control: Control) -> Result<(), Stop> {
+        match control {
+            Control::CountOnly => state.counters.count_only_received += 1,
+            Control::RingOffer(ring) => {
+                state.flow.take_ring_offer(ring)?;
+                self.return_if_due(&mut state)?;
+            }
+            Control::RingMoved => {
+                let ring_bytes = state.flow.take_ring_move()?;
+                state.is_ring_growing = false;
+                self.return_if_due(&mut state)?;
+                self.settle(state, None, None);
+                self.channel.own_ring_moved();
+                let mut inbound = self.inbound.lock().unwrap_or_else(PoisonError::into_inner);
+                inbound.consumer = RingConsumer::new(ring_bytes);
+                return Ok(());
+            }
+        }
+        self.settle(state, None, None);
+        Ok(())
+    }
+
+    fn take_meta_data_response(
+        &self,
+        state: &mut State<C::Lent>,
+        response: MetaDataResponse,
+    ) -> Result<Arrived<C::Lent>, PeerMisbehaved> {
+        let MetaDataResponse { index, metadata, content } = response;
+        let eager = content.as_ref().map(|content| content.len() as u64);
+        if self.agreed.eager_bytes_max == 0 && eager.is_some()
+            || eager > Some(self.agreed.eager_bytes_max.into())
+        {
+            return Err(PeerMisbehaved::EagerUnasked);
+        }
+        let arrived = state.requests.meta_data_response(index, metadata, content)?;
+        if let Some(bytes) = eager.filter(|_| !arrived.is_ignored) {
+            state.counters.eager_received += 1;
+            state.counters.eager_bytes_received += bytes;
+        }
+        Ok(arrived)
+    }
+
+    fn act(
+        &self,
+        mut state: MutexGuard<'_, State<C::Lent>>,
+        message: Message,
+    ) -> Result<Option<TensorRequest>, Stop> {
+        let arrived = match message {
+            Message::TensorRequest(request) => {
+                state.responses.open(request.index, request.scope)?;
+                self.settle(state, None, None);
+                return Ok(Some(request));
+            }
+            Message::TensorReRequest(request) => {
+                let woken = state.responses.re_request(request.index, request.destination)?;
+                state.counters.ignored += u64::from(woken.is_none());
+                self.settle(state, woken.flatten(), None);
+                return Ok(None);
+            }
+            Message::Cancel(index) => {
+                let woken = state.responses.cancel(index)?;
+                self.settle(state, woken, None);
+                return Ok(None);
+            }
+            Message::MetaDataResponse(response) => self.take_meta_data_response(&mut state, response)?,
+            Message::ErrorStatus(error) => state.requests.error_status(error.index, error.status)?,
+            Message::CancelAck(index) => state.requests.cancel_ack(index)?,
+        };
+        self.settle_arrival(state, arrived);
+        Ok(None)
+    }
+}

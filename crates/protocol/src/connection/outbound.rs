@@ -1,0 +1,186 @@
+//! What is posted: messages, counts, ASK, and the offer of a larger ring.
+
+use std::{future::poll_fn, task::Poll};
+
+use super::{Connection, State, Turnstile};
+use crate::{
+    Channel, ChannelError, Message, Mode, RecordSlot,
+    credit::{Blocked, RingPlace},
+    names::NameForm,
+    wire::record::{self, Control},
+};
+
+impl<L> State<L> {
+    /// A content is being posted, which [`may_post_content`](Connection::may_post_content) allowed.
+    pub(crate) fn count_content(&mut self) {
+        // It was found possible under this lock.
+        let _ = self.flow.post_content();
+        self.contents_in_flight += 1;
+    }
+}
+
+impl<C: Channel> Connection<C> {
+    pub(super) fn try_post_owed(&self, state: &mut State<C::Lent>) -> Option<Result<(), ChannelError>> {
+        if let Some(message) = state.responses.next_owed() {
+            let posted = self.try_post(state, &message)?;
+            state.responses.owed_posted();
+            return Some(posted);
+        }
+        let Some(index) = state.requests.next_cancel() else { return Some(Ok(())) };
+        let posted = self.try_post(state, &Message::Cancel(index))?;
+        state.requests.cancel_posted(index);
+        Some(posted)
+    }
+
+    /// Sends `message` when it is its turn; `posted` runs as it is posted.
+    pub(crate) async fn send(
+        &self,
+        message: &Message,
+        mut posted: impl FnMut(&mut State<C::Lent>),
+    ) -> Result<(), ChannelError> {
+        let sent = self.turn(Turnstile::Messages, |state| {
+            let result = self.try_post(state, message)?;
+            posted(state);
+            Some(result)
+        });
+        self.over_if_failed(sent.await?)
+    }
+
+    /// Posts `message` if credits and ring allow it now; else asks the peer for them.
+    pub(crate) fn try_post(
+        &self,
+        state: &mut State<C::Lent>,
+        message: &Message,
+    ) -> Option<Result<(), ChannelError>> {
+        if let Err(error) = self.try_move_ring(state)? {
+            return Some(Err(error));
+        }
+        if !state.flow.has_credit() {
+            return self.ask(state, Blocked { wanted: 0 });
+        }
+        let form = match message {
+            Message::TensorRequest(request) => state.names.form(&request.key),
+            _ => NameForm::Plain,
+        };
+        let counted = (self.agreed.mode != Mode::Original).then(|| (state.flow.counts(), form));
+        state.scratch.clear();
+        record::encode_message(counted, message, &mut state.scratch);
+        match state.flow.post_message(state.scratch.len() as u32) {
+            Ok(place) => {
+                if let Message::TensorRequest(request) = message {
+                    state.names.posted(&request.key, form);
+                }
+                state.counters.sent.count(message);
+                state.counters.message_bytes_sent += state.scratch.len() as u64;
+                Some(self.post_scratch(state, place))
+            }
+            Err(blocked) => self.ask(state, blocked),
+        }
+    }
+
+    fn post_scratch(&self, state: &State<C::Lent>, place: RingPlace) -> Result<(), ChannelError> {
+        self.channel.post_message(place.first, place.second, &state.scratch)
+    }
+
+    /// Posts a message about flow control if credits and ring allow it now.
+    fn try_post_control(
+        &self,
+        state: &mut State<C::Lent>,
+        control: Control,
+    ) -> Result<Result<(), ChannelError>, Blocked> {
+        state.scratch.clear();
+        record::encode_control(state.flow.counts(), control, &mut state.scratch);
+        let place = state.flow.post_message(state.scratch.len() as u32)?;
+        Ok(self.post_scratch(state, place))
+    }
+
+    /// Sends ASK unless one is unanswered.
+    fn ask<T>(&self, state: &mut State<C::Lent>, blocked: Blocked) -> Option<Result<T, ChannelError>> {
+        let ask = state.flow.ask(blocked)?;
+        state.counters.asks_sent += 1;
+        self.channel.post_record(RecordSlot::Ask, &record::encode_ask(ask)).err().map(Err)
+    }
+
+    /// Goes over to the larger ring that the peer has offered, if it has: from here on messages go there.
+    /// `None` when that must wait.
+    fn try_move_ring(&self, state: &mut State<C::Lent>) -> Option<Result<(), ChannelError>> {
+        if !state.flow.has_ring_offer() {
+            return Some(Ok(()));
+        }
+        match self.try_post_control(state, Control::RingMoved) {
+            Ok(Ok(())) => {
+                state.counters.rings_moved += 1;
+                if let Some(ring) = state.flow.move_ring() {
+                    self.channel.move_to_ring(ring);
+                }
+                Some(Ok(()))
+            }
+            Ok(Err(error)) => Some(Err(error)),
+            Err(blocked) => self.ask(state, blocked),
+        }
+    }
+
+    /// Whether a content may be posted now; else the peer is asked for a credit.
+    pub(crate) fn may_post_content(&self, state: &mut State<C::Lent>) -> bool {
+        if state.flow.has_content_credit() {
+            return true;
+        }
+        // A channel that refuses is over, which its driver is told.
+        let _: Option<Result<(), _>> = self.ask(state, Blocked { wanted: 0 });
+        false
+    }
+
+    /// After an arrival: returns what was taken in, if that is due and credit and room allow. Else the peer asks.
+    pub(super) fn return_if_due(&self, state: &mut State<C::Lent>) -> Result<(), ChannelError> {
+        if !state.flow.is_return_due() {
+            return Ok(());
+        }
+        match self.try_post_control(state, Control::CountOnly) {
+            Ok(posted) => {
+                state.counters.count_only_sent += 1;
+                posted
+            }
+            Err(Blocked { .. }) => Ok(()),
+        }
+    }
+
+    /// Makes and offers the larger rings that the peer needs.
+    pub(super) async fn grow_ring(&self) {
+        while let Some(ring_bytes) = self.ring_wanted().await {
+            let Some(ring) = self.channel.make_ring(ring_bytes).await else {
+                self.lock().is_ring_growing = false;
+                continue;
+            };
+            let offered = self.turn(Turnstile::Messages, |state| {
+                let posted = match self.try_post_control(state, Control::RingOffer(ring)) {
+                    Ok(posted) => posted,
+                    Err(blocked) => return self.ask(state, blocked),
+                };
+                state.flow.offer_ring(ring_bytes);
+                state.counters.rings_offered += 1;
+                Some(posted)
+            });
+            if offered.await.and_then(|posted| self.over_if_failed(posted)).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Waits until a larger ring is to be made; `None` once the connection is over.
+    async fn ring_wanted(&self) -> Option<u32> {
+        poll_fn(|context| {
+            let mut state = self.lock();
+            if state.failure.is_some() {
+                return Poll::Ready(None);
+            }
+            if let Some(wanted) = state.ring_wanted.take() {
+                return Poll::Ready(Some(wanted));
+            }
+            let replaced = state.grower.replace(context.waker().clone());
+            drop(state);
+            drop(replaced);
+            Poll::Pending
+        })
+        .await
+    }
+}
