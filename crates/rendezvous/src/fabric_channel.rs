@@ -115,6 +115,7 @@ impl Channel for FabricChannel {
         immediate: u32,
     ) -> ContentWrite {
         let immediate = Some(Immediate(immediate));
+<<<<<<< HEAD
         let write = move |local: Buf, destination| {
             let remote = Some(range_of(destination, 0, local.len() as u64));
             WorkRequest::Write { local, remote, immediate }
@@ -132,6 +133,21 @@ impl Channel for FabricChannel {
             _ => WorkRequest::Write { local: Buf::empty(), remote: None, immediate },
         };
         self.held.post_awaited(&self.queue_pair, request)
+=======
+        let (Some(local), Some(destination)) = (bytes, destination) else {
+            let request = WorkRequest::Write { local: Buf::empty(), remote: None, immediate };
+            return self.held.post_awaited(&self.queue_pair, request);
+        };
+        let remote = Some(range_of(destination, 0, local.len() as u64));
+        if !self.import.needs(self.queue_pair.kind(), &local) {
+            return self.held.post_awaited(&self.queue_pair, WorkRequest::Write { local, remote, immediate });
+        }
+        let (import, held, queue_pair) = (self.import.clone(), self.held.clone(), self.queue_pair.clone());
+        ContentWrite::Importing(Box::pin(async move {
+            let local = import.copy_of(&local).await?;
+            held.post_awaited(&queue_pair, WorkRequest::Write { local, remote, immediate }).await
+        }))
+>>>>>>> m2-memory
     }
 
     fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError> {
@@ -185,10 +201,17 @@ pub(crate) enum ContentWrite {
     Posted(#[pin] Operation),
     /// Behind other posts.
     Held(oneshot::Receiver<Operation>),
+<<<<<<< HEAD
     /// Posted once its bytes have been copied to where the fabric can send them from.
     Importing(BoxFuture<'static, Result<(), ChannelError>>),
     /// The queue pair had failed.
     Refused(ChannelError),
+=======
+    /// The queue pair had failed.
+    Refused(ChannelError),
+    /// Posted once its bytes have been copied to where the fabric can send them from.
+    Importing(BoxFuture<'static, Result<(), ChannelError>>),
+>>>>>>> m2-memory
 }
 
 impl Future for ContentWrite {
