@@ -6,7 +6,7 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group};
 use tensorwire::FabricKind;
-use tensorwire_benches::{RawPull, SIZES, Server, puller, serve_if_child, tensor_name};
+use tensorwire_benches::{RawPull, SIZES, Server, grpc, puller, serve_if_child, tensor_name};
 
 fn pulls(criterion: &mut Criterion) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -21,6 +21,13 @@ fn pulls(criterion: &mut Criterion) {
         let mut raw = RawPull::new(bytes).expect("a stream");
         group.bench_function(BenchmarkId::new("limit raw tcp", bytes), |bencher| {
             bencher.iter(|| raw.pull().expect("a pull"));
+        });
+        let mut grpc = runtime.block_on(grpc::Puller::connect(&server.grpc_address)).expect("a connection");
+        group.bench_function(BenchmarkId::new("grpc", bytes), |bencher| {
+            bencher.iter(|| {
+                let pulled = runtime.block_on(grpc.pull(bytes)).expect("a pull");
+                assert_eq!(pulled.len(), bytes);
+            });
         });
         for kind in [FabricKind::Shm, FabricKind::Tcp] {
             let (worker, peer) = runtime.block_on(puller(&server, kind)).expect("a worker");

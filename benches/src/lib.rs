@@ -3,6 +3,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod grpc;
+
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
@@ -41,13 +43,16 @@ async fn serve() -> Result<(), WorkerError> {
         buffer.fill(7);
         worker.publish(&tensor_name(bytes), Tensor::new(buffer, DataType::U8, &[bytes as u64])?)?;
     }
-    println!("{}", worker.address());
-    let (told, closed) = tokio::sync::oneshot::channel();
+    let (told, closed) = tokio::sync::oneshot::channel::<()>();
     std::thread::spawn(move || {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         let _ = told.send(());
     });
-    let _ = closed.await;
+    let tell = |grpc: std::net::SocketAddr| println!("{} {grpc}", worker.address());
+    let closed = async { closed.await.unwrap_or_default() };
+    if let Err(error) = grpc::serve(&SIZES, tell, closed).await {
+        eprintln!("the benchmark's gRPC server failed: {error}");
+    }
     worker.shutdown().await;
     Ok(())
 }
@@ -56,8 +61,10 @@ async fn serve() -> Result<(), WorkerError> {
 #[derive(Debug)]
 pub struct Server {
     child: Child,
-    /// Where it listens.
+    /// Where its worker listens.
     pub address: String,
+    /// Where its gRPC service listens.
+    pub grpc_address: String,
 }
 
 impl Server {
@@ -71,11 +78,12 @@ impl Server {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        let mut address = String::new();
+        let mut line = String::new();
         if let Some(stdout) = child.stdout.take() {
-            BufReader::new(stdout).read_line(&mut address)?;
+            BufReader::new(stdout).read_line(&mut line)?;
         }
-        Ok(Self { child, address: address.trim().to_owned() })
+        let (address, grpc) = line.trim().split_once(' ').unwrap_or_default();
+        Ok(Self { child, address: address.to_owned(), grpc_address: grpc.to_owned() })
     }
 }
 

@@ -83,6 +83,27 @@ every_op! {
 }
 
 #[test]
+fn shm_waits_in_each_way() {
+    for wait in ["sleep", "adaptive", "busy"] {
+        let arguments = ["bench", "--fabric", "shm", "--op", "pingpong,pull", "--size", "8", "--wait", wait];
+        let output = succeed(&[&arguments[..], &["--rounds", "1", "--round-ms", "1", "--json"]].concat());
+        let wanted = format!(r#""wait":"{wait}""#);
+        assert_eq!(output.matches(&wanted).count(), 2, "{output}");
+    }
+}
+
+#[test]
+fn idle_connections_are_watched() {
+    for fabric in ["shm", "tcp"] {
+        let output = run(&["bench", "--fabric", fabric, "--op", "idle", "--rounds", "1", "--json"]);
+        assert!(output.status.success(), "{}", text(&output));
+        let line: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((&line["op"], &line["limit"]), (&"idle".into(), &"none".into()), "{line}");
+        assert!(line["ops_per_s"].as_f64().is_some(), "{line}");
+    }
+}
+
+#[test]
 fn table_has_a_head_and_a_row_a_case() {
     let arguments = ["bench", "--fabric", "tcp", "--op", "pingpong", "--size", "8,16", "--rounds", "1"];
     let output = run(&[&arguments[..], &["--round-ms", "1"]].concat());
@@ -138,8 +159,9 @@ fn bad_input_is_refused_by_name() {
 
 #[test]
 fn what_this_build_cannot_do_is_refused_by_name() {
-    for (field, value) in [("--wait", "adaptive"), ("--wait", "busy"), ("--mode", "view")] {
-        let output = fail(&["bench", "--size", "8", field, value]);
+    let refused = [("tcp", "--wait", "adaptive"), ("tcp", "--wait", "busy"), ("shm", "--mode", "view")];
+    for (fabric, field, value) in refused {
+        let output = fail(&["bench", "--fabric", fabric, "--size", "8", field, value]);
         for word in [field, value, "this build", "use"] {
             assert!(output.contains(word), "without {word}: {output}");
         }

@@ -1,15 +1,13 @@
 //! What lies under a buffer, and where it goes when the buffer is gone.
 
-use std::{
-    fmt,
-    ops::Range,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{fmt, mem, ops::Range, sync::Arc};
 
-use crate::{Block, ForeignMemory, MemoryObserver, Span, pool::PoolShared};
+use crate::{
+    Block, ForeignMemory, MemoryObserver, Span,
+    pool::{Place, PoolShared},
+    sync::{AtomicBool, AtomicU64, Ordering},
+    user::JoinedBlock,
+};
 
 /// A range of memory under a buffer. What came from a pool returns to it on drop.
 pub(crate) struct Allocation {
@@ -24,16 +22,22 @@ enum Home {
     /// An empty buffer needs no memory.
     Nowhere,
     Pool(PoolHome),
+    Joined(JoinedBlock),
     Foreign(Arc<dyn ForeignMemory>),
 }
 
 struct PoolHome {
     pool: Arc<PoolShared>,
     block: Block,
+    place: Place,
     /// Bytes taken from the pool, a multiple of [`crate::ALIGNMENT`].
     reserved: usize,
     /// Whether it counts against the pool's early share (DESIGN §4).
     early: AtomicBool,
+    /// How many [`crate::Retired`] keep it.
+    retired: AtomicU64,
+    /// Whether one of those was dropped without a release.
+    leaked: AtomicBool,
 }
 
 impl fmt::Debug for Allocation {
@@ -42,6 +46,7 @@ impl fmt::Debug for Allocation {
         match &self.home {
             Home::Nowhere => out.field("home", &"nowhere"),
             Home::Pool(home) => out.field("block", &home.block.id().get()),
+            Home::Joined(home) => out.field("block", &home.block().id().get()),
             Home::Foreign(owner) => out.field("owner", owner),
         };
         out.field("range", &self.range()).finish()
@@ -53,16 +58,38 @@ impl Allocation {
         Self { home: Home::Nowhere, offset: 0, length: 0 }
     }
 
-    /// `length` bytes of `range`, which the pool gave out; `early` if they count against its early share.
+    /// The first `length` bytes of `range`, which the pool gave out.
     pub(crate) fn pooled(
         pool: Arc<PoolShared>,
         block: Block,
         range: Range<usize>,
+        place: Place,
         length: usize,
-        early: bool,
     ) -> Self {
-        let home = PoolHome { pool, block, reserved: range.len(), early: AtomicBool::new(early) };
+        let home = PoolHome {
+            pool,
+            block,
+            place,
+            reserved: range.len(),
+            early: AtomicBool::new(false),
+            retired: AtomicU64::new(0),
+            leaked: AtomicBool::new(false),
+        };
         Self { home: Home::Pool(home), offset: range.start, length }
+    }
+
+    /// Says whether the pool counted it against its early share.
+    pub(crate) fn counted_early(mut self, early: bool) -> Self {
+        if let Home::Pool(home) = &mut self.home {
+            home.early = AtomicBool::new(early);
+        }
+        self
+    }
+
+    /// All of a joined block.
+    pub(crate) fn joined(block: JoinedBlock) -> Self {
+        let length = block.block().length();
+        Self { home: Home::Joined(block), offset: 0, length }
     }
 
     /// All bytes of `owner`.
@@ -74,7 +101,15 @@ impl Allocation {
     pub(crate) fn block(&self) -> Option<&Block> {
         match &self.home {
             Home::Pool(home) => Some(&home.block),
+            Home::Joined(home) => Some(home.block()),
             Home::Nowhere | Home::Foreign(_) => None,
+        }
+    }
+
+    pub(crate) fn joined_block(&self) -> Option<&JoinedBlock> {
+        match &self.home {
+            Home::Joined(home) => Some(home),
+            Home::Nowhere | Home::Pool(_) | Home::Foreign(_) => None,
         }
     }
 
@@ -99,6 +134,7 @@ impl Allocation {
         match &self.home {
             // SAFETY: `offset` lies inside the block, by the pool's construction.
             Home::Pool(home) => unsafe { home.block.base().as_ptr().add(self.offset) },
+            Home::Joined(home) => home.block().base().as_ptr(),
             Home::Foreign(owner) => owner.base().as_ptr(),
             Home::Nowhere => std::ptr::without_provenance_mut(crate::ALIGNMENT),
         }
@@ -116,27 +152,51 @@ impl Allocation {
         if let Home::Pool(home) = &self.home
             && home.early.swap(false, Ordering::AcqRel)
         {
-            home.pool.answered(home.reserved);
+            home.pool.count(|stats| stats.early_bytes -= home.reserved as u64);
         }
     }
 
-    /// Never returns to the pool.
-    pub(crate) fn leak(mut self) {
-        self.answered();
-        if let Home::Pool(home) = std::mem::replace(&mut self.home, Home::Nowhere) {
-            home.pool.count_leak(home.reserved);
-            // A peer may still write it: the mapping stays for the life of the process.
-            std::mem::forget(home.block);
+    /// Counts as retired until [`release`](Self::release) was called as often.
+    pub(crate) fn retire(&self) {
+        if let Home::Pool(home) = &self.home
+            && home.retired.fetch_add(1, Ordering::AcqRel) == 0
+        {
+            home.pool.count(|stats| stats.retired_bytes += home.reserved as u64);
         }
+    }
+
+    pub(crate) fn release(&self) {
+        if let Home::Pool(home) = &self.home
+            && home.retired.fetch_sub(1, Ordering::AcqRel) == 1
+        {
+            home.pool.count(|stats| stats.retired_bytes -= home.reserved as u64);
+        }
+    }
+
+    /// Counts as leaked, once however often it is told.
+    pub(crate) fn count_leak(&self) {
+        if let Home::Pool(home) = &self.home
+            && !home.leaked.swap(true, Ordering::AcqRel)
+        {
+            home.pool.count(|stats| stats.leaked_bytes += home.reserved as u64);
+        }
+    }
+
+    /// Never returns to the pool: a peer may still write it.
+    pub(crate) fn leak(self) {
+        self.answered();
+        self.count_leak();
+        // The mapping stays for the life of the process.
+        mem::forget(self);
     }
 }
 
 impl Drop for Allocation {
     fn drop(&mut self) {
         self.observe(|observer, span| observer.freed(span));
-        if let Home::Pool(home) = std::mem::replace(&mut self.home, Home::Nowhere) {
-            let early = home.early.into_inner();
-            home.pool.give_back(&home.block, self.offset..self.offset + home.reserved, early);
+        if let Home::Pool(home) = mem::replace(&mut self.home, Home::Nowhere) {
+            let early = home.early.load(Ordering::Acquire);
+            home.pool.give_back(&home.block, self.offset, home.reserved, home.place, early);
         }
     }
 }

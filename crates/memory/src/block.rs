@@ -1,20 +1,21 @@
-//! Page-aligned memfd blocks.
+//! Blocks: what devices register and buffers are cut from.
 
 use std::{
-    ffi::CStr,
-    fmt, io,
-    os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
+    fmt,
+    os::fd::BorrowedFd,
     ptr::NonNull,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use crate::{
-    Buf, MemoryError, RemoteTarget,
+    Buf, ForeignMemory, HugePages, MemoryError, RemoteTarget,
     exposure::{self, ExposureTable},
     grant::GrantTable,
+    memfd::Memfd,
+    sync::Mutex,
 };
 
 /// Names a block within this process; never reused.
@@ -30,53 +31,51 @@ impl BlockId {
 
 static NEXT_BLOCK: AtomicU64 = AtomicU64::new(1);
 
-/// A shared handle on one mapped memfd. Cheap to clone; unmapped when the last handle is gone, so a device
-/// that registered a block keeps it mapped by keeping a clone.
+/// A shared handle on memory that devices register as a whole: a page-aligned memfd of a pool, or what a user
+/// joined ([`UserMemory`](crate::UserMemory)). Cheap to clone; the memory is let go when the last handle is gone,
+/// so a device that registered a block keeps it by keeping a clone.
 #[derive(Clone)]
 pub struct Block {
     inner: Arc<BlockInner>,
 }
 
+#[derive(Debug)]
 struct BlockInner {
     id: BlockId,
-    fd: OwnedFd,
-    base: NonNull<u8>,
-    length: usize,
+    backing: Backing,
     grants: Mutex<GrantTable>,
     exposures: Mutex<ExposureTable>,
 }
 
-// SAFETY: the mapping is plain memory owned by this value; who may read or write which part of it is decided
-// by `BufMut`, `Buf` and `Granted`, each of which owns a disjoint range.
-unsafe impl Send for BlockInner {}
-// SAFETY: as above; the grant table is behind a mutex.
-unsafe impl Sync for BlockInner {}
+#[derive(Debug)]
+enum Backing {
+    /// A pool's.
+    Memfd(Memfd),
+    /// A user's.
+    Joined(Arc<dyn ForeignMemory>),
+}
 
 impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Block").field("id", &self.inner.id).field("length", &self.inner.length).finish()
+        f.debug_struct("Block").field("id", &self.inner.id).field("length", &self.length()).finish()
     }
 }
 
 impl Block {
-    /// Makes, sizes, maps, seals and pre-faults a memfd of `length` bytes (rounded up to whole pages).
-    pub(crate) fn new(pool: &'static str, length: usize) -> Result<Self, MemoryError> {
-        let length = length.max(1).next_multiple_of(page_size());
-        let fail =
-            |step| move |source| MemoryError::Block { pool, bytes: length, step, source: Arc::new(source) };
-        let fd = memfd(c"tensorwire-block").map_err(fail("memfd_create"))?;
-        resize(&fd, length).map_err(fail("fallocate"))?;
-        let base = map_writable(&fd, length).map_err(fail("mmap"))?;
-        let inner = BlockInner {
-            id: BlockId(NEXT_BLOCK.fetch_add(1, Ordering::Relaxed)),
-            fd,
-            base,
-            length,
-            grants: Mutex::default(),
-            exposures: Mutex::default(),
-        };
-        seal(&inner.fd).map_err(fail("sealing"))?;
-        Ok(Self { inner: Arc::new(inner) })
+    /// A memfd of `length` bytes (rounded up to whole pages): made, sized, mapped, sealed and pre-faulted.
+    pub(crate) fn new(pool: &'static str, length: usize, huge: HugePages) -> Result<Self, MemoryError> {
+        Memfd::new(pool, length, huge).map(|memfd| Self::over(Backing::Memfd(memfd)))
+    }
+
+    /// A user's memory.
+    pub(crate) fn joined(owner: Arc<dyn ForeignMemory>) -> Self {
+        Self::over(Backing::Joined(owner))
+    }
+
+    fn over(backing: Backing) -> Self {
+        let id = BlockId(NEXT_BLOCK.fetch_add(1, Ordering::Relaxed));
+        let inner = BlockInner { id, backing, grants: Mutex::default(), exposures: Mutex::default() };
+        Self { inner: Arc::new(inner) }
     }
 
     /// This block's number.
@@ -84,21 +83,45 @@ impl Block {
         self.inner.id
     }
 
-    /// Mapped bytes, a multiple of the page size.
+    /// Bytes: whole pages for a block of a pool, any number for a user's.
     pub fn length(&self) -> usize {
-        self.inner.length
+        match &self.inner.backing {
+            Backing::Memfd(memfd) => memfd.length(),
+            Backing::Joined(owner) => owner.length(),
+        }
     }
 
     /// The memfd, sealed against resizing and against new writable mappings, for a neighbour on this host to
-    /// map read-only (DESIGN §6).
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.inner.fd.as_fd()
+    /// map read-only (DESIGN §6). `None` for a user's memory, which is in no memfd: see
+    /// [`shareable`](Self::shareable).
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.inner.backing {
+            Backing::Memfd(memfd) => Some(memfd.fd()),
+            Backing::Joined(_) => None,
+        }
     }
 
-    /// Start of the mapping. Forming a reference through it is subject to the buffer types' rules; a device
-    /// uses it to register the block.
+    /// Whether a neighbour can map it. If not, a fabric over shared memory sends a copy in a pool's block; other
+    /// fabrics send it in place.
+    pub fn shareable(&self) -> bool {
+        matches!(self.inner.backing, Backing::Memfd(_))
+    }
+
+    /// Bytes that are backed by huge pages.
+    pub fn huge_bytes(&self) -> usize {
+        match &self.inner.backing {
+            Backing::Memfd(memfd) => memfd.huge_bytes(),
+            Backing::Joined(_) => 0,
+        }
+    }
+
+    /// Start of the memory. Forming a reference through it is subject to the buffer types' rules; a device uses
+    /// it to register the block. A user's memory may be mapped for reading only.
     pub fn base(&self) -> NonNull<u8> {
-        self.inner.base
+        match &self.inner.backing {
+            Backing::Memfd(memfd) => memfd.base(),
+            Backing::Joined(owner) => owner.base(),
+        }
     }
 
     /// The grant that covers all of `offset..offset + length`, for a fabric that executes a peer's access.
@@ -127,54 +150,10 @@ impl Block {
     }
 }
 
-impl Drop for BlockInner {
-    fn drop(&mut self) {
-        // SAFETY: `base` and `length` are the mapping this value made, and no handle on it is left.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
+#[cfg(test)]
+impl Block {
+    pub(crate) fn for_tests(length: usize) -> Self {
+        #[allow(clippy::unwrap_used)]
+        Self::new("test", length, HugePages::Never).unwrap()
     }
-}
-
-fn page_size() -> usize {
-    // SAFETY: no pointers are involved.
-    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
-}
-
-fn memfd(name: &CStr) -> io::Result<OwnedFd> {
-    // SAFETY: `name` is a valid C string for the call.
-    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel just handed us this descriptor; nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-fn resize(fd: &OwnedFd, length: usize) -> io::Result<()> {
-    use std::os::fd::AsRawFd;
-    let length = libc::off_t::try_from(length).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
-    // SAFETY: no pointers are involved; the descriptor is ours.
-    let failed = unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, length) };
-    if failed != 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-fn map_writable(fd: &OwnedFd, length: usize) -> io::Result<NonNull<u8>> {
-    use std::os::fd::AsRawFd;
-    let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
-    // SAFETY: a fresh mapping chosen by the kernel; no existing memory is replaced.
-    let base = unsafe {
-        libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, fd.as_raw_fd(), 0)
-    };
-    if base == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned address 0"))
-}
-
-/// No one can resize the memory under a neighbour's mapping, nor map it writable (DESIGN §6).
-fn seal(fd: &OwnedFd) -> io::Result<()> {
-    use std::os::fd::AsRawFd;
-    let seals = libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
-    // SAFETY: no pointers are involved; the descriptor is ours.
-    let failed = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) };
-    if failed != 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use bytes::Bytes;
 
-use crate::{Block, Exposure, ForeignMemory, Granted, allocation::Allocation};
+use crate::{Block, Exposure, ForeignMemory, Granted, Retired, allocation::Allocation, user::JoinedBlock};
 
 /// A buffer with one owner, who alone reads and writes it. Its bytes start out as the pool left them.
 #[derive(Debug)]
@@ -26,8 +26,7 @@ impl BufMut {
     /// A buffer taken early no longer counts against its pool's early share: its content exists.
     pub fn freeze(self) -> Buf {
         self.allocation.answered();
-        let length = self.allocation.length();
-        Buf { allocation: Arc::new(self.allocation), range: 0..length }
+        Buf::whole(self.allocation)
     }
 
     /// The block the bytes lie in; `None` for an empty buffer.
@@ -79,12 +78,16 @@ impl Buf {
 
     /// Bytes that are not a pool's: all of `owner`, which lives until the last `Buf` of it is dropped. No copy.
     pub fn foreign(owner: Arc<dyn ForeignMemory>) -> Self {
-        let allocation = Allocation::foreign(owner);
+        Self::whole(Allocation::foreign(owner))
+    }
+
+    /// All bytes of an allocation that nobody writes.
+    pub(crate) fn whole(allocation: Allocation) -> Self {
         let length = allocation.length();
         Self { allocation: Arc::new(allocation), range: 0..length }
     }
 
-    /// Whether the bytes are not a pool's ([`foreign`](Self::foreign)). A fabric that sends from registered memory
+    /// Whether the bytes lie in no block ([`foreign`](Self::foreign)). A fabric that sends from registered memory
     /// needs a copy of them in a pool first (`CopyReason::Import`).
     pub fn is_foreign(&self) -> bool {
         self.allocation.is_foreign()
@@ -94,6 +97,20 @@ impl Buf {
     #[must_use = "the permission ends when the exposure is dropped"]
     pub fn expose(&self) -> Exposure {
         Exposure::new(self.clone())
+    }
+
+    /// Keeps the bytes from being given out again until it is certain that a lost peer no longer reads them.
+    pub fn retire(self) -> Retired {
+        Retired::new(self)
+    }
+
+    /// Whether both show the same range of the same allocation.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.allocation, &other.allocation) && self.range == other.range
+    }
+
+    pub(crate) fn joined_block(&self) -> Option<&JoinedBlock> {
+        self.allocation.joined_block()
     }
 
     pub(crate) fn allocation(&self) -> &Arc<Allocation> {

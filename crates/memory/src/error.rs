@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::VisitError;
+use crate::{Limit, VisitError, limits::Shown};
 
 /// Why memory could not be had, lent or taken back.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -48,6 +48,53 @@ pub enum MemoryError {
         requested: usize,
         /// The cap in bytes.
         cap: u64,
+    },
+    /// A limit of the operating system leaves no room for a block.
+    #[error("`{pool}` needs {bytes} bytes more, but {limit} is {}: {}", Shown(*value), limit.remedy())]
+    Limit {
+        /// The pool's name, or what else needs memory.
+        pool: &'static str,
+        /// Bytes asked for.
+        bytes: usize,
+        /// The limit.
+        limit: Limit,
+        /// Its value, if it could be read.
+        value: Option<u64>,
+    },
+    /// There are not enough huge pages for a block, and the pool requires them.
+    #[error(
+        "pool `{pool}` requires huge pages, but got them for {got} of {bytes} bytes: reserve some with \
+         `sysctl vm.nr_hugepages`, or make the pool with HugePages::Try"
+    )]
+    HugePages {
+        /// The pool's name.
+        pool: &'static str,
+        /// Size of the block in bytes.
+        bytes: usize,
+        /// Bytes that would have been in huge pages.
+        got: usize,
+    },
+    /// A file can't be mapped.
+    #[error("cannot map a file: {step} failed: {source}")]
+    Mapping {
+        /// The call that failed.
+        step: &'static str,
+        /// The answer.
+        source: Arc<std::io::Error>,
+    },
+    /// Some of this memory has joined already.
+    #[error(
+        "some of these {length} bytes have joined already: find them, or drop the earlier `Joined` first"
+    )]
+    Overlaps {
+        /// Length in bytes.
+        length: usize,
+    },
+    /// An address range is not, or not as a whole, in one joined memory.
+    #[error("no joined memory covers all of these {length} bytes: join them, or copy them into a pool")]
+    NotJoined {
+        /// Length in bytes.
+        length: usize,
     },
     /// The operating system refused a block.
     #[error("cannot make a block of {bytes} bytes for pool `{pool}`: {step} failed: {source}")]

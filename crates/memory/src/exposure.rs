@@ -4,10 +4,10 @@ use std::{
     collections::BTreeMap,
     fmt,
     ops::Range,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
 };
 
-use crate::{Block, Buf, MemoryError, allocation::Allocation};
+use crate::{Block, Buf, MemoryError, allocation::Allocation, sync::lock};
 
 /// While it lives, a peer with the read right may read exactly the bytes of one [`Buf`].
 ///
@@ -101,8 +101,4 @@ pub(crate) fn find(block: &Block, offset: u64, length: u64) -> Result<Buf, Memor
     let (allocation, range) = found.ok_or_else(refused)?;
     let allocation = allocation.upgrade().ok_or_else(refused)?;
     Ok(Buf::part_of(allocation, range))
-}
-
-fn lock(table: &Mutex<ExposureTable>) -> std::sync::MutexGuard<'_, ExposureTable> {
-    table.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,23 +3,21 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{
-        Arc, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic},
 };
 
 use crate::{
     Block, BufMut, MemoryError,
     allocation::Allocation,
     copy::{CopyReason, copy_raw},
+    sync::{AtomicU64, Ordering, lock},
 };
 
 /// Names one grant within this process; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GrantId(u64);
 
-static NEXT_GRANT: AtomicU64 = AtomicU64::new(1);
+static NEXT_GRANT: atomic::AtomicU64 = atomic::AtomicU64::new(1);
 
 /// The evidence that no write of the peer can still land in the lent range (DESIGN §4, `Granted`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -64,11 +62,11 @@ impl fmt::Debug for Granted {
 
 impl Granted {
     pub(crate) fn new(allocation: Allocation) -> Self {
-        let id = GrantId(NEXT_GRANT.fetch_add(1, Ordering::Relaxed));
+        let id = GrantId(NEXT_GRANT.fetch_add(1, atomic::Ordering::Relaxed));
         let state = Arc::new(GrantState::default());
         if let Some(block) = allocation.block() {
             let entry = GrantEntry { length: allocation.length(), state: state.clone() };
-            let mut grants = block.grants().lock().unwrap_or_else(PoisonError::into_inner);
+            let mut grants = lock(block.grants());
             grants.entries.insert(allocation.offset(), entry);
         }
         allocation.observe(|observer, span| observer.granted(span, id));
@@ -164,7 +162,7 @@ impl Drop for Granted {
 
 fn forget_grant(allocation: &Allocation) {
     if let Some(block) = allocation.block() {
-        let mut grants = block.grants().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut grants = lock(block.grants());
         grants.entries.remove(&allocation.offset());
     }
 }
@@ -233,7 +231,7 @@ impl RemoteTarget {
         let start = usize::try_from(offset).map_err(|_| refused())?;
         let bytes = usize::try_from(length).map_err(|_| refused())?;
         let end = start.checked_add(bytes).ok_or_else(refused)?;
-        let grants = block.grants().lock().unwrap_or_else(PoisonError::into_inner);
+        let grants = lock(block.grants());
         let (&first, entry) = grants.entries.range(..=start).next_back().ok_or_else(refused)?;
         if end > first + entry.length {
             return Err(refused());

@@ -35,8 +35,16 @@ mod error;
 mod exposure;
 mod foreign;
 mod grant;
+mod huge;
+mod limits;
+mod mapping;
+mod memfd;
 mod observer;
+mod poison;
 mod pool;
+mod retired;
+mod sync;
+mod user;
 
 pub use block::{Block, BlockId};
 pub use buffer::{Buf, BufMut};
@@ -44,8 +52,13 @@ pub use error::MemoryError;
 pub use exposure::Exposure;
 pub use foreign::ForeignMemory;
 pub use grant::{GrantEnd, GrantId, Granted, RemoteAccess, RemoteTarget};
+pub use huge::HugePages;
+pub use limits::Limit;
+pub use mapping::Mapping;
 pub use observer::{BlockVisitor, MemoryObserver, Span, VisitError};
 pub use pool::{Alloc, Pool, PoolConfig, PoolStats};
+pub use retired::Retired;
+pub use user::{Joined, UserMemory};
 
 /// Every buffer starts at a multiple of this many bytes, so that rows of any element type are aligned and no
 /// two buffers share a cache line.

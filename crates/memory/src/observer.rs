@@ -21,6 +21,11 @@ pub trait BlockVisitor: Send + Sync + fmt::Debug {
     /// # Errors
     /// Whatever keeps the device from using the block.
     fn block_added(&self, block: &Block) -> Result<(), VisitError>;
+
+    /// Nobody in this process uses `block` any more: a device lets it go. Called for users' memory
+    /// ([`UserMemory`](crate::UserMemory)) wherever its last buffer is dropped, so it must not wait, nor take a lock
+    /// under which buffers are dropped. Pools keep their blocks.
+    fn block_removed(&self, _block: &Block) {}
 }
 
 /// A visitor's refusal, shared so that it can be cloned into every waiter's error.

@@ -48,6 +48,9 @@ pub enum PeerMisbehaved {
     /// An immediate that is neither a marker nor a request index.
     #[error("the peer used a reserved immediate")]
     ReservedImmediate,
+    /// A key's number that was not agreed or not defined.
+    #[error("the peer named a key by a number that stands for none")]
+    UnknownName,
     /// An immediate that says ASK or ANSWER, of neither's length.
     #[error("the peer sent a flow control record that is neither ASK nor ANSWER")]
     UnknownRecord,

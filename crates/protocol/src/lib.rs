@@ -32,6 +32,7 @@ pub mod key;
 pub mod limits;
 pub mod message;
 pub mod metadata;
+pub mod names;
 #[cfg(feature = "planted-bugs")]
 pub mod planted;
 mod request;

@@ -52,6 +52,9 @@ pub const DEPTH_MAX: u32 = 4096;
 /// Most content writes that one end may have under way.
 pub const CONTENTS_MAX: u32 = 4096;
 
+/// Most keys that have a number per connection and direction. Each may keep a key of the longest.
+pub const NAMES_MAX: u32 = 4096;
+
 /// Most requests that one end may have outstanding at the other.
 pub const REQUESTS_MAX: u32 = 16 << 10;
 

@@ -47,6 +47,7 @@ pub struct WorkerBuilder {
     liveness: Duration,
     parameters: Parameters,
     values_max: usize,
+    sessions_max: usize,
     runtime: Option<Arc<dyn Runtime>>,
     control_runtime: Option<Arc<dyn Runtime>>,
     local_fabrics: Option<Vec<Arc<dyn Fabric>>>,
@@ -90,9 +91,11 @@ impl WorkerBuilder {
                 ring_bytes: 256 << 10,
                 requests_max: 256,
                 contents_max: 64,
+                names_max: 1024,
                 eager_bytes_max: protocol::limits::EAGER_BYTES_MAX,
             },
             values_max: 1 << 20,
+            sessions_max: 1024,
             runtime: None,
             control_runtime: None,
             local_fabrics: None,
@@ -240,6 +243,14 @@ impl WorkerBuilder {
         self
     }
 
+    /// Control sessions, dialled and accepted, that may be open at once; one more is refused. Two workers have one,
+    /// or two when each dialled the other. Default 1024.
+    #[must_use]
+    pub fn sessions_max(mut self, sessions: usize) -> Self {
+        self.sessions_max = sessions;
+        self
+    }
+
     /// The runtime to spawn on. Default: the tokio runtime this is started on.
     #[must_use]
     pub fn runtime(mut self, runtime: Arc<dyn Runtime>) -> Self {
@@ -282,11 +293,16 @@ impl WorkerBuilder {
     ///
     /// # Errors
     /// [`WorkerError::Config`] for a setting that cannot be used, [`WorkerError::Control`] when the address
-    /// cannot be bound, [`WorkerError::Fabric`] when a required fabric cannot be opened.
+    /// cannot be bound, [`WorkerError::Fabric`] when a required fabric cannot be opened, [`WorkerError::Limit`]
+    /// when a limit of the operating system is behind one of these.
     ///
     /// # Cancel safety
     /// Dropping the future gives everything back.
     pub async fn start(self) -> Result<Worker, WorkerError> {
+        self.start_within_limits().await.map_err(WorkerError::or_limit)
+    }
+
+    async fn start_within_limits(self) -> Result<Worker, WorkerError> {
         worker_device(&self.name).map_err(|status| config("name", &self.name, &status.message))?;
         self.parameters
             .check()
@@ -332,7 +348,9 @@ impl WorkerBuilder {
             connect_limit: self.limit.min(Duration::from_secs(10)),
             cluster: self.cluster,
             peers: Mutex::new(Peers::default()),
-            closing: watch::channel(false).0,
+            closing: watch::Sender::new(false),
+            sessions: watch::Sender::new(0),
+            sessions_max: self.sessions_max,
             name: self.name,
         };
         let node = Arc::new(node);

@@ -7,7 +7,7 @@ use std::sync::{
 
 use futures::future::{Either, select};
 use memory::{Buf, BufMut, GrantEnd, Granted};
-use protocol::{Connection, Held, Received, Scope, TransferError, wire::control::Parameters};
+use protocol::{Code, Connection, Held, Received, Scope, Status, TransferError, wire::control::Parameters};
 use verbs_reactor::{Arrival, FabricKind, QueuePair, Runtime};
 
 use crate::{
@@ -75,7 +75,14 @@ impl DataConnection {
         runtime.spawn("arrivals", Box::pin(async move { connection.run(&spawner).await }));
         let held = self.held.clone().post_when_possible(self.queue_pair.clone());
         runtime.spawn("held posts", Box::pin(held));
-        runtime.spawn("owed messages", Box::pin(self.protocol.clone().housekeeping()));
+        runtime.spawn("owed messages", Box::pin(self.clone().send_owed()));
+    }
+
+    /// Sends what is owed until the protocol has failed, be it by itself (no memory for a message): then the queue
+    /// pair is closed, so that the next transfer gets a new connection.
+    async fn send_owed(self: Arc<Self>) {
+        self.protocol.clone().housekeeping().await;
+        self.queue_pair.close().await;
     }
 
     /// Takes arrivals until the connection is over, then gives everything back.
@@ -183,6 +190,13 @@ impl DataConnection {
         let transfer = name.clone();
         match error {
             TransferError::Remote(status) => WorkerError::Remote { transfer, status },
+            TransferError::Local(status) if status.code == Code::ResourceExhausted => {
+                WorkerError::Local { transfer, status }
+            }
+            TransferError::KeyTooLong { .. } => {
+                let status = Status::new(Code::ResourceExhausted, error.to_string());
+                WorkerError::Local { transfer, status }
+            }
             other => self.lost_error(transfer, other.to_string()),
         }
     }

@@ -13,7 +13,7 @@ use crate::{
     control::{ControlError, FrameReceiver},
     data::unless,
     error::{Lost, PeerLoss},
-    node::Node,
+    node::{Node, Served},
     session::{ListPage, Session},
 };
 
@@ -21,7 +21,7 @@ use crate::{
 const PAGE_ENTRIES: usize = 256;
 
 /// How long a goodbye may wait for a peer that reads slowly.
-const FAREWELL: Duration = Duration::from_secs(1);
+pub(crate) const FAREWELL: Duration = Duration::from_secs(1);
 
 impl Node {
     /// Takes sessions that peers open, until the worker is shut down.
@@ -44,6 +44,7 @@ impl Node {
         self: Arc<Self>,
         session: Arc<Session>,
         mut receiver: Box<dyn FrameReceiver>,
+        served: Served,
     ) {
         let frames = unless(session.ended(), self.act_on_frames(&session, &mut *receiver));
         let lost = match unless(self.closing.subscribe(), frames).await {
@@ -58,6 +59,7 @@ impl Node {
         for connection in connections {
             connection.close(&lost).await;
         }
+        drop(served);
     }
 
     async fn act_on_frames(
@@ -92,6 +94,10 @@ impl Node {
     async fn handle(self: &Arc<Self>, session: &Arc<Session>, frame: ControlFrame) -> Result<(), Lost> {
         match frame {
             ControlFrame::Connect(offer) => {
+                if let Err(status) = session.open_for_peer(offer.connection) {
+                    let refused = ControlFrame::Refused { connection: offer.connection, status };
+                    return reply(session, refused).await;
+                }
                 let (node, session) = (self.clone(), session.clone());
                 self.runtime.spawn("accept connection", Box::pin(node.accept_data(session, offer)));
             }
@@ -114,7 +120,15 @@ impl Node {
                 }
             }
             ControlFrame::ListRequest { request, after, with_checksums } => {
-                return reply(session, self.list_page(request, after.as_deref(), with_checksums)).await;
+                let room = session.begin_list()?;
+                let (node, session) = (self.clone(), session.clone());
+                // Checksums of many bytes take a while, and pings are to be answered meanwhile.
+                let listing = async move {
+                    let page = node.list_page(request, after.as_deref(), with_checksums);
+                    let _ = session.send(page).await;
+                    drop(room);
+                };
+                self.runtime.spawn("list", Box::pin(listing));
             }
             ControlFrame::ListResponse { request, entries, more } => {
                 session.give_list(request, ListPage { entries, more });

@@ -13,7 +13,7 @@ use protocol::{
     Code, Status,
     wire::control::{Connect, ControlFrame, ListEntry, RegionRecord},
 };
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use crate::{
     announce::region,
@@ -34,7 +34,7 @@ pub(crate) struct ListPage {
 /// numbers without asking.
 const ACCEPTED: u32 = 1 << 31;
 
-/// Requests for a list that may be unanswered at once on one session.
+/// Requests for a list that may be unanswered at once on one session, in each direction.
 const LISTS_MAX: usize = 64;
 
 /// An authenticated control session.
@@ -48,6 +48,8 @@ pub(crate) struct Session {
     /// Frames that came.
     frames: AtomicU64,
     ended: watch::Sender<bool>,
+    /// Lists that are being made for the peer.
+    lists_served: Arc<Semaphore>,
     state: Mutex<State>,
 }
 
@@ -95,6 +97,7 @@ impl Session {
             dialled,
             frames: AtomicU64::new(0),
             ended: watch::Sender::new(false),
+            lists_served: Arc::new(Semaphore::new(LISTS_MAX)),
             state: Mutex::default(),
         })
     }
@@ -171,16 +174,20 @@ impl Session {
     /// Notes a connection that the peer sets up.
     ///
     /// # Errors
-    /// The number is in use.
+    /// The number is in use, or the peer has as many connections as it may.
     pub(crate) fn open_for_peer(&self, number: u32) -> Result<(), Status> {
         let mut state = self.lock();
         state.forget_ended();
         let ours = (number & ACCEPTED == 0) == self.dialled;
-        if ours || state.connections.contains_key(&number) || state.connections.len() >= CONNECTIONS_MAX {
-            return Err(Status::new(
-                Code::InvalidArgument,
-                format!("connection number {number} cannot be used"),
-            ));
+        if ours || state.connections.contains_key(&number) {
+            let message =
+                format!("connection number {number} cannot be used: it is taken, or this end's to give");
+            return Err(Status::new(Code::InvalidArgument, message));
+        }
+        if state.connections.len() >= CONNECTIONS_MAX {
+            let message =
+                format!("{CONNECTIONS_MAX} data connections of this session are open: end some first");
+            return Err(Status::new(Code::ResourceExhausted, message));
         }
         state.connections.insert(number, Entry::Opening(Vec::new()));
         Ok(())
@@ -264,6 +271,14 @@ impl Session {
         Ok((number, page))
     }
 
+    /// Room to make one list for the peer, which asks for no more than a peer may.
+    pub(crate) fn begin_list(&self) -> Result<OwnedSemaphorePermit, Lost> {
+        let room = self.lists_served.clone().try_acquire_owned();
+        room.map_err(|_| {
+            Lost::misbehaved(format!("the peer has more than {LISTS_MAX} list requests unanswered"))
+        })
+    }
+
     /// A page of the peer's list.
     pub(crate) fn give_list(&self, request: u32, page: ListPage) {
         if let Some(waiting) = self.lock().lists.remove(&request) {
@@ -304,4 +319,4 @@ impl Session {
 }
 
 /// Data connections that one session may have at once.
-const CONNECTIONS_MAX: usize = 64;
+const CONNECTIONS_MAX: usize = 16;

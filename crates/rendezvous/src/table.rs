@@ -12,10 +12,11 @@ use std::{
 };
 
 use protocol::{Code, Status, StepId};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{oneshot, watch};
 
 use crate::{
     Tensor,
+    data::unless,
     sharded::{FixedHasher, ShardedMap, sharded_map},
 };
 
@@ -50,8 +51,41 @@ struct Tombstones {
 #[derive(Debug)]
 pub(crate) struct Step {
     inner: Mutex<StepInner>,
+    /// Turns true with the abort.
+    ended: watch::Sender<bool>,
     waiting_values: Arc<AtomicUsize>,
-    ended: Notify,
+}
+
+/// A step for the time of a receive from another worker, which leaves no trace in the table.
+#[derive(Debug)]
+pub(crate) struct Watched<'table> {
+    table: &'table StepTable,
+    id: StepId,
+    step: Option<Arc<Step>>,
+}
+
+impl Watched<'_> {
+    /// What `receive` gives, unless the step ends first: then why.
+    pub(crate) async fn or_aborted<T>(
+        &self,
+        receive: Pin<&mut impl Future<Output = T>>,
+    ) -> Result<T, Status> {
+        let Some(step) = &self.step else { return Ok(receive.await) };
+        let received = unless(step.ended.subscribe(), receive).await;
+        received.ok_or_else(|| step.lock().aborted.clone().unwrap_or_else(dropped))
+    }
+}
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        self.step = None;
+        let unused = |step: &Arc<Step>| Arc::strong_count(step) == 1 && step.lock().is_unused();
+        self.table.steps.remove_if(&self.id, |_, step| unused(step));
+    }
+}
+
+fn dropped() -> Status {
+    Status::new(Code::Aborted, "the step was dropped")
 }
 
 #[derive(Debug, Default)]
@@ -90,17 +124,9 @@ impl StepTable {
         }
         let make = || {
             let waiting_values = self.waiting_values.clone();
-            Arc::new(Step { inner: Mutex::default(), waiting_values, ended: Notify::new() })
+            Arc::new(Step { inner: Mutex::default(), ended: watch::Sender::new(false), waiting_values })
         };
         Ok(self.steps.entry(id).or_insert_with(make).clone())
-    }
-
-    /// Gives a step back that was asked for to [wait](Step::ended) for its end. One that nobody else uses, and that
-    /// holds nothing, is not kept.
-    pub(crate) fn release(&self, id: StepId, step: &Arc<Step>) {
-        self.steps.remove_if(&id, |_, known| {
-            Arc::ptr_eq(known, step) && Arc::strong_count(known) == 2 && known.is_unused()
-        });
     }
 
     /// Drops the values of a step whose keys `is_meant`.
@@ -109,6 +135,14 @@ impl StepTable {
         let dropped = step.map(|step| step.drop_values(is_meant));
         // Outside the locks: the last drop of a value gives memory back, which may wake.
         drop(dropped);
+    }
+
+    /// The step, for a receive from another worker.
+    pub(crate) fn watch(&self, id: StepId) -> Result<Watched<'_>, Status> {
+        let step = self.step(id)?;
+        let aborted = step.lock().aborted.clone();
+        let watched = Watched { table: self, id, step: Some(step) };
+        aborted.map_or(Ok(watched), Err)
     }
 
     /// Hands `tensor` to the oldest receiver of `key`, or queues it.
@@ -218,31 +252,13 @@ impl Step {
             inner.aborted = Some(status.clone());
             std::mem::take(&mut inner.queues)
         };
-        self.ended.notify_waiters();
+        self.ended.send_replace(true);
         for (_, queue) in queues {
             self.waiting_values.fetch_sub(queue.values.len(), Ordering::Relaxed);
             for receiver in queue.receivers {
                 let _ = receiver.send(Err(status.clone()));
             }
         }
-    }
-
-    /// The status that the step was ended with, once it is.
-    pub(crate) async fn ended(&self) -> Status {
-        loop {
-            let mut ended = std::pin::pin!(self.ended.notified());
-            ended.as_mut().enable();
-            let aborted = self.lock().aborted.clone();
-            if let Some(status) = aborted {
-                return status;
-            }
-            ended.await;
-        }
-    }
-
-    fn is_unused(&self) -> bool {
-        let inner = self.lock();
-        inner.aborted.is_none() && inner.queues.is_empty()
     }
 
     fn drop_values(&self, is_meant: impl Fn(&str) -> bool) -> Vec<(u64, Tensor)> {
@@ -262,6 +278,10 @@ impl Step {
 }
 
 impl StepInner {
+    fn is_unused(&self) -> bool {
+        self.aborted.is_none() && self.queues.is_empty()
+    }
+
     fn pop(&mut self, key: &str) -> Option<(u64, Tensor)> {
         let value = self.queues.get_mut(key)?.values.pop_front()?;
         self.forget_if_empty(key);
@@ -289,14 +309,13 @@ impl Future for Take {
     type Output = Result<TakenValue, Status>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let gone = || Status::new(Code::Aborted, "the step was dropped");
-        let Some(receiver) = &mut self.receiver else { return Poll::Ready(Err(gone())) };
+        let Some(receiver) = &mut self.receiver else { return Poll::Ready(Err(dropped())) };
         let Poll::Ready(answer) = Pin::new(receiver).poll(context) else { return Poll::Pending };
         self.receiver = None;
         let (sequence, tensor) = match answer {
             Ok(Ok(value)) => value,
             Ok(Err(status)) => return Poll::Ready(Err(status)),
-            Err(_) => return Poll::Ready(Err(gone())),
+            Err(_) => return Poll::Ready(Err(dropped())),
         };
         Poll::Ready(Ok(TakenValue { tensor, step: self.step.clone(), key: self.key.clone(), sequence }))
     }

@@ -1,9 +1,13 @@
 //! A worker: one process of a cluster.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
+};
 
-use futures::future::{Either, select, try_join_all};
-use memory::{Pool, PoolStats};
+use futures::future::try_join_all;
+use memory::{Pool, PoolStats, UserMemory};
 use protocol::{Code, Counters, DeviceName, Held, Key, Scope, Status, StepId};
 use verbs_reactor::{FabricKind, QueuePairStats, timeout};
 
@@ -13,9 +17,12 @@ use crate::{
     error::{Lost, PeerLoss, TransferName},
     fabric_channel::FabricChannel,
     node::Node,
-    table::{SendRefused, StepTable, TakenValue},
+    table::{SendRefused, TakenValue},
     values::worker_device,
 };
+
+/// How long a shutdown waits for the sessions' goodbyes.
+const SHUTDOWN: Duration = Duration::from_secs(2);
 
 /// A worker. Cheap to clone; the last clone's drop begins the shutdown without waiting for it.
 #[derive(Debug, Clone)]
@@ -82,6 +89,13 @@ impl Worker {
         &self.node.pools.source
     }
 
+    /// The user's own memory, to publish and send from where it lies: join it, then
+    /// [`Tensor::shared`](crate::Tensor::shared). A peer that uses shared memory gets a copy, which is made in
+    /// [`pool`](Self::pool) each time.
+    pub fn user_memory(&self) -> &UserMemory {
+        &self.node.pools.user
+    }
+
     /// What the memory for received values holds.
     pub fn receive_memory(&self) -> PoolStats {
         self.node.pools.receive.stats()
@@ -116,7 +130,8 @@ impl Worker {
     /// The peer that listens on `address` (`host:port`). Asks it for its name unless that is known already.
     ///
     /// # Errors
-    /// [`WorkerError::Control`] when it cannot be reached or does not share the secret.
+    /// [`WorkerError::Control`] when it cannot be reached or does not share the secret, [`WorkerError::Limit`]
+    /// when this process may open no more files.
     ///
     /// # Cancel safety
     /// Cancel-safe.
@@ -124,7 +139,7 @@ impl Worker {
         if let Some(peer) = self.node.peer_by_address(address) {
             return Ok(peer);
         }
-        Ok(self.node.dial(address).await?.1)
+        Ok(self.node.dial(address).await.map_err(WorkerError::or_limit)?.1)
     }
 
     /// What `peer` has published, sorted by name.
@@ -180,7 +195,7 @@ impl Worker {
         }
         let transfer = TransferName { peer: peer.name().to_owned(), key: name.to_owned(), step: None };
         let fetched = async { peer.connected(&self.node).await?.receive(Scope::Published, &transfer).await };
-        self.within(limit, format!("fetching {transfer}"), fetched).await
+        self.within(limit, || format!("fetching {transfer}"), pin!(fetched)).await
     }
 
     /// The tensors that `peer` has published under `names`, in their order. All are asked for at once.
@@ -247,6 +262,8 @@ impl Worker {
     pub async fn shutdown(&self) {
         self.node.closing.send_replace(true);
         self.node.values.steps.abort_all(&Status::new(Code::Aborted, "Shutdown"));
+        // Each session says goodbye and closes its connections; one whose peer does not listen is not waited for.
+        let _ = timeout(&*self.node.runtime, SHUTDOWN, self.node.sessions_over()).await;
         for peer in self.node.all_peers() {
             if let Some(connection) = peer.connection() {
                 connection.close(&Lost::shut_down_here()).await;
@@ -290,20 +307,22 @@ impl Worker {
                 }
             }
         };
-        self.within(self.node.limit, format!("listing what {} has published", peer.name()), pages).await
+        let what = || format!("listing what {} has published", peer.name());
+        self.within(self.node.limit, what, pin!(pages)).await
     }
 
+    /// Takes the operation pinned: a future that is handed on by value is kept at every stage.
     async fn within<T>(
         &self,
         limit: Duration,
-        what: String,
-        operation: impl Future<Output = Result<T, WorkerError>>,
+        what: impl Fn() -> String,
+        operation: Pin<&mut (impl Future<Output = Result<T, WorkerError>> + ?Sized)>,
     ) -> Result<T, WorkerError> {
         if self.node.is_closing() {
             return Err(WorkerError::ShutDown);
         }
         let ended = timeout(&*self.node.runtime, limit, operation).await;
-        ended.unwrap_or(Err(WorkerError::DeadlineExceeded { what, limit }))
+        ended.unwrap_or_else(|_| Err(WorkerError::DeadlineExceeded { what: what(), limit }))
     }
 }
 
@@ -393,8 +412,9 @@ impl Step {
     /// # Cancel safety
     /// As [`recv`](Self::recv).
     pub async fn recv_timeout(&self, key: &Key, limit: Duration) -> Result<Tensor, WorkerError> {
-        let what = format!("receiving `{key}` of step {}", self.id.0);
-        self.worker.within(limit, what, self.receive(key)).await
+        let what = || format!("receiving `{key}` of step {}", self.id.0);
+        let received = pin!(self.receive(key));
+        self.worker.within(limit, what, received).await
     }
 
     /// The next value under each of `keys`, in their order. All are asked for at once; they may come from different
@@ -407,8 +427,8 @@ impl Step {
     /// # Cancel safety
     /// As [`recv`](Self::recv): a value that has come for one of the keys is not lost when the future is dropped.
     pub async fn recv_many(&self, keys: &[Key]) -> Result<Vec<Tensor>, WorkerError> {
-        let what = format!("receiving {} keys of step {}", keys.len(), self.id.0);
-        let held = async {
+        let what = || format!("receiving {} keys of step {}", keys.len(), self.id.0);
+        let held = pin!(async {
             // First, because those who wait for a connection go on in no order.
             for source in keys.iter().filter_map(|key| key.source_device().worker()) {
                 if source != self.worker.name() {
@@ -416,12 +436,14 @@ impl Step {
                 }
             }
             try_join_all(keys.iter().map(|key| self.receive_held(key))).await
-        };
+        });
         let held = self.worker.within(self.worker.node.limit, what, held).await?;
         held.into_iter().map(HeldTensor::into_tensor).collect()
     }
 
-    /// Ends the step here with `status`: pending and later receives and sends fail with it.
+    /// Ends the step here with `status`: pending and later receives and sends fail with it. Receives of this step
+    /// that peers have posted here get it as the sender's answer; those posted from here are given up, and their
+    /// senders told.
     pub fn abort(&self, status: &Status) {
         if let Ok(step) = self.worker.node.values.steps.step(self.id) {
             step.abort(status);
@@ -439,14 +461,9 @@ impl Step {
             let taken = step.take(&key.table_key()).await.map_err(|status| self.aborted(status))?;
             return Ok(HeldTensor::Own(Some(taken)));
         }
-        let steps = &self.worker.node.values.steps;
-        let step = steps.step(self.id).map_err(|status| self.aborted(status))?;
-        let _release = Releases { steps, id: self.id, step: &step };
-        let ended = std::pin::pin!(step.ended());
-        match select(ended, std::pin::pin!(self.receive_from_peer(key))).await {
-            Either::Left((status, _)) => Err(self.aborted(status)),
-            Either::Right((received, _)) => received.map(HeldTensor::Peers),
-        }
+        let here = self.worker.node.values.steps.watch(self.id).map_err(|status| self.aborted(status))?;
+        let received = here.or_aborted(pin!(self.receive_from_peer(key))).await;
+        received.map_err(|status| self.aborted(status))?.map(HeldTensor::Peers)
     }
 
     async fn receive_from_peer(&self, key: &Key) -> Result<Held<FabricChannel>, WorkerError> {
@@ -499,18 +516,5 @@ impl Drop for HeldTensor {
         {
             taken.put_back();
         }
-    }
-}
-
-/// Gives a step back that was looked up for one receive.
-struct Releases<'receive> {
-    steps: &'receive StepTable,
-    id: StepId,
-    step: &'receive Arc<crate::table::Step>,
-}
-
-impl Drop for Releases<'_> {
-    fn drop(&mut self) {
-        self.steps.release(self.id, self.step);
     }
 }

@@ -4,7 +4,7 @@
 
 use std::{future::Future, time::Duration};
 
-use protocol::{Code, DataType};
+use protocol::{Code, DataType, Status};
 use rendezvous::{Tensor, Worker, WorkerError};
 use verbs_reactor::{FabricKind, Runtime, TokioRuntime};
 
@@ -40,6 +40,25 @@ fn pattern(worker: &Worker, bytes: usize, seed: u8) -> Tensor {
         *byte = seed.wrapping_add((index % 251) as u8);
     }
     Tensor::new(buffer, DataType::U8, &[bytes as u64]).unwrap()
+}
+
+#[test]
+fn a_name_above_the_limit_is_refused_here_and_the_connection_stays() {
+    on_each_fabric(|kind| async move {
+        let (server, client) = pair(kind).await;
+        let peer = client.peer_at(server.address()).await.unwrap();
+        server.publish("w", pattern(&server, 8, 1)).unwrap();
+        client.fetch(&peer, "w").await.unwrap();
+        match client.fetch(&peer, &"w".repeat(1025)).await {
+            Err(WorkerError::Local { status, .. }) => {
+                assert_eq!(status.code, Code::ResourceExhausted);
+                assert!(status.message.contains("1025") && status.message.contains("1024"), "{status}");
+            }
+            other => panic!("{other:?}"),
+        }
+        client.fetch(&peer, "w").await.unwrap();
+        end(server, client).await;
+    });
 }
 
 #[test]
@@ -226,6 +245,87 @@ fn the_second_fetch_needs_no_metadata() {
         client.fetch(&peer, "t").await.unwrap();
         assert_eq!((first, client.peers()[0].counters.received.meta_data_response), (1, 1));
         end(server, client).await;
+    });
+}
+
+#[test]
+fn d_ends_that_dial_each_other_use_one_connection() {
+    on_each_fabric(|kind| async move {
+        for _ in 0..10 {
+            let (server, client) = pair(kind).await;
+            server.publish("x", pattern(&server, 1000, 1)).unwrap();
+            client.publish("x", pattern(&client, 1000, 2)).unwrap();
+            let (of_server, of_client) =
+                futures::join!(client.peer_at(server.address()), server.peer_at(client.address()));
+            let (of_server, of_client) = (of_server.unwrap(), of_client.unwrap());
+            let (down, up) = futures::join!(client.fetch(&of_server, "x"), server.fetch(&of_client, "x"));
+            assert!(down.unwrap().bytes()[0] == 1 && up.unwrap().bytes()[0] == 2);
+            // What one end sent is what the other received: both count the same connection.
+            let (here, there) = (client.peers().remove(0), server.peers().remove(0));
+            assert_eq!((here.transport, there.transport), (Some(kind), Some(kind)));
+            let requests = (here.counters.sent.tensor_request, here.counters.received.tensor_request);
+            assert_eq!(requests, (1, 1), "over {kind}");
+            assert_eq!((there.counters.received.tensor_request, there.counters.sent.tensor_request), (1, 1));
+            assert!(here.fabric.arrivals > 0 && there.fabric.arrivals > 0);
+            end(server, client).await;
+        }
+    });
+}
+
+/// Posts a receive from both ends, ends the step at one of them, and gives what the receives got.
+async fn ended_step(kind: FabricKind, end_it: impl Fn(&Worker)) -> (WorkerError, WorkerError) {
+    let (server, client) = pair(kind).await;
+    client.peer_at(server.address()).await.unwrap();
+    while server.peers().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let down = client.key(SERVER_CPU, CLIENT_CPU, "down").unwrap();
+    let up = client.key(CLIENT_CPU, SERVER_CPU, "up").unwrap();
+    let (here, there) = (client.step(9), server.step(9));
+    let begun = async {
+        let requests =
+            |worker: &Worker| worker.peers().first().map_or(0, |peer| peer.counters.received.tensor_request);
+        while requests(&server) == 0 || requests(&client) == 0 {
+            tokio::task::yield_now().await;
+        }
+        end_it(&client);
+    };
+    let (down, up, ()) = futures::join!(here.recv(&down), there.recv(&up), begun);
+    // Another step is not concerned.
+    let other = client.key(SERVER_CPU, CLIENT_CPU, "other").unwrap();
+    server.step(10).send(&other, pattern(&server, 10, 1)).unwrap();
+    client.step(10).recv(&other).await.unwrap();
+    end(server, client).await;
+    (down.unwrap_err(), up.unwrap_err())
+}
+
+#[test]
+fn an_aborted_step_ends_its_receives_at_both_ends() {
+    on_each_fabric(|kind| async move {
+        let abort = |client: &Worker| client.step(9).abort(&Status::new(Code::Cancelled, "no longer wanted"));
+        let (own, peers) = ended_step(kind, abort).await;
+        assert!(
+            matches!(&own, WorkerError::Aborted { step: 9, status } if status.code == Code::Cancelled),
+            "{own}"
+        );
+        let answered =
+            matches!(&peers, WorkerError::Remote { status, .. } if status.message == "no longer wanted");
+        assert!(answered, "{peers}");
+    });
+}
+
+#[test]
+fn a_cleaned_up_step_ends_its_receives_at_both_ends() {
+    on_each_fabric(|kind| async move {
+        let (own, peers) = ended_step(kind, |client| client.cleanup(9)).await;
+        assert!(
+            matches!(&own, WorkerError::Aborted { step: 9, status } if status.code == Code::Aborted),
+            "{own}"
+        );
+        assert!(
+            matches!(&peers, WorkerError::Remote { status, .. } if status.code == Code::Aborted),
+            "{peers}"
+        );
     });
 }
 

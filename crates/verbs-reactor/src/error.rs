@@ -44,6 +44,12 @@ pub enum PeerViolation {
     /// The range is registered but not granted now.
     #[error("access to memory that is not granted")]
     NotGranted,
+    /// The range is registered but not exposed to reads now.
+    #[error("read of memory that is not exposed")]
+    NotExposed,
+    /// More reads at once than a target answers.
+    #[error("more one-sided reads at once than are answered")]
+    TooManyReads,
     /// More immediates than receives.
     #[error("an immediate came although no receive was posted")]
     ReceiverNotReady,
@@ -138,6 +144,17 @@ pub enum FabricError {
         local: u64,
         /// Bytes of the remote range.
         remote: u64,
+    },
+    /// Two segments of a vectored write name the same byte of the peer.
+    #[error(
+        "two segments of one vectored write overlap in region {region:?} at offset {offset}, and the order in \
+         which they land is open: name each byte once"
+    )]
+    OverlappingSegments {
+        /// The region.
+        region: RegionId,
+        /// Where the second one starts.
+        offset: u64,
     },
     /// The peer's process holds as many of our loans as it may: send a copy instead.
     #[error("the peer holds {open} of at most {cap} views of this process's memory: send a copy")]

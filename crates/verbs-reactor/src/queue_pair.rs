@@ -7,14 +7,16 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll, Waker},
+    task::{Context, Poll},
 };
 
-use memory::Buf;
+use memory::{Buf, BufMut};
 
 use crate::{
     Arrival, Capabilities, FabricError, FabricKind, Immediate, Link, QueuePairConfig, QueuePairCore,
-    QueuePairStats, RegionId, RemoteRange, RemoteRegion, Segment, SlotKey, WorkRequest, slot::Reserve,
+    QueuePairStats, ReadDestination, ReadOperation, RegionId, RemoteRange, RemoteRegion, Segment, SlotKey,
+    WorkRequest,
+    slot::{Place, Reserve},
 };
 
 /// A connected queue pair. Cheap to clone; all clones are one connection.
@@ -42,14 +44,16 @@ impl Shared {
 }
 
 impl Shared {
-    /// Reserves a slot for `request` if the fabric can do it at all.
-    fn reserve(&self, request: &WorkRequest, waiter: Option<&Waker>) -> Reserve {
+    /// Whether `request` can be posted at all, and how many work requests it takes.
+    fn check(&self, request: &WorkRequest) -> Result<u64, FabricError> {
         let capabilities = self.core.capabilities();
         if !capabilities.allow(request) {
-            return Reserve::Failed(request.unsupported(self.core.kind()));
+            return Err(request.unsupported(self.core.kind()));
         }
-        let weight = request.weight(capabilities.piece_bytes_max);
-        self.core.slots().reserve(request, weight, waiter)
+        if let WorkRequest::WriteVectored { segments, .. } = request {
+            self.core.remote_regions().aim_all(segments)?;
+        }
+        Ok(request.weight(capabilities.piece_bytes_max))
     }
 }
 
@@ -85,8 +89,10 @@ impl QueuePair {
         self.shared.core.failure()
     }
 
-    /// Writes `local` to `remote` without telling the peer. Posted at once, in the order of calls, when a slot
-    /// is free; else when the future is polled and finds one.
+    /// Writes `local` to `remote` without telling the peer. Posted at once, in the order of calls, when there is
+    /// room in the send queue and nobody waits for it. Else the operation waits from its first poll on, and room
+    /// is given in the order in which operations began to wait: one that waits and is polled no more holds up
+    /// those behind it until it is dropped.
     ///
     /// # Errors
     /// Every [`FabricError`]; the local bytes may be reused in any case.
@@ -139,6 +145,24 @@ impl QueuePair {
         self.start(WorkRequest::Lend { local, immediate })
     }
 
+    /// Reads `remote`, which the peer has [exposed](memory::Buf::expose) in a region with
+    /// [`Access::remote_read`](crate::Access::remote_read), into `into`, and gives it back. The peer is not told.
+    ///
+    /// The read sees at least what the peer's memory held when it asked; nothing is promised about writes that are
+    /// posted after it and before its end.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write); [`FabricError::Unsupported`] where [`Capabilities::read`] is false. After an error
+    /// `into` is back in its pool.
+    ///
+    /// # Cancel safety
+    /// As [`write`](Self::write): a posted read keeps its destination until it is over.
+    pub fn read(&self, remote: RemoteRange, into: BufMut) -> ReadOperation {
+        let into = ReadDestination::new(into);
+        let operation = self.start(WorkRequest::Read { remote, into: into.clone() });
+        ReadOperation::new(operation, into, self.kind())
+    }
+
     /// What the fabric can do.
     pub fn capabilities(&self) -> Capabilities {
         self.shared.core.capabilities()
@@ -160,7 +184,8 @@ impl QueuePair {
     /// # Errors
     /// [`FabricError::SendQueueFull`], or the queue pair's failure.
     pub fn post_now(&self, request: &WorkRequest) -> Result<Operation, FabricError> {
-        match self.shared.reserve(request, None) {
+        let weight = self.shared.check(request)?;
+        match self.shared.core.slots().reserve(request, weight) {
             Reserve::Reserved(key) => {
                 self.shared.link.submit(key, request);
                 Ok(self.operation(State::Posted(key)))
@@ -220,12 +245,16 @@ impl QueuePair {
     }
 
     fn start(&self, request: WorkRequest) -> Operation {
-        match self.shared.reserve(&request, None) {
+        let weight = match self.shared.check(&request) {
+            Ok(weight) => weight,
+            Err(error) => return self.operation(State::Failed(error)),
+        };
+        match self.shared.core.slots().reserve(&request, weight) {
             Reserve::Reserved(key) => {
                 self.shared.link.submit(key, &request);
                 self.operation(State::Posted(key))
             }
-            Reserve::Full => self.operation(State::Waiting(Some(request))),
+            Reserve::Full => self.operation(State::Waiting { request, weight, place: Place::default() }),
             Reserve::Failed(failure) => self.operation(State::Failed(failure)),
         }
     }
@@ -247,8 +276,8 @@ pub struct Operation {
 
 #[derive(Debug)]
 enum State {
-    /// No slot was free.
-    Waiting(Option<WorkRequest>),
+    /// No slot was free, or others waited for one.
+    Waiting { request: WorkRequest, weight: u64, place: Place },
     /// The slot owns the buffers.
     Posted(SlotKey),
     /// The queue pair had failed already.
@@ -260,17 +289,14 @@ enum State {
 impl Operation {
     /// Posts a waiting request if a slot is free now.
     fn try_post(&mut self, context: &Context<'_>) -> Poll<()> {
-        let State::Waiting(request) = &mut self.state else { return Poll::Ready(()) };
-        let Some(waiting) = request.take() else { return Poll::Ready(()) };
-        self.state = match self.shared.reserve(&waiting, Some(context.waker())) {
+        let State::Waiting { request, weight, place } = &mut self.state else { return Poll::Ready(()) };
+        let slots = self.shared.core.slots();
+        self.state = match slots.reserve_or_wait(request, *weight, place, context.waker()) {
             Reserve::Reserved(key) => {
-                self.shared.link.submit(key, &waiting);
+                self.shared.link.submit(key, request);
                 State::Posted(key)
             }
-            Reserve::Full => {
-                *request = Some(waiting);
-                return Poll::Pending;
-            }
+            Reserve::Full => return Poll::Pending,
             Reserve::Failed(failure) => State::Failed(failure),
         };
         Poll::Ready(())
@@ -291,7 +317,7 @@ impl Future for Operation {
                 Poll::Pending => return Poll::Pending,
             },
             State::Failed(failure) => Err(failure.clone()),
-            State::Waiting(_) | State::Finished => Err(FabricError::Closed),
+            State::Waiting { .. } | State::Finished => Err(FabricError::Closed),
         };
         self.state = State::Finished;
         Poll::Ready(result)
@@ -300,8 +326,11 @@ impl Future for Operation {
 
 impl Drop for Operation {
     fn drop(&mut self) {
-        if let State::Posted(key) = self.state {
-            self.shared.core.slots().ignore(key);
+        let slots = self.shared.core.slots();
+        match &mut self.state {
+            State::Posted(key) => slots.ignore(*key),
+            State::Waiting { place, .. } => slots.leave(place),
+            State::Failed(_) | State::Finished => {}
         }
     }
 }

@@ -1,12 +1,16 @@
 //! Slots: where an operation lives from post to completion.
 
 use std::{
+    collections::BTreeMap,
     mem,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::PoisonError,
     task::{Context, Poll, Waker},
 };
 
-use crate::{FabricError, WorkRequest};
+use crate::{
+    FabricError, WorkRequest,
+    sync::{Mutex, MutexGuard},
+};
 
 /// Names one use of one slot. Travels with a completion (as `wr_id` on verbs); a key whose use is over is
 /// recognised by its generation and ignored.
@@ -57,12 +61,41 @@ struct Inner {
     outstanding: u32,
     /// Sum of the weights of slots in use.
     weight: u32,
-    /// Futures that wait for a free slot.
-    waiting: Vec<Waker>,
+    /// Operations that wait for room, by their place: only the first may take it, so that a heavy one is not
+    /// passed by light ones for ever.
+    waiting: BTreeMap<u64, Waiter>,
+    /// The next place in that queue.
+    next_place: u64,
+    /// Those who wait until an operation could be posted without waiting, and queue for nothing.
+    onlookers: Vec<Waker>,
     /// Set once: nothing can be posted any more.
     failure: Option<FabricError>,
     /// Everyone who waits for `outstanding` to reach zero.
     idle: Vec<Waker>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    weight: u32,
+    waker: Waker,
+}
+
+/// An operation's place among those that wait for room. Must be [given back](SlotTable::leave) if the operation
+/// is dropped while it waits.
+#[derive(Debug, Default)]
+pub(crate) struct Place(Option<u64>);
+
+/// Whom to wake once the lock is released.
+#[derive(Debug, Default)]
+struct Wakes {
+    first: Option<Waker>,
+    onlookers: Vec<Waker>,
+}
+
+impl Wakes {
+    fn wake(self) {
+        self.first.into_iter().chain(self.onlookers).for_each(Waker::wake);
+    }
 }
 
 /// A fixed number of slots: a home for the buffers of operations under way, and the bound on the work requests
@@ -112,7 +145,30 @@ impl SlotTable {
         }
     }
 
-    pub(crate) fn reserve(&self, request: &WorkRequest, weight: u64, waiter: Option<&Waker>) -> Reserve {
+    /// Takes a slot for an operation of `weight` work requests, if there is room and nobody waits for it.
+    pub(crate) fn reserve(&self, request: &WorkRequest, weight: u64) -> Reserve {
+        self.reserve_in_turn(request, weight, None)
+    }
+
+    /// As [`reserve`](Self::reserve), in turn: room goes to operations in the order in which they began to wait.
+    /// While the answer is [`Reserve::Full`], `place` is a place in that queue, and `waker` is woken when it is
+    /// worth asking again.
+    pub(crate) fn reserve_or_wait(
+        &self,
+        request: &WorkRequest,
+        weight: u64,
+        place: &mut Place,
+        waker: &Waker,
+    ) -> Reserve {
+        self.reserve_in_turn(request, weight, Some((place, waker)))
+    }
+
+    fn reserve_in_turn(
+        &self,
+        request: &WorkRequest,
+        weight: u64,
+        mut queued: Option<(&mut Place, &Waker)>,
+    ) -> Reserve {
         let Some(weight) = u32::try_from(weight).ok().filter(|&weight| weight <= self.depth) else {
             return Reserve::Failed(FabricError::TooManyPieces { pieces: weight, depth: self.depth });
         };
@@ -120,10 +176,12 @@ impl SlotTable {
         if let Some(failure) = &inner.failure {
             return Reserve::Failed(failure.clone());
         }
-        let room = self.depth - inner.weight >= weight;
+        let place = queued.as_ref().and_then(|(place, _)| place.0);
+        let in_turn = inner.waiting.first_key_value().is_none_or(|(&first, _)| Some(first) == place);
+        let room = in_turn && self.depth - inner.weight >= weight;
         let Some(index) = inner.free.pop_if(|_| room) else {
-            if let Some(waker) = waiter {
-                remember(&mut inner.waiting, waker);
+            if let Some((place, waker)) = &mut queued {
+                inner.wait(place, weight, waker);
             }
             return Reserve::Full;
         };
@@ -132,7 +190,26 @@ impl SlotTable {
         let slot = &mut inner.slots[index as usize];
         slot.weight = weight;
         slot.state = State::Posted { request: request.clone(), waker: None };
-        Reserve::Reserved(SlotKey { index, generation: slot.generation })
+        let key = SlotKey { index, generation: slot.generation };
+        let left =
+            queued.and_then(|(place, _)| place.0.take()).and_then(|place| inner.waiting.remove(&place));
+        // The next in the queue may fit beside this one.
+        let wakes = inner.wakes(self.depth);
+        drop(inner);
+        drop(left);
+        wakes.wake();
+        Reserve::Reserved(key)
+    }
+
+    /// An operation that waited was dropped: its place goes to the next.
+    pub(crate) fn leave(&self, place: &mut Place) {
+        let Some(place) = place.0.take() else { return };
+        let mut inner = self.lock();
+        let left = inner.waiting.remove(&place);
+        let wakes = inner.wakes(self.depth);
+        drop(inner);
+        drop(left);
+        wakes.wake();
     }
 
     /// Ends one operation. An unknown or outdated key is ignored and gives `false`: a late or doubled
@@ -159,11 +236,12 @@ impl SlotTable {
         };
         inner.outstanding -= 1;
         let idle = if inner.outstanding == 0 { mem::take(&mut inner.idle) } else { Vec::new() };
-        let room = if inner.free.is_empty() { Vec::new() } else { mem::take(&mut inner.waiting) };
+        let wakes = inner.wakes(self.depth);
         drop(inner);
         // Buffers go back to their pool, and wakers run, outside the lock.
         drop(request);
-        waker.into_iter().chain(idle).chain(room).for_each(Waker::wake);
+        waker.into_iter().chain(idle).for_each(Waker::wake);
+        wakes.wake();
         true
     }
 
@@ -179,19 +257,19 @@ impl SlotTable {
         for key in keys {
             self.complete(key, Err(failure.clone()));
         }
-        let waiting = mem::take(&mut self.lock().waiting);
-        waiting.into_iter().for_each(Waker::wake);
+        self.refuse(failure);
     }
 
     /// Refuses new operations with `failure` and lets those under way end by themselves (a fabric whose device
     /// still holds the buffers). The first failure stays.
     pub fn refuse(&self, failure: &FabricError) {
-        let waiting = {
+        let (waiting, onlookers) = {
             let mut inner = self.lock();
             inner.failure.get_or_insert_with(|| failure.clone());
-            mem::take(&mut inner.waiting)
+            (mem::take(&mut inner.waiting), mem::take(&mut inner.onlookers))
         };
-        waiting.into_iter().for_each(Waker::wake);
+        let waiting = waiting.into_values().map(|waiter| waiter.waker);
+        waiting.chain(onlookers).for_each(Waker::wake);
     }
 
     pub(crate) fn poll_done(&self, key: SlotKey, context: &Context<'_>) -> Poll<Result<(), FabricError>> {
@@ -211,9 +289,9 @@ impl SlotTable {
             return Poll::Ready(Err(FabricError::Closed));
         };
         inner.release(key.index);
-        let room = mem::take(&mut inner.waiting);
+        let wakes = inner.wakes(self.depth);
         drop(inner);
-        room.into_iter().for_each(Waker::wake);
+        wakes.wake();
         Poll::Ready(result)
     }
 
@@ -224,26 +302,26 @@ impl SlotTable {
         else {
             return;
         };
-        let mut room = Vec::new();
+        let mut wakes = Wakes::default();
         match mem::replace(&mut slot.state, State::Free) {
             State::Posted { request, .. } => slot.state = State::Ignored { request },
             State::Done(_) => {
                 inner.release(key.index);
-                room = mem::take(&mut inner.waiting);
+                wakes = inner.wakes(self.depth);
             }
             other => slot.state = other,
         }
         drop(inner);
-        room.into_iter().for_each(Waker::wake);
+        wakes.wake();
     }
 
-    /// Ready when a slot is free, or never will be because the queue pair has failed.
+    /// Ready when a slot is free and nobody waits for it, or never will be because the queue pair has failed.
     pub(crate) fn poll_room(&self, context: &Context<'_>) -> Poll<()> {
         let mut inner = self.lock();
-        if inner.failure.is_some() || !inner.free.is_empty() {
+        if inner.failure.is_some() || inner.has_open_room(self.depth) {
             return Poll::Ready(());
         }
-        remember(&mut inner.waiting, context.waker());
+        remember(&mut inner.onlookers, context.waker());
         Poll::Pending
     }
 
@@ -262,6 +340,34 @@ impl SlotTable {
 }
 
 impl Inner {
+    /// Joins the queue, or stays in it with a new waker.
+    fn wait(&mut self, place: &mut Place, weight: u32, waker: &Waker) {
+        let place = *place.0.get_or_insert_with(|| {
+            self.next_place += 1;
+            self.next_place
+        });
+        match self.waiting.get_mut(&place) {
+            Some(waiter) => waiter.waker.clone_from(waker),
+            None => {
+                self.waiting.insert(place, Waiter { weight, waker: waker.clone() });
+            }
+        }
+    }
+
+    /// There is room for a light operation, and nobody waits for it.
+    fn has_open_room(&self, depth: u32) -> bool {
+        self.waiting.is_empty() && self.weight < depth
+    }
+
+    /// Whom the room there is now is for.
+    fn wakes(&mut self, depth: u32) -> Wakes {
+        let room = depth - self.weight;
+        let first = self.waiting.first_key_value().filter(|(_, first)| first.weight <= room);
+        let first = first.map(|(_, first)| first.waker.clone());
+        let open = self.has_open_room(depth);
+        Wakes { first, onlookers: if open { mem::take(&mut self.onlookers) } else { Vec::new() } }
+    }
+
     fn release(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         self.weight -= mem::take(&mut slot.weight);

@@ -1,5 +1,16 @@
 //! How long to look for work before sleeping.
 
+use std::{
+    hint,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use crate::Runtime;
+
 /// What a fabric's drivers do when there is nothing to do (DESIGN §3). Set where a fabric is made, for all its
 /// queue pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -30,5 +41,268 @@ impl std::str::FromStr for Wait {
             "busy" => Ok(Self::Busy),
             other => Err(UnknownWait(other.to_owned())),
         }
+    }
+}
+
+/// The longest that a driver looks for work before it sleeps: a few times what a wake-up through the kernel costs.
+const BUDGET_MAX: Duration = Duration::from_micros(20);
+
+/// Sleeping cost the wait up to two wake-ups through the kernel, ours and the peer's: looking would have done in less.
+const WORTH_IT: Duration = Duration::from_micros(40);
+
+/// The first budget that is worth having.
+const BUDGET_MIN: Duration = Duration::from_micros(4);
+
+/// After a longer wait than this, what was learnt before it says nothing any more.
+const IDLE_GAP: Duration = Duration::from_micros(200);
+
+/// Looks in one go, with a pause after each: about 2 µs, for which other tasks of the thread wait.
+const LOOKS: u32 = 48;
+
+/// What the drivers of one fabric on one runtime share: at most one of them spins.
+#[derive(Debug)]
+pub(crate) struct Spinner {
+    wait: Wait,
+    taken: AtomicBool,
+}
+
+impl Spinner {
+    pub(crate) fn new(wait: Wait) -> Arc<Self> {
+        Arc::new(Self { wait, taken: AtomicBool::new(false) })
+    }
+}
+
+/// What a driver that found nothing to do does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Idle {
+    /// There is work now.
+    Work,
+    /// Give the core and the runtime a turn, then look again.
+    GiveWay,
+    /// Arm, look once more, and sleep.
+    Sleep,
+}
+
+/// One driver's decisions, and what it learnt from how they turned out.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    spinner: Arc<Spinner>,
+    clock: Arc<dyn Runtime>,
+    budget: Duration,
+    /// This driver is the one that spins.
+    holds: bool,
+    /// When the present wait began, as far as it is known.
+    since: Option<Duration>,
+    /// The present wait includes a sleep.
+    slept: bool,
+}
+
+impl Patience {
+    pub(crate) fn new(spinner: Arc<Spinner>, clock: Arc<dyn Runtime>) -> Self {
+        Self { spinner, clock, budget: Duration::ZERO, holds: false, since: None, slept: false }
+    }
+
+    /// Nothing was found. `has_work` is a cheap look; with `peer_is_here` the peer last ran on this very CPU, so
+    /// that it can work only if we don't.
+    pub(crate) fn idle(&mut self, peer_is_here: bool, has_work: impl Fn() -> bool) -> Idle {
+        match self.spinner.wait {
+            Wait::Sleep => Idle::Sleep,
+            Wait::Busy if looks(&has_work) => Idle::Work,
+            Wait::Busy => Idle::GiveWay,
+            Wait::Adaptive => self.adapt(peer_is_here, has_work),
+        }
+    }
+
+    fn adapt(&mut self, peer_is_here: bool, has_work: impl Fn() -> bool) -> Idle {
+        // After a sleep this was a wake-up for nothing: the sleep goes on.
+        if self.slept || self.budget.is_zero() || peer_is_here || !self.takes_turn() {
+            return self.sleep();
+        }
+        if looks(has_work) {
+            return Idle::Work;
+        }
+        let now = self.clock.now();
+        let since = *self.since.get_or_insert(now);
+        if now.saturating_sub(since) < self.budget { Idle::GiveWay } else { self.sleep() }
+    }
+
+    fn takes_turn(&mut self) -> bool {
+        self.holds = self.holds || !self.spinner.taken.swap(true, Ordering::Acquire);
+        self.holds
+    }
+
+    fn sleep(&mut self) -> Idle {
+        self.gives_turn_back();
+        self.slept = true;
+        if self.since.is_none() {
+            self.since = Some(self.clock.now());
+        }
+        Idle::Sleep
+    }
+
+    fn gives_turn_back(&mut self) {
+        if std::mem::take(&mut self.holds) {
+            self.spinner.taken.store(false, Ordering::Release);
+        }
+    }
+
+    /// Work was found. Ends the wait and learns from it: a budget is worth what it saves of the kernel's wake-up.
+    pub(crate) fn worked(&mut self) {
+        let since = self.since.take();
+        if self.spinner.wait != Wait::Adaptive {
+            return;
+        }
+        if !std::mem::take(&mut self.slept) {
+            if since.is_some() {
+                self.grow(); // Found while spinning.
+            }
+            return;
+        }
+        let waited = self.clock.now().saturating_sub(since.unwrap_or_default());
+        if waited <= WORTH_IT {
+            self.grow();
+        } else if waited > IDLE_GAP || self.budget < BUDGET_MIN {
+            self.budget = Duration::ZERO;
+        } else {
+            self.budget /= 2;
+        }
+    }
+
+    fn grow(&mut self) {
+        self.budget = (self.budget * 2).clamp(BUDGET_MIN, BUDGET_MAX);
+    }
+}
+
+impl Drop for Patience {
+    fn drop(&mut self) {
+        self.gives_turn_back();
+    }
+}
+
+/// Looks for a moment.
+fn looks(has_work: impl Fn() -> bool) -> bool {
+    (0..LOOKS).any(|_| {
+        let found = has_work();
+        if !found {
+            hint::spin_loop();
+        }
+        found
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+    use crate::BoxFuture;
+
+    /// A clock that a test sets.
+    #[derive(Debug, Default)]
+    struct Clock(AtomicU64);
+
+    impl Clock {
+        fn advance(&self, micros: u64) {
+            self.0.fetch_add(micros, Ordering::Relaxed);
+        }
+    }
+
+    impl Runtime for Clock {
+        fn spawn(&self, _: &'static str, _: BoxFuture<'static, ()>) {}
+
+        fn sleep(&self, _: Duration) -> BoxFuture<'static, ()> {
+            Box::pin(std::future::pending())
+        }
+
+        fn now(&self) -> Duration {
+            Duration::from_micros(self.0.load(Ordering::Relaxed))
+        }
+
+        fn random(&self) -> u64 {
+            0
+        }
+    }
+
+    fn patience(wait: Wait) -> (Patience, Arc<Clock>) {
+        let clock = Arc::new(Clock::default());
+        (Patience::new(Spinner::new(wait), clock.clone()), clock)
+    }
+
+    /// One wait that ends after `micros`; gives whether it slept.
+    fn wait(patience: &mut Patience, clock: &Clock, micros: u64) -> bool {
+        for _ in 0..micros {
+            if patience.idle(false, || false) == Idle::Sleep {
+                break;
+            }
+            clock.advance(1);
+        }
+        let slept = patience.slept;
+        let now = clock.0.load(Ordering::Relaxed);
+        let since = patience.since.map_or(now, |since| since.as_micros() as u64);
+        clock.advance((since + micros).saturating_sub(now));
+        patience.worked();
+        slept
+    }
+
+    #[test]
+    fn the_budget_grows_while_looking_pays_off_and_ends_with_an_idle_gap() {
+        let (mut patience, clock) = patience(Wait::Adaptive);
+        assert!(wait(&mut patience, &clock, 10), "nothing is known yet");
+        assert!(!wait(&mut patience, &clock, 3), "within the first budget");
+        for _ in 0..3 {
+            wait(&mut patience, &clock, 3);
+        }
+        assert!(!wait(&mut patience, &clock, 18), "within the full budget");
+        assert!(wait(&mut patience, &clock, 1000), "past every budget");
+        assert_eq!(patience.idle(false, || false), Idle::Sleep, "an idle gap");
+    }
+
+    #[test]
+    fn the_budget_shrinks_while_looking_does_not_pay_off() {
+        let (mut patience, clock) = patience(Wait::Adaptive);
+        for _ in 0..5 {
+            wait(&mut patience, &clock, 3);
+        }
+        assert_eq!(patience.budget, BUDGET_MAX);
+        for budget in [10_000, 5_000, 2_500, 0] {
+            assert!(wait(&mut patience, &clock, 100));
+            assert_eq!(patience.budget, Duration::from_nanos(budget));
+        }
+    }
+
+    #[test]
+    fn a_peer_on_this_cpu_and_a_wake_up_for_nothing_are_not_waited_for() {
+        let (mut patience, clock) = patience(Wait::Adaptive);
+        wait(&mut patience, &clock, 3);
+        assert_eq!(patience.idle(true, || panic!("looked")), Idle::Sleep);
+        assert_eq!(patience.idle(false, || panic!("looked")), Idle::Sleep, "woken for nothing");
+        patience.worked();
+        assert_eq!(patience.idle(false, || false), Idle::GiveWay);
+    }
+
+    #[test]
+    fn one_of_many_spins() {
+        let (mut first, clock) = patience(Wait::Adaptive);
+        let mut second = Patience::new(first.spinner.clone(), clock.clone());
+        for patience in [&mut first, &mut second] {
+            wait(patience, &clock, 3);
+        }
+        assert_eq!(first.idle(false, || false), Idle::GiveWay);
+        assert_eq!(second.idle(false, || panic!("looked")), Idle::Sleep);
+        second.worked();
+        drop(first);
+        assert_eq!(second.idle(false, || false), Idle::GiveWay, "the turn came back");
+    }
+
+    #[test]
+    fn busy_never_sleeps_and_sleep_never_looks() {
+        let (mut busy, clock) = patience(Wait::Busy);
+        for _ in 0..10 {
+            clock.advance(1_000_000);
+            assert_eq!(busy.idle(true, || false), Idle::GiveWay);
+        }
+        assert_eq!(busy.idle(false, || true), Idle::Work);
+        let (mut sleepy, _) = patience(Wait::Sleep);
+        assert_eq!(sleepy.idle(false, || panic!("looked")), Idle::Sleep);
     }
 }

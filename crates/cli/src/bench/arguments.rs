@@ -18,7 +18,8 @@ Examples:
 
 Each case runs against a second process, started for it, and against what the machine allows without tensorwire, in
 turns: the limit. `ratio` is the median over the rounds; of times for pingpong, outstanding, receives and small pulls
-(below 1 is faster than the limit), of bandwidths for the others (above 1 is faster than the limit).";
+(below 1 is faster than the limit), of bandwidths for the others (above 1 is faster than the limit). `idle` has no limit:
+its operations are wake-ups, and its median is the time between two of them, 0 if there are none.";
 
 /// `tensorwire bench`.
 #[derive(Debug, Clone, Args)]
@@ -93,6 +94,8 @@ pub(crate) enum OpChoice {
     Outstanding,
     /// Receives of a step with 10,000 outstanding, per receive, against 10 outstanding.
     Receives,
+    /// Wake-ups of a connected worker that has nothing to do, without those that watch whether its peer lives.
+    Idle,
     /// All of them.
     All,
 }
@@ -106,15 +109,16 @@ pub(crate) enum Op {
     Pull,
     Outstanding,
     Receives,
+    Idle,
 }
 
 impl Op {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Write, Self::Pingpong, Self::Pull, Self::Outstanding, Self::Receives];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Write, Self::Pingpong, Self::Pull, Self::Outstanding, Self::Receives, Self::Idle];
 
     /// Whether it is measured once, and not once a size.
     pub(crate) fn has_own_size(self) -> bool {
-        matches!(self, Self::Outstanding | Self::Receives)
+        matches!(self, Self::Outstanding | Self::Receives | Self::Idle)
     }
 }
 
@@ -127,6 +131,7 @@ impl OpChoice {
             Self::Pull => &[Op::Pull],
             Self::Outstanding => &[Op::Outstanding],
             Self::Receives => &[Op::Receives],
+            Self::Idle => &[Op::Idle],
             Self::All => &Op::ALL,
         }
     }

@@ -10,12 +10,13 @@ use super::{
     arguments::{BenchFabric, Mode, Op, WaitChoice},
     control::{Answer, Order},
     cpus::Placement,
-    end::{End, Unconnected, check_wait},
+    end::{End, Unconnected},
     error::BenchError,
+    fabrics::check_wait,
     limits::stream::{RawStream, listen},
     process::Peer,
     task::{FRESH_PIECES, PULLED_TENSORS, Puller, RECEIVES, Stage, Task, done},
-    workers::{PULLER, SERVER, device_of, edge_name, start_worker},
+    workers::{PULLER, SERVER, device_of, edge_name, start_worker, tensor_name},
 };
 
 /// From this size on a pull is compared by its bandwidth.
@@ -61,7 +62,7 @@ pub(super) struct Ready {
 impl Case {
     /// Refuses what this build can't measure, before anything is started.
     pub(super) fn check(&self) -> Result<(), BenchError> {
-        check_wait(self.wait)?;
+        check_wait(self.fabric, self.wait)?;
         let refused = |value: &str| {
             let (field, remedy) = ("--mode", "a pull always copies; use --mode copy");
             Err(BenchError::NotInThisBuild { field, value: value.to_owned(), remedy })
@@ -97,6 +98,7 @@ impl Case {
             Op::Pull => self.pull(&mut stage).await?,
             Op::Outstanding => self.outstanding(&mut stage).await?,
             Op::Receives => self.receives(&mut stage).await?,
+            Op::Idle => self.idle(&mut stage).await?,
         };
         let (compares, outstanding) = (self.compares(), self.outstanding_operations());
         Ok(Ready { stage, ours, limit, limit_name, compares, outstanding })
@@ -173,8 +175,11 @@ impl Case {
     async fn receives(&self, stage: &mut Stage) -> Result<(Task, Task, &'static str), BenchError> {
         let puller = self.start_workers(stage).await?;
         let (from, to) = (device_of(SERVER), device_of(PULLER));
-        let key = |number| puller.worker.key(&from, &to, &edge_name(number));
-        let keys: Arc<[Key]> = (0..RECEIVES).map(key).collect::<Result<_, _>>()?;
+        let mut keys = Vec::with_capacity(RECEIVES);
+        for number in 0..RECEIVES {
+            keys.push(puller.worker.key(&from, &to, &edge_name(number))?);
+        }
+        let keys: Arc<[Key]> = keys.into();
         let step = Arc::new(AtomicI64::new(1));
         let many = |outstanding| Task::Receives {
             puller: puller.clone(),
@@ -183,6 +188,14 @@ impl Case {
             step: step.clone(),
         };
         Ok((many(RECEIVES), many(10), "10 outstanding"))
+    }
+
+    async fn idle(&self, stage: &mut Stage) -> Result<(Task, Task, &'static str), BenchError> {
+        let puller = self.start_workers(stage).await?;
+        publish(stage, self.bytes(), 1).await?;
+        // Workers connect when the first tensor moves.
+        puller.worker.fetch(&puller.server, &tensor_name(0)).await?;
+        Ok((Task::Idle { _puller: puller }, Task::Nothing, "none"))
     }
 
     fn copies(&self) -> Task {
@@ -213,7 +226,7 @@ impl Case {
             Answer::Address(address) => address,
             other => return Err(BenchError::Unexpected(format!("{other:?}"))),
         };
-        let worker = start_worker(PULLER, self.fabric, self.wait).await?;
+        let worker = start_worker(PULLER, self.fabric, self.wait, stage.clock.clone()).await?;
         let server = worker.peer_at(&address).await?;
         Ok(Puller { worker, server })
     }

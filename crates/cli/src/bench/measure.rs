@@ -37,11 +37,8 @@ struct Round {
 pub(super) struct Measurement {
     pub(super) median_ns: f64,
     pub(super) p99_ns: f64,
-    /// Time of an operation when whole phases are divided by their operations.
-    pub(super) mean_ns: f64,
     pub(super) limit_name: &'static str,
     pub(super) limit_median_ns: f64,
-    pub(super) limit_mean_ns: f64,
     pub(super) compares: Compares,
     pub(super) ratio: f64,
     /// The most that was stolen in a round that counts.
@@ -122,10 +119,8 @@ fn sum_up(mut rounds: Vec<Round>, wanted: usize, ready: &Ready, load: f64) -> Me
     Measurement {
         median_ns: over_rounds(&|round| round.ours.median_ns()),
         p99_ns: quantile(&all.samples, 0.99),
-        mean_ns: over_rounds(&|round| round.ours.mean_ns()),
         limit_name: ready.limit_name,
         limit_median_ns: over_rounds(&|round| round.limit.median_ns()),
-        limit_mean_ns: over_rounds(&|round| round.limit.mean_ns()),
         compares: ready.compares,
         ratio: over_rounds(&|round| ratio(ready.compares, round)),
         steal: rounds.last().map_or(0.0, |round| round.steal),
@@ -137,8 +132,13 @@ fn sum_up(mut rounds: Vec<Round>, wanted: usize, ready: &Ready, load: f64) -> Me
 }
 
 fn ratio(compares: Compares, round: &Round) -> f64 {
+    if round.limit.samples.is_empty() {
+        return 0.0;
+    }
+    // Medians, since a machine that others use too takes single operations away for milliseconds.
+    let times = round.ours.median_ns() / round.limit.median_ns();
     match compares {
-        Compares::Time => round.ours.median_ns() / round.limit.median_ns(),
-        Compares::Bandwidth => round.limit.mean_ns() / round.ours.mean_ns(),
+        Compares::Time => times,
+        Compares::Bandwidth => 1.0 / times,
     }
 }

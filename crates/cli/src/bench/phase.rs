@@ -14,6 +14,11 @@ pub(super) struct Plan {
 const SAMPLE_NS: f64 = 2_000.0;
 
 impl Plan {
+    /// The same with at least `group` operations a sample, as far as there are so many.
+    pub(super) fn grouped(self, group: u64) -> Self {
+        Self { group: self.group.max(group).min(self.ops.max(1)), ..self }
+    }
+
     /// A plan that takes about `budget_ns` with operations of `op_ns`, in whole batches of `batch`.
     pub(super) fn for_budget(op_ns: f64, budget_ns: f64, batch: u64) -> Self {
         let batches = (budget_ns / op_ns.max(1.0) / batch as f64).round().clamp(1.0, 1e9);
@@ -32,14 +37,14 @@ pub(super) struct Phase {
 }
 
 impl Phase {
+    /// A phase without operations, that took as long as anyone likes.
+    pub(super) fn nothing() -> Self {
+        Self { samples: Vec::new(), ops: 0.0, spent_ns: f64::INFINITY }
+    }
+
     /// The middle sample.
     pub(super) fn median_ns(&self) -> f64 {
         quantile(&self.samples, 0.5)
-    }
-
-    /// Time of the whole phase, an operation.
-    pub(super) fn mean_ns(&self) -> f64 {
-        if self.ops > 0.0 { self.spent_ns / self.ops } else { 0.0 }
     }
 
     /// The same phase with every operation counted as `parts` equal ones: a round trip as two ways.
@@ -147,6 +152,6 @@ mod tests {
         let trips = Phase { samples: vec![10.0, 20.0], ops: 2.0, spent_ns: 30.0 };
         let ways = trips.split(2.0);
         assert_eq!(ways, Phase { samples: vec![5.0, 10.0], ops: 4.0, spent_ns: 30.0 });
-        assert_eq!(ways.mean_ns(), 7.5);
+        assert_eq!(ways.median_ns(), 5.0);
     }
 }

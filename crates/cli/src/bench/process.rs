@@ -27,7 +27,7 @@ pub(super) struct Peer {
     control: Control,
     pub(super) bells: Bells,
     pub(super) memory: BareMemory,
-    _child: Reaped,
+    child: Reaped,
 }
 
 #[derive(Debug)]
@@ -57,7 +57,12 @@ impl Peer {
         let (mine, their_bell) = (bell()?, bell()?);
         send_descriptors(&stream, &[mine.as_fd(), their_bell.as_fd(), memory.fd()])?;
         let bells = Bells::new(mine, their_bell, stream.as_fd())?;
-        Ok(Self { control: Control::new(stream)?, bells, memory, _child: child })
+        Ok(Self { control: Control::new(stream)?, bells, memory, child })
+    }
+
+    /// Its process id.
+    pub(super) fn id(&self) -> u32 {
+        self.child.0.id()
     }
 
     /// Gives an order without waiting for an answer.

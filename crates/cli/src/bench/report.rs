@@ -13,7 +13,7 @@ use super::{
     measure::Measurement,
 };
 
-/// One line of `--json`. Times in nanoseconds an operation; shares from 0 to 1.
+/// One line of `--json`. Times in nanoseconds an operation; rates follow from the medians; shares from 0 to 1.
 #[derive(Debug, Serialize)]
 struct Line {
     fabric: BenchFabric,
@@ -40,7 +40,7 @@ struct Line {
 
 impl Line {
     fn new(case: &Case, placement: Placement, measured: &Measurement) -> Self {
-        let per_second = |mean_ns: f64| if mean_ns > 0.0 { (1e9 / mean_ns).round() } else { 0.0 };
+        let per_second = |ns: f64, what: f64| if ns > 0.0 { (what * 1e9 / ns).round() } else { 0.0 };
         let bytes = case.size as f64;
         Self {
             fabric: case.fabric,
@@ -52,12 +52,12 @@ impl Line {
             cpus: placement.name,
             median_ns: tenths(measured.median_ns),
             p99_ns: tenths(measured.p99_ns),
-            bytes_per_s: (bytes * 1e9 / measured.mean_ns).round(),
-            ops_per_s: per_second(measured.mean_ns),
+            bytes_per_s: per_second(measured.median_ns, bytes),
+            ops_per_s: per_second(measured.median_ns, 1.0),
             limit: measured.limit_name,
             limit_median_ns: tenths(measured.limit_median_ns),
-            limit_bytes_per_s: (bytes * 1e9 / measured.limit_mean_ns).round(),
-            ratio: (measured.ratio * 1e3).round() / 1e3,
+            limit_bytes_per_s: per_second(measured.limit_median_ns, bytes),
+            ratio: four_digits(measured.ratio),
             ratio_of: measured.compares,
             rounds: measured.rounds,
             repeated: measured.repeated,
@@ -69,6 +69,11 @@ impl Line {
 
 fn tenths(ns: f64) -> f64 {
     (ns * 10.0).round() / 10.0
+}
+
+/// `value` to four significant digits: a ratio can be very small.
+fn four_digits(value: f64) -> f64 {
+    format!("{value:.3e}").parse().unwrap_or(value)
 }
 
 /// Prints results as they come.
@@ -159,7 +164,7 @@ fn name(value: &impl Serialize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{BenchFabric, Case, Mode, Op, WaitChoice, time};
+    use super::{BenchFabric, Case, Mode, Op, WaitChoice, four_digits, time};
 
     #[test]
     fn case_is_named_as_on_the_command_line() {
@@ -171,6 +176,11 @@ mod tests {
             size: 64 << 10,
         };
         assert_eq!(case.to_string(), "shm pull 64.00 KiB view-read sleep");
+    }
+
+    #[test]
+    fn small_ratios_keep_their_digits() {
+        assert_eq!([1.234_56, 0.000_001_234_56, 0.0].map(four_digits), [1.235, 0.000_001_235, 0.0]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What can be timed: tensorwire's operations and the limits they are measured against.
 
-use std::{hint::black_box, sync::Arc};
+use std::{hint::black_box, sync::Arc, time::Duration};
 
 use futures::{StreamExt, stream::FuturesUnordered};
 use memory::copy::{CopyReason, copy_bytes};
@@ -9,6 +9,7 @@ use verbs_reactor::Operation;
 
 use super::{
     control::{Answer, Order},
+    cpus::sleeps_of,
     end::End,
     error::BenchError,
     limits::{bell::Words, read_once, stream::RawStream},
@@ -19,14 +20,17 @@ use super::{
 
 /// Writes under way at once when bandwidth is measured.
 const WRITES_OPEN: usize = 4;
+/// How long nothing is done at a time.
+const IDLE_TIME: Duration = Duration::from_secs(1);
+/// Bytes a sample has where several operations are under way, and operations at most.
+const STREAMED_BYTES: usize = 8 << 20;
+const STREAMED_MAX: usize = 1024;
 /// Tensors that are written anew before they are pulled, or copied, one after the other.
 pub(super) const FRESH_PIECES: usize = 16;
 /// Tensors that pulls with several outstanding take in turns.
 pub(super) const PULLED_TENSORS: usize = 64;
 /// Receives of one step.
 pub(super) const RECEIVES: usize = 10_000;
-/// Largest message that is sent while the other end may be sending too.
-const EPOLL_MESSAGE_MAX: usize = 32 << 10;
 
 /// What every task needs.
 #[derive(Debug)]
@@ -59,6 +63,10 @@ pub(super) enum Task {
     ManyPulls { puller: Puller, outstanding: usize },
     /// Receives of steps, with this many outstanding.
     Receives { puller: Puller, keys: Arc<[Key]>, outstanding: usize, step: Arc<std::sync::atomic::AtomicI64> },
+    /// Nothing, for a while, with a connection open.
+    Idle { _puller: Puller },
+    /// Nothing at all.
+    Nothing,
     /// Bare eventfds.
     Bells,
     /// Bare words in shared memory.
@@ -108,6 +116,8 @@ impl Task {
                 }
                 Ok(all)
             }
+            Self::Idle { .. } => idle(stage).await,
+            Self::Nothing => Ok(Phase::nothing()),
             Self::Bells => Ok(bells(stage, plan).await?.split(2.0)),
             Self::Words => Ok(words(stage, plan).await?.split(2.0)),
             Self::StreamRoundTrips { stream, bytes } => {
@@ -135,10 +145,14 @@ async fn round_trips(stage: &mut Stage, end: &End, plan: Plan) -> Result<Phase, 
     Ok(watch.stop())
 }
 
+/// Operations a sample has where several are under way: their ends come in bursts, so that single ones say little.
+fn streamed(bytes: usize) -> u64 {
+    (STREAMED_BYTES / bytes.max(1)).clamp(WRITES_OPEN, STREAMED_MAX) as u64
+}
+
 async fn writes(stage: &mut Stage, end: &End, plan: Plan) -> Result<Phase, BenchError> {
     stage.peer.order(&Order::Take { count: plan.ops }, "writes").await?;
-    // Completions come in batches, so that single ones say little.
-    let plan = Plan { group: plan.group.max(WRITES_OPEN as u64), ..plan };
+    let plan = plan.grouped(streamed(end.bytes()));
     let mut watch = Watch::start(&*stage.clock, plan);
     let mut open = std::collections::VecDeque::<Operation>::with_capacity(WRITES_OPEN);
     for _ in 0..plan.ops {
@@ -207,7 +221,7 @@ async fn many_pulls(
     let mut turns =
         names.iter().map(String::as_str).cycle().take(usize::try_from(plan.ops).unwrap_or(usize::MAX));
     // Answers come in batches, so that single ones say little.
-    let plan = Plan { group: plan.group.max(4 * PULLED_TENSORS as u64), ..plan };
+    let plan = plan.grouped(4 * PULLED_TENSORS as u64);
     let mut watch = Watch::start(&*stage.clock, plan);
     let mut open = FuturesUnordered::new();
     let pull = |name| puller.worker.fetch(&puller.server, name);
@@ -249,6 +263,17 @@ async fn receives(
     Ok(watch.stop())
 }
 
+/// The time between two wake-ups of the other process; 0 if there are none.
+async fn idle(stage: &Stage) -> Result<Phase, BenchError> {
+    // The other process is as idle as this one, but has no clock to look at.
+    let before = sleeps_of(stage.peer.id());
+    stage.clock.sleep(IDLE_TIME).await;
+    let wakeups = sleeps_of(stage.peer.id()).saturating_sub(before);
+    let spent_ns = IDLE_TIME.as_nanos() as f64;
+    let between = if wakeups == 0 { 0.0 } else { spent_ns / wakeups as f64 };
+    Ok(Phase { samples: vec![between], ops: 1.0, spent_ns })
+}
+
 async fn bells(stage: &mut Stage, plan: Plan) -> Result<Phase, BenchError> {
     stage.peer.order(&Order::Bell { count: plan.ops }, "bells").await?;
     let mut watch = Watch::start(&*stage.clock, plan);
@@ -281,16 +306,13 @@ async fn stream_round_trips(
     bytes: usize,
     plan: Plan,
 ) -> Result<Phase, BenchError> {
-    // Beyond this two ends that write at the same time could fill both buffers; they never do that here, but a
-    // write that does not block could find its own buffer full.
-    let bytes = bytes.min(EPOLL_MESSAGE_MAX);
     stage.peer.order(&Order::StreamEcho { count: plan.ops, bytes }, "raw round trips").await?;
-    stream.set_blocking(false)?;
+    stream.prepare_message(bytes)?;
     let mut message = vec![7; bytes];
     let mut watch = Watch::start(&*stage.clock, plan);
     for _ in 0..plan.ops {
         stream.write(&message)?;
-        stream.read_in_epoll(&mut message)?;
+        stream.read_message(&mut message)?;
         watch.tick();
     }
     stream.set_blocking(true)?;
@@ -304,7 +326,7 @@ async fn stream_writes(
     plan: Plan,
 ) -> Result<Phase, BenchError> {
     stage.peer.order(&Order::StreamTake { count: plan.ops, bytes }, "raw writes").await?;
-    let message = vec![7; bytes];
+    let (message, plan) = (vec![7; bytes], plan.grouped(streamed(bytes)));
     let mut watch = Watch::start(&*stage.clock, plan);
     for _ in 0..plan.ops {
         stream.write(&message)?;

@@ -6,6 +6,7 @@ use super::{Connection, State};
 use crate::{
     Channel, ChannelError, Message, MetaDataResponse, Mode, PeerMisbehaved, RecordSlot, TensorRequest,
     credit::{Counts, RingConsumer},
+    names::NameTable,
     request::Arrived,
     wire::{
         WireError,
@@ -37,7 +38,10 @@ impl From<ChannelError> for Stop {
 
 impl From<WireError> for Stop {
     fn from(error: WireError) -> Self {
-        Self::Malformed(error)
+        match error {
+            WireError::UnknownName(_) => Self::Broken(PeerMisbehaved::UnknownName),
+            error => Self::Malformed(error),
+        }
     }
 }
 
@@ -45,11 +49,16 @@ impl From<WireError> for Stop {
 pub(super) struct Inbound {
     consumer: RingConsumer,
     bytes: Vec<u8>,
+    names: NameTable,
 }
 
 impl Inbound {
-    pub(super) fn new(ring_bytes: u32) -> Self {
-        Self { consumer: RingConsumer::new(ring_bytes), bytes: vec![0; RECORD_BYTES_MAX] }
+    pub(super) fn new(ring_bytes: u32, names_max: u32) -> Self {
+        Self {
+            consumer: RingConsumer::new(ring_bytes),
+            bytes: vec![0; RECORD_BYTES_MAX],
+            names: NameTable::new(names_max),
+        }
     }
 }
 
@@ -79,14 +88,14 @@ impl<C: Channel> Connection<C> {
     /// The next record of the ring, its length and its counts.
     fn read_record(&self) -> Result<(u32, Counts, Record), Stop> {
         let mut inbound = self.inbound.lock().unwrap_or_else(PoisonError::into_inner);
-        let Inbound { consumer, bytes } = &mut *inbound;
+        let Inbound { consumer, bytes, names } = &mut *inbound;
         let mode = self.agreed.mode;
         let mut prefix = [0; 4];
         self.read_ring(consumer, &mut prefix)?;
         let length = record::record_length(mode, prefix)?;
         let bytes = bytes.get_mut(..length).ok_or(WireError::Truncated { field: "ring" })?;
         self.read_ring(consumer, bytes)?;
-        let (counts, record) = record::decode_record(mode, bytes)?;
+        let (counts, record) = record::decode_record(mode, bytes, names)?;
         let length = length as u32; // at most that of the largest record
         consumer.advance(length);
         Ok((length, counts, record))

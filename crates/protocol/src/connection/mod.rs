@@ -21,6 +21,7 @@ use crate::{
     RequestIndex, TensorRequest,
     credit::{Flow, contents_max},
     limits::{KNOWN_METADATA_MAX, METADATA_CACHE_MAX},
+    names::Names,
     request::{Arrived, Requests},
     response::Responses,
     wire::record::RECORD_BYTES_MAX,
@@ -57,6 +58,7 @@ impl<C: Channel> fmt::Debug for Connection<C> {
 pub(crate) struct State<L> {
     failure: Option<String>,
     flow: Flow,
+    names: Names,
     /// Where messages are encoded.
     scratch: Vec<u8>,
     pub(crate) requests: Requests<L>,
@@ -136,6 +138,7 @@ impl<C: Channel> Connection<C> {
         let state = State {
             failure: None,
             flow: Flow::new(&agreed, peer.first_ring_bytes(), peer.ring_bytes, local.first_ring_bytes()),
+            names: Names::new(agreed.names_max),
             scratch: Vec::with_capacity(RECORD_BYTES_MAX),
             requests: Requests::new(agreed.requests_max),
             responses: Responses::new(agreed.requests_max),
@@ -158,7 +161,7 @@ impl<C: Channel> Connection<C> {
             contents_max,
             own_ring_bytes_max: local.ring_bytes,
             state: Mutex::new(state),
-            inbound: Mutex::new(Inbound::new(local.first_ring_bytes())),
+            inbound: Mutex::new(Inbound::new(local.first_ring_bytes(), agreed.names_max)),
         })
     }
 

@@ -403,9 +403,8 @@ impl<C: Channel> Drop for Request<'_, C> {
         let mut returned = if is_over { state.requests.next_unwanted() } else { None };
         self.connection.settle(state, None, returned.take());
         released.wake();
-        while is_over {
-            let next = self.connection.lock().requests.next_unwanted();
-            let Some((lent, end)) = next else { return };
+        let next = || if is_over { self.connection.lock().requests.next_unwanted() } else { None };
+        while let Some((lent, end)) = next() {
             self.connection.channel().take_back(lent, end);
         }
     }

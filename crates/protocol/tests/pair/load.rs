@@ -226,7 +226,8 @@ fn churn(parameters: Parameters, seed: u64) {
     pair.assert_clean();
 }
 
-type Handles = Vec<(Side, crate::support::tasks::Handle<crate::support::pair::Outcome>)>;
+pub(crate) type Receive = crate::support::tasks::Handle<crate::support::pair::Outcome>;
+type Handles = Vec<(Side, Receive)>;
 
 /// Takes what has arrived; each value must be whole. How many there were.
 fn collect(handles: &mut Handles) -> usize {

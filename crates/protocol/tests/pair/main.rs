@@ -10,6 +10,7 @@
 mod cancel;
 mod eager;
 mod failure;
+mod flow;
 mod known;
 mod load;
 mod misbehaviour;

@@ -295,6 +295,16 @@ fn every_rule_has_its_own_words() {
         Rule::DestinationMismatch,
         Rule::DuplicateCancel,
         Rule::Flood,
+        Rule::UnknownName,
+        Rule::UnknownRecord,
+        Rule::ReturnedTooMuch,
+        Rule::Overrun,
+        Rule::AskedTwice,
+        Rule::AnswerWithoutAsk,
+        Rule::AnswerShort,
+        Rule::RingOfferedTwice,
+        Rule::RingOfferUnfit,
+        Rule::RingMoveUnasked,
     ];
     let words: std::collections::BTreeSet<_> = rules.iter().map(ToString::to_string).collect();
     assert_eq!(words.len(), rules.len());

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use memory::{BufMut, MemoryError};
 use protocol::{Code, DataType, Mode};
 use rendezvous::{ClusterSpec, Tensor, Worker, WorkerError};
 use sim::{Node, Outcome, Rng, Violation};
@@ -134,9 +135,20 @@ impl Member {
         member
     }
 
+    /// Memory to send from. Registering it fails now and then, each time once: after that it works again.
+    async fn buffer(&self, length: usize) -> BufMut {
+        loop {
+            match self.worker.pool().alloc(length).await {
+                Ok(buffer) => return buffer,
+                Err(MemoryError::Register { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
     /// A tensor with the content of `transfer`; `numbered` puts the number itself into its first bytes.
     pub(super) async fn tensor(&self, transfer: u64, length: usize, numbered: bool) -> Tensor {
-        let mut buffer = self.worker.pool().alloc(length).await.unwrap();
+        let mut buffer = self.buffer(length).await;
         let pattern = self.run.handle.pattern();
         if numbered {
             let (number, rest) = buffer.split_at_mut(8);

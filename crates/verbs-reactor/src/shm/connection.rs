@@ -8,6 +8,7 @@ use crate::{QueuePairCore, RegionTable};
 
 use super::{
     doorbell::Ringer,
+    lease::PeerProcess,
     ring::{OwnPage, PeerPage},
 };
 
@@ -17,12 +18,14 @@ pub(super) struct Connection {
     pub(super) core: Arc<QueuePairCore>,
     /// This side's regions.
     pub(super) regions: Arc<RegionTable>,
-    pub(super) own: OwnPage,
-    pub(super) peer: PeerPage,
+    pub(super) own: Arc<OwnPage>,
+    pub(super) peer: Arc<PeerPage>,
     /// Wakes the peer's driver.
-    pub(super) ringer: Ringer,
+    pub(super) ringer: Arc<Ringer>,
     /// Carries descriptors of blocks; its end of file is the peer's death.
     pub(super) socket: AsyncFd<OwnedFd>,
+    /// The peer's process; `None` where it can't be seen.
+    pub(super) process: Option<Arc<PeerProcess>>,
     /// The peer's receive depth, for errors.
     pub(super) peer_receive_depth: u32,
 }

@@ -1,36 +1,55 @@
 //! The background task of a connection: the only one that sleeps on the kernel.
 //!
-//! Order: look for work; arm (say that we sleep); look again; sleep. Users' tasks look for work themselves when
-//! they are polled, and are woken by completions and arrivals; so the driver is needed only when all of them
-//! sleep.
+//! Order: look for work; spin as the fabric's way of waiting wants it; arm (say that we sleep); look again; sleep.
+//! Users' tasks look for work themselves when they are polled, and are woken by completions and arrivals; so the
+//! driver is needed only when all of them sleep.
 
 use std::{
     fmt,
     future::Future,
+    mem,
     os::fd::OwnedFd,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll},
 };
 
-use tokio::io::unix::AsyncFd;
+use tokio::{
+    io::unix::AsyncFd,
+    runtime::{Handle, RuntimeFlavor},
+};
 
-use crate::Link;
+use crate::{
+    Link,
+    wait::{Idle, Patience},
+};
 
 use super::link::{Outcome, ShmLink};
 
 /// Goes with work after which completions are rung for, whatever user tasks may still answer.
 const DEFERRALS_MAX: u32 = 2;
 
+/// Polls without sleep after which the socket is looked at all the same: it may hold the peer's end.
+const POLLS_BETWEEN_EDGES: u32 = 64;
+
 /// See the module's documentation.
 pub(super) struct Driver {
     link: Arc<ShmLink>,
     /// The eventfd that the peer rings: edge-triggered, never read.
     bell: AsyncFd<OwnedFd>,
+    /// The peer's process: readable when it is dead.
+    process: Option<AsyncFd<OwnedFd>>,
     /// Counts this driver's sleeps; see [`doorbell`](super::doorbell).
     epoch: u64,
     /// Goes with work since completions were last rung for.
     deferrals: u32,
+    patience: Patience,
+    /// What [`ShmLink::work_done`] was at the latest poll.
+    work_done: u64,
+    /// Polls since edges were last taken; 0 after a sleep.
+    polls: u32,
+    /// The runtime has many workers, and waking itself would make another one steal this task.
+    many_workers: bool,
     /// What a test does at the moment where a wake-up would be lost if we did not look again.
     #[cfg(test)]
     pub(super) before_arming: Option<Box<dyn FnOnce() + Send>>,
@@ -43,12 +62,23 @@ impl fmt::Debug for Driver {
 }
 
 impl Driver {
-    pub(super) fn new(link: Arc<ShmLink>, bell: AsyncFd<OwnedFd>) -> Self {
+    pub(super) fn new(
+        link: Arc<ShmLink>,
+        bell: AsyncFd<OwnedFd>,
+        process: Option<AsyncFd<OwnedFd>>,
+        patience: Patience,
+    ) -> Self {
+        let flavor = Handle::try_current().map(|handle| handle.runtime_flavor());
         Self {
             link,
             bell,
+            process,
             epoch: 0,
             deferrals: 0,
+            patience,
+            work_done: 0,
+            polls: 0,
+            many_workers: !matches!(flavor, Ok(RuntimeFlavor::CurrentThread)),
             #[cfg(test)]
             before_arming: None,
         }
@@ -56,10 +86,14 @@ impl Driver {
 
     /// Consumes the edges that woke us, and leaves the waker where the next ones find it.
     fn take_edges(&self, context: &mut Context<'_>) {
-        self.link.driver.register(context.waker());
         // An error means that the runtime is shutting down, which will drop us.
         while let Poll::Ready(Ok(mut edge)) = self.bell.poll_read_ready(context) {
             edge.clear_ready();
+        }
+        if let Some(process) = &self.process
+            && let Poll::Ready(Ok(_)) = process.poll_read_ready(context)
+        {
+            self.link.peer_died();
         }
         let socket = &self.link.connection().socket;
         while let Poll::Ready(Ok(mut edge)) = socket.poll_read_ready(context) {
@@ -73,14 +107,60 @@ impl Driver {
         }
     }
 
-    /// Says that we are about to sleep.
-    fn arm(&mut self) {
+    /// Tells the peer that we are about to sleep, and looks once more.
+    fn arm_and_look(&mut self, context: &mut Context<'_>) -> Outcome {
+        if self.polls > 1 {
+            self.take_edges(context);
+        }
+        self.polls = 0;
         #[cfg(test)]
         if let Some(act) = self.before_arming.take() {
             act();
         }
+        self.say_asleep(self.link.has_leases());
+        self.look()
+    }
+
+    fn say_asleep(&mut self, listens: bool) {
         self.epoch += 1;
-        self.link.connection().own.set_sleep(self.epoch);
+        let own = &self.link.connection().own;
+        own.set_listens(listens);
+        own.set_sleep(self.epoch);
+    }
+
+    /// The connection is over. Stays as long as the peer views memory of this side: until it says that it does not,
+    /// or is dead.
+    fn linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if !self.link.has_leases() {
+            return Poll::Ready(());
+        }
+        while let Poll::Ready(Ok(mut edge)) = self.bell.poll_read_ready(context) {
+            edge.clear_ready();
+        }
+        match &self.process {
+            Some(process) if matches!(process.poll_read_ready(context), Poll::Ready(Ok(_))) => {
+                self.link.bury();
+            }
+            _ => {
+                self.say_asleep(true);
+                self.link.reclaim();
+            }
+        }
+        if self.link.has_leases() { Poll::Pending } else { Poll::Ready(()) }
+    }
+
+    /// Ends the present wait if anyone found work.
+    fn learn(&mut self) {
+        let work_done = self.link.work_done();
+        if mem::replace(&mut self.work_done, work_done) != work_done {
+            self.patience.worked();
+        }
+    }
+
+    /// What to do now that there is nothing to do.
+    fn wait(&mut self) -> Idle {
+        let link = &self.link;
+        self.patience.idle(link.connection().peer.is_here(), || link.may_have_work())
     }
 
     /// Looks for work, and rings for completions that have waited long enough.
@@ -108,12 +188,29 @@ impl Future for Driver {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        self.take_edges(context);
+        self.link.driver.register(context.waker());
+        self.polls += 1;
+        if self.polls % POLLS_BETWEEN_EDGES == 1 {
+            self.take_edges(context);
+        }
         let mut outcome = self.look();
+        self.learn();
         if outcome == Outcome::Idle {
             self.settle();
-            self.arm();
-            outcome = self.look();
+            outcome = match self.wait() {
+                Idle::Work => self.look(),
+                Idle::GiveWay => {
+                    std::thread::yield_now();
+                    give_way(context);
+                    return Poll::Pending;
+                }
+                Idle::Sleep => self.arm_and_look(context),
+            };
+            // Not found after all, or not armed yet: again, after the others.
+            if outcome == Outcome::Idle && self.polls > 0 {
+                give_way(context);
+                return Poll::Pending;
+            }
         }
         match outcome {
             Outcome::Idle => {
@@ -125,12 +222,23 @@ impl Future for Driver {
             Outcome::Busy => Poll::Pending,
             Outcome::Worked | Outcome::More => {
                 // Let the tasks that were woken run first; then look again.
-                context.waker().wake_by_ref();
+                if self.many_workers {
+                    give_way(context);
+                } else {
+                    context.waker().wake_by_ref();
+                }
                 Poll::Pending
             }
-            Outcome::Over => Poll::Ready(()),
+            Outcome::Over => self.linger(context),
         }
     }
+}
+
+/// Wakes this task again after the runtime's other tasks and its IO have had a turn.
+fn give_way(context: &mut Context<'_>) {
+    // The first poll of this future only asks for that; it needs to live no longer.
+    let turn = pin!(tokio::task::yield_now());
+    let _always_pending = turn.poll(context);
 }
 
 impl Drop for Driver {

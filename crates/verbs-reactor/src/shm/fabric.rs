@@ -1,13 +1,18 @@
 //! The fabric's objects: fabric, domain, prepared end.
 
-use std::{io, os::unix::fs::MetadataExt, sync::Arc};
+use std::{
+    io,
+    os::{fd::OwnedFd, unix::fs::MetadataExt},
+    sync::Arc,
+};
 
-use memory::Block;
-use tokio::io::Interest;
+use memory::{Block, BlockId};
+use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{
     Access, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, Fabric, FabricError, FabricKind,
-    Prepared, QueuePair, QueuePairConfig, QueuePairCore, RegionTable, RemoteRegion, Runtime,
+    Prepared, QueuePair, QueuePairConfig, QueuePairCore, RegionTable, RemoteRegion, Runtime, Wait,
+    wait::{Patience, Spinner},
 };
 
 use super::{
@@ -16,7 +21,8 @@ use super::{
     frame::Address,
     handshake::{self, Offer},
     import::ImportError,
-    limits::SLOTS_MAX,
+    lease::{PeerProcess, Processes},
+    limits::{LEASES_PER_PROCESS, SLOTS_MAX},
     link::ShmLink,
     ring::{OwnPage, PeerPage},
     sys,
@@ -28,7 +34,7 @@ const KIND: FabricKind = FabricKind::Shm;
 const PIECE_BYTES_MAX: u64 = 1 << 30;
 
 const CAPABILITIES: Capabilities =
-    Capabilities { vectored: true, piece_bytes_max: PIECE_BYTES_MAX, ..Capabilities::WRITES };
+    Capabilities { vectored: true, lend: true, piece_bytes_max: PIECE_BYTES_MAX, ..Capabilities::WRITES };
 
 /// Candidates that may wait to be accepted. One is expected.
 const BACKLOG: i32 = 8;
@@ -39,6 +45,8 @@ pub struct ShmFabric {
     runtime: Arc<dyn Runtime>,
     reach: Vec<u8>,
     capabilities: Capabilities,
+    spinner: Arc<Spinner>,
+    processes: Arc<Processes>,
 }
 
 impl ShmFabric {
@@ -51,7 +59,13 @@ impl ShmFabric {
     pub fn new(runtime: Arc<dyn Runtime>) -> Result<Self, FabricError> {
         let reach = reach().map_err(device("reading the host's identity"))?;
         probe()?;
-        Ok(Self { runtime, reach, capabilities: CAPABILITIES })
+        Ok(Self {
+            runtime,
+            reach,
+            capabilities: CAPABILITIES,
+            spinner: Spinner::new(Wait::default()),
+            processes: Arc::new(Processes::new(LEASES_PER_PROCESS)),
+        })
     }
 
     /// Splits logical writes into pieces of at most `bytes` bytes (at least 1; default 1 GiB). Each piece takes
@@ -59,6 +73,22 @@ impl ShmFabric {
     #[must_use]
     pub fn with_piece_bytes(mut self, bytes: u64) -> Self {
         self.capabilities.piece_bytes_max = bytes.max(1);
+        self
+    }
+
+    /// How many views of this process's memory another process may hold, through all its connections together, ended
+    /// ones included (default 4096, also the most per connection). One more fails with
+    /// [`FabricError::LeasesExhausted`].
+    #[must_use]
+    pub fn with_lease_cap(mut self, cap: u32) -> Self {
+        self.processes = Arc::new(Processes::new(cap));
+        self
+    }
+
+    /// How drivers wait. At most one driver of this fabric spins at a time; clones of connections share theirs.
+    #[must_use]
+    pub fn with_wait(mut self, wait: Wait) -> Self {
+        self.spinner = Spinner::new(wait);
         self
     }
 }
@@ -104,16 +134,30 @@ impl Fabric for ShmFabric {
 
     fn open_domain(&self) -> Result<Arc<dyn Domain>, FabricError> {
         let regions = Arc::new(RegionTable::new(self.runtime.as_ref()));
-        let (runtime, capabilities) = (self.runtime.clone(), self.capabilities);
-        Ok(Arc::new(ShmDomain { runtime, regions, capabilities }))
+        let shared = Shared {
+            runtime: self.runtime.clone(),
+            regions,
+            capabilities: self.capabilities,
+            spinner: self.spinner.clone(),
+            processes: self.processes.clone(),
+        };
+        Ok(Arc::new(ShmDomain { shared }))
     }
+}
+
+/// What a domain hands to its connections.
+#[derive(Debug, Clone)]
+struct Shared {
+    runtime: Arc<dyn Runtime>,
+    regions: Arc<RegionTable>,
+    capabilities: Capabilities,
+    spinner: Arc<Spinner>,
+    processes: Arc<Processes>,
 }
 
 #[derive(Debug)]
 struct ShmDomain {
-    runtime: Arc<dyn Runtime>,
-    regions: Arc<RegionTable>,
-    capabilities: Capabilities,
+    shared: Shared,
 }
 
 impl Domain for ShmDomain {
@@ -122,7 +166,11 @@ impl Domain for ShmDomain {
     }
 
     fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
-        Ok(self.regions.register(self.runtime.as_ref(), block, access))
+        Ok(self.shared.regions.register(self.shared.runtime.as_ref(), block, access))
+    }
+
+    fn deregister(&self, block: BlockId) {
+        self.shared.regions.deregister(block);
     }
 
     fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
@@ -131,22 +179,19 @@ impl Domain for ShmDomain {
                 "make this queue pair: the send depth must be 1 to 65536, the receive depth at least 1";
             return Err(FabricError::Unsupported { kind: KIND, what });
         }
-        let address = Address::random(self.runtime.as_ref());
+        let address = Address::random(self.shared.runtime.as_ref());
         let listener = sys::listen(&address.socket_name(), BACKLOG).map_err(device("listen"))?;
         let (page, page_fd) = OwnPage::new(config.send_depth).map_err(device("memfd_create"))?;
         let bell = sys::eventfd().map_err(device("eventfd"))?;
         let offer = Offer { address, config, listener, page, page_fd, bell };
-        let (runtime, regions) = (self.runtime.clone(), self.regions.clone());
-        Ok(Box::new(ShmPrepared { runtime, regions, capabilities: self.capabilities, offer }))
+        Ok(Box::new(ShmPrepared { shared: self.shared.clone(), offer }))
     }
 }
 
 /// An end that listens already.
 #[derive(Debug)]
 struct ShmPrepared {
-    runtime: Arc<dyn Runtime>,
-    regions: Arc<RegionTable>,
-    capabilities: Capabilities,
+    shared: Shared,
     offer: Offer,
 }
 
@@ -166,21 +211,32 @@ impl ShmPrepared {
         if let Err(error) = tokio::runtime::Handle::try_current() {
             return Err(failed("finding the reactor", format!("{error}: await this on a tokio runtime")));
         }
-        let Self { runtime, regions, capabilities, offer } = *self;
+        let Self { shared: Shared { runtime, regions, capabilities, spinner, processes }, offer } = *self;
         let accepted = handshake::establish(&runtime, &offer, &params).await?;
         let bell = sys::watch(offer.bell, Interest::READABLE)
             .map_err(|error| failed("registering the doorbell", error.to_string()))?;
+        let process = accepted.process.map(|(id, pidfd)| processes.join(id, pidfd));
+        let death = watch_death(process.as_deref())
+            .map_err(|error| failed("watching the peer's process", error.to_string()))?;
         let core = Arc::new(QueuePairCore::new(KIND, offer.config, capabilities));
         let link = Arc::new(ShmLink::new(Connection {
             core: core.clone(),
             regions,
-            own: offer.page,
-            peer: accepted.page,
-            ringer: accepted.ringer,
+            own: Arc::new(offer.page),
+            peer: Arc::new(accepted.page),
+            ringer: Arc::new(accepted.ringer),
             socket: accepted.socket,
+            process,
             peer_receive_depth: accepted.receive_depth,
         }));
-        runtime.spawn("shm driver", Box::pin(Driver::new(link.clone(), bell)));
+        let patience = Patience::new(spinner, runtime.clone());
+        runtime.spawn("shm driver", Box::pin(Driver::new(link.clone(), bell, death, patience)));
         Ok(QueuePair::new(core, link))
     }
+}
+
+/// Each connection watches with a descriptor of its own: a reactor takes each once.
+fn watch_death(process: Option<&PeerProcess>) -> io::Result<Option<AsyncFd<OwnedFd>>> {
+    let pidfd = process.map(|process| process.pidfd().try_clone()).transpose()?;
+    pidfd.map(|pidfd| sys::watch(pidfd, Interest::READABLE)).transpose()
 }

@@ -30,6 +30,7 @@ use super::{
     doorbell::Ringer,
     frame::{Address, Frame, Token},
     import::ImportError,
+    lease::ProcessId,
     limits::CANDIDATE_SHARE,
     ring::{OwnPage, PeerPage},
     sys,
@@ -60,6 +61,8 @@ pub(super) struct Accepted {
     pub(super) page: PeerPage,
     pub(super) ringer: Ringer,
     pub(super) receive_depth: u32,
+    /// Its process, if that can be seen.
+    pub(super) process: Option<(ProcessId, OwnedFd)>,
 }
 
 /// Why a handshake failed.
@@ -153,7 +156,8 @@ async fn dial(runtime: &dyn Runtime, offer: &Offer, peer: &Address) -> Result<Ac
     let receive_depth = hello.receive_depth;
     let (page, ringer) = hello.import()?;
     send(&socket, &Frame::Ready, &[]).await?;
-    Ok(Accepted { socket, page, ringer, receive_depth })
+    let process = sys::peer_process(socket.get_ref().as_fd());
+    Ok(Accepted { socket, page, ringer, receive_depth, process })
 }
 
 async fn accept(
@@ -202,13 +206,17 @@ async fn answer(
     let (page, ringer) = hello.import()?;
     send_hello(&socket, offer, &peer.token).await?;
     match receive(&socket).await? {
-        (Frame::Ready, _) => Ok(Accepted { socket, page, ringer, receive_depth }),
+        (Frame::Ready, _) => {
+            let process = sys::peer_process(socket.get_ref().as_fd());
+            Ok(Accepted { socket, page, ringer, receive_depth, process })
+        }
         _ => Err(PeerViolation::Malformed.into()),
     }
 }
 
 fn check_user(socket: BorrowedFd<'_>) -> Result<(), Failure> {
-    let uid = sys::peer_uid(socket).map_err(|error| Failure::System("asking for the peer's user", error))?;
+    let credentials = sys::peer_credentials(socket);
+    let uid = credentials.map_err(|error| Failure::System("asking for the peer's user", error))?.uid;
     if uid == sys::effective_uid() { Ok(()) } else { Err(Failure::OtherUser(uid)) }
 }
 

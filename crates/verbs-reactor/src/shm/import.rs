@@ -1,6 +1,6 @@
 //! Checking and mapping what the peer shares.
 
-use std::{io, os::fd::BorrowedFd};
+use std::{io, os::fd::BorrowedFd, sync::Arc};
 
 use crate::PeerViolation;
 
@@ -37,16 +37,18 @@ pub(super) fn map_sealed(fd: BorrowedFd<'_>, length: u64) -> Result<Mapping, Imp
 /// One block of the peer.
 #[derive(Debug)]
 pub(super) struct ImportedBlock {
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
     /// Which chunks are known to be resident in our page table.
     populated: Vec<bool>,
+    /// How many are not.
+    missing: usize,
 }
 
 impl ImportedBlock {
     pub(super) fn new(fd: BorrowedFd<'_>, length: u64) -> Result<Self, ImportError> {
-        let mapping = map_sealed(fd, length)?;
-        let populated = vec![false; mapping.length().div_ceil(CHUNK_BYTES)];
-        Ok(Self { mapping, populated })
+        let mapping = Arc::new(map_sealed(fd, length)?);
+        let missing = mapping.length().div_ceil(CHUNK_BYTES);
+        Ok(Self { mapping, populated: vec![false; missing], missing })
     }
 
     /// Whether `offset..offset + length` lies inside the block.
@@ -61,14 +63,39 @@ impl ImportedBlock {
             return Ok(None);
         }
         let start = offset as usize;
-        let chunks = start / CHUNK_BYTES..(start + length).div_ceil(CHUNK_BYTES);
-        for index in chunks {
-            if let Some(done) = self.populated.get_mut(index).filter(|done| !**done) {
-                self.mapping.populate(index * CHUNK_BYTES, CHUNK_BYTES)?;
-                *done = true;
-            }
-        }
+        self.populate(start, length, usize::MAX)?;
         // SAFETY: `covers` has checked the range against the mapping.
         Ok(Some(unsafe { self.mapping.base().as_ptr().add(start) }))
+    }
+
+    /// Makes up to `limit` bytes (at least a chunk) of what is missing in the range resident, and gives how many that
+    /// were and whether the whole range is resident now.
+    pub(super) fn populate(
+        &mut self,
+        start: usize,
+        length: usize,
+        limit: usize,
+    ) -> io::Result<(usize, bool)> {
+        let mut bytes = 0;
+        if self.missing == 0 {
+            return Ok((bytes, true));
+        }
+        let end = start.saturating_add(length).div_ceil(CHUNK_BYTES).min(self.populated.len());
+        for index in start / CHUNK_BYTES..end {
+            let Some(done) = self.populated.get_mut(index).filter(|done| !**done) else { continue };
+            if bytes >= limit {
+                return Ok((bytes, false));
+            }
+            self.mapping.populate(index * CHUNK_BYTES, CHUNK_BYTES)?;
+            *done = true;
+            self.missing -= 1;
+            bytes += CHUNK_BYTES;
+        }
+        Ok((bytes, true))
+    }
+
+    /// The mapping, for a view that outlives the connection.
+    pub(super) fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
     }
 }

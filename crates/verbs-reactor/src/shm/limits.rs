@@ -22,6 +22,12 @@ pub(super) const SLOTS_MAX: u32 = 1 << 16;
 /// Blocks of a peer mapped per connection. Each costs one mapping; a process has 65,530 by default.
 pub(super) const BLOCKS_MAX: usize = 4096;
 
+/// Leases of one connection: each has a word on the page of the process that views.
+pub(super) const LEASES_MAX: u32 = 4096;
+
+/// Leases that one process may hold by default, through all its connections.
+pub(super) const LEASES_PER_PROCESS: u32 = 4096;
+
 /// The longest control frame in bytes.
 pub(super) const FRAME_BYTES: usize = 64;
 

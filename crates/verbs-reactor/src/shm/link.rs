@@ -2,7 +2,7 @@
 
 use std::sync::{
     Mutex, MutexGuard, PoisonError, TryLockError,
-    atomic::{AtomicBool, Ordering, fence},
+    atomic::{AtomicBool, AtomicU64, Ordering, fence},
 };
 
 use futures::task::AtomicWaker;
@@ -50,6 +50,12 @@ pub(super) struct ShmLink {
     frames: AtomicBool,
     /// Completions were returned, and the peer was not rung for them yet.
     owed: AtomicBool,
+    /// Descriptors executed and completions reaped, as of the latest go: for glances that take no lock.
+    executed: AtomicU64,
+    reaped: AtomicU64,
+    released: AtomicU64,
+    /// The peer's process is known to be dead.
+    died: AtomicBool,
     /// The driver found the target locked and wants to be woken when it is free.
     contended: AtomicBool,
 }
@@ -64,6 +70,10 @@ impl ShmLink {
             closing: AtomicBool::new(false),
             frames: AtomicBool::new(false),
             owed: AtomicBool::new(false),
+            executed: AtomicU64::new(0),
+            reaped: AtomicU64::new(0),
+            released: AtomicU64::new(0),
+            died: AtomicBool::new(false),
             contended: AtomicBool::new(false),
         }
     }
@@ -77,9 +87,60 @@ impl ShmLink {
         self.frames.store(true, Ordering::Release);
     }
 
+    /// The peer's process has ended, whoever may hold its sockets open.
+    pub(super) fn peer_died(&self) {
+        self.died.store(true, Ordering::Release);
+    }
+
+    /// Whether the peer views memory of this side.
+    pub(super) fn has_leases(&self) -> bool {
+        !self.producer().leases().is_empty()
+    }
+
+    /// Takes back what the peer has stopped viewing; gives whether there was anything.
+    pub(super) fn reclaim(&self) -> bool {
+        let connection = &self.connection;
+        self.released.store(connection.peer.released(), Ordering::Relaxed);
+        let mut any = false;
+        loop {
+            let (ended, more) =
+                self.producer().leases().released(&connection.peer, connection.process.as_ref());
+            any |= ended.settle();
+            // Open leases bound the loop.
+            if !more {
+                return any;
+            }
+        }
+    }
+
+    /// Takes back everything that a dead process viewed.
+    pub(super) fn bury(&self) {
+        loop {
+            let (ended, more) = self.producer().leases().bury(self.connection.process.as_ref());
+            ended.settle();
+            if !more {
+                return;
+            }
+        }
+    }
+
     /// Whether operations wait for the socket to become writable.
     pub(super) fn waits_for_socket(&self) -> bool {
         self.producer().is_waiting()
+    }
+
+    /// A glance, without a lock, at whether the peer has given us something to do.
+    pub(super) fn may_have_work(&self) -> bool {
+        let peer = &self.connection.peer;
+        peer.may_have(self.executed.load(Ordering::Relaxed))
+            || peer.consumed() != self.reaped.load(Ordering::Relaxed)
+            || peer.closed() != 0
+            || peer.released() != self.released.load(Ordering::Relaxed)
+    }
+
+    /// Changes whenever anyone has found work.
+    pub(super) fn work_done(&self) -> u64 {
+        self.executed.load(Ordering::Relaxed).wrapping_add(self.reaped.load(Ordering::Relaxed))
     }
 
     /// Wakes the peer for completions that it was not rung for.
@@ -151,9 +212,17 @@ impl ShmLink {
         if closed != 0 {
             return Err(End::told_by_peer(closed, connection.peer_receive_depth));
         }
+        if self.died.load(Ordering::Acquire) {
+            return Err(End::end_of_file("its process has ended"));
+        }
+        if connection.ringer.is_spoilt() {
+            return Err(PeerViolation::Malformed.into());
+        }
         worked |= self.retry_waiting();
+        worked |= self.reclaim();
         let before = target.executed();
         let run = target.run(connection);
+        self.executed.store(target.executed(), Ordering::Relaxed);
         if target.executed() != before {
             self.owed.store(true, Ordering::Release);
         }
@@ -170,7 +239,12 @@ impl ShmLink {
     fn reap(&self) -> Result<bool, PeerViolation> {
         let mut any = false;
         loop {
-            let (reaped, more) = self.producer().reap(&self.connection)?;
+            let (reaped, more) = {
+                let mut producer = self.producer();
+                let reaped = producer.reap(&self.connection)?;
+                self.reaped.store(producer.completed(), Ordering::Relaxed);
+                reaped
+            };
             for Posted { key, length } in reaped.into_iter().flatten() {
                 any = true;
                 self.connection.core.complete(key, length, Ok(()));
@@ -204,11 +278,15 @@ impl ShmLink {
     /// Ends the connection. The order matters: once the `closed` word is out, the peer delivers nothing that it
     /// copied later, so only then may the sources of unfinished writes go back to their owners.
     fn end(&self, target: &mut Target, end: &End) {
+        target.decline_loans(&self.connection);
         target.end();
         self.connection.own.set_closed(end.code);
         // What the peer has executed before is Ok; a page of nonsense changes nothing any more.
         let _nonsense_is_ignored = self.reap();
         self.producer().end(&end.error);
+        // From here on only the peer's word, or its death, ends a lease: the driver waits for both.
+        self.connection.own.set_listens(true);
+        self.producer().leases().retire();
         self.connection.core.fail(&end.error);
         sys::shutdown(std::os::fd::AsFd::as_fd(self.connection.socket.get_ref()));
         tracing::debug!(error = %end.error, "shm: connection ended");
@@ -229,6 +307,9 @@ impl ShmLink {
 
 impl Link for ShmLink {
     fn submit(&self, key: SlotKey, request: &WorkRequest) {
+        if matches!(request, WorkRequest::Lend { .. }) {
+            self.reclaim();
+        }
         let post = self.producer().submit(&self.connection, key, request);
         match post {
             Post::Published => self.connection.ringer.ring_if_asleep(&self.connection.peer),

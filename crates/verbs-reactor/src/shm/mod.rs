@@ -12,10 +12,12 @@
 //! | `ring` | descriptors, and the shared pages they lie in |
 //! | `import` | checking and mapping what the peer shares |
 //! | `doorbell` | waking the peer |
+//! | `lease`, `loan` | views without a copy: the producer's books, the consumer's end |
 //! | `producer` | the requester's half of a connection |
 //! | `target` | the target's half |
 //! | `link`, `driver` | who makes progress, and when |
 //! | `ending` | why a connection ends, and how each side learns of it |
+//! | `words` | what single words of the pages say, for models |
 //! | `sys` | system calls as safe functions |
 
 mod connection;
@@ -26,13 +28,16 @@ mod fabric;
 mod frame;
 mod handshake;
 mod import;
+mod lease;
 mod limits;
 mod link;
+mod loan;
 mod producer;
 mod ring;
 mod sys;
 mod target;
 #[cfg(test)]
 mod tests;
+mod words;
 
 pub use fabric::ShmFabric;

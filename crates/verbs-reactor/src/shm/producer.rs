@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     io, mem,
-    os::fd::AsFd,
+    os::fd::{AsFd, BorrowedFd},
 };
 
 use memory::{
@@ -16,6 +16,7 @@ use crate::{FabricError, FabricKind, PeerViolation, SlotKey, WorkRequest};
 use super::{
     connection::Connection,
     frame::Frame,
+    lease::Leases,
     limits::{BATCH_COMPLETIONS, BLOCKS_MAX, INLINE_BYTES},
     ring::{Descriptor, Source},
     sys,
@@ -64,6 +65,7 @@ pub(super) struct Producer {
     waiting: VecDeque<(SlotKey, WorkRequest)>,
     /// Numbers of the blocks that the peer was sent.
     blocks: HashMap<BlockId, u32>,
+    leases: Leases,
     /// Room for the descriptors of one operation, empty between calls.
     prepared: Vec<Prepared>,
     /// Set once: nothing is posted any more.
@@ -92,6 +94,11 @@ impl Producer {
             self.waiting.push_front((key, request));
         }
         Some((posted, post))
+    }
+
+    /// Descriptors whose completion was reaped.
+    pub(super) fn completed(&self) -> u64 {
+        self.completed
     }
 
     /// Whether operations wait for the socket.
@@ -150,6 +157,13 @@ impl Producer {
         if self.tail - self.completed + request.weight(limit) > u64::from(connection.own.slots()) {
             return Ok(false);
         }
+        if let WorkRequest::Lend { local, immediate } = request {
+            let Some(source) = self.lent(connection, local)? else { return Ok(false) };
+            let immediate = Some(immediate.0);
+            let descriptor = Descriptor { immediate, continues: false, remote: None, source };
+            prepared.push(Prepared { descriptor, local: Buf::empty() });
+            return Ok(true);
+        }
         for piece in request.pieces(limit) {
             let Some(source) = self.source(connection, &piece.local)? else { return Ok(false) };
             let regions = connection.core.remote_regions();
@@ -159,17 +173,12 @@ impl Producer {
             let descriptor = Descriptor { immediate, continues: !piece.is_last, remote, source };
             prepared.push(Prepared { descriptor, local: piece.local });
         }
-        if let (WorkRequest::WriteVectored { immediate, .. }, true) = (request, prepared.is_empty()) {
-            let immediate = immediate.map(|immediate| immediate.0);
-            let descriptor =
-                Descriptor { immediate, continues: false, remote: None, source: Source::Nothing };
-            prepared.push(Prepared { descriptor, local: Buf::empty() });
-        }
         Ok(true)
     }
 
     /// Puts descriptors into the ring; the last one completes the operation.
     fn publish(&mut self, connection: &Connection, posted: Posted, prepared: &[Prepared]) {
+        connection.own.set_cpu();
         for Prepared { descriptor, local } in prepared {
             if descriptor.source == Source::Inline {
                 stage(connection, self.tail, local);
@@ -180,27 +189,44 @@ impl Producer {
         }
     }
 
-    /// Where the peer finds the bytes; `None` while the socket has no room for the block's descriptor.
+    /// Where the peer finds the bytes, which must lie in memory that it can map; `None` while the socket has no room
+    /// for the block's descriptor.
     fn source(&mut self, connection: &Connection, local: &Buf) -> Result<Option<Source>, FabricError> {
-        if local.is_foreign() && !local.is_empty() {
-            let what = "send memory that is not a pool's: copy it into a pool first";
-            return Err(FabricError::Unsupported { kind: KIND, what });
-        }
-        let Some(block) = local.block().filter(|_| !local.is_empty()) else {
+        if local.is_empty() {
             return Ok(Some(Source::Nothing));
-        };
-        if !connection.regions.contains(block.id()) {
-            return Err(FabricError::NotRegistered { kind: KIND, block: block.id().get() });
         }
+        let (block, fd) = reachable(connection, local)?;
         if local.len() <= INLINE_BYTES {
             return Ok(Some(Source::Inline));
         }
         let offset = local.offset() as u64;
-        Ok(self.share(connection, block)?.map(|index| Source::Block { index, offset }))
+        Ok(self.share(connection, block, fd)?.map(|index| Source::Block { index, offset }))
+    }
+
+    /// A lease of `local`; `None` while the socket has no room for the block's descriptor.
+    fn lent(&mut self, connection: &Connection, local: &Buf) -> Result<Option<Source>, FabricError> {
+        if local.is_empty() {
+            return Err(FabricError::Unsupported { kind: KIND, what: "lend an empty buffer" });
+        }
+        let (block, fd) = reachable(connection, local)?;
+        let Some(index) = self.share(connection, block, fd)? else { return Ok(None) };
+        let (slot, generation) = self.leases.lend(connection.process.as_ref(), local.clone())?;
+        let (offset, length) = (local.offset() as u64, local.len() as u64);
+        Ok(Some(Source::Lent { index, offset, length, slot, generation }))
+    }
+
+    /// What the peer views.
+    pub(super) fn leases(&mut self) -> &mut Leases {
+        &mut self.leases
     }
 
     /// The number under which the peer knows `block`, which it is sent first if need be.
-    fn share(&mut self, connection: &Connection, block: &Block) -> Result<Option<u32>, FabricError> {
+    fn share(
+        &mut self,
+        connection: &Connection,
+        block: &Block,
+        fd: BorrowedFd<'_>,
+    ) -> Result<Option<u32>, FabricError> {
         if let Some(&index) = self.blocks.get(&block.id()) {
             return Ok(Some(index));
         }
@@ -210,7 +236,7 @@ impl Producer {
         }
         let index = self.blocks.len() as u32;
         let frame = Frame::Block { index, length: block.length() as u64 };
-        match sys::send(connection.socket.get_ref().as_fd(), &frame.encode(), &[block.fd()]) {
+        match sys::send(connection.socket.get_ref().as_fd(), &frame.encode(), &[fd]) {
             Ok(()) => {
                 self.blocks.insert(block.id(), index);
                 Ok(Some(index))
@@ -232,8 +258,24 @@ fn aim(connection: &Connection, request: &WorkRequest) -> Result<(), FabricError
         WorkRequest::WriteVectored { segments, .. } => segments
             .iter()
             .try_for_each(|segment| regions.aim(segment.local.len() as u64, Some(&segment.remote)).map(drop)),
-        _ => Err(request.unsupported(KIND)),
+        WorkRequest::Lend { .. } => Ok(()),
+        WorkRequest::Read { .. } => Err(request.unsupported(KIND)),
     }
+}
+
+/// The block of `local`, if the peer can map it and the domain knows it.
+fn reachable<'buffer>(
+    connection: &Connection,
+    local: &'buffer Buf,
+) -> Result<(&'buffer Block, BorrowedFd<'buffer>), FabricError> {
+    let Some((block, fd)) = local.block().and_then(|block| Some((block, block.fd()?))) else {
+        let what = "send memory that is in no pool: copy it into one first";
+        return Err(FabricError::Unsupported { kind: KIND, what });
+    };
+    if !connection.regions.contains(block.id()) {
+        return Err(FabricError::NotRegistered { kind: KIND, block: block.id().get() });
+    }
+    Ok((block, fd))
 }
 
 /// Whether the socket will show readiness or its end after this error.

@@ -9,27 +9,35 @@
 //! 64    sleep      epoch of the latest sleep of this side's driver
 //! 128   consumed   descriptors of the peer that this side has executed
 //! 136   closed     0, or why this side ended the connection
+//! 144   cpu        1 + the CPU on which this side last published or executed something
+//! 192   released   how many leases of the peer's memory this side has released
+//! 256   listens    1 while this side wants to be woken for releases
 //! 4096  slots of 128 bytes: sequence word, seven words of descriptor, 64 bytes of inline payload
+//! then  lease words: the generation that was released last, of each slot of the peer's lease table
 //! ```
 
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::atomic::{AtomicU64, Ordering, fence},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use crate::{PeerViolation, RegionGeneration, RegionId, RemoteRange};
 
 use super::{
-    limits::{INLINE_BYTES, SLOTS_MAX},
+    limits::{INLINE_BYTES, LEASES_MAX, SLOTS_MAX},
     sys::{self, Mapping},
+    words,
 };
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TWSHM\0\0\x01");
+const MAGIC: u64 = u64::from_le_bytes(*b"TWSHM\0\0\x02");
 const MAGIC_AT: usize = 0;
 const SLEEP_AT: usize = 64;
 const CONSUMED_AT: usize = 128;
 const CLOSED_AT: usize = 136;
+const CPU_AT: usize = 144;
+const RELEASED_AT: usize = 192;
+const LISTENS_AT: usize = 256;
 const HEADER_BYTES: usize = 4096;
 const SLOT_BYTES: usize = 128;
 const WORD_BYTES: usize = 8;
@@ -48,6 +56,8 @@ pub(super) enum Source {
     Inline,
     /// In the peer's block of this number, from this offset on.
     Block { index: u32, offset: u64 },
+    /// There, and they stay there: the target may look at them under this lease.
+    Lent { index: u32, offset: u64, length: u64, slot: u32, generation: u64 },
 }
 
 /// One piece of a write, or a notification, as it travels.
@@ -67,6 +77,7 @@ const HAS_REMOTE: u32 = 2;
 const IS_INLINE: u32 = 4;
 const IS_BLOCK: u32 = 8;
 const CONTINUES: u32 = 16;
+const IS_LENT: u32 = 32;
 
 fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
@@ -86,6 +97,7 @@ impl Descriptor {
             flags |= CONTINUES;
         }
         let (mut region, mut generation, mut key, mut offset, mut length) = (0, 0, 0, 0, 0);
+        let mut lease_generation = 0;
         if let Some((range, remote_key)) = self.remote {
             flags |= HAS_REMOTE;
             (region, generation, key) = (range.region.0, range.generation.0, remote_key);
@@ -101,14 +113,27 @@ impl Descriptor {
                 flags |= IS_BLOCK;
                 (index, offset)
             }
+            Source::Lent { index, offset, length: lent, slot, generation } => {
+                flags |= IS_LENT;
+                (region, length, lease_generation) = (slot, lent, generation);
+                (index, offset)
+            }
         };
         let immediate = self.immediate.unwrap_or(0);
-        [pair(flags, immediate), pair(region, generation), pair(key, block), offset, length, source_offset, 0]
+        [
+            pair(flags, immediate),
+            pair(region, generation),
+            pair(key, block),
+            offset,
+            length,
+            source_offset,
+            lease_generation,
+        ]
     }
 
     /// Parses words that a neighbour wrote.
     pub(super) fn decode(words: &Words) -> Result<Self, PeerViolation> {
-        let [first, region, key, offset, length, source_offset, _] = *words;
+        let [first, region, key, offset, length, source_offset, lease_generation] = *words;
         let (flags, immediate) = halves(first);
         let (region, generation) = halves(region);
         let (key, block) = halves(key);
@@ -118,17 +143,29 @@ impl Descriptor {
             offset,
             length,
         };
-        let source = match flags & (IS_INLINE | IS_BLOCK) {
+        let source = match flags & (IS_INLINE | IS_BLOCK | IS_LENT) {
             0 if length == 0 => Source::Nothing,
             IS_INLINE if (1..=INLINE_BYTES as u64).contains(&length) => Source::Inline,
             IS_BLOCK if length > 0 => Source::Block { index: block, offset: source_offset },
+            IS_LENT if length > 0 && range.region.0 < LEASES_MAX => Source::Lent {
+                index: block,
+                offset: source_offset,
+                length,
+                slot: range.region.0,
+                generation: lease_generation,
+            },
             _ => return Err(PeerViolation::Malformed),
         };
-        let known = HAS_IMMEDIATE | HAS_REMOTE | IS_INLINE | IS_BLOCK | CONTINUES;
+        let known = HAS_IMMEDIATE | HAS_REMOTE | IS_INLINE | IS_BLOCK | CONTINUES | IS_LENT;
         let has_remote = flags & HAS_REMOTE != 0;
         let has_immediate = flags & HAS_IMMEDIATE != 0;
         let continues = flags & CONTINUES != 0;
-        if flags & !known != 0 || (source != Source::Nothing && !has_remote) || (continues && has_immediate) {
+        let sound = match source {
+            Source::Nothing => true,
+            Source::Inline | Source::Block { .. } => has_remote,
+            Source::Lent { .. } => has_immediate && !has_remote,
+        };
+        if flags & !known != 0 || !sound || (continues && has_immediate) {
             return Err(PeerViolation::Malformed);
         }
         Ok(Self {
@@ -139,7 +176,7 @@ impl Descriptor {
         })
     }
 
-    /// Payload bytes.
+    /// Bytes to be written.
     pub(super) fn length(&self) -> u64 {
         self.remote.map_or(0, |(range, _)| range.length)
     }
@@ -147,7 +184,8 @@ impl Descriptor {
 
 /// Bytes of a page set with `slots` slots.
 pub(super) fn page_bytes(slots: u32) -> usize {
-    (HEADER_BYTES + slots as usize * SLOT_BYTES).next_multiple_of(sys::page_size())
+    (HEADER_BYTES + slots as usize * SLOT_BYTES + LEASES_MAX as usize * WORD_BYTES)
+        .next_multiple_of(sys::page_size())
 }
 
 /// A mapping with the layout above.
@@ -171,6 +209,11 @@ impl Page {
     fn slot_at(&self, position: u64) -> usize {
         let index = position as usize & (self.slots as usize - 1);
         HEADER_BYTES + index * SLOT_BYTES
+    }
+
+    /// `slot` is less than [`LEASES_MAX`].
+    fn lease_at(&self, slot: u32) -> usize {
+        HEADER_BYTES + self.slots as usize * SLOT_BYTES + (slot % LEASES_MAX) as usize * WORD_BYTES
     }
 
     /// The sequence word that a slot has once `position` is published in it.
@@ -213,10 +256,16 @@ impl OwnPage {
     /// Makes `words` visible to the peer as descriptor number `position`.
     pub(super) fn publish(&self, position: u64, words: &Words) {
         let slot = self.page.slot_at(position);
-        for (index, word) in words.iter().enumerate() {
-            self.page.word(slot + (1 + index) * WORD_BYTES).store(*word, Ordering::Relaxed);
+        let places = (1..).map(|index| self.page.word(slot + index * WORD_BYTES));
+        words::publish(self.page.word(slot), places.zip(words.iter().copied()), Page::sequence(position));
+    }
+
+    /// Says on which CPU this side runs, as a hint.
+    pub(super) fn set_cpu(&self) {
+        let cpu = u64::from(sys::current_cpu()) + 1;
+        if self.page.word(CPU_AT).load(Ordering::Relaxed) != cpu {
+            self.page.word(CPU_AT).store(cpu, Ordering::Relaxed);
         }
-        self.page.word(slot).store(Page::sequence(position), Ordering::Release);
     }
 
     /// Says that `count` descriptors of the peer are executed.
@@ -224,18 +273,28 @@ impl OwnPage {
         self.page.word(CONSUMED_AT).store(count, Ordering::Release);
     }
 
+    /// Ends a lease: nothing here reads the bytes any more.
+    pub(super) fn release(&self, slot: u32, generation: u64) {
+        words::release(self.page.word(self.page.lease_at(slot)), self.page.word(RELEASED_AT), generation);
+    }
+
+    /// Says whether releases of the peer should wake this side. Say so before saying that it sleeps.
+    pub(super) fn set_listens(&self, listens: bool) {
+        let word = self.page.word(LISTENS_AT);
+        if word.load(Ordering::Relaxed) != u64::from(listens) {
+            word.store(u64::from(listens), Ordering::Relaxed);
+        }
+    }
+
     /// Says that this side's driver is about to sleep for the `epoch`th time. Look for work again after this.
     pub(super) fn set_sleep(&self, epoch: u64) {
-        self.page.word(SLEEP_AT).store(epoch, Ordering::Relaxed);
-        // Pairs with the fence in `Ringer::ring_if_asleep`: either the peer sees the epoch or we see its work.
-        fence(Ordering::SeqCst);
+        words::fall_asleep(self.page.word(SLEEP_AT), epoch);
     }
 
     /// Says that the connection is over. Sources of unfinished writes may be reused after this: a peer that
     /// copied bytes written after it will see the word (`PeerPage::closed`).
     pub(super) fn set_closed(&self, code: u64) {
-        self.page.word(CLOSED_AT).store(code, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        words::close(self.page.word(CLOSED_AT), code);
     }
 
     /// Writes any word of the page, as a hostile neighbour would.
@@ -266,12 +325,8 @@ impl PeerPage {
         Ok(peer)
     }
 
-    /// A load that synchronises with the store it reads. Relaxed, because only relaxed loads are promised to
-    /// work on memory mapped read-only; the fence makes it an acquire.
     fn load(&self, at: usize) -> u64 {
-        let value = self.page.word(at).load(Ordering::Relaxed);
-        fence(Ordering::Acquire);
-        value
+        words::load(self.page.word(at))
     }
 
     /// Copies descriptor number `position` out, once, if it is there.
@@ -289,10 +344,26 @@ impl PeerPage {
         Descriptor::decode(&words).map(Some)
     }
 
+    /// Number of slots.
+    pub(super) fn slots(&self) -> u32 {
+        self.page.slots
+    }
+
     /// The inline payload of `position`, readable for [`INLINE_BYTES`].
     pub(super) fn inline_pointer(&self, position: u64) -> *const u8 {
         // SAFETY: the slot lies inside the mapping.
         unsafe { self.page.mapping.base().as_ptr().add(self.page.slot_at(position) + INLINE_AT) }
+    }
+
+    /// A glance at whether [`descriptor`](Self::descriptor) would find anything at `position`.
+    pub(super) fn may_have(&self, position: u64) -> bool {
+        let sequence = self.page.word(self.page.slot_at(position)).load(Ordering::Relaxed);
+        sequence != Page::sequence(position).saturating_sub(u64::from(self.page.slots))
+    }
+
+    /// Whether the peer last ran on the CPU that we run on.
+    pub(super) fn is_here(&self) -> bool {
+        self.page.word(CPU_AT).load(Ordering::Relaxed) == u64::from(sys::current_cpu()) + 1
     }
 
     /// How many of our descriptors the peer says it has executed.
@@ -300,9 +371,36 @@ impl PeerPage {
         self.load(CONSUMED_AT)
     }
 
+    /// How many leases of ours the peer says it has released.
+    pub(super) fn released(&self) -> u64 {
+        self.load(RELEASED_AT)
+    }
+
+    /// The generation of the lease in `slot` that the peer says it has released last.
+    pub(super) fn lease(&self, slot: u32) -> u64 {
+        self.load(self.page.lease_at(slot))
+    }
+
+    /// Whether the peer sleeps and was not rung for this sleep; `rung` remembers. After a yes, ring it.
+    pub(super) fn must_be_rung(&self, rung: &AtomicU64) -> bool {
+        words::must_ring(self.page.word(SLEEP_AT), rung)
+    }
+
+    /// As [`must_be_rung`](Self::must_be_rung), after the release of a lease.
+    pub(super) fn must_be_rung_for_release(&self, rung: &AtomicU64) -> bool {
+        words::must_ring_for_release(self.page.word(LISTENS_AT), self.page.word(SLEEP_AT), rung)
+    }
+
     /// The epoch of the peer's latest sleep.
+    #[cfg(test)]
     pub(super) fn sleep(&self) -> u64 {
         self.page.word(SLEEP_AT).load(Ordering::Relaxed)
+    }
+
+    /// Whether releases should wake the peer.
+    #[cfg(test)]
+    pub(super) fn listens(&self) -> bool {
+        self.page.word(LISTENS_AT).load(Ordering::Relaxed) != 0
     }
 
     /// Why the peer ended the connection; 0 while it has not.
@@ -310,7 +408,6 @@ impl PeerPage {
     /// Called after a copy out of the peer's memory, this says whether the bytes were still its to send: the
     /// fence keeps the copy before the load, and pairs with the one in [`OwnPage::set_closed`].
     pub(super) fn closed(&self) -> u64 {
-        fence(Ordering::Acquire);
-        self.load(CLOSED_AT)
+        words::is_closed(self.page.word(CLOSED_AT))
     }
 }

@@ -9,7 +9,10 @@ use std::{
 
 use tokio::io::{Interest, unix::AsyncFd};
 
-use super::limits::{FRAME_BYTES, FRAME_FDS};
+use super::{
+    lease::ProcessId,
+    limits::{FRAME_BYTES, FRAME_FDS},
+};
 
 /// Seals that a shared memfd must have: nobody can resize it under a mapping, map it writable from now on, or
 /// change the seals.
@@ -36,6 +39,12 @@ pub(super) fn page_size() -> usize {
 pub(super) fn effective_uid() -> u32 {
     // SAFETY: no pointers are involved.
     unsafe { libc::geteuid() }
+}
+
+/// The CPU this thread runs on; 0 where that can't be told.
+pub(super) fn current_cpu() -> u32 {
+    // SAFETY: no pointers are involved.
+    u32::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
 }
 
 /// An empty memfd that can be sealed.
@@ -199,8 +208,16 @@ pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     owned(unsafe { libc::accept4(listener.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), flags) })
 }
 
-/// The user at the other end of a Unix socket, as the kernel saw it connect or listen.
-pub(super) fn peer_uid(socket: BorrowedFd<'_>) -> io::Result<u32> {
+/// The process at the other end of a Unix socket, as the kernel saw it connect or listen.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Credentials {
+    pub(super) uid: u32,
+    /// 0 where it is not visible from this process's namespace.
+    pub(super) pid: u32,
+}
+
+/// Who is at the other end of a Unix socket.
+pub(super) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = mem::size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: `credentials` is writable for `length` bytes.
@@ -213,7 +230,54 @@ pub(super) fn peer_uid(socket: BorrowedFd<'_>) -> io::Result<u32> {
             &raw mut length,
         )
     })?;
-    Ok(credentials.uid)
+    Ok(Credentials { uid: credentials.uid, pid: u32::try_from(credentials.pid).unwrap_or(0) })
+}
+
+/// A handle on the process at the other end of a Unix socket, and when that process started; `None` where it can't be
+/// seen, or is dead already.
+pub(super) fn peer_process(socket: BorrowedFd<'_>) -> Option<(ProcessId, OwnedFd)> {
+    let pid = peer_credentials(socket).ok()?.pid;
+    let pidfd = peer_pidfd(socket).or_else(|_| open_pidfd(pid)).ok()?;
+    let started = start_time(pid)?;
+    // Only while it lives do its number and what was read under it belong to it.
+    is_alive(pidfd.as_fd()).then_some((ProcessId { pid, started }, pidfd))
+}
+
+/// Linux 6.5 and newer.
+fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    const SO_PEERPIDFD: libc::c_int = 77;
+    let (mut fd, mut length): (RawFd, _) = (-1, mem::size_of::<RawFd>() as libc::socklen_t);
+    // SAFETY: `fd` is writable for `length` bytes.
+    check(unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut fd).cast(),
+            &raw mut length,
+        )
+    })?;
+    owned(fd)
+}
+
+fn open_pidfd(pid: u32) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers are involved.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    owned(libc::c_int::try_from(fd).unwrap_or(-1))
+}
+
+/// When a process started, in the kernel's ticks.
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may hold anything; 19 fields lie between it and the time.
+    let (_, after_name) = stat.rsplit_once(')')?;
+    after_name.split_whitespace().nth(19)?.parse().ok()
+}
+
+fn is_alive(pidfd: BorrowedFd<'_>) -> bool {
+    let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: `poll` is one entry, valid for the call.
+    unsafe { libc::poll(&raw mut poll, 1, 0) == 0 }
 }
 
 /// Ends both directions; the peer reads end of file. A socket that is already disconnected is no error.

@@ -1,9 +1,9 @@
 //! The target's half: executes the peer's writes as a NIC would.
 
-use std::{io, mem, os::fd::AsFd};
+use std::{io, mem, os::fd::AsFd, sync::Arc};
 
 use memory::{
-    RemoteTarget,
+    Buf, RemoteTarget,
     copy::{CopyReason, copy_raw},
 };
 
@@ -15,6 +15,7 @@ use super::{
     frame::Frame,
     import::ImportedBlock,
     limits::{BATCH_DESCRIPTORS, BATCH_FRAMES, BLOCKS_MAX, CHUNK_BYTES},
+    loan::{Loan, Release},
     ring::{Descriptor, Source},
     sys,
 };
@@ -50,8 +51,25 @@ pub(super) struct Target {
 struct Execution {
     immediate: Option<u32>,
     continues: bool,
-    copy: Option<Copy>,
+    job: Option<Job>,
     length: u64,
+}
+
+/// What takes time.
+#[derive(Debug)]
+enum Job {
+    Copy(Copy),
+    View(View),
+}
+
+/// Memory of the peer on its way to be looked at.
+#[derive(Debug)]
+struct View {
+    index: u32,
+    offset: usize,
+    length: usize,
+    slot: u32,
+    generation: u64,
 }
 
 /// A payload on its way.
@@ -81,6 +99,7 @@ impl Target {
         let before = self.head;
         let result = self.execute_batch(connection);
         if self.head != before {
+            connection.own.set_cpu();
             connection.own.set_consumed(self.head);
         }
         match result? {
@@ -117,9 +136,10 @@ impl Target {
                     None => return Ok(false),
                 },
             };
-            if let Some(copy) = &mut execution.copy {
-                budget = budget.saturating_sub(self.advance(connection, copy, budget)?);
-                if copy.done < copy.destination.length() {
+            if let Some(job) = &mut execution.job {
+                let (bytes, is_done) = self.advance(connection, job, budget)?;
+                budget = budget.saturating_sub(bytes);
+                if !is_done {
                     self.current = Some(execution);
                     return Ok(true);
                 }
@@ -137,9 +157,18 @@ impl Target {
         let mut execution = Execution {
             immediate: descriptor.immediate,
             continues: descriptor.continues,
-            copy: None,
+            job: None,
             length: descriptor.length(),
         };
+        if let Source::Lent { index, offset, length, slot, generation } = descriptor.source {
+            if !self.block(connection, index)?.covers(offset, length) {
+                return Err(PeerViolation::OutOfBounds.into());
+            }
+            // `covers` has shown that both fit the address space.
+            let (offset, length) = (offset as usize, length as usize);
+            execution.job = Some(Job::View(View { index, offset, length, slot, generation }));
+            return Ok(execution);
+        }
         let Some((range, key)) = descriptor.remote else { return Ok(execution) };
         let (destination, purpose) = connection.regions.write_target(&range, key)?;
         let reason = match purpose {
@@ -153,7 +182,7 @@ impl Target {
             }
         }
         if descriptor.source != Source::Nothing {
-            execution.copy = Some(Copy { source: descriptor.source, destination, reason, done: 0 });
+            execution.job = Some(Job::Copy(Copy { source: descriptor.source, destination, reason, done: 0 }));
         }
         Ok(execution)
     }
@@ -166,8 +195,28 @@ impl Target {
         self.blocks.get_mut(index).ok_or_else(|| PeerViolation::Malformed.into())
     }
 
+    /// Goes on with `job` for about `limit` bytes: how many they were, and whether it is done.
+    fn advance(
+        &mut self,
+        connection: &Connection,
+        job: &mut Job,
+        limit: usize,
+    ) -> Result<(usize, bool), End> {
+        match job {
+            Job::Copy(copy) => {
+                let bytes = self.copy(connection, copy, limit)?;
+                Ok((bytes, copy.done >= copy.destination.length()))
+            }
+            Job::View(view) => {
+                let block = self.block(connection, view.index)?;
+                let populated = block.populate(view.offset, view.length, limit);
+                populated.map_err(|error| End::device("reading a block of the peer", error))
+            }
+        }
+    }
+
     /// Copies up to `limit` bytes of `copy` and gives their number.
-    fn advance(&mut self, connection: &Connection, copy: &mut Copy, limit: usize) -> Result<usize, End> {
+    fn copy(&mut self, connection: &Connection, copy: &mut Copy, limit: usize) -> Result<usize, End> {
         let length = limit.min(copy.destination.length() - copy.done);
         let source = match copy.source {
             // Never past the slot: an inline length is at most its room, and `done` is less.
@@ -178,7 +227,7 @@ impl Target {
                 let resident = resident.map_err(|error| End::device("reading a block of the peer", error))?;
                 resident.ok_or(PeerViolation::OutOfBounds)?
             }
-            Source::Nothing => return Ok(0),
+            Source::Nothing | Source::Lent { .. } => return Ok(0),
         };
         let access = copy.destination.access(copy.done, length).map_err(|_| PeerViolation::NotGranted)?;
         // SAFETY: `source` is readable for `length` bytes: `resident` and the slot's layout promise it. `access`
@@ -195,6 +244,9 @@ impl Target {
         if closed != 0 {
             return Err(End::told_by_peer(closed, connection.peer_receive_depth));
         }
+        if let (Some(Job::View(view)), Some(immediate)) = (&execution.job, execution.immediate) {
+            return self.hand_over(connection, view, Immediate(immediate));
+        }
         connection.core.count_received(execution.length);
         self.landed = self.landed.saturating_add(execution.length);
         if !execution.continues {
@@ -206,6 +258,28 @@ impl Target {
         }
         self.head += 1;
         Ok(())
+    }
+
+    /// Gives the user a view of the peer's memory.
+    fn hand_over(&mut self, connection: &Connection, view: &View, immediate: Immediate) -> Result<(), End> {
+        let mapping = self.block(connection, view.index)?.mapping().clone();
+        let release = release(connection, view.slot, view.generation);
+        let buffer = Buf::foreign(Arc::new(Loan::new(mapping, view.offset, view.length, release)));
+        // What can't be delivered is released as it is dropped.
+        connection.core.deliver(Arrival::Loan { immediate, buffer }).map_err(End::not_ready)?;
+        self.head += 1;
+        Ok(())
+    }
+
+    /// The connection is over: loans that were not executed never will be.
+    pub(super) fn decline_loans(&self, connection: &Connection) {
+        // The ring bounds the loop: a slot published out of turn ends it.
+        for position in self.head..self.head.saturating_add(u64::from(connection.peer.slots())) {
+            let Ok(Some(descriptor)) = connection.peer.descriptor(position) else { return };
+            if let Source::Lent { slot, generation, .. } = descriptor.source {
+                release(connection, slot, generation).tell();
+            }
+        }
     }
 
     /// Reads one frame; false when there is none.
@@ -231,8 +305,13 @@ impl Target {
     }
 }
 
+fn release(connection: &Connection, slot: u32, generation: u64) -> Release {
+    let (own, peer) = (connection.own.clone(), connection.peer.clone());
+    Release { own, peer, ringer: connection.ringer.clone(), slot, generation }
+}
+
 /// The peer's end of the socket is closed: by its word if it left one.
-fn ended(connection: &Connection, detail: &str) -> End {
+pub(super) fn ended(connection: &Connection, detail: &str) -> End {
     match connection.peer.closed() {
         0 => End::end_of_file(detail),
         code => End::told_by_peer(code, connection.peer_receive_depth),

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use memory::Block;
+use memory::{Block, BlockId};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, TcpStream},
@@ -17,17 +17,14 @@ use super::{
     handshake::{Address, Hello, Token, VERSION, WELCOME_BYTES, check_welcome, encode_welcome},
     link::TcpLink,
     listener::{Counters, Listener, ListenerStats, Ticket},
-    socket::prefer_cubic,
+    socket::{prefer_cubic, watch},
 };
 use crate::{
     Access, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, Fabric, FabricError, FabricKind,
     PeerViolation, Prepared, QueuePair, QueuePairConfig, RegionTable, RemoteRegion, Role, Runtime, timeout,
 };
 
-/// What queue pairs of this fabric can do.
-pub(super) const CAPABILITIES: Capabilities = Capabilities::WRITES;
-
-/// How the fabric listens.
+/// How the fabric listens and sends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpConfig {
     /// The address that data connections come to; the port is chosen by the system when a domain prepares its
@@ -39,6 +36,15 @@ pub struct TcpConfig {
     /// Accepted streams per domain that have not said who they are; each holds a descriptor and about 1 KiB.
     /// One more closes the oldest. Default 64.
     pub pending_handshakes_max: usize,
+    /// A logical write of more bytes is split into pieces of at most as many, each of which counts in the send
+    /// queue. Default 1 GiB.
+    pub piece_bytes_max: u64,
+    /// An idle connection whose peer's host answers nothing for about this long is lost. Its kernel is asked, not
+    /// its process: one that is stopped answers. Whole seconds; at least 6. Default 30 s.
+    pub silence_limit: Duration,
+    /// A connection whose peer's host has taken none of the bytes under way for this long is lost, also when the
+    /// peer lives and reads nothing. Default 2 min.
+    pub stall_limit: Duration,
 }
 
 impl Default for TcpConfig {
@@ -47,7 +53,17 @@ impl Default for TcpConfig {
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
             handshake_limit: Duration::from_secs(5),
             pending_handshakes_max: 64,
+            piece_bytes_max: 1 << 30,
+            silence_limit: Duration::from_secs(30),
+            stall_limit: Duration::from_secs(120),
         }
+    }
+}
+
+impl TcpConfig {
+    fn capabilities(&self) -> Capabilities {
+        let piece_bytes_max = self.piece_bytes_max.max(1);
+        Capabilities { vectored: true, read: true, piece_bytes_max, ..Capabilities::WRITES }
     }
 }
 
@@ -80,7 +96,7 @@ impl Fabric for TcpFabric {
     }
 
     fn capabilities(&self) -> Capabilities {
-        CAPABILITIES
+        self.config.capabilities()
     }
 
     fn reach(&self) -> Vec<u8> {
@@ -129,6 +145,10 @@ impl Domain for TcpDomain {
         Ok(self.table.register(&*self.runtime, block, access))
     }
 
+    fn deregister(&self, block: BlockId) {
+        self.table.deregister(block);
+    }
+
     fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
         let listener = self.listener()?;
         let at = listener.address();
@@ -137,7 +157,9 @@ impl Domain for TcpDomain {
         let ip = Some(at.ip()).filter(|ip| !ip.is_unspecified());
         let address = Address { ip, port: at.port(), ticket: ticket.number(), token };
         let (runtime, table) = (self.runtime.clone(), self.table.clone());
-        Ok(Box::new(TcpPrepared { runtime, table, config, address, ticket }))
+        let capabilities = self.config.capabilities();
+        let limits = (self.config.silence_limit, self.config.stall_limit);
+        Ok(Box::new(TcpPrepared { runtime, table, config, capabilities, limits, address, ticket }))
     }
 }
 
@@ -147,6 +169,9 @@ struct TcpPrepared {
     runtime: Arc<dyn Runtime>,
     table: Arc<RegionTable>,
     config: QueuePairConfig,
+    capabilities: Capabilities,
+    /// Of silence, and of a stall.
+    limits: (Duration, Duration),
     address: Address,
     ticket: Ticket,
 }
@@ -173,7 +198,7 @@ impl Prepared for TcpPrepared {
 impl TcpPrepared {
     async fn establish(self, params: &ConnectParams) -> Result<QueuePair, FabricError> {
         let peer = Address::decode(&params.peer)?;
-        let Self { runtime, table, config, address, ticket } = self;
+        let Self { runtime, table, config, capabilities, limits, address, ticket } = self;
         let stream = match params.role {
             Role::Dialer => {
                 // Nobody is to dial this end any more.
@@ -183,7 +208,9 @@ impl TcpPrepared {
             Role::Acceptor => accept(ticket, &peer).await?,
         };
         stream.set_nodelay(true).map_err(|error| failed("setting TCP_NODELAY", error.to_string()))?;
-        TcpLink::start(&runtime, table, config, stream)
+        let watched = watch(&stream, limits.0, limits.1);
+        watched.map_err(|error| failed("setting the limits of silence", error.to_string()))?;
+        TcpLink::start(&runtime, table, config, capabilities, stream)
     }
 }
 
@@ -196,7 +223,8 @@ async fn dial(peer: &Address, host: Option<IpAddr>, nonce: Token) -> Result<TcpS
     };
     let to = SocketAddr::new(ip, peer.port);
     let mut stream = open(to).await.map_err(|error| {
-        failed("connecting", format!("{to}: {error}; is the peer alive, and the port open in its firewall?"))
+        let remedy = remedy(&error).unwrap_or("is the peer alive, and the port open in its firewall?");
+        failed("connecting", format!("{to}: {error}; {remedy}"))
     })?;
     let hello = Hello { version: VERSION, ticket: peer.ticket, token: peer.token, nonce };
     let mut welcome = [0; WELCOME_BYTES];
@@ -239,6 +267,18 @@ async fn accept(mut ticket: Ticket, peer: &Address) -> Result<TcpStream, FabricE
     let answered = stream.write_all(&encode_welcome()).await;
     answered.map_err(|error| failed("the handshake", format!("{error}; the dialer has gone")))?;
     Ok(stream)
+}
+
+/// What to do about a limit of this process or host.
+pub(super) fn remedy(error: &io::Error) -> Option<&'static str> {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => Some(
+            "this process has as many descriptors open as its limit RLIMIT_NOFILE allows, and each connection takes \
+             one: raise the limit (`ulimit -n`, LimitNOFILE= of a systemd unit)",
+        ),
+        Some(libc::ENFILE) => Some("this host has as many files open as fs.file-max allows: raise it"),
+        _ => None,
+    }
 }
 
 fn failed(step: &'static str, detail: String) -> FabricError {

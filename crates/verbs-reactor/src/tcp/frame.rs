@@ -14,6 +14,15 @@ const KIND_WRITE: u8 = 1;
 const KIND_WRITE_IMMEDIATE: u8 = 2;
 const KIND_GOODBYE: u8 = 3;
 const KIND_REFUSAL: u8 = 4;
+const KIND_SEGMENT: u8 = 5;
+const KIND_READ: u8 = 6;
+const KIND_ANSWER: u8 = 7;
+
+/// Reads that may be unanswered at once, in each direction. A peer that asks for more breaks the contract.
+pub(super) const READS_MAX: u32 = 16;
+
+/// Bytes of one read at most: a longer one is asked for in parts, and other traffic goes between the answers.
+pub(super) const READ_BYTES_MAX: u64 = 4 << 20;
 
 /// An encoded header.
 pub(super) type Header = [u8; HEADER_BYTES];
@@ -33,6 +42,10 @@ impl fmt::Debug for Key {
 pub(super) enum Frame {
     /// Payload follows.
     Write(WriteFrame),
+    /// Asks for memory; answered in the order of asking.
+    Read(ReadFrame),
+    /// Memory that was asked for follows.
+    Answer(AnswerFrame),
     /// The orderly end of this direction.
     Goodbye,
     /// The end, because the peer broke a rule.
@@ -48,15 +61,45 @@ pub(super) struct WriteFrame {
     pub(super) key: Key,
     /// Payload bytes in this frame.
     pub(super) length: u64,
-    /// On the last frame of a write with immediate.
-    pub(super) immediate: Option<Immediate>,
+    /// What follows the range's last byte; on its last frame only.
+    pub(super) ending: Ending,
+}
+
+/// What follows a range's last byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// Nothing, or not yet.
+    Plain,
+    /// The target is told.
+    Immediate(Immediate),
+    /// The next range of the same logical write.
+    Segment,
 }
 
 impl WriteFrame {
-    /// Whether the logical write ends with this frame.
+    /// Whether the range ends with this frame.
     pub(super) fn is_last(&self) -> bool {
         self.length == self.range.length
     }
+}
+
+/// A one-sided read of at most [`READ_BYTES_MAX`] bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ReadFrame {
+    pub(super) range: RemoteRange,
+    pub(super) key: Key,
+    /// Comes back with the answer.
+    pub(super) tag: u32,
+}
+
+/// One frame of the answer to a read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct AnswerFrame {
+    pub(super) tag: u32,
+    /// Payload bytes in this frame.
+    pub(super) length: u64,
+    /// Bytes of the answer from this frame on, to its end.
+    pub(super) rest: u64,
 }
 
 /// The target's reason to end the connection.
@@ -73,6 +116,18 @@ impl Frame {
         let mut fields = Fields::default();
         match self {
             Self::Write(write) => fields.set_write(write),
+            Self::Read(read) => {
+                fields.kind = KIND_READ;
+                fields.immediate = read.tag;
+                fields.set_range(&read.range, read.key);
+            }
+            Self::Answer(answer) => {
+                fields.kind = KIND_ANSWER;
+                fields.immediate = answer.tag;
+                // At most `BODY_BYTES_MAX`.
+                fields.length = answer.length as u32;
+                fields.rest = answer.rest;
+            }
             Self::Goodbye => fields.kind = KIND_GOODBYE,
             Self::Refusal(refusal) => {
                 fields.kind = KIND_REFUSAL;
@@ -88,7 +143,9 @@ impl Frame {
     pub(super) fn decode(header: &Header) -> Result<Self, PeerViolation> {
         let fields = Fields::decode(header).ok_or(PeerViolation::Malformed)?;
         let frame = match fields.kind {
-            KIND_WRITE | KIND_WRITE_IMMEDIATE => fields.write(),
+            KIND_WRITE | KIND_WRITE_IMMEDIATE | KIND_SEGMENT => fields.write(),
+            KIND_READ => fields.read(),
+            KIND_ANSWER => fields.answer(),
             KIND_GOODBYE => Some(Self::Goodbye),
             KIND_REFUSAL => reason_from_code(fields.reason)
                 .map(|reason| Self::Refusal(Refusal { reason, depth: fields.immediate })),
@@ -114,31 +171,58 @@ struct Fields {
 
 impl Fields {
     fn set_write(&mut self, write: &WriteFrame) {
-        self.kind = if write.immediate.is_some() { KIND_WRITE_IMMEDIATE } else { KIND_WRITE };
-        self.region = write.range.region.0;
-        self.generation = write.range.generation.0;
-        self.key = write.key.0;
-        self.immediate = write.immediate.map_or(0, |immediate| immediate.0);
+        (self.kind, self.immediate) = match write.ending {
+            Ending::Plain => (KIND_WRITE, 0),
+            Ending::Immediate(Immediate(value)) => (KIND_WRITE_IMMEDIATE, value),
+            Ending::Segment => (KIND_SEGMENT, 0),
+        };
         // At most `BODY_BYTES_MAX`.
         self.length = write.length as u32;
-        self.offset = write.range.offset;
-        self.rest = write.range.length;
+        self.set_range(&write.range, write.key);
     }
 
-    fn write(&self) -> Option<Frame> {
-        let length = u64::from(self.length);
-        let range = RemoteRange {
+    fn set_range(&mut self, range: &RemoteRange, key: Key) {
+        self.region = range.region.0;
+        self.generation = range.generation.0;
+        self.key = key.0;
+        self.offset = range.offset;
+        self.rest = range.length;
+    }
+
+    fn range(&self) -> RemoteRange {
+        RemoteRange {
             region: RegionId(self.region),
             generation: RegionGeneration(self.generation),
             offset: self.offset,
             length: self.rest,
+        }
+    }
+
+    fn read(&self) -> Option<Frame> {
+        let read = ReadFrame { range: self.range(), key: Key(self.key), tag: self.immediate };
+        (self.rest <= READ_BYTES_MAX).then_some(Frame::Read(read))
+    }
+
+    fn answer(&self) -> Option<Frame> {
+        let length = u64::from(self.length);
+        let answer = AnswerFrame { tag: self.immediate, length, rest: self.rest };
+        let fits = length <= BODY_BYTES_MAX && length <= self.rest && self.rest <= READ_BYTES_MAX;
+        (fits && (length > 0 || self.rest == 0)).then_some(Frame::Answer(answer))
+    }
+
+    fn write(&self) -> Option<Frame> {
+        let length = u64::from(self.length);
+        let range = self.range();
+        let ending = match self.kind {
+            KIND_WRITE_IMMEDIATE => Ending::Immediate(Immediate(self.immediate)),
+            KIND_SEGMENT => Ending::Segment,
+            _ => Ending::Plain,
         };
-        let immediate = (self.kind == KIND_WRITE_IMMEDIATE).then_some(Immediate(self.immediate));
-        let write = WriteFrame { range, key: Key(self.key), length, immediate };
+        let write = WriteFrame { range, key: Key(self.key), length, ending };
         let fits = length <= BODY_BYTES_MAX && length <= self.rest;
         // A frame of no bytes that promises more would let a peer keep us busy for nothing.
         let advances = length > 0 || self.rest == 0;
-        let ends = write.is_last() || immediate.is_none();
+        let ends = write.is_last() || ending == Ending::Plain;
         (fits && advances && ends).then_some(Frame::Write(write))
     }
 
@@ -181,7 +265,7 @@ pub(super) fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
     Some(*head)
 }
 
-const REASONS: [(u8, PeerViolation); 9] = [
+const REASONS: [(u8, PeerViolation); 11] = [
     (1, PeerViolation::Malformed),
     (2, PeerViolation::UnknownRegion),
     (3, PeerViolation::WrongKey),
@@ -191,6 +275,8 @@ const REASONS: [(u8, PeerViolation); 9] = [
     (7, PeerViolation::ReceiverNotReady),
     (8, PeerViolation::UnsealedBlock),
     (9, PeerViolation::BadToken),
+    (10, PeerViolation::NotExposed),
+    (11, PeerViolation::TooManyReads),
 ];
 
 fn reason_code(reason: PeerViolation) -> u8 {
@@ -207,13 +293,23 @@ mod tests {
     use super::*;
 
     fn write(length: u64, rest: u64, immediate: Option<u32>) -> Frame {
+        let ending = immediate.map_or(Ending::Plain, |value| Ending::Immediate(Immediate(value)));
+        write_frame(length, rest, ending)
+    }
+
+    fn read(length: u64) -> Frame {
+        let Frame::Write(WriteFrame { range, key, .. }) = write(0, length, None) else { unreachable!() };
+        Frame::Read(ReadFrame { range, key, tag: 0x0A0B_0C0D })
+    }
+
+    fn write_frame(length: u64, rest: u64, ending: Ending) -> Frame {
         let range = RemoteRange {
             region: RegionId(7),
             generation: RegionGeneration(0xA1B2_C3D4),
             offset: 0x0102_0304_0506_0708,
             length: rest,
         };
-        Frame::Write(WriteFrame { range, key: Key(0xFEED_F00D), length, immediate: immediate.map(Immediate) })
+        Frame::Write(WriteFrame { range, key: Key(0xFEED_F00D), length, ending })
     }
 
     #[test]
@@ -224,7 +320,13 @@ mod tests {
             write(5, 5, Some(u32::MAX)),
             write(BODY_BYTES_MAX, u64::MAX, None),
             write(BODY_BYTES_MAX, BODY_BYTES_MAX, Some(0)),
+            write_frame(0, 0, Ending::Segment),
+            write_frame(9, 9, Ending::Segment),
             Frame::Goodbye,
+            read(0),
+            read(READ_BYTES_MAX),
+            Frame::Answer(AnswerFrame { tag: 7, length: 0, rest: 0 }),
+            Frame::Answer(AnswerFrame { tag: 7, length: BODY_BYTES_MAX, rest: READ_BYTES_MAX }),
         ];
         frames.extend(REASONS.map(|(_, reason)| Frame::Refusal(Refusal { reason, depth: 3 })));
         for frame in frames {
@@ -239,6 +341,11 @@ mod tests {
             write(2, 1, None).encode(),
             write(0, 1, None).encode(),
             write(1, 2, Some(1)).encode(),
+            write_frame(1, 2, Ending::Segment).encode(),
+            read(READ_BYTES_MAX + 1).encode(),
+            Frame::Answer(AnswerFrame { tag: 1, length: 0, rest: 1 }).encode(),
+            Frame::Answer(AnswerFrame { tag: 1, length: 2, rest: 1 }).encode(),
+            Frame::Answer(AnswerFrame { tag: 1, length: 1, rest: READ_BYTES_MAX + 1 }).encode(),
             [0; HEADER_BYTES],
             [0xFF; HEADER_BYTES],
         ];
@@ -252,7 +359,12 @@ mod tests {
         let unused = [
             (Frame::Goodbye, 1..HEADER_BYTES),
             (write(1, 1, None), 1..4),
+            (read(1), 1..4),
+            (read(1), 20..24),
+            (Frame::Answer(AnswerFrame { tag: 1, length: 1, rest: 1 }), 1..16),
+            (Frame::Answer(AnswerFrame { tag: 1, length: 1, rest: 1 }), 24..32),
             (write(1, 1, None), 16..20),
+            (write_frame(1, 1, Ending::Segment), 16..20),
             (Frame::Refusal(Refusal { reason: PeerViolation::NotGranted, depth: 0 }), 20..HEADER_BYTES),
         ];
         for (frame, bytes) in unused {

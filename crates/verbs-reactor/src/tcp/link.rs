@@ -17,15 +17,16 @@ use tokio::{io::unix::AsyncFd, net::TcpStream};
 
 use super::{
     driver::Driver,
-    fabric::CAPABILITIES,
-    frame::Key,
+    frame::{Ending, Key},
+    outgoing::{Outgoing, Part},
+    reads::{Read, Reads},
     receiver::{Ground, Received, Receiver},
-    sender::{End, Sender, Sent, Write},
+    sender::{End, Sender, Sent},
     socket::Socket,
 };
 use crate::{
-    FabricError, FabricKind, Link, LossCause, QueuePair, QueuePairConfig, QueuePairCore, RegionGeneration,
-    RegionId, RegionTable, RemoteRange, Runtime, SlotKey, WorkRequest,
+    Capabilities, FabricError, FabricKind, Link, LossCause, Piece, QueuePair, QueuePairConfig, QueuePairCore,
+    ReadDestination, RegionGeneration, RegionId, RegionTable, RemoteRange, Runtime, SlotKey, WorkRequest,
 };
 
 /// The range of a write of no bytes.
@@ -38,6 +39,7 @@ pub(super) struct TcpLink {
     table: Arc<RegionTable>,
     socket: AsyncFd<Socket>,
     sender: Sender,
+    reads: Reads,
     receiver: Mutex<Receiver>,
     /// This side wants to close.
     closing: AtomicBool,
@@ -62,6 +64,7 @@ impl TcpLink {
         runtime: &Arc<dyn Runtime>,
         table: Arc<RegionTable>,
         config: QueuePairConfig,
+        capabilities: Capabilities,
         stream: TcpStream,
     ) -> Result<QueuePair, FabricError> {
         let fail = |error| FabricError::device(FabricKind::Tcp, "registering the stream", error);
@@ -69,12 +72,13 @@ impl TcpLink {
         // SAFETY: a `Socket` owns its descriptor, answers with no other, and closes it only when dropped.
         let socket = unsafe { AsyncFd::register(Socket::new(stream)) };
         let socket = socket.map_err(|refused| fail(refused.into()))?;
-        let core = Arc::new(QueuePairCore::new(FabricKind::Tcp, config, CAPABILITIES));
+        let core = Arc::new(QueuePairCore::new(FabricKind::Tcp, config, capabilities));
         let link = Arc::new(Self {
             core: core.clone(),
             table,
             socket,
             sender: Sender::new(config.send_depth),
+            reads: Reads::default(),
             receiver: Mutex::new(Receiver::new()),
             closing: AtomicBool::new(false),
             end: AtomicU8::new(EndState::Open as u8),
@@ -131,17 +135,21 @@ impl TcpLink {
 
     /// One turn of receiving.
     pub(super) fn receive(&self) -> Progress {
-        let received = {
+        let (received, spoke) = {
             let mut receiver = match self.receiver.try_lock() {
                 Ok(receiver) => receiver,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return Progress::Busy,
             };
             let (socket, table) = (self.socket.get_ref(), &*self.table);
-            let ground = Ground { socket, table, core: &self.core, closing: &self.closing };
+            let (sender, reads) = (&self.sender, &self.reads);
+            let ground = Ground { socket, table, core: &self.core, sender, reads, closing: &self.closing };
             let received = receiver.turn(ground);
-            self.heed_broken(&mut receiver, received)
+            (self.heed_broken(&mut receiver, received), receiver.spoke())
         };
+        if spoke {
+            self.send();
+        }
         match received {
             Received::Drained => Progress::Drained,
             Received::More => Progress::More,
@@ -219,15 +227,18 @@ impl EndState {
 
 impl Link for TcpLink {
     fn submit(&self, key: SlotKey, request: &WorkRequest) {
+        if let WorkRequest::Read { remote, into } = request {
+            return self.submit_read(key, remote, into);
+        }
         match self.resolve(key, request) {
-            Ok(write) => match self.sender.post(write) {
-                Ok(()) => self.send(),
-                Err(late) => {
-                    let error = self.core.failure().or_else(|| self.sender.broken());
-                    let error = error.unwrap_or(FabricError::Closed);
-                    self.core.complete(late.key, request.length(), Err(error));
+            Ok((first, rest)) => {
+                if self.sender.post([first].into_iter().chain(rest)) {
+                    return self.send();
                 }
-            },
+                let error = self.core.failure().or_else(|| self.sender.broken());
+                let error = error.unwrap_or(FabricError::Closed);
+                self.core.complete(key, request.length(), Err(error));
+            }
             Err(error) => self.core.complete(key, request.length(), Err(error)),
         }
     }
@@ -256,23 +267,72 @@ impl TcpLink {
         }
     }
 
-    /// The checks of a NIC on its own side.
-    fn resolve(&self, key: SlotKey, request: &WorkRequest) -> Result<Write, FabricError> {
-        let WorkRequest::Write { local, remote, immediate } = request else {
-            return Err(request.unsupported(FabricKind::Tcp));
+    /// The checks of a NIC on its own side, for all pieces before the first is posted. Most writes have one only,
+    /// and allocate nothing here.
+    fn resolve(&self, key: SlotKey, request: &WorkRequest) -> Result<(Outgoing, Vec<Outgoing>), FabricError> {
+        let bytes = request.length();
+        let mut pieces = request.pieces(self.core.capabilities().piece_bytes_max);
+        let part = |piece: Piece| {
+            let operation = Part { key, bytes, is_last: piece.is_last };
+            let tells = request.immediate().is_some();
+            self.resolve_piece(operation, piece, tells)
         };
-        let bytes = local.len() as u64;
+        let first = pieces.next().ok_or_else(|| request.unsupported(FabricKind::Tcp))?;
+        Ok((part(first)?, pieces.map(part).collect::<Result<_, _>>()?))
+    }
+
+    fn resolve_piece(&self, operation: Part, piece: Piece, tells: bool) -> Result<Outgoing, FabricError> {
+        let Piece { local, remote, immediate, is_last } = piece;
         if let Some(block) = local.block()
             && !self.table.contains(block.id())
         {
             return Err(FabricError::NotRegistered { kind: FabricKind::Tcp, block: block.id().get() });
         }
+        let bytes = local.len() as u64;
         let target = self.core.remote_regions().aim(bytes, remote.as_ref())?;
         // A write of no bytes names no region on the wire.
         let (range, remote_key) = match (remote, target) {
-            (Some(range), Some(region)) if bytes > 0 => (*range, Key(region.key)),
+            (Some(range), Some(region)) if bytes > 0 => (range, Key(region.key)),
             _ => (NOWHERE, Key(0)),
         };
-        Ok(Write { key, local: local.clone(), range, remote_key, immediate: *immediate })
+        let ending = match immediate {
+            Some(immediate) => Ending::Immediate(immediate),
+            None if tells && !is_last => Ending::Segment,
+            None => Ending::Plain,
+        };
+        Ok(Outgoing::write(operation, local, range, remote_key, ending))
+    }
+
+    fn submit_read(&self, key: SlotKey, remote: &RemoteRange, into: &ReadDestination) {
+        match self.resolve_read(key, remote, into) {
+            Ok(read) => {
+                self.reads.post(read);
+                if self.reads.ask(&self.sender) {
+                    self.send();
+                }
+            }
+            Err(error) => self.core.complete(key, into.length(), Err(error)),
+        }
+    }
+
+    fn resolve_read(
+        &self,
+        key: SlotKey,
+        remote: &RemoteRange,
+        into: &ReadDestination,
+    ) -> Result<Read, FabricError> {
+        let bytes = into.length();
+        let region = self.core.remote_regions().aim(bytes, Some(remote))?;
+        let target = into.target()?;
+        if let Some((block, _)) = &target
+            && !self.table.contains(block.id())
+        {
+            return Err(FabricError::NotRegistered { kind: FabricKind::Tcp, block: block.id().get() });
+        }
+        let (range, remote_key) = match region {
+            Some(region) if bytes > 0 => (*remote, Key(region.key)),
+            _ => (NOWHERE, Key(0)),
+        };
+        Ok(Read { key, range, remote_key, target: target.map(|(_, target)| target) })
     }
 }

@@ -1,26 +1,23 @@
 //! Posted writes, in order, into the stream.
 //!
 //! What is posted goes out at once, in the poster's own call, if nothing is ahead of it and the socket takes it.
-//! The rest is the connection's task's: a dropped future never leaves half a frame. How far the front write has
-//! come is one number, its position in its encoded form (headers and bodies), from which headers are made anew;
-//! so the sender holds no buffer of its own.
+//! The rest is the connection's task's: a dropped future never leaves half a frame.
 
 use std::{
     collections::VecDeque,
     io::{self, IoSlice},
     sync::{
         Mutex, MutexGuard, PoisonError, TryLockError,
-        atomic::{AtomicU8, Ordering, fence},
+        atomic::{AtomicU8, AtomicU32, Ordering, fence},
     },
 };
 
-use memory::Buf;
-
 use super::{
-    frame::{BODY_BYTES_MAX, Frame, HEADER_BYTES, Header, Key, WriteFrame},
+    frame::{Frame, HEADER_BYTES, Header, READS_MAX},
+    outgoing::{FRAME_BYTES, Outgoing, Pieces},
     socket::{Socket, loss},
 };
-use crate::{FabricError, Immediate, QueuePairCore, RemoteRange, SlotKey};
+use crate::{FabricError, QueuePairCore};
 
 /// Payload bytes of one system call at most, and of one turn: more would hold a runtime's thread too long.
 const TURN_BYTES: usize = 1 << 20;
@@ -30,60 +27,6 @@ const TURN_FRAMES: usize = 16;
 
 /// Turns that one thread takes in a row while others post.
 const TURNS_MAX: u32 = 16;
-
-/// A whole frame in its encoded form.
-const FRAME_BYTES: u64 = HEADER_BYTES as u64 + BODY_BYTES_MAX;
-
-/// One logical write, checked and resolved.
-#[derive(Debug)]
-pub(super) struct Write {
-    pub(super) key: SlotKey,
-    pub(super) local: Buf,
-    pub(super) range: RemoteRange,
-    pub(super) remote_key: Key,
-    pub(super) immediate: Option<Immediate>,
-}
-
-impl Write {
-    fn length(&self) -> u64 {
-        self.local.len() as u64
-    }
-
-    /// Bytes of all its frames.
-    fn encoded_length(&self) -> u64 {
-        let frames = self.length().div_ceil(BODY_BYTES_MAX).max(1);
-        self.length() + frames * HEADER_BYTES as u64
-    }
-
-    /// What is left, at `position` of the encoded form, of the frame that lies there.
-    fn piece(&self, position: u64) -> Piece<'_> {
-        let start = position / FRAME_BYTES * BODY_BYTES_MAX;
-        let length = (self.length() - start).min(BODY_BYTES_MAX);
-        let last = start + length == self.length();
-        let range =
-            RemoteRange { offset: self.range.offset + start, length: self.length() - start, ..self.range };
-        let immediate = self.immediate.filter(|_| last);
-        let frame = Frame::Write(WriteFrame { range, key: self.remote_key, length, immediate });
-        // Inside a frame, thus small.
-        let sent = (position % FRAME_BYTES) as usize;
-        let body = (start as usize) + sent.saturating_sub(HEADER_BYTES)..(start + length) as usize;
-        Piece { header: frame.encode(), header_sent: sent.min(HEADER_BYTES), body: &self.local[body] }
-    }
-}
-
-/// What is left of one frame.
-#[derive(Debug)]
-struct Piece<'write> {
-    header: Header,
-    header_sent: usize,
-    body: &'write [u8],
-}
-
-impl Piece<'_> {
-    fn length(&self) -> usize {
-        HEADER_BYTES - self.header_sent + self.body.len()
-    }
-}
 
 /// Where sending stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,11 +55,13 @@ pub(super) struct Sender {
     stream: Mutex<Stream>,
     /// A [`Sent`]; written by the stream's holder only.
     state: AtomicU8,
+    /// Answers that are not with the kernel whole.
+    answers: AtomicU32,
 }
 
 #[derive(Debug, Default)]
 struct Posted {
-    writes: VecDeque<Write>,
+    writes: VecDeque<Outgoing>,
     /// Nothing can be posted any more.
     over: bool,
     /// The end that the stream's holder has not taken up yet.
@@ -137,12 +82,12 @@ pub(super) struct End {
 #[derive(Debug)]
 enum Stream {
     Open {
-        queue: VecDeque<Write>,
+        queue: VecDeque<Outgoing>,
         /// Bytes of the front write's encoded form that are with the kernel.
         position: u64,
     },
     /// Finishes the frame under way, so that the peer can read what comes behind it, and says why it ends.
-    Closing { under_way: Option<(Write, u64)>, error: FabricError, farewell: Header, farewell_sent: usize },
+    Closing { under_way: Option<(Outgoing, u64)>, error: FabricError, farewell: Header, farewell_sent: usize },
     /// Nothing goes out any more.
     Over(Sent),
 }
@@ -152,17 +97,26 @@ impl Sender {
         let posted = Posted { writes: VecDeque::with_capacity(depth as usize), ..Posted::default() };
         let stream = Stream::Open { queue: VecDeque::with_capacity(depth as usize), position: 0 };
         let state = AtomicU8::new(Sent::Idle as u8);
-        Self { posted: Mutex::new(posted), stream: Mutex::new(stream), state }
+        Self { posted: Mutex::new(posted), stream: Mutex::new(stream), state, answers: AtomicU32::new(0) }
     }
 
-    /// Queues `write`; gives it back after the end. Bounded by the slots.
-    pub(super) fn post(&self, write: Write) -> Result<(), Write> {
+    /// Queues all of `writes`, whose number is bounded by the slots' weights; none of them after the end, which
+    /// gives `false`.
+    pub(super) fn post(&self, writes: impl IntoIterator<Item = Outgoing>) -> bool {
         let mut posted = self.posted();
-        if posted.over {
-            return Err(write);
+        if !posted.over {
+            posted.writes.extend(writes);
         }
-        posted.writes.push_back(write);
-        Ok(())
+        !posted.over
+    }
+
+    /// Queues the answer to a read; `false` if the peer has more of them outstanding than it may.
+    pub(super) fn answer(&self, answer: Outgoing) -> bool {
+        let allowed = self.answers.fetch_add(1, Ordering::Relaxed) < READS_MAX;
+        if allowed {
+            self.post([answer]);
+        }
+        allowed
     }
 
     /// Ends the connection for this side, once someone [retries](Self::retry): what is with the kernel completes,
@@ -226,7 +180,7 @@ impl Sender {
     /// Takes what was posted and hands it to the kernel, as far as one turn goes.
     fn step(&self, stream: &mut Stream, socket: &Socket, core: &QueuePairCore) -> Sent {
         self.take_posted(stream, core);
-        let mut turn = Turn { socket, core, left: TURN_BYTES };
+        let mut turn = Turn { socket, core, answers: &self.answers, left: TURN_BYTES };
         let result = match stream {
             Stream::Open { queue, position } => turn.send_writes(queue, position),
             Stream::Closing { under_way, error, farewell, farewell_sent } => {
@@ -300,10 +254,11 @@ fn take_end(stream: &mut Stream, core: &QueuePairCore, end: End) {
     let farewell = farewell.filter(|_| over == Sent::Finished);
     let must_finish = farewell.is_some() && !position.is_multiple_of(FRAME_BYTES);
     let under_way = if must_finish { queue.pop_front().map(|write| (write, position)) } else { None };
-    let others: Vec<_> = queue.into_iter().map(|write| (write.key, write.length())).collect();
-    // Their buffers are free before they are told so.
-    for (key, length) in others {
-        core.complete(key, length, Err(error.clone()));
+    let kept = under_way.as_ref().and_then(|(front, _)| front.operation()).map(|operation| operation.key);
+    let others: Vec<_> = queue.into_iter().filter_map(|outgoing| outgoing.operation()).collect();
+    // Their buffers are free before they are told so; those of the frame under way are not.
+    for operation in others.into_iter().filter(|operation| Some(operation.key) != kept) {
+        core.complete(operation.key, operation.bytes, Err(error.clone()));
     }
     core.fail_arrivals(&error);
     if under_way.is_none() {
@@ -318,12 +273,13 @@ fn take_end(stream: &mut Stream, core: &QueuePairCore, end: End) {
 struct Turn<'link> {
     socket: &'link Socket,
     core: &'link QueuePairCore,
+    answers: &'link AtomicU32,
     /// Bytes that may still go out.
     left: usize,
 }
 
 impl Turn<'_> {
-    fn send_writes(&mut self, queue: &mut VecDeque<Write>, position: &mut u64) -> io::Result<Sent> {
+    fn send_writes(&mut self, queue: &mut VecDeque<Outgoing>, position: &mut u64) -> io::Result<Sent> {
         while !queue.is_empty() {
             if self.left == 0 {
                 return Ok(Sent::More);
@@ -336,7 +292,7 @@ impl Turn<'_> {
     }
 
     /// Several frames of several writes in one system call.
-    fn send_gathered(&self, queue: &VecDeque<Write>, position: u64) -> io::Result<usize> {
+    fn send_gathered(&self, queue: &VecDeque<Outgoing>, position: u64) -> io::Result<usize> {
         let mut headers = [([0; HEADER_BYTES], 0); TURN_FRAMES];
         let mut bodies = [&[] as &[u8]; TURN_FRAMES];
         let (mut frames, mut left) = (0, self.left);
@@ -359,7 +315,7 @@ impl Turn<'_> {
     }
 
     /// Moves on by `sent` bytes, and completes the writes that are over.
-    fn complete(&self, queue: &mut VecDeque<Write>, position: &mut u64, mut sent: u64) {
+    fn complete(&self, queue: &mut VecDeque<Outgoing>, position: &mut u64, mut sent: u64) {
         while let Some(front) = queue.front() {
             let missing = front.encoded_length() - *position;
             if sent < missing {
@@ -368,19 +324,23 @@ impl Turn<'_> {
             }
             sent -= missing;
             *position = 0;
-            if let Some(write) = queue.pop_front() {
-                let length = write.length();
-                let key = write.key;
+            if let Some(front) = queue.pop_front() {
+                let ended = front.operation().filter(|operation| operation.is_last);
+                if front.is_answer() {
+                    self.answers.fetch_sub(1, Ordering::Relaxed);
+                }
                 // Before the completion: it says that these bytes are no longer needed.
-                drop(write);
-                self.core.complete(key, length, Ok(()));
+                drop(front);
+                if let Some(operation) = ended {
+                    self.core.complete(operation.key, operation.bytes, Ok(()));
+                }
             }
         }
     }
 
     fn send_farewell(
         &self,
-        under_way: &mut Option<(Write, u64)>,
+        under_way: &mut Option<(Outgoing, u64)>,
         error: &FabricError,
         farewell: &Header,
         farewell_sent: &mut usize,
@@ -392,12 +352,14 @@ impl Turn<'_> {
             let frame_ends = sent == piece.length();
             *position += sent as u64;
             if frame_ends && let Some((write, position)) = under_way.take() {
-                let whole = position == write.encoded_length();
-                self.core.complete(
-                    write.key,
-                    write.length(),
-                    if whole { Ok(()) } else { Err(error.clone()) },
-                );
+                let operation = write.operation();
+                let is_whole = position == write.encoded_length();
+                drop(write);
+                if let Some(operation) = operation {
+                    let whole = is_whole && operation.is_last;
+                    let result = if whole { Ok(()) } else { Err(error.clone()) };
+                    self.core.complete(operation.key, operation.bytes, result);
+                }
                 self.core.fail(error);
             }
         }
@@ -405,108 +367,5 @@ impl Turn<'_> {
             *farewell_sent += self.socket.send(&[IoSlice::new(&farewell[*farewell_sent..])])?;
         }
         Ok(Sent::Finished)
-    }
-}
-
-/// The pieces of a queue whose front write has come to `position`.
-struct Pieces<'queue> {
-    writes: std::collections::vec_deque::Iter<'queue, Write>,
-    current: Option<&'queue Write>,
-    position: u64,
-}
-
-impl<'queue> Pieces<'queue> {
-    fn new(queue: &'queue VecDeque<Write>, position: u64) -> Self {
-        let mut writes = queue.iter();
-        let current = writes.next();
-        Self { writes, current, position }
-    }
-}
-
-impl<'queue> Iterator for Pieces<'queue> {
-    type Item = Piece<'queue>;
-
-    fn next(&mut self) -> Option<Piece<'queue>> {
-        let write = self.current?;
-        let piece = write.piece(self.position);
-        self.position += piece.length() as u64;
-        if self.position == write.encoded_length() {
-            self.current = self.writes.next();
-            self.position = 0;
-        }
-        Some(piece)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use memory::{Pool, PoolConfig};
-
-    use super::*;
-    use crate::{RegionGeneration, RegionId};
-
-    const RANGE: RemoteRange =
-        RemoteRange { region: RegionId(1), generation: RegionGeneration(2), offset: 100, length: 0 };
-
-    fn write(length: usize) -> Write {
-        let pool = Pool::new(PoolConfig { block_bytes: 4096, ..PoolConfig::new("source") }).unwrap();
-        let mut local = pool.try_alloc(length).unwrap();
-        for (index, byte) in local.iter_mut().enumerate() {
-            *byte = (index * 7 + index / 251) as u8;
-        }
-        let (key, range) = (SlotKey::from_bits(0), RemoteRange { length: length as u64, ..RANGE });
-        Write { key, local: local.freeze(), range, remote_key: Key(3), immediate: Some(Immediate(4)) }
-    }
-
-    /// The frames of `write`, the plain way.
-    fn encoding(write: &Write) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        let mut bodies: Vec<_> = write.local.chunks(BODY_BYTES_MAX as usize).collect();
-        if bodies.is_empty() {
-            bodies.push(&[]);
-        }
-        let mut start = 0;
-        for (index, body) in bodies.iter().enumerate() {
-            let rest = write.local.len() as u64 - start;
-            let range = RemoteRange { offset: 100 + start, length: rest, ..RANGE };
-            let immediate = (index + 1 == bodies.len()).then_some(Immediate(4));
-            let frame = WriteFrame { range, key: Key(3), length: body.len() as u64, immediate };
-            bytes.extend(Frame::Write(frame).encode());
-            bytes.extend_from_slice(body);
-            start += body.len() as u64;
-        }
-        bytes
-    }
-
-    #[test]
-    fn a_write_can_go_on_from_every_position() {
-        let max = BODY_BYTES_MAX as usize;
-        for length in [0, 1, max - 1, max, max + 1, 2 * max, 2 * max + 77] {
-            let write = write(length);
-            let whole = encoding(&write);
-            assert_eq!(write.encoded_length(), whole.len() as u64);
-            let frame = FRAME_BYTES as usize;
-            let near = |boundary: usize| boundary.saturating_sub(2)..boundary + HEADER_BYTES + 3;
-            let positions = [0, frame, 2 * frame].into_iter().flat_map(near);
-            for position in positions.filter(|&position| position < whole.len()) {
-                let piece = write.piece(position as u64);
-                let rest = [&piece.header[piece.header_sent..], piece.body].concat();
-                assert_eq!(rest.len(), piece.length());
-                assert!(whole[position..].starts_with(&rest), "{length} bytes at {position}");
-                let end = position + rest.len();
-                assert!(end == whole.len() || end % frame == 0, "{length} bytes at {position}");
-            }
-        }
-    }
-
-    #[test]
-    fn pieces_of_a_queue_are_its_encoding() {
-        let queue: VecDeque<_> = [5, 0, BODY_BYTES_MAX as usize + 3, 9].map(write).into();
-        let whole: Vec<u8> = queue.iter().flat_map(encoding).collect();
-        for position in [0, 1, 40, 44] {
-            let pieces = Pieces::new(&queue, position)
-                .flat_map(|piece| [&piece.header[piece.header_sent..], piece.body].concat());
-            assert!(pieces.eq(whole[position as usize..].iter().copied()), "from {position}");
-        }
     }
 }

@@ -13,7 +13,7 @@ use super::{
 const PIECE_BYTES_MAX: u32 = 1 << 30;
 
 /// Of queue pairs: pieces are counted by the link, which holds back what the device's queue has no room for.
-pub(super) const CAPABILITIES: Capabilities = Capabilities::WRITES;
+pub(super) const CAPABILITIES: Capabilities = Capabilities { vectored: true, ..Capabilities::WRITES };
 
 /// How a device retries, in its own units. All of it is finite: a peer that is gone is noticed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,7 +138,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { piece_bytes_max: u64::from(self.shared.piece_bytes()), ..Capabilities::WRITES }
+        Capabilities { piece_bytes_max: u64::from(self.shared.piece_bytes()), ..CAPABILITIES }
     }
 
     /// The kind of network, for InfiniBand with its subnet. Whether two RoCE ports reach each other only a

@@ -12,8 +12,8 @@ use futures::task::AtomicWaker;
 use tokio::sync::Notify;
 
 use crate::{
-    Arrival, FabricError, FabricKind, Immediate, Link, LossCause, PeerViolation, QueuePairCore, SlotKey,
-    WorkRequest,
+    Arrival, FabricError, FabricKind, Immediate, Link, LossCause, PeerViolation, Piece, QueuePairCore,
+    SlotKey, WorkRequest,
 };
 
 use super::{
@@ -51,8 +51,8 @@ pub(super) struct VerbsLink {
 struct Inbound {
     /// Into pieces of how many bytes the peer splits its writes.
     piece_bytes: u32,
-    /// Whole pieces of the write whose immediate comes next.
-    earlier_pieces: u32,
+    /// Bytes that the write whose immediate comes next has before its last piece.
+    earlier_bytes: u64,
 }
 
 /// What a batch of completions asks for besides handing its parts on.
@@ -75,7 +75,7 @@ impl VerbsLink {
             core,
             domain,
             completions,
-            polling: Mutex::new(Inbound { piece_bytes: peer_piece_bytes, earlier_pieces: 0 }),
+            polling: Mutex::new(Inbound { piece_bytes: peer_piece_bytes, earlier_bytes: 0 }),
             send: Mutex::new(send),
             established: AtomicBool::new(false),
             connecting: AtomicWaker::new(),
@@ -172,7 +172,13 @@ impl VerbsLink {
         };
         match message {
             Some(Message::Greeting) => self.establish(),
-            Some(Message::Extent(pieces)) => inbound.earlier_pieces = pieces,
+            Some(Message::Extent(pieces)) => {
+                let bytes = u64::from(pieces) * u64::from(inbound.piece_bytes);
+                inbound.earlier_bytes = inbound.earlier_bytes.saturating_add(bytes);
+            }
+            Some(Message::Residue(bytes)) => {
+                inbound.earlier_bytes = inbound.earlier_bytes.saturating_add(u64::from(bytes));
+            }
             Some(Message::Farewell) => self.fail(&lost(LossCause::ClosedByPeer, "the peer said farewell")),
             Some(Message::Overrun) => {
                 let depth = self.core.config().receive_depth;
@@ -183,8 +189,7 @@ impl VerbsLink {
     }
 
     fn written(&self, bytes: u32, immediate: u32, inbound: &mut Inbound) {
-        let earlier = u64::from(std::mem::take(&mut inbound.earlier_pieces)) * u64::from(inbound.piece_bytes);
-        let length = earlier + u64::from(bytes);
+        let length = std::mem::take(&mut inbound.earlier_bytes).saturating_add(u64::from(bytes));
         if self.core.failure().is_some() {
             return;
         }
@@ -294,11 +299,23 @@ impl VerbsLink {
         self.lock_send().phase == Phase::Drained
     }
 
-    /// Where the bytes of `request` are, here and there.
-    fn resolve(&self, key: SlotKey, request: &WorkRequest) -> Result<Pending, FabricError> {
-        let WorkRequest::Write { local, remote, immediate } = request else {
-            return Err(request.unsupported(FabricKind::Verbs));
+    /// The ranges of `request`, all of them checked before the first is posted. Most have one only, and allocate
+    /// nothing here. Each is split further, by what the device takes at once.
+    fn resolve(&self, key: SlotKey, request: &WorkRequest) -> Result<(Pending, Vec<Pending>), FabricError> {
+        let mut earlier = 0;
+        let mut range = |piece: Piece| {
+            let range = self.resolve_range(key, earlier, &piece)?;
+            earlier += range.length;
+            Ok(range)
         };
+        let mut ranges = request.pieces(u64::MAX);
+        let first = ranges.next().ok_or_else(|| request.unsupported(FabricKind::Verbs))?;
+        Ok((range(first)?, ranges.map(range).collect::<Result<_, FabricError>>()?))
+    }
+
+    /// Where the bytes of `piece` are, here and there.
+    fn resolve_range(&self, key: SlotKey, earlier: u64, piece: &Piece) -> Result<Pending, FabricError> {
+        let Piece { local, remote, immediate, is_last } = piece;
         let length = local.len() as u64;
         let (here, local_key) = match local.block() {
             Some(block) => {
@@ -316,8 +333,18 @@ impl VerbsLink {
             (Some(range), Some(region)) => (region.base.wrapping_add(range.offset), region.key),
             _ => (0, 0),
         };
-        let immediate = immediate.map(|Immediate(value)| value);
-        Ok(Pending { key, local: here, local_key, remote: there, remote_key, length, immediate, posted: 0 })
+        Ok(Pending {
+            key,
+            local: here,
+            local_key,
+            remote: there,
+            remote_key,
+            length,
+            immediate: immediate.map(|Immediate(value)| value),
+            earlier,
+            is_last: *is_last,
+            posted: 0,
+        })
     }
 
     fn lock_send(&self) -> MutexGuard<'_, SendSide> {
@@ -327,14 +354,14 @@ impl VerbsLink {
 
 impl Link for VerbsLink {
     fn submit(&self, key: SlotKey, request: &WorkRequest) {
-        let pending = match self.resolve(key, request) {
-            Ok(pending) => pending,
+        let (first, rest) = match self.resolve(key, request) {
+            Ok(ranges) => ranges,
             Err(error) => return self.core.complete(key, 0, Err(error)),
         };
         let result = {
             let mut send = self.lock_send();
             if send.phase == Phase::Open {
-                send.push(pending);
+                send.push([first].into_iter().chain(rest));
                 send.pump()
             } else {
                 drop(send);

@@ -5,8 +5,9 @@ const GREETING: u32 = 1;
 const FAREWELL: u32 = 2;
 const OVERRUN: u32 = 3;
 const EXTENT: u32 = 1 << 31;
+const RESIDUE: u32 = 1 << 30;
 
-/// Messages besides extents that may be outstanding at once, in each direction: a greeting, and a farewell or
+/// Messages besides extents and residues that may be outstanding at once, in each direction: a greeting, and a farewell or
 /// overrun.
 pub(super) const SIGNALS: u32 = 2;
 
@@ -19,8 +20,11 @@ pub(super) enum Message {
     Farewell,
     /// Instead of a farewell: immediates came without receives.
     Overrun,
-    /// That many whole pieces went before the next immediate's own, so that the target knows the write's length.
+    /// Bytes that went before the next immediate's own, in whole pieces, so that the target knows the write's
+    /// length.
     Extent(u32),
+    /// Bytes besides those, less than a piece.
+    Residue(u32),
 }
 
 impl Message {
@@ -30,6 +34,7 @@ impl Message {
             Self::Farewell => FAREWELL,
             Self::Overrun => OVERRUN,
             Self::Extent(pieces) => EXTENT | pieces.min(EXTENT - 1),
+            Self::Residue(bytes) => RESIDUE | bytes.min(RESIDUE - 1),
         }
     }
 
@@ -40,6 +45,7 @@ impl Message {
             FAREWELL => Some(Self::Farewell),
             OVERRUN => Some(Self::Overrun),
             extent if extent & EXTENT != 0 => Some(Self::Extent(extent & !EXTENT)),
+            residue if residue & RESIDUE != 0 => Some(Self::Residue(residue & !RESIDUE)),
             _ => None,
         }
     }
@@ -57,6 +63,8 @@ mod tests {
             Message::Overrun,
             Message::Extent(1),
             Message::Extent(EXTENT - 1),
+            Message::Residue(1),
+            Message::Residue(RESIDUE - 1),
         ] {
             assert_eq!(Message::from_bits(message.to_bits()), Some(message));
         }
@@ -64,7 +72,7 @@ mod tests {
 
     #[test]
     fn unknown_messages_are_none() {
-        for bits in [0, 4, EXTENT - 1] {
+        for bits in [0, 4, RESIDUE - 1] {
             assert_eq!(Message::from_bits(bits), None);
         }
     }

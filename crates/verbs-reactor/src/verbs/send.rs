@@ -24,8 +24,8 @@ pub(super) enum Phase {
     Drained,
 }
 
-/// A logical write that is not completely posted yet. It is posted in steps: its pieces and, for a split write
-/// that tells the peer, a message before the last piece that says how many went before.
+/// A range of a logical write that is not completely posted yet. It is posted in steps: its pieces and, before the
+/// last piece of a write that tells the peer, messages that say how many bytes went before.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) key: SlotKey,
@@ -35,6 +35,10 @@ pub(super) struct Pending {
     pub(super) remote_key: u32,
     pub(super) length: u64,
     pub(super) immediate: Option<u32>,
+    /// Bytes of the logical write's earlier ranges.
+    pub(super) earlier: u64,
+    /// The logical write ends with this range.
+    pub(super) is_last: bool,
     /// Steps posted already.
     pub(super) posted: u64,
 }
@@ -44,17 +48,29 @@ impl Pending {
         self.length.div_ceil(u64::from(piece_bytes)).max(1)
     }
 
+    /// What the peer is told of the bytes before the last piece.
+    fn extents(&self, piece_bytes: u32) -> impl Iterator<Item = Message> {
+        let before = self.earlier + (self.pieces(piece_bytes) - 1) * u64::from(piece_bytes);
+        let told = if self.immediate.is_some() { before } else { 0 };
+        let pieces = u32::try_from(told / u64::from(piece_bytes)).unwrap_or(u32::MAX);
+        // Less than a piece.
+        let residue = (told % u64::from(piece_bytes)) as u32;
+        let extent = (pieces > 0).then_some(Message::Extent(pieces));
+        extent.into_iter().chain((residue > 0).then_some(Message::Residue(residue)))
+    }
+
     fn steps(&self, piece_bytes: u32) -> u64 {
-        let pieces = self.pieces(piece_bytes);
-        pieces + u64::from(pieces > 1 && self.immediate.is_some())
+        self.pieces(piece_bytes) + self.extents(piece_bytes).count() as u64
     }
 
     fn step(&self, step: u64, piece_bytes: u32) -> Request {
         let (pieces, steps) = (self.pieces(piece_bytes), self.steps(piece_bytes));
         let last = step + 1 == steps;
-        if !last && step + 1 == pieces {
-            let earlier = u32::try_from(step).unwrap_or(u32::MAX);
-            return Request { tag: Tag::Piece(self.key), work: Work::Message(Message::Extent(earlier)) };
+        if !last && step + 1 >= pieces {
+            // At most two.
+            let message = self.extents(piece_bytes).nth((step + 1 - pieces) as usize);
+            let message = message.unwrap_or(Message::Extent(0));
+            return Request { tag: Tag::Piece(self.key), work: Work::Message(message) };
         }
         let from = if last { pieces - 1 } else { step } * u64::from(piece_bytes);
         let write = Write {
@@ -65,7 +81,7 @@ impl Pending {
             remote_key: self.remote_key,
             immediate: self.immediate.filter(|_| last),
         };
-        let tag = if last { Tag::Write(self.key) } else { Tag::Piece(self.key) };
+        let tag = if last && self.is_last { Tag::Write(self.key) } else { Tag::Piece(self.key) };
         Request { tag, work: Work::Write(write) }
     }
 }
@@ -111,8 +127,8 @@ impl SendSide {
         }
     }
 
-    pub(super) fn push(&mut self, write: Pending) {
-        self.pending.push_back(write);
+    pub(super) fn push(&mut self, ranges: impl IntoIterator<Item = Pending>) {
+        self.pending.extend(ranges);
     }
 
     /// Posts what there is room for.
@@ -128,10 +144,10 @@ impl SendSide {
             // lives, which the queue pair keeps.
             let result = unsafe { queue_pair.post(&self.batch) };
             let count = result.as_ref().map_or_else(|refused| refused.posted, |()| self.batch.len());
-            for request in self.batch.iter().take(count) {
+            for _ in 0..count {
                 self.room -= 1;
                 self.sends += 1;
-                advance(&mut self.pending, &mut self.posted, request.tag);
+                advance(&mut self.pending, &mut self.posted, self.piece_bytes);
             }
             result.map_err(|refused| refused.error)?;
         }
@@ -196,19 +212,15 @@ fn fill(batch: &mut Vec<Request>, pending: &VecDeque<Pending>, limit: usize, pie
     }
 }
 
-/// Notes that the first step that was pending, of that tag, is posted.
-fn advance(pending: &mut VecDeque<Pending>, posted: &mut VecDeque<(SlotKey, u64)>, tag: Tag) {
-    match tag {
-        Tag::Write(key) => {
-            if let Some(write) = pending.pop_front() {
-                posted.push_back((key, write.length));
-            }
-        }
-        _ => {
-            if let Some(write) = pending.front_mut() {
-                write.posted += 1;
-            }
-        }
+/// Notes that the first step that was pending is posted.
+fn advance(pending: &mut VecDeque<Pending>, posted: &mut VecDeque<(SlotKey, u64)>, piece_bytes: u32) {
+    let Some(range) = pending.front_mut() else { return };
+    range.posted += 1;
+    if range.posted < range.steps(piece_bytes) {
+        return;
+    }
+    if let Some(range) = pending.pop_front().filter(|range| range.is_last) {
+        posted.push_back((range.key, range.earlier + range.length));
     }
 }
 
@@ -218,7 +230,20 @@ mod tests {
 
     fn pending(slot: u64, length: u64, immediate: Option<u32>) -> Pending {
         let key = SlotKey::from_bits(slot);
-        Pending { key, local: 1000, local_key: 1, remote: 5000, remote_key: 2, length, immediate, posted: 0 }
+        let (local, remote) = (1000, 5000);
+        let keys = (1, 2);
+        Pending {
+            key,
+            local,
+            local_key: keys.0,
+            remote,
+            remote_key: keys.1,
+            length,
+            immediate,
+            earlier: 0,
+            is_last: true,
+            posted: 0,
+        }
     }
 
     /// Posts everything in batches of `limit`.
@@ -228,8 +253,8 @@ mod tests {
             let mut batch = Vec::new();
             fill(&mut batch, &queue, limit, piece_bytes);
             assert!(!batch.is_empty() && batch.len() <= limit);
-            for request in &batch {
-                advance(&mut queue, &mut posted, request.tag);
+            for _ in &batch {
+                advance(&mut queue, &mut posted, piece_bytes);
             }
             steps.extend(batch);
         }
@@ -270,6 +295,25 @@ mod tests {
         // Nobody waits for the extent of a plain write, and an unsplit one has none.
         assert_eq!(all_steps([pending(0, 250, None)].into(), 16, 100).len(), 3);
         assert_eq!(all_steps([pending(0, 100, Some(7))].into(), 16, 100).len(), 1);
+    }
+
+    #[test]
+    fn ranges_of_one_write_complete_once_and_tell_all_bytes() {
+        let ranges = [
+            Pending { is_last: false, ..pending(4, 150, None) },
+            Pending { earlier: 150, is_last: false, ..pending(4, 0, None) },
+            Pending { earlier: 150, ..pending(4, 220, Some(9)) },
+        ];
+        let steps = all_steps(ranges.into(), 3, 100);
+        let ends = steps.iter().filter(|step| matches!(step.tag, Tag::Write(_))).count();
+        assert_eq!((ends, steps.len()), (1, 8));
+        let told = |step: &Request| match step.work {
+            Work::Message(message) => Some(message),
+            Work::Write(_) => None,
+        };
+        let told: Vec<_> = steps.iter().filter_map(told).collect();
+        assert_eq!(told, [Message::Extent(3), Message::Residue(50)]);
+        assert_eq!(writes(&steps).iter().map(|write| write.length).sum::<u32>(), 370);
     }
 
     #[test]

@@ -8,8 +8,11 @@
 #![allow(unreachable_pub)] // each test binary compiles this as its own module
 
 pub mod endings;
+pub mod loans;
 pub mod pair;
+pub mod reads;
 pub mod refusals;
+pub mod vectored;
 pub mod writes;
 
 use std::{future::Future, net::IpAddr, sync::Arc, sync::mpsc, thread, time::Duration};
@@ -22,6 +25,21 @@ pub const TEST_LIMIT: Duration = Duration::from_secs(20);
 /// By how much the limits of tests and their steps grow on an emulated machine: `TENSORWIRE_TEST_PATIENCE`, or 1.
 pub fn patience() -> u32 {
     std::env::var("TENSORWIRE_TEST_PATIENCE").ok().and_then(|value| value.parse().ok()).unwrap_or(1)
+}
+
+/// What fabrics cannot do, with the form of the file in its first lines.
+const EXCEPTIONS: &str = include_str!("exceptions.txt");
+
+/// Whether a rule about `ability` can be tried on the fabric of `pair`. If not, the fabric must be among the
+/// exceptions, and the rule says that it was skipped.
+pub fn is_able(pair: &pair::Pair, ability: &str, able: bool) -> bool {
+    let line = format!("{} {ability}", pair.to_right.kind());
+    let listed = EXCEPTIONS.lines().any(|exception| exception == line);
+    if !able {
+        assert!(listed, "`{line}` is not among the exceptions, and the fabric cannot do it");
+        println!("SKIPPED: {line}");
+    }
+    able
 }
 
 /// The fabric under test.
@@ -116,6 +134,40 @@ macro_rules! contract_suite {
                     both_directions_of_one_connection_work_at_once,
                     writes_from_many_tasks_all_land,
                     counters_count_operations_and_bytes,
+                    waiting_operations_are_posted_in_the_order_they_began_to_wait,
+                ]
+                vectored: [
+                    many_segments_are_one_completion_and_one_notification,
+                    pages_land_where_the_table_says,
+                    a_plain_vectored_write_is_visible_at_the_next_immediate,
+                    one_bad_segment_fails_the_whole_before_anything_is_posted,
+                    an_unregistered_segment_fails_the_whole,
+                    overlapping_segments_fail_the_whole,
+                    a_segment_that_was_not_granted_ends_the_connection,
+                    more_segments_than_the_send_queue_holds_are_too_many_pieces,
+                    a_vectored_write_without_segments_is_a_notification,
+                    a_vectored_write_that_waits_for_room_posts_whole_and_in_order,
+                    a_heavy_write_is_not_passed_by_light_ones_for_ever,
+                    a_write_one_byte_below_the_piece_limit,
+                    a_write_at_the_piece_limit,
+                    a_write_one_byte_above_the_piece_limit,
+                    a_write_of_more_pieces_than_the_send_queue_holds,
+                ]
+                reads: [
+                    a_read_gives_the_exposed_bytes,
+                    a_read_may_be_as_long_as_the_memory,
+                    many_reads_may_be_outstanding,
+                    a_read_sees_the_writes_posted_before_it,
+                    reads_and_writes_both_ways_at_once,
+                    a_dropped_read_keeps_its_destination_until_it_is_over,
+                    a_read_outlives_the_end_of_its_exposure,
+                    what_is_not_exposed_is_not_read,
+                    what_is_exposed_no_more_is_not_read,
+                    a_region_without_the_read_right_is_not_read,
+                    a_read_past_the_exposed_bytes_is_refused,
+                    a_read_with_a_wrong_key_or_generation_is_refused,
+                    a_read_that_cannot_be_posted_fails_alone,
+                    a_close_ends_reads_under_way,
                 ]
                 refusals: [
                     an_unknown_remote_region_fails_that_operation_only,
@@ -131,8 +183,20 @@ macro_rules! contract_suite {
                     memory_past_the_grant_is_refused,
                     a_grant_that_has_ended_is_refused,
                     a_region_without_the_right_is_refused,
+                    memory_of_another_domain_is_refused,
                     an_immediate_without_a_receive_fails_both_ends,
                     taking_an_arrival_gives_its_receive_back,
+                ]
+                loans: [
+                    lend_gives_the_peer_a_view_of_the_bytes,
+                    lend_keeps_its_place_among_writes,
+                    lend_keeps_the_bytes_until_the_last_view_is_gone,
+                    lend_gives_memory_back_to_a_waiting_caller,
+                    lend_of_nothing_or_of_strange_memory_is_refused_alone,
+                    lend_takes_a_receive,
+                    lend_outlives_its_dropped_future,
+                    lend_outlives_its_connection,
+                    lend_of_many_buffers_ends_in_any_order,
                 ]
                 endings: [
                     close_ends_every_outstanding_operation_once,
@@ -145,6 +209,10 @@ macro_rules! contract_suite {
                     writers_waiting_for_a_slot_end_with_the_connection,
                     connections_of_one_pair_of_domains_are_independent,
                     a_prepared_end_can_be_dropped,
+                    closing_with_many_outstanding_ends_each_once,
+                    closing_from_several_tasks_is_one_close,
+                    closing_after_a_panic_of_whoever_waited,
+                    closing_after_domain_and_pools_were_dropped,
                 ]
             );
         }

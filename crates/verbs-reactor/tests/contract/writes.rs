@@ -386,3 +386,28 @@ pub async fn counters_count_operations_and_bytes(setup: Setup, runtime: Arc<dyn 
     yield_once().await;
     assert!(matches!(futures::poll!(pin!(pair.to_left.next_arrival())), Poll::Pending));
 }
+
+pub async fn waiting_operations_are_posted_in_the_order_they_began_to_wait(
+    setup: Setup,
+    runtime: Arc<dyn Runtime>,
+) {
+    let depths = QueuePairConfig { send_depth: 2, receive_depth: 64 };
+    let pair = Pair::with_depths(setup, runtime, depths).await;
+    let held: Vec<_> = (0..2).map(|value| pair.to_right.notify(Immediate(value))).collect();
+    let mut waiting: Vec<_> = (2..22).map(|value| Box::pin(pair.to_right.notify(Immediate(value)))).collect();
+    for operation in &mut waiting {
+        assert!(futures::poll!(operation).is_pending());
+    }
+    // Two give up; awaited in the opposite order, the others come in the order in which they began.
+    drop(waiting.remove(7));
+    drop(waiting.remove(0));
+    waiting.reverse();
+    let operations = join(join_all(held), join_all(waiting));
+    let arrivals = async {
+        for value in (0..22).filter(|value| ![2, 9].contains(value)) {
+            assert_eq!(pair.arrival_at_right().await.0, value);
+        }
+    };
+    let ((held, waited), ()) = pair.step("all operations", join(operations, arrivals)).await;
+    held.into_iter().chain(waited).for_each(|result| result.unwrap());
+}

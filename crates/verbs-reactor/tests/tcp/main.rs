@@ -8,7 +8,10 @@ mod contract;
 mod death;
 mod frames;
 mod handshake;
+mod hostile;
+mod limits;
 mod loss;
+mod proxy;
 mod raw;
 
 use std::{
@@ -28,3 +31,18 @@ fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
 }
 
 contract_suite!(crate::contract::Setup { fabric: crate::fabric, peer_host: Some(crate::HOST) });
+
+/// The same rules with writes that are split.
+mod small_pieces {
+    use crate::contract_suite;
+
+    use super::{Arc, Fabric, HOST, Runtime, TcpConfig, TcpFabric};
+
+    fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
+        Arc::new(TcpFabric::new(runtime, TcpConfig { piece_bytes_max: 4 << 20, ..TcpConfig::default() }))
+    }
+
+    const SETUP: crate::contract::Setup = crate::contract::Setup { fabric, peer_host: Some(HOST) };
+
+    contract_suite!(crate::small_pieces::SETUP, run: crate::contract::bounded);
+}

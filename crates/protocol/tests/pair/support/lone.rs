@@ -6,6 +6,7 @@ use protocol::{
     ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, Connection, MESSAGE_IMMEDIATE, Message, MetaDataResponse,
     Metadata, Mode, Parameters, PeerMisbehaved, RecordSlot, RequestIndex, Scope, TensorRequest,
     credit::{Answer, Ask, Blocked, Counts, Flow},
+    names::NameForm,
     wire::record::{self, ASK_BYTES, Control},
 };
 
@@ -177,9 +178,26 @@ impl Lone {
     }
 
     fn post(&mut self, message: &Message) {
-        let counts = (self.mode != Mode::Original).then_some(self.taken);
+        self.post_named(message, NameForm::Plain);
+    }
+
+    /// As [`message`](Self::message), naming the key in this form.
+    pub(crate) fn named(
+        &mut self,
+        message: &Message,
+        form: NameForm,
+    ) -> Result<Option<TensorRequest>, PeerMisbehaved> {
+        self.absorb();
+        self.post_named(message, form);
+        let result = self.arrive();
+        self.tasks.run();
+        result
+    }
+
+    fn post_named(&mut self, message: &Message, form: NameForm) {
+        let counted = (self.mode != Mode::Original).then_some((self.taken, form));
         let mut bytes = Vec::new();
-        record::encode_message(counts, message, &mut bytes);
+        record::encode_message(counted, message, &mut bytes);
         self.post_bytes(&bytes);
     }
 

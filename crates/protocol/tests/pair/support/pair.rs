@@ -54,6 +54,7 @@ pub(crate) fn small() -> Parameters {
         ring_bytes: 8 << 10,
         requests_max: 8,
         contents_max: 2,
+        names_max: 4,
         eager_bytes_max: 0,
     }
 }

@@ -14,7 +14,8 @@ use memory::{GrantEnd, GrantId, MemoryObserver, Pool, PoolConfig, Span};
 use tokio::io::Interest;
 
 use crate::{
-    Access, FabricError, Immediate, Link, RegionGeneration, RegionId, RemoteRange, RemoteRegion, WorkRequest,
+    Access, FabricError, Immediate, Link, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Wait,
+    WorkRequest,
 };
 
 use super::{
@@ -47,10 +48,14 @@ struct Hand {
 
 impl Hand {
     fn new(rig: &Rig) -> Self {
+        Self::waiting(rig, Wait::Sleep)
+    }
+
+    fn waiting(rig: &Rig, wait: Wait) -> Self {
         let bell = sys::watch(sys::eventfd().unwrap(), Interest::READABLE).unwrap();
         let count = Arc::new(Count::default());
         let waker = Waker::from(count.clone());
-        Self { driver: Box::pin(Driver::new(rig.link.clone(), bell)), count, waker }
+        Self { driver: Box::pin(Driver::new(rig.link.clone(), bell, None, rig.patience(wait))), count, waker }
     }
 
     fn poll(&mut self) -> Poll<()> {
@@ -91,6 +96,51 @@ fn an_idle_driver_arms_once_and_sleeps() {
         assert!(hand.poll().is_pending());
         assert_eq!(rig.sees.sleep(), 2);
         assert_eq!(rings(&rig.bell), 0);
+    });
+}
+
+#[test]
+fn an_idle_driver_costs_nothing_however_it_waits() {
+    // Adaptive has nothing to go by at first, so it sleeps at once; its own wake-ups end.
+    for wait in [Wait::Sleep, Wait::Adaptive] {
+        on_a_runtime(|| {
+            let mut rig = Rig::new();
+            let mut hand = Hand::waiting(&rig, wait);
+            hand.sleep();
+            for _ in 0..8 {
+                rig.publish(&notification());
+                hand.sleep();
+            }
+            let epoch = rig.sees.sleep();
+            for _ in 0..3 {
+                assert!(hand.poll().is_pending());
+                assert_eq!(hand.woken(), 0, "{wait:?}: woke itself over nothing");
+            }
+            assert_eq!(rig.sees.sleep(), epoch + 3);
+            assert_eq!(rig.victim.stats().arrivals, 8, "all of them");
+        });
+    }
+}
+
+#[test]
+fn a_busy_driver_never_says_that_it_sleeps() {
+    on_a_runtime(|| {
+        let mut rig = Rig::new();
+        let mut hand = Hand::waiting(&rig, Wait::Busy);
+        for round in 0..200 {
+            assert!(hand.poll().is_pending());
+            assert_eq!(hand.woken(), 1, "others have a turn, then it looks again");
+            if round == 100 {
+                rig.publish(&notification());
+            }
+        }
+        assert_eq!((rig.sees.sleep(), rig.victim.stats().arrivals), (0, 1));
+        // The peer's end is seen although the driver never sleeps.
+        let Rig { socket, victim, link, .. } = rig;
+        drop(socket);
+        link.frames_came(); // What the edge, for which no runtime turns here, would say.
+        assert!(hand.poll().is_ready());
+        assert!(victim.failure().is_some());
     });
 }
 

@@ -2,6 +2,7 @@
 
 mod driving;
 mod hostile;
+mod lending;
 mod parts;
 
 use std::{
@@ -14,18 +15,23 @@ use tokio::io::Interest;
 
 use crate::{
     Access, Capabilities, FabricError, FabricKind, QueuePair, QueuePairConfig, QueuePairCore, RegionTable,
-    RemoteRange, Runtime, TokioRuntime,
+    RemoteRange, Runtime, TokioRuntime, Wait,
+    wait::{Patience, Spinner},
 };
 
 use super::{
     connection::Connection,
     doorbell::Ringer,
     frame::{Address, Frame},
+    lease::Processes,
     link::{Outcome, ShmLink},
     ring::{Descriptor, OwnPage, PeerPage},
     sys,
 };
 
+/// Leases that the attacker may hold.
+const LEASES: u32 = 4;
+const CAPABILITIES: Capabilities = Capabilities { lend: true, ..Capabilities::WRITES };
 const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 8, receive_depth: 8 };
 
 /// A real end, and in place of its peer the bare pages and socket that a hostile process would hold. Nothing
@@ -58,13 +64,14 @@ impl Rig {
         let socket = sys::connect(&name).unwrap();
         let accepted = sys::accept(listener.as_fd()).unwrap();
         let bell = sys::eventfd().unwrap();
-        let core = Arc::new(QueuePairCore::new(FabricKind::Shm, DEPTHS, Capabilities::WRITES));
+        let core = Arc::new(QueuePairCore::new(FabricKind::Shm, DEPTHS, CAPABILITIES));
         let link = Arc::new(ShmLink::new(Connection {
             core: core.clone(),
             regions: regions.clone(),
-            own,
-            peer: PeerPage::import(page_fd.as_fd(), page.slots()).unwrap(),
-            ringer: Ringer::import(bell.try_clone().unwrap()).unwrap(),
+            own: Arc::new(own),
+            peer: Arc::new(PeerPage::import(page_fd.as_fd(), page.slots()).unwrap()),
+            ringer: Arc::new(Ringer::import(bell.try_clone().unwrap()).unwrap()),
+            process: sys::peer_process(socket.as_fd()).map(|(id, fd)| Processes::new(LEASES).join(id, fd)),
             socket: sys::watch(accepted, Interest::READABLE | Interest::WRITABLE).unwrap(),
             peer_receive_depth: 5,
         }));
@@ -99,6 +106,10 @@ impl Rig {
         let fd = sealed_block(length);
         let frame = Frame::Block { index, length: length as u64 }.encode();
         sys::send(self.socket.as_fd(), &frame, &[fd.as_fd()]).unwrap();
+    }
+
+    fn patience(&self, wait: Wait) -> Patience {
+        Patience::new(Spinner::new(wait), self.runtime.clone())
     }
 
     /// Lets the victim work until it has nothing to do, within bounds.

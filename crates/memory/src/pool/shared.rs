@@ -1,0 +1,297 @@
+//! What all handles on a pool share: its blocks, its counts and who waits.
+
+use std::{collections::VecDeque, fmt, mem, sync::Arc, task::Waker};
+
+use super::{
+    PoolConfig, PoolStats,
+    space::{PieceId, Space, Taken},
+};
+use crate::{
+    ALIGNMENT, Block, BlockVisitor, BufMut, MemoryError, MemoryObserver,
+    allocation::Allocation,
+    poison,
+    sync::{Mutex, MutexGuard, lock},
+};
+
+/// Who asks for a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Caller {
+    /// [`Pool::try_alloc`](crate::Pool::try_alloc).
+    Now,
+    /// [`Pool::try_alloc_early`](crate::Pool::try_alloc_early).
+    Early,
+    /// [`Pool::alloc`](crate::Pool::alloc), with its place in the queue once it has one.
+    Waiter(Option<u64>),
+}
+
+impl Caller {
+    fn ticket(self) -> Option<u64> {
+        match self {
+            Self::Waiter(ticket) => ticket,
+            Self::Now | Self::Early => None,
+        }
+    }
+}
+
+/// Where in a pool a buffer lies.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    size: BlockSize,
+    piece: PieceId,
+}
+
+/// The two kinds of blocks: a small buffer must not keep a large block from being reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum BlockSize {
+    Usual,
+    Large,
+}
+
+pub(crate) struct PoolShared {
+    pub(super) config: PoolConfig,
+    state: Mutex<PoolState>,
+}
+
+impl fmt::Debug for PoolShared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PoolShared").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+#[derive(Default)]
+struct PoolState {
+    usual: Space,
+    large: Space,
+    unfinished: Option<Unfinished>,
+    visitors: Vec<Arc<dyn BlockVisitor>>,
+    waiting: VecDeque<(u64, Waker)>,
+    next_ticket: u64,
+    stats: PoolStats,
+}
+
+/// A block that a visitor refused after others had taken it. The next growth offers it to the rest first, so
+/// that repeated refusals don't pile up registrations.
+struct Unfinished {
+    block: Block,
+    size: BlockSize,
+    /// Visitors that have it, in the order of `PoolState::visitors`.
+    served: usize,
+}
+
+impl PoolState {
+    fn space(&mut self, size: BlockSize) -> &mut Space {
+        match size {
+            BlockSize::Usual => &mut self.usual,
+            BlockSize::Large => &mut self.large,
+        }
+    }
+
+    fn take(&mut self, size: BlockSize, reserved: usize) -> Option<(BlockSize, Taken)> {
+        self.space(size).take(reserved).map(|taken| (size, taken))
+    }
+}
+
+impl PoolShared {
+    pub(super) fn new(config: PoolConfig) -> Self {
+        Self { config, state: Mutex::default() }
+    }
+
+    pub(crate) fn observer(&self) -> Option<&dyn MemoryObserver> {
+        self.config.observer.as_deref()
+    }
+
+    pub(super) fn stats(&self) -> PoolStats {
+        let state = self.lock();
+        PoolStats { waiting: state.waiting.len(), ..state.stats }
+    }
+
+    /// Changes the counts of bytes that are neither free nor of use: leaked and retired.
+    pub(crate) fn count(&self, change: impl FnOnce(&mut PoolStats)) {
+        change(&mut self.lock().stats);
+    }
+
+    pub(super) fn add_visitor(&self, visitor: Arc<dyn BlockVisitor>) -> Result<(), MemoryError> {
+        let mut state = self.lock();
+        for block in state.usual.blocks().iter().chain(state.large.blocks()) {
+            visitor.block_added(block).map_err(|source| self.refused(source))?;
+        }
+        state.visitors.push(visitor);
+        Ok(())
+    }
+
+    pub(crate) fn give_back(&self, block: &Block, offset: usize, reserved: usize, place: Place, early: bool) {
+        // Before anyone else can be given it.
+        poison::forbid(block, offset, reserved);
+        let waker = {
+            let mut state = self.lock();
+            state.stats.used_bytes -= reserved as u64;
+            if early {
+                state.stats.early_bytes -= reserved as u64;
+            }
+            state.space(place.size).put(place.piece);
+            state.waiting.front().map(|(_, waker)| waker.clone())
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Cuts a buffer for `caller`. All but the head of the queue wait behind it.
+    pub(super) fn allocate(self: &Arc<Self>, length: usize, caller: Caller) -> Result<BufMut, MemoryError> {
+        if length == 0 {
+            return Ok(BufMut::from_allocation(Allocation::empty()));
+        }
+        let reserved = length.checked_next_multiple_of(ALIGNMENT).unwrap_or(usize::MAX);
+        let (pool, cap) = (self.config.name, self.config.cap_bytes);
+        if reserved as u64 > cap || block_bytes_for(reserved, self.config.block_bytes).is_none() {
+            return Err(MemoryError::TooLarge { pool, requested: length, cap });
+        }
+        let mut state = self.lock();
+        let behind = state.waiting.front().is_some_and(|&(head, _)| Some(head) != caller.ticket());
+        let used = state.stats.used_bytes;
+        if behind || used.saturating_add(reserved as u64) > cap {
+            return Err(MemoryError::Exhausted { pool, requested: length, used, cap });
+        }
+        let early = caller == Caller::Early;
+        if early {
+            self.check_early(&state, length, reserved)?;
+        }
+        let (size, taken) = self.take(&mut state, reserved)?;
+        state.stats.used_bytes += reserved as u64;
+        if early {
+            state.stats.early_bytes += reserved as u64;
+        }
+        drop(state);
+        poison::permit(&taken.block, taken.range.start, reserved);
+        let place = Place { size, piece: taken.piece };
+        let allocation =
+            Allocation::pooled(self.clone(), taken.block, taken.range, place, length).counted_early(early);
+        allocation.observe(|observer, span| observer.allocated(span));
+        Ok(BufMut::from_allocation(allocation))
+    }
+
+    fn check_early(&self, state: &PoolState, length: usize, reserved: usize) -> Result<(), MemoryError> {
+        let PoolStats { early_bytes: early, leaked_bytes, retired_bytes, .. } = state.stats;
+        let usable = self.config.cap_bytes.saturating_sub(leaked_bytes).saturating_sub(retired_bytes);
+        let share = percent_of(usable, self.config.early_share);
+        if early.saturating_add(reserved as u64) > share {
+            return Err(MemoryError::EarlyExhausted {
+                pool: self.config.name,
+                requested: length,
+                early,
+                share,
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes room where it is cheapest: a hole in a block of the buffer's own kind, then a new block, while less
+    /// than the cap is mapped; then an empty large block also for a small buffer, and a new block at last.
+    fn take(&self, state: &mut PoolState, reserved: usize) -> Result<(BlockSize, Taken), MemoryError> {
+        let size = if reserved <= self.config.block_bytes { BlockSize::Usual } else { BlockSize::Large };
+        if let Some(found) = state.take(size, reserved) {
+            return Ok(found);
+        }
+        let mapped = state.stats.block_bytes.saturating_add(self.config.block_bytes as u64);
+        if size == BlockSize::Usual
+            && mapped > self.config.cap_bytes
+            && let Some(found) = state.take(BlockSize::Large, reserved)
+        {
+            return Ok(found);
+        }
+        match self.grow(state, size, reserved) {
+            Ok(found) => Ok(found),
+            Err(error) => state.take(BlockSize::Large, reserved).ok_or(error),
+        }
+    }
+
+    fn grow(
+        &self,
+        state: &mut PoolState,
+        size: BlockSize,
+        reserved: usize,
+    ) -> Result<(BlockSize, Taken), MemoryError> {
+        let refused = state.unfinished.take_if(|unfinished| unfinished.block.length() >= reserved);
+        let Unfinished { block, size, served } = match refused {
+            Some(unfinished) => unfinished,
+            None => {
+                let bytes = block_bytes_for(reserved, self.config.block_bytes).unwrap_or(reserved);
+                let block = Block::new(self.config.name, bytes, self.config.huge_pages)?;
+                Unfinished { block, size, served: 0 }
+            }
+        };
+        for (served, visitor) in state.visitors.iter().enumerate().skip(served) {
+            if let Err(source) = visitor.block_added(&block) {
+                let smaller = |kept: &Unfinished| kept.block.length() < block.length();
+                if state.unfinished.as_ref().is_none_or(smaller) {
+                    state.unfinished = Some(Unfinished { block, size, served });
+                }
+                return Err(self.refused(source));
+            }
+        }
+        state.stats.block_bytes += block.length() as u64;
+        state.stats.huge_bytes += block.huge_bytes() as u64;
+        poison::forbid(&block, 0, block.length());
+        state.space(size).add(block);
+        let (pool, requested) = (self.config.name, reserved);
+        let too_large = MemoryError::TooLarge { pool, requested, cap: self.config.cap_bytes };
+        state.take(size, reserved).ok_or(too_large)
+    }
+
+    fn refused(&self, source: crate::VisitError) -> MemoryError {
+        MemoryError::Register { pool: self.config.name, source }
+    }
+
+    /// Takes a place in the queue, or keeps `ticket`'s, and remembers whom to wake.
+    pub(super) fn wait(&self, ticket: Option<u64>, waker: &Waker) -> u64 {
+        let mut state = self.lock();
+        if let Some(ticket) = ticket
+            && let Ok(place) = state.waiting.binary_search_by_key(&ticket, |(held, _)| *held)
+        {
+            let before = mem::replace(&mut state.waiting[place].1, waker.clone());
+            drop(state);
+            // The last handle on a task may own buffers of this pool.
+            drop(before);
+            return ticket;
+        }
+        let ticket = state.next_ticket;
+        state.next_ticket += 1;
+        state.waiting.push_back((ticket, waker.clone()));
+        ticket
+    }
+
+    pub(super) fn stop_waiting(&self, ticket: u64) {
+        let mut state = self.lock();
+        let place = state.waiting.binary_search_by_key(&ticket, |(held, _)| *held).ok();
+        let left = place.and_then(|place| state.waiting.remove(place));
+        let next = state.waiting.front().map(|(_, waker)| waker.clone());
+        drop(state);
+        // The last handle on a task may own buffers of this pool.
+        drop(left);
+        if let Some(waker) = next {
+            waker.wake();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
+        lock(&self.state)
+    }
+}
+
+/// `percent` of `bytes`, at most all of them, rounded down.
+fn percent_of(bytes: u64, percent: u8) -> u64 {
+    let share = u128::from(bytes) * u128::from(percent.min(100)) / 100;
+    u64::try_from(share).unwrap_or(u64::MAX)
+}
+
+/// Size of the block for a buffer of `reserved` bytes: the usual one, or else four sizes per doubling, so that
+/// buffers of ever larger sizes reuse each other's blocks. `None` when it exceeds the address space.
+fn block_bytes_for(reserved: usize, usual: usize) -> Option<usize> {
+    let bytes = if reserved <= usual {
+        usual
+    } else {
+        reserved.checked_next_multiple_of((reserved.checked_next_power_of_two()? / 8).max(1))?
+    };
+    // Whole pages are mapped, and no mapping exceeds half the address space.
+    (bytes <= isize::MAX as usize / 2).then_some(bytes)
+}

@@ -1,0 +1,167 @@
+//! Users' own memory that fabrics send from without a copy.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    ops::Range,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use crate::{Block, BlockVisitor, Buf, ForeignMemory, MemoryError, allocation::Allocation};
+
+/// Memory that users have joined: registered with the devices, and found again by address.
+///
+/// Joined memory lies in a [`Block`] of its own that neighbours can't map ([`Block::shareable`] is false). A fabric
+/// over shared memory takes it with one copy into a pool (`CopyReason::Import`); others send it in place. Nothing is
+/// ever received into it.
+#[derive(Clone, Default)]
+pub struct UserMemory {
+    shared: Arc<RwLock<Registry>>,
+}
+
+#[derive(Default)]
+struct Registry {
+    visitors: Vec<Arc<dyn BlockVisitor>>,
+    /// All of each joined memory, by its first address. Ranges do not overlap.
+    joined: BTreeMap<usize, Buf>,
+}
+
+impl fmt::Debug for UserMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let registry = self.shared.read().unwrap_or_else(PoisonError::into_inner);
+        f.debug_struct("UserMemory").field("joined", &registry.joined.values()).finish_non_exhaustive()
+    }
+}
+
+impl UserMemory {
+    /// Nothing joined yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Hands every joined block, present and future, to `visitor`, and tells it when one leaves.
+    ///
+    /// # Errors
+    /// [`MemoryError::Register`] when the visitor refuses a present block; it is not added then, and has been told
+    /// that the blocks it took leave.
+    pub fn add_visitor(&self, visitor: Arc<dyn BlockVisitor>) -> Result<(), MemoryError> {
+        let mut registry = self.shared.write().unwrap_or_else(PoisonError::into_inner);
+        let blocks: Vec<_> = registry.joined.values().filter_map(Buf::joined_block).collect();
+        for (number, block) in blocks.iter().enumerate() {
+            if let Err(source) = block.visit(&visitor) {
+                blocks.iter().take(number).for_each(|block| block.leave(&visitor));
+                return Err(MemoryError::Register { pool: POOL, source });
+            }
+        }
+        registry.visitors.push(visitor);
+        Ok(())
+    }
+
+    /// Takes `owner`'s memory in for as long as the answer lives. Buffers that were made of it keep it longer: it is
+    /// let go, and devices are told, when the answer and the last buffer are gone.
+    ///
+    /// # Errors
+    /// [`MemoryError::Overlaps`] when some of it has joined already; [`MemoryError::Register`] when a device refuses
+    /// it. Nothing is half-made then.
+    pub fn join(&self, owner: Arc<dyn ForeignMemory>) -> Result<Joined, MemoryError> {
+        if owner.length() == 0 {
+            return Ok(Joined { registry: self.clone(), bytes: Buf::empty() });
+        }
+        let addresses = addresses(&owner);
+        let mut registry = self.shared.write().unwrap_or_else(PoisonError::into_inner);
+        let before = registry.joined.range(..addresses.end).next_back();
+        if before.is_some_and(|(start, bytes)| start + bytes.len() > addresses.start) {
+            return Err(MemoryError::Overlaps { length: addresses.len() });
+        }
+        let block = JoinedBlock { block: Block::joined(owner), visitors: RwLock::default() };
+        for visitor in &registry.visitors {
+            // A refusal drops the block, which leaves those that took it.
+            block.visit(visitor).map_err(|source| MemoryError::Register { pool: POOL, source })?;
+        }
+        let bytes = Buf::whole(Allocation::joined(block));
+        registry.joined.insert(addresses.start, bytes.clone());
+        Ok(Joined { registry: self.clone(), bytes })
+    }
+
+    /// The joined memory at `addresses` (of a slice: `as_ptr_range()`), as a buffer. No copy.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotJoined`] unless one joined memory covers all of it now.
+    pub fn find(&self, addresses: Range<*const u8>) -> Result<Buf, MemoryError> {
+        let (start, end) = (addresses.start.addr(), addresses.end.addr());
+        let refused = || MemoryError::NotJoined { length: end.saturating_sub(start) };
+        if start == end {
+            return Ok(Buf::empty());
+        }
+        let registry = self.shared.read().unwrap_or_else(PoisonError::into_inner);
+        let (first, bytes) = registry.joined.range(..=start).next_back().ok_or_else(refused)?;
+        end.checked_sub(*first).and_then(|end| bytes.slice(start - first..end)).ok_or_else(refused)
+    }
+}
+
+const POOL: &str = "users' memory";
+
+fn addresses(owner: &Arc<dyn ForeignMemory>) -> Range<usize> {
+    let start = owner.base().addr().get();
+    start..start + owner.length()
+}
+
+/// A user's memory that has joined, until this is dropped.
+#[derive(Debug)]
+#[must_use = "the memory leaves when this is dropped"]
+pub struct Joined {
+    registry: UserMemory,
+    bytes: Buf,
+}
+
+impl Joined {
+    /// All bytes of it. A buffer outlives this value, and keeps the memory.
+    pub fn buf(&self) -> &Buf {
+        &self.bytes
+    }
+}
+
+impl Drop for Joined {
+    fn drop(&mut self) {
+        let start = self.bytes.as_ptr().addr();
+        let left = {
+            let mut registry = self.registry.shared.write().unwrap_or_else(PoisonError::into_inner);
+            let ours = registry.joined.get(&start).is_some_and(|bytes| bytes.is_same(&self.bytes));
+            ours.then(|| registry.joined.remove(&start)).flatten()
+        };
+        // Without the lock: if it is the last buffer, devices are told.
+        drop(left);
+    }
+}
+
+/// The block of a joined memory, and the devices that have it.
+pub(crate) struct JoinedBlock {
+    block: Block,
+    visitors: RwLock<Vec<Arc<dyn BlockVisitor>>>,
+}
+
+impl JoinedBlock {
+    pub(crate) fn block(&self) -> &Block {
+        &self.block
+    }
+
+    fn visit(&self, visitor: &Arc<dyn BlockVisitor>) -> Result<(), crate::VisitError> {
+        visitor.block_added(&self.block)?;
+        self.visitors.write().unwrap_or_else(PoisonError::into_inner).push(visitor.clone());
+        Ok(())
+    }
+
+    fn leave(&self, visitor: &Arc<dyn BlockVisitor>) {
+        let mut visitors = self.visitors.write().unwrap_or_else(PoisonError::into_inner);
+        visitors.retain(|other| !Arc::ptr_eq(other, visitor));
+        drop(visitors);
+        visitor.block_removed(&self.block);
+    }
+}
+
+impl Drop for JoinedBlock {
+    fn drop(&mut self) {
+        let visitors = self.visitors.get_mut().unwrap_or_else(PoisonError::into_inner);
+        visitors.drain(..).for_each(|visitor| visitor.block_removed(&self.block));
+    }
+}

@@ -1,0 +1,149 @@
+//! Limits of the operating system, each lowered in a process of its own: an error that names the limit, its value and
+//! what raises it; nothing half-made; and the pool works again once there is room.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::{
+    env,
+    fs::File,
+    process::{Command, Output},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use memory::{Limit, MemoryError, Pool, PoolConfig};
+
+const CHILD: &str = "TENSORWIRE_LIMITS_CHILD";
+const BLOCK: usize = 1 << 20;
+
+/// Whether this process is the one in which `test` lowers a limit. If not, such a process has run and succeeded.
+fn is_child(test: &str) -> bool {
+    if env::var_os(CHILD).is_some() {
+        return true;
+    }
+    let (done, answer) = mpsc::channel();
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(CHILD, "1");
+    thread::spawn(move || done.send(command.output()));
+    let output: Output = answer.recv_timeout(Duration::from_secs(60)).expect("the child hangs").unwrap();
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{:?}\n{text}", output.status);
+    false
+}
+
+#[cfg(target_env = "gnu")]
+type Resource = libc::__rlimit_resource_t;
+#[cfg(not(target_env = "gnu"))]
+type Resource = libc::c_int;
+
+fn set_limit(resource: Resource, soft: u64) {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid place for the answer, and then for the question.
+    unsafe {
+        assert_eq!(libc::getrlimit(resource, &raw mut limit), 0);
+        limit.rlim_cur = soft.min(limit.rlim_max);
+        assert_eq!(libc::setrlimit(resource, &raw const limit), 0);
+    }
+}
+
+fn pool() -> Pool {
+    Pool::new(PoolConfig { block_bytes: BLOCK, ..PoolConfig::new("limited") }).unwrap()
+}
+
+/// The error names `limit`, its value and a remedy, and has left nothing behind.
+fn expect_limit(pool: &Pool, length: usize, expected: Limit, value: u64, remedy: &str) {
+    let before = pool.stats();
+    let error = pool.try_alloc(length).unwrap_err();
+    let MemoryError::Limit { limit, value: told, bytes, .. } = &error else { panic!("{error}") };
+    assert_eq!(*limit, expected);
+    assert!(*bytes >= length);
+    let text = error.to_string();
+    assert!(text.contains(remedy) && text.contains("limited"), "{text}");
+    assert_eq!(*told, Some(value), "{text}");
+    assert!(text.contains(&value.to_string()), "{text}");
+    assert_eq!(pool.stats(), before);
+}
+
+#[test]
+fn d_memory_exhaustion_open_files() {
+    if !is_child("d_memory_exhaustion_open_files") {
+        return;
+    }
+    let pool = pool();
+    let held = pool.try_alloc(BLOCK).unwrap();
+    set_limit(libc::RLIMIT_NOFILE, 64);
+    let mut files = Vec::new();
+    while let Ok(file) = File::open("/dev/null") {
+        files.push(file);
+    }
+    expect_limit(&pool, BLOCK, Limit::OpenFiles, 64, "ulimit -n");
+    files.pop();
+    let more = pool.try_alloc(BLOCK).unwrap();
+    expect_limit(&pool, BLOCK, Limit::OpenFiles, 64, "ulimit -n");
+    // What is mapped already can be had without a file.
+    drop(more);
+    drop((held, pool.try_alloc(BLOCK).unwrap()));
+}
+
+#[test]
+fn d_memory_exhaustion_address_space() {
+    // The sanitizer needs address space of its own at any moment.
+    if cfg!(asan) || !is_child("d_memory_exhaustion_address_space") {
+        return;
+    }
+    let pool = pool();
+    let held = pool.try_alloc(BLOCK).unwrap();
+    let used = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = used.split_ascii_whitespace().next().unwrap().parse().unwrap();
+    let limit = pages * 4096 + (64 << 20);
+    set_limit(libc::RLIMIT_AS, limit);
+    expect_limit(&pool, 256 << 20, Limit::AddressSpace, limit, "ulimit -v");
+    drop((held, pool.try_alloc(8 << 20).unwrap()));
+}
+
+#[test]
+fn d_memory_exhaustion_file_size_is_an_error_and_no_signal() {
+    if !is_child("d_memory_exhaustion_file_size_is_an_error_and_no_signal") {
+        return;
+    }
+    let pool = pool();
+    set_limit(libc::RLIMIT_FSIZE, 4096);
+    expect_limit(&pool, 1, Limit::FileSize, 4096, "ulimit -f");
+    set_limit(libc::RLIMIT_FSIZE, libc::RLIM_INFINITY);
+    drop(pool.try_alloc(1).unwrap());
+}
+
+#[test]
+fn d_memory_exhaustion_more_than_the_system_has() {
+    let available = Limit::SystemMemory.value().unwrap();
+    let config = PoolConfig { cap_bytes: u64::MAX, block_bytes: BLOCK, ..PoolConfig::new("limited") };
+    let pool = Pool::new(config).unwrap();
+    // Far more than can become free in between.
+    let asked = usize::try_from(available).unwrap() * 64;
+    let error = pool.try_alloc(asked).unwrap_err();
+    let MemoryError::Limit { limit, value, .. } = &error else { panic!("{error}") };
+    assert!(matches!(limit, Limit::SystemMemory | Limit::Cgroup | Limit::FileSize), "{error}");
+    assert!(value.is_some_and(|room| room < asked as u64));
+    assert_eq!(pool.stats().block_bytes, 0);
+    drop(pool.try_alloc(BLOCK).unwrap());
+}
+
+#[test]
+fn locked_memory_is_named_where_mappings_are_locked() {
+    // The sanitizer maps memory of its own at any moment.
+    if cfg!(asan) || !is_child("locked_memory_is_named_where_mappings_are_locked") {
+        return;
+    }
+    set_limit(libc::RLIMIT_MEMLOCK, 64 << 10);
+    // SAFETY: no pointers are involved.
+    let unprivileged = unsafe { libc::setresuid(65534, 65534, 65534) == 0 || libc::geteuid() != 0 };
+    // SAFETY: as above.
+    let is_locking = unsafe { libc::mlockall(libc::MCL_FUTURE) == 0 };
+    if !unprivileged || !is_locking {
+        println!("skipped: this system lets nobody lock future mappings");
+        return;
+    }
+    expect_limit(&pool(), BLOCK, Limit::LockedMemory, 64 << 10, "ulimit -l");
+}

@@ -1,0 +1,207 @@
+//! Users' own memory: joined, found by its addresses, registered with devices, let go at the right moment.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::{
+    fs::{self, File, Permissions},
+    io::Write,
+    os::unix::fs::PermissionsExt,
+    sync::{Arc, Mutex},
+};
+
+use memory::{
+    Block, BlockId, BlockVisitor, Buf, ForeignMemory, Mapping, MemoryError, UserMemory, VisitError,
+};
+
+fn bytes(length: usize) -> Arc<dyn ForeignMemory> {
+    Arc::new((0..length).map(|index| index as u8).collect::<Vec<u8>>())
+}
+
+/// A device: what it holds, and whether it takes more.
+#[derive(Debug, Default)]
+struct Device {
+    held: Mutex<Vec<BlockId>>,
+    is_full: Mutex<bool>,
+}
+
+impl BlockVisitor for Device {
+    fn block_added(&self, block: &Block) -> Result<(), VisitError> {
+        if *self.is_full.lock().unwrap() {
+            return Err(VisitError(Arc::new(std::io::Error::other("no room"))));
+        }
+        self.held.lock().unwrap().push(block.id());
+        Ok(())
+    }
+
+    fn block_removed(&self, block: &Block) {
+        let mut held = self.held.lock().unwrap();
+        let place = held.iter().position(|id| *id == block.id());
+        held.remove(place.expect("let go what it did not hold"));
+    }
+}
+
+impl Device {
+    fn held(&self) -> usize {
+        self.held.lock().unwrap().len()
+    }
+
+    fn set_full(&self, is_full: bool) {
+        *self.is_full.lock().unwrap() = is_full;
+    }
+}
+
+#[test]
+fn joined_memory_is_found_by_its_addresses_as_a_whole_or_not_at_all() {
+    let memory = UserMemory::new();
+    let joined = memory.join(bytes(1000)).unwrap();
+    let all = joined.buf().as_ptr_range();
+    let found = memory.find(all.clone()).unwrap();
+    assert_eq!((found.as_ptr(), found.len()), (all.start, 1000), "the bytes were copied");
+    let part = memory.find(joined.buf()[10..20].as_ptr_range()).unwrap();
+    assert_eq!((part[0], part.len(), part.offset()), (10, 10, 10));
+    assert_eq!(part.block().unwrap().id(), found.block().unwrap().id());
+    let outside = [
+        all.start.wrapping_sub(1)..all.end,
+        all.start..all.end.wrapping_add(1),
+        all.end..all.end.wrapping_add(1),
+        all.start.wrapping_sub(1)..all.start,
+        all.end..all.start,
+        std::ptr::null()..all.end,
+        all.start..std::ptr::without_provenance(usize::MAX),
+    ];
+    for range in outside {
+        assert!(matches!(memory.find(range.clone()), Err(MemoryError::NotJoined { .. })), "{range:?}");
+    }
+    assert!(memory.find(all.end..all.end).unwrap().is_empty());
+    drop(joined);
+    assert!(matches!(memory.find(all), Err(MemoryError::NotJoined { length: 1000 })));
+}
+
+#[test]
+fn two_neighbours_are_not_one_memory() {
+    let memory = UserMemory::new();
+    let whole = bytes::Bytes::from(vec![7; 200]);
+    let (first, second) = (whole.slice(0..100), whole.slice(100..200));
+    let joined = [memory.join(Arc::new(first)).unwrap(), memory.join(Arc::new(second)).unwrap()];
+    assert!(memory.find(whole[0..100].as_ptr_range()).is_ok());
+    assert!(memory.find(whole[100..200].as_ptr_range()).is_ok());
+    assert!(memory.find(whole[50..150].as_ptr_range()).is_err());
+    for overlapping in [0..200, 0..1, 99..101, 100..150, 199..200] {
+        let again = memory.join(Arc::new(whole.slice(overlapping.clone())));
+        assert!(matches!(again, Err(MemoryError::Overlaps { .. })), "{overlapping:?}");
+    }
+    drop(joined);
+    drop(memory.join(Arc::new(whole)).unwrap());
+}
+
+#[test]
+fn a_joined_block_is_a_users_not_a_pools() {
+    let joined = UserMemory::new().join(bytes(100)).unwrap();
+    let block = joined.buf().block().unwrap();
+    assert!(!block.shareable() && block.fd().is_none() && block.length() == 100);
+    assert!(!joined.buf().is_foreign(), "a fabric may send it in place");
+    assert!(block.remote_target(0, 1).is_err() && block.exposed(0, 1).is_err());
+    let exposure = joined.buf().slice(10..20).unwrap().expose();
+    assert_eq!(block.exposed(10, 10).unwrap()[0], 10);
+    drop(exposure);
+}
+
+#[test]
+fn memory_stays_until_the_guard_and_the_last_buffer_are_gone() {
+    let (memory, device) = (UserMemory::new(), Arc::new(Device::default()));
+    memory.add_visitor(device.clone()).unwrap();
+    let owner = bytes(100);
+    let joined = memory.join(owner.clone()).unwrap();
+    let part = memory.find(joined.buf()[40..50].as_ptr_range()).unwrap();
+    assert_eq!((device.held(), Arc::strong_count(&owner)), (1, 2));
+    drop(joined);
+    assert_eq!((device.held(), part[0]), (1, 40), "a device may be sending it");
+    drop(part);
+    assert_eq!((device.held(), Arc::strong_count(&owner)), (0, 1));
+    // The same bytes can join again.
+    drop(memory.join(owner).unwrap());
+    assert_eq!(device.held(), 0);
+}
+
+#[test]
+fn a_device_that_comes_later_gets_what_has_joined() {
+    let (memory, device) = (UserMemory::new(), Arc::new(Device::default()));
+    let joined = [memory.join(bytes(10)).unwrap(), memory.join(bytes(10)).unwrap()];
+    memory.add_visitor(device.clone()).unwrap();
+    assert_eq!(device.held(), 2);
+    drop(joined);
+    assert_eq!(device.held(), 0);
+}
+
+#[test]
+fn a_refusal_leaves_nothing_half_made() {
+    let memory = UserMemory::new();
+    let (willing, full) = (Arc::new(Device::default()), Arc::new(Device::default()));
+    memory.add_visitor(willing.clone()).unwrap();
+    memory.add_visitor(full.clone()).unwrap();
+    full.set_full(true);
+    let owner = bytes(10);
+    assert!(matches!(memory.join(owner.clone()), Err(MemoryError::Register { .. })));
+    assert_eq!((willing.held(), full.held(), Arc::strong_count(&owner)), (0, 0, 1));
+    full.set_full(false);
+    let joined = memory.join(owner).unwrap();
+    let late = Arc::new(Device::default());
+    late.set_full(true);
+    assert!(matches!(memory.add_visitor(late.clone()), Err(MemoryError::Register { .. })));
+    drop(joined);
+    assert_eq!((willing.held(), full.held(), late.held()), (0, 0, 0));
+}
+
+#[test]
+fn nothing_can_join() {
+    let memory = UserMemory::new();
+    let joined = memory.join(bytes(0)).unwrap();
+    assert!(joined.buf().is_empty() && joined.buf().block().is_none());
+}
+
+/// A file in a directory of its own.
+fn file(content: &[u8], mode: u32) -> (tempfile::TempDir, File) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
+    File::create(&path).unwrap().write_all(content).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+    let file = File::open(&path).unwrap();
+    (directory, file)
+}
+
+#[test]
+fn a_mapped_file_is_sent_from_where_it_lies_also_after_it_was_replaced() {
+    let content: Vec<u8> = (0..10_000_u32).map(|index| (index % 251) as u8).collect();
+    let (directory, file) = file(&content, 0o644);
+    let memory = UserMemory::new();
+    let joined = memory.join(Arc::new(Mapping::of_file(&file).unwrap())).unwrap();
+    drop(file);
+    fs::write(directory.path().join("new"), b"another").unwrap();
+    fs::rename(directory.path().join("new"), directory.path().join("file")).unwrap();
+    assert_eq!(joined.buf()[..], content);
+    let part: Buf = memory.find(joined.buf()[5000..5100].as_ptr_range()).unwrap();
+    drop(joined);
+    assert_eq!(part[..], content[5000..5100]);
+}
+
+#[test]
+fn an_empty_file_can_be_mapped() {
+    let (_directory, file) = file(b"", 0o600);
+    let mapping = Mapping::of_file(&file).unwrap();
+    assert!(mapping.bytes().is_empty());
+    assert!(Buf::foreign(Arc::new(mapping)).is_empty());
+}
+
+#[test]
+fn a_file_that_strangers_may_change_and_what_is_no_file_are_not_mapped() {
+    for mode in [0o666, 0o664, 0o646] {
+        let (_directory, file) = file(b"x", mode);
+        let error = Mapping::of_file(&file).unwrap_err();
+        assert!(error.to_string().contains("chmod go-w"), "{mode:o}: {error}");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let error = Mapping::of_file(&File::open(directory.path()).unwrap()).unwrap_err();
+    assert!(matches!(error, MemoryError::Mapping { .. }), "{error}");
+    let error = Mapping::of_file(&File::open("/dev/null").unwrap()).unwrap_err();
+    assert!(error.to_string().contains("regular file"), "{error}");
+}

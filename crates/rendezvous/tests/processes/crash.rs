@@ -1,0 +1,165 @@
+//! Peers that are killed at any moment of a transfer.
+
+use std::{env, time::Duration};
+
+use rendezvous::{Worker, WorkerError};
+use rustix::process::Signal;
+use verbs_reactor::Runtime;
+
+use crate::harness::{
+    Other, PARENT, bounded, builder, info, is_version, kind, parents_lines, role, say, step, tensor,
+};
+
+/// Of each transfer, in bytes.
+const LARGE: usize = 64 << 20;
+
+/// Of what the other peer fetches, in bytes.
+const SMALL: usize = 64 << 10;
+
+const VICTIM: &str = "/job:victim/replica:0/task:0";
+const BYSTANDER: &str = "/job:bystander/replica:0/task:0";
+
+/// Rounds of each fabric: `TENSORWIRE_KILL_ROUNDS`, or as many as every change can wait for.
+fn rounds() -> u64 {
+    env::var("TENSORWIRE_KILL_ROUNDS")
+        .map_or(40, |text| text.parse().expect("TENSORWIRE_KILL_ROUNDS is a number"))
+}
+
+/// Publishes, and fetches what the parent has published, again and again, until it is killed.
+async fn victim(words: Vec<String>) {
+    let (fabric, address, version) = (kind(&words[1]), &words[2], words[3].parse().unwrap());
+    let worker = builder(VICTIM, fabric).start().await.unwrap();
+    if version % 2 == 0 {
+        worker.publish("large", tensor(&worker, LARGE, version).await).unwrap();
+        say(worker.address());
+        parents_lines().recv().await;
+        return;
+    }
+    let parent = worker.peer_at(address).await.unwrap();
+    say(worker.address());
+    loop {
+        let got = worker.fetch(&parent, "large").await.unwrap();
+        assert!(is_version(got.bytes(), 0), "wrong bytes before the kill");
+    }
+}
+
+/// Fetches small tensors until told to stop; then tells how many came.
+async fn bystander(words: Vec<String>) {
+    let worker = builder(BYSTANDER, kind(&words[1])).start().await.unwrap();
+    let parent = worker.peer_at(&words[2]).await.unwrap();
+    let mut lines = parents_lines();
+    let mut fetched = 0u64;
+    while lines.try_recv().is_err() {
+        let got = worker.fetch(&parent, "small").await.unwrap();
+        assert!(is_version(got.bytes(), 7));
+        fetched += 1;
+        if fetched == 1 {
+            say("fetching");
+        }
+    }
+    say(&fetched.to_string());
+}
+
+async fn child(words: Vec<String>) {
+    match words[0].as_str() {
+        "victim" => victim(words).await,
+        _ => bystander(words).await,
+    }
+}
+
+/// A moment within a transfer and a little after it, another one in each round.
+fn moment(round: u64) -> Duration {
+    let mixed = round.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
+    Duration::from_micros(mixed % 60_000)
+}
+
+struct Killing<'test> {
+    runtime: &'test dyn Runtime,
+    worker: &'test Worker,
+    test: &'test str,
+    fabric: &'test str,
+}
+
+impl Killing<'_> {
+    /// One round; true if a fetch here was cut short. In odd rounds the victim fetches instead.
+    async fn round(&self, round: u64) -> bool {
+        let role = format!("victim {} {} {round}", self.fabric, self.worker.address());
+        let mut victim = Other::start(self.test, &role);
+        let address = victim.hear().await;
+        if round % 2 == 1 {
+            // It fetches from here.
+            self.runtime.sleep(moment(round)).await;
+            victim.kill();
+            return false;
+        }
+        let peer = self.worker.peer_at(&address).await.unwrap();
+        let fetched = self.worker.fetch(&peer, "large");
+        let killed = async {
+            self.runtime.sleep(moment(round)).await;
+            victim.signal(Signal::KILL);
+        };
+        let (fetched, ()) = step("a fetch from a killed peer", futures::future::join(fetched, killed)).await;
+        match fetched {
+            Ok(tensor) => assert!(is_version(tensor.bytes(), round), "round {round}: wrong bytes"),
+            Err(error) => {
+                let lost =
+                    matches!(&error, WorkerError::PeerLost { transfer, .. } if transfer.peer == VICTIM);
+                let before = matches!(&error, WorkerError::NoFabric { .. } | WorkerError::Control(_));
+                assert!(lost || before, "round {round}: {error}");
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Nothing is kept for the dead.
+    async fn memory_is_back(&self) {
+        let back = async {
+            while self.worker.receive_memory().used_bytes > 0 {
+                self.runtime.sleep(Duration::from_millis(1)).await;
+            }
+        };
+        step("the return of the receive memory", back).await;
+        assert_eq!(self.worker.receive_memory().leaked_bytes, 0);
+    }
+}
+
+fn kill_at_random(test: &'static str, fabric: &'static str) {
+    if let Some(words) = role() {
+        return bounded(Duration::from_secs(600), |_| child(words));
+    }
+    bounded(Duration::from_secs(900), |runtime| async move {
+        let worker = builder(PARENT, kind(fabric)).start().await.unwrap();
+        worker.publish("large", tensor(&worker, LARGE, 0).await).unwrap();
+        worker.publish("small", tensor(&worker, SMALL, 7).await).unwrap();
+        let mut bystander = Other::start(test, &format!("bystander {fabric} {}", worker.address()));
+        assert_eq!(bystander.hear().await, "fetching");
+        let neighbour = worker.peer(BYSTANDER).unwrap();
+        let killing = Killing { runtime: &*runtime, worker: &worker, test, fabric };
+        let mut cut = 0;
+        for round in 0..rounds() {
+            let before = info(&worker, &neighbour).fabric.operations;
+            cut += u64::from(killing.round(round).await);
+            killing.memory_is_back().await;
+            let others = info(&worker, &neighbour).fabric.operations - before;
+            assert!(others > 0, "round {round}: the other peer's traffic stood still");
+        }
+        assert!(cut > rounds() / 8, "only {cut} of {} kills came before a fetch's end", rounds().div_ceil(2));
+        bystander.tell("stop");
+        assert!(bystander.hear().await.parse::<u64>().unwrap() > rounds());
+        worker.withdraw("large");
+        worker.withdraw("small");
+        worker.shutdown().await;
+        assert_eq!(worker.pool().stats().used_bytes, 0, "values are kept for dead peers");
+    });
+}
+
+#[test]
+fn d_peer_sigkill_at_any_moment_of_a_transfer_over_shm() {
+    kill_at_random("crash::d_peer_sigkill_at_any_moment_of_a_transfer_over_shm", "shm");
+}
+
+#[test]
+fn d_peer_sigkill_at_any_moment_of_a_transfer_over_tcp() {
+    kill_at_random("crash::d_peer_sigkill_at_any_moment_of_a_transfer_over_tcp", "tcp");
+}

@@ -1,0 +1,10 @@
+//! Whole workers in processes of their own, which are killed, stopped, blocked and starved.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod crash;
+mod harness;
+mod limits;
+mod liveness;
+mod load;
+mod stop;

@@ -1,0 +1,73 @@
+//! Receives whose values come late never starve those whose values are there.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::time::Duration;
+
+use futures::{StreamExt, future::join, stream::FuturesUnordered};
+use protocol::{DataType, Key};
+use rendezvous::{Tensor, Worker};
+use sim::{Handle, Node, World};
+
+const SERVER_CPU: &str = "/job:ps/replica:0/task:0/device:CPU:0";
+const CLIENT_CPU: &str = "/job:worker/replica:0/task:0/device:CPU:0";
+/// Too much to travel within a message.
+const BYTES: usize = 16 << 10;
+const POOL_TENSORS: usize = 4;
+const RECEIVES: usize = 100;
+
+async fn worker(node: &Node, name: &str, receive_bytes: usize) -> Worker {
+    let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
+    let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
+    let builder = builder.source_bytes(8 << 20).receive_bytes(receive_bytes as u64).block_bytes(64 << 10);
+    builder.timeout(Duration::from_secs(600)).start().await.unwrap()
+}
+
+/// Sends the values in reverse, each after the one before it has been received.
+async fn produce(server: &Worker, step: i64, keys: &[Key], received: &tokio::sync::watch::Sender<usize>) {
+    for (sent, number) in (0..keys.len()).rev().enumerate() {
+        let mut buffer = server.pool().alloc(BYTES).await.unwrap();
+        buffer.fill(number as u8);
+        let tensor = Tensor::new(buffer, DataType::U8, &[BYTES as u64]).unwrap();
+        server.step(step).send(&keys[number], tensor).unwrap();
+        received.subscribe().wait_for(|count| *count > sent).await.unwrap();
+    }
+}
+
+async fn late_values(handle: Handle) {
+    let (server_node, client_node) =
+        (handle.start_node("server:1").unwrap(), handle.start_node("client:1").unwrap());
+    let server = worker(&server_node, "/job:ps/replica:0/task:0", 1 << 20).await;
+    let client = worker(&client_node, "/job:worker/replica:0/task:0", POOL_TENSORS * BYTES).await;
+    client.peer_at("server:1").await.unwrap();
+    let key = |number| server.key(SERVER_CPU, CLIENT_CPU, &format!("edge {number}")).unwrap();
+    let keys: Vec<Key> = (0..RECEIVES).map(key).collect();
+    for step in 0..2 {
+        let received = tokio::sync::watch::Sender::new(0);
+        let consume = async {
+            let at_step = client.step(step);
+            let receive = async |number: usize| {
+                let tensor = at_step.recv(&keys[number]).await.unwrap();
+                assert!(tensor.bytes().iter().all(|byte| *byte == number as u8));
+            };
+            let mut receives: FuturesUnordered<_> = (0..keys.len()).map(receive).collect();
+            while receives.next().await.is_some() {
+                received.send_modify(|count| *count += 1);
+            }
+        };
+        join(produce(&server, step, &keys, &received), consume).await;
+        assert_eq!(client.receive_memory().early_bytes, 0);
+    }
+    client.shutdown().await;
+    server.shutdown().await;
+}
+
+#[test]
+fn late_values_starve_nobody() {
+    for seed in 0..8 {
+        let world = World::new(seed);
+        world.replayed_by("half_pool");
+        world.run(late_values(world.handle())).unwrap();
+        world.finish().unwrap();
+    }
+}
