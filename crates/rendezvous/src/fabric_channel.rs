@@ -115,23 +115,19 @@ impl Channel for FabricChannel {
         immediate: u32,
     ) -> ContentWrite {
         let immediate = Some(Immediate(immediate));
-        let write = move |local: Buf, destination| {
-            let remote = Some(range_of(destination, 0, local.len() as u64));
-            WorkRequest::Write { local, remote, immediate }
+        let (Some(local), Some(destination)) = (bytes, destination) else {
+            let request = WorkRequest::Write { local: Buf::empty(), remote: None, immediate };
+            return self.held.post_awaited(&self.queue_pair, request);
         };
-        let request = match (bytes, destination) {
-            (Some(bytes), Some(destination)) if self.import.needs(self.queue_pair.kind(), &bytes) => {
-                let (import, held, queue_pair) =
-                    (self.import.clone(), self.held.clone(), self.queue_pair.clone());
-                return ContentWrite::Importing(Box::pin(async move {
-                    let copy = import.copy_of(&bytes).await?;
-                    held.post_awaited(&queue_pair, write(copy, destination)).await
-                }));
-            }
-            (Some(local), Some(destination)) => write(local, destination),
-            _ => WorkRequest::Write { local: Buf::empty(), remote: None, immediate },
-        };
-        self.held.post_awaited(&self.queue_pair, request)
+        let remote = Some(range_of(destination, 0, local.len() as u64));
+        if !self.import.needs(self.queue_pair.kind(), &local) {
+            return self.held.post_awaited(&self.queue_pair, WorkRequest::Write { local, remote, immediate });
+        }
+        let (import, held, queue_pair) = (self.import.clone(), self.held.clone(), self.queue_pair.clone());
+        ContentWrite::Importing(Box::pin(async move {
+            let local = import.copy_of(&local).await?;
+            held.post_awaited(&queue_pair, WorkRequest::Write { local, remote, immediate }).await
+        }))
     }
 
     fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError> {
