@@ -83,6 +83,16 @@ every_op! {
 }
 
 #[test]
+fn shm_waits_in_each_way() {
+    for wait in ["sleep", "adaptive", "busy"] {
+        let arguments = ["bench", "--fabric", "shm", "--op", "pingpong,pull", "--size", "8", "--wait", wait];
+        let output = succeed(&[&arguments[..], &["--rounds", "1", "--round-ms", "1", "--json"]].concat());
+        let wanted = format!(r#""wait":"{wait}""#);
+        assert_eq!(output.matches(&wanted).count(), 2, "{output}");
+    }
+}
+
+#[test]
 fn idle_connections_are_watched() {
     for fabric in ["shm", "tcp"] {
         let output = run(&["bench", "--fabric", fabric, "--op", "idle", "--rounds", "1", "--json"]);
@@ -149,8 +159,9 @@ fn bad_input_is_refused_by_name() {
 
 #[test]
 fn what_this_build_cannot_do_is_refused_by_name() {
-    for (field, value) in [("--wait", "adaptive"), ("--wait", "busy"), ("--mode", "view")] {
-        let output = fail(&["bench", "--size", "8", field, value]);
+    let refused = [("tcp", "--wait", "adaptive"), ("tcp", "--wait", "busy"), ("shm", "--mode", "view")];
+    for (fabric, field, value) in refused {
+        let output = fail(&["bench", "--fabric", fabric, "--size", "8", field, value]);
         for word in [field, value, "this build", "use"] {
             assert!(output.contains(word), "without {word}: {output}");
         }

@@ -23,9 +23,11 @@ pub enum CopyReason {
     Message,
     /// Bytes of tensors of one process handed to another buffer of the same process.
     Local,
+    /// A small tensor's bytes copied into a message that carries them, or out of one.
+    Eager,
 }
 
-const REASONS: [CopyReason; 7] = [
+const REASONS: [CopyReason; 8] = [
     CopyReason::Import,
     CopyReason::ShmPayload,
     CopyReason::ShmMessage,
@@ -33,6 +35,7 @@ const REASONS: [CopyReason; 7] = [
     CopyReason::SimPiece,
     CopyReason::Message,
     CopyReason::Local,
+    CopyReason::Eager,
 ];
 
 #[derive(Debug)]

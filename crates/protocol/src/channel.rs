@@ -54,7 +54,7 @@ pub enum LentEnd {
 /// Posts are made with the connection locked, so they never call back into it.
 pub trait Channel: Send + Sync + 'static {
     /// Bytes of a value, kept alive by the channel until they are written.
-    type Bytes: Send + 'static;
+    type Bytes: AsRef<[u8]> + Send + 'static;
     /// Destination memory, lent to the peer.
     type Lent: Send + 'static;
     /// A content write under way; ends when its bytes may be reused.
@@ -117,6 +117,11 @@ pub trait Channel: Send + Sync + 'static {
     /// Messages posted from now on go into `ring` at the peer.
     fn move_to_ring(&self, ring: Destination);
 
+    /// A copy of a small content, to travel inside a message.
+    fn copy_out(&self, bytes: &Self::Bytes) -> Box<[u8]> {
+        bytes.as_ref().into()
+    }
+
     /// Ends the loan of memory whose request was given up or answered without content.
     fn take_back(&self, lent: Self::Lent, end: LentEnd);
 }
@@ -138,6 +143,20 @@ pub trait Allocator: Send + Sync {
         &self,
         metadata: &Metadata,
     ) -> impl Future<Output = Result<(Self::Lent, Destination), Status>> + Send;
+
+    /// Memory of this end with a copy of `content`, which came inside a message. It is not lent to the peer. Never
+    /// called for contents of no bytes.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    ///
+    /// # Cancel safety
+    /// As [`allocate`](Self::allocate).
+    fn keep(
+        &self,
+        metadata: &Metadata,
+        content: &[u8],
+    ) -> impl Future<Output = Result<Self::Lent, Status>> + Send;
 
     /// Memory for a value of a step that the sender may not have yet, or `None`: the request then goes out
     /// without a destination, and memory is [allocated](Self::allocate) once the value is there. So receives

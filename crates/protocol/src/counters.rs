@@ -106,6 +106,14 @@ pub struct Counters {
     pub content_bytes_sent: u64,
     /// Bytes of the contents received.
     pub content_bytes_received: u64,
+    /// Contents sent inside META_DATA_RESPONSE.
+    pub eager_sent: u64,
+    /// Contents received inside META_DATA_RESPONSE, for an open request.
+    pub eager_received: u64,
+    /// Bytes of the contents sent inside messages.
+    pub eager_bytes_sent: u64,
+    /// Bytes of the contents received inside messages.
+    pub eager_bytes_received: u64,
     /// Arrivals for unknown or finished requests, and arrivals after the end.
     pub ignored: u64,
 }

@@ -26,6 +26,12 @@ pub enum TransferError {
     },
 }
 
+impl TransferError {
+    pub(crate) fn gone() -> Self {
+        Self::PeerLost { reason: "the value is gone".to_owned() }
+    }
+}
+
 impl From<ChannelError> for TransferError {
     fn from(error: ChannelError) -> Self {
         Self::PeerLost { reason: error.0 }
@@ -42,6 +48,9 @@ pub enum PeerMisbehaved {
     /// An immediate that is neither a marker nor a request index.
     #[error("the peer used a reserved immediate")]
     ReservedImmediate,
+    /// A key's number that was not agreed or not defined.
+    #[error("the peer named a key by a number that stands for none")]
+    UnknownName,
     /// An immediate that says ASK or ANSWER, of neither's length.
     #[error("the peer sent a flow control record that is neither ASK nor ANSWER")]
     UnknownRecord,
@@ -81,6 +90,9 @@ pub enum PeerMisbehaved {
     /// Content of another length than the metadata says.
     #[error("the peer sent content of the wrong length")]
     ContentLength,
+    /// META_DATA_RESPONSE with more content than agreed.
+    #[error("the peer sent more content inside a message than was agreed")]
+    EagerUnasked,
     /// A second META_DATA_RESPONSE to one request.
     #[error("the peer sent META_DATA_RESPONSE twice for one request")]
     MetaDataTwice,

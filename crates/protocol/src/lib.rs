@@ -32,6 +32,7 @@ pub mod key;
 pub mod limits;
 pub mod message;
 pub mod metadata;
+pub mod names;
 #[cfg(feature = "planted-bugs")]
 pub mod planted;
 mod request;
@@ -47,9 +48,9 @@ pub use error::{PeerMisbehaved, TransferError};
 pub use key::{DeviceName, InvalidDeviceName, InvalidKey, Key, KeyBuilder};
 pub use message::{
     Destination, ErrorStatus, Message, MetaDataResponse, RequestIndex, Scope, StepId, TensorReRequest,
-    TensorRequest,
+    TensorRequest, Want,
 };
 pub use metadata::{DataType, Metadata, MetadataCache, Shape, UnknownDataType};
-pub use request::Received;
+pub use request::{Held, Received};
 pub use status::{Code, Status};
 pub use wire::WireError;

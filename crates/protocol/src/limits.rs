@@ -20,8 +20,18 @@ pub const STATUS_DETAILS_BYTES_MAX: usize = 1024;
 /// Largest tensor, in bytes.
 pub const TENSOR_BYTES_MAX: u64 = 1 << 46;
 
-/// Largest encoded ring message, in bytes: the longest name, the highest rank and all fixed fields.
-pub const MESSAGE_BYTES_MAX: usize = 4096;
+/// Most metadata that a request lists, so that two bits of an immediate name one of them.
+pub const KNOWN_METADATA_MAX: usize = 4;
+
+/// Longest list of metadata in a request, in bytes; the oldest are left out.
+pub const KNOWN_BYTES_MAX: usize = 6 << 10;
+
+/// Longest content that travels inside META_DATA_RESPONSE, in bytes.
+pub const EAGER_BYTES_MAX: u32 = 4 << 10;
+
+/// Largest encoded ring message, in bytes: the longest name with a list of metadata, or the longest eager content with
+/// the highest rank, and all fixed fields.
+pub const MESSAGE_BYTES_MAX: usize = 7680;
 
 /// Smallest and largest message ring, in bytes. A ring holds at least one largest message.
 pub const RING_BYTES_MIN: u32 = 8 << 10;
@@ -41,6 +51,9 @@ pub const DEPTH_MAX: u32 = 4096;
 
 /// Most content writes that one end may have under way.
 pub const CONTENTS_MAX: u32 = 4096;
+
+/// Most keys that have a number per connection and direction. Each may keep a key of the longest.
+pub const NAMES_MAX: u32 = 4096;
 
 /// Most requests that one end may have outstanding at the other.
 pub const REQUESTS_MAX: u32 = 16 << 10;

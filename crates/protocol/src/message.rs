@@ -44,19 +44,31 @@ pub struct TensorRequest {
     pub scope: Scope,
     /// The key or published name.
     pub key: Arc<str>,
-    /// What the receiver believes the value to be; the destination fits exactly this.
-    pub known: Option<Metadata>,
-    /// Where the content may go; `None` without `known`, and for contents of no bytes.
-    pub destination: Option<Destination>,
+    /// What the receiver has seen the value to be, at most four; the destination fits each of these.
+    pub known: Arc<[Metadata]>,
+    /// How the content is to come.
+    pub want: Want,
 }
 
-/// META_DATA_RESPONSE: the value is not what the request said, or the request did not say.
+/// How a receiver wants the content of a value that is among the known ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Want {
+    /// Written into this destination, with the request index as immediate; two bits of it name which of the known
+    /// metadata the value has. `None` when none of them has bytes.
+    Write(Option<Destination>),
+    /// Inside META_DATA_RESPONSE.
+    Eager,
+}
+
+/// META_DATA_RESPONSE: the value is none of the known ones, or its content is here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetaDataResponse {
     /// The request.
     pub index: RequestIndex,
     /// What the value is.
     pub metadata: Metadata,
+    /// The whole content, if it travels with its metadata; the request is answered then.
+    pub content: Option<Box<[u8]>>,
 }
 
 /// TENSOR_RE_REQUEST.

@@ -10,7 +10,7 @@ use crate::limits::RANK_MAX;
 
 macro_rules! data_types {
     ($($variant:ident = $number:literal, $name:literal, $bits:literal, $doc:literal;)*) => {
-        /// Element types whose bytes can be copied verbatim. The numbers are TensorFlow's where it has the type.
+        /// Element types. The bytes of all but [strings](Self::String) can be copied verbatim. The numbers are TensorFlow's where it has the type.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
         pub enum DataType { $(#[doc = $doc] $variant = $number,)* }
@@ -24,9 +24,14 @@ macro_rules! data_types {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// Bits of one element.
+            /// Bits of one element; 0 where elements have no fixed size.
             pub fn bits(self) -> u64 {
                 match self { $(Self::$variant => $bits,)* }
+            }
+
+            /// Whether the content is the elements' bytes. Else it is an encoded `TensorProto`.
+            pub fn is_plain(self) -> bool {
+                self.bits() > 0
             }
         }
     };
@@ -39,6 +44,7 @@ data_types! {
     U8 = 4, "u8", 8, "8-bit unsigned integer.";
     I16 = 5, "i16", 16, "16-bit signed integer.";
     I8 = 6, "i8", 8, "8-bit signed integer.";
+    String = 7, "string", 0, "Byte strings of any length.";
     C64 = 8, "c64", 64, "Two 32-bit floats.";
     I64 = 9, "i64", 64, "64-bit signed integer.";
     Bool = 10, "bool", 8, "One byte, 0 or 1.";
@@ -123,11 +129,20 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// Of a live tensor; `None` when its size in bytes is no whole number below 2⁶⁴.
+    /// Of a live tensor; `None` when its size in bytes is no whole number below 2⁶⁴, or depends on its elements.
     pub fn new(dtype: DataType, shape: Shape) -> Option<Self> {
+        if !dtype.is_plain() {
+            return None;
+        }
         let bits = shape.elements().checked_mul(dtype.bits())?;
         let byte_length = bits.is_multiple_of(8).then_some(bits / 8)?;
         Some(Self { dtype, shape, is_dead: false, byte_length })
+    }
+
+    /// Of a live tensor whose content is an encoded `TensorProto` of `byte_length` bytes; `None` for an element type
+    /// whose content is plain bytes.
+    pub fn encoded(dtype: DataType, shape: Shape, byte_length: u64) -> Option<Self> {
+        (!dtype.is_plain()).then_some(Self { dtype, shape, is_dead: false, byte_length })
     }
 
     /// Of a dead value.

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use protocol::{
     Agreed, Depths, Destination, Mode, Parameters, PeerMisbehaved,
     credit::{Answer, Ask, Blocked, Counts, Flow, RingConsumer, RingPlace},
-    limits::{DEPTH_MAX, DEPTH_MIN, RING_BYTES_MIN},
+    limits::{DEPTH_MAX, DEPTH_MIN, NAMES_MAX, RING_BYTES_MIN},
 };
 
 #[derive(Debug, Clone)]
@@ -289,6 +289,8 @@ fn parameters() -> impl Strategy<Value = Parameters> {
         ring_bytes: RING_BYTES_MIN << doublings,
         requests_max: 4,
         contents_max: 4,
+        names_max: 4,
+        eager_bytes_max: 0,
     })
 }
 
@@ -361,8 +363,11 @@ fn numbers_outside_the_limits_are_brought_inside() {
         ring_bytes: u32::MAX,
         requests_max: u32::MAX,
         contents_max: u32::MAX,
+        names_max: u32::MAX,
+        eager_bytes_max: u32::MAX,
     };
-    assert_eq!(Agreed::of(&wild, &wild).depth, DEPTH_MAX);
+    let agreed = Agreed::of(&wild, &wild);
+    assert_eq!((agreed.depth, agreed.names_max), (DEPTH_MAX, NAMES_MAX));
     let none = Parameters { depth: 0, requests_max: 0, contents_max: 0, ..wild };
     assert_eq!(Agreed::of(&none, &none).depth, DEPTH_MIN);
     let original = Parameters { mode: Mode::Original, ..none };

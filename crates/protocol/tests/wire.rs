@@ -10,25 +10,20 @@
 use proptest::prelude::*;
 use protocol::{
     Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Mode, Parameters,
-    RequestIndex, Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, WireError,
-    credit::{Answer, Ask, Counts},
+    RequestIndex, Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, Want, WireError,
     limits::{
-        CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, RANK_MAX, REQUESTS_MAX,
-        RING_BYTES_MAX, RING_BYTES_MIN, SLOT_BYTES, STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX,
-        TENSOR_BYTES_MAX, WIRE_VERSION,
+        CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NAMES_MAX,
+        RANK_MAX, REQUESTS_MAX, RING_BYTES_MAX, RING_BYTES_MIN, SLOT_BYTES, STATUS_DETAILS_BYTES_MAX,
+        STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX, WIRE_VERSION,
     },
     wire::{
         self,
         control::{Connect, ControlFrame, FabricOffer, ListEntry, RegionRecord, RingOffer},
-        record::{
-            ANSWER_BYTES, ASK_BYTES, Control, RECORD_BYTES_MAX, Record, decode_answer, decode_ask,
-            decode_record, encode_answer, encode_ask, encode_control, encode_message, record_length,
-        },
     },
 };
 
 fn index() -> impl Strategy<Value = RequestIndex> {
-    (0u32..0xFFFF_FFF0).prop_map(RequestIndex)
+    (0u32..1 << 30).prop_map(RequestIndex)
 }
 
 fn metadata() -> impl Strategy<Value = Metadata> {
@@ -36,7 +31,11 @@ fn metadata() -> impl Strategy<Value = Metadata> {
     let dimensions = proptest::collection::vec(0u64..9, 0..8);
     (dtype, dimensions, any::<bool>()).prop_map(|(dtype, dimensions, is_dead)| {
         let shape = Shape::new(dimensions).unwrap();
-        if is_dead { Metadata::dead(dtype, shape) } else { Metadata::new(dtype, shape).unwrap() }
+        if is_dead {
+            return Metadata::dead(dtype, shape);
+        }
+        let encoded = Metadata::encoded(dtype, shape.clone(), 77);
+        encoded.unwrap_or_else(|| Metadata::new(dtype, shape).unwrap())
     })
 }
 
@@ -66,25 +65,36 @@ fn status() -> impl Strategy<Value = Status> {
 }
 
 fn request() -> impl Strategy<Value = TensorRequest> {
-    let known = proptest::option::of(metadata());
+    let known = proptest::collection::vec(metadata(), 0..=4);
     (index(), scope(), text(NAME_BYTES_MAX), known).prop_flat_map(|(index, scope, key, known)| {
-        let needed = known.as_ref().map_or(0, |metadata| metadata.byte_length);
-        let fits = if needed > 0 { destination(needed).prop_map(Some).boxed() } else { Just(None).boxed() };
-        fits.prop_map(move |destination| TensorRequest {
+        let needed = largest(&known);
+        let written = move || destination(needed).prop_map(|destination| Want::Write(Some(destination)));
+        let want = match needed {
+            0 => Just(Want::Write(None)).boxed(),
+            1..=4096 => prop_oneof![Just(Want::Eager), written()].boxed(),
+            _ => written().boxed(),
+        };
+        want.prop_map(move |want| TensorRequest {
             index,
             scope,
             key: key.as_str().into(),
-            known: known.clone(),
-            destination,
+            known: known.clone().into(),
+            want,
         })
     })
+}
+
+fn largest(known: &[Metadata]) -> u64 {
+    known.iter().map(|metadata| metadata.byte_length).max().unwrap_or(0)
 }
 
 fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         request().prop_map(Message::TensorRequest),
-        (index(), metadata()).prop_map(|(index, metadata)| {
-            Message::MetaDataResponse(MetaDataResponse { index, metadata })
+        (index(), metadata(), any::<bool>()).prop_map(|(index, metadata, is_eager)| {
+            let is_eager = is_eager && metadata.byte_length <= u64::from(EAGER_BYTES_MAX);
+            let content = is_eager.then(|| vec![7; metadata.byte_length as usize].into());
+            Message::MetaDataResponse(MetaDataResponse { index, metadata, content })
         }),
         (index(), proptest::option::of(destination(64))).prop_map(|(index, destination)| {
             Message::TensorReRequest(TensorReRequest { index, destination })
@@ -97,14 +107,17 @@ fn message() -> impl Strategy<Value = Message> {
 
 fn parameters() -> impl Strategy<Value = Parameters> {
     let mode = proptest::sample::select(&[Mode::Original, Mode::Counted][..]);
-    let numbers =
-        (DEPTH_MIN..=DEPTH_MAX, RING_BYTES_MIN..=RING_BYTES_MAX, 1..=REQUESTS_MAX, 1..=CONTENTS_MAX);
-    (mode, numbers).prop_map(|(mode, (depth, ring_bytes, requests_max, contents_max))| Parameters {
-        mode,
-        depth,
-        ring_bytes,
-        requests_max,
-        contents_max,
+    let numbers = (
+        DEPTH_MIN..=DEPTH_MAX,
+        RING_BYTES_MIN..=RING_BYTES_MAX,
+        1..=REQUESTS_MAX,
+        1..=CONTENTS_MAX,
+        0..=NAMES_MAX,
+        0..=EAGER_BYTES_MAX,
+    );
+    (mode, numbers).prop_map(|(mode, numbers)| {
+        let (depth, ring_bytes, requests_max, contents_max, names_max, eager_bytes_max) = numbers;
+        Parameters { mode, depth, ring_bytes, requests_max, contents_max, names_max, eager_bytes_max }
     })
 }
 
@@ -252,15 +265,19 @@ proptest! {
     }
 }
 
-fn request_for(key: &str, known: Option<Metadata>) -> Message {
-    let capacity = known.as_ref().map_or(0, |metadata| metadata.byte_length);
+fn request_for(key: &str, known: &[Metadata]) -> Message {
+    let capacity = largest(known);
     let destination = (capacity > 0).then_some(Destination { region: 0, generation: 0, offset: 0, capacity });
+    request_with(key, known, Want::Write(destination))
+}
+
+fn request_with(key: &str, known: &[Metadata], want: Want) -> Message {
     let (index, scope) = (RequestIndex(0), Scope::Published);
-    Message::TensorRequest(TensorRequest { index, scope, key: key.into(), known, destination })
+    Message::TensorRequest(TensorRequest { index, scope, key: key.into(), known: known.into(), want })
 }
 
 fn response_of(metadata: Metadata) -> Message {
-    Message::MetaDataResponse(MetaDataResponse { index: RequestIndex(0), metadata })
+    Message::MetaDataResponse(MetaDataResponse { index: RequestIndex(0), metadata, content: None })
 }
 
 fn round_trip(message: &Message) -> Result<Message, WireError> {
@@ -270,18 +287,18 @@ fn round_trip(message: &Message) -> Result<Message, WireError> {
 #[test]
 fn s12_key_of_512_513_1024_bytes_travels_and_1025_is_refused() {
     for length in [0, 1, 512, 513, NAME_BYTES_MAX] {
-        let message = request_for(&"k".repeat(length), None);
+        let message = request_for(&"k".repeat(length), &[]);
         assert_eq!(round_trip(&message), Ok(message));
     }
     let too_long = WireError::TooLong { field: "key", length: 1025, limit: NAME_BYTES_MAX };
-    assert_eq!(round_trip(&request_for(&"k".repeat(1025), None)), Err(too_long));
+    assert_eq!(round_trip(&request_for(&"k".repeat(1025), &[])), Err(too_long));
 }
 
 #[test]
 fn s12_rank_0_6_7_254_travels_and_255_is_refused() {
     for rank in [0, 6, 7, RANK_MAX] {
         let metadata = Metadata::new(DataType::F32, Shape::new(vec![1; rank]).unwrap()).unwrap();
-        for message in [request_for("k", Some(metadata.clone())), response_of(metadata)] {
+        for message in [request_for("k", &[metadata.clone()]), response_of(metadata)] {
             assert_eq!(round_trip(&message), Ok(message));
         }
     }
@@ -309,9 +326,20 @@ fn s12_dimensions_65534_65535_and_2_to_the_32_travel() {
 #[test]
 fn the_largest_message_fits() {
     let widest = Metadata::new(DataType::U8, Shape::new(vec![1; RANK_MAX]).unwrap()).unwrap();
-    let bytes = wire::encode(&request_for(&"k".repeat(NAME_BYTES_MAX), Some(widest)));
-    assert!(bytes.len() <= MESSAGE_BYTES_MAX, "{}", bytes.len());
-    assert!(wire::decode(&bytes).is_ok());
+    // As many as a receiver keeps of this rank.
+    let known = [widest.clone(), widest.clone(), widest.clone()];
+    let mut eager = widest;
+    let mut dimensions = eager.shape.dimensions().to_vec();
+    dimensions[0] = EAGER_BYTES_MAX.into();
+    (eager.shape, eager.byte_length) = (Shape::new(dimensions).unwrap(), EAGER_BYTES_MAX.into());
+    let content = Some(vec![1; EAGER_BYTES_MAX as usize].into());
+    let response = MetaDataResponse { index: RequestIndex(0), metadata: eager, content };
+    let largest = [request_for(&"k".repeat(NAME_BYTES_MAX), &known), Message::MetaDataResponse(response)];
+    for message in largest {
+        let bytes = wire::encode(&message);
+        assert!(bytes.len() <= MESSAGE_BYTES_MAX, "{}", bytes.len());
+        assert_eq!(wire::decode(&bytes), Ok(message));
+    }
 }
 
 #[test]
@@ -340,32 +368,65 @@ fn tensors_above_the_limit_are_refused() {
 }
 
 #[test]
-fn a_destination_comes_with_known_bytes_and_takes_them_all() {
-    let known = Metadata::new(DataType::U8, Shape::new([8]).unwrap()).unwrap();
-    let empty = Metadata::new(DataType::U8, Shape::new([0]).unwrap()).unwrap();
-    let at = |capacity| Some(Destination { region: 0, generation: 0, offset: 0, capacity });
-    let refused = [
-        (Some(&known), None),
-        (Some(&known), at(7)),
-        (Some(&empty), at(8)),
-        (None, at(8)),
-        (Some(&known), Some(Destination { offset: u64::MAX - 7, ..at(8).unwrap() })),
+fn a_destination_comes_with_known_bytes_and_takes_the_most_of_them() {
+    let of = |bytes| Metadata::new(DataType::U8, Shape::new([bytes]).unwrap()).unwrap();
+    let at = |capacity| Want::Write(Some(Destination { region: 0, generation: 0, offset: 0, capacity }));
+    let beyond = Destination { region: 0, generation: 0, offset: u64::MAX - 7, capacity: 8 };
+    let refused: [(&[Metadata], Want); 8] = [
+        (&[of(8)], Want::Write(None)),
+        (&[of(8)], at(7)),
+        (&[of(7), of(8), of(0)], at(7)),
+        (&[of(0)], at(8)),
+        (&[], at(8)),
+        (&[of(8)], Want::Write(Some(beyond))),
+        (&[], Want::Eager),
+        (&[of(8), of(4097)], Want::Eager),
     ];
-    for (known, destination) in refused {
-        let (index, scope, key) = (RequestIndex(0), Scope::Published, "k".to_owned());
-        let request = TensorRequest { index, scope, key: key.into(), known: known.cloned(), destination };
-        let result = round_trip(&Message::TensorRequest(request));
-        assert!(matches!(result, Err(WireError::Inconsistent { .. })), "{destination:?}: {result:?}");
+    for (known, want) in refused {
+        let result = round_trip(&request_with("k", known, want));
+        assert!(matches!(result, Err(WireError::Inconsistent { .. })), "{want:?}: {result:?}");
+    }
+    for (known, want) in [(vec![of(7), of(8), of(0)], at(8)), (vec![of(4096), of(0)], Want::Eager)] {
+        assert!(round_trip(&request_with("k", &known, want)).is_ok());
     }
 }
 
 #[test]
+fn more_than_four_known_metadata_are_refused() {
+    let known = vec![Metadata::dead(DataType::U8, Shape::default()); 5];
+    let refused = WireError::TooLong { field: "known metadata", length: 5, limit: 4 };
+    assert_eq!(round_trip(&request_with("k", &known, Want::Write(None))), Err(refused));
+}
+
+#[test]
+fn eager_content_must_have_the_length_of_its_metadata_within_the_limit() {
+    let message = |length: u64, content: usize| {
+        let metadata = Metadata::new(DataType::U8, Shape::new([length]).unwrap()).unwrap();
+        let content = Some(vec![1; content].into());
+        Message::MetaDataResponse(MetaDataResponse { index: RequestIndex(0), metadata, content })
+    };
+    for length in [0, 1, 4096] {
+        assert!(round_trip(&message(length, length as usize)).is_ok());
+        assert_eq!(
+            round_trip(&message(length + 1, length as usize)),
+            Err(WireError::Inconsistent { field: "content" })
+        );
+    }
+    let too_long = WireError::TooLong { field: "content", length: 4097, limit: 4096 };
+    assert_eq!(round_trip(&message(4097, 4097)), Err(too_long));
+    let mut lying = wire::encode(&message(8, 8));
+    let length_at = lying.len() - 8 - 2;
+    lying[length_at] = 9;
+    assert_eq!(wire::decode(&lying), Err(WireError::Truncated { field: "content" }));
+}
+
+#[test]
 fn reserved_indices_are_refused() {
-    for index in [0xFFFF_FFF0, 0xFFFF_FFFE, 0xFFFF_FFFF] {
+    for index in [1 << 30, 0xFFFF_FFEF, 0xFFFF_FFF0, 0xFFFF_FFFE, 0xFFFF_FFFF] {
         let refused = round_trip(&Message::Cancel(RequestIndex(index)));
         assert_eq!(refused, Err(WireError::ReservedIndex(index)));
     }
-    assert!(round_trip(&Message::Cancel(RequestIndex(0xFFFF_FFEF))).is_ok());
+    assert!(round_trip(&Message::Cancel(RequestIndex(0x3FFF_FFFF))).is_ok());
 }
 
 #[test]
@@ -375,8 +436,9 @@ fn frame_lengths_are_checked_before_anything_is_allocated() {
         assert_eq!(wire::encoded_length(prefix), Err(WireError::Truncated { field: "frame" }));
         assert!(wire::control::encoded_length(prefix).is_err());
     }
-    assert_eq!(wire::encoded_length(4096u32.to_le_bytes()), Ok(4096));
-    assert!(wire::encoded_length(4097u32.to_le_bytes()).is_err());
+    let longest = MESSAGE_BYTES_MAX as u32;
+    assert_eq!(wire::encoded_length(longest.to_le_bytes()), Ok(MESSAGE_BYTES_MAX));
+    assert!(wire::encoded_length((longest + 1).to_le_bytes()).is_err());
     assert!(wire::encoded_length(u32::MAX.to_le_bytes()).is_err());
     assert!(wire::control::encoded_length((1u32 << 20).to_le_bytes()).is_ok());
     assert!(wire::control::encoded_length(((1u32 << 20) + 1).to_le_bytes()).is_err());
@@ -426,6 +488,8 @@ fn d_parameters_outside_their_limits_are_refused() {
         Parameters { requests_max: REQUESTS_MAX + 1, ..good },
         Parameters { contents_max: 0, ..good },
         Parameters { contents_max: CONTENTS_MAX + 1, ..good },
+        Parameters { names_max: NAMES_MAX + 1, ..good },
+        Parameters { eager_bytes_max: EAGER_BYTES_MAX + 1, ..good },
     ];
     assert_eq!(good.check(), Ok(()));
     for parameters in bad {
@@ -455,58 +519,6 @@ fn d_rings_and_slots_of_other_sizes_are_refused() {
         let error = ControlFrame::decode(&frame.encode()).unwrap_err();
         assert_eq!(error, WireError::Inconsistent { field: "ring" });
     }
-}
-
-#[test]
-fn ring_records_come_back_with_their_counts() {
-    let counts = Counts { receives: 7, ring_bytes: u32::MAX };
-    let ring = Destination { region: 1, generation: 2, offset: 3, capacity: 32 << 10 };
-    for control in [Control::CountOnly, Control::RingOffer(ring), Control::RingMoved] {
-        let mut bytes = Vec::new();
-        encode_control(counts, control, &mut bytes);
-        let length = record_length(Mode::Counted, *bytes.first_chunk().unwrap()).unwrap();
-        assert_eq!(length, bytes.len());
-        assert_eq!(decode_record(Mode::Counted, &bytes), Ok((counts, Record::Control(control))));
-        assert!(decode_record(Mode::Original, &bytes).is_err(), "mode original has no counts");
-        for cut in 4..bytes.len() {
-            let mut short = bytes[..cut].to_vec();
-            short[..4].copy_from_slice(&(cut as u32).to_le_bytes());
-            assert!(decode_record(Mode::Counted, &short).is_err(), "{control:?} cut at {cut}");
-        }
-    }
-    let message = Message::Cancel(RequestIndex(5));
-    let mut bytes = Vec::new();
-    encode_message(Some(counts), &message, &mut bytes);
-    assert_eq!(decode_record(Mode::Counted, &bytes), Ok((counts, Record::Message(message.clone()))));
-    bytes.clear();
-    encode_message(None, &message, &mut bytes);
-    assert_eq!(bytes, wire::encode(&message), "in mode original a ring holds bare messages");
-    assert_eq!(decode_record(Mode::Original, &bytes), Ok((Counts::default(), Record::Message(message))));
-}
-
-#[test]
-fn d_ring_records_of_impossible_lengths_are_refused() {
-    for mode in [Mode::Original, Mode::Counted] {
-        let most = if mode == Mode::Original { MESSAGE_BYTES_MAX } else { RECORD_BYTES_MAX };
-        let least = if mode == Mode::Original { 5 } else { 13 };
-        for length in [0, 4, least - 1, most + 1, u32::MAX as usize] {
-            assert!(record_length(mode, (length as u32).to_le_bytes()).is_err(), "{mode:?} {length}");
-        }
-        for length in [least, most] {
-            assert_eq!(record_length(mode, (length as u32).to_le_bytes()), Ok(length));
-        }
-    }
-}
-
-#[test]
-fn asks_and_answers_come_back() {
-    let counts = Counts { receives: 1, ring_bytes: 2 };
-    let ask = Ask { counts, answers: 3, wanted: 4 };
-    assert_eq!(decode_ask(encode_ask(ask)), ask);
-    let answer = Answer { counts, asks: u32::MAX };
-    assert_eq!(decode_answer(encode_answer(answer)), answer);
-    assert_ne!(ASK_BYTES, ANSWER_BYTES, "lengths tell them apart");
-    assert!(ASK_BYTES.max(ANSWER_BYTES) <= SLOT_BYTES as usize);
 }
 
 #[test]

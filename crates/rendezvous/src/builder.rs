@@ -91,6 +91,8 @@ impl WorkerBuilder {
                 ring_bytes: 256 << 10,
                 requests_max: 256,
                 contents_max: 64,
+                names_max: 1024,
+                eager_bytes_max: protocol::limits::EAGER_BYTES_MAX,
             },
             values_max: 1 << 20,
             sessions_max: 1024,
@@ -219,6 +221,14 @@ impl WorkerBuilder {
         self
     }
 
+    /// Longest tensor that travels inside a message when its receiver does not know its shape, in bytes; what both
+    /// ends allow holds. It saves a round trip and costs a copy at each end. Default and most 4096; 0 for none.
+    #[must_use]
+    pub fn eager_bytes_max(mut self, bytes: u32) -> Self {
+        self.parameters.eager_bytes_max = bytes;
+        self
+    }
+
     /// Bytes up to which each peer's message ring here may grow; it begins with 16 KiB. Default 256 KiB.
     #[must_use]
     pub fn ring_bytes(mut self, bytes: u32) -> Self {
@@ -283,11 +293,16 @@ impl WorkerBuilder {
     ///
     /// # Errors
     /// [`WorkerError::Config`] for a setting that cannot be used, [`WorkerError::Control`] when the address
-    /// cannot be bound, [`WorkerError::Fabric`] when a required fabric cannot be opened.
+    /// cannot be bound, [`WorkerError::Fabric`] when a required fabric cannot be opened, [`WorkerError::Limit`]
+    /// when a limit of the operating system is behind one of these.
     ///
     /// # Cancel safety
     /// Dropping the future gives everything back.
     pub async fn start(self) -> Result<Worker, WorkerError> {
+        self.start_within_limits().await.map_err(WorkerError::or_limit)
+    }
+
+    async fn start_within_limits(self) -> Result<Worker, WorkerError> {
         worker_device(&self.name).map_err(|status| config("name", &self.name, &status.message))?;
         self.parameters
             .check()

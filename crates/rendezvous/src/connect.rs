@@ -20,6 +20,7 @@ use crate::{
     data::DataConnection,
     error::Lost,
     fabric_channel::{FabricChannel, ReceiveAllocator},
+    import::Import,
     node::{Node, fabric_number},
     pools::LocalFabric,
     ring::{OwnRing, RingMaker},
@@ -38,10 +39,22 @@ struct Half {
 impl Node {
     /// A data connection to `peer`, over a session that exists or a new one.
     pub(crate) async fn connect(self: &Arc<Self>, peer: &Peer) -> Result<Arc<DataConnection>, WorkerError> {
-        let session = self.session(peer).await?;
-        match session.live_connection() {
-            Some(connection) => Ok(connection),
-            None => self.open_data(peer, &session).await,
+        let end = self.runtime.now() + self.connect_limit;
+        loop {
+            let session = self.session(peer).await?;
+            if let Some(connection) = session.live_connection() {
+                return Ok(connection);
+            }
+            if let Some(connection) = self.open_data(peer, &session).await? {
+                return Ok(connection);
+            }
+            if let Some(connection) = peer.accepted(&*self.runtime).await {
+                return Ok(connection);
+            }
+            if self.runtime.now() >= end {
+                let tried = "the peer says that it connects itself, and does not".to_owned();
+                return Err(WorkerError::NoFabric { peer: peer.name().to_owned(), tried });
+            }
         }
     }
 
@@ -138,12 +151,13 @@ impl Node {
         WorkerError::Config { field: "sessions_max", value: most.to_string(), remedy }
     }
 
-    /// Tries the fabrics both ends have, in this worker's order of preference.
+    /// Tries the fabrics both ends have, in this worker's order of preference. `None` when the peer is connecting
+    /// at the same moment, and its connection counts.
     async fn open_data(
         self: &Arc<Self>,
         peer: &Peer,
         session: &Arc<Session>,
-    ) -> Result<Arc<DataConnection>, WorkerError> {
+    ) -> Result<Option<Arc<DataConnection>>, WorkerError> {
         let mut tried: Vec<String> =
             self.unavailable.iter().map(|(kind, why)| format!("{kind}: {why}")).collect();
         for fabric in &self.fabrics {
@@ -157,10 +171,11 @@ impl Node {
                     ));
                 }
                 Some(_) => match self.open_over(fabric, session).await {
-                    Ok(connection) => {
+                    Ok(None) => return Ok(None),
+                    Ok(Some(connection)) => {
                         let others = tried.join("; ");
                         tracing::info!(peer = peer.name(), transport = %fabric.kind, not_used = others, "connected");
-                        return Ok(connection);
+                        return Ok(Some(connection));
                     }
                     Err(why) => tried.push(format!("{}: {why}", fabric.kind)),
                 },
@@ -173,7 +188,7 @@ impl Node {
         self: &Arc<Self>,
         fabric: &LocalFabric,
         session: &Arc<Session>,
-    ) -> Result<Arc<DataConnection>, WorkerError> {
+    ) -> Result<Option<Arc<DataConnection>>, WorkerError> {
         let half = self.prepare(fabric)?;
         let lost = |detail: String| FabricError::Connect {
             kind: fabric.kind,
@@ -188,11 +203,14 @@ impl Node {
             let answer = timeout(&*self.runtime, self.connect_limit, answered).await;
             let answer = answer.map_err(|_| lost("the peer did not answer".to_owned()))?;
             let answer = answer.map_err(|_| lost(session.why_over()))?;
-            let answer = answer.map_err(|status| lost(status.to_string()))?;
-            self.join(fabric, session, half, answer, Role::Dialer).await
+            match answer {
+                Ok(answer) => self.join(fabric, session, half, answer, Role::Dialer).await.map(Some),
+                Err(status) if status.code == Code::AlreadyExists => Ok(None),
+                Err(status) => Err(lost(status.to_string()).into()),
+            }
         }
         .await;
-        if opened.is_err() {
+        if !matches!(opened, Ok(Some(_))) {
             session.forget(number);
             ring.end();
         }
@@ -202,7 +220,12 @@ impl Node {
     /// Answers the peer's Connect, whose number the session has noted, and sets up this end.
     pub(crate) async fn accept_data(self: Arc<Self>, session: Arc<Session>, offer: Connect) {
         let number = offer.connection;
-        let (fabric, half) = match self.consider(&offer) {
+        let peer = self.note_peer(&session.peer.worker, None);
+        let considered = match peer.begin_accept(self.name < session.peer.worker) {
+            Ok(()) => self.consider(&offer).inspect_err(|_| drop(peer.end_accept(None))),
+            Err(status) => Err(status),
+        };
+        let (fabric, half) = match considered {
             Ok(considered) => considered,
             Err(status) => {
                 session.forget(number);
@@ -217,10 +240,9 @@ impl Node {
             self.join(fabric, &session, half, offer, Role::Acceptor).await
         }
         .await;
+        let replaced = peer.end_accept(opened.as_ref().ok());
         match opened {
             Ok(connection) => {
-                let peer = self.note_peer(&session.peer.worker, None);
-                peer.note_connection(&connection);
                 tracing::info!(peer = peer.name(), transport = %connection.kind, "connected by the peer");
             }
             Err(error) => {
@@ -228,6 +250,9 @@ impl Node {
                 session.forget(number);
                 ring.end();
             }
+        }
+        if let Some(replaced) = replaced {
+            replaced.close(&Lost::gone("the peer lost its end, and connected again")).await;
         }
     }
 
@@ -299,6 +324,7 @@ impl Node {
             peer_ring: Mutex::new(other.ring.destination),
             peer_slots: other.ring.slots,
             held: Arc::default(),
+            import: Import { pool: self.pools.source.clone() },
         };
         let allocator =
             ReceiveAllocator { pool: self.pools.receive.clone(), regions: fabric.regions.clone(), announcer };

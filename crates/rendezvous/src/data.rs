@@ -6,8 +6,8 @@ use std::sync::{
 };
 
 use futures::future::{Either, select};
-use memory::{GrantEnd, Granted};
-use protocol::{Connection, Received, Scope, TransferError, wire::control::Parameters};
+use memory::{Buf, BufMut, GrantEnd, Granted};
+use protocol::{Code, Connection, Held, Received, Scope, Status, TransferError, wire::control::Parameters};
 use verbs_reactor::{Arrival, FabricKind, QueuePair, Runtime};
 
 use crate::{
@@ -75,7 +75,14 @@ impl DataConnection {
         runtime.spawn("arrivals", Box::pin(async move { connection.run(&spawner).await }));
         let held = self.held.clone().post_when_possible(self.queue_pair.clone());
         runtime.spawn("held posts", Box::pin(held));
-        runtime.spawn("owed messages", Box::pin(self.protocol.clone().housekeeping()));
+        runtime.spawn("owed messages", Box::pin(self.clone().send_owed()));
+    }
+
+    /// Sends what is owed until the protocol has failed, be it by itself (no memory for a message): then the queue
+    /// pair is closed, so that the next transfer gets a new connection.
+    async fn send_owed(self: Arc<Self>) {
+        self.protocol.clone().housekeeping().await;
+        self.queue_pair.close().await;
     }
 
     /// Takes arrivals until the connection is over, then gives everything back.
@@ -153,12 +160,25 @@ impl DataConnection {
         Self::tensor(received)
     }
 
-    fn tensor(received: Received<Granted>) -> Result<Tensor, WorkerError> {
-        let bytes = match received.lent {
-            Some(lent) => lent.end(GrantEnd::Content)?.freeze(),
-            None => memory::Buf::empty(),
-        };
-        Ok(Tensor::received(received.metadata, bytes))
+    /// Receives one of several values that are wanted together: it is not lost if the others do not come.
+    pub(crate) async fn receive_held(
+        &self,
+        scope: Scope,
+        name: &TransferName,
+    ) -> Result<Held<FabricChannel>, WorkerError> {
+        let received = self.protocol.receive(scope, &name.key, &self.allocator).await;
+        received
+            .map(|received| self.protocol.hold(received))
+            .map_err(|error| self.transfer_error(name, error))
+    }
+
+    pub(crate) fn tensor(received: Received<Granted>) -> Result<Tensor, WorkerError> {
+        let Received { metadata, lent, .. } = received;
+        let bytes = lent.map(|lent| lent.end(GrantEnd::Content)).transpose()?.map(BufMut::freeze);
+        // Memory lent for several known shapes is as large as the largest.
+        let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
+        let bytes = bytes.filter(|_| length > 0).and_then(|bytes| bytes.slice(0..length));
+        Ok(Tensor::received(metadata, bytes.unwrap_or_else(Buf::empty)))
     }
 
     fn lost_error(&self, transfer: TransferName, seen: String) -> WorkerError {
@@ -170,6 +190,13 @@ impl DataConnection {
         let transfer = name.clone();
         match error {
             TransferError::Remote(status) => WorkerError::Remote { transfer, status },
+            TransferError::Local(status) if status.code == Code::ResourceExhausted => {
+                WorkerError::Local { transfer, status }
+            }
+            TransferError::KeyTooLong { .. } => {
+                let status = Status::new(Code::ResourceExhausted, error.to_string());
+                WorkerError::Local { transfer, status }
+            }
             other => self.lost_error(transfer, other.to_string()),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use memory::MemoryError;
+use memory::{Limit, MemoryError};
 use protocol::Status;
 use verbs_reactor::{FabricError, LossCause};
 
@@ -164,6 +164,14 @@ pub enum WorkerError {
         /// Its answer.
         status: Status,
     },
+    /// This end cannot receive it: no memory, or a limit that was exceeded (RESOURCE_EXHAUSTED).
+    #[error("receiving {transfer}: {status}")]
+    Local {
+        /// The transfer.
+        transfer: TransferName,
+        /// What is exhausted.
+        status: Status,
+    },
     /// The peer or the way to it is gone.
     #[error("receiving {transfer} over {transport}: the peer is lost: {detail}; {}", loss.advice())]
     PeerLost {
@@ -192,6 +200,16 @@ pub enum WorkerError {
         /// Each fabric that was considered, and why it was not used.
         tried: String,
     },
+    /// A limit of the operating system is in the way.
+    #[error("{what}; {limit} is {}: {}", shown(*value), limit.remedy())]
+    Limit {
+        /// What failed, and where.
+        what: String,
+        /// The limit.
+        limit: Limit,
+        /// Its value; `None` where it cannot be read.
+        value: Option<u64>,
+    },
     /// Memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -204,4 +222,23 @@ pub enum WorkerError {
     /// This worker was shut down.
     #[error("this worker was shut down")]
     ShutDown,
+}
+
+/// How an error of the operating system ends that says that this process may open no more files.
+const TOO_MANY_FILES: &str = "(os error 24)";
+
+impl WorkerError {
+    /// Names the limit that is behind this error, if one is. The layers below report some errors of the operating
+    /// system as text, so that is where it is looked for.
+    pub(crate) fn or_limit(self) -> Self {
+        let what = self.to_string();
+        if matches!(self, Self::Limit { .. }) || !what.contains(TOO_MANY_FILES) {
+            return self;
+        }
+        Self::Limit { what, limit: Limit::OpenFiles, value: Limit::OpenFiles.value() }
+    }
+}
+
+fn shown(value: Option<u64>) -> String {
+    value.map_or_else(|| "not known".to_owned(), |value| value.to_string())
 }

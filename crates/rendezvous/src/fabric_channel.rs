@@ -7,8 +7,11 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use futures::poll;
-use memory::{Buf, BufMut, GrantEnd, Granted, Pool};
+use futures::{future::BoxFuture, poll};
+use memory::{
+    Buf, BufMut, GrantEnd, Granted, Pool,
+    copy::{CopyReason, copy_bytes},
+};
 use protocol::{
     Allocator, Channel, ChannelError, Destination, LentEnd, Metadata, RecordSlot, RingSpan, Status,
 };
@@ -20,6 +23,7 @@ use verbs_reactor::{
 use crate::{
     announce::Announcer,
     held_posts::HeldPosts,
+    import::Import,
     pools::Regions,
     ring::{OwnRing, RingMaker, slot_offset},
 };
@@ -39,6 +43,7 @@ pub(crate) struct FabricChannel {
     pub(crate) peer_ring: Mutex<Destination>,
     pub(crate) peer_slots: Destination,
     pub(crate) held: Arc<HeldPosts>,
+    pub(crate) import: Import,
 }
 
 impl FabricChannel {
@@ -110,14 +115,19 @@ impl Channel for FabricChannel {
         immediate: u32,
     ) -> ContentWrite {
         let immediate = Some(Immediate(immediate));
-        let request = match (bytes, destination) {
-            (Some(local), Some(destination)) => {
-                let remote = Some(range_of(destination, 0, local.len() as u64));
-                WorkRequest::Write { local, remote, immediate }
-            }
-            _ => WorkRequest::Write { local: Buf::empty(), remote: None, immediate },
+        let (Some(local), Some(destination)) = (bytes, destination) else {
+            let request = WorkRequest::Write { local: Buf::empty(), remote: None, immediate };
+            return self.held.post_awaited(&self.queue_pair, request);
         };
-        self.held.post_awaited(&self.queue_pair, request)
+        let remote = Some(range_of(destination, 0, local.len() as u64));
+        if !self.import.needs(self.queue_pair.kind(), &local) {
+            return self.held.post_awaited(&self.queue_pair, WorkRequest::Write { local, remote, immediate });
+        }
+        let (import, held, queue_pair) = (self.import.clone(), self.held.clone(), self.queue_pair.clone());
+        ContentWrite::Importing(Box::pin(async move {
+            let local = import.copy_of(&local).await?;
+            held.post_awaited(&queue_pair, WorkRequest::Write { local, remote, immediate }).await
+        }))
     }
 
     fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError> {
@@ -142,6 +152,12 @@ impl Channel for FabricChannel {
         *self.peer_ring.lock().unwrap_or_else(PoisonError::into_inner) = ring;
     }
 
+    fn copy_out(&self, bytes: &Buf) -> Box<[u8]> {
+        let mut copy = vec![0; bytes.len()];
+        copy_bytes(&mut copy, bytes, CopyReason::Eager);
+        copy.into()
+    }
+
     fn take_back(&self, lent: Granted, end: LentEnd) {
         let why = match end {
             LentEnd::MetaDataResponse => GrantEnd::MetaDataResponse,
@@ -160,12 +176,13 @@ impl Channel for FabricChannel {
 
 /// A content write under way.
 #[pin_project::pin_project(project = ContentWriteProjection)]
-#[derive(Debug)]
 pub(crate) enum ContentWrite {
     /// In a slot of the queue pair.
     Posted(#[pin] Operation),
     /// Behind other posts.
     Held(oneshot::Receiver<Operation>),
+    /// Posted once its bytes have been copied to where the fabric can send them from.
+    Importing(BoxFuture<'static, Result<(), ChannelError>>),
     /// The queue pair had failed.
     Refused(ChannelError),
 }
@@ -180,6 +197,7 @@ impl Future for ContentWrite {
                     return operation.poll(context).map_err(|error| lost(&error));
                 }
                 ContentWriteProjection::Refused(error) => return Poll::Ready(Err(error.clone())),
+                ContentWriteProjection::Importing(write) => return write.as_mut().poll(context),
                 ContentWriteProjection::Held(posted) => ready!(Pin::new(posted).poll(context)),
             };
             let over = |_| Self::Refused(ChannelError("the connection is over".to_owned()));
@@ -197,6 +215,10 @@ pub(crate) struct ReceiveAllocator {
 }
 
 impl ReceiveAllocator {
+    async fn buffer(&self, metadata: &Metadata) -> Result<BufMut, Status> {
+        self.pool.alloc(length_of(metadata)?).await.map_err(|error| exhausted(&error))
+    }
+
     /// Lends `buffer` to the peer, once it has confirmed the buffer's region.
     async fn lend(&self, buffer: BufMut) -> Result<(Granted, Destination), Status> {
         let region = buffer.block().and_then(|block| self.regions.get(block.id()));
@@ -227,9 +249,14 @@ fn length_of(metadata: &Metadata) -> Result<usize, Status> {
 impl Allocator for ReceiveAllocator {
     type Lent = Granted;
 
+    async fn keep(&self, metadata: &Metadata, content: &[u8]) -> Result<Granted, Status> {
+        let mut buffer = self.buffer(metadata).await?;
+        copy_bytes(&mut buffer, content, CopyReason::Eager);
+        Ok(buffer.grant())
+    }
+
     async fn allocate(&self, metadata: &Metadata) -> Result<(Granted, Destination), Status> {
-        let buffer = self.pool.alloc(length_of(metadata)?).await.map_err(|error| exhausted(&error))?;
-        self.lend(buffer).await
+        self.lend(self.buffer(metadata).await?).await
     }
 
     /// From the part of the pool that unanswered requests may hold; what is beyond goes out without a destination.

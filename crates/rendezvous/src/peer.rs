@@ -1,10 +1,18 @@
 //! A peer, connected on first use.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
-use tokio::sync::watch;
+use protocol::{Code, Status};
+use tokio::sync::{Notify, watch};
+use verbs_reactor::{Runtime, timeout};
 
 use crate::{WorkerError, data::DataConnection, error::Lost, node::Node, session::Session};
+
+/// How long an end whose Connect was refused, because the peer's own counts, waits for that before it asks again.
+const PEERS_TURN: Duration = Duration::from_millis(50);
 
 /// A handle on a peer. Cheap to clone; stays valid over reconnects and restarts of the peer.
 #[derive(Debug, Clone)]
@@ -16,6 +24,8 @@ pub struct Peer {
 struct Inner {
     name: String,
     state: Mutex<State>,
+    /// An attempt of the peer's has ended.
+    accepted: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -23,23 +33,47 @@ struct State {
     address: Option<String>,
     session: Option<Arc<Session>>,
     link: Link,
+    /// Attempts of the peer's that are under way.
+    accepting: usize,
+    /// What the last of them gave.
+    accepted: Option<Arc<DataConnection>>,
 }
 
 /// How a connection attempt ended.
 type Attempt = Result<Arc<DataConnection>, WorkerError>;
 
+/// The one connection that requests go over. When both ends dial at the same moment, the attempt of the worker
+/// whose name sorts first counts, and the other's is refused: so both ends use the same one.
 #[derive(Debug, Default)]
 enum Link {
     #[default]
     Idle,
-    /// One attempt at a time; everyone who needs the peer waits for its end.
+    /// One attempt of this end at a time; everyone who needs the peer waits for its end.
     Connecting(watch::Receiver<Option<Attempt>>),
-    Up(Arc<DataConnection>),
+    /// The peer attempts it, and whoever needs it waits for that.
+    Accepting(watch::Sender<Option<Attempt>>),
+    Up {
+        connection: Arc<DataConnection>,
+        /// The peer was told once that this connection counts. If it asks again, it has lost its end.
+        told: bool,
+    },
+}
+
+impl Link {
+    fn up(connection: &Arc<DataConnection>) -> Self {
+        Self::Up { connection: connection.clone(), told: false }
+    }
 }
 
 impl Peer {
     pub(crate) fn new(name: &str) -> Self {
-        Self { inner: Arc::new(Inner { name: name.to_owned(), state: Mutex::default() }) }
+        Self {
+            inner: Arc::new(Inner {
+                name: name.to_owned(),
+                state: Mutex::default(),
+                accepted: Notify::new(),
+            }),
+        }
     }
 
     /// The peer's worker name.
@@ -67,17 +101,81 @@ impl Peer {
         }
     }
 
-    /// A connection that the peer has set up; used unless there is one already.
-    pub(crate) fn note_connection(&self, connection: &Arc<DataConnection>) {
+    /// Begins an attempt of the peer's. `first` says whether this end's name sorts first.
+    ///
+    /// # Errors
+    /// This end's own connection, or attempt, counts.
+    pub(crate) fn begin_accept(&self, first: bool) -> Result<(), Status> {
         self.end_former();
         let mut state = self.lock();
-        let usable = match &state.link {
-            Link::Idle => false,
-            Link::Connecting(_) => true,
-            Link::Up(known) => !known.is_over(),
+        let counts = match &mut state.link {
+            Link::Connecting(_) => first,
+            Link::Up { connection, told } if !connection.is_over() => first && !std::mem::replace(told, true),
+            Link::Up { .. } | Link::Idle => {
+                state.link = Link::Accepting(watch::Sender::new(None));
+                false
+            }
+            Link::Accepting(_) => false,
         };
-        if !usable {
-            state.link = Link::Up(connection.clone());
+        if counts {
+            return Err(Status::new(
+                Code::AlreadyExists,
+                "this end's connection counts, by the workers' names",
+            ));
+        }
+        state.accepting += 1;
+        Ok(())
+    }
+
+    /// An attempt of the peer's has ended. Gives the connection that it replaces: one whose other end the peer has
+    /// lost, or it would not have asked.
+    #[must_use]
+    pub(crate) fn end_accept(&self, accepted: Option<&Arc<DataConnection>>) -> Option<Arc<DataConnection>> {
+        let mut state = self.lock();
+        state.accepting -= 1;
+        let mut replaced = None;
+        if let Some(connection) = accepted {
+            state.accepted = Some(connection.clone());
+            let link = match &state.link {
+                // The own attempt will be refused, and find it.
+                Link::Connecting(_) => None,
+                _ => Some(Link::up(connection)),
+            };
+            match link.map(|link| std::mem::replace(&mut state.link, link)) {
+                Some(Link::Accepting(tell)) => drop(tell.send(Some(Ok(connection.clone())))),
+                Some(Link::Up { connection, .. }) => replaced = Some(connection),
+                _ => {}
+            }
+        } else if state.accepting == 0 && matches!(state.link, Link::Accepting(_)) {
+            // Whoever waits dials now.
+            state.link = Link::Idle;
+        }
+        drop(state);
+        self.inner.accepted.notify_waiters();
+        replaced
+    }
+
+    /// The connection that the peer is setting up, after this end's attempt was refused for it; `None` if there is
+    /// no sign of it.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
+    pub(crate) async fn accepted(&self, runtime: &dyn Runtime) -> Option<Arc<DataConnection>> {
+        loop {
+            let mut ended = std::pin::pin!(self.inner.accepted.notified());
+            ended.as_mut().enable();
+            let under_way = {
+                let state = self.lock();
+                if let Some(connection) = state.accepted.as_ref().filter(|connection| !connection.is_over()) {
+                    return Some(connection.clone());
+                }
+                state.accepting > 0
+            };
+            if under_way {
+                ended.await;
+            } else if timeout(runtime, PEERS_TURN, ended).await.is_err() {
+                return None;
+            }
         }
     }
 
@@ -89,7 +187,7 @@ impl Peer {
     /// The connection in use, alive or not.
     pub(crate) fn connection(&self) -> Option<Arc<DataConnection>> {
         match &self.lock().link {
-            Link::Up(connection) => Some(connection.clone()),
+            Link::Up { connection, .. } => Some(connection.clone()),
             _ => None,
         }
     }
@@ -99,12 +197,17 @@ impl Peer {
     /// # Cancel safety
     /// Cancel-safe: an attempt under way goes on for others.
     pub(crate) async fn connected(&self, node: &Arc<Node>) -> Attempt {
-        let mut attempt = match self.link_or_attempt(node) {
-            Ok(connection) => return Ok(connection),
-            Err(attempt) => attempt,
-        };
-        let ended = attempt.wait_for(Option::is_some).await.map_err(|_| WorkerError::ShutDown)?;
-        ended.clone().unwrap_or(Err(WorkerError::ShutDown))
+        // The peer's attempt may fail; then this end makes its own.
+        for _ in 0..2 {
+            let mut attempt = match self.link_or_attempt(node) {
+                Ok(connection) => return Ok(connection),
+                Err(attempt) => attempt,
+            };
+            if let Ok(ended) = attempt.wait_for(Option::is_some).await {
+                return ended.clone().unwrap_or(Err(WorkerError::ShutDown));
+            }
+        }
+        Err(WorkerError::ShutDown)
     }
 
     /// Has the end of a connection noted that is over, so that nothing goes on over the next one that it has lost.
@@ -122,26 +225,33 @@ impl Peer {
         self.end_former();
         let mut state = self.lock();
         match &state.link {
-            Link::Up(connection) if !connection.is_over() => return Ok(connection.clone()),
+            Link::Up { connection, .. } if !connection.is_over() => return Ok(connection.clone()),
             Link::Connecting(attempt) => return Err(attempt.clone()),
-            Link::Up(_) | Link::Idle => {}
+            Link::Accepting(attempt) => return Err(attempt.subscribe()),
+            Link::Up { .. } | Link::Idle => {}
         }
         let (tell, attempt) = watch::channel(None);
         state.link = Link::Connecting(attempt.clone());
+        state.accepted = None;
         drop(state);
         let (peer, connecting) = (self.clone(), node.clone());
         node.runtime.spawn(
             "connect",
             Box::pin(async move {
-                let ended = connecting.connect(&peer).await;
-                peer.lock().link = match &ended {
-                    Ok(connection) => Link::Up(connection.clone()),
-                    Err(_) => Link::Idle,
-                };
-                let _ = tell.send(Some(ended));
+                let ended = connecting.connect(&peer).await.map_err(WorkerError::or_limit);
+                let _ = tell.send(Some(peer.end_attempt(ended)));
             }),
         );
         Err(attempt)
+    }
+
+    /// What an attempt of this end gave, or the peer's in its place.
+    fn end_attempt(&self, ended: Attempt) -> Attempt {
+        let mut state = self.lock();
+        let accepted = state.accepted.take().filter(|connection| !connection.is_over());
+        let ended = ended.or_else(|error| accepted.ok_or(error));
+        state.link = ended.as_ref().map_or(Link::Idle, Link::up);
+        ended
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -66,7 +66,10 @@ pub(crate) struct Watched<'table> {
 
 impl Watched<'_> {
     /// What `receive` gives, unless the step ends first: then why.
-    pub(crate) async fn or_aborted<T>(&self, receive: impl Future<Output = T>) -> Result<T, Status> {
+    pub(crate) async fn or_aborted<T>(
+        &self,
+        receive: Pin<&mut impl Future<Output = T>>,
+    ) -> Result<T, Status> {
         let Some(step) = &self.step else { return Ok(receive.await) };
         let received = unless(step.ended.subscribe(), receive).await;
         received.ok_or_else(|| step.lock().aborted.clone().unwrap_or_else(dropped))

@@ -2,10 +2,12 @@
 
 use std::fmt;
 
+use bytes::Bytes;
 use memory::{Buf, BufMut, Pool, copy::CopyReason, copy::copy_bytes};
+use prost::Message;
 use protocol::{DataType, Metadata, Shape};
 
-use crate::WorkerError;
+use crate::{WorkerError, encoded::TensorProto};
 
 /// An immutable tensor over pool memory. Cheap to clone: the bytes are shared.
 #[derive(Clone)]
@@ -27,16 +29,25 @@ impl Tensor {
     /// # Errors
     /// [`WorkerError::InvalidTensor`] when the shape is too large or the length does not fit it.
     pub fn new(bytes: BufMut, dtype: DataType, shape: &[u64]) -> Result<Self, WorkerError> {
+        Self::shared(bytes.freeze(), dtype, shape)
+    }
+
+    /// As [`new`](Self::new), over bytes that others may hold too: a part of another buffer, or memory that has
+    /// joined ([`Worker::user_memory`](crate::Worker::user_memory)).
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn shared(bytes: Buf, dtype: DataType, shape: &[u64]) -> Result<Self, WorkerError> {
         let metadata = describe(dtype, shape)?;
         if metadata.byte_length != bytes.len() as u64 {
             let problem = format!(
-                "{dtype} {shape:?} takes {} bytes, but the buffer has {}; allocate exactly that many",
+                "{dtype} {shape:?} takes {} bytes, but the buffer has {}; give exactly that many",
                 metadata.byte_length,
                 bytes.len()
             );
             return Err(WorkerError::InvalidTensor { problem });
         }
-        Ok(Self { metadata, bytes: bytes.freeze() })
+        Ok(Self { metadata, bytes })
     }
 
     /// A tensor with a copy of `bytes` in `pool` (one counted copy).
@@ -67,12 +78,56 @@ impl Tensor {
         Self::new(buffer, T::DTYPE, shape)
     }
 
+    /// A tensor of byte strings in row-major order, encoded into `pool` as TensorFlow's `TensorProto` (one counted
+    /// copy).
+    ///
+    /// # Errors
+    /// [`WorkerError::InvalidTensor`] when the number of strings does not fit the shape, [`WorkerError::Memory`] when
+    /// the pool is full.
+    pub fn from_strings<S: AsRef<[u8]>>(
+        pool: &Pool,
+        shape: &[u64],
+        strings: &[S],
+    ) -> Result<Self, WorkerError> {
+        let checked = Shape::new(shape).filter(|shape| shape.elements() == strings.len() as u64);
+        let Some(checked) = checked else {
+            let problem =
+                format!("{} strings do not fill shape {shape:?}; give one for each element", strings.len());
+            return Err(WorkerError::InvalidTensor { problem });
+        };
+        let strings = strings.iter().map(|string| Bytes::copy_from_slice(string.as_ref())).collect();
+        let encoded = TensorProto::of_strings(shape, strings)?.encode_to_vec();
+        let mut buffer = pool.try_alloc(encoded.len())?;
+        copy_bytes(&mut buffer, &encoded, CopyReason::Import);
+        let metadata = Metadata::encoded(DataType::String, checked, encoded.len() as u64);
+        let metadata =
+            metadata.ok_or_else(|| WorkerError::InvalidTensor { problem: "no string".to_owned() })?;
+        Ok(Self { metadata, bytes: buffer.freeze() })
+    }
+
+    /// The strings of a string tensor, which share its bytes. What a peer sent is checked here.
+    ///
+    /// # Errors
+    /// [`WorkerError::InvalidTensor`] when the element type is another, or the encoding is not what the metadata says.
+    pub fn strings(&self) -> Result<Vec<Bytes>, WorkerError> {
+        if self.dtype() != DataType::String {
+            let problem = format!("it holds {}, not string; ask for the type it has", self.dtype());
+            return Err(WorkerError::InvalidTensor { problem });
+        }
+        if self.is_dead() {
+            return Ok(Vec::new());
+        }
+        TensorProto::strings(Bytes::from(self.bytes.clone()), &self.metadata)
+    }
+
     /// The value of a branch not taken: no bytes.
     ///
     /// # Errors
     /// [`WorkerError::InvalidTensor`] when the shape is too large.
     pub fn dead(dtype: DataType, shape: &[u64]) -> Result<Self, WorkerError> {
-        let shape = describe(dtype, shape)?.shape;
+        let shape = if dtype.is_plain() { Some(describe(dtype, shape)?.shape) } else { Shape::new(shape) };
+        let problem = "the shape of the dead value is too large".to_owned();
+        let shape = shape.ok_or(WorkerError::InvalidTensor { problem })?;
         Ok(Self { metadata: Metadata::dead(dtype, shape), bytes: Buf::empty() })
     }
 
@@ -100,7 +155,8 @@ impl Tensor {
         &self.metadata
     }
 
-    /// The elements' bytes, row-major, little-endian.
+    /// The elements' bytes, row-major, little-endian; an encoded `TensorProto` where elements are not
+    /// [plain](DataType::is_plain).
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -124,6 +180,10 @@ impl Tensor {
 }
 
 fn describe(dtype: DataType, shape: &[u64]) -> Result<Metadata, WorkerError> {
+    if !dtype.is_plain() {
+        let problem = format!("{dtype} elements are no plain bytes; make it with Tensor::from_strings");
+        return Err(WorkerError::InvalidTensor { problem });
+    }
     let metadata = Shape::new(shape).and_then(|shape| Metadata::new(dtype, shape));
     metadata.filter(|metadata| metadata.byte_length <= protocol::limits::TENSOR_BYTES_MAX).ok_or_else(|| {
         let problem = format!(

@@ -1,16 +1,23 @@
 //! A worker: one process of a cluster.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
+};
 
-use memory::{Pool, PoolStats};
-use protocol::{Code, Counters, DeviceName, Key, Scope, Status, StepId};
+use futures::future::try_join_all;
+use memory::{Pool, PoolStats, UserMemory};
+use protocol::{Code, Counters, DeviceName, Held, Key, Scope, Status, StepId};
 use verbs_reactor::{FabricKind, QueuePairStats, timeout};
 
 use crate::{
     Peer, Published, Tensor, WorkerBuilder, WorkerError,
+    data::DataConnection,
     error::{Lost, PeerLoss, TransferName},
+    fabric_channel::FabricChannel,
     node::Node,
-    table::SendRefused,
+    table::{SendRefused, TakenValue},
     values::worker_device,
 };
 
@@ -82,6 +89,13 @@ impl Worker {
         &self.node.pools.source
     }
 
+    /// The user's own memory, to publish and send from where it lies: join it, then
+    /// [`Tensor::shared`](crate::Tensor::shared). A peer that uses shared memory gets a copy, which is made in
+    /// [`pool`](Self::pool) each time.
+    pub fn user_memory(&self) -> &UserMemory {
+        &self.node.pools.user
+    }
+
     /// What the memory for received values holds.
     pub fn receive_memory(&self) -> PoolStats {
         self.node.pools.receive.stats()
@@ -116,7 +130,8 @@ impl Worker {
     /// The peer that listens on `address` (`host:port`). Asks it for its name unless that is known already.
     ///
     /// # Errors
-    /// [`WorkerError::Control`] when it cannot be reached or does not share the secret.
+    /// [`WorkerError::Control`] when it cannot be reached or does not share the secret, [`WorkerError::Limit`]
+    /// when this process may open no more files.
     ///
     /// # Cancel safety
     /// Cancel-safe.
@@ -124,7 +139,7 @@ impl Worker {
         if let Some(peer) = self.node.peer_by_address(address) {
             return Ok(peer);
         }
-        Ok(self.node.dial(address).await?.1)
+        Ok(self.node.dial(address).await.map_err(WorkerError::or_limit)?.1)
     }
 
     /// What `peer` has published, sorted by name.
@@ -180,7 +195,22 @@ impl Worker {
         }
         let transfer = TransferName { peer: peer.name().to_owned(), key: name.to_owned(), step: None };
         let fetched = async { peer.connected(&self.node).await?.receive(Scope::Published, &transfer).await };
-        self.within(limit, format!("fetching {transfer}"), fetched).await
+        self.within(limit, || format!("fetching {transfer}"), pin!(fetched)).await
+    }
+
+    /// The tensors that `peer` has published under `names`, in their order. All are asked for at once.
+    ///
+    /// # Errors
+    /// As [`fetch`](Self::fetch), for the first name whose fetch fails; the error names it.
+    ///
+    /// # Cancel safety
+    /// As [`fetch`](Self::fetch).
+    pub async fn fetch_many<S: AsRef<str>>(
+        &self,
+        peer: &Peer,
+        names: &[S],
+    ) -> Result<Vec<Tensor>, WorkerError> {
+        try_join_all(names.iter().map(|name| self.fetch(peer, name.as_ref()))).await
     }
 
     /// The key of `edge` from `source_device` to `destination_device`
@@ -277,20 +307,22 @@ impl Worker {
                 }
             }
         };
-        self.within(self.node.limit, format!("listing what {} has published", peer.name()), pages).await
+        let what = || format!("listing what {} has published", peer.name());
+        self.within(self.node.limit, what, pin!(pages)).await
     }
 
+    /// Takes the operation pinned: a future that is handed on by value is kept at every stage.
     async fn within<T>(
         &self,
         limit: Duration,
-        what: String,
-        operation: impl Future<Output = Result<T, WorkerError>>,
+        what: impl Fn() -> String,
+        operation: Pin<&mut (impl Future<Output = Result<T, WorkerError>> + ?Sized)>,
     ) -> Result<T, WorkerError> {
         if self.node.is_closing() {
             return Err(WorkerError::ShutDown);
         }
         let ended = timeout(&*self.node.runtime, limit, operation).await;
-        ended.unwrap_or(Err(WorkerError::DeadlineExceeded { what, limit }))
+        ended.unwrap_or_else(|_| Err(WorkerError::DeadlineExceeded { what: what(), limit }))
     }
 }
 
@@ -380,8 +412,25 @@ impl Step {
     /// # Cancel safety
     /// As [`recv`](Self::recv).
     pub async fn recv_timeout(&self, key: &Key, limit: Duration) -> Result<Tensor, WorkerError> {
-        let what = format!("receiving `{key}` of step {}", self.id.0);
-        self.worker.within(limit, what, self.receive(key)).await
+        let what = || format!("receiving `{key}` of step {}", self.id.0);
+        let received = pin!(self.receive(key));
+        self.worker.within(limit, what, received).await
+    }
+
+    /// The next value under each of `keys`, in their order. All are asked for at once; they may come from different
+    /// workers, and a key may occur more than once.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv), for the first key whose receive fails; the error names it. Values of other keys that
+    /// have come are kept for the next receives of these.
+    ///
+    /// # Cancel safety
+    /// As [`recv`](Self::recv): a value that has come for one of the keys is not lost when the future is dropped.
+    pub async fn recv_many(&self, keys: &[Key]) -> Result<Vec<Tensor>, WorkerError> {
+        let what = || format!("receiving {} keys of step {}", keys.len(), self.id.0);
+        let held = pin!(try_join_all(keys.iter().map(|key| self.receive_held(key))));
+        let held = self.worker.within(self.worker.node.limit, what, held).await?;
+        held.into_iter().map(HeldTensor::into_tensor).collect()
     }
 
     /// Ends the step here with `status`: pending and later receives and sends fail with it. Receives of this step
@@ -395,17 +444,21 @@ impl Step {
     }
 
     async fn receive(&self, key: &Key) -> Result<Tensor, WorkerError> {
+        self.receive_held(key).await?.into_tensor()
+    }
+
+    async fn receive_held(&self, key: &Key) -> Result<HeldTensor, WorkerError> {
         if self.worker.is_own(key.source_device())? {
             let step = self.worker.node.values.steps.step(self.id).map_err(|status| self.aborted(status))?;
             let taken = step.take(&key.table_key()).await.map_err(|status| self.aborted(status))?;
-            return Ok(taken.tensor);
+            return Ok(HeldTensor::Own(Some(taken)));
         }
         let here = self.worker.node.values.steps.watch(self.id).map_err(|status| self.aborted(status))?;
-        let received = here.or_aborted(self.receive_remotely(key)).await;
-        received.map_err(|status| self.aborted(status))?
+        let received = here.or_aborted(pin!(self.receive_from_peer(key))).await;
+        received.map_err(|status| self.aborted(status))?.map(HeldTensor::Peers)
     }
 
-    async fn receive_remotely(&self, key: &Key) -> Result<Tensor, WorkerError> {
+    async fn receive_from_peer(&self, key: &Key) -> Result<Held<FabricChannel>, WorkerError> {
         let source = key.source_device().worker().ok_or_else(|| WorkerError::BadKey {
             key: key.to_string(),
             problem: "its source names no worker: give job, replica and task".to_owned(),
@@ -422,10 +475,38 @@ impl Step {
             let (loss, transport) = (PeerLoss::StepBroken, connection.kind.to_string());
             return Err(WorkerError::PeerLost { transfer, transport, loss, detail });
         }
-        connection.receive(Scope::Step(self.id), &transfer).await
+        connection.receive_held(Scope::Step(self.id), &transfer).await
     }
 
     fn aborted(&self, status: Status) -> WorkerError {
         WorkerError::Aborted { step: self.id.0, status }
+    }
+}
+
+/// A value that is not handed out yet. Dropping it gives it to the next receive of its key.
+enum HeldTensor {
+    /// Of this worker's own table.
+    Own(Option<TakenValue>),
+    /// Of a peer.
+    Peers(Held<FabricChannel>),
+}
+
+impl HeldTensor {
+    fn into_tensor(mut self) -> Result<Tensor, WorkerError> {
+        let gone = || WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() };
+        match &mut self {
+            Self::Own(taken) => taken.take().map(|taken| taken.tensor).ok_or_else(gone),
+            Self::Peers(held) => DataConnection::tensor(held.take().ok_or_else(gone)?),
+        }
+    }
+}
+
+impl Drop for HeldTensor {
+    fn drop(&mut self) {
+        if let Self::Own(taken) = self
+            && let Some(taken) = taken.take()
+        {
+            taken.put_back();
+        }
     }
 }

@@ -73,12 +73,30 @@ async fn fetch_once(kind: FabricKind) -> [u64; 4] {
     std::array::from_fn(|index| after[index] - before[index])
 }
 
+/// Eager copies of one fetch of a small tensor whose shape the receiver does not know.
+async fn fetch_small(kind: FabricKind) -> (u64, u64) {
+    let server = Worker::builder("/job:ps/replica:0/task:0").require(kind).start().await.unwrap();
+    let client = Worker::builder("/job:worker/replica:0/task:0").require(kind).start().await.unwrap();
+    server.publish("s", Tensor::from_values(server.pool(), &[25], &[7u32; 25]).unwrap()).unwrap();
+    let peer = client.peer_at(server.address()).await.unwrap();
+    let before = count(CopyReason::Eager);
+    assert_eq!(client.fetch(&peer, "s").await.unwrap().values::<u32>().unwrap(), [7; 25]);
+    let after = count(CopyReason::Eager);
+    client.shutdown().await;
+    server.shutdown().await;
+    (after.calls - before.calls, after.bytes - before.bytes)
+}
+
 #[test]
 fn shm_copies_a_tensor_once_and_tcp_never() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let run = async {
         assert_eq!(fetch_once(FabricKind::Shm).await, [0, BYTES as u64, 0, 0]);
         assert_eq!(fetch_once(FabricKind::Tcp).await, [0, 0, 0, 0]);
+        // Into the message, and out of it.
+        for kind in [FabricKind::Shm, FabricKind::Tcp] {
+            assert_eq!(fetch_small(kind).await, (2, 200));
+        }
     };
     #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
     runtime.block_on(async {

@@ -43,6 +43,25 @@ fn pattern(worker: &Worker, bytes: usize, seed: u8) -> Tensor {
 }
 
 #[test]
+fn a_name_above_the_limit_is_refused_here_and_the_connection_stays() {
+    on_each_fabric(|kind| async move {
+        let (server, client) = pair(kind).await;
+        let peer = client.peer_at(server.address()).await.unwrap();
+        server.publish("w", pattern(&server, 8, 1)).unwrap();
+        client.fetch(&peer, "w").await.unwrap();
+        match client.fetch(&peer, &"w".repeat(1025)).await {
+            Err(WorkerError::Local { status, .. }) => {
+                assert_eq!(status.code, Code::ResourceExhausted);
+                assert!(status.message.contains("1025") && status.message.contains("1024"), "{status}");
+            }
+            other => panic!("{other:?}"),
+        }
+        client.fetch(&peer, "w").await.unwrap();
+        end(server, client).await;
+    });
+}
+
+#[test]
 fn fetch_gives_the_published_bytes_of_every_size() {
     on_each_fabric(|kind| async move {
         let (server, client) = pair(kind).await;
@@ -229,10 +248,37 @@ fn the_second_fetch_needs_no_metadata() {
     });
 }
 
+#[test]
+fn d_ends_that_dial_each_other_use_one_connection() {
+    on_each_fabric(|kind| async move {
+        for _ in 0..10 {
+            let (server, client) = pair(kind).await;
+            server.publish("x", pattern(&server, 1000, 1)).unwrap();
+            client.publish("x", pattern(&client, 1000, 2)).unwrap();
+            let (of_server, of_client) =
+                futures::join!(client.peer_at(server.address()), server.peer_at(client.address()));
+            let (of_server, of_client) = (of_server.unwrap(), of_client.unwrap());
+            let (down, up) = futures::join!(client.fetch(&of_server, "x"), server.fetch(&of_client, "x"));
+            assert!(down.unwrap().bytes()[0] == 1 && up.unwrap().bytes()[0] == 2);
+            // What one end sent is what the other received: both count the same connection.
+            let (here, there) = (client.peers().remove(0), server.peers().remove(0));
+            assert_eq!((here.transport, there.transport), (Some(kind), Some(kind)));
+            let requests = (here.counters.sent.tensor_request, here.counters.received.tensor_request);
+            assert_eq!(requests, (1, 1), "over {kind}");
+            assert_eq!((there.counters.received.tensor_request, there.counters.sent.tensor_request), (1, 1));
+            assert!(here.fabric.arrivals > 0 && there.fabric.arrivals > 0);
+            end(server, client).await;
+        }
+    });
+}
+
 /// Posts a receive from both ends, ends the step at one of them, and gives what the receives got.
 async fn ended_step(kind: FabricKind, end_it: impl Fn(&Worker)) -> (WorkerError, WorkerError) {
     let (server, client) = pair(kind).await;
     client.peer_at(server.address()).await.unwrap();
+    while server.peers().is_empty() {
+        tokio::task::yield_now().await;
+    }
     let down = client.key(SERVER_CPU, CLIENT_CPU, "down").unwrap();
     let up = client.key(CLIENT_CPU, SERVER_CPU, "up").unwrap();
     let (here, there) = (client.step(9), server.step(9));

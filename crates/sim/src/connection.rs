@@ -126,6 +126,12 @@ impl Shared {
         Some(state.rng.pick([id, peer]))
     }
 
+    /// `id`, one end of a half-open queue pair, gives up: its `connect` fails once nothing of the peer can land.
+    pub(crate) fn lose_half(&self, id: EndpointId) {
+        self.record(Event::HalfOpened { endpoint: id });
+        self.start_close(id);
+    }
+
     /// The waiting `connect` of `id` ends well.
     pub(crate) fn hand_over(&self, id: EndpointId) {
         let (meeting, core) = {
@@ -170,12 +176,20 @@ impl Shared {
                 drop(state);
                 drop(meeting);
             }
-            // Connected, but the queue pair was never handed over: nobody else closes it.
-            Phase::Open | Phase::Failed if endpoint.meet.is_some() => {
+            // Connected, but the queue pair was never handed over: it is destroyed at once, as a NIC's is that nobody
+            // has posted on, so that nothing can land once `connect` has failed.
+            Phase::Open | Phase::Failed | Phase::Closing | Phase::Flushed if endpoint.meet.is_some() => {
                 let meeting = endpoint.meet.take();
+                let core = endpoint.core.clone();
+                self.tell_peer_of_close(&mut state, id);
+                let endpoint = &mut state.endpoints[id.index()];
+                endpoint.phase = Phase::Drained;
+                endpoint.outbound.cut(|| false);
                 drop(state);
+                self.record(Event::Drained { endpoint: id });
+                core.fail(&FabricError::Closed);
+                core.mark_drained();
                 drop(meeting);
-                self.start_close(id);
             }
             _ => {}
         }
@@ -237,22 +251,26 @@ impl Shared {
     /// The user closes this end.
     pub(crate) fn start_close(&self, id: EndpointId) {
         let mut state = self.state();
-        let Some(endpoint) = state.endpoints.get_mut(id.index()) else { return };
-        let was_open = endpoint.phase == Phase::Open;
+        let Some(endpoint) = state.endpoints.get(id.index()) else { return };
         if !matches!(endpoint.phase, Phase::Open | Phase::Failed) {
             return;
         }
-        endpoint.phase = Phase::Closing;
-        let peer = endpoint.peer;
+        self.tell_peer_of_close(&mut state, id);
+        state.endpoints[id.index()].phase = Phase::Closing;
         let flush = self.now() + self.swarm.delay(&mut state.rng, self.swarm.latency_max);
         state.agenda.plan(flush, Action::Flush(id));
-        if let Some(peer) = peer.filter(|_| was_open) {
+        drop(state);
+        self.record(Event::Closing { endpoint: id });
+    }
+
+    /// The peer of an end that is open, and is about to close, sees that in a while.
+    fn tell_peer_of_close(&self, state: &mut State, id: EndpointId) {
+        let endpoint = &state.endpoints[id.index()];
+        if let Some(peer) = endpoint.peer.filter(|_| endpoint.phase == Phase::Open) {
             let notice = self.now() + state.rng.duration(self.swarm.detection_max);
             let error = lost(LossCause::ClosedByPeer, "the peer closed the queue pair");
             state.agenda.plan(notice, Action::Fail(peer, error));
         }
-        drop(state);
-        self.record(Event::Closing { endpoint: id });
     }
 
     /// The operations of a closing end that have not completed end now.
@@ -276,15 +294,19 @@ impl Shared {
 
     /// From now on nothing of the peer reaches this end.
     pub(crate) fn drain(&self, id: EndpointId) {
-        let core = {
+        let (core, meeting) = {
             let mut state = self.state();
             let endpoint = &mut state.endpoints[id.index()];
             if endpoint.phase != Phase::Flushed {
                 return;
             }
             endpoint.phase = Phase::Drained;
-            endpoint.core.clone()
+            (endpoint.core.clone(), endpoint.meet.take())
         };
+        if let Some(meeting) = meeting {
+            let error = cannot_connect("confirming", "the other end's confirmation was lost");
+            drop(meeting.send(Err(error)));
+        }
         self.record(Event::Drained { endpoint: id });
         let outstanding = core.slots().outstanding();
         if outstanding > 0 {
@@ -332,6 +354,7 @@ fn name_of(error: &FabricError) -> &'static str {
         FabricError::RemoteRefused { .. } => "remote refused",
         FabricError::PeerMisbehaved { .. } => "peer misbehaved",
         FabricError::ReceiverNotReady { .. } => "receiver not ready",
+        FabricError::Device { .. } => "device refused",
         _ => "other",
     }
 }

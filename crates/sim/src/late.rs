@@ -11,7 +11,7 @@ use crate::{
     Violation,
     clock::Action,
     endpoint::{PieceState, Write},
-    fabric::{DomainShared, cannot_connect},
+    fabric::DomainShared,
     ids::{EndpointId, NodeId},
     trace::Event,
     world::{Shared, State},
@@ -73,7 +73,7 @@ impl Shared {
         for domain in domains {
             if packet.domain.as_ptr() == Arc::as_ptr(&domain) {
                 // The same life: only its queue pair is gone, which is what protects it.
-                self.record(Event::LateRefused { why: "its queue pair is gone" });
+                self.record(Event::LateRefused { why: "late packet, queue pair gone" });
                 continue;
             }
             match domain.table.write_target(&packet.range, packet.key) {
@@ -83,20 +83,9 @@ impl Shared {
                         format!("a packet for an earlier life of {address} was let into {:?}", packet.range);
                     self.violated(Violation::Memory(text));
                 }
-                Err(_) => self.record(Event::LateRefused { why: "it was for an earlier life" }),
+                Err(_) => self.record(Event::LateRefused { why: "late packet, earlier life" }),
             }
         }
-    }
-
-    /// One end of a half-open queue pair learns that connecting failed.
-    pub(crate) fn lose_half(&self, id: EndpointId) {
-        let meeting = self.state().endpoints[id.index()].meet.take();
-        self.record(Event::HalfOpened { endpoint: id });
-        if let Some(meeting) = meeting {
-            let error = cannot_connect("confirming", "the other end's confirmation was lost");
-            drop(meeting.send(Err(error)));
-        }
-        self.start_close(id);
     }
 }
 

@@ -22,7 +22,7 @@ use sim::{Failure, Summary};
 const SEEDS: u64 = 500;
 
 /// What some seed must have reached, or the scenario has gone blind.
-const MARKS: [&str; 21] = [
+const MARKS: [&str; 33] = [
     "content",
     "metadata response",
     "error status",
@@ -44,6 +44,18 @@ const MARKS: [&str; 21] = [
     "control session lost",
     "control session ended",
     "send queue full",
+    "both ends dialled",
+    "half-open",
+    "late packet, earlier life",
+    "late packet, queue pair gone",
+    "process stopped",
+    "process stopped, its NIC not",
+    "process slow",
+    "deadline",
+    "register memory",
+    "make a queue pair",
+    "post a work request",
+    "device refused",
 ];
 
 fn number(name: &str) -> Option<u64> {

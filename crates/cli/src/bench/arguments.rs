@@ -94,7 +94,7 @@ pub(crate) enum OpChoice {
     Outstanding,
     /// Receives of a step with 10,000 outstanding, per receive, against 10 outstanding.
     Receives,
-    /// Wake-ups of two connected workers that have nothing to do, both processes together.
+    /// Wake-ups of a connected worker that has nothing to do, without those that watch whether its peer lives.
     Idle,
     /// All of them.
     All,

@@ -10,8 +10,9 @@ use super::{
     arguments::{BenchFabric, Mode, Op, WaitChoice},
     control::{Answer, Order},
     cpus::Placement,
-    end::{End, Unconnected, check_wait},
+    end::{End, Unconnected},
     error::BenchError,
+    fabrics::check_wait,
     limits::stream::{RawStream, listen},
     process::Peer,
     task::{FRESH_PIECES, PULLED_TENSORS, Puller, RECEIVES, Stage, Task, done},
@@ -61,7 +62,7 @@ pub(super) struct Ready {
 impl Case {
     /// Refuses what this build can't measure, before anything is started.
     pub(super) fn check(&self) -> Result<(), BenchError> {
-        check_wait(self.wait)?;
+        check_wait(self.fabric, self.wait)?;
         let refused = |value: &str| {
             let (field, remedy) = ("--mode", "a pull always copies; use --mode copy");
             Err(BenchError::NotInThisBuild { field, value: value.to_owned(), remedy })
@@ -174,8 +175,11 @@ impl Case {
     async fn receives(&self, stage: &mut Stage) -> Result<(Task, Task, &'static str), BenchError> {
         let puller = self.start_workers(stage).await?;
         let (from, to) = (device_of(SERVER), device_of(PULLER));
-        let key = |number| puller.worker.key(&from, &to, &edge_name(number));
-        let keys: Arc<[Key]> = (0..RECEIVES).map(key).collect::<Result<_, _>>()?;
+        let mut keys = Vec::with_capacity(RECEIVES);
+        for number in 0..RECEIVES {
+            keys.push(puller.worker.key(&from, &to, &edge_name(number))?);
+        }
+        let keys: Arc<[Key]> = keys.into();
         let step = Arc::new(AtomicI64::new(1));
         let many = |outstanding| Task::Receives {
             puller: puller.clone(),
@@ -222,7 +226,7 @@ impl Case {
             Answer::Address(address) => address,
             other => return Err(BenchError::Unexpected(format!("{other:?}"))),
         };
-        let worker = start_worker(PULLER, self.fabric, self.wait).await?;
+        let worker = start_worker(PULLER, self.fabric, self.wait, stage.clock.clone()).await?;
         let server = worker.peer_at(&address).await?;
         Ok(Puller { worker, server })
     }

@@ -82,7 +82,10 @@ impl CpuTime {
     }
 }
 
-/// How often the threads of a process have gone to sleep so far.
+/// Threads of the control plane begin with this. They wake up to see whether peers are alive.
+const CONTROL_THREAD: &str = "Name:\ttw-ctl";
+
+/// How often the threads of a process have gone to sleep so far, without those of the control plane.
 pub(super) fn sleeps_of(process: u32) -> u64 {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else { return 0 };
     threads.flatten().map(|thread| sleeps(&std::fs::read_to_string(thread.path().join("status")))).sum()
@@ -90,6 +93,9 @@ pub(super) fn sleeps_of(process: u32) -> u64 {
 
 fn sleeps(status: &std::io::Result<String>) -> u64 {
     let Ok(status) = status else { return 0 };
+    if status.starts_with(CONTROL_THREAD) {
+        return 0;
+    }
     let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
     count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
@@ -117,6 +123,7 @@ mod tests {
     fn sleeps_are_those_the_thread_chose() {
         let status = "Name:\tx\nvoluntary_ctxt_switches:\t42\nnonvoluntary_ctxt_switches:\t7\n";
         assert_eq!(sleeps(&Ok(status.to_owned())), 42);
+        assert_eq!(sleeps(&Ok(status.replace("x", "tw-ctl-1"))), 0);
         assert_eq!(sleeps(&Ok("gone".to_owned())), 0);
     }
 

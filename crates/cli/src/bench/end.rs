@@ -8,33 +8,19 @@ use std::{
 use memory::{Block, BlockVisitor, Buf, Granted, Pool, PoolConfig, VisitError};
 use tensorwire::{FabricError, Runtime};
 use verbs_reactor::{
-    Access, ConnectParams, ConnectionData, Domain, Fabric, Immediate, Operation, Prepared, QueuePair,
+    Access, ConnectParams, ConnectionData, Domain, Immediate, Operation, Prepared, QueuePair,
     QueuePairConfig, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role,
-    shm::ShmFabric,
-    tcp::{TcpConfig, TcpFabric},
 };
 
 use super::{
     arguments::{BenchFabric, WaitChoice},
     control::EndData,
     error::BenchError,
+    fabrics,
 };
 
 const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 64, receive_depth: 1024 };
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-
-/// Says no to what this build can't do yet.
-pub(super) fn check_wait(wait: WaitChoice) -> Result<(), BenchError> {
-    let refused = |value: &str| {
-        let (field, remedy) = ("--wait", "its fabrics always sleep; use --wait sleep");
-        Err(BenchError::NotInThisBuild { field, value: value.to_owned(), remedy })
-    };
-    match wait {
-        WaitChoice::Sleep => Ok(()),
-        WaitChoice::Adaptive => refused("adaptive"),
-        WaitChoice::Busy => refused("busy"),
-    }
-}
 
 /// An end before it is connected.
 #[derive(Debug)]
@@ -65,12 +51,7 @@ impl Unconnected {
         bytes: usize,
         runtime: Arc<dyn Runtime>,
     ) -> Result<Self, BenchError> {
-        check_wait(wait)?;
-        let fabric: Arc<dyn Fabric> = match fabric {
-            BenchFabric::Shm => Arc::new(ShmFabric::new(runtime)?),
-            BenchFabric::Tcp => Arc::new(TcpFabric::new(runtime, TcpConfig::default())),
-        };
-        let domain = fabric.open_domain()?;
+        let domain = fabrics::open(fabric, wait, runtime)?.open_domain()?;
         let (source, _) = registered(&domain, Access::LOCAL, bytes)?;
         let (receive, regions) = registered(&domain, Access::RECEIVE, bytes)?;
         let mut lent = receive.try_alloc(bytes)?;

@@ -77,7 +77,7 @@ impl BenchServer {
                 self.end = Some(unconnected.connect(end, Role::Dialer).await?);
             }
             Order::Worker { fabric, wait } => {
-                let worker = start_worker(SERVER, fabric, wait).await?;
+                let worker = start_worker(SERVER, fabric, wait, self.clock.clone()).await?;
                 let address = worker.address().to_owned();
                 self.worker = Some(worker);
                 return Ok(Some(Answer::Address(address)));
@@ -110,9 +110,9 @@ impl BenchServer {
 
     fn echo_stream(&self, count: u64, bytes: usize) -> Result<(), BenchError> {
         let (stream, mut message) = (self.stream()?, vec![0; bytes]);
-        stream.set_blocking(false)?;
+        stream.prepare_message(bytes)?;
         for _ in 0..count {
-            stream.read_in_epoll(&mut message)?;
+            stream.read_message(&mut message)?;
             stream.write(&message)?;
         }
         stream.set_blocking(true)

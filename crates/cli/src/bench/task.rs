@@ -31,8 +31,6 @@ pub(super) const FRESH_PIECES: usize = 16;
 pub(super) const PULLED_TENSORS: usize = 64;
 /// Receives of one step.
 pub(super) const RECEIVES: usize = 10_000;
-/// Largest message that is sent while the other end may be sending too.
-const EPOLL_MESSAGE_MAX: usize = 32 << 10;
 
 /// What every task needs.
 #[derive(Debug)]
@@ -265,14 +263,12 @@ async fn receives(
     Ok(watch.stop())
 }
 
-/// The time between two wake-ups of the two processes; 0 if there are none.
+/// The time between two wake-ups of the other process; 0 if there are none.
 async fn idle(stage: &Stage) -> Result<Phase, BenchError> {
-    let processes = [std::process::id(), stage.peer.id()];
-    let before: u64 = processes.iter().map(|&process| sleeps_of(process)).sum();
+    // The other process is as idle as this one, but has no clock to look at.
+    let before = sleeps_of(stage.peer.id());
     stage.clock.sleep(IDLE_TIME).await;
-    let after: u64 = processes.iter().map(|&process| sleeps_of(process)).sum();
-    // One is this very sleep.
-    let wakeups = after.saturating_sub(before).saturating_sub(1);
+    let wakeups = sleeps_of(stage.peer.id()).saturating_sub(before);
     let spent_ns = IDLE_TIME.as_nanos() as f64;
     let between = if wakeups == 0 { 0.0 } else { spent_ns / wakeups as f64 };
     Ok(Phase { samples: vec![between], ops: 1.0, spent_ns })
@@ -310,16 +306,13 @@ async fn stream_round_trips(
     bytes: usize,
     plan: Plan,
 ) -> Result<Phase, BenchError> {
-    // Beyond this two ends that write at the same time could fill both buffers; they never do that here, but a
-    // write that does not block could find its own buffer full.
-    let bytes = bytes.min(EPOLL_MESSAGE_MAX);
     stage.peer.order(&Order::StreamEcho { count: plan.ops, bytes }, "raw round trips").await?;
-    stream.set_blocking(false)?;
+    stream.prepare_message(bytes)?;
     let mut message = vec![7; bytes];
     let mut watch = Watch::start(&*stage.clock, plan);
     for _ in 0..plan.ops {
         stream.write(&message)?;
-        stream.read_in_epoll(&mut message)?;
+        stream.read_message(&mut message)?;
         watch.tick();
     }
     stream.set_blocking(true)?;

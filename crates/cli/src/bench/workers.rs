@@ -1,11 +1,13 @@
 //! The two workers of pulls and receives.
 
-use tensorwire::Worker;
+use std::sync::Arc;
+
+use tensorwire::{Runtime, Worker};
 
 use super::{
     arguments::{BenchFabric, WaitChoice},
-    end::check_wait,
     error::BenchError,
+    fabrics,
 };
 
 /// The second process's worker.
@@ -18,9 +20,10 @@ pub(super) async fn start_worker(
     name: &str,
     fabric: BenchFabric,
     wait: WaitChoice,
+    runtime: Arc<dyn Runtime>,
 ) -> Result<Worker, BenchError> {
-    check_wait(wait)?;
-    Ok(Worker::builder(name).require(fabric.kind()).start().await?)
+    let fabric = fabrics::open(fabric, wait, runtime)?;
+    Ok(Worker::builder(name).local_fabrics(vec![fabric]).start().await?)
 }
 
 /// Name of the `copy`th published tensor.

@@ -4,8 +4,10 @@ use std::sync::{MutexGuard, PoisonError};
 
 use super::{Connection, State};
 use crate::{
-    Channel, ChannelError, Message, Mode, PeerMisbehaved, RecordSlot, TensorRequest,
+    Channel, ChannelError, Message, MetaDataResponse, Mode, PeerMisbehaved, RecordSlot, TensorRequest,
     credit::{Counts, RingConsumer},
+    names::NameTable,
+    request::Arrived,
     wire::{
         WireError,
         record::{self, ANSWER_BYTES, ASK_BYTES, Control, RECORD_BYTES_MAX, Record},
@@ -36,7 +38,10 @@ impl From<ChannelError> for Stop {
 
 impl From<WireError> for Stop {
     fn from(error: WireError) -> Self {
-        Self::Malformed(error)
+        match error {
+            WireError::UnknownName(_) => Self::Broken(PeerMisbehaved::UnknownName),
+            error => Self::Malformed(error),
+        }
     }
 }
 
@@ -44,11 +49,16 @@ impl From<WireError> for Stop {
 pub(super) struct Inbound {
     consumer: RingConsumer,
     bytes: Vec<u8>,
+    names: NameTable,
 }
 
 impl Inbound {
-    pub(super) fn new(ring_bytes: u32) -> Self {
-        Self { consumer: RingConsumer::new(ring_bytes), bytes: vec![0; RECORD_BYTES_MAX] }
+    pub(super) fn new(ring_bytes: u32, names_max: u32) -> Self {
+        Self {
+            consumer: RingConsumer::new(ring_bytes),
+            bytes: vec![0; RECORD_BYTES_MAX],
+            names: NameTable::new(names_max),
+        }
     }
 }
 
@@ -78,14 +88,14 @@ impl<C: Channel> Connection<C> {
     /// The next record of the ring, its length and its counts.
     fn read_record(&self) -> Result<(u32, Counts, Record), Stop> {
         let mut inbound = self.inbound.lock().unwrap_or_else(PoisonError::into_inner);
-        let Inbound { consumer, bytes } = &mut *inbound;
+        let Inbound { consumer, bytes, names } = &mut *inbound;
         let mode = self.agreed.mode;
         let mut prefix = [0; 4];
         self.read_ring(consumer, &mut prefix)?;
         let length = record::record_length(mode, prefix)?;
         let bytes = bytes.get_mut(..length).ok_or(WireError::Truncated { field: "ring" })?;
         self.read_ring(consumer, bytes)?;
-        let (counts, record) = record::decode_record(mode, bytes)?;
+        let (counts, record) = record::decode_record(mode, bytes, names)?;
         let length = length as u32; // at most that of the largest record
         consumer.advance(length);
         Ok((length, counts, record))
@@ -185,6 +195,26 @@ impl<C: Channel> Connection<C> {
         Ok(())
     }
 
+    fn take_meta_data_response(
+        &self,
+        state: &mut State<C::Lent>,
+        response: MetaDataResponse,
+    ) -> Result<Arrived<C::Lent>, PeerMisbehaved> {
+        let MetaDataResponse { index, metadata, content } = response;
+        let eager = content.as_ref().map(|content| content.len() as u64);
+        if self.agreed.eager_bytes_max == 0 && eager.is_some()
+            || eager > Some(self.agreed.eager_bytes_max.into())
+        {
+            return Err(PeerMisbehaved::EagerUnasked);
+        }
+        let arrived = state.requests.meta_data_response(index, metadata, content)?;
+        if let Some(bytes) = eager.filter(|_| !arrived.is_ignored) {
+            state.counters.eager_received += 1;
+            state.counters.eager_bytes_received += bytes;
+        }
+        Ok(arrived)
+    }
+
     fn act(
         &self,
         mut state: MutexGuard<'_, State<C::Lent>>,
@@ -207,9 +237,7 @@ impl<C: Channel> Connection<C> {
                 self.settle(state, woken, None);
                 return Ok(None);
             }
-            Message::MetaDataResponse(response) => {
-                state.requests.meta_data_response(response.index, response.metadata)?
-            }
+            Message::MetaDataResponse(response) => self.take_meta_data_response(&mut state, response)?,
             Message::ErrorStatus(error) => state.requests.error_status(error.index, error.status)?,
             Message::CancelAck(index) => state.requests.cancel_ack(index)?,
         };

@@ -17,10 +17,11 @@ pub(crate) use turn::Turnstile;
 use turn::WaitQueue;
 
 use crate::{
-    Agreed, Channel, ChannelError, Counters, LentEnd, MetadataCache, Parameters, PeerMisbehaved,
+    Agreed, Channel, ChannelError, Counters, LentEnd, MetadataCache, Mode, Parameters, PeerMisbehaved,
     RequestIndex, TensorRequest,
     credit::{Flow, contents_max},
-    limits::METADATA_CACHE_MAX,
+    limits::{KNOWN_METADATA_MAX, METADATA_CACHE_MAX},
+    names::Names,
     request::{Arrived, Requests},
     response::Responses,
     wire::record::RECORD_BYTES_MAX,
@@ -57,6 +58,7 @@ impl<C: Channel> fmt::Debug for Connection<C> {
 pub(crate) struct State<L> {
     failure: Option<String>,
     flow: Flow,
+    names: Names,
     /// Where messages are encoded.
     scratch: Vec<u8>,
     pub(crate) requests: Requests<L>,
@@ -131,9 +133,12 @@ impl<C: Channel> Connection<C> {
     pub fn new(channel: C, local: Parameters, peer: Parameters) -> Arc<Self> {
         let agreed = Agreed::of(&local, &peer);
         let contents_max = contents_max(&local);
+        // Mode original knows of one.
+        let known_max = if agreed.mode == Mode::Original { 1 } else { KNOWN_METADATA_MAX };
         let state = State {
             failure: None,
             flow: Flow::new(&agreed, peer.first_ring_bytes(), peer.ring_bytes, local.first_ring_bytes()),
+            names: Names::new(agreed.names_max),
             scratch: Vec::with_capacity(RECORD_BYTES_MAX),
             requests: Requests::new(agreed.requests_max),
             responses: Responses::new(agreed.requests_max),
@@ -142,7 +147,7 @@ impl<C: Channel> Connection<C> {
             messages: WaitQueue::default(),
             entries: WaitQueue::default(),
             contents: WaitQueue::default(),
-            cache: MetadataCache::new(METADATA_CACHE_MAX),
+            cache: MetadataCache::new(METADATA_CACHE_MAX, known_max),
             counters: Counters::default(),
             returner: None,
             sender: None,
@@ -156,7 +161,7 @@ impl<C: Channel> Connection<C> {
             contents_max,
             own_ring_bytes_max: local.ring_bytes,
             state: Mutex::new(state),
-            inbound: Mutex::new(Inbound::new(local.first_ring_bytes())),
+            inbound: Mutex::new(Inbound::new(local.first_ring_bytes(), agreed.names_max)),
         })
     }
 
@@ -194,8 +199,10 @@ impl<C: Channel> Connection<C> {
         let result = match immediate {
             MESSAGE_IMMEDIATE => self.on_message(),
             ACKNOWLEDGEMENT_IMMEDIATE => self.on_return(length).map(|()| None),
-            index if RequestIndex(index).is_reserved() => Err(PeerMisbehaved::ReservedImmediate.into()),
-            index => self.on_content(RequestIndex(index), length).map(|()| None),
+            _ => match RequestIndex::of_immediate(immediate) {
+                None => Err(PeerMisbehaved::ReservedImmediate.into()),
+                Some((index, which)) => self.on_content(index, which, length).map(|()| None),
+            },
         };
         result.or_else(|stop| match stop {
             Stop::Lost(error) => {
@@ -222,11 +229,11 @@ impl<C: Channel> Connection<C> {
         rule
     }
 
-    fn on_content(&self, index: RequestIndex, length: u64) -> Result<(), Stop> {
+    fn on_content(&self, index: RequestIndex, which: usize, length: u64) -> Result<(), Stop> {
         let mut state = self.lock();
         state.flow.take_content()?;
         self.return_if_due(&mut state)?;
-        let arrived = state.requests.content(index, length)?;
+        let arrived = state.requests.content(index, which, length)?;
         if !arrived.is_ignored {
             state.counters.contents_received += 1;
             state.counters.content_bytes_received += length;

@@ -6,6 +6,7 @@ use super::{Connection, State, Turnstile};
 use crate::{
     Channel, ChannelError, Message, Mode, RecordSlot,
     credit::{Blocked, RingPlace},
+    names::NameForm,
     wire::record::{self, Control},
 };
 
@@ -57,11 +58,18 @@ impl<C: Channel> Connection<C> {
         if !state.flow.has_credit() {
             return self.ask(state, Blocked { wanted: 0 });
         }
-        let counts = (self.agreed.mode != Mode::Original).then(|| state.flow.counts());
+        let form = match message {
+            Message::TensorRequest(request) => state.names.form(&request.key),
+            _ => NameForm::Plain,
+        };
+        let counted = (self.agreed.mode != Mode::Original).then(|| (state.flow.counts(), form));
         state.scratch.clear();
-        record::encode_message(counts, message, &mut state.scratch);
+        record::encode_message(counted, message, &mut state.scratch);
         match state.flow.post_message(state.scratch.len() as u32) {
             Ok(place) => {
+                if let Message::TensorRequest(request) = message {
+                    state.names.posted(&request.key, form);
+                }
                 state.counters.sent.count(message);
                 state.counters.message_bytes_sent += state.scratch.len() as u64;
                 Some(self.post_scratch(state, place))

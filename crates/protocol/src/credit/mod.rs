@@ -48,7 +48,8 @@ pub use ring::{RingConsumer, RingPlace};
 
 use crate::{
     limits::{
-        CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, REQUESTS_MAX, RING_BYTES_FIRST, RING_BYTES_MAX, RING_BYTES_MIN,
+        CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, NAMES_MAX, REQUESTS_MAX, RING_BYTES_FIRST,
+        RING_BYTES_MAX, RING_BYTES_MIN,
     },
     wire::WireError,
 };
@@ -77,12 +78,25 @@ pub struct Parameters {
     pub requests_max: u32,
     /// Content writes that this end may have under way.
     pub contents_max: u32,
+    /// Keys that may have a number per direction; 0 when keys are always to be spelt out.
+    pub names_max: u32,
+    /// Longest content that travels inside a message, in bytes; 0 for none.
+    pub eager_bytes_max: u32,
 }
 
 impl Default for Parameters {
-    /// A depth of 256, rings of up to 256 KiB, 1024 requests, 64 contents.
+    /// A depth of 256, rings of up to 256 KiB, 1024 requests, 64 contents, 1024 keys with a number, eager contents
+    /// of up to 4 KiB.
     fn default() -> Self {
-        Self { mode: Mode::Counted, depth: 256, ring_bytes: 256 << 10, requests_max: 1024, contents_max: 64 }
+        Self {
+            mode: Mode::Counted,
+            depth: 256,
+            ring_bytes: 256 << 10,
+            requests_max: 1024,
+            contents_max: 64,
+            names_max: 1024,
+            eager_bytes_max: EAGER_BYTES_MAX,
+        }
     }
 }
 
@@ -97,6 +111,8 @@ impl Parameters {
             ("ring_bytes", self.ring_bytes, RING_BYTES_MIN, RING_BYTES_MAX),
             ("requests_max", self.requests_max, 1, REQUESTS_MAX),
             ("contents_max", self.contents_max, 1, CONTENTS_MAX),
+            ("names_max", self.names_max, 0, NAMES_MAX),
+            ("eager_bytes_max", self.eager_bytes_max, 0, EAGER_BYTES_MAX),
         ];
         for (field, value, minimum, maximum) in ranges {
             if !(minimum..=maximum).contains(&value) {
@@ -121,6 +137,10 @@ pub struct Agreed {
     pub depth: u32,
     /// Outstanding requests per direction: the smaller maximum.
     pub requests_max: u32,
+    /// Keys that may have a number, per direction: the smaller maximum, 0 in mode original.
+    pub names_max: u32,
+    /// Longest content that travels inside a message: the smaller maximum, 0 in mode original.
+    pub eager_bytes_max: u32,
 }
 
 impl Agreed {
@@ -130,7 +150,10 @@ impl Agreed {
         let mode = if original { Mode::Original } else { Mode::Counted };
         let depth = local.depth.min(peer.depth).clamp(DEPTH_MIN, DEPTH_MAX);
         let requests_max = local.requests_max.min(peer.requests_max).clamp(1, REQUESTS_MAX);
-        Self { mode, depth, requests_max }
+        let names_max = if original { 0 } else { local.names_max.min(peer.names_max).min(NAMES_MAX) };
+        let smaller = local.eager_bytes_max.min(peer.eager_bytes_max).min(EAGER_BYTES_MAX);
+        let eager_bytes_max = if original { 0 } else { smaller };
+        Self { mode, depth, requests_max, names_max, eager_bytes_max }
     }
 }
 
@@ -146,7 +169,7 @@ pub struct Depths {
 impl Depths {
     /// The depths of the `local` end.
     pub fn of(local: &Parameters, peer: &Parameters) -> Self {
-        let Agreed { mode, depth, requests_max } = Agreed::of(local, peer);
+        let Agreed { mode, depth, requests_max, .. } = Agreed::of(local, peer);
         match mode {
             // Sent: a message, in two writes when the ring wraps inside it; an acknowledgement; contents.
             // Received: a message, an acknowledgement, and contents of own requests.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::Metadata;
-use crate::Scope;
+use crate::{Scope, limits::KNOWN_BYTES_MAX};
 
 /// The two name spaces of keys. A key's metadata is the same in every step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,21 +24,22 @@ impl From<Scope> for Kind {
     }
 }
 
-/// Metadata by kind of scope and key, bounded: the oldest entry makes room for a new one. Every lookup is a
-/// snapshot, so an update never changes what a request under way believes (`tensorflow-verbs.md` §3.7).
+/// Metadata by kind of scope and key, bounded: the oldest entry makes room for a new one, and so does the oldest
+/// of several metadata that one key was seen to have. Every lookup is a snapshot, so an update never changes what a request under way believes (`tensorflow-verbs.md` §3.7).
 #[derive(Debug)]
 pub struct MetadataCache {
     capacity: usize,
-    steps: HashMap<Arc<str>, Metadata>,
-    published: HashMap<Arc<str>, Metadata>,
+    per_key: usize,
+    steps: HashMap<Arc<str>, Arc<[Metadata]>>,
+    published: HashMap<Arc<str>, Arc<[Metadata]>>,
     /// Every entry once, oldest first.
     order: VecDeque<(Kind, Arc<str>)>,
 }
 
 impl MetadataCache {
-    /// An empty cache of at most `capacity` entries.
-    pub fn new(capacity: usize) -> Self {
-        Self { capacity, steps: HashMap::new(), published: HashMap::new(), order: VecDeque::new() }
+    /// An empty cache of at most `capacity` keys, with at most `per_key` metadata each.
+    pub fn new(capacity: usize, per_key: usize) -> Self {
+        Self { capacity, per_key, steps: HashMap::new(), published: HashMap::new(), order: VecDeque::new() }
     }
 
     /// Entries now.
@@ -51,19 +52,22 @@ impl MetadataCache {
         self.order.is_empty()
     }
 
-    /// What the value of `key` was when it was last seen.
-    pub fn get(&self, scope: Scope, key: &str) -> Option<Metadata> {
-        match Kind::from(scope) {
-            Kind::Step => self.steps.get(key).cloned(),
-            Kind::Published => self.published.get(key).cloned(),
-        }
+    /// What values of `key` were when they were seen, oldest first.
+    pub fn get(&self, scope: Scope, key: &str) -> Arc<[Metadata]> {
+        let entries = match Kind::from(scope) {
+            Kind::Step => &self.steps,
+            Kind::Published => &self.published,
+        };
+        entries.get(key).cloned().unwrap_or_default()
     }
 
     /// Remembers `metadata` for `key`.
-    pub fn insert(&mut self, scope: Scope, key: &str, metadata: Metadata) {
-        let kind = Kind::from(scope);
+    pub fn insert(&mut self, scope: Scope, key: &Arc<str>, metadata: Metadata) {
+        let (kind, per_key) = (Kind::from(scope), self.per_key);
         if let Some(known) = self.entries(kind).get_mut(key) {
-            *known = metadata;
+            if !known.contains(&metadata) {
+                *known = extended(known, metadata, per_key);
+            }
             return;
         }
         if self.order.len() >= self.capacity
@@ -72,18 +76,30 @@ impl MetadataCache {
             self.entries(kind).remove(&oldest);
         }
         if self.capacity > 0 {
-            let key: Arc<str> = key.into();
-            self.entries(kind).insert(key.clone(), metadata);
-            self.order.push_back((kind, key));
+            self.entries(kind).insert(key.clone(), Arc::new([metadata]));
+            self.order.push_back((kind, key.clone()));
         }
     }
 
-    fn entries(&mut self, kind: Kind) -> &mut HashMap<Arc<str>, Metadata> {
+    fn entries(&mut self, kind: Kind) -> &mut HashMap<Arc<str>, Arc<[Metadata]>> {
         match kind {
             Kind::Step => &mut self.steps,
             Kind::Published => &mut self.published,
         }
     }
+}
+
+/// `known` and `metadata`, without the oldest if they are too many or take too much room in a message.
+fn extended(known: &[Metadata], metadata: Metadata, per_key: usize) -> Arc<[Metadata]> {
+    let mut list: Vec<Metadata> = known.iter().cloned().chain([metadata]).collect();
+    let is_too_much = |list: &[Metadata]| {
+        let bytes: usize = list.iter().map(|metadata| 8 * metadata.shape.dimensions().len() + 16).sum();
+        list.len() > per_key || bytes > KNOWN_BYTES_MAX
+    };
+    while list.len() > 1 && is_too_much(&list) {
+        list.remove(0);
+    }
+    list.into()
 }
 
 #[cfg(test)]
@@ -97,47 +113,75 @@ mod tests {
         Metadata::new(DataType::U8, Shape::new([length]).unwrap()).unwrap()
     }
 
+    fn key(name: &str) -> Arc<str> {
+        name.into()
+    }
+
     #[test]
     fn cache_keeps_steps_together_and_published_apart() {
-        let mut cache = MetadataCache::new(8);
-        cache.insert(Scope::Step(StepId(1)), "a", metadata(1));
-        assert_eq!(cache.get(Scope::Step(StepId(2)), "a"), Some(metadata(1)));
-        assert_eq!(cache.get(Scope::Published, "a"), None);
-        cache.insert(Scope::Published, "a", metadata(2));
-        assert_eq!(cache.get(Scope::Step(StepId(1)), "a"), Some(metadata(1)));
+        let mut cache = MetadataCache::new(8, 4);
+        cache.insert(Scope::Step(StepId(1)), &key("a"), metadata(1));
+        assert_eq!(*cache.get(Scope::Step(StepId(2)), "a"), [metadata(1)]);
+        assert!(cache.get(Scope::Published, "a").is_empty());
+        cache.insert(Scope::Published, &key("a"), metadata(2));
+        assert_eq!(*cache.get(Scope::Step(StepId(1)), "a"), [metadata(1)]);
         assert_eq!(cache.len(), 2);
     }
 
+    #[test]
+    fn cache_keeps_the_last_few_metadata_of_a_key_as_far_as_they_fit_a_request() {
+        let mut cache = MetadataCache::new(8, 4);
+        for length in [1, 2, 1, 3, 4, 5, 3] {
+            cache.insert(Scope::Published, &key("a"), metadata(length));
+        }
+        assert_eq!(*cache.get(Scope::Published, "a"), [2, 3, 4, 5].map(metadata));
+        for last in 1..5 {
+            let mut dimensions = vec![1; 254];
+            dimensions[253] = last;
+            let large = Metadata::new(DataType::U8, Shape::new(dimensions).unwrap()).unwrap();
+            cache.insert(Scope::Published, &key("a"), large);
+        }
+        let ranks: Vec<_> =
+            cache.get(Scope::Published, "a").iter().map(|known| known.shape.dimensions().len()).collect();
+        assert_eq!(ranks, [254, 254, 254]);
+    }
+
     proptest! {
-        /// Against a list of (kind, key, metadata) that drops its front.
+        /// Against a list of (kind, key, list of lengths) that drops its front.
         #[test]
         fn cache_is_a_bounded_list(
             capacity in 0usize..5,
-            inserts in proptest::collection::vec((any::<bool>(), 0u8..8, 0u64..100), 0..40),
+            per_key in 1usize..5,
+            inserts in proptest::collection::vec((any::<bool>(), 0u8..8, 0u64..6), 0..60),
         ) {
-            let mut cache = MetadataCache::new(capacity);
-            let mut model: Vec<(bool, u8, u64)> = Vec::new();
-            for (published, key, length) in inserts {
+            let mut cache = MetadataCache::new(capacity, per_key);
+            let mut model: Vec<(bool, u8, Vec<u64>)> = Vec::new();
+            for (published, number, length) in inserts {
                 let scope = if published { Scope::Published } else { Scope::Step(StepId(0)) };
-                cache.insert(scope, &key.to_string(), metadata(length));
-                match model.iter_mut().find(|entry| (entry.0, entry.1) == (published, key)) {
-                    Some(entry) => entry.2 = length,
+                cache.insert(scope, &key(&number.to_string()), metadata(length));
+                match model.iter_mut().find(|entry| (entry.0, entry.1) == (published, number)) {
+                    Some((.., lengths)) if lengths.contains(&length) => {}
+                    Some((.., lengths)) => {
+                        lengths.push(length);
+                        if lengths.len() > per_key {
+                            lengths.remove(0);
+                        }
+                    }
                     None => {
-                        model.push((published, key, length));
+                        model.push((published, number, vec![length]));
                         if model.len() > capacity {
                             model.remove(0);
                         }
                     }
                 }
                 prop_assert_eq!(cache.len(), model.len());
-                for key in 0..8u8 {
+                for number in 0..8u8 {
                     for published in [false, true] {
                         let scope = if published { Scope::Published } else { Scope::Step(StepId(9)) };
-                        let found = model.iter().find(|entry| (entry.0, entry.1) == (published, key));
-                        prop_assert_eq!(
-                            cache.get(scope, &key.to_string()),
-                            found.map(|entry| metadata(entry.2))
-                        );
+                        let found = model.iter().find(|entry| (entry.0, entry.1) == (published, number));
+                        let expected: Vec<_> =
+                            found.iter().flat_map(|entry| &entry.2).copied().map(metadata).collect();
+                        prop_assert_eq!(&*cache.get(scope, &number.to_string()), &expected[..]);
                     }
                 }
             }

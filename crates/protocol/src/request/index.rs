@@ -1,20 +1,35 @@
-//! Request indices: slot and generation in one number.
+//! Request indices: slot and generation in one number, and the immediates made of them.
 
 use crate::RequestIndex;
 
-/// Immediates from here on are never a request index.
+/// Immediates from here on are never made of a request index.
 const RESERVED_FROM: u32 = 0xFFFF_FFF0;
+
+/// Above the index, an immediate has two bits for which of the listed metadata was written.
+const INDEX_BITS: u32 = 30;
 
 /// Slots are numbered below 2¹⁴ ([`REQUESTS_MAX`](crate::limits::REQUESTS_MAX)).
 const SLOT_BITS: u32 = 14;
 
-/// Generations count to here and start over: one less than fits, so that no index is reserved.
-const GENERATION_MAX: u32 = (1 << (32 - SLOT_BITS)) - 2;
+/// Generations count to here and start over: one less than fits, so that no immediate is reserved.
+const GENERATION_MAX: u32 = (1 << (INDEX_BITS - SLOT_BITS)) - 2;
 
 impl RequestIndex {
-    /// Whether this number is a marker or kept for one, and so never names a request.
+    /// Whether this number is too large to name a request.
     pub fn is_reserved(self) -> bool {
-        self.0 >= RESERVED_FROM
+        self.0 >> INDEX_BITS != 0
+    }
+
+    /// The immediate that says that a value with the listed metadata number `which` was written, 0 to 3.
+    pub fn immediate(self, which: usize) -> u32 {
+        // Two bits, by the limit of listed metadata.
+        ((which as u32) << INDEX_BITS) | self.0
+    }
+
+    /// What `immediate` was made of; `None` when it is a marker or kept for one.
+    pub fn of_immediate(immediate: u32) -> Option<(Self, usize)> {
+        let index = Self(immediate & ((1 << INDEX_BITS) - 1));
+        (immediate < RESERVED_FROM).then_some((index, (immediate >> INDEX_BITS) as usize))
     }
 
     pub(crate) fn new(slot: u32, generation: u32) -> Self {
@@ -38,7 +53,7 @@ impl RequestIndex {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::REQUESTS_MAX;
+    use crate::limits::{KNOWN_METADATA_MAX, REQUESTS_MAX};
 
     #[test]
     fn index_holds_every_slot_and_generation_and_is_never_reserved() {
@@ -59,9 +74,16 @@ mod tests {
     }
 
     #[test]
-    fn the_highest_possible_number_that_is_no_index_is_outside_every_table() {
-        assert!(RequestIndex(0xFFFF_FFF0).is_reserved());
-        assert!(!RequestIndex(0xFFFF_FFEF).is_reserved());
-        assert!(RequestIndex(0xFFFF_FFEF).generation() > GENERATION_MAX);
+    fn immediates_hold_an_index_and_a_choice_and_are_never_reserved() {
+        for index in [0, 1, RequestIndex::new(REQUESTS_MAX - 1, GENERATION_MAX).0] {
+            for which in 0..KNOWN_METADATA_MAX {
+                let immediate = RequestIndex(index).immediate(which);
+                assert_eq!(RequestIndex::of_immediate(immediate), Some((RequestIndex(index), which)));
+            }
+        }
+        assert_eq!(RequestIndex::of_immediate(0xFFFF_FFF0), None);
+        let (highest, _) = RequestIndex::of_immediate(0xFFFF_FFEF).unwrap();
+        assert!(!highest.is_reserved() && highest.generation() > GENERATION_MAX);
+        assert!(RequestIndex(1 << 30).is_reserved());
     }
 }

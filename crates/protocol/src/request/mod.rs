@@ -13,12 +13,12 @@ use std::{
 };
 
 use admission::Admission;
-use stash::Landed;
+use stash::{Content, Landed, Place};
 pub(crate) use table::{Arrived, Reply, Requests};
 
 use crate::{
     Allocator, Channel, ChannelError, Connection, Destination, LentEnd, Message, Metadata, RequestIndex,
-    Scope, StepId, TensorReRequest, TensorRequest, TransferError, connection::Turnstile,
+    Scope, StepId, TensorReRequest, TensorRequest, TransferError, Want, connection::Turnstile,
     limits::NAME_BYTES_MAX,
 };
 
@@ -30,11 +30,44 @@ pub struct Received<L> {
     /// Its bytes, complete; `None` when there are none. The receiver ends the loan with the evidence
     /// [`LentEnd::Content`].
     pub lent: Option<L>,
+    /// Its place and number, for the case that it is not used after all.
+    origin: Option<(Place, u64)>,
 }
 
-impl<L> From<Landed<L>> for Received<L> {
-    fn from(Landed { metadata, lent, .. }: Landed<L>) -> Self {
-        Self { metadata, lent }
+/// A received value that is not handed out yet: one of several that are wanted together. Dropping it gives a value of a
+/// step to the next receive of its key.
+pub struct Held<C: Channel> {
+    connection: Arc<Connection<C>>,
+    received: Option<Received<C::Lent>>,
+}
+
+impl<C: Channel> std::fmt::Debug for Held<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Held").finish_non_exhaustive()
+    }
+}
+
+impl<C: Channel> Held<C> {
+    /// Hands the value out; once.
+    pub fn take(&mut self) -> Option<Received<C::Lent>> {
+        self.received.take()
+    }
+}
+
+impl<C: Channel> Drop for Held<C> {
+    fn drop(&mut self) {
+        let mut state = self.connection.lock();
+        state.requests.forget_kept();
+        let Some(Received { metadata, lent, origin }) = self.received.take() else { return };
+        let is_over = state.failure().is_err();
+        match origin.filter(|_| !is_over) {
+            Some((place, number)) => {
+                let landed = Landed { number, metadata, content: lent.into() };
+                let next = state.requests.stash_or_give(place, landed);
+                self.connection.settle(state, next, None);
+            }
+            None => self.connection.settle(state, None, lent.map(|lent| (lent, LentEnd::Content))),
+        }
     }
 }
 
@@ -81,12 +114,38 @@ impl<C: Channel> Connection<C> {
         let key: Arc<str> = key.into();
         let request = match self.admit(scope, &key).await? {
             Admission::Request(request) => request,
-            Admission::Kept(landed) => return Ok(landed.into()),
+            Admission::Kept(landed) => return self.hand_out(scope, &key, landed, allocator).await,
         };
-        match request.pull(scope, &key, allocator).await {
-            Ok(landed) | Err(Stop::Given(landed)) => Ok(landed.into()),
+        let pulled = request.pull(scope, &key, allocator).await;
+        drop(request);
+        match pulled {
+            Ok(landed) | Err(Stop::Given(landed)) => self.hand_out(scope, &key, landed, allocator).await,
             Err(Stop::Failed(error)) => Err(error),
         }
+    }
+
+    /// Brings an eager content into memory; until then it still belongs to its place.
+    async fn hand_out<A: Allocator<Lent = C::Lent>>(
+        &self,
+        scope: Scope,
+        key: &Arc<str>,
+        landed: Landed<C::Lent>,
+        allocator: &A,
+    ) -> Result<Received<C::Lent>, TransferError> {
+        let Content::Eager(bytes) = landed.content else {
+            let Landed { number, metadata, content } = landed;
+            let origin = Place::of(scope, key).map(|place| (place, number));
+            return Ok(Received { metadata, lent: content.lent(), origin });
+        };
+        let Landed { number, metadata, .. } = landed;
+        let mut kept =
+            Kept { connection: self, place: Place::of(scope, key), number, value: Some((metadata, bytes)) };
+        kept.reserve();
+        let Some((metadata, bytes)) = &kept.value else { return Err(TransferError::gone()) };
+        let lent = allocator.keep(metadata, bytes).await.map_err(TransferError::Local)?;
+        let Some((metadata, _)) = kept.value.take() else { return Err(TransferError::gone()) };
+        let origin = kept.place.take().map(|place| (place, number));
+        Ok(Received { metadata, lent: Some(lent), origin })
     }
 
     /// The step is over here: contents that are kept for receives of it go back, and none is kept from now on.
@@ -112,12 +171,48 @@ impl<C: Channel> Connection<C> {
         steps.into_iter().collect()
     }
 
-    fn known(&self, scope: Scope, key: &str) -> Option<Metadata> {
+    /// Keeps a received value until others are there too.
+    pub fn hold(self: &Arc<Self>, received: Received<C::Lent>) -> Held<C> {
+        self.lock().requests.reserve_kept();
+        Held { connection: self.clone(), received: Some(received) }
+    }
+
+    fn known(&self, scope: Scope, key: &str) -> Arc<[Metadata]> {
         self.lock().cache.get(scope, key)
     }
 
-    fn remember(&self, scope: Scope, key: &str, metadata: &Metadata) {
+    fn remember(&self, scope: Scope, key: &Arc<str>, metadata: &Metadata) {
         self.lock().cache.insert(scope, key, metadata.clone());
+    }
+}
+
+/// An eager content that waits for memory. Dropping it keeps a value of a step for the next receive.
+struct Kept<'connection, C: Channel> {
+    connection: &'connection Connection<C>,
+    place: Option<Place>,
+    number: u64,
+    value: Option<(Metadata, Box<[u8]>)>,
+}
+
+impl<C: Channel> Kept<'_, C> {
+    /// From now on it finds room in the stash.
+    fn reserve(&self) {
+        self.connection.lock().requests.reserve_kept();
+    }
+}
+
+impl<C: Channel> Drop for Kept<'_, C> {
+    fn drop(&mut self) {
+        let mut state = self.connection.lock();
+        state.requests.forget_kept();
+        let next = match (self.place.take(), self.value.take()) {
+            (Some(place), Some((metadata, bytes))) => {
+                let landed = Landed { number: self.number, metadata, content: Content::Eager(bytes) };
+                state.requests.stash_or_give(place, landed)
+            }
+            _ => None,
+        };
+        self.connection.settle(state, next, None);
     }
 }
 
@@ -135,11 +230,17 @@ impl<C: Channel> Request<'_, C> {
         allocator: &A,
     ) -> Result<Landed<C::Lent>, Stop<C::Lent>> {
         let known = self.connection.known(scope, key);
-        let (known, destination) = self.allocate_first(allocator, scope, known).await?;
-        self.ask(scope, key, known, destination).await?;
+        let (known, want) = self.allocate_first(allocator, scope, known).await?;
+        self.ask(scope, key, known, want).await?;
         loop {
             match self.reply().await? {
-                Reply::Content(landed) => return Ok(landed),
+                Reply::Content(landed) => {
+                    if let Content::Eager(_) = landed.content {
+                        self.connection.remember(scope, key, &landed.metadata);
+                    }
+                    // Memory that an eager content did not need goes back when the request is dropped.
+                    return Ok(landed);
+                }
                 Reply::ErrorStatus(status) => {
                     self.take_back();
                     return Err(TransferError::Remote(status).into());
@@ -154,26 +255,32 @@ impl<C: Channel> Request<'_, C> {
         }
     }
 
-    /// Memory for the first request, which says what is `known` only if it has memory for that. A published
-    /// value is there or is not, so its request may wait for memory; a value of a step may be long in coming.
+    /// How the first request wants its content. It says what is `known` only if it has memory for the largest of that,
+    /// or needs none: small contents can come inside a message. A published value is there or is not, so its request
+    /// may wait for memory; a value of a step may be long in coming.
     async fn allocate_first<A: Allocator<Lent = C::Lent>>(
         &self,
         allocator: &A,
         scope: Scope,
-        known: Option<Metadata>,
-    ) -> Result<(Option<Metadata>, Option<Destination>), Stop<C::Lent>> {
-        let Some(metadata) = known else { return Ok((None, None)) };
-        if scope == Scope::Published || metadata.byte_length == 0 {
-            let destination = self.allocate(allocator, &metadata).await?;
-            return Ok((Some(metadata), destination));
+        known: Arc<[Metadata]>,
+    ) -> Result<(Arc<[Metadata]>, Want), Stop<C::Lent>> {
+        let largest = known.iter().max_by_key(|metadata| metadata.byte_length);
+        let Some(metadata) = largest.filter(|metadata| metadata.byte_length > 0) else {
+            return Ok((known, Want::Write(None)));
+        };
+        let is_small = metadata.byte_length <= self.connection.agreed().eager_bytes_max.into();
+        if scope == Scope::Published && !is_small {
+            let destination = self.allocate(allocator, metadata).await?;
+            return Ok((known, Want::Write(destination)));
         }
-        let early = self.unless_over(allocator.allocate_early(&metadata)).await?;
+        let early = self.unless_over(allocator.allocate_early(metadata)).await?;
         match early.map_err(TransferError::Local)? {
             Some((lent, destination)) => {
                 self.keep(lent)?;
-                Ok((Some(metadata), Some(destination)))
+                Ok((known, Want::Write(Some(destination))))
             }
-            None => Ok((None, None)),
+            None if is_small => Ok((known, Want::Eager)),
+            None => Ok((Arc::default(), Want::Write(None))),
         }
     }
 
@@ -212,13 +319,14 @@ impl<C: Channel> Request<'_, C> {
         &self,
         scope: Scope,
         key: &Arc<str>,
-        known: Option<Metadata>,
-        destination: Option<Destination>,
+        known: Arc<[Metadata]>,
+        want: Want,
     ) -> Result<(), ChannelError> {
         let (index, key) = (self.index, key.clone());
-        let mut expected = known.clone();
-        let message = Message::TensorRequest(TensorRequest { index, scope, key, known, destination });
-        self.connection.send(&message, |state| state.requests.asked(index, expected.take())).await
+        // What may be written.
+        let expected = if want == Want::Eager { Arc::default() } else { known.clone() };
+        let message = Message::TensorRequest(TensorRequest { index, scope, key, known, want });
+        self.connection.send(&message, |state| state.requests.asked(index, expected.clone())).await
     }
 
     /// Sends TENSOR_RE_REQUEST, unless the peer has given up meanwhile.

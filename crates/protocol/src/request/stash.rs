@@ -31,13 +31,39 @@ pub(crate) struct Landed<L> {
     /// Grows with every arrival of the connection.
     pub(crate) number: u64,
     pub(crate) metadata: Metadata,
-    pub(crate) lent: Option<L>,
+    pub(crate) content: Content<L>,
+}
+
+/// Where the bytes of a value are.
+#[derive(Debug)]
+pub(crate) enum Content<L> {
+    /// There are none.
+    None,
+    /// In the memory that was lent.
+    Lent(L),
+    /// They came inside META_DATA_RESPONSE.
+    Eager(Box<[u8]>),
+}
+
+impl<L> Content<L> {
+    pub(crate) fn lent(self) -> Option<L> {
+        match self {
+            Self::Lent(lent) => Some(lent),
+            Self::None | Self::Eager(_) => None,
+        }
+    }
+}
+
+impl<L> From<Option<L>> for Content<L> {
+    fn from(lent: Option<L>) -> Self {
+        lent.map_or(Self::None, Self::Lent)
+    }
 }
 
 impl<L> Landed<L> {
     /// The memory of a value that nobody wants.
     pub(crate) fn returned(self) -> Option<(L, LentEnd)> {
-        self.lent.map(|lent| (lent, LentEnd::Content))
+        self.content.lent().map(|lent| (lent, LentEnd::Content))
     }
 }
 
@@ -143,7 +169,7 @@ mod tests {
 
     fn landed(number: u64) -> Landed<u64> {
         let metadata = crate::Metadata::dead(crate::DataType::U8, crate::Shape::default());
-        Landed { number, metadata, lent: Some(number) }
+        Landed { number, metadata, content: Content::Lent(number) }
     }
 
     #[test]

@@ -2,10 +2,11 @@
 
 use std::{
     collections::VecDeque,
+    sync::Arc,
     task::{Poll, Waker},
 };
 
-use super::stash::{Landed, Place, Stash};
+use super::stash::{Content, Landed, Place, Stash};
 use crate::{LentEnd, Metadata, PeerMisbehaved, RequestIndex, Status, StepId};
 
 /// What the peer answered.
@@ -30,8 +31,8 @@ pub(crate) enum Reply<L> {
 enum Phase {
     /// Nothing was posted.
     Unsent,
-    /// TENSOR_REQUEST was posted. Content is a legal answer if the request said what it expects.
-    Asked { known: Option<Metadata> },
+    /// TENSOR_REQUEST was posted. A written content is a legal answer if it has one of these metadata.
+    Asked { known: Arc<[Metadata]> },
     /// META_DATA_RESPONSE came.
     Told,
     /// TENSOR_RE_REQUEST was posted.
@@ -80,7 +81,7 @@ struct Entry<L> {
 /// What the peer answered, as the table keeps it.
 #[derive(Debug)]
 enum Answer {
-    Content { number: u64, metadata: Metadata },
+    Content { number: u64, metadata: Metadata, eager: Option<Box<[u8]>> },
     MetaDataResponse(Metadata),
     ErrorStatus(Status),
 }
@@ -133,12 +134,18 @@ impl<L> Entry<L> {
     /// The content that was not handed out, if there is one.
     fn take_content(&mut self) -> Option<Landed<L>> {
         match self.reply.take()? {
-            Answer::Content { number, metadata } => {
-                let lent = self.take_ended().map(|(lent, _)| lent);
-                Some(Landed { number, metadata, lent })
-            }
+            Answer::Content { number, metadata, eager } => Some(self.landed(number, metadata, eager)),
             Answer::MetaDataResponse(_) | Answer::ErrorStatus(_) => None,
         }
+    }
+
+    fn landed(&mut self, number: u64, metadata: Metadata, eager: Option<Box<[u8]>>) -> Landed<L> {
+        let content = match eager {
+            Some(bytes) if bytes.is_empty() => Content::None,
+            Some(bytes) => Content::Eager(bytes),
+            None => self.take_ended().map(|(lent, _)| lent).into(),
+        };
+        Landed { number, metadata, content }
     }
 
     /// Where a content goes that nobody awaits, if anywhere.
@@ -187,6 +194,9 @@ pub(crate) struct Requests<L> {
     pub(super) stash: Stash<L>,
     /// Entries that are unresolved.
     unresolved: usize,
+    /// Contents outside that may come back: eager ones that wait for memory, and values of several that are wanted
+    /// together.
+    kept: usize,
     opened: u64,
     landed: u64,
 }
@@ -217,6 +227,7 @@ impl<L> Requests<L> {
             returns: VecDeque::new(),
             stash: Stash::new(),
             unresolved: 0,
+            kept: 0,
             opened: 0,
             landed: 0,
         }
@@ -251,7 +262,7 @@ impl<L> Requests<L> {
             Some(slot) => slot,
             None => self.grow()?,
         };
-        self.stash.reserve(self.slots.len() - self.free.len());
+        self.stash.reserve(self.slots.len() - self.free.len() + self.kept);
         self.opened += 1;
         let opened = self.slots.get_mut(slot as usize)?;
         opened.entry = Some(Entry::new(self.opened, place));
@@ -293,7 +304,7 @@ impl<L> Requests<L> {
     }
 
     /// TENSOR_REQUEST is being posted.
-    pub(crate) fn asked(&mut self, index: RequestIndex, known: Option<Metadata>) {
+    pub(crate) fn asked(&mut self, index: RequestIndex, known: Arc<[Metadata]>) {
         if let Some(entry) = self.entry(index) {
             entry.phase = Phase::Asked { known };
             entry.end = None;
@@ -319,9 +330,8 @@ impl<L> Requests<L> {
             return (Poll::Ready(Reply::Content(given)), None);
         }
         let reply = match entry.reply.take() {
-            Some(Answer::Content { number, metadata }) => {
-                let lent = entry.take_ended().map(|(lent, _)| lent);
-                Reply::Content(Landed { number, metadata, lent })
+            Some(Answer::Content { number, metadata, eager }) => {
+                Reply::Content(entry.landed(number, metadata, eager))
             }
             Some(Answer::MetaDataResponse(metadata)) => Reply::MetaDataResponse(metadata),
             Some(Answer::ErrorStatus(status)) => Reply::ErrorStatus(status),
@@ -350,12 +360,13 @@ impl<L> Requests<L> {
         self.entry(index)?.take_ended()
     }
 
-    /// Content of `length` bytes has landed.
-    pub(crate) fn content(&mut self, index: RequestIndex, length: u64) -> ArrivedResult<L> {
+    /// Content of `length` bytes has landed, of the listed metadata number `which`.
+    pub(crate) fn content(&mut self, index: RequestIndex, which: usize, length: u64) -> ArrivedResult<L> {
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
         let metadata = match &mut entry.phase {
-            Phase::Asked { known } => known.take().ok_or(PeerMisbehaved::ContentUnasked)?,
-            Phase::ReAsked { metadata } => metadata.clone(),
+            Phase::Asked { known } => known.get(which).cloned().ok_or(PeerMisbehaved::ContentUnasked)?,
+            Phase::ReAsked { metadata } if which == 0 => metadata.clone(),
+            Phase::ReAsked { .. } => return Err(PeerMisbehaved::ContentUnasked),
             Phase::Answered => return Ok(Arrived::IGNORED),
             Phase::Unsent | Phase::Told => return Err(PeerMisbehaved::ContentUnasked),
         };
@@ -365,7 +376,7 @@ impl<L> Requests<L> {
         entry.phase = Phase::Answered;
         self.landed += 1;
         let number = self.landed;
-        let answer = Answer::Content { number, metadata };
+        let answer = Answer::Content { number, metadata, eager: None };
         Ok(self.answer(index, answer, LentEnd::Content))
     }
 
@@ -383,8 +394,12 @@ impl<L> Requests<L> {
         let landed = if entry.is_returning { None } else { entry.take_content() };
         entry.reply = None;
         match (place, landed) {
-            (Some(place), Some(landed)) => arrived.wake = self.stash_or_give(place, landed),
-            (None, Some(landed)) => arrived.returned = landed.returned(),
+            (Some(place), Some(landed)) => {
+                // Memory that an eager content left unused.
+                arrived.returned = entry.take_ended();
+                arrived.wake = self.stash_or_give(place, landed);
+            }
+            (None, Some(landed)) => arrived.returned = landed.returned().or_else(|| entry.take_ended()),
             (_, None) if entry.is_returning => {}
             (_, None) => arrived.returned = entry.take_ended(),
         }
@@ -425,14 +440,25 @@ impl<L> Requests<L> {
         place.and_then(|place| self.stash.first_in_line(&place))
     }
 
-    /// META_DATA_RESPONSE came.
-    pub(crate) fn meta_data_response(&mut self, index: RequestIndex, metadata: Metadata) -> ArrivedResult<L> {
+    /// META_DATA_RESPONSE came, perhaps with the content.
+    pub(crate) fn meta_data_response(
+        &mut self,
+        index: RequestIndex,
+        metadata: Metadata,
+        content: Option<Box<[u8]>>,
+    ) -> ArrivedResult<L> {
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
         match entry.phase {
             Phase::Asked { .. } => {}
             Phase::Answered => return Ok(Arrived::IGNORED),
             Phase::Unsent => return Err(PeerMisbehaved::AnswerUnasked),
             Phase::Told | Phase::ReAsked { .. } => return Err(PeerMisbehaved::MetaDataTwice),
+        }
+        if content.is_some() {
+            entry.phase = Phase::Answered;
+            self.landed += 1;
+            let answer = Answer::Content { number: self.landed, metadata, eager: content };
+            return Ok(self.answer(index, answer, LentEnd::MetaDataResponse));
         }
         entry.phase = Phase::Told;
         Ok(self.answer(index, Answer::MetaDataResponse(metadata), LentEnd::MetaDataResponse))
@@ -538,6 +564,17 @@ impl<L> Requests<L> {
         None
     }
 
+    /// An eager content waits for memory; it has its place in the stash.
+    pub(crate) fn reserve_kept(&mut self) {
+        self.kept += 1;
+        self.stash.reserve(self.slots.len() - self.free.len() + self.kept);
+    }
+
+    /// It waits no longer.
+    pub(crate) fn forget_kept(&mut self) {
+        self.kept -= 1;
+    }
+
     /// After the connection's end: the next memory to take back, contents that were kept included.
     pub(crate) fn next_unwanted(&mut self) -> Option<(L, LentEnd)> {
         let returned = self.next_return();
@@ -582,9 +619,10 @@ impl<L> Requests<L> {
         let over = entries.filter(|entry| !entry.is_awaited || entry.end.is_none());
         let lent = over.flat_map(|entry| {
             let given = if entry.is_awaited { None } else { entry.given.take() };
-            [given.and_then(|landed| landed.lent), entry.lent.take()].into_iter().flatten()
+            [given.and_then(|landed| landed.content.lent()), entry.lent.take()].into_iter().flatten()
         });
-        lent.chain(std::iter::from_fn(|| self.stash.take_any()).filter_map(|landed| landed.lent)).collect()
+        lent.chain(std::iter::from_fn(|| self.stash.take_any()).filter_map(|landed| landed.content.lent()))
+            .collect()
     }
 
     pub(crate) fn wakers(&mut self) -> impl Iterator<Item = Waker> {

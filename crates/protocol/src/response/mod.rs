@@ -14,7 +14,7 @@ pub(crate) use table::{Responses, Standing};
 
 use crate::{
     Channel, Code, Connection, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, RequestIndex,
-    Source, Status, TensorRequest, Value, connection::Turnstile, wire,
+    Source, Status, TensorRequest, Value, Want, connection::Turnstile, wire,
 };
 
 /// The response cannot go on: the peer has sent CANCEL, or the connection is over.
@@ -65,15 +65,17 @@ impl<C: Channel> Response<C> {
             drop(taken.keep());
             return self.refuse(status).await;
         }
-        let destination = if request.known.as_ref() == Some(&metadata) {
-            request.destination
-        } else {
-            match self.tell(&metadata).await {
-                Ok(destination) => destination,
+        let which = request.known.iter().position(|known| *known == metadata);
+        let (which, destination) = match (which, request.want) {
+            (Some(which), Want::Write(destination)) => (which, destination),
+            _ if self.is_eager(&metadata) => return self.send_eagerly(metadata, bytes, taken).await,
+            _ => match self.tell(&metadata).await {
+                Ok(destination) => (0, destination),
                 Err(Ended) => return,
-            }
+            },
         };
-        self.write(metadata.byte_length, bytes, destination, taken).await;
+        let destination = destination.filter(|_| metadata.byte_length > 0);
+        self.write(metadata.byte_length, bytes, (which, destination), taken).await;
     }
 
     /// Sends ERROR_STATUS.
@@ -87,10 +89,39 @@ impl<C: Channel> Response<C> {
         let _: Result<_, Ended> = self.unless_cancelled(sent).await;
     }
 
+    /// Whether the content may travel inside META_DATA_RESPONSE.
+    fn is_eager(&self, metadata: &Metadata) -> bool {
+        let most = self.connection.agreed().eager_bytes_max;
+        most > 0 && metadata.byte_length <= most.into()
+    }
+
+    /// Sends META_DATA_RESPONSE with the content, which answers the request.
+    async fn send_eagerly<S: Source>(&self, metadata: Metadata, bytes: Option<C::Bytes>, taken: Held<S>) {
+        let (index, length) = (self.index, metadata.byte_length);
+        let bytes = bytes.filter(|_| length > 0);
+        let content = bytes.map_or_else(Box::default, |bytes| self.connection.channel().copy_out(&bytes));
+        if content.len() as u64 != length {
+            drop(taken);
+            return self.refuse(Status::new(Code::Internal, "the sender's value has too few bytes")).await;
+        }
+        let content = Some(content);
+        let message = Message::MetaDataResponse(MetaDataResponse { index, metadata, content });
+        let sent = self.connection.send(&message, |state| {
+            state.counters.eager_sent += 1;
+            state.counters.eager_bytes_sent += length;
+            state.responses.wrote(index);
+            let _ = state.responses.close(index, true);
+        });
+        if let Ok(Ok(())) = self.unless_cancelled(sent).await {
+            drop(taken.keep());
+        }
+    }
+
     /// Sends META_DATA_RESPONSE and waits for TENSOR_RE_REQUEST.
     async fn tell(&self, metadata: &Metadata) -> Result<Option<Destination>, Ended> {
         let (index, bytes) = (self.index, metadata.byte_length);
-        let message = Message::MetaDataResponse(MetaDataResponse { index, metadata: metadata.clone() });
+        let message =
+            Message::MetaDataResponse(MetaDataResponse { index, metadata: metadata.clone(), content: None });
         let sent = self.connection.send(&message, |state| state.responses.told(index, bytes));
         self.unless_cancelled(sent).await?.map_err(|_| Ended)?;
         self.re_request().await
@@ -110,7 +141,7 @@ impl<C: Channel> Response<C> {
         &self,
         length: u64,
         bytes: Option<C::Bytes>,
-        destination: Option<Destination>,
+        (which, destination): (usize, Option<Destination>),
         taken: Held<S>,
     ) {
         let (connection, index) = (&self.connection, self.index);
@@ -123,7 +154,7 @@ impl<C: Channel> Response<C> {
                 state.count_content();
                 state.counters.contents_sent += 1;
                 state.counters.content_bytes_sent += length;
-                connection.channel().write_content(bytes.take(), destination, index.0)
+                connection.channel().write_content(bytes.take(), destination, index.immediate(which))
             }))
         });
         let Ok(Ok(Some(write))) = self.unless_cancelled(posted).await else { return };

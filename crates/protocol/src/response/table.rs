@@ -185,10 +185,15 @@ impl Responses {
         };
         entry.phase = Phase::Writing;
         self.unanswered -= 1;
-        if let Some(step) = entry.step {
+        self.wrote(index);
+        true
+    }
+
+    /// The value belongs to the peer from here on, which may not have it yet.
+    pub(crate) fn wrote(&mut self, index: RequestIndex) {
+        if let Some(step) = self.entries.get(&index).and_then(|entry| entry.step) {
             self.written.insert(index.slot(), step);
         }
-        true
     }
 
     /// The response is over: ERROR_STATUS is being posted, the content is written locally, or the future is

@@ -159,14 +159,17 @@ impl<'bytes> Reader<'bytes> {
     }
 }
 
-/// Whether `metadata` can travel: its byte length is that of its type and shape (0 when dead), within the
-/// limits.
+/// Whether `metadata` can travel: its byte length is that of its type and shape (0 when dead, any for an encoded
+/// tensor), within the limits.
 ///
 /// # Errors
 /// [`WireError`] naming the field that is wrong.
 pub fn check_metadata(metadata: &Metadata) -> Result<(), WireError> {
     let expected = if metadata.is_dead {
         Some(0)
+    } else if !metadata.dtype.is_plain() {
+        // The encoding says itself how long it is; whether it is whole, its reader sees.
+        Some(metadata.byte_length)
     } else {
         Metadata::new(metadata.dtype, metadata.shape.clone()).map(|live| live.byte_length)
     };

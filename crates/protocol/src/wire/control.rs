@@ -350,6 +350,8 @@ fn write_end(writer: &mut Writer<'_>, end: &Connect) {
     writer.u32(end.parameters.ring_bytes);
     writer.u32(end.parameters.requests_max);
     writer.u32(end.parameters.contents_max);
+    writer.u32(end.parameters.names_max);
+    writer.u32(end.parameters.eager_bytes_max);
     writer.destination(end.ring.destination);
     writer.destination(end.ring.slots);
     writer.count(end.regions.len());
@@ -383,6 +385,8 @@ fn read_parameters(reader: &mut Reader<'_>) -> Result<Parameters, WireError> {
         ring_bytes: reader.u32("ring_bytes")?,
         requests_max: reader.u32("requests_max")?,
         contents_max: reader.u32("contents_max")?,
+        names_max: reader.u32("names_max")?,
+        eager_bytes_max: reader.u32("eager_bytes_max")?,
     };
     parameters.check()?;
     Ok(parameters)

@@ -5,6 +5,8 @@
 //! strings have a `u16` length, optional fields a `u8` that is 0 or 1. The version is agreed once, in
 //! [`ControlFrame::Hello`](control::ControlFrame::Hello). What lies in a ring is in [`record`].
 
+use std::sync::Arc;
+
 mod codec;
 pub mod control;
 pub mod record;
@@ -13,9 +15,9 @@ pub use codec::check_metadata;
 use codec::{Reader, Writer};
 
 use crate::{
-    Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Scope, StepId, TensorReRequest,
-    TensorRequest,
-    limits::{MESSAGE_BYTES_MAX, NAME_BYTES_MAX},
+    ErrorStatus, Message, MetaDataResponse, Metadata, Scope, StepId, TensorReRequest, TensorRequest, Want,
+    limits::{EAGER_BYTES_MAX, KNOWN_METADATA_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX},
+    names::{NameForm, NameTable},
 };
 
 /// Why bytes are no message.
@@ -64,6 +66,9 @@ pub enum WireError {
         /// The field.
         field: &'static str,
     },
+    /// A key's number that was not agreed or not defined.
+    #[error("{0} is the number of no key")]
+    UnknownName(u16),
     /// A request index that is never one.
     #[error("{0:#x} is never a request index")]
     ReservedIndex(u32),
@@ -96,6 +101,12 @@ const ERROR_STATUS: u8 = 4;
 const CANCEL: u8 = 5;
 const CANCEL_ACK: u8 = 6;
 
+const NAME_PLAIN: u8 = 0;
+const NAME_DEFINED: u8 = 1;
+const NAME_NUMBER: u8 = 2;
+const WANT_WRITE: u8 = 0;
+const WANT_EAGER: u8 = 1;
+
 const SCOPE_STEP: u8 = 0;
 const SCOPE_PUBLISHED: u8 = 1;
 
@@ -112,17 +123,18 @@ pub fn encode(message: &Message) -> Vec<u8> {
 
 /// Appends the encoded form of `message` to `into`.
 pub fn encode_into(message: &Message, into: &mut Vec<u8>) {
-    codec::frame(into, |writer| write_message(writer, message));
+    codec::frame(into, |writer| write_message(writer, message, None));
 }
 
-/// Kind and fields.
-fn write_message(writer: &mut Writer<'_>, message: &Message) {
+/// Kind and fields. A request names its key in `form`; without one, by the key alone.
+fn write_message(writer: &mut Writer<'_>, message: &Message, form: Option<NameForm>) {
     match message {
-        Message::TensorRequest(request) => write_request(writer, request),
+        Message::TensorRequest(request) => write_request(writer, request, form),
         Message::MetaDataResponse(response) => {
             writer.u8(META_DATA_RESPONSE);
             writer.u32(response.index.0);
             writer.metadata(&response.metadata);
+            writer.option(response.content.as_deref(), Writer::bytes);
         }
         Message::TensorReRequest(request) => {
             writer.u8(TENSOR_RE_REQUEST);
@@ -145,7 +157,7 @@ fn write_message(writer: &mut Writer<'_>, message: &Message) {
     }
 }
 
-fn write_request(writer: &mut Writer<'_>, request: &TensorRequest) {
+fn write_request(writer: &mut Writer<'_>, request: &TensorRequest, form: Option<NameForm>) {
     writer.u8(TENSOR_REQUEST);
     writer.u32(request.index.0);
     match request.scope {
@@ -155,9 +167,56 @@ fn write_request(writer: &mut Writer<'_>, request: &TensorRequest) {
         }
         Scope::Published => writer.u8(SCOPE_PUBLISHED),
     }
-    writer.text(&request.key);
-    writer.option(request.known.as_ref(), Writer::metadata);
-    writer.option(request.destination, Writer::destination);
+    write_name(writer, &request.key, form);
+    writer.u8(u8::try_from(request.known.len()).unwrap_or(u8::MAX));
+    request.known.iter().for_each(|metadata| writer.metadata(metadata));
+    match request.want {
+        Want::Write(destination) => {
+            writer.u8(WANT_WRITE);
+            writer.option(destination, Writer::destination);
+        }
+        Want::Eager => writer.u8(WANT_EAGER),
+    }
+}
+
+fn write_name(writer: &mut Writer<'_>, key: &str, form: Option<NameForm>) {
+    match form {
+        None => writer.text(key),
+        Some(NameForm::Plain) => {
+            writer.u8(NAME_PLAIN);
+            writer.text(key);
+        }
+        Some(NameForm::Define(number)) => {
+            writer.u8(NAME_DEFINED);
+            writer.u16(number);
+            writer.text(key);
+        }
+        Some(NameForm::Number(number)) => {
+            writer.u8(NAME_NUMBER);
+            writer.u16(number);
+        }
+    }
+}
+
+fn read_name(reader: &mut Reader<'_>, names: Option<&mut NameTable>) -> Result<Arc<str>, WireError> {
+    let Some(names) = names else { return read_key(reader) };
+    match reader.u8("key form")? {
+        NAME_PLAIN => read_key(reader),
+        NAME_DEFINED => {
+            let number = reader.u16("key number")?;
+            let key = read_key(reader)?;
+            if names.define(number, key.clone()) { Ok(key) } else { Err(WireError::UnknownName(number)) }
+        }
+        NAME_NUMBER => {
+            let number = reader.u16("key number")?;
+            names.get(number).ok_or(WireError::UnknownName(number))
+        }
+        value => Err(WireError::Unknown { field: "key form", value: value.into() }),
+    }
+}
+
+fn read_key(reader: &mut Reader<'_>) -> Result<Arc<str>, WireError> {
+    reader.text("key", NAME_BYTES_MAX).map(Arc::from)
 }
 
 /// The length of the frame that starts with `prefix`, prefix included.
@@ -189,12 +248,17 @@ fn open_frame(bytes: &[u8], limit: usize) -> Result<Reader<'_>, WireError> {
 pub fn decode(bytes: &[u8]) -> Result<Message, WireError> {
     let mut reader = open_frame(bytes, MESSAGE_BYTES_MAX)?;
     let kind = reader.u8("kind")?;
-    let message = read_message(kind, &mut reader)?;
+    let message = read_message(kind, &mut reader, None)?;
     reader.end()?;
     Ok(message)
 }
 
-fn read_message(kind: u8, reader: &mut Reader<'_>) -> Result<Message, WireError> {
+/// The fields of a message of this kind. With `names`, requests name their keys in one of several forms.
+fn read_message(
+    kind: u8,
+    reader: &mut Reader<'_>,
+    names: Option<&mut NameTable>,
+) -> Result<Message, WireError> {
     if !(TENSOR_REQUEST..=CANCEL_ACK).contains(&kind) {
         return Err(WireError::Unknown { field: "kind", value: kind.into() });
     }
@@ -206,14 +270,23 @@ fn read_message(kind: u8, reader: &mut Reader<'_>) -> Result<Message, WireError>
                 SCOPE_PUBLISHED => Scope::Published,
                 value => return Err(WireError::Unknown { field: "scope", value: value.into() }),
             };
-            let key = reader.text("key", NAME_BYTES_MAX)?.into();
-            let known = reader.option("known metadata", Reader::metadata)?;
-            let destination = reader.option("destination", Reader::destination)?;
-            check_destination(known.as_ref(), destination)?;
-            Message::TensorRequest(TensorRequest { index, scope, key, known, destination })
+            let key = read_name(reader, names)?;
+            let known = read_known(reader)?;
+            let want = match reader.u8("want")? {
+                WANT_WRITE => Want::Write(reader.option("destination", Reader::destination)?),
+                WANT_EAGER => Want::Eager,
+                value => return Err(WireError::Unknown { field: "want", value: value.into() }),
+            };
+            check_want(&known, want)?;
+            Message::TensorRequest(TensorRequest { index, scope, key, known, want })
         }
         META_DATA_RESPONSE => {
-            Message::MetaDataResponse(MetaDataResponse { index, metadata: reader.metadata()? })
+            let metadata = reader.metadata()?;
+            let content = reader
+                .option("content", |reader| reader.bytes("content", EAGER_BYTES_MAX as usize))?
+                .map(Box::from);
+            check_content(&metadata, content.as_deref())?;
+            Message::MetaDataResponse(MetaDataResponse { index, metadata, content })
         }
         TENSOR_RE_REQUEST => {
             let destination = reader.option("destination", Reader::destination)?;
@@ -225,12 +298,32 @@ fn read_message(kind: u8, reader: &mut Reader<'_>) -> Result<Message, WireError>
     })
 }
 
-/// A destination is there exactly when the known value has bytes, and takes them all.
-fn check_destination(known: Option<&Metadata>, destination: Option<Destination>) -> Result<(), WireError> {
-    let needed = known.map_or(0, |metadata| metadata.byte_length);
-    let fits = match destination {
-        Some(destination) => needed > 0 && destination.capacity >= needed,
-        None => needed == 0,
+fn read_known(reader: &mut Reader<'_>) -> Result<Arc<[Metadata]>, WireError> {
+    let count = usize::from(reader.u8("known metadata")?);
+    if count > KNOWN_METADATA_MAX {
+        let limit = KNOWN_METADATA_MAX;
+        return Err(WireError::TooLong { field: "known metadata", length: count, limit });
+    }
+    (0..count).map(|_| reader.metadata()).collect()
+}
+
+/// A destination is there exactly when a known value has bytes, and takes the largest of them. Eager is asked for where
+/// each has bytes, and few.
+fn check_want(known: &[Metadata], want: Want) -> Result<(), WireError> {
+    let needed = known.iter().map(|metadata| metadata.byte_length).max().unwrap_or(0);
+    let fits = match want {
+        Want::Write(Some(destination)) => needed > 0 && destination.capacity >= needed,
+        Want::Write(None) => needed == 0,
+        Want::Eager => needed > 0 && needed <= u64::from(EAGER_BYTES_MAX),
     };
-    if fits { Ok(()) } else { Err(WireError::Inconsistent { field: "destination" }) }
+    if fits { Ok(()) } else { Err(WireError::Inconsistent { field: "want" }) }
+}
+
+fn check_content(metadata: &Metadata, content: Option<&[u8]>) -> Result<(), WireError> {
+    match content {
+        Some(content) if content.len() as u64 != metadata.byte_length => {
+            Err(WireError::Inconsistent { field: "content" })
+        }
+        _ => Ok(()),
+    }
 }

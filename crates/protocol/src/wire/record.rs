@@ -13,6 +13,7 @@ use crate::{
     Destination, Message,
     credit::{Answer, Ask, Counts, Mode},
     limits::{MESSAGE_BYTES_MAX, RING_BYTES_MAX},
+    names::{NameForm, NameTable},
 };
 
 /// Length of an encoded ASK: what its arrival says was written.
@@ -21,8 +22,10 @@ pub const ASK_BYTES: usize = 16;
 pub const ANSWER_BYTES: usize = 12;
 
 const COUNTS_BYTES: usize = 8;
+/// Form and number of a key.
+const NAME_FORM_BYTES: usize = 3;
 /// Largest record of a ring, in bytes.
-pub const RECORD_BYTES_MAX: usize = MESSAGE_BYTES_MAX + COUNTS_BYTES;
+pub const RECORD_BYTES_MAX: usize = MESSAGE_BYTES_MAX + COUNTS_BYTES + NAME_FORM_BYTES;
 
 const COUNT_ONLY: u8 = 32;
 const RING_OFFER: u8 = 33;
@@ -49,11 +52,12 @@ pub enum Record {
     Control(Control),
 }
 
-/// Appends the ring record of `message`; `counts` is `None` in mode original.
-pub fn encode_message(counts: Option<Counts>, message: &Message, into: &mut Vec<u8>) {
+/// Appends the ring record of `message`; `counted` is `None` in mode original. A request names its key in the form
+/// given with the counts.
+pub fn encode_message(counted: Option<(Counts, NameForm)>, message: &Message, into: &mut Vec<u8>) {
     frame(into, |writer| {
-        write_counts(writer, counts);
-        write_message(writer, message);
+        write_counts(writer, counted.map(|(counts, _)| counts));
+        write_message(writer, message, counted.map(|(_, form)| form));
     });
 }
 
@@ -96,11 +100,12 @@ fn record_bytes_max(mode: Mode) -> usize {
     }
 }
 
-/// The ring record that `bytes` encode, all of them, and its counts, which are 0 in mode original.
+/// The ring record that `bytes` encode, all of them, and its counts, which are 0 in mode original. Keys that it
+/// gives a number to are kept in `names`, and keys it names by a number are looked up there.
 ///
 /// # Errors
 /// [`WireError`] names what is wrong; the peer is faulty or hostile.
-pub fn decode_record(mode: Mode, bytes: &[u8]) -> Result<(Counts, Record), WireError> {
+pub fn decode_record(mode: Mode, bytes: &[u8], names: &mut NameTable) -> Result<(Counts, Record), WireError> {
     let mut reader = open_frame(bytes, record_bytes_max(mode))?;
     let counts = match mode {
         Mode::Original => Counts::default(),
@@ -111,7 +116,10 @@ pub fn decode_record(mode: Mode, bytes: &[u8]) -> Result<(Counts, Record), WireE
         COUNT_ONLY..=RING_MOVED if mode != Mode::Original => {
             Record::Control(read_control(kind, &mut reader)?)
         }
-        kind => Record::Message(read_message(kind, &mut reader)?),
+        kind => {
+            let names = (mode != Mode::Original).then_some(names);
+            Record::Message(read_message(kind, &mut reader, names)?)
+        }
     };
     reader.end()?;
     Ok((counts, record))

@@ -189,7 +189,7 @@ fn fail_after(parameters: Parameters, steps: usize, seed: u64) -> bool {
     pair.break_down();
     for handle in &handles {
         match handle.take() {
-            Some(Ok(received)) => drop(received.lent.map(|lent| lent.finish())),
+            Some(Ok(received)) => drop(received.lent.map(|lent| lent.finish(0))),
             Some(Err(error)) => assert!(matches!(error, TransferError::PeerLost { .. }), "{error}"),
             None => assert!(pair.tasks.is_finished(handle.task), "a receive is still waiting"),
         }

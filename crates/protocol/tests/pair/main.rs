@@ -8,7 +8,10 @@
 )]
 
 mod cancel;
+mod eager;
 mod failure;
+mod flow;
+mod known;
 mod load;
 mod misbehaviour;
 mod sequences;

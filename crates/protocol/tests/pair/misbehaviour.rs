@@ -1,8 +1,10 @@
 //! One test for each rule that a peer can break, and for what it may do without breaking one.
 
+use std::sync::Arc;
+
 use protocol::{
     Code, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Parameters, PeerMisbehaved,
-    RequestIndex, Status, TensorReRequest, TensorRequest, TransferError,
+    RequestIndex, Status, TensorReRequest, TensorRequest, TransferError, Want,
 };
 
 use crate::support::{
@@ -12,7 +14,7 @@ use crate::support::{
 };
 
 fn meta_data_response(index: u32, metadata: Metadata) -> Message {
-    Message::MetaDataResponse(MetaDataResponse { index: RequestIndex(index), metadata })
+    Message::MetaDataResponse(MetaDataResponse { index: RequestIndex(index), metadata, content: None })
 }
 
 fn error_status(index: u32) -> Message {
@@ -30,7 +32,13 @@ fn re_request(index: u32, destination: Option<Destination>) -> Message {
 
 fn request(index: u32) -> TensorRequest {
     let key = "k".into();
-    TensorRequest { index: RequestIndex(index), scope: STEP, key, known: None, destination: None }
+    TensorRequest {
+        index: RequestIndex(index),
+        scope: STEP,
+        key,
+        known: Arc::default(),
+        want: Want::Write(None),
+    }
 }
 
 #[test]
@@ -228,7 +236,7 @@ fn unknown_late_and_doubled_indices_are_ignored_and_counted() {
     assert_eq!(lone.message(&meta_data_response(0, bytes_of(0))), Ok(None));
     assert_eq!(lone.immediate(0, 0), Ok(()));
     assert_eq!(settled(&handle), Ok((bytes_of(0), Vec::new())));
-    let unknown = [0, 1, 7, 1 << 14, 2 << 14, 0x3FFF, 0xFFFF_FFEF];
+    let unknown = [0, 1, 7, 1 << 14, 2 << 14, 0x3FFF, 0x3FFF_FFFF];
     for index in unknown {
         assert_eq!(lone.immediate(index, 0), Ok(()));
         assert_eq!(lone.message(&meta_data_response(index, bytes_of(8))), Ok(None));
@@ -287,6 +295,16 @@ fn every_rule_has_its_own_words() {
         Rule::DestinationMismatch,
         Rule::DuplicateCancel,
         Rule::Flood,
+        Rule::UnknownName,
+        Rule::UnknownRecord,
+        Rule::ReturnedTooMuch,
+        Rule::Overrun,
+        Rule::AskedTwice,
+        Rule::AnswerWithoutAsk,
+        Rule::AnswerShort,
+        Rule::RingOfferedTwice,
+        Rule::RingOfferUnfit,
+        Rule::RingMoveUnasked,
     ];
     let words: std::collections::BTreeSet<_> = rules.iter().map(ToString::to_string).collect();
     assert_eq!(words.len(), rules.len());

@@ -27,7 +27,7 @@ fn use_up() -> Vec<File> {
 }
 
 fn names_the_limit(error: &str) -> bool {
-    ["file descriptors", &FILES.to_string(), "ulimit -n"].iter().all(|word| error.contains(word))
+    ["RLIMIT_NOFILE", &format!("is {FILES}:"), "ulimit -n"].iter().all(|word| error.contains(word))
 }
 
 async fn starved(fabric: FabricKind) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rendezvous::{Worker, WorkerError};
+use rendezvous::Worker;
 use rustix::process::Signal;
 use verbs_reactor::{FabricKind, Runtime};
 
@@ -34,8 +34,8 @@ async fn consumer(address: String) {
             match worker.fetch(&peer, "x").await {
                 Ok(tensor) if is_version(tensor.bytes(), version) => whole += 1,
                 Ok(_) => break "torn".to_owned(),
-                Err(WorkerError::PeerLost { .. }) => break format!("lost {whole}"),
-                Err(error) => break format!("{error}"),
+                // Lost in mid copy, or stopped before its request, which then finds no peer or no value.
+                Err(_) => break format!("lost {whole}"),
             }
         };
         say(&ended);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use memory::{BufMut, MemoryError};
 use protocol::{Code, DataType, Mode};
 use rendezvous::{ClusterSpec, Tensor, Worker, WorkerError};
 use sim::{Node, Outcome, Rng, Violation};
@@ -25,6 +26,7 @@ pub(super) struct Setup {
     depth: u32,
     requests_max: u32,
     contents_max: u32,
+    eager_bytes_max: u32,
     ring_bytes: u32,
     /// Bytes that keys and names are longer than they need be.
     padding: usize,
@@ -49,6 +51,7 @@ impl Setup {
             depth: rng.pick([4, 5, 6, 12, 64]),
             requests_max: rng.pick([1, 2, 5, 64]),
             contents_max: rng.pick([1, 2, 64]),
+            eager_bytes_max: rng.pick([0, 64, 4096]),
             ring_bytes: rng.pick([8 << 10, 9000, 64 << 10]),
             padding: rng.pick([0, 1, 200, 500]),
             receive_bytes: rng.pick([32 << 10, 64 << 10, 256 << 10]),
@@ -118,6 +121,7 @@ impl Member {
             .depth(setup.depth)
             .requests_max(setup.requests_max)
             .contents_max(setup.contents_max)
+            .eager_bytes_max(setup.eager_bytes_max)
             .ring_bytes(setup.ring_bytes)
             .source_bytes(64 << 20)
             .receive_bytes(setup.receive_bytes)
@@ -131,9 +135,20 @@ impl Member {
         member
     }
 
+    /// Memory to send from. Registering it fails now and then, each time once: after that it works again.
+    async fn buffer(&self, length: usize) -> BufMut {
+        loop {
+            match self.worker.pool().alloc(length).await {
+                Ok(buffer) => return buffer,
+                Err(MemoryError::Register { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
     /// A tensor with the content of `transfer`; `numbered` puts the number itself into its first bytes.
     pub(super) async fn tensor(&self, transfer: u64, length: usize, numbered: bool) -> Tensor {
-        let mut buffer = self.worker.pool().alloc(length).await.unwrap();
+        let mut buffer = self.buffer(length).await;
         let pattern = self.run.handle.pattern();
         if numbered {
             let (number, rest) = buffer.split_at_mut(8);

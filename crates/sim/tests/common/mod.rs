@@ -1,7 +1,7 @@
 //! Two processes of a world with memory and a connection between them.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
-#![allow(unreachable_pub)] // each test binary compiles this as its own module
+#![allow(unreachable_pub, dead_code)] // each test binary compiles this as its own module
 
 use std::{
     collections::BTreeMap,

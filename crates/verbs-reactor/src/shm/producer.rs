@@ -259,6 +259,7 @@ fn aim(connection: &Connection, request: &WorkRequest) -> Result<(), FabricError
             .iter()
             .try_for_each(|segment| regions.aim(segment.local.len() as u64, Some(&segment.remote)).map(drop)),
         WorkRequest::Lend { .. } => Ok(()),
+        WorkRequest::Read { .. } => Err(request.unsupported(KIND)),
     }
 }
 

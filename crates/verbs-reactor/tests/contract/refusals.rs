@@ -190,6 +190,14 @@ pub async fn a_region_without_the_right_is_refused(setup: Setup, runtime: Arc<dy
     refused(&pair, &lent, lent.region, lent.range, PeerViolation::NoRight).await;
 }
 
+pub async fn memory_of_another_domain_is_refused(setup: Setup, runtime: Arc<dyn Runtime>) {
+    let pair = Pair::new(setup, runtime.clone()).await;
+    let other = (setup.fabric)(runtime).open_domain().unwrap();
+    let foreign = RegisteredPool::new(&other, "other domain", Access::RECEIVE, 1 << 20);
+    let lent = foreign.lend(64);
+    refused(&pair, &lent, lent.region, lent.range, PeerViolation::UnknownRegion).await;
+}
+
 /// Writes 64 bytes to `range` on a connection of its own whose left end believes in `claim`; expects that the
 /// target refuses for `reason`, that both ends of that connection fail, that nothing was written or delivered,
 /// and that the pair's first connection still works.

@@ -17,6 +17,8 @@ use crate::bench::error::{BenchError, system};
 
 const DURING: &str = "reading a raw stream";
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+/// Largest message that is written without blocking.
+const EPOLL_MESSAGE_MAX: usize = 32 << 10;
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// A stream with the same options as the fabric's: NODELAY, and `cubic` where the system has it.
@@ -63,7 +65,18 @@ impl RawStream {
         Ok(Self { stream, epoll })
     }
 
-    /// Whether reads block (for bandwidth) or not (for [`read_in_epoll`](Self::read_in_epoll)).
+    /// Gets ready for round trips of messages of `bytes` bytes: asleep in epoll, or blocking where a message may
+    /// not fit the socket's buffer.
+    pub(crate) fn prepare_message(&self, bytes: usize) -> Result<(), BenchError> {
+        self.set_blocking(bytes > EPOLL_MESSAGE_MAX)
+    }
+
+    /// Reads a message of a round trip.
+    pub(crate) fn read_message(&self, into: &mut [u8]) -> Result<(), BenchError> {
+        if into.len() > EPOLL_MESSAGE_MAX { self.read(into) } else { self.read_in_epoll(into) }
+    }
+
+    /// Whether reads and writes block.
     pub(crate) fn set_blocking(&self, blocking: bool) -> Result<(), BenchError> {
         self.stream.set_nonblocking(!blocking).map_err(system("fcntl"))
     }
@@ -77,7 +90,7 @@ impl RawStream {
     }
 
     /// Fills `into`, asleep in epoll while nothing is there.
-    pub(crate) fn read_in_epoll(&self, into: &mut [u8]) -> Result<(), BenchError> {
+    fn read_in_epoll(&self, into: &mut [u8]) -> Result<(), BenchError> {
         let mut read = 0;
         while let Some(rest) = into.get_mut(read..).filter(|rest| !rest.is_empty()) {
             match (&self.stream).read(rest) {

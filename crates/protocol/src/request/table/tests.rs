@@ -20,7 +20,7 @@ fn s12_a_slot_goes_through_all_generations_and_starts_over() {
     let other = requests.open(None).unwrap();
     assert_eq!(requests.open(None), None);
     let mut index = first;
-    for _ in 0..(1 << 18) - 2 {
+    for _ in 0..(1 << 16) - 2 {
         requests.release(index);
         let next = requests.open(None).unwrap();
         assert_eq!(next.slot(), index.slot());
@@ -39,9 +39,9 @@ fn arrivals_for_an_earlier_generation_are_ignored() {
     requests.release(old);
     let new = requests.open(None).unwrap();
     assert_ne!(old, new);
-    requests.asked(new, None);
-    assert!(requests.content(old, 0).unwrap().is_ignored);
-    assert!(requests.meta_data_response(old, metadata(1)).unwrap().is_ignored);
+    requests.asked(new, Arc::default());
+    assert!(requests.content(old, 0, 0).unwrap().is_ignored);
+    assert!(requests.meta_data_response(old, metadata(1), None).unwrap().is_ignored);
     assert!(requests.error_status(old, status()).unwrap().is_ignored);
     assert!(requests.cancel_ack(old).unwrap().is_ignored);
     assert!(!requests.error_status(new, status()).unwrap().is_ignored);
@@ -139,7 +139,7 @@ fn apply(requests: &mut Requests<u32>, model: &mut Model, op: &Op, index: Reques
             requests.keep(index, model.next_lent);
         }
         Op::Ask(length) if known.is_awaited && !known.is_asked => {
-            requests.asked(index, length.map(metadata));
+            requests.asked(index, length.map(metadata).into_iter().collect());
             let known = model.requests.get_mut(&index).unwrap();
             (known.is_asked, known.is_exposed) = (true, known.lent.is_some());
         }
@@ -149,7 +149,7 @@ fn apply(requests: &mut Requests<u32>, model: &mut Model, op: &Op, index: Reques
         }
         Op::PollReply if known.is_awaited => {
             let (reply, _) = requests.poll_reply(index, Waker::noop());
-            if let Poll::Ready(Reply::Content(Landed { lent: Some(lent), .. })) = reply {
+            if let Poll::Ready(Reply::Content(Landed { content: Content::Lent(lent), .. })) = reply {
                 model.returned(lent);
             }
         }
@@ -158,9 +158,9 @@ fn apply(requests: &mut Requests<u32>, model: &mut Model, op: &Op, index: Reques
                 model.returned(lent);
             }
         }
-        Op::Content(length) => return model.answered(index, requests.content(index, length)),
+        Op::Content(length) => return model.answered(index, requests.content(index, 0, length)),
         Op::MetaDataResponse(length) => {
-            let result = requests.meta_data_response(index, metadata(length));
+            let result = requests.meta_data_response(index, metadata(length), None);
             return model.answered(index, result);
         }
         Op::ErrorStatus => return model.answered(index, requests.error_status(index, status())),

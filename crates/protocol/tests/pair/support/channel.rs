@@ -10,7 +10,8 @@ use std::{
 
 use protocol::{
     ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, ChannelError, Depths, Destination, LentEnd,
-    MESSAGE_IMMEDIATE, Message, Mode, Parameters, RecordSlot, RingSpan,
+    MESSAGE_IMMEDIATE, Message, Mode, Parameters, RecordSlot, RingSpan, WireError,
+    names::NameTable,
     wire::record::{Control, Record, decode_record},
 };
 
@@ -60,6 +61,8 @@ pub(crate) struct Arrival {
 #[derive(Debug)]
 struct End {
     mode: Mode,
+    /// The keys of the messages that were posted here.
+    names: NameTable,
     depths: Depths,
     /// Own rings, oldest first.
     rings: Vec<Vec<u8>>,
@@ -110,6 +113,7 @@ impl Wire {
     pub(crate) fn new(a: (Parameters, Memory), b: (Parameters, Memory)) -> Self {
         let end = |local: &Parameters, peer: &Parameters, memory| End {
             mode: Agreed::of(local, peer).mode,
+            names: NameTable::new(Agreed::of(local, peer).names_max),
             depths: Depths::of(local, peer),
             rings: vec![vec![0; local.first_ring_bytes() as usize]],
             reading: 0,
@@ -324,10 +328,17 @@ impl Channel for TestChannel {
         }
         let entries = ring.len() as u32;
         let length = ring.last().map_or(0, |(_, part)| part.len() as u64);
-        let mode = self.wire.0.lock().unwrap().end(self.side).mode;
-        let (_, message) = decode_record(mode, bytes).expect("an own message can be decoded");
+        let message = {
+            let mut state = self.wire.0.lock().unwrap();
+            let end = state.end(self.side);
+            match decode_record(end.mode, bytes, &mut end.names) {
+                Ok((_, message)) => name(&message),
+                Err(WireError::UnknownName(_)) => "forged",
+                Err(error) => panic!("an own message cannot be decoded: {error}"),
+            }
+        };
         let write = Write { ring, length, entries, ..notification(MESSAGE_IMMEDIATE) };
-        self.wire.post(self.side, name(&message), write)
+        self.wire.post(self.side, message, write)
     }
 
     fn post_acknowledgement(&self) -> Result<(), ChannelError> {

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use protocol::{
-    ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, Connection, MESSAGE_IMMEDIATE, Message, Mode, Parameters,
-    PeerMisbehaved, RecordSlot, Scope, TensorRequest,
+    ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, Connection, MESSAGE_IMMEDIATE, Message, MetaDataResponse,
+    Metadata, Mode, Parameters, PeerMisbehaved, RecordSlot, RequestIndex, Scope, TensorRequest,
     credit::{Answer, Ask, Blocked, Counts, Flow},
+    names::NameForm,
     wire::record::{self, ASK_BYTES, Control},
 };
 
@@ -58,6 +59,17 @@ impl Lone {
             taken: Counts::default(),
             asks: 0,
         }
+    }
+
+    /// One transfer after which the receiver knows the metadata of `key`.
+    pub(crate) fn know(&mut self, key: &str, metadata: &Metadata) {
+        let handle = self.receive(super::STEP, key);
+        let (index, metadata) = (RequestIndex(0), metadata.clone());
+        let length = metadata.byte_length;
+        let response = MetaDataResponse { index, metadata, content: None };
+        assert_eq!(self.message(&Message::MetaDataResponse(response)), Ok(None));
+        assert_eq!(self.immediate(0, length), Ok(()));
+        super::pair::settled(&handle).unwrap();
     }
 
     pub(crate) fn receive(&mut self, scope: Scope, key: &str) -> Handle<Outcome> {
@@ -166,9 +178,26 @@ impl Lone {
     }
 
     fn post(&mut self, message: &Message) {
-        let counts = (self.mode != Mode::Original).then_some(self.taken);
+        self.post_named(message, NameForm::Plain);
+    }
+
+    /// As [`message`](Self::message), naming the key in this form.
+    pub(crate) fn named(
+        &mut self,
+        message: &Message,
+        form: NameForm,
+    ) -> Result<Option<TensorRequest>, PeerMisbehaved> {
+        self.absorb();
+        self.post_named(message, form);
+        let result = self.arrive();
+        self.tasks.run();
+        result
+    }
+
+    fn post_named(&mut self, message: &Message, form: NameForm) {
+        let counted = (self.mode != Mode::Original).then_some((self.taken, form));
         let mut bytes = Vec::new();
-        record::encode_message(counts, message, &mut bytes);
+        record::encode_message(counted, message, &mut bytes);
         self.post_bytes(&bytes);
     }
 

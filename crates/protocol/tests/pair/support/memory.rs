@@ -27,9 +27,10 @@ impl Drop for Lent {
 }
 
 impl Lent {
-    /// Its bytes, for a receive that is done.
-    pub(crate) fn finish(self) -> Vec<u8> {
-        let bytes = self.memory.0.lock().unwrap().blocks[self.block].bytes.clone();
+    /// The first `length` of its bytes, for a receive that is done.
+    pub(crate) fn finish(self, length: usize) -> Vec<u8> {
+        let mut bytes = self.memory.0.lock().unwrap().blocks[self.block].bytes.clone();
+        bytes.truncate(length);
         self.end(LentEnd::Content);
         bytes
     }
@@ -82,6 +83,11 @@ impl Memory {
     /// Every later allocation fails.
     pub(crate) fn refuse(&self, status: Status) {
         self.0.lock().unwrap().refusal = Some(status);
+    }
+
+    /// Allocations succeed again.
+    pub(crate) fn allow(&self) {
+        self.0.lock().unwrap().refusal = None;
     }
 
     /// Every later allocation waits, until this is called with false.
@@ -167,6 +173,12 @@ impl Memory {
 
 impl Allocator for Memory {
     type Lent = Lent;
+
+    async fn keep(&self, metadata: &Metadata, content: &[u8]) -> Result<Lent, Status> {
+        let (lent, _) = self.allocate(metadata).await?;
+        self.0.lock().unwrap().blocks[lent.block].bytes.copy_from_slice(content);
+        Ok(lent)
+    }
 
     async fn allocate(&self, metadata: &Metadata) -> Result<(Lent, Destination), Status> {
         assert!(metadata.byte_length > 0, "memory for nothing");

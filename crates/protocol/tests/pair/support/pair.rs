@@ -48,7 +48,15 @@ pub(crate) enum Event {
 
 /// Small enough that every limit is met soon.
 pub(crate) fn small() -> Parameters {
-    Parameters { mode: Mode::Counted, depth: 10, ring_bytes: 8 << 10, requests_max: 8, contents_max: 2 }
+    Parameters {
+        mode: Mode::Counted,
+        depth: 10,
+        ring_bytes: 8 << 10,
+        requests_max: 8,
+        contents_max: 2,
+        names_max: 4,
+        eager_bytes_max: 0,
+    }
 }
 
 pub(crate) fn original() -> Parameters {
@@ -224,5 +232,6 @@ impl Pair {
 /// What a receive gave, with its bytes; the loan is ended.
 pub(crate) fn settled(handle: &Handle<Outcome>) -> Result<(protocol::Metadata, Vec<u8>), TransferError> {
     let received = handle.take().expect("the receive has ended")?;
-    Ok((received.metadata, received.lent.map(Lent::finish).unwrap_or_default()))
+    let length = received.metadata.byte_length as usize;
+    Ok((received.metadata, received.lent.map(|lent| lent.finish(length)).unwrap_or_default()))
 }

@@ -1,0 +1,169 @@
+//! Keys travel once: the requester gives a key a number with the first request for it, and later requests carry the
+//! number. Only in mode counted.
+//!
+//! The numbers belong to one connection and one direction. There are as many as was agreed
+//! ([`Agreed::names_max`](crate::Agreed::names_max)); when all are given out, the next new key takes the number
+//! that was given longest ago. That is safe with requests in flight, because a request's key is looked up as its
+//! message is taken in, and messages are taken in in order. The step is not part of a name, since it changes all
+//! the time.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+/// How a request names its key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NameForm {
+    /// By the key itself, which gets no number.
+    Plain,
+    /// By the key itself, which has this number from now on.
+    Define(u16),
+    /// By its number.
+    Number(u16),
+}
+
+/// The requester's numbers.
+#[derive(Debug)]
+pub struct Names {
+    most: usize,
+    numbers: BTreeMap<Arc<str>, u16>,
+    /// The key of each number.
+    keys: Vec<Arc<str>>,
+    /// The number that is given next.
+    next: usize,
+}
+
+impl Names {
+    /// Without any key, for at most `most` of them.
+    pub fn new(most: u32) -> Self {
+        Self { most: bounded(most), numbers: BTreeMap::new(), keys: Vec::new(), next: 0 }
+    }
+
+    /// How a request for `key` names it now.
+    pub fn form(&self, key: &str) -> NameForm {
+        match (self.numbers.get(key), u16::try_from(self.next)) {
+            (Some(&number), _) => NameForm::Number(number),
+            (None, Ok(next)) if self.most > 0 => NameForm::Define(next),
+            _ => NameForm::Plain,
+        }
+    }
+
+    /// A request that names `key` in this form, the one that [`form`](Self::form) gave last, is posted.
+    pub fn posted(&mut self, key: &Arc<str>, form: NameForm) {
+        let NameForm::Define(number) = form else { return };
+        match self.keys.get_mut(usize::from(number)) {
+            Some(place) => {
+                self.numbers.remove(place);
+                *place = key.clone();
+            }
+            None => self.keys.push(key.clone()),
+        }
+        self.numbers.insert(key.clone(), number);
+        self.next = if self.next + 1 < self.most { self.next + 1 } else { 0 };
+    }
+}
+
+/// The key of each of the peer's numbers.
+#[derive(Debug)]
+pub struct NameTable {
+    most: usize,
+    keys: Vec<Option<Arc<str>>>,
+}
+
+impl NameTable {
+    /// Without any key, for at most `most` of them.
+    pub fn new(most: u32) -> Self {
+        Self { most: bounded(most), keys: Vec::new() }
+    }
+
+    /// `number` stands for `key` from now on; false if there is no such number.
+    pub fn define(&mut self, number: u16, key: Arc<str>) -> bool {
+        let number = usize::from(number);
+        if number >= self.most {
+            return false;
+        }
+        if number >= self.keys.len() {
+            self.keys.resize(number + 1, None);
+        }
+        if let Some(place) = self.keys.get_mut(number) {
+            *place = Some(key);
+        }
+        true
+    }
+
+    /// The key that `number` stands for, if it was defined.
+    pub fn get(&self, number: u16) -> Option<Arc<str>> {
+        self.keys.get(usize::from(number))?.clone()
+    }
+}
+
+/// Numbers are of 16 bits.
+fn bounded(most: u32) -> usize {
+    most.min(crate::limits::NAMES_MAX) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(names: &mut Names, table: &mut NameTable, key: &str) -> NameForm {
+        let form = names.form(key);
+        let key: Arc<str> = key.into();
+        names.posted(&key, form);
+        let seen = match form {
+            NameForm::Plain => key.clone(),
+            NameForm::Define(number) => {
+                assert!(table.define(number, key.clone()));
+                key.clone()
+            }
+            NameForm::Number(number) => table.get(number).unwrap(),
+        };
+        assert_eq!(seen, key);
+        form
+    }
+
+    #[test]
+    fn a_key_travels_once() {
+        let (mut names, mut table) = (Names::new(8), NameTable::new(8));
+        assert_eq!(request(&mut names, &mut table, "a"), NameForm::Define(0));
+        assert_eq!(request(&mut names, &mut table, "b"), NameForm::Define(1));
+        for _ in 0..3 {
+            assert_eq!(request(&mut names, &mut table, "a"), NameForm::Number(0));
+            assert_eq!(request(&mut names, &mut table, "b"), NameForm::Number(1));
+        }
+    }
+
+    #[test]
+    fn the_oldest_number_goes_to_a_new_key_and_both_ends_agree_always() {
+        for most in [1, 2, 3, 7] {
+            let (mut names, mut table) = (Names::new(most), NameTable::new(most));
+            let mut state = 1u32;
+            for _ in 0..2000 {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                request(&mut names, &mut table, &format!("key {}", (state >> 16) % 10));
+                assert!(names.keys.len() <= most as usize && names.numbers.len() == names.keys.len());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_posted_changes_nothing() {
+        let names = Names::new(2);
+        assert_eq!(names.form("a"), NameForm::Define(0));
+        assert_eq!(names.form("b"), NameForm::Define(0));
+    }
+
+    #[test]
+    fn without_numbers_every_key_is_plain() {
+        let (mut names, mut table) = (Names::new(0), NameTable::new(0));
+        assert_eq!(request(&mut names, &mut table, "a"), NameForm::Plain);
+        assert_eq!(request(&mut names, &mut table, "a"), NameForm::Plain);
+        assert!(!table.define(0, "a".into()));
+    }
+
+    #[test]
+    fn numbers_that_were_not_agreed_or_not_defined_stand_for_nothing() {
+        let mut table = NameTable::new(4);
+        assert!(table.define(3, "a".into()));
+        assert!(!table.define(4, "b".into()) && !table.define(u16::MAX, "b".into()));
+        assert_eq!((table.get(0), table.get(4), table.get(u16::MAX)), (None, None, None));
+    }
+}

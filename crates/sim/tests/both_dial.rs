@@ -1,0 +1,59 @@
+//! Two workers that dial each other at the same moment use one connection.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use futures::future::join;
+use rendezvous::{Peer, Tensor, Worker};
+use sim::{Fault, Handle, Node, World};
+use verbs_reactor::Runtime;
+
+const LEFT: &str = "/job:a/replica:0/task:0";
+const RIGHT: &str = "/job:b/replica:0/task:0";
+
+async fn worker(node: &Node, name: &str) -> Worker {
+    let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
+    let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
+    let builder = builder.source_bytes(8 << 20).receive_bytes(8 << 20).block_bytes(64 << 10);
+    let worker = builder.start().await.unwrap();
+    worker.publish("x", Tensor::from_values(worker.pool(), &[1], &[7u32]).unwrap()).unwrap();
+    worker
+}
+
+async fn fetch(worker: &Worker, peer: &Peer) {
+    let fetched = worker.fetch(peer, "x").await.unwrap();
+    assert_eq!(fetched.values::<u32>().unwrap(), [7]);
+}
+
+/// Requests sent and received over the connection that `worker` has.
+fn requests(worker: &Worker) -> (u64, u64) {
+    let counters = worker.peers().remove(0).counters;
+    (counters.sent.tensor_request, counters.received.tensor_request)
+}
+
+async fn both_dial(handle: Handle) {
+    let (left_node, right_node) =
+        (handle.start_node("left:1").unwrap(), handle.start_node("right:1").unwrap());
+    let (left, right) = (worker(&left_node, LEFT).await, worker(&right_node, RIGHT).await);
+    let (to_right, to_left) = join(left.peer_at("right:1"), right.peer_at("left:1")).await;
+    let (to_right, to_left) = (to_right.unwrap(), to_left.unwrap());
+    for round in 0..4 {
+        if round > 0 {
+            handle.inject(Fault::LoseLink(left_node.id(), right_node.id()));
+            // Until both ends have seen it, a fetch may still fail.
+            left_node.runtime().sleep(handle.swarm().detection_max * 3).await;
+        }
+        join(fetch(&left, &to_right), fetch(&right, &to_left)).await;
+        assert_eq!((requests(&left), requests(&right)), ((1, 1), (1, 1)), "round {round}");
+    }
+    join(left.shutdown(), right.shutdown()).await;
+}
+
+#[test]
+fn d_ends_that_dial_each_other_use_one_connection() {
+    for seed in 0..60 {
+        let world = World::new(seed);
+        world.replayed_by("both_dial");
+        world.run(both_dial(world.handle())).unwrap();
+        world.finish().unwrap();
+    }
+}

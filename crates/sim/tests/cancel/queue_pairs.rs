@@ -1,0 +1,305 @@
+//! Operations of queue pairs and pools, given up.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::future::{join, join_all};
+use memory::{GrantEnd, MemoryError, PoolConfig};
+use sim::Handle;
+use verbs_reactor::{
+    ConnectParams, FabricError, Immediate, QueuePairConfig, Role, Runtime, Segment, WorkRequest,
+};
+
+use super::{
+    common::{Lent, Pair, connect, immediate, pair},
+    for_every_k, on_seeds, polled,
+};
+
+/// What this file cancels.
+pub(super) const CASES: [&str; 10] = [
+    "alloc",
+    "connect",
+    "close",
+    "next_arrival",
+    "notify",
+    "post_now",
+    "room",
+    "write",
+    "write_imm",
+    "write_vectored",
+];
+
+/// The smallest queues.
+const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 4, receive_depth: 4 };
+
+const BYTES: usize = 1000;
+
+/// Posts `give` as often as the send queue is deep and once more, gives each up after so many polls, and then sees
+/// that exactly those that were posted arrive, in order, and that the queue is empty again.
+async fn given_up_operations(
+    pair: &Pair,
+    polls: usize,
+    post: impl AsyncFn(u32, &Lent) -> Option<Result<(), FabricError>>,
+) -> bool {
+    let lent = pair.right.lend_to(&pair.to_right, BYTES).await;
+    let completed = post(7, &lent).await;
+    // Whatever became of it, the one after it comes after it.
+    let last = pair.to_right.notify(Immediate(1000));
+    let arrivals = async {
+        let mut before = Vec::new();
+        loop {
+            let (value, _) = immediate(pair.to_left.next_arrival().await.unwrap());
+            if value == 1000 {
+                return before;
+            }
+            before.push(value);
+        }
+    };
+    let (ended, before) = join(last, arrivals).await;
+    ended.unwrap();
+    assert!(before.is_empty() || before == [7], "{before:?}");
+    if let Some(result) = &completed {
+        result.as_ref().unwrap();
+    }
+    // What it wrote has landed, because a later arrival has come.
+    drop(lent.granted.end(GrantEnd::Content).unwrap());
+    // Posted when it was called, so it arrives even if nobody ever polled it.
+    assert!(completed.is_none() || polls > 0);
+    completed.is_some()
+}
+
+/// At the end nothing is in use at either side.
+async fn closed(handle: &Handle, pair: Pair) {
+    join(pair.to_right.close(), pair.to_left.close()).await;
+    handle.runtime().sleep(Duration::from_millis(500)).await;
+    for pool in [&pair.left.source, &pair.left.receive, &pair.right.source, &pair.right.receive] {
+        let stats = pool.stats();
+        assert_eq!((stats.used_bytes, stats.leaked_bytes, stats.waiting), (0, 0, 0), "{pool:?}");
+    }
+}
+
+#[test]
+fn s3_a_write_given_up_frees_its_slot_and_its_buffer() {
+    on_seeds(async |handle: Handle| {
+        let pair = pair(&handle, DEPTHS).await;
+        for_every_k("write", async |polls| {
+            let source = pair.left.filled(BYTES, 1).await;
+            let write =
+                async |_, lent: &Lent| polled(polls, pair.to_right.write(source.clone(), lent.range)).await;
+            given_up_operations(&pair, polls, write).await
+        })
+        .await;
+        closed(&handle, pair).await;
+    });
+}
+
+#[test]
+fn s3_a_write_with_immediate_given_up_arrives_once_or_never() {
+    on_seeds(async |handle: Handle| {
+        let pair = pair(&handle, DEPTHS).await;
+        for_every_k("write_imm", async |polls| {
+            let source = pair.left.filled(BYTES, 1).await;
+            let write = async |value, lent: &Lent| {
+                polled(polls, pair.to_right.write_imm(source.clone(), lent.range, Immediate(value))).await
+            };
+            given_up_operations(&pair, polls, write).await
+        })
+        .await;
+        closed(&handle, pair).await;
+    });
+}
+
+#[test]
+fn s3_a_vectored_write_given_up_arrives_once_or_never() {
+    on_seeds(async |handle: Handle| {
+        let pair = pair(&handle, DEPTHS).await;
+        for_every_k("write_vectored", async |polls| {
+            let source = pair.left.filled(BYTES, 1).await;
+            let write = async |value, lent: &Lent| {
+                let part = |from: usize, to: usize| Segment {
+                    local: source.slice(from..to).unwrap(),
+                    remote: verbs_reactor::RemoteRange {
+                        offset: lent.range.offset + from as u64,
+                        length: (to - from) as u64,
+                        ..lent.range
+                    },
+                };
+                let segments: Arc<[Segment]> = [part(501, BYTES), part(0, 3), part(3, 501)].into();
+                polled(polls, pair.to_right.write_vectored(segments, Some(Immediate(value)))).await
+            };
+            given_up_operations(&pair, polls, write).await
+        })
+        .await;
+        closed(&handle, pair).await;
+    });
+}
+
+#[test]
+fn s3_a_notification_given_up_arrives_once_or_never() {
+    on_seeds(async |handle: Handle| {
+        let pair = pair(&handle, DEPTHS).await;
+        for_every_k("notify", async |polls| {
+            let notify = async |value, _: &Lent| polled(polls, pair.to_right.notify(Immediate(value))).await;
+            given_up_operations(&pair, polls, notify).await
+        })
+        .await;
+        for_every_k("post_now", async |polls| {
+            let post = async |value, _: &Lent| {
+                let request = WorkRequest::Write {
+                    local: memory::Buf::empty(),
+                    remote: None,
+                    immediate: Some(Immediate(value)),
+                };
+                polled(polls, pair.to_right.post_now(&request).unwrap()).await
+            };
+            given_up_operations(&pair, polls, post).await
+        })
+        .await;
+        closed(&handle, pair).await;
+    });
+}
+
+#[test]
+fn s3_operations_that_wait_for_room_can_be_given_up() {
+    on_seeds(async |handle: Handle| {
+        let pair = pair(&handle, DEPTHS).await;
+        for_every_k("room", async |polls| {
+            let posted: Vec<_> = (0..4).map(|value| pair.to_right.notify(Immediate(value))).collect();
+            let arrivals = async {
+                for expected in 0..4 {
+                    assert_eq!(immediate(pair.to_left.next_arrival().await.unwrap()).0, expected);
+                }
+            };
+            let waiters = async {
+                let room = polled(polls, pair.to_right.room()).await;
+                (room, polled(polls, pair.to_right.notify(Immediate(4))).await)
+            };
+            let (ended, ((), (waiting, fifth))) = join(join_all(posted), join(arrivals, waiters)).await;
+            ended.into_iter().for_each(|result| result.unwrap());
+            // The fifth came if it found room before it was given up.
+            pair.to_right.notify(Immediate(5)).await.unwrap();
+            let (value, _) = immediate(pair.to_left.next_arrival().await.unwrap());
+            if value == 4 {
+                assert_eq!(immediate(pair.to_left.next_arrival().await.unwrap()).0, 5);
+            } else {
+                assert!(value == 5 && fifth.is_none());
+            }
+            waiting.is_some() && fifth.is_some()
+        })
+        .await;
+        closed(&handle, pair).await;
+    });
+}
+
+#[test]
+fn s3_an_arrival_is_not_lost_when_nobody_waits_for_it_any_more() {
+    on_seeds(async |handle: Handle| {
+        let pair = pair(&handle, DEPTHS).await;
+        let mut next = 0;
+        for_every_k("next_arrival", async |polls| {
+            // Posted now; comes while somebody waits, or when nobody does.
+            drop(pair.to_right.notify(Immediate(next)));
+            let arrival = polled(polls, pair.to_left.next_arrival()).await;
+            let completed = arrival.is_some();
+            let arrival = match arrival {
+                Some(arrival) => arrival,
+                None => pair.to_left.next_arrival().await,
+            };
+            assert_eq!(immediate(arrival.unwrap()).0, next);
+            next += 1;
+            completed && polls > 1
+        })
+        .await;
+        closed(&handle, pair).await;
+    });
+}
+
+#[test]
+fn l3_a_close_given_up_goes_on() {
+    on_seeds(async |handle: Handle| {
+        let first = pair(&handle, DEPTHS).await;
+        for_every_k("close", async |polls| {
+            let (to_right, to_left) = connect(&first.left, &first.right, DEPTHS).await;
+            let write = to_right.notify(Immediate(1));
+            let completed = polled(polls, to_right.close()).await.is_some();
+            if polls > 0 {
+                assert!(to_right.notify(Immediate(2)).await.is_err());
+                drop(write.await);
+            } else {
+                write.await.unwrap();
+            }
+            to_right.close().await;
+            to_left.close().await;
+            completed
+        })
+        .await;
+        closed(&handle, first).await;
+    });
+}
+
+#[test]
+fn s3_a_connect_given_up_leaves_nothing_behind() {
+    on_seeds(async |handle: Handle| {
+        let first = pair(&handle, DEPTHS).await;
+        for_every_k("connect", async |polls| {
+            let dialer = first.left.domain.prepare(DEPTHS).unwrap();
+            let acceptor = first.right.domain.prepare(DEPTHS).unwrap();
+            let limit = Duration::from_millis(900);
+            let params = |peer, role| ConnectParams { peer, role, peer_host: None, limit };
+            let dial = params(acceptor.connection_data(), Role::Dialer);
+            let accept = params(dialer.connection_data(), Role::Acceptor);
+            let (given_up, other) = join(polled(polls, dialer.connect(dial)), acceptor.connect(accept)).await;
+            let completed = given_up.is_some();
+            match (given_up, other) {
+                (Some(one), Ok(other)) => {
+                    let one = one.unwrap();
+                    one.notify(Immediate(1)).await.unwrap();
+                    assert_eq!(immediate(other.next_arrival().await.unwrap()).0, 1);
+                    join(one.close(), other.close()).await;
+                }
+                (Some(one), Err(_)) => assert!(one.is_err()),
+                // Connected before it was given up: it sees the end.
+                (None, Ok(other)) => {
+                    assert!(other.next_arrival().await.is_err());
+                    other.close().await;
+                }
+                (None, Err(error)) => {
+                    assert!(matches!(
+                        error,
+                        FabricError::Connect { .. }
+                            | FabricError::ConnectTimeout { .. }
+                            | FabricError::Closed
+                    ));
+                }
+            }
+            completed
+        })
+        .await;
+        closed(&handle, first).await;
+    });
+}
+
+#[test]
+fn s1_an_allocation_given_up_takes_nothing_and_holds_nobody_up() {
+    on_seeds(async |handle: Handle| {
+        let node = handle.start_node("a:1").unwrap();
+        let config = PoolConfig { block_bytes: 4096, cap_bytes: 4096, ..PoolConfig::new("small") };
+        let pool = node.pool(config).unwrap();
+        for polls in 0..2 {
+            let all = pool.alloc(4096).await.unwrap();
+            let mut next = Box::pin(pool.alloc(4096));
+            let waiting = polled(polls, &mut next).await;
+            assert!(waiting.is_none());
+            let behind = node.run("behind", {
+                let pool = pool.clone();
+                async move { pool.alloc(64).await.map(drop) }
+            });
+            handle.runtime().sleep(Duration::from_micros(10)).await;
+            drop(next);
+            drop(all);
+            behind.await.unwrap().unwrap();
+            assert_eq!((pool.stats().used_bytes, pool.stats().waiting), (0, 0));
+        }
+        let too_much = pool.alloc(1 << 20).await;
+        assert!(matches!(too_much, Err(MemoryError::TooLarge { .. })), "{too_much:?}");
+    });
+}

@@ -1,0 +1,311 @@
+//! Operations of whole workers, given up.
+
+use std::time::Duration;
+
+use futures::future::join;
+use protocol::{DataType, Mode};
+use rendezvous::{ClusterSpec, Peer, Tensor, Worker, WorkerBuilder, WorkerError};
+use sim::{Handle, Node};
+use verbs_reactor::Runtime;
+
+use super::{for_every_k, on_seeds, polled};
+
+/// What this file cancels.
+pub(super) const CASES: [&str; 9] = [
+    "fetch",
+    "fetch_timeout",
+    "list",
+    "list_with_checksums",
+    "peer_at",
+    "recv",
+    "recv_timeout",
+    "shutdown",
+    "start",
+];
+
+const SERVER: &str = "/job:ps/replica:0/task:0";
+const CLIENT: &str = "/job:worker/replica:0/task:0";
+const SERVER_CPU: &str = "/job:ps/replica:0/task:0/device:CPU:0";
+const CLIENT_CPU: &str = "/job:worker/replica:0/task:0/device:CPU:0";
+
+/// Bytes of each tensor: more than an eager answer carries, so that its memory is granted.
+const BYTES: usize = 12_000;
+
+/// A worker with one request at a time and memory for two tensors.
+fn builder(node: &Node, name: &str) -> WorkerBuilder {
+    let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
+    let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
+    let builder = builder.source_bytes(8 << 20).receive_bytes(32 << 10).block_bytes(32 << 10);
+    builder.requests_max(1).contents_max(1).ring_bytes(8 << 10)
+}
+
+/// A server and a client that knows it.
+struct Two {
+    handle: Handle,
+    server_node: Node,
+    client_node: Node,
+    server: Worker,
+    client: Worker,
+    peer: Peer,
+}
+
+impl Two {
+    async fn start(handle: &Handle, mode: Mode) -> Self {
+        let server_node = handle.start_node("server:1").unwrap();
+        let client_node = handle.start_node("client:1").unwrap();
+        let server = builder(&server_node, SERVER).mode(mode).start().await.unwrap();
+        let client = builder(&client_node, CLIENT).mode(mode).start().await.unwrap();
+        let peer = client.peer_at("server:1").await.unwrap();
+        Self { handle: handle.clone(), server_node, client_node, server, client, peer }
+    }
+
+    fn tensor(&self, transfer: u64) -> Tensor {
+        let mut buffer = self.server.pool().try_alloc(BYTES).unwrap();
+        self.handle.pattern().fill(transfer, &mut buffer);
+        Tensor::new(buffer, DataType::U8, &[BYTES as u64]).unwrap()
+    }
+
+    fn publish(&self, transfer: u64) {
+        self.server.publish("x", self.tensor(transfer)).unwrap();
+    }
+
+    /// Fetches what is published, which must be `transfer`.
+    async fn fetches(&self, transfer: u64) {
+        let tensor = self.client.fetch(&self.peer, "x").await.unwrap();
+        self.handle.verify(transfer, tensor.bytes());
+    }
+
+    /// Once everything given up has been settled, no memory is in use at the client.
+    async fn is_quiet(&self) {
+        self.handle.runtime().sleep(Duration::from_millis(900)).await;
+        let memory = self.client.receive_memory();
+        assert_eq!((memory.used_bytes, memory.leaked_bytes, memory.waiting), (0, 0, 0));
+    }
+
+    async fn end(self) {
+        self.is_quiet().await;
+        join(self.client.shutdown(), self.server.shutdown()).await;
+        self.handle.runtime().sleep(Duration::from_secs(2)).await;
+        assert!(self.server_node.is_alive() && self.client_node.is_alive());
+        self.server.withdraw("x");
+        let memory = self.server.pool().stats();
+        assert_eq!((memory.used_bytes, memory.leaked_bytes), (0, 0));
+    }
+}
+
+/// Gives `operation` up after every k polls; the same fetch at once afterwards works.
+fn every_k_beside_fetches(what: &'static str, operation: impl AsyncFn(&Two, usize) -> bool) {
+    for mode in [Mode::Original, builder_mode()] {
+        on_seeds(async |handle: Handle| {
+            let two = Two::start(&handle, mode).await;
+            two.publish(1);
+            for_every_k(what, async |polls| {
+                let completed = operation(&two, polls).await;
+                two.fetches(1).await;
+                completed
+            })
+            .await;
+            two.end().await;
+        });
+    }
+}
+
+/// The mode that workers have unless they say otherwise.
+fn builder_mode() -> Mode {
+    Mode::Counted
+}
+
+#[test]
+fn s3_a_fetch_given_up_leaves_nothing_behind() {
+    every_k_beside_fetches("fetch", async |two, polls| {
+        let fetched = polled(polls, two.client.fetch(&two.peer, "x")).await;
+        fetched.map(|tensor| two.handle.verify(1, tensor.unwrap().bytes())).is_some()
+    });
+}
+
+#[test]
+fn s3_a_fetch_with_a_limit_given_up_leaves_nothing_behind() {
+    every_k_beside_fetches("fetch_timeout", async |two, polls| {
+        let limit = Duration::from_secs(30);
+        let fetched = polled(polls, two.client.fetch_timeout(&two.peer, "x", limit)).await;
+        fetched.map(|tensor| two.handle.verify(1, tensor.unwrap().bytes())).is_some()
+    });
+}
+
+#[test]
+fn s3_a_fetch_given_up_while_others_fetch_holds_nobody_up() {
+    every_k_beside_fetches("fetch", async |two, polls| {
+        // One request at a time: the others queue up behind the one that is given up.
+        let others = join(two.fetches(1), two.fetches(1));
+        let (fetched, _) = join(polled(polls, two.client.fetch(&two.peer, "x")), others).await;
+        fetched.map(|tensor| two.handle.verify(1, tensor.unwrap().bytes())).is_some()
+    });
+}
+
+#[test]
+fn s3_a_list_given_up_leaves_nothing_behind() {
+    every_k_beside_fetches("list", async |two, polls| {
+        polled(polls, two.client.list(&two.peer))
+            .await
+            .map(|list| assert_eq!(list.unwrap().len(), 1))
+            .is_some()
+    });
+}
+
+#[test]
+fn s3_a_list_with_checksums_given_up_leaves_nothing_behind() {
+    every_k_beside_fetches("list_with_checksums", async |two, polls| {
+        let list = polled(polls, two.client.list_with_checksums(&two.peer)).await;
+        list.map(|list| assert!(list.unwrap()[0].checksum.is_some())).is_some()
+    });
+}
+
+/// Values 0, 1, 2, … of one key, received in order although receives are given up after every k polls.
+async fn receives(two: &Two, limit: Option<Duration>) {
+    let sent_by = two.server.key(SERVER_CPU, CLIENT_CPU, "edge").unwrap();
+    let wanted_by = two.client.key(SERVER_CPU, CLIENT_CPU, "edge").unwrap();
+    let mut next = 0;
+    for_every_k("recv", async |polls| {
+        let step = two.client.step(1);
+        let receive = async {
+            match limit {
+                Some(limit) => step.recv_timeout(&wanted_by, limit).await,
+                None => step.recv(&wanted_by).await,
+            }
+        };
+        // The value is there already, or comes while the receive waits.
+        let send = async {
+            if next % 2 == 1 {
+                two.server_node.runtime().sleep(Duration::from_micros(100)).await;
+            }
+            two.server.step(1).send(&sent_by, two.tensor(next)).unwrap();
+        };
+        let (given_up, ()) = join(polled(polls, receive), send).await;
+        let completed = given_up.is_some();
+        let tensor = match given_up {
+            Some(tensor) => tensor,
+            None => step.recv(&wanted_by).await,
+        };
+        two.handle.verify(next, tensor.unwrap().bytes());
+        next += 1;
+        completed && polls > 3
+    })
+    .await;
+    let nothing = two.client.step(1).recv_timeout(&wanted_by, Duration::from_millis(500)).await;
+    assert!(matches!(nothing, Err(WorkerError::DeadlineExceeded { .. })), "a value came twice: {nothing:?}");
+}
+
+#[test]
+fn s3_a_receive_given_up_loses_and_doubles_nothing() {
+    for mode in [Mode::Original, builder_mode()] {
+        on_seeds(async |handle: Handle| {
+            let two = Two::start(&handle, mode).await;
+            receives(&two, None).await;
+            two.end().await;
+        });
+    }
+}
+
+#[test]
+fn s3_a_receive_with_a_limit_given_up_loses_and_doubles_nothing() {
+    on_seeds(async |handle: Handle| {
+        let two = Two::start(&handle, builder_mode()).await;
+        receives(&two, Some(Duration::from_secs(30))).await;
+        two.end().await;
+    });
+}
+
+/// Gives the first operation of ever new clients up after every k polls: everything must still be connected then.
+fn first_contacts(what: &'static str, operation: impl AsyncFn(&Worker, usize) -> bool) {
+    on_seeds(async |handle: Handle| {
+        let server_node = handle.start_node("server:1").unwrap();
+        let server = builder(&server_node, SERVER).start().await.unwrap();
+        server.publish("x", Tensor::from_values(server.pool(), &[3], &[1u32, 2, 3]).unwrap()).unwrap();
+        let mut clients = 0;
+        for_every_k(what, async |polls| {
+            clients += 1;
+            let node = handle.start_node(&format!("client{clients}:1")).unwrap();
+            let cluster = ClusterSpec::new().worker(SERVER, "server:1");
+            let client = builder(&node, CLIENT).cluster(cluster).start().await.unwrap();
+            let completed = operation(&client, polls).await;
+            let peer = client.peer_at("server:1").await.unwrap();
+            let fetched = client.fetch(&peer, "x").await.unwrap();
+            assert_eq!(fetched.values::<u32>().unwrap(), [1, 2, 3]);
+            drop(fetched);
+            client.shutdown().await;
+            handle.runtime().sleep(Duration::from_millis(900)).await;
+            assert_eq!(client.receive_memory().used_bytes, 0);
+            completed
+        })
+        .await;
+        server.shutdown().await;
+    });
+}
+
+#[test]
+fn s3_a_first_contact_given_up_leaves_nothing_behind() {
+    first_contacts("peer_at", async |client, polls| {
+        polled(polls, client.peer_at("server:1")).await.is_some()
+    });
+}
+
+#[test]
+fn s3_a_first_fetch_given_up_leaves_nothing_behind() {
+    first_contacts("fetch", async |client, polls| {
+        let peer = client.peer(SERVER).unwrap();
+        polled(polls, client.fetch(&peer, "x")).await.map(|fetched| fetched.unwrap()).is_some()
+    });
+}
+
+#[test]
+fn s3_a_first_list_given_up_leaves_nothing_behind() {
+    first_contacts("list", async |client, polls| {
+        let peer = client.peer(SERVER).unwrap();
+        polled(polls, client.list(&peer)).await.map(|list| list.unwrap()).is_some()
+    });
+}
+
+#[test]
+fn s3_a_start_given_up_leaves_nothing_behind() {
+    on_seeds(async |handle: Handle| {
+        let mut number = 0;
+        for_every_k("start", async |polls| {
+            number += 1;
+            let node = handle.start_node(&format!("w{number}:1")).unwrap();
+            let started = polled(polls, builder(&node, CLIENT).start()).await;
+            let completed = started.is_some();
+            drop(started);
+            handle.runtime().sleep(Duration::from_millis(100)).await;
+            let again = builder(&node, CLIENT).start().await.unwrap();
+            again.shutdown().await;
+            completed
+        })
+        .await;
+    });
+}
+
+#[test]
+fn l3_a_shutdown_given_up_goes_on() {
+    on_seeds(async |handle: Handle| {
+        let server_node = handle.start_node("server:1").unwrap();
+        let server = builder(&server_node, SERVER).start().await.unwrap();
+        server.publish("x", Tensor::from_values(server.pool(), &[3], &[1u32, 2, 3]).unwrap()).unwrap();
+        let mut number = 0;
+        for_every_k("shutdown", async |polls| {
+            number += 1;
+            let node = handle.start_node(&format!("client{number}:1")).unwrap();
+            let client = builder(&node, CLIENT).start().await.unwrap();
+            let peer = client.peer_at("server:1").await.unwrap();
+            drop(client.fetch(&peer, "x").await.unwrap());
+            let completed = polled(polls, client.shutdown()).await.is_some();
+            client.shutdown().await;
+            assert!(matches!(client.fetch(&peer, "x").await, Err(WorkerError::ShutDown)));
+            handle.runtime().sleep(Duration::from_millis(900)).await;
+            let memory = client.receive_memory();
+            assert_eq!((memory.used_bytes, memory.leaked_bytes), (0, 0));
+            completed
+        })
+        .await;
+        server.shutdown().await;
+    });
+}
