@@ -1,4 +1,4 @@
-//! Connections through something in the middle that splits or stops.
+//! Connections through something in the middle that delays, splits, cuts, half-closes or stops.
 
 use std::{
     io::{Read, Write},
@@ -17,7 +17,7 @@ use crate::{
     HOST,
     contract::{
         Flavour, bounded,
-        pair::{DEPTHS, STEP_LIMIT, immediate, pattern, step},
+        pair::{DEPTHS, STEP_LIMIT, end_of, immediate, pattern, step},
     },
     raw::{Local, address},
 };
@@ -27,6 +27,10 @@ use crate::{
 enum Middle {
     /// Passes on at most so many bytes at a time.
     Split(usize),
+    /// Passes so many bytes, and then closes both streams.
+    Cut(usize),
+    /// Passes so many bytes, and then ends that direction only.
+    HalfClose(usize),
     /// Passes so many bytes, and then takes nothing more.
     Stop(usize),
 }
@@ -35,7 +39,7 @@ enum Middle {
 fn pass(mut from: TcpStream, mut to: TcpStream, middle: Middle) {
     let (split, limit) = match middle {
         Middle::Split(split) => (split, usize::MAX),
-        Middle::Stop(limit) => (64 << 10, limit),
+        Middle::Cut(limit) | Middle::HalfClose(limit) | Middle::Stop(limit) => (64 << 10, limit),
     };
     let (mut buffer, mut passed) = (vec![0; split], 0);
     while passed < limit {
@@ -51,7 +55,10 @@ fn pass(mut from: TcpStream, mut to: TcpStream, middle: Middle) {
             // Holds both open, and reads nothing, until the other direction ends.
             let _ = to.read(&mut [0; 1]);
         }
-        Middle::Split(_) | Middle::Stop(_) => {
+        Middle::HalfClose(_) => {
+            let _ = to.shutdown(Shutdown::Write);
+        }
+        Middle::Cut(_) | Middle::Split(_) | Middle::Stop(_) => {
             let _ = to.shutdown(Shutdown::Both);
             let _ = from.shutdown(Shutdown::Both);
         }
@@ -103,8 +110,17 @@ fn sides(runtime: Arc<dyn Runtime>) -> (Local, Local) {
     (Local::new(runtime.clone()), Local::new(runtime))
 }
 
-/// Bytes of the dialer's hello.
+/// Bytes of the dialer's hello, and of a header.
 const HELLO: usize = 50;
+const HEADER: usize = 40;
+
+fn assert_lost(error: &FabricError) {
+    let causes = [LossCause::EndOfFile, LossCause::Reset];
+    assert!(
+        matches!(error, FabricError::PeerLost { cause, .. } if causes.contains(cause)),
+        "unexpected: {error}"
+    );
+}
 
 #[test]
 fn pieces_of_any_size_make_no_difference() {
@@ -120,6 +136,31 @@ fn pieces_of_any_size_make_no_difference() {
             assert_eq!(immediate(arrival.unwrap()), (1, length as u64));
             assert!(lent.take()[..] == pattern(length, 3)[..], "split into {split}");
         }
+    });
+}
+
+#[test]
+fn a_cut_anywhere_is_a_loss_at_both_ends() {
+    bounded(Flavour::TwoWorkers, |runtime| async move {
+        let (left, right) = sides(runtime);
+        // From the first frame's first byte on: the handshake is over then.
+        for after in [1, HEADER - 1, HEADER, HEADER + 1, 100_000, (1 << 20) + HEADER, (1 << 20) + 2 * HEADER]
+        {
+            for cut in [Middle::Cut, Middle::HalfClose] {
+                let (to_right, to_left) = connect(&left, &right, cut(HELLO + after)).await;
+                let lent = right.receive.lend(8 << 20);
+                to_right.add_remote_region(lent.region);
+                let write = to_right.write_imm(left.source.filled(8 << 20, 3), lent.range, Immediate(1));
+                assert_lost(&end_of(&right.runtime, &to_left).await);
+                let _ended_either_way = left.step("the write", write).await;
+                // The half-closed end hears that its peer has left.
+                end_of(&left.runtime, &to_right).await;
+                right.step("the close", to_left.close()).await;
+                lent.granted.end(memory::GrantEnd::QueuePairDrained).unwrap();
+            }
+        }
+        assert_eq!(left.source.pool.stats().used_bytes, 0);
+        assert_eq!(right.receive.pool.stats().leaked_bytes, 0);
     });
 }
 
