@@ -186,8 +186,8 @@ pub async fn a_prepared_end_can_be_dropped(setup: Setup, runtime: Arc<dyn Runtim
 }
 
 pub async fn closing_with_many_outstanding_ends_each_once(setup: Setup, runtime: Arc<dyn Runtime>) {
-    const POSTED: u32 = 256;
-    let depths = QueuePairConfig { send_depth: POSTED, receive_depth: 2 * POSTED };
+    const POSTED: u32 = 64;
+    let depths = QueuePairConfig { send_depth: POSTED, receive_depth: 8 * POSTED };
     let pair = Pair::with_depths(setup, runtime, depths).await;
     let operations: Vec<_> = (0..8 * POSTED).map(|value| pair.to_right.notify(Immediate(value))).collect();
     let (results, ()) = pair.step("the close", join(join_all(operations), pair.to_right.close())).await;
