@@ -38,6 +38,11 @@ pub(crate) struct Serve {
     /// Address to listen at; port 0 takes a free one. Anything beyond loopback needs --secret-file.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0", value_parser = host_and_port)]
     pub(crate) bind: String,
+    /// Map the file instead of reading it, and send from the mapping. The file must not change meanwhile, and nobody
+    /// but its owner may have the right to write it. Receivers over shared memory get copies, made in memory anew for
+    /// each of them; over TCP nothing is copied.
+    #[arg(long)]
+    pub(crate) mmap: bool,
     #[command(flatten)]
     pub(crate) secret: Secret,
 }

@@ -3,11 +3,13 @@
 use std::{
     fs::File,
     io,
+    ops::Range,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
 
 use safetensors::SafeTensorError;
+use tensorwire::{Mapping, MemoryError};
 
 use crate::header::{Entry, HEADER_BYTES_MAX, Header, PREFIX_BYTES};
 
@@ -17,6 +19,8 @@ use crate::header::{Entry, HEADER_BYTES_MAX, Header, PREFIX_BYTES};
 pub(crate) enum CheckpointError {
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: io::Error },
+    #[error("{path}: {source}; or serve it without --mmap")]
+    Map { path: PathBuf, source: Box<MemoryError> },
     #[error(
         "{path}: the header is said to be {claimed} bytes long, but the file has {file} bytes and a header at most \
          {HEADER_BYTES_MAX}: it is no safetensors file, or it is truncated"
@@ -81,11 +85,22 @@ impl Checkpoint {
         &self.header
     }
 
+    /// Maps the file, which is read from disk as its bytes are used.
+    pub(crate) fn map(&self) -> Result<Mapping, CheckpointError> {
+        Mapping::of_file(&self.file)
+            .map_err(|source| CheckpointError::Map { path: self.path.clone(), source: Box::new(source) })
+    }
+
+    /// Where a tensor's bytes lie in the file.
+    pub(crate) fn place(&self, entry: &Entry) -> Range<u64> {
+        let start = self.header.data_start();
+        start + entry.range.start..start + entry.range.end
+    }
+
     /// Reads a tensor's bytes; `into` has its length.
     pub(crate) fn read(&self, entry: &Entry, into: &mut [u8]) -> Result<(), CheckpointError> {
-        let place = self.header.data_start() + entry.range.start;
         self.file
-            .read_exact_at(into, place)
+            .read_exact_at(into, self.place(entry).start)
             .map_err(|source| CheckpointError::Io { path: self.path.clone(), source })
     }
 }

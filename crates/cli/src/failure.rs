@@ -14,7 +14,7 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     #[error(transparent)]
-    Worker(#[from] WorkerError),
+    Worker(Box<WorkerError>),
     #[error(transparent)]
     Bench(#[from] BenchError),
     #[error("the tokio runtime can't be started: {0}")]
@@ -45,4 +45,11 @@ pub(crate) enum Failure {
     Checksum { name: String, found: u64, expected: u64 },
     #[error("the server tells no checksum of `{name}`: pull without --verify, or from a newer server")]
     NoChecksum { name: String },
+}
+
+impl From<WorkerError> for Failure {
+    fn from(error: WorkerError) -> Self {
+        // Boxed, since it is several times as large as everything else here.
+        Self::Worker(Box::new(error))
+    }
 }

@@ -1,9 +1,9 @@
 //! `tensorwire serve`: a file's tensors, published until Ctrl-C.
 
-use std::io::Write;
+use std::{io::Write, sync::Arc};
 
 use indicatif::BinaryBytes;
-use tensorwire::{DataType, Tensor, Worker};
+use tensorwire::{Buf, DataType, Joined, Tensor, Worker, WorkerError};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
@@ -26,21 +26,37 @@ pub(crate) async fn serve(arguments: &Serve) -> Result<(), Failure> {
         builder = builder.secret_file(path);
     }
     let worker = builder.start().await?;
-    publish_all(&worker, &checkpoint).await?;
+    let mapped = arguments.mmap.then(|| join(&worker, &checkpoint)).transpose()?;
+    publish_all(&worker, &checkpoint, mapped.as_ref()).await?;
     announce(&worker, arguments, &checkpoint);
     let waited = until_told_to_end().await;
     worker.shutdown().await;
+    drop(mapped);
     waited
 }
 
-async fn publish_all(worker: &Worker, checkpoint: &Checkpoint) -> Result<(), Failure> {
+/// Maps the file and lets the worker send from the mapping for as long as the answer lives.
+fn join(worker: &Worker, checkpoint: &Checkpoint) -> Result<Joined, Failure> {
+    let mapping = Arc::new(checkpoint.map()?);
+    Ok(worker.user_memory().join(mapping).map_err(WorkerError::from)?)
+}
+
+async fn publish_all(
+    worker: &Worker,
+    checkpoint: &Checkpoint,
+    mapped: Option<&Joined>,
+) -> Result<(), Failure> {
     let header = checkpoint.header();
     if header.entries().iter().any(|entry| entry.name == HEADER_NAME) {
         return Err(Failure::ReservedName);
     }
-    let bar = byte_bar("reading", header.data_bytes());
+    let bar = byte_bar(if mapped.is_some() { "mapping" } else { "reading" }, header.data_bytes());
     for entry in header.entries() {
-        worker.publish(&entry.name, read_tensor(worker, checkpoint, entry).await?)?;
+        let bytes = match mapped {
+            Some(mapped) => mapped_bytes(mapped, checkpoint, entry)?,
+            None => read_bytes(worker, checkpoint, entry).await?,
+        };
+        worker.publish(&entry.name, tensor(bytes, entry)?)?;
         bar.inc(entry.byte_length());
     }
     bar.finish_and_clear();
@@ -51,16 +67,34 @@ async fn publish_all(worker: &Worker, checkpoint: &Checkpoint) -> Result<(), Fai
 }
 
 /// Reads one tensor straight into a block of the pool.
-async fn read_tensor(worker: &Worker, checkpoint: &Checkpoint, entry: &Entry) -> Result<Tensor, Failure> {
-    let bytes = entry.byte_length();
-    let length = usize::try_from(bytes).map_err(|_| Failure::TooLarge { name: entry.name.clone(), bytes })?;
-    let mut buffer = worker.pool().alloc(length).await.map_err(tensorwire::WorkerError::from)?;
+async fn read_bytes(worker: &Worker, checkpoint: &Checkpoint, entry: &Entry) -> Result<Buf, Failure> {
+    let mut buffer =
+        worker.pool().alloc(addressable(entry, entry.byte_length())?).await.map_err(WorkerError::from)?;
     checkpoint.read(entry, &mut buffer)?;
+    Ok(buffer.freeze())
+}
+
+/// Where one tensor lies in the mapped file.
+fn mapped_bytes(mapped: &Joined, checkpoint: &Checkpoint, entry: &Entry) -> Result<Buf, Failure> {
+    let place = checkpoint.place(entry);
+    let place = addressable(entry, place.start)?..addressable(entry, place.end)?;
+    // The file was longer when its header was checked.
+    let bytes = entry.byte_length();
+    mapped.buf().slice(place).ok_or_else(|| Failure::TooLarge { name: entry.name.clone(), bytes })
+}
+
+fn addressable(entry: &Entry, number: u64) -> Result<usize, Failure> {
+    let bytes = entry.byte_length();
+    usize::try_from(number).map_err(|_| Failure::TooLarge { name: entry.name.clone(), bytes })
+}
+
+fn tensor(bytes: Buf, entry: &Entry) -> Result<Tensor, Failure> {
     let shape: Vec<u64> = entry.shape.iter().map(|&dimension| dimension as u64).collect();
+    let length = bytes.len() as u64;
     let tensor = match dtype::of_file(entry.dtype) {
-        Some(dtype) => Tensor::new(buffer, dtype, &shape),
+        Some(dtype) => Tensor::shared(bytes, dtype, &shape),
         // The wire has no name for it; the published header has.
-        None => Tensor::new(buffer, DataType::U8, &[bytes]),
+        None => Tensor::shared(bytes, DataType::U8, &[length]),
     };
     Ok(tensor?)
 }
@@ -73,6 +107,9 @@ fn announce(worker: &Worker, arguments: &Serve, checkpoint: &Checkpoint) {
         BinaryBytes(header.data_bytes()),
         arguments.file.display()
     );
+    if arguments.mmap {
+        println!("mapped: sent from the file over TCP, copied once for each receiver over shared memory");
+    }
     println!("address {}", worker.address());
     // Whoever waits for these lines through a pipe must get them now; without a reader there is nobody to tell.
     let _ = std::io::stdout().flush();

@@ -8,10 +8,10 @@ use std::{fs, net::TcpListener, os::unix::process::ExitStatusExt, path::Path, pr
 use common::{Process, Server, checkpoint, fail, names_in, run, small_checkpoint, succeed, tensorwire};
 use rustix::process::{Pid, Signal, kill_process};
 
-fn pull_bit_for_bit(fabric: &str) {
+fn pull_bit_for_bit(fabric: &str, serve_arguments: &[&str]) {
     let directory = tempfile::tempdir().unwrap();
     let file = checkpoint(directory.path());
-    let server = Server::start(&file, &[]);
+    let server = Server::start(&file, serve_arguments);
     let pulled = directory.path().join("pulled");
     let output =
         succeed(&["pull", &server.address, "-o", pulled.to_str().unwrap(), "--verify", "--fabric", fabric]);
@@ -22,12 +22,31 @@ fn pull_bit_for_bit(fabric: &str) {
 
 #[test]
 fn checkpoint_arrives_bit_for_bit_over_shm() {
-    pull_bit_for_bit("shm");
+    pull_bit_for_bit("shm", &[]);
 }
 
 #[test]
 fn checkpoint_arrives_bit_for_bit_over_tcp() {
-    pull_bit_for_bit("tcp");
+    pull_bit_for_bit("tcp", &[]);
+}
+
+#[test]
+fn mapped_checkpoint_arrives_bit_for_bit_over_shm() {
+    pull_bit_for_bit("shm", &["--mmap"]);
+}
+
+#[test]
+fn mapped_checkpoint_arrives_bit_for_bit_over_tcp() {
+    pull_bit_for_bit("tcp", &["--mmap"]);
+}
+
+#[test]
+fn file_that_strangers_may_write_is_not_mapped() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = small_checkpoint(directory.path());
+    fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
+    let output = fail(&["serve", file.to_str().unwrap(), "--mmap"]);
+    assert!(output.contains("chmod go-w") && output.contains("without --mmap"), "{output}");
 }
 
 #[test]

@@ -89,7 +89,8 @@ fn d_memory_exhaustion_open_files() {
 
 #[test]
 fn d_memory_exhaustion_address_space() {
-    if !is_child("d_memory_exhaustion_address_space") {
+    // The sanitizer needs address space of its own at any moment.
+    if cfg!(asan) || !is_child("d_memory_exhaustion_address_space") {
         return;
     }
     let pool = pool();
@@ -131,7 +132,8 @@ fn d_memory_exhaustion_more_than_the_system_has() {
 
 #[test]
 fn locked_memory_is_named_where_mappings_are_locked() {
-    if !is_child("locked_memory_is_named_where_mappings_are_locked") {
+    // The sanitizer maps memory of its own at any moment.
+    if cfg!(asan) || !is_child("locked_memory_is_named_where_mappings_are_locked") {
         return;
     }
     set_limit(libc::RLIMIT_MEMLOCK, 64 << 10);

@@ -213,7 +213,9 @@ mod models {
                 })
                 .collect();
             let ended = granted.end(GrantEnd::QueuePairDrained);
-            writers.into_iter().for_each(|writer| drop(writer.join().unwrap()));
+            for writer in writers {
+                let _landed: bool = writer.join().unwrap();
+            }
             assert!(target.access(0, 0).is_err(), "reached after the end");
             assert_eq!(pool.stats().leaked_bytes, if ended.is_ok() { 0 } else { 64 });
         });

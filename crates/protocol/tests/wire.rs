@@ -11,20 +11,14 @@ use proptest::prelude::*;
 use protocol::{
     Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Mode, Parameters,
     RequestIndex, Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, Want, WireError,
-    credit::{Answer, Ask, Counts},
     limits::{
         CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NAMES_MAX,
         RANK_MAX, REQUESTS_MAX, RING_BYTES_MAX, RING_BYTES_MIN, SLOT_BYTES, STATUS_DETAILS_BYTES_MAX,
         STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX, WIRE_VERSION,
     },
-    names::{NameForm, NameTable},
     wire::{
         self,
         control::{Connect, ControlFrame, FabricOffer, ListEntry, RegionRecord, RingOffer},
-        record::{
-            ANSWER_BYTES, ASK_BYTES, Control, RECORD_BYTES_MAX, Record, decode_answer, decode_ask,
-            decode_record, encode_answer, encode_ask, encode_control, encode_message, record_length,
-        },
     },
 };
 
@@ -525,91 +519,6 @@ fn d_rings_and_slots_of_other_sizes_are_refused() {
         let error = ControlFrame::decode(&frame.encode()).unwrap_err();
         assert_eq!(error, WireError::Inconsistent { field: "ring" });
     }
-}
-
-fn decode(mode: Mode, bytes: &[u8]) -> Result<(Counts, Record), WireError> {
-    decode_record(mode, bytes, &mut NameTable::new(4))
-}
-
-#[test]
-fn ring_records_name_keys_by_number() {
-    let key = "a key that is spelt out once".into();
-    let request = TensorRequest {
-        index: RequestIndex(1),
-        scope: Scope::Published,
-        key,
-        known: None,
-        destination: None,
-    };
-    let message = Message::TensorRequest(request);
-    let counts = Counts::default();
-    let encoded = |form| {
-        let mut bytes = Vec::new();
-        encode_message(Some((counts, form)), &message, &mut bytes);
-        bytes
-    };
-    let mut names = NameTable::new(4);
-    let whole = Ok((counts, Record::Message(message.clone())));
-    for form in [NameForm::Plain, NameForm::Define(3), NameForm::Number(3), NameForm::Number(3)] {
-        assert_eq!(decode_record(Mode::Counted, &encoded(form), &mut names), whole, "{form:?}");
-    }
-    assert_eq!(encoded(NameForm::Plain).len() - encoded(NameForm::Number(3)).len(), 2 + 28 - 2);
-    for form in [NameForm::Number(2), NameForm::Number(4), NameForm::Define(4)] {
-        let refused = decode_record(Mode::Counted, &encoded(form), &mut names);
-        assert!(matches!(refused, Err(WireError::UnknownName(_))), "{form:?}: {refused:?}");
-    }
-}
-
-#[test]
-fn ring_records_come_back_with_their_counts() {
-    let counts = Counts { receives: 7, ring_bytes: u32::MAX };
-    let ring = Destination { region: 1, generation: 2, offset: 3, capacity: 32 << 10 };
-    for control in [Control::CountOnly, Control::RingOffer(ring), Control::RingMoved] {
-        let mut bytes = Vec::new();
-        encode_control(counts, control, &mut bytes);
-        let length = record_length(Mode::Counted, *bytes.first_chunk().unwrap()).unwrap();
-        assert_eq!(length, bytes.len());
-        assert_eq!(decode(Mode::Counted, &bytes), Ok((counts, Record::Control(control))));
-        assert!(decode(Mode::Original, &bytes).is_err(), "mode original has no counts");
-        for cut in 4..bytes.len() {
-            let mut short = bytes[..cut].to_vec();
-            short[..4].copy_from_slice(&(cut as u32).to_le_bytes());
-            assert!(decode(Mode::Counted, &short).is_err(), "{control:?} cut at {cut}");
-        }
-    }
-    let message = Message::Cancel(RequestIndex(5));
-    let mut bytes = Vec::new();
-    encode_message(Some((counts, NameForm::Plain)), &message, &mut bytes);
-    assert_eq!(decode(Mode::Counted, &bytes), Ok((counts, Record::Message(message.clone()))));
-    bytes.clear();
-    encode_message(None, &message, &mut bytes);
-    assert_eq!(bytes, wire::encode(&message), "in mode original a ring holds bare messages");
-    assert_eq!(decode(Mode::Original, &bytes), Ok((Counts::default(), Record::Message(message))));
-}
-
-#[test]
-fn d_ring_records_of_impossible_lengths_are_refused() {
-    for mode in [Mode::Original, Mode::Counted] {
-        let most = if mode == Mode::Original { MESSAGE_BYTES_MAX } else { RECORD_BYTES_MAX };
-        let least = if mode == Mode::Original { 5 } else { 13 };
-        for length in [0, 4, least - 1, most + 1, u32::MAX as usize] {
-            assert!(record_length(mode, (length as u32).to_le_bytes()).is_err(), "{mode:?} {length}");
-        }
-        for length in [least, most] {
-            assert_eq!(record_length(mode, (length as u32).to_le_bytes()), Ok(length));
-        }
-    }
-}
-
-#[test]
-fn asks_and_answers_come_back() {
-    let counts = Counts { receives: 1, ring_bytes: 2 };
-    let ask = Ask { counts, answers: 3, wanted: 4 };
-    assert_eq!(decode_ask(encode_ask(ask)), ask);
-    let answer = Answer { counts, asks: u32::MAX };
-    assert_eq!(decode_answer(encode_answer(answer)), answer);
-    assert_ne!(ASK_BYTES, ANSWER_BYTES, "lengths tell them apart");
-    assert!(ASK_BYTES.max(ANSWER_BYTES) <= SLOT_BYTES as usize);
 }
 
 #[test]

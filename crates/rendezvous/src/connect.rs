@@ -20,6 +20,7 @@ use crate::{
     data::DataConnection,
     error::Lost,
     fabric_channel::{FabricChannel, ReceiveAllocator},
+    import::Import,
     node::{Node, fabric_number},
     pools::LocalFabric,
     ring::{OwnRing, RingMaker},
@@ -323,6 +324,7 @@ impl Node {
             peer_ring: Mutex::new(other.ring.destination),
             peer_slots: other.ring.slots,
             held: Arc::default(),
+            import: Import { pool: self.pools.source.clone() },
         };
         let allocator =
             ReceiveAllocator { pool: self.pools.receive.clone(), regions: fabric.regions.clone(), announcer };

@@ -7,7 +7,7 @@ use std::sync::{
 
 use futures::future::{Either, select};
 use memory::{Buf, BufMut, GrantEnd, Granted};
-use protocol::{Connection, Held, Received, Scope, TransferError, wire::control::Parameters};
+use protocol::{Code, Connection, Held, Received, Scope, Status, TransferError, wire::control::Parameters};
 use verbs_reactor::{Arrival, FabricKind, QueuePair, Runtime};
 
 use crate::{
@@ -190,6 +190,13 @@ impl DataConnection {
         let transfer = name.clone();
         match error {
             TransferError::Remote(status) => WorkerError::Remote { transfer, status },
+            TransferError::Local(status) if status.code == Code::ResourceExhausted => {
+                WorkerError::Local { transfer, status }
+            }
+            TransferError::KeyTooLong { .. } => {
+                let status = Status::new(Code::ResourceExhausted, error.to_string());
+                WorkerError::Local { transfer, status }
+            }
             other => self.lost_error(transfer, other.to_string()),
         }
     }

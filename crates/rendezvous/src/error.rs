@@ -164,6 +164,14 @@ pub enum WorkerError {
         /// Its answer.
         status: Status,
     },
+    /// This end cannot receive it: no memory, or a limit that was exceeded (RESOURCE_EXHAUSTED).
+    #[error("receiving {transfer}: {status}")]
+    Local {
+        /// The transfer.
+        transfer: TransferName,
+        /// What is exhausted.
+        status: Status,
+    },
     /// The peer or the way to it is gone.
     #[error("receiving {transfer} over {transport}: the peer is lost: {detail}; {}", loss.advice())]
     PeerLost {

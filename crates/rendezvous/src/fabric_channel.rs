@@ -7,7 +7,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use futures::poll;
+use futures::{future::BoxFuture, poll};
 use memory::{
     Buf, BufMut, GrantEnd, Granted, Pool,
     copy::{CopyReason, copy_bytes},
@@ -23,6 +23,7 @@ use verbs_reactor::{
 use crate::{
     announce::Announcer,
     held_posts::HeldPosts,
+    import::Import,
     pools::Regions,
     ring::{OwnRing, RingMaker, slot_offset},
 };
@@ -42,6 +43,7 @@ pub(crate) struct FabricChannel {
     pub(crate) peer_ring: Mutex<Destination>,
     pub(crate) peer_slots: Destination,
     pub(crate) held: Arc<HeldPosts>,
+    pub(crate) import: Import,
 }
 
 impl FabricChannel {
@@ -113,14 +115,19 @@ impl Channel for FabricChannel {
         immediate: u32,
     ) -> ContentWrite {
         let immediate = Some(Immediate(immediate));
-        let request = match (bytes, destination) {
-            (Some(local), Some(destination)) => {
-                let remote = Some(range_of(destination, 0, local.len() as u64));
-                WorkRequest::Write { local, remote, immediate }
-            }
-            _ => WorkRequest::Write { local: Buf::empty(), remote: None, immediate },
+        let (Some(local), Some(destination)) = (bytes, destination) else {
+            let request = WorkRequest::Write { local: Buf::empty(), remote: None, immediate };
+            return self.held.post_awaited(&self.queue_pair, request);
         };
-        self.held.post_awaited(&self.queue_pair, request)
+        let remote = Some(range_of(destination, 0, local.len() as u64));
+        if !self.import.needs(self.queue_pair.kind(), &local) {
+            return self.held.post_awaited(&self.queue_pair, WorkRequest::Write { local, remote, immediate });
+        }
+        let (import, held, queue_pair) = (self.import.clone(), self.held.clone(), self.queue_pair.clone());
+        ContentWrite::Importing(Box::pin(async move {
+            let local = import.copy_of(&local).await?;
+            held.post_awaited(&queue_pair, WorkRequest::Write { local, remote, immediate }).await
+        }))
     }
 
     fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError> {
@@ -169,12 +176,13 @@ impl Channel for FabricChannel {
 
 /// A content write under way.
 #[pin_project::pin_project(project = ContentWriteProjection)]
-#[derive(Debug)]
 pub(crate) enum ContentWrite {
     /// In a slot of the queue pair.
     Posted(#[pin] Operation),
     /// Behind other posts.
     Held(oneshot::Receiver<Operation>),
+    /// Posted once its bytes have been copied to where the fabric can send them from.
+    Importing(BoxFuture<'static, Result<(), ChannelError>>),
     /// The queue pair had failed.
     Refused(ChannelError),
 }
@@ -189,6 +197,7 @@ impl Future for ContentWrite {
                     return operation.poll(context).map_err(|error| lost(&error));
                 }
                 ContentWriteProjection::Refused(error) => return Poll::Ready(Err(error.clone())),
+                ContentWriteProjection::Importing(write) => return write.as_mut().poll(context),
                 ContentWriteProjection::Held(posted) => ready!(Pin::new(posted).poll(context)),
             };
             let over = |_| Self::Refused(ChannelError("the connection is over".to_owned()));

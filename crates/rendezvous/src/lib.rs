@@ -33,6 +33,7 @@ mod encoded;
 mod error;
 mod fabric_channel;
 mod held_posts;
+mod import;
 mod liveness;
 mod lost;
 mod node;

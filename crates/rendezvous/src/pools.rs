@@ -6,7 +6,8 @@ use std::{
 };
 
 use memory::{
-    Block, BlockId, BlockVisitor, Granted, MemoryError, MemoryObserver, Pool, PoolConfig, VisitError,
+    Block, BlockId, BlockVisitor, Granted, MemoryError, MemoryObserver, Pool, PoolConfig, UserMemory,
+    VisitError,
 };
 use protocol::Destination;
 use verbs_reactor::{Access, Domain, Fabric, FabricKind, RemoteRegion};
@@ -36,6 +37,8 @@ pub(crate) struct Pools {
     pub(crate) ring: Pool,
     /// Encoded messages under way; no remote access.
     pub(crate) message: Pool,
+    /// What users have joined; no remote access.
+    pub(crate) user: UserMemory,
 }
 
 const SMALL_BLOCK_BYTES: usize = 1 << 20;
@@ -55,6 +58,7 @@ impl Pools {
             receive: pool("receive", caps.receive_bytes, caps.block_bytes)?,
             ring: pool("ring", caps.ring_bytes, small)?,
             message: pool("message", caps.message_bytes, small)?,
+            user: UserMemory::new(),
         })
     }
 }
@@ -73,17 +77,13 @@ impl LocalFabric {
     pub(crate) fn open(fabric: &dyn Fabric, pools: &Pools) -> Result<Self, WorkerError> {
         let domain = fabric.open_domain()?;
         let regions = Arc::new(Regions::default());
-        let register = |pool: &Pool, access| {
-            pool.add_visitor(Arc::new(RegisterBlocks {
-                domain: domain.clone(),
-                access,
-                regions: regions.clone(),
-            }))
-        };
-        register(&pools.source, Access::LOCAL)?;
-        register(&pools.message, Access::LOCAL)?;
-        register(&pools.receive, Access::RECEIVE)?;
-        register(&pools.ring, Access::RING)?;
+        let visitor =
+            |access| Arc::new(RegisterBlocks { domain: domain.clone(), access, regions: regions.clone() });
+        pools.source.add_visitor(visitor(Access::LOCAL))?;
+        pools.message.add_visitor(visitor(Access::LOCAL))?;
+        pools.user.add_visitor(visitor(Access::LOCAL))?;
+        pools.receive.add_visitor(visitor(Access::RECEIVE))?;
+        pools.ring.add_visitor(visitor(Access::RING))?;
         Ok(Self { kind: fabric.kind(), reach: fabric.reach(), domain, regions })
     }
 }
@@ -131,5 +131,9 @@ impl BlockVisitor for RegisterBlocks {
             self.regions.by_block.lock().unwrap_or_else(PoisonError::into_inner).insert(block.id(), region);
         }
         Ok(())
+    }
+
+    fn block_removed(&self, block: &Block) {
+        self.domain.deregister(block.id());
     }
 }

@@ -29,16 +29,25 @@ impl Tensor {
     /// # Errors
     /// [`WorkerError::InvalidTensor`] when the shape is too large or the length does not fit it.
     pub fn new(bytes: BufMut, dtype: DataType, shape: &[u64]) -> Result<Self, WorkerError> {
+        Self::shared(bytes.freeze(), dtype, shape)
+    }
+
+    /// As [`new`](Self::new), over bytes that others may hold too: a part of another buffer, or memory that has
+    /// joined ([`Worker::user_memory`](crate::Worker::user_memory)).
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn shared(bytes: Buf, dtype: DataType, shape: &[u64]) -> Result<Self, WorkerError> {
         let metadata = describe(dtype, shape)?;
         if metadata.byte_length != bytes.len() as u64 {
             let problem = format!(
-                "{dtype} {shape:?} takes {} bytes, but the buffer has {}; allocate exactly that many",
+                "{dtype} {shape:?} takes {} bytes, but the buffer has {}; give exactly that many",
                 metadata.byte_length,
                 bytes.len()
             );
             return Err(WorkerError::InvalidTensor { problem });
         }
-        Ok(Self { metadata, bytes: bytes.freeze() })
+        Ok(Self { metadata, bytes })
     }
 
     /// A tensor with a copy of `bytes` in `pool` (one counted copy).

@@ -7,7 +7,7 @@ use std::{
 };
 
 use futures::future::try_join_all;
-use memory::{Pool, PoolStats};
+use memory::{Pool, PoolStats, UserMemory};
 use protocol::{Code, Counters, DeviceName, Held, Key, Scope, Status, StepId};
 use verbs_reactor::{FabricKind, QueuePairStats, timeout};
 
@@ -87,6 +87,13 @@ impl Worker {
     /// Memory for values to publish and send.
     pub fn pool(&self) -> &Pool {
         &self.node.pools.source
+    }
+
+    /// The user's own memory, to publish and send from where it lies: join it, then
+    /// [`Tensor::shared`](crate::Tensor::shared). A peer that uses shared memory gets a copy, which is made in
+    /// [`pool`](Self::pool) each time.
+    pub fn user_memory(&self) -> &UserMemory {
+        &self.node.pools.user
     }
 
     /// What the memory for received values holds.

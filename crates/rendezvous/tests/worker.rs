@@ -43,6 +43,25 @@ fn pattern(worker: &Worker, bytes: usize, seed: u8) -> Tensor {
 }
 
 #[test]
+fn a_name_above_the_limit_is_refused_here_and_the_connection_stays() {
+    on_each_fabric(|kind| async move {
+        let (server, client) = pair(kind).await;
+        let peer = client.peer_at(server.address()).await.unwrap();
+        server.publish("w", pattern(&server, 8, 1)).unwrap();
+        client.fetch(&peer, "w").await.unwrap();
+        match client.fetch(&peer, &"w".repeat(1025)).await {
+            Err(WorkerError::Local { status, .. }) => {
+                assert_eq!(status.code, Code::ResourceExhausted);
+                assert!(status.message.contains("1025") && status.message.contains("1024"), "{status}");
+            }
+            other => panic!("{other:?}"),
+        }
+        client.fetch(&peer, "w").await.unwrap();
+        end(server, client).await;
+    });
+}
+
+#[test]
 fn fetch_gives_the_published_bytes_of_every_size() {
     on_each_fabric(|kind| async move {
         let (server, client) = pair(kind).await;

@@ -9,7 +9,8 @@ use verbs_reactor::{Arrival, FabricError, FabricKind, PeerViolation, Purpose, Qu
 use crate::{
     Violation,
     clock::Action,
-    endpoint::{PieceState, SourceSpan},
+    endpoint::{Part, PieceState, SourceSpan},
+    fabric::DomainShared,
     ids::{BlockNumber, EndpointId},
     owners::PostedUnder,
     trace::{Event, Fnv},
@@ -103,13 +104,9 @@ impl Shared {
         let Some(write) = outbound.by_number(number) else { return };
         let state_before = std::mem::replace(&mut write.pieces[piece].state, PieceState::Landed);
         let (part, range) = (write.pieces[piece].part, write.pieces[piece].range.clone());
-        let remote = write.parts.get_mut(part).and_then(|part| part.remote.as_mut());
+        let landing = target_of(&domain, &mut write.parts[..=part]);
+        let remote = write.parts[part].remote.as_ref();
         let (PieceState::Carried(mut bytes), Some(remote)) = (state_before, remote) else { return };
-        let landing = match &remote.target {
-            Some(target) => Ok((target.clone(), domain.purpose(remote.range.region))),
-            None => domain.table.write_target(&remote.range, remote.key),
-        };
-        remote.target = landing.as_ref().ok().map(|(target, _)| target.clone());
         let posted_under = if strict { remote.posted_under } else { PostedUnder::Unchecked };
         let place = domain.place(&remote.range, &range);
         let flip = self.flip(&mut state, &landing, &mut bytes);
@@ -237,6 +234,20 @@ impl Shared {
             self.check(released);
         }
     }
+}
+
+/// Where the last of `parts` goes. A NIC takes work requests in order: those before it are checked first.
+fn target_of(domain: &DomainShared, parts: &mut [Part]) -> Landing {
+    let mut last = Err(PeerViolation::Malformed);
+    for remote in parts.iter_mut().filter_map(|part| part.remote.as_mut()) {
+        let found = match &remote.target {
+            Some(target) => (target.clone(), domain.purpose(remote.range.region)),
+            None => domain.table.write_target(&remote.range, remote.key)?,
+        };
+        remote.target = Some(found.0.clone());
+        last = Ok(found);
+    }
+    last
 }
 
 /// The local bytes of one part of a posted write.

@@ -8,7 +8,7 @@ mod contract;
 use std::{cell::RefCell, ops::Range, sync::Arc};
 
 use contract::Flavour;
-use sim::{Allowed, Handle, World};
+use sim::{Allowed, Handle, Rng, Swarm, World};
 use verbs_reactor::{Fabric, Runtime};
 
 /// Each rule must hold under this many seeds, unless `SIM_CONTRACT_SEEDS` says otherwise.
@@ -46,7 +46,9 @@ fn seeds() -> Range<u64> {
 }
 
 fn on_world<F: Future<Output = ()>>(seed: u64, test: impl Fn(Arc<dyn Runtime>) -> F) {
-    let world = World::new(seed);
+    // Split at a limit that the rules about it can reach.
+    let swarm = Swarm { piece_bytes_max: 2 << 20, ..Swarm::draw(&mut Rng::new(seed).fork(1)) };
+    let world = World::with_swarm(seed, swarm);
     world.replayed_by("contract");
     let handle = world.handle();
     // The rules break rules on purpose, on pools of their own.

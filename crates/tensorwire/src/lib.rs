@@ -29,7 +29,7 @@
 
 #![forbid(unsafe_code)]
 
-pub use memory::{Buf, BufMut, MemoryError, Pool, PoolStats, copy};
+pub use memory::{Buf, BufMut, Joined, Mapping, MemoryError, Pool, PoolStats, UserMemory, copy};
 pub use protocol::{Code, Counters, DataType, DeviceName, Key, Metadata, Mode, Shape, Status};
 pub use rendezvous::{
     ClusterSpec, Element, Peer, PeerInfo, Published, Step, Tensor, TransferName, Worker, WorkerBuilder,

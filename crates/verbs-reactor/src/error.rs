@@ -44,6 +44,12 @@ pub enum PeerViolation {
     /// The range is registered but not granted now.
     #[error("access to memory that is not granted")]
     NotGranted,
+    /// The range is registered but not exposed to reads now.
+    #[error("read of memory that is not exposed")]
+    NotExposed,
+    /// More reads at once than a target answers.
+    #[error("more one-sided reads at once than are answered")]
+    TooManyReads,
     /// More immediates than receives.
     #[error("an immediate came although no receive was posted")]
     ReceiverNotReady,

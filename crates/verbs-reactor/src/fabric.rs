@@ -2,7 +2,7 @@
 
 use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
-use memory::Block;
+use memory::{Block, BlockId};
 
 use crate::{Access, BoxFuture, FabricError, FabricKind, QueuePair, RemoteRegion, SlotKey, WorkRequest};
 
@@ -33,6 +33,7 @@ impl Capabilities {
             WorkRequest::Write { .. } => true,
             WorkRequest::WriteVectored { .. } => self.vectored,
             WorkRequest::Lend { .. } => self.lend,
+            WorkRequest::Read { .. } => self.read,
         }
     }
 }
@@ -66,6 +67,10 @@ pub trait Domain: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     /// [`FabricError::Device`] when the device refuses, naming the limit to raise.
     fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError>;
+
+    /// Lets go of a block that no operation uses any more and that peers never had access to: a user's memory that
+    /// leaves. A domain that can't do that keeps the block for as long as it lives.
+    fn deregister(&self, _block: BlockId) {}
 
     /// Makes one end of a connection, with its receives posted.
     ///

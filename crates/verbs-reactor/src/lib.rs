@@ -31,6 +31,7 @@ mod error;
 mod fabric;
 mod kind;
 mod queue_pair;
+mod read;
 mod region;
 mod runtime;
 mod slot;
@@ -51,6 +52,7 @@ pub use fabric::{
 };
 pub use kind::{FabricKind, UnknownFabric};
 pub use queue_pair::{NextArrival, Operation, QueuePair};
+pub use read::{ReadDestination, ReadOperation};
 pub use region::{
     Access, Purpose, RegionGeneration, RegionId, RegionTable, RemoteRange, RemoteRegion, RemoteRegions,
 };

@@ -10,11 +10,12 @@ use std::{
     task::{Context, Poll},
 };
 
-use memory::Buf;
+use memory::{Buf, BufMut};
 
 use crate::{
     Arrival, Capabilities, FabricError, FabricKind, Immediate, Link, QueuePairConfig, QueuePairCore,
-    QueuePairStats, RegionId, RemoteRange, RemoteRegion, Segment, SlotKey, WorkRequest,
+    QueuePairStats, ReadDestination, ReadOperation, RegionId, RemoteRange, RemoteRegion, Segment, SlotKey,
+    WorkRequest,
     slot::{Place, Reserve},
 };
 
@@ -50,12 +51,6 @@ impl Shared {
             return Err(request.unsupported(self.core.kind()));
         }
         if let WorkRequest::WriteVectored { segments, .. } = request {
-            if segments.is_empty() {
-                return Err(FabricError::Unsupported {
-                    kind: self.core.kind(),
-                    what: "write no range at all",
-                });
-            }
             self.core.remote_regions().aim_all(segments)?;
         }
         Ok(request.weight(capabilities.piece_bytes_max))
@@ -148,6 +143,24 @@ impl QueuePair {
     /// As [`write`](Self::write).
     pub fn lend(&self, local: Buf, immediate: Immediate) -> Operation {
         self.start(WorkRequest::Lend { local, immediate })
+    }
+
+    /// Reads `remote`, which the peer has [exposed](memory::Buf::expose) in a region with
+    /// [`Access::remote_read`](crate::Access::remote_read), into `into`, and gives it back. The peer is not told.
+    ///
+    /// The read sees at least what the peer's memory held when it asked; nothing is promised about writes that are
+    /// posted after it and before its end.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write); [`FabricError::Unsupported`] where [`Capabilities::read`] is false. After an error
+    /// `into` is back in its pool.
+    ///
+    /// # Cancel safety
+    /// As [`write`](Self::write): a posted read keeps its destination until it is over.
+    pub fn read(&self, remote: RemoteRange, into: BufMut) -> ReadOperation {
+        let into = ReadDestination::new(into);
+        let operation = self.start(WorkRequest::Read { remote, into: into.clone() });
+        ReadOperation::new(operation, into, self.kind())
     }
 
     /// What the fabric can do.

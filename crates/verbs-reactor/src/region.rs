@@ -5,7 +5,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError, RwLock},
 };
 
-use memory::{Block, BlockId, RemoteTarget};
+use memory::{Block, BlockId, Buf, RemoteTarget};
 
 use crate::{FabricError, PeerViolation, Runtime, Segment};
 
@@ -31,17 +31,21 @@ pub enum Purpose {
 pub struct Access {
     /// Peers may write granted ranges.
     pub remote_write: bool,
+    /// Peers may read exposed ranges.
+    pub remote_read: bool,
     /// What the region is for.
     pub purpose: Purpose,
 }
 
 impl Access {
     /// A source: no remote access at all.
-    pub const LOCAL: Self = Self { remote_write: false, purpose: Purpose::Payload };
+    pub const LOCAL: Self = Self { remote_write: false, remote_read: false, purpose: Purpose::Payload };
+    /// A source whose [exposed](memory::Buf::expose) ranges peers may read.
+    pub const READABLE: Self = Self { remote_read: true, ..Self::LOCAL };
     /// A destination of tensor bytes.
-    pub const RECEIVE: Self = Self { remote_write: true, purpose: Purpose::Payload };
+    pub const RECEIVE: Self = Self { remote_write: true, ..Self::LOCAL };
     /// A message ring.
-    pub const RING: Self = Self { remote_write: true, purpose: Purpose::Messages };
+    pub const RING: Self = Self { remote_write: true, remote_read: false, purpose: Purpose::Messages };
 }
 
 /// What a peer must know to write a region: announced over the control plane (REGION_ADD), given to
@@ -163,7 +167,8 @@ pub struct RegionTable {
 
 #[derive(Debug, Default)]
 struct State {
-    regions: Vec<Entry>,
+    /// `None` once deregistered: numbers are never used again.
+    regions: Vec<Option<Entry>>,
     by_block: HashMap<BlockId, RegionId>,
 }
 
@@ -183,19 +188,28 @@ impl RegionTable {
     /// Registers `block` once; a second call for the same block answers with the first registration.
     pub fn register(&self, runtime: &dyn Runtime, block: &Block, access: Access) -> RemoteRegion {
         let mut state = self.lock();
-        let region = match state.by_block.get(&block.id()) {
-            Some(&region) => region,
-            None => {
-                let region = RegionId(u32::try_from(state.regions.len()).unwrap_or(u32::MAX));
-                let key = low_bits(runtime.random());
-                state.regions.push(Entry { block: block.clone(), access, key });
-                state.by_block.insert(block.id(), region);
-                region
-            }
+        let known = state.by_block.get(&block.id()).copied();
+        let known =
+            known.and_then(|region| Some((region, state.regions.get(region.0 as usize)?.as_ref()?.key)));
+        let (region, key) = known.unwrap_or_else(|| {
+            let region = RegionId(u32::try_from(state.regions.len()).unwrap_or(u32::MAX));
+            let key = low_bits(runtime.random());
+            state.regions.push(Some(Entry { block: block.clone(), access, key }));
+            state.by_block.insert(block.id(), region);
+            (region, key)
+        });
+        RemoteRegion { region, generation: self.generation, base: 0, length: block.length() as u64, key }
+    }
+
+    /// Lets go of a block: it can be neither sent from nor written any more.
+    pub fn deregister(&self, block: BlockId) {
+        let gone = {
+            let mut state = self.lock();
+            let region = state.by_block.remove(&block);
+            region.and_then(|region| state.regions.get_mut(region.0 as usize)?.take())
         };
-        let entry = &state.regions[region.0 as usize];
-        let (length, key) = (entry.block.length() as u64, entry.key);
-        RemoteRegion { region, generation: self.generation, base: 0, length, key }
+        // Without the lock: it may be the block's last handle.
+        drop(gone);
     }
 
     /// Whether `block` may be the source of a write (a NIC's local key check).
@@ -212,22 +226,47 @@ impl RegionTable {
         range: &RemoteRange,
         key: u32,
     ) -> Result<(RemoteTarget, Purpose), PeerViolation> {
+        self.with_range(range, key, |entry| {
+            if !entry.access.remote_write {
+                return Err(PeerViolation::NoRight);
+            }
+            let target = entry.block.remote_target(range.offset, range.length);
+            Ok((target.map_err(|_| PeerViolation::NotGranted)?, entry.access.purpose))
+        })
+    }
+
+    /// Checks a peer's read as a NIC does, and gives the bytes, which stay alive and unchanged meanwhile.
+    ///
+    /// # Errors
+    /// The rule that the access breaks.
+    pub fn read_source(&self, range: &RemoteRange, key: u32) -> Result<Buf, PeerViolation> {
+        self.with_range(range, key, |entry| {
+            if !entry.access.remote_read {
+                return Err(PeerViolation::NoRight);
+            }
+            entry.block.exposed(range.offset, range.length).map_err(|_| PeerViolation::NotExposed)
+        })
+    }
+
+    /// The checks that every access begins with.
+    fn with_range<T>(
+        &self,
+        range: &RemoteRange,
+        key: u32,
+        access: impl FnOnce(&Entry) -> Result<T, PeerViolation>,
+    ) -> Result<T, PeerViolation> {
         let state = self.lock();
-        let entry = state.regions.get(range.region.0 as usize);
+        let entry = state.regions.get(range.region.0 as usize).and_then(Option::as_ref);
         let entry =
             entry.filter(|_| range.generation == self.generation).ok_or(PeerViolation::UnknownRegion)?;
         if entry.key != key {
             return Err(PeerViolation::WrongKey);
         }
-        if !entry.access.remote_write {
-            return Err(PeerViolation::NoRight);
-        }
         let end = range.offset.checked_add(range.length).ok_or(PeerViolation::OutOfBounds)?;
         if end > entry.block.length() as u64 {
             return Err(PeerViolation::OutOfBounds);
         }
-        let target = entry.block.remote_target(range.offset, range.length);
-        Ok((target.map_err(|_| PeerViolation::NotGranted)?, entry.access.purpose))
+        access(entry)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use memory::Buf;
 
-use crate::{FabricError, FabricKind, RemoteRange};
+use crate::{FabricError, FabricKind, ReadDestination, RemoteRange};
 
 /// The 32-bit value that travels with a write and tells the target what landed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -27,6 +27,7 @@ impl WorkRequest {
             Self::Write { .. } => "write",
             Self::WriteVectored { .. } => "write many ranges at once",
             Self::Lend { .. } => "lend memory without a copy",
+            Self::Read { .. } => "read the peer's memory",
         };
         FabricError::Unsupported { kind, what }
     }
@@ -63,6 +64,14 @@ pub enum WorkRequest {
         /// What the target is told.
         immediate: Immediate,
     },
+    /// A one-sided read of `remote`, whose bytes the peer must have [exposed](memory::Buf::expose) in a region with
+    /// the read right. The peer is not told. Only where [`Capabilities::read`](crate::Capabilities::read) says so.
+    Read {
+        /// Where the bytes are.
+        remote: RemoteRange,
+        /// Where they go; as long as `remote`.
+        into: ReadDestination,
+    },
 }
 
 impl WorkRequest {
@@ -71,6 +80,7 @@ impl WorkRequest {
         match self {
             Self::Write { immediate, .. } | Self::WriteVectored { immediate, .. } => *immediate,
             Self::Lend { immediate, .. } => Some(*immediate),
+            Self::Read { .. } => None,
         }
     }
 
@@ -81,6 +91,7 @@ impl WorkRequest {
             Self::WriteVectored { segments, .. } => {
                 segments.iter().map(|segment| segment.local.len() as u64).sum()
             }
+            Self::Read { into, .. } => into.length(),
         }
     }
 
@@ -94,6 +105,7 @@ impl WorkRequest {
                 segments.iter().map(|segment| pieces(&segment.local)).sum::<u64>().max(1)
             }
             Self::Lend { .. } => 1,
+            Self::Read { into, .. } => into.length().div_ceil(piece_bytes_max.max(1)).max(1),
         }
     }
 
@@ -102,8 +114,10 @@ impl WorkRequest {
     pub fn pieces(&self, piece_bytes_max: u64) -> Pieces<'_> {
         let (parts, immediate) = match self {
             Self::Write { local, remote, immediate } => (Parts::One(Some((local, *remote))), *immediate),
+            // Without segments, a bare notification.
+            Self::WriteVectored { segments, immediate } if segments.is_empty() => (Parts::Bare, *immediate),
             Self::WriteVectored { segments, immediate } => (Parts::Many(segments), *immediate),
-            Self::Lend { .. } => (Parts::One(None), None),
+            Self::Lend { .. } | Self::Read { .. } => (Parts::One(None), None),
         };
         Pieces { parts, immediate, offset: 0, piece_bytes_max: piece_bytes_max.max(1) }
     }
@@ -124,6 +138,7 @@ pub struct Piece {
 
 #[derive(Debug, Clone)]
 enum Parts<'request> {
+    Bare,
     One(Option<(&'request Buf, Option<RemoteRange>)>),
     Many(&'request [Segment]),
 }
@@ -143,6 +158,11 @@ impl Iterator for Pieces<'_> {
 
     fn next(&mut self) -> Option<Piece> {
         let (local, remote) = match &self.parts {
+            Parts::Bare => {
+                self.parts = Parts::One(None);
+                let immediate = self.immediate;
+                return Some(Piece { local: Buf::empty(), remote: None, immediate, is_last: true });
+            }
             Parts::One(part) => (*part)?,
             Parts::Many(segments) => segments.first().map(|first| (&first.local, Some(first.remote)))?,
         };
@@ -160,7 +180,7 @@ impl Iterator for Pieces<'_> {
         if rest == length {
             self.offset = 0;
             self.parts = match &self.parts {
-                Parts::One(_) => Parts::One(None),
+                Parts::Bare | Parts::One(_) => Parts::One(None),
                 Parts::Many(segments) => Parts::Many(&segments[1..]),
             };
         }

@@ -175,8 +175,11 @@ impl Case {
     async fn receives(&self, stage: &mut Stage) -> Result<(Task, Task, &'static str), BenchError> {
         let puller = self.start_workers(stage).await?;
         let (from, to) = (device_of(SERVER), device_of(PULLER));
-        let key = |number| puller.worker.key(&from, &to, &edge_name(number));
-        let keys: Arc<[Key]> = (0..RECEIVES).map(key).collect::<Result<_, _>>()?;
+        let mut keys = Vec::with_capacity(RECEIVES);
+        for number in 0..RECEIVES {
+            keys.push(puller.worker.key(&from, &to, &edge_name(number))?);
+        }
+        let keys: Arc<[Key]> = keys.into();
         let step = Arc::new(AtomicI64::new(1));
         let many = |outstanding| Task::Receives {
             puller: puller.clone(),

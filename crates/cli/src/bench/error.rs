@@ -29,9 +29,16 @@ pub(crate) enum BenchError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(transparent)]
-    Worker(#[from] WorkerError),
+    Worker(Box<WorkerError>),
     #[error("a result can't be written: {0}")]
     Output(io::Error),
+}
+
+impl From<WorkerError> for BenchError {
+    fn from(error: WorkerError) -> Self {
+        // Boxed, since it is several times as large as everything else here.
+        Self::Worker(Box::new(error))
+    }
 }
 
 /// Names the call that failed.

@@ -35,7 +35,7 @@ use self::{
 /// How much longer than planned a case may take before it counts as stuck.
 const SLACK: u32 = 20;
 /// Time for starting, connecting and memory.
-const SET_UP_LIMIT: Duration = Duration::from_secs(60);
+const SET_UP_LIMIT: Duration = Duration::from_secs(120);
 
 /// Measures every case of the command line and prints it when it is done.
 pub(crate) async fn bench(arguments: &Bench) -> Result<(), BenchError> {

@@ -49,14 +49,20 @@ fn operations(text: &str) -> Vec<String> {
     found
 }
 
+/// A file's module, the same when a file becomes a folder.
+fn module(file: &str) -> String {
+    let module = file.trim_start_matches('/').trim_end_matches(".rs").trim_end_matches("/mod");
+    module.replacen("/src/", "/", 1)
+}
+
 fn in_sources() -> BTreeSet<String> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let mut paths = Vec::new();
     PACKAGES.iter().for_each(|package| files(&crates.join(package).join("src"), &mut paths));
     let named = paths.iter().flat_map(|path| {
-        let file = path.strip_prefix(crates.to_str().unwrap()).unwrap().trim_start_matches('/').to_owned();
+        let module = module(path.strip_prefix(crates.to_str().unwrap()).unwrap());
         let found = operations(&fs::read_to_string(path).unwrap());
-        found.into_iter().map(move |name| format!("{file}::{name}"))
+        found.into_iter().map(move |name| format!("{module}::{name}"))
     });
     named.collect()
 }

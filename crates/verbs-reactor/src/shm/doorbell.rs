@@ -8,7 +8,7 @@
 use std::{
     io,
     os::fd::{AsFd, OwnedFd},
-    sync::atomic::{AtomicU64, Ordering, fence},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use crate::PeerViolation;
@@ -18,13 +18,15 @@ use super::{import::ImportError, ring::PeerPage, sys};
 /// The ringing end of a doorbell.
 ///
 /// The peer holds the same open file and may do to it what it likes. A full counter answers EAGAIN, which counts
-/// as woken: whoever filled it made an edge. Clearing `O_NONBLOCK` *and* filling the counter would hold the
-/// writing thread; a process of the same user that wants that can send SIGSTOP as well.
+/// as woken: whoever filled it made an edge. A peer that clears `O_NONBLOCK` is found out before the next ring, and
+/// its connection ends. Filling the counter and clearing the flag in the instant between the look and the write would
+/// still hold the writing thread; a process of the same user that wants that can send SIGSTOP as well.
 #[derive(Debug)]
 pub(super) struct Ringer {
     bell: OwnedFd,
     /// The epoch that was rung last.
     rung: AtomicU64,
+    spoilt: AtomicBool,
 }
 
 impl Ringer {
@@ -34,24 +36,33 @@ impl Ringer {
         if kind.as_os_str() != "anon_inode:[eventfd]" || !sys::is_non_blocking(bell.as_fd())? {
             return Err(PeerViolation::Malformed.into());
         }
-        Ok(Self { bell, rung: AtomicU64::new(0) })
-    }
-
-    /// As [`ring_if_asleep`](Self::ring_if_asleep) after the release of a lease, which the peer may not care for.
-    pub(super) fn ring_for_release(&self, peer: &PeerPage) {
-        // Pairs with the fence in `OwnPage::set_sleep`, before which the peer has said that it listens.
-        fence(Ordering::SeqCst);
-        if peer.listens() {
-            self.ring_if_asleep(peer);
-        }
+        Ok(Self { bell, rung: AtomicU64::new(0), spoilt: AtomicBool::new(false) })
     }
 
     /// Wakes the peer if it sleeps and was not rung since it fell asleep. Call after publishing work.
     pub(super) fn ring_if_asleep(&self, peer: &PeerPage) {
-        // Pairs with the fence in `OwnPage::set_sleep`.
-        fence(Ordering::SeqCst);
-        let epoch = peer.sleep();
-        if self.rung.load(Ordering::Relaxed) == epoch || self.rung.swap(epoch, Ordering::AcqRel) == epoch {
+        if peer.must_be_rung(&self.rung) {
+            self.ring();
+        }
+    }
+
+    /// As [`ring_if_asleep`](Self::ring_if_asleep) after the release of a lease, which the peer may not care for.
+    pub(super) fn ring_for_release(&self, peer: &PeerPage) {
+        if peer.must_be_rung_for_release(&self.rung) {
+            self.ring();
+        }
+    }
+
+    /// Whether the peer has made the bell one that blocks, so that it is not rung any more.
+    pub(super) fn is_spoilt(&self) -> bool {
+        self.spoilt.load(Ordering::Relaxed)
+    }
+
+    fn ring(&self) {
+        if !sys::is_non_blocking(self.bell.as_fd()).unwrap_or(false) {
+            self.spoilt.store(true, Ordering::Relaxed);
+        }
+        if self.is_spoilt() {
             return;
         }
         match sys::signal(self.bell.as_fd()) {

@@ -139,7 +139,7 @@ impl Driver {
         }
         match &self.process {
             Some(process) if matches!(process.poll_read_ready(context), Poll::Ready(Ok(_))) => {
-                self.link.bury()
+                self.link.bury();
             }
             _ => {
                 self.say_asleep(true);

@@ -88,6 +88,8 @@ fn code_of(violation: PeerViolation) -> u64 {
         PeerViolation::ReceiverNotReady => 7,
         PeerViolation::UnsealedBlock => 8,
         PeerViolation::BadToken => 9,
+        PeerViolation::NotExposed => 10,
+        PeerViolation::TooManyReads => 11,
     }
 }
 
@@ -102,6 +104,8 @@ fn violation_of(code: u64) -> Option<PeerViolation> {
         PeerViolation::ReceiverNotReady,
         PeerViolation::UnsealedBlock,
         PeerViolation::BadToken,
+        PeerViolation::NotExposed,
+        PeerViolation::TooManyReads,
     ];
     all.into_iter().find(|&violation| code_of(violation) == code)
 }

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use memory::Block;
+use memory::{Block, BlockId};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{
@@ -167,6 +167,10 @@ impl Domain for ShmDomain {
 
     fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
         Ok(self.shared.regions.register(self.shared.runtime.as_ref(), block, access))
+    }
+
+    fn deregister(&self, block: BlockId) {
+        self.shared.regions.deregister(block);
     }
 
     fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {

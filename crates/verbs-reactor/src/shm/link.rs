@@ -215,6 +215,9 @@ impl ShmLink {
         if self.died.load(Ordering::Acquire) {
             return Err(End::end_of_file("its process has ended"));
         }
+        if connection.ringer.is_spoilt() {
+            return Err(PeerViolation::Malformed.into());
+        }
         worked |= self.retry_waiting();
         worked |= self.reclaim();
         let before = target.executed();

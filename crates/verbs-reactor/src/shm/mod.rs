@@ -17,6 +17,7 @@
 //! | `target` | the target's half |
 //! | `link`, `driver` | who makes progress, and when |
 //! | `ending` | why a connection ends, and how each side learns of it |
+//! | `words` | what single words of the pages say, for models |
 //! | `sys` | system calls as safe functions |
 
 mod connection;
@@ -37,5 +38,6 @@ mod sys;
 mod target;
 #[cfg(test)]
 mod tests;
+mod words;
 
 pub use fabric::ShmFabric;

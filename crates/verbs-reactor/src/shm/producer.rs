@@ -173,12 +173,6 @@ impl Producer {
             let descriptor = Descriptor { immediate, continues: !piece.is_last, remote, source };
             prepared.push(Prepared { descriptor, local: piece.local });
         }
-        if let (WorkRequest::WriteVectored { immediate, .. }, true) = (request, prepared.is_empty()) {
-            let immediate = immediate.map(|immediate| immediate.0);
-            let descriptor =
-                Descriptor { immediate, continues: false, remote: None, source: Source::Nothing };
-            prepared.push(Prepared { descriptor, local: Buf::empty() });
-        }
         Ok(true)
     }
 
@@ -265,6 +259,7 @@ fn aim(connection: &Connection, request: &WorkRequest) -> Result<(), FabricError
             .iter()
             .try_for_each(|segment| regions.aim(segment.local.len() as u64, Some(&segment.remote)).map(drop)),
         WorkRequest::Lend { .. } => Ok(()),
+        WorkRequest::Read { .. } => Err(request.unsupported(KIND)),
     }
 }
 

@@ -19,7 +19,7 @@
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::atomic::{AtomicU64, Ordering, fence},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use crate::{PeerViolation, RegionGeneration, RegionId, RemoteRange};
@@ -27,6 +27,7 @@ use crate::{PeerViolation, RegionGeneration, RegionId, RemoteRange};
 use super::{
     limits::{INLINE_BYTES, LEASES_MAX, SLOTS_MAX},
     sys::{self, Mapping},
+    words,
 };
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TWSHM\0\0\x02");
@@ -255,10 +256,8 @@ impl OwnPage {
     /// Makes `words` visible to the peer as descriptor number `position`.
     pub(super) fn publish(&self, position: u64, words: &Words) {
         let slot = self.page.slot_at(position);
-        for (index, word) in words.iter().enumerate() {
-            self.page.word(slot + (1 + index) * WORD_BYTES).store(*word, Ordering::Relaxed);
-        }
-        self.page.word(slot).store(Page::sequence(position), Ordering::Release);
+        let places = (1..).map(|index| self.page.word(slot + index * WORD_BYTES));
+        words::publish(self.page.word(slot), places.zip(words.iter().copied()), Page::sequence(position));
     }
 
     /// Says on which CPU this side runs, as a hint.
@@ -276,8 +275,7 @@ impl OwnPage {
 
     /// Ends a lease: nothing here reads the bytes any more.
     pub(super) fn release(&self, slot: u32, generation: u64) {
-        self.page.word(self.page.lease_at(slot)).store(generation, Ordering::Release);
-        self.page.word(RELEASED_AT).fetch_add(1, Ordering::Release);
+        words::release(self.page.word(self.page.lease_at(slot)), self.page.word(RELEASED_AT), generation);
     }
 
     /// Says whether releases of the peer should wake this side. Say so before saying that it sleeps.
@@ -290,16 +288,13 @@ impl OwnPage {
 
     /// Says that this side's driver is about to sleep for the `epoch`th time. Look for work again after this.
     pub(super) fn set_sleep(&self, epoch: u64) {
-        self.page.word(SLEEP_AT).store(epoch, Ordering::Relaxed);
-        // Pairs with the fence in `Ringer::ring_if_asleep`: either the peer sees the epoch or we see its work.
-        fence(Ordering::SeqCst);
+        words::fall_asleep(self.page.word(SLEEP_AT), epoch);
     }
 
     /// Says that the connection is over. Sources of unfinished writes may be reused after this: a peer that
     /// copied bytes written after it will see the word (`PeerPage::closed`).
     pub(super) fn set_closed(&self, code: u64) {
-        self.page.word(CLOSED_AT).store(code, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        words::close(self.page.word(CLOSED_AT), code);
     }
 
     /// Writes any word of the page, as a hostile neighbour would.
@@ -330,12 +325,8 @@ impl PeerPage {
         Ok(peer)
     }
 
-    /// A load that synchronises with the store it reads. Relaxed, because only relaxed loads are promised to
-    /// work on memory mapped read-only; the fence makes it an acquire.
     fn load(&self, at: usize) -> u64 {
-        let value = self.page.word(at).load(Ordering::Relaxed);
-        fence(Ordering::Acquire);
-        value
+        words::load(self.page.word(at))
     }
 
     /// Copies descriptor number `position` out, once, if it is there.
@@ -390,14 +381,26 @@ impl PeerPage {
         self.load(self.page.lease_at(slot))
     }
 
-    /// Whether releases should wake the peer.
-    pub(super) fn listens(&self) -> bool {
-        self.page.word(LISTENS_AT).load(Ordering::Relaxed) != 0
+    /// Whether the peer sleeps and was not rung for this sleep; `rung` remembers. After a yes, ring it.
+    pub(super) fn must_be_rung(&self, rung: &AtomicU64) -> bool {
+        words::must_ring(self.page.word(SLEEP_AT), rung)
+    }
+
+    /// As [`must_be_rung`](Self::must_be_rung), after the release of a lease.
+    pub(super) fn must_be_rung_for_release(&self, rung: &AtomicU64) -> bool {
+        words::must_ring_for_release(self.page.word(LISTENS_AT), self.page.word(SLEEP_AT), rung)
     }
 
     /// The epoch of the peer's latest sleep.
+    #[cfg(test)]
     pub(super) fn sleep(&self) -> u64 {
         self.page.word(SLEEP_AT).load(Ordering::Relaxed)
+    }
+
+    /// Whether releases should wake the peer.
+    #[cfg(test)]
+    pub(super) fn listens(&self) -> bool {
+        self.page.word(LISTENS_AT).load(Ordering::Relaxed) != 0
     }
 
     /// Why the peer ended the connection; 0 while it has not.
@@ -405,7 +408,6 @@ impl PeerPage {
     /// Called after a copy out of the peer's memory, this says whether the bytes were still its to send: the
     /// fence keeps the copy before the load, and pairs with the one in [`OwnPage::set_closed`].
     pub(super) fn closed(&self) -> u64 {
-        fence(Ordering::Acquire);
-        self.load(CLOSED_AT)
+        words::is_closed(self.page.word(CLOSED_AT))
     }
 }

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use memory::Block;
+use memory::{Block, BlockId};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, TcpStream},
@@ -17,7 +17,7 @@ use super::{
     handshake::{Address, Hello, Token, VERSION, WELCOME_BYTES, check_welcome, encode_welcome},
     link::TcpLink,
     listener::{Counters, Listener, ListenerStats, Ticket},
-    socket::prefer_cubic,
+    socket::{prefer_cubic, watch},
 };
 use crate::{
     Access, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, Fabric, FabricError, FabricKind,
@@ -39,6 +39,12 @@ pub struct TcpConfig {
     /// A logical write of more bytes is split into pieces of at most as many, each of which counts in the send
     /// queue. Default 1 GiB.
     pub piece_bytes_max: u64,
+    /// An idle connection whose peer's host answers nothing for about this long is lost. Its kernel is asked, not
+    /// its process: one that is stopped answers. Whole seconds; at least 6. Default 30 s.
+    pub silence_limit: Duration,
+    /// A connection whose peer's host has taken none of the bytes under way for this long is lost, also when the
+    /// peer lives and reads nothing. Default 2 min.
+    pub stall_limit: Duration,
 }
 
 impl Default for TcpConfig {
@@ -48,6 +54,8 @@ impl Default for TcpConfig {
             handshake_limit: Duration::from_secs(5),
             pending_handshakes_max: 64,
             piece_bytes_max: 1 << 30,
+            silence_limit: Duration::from_secs(30),
+            stall_limit: Duration::from_secs(120),
         }
     }
 }
@@ -55,7 +63,7 @@ impl Default for TcpConfig {
 impl TcpConfig {
     fn capabilities(&self) -> Capabilities {
         let piece_bytes_max = self.piece_bytes_max.max(1);
-        Capabilities { vectored: true, piece_bytes_max, ..Capabilities::WRITES }
+        Capabilities { vectored: true, read: true, piece_bytes_max, ..Capabilities::WRITES }
     }
 }
 
@@ -137,6 +145,10 @@ impl Domain for TcpDomain {
         Ok(self.table.register(&*self.runtime, block, access))
     }
 
+    fn deregister(&self, block: BlockId) {
+        self.table.deregister(block);
+    }
+
     fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
         let listener = self.listener()?;
         let at = listener.address();
@@ -146,7 +158,8 @@ impl Domain for TcpDomain {
         let address = Address { ip, port: at.port(), ticket: ticket.number(), token };
         let (runtime, table) = (self.runtime.clone(), self.table.clone());
         let capabilities = self.config.capabilities();
-        Ok(Box::new(TcpPrepared { runtime, table, config, capabilities, address, ticket }))
+        let limits = (self.config.silence_limit, self.config.stall_limit);
+        Ok(Box::new(TcpPrepared { runtime, table, config, capabilities, limits, address, ticket }))
     }
 }
 
@@ -157,6 +170,8 @@ struct TcpPrepared {
     table: Arc<RegionTable>,
     config: QueuePairConfig,
     capabilities: Capabilities,
+    /// Of silence, and of a stall.
+    limits: (Duration, Duration),
     address: Address,
     ticket: Ticket,
 }
@@ -183,7 +198,7 @@ impl Prepared for TcpPrepared {
 impl TcpPrepared {
     async fn establish(self, params: &ConnectParams) -> Result<QueuePair, FabricError> {
         let peer = Address::decode(&params.peer)?;
-        let Self { runtime, table, config, capabilities, address, ticket } = self;
+        let Self { runtime, table, config, capabilities, limits, address, ticket } = self;
         let stream = match params.role {
             Role::Dialer => {
                 // Nobody is to dial this end any more.
@@ -193,6 +208,8 @@ impl TcpPrepared {
             Role::Acceptor => accept(ticket, &peer).await?,
         };
         stream.set_nodelay(true).map_err(|error| failed("setting TCP_NODELAY", error.to_string()))?;
+        let watched = watch(&stream, limits.0, limits.1);
+        watched.map_err(|error| failed("setting the limits of silence", error.to_string()))?;
         TcpLink::start(&runtime, table, config, capabilities, stream)
     }
 }
@@ -206,7 +223,8 @@ async fn dial(peer: &Address, host: Option<IpAddr>, nonce: Token) -> Result<TcpS
     };
     let to = SocketAddr::new(ip, peer.port);
     let mut stream = open(to).await.map_err(|error| {
-        failed("connecting", format!("{to}: {error}; is the peer alive, and the port open in its firewall?"))
+        let remedy = remedy(&error).unwrap_or("is the peer alive, and the port open in its firewall?");
+        failed("connecting", format!("{to}: {error}; {remedy}"))
     })?;
     let hello = Hello { version: VERSION, ticket: peer.ticket, token: peer.token, nonce };
     let mut welcome = [0; WELCOME_BYTES];
@@ -249,6 +267,18 @@ async fn accept(mut ticket: Ticket, peer: &Address) -> Result<TcpStream, FabricE
     let answered = stream.write_all(&encode_welcome()).await;
     answered.map_err(|error| failed("the handshake", format!("{error}; the dialer has gone")))?;
     Ok(stream)
+}
+
+/// What to do about a limit of this process or host.
+pub(super) fn remedy(error: &io::Error) -> Option<&'static str> {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => Some(
+            "this process has as many descriptors open as its limit RLIMIT_NOFILE allows, and each connection takes \
+             one: raise the limit (`ulimit -n`, LimitNOFILE= of a systemd unit)",
+        ),
+        Some(libc::ENFILE) => Some("this host has as many files open as fs.file-max allows: raise it"),
+        _ => None,
+    }
 }
 
 fn failed(step: &'static str, detail: String) -> FabricError {

@@ -15,6 +15,14 @@ const KIND_WRITE_IMMEDIATE: u8 = 2;
 const KIND_GOODBYE: u8 = 3;
 const KIND_REFUSAL: u8 = 4;
 const KIND_SEGMENT: u8 = 5;
+const KIND_READ: u8 = 6;
+const KIND_ANSWER: u8 = 7;
+
+/// Reads that may be unanswered at once, in each direction. A peer that asks for more breaks the contract.
+pub(super) const READS_MAX: u32 = 16;
+
+/// Bytes of one read at most: a longer one is asked for in parts, and other traffic goes between the answers.
+pub(super) const READ_BYTES_MAX: u64 = 4 << 20;
 
 /// An encoded header.
 pub(super) type Header = [u8; HEADER_BYTES];
@@ -34,6 +42,10 @@ impl fmt::Debug for Key {
 pub(super) enum Frame {
     /// Payload follows.
     Write(WriteFrame),
+    /// Asks for memory; answered in the order of asking.
+    Read(ReadFrame),
+    /// Memory that was asked for follows.
+    Answer(AnswerFrame),
     /// The orderly end of this direction.
     Goodbye,
     /// The end, because the peer broke a rule.
@@ -71,6 +83,25 @@ impl WriteFrame {
     }
 }
 
+/// A one-sided read of at most [`READ_BYTES_MAX`] bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ReadFrame {
+    pub(super) range: RemoteRange,
+    pub(super) key: Key,
+    /// Comes back with the answer.
+    pub(super) tag: u32,
+}
+
+/// One frame of the answer to a read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct AnswerFrame {
+    pub(super) tag: u32,
+    /// Payload bytes in this frame.
+    pub(super) length: u64,
+    /// Bytes of the answer from this frame on, to its end.
+    pub(super) rest: u64,
+}
+
 /// The target's reason to end the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Refusal {
@@ -85,6 +116,18 @@ impl Frame {
         let mut fields = Fields::default();
         match self {
             Self::Write(write) => fields.set_write(write),
+            Self::Read(read) => {
+                fields.kind = KIND_READ;
+                fields.immediate = read.tag;
+                fields.set_range(&read.range, read.key);
+            }
+            Self::Answer(answer) => {
+                fields.kind = KIND_ANSWER;
+                fields.immediate = answer.tag;
+                // At most `BODY_BYTES_MAX`.
+                fields.length = answer.length as u32;
+                fields.rest = answer.rest;
+            }
             Self::Goodbye => fields.kind = KIND_GOODBYE,
             Self::Refusal(refusal) => {
                 fields.kind = KIND_REFUSAL;
@@ -101,6 +144,8 @@ impl Frame {
         let fields = Fields::decode(header).ok_or(PeerViolation::Malformed)?;
         let frame = match fields.kind {
             KIND_WRITE | KIND_WRITE_IMMEDIATE | KIND_SEGMENT => fields.write(),
+            KIND_READ => fields.read(),
+            KIND_ANSWER => fields.answer(),
             KIND_GOODBYE => Some(Self::Goodbye),
             KIND_REFUSAL => reason_from_code(fields.reason)
                 .map(|reason| Self::Refusal(Refusal { reason, depth: fields.immediate })),
@@ -131,23 +176,43 @@ impl Fields {
             Ending::Immediate(Immediate(value)) => (KIND_WRITE_IMMEDIATE, value),
             Ending::Segment => (KIND_SEGMENT, 0),
         };
-        self.region = write.range.region.0;
-        self.generation = write.range.generation.0;
-        self.key = write.key.0;
         // At most `BODY_BYTES_MAX`.
         self.length = write.length as u32;
-        self.offset = write.range.offset;
-        self.rest = write.range.length;
+        self.set_range(&write.range, write.key);
     }
 
-    fn write(&self) -> Option<Frame> {
-        let length = u64::from(self.length);
-        let range = RemoteRange {
+    fn set_range(&mut self, range: &RemoteRange, key: Key) {
+        self.region = range.region.0;
+        self.generation = range.generation.0;
+        self.key = key.0;
+        self.offset = range.offset;
+        self.rest = range.length;
+    }
+
+    fn range(&self) -> RemoteRange {
+        RemoteRange {
             region: RegionId(self.region),
             generation: RegionGeneration(self.generation),
             offset: self.offset,
             length: self.rest,
-        };
+        }
+    }
+
+    fn read(&self) -> Option<Frame> {
+        let read = ReadFrame { range: self.range(), key: Key(self.key), tag: self.immediate };
+        (self.rest <= READ_BYTES_MAX).then_some(Frame::Read(read))
+    }
+
+    fn answer(&self) -> Option<Frame> {
+        let length = u64::from(self.length);
+        let answer = AnswerFrame { tag: self.immediate, length, rest: self.rest };
+        let fits = length <= BODY_BYTES_MAX && length <= self.rest && self.rest <= READ_BYTES_MAX;
+        (fits && (length > 0 || self.rest == 0)).then_some(Frame::Answer(answer))
+    }
+
+    fn write(&self) -> Option<Frame> {
+        let length = u64::from(self.length);
+        let range = self.range();
         let ending = match self.kind {
             KIND_WRITE_IMMEDIATE => Ending::Immediate(Immediate(self.immediate)),
             KIND_SEGMENT => Ending::Segment,
@@ -200,7 +265,7 @@ pub(super) fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
     Some(*head)
 }
 
-const REASONS: [(u8, PeerViolation); 9] = [
+const REASONS: [(u8, PeerViolation); 11] = [
     (1, PeerViolation::Malformed),
     (2, PeerViolation::UnknownRegion),
     (3, PeerViolation::WrongKey),
@@ -210,6 +275,8 @@ const REASONS: [(u8, PeerViolation); 9] = [
     (7, PeerViolation::ReceiverNotReady),
     (8, PeerViolation::UnsealedBlock),
     (9, PeerViolation::BadToken),
+    (10, PeerViolation::NotExposed),
+    (11, PeerViolation::TooManyReads),
 ];
 
 fn reason_code(reason: PeerViolation) -> u8 {
@@ -228,6 +295,11 @@ mod tests {
     fn write(length: u64, rest: u64, immediate: Option<u32>) -> Frame {
         let ending = immediate.map_or(Ending::Plain, |value| Ending::Immediate(Immediate(value)));
         write_frame(length, rest, ending)
+    }
+
+    fn read(length: u64) -> Frame {
+        let Frame::Write(WriteFrame { range, key, .. }) = write(0, length, None) else { unreachable!() };
+        Frame::Read(ReadFrame { range, key, tag: 0x0A0B_0C0D })
     }
 
     fn write_frame(length: u64, rest: u64, ending: Ending) -> Frame {
@@ -251,6 +323,10 @@ mod tests {
             write_frame(0, 0, Ending::Segment),
             write_frame(9, 9, Ending::Segment),
             Frame::Goodbye,
+            read(0),
+            read(READ_BYTES_MAX),
+            Frame::Answer(AnswerFrame { tag: 7, length: 0, rest: 0 }),
+            Frame::Answer(AnswerFrame { tag: 7, length: BODY_BYTES_MAX, rest: READ_BYTES_MAX }),
         ];
         frames.extend(REASONS.map(|(_, reason)| Frame::Refusal(Refusal { reason, depth: 3 })));
         for frame in frames {
@@ -266,6 +342,10 @@ mod tests {
             write(0, 1, None).encode(),
             write(1, 2, Some(1)).encode(),
             write_frame(1, 2, Ending::Segment).encode(),
+            read(READ_BYTES_MAX + 1).encode(),
+            Frame::Answer(AnswerFrame { tag: 1, length: 0, rest: 1 }).encode(),
+            Frame::Answer(AnswerFrame { tag: 1, length: 2, rest: 1 }).encode(),
+            Frame::Answer(AnswerFrame { tag: 1, length: 1, rest: READ_BYTES_MAX + 1 }).encode(),
             [0; HEADER_BYTES],
             [0xFF; HEADER_BYTES],
         ];
@@ -279,6 +359,10 @@ mod tests {
         let unused = [
             (Frame::Goodbye, 1..HEADER_BYTES),
             (write(1, 1, None), 1..4),
+            (read(1), 1..4),
+            (read(1), 20..24),
+            (Frame::Answer(AnswerFrame { tag: 1, length: 1, rest: 1 }), 1..16),
+            (Frame::Answer(AnswerFrame { tag: 1, length: 1, rest: 1 }), 24..32),
             (write(1, 1, None), 16..20),
             (write_frame(1, 1, Ending::Segment), 16..20),
             (Frame::Refusal(Refusal { reason: PeerViolation::NotGranted, depth: 0 }), 20..HEADER_BYTES),

@@ -18,14 +18,15 @@ use tokio::{io::unix::AsyncFd, net::TcpStream};
 use super::{
     driver::Driver,
     frame::{Ending, Key},
-    outgoing::{Part, Write},
+    outgoing::{Outgoing, Part},
+    reads::{Read, Reads},
     receiver::{Ground, Received, Receiver},
     sender::{End, Sender, Sent},
     socket::Socket,
 };
 use crate::{
     Capabilities, FabricError, FabricKind, Link, LossCause, Piece, QueuePair, QueuePairConfig, QueuePairCore,
-    RegionGeneration, RegionId, RegionTable, RemoteRange, Runtime, SlotKey, WorkRequest,
+    ReadDestination, RegionGeneration, RegionId, RegionTable, RemoteRange, Runtime, SlotKey, WorkRequest,
 };
 
 /// The range of a write of no bytes.
@@ -38,6 +39,7 @@ pub(super) struct TcpLink {
     table: Arc<RegionTable>,
     socket: AsyncFd<Socket>,
     sender: Sender,
+    reads: Reads,
     receiver: Mutex<Receiver>,
     /// This side wants to close.
     closing: AtomicBool,
@@ -76,6 +78,7 @@ impl TcpLink {
             table,
             socket,
             sender: Sender::new(config.send_depth),
+            reads: Reads::default(),
             receiver: Mutex::new(Receiver::new()),
             closing: AtomicBool::new(false),
             end: AtomicU8::new(EndState::Open as u8),
@@ -132,17 +135,21 @@ impl TcpLink {
 
     /// One turn of receiving.
     pub(super) fn receive(&self) -> Progress {
-        let received = {
+        let (received, spoke) = {
             let mut receiver = match self.receiver.try_lock() {
                 Ok(receiver) => receiver,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return Progress::Busy,
             };
             let (socket, table) = (self.socket.get_ref(), &*self.table);
-            let ground = Ground { socket, table, core: &self.core, closing: &self.closing };
+            let (sender, reads) = (&self.sender, &self.reads);
+            let ground = Ground { socket, table, core: &self.core, sender, reads, closing: &self.closing };
             let received = receiver.turn(ground);
-            self.heed_broken(&mut receiver, received)
+            (self.heed_broken(&mut receiver, received), receiver.spoke())
         };
+        if spoke {
+            self.send();
+        }
         match received {
             Received::Drained => Progress::Drained,
             Received::More => Progress::More,
@@ -220,6 +227,9 @@ impl EndState {
 
 impl Link for TcpLink {
     fn submit(&self, key: SlotKey, request: &WorkRequest) {
+        if let WorkRequest::Read { remote, into } = request {
+            return self.submit_read(key, remote, into);
+        }
         match self.resolve(key, request) {
             Ok((first, rest)) => {
                 if self.sender.post([first].into_iter().chain(rest)) {
@@ -259,7 +269,7 @@ impl TcpLink {
 
     /// The checks of a NIC on its own side, for all pieces before the first is posted. Most writes have one only,
     /// and allocate nothing here.
-    fn resolve(&self, key: SlotKey, request: &WorkRequest) -> Result<(Write, Vec<Write>), FabricError> {
+    fn resolve(&self, key: SlotKey, request: &WorkRequest) -> Result<(Outgoing, Vec<Outgoing>), FabricError> {
         let bytes = request.length();
         let mut pieces = request.pieces(self.core.capabilities().piece_bytes_max);
         let part = |piece: Piece| {
@@ -271,7 +281,7 @@ impl TcpLink {
         Ok((part(first)?, pieces.map(part).collect::<Result<_, _>>()?))
     }
 
-    fn resolve_piece(&self, operation: Part, piece: Piece, tells: bool) -> Result<Write, FabricError> {
+    fn resolve_piece(&self, operation: Part, piece: Piece, tells: bool) -> Result<Outgoing, FabricError> {
         let Piece { local, remote, immediate, is_last } = piece;
         if let Some(block) = local.block()
             && !self.table.contains(block.id())
@@ -290,6 +300,39 @@ impl TcpLink {
             None if tells && !is_last => Ending::Segment,
             None => Ending::Plain,
         };
-        Ok(Write { operation, local, range, remote_key, ending })
+        Ok(Outgoing::write(operation, local, range, remote_key, ending))
+    }
+
+    fn submit_read(&self, key: SlotKey, remote: &RemoteRange, into: &ReadDestination) {
+        match self.resolve_read(key, remote, into) {
+            Ok(read) => {
+                self.reads.post(read);
+                if self.reads.ask(&self.sender) {
+                    self.send();
+                }
+            }
+            Err(error) => self.core.complete(key, into.length(), Err(error)),
+        }
+    }
+
+    fn resolve_read(
+        &self,
+        key: SlotKey,
+        remote: &RemoteRange,
+        into: &ReadDestination,
+    ) -> Result<Read, FabricError> {
+        let bytes = into.length();
+        let region = self.core.remote_regions().aim(bytes, Some(remote))?;
+        let target = into.target()?;
+        if let Some((block, _)) = &target
+            && !self.table.contains(block.id())
+        {
+            return Err(FabricError::NotRegistered { kind: FabricKind::Tcp, block: block.id().get() });
+        }
+        let (range, remote_key) = match region {
+            Some(region) if bytes > 0 => (*remote, Key(region.key)),
+            _ => (NOWHERE, Key(0)),
+        };
+        Ok(Read { key, range, remote_key, target: target.map(|(_, target)| target) })
     }
 }

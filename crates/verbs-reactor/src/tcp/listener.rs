@@ -24,6 +24,7 @@ use tokio::{
 
 use super::{
     TcpConfig,
+    fabric::remedy,
     handshake::{HELLO_BYTES, Hello, Token, VERSION, encode_welcome},
     socket::prefer_cubic,
 };
@@ -102,7 +103,15 @@ impl Listener {
         config: &TcpConfig,
         counters: &Arc<Counters>,
     ) -> Result<Arc<Self>, FabricError> {
-        let fail = |call| move |error| FabricError::device(FabricKind::Tcp, call, error);
+        let fail = |call| {
+            move |error: io::Error| {
+                let error = match remedy(&error) {
+                    Some(remedy) => io::Error::new(error.kind(), format!("{error}; {remedy}")),
+                    None => error,
+                };
+                FabricError::device(FabricKind::Tcp, call, error)
+            }
+        };
         let socket = std::net::TcpListener::bind((config.bind, 0)).map_err(fail("bind"))?;
         socket.set_nonblocking(true).map_err(fail("set_nonblocking"))?;
         let address = socket.local_addr().map_err(fail("getsockname"))?;

@@ -12,6 +12,7 @@
 //! | `frame` | the stream's frames, in bytes |
 //! | `outgoing` | what waits to be sent, and its frames |
 //! | `sender` | posted writes, gathered into as few system calls as possible |
+//! | `reads` | one-sided reads of this side, a few parts at a time |
 //! | `receiver` | frames in, checked and landed |
 //! | `link` | one connection: both halves, and how it ends |
 //! | `driver` | the background task of one connection |
@@ -40,6 +41,11 @@
 //! after the other, all but the last ending in kind 5 and the last in kind 2, which tells the bytes of all; without
 //! an immediate its ranges are writes of their own. Between two frames of one logical write nothing can come but a
 //! goodbye or a refusal.
+//!
+//! A read is a header of kind 6 without payload: region, generation, key, offset and `rest`, the bytes asked for (at
+//! most 4 MiB, so a longer one is asked for in parts), and a number in the place of the immediate. Its answer, of
+//! kind 7, carries that number, `length` and `rest`, and payload as a write does. Reads are answered in their order,
+//! between logical writes. At most 16 may be unanswered, which bounds what the target holds for its peer.
 
 mod driver;
 mod fabric;
@@ -48,6 +54,7 @@ mod handshake;
 mod link;
 mod listener;
 mod outgoing;
+mod reads;
 mod receiver;
 mod sender;
 mod socket;

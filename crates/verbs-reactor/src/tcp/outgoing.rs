@@ -7,20 +7,26 @@ use std::collections::{VecDeque, vec_deque};
 
 use memory::Buf;
 
-use super::frame::{BODY_BYTES_MAX, Ending, Frame, HEADER_BYTES, Header, Key, WriteFrame};
+use super::frame::{
+    AnswerFrame, BODY_BYTES_MAX, Ending, Frame, HEADER_BYTES, Header, Key, ReadFrame, WriteFrame,
+};
 use crate::{RemoteRange, SlotKey};
 
 /// A whole frame in its encoded form.
 pub(super) const FRAME_BYTES: u64 = HEADER_BYTES as u64 + BODY_BYTES_MAX;
 
-/// One range of a logical write, checked and resolved.
+/// Something to send: frames that continue each other.
 #[derive(Debug)]
-pub(super) struct Write {
-    pub(super) operation: Part,
-    pub(super) local: Buf,
-    pub(super) range: RemoteRange,
-    pub(super) remote_key: Key,
-    pub(super) ending: Ending,
+pub(super) struct Outgoing {
+    local: Buf,
+    form: Form,
+}
+
+#[derive(Debug)]
+enum Form {
+    Write { operation: Part, range: RemoteRange, remote_key: Key, ending: Ending },
+    Request(ReadFrame),
+    Answer { tag: u32 },
 }
 
 /// Which part of which operation something is.
@@ -33,7 +39,54 @@ pub(super) struct Part {
     pub(super) is_last: bool,
 }
 
-impl Write {
+impl Outgoing {
+    /// One range of a logical write, checked and resolved.
+    pub(super) fn write(
+        operation: Part,
+        local: Buf,
+        range: RemoteRange,
+        remote_key: Key,
+        ending: Ending,
+    ) -> Self {
+        Self { local, form: Form::Write { operation, range, remote_key, ending } }
+    }
+
+    /// Asks for memory of the peer.
+    pub(super) fn request(read: ReadFrame) -> Self {
+        Self { local: Buf::empty(), form: Form::Request(read) }
+    }
+
+    /// What the peer asked for.
+    pub(super) fn answer(tag: u32, local: Buf) -> Self {
+        Self { local, form: Form::Answer { tag } }
+    }
+
+    /// The operation that it is a part of; none is for what a peer asked for, or answers with.
+    pub(super) fn operation(&self) -> Option<Part> {
+        match self.form {
+            Form::Write { operation, .. } => Some(operation),
+            Form::Request(_) | Form::Answer { .. } => None,
+        }
+    }
+
+    pub(super) fn is_answer(&self) -> bool {
+        matches!(self.form, Form::Answer { .. })
+    }
+
+    /// The frame of `length` bytes at `start`.
+    fn frame(&self, start: u64, length: u64) -> Frame {
+        let rest = self.length() - start;
+        match &self.form {
+            Form::Write { range, remote_key, ending, .. } => {
+                let range = RemoteRange { offset: range.offset + start, length: rest, ..*range };
+                let ending = if length == rest { *ending } else { Ending::Plain };
+                Frame::Write(WriteFrame { range, key: *remote_key, length, ending })
+            }
+            Form::Request(read) => Frame::Read(*read),
+            Form::Answer { tag } => Frame::Answer(AnswerFrame { tag: *tag, length, rest }),
+        }
+    }
+
     fn length(&self) -> u64 {
         self.local.len() as u64
     }
@@ -48,11 +101,7 @@ impl Write {
     pub(super) fn piece(&self, position: u64) -> Piece<'_> {
         let start = position / FRAME_BYTES * BODY_BYTES_MAX;
         let length = (self.length() - start).min(BODY_BYTES_MAX);
-        let last = start + length == self.length();
-        let range =
-            RemoteRange { offset: self.range.offset + start, length: self.length() - start, ..self.range };
-        let ending = if last { self.ending } else { Ending::Plain };
-        let frame = Frame::Write(WriteFrame { range, key: self.remote_key, length, ending });
+        let frame = self.frame(start, length);
         // Inside a frame, thus small.
         let sent = (position % FRAME_BYTES) as usize;
         let body = (start as usize) + sent.saturating_sub(HEADER_BYTES)..(start + length) as usize;
@@ -76,13 +125,13 @@ impl Piece<'_> {
 
 /// The pieces of a queue whose front write has come to `position`.
 pub(super) struct Pieces<'queue> {
-    writes: vec_deque::Iter<'queue, Write>,
-    current: Option<&'queue Write>,
+    writes: vec_deque::Iter<'queue, Outgoing>,
+    current: Option<&'queue Outgoing>,
     position: u64,
 }
 
 impl<'queue> Pieces<'queue> {
-    pub(super) fn new(queue: &'queue VecDeque<Write>, position: u64) -> Self {
+    pub(super) fn new(queue: &'queue VecDeque<Outgoing>, position: u64) -> Self {
         let mut writes = queue.iter();
         let current = writes.next();
         Self { writes, current, position }
@@ -114,7 +163,7 @@ mod tests {
     const RANGE: RemoteRange =
         RemoteRange { region: RegionId(1), generation: RegionGeneration(2), offset: 100, length: 0 };
 
-    fn write(length: usize) -> Write {
+    fn write(length: usize) -> Outgoing {
         let pool = Pool::new(PoolConfig { block_bytes: 4096, ..PoolConfig::new("source") }).unwrap();
         let mut local = pool.try_alloc(length).unwrap();
         for (index, byte) in local.iter_mut().enumerate() {
@@ -123,11 +172,11 @@ mod tests {
         let (key, range) = (SlotKey::from_bits(0), RemoteRange { length: length as u64, ..RANGE });
         let operation = Part { key, bytes: length as u64, is_last: true };
         let ending = Ending::Immediate(Immediate(4));
-        Write { operation, local: local.freeze(), range, remote_key: Key(3), ending }
+        Outgoing::write(operation, local.freeze(), range, Key(3), ending)
     }
 
     /// The frames of `write`, the plain way.
-    fn encoding(write: &Write) -> Vec<u8> {
+    fn encoding(write: &Outgoing) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut bodies: Vec<_> = write.local.chunks(BODY_BYTES_MAX as usize).collect();
         if bodies.is_empty() {

@@ -5,11 +5,13 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use memory::RemoteTarget;
+use memory::{Buf, RemoteTarget};
 
 use super::{
-    frame::{Ending, Frame, HEADER_BYTES, Header, Refusal, WriteFrame},
-    sender::End,
+    frame::{AnswerFrame, Ending, Frame, HEADER_BYTES, Header, ReadFrame, Refusal, WriteFrame},
+    outgoing::Outgoing,
+    reads::{Expected, Reads},
+    sender::{End, Sender},
     socket::{Socket, loss},
 };
 use crate::{
@@ -82,6 +84,8 @@ pub(super) struct Ground<'link> {
     pub(super) socket: &'link Socket,
     pub(super) table: &'link RegionTable,
     pub(super) core: &'link QueuePairCore,
+    pub(super) sender: &'link Sender,
+    pub(super) reads: &'link Reads,
     /// This side wants to close.
     pub(super) closing: &'link AtomicBool,
 }
@@ -91,28 +95,78 @@ pub(super) struct Receiver {
     header: Header,
     /// Bytes of `header` that are there.
     filled: usize,
-    /// The range under way.
+    /// The bytes under way.
     landing: Option<Landing>,
     /// Bytes of earlier ranges of the logical write under way, which goes on with another one.
     carried: Option<u64>,
     stopped: bool,
+    /// An answer or a request was posted.
+    spoke: bool,
 }
 
-/// A range of a logical write, checked.
+/// Bytes that are coming, whose range was checked.
 struct Landing {
-    /// `None` if it is empty.
+    /// `None` if there are none.
     target: Option<RemoteTarget>,
+    /// Where they go in the target.
+    offset: u64,
     /// The frame under way or last landed.
-    frame: WriteFrame,
+    frame: Body,
     /// Payload bytes of that frame that have landed.
     landed: u64,
     /// Payload bytes of earlier frames.
     before: u64,
 }
 
+/// A frame that payload follows.
+#[derive(Debug, Clone, Copy)]
+enum Body {
+    Write(WriteFrame),
+    Answer(AnswerFrame),
+}
+
+impl Body {
+    fn length(&self) -> u64 {
+        match self {
+            Self::Write(write) => write.length,
+            Self::Answer(answer) => answer.length,
+        }
+    }
+
+    fn is_last(&self) -> bool {
+        match self {
+            Self::Write(write) => write.is_last(),
+            Self::Answer(answer) => answer.length == answer.rest,
+        }
+    }
+
+    /// Whether `next` is the frame that must come now.
+    fn is_continued_by(&self, next: &Self) -> bool {
+        match (self, next) {
+            (Self::Write(write), Self::Write(next)) => {
+                // The whole range was checked when it began: this cannot overflow.
+                let expected = RemoteRange {
+                    offset: write.range.offset + write.length,
+                    length: write.range.length - write.length,
+                    ..write.range
+                };
+                next.range == expected && next.key == write.key
+            }
+            (Self::Answer(answer), Self::Answer(next)) => {
+                next.tag == answer.tag && next.rest == answer.rest - answer.length
+            }
+            (Self::Write(_), Self::Answer(_)) | (Self::Answer(_), Self::Write(_)) => false,
+        }
+    }
+}
+
 impl Landing {
+    fn new(target: Option<RemoteTarget>, offset: u64, frame: Body) -> Self {
+        Self { target, offset, frame, landed: 0, before: 0 }
+    }
+
     fn frame_left(&self) -> u64 {
-        self.frame.length - self.landed
+        self.frame.length() - self.landed
     }
 
     fn landed_in_all(&self) -> u64 {
@@ -120,23 +174,23 @@ impl Landing {
     }
 
     /// Goes on with `next`; `None` if it is not the frame that must come now.
-    fn continued_by(&self, next: WriteFrame) -> Option<Self> {
-        let range = &self.frame.range;
-        // The whole range was checked when the write began: this cannot overflow.
-        let expected = RemoteRange {
-            offset: range.offset + self.frame.length,
-            length: range.length - self.frame.length,
-            ..*range
-        };
-        let fits = next.range == expected && next.key == self.frame.key;
-        let (target, before) = (self.target.clone(), self.landed_in_all());
-        fits.then_some(Self { target, frame: next, landed: 0, before })
+    fn continued_by(&self, next: Body) -> Option<Self> {
+        let before = self.landed_in_all();
+        let rest = Self { before, ..Self::new(self.target.clone(), self.offset, next) };
+        self.frame.is_continued_by(&next).then_some(rest)
     }
 }
 
 impl Receiver {
     pub(super) fn new() -> Self {
-        Self { header: [0; HEADER_BYTES], filled: 0, landing: None, carried: None, stopped: false }
+        Self {
+            header: [0; HEADER_BYTES],
+            filled: 0,
+            landing: None,
+            carried: None,
+            stopped: false,
+            spoke: false,
+        }
     }
 
     /// Lets nothing of the peer in any more. False if that was so already.
@@ -193,7 +247,7 @@ impl Receiver {
         let landing = self.landing.as_mut().ok_or_else(malformed)?;
         let target = landing.target.as_ref().ok_or_else(malformed)?;
         let left = usize::try_from(landing.frame_left()).map_err(|_| malformed())?;
-        let offset = usize::try_from(landing.landed_in_all()).map_err(|_| malformed())?;
+        let offset = usize::try_from(landing.offset + landing.landed_in_all()).map_err(|_| malformed())?;
         let wanted = left.min(limit);
         let next = if wanted == left { &mut self.header[..] } else { &mut [] };
         let requested = wanted + next.len();
@@ -204,7 +258,9 @@ impl Receiver {
         let step = Step::of("recvmsg", requested, read)?;
         let landed = step.bytes.min(wanted) as u64;
         landing.landed += landed;
-        ground.core.count_received(landed);
+        if matches!(landing.frame, Body::Write(_)) {
+            ground.core.count_received(landed);
+        }
         if landing.frame_left() == 0 {
             self.filled = step.bytes - wanted;
             self.end_frame(ground)?;
@@ -213,27 +269,64 @@ impl Receiver {
     }
 
     fn begin_frame(&mut self, ground: Ground<'_>) -> Result<(), End> {
-        let write = match Frame::decode(&self.header).map_err(End::violation)? {
-            Frame::Write(write) => write,
+        let malformed = || End::violation(PeerViolation::Malformed);
+        let body = match Frame::decode(&self.header).map_err(End::violation)? {
+            Frame::Write(write) => Body::Write(write),
+            Frame::Answer(answer) => Body::Answer(answer),
+            Frame::Read(read) => return self.answer(&read, ground),
             Frame::Goodbye => return Err(End::lost(LossCause::ClosedByPeer, "it said goodbye")),
             Frame::Refusal(refusal) => return Err(End::refused(refusal)),
         };
-        let landing = match &self.landing {
-            Some(landing) => {
-                landing.continued_by(write).ok_or_else(|| End::violation(PeerViolation::Malformed))?
+        let landing = match (&self.landing, body) {
+            (Some(landing), body) => landing.continued_by(body).ok_or_else(malformed)?,
+            (None, Body::Write(write)) => begin_write(write, ground.table).map_err(End::violation)?,
+            (None, Body::Answer(answer)) => {
+                // What nobody asked for comes from a broken peer; so does an answer inside a logical write.
+                let expected = ground.reads.expected(&answer).filter(|_| self.carried.is_none());
+                let Expected { target, offset } = expected.ok_or_else(malformed)?;
+                Landing::new(target, offset, body)
             }
-            None => begin_write(write, ground.table).map_err(End::violation)?,
         };
         self.landing = Some(landing);
-        if write.length == 0 { self.end_frame(ground) } else { Ok(()) }
+        if body.length() == 0 { self.end_frame(ground) } else { Ok(()) }
+    }
+
+    /// Answers a read of the peer, with what it may see.
+    fn answer(&mut self, read: &ReadFrame, ground: Ground<'_>) -> Result<(), End> {
+        if self.landing.is_some() || self.carried.is_some() {
+            return Err(End::violation(PeerViolation::Malformed));
+        }
+        let source = match read.range.length {
+            // As for a write of no bytes.
+            0 => Buf::empty(),
+            _ => ground.table.read_source(&read.range, read.key.0).map_err(End::violation)?,
+        };
+        if !ground.sender.answer(Outgoing::answer(read.tag, source)) {
+            return Err(End::violation(PeerViolation::TooManyReads));
+        }
+        self.spoke = true;
+        Ok(())
+    }
+
+    /// Whether something was posted since this was last asked.
+    pub(super) fn spoke(&mut self) -> bool {
+        std::mem::take(&mut self.spoke)
     }
 
     /// All payload bytes of the frame are there. If it was the last one, so is its range.
     fn end_frame(&mut self, ground: Ground<'_>) -> Result<(), End> {
         let Some(landing) = self.landing.take_if(|landing| landing.frame.is_last()) else { return Ok(()) };
+        let write = match landing.frame {
+            Body::Write(write) => write,
+            Body::Answer(_) => {
+                ground.reads.answered(ground.core);
+                self.spoke |= ground.reads.ask(ground.sender);
+                return Ok(());
+            }
+        };
         let carried = self.carried.take();
         let length = carried.unwrap_or(0).saturating_add(landing.landed_in_all());
-        match landing.frame.ending {
+        match write.ending {
             Ending::Segment => self.carried = Some(length),
             Ending::Immediate(immediate) => {
                 let depth = ground.core.config().receive_depth;
@@ -255,7 +348,7 @@ fn begin_write(frame: WriteFrame, table: &RegionTable) -> Result<Landing, PeerVi
         0 => None,
         _ => Some(table.write_target(&frame.range, frame.key.0)?.0),
     };
-    Ok(Landing { target, frame, landed: 0, before: 0 })
+    Ok(Landing::new(target, 0, Body::Write(frame)))
 }
 
 /// What a system call gave.

@@ -8,13 +8,13 @@ use std::{
     io::{self, IoSlice},
     sync::{
         Mutex, MutexGuard, PoisonError, TryLockError,
-        atomic::{AtomicU8, Ordering, fence},
+        atomic::{AtomicU8, AtomicU32, Ordering, fence},
     },
 };
 
 use super::{
-    frame::{Frame, HEADER_BYTES, Header},
-    outgoing::{FRAME_BYTES, Pieces, Write},
+    frame::{Frame, HEADER_BYTES, Header, READS_MAX},
+    outgoing::{FRAME_BYTES, Outgoing, Pieces},
     socket::{Socket, loss},
 };
 use crate::{FabricError, QueuePairCore};
@@ -55,11 +55,13 @@ pub(super) struct Sender {
     stream: Mutex<Stream>,
     /// A [`Sent`]; written by the stream's holder only.
     state: AtomicU8,
+    /// Answers that are not with the kernel whole.
+    answers: AtomicU32,
 }
 
 #[derive(Debug, Default)]
 struct Posted {
-    writes: VecDeque<Write>,
+    writes: VecDeque<Outgoing>,
     /// Nothing can be posted any more.
     over: bool,
     /// The end that the stream's holder has not taken up yet.
@@ -80,12 +82,12 @@ pub(super) struct End {
 #[derive(Debug)]
 enum Stream {
     Open {
-        queue: VecDeque<Write>,
+        queue: VecDeque<Outgoing>,
         /// Bytes of the front write's encoded form that are with the kernel.
         position: u64,
     },
     /// Finishes the frame under way, so that the peer can read what comes behind it, and says why it ends.
-    Closing { under_way: Option<(Write, u64)>, error: FabricError, farewell: Header, farewell_sent: usize },
+    Closing { under_way: Option<(Outgoing, u64)>, error: FabricError, farewell: Header, farewell_sent: usize },
     /// Nothing goes out any more.
     Over(Sent),
 }
@@ -95,17 +97,26 @@ impl Sender {
         let posted = Posted { writes: VecDeque::with_capacity(depth as usize), ..Posted::default() };
         let stream = Stream::Open { queue: VecDeque::with_capacity(depth as usize), position: 0 };
         let state = AtomicU8::new(Sent::Idle as u8);
-        Self { posted: Mutex::new(posted), stream: Mutex::new(stream), state }
+        Self { posted: Mutex::new(posted), stream: Mutex::new(stream), state, answers: AtomicU32::new(0) }
     }
 
     /// Queues all of `writes`, whose number is bounded by the slots' weights; none of them after the end, which
     /// gives `false`.
-    pub(super) fn post(&self, writes: impl IntoIterator<Item = Write>) -> bool {
+    pub(super) fn post(&self, writes: impl IntoIterator<Item = Outgoing>) -> bool {
         let mut posted = self.posted();
         if !posted.over {
             posted.writes.extend(writes);
         }
         !posted.over
+    }
+
+    /// Queues the answer to a read; `false` if the peer has more of them outstanding than it may.
+    pub(super) fn answer(&self, answer: Outgoing) -> bool {
+        let allowed = self.answers.fetch_add(1, Ordering::Relaxed) < READS_MAX;
+        if allowed {
+            self.post([answer]);
+        }
+        allowed
     }
 
     /// Ends the connection for this side, once someone [retries](Self::retry): what is with the kernel completes,
@@ -169,7 +180,7 @@ impl Sender {
     /// Takes what was posted and hands it to the kernel, as far as one turn goes.
     fn step(&self, stream: &mut Stream, socket: &Socket, core: &QueuePairCore) -> Sent {
         self.take_posted(stream, core);
-        let mut turn = Turn { socket, core, left: TURN_BYTES };
+        let mut turn = Turn { socket, core, answers: &self.answers, left: TURN_BYTES };
         let result = match stream {
             Stream::Open { queue, position } => turn.send_writes(queue, position),
             Stream::Closing { under_way, error, farewell, farewell_sent } => {
@@ -243,8 +254,8 @@ fn take_end(stream: &mut Stream, core: &QueuePairCore, end: End) {
     let farewell = farewell.filter(|_| over == Sent::Finished);
     let must_finish = farewell.is_some() && !position.is_multiple_of(FRAME_BYTES);
     let under_way = if must_finish { queue.pop_front().map(|write| (write, position)) } else { None };
-    let kept = under_way.as_ref().map(|(write, _)| write.operation.key);
-    let others: Vec<_> = queue.into_iter().map(|write| write.operation).collect();
+    let kept = under_way.as_ref().and_then(|(front, _)| front.operation()).map(|operation| operation.key);
+    let others: Vec<_> = queue.into_iter().filter_map(|outgoing| outgoing.operation()).collect();
     // Their buffers are free before they are told so; those of the frame under way are not.
     for operation in others.into_iter().filter(|operation| Some(operation.key) != kept) {
         core.complete(operation.key, operation.bytes, Err(error.clone()));
@@ -262,12 +273,13 @@ fn take_end(stream: &mut Stream, core: &QueuePairCore, end: End) {
 struct Turn<'link> {
     socket: &'link Socket,
     core: &'link QueuePairCore,
+    answers: &'link AtomicU32,
     /// Bytes that may still go out.
     left: usize,
 }
 
 impl Turn<'_> {
-    fn send_writes(&mut self, queue: &mut VecDeque<Write>, position: &mut u64) -> io::Result<Sent> {
+    fn send_writes(&mut self, queue: &mut VecDeque<Outgoing>, position: &mut u64) -> io::Result<Sent> {
         while !queue.is_empty() {
             if self.left == 0 {
                 return Ok(Sent::More);
@@ -280,7 +292,7 @@ impl Turn<'_> {
     }
 
     /// Several frames of several writes in one system call.
-    fn send_gathered(&self, queue: &VecDeque<Write>, position: u64) -> io::Result<usize> {
+    fn send_gathered(&self, queue: &VecDeque<Outgoing>, position: u64) -> io::Result<usize> {
         let mut headers = [([0; HEADER_BYTES], 0); TURN_FRAMES];
         let mut bodies = [&[] as &[u8]; TURN_FRAMES];
         let (mut frames, mut left) = (0, self.left);
@@ -303,7 +315,7 @@ impl Turn<'_> {
     }
 
     /// Moves on by `sent` bytes, and completes the writes that are over.
-    fn complete(&self, queue: &mut VecDeque<Write>, position: &mut u64, mut sent: u64) {
+    fn complete(&self, queue: &mut VecDeque<Outgoing>, position: &mut u64, mut sent: u64) {
         while let Some(front) = queue.front() {
             let missing = front.encoded_length() - *position;
             if sent < missing {
@@ -312,11 +324,14 @@ impl Turn<'_> {
             }
             sent -= missing;
             *position = 0;
-            if let Some(write) = queue.pop_front() {
-                let operation = write.operation;
+            if let Some(front) = queue.pop_front() {
+                let ended = front.operation().filter(|operation| operation.is_last);
+                if front.is_answer() {
+                    self.answers.fetch_sub(1, Ordering::Relaxed);
+                }
                 // Before the completion: it says that these bytes are no longer needed.
-                drop(write);
-                if operation.is_last {
+                drop(front);
+                if let Some(operation) = ended {
                     self.core.complete(operation.key, operation.bytes, Ok(()));
                 }
             }
@@ -325,7 +340,7 @@ impl Turn<'_> {
 
     fn send_farewell(
         &self,
-        under_way: &mut Option<(Write, u64)>,
+        under_way: &mut Option<(Outgoing, u64)>,
         error: &FabricError,
         farewell: &Header,
         farewell_sent: &mut usize,
@@ -337,11 +352,14 @@ impl Turn<'_> {
             let frame_ends = sent == piece.length();
             *position += sent as u64;
             if frame_ends && let Some((write, position)) = under_way.take() {
-                let operation = write.operation;
-                let whole = operation.is_last && position == write.encoded_length();
-                let result = if whole { Ok(()) } else { Err(error.clone()) };
+                let operation = write.operation();
+                let is_whole = position == write.encoded_length();
                 drop(write);
-                self.core.complete(operation.key, operation.bytes, result);
+                if let Some(operation) = operation {
+                    let whole = is_whole && operation.is_last;
+                    let result = if whole { Ok(()) } else { Err(error.clone()) };
+                    self.core.complete(operation.key, operation.bytes, result);
+                }
                 self.core.fail(error);
             }
         }

@@ -4,6 +4,7 @@ use std::{
     io::{self, IoSlice, Read},
     net::{Shutdown, TcpStream},
     os::fd::{AsRawFd, RawFd},
+    time::Duration,
 };
 
 use memory::RemoteAccess;
@@ -111,6 +112,28 @@ pub(super) fn prefer_cubic(socket: &impl AsRawFd) {
     if failed != 0 {
         tracing::debug!(error = %io::Error::last_os_error(), "congestion control cubic is not available");
     }
+}
+
+/// Makes the kernel notice a peer whose host is gone. Idle, it asks the peer's kernel, which answers also for a
+/// process that is stopped, and gives up after `silence`; with bytes under way it gives up when the peer's kernel
+/// has taken none of them for `stall`.
+pub(super) fn watch(socket: &impl AsRawFd, silence: Duration, stall: Duration) -> io::Result<()> {
+    // Three questions, the first after half the time.
+    let seconds = |part: Duration| libc::c_int::try_from(part.as_secs().max(1)).unwrap_or(libc::c_int::MAX);
+    let milliseconds = libc::c_int::try_from(stall.as_millis()).unwrap_or(libc::c_int::MAX);
+    set(socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
+    set(socket, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds(silence / 2))?;
+    set(socket, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, seconds(silence / 6))?;
+    set(socket, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3)?;
+    set(socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, milliseconds.max(1))
+}
+
+fn set(socket: &impl AsRawFd, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
+    let length = std::mem::size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: pointer and length are those of `value`, which the call only reads.
+    let answer =
+        unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), length) };
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// What a failed call on a connected stream says about the connection.

@@ -4,7 +4,10 @@ use std::{
     collections::HashMap,
     fmt,
     future::poll_fn,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use memory::{Block, BlockId};
@@ -42,6 +45,8 @@ pub(super) struct Registrations {
     protection: Arc<ProtectionDomain>,
     generation: RegionGeneration,
     regions: RwLock<HashMap<BlockId, Registered>>,
+    /// Numbers are never used again.
+    next_region: AtomicU32,
 }
 
 /// In this order: the device lets go of the memory before it is unmapped.
@@ -56,7 +61,8 @@ impl VerbsDomain {
     pub(super) fn new(shared: Arc<Shared>) -> Result<Self, VerbsError> {
         let protection = ProtectionDomain::new(shared.context.clone())?;
         let generation = RegionGeneration(sequence(shared.runtime.random()));
-        let registrations = Registrations { shared, protection, generation, regions: RwLock::default() };
+        let (regions, next_region) = (RwLock::default(), AtomicU32::new(0));
+        let registrations = Registrations { shared, protection, generation, regions, next_region };
         Ok(Self { registrations: Arc::new(registrations) })
     }
 }
@@ -80,11 +86,17 @@ impl Registrations {
         // blocks registered for that, of which nobody here forms a slice while it is granted (`Granted`).
         let memory =
             unsafe { MemoryRegion::register(protection, block.base(), block.length(), access.remote_write) }?;
-        let region = RegionId(u32::try_from(regions.len()).unwrap_or(u32::MAX));
+        let region = RegionId(self.next_region.fetch_add(1, Ordering::Relaxed));
         let registered = Registered { memory, block: block.clone(), region };
         let announced = self.announce(&registered);
         regions.insert(block.id(), registered);
         Ok(announced)
+    }
+
+    fn deregister(&self, block: BlockId) {
+        let gone = self.regions.write().unwrap_or_else(PoisonError::into_inner).remove(&block);
+        // Without the lock: the device is told, which can take long.
+        drop(gone);
     }
 
     fn announce(&self, registered: &Registered) -> RemoteRegion {
@@ -155,6 +167,10 @@ impl Domain for VerbsDomain {
 
     fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
         self.registrations.register(block, access).map_err(|error| fabric_error(&error))
+    }
+
+    fn deregister(&self, block: BlockId) {
+        self.registrations.deregister(block);
     }
 
     fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use futures::future::{join, join_all};
+use futures::{
+    FutureExt,
+    future::{join, join_all},
+};
 use memory::GrantEnd;
 use verbs_reactor::{FabricError, Immediate, LossCause, QueuePairConfig, Runtime};
 
@@ -180,4 +183,75 @@ pub async fn a_prepared_end_can_be_dropped(setup: Setup, runtime: Arc<dyn Runtim
         drop(prepared);
     }
     pair.works(&pair.to_right, &pair.to_left).await;
+}
+
+pub async fn closing_with_many_outstanding_ends_each_once(setup: Setup, runtime: Arc<dyn Runtime>) {
+    const POSTED: u32 = 256;
+    let depths = QueuePairConfig { send_depth: POSTED, receive_depth: 2 * POSTED };
+    let pair = Pair::with_depths(setup, runtime, depths).await;
+    let operations: Vec<_> = (0..8 * POSTED).map(|value| pair.to_right.notify(Immediate(value))).collect();
+    let (results, ()) = pair.step("the close", join(join_all(operations), pair.to_right.close())).await;
+    assert_eq!(results.len(), 8 * POSTED as usize);
+    for result in results {
+        assert!(matches!(result, Ok(()) | Err(FabricError::Closed)), "unexpected: {result:?}");
+    }
+    pair.step("the other close", pair.to_left.close()).await;
+}
+
+pub async fn closing_from_several_tasks_is_one_close(setup: Setup, runtime: Arc<dyn Runtime>) {
+    let pair = Pair::new(setup, runtime.clone()).await;
+    let lent = pair.lend_right(4 << 20);
+    let write = pair.to_right.write_imm(pair.left.source.filled(4 << 20, 6), lent.range, Immediate(0));
+    let mut closed = Vec::new();
+    for _ in 0..6 {
+        let (queue_pair, (sender, done)) = (pair.to_right.clone(), futures::channel::oneshot::channel());
+        closed.push(done);
+        let close = async move {
+            queue_pair.close().await;
+            let _ = sender.send(());
+        };
+        runtime.spawn("closer", Box::pin(close));
+    }
+    for done in pair.step("all closes", join_all(closed)).await {
+        done.unwrap();
+    }
+    let _ended_either_way = pair.step("the write", write).await;
+    assert_eq!(pair.left.source.pool.stats().used_bytes, 0, "a buffer was kept");
+}
+
+pub async fn closing_after_a_panic_of_whoever_waited(setup: Setup, runtime: Arc<dyn Runtime>) {
+    let pair = Pair::new(setup, runtime).await;
+    let (left_end, right_end) = pair.connect_again().await;
+    let lent = pair.right.receive.lend(1 << 20);
+    left_end.add_remote_region(lent.region);
+    let (queue_pair, source) = (left_end.clone(), pair.left.source.filled(1 << 20, 6));
+    let careless = async {
+        let _posted = queue_pair.write(source.clone(), lent.range);
+        let _more = queue_pair.write_imm(source, lent.range, Immediate(1));
+        yield_once().await;
+        panic!("a user's bug, on purpose");
+    };
+    let result: Result<(), _> = std::panic::AssertUnwindSafe(careless).catch_unwind().await;
+    result.unwrap_err();
+    // What it had posted goes on, and so does everyone else.
+    let arrival = pair.step("an arrival", right_end.next_arrival()).await.unwrap();
+    assert_eq!(super::pair::immediate(arrival), (1, 1 << 20));
+    pair.works(&left_end, &right_end).await;
+    pair.step("the close", left_end.close()).await;
+    assert_eq!(lent.take()[..], pattern(1 << 20, 6)[..]);
+}
+
+pub async fn closing_after_domain_and_pools_were_dropped(setup: Setup, runtime: Arc<dyn Runtime>) {
+    let Pair { runtime, left, right, to_right, to_left, .. } = Pair::new(setup, runtime).await;
+    let lent = right.receive.lend(2 << 20);
+    to_right.add_remote_region(lent.region);
+    let write = to_right.write_imm(left.source.filled(2 << 20, 8), lent.range, Immediate(7));
+    drop(left);
+    let arrival = step(&runtime, "the arrival", to_left.next_arrival()).await.unwrap();
+    assert_eq!(super::pair::immediate(arrival), (7, 2 << 20));
+    assert_eq!(lent.bytes(), pattern(2 << 20, 8));
+    drop(right);
+    step(&runtime, "the write", write).await.unwrap();
+    step(&runtime, "both closes", join(to_right.close(), to_left.close())).await;
+    lent.granted.end(GrantEnd::QueuePairDrained).unwrap();
 }

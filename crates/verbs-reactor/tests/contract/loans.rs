@@ -7,7 +7,7 @@ use memory::Buf;
 use verbs_reactor::{Access, Arrival, FabricError, Immediate, Runtime};
 
 use super::{
-    Setup,
+    Setup, is_able,
     pair::{DEPTHS, Pair, RegisteredPool, fill, immediate, pattern, yield_once},
 };
 
@@ -17,14 +17,13 @@ const LENGTH: usize = 96 << 10;
 /// A pair, if its fabric lends; one that does not must refuse it by name.
 async fn lending(setup: Setup, runtime: Arc<dyn Runtime>) -> Option<Pair> {
     let pair = Pair::new(setup, runtime).await;
-    if pair.to_right.capabilities().lend {
+    if is_able(&pair, "lend", pair.to_right.capabilities().lend) {
         return Some(pair);
     }
     let lend = pair.to_right.lend(pair.left.source.filled(LENGTH, 1), Immediate(1));
     let error = pair.step("the refusal", lend).await.unwrap_err();
     assert!(matches!(error, FabricError::Unsupported { .. }), "{error}");
     pair.works(&pair.to_right, &pair.to_left).await;
-    println!("skipped: {} does not lend", pair.to_right.kind());
     None
 }
 

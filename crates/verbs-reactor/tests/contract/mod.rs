@@ -10,6 +10,7 @@
 pub mod endings;
 pub mod loans;
 pub mod pair;
+pub mod reads;
 pub mod refusals;
 pub mod vectored;
 pub mod writes;
@@ -144,13 +145,29 @@ macro_rules! contract_suite {
                     overlapping_segments_fail_the_whole,
                     a_segment_that_was_not_granted_ends_the_connection,
                     more_segments_than_the_send_queue_holds_are_too_many_pieces,
-                    a_vectored_write_without_segments_is_refused,
+                    a_vectored_write_without_segments_is_a_notification,
                     a_vectored_write_that_waits_for_room_posts_whole_and_in_order,
                     a_heavy_write_is_not_passed_by_light_ones_for_ever,
                     a_write_one_byte_below_the_piece_limit,
                     a_write_at_the_piece_limit,
                     a_write_one_byte_above_the_piece_limit,
                     a_write_of_more_pieces_than_the_send_queue_holds,
+                ]
+                reads: [
+                    a_read_gives_the_exposed_bytes,
+                    a_read_may_be_as_long_as_the_memory,
+                    many_reads_may_be_outstanding,
+                    a_read_sees_the_writes_posted_before_it,
+                    reads_and_writes_both_ways_at_once,
+                    a_dropped_read_keeps_its_destination_until_it_is_over,
+                    a_read_outlives_the_end_of_its_exposure,
+                    what_is_not_exposed_is_not_read,
+                    what_is_exposed_no_more_is_not_read,
+                    a_region_without_the_read_right_is_not_read,
+                    a_read_past_the_exposed_bytes_is_refused,
+                    a_read_with_a_wrong_key_or_generation_is_refused,
+                    a_read_that_cannot_be_posted_fails_alone,
+                    a_close_ends_reads_under_way,
                 ]
                 refusals: [
                     an_unknown_remote_region_fails_that_operation_only,
@@ -192,6 +209,10 @@ macro_rules! contract_suite {
                     writers_waiting_for_a_slot_end_with_the_connection,
                     connections_of_one_pair_of_domains_are_independent,
                     a_prepared_end_can_be_dropped,
+                    closing_with_many_outstanding_ends_each_once,
+                    closing_from_several_tasks_is_one_close,
+                    closing_after_a_panic_of_whoever_waited,
+                    closing_after_domain_and_pools_were_dropped,
                 ]
             );
         }

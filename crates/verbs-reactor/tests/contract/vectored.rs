@@ -224,11 +224,14 @@ pub async fn more_segments_than_the_send_queue_holds_are_too_many_pieces(
     pair.step("the write", write).await.unwrap();
 }
 
-pub async fn a_vectored_write_without_segments_is_refused(setup: Setup, runtime: Arc<dyn Runtime>) {
+pub async fn a_vectored_write_without_segments_is_a_notification(setup: Setup, runtime: Arc<dyn Runtime>) {
     let Some(pair) = vectored_pair(setup, runtime, DEPTHS).await else { return };
-    let lent = pair.lend_right(8);
-    let is_expected = |error: &FabricError| matches!(error, FabricError::Unsupported { .. });
-    fails_whole(&pair, &lent, Vec::new(), is_expected).await;
+    let told = pair.to_right.write_vectored(Vec::new(), Some(Immediate(4)));
+    let silent = pair.to_right.write_vectored(Vec::new(), None);
+    assert_eq!(pair.arrival_at_right().await, (4, 0));
+    for result in pair.step("both", join_all([told, silent])).await {
+        result.unwrap();
+    }
 }
 
 pub async fn a_vectored_write_that_waits_for_room_posts_whole_and_in_order(

@@ -5,6 +5,8 @@
 #[path = "../contract/mod.rs"]
 mod contract;
 mod handshake;
+mod hostile;
+mod loans;
 mod pieces;
 mod processes;
 

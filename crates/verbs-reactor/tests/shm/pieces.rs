@@ -127,14 +127,3 @@ fn a_vectored_write_with_one_bad_segment_posts_nothing() {
         assert_eq!(lent.take()[..], [0; 3000]);
     });
 }
-
-#[test]
-fn a_vectored_write_of_nothing_is_a_notification() {
-    with_pair(async |pair: Pair| {
-        let told = pair.to_right.write_vectored(Vec::new(), Some(Immediate(4)));
-        let silent = pair.to_right.write_vectored(Vec::new(), None);
-        assert_eq!(pair.arrival_at_right().await, (4, 0));
-        pair.step("the first", told).await.unwrap();
-        pair.step("the second", silent).await.unwrap();
-    });
-}

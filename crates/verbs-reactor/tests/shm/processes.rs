@@ -23,21 +23,26 @@ use crate::{
     SETUP,
     contract::{
         Flavour, TEST_LIMIT, bounded,
-        pair::{DEPTHS, Lent, Pair, RegisteredPool, checksum, fill, immediate, pattern, step, yield_once},
+        pair::{DEPTHS, Lent, Pair, RegisteredPool, immediate, pattern, step, yield_once},
     },
 };
 
 const CHILD: &str = "TENSORWIRE_SHM_TEST_CHILD";
 
 /// How soon a death must be seen.
-const DEATH_LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const DEATH_LIMIT: Duration = Duration::from_secs(5);
 
-fn is_child() -> bool {
+pub(crate) fn is_child() -> bool {
     env::var_os(CHILD).is_some()
 }
 
+/// What a child was told to be.
+pub(crate) fn part() -> String {
+    env::var(CHILD).unwrap_or_default()
+}
+
 /// The other process. Killed when dropped.
-struct Other {
+pub(crate) struct Other {
     process: Child,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
@@ -45,19 +50,24 @@ struct Other {
 
 impl Other {
     fn start(test: &str) -> Self {
+        Self::start_as(&format!("processes::{test}"), "1")
+    }
+
+    /// Runs the test of this path, with what it finds in [`part`].
+    pub(crate) fn start_as(test: &str, part: &str) -> Self {
         let mut command = Command::new(env::current_exe().unwrap());
-        command.args([&format!("processes::{test}"), "--exact", "--nocapture"]).env(CHILD, "1");
+        command.args([test, "--exact", "--nocapture"]).env(CHILD, part);
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (to, from) = (process.stdin.take().unwrap(), BufReader::new(process.stdout.take().unwrap()));
         Self { process, to, from }
     }
 
-    fn tell(&mut self, line: &str) {
+    pub(crate) fn tell(&mut self, line: &str) {
         writeln!(self.to, "{line}").unwrap();
     }
 
     /// The next line that is meant for us.
-    fn hear(&mut self) -> String {
+    pub(crate) fn hear(&mut self) -> String {
         loop {
             let mut line = String::new();
             assert_ne!(self.from.read_line(&mut line).unwrap(), 0, "the child has ended");
@@ -67,7 +77,7 @@ impl Other {
         }
     }
 
-    fn signal(&self, signal: libc::c_int) {
+    pub(crate) fn signal(&self, signal: libc::c_int) {
         // SAFETY: no pointers are involved; the process is our child and not waited for yet.
         assert_eq!(unsafe { libc::kill(self.process.id().cast_signed(), signal) }, 0);
     }
@@ -81,40 +91,41 @@ impl Drop for Other {
 }
 
 /// Runs `body` in a process of its own, so that process-wide counts are its alone.
-fn alone(
+pub(crate) fn alone(
     test: &str,
     body: impl FnOnce(Arc<dyn Runtime>) -> futures::future::LocalBoxFuture<'static, ()> + Send + 'static,
 ) {
     if is_child() {
         return bounded(Flavour::CurrentThread, body);
     }
-    let mut other = Other::start(test);
+    let path = if test.contains("::") { test.to_owned() } else { format!("processes::{test}") };
+    let mut other = Other::start_as(&path, "1");
     let mut output = String::new();
     std::io::Read::read_to_string(&mut other.from, &mut output).unwrap();
     let status = other.process.wait().unwrap();
     assert!(status.success() && output.contains("1 passed"), "{status}:\n{output}");
 }
 
-fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     println!("@@ {line}");
     std::io::stdout().flush().unwrap();
 }
 
-fn listen() -> String {
+pub(crate) fn listen() -> String {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     line.trim().to_owned()
 }
 
 /// One process's memory.
-struct Half {
-    domain: Arc<dyn Domain>,
-    source: RegisteredPool,
-    receive: RegisteredPool,
+pub(crate) struct Half {
+    pub(crate) domain: Arc<dyn Domain>,
+    pub(crate) source: RegisteredPool,
+    pub(crate) receive: RegisteredPool,
 }
 
 impl Half {
-    fn new(runtime: Arc<dyn Runtime>) -> Self {
+    pub(crate) fn new(runtime: Arc<dyn Runtime>) -> Self {
         let domain = (SETUP.fabric)(runtime).open_domain().unwrap();
         let source = RegisteredPool::new(&domain, "source", Access::LOCAL, 256 << 20);
         let receive = RegisteredPool::new(&domain, "receive", Access::RECEIVE, 256 << 20);
@@ -122,7 +133,7 @@ impl Half {
     }
 
     /// Connects; `exchange` sends a line and gives the other's.
-    async fn connect(&self, role: Role, exchange: impl FnOnce(&str) -> String) -> QueuePair {
+    pub(crate) async fn connect(&self, role: Role, exchange: impl FnOnce(&str) -> String) -> QueuePair {
         let prepared = self.domain.prepare(DEPTHS).unwrap();
         let mine: Vec<String> = prepared.connection_data().0.iter().map(u8::to_string).collect();
         let theirs = exchange(&mine.join(" "));
@@ -134,7 +145,7 @@ impl Half {
 }
 
 /// What a peer must know to write to `lent`, as text.
-fn describe(lent: &Lent) -> String {
+pub(crate) fn describe(lent: &Lent) -> String {
     let (region, range) = (lent.region, lent.range);
     format!(
         "{} {} {} {} {} {}",
@@ -142,14 +153,14 @@ fn describe(lent: &Lent) -> String {
     )
 }
 
-fn understand(text: &str) -> (RemoteRegion, RemoteRange) {
+pub(crate) fn understand(text: &str) -> (RemoteRegion, RemoteRange) {
     let numbers: Vec<u64> = text.split(' ').map(|number| number.parse().unwrap()).collect();
     let (region, generation) = (RegionId(numbers[0] as u32), RegionGeneration(numbers[1] as u32));
     let remote = RemoteRegion { region, generation, base: 0, length: numbers[2], key: numbers[3] as u32 };
     (remote, RemoteRange { region, generation, offset: numbers[4], length: numbers[5] })
 }
 
-fn assert_end_of_file(error: &FabricError) {
+pub(crate) fn assert_end_of_file(error: &FabricError) {
     let cause = LossCause::EndOfFile;
     assert!(
         matches!(error, FabricError::PeerLost { cause: seen, .. } if *seen == cause),
@@ -259,66 +270,98 @@ fn a_killed_target_ends_every_operation_and_frees_every_buffer() {
     });
 }
 
-#[test]
-fn a_stopped_and_resumed_target_never_delivers_torn_bytes() {
-    const ROUNDS: u32 = 8;
-    if is_child() {
-        return bounded(Flavour::CurrentThread, |runtime| async move {
-            let half = Half::new(runtime.clone());
-            for _ in 0..ROUNDS {
-                let lent = half.receive.lend(LARGE);
-                let queue_pair = half.connect(Role::Dialer, |mine| {
-                    say(mine);
-                    listen()
-                });
-                let queue_pair = queue_pair.await;
-                say(&describe(&lent));
-                let mut whole = true;
-                // One write per connection: what is told is what must be there.
-                while let Ok(arrival) = queue_pair.next_arrival().await {
-                    whole &= checksum(&lent.bytes()) == value_of(immediate(arrival).0);
-                }
-                queue_pair.close().await;
-                say(if whole { "whole" } else { "torn" });
-            }
-        });
+/// Bytes of a write that is stopped: eight chunks.
+const STOPPED: usize = 2 << 20;
+
+/// Rounds of one test process; there are five of them.
+const STOPS: u32 = 100;
+
+/// What round `round` writes. Any other byte is one that was written after the close.
+fn byte_of(round: u32) -> u8 {
+    (round % 200) as u8 + 1
+}
+
+async fn spin(runtime: &Arc<dyn Runtime>, time: Duration) {
+    let start = runtime.now();
+    while runtime.now() - start < time {
+        yield_once().await;
     }
-    bounded(Flavour::CurrentThread, |runtime| async move {
-        let mut other = Other::start("a_stopped_and_resumed_target_never_delivers_torn_bytes");
-        let half = Half::new(runtime.clone());
-        for round in 0..ROUNDS {
-            let theirs = other.hear();
-            let queue_pair = half
-                .connect(Role::Acceptor, |mine| {
-                    other.tell(mine);
-                    theirs
-                })
-                .await;
-            let (region, range) = understand(&other.hear());
-            queue_pair.add_remote_region(region);
-            // Room for one buffer: it comes back the moment the operation has ended.
-            let one = RegisteredPool::new(&half.domain, "one buffer", Access::LOCAL, LARGE as u64);
-            let source = one.filled(LARGE, u64::from(round));
-            let write = queue_pair.write_imm(source, range, Immediate(round));
-            // Stop it at another moment of its copy each time, close, and reuse the bytes.
-            runtime.sleep(Duration::from_micros(u64::from(round) * 300)).await;
-            other.signal(libc::SIGSTOP);
-            step(&runtime, "the close", queue_pair.close()).await;
-            let mut reused = step(&runtime, "the buffer", one.pool.alloc(LARGE)).await.unwrap();
-            fill(&mut reused, 0xBAD);
-            other.signal(libc::SIGCONT);
-            let _closed_or_done = step(&runtime, "the write", write).await;
-            assert_eq!(other.hear(), "whole", "round {round}");
+}
+
+/// The target: says after each round whether what it was told of was there.
+async fn be_stopped(runtime: Arc<dyn Runtime>) {
+    let half = Half::new(runtime);
+    let lent = half.receive.lend(STOPPED);
+    for round in 0..STOPS {
+        let queue_pair = half.connect(Role::Dialer, |mine| {
+            say(mine);
+            listen()
+        });
+        let queue_pair = queue_pair.await;
+        say(&describe(&lent));
+        let mut whole = true;
+        while let Ok(arrival) = queue_pair.next_arrival().await {
+            whole &= immediate(arrival) == (round, STOPPED as u64);
+            whole &= lent.bytes() == vec![byte_of(round); STOPPED];
         }
-    });
+        queue_pair.close().await;
+        say(if whole { "whole" } else { "torn" });
+    }
 }
 
-/// The checksum of what round `value` writes.
-fn value_of(value: u32) -> u64 {
-    checksum(&pattern(LARGE, u64::from(value)))
+/// The writer: stops the target at some moment of each copy, closes, reuses the source, and lets the target go on.
+async fn stop_the_target(test: &str, seed: u64, runtime: Arc<dyn Runtime>) {
+    let mut other = Other::start(test);
+    let half = Half::new(runtime.clone());
+    // Room for one buffer: it comes back the moment the operation has ended.
+    let one = RegisteredPool::new(&half.domain, "one buffer", Access::LOCAL, STOPPED as u64);
+    let mut random = seed;
+    for round in 0..STOPS {
+        let theirs = other.hear();
+        let connecting = half.connect(Role::Acceptor, |mine| {
+            other.tell(mine);
+            theirs
+        });
+        let queue_pair = connecting.await;
+        let (region, range) = understand(&other.hear());
+        queue_pair.add_remote_region(region);
+        let mut source = step(&runtime, "the source", one.pool.alloc(STOPPED)).await.unwrap();
+        source.fill(byte_of(round));
+        let write = queue_pair.write_imm(source.freeze(), range, Immediate(round));
+        random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+        spin(&runtime, Duration::from_micros((random >> 33) % 700)).await;
+        other.signal(libc::SIGSTOP);
+        step(&runtime, "the close", queue_pair.close()).await;
+        let mut reused = step(&runtime, "the buffer", one.pool.alloc(STOPPED)).await.unwrap();
+        reused.fill(0xFF);
+        other.signal(libc::SIGCONT);
+        let _closed_or_done = step(&runtime, "the write", write).await;
+        assert_eq!(other.hear(), "whole", "round {round} of seed {seed}");
+    }
 }
 
-fn counted(reason: copy::CopyReason) -> (u64, u64) {
+macro_rules! stopped {
+    ($($test:ident: $seed:literal,)*) => {$(
+        #[test]
+        fn $test() {
+            if is_child() {
+                return bounded(Flavour::CurrentThread, be_stopped);
+            }
+            bounded(Flavour::CurrentThread, |runtime| stop_the_target(stringify!($test), $seed, runtime));
+        }
+    )*};
+}
+
+// Five hundred rounds together.
+stopped! {
+    d_peer_sigstop_a_resumed_target_never_delivers_torn_bytes_1: 1,
+    d_peer_sigstop_a_resumed_target_never_delivers_torn_bytes_2: 2,
+    d_peer_sigstop_a_resumed_target_never_delivers_torn_bytes_3: 3,
+    d_peer_sigstop_a_resumed_target_never_delivers_torn_bytes_4: 4,
+    d_peer_sigstop_a_resumed_target_never_delivers_torn_bytes_5: 5,
+}
+
+pub(crate) fn counted(reason: copy::CopyReason) -> (u64, u64) {
     let count = copy::count(reason);
     (count.calls, count.bytes)
 }
@@ -358,7 +401,7 @@ fn a_write_is_copied_once() {
     });
 }
 
-fn open_descriptors() -> usize {
+pub(crate) fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 

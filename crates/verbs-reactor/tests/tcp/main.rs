@@ -8,7 +8,10 @@ mod contract;
 mod death;
 mod frames;
 mod handshake;
+mod hostile;
+mod limits;
 mod loss;
+mod proxy;
 mod raw;
 
 use std::{

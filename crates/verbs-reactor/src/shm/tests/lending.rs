@@ -111,7 +111,7 @@ fn one_who_never_releases_runs_into_the_cap_alone() {
         let refused = futures::FutureExt::now_or_never(rig.lend_one());
         match refused {
             Some(Err(FabricError::LeasesExhausted { open, cap })) => {
-                assert_eq!((open, cap), (LEASES, LEASES))
+                assert_eq!((open, cap), (LEASES, LEASES));
             }
             other => panic!("unexpected: {other:?}"),
         }

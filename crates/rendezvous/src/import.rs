@@ -1,0 +1,55 @@
+//! Users' memory on its way over a fabric that can't send it from where it lies.
+
+use std::{future::poll_fn, task::Poll};
+
+use memory::{Block, Buf, Pool, copy::CopyReason, copy::copy_bytes};
+use protocol::ChannelError;
+use verbs_reactor::FabricKind;
+
+/// Copied at a time, before other tasks get their turn.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// Copies users' memory into a pool.
+#[derive(Debug, Clone)]
+pub(crate) struct Import {
+    pub(crate) pool: Pool,
+}
+
+impl Import {
+    /// Whether a fabric of this kind can't send `bytes` in place: shared memory needs a block that its neighbour can
+    /// map, an adapter one that is registered.
+    pub(crate) fn needs(&self, kind: FabricKind, bytes: &Buf) -> bool {
+        match kind {
+            _ if bytes.is_empty() => false,
+            FabricKind::Shm => !bytes.block().is_some_and(Block::shareable),
+            FabricKind::Verbs => bytes.block().is_none(),
+            _ => false,
+        }
+    }
+
+    /// A copy in the pool, for which it waits while there is no room.
+    pub(crate) async fn copy_of(&self, bytes: &Buf) -> Result<Buf, ChannelError> {
+        let failed =
+            |error| ChannelError(format!("cannot copy users' memory to where it can be sent: {error}"));
+        let mut copy = self.pool.alloc(bytes.len()).await.map_err(failed)?;
+        for (into, from) in copy.chunks_mut(PIECE_BYTES).zip(bytes.chunks(PIECE_BYTES)) {
+            copy_bytes(into, from, CopyReason::Import);
+            others_turn().await;
+        }
+        Ok(copy.freeze())
+    }
+}
+
+/// Lets the runtime poll other tasks first.
+async fn others_turn() {
+    let mut had_theirs = false;
+    poll_fn(|context| {
+        if had_theirs {
+            return Poll::Ready(());
+        }
+        had_theirs = true;
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}

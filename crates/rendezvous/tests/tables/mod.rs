@@ -1,0 +1,226 @@
+//! What each kind of transfer costs, in messages, content writes and flow control, by whole workers on any fabric
+//! (`tensorflow-verbs.md` §3.6).
+//!
+//! In mode `original` every figure is exact. In the default mode messages and contents are exact, and flow control takes
+//! no more than there. A content that fits may come inside META_DATA_RESPONSE where the peers agree on that; then the
+//! transfer costs what [`EAGER`] says, and nothing else.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
+#![allow(unreachable_pub)] // each test binary compiles this as its own module
+
+use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
+
+use futures::future::join_all;
+use protocol::{Code, Counters, DataType, Mode};
+use rendezvous::{Tensor, Worker, WorkerError};
+use verbs_reactor::Runtime;
+
+pub const SENDER: &str = "/job:ps/replica:0/task:0";
+pub const RECEIVER: &str = "/job:worker/replica:0/task:0";
+const SENDER_CPU: &str = "/job:ps/replica:0/task:0/device:CPU:0";
+const RECEIVER_CPU: &str = "/job:worker/replica:0/task:0/device:CPU:0";
+
+/// Longer than any content that travels inside a message.
+const LONG: usize = 12_000;
+
+/// How long the ends may take to become quiet.
+const QUIET_LIMIT: Duration = Duration::from_secs(20);
+
+/// What a transfer cost at both ends together. Messages: TENSOR_REQUEST, META_DATA_RESPONSE, TENSOR_RE_REQUEST,
+/// ERROR_STATUS, CANCEL, CANCEL_ACK.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Cost {
+    messages: [u64; 6],
+    contents: u64,
+}
+
+impl Cost {
+    const fn of(messages: [u64; 6], contents: u64) -> Self {
+        Self { messages, contents }
+    }
+
+    fn total(&self) -> u64 {
+        self.messages.iter().sum()
+    }
+}
+
+/// The table. Flow control in mode original is one acknowledgement for each message.
+const HIT: Cost = Cost::of([1, 0, 0, 0, 0, 0], 1);
+const MISS: Cost = Cost::of([1, 1, 1, 0, 0, 0], 1);
+const ERROR: Cost = Cost::of([1, 0, 0, 1, 0, 0], 0);
+const CANCEL: Cost = Cost::of([1, 0, 0, 0, 1, 1], 0);
+/// A content inside META_DATA_RESPONSE: in the default mode, of up to some kilobytes.
+const EAGER: Cost = Cost::of([1, 1, 0, 0, 0, 0], 0);
+
+/// Receives at once in the case of many.
+const MANY: u64 = 20;
+
+fn times(cost: Cost, count: u64) -> Cost {
+    Cost { messages: cost.messages.map(|messages| messages * count), contents: cost.contents * count }
+}
+
+/// Two connected workers.
+pub struct Two {
+    pub sender: Worker,
+    pub receiver: Worker,
+    pub runtime: Arc<dyn Runtime>,
+    pub mode: Mode,
+}
+
+impl Two {
+    fn send(&self, edge: &str, tensor: &Tensor) {
+        let key = self.sender.key(SENDER_CPU, RECEIVER_CPU, edge).unwrap();
+        self.sender.step(1).send(&key, tensor.clone()).unwrap();
+    }
+
+    async fn receive(&self, edge: &str) -> Result<Tensor, WorkerError> {
+        let key = self.receiver.key(SENDER_CPU, RECEIVER_CPU, edge).unwrap();
+        self.receiver.step(1).recv(&key).await
+    }
+
+    fn ends(&self) -> [Counters; 2] {
+        [&self.sender, &self.receiver]
+            .map(|worker| worker.peers().first().map(|peer| peer.counters).unwrap_or_default())
+    }
+
+    fn sum(&self, count: impl Fn(&Counters) -> u64) -> u64 {
+        self.ends().iter().map(count).sum()
+    }
+
+    fn cost(&self) -> Cost {
+        let messages = [
+            self.sum(|end| end.sent.tensor_request),
+            self.sum(|end| end.sent.meta_data_response),
+            self.sum(|end| end.sent.tensor_re_request),
+            self.sum(|end| end.sent.error_status),
+            self.sum(|end| end.sent.cancel),
+            self.sum(|end| end.sent.cancel_ack),
+        ];
+        assert_eq!(
+            messages.iter().sum::<u64>(),
+            self.sum(|end| end.sent.total()),
+            "messages of another kind"
+        );
+        Cost { messages, contents: self.sum(|end| end.contents_sent) }
+    }
+
+    /// What was sent has been received, and in mode original acknowledged.
+    fn is_quiet(&self) -> bool {
+        let [one, other] = self.ends();
+        let matches = |one: &Counters, other: &Counters| {
+            one.sent == other.received
+                && one.contents_sent == other.contents_received
+                && one.count_only_sent == other.count_only_received
+                && one.asks_sent == one.answers_received
+                && (self.mode != Mode::Original || one.sent.total() == one.acknowledgements_received)
+        };
+        matches(&one, &other) && matches(&other, &one)
+    }
+
+    async fn quiet(&self) {
+        let began = self.runtime.now();
+        while !self.is_quiet() {
+            assert!(self.runtime.now() - began < QUIET_LIMIT, "not quiet: {:?}", self.ends());
+            self.runtime.sleep(Duration::from_micros(200)).await;
+        }
+    }
+
+    /// Awaits `transfer`, which must cost what the table says; `may_be_eager` if its content is short.
+    async fn costs<T>(
+        &self,
+        case: &str,
+        expected: Cost,
+        may_be_eager: bool,
+        transfer: impl Future<Output = T>,
+    ) -> T {
+        let (before, flow_before) = (self.cost(), self.sum(Counters::flow_control_sent));
+        let output = transfer.await;
+        self.quiet().await;
+        let (after, flow) = (self.cost(), self.sum(Counters::flow_control_sent) - flow_before);
+        let messages = std::array::from_fn(|kind| after.messages[kind] - before.messages[kind]);
+        let cost = Cost { messages, contents: after.contents - before.contents };
+        let is_eager = may_be_eager && self.mode != Mode::Original && cost == EAGER;
+        assert!(cost == expected || is_eager, "{case}, {:?}: {cost:?}, not {expected:?}", self.mode);
+        let original = expected.total();
+        let flow_fits = if self.mode == Mode::Original { flow == original } else { flow <= original };
+        assert!(flow_fits, "{case}, {:?}: {flow} of flow control, original has {original}", self.mode);
+        output
+    }
+
+    fn bytes(&self, length: usize, seed: u8) -> Tensor {
+        let mut buffer = self.sender.pool().try_alloc(length).unwrap();
+        buffer.fill(seed);
+        Tensor::new(buffer, DataType::U8, &[length as u64]).unwrap()
+    }
+
+    /// Sends and receives `tensor`, which must cost `expected`.
+    async fn one(&self, case: &str, edge: &str, tensor: &Tensor, expected: Cost) {
+        let short = tensor.bytes().len() < LONG;
+        self.send(edge, tensor);
+        let got = self.costs(case, expected, short, self.receive(edge)).await.unwrap();
+        assert_eq!((got.metadata(), got.is_dead()), (tensor.metadata(), tensor.is_dead()), "{case}");
+        assert!(got.bytes() == tensor.bytes(), "{case}");
+    }
+
+    async fn many(&self, case: &str, expected: Cost) {
+        let tensor = self.bytes(LONG, 7);
+        let edges: Vec<String> = (0..MANY).map(|number| format!("many {number}")).collect();
+        edges.iter().for_each(|edge| self.send(edge, &tensor));
+        let all = join_all(edges.iter().map(|edge| self.receive(edge)));
+        for got in self.costs(case, times(expected, MANY), false, all).await {
+            assert!(got.unwrap().bytes() == tensor.bytes());
+        }
+    }
+
+    /// Asks for a value that is not there and gives up once the request is out.
+    async fn give_up(&self, edge: &str) {
+        let requests = || self.sum(|end| end.received.tensor_request);
+        let (before, acked) = (requests(), self.sum(|end| end.received.cancel_ack));
+        {
+            let mut receive = pin!(self.receive(edge));
+            while requests() == before {
+                let mut moment = self.runtime.sleep(Duration::from_micros(200));
+                let ended = poll_fn(|context| match receive.as_mut().poll(context) {
+                    Poll::Ready(output) => Poll::Ready(Some(output)),
+                    Poll::Pending => moment.as_mut().poll(context).map(|()| None),
+                });
+                assert!(ended.await.is_none(), "there was a value");
+            }
+        }
+        while self.sum(|end| end.received.cancel_ack) == acked {
+            self.runtime.sleep(Duration::from_micros(200)).await;
+        }
+    }
+
+    /// Every case of the table.
+    pub async fn all_cases(&self) {
+        let long = self.bytes(LONG, 1);
+        self.one("miss", "plain", &long, MISS).await;
+        self.one("hit", "plain", &long, HIT).await;
+        self.one("hit again", "plain", &self.bytes(LONG, 2), HIT).await;
+
+        let longer = self.bytes(LONG + 1, 3);
+        self.one("change of shape", "plain", &longer, MISS).await;
+        self.one("hit after a change", "plain", &longer, HIT).await;
+
+        let dead = Tensor::dead(DataType::U8, &[3]).unwrap();
+        self.one("first dead value", "dead", &dead, MISS).await;
+        self.one("dead again", "dead", &dead, HIT).await;
+
+        let empty = Tensor::from_values::<f32>(self.sender.pool(), &[0, 5], &[]).unwrap();
+        self.one("first empty tensor", "empty", &empty, MISS).await;
+        self.one("empty again", "empty", &empty, HIT).await;
+
+        self.many("many misses", MISS).await;
+        self.many("many hits", HIT).await;
+
+        if self.mode != Mode::Original {
+            self.costs("cancel", CANCEL, false, self.give_up("plain")).await;
+            self.one("hit after a cancel", "plain", &longer, HIT).await;
+        }
+
+        self.sender.cleanup(1);
+        let error = self.costs("error", ERROR, false, self.receive("plain")).await;
+        assert!(matches!(error, Err(WorkerError::Remote { status, .. }) if status.code == Code::Aborted));
+    }
+}

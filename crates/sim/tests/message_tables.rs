@@ -1,0 +1,50 @@
+//! The cost of each kind of transfer on the simulator, under many seeds, by whole workers.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../../rendezvous/tests/tables/mod.rs"]
+mod tables;
+
+use protocol::Mode;
+use rendezvous::Worker;
+use sim::{Handle, Node, World};
+use tables::{RECEIVER, SENDER, Two};
+
+const SEEDS: u64 = 30;
+
+async fn worker(node: &Node, name: &str, mode: Mode) -> Worker {
+    let builder = Worker::builder(name).mode(mode).runtime(node.runtime()).observer(node.observer());
+    let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
+    builder.source_bytes(8 << 20).receive_bytes(8 << 20).start().await.unwrap()
+}
+
+async fn scenario(handle: Handle, mode: Mode) {
+    let (sender_node, receiver_node) =
+        (handle.start_node("sender:1").unwrap(), handle.start_node("receiver:1").unwrap());
+    let (sender, receiver) =
+        (worker(&sender_node, SENDER, mode).await, worker(&receiver_node, RECEIVER, mode).await);
+    receiver.peer_at("sender:1").await.unwrap();
+    let two = Two { sender, receiver, runtime: handle.runtime(), mode };
+    two.all_cases().await;
+    two.receiver.shutdown().await;
+    two.sender.shutdown().await;
+}
+
+fn on_seeds(mode: Mode) {
+    for seed in 0..SEEDS {
+        let world = World::new(seed);
+        world.replayed_by("message_tables");
+        world.run(scenario(world.handle(), mode)).unwrap();
+        world.finish().unwrap();
+    }
+}
+
+#[test]
+fn s3_6_every_case_costs_what_the_original_does() {
+    on_seeds(Mode::Original);
+}
+
+#[test]
+fn s3_6_every_case_costs_what_the_table_says() {
+    on_seeds(Mode::default());
+}

@@ -1,0 +1,98 @@
+//! One-sided reads: where their bytes go.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+};
+
+use memory::{Block, BufMut, GrantEnd, Granted, RemoteTarget};
+
+use crate::{FabricError, FabricKind, Operation};
+
+/// The destination of a read. The slot of the operation owns it until the completion, so that bytes which come
+/// after the future was dropped land where nothing else is.
+#[derive(Debug, Clone)]
+pub struct ReadDestination(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    length: u64,
+    granted: Mutex<Option<Granted>>,
+}
+
+impl Inner {
+    fn take(&self) -> Option<Granted> {
+        self.granted.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Nobody awaits the read, and the slot has let go of it: it is completed, or was never posted.
+        if let Some(Err(error)) = self.take().map(|granted| granted.end(GrantEnd::ReadCompleted)) {
+            tracing::warn!(%error, "the destination of a read is lost");
+        }
+    }
+}
+
+impl ReadDestination {
+    /// Gives `into` to a read.
+    pub fn new(into: BufMut) -> Self {
+        let length = into.len() as u64;
+        Self(Arc::new(Inner { length, granted: Mutex::new(Some(into.grant())) }))
+    }
+
+    /// Length in bytes.
+    pub fn length(&self) -> u64 {
+        self.0.length
+    }
+
+    /// Where a fabric puts the bytes, and the block they lie in; `None` for an empty destination.
+    ///
+    /// # Errors
+    /// [`FabricError::Closed`] once the read is over.
+    pub fn target(&self) -> Result<Option<(Block, RemoteTarget)>, FabricError> {
+        let granted = self.0.granted.lock().unwrap_or_else(PoisonError::into_inner);
+        let granted = granted.as_ref().ok_or(FabricError::Closed)?;
+        let Some(block) = granted.block() else { return Ok(None) };
+        let target = block.remote_target(granted.offset() as u64, self.0.length);
+        Ok(Some((block.clone(), target.map_err(|_| FabricError::Closed)?)))
+    }
+
+    /// Gives the memory back after the read's completion.
+    fn finish(&self, kind: FabricKind) -> Result<BufMut, FabricError> {
+        let granted = self.0.take().ok_or(FabricError::Closed)?;
+        let ended = granted.end(GrantEnd::ReadCompleted);
+        ended.map_err(|error| FabricError::device(kind, "ending a read", std::io::Error::other(error)))
+    }
+}
+
+/// A read under way: a handle on its slot.
+///
+/// Dropping it ends interest in the bytes, not the operation: the destination goes back to its pool when the read
+/// is over.
+#[derive(Debug)]
+#[must_use = "a read that still waits for a slot is posted only when polled"]
+pub struct ReadOperation {
+    operation: Operation,
+    into: ReadDestination,
+    kind: FabricKind,
+}
+
+impl ReadOperation {
+    pub(crate) fn new(operation: Operation, into: ReadDestination, kind: FabricKind) -> Self {
+        Self { operation, into, kind }
+    }
+}
+
+impl Future for ReadOperation {
+    type Output = Result<BufMut, FabricError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Poll::Ready(result) = Pin::new(&mut self.operation).poll(context) else { return Poll::Pending };
+        let memory = self.into.finish(self.kind);
+        Poll::Ready(result.and(memory))
+    }
+}

@@ -1,0 +1,66 @@
+//! What the two processes say to each other with single words, apart from where the words lie: `tests/shm_models`
+//! compiles these steps over loom's atomics and tries every interleaving.
+//!
+//! Readers of memory that is mapped read-only use relaxed loads only, because only those are promised to work there;
+//! fences make them what they must be.
+
+use crate::sync::{AtomicU64, Ordering, fence};
+
+/// A load that synchronises with the store it reads.
+pub(super) fn load(word: &AtomicU64) -> u64 {
+    let value = word.load(Ordering::Relaxed);
+    fence(Ordering::Acquire);
+    value
+}
+
+/// Fills a slot, and then says so.
+pub(super) fn publish<'page>(
+    sequence: &AtomicU64,
+    words: impl Iterator<Item = (&'page AtomicU64, u64)>,
+    value: u64,
+) {
+    for (word, value) in words {
+        word.store(value, Ordering::Relaxed);
+    }
+    sequence.store(value, Ordering::Release);
+}
+
+/// Says that the sleeper is about to sleep for the `epoch`th time. It looks for work once more after this.
+pub(super) fn fall_asleep(sleep: &AtomicU64, epoch: u64) {
+    sleep.store(epoch, Ordering::Relaxed);
+    // Pairs with the fence in `must_ring`: either the ringer sees the epoch or the sleeper sees its work.
+    fence(Ordering::SeqCst);
+}
+
+/// Whether the sleeper sleeps and was not rung since it fell asleep. Asked after work was published; after a yes, ring.
+pub(super) fn must_ring(sleep: &AtomicU64, rung: &AtomicU64) -> bool {
+    fence(Ordering::SeqCst);
+    let epoch = sleep.load(Ordering::Relaxed);
+    rung.load(Ordering::Relaxed) != epoch && rung.swap(epoch, Ordering::AcqRel) != epoch
+}
+
+/// Ends a lease: nothing here reads its bytes any more.
+pub(super) fn release(lease: &AtomicU64, released: &AtomicU64, generation: u64) {
+    lease.store(generation, Ordering::Release);
+    released.fetch_add(1, Ordering::Release);
+}
+
+/// As [`must_ring`] after a release, of which the lender may not want to hear. It has said that before it fell asleep.
+pub(super) fn must_ring_for_release(listens: &AtomicU64, sleep: &AtomicU64, rung: &AtomicU64) -> bool {
+    fence(Ordering::SeqCst);
+    listens.load(Ordering::Relaxed) != 0 && must_ring(sleep, rung)
+}
+
+/// Says that the connection is over. Sources of unfinished writes may be reused after this: whoever copied bytes that
+/// were written after it sees the word ([`is_closed`]).
+pub(super) fn close(closed: &AtomicU64, code: u64) {
+    closed.store(code, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
+}
+
+/// Why the peer ended the connection; 0 while it has not. Asked after a copy out of its memory, this says whether the
+/// bytes were still its to send: the fence keeps the copy before the load, and pairs with the one in [`close`].
+pub(super) fn is_closed(closed: &AtomicU64) -> u64 {
+    fence(Ordering::Acquire);
+    load(closed)
+}

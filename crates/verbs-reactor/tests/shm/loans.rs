@@ -1,0 +1,214 @@
+//! Views between processes that are counted, stopped, killed or forked.
+
+use std::{sync::Arc, time::Duration};
+
+use memory::{Buf, copy::CopyReason};
+use verbs_reactor::{
+    Access, Arrival, Fabric, FabricError, Immediate, QueuePair, Role, Runtime, shm::ShmFabric,
+};
+
+use crate::{
+    SETUP,
+    contract::{
+        Flavour, Setup, bounded,
+        pair::{Pair, RegisteredPool, pattern, step, yield_once},
+    },
+    processes::{DEATH_LIMIT, Half, Other, alone, assert_end_of_file, counted, is_child, listen, say},
+};
+
+const LENGTH: usize = 1 << 20;
+
+async fn loan(runtime: &Arc<dyn Runtime>, queue_pair: &QueuePair) -> Buf {
+    match step(runtime, "a loan", queue_pair.next_arrival()).await.unwrap() {
+        Arrival::Loan { buffer, .. } => buffer,
+        other => panic!("not a loan: {other:?}"),
+    }
+}
+
+fn three_leases(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
+    Arc::new(ShmFabric::new(runtime).unwrap().with_lease_cap(3))
+}
+
+#[test]
+fn leases_count_per_process_through_all_its_connections() {
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        let setup = Setup { fabric: three_leases, peer_host: None };
+        let pair = Pair::new(setup, runtime.clone()).await;
+        let (left, right) = pair.connect_again().await;
+        let source = pair.left.source.filled(LENGTH, 1);
+        let mut views = Vec::new();
+        for (to, from) in [(&pair.to_right, &pair.to_left), (&left, &right), (&left, &right)] {
+            let lend = to.lend(source.clone(), Immediate(1));
+            let (result, view) = futures::future::join(lend, loan(&runtime, from)).await;
+            result.unwrap();
+            views.push(view);
+        }
+        for to in [&pair.to_right, &left] {
+            let error =
+                step(&runtime, "the refusal", to.lend(source.clone(), Immediate(1))).await.unwrap_err();
+            assert!(matches!(error, FabricError::LeasesExhausted { open: 3, cap: 3 }), "{error}");
+        }
+        // Those of an ended connection still count.
+        step(&runtime, "the close", left.close()).await;
+        let error = pair.to_right.lend(source.clone(), Immediate(1)).await.unwrap_err();
+        assert!(matches!(error, FabricError::LeasesExhausted { open: 3, cap: 3 }), "{error}");
+        // Copies go on, and views when views have ended.
+        pair.works(&pair.to_right, &pair.to_left).await;
+        views.clear();
+        let mut free = None;
+        while free.is_none() {
+            match pair.to_right.lend(source.clone(), Immediate(1)).await {
+                Ok(()) => free = Some(loan(&runtime, &pair.to_left).await),
+                Err(error) => assert!(matches!(error, FabricError::LeasesExhausted { .. }), "{error}"),
+            }
+            yield_once().await;
+        }
+    });
+}
+
+#[test]
+fn a_view_is_not_copied() {
+    alone("loans::a_view_is_not_copied", |runtime| {
+        Box::pin(async move {
+            let pair = Pair::new(SETUP, runtime.clone()).await;
+            for length in [1, 64, 16 << 20] {
+                let lend = pair.to_right.lend(pair.left.source.filled(length, 3), Immediate(1));
+                let (result, view) = futures::future::join(lend, loan(&runtime, &pair.to_left)).await;
+                result.unwrap();
+                assert!(view[..] == pattern(length, 3)[..]);
+            }
+            for reason in [CopyReason::ShmPayload, CopyReason::ShmMessage, CopyReason::ShmInline] {
+                assert_eq!(counted(reason), (0, 0), "{reason:?}");
+            }
+        })
+    });
+}
+
+/// The child: takes a view, says so, and does what it is told.
+async fn view_and_obey(runtime: Arc<dyn Runtime>) {
+    let half = Half::new(runtime.clone());
+    let connecting = half.connect(Role::Dialer, |mine| {
+        say(mine);
+        listen()
+    });
+    let queue_pair = connecting.await;
+    let view = loan(&runtime, &queue_pair).await;
+    say("viewing");
+    if listen() == "fork" {
+        // SAFETY: the child of the fork calls nothing but `pause`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            loop {
+                // SAFETY: no pointers are involved.
+                unsafe { libc::pause() };
+            }
+        }
+        say(&child.to_string());
+        listen();
+    }
+    // Until the connection ends, and then still.
+    while queue_pair.next_arrival().await.is_ok() {}
+    say(if view[..] == pattern(LENGTH, 9)[..] { "whole" } else { "changed" });
+    drop(view);
+    say("released");
+    listen();
+}
+
+/// The parent's side of a child that holds a view of its only buffer.
+struct Viewed {
+    other: Other,
+    queue_pair: QueuePair,
+    pool: RegisteredPool,
+    _half: Half,
+}
+
+async fn viewed(test: &str, runtime: &Arc<dyn Runtime>) -> Viewed {
+    let mut other = Other::start_as(&format!("loans::{test}"), "1");
+    let half = Half::new(runtime.clone());
+    let theirs = other.hear();
+    let connecting = half.connect(Role::Acceptor, |mine| {
+        other.tell(mine);
+        theirs
+    });
+    let queue_pair = connecting.await;
+    let pool = RegisteredPool::new(&half.domain, "two buffers", Access::LOCAL, 2 * LENGTH as u64);
+    let lend = queue_pair.lend(pool.filled(LENGTH, 9), Immediate(1));
+    step(runtime, "the loan", lend).await.unwrap();
+    assert_eq!(other.hear(), "viewing");
+    Viewed { other, queue_pair, pool, _half: half }
+}
+
+async fn all_back(runtime: &Arc<dyn Runtime>, pool: &RegisteredPool) {
+    let back = async {
+        while pool.pool.stats().used_bytes > 0 {
+            yield_once().await;
+        }
+    };
+    step(runtime, "the memory to come back", back).await;
+    assert_eq!((pool.pool.stats().retired_bytes, pool.pool.stats().leaked_bytes), (0, 0));
+}
+
+#[test]
+fn d_peer_sigstop_a_view_keeps_its_bytes() {
+    const TEST: &str = "d_peer_sigstop_a_view_keeps_its_bytes";
+    if is_child() {
+        return bounded(Flavour::CurrentThread, view_and_obey);
+    }
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        let Viewed { mut other, queue_pair, pool, _half } = viewed(TEST, &runtime).await;
+        other.tell("go on");
+        other.signal(libc::SIGSTOP);
+        // The peer is given up, and everything that can be had is overwritten.
+        step(&runtime, "the close", queue_pair.close()).await;
+        assert_eq!(pool.pool.stats().retired_bytes, LENGTH as u64);
+        let mut other_half = pool.pool.try_alloc(LENGTH).unwrap();
+        other_half.fill(0xEE);
+        pool.pool.try_alloc(64).expect_err("the viewed bytes were given out");
+        other.signal(libc::SIGCONT);
+        assert_eq!(other.hear(), "whole");
+        assert_eq!(other.hear(), "released");
+        drop(other_half);
+        all_back(&runtime, &pool).await;
+    });
+}
+
+#[test]
+fn d_peer_sigkill_views_of_the_dead_come_back() {
+    const TEST: &str = "d_peer_sigkill_views_of_the_dead_come_back";
+    if is_child() {
+        return bounded(Flavour::CurrentThread, view_and_obey);
+    }
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        for closed_before in [false, true] {
+            let Viewed { other, queue_pair, pool, _half } = viewed(TEST, &runtime).await;
+            if closed_before {
+                step(&runtime, "the close", queue_pair.close()).await;
+                assert_eq!(pool.pool.stats().retired_bytes, LENGTH as u64);
+            }
+            other.signal(libc::SIGKILL);
+            all_back(&runtime, &pool).await;
+        }
+    });
+}
+
+#[test]
+fn a_death_is_seen_although_a_child_of_the_dead_holds_the_sockets() {
+    const TEST: &str = "a_death_is_seen_although_a_child_of_the_dead_holds_the_sockets";
+    if is_child() {
+        return bounded(Flavour::CurrentThread, view_and_obey);
+    }
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        let Viewed { mut other, queue_pair, pool, _half } = viewed(TEST, &runtime).await;
+        other.tell("fork");
+        let grandchild: i32 = other.hear().parse().unwrap();
+        let killed = runtime.now();
+        other.signal(libc::SIGKILL);
+        let error = step(&runtime, "the loss", queue_pair.next_arrival()).await.unwrap_err();
+        let took = runtime.now() - killed;
+        // SAFETY: no pointers are involved; the process is the one that the child has just made.
+        unsafe { libc::kill(grandchild, libc::SIGKILL) };
+        assert_end_of_file(&error);
+        assert!(took < DEATH_LIMIT + Duration::ZERO);
+        all_back(&runtime, &pool).await;
+    });
+}

@@ -1,0 +1,205 @@
+//! What two processes say to each other over shared words, under every interleaving that loom finds: the fabric's own
+//! steps, compiled over loom's atomics.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
+#![allow(dead_code, unreachable_pub)] // the steps are compiled whole
+
+/// What the steps take from here in place of the crate's own.
+mod sync {
+    pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
+}
+
+#[path = "../../src/shm/words.rs"]
+mod words;
+
+use loom::{
+    cell::UnsafeCell,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
+
+use words as steps;
+
+/// Every interleaving with at most three switches that a thread did not ask for.
+fn model(threads: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(threads);
+}
+
+fn word() -> AtomicU64 {
+    AtomicU64::new(0)
+}
+
+#[test]
+fn a_published_descriptor_is_whole_and_no_slot_is_overwritten_unread() {
+    const SLOTS: usize = 2;
+    const COUNT: u64 = 4;
+    struct Ring {
+        slots: [[AtomicU64; 3]; SLOTS],
+        consumed: AtomicU64,
+    }
+    model(|| {
+        let slots = [0; SLOTS].map(|_| [word(), word(), word()]);
+        let ring = Arc::new(Ring { slots, consumed: word() });
+        let producer = {
+            let ring = ring.clone();
+            thread::spawn(move || {
+                for position in 0..COUNT {
+                    while position - steps::load(&ring.consumed) >= SLOTS as u64 {
+                        thread::yield_now();
+                    }
+                    let [sequence, first, second] = &ring.slots[position as usize % SLOTS];
+                    let words = [(first, 10 + position), (second, 20 + position)];
+                    steps::publish(sequence, words.into_iter(), position + 1);
+                }
+            })
+        };
+        for position in 0..COUNT {
+            let [sequence, first, second] = &ring.slots[position as usize % SLOTS];
+            while steps::load(sequence) != position + 1 {
+                thread::yield_now();
+            }
+            let seen = (first.load(Ordering::Relaxed), second.load(Ordering::Relaxed));
+            assert_eq!(seen, (10 + position, 20 + position));
+            ring.consumed.store(position + 1, Ordering::Release);
+        }
+        producer.join().unwrap();
+    });
+}
+
+/// A sleeper's words, and its eventfd as a number of edges.
+struct Bell {
+    sleep: AtomicU64,
+    rung: AtomicU64,
+    listens: AtomicU64,
+    edges: AtomicU64,
+}
+
+impl Bell {
+    fn new() -> Self {
+        Self { sleep: word(), rung: word(), listens: word(), edges: word() }
+    }
+
+    fn ring(&self) {
+        self.edges.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+#[test]
+fn no_wake_up_is_lost_between_two_ringers_and_one_sleeper() {
+    model(|| {
+        let bell = Arc::new(Bell::new());
+        let work = Arc::new([word(), word()]);
+        let ringers: Vec<_> = (0..2)
+            .map(|index| {
+                let (bell, work) = (bell.clone(), work.clone());
+                thread::spawn(move || {
+                    work[index].store(1, Ordering::Release);
+                    if steps::must_ring(&bell.sleep, &bell.rung) {
+                        bell.ring();
+                    }
+                })
+            })
+            .collect();
+        // The sleeper falls asleep once, and looks again.
+        steps::fall_asleep(&bell.sleep, 1);
+        let seen = [0, 1].map(|index| steps::load(&work[index]) == 1);
+        ringers.into_iter().for_each(|ringer| ringer.join().unwrap());
+        let edges = bell.edges.load(Ordering::Acquire);
+        assert!(seen == [true, true] || edges > 0, "asleep over work: {seen:?}");
+        assert!(edges <= 1, "one sleep is rung once");
+    });
+}
+
+#[test]
+fn a_second_sleep_is_rung_again() {
+    model(|| {
+        let (bell, work) = (Arc::new(Bell::new()), Arc::new(word()));
+        let ringer = {
+            let (bell, work) = (bell.clone(), work.clone());
+            thread::spawn(move || {
+                for round in 1..=2 {
+                    work.store(round, Ordering::Release);
+                    if steps::must_ring(&bell.sleep, &bell.rung) {
+                        bell.ring();
+                    }
+                }
+            })
+        };
+        let (mut seen, mut woken) = (0, 0);
+        for epoch in 1..=2 {
+            steps::fall_asleep(&bell.sleep, epoch);
+            seen = steps::load(&work);
+            woken = bell.edges.load(Ordering::Acquire);
+        }
+        ringer.join().unwrap();
+        assert!(seen == 2 || bell.edges.load(Ordering::Acquire) > woken || woken > 0, "asleep over work");
+    });
+}
+
+#[test]
+fn a_release_is_seen_or_rung_for_when_the_lender_listens() {
+    model(|| {
+        let (bell, lease, released) = (Arc::new(Bell::new()), Arc::new(word()), Arc::new(word()));
+        let reader = {
+            let (bell, lease, released) = (bell.clone(), lease.clone(), released.clone());
+            thread::spawn(move || {
+                steps::release(&lease, &released, 7);
+                if steps::must_ring_for_release(&bell.listens, &bell.sleep, &bell.rung) {
+                    bell.ring();
+                }
+            })
+        };
+        // The lender's pool runs dry: it says that it listens, falls asleep, looks.
+        bell.listens.store(1, Ordering::Relaxed);
+        steps::fall_asleep(&bell.sleep, 1);
+        let counted = steps::load(&released);
+        if counted == 1 {
+            assert_eq!(steps::load(&lease), 7, "counted before it was there");
+        }
+        reader.join().unwrap();
+        assert!(counted == 1 || bell.edges.load(Ordering::Acquire) == 1, "the pool starves");
+    });
+}
+
+#[test]
+fn released_bytes_are_read_no_more() {
+    model(|| {
+        let (bytes, lease, released) = (Arc::new(UnsafeCell::new(1)), Arc::new(word()), Arc::new(word()));
+        let reader = {
+            let (bytes, lease) = (bytes.clone(), lease.clone());
+            thread::spawn(move || {
+                // SAFETY: loom fails the model if anyone writes meanwhile.
+                assert_eq!(bytes.with(|bytes| unsafe { *bytes }), 1);
+                steps::release(&lease, &released, 7);
+            })
+        };
+        if steps::load(&lease) == 7 {
+            // SAFETY: as above; this is the claim.
+            bytes.with_mut(|bytes| unsafe { *bytes = 2 });
+        }
+        reader.join().unwrap();
+    });
+}
+
+#[test]
+fn bytes_of_a_closed_connection_are_never_delivered() {
+    model(|| {
+        let (byte, closed) = (Arc::new(AtomicU64::new(1)), Arc::new(word()));
+        let target = {
+            let (byte, closed) = (byte.clone(), closed.clone());
+            thread::spawn(move || {
+                let copied = byte.load(Ordering::Relaxed);
+                (steps::is_closed(&closed) == 0).then_some(copied)
+            })
+        };
+        steps::close(&closed, 1);
+        byte.store(2, Ordering::Relaxed); // The source has a new owner.
+        let delivered = target.join().unwrap();
+        assert!(delivered.is_none_or(|byte| byte == 1), "torn");
+    });
+}
