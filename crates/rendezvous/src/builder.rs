@@ -7,10 +7,13 @@ use std::{
 };
 
 use memory::MemoryObserver;
-use protocol::{Mode, wire::control::Parameters};
+use protocol::{
+    Mode,
+    wire::{WireError, control::Parameters},
+};
 use tokio::sync::watch;
 use verbs_reactor::{
-    Fabric, FabricError, FabricKind, Runtime, TokioRuntime,
+    Fabric, FabricError, FabricKind, Runtime, TokioRuntime, Wait,
     shm::ShmFabric,
     tcp::{TcpConfig, TcpFabric},
 };
@@ -45,6 +48,7 @@ pub struct WorkerBuilder {
     block_bytes: usize,
     limit: Duration,
     liveness: Duration,
+    wait: Wait,
     parameters: Parameters,
     values_max: usize,
     sessions_max: usize,
@@ -85,6 +89,7 @@ impl WorkerBuilder {
             block_bytes: 16 << 20,
             limit: Duration::from_secs(60),
             liveness: Duration::from_secs(30),
+            wait: Wait::default(),
             parameters: Parameters {
                 mode: Mode::Counted,
                 depth: 256,
@@ -187,6 +192,14 @@ impl WorkerBuilder {
     #[must_use]
     pub fn liveness(mut self, limit: Duration) -> Self {
         self.liveness = limit;
+        self
+    }
+
+    /// How shared memory waits for the peer. Default [`Wait::Adaptive`]: some microseconds of looking again, then
+    /// sleep. Other fabrics sleep.
+    #[must_use]
+    pub fn wait(mut self, wait: Wait) -> Self {
+        self.wait = wait;
         self
     }
 
@@ -303,11 +316,7 @@ impl WorkerBuilder {
     }
 
     async fn start_within_limits(self) -> Result<Worker, WorkerError> {
-        worker_device(&self.name).map_err(|status| config("name", &self.name, &status.message))?;
-        self.parameters
-            .check()
-            .map_err(|problem| config("parameters", "out of range", &problem.to_string()))?;
-        self.check_times()?;
+        self.check_settings()?;
         let runtime = self.pick_runtime()?;
         let secret = self.pick_secret()?;
         let caps = PoolCaps {
@@ -358,17 +367,43 @@ impl WorkerBuilder {
         Ok(Worker::new(node))
     }
 
-    fn check_times(&self) -> Result<(), WorkerError> {
+    fn check_settings(&self) -> Result<(), WorkerError> {
+        worker_device(&self.name).map_err(|status| config("name", &self.name, &status.message))?;
+        self.parameters.check().map_err(|problem| match problem {
+            WireError::OutOfRange { field, value, minimum, maximum } => {
+                config(field, &value.to_string(), &format!("use {minimum} to {maximum}"))
+            }
+            other => config("parameters", "as set", &other.to_string()),
+        })?;
         if self.liveness < LIVENESS_MIN {
             let remedy = "use at least 100 ms: a peer that is only scheduled late would count as lost";
             return Err(config("liveness", &format!("{:?}", self.liveness), remedy));
         }
-        if self.limit.is_zero() {
-            return Err(config(
+        let needed = [
+            (
                 "timeout",
-                "0",
-                "every operation would fail at once; use the longest wait you accept",
-            ));
+                self.limit.is_zero(),
+                "every operation would fail at once: use the longest wait you accept",
+            ),
+            ("sessions_max", self.sessions_max == 0, "no peer could be talked to: use at least 1"),
+            ("values_max", self.values_max == 0, "nothing could be sent: use at least 1"),
+            (
+                "block_bytes",
+                self.block_bytes == 0,
+                "memory is taken in blocks: use 16777216, or at least 4096",
+            ),
+            (
+                "source_bytes",
+                self.source_bytes == 0,
+                "nothing could be published or sent: use at least block_bytes",
+            ),
+            ("receive_bytes", self.receive_bytes == 0, "nothing could be received: use at least block_bytes"),
+        ];
+        if let Some((field, _, remedy)) = needed.into_iter().find(|(_, is_zero, _)| *is_zero) {
+            return Err(config(field, "0", remedy));
+        }
+        if self.fabrics.is_empty() && self.local_fabrics.is_none() {
+            return Err(config("fabrics", "none", "no tensor could move: name shm, tcp or both"));
         }
         Ok(())
     }
@@ -432,7 +467,7 @@ impl WorkerBuilder {
 
     fn built_in(&self, kind: FabricKind, runtime: &Arc<dyn Runtime>) -> Result<Arc<dyn Fabric>, WorkerError> {
         match kind {
-            FabricKind::Shm => Ok(Arc::new(ShmFabric::new(runtime.clone())?)),
+            FabricKind::Shm => Ok(Arc::new(ShmFabric::new(runtime.clone())?.with_wait(self.wait))),
             FabricKind::Tcp => {
                 let host = self.bind.rsplit_once(':').map_or(self.bind.as_str(), |(host, _)| host);
                 let ip = host.trim_matches(['[', ']']).parse().ok();

@@ -1,10 +1,10 @@
-//! What peers may have at once, and what becomes of more.
+//! What may be set, what peers may have at once, and what becomes of more.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{future::Future, time::Duration};
 
-use rendezvous::{Tensor, Worker};
+use rendezvous::{Tensor, Worker, WorkerBuilder, WorkerError};
 use verbs_reactor::{FabricKind, TokioRuntime, timeout};
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
@@ -56,5 +56,30 @@ fn e_sessions_beyond_the_cap_are_refused_by_name_until_there_is_room() {
         clients[2].shutdown().await;
         clients[1].shutdown().await;
         server.shutdown().await;
+    });
+}
+
+#[test]
+fn settings_that_cannot_be_used_are_named_with_value_and_remedy() {
+    bounded(|| async {
+        let zero = Duration::ZERO;
+        type Setting = fn(WorkerBuilder, Duration) -> WorkerBuilder;
+        let refused: [(&str, &str, Setting); 10] = [
+            ("liveness", "0ns", |builder, zero| builder.liveness(zero)),
+            ("timeout", "0", |builder, zero| builder.timeout(zero)),
+            ("sessions_max", "0", |builder, _| builder.sessions_max(0)),
+            ("values_max", "0", |builder, _| builder.values_max(0)),
+            ("block_bytes", "0", |builder, _| builder.block_bytes(0)),
+            ("source_bytes", "0", |builder, _| builder.source_bytes(0)),
+            ("receive_bytes", "0", |builder, _| builder.receive_bytes(0)),
+            ("requests_max", "0", |builder, _| builder.requests_max(0)),
+            ("ring_bytes", "1", |builder, _| builder.ring_bytes(1)),
+            ("fabrics", "none", |builder, _| builder.fabrics([])),
+        ];
+        for (name, wrong, set) in refused {
+            let error = set(Worker::builder(SERVER), zero).start().await.map(drop).unwrap_err();
+            let named = matches!(&error, WorkerError::Config { field, value, .. } if *field == name && value == wrong);
+            assert!(named, "{name}: {error}");
+        }
     });
 }

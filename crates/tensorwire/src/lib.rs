@@ -29,10 +29,10 @@
 
 #![forbid(unsafe_code)]
 
-pub use memory::{Buf, BufMut, Joined, Mapping, MemoryError, Pool, PoolStats, UserMemory, copy};
+pub use memory::{Buf, BufMut, Joined, Limit, Mapping, MemoryError, Pool, PoolStats, UserMemory, copy};
 pub use protocol::{Code, Counters, DataType, DeviceName, Key, Metadata, Mode, Shape, Status};
 pub use rendezvous::{
-    ClusterSpec, Element, Peer, PeerInfo, Published, Step, Tensor, TransferName, Worker, WorkerBuilder,
-    WorkerError, control,
+    ClusterSpec, Element, Peer, PeerInfo, PeerLoss, Published, Step, Tensor, TransferName, Worker,
+    WorkerBuilder, WorkerError, control,
 };
-pub use verbs_reactor::{FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime};
+pub use verbs_reactor::{FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait};
