@@ -50,9 +50,9 @@ fn a_name_above_the_limit_is_refused_here_and_the_connection_stays() {
         server.publish("w", pattern(&server, 8, 1)).unwrap();
         client.fetch(&peer, "w").await.unwrap();
         match client.fetch(&peer, &"w".repeat(1025)).await {
-            Err(WorkerError::Local { status, .. }) => {
-                assert_eq!(status.code, Code::ResourceExhausted);
-                assert!(status.message.contains("1025") && status.message.contains("1024"), "{status}");
+            Err(WorkerError::Config { field, value, remedy }) => {
+                assert_eq!((field, value.len()), ("published name", 1025));
+                assert!(remedy.contains("1024"), "{remedy}");
             }
             other => panic!("{other:?}"),
         }
