@@ -183,19 +183,19 @@ impl DataConnection {
 
     fn lost_error(&self, transfer: TransferName, seen: String) -> WorkerError {
         let Lost { loss, detail } = self.lost.get().cloned().unwrap_or_else(|| Lost::gone(seen));
-        WorkerError::PeerLost { transfer, transport: self.kind.to_string(), loss, detail }
+        WorkerError::PeerLost { transfer: Box::new(transfer), transport: self.kind.name(), loss, detail }
     }
 
     fn transfer_error(&self, name: &TransferName, error: TransferError) -> WorkerError {
         let transfer = name.clone();
         match error {
-            TransferError::Remote(status) => WorkerError::Remote { transfer, status },
+            TransferError::Remote(status) => WorkerError::Remote { transfer: Box::new(transfer), status },
             TransferError::Local(status) if status.code == Code::ResourceExhausted => {
-                WorkerError::Local { transfer, status }
+                WorkerError::Local { transfer: Box::new(transfer), status }
             }
             TransferError::KeyTooLong { .. } => {
                 let status = Status::new(Code::ResourceExhausted, error.to_string());
-                WorkerError::Local { transfer, status }
+                WorkerError::Local { transfer: Box::new(transfer), status }
             }
             other => self.lost_error(transfer, other.to_string()),
         }

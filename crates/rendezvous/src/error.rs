@@ -160,7 +160,7 @@ pub enum WorkerError {
     #[error("receiving {transfer}: the sender answered {status}")]
     Remote {
         /// The transfer.
-        transfer: TransferName,
+        transfer: Box<TransferName>,
         /// Its answer.
         status: Status,
     },
@@ -168,7 +168,7 @@ pub enum WorkerError {
     #[error("receiving {transfer}: {status}")]
     Local {
         /// The transfer.
-        transfer: TransferName,
+        transfer: Box<TransferName>,
         /// What is exhausted.
         status: Status,
     },
@@ -176,9 +176,9 @@ pub enum WorkerError {
     #[error("receiving {transfer} over {transport}: the peer is lost: {detail}; {}", loss.advice())]
     PeerLost {
         /// The transfer.
-        transfer: TransferName,
+        transfer: Box<TransferName>,
         /// The fabric in use.
-        transport: String,
+        transport: &'static str,
         /// Why, in kind.
         loss: PeerLoss,
         /// What was seen, and what was tried.

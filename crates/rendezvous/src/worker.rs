@@ -284,7 +284,7 @@ impl Worker {
         let lost = |_| {
             let Lost { loss, detail } = session.lost();
             let transfer = TransferName { peer: peer.name().to_owned(), key: "list".to_owned(), step: None };
-            WorkerError::PeerLost { transfer, transport: "control plane".to_owned(), loss, detail }
+            WorkerError::PeerLost { transfer: Box::new(transfer), transport: "control plane", loss, detail }
         };
         let pages = async {
             let mut all: Vec<Published> = Vec::new();
@@ -480,8 +480,8 @@ impl Step {
         let key = key.with_incarnation(incarnation).to_string();
         let transfer = TransferName { peer: peer.name().to_owned(), key, step: Some(self.id.0) };
         if let Some(detail) = self.worker.node.values.lost.why(self.id, peer.name()) {
-            let (loss, transport) = (PeerLoss::StepBroken, connection.kind.to_string());
-            return Err(WorkerError::PeerLost { transfer, transport, loss, detail });
+            let (loss, transport) = (PeerLoss::StepBroken, connection.kind.name());
+            return Err(WorkerError::PeerLost { transfer: Box::new(transfer), transport, loss, detail });
         }
         connection.receive_held(Scope::Step(self.id), &transfer).await
     }

@@ -39,7 +39,7 @@ impl Shared {
             match due {
                 Some(index) => drop(failing.swap_remove(index)),
                 None => {
-                    failing.iter_mut().filter(|(which, _)| *which == call).for_each(|(_, left)| *left -= 1)
+                    failing.iter_mut().filter(|(which, _)| *which == call).for_each(|(_, left)| *left -= 1);
                 }
             }
             due.is_some()

@@ -94,7 +94,7 @@ impl Two {
 }
 
 /// Gives `operation` up after every k polls; the same fetch at once afterwards works.
-fn every_k_beside_fetches(what: &'static str, operation: impl AsyncFn(&Two, usize) -> bool) {
+fn every_k_beside_fetches(what: &'static str, operation: &impl AsyncFn(&Two, usize) -> bool) {
     for mode in [Mode::Original, builder_mode()] {
         on_seeds(async |handle: Handle| {
             let two = Two::start(&handle, mode).await;
@@ -117,7 +117,7 @@ fn builder_mode() -> Mode {
 
 #[test]
 fn s3_a_fetch_given_up_leaves_nothing_behind() {
-    every_k_beside_fetches("fetch", async |two, polls| {
+    every_k_beside_fetches("fetch", &async |two, polls| {
         let fetched = polled(polls, two.client.fetch(&two.peer, "x")).await;
         fetched.map(|tensor| two.handle.verify(1, tensor.unwrap().bytes())).is_some()
     });
@@ -125,7 +125,7 @@ fn s3_a_fetch_given_up_leaves_nothing_behind() {
 
 #[test]
 fn s3_a_fetch_with_a_limit_given_up_leaves_nothing_behind() {
-    every_k_beside_fetches("fetch_timeout", async |two, polls| {
+    every_k_beside_fetches("fetch_timeout", &async |two, polls| {
         let limit = Duration::from_secs(30);
         let fetched = polled(polls, two.client.fetch_timeout(&two.peer, "x", limit)).await;
         fetched.map(|tensor| two.handle.verify(1, tensor.unwrap().bytes())).is_some()
@@ -134,7 +134,7 @@ fn s3_a_fetch_with_a_limit_given_up_leaves_nothing_behind() {
 
 #[test]
 fn s3_a_fetch_given_up_while_others_fetch_holds_nobody_up() {
-    every_k_beside_fetches("fetch", async |two, polls| {
+    every_k_beside_fetches("fetch", &async |two, polls| {
         // One request at a time: the others queue up behind the one that is given up.
         let others = join(two.fetches(1), two.fetches(1));
         let (fetched, _) = join(polled(polls, two.client.fetch(&two.peer, "x")), others).await;
@@ -144,7 +144,7 @@ fn s3_a_fetch_given_up_while_others_fetch_holds_nobody_up() {
 
 #[test]
 fn s3_a_list_given_up_leaves_nothing_behind() {
-    every_k_beside_fetches("list", async |two, polls| {
+    every_k_beside_fetches("list", &async |two, polls| {
         polled(polls, two.client.list(&two.peer))
             .await
             .map(|list| assert_eq!(list.unwrap().len(), 1))
@@ -154,7 +154,7 @@ fn s3_a_list_given_up_leaves_nothing_behind() {
 
 #[test]
 fn s3_a_list_with_checksums_given_up_leaves_nothing_behind() {
-    every_k_beside_fetches("list_with_checksums", async |two, polls| {
+    every_k_beside_fetches("list_with_checksums", &async |two, polls| {
         let list = polled(polls, two.client.list_with_checksums(&two.peer)).await;
         list.map(|list| assert!(list.unwrap()[0].checksum.is_some())).is_some()
     });
@@ -216,7 +216,7 @@ fn s3_a_receive_with_a_limit_given_up_loses_and_doubles_nothing() {
 }
 
 /// Gives the first operation of ever new clients up after every k polls: everything must still be connected then.
-fn first_contacts(what: &'static str, operation: impl AsyncFn(&Worker, usize) -> bool) {
+fn first_contacts(what: &'static str, operation: &impl AsyncFn(&Worker, usize) -> bool) {
     on_seeds(async |handle: Handle| {
         let server_node = handle.start_node("server:1").unwrap();
         let server = builder(&server_node, SERVER).start().await.unwrap();
@@ -244,14 +244,14 @@ fn first_contacts(what: &'static str, operation: impl AsyncFn(&Worker, usize) ->
 
 #[test]
 fn s3_a_first_contact_given_up_leaves_nothing_behind() {
-    first_contacts("peer_at", async |client, polls| {
+    first_contacts("peer_at", &async |client, polls| {
         polled(polls, client.peer_at("server:1")).await.is_some()
     });
 }
 
 #[test]
 fn s3_a_first_fetch_given_up_leaves_nothing_behind() {
-    first_contacts("fetch", async |client, polls| {
+    first_contacts("fetch", &async |client, polls| {
         let peer = client.peer(SERVER).unwrap();
         polled(polls, client.fetch(&peer, "x")).await.map(|fetched| fetched.unwrap()).is_some()
     });
@@ -259,7 +259,7 @@ fn s3_a_first_fetch_given_up_leaves_nothing_behind() {
 
 #[test]
 fn s3_a_first_list_given_up_leaves_nothing_behind() {
-    first_contacts("list", async |client, polls| {
+    first_contacts("list", &async |client, polls| {
         let peer = client.peer(SERVER).unwrap();
         polled(polls, client.list(&peer)).await.map(|list| list.unwrap()).is_some()
     });
