@@ -95,11 +95,14 @@ pub(crate) struct Patience {
     since: Option<Duration>,
     /// The present wait includes a sleep.
     slept: bool,
+    /// When the latest turn was given away, until it is known how long it took.
+    gave_way: Option<Duration>,
 }
 
 impl Patience {
     pub(crate) fn new(spinner: Arc<Spinner>, clock: Arc<dyn Runtime>) -> Self {
-        Self { spinner, clock, budget: Duration::ZERO, holds: false, since: None, slept: false }
+        let budget = Duration::ZERO;
+        Self { spinner, clock, budget, holds: false, since: None, slept: false, gave_way: None }
     }
 
     /// Nothing was found. `has_work` is a cheap look; with `peer_is_here` the peer last ran on this very CPU, so
@@ -123,7 +126,23 @@ impl Patience {
         }
         let now = self.clock.now();
         let since = *self.since.get_or_insert(now);
-        if now.saturating_sub(since) < self.budget { Idle::GiveWay } else { self.sleep() }
+        self.learn_from_turn(now);
+        if now.saturating_sub(since) >= self.budget {
+            return self.sleep();
+        }
+        self.gave_way = Some(now);
+        Idle::GiveWay
+    }
+
+    /// Ends the looking if the latest turn given away came back later than any budget; gives whether it did. The core
+    /// has others to run then, and looking delays them and finds nothing that a sleep would not have found. (A turn
+    /// longer than the *present* budget says less: the first budgets are as short as a quick turn.)
+    fn learn_from_turn(&mut self, now: Duration) -> bool {
+        let late = self.gave_way.take().is_some_and(|at| now.saturating_sub(at) > BUDGET_MAX);
+        if late {
+            self.budget = Duration::ZERO;
+        }
+        late
     }
 
     fn takes_turn(&mut self) -> bool {
@@ -152,13 +171,16 @@ impl Patience {
         if self.spinner.wait != Wait::Adaptive {
             return;
         }
-        if !std::mem::take(&mut self.slept) {
-            if since.is_some() {
-                self.grow(); // Found while spinning.
-            }
+        let slept = std::mem::take(&mut self.slept);
+        let Some(since) = since else { return };
+        let now = self.clock.now();
+        if self.learn_from_turn(now) {
             return;
         }
-        let waited = self.clock.now().saturating_sub(since.unwrap_or_default());
+        if !slept {
+            return self.grow(); // Found while spinning.
+        }
+        let waited = now.saturating_sub(since);
         if waited <= WORTH_IT {
             self.grow();
         } else if waited > IDLE_GAP || self.budget < BUDGET_MIN {
@@ -278,6 +300,28 @@ mod tests {
         assert_eq!(patience.idle(false, || panic!("looked")), Idle::Sleep, "woken for nothing");
         patience.worked();
         assert_eq!(patience.idle(false, || false), Idle::GiveWay);
+    }
+
+    #[test]
+    fn a_turn_that_came_back_late_ends_the_looking() {
+        for (micros, budget) in [(20, BUDGET_MAX), (21, Duration::ZERO)] {
+            for is_found in [true, false] {
+                let (mut patience, clock) = patience(Wait::Adaptive);
+                for _ in 0..5 {
+                    wait(&mut patience, &clock, 3);
+                }
+                assert_eq!(patience.idle(false, || false), Idle::GiveWay);
+                clock.advance(micros);
+                if is_found {
+                    patience.worked();
+                } else {
+                    assert_eq!(patience.idle(false, || false), Idle::Sleep);
+                }
+                assert_eq!(patience.budget, budget, "after a turn of {micros} µs");
+                patience.worked();
+                assert_eq!(patience.gave_way, None, "told once");
+            }
+        }
     }
 
     #[test]

@@ -33,10 +33,13 @@ pub(super) fn fall_asleep(sleep: &AtomicU64, epoch: u64) {
 }
 
 /// Whether the sleeper sleeps and was not rung since it fell asleep. Asked after work was published; after a yes, ring.
+///
+/// Epochs only grow here: a ringer that read an older one, and comes after one that rang for a newer one, must not put
+/// the older one back, or the sleeper would be rung twice.
 pub(super) fn must_ring(sleep: &AtomicU64, rung: &AtomicU64) -> bool {
     fence(Ordering::SeqCst);
     let epoch = sleep.load(Ordering::Relaxed);
-    rung.load(Ordering::Relaxed) != epoch && rung.swap(epoch, Ordering::AcqRel) != epoch
+    rung.load(Ordering::Relaxed) < epoch && rung.fetch_max(epoch, Ordering::AcqRel) < epoch
 }
 
 /// Ends a lease: nothing here reads its bytes any more.

@@ -7,8 +7,9 @@ use std::{
     collections::VecDeque,
     env,
     io::{BufRead, BufReader, Write},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    sync::Arc,
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::{Arc, mpsc},
+    thread,
     time::Duration,
 };
 
@@ -24,6 +25,7 @@ use crate::{
     contract::{
         Flavour, TEST_LIMIT, bounded,
         pair::{DEPTHS, Lent, Pair, RegisteredPool, immediate, pattern, step, yield_once},
+        patience,
     },
 };
 
@@ -45,8 +47,12 @@ pub(crate) fn part() -> String {
 pub(crate) struct Other {
     process: Child,
     to: ChildStdin,
-    from: BufReader<ChildStdout>,
+    /// Its lines. A thread reads them, so that no wait for one is without a bound.
+    from: mpsc::Receiver<String>,
 }
+
+/// How long the other process may take to say something.
+const HEARING_LIMIT: Duration = Duration::from_secs(15);
 
 impl Other {
     fn start(test: &str) -> Self {
@@ -58,7 +64,9 @@ impl Other {
         let mut command = Command::new(env::current_exe().unwrap());
         command.args([test, "--exact", "--nocapture"]).env(CHILD, part);
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (to, from) = (process.stdin.take().unwrap(), BufReader::new(process.stdout.take().unwrap()));
+        let (to, output) = (process.stdin.take().unwrap(), BufReader::new(process.stdout.take().unwrap()));
+        let (said, from) = mpsc::channel();
+        thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| said.send(line)));
         Self { process, to, from }
     }
 
@@ -66,15 +74,44 @@ impl Other {
         writeln!(self.to, "{line}").unwrap();
     }
 
-    /// The next line that is meant for us.
+    /// The next line that is meant for us. Nothing else runs on this thread meanwhile.
     pub(crate) fn hear(&mut self) -> String {
         loop {
-            let mut line = String::new();
-            assert_ne!(self.from.read_line(&mut line).unwrap(), 0, "the child has ended");
+            let line =
+                self.from.recv_timeout(HEARING_LIMIT * patience()).expect("the child has ended or hangs");
             if let Some((_, said)) = line.split_once("@@") {
                 return said.trim().to_owned();
             }
         }
+    }
+
+    /// As [`hear`](Self::hear), while everything else goes on.
+    pub(crate) async fn hear_meanwhile(&mut self, runtime: &Arc<dyn Runtime>, what: &str) -> String {
+        let heard = async {
+            loop {
+                match self.from.try_recv() {
+                    Ok(line) if line.contains("@@") => {
+                        return line.split_once("@@").unwrap().1.trim().to_owned();
+                    }
+                    Ok(_) => {}
+                    Err(mpsc::TryRecvError::Empty) => yield_once().await,
+                    Err(mpsc::TryRecvError::Disconnected) => panic!("{what}: the child has ended"),
+                }
+            }
+        };
+        step(runtime, what, heard).await
+    }
+
+    /// Whether it was stopped since this was last asked.
+    pub(crate) fn has_stopped(&self) -> bool {
+        // SAFETY: all zeroes are a `siginfo_t`.
+        let mut found: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        // SAFETY: `found` is writable; the process is our child and not waited for yet.
+        let result = unsafe {
+            libc::waitid(libc::P_PID, self.process.id(), &mut found, libc::WSTOPPED | libc::WNOHANG)
+        };
+        assert_eq!(result, 0, "waitid: {}", std::io::Error::last_os_error());
+        found.si_signo == libc::SIGCHLD
     }
 
     pub(crate) fn signal(&self, signal: libc::c_int) {
@@ -100,8 +137,8 @@ pub(crate) fn alone(
     }
     let path = if test.contains("::") { test.to_owned() } else { format!("processes::{test}") };
     let mut other = Other::start_as(&path, "1");
-    let mut output = String::new();
-    std::io::Read::read_to_string(&mut other.from, &mut output).unwrap();
+    // Until its standard output is closed; it ends by itself within the limit of a test.
+    let output = other.from.iter().collect::<Vec<_>>().join("\n");
     let status = other.process.wait().unwrap();
     assert!(status.success() && output.contains("1 passed"), "{status}:\n{output}");
 }
@@ -268,97 +305,6 @@ fn a_killed_target_ends_every_operation_and_frees_every_buffer() {
         }
         assert_eq!(half.source.pool.stats().used_bytes, 0, "a buffer was kept");
     });
-}
-
-/// Bytes of a write that is stopped: eight chunks.
-const STOPPED: usize = 2 << 20;
-
-/// Rounds of one test process; there are five of them.
-const STOPS: u32 = 100;
-
-/// What round `round` writes. Any other byte is one that was written after the close.
-fn byte_of(round: u32) -> u8 {
-    (round % 200) as u8 + 1
-}
-
-async fn spin(runtime: &Arc<dyn Runtime>, time: Duration) {
-    let start = runtime.now();
-    while runtime.now() - start < time {
-        yield_once().await;
-    }
-}
-
-/// The target: says after each round whether what it was told of was there.
-async fn be_stopped(runtime: Arc<dyn Runtime>) {
-    let half = Half::new(runtime);
-    let lent = half.receive.lend(STOPPED);
-    for round in 0..STOPS {
-        let queue_pair = half.connect(Role::Dialer, |mine| {
-            say(mine);
-            listen()
-        });
-        let queue_pair = queue_pair.await;
-        say(&describe(&lent));
-        let mut whole = true;
-        while let Ok(arrival) = queue_pair.next_arrival().await {
-            whole &= immediate(arrival) == (round, STOPPED as u64);
-            whole &= lent.bytes() == vec![byte_of(round); STOPPED];
-        }
-        queue_pair.close().await;
-        say(if whole { "whole" } else { "torn" });
-    }
-}
-
-/// The writer: stops the target at some moment of each copy, closes, reuses the source, and lets the target go on.
-async fn stop_the_target(test: &str, seed: u64, runtime: Arc<dyn Runtime>) {
-    let mut other = Other::start(test);
-    let half = Half::new(runtime.clone());
-    // Room for one buffer: it comes back the moment the operation has ended.
-    let one = RegisteredPool::new(&half.domain, "one buffer", Access::LOCAL, STOPPED as u64);
-    let mut random = seed;
-    for round in 0..STOPS {
-        let theirs = other.hear();
-        let connecting = half.connect(Role::Acceptor, |mine| {
-            other.tell(mine);
-            theirs
-        });
-        let queue_pair = connecting.await;
-        let (region, range) = understand(&other.hear());
-        queue_pair.add_remote_region(region);
-        let mut source = step(&runtime, "the source", one.pool.alloc(STOPPED)).await.unwrap();
-        source.fill(byte_of(round));
-        let write = queue_pair.write_imm(source.freeze(), range, Immediate(round));
-        random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-        spin(&runtime, Duration::from_micros((random >> 33) % 700)).await;
-        other.signal(libc::SIGSTOP);
-        step(&runtime, "the close", queue_pair.close()).await;
-        let mut reused = step(&runtime, "the buffer", one.pool.alloc(STOPPED)).await.unwrap();
-        reused.fill(0xFF);
-        other.signal(libc::SIGCONT);
-        let _closed_or_done = step(&runtime, "the write", write).await;
-        assert_eq!(other.hear(), "whole", "round {round} of seed {seed}");
-    }
-}
-
-macro_rules! stopped {
-    ($($test:ident: $seed:literal,)*) => {$(
-        #[test]
-        fn $test() {
-            if is_child() {
-                return bounded(Flavour::CurrentThread, be_stopped);
-            }
-            bounded(Flavour::CurrentThread, |runtime| stop_the_target(stringify!($test), $seed, runtime));
-        }
-    )*};
-}
-
-// Five hundred rounds together.
-stopped! {
-    d_peer_sigstop_a_resumed_target_never_delivers_torn_bytes_1: 1,
-    d_peer_sigstop_a_resumed_target_never_delivers_torn_bytes_2: 2,
-    d_peer_sigstop_a_resumed_target_never_delivers_torn_bytes_3: 3,
-    d_peer_sigstop_a_resumed_target_never_delivers_torn_bytes_4: 4,
-    d_peer_sigstop_a_resumed_target_never_delivers_torn_bytes_5: 5,
 }
 
 pub(crate) fn counted(reason: copy::CopyReason) -> (u64, u64) {
