@@ -195,8 +195,8 @@ impl WorkerBuilder {
         self
     }
 
-    /// How shared memory waits for the peer. Default [`Wait::Adaptive`]: some microseconds of looking again, then
-    /// sleep. Other fabrics sleep.
+    /// How the built-in fabrics wait for the peer. Default [`Wait::Adaptive`]: some microseconds of looking again, then
+    /// sleep.
     #[must_use]
     pub fn wait(mut self, wait: Wait) -> Self {
         self.wait = wait;
@@ -472,7 +472,8 @@ impl WorkerBuilder {
                 let host = self.bind.rsplit_once(':').map_or(self.bind.as_str(), |(host, _)| host);
                 let ip = host.trim_matches(['[', ']']).parse().ok();
                 let ip = ip.unwrap_or(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST));
-                Ok(Arc::new(TcpFabric::new(runtime.clone(), TcpConfig { bind: ip, ..TcpConfig::default() })))
+                let config = TcpConfig { bind: ip, ..TcpConfig::default() };
+                Ok(Arc::new(TcpFabric::new(runtime.clone(), config).with_wait(self.wait)))
             }
             other => {
                 Err(FabricError::Unsupported { kind: other, what: "be used by a worker yet: use shm or tcp" }

@@ -56,7 +56,8 @@ const BUDGET_MIN: Duration = Duration::from_micros(4);
 /// After a longer wait than this, what was learnt before it says nothing any more.
 const IDLE_GAP: Duration = Duration::from_micros(200);
 
-/// Looks in one go, with a pause after each: about 2 µs, for which other tasks of the thread wait.
+/// Looks in one go, with a pause after each: about 2 µs, for which other tasks of the thread wait. A fabric whose
+/// looks are system calls has [fewer](Patience::with_looks).
 const LOOKS: u32 = 48;
 
 /// What the drivers of one fabric on one runtime share: at most one of them spins.
@@ -88,6 +89,8 @@ pub(crate) enum Idle {
 pub(crate) struct Patience {
     spinner: Arc<Spinner>,
     clock: Arc<dyn Runtime>,
+    /// Looks in one go.
+    looks: u32,
     budget: Duration,
     /// This driver is the one that spins.
     holds: bool,
@@ -101,8 +104,22 @@ pub(crate) struct Patience {
 
 impl Patience {
     pub(crate) fn new(spinner: Arc<Spinner>, clock: Arc<dyn Runtime>) -> Self {
-        let budget = Duration::ZERO;
-        Self { spinner, clock, budget, holds: false, since: None, slept: false, gave_way: None }
+        Self {
+            spinner,
+            clock,
+            looks: LOOKS,
+            budget: Duration::ZERO,
+            holds: false,
+            since: None,
+            slept: false,
+            gave_way: None,
+        }
+    }
+
+    /// Looks `looks` times in one go, which should take about 2 µs.
+    pub(crate) fn with_looks(mut self, looks: u32) -> Self {
+        self.looks = looks;
+        self
     }
 
     /// Nothing was found. `has_work` is a cheap look; with `peer_is_here` the peer last ran on this very CPU, so
@@ -110,7 +127,7 @@ impl Patience {
     pub(crate) fn idle(&mut self, peer_is_here: bool, has_work: impl Fn() -> bool) -> Idle {
         match self.spinner.wait {
             Wait::Sleep => Idle::Sleep,
-            Wait::Busy if looks(&has_work) => Idle::Work,
+            Wait::Busy if looks(self.looks, &has_work) => Idle::Work,
             Wait::Busy => Idle::GiveWay,
             Wait::Adaptive => self.adapt(peer_is_here, has_work),
         }
@@ -121,7 +138,7 @@ impl Patience {
         if self.slept || self.budget.is_zero() || peer_is_here || !self.takes_turn() {
             return self.sleep();
         }
-        if looks(has_work) {
+        if looks(self.looks, has_work) {
             return Idle::Work;
         }
         let now = self.clock.now();
@@ -202,8 +219,8 @@ impl Drop for Patience {
 }
 
 /// Looks for a moment.
-fn looks(has_work: impl Fn() -> bool) -> bool {
-    (0..LOOKS).any(|_| {
+fn looks(times: u32, has_work: impl Fn() -> bool) -> bool {
+    (0..times).any(|_| {
         let found = has_work();
         if !found {
             hint::spin_loop();
@@ -213,7 +230,7 @@ fn looks(has_work: impl Fn() -> bool) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::atomic::AtomicU64;
 
     use super::*;
@@ -221,10 +238,10 @@ mod tests {
 
     /// A clock that a test sets.
     #[derive(Debug, Default)]
-    struct Clock(AtomicU64);
+    pub(crate) struct Clock(AtomicU64);
 
     impl Clock {
-        fn advance(&self, micros: u64) {
+        pub(crate) fn advance(&self, micros: u64) {
             self.0.fetch_add(micros, Ordering::Relaxed);
         }
     }

@@ -12,7 +12,6 @@ use super::{
     cpus::Placement,
     end::{End, Unconnected},
     error::BenchError,
-    fabrics::check_wait,
     limits::stream::{RawStream, listen},
     process::Peer,
     task::{FRESH_PIECES, PULLED_TENSORS, Puller, RECEIVES, Stage, Task, done},
@@ -62,7 +61,6 @@ pub(super) struct Ready {
 impl Case {
     /// Refuses what this build can't measure, before anything is started.
     pub(super) fn check(&self) -> Result<(), BenchError> {
-        check_wait(self.fabric, self.wait)?;
         let refused = |value: &str| {
             let (field, remedy) = ("--mode", "a pull always copies; use --mode copy");
             Err(BenchError::NotInThisBuild { field, value: value.to_owned(), remedy })

@@ -14,27 +14,16 @@ use super::{
     error::BenchError,
 };
 
-/// Says no to what this build can't do yet.
-pub(super) fn check_wait(fabric: BenchFabric, wait: WaitChoice) -> Result<(), BenchError> {
-    let value = match (fabric, wait) {
-        (BenchFabric::Shm, _) | (_, WaitChoice::Sleep) => return Ok(()),
-        (BenchFabric::Tcp, WaitChoice::Adaptive) => "adaptive",
-        (BenchFabric::Tcp, WaitChoice::Busy) => "busy",
-    };
-    let (field, remedy) = ("--wait", "its TCP fabric always sleeps; use --wait sleep, or --fabric shm");
-    Err(BenchError::NotInThisBuild { field, value: value.to_owned(), remedy })
-}
-
 /// Makes `fabric`, whose ends wait as `wait` says.
 pub(super) fn open(
     fabric: BenchFabric,
     wait: WaitChoice,
     runtime: Arc<dyn Runtime>,
 ) -> Result<Arc<dyn Fabric>, BenchError> {
-    check_wait(fabric, wait)?;
+    let wait = policy(wait);
     Ok(match fabric {
-        BenchFabric::Shm => Arc::new(ShmFabric::new(runtime)?.with_wait(policy(wait))),
-        BenchFabric::Tcp => Arc::new(TcpFabric::new(runtime, TcpConfig::default())),
+        BenchFabric::Shm => Arc::new(ShmFabric::new(runtime)?.with_wait(wait)),
+        BenchFabric::Tcp => Arc::new(TcpFabric::new(runtime, TcpConfig::default()).with_wait(wait)),
     })
 }
 

@@ -3,22 +3,31 @@
 //! Whoever awaits an operation makes progress by itself, on whatever the socket has; the driver alone waits for
 //! readiness, and it alone clears it, after its own call found the socket empty or full. So no readiness is
 //! lost, whoever consumed the bytes that it announced.
+//!
+//! Order: take what readiness announced, until a wait for the next one has begun; look again, by reads that do not
+//! wait, as the fabric's way of waiting wants it; sleep. What comes after the first step is announced anew.
 
 use std::{
     future::poll_fn,
+    mem,
     net::Shutdown,
+    pin::pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
     time::Duration,
 };
 
 use futures::FutureExt;
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 use super::{
     link::{EndState, Progress, TcpLink},
     sender::Sent,
 };
-use crate::{BoxFuture, Runtime};
+use crate::{
+    BoxFuture, Runtime,
+    wait::{Idle, Patience, Spinner},
+};
 
 /// How long the farewell may take, and the peer's end of the stream after it. Closing before the peer has ended
 /// would answer its last bytes with a reset, and a reset throws away a farewell that is still on its way.
@@ -27,17 +36,44 @@ const LINGER: Duration = Duration::from_secs(2);
 /// Bytes thrown away in one turn while lingering.
 const DISCARD_BYTES: usize = 256 << 10;
 
+/// What a turn of one half left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// Nothing that readiness does not announce.
+    Done,
+    /// There may be more; give others a turn first.
+    Again,
+}
+
+/// Looks in one go: each is a system call of some 100 ns.
+const LOOKS: u32 = 6;
+
 pub(super) struct Driver {
     link: Arc<TcpLink>,
     runtime: Arc<dyn Runtime>,
     linger: Option<BoxFuture<'static, ()>>,
     /// The peer sends nothing more.
     peer_ended: bool,
+    /// `None` once the connection is over: what remains is not worth looking for.
+    patience: Option<Patience>,
+    /// What [`TcpLink::finds`] was at the latest poll.
+    finds: u64,
+    /// The runtime has many workers, and waking itself would make another one steal this task.
+    many_workers: bool,
 }
 
 impl Driver {
-    pub(super) fn new(link: Arc<TcpLink>, runtime: Arc<dyn Runtime>) -> Self {
-        Self { link, runtime, linger: None, peer_ended: false }
+    pub(super) fn new(link: Arc<TcpLink>, runtime: Arc<dyn Runtime>, spinner: Arc<Spinner>) -> Self {
+        let flavor = Handle::try_current().map(|handle| handle.runtime_flavor());
+        Self {
+            link,
+            linger: None,
+            peer_ended: false,
+            patience: Some(Patience::new(spinner, runtime.clone()).with_looks(LOOKS)),
+            finds: 0,
+            many_workers: !matches!(flavor, Ok(RuntimeFlavor::CurrentThread)),
+            runtime,
+        }
     }
 
     /// Drives the connection to its end.
@@ -45,64 +81,88 @@ impl Driver {
         poll_fn(|context| self.poll(context)).await;
     }
 
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         self.link.waker().register(context.waker());
-        if self.link.wants_settling() && self.link.receive() == Progress::Busy {
+        let unsettled = self.link.wants_settling() && self.link.receive() == Progress::Busy;
+        let receiving = self.receive(context);
+        let sending = self.send(context);
+        if self.poll_end(context).is_ready() {
+            return Poll::Ready(());
+        }
+        self.learn();
+        if unsettled || receiving == Turn::Again || sending == Turn::Again {
             context.waker().wake_by_ref();
+        } else {
+            self.wait(context);
         }
-        while !self.peer_ended {
-            // `Pending` here means that readiness will wake us.
-            if self.poll_receive(context).is_pending() {
-                break;
-            }
-        }
-        let _ = self.poll_send(context);
-        self.poll_end(context)
+        Poll::Pending
     }
 
-    /// One turn of receiving, when there is something to receive.
-    fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let Ok(mut guard) = ready!(self.link.socket().poll_read_ready(context)) else {
-            return self.lose_reactor();
-        };
-        let progress = match self.link.receive() {
-            Progress::Stopped => discard(&self.link),
-            progress => progress,
-        };
-        match progress {
-            Progress::Drained => {
-                guard.clear_ready();
-                Poll::Ready(())
-            }
-            Progress::More | Progress::Busy => {
-                context.waker().wake_by_ref();
-                Poll::Pending
-            }
-            Progress::Stopped => {
-                self.peer_ended = true;
-                Poll::Ready(())
+    /// Receives what readiness has announced.
+    fn receive(&mut self, context: &mut Context<'_>) -> Turn {
+        while !self.peer_ended {
+            let Poll::Ready(readiness) = self.link.socket().poll_read_ready(context) else { break };
+            let Ok(mut guard) = readiness else {
+                self.lose_reactor();
+                break;
+            };
+            let progress = match self.link.receive() {
+                Progress::Stopped => discard(&self.link),
+                progress => progress,
+            };
+            match progress {
+                Progress::Drained => guard.clear_ready(),
+                Progress::More | Progress::Busy => return Turn::Again,
+                Progress::Stopped => self.peer_ended = true,
             }
         }
+        Turn::Done
     }
 
     /// One turn of sending, when the socket takes something.
-    fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        loop {
-            match self.link.sending() {
-                Sent::Idle | Sent::Broken | Sent::Finished => return Poll::Ready(()),
-                Sent::More | Sent::Blocked => {}
-            }
-            let Ok(mut guard) = ready!(self.link.socket().poll_write_ready(context)) else {
-                return self.lose_reactor();
+    fn send(&mut self, context: &mut Context<'_>) -> Turn {
+        while matches!(self.link.sending(), Sent::More | Sent::Blocked) {
+            let Poll::Ready(readiness) = self.link.socket().poll_write_ready(context) else { break };
+            let Ok(mut guard) = readiness else {
+                self.lose_reactor();
+                break;
             };
             match self.link.send_again() {
                 Some(Sent::Blocked) => guard.clear_ready(),
                 Some(Sent::Idle | Sent::Broken | Sent::Finished) => {}
-                Some(Sent::More) | None => {
-                    context.waker().wake_by_ref();
-                    return Poll::Pending;
-                }
+                Some(Sent::More) | None => return Turn::Again,
             }
+        }
+        Turn::Done
+    }
+
+    /// Ends the present wait if anyone found something.
+    fn learn(&mut self) {
+        let finds = self.link.finds();
+        if mem::replace(&mut self.finds, finds) != finds
+            && let Some(patience) = &mut self.patience
+        {
+            patience.worked();
+        }
+    }
+
+    /// Readiness will wake us. Looks whether something comes before that.
+    fn wait(&mut self, context: &mut Context<'_>) {
+        if self.link.end_state() != EndState::Open {
+            self.patience = None;
+        }
+        let Some(patience) = &mut self.patience else { return };
+        // Writability is what such a connection waits for, and no read tells of it.
+        let in_vain = self.link.sending() == Sent::Blocked;
+        match patience.idle(in_vain, || self.link.look()) {
+            // The tasks that were woken run first.
+            Idle::Work if self.many_workers => give_way(context),
+            Idle::Work => context.waker().wake_by_ref(),
+            Idle::GiveWay => {
+                std::thread::yield_now();
+                give_way(context);
+            }
+            Idle::Sleep => {}
         }
     }
 
@@ -122,10 +182,9 @@ impl Driver {
     }
 
     /// Tokio's reactor is shutting down.
-    fn lose_reactor(&mut self) -> Poll<()> {
+    fn lose_reactor(&mut self) {
         self.peer_ended = true;
         self.link.abandon();
-        Poll::Ready(())
     }
 }
 
@@ -145,4 +204,11 @@ fn discard(link: &TcpLink) -> Progress {
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Progress::Drained,
         Err(_) => Progress::Stopped,
     }
+}
+
+/// Wakes this task again after the runtime's other tasks and its IO have had a turn.
+fn give_way(context: &mut Context<'_>) {
+    // The first poll of this future only asks for that; it needs to live no longer.
+    let turn = pin!(tokio::task::yield_now());
+    let _always_pending = turn.poll(context);
 }

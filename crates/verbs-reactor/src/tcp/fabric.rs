@@ -21,7 +21,8 @@ use super::{
 };
 use crate::{
     Access, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, Fabric, FabricError, FabricKind,
-    PeerViolation, Prepared, QueuePair, QueuePairConfig, RegionTable, RemoteRegion, Role, Runtime, timeout,
+    PeerViolation, Prepared, QueuePair, QueuePairConfig, RegionTable, RemoteRegion, Role, Runtime, Wait,
+    timeout, wait::Spinner,
 };
 
 /// How the fabric listens and sends.
@@ -76,12 +77,21 @@ pub struct TcpFabric {
     runtime: Arc<dyn Runtime>,
     config: TcpConfig,
     counters: Arc<Counters>,
+    spinner: Arc<Spinner>,
 }
 
 impl TcpFabric {
     /// A fabric whose connections are driven on `runtime`.
     pub fn new(runtime: Arc<dyn Runtime>, config: TcpConfig) -> Self {
-        Self { runtime, config, counters: Arc::default() }
+        Self { runtime, config, counters: Arc::default(), spinner: Spinner::new(Wait::default()) }
+    }
+
+    /// How drivers wait. At most one driver of this fabric spins at a time; each of its looks is a read of the socket
+    /// that does not wait.
+    #[must_use]
+    pub fn with_wait(mut self, wait: Wait) -> Self {
+        self.spinner = Spinner::new(wait);
+        self
     }
 
     /// What the listeners of all its domains saw.
@@ -108,6 +118,7 @@ impl Fabric for TcpFabric {
             runtime: self.runtime.clone(),
             config: self.config.clone(),
             counters: self.counters.clone(),
+            spinner: self.spinner.clone(),
             table: Arc::new(RegionTable::new(&*self.runtime)),
             listener: Mutex::default(),
         }))
@@ -120,6 +131,7 @@ struct TcpDomain {
     runtime: Arc<dyn Runtime>,
     config: TcpConfig,
     counters: Arc<Counters>,
+    spinner: Arc<Spinner>,
     table: Arc<RegionTable>,
     listener: Mutex<Option<Arc<Listener>>>,
 }
@@ -156,10 +168,10 @@ impl Domain for TcpDomain {
         let ticket = listener.issue(token);
         let ip = Some(at.ip()).filter(|ip| !ip.is_unspecified());
         let address = Address { ip, port: at.port(), ticket: ticket.number(), token };
-        let (runtime, table) = (self.runtime.clone(), self.table.clone());
+        let (runtime, spinner, table) = (self.runtime.clone(), self.spinner.clone(), self.table.clone());
         let capabilities = self.config.capabilities();
         let limits = (self.config.silence_limit, self.config.stall_limit);
-        Ok(Box::new(TcpPrepared { runtime, table, config, capabilities, limits, address, ticket }))
+        Ok(Box::new(TcpPrepared { runtime, spinner, table, config, capabilities, limits, address, ticket }))
     }
 }
 
@@ -167,6 +179,7 @@ impl Domain for TcpDomain {
 #[derive(Debug)]
 struct TcpPrepared {
     runtime: Arc<dyn Runtime>,
+    spinner: Arc<Spinner>,
     table: Arc<RegionTable>,
     config: QueuePairConfig,
     capabilities: Capabilities,
@@ -198,7 +211,7 @@ impl Prepared for TcpPrepared {
 impl TcpPrepared {
     async fn establish(self, params: &ConnectParams) -> Result<QueuePair, FabricError> {
         let peer = Address::decode(&params.peer)?;
-        let Self { runtime, table, config, capabilities, limits, address, ticket } = self;
+        let Self { runtime, spinner, table, config, capabilities, limits, address, ticket } = self;
         let stream = match params.role {
             Role::Dialer => {
                 // Nobody is to dial this end any more.
@@ -210,7 +223,7 @@ impl TcpPrepared {
         stream.set_nodelay(true).map_err(|error| failed("setting TCP_NODELAY", error.to_string()))?;
         let watched = watch(&stream, limits.0, limits.1);
         watched.map_err(|error| failed("setting the limits of silence", error.to_string()))?;
-        TcpLink::start(&runtime, table, config, capabilities, stream)
+        TcpLink::start(&runtime, table, config, capabilities, spinner, stream)
     }
 }
 

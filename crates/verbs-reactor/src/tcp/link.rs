@@ -8,7 +8,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, TryLockError,
-        atomic::{AtomicBool, AtomicU8, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
 };
 
@@ -27,6 +27,7 @@ use super::{
 use crate::{
     Capabilities, FabricError, FabricKind, Link, LossCause, Piece, QueuePair, QueuePairConfig, QueuePairCore,
     ReadDestination, RegionGeneration, RegionId, RegionTable, RemoteRange, Runtime, SlotKey, WorkRequest,
+    wait::Spinner,
 };
 
 /// The range of a write of no bytes.
@@ -45,6 +46,8 @@ pub(super) struct TcpLink {
     closing: AtomicBool,
     /// An [`EndState`].
     end: AtomicU8,
+    /// [`Receiver::finds`] as of the latest turn.
+    finds: AtomicU64,
     driver: AtomicWaker,
 }
 
@@ -65,8 +68,22 @@ impl TcpLink {
         table: Arc<RegionTable>,
         config: QueuePairConfig,
         capabilities: Capabilities,
+        spinner: Arc<Spinner>,
         stream: TcpStream,
     ) -> Result<QueuePair, FabricError> {
+        let (link, queue_pair) = Self::new(table, config, capabilities, stream)?;
+        let driver = Driver::new(link, runtime.clone(), spinner);
+        runtime.spawn("tcp connection", Box::pin(driver.run()));
+        Ok(queue_pair)
+    }
+
+    /// A queue pair that nobody drives.
+    pub(super) fn new(
+        table: Arc<RegionTable>,
+        config: QueuePairConfig,
+        capabilities: Capabilities,
+        stream: TcpStream,
+    ) -> Result<(Arc<Self>, QueuePair), FabricError> {
         let fail = |error| FabricError::device(FabricKind::Tcp, "registering the stream", error);
         let stream = stream.into_std().map_err(fail)?;
         // SAFETY: a `Socket` owns its descriptor, answers with no other, and closes it only when dropped.
@@ -82,11 +99,10 @@ impl TcpLink {
             receiver: Mutex::new(Receiver::new()),
             closing: AtomicBool::new(false),
             end: AtomicU8::new(EndState::Open as u8),
+            finds: AtomicU64::new(0),
             driver: AtomicWaker::new(),
         });
-        let driver = Driver::new(link.clone(), runtime.clone());
-        runtime.spawn("tcp connection", Box::pin(driver.run()));
-        Ok(QueuePair::new(core, link))
+        Ok((link.clone(), QueuePair::new(core, link)))
     }
 }
 
@@ -145,6 +161,7 @@ impl TcpLink {
             let (sender, reads) = (&self.sender, &self.reads);
             let ground = Ground { socket, table, core: &self.core, sender, reads, closing: &self.closing };
             let received = receiver.turn(ground);
+            self.finds.store(receiver.finds(), Ordering::Relaxed);
             (self.heed_broken(&mut receiver, received), receiver.spoke())
         };
         if spoke {
@@ -159,6 +176,18 @@ impl TcpLink {
                 Progress::Stopped
             }
         }
+    }
+
+    /// Changes whenever anyone has received something.
+    pub(super) fn finds(&self) -> u64 {
+        self.finds.load(Ordering::Relaxed)
+    }
+
+    /// Looks whether there is something to receive, whatever readiness says, and receives it.
+    pub(super) fn look(&self) -> bool {
+        let before = self.finds();
+        self.receive();
+        self.finds() != before
     }
 
     /// If nothing can be sent any more, and the peer has left no word of its own, sending's error is the end.

@@ -58,6 +58,8 @@ mod reads;
 mod receiver;
 mod sender;
 mod socket;
+#[cfg(test)]
+mod tests;
 
 pub use fabric::{TcpConfig, TcpFabric};
 pub use listener::ListenerStats;

@@ -102,6 +102,8 @@ pub(super) struct Receiver {
     stopped: bool,
     /// An answer or a request was posted.
     spoke: bool,
+    /// Bytes that were found, and one for the end.
+    finds: u64,
 }
 
 /// Bytes that are coming, whose range was checked.
@@ -190,6 +192,7 @@ impl Receiver {
             carried: None,
             stopped: false,
             spoke: false,
+            finds: 0,
         }
     }
 
@@ -207,9 +210,15 @@ impl Receiver {
         let mut left = TURN_BYTES;
         while left > 0 {
             match self.step(ground, left) {
-                Ok(Step { drained: true, .. }) => return Received::Drained,
-                Ok(Step { bytes, .. }) => left = left.saturating_sub(bytes.max(CALL_COST)),
+                Ok(Step { bytes, drained }) => {
+                    self.finds = self.finds.wrapping_add(bytes as u64);
+                    if drained {
+                        return Received::Drained;
+                    }
+                    left = left.saturating_sub(bytes.max(CALL_COST));
+                }
                 Err(ending) => {
+                    self.finds = self.finds.wrapping_add(1);
                     self.stop();
                     return Received::Ended(ending);
                 }
@@ -306,6 +315,11 @@ impl Receiver {
         }
         self.spoke = true;
         Ok(())
+    }
+
+    /// Changes whenever bytes, or the end, were found.
+    pub(super) fn finds(&self) -> u64 {
+        self.finds
     }
 
     /// Whether something was posted since this was last asked.

@@ -8,8 +8,8 @@ use std::{
 
 use memory::GrantEnd;
 use verbs_reactor::{
-    ConnectParams, ConnectionData, FabricError, Immediate, LossCause, QueuePair, RegionGeneration, RegionId,
-    RemoteRange, RemoteRegion, Role, Runtime,
+    Arrival, ConnectParams, ConnectionData, FabricError, Immediate, LossCause, QueuePair, RegionGeneration,
+    RegionId, RemoteRange, RemoteRegion, Role, Runtime,
 };
 
 use crate::{
@@ -21,6 +21,12 @@ use crate::{
 };
 
 const BYTES: usize = 64 << 20;
+
+/// Peers that are killed, each elsewhere.
+const ROUNDS: u64 = 20;
+
+/// What sources are filled with, as `filled` knows it.
+const CONTENT: u64 = 5;
 
 /// Starts every line that a child means for its parent: the test harness prints lines of its own.
 const MARK: &str = "tcp-child ";
@@ -164,8 +170,9 @@ fn a_target_killed_in_the_middle_of_64_mib_is_noticed() {
         let mut peer = Peer::start("death::child_that_is_written_until_it_is_killed");
         let queue_pair = connect_child(&local, &mut peer).await;
         let (region, range) = parse(&peer.hear());
+        peer.say(&(BYTES / 4).to_string());
         queue_pair.add_remote_region(region);
-        let source = local.source.filled(BYTES, 5);
+        let source = local.source.filled(BYTES, CONTENT);
         let writes: Vec<_> = (0..16).map(|_| queue_pair.write(source.clone(), range)).collect();
         // The child tells that the first bytes have come, while a GiB is still to be sent.
         local.step("the child's word", queue_pair.next_arrival()).await.unwrap();
@@ -179,6 +186,76 @@ fn a_target_killed_in_the_middle_of_64_mib_is_noticed() {
         }
         assert!(failed > 0, "all writes ended before the child did");
         assert_lost(&end_of(&local.runtime, &queue_pair).await);
+        drop(source);
+        assert_eq!(local.source.pool.stats().used_bytes, 0);
+    });
+}
+
+/// Somewhere in a write, by the round: the same in each run.
+fn offset(round: u64) -> u64 {
+    let mut state = (round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (state ^ (state >> 31)) % BYTES as u64
+}
+
+/// Peers that die while they write: what was announced is whole, the end is told, and memory comes back.
+#[test]
+fn d_peer_sigkill_of_writers_at_many_offsets() {
+    bounded(Flavour::TwoWorkers, |runtime| async move {
+        let local = Local::new(runtime);
+        let whole = local.source.filled(BYTES, CONTENT);
+        for round in 0..ROUNDS {
+            let mut peer = Peer::start("death::child_that_writes_once_with_an_immediate");
+            let queue_pair = connect_child(&local, &mut peer).await;
+            let lent = local.receive.lend(BYTES);
+            peer.say(&show(&lent.region, &lent.range));
+            local.step("the bytes before the end", received(&queue_pair, offset(round))).await;
+            peer.kill();
+            let arrival = local.step("the content, or the end", queue_pair.next_arrival()).await;
+            if let Err(error) = &arrival {
+                assert_lost(error);
+            }
+            assert_lost(&end_of(&local.runtime, &queue_pair).await);
+            local.step("the close", queue_pair.close()).await;
+            let received = queue_pair.stats().bytes_received;
+            assert!(offset(round) <= received && received <= BYTES as u64, "round {round}: {received}");
+            if let Ok(arrival) = arrival {
+                assert_eq!(arrival, Arrival::Immediate { immediate: Immediate(1), length: BYTES as u64 });
+                let content = lent.granted.end(GrantEnd::Content).unwrap();
+                assert!(content[..] == whole[..], "round {round}: torn");
+            } else {
+                lent.granted.end(GrantEnd::QueuePairDrained).unwrap();
+            }
+            assert_eq!(local.receive.pool.stats().used_bytes, 0, "round {round}");
+        }
+    });
+}
+
+/// Peers that die while they are written to: every write ends, and sources come back.
+#[test]
+fn d_peer_sigkill_of_targets_at_many_offsets() {
+    bounded(Flavour::TwoWorkers, |runtime| async move {
+        let local = Local::new(runtime);
+        let source = local.source.filled(BYTES, CONTENT);
+        for round in 0..ROUNDS {
+            let mut peer = Peer::start("death::child_that_is_written_until_it_is_killed");
+            let queue_pair = connect_child(&local, &mut peer).await;
+            let (region, range) = parse(&peer.hear());
+            peer.say(&offset(round).to_string());
+            queue_pair.add_remote_region(region);
+            // The second write keeps the first from being the last thing that the kernel holds.
+            let writes = [(); 2].map(|()| queue_pair.write(source.clone(), range));
+            local.step("the child's word", queue_pair.next_arrival()).await.unwrap();
+            peer.kill();
+            for write in writes {
+                if let Err(error) = local.step("a write", write).await {
+                    assert_lost(&error);
+                }
+            }
+            assert_lost(&end_of(&local.runtime, &queue_pair).await);
+            local.step("the close", queue_pair.close()).await;
+        }
         drop(source);
         assert_eq!(local.source.pool.stats().used_bytes, 0);
     });
@@ -199,7 +276,7 @@ fn child_that_writes_until_it_is_killed() {
     child(async |local: Local, queue_pair: QueuePair| {
         let (region, range) = parse(&Parent.hear());
         queue_pair.add_remote_region(region);
-        let source = local.source.filled(BYTES, 5);
+        let source = local.source.filled(BYTES, CONTENT);
         loop {
             queue_pair.write(source.clone(), range).await.unwrap();
         }
@@ -207,12 +284,25 @@ fn child_that_writes_until_it_is_killed() {
 }
 
 #[test]
-#[ignore = "the other process of a_target_killed_in_the_middle_of_64_mib_is_noticed"]
+#[ignore = "the other process of d_peer_sigkill_of_writers_at_many_offsets"]
+fn child_that_writes_once_with_an_immediate() {
+    child(async |local: Local, queue_pair: QueuePair| {
+        let (region, range) = parse(&Parent.hear());
+        queue_pair.add_remote_region(region);
+        let source = local.source.filled(BYTES, CONTENT);
+        queue_pair.write_imm(source, range, Immediate(1)).await.unwrap();
+        end_of(&local.runtime, &queue_pair).await;
+    });
+}
+
+#[test]
+#[ignore = "the other process of a_target_killed_in_the_middle_of_64_mib_is_noticed and d_peer_sigkill_of_targets_at_many_offsets"]
 fn child_that_is_written_until_it_is_killed() {
     child(async |local: Local, queue_pair: QueuePair| {
         let lent = local.receive.lend(BYTES);
         Parent.say(&show(&lent.region, &lent.range));
-        received(&queue_pair, BYTES as u64 / 4).await;
+        let offset = Parent.hear().parse().unwrap();
+        received(&queue_pair, offset).await;
         queue_pair.notify(Immediate(1)).await.unwrap();
         end_of(&local.runtime, &queue_pair).await;
     });
