@@ -94,7 +94,7 @@ fn message() -> impl Strategy<Value = Message> {
         (index(), metadata(), any::<bool>()).prop_map(|(index, metadata, is_eager)| {
             let is_eager = is_eager && metadata.byte_length <= u64::from(EAGER_BYTES_MAX);
             let content = is_eager.then(|| vec![7; metadata.byte_length as usize].into());
-            Message::MetaDataResponse(MetaDataResponse { index, metadata, content })
+            Message::MetaDataResponse(MetaDataResponse { index, metadata, content, loan_follows: false })
         }),
         (index(), proptest::option::of(destination(64))).prop_map(|(index, destination)| {
             Message::TensorReRequest(TensorReRequest { index, destination })
@@ -277,7 +277,12 @@ fn request_with(key: &str, known: &[Metadata], want: Want) -> Message {
 }
 
 fn response_of(metadata: Metadata) -> Message {
-    Message::MetaDataResponse(MetaDataResponse { index: RequestIndex(0), metadata, content: None })
+    Message::MetaDataResponse(MetaDataResponse {
+        index: RequestIndex(0),
+        metadata,
+        content: None,
+        loan_follows: false,
+    })
 }
 
 fn round_trip(message: &Message) -> Result<Message, WireError> {
@@ -333,7 +338,7 @@ fn the_largest_message_fits() {
     dimensions[0] = EAGER_BYTES_MAX.into();
     (eager.shape, eager.byte_length) = (Shape::new(dimensions).unwrap(), EAGER_BYTES_MAX.into());
     let content = Some(vec![1; EAGER_BYTES_MAX as usize].into());
-    let response = MetaDataResponse { index: RequestIndex(0), metadata: eager, content };
+    let response = MetaDataResponse { index: RequestIndex(0), metadata: eager, content, loan_follows: false };
     let largest = [request_for(&"k".repeat(NAME_BYTES_MAX), &known), Message::MetaDataResponse(response)];
     for message in largest {
         let bytes = wire::encode(&message);

@@ -66,7 +66,7 @@ impl Lone {
         let handle = self.receive(super::STEP, key);
         let (index, metadata) = (RequestIndex(0), metadata.clone());
         let length = metadata.byte_length;
-        let response = MetaDataResponse { index, metadata, content: None };
+        let response = MetaDataResponse { index, metadata, content: None, loan_follows: false };
         assert_eq!(self.message(&Message::MetaDataResponse(response)), Ok(None));
         assert_eq!(self.immediate(0, length), Ok(()));
         super::pair::settled(&handle).unwrap();
