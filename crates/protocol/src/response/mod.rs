@@ -86,11 +86,7 @@ impl<C: Channel> Response<C> {
                         Err(Ended) => return,
                     }
                 }
-                match self.tell(&metadata, false).await {
-                    Ok(()) => {}
-                    Err(Ended) => return,
-                }
-                match self.re_request().await {
+                match self.tell_and_wait(&metadata).await {
                     Ok(destination) => (0, destination),
                     Err(Ended) => return,
                 }
@@ -187,6 +183,12 @@ impl<C: Channel> Response<C> {
             Some(Ok(Lending::Posted(write)))
         });
         self.unless_cancelled(posted).await?.map_err(|_| Ended)?
+    }
+
+    /// Sends META_DATA_RESPONSE and waits for TENSOR_RE_REQUEST.
+    async fn tell_and_wait(&self, metadata: &Metadata) -> Result<Option<Destination>, Ended> {
+        self.tell(metadata, false).await?;
+        self.re_request().await
     }
 
     async fn re_request(&self) -> Result<Option<Destination>, Ended> {
