@@ -302,7 +302,8 @@ fn read_message(
         META_DATA_RESPONSE => {
             let metadata = reader.metadata()?;
             let (content, loan_follows) = read_content(reader)?;
-            check_content(&metadata, content.as_deref(), loan_follows)?;
+            check_content(&metadata, content, loan_follows)?;
+            let content = content.map(Box::from);
             Message::MetaDataResponse(MetaDataResponse { index, metadata, content, loan_follows })
         }
         TENSOR_RE_REQUEST => {
@@ -315,10 +316,11 @@ fn read_message(
     })
 }
 
-fn read_content(reader: &mut Reader<'_>) -> Result<(Option<Box<[u8]>>, bool), WireError> {
+/// The content, if it is here; and whether it will be lent.
+fn read_content<'bytes>(reader: &mut Reader<'bytes>) -> Result<(Option<&'bytes [u8]>, bool), WireError> {
     match reader.u8("content")? {
         CONTENT_ASKED => Ok((None, false)),
-        CONTENT_HERE => Ok((Some(reader.bytes("content", EAGER_BYTES_MAX as usize)?.into()), false)),
+        CONTENT_HERE => Ok((Some(reader.bytes("content", EAGER_BYTES_MAX as usize)?), false)),
         CONTENT_LENT => Ok((None, true)),
         value => Err(WireError::Unknown { field: "content", value: value.into() }),
     }
