@@ -307,7 +307,8 @@ fn s12_key_of_512_513_1024_bytes_travels_and_1025_is_refused() {
 fn s12_rank_0_6_7_254_travels_and_255_is_refused() {
     for rank in [0, 6, 7, RANK_MAX] {
         let metadata = Metadata::new(DataType::F32, Shape::new(vec![1; rank]).unwrap()).unwrap();
-        for message in [request_for("k", std::slice::from_ref(&metadata)), response_of(metadata)] {
+        let request = request_for("k", std::slice::from_ref(&metadata));
+        for message in [request, response_of(metadata)] {
             assert_eq!(round_trip(&message), Ok(message));
         }
     }
