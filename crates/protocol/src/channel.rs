@@ -54,8 +54,8 @@ pub enum LentEnd {
 /// Posts are made with the connection locked, so they never call back into it.
 pub trait Channel: Send + Sync + 'static {
     /// Bytes of a value, kept alive by the channel until they are written.
-    type Bytes: AsRef<[u8]> + Send + 'static;
-    /// Destination memory, lent to the peer.
+    type Bytes: AsRef<[u8]> + Send + Sync + 'static;
+    /// Destination memory, lent to the peer; or a view of the peer's, which is taken back by letting go of it.
     type Lent: Send + 'static;
     /// A content write under way; ends when its bytes may be reused.
     type Write: Future<Output = Result<(), ChannelError>> + Send + 'static;
@@ -89,6 +89,20 @@ pub trait Channel: Send + Sync + 'static {
         destination: Option<Destination>,
         immediate: u32,
     ) -> Self::Write;
+
+    /// Whether [`lend_content`](Self::lend_content) may work for these bytes. As it stands: never.
+    fn can_lend(&self, bytes: &Self::Bytes) -> bool {
+        let _ = bytes;
+        false
+    }
+
+    /// Lends `bytes` to the peer with immediate `immediate`: they stay alive and unchanged until the peer has let go
+    /// of them. Posted before this returns, unless it can't be: `None`, and nothing was posted. The write ends when the
+    /// peer has the loan.
+    fn lend_content(&self, bytes: &Self::Bytes, immediate: u32) -> Option<Self::Write> {
+        let _ = (bytes, immediate);
+        None
+    }
 
     /// Copies `into.len()` bytes of the own ring, from `offset`, out.
     ///

@@ -114,6 +114,14 @@ pub struct Counters {
     pub eager_bytes_sent: u64,
     /// Bytes of the contents received inside messages.
     pub eager_bytes_received: u64,
+    /// Values lent to the peer.
+    pub loans_sent: u64,
+    /// Views of the peer's values that arrived for an open request.
+    pub loans_received: u64,
+    /// Bytes of the values lent.
+    pub loan_bytes_sent: u64,
+    /// Bytes of the views.
+    pub loan_bytes_received: u64,
     /// Arrivals for unknown or finished requests, and arrivals after the end.
     pub ignored: u64,
 }
@@ -155,6 +163,14 @@ impl fmt::Display for Counters {
             self.contents_received,
             self.content_bytes_received,
             self.ignored,
+        )?;
+        if self.loans_sent + self.loans_received == 0 {
+            return Ok(());
+        }
+        write!(
+            f,
+            "; lent {} values with {} bytes, views {} with {} bytes",
+            self.loans_sent, self.loan_bytes_sent, self.loans_received, self.loan_bytes_received,
         )
     }
 }

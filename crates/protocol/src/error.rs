@@ -93,6 +93,9 @@ pub enum PeerMisbehaved {
     /// META_DATA_RESPONSE with more content than agreed.
     #[error("the peer sent more content inside a message than was agreed")]
     EagerUnasked,
+    /// A loan, or the promise of one, where no view was asked for.
+    #[error("the peer lent memory that no request asked for")]
+    LoanUnasked,
     /// A second META_DATA_RESPONSE to one request.
     #[error("the peer sent META_DATA_RESPONSE twice for one request")]
     MetaDataTwice,

@@ -47,8 +47,8 @@ pub use credit::{Agreed, Depths, Mode, Parameters};
 pub use error::{PeerMisbehaved, TransferError};
 pub use key::{DeviceName, InvalidDeviceName, InvalidKey, Key, KeyBuilder};
 pub use message::{
-    Destination, ErrorStatus, Message, MetaDataResponse, RequestIndex, Scope, StepId, TensorReRequest,
-    TensorRequest, Want,
+    Destination, ErrorStatus, Message, MetaDataResponse, RequestIndex, Scope, Sharing, StepId,
+    TensorReRequest, TensorRequest, Want,
 };
 pub use metadata::{DataType, Metadata, MetadataCache, Shape, UnknownDataType};
 pub use request::{Held, Received};

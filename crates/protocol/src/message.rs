@@ -58,6 +58,21 @@ pub enum Want {
     Write(Option<Destination>),
     /// Inside META_DATA_RESPONSE.
     Eager,
+    /// Lent: the sender's own bytes, read-only, with the immediate of a write. The sender may lend values of other
+    /// metadata too, of which it tells first; where it can't lend, it answers as if nothing were known.
+    View,
+}
+
+/// Whether a receiver wants its own copy of a value, or the sender's bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Sharing {
+    /// Its own copy. The sender's memory is free as soon as that is made.
+    #[default]
+    Copy,
+    /// A read-only view of the sender's bytes where the connection allows it, else a copy. The sender's memory stays in
+    /// use until the view is gone.
+    View,
 }
 
 /// META_DATA_RESPONSE: the value is none of the known ones, or its content is here.
@@ -69,6 +84,9 @@ pub struct MetaDataResponse {
     pub metadata: Metadata,
     /// The whole content, if it travels with its metadata; the request is answered then.
     pub content: Option<Box<[u8]>>,
+    /// The content will be lent, without a TENSOR_RE_REQUEST. Only where the request asked for a view, and never with
+    /// content. If the loan fails after all, a META_DATA_RESPONSE without this follows.
+    pub loan_follows: bool,
 }
 
 /// TENSOR_RE_REQUEST.

@@ -74,6 +74,7 @@ fn request() -> impl Strategy<Value = TensorRequest> {
             1..=4096 => prop_oneof![Just(Want::Eager), written()].boxed(),
             _ => written().boxed(),
         };
+        let want = prop_oneof![3 => want, 1 => Just(Want::View)];
         want.prop_map(move |want| TensorRequest {
             index,
             scope,
@@ -91,11 +92,14 @@ fn largest(known: &[Metadata]) -> u64 {
 fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         request().prop_map(Message::TensorRequest),
-        (index(), metadata(), any::<bool>()).prop_map(|(index, metadata, is_eager)| {
-            let is_eager = is_eager && metadata.byte_length <= u64::from(EAGER_BYTES_MAX);
-            let content = is_eager.then(|| vec![7; metadata.byte_length as usize].into());
-            Message::MetaDataResponse(MetaDataResponse { index, metadata, content })
-        }),
+        (index(), metadata(), any::<bool>(), any::<bool>()).prop_map(
+            |(index, metadata, is_eager, is_lent)| {
+                let is_eager = is_eager && metadata.byte_length <= u64::from(EAGER_BYTES_MAX);
+                let content = is_eager.then(|| vec![7; metadata.byte_length as usize].into());
+                let loan_follows = is_lent && content.is_none() && metadata.byte_length > 0;
+                Message::MetaDataResponse(MetaDataResponse { index, metadata, content, loan_follows })
+            }
+        ),
         (index(), proptest::option::of(destination(64))).prop_map(|(index, destination)| {
             Message::TensorReRequest(TensorReRequest { index, destination })
         }),
@@ -277,7 +281,12 @@ fn request_with(key: &str, known: &[Metadata], want: Want) -> Message {
 }
 
 fn response_of(metadata: Metadata) -> Message {
-    Message::MetaDataResponse(MetaDataResponse { index: RequestIndex(0), metadata, content: None })
+    Message::MetaDataResponse(MetaDataResponse {
+        index: RequestIndex(0),
+        metadata,
+        content: None,
+        loan_follows: false,
+    })
 }
 
 fn round_trip(message: &Message) -> Result<Message, WireError> {
@@ -334,7 +343,7 @@ fn the_largest_message_fits() {
     dimensions[0] = EAGER_BYTES_MAX.into();
     (eager.shape, eager.byte_length) = (Shape::new(dimensions).unwrap(), EAGER_BYTES_MAX.into());
     let content = Some(vec![1; EAGER_BYTES_MAX as usize].into());
-    let response = MetaDataResponse { index: RequestIndex(0), metadata: eager, content };
+    let response = MetaDataResponse { index: RequestIndex(0), metadata: eager, content, loan_follows: false };
     let largest = [request_for(&"k".repeat(NAME_BYTES_MAX), &known), Message::MetaDataResponse(response)];
     for message in largest {
         let bytes = wire::encode(&message);
@@ -358,6 +367,20 @@ fn byte_length_must_be_that_of_type_and_shape() {
     }
     let dead = Metadata { is_dead: true, ..live(24) };
     assert_eq!(round_trip(&response_of(dead)), Err(WireError::Inconsistent { field: "byte length" }));
+}
+
+#[test]
+fn a_loan_of_no_bytes_is_refused() {
+    let of = |bytes| Metadata::new(DataType::U8, Shape::new([bytes]).unwrap()).unwrap();
+    let lent = |metadata| {
+        let index = RequestIndex(0);
+        Message::MetaDataResponse(MetaDataResponse { index, metadata, content: None, loan_follows: true })
+    };
+    assert_eq!(round_trip(&lent(of(1))), Ok(lent(of(1))));
+    assert_eq!(round_trip(&lent(of(0))), Err(WireError::Inconsistent { field: "content" }));
+    let mut bytes = wire::encode(&lent(of(1)));
+    *bytes.last_mut().unwrap() = 3;
+    assert_eq!(wire::decode(&bytes), Err(WireError::Unknown { field: "content", value: 3 }));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::{
 
 use memory::MemoryObserver;
 use protocol::{
-    Mode,
+    Mode, Sharing,
     wire::{WireError, control::Parameters},
 };
 use tokio::sync::watch;
@@ -46,6 +46,7 @@ pub struct WorkerBuilder {
     source_bytes: u64,
     receive_bytes: u64,
     block_bytes: usize,
+    sharing: Sharing,
     limit: Duration,
     liveness: Duration,
     wait: Wait,
@@ -87,6 +88,7 @@ impl WorkerBuilder {
             source_bytes: 64 * GIB,
             receive_bytes: 64 * GIB,
             block_bytes: 16 << 20,
+            sharing: Sharing::Copy,
             limit: Duration::from_secs(60),
             liveness: Duration::from_secs(30),
             wait: Wait::default(),
@@ -176,6 +178,16 @@ impl WorkerBuilder {
     #[must_use]
     pub fn block_bytes(mut self, bytes: usize) -> Self {
         self.block_bytes = bytes;
+        self
+    }
+
+    /// How values come that are received without naming it. Default [`Sharing::Copy`]. With [`Sharing::View`] a large
+    /// value of a peer on the same host is a read-only view of that peer's memory, where shared memory is used: no copy,
+    /// and the peer can't reuse that memory until the tensor and its clones are dropped here. Elsewhere, and where the
+    /// peer can't lend, it is a copy.
+    #[must_use]
+    pub fn sharing(mut self, sharing: Sharing) -> Self {
+        self.sharing = sharing;
         self
     }
 
@@ -353,6 +365,7 @@ impl WorkerBuilder {
             pools,
             values,
             parameters: self.parameters,
+            sharing: self.sharing,
             limit: self.limit,
             connect_limit: self.limit.min(Duration::from_secs(10)),
             cluster: self.cluster,

@@ -6,15 +6,17 @@ use std::sync::{
 };
 
 use futures::future::{Either, select};
-use memory::{Buf, BufMut, GrantEnd, Granted};
-use protocol::{Code, Connection, Held, Received, Scope, Status, TransferError, wire::control::Parameters};
+use memory::Buf;
+use protocol::{
+    Code, Connection, Held, Received, Scope, Sharing, Status, TransferError, wire::control::Parameters,
+};
 use verbs_reactor::{Arrival, FabricKind, QueuePair, Runtime};
 
 use crate::{
     Tensor, WorkerError,
     announce::Announcer,
     error::{Lost, TransferName},
-    fabric_channel::{FabricChannel, ReceiveAllocator},
+    fabric_channel::{FabricChannel, Lent, ReceiveAllocator},
     held_posts::HeldPosts,
     ring::OwnRing,
     values::{PeerValues, SharedValues},
@@ -92,18 +94,20 @@ impl DataConnection {
         self.fail(&why);
         self.queue_pair.close().await;
         self.held.wake();
-        for lent in self.protocol.drain() {
-            if let Err(error) = lent.end(GrantEnd::QueuePairDrained) {
-                tracing::warn!(%error, "lent memory could not be taken back");
-            }
-        }
+        self.protocol.drain().into_iter().for_each(Lent::end_drained);
         self.ring.end();
     }
 
     async fn take_arrivals(&self, runtime: &Arc<dyn Runtime>) -> Lost {
         loop {
-            let (immediate, length) = match self.queue_pair.next_arrival().await {
-                Ok(Arrival::Immediate { immediate, length }) => (immediate.0, length),
+            let taken = match self.queue_pair.next_arrival().await {
+                Ok(Arrival::Immediate { immediate, length }) => {
+                    self.protocol.on_immediate(immediate.0, length)
+                }
+                Ok(Arrival::Loan { immediate, buffer }) => {
+                    let length = buffer.len() as u64;
+                    self.protocol.on_loan(immediate.0, length, Lent::Loan(buffer)).map(|()| None)
+                }
                 Ok(other) => {
                     return Lost::misbehaved(format!(
                         "an arrival of a kind this version does not know: {other:?}"
@@ -111,7 +115,7 @@ impl DataConnection {
                 }
                 Err(error) => return error.into(),
             };
-            match self.protocol.on_immediate(immediate, length) {
+            match taken {
                 Ok(None) => {}
                 Ok(Some(request)) => {
                     let response = self.protocol.respond(request, &self.values);
@@ -154,10 +158,25 @@ impl DataConnection {
     }
 
     /// Receives one value.
-    pub(crate) async fn receive(&self, scope: Scope, name: &TransferName) -> Result<Tensor, WorkerError> {
-        let received = self.protocol.receive(scope, &name.key, &self.allocator).await;
-        let received = received.map_err(|error| self.transfer_error(name, error))?;
-        Self::tensor(received)
+    pub(crate) async fn receive(
+        &self,
+        scope: Scope,
+        name: &TransferName,
+        sharing: Sharing,
+    ) -> Result<Tensor, WorkerError> {
+        Self::tensor(self.received(scope, name, sharing).await?)
+    }
+
+    /// Views are asked for only where the fabric can lend.
+    async fn received(
+        &self,
+        scope: Scope,
+        name: &TransferName,
+        sharing: Sharing,
+    ) -> Result<Received<Lent>, WorkerError> {
+        let sharing = if self.queue_pair.capabilities().lend { sharing } else { Sharing::Copy };
+        let received = self.protocol.receive_shared(scope, &name.key, &self.allocator, sharing).await;
+        received.map_err(|error| self.transfer_error(name, error))
     }
 
     /// Receives one of several values that are wanted together: it is not lost if the others do not come.
@@ -165,16 +184,15 @@ impl DataConnection {
         &self,
         scope: Scope,
         name: &TransferName,
+        sharing: Sharing,
     ) -> Result<Held<FabricChannel>, WorkerError> {
-        let received = self.protocol.receive(scope, &name.key, &self.allocator).await;
-        received
-            .map(|received| self.protocol.hold(received))
-            .map_err(|error| self.transfer_error(name, error))
+        let received = self.received(scope, name, sharing).await?;
+        Ok(self.protocol.hold(received))
     }
 
-    pub(crate) fn tensor(received: Received<Granted>) -> Result<Tensor, WorkerError> {
+    pub(crate) fn tensor(received: Received<Lent>) -> Result<Tensor, WorkerError> {
         let Received { metadata, lent, .. } = received;
-        let bytes = lent.map(|lent| lent.end(GrantEnd::Content)).transpose()?.map(BufMut::freeze);
+        let bytes = lent.map(Lent::received).transpose()?;
         // Memory lent for several known shapes is as large as the largest.
         let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
         let bytes = bytes.filter(|_| length > 0).and_then(|bytes| bytes.slice(0..length));

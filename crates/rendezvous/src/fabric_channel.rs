@@ -9,7 +9,7 @@ use std::{
 
 use futures::{future::BoxFuture, poll};
 use memory::{
-    Buf, BufMut, GrantEnd, Granted, Pool,
+    Block, Buf, BufMut, GrantEnd, Granted, MemoryError, Pool,
     copy::{CopyReason, copy_bytes},
 };
 use protocol::{
@@ -77,7 +77,7 @@ pub(crate) fn lost(error: &FabricError) -> ChannelError {
 
 impl Channel for FabricChannel {
     type Bytes = Buf;
-    type Lent = Granted;
+    type Lent = Lent;
     type Write = ContentWrite;
 
     fn post_message(&self, first: RingSpan, second: RingSpan, bytes: &[u8]) -> Result<(), ChannelError> {
@@ -130,6 +130,17 @@ impl Channel for FabricChannel {
         }))
     }
 
+    fn can_lend(&self, bytes: &Buf) -> bool {
+        !bytes.is_empty()
+            && self.queue_pair.capabilities().lend
+            && bytes.block().is_some_and(Block::shareable)
+    }
+
+    fn lend_content(&self, bytes: &Buf, immediate: u32) -> Option<ContentWrite> {
+        let lent = self.held.lend(&self.queue_pair, bytes.clone(), Immediate(immediate));
+        lent.inspect_err(|error| tracing::debug!(%error, "a value is copied instead of lent")).ok()
+    }
+
     fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError> {
         self.own_ring.read(offset, into)
     }
@@ -158,7 +169,9 @@ impl Channel for FabricChannel {
         copy.into()
     }
 
-    fn take_back(&self, lent: Granted, end: LentEnd) {
+    fn take_back(&self, lent: Lent, end: LentEnd) {
+        // A view ends with its buffer.
+        let Lent::Granted(lent) = lent else { return };
         let why = match end {
             LentEnd::MetaDataResponse => GrantEnd::MetaDataResponse,
             LentEnd::ErrorStatus => GrantEnd::ErrorStatus,
@@ -169,6 +182,33 @@ impl Channel for FabricChannel {
             _ => return drop(lent),
         };
         if let Err(error) = lent.end(why) {
+            tracing::warn!(%error, "lent memory could not be taken back");
+        }
+    }
+}
+
+/// Where a received value lies.
+#[derive(Debug)]
+pub(crate) enum Lent {
+    /// In memory of this end, which the peer may write.
+    Granted(Granted),
+    /// In the peer's, of which this is a view.
+    Loan(Buf),
+}
+
+impl Lent {
+    /// The bytes of a value that is complete.
+    pub(crate) fn received(self) -> Result<Buf, MemoryError> {
+        match self {
+            Self::Granted(granted) => granted.end(GrantEnd::Content).map(BufMut::freeze),
+            Self::Loan(view) => Ok(view),
+        }
+    }
+
+    /// The connection is over and the peer can't write any more.
+    pub(crate) fn end_drained(self) {
+        let Self::Granted(granted) = self else { return };
+        if let Err(error) = granted.end(GrantEnd::QueuePairDrained) {
             tracing::warn!(%error, "lent memory could not be taken back");
         }
     }
@@ -220,7 +260,7 @@ impl ReceiveAllocator {
     }
 
     /// Lends `buffer` to the peer, once it has confirmed the buffer's region.
-    async fn lend(&self, buffer: BufMut) -> Result<(Granted, Destination), Status> {
+    async fn lend(&self, buffer: BufMut) -> Result<(Lent, Destination), Status> {
         let region = buffer.block().and_then(|block| self.regions.get(block.id()));
         let region = region.ok_or_else(|| exhausted(&"its block is not registered with the fabric"))?;
         self.announcer
@@ -234,7 +274,7 @@ impl ReceiveAllocator {
             offset: granted.offset() as u64,
             capacity: granted.length() as u64,
         };
-        Ok((granted, destination))
+        Ok((Lent::Granted(granted), destination))
     }
 }
 
@@ -247,20 +287,20 @@ fn length_of(metadata: &Metadata) -> Result<usize, Status> {
 }
 
 impl Allocator for ReceiveAllocator {
-    type Lent = Granted;
+    type Lent = Lent;
 
-    async fn keep(&self, metadata: &Metadata, content: &[u8]) -> Result<Granted, Status> {
+    async fn keep(&self, metadata: &Metadata, content: &[u8]) -> Result<Lent, Status> {
         let mut buffer = self.buffer(metadata).await?;
         copy_bytes(&mut buffer, content, CopyReason::Eager);
-        Ok(buffer.grant())
+        Ok(Lent::Granted(buffer.grant()))
     }
 
-    async fn allocate(&self, metadata: &Metadata) -> Result<(Granted, Destination), Status> {
+    async fn allocate(&self, metadata: &Metadata) -> Result<(Lent, Destination), Status> {
         self.lend(self.buffer(metadata).await?).await
     }
 
     /// From the part of the pool that unanswered requests may hold; what is beyond goes out without a destination.
-    async fn allocate_early(&self, metadata: &Metadata) -> Result<Option<(Granted, Destination)>, Status> {
+    async fn allocate_early(&self, metadata: &Metadata) -> Result<Option<(Lent, Destination)>, Status> {
         let buffer = match self.pool.try_alloc_early(length_of(metadata)?) {
             Ok(buffer) => buffer,
             Err(error) if error.is_exhausted() => return Ok(None),

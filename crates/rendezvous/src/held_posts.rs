@@ -5,9 +5,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use memory::Buf;
 use protocol::ChannelError;
 use tokio::sync::{Notify, oneshot};
-use verbs_reactor::{FabricError, Operation, QueuePair, WorkRequest};
+use verbs_reactor::{FabricError, Immediate, Operation, QueuePair, WorkRequest};
 
 use crate::fabric_channel::{ContentWrite, lost};
 
@@ -51,6 +52,20 @@ impl HeldPosts {
             }
         });
         posted.unwrap_or_else(ContentWrite::Refused)
+    }
+
+    /// Lends now or not at all: neither behind held posts nor when the fabric refuses.
+    pub(crate) fn lend(
+        &self,
+        queue_pair: &QueuePair,
+        local: Buf,
+        immediate: Immediate,
+    ) -> Result<ContentWrite, FabricError> {
+        let queue = self.lock();
+        if !queue.is_empty() {
+            return Err(FabricError::SendQueueFull { depth: queue_pair.config().send_depth });
+        }
+        queue_pair.lend_now(local, immediate).map(ContentWrite::Posted)
     }
 
     fn hold(

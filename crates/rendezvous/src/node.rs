@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use protocol::wire::control::Parameters;
+use protocol::{Sharing, wire::control::Parameters};
 use tokio::sync::watch;
 use verbs_reactor::{FabricKind, Runtime};
 
@@ -42,6 +42,8 @@ pub(crate) struct Node {
     pub(crate) pools: Pools,
     pub(crate) values: SharedValues,
     pub(crate) parameters: Parameters,
+    /// Of receives that don't name it.
+    pub(crate) sharing: Sharing,
     pub(crate) limit: Duration,
     pub(crate) connect_limit: Duration,
     pub(crate) cluster: ClusterSpec,

@@ -8,7 +8,7 @@ use std::{
 
 use futures::future::try_join_all;
 use memory::{Pool, PoolStats, UserMemory};
-use protocol::{Code, Counters, DeviceName, Held, Key, Scope, Status, StepId};
+use protocol::{Code, Counters, DeviceName, Held, Key, Scope, Sharing, Status, StepId};
 use verbs_reactor::{FabricKind, QueuePairStats, timeout};
 
 use crate::{
@@ -189,12 +189,35 @@ impl Worker {
         name: &str,
         limit: Duration,
     ) -> Result<Tensor, WorkerError> {
+        self.fetch_within(peer, name, self.node.sharing, limit).await
+    }
+
+    /// As [`fetch`](Self::fetch), with this [`Sharing`] instead of the worker's
+    /// ([`WorkerBuilder::sharing`]).
+    ///
+    /// # Errors
+    /// As [`fetch`](Self::fetch).
+    ///
+    /// # Cancel safety
+    /// As [`fetch`](Self::fetch).
+    pub async fn fetch_as(&self, peer: &Peer, name: &str, sharing: Sharing) -> Result<Tensor, WorkerError> {
+        self.fetch_within(peer, name, sharing, self.node.limit).await
+    }
+
+    async fn fetch_within(
+        &self,
+        peer: &Peer,
+        name: &str,
+        sharing: Sharing,
+        limit: Duration,
+    ) -> Result<Tensor, WorkerError> {
         if name.len() > protocol::limits::NAME_BYTES_MAX {
             let remedy = format!("a published name has at most {} bytes", protocol::limits::NAME_BYTES_MAX);
             return Err(WorkerError::Config { field: "published name", value: name.to_owned(), remedy });
         }
         let transfer = TransferName { peer: peer.name().to_owned(), key: name.to_owned(), step: None };
-        let fetched = async { peer.connected(&self.node).await?.receive(Scope::Published, &transfer).await };
+        let fetched =
+            async { peer.connected(&self.node).await?.receive(Scope::Published, &transfer, sharing).await };
         self.within(limit, || format!("fetching {transfer}"), pin!(fetched)).await
     }
 
@@ -412,8 +435,28 @@ impl Step {
     /// # Cancel safety
     /// As [`recv`](Self::recv).
     pub async fn recv_timeout(&self, key: &Key, limit: Duration) -> Result<Tensor, WorkerError> {
+        self.receive_within(key, self.worker.node.sharing, limit).await
+    }
+
+    /// As [`recv`](Self::recv), with this [`Sharing`] instead of the worker's ([`WorkerBuilder::sharing`]).
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    ///
+    /// # Cancel safety
+    /// As [`recv`](Self::recv). A value that is kept for the next receive of its key is what that one gets, view or copy.
+    pub async fn recv_as(&self, key: &Key, sharing: Sharing) -> Result<Tensor, WorkerError> {
+        self.receive_within(key, sharing, self.worker.node.limit).await
+    }
+
+    async fn receive_within(
+        &self,
+        key: &Key,
+        sharing: Sharing,
+        limit: Duration,
+    ) -> Result<Tensor, WorkerError> {
         let what = || format!("receiving `{key}` of step {}", self.id.0);
-        let received = pin!(self.receive(key));
+        let received = pin!(async { self.receive_held(key, sharing).await?.into_tensor() });
         self.worker.within(limit, what, received).await
     }
 
@@ -435,7 +478,8 @@ impl Step {
                     self.worker.peer(&source)?.connected(&self.worker.node).await?;
                 }
             }
-            try_join_all(keys.iter().map(|key| self.receive_held(key))).await
+            let sharing = self.worker.node.sharing;
+            try_join_all(keys.iter().map(|key| self.receive_held(key, sharing))).await
         });
         let held = self.worker.within(self.worker.node.limit, what, held).await?;
         held.into_iter().map(HeldTensor::into_tensor).collect()
@@ -451,22 +495,22 @@ impl Step {
         self.worker.discard(self.id);
     }
 
-    async fn receive(&self, key: &Key) -> Result<Tensor, WorkerError> {
-        self.receive_held(key).await?.into_tensor()
-    }
-
-    async fn receive_held(&self, key: &Key) -> Result<HeldTensor, WorkerError> {
+    async fn receive_held(&self, key: &Key, sharing: Sharing) -> Result<HeldTensor, WorkerError> {
         if self.worker.is_own(key.source_device())? {
             let step = self.worker.node.values.steps.step(self.id).map_err(|status| self.aborted(status))?;
             let taken = step.take(&key.table_key()).await.map_err(|status| self.aborted(status))?;
             return Ok(HeldTensor::Own(Some(taken)));
         }
         let here = self.worker.node.values.steps.watch(self.id).map_err(|status| self.aborted(status))?;
-        let received = here.or_aborted(pin!(self.receive_from_peer(key))).await;
+        let received = here.or_aborted(pin!(self.receive_from_peer(key, sharing))).await;
         received.map_err(|status| self.aborted(status))?.map(HeldTensor::Peers)
     }
 
-    async fn receive_from_peer(&self, key: &Key) -> Result<Held<FabricChannel>, WorkerError> {
+    async fn receive_from_peer(
+        &self,
+        key: &Key,
+        sharing: Sharing,
+    ) -> Result<Held<FabricChannel>, WorkerError> {
         let source = key.source_device().worker().ok_or_else(|| WorkerError::BadKey {
             key: key.to_string(),
             problem: "its source names no worker: give job, replica and task".to_owned(),
@@ -483,7 +527,7 @@ impl Step {
             let (loss, transport) = (PeerLoss::StepBroken, connection.kind.name());
             return Err(WorkerError::PeerLost { transfer: Box::new(transfer), transport, loss, detail });
         }
-        connection.receive_held(Scope::Step(self.id), &transfer).await
+        connection.receive_held(Scope::Step(self.id), &transfer, sharing).await
     }
 
     fn aborted(&self, status: Status) -> WorkerError {

@@ -12,7 +12,7 @@ use memory::{
     copy::{CopyReason, count},
 };
 use protocol::DataType;
-use rendezvous::{Tensor, Worker};
+use rendezvous::{Sharing, Tensor, Worker};
 use verbs_reactor::FabricKind;
 
 const BYTES: usize = (3 << 20) + 77;
@@ -87,12 +87,37 @@ async fn fetch_small(kind: FabricKind) -> (u64, u64) {
     (after.calls - before.calls, after.bytes - before.bytes)
 }
 
+/// Copies of two fetches of a view: the first is promised, the second comes at once.
+async fn view_twice(kind: FabricKind) -> [u64; 4] {
+    let server = Worker::builder("/job:ps/replica:0/task:0").require(kind).start().await.unwrap();
+    let client = Worker::builder("/job:worker/replica:0/task:0").require(kind).start().await.unwrap();
+    let sent = Tensor::from_bytes(server.pool(), DataType::U8, &[BYTES as u64], &vec![7; BYTES]).unwrap();
+    server.publish("t", sent.clone()).unwrap();
+    let peer = client.peer_at(server.address()).await.unwrap();
+
+    let before = copied();
+    let first = client.fetch_as(&peer, "t", Sharing::View).await.unwrap();
+    let second = client.fetch_as(&peer, "t", Sharing::View).await.unwrap();
+    let after = copied();
+
+    assert!(first.bytes() == sent.bytes() && second.bytes() == sent.bytes());
+    let is_view = kind == FabricKind::Shm;
+    assert_eq!((first.buf().is_foreign(), second.buf().is_foreign()), (is_view, is_view));
+    assert_eq!(client.receive_memory().used_bytes == 0, is_view, "a view takes none");
+    drop((first, second));
+    client.shutdown().await;
+    server.shutdown().await;
+    std::array::from_fn(|index| after[index] - before[index])
+}
+
 #[test]
 fn shm_copies_a_tensor_once_and_tcp_never() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let run = async {
         assert_eq!(fetch_once(FabricKind::Shm).await, [0, BYTES as u64, 0, 0]);
         assert_eq!(fetch_once(FabricKind::Tcp).await, [0, 0, 0, 0]);
+        assert_eq!(view_twice(FabricKind::Shm).await, [0, 0, 0, 0]);
+        assert_eq!(view_twice(FabricKind::Tcp).await, [0, 0, 0, 0]);
         // Into the message, and out of it.
         for kind in [FabricKind::Shm, FabricKind::Tcp] {
             assert_eq!(fetch_small(kind).await, (2, 200));

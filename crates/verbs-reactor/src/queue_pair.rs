@@ -145,6 +145,19 @@ impl QueuePair {
         self.start(WorkRequest::Lend { local, immediate })
     }
 
+    /// As [`lend`](Self::lend), posted now or not at all; what the fabric refuses at once is an error, and the peer was
+    /// not told anything.
+    ///
+    /// # Errors
+    /// [`FabricError::SendQueueFull`], and those of [`lend`](Self::lend).
+    pub fn lend_now(&self, local: Buf, immediate: Immediate) -> Result<Operation, FabricError> {
+        let mut operation = self.post_now(&WorkRequest::Lend { local, immediate })?;
+        match operation.take_refusal() {
+            Some(refusal) => Err(refusal),
+            None => Ok(operation),
+        }
+    }
+
     /// Reads `remote`, which the peer has [exposed](memory::Buf::expose) in a region with
     /// [`Access::remote_read`](crate::Access::remote_read), into `into`, and gives it back. The peer is not told.
     ///
@@ -287,6 +300,14 @@ enum State {
 }
 
 impl Operation {
+    /// Why it has failed, if it has already.
+    fn take_refusal(&mut self) -> Option<FabricError> {
+        let State::Posted(key) = &self.state else { return None };
+        let refusal = self.shared.core.slots().take_refusal(*key)?;
+        self.state = State::Finished;
+        Some(refusal)
+    }
+
     /// Posts a waiting request if a slot is free now.
     fn try_post(&mut self, context: &Context<'_>) -> Poll<()> {
         let State::Waiting { request, weight, place } = &mut self.state else { return Poll::Ready(()) };

@@ -315,6 +315,20 @@ impl SlotTable {
         wakes.wake();
     }
 
+    /// Why the operation has failed, if it has already. Its slot is free then.
+    pub(crate) fn take_refusal(&self, key: SlotKey) -> Option<FabricError> {
+        let mut inner = self.lock();
+        let slot = inner.slots.get_mut(key.index as usize).filter(|s| s.generation == key.generation)?;
+        let State::Done(Err(error)) = &slot.state else { return None };
+        let error = error.clone();
+        slot.state = State::Free;
+        inner.release(key.index);
+        let wakes = inner.wakes(self.depth);
+        drop(inner);
+        wakes.wake();
+        Some(error)
+    }
+
     /// Ready when a slot is free and nobody waits for it, or never will be because the queue pair has failed.
     pub(crate) fn poll_room(&self, context: &Context<'_>) -> Poll<()> {
         let mut inner = self.lock();

@@ -91,6 +91,8 @@ pub(crate) struct Patience {
     clock: Arc<dyn Runtime>,
     /// Looks in one go.
     looks: u32,
+    /// The longest wait that looking would have shortened.
+    worth_it: Duration,
     budget: Duration,
     /// This driver is the one that spins.
     holds: bool,
@@ -108,6 +110,7 @@ impl Patience {
             spinner,
             clock,
             looks: LOOKS,
+            worth_it: WORTH_IT,
             budget: Duration::ZERO,
             holds: false,
             since: None,
@@ -119,6 +122,12 @@ impl Patience {
     /// Looks `looks` times in one go, which should take about 2 µs.
     pub(crate) fn with_looks(mut self, looks: u32) -> Self {
         self.looks = looks;
+        self
+    }
+
+    /// Waits of up to `worth_it` are ones that looking would have shortened.
+    pub(crate) fn worth_up_to(mut self, worth_it: Duration) -> Self {
+        self.worth_it = worth_it;
         self
     }
 
@@ -198,7 +207,7 @@ impl Patience {
             return self.grow(); // Found while spinning.
         }
         let waited = now.saturating_sub(since);
-        if waited <= WORTH_IT {
+        if waited <= self.worth_it {
             self.grow();
         } else if waited > IDLE_GAP || self.budget < BUDGET_MIN {
             self.budget = Duration::ZERO;

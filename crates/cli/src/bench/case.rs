@@ -3,7 +3,7 @@
 use std::sync::{Arc, atomic::AtomicI64};
 
 use serde::Serialize;
-use tensorwire::{Key, Runtime};
+use tensorwire::{Key, Runtime, Sharing};
 use verbs_reactor::Role;
 
 use super::{
@@ -24,6 +24,8 @@ const BANDWIDTH_BYTES: u64 = 64 << 10;
 const FRESH_BYTES_MAX: u64 = 1 << 20;
 /// Bytes of a header of the TCP fabric, which a raw round trip carries too.
 const TCP_HEADER_BYTES: usize = 40;
+/// Bytes of the pull that a view is compared with.
+const SMALL_PULL_BYTES: usize = 4 << 10;
 /// Bytes of each value when many are outstanding.
 const SMALL_BYTES: u64 = 8;
 
@@ -62,13 +64,14 @@ impl Case {
     /// Refuses what this build can't measure, before anything is started.
     pub(super) fn check(&self) -> Result<(), BenchError> {
         let refused = |value: &str| {
-            let (field, remedy) = ("--mode", "a pull always copies; use --mode copy");
+            let (field, remedy) =
+                ("--mode", "only shared memory can be viewed; use --fabric shm or --mode copy");
             Err(BenchError::NotInThisBuild { field, value: value.to_owned(), remedy })
         };
-        match self.mode {
-            Mode::Copy => Ok(()),
-            Mode::View => refused("view"),
-            Mode::ViewRead => refused("view-read"),
+        match (self.mode, self.fabric) {
+            (Mode::Copy, _) | (_, BenchFabric::Shm) => Ok(()),
+            (Mode::View, BenchFabric::Tcp) => refused("view"),
+            (Mode::ViewRead, BenchFabric::Tcp) => refused("view-read"),
         }
     }
 
@@ -78,6 +81,7 @@ impl Case {
 
     fn is_fresh(&self) -> bool {
         self.op == Op::Pull
+            && self.mode == Mode::Copy
             && self.fabric == BenchFabric::Shm
             && (BANDWIDTH_BYTES..=FRESH_BYTES_MAX).contains(&self.size)
     }
@@ -105,6 +109,8 @@ impl Case {
     fn compares(&self) -> Compares {
         match self.op {
             Op::Write => Compares::Bandwidth,
+            Op::Pull if self.mode == Mode::ViewRead => Compares::Bandwidth,
+            Op::Pull if self.mode == Mode::View => Compares::Time,
             Op::Pull if self.size >= BANDWIDTH_BYTES => Compares::Bandwidth,
             _ => Compares::Time,
         }
@@ -143,10 +149,13 @@ impl Case {
 
     async fn pull(&self, stage: &mut Stage) -> Result<(Task, Task, &'static str), BenchError> {
         let (puller, bytes) = (self.start_workers(stage).await?, self.bytes());
+        if self.mode != Mode::Copy {
+            return self.view(stage, puller).await;
+        }
         publish(stage, bytes, if self.is_fresh() { FRESH_PIECES } else { 1 }).await?;
         if self.size < BANDWIDTH_BYTES {
             let end = self.connect(stage).await?;
-            let ours = Task::Pulls { puller, read: false };
+            let ours = pulls(puller);
             return Ok((ours, Task::TwoWays { end }, "two writes of the fabric"));
         }
         Ok(match self.fabric {
@@ -154,12 +163,30 @@ impl Case {
                 let ours = Task::FreshPulls { puller, bytes, value: 0 };
                 (ours, Task::FreshCopies { to: vec![1; bytes], value: 0 }, "memcpy, just written elsewhere")
             }
-            BenchFabric::Shm => (Task::Pulls { puller, read: false }, self.copies(), "memcpy, resident"),
+            BenchFabric::Shm => (pulls(puller), self.copies(), "memcpy, resident"),
             BenchFabric::Tcp => {
                 let stream = open_stream(stage).await?;
                 let limit = Task::StreamPulls { stream, bytes };
-                (Task::Pulls { puller, read: false }, limit, "raw blocking stream")
+                (pulls(puller), limit, "raw blocking stream")
             }
+        })
+    }
+
+    /// A view handed over costs what a small pull does; one that is read, what reading costs.
+    async fn view(
+        &self,
+        stage: &mut Stage,
+        puller: Puller,
+    ) -> Result<(Task, Task, &'static str), BenchError> {
+        publish(stage, SMALL_PULL_BYTES, 2).await?;
+        publish(stage, self.bytes(), 1).await?;
+        let read = self.mode == Mode::ViewRead;
+        let ours = Task::Pulls { puller: puller.clone(), number: 0, sharing: Sharing::View, read };
+        Ok(if read {
+            (ours, Task::Reads { bytes: vec![7; self.bytes()] }, "reading, resident")
+        } else {
+            let limit = Task::Pulls { puller, number: 1, sharing: Sharing::Copy, read: false };
+            (ours, limit, "pull of 4 KiB")
         })
     }
 
@@ -228,6 +255,10 @@ impl Case {
         let server = worker.peer_at(&address).await?;
         Ok(Puller { worker, server })
     }
+}
+
+fn pulls(puller: Puller) -> Task {
+    Task::Pulls { puller, number: 0, sharing: Sharing::Copy, read: false }
 }
 
 async fn publish(stage: &mut Stage, bytes: usize, copies: usize) -> Result<(), BenchError> {

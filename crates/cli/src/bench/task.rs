@@ -4,7 +4,7 @@ use std::{hint::black_box, sync::Arc, time::Duration};
 
 use futures::{StreamExt, stream::FuturesUnordered};
 use memory::copy::{CopyReason, copy_bytes};
-use tensorwire::{Key, Runtime, Worker};
+use tensorwire::{Key, Runtime, Sharing, Worker};
 use verbs_reactor::Operation;
 
 use super::{
@@ -55,8 +55,8 @@ pub(super) enum Task {
     TwoWays { end: Arc<End> },
     /// Writes in one direction.
     Writes { end: Arc<End> },
-    /// Pulls of one tensor, one after the other.
-    Pulls { puller: Puller, read: bool },
+    /// Pulls of the tensor with this number, one after the other.
+    Pulls { puller: Puller, number: usize, sharing: Sharing, read: bool },
     /// Pulls of tensors that the other process has just written.
     FreshPulls { puller: Puller, bytes: usize, value: u8 },
     /// Pulls with this many outstanding.
@@ -82,7 +82,6 @@ pub(super) enum Task {
     /// A copy from memory that the other process has just written.
     FreshCopies { to: Vec<u8>, value: u8 },
     /// Reading a buffer of this process.
-    #[allow(dead_code)] // until views can be pulled
     Reads { bytes: Vec<u8> },
 }
 
@@ -103,7 +102,9 @@ impl Task {
             Self::RoundTrips { end } => Ok(round_trips(stage, end, plan).await?.split(2.0)),
             Self::TwoWays { end } => round_trips(stage, end, plan).await,
             Self::Writes { end } => writes(stage, end, plan).await,
-            Self::Pulls { puller, read } => pulls(stage, puller, *read, plan).await,
+            Self::Pulls { puller, number, sharing, read } => {
+                pulls(stage, puller, (*number, *sharing), *read, plan).await
+            }
             Self::FreshPulls { puller, bytes, value } => {
                 fresh_pulls(stage, puller, *bytes, value, plan).await
             }
@@ -173,11 +174,17 @@ async fn writes(stage: &mut Stage, end: &End, plan: Plan) -> Result<Phase, Bench
     Ok(watch.stop())
 }
 
-async fn pulls(stage: &Stage, puller: &Puller, read: bool, plan: Plan) -> Result<Phase, BenchError> {
-    let name = tensor_name(0);
+async fn pulls(
+    stage: &Stage,
+    puller: &Puller,
+    (number, sharing): (usize, Sharing),
+    read: bool,
+    plan: Plan,
+) -> Result<Phase, BenchError> {
+    let name = tensor_name(number);
     let mut watch = Watch::start(&*stage.clock, plan);
     for _ in 0..plan.ops {
-        let tensor = puller.worker.fetch(&puller.server, &name).await?;
+        let tensor = puller.worker.fetch_as(&puller.server, &name, sharing).await?;
         if read {
             read_once(tensor.bytes());
         }

@@ -200,12 +200,15 @@ impl<C: Channel> Connection<C> {
         state: &mut State<C::Lent>,
         response: MetaDataResponse,
     ) -> Result<Arrived<C::Lent>, PeerMisbehaved> {
-        let MetaDataResponse { index, metadata, content } = response;
+        let MetaDataResponse { index, metadata, content, loan_follows } = response;
         let eager = content.as_ref().map(|content| content.len() as u64);
         if self.agreed.eager_bytes_max == 0 && eager.is_some()
             || eager > Some(self.agreed.eager_bytes_max.into())
         {
             return Err(PeerMisbehaved::EagerUnasked);
+        }
+        if loan_follows {
+            return state.requests.loan_promised(index, metadata);
         }
         let arrived = state.requests.meta_data_response(index, metadata, content)?;
         if let Some(bytes) = eager.filter(|_| !arrived.is_ignored) {

@@ -204,17 +204,62 @@ impl<C: Channel> Connection<C> {
                 Some((index, which)) => self.on_content(index, which, length).map(|()| None),
             },
         };
-        result.or_else(|stop| match stop {
+        result.or_else(|stop| self.stopped(stop).map(|()| None))
+    }
+
+    /// Takes in a loan of the peer's, in order with the other arrivals: its immediate, its length in bytes, and the
+    /// view of them. A view that no request waits for is [taken back](Channel::take_back) at once.
+    ///
+    /// # Errors
+    /// As [`on_immediate`](Self::on_immediate).
+    pub fn on_loan(&self, immediate: u32, length: u64, lent: C::Lent) -> Result<(), PeerMisbehaved> {
+        let mut lent = Some(lent);
+        let result = if self.is_over_count_ignored() {
+            Ok(())
+        } else {
+            let index = RequestIndex::of_immediate(immediate).ok_or(PeerMisbehaved::ReservedImmediate);
+            index
+                .map_err(Stop::from)
+                .and_then(|(index, which)| self.take_loan(index, which, length, &mut lent))
+        };
+        if let Some(unwanted) = lent {
+            self.channel.take_back(unwanted, LentEnd::Content);
+        }
+        result.or_else(|stop| self.stopped(stop))
+    }
+
+    fn take_loan(
+        &self,
+        index: RequestIndex,
+        which: usize,
+        length: u64,
+        lent: &mut Option<C::Lent>,
+    ) -> Result<(), Stop> {
+        let mut state = self.lock();
+        state.flow.take_content()?;
+        self.return_if_due(&mut state)?;
+        let arrived = state.requests.loan(index, which, length, lent)?;
+        if !arrived.is_ignored {
+            state.counters.loans_received += 1;
+            state.counters.loan_bytes_received += length;
+        }
+        self.settle_arrival(state, arrived);
+        Ok(())
+    }
+
+    /// The connection is over for `stop`; an error if that is the peer's fault.
+    fn stopped(&self, stop: Stop) -> Result<(), PeerMisbehaved> {
+        match stop {
             Stop::Lost(error) => {
                 self.fail(&error.0);
-                Ok(None)
+                Ok(())
             }
             Stop::Malformed(error) => {
                 let rule = PeerMisbehaved::Malformed;
                 Err(self.misbehaved(rule, &format!("{rule}: {error}")))
             }
             Stop::Broken(rule) => Err(self.misbehaved(rule, &rule.to_string())),
-        })
+        }
     }
 
     fn is_over_count_ignored(&self) -> bool {

@@ -12,12 +12,21 @@ use crate::{LentEnd, Metadata, Status};
 ///                              │                             │                            │
 ///                              └──content or ERROR_STATUS────┴──ERROR_STATUS──────────────┴──▶ Answered
 /// ```
+///
+/// A view is lent where content would be written. Or META_DATA_RESPONSE promises it (Promised); then it comes, or a
+/// META_DATA_RESPONSE that does not (Told).
 #[derive(Debug)]
 pub(super) enum Phase {
     /// Nothing was posted.
     Unsent,
     /// TENSOR_REQUEST was posted. A written content is a legal answer if it has one of these metadata.
-    Asked { known: Arc<[Metadata]> },
+    Asked {
+        known: Arc<[Metadata]>,
+        /// The content is to be lent. Only what has no bytes is written.
+        is_view: bool,
+    },
+    /// META_DATA_RESPONSE came and promised a loan.
+    Promised { metadata: Metadata },
     /// META_DATA_RESPONSE came.
     Told,
     /// TENSOR_RE_REQUEST was posted.

@@ -18,9 +18,9 @@ use stash::{Content, Landed, Place};
 pub(crate) use table::{Arrived, Reply, Requests};
 
 use crate::{
-    Allocator, Channel, ChannelError, Connection, Destination, LentEnd, Message, Metadata, RequestIndex,
-    Scope, StepId, TensorReRequest, TensorRequest, TransferError, Want, connection::Turnstile,
-    limits::NAME_BYTES_MAX,
+    Agreed, Allocator, Channel, ChannelError, Connection, Destination, LentEnd, Message, Metadata, Mode,
+    RequestIndex, Scope, Sharing, StepId, TensorReRequest, TensorRequest, TransferError, Want,
+    connection::Turnstile, limits::NAME_BYTES_MAX,
 };
 
 /// A value that has arrived.
@@ -109,6 +109,23 @@ impl<C: Channel> Connection<C> {
         key: &str,
         allocator: &A,
     ) -> Result<Received<C::Lent>, TransferError> {
+        self.receive_shared(scope, key, allocator, Sharing::Copy).await
+    }
+
+    /// As [`receive`](Self::receive), as a view of the peer's memory if that is asked for and possible.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive).
+    ///
+    /// # Cancel safety
+    /// As [`receive`](Self::receive); a view that is on its way is kept like a content.
+    pub async fn receive_shared<A: Allocator<Lent = C::Lent>>(
+        self: &Arc<Self>,
+        scope: Scope,
+        key: &str,
+        allocator: &A,
+        sharing: Sharing,
+    ) -> Result<Received<C::Lent>, TransferError> {
         if key.len() > NAME_BYTES_MAX {
             return Err(TransferError::KeyTooLong { length: key.len() });
         }
@@ -117,7 +134,7 @@ impl<C: Channel> Connection<C> {
             Admission::Request(request) => request,
             Admission::Kept(landed) => return self.hand_out(scope, &key, landed, allocator).await,
         };
-        let pulled = request.pull(scope, &key, allocator).await;
+        let pulled = request.pull(scope, &key, allocator, sharing).await;
         drop(request);
         match pulled {
             Ok(landed) | Err(Stop::Given(landed)) => self.hand_out(scope, &key, landed, allocator).await,
@@ -229,14 +246,20 @@ impl<C: Channel> Request<'_, C> {
         scope: Scope,
         key: &Arc<str>,
         allocator: &A,
+        sharing: Sharing,
     ) -> Result<Landed<C::Lent>, Stop<C::Lent>> {
         let known = self.connection.known(scope, key);
-        let (known, want) = self.allocate_first(allocator, scope, known).await?;
+        let (known, want) = if self.is_view(sharing, &known) {
+            (known, Want::View)
+        } else {
+            self.allocate_first(allocator, scope, known).await?
+        };
         self.ask(scope, key, known, want).await?;
         loop {
             match self.reply().await? {
                 Reply::Content(landed) => {
-                    if let Content::Eager(_) = landed.content {
+                    // What came with its metadata.
+                    if want == Want::View || matches!(landed.content, Content::Eager(_)) {
                         self.connection.remember(scope, key, &landed.metadata);
                     }
                     // Memory that an eager content did not need goes back when the request is dropped.
@@ -254,6 +277,14 @@ impl<C: Channel> Request<'_, C> {
                 }
             }
         }
+    }
+
+    /// Whether to ask for a view. What is known to be small is copied: that costs less.
+    fn is_view(&self, sharing: Sharing, known: &[Metadata]) -> bool {
+        let Agreed { mode, eager_bytes_max, .. } = self.connection.agreed();
+        let largest = known.iter().map(|metadata| metadata.byte_length).max();
+        let is_small = largest.is_some_and(|largest| largest <= eager_bytes_max.into());
+        sharing == Sharing::View && mode != Mode::Original && !is_small
     }
 
     /// How the first request wants its content. It says what is `known` only if it has memory for the largest of that,
@@ -327,7 +358,8 @@ impl<C: Channel> Request<'_, C> {
         // What may be written.
         let expected = if want == Want::Eager { Arc::default() } else { known.clone() };
         let message = Message::TensorRequest(TensorRequest { index, scope, key, known, want });
-        self.connection.send(&message, |state| state.requests.asked(index, expected.clone())).await
+        let is_view = want == Want::View;
+        self.connection.send(&message, |state| state.requests.asked(index, expected.clone(), is_view)).await
     }
 
     /// Sends TENSOR_RE_REQUEST, unless the peer has given up meanwhile.

@@ -173,9 +173,9 @@ impl<L> Requests<L> {
     }
 
     /// TENSOR_REQUEST is being posted.
-    pub(crate) fn asked(&mut self, index: RequestIndex, known: Arc<[Metadata]>) {
+    pub(crate) fn asked(&mut self, index: RequestIndex, known: Arc<[Metadata]>, is_view: bool) {
         if let Some(entry) = self.entry(index) {
-            entry.phase = Phase::Asked { known };
+            entry.phase = Phase::Asked { known, is_view };
             entry.end = None;
         }
     }
@@ -233,20 +233,55 @@ impl<L> Requests<L> {
     pub(crate) fn content(&mut self, index: RequestIndex, which: usize, length: u64) -> ArrivedResult<L> {
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
         let metadata = match &mut entry.phase {
-            Phase::Asked { known } => known.get(which).cloned().ok_or(PeerMisbehaved::ContentUnasked)?,
+            Phase::Asked { known, is_view } => {
+                let written = known.get(which).filter(|metadata| !*is_view || metadata.byte_length == 0);
+                written.cloned().ok_or(PeerMisbehaved::ContentUnasked)?
+            }
             Phase::ReAsked { metadata } if which == 0 => metadata.clone(),
             Phase::ReAsked { .. } => return Err(PeerMisbehaved::ContentUnasked),
             Phase::Answered => return Ok(Arrived::IGNORED),
-            Phase::Unsent | Phase::Told => return Err(PeerMisbehaved::ContentUnasked),
+            Phase::Unsent | Phase::Told | Phase::Promised { .. } => {
+                return Err(PeerMisbehaved::ContentUnasked);
+            }
         };
         if metadata.byte_length != length {
             return Err(PeerMisbehaved::ContentLength);
         }
-        entry.phase = Phase::Answered;
+        Ok(self.landed(index, metadata))
+    }
+
+    /// A loan of `length` bytes has come, of the listed metadata number `which`. Taken out of `lent` if it was asked for.
+    pub(crate) fn loan(
+        &mut self,
+        index: RequestIndex,
+        which: usize,
+        length: u64,
+        lent: &mut Option<L>,
+    ) -> ArrivedResult<L> {
+        let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
+        let metadata = match &entry.phase {
+            Phase::Asked { known, is_view: true } => known.get(which),
+            Phase::Promised { metadata } if which == 0 => Some(metadata),
+            Phase::Answered => return Ok(Arrived::IGNORED),
+            _ => None,
+        };
+        let metadata = metadata.cloned().ok_or(PeerMisbehaved::LoanUnasked)?;
+        if metadata.byte_length != length {
+            return Err(PeerMisbehaved::ContentLength);
+        }
+        // A request for a view has no memory of its own.
+        entry.lent = lent.take();
+        Ok(self.landed(index, metadata))
+    }
+
+    /// The content of an open request is here.
+    fn landed(&mut self, index: RequestIndex, metadata: Metadata) -> Arrived<L> {
+        if let Some(entry) = self.entry(index) {
+            entry.phase = Phase::Answered;
+        }
         self.landed += 1;
-        let number = self.landed;
-        let answer = Answer::Content { number, metadata, eager: None };
-        Ok(self.answer(index, answer, LentEnd::Content))
+        let answer = Answer::Content { number: self.landed, metadata, eager: None };
+        self.answer(index, answer, LentEnd::Content)
     }
 
     /// The peer answered, which is the evidence `end`.
@@ -319,6 +354,9 @@ impl<L> Requests<L> {
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
         match entry.phase {
             Phase::Asked { .. } => {}
+            // The loan failed after all.
+            Phase::Promised { .. } if content.is_none() => {}
+            Phase::Promised { .. } => return Err(PeerMisbehaved::MetaDataTwice),
             Phase::Answered => return Ok(Arrived::IGNORED),
             Phase::Unsent => return Err(PeerMisbehaved::AnswerUnasked),
             Phase::Told | Phase::ReAsked { .. } => return Err(PeerMisbehaved::MetaDataTwice),
@@ -333,11 +371,26 @@ impl<L> Requests<L> {
         Ok(self.answer(index, Answer::MetaDataResponse(metadata), LentEnd::MetaDataResponse))
     }
 
+    /// META_DATA_RESPONSE came and promises a loan.
+    pub(crate) fn loan_promised(&mut self, index: RequestIndex, metadata: Metadata) -> ArrivedResult<L> {
+        let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
+        match entry.phase {
+            Phase::Asked { is_view: true, .. } => entry.phase = Phase::Promised { metadata },
+            Phase::Asked { .. } => return Err(PeerMisbehaved::LoanUnasked),
+            Phase::Answered => return Ok(Arrived::IGNORED),
+            Phase::Unsent => return Err(PeerMisbehaved::AnswerUnasked),
+            Phase::Told | Phase::Promised { .. } | Phase::ReAsked { .. } => {
+                return Err(PeerMisbehaved::MetaDataTwice);
+            }
+        }
+        Ok(Arrived::HANDLED)
+    }
+
     /// ERROR_STATUS came.
     pub(crate) fn error_status(&mut self, index: RequestIndex, status: Status) -> ArrivedResult<L> {
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
         match entry.phase {
-            Phase::Asked { .. } | Phase::Told | Phase::ReAsked { .. } => {}
+            Phase::Asked { .. } | Phase::Told | Phase::Promised { .. } | Phase::ReAsked { .. } => {}
             Phase::Answered => return Ok(Arrived::IGNORED),
             Phase::Unsent => return Err(PeerMisbehaved::AnswerUnasked),
         }

@@ -42,6 +42,14 @@ impl<C: Channel> Connection<C> {
     }
 }
 
+/// What became of a loan.
+enum Lending<W> {
+    /// It is on its way.
+    Posted(W),
+    /// It can't be; nothing was posted.
+    Refused,
+}
+
 /// One open response. Dropping it settles what the peer waits for.
 struct Response<C: Channel> {
     connection: Arc<Connection<C>>,
@@ -68,11 +76,21 @@ impl<C: Channel> Response<C> {
         let which = request.known.iter().position(|known| *known == metadata);
         let (which, destination) = match (which, request.want) {
             (Some(which), Want::Write(destination)) => (which, destination),
+            (Some(which), Want::View) if metadata.byte_length == 0 => (which, None),
             _ if self.is_eager(&metadata) => return self.send_eagerly(metadata, bytes, taken).await,
-            _ => match self.tell(&metadata).await {
-                Ok(destination) => (0, destination),
-                Err(Ended) => return,
-            },
+            (which, want) => {
+                if want == Want::View {
+                    match self.lend(which, &metadata, bytes.as_ref()).await {
+                        Ok(Lending::Posted(write)) => return self.finish(write, taken).await,
+                        Ok(Lending::Refused) => {}
+                        Err(Ended) => return,
+                    }
+                }
+                match self.tell_and_wait(&metadata).await {
+                    Ok(destination) => (0, destination),
+                    Err(Ended) => return,
+                }
+            }
         };
         let destination = destination.filter(|_| metadata.byte_length > 0);
         self.write(metadata.byte_length, bytes, (which, destination), taken).await;
@@ -105,7 +123,8 @@ impl<C: Channel> Response<C> {
             return self.refuse(Status::new(Code::Internal, "the sender's value has too few bytes")).await;
         }
         let content = Some(content);
-        let message = Message::MetaDataResponse(MetaDataResponse { index, metadata, content });
+        let message =
+            Message::MetaDataResponse(MetaDataResponse { index, metadata, content, loan_follows: false });
         let sent = self.connection.send(&message, |state| {
             state.counters.eager_sent += 1;
             state.counters.eager_bytes_sent += length;
@@ -117,13 +136,58 @@ impl<C: Channel> Response<C> {
         }
     }
 
-    /// Sends META_DATA_RESPONSE and waits for TENSOR_RE_REQUEST.
-    async fn tell(&self, metadata: &Metadata) -> Result<Option<Destination>, Ended> {
+    /// Sends META_DATA_RESPONSE: either TENSOR_RE_REQUEST is to follow, or a loan will.
+    async fn tell(&self, metadata: &Metadata, loan_follows: bool) -> Result<(), Ended> {
         let (index, bytes) = (self.index, metadata.byte_length);
+        let metadata = metadata.clone();
         let message =
-            Message::MetaDataResponse(MetaDataResponse { index, metadata: metadata.clone(), content: None });
-        let sent = self.connection.send(&message, |state| state.responses.told(index, bytes));
-        self.unless_cancelled(sent).await?.map_err(|_| Ended)?;
+            Message::MetaDataResponse(MetaDataResponse { index, metadata, content: None, loan_follows });
+        let sent = self.connection.send(&message, |state| {
+            if !loan_follows {
+                state.responses.told(index, bytes);
+            }
+        });
+        self.unless_cancelled(sent).await?.map_err(|_| Ended)
+    }
+
+    /// Lends the content when it is its turn, if that works; `which` of the known metadata it has, else the peer is
+    /// told first.
+    async fn lend(
+        &self,
+        which: Option<usize>,
+        metadata: &Metadata,
+        bytes: Option<&C::Bytes>,
+    ) -> Result<Lending<C::Write>, Ended> {
+        let (connection, index) = (&self.connection, self.index);
+        let Some(bytes) = bytes.filter(|bytes| connection.channel().can_lend(bytes)) else {
+            return Ok(Lending::Refused);
+        };
+        if which.is_none() {
+            self.tell(metadata, true).await?;
+        }
+        let posted = connection.turn(Turnstile::Contents, |state| {
+            if state.contents_in_flight >= connection.contents_max() || !connection.may_post_content(state) {
+                return None;
+            }
+            if !state.responses.may_write(index) {
+                return Some(Err(Ended));
+            }
+            let immediate = index.immediate(which.unwrap_or(0));
+            let Some(write) = connection.channel().lend_content(bytes, immediate) else {
+                return Some(Ok(Lending::Refused));
+            };
+            state.responses.start_writing(index);
+            state.count_content();
+            state.counters.loans_sent += 1;
+            state.counters.loan_bytes_sent += metadata.byte_length;
+            Some(Ok(Lending::Posted(write)))
+        });
+        self.unless_cancelled(posted).await?.map_err(|_| Ended)?
+    }
+
+    /// Sends META_DATA_RESPONSE and waits for TENSOR_RE_REQUEST.
+    async fn tell_and_wait(&self, metadata: &Metadata) -> Result<Option<Destination>, Ended> {
+        self.tell(metadata, false).await?;
         self.re_request().await
     }
 
@@ -157,7 +221,14 @@ impl<C: Channel> Response<C> {
                 connection.channel().write_content(bytes.take(), destination, index.immediate(which))
             }))
         });
-        let Ok(Ok(Some(write))) = self.unless_cancelled(posted).await else { return };
+        if let Ok(Ok(Some(write))) = self.unless_cancelled(posted).await {
+            self.finish(write, taken).await;
+        }
+    }
+
+    /// Waits until the posted content is written.
+    async fn finish<S: Source>(&self, write: C::Write, taken: Held<S>) {
+        let (connection, index) = (&self.connection, self.index);
         // From here on the value belongs to the peer; what it holds stays until the bytes are written.
         let written = taken.keep();
         let result = self.unless_over(write).await;

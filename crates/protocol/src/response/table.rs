@@ -16,6 +16,8 @@ const OWED_SLACK: usize = 64;
 /// Waiting ──META_DATA_RESPONSE──▶ Told ──TENSOR_RE_REQUEST──▶ ReRequested
 ///    └──────────────────content posted───────────────────────────┴──▶ Writing
 /// ```
+///
+/// A META_DATA_RESPONSE that promises a loan changes nothing.
 #[derive(Debug, Clone, Copy)]
 enum Phase {
     /// For the value, or for its turn to be written.
@@ -176,6 +178,11 @@ impl Responses {
         if let Some(entry) = self.entries.get_mut(&index) {
             entry.phase = Phase::Told { bytes };
         }
+    }
+
+    /// Whether the content may still be posted: the peer has not sent CANCEL.
+    pub(crate) fn may_write(&self, index: RequestIndex) -> bool {
+        self.entries.get(&index).is_some_and(|entry| !entry.is_cancelled)
     }
 
     /// The content is being posted, unless the peer has sent CANCEL.

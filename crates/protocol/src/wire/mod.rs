@@ -106,6 +106,11 @@ const NAME_DEFINED: u8 = 1;
 const NAME_NUMBER: u8 = 2;
 const WANT_WRITE: u8 = 0;
 const WANT_EAGER: u8 = 1;
+const WANT_VIEW: u8 = 2;
+
+const CONTENT_ASKED: u8 = 0;
+const CONTENT_HERE: u8 = 1;
+const CONTENT_LENT: u8 = 2;
 
 const SCOPE_STEP: u8 = 0;
 const SCOPE_PUBLISHED: u8 = 1;
@@ -134,7 +139,7 @@ fn write_message(writer: &mut Writer<'_>, message: &Message, form: Option<NameFo
             writer.u8(META_DATA_RESPONSE);
             writer.u32(response.index.0);
             writer.metadata(&response.metadata);
-            writer.option(response.content.as_deref(), Writer::bytes);
+            write_content(writer, response);
         }
         Message::TensorReRequest(request) => {
             writer.u8(TENSOR_RE_REQUEST);
@@ -176,6 +181,19 @@ fn write_request(writer: &mut Writer<'_>, request: &TensorRequest, form: Option<
             writer.option(destination, Writer::destination);
         }
         Want::Eager => writer.u8(WANT_EAGER),
+        Want::View => writer.u8(WANT_VIEW),
+    }
+}
+
+/// The content, or how it will come.
+fn write_content(writer: &mut Writer<'_>, response: &MetaDataResponse) {
+    match &response.content {
+        Some(content) => {
+            writer.u8(CONTENT_HERE);
+            writer.bytes(content);
+        }
+        None if response.loan_follows => writer.u8(CONTENT_LENT),
+        None => writer.u8(CONTENT_ASKED),
     }
 }
 
@@ -275,6 +293,7 @@ fn read_message(
             let want = match reader.u8("want")? {
                 WANT_WRITE => Want::Write(reader.option("destination", Reader::destination)?),
                 WANT_EAGER => Want::Eager,
+                WANT_VIEW => Want::View,
                 value => return Err(WireError::Unknown { field: "want", value: value.into() }),
             };
             check_want(&known, want)?;
@@ -282,11 +301,10 @@ fn read_message(
         }
         META_DATA_RESPONSE => {
             let metadata = reader.metadata()?;
-            let content = reader
-                .option("content", |reader| reader.bytes("content", EAGER_BYTES_MAX as usize))?
-                .map(Box::from);
-            check_content(&metadata, content.as_deref())?;
-            Message::MetaDataResponse(MetaDataResponse { index, metadata, content })
+            let (content, loan_follows) = read_content(reader)?;
+            check_content(&metadata, content, loan_follows)?;
+            let content = content.map(Box::from);
+            Message::MetaDataResponse(MetaDataResponse { index, metadata, content, loan_follows })
         }
         TENSOR_RE_REQUEST => {
             let destination = reader.option("destination", Reader::destination)?;
@@ -296,6 +314,16 @@ fn read_message(
         CANCEL => Message::Cancel(index),
         _ => Message::CancelAck(index),
     })
+}
+
+/// The content, if it is here; and whether it will be lent.
+fn read_content<'bytes>(reader: &mut Reader<'bytes>) -> Result<(Option<&'bytes [u8]>, bool), WireError> {
+    match reader.u8("content")? {
+        CONTENT_ASKED => Ok((None, false)),
+        CONTENT_HERE => Ok((Some(reader.bytes("content", EAGER_BYTES_MAX as usize)?), false)),
+        CONTENT_LENT => Ok((None, true)),
+        value => Err(WireError::Unknown { field: "content", value: value.into() }),
+    }
 }
 
 fn read_known(reader: &mut Reader<'_>) -> Result<Arc<[Metadata]>, WireError> {
@@ -315,12 +343,17 @@ fn check_want(known: &[Metadata], want: Want) -> Result<(), WireError> {
         Want::Write(Some(destination)) => needed > 0 && destination.capacity >= needed,
         Want::Write(None) => needed == 0,
         Want::Eager => needed > 0 && needed <= u64::from(EAGER_BYTES_MAX),
+        Want::View => true,
     };
     if fits { Ok(()) } else { Err(WireError::Inconsistent { field: "want" }) }
 }
 
-fn check_content(metadata: &Metadata, content: Option<&[u8]>) -> Result<(), WireError> {
+/// Content has the length that the metadata says; nothing is lent where there are no bytes.
+fn check_content(metadata: &Metadata, content: Option<&[u8]>, loan_follows: bool) -> Result<(), WireError> {
     match content {
+        None if loan_follows && metadata.byte_length == 0 => {
+            Err(WireError::Inconsistent { field: "content" })
+        }
         Some(content) if content.len() as u64 != metadata.byte_length => {
             Err(WireError::Inconsistent { field: "content" })
         }

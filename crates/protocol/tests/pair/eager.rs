@@ -154,7 +154,12 @@ fn s3_a_receive_of_an_eager_value_can_be_given_up_at_every_step() {
 fn response(length: u64) -> Message {
     let content = Some(vec![1; length as usize].into());
     let metadata = bytes_of(length);
-    Message::MetaDataResponse(MetaDataResponse { index: RequestIndex(0), metadata, content })
+    Message::MetaDataResponse(MetaDataResponse {
+        index: RequestIndex(0),
+        metadata,
+        content,
+        loan_follows: false,
+    })
 }
 
 #[test]
@@ -217,7 +222,12 @@ fn eager_content_must_have_the_length_of_its_metadata_within_the_limit() {
     let message = |length: u64, content: usize| {
         let metadata = bytes_of(length);
         let content = Some(vec![1; content].into());
-        Message::MetaDataResponse(MetaDataResponse { index: RequestIndex(0), metadata, content })
+        Message::MetaDataResponse(MetaDataResponse {
+            index: RequestIndex(0),
+            metadata,
+            content,
+            loan_follows: false,
+        })
     };
     for length in [0, 1, 4096] {
         assert!(round_trip(&message(length, length as usize)).is_ok());

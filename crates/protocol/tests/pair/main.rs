@@ -17,3 +17,4 @@ mod misbehaviour;
 mod sequences;
 mod stash;
 mod support;
+mod view;

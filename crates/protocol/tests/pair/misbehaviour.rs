@@ -14,7 +14,12 @@ use crate::support::{
 };
 
 fn meta_data_response(index: u32, metadata: Metadata) -> Message {
-    Message::MetaDataResponse(MetaDataResponse { index: RequestIndex(index), metadata, content: None })
+    Message::MetaDataResponse(MetaDataResponse {
+        index: RequestIndex(index),
+        metadata,
+        content: None,
+        loan_follows: false,
+    })
 }
 
 fn error_status(index: u32) -> Message {

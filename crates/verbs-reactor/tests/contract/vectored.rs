@@ -271,20 +271,21 @@ pub async fn a_vectored_write_that_waits_for_room_posts_whole_and_in_order(
 pub async fn a_heavy_write_is_not_passed_by_light_ones_for_ever(setup: Setup, runtime: Arc<dyn Runtime>) {
     let depths = QueuePairConfig { send_depth: 4, receive_depth: 256 };
     let Some(pair) = vectored_pair(setup, runtime.clone(), depths).await else { return };
-    let lent = pair.lend_right(4 * 8);
+    let lent = pair.lend_right(5 * 8);
     let segments: Vec<Segment> = (0..4)
         .map(|index| Segment { local: pair.left.source.filled(8, index), remote: lent.part(index * 8, 8) })
         .collect();
-    // Three tasks keep the queue busy until the heavy write has come through.
+    // Three tasks keep the queue busy until the heavy write has come through; they take no receives.
+    let (local, remote) = (pair.left.source.filled(8, 4), lent.part(4 * 8, 8));
     let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let mut light = Vec::new();
     for _ in 0..3 {
-        let (queue_pair, stop) = (pair.to_right.clone(), stop.clone());
+        let (queue_pair, stop, local) = (pair.to_right.clone(), stop.clone(), local.clone());
         let (sender, done) = futures::channel::oneshot::channel();
         light.push(done);
         let work = async move {
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                queue_pair.notify(Immediate(1)).await.unwrap();
+                queue_pair.write(local.clone(), remote).await.unwrap();
                 yield_once().await;
             }
             let _ = sender.send(());

@@ -28,6 +28,7 @@ struct Write {
     ring: Vec<(u32, Vec<u8>)>,
     record: Option<(RecordSlot, Vec<u8>)>,
     content: Option<(Destination, Vec<u8>)>,
+    loan: Option<Vec<u8>>,
     immediate: u32,
     length: u64,
     /// Send-queue entries it takes.
@@ -48,12 +49,14 @@ fn complete(done: &Completion, result: Result<(), ChannelError>) {
 }
 
 /// An immediate that has landed and is not taken yet.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Arrival {
     pub(crate) immediate: u32,
     pub(crate) length: u64,
     /// Bytes of the message that it tells of.
     pub(crate) ring_bytes: u32,
+    /// What the peer lends.
+    pub(crate) loan: Option<Vec<u8>>,
     posted_at: u64,
 }
 
@@ -72,6 +75,8 @@ struct End {
     writing: usize,
     /// No larger ring can be made.
     is_out_of_rings: bool,
+    /// How much this end may still lend; `None` if it can't at all.
+    loans: Option<u32>,
     slots: [Vec<u8>; 2],
     memory: Memory,
     /// Posted here, not landed at the other end.
@@ -119,6 +124,7 @@ impl Wire {
             reading: 0,
             writing: 0,
             is_out_of_rings: false,
+            loans: None,
             slots: Default::default(),
             memory,
             posted: VecDeque::new(),
@@ -174,6 +180,11 @@ impl Wire {
         self.0.lock().unwrap().end(side).is_out_of_rings = true;
     }
 
+    /// `side` can lend, so many times from now on.
+    pub(crate) fn allow_loans(&self, side: Side, loans: u32) {
+        self.0.lock().unwrap().end(side).loans = Some(loans);
+    }
+
     /// Most send-queue entries, and most arrivals, that `side` has had at once.
     pub(crate) fn seen(&self, side: Side) -> (u32, u32) {
         let mut state = self.0.lock().unwrap();
@@ -200,8 +211,8 @@ impl Wire {
         if let Some((destination, bytes)) = write.content {
             target.memory.write(destination, &bytes);
         }
-        let Write { immediate, length, posted_at, .. } = write;
-        target.arrivals.push_back(Arrival { immediate, length, ring_bytes, posted_at });
+        let Write { immediate, length, posted_at, loan, .. } = write;
+        target.arrivals.push_back(Arrival { immediate, length, ring_bytes, loan, posted_at });
         let waiting = target.arrivals.len() as u32;
         assert!(waiting <= target.depths.receive, "receiver not ready: {waiting} arrivals");
         target.arrivals_seen = target.arrivals_seen.max(waiting);
@@ -286,6 +297,7 @@ fn notification(immediate: u32) -> Write {
         ring: Vec::new(),
         record: None,
         content: None,
+        loan: None,
         immediate,
         length: 0,
         entries: 1,
@@ -310,6 +322,25 @@ fn name(record: &Record) -> &'static str {
         Message::Cancel(_) => "CANCEL",
         Message::CancelAck(_) => "CANCEL_ACK",
         other => panic!("{other:?}"),
+    }
+}
+
+impl TestChannel {
+    fn write(&self, name: &'static str, write: Write) -> <Self as Channel>::Write {
+        let done = write.done.clone();
+        if let Err(error) = self.wire.post(self.side, name, write) {
+            complete(&done, Err(error));
+        }
+        Box::pin(poll_fn(move |context| {
+            let mut done = done.lock().unwrap();
+            match done.0.take() {
+                Some(result) => Poll::Ready(result),
+                None => {
+                    done.1 = Some(context.waker().clone());
+                    Poll::Pending
+                }
+            }
+        }))
     }
 }
 
@@ -364,20 +395,21 @@ impl Channel for TestChannel {
         let content = destination.zip(bytes);
         let length = content.as_ref().map_or(0, |(_, bytes)| bytes.len() as u64);
         let write = Write { content, length, ..notification(immediate) };
-        let done = write.done.clone();
-        if let Err(error) = self.wire.post(self.side, "content", write) {
-            complete(&done, Err(error));
+        self.write("content", write)
+    }
+
+    fn can_lend(&self, _: &Vec<u8>) -> bool {
+        self.wire.0.lock().unwrap().end(self.side).loans.is_some()
+    }
+
+    fn lend_content(&self, bytes: &Vec<u8>, immediate: u32) -> Option<Self::Write> {
+        {
+            let mut state = self.wire.0.lock().unwrap();
+            let loans = state.end(self.side).loans.as_mut()?;
+            *loans = loans.checked_sub(1)?;
         }
-        Box::pin(poll_fn(move |context| {
-            let mut done = done.lock().unwrap();
-            match done.0.take() {
-                Some(result) => Poll::Ready(result),
-                None => {
-                    done.1 = Some(context.waker().clone());
-                    Poll::Pending
-                }
-            }
-        }))
+        let length = bytes.len() as u64;
+        Some(self.write("loan", Write { loan: Some(bytes.clone()), length, ..notification(immediate) }))
     }
 
     fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use protocol::{
     ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, Connection, MESSAGE_IMMEDIATE, Message, MetaDataResponse,
-    Metadata, Mode, Parameters, PeerMisbehaved, RecordSlot, RequestIndex, Scope, TensorRequest,
+    Metadata, Mode, Parameters, PeerMisbehaved, RecordSlot, RequestIndex, Scope, Sharing, TensorRequest,
     credit::{Answer, Ask, Blocked, Counts, Flow},
     names::NameForm,
     wire::record::{self, ASK_BYTES, Control},
@@ -66,7 +66,7 @@ impl Lone {
         let handle = self.receive(super::STEP, key);
         let (index, metadata) = (RequestIndex(0), metadata.clone());
         let length = metadata.byte_length;
-        let response = MetaDataResponse { index, metadata, content: None };
+        let response = MetaDataResponse { index, metadata, content: None, loan_follows: false };
         assert_eq!(self.message(&Message::MetaDataResponse(response)), Ok(None));
         assert_eq!(self.immediate(0, length), Ok(()));
         super::pair::settled(&handle).unwrap();
@@ -77,6 +77,24 @@ impl Lone {
         let handle = self.tasks.spawn(async move { connection.receive(scope, &key, &memory).await });
         self.tasks.run();
         handle
+    }
+
+    /// As [`receive`](Self::receive), of a view.
+    pub(crate) fn view(&mut self, scope: Scope, key: &str) -> Handle<Outcome> {
+        let (connection, memory, key) = (self.connection.clone(), self.memory.clone(), key.to_owned());
+        let handle = self
+            .tasks
+            .spawn(async move { connection.receive_shared(scope, &key, &memory, Sharing::View).await });
+        self.tasks.run();
+        handle
+    }
+
+    /// The script lends `bytes` with `immediate`.
+    pub(crate) fn loan(&mut self, immediate: u32, bytes: &[u8]) -> Result<(), PeerMisbehaved> {
+        let view = self.memory.view(bytes.to_vec());
+        let result = self.connection.on_loan(immediate, bytes.len() as u64, view);
+        self.tasks.run();
+        result
     }
 
     /// What A has posted is taken away; what it returns is learnt, and it is answered.

@@ -52,6 +52,8 @@ struct Block {
     /// Counts uses.
     lease: u32,
     is_lent: bool,
+    /// The peer's memory, viewed here.
+    is_view: bool,
     bytes: Vec<u8>,
 }
 
@@ -67,6 +69,13 @@ struct State {
     drained: u64,
     refusal: Option<Status>,
     is_stuck: bool,
+}
+
+impl State {
+    /// Blocks that are no views.
+    fn own(&self) -> usize {
+        self.blocks.iter().filter(|block| !block.is_view).count()
+    }
 }
 
 /// A pool of blocks.
@@ -113,6 +122,18 @@ impl Memory {
         block.bytes[..bytes.len()].copy_from_slice(bytes);
     }
 
+    /// A view of bytes of the peer.
+    pub(crate) fn view(&self, bytes: Vec<u8>) -> Lent {
+        let mut state = self.0.lock().unwrap();
+        state.blocks.push(Block { lease: 1, is_lent: true, is_view: true, bytes });
+        Lent { block: state.blocks.len() - 1, lease: 1, memory: self.clone(), is_settled: false }
+    }
+
+    /// Views that are held.
+    pub(crate) fn viewed(&self) -> usize {
+        self.0.lock().unwrap().blocks.iter().filter(|block| block.is_lent && block.is_view).count()
+    }
+
     pub(crate) fn lent(&self) -> usize {
         self.0.lock().unwrap().blocks.iter().filter(|block| block.is_lent).count()
     }
@@ -137,7 +158,9 @@ impl Memory {
             assert!(entry.is_lent && entry.lease == lease, "memory was given back twice");
             entry.is_lent = false;
             entry.bytes.fill(0xEE);
-            state.free.push(block);
+            if !state.blocks[block].is_view {
+                state.free.push(block);
+            }
             match end {
                 Some(end) => *state.ends.entry(format!("{end:?}")).or_default() += 1,
                 None => state.drained += 1,
@@ -154,8 +177,8 @@ impl Memory {
         }
         let block = match state.free.pop() {
             Some(block) => block,
-            None if state.blocks.len() < state.capacity => {
-                state.blocks.push(Block { lease: 0, is_lent: false, bytes: Vec::new() });
+            None if state.own() < state.capacity => {
+                state.blocks.push(Block { lease: 0, is_lent: false, is_view: false, bytes: Vec::new() });
                 state.blocks.len() - 1
             }
             None => return None,

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use protocol::{
-    Connection, Counters, Mode, Parameters, PeerMisbehaved, Received, Scope, TensorRequest, TransferError,
+    Connection, Counters, Mode, Parameters, PeerMisbehaved, Received, Scope, Sharing, TensorRequest,
+    TransferError,
 };
 
 use super::{
@@ -107,11 +108,24 @@ impl Pair {
         self.tasks.spawn(async move { connection.receive(scope, &key, &memory).await })
     }
 
+    /// As [`receive`](Self::receive) at A, of a view.
+    pub(crate) fn view(&mut self, scope: Scope, key: &str) -> Handle<Outcome> {
+        let (connection, memory, key) = (self.a.connection.clone(), self.a.memory.clone(), key.to_owned());
+        self.tasks.spawn(async move { connection.receive_shared(scope, &key, &memory, Sharing::View).await })
+    }
+
     /// The oldest arrival of `side` is taken in; false without one.
     pub(crate) fn take(&mut self, side: Side) -> bool {
         let Some(arrival) = self.wire.take(side) else { return false };
         let end = self.end(side);
-        match end.connection.on_immediate(arrival.immediate, arrival.length) {
+        let taken = match arrival.loan {
+            Some(bytes) => {
+                let view = end.memory.view(bytes);
+                end.connection.on_loan(arrival.immediate, arrival.length, view).map(|()| None)
+            }
+            None => end.connection.on_immediate(arrival.immediate, arrival.length),
+        };
+        match taken {
             Ok(None) => {}
             Ok(Some(request)) => {
                 end.requests.push(request.clone());
