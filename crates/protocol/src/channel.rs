@@ -81,6 +81,18 @@ pub trait Channel: Send + Sync + 'static {
     /// The connection is over.
     fn post_record(&self, slot: RecordSlot, bytes: &[u8]) -> Result<(), ChannelError>;
 
+    /// Brings `bytes` to where they can be written from, before their write takes its place among the posts. As it
+    /// stands they are there.
+    ///
+    /// # Errors
+    /// A status for the requester, for instance RESOURCE_EXHAUSTED.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives back what it has taken.
+    fn stage(&self, bytes: Self::Bytes) -> impl Future<Output = Result<Self::Bytes, Status>> + Send {
+        async move { Ok(bytes) }
+    }
+
     /// Starts the content write, whose immediate is `immediate`. Without bytes or destination it is a bare
     /// notification. Posted before this returns.
     fn write_content(

@@ -7,7 +7,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use futures::{future::BoxFuture, poll};
+use futures::poll;
 use memory::{
     Block, Buf, BufMut, GrantEnd, Granted, MemoryError, Pool,
     copy::{CopyReason, copy_bytes},
@@ -108,6 +108,14 @@ impl Channel for FabricChannel {
         self.post(buffer.freeze(), Some(remote), Some(ACKNOWLEDGEMENT))
     }
 
+    async fn stage(&self, bytes: Buf) -> Result<Buf, Status> {
+        if self.import.needs(self.queue_pair.kind(), &bytes) {
+            self.import.copy_of(&bytes).await
+        } else {
+            Ok(bytes)
+        }
+    }
+
     fn write_content(
         &self,
         bytes: Option<Buf>,
@@ -120,14 +128,7 @@ impl Channel for FabricChannel {
             return self.held.post_awaited(&self.queue_pair, request);
         };
         let remote = Some(range_of(destination, 0, local.len() as u64));
-        if !self.import.needs(self.queue_pair.kind(), &local) {
-            return self.held.post_awaited(&self.queue_pair, WorkRequest::Write { local, remote, immediate });
-        }
-        let (import, held, queue_pair) = (self.import.clone(), self.held.clone(), self.queue_pair.clone());
-        ContentWrite::Importing(Box::pin(async move {
-            let local = import.copy_of(&local).await?;
-            held.post_awaited(&queue_pair, WorkRequest::Write { local, remote, immediate }).await
-        }))
+        self.held.post_awaited(&self.queue_pair, WorkRequest::Write { local, remote, immediate })
     }
 
     fn can_lend(&self, bytes: &Buf) -> bool {
@@ -221,8 +222,6 @@ pub(crate) enum ContentWrite {
     Posted(#[pin] Operation),
     /// Behind other posts.
     Held(oneshot::Receiver<Operation>),
-    /// Posted once its bytes have been copied to where the fabric can send them from.
-    Importing(BoxFuture<'static, Result<(), ChannelError>>),
     /// The queue pair had failed.
     Refused(ChannelError),
 }
@@ -237,7 +236,6 @@ impl Future for ContentWrite {
                     return operation.poll(context).map_err(|error| lost(&error));
                 }
                 ContentWriteProjection::Refused(error) => return Poll::Ready(Err(error.clone())),
-                ContentWriteProjection::Importing(write) => return write.as_mut().poll(context),
                 ContentWriteProjection::Held(posted) => ready!(Pin::new(posted).poll(context)),
             };
             let over = |_| Self::Refused(ChannelError("the connection is over".to_owned()));

@@ -3,7 +3,7 @@
 use std::{future::poll_fn, task::Poll};
 
 use memory::{Block, Buf, Pool, copy::CopyReason, copy::copy_bytes};
-use protocol::ChannelError;
+use protocol::{Code, Status};
 use verbs_reactor::FabricKind;
 
 /// Copied at a time, before other tasks get their turn.
@@ -28,9 +28,11 @@ impl Import {
     }
 
     /// A copy in the pool, for which it waits while there is no room.
-    pub(crate) async fn copy_of(&self, bytes: &Buf) -> Result<Buf, ChannelError> {
-        let failed =
-            |error| ChannelError(format!("cannot copy users' memory to where it can be sent: {error}"));
+    pub(crate) async fn copy_of(&self, bytes: &Buf) -> Result<Buf, Status> {
+        let failed = |error| {
+            let text = format!("cannot copy users' memory to where it can be sent: {error}");
+            Status::new(Code::ResourceExhausted, text)
+        };
         let mut copy = self.pool.alloc(bytes.len()).await.map_err(failed)?;
         for (into, from) in copy.chunks_mut(PIECE_BYTES).zip(bytes.chunks(PIECE_BYTES)) {
             copy_bytes(into, from, CopyReason::Import);

@@ -290,7 +290,7 @@ fn d_memory_exhaustion_of_every_queue_pair_is_an_error_and_works_again() {
 
 #[test]
 fn d_memory_exhaustion_of_every_post_is_an_error_and_works_again() {
-    every_call_fails_once(Call::Post, 10);
+    every_call_fails_once(Call::Post, 5);
 }
 
 /// One-byte pieces, the smallest queues, and nothing aligned.

@@ -301,7 +301,7 @@ impl<C: Channel> Request<'_, C> {
             return Ok((known, Want::Write(None)));
         };
         let is_small = metadata.byte_length <= self.connection.agreed().eager_bytes_max.into();
-        if scope == Scope::Published && !is_small {
+        if scope == Scope::Published {
             let destination = self.allocate(allocator, metadata).await?;
             return Ok((known, Want::Write(destination)));
         }

@@ -210,6 +210,13 @@ impl<C: Channel> Response<C> {
     ) {
         let (connection, index) = (&self.connection, self.index);
         let mut bytes = bytes.filter(|_| length > 0);
+        if let Some(unstaged) = bytes.take() {
+            match self.unless_cancelled(connection.channel().stage(unstaged)).await {
+                Ok(Ok(staged)) => bytes = Some(staged),
+                Ok(Err(status)) => return self.refuse(status).await,
+                Err(Ended) => return,
+            }
+        }
         let posted = connection.turn(Turnstile::Contents, |state| {
             if state.contents_in_flight >= connection.contents_max() || !connection.may_post_content(state) {
                 return None;

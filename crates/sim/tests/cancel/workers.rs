@@ -4,20 +4,24 @@ use std::time::Duration;
 
 use futures::future::join;
 use protocol::{DataType, Mode};
-use rendezvous::{ClusterSpec, Peer, Tensor, Worker, WorkerBuilder, WorkerError};
+use rendezvous::{ClusterSpec, Peer, Sharing, Tensor, Worker, WorkerBuilder, WorkerError};
 use sim::{Handle, Node};
 use verbs_reactor::Runtime;
 
 use super::{for_every_k, on_seeds, polled};
 
 /// What this file cancels.
-pub(super) const CASES: [&str; 9] = [
+pub(super) const CASES: [&str; 13] = [
     "fetch",
+    "fetch_as",
+    "fetch_many",
     "fetch_timeout",
     "list",
     "list_with_checksums",
     "peer_at",
     "recv",
+    "recv_as",
+    "recv_many",
     "recv_timeout",
     "shutdown",
     "start",
@@ -124,6 +128,18 @@ fn s3_a_fetch_given_up_leaves_nothing_behind() {
 }
 
 #[test]
+fn fetches_of_many_and_of_views_given_up_leave_nothing_behind() {
+    every_k_beside_fetches("fetch_many", &async |two, polls| {
+        let fetched = polled(polls, two.client.fetch_many(&two.peer, &["x"])).await;
+        fetched.map(|tensors| two.handle.verify(1, tensors.unwrap()[0].bytes())).is_some()
+    });
+    every_k_beside_fetches("fetch_as", &async |two, polls| {
+        let fetched = polled(polls, two.client.fetch_as(&two.peer, "x", Sharing::View)).await;
+        fetched.map(|tensor| two.handle.verify(1, tensor.unwrap().bytes())).is_some()
+    });
+}
+
+#[test]
 fn s3_a_fetch_with_a_limit_given_up_leaves_nothing_behind() {
     every_k_beside_fetches("fetch_timeout", &async |two, polls| {
         let limit = Duration::from_secs(30);
@@ -160,17 +176,31 @@ fn s3_a_list_with_checksums_given_up_leaves_nothing_behind() {
     });
 }
 
+/// How a value is received.
+#[derive(Debug, Clone, Copy)]
+enum Receiving {
+    Plain,
+    Limited(Duration),
+    Shared(Sharing),
+    Many,
+}
+
 /// Values 0, 1, 2, … of one key, received in order although receives are given up after every k polls.
-async fn receives(two: &Two, limit: Option<Duration>) {
+async fn receives(two: &Two, how: Receiving) {
     let sent_by = two.server.key(SERVER_CPU, CLIENT_CPU, "edge").unwrap();
     let wanted_by = two.client.key(SERVER_CPU, CLIENT_CPU, "edge").unwrap();
     let mut next = 0;
     for_every_k("recv", async |polls| {
         let step = two.client.step(1);
         let receive = async {
-            match limit {
-                Some(limit) => step.recv_timeout(&wanted_by, limit).await,
-                None => step.recv(&wanted_by).await,
+            match how {
+                Receiving::Plain => step.recv(&wanted_by).await,
+                Receiving::Limited(limit) => step.recv_timeout(&wanted_by, limit).await,
+                Receiving::Shared(sharing) => step.recv_as(&wanted_by, sharing).await,
+                Receiving::Many => {
+                    let received = step.recv_many(std::slice::from_ref(&wanted_by)).await;
+                    received.map(|tensors| tensors.into_iter().next().unwrap())
+                }
             }
         };
         // The value is there already, or comes while the receive waits.
@@ -200,7 +230,18 @@ fn s3_a_receive_given_up_loses_and_doubles_nothing() {
     for mode in [Mode::Original, builder_mode()] {
         on_seeds(async |handle: Handle| {
             let two = Two::start(&handle, mode).await;
-            receives(&two, None).await;
+            receives(&two, Receiving::Plain).await;
+            two.end().await;
+        });
+    }
+}
+
+#[test]
+fn s3_a_receive_of_many_keys_or_of_a_view_given_up_loses_and_doubles_nothing() {
+    for how in [Receiving::Many, Receiving::Shared(Sharing::View), Receiving::Shared(Sharing::Copy)] {
+        on_seeds(async |handle: Handle| {
+            let two = Two::start(&handle, builder_mode()).await;
+            receives(&two, how).await;
             two.end().await;
         });
     }
@@ -210,7 +251,7 @@ fn s3_a_receive_given_up_loses_and_doubles_nothing() {
 fn s3_a_receive_with_a_limit_given_up_loses_and_doubles_nothing() {
     on_seeds(async |handle: Handle| {
         let two = Two::start(&handle, builder_mode()).await;
-        receives(&two, Some(Duration::from_secs(30))).await;
+        receives(&two, Receiving::Limited(Duration::from_secs(30))).await;
         two.end().await;
     });
 }
