@@ -259,7 +259,7 @@ impl<C: Channel> Request<'_, C> {
             match self.reply().await? {
                 Reply::Content(landed) => {
                     // What came with its metadata.
-                    if want == Want::View || matches!(landed.content, Content::Eager(_)) {
+                    if want == Want::View || matches!(landed.content, Content::Eager(_) | Content::None) {
                         self.connection.remember(scope, key, &landed.metadata);
                     }
                     // Memory that an eager content did not need goes back when the request is dropped.
@@ -301,7 +301,7 @@ impl<C: Channel> Request<'_, C> {
             return Ok((known, Want::Write(None)));
         };
         let is_small = metadata.byte_length <= self.connection.agreed().eager_bytes_max.into();
-        if scope == Scope::Published {
+        if scope == Scope::Published && !is_small {
             let destination = self.allocate(allocator, metadata).await?;
             return Ok((known, Want::Write(destination)));
         }

@@ -46,7 +46,9 @@ fn the_first_request_for_a_small_value_costs_one_round_trip() {
     for scope in [STEP, Scope::Published] {
         for metadata in [bytes_of(1), bytes_of(64), bytes_of(0), dead()] {
             let mut pair = Pair::new(eager());
-            assert_eq!(transfer(&mut pair, scope, metadata), SHORT);
+            assert_eq!(transfer(&mut pair, scope, metadata.clone()), SHORT);
+            // The second time its metadata is known.
+            assert_eq!(transfer(&mut pair, scope, metadata), ["TENSOR_REQUEST", "content"]);
         }
         assert_eq!(transfer(&mut Pair::new(eager()), scope, bytes_of(65)), LONG);
         // The smaller offer holds.
