@@ -199,21 +199,21 @@ impl DataConnection {
         Ok(Tensor::received(metadata, bytes.unwrap_or_else(Buf::empty)))
     }
 
-    fn lost_error(&self, transfer: TransferName, seen: String) -> WorkerError {
+    fn lost_error(&self, transfer: Box<TransferName>, seen: String) -> WorkerError {
         let Lost { loss, detail } = self.lost.get().cloned().unwrap_or_else(|| Lost::gone(seen));
-        WorkerError::PeerLost { transfer: Box::new(transfer), transport: self.kind.name(), loss, detail }
+        WorkerError::PeerLost { transfer, transport: self.kind.name(), loss, detail }
     }
 
     fn transfer_error(&self, name: &TransferName, error: TransferError) -> WorkerError {
-        let transfer = name.clone();
+        let transfer = Box::new(name.clone());
         match error {
-            TransferError::Remote(status) => WorkerError::Remote { transfer: Box::new(transfer), status },
+            TransferError::Remote(status) => WorkerError::Remote { transfer, status },
             TransferError::Local(status) if status.code == Code::ResourceExhausted => {
-                WorkerError::Local { transfer: Box::new(transfer), status }
+                WorkerError::Local { transfer, status }
             }
             TransferError::KeyTooLong { .. } => {
                 let status = Status::new(Code::ResourceExhausted, error.to_string());
-                WorkerError::Local { transfer: Box::new(transfer), status }
+                WorkerError::Local { transfer, status }
             }
             other => self.lost_error(transfer, other.to_string()),
         }
