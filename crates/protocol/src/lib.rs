@@ -47,10 +47,10 @@ pub use credit::{Agreed, Depths, Mode, Parameters};
 pub use error::{PeerMisbehaved, TransferError};
 pub use key::{DeviceName, InvalidDeviceName, InvalidKey, Key, KeyBuilder};
 pub use message::{
-    Destination, ErrorStatus, Message, MetaDataResponse, RequestIndex, Scope, Sharing, StepId,
+    Destination, ErrorStatus, Message, MetaDataResponse, RequestIndex, Requested, Scope, Sharing, StepId,
     TensorReRequest, TensorRequest, Want,
 };
 pub use metadata::{DataType, Metadata, MetadataCache, Shape, UnknownDataType};
-pub use request::{Held, Received};
+pub use request::{Held, Manner, Received};
 pub use status::{Code, Status};
 pub use wire::WireError;

@@ -3,7 +3,7 @@
 //! A peer that exceeds one is refused; a user who does gets an error that names the limit.
 
 /// Version of the wire format. Both ends must have the same one.
-pub const WIRE_VERSION: u16 = 2;
+pub const WIRE_VERSION: u16 = 3;
 
 /// Longest key or published name, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 1024;
@@ -57,6 +57,9 @@ pub const NAMES_MAX: u32 = 4096;
 
 /// Most requests that one end may have outstanding at the other.
 pub const REQUESTS_MAX: u32 = 16 << 10;
+
+/// Most requests that one message may carry.
+pub const REQUESTS_PER_MESSAGE_MAX: u32 = 512;
 
 /// Most entries of the metadata cache of one connection; the oldest is dropped for a new one.
 pub const METADATA_CACHE_MAX: usize = 64 << 10;

@@ -13,8 +13,8 @@ use protocol::{
     RequestIndex, Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, Want, WireError,
     limits::{
         CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NAMES_MAX,
-        RANK_MAX, REQUESTS_MAX, RING_BYTES_MAX, RING_BYTES_MIN, SLOT_BYTES, STATUS_DETAILS_BYTES_MAX,
-        STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX, WIRE_VERSION,
+        RANK_MAX, REQUESTS_MAX, REQUESTS_PER_MESSAGE_MAX, RING_BYTES_MAX, RING_BYTES_MIN, SLOT_BYTES,
+        STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX, WIRE_VERSION,
     },
     wire::{
         self,
@@ -89,9 +89,21 @@ fn largest(known: &[Metadata]) -> u64 {
     known.iter().map(|metadata| metadata.byte_length).max().unwrap_or(0)
 }
 
+/// As many of `requests` as one message takes.
+fn several(mut requests: Vec<TensorRequest>) -> Message {
+    while wire::encode(&Message::TensorRequests(requests.clone())).len() > MESSAGE_BYTES_MAX {
+        requests.pop();
+    }
+    match requests.len() {
+        1 => Message::TensorRequest(requests.remove(0)),
+        _ => Message::TensorRequests(requests),
+    }
+}
+
 fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         request().prop_map(Message::TensorRequest),
+        proptest::collection::vec(request(), 2..8).prop_map(several),
         (index(), metadata(), any::<bool>(), any::<bool>()).prop_map(
             |(index, metadata, is_eager, is_lent)| {
                 let is_eager = is_eager && metadata.byte_length <= u64::from(EAGER_BYTES_MAX);
@@ -118,10 +130,22 @@ fn parameters() -> impl Strategy<Value = Parameters> {
         1..=CONTENTS_MAX,
         0..=NAMES_MAX,
         0..=EAGER_BYTES_MAX,
+        1..=REQUESTS_PER_MESSAGE_MAX,
     );
     (mode, numbers).prop_map(|(mode, numbers)| {
-        let (depth, ring_bytes, requests_max, contents_max, names_max, eager_bytes_max) = numbers;
-        Parameters { mode, depth, ring_bytes, requests_max, contents_max, names_max, eager_bytes_max }
+        let (depth, ring_bytes, requests_max, contents_max, names_max, eager_bytes_max, per_message) =
+            numbers;
+        let requests_per_message = per_message;
+        Parameters {
+            mode,
+            depth,
+            ring_bytes,
+            requests_max,
+            contents_max,
+            names_max,
+            eager_bytes_max,
+            requests_per_message,
+        }
     })
 }
 
@@ -449,7 +473,7 @@ fn frame_lengths_are_checked_before_anything_is_allocated() {
 #[test]
 fn unknown_enums_and_trailing_bytes_are_refused() {
     let cancel = wire::encode(&Message::Cancel(RequestIndex(3)));
-    for kind in [0, 7, 255] {
+    for kind in [0, 8, 255] {
         let mut bytes = cancel.clone();
         bytes[4] = kind;
         let expected = WireError::Unknown { field: "kind", value: kind.into() };
@@ -492,6 +516,8 @@ fn d_parameters_outside_their_limits_are_refused() {
         Parameters { contents_max: CONTENTS_MAX + 1, ..good },
         Parameters { names_max: NAMES_MAX + 1, ..good },
         Parameters { eager_bytes_max: EAGER_BYTES_MAX + 1, ..good },
+        Parameters { requests_per_message: 0, ..good },
+        Parameters { requests_per_message: REQUESTS_PER_MESSAGE_MAX + 1, ..good },
     ];
     assert_eq!(good.check(), Ok(()));
     for parameters in bad {

@@ -8,7 +8,7 @@ use std::{
 
 use futures::future::try_join_all;
 use memory::{Pool, PoolStats, UserMemory};
-use protocol::{Code, Counters, DeviceName, Held, Key, Scope, Sharing, Status, StepId};
+use protocol::{Code, Counters, DeviceName, Held, Key, Manner, Scope, Sharing, Status, StepId};
 use verbs_reactor::{FabricKind, QueuePairStats, timeout};
 
 use crate::{
@@ -189,7 +189,7 @@ impl Worker {
         name: &str,
         limit: Duration,
     ) -> Result<Tensor, WorkerError> {
-        self.fetch_within(peer, name, self.node.sharing, limit).await
+        self.fetch_within(peer, name, self.node.sharing.into(), limit).await
     }
 
     /// As [`fetch`](Self::fetch), with this [`Sharing`] instead of the worker's
@@ -201,14 +201,14 @@ impl Worker {
     /// # Cancel safety
     /// As [`fetch`](Self::fetch).
     pub async fn fetch_as(&self, peer: &Peer, name: &str, sharing: Sharing) -> Result<Tensor, WorkerError> {
-        self.fetch_within(peer, name, sharing, self.node.limit).await
+        self.fetch_within(peer, name, sharing.into(), self.node.limit).await
     }
 
     async fn fetch_within(
         &self,
         peer: &Peer,
         name: &str,
-        sharing: Sharing,
+        manner: Manner,
         limit: Duration,
     ) -> Result<Tensor, WorkerError> {
         if name.len() > protocol::limits::NAME_BYTES_MAX {
@@ -217,11 +217,12 @@ impl Worker {
         }
         let transfer = TransferName { peer: peer.name().to_owned(), key: name.to_owned(), step: None };
         let fetched =
-            async { peer.connected(&self.node).await?.receive(Scope::Published, &transfer, sharing).await };
+            async { peer.connected(&self.node).await?.receive(Scope::Published, &transfer, manner).await };
         self.within(limit, || format!("fetching {transfer}"), pin!(fetched)).await
     }
 
-    /// The tensors that `peer` has published under `names`, in their order. All are asked for at once.
+    /// The tensors that `peer` has published under `names`, in their order. All are asked for at once, in as few
+    /// messages as they fit ([`WorkerBuilder::requests_per_message`]).
     ///
     /// # Errors
     /// As [`fetch`](Self::fetch), for the first name whose fetch fails; the error names it.
@@ -233,7 +234,13 @@ impl Worker {
         peer: &Peer,
         names: &[S],
     ) -> Result<Vec<Tensor>, WorkerError> {
-        try_join_all(names.iter().map(|name| self.fetch(peer, name.as_ref()))).await
+        let (began, limit) = (self.node.runtime.now(), self.node.limit);
+        // First, so that the requests find each other.
+        let what = || format!("connecting to {}", peer.name());
+        self.within(limit, what, pin!(peer.connected(&self.node))).await?;
+        let left = limit.saturating_sub(self.node.runtime.now() - began);
+        let manner = Manner { sharing: self.node.sharing, together: true };
+        try_join_all(names.iter().map(|name| self.fetch_within(peer, name.as_ref(), manner, left))).await
     }
 
     /// The key of `edge` from `source_device` to `destination_device`
@@ -435,7 +442,7 @@ impl Step {
     /// # Cancel safety
     /// As [`recv`](Self::recv).
     pub async fn recv_timeout(&self, key: &Key, limit: Duration) -> Result<Tensor, WorkerError> {
-        self.receive_within(key, self.worker.node.sharing, limit).await
+        self.receive_within(key, self.worker.node.sharing.into(), limit).await
     }
 
     /// As [`recv`](Self::recv), with this [`Sharing`] instead of the worker's ([`WorkerBuilder::sharing`]).
@@ -446,22 +453,23 @@ impl Step {
     /// # Cancel safety
     /// As [`recv`](Self::recv). A value that is kept for the next receive of its key is what that one gets, view or copy.
     pub async fn recv_as(&self, key: &Key, sharing: Sharing) -> Result<Tensor, WorkerError> {
-        self.receive_within(key, sharing, self.worker.node.limit).await
+        self.receive_within(key, sharing.into(), self.worker.node.limit).await
     }
 
     async fn receive_within(
         &self,
         key: &Key,
-        sharing: Sharing,
+        manner: Manner,
         limit: Duration,
     ) -> Result<Tensor, WorkerError> {
         let what = || format!("receiving `{key}` of step {}", self.id.0);
-        let received = pin!(async { self.receive_held(key, sharing).await?.into_tensor() });
+        let received = pin!(async { self.receive_held(key, manner).await?.into_tensor() });
         self.worker.within(limit, what, received).await
     }
 
-    /// The next value under each of `keys`, in their order. All are asked for at once; they may come from different
-    /// workers, and a key may occur more than once.
+    /// The next value under each of `keys`, in their order. All are asked for at once, each worker in as few messages as
+    /// its keys fit ([`WorkerBuilder::requests_per_message`]); they may come from different workers, and a key may occur
+    /// more than once.
     ///
     /// # Errors
     /// As [`recv`](Self::recv), for the first key whose receive fails; the error names it. Values of other keys that
@@ -478,8 +486,8 @@ impl Step {
                     self.worker.peer(&source)?.connected(&self.worker.node).await?;
                 }
             }
-            let sharing = self.worker.node.sharing;
-            try_join_all(keys.iter().map(|key| self.receive_held(key, sharing))).await
+            let manner = Manner { sharing: self.worker.node.sharing, together: true };
+            try_join_all(keys.iter().map(|key| self.receive_held(key, manner))).await
         });
         let held = self.worker.within(self.worker.node.limit, what, held).await?;
         held.into_iter().map(HeldTensor::into_tensor).collect()
@@ -495,22 +503,18 @@ impl Step {
         self.worker.discard(self.id);
     }
 
-    async fn receive_held(&self, key: &Key, sharing: Sharing) -> Result<HeldTensor, WorkerError> {
+    async fn receive_held(&self, key: &Key, manner: Manner) -> Result<HeldTensor, WorkerError> {
         if self.worker.is_own(key.source_device())? {
             let step = self.worker.node.values.steps.step(self.id).map_err(|status| self.aborted(status))?;
             let taken = step.take(&key.table_key()).await.map_err(|status| self.aborted(status))?;
             return Ok(HeldTensor::Own(Some(taken)));
         }
         let here = self.worker.node.values.steps.watch(self.id).map_err(|status| self.aborted(status))?;
-        let received = here.or_aborted(pin!(self.receive_from_peer(key, sharing))).await;
+        let received = here.or_aborted(pin!(self.receive_from_peer(key, manner))).await;
         received.map_err(|status| self.aborted(status))?.map(HeldTensor::Peers)
     }
 
-    async fn receive_from_peer(
-        &self,
-        key: &Key,
-        sharing: Sharing,
-    ) -> Result<Held<FabricChannel>, WorkerError> {
+    async fn receive_from_peer(&self, key: &Key, manner: Manner) -> Result<Held<FabricChannel>, WorkerError> {
         let source = key.source_device().worker().ok_or_else(|| WorkerError::BadKey {
             key: key.to_string(),
             problem: "its source names no worker: give job, replica and task".to_owned(),
@@ -527,7 +531,7 @@ impl Step {
             let (loss, transport) = (PeerLoss::StepBroken, connection.kind.name());
             return Err(WorkerError::PeerLost { transfer: Box::new(transfer), transport, loss, detail });
         }
-        connection.receive_held(Scope::Step(self.id), &transfer, sharing).await
+        connection.receive_held(Scope::Step(self.id), &transfer, manner).await
     }
 
     fn aborted(&self, status: Status) -> WorkerError {

@@ -4,7 +4,7 @@ use std::sync::{MutexGuard, PoisonError};
 
 use super::{Connection, State};
 use crate::{
-    Channel, ChannelError, Message, MetaDataResponse, Mode, PeerMisbehaved, RecordSlot, TensorRequest,
+    Agreed, Channel, ChannelError, Message, MetaDataResponse, Mode, PeerMisbehaved, RecordSlot, Requested,
     credit::{Counts, RingConsumer},
     names::NameTable,
     request::Arrived,
@@ -64,7 +64,7 @@ impl Inbound {
 
 impl<C: Channel> Connection<C> {
     /// Reads, parses, returns, acts; in this order (`tensorflow-verbs.md` §3.8).
-    pub(super) fn on_message(&self) -> Result<Option<TensorRequest>, Stop> {
+    pub(super) fn on_message(&self) -> Result<Option<Requested>, Stop> {
         let (length, counts, record) = self.read_record()?;
         let mut state = self.lock();
         match self.agreed.mode {
@@ -89,13 +89,13 @@ impl<C: Channel> Connection<C> {
     fn read_record(&self) -> Result<(u32, Counts, Record), Stop> {
         let mut inbound = self.inbound.lock().unwrap_or_else(PoisonError::into_inner);
         let Inbound { consumer, bytes, names } = &mut *inbound;
-        let mode = self.agreed.mode;
+        let Agreed { mode, requests_per_message, .. } = self.agreed;
         let mut prefix = [0; 4];
         self.read_ring(consumer, &mut prefix)?;
         let length = record::record_length(mode, prefix)?;
         let bytes = bytes.get_mut(..length).ok_or(WireError::Truncated { field: "ring" })?;
         self.read_ring(consumer, bytes)?;
-        let (counts, record) = record::decode_record(mode, bytes, names)?;
+        let (counts, record) = record::decode_record(mode, bytes, names, requests_per_message)?;
         let length = length as u32; // at most that of the largest record
         consumer.advance(length);
         Ok((length, counts, record))
@@ -222,12 +222,19 @@ impl<C: Channel> Connection<C> {
         &self,
         mut state: MutexGuard<'_, State<C::Lent>>,
         message: Message,
-    ) -> Result<Option<TensorRequest>, Stop> {
+    ) -> Result<Option<Requested>, Stop> {
         let arrived = match message {
             Message::TensorRequest(request) => {
                 state.responses.open(request.index, request.scope)?;
                 self.settle(state, None, None);
-                return Ok(Some(request));
+                return Ok(Some(request.into()));
+            }
+            Message::TensorRequests(requests) => {
+                for request in &requests {
+                    state.responses.open(request.index, request.scope)?;
+                }
+                self.settle(state, None, None);
+                return Ok(Requested::several(requests));
             }
             Message::TensorReRequest(request) => {
                 let woken = state.responses.re_request(request.index, request.destination)?;

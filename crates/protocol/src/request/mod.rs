@@ -23,6 +23,22 @@ use crate::{
     connection::Turnstile, limits::NAME_BYTES_MAX,
 };
 
+/// How a value is received.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Manner {
+    /// As an own copy; or as a view of the peer's memory, if that is possible.
+    pub sharing: Sharing,
+    /// One of several that one task asks for now, polled one after the other: their requests travel in as few messages
+    /// as they fit. Such a request goes out when its future is polled for the second time, or with the next message.
+    pub together: bool,
+}
+
+impl From<Sharing> for Manner {
+    fn from(sharing: Sharing) -> Self {
+        Self { sharing, together: false }
+    }
+}
+
 /// A value that has arrived.
 #[derive(Debug)]
 pub struct Received<L> {
@@ -109,22 +125,22 @@ impl<C: Channel> Connection<C> {
         key: &str,
         allocator: &A,
     ) -> Result<Received<C::Lent>, TransferError> {
-        self.receive_shared(scope, key, allocator, Sharing::Copy).await
+        self.receive_with(scope, key, allocator, Manner::default()).await
     }
 
-    /// As [`receive`](Self::receive), as a view of the peer's memory if that is asked for and possible.
+    /// As [`receive`](Self::receive), in another [`Manner`].
     ///
     /// # Errors
     /// As [`receive`](Self::receive).
     ///
     /// # Cancel safety
     /// As [`receive`](Self::receive); a view that is on its way is kept like a content.
-    pub async fn receive_shared<A: Allocator<Lent = C::Lent>>(
+    pub async fn receive_with<A: Allocator<Lent = C::Lent>>(
         self: &Arc<Self>,
         scope: Scope,
         key: &str,
         allocator: &A,
-        sharing: Sharing,
+        manner: Manner,
     ) -> Result<Received<C::Lent>, TransferError> {
         if key.len() > NAME_BYTES_MAX {
             return Err(TransferError::KeyTooLong { length: key.len() });
@@ -134,7 +150,7 @@ impl<C: Channel> Connection<C> {
             Admission::Request(request) => request,
             Admission::Kept(landed) => return self.hand_out(scope, &key, landed, allocator).await,
         };
-        let pulled = request.pull(scope, &key, allocator, sharing).await;
+        let pulled = request.pull(scope, &key, allocator, manner).await;
         drop(request);
         match pulled {
             Ok(landed) | Err(Stop::Given(landed)) => self.hand_out(scope, &key, landed, allocator).await,
@@ -246,15 +262,16 @@ impl<C: Channel> Request<'_, C> {
         scope: Scope,
         key: &Arc<str>,
         allocator: &A,
-        sharing: Sharing,
+        manner: Manner,
     ) -> Result<Landed<C::Lent>, Stop<C::Lent>> {
         let known = self.connection.known(scope, key);
-        let (known, want) = if self.is_view(sharing, &known) {
+        let (known, want) = if self.is_view(manner.sharing, &known) {
             (known, Want::View)
         } else {
             self.allocate_first(allocator, scope, known).await?
         };
-        self.ask(scope, key, known, want).await?;
+        let request = TensorRequest { index: self.index, scope, key: key.clone(), known, want };
+        self.connection.send_request(request, manner.together).await?;
         loop {
             match self.reply().await? {
                 Reply::Content(landed) => {
@@ -344,22 +361,6 @@ impl<C: Channel> Request<'_, C> {
                 Err(over)
             }
         }
-    }
-
-    /// Sends TENSOR_REQUEST.
-    async fn ask(
-        &self,
-        scope: Scope,
-        key: &Arc<str>,
-        known: Arc<[Metadata]>,
-        want: Want,
-    ) -> Result<(), ChannelError> {
-        let (index, key) = (self.index, key.clone());
-        // What may be written.
-        let expected = if want == Want::Eager { Arc::default() } else { known.clone() };
-        let message = Message::TensorRequest(TensorRequest { index, scope, key, known, want });
-        let is_view = want == Want::View;
-        self.connection.send(&message, |state| state.requests.asked(index, expected.clone(), is_view)).await
     }
 
     /// Sends TENSOR_RE_REQUEST, unless the peer has given up meanwhile.
