@@ -19,6 +19,7 @@ use crate::{
     error::{Lost, TransferName},
     fabric_channel::{FabricChannel, Lent, ReceiveAllocator},
     held_posts::HeldPosts,
+    receive_into::{Target, TargetAllocator},
     ring::OwnRing,
     values::{PeerValues, SharedValues},
 };
@@ -191,6 +192,25 @@ impl DataConnection {
         manner: Manner,
     ) -> Result<Held<FabricChannel>, WorkerError> {
         let received = self.received(scope, name, manner).await?;
+        Ok(self.protocol.hold(received))
+    }
+
+    /// Receives one value into `target` if that is possible; [`Target::fill`] does the rest.
+    pub(crate) async fn receive_into(
+        &self,
+        scope: Scope,
+        name: &TransferName,
+        target: &Target,
+    ) -> Result<Held<FabricChannel>, WorkerError> {
+        let allocator = TargetAllocator { receive: &self.allocator, target };
+        let received = self.protocol.receive_with(scope, &name.key, &allocator, Manner::default()).await;
+        let received = received.map_err(|error| {
+            let mismatch = match &error {
+                TransferError::Local(status) if status.code == Code::InvalidArgument => target.mismatch(name),
+                _ => None,
+            };
+            mismatch.unwrap_or_else(|| self.transfer_error(name, error))
+        })?;
         Ok(self.protocol.hold(received))
     }
 

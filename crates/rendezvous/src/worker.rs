@@ -17,6 +17,7 @@ use crate::{
     error::{Lost, PeerLoss, TransferName},
     fabric_channel::FabricChannel,
     node::Node,
+    receive_into::Target,
     table::{SendRefused, TakenValue},
     values::worker_device,
 };
@@ -27,7 +28,7 @@ const SHUTDOWN: Duration = Duration::from_secs(2);
 /// A worker. Cheap to clone; the last clone's drop begins the shutdown without waiting for it.
 #[derive(Debug, Clone)]
 pub struct Worker {
-    node: Arc<Node>,
+    pub(crate) node: Arc<Node>,
     _closer: Arc<Closer>,
 }
 
@@ -94,6 +95,12 @@ impl Worker {
     /// [`pool`](Self::pool) each time.
     pub fn user_memory(&self) -> &UserMemory {
         &self.node.pools.user
+    }
+
+    /// Memory that peers may write: what received values lie in. [`fetch_into`](Self::fetch_into) and
+    /// [`Step::recv_into`] fill a buffer of it without a copy.
+    pub fn receive_pool(&self) -> &Pool {
+        &self.node.pools.receive
     }
 
     /// What the memory for received values holds.
@@ -342,7 +349,7 @@ impl Worker {
     }
 
     /// Takes the operation pinned: a future that is handed on by value is kept at every stage.
-    async fn within<T>(
+    pub(crate) async fn within<T>(
         &self,
         limit: Duration,
         what: impl Fn() -> String,
@@ -377,8 +384,8 @@ fn parse_device(text: &str) -> Result<DeviceName, WorkerError> {
 /// One step of this worker: sends and receives of different steps never mix.
 #[derive(Debug, Clone)]
 pub struct Step {
-    worker: Worker,
-    id: StepId,
+    pub(crate) worker: Worker,
+    pub(crate) id: StepId,
 }
 
 impl Step {
@@ -463,7 +470,7 @@ impl Step {
         limit: Duration,
     ) -> Result<Tensor, WorkerError> {
         let what = || format!("receiving `{key}` of step {}", self.id.0);
-        let received = pin!(async { self.receive_held(key, manner).await?.into_tensor() });
+        let received = pin!(async { self.receive_held(key, Receiving::As(manner)).await?.into_tensor() });
         self.worker.within(limit, what, received).await
     }
 
@@ -480,14 +487,14 @@ impl Step {
     pub async fn recv_many(&self, keys: &[Key]) -> Result<Vec<Tensor>, WorkerError> {
         let what = || format!("receiving {} keys of step {}", keys.len(), self.id.0);
         let held = pin!(async {
-            // First, because those who wait for a connection go on in no order.
+            // First, so that the requests find each other.
             for source in keys.iter().filter_map(|key| key.source_device().worker()) {
                 if source != self.worker.name() {
                     self.worker.peer(&source)?.connected(&self.worker.node).await?;
                 }
             }
             let manner = Manner { sharing: self.worker.node.sharing, together: true };
-            try_join_all(keys.iter().map(|key| self.receive_held(key, manner))).await
+            try_join_all(keys.iter().map(|key| self.receive_held(key, Receiving::As(manner)))).await
         });
         let held = self.worker.within(self.worker.node.limit, what, held).await?;
         held.into_iter().map(HeldTensor::into_tensor).collect()
@@ -503,18 +510,26 @@ impl Step {
         self.worker.discard(self.id);
     }
 
-    async fn receive_held(&self, key: &Key, manner: Manner) -> Result<HeldTensor, WorkerError> {
+    pub(crate) async fn receive_held(
+        &self,
+        key: &Key,
+        how: Receiving<'_>,
+    ) -> Result<HeldTensor, WorkerError> {
         if self.worker.is_own(key.source_device())? {
             let step = self.worker.node.values.steps.step(self.id).map_err(|status| self.aborted(status))?;
             let taken = step.take(&key.table_key()).await.map_err(|status| self.aborted(status))?;
             return Ok(HeldTensor::Own(Some(taken)));
         }
         let here = self.worker.node.values.steps.watch(self.id).map_err(|status| self.aborted(status))?;
-        let received = here.or_aborted(pin!(self.receive_from_peer(key, manner))).await;
+        let received = here.or_aborted(pin!(self.receive_from_peer(key, how))).await;
         received.map_err(|status| self.aborted(status))?.map(HeldTensor::Peers)
     }
 
-    async fn receive_from_peer(&self, key: &Key, manner: Manner) -> Result<Held<FabricChannel>, WorkerError> {
+    async fn receive_from_peer(
+        &self,
+        key: &Key,
+        how: Receiving<'_>,
+    ) -> Result<Held<FabricChannel>, WorkerError> {
         let source = key.source_device().worker().ok_or_else(|| WorkerError::BadKey {
             key: key.to_string(),
             problem: "its source names no worker: give job, replica and task".to_owned(),
@@ -531,7 +546,11 @@ impl Step {
             let (loss, transport) = (PeerLoss::StepBroken, connection.kind.name());
             return Err(WorkerError::PeerLost { transfer: Box::new(transfer), transport, loss, detail });
         }
-        connection.receive_held(Scope::Step(self.id), &transfer, manner).await
+        let scope = Scope::Step(self.id);
+        match how {
+            Receiving::As(manner) => connection.receive_held(scope, &transfer, manner).await,
+            Receiving::Into(target) => connection.receive_into(scope, &transfer, target).await,
+        }
     }
 
     fn aborted(&self, status: Status) -> WorkerError {
@@ -539,8 +558,17 @@ impl Step {
     }
 }
 
+/// How a value is received.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Receiving<'target> {
+    /// As a tensor.
+    As(Manner),
+    /// Into the user's buffer.
+    Into(&'target Target),
+}
+
 /// A value that is not handed out yet. Dropping it gives it to the next receive of its key.
-enum HeldTensor {
+pub(crate) enum HeldTensor {
     /// Of this worker's own table.
     Own(Option<TakenValue>),
     /// Of a peer.

@@ -71,6 +71,7 @@ impl<C: Channel> Connection<C> {
             Mode::Original => self.acknowledge(&mut state, length)?,
             Mode::Counted => state.flow.take_message(length, counts)?,
         }
+        state.forget_taken_in();
         match record {
             Record::Message(message) => {
                 state.counters.received.count(&message);
@@ -150,6 +151,7 @@ impl<C: Channel> Connection<C> {
         let ask = record::decode_ask(bytes);
         let mut state = self.lock();
         let answer = state.flow.take_ask(ask)?;
+        state.forget_taken_in();
         state.counters.asks_received += 1;
         state.counters.answers_sent += 1;
         self.channel.post_record(RecordSlot::Answer, &record::encode_answer(answer))?;
@@ -168,6 +170,7 @@ impl<C: Channel> Connection<C> {
         self.channel.read_record(RecordSlot::Answer, &mut bytes)?;
         let mut state = self.lock();
         state.flow.take_answer(record::decode_answer(bytes))?;
+        state.forget_taken_in();
         state.counters.answers_received += 1;
         self.settle(state, None, None);
         Ok(())

@@ -4,7 +4,7 @@ use std::{future::poll_fn, task::Poll};
 
 use super::{Connection, State, Turnstile};
 use crate::{
-    Channel, ChannelError, Message, Mode, RecordSlot, TensorRequest,
+    Channel, ChannelError, Message, Mode, RecordSlot, RequestIndex, TensorRequest,
     credit::{Blocked, RingPlace},
     names::Defined,
     wire::record::{self, Control},
@@ -24,11 +24,22 @@ impl<L> State<L> {
         defined
     }
 
-    /// A content is being posted, which [`may_post_content`](Connection::may_post_content) allowed.
-    pub(crate) fn count_content(&mut self) {
+    /// The content of request `index` is being posted, which [`may_post_content`](Connection::may_post_content) allowed.
+    pub(crate) fn count_content(&mut self, index: RequestIndex) {
         // It was found possible under this lock.
         let _ = self.flow.post_content();
         self.contents_in_flight += 1;
+        self.count_written(index);
+    }
+
+    /// What was posted last is the value of request `index`.
+    pub(crate) fn count_written(&mut self, index: RequestIndex) {
+        self.responses.wrote(index, self.flow.posted());
+    }
+
+    /// The peer's counts were taken in: the values they cover are its own.
+    pub(super) fn forget_taken_in(&mut self) {
+        self.responses.taken_in(self.flow.returned());
     }
 }
 

@@ -65,6 +65,11 @@ impl<C: Channel> std::fmt::Debug for Held<C> {
 }
 
 impl<C: Channel> Held<C> {
+    /// The value, until it is handed out.
+    pub fn get(&self) -> Option<&Received<C::Lent>> {
+        self.received.as_ref()
+    }
+
     /// Hands the value out; once.
     pub fn take(&mut self) -> Option<Received<C::Lent>> {
         self.received.take()
@@ -250,6 +255,14 @@ impl<C: Channel> Drop for Kept<'_, C> {
     }
 }
 
+/// Those of the `known` metadata that the receive accepts.
+fn accepted<A: Allocator>(known: Arc<[Metadata]>, allocator: &A) -> Arc<[Metadata]> {
+    if known.iter().all(|metadata| allocator.accepts(metadata).is_ok()) {
+        return known;
+    }
+    known.iter().filter(|metadata| allocator.accepts(metadata).is_ok()).cloned().collect()
+}
+
 /// One open request. Dropping it gives the request up.
 struct Request<'connection, C: Channel> {
     connection: &'connection Connection<C>,
@@ -264,7 +277,7 @@ impl<C: Channel> Request<'_, C> {
         allocator: &A,
         manner: Manner,
     ) -> Result<Landed<C::Lent>, Stop<C::Lent>> {
-        let known = self.connection.known(scope, key);
+        let known = accepted(self.connection.known(scope, key), allocator);
         let (known, want) = if self.is_view(manner.sharing, &known) {
             (known, Want::View)
         } else {
@@ -279,16 +292,18 @@ impl<C: Channel> Request<'_, C> {
                     if want == Want::View || matches!(landed.content, Content::Eager(_) | Content::None) {
                         self.connection.remember(scope, key, &landed.metadata);
                     }
-                    // Memory that an eager content did not need goes back when the request is dropped.
+                    // Memory that an eager content did not need.
+                    self.take_back(allocator);
                     return Ok(landed);
                 }
                 Reply::ErrorStatus(status) => {
-                    self.take_back();
+                    self.take_back(allocator);
                     return Err(TransferError::Remote(status).into());
                 }
                 Reply::MetaDataResponse(metadata) => {
-                    self.take_back();
+                    self.take_back(allocator);
                     self.connection.remember(scope, key, &metadata);
+                    allocator.accepts(&metadata).map_err(TransferError::Local)?;
                     let destination = self.allocate(allocator, &metadata).await?;
                     self.ask_again(metadata, destination).await?;
                 }
@@ -304,9 +319,9 @@ impl<C: Channel> Request<'_, C> {
         sharing == Sharing::View && mode != Mode::Original && !is_small
     }
 
-    /// How the first request wants its content. It says what is `known` only if it has memory for the largest of that,
-    /// or needs none: small contents can come inside a message. A published value is there or is not, so its request
-    /// may wait for memory; a value of a step may be long in coming.
+    /// How the first request wants its content. What is known to be small comes inside a message always, and needs no
+    /// memory before. Else it says what is `known` only if it has memory for the largest of that. A published value is
+    /// there or is not, so its request may wait for memory; a value of a step may be long in coming.
     async fn allocate_first<A: Allocator<Lent = C::Lent>>(
         &self,
         allocator: &A,
@@ -317,18 +332,19 @@ impl<C: Channel> Request<'_, C> {
         let Some(metadata) = largest.filter(|metadata| metadata.byte_length > 0) else {
             return Ok((known, Want::Write(None)));
         };
-        let is_small = metadata.byte_length <= self.connection.agreed().eager_bytes_max.into();
-        if scope == Scope::Published && !is_small {
+        if metadata.byte_length <= self.connection.agreed().eager_bytes_max.into() {
+            return Ok((known, Want::Eager));
+        }
+        if scope == Scope::Published {
             let destination = self.allocate(allocator, metadata).await?;
             return Ok((known, Want::Write(destination)));
         }
         let early = self.unless_over(allocator.allocate_early(metadata)).await?;
         match early.map_err(TransferError::Local)? {
             Some((lent, destination)) => {
-                self.keep(lent)?;
+                self.keep(allocator, lent)?;
                 Ok((known, Want::Write(Some(destination))))
             }
-            None if is_small => Ok((known, Want::Eager)),
             None => Ok((Arc::default(), Want::Write(None))),
         }
     }
@@ -344,11 +360,11 @@ impl<C: Channel> Request<'_, C> {
         }
         let allocated = self.unless_over(allocator.allocate(metadata)).await?;
         let (lent, destination) = allocated.map_err(TransferError::Local)?;
-        self.keep(lent)?;
+        self.keep(allocator, lent)?;
         Ok(Some(destination))
     }
 
-    fn keep(&self, lent: C::Lent) -> Result<(), ChannelError> {
+    fn keep<A: Allocator<Lent = C::Lent>>(&self, allocator: &A, lent: C::Lent) -> Result<(), ChannelError> {
         let mut state = self.connection.lock();
         match state.failure() {
             Ok(()) => {
@@ -357,7 +373,7 @@ impl<C: Channel> Request<'_, C> {
             }
             Err(over) => {
                 drop(state);
-                self.connection.channel().take_back(lent, LentEnd::NeverSent);
+                self.end_loan(allocator, lent, LentEnd::NeverSent);
                 Err(over)
             }
         }
@@ -419,9 +435,15 @@ impl<C: Channel> Request<'_, C> {
     }
 
     /// Takes back memory that the peer's answer has freed.
-    fn take_back(&self) {
+    fn take_back<A: Allocator<Lent = C::Lent>>(&self, allocator: &A) {
         let ended = self.connection.lock().requests.take_ended(self.index);
         if let Some((lent, end)) = ended {
+            self.end_loan(allocator, lent, end);
+        }
+    }
+
+    fn end_loan<A: Allocator<Lent = C::Lent>>(&self, allocator: &A, lent: C::Lent, end: LentEnd) {
+        if let Some(lent) = allocator.take_back(lent, end) {
             self.connection.channel().take_back(lent, end);
         }
     }
