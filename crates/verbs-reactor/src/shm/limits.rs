@@ -16,8 +16,14 @@ pub(super) const BATCH_COMPLETIONS: usize = 32;
 /// The longest payload that rides in the descriptor ring itself.
 pub(super) const INLINE_BYTES: usize = 64;
 
-/// The deepest send queue, and so the most slots of a ring.
-pub(super) const SLOTS_MAX: u32 = 1 << 16;
+/// The deepest send queue.
+pub(super) const DEPTH_MAX: u32 = 1 << 16;
+
+/// One-sided reads that a peer may have unanswered. Its ring has room for their answers beside its own operations.
+pub(super) const READS_MAX: u32 = 16;
+
+/// The most slots of a ring.
+pub(super) const SLOTS_MAX: u32 = (DEPTH_MAX + READS_MAX).next_power_of_two();
 
 /// Blocks of a peer mapped per connection. Each costs one mapping; a process has 65,530 by default.
 pub(super) const BLOCKS_MAX: usize = 4096;

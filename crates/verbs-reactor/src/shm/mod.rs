@@ -14,6 +14,7 @@
 //! | `doorbell` | waking the peer |
 //! | `lease`, `loan` | views without a copy: the producer's books, the consumer's end |
 //! | `producer` | the requester's half of a connection |
+//! | `reads` | one-sided reads, both ways |
 //! | `target` | the target's half |
 //! | `link`, `driver` | who makes progress, and when |
 //! | `ending` | why a connection ends, and how each side learns of it |
@@ -33,6 +34,7 @@ mod limits;
 mod link;
 mod loan;
 mod producer;
+mod reads;
 mod ring;
 mod sys;
 mod target;

@@ -4,6 +4,7 @@ mod driving;
 mod hostile;
 mod lending;
 mod parts;
+mod reading;
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -31,7 +32,7 @@ use super::{
 
 /// Leases that the attacker may hold.
 const LEASES: u32 = 4;
-const CAPABILITIES: Capabilities = Capabilities { lend: true, ..Capabilities::WRITES };
+const CAPABILITIES: Capabilities = Capabilities { read: true, lend: true, ..Capabilities::WRITES };
 const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 8, receive_depth: 8 };
 
 /// A real end, and in place of its peer the bare pages and socket that a hostile process would hold. Nothing
