@@ -4,14 +4,16 @@ use memory::{
     BlockId, Buf, RemoteTarget,
     copy::{CopyReason, copy_bytes},
 };
-use verbs_reactor::{Arrival, FabricError, FabricKind, PeerViolation, Purpose, QueuePairCore, WorkRequest};
+use verbs_reactor::{
+    Arrival, FabricError, FabricKind, Immediate, PeerViolation, Purpose, QueuePairCore, WorkRequest,
+};
 
 use crate::{
     Violation,
     clock::Action,
-    endpoint::{Part, PieceState, SourceSpan},
+    endpoint::{Kind, Part, PieceState, SourceSpan},
     fabric::DomainShared,
-    ids::{BlockNumber, EndpointId},
+    ids::{BlockNumber, EndpointId, LeaseId},
     owners::PostedUnder,
     trace::{Event, Fnv},
     world::{Shared, State},
@@ -155,6 +157,11 @@ impl Shared {
                 _ => Violation::Refused(text),
             });
         }
+        self.refused_access(requester, target, reason);
+    }
+
+    /// Tells both ends that the target has refused an access.
+    pub(crate) fn refused_access(&self, requester: EndpointId, target: EndpointId, reason: PeerViolation) {
         let kind = FabricKind::Sim;
         let misbehaved = FabricError::PeerMisbehaved { kind, violation: reason };
         self.break_both(requester, FabricError::RemoteRefused { kind, reason }, target, &misbehaved);
@@ -190,22 +197,41 @@ impl Shared {
         let write = &mut outbound.writes[index];
         write.delivered = true;
         let (number, length, immediate) = (write.number, write.length, write.immediate);
-        let refused = write.refused.is_some();
+        let silent = write.refused.is_some() || matches!(write.kind, Kind::Read(_));
+        let lease = match write.kind {
+            Kind::Loan { lease, .. } => Some(lease),
+            Kind::Write | Kind::Read(_) => None,
+        };
         outbound.retire();
         drop(state);
-        if refused {
+        if silent {
             return;
         }
         self.record(Event::Delivered { endpoint: id, write: number, immediate: immediate.map(|i| i.0) });
-        core.count_received(length);
-        let Some(immediate) = immediate else { return };
-        if let Err(error) = core.deliver(Arrival::Immediate { immediate, length }) {
+        let Some(arrival) = self.arrival(&core, length, immediate, lease) else { return };
+        if let Err(error) = core.deliver(arrival) {
             if !self.state().allowed.receiver_not_ready {
                 let text = format!("{peer} has no receive (depth {depth}) for write {number} of {id}");
                 self.violated(Violation::ReceiverNotReady(text));
             }
             self.break_both(id, error.clone(), peer, &error);
         }
+    }
+
+    /// What the target of a write or a loan is told.
+    fn arrival(
+        &self,
+        core: &QueuePairCore,
+        length: u64,
+        immediate: Option<Immediate>,
+        lease: Option<LeaseId>,
+    ) -> Option<Arrival> {
+        if let Some(lease) = lease {
+            let buffer = self.view(lease)?;
+            return Some(Arrival::Loan { immediate: immediate?, buffer });
+        }
+        core.count_received(length);
+        Some(Arrival::Immediate { immediate: immediate?, length })
     }
 
     /// Completes the oldest outstanding write.
