@@ -15,11 +15,13 @@
 //! | `lease`, `loan` | views without a copy: the producer's books, the consumer's end |
 //! | `producer` | the requester's half of a connection |
 //! | `target` | the target's half |
+//! | `helper`, `chunks` | a second core for long copies |
 //! | `link`, `driver` | who makes progress, and when |
 //! | `ending` | why a connection ends, and how each side learns of it |
 //! | `words` | what single words of the pages say, for models |
 //! | `sys` | system calls as safe functions |
 
+mod chunks;
 mod connection;
 mod doorbell;
 mod driver;
@@ -27,6 +29,7 @@ mod ending;
 mod fabric;
 mod frame;
 mod handshake;
+mod helper;
 mod import;
 mod lease;
 mod limits;
