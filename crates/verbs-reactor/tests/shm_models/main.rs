@@ -273,6 +273,9 @@ fn after_a_stop_the_helper_leaves_what_it_has_and_touches_nothing_more() {
             bytes.with_mut(|bytes| unsafe { *bytes = 7 });
         }
         helper.join().unwrap();
-        assert!(payload.bytes.iter().all(|bytes| bytes.with(|bytes| unsafe { *bytes }) == 7));
+        for bytes in &payload.bytes {
+            // SAFETY: as above.
+            assert_eq!(bytes.with(|bytes| unsafe { *bytes }), 7);
+        }
     });
 }
