@@ -4,6 +4,19 @@
 /// of page table entries.
 pub(super) const CHUNK_BYTES: usize = 256 << 10;
 
+/// The shortest payload that a second core helps to copy: below, waking it costs more than it saves.
+pub(super) const HELP_BYTES: usize = 1 << 20;
+
+/// Copies that may wait for the helper.
+pub(super) const HELP_QUEUE: usize = 4;
+
+/// Turns of waiting for the helper's last chunk after which the next [`HELP_PAUSE`] copies are not shared: a chunk
+/// takes 20 to 60 µs, a turn about one.
+pub(super) const HELP_WAITS: u32 = 200;
+
+/// Copies done alone after the helper made one wait.
+pub(super) const HELP_PAUSE: u32 = 32;
+
 /// Descriptors executed in one go.
 pub(super) const BATCH_DESCRIPTORS: usize = 64;
 

@@ -16,11 +16,13 @@
 //! | `producer` | the requester's half of a connection |
 //! | `reads` | one-sided reads, both ways |
 //! | `target` | the target's half |
+//! | `helper`, `chunks` | a second core for long copies |
 //! | `link`, `driver` | who makes progress, and when |
 //! | `ending` | why a connection ends, and how each side learns of it |
 //! | `words` | what single words of the pages say, for models |
 //! | `sys` | system calls as safe functions |
 
+mod chunks;
 mod connection;
 mod doorbell;
 mod driver;
@@ -28,6 +30,7 @@ mod ending;
 mod fabric;
 mod frame;
 mod handshake;
+mod helper;
 mod import;
 mod lease;
 mod limits;

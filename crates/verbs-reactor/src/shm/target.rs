@@ -17,6 +17,7 @@ use super::{
     connection::Connection,
     ending::End,
     frame::Frame,
+    helper::{HelpedCopy, Shared},
     import::ImportedBlock,
     limits::{BATCH_DESCRIPTORS, BATCH_FRAMES, BLOCKS_MAX, CHUNK_BYTES},
     loan::{Loan, Release},
@@ -99,6 +100,8 @@ struct Copy {
     reason: CopyReason,
     /// Bytes copied so far.
     done: usize,
+    /// What a second core helps with.
+    helped: Option<HelpedCopy>,
 }
 
 impl Target {
@@ -223,14 +226,20 @@ impl Target {
             Purpose::Payload => CopyReason::ShmPayload,
             Purpose::Messages => CopyReason::ShmMessage,
         };
+        let mut helped = None;
         if let Source::Block { index, offset } = descriptor.source {
             let block = self.block(connection, index)?;
             if !block.covers(offset, range.length) {
                 return Err(PeerViolation::OutOfBounds.into());
             }
+            // The first copy out of a block is made alone: it keeps the book of what is resident.
+            if block.is_resident(offset, destination.length()) {
+                helped = HelpedCopy::begin(block.mapping(), offset as usize, &destination, reason);
+            }
         }
         if descriptor.source != Source::Nothing {
-            execution.job = Some(Job::Copy(Copy { source: descriptor.source, destination, reason, done: 0 }));
+            let copy = Copy { source: descriptor.source, destination, reason, done: 0, helped };
+            execution.job = Some(Job::Copy(copy));
         }
         Ok(execution)
     }
@@ -268,6 +277,11 @@ impl Target {
         limit: usize,
     ) -> Result<(usize, bool), End> {
         match job {
+            Job::Copy(Copy { helped: Some(helped), .. }) => match helped.step()? {
+                Shared::Copied(bytes) => Ok((bytes, false)),
+                Shared::HelperIsAtIt => Ok((0, false)),
+                Shared::Done => Ok((0, true)),
+            },
             Job::Copy(copy) => {
                 let bytes = self.copy(connection, copy, limit)?;
                 Ok((bytes, copy.done >= copy.destination.length()))

@@ -1,6 +1,7 @@
 //! Tests that need to see inside: layouts, imports, and neighbours that break every rule they can.
 
 mod driving;
+mod helping;
 mod hostile;
 mod lending;
 mod parts;
