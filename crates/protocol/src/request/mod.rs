@@ -5,6 +5,7 @@ mod entry;
 mod index;
 mod stash;
 mod table;
+mod validate;
 
 use std::{
     future::{Future, poll_fn},
@@ -14,7 +15,7 @@ use std::{
 };
 
 use admission::Admission;
-use stash::{Content, Landed, Place};
+use stash::{Check, Content, Landed, Place};
 pub(crate) use table::{Arrived, Reply, Requests};
 
 use crate::{
@@ -33,6 +34,7 @@ pub struct Received<L> {
     pub lent: Option<L>,
     /// Its place and number, for the case that it is not used after all.
     origin: Option<(Place, u64)>,
+    check: Check,
 }
 
 /// A received value that is not handed out yet: one of several that are wanted together. Dropping it gives a value of a
@@ -59,11 +61,11 @@ impl<C: Channel> Drop for Held<C> {
     fn drop(&mut self) {
         let mut state = self.connection.lock();
         state.requests.forget_kept();
-        let Some(Received { metadata, lent, origin }) = self.received.take() else { return };
+        let Some(Received { metadata, lent, origin, check }) = self.received.take() else { return };
         let is_over = state.failure().is_err();
         match origin.filter(|_| !is_over) {
             Some((place, number)) => {
-                let landed = Landed { number, metadata, content: lent.into() };
+                let landed = Landed { number, metadata, content: lent.into(), check };
                 let next = state.requests.stash_or_give(place, landed);
                 self.connection.settle(state, next, None);
             }
@@ -144,26 +146,25 @@ impl<C: Channel> Connection<C> {
 
     /// Brings an eager content into memory; until then it still belongs to its place.
     async fn hand_out<A: Allocator<Lent = C::Lent>>(
-        &self,
+        self: &Arc<Self>,
         scope: Scope,
         key: &Arc<str>,
         landed: Landed<C::Lent>,
         allocator: &A,
     ) -> Result<Received<C::Lent>, TransferError> {
-        let Content::Eager(bytes) = landed.content else {
-            let Landed { number, metadata, content } = landed;
-            let origin = Place::of(scope, key).map(|place| (place, number));
-            return Ok(Received { metadata, lent: content.lent(), origin });
+        let Landed { number, metadata, content, check } = landed;
+        let place = Place::of(scope, key);
+        let Content::Eager(bytes) = content else {
+            let origin = place.map(|place| (place, number));
+            return self.validated(Received { metadata, lent: content.lent(), origin, check }).await;
         };
-        let Landed { number, metadata, .. } = landed;
-        let mut kept =
-            Kept { connection: self, place: Place::of(scope, key), number, value: Some((metadata, bytes)) };
+        let mut kept = Kept { connection: self, place, number, value: Some((metadata, bytes)), check };
         kept.reserve();
         let Some((metadata, bytes)) = &kept.value else { return Err(TransferError::gone()) };
         let lent = allocator.keep(metadata, bytes).await.map_err(TransferError::Local)?;
         let Some((metadata, _)) = kept.value.take() else { return Err(TransferError::gone()) };
         let origin = kept.place.take().map(|place| (place, number));
-        Ok(Received { metadata, lent: Some(lent), origin })
+        self.validated(Received { metadata, lent: Some(lent), origin, check }).await
     }
 
     /// The step is over here: contents that are kept for receives of it go back, and none is kept from now on.
@@ -210,6 +211,7 @@ struct Kept<'connection, C: Channel> {
     place: Option<Place>,
     number: u64,
     value: Option<(Metadata, Box<[u8]>)>,
+    check: Check,
 }
 
 impl<C: Channel> Kept<'_, C> {
@@ -225,7 +227,8 @@ impl<C: Channel> Drop for Kept<'_, C> {
         state.requests.forget_kept();
         let next = match (self.place.take(), self.value.take()) {
             (Some(place), Some((metadata, bytes))) => {
-                let landed = Landed { number: self.number, metadata, content: Content::Eager(bytes) };
+                let content = Content::Eager(bytes);
+                let landed = Landed { number: self.number, metadata, content, check: self.check };
                 state.requests.stash_or_give(place, landed)
             }
             _ => None,
