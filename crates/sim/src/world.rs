@@ -98,6 +98,8 @@ pub(crate) struct State {
     pub(crate) frozen: u32,
     /// Pairs of nodes whose next queue pair one end never learns of.
     pub(crate) half_open: Vec<(NodeId, NodeId)>,
+    /// Of 65,536 pieces, how many come with one bit flipped.
+    pub(crate) flips_of_65536: u32,
 }
 
 impl State {
@@ -342,6 +344,7 @@ impl World {
             triggers: Vec::new(),
             frozen: 0,
             half_open: Vec::new(),
+            flips_of_65536: swarm.flips_of_65536,
         };
         let tail = std::env::var("SIM_TAIL").ok().and_then(|text| text.parse().ok()).unwrap_or(TAIL);
         let shared = Arc::new_cyclic(|me| Shared {

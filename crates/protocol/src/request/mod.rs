@@ -19,8 +19,8 @@ use stash::{Check, Content, Landed, Place};
 pub(crate) use table::{Arrived, Reply, Requests};
 
 use crate::{
-    Agreed, Allocator, Channel, ChannelError, Connection, Destination, LentEnd, Message, Metadata, Mode,
-    RequestIndex, Scope, Sharing, StepId, TensorReRequest, TensorRequest, TransferError, Want,
+    Agreed, Allocator, Channel, ChannelError, Checksums, Connection, Destination, LentEnd, Message, Metadata,
+    Mode, RequestIndex, Scope, Sharing, StepId, TensorReRequest, TensorRequest, TransferError, Want,
     connection::Turnstile, limits::NAME_BYTES_MAX,
 };
 
@@ -32,6 +32,8 @@ pub struct Received<L> {
     /// Its bytes, complete; `None` when there are none. The receiver ends the loan with the evidence
     /// [`LentEnd::Content`].
     pub lent: Option<L>,
+    /// Its checksum, if it was validated: to be remembered beside it when it is sent on.
+    pub checksums: Option<Arc<Checksums>>,
     /// Its place and number, for the case that it is not used after all.
     origin: Option<(Place, u64)>,
     check: Check,
@@ -61,7 +63,7 @@ impl<C: Channel> Drop for Held<C> {
     fn drop(&mut self) {
         let mut state = self.connection.lock();
         state.requests.forget_kept();
-        let Some(Received { metadata, lent, origin, check }) = self.received.take() else { return };
+        let Some(Received { metadata, lent, origin, check, .. }) = self.received.take() else { return };
         let is_over = state.failure().is_err();
         match origin.filter(|_| !is_over) {
             Some((place, number)) => {
@@ -156,7 +158,8 @@ impl<C: Channel> Connection<C> {
         let place = Place::of(scope, key);
         let Content::Eager(bytes) = content else {
             let origin = place.map(|place| (place, number));
-            return self.validated(Received { metadata, lent: content.lent(), origin, check }).await;
+            let lent = content.lent();
+            return self.validated(Received { metadata, lent, checksums: None, origin, check }).await;
         };
         let mut kept = Kept { connection: self, place, number, value: Some((metadata, bytes)), check };
         kept.reserve();
@@ -164,7 +167,7 @@ impl<C: Channel> Connection<C> {
         let lent = allocator.keep(metadata, bytes).await.map_err(TransferError::Local)?;
         let Some((metadata, _)) = kept.value.take() else { return Err(TransferError::gone()) };
         let origin = kept.place.take().map(|place| (place, number));
-        self.validated(Received { metadata, lent: Some(lent), origin, check }).await
+        self.validated(Received { metadata, lent: Some(lent), checksums: None, origin, check }).await
     }
 
     /// The step is over here: contents that are kept for receives of it go back, and none is kept from now on.

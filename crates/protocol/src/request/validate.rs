@@ -4,7 +4,7 @@ use std::{future::poll_fn, sync::Arc, task::Poll};
 
 use super::{Held, Received, stash::Check};
 use crate::{
-    Channel, Connection, Damage, LentEnd, TransferError,
+    Channel, Checksums, Connection, Damage, LentEnd, TransferError,
     validation::{Summing, decode_result},
 };
 
@@ -39,6 +39,8 @@ impl<C: Channel> Connection<C> {
         drop(state);
         if matches {
             received.check = Check::None;
+            let known = Checksums::known(self.agreed().validation, found);
+            received.checksums = Some(Arc::new(known));
             return Ok(received);
         }
         if let Some(lent) = received.lent {
