@@ -39,6 +39,7 @@ mod fabric;
 mod failing;
 mod failure;
 mod faults;
+mod flips;
 mod freeze;
 mod handle;
 mod ids;

@@ -35,7 +35,8 @@ pub struct Swarm {
     pub tiny_pieces: bool,
     /// A logical write is split into work requests of at most this many bytes.
     pub piece_bytes_max: u64,
-    /// Of 65,536 pieces of payload, how many come with one bit flipped. Only for scenarios that validate checksums.
+    /// Of 65,536 pieces of contents, how many come with one bit flipped, until
+    /// [`Handle::flip_bits`](crate::Handle::flip_bits) says otherwise. Only for scenarios that validate checksums.
     pub flips_of_65536: u32,
     /// Of 256 pieces, how many land in the same step that reads them.
     pub direct_of_256: u32,

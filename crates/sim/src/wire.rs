@@ -35,7 +35,7 @@ impl Shared {
         let core = endpoint.core.clone();
         let Some((write, piece)) = endpoint.outbound.nth_piece(nth, false) else { return };
         let write = &endpoint.outbound.writes[write];
-        let (number, key) = (write.number, write.key);
+        let (number, key, immediate) = (write.number, write.key, write.immediate);
         let (part, range) = (write.pieces[piece].part, write.pieces[piece].range.clone());
         let source = write.parts[part].source.clone();
         drop(state);
@@ -48,6 +48,7 @@ impl Shared {
         self.check_source(source.as_ref(), &range);
         let mut bytes = vec![0; range.len()];
         copy_bytes(&mut bytes, &local[range.clone()], CopyReason::SimPiece);
+        self.flip_message(id, immediate, &local, (&range, &mut bytes));
         drop(local);
         let event = Event::Read { endpoint: id, write: number, offset: range.start, length: range.len() };
         self.record(event);
@@ -111,12 +112,11 @@ impl Shared {
         let (PieceState::Carried(mut bytes), Some(remote)) = (state_before, remote) else { return };
         let posted_under = if strict { remote.posted_under } else { PostedUnder::Unchecked };
         let place = domain.place(&remote.range, &range);
-        let flip = self.flip(&mut state, &landing, &mut bytes);
+        if let Ok((_, purpose)) = &landing {
+            self.flip_payload(&mut state, id, *purpose, &mut bytes);
+        }
         drop(state);
 
-        if flip {
-            self.record(Event::BitFlipped { endpoint: id, write: number });
-        }
         if landing.is_ok()
             && let Some((block, place)) = place
             && let Some(block) = self.observed(block)
@@ -132,20 +132,6 @@ impl Shared {
             }
             Err(violation) => self.refuse(id, peer, violation),
         }
-    }
-
-    /// Now and then a bit changes that the wire's own sums do not protect.
-    fn flip(&self, state: &mut State, landing: &Landing, bytes: &mut [u8]) -> bool {
-        let is_payload = matches!(landing, Ok((_, Purpose::Payload)));
-        if self.swarm.flips_of_65536 == 0 || !is_payload || bytes.is_empty() {
-            return false;
-        }
-        let flips = state.rng.chance(self.swarm.flips_of_65536, 1 << 16);
-        if flips {
-            let (byte, bit) = (state.rng.below(bytes.len()), state.rng.below(8));
-            bytes[byte] ^= 1 << bit;
-        }
-        flips
     }
 
     /// The target refused an access: the connection is over for both, nothing more of it lands.

@@ -101,6 +101,8 @@ pub(crate) struct State {
     pub(crate) half_open: Vec<(NodeId, NodeId)>,
     /// Memory that peers view.
     pub(crate) leases: Leases,
+    /// Of 65,536 pieces, how many come with one bit flipped.
+    pub(crate) flips_of_65536: u32,
 }
 
 impl State {
@@ -355,6 +357,7 @@ impl World {
             frozen: 0,
             half_open: Vec::new(),
             leases: Leases::default(),
+            flips_of_65536: swarm.flips_of_65536,
         };
         let tail = std::env::var("SIM_TAIL").ok().and_then(|text| text.parse().ok()).unwrap_or(TAIL);
         let shared = Arc::new_cyclic(|me| Shared {
