@@ -226,21 +226,13 @@ impl Target {
             Purpose::Payload => CopyReason::ShmPayload,
             Purpose::Messages => CopyReason::ShmMessage,
         };
-        let mut helped = None;
-        if let Source::Block { index, offset } = descriptor.source {
-            let block = self.block(connection, index)?;
-            if !block.covers(offset, range.length) {
-                return Err(PeerViolation::OutOfBounds.into());
+        execution.job = match descriptor.source {
+            Source::Block { index, offset } => {
+                Some(Job::Copy(self.copy_out_of(connection, (index, offset), destination, reason)?))
             }
-            // The first copy out of a block is made alone: it keeps the book of what is resident.
-            if block.is_resident(offset, destination.length()) {
-                helped = HelpedCopy::begin(block.mapping(), offset as usize, &destination, reason);
-            }
-        }
-        if descriptor.source != Source::Nothing {
-            let copy = Copy { source: descriptor.source, destination, reason, done: 0, helped };
-            execution.job = Some(Job::Copy(copy));
-        }
+            Source::Nothing => None,
+            source => Some(Job::Copy(Copy { source, destination, reason, done: 0, helped: None })),
+        };
         Ok(execution)
     }
 
@@ -254,11 +246,28 @@ impl Target {
         length: u64,
     ) -> Result<Option<Copy>, End> {
         let Some(destination) = destination.filter(|_| length > 0) else { return Ok(None) };
-        if !self.block(connection, index)?.covers(offset, length) {
+        self.copy_out_of(connection, (index, offset), destination, CopyReason::ShmRead).map(Some)
+    }
+
+    /// The copy that fills `destination` from `offset` of the peer's block `index` on.
+    fn copy_out_of(
+        &mut self,
+        connection: &Connection,
+        (index, offset): (u32, u64),
+        destination: RemoteTarget,
+        reason: CopyReason,
+    ) -> Result<Copy, End> {
+        let block = self.block(connection, index)?;
+        if !block.covers(offset, destination.length() as u64) {
             return Err(PeerViolation::OutOfBounds.into());
         }
+        // The first copy out of a block is made alone: it keeps the book of what is resident.
+        let helped = block.is_resident(offset, destination.length()).then(|| {
+            // `covers` has shown that the offset fits the address space.
+            HelpedCopy::begin(block.mapping(), offset as usize, &destination, reason)
+        });
         let source = Source::Block { index, offset };
-        Ok(Some(Copy { source, destination, reason: CopyReason::ShmRead, done: 0 }))
+        Ok(Copy { source, destination, reason, done: 0, helped: helped.flatten() })
     }
 
     /// The peer's block of this number. It was sent before the descriptor that names it, so if it is not here
