@@ -44,6 +44,12 @@ pub const RING_BYTES_FIRST: u32 = 16 << 10;
 /// Size of the slot of ASK and of that of ANSWER, in bytes.
 pub const SLOT_BYTES: u32 = 64;
 
+/// Size of the slot of a content's result, in bytes.
+pub const RESULT_SLOT_BYTES: u32 = 64;
+
+/// Bytes of it that are written.
+pub const RESULT_BYTES: usize = 24;
+
 /// Fewest and most receives that each end posts for the other: two of them are kept for ASK and ANSWER.
 pub const DEPTH_MIN: u32 = 4;
 /// See [`DEPTH_MIN`].

@@ -108,7 +108,7 @@ impl DataConnection {
                 }
                 Ok(Arrival::Loan { immediate, buffer }) => {
                     let length = buffer.len() as u64;
-                    self.protocol.on_loan(immediate.0, length, Lent::Loan(buffer)).map(|()| None)
+                    self.protocol.on_loan(immediate.0, length, Lent::view(buffer)).map(|()| None)
                 }
                 Ok(other) => {
                     return Lost::misbehaved(format!(
@@ -202,7 +202,8 @@ impl DataConnection {
         name: &TransferName,
         target: &Target,
     ) -> Result<Held<FabricChannel>, WorkerError> {
-        let allocator = TargetAllocator { receive: &self.allocator, target };
+        let is_validated = self.protocol.agreed().validation.is_on();
+        let allocator = TargetAllocator { receive: &self.allocator, target, is_validated };
         let received = self.protocol.receive_with(scope, &name.key, &allocator, Manner::default()).await;
         let received = received.map_err(|error| {
             let mismatch = match &error {
@@ -215,12 +216,12 @@ impl DataConnection {
     }
 
     pub(crate) fn tensor(received: Received<Lent>) -> Result<Tensor, WorkerError> {
-        let Received { metadata, lent, .. } = received;
+        let Received { metadata, lent, checksums, .. } = received;
         let bytes = lent.map(Lent::received).transpose()?;
         // Memory lent for several known shapes is as large as the largest.
         let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
         let bytes = bytes.filter(|_| length > 0).and_then(|bytes| bytes.slice(0..length));
-        Ok(Tensor::received(metadata, bytes.unwrap_or_else(Buf::empty)))
+        Ok(Tensor::received(metadata, bytes.unwrap_or_else(Buf::empty), checksums))
     }
 
     fn lost_error(&self, transfer: Box<TransferName>, seen: String) -> WorkerError {
@@ -238,6 +239,10 @@ impl DataConnection {
             TransferError::KeyTooLong { .. } => {
                 let status = Status::new(Code::ResourceExhausted, error.to_string());
                 WorkerError::Local { transfer, status }
+            }
+            TransferError::Corrupted { validation, sent, received, damage } => {
+                let transport = self.kind.name();
+                WorkerError::Corrupted { transfer, transport, validation, sent, received, damage }
             }
             other => self.lost_error(transfer, other.to_string()),
         }

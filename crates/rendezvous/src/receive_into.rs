@@ -47,7 +47,7 @@ impl Filled {
     pub fn into_tensor(self) -> Tensor {
         let length = self.bytes().len();
         let whole = self.buffer.freeze();
-        Tensor::received(self.metadata, whole.slice(0..length).unwrap_or(whole))
+        Tensor::received(self.metadata, whole.slice(0..length).unwrap_or(whole), None)
     }
 }
 
@@ -147,12 +147,12 @@ impl Target {
             return Err(self.refusal(transfer, metadata));
         }
         let metadata = metadata.clone();
-        if let Some(Lent::Granted(_)) = lent
+        if let Some(Lent::Granted { .. }) = lent
             && self.lock().buffer.is_none()
         {
             // It lies in the buffer; or in that of an earlier receive, whose value this one got while its own buffer
             // was with the peer, where it goes back to its pool.
-            let Some(Lent::Granted(granted)) = held.take().and_then(|received| received.lent) else {
+            let Some(Lent::Granted { granted, .. }) = held.take().and_then(|received| received.lent) else {
                 return Err(gone());
             };
             return Ok(Filled { metadata, buffer: granted.end(GrantEnd::Content)? });
@@ -226,9 +226,9 @@ impl Target {
 /// Copies bytes of a value that has come.
 fn read(lent: Option<&Lent>, offset: usize, into: &mut [u8]) -> Result<(), MemoryError> {
     match lent {
-        Some(Lent::Granted(granted)) => granted.read_at(offset, into, CopyReason::Local),
-        Some(Lent::Loan(view)) => {
-            copy_bytes(into, view.get(offset..).unwrap_or_default(), CopyReason::Local);
+        Some(Lent::Granted { granted, .. }) => granted.read_at(offset, into, CopyReason::Local),
+        Some(Lent::Here { bytes, .. }) => {
+            copy_bytes(into, bytes.get(offset..).unwrap_or_default(), CopyReason::Local);
             Ok(())
         }
         None => Ok(()),
@@ -240,12 +240,17 @@ fn read(lent: Option<&Lent>, offset: usize, into: &mut [u8]) -> Result<(), Memor
 pub(crate) struct TargetAllocator<'receive> {
     pub(crate) receive: &'receive ReceiveAllocator,
     pub(crate) target: &'receive Target,
+    /// Contents are validated, for which they must not change: they are copied after that.
+    pub(crate) is_validated: bool,
 }
 
 impl TargetAllocator<'_> {
-    /// The region of the buffer, if it is here and in one.
+    /// The region of the buffer, if it is here and in one, and may be lent.
     fn region(&self) -> Option<RemoteRegion> {
         let state = self.target.lock();
+        if self.is_validated {
+            return None;
+        }
         state.buffer.as_ref()?.block().and_then(|block| self.receive.regions.get(block.id()))
     }
 
@@ -262,8 +267,9 @@ impl TargetAllocator<'_> {
             generation: region.generation.0,
             offset: granted.offset() as u64,
             capacity: granted.length() as u64,
+            result: None,
         };
-        Ok(Some((Lent::Granted(granted), destination)))
+        Ok(Some((Lent::Granted { granted, has_slot: false }, destination)))
     }
 }
 
@@ -282,7 +288,7 @@ impl Allocator for TargetAllocator<'_> {
     fn take_back(&self, lent: Lent, end: LentEnd) -> Option<Lent> {
         let mut state = self.target.lock();
         match lent {
-            Lent::Granted(granted) if state.lent == Some(granted.id()) => {
+            Lent::Granted { granted, .. } if state.lent == Some(granted.id()) => {
                 state.lent = None;
                 state.buffer = ended(granted, end);
                 None
@@ -292,10 +298,10 @@ impl Allocator for TargetAllocator<'_> {
     }
 
     async fn keep(&self, metadata: &Metadata, content: &[u8]) -> Result<Lent, Status> {
-        let own = if self.target.fits(metadata) { self.target.take() } else { None };
+        let own = if self.target.fits(metadata) && !self.is_validated { self.target.take() } else { None };
         let Some(mut buffer) = own else { return self.receive.keep(metadata, content).await };
         copy_bytes(&mut buffer, content, CopyReason::Eager);
-        Ok(Lent::Granted(buffer.grant()))
+        Ok(Lent::Granted { granted: buffer.grant(), has_slot: false })
     }
 
     async fn allocate(&self, metadata: &Metadata) -> Result<(Lent, Destination), Status> {

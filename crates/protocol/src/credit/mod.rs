@@ -47,6 +47,7 @@ pub use flow::{Answer, Ask, Blocked, Counts, Flow, Open};
 pub use ring::{RingConsumer, RingPlace};
 
 use crate::{
+    Validation,
     limits::{
         CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, NAMES_MAX, REQUESTS_MAX,
         REQUESTS_PER_MESSAGE_MAX, RING_BYTES_FIRST, RING_BYTES_MAX, RING_BYTES_MIN,
@@ -84,6 +85,8 @@ pub struct Parameters {
     pub eager_bytes_max: u32,
     /// Requests that one message may carry. Mode original has one in each.
     pub requests_per_message: u32,
+    /// By which checksum contents are validated; see [`validation`](crate::validation).
+    pub validation: Validation,
 }
 
 impl Default for Parameters {
@@ -99,6 +102,7 @@ impl Default for Parameters {
             names_max: 1024,
             eager_bytes_max: EAGER_BYTES_MAX,
             requests_per_message: 128,
+            validation: Validation::Off,
         }
     }
 }
@@ -147,9 +151,21 @@ pub struct Agreed {
     pub eager_bytes_max: u32,
     /// Requests that one message may carry: the smaller maximum, 1 in mode original.
     pub requests_per_message: u32,
+    /// By which checksum contents are validated: the stronger of the two wishes.
+    pub validation: Validation,
 }
 
 impl Agreed {
+    /// Whether a destination names a result slot.
+    pub fn has_result_slots(&self) -> bool {
+        self.validation.is_on() && self.mode != Mode::Original
+    }
+
+    /// Whether META_DATA_RESPONSE comes before every content, as the original does it when it validates.
+    pub fn tells_first(&self) -> bool {
+        self.validation.is_on() && self.mode == Mode::Original
+    }
+
     /// From both ends' offers. Numbers outside the [limits](crate::limits) are brought inside.
     pub fn of(local: &Parameters, peer: &Parameters) -> Self {
         let original = local.mode == Mode::Original || peer.mode == Mode::Original;
@@ -161,7 +177,8 @@ impl Agreed {
         let eager_bytes_max = if original { 0 } else { smaller };
         let smaller = local.requests_per_message.min(peer.requests_per_message);
         let requests_per_message = if original { 1 } else { smaller.clamp(1, REQUESTS_PER_MESSAGE_MAX) };
-        Self { mode, depth, requests_max, names_max, eager_bytes_max, requests_per_message }
+        let validation = local.validation.max(peer.validation);
+        Self { mode, depth, requests_max, names_max, eager_bytes_max, requests_per_message, validation }
     }
 }
 

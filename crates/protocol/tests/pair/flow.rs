@@ -109,7 +109,7 @@ fn s3_6_no_case_costs_more_than_in_mode_original() {
 
 #[test]
 fn a_thousand_hits_cost_ten_returns_at_most() {
-    let mut pair = Pair::new(Parameters::default());
+    let mut pair = Pair::new(Parameters { eager_bytes_max: 0, ..Parameters::default() });
     pair.b.source.send_bytes(Scope::Published, "k", 8, 1);
     assert!(pair.pull(Scope::Published, "k").is_ok());
     let before = pair.counters();
@@ -378,7 +378,7 @@ fn d_answer_short() {
 
 fn ring(capacity: u32) -> Control {
     let capacity = capacity.into();
-    Control::RingOffer(Destination { region: 1, generation: 1, offset: 0, capacity })
+    Control::RingOffer(Destination { region: 1, generation: 1, offset: 0, capacity, result: None })
 }
 
 #[test]

@@ -18,4 +18,5 @@ mod sequences;
 mod several;
 mod stash;
 mod support;
+mod validation;
 mod view;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use futures::future::join_all;
 use protocol::{
-    Connection, Counters, Manner, Mode, Parameters, PeerMisbehaved, Received, Scope, Sharing, TensorRequest,
-    TransferError,
+    Agreed, Connection, Counters, Manner, Mode, Parameters, PeerMisbehaved, Received, Scope, Sharing,
+    TensorRequest, TransferError, Validation,
 };
 
 use super::{
@@ -59,6 +59,7 @@ pub(crate) fn small() -> Parameters {
         names_max: 4,
         eager_bytes_max: 0,
         requests_per_message: 1,
+        validation: Validation::Off,
     }
 }
 
@@ -72,7 +73,9 @@ impl Pair {
     }
 
     pub(crate) fn with(a: Parameters, b: Parameters, blocks: usize) -> Self {
-        let memories = (Memory::new(blocks), Memory::new(blocks));
+        let has_results = Agreed::of(&a, &b).has_result_slots();
+        let memory = || Memory::with_results(blocks, has_results);
+        let memories = (memory(), memory());
         let wire = Wire::new((a, memories.0.clone()), (b, memories.1.clone()));
         let mut tasks = Tasks::default();
         let mut end = |side, local, peer, memory| {
