@@ -103,7 +103,7 @@ mod tests {
             checksum: content.map(|_| 7),
         };
         let mut bytes = Vec::new();
-        let counted = Some((Counts::default(), NameForm::Plain));
+        let counted = Some((Counts::default(), &[NameForm::Plain][..]));
         encode_message(counted, &Message::MetaDataResponse(response), &mut bytes);
         bytes
     }

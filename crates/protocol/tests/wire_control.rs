@@ -1,0 +1,128 @@
+//! Frames of the control plane: refusals, lengths, and what is not shown.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use protocol::{
+    DataType, Destination, Metadata, Parameters, Shape, WireError,
+    limits::{
+        CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, NAMES_MAX, REQUESTS_MAX,
+        REQUESTS_PER_MESSAGE_MAX, RING_BYTES_MAX, RING_BYTES_MIN, SLOT_BYTES, WIRE_VERSION,
+    },
+    wire::control::{Connect, ControlFrame, ListEntry, RegionRecord, RingOffer},
+};
+
+fn ring_offer(parameters: Parameters) -> RingOffer {
+    let at = |offset, capacity: u32| Destination {
+        region: 1,
+        generation: 2,
+        offset,
+        capacity: capacity.into(),
+        result: None,
+    };
+    RingOffer { destination: at(64, parameters.first_ring_bytes()), slots: at(0, 2 * SLOT_BYTES) }
+}
+
+#[test]
+fn d_another_wire_version_is_refused_with_both_named() {
+    let hello = ControlFrame::Hello {
+        wire_version: WIRE_VERSION + 1,
+        worker: "/job:a/replica:0/task:0".to_owned(),
+        incarnation: 1,
+        listen_address: None,
+        nonce: [0; 32],
+    };
+    let error = ControlFrame::decode(&hello.encode()).unwrap_err();
+    assert_eq!(error, WireError::Version { peer: WIRE_VERSION + 1, own: WIRE_VERSION });
+    for version in [WIRE_VERSION + 1, WIRE_VERSION] {
+        assert!(error.to_string().contains(&version.to_string()), "{error}");
+    }
+}
+
+#[test]
+fn d_parameters_outside_their_limits_are_refused() {
+    let good = Parameters::default();
+    let bad = [
+        Parameters { depth: DEPTH_MIN - 1, ..good },
+        Parameters { depth: DEPTH_MAX + 1, ..good },
+        Parameters { ring_bytes: RING_BYTES_MIN - 1, ..good },
+        Parameters { ring_bytes: RING_BYTES_MAX + 1, ..good },
+        Parameters { requests_max: 0, ..good },
+        Parameters { requests_max: REQUESTS_MAX + 1, ..good },
+        Parameters { contents_max: 0, ..good },
+        Parameters { contents_max: CONTENTS_MAX + 1, ..good },
+        Parameters { names_max: NAMES_MAX + 1, ..good },
+        Parameters { eager_bytes_max: EAGER_BYTES_MAX + 1, ..good },
+        Parameters { requests_per_message: 0, ..good },
+        Parameters { requests_per_message: REQUESTS_PER_MESSAGE_MAX + 1, ..good },
+    ];
+    assert_eq!(good.check(), Ok(()));
+    for parameters in bad {
+        let (data, regions, ring) = (Vec::new(), Vec::new(), ring_offer(parameters));
+        let frame =
+            ControlFrame::Connect(Connect { connection: 1, kind: 1, data, parameters, ring, regions });
+        let error = ControlFrame::decode(&frame.encode()).unwrap_err();
+        assert!(matches!(error, WireError::OutOfRange { .. }), "{error}");
+    }
+}
+
+#[test]
+fn d_rings_and_slots_of_other_sizes_are_refused() {
+    let parameters = Parameters::default();
+    let good = ring_offer(parameters);
+    let sized = |destination: Destination, capacity| Destination { capacity, ..destination };
+    let first = u64::from(parameters.first_ring_bytes());
+    let bad = [
+        RingOffer { destination: sized(good.destination, first - 1), ..good },
+        RingOffer { destination: sized(good.destination, first + 1), ..good },
+        RingOffer { slots: sized(good.slots, 2 * u64::from(SLOT_BYTES) - 1), ..good },
+    ];
+    for ring in bad {
+        let (data, regions) = (Vec::new(), Vec::new());
+        let frame =
+            ControlFrame::Connect(Connect { connection: 1, kind: 1, data, parameters, ring, regions });
+        let error = ControlFrame::decode(&frame.encode()).unwrap_err();
+        assert_eq!(error, WireError::Inconsistent { field: "ring" });
+    }
+}
+
+#[test]
+fn list_entries_say_how_long_they_are() {
+    let entry = |name: &str, checksum| ListEntry {
+        name: name.to_owned(),
+        metadata: Metadata::new(DataType::F32, Shape::new([2]).unwrap()).unwrap(),
+        version: 1,
+        checksum,
+    };
+    let entries = vec![entry("a", None), entry("bcd", Some(1))];
+    let sum: usize = entries.iter().map(ListEntry::encoded_length).sum();
+    let frame = |entries| ControlFrame::ListResponse { request: 1, entries, more: false }.encode().len();
+    assert_eq!(frame(entries) - frame(Vec::new()), sum);
+}
+
+#[test]
+fn keys_proofs_and_connection_data_are_not_in_debug() {
+    let region = RegionRecord { region: 1, generation: 2, base: 0, length: 4096, key: 0xDEAD_BEEF };
+    let parameters = Parameters::default();
+    let ring = ring_offer(parameters);
+    let data = vec![0xAB; 4];
+    let regions = vec![region];
+    let frames = [
+        ControlFrame::Proof { proof: [0xAB; 32] },
+        ControlFrame::Connect(Connect {
+            connection: 1,
+            kind: 1,
+            data: data.clone(),
+            parameters,
+            ring,
+            regions: regions.clone(),
+        }),
+        ControlFrame::Connected(Connect { connection: 1, kind: 1, data, parameters, ring, regions }),
+        ControlFrame::RegionAdd { connection: 1, region },
+    ];
+    for frame in frames {
+        let debug = format!("{frame:?} {frame:#?}");
+        for secret in ["171", "3735928559", "deadbeef", "DEADBEEF", "0xab"] {
+            assert!(!debug.contains(secret), "{debug}");
+        }
+    }
+}
