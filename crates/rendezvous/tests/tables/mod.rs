@@ -57,7 +57,7 @@ const EAGER: Cost = Cost::of([1, 1, 0, 0, 0, 0], 0);
 /// Receives at once in the case of many.
 const MANY: u64 = 20;
 
-/// Tensors fetched by one call.
+/// Small tensors fetched by one call.
 const FETCHED: u64 = 100;
 
 fn times(cost: Cost, count: u64) -> Cost {
@@ -207,15 +207,16 @@ impl Two {
     async fn cases_of_several(&self) {
         let peer = self.receiver.peer(SENDER).unwrap();
         let hit = self.hit();
-        for (length, first, again) in [(8, self.short(MISS), self.short(hit)), (LONG, MISS, hit)] {
-            let names: Vec<String> = (0..FETCHED).map(|number| format!("{length} {number}")).collect();
+        let small = (8, FETCHED, self.short(MISS), self.short(hit));
+        for (length, count, first, again) in [small, (LONG, MANY, MISS, hit)] {
+            let names: Vec<String> = (0..count).map(|number| format!("{length} {number}")).collect();
             let tensor = self.bytes(length, 6);
             for name in &names {
                 self.sender.publish(name, tensor.clone()).unwrap();
             }
             for (case, one) in [("first fetch of many", first), ("fetch of many again", again)] {
                 let fetched = self.receiver.fetch_many(&peer, &names);
-                let all = self.costs(case, self.together(one, FETCHED), fetched).await.unwrap();
+                let all = self.costs(case, self.together(one, count), fetched).await.unwrap();
                 assert!(all.len() == names.len() && all.iter().all(|got| got.bytes() == tensor.bytes()));
             }
         }
