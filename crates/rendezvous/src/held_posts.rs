@@ -89,11 +89,17 @@ impl HeldPosts {
             if self.lock().is_empty() {
                 self.some.notified().await;
             }
-            queue_pair.room().await;
+            let weight = self.first_weight(queue_pair.capabilities().piece_bytes_max);
+            queue_pair.room_of(weight).await;
             self.post_held(&queue_pair);
         }
         // Whoever awaits one of these learns that it is over.
         self.lock().clear();
+    }
+
+    /// What the first of them needs of the send queue.
+    fn first_weight(&self, piece_bytes_max: u64) -> u64 {
+        self.lock().front().map_or(1, |held| held.request.weight(piece_bytes_max))
     }
 
     fn post_held(&self, queue_pair: &QueuePair) {

@@ -213,9 +213,18 @@ impl QueuePair {
     /// # Cancel safety
     /// Cancel-safe; no slot is reserved.
     pub async fn room(&self) {
+        self.room_of(1).await;
+    }
+
+    /// As [`room`](Self::room), for an operation of this [weight](WorkRequest::weight). A vectored or split one finds
+    /// no room in a queue that has just one place left.
+    ///
+    /// # Cancel safety
+    /// As [`room`](Self::room).
+    pub async fn room_of(&self, weight: u64) {
         poll_fn(|context| {
             self.shared.link.drive();
-            self.shared.core.slots().poll_room(context)
+            self.shared.core.slots().poll_room(weight, context)
         })
         .await;
     }

@@ -330,9 +330,12 @@ impl SlotTable {
     }
 
     /// Ready when a slot is free and nobody waits for it, or never will be because the queue pair has failed.
-    pub(crate) fn poll_room(&self, context: &Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_room(&self, weight: u64, context: &Context<'_>) -> Poll<()> {
+        // What is heavier than the whole queue is refused, not waited for.
+        let weight = u32::try_from(weight).unwrap_or(u32::MAX).clamp(1, self.depth);
         let mut inner = self.lock();
-        if inner.failure.is_some() || inner.has_open_room(self.depth) {
+        let has_room = inner.has_open_room(self.depth) && weight <= self.depth - inner.weight;
+        if inner.failure.is_some() || has_room {
             return Poll::Ready(());
         }
         remember(&mut inner.onlookers, context.waker());

@@ -164,7 +164,7 @@ proptest! {
             let outstanding = model.held.iter().filter(|held| !held.is_completed).count();
             prop_assert_eq!(table.outstanding() as usize, outstanding, "after {:?}", call);
             let open = model.waiting.is_empty() && model.room() > 0;
-            let polled = table.poll_room(&Context::from_waker(&noop_waker()));
+            let polled = table.poll_room(1, &Context::from_waker(&noop_waker()));
             prop_assert_eq!(polled.is_ready(), open, "after {:?}", call);
         }
     }

@@ -57,7 +57,7 @@ const EAGER: Cost = Cost::of([1, 1, 0, 0, 0, 0], 0);
 /// Receives at once in the case of many.
 const MANY: u64 = 20;
 
-/// Small tensors fetched by one call.
+/// Tensors fetched by one call.
 const FETCHED: u64 = 100;
 
 fn times(cost: Cost, count: u64) -> Cost {
@@ -208,7 +208,7 @@ impl Two {
         let peer = self.receiver.peer(SENDER).unwrap();
         let hit = self.hit();
         let small = (8, FETCHED, self.short(MISS), self.short(hit));
-        for (length, count, first, again) in [small, (LONG, MANY, MISS, hit)] {
+        for (length, count, first, again) in [small, (LONG, FETCHED, MISS, hit)] {
             let names: Vec<String> = (0..count).map(|number| format!("{length} {number}")).collect();
             let tensor = self.bytes(length, 6);
             for name in &names {

@@ -216,7 +216,7 @@ fn a_failure_ends_every_wait() {
         };
         let onlooker = {
             let table = table.clone();
-            thread::spawn(move || block_on(poll_fn(|context: &mut Context<'_>| table.poll_room(context))))
+            thread::spawn(move || block_on(poll_fn(|context: &mut Context<'_>| table.poll_room(1, context))))
         };
         table.fail(&FabricError::Closed);
         block_on(poll_fn(|context: &mut Context<'_>| table.poll_idle(context)));
