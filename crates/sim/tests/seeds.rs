@@ -22,7 +22,7 @@ use sim::{Failure, Summary};
 const SEEDS: u64 = 500;
 
 /// What some seed must have reached, or the scenario has gone blind.
-const MARKS: [&str; 33] = [
+const MARKS: [&str; 41] = [
     "content",
     "metadata response",
     "error status",
@@ -56,6 +56,14 @@ const MARKS: [&str; 33] = [
     "make a queue pair",
     "post a work request",
     "device refused",
+    "allocate memory",
+    "loan",
+    "loan refused",
+    "loan of a dead lender",
+    "lease released",
+    "lease retired",
+    "retired lease released",
+    "leases of a dead holder",
 ];
 
 fn number(name: &str) -> Option<u64> {

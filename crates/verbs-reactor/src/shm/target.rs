@@ -228,14 +228,7 @@ impl Target {
         };
         let mut helped = None;
         if let Source::Block { index, offset } = descriptor.source {
-            let block = self.block(connection, index)?;
-            if !block.covers(offset, range.length) {
-                return Err(PeerViolation::OutOfBounds.into());
-            }
-            // The first copy out of a block is made alone: it keeps the book of what is resident.
-            if block.is_resident(offset, destination.length()) {
-                helped = HelpedCopy::begin(block.mapping(), offset as usize, &destination, reason);
-            }
+            helped = help(self.block(connection, index)?, offset, &destination, reason)?;
         }
         if descriptor.source != Source::Nothing {
             let copy = Copy { source: descriptor.source, destination, reason, done: 0, helped };
@@ -254,11 +247,9 @@ impl Target {
         length: u64,
     ) -> Result<Option<Copy>, End> {
         let Some(destination) = destination.filter(|_| length > 0) else { return Ok(None) };
-        if !self.block(connection, index)?.covers(offset, length) {
-            return Err(PeerViolation::OutOfBounds.into());
-        }
-        let source = Source::Block { index, offset };
-        Ok(Some(Copy { source, destination, reason: CopyReason::ShmRead, done: 0 }))
+        let reason = CopyReason::ShmRead;
+        let helped = help(self.block(connection, index)?, offset, &destination, reason)?;
+        Ok(Some(Copy { source: Source::Block { index, offset }, destination, reason, done: 0, helped }))
     }
 
     /// The peer's block of this number. It was sent before the descriptor that names it, so if it is not here
@@ -400,6 +391,22 @@ impl Target {
 
 fn lock(producer: &Mutex<Producer>) -> MutexGuard<'_, Producer> {
     producer.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Checks where a copy out of `block` begins, and what a second core can help with.
+fn help(
+    block: &ImportedBlock,
+    offset: u64,
+    destination: &RemoteTarget,
+    reason: CopyReason,
+) -> Result<Option<HelpedCopy>, PeerViolation> {
+    let length = destination.length();
+    if !block.covers(offset, length as u64) {
+        return Err(PeerViolation::OutOfBounds);
+    }
+    // The first copy out of a block is made alone: it keeps the book of what is resident.
+    let resident = block.is_resident(offset, length);
+    Ok(resident.then(|| HelpedCopy::begin(block.mapping(), offset as usize, destination, reason)).flatten())
 }
 
 /// Checks a read of the peer as a NIC does, which asks nothing of a read of no bytes, and has it answered.
