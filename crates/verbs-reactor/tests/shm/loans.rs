@@ -13,7 +13,8 @@ use crate::{
         Flavour, Setup, bounded,
         pair::{Pair, RegisteredPool, pattern, step, yield_once},
     },
-    processes::{DEATH_LIMIT, Half, Other, alone, assert_end_of_file, counted, is_child, listen, say},
+    process::{Other, alone, is_child, listen, say},
+    processes::{DEATH_LIMIT, Half, assert_end_of_file, counted},
 };
 
 const LENGTH: usize = 1 << 20;
