@@ -164,6 +164,14 @@ pub enum FabricError {
         /// The cap.
         cap: u32,
     },
+    /// Not at this moment, because the peer has not taken in what it was sent before.
+    #[error("{kind} cannot {what} now: the peer is busy; try again later, or send a copy")]
+    Busy {
+        /// The fabric.
+        kind: FabricKind,
+        /// The operation.
+        what: &'static str,
+    },
     /// The fabric cannot do this.
     #[error("{kind} cannot {what}")]
     Unsupported {
