@@ -13,7 +13,7 @@ use memory::{
     copy::{CopyReason, copy_bytes},
 };
 use protocol::{
-    Allocator, Channel, ChannelError, Destination, LentEnd, Metadata, RecordSlot, RingSpan, Status,
+    Allocator, Channel, ChannelError, Code, Destination, LentEnd, Metadata, RecordSlot, RingSpan, Status,
 };
 use tokio::sync::oneshot;
 use verbs_reactor::{
@@ -54,6 +54,24 @@ impl FabricChannel {
         immediate: Option<Immediate>,
     ) -> Result<(), ChannelError> {
         self.held.post(&self.queue_pair, WorkRequest::Write { local, remote, immediate })
+    }
+
+    /// Whether the send queue can hold all pieces of a content. One that it can't is refused before anything of it is
+    /// posted, so that it costs no other transfer its connection.
+    fn check_pieces(&self, bytes: u64) -> Result<(), Status> {
+        let (piece, depth) =
+            (self.queue_pair.capabilities().piece_bytes_max.max(1), self.queue_pair.config().send_depth);
+        let most = piece.saturating_mul(depth.into());
+        if bytes <= most {
+            return Ok(());
+        }
+        let message = format!(
+            "a value of {bytes} bytes takes {} work requests of {piece} bytes over {}, and the send queue is {depth} \
+             deep: send at most {most} bytes at once, or allow more with WorkerBuilder::depth",
+            bytes.div_ceil(piece),
+            self.queue_pair.kind()
+        );
+        Err(Status::new(Code::ResourceExhausted, message))
     }
 
     fn ring_range(&self, span: RingSpan) -> RemoteRange {
@@ -109,6 +127,7 @@ impl Channel for FabricChannel {
     }
 
     async fn stage(&self, bytes: Buf) -> Result<Buf, Status> {
+        self.check_pieces(bytes.len() as u64)?;
         if self.import.needs(self.queue_pair.kind(), &bytes) {
             self.import.copy_of(&bytes).await
         } else {
@@ -261,10 +280,7 @@ impl ReceiveAllocator {
     async fn lend(&self, buffer: BufMut) -> Result<(Lent, Destination), Status> {
         let region = buffer.block().and_then(|block| self.regions.get(block.id()));
         let region = region.ok_or_else(|| exhausted(&"its block is not registered with the fabric"))?;
-        self.announcer
-            .confirmed(region)
-            .await
-            .map_err(|why| Status::new(protocol::Code::Unavailable, why))?;
+        self.announcer.confirmed(region).await.map_err(|why| Status::new(Code::Unavailable, why))?;
         let granted = buffer.grant();
         let destination = Destination {
             region: region.region.0,
@@ -277,7 +293,7 @@ impl ReceiveAllocator {
 }
 
 fn exhausted(error: &dyn std::fmt::Display) -> Status {
-    Status::new(protocol::Code::ResourceExhausted, format!("no memory for the tensor: {error}"))
+    Status::new(Code::ResourceExhausted, format!("no memory for the tensor: {error}"))
 }
 
 fn length_of(metadata: &Metadata) -> Result<usize, Status> {
