@@ -167,6 +167,7 @@ impl Node {
     ) -> Result<Option<Arc<DataConnection>>, WorkerError> {
         let mut tried: Vec<String> =
             self.unavailable.iter().map(|(kind, why)| format!("{kind}: {why}")).collect();
+        let mut limit = None;
         for fabric in &self.fabrics {
             let offered = session.peer.fabrics.iter().find(|(kind, _)| *kind == fabric_number(fabric.kind));
             match offered {
@@ -184,11 +185,18 @@ impl Node {
                         tracing::info!(peer = peer.name(), transport = %fabric.kind, not_used = others, "connected");
                         return Ok(Some(connection));
                     }
-                    Err(why) => tried.push(format!("{}: {why}", fabric.kind)),
+                    Err(why) => {
+                        limit = limit.or(why.limit());
+                        tried.push(format!("{}: {why}", fabric.kind));
+                    }
                 },
             }
         }
-        Err(WorkerError::NoFabric { peer: peer.name().to_owned(), tried: tried.join("; ") })
+        let none = WorkerError::NoFabric { peer: peer.name().to_owned(), tried: tried.join("; ") };
+        Err(match limit {
+            Some(limit) => WorkerError::at_limit(none.to_string(), limit),
+            None => none,
+        })
     }
 
     async fn open_over(

@@ -237,7 +237,7 @@ async fn dial(peer: &Address, host: Option<IpAddr>, nonce: Token) -> Result<TcpS
     let to = SocketAddr::new(ip, peer.port);
     let mut stream = open(to).await.map_err(|error| {
         let remedy = remedy(&error).unwrap_or("is the peer alive, and the port open in its firewall?");
-        failed("connecting", format!("{to}: {error}; {remedy}"))
+        FabricError::refused(FabricKind::Tcp, "connecting", &error, format!("{to}: {error}; {remedy}"))
     })?;
     let hello = Hello { version: VERSION, ticket: peer.ticket, token: peer.token, nonce };
     let mut welcome = [0; WELCOME_BYTES];

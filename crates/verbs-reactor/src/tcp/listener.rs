@@ -101,19 +101,18 @@ pub(super) struct Listener {
 
 impl Listener {
     /// # Errors
-    /// [`FabricError::Device`] naming the call that the system refused.
+    /// [`FabricError::Device`] naming the call that the system refused, [`FabricError::Limit`] the limit behind it.
     pub(super) fn start(
         runtime: &Arc<dyn Runtime>,
         config: &TcpConfig,
         counters: &Arc<Counters>,
     ) -> Result<Arc<Self>, FabricError> {
         let fail = |call| {
-            move |error: io::Error| {
-                let error = match remedy(&error) {
-                    Some(remedy) => io::Error::new(error.kind(), format!("{error}; {remedy}")),
-                    None => error,
-                };
-                FabricError::device(FabricKind::Tcp, call, error)
+            move |error: io::Error| match remedy(&error) {
+                Some(remedy) => {
+                    FabricError::refused(FabricKind::Tcp, call, &error, format!("{error}; {remedy}"))
+                }
+                None => FabricError::device(FabricKind::Tcp, call, error),
             }
         };
         let socket = std::net::TcpListener::bind((config.bind, 0)).map_err(fail("bind"))?;
