@@ -43,6 +43,7 @@ mod published;
 mod ring;
 mod serve;
 mod session;
+mod sessions;
 mod sharded;
 mod table;
 mod tensor;

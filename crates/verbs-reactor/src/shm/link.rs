@@ -7,7 +7,7 @@ use std::sync::{
 
 use futures::task::AtomicWaker;
 
-use crate::{Link, PeerViolation, SlotKey, WorkRequest};
+use crate::{FabricError, FabricKind, Link, PeerViolation, SlotKey, WorkRequest};
 
 use super::{
     connection::Connection,
@@ -352,8 +352,22 @@ impl Link for ShmLink {
         }
     }
 
+    fn withdraw(&self, key: SlotKey) {
+        // Alone in its statement: completions are handed out without the lock.
+        let withdrawn = self.producer().withdraw(key);
+        if withdrawn {
+            let busy = FabricError::Busy { kind: FabricKind::Shm, what: "lend memory of another block" };
+            self.connection.core.complete(key, 0, Err(busy));
+        }
+    }
+
+    fn free_threads(&self) {
+        self.connection.ringer.free();
+    }
+
     fn start_close(&self) {
         self.closing.store(true, Ordering::Release);
+        self.free_threads();
         // Pairs with the fence in `progress`: either we get the lock, or its holder sees the wish.
         fence(Ordering::SeqCst);
         if self.progress() == Outcome::Busy {
