@@ -43,23 +43,21 @@ fn metadata() -> impl Strategy<Value = Metadata> {
 fn destination(capacity: u64) -> impl Strategy<Value = Destination> {
     let result = proptest::option::of(result_slot());
     (any::<u32>(), any::<u32>(), 0..u64::MAX - capacity, result).prop_map(
-        move |(region, generation, offset, result)| Destination {
-            region,
-            generation,
-            offset,
-            capacity,
-            result,
+        move |(region, generation, offset, result)| {
+            let plain = plain(offset, capacity);
+            Destination { region, generation, result, ..plain }
         },
     )
 }
 
+fn plain(offset: u64, capacity: u64) -> Destination {
+    Destination { region: 0, generation: 0, offset, capacity, result: None }
+}
+
 fn result_slot() -> impl Strategy<Value = ResultSlot> {
     let offset = 0..u64::MAX - u64::from(RESULT_SLOT_BYTES);
-    (any::<u32>(), any::<u32>(), offset).prop_map(|(region, generation, offset)| ResultSlot {
-        region,
-        generation,
-        offset,
-    })
+    let slot = |(region, generation, offset)| ResultSlot { region, generation, offset };
+    (any::<u32>(), any::<u32>(), offset).prop_map(slot)
 }
 
 fn scope() -> impl Strategy<Value = Scope> {
@@ -115,13 +113,8 @@ fn message() -> impl Strategy<Value = Message> {
                 let is_eager = is_eager && metadata.byte_length <= u64::from(EAGER_BYTES_MAX);
                 let content = is_eager.then(|| vec![7; metadata.byte_length as usize].into());
                 let loan_follows = is_lent && content.is_none() && metadata.byte_length > 0;
-                Message::MetaDataResponse(MetaDataResponse {
-                    index,
-                    metadata,
-                    content,
-                    loan_follows,
-                    checksum,
-                })
+                let response = MetaDataResponse { index, metadata, content, loan_follows, checksum };
+                Message::MetaDataResponse(response)
             }
         ),
         (index(), proptest::option::of(destination(64))).prop_map(|(index, destination)| {
@@ -146,28 +139,15 @@ fn parameters() -> impl Strategy<Value = Parameters> {
     );
     (mode, numbers, validation).prop_map(|(mode, numbers, validation)| {
         let (depth, ring_bytes, requests_max, contents_max, names_max, eager_bytes_max) = numbers;
-        Parameters {
-            mode,
-            depth,
-            ring_bytes,
-            requests_max,
-            contents_max,
-            names_max,
-            eager_bytes_max,
-            validation,
-        }
+        let parameters = Parameters { mode, validation, ..Parameters::default() };
+        let parameters = Parameters { depth, ring_bytes, requests_max, ..parameters };
+        Parameters { contents_max, names_max, eager_bytes_max, ..parameters }
     })
 }
 
 fn ring_offer(parameters: Parameters) -> RingOffer {
-    let at = |offset, capacity: u32| Destination {
-        region: 1,
-        generation: 2,
-        offset,
-        capacity: capacity.into(),
-        result: None,
-    };
-    RingOffer { destination: at(64, parameters.first_ring_bytes()), slots: at(0, 2 * SLOT_BYTES) }
+    let (ring, slots) = (parameters.first_ring_bytes().into(), (2 * SLOT_BYTES).into());
+    RingOffer { destination: plain(64, ring), slots: plain(0, slots) }
 }
 
 fn region() -> impl Strategy<Value = RegionRecord> {
@@ -310,8 +290,7 @@ proptest! {
 
 fn request_for(key: &str, known: &[Metadata]) -> Message {
     let capacity = largest(known);
-    let destination =
-        (capacity > 0).then_some(Destination { region: 0, generation: 0, offset: 0, capacity, result: None });
+    let destination = (capacity > 0).then(|| plain(0, capacity));
     request_with(key, known, Want::Write(destination))
 }
 
@@ -447,10 +426,8 @@ fn tensors_above_the_limit_are_refused() {
 #[test]
 fn a_destination_comes_with_known_bytes_and_takes_the_most_of_them() {
     let of = |bytes| Metadata::new(DataType::U8, Shape::new([bytes]).unwrap()).unwrap();
-    let at = |capacity| {
-        Want::Write(Some(Destination { region: 0, generation: 0, offset: 0, capacity, result: None }))
-    };
-    let beyond = Destination { region: 0, generation: 0, offset: u64::MAX - 7, capacity: 8, result: None };
+    let at = |capacity| Want::Write(Some(plain(0, capacity)));
+    let beyond = plain(u64::MAX - 7, 8);
     let refused: [(&[Metadata], Want); 8] = [
         (&[of(8)], Want::Write(None)),
         (&[of(8)], at(7)),
