@@ -62,6 +62,15 @@ macro_rules! every_op {
     ($($name:ident: $fabric:literal $op:literal $sizes:literal;)*) => {
         $(
             #[test]
+            fn $name() {
+                assert!(OPS.contains(&$op));
+                measures($fabric, $op, $sizes);
+            }
+        )*
+    };
+}
+
+#[test]
 fn a_pull_is_measured_with_each_checksum_and_a_write_once() {
     let arguments = ["bench", "--fabric", "shm", "--op", "pull,write", "--size", "4K", "--rounds", "1"];
     let more = ["--round-ms", "1", "--json", "--validate", "off,crc32c,xxh3"];
@@ -75,15 +84,6 @@ fn a_pull_is_measured_with_each_checksum_and_a_write_once() {
         .collect();
     let expected = [("pull", "off"), ("pull", "crc32c"), ("pull", "xxh3"), ("write", "off")];
     assert_eq!(measured, expected.map(|(op, validate)| (op.to_owned(), validate.to_owned())));
-}
-
-#[test]
-            fn $name() {
-                assert!(OPS.contains(&$op));
-                measures($fabric, $op, $sizes);
-            }
-        )*
-    };
 }
 
 every_op! {
