@@ -14,8 +14,8 @@ use protocol::{
     WireError,
     limits::{
         CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NAMES_MAX,
-        RANK_MAX, REQUESTS_MAX, RESULT_SLOT_BYTES, RING_BYTES_MAX, RING_BYTES_MIN, SLOT_BYTES,
-        STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX, WIRE_VERSION,
+        RANK_MAX, REQUESTS_MAX, REQUESTS_PER_MESSAGE_MAX, RESULT_SLOT_BYTES, RING_BYTES_MAX, RING_BYTES_MIN,
+        SLOT_BYTES, STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX, WIRE_VERSION,
     },
     wire::{
         self,
@@ -105,9 +105,21 @@ fn largest(known: &[Metadata]) -> u64 {
     known.iter().map(|metadata| metadata.byte_length).max().unwrap_or(0)
 }
 
+/// As many of `requests` as one message takes.
+fn several(mut requests: Vec<TensorRequest>) -> Message {
+    while wire::encode(&Message::TensorRequests(requests.clone())).len() > MESSAGE_BYTES_MAX {
+        requests.pop();
+    }
+    match requests.len() {
+        1 => Message::TensorRequest(requests.remove(0)),
+        _ => Message::TensorRequests(requests),
+    }
+}
+
 fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         request().prop_map(Message::TensorRequest),
+        proptest::collection::vec(request(), 2..8).prop_map(several),
         (index(), metadata(), any::<bool>(), any::<bool>(), any::<Option<u64>>()).prop_map(
             |(index, metadata, is_eager, is_lent, checksum)| {
                 let is_eager = is_eager && metadata.byte_length <= u64::from(EAGER_BYTES_MAX);
@@ -136,12 +148,23 @@ fn parameters() -> impl Strategy<Value = Parameters> {
         1..=CONTENTS_MAX,
         0..=NAMES_MAX,
         0..=EAGER_BYTES_MAX,
+        1..=REQUESTS_PER_MESSAGE_MAX,
     );
     (mode, numbers, validation).prop_map(|(mode, numbers, validation)| {
-        let (depth, ring_bytes, requests_max, contents_max, names_max, eager_bytes_max) = numbers;
-        let parameters = Parameters { mode, validation, ..Parameters::default() };
-        let parameters = Parameters { depth, ring_bytes, requests_max, ..parameters };
-        Parameters { contents_max, names_max, eager_bytes_max, ..parameters }
+        let (depth, ring_bytes, requests_max, contents_max, names_max, eager_bytes_max, per_message) =
+            numbers;
+        let requests_per_message = per_message;
+        Parameters {
+            mode,
+            depth,
+            ring_bytes,
+            requests_max,
+            contents_max,
+            names_max,
+            eager_bytes_max,
+            requests_per_message,
+            validation,
+        }
     })
 }
 
@@ -481,7 +504,7 @@ fn frame_lengths_are_checked_before_anything_is_allocated() {
 #[test]
 fn unknown_enums_and_trailing_bytes_are_refused() {
     let cancel = wire::encode(&Message::Cancel(RequestIndex(3)));
-    for kind in [0, 7, 255] {
+    for kind in [0, 8, 255] {
         let mut bytes = cancel.clone();
         bytes[4] = kind;
         let expected = WireError::Unknown { field: "kind", value: kind.into() };
@@ -524,6 +547,8 @@ fn d_parameters_outside_their_limits_are_refused() {
         Parameters { contents_max: CONTENTS_MAX + 1, ..good },
         Parameters { names_max: NAMES_MAX + 1, ..good },
         Parameters { eager_bytes_max: EAGER_BYTES_MAX + 1, ..good },
+        Parameters { requests_per_message: 0, ..good },
+        Parameters { requests_per_message: REQUESTS_PER_MESSAGE_MAX + 1, ..good },
     ];
     assert_eq!(good.check(), Ok(()));
     for parameters in bad {
