@@ -17,7 +17,8 @@ use futures::{
 };
 use protocol::{
     Allocator, Channel, ChannelError, Connection, DataType, Destination, LentEnd, Metadata, Mode, Parameters,
-    RecordSlot, RingSpan, Scope, Shape, Source, Status, Value, limits::RING_BYTES_MAX,
+    RecordSlot, RingSpan, Scope, Shape, Source, Status, Value,
+    limits::{RESULT_BYTES, RING_BYTES_MAX},
 };
 
 const OUTSTANDING: usize = 64;
@@ -81,10 +82,23 @@ impl Channel for Memory {
         _: Option<[u8; 8]>,
         destination: Option<Destination>,
         immediate: u32,
+        _: Option<[u8; RESULT_BYTES]>,
     ) -> Self::Write {
         let length = destination.map_or(0, |destination| destination.capacity);
         lock(&self.peer).arrivals.push_back((immediate, length));
         future::ready(Ok(()))
+    }
+
+    fn settle((): ()) -> Result<(), Status> {
+        Ok(())
+    }
+
+    fn content((): &()) -> &[u8] {
+        &[]
+    }
+
+    fn result((): &()) -> Option<[u8; RESULT_BYTES]> {
+        None
     }
 
     fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError> {
@@ -122,7 +136,7 @@ impl Allocator for Always {
 
     async fn allocate(&self, metadata: &Metadata) -> Result<((), Destination), Status> {
         let capacity = metadata.byte_length;
-        Ok(((), Destination { region: 1, generation: 1, offset: 0, capacity }))
+        Ok(((), Destination { region: 1, generation: 1, offset: 0, capacity, result: None }))
     }
 
     async fn keep(&self, _: &Metadata, _: &[u8]) -> Result<(), Status> {

@@ -13,6 +13,8 @@ pub enum CopyReason {
     Import,
     /// A shared-memory write of tensor bytes, executed by its target.
     ShmPayload,
+    /// A shared-memory read, out of the peer's exposed bytes, by the process that reads.
+    ShmRead,
     /// A shared-memory write into a message ring, executed by its target.
     ShmMessage,
     /// A tiny payload staged in a shared-memory ring by the process that sends it.
@@ -27,9 +29,10 @@ pub enum CopyReason {
     Eager,
 }
 
-const REASONS: [CopyReason; 8] = [
+const REASONS: [CopyReason; 9] = [
     CopyReason::Import,
     CopyReason::ShmPayload,
+    CopyReason::ShmRead,
     CopyReason::ShmMessage,
     CopyReason::ShmInline,
     CopyReason::SimPiece,

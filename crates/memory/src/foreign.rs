@@ -4,6 +4,8 @@ use std::{fmt, ptr::NonNull};
 
 use bytes::Bytes;
 
+use crate::Buf;
+
 /// Memory that a [`Buf`](crate::Buf) shows without owning a pool's range: a view of a neighbour's block under a
 /// lease, or a read-only mapping of a file.
 ///
@@ -55,5 +57,48 @@ unsafe impl ForeignMemory for Bytes {
 
     fn length(&self) -> usize {
         self.len()
+    }
+}
+
+/// A buffer's bytes as their borrower sees them: a foreign buffer over this knows nothing of the pool or block that they
+/// lie in. For fabrics whose two ends are in one process, which lend without a copy and without `unsafe`.
+///
+/// Its owner's end ([`Buf::foreign`]: the last view is gone) is told once.
+pub struct Loan {
+    bytes: Buf,
+    ended: Option<Box<dyn FnOnce() + Send + Sync>>,
+}
+
+impl Loan {
+    /// Shows `bytes` until it is dropped, which calls `ended`. That runs wherever the last view is dropped, so it must
+    /// not wait, nor take a lock under which buffers are dropped.
+    pub fn new(bytes: Buf, ended: impl FnOnce() + Send + Sync + 'static) -> Self {
+        Self { bytes, ended: Some(Box::new(ended)) }
+    }
+}
+
+impl fmt::Debug for Loan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loan").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+// SAFETY: a `Buf` shows the same immutable, initialised bytes for as long as it lives, which is as long as this value
+// does; the buffer types of this crate keep everybody from writing them.
+unsafe impl ForeignMemory for Loan {
+    fn base(&self) -> NonNull<u8> {
+        NonNull::from(&*self.bytes).cast()
+    }
+
+    fn length(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        if let Some(ended) = self.ended.take() {
+            ended();
+        }
     }
 }

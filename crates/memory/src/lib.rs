@@ -50,7 +50,7 @@ pub use block::{Block, BlockId};
 pub use buffer::{Buf, BufMut};
 pub use error::MemoryError;
 pub use exposure::Exposure;
-pub use foreign::ForeignMemory;
+pub use foreign::{ForeignMemory, Loan};
 pub use grant::{GrantEnd, GrantId, Granted, RemoteAccess, RemoteTarget};
 pub use huge::HugePages;
 pub use limits::Limit;

@@ -50,6 +50,15 @@ impl std::error::Error for VisitError {}
 ///
 /// Called without any pool lock held, before the new owner can act.
 pub trait MemoryObserver: Send + Sync + fmt::Debug {
+    /// Whether a buffer of `bytes` bytes for which there is room may be had: a test that answers with an error sees what
+    /// becomes of an allocation that the operating system refuses. The caller gets it as
+    /// [`MemoryError::Block`](crate::MemoryError::Block).
+    ///
+    /// # Errors
+    /// What the operating system says.
+    fn allocating(&self, _bytes: usize) -> std::io::Result<()> {
+        Ok(())
+    }
     /// `span` left the pool for a user.
     fn allocated(&self, span: &Span);
     /// `span` went back to the pool.

@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use memory::{Buf, ForeignMemory, Pool, PoolConfig};
+use memory::{Buf, ForeignMemory, Loan, Pool, PoolConfig};
 
 /// A lease on some bytes, which counts its end.
 #[derive(Debug)]
@@ -86,4 +86,39 @@ impl Drop for Lease {
 
 fn ended_count(ended: &AtomicUsize) -> usize {
     ended.load(Ordering::Relaxed)
+}
+
+#[test]
+fn a_loan_shows_a_buffer_without_its_pool_and_tells_its_end_once() {
+    let pool = Pool::new(PoolConfig::new("lender")).unwrap();
+    let mut bytes = pool.try_alloc(1000).unwrap();
+    bytes.fill(7);
+    let bytes = bytes.freeze().slice(100..200).unwrap();
+    let address = bytes.as_ptr();
+    let ended = Arc::new(AtomicUsize::new(0));
+    let count = ended.clone();
+    let loan = Loan::new(bytes, move || {
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    let view = Buf::foreign(Arc::new(loan));
+    assert!(view.is_foreign() && view.block().is_none());
+    assert_eq!((view.len(), view.as_ptr(), &view[..]), (100, address, &[7; 100][..]));
+    let part = view.slice(90..100).unwrap();
+    drop(view);
+    assert_eq!((ended.load(Ordering::Relaxed), pool.stats().used_bytes), (0, 1024));
+    assert_eq!(part[..], [7; 10]);
+    drop(part);
+    assert_eq!((ended.load(Ordering::Relaxed), pool.stats().used_bytes), (1, 0));
+}
+
+#[test]
+fn a_loan_of_nothing_is_a_loan() {
+    let ended = Arc::new(AtomicUsize::new(0));
+    let count = ended.clone();
+    let view = Buf::foreign(Arc::new(Loan::new(Buf::empty(), move || {
+        count.fetch_add(1, Ordering::Relaxed);
+    })));
+    assert!(view.is_empty());
+    drop(view);
+    assert_eq!(ended.load(Ordering::Relaxed), 1);
 }

@@ -1,10 +1,10 @@
 //! What the protocol needs from the world.
 
-use std::{future::Future, pin::pin, task::Poll};
+use std::{future::Future, pin::pin, sync::Arc, task::Poll};
 
 use futures::poll;
 
-use crate::{Destination, Metadata, Scope, Status};
+use crate::{Checksums, Destination, Metadata, Scope, Status, limits::RESULT_BYTES};
 
 /// A contiguous part of the message ring at the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,13 +94,29 @@ pub trait Channel: Send + Sync + 'static {
     }
 
     /// Starts the content write, whose immediate is `immediate`. Without bytes or destination it is a bare
-    /// notification. Posted before this returns.
+    /// notification. With a `result`, that lands in the [result slot](Destination::result) of the destination before
+    /// the immediate is delivered, be it by the same write, whose length then counts both, or by one before it. Posted
+    /// before this returns.
     fn write_content(
         &self,
         bytes: Option<Self::Bytes>,
         destination: Option<Destination>,
         immediate: u32,
+        result: Option<[u8; RESULT_BYTES]>,
     ) -> Self::Write;
+
+    /// Ends the loan of memory whose content has landed, so that the bytes which are validated can't change any more.
+    /// Only where contents are validated; once for each content.
+    ///
+    /// # Errors
+    /// A status for the caller of the receive. The memory has gone back, or is leaked and counted.
+    fn settle(lent: Self::Lent) -> Result<Self::Lent, Status>;
+
+    /// The bytes of a content that is [settled](Self::settle), at least as many as its metadata says.
+    fn content(lent: &Self::Lent) -> &[u8];
+
+    /// What lies in the result slot of a content that is [settled](Self::settle), if it has one.
+    fn result(lent: &Self::Lent) -> Option<[u8; RESULT_BYTES]>;
 
     /// Whether [`lend_content`](Self::lend_content) may work for these bytes. As it stands: never.
     fn can_lend(&self, bytes: &Self::Bytes) -> bool {
@@ -158,7 +174,8 @@ pub trait Allocator: Send + Sync {
     type Lent: Send + 'static;
 
     /// Memory for content of `metadata`, registered, announced to the peer and confirmed by it. Never called
-    /// for contents of no bytes.
+    /// for contents of no bytes. The destination has a [result slot](Destination::result) exactly if the connection
+    /// [wants them](crate::Agreed::has_result_slots).
     ///
     /// # Errors
     /// A status for the caller of the receive, for instance RESOURCE_EXHAUSTED.
@@ -240,6 +257,12 @@ pub trait Source: Send + Sync {
 
     /// What to send for `taken`.
     fn value(taken: &Self::Taken) -> Value<Self::Bytes>;
+
+    /// Where the checksums of `taken` are remembered, if anywhere: shared by all who give the same value.
+    fn checksums(taken: &Self::Taken) -> Option<Arc<Checksums>> {
+        let _ = taken;
+        None
+    }
 
     /// Puts back a value that was taken but not written, to where it was.
     fn put_back(&self, taken: Self::Taken);

@@ -122,6 +122,12 @@ pub struct Counters {
     pub loan_bytes_sent: u64,
     /// Bytes of the views.
     pub loan_bytes_received: u64,
+    /// Checksums computed of values that were sent; one that was remembered is not counted.
+    pub checksums_computed: u64,
+    /// Contents that arrived as they were sent, by their checksums.
+    pub checksums_matched: u64,
+    /// Contents that did not.
+    pub checksums_mismatched: u64,
     /// Arrivals for unknown or finished requests, and arrivals after the end.
     pub ignored: u64,
 }
@@ -164,13 +170,20 @@ impl fmt::Display for Counters {
             self.content_bytes_received,
             self.ignored,
         )?;
-        if self.loans_sent + self.loans_received == 0 {
+        if self.loans_sent + self.loans_received > 0 {
+            write!(
+                f,
+                "; lent {} values with {} bytes, views {} with {} bytes",
+                self.loans_sent, self.loan_bytes_sent, self.loans_received, self.loan_bytes_received,
+            )?;
+        }
+        if self.checksums_computed + self.checksums_matched + self.checksums_mismatched == 0 {
             return Ok(());
         }
         write!(
             f,
-            "; lent {} values with {} bytes, views {} with {} bytes",
-            self.loans_sent, self.loan_bytes_sent, self.loans_received, self.loan_bytes_received,
+            "; {} checksums computed, {} matched, {} did not",
+            self.checksums_computed, self.checksums_matched, self.checksums_mismatched,
         )
     }
 }

@@ -1,6 +1,6 @@
 //! What can go wrong, one enum per layer.
 
-use crate::{ChannelError, Status, limits::NAME_BYTES_MAX};
+use crate::{ChannelError, Damage, Status, Validation, limits::NAME_BYTES_MAX};
 
 /// Why a receive has no value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -18,6 +18,21 @@ pub enum TransferError {
     /// The allocator gave no destination.
     #[error("no memory for the value: {0}")]
     Local(Status),
+    /// What arrived is not what was sent. The connection goes on. A published value can be asked for again; one of a
+    /// step is gone.
+    #[error(
+        "{damage}: the sender's {validation} checksum is {sent:016x}, that of the received bytes {received:016x}"
+    )]
+    Corrupted {
+        /// The algorithm.
+        validation: Validation,
+        /// The checksum that came with the content.
+        sent: u64,
+        /// That of the bytes that came.
+        received: u64,
+        /// What was changed.
+        damage: Damage,
+    },
     /// The key cannot travel.
     #[error("the key has {length} bytes of UTF-8, the limit is {NAME_BYTES_MAX}: shorten it")]
     KeyTooLong {
@@ -93,6 +108,12 @@ pub enum PeerMisbehaved {
     /// META_DATA_RESPONSE with more content than agreed.
     #[error("the peer sent more content inside a message than was agreed")]
     EagerUnasked,
+    /// META_DATA_RESPONSE with a checksum that was not agreed, or without one that was.
+    #[error("the peer sent META_DATA_RESPONSE with or without a checksum against the agreement")]
+    ChecksumUnfit,
+    /// A destination with a result slot that was not agreed, or without one that was.
+    #[error("the peer named a destination with or without a result slot against the agreement")]
+    ResultSlotUnfit,
     /// A loan, or the promise of one, where no view was asked for.
     #[error("the peer lent memory that no request asked for")]
     LoanUnasked,

@@ -14,7 +14,8 @@
 //! | ERROR_STATUS | sender → receiver | [`ErrorStatus`] |
 //! | CANCEL / CANCEL_ACK | receiver ↔ sender | [`Message::Cancel`], [`Message::CancelAck`] |
 //!
-//! Content is one logical write whose immediate is the request index.
+//! Content is one logical write whose immediate is the request index. If both ends agree on a checksum, contents are
+//! validated by it ([`validation`]).
 //!
 //! Whoever owns a connection does three things: feeds every arrival to [`Connection::on_immediate`], runs the
 //! responses that come of it, and runs [`Connection::housekeeping`]. When the queue pair ends it calls
@@ -38,6 +39,7 @@ pub mod planted;
 mod request;
 mod response;
 pub mod status;
+pub mod validation;
 pub mod wire;
 
 pub use channel::{Allocator, Channel, ChannelError, LentEnd, RecordSlot, RingSpan, Source, Value};
@@ -47,10 +49,11 @@ pub use credit::{Agreed, Depths, Mode, Parameters};
 pub use error::{PeerMisbehaved, TransferError};
 pub use key::{DeviceName, InvalidDeviceName, InvalidKey, Key, KeyBuilder};
 pub use message::{
-    Destination, ErrorStatus, Message, MetaDataResponse, RequestIndex, Scope, Sharing, StepId,
+    Destination, ErrorStatus, Message, MetaDataResponse, RequestIndex, ResultSlot, Scope, Sharing, StepId,
     TensorReRequest, TensorRequest, Want,
 };
 pub use metadata::{DataType, Metadata, MetadataCache, Shape, UnknownDataType};
 pub use request::{Held, Received};
 pub use status::{Code, Status};
+pub use validation::{Checksums, Damage, Validation};
 pub use wire::WireError;

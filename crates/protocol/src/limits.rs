@@ -3,7 +3,7 @@
 //! A peer that exceeds one is refused; a user who does gets an error that names the limit.
 
 /// Version of the wire format. Both ends must have the same one.
-pub const WIRE_VERSION: u16 = 2;
+pub const WIRE_VERSION: u16 = 3;
 
 /// Longest key or published name, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 1024;
@@ -43,6 +43,12 @@ pub const RING_BYTES_FIRST: u32 = 16 << 10;
 
 /// Size of the slot of ASK and of that of ANSWER, in bytes.
 pub const SLOT_BYTES: u32 = 64;
+
+/// Size of the slot of a content's result, in bytes.
+pub const RESULT_SLOT_BYTES: u32 = 64;
+
+/// Bytes of it that are written.
+pub const RESULT_BYTES: usize = 24;
 
 /// Fewest and most receives that each end posts for the other: two of them are kept for ASK and ANSWER.
 pub const DEPTH_MIN: u32 = 4;

@@ -33,6 +33,20 @@ pub struct Destination {
     pub offset: u64,
     /// Bytes lent.
     pub capacity: u64,
+    /// Where the content's [result](crate::validation) goes; exactly when contents are validated in mode counted.
+    pub result: Option<ResultSlot>,
+}
+
+/// [`RESULT_SLOT_BYTES`](crate::limits::RESULT_SLOT_BYTES) of the receiver's memory, lent with a destination and
+/// outside it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ResultSlot {
+    /// The receiver's region.
+    pub region: u32,
+    /// Its generation.
+    pub generation: u32,
+    /// First byte.
+    pub offset: u64,
 }
 
 /// TENSOR_REQUEST.
@@ -87,6 +101,9 @@ pub struct MetaDataResponse {
     /// The content will be lent, without a TENSOR_RE_REQUEST. Only where the request asked for a view, and never with
     /// content. If the loan fails after all, a META_DATA_RESPONSE without this follows.
     pub loan_follows: bool,
+    /// That of the content, when contents are validated: if it is here, is to be lent, or in mode original. See
+    /// [`validation`](crate::validation).
+    pub checksum: Option<u64>,
 }
 
 /// TENSOR_RE_REQUEST.

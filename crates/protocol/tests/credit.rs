@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 use protocol::{
-    Agreed, Depths, Destination, Mode, Parameters, PeerMisbehaved,
+    Agreed, Depths, Destination, Mode, Parameters, PeerMisbehaved, Validation,
     credit::{Answer, Ask, Blocked, Counts, Flow, RingConsumer, RingPlace},
     limits::{DEPTH_MAX, DEPTH_MIN, NAMES_MAX, RING_BYTES_MIN},
 };
@@ -180,7 +180,13 @@ impl End {
                 self.flow.take_message(length, counts).unwrap();
                 let capacity = ring_bytes.into();
                 self.flow
-                    .take_ring_offer(Destination { region: 0, generation: 0, offset: 0, capacity })
+                    .take_ring_offer(Destination {
+                        region: 0,
+                        generation: 0,
+                        offset: 0,
+                        capacity,
+                        result: None,
+                    })
                     .unwrap();
                 self.return_if_due(at);
             }
@@ -291,6 +297,7 @@ fn parameters() -> impl Strategy<Value = Parameters> {
         contents_max: 4,
         names_max: 4,
         eager_bytes_max: 0,
+        validation: Validation::Off,
     })
 }
 
@@ -365,6 +372,7 @@ fn numbers_outside_the_limits_are_brought_inside() {
         contents_max: u32::MAX,
         names_max: u32::MAX,
         eager_bytes_max: u32::MAX,
+        validation: Validation::Off,
     };
     let agreed = Agreed::of(&wild, &wild);
     assert_eq!((agreed.depth, agreed.names_max), (DEPTH_MAX, NAMES_MAX));
@@ -485,7 +493,7 @@ fn a_ring_grows_by_doubling_up_to_its_maximum_and_only_for_want_of_room() {
 fn what_the_old_ring_still_holds_takes_no_room_in_the_new_one() {
     let mut flow = flow(64, 100);
     flow.post_message(87).unwrap();
-    let ring = Destination { region: 1, generation: 1, offset: 0, capacity: 200 };
+    let ring = Destination { region: 1, generation: 1, offset: 0, capacity: 200, result: None };
     flow.take_ring_offer(ring).unwrap();
     flow.post_message(13).unwrap();
     assert_eq!(flow.move_ring(), Some(ring));

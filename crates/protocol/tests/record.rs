@@ -52,7 +52,7 @@ fn ring_records_name_keys_by_number() {
 #[test]
 fn ring_records_come_back_with_their_counts() {
     let counts = Counts { receives: 7, ring_bytes: u32::MAX };
-    let ring = Destination { region: 1, generation: 2, offset: 3, capacity: 32 << 10 };
+    let ring = Destination { region: 1, generation: 2, offset: 3, capacity: 32 << 10, result: None };
     for control in [Control::CountOnly, Control::RingOffer(ring), Control::RingMoved] {
         let mut bytes = Vec::new();
         encode_control(counts, control, &mut bytes);

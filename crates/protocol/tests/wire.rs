@@ -10,11 +10,12 @@
 use proptest::prelude::*;
 use protocol::{
     Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Mode, Parameters,
-    RequestIndex, Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, Want, WireError,
+    RequestIndex, ResultSlot, Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, Validation, Want,
+    WireError,
     limits::{
         CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NAMES_MAX,
-        RANK_MAX, REQUESTS_MAX, RING_BYTES_MAX, RING_BYTES_MIN, SLOT_BYTES, STATUS_DETAILS_BYTES_MAX,
-        STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX, WIRE_VERSION,
+        RANK_MAX, REQUESTS_MAX, RESULT_SLOT_BYTES, RING_BYTES_MAX, RING_BYTES_MIN, SLOT_BYTES,
+        STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX, WIRE_VERSION,
     },
     wire::{
         self,
@@ -40,8 +41,25 @@ fn metadata() -> impl Strategy<Value = Metadata> {
 }
 
 fn destination(capacity: u64) -> impl Strategy<Value = Destination> {
-    (any::<u32>(), any::<u32>(), 0..u64::MAX - capacity)
-        .prop_map(move |(region, generation, offset)| Destination { region, generation, offset, capacity })
+    let result = proptest::option::of(result_slot());
+    (any::<u32>(), any::<u32>(), 0..u64::MAX - capacity, result).prop_map(
+        move |(region, generation, offset, result)| Destination {
+            region,
+            generation,
+            offset,
+            capacity,
+            result,
+        },
+    )
+}
+
+fn result_slot() -> impl Strategy<Value = ResultSlot> {
+    let offset = 0..u64::MAX - u64::from(RESULT_SLOT_BYTES);
+    (any::<u32>(), any::<u32>(), offset).prop_map(|(region, generation, offset)| ResultSlot {
+        region,
+        generation,
+        offset,
+    })
 }
 
 fn scope() -> impl Strategy<Value = Scope> {
@@ -92,12 +110,18 @@ fn largest(known: &[Metadata]) -> u64 {
 fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         request().prop_map(Message::TensorRequest),
-        (index(), metadata(), any::<bool>(), any::<bool>()).prop_map(
-            |(index, metadata, is_eager, is_lent)| {
+        (index(), metadata(), any::<bool>(), any::<bool>(), any::<Option<u64>>()).prop_map(
+            |(index, metadata, is_eager, is_lent, checksum)| {
                 let is_eager = is_eager && metadata.byte_length <= u64::from(EAGER_BYTES_MAX);
                 let content = is_eager.then(|| vec![7; metadata.byte_length as usize].into());
                 let loan_follows = is_lent && content.is_none() && metadata.byte_length > 0;
-                Message::MetaDataResponse(MetaDataResponse { index, metadata, content, loan_follows })
+                Message::MetaDataResponse(MetaDataResponse {
+                    index,
+                    metadata,
+                    content,
+                    loan_follows,
+                    checksum,
+                })
             }
         ),
         (index(), proptest::option::of(destination(64))).prop_map(|(index, destination)| {
@@ -111,6 +135,7 @@ fn message() -> impl Strategy<Value = Message> {
 
 fn parameters() -> impl Strategy<Value = Parameters> {
     let mode = proptest::sample::select(&[Mode::Original, Mode::Counted][..]);
+    let validation = proptest::sample::select(&Validation::ALL[..]);
     let numbers = (
         DEPTH_MIN..=DEPTH_MAX,
         RING_BYTES_MIN..=RING_BYTES_MAX,
@@ -119,15 +144,29 @@ fn parameters() -> impl Strategy<Value = Parameters> {
         0..=NAMES_MAX,
         0..=EAGER_BYTES_MAX,
     );
-    (mode, numbers).prop_map(|(mode, numbers)| {
+    (mode, numbers, validation).prop_map(|(mode, numbers, validation)| {
         let (depth, ring_bytes, requests_max, contents_max, names_max, eager_bytes_max) = numbers;
-        Parameters { mode, depth, ring_bytes, requests_max, contents_max, names_max, eager_bytes_max }
+        Parameters {
+            mode,
+            depth,
+            ring_bytes,
+            requests_max,
+            contents_max,
+            names_max,
+            eager_bytes_max,
+            validation,
+        }
     })
 }
 
 fn ring_offer(parameters: Parameters) -> RingOffer {
-    let at =
-        |offset, capacity: u32| Destination { region: 1, generation: 2, offset, capacity: capacity.into() };
+    let at = |offset, capacity: u32| Destination {
+        region: 1,
+        generation: 2,
+        offset,
+        capacity: capacity.into(),
+        result: None,
+    };
     RingOffer { destination: at(64, parameters.first_ring_bytes()), slots: at(0, 2 * SLOT_BYTES) }
 }
 
@@ -271,7 +310,8 @@ proptest! {
 
 fn request_for(key: &str, known: &[Metadata]) -> Message {
     let capacity = largest(known);
-    let destination = (capacity > 0).then_some(Destination { region: 0, generation: 0, offset: 0, capacity });
+    let destination =
+        (capacity > 0).then_some(Destination { region: 0, generation: 0, offset: 0, capacity, result: None });
     request_with(key, known, Want::Write(destination))
 }
 
@@ -286,6 +326,7 @@ fn response_of(metadata: Metadata) -> Message {
         metadata,
         content: None,
         loan_follows: false,
+        checksum: None,
     })
 }
 
@@ -343,7 +384,13 @@ fn the_largest_message_fits() {
     dimensions[0] = EAGER_BYTES_MAX.into();
     (eager.shape, eager.byte_length) = (Shape::new(dimensions).unwrap(), EAGER_BYTES_MAX.into());
     let content = Some(vec![1; EAGER_BYTES_MAX as usize].into());
-    let response = MetaDataResponse { index: RequestIndex(0), metadata: eager, content, loan_follows: false };
+    let response = MetaDataResponse {
+        index: RequestIndex(0),
+        metadata: eager,
+        content,
+        loan_follows: false,
+        checksum: None,
+    };
     let largest = [request_for(&"k".repeat(NAME_BYTES_MAX), &known), Message::MetaDataResponse(response)];
     for message in largest {
         let bytes = wire::encode(&message);
@@ -374,7 +421,13 @@ fn a_loan_of_no_bytes_is_refused() {
     let of = |bytes| Metadata::new(DataType::U8, Shape::new([bytes]).unwrap()).unwrap();
     let lent = |metadata| {
         let index = RequestIndex(0);
-        Message::MetaDataResponse(MetaDataResponse { index, metadata, content: None, loan_follows: true })
+        Message::MetaDataResponse(MetaDataResponse {
+            index,
+            metadata,
+            content: None,
+            loan_follows: true,
+            checksum: None,
+        })
     };
     assert_eq!(round_trip(&lent(of(1))), Ok(lent(of(1))));
     assert_eq!(round_trip(&lent(of(0))), Err(WireError::Inconsistent { field: "content" }));
@@ -394,8 +447,10 @@ fn tensors_above_the_limit_are_refused() {
 #[test]
 fn a_destination_comes_with_known_bytes_and_takes_the_most_of_them() {
     let of = |bytes| Metadata::new(DataType::U8, Shape::new([bytes]).unwrap()).unwrap();
-    let at = |capacity| Want::Write(Some(Destination { region: 0, generation: 0, offset: 0, capacity }));
-    let beyond = Destination { region: 0, generation: 0, offset: u64::MAX - 7, capacity: 8 };
+    let at = |capacity| {
+        Want::Write(Some(Destination { region: 0, generation: 0, offset: 0, capacity, result: None }))
+    };
+    let beyond = Destination { region: 0, generation: 0, offset: u64::MAX - 7, capacity: 8, result: None };
     let refused: [(&[Metadata], Want); 8] = [
         (&[of(8)], Want::Write(None)),
         (&[of(8)], at(7)),

@@ -8,7 +8,7 @@ use std::{
 
 use memory::MemoryObserver;
 use protocol::{
-    Mode, Sharing,
+    Mode, Sharing, Validation,
     wire::{WireError, control::Parameters},
 };
 use tokio::sync::watch;
@@ -101,6 +101,7 @@ impl WorkerBuilder {
                 contents_max: 64,
                 names_max: 1024,
                 eager_bytes_max: protocol::limits::EAGER_BYTES_MAX,
+                validation: Validation::Off,
             },
             values_max: 1 << 20,
             session_caps: SessionCaps { in_all: 1024, of_a_peer: 8 },
@@ -252,6 +253,16 @@ impl WorkerBuilder {
     #[must_use]
     pub fn eager_bytes_max(mut self, bytes: u32) -> Self {
         self.parameters.eager_bytes_max = bytes;
+        self
+    }
+
+    /// Validates the contents of tensors end to end by a checksum: what was changed on the way, by an adapter, a driver
+    /// or memory, ends its receive with [`WorkerError::Corrupted`](crate::WorkerError::Corrupted). Of the wishes of two
+    /// workers the stronger holds, so it is enough to set it at one. Costs a pass over the bytes at each end: at the
+    /// sender once per tensor, at the receiver each time. Default [`Validation::Off`].
+    #[must_use]
+    pub fn validation(mut self, validation: Validation) -> Self {
+        self.parameters.validation = validation;
         self
     }
 

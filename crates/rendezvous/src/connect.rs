@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use memory::{GrantEnd, Granted, Pool};
 use protocol::{
-    Code, Destination, Status,
+    Agreed, Code, Destination, Status,
     credit::Depths,
     limits::SLOT_BYTES,
     wire::control::{Connect, ControlFrame, RingOffer},
@@ -341,8 +341,13 @@ impl Node {
             held: Arc::default(),
             import: Import { pool: self.pools.source.clone() },
         };
-        let allocator =
-            ReceiveAllocator { pool: self.pools.receive.clone(), regions: fabric.regions.clone(), announcer };
+        let has_slots = Agreed::of(&self.parameters, &other.parameters).has_result_slots();
+        let allocator = ReceiveAllocator {
+            pool: self.pools.receive.clone(),
+            regions: fabric.regions.clone(),
+            announcer,
+            has_slots,
+        };
         let parameters = (self.parameters, other.parameters);
         let worker = &session.peer.worker;
         let connection = DataConnection::new(channel, parameters, allocator, worker, &self.values);

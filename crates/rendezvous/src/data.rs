@@ -106,7 +106,7 @@ impl DataConnection {
                 }
                 Ok(Arrival::Loan { immediate, buffer }) => {
                     let length = buffer.len() as u64;
-                    self.protocol.on_loan(immediate.0, length, Lent::Loan(buffer)).map(|()| None)
+                    self.protocol.on_loan(immediate.0, length, Lent::view(buffer)).map(|()| None)
                 }
                 Ok(other) => {
                     return Lost::misbehaved(format!(
@@ -193,12 +193,12 @@ impl DataConnection {
     }
 
     pub(crate) fn tensor(received: Received<Lent>) -> Result<Tensor, WorkerError> {
-        let Received { metadata, lent, .. } = received;
+        let Received { metadata, lent, checksums, .. } = received;
         let bytes = lent.map(Lent::received).transpose()?;
         // Memory lent for several known shapes is as large as the largest.
         let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
         let bytes = bytes.filter(|_| length > 0).and_then(|bytes| bytes.slice(0..length));
-        Ok(Tensor::received(metadata, bytes.unwrap_or_else(Buf::empty)))
+        Ok(Tensor::received(metadata, bytes.unwrap_or_else(Buf::empty), checksums))
     }
 
     fn lost_error(&self, transfer: Box<TransferName>, seen: String) -> WorkerError {
@@ -216,6 +216,10 @@ impl DataConnection {
             TransferError::KeyTooLong { .. } => {
                 let status = Status::new(Code::ResourceExhausted, error.to_string());
                 WorkerError::Local { transfer, status }
+            }
+            TransferError::Corrupted { validation, sent, received, damage } => {
+                let transport = self.kind.name();
+                WorkerError::Corrupted { transfer, transport, validation, sent, received, damage }
             }
             other => self.lost_error(transfer, other.to_string()),
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use memory::{Limit, MemoryError};
-use protocol::Status;
+use protocol::{Damage, Status, Validation};
 use verbs_reactor::{FabricError, LossCause};
 
 use crate::control::ControlError;
@@ -171,6 +171,26 @@ pub enum WorkerError {
         transfer: Box<TransferName>,
         /// What is exhausted.
         status: Status,
+    },
+    /// What arrived is not what was sent: its checksum differs. The connection goes on. A published tensor can be
+    /// fetched again; a sent value is gone.
+    #[error(
+        "receiving {transfer} over {transport}: {damage}; the sender's {validation} checksum is {sent:016x}, that of \
+         the bytes here is {received:016x}. Look for faulty memory, adapters or drivers at both ends and on the way"
+    )]
+    Corrupted {
+        /// The transfer.
+        transfer: Box<TransferName>,
+        /// The fabric in use.
+        transport: &'static str,
+        /// The algorithm.
+        validation: Validation,
+        /// The checksum that came with the content.
+        sent: u64,
+        /// That of the bytes that came.
+        received: u64,
+        /// What was changed.
+        damage: Damage,
     },
     /// The peer or the way to it is gone.
     #[error("receiving {transfer} over {transport}: the peer is lost: {detail}; {}", loss.advice())]

@@ -13,11 +13,14 @@ use memory::{
     copy::{CopyReason, copy_bytes},
 };
 use protocol::{
-    Allocator, Channel, ChannelError, Code, Destination, LentEnd, Metadata, RecordSlot, RingSpan, Status,
+    Allocator, Channel, ChannelError, Code, Destination, LentEnd, Metadata, RecordSlot, ResultSlot, RingSpan,
+    Status,
+    limits::{RESULT_BYTES, RESULT_SLOT_BYTES},
 };
 use tokio::sync::oneshot;
 use verbs_reactor::{
-    FabricError, Immediate, Operation, QueuePair, RegionGeneration, RegionId, RemoteRange, WorkRequest,
+    FabricError, Immediate, Operation, QueuePair, RegionGeneration, RegionId, RemoteRange, Segment,
+    WorkRequest,
 };
 
 use crate::{
@@ -32,6 +35,9 @@ use crate::{
 const MESSAGE: Immediate = Immediate(0xFFFF_FFFF);
 /// "Your message was taken", or "an ASK or ANSWER is in its slot".
 const ACKNOWLEDGEMENT: Immediate = Immediate(0xFFFF_FFFE);
+
+/// Size of a result slot, which lies behind its content.
+const RESULT_SLOT: usize = RESULT_SLOT_BYTES as usize;
 
 /// A queue pair, the ring at the peer and the ring here.
 #[derive(Debug)]
@@ -56,22 +62,56 @@ impl FabricChannel {
         self.held.post(&self.queue_pair, WorkRequest::Write { local, remote, immediate })
     }
 
-    /// Whether the send queue can hold all pieces of a content. One that it can't is refused before anything of it is
-    /// posted, so that it costs no other transfer its connection.
+    /// Whether the send queue can hold all pieces of a content, and a result beside it. One that it can't is refused
+    /// before anything of it is posted, so that it costs no other transfer its connection.
     fn check_pieces(&self, bytes: u64) -> Result<(), Status> {
         let (piece, depth) =
             (self.queue_pair.capabilities().piece_bytes_max.max(1), self.queue_pair.config().send_depth);
-        let most = piece.saturating_mul(depth.into());
+        let most = piece.saturating_mul(depth.saturating_sub(1).into());
         if bytes <= most {
             return Ok(());
         }
         let message = format!(
-            "a value of {bytes} bytes takes {} work requests of {piece} bytes over {}, and the send queue is {depth} \
-             deep: send at most {most} bytes at once, or allow more with WorkerBuilder::depth",
+            "a value of {bytes} bytes takes {} work requests of {piece} bytes over {} and may need one more, and the \
+             send queue is {depth} deep: send at most {most} bytes at once, or allow more with WorkerBuilder::depth",
             bytes.div_ceil(piece),
             self.queue_pair.kind()
         );
         Err(Status::new(Code::ResourceExhausted, message))
+    }
+
+    /// One write of content and result where the fabric can, else the result first.
+    fn write_with_result(
+        &self,
+        content: Segment,
+        slot: ResultSlot,
+        result: &[u8; RESULT_BYTES],
+        immediate: Option<Immediate>,
+    ) -> ContentWrite {
+        let mut record = match self.message_pool.try_alloc(RESULT_BYTES) {
+            Ok(record) => record,
+            Err(error) => return ContentWrite::Refused(ChannelError(error.to_string())),
+        };
+        record.copy_from_slice(result);
+        let remote = RemoteRange {
+            region: RegionId(slot.region),
+            generation: RegionGeneration(slot.generation),
+            offset: slot.offset,
+            length: RESULT_BYTES as u64,
+        };
+        let record = Segment { local: record.freeze(), remote };
+        if self.queue_pair.capabilities().vectored {
+            let segments = Arc::from([record, content]);
+            return self
+                .held
+                .post_awaited(&self.queue_pair, WorkRequest::WriteVectored { segments, immediate });
+        }
+        if let Err(error) = self.post(record.local, Some(record.remote), None) {
+            return ContentWrite::Refused(error);
+        }
+        let Segment { local, remote } = content;
+        self.held
+            .post_awaited(&self.queue_pair, WorkRequest::Write { local, remote: Some(remote), immediate })
     }
 
     fn ring_range(&self, span: RingSpan) -> RemoteRange {
@@ -140,14 +180,43 @@ impl Channel for FabricChannel {
         bytes: Option<Buf>,
         destination: Option<Destination>,
         immediate: u32,
+        result: Option<[u8; RESULT_BYTES]>,
     ) -> ContentWrite {
         let immediate = Some(Immediate(immediate));
         let (Some(local), Some(destination)) = (bytes, destination) else {
             let request = WorkRequest::Write { local: Buf::empty(), remote: None, immediate };
             return self.held.post_awaited(&self.queue_pair, request);
         };
-        let remote = Some(range_of(destination, 0, local.len() as u64));
-        self.held.post_awaited(&self.queue_pair, WorkRequest::Write { local, remote, immediate })
+        let remote = range_of(destination, 0, local.len() as u64);
+        let (Some(result), Some(slot)) = (result, destination.result) else {
+            let request = WorkRequest::Write { local, remote: Some(remote), immediate };
+            return self.held.post_awaited(&self.queue_pair, request);
+        };
+        self.write_with_result(Segment { local, remote }, slot, &result, immediate)
+    }
+
+    fn settle(lent: Lent) -> Result<Lent, Status> {
+        let Lent::Granted { granted, has_slot } = lent else { return Ok(lent) };
+        let error = |error| Status::new(Code::Internal, format!("lent memory: {error}"));
+        let buffer = granted.end(GrantEnd::Content).map_err(error)?;
+        let slot = buffer.len().checked_sub(RESULT_SLOT).filter(|_| has_slot);
+        let result = slot.and_then(|at| buffer.get(at..)?.first_chunk().copied());
+        Ok(Lent::Here { bytes: buffer.freeze(), result })
+    }
+
+    fn content(lent: &Lent) -> &[u8] {
+        match lent {
+            // The peer may still write it.
+            Lent::Granted { .. } => &[],
+            Lent::Here { bytes, .. } => bytes,
+        }
+    }
+
+    fn result(lent: &Lent) -> Option<[u8; RESULT_BYTES]> {
+        match lent {
+            Lent::Granted { .. } => None,
+            Lent::Here { result, .. } => *result,
+        }
     }
 
     fn can_lend(&self, bytes: &Buf) -> bool {
@@ -190,8 +259,8 @@ impl Channel for FabricChannel {
     }
 
     fn take_back(&self, lent: Lent, end: LentEnd) {
-        // A view ends with its buffer.
-        let Lent::Granted(lent) = lent else { return };
+        // What is not lent ends with its buffer.
+        let Lent::Granted { granted: lent, .. } = lent else { return };
         let why = match end {
             LentEnd::MetaDataResponse => GrantEnd::MetaDataResponse,
             LentEnd::ErrorStatus => GrantEnd::ErrorStatus,
@@ -211,23 +280,36 @@ impl Channel for FabricChannel {
 #[derive(Debug)]
 pub(crate) enum Lent {
     /// In memory of this end, which the peer may write.
-    Granted(Granted),
-    /// In the peer's, of which this is a view.
-    Loan(Buf),
+    Granted {
+        granted: Granted,
+        /// Its last bytes are a result slot.
+        has_slot: bool,
+    },
+    /// In memory that is not lent to the peer: a view of the peer's, or a content that was settled to be validated.
+    Here {
+        bytes: Buf,
+        /// What lay in its result slot, if it had one.
+        result: Option<[u8; RESULT_BYTES]>,
+    },
 }
 
 impl Lent {
+    /// A view of the peer's memory.
+    pub(crate) fn view(bytes: Buf) -> Self {
+        Self::Here { bytes, result: None }
+    }
+
     /// The bytes of a value that is complete.
     pub(crate) fn received(self) -> Result<Buf, MemoryError> {
         match self {
-            Self::Granted(granted) => granted.end(GrantEnd::Content).map(BufMut::freeze),
-            Self::Loan(view) => Ok(view),
+            Self::Granted { granted, .. } => granted.end(GrantEnd::Content).map(BufMut::freeze),
+            Self::Here { bytes, .. } => Ok(bytes),
         }
     }
 
     /// The connection is over and the peer can't write any more.
     pub(crate) fn end_drained(self) {
-        let Self::Granted(granted) = self else { return };
+        let Self::Granted { granted, .. } = self else { return };
         if let Err(error) = granted.end(GrantEnd::QueuePairDrained) {
             tracing::warn!(%error, "lent memory could not be taken back");
         }
@@ -269,11 +351,20 @@ pub(crate) struct ReceiveAllocator {
     pub(crate) pool: Pool,
     pub(crate) regions: Arc<Regions>,
     pub(crate) announcer: Arc<Announcer>,
+    /// Destinations have a result slot behind the content.
+    pub(crate) has_slots: bool,
 }
 
 impl ReceiveAllocator {
-    async fn buffer(&self, metadata: &Metadata) -> Result<BufMut, Status> {
-        self.pool.alloc(length_of(metadata)?).await.map_err(|error| exhausted(&error))
+    /// Bytes to take for a content that the peer writes.
+    fn lent_bytes(&self, metadata: &Metadata) -> Result<usize, Status> {
+        let content = length_of(metadata)?;
+        if !self.has_slots {
+            return Ok(content);
+        }
+        let whole =
+            content.checked_next_multiple_of(RESULT_SLOT).and_then(|whole| whole.checked_add(RESULT_SLOT));
+        whole.ok_or_else(|| exhausted(&format!("{content} bytes and a result slot are too many")))
     }
 
     /// Lends `buffer` to the peer, once it has confirmed the buffer's region.
@@ -282,13 +373,14 @@ impl ReceiveAllocator {
         let region = region.ok_or_else(|| exhausted(&"its block is not registered with the fabric"))?;
         self.announcer.confirmed(region).await.map_err(|why| Status::new(Code::Unavailable, why))?;
         let granted = buffer.grant();
-        let destination = Destination {
-            region: region.region.0,
-            generation: region.generation.0,
-            offset: granted.offset() as u64,
-            capacity: granted.length() as u64,
-        };
-        Ok((Lent::Granted(granted), destination))
+        let (region, generation) = (region.region.0, region.generation.0);
+        let offset = granted.offset() as u64;
+        let has_slot = self.has_slots;
+        let capacity = granted.length().saturating_sub(if has_slot { RESULT_SLOT } else { 0 }) as u64;
+        let slot = ResultSlot { region, generation, offset: offset + capacity };
+        let result = has_slot.then_some(slot);
+        let destination = Destination { region, generation, offset, capacity, result };
+        Ok((Lent::Granted { granted, has_slot }, destination))
     }
 }
 
@@ -304,18 +396,20 @@ impl Allocator for ReceiveAllocator {
     type Lent = Lent;
 
     async fn keep(&self, metadata: &Metadata, content: &[u8]) -> Result<Lent, Status> {
-        let mut buffer = self.buffer(metadata).await?;
+        let buffer = self.pool.alloc(length_of(metadata)?).await;
+        let mut buffer = buffer.map_err(|error| exhausted(&error))?;
         copy_bytes(&mut buffer, content, CopyReason::Eager);
-        Ok(Lent::Granted(buffer.grant()))
+        Ok(Lent::Granted { granted: buffer.grant(), has_slot: false })
     }
 
     async fn allocate(&self, metadata: &Metadata) -> Result<(Lent, Destination), Status> {
-        self.lend(self.buffer(metadata).await?).await
+        let buffer = self.pool.alloc(self.lent_bytes(metadata)?).await;
+        self.lend(buffer.map_err(|error| exhausted(&error))?).await
     }
 
     /// From the part of the pool that unanswered requests may hold; what is beyond goes out without a destination.
     async fn allocate_early(&self, metadata: &Metadata) -> Result<Option<(Lent, Destination)>, Status> {
-        let buffer = match self.pool.try_alloc_early(length_of(metadata)?) {
+        let buffer = match self.pool.try_alloc_early(self.lent_bytes(metadata)?) {
             Ok(buffer) => buffer,
             Err(error) if error.is_exhausted() => return Ok(None),
             Err(error) => return Err(exhausted(&error)),

@@ -54,7 +54,7 @@ pub use builder::WorkerBuilder;
 pub use cluster::ClusterSpec;
 pub use error::{PeerLoss, TransferName, WorkerError};
 pub use peer::Peer;
-pub use protocol::Sharing;
+pub use protocol::{Damage, Sharing, Validation};
 pub use published::Published;
 pub use tensor::{Element, Tensor};
 pub use worker::{PeerInfo, Step, Worker};

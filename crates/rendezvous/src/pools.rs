@@ -107,6 +107,7 @@ impl Regions {
             generation: region.generation.0,
             offset: granted.offset() as u64,
             capacity: granted.length() as u64,
+            result: None,
         })
     }
 

@@ -1,11 +1,11 @@
 //! Tensors: metadata and shared, immutable bytes.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
 use memory::{Buf, BufMut, Pool, copy::CopyReason, copy::copy_bytes};
 use prost::Message;
-use protocol::{DataType, Metadata, Shape};
+use protocol::{Checksums, DataType, Metadata, Shape};
 
 use crate::{WorkerError, encoded::TensorProto};
 
@@ -14,6 +14,8 @@ use crate::{WorkerError, encoded::TensorProto};
 pub struct Tensor {
     metadata: Metadata,
     bytes: Buf,
+    /// Shared by all clones.
+    checksums: Option<Arc<Checksums>>,
 }
 
 impl fmt::Debug for Tensor {
@@ -47,7 +49,7 @@ impl Tensor {
             );
             return Err(WorkerError::InvalidTensor { problem });
         }
-        Ok(Self { metadata, bytes })
+        Ok(Self { metadata, bytes, checksums: Some(Arc::default()) })
     }
 
     /// A tensor with a copy of `bytes` in `pool` (one counted copy).
@@ -102,7 +104,7 @@ impl Tensor {
         let metadata = Metadata::encoded(DataType::String, checked, encoded.len() as u64);
         let metadata =
             metadata.ok_or_else(|| WorkerError::InvalidTensor { problem: "no string".to_owned() })?;
-        Ok(Self { metadata, bytes: buffer.freeze() })
+        Ok(Self { metadata, bytes: buffer.freeze(), checksums: Some(Arc::default()) })
     }
 
     /// The strings of a string tensor, which share its bytes. What a peer sent is checked here.
@@ -128,11 +130,21 @@ impl Tensor {
         let shape = if dtype.is_plain() { Some(describe(dtype, shape)?.shape) } else { Shape::new(shape) };
         let problem = "the shape of the dead value is too large".to_owned();
         let shape = shape.ok_or(WorkerError::InvalidTensor { problem })?;
-        Ok(Self { metadata: Metadata::dead(dtype, shape), bytes: Buf::empty() })
+        Ok(Self { metadata: Metadata::dead(dtype, shape), bytes: Buf::empty(), checksums: None })
     }
 
-    pub(crate) fn received(metadata: Metadata, bytes: Buf) -> Self {
-        Self { metadata, bytes }
+    pub(crate) fn received(metadata: Metadata, bytes: Buf, checksums: Option<Arc<Checksums>>) -> Self {
+        Self { metadata, bytes, checksums }
+    }
+
+    /// From now on its checksums are remembered for all its clones, also if it was received.
+    pub(crate) fn remember_checksums(mut self) -> Self {
+        self.checksums.get_or_insert_default();
+        self
+    }
+
+    pub(crate) fn checksums(&self) -> Option<Arc<Checksums>> {
+        self.checksums.clone()
     }
 
     /// Element type.

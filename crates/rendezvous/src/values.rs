@@ -4,7 +4,7 @@ use std::{future::Future, sync::Arc};
 
 use futures::future::Either;
 use memory::Buf;
-use protocol::{Code, Key, Scope, Source, Status, StepId, Value};
+use protocol::{Checksums, Code, Key, Scope, Source, Status, StepId, Value};
 
 use crate::{
     Tensor,
@@ -121,6 +121,10 @@ impl Source for PeerValues {
         let tensor = taken.tensor();
         let bytes = (!tensor.bytes().is_empty()).then(|| tensor.buf().clone());
         Value { metadata: tensor.metadata().clone(), bytes }
+    }
+
+    fn checksums(taken: &Taken) -> Option<Arc<Checksums>> {
+        taken.tensor().checksums()
     }
 
     fn put_back(&self, taken: Taken) {

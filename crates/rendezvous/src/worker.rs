@@ -111,7 +111,7 @@ impl Worker {
             let remedy = format!("a published name has 1 to {} bytes", protocol::limits::NAME_BYTES_MAX);
             return Err(WorkerError::Config { field: "published name", value: name.to_owned(), remedy });
         }
-        Ok(self.node.values.published.publish(name, tensor))
+        Ok(self.node.values.published.publish(name, tensor.remember_checksums()))
     }
 
     /// Withdraws a published tensor; false if there was none.
@@ -401,7 +401,7 @@ impl Step {
         }
         let steps = &values.steps;
         let step = steps.step(self.id).map_err(|status| self.aborted(status))?;
-        steps.send(&step, &key.table_key(), tensor).map_err(|refused| match refused {
+        steps.send(&step, &key.table_key(), tensor.remember_checksums()).map_err(|refused| match refused {
             SendRefused::Full { waiting } => WorkerError::TableFull { waiting },
             SendRefused::Aborted(status) => self.aborted(status),
         })

@@ -6,46 +6,69 @@ mod tables;
 
 use std::{sync::Arc, time::Duration};
 
-use protocol::Mode;
+use protocol::{Mode, Validation};
 use rendezvous::Worker;
 use tables::{RECEIVER, SENDER, Two};
 use verbs_reactor::{FabricKind, TokioRuntime};
 
-async fn all_cases(kind: FabricKind, mode: Mode) {
-    let start =
-        |name| Worker::builder(name).require(kind).mode(mode).timeout(Duration::from_secs(20)).start();
+async fn all_cases(kind: FabricKind, mode: Mode, validation: Validation) {
+    let start = |name| {
+        let builder = Worker::builder(name).require(kind).mode(mode).validation(validation);
+        builder.timeout(Duration::from_secs(20)).start()
+    };
     let (sender, receiver) = (start(SENDER).await.unwrap(), start(RECEIVER).await.unwrap());
     receiver.peer_at(sender.address()).await.unwrap();
-    let two = Two { sender, receiver, runtime: Arc::new(TokioRuntime::current().unwrap()), mode };
+    let two = Two { sender, receiver, runtime: Arc::new(TokioRuntime::current().unwrap()), mode, validation };
     two.all_cases().await;
     two.receiver.shutdown().await;
     two.sender.shutdown().await;
 }
 
-fn run(kind: FabricKind, mode: Mode) {
+fn run(kind: FabricKind, mode: Mode, validation: Validation) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
-    let ended = runtime
-        .block_on(async { tokio::time::timeout(Duration::from_secs(60), all_cases(kind, mode)).await });
+    let ended = runtime.block_on(async {
+        tokio::time::timeout(Duration::from_secs(60), all_cases(kind, mode, validation)).await
+    });
     ended.unwrap_or_else(|_| panic!("the test hangs over {kind}"));
 }
 
 #[test]
 fn s3_6_every_case_costs_what_the_original_does_over_shm() {
-    run(FabricKind::Shm, Mode::Original);
+    run(FabricKind::Shm, Mode::Original, Validation::Off);
 }
 
 #[test]
 fn s3_6_every_case_costs_what_the_original_does_over_tcp() {
-    run(FabricKind::Tcp, Mode::Original);
+    run(FabricKind::Tcp, Mode::Original, Validation::Off);
 }
 
 #[test]
 fn s3_6_every_case_costs_what_the_table_says_over_shm() {
-    run(FabricKind::Shm, Mode::default());
+    run(FabricKind::Shm, Mode::default(), Validation::Off);
 }
 
 #[test]
 fn s3_6_every_case_costs_what_the_table_says_over_tcp() {
-    run(FabricKind::Tcp, Mode::default());
+    run(FabricKind::Tcp, Mode::default(), Validation::Off);
+}
+
+#[test]
+fn s3_11_a_validated_case_costs_what_the_original_does_over_shm() {
+    run(FabricKind::Shm, Mode::Original, Validation::Crc32c);
+}
+
+#[test]
+fn s3_11_a_validated_case_costs_what_the_original_does_over_tcp() {
+    run(FabricKind::Tcp, Mode::Original, Validation::Xxh3);
+}
+
+#[test]
+fn s3_11_a_validated_case_costs_what_the_table_says_over_shm() {
+    run(FabricKind::Shm, Mode::default(), Validation::Xxh3);
+}
+
+#[test]
+fn s3_11_a_validated_case_costs_what_the_table_says_over_tcp() {
+    run(FabricKind::Tcp, Mode::default(), Validation::Crc32c);
 }

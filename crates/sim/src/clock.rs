@@ -14,7 +14,7 @@ use verbs_reactor::FabricError;
 
 use crate::{
     Fault,
-    ids::{EndpointId, NodeId, SessionId},
+    ids::{EndpointId, LeaseId, NodeId, SessionId},
     late::LatePacket,
     world::Shared,
 };
@@ -36,6 +36,10 @@ pub(crate) enum Action {
     Flush(EndpointId),
     /// Nothing of the peer reaches this end any more.
     Drain(EndpointId),
+    /// The lender at this end hears that a lease is over.
+    Release(EndpointId, LeaseId),
+    /// The node's process is seen to be dead by those who watch it.
+    Bury(NodeId),
     /// This end of a control session sees that the other is gone.
     LoseSession(SessionId),
     /// The scenario's fault.

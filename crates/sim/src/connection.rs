@@ -9,7 +9,7 @@ use verbs_reactor::{FabricError, FabricKind, LossCause, QueuePair, QueuePairCore
 use crate::{
     Violation,
     clock::Action,
-    endpoint::{Endpoint, Outbound, Phase},
+    endpoint::{Ended, Endpoint, Outbound, Phase},
     fabric::{DomainShared, SimLink, cannot_connect, roles_fit},
     ids::{EndpointId, NodeId},
     ledger::Reach,
@@ -52,6 +52,7 @@ impl Shared {
             meet: None,
             stopped: false,
             completes_after_reading: false,
+            is_dropped: false,
             outbound: Outbound::default(),
         });
         id
@@ -214,7 +215,7 @@ impl Shared {
         if !self.complete_delivered(id, error) {
             return;
         }
-        let (core, sources) = {
+        let (core, ended) = {
             let mut state = self.state();
             let endpoint = &mut state.endpoints[id.index()];
             endpoint.phase = Phase::Failed;
@@ -222,7 +223,7 @@ impl Shared {
             endpoint.outbound.cut(|| false);
             (endpoint.core.clone(), endpoint.outbound.end_all())
         };
-        self.release(sources);
+        self.operations_ended(id, ended);
         self.record(Event::Failed { endpoint: id, why: name_of(error) });
         core.fail(error);
     }
@@ -275,7 +276,7 @@ impl Shared {
 
     /// The operations of a closing end that have not completed end now.
     pub(crate) fn flush(&self, id: EndpointId) {
-        let (core, sources) = {
+        let (core, ended) = {
             let mut state = self.state();
             if state.endpoints[id.index()].phase != Phase::Closing {
                 return;
@@ -287,9 +288,26 @@ impl Shared {
             endpoint.outbound.cut(|| false);
             (endpoint.core.clone(), endpoint.outbound.end_all())
         };
-        self.release(sources);
+        self.operations_ended(id, ended);
         self.record(Event::Flushed { endpoint: id });
         core.fail(&FabricError::Closed);
+    }
+
+    /// Gives back what the operations of an end that is over held.
+    fn operations_ended(&self, id: EndpointId, ended: Ended) {
+        self.release(ended.sources);
+        self.retire_leases(id, ended.leases);
+        drop(ended.read);
+    }
+
+    /// The user has let go of a queue pair. Arrivals that were never taken go with it.
+    pub(crate) fn queue_pair_dropped(&self, id: EndpointId) {
+        let mut state = self.state();
+        let Some(endpoint) = state.endpoints.get_mut(id.index()) else { return };
+        endpoint.is_dropped = true;
+        let forgotten = forget_arrivals(endpoint);
+        drop(state);
+        drop(forgotten);
     }
 
     /// From now on nothing of the peer reaches this end.
@@ -314,6 +332,9 @@ impl Shared {
             self.violated(Violation::Operation(text));
         }
         core.mark_drained();
+        drop(core);
+        let forgotten = forget_arrivals(&mut self.state().endpoints[id.index()]);
+        drop(forgotten);
     }
 
     /// A grant of `span` has ended with evidence: no write that can still land may aim at it.
@@ -323,6 +344,11 @@ impl Shared {
             let aims = |endpoint: &Endpoint| aims_at(&state, endpoint, node, span);
             state.endpoints.iter().position(aims)
         };
+        let block = self.owners().observed(span.block);
+        if let Some(reader) = block.and_then(|block| self.reader_of(node, block, &span.range)) {
+            let text = format!("a grant of {node} ended while a read of {reader} can still land in it");
+            self.violated(Violation::Memory(text));
+        }
         if let Some(endpoint) = found {
             let Range { start, end } = span.range;
             let text = format!(
@@ -332,6 +358,14 @@ impl Shared {
             self.violated(Violation::Memory(text));
         }
     }
+}
+
+/// The core of an end that nobody uses any more, to be dropped without a lock.
+fn forget_arrivals(endpoint: &mut Endpoint) -> Option<Arc<QueuePairCore>> {
+    let is_over = matches!(endpoint.phase, Phase::Drained | Phase::Dead);
+    let core = &endpoint.core;
+    let empty = Arc::new(QueuePairCore::new(core.kind(), core.config(), core.capabilities()));
+    (endpoint.is_dropped && is_over).then(|| std::mem::replace(&mut endpoint.core, empty))
 }
 
 fn aims_at(state: &State, endpoint: &Endpoint, node: NodeId, span: &Span) -> bool {

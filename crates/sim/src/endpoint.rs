@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, ops::Range, sync::Arc, time::Duration};
 
 use futures::channel::oneshot;
-use memory::RemoteTarget;
+use memory::{Buf, RemoteTarget};
 use verbs_reactor::{
     FabricError, Immediate, QueuePair, QueuePairConfig, QueuePairCore, RegionId, RemoteRange, Role, SlotKey,
 };
@@ -11,8 +11,9 @@ use verbs_reactor::{
 use crate::{
     Rng, Swarm,
     fabric::DomainShared,
-    ids::{BlockNumber, EndpointId, NodeId},
+    ids::{BlockNumber, EndpointId, LeaseId, NodeId},
     owners::PostedUnder,
+    reads::Read,
     schedule::WireStep,
 };
 
@@ -66,6 +67,8 @@ pub(crate) struct Endpoint {
     pub(crate) stopped: bool,
     /// Completions come once the source is read, as a socket's do.
     pub(crate) completes_after_reading: bool,
+    /// The user has let go of the queue pair.
+    pub(crate) is_dropped: bool,
     pub(crate) outbound: Outbound,
 }
 
@@ -89,6 +92,12 @@ impl Endpoint {
         }
         if peer.phase == Phase::Open && !peer.stopped && outbound.next_delivery().is_some() {
             offer(WireStep::Deliver, outbound.deliver_at);
+        }
+        if self.may_act() && peer.phase == Phase::Open && !peer.stopped && outbound.next_sample().is_some() {
+            offer(WireStep::Sample, outbound.sample_at);
+        }
+        if self.may_act() && outbound.next_return().is_some() {
+            offer(WireStep::Return, outbound.return_at);
         }
         if self.may_act() && outbound.next_completion(self.completes_after_reading).is_some() {
             offer(WireStep::Complete, outbound.complete_at);
@@ -119,6 +128,8 @@ pub(crate) struct Outbound {
     pub(crate) land_at: Duration,
     pub(crate) deliver_at: Duration,
     pub(crate) complete_at: Duration,
+    pub(crate) sample_at: Duration,
+    pub(crate) return_at: Duration,
 }
 
 /// The source of a write inside its block.
@@ -146,9 +157,32 @@ pub(crate) struct Part {
     pub(crate) remote: Option<Remote>,
 }
 
-/// One logical write: its parts land in any order, then it is delivered and completes as one.
+/// What an operation is besides its parts.
+#[derive(Debug)]
+pub(crate) enum Kind {
+    Write,
+    /// The peer gets a view under `lease`, or nothing once it was withdrawn.
+    Loan {
+        lease: LeaseId,
+        withdrawn: bool,
+    },
+    Read(Box<Read>),
+}
+
+/// What operations no longer need when they end together.
+#[derive(Debug, Default)]
+pub(crate) struct Ended {
+    pub(crate) sources: Vec<SourceSpan>,
+    /// Of the peer, which this end was reading. To be dropped without a lock.
+    pub(crate) read: Vec<Buf>,
+    /// Of loans that the peer never got.
+    pub(crate) leases: Vec<LeaseId>,
+}
+
+/// One logical write: its parts land in any order, then it is delivered and completes as one. Or a loan, or a read.
 #[derive(Debug)]
 pub(crate) struct Write {
+    pub(crate) kind: Kind,
     pub(crate) number: u64,
     pub(crate) key: SlotKey,
     pub(crate) length: u64,
@@ -162,7 +196,28 @@ pub(crate) struct Write {
 }
 
 impl Write {
+    /// An operation without parts.
+    pub(crate) fn new(number: u64, key: SlotKey, length: u64, kind: Kind) -> Self {
+        Self {
+            kind,
+            number,
+            key,
+            length,
+            immediate: None,
+            parts: Vec::new(),
+            pieces: Vec::new(),
+            refused: None,
+            delivered: false,
+            completed: false,
+        }
+    }
+
     fn has_landed(&self) -> bool {
+        match &self.kind {
+            Kind::Loan { withdrawn, .. } => return !withdrawn,
+            Kind::Read(read) => return read.is_sampled(),
+            Kind::Write => {}
+        }
         self.pieces.iter().all(|piece| matches!(piece.state, PieceState::Landed))
     }
 
@@ -170,9 +225,42 @@ impl Write {
         !self.pieces.iter().any(|piece| matches!(piece.state, PieceState::Unread))
     }
 
+    /// May complete; `after_reading` says when writes do.
+    fn is_done(&self, after_reading: bool) -> bool {
+        match &self.kind {
+            Kind::Write if after_reading => self.is_read(),
+            Kind::Write | Kind::Loan { .. } => self.delivered,
+            Kind::Read(read) => self.delivered && read.has_landed(),
+        }
+    }
+
     /// What it takes of the send queue until it has completed.
     pub(crate) fn weight(&self) -> usize {
-        if self.completed { 0 } else { self.parts.len().max(1) }
+        match &self.kind {
+            _ if self.completed => 0,
+            Kind::Read(read) => read.weight,
+            _ => self.parts.len().max(1),
+        }
+    }
+
+    /// A loan that is on its way is lost there; its lease stays.
+    pub(crate) fn lose(&mut self) {
+        if let Kind::Loan { withdrawn, .. } = &mut self.kind
+            && !self.delivered
+        {
+            *withdrawn = true;
+        }
+    }
+
+    /// A loan that is on its way never gets there: it, and what comes behind it, is not delivered any more.
+    pub(crate) fn withdraw(&mut self) -> Option<LeaseId> {
+        match &mut self.kind {
+            Kind::Loan { lease, withdrawn } if !self.delivered => {
+                *withdrawn = true;
+                Some(*lease)
+            }
+            _ => None,
+        }
     }
 
     /// The sources it no longer needs.
@@ -230,8 +318,7 @@ impl Outbound {
     pub(crate) fn next_completion(&self, after_reading: bool) -> Option<usize> {
         let index = self.writes.iter().position(|write| !write.completed)?;
         let write = &self.writes[index];
-        let ready = if after_reading { write.is_read() } else { write.delivered };
-        (ready || write.refused.is_some()).then_some(index)
+        (write.is_done(after_reading) || write.refused.is_some()).then_some(index)
     }
 
     /// The `nth` piece that is unread (or carried), over all writes.
@@ -288,16 +375,27 @@ impl Outbound {
         carried - self.carried
     }
 
-    /// Marks every outstanding write as ended and gives the sources they no longer need.
-    pub(crate) fn end_all(&mut self) -> Vec<SourceSpan> {
-        let open = self.writes.iter_mut().filter(|write| !write.completed);
-        let sources = open.flat_map(|write| {
-            write.completed = true;
-            write.take_sources()
-        });
-        let sources = sources.collect();
+    /// Marks every outstanding operation as ended and gives what they no longer need.
+    pub(crate) fn end_all(&mut self) -> Ended {
+        let mut ended = Ended { read: self.take_read(), ..Ended::default() };
+        for write in &mut self.writes {
+            ended.leases.extend(write.withdraw());
+            if !write.completed {
+                write.completed = true;
+                ended.sources.extend(write.take_sources());
+            }
+        }
         self.retire();
-        sources
+        ended
+    }
+
+    /// The peer's bytes that reads hold.
+    pub(crate) fn take_read(&mut self) -> Vec<Buf> {
+        let sources = self.writes.iter_mut().filter_map(|write| match &mut write.kind {
+            Kind::Read(read) => read.take_source(),
+            Kind::Write | Kind::Loan { .. } => None,
+        });
+        sources.collect()
     }
 }
 

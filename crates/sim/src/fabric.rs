@@ -64,6 +64,8 @@ impl Shared {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::WRITES;
         capabilities.vectored = true;
+        capabilities.read = true;
+        capabilities.lend = true;
         capabilities.piece_bytes_max = self.swarm.piece_bytes_max;
         capabilities
     }
@@ -219,6 +221,12 @@ impl Prepared for SimPrepared {
 pub(crate) struct SimLink {
     pub(crate) shared: Arc<Shared>,
     pub(crate) endpoint: EndpointId,
+}
+
+impl Drop for SimLink {
+    fn drop(&mut self) {
+        self.shared.queue_pair_dropped(self.endpoint);
+    }
 }
 
 impl Link for SimLink {

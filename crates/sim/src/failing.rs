@@ -16,6 +16,8 @@ pub enum Call {
     Prepare,
     /// Posting an operation: it fails, and its connection with it.
     Post,
+    /// Taking a buffer from a pool that has room (ENOMEM: no memory for a block).
+    Allocate,
 }
 
 impl Call {
@@ -24,6 +26,7 @@ impl Call {
             Self::Register => "register memory",
             Self::Prepare => "make a queue pair",
             Self::Post => "post a work request",
+            Self::Allocate => "allocate memory",
         }
     }
 }

@@ -7,7 +7,7 @@ use verbs_reactor::LossCause;
 use crate::{
     clock::Action,
     connection::lost,
-    endpoint::Phase,
+    endpoint::{Kind, Phase},
     ids::{EndpointId, NodeId},
     ledger::Reach,
     trace::Event,
@@ -75,6 +75,8 @@ impl Shared {
         self.plan_late_packets(&mut state, node);
         self.kill_endpoints(&mut state, node, &mut trash);
         self.kill_sessions(&mut state, node);
+        let seen = self.now() + state.rng.duration(self.swarm.detection_max);
+        state.agenda.plan(seen, Action::Bury(node));
         trash.push(Box::new(state.tasks.remove_node(Some(node))));
         trash.push(Box::new(state.agenda.remove_node(Some(node))));
         drop(state);
@@ -96,6 +98,7 @@ impl Shared {
             }
             endpoint.phase = Phase::Dead;
             trash.push(Box::new(endpoint.meet.take()));
+            trash.push(Box::new(endpoint.outbound.take_read()));
             let id = EndpointId(index as u32);
             match endpoint.peer {
                 Some(peer) => {
@@ -112,6 +115,12 @@ impl Shared {
         let State { rng, endpoints, .. } = state;
         let outbound = &mut endpoints[id.index()].outbound;
         let pieces = outbound.cut(|| rng.chance(1, 2));
+        for write in &mut outbound.writes {
+            if matches!(write.kind, Kind::Loan { .. }) && rng.chance(1, 2) {
+                // Its lease ends with the lender's end, or with the lender.
+                write.lose();
+            }
+        }
         if pieces > 0 {
             self.record(Event::PiecesLost { endpoint: id, pieces });
         }

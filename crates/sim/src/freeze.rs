@@ -126,8 +126,9 @@ impl Action {
             | Self::LoseHalf(id)
             | Self::Fail(id, _)
             | Self::Flush(id)
-            | Self::Drain(id) => Some(*id),
-            Self::LoseSession(_) | Self::Late(_) | Self::Fault(_) => None,
+            | Self::Drain(id)
+            | Self::Release(id, _) => Some(*id),
+            Self::LoseSession(_) | Self::Late(_) | Self::Bury(_) | Self::Fault(_) => None,
         }
     }
 }

@@ -71,6 +71,7 @@ impl Handle {
             let mut state = self.shared.state();
             state.triggers.clear();
             state.half_open.clear();
+            state.flips_of_65536 = 0;
             for node in &mut state.nodes {
                 node.slow_of_256 = 0;
                 node.failing.clear();
@@ -78,6 +79,17 @@ impl Handle {
             state.nodes.len() as u32
         };
         (0..nodes).for_each(|node| self.shared.inject(Fault::Thaw(NodeId(node))));
+    }
+
+    /// From now on, of 65,536 pieces of contents so many come with one bit flipped; also of contents inside messages,
+    /// and of result slots. Only for scenarios that validate checksums. Until [`heal`](Self::heal).
+    pub fn flip_bits(&self, of_65536: u32) {
+        self.shared.state().flips_of_65536 = of_65536;
+    }
+
+    /// Bits that were flipped so far.
+    pub fn flips(&self) -> u64 {
+        self.shared.ledger().flips
     }
 
     /// Lets the call of `node` that comes after `successes` further ones of its kind fail, once.

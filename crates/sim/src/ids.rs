@@ -59,6 +59,12 @@ id!(
     u32
 );
 id!(
+    /// A lease of memory that a peer views.
+    LeaseId,
+    "lease",
+    u64
+);
+id!(
     /// A grant, in the order in which the world saw them.
     GrantNumber,
     "grant",

@@ -21,6 +21,9 @@ pub enum Outcome {
     PeerLost,
     /// The deadline passed. Needs a fault that explains it.
     Deadline,
+    /// What came was not what was sent, and was found to be so. Needs a flipped bit that explains it, which explains no
+    /// other.
+    Corrupted,
 }
 
 impl Outcome {
@@ -31,6 +34,7 @@ impl Outcome {
             Self::Refused => "refused",
             Self::PeerLost => "peer lost",
             Self::Deadline => "deadline",
+            Self::Corrupted => "corrupted",
         }
     }
 }
@@ -82,6 +86,9 @@ pub(crate) struct Ledger {
     pub(crate) done: u64,
     pub(crate) failed: u64,
     pub(crate) crashes: u64,
+    /// Bits that were flipped.
+    pub(crate) flips: u64,
+    corrupted: u64,
 }
 
 impl Ledger {
@@ -110,6 +117,10 @@ impl Ledger {
         }
         let explained = match outcome {
             Outcome::PeerLost | Outcome::Deadline => self.explains(&operation, slack),
+            Outcome::Corrupted => {
+                self.corrupted += 1;
+                self.corrupted <= self.flips
+            }
             _ => true,
         };
         if explained {
@@ -206,6 +217,16 @@ mod tests {
         let (soon, late) = (ledger.begin(operation("b", 30)), ledger.begin(operation("b", 31)));
         assert_eq!(ledger.end(soon, &Outcome::Deadline, None, SLACK), Ok(()));
         assert!(matches!(ledger.end(late, &Outcome::Deadline, None, SLACK), Err(Violation::Unexplained(_))));
+    }
+
+    #[test]
+    fn s3_a_flip_explains_one_damaged_content() {
+        let mut ledger = Ledger::default();
+        let ids = [1, 2].map(|began| ledger.begin(operation("b", began)));
+        ledger.flips = 1;
+        assert_eq!(ledger.end(ids[0], &Outcome::Corrupted, None, SLACK), Ok(()));
+        let second = ledger.end(ids[1], &Outcome::Corrupted, None, SLACK);
+        assert!(matches!(second, Err(Violation::Unexplained(_))));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
+    fmt, io,
     ops::Range,
     sync::Arc,
 };
@@ -11,6 +11,7 @@ use memory::{BlockId, GrantEnd, GrantId, MemoryObserver, Span};
 
 use crate::{
     Violation,
+    failing::Call,
     ids::{BlockNumber, GrantNumber, NodeId},
     trace::Event,
     world::Shared,
@@ -211,6 +212,14 @@ impl Owners {
         }
     }
 
+    /// Checks that a peer may read `range`, which the user has exposed.
+    pub(crate) fn check_exposed(&self, block: BlockNumber, range: &Range<usize>) -> Checked<()> {
+        match self.covering(block, range) {
+            Some(Owned { owner: Owner::User, .. }) => Ok(()),
+            other => broken(format!("a peer reads {block} {range:?}, which is {}", describe(other))),
+        }
+    }
+
     /// Checks that a peer's write posted under `posted_under` may touch `range`.
     pub(crate) fn check_write(
         &self,
@@ -266,6 +275,10 @@ impl NodeObserver {
 }
 
 impl MemoryObserver for NodeObserver {
+    fn allocating(&self, _bytes: usize) -> io::Result<()> {
+        self.shared.attempt(self.node, Call::Allocate).map_err(io::Error::other)
+    }
+
     fn allocated(&self, span: &Span) {
         let (node, offset, length) = self.place(span);
         self.change(span, |owners, block| {

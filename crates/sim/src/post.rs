@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use memory::Buf;
 use verbs_reactor::{
-    FabricError, FabricKind, Piece as WorkPiece, QueuePairCore, RemoteRange, RemoteRegion, SlotKey,
-    WorkRequest,
+    FabricError, FabricKind, Piece as WorkPiece, QueuePairCore, ReadDestination, RemoteRange, RemoteRegion,
+    SlotKey, WorkRequest,
 };
 
 use crate::{
     Violation,
     clock::Action,
-    endpoint::{Part, Phase, Remote, SourceSpan, Write, cut_into_pieces},
+    endpoint::{Kind, Part, Phase, Remote, SourceSpan, Write, cut_into_pieces},
     fabric::DomainShared,
     failing::Call,
     ids::EndpointId,
@@ -27,14 +27,19 @@ impl Shared {
         if let Err(error) = self.may_post(id) {
             return core.complete(key, 0, Err(error));
         }
-        let (immediate, known) = match request {
-            WorkRequest::Write { immediate, .. } | WorkRequest::WriteVectored { immediate, .. } => {
-                (*immediate, true)
+        let immediate = request.immediate();
+        match request {
+            WorkRequest::Write { .. } | WorkRequest::WriteVectored { .. } => {}
+            WorkRequest::Lend { local, immediate } => {
+                if let Err(error) = self.post_loan(id, key, local, *immediate) {
+                    core.complete(key, 0, Err(error));
+                }
+                return;
             }
-            _ => (None, false),
-        };
-        if !known {
-            return core.complete(key, 0, Err(request.unsupported(FabricKind::Sim)));
+            WorkRequest::Read { remote, into } => {
+                return self.post_read(id, key, &core, request, remote, into);
+            }
+            _ => return core.complete(key, 0, Err(request.unsupported(FabricKind::Sim))),
         }
         let (parts, lengths, refused) = match self.aim(id, &core, request) {
             Ok((parts, lengths)) => (parts, lengths, None),
@@ -50,15 +55,32 @@ impl Shared {
         if parts.len() > 1 {
             self.record(Event::Parted { endpoint: id, write: number, parts: parts.len() });
         }
-        let (delivered, completed) = (false, false);
-        self.queue(
-            id,
-            Write { number, key, length, immediate, parts, pieces, refused, delivered, completed },
-        );
+        let write =
+            Write { immediate, parts, pieces, refused, ..Write::new(number, key, length, Kind::Write) };
+        self.queue(id, write);
+    }
+
+    fn post_read(
+        &self,
+        id: EndpointId,
+        key: SlotKey,
+        core: &QueuePairCore,
+        request: &WorkRequest,
+        remote: &RemoteRange,
+        into: &ReadDestination,
+    ) {
+        let weight = request.weight(core.capabilities().piece_bytes_max);
+        let read = match self.aim_read(id, core, remote, into, weight) {
+            Ok(read) => read,
+            Err(error) => return core.complete(key, 0, Err(error)),
+        };
+        let (number, length) = (self.state().endpoints[id.index()].outbound.next_number, into.length());
+        self.record(Event::Asked { endpoint: id, read: number, length });
+        self.queue(id, Write::new(number, key, length, Kind::Read(read)));
     }
 
     /// Puts a write into the send queue, which must have room for it.
-    fn queue(&self, id: EndpointId, write: Write) {
+    pub(crate) fn queue(&self, id: EndpointId, write: Write) {
         let mut state = self.state();
         let endpoint = &mut state.endpoints[id.index()];
         let depth = endpoint.config().send_depth as usize;
@@ -156,7 +178,7 @@ impl Shared {
     }
 
     /// Counts the source as posted, where it is watched.
-    fn post_source(&self, local: &Buf) -> Option<SourceSpan> {
+    pub(crate) fn post_source(&self, local: &Buf) -> Option<SourceSpan> {
         let block = self.observed(local.block()?.id())?;
         let range = local.offset()..local.offset() + local.len();
         let posted = self.owners().post(block, &range);

@@ -21,6 +21,8 @@ pub(crate) enum Step {
     Land(EndpointId),
     Deliver(EndpointId),
     Complete(EndpointId),
+    Sample(EndpointId),
+    Return(EndpointId),
     Frame(SessionId),
 }
 
@@ -41,6 +43,10 @@ pub(crate) enum WireStep {
     Land,
     Deliver,
     Complete,
+    /// A piece of a read is read at the target.
+    Sample,
+    /// It lands at the reader.
+    Return,
 }
 
 /// Polls in a row, with nothing else enabled, after which the tasks are taken to spin.
@@ -225,6 +231,8 @@ fn take(state: &mut State, now: Duration, group: Group) -> Taken {
         Group::Wire(WireStep::Land, endpoint) => Step::Land(endpoint),
         Group::Wire(WireStep::Deliver, endpoint) => Step::Deliver(endpoint),
         Group::Wire(WireStep::Complete, endpoint) => Step::Complete(endpoint),
+        Group::Wire(WireStep::Sample, endpoint) => Step::Sample(endpoint),
+        Group::Wire(WireStep::Return, endpoint) => Step::Return(endpoint),
         Group::Frame(session) => Step::Frame(session),
     };
     Taken::Step(step)

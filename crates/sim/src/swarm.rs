@@ -35,7 +35,8 @@ pub struct Swarm {
     pub tiny_pieces: bool,
     /// A logical write is split into work requests of at most this many bytes.
     pub piece_bytes_max: u64,
-    /// Of 65,536 pieces of payload, how many come with one bit flipped. Only for scenarios that validate checksums.
+    /// Of 65,536 pieces of contents, how many come with one bit flipped, until
+    /// [`Handle::flip_bits`](crate::Handle::flip_bits) says otherwise. Only for scenarios that validate checksums.
     pub flips_of_65536: u32,
     /// Of 256 pieces, how many land in the same step that reads them.
     pub direct_of_256: u32,
@@ -57,6 +58,8 @@ pub struct Swarm {
     pub jitter_max: Duration,
     /// Depths for the harness to use.
     pub depths: QueuePairConfig,
+    /// Views of one process's memory that another may hold at once, through all their connections.
+    pub leases_max: u32,
     /// Sleeps at least this long are deadlines: they are not progress (see [`World`](crate::World)).
     pub deadline_at_least: Duration,
     /// A run of more events than this is taken for endless.
@@ -96,6 +99,7 @@ impl Swarm {
                 send_depth: rng.pick([4, 5, 7, 16, 64]),
                 receive_depth: rng.pick([4, 5, 7, 16, 64]),
             },
+            leases_max: rng.pick([0, 1, 3, 64]),
             deadline_at_least: Duration::from_secs(1),
             events_max: 5_000_000,
         }
@@ -122,6 +126,7 @@ impl Swarm {
             jitter_of_256: 0,
             jitter_max: Duration::ZERO,
             depths: QueuePairConfig { send_depth: 8, receive_depth: 8 },
+            leases_max: 64,
             deadline_at_least: Duration::from_secs(1),
             events_max: 5_000_000,
         }

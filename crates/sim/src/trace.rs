@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use crate::ids::{BlockNumber, EndpointId, GrantNumber, NodeId, OperationId, SessionId, TaskId};
+use crate::ids::{BlockNumber, EndpointId, GrantNumber, LeaseId, NodeId, OperationId, SessionId, TaskId};
 
 /// One thing that happened. Holds nothing that differs between two runs of a seed: no addresses, no
 /// process-wide numbers.
@@ -23,7 +23,7 @@ pub enum Event {
     CallFailed { node: NodeId, call: &'static str },
     HalfOpened { endpoint: EndpointId },
     LateRefused { why: &'static str },
-    BitFlipped { endpoint: EndpointId, write: u64 },
+    BitFlipped { endpoint: EndpointId, how: &'static str },
     LinkLost { from: NodeId, to: NodeId, control: bool },
     Spawned { node: NodeId, task: TaskId, name: &'static str },
     Polled { task: TaskId, finished: bool },
@@ -40,6 +40,15 @@ pub enum Event {
     Read { endpoint: EndpointId, write: u64, offset: usize, length: usize },
     Landed { endpoint: EndpointId, write: u64, offset: usize, length: usize, content: u64 },
     Delivered { endpoint: EndpointId, write: u64, immediate: Option<u32> },
+    Lent { endpoint: EndpointId, write: u64, lease: LeaseId, length: u64 },
+    LoanRefused { endpoint: EndpointId },
+    LoanOfTheDead { lease: LeaseId },
+    Released { lease: LeaseId, retired: bool },
+    Retired { lease: LeaseId },
+    Buried { node: NodeId, leases: usize },
+    Asked { endpoint: EndpointId, read: u64, length: u64 },
+    Sampled { endpoint: EndpointId, read: u64, offset: usize, length: usize },
+    Returned { endpoint: EndpointId, read: u64, offset: usize, length: usize },
     SendQueueFull { endpoint: EndpointId },
     PiecesLost { endpoint: EndpointId, pieces: usize },
     Torn { endpoint: EndpointId, writes: usize },
@@ -72,7 +81,7 @@ impl Event {
             Self::CallFailed { call, .. } => Some(call),
             Self::HalfOpened { .. } => Some("half-open"),
             Self::LateRefused { why } => Some(why),
-            Self::BitFlipped { .. } => Some("bit flipped"),
+            Self::BitFlipped { how, .. } => Some(how),
             Self::Dialled { crossed: true, .. } => Some("both ends dialled"),
             Self::Parted { .. } => Some("write of many parts"),
             Self::LinkLost { control: false, .. } => Some("link lost"),
@@ -80,6 +89,13 @@ impl Event {
             Self::ControlEnded { orderly: false, .. } => Some("control session lost"),
             Self::ControlEnded { orderly: true, .. } => Some("control session ended"),
             Self::PiecesLost { .. } => Some("pieces lost"),
+            Self::Lent { .. } => Some("loan"),
+            Self::LoanRefused { .. } => Some("loan refused"),
+            Self::LoanOfTheDead { .. } => Some("loan of a dead lender"),
+            Self::Released { retired: false, .. } => Some("lease released"),
+            Self::Released { retired: true, .. } => Some("retired lease released"),
+            Self::Retired { .. } => Some("lease retired"),
+            Self::Buried { .. } => Some("leases of a dead holder"),
             Self::SendQueueFull { .. } => Some("send queue full"),
             Self::Torn { .. } => Some("write torn by a crash"),
             _ => None,

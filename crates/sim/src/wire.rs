@@ -4,14 +4,16 @@ use memory::{
     BlockId, Buf, RemoteTarget,
     copy::{CopyReason, copy_bytes},
 };
-use verbs_reactor::{Arrival, FabricError, FabricKind, PeerViolation, Purpose, QueuePairCore, WorkRequest};
+use verbs_reactor::{
+    Arrival, FabricError, FabricKind, Immediate, PeerViolation, Purpose, QueuePairCore, WorkRequest,
+};
 
 use crate::{
     Violation,
     clock::Action,
-    endpoint::{Part, PieceState, SourceSpan},
+    endpoint::{Kind, Part, PieceState, SourceSpan},
     fabric::DomainShared,
-    ids::{BlockNumber, EndpointId},
+    ids::{BlockNumber, EndpointId, LeaseId},
     owners::PostedUnder,
     trace::{Event, Fnv},
     world::{Shared, State},
@@ -33,7 +35,7 @@ impl Shared {
         let core = endpoint.core.clone();
         let Some((write, piece)) = endpoint.outbound.nth_piece(nth, false) else { return };
         let write = &endpoint.outbound.writes[write];
-        let (number, key) = (write.number, write.key);
+        let (number, key, immediate) = (write.number, write.key, write.immediate);
         let (part, range) = (write.pieces[piece].part, write.pieces[piece].range.clone());
         let source = write.parts[part].source.clone();
         drop(state);
@@ -46,6 +48,7 @@ impl Shared {
         self.check_source(source.as_ref(), &range);
         let mut bytes = vec![0; range.len()];
         copy_bytes(&mut bytes, &local[range.clone()], CopyReason::SimPiece);
+        self.flip_message(id, immediate, &local, (&range, &mut bytes));
         drop(local);
         let event = Event::Read { endpoint: id, write: number, offset: range.start, length: range.len() };
         self.record(event);
@@ -109,12 +112,11 @@ impl Shared {
         let (PieceState::Carried(mut bytes), Some(remote)) = (state_before, remote) else { return };
         let posted_under = if strict { remote.posted_under } else { PostedUnder::Unchecked };
         let place = domain.place(&remote.range, &range);
-        let flip = self.flip(&mut state, &landing, &mut bytes);
+        if let Ok((_, purpose)) = &landing {
+            self.flip_payload(&mut state, id, *purpose, &mut bytes);
+        }
         drop(state);
 
-        if flip {
-            self.record(Event::BitFlipped { endpoint: id, write: number });
-        }
         if landing.is_ok()
             && let Some((block, place)) = place
             && let Some(block) = self.observed(block)
@@ -132,20 +134,6 @@ impl Shared {
         }
     }
 
-    /// Now and then a bit changes that the wire's own sums do not protect.
-    fn flip(&self, state: &mut State, landing: &Landing, bytes: &mut [u8]) -> bool {
-        let is_payload = matches!(landing, Ok((_, Purpose::Payload)));
-        if self.swarm.flips_of_65536 == 0 || !is_payload || bytes.is_empty() {
-            return false;
-        }
-        let flips = state.rng.chance(self.swarm.flips_of_65536, 1 << 16);
-        if flips {
-            let (byte, bit) = (state.rng.below(bytes.len()), state.rng.below(8));
-            bytes[byte] ^= 1 << bit;
-        }
-        flips
-    }
-
     /// The target refused an access: the connection is over for both, nothing more of it lands.
     fn refuse(&self, requester: EndpointId, target: EndpointId, reason: PeerViolation) {
         if !self.state().allowed.refusals {
@@ -155,6 +143,11 @@ impl Shared {
                 _ => Violation::Refused(text),
             });
         }
+        self.refused_access(requester, target, reason);
+    }
+
+    /// Tells both ends that the target has refused an access.
+    pub(crate) fn refused_access(&self, requester: EndpointId, target: EndpointId, reason: PeerViolation) {
         let kind = FabricKind::Sim;
         let misbehaved = FabricError::PeerMisbehaved { kind, violation: reason };
         self.break_both(requester, FabricError::RemoteRefused { kind, reason }, target, &misbehaved);
@@ -190,22 +183,41 @@ impl Shared {
         let write = &mut outbound.writes[index];
         write.delivered = true;
         let (number, length, immediate) = (write.number, write.length, write.immediate);
-        let refused = write.refused.is_some();
+        let silent = write.refused.is_some() || matches!(write.kind, Kind::Read(_));
+        let lease = match write.kind {
+            Kind::Loan { lease, .. } => Some(lease),
+            Kind::Write | Kind::Read(_) => None,
+        };
         outbound.retire();
         drop(state);
-        if refused {
+        if silent {
             return;
         }
         self.record(Event::Delivered { endpoint: id, write: number, immediate: immediate.map(|i| i.0) });
-        core.count_received(length);
-        let Some(immediate) = immediate else { return };
-        if let Err(error) = core.deliver(Arrival::Immediate { immediate, length }) {
+        let Some(arrival) = self.arrival(&core, length, immediate, lease) else { return };
+        if let Err(error) = core.deliver(arrival) {
             if !self.state().allowed.receiver_not_ready {
                 let text = format!("{peer} has no receive (depth {depth}) for write {number} of {id}");
                 self.violated(Violation::ReceiverNotReady(text));
             }
             self.break_both(id, error.clone(), peer, &error);
         }
+    }
+
+    /// What the target of a write or a loan is told.
+    fn arrival(
+        &self,
+        core: &QueuePairCore,
+        length: u64,
+        immediate: Option<Immediate>,
+        lease: Option<LeaseId>,
+    ) -> Option<Arrival> {
+        if let Some(lease) = lease {
+            let buffer = self.view(lease)?;
+            return Some(Arrival::Loan { immediate: immediate?, buffer });
+        }
+        core.count_received(length);
+        Some(Arrival::Immediate { immediate: immediate?, length })
     }
 
     /// Completes the oldest outstanding write.

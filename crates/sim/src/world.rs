@@ -25,6 +25,7 @@ use crate::{
     freeze::Frozen,
     ids::{NodeId, TaskId},
     ledger::Ledger,
+    loans::Leases,
     owners::Owners,
     schedule::{Spins, Step},
     trace::{Event, Trace},
@@ -98,6 +99,10 @@ pub(crate) struct State {
     pub(crate) frozen: u32,
     /// Pairs of nodes whose next queue pair one end never learns of.
     pub(crate) half_open: Vec<(NodeId, NodeId)>,
+    /// Memory that peers view.
+    pub(crate) leases: Leases,
+    /// Of 65,536 pieces, how many come with one bit flipped.
+    pub(crate) flips_of_65536: u32,
 }
 
 impl State {
@@ -134,6 +139,11 @@ impl Shared {
     /// For what outlives a call.
     pub(crate) fn strong(&self) -> Option<Arc<Self>> {
         self.me.upgrade()
+    }
+
+    /// For what may outlive the world.
+    pub(crate) fn weak(&self) -> Weak<Self> {
+        self.me.clone()
     }
 
     pub(crate) fn owners(&self) -> MutexGuard<'_, Owners> {
@@ -224,6 +234,8 @@ impl Shared {
             Step::Land(endpoint) => self.land_piece(endpoint),
             Step::Deliver(endpoint) => self.deliver(endpoint),
             Step::Complete(endpoint) => self.complete(endpoint),
+            Step::Sample(endpoint) => self.sample_piece(endpoint),
+            Step::Return(endpoint) => self.return_piece(endpoint),
             Step::Frame(session) => self.deliver_frame(session),
         }
     }
@@ -235,6 +247,8 @@ impl Shared {
             Action::RefuseConnect(endpoint, error) => self.refuse_connect(endpoint, error),
             Action::LoseHalf(endpoint) => self.lose_half(endpoint),
             Action::Late(packet) => self.late_packet(&packet),
+            Action::Release(_, lease) => self.release_lease(lease),
+            Action::Bury(node) => self.bury(node),
             Action::Fail(endpoint, error) => self.fail_endpoint(endpoint, &error),
             Action::Flush(endpoint) => self.flush(endpoint),
             Action::Drain(endpoint) => self.drain(endpoint),
@@ -342,6 +356,8 @@ impl World {
             triggers: Vec::new(),
             frozen: 0,
             half_open: Vec::new(),
+            leases: Leases::default(),
+            flips_of_65536: swarm.flips_of_65536,
         };
         let tail = std::env::var("SIM_TAIL").ok().and_then(|text| text.parse().ok()).unwrap_or(TAIL);
         let shared = Arc::new_cyclic(|me| Shared {
@@ -451,6 +467,7 @@ impl Drop for World {
             Box::new(state.agenda.clear_actions()),
             Box::new(std::mem::take(&mut state.endpoints)),
             Box::new(std::mem::take(&mut state.control)),
+            Box::new(std::mem::take(&mut state.leases)),
         ];
         drop(state);
         drop(trash);

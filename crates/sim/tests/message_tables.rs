@@ -5,46 +5,62 @@
 #[path = "../../rendezvous/tests/tables/mod.rs"]
 mod tables;
 
-use protocol::Mode;
+use protocol::{Mode, Validation};
 use rendezvous::Worker;
 use sim::{Handle, Node, World};
 use tables::{RECEIVER, SENDER, Two};
 
 const SEEDS: u64 = 30;
 
-async fn worker(node: &Node, name: &str, mode: Mode) -> Worker {
-    let builder = Worker::builder(name).mode(mode).runtime(node.runtime()).observer(node.observer());
+async fn worker(node: &Node, name: &str, (mode, validation): (Mode, Validation)) -> Worker {
+    let builder = Worker::builder(name)
+        .mode(mode)
+        .validation(validation)
+        .runtime(node.runtime())
+        .observer(node.observer());
     let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
     builder.source_bytes(8 << 20).receive_bytes(8 << 20).start().await.unwrap()
 }
 
-async fn scenario(handle: Handle, mode: Mode) {
+async fn scenario(handle: Handle, mode: Mode, validation: Validation) {
     let (sender_node, receiver_node) =
         (handle.start_node("sender:1").unwrap(), handle.start_node("receiver:1").unwrap());
-    let (sender, receiver) =
-        (worker(&sender_node, SENDER, mode).await, worker(&receiver_node, RECEIVER, mode).await);
+    let (sender, receiver) = (
+        worker(&sender_node, SENDER, (mode, validation)).await,
+        worker(&receiver_node, RECEIVER, (mode, Validation::Off)).await,
+    );
     receiver.peer_at("sender:1").await.unwrap();
-    let two = Two { sender, receiver, runtime: handle.runtime(), mode };
+    let two = Two { sender, receiver, runtime: handle.runtime(), mode, validation };
     two.all_cases().await;
     two.receiver.shutdown().await;
     two.sender.shutdown().await;
 }
 
-fn on_seeds(mode: Mode) {
+fn on_seeds(mode: Mode, validation: Validation) {
     for seed in 0..SEEDS {
         let world = World::new(seed);
         world.replayed_by("message_tables");
-        world.run(scenario(world.handle(), mode)).unwrap();
+        world.run(scenario(world.handle(), mode, validation)).unwrap();
         world.finish().unwrap();
     }
 }
 
 #[test]
 fn s3_6_every_case_costs_what_the_original_does() {
-    on_seeds(Mode::Original);
+    on_seeds(Mode::Original, Validation::Off);
 }
 
 #[test]
 fn s3_6_every_case_costs_what_the_table_says() {
-    on_seeds(Mode::default());
+    on_seeds(Mode::default(), Validation::Off);
+}
+
+#[test]
+fn s3_11_every_validated_case_costs_what_the_original_does() {
+    on_seeds(Mode::Original, Validation::Crc32c);
+}
+
+#[test]
+fn s3_11_every_validated_case_costs_what_the_table_says() {
+    on_seeds(Mode::default(), Validation::Xxh3);
 }

@@ -22,7 +22,7 @@ use sim::{Failure, Summary};
 const SEEDS: u64 = 500;
 
 /// What some seed must have reached, or the scenario has gone blind.
-const MARKS: [&str; 33] = [
+const MARKS: [&str; 36] = [
     "content",
     "metadata response",
     "error status",
@@ -56,6 +56,9 @@ const MARKS: [&str; 33] = [
     "make a queue pair",
     "post a work request",
     "device refused",
+    "bit flipped",
+    "bit of a message's content flipped",
+    "corrupted",
 ];
 
 fn number(name: &str) -> Option<u64> {

@@ -32,7 +32,7 @@
 pub use memory::{Buf, BufMut, Joined, Limit, Mapping, MemoryError, Pool, PoolStats, UserMemory, copy};
 pub use protocol::{Code, Counters, DataType, DeviceName, Key, Metadata, Mode, Shape, Status};
 pub use rendezvous::{
-    ClusterSpec, Element, Peer, PeerInfo, PeerLoss, Published, Sharing, Step, Tensor, TransferName, Worker,
-    WorkerBuilder, WorkerError, control,
+    ClusterSpec, Damage, Element, Peer, PeerInfo, PeerLoss, Published, Sharing, Step, Tensor, TransferName,
+    Validation, Worker, WorkerBuilder, WorkerError, control,
 };
 pub use verbs_reactor::{FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait};

@@ -49,6 +49,12 @@ impl ReadDestination {
         self.0.length
     }
 
+    /// First byte inside the block; `None` once the read is over.
+    pub fn offset(&self) -> Option<usize> {
+        let granted = self.0.granted.lock().unwrap_or_else(PoisonError::into_inner);
+        granted.as_ref().map(Granted::offset)
+    }
+
     /// Where a fabric puts the bytes, and the block they lie in; `None` for an empty destination.
     ///
     /// # Errors

@@ -45,10 +45,8 @@ impl std::str::FromStr for Wait {
 }
 
 /// The longest that a driver looks for work before it sleeps: a few times what a wake-up through the kernel costs.
+/// It must be longer than an answer takes when nobody sleeps, or two peers that look would never meet awake.
 const BUDGET_MAX: Duration = Duration::from_micros(20);
-
-/// Sleeping cost the wait up to two wake-ups through the kernel, ours and the peer's: looking would have done in less.
-const WORTH_IT: Duration = Duration::from_micros(40);
 
 /// The first budget that is worth having.
 const BUDGET_MIN: Duration = Duration::from_micros(4);
@@ -91,8 +89,8 @@ pub(crate) struct Patience {
     clock: Arc<dyn Runtime>,
     /// Looks in one go.
     looks: u32,
-    /// The longest wait that looking would have shortened.
-    worth_it: Duration,
+    /// The longest that this fabric's drivers look.
+    budget_max: Duration,
     budget: Duration,
     /// This driver is the one that spins.
     holds: bool,
@@ -110,7 +108,7 @@ impl Patience {
             spinner,
             clock,
             looks: LOOKS,
-            worth_it: WORTH_IT,
+            budget_max: BUDGET_MAX,
             budget: Duration::ZERO,
             holds: false,
             since: None,
@@ -125,10 +123,16 @@ impl Patience {
         self
     }
 
-    /// Waits of up to `worth_it` are ones that looking would have shortened.
-    pub(crate) fn worth_up_to(mut self, worth_it: Duration) -> Self {
-        self.worth_it = worth_it;
+    /// Looks for up to `budget_max`.
+    pub(crate) fn with_budgets_up_to(mut self, budget_max: Duration) -> Self {
+        self.budget_max = budget_max;
         self
+    }
+
+    /// The longest wait that looking would have shortened. Sleeping cost it up to two wake-ups through the kernel,
+    /// ours and the peer's, each about as long as an answer takes when nobody sleeps.
+    fn worth_it(&self) -> Duration {
+        self.budget_max * 2
     }
 
     /// Nothing was found. `has_work` is a cheap look; with `peer_is_here` the peer last ran on this very CPU, so
@@ -164,7 +168,7 @@ impl Patience {
     /// has others to run then, and looking delays them and finds nothing that a sleep would not have found. (A turn
     /// longer than the *present* budget says less: the first budgets are as short as a quick turn.)
     fn learn_from_turn(&mut self, now: Duration) -> bool {
-        let late = self.gave_way.take().is_some_and(|at| now.saturating_sub(at) > BUDGET_MAX);
+        let late = self.gave_way.take().is_some_and(|at| now.saturating_sub(at) > self.budget_max);
         if late {
             self.budget = Duration::ZERO;
         }
@@ -207,7 +211,7 @@ impl Patience {
             return self.grow(); // Found while spinning.
         }
         let waited = now.saturating_sub(since);
-        if waited <= self.worth_it {
+        if waited <= self.worth_it() {
             self.grow();
         } else if waited > IDLE_GAP || self.budget < BUDGET_MIN {
             self.budget = Duration::ZERO;
@@ -217,7 +221,7 @@ impl Patience {
     }
 
     fn grow(&mut self) {
-        self.budget = (self.budget * 2).clamp(BUDGET_MIN, BUDGET_MAX);
+        self.budget = (self.budget * 2).clamp(BUDGET_MIN, self.budget_max);
     }
 }
 

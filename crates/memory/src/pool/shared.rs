@@ -162,6 +162,13 @@ impl PoolShared {
             state.stats.early_bytes += reserved as u64;
         }
         drop(state);
+        let refused = self.observer().and_then(|observer| observer.allocating(length).err());
+        if let Some(source) = refused {
+            let place = Place { size, piece: taken.piece };
+            self.give_back(&taken.block, taken.range.start, reserved, place, early);
+            let source = Arc::new(source);
+            return Err(MemoryError::Block { pool, bytes: reserved, step: "memfd_create", source });
+        }
         poison::permit(&taken.block, taken.range.start, reserved);
         let place = Place { size, piece: taken.piece };
         let allocation =

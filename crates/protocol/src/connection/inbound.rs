@@ -4,7 +4,8 @@ use std::sync::{MutexGuard, PoisonError};
 
 use super::{Connection, State};
 use crate::{
-    Channel, ChannelError, Message, MetaDataResponse, Mode, PeerMisbehaved, RecordSlot, TensorRequest,
+    Channel, ChannelError, Destination, Message, MetaDataResponse, Mode, PeerMisbehaved, RecordSlot,
+    TensorRequest, Want,
     credit::{Counts, RingConsumer},
     names::NameTable,
     request::Arrived,
@@ -195,22 +196,34 @@ impl<C: Channel> Connection<C> {
         Ok(())
     }
 
+    /// Whether a destination names a result slot exactly if that was agreed.
+    fn check_result_slot(&self, destination: Option<Destination>) -> Result<(), PeerMisbehaved> {
+        let fits = destination
+            .is_none_or(|destination| destination.result.is_some() == self.agreed.has_result_slots());
+        if fits { Ok(()) } else { Err(PeerMisbehaved::ResultSlotUnfit) }
+    }
+
     fn take_meta_data_response(
         &self,
         state: &mut State<C::Lent>,
         response: MetaDataResponse,
     ) -> Result<Arrived<C::Lent>, PeerMisbehaved> {
-        let MetaDataResponse { index, metadata, content, loan_follows } = response;
+        let MetaDataResponse { index, metadata, content, loan_follows, checksum } = response;
         let eager = content.as_ref().map(|content| content.len() as u64);
         if self.agreed.eager_bytes_max == 0 && eager.is_some()
             || eager > Some(self.agreed.eager_bytes_max.into())
         {
             return Err(PeerMisbehaved::EagerUnasked);
         }
-        if loan_follows {
-            return state.requests.loan_promised(index, metadata);
+        let is_final = content.is_some() || loan_follows;
+        let has_checksum = self.agreed.validation.is_on() && (is_final || self.agreed.tells_first());
+        if checksum.is_some() != has_checksum {
+            return Err(PeerMisbehaved::ChecksumUnfit);
         }
-        let arrived = state.requests.meta_data_response(index, metadata, content)?;
+        if loan_follows {
+            return state.requests.loan_promised(index, metadata, checksum);
+        }
+        let arrived = state.requests.meta_data_response(index, metadata, content, checksum)?;
         if let Some(bytes) = eager.filter(|_| !arrived.is_ignored) {
             state.counters.eager_received += 1;
             state.counters.eager_bytes_received += bytes;
@@ -225,11 +238,15 @@ impl<C: Channel> Connection<C> {
     ) -> Result<Option<TensorRequest>, Stop> {
         let arrived = match message {
             Message::TensorRequest(request) => {
+                if let Want::Write(destination) = request.want {
+                    self.check_result_slot(destination)?;
+                }
                 state.responses.open(request.index, request.scope)?;
                 self.settle(state, None, None);
                 return Ok(Some(request));
             }
             Message::TensorReRequest(request) => {
+                self.check_result_slot(request.destination)?;
                 let woken = state.responses.re_request(request.index, request.destination)?;
                 state.counters.ignored += u64::from(woken.is_none());
                 self.settle(state, woken.flatten(), None);

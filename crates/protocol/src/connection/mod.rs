@@ -140,7 +140,7 @@ impl<C: Channel> Connection<C> {
             flow: Flow::new(&agreed, peer.first_ring_bytes(), peer.ring_bytes, local.first_ring_bytes()),
             names: Names::new(agreed.names_max),
             scratch: Vec::with_capacity(RECORD_BYTES_MAX),
-            requests: Requests::new(agreed.requests_max),
+            requests: Requests::new(agreed),
             responses: Responses::new(agreed.requests_max),
             contents_in_flight: 0,
             contents_max,
@@ -281,7 +281,7 @@ impl<C: Channel> Connection<C> {
         let arrived = state.requests.content(index, which, length)?;
         if !arrived.is_ignored {
             state.counters.contents_received += 1;
-            state.counters.content_bytes_received += length;
+            state.counters.content_bytes_received += arrived.bytes;
         }
         self.settle_arrival(state, arrived);
         Ok(())
@@ -387,7 +387,7 @@ impl<C: Channel> Connection<C> {
     }
 
     fn settle_arrival(&self, mut state: MutexGuard<'_, State<C::Lent>>, arrived: Arrived<C::Lent>) {
-        let Arrived { wake, next, returned, is_ignored } = arrived;
+        let Arrived { wake, next, returned, is_ignored, .. } = arrived;
         state.counters.ignored += u64::from(is_ignored);
         self.settle(state, wake, returned);
         next.into_iter().for_each(Waker::wake);

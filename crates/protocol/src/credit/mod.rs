@@ -47,6 +47,7 @@ pub use flow::{Answer, Ask, Blocked, Counts, Flow, Open};
 pub use ring::{RingConsumer, RingPlace};
 
 use crate::{
+    Validation,
     limits::{
         CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, NAMES_MAX, REQUESTS_MAX, RING_BYTES_FIRST,
         RING_BYTES_MAX, RING_BYTES_MIN,
@@ -82,6 +83,8 @@ pub struct Parameters {
     pub names_max: u32,
     /// Longest content that travels inside a message, in bytes; 0 for none.
     pub eager_bytes_max: u32,
+    /// By which checksum contents are validated; see [`validation`](crate::validation).
+    pub validation: Validation,
 }
 
 impl Default for Parameters {
@@ -96,6 +99,7 @@ impl Default for Parameters {
             contents_max: 64,
             names_max: 1024,
             eager_bytes_max: EAGER_BYTES_MAX,
+            validation: Validation::Off,
         }
     }
 }
@@ -141,9 +145,21 @@ pub struct Agreed {
     pub names_max: u32,
     /// Longest content that travels inside a message: the smaller maximum, 0 in mode original.
     pub eager_bytes_max: u32,
+    /// By which checksum contents are validated: the stronger of the two wishes.
+    pub validation: Validation,
 }
 
 impl Agreed {
+    /// Whether a destination names a result slot.
+    pub fn has_result_slots(&self) -> bool {
+        self.validation.is_on() && self.mode != Mode::Original
+    }
+
+    /// Whether META_DATA_RESPONSE comes before every content, as the original does it when it validates.
+    pub fn tells_first(&self) -> bool {
+        self.validation.is_on() && self.mode == Mode::Original
+    }
+
     /// From both ends' offers. Numbers outside the [limits](crate::limits) are brought inside.
     pub fn of(local: &Parameters, peer: &Parameters) -> Self {
         let original = local.mode == Mode::Original || peer.mode == Mode::Original;
@@ -153,7 +169,8 @@ impl Agreed {
         let names_max = if original { 0 } else { local.names_max.min(peer.names_max).min(NAMES_MAX) };
         let smaller = local.eager_bytes_max.min(peer.eager_bytes_max).min(EAGER_BYTES_MAX);
         let eager_bytes_max = if original { 0 } else { smaller };
-        Self { mode, depth, requests_max, names_max, eager_bytes_max }
+        let validation = local.validation.max(peer.validation);
+        Self { mode, depth, requests_max, names_max, eager_bytes_max, validation }
     }
 }
 

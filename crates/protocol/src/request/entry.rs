@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, task::Waker};
 
-use super::stash::{Content, Landed, Place};
+use super::stash::{Check, Content, Landed, Place};
 use crate::{LentEnd, Metadata, Status};
 
 /// How far the exchange with the peer has come.
@@ -68,6 +68,8 @@ pub(super) struct Entry<L> {
     pub(super) lent: Option<L>,
     /// Why `lent` may be taken back; `None` while the peer may write it.
     pub(super) end: Option<LentEnd>,
+    /// That META_DATA_RESPONSE told.
+    pub(super) checksum: Option<u64>,
     pub(super) reply: Option<Answer>,
     pub(super) waker: Option<Waker>,
 }
@@ -75,7 +77,7 @@ pub(super) struct Entry<L> {
 /// What the peer answered, as the table keeps it.
 #[derive(Debug)]
 pub(super) enum Answer {
-    Content { number: u64, metadata: Metadata, eager: Option<Box<[u8]>> },
+    Content { number: u64, metadata: Metadata, eager: Option<Box<[u8]>>, check: Check },
     MetaDataResponse(Metadata),
     ErrorStatus(Status),
 }
@@ -94,6 +96,7 @@ impl<L> Entry<L> {
             is_returning: false,
             lent: None,
             end: None,
+            checksum: None,
             reply: None,
             waker: None,
         }
@@ -128,18 +131,26 @@ impl<L> Entry<L> {
     /// The content that was not handed out, if there is one.
     pub(super) fn take_content(&mut self) -> Option<Landed<L>> {
         match self.reply.take()? {
-            Answer::Content { number, metadata, eager } => Some(self.landed(number, metadata, eager)),
+            Answer::Content { number, metadata, eager, check } => {
+                Some(self.landed(number, metadata, eager, check))
+            }
             Answer::MetaDataResponse(_) | Answer::ErrorStatus(_) => None,
         }
     }
 
-    pub(super) fn landed(&mut self, number: u64, metadata: Metadata, eager: Option<Box<[u8]>>) -> Landed<L> {
+    pub(super) fn landed(
+        &mut self,
+        number: u64,
+        metadata: Metadata,
+        eager: Option<Box<[u8]>>,
+        check: Check,
+    ) -> Landed<L> {
         let content = match eager {
             Some(bytes) if bytes.is_empty() => Content::None,
             Some(bytes) => Content::Eager(bytes),
             None => self.take_ended().map(|(lent, _)| lent).into(),
         };
-        Landed { number, metadata, content }
+        Landed { number, metadata, content, check }
     }
 
     /// Where a content goes that nobody awaits, if anywhere.

@@ -5,6 +5,7 @@ mod entry;
 mod index;
 mod stash;
 mod table;
+mod validate;
 
 use std::{
     future::{Future, poll_fn},
@@ -14,12 +15,12 @@ use std::{
 };
 
 use admission::Admission;
-use stash::{Content, Landed, Place};
+use stash::{Check, Content, Landed, Place};
 pub(crate) use table::{Arrived, Reply, Requests};
 
 use crate::{
-    Agreed, Allocator, Channel, ChannelError, Connection, Destination, LentEnd, Message, Metadata, Mode,
-    RequestIndex, Scope, Sharing, StepId, TensorReRequest, TensorRequest, TransferError, Want,
+    Agreed, Allocator, Channel, ChannelError, Checksums, Connection, Destination, LentEnd, Message, Metadata,
+    Mode, RequestIndex, Scope, Sharing, StepId, TensorReRequest, TensorRequest, TransferError, Want,
     connection::Turnstile, limits::NAME_BYTES_MAX,
 };
 
@@ -31,8 +32,11 @@ pub struct Received<L> {
     /// Its bytes, complete; `None` when there are none. The receiver ends the loan with the evidence
     /// [`LentEnd::Content`].
     pub lent: Option<L>,
+    /// Its checksum, if it was validated: to be remembered beside it when it is sent on.
+    pub checksums: Option<Arc<Checksums>>,
     /// Its place and number, for the case that it is not used after all.
     origin: Option<(Place, u64)>,
+    check: Check,
 }
 
 /// A received value that is not handed out yet: one of several that are wanted together. Dropping it gives a value of a
@@ -59,11 +63,11 @@ impl<C: Channel> Drop for Held<C> {
     fn drop(&mut self) {
         let mut state = self.connection.lock();
         state.requests.forget_kept();
-        let Some(Received { metadata, lent, origin }) = self.received.take() else { return };
+        let Some(Received { metadata, lent, origin, check, .. }) = self.received.take() else { return };
         let is_over = state.failure().is_err();
         match origin.filter(|_| !is_over) {
             Some((place, number)) => {
-                let landed = Landed { number, metadata, content: lent.into() };
+                let landed = Landed { number, metadata, content: lent.into(), check };
                 let next = state.requests.stash_or_give(place, landed);
                 self.connection.settle(state, next, None);
             }
@@ -144,26 +148,26 @@ impl<C: Channel> Connection<C> {
 
     /// Brings an eager content into memory; until then it still belongs to its place.
     async fn hand_out<A: Allocator<Lent = C::Lent>>(
-        &self,
+        self: &Arc<Self>,
         scope: Scope,
         key: &Arc<str>,
         landed: Landed<C::Lent>,
         allocator: &A,
     ) -> Result<Received<C::Lent>, TransferError> {
-        let Content::Eager(bytes) = landed.content else {
-            let Landed { number, metadata, content } = landed;
-            let origin = Place::of(scope, key).map(|place| (place, number));
-            return Ok(Received { metadata, lent: content.lent(), origin });
+        let Landed { number, metadata, content, check } = landed;
+        let place = Place::of(scope, key);
+        let Content::Eager(bytes) = content else {
+            let origin = place.map(|place| (place, number));
+            let lent = content.lent();
+            return self.validated(Received { metadata, lent, checksums: None, origin, check }).await;
         };
-        let Landed { number, metadata, .. } = landed;
-        let mut kept =
-            Kept { connection: self, place: Place::of(scope, key), number, value: Some((metadata, bytes)) };
+        let mut kept = Kept { connection: self, place, number, value: Some((metadata, bytes)), check };
         kept.reserve();
         let Some((metadata, bytes)) = &kept.value else { return Err(TransferError::gone()) };
         let lent = allocator.keep(metadata, bytes).await.map_err(TransferError::Local)?;
         let Some((metadata, _)) = kept.value.take() else { return Err(TransferError::gone()) };
         let origin = kept.place.take().map(|place| (place, number));
-        Ok(Received { metadata, lent: Some(lent), origin })
+        self.validated(Received { metadata, lent: Some(lent), checksums: None, origin, check }).await
     }
 
     /// The step is over here: contents that are kept for receives of it go back, and none is kept from now on.
@@ -210,6 +214,7 @@ struct Kept<'connection, C: Channel> {
     place: Option<Place>,
     number: u64,
     value: Option<(Metadata, Box<[u8]>)>,
+    check: Check,
 }
 
 impl<C: Channel> Kept<'_, C> {
@@ -225,7 +230,8 @@ impl<C: Channel> Drop for Kept<'_, C> {
         state.requests.forget_kept();
         let next = match (self.place.take(), self.value.take()) {
             (Some(place), Some((metadata, bytes))) => {
-                let landed = Landed { number: self.number, metadata, content: Content::Eager(bytes) };
+                let content = Content::Eager(bytes);
+                let landed = Landed { number: self.number, metadata, content, check: self.check };
                 state.requests.stash_or_give(place, landed)
             }
             _ => None,

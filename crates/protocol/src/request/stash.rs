@@ -32,6 +32,18 @@ pub(crate) struct Landed<L> {
     pub(crate) number: u64,
     pub(crate) metadata: Metadata,
     pub(crate) content: Content<L>,
+    pub(crate) check: Check,
+}
+
+/// How a content is to be validated before it is handed out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Check {
+    /// It has no checksum, or matched it.
+    None,
+    /// By the checksum that came in a message.
+    Told(u64),
+    /// By what lies in its result slot.
+    Slot,
 }
 
 /// Where the bytes of a value are.
@@ -169,7 +181,7 @@ mod tests {
 
     fn landed(number: u64) -> Landed<u64> {
         let metadata = crate::Metadata::dead(crate::DataType::U8, crate::Shape::default());
-        Landed { number, metadata, content: Content::Lent(number) }
+        Landed { number, metadata, content: Content::Lent(number), check: Check::None }
     }
 
     #[test]

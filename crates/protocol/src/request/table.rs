@@ -8,9 +8,9 @@ use std::{
 
 use super::{
     entry::{Answer, Cancel, Entry, Phase},
-    stash::{Landed, Place, Stash},
+    stash::{Check, Landed, Place, Stash},
 };
-use crate::{LentEnd, Metadata, PeerMisbehaved, RequestIndex, Status, StepId};
+use crate::{Agreed, LentEnd, Metadata, PeerMisbehaved, RequestIndex, Status, StepId, limits::RESULT_BYTES};
 
 /// What the peer answered.
 #[derive(Debug)]
@@ -40,11 +40,13 @@ pub(crate) struct Arrived<L> {
     pub(crate) returned: Option<(L, LentEnd)>,
     /// The index is unknown or its request finished.
     pub(crate) is_ignored: bool,
+    /// Bytes of the content that was written or lent.
+    pub(crate) bytes: u64,
 }
 
 impl<L> Arrived<L> {
-    const HANDLED: Self = Self { wake: None, next: None, returned: None, is_ignored: false };
-    const IGNORED: Self = Self { wake: None, next: None, returned: None, is_ignored: true };
+    const HANDLED: Self = Self { wake: None, next: None, returned: None, is_ignored: false, bytes: 0 };
+    const IGNORED: Self = Self { wake: None, next: None, returned: None, is_ignored: true, bytes: 0 };
 }
 
 type ArrivedResult<L> = Result<Arrived<L>, PeerMisbehaved>;
@@ -52,6 +54,7 @@ type ArrivedResult<L> = Result<Arrived<L>, PeerMisbehaved>;
 /// Requests of this end, at most as many as agreed.
 #[derive(Debug)]
 pub(crate) struct Requests<L> {
+    agreed: Agreed,
     capacity: u32,
     slots: Vec<Slot<L>>,
     free: Vec<u32>,
@@ -87,9 +90,10 @@ impl Released {
 }
 
 impl<L> Requests<L> {
-    pub(crate) fn new(capacity: u32) -> Self {
+    pub(crate) fn new(agreed: Agreed) -> Self {
         Self {
-            capacity,
+            agreed,
+            capacity: agreed.requests_max,
             slots: Vec::new(),
             free: Vec::new(),
             cancels: VecDeque::new(),
@@ -199,8 +203,8 @@ impl<L> Requests<L> {
             return (Poll::Ready(Reply::Content(given)), None);
         }
         let reply = match entry.reply.take() {
-            Some(Answer::Content { number, metadata, eager }) => {
-                Reply::Content(entry.landed(number, metadata, eager))
+            Some(Answer::Content { number, metadata, eager, check }) => {
+                Reply::Content(entry.landed(number, metadata, eager, check))
             }
             Some(Answer::MetaDataResponse(metadata)) => Reply::MetaDataResponse(metadata),
             Some(Answer::ErrorStatus(status)) => Reply::ErrorStatus(status),
@@ -231,8 +235,10 @@ impl<L> Requests<L> {
 
     /// Content of `length` bytes has landed, of the listed metadata number `which`.
     pub(crate) fn content(&mut self, index: RequestIndex, which: usize, length: u64) -> ArrivedResult<L> {
+        let (tells_first, has_slots) = (self.agreed.tells_first(), self.agreed.has_result_slots());
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
         let metadata = match &mut entry.phase {
+            Phase::Asked { .. } if tells_first => return Err(PeerMisbehaved::ContentUnasked),
             Phase::Asked { known, is_view } => {
                 let written = known.get(which).filter(|metadata| !*is_view || metadata.byte_length == 0);
                 written.cloned().ok_or(PeerMisbehaved::ContentUnasked)?
@@ -244,10 +250,12 @@ impl<L> Requests<L> {
                 return Err(PeerMisbehaved::ContentUnasked);
             }
         };
-        if metadata.byte_length != length {
+        let has_slot = has_slots && metadata.byte_length > 0;
+        let is_with_result = has_slot && length == metadata.byte_length.saturating_add(RESULT_BYTES as u64);
+        if metadata.byte_length != length && !is_with_result {
             return Err(PeerMisbehaved::ContentLength);
         }
-        Ok(self.landed(index, metadata))
+        Ok(self.landed(index, metadata, has_slot))
     }
 
     /// A loan of `length` bytes has come, of the listed metadata number `which`. Taken out of `lent` if it was asked for.
@@ -258,8 +266,11 @@ impl<L> Requests<L> {
         length: u64,
         lent: &mut Option<L>,
     ) -> ArrivedResult<L> {
+        let is_validated = self.agreed.validation.is_on();
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
         let metadata = match &entry.phase {
+            // Its checksum comes before it.
+            Phase::Asked { .. } if is_validated => None,
             Phase::Asked { known, is_view: true } => known.get(which),
             Phase::Promised { metadata } if which == 0 => Some(metadata),
             Phase::Answered => return Ok(Arrived::IGNORED),
@@ -271,17 +282,20 @@ impl<L> Requests<L> {
         }
         // A request for a view has no memory of its own.
         entry.lent = lent.take();
-        Ok(self.landed(index, metadata))
+        Ok(self.landed(index, metadata, false))
     }
 
     /// The content of an open request is here.
-    fn landed(&mut self, index: RequestIndex, metadata: Metadata) -> Arrived<L> {
+    fn landed(&mut self, index: RequestIndex, metadata: Metadata, has_slot: bool) -> Arrived<L> {
+        let mut check = if has_slot { Check::Slot } else { Check::None };
         if let Some(entry) = self.entry(index) {
             entry.phase = Phase::Answered;
+            check = entry.checksum.map_or(check, Check::Told);
         }
         self.landed += 1;
-        let answer = Answer::Content { number: self.landed, metadata, eager: None };
-        self.answer(index, answer, LentEnd::Content)
+        let bytes = metadata.byte_length;
+        let answer = Answer::Content { number: self.landed, metadata, eager: None, check };
+        Arrived { bytes, ..self.answer(index, answer, LentEnd::Content) }
     }
 
     /// The peer answered, which is the evidence `end`.
@@ -350,6 +364,7 @@ impl<L> Requests<L> {
         index: RequestIndex,
         metadata: Metadata,
         content: Option<Box<[u8]>>,
+        checksum: Option<u64>,
     ) -> ArrivedResult<L> {
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
         match entry.phase {
@@ -361,10 +376,12 @@ impl<L> Requests<L> {
             Phase::Unsent => return Err(PeerMisbehaved::AnswerUnasked),
             Phase::Told | Phase::ReAsked { .. } => return Err(PeerMisbehaved::MetaDataTwice),
         }
+        entry.checksum = checksum;
         if content.is_some() {
             entry.phase = Phase::Answered;
             self.landed += 1;
-            let answer = Answer::Content { number: self.landed, metadata, eager: content };
+            let check = checksum.map_or(Check::None, Check::Told);
+            let answer = Answer::Content { number: self.landed, metadata, eager: content, check };
             return Ok(self.answer(index, answer, LentEnd::MetaDataResponse));
         }
         entry.phase = Phase::Told;
@@ -372,7 +389,12 @@ impl<L> Requests<L> {
     }
 
     /// META_DATA_RESPONSE came and promises a loan.
-    pub(crate) fn loan_promised(&mut self, index: RequestIndex, metadata: Metadata) -> ArrivedResult<L> {
+    pub(crate) fn loan_promised(
+        &mut self,
+        index: RequestIndex,
+        metadata: Metadata,
+        checksum: Option<u64>,
+    ) -> ArrivedResult<L> {
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
         match entry.phase {
             Phase::Asked { is_view: true, .. } => entry.phase = Phase::Promised { metadata },
@@ -383,6 +405,7 @@ impl<L> Requests<L> {
                 return Err(PeerMisbehaved::MetaDataTwice);
             }
         }
+        entry.checksum = checksum;
         Ok(Arrived::HANDLED)
     }
 

@@ -13,8 +13,9 @@ use futures::future::BoxFuture;
 pub(crate) use table::{Responses, Standing};
 
 use crate::{
-    Channel, Code, Connection, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, RequestIndex,
-    Source, Status, TensorRequest, Value, Want, connection::Turnstile, wire,
+    Channel, Checksums, Code, Connection, Destination, ErrorStatus, Message, MetaDataResponse, Metadata,
+    RequestIndex, Source, Status, TensorRequest, Value, Want, connection::Turnstile,
+    validation::encode_result, wire,
 };
 
 /// The response cannot go on: the peer has sent CANCEL, or the connection is over.
@@ -73,27 +74,56 @@ impl<C: Channel> Response<C> {
             drop(taken.keep());
             return self.refuse(status).await;
         }
-        let which = request.known.iter().position(|known| *known == metadata);
+        let Ok(checksum) = self.checksum(taken.checksums(), bytes.as_ref()).await else { return };
+        let known = if self.connection.agreed().tells_first() { &[] } else { &*request.known };
+        let which = known.iter().position(|known| *known == metadata);
         let (which, destination) = match (which, request.want) {
             (Some(which), Want::Write(destination)) => (which, destination),
             (Some(which), Want::View) if metadata.byte_length == 0 => (which, None),
-            _ if self.is_eager(&metadata) => return self.send_eagerly(metadata, bytes, taken).await,
+            _ if self.is_eager(&metadata) => {
+                return self.send_eagerly(metadata, bytes, checksum, taken).await;
+            }
             (which, want) => {
                 if want == Want::View {
-                    match self.lend(which, &metadata, bytes.as_ref()).await {
+                    match self.lend(which, &metadata, checksum, bytes.as_ref()).await {
                         Ok(Lending::Posted(write)) => return self.finish(write, taken).await,
                         Ok(Lending::Refused) => {}
                         Err(Ended) => return,
                     }
                 }
-                match self.tell_and_wait(&metadata).await {
+                match self.tell_and_wait(&metadata, checksum).await {
                     Ok(destination) => (0, destination),
                     Err(Ended) => return,
                 }
             }
         };
         let destination = destination.filter(|_| metadata.byte_length > 0);
-        self.write(metadata.byte_length, bytes, (which, destination), taken).await;
+        self.write((metadata.byte_length, checksum), bytes, (which, destination), taken).await;
+    }
+
+    /// The checksum of the value, if contents are validated: what is remembered of it, else it is computed, a part at
+    /// a time, and remembered.
+    async fn checksum(
+        &self,
+        checksums: Option<Arc<Checksums>>,
+        bytes: Option<&C::Bytes>,
+    ) -> Result<Option<u64>, Ended> {
+        let validation = self.connection.agreed().validation;
+        if !validation.is_on() {
+            return Ok(None);
+        }
+        let checksums = checksums.unwrap_or_default();
+        let content = bytes.map(AsRef::as_ref).unwrap_or_default();
+        let summed = poll_fn(|context| match checksums.go_on(validation, content) {
+            Some(summed) => Poll::Ready(summed),
+            None => {
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+        });
+        let (checksum, is_computed) = self.unless_cancelled(summed).await?;
+        self.connection.lock().counters.checksums_computed += u64::from(is_computed);
+        Ok(checksum)
     }
 
     /// Sends ERROR_STATUS.
@@ -114,7 +144,13 @@ impl<C: Channel> Response<C> {
     }
 
     /// Sends META_DATA_RESPONSE with the content, which answers the request.
-    async fn send_eagerly<S: Source>(&self, metadata: Metadata, bytes: Option<C::Bytes>, taken: Held<S>) {
+    async fn send_eagerly<S: Source>(
+        &self,
+        metadata: Metadata,
+        bytes: Option<C::Bytes>,
+        checksum: Option<u64>,
+        taken: Held<S>,
+    ) {
         let (index, length) = (self.index, metadata.byte_length);
         let bytes = bytes.filter(|_| length > 0);
         let content = bytes.map_or_else(Box::default, |bytes| self.connection.channel().copy_out(&bytes));
@@ -123,8 +159,8 @@ impl<C: Channel> Response<C> {
             return self.refuse(Status::new(Code::Internal, "the sender's value has too few bytes")).await;
         }
         let content = Some(content);
-        let message =
-            Message::MetaDataResponse(MetaDataResponse { index, metadata, content, loan_follows: false });
+        let response = MetaDataResponse { index, metadata, content, loan_follows: false, checksum };
+        let message = Message::MetaDataResponse(response);
         let sent = self.connection.send(&message, |state| {
             state.counters.eager_sent += 1;
             state.counters.eager_bytes_sent += length;
@@ -137,11 +173,18 @@ impl<C: Channel> Response<C> {
     }
 
     /// Sends META_DATA_RESPONSE: either TENSOR_RE_REQUEST is to follow, or a loan will.
-    async fn tell(&self, metadata: &Metadata, loan_follows: bool) -> Result<(), Ended> {
+    async fn tell(
+        &self,
+        metadata: &Metadata,
+        checksum: Option<u64>,
+        loan_follows: bool,
+    ) -> Result<(), Ended> {
         let (index, bytes) = (self.index, metadata.byte_length);
         let metadata = metadata.clone();
-        let message =
-            Message::MetaDataResponse(MetaDataResponse { index, metadata, content: None, loan_follows });
+        // What is written brings its own, in mode counted.
+        let checksum = checksum.filter(|_| loan_follows || self.connection.agreed().tells_first());
+        let response = MetaDataResponse { index, metadata, content: None, loan_follows, checksum };
+        let message = Message::MetaDataResponse(response);
         let sent = self.connection.send(&message, |state| {
             if !loan_follows {
                 state.responses.told(index, bytes);
@@ -151,19 +194,21 @@ impl<C: Channel> Response<C> {
     }
 
     /// Lends the content when it is its turn, if that works; `which` of the known metadata it has, else the peer is
-    /// told first.
+    /// told first. So it is of the checksum, if there is one.
     async fn lend(
         &self,
         which: Option<usize>,
         metadata: &Metadata,
+        checksum: Option<u64>,
         bytes: Option<&C::Bytes>,
     ) -> Result<Lending<C::Write>, Ended> {
         let (connection, index) = (&self.connection, self.index);
         let Some(bytes) = bytes.filter(|bytes| connection.channel().can_lend(bytes)) else {
             return Ok(Lending::Refused);
         };
+        let which = which.filter(|_| checksum.is_none());
         if which.is_none() {
-            self.tell(metadata, true).await?;
+            self.tell(metadata, checksum, true).await?;
         }
         let posted = connection.turn(Turnstile::Contents, |state| {
             if state.contents_in_flight >= connection.contents_max() || !connection.may_post_content(state) {
@@ -186,8 +231,12 @@ impl<C: Channel> Response<C> {
     }
 
     /// Sends META_DATA_RESPONSE and waits for TENSOR_RE_REQUEST.
-    async fn tell_and_wait(&self, metadata: &Metadata) -> Result<Option<Destination>, Ended> {
-        self.tell(metadata, false).await?;
+    async fn tell_and_wait(
+        &self,
+        metadata: &Metadata,
+        checksum: Option<u64>,
+    ) -> Result<Option<Destination>, Ended> {
+        self.tell(metadata, checksum, false).await?;
         self.re_request().await
     }
 
@@ -203,13 +252,16 @@ impl<C: Channel> Response<C> {
     /// Writes the content when it is its turn, and waits until its bytes may be reused.
     async fn write<S: Source>(
         &self,
-        length: u64,
+        (length, checksum): (u64, Option<u64>),
         bytes: Option<C::Bytes>,
         (which, destination): (usize, Option<Destination>),
         taken: Held<S>,
     ) {
         let (connection, index) = (&self.connection, self.index);
         let mut bytes = bytes.filter(|_| length > 0);
+        let slot = destination.and_then(|destination| destination.result);
+        let validation = connection.agreed().validation;
+        let result = checksum.filter(|_| slot.is_some()).map(|sum| encode_result(validation, length, sum));
         if let Some(unstaged) = bytes.take() {
             match self.unless_cancelled(connection.channel().stage(unstaged)).await {
                 Ok(Ok(staged)) => bytes = Some(staged),
@@ -225,7 +277,8 @@ impl<C: Channel> Response<C> {
                 state.count_content();
                 state.counters.contents_sent += 1;
                 state.counters.content_bytes_sent += length;
-                connection.channel().write_content(bytes.take(), destination, index.immediate(which))
+                let immediate = index.immediate(which);
+                connection.channel().write_content(bytes.take(), destination, immediate, result)
             }))
         });
         if let Ok(Ok(Some(write))) = self.unless_cancelled(posted).await {
@@ -296,6 +349,10 @@ struct Held<S: Source> {
 impl<S: Source> Held<S> {
     fn value(&self) -> Option<Value<S::Bytes>> {
         self.taken.as_ref().map(S::value)
+    }
+
+    fn checksums(&self) -> Option<Arc<Checksums>> {
+        self.taken.as_ref().and_then(S::checksums)
     }
 
     /// The value will not go back.

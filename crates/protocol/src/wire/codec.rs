@@ -2,9 +2,15 @@
 
 use super::WireError;
 use crate::{
-    Code, DataType, Destination, Metadata, RequestIndex, Shape, Status,
-    limits::{RANK_MAX, STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX},
+    Code, DataType, Destination, Metadata, RequestIndex, ResultSlot, Shape, Status,
+    limits::{
+        RANK_MAX, RESULT_SLOT_BYTES, STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX,
+    },
 };
+
+const TARGET_NONE: u8 = 0;
+const TARGET_PLAIN: u8 = 1;
+const TARGET_CHECKED: u8 = 2;
 
 /// Takes fields off the front of a frame.
 pub(super) struct Reader<'bytes> {
@@ -124,12 +130,35 @@ impl<'bytes> Reader<'bytes> {
             generation: self.u32(field)?,
             offset: self.u64(field)?,
             capacity: self.u64(field)?,
+            result: None,
         };
         let Destination { offset, capacity, .. } = destination;
         if capacity == 0 || offset.checked_add(capacity).is_none() {
             return Err(WireError::Inconsistent { field: "destination range" });
         }
         Ok(destination)
+    }
+
+    /// Where a content may go, with or without a result slot.
+    pub(super) fn target(&mut self) -> Result<Option<Destination>, WireError> {
+        let field = "result slot";
+        let result = match self.u8("destination")? {
+            TARGET_NONE => return Ok(None),
+            TARGET_PLAIN => None,
+            TARGET_CHECKED => {
+                let slot = ResultSlot {
+                    region: self.u32(field)?,
+                    generation: self.u32(field)?,
+                    offset: self.u64(field)?,
+                };
+                if slot.offset.checked_add(RESULT_SLOT_BYTES.into()).is_none() {
+                    return Err(WireError::Inconsistent { field });
+                }
+                Some(slot)
+            }
+            value => return Err(WireError::Unknown { field: "destination", value: value.into() }),
+        };
+        Ok(Some(Destination { result, ..self.destination()? }))
     }
 
     pub(super) fn metadata(&mut self) -> Result<Metadata, WireError> {
@@ -251,6 +280,20 @@ impl Writer<'_> {
         self.u32(destination.generation);
         self.u64(destination.offset);
         self.u64(destination.capacity);
+    }
+
+    pub(super) fn target(&mut self, destination: Option<Destination>) {
+        let Some(destination) = destination else { return self.u8(TARGET_NONE) };
+        match destination.result {
+            None => self.u8(TARGET_PLAIN),
+            Some(slot) => {
+                self.u8(TARGET_CHECKED);
+                self.u32(slot.region);
+                self.u32(slot.generation);
+                self.u64(slot.offset);
+            }
+        }
+        self.destination(destination);
     }
 
     pub(super) fn metadata(&mut self, metadata: &Metadata) {

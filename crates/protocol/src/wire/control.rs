@@ -9,7 +9,7 @@ use super::{
 };
 pub use crate::credit::Parameters;
 use crate::{
-    Destination, Metadata, Status,
+    Destination, Metadata, Status, Validation,
     credit::Mode,
     limits::{
         ADDRESS_BYTES_MAX, CONNECTION_DATA_BYTES_MAX, CONTROL_FRAME_BYTES_MAX, FABRICS_MAX, LIST_ENTRIES_MAX,
@@ -352,6 +352,7 @@ fn write_end(writer: &mut Writer<'_>, end: &Connect) {
     writer.u32(end.parameters.contents_max);
     writer.u32(end.parameters.names_max);
     writer.u32(end.parameters.eager_bytes_max);
+    writer.u8(end.parameters.validation as u8);
     writer.destination(end.ring.destination);
     writer.destination(end.ring.slots);
     writer.count(end.regions.len());
@@ -387,9 +388,15 @@ fn read_parameters(reader: &mut Reader<'_>) -> Result<Parameters, WireError> {
         contents_max: reader.u32("contents_max")?,
         names_max: reader.u32("names_max")?,
         eager_bytes_max: reader.u32("eager_bytes_max")?,
+        validation: read_validation(reader)?,
     };
     parameters.check()?;
     Ok(parameters)
+}
+
+fn read_validation(reader: &mut Reader<'_>) -> Result<Validation, WireError> {
+    let number = u32::from(reader.u8("validation")?);
+    Validation::from_number(number).ok_or(WireError::Unknown { field: "validation", value: number.into() })
 }
 
 fn write_region(writer: &mut Writer<'_>, region: &RegionRecord) {

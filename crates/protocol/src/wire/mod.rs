@@ -111,6 +111,8 @@ const WANT_VIEW: u8 = 2;
 const CONTENT_ASKED: u8 = 0;
 const CONTENT_HERE: u8 = 1;
 const CONTENT_LENT: u8 = 2;
+/// Beside one of these: a checksum comes first.
+const CONTENT_CHECKED: u8 = 0x80;
 
 const SCOPE_STEP: u8 = 0;
 const SCOPE_PUBLISHED: u8 = 1;
@@ -144,7 +146,7 @@ fn write_message(writer: &mut Writer<'_>, message: &Message, form: Option<NameFo
         Message::TensorReRequest(request) => {
             writer.u8(TENSOR_RE_REQUEST);
             writer.u32(request.index.0);
-            writer.option(request.destination, Writer::destination);
+            writer.target(request.destination);
         }
         Message::ErrorStatus(error) => {
             writer.u8(ERROR_STATUS);
@@ -178,7 +180,7 @@ fn write_request(writer: &mut Writer<'_>, request: &TensorRequest, form: Option<
     match request.want {
         Want::Write(destination) => {
             writer.u8(WANT_WRITE);
-            writer.option(destination, Writer::destination);
+            writer.target(destination);
         }
         Want::Eager => writer.u8(WANT_EAGER),
         Want::View => writer.u8(WANT_VIEW),
@@ -187,13 +189,20 @@ fn write_request(writer: &mut Writer<'_>, request: &TensorRequest, form: Option<
 
 /// The content, or how it will come.
 fn write_content(writer: &mut Writer<'_>, response: &MetaDataResponse) {
-    match &response.content {
-        Some(content) => {
-            writer.u8(CONTENT_HERE);
-            writer.bytes(content);
+    let how = match &response.content {
+        Some(_) => CONTENT_HERE,
+        None if response.loan_follows => CONTENT_LENT,
+        None => CONTENT_ASKED,
+    };
+    match response.checksum {
+        None => writer.u8(how),
+        Some(checksum) => {
+            writer.u8(how | CONTENT_CHECKED);
+            writer.u64(checksum);
         }
-        None if response.loan_follows => writer.u8(CONTENT_LENT),
-        None => writer.u8(CONTENT_ASKED),
+    }
+    if let Some(content) = &response.content {
+        writer.bytes(content);
     }
 }
 
@@ -291,7 +300,7 @@ fn read_message(
             let key = read_name(reader, names)?;
             let known = read_known(reader)?;
             let want = match reader.u8("want")? {
-                WANT_WRITE => Want::Write(reader.option("destination", Reader::destination)?),
+                WANT_WRITE => Want::Write(reader.target()?),
                 WANT_EAGER => Want::Eager,
                 WANT_VIEW => Want::View,
                 value => return Err(WireError::Unknown { field: "want", value: value.into() }),
@@ -301,13 +310,13 @@ fn read_message(
         }
         META_DATA_RESPONSE => {
             let metadata = reader.metadata()?;
-            let (content, loan_follows) = read_content(reader)?;
+            let Content { content, loan_follows, checksum } = read_content(reader)?;
             check_content(&metadata, content, loan_follows)?;
             let content = content.map(Box::from);
-            Message::MetaDataResponse(MetaDataResponse { index, metadata, content, loan_follows })
+            Message::MetaDataResponse(MetaDataResponse { index, metadata, content, loan_follows, checksum })
         }
         TENSOR_RE_REQUEST => {
-            let destination = reader.option("destination", Reader::destination)?;
+            let destination = reader.target()?;
             Message::TensorReRequest(TensorReRequest { index, destination })
         }
         ERROR_STATUS => Message::ErrorStatus(ErrorStatus { index, status: reader.status()? }),
@@ -316,14 +325,24 @@ fn read_message(
     })
 }
 
-/// The content, if it is here; and whether it will be lent.
-fn read_content<'bytes>(reader: &mut Reader<'bytes>) -> Result<(Option<&'bytes [u8]>, bool), WireError> {
-    match reader.u8("content")? {
-        CONTENT_ASKED => Ok((None, false)),
-        CONTENT_HERE => Ok((Some(reader.bytes("content", EAGER_BYTES_MAX as usize)?), false)),
-        CONTENT_LENT => Ok((None, true)),
-        value => Err(WireError::Unknown { field: "content", value: value.into() }),
-    }
+/// What META_DATA_RESPONSE says of the content.
+struct Content<'bytes> {
+    /// It is here.
+    content: Option<&'bytes [u8]>,
+    loan_follows: bool,
+    checksum: Option<u64>,
+}
+
+fn read_content<'bytes>(reader: &mut Reader<'bytes>) -> Result<Content<'bytes>, WireError> {
+    let how = reader.u8("content")?;
+    let checksum = if how & CONTENT_CHECKED == 0 { None } else { Some(reader.u64("checksum")?) };
+    let (content, loan_follows) = match how & !CONTENT_CHECKED {
+        CONTENT_ASKED => (None, false),
+        CONTENT_HERE => (Some(reader.bytes("content", EAGER_BYTES_MAX as usize)?), false),
+        CONTENT_LENT => (None, true),
+        _ => return Err(WireError::Unknown { field: "content", value: how.into() }),
+    };
+    Ok(Content { content, loan_follows, checksum })
 }
 
 fn read_known(reader: &mut Reader<'_>) -> Result<Arc<[Metadata]>, WireError> {

@@ -161,6 +161,7 @@ fn response(length: u64) -> Message {
         metadata,
         content,
         loan_follows: false,
+        checksum: None,
     })
 }
 
@@ -229,6 +230,7 @@ fn eager_content_must_have_the_length_of_its_metadata_within_the_limit() {
             metadata,
             content,
             loan_follows: false,
+            checksum: None,
         })
     };
     for length in [0, 1, 4096] {

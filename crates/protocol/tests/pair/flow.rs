@@ -378,7 +378,7 @@ fn d_answer_short() {
 
 fn ring(capacity: u32) -> Control {
     let capacity = capacity.into();
-    Control::RingOffer(Destination { region: 1, generation: 1, offset: 0, capacity })
+    Control::RingOffer(Destination { region: 1, generation: 1, offset: 0, capacity, result: None })
 }
 
 #[test]

@@ -17,4 +17,5 @@ mod misbehaviour;
 mod sequences;
 mod stash;
 mod support;
+mod validation;
 mod view;

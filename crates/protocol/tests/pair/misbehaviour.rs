@@ -19,6 +19,7 @@ fn meta_data_response(index: u32, metadata: Metadata) -> Message {
         metadata,
         content: None,
         loan_follows: false,
+        checksum: None,
     })
 }
 
@@ -28,7 +29,7 @@ fn error_status(index: u32) -> Message {
 }
 
 fn at(capacity: u64) -> Option<Destination> {
-    Some(Destination { region: 1, generation: 1, offset: 0, capacity })
+    Some(Destination { region: 1, generation: 1, offset: 0, capacity, result: None })
 }
 
 fn re_request(index: u32, destination: Option<Destination>) -> Message {

@@ -215,12 +215,24 @@ fn many_views_keep_to_the_depths_and_their_order() {
 
 fn promise(metadata: Metadata) -> Message {
     let index = RequestIndex(0);
-    Message::MetaDataResponse(MetaDataResponse { index, metadata, content: None, loan_follows: true })
+    Message::MetaDataResponse(MetaDataResponse {
+        index,
+        metadata,
+        content: None,
+        loan_follows: true,
+        checksum: None,
+    })
 }
 
 fn told(metadata: Metadata) -> Message {
     let index = RequestIndex(0);
-    Message::MetaDataResponse(MetaDataResponse { index, metadata, content: None, loan_follows: false })
+    Message::MetaDataResponse(MetaDataResponse {
+        index,
+        metadata,
+        content: None,
+        loan_follows: false,
+        checksum: None,
+    })
 }
 
 #[test]

@@ -83,6 +83,7 @@ impl Registered {
             generation: region.generation.0,
             offset: granted.offset() as u64,
             capacity: bytes.into(),
+            result: None,
         };
         (granted, region, destination)
     }
@@ -263,7 +264,8 @@ impl Rogue {
         let eight = Metadata::new(DataType::U8, Shape::new(&[8]).unwrap()).unwrap();
         let response = |loan_follows| {
             let (index, metadata) = (RequestIndex(0), eight.clone());
-            Message::MetaDataResponse(MetaDataResponse { index, metadata, content: None, loan_follows })
+            let (content, checksum) = (None, None);
+            Message::MetaDataResponse(MetaDataResponse { index, metadata, content, loan_follows, checksum })
         };
         match deed {
             "malformed" => self.record(&[16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 99, 1, 2, 3]).await,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use memory::{BufMut, MemoryError};
-use protocol::{Code, DataType, Mode};
+use protocol::{Code, DataType, Mode, Validation};
 use rendezvous::{ClusterSpec, Tensor, Worker, WorkerError};
 use sim::{Node, Outcome, Rng, Violation};
 use verbs_reactor::Runtime;
@@ -31,6 +31,9 @@ pub(super) struct Setup {
     /// Bytes that keys and names are longer than they need be.
     padding: usize,
     receive_bytes: u64,
+    validation: Validation,
+    /// Of 65,536 pieces of contents, how many come with a bit flipped; 0 unless contents are validated.
+    pub(super) flips_of_65536: u32,
 }
 
 impl Setup {
@@ -44,7 +47,11 @@ impl Setup {
         format!("stream{}", "-".repeat(self.padding))
     }
 
-    pub(super) fn draw(rng: &mut Rng) -> Self {
+    /// Checksums have a sequence of their own, so that the seeds without them stay what they were.
+    pub(super) fn draw(rng: &mut Rng, checksums: &mut Rng) -> Self {
+        let validation =
+            checksums.pick([Validation::Off, Validation::Off, Validation::Crc32c, Validation::Xxh3]);
+        let flips = checksums.pick([0, 300, 3000]);
         Self {
             workers: WORKERS_MIN + rng.below(3),
             mode: rng.pick([Mode::Original, Mode::Counted, Mode::Counted]),
@@ -55,6 +62,8 @@ impl Setup {
             ring_bytes: rng.pick([8 << 10, 9000, 64 << 10]),
             padding: rng.pick([0, 1, 200, 500]),
             receive_bytes: rng.pick([32 << 10, 64 << 10, 256 << 10]),
+            validation,
+            flips_of_65536: if validation.is_on() { flips } else { 0 },
         }
     }
 }
@@ -123,6 +132,7 @@ impl Member {
             .contents_max(setup.contents_max)
             .eager_bytes_max(setup.eager_bytes_max)
             .ring_bytes(setup.ring_bytes)
+            .validation(setup.validation)
             .source_bytes(64 << 20)
             .receive_bytes(setup.receive_bytes)
             .block_bytes(64 << 10);
@@ -267,6 +277,7 @@ impl Member {
         let life = self.run.truth().incarnations[target.peer];
         match error {
             WorkerError::DeadlineExceeded { .. } => Outcome::Deadline,
+            WorkerError::Corrupted { .. } => Outcome::Corrupted,
             WorkerError::Remote { status, .. }
                 if status.code == Code::Aborted && target.incarnation.is_some_and(|named| named != life) =>
             {

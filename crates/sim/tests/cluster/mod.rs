@@ -75,17 +75,21 @@ pub(crate) fn run_seed(seed: u64) -> Result<Report, Box<Failure>> {
     Ok(Report { summary: world.finish()?, workers, transfers })
 }
 
+/// The sequence of random numbers that decides about checksums and flipped bits.
+const CHECKSUMS: u64 = 78;
+
 /// Gives the number of workers and of transfers.
 async fn scenario(handle: Handle) -> (usize, u64) {
     // A sequence of its own: what is done is a function of the seed alone, not of the schedule.
     let mut rng = Rng::new(handle.seed()).fork(77);
-    let setup = Arc::new(Setup::draw(&mut rng));
+    let setup = Arc::new(Setup::draw(&mut rng, &mut Rng::new(handle.seed()).fork(CHECKSUMS)));
     let published = vec![vec![Vec::new(); member::NAMES]; setup.workers];
     let incarnations = vec![0; setup.workers];
     let truth = Truth { lengths: Vec::new(), published, incarnations, transfers: 0 };
     let run = Run { handle, setup, truth: Arc::new(Mutex::new(truth)) };
     let mut members = join_all((0..run.setup.workers).map(|index| Member::start(&run, index))).await;
 
+    run.handle.flip_bits(run.setup.flips_of_65536);
     let rounds = 1 + rng.below(2) as i64;
     for round in 0..rounds {
         faulty_round(&run, &mut members, round, &mut rng).await;

@@ -39,6 +39,11 @@ impl End {
         Self { code: GONE, error: lost(LossCause::EndOfFile, detail) }
     }
 
+    /// This side can't go on.
+    pub(super) fn failed(error: FabricError) -> Self {
+        Self { code: GONE, error }
+    }
+
     /// A system call of this side failed.
     pub(super) fn device(call: &'static str, error: std::io::Error) -> Self {
         Self { code: GONE, error: FabricError::device(FabricKind::Shm, call, error) }

@@ -22,7 +22,7 @@ use super::{
     handshake::{self, Offer},
     import::ImportError,
     lease::{PeerProcess, Processes},
-    limits::{LEASES_PER_PROCESS, SLOTS_MAX},
+    limits::{DEPTH_MAX, LEASES_PER_PROCESS, READS_MAX},
     link::ShmLink,
     ring::{OwnPage, PeerPage},
     sys,
@@ -33,8 +33,13 @@ const KIND: FabricKind = FabricKind::Shm;
 /// The largest piece of a logical write, as on verbs (DESIGN §2).
 const PIECE_BYTES_MAX: u64 = 1 << 30;
 
-const CAPABILITIES: Capabilities =
-    Capabilities { vectored: true, lend: true, piece_bytes_max: PIECE_BYTES_MAX, ..Capabilities::WRITES };
+const CAPABILITIES: Capabilities = Capabilities {
+    vectored: true,
+    read: true,
+    lend: true,
+    piece_bytes_max: PIECE_BYTES_MAX,
+    ..Capabilities::WRITES
+};
 
 /// Candidates that may wait to be accepted. One is expected.
 const BACKLOG: i32 = 8;
@@ -166,6 +171,8 @@ impl Domain for ShmDomain {
     }
 
     fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
+        // What a neighbour can't map, it can't read: users' memory is not readable here, whatever was asked for.
+        let access = Access { remote_read: access.remote_read && block.shareable(), ..access };
         Ok(self.shared.regions.register(self.shared.runtime.as_ref(), block, access))
     }
 
@@ -174,14 +181,14 @@ impl Domain for ShmDomain {
     }
 
     fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
-        if config.send_depth == 0 || config.send_depth > SLOTS_MAX || config.receive_depth == 0 {
+        if config.send_depth == 0 || config.send_depth > DEPTH_MAX || config.receive_depth == 0 {
             let what =
                 "make this queue pair: the send depth must be 1 to 65536, the receive depth at least 1";
             return Err(FabricError::Unsupported { kind: KIND, what });
         }
         let address = Address::random(self.shared.runtime.as_ref());
         let listener = sys::listen(&address.socket_name(), BACKLOG).map_err(device("listen"))?;
-        let (page, page_fd) = OwnPage::new(config.send_depth).map_err(device("memfd_create"))?;
+        let (page, page_fd) = OwnPage::new(config.send_depth + READS_MAX).map_err(device("memfd_create"))?;
         let bell = sys::eventfd().map_err(device("eventfd"))?;
         let offer = Offer { address, config, listener, page, page_fd, bell };
         Ok(Box::new(ShmPrepared { shared: self.shared.clone(), offer }))

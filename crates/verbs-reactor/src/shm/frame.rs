@@ -8,7 +8,7 @@ use crate::{ConnectionData, FabricError, FabricKind, PeerViolation, Runtime};
 use super::limits::FRAME_BYTES;
 
 /// Version of connection data, frames and ring layout together.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 /// First byte of connection data, so that another fabric's data is told apart from another version.
 const DATA_KIND: u8 = b's';
 const NAME_BYTES: usize = 16;

@@ -94,6 +94,15 @@ impl ImportedBlock {
         Ok((bytes, true))
     }
 
+    /// Whether the whole range lies inside the block and is known to be resident.
+    pub(super) fn is_resident(&self, offset: u64, length: usize) -> bool {
+        let chunks =
+            offset as usize / CHUNK_BYTES..(offset as usize).saturating_add(length).div_ceil(CHUNK_BYTES);
+        self.covers(offset, length as u64)
+            && (self.missing == 0
+                || self.populated.get(chunks).is_some_and(|range| range.iter().all(|done| *done)))
+    }
+
     /// The mapping, for a view that outlives the connection.
     pub(super) fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping

@@ -4,6 +4,19 @@
 /// of page table entries.
 pub(super) const CHUNK_BYTES: usize = 256 << 10;
 
+/// The shortest payload that a second core helps to copy: below, waking it costs more than it saves.
+pub(super) const HELP_BYTES: usize = 1 << 20;
+
+/// Copies that may wait for the helper.
+pub(super) const HELP_QUEUE: usize = 4;
+
+/// Turns of waiting for the helper's last chunk after which the next [`HELP_PAUSE`] copies are not shared: a chunk
+/// takes 20 to 60 µs, a turn about one.
+pub(super) const HELP_WAITS: u32 = 200;
+
+/// Copies done alone after the helper made one wait.
+pub(super) const HELP_PAUSE: u32 = 32;
+
 /// Descriptors executed in one go.
 pub(super) const BATCH_DESCRIPTORS: usize = 64;
 
@@ -16,8 +29,14 @@ pub(super) const BATCH_COMPLETIONS: usize = 32;
 /// The longest payload that rides in the descriptor ring itself.
 pub(super) const INLINE_BYTES: usize = 64;
 
-/// The deepest send queue, and so the most slots of a ring.
-pub(super) const SLOTS_MAX: u32 = 1 << 16;
+/// The deepest send queue.
+pub(super) const DEPTH_MAX: u32 = 1 << 16;
+
+/// One-sided reads that a peer may have unanswered. Its ring has room for their answers beside its own operations.
+pub(super) const READS_MAX: u32 = 16;
+
+/// The most slots of a ring.
+pub(super) const SLOTS_MAX: u32 = (DEPTH_MAX + READS_MAX).next_power_of_two();
 
 /// Blocks of a peer mapped per connection. Each costs one mapping; a process has 65,530 by default.
 pub(super) const BLOCKS_MAX: usize = 4096;

@@ -12,7 +12,7 @@ use crate::{FabricError, FabricKind, Link, PeerViolation, SlotKey, WorkRequest};
 use super::{
     connection::Connection,
     ending::End,
-    producer::{Post, Posted, Producer},
+    producer::{Post, Producer, Returned},
     sys,
     target::{Progress, Target},
 };
@@ -219,14 +219,20 @@ impl ShmLink {
             return Err(PeerViolation::Malformed.into());
         }
         worked |= self.retry_waiting();
+        let (served, mut more_reads) = self.serve_reads()?;
+        worked |= served;
         worked |= self.reclaim();
         let before = target.executed();
-        let run = target.run(connection);
+        let run = target.run(connection, &self.producer);
         self.executed.store(target.executed(), Ordering::Relaxed);
         if target.executed() != before {
             self.owed.store(true, Ordering::Release);
         }
         more |= run? == Progress::More;
+        if target.take_reads() {
+            more_reads |= self.serve_reads()?.1;
+        }
+        more |= more_reads;
         worked |= target.executed() != before;
         Ok(match (more, worked) {
             (true, _) => Outcome::More,
@@ -245,15 +251,36 @@ impl ShmLink {
                 self.reaped.store(producer.completed(), Ordering::Relaxed);
                 reaped
             };
-            for Posted { key, length } in reaped.into_iter().flatten() {
+            for returned in reaped.into_iter().flatten() {
                 any = true;
-                self.connection.core.complete(key, length, Ok(()));
+                match returned {
+                    Returned::Operation(posted) => {
+                        self.connection.core.complete(posted.key, posted.length, Ok(()));
+                    }
+                    Returned::Bytes(read) => drop(read),
+                }
             }
             // The producer bounds the loop: only descriptors in the ring can be returned.
             if !more {
                 return Ok(any);
             }
         }
+    }
+
+    /// Posts answers to the peer's reads, and asks for further reads of this side, as far as there is room: whether
+    /// anything was posted, and whether there is room for more once completions are reaped.
+    fn serve_reads(&self) -> Result<(bool, bool), End> {
+        let (posted, more) = {
+            let mut producer = self.producer();
+            if !producer.has_reads_waiting() {
+                return Ok((false, false));
+            }
+            producer.serve_reads(&self.connection).map_err(End::failed)?
+        };
+        if posted {
+            self.connection.ringer.ring_if_asleep(&self.connection.peer);
+        }
+        Ok((posted, more))
     }
 
     /// Posts operations that waited for the socket, as far as it has room now.
@@ -283,7 +310,8 @@ impl ShmLink {
         self.connection.own.set_closed(end.code);
         // What the peer has executed before is Ok; a page of nonsense changes nothing any more.
         let _nonsense_is_ignored = self.reap();
-        self.producer().end(&end.error);
+        let read_by_peer = self.producer().end(&end.error);
+        drop(read_by_peer);
         // From here on only the peer's word, or its death, ends a lease: the driver waits for both.
         self.connection.own.set_listens(true);
         self.producer().leases().retire();

@@ -14,12 +14,15 @@
 //! | `doorbell` | waking the peer |
 //! | `lease`, `loan` | views without a copy: the producer's books, the consumer's end |
 //! | `producer` | the requester's half of a connection |
+//! | `reads` | one-sided reads, both ways |
 //! | `target` | the target's half |
+//! | `helper`, `chunks` | a second core for long copies |
 //! | `link`, `driver` | who makes progress, and when |
 //! | `ending` | why a connection ends, and how each side learns of it |
 //! | `words` | what single words of the pages say, for models |
 //! | `sys` | system calls as safe functions |
 
+mod chunks;
 mod connection;
 mod doorbell;
 mod driver;
@@ -27,12 +30,14 @@ mod ending;
 mod fabric;
 mod frame;
 mod handshake;
+mod helper;
 mod import;
 mod lease;
 mod limits;
 mod link;
 mod loan;
 mod producer;
+mod reads;
 mod ring;
 mod sys;
 mod target;

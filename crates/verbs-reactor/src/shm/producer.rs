@@ -11,13 +11,16 @@ use memory::{
     copy::{CopyReason, copy_raw},
 };
 
-use crate::{FabricError, FabricKind, PeerViolation, SlotKey, WorkRequest};
+use crate::{
+    FabricError, FabricKind, PeerViolation, ReadDestination, RemoteRange, RemoteRegions, SlotKey, WorkRequest,
+};
 
 use super::{
     connection::Connection,
     frame::Frame,
     lease::Leases,
     limits::{BATCH_COMPLETIONS, BLOCKS_MAX, INLINE_BYTES},
+    reads::{Answer, Answers, Read, Reads},
     ring::{Descriptor, Source},
     sys,
 };
@@ -29,6 +32,26 @@ const KIND: FabricKind = FabricKind::Shm;
 pub(super) struct Posted {
     pub(super) key: SlotKey,
     pub(super) length: u64,
+}
+
+/// What a descriptor in the ring is for.
+#[derive(Debug)]
+enum Entry {
+    /// An earlier part of an operation, or a read, which its answer completes.
+    Part,
+    /// It completes the operation.
+    Last(Posted),
+    /// It answers a read of the peer; the bytes stay until the peer has executed it.
+    Answer(Buf),
+}
+
+/// What an executed descriptor gives back.
+#[derive(Debug)]
+pub(super) enum Returned {
+    /// A completion to be handed out.
+    Operation(Posted),
+    /// Bytes that the peer has read, to be dropped without a lock.
+    Bytes(Buf),
 }
 
 /// A descriptor that is not in the ring yet, and its bytes.
@@ -50,7 +73,7 @@ pub(super) enum Post {
 }
 
 /// Up to [`BATCH_COMPLETIONS`] completions.
-pub(super) type Reaped = ([Option<Posted>; BATCH_COMPLETIONS], bool);
+pub(super) type Reaped = ([Option<Returned>; BATCH_COMPLETIONS], bool);
 
 /// The state of the requester's half. All of it is this side's own.
 #[derive(Debug, Default)]
@@ -59,13 +82,15 @@ pub(super) struct Producer {
     tail: u64,
     /// Descriptors whose completion was reaped.
     completed: u64,
-    /// Descriptors in the ring, oldest first; the operation that each one completes, if any.
-    posted: VecDeque<Option<Posted>>,
+    /// Descriptors in the ring, oldest first.
+    posted: VecDeque<Entry>,
     /// Operations that wait for the socket, at most as many as the send queue is deep.
     waiting: VecDeque<(SlotKey, WorkRequest)>,
     /// Numbers of the blocks that the peer was sent.
     blocks: HashMap<BlockId, u32>,
     leases: Leases,
+    reads: Reads,
+    answers: Answers,
     /// Room for the descriptors of one operation, empty between calls.
     prepared: Vec<Prepared>,
     /// Set once: nothing is posted any more.
@@ -108,33 +133,131 @@ impl Producer {
         self.completed
     }
 
-    /// Whether operations wait for the socket.
+    /// Whether operations or answers wait for the socket or for room in the ring.
     pub(super) fn is_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+        !self.waiting.is_empty() || !self.answers.waiting.is_empty()
+    }
+
+    /// Whether reads or answers wait for something.
+    pub(super) fn has_reads_waiting(&self) -> bool {
+        self.reads.may_ask() || !self.answers.waiting.is_empty()
     }
 
     /// Takes completions that the peer has returned; the flag says that there may be more.
     pub(super) fn reap(&mut self, connection: &Connection) -> Result<Reaped, PeerViolation> {
-        let mut reaped = [None; BATCH_COMPLETIONS];
+        let mut reaped = [const { None }; BATCH_COMPLETIONS];
         let consumed = connection.peer.consumed();
         if consumed < self.completed || consumed > self.tail {
             return Err(PeerViolation::Malformed);
         }
         let ready = consumed - self.completed;
         for (entry, _) in reaped.iter_mut().zip(0..ready) {
-            *entry = self.posted.pop_front().flatten();
+            *entry = match self.posted.pop_front() {
+                Some(Entry::Last(posted)) => Some(Returned::Operation(posted)),
+                Some(Entry::Answer(bytes)) => {
+                    self.answers.reaped();
+                    Some(Returned::Bytes(bytes))
+                }
+                Some(Entry::Part) | None => None,
+            };
             self.completed += 1;
         }
         Ok((reaped, consumed > self.completed))
     }
 
-    /// Refuses everything from now on; what waits in line is ended by whoever fails the slots.
-    pub(super) fn end(&mut self, error: &FabricError) {
+    /// Refuses everything from now on; what waits in line is ended by whoever fails the slots. Gives the bytes that
+    /// the peer was reading, to be dropped without a lock once it was told that the connection is over.
+    pub(super) fn end(&mut self, error: &FabricError) -> Vec<Buf> {
         self.over = Some(error.clone());
         mem::take(&mut self.waiting);
+        mem::take(&mut self.reads);
+        let posted = mem::take(&mut self.posted).into_iter().filter_map(|entry| match entry {
+            Entry::Answer(bytes) => Some(bytes),
+            Entry::Part | Entry::Last(_) => None,
+        });
+        let waiting = mem::take(&mut self.answers).waiting.into_iter().map(|answer| answer.bytes);
+        posted.chain(waiting).collect()
+    }
+
+    /// Whether the peer may have one more read answered.
+    pub(super) fn may_answer(&self, connection: &Connection) -> Result<(), PeerViolation> {
+        let room = self.answers.have_room(connection.peer.consumed());
+        room.then_some(()).ok_or(PeerViolation::TooManyReads)
+    }
+
+    /// Takes the answer to a read of the peer, which [may](Self::may_answer) have it.
+    pub(super) fn answer(&mut self, answer: Answer) {
+        self.answers.waiting.push_back(answer);
+    }
+
+    /// Reads of this side under way.
+    pub(super) fn reads(&mut self) -> &mut Reads {
+        &mut self.reads
+    }
+
+    /// Posts answers, and asks for reads, as far as there is room: whether anything was posted, and whether there will
+    /// be room at once for what is left.
+    ///
+    /// # Errors
+    /// An answer can't be given, which ends the connection.
+    pub(super) fn serve_reads(&mut self, connection: &Connection) -> Result<(bool, bool), FabricError> {
+        let before = self.tail;
+        while self.has_room(connection, 1)
+            && let Some(descriptor) = self.next_answer(connection)?
+        {
+            let Some(answer) = self.answers.waiting.pop_front() else { break };
+            self.answers.published(self.tail);
+            self.put(connection, &descriptor, Entry::Answer(answer.bytes));
+        }
+        self.ask_reads(connection);
+        let returned = connection.peer.consumed() > self.completed;
+        Ok((self.tail != before, self.has_reads_waiting() && returned))
+    }
+
+    fn ask_reads(&mut self, connection: &Connection) {
+        while self.has_room(connection, 1)
+            && let Some(descriptor) = self.reads.ask()
+        {
+            self.put(connection, &descriptor, Entry::Part);
+        }
+    }
+
+    /// The first waiting answer as it travels; `None` while the socket has no room for its block's descriptor.
+    fn next_answer(&mut self, connection: &Connection) -> Result<Option<Descriptor>, FabricError> {
+        let Some(Answer { tag, bytes }) = self.answers.waiting.front() else { return Ok(None) };
+        let (tag, bytes) = (*tag, bytes.clone());
+        let (mut index, offset, length) = (0, bytes.offset() as u64, bytes.len() as u64);
+        if length > 0 {
+            let (block, fd) = reachable(connection, &bytes)?;
+            let Some(known) = self.share(connection, block, fd)? else { return Ok(None) };
+            index = known;
+        }
+        let source = Source::Answer { tag, index, offset, length };
+        Ok(Some(Descriptor { immediate: None, continues: false, remote: None, source }))
+    }
+
+    /// Whether `weight` more descriptors fit the ring. Slots of operations are reserved first and answers are few, but
+    /// the peer may have taken descriptors whose completions were not reaped yet; and none is ever overwritten.
+    fn has_room(&self, connection: &Connection, weight: u64) -> bool {
+        self.tail - self.completed + weight <= u64::from(connection.own.slots())
+    }
+
+    fn put(&mut self, connection: &Connection, descriptor: &Descriptor, entry: Entry) {
+        connection.own.set_cpu();
+        connection.own.publish(self.tail, &descriptor.encode());
+        self.tail += 1;
+        self.posted.push_back(entry);
     }
 
     fn post(&mut self, connection: &Connection, key: SlotKey, request: &WorkRequest) -> Post {
+        if let WorkRequest::Read { remote, into } = request {
+            let read = resolve(connection, key, remote, into);
+            return read.map_or_else(Post::Failed, |read| {
+                self.reads.post(read);
+                self.ask_reads(connection);
+                Post::Published
+            });
+        }
         // Kept between calls for its memory.
         let mut prepared = mem::take(&mut self.prepared);
         let result = self.prepare(connection, request, &mut prepared);
@@ -160,8 +283,7 @@ impl Producer {
     ) -> Result<bool, FabricError> {
         aim(connection, request)?;
         let limit = connection.core.capabilities().piece_bytes_max;
-        // Can't be while slots are reserved first, but never overwrite a descriptor.
-        if self.tail - self.completed + request.weight(limit) > u64::from(connection.own.slots()) {
+        if !self.has_room(connection, request.weight(limit)) {
             return Ok(false);
         }
         if let WorkRequest::Lend { local, immediate } = request {
@@ -185,14 +307,12 @@ impl Producer {
 
     /// Puts descriptors into the ring; the last one completes the operation.
     fn publish(&mut self, connection: &Connection, posted: Posted, prepared: &[Prepared]) {
-        connection.own.set_cpu();
         for Prepared { descriptor, local } in prepared {
             if descriptor.source == Source::Inline {
                 stage(connection, self.tail, local);
             }
-            connection.own.publish(self.tail, &descriptor.encode());
-            self.tail += 1;
-            self.posted.push_back((!descriptor.continues).then_some(posted));
+            let entry = if descriptor.continues { Entry::Part } else { Entry::Last(posted) };
+            self.put(connection, descriptor, entry);
         }
     }
 
@@ -265,9 +385,28 @@ fn aim(connection: &Connection, request: &WorkRequest) -> Result<(), FabricError
         WorkRequest::WriteVectored { segments, .. } => segments
             .iter()
             .try_for_each(|segment| regions.aim(segment.local.len() as u64, Some(&segment.remote)).map(drop)),
-        WorkRequest::Lend { .. } => Ok(()),
-        WorkRequest::Read { .. } => Err(request.unsupported(KIND)),
+        WorkRequest::Lend { .. } | WorkRequest::Read { .. } => Ok(()),
     }
+}
+
+/// The checks that a NIC makes before a read leaves.
+fn resolve(
+    connection: &Connection,
+    key: SlotKey,
+    remote: &RemoteRange,
+    into: &ReadDestination,
+) -> Result<Read, FabricError> {
+    let regions: &RemoteRegions = connection.core.remote_regions();
+    let length = into.length();
+    let region = regions.aim(length, Some(remote))?;
+    let target = into.target()?;
+    if let Some((block, _)) = &target
+        && !connection.regions.contains(block.id())
+    {
+        return Err(FabricError::NotRegistered { kind: KIND, block: block.id().get() });
+    }
+    let (posted, key) = (Posted { key, length }, region.map_or(0, |region| region.key));
+    Ok(Read { posted, range: *remote, key, destination: target.map(|(_, target)| target) })
 }
 
 /// The block of `local`, if the peer can map it and the domain knows it.

@@ -30,7 +30,7 @@ use super::{
     words,
 };
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TWSHM\0\0\x02");
+const MAGIC: u64 = u64::from_le_bytes(*b"TWSHM\0\0\x03");
 const MAGIC_AT: usize = 0;
 const SLEEP_AT: usize = 64;
 const CONSUMED_AT: usize = 128;
@@ -58,16 +58,20 @@ pub(super) enum Source {
     Block { index: u32, offset: u64 },
     /// There, and they stay there: the target may look at them under this lease.
     Lent { index: u32, offset: u64, length: u64, slot: u32, generation: u64 },
+    /// They are the target's own: it is asked for those of the remote range, and answers under this tag.
+    Asked { tag: u32 },
+    /// In the peer's block, for the read that was asked for under this tag.
+    Answer { tag: u32, index: u32, offset: u64, length: u64 },
 }
 
-/// One piece of a write, or a notification, as it travels.
+/// One piece of a write, a notification, a read or its answer, as it travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Descriptor {
     /// Only the last piece of a write has one.
     pub(super) immediate: Option<u32>,
     /// The next descriptor is a piece of the same logical write.
     pub(super) continues: bool,
-    /// Range and key; `None` for a bare notification.
+    /// Range and key; `None` for a bare notification, a loan and an answer.
     pub(super) remote: Option<(RemoteRange, u32)>,
     pub(super) source: Source,
 }
@@ -78,6 +82,10 @@ const IS_INLINE: u32 = 4;
 const IS_BLOCK: u32 = 8;
 const CONTINUES: u32 = 16;
 const IS_LENT: u32 = 32;
+const IS_ASKED: u32 = 64;
+const IS_ANSWER: u32 = 128;
+/// At most one of these is set; without any, there are no bytes.
+const SOURCES: u32 = IS_INLINE | IS_BLOCK | IS_LENT | IS_ASKED | IS_ANSWER;
 
 fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
@@ -118,6 +126,15 @@ impl Descriptor {
                 (region, length, lease_generation) = (slot, lent, generation);
                 (index, offset)
             }
+            Source::Asked { tag } => {
+                flags |= IS_ASKED;
+                (tag, 0)
+            }
+            Source::Answer { tag, index, offset, length: answered } => {
+                flags |= IS_ANSWER;
+                (region, length) = (tag, answered);
+                (index, offset)
+            }
         };
         let immediate = self.immediate.unwrap_or(0);
         [
@@ -143,7 +160,7 @@ impl Descriptor {
             offset,
             length,
         };
-        let source = match flags & (IS_INLINE | IS_BLOCK | IS_LENT) {
+        let source = match flags & SOURCES {
             0 if length == 0 => Source::Nothing,
             IS_INLINE if (1..=INLINE_BYTES as u64).contains(&length) => Source::Inline,
             IS_BLOCK if length > 0 => Source::Block { index: block, offset: source_offset },
@@ -154,9 +171,11 @@ impl Descriptor {
                 slot: range.region.0,
                 generation: lease_generation,
             },
+            IS_ASKED => Source::Asked { tag: block },
+            IS_ANSWER => Source::Answer { tag: range.region.0, index: block, offset: source_offset, length },
             _ => return Err(PeerViolation::Malformed),
         };
-        let known = HAS_IMMEDIATE | HAS_REMOTE | IS_INLINE | IS_BLOCK | CONTINUES | IS_LENT;
+        let known = HAS_IMMEDIATE | HAS_REMOTE | CONTINUES | SOURCES;
         let has_remote = flags & HAS_REMOTE != 0;
         let has_immediate = flags & HAS_IMMEDIATE != 0;
         let continues = flags & CONTINUES != 0;
@@ -164,6 +183,8 @@ impl Descriptor {
             Source::Nothing => true,
             Source::Inline | Source::Block { .. } => has_remote,
             Source::Lent { .. } => has_immediate && !has_remote,
+            Source::Asked { .. } => has_remote && !has_immediate && !continues,
+            Source::Answer { .. } => !has_remote && !has_immediate && !continues,
         };
         if flags & !known != 0 || !sound || (continues && has_immediate) {
             return Err(PeerViolation::Malformed);
@@ -176,9 +197,12 @@ impl Descriptor {
         })
     }
 
-    /// Bytes to be written.
+    /// Bytes to be written at the target.
     pub(super) fn length(&self) -> u64 {
-        self.remote.map_or(0, |(range, _)| range.length)
+        match self.source {
+            Source::Asked { .. } => 0,
+            _ => self.remote.map_or(0, |(range, _)| range.length),
+        }
     }
 }
 

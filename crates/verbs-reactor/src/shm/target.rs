@@ -1,6 +1,10 @@
 //! The target's half: executes the peer's writes as a NIC would.
 
-use std::{io, mem, os::fd::AsFd, sync::Arc};
+use std::{
+    io, mem,
+    os::fd::AsFd,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use memory::{
     Buf, RemoteTarget,
@@ -13,9 +17,12 @@ use super::{
     connection::Connection,
     ending::End,
     frame::Frame,
+    helper::{HelpedCopy, Shared},
     import::ImportedBlock,
     limits::{BATCH_DESCRIPTORS, BATCH_FRAMES, BLOCKS_MAX, CHUNK_BYTES},
     loan::{Loan, Release},
+    producer::Producer,
+    reads::Answer,
     ring::{Descriptor, Source},
     sys,
 };
@@ -45,6 +52,8 @@ pub(super) struct Target {
     blocks: Vec<ImportedBlock>,
     /// Set once: nothing is executed any more.
     over: bool,
+    /// Reads were asked for or answered since that was last looked at.
+    reads: bool,
 }
 
 #[derive(Debug)]
@@ -53,6 +62,17 @@ struct Execution {
     continues: bool,
     job: Option<Job>,
     length: u64,
+    /// It is no part of a write of the peer.
+    read: Option<Side>,
+}
+
+/// Whose read it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    /// The peer's, which gets an answer.
+    Peer,
+    /// Ours, whose answer this is.
+    Own,
 }
 
 /// What takes time.
@@ -80,6 +100,8 @@ struct Copy {
     reason: CopyReason,
     /// Bytes copied so far.
     done: usize,
+    /// What a second core helps with.
+    helped: Option<HelpedCopy>,
 }
 
 impl Target {
@@ -95,9 +117,13 @@ impl Target {
     }
 
     /// Executes descriptors for about [`CHUNK_BYTES`] of payload and returns their completions.
-    pub(super) fn run(&mut self, connection: &Connection) -> Result<Progress, End> {
+    pub(super) fn run(
+        &mut self,
+        connection: &Connection,
+        producer: &Mutex<Producer>,
+    ) -> Result<Progress, End> {
         let before = self.head;
-        let result = self.execute_batch(connection);
+        let result = self.execute_batch(connection, producer);
         if self.head != before {
             connection.own.set_cpu();
             connection.own.set_consumed(self.head);
@@ -107,6 +133,11 @@ impl Target {
             false if self.head != before => Ok(Progress::Worked),
             false => Ok(Progress::Idle),
         }
+    }
+
+    /// Whether reads were asked for or answered since the last call.
+    pub(super) fn take_reads(&mut self) -> bool {
+        mem::take(&mut self.reads)
     }
 
     /// Descriptors executed so far.
@@ -126,13 +157,13 @@ impl Target {
     }
 
     /// Whether there may be more to do at once.
-    fn execute_batch(&mut self, connection: &Connection) -> Result<bool, End> {
+    fn execute_batch(&mut self, connection: &Connection, producer: &Mutex<Producer>) -> Result<bool, End> {
         let mut budget = CHUNK_BYTES;
         for _ in 0..BATCH_DESCRIPTORS {
             let mut execution = match self.current.take() {
                 Some(execution) => execution,
                 None => match connection.peer.descriptor(self.head)? {
-                    Some(descriptor) => self.begin(connection, &descriptor)?,
+                    Some(descriptor) => self.begin(connection, producer, &descriptor)?,
                     None => return Ok(false),
                 },
             };
@@ -144,7 +175,7 @@ impl Target {
                     return Ok(true);
                 }
             }
-            self.finish(connection, &execution)?;
+            self.finish(connection, producer, &execution)?;
             if budget == 0 {
                 return Ok(true);
             }
@@ -153,13 +184,33 @@ impl Target {
     }
 
     /// The checks of a NIC, before anything is touched.
-    fn begin(&mut self, connection: &Connection, descriptor: &Descriptor) -> Result<Execution, End> {
+    fn begin(
+        &mut self,
+        connection: &Connection,
+        producer: &Mutex<Producer>,
+        descriptor: &Descriptor,
+    ) -> Result<Execution, End> {
         let mut execution = Execution {
             immediate: descriptor.immediate,
             continues: descriptor.continues,
             job: None,
             length: descriptor.length(),
+            read: None,
         };
+        match descriptor.source {
+            Source::Asked { tag } => {
+                answer(connection, producer, descriptor, tag)?;
+                execution.read = Some(Side::Peer);
+                return Ok(execution);
+            }
+            Source::Answer { tag, index, offset, length } => {
+                let destination = lock(producer).reads().expected(tag, length)?;
+                execution.read = Some(Side::Own);
+                execution.job = self.copy_of(connection, destination, index, offset, length)?.map(Job::Copy);
+                return Ok(execution);
+            }
+            _ => {}
+        }
         if let Source::Lent { index, offset, length, slot, generation } = descriptor.source {
             if !self.block(connection, index)?.covers(offset, length) {
                 return Err(PeerViolation::OutOfBounds.into());
@@ -175,16 +226,48 @@ impl Target {
             Purpose::Payload => CopyReason::ShmPayload,
             Purpose::Messages => CopyReason::ShmMessage,
         };
-        if let Source::Block { index, offset } = descriptor.source {
-            let block = self.block(connection, index)?;
-            if !block.covers(offset, range.length) {
-                return Err(PeerViolation::OutOfBounds.into());
+        execution.job = match descriptor.source {
+            Source::Block { index, offset } => {
+                Some(Job::Copy(self.copy_out_of(connection, (index, offset), destination, reason)?))
             }
-        }
-        if descriptor.source != Source::Nothing {
-            execution.job = Some(Job::Copy(Copy { source: descriptor.source, destination, reason, done: 0 }));
-        }
+            Source::Nothing => None,
+            source => Some(Job::Copy(Copy { source, destination, reason, done: 0, helped: None })),
+        };
         Ok(execution)
+    }
+
+    /// The copy of `length` bytes of the peer's that it answers a read with; `None` if there are none.
+    fn copy_of(
+        &mut self,
+        connection: &Connection,
+        destination: Option<RemoteTarget>,
+        index: u32,
+        offset: u64,
+        length: u64,
+    ) -> Result<Option<Copy>, End> {
+        let Some(destination) = destination.filter(|_| length > 0) else { return Ok(None) };
+        self.copy_out_of(connection, (index, offset), destination, CopyReason::ShmRead).map(Some)
+    }
+
+    /// The copy that fills `destination` from `offset` of the peer's block `index` on.
+    fn copy_out_of(
+        &mut self,
+        connection: &Connection,
+        (index, offset): (u32, u64),
+        destination: RemoteTarget,
+        reason: CopyReason,
+    ) -> Result<Copy, End> {
+        let block = self.block(connection, index)?;
+        if !block.covers(offset, destination.length() as u64) {
+            return Err(PeerViolation::OutOfBounds.into());
+        }
+        // The first copy out of a block is made alone: it keeps the book of what is resident.
+        let helped = block.is_resident(offset, destination.length()).then(|| {
+            // `covers` has shown that the offset fits the address space.
+            HelpedCopy::begin(block.mapping(), offset as usize, &destination, reason)
+        });
+        let source = Source::Block { index, offset };
+        Ok(Copy { source, destination, reason, done: 0, helped: helped.flatten() })
     }
 
     /// The peer's block of this number. It was sent before the descriptor that names it, so if it is not here
@@ -203,6 +286,11 @@ impl Target {
         limit: usize,
     ) -> Result<(usize, bool), End> {
         match job {
+            Job::Copy(Copy { helped: Some(helped), .. }) => match helped.step()? {
+                Shared::Copied(bytes) => Ok((bytes, false)),
+                Shared::HelperIsAtIt => Ok((0, false)),
+                Shared::Done => Ok((0, true)),
+            },
             Job::Copy(copy) => {
                 let bytes = self.copy(connection, copy, limit)?;
                 Ok((bytes, copy.done >= copy.destination.length()))
@@ -227,7 +315,7 @@ impl Target {
                 let resident = resident.map_err(|error| End::device("reading a block of the peer", error))?;
                 resident.ok_or(PeerViolation::OutOfBounds)?
             }
-            Source::Nothing | Source::Lent { .. } => return Ok(0),
+            _ => return Ok(0),
         };
         let access = copy.destination.access(copy.done, length).map_err(|_| PeerViolation::NotGranted)?;
         // SAFETY: `source` is readable for `length` bytes: `resident` and the slot's layout promise it. `access`
@@ -239,13 +327,27 @@ impl Target {
     }
 
     /// Tells the user, if the bytes were the peer's to send until now, and moves on.
-    fn finish(&mut self, connection: &Connection, execution: &Execution) -> Result<(), End> {
+    fn finish(
+        &mut self,
+        connection: &Connection,
+        producer: &Mutex<Producer>,
+        execution: &Execution,
+    ) -> Result<(), End> {
         let closed = connection.peer.closed();
         if closed != 0 {
             return Err(End::told_by_peer(closed, connection.peer_receive_depth));
         }
         if let (Some(Job::View(view)), Some(immediate)) = (&execution.job, execution.immediate) {
             return self.hand_over(connection, view, Immediate(immediate));
+        }
+        if let Some(side) = execution.read {
+            let read = (side == Side::Own).then(|| lock(producer).reads().answered()).flatten();
+            if let Some(read) = read {
+                connection.core.complete(read.key, read.length, Ok(()));
+            }
+            self.reads = true;
+            self.head += 1;
+            return Ok(());
         }
         connection.core.count_received(execution.length);
         self.landed = self.landed.saturating_add(execution.length);
@@ -303,6 +405,27 @@ impl Target {
         self.blocks.push(ImportedBlock::new(fd.as_fd(), length)?);
         Ok(true)
     }
+}
+
+fn lock(producer: &Mutex<Producer>) -> MutexGuard<'_, Producer> {
+    producer.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Checks a read of the peer as a NIC does, which asks nothing of a read of no bytes, and has it answered.
+fn answer(
+    connection: &Connection,
+    producer: &Mutex<Producer>,
+    descriptor: &Descriptor,
+    tag: u32,
+) -> Result<(), End> {
+    let (range, key) = descriptor.remote.ok_or(PeerViolation::Malformed)?;
+    lock(producer).may_answer(connection)?;
+    let bytes = match range.length {
+        0 => Buf::empty(),
+        _ => connection.regions.read_source(&range, key)?,
+    };
+    lock(producer).answer(Answer { tag, bytes });
+    Ok(())
 }
 
 fn release(connection: &Connection, slot: u32, generation: u64) -> Release {

@@ -8,7 +8,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, TryLockError,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicU8, AtomicU64, Ordering},
     },
 };
 
@@ -16,6 +16,7 @@ use futures::task::AtomicWaker;
 use tokio::{io::unix::AsyncFd, net::TcpStream};
 
 use super::{
+    closing::Closing,
     driver::Driver,
     frame::{Ending, Key},
     outgoing::{Outgoing, Part},
@@ -25,7 +26,7 @@ use super::{
     socket::Socket,
 };
 use crate::{
-    Capabilities, FabricError, FabricKind, Link, LossCause, Piece, QueuePair, QueuePairConfig, QueuePairCore,
+    Capabilities, FabricError, FabricKind, Link, Piece, QueuePair, QueuePairConfig, QueuePairCore,
     ReadDestination, RegionGeneration, RegionId, RegionTable, RemoteRange, Runtime, SlotKey, WorkRequest,
     wait::Spinner,
 };
@@ -42,8 +43,7 @@ pub(super) struct TcpLink {
     sender: Sender,
     reads: Reads,
     receiver: Mutex<Receiver>,
-    /// This side wants to close.
-    closing: AtomicBool,
+    closing: Closing,
     /// An [`EndState`].
     end: AtomicU8,
     /// [`Receiver::finds`] as of the latest turn.
@@ -97,7 +97,7 @@ impl TcpLink {
             sender: Sender::new(config.send_depth),
             reads: Reads::default(),
             receiver: Mutex::new(Receiver::new()),
-            closing: AtomicBool::new(false),
+            closing: Closing::default(),
             end: AtomicU8::new(EndState::Open as u8),
             finds: AtomicU64::new(0),
             driver: AtomicWaker::new(),
@@ -137,7 +137,7 @@ impl TcpLink {
     /// Something must be settled that no readiness of the socket announces.
     pub(super) fn wants_settling(&self) -> bool {
         let open = self.end_state() == EndState::Open;
-        open && (self.closing.load(Ordering::Acquire) || self.sender.state() == Sent::Broken)
+        open && (self.closing.is_wished() || self.sender.state() == Sent::Broken)
     }
 
     pub(super) fn sending(&self) -> Sent {
@@ -223,15 +223,13 @@ impl TcpLink {
         let mut receiver = match self.receiver.try_lock() {
             Ok(receiver) => receiver,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // It sees the wish to close at its next step, or the next one who awaits does.
-            Err(TryLockError::WouldBlock) => return self.closing.store(true, Ordering::Release),
+            // It sees this at its next step, or the next one who awaits does.
+            Err(TryLockError::WouldBlock) => return self.closing.driver_gone(),
         };
         let stopped = receiver.stop();
         drop(receiver);
         if stopped {
-            let detail = "the runtime that drove the connection has shut down".to_owned();
-            let (kind, cause) = (FabricKind::Tcp, LossCause::DeviceLost);
-            self.end(End::silent(FabricError::PeerLost { kind, cause, detail }));
+            self.end(Closing::abandoned());
         }
     }
 }
@@ -281,7 +279,7 @@ impl Link for TcpLink {
     }
 
     fn start_close(&self) {
-        self.closing.store(true, Ordering::Release);
+        self.closing.by_user();
         if self.receive() == Progress::Busy {
             self.driver.wake();
         }

@@ -15,6 +15,7 @@
 //! | `reads` | one-sided reads of this side, a few parts at a time |
 //! | `receiver` | frames in, checked and landed |
 //! | `link` | one connection: both halves, and how it ends |
+//! | `closing` | the wish to end a connection |
 //! | `driver` | the background task of one connection |
 //! | `socket` | the system calls |
 //!
@@ -47,6 +48,7 @@
 //! kind 7, carries that number, `length` and `rest`, and payload as a write does. Reads are answered in their order,
 //! between logical writes. At most 16 may be unanswered, which bounds what the target holds for its peer.
 
+mod closing;
 mod driver;
 mod fabric;
 mod frame;

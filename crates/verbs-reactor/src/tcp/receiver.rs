@@ -1,13 +1,11 @@
 //! Frames in: checked as a NIC checks, and landed by the kernel in the granted memory.
 
-use std::{
-    io,
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::io;
 
 use memory::{Buf, RemoteTarget};
 
 use super::{
+    closing::Closing,
     frame::{AnswerFrame, Ending, Frame, HEADER_BYTES, Header, ReadFrame, Refusal, WriteFrame},
     outgoing::Outgoing,
     reads::{Expected, Reads},
@@ -86,8 +84,7 @@ pub(super) struct Ground<'link> {
     pub(super) core: &'link QueuePairCore,
     pub(super) sender: &'link Sender,
     pub(super) reads: &'link Reads,
-    /// This side wants to close.
-    pub(super) closing: &'link AtomicBool,
+    pub(super) closing: &'link Closing,
 }
 
 /// The receiving half of a connection. Whoever holds it is the only one who lets the peer's bytes in.
@@ -220,7 +217,9 @@ impl Receiver {
                 Err(ending) => {
                     self.finds = self.finds.wrapping_add(1);
                     self.stop();
-                    return Received::Ended(ending);
+                    // A driver that goes shuts the socket down after it has said so: that is the reason, not what
+                    // the socket gives from then on.
+                    return Received::Ended(ground.closing.end_without_driver().unwrap_or(ending));
                 }
             }
         }
@@ -229,8 +228,8 @@ impl Receiver {
 
     /// One system call, and what follows from it.
     fn step(&mut self, ground: Ground<'_>, limit: usize) -> Result<Step, End> {
-        if ground.closing.load(Ordering::Acquire) {
-            return Err(End::closed());
+        if let Some(end) = ground.closing.end() {
+            return Err(end);
         }
         let in_body = self.landing.as_ref().is_some_and(|landing| landing.frame_left() > 0);
         let step = if in_body { self.read_body(ground, limit)? } else { self.read_header(ground)? };

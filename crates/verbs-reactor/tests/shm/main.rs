@@ -12,6 +12,7 @@ mod hostile;
 mod loans;
 mod pieces;
 mod processes;
+mod reads;
 mod stopped;
 
 use std::sync::Arc;

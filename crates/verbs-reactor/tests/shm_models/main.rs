@@ -9,6 +9,8 @@ mod sync {
     pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
 }
 
+#[path = "../../src/shm/chunks.rs"]
+mod chunks;
 #[path = "../../src/shm/words.rs"]
 mod words;
 
@@ -207,5 +209,73 @@ fn bytes_of_a_closed_connection_are_never_delivered() {
         byte.store(2, Ordering::Relaxed); // The source has a new owner.
         let delivered = target.join().unwrap();
         assert!(delivered.is_none_or(|byte| byte == 1), "torn");
+    });
+}
+
+/// A payload of chunks that are plain memory to loom: it finds any that two threads touch without order.
+struct Payload {
+    chunks: chunks::Chunks,
+    bytes: [UnsafeCell<u32>; 3],
+}
+
+impl Payload {
+    fn copy(&self, chunk: u32) {
+        // SAFETY: what is to be shown, and loom tells if it does not hold.
+        self.bytes[chunk as usize].with_mut(|bytes| unsafe { *bytes += 1 });
+    }
+
+    fn help(&self) {
+        while let Some(chunk) = self.chunks.take_back() {
+            self.copy(chunk);
+            self.chunks.helped();
+        }
+    }
+}
+
+#[test]
+fn a_helped_copy_copies_each_chunk_once_and_is_over_when_the_helper_has_left() {
+    model(|| {
+        let bytes = [0; 3].map(UnsafeCell::new);
+        let payload = Arc::new(Payload { chunks: chunks::Chunks::new(3), bytes });
+        let helper = {
+            let payload = payload.clone();
+            thread::spawn(move || payload.help())
+        };
+        while let Some(chunk) = payload.chunks.take_front() {
+            payload.copy(chunk);
+        }
+        while !payload.chunks.all_left() {
+            thread::yield_now();
+        }
+        for bytes in &payload.bytes {
+            // SAFETY: as above.
+            assert_eq!(bytes.with(|bytes| unsafe { *bytes }), 1);
+        }
+        helper.join().unwrap();
+    });
+}
+
+#[test]
+fn after_a_stop_the_helper_leaves_what_it_has_and_touches_nothing_more() {
+    model(|| {
+        let bytes = [0; 3].map(UnsafeCell::new);
+        let payload = Arc::new(Payload { chunks: chunks::Chunks::new(3), bytes });
+        let helper = {
+            let payload = payload.clone();
+            thread::spawn(move || payload.help())
+        };
+        payload.chunks.stop();
+        while !payload.chunks.all_left() {
+            thread::yield_now();
+        }
+        for bytes in &payload.bytes {
+            // SAFETY: as above: the memory is someone else's from here on.
+            bytes.with_mut(|bytes| unsafe { *bytes = 7 });
+        }
+        helper.join().unwrap();
+        for bytes in &payload.bytes {
+            // SAFETY: as above.
+            assert_eq!(bytes.with(|bytes| unsafe { *bytes }), 7);
+        }
     });
 }

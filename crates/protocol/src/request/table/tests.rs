@@ -5,6 +5,11 @@ use proptest::prelude::*;
 use super::{super::stash::Content, *};
 use crate::{Code, DataType, Shape};
 
+fn agreed(requests_max: u32) -> Agreed {
+    let parameters = crate::Parameters { requests_max, ..crate::Parameters::default() };
+    Agreed::of(&parameters, &parameters)
+}
+
 fn metadata(length: u64) -> Metadata {
     Metadata::new(DataType::U8, Shape::new([length]).unwrap()).unwrap()
 }
@@ -15,7 +20,7 @@ fn status() -> Status {
 
 #[test]
 fn s12_a_slot_goes_through_all_generations_and_starts_over() {
-    let mut requests: Requests<u32> = Requests::new(2);
+    let mut requests: Requests<u32> = Requests::new(agreed(2));
     let first = requests.open(None).unwrap();
     let other = requests.open(None).unwrap();
     assert_eq!(requests.open(None), None);
@@ -34,14 +39,14 @@ fn s12_a_slot_goes_through_all_generations_and_starts_over() {
 
 #[test]
 fn arrivals_for_an_earlier_generation_are_ignored() {
-    let mut requests: Requests<u32> = Requests::new(1);
+    let mut requests: Requests<u32> = Requests::new(agreed(1));
     let old = requests.open(None).unwrap();
     requests.release(old);
     let new = requests.open(None).unwrap();
     assert_ne!(old, new);
     requests.asked(new, Arc::default(), false);
     assert!(requests.content(old, 0, 0).unwrap().is_ignored);
-    assert!(requests.meta_data_response(old, metadata(1), None).unwrap().is_ignored);
+    assert!(requests.meta_data_response(old, metadata(1), None, None).unwrap().is_ignored);
     assert!(requests.error_status(old, status()).unwrap().is_ignored);
     assert!(requests.cancel_ack(old).unwrap().is_ignored);
     assert!(!requests.error_status(new, status()).unwrap().is_ignored);
@@ -160,7 +165,7 @@ fn apply(requests: &mut Requests<u32>, model: &mut Model, op: &Op, index: Reques
         }
         Op::Content(length) => return model.answered(index, requests.content(index, 0, length)),
         Op::MetaDataResponse(length) => {
-            let result = requests.meta_data_response(index, metadata(length), None);
+            let result = requests.meta_data_response(index, metadata(length), None, None);
             return model.answered(index, result);
         }
         Op::ErrorStatus => return model.answered(index, requests.error_status(index, status())),
@@ -191,7 +196,7 @@ proptest! {
     fn s1_memory_comes_out_once_and_never_while_the_peer_can_write_it(
         capacity in 1u32..4, ops in proptest::collection::vec((op(), 0usize..5), 0..80),
     ) {
-        let mut requests = Requests::new(capacity);
+        let mut requests = Requests::new(agreed(capacity));
         let mut model = Model::default();
         for (op, which) in &ops {
             let unknown = RequestIndex(0xFFFF_FFEF);

@@ -31,7 +31,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn destination() -> Option<Destination> {
-    Some(Destination { region: 0, generation: 0, offset: 0, capacity: 8 })
+    Some(Destination { region: 0, generation: 0, offset: 0, capacity: 8, result: None })
 }
 
 proptest! {

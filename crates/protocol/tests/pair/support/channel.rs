@@ -10,7 +10,8 @@ use std::{
 
 use protocol::{
     ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, ChannelError, Depths, Destination, LentEnd,
-    MESSAGE_IMMEDIATE, Message, Mode, Parameters, RecordSlot, RingSpan, WireError,
+    MESSAGE_IMMEDIATE, Message, Mode, Parameters, RecordSlot, RingSpan, Status, WireError,
+    limits::RESULT_BYTES,
     names::NameTable,
     wire::record::{Control, Record, decode_record},
 };
@@ -28,7 +29,10 @@ struct Write {
     ring: Vec<(u32, Vec<u8>)>,
     record: Option<(RecordSlot, Vec<u8>)>,
     content: Option<(Destination, Vec<u8>)>,
+    result: Option<[u8; RESULT_BYTES]>,
     loan: Option<Vec<u8>>,
+    /// A message with a content.
+    is_eager: bool,
     immediate: u32,
     length: u64,
     /// Send-queue entries it takes.
@@ -99,6 +103,7 @@ struct State {
     /// Messages that took two writes.
     wrapped: u64,
     is_cut: bool,
+    flip: Option<Flip>,
 }
 
 impl State {
@@ -106,6 +111,46 @@ impl State {
         match side {
             Side::A => &mut self.a,
             Side::B => &mut self.b,
+        }
+    }
+}
+
+/// What changes on the way, once: this bit of the next content, result slot, loan, or message with a content. In a
+/// message, bits count from its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flip {
+    Content(usize),
+    Result(usize),
+    Loan(usize),
+    Message(usize),
+}
+
+fn flip_bit(bytes: &mut [u8], bit: usize) {
+    bytes[bit / 8] ^= 1 << (bit % 8);
+}
+
+impl Flip {
+    /// Whether `write` had what it changes.
+    fn change(self, write: &mut Write) -> bool {
+        match self {
+            Self::Content(bit) => write.content.as_mut().is_some_and(|(_, bytes)| {
+                flip_bit(bytes, bit);
+                true
+            }),
+            Self::Result(bit) => write.result.as_mut().is_some_and(|result| {
+                flip_bit(result, bit);
+                true
+            }),
+            Self::Loan(bit) => write.loan.as_mut().is_some_and(|bytes| {
+                flip_bit(bytes, bit);
+                true
+            }),
+            Self::Message(bit) if write.is_eager => {
+                let mut bytes = write.ring.iter_mut().rev().flat_map(|(_, part)| part.iter_mut().rev());
+                *bytes.nth(bit / 8).unwrap() ^= 1 << (bit % 8);
+                true
+            }
+            Self::Message(_) => false,
         }
     }
 }
@@ -135,12 +180,23 @@ impl Wire {
             arrivals_seen: 0,
         };
         let (left, right) = (end(&a.0, &b.0, a.1), end(&b.0, &a.0, b.1));
-        let state = State { a: left, b: right, now: 0, trace: Vec::new(), wrapped: 0, is_cut: false };
+        let state =
+            State { a: left, b: right, now: 0, trace: Vec::new(), wrapped: 0, is_cut: false, flip: None };
         Self(Arc::new(Mutex::new(state)))
     }
 
     pub(crate) fn channel(&self, side: Side) -> TestChannel {
         TestChannel { side, wire: self.clone() }
+    }
+
+    /// Something changes on its way.
+    pub(crate) fn flip(&self, flip: Flip) {
+        self.0.lock().unwrap().flip = Some(flip);
+    }
+
+    /// Whether that has not happened yet.
+    pub(crate) fn has_flip(&self) -> bool {
+        self.0.lock().unwrap().flip.is_some()
     }
 
     /// What was posted by whom, in order.
@@ -195,7 +251,10 @@ impl Wire {
     /// The oldest write of `side` lands at the other end.
     pub(crate) fn land(&self, side: Side) {
         let mut state = self.0.lock().unwrap();
-        let Some(write) = state.end(side).posted.pop_front() else { return };
+        let Some(mut write) = state.end(side).posted.pop_front() else { return };
+        if state.flip.is_some_and(|flip| flip.change(&mut write)) {
+            state.flip = None;
+        }
         state.now += 1;
         let now = state.now;
         let target = state.end(side.other());
@@ -209,7 +268,7 @@ impl Wire {
             target.slots[slot as usize] = bytes;
         }
         if let Some((destination, bytes)) = write.content {
-            target.memory.write(destination, &bytes);
+            target.memory.write(destination, &bytes, write.result);
         }
         let Write { immediate, length, posted_at, loan, .. } = write;
         target.arrivals.push_back(Arrival { immediate, length, ring_bytes, loan, posted_at });
@@ -297,13 +356,19 @@ fn notification(immediate: u32) -> Write {
         ring: Vec::new(),
         record: None,
         content: None,
+        result: None,
         loan: None,
+        is_eager: false,
         immediate,
         length: 0,
         entries: 1,
         posted_at: 0,
         done: Completion::default(),
     }
+}
+
+fn is_eager(record: &Record) -> bool {
+    matches!(record, Record::Message(Message::MetaDataResponse(response)) if response.content.is_some())
 }
 
 fn name(record: &Record) -> &'static str {
@@ -359,16 +424,16 @@ impl Channel for TestChannel {
         }
         let entries = ring.len() as u32;
         let length = ring.last().map_or(0, |(_, part)| part.len() as u64);
-        let message = {
+        let (message, is_eager) = {
             let mut state = self.wire.0.lock().unwrap();
             let end = state.end(self.side);
             match decode_record(end.mode, bytes, &mut end.names) {
-                Ok((_, message)) => name(&message),
-                Err(WireError::UnknownName(_)) => "forged",
+                Ok((_, record)) => (name(&record), is_eager(&record)),
+                Err(WireError::UnknownName(_)) => ("forged", false),
                 Err(error) => panic!("an own message cannot be decoded: {error}"),
             }
         };
-        let write = Write { ring, length, entries, ..notification(MESSAGE_IMMEDIATE) };
+        let write = Write { ring, length, entries, is_eager, ..notification(MESSAGE_IMMEDIATE) };
         self.wire.post(self.side, message, write)
     }
 
@@ -390,12 +455,26 @@ impl Channel for TestChannel {
         bytes: Option<Vec<u8>>,
         destination: Option<Destination>,
         immediate: u32,
+        result: Option<[u8; RESULT_BYTES]>,
     ) -> Self::Write {
         assert_eq!(bytes.is_some(), destination.is_some(), "bytes without a destination, or the reverse");
         let content = destination.zip(bytes);
-        let length = content.as_ref().map_or(0, |(_, bytes)| bytes.len() as u64);
-        let write = Write { content, length, ..notification(immediate) };
+        let written = content.as_ref().map_or(0, |(_, bytes)| bytes.len());
+        let length = (written + result.map_or(0, |result| result.len())) as u64;
+        let write = Write { content, result, length, ..notification(immediate) };
         self.write("content", write)
+    }
+
+    fn settle(lent: Lent) -> Result<Lent, Status> {
+        Ok(lent.copied())
+    }
+
+    fn content(lent: &Lent) -> &[u8] {
+        lent.content()
+    }
+
+    fn result(lent: &Lent) -> Option<[u8; RESULT_BYTES]> {
+        lent.result()
     }
 
     fn can_lend(&self, _: &Vec<u8>) -> bool {
@@ -435,7 +514,7 @@ impl Channel for TestChannel {
         }
         end.rings.push(vec![0; ring_bytes as usize]);
         let region = end.rings.len() as u32 - 1;
-        Some(Destination { region, generation: 0, offset: 0, capacity: ring_bytes.into() })
+        Some(Destination { region, generation: 0, offset: 0, capacity: ring_bytes.into(), result: None })
     }
 
     fn own_ring_moved(&self) {

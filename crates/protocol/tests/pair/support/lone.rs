@@ -38,12 +38,12 @@ pub(crate) struct Lone {
 
 impl Lone {
     pub(crate) fn new(parameters: Parameters) -> Self {
-        let memory = Memory::new(64);
+        let agreed = Agreed::of(&parameters, &parameters);
+        let memory = Memory::with_results(64, agreed.has_result_slots());
         let wire = Wire::new((parameters, memory.clone()), (parameters, Memory::new(0)));
         let connection = Connection::new(wire.channel(Side::A), parameters, parameters);
         let mut tasks = Tasks::default();
         tasks.spawn(connection.clone().housekeeping());
-        let agreed = Agreed::of(&parameters, &parameters);
         let ring_bytes = parameters.first_ring_bytes();
         Self {
             connection,
@@ -66,7 +66,8 @@ impl Lone {
         let handle = self.receive(super::STEP, key);
         let (index, metadata) = (RequestIndex(0), metadata.clone());
         let length = metadata.byte_length;
-        let response = MetaDataResponse { index, metadata, content: None, loan_follows: false };
+        let response =
+            MetaDataResponse { index, metadata, content: None, loan_follows: false, checksum: None };
         assert_eq!(self.message(&Message::MetaDataResponse(response)), Ok(None));
         assert_eq!(self.immediate(0, length), Ok(()));
         super::pair::settled(&handle).unwrap();

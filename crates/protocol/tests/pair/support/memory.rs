@@ -7,7 +7,10 @@ use std::{
     task::{Poll, Waker},
 };
 
-use protocol::{Allocator, Code, Destination, LentEnd, Metadata, Status};
+use protocol::{Allocator, Code, Destination, LentEnd, Metadata, ResultSlot, Status, limits::RESULT_BYTES};
+
+/// A result slot that was not written.
+const UNWRITTEN: [u8; RESULT_BYTES] = [0xDD; RESULT_BYTES];
 
 /// Lent memory. Must be given back, or is a leak.
 #[derive(Debug)]
@@ -16,6 +19,8 @@ pub(crate) struct Lent {
     lease: u32,
     memory: Memory,
     is_settled: bool,
+    /// What was validated.
+    copy: (Vec<u8>, Option<[u8; RESULT_BYTES]>),
 }
 
 impl Drop for Lent {
@@ -27,6 +32,25 @@ impl Drop for Lent {
 }
 
 impl Lent {
+    /// With a copy of what has landed, which is what is validated.
+    pub(crate) fn copied(mut self) -> Self {
+        {
+            let state = self.memory.0.lock().unwrap();
+            let block = &state.blocks[self.block];
+            let result = (state.has_results && !block.is_view).then_some(block.result);
+            self.copy = (block.bytes.clone(), result);
+        }
+        self
+    }
+
+    pub(crate) fn content(&self) -> &[u8] {
+        &self.copy.0
+    }
+
+    pub(crate) fn result(&self) -> Option<[u8; RESULT_BYTES]> {
+        self.copy.1
+    }
+
     /// The first `length` of its bytes, for a receive that is done.
     pub(crate) fn finish(self, length: usize) -> Vec<u8> {
         let mut bytes = self.memory.0.lock().unwrap().blocks[self.block].bytes.clone();
@@ -55,6 +79,8 @@ struct Block {
     /// The peer's memory, viewed here.
     is_view: bool,
     bytes: Vec<u8>,
+    /// Its result slot.
+    result: [u8; RESULT_BYTES],
 }
 
 #[derive(Debug, Default)]
@@ -69,6 +95,7 @@ struct State {
     drained: u64,
     refusal: Option<Status>,
     is_stuck: bool,
+    has_results: bool,
 }
 
 impl State {
@@ -86,6 +113,13 @@ impl Memory {
     pub(crate) fn new(capacity: usize) -> Self {
         let memory = Self::default();
         memory.0.lock().unwrap().capacity = capacity;
+        memory
+    }
+
+    /// Its destinations have result slots, or not.
+    pub(crate) fn with_results(capacity: usize, has_results: bool) -> Self {
+        let memory = Self::new(capacity);
+        memory.0.lock().unwrap().has_results = has_results;
         memory
     }
 
@@ -110,7 +144,7 @@ impl Memory {
     }
 
     /// A write of the peer lands. Memory without blocks is a script's, which takes anything.
-    pub(crate) fn write(&self, destination: Destination, bytes: &[u8]) {
+    pub(crate) fn write(&self, destination: Destination, bytes: &[u8], result: Option<[u8; RESULT_BYTES]>) {
         let mut state = self.0.lock().unwrap();
         if state.capacity == 0 {
             return;
@@ -120,13 +154,18 @@ impl Memory {
         assert_eq!(block.lease, destination.generation, "S1: a write landed in memory that was lent again");
         assert!(bytes.len() as u64 <= destination.capacity);
         block.bytes[..bytes.len()].copy_from_slice(bytes);
+        assert_eq!(result.is_some(), destination.result.is_some(), "a slot without a result, or the reverse");
+        if let Some(result) = result {
+            block.result = result;
+        }
     }
 
     /// A view of bytes of the peer.
     pub(crate) fn view(&self, bytes: Vec<u8>) -> Lent {
         let mut state = self.0.lock().unwrap();
-        state.blocks.push(Block { lease: 1, is_lent: true, is_view: true, bytes });
-        Lent { block: state.blocks.len() - 1, lease: 1, memory: self.clone(), is_settled: false }
+        state.blocks.push(Block { lease: 1, is_lent: true, is_view: true, bytes, result: UNWRITTEN });
+        let copy = (Vec::new(), None);
+        Lent { block: state.blocks.len() - 1, lease: 1, memory: self.clone(), is_settled: false, copy }
     }
 
     /// Views that are held.
@@ -178,7 +217,13 @@ impl Memory {
         let block = match state.free.pop() {
             Some(block) => block,
             None if state.own() < state.capacity => {
-                state.blocks.push(Block { lease: 0, is_lent: false, is_view: false, bytes: Vec::new() });
+                state.blocks.push(Block {
+                    lease: 0,
+                    is_lent: false,
+                    is_view: false,
+                    bytes: Vec::new(),
+                    result: UNWRITTEN,
+                });
                 state.blocks.len() - 1
             }
             None => return None,
@@ -187,10 +232,14 @@ impl Memory {
         entry.lease += 1;
         entry.is_lent = true;
         entry.bytes = vec![0xDD; metadata.byte_length as usize];
+        entry.result = UNWRITTEN;
         let lease = entry.lease;
         let capacity = metadata.byte_length;
-        let destination = Destination { region: 1, generation: lease, offset: block as u64, capacity };
-        Some((Lent { block, lease, memory: self.clone(), is_settled: false }, destination))
+        let offset = block as u64;
+        let result = state.has_results.then_some(ResultSlot { region: 2, generation: lease, offset });
+        let destination = Destination { region: 1, generation: lease, offset, capacity, result };
+        let copy = (Vec::new(), None);
+        Some((Lent { block, lease, memory: self.clone(), is_settled: false, copy }, destination))
     }
 }
 

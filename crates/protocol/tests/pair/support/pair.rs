@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use protocol::{
-    Connection, Counters, Mode, Parameters, PeerMisbehaved, Received, Scope, Sharing, TensorRequest,
-    TransferError,
+    Agreed, Connection, Counters, Mode, Parameters, PeerMisbehaved, Received, Scope, Sharing, TensorRequest,
+    TransferError, Validation,
 };
 
 use super::{
@@ -57,6 +57,7 @@ pub(crate) fn small() -> Parameters {
         contents_max: 2,
         names_max: 4,
         eager_bytes_max: 0,
+        validation: Validation::Off,
     }
 }
 
@@ -70,7 +71,9 @@ impl Pair {
     }
 
     pub(crate) fn with(a: Parameters, b: Parameters, blocks: usize) -> Self {
-        let memories = (Memory::new(blocks), Memory::new(blocks));
+        let has_results = Agreed::of(&a, &b).has_result_slots();
+        let memory = || Memory::with_results(blocks, has_results);
+        let memories = (memory(), memory());
         let wire = Wire::new((a, memories.0.clone()), (b, memories.1.clone()));
         let mut tasks = Tasks::default();
         let mut end = |side, local, peer, memory| {

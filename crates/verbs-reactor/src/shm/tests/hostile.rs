@@ -305,7 +305,7 @@ fn closing_between_the_copy_and_the_delivery_delivers_nothing() {
         assert_eq!(before, 0);
         rig.page.set_closed(1);
         let mut target = super::super::target::Target::default();
-        let end = target.run(rig.link.connection()).unwrap_err();
+        let end = target.run(rig.link.connection(), &std::sync::Mutex::default()).unwrap_err();
         assert!(matches!(end.error, FabricError::PeerLost { .. }));
         assert_eq!(rig.victim.stats().arrivals, 0);
         drop(granted);
@@ -329,7 +329,7 @@ fn mischief() -> impl Strategy<Value = Mischief> {
     let word = prop_oneof![any::<u64>(), 0_u64..20, Just(u64::MAX)];
     prop_oneof![
         1 => (0_usize..(4096 + 8 * 128) / 8, word).prop_map(|(at, word)| Mischief::Word(at * 8, word)),
-        4 => (any::<Option<u32>>(), 0_u64..10_000, 0_u64..10_000, 0_u8..4)
+        4 => (any::<Option<u32>>(), 0_u64..10_000, 0_u64..10_000, 0_u8..6)
             .prop_map(|(immediate, offset, length, kind)| Mischief::Descriptor(immediate, offset, length, kind)),
         2 => Just(Mischief::Block),
         1 => proptest::collection::vec(any::<u8>(), 0..64).prop_map(Mischief::Bytes),
@@ -343,10 +343,13 @@ fn commit(rig: &mut Rig, blocks: &mut u32, range: RemoteRange, key: u32, step: M
             let source = match kind {
                 0 => Source::Inline,
                 1 => Source::Nothing,
-                _ => Source::Block { index: u32::from(kind - 2), offset: offset % 4096 },
+                2 => Source::Asked { tag: length as u32 },
+                3 => Source::Answer { tag: 0, index: 0, offset: offset % 4096, length },
+                _ => Source::Block { index: u32::from(kind - 4), offset: offset % 4096 },
             };
             let range = RemoteRange { offset: range.offset.wrapping_add(offset), length, ..range };
-            rig.publish(&Descriptor { immediate, continues: false, remote: Some((range, key)), source });
+            let remote = (!matches!(source, Source::Answer { .. })).then_some((range, key));
+            rig.publish(&Descriptor { immediate, continues: false, remote, source });
         }
         Mischief::Block => {
             rig.send_block(*blocks, 8192);

@@ -1,9 +1,11 @@
 //! Tests that need to see inside: layouts, imports, and neighbours that break every rule they can.
 
 mod driving;
+mod helping;
 mod hostile;
 mod lending;
 mod parts;
+mod reading;
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -31,7 +33,7 @@ use super::{
 
 /// Leases that the attacker may hold.
 const LEASES: u32 = 4;
-const CAPABILITIES: Capabilities = Capabilities { lend: true, ..Capabilities::WRITES };
+const CAPABILITIES: Capabilities = Capabilities { read: true, lend: true, ..Capabilities::WRITES };
 const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 8, receive_depth: 8 };
 
 /// A real end, and in place of its peer the bare pages and socket that a hostile process would hold. Nothing

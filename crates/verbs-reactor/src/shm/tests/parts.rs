@@ -50,16 +50,26 @@ fn descriptors() -> impl Strategy<Value = Descriptor> {
         (Some((range, key)), Source::Nothing)
     });
     let payload = prop_oneof![inline, block, empty, Just((None, Source::Nothing))];
+    let asked = (ranges(), any::<u32>()).prop_map(|(remote, tag)| (Some(remote), Source::Asked { tag }));
+    let answer = (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>())
+        .prop_map(|(tag, index, offset, length)| (None, Source::Answer { tag, index, offset, length }));
+    let read = prop_oneof![asked, answer].prop_map(|(remote, source)| Descriptor {
+        immediate: None,
+        continues: false,
+        remote,
+        source,
+    });
     let last = prop_oneof![
         any::<u32>().prop_map(|immediate| (Some(immediate), false)),
         any::<bool>().prop_map(|continues| (None, continues)),
     ];
-    (last, payload).prop_map(|((immediate, continues), (remote, source))| Descriptor {
+    let write = (last, payload).prop_map(|((immediate, continues), (remote, source))| Descriptor {
         immediate,
         continues,
         remote,
         source,
-    })
+    });
+    prop_oneof![write, read]
 }
 
 proptest! {
@@ -69,12 +79,15 @@ proptest! {
     }
 
     #[test]
-    fn any_words_are_a_sound_descriptor_or_malformed(words in any::<[u64; 7]>(), flags in 0_u32..32) {
+    fn any_words_are_a_sound_descriptor_or_malformed(words in any::<[u64; 7]>(), flags in 0_u32..512) {
         let mut words = words;
         words[0] = words[0] >> 32 << 32 | u64::from(flags);
         if let Ok(descriptor) = Descriptor::decode(&words) {
             prop_assert!(descriptor.source != Source::Inline || descriptor.length() <= INLINE_BYTES as u64);
-            prop_assert!((descriptor.source == Source::Nothing) == (descriptor.length() == 0));
+            let has_payload = matches!(descriptor.source, Source::Inline | Source::Block { .. });
+            prop_assert!(has_payload == (descriptor.length() > 0));
+            let is_read = matches!(descriptor.source, Source::Asked { .. } | Source::Answer { .. });
+            prop_assert!(!is_read || (descriptor.immediate.is_none() && !descriptor.continues));
         }
     }
 

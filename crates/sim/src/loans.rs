@@ -1,0 +1,221 @@
+//! Loans: views of a peer's memory without a copy, and the lender's books of them.
+//!
+//! The rules are those of shared memory (DESIGN §6): a lease keeps the bytes until the holder's last view is gone and
+//! the lender has heard of it. When the lender's end of the connection is over, what is still lent is retired: it comes
+//! back when the holder lets go, also late, or when the holder's process is seen to be dead. Open and retired leases
+//! count per holder; over the cap a loan is refused at once.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use memory::{Block, Buf, Loan, Retired};
+use verbs_reactor::{FabricError, FabricKind, Immediate, SlotKey};
+
+use crate::{
+    Violation,
+    clock::Action,
+    endpoint::{Kind, SourceSpan, Write},
+    ids::{EndpointId, LeaseId, NodeId},
+    trace::{Event, Fnv},
+    world::{Shared, State},
+};
+
+/// What keeps the bytes.
+enum Kept {
+    /// The connection lives.
+    Lent(Buf),
+    /// It does not, and the holder may read on.
+    Retired(Retired),
+}
+
+/// One lease, from the loan until the lender has heard of its end.
+pub(crate) struct Lease {
+    lender: EndpointId,
+    lender_node: NodeId,
+    holder: NodeId,
+    /// Only where the owner map watches it.
+    source: Option<SourceSpan>,
+    /// Always there, but for the moment of its retirement.
+    kept: Option<Kept>,
+    /// Hash of the bytes.
+    content: u64,
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_retired = matches!(self.kept, Some(Kept::Retired(_)));
+        f.debug_struct("Lease")
+            .field("lender", &self.lender)
+            .field("retired", &is_retired)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Lease {
+    /// At the end of a run nobody releases it any more, and nothing shall be leaked for that.
+    fn drop(&mut self) {
+        if let Some(Kept::Retired(retired)) = self.kept.take() {
+            retired.release();
+        }
+    }
+}
+
+/// All leases of the world.
+#[derive(Debug, Default)]
+pub(crate) struct Leases {
+    open: BTreeMap<LeaseId, Lease>,
+    next: u64,
+}
+
+impl Leases {
+    fn held(&self, lender: NodeId, holder: NodeId) -> u32 {
+        let held = |lease: &&Lease| lease.lender_node == lender && lease.holder == holder;
+        self.open.values().filter(held).count() as u32
+    }
+
+    fn of(&self, matching: impl Fn(&Lease) -> bool) -> Vec<LeaseId> {
+        self.open.iter().filter(|(_, lease)| matching(lease)).map(|(id, _)| *id).collect()
+    }
+}
+
+impl Shared {
+    /// Posts a loan, or refuses it at once.
+    pub(crate) fn post_loan(
+        &self,
+        id: EndpointId,
+        key: SlotKey,
+        local: &Buf,
+        immediate: Immediate,
+    ) -> Result<(), FabricError> {
+        let (lender_node, holder) = self.may_lend(id, local)?;
+        let source = self.post_source(local);
+        let length = local.len() as u64;
+        let content = Fnv::of(local);
+        let (lease, number) = {
+            let mut state = self.state();
+            let lease = LeaseId(state.leases.next);
+            state.leases.next += 1;
+            let kept = Some(Kept::Lent(local.clone()));
+            let entry = Lease { lender: id, lender_node, holder, source, kept, content };
+            state.leases.open.insert(lease, entry);
+            (lease, state.endpoints[id.index()].outbound.next_number)
+        };
+        self.record(Event::Lent { endpoint: id, write: number, lease, length });
+        let kind = Kind::Loan { lease, withdrawn: false };
+        self.queue(id, Write { immediate: Some(immediate), ..Write::new(number, key, length, kind) });
+        Ok(())
+    }
+
+    /// Lender and holder, if `local` can be lent now.
+    fn may_lend(&self, id: EndpointId, local: &Buf) -> Result<(NodeId, NodeId), FabricError> {
+        let kind = FabricKind::Sim;
+        let block = local.block().filter(|block| !local.is_empty() && block.shareable());
+        let what = "lend bytes that are in no pool";
+        let block = block.map(Block::id).ok_or(FabricError::Unsupported { kind, what })?;
+        let (held, nodes) = {
+            let state = self.state();
+            let endpoint = &state.endpoints[id.index()];
+            if !endpoint.domain.table.contains(block) {
+                return Err(FabricError::NotRegistered { kind, block: block.get() });
+            }
+            let peer = endpoint.peer.ok_or(FabricError::Closed)?;
+            let nodes = (endpoint.node, state.endpoints[peer.index()].node);
+            (state.leases.held(nodes.0, nodes.1), nodes)
+        };
+        let cap = self.swarm.leases_max;
+        if held >= cap {
+            self.record(Event::LoanRefused { endpoint: id });
+            return Err(FabricError::LeasesExhausted { open: held, cap });
+        }
+        Ok(nodes)
+    }
+
+    /// The holder's view of `lease`.
+    pub(crate) fn view(&self, lease: LeaseId) -> Option<Buf> {
+        let (bytes, content, is_alive) = {
+            let state = self.state();
+            let found = state.leases.open.get(&lease)?;
+            let bytes = match found.kept.as_ref()? {
+                Kept::Lent(bytes) => bytes.clone(),
+                Kept::Retired(retired) => retired.buf()?.clone(),
+            };
+            (bytes, found.content, state.is_alive(found.lender_node))
+        };
+        if !is_alive {
+            self.record(Event::LoanOfTheDead { lease });
+        }
+        let (world, seen) = (self.weak(), bytes.clone());
+        let loan = Loan::new(bytes, move || {
+            if let Some(world) = world.upgrade() {
+                world.let_go(lease, Fnv::of(&seen) == content);
+            }
+        });
+        Some(Buf::foreign(Arc::new(loan)))
+    }
+
+    /// The holder's last view is gone.
+    fn let_go(&self, lease: LeaseId, is_unchanged: bool) {
+        if !is_unchanged {
+            self.violated(Violation::Memory(format!("the bytes of {lease} changed under a view")));
+        }
+        let mut state = self.state();
+        let Some(Lease { lender, holder, .. }) = state.leases.open.get(&lease) else { return };
+        let (lender, holder) = (*lender, *holder);
+        if state.is_alive(holder) {
+            self.plan_release(&mut state, lender, lease);
+        }
+    }
+
+    fn plan_release(&self, state: &mut State, lender: EndpointId, lease: LeaseId) {
+        let at = self.now() + self.swarm.delay(&mut state.rng, self.swarm.latency_max);
+        state.agenda.plan(at, Action::Release(lender, lease));
+    }
+
+    /// The lender hears that `lease` is over.
+    pub(crate) fn release_lease(&self, lease: LeaseId) {
+        let (found, is_alive) = {
+            let mut state = self.state();
+            let Some(found) = state.leases.open.remove(&lease) else { return };
+            let is_alive = state.is_alive(found.lender_node);
+            (found, is_alive)
+        };
+        let mut found = found;
+        let retired = matches!(found.kept, Some(Kept::Retired(_)));
+        self.record(Event::Released { lease, retired });
+        if is_alive {
+            self.release(found.source.take());
+        }
+        drop(found);
+    }
+
+    /// The end of `lender`'s connection: what is still lent is retired, and what was never `delivered` comes back.
+    pub(crate) fn retire_leases(&self, lender: EndpointId, undelivered: Vec<LeaseId>) {
+        let lent = {
+            let mut state = self.state();
+            for lease in undelivered {
+                self.plan_release(&mut state, lender, lease);
+            }
+            let ours = state.leases.of(|lease| lease.lender == lender);
+            let take = |id: &LeaseId| Some((*id, state.leases.open.get_mut(id)?.kept.take()?));
+            ours.iter().filter_map(take).collect::<Vec<_>>()
+        };
+        for (lease, kept) in lent {
+            let kept = match kept {
+                Kept::Lent(bytes) => Kept::Retired(bytes.retire()),
+                retired @ Kept::Retired(_) => retired,
+            };
+            self.record(Event::Retired { lease });
+            if let Some(found) = self.state().leases.open.get_mut(&lease) {
+                found.kept = Some(kept);
+            }
+        }
+    }
+
+    /// `holder` is seen to be dead: it views nothing any more.
+    pub(crate) fn bury(&self, holder: NodeId) {
+        let held = self.state().leases.of(|lease| lease.holder == holder);
+        if !held.is_empty() {
+            self.record(Event::Buried { node: holder, leases: held.len() });
+        }
+        held.into_iter().for_each(|lease| self.release_lease(lease));
+    }
+}

@@ -1,0 +1,111 @@
+//! Bits that change on the way, between workers that validate contents.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use protocol::{DataType, Mode, Validation};
+use rendezvous::{Tensor, Worker, WorkerError};
+use sim::{Handle, Node, Rng, Swarm, World};
+
+const SENDER: &str = "/job:ps/replica:0/task:0";
+const RECEIVER: &str = "/job:worker/replica:0/task:0";
+
+/// Worlds of each test.
+const SEEDS: u64 = 40;
+
+/// Lengths that come inside messages and lengths that are written.
+const LENGTHS: [usize; 6] = [1, 8, 100, 4096, 5003, 20_000];
+
+async fn worker(node: &Node, name: &str, mode: Mode, validation: Validation) -> Worker {
+    let builder = Worker::builder(name).mode(mode).validation(validation).runtime(node.runtime());
+    let builder = builder.observer(node.observer()).local_fabrics(vec![node.fabric()]);
+    let builder = builder.dangerous_control_plane(node.control_plane());
+    builder.source_bytes(8 << 20).receive_bytes(8 << 20).start().await.unwrap()
+}
+
+fn tensor(worker: &Worker, handle: &Handle, transfer: u64, length: usize) -> Tensor {
+    let mut buffer = worker.pool().try_alloc(length).unwrap();
+    handle.pattern().fill(transfer, &mut buffer);
+    Tensor::new(buffer, DataType::U8, &[length as u64]).unwrap()
+}
+
+/// Fetches one after the other: each fails exactly if a bit was flipped meanwhile. Gives how many failed.
+async fn fetches(handle: &Handle, sender: &Worker, receiver: &Worker, count: u64) -> u64 {
+    let peer = receiver.peer_at("sender:1").await.unwrap();
+    let mut rng = Rng::new(handle.seed()).fork(5);
+    let mut failed = 0;
+    for transfer in 0..count {
+        let length = rng.pick(LENGTHS);
+        let name = format!("t{}", rng.below(3));
+        sender.publish(&name, tensor(sender, handle, transfer, length)).unwrap();
+        let before = handle.flips();
+        let fetched = receiver.fetch(&peer, &name).await;
+        let has_flipped = handle.flips() > before;
+        match fetched {
+            Ok(got) => {
+                handle.verify(transfer, got.bytes());
+                assert_eq!(got.bytes().len(), length);
+                assert!(!has_flipped, "seed {}: a flip went unseen in {got:?}", handle.seed());
+            }
+            Err(error @ WorkerError::Corrupted { .. }) => {
+                assert!(has_flipped, "{error}");
+                let text = error.to_string();
+                assert!(text.contains(SENDER) && text.contains(&name), "{text}");
+                failed += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    failed
+}
+
+/// Of so many fetches under each seed, how many fail.
+fn failing(mode: Mode, validation: Validation, flips_of_65536: u32, count: u64) -> u64 {
+    let mut failed = 0;
+    for seed in 0..SEEDS {
+        let world = World::with_swarm(seed, Swarm::draw(&mut Rng::new(seed).fork(1)));
+        world.replayed_by("flips");
+        let handle = world.handle();
+        failed += world
+            .run(async {
+                let nodes = ["sender:1", "receiver:1"].map(|address| handle.start_node(address).unwrap());
+                let sender = worker(&nodes[0], SENDER, mode, validation).await;
+                let receiver = worker(&nodes[1], RECEIVER, mode, Validation::Off).await;
+                receiver.peer_at("sender:1").await.unwrap();
+                handle.flip_bits(flips_of_65536);
+                let failed = fetches(&handle, &sender, &receiver, count).await;
+                let info = &receiver.peers()[0];
+                assert_eq!(info.counters.checksums_mismatched, failed);
+                assert_eq!(info.counters.checksums_matched, count - failed);
+                handle.heal();
+                // The connection has lived on, and works.
+                assert_eq!(fetches(&handle, &sender, &receiver, 3).await, 0);
+                assert_eq!(receiver.peers()[0].counters.checksums_matched, count - failed + 3);
+                let memory = receiver.receive_memory();
+                assert_eq!((memory.used_bytes, memory.leaked_bytes), (0, 0));
+                receiver.shutdown().await;
+                sender.shutdown().await;
+                failed
+            })
+            .unwrap();
+        world.finish().unwrap();
+    }
+    failed
+}
+
+#[test]
+fn d_flip_each_flip_is_an_error_of_its_fetch_and_of_no_other() {
+    for (mode, validation) in [
+        (Mode::Counted, Validation::Crc32c),
+        (Mode::Counted, Validation::Xxh3),
+        (Mode::Original, Validation::Xxh3),
+    ] {
+        let failed = failing(mode, validation, 2000, 40);
+        assert!(failed > 20 && failed < SEEDS * 40 / 2, "{mode:?}: {failed} of {}", SEEDS * 40);
+    }
+}
+
+#[test]
+fn d_flip_when_every_piece_is_changed_no_fetch_succeeds() {
+    assert_eq!(failing(Mode::Counted, Validation::Xxh3, 1 << 16, 10), SEEDS * 10);
+    assert_eq!(failing(Mode::Original, Validation::Crc32c, 1 << 16, 10), SEEDS * 10);
+}
