@@ -210,8 +210,8 @@ impl Pair {
         loop {
             let Some((immediate, length)) = lock(end).arrivals.pop_front() else { return };
             self.arrivals += 1;
-            let request = connection.on_immediate(immediate, length).expect("a peer that keeps the rules");
-            if let Some(request) = request {
+            let requests = connection.on_immediate(immediate, length).expect("a peer that keeps the rules");
+            for request in requests.into_iter().flatten() {
                 let response = connection.respond(request, &source);
                 self.tasks.push(Box::pin(async move {
                     response.await;

@@ -173,6 +173,23 @@ pub trait Allocator: Send + Sync {
     /// The memory it lends.
     type Lent: Send + 'static;
 
+    /// Whether a value of `metadata` is to be received at all; one that isn't stays with its sender. As it stands:
+    /// always.
+    ///
+    /// # Errors
+    /// A status for the caller of the receive.
+    fn accepts(&self, metadata: &Metadata) -> Result<(), Status> {
+        let _ = metadata;
+        Ok(())
+    }
+
+    /// Takes back memory of a receive that goes on or has failed, whose loan has ended for `end`; gives what is not for
+    /// it, which goes to [`Channel::take_back`]. As it stands: everything.
+    fn take_back(&self, lent: Self::Lent, end: LentEnd) -> Option<Self::Lent> {
+        let _ = end;
+        Some(lent)
+    }
+
     /// Memory for content of `metadata`, registered, announced to the peer and confirmed by it. Never called
     /// for contents of no bytes. The destination has a [result slot](Destination::result) exactly if the connection
     /// [wants them](crate::Agreed::has_result_slots).

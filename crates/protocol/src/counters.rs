@@ -8,7 +8,7 @@ use crate::Message;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MessageCounts {
-    /// TENSOR_REQUEST.
+    /// TENSOR_REQUEST, with however many keys.
     pub tensor_request: u64,
     /// META_DATA_RESPONSE.
     pub meta_data_response: u64,
@@ -35,7 +35,7 @@ impl MessageCounts {
 
     pub(crate) fn count(&mut self, message: &Message) {
         let counter = match message {
-            Message::TensorRequest(_) => &mut self.tensor_request,
+            Message::TensorRequest(_) | Message::TensorRequests(_) => &mut self.tensor_request,
             Message::MetaDataResponse(_) => &mut self.meta_data_response,
             Message::TensorReRequest(_) => &mut self.tensor_re_request,
             Message::ErrorStatus(_) => &mut self.error_status,

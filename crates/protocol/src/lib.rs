@@ -49,11 +49,11 @@ pub use credit::{Agreed, Depths, Mode, Parameters};
 pub use error::{PeerMisbehaved, TransferError};
 pub use key::{DeviceName, InvalidDeviceName, InvalidKey, Key, KeyBuilder};
 pub use message::{
-    Destination, ErrorStatus, Message, MetaDataResponse, RequestIndex, ResultSlot, Scope, Sharing, StepId,
-    TensorReRequest, TensorRequest, Want,
+    Destination, ErrorStatus, Message, MetaDataResponse, RequestIndex, Requested, ResultSlot, Scope, Sharing,
+    StepId, TensorReRequest, TensorRequest, Want,
 };
 pub use metadata::{DataType, Metadata, MetadataCache, Shape, UnknownDataType};
-pub use request::{Held, Received};
+pub use request::{Held, Manner, Received};
 pub use status::{Code, Status};
 pub use validation::{Checksums, Damage, Validation};
 pub use wire::WireError;

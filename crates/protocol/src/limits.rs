@@ -64,6 +64,9 @@ pub const NAMES_MAX: u32 = 4096;
 /// Most requests that one end may have outstanding at the other.
 pub const REQUESTS_MAX: u32 = 16 << 10;
 
+/// Most requests that one message may carry.
+pub const REQUESTS_PER_MESSAGE_MAX: u32 = 512;
+
 /// Most entries of the metadata cache of one connection; the oldest is dropped for a new one.
 pub const METADATA_CACHE_MAX: usize = 64 << 10;
 

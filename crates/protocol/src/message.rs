@@ -130,6 +130,8 @@ pub struct ErrorStatus {
 pub enum Message {
     /// Receiver → sender.
     TensorRequest(TensorRequest),
+    /// Receiver → sender: TENSOR_REQUEST with several keys, at least two. Each is answered as if it had come alone.
+    TensorRequests(Vec<TensorRequest>),
     /// Sender → receiver.
     MetaDataResponse(MetaDataResponse),
     /// Receiver → sender.
@@ -140,4 +142,46 @@ pub enum Message {
     Cancel(RequestIndex),
     /// Sender → receiver: no write of the request is posted or in flight any more.
     CancelAck(RequestIndex),
+}
+
+impl Message {
+    /// The requests that it carries.
+    pub fn requests(&self) -> &[TensorRequest] {
+        match self {
+            Self::TensorRequest(request) => std::slice::from_ref(request),
+            Self::TensorRequests(requests) => requests,
+            _ => &[],
+        }
+    }
+}
+
+/// The requests that came in one message: at least one, in the sender's order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Requested {
+    first: TensorRequest,
+    others: Vec<TensorRequest>,
+}
+
+impl Requested {
+    /// `None` when there are none.
+    pub(crate) fn several(requests: Vec<TensorRequest>) -> Option<Self> {
+        let mut requests = requests.into_iter();
+        let first = requests.next()?;
+        Some(Self { first, others: requests.collect() })
+    }
+}
+
+impl From<TensorRequest> for Requested {
+    fn from(first: TensorRequest) -> Self {
+        Self { first, others: Vec::new() }
+    }
+}
+
+impl IntoIterator for Requested {
+    type Item = TensorRequest;
+    type IntoIter = std::iter::Chain<std::iter::Once<TensorRequest>, std::vec::IntoIter<TensorRequest>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        std::iter::once(self.first).chain(self.others)
+    }
 }

@@ -20,6 +20,14 @@ pub enum NameForm {
     Number(u16),
 }
 
+/// A number that was given to a key.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Defined {
+    number: u16,
+    /// Whose it was.
+    before: Option<Arc<str>>,
+}
+
 /// The requester's numbers.
 #[derive(Debug)]
 pub struct Names {
@@ -46,18 +54,38 @@ impl Names {
         }
     }
 
-    /// A request that names `key` in this form, the one that [`form`](Self::form) gave last, is posted.
-    pub fn posted(&mut self, key: &Arc<str>, form: NameForm) {
-        let NameForm::Define(number) = form else { return };
-        match self.keys.get_mut(usize::from(number)) {
+    /// A request names `key` in this form, the one that [`form`](Self::form) gave last. Gives what
+    /// [`take_back`](Self::take_back) needs if that gave the key a number.
+    pub fn named(&mut self, key: &Arc<str>, form: NameForm) -> Option<Defined> {
+        let NameForm::Define(number) = form else { return None };
+        let before = match self.keys.get_mut(usize::from(number)) {
             Some(place) => {
                 self.numbers.remove(place);
-                *place = key.clone();
+                Some(std::mem::replace(place, key.clone()))
             }
-            None => self.keys.push(key.clone()),
-        }
+            None => {
+                self.keys.push(key.clone());
+                None
+            }
+        };
         self.numbers.insert(key.clone(), number);
         self.next = if self.next + 1 < self.most { self.next + 1 } else { 0 };
+        Some(Defined { number, before })
+    }
+
+    /// The request that gave a key its number last is not posted: everything is as it was before.
+    pub fn take_back(&mut self, defined: Defined) {
+        let Defined { number, before } = defined;
+        self.next = number.into();
+        let Some(place) = self.keys.get_mut(usize::from(number)) else { return };
+        self.numbers.remove(place);
+        match before {
+            Some(key) => {
+                *place = key.clone();
+                self.numbers.insert(key, number);
+            }
+            None => drop(self.keys.pop()),
+        }
     }
 }
 
@@ -107,7 +135,7 @@ mod tests {
     fn request(names: &mut Names, table: &mut NameTable, key: &str) -> NameForm {
         let form = names.form(key);
         let key: Arc<str> = key.into();
-        names.posted(&key, form);
+        names.named(&key, form);
         let seen = match form {
             NameForm::Plain => key.clone(),
             NameForm::Define(number) => {
@@ -149,6 +177,25 @@ mod tests {
         let names = Names::new(2);
         assert_eq!(names.form("a"), NameForm::Define(0));
         assert_eq!(names.form("b"), NameForm::Define(0));
+    }
+
+    #[test]
+    fn what_is_taken_back_in_reverse_order_never_was() {
+        for most in [1, 2, 3, 5] {
+            let (mut names, mut table) = (Names::new(most), NameTable::new(most));
+            for round in 0..40 {
+                let before = (names.numbers.clone(), names.keys.clone(), names.next);
+                let mut defined = Vec::new();
+                for number in 0..round % 7 {
+                    let key: Arc<str> = format!("key {}", (round + number) % 9).into();
+                    let form = names.form(&key);
+                    defined.extend(names.named(&key, form));
+                }
+                defined.into_iter().rev().for_each(|defined| names.take_back(defined));
+                assert_eq!((names.numbers.clone(), names.keys.clone(), names.next), before, "{most} {round}");
+                request(&mut names, &mut table, &format!("key {}", round % 4));
+            }
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use protocol::{
     Agreed, Depths, Destination, Mode, Parameters, PeerMisbehaved, Validation,
     credit::{Answer, Ask, Blocked, Counts, Flow, RingConsumer, RingPlace},
-    limits::{DEPTH_MAX, DEPTH_MIN, NAMES_MAX, RING_BYTES_MIN},
+    limits::{DEPTH_MAX, DEPTH_MIN, NAMES_MAX, REQUESTS_PER_MESSAGE_MAX, RING_BYTES_MIN},
 };
 
 #[derive(Debug, Clone)]
@@ -297,6 +297,7 @@ fn parameters() -> impl Strategy<Value = Parameters> {
         contents_max: 4,
         names_max: 4,
         eager_bytes_max: 0,
+        requests_per_message: 1,
         validation: Validation::Off,
     })
 }
@@ -372,13 +373,17 @@ fn numbers_outside_the_limits_are_brought_inside() {
         contents_max: u32::MAX,
         names_max: u32::MAX,
         eager_bytes_max: u32::MAX,
+        requests_per_message: u32::MAX,
         validation: Validation::Off,
     };
     let agreed = Agreed::of(&wild, &wild);
     assert_eq!((agreed.depth, agreed.names_max), (DEPTH_MAX, NAMES_MAX));
-    let none = Parameters { depth: 0, requests_max: 0, contents_max: 0, ..wild };
-    assert_eq!(Agreed::of(&none, &none).depth, DEPTH_MIN);
+    assert_eq!(agreed.requests_per_message, REQUESTS_PER_MESSAGE_MAX);
+    let none = Parameters { depth: 0, requests_max: 0, contents_max: 0, requests_per_message: 0, ..wild };
+    let least = Agreed::of(&none, &none);
+    assert_eq!((least.depth, least.requests_per_message), (DEPTH_MIN, 1));
     let original = Parameters { mode: Mode::Original, ..none };
+    assert_eq!(Agreed::of(&original, &wild).requests_per_message, 1);
     assert_eq!(Depths::of(&original, &none), Depths { send: 4, receive: 3 });
 }
 

@@ -17,7 +17,7 @@ use protocol::{
 };
 
 fn decode(mode: Mode, bytes: &[u8]) -> Result<(Counts, Record), WireError> {
-    decode_record(mode, bytes, &mut NameTable::new(4))
+    decode_record(mode, bytes, &mut NameTable::new(4), 4)
 }
 
 #[test]
@@ -34,17 +34,17 @@ fn ring_records_name_keys_by_number() {
     let counts = Counts::default();
     let encoded = |form| {
         let mut bytes = Vec::new();
-        encode_message(Some((counts, form)), &message, &mut bytes);
+        encode_message(Some((counts, &[form])), &message, &mut bytes);
         bytes
     };
     let mut names = NameTable::new(4);
     let whole = Ok((counts, Record::Message(message.clone())));
     for form in [NameForm::Plain, NameForm::Define(3), NameForm::Number(3), NameForm::Number(3)] {
-        assert_eq!(decode_record(Mode::Counted, &encoded(form), &mut names), whole, "{form:?}");
+        assert_eq!(decode_record(Mode::Counted, &encoded(form), &mut names, 1), whole, "{form:?}");
     }
     assert_eq!(encoded(NameForm::Plain).len() - encoded(NameForm::Number(3)).len(), 2 + 28 - 2);
     for form in [NameForm::Number(2), NameForm::Number(4), NameForm::Define(4)] {
-        let refused = decode_record(Mode::Counted, &encoded(form), &mut names);
+        let refused = decode_record(Mode::Counted, &encoded(form), &mut names, 1);
         assert!(matches!(refused, Err(WireError::UnknownName(_))), "{form:?}: {refused:?}");
     }
 }
@@ -68,7 +68,7 @@ fn ring_records_come_back_with_their_counts() {
     }
     let message = Message::Cancel(RequestIndex(5));
     let mut bytes = Vec::new();
-    encode_message(Some((counts, NameForm::Plain)), &message, &mut bytes);
+    encode_message(Some((counts, &[NameForm::Plain])), &message, &mut bytes);
     assert_eq!(decode(Mode::Counted, &bytes), Ok((counts, Record::Message(message.clone()))));
     bytes.clear();
     encode_message(None, &message, &mut bytes);
@@ -99,4 +99,44 @@ fn asks_and_answers_come_back() {
     assert_eq!(decode_answer(encode_answer(answer)), answer);
     assert_ne!(ASK_BYTES, ANSWER_BYTES, "lengths tell them apart");
     assert!(ASK_BYTES.max(ANSWER_BYTES) <= SLOT_BYTES as usize);
+}
+
+#[test]
+fn ring_records_hold_several_requests_each_with_its_form_and_at_most_as_many_as_agreed() {
+    let request = |index, key: &str| TensorRequest {
+        index: RequestIndex(index),
+        scope: Scope::Published,
+        key: key.into(),
+        known: [].into(),
+        want: Want::Write(None),
+    };
+    let requests = vec![request(1, "a"), request(2, "b"), request(3, "a"), request(4, "c")];
+    let message = Message::TensorRequests(requests);
+    let forms = [NameForm::Define(0), NameForm::Plain, NameForm::Number(0), NameForm::Define(3)];
+    let mut bytes = Vec::new();
+    encode_message(Some((Counts::default(), &forms)), &message, &mut bytes);
+    let decode = |bytes: &[u8], most| decode_record(Mode::Counted, bytes, &mut NameTable::new(4), most);
+    assert_eq!(decode(&bytes, 4), Ok((Counts::default(), Record::Message(message.clone()))));
+    let too_long = WireError::TooLong { field: "requests", length: 4, limit: 3 };
+    assert_eq!(decode(&bytes, 3), Err(too_long), "before any is read");
+    for cut in 4..bytes.len() {
+        let mut short = bytes[..cut].to_vec();
+        short[..4].copy_from_slice(&(cut as u32).to_le_bytes());
+        assert!(decode(&short, 4).is_err(), "cut at {cut}");
+    }
+    // A number of requests that cannot be there allocates nothing; fewer than two have another kind.
+    let count_at = 4 + 8 + 1;
+    for (count, error) in [
+        (0u32, WireError::Inconsistent { field: "requests" }),
+        (1, WireError::Inconsistent { field: "requests" }),
+        (500, WireError::Truncated { field: "requests" }),
+        (u32::MAX, WireError::TooLong { field: "requests", length: u32::MAX as usize, limit: 512 }),
+    ] {
+        let mut other = bytes.clone();
+        other[count_at..count_at + 4].copy_from_slice(&count.to_le_bytes());
+        assert_eq!(decode(&other, 512), Err(error), "{count} requests");
+    }
+    let mut fewer = bytes;
+    fewer[count_at] = 3;
+    assert!(matches!(decode(&fewer, 4), Err(WireError::Trailing { .. })));
 }

@@ -14,8 +14,8 @@ use protocol::{
     WireError,
     limits::{
         CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NAMES_MAX,
-        RANK_MAX, REQUESTS_MAX, RESULT_SLOT_BYTES, RING_BYTES_MAX, RING_BYTES_MIN, SLOT_BYTES,
-        STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX, WIRE_VERSION,
+        RANK_MAX, REQUESTS_MAX, REQUESTS_PER_MESSAGE_MAX, RESULT_SLOT_BYTES, RING_BYTES_MAX, RING_BYTES_MIN,
+        SLOT_BYTES, STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX, WIRE_VERSION,
     },
     wire::{
         self,
@@ -43,23 +43,21 @@ fn metadata() -> impl Strategy<Value = Metadata> {
 fn destination(capacity: u64) -> impl Strategy<Value = Destination> {
     let result = proptest::option::of(result_slot());
     (any::<u32>(), any::<u32>(), 0..u64::MAX - capacity, result).prop_map(
-        move |(region, generation, offset, result)| Destination {
-            region,
-            generation,
-            offset,
-            capacity,
-            result,
+        move |(region, generation, offset, result)| {
+            let plain = plain(offset, capacity);
+            Destination { region, generation, result, ..plain }
         },
     )
 }
 
+fn plain(offset: u64, capacity: u64) -> Destination {
+    Destination { region: 0, generation: 0, offset, capacity, result: None }
+}
+
 fn result_slot() -> impl Strategy<Value = ResultSlot> {
     let offset = 0..u64::MAX - u64::from(RESULT_SLOT_BYTES);
-    (any::<u32>(), any::<u32>(), offset).prop_map(|(region, generation, offset)| ResultSlot {
-        region,
-        generation,
-        offset,
-    })
+    let slot = |(region, generation, offset)| ResultSlot { region, generation, offset };
+    (any::<u32>(), any::<u32>(), offset).prop_map(slot)
 }
 
 fn scope() -> impl Strategy<Value = Scope> {
@@ -107,21 +105,28 @@ fn largest(known: &[Metadata]) -> u64 {
     known.iter().map(|metadata| metadata.byte_length).max().unwrap_or(0)
 }
 
+/// As many of `requests` as one message takes.
+fn several(mut requests: Vec<TensorRequest>) -> Message {
+    while wire::encode(&Message::TensorRequests(requests.clone())).len() > MESSAGE_BYTES_MAX {
+        requests.pop();
+    }
+    match requests.len() {
+        1 => Message::TensorRequest(requests.remove(0)),
+        _ => Message::TensorRequests(requests),
+    }
+}
+
 fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         request().prop_map(Message::TensorRequest),
+        proptest::collection::vec(request(), 2..8).prop_map(several),
         (index(), metadata(), any::<bool>(), any::<bool>(), any::<Option<u64>>()).prop_map(
             |(index, metadata, is_eager, is_lent, checksum)| {
                 let is_eager = is_eager && metadata.byte_length <= u64::from(EAGER_BYTES_MAX);
                 let content = is_eager.then(|| vec![7; metadata.byte_length as usize].into());
                 let loan_follows = is_lent && content.is_none() && metadata.byte_length > 0;
-                Message::MetaDataResponse(MetaDataResponse {
-                    index,
-                    metadata,
-                    content,
-                    loan_follows,
-                    checksum,
-                })
+                let response = MetaDataResponse { index, metadata, content, loan_follows, checksum };
+                Message::MetaDataResponse(response)
             }
         ),
         (index(), proptest::option::of(destination(64))).prop_map(|(index, destination)| {
@@ -143,9 +148,12 @@ fn parameters() -> impl Strategy<Value = Parameters> {
         1..=CONTENTS_MAX,
         0..=NAMES_MAX,
         0..=EAGER_BYTES_MAX,
+        1..=REQUESTS_PER_MESSAGE_MAX,
     );
     (mode, numbers, validation).prop_map(|(mode, numbers, validation)| {
-        let (depth, ring_bytes, requests_max, contents_max, names_max, eager_bytes_max) = numbers;
+        let (depth, ring_bytes, requests_max, contents_max, names_max, eager_bytes_max, per_message) =
+            numbers;
+        let requests_per_message = per_message;
         Parameters {
             mode,
             depth,
@@ -154,20 +162,15 @@ fn parameters() -> impl Strategy<Value = Parameters> {
             contents_max,
             names_max,
             eager_bytes_max,
+            requests_per_message,
             validation,
         }
     })
 }
 
 fn ring_offer(parameters: Parameters) -> RingOffer {
-    let at = |offset, capacity: u32| Destination {
-        region: 1,
-        generation: 2,
-        offset,
-        capacity: capacity.into(),
-        result: None,
-    };
-    RingOffer { destination: at(64, parameters.first_ring_bytes()), slots: at(0, 2 * SLOT_BYTES) }
+    let (ring, slots) = (parameters.first_ring_bytes().into(), (2 * SLOT_BYTES).into());
+    RingOffer { destination: plain(64, ring), slots: plain(0, slots) }
 }
 
 fn region() -> impl Strategy<Value = RegionRecord> {
@@ -310,8 +313,7 @@ proptest! {
 
 fn request_for(key: &str, known: &[Metadata]) -> Message {
     let capacity = largest(known);
-    let destination =
-        (capacity > 0).then_some(Destination { region: 0, generation: 0, offset: 0, capacity, result: None });
+    let destination = (capacity > 0).then(|| plain(0, capacity));
     request_with(key, known, Want::Write(destination))
 }
 
@@ -447,10 +449,8 @@ fn tensors_above_the_limit_are_refused() {
 #[test]
 fn a_destination_comes_with_known_bytes_and_takes_the_most_of_them() {
     let of = |bytes| Metadata::new(DataType::U8, Shape::new([bytes]).unwrap()).unwrap();
-    let at = |capacity| {
-        Want::Write(Some(Destination { region: 0, generation: 0, offset: 0, capacity, result: None }))
-    };
-    let beyond = Destination { region: 0, generation: 0, offset: u64::MAX - 7, capacity: 8, result: None };
+    let at = |capacity| Want::Write(Some(plain(0, capacity)));
+    let beyond = plain(u64::MAX - 7, 8);
     let refused: [(&[Metadata], Want); 8] = [
         (&[of(8)], Want::Write(None)),
         (&[of(8)], at(7)),
@@ -504,7 +504,7 @@ fn frame_lengths_are_checked_before_anything_is_allocated() {
 #[test]
 fn unknown_enums_and_trailing_bytes_are_refused() {
     let cancel = wire::encode(&Message::Cancel(RequestIndex(3)));
-    for kind in [0, 7, 255] {
+    for kind in [0, 8, 255] {
         let mut bytes = cancel.clone();
         bytes[4] = kind;
         let expected = WireError::Unknown { field: "kind", value: kind.into() };
@@ -547,6 +547,8 @@ fn d_parameters_outside_their_limits_are_refused() {
         Parameters { contents_max: CONTENTS_MAX + 1, ..good },
         Parameters { names_max: NAMES_MAX + 1, ..good },
         Parameters { eager_bytes_max: EAGER_BYTES_MAX + 1, ..good },
+        Parameters { requests_per_message: 0, ..good },
+        Parameters { requests_per_message: REQUESTS_PER_MESSAGE_MAX + 1, ..good },
     ];
     assert_eq!(good.check(), Ok(()));
     for parameters in bad {

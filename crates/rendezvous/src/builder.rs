@@ -101,6 +101,7 @@ impl WorkerBuilder {
                 contents_max: 64,
                 names_max: 1024,
                 eager_bytes_max: protocol::limits::EAGER_BYTES_MAX,
+                requests_per_message: 128,
                 validation: Validation::Off,
             },
             values_max: 1 << 20,
@@ -253,6 +254,15 @@ impl WorkerBuilder {
     #[must_use]
     pub fn eager_bytes_max(mut self, bytes: u32) -> Self {
         self.parameters.eager_bytes_max = bytes;
+        self
+    }
+
+    /// Requests that one message may carry when several tensors are asked for at once
+    /// ([`Step::recv_many`](crate::Step::recv_many), [`Worker::fetch_many`](crate::Worker::fetch_many)), 1 to 512; the
+    /// smaller of both ends' holds. Default 128.
+    #[must_use]
+    pub fn requests_per_message(mut self, requests: u32) -> Self {
+        self.parameters.requests_per_message = requests;
         self
     }
 

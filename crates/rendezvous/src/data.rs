@@ -8,7 +8,8 @@ use std::sync::{
 use futures::future::{Either, select};
 use memory::Buf;
 use protocol::{
-    Code, Connection, Held, Received, Scope, Sharing, Status, TransferError, wire::control::Parameters,
+    Code, Connection, Held, Manner, Received, Scope, Sharing, Status, TransferError,
+    wire::control::Parameters,
 };
 use verbs_reactor::{Arrival, FabricKind, QueuePair, Runtime};
 
@@ -18,6 +19,7 @@ use crate::{
     error::{Lost, TransferName},
     fabric_channel::{FabricChannel, Lent, ReceiveAllocator},
     held_posts::HeldPosts,
+    receive_into::{Target, TargetAllocator},
     ring::OwnRing,
     values::{PeerValues, SharedValues},
 };
@@ -117,9 +119,11 @@ impl DataConnection {
             };
             match taken {
                 Ok(None) => {}
-                Ok(Some(request)) => {
-                    let response = self.protocol.respond(request, &self.values);
-                    runtime.spawn("respond", Box::pin(response));
+                Ok(Some(requests)) => {
+                    for request in requests {
+                        let response = self.protocol.respond(request, &self.values);
+                        runtime.spawn("respond", Box::pin(response));
+                    }
                 }
                 Err(misbehaved) => {
                     tracing::warn!(peer = %self.values.peer, %misbehaved, "closing the connection of a misbehaving peer");
@@ -164,9 +168,9 @@ impl DataConnection {
         &self,
         scope: Scope,
         name: &TransferName,
-        sharing: Sharing,
+        manner: Manner,
     ) -> Result<Tensor, WorkerError> {
-        Self::tensor(self.received(scope, name, sharing).await?)
+        Self::tensor(self.received(scope, name, manner).await?)
     }
 
     /// Views are asked for only where the fabric can lend.
@@ -174,10 +178,11 @@ impl DataConnection {
         &self,
         scope: Scope,
         name: &TransferName,
-        sharing: Sharing,
+        manner: Manner,
     ) -> Result<Received<Lent>, WorkerError> {
-        let sharing = if self.queue_pair.capabilities().lend { sharing } else { Sharing::Copy };
-        let received = self.protocol.receive_shared(scope, &name.key, &self.allocator, sharing).await;
+        let sharing = if self.queue_pair.capabilities().lend { manner.sharing } else { Sharing::Copy };
+        let manner = Manner { sharing, ..manner };
+        let received = self.protocol.receive_with(scope, &name.key, &self.allocator, manner).await;
         received.map_err(|error| self.transfer_error(name, error))
     }
 
@@ -186,9 +191,29 @@ impl DataConnection {
         &self,
         scope: Scope,
         name: &TransferName,
-        sharing: Sharing,
+        manner: Manner,
     ) -> Result<Held<FabricChannel>, WorkerError> {
-        let received = self.received(scope, name, sharing).await?;
+        let received = self.received(scope, name, manner).await?;
+        Ok(self.protocol.hold(received))
+    }
+
+    /// Receives one value into `target` if that is possible; [`Target::fill`] does the rest.
+    pub(crate) async fn receive_into(
+        &self,
+        scope: Scope,
+        name: &TransferName,
+        target: &Target,
+    ) -> Result<Held<FabricChannel>, WorkerError> {
+        let is_validated = self.protocol.agreed().validation.is_on();
+        let allocator = TargetAllocator { receive: &self.allocator, target, is_validated };
+        let received = self.protocol.receive_with(scope, &name.key, &allocator, Manner::default()).await;
+        let received = received.map_err(|error| {
+            let mismatch = match &error {
+                TransferError::Local(status) if status.code == Code::InvalidArgument => target.mismatch(name),
+                _ => None,
+            };
+            mismatch.unwrap_or_else(|| self.transfer_error(name, error))
+        })?;
         Ok(self.protocol.hold(received))
     }
 

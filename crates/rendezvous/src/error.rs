@@ -172,6 +172,20 @@ pub enum WorkerError {
         /// What is exhausted.
         status: Status,
     },
+    /// The value does not go into the buffer that was given for it. It is not lost: the next receive of its key gets it.
+    #[error("receiving {transfer}: its {field} is {found}, but the buffer is for {expected}; {remedy}")]
+    Mismatch {
+        /// The transfer.
+        transfer: Box<TransferName>,
+        /// What differs.
+        field: &'static str,
+        /// What the buffer is for.
+        expected: String,
+        /// What the value has.
+        found: String,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// What arrived is not what was sent: its checksum differs. The connection goes on. A published tensor can be
     /// fetched again; a sent value is gone.
     #[error(

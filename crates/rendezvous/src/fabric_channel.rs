@@ -261,19 +261,23 @@ impl Channel for FabricChannel {
     fn take_back(&self, lent: Lent, end: LentEnd) {
         // What is not lent ends with its buffer.
         let Lent::Granted { granted: lent, .. } = lent else { return };
-        let why = match end {
-            LentEnd::MetaDataResponse => GrantEnd::MetaDataResponse,
-            LentEnd::ErrorStatus => GrantEnd::ErrorStatus,
-            LentEnd::CancelAck => GrantEnd::CancelAck,
-            LentEnd::Content => GrantEnd::Content,
-            LentEnd::NeverSent => GrantEnd::NeverSent,
-            // A reason this version does not know is no evidence: the memory is leaked and counted.
-            _ => return drop(lent),
-        };
-        if let Err(error) = lent.end(why) {
-            tracing::warn!(%error, "lent memory could not be taken back");
-        }
+        drop(ended(lent, end));
     }
+}
+
+/// The memory of a loan that ended for `end`.
+pub(crate) fn ended(lent: Granted, end: LentEnd) -> Option<BufMut> {
+    let why = match end {
+        LentEnd::MetaDataResponse => GrantEnd::MetaDataResponse,
+        LentEnd::ErrorStatus => GrantEnd::ErrorStatus,
+        LentEnd::CancelAck => GrantEnd::CancelAck,
+        LentEnd::Content => GrantEnd::Content,
+        LentEnd::NeverSent => GrantEnd::NeverSent,
+        // A reason this version does not know is no evidence: the memory is leaked and counted.
+        _ => return None,
+    };
+    let taken = lent.end(why);
+    taken.inspect_err(|error| tracing::warn!(%error, "lent memory could not be taken back")).ok()
 }
 
 /// Where a received value lies.

@@ -43,7 +43,7 @@ impl Import {
 }
 
 /// Lets the runtime poll other tasks first.
-async fn others_turn() {
+pub(crate) async fn others_turn() {
     let mut had_theirs = false;
     poll_fn(|context| {
         if had_theirs {

@@ -6,10 +6,10 @@ use std::{
 };
 
 use protocol::{Code, Status};
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use verbs_reactor::{Runtime, timeout};
 
-use crate::{WorkerError, data::DataConnection, error::Lost, node::Node, session::Session};
+use crate::{WorkerError, data::DataConnection, error::Lost, node::Node, outcome::Outcome, session::Session};
 
 /// How long an end whose Connect was refused, because the peer's own counts, waits for that before it asks again.
 const PEERS_TURN: Duration = Duration::from_millis(50);
@@ -49,9 +49,9 @@ enum Link {
     #[default]
     Idle,
     /// One attempt of this end at a time; everyone who needs the peer waits for its end.
-    Connecting(watch::Receiver<Option<Attempt>>),
+    Connecting(Outcome<Attempt>),
     /// The peer attempts it, and whoever needs it waits for that.
-    Accepting(watch::Sender<Option<Attempt>>),
+    Accepting(Outcome<Attempt>),
     Up {
         connection: Arc<DataConnection>,
         /// The peer was told once that this connection counts. If it asks again, it has lost its end.
@@ -112,7 +112,7 @@ impl Peer {
             Link::Connecting(_) => first,
             Link::Up { connection, told } if !connection.is_over() => first && !std::mem::replace(told, true),
             Link::Up { .. } | Link::Idle => {
-                state.link = Link::Accepting(watch::Sender::new(None));
+                state.link = Link::Accepting(Outcome::new());
                 false
             }
             Link::Accepting(_) => false,
@@ -133,7 +133,7 @@ impl Peer {
     pub(crate) fn end_accept(&self, accepted: Option<&Arc<DataConnection>>) -> Option<Arc<DataConnection>> {
         let mut state = self.lock();
         state.accepting -= 1;
-        let mut replaced = None;
+        let (mut replaced, mut told) = (None, None);
         if let Some(connection) = accepted {
             state.accepted = Some(connection.clone());
             let link = match &state.link {
@@ -142,15 +142,21 @@ impl Peer {
                 _ => Some(Link::up(connection)),
             };
             match link.map(|link| std::mem::replace(&mut state.link, link)) {
-                Some(Link::Accepting(tell)) => drop(tell.send(Some(Ok(connection.clone())))),
+                Some(Link::Accepting(outcome)) => told = Some((outcome, Some(Ok(connection.clone())))),
                 Some(Link::Up { connection, .. }) => replaced = Some(connection),
                 _ => {}
             }
-        } else if state.accepting == 0 && matches!(state.link, Link::Accepting(_)) {
+        } else if state.accepting == 0
+            && let Link::Accepting(outcome) = &state.link
+        {
             // Whoever waits dials now.
+            told = Some((outcome.clone(), None));
             state.link = Link::Idle;
         }
         drop(state);
+        if let Some((outcome, ended)) = told {
+            outcome.tell(ended);
+        }
         self.inner.accepted.notify_waiters();
         replaced
     }
@@ -192,19 +198,19 @@ impl Peer {
         }
     }
 
-    /// A live data connection; connects if there is none.
+    /// A live data connection; connects if there is none. Those who wait for one go on in the order of their calls.
     ///
     /// # Cancel safety
     /// Cancel-safe: an attempt under way goes on for others.
     pub(crate) async fn connected(&self, node: &Arc<Node>) -> Attempt {
         // The peer's attempt may fail; then this end makes its own.
         for _ in 0..2 {
-            let mut attempt = match self.link_or_attempt(node) {
+            let attempt = match self.link_or_attempt(node) {
                 Ok(connection) => return Ok(connection),
                 Err(attempt) => attempt,
             };
-            if let Ok(ended) = attempt.wait_for(Option::is_some).await {
-                return ended.clone().unwrap_or(Err(WorkerError::ShutDown));
+            if let Some(ended) = attempt.wait().await {
+                return ended;
             }
         }
         Err(WorkerError::ShutDown)
@@ -218,28 +224,24 @@ impl Peer {
         }
     }
 
-    fn link_or_attempt(
-        &self,
-        node: &Arc<Node>,
-    ) -> Result<Arc<DataConnection>, watch::Receiver<Option<Attempt>>> {
+    fn link_or_attempt(&self, node: &Arc<Node>) -> Result<Arc<DataConnection>, Outcome<Attempt>> {
         self.end_former();
         let mut state = self.lock();
         match &state.link {
             Link::Up { connection, .. } if !connection.is_over() => return Ok(connection.clone()),
-            Link::Connecting(attempt) => return Err(attempt.clone()),
-            Link::Accepting(attempt) => return Err(attempt.subscribe()),
+            Link::Connecting(attempt) | Link::Accepting(attempt) => return Err(attempt.clone()),
             Link::Up { .. } | Link::Idle => {}
         }
-        let (tell, attempt) = watch::channel(None);
+        let attempt = Outcome::new();
         state.link = Link::Connecting(attempt.clone());
         state.accepted = None;
         drop(state);
-        let (peer, connecting) = (self.clone(), node.clone());
+        let (peer, connecting, teller) = (self.clone(), node.clone(), attempt.teller());
         node.runtime.spawn(
             "connect",
             Box::pin(async move {
                 let ended = connecting.connect(&peer).await.map_err(WorkerError::or_limit);
-                let _ = tell.send(Some(peer.end_attempt(ended)));
+                teller.tell(peer.end_attempt(ended));
             }),
         );
         Err(attempt)

@@ -8,7 +8,7 @@ use std::{
 
 use futures::future::try_join_all;
 use memory::{Pool, PoolStats, UserMemory};
-use protocol::{Code, Counters, DeviceName, Held, Key, Scope, Sharing, Status, StepId};
+use protocol::{Code, Counters, DeviceName, Held, Key, Manner, Scope, Sharing, Status, StepId};
 use verbs_reactor::{FabricKind, QueuePairStats, timeout};
 
 use crate::{
@@ -17,6 +17,7 @@ use crate::{
     error::{Lost, PeerLoss, TransferName},
     fabric_channel::FabricChannel,
     node::Node,
+    receive_into::Target,
     table::{SendRefused, TakenValue},
     values::worker_device,
 };
@@ -27,7 +28,7 @@ const SHUTDOWN: Duration = Duration::from_secs(2);
 /// A worker. Cheap to clone; the last clone's drop begins the shutdown without waiting for it.
 #[derive(Debug, Clone)]
 pub struct Worker {
-    node: Arc<Node>,
+    pub(crate) node: Arc<Node>,
     _closer: Arc<Closer>,
 }
 
@@ -94,6 +95,12 @@ impl Worker {
     /// [`pool`](Self::pool) each time.
     pub fn user_memory(&self) -> &UserMemory {
         &self.node.pools.user
+    }
+
+    /// Memory that peers may write: what received values lie in. [`fetch_into`](Self::fetch_into) and
+    /// [`Step::recv_into`] fill a buffer of it without a copy.
+    pub fn receive_pool(&self) -> &Pool {
+        &self.node.pools.receive
     }
 
     /// What the memory for received values holds.
@@ -189,7 +196,7 @@ impl Worker {
         name: &str,
         limit: Duration,
     ) -> Result<Tensor, WorkerError> {
-        self.fetch_within(peer, name, self.node.sharing, limit).await
+        self.fetch_within(peer, name, self.node.sharing.into(), limit).await
     }
 
     /// As [`fetch`](Self::fetch), with this [`Sharing`] instead of the worker's
@@ -201,14 +208,14 @@ impl Worker {
     /// # Cancel safety
     /// As [`fetch`](Self::fetch).
     pub async fn fetch_as(&self, peer: &Peer, name: &str, sharing: Sharing) -> Result<Tensor, WorkerError> {
-        self.fetch_within(peer, name, sharing, self.node.limit).await
+        self.fetch_within(peer, name, sharing.into(), self.node.limit).await
     }
 
     async fn fetch_within(
         &self,
         peer: &Peer,
         name: &str,
-        sharing: Sharing,
+        manner: Manner,
         limit: Duration,
     ) -> Result<Tensor, WorkerError> {
         if name.len() > protocol::limits::NAME_BYTES_MAX {
@@ -217,11 +224,12 @@ impl Worker {
         }
         let transfer = TransferName { peer: peer.name().to_owned(), key: name.to_owned(), step: None };
         let fetched =
-            async { peer.connected(&self.node).await?.receive(Scope::Published, &transfer, sharing).await };
+            async { peer.connected(&self.node).await?.receive(Scope::Published, &transfer, manner).await };
         self.within(limit, || format!("fetching {transfer}"), pin!(fetched)).await
     }
 
-    /// The tensors that `peer` has published under `names`, in their order. All are asked for at once.
+    /// The tensors that `peer` has published under `names`, in their order. All are asked for at once, in as few
+    /// messages as they fit ([`WorkerBuilder::requests_per_message`]).
     ///
     /// # Errors
     /// As [`fetch`](Self::fetch), for the first name whose fetch fails; the error names it.
@@ -233,7 +241,13 @@ impl Worker {
         peer: &Peer,
         names: &[S],
     ) -> Result<Vec<Tensor>, WorkerError> {
-        try_join_all(names.iter().map(|name| self.fetch(peer, name.as_ref()))).await
+        let (began, limit) = (self.node.runtime.now(), self.node.limit);
+        // First, so that the requests find each other.
+        let what = || format!("connecting to {}", peer.name());
+        self.within(limit, what, pin!(peer.connected(&self.node))).await?;
+        let left = limit.saturating_sub(self.node.runtime.now() - began);
+        let manner = Manner { sharing: self.node.sharing, together: true };
+        try_join_all(names.iter().map(|name| self.fetch_within(peer, name.as_ref(), manner, left))).await
     }
 
     /// The key of `edge` from `source_device` to `destination_device`
@@ -335,7 +349,7 @@ impl Worker {
     }
 
     /// Takes the operation pinned: a future that is handed on by value is kept at every stage.
-    async fn within<T>(
+    pub(crate) async fn within<T>(
         &self,
         limit: Duration,
         what: impl Fn() -> String,
@@ -370,8 +384,8 @@ fn parse_device(text: &str) -> Result<DeviceName, WorkerError> {
 /// One step of this worker: sends and receives of different steps never mix.
 #[derive(Debug, Clone)]
 pub struct Step {
-    worker: Worker,
-    id: StepId,
+    pub(crate) worker: Worker,
+    pub(crate) id: StepId,
 }
 
 impl Step {
@@ -435,7 +449,7 @@ impl Step {
     /// # Cancel safety
     /// As [`recv`](Self::recv).
     pub async fn recv_timeout(&self, key: &Key, limit: Duration) -> Result<Tensor, WorkerError> {
-        self.receive_within(key, self.worker.node.sharing, limit).await
+        self.receive_within(key, self.worker.node.sharing.into(), limit).await
     }
 
     /// As [`recv`](Self::recv), with this [`Sharing`] instead of the worker's ([`WorkerBuilder::sharing`]).
@@ -446,22 +460,23 @@ impl Step {
     /// # Cancel safety
     /// As [`recv`](Self::recv). A value that is kept for the next receive of its key is what that one gets, view or copy.
     pub async fn recv_as(&self, key: &Key, sharing: Sharing) -> Result<Tensor, WorkerError> {
-        self.receive_within(key, sharing, self.worker.node.limit).await
+        self.receive_within(key, sharing.into(), self.worker.node.limit).await
     }
 
     async fn receive_within(
         &self,
         key: &Key,
-        sharing: Sharing,
+        manner: Manner,
         limit: Duration,
     ) -> Result<Tensor, WorkerError> {
         let what = || format!("receiving `{key}` of step {}", self.id.0);
-        let received = pin!(async { self.receive_held(key, sharing).await?.into_tensor() });
+        let received = pin!(async { self.receive_held(key, Receiving::As(manner)).await?.into_tensor() });
         self.worker.within(limit, what, received).await
     }
 
-    /// The next value under each of `keys`, in their order. All are asked for at once; they may come from different
-    /// workers, and a key may occur more than once.
+    /// The next value under each of `keys`, in their order. All are asked for at once, each worker in as few messages as
+    /// its keys fit ([`WorkerBuilder::requests_per_message`]); they may come from different workers, and a key may occur
+    /// more than once.
     ///
     /// # Errors
     /// As [`recv`](Self::recv), for the first key whose receive fails; the error names it. Values of other keys that
@@ -472,14 +487,14 @@ impl Step {
     pub async fn recv_many(&self, keys: &[Key]) -> Result<Vec<Tensor>, WorkerError> {
         let what = || format!("receiving {} keys of step {}", keys.len(), self.id.0);
         let held = pin!(async {
-            // First, because those who wait for a connection go on in no order.
+            // First, so that the requests find each other.
             for source in keys.iter().filter_map(|key| key.source_device().worker()) {
                 if source != self.worker.name() {
                     self.worker.peer(&source)?.connected(&self.worker.node).await?;
                 }
             }
-            let sharing = self.worker.node.sharing;
-            try_join_all(keys.iter().map(|key| self.receive_held(key, sharing))).await
+            let manner = Manner { sharing: self.worker.node.sharing, together: true };
+            try_join_all(keys.iter().map(|key| self.receive_held(key, Receiving::As(manner)))).await
         });
         let held = self.worker.within(self.worker.node.limit, what, held).await?;
         held.into_iter().map(HeldTensor::into_tensor).collect()
@@ -495,21 +510,25 @@ impl Step {
         self.worker.discard(self.id);
     }
 
-    async fn receive_held(&self, key: &Key, sharing: Sharing) -> Result<HeldTensor, WorkerError> {
+    pub(crate) async fn receive_held(
+        &self,
+        key: &Key,
+        how: Receiving<'_>,
+    ) -> Result<HeldTensor, WorkerError> {
         if self.worker.is_own(key.source_device())? {
             let step = self.worker.node.values.steps.step(self.id).map_err(|status| self.aborted(status))?;
             let taken = step.take(&key.table_key()).await.map_err(|status| self.aborted(status))?;
             return Ok(HeldTensor::Own(Some(taken)));
         }
         let here = self.worker.node.values.steps.watch(self.id).map_err(|status| self.aborted(status))?;
-        let received = here.or_aborted(pin!(self.receive_from_peer(key, sharing))).await;
+        let received = here.or_aborted(pin!(self.receive_from_peer(key, how))).await;
         received.map_err(|status| self.aborted(status))?.map(HeldTensor::Peers)
     }
 
     async fn receive_from_peer(
         &self,
         key: &Key,
-        sharing: Sharing,
+        how: Receiving<'_>,
     ) -> Result<Held<FabricChannel>, WorkerError> {
         let source = key.source_device().worker().ok_or_else(|| WorkerError::BadKey {
             key: key.to_string(),
@@ -527,7 +546,11 @@ impl Step {
             let (loss, transport) = (PeerLoss::StepBroken, connection.kind.name());
             return Err(WorkerError::PeerLost { transfer: Box::new(transfer), transport, loss, detail });
         }
-        connection.receive_held(Scope::Step(self.id), &transfer, sharing).await
+        let scope = Scope::Step(self.id);
+        match how {
+            Receiving::As(manner) => connection.receive_held(scope, &transfer, manner).await,
+            Receiving::Into(target) => connection.receive_into(scope, &transfer, target).await,
+        }
     }
 
     fn aborted(&self, status: Status) -> WorkerError {
@@ -535,8 +558,17 @@ impl Step {
     }
 }
 
+/// How a value is received.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Receiving<'target> {
+    /// As a tensor.
+    As(Manner),
+    /// Into the user's buffer.
+    Into(&'target Target),
+}
+
 /// A value that is not handed out yet. Dropping it gives it to the next receive of its key.
-enum HeldTensor {
+pub(crate) enum HeldTensor {
     /// Of this worker's own table.
     Own(Option<TakenValue>),
     /// Of a peer.

@@ -4,8 +4,8 @@ use std::sync::{MutexGuard, PoisonError};
 
 use super::{Connection, State};
 use crate::{
-    Channel, ChannelError, Destination, Message, MetaDataResponse, Mode, PeerMisbehaved, RecordSlot,
-    TensorRequest, Want,
+    Agreed, Channel, ChannelError, Destination, Message, MetaDataResponse, Mode, PeerMisbehaved, RecordSlot,
+    Requested, TensorRequest, Want,
     credit::{Counts, RingConsumer},
     names::NameTable,
     request::Arrived,
@@ -65,13 +65,14 @@ impl Inbound {
 
 impl<C: Channel> Connection<C> {
     /// Reads, parses, returns, acts; in this order (`tensorflow-verbs.md` §3.8).
-    pub(super) fn on_message(&self) -> Result<Option<TensorRequest>, Stop> {
+    pub(super) fn on_message(&self) -> Result<Option<Requested>, Stop> {
         let (length, counts, record) = self.read_record()?;
         let mut state = self.lock();
         match self.agreed.mode {
             Mode::Original => self.acknowledge(&mut state, length)?,
             Mode::Counted => state.flow.take_message(length, counts)?,
         }
+        state.forget_taken_in();
         match record {
             Record::Message(message) => {
                 state.counters.received.count(&message);
@@ -90,13 +91,13 @@ impl<C: Channel> Connection<C> {
     fn read_record(&self) -> Result<(u32, Counts, Record), Stop> {
         let mut inbound = self.inbound.lock().unwrap_or_else(PoisonError::into_inner);
         let Inbound { consumer, bytes, names } = &mut *inbound;
-        let mode = self.agreed.mode;
+        let Agreed { mode, requests_per_message, .. } = self.agreed;
         let mut prefix = [0; 4];
         self.read_ring(consumer, &mut prefix)?;
         let length = record::record_length(mode, prefix)?;
         let bytes = bytes.get_mut(..length).ok_or(WireError::Truncated { field: "ring" })?;
         self.read_ring(consumer, bytes)?;
-        let (counts, record) = record::decode_record(mode, bytes, names)?;
+        let (counts, record) = record::decode_record(mode, bytes, names, requests_per_message)?;
         let length = length as u32; // at most that of the largest record
         consumer.advance(length);
         Ok((length, counts, record))
@@ -151,6 +152,7 @@ impl<C: Channel> Connection<C> {
         let ask = record::decode_ask(bytes);
         let mut state = self.lock();
         let answer = state.flow.take_ask(ask)?;
+        state.forget_taken_in();
         state.counters.asks_received += 1;
         state.counters.answers_sent += 1;
         self.channel.post_record(RecordSlot::Answer, &record::encode_answer(answer))?;
@@ -169,6 +171,7 @@ impl<C: Channel> Connection<C> {
         self.channel.read_record(RecordSlot::Answer, &mut bytes)?;
         let mut state = self.lock();
         state.flow.take_answer(record::decode_answer(bytes))?;
+        state.forget_taken_in();
         state.counters.answers_received += 1;
         self.settle(state, None, None);
         Ok(())
@@ -231,19 +234,34 @@ impl<C: Channel> Connection<C> {
         Ok(arrived)
     }
 
+    fn take_request(
+        &self,
+        state: &mut State<C::Lent>,
+        request: &TensorRequest,
+    ) -> Result<(), PeerMisbehaved> {
+        if let Want::Write(destination) = request.want {
+            self.check_result_slot(destination)?;
+        }
+        state.responses.open(request.index, request.scope)
+    }
+
     fn act(
         &self,
         mut state: MutexGuard<'_, State<C::Lent>>,
         message: Message,
-    ) -> Result<Option<TensorRequest>, Stop> {
+    ) -> Result<Option<Requested>, Stop> {
         let arrived = match message {
             Message::TensorRequest(request) => {
-                if let Want::Write(destination) = request.want {
-                    self.check_result_slot(destination)?;
-                }
-                state.responses.open(request.index, request.scope)?;
+                self.take_request(&mut state, &request)?;
                 self.settle(state, None, None);
-                return Ok(Some(request));
+                return Ok(Some(request.into()));
+            }
+            Message::TensorRequests(requests) => {
+                for request in &requests {
+                    self.take_request(&mut state, request)?;
+                }
+                self.settle(state, None, None);
+                return Ok(Requested::several(requests));
             }
             Message::TensorReRequest(request) => {
                 self.check_result_slot(request.destination)?;

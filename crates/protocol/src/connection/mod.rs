@@ -1,5 +1,6 @@
 //! One connection to one peer, both directions.
 
+mod gathered;
 mod inbound;
 mod outbound;
 mod turn;
@@ -12,16 +13,17 @@ use std::{
 };
 
 use futures::future::join3;
+use gathered::Gathered;
 use inbound::{Inbound, Stop};
 pub(crate) use turn::Turnstile;
 use turn::WaitQueue;
 
 use crate::{
     Agreed, Channel, ChannelError, Counters, LentEnd, MetadataCache, Mode, Parameters, PeerMisbehaved,
-    RequestIndex, TensorRequest,
+    RequestIndex, Requested,
     credit::{Flow, contents_max},
     limits::{KNOWN_METADATA_MAX, METADATA_CACHE_MAX},
-    names::Names,
+    names::{NameForm, Names},
     request::{Arrived, Requests},
     response::Responses,
     wire::record::RECORD_BYTES_MAX,
@@ -66,6 +68,11 @@ pub(crate) struct State<L> {
     pub(crate) contents_in_flight: u32,
     contents_max: u32,
     messages: WaitQueue,
+    gathered: Gathered,
+    /// Where requests are measured.
+    measure: Vec<u8>,
+    /// How the requests of a message name their keys.
+    forms: Vec<NameForm>,
     entries: WaitQueue,
     contents: WaitQueue,
     pub(crate) cache: MetadataCache,
@@ -145,6 +152,9 @@ impl<C: Channel> Connection<C> {
             contents_in_flight: 0,
             contents_max,
             messages: WaitQueue::default(),
+            gathered: Gathered::default(),
+            measure: Vec::new(),
+            forms: Vec::new(),
             entries: WaitQueue::default(),
             contents: WaitQueue::default(),
             cache: MetadataCache::new(METADATA_CACHE_MAX, known_max),
@@ -186,13 +196,13 @@ impl<C: Channel> Connection<C> {
     }
 
     /// Takes in one arrival: its immediate, and the bytes written by the (logical) write that it ended. Call
-    /// it for every arrival, in order, from one task. A TENSOR_REQUEST that comes of it must be given to
-    /// [`respond`](Self::respond) before the next arrival is taken in.
+    /// it for every arrival, in order, from one task. The requests that come of it must be given to
+    /// [`respond`](Self::respond), in order, before the next arrival is taken in.
     ///
     /// # Errors
     /// [`PeerMisbehaved`]: the peer broke a rule. The connection has [failed](Self::fail) then; later arrivals
     /// are ignored.
-    pub fn on_immediate(&self, immediate: u32, length: u64) -> Result<Option<TensorRequest>, PeerMisbehaved> {
+    pub fn on_immediate(&self, immediate: u32, length: u64) -> Result<Option<Requested>, PeerMisbehaved> {
         if self.is_over_count_ignored() {
             return Ok(None);
         }

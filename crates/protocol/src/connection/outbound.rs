@@ -4,18 +4,42 @@ use std::{future::poll_fn, task::Poll};
 
 use super::{Connection, State, Turnstile};
 use crate::{
-    Channel, ChannelError, Message, Mode, RecordSlot,
+    Channel, ChannelError, Message, Mode, RecordSlot, RequestIndex, TensorRequest,
     credit::{Blocked, RingPlace},
-    names::NameForm,
+    names::Defined,
     wire::record::{self, Control},
 };
 
 impl<L> State<L> {
-    /// A content is being posted, which [`may_post_content`](Connection::may_post_content) allowed.
-    pub(crate) fn count_content(&mut self) {
+    /// How the keys of `requests` are named, one after the other, as if they were posted now. Gives what to take back
+    /// if they aren't.
+    fn name_keys(&mut self, requests: &[TensorRequest]) -> Vec<Defined> {
+        self.forms.clear();
+        let mut defined = Vec::new();
+        for request in requests {
+            let form = self.names.form(&request.key);
+            self.forms.push(form);
+            defined.extend(self.names.named(&request.key, form));
+        }
+        defined
+    }
+
+    /// The content of request `index` is being posted, which [`may_post_content`](Connection::may_post_content) allowed.
+    pub(crate) fn count_content(&mut self, index: RequestIndex) {
         // It was found possible under this lock.
         let _ = self.flow.post_content();
         self.contents_in_flight += 1;
+        self.count_written(index);
+    }
+
+    /// What was posted last is the value of request `index`.
+    pub(crate) fn count_written(&mut self, index: RequestIndex) {
+        self.responses.wrote(index, self.flow.posted());
+    }
+
+    /// The peer's counts were taken in: the values they cover are its own.
+    pub(super) fn forget_taken_in(&mut self) {
+        self.responses.taken_in(self.flow.returned());
     }
 }
 
@@ -58,23 +82,21 @@ impl<C: Channel> Connection<C> {
         if !state.flow.has_credit() {
             return self.ask(state, Blocked { wanted: 0 });
         }
-        let form = match message {
-            Message::TensorRequest(request) => state.names.form(&request.key),
-            _ => NameForm::Plain,
-        };
-        let counted = (self.agreed.mode != Mode::Original).then(|| (state.flow.counts(), form));
+        let defined = state.name_keys(message.requests());
+        let counts = state.flow.counts();
+        let counted = (self.agreed.mode != Mode::Original).then_some((counts, &state.forms[..]));
         state.scratch.clear();
         record::encode_message(counted, message, &mut state.scratch);
         match state.flow.post_message(state.scratch.len() as u32) {
             Ok(place) => {
-                if let Message::TensorRequest(request) = message {
-                    state.names.posted(&request.key, form);
-                }
                 state.counters.sent.count(message);
                 state.counters.message_bytes_sent += state.scratch.len() as u64;
                 Some(self.post_scratch(state, place))
             }
-            Err(blocked) => self.ask(state, blocked),
+            Err(blocked) => {
+                defined.into_iter().rev().for_each(|defined| state.names.take_back(defined));
+                self.ask(state, blocked)
+            }
         }
     }
 

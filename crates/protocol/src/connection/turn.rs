@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, future::poll_fn, task::Poll, task::Waker};
 
-use super::{Connection, State};
+use super::{Connection, State, gathered::Posted};
 use crate::{Channel, ChannelError};
 
 /// What can be waited for in line.
@@ -44,6 +44,11 @@ impl WaitQueue {
 
     pub(crate) fn leave(&mut self, ticket: &mut Option<u64>) -> Option<Waker> {
         ticket.take().and_then(|ticket| self.waiting.remove(&ticket))
+    }
+
+    /// Places in line, the first first.
+    pub(super) fn tickets(&self) -> impl Iterator<Item = u64> {
+        self.waiting.keys().copied()
     }
 
     pub(super) fn first(&self) -> Option<&Waker> {
@@ -93,19 +98,25 @@ impl<C: Channel> Connection<C> {
             if let Err(over) = state.failure() {
                 return Poll::Ready(Err(over));
             }
+            let asked = self.post_before(turnstile, &mut state);
             if state.queue(turnstile).is_turn(place.ticket)
                 && let Some(value) = attempt(&mut state)
             {
                 let waker = state.queue(turnstile).leave(&mut place.ticket);
-                self.settle(state, None, None);
+                let settled = self.settle_posted(state, asked, None, true);
                 drop(waker);
-                return Poll::Ready(Ok(value));
+                return Poll::Ready(settled.map(|()| value));
             }
             let replaced = state.queue(turnstile).wait(&mut place.ticket, context.waker());
-            drop(state);
+            self.settle_posted(state, asked, None, false)?;
             drop(replaced);
             Poll::Pending
         })
         .await
+    }
+
+    /// Posts the requests that stand before a message in line, whose futures may not have been polled.
+    fn post_before(&self, turnstile: Turnstile, state: &mut State<C::Lent>) -> Result<Posted, ChannelError> {
+        if turnstile == Turnstile::Messages { self.post_gathered(state) } else { Ok(Posted::default()) }
     }
 }

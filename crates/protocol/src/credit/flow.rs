@@ -152,6 +152,17 @@ impl Flow {
         self.mode == Mode::Original || self.has_credit()
     }
 
+    /// Immediates that the peer has returned: what they brought, it has taken in.
+    pub fn returned(&self) -> u64 {
+        self.returned
+    }
+
+    /// What [`returned`](Self::returned) will be once the peer has taken in all that was posted so far. `None` in mode
+    /// original, which does not count contents.
+    pub fn posted(&self) -> Option<u64> {
+        (self.mode == Mode::Counted).then_some(self.sent)
+    }
+
     /// Whether an ASK is unanswered.
     pub fn is_asking(&self) -> bool {
         self.asking.is_some()

@@ -49,8 +49,8 @@ pub use ring::{RingConsumer, RingPlace};
 use crate::{
     Validation,
     limits::{
-        CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, NAMES_MAX, REQUESTS_MAX, RING_BYTES_FIRST,
-        RING_BYTES_MAX, RING_BYTES_MIN,
+        CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, NAMES_MAX, REQUESTS_MAX,
+        REQUESTS_PER_MESSAGE_MAX, RING_BYTES_FIRST, RING_BYTES_MAX, RING_BYTES_MIN,
     },
     wire::WireError,
 };
@@ -83,13 +83,15 @@ pub struct Parameters {
     pub names_max: u32,
     /// Longest content that travels inside a message, in bytes; 0 for none.
     pub eager_bytes_max: u32,
+    /// Requests that one message may carry. Mode original has one in each.
+    pub requests_per_message: u32,
     /// By which checksum contents are validated; see [`validation`](crate::validation).
     pub validation: Validation,
 }
 
 impl Default for Parameters {
     /// A depth of 256, rings of up to 256 KiB, 1024 requests, 64 contents, 1024 keys with a number, eager contents
-    /// of up to 4 KiB.
+    /// of up to 4 KiB, 128 requests in a message.
     fn default() -> Self {
         Self {
             mode: Mode::Counted,
@@ -99,6 +101,7 @@ impl Default for Parameters {
             contents_max: 64,
             names_max: 1024,
             eager_bytes_max: EAGER_BYTES_MAX,
+            requests_per_message: 128,
             validation: Validation::Off,
         }
     }
@@ -117,6 +120,7 @@ impl Parameters {
             ("contents_max", self.contents_max, 1, CONTENTS_MAX),
             ("names_max", self.names_max, 0, NAMES_MAX),
             ("eager_bytes_max", self.eager_bytes_max, 0, EAGER_BYTES_MAX),
+            ("requests_per_message", self.requests_per_message, 1, REQUESTS_PER_MESSAGE_MAX),
         ];
         for (field, value, minimum, maximum) in ranges {
             if !(minimum..=maximum).contains(&value) {
@@ -145,6 +149,8 @@ pub struct Agreed {
     pub names_max: u32,
     /// Longest content that travels inside a message: the smaller maximum, 0 in mode original.
     pub eager_bytes_max: u32,
+    /// Requests that one message may carry: the smaller maximum, 1 in mode original.
+    pub requests_per_message: u32,
     /// By which checksum contents are validated: the stronger of the two wishes.
     pub validation: Validation,
 }
@@ -169,8 +175,10 @@ impl Agreed {
         let names_max = if original { 0 } else { local.names_max.min(peer.names_max).min(NAMES_MAX) };
         let smaller = local.eager_bytes_max.min(peer.eager_bytes_max).min(EAGER_BYTES_MAX);
         let eager_bytes_max = if original { 0 } else { smaller };
+        let smaller = local.requests_per_message.min(peer.requests_per_message);
+        let requests_per_message = if original { 1 } else { smaller.clamp(1, REQUESTS_PER_MESSAGE_MAX) };
         let validation = local.validation.max(peer.validation);
-        Self { mode, depth, requests_max, names_max, eager_bytes_max, validation }
+        Self { mode, depth, requests_max, names_max, eager_bytes_max, requests_per_message, validation }
     }
 }
 

@@ -24,6 +24,22 @@ use crate::{
     connection::Turnstile, limits::NAME_BYTES_MAX,
 };
 
+/// How a value is received.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Manner {
+    /// As an own copy; or as a view of the peer's memory, if that is possible.
+    pub sharing: Sharing,
+    /// One of several that one task asks for now, polled one after the other: their requests travel in as few messages
+    /// as they fit. Such a request goes out when its future is polled for the second time, or with the next message.
+    pub together: bool,
+}
+
+impl From<Sharing> for Manner {
+    fn from(sharing: Sharing) -> Self {
+        Self { sharing, together: false }
+    }
+}
+
 /// A value that has arrived.
 #[derive(Debug)]
 pub struct Received<L> {
@@ -53,6 +69,11 @@ impl<C: Channel> std::fmt::Debug for Held<C> {
 }
 
 impl<C: Channel> Held<C> {
+    /// The value, until it is handed out.
+    pub fn get(&self) -> Option<&Received<C::Lent>> {
+        self.received.as_ref()
+    }
+
     /// Hands the value out; once.
     pub fn take(&mut self) -> Option<Received<C::Lent>> {
         self.received.take()
@@ -113,22 +134,22 @@ impl<C: Channel> Connection<C> {
         key: &str,
         allocator: &A,
     ) -> Result<Received<C::Lent>, TransferError> {
-        self.receive_shared(scope, key, allocator, Sharing::Copy).await
+        self.receive_with(scope, key, allocator, Manner::default()).await
     }
 
-    /// As [`receive`](Self::receive), as a view of the peer's memory if that is asked for and possible.
+    /// As [`receive`](Self::receive), in another [`Manner`].
     ///
     /// # Errors
     /// As [`receive`](Self::receive).
     ///
     /// # Cancel safety
     /// As [`receive`](Self::receive); a view that is on its way is kept like a content.
-    pub async fn receive_shared<A: Allocator<Lent = C::Lent>>(
+    pub async fn receive_with<A: Allocator<Lent = C::Lent>>(
         self: &Arc<Self>,
         scope: Scope,
         key: &str,
         allocator: &A,
-        sharing: Sharing,
+        manner: Manner,
     ) -> Result<Received<C::Lent>, TransferError> {
         if key.len() > NAME_BYTES_MAX {
             return Err(TransferError::KeyTooLong { length: key.len() });
@@ -138,7 +159,7 @@ impl<C: Channel> Connection<C> {
             Admission::Request(request) => request,
             Admission::Kept(landed) => return self.hand_out(scope, &key, landed, allocator).await,
         };
-        let pulled = request.pull(scope, &key, allocator, sharing).await;
+        let pulled = request.pull(scope, &key, allocator, manner).await;
         drop(request);
         match pulled {
             Ok(landed) | Err(Stop::Given(landed)) => self.hand_out(scope, &key, landed, allocator).await,
@@ -240,6 +261,14 @@ impl<C: Channel> Drop for Kept<'_, C> {
     }
 }
 
+/// Those of the `known` metadata that the receive accepts.
+fn accepted<A: Allocator>(known: Arc<[Metadata]>, allocator: &A) -> Arc<[Metadata]> {
+    if known.iter().all(|metadata| allocator.accepts(metadata).is_ok()) {
+        return known;
+    }
+    known.iter().filter(|metadata| allocator.accepts(metadata).is_ok()).cloned().collect()
+}
+
 /// One open request. Dropping it gives the request up.
 struct Request<'connection, C: Channel> {
     connection: &'connection Connection<C>,
@@ -252,15 +281,16 @@ impl<C: Channel> Request<'_, C> {
         scope: Scope,
         key: &Arc<str>,
         allocator: &A,
-        sharing: Sharing,
+        manner: Manner,
     ) -> Result<Landed<C::Lent>, Stop<C::Lent>> {
-        let known = self.connection.known(scope, key);
-        let (known, want) = if self.is_view(sharing, &known) {
+        let known = accepted(self.connection.known(scope, key), allocator);
+        let (known, want) = if self.is_view(manner.sharing, &known) {
             (known, Want::View)
         } else {
             self.allocate_first(allocator, scope, known).await?
         };
-        self.ask(scope, key, known, want).await?;
+        let request = TensorRequest { index: self.index, scope, key: key.clone(), known, want };
+        self.connection.send_request(request, manner.together).await?;
         loop {
             match self.reply().await? {
                 Reply::Content(landed) => {
@@ -268,16 +298,20 @@ impl<C: Channel> Request<'_, C> {
                     if want == Want::View || matches!(landed.content, Content::Eager(_) | Content::None) {
                         self.connection.remember(scope, key, &landed.metadata);
                     }
-                    // Memory that an eager content did not need goes back when the request is dropped.
+                    let unneeded = self.connection.lock().requests.take_unneeded(self.index);
+                    if let Some((lent, end)) = unneeded {
+                        self.end_loan(allocator, lent, end);
+                    }
                     return Ok(landed);
                 }
                 Reply::ErrorStatus(status) => {
-                    self.take_back();
+                    self.take_back(allocator);
                     return Err(TransferError::Remote(status).into());
                 }
                 Reply::MetaDataResponse(metadata) => {
-                    self.take_back();
+                    self.take_back(allocator);
                     self.connection.remember(scope, key, &metadata);
+                    allocator.accepts(&metadata).map_err(TransferError::Local)?;
                     let destination = self.allocate(allocator, &metadata).await?;
                     self.ask_again(metadata, destination).await?;
                 }
@@ -293,9 +327,9 @@ impl<C: Channel> Request<'_, C> {
         sharing == Sharing::View && mode != Mode::Original && !is_small
     }
 
-    /// How the first request wants its content. It says what is `known` only if it has memory for the largest of that,
-    /// or needs none: small contents can come inside a message. A published value is there or is not, so its request
-    /// may wait for memory; a value of a step may be long in coming.
+    /// How the first request wants its content. What is known to be small comes inside a message always, and needs no
+    /// memory before. Else it says what is `known` only if it has memory for the largest of that. A published value is
+    /// there or is not, so its request may wait for memory; a value of a step may be long in coming.
     async fn allocate_first<A: Allocator<Lent = C::Lent>>(
         &self,
         allocator: &A,
@@ -306,18 +340,19 @@ impl<C: Channel> Request<'_, C> {
         let Some(metadata) = largest.filter(|metadata| metadata.byte_length > 0) else {
             return Ok((known, Want::Write(None)));
         };
-        let is_small = metadata.byte_length <= self.connection.agreed().eager_bytes_max.into();
-        if scope == Scope::Published && !is_small {
+        if metadata.byte_length <= self.connection.agreed().eager_bytes_max.into() {
+            return Ok((known, Want::Eager));
+        }
+        if scope == Scope::Published {
             let destination = self.allocate(allocator, metadata).await?;
             return Ok((known, Want::Write(destination)));
         }
         let early = self.unless_over(allocator.allocate_early(metadata)).await?;
         match early.map_err(TransferError::Local)? {
             Some((lent, destination)) => {
-                self.keep(lent)?;
+                self.keep(allocator, lent)?;
                 Ok((known, Want::Write(Some(destination))))
             }
-            None if is_small => Ok((known, Want::Eager)),
             None => Ok((Arc::default(), Want::Write(None))),
         }
     }
@@ -333,11 +368,11 @@ impl<C: Channel> Request<'_, C> {
         }
         let allocated = self.unless_over(allocator.allocate(metadata)).await?;
         let (lent, destination) = allocated.map_err(TransferError::Local)?;
-        self.keep(lent)?;
+        self.keep(allocator, lent)?;
         Ok(Some(destination))
     }
 
-    fn keep(&self, lent: C::Lent) -> Result<(), ChannelError> {
+    fn keep<A: Allocator<Lent = C::Lent>>(&self, allocator: &A, lent: C::Lent) -> Result<(), ChannelError> {
         let mut state = self.connection.lock();
         match state.failure() {
             Ok(()) => {
@@ -346,26 +381,10 @@ impl<C: Channel> Request<'_, C> {
             }
             Err(over) => {
                 drop(state);
-                self.connection.channel().take_back(lent, LentEnd::NeverSent);
+                self.end_loan(allocator, lent, LentEnd::NeverSent);
                 Err(over)
             }
         }
-    }
-
-    /// Sends TENSOR_REQUEST.
-    async fn ask(
-        &self,
-        scope: Scope,
-        key: &Arc<str>,
-        known: Arc<[Metadata]>,
-        want: Want,
-    ) -> Result<(), ChannelError> {
-        let (index, key) = (self.index, key.clone());
-        // What may be written.
-        let expected = if want == Want::Eager { Arc::default() } else { known.clone() };
-        let message = Message::TensorRequest(TensorRequest { index, scope, key, known, want });
-        let is_view = want == Want::View;
-        self.connection.send(&message, |state| state.requests.asked(index, expected.clone(), is_view)).await
     }
 
     /// Sends TENSOR_RE_REQUEST, unless the peer has given up meanwhile.
@@ -424,9 +443,15 @@ impl<C: Channel> Request<'_, C> {
     }
 
     /// Takes back memory that the peer's answer has freed.
-    fn take_back(&self) {
+    fn take_back<A: Allocator<Lent = C::Lent>>(&self, allocator: &A) {
         let ended = self.connection.lock().requests.take_ended(self.index);
         if let Some((lent, end)) = ended {
+            self.end_loan(allocator, lent, end);
+        }
+    }
+
+    fn end_loan<A: Allocator<Lent = C::Lent>>(&self, allocator: &A, lent: C::Lent, end: LentEnd) {
+        if let Some(lent) = allocator.take_back(lent, end) {
             self.connection.channel().take_back(lent, end);
         }
     }

@@ -233,6 +233,12 @@ impl<L> Requests<L> {
         self.entry(index)?.take_ended()
     }
 
+    /// Takes memory that a content which was handed out did not need. Another content may still lie there.
+    pub(crate) fn take_unneeded(&mut self, index: RequestIndex) -> Option<(L, LentEnd)> {
+        let entry = self.entry(index)?;
+        if entry.reply.is_some() { None } else { entry.take_ended() }
+    }
+
     /// Content of `length` bytes has landed, of the listed metadata number `which`.
     pub(crate) fn content(&mut self, index: RequestIndex, which: usize, length: u64) -> ArrivedResult<L> {
         let (tells_first, has_slots) = (self.agreed.tells_first(), self.agreed.has_result_slots());

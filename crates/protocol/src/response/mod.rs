@@ -164,7 +164,7 @@ impl<C: Channel> Response<C> {
         let sent = self.connection.send(&message, |state| {
             state.counters.eager_sent += 1;
             state.counters.eager_bytes_sent += length;
-            state.responses.wrote(index);
+            state.count_written(index);
             let _ = state.responses.close(index, true);
         });
         if let Ok(Ok(())) = self.unless_cancelled(sent).await {
@@ -222,7 +222,7 @@ impl<C: Channel> Response<C> {
                 return Some(Ok(Lending::Refused));
             };
             state.responses.start_writing(index);
-            state.count_content();
+            state.count_content(index);
             state.counters.loans_sent += 1;
             state.counters.loan_bytes_sent += metadata.byte_length;
             Some(Ok(Lending::Posted(write)))
@@ -274,7 +274,7 @@ impl<C: Channel> Response<C> {
                 return None;
             }
             Some(state.responses.start_writing(index).then(|| {
-                state.count_content();
+                state.count_content(index);
                 state.counters.contents_sent += 1;
                 state.counters.content_bytes_sent += length;
                 let immediate = index.immediate(which);

@@ -74,9 +74,18 @@ pub(crate) struct Responses {
     owed: VecDeque<Owed>,
     /// Entries that the peer still waits for, and owed replies.
     unanswered: usize,
-    /// Values of steps that were written, by the slot of their request. The peer may not have them yet. It has once
-    /// it uses the slot again.
-    written: BTreeMap<usize, StepId>,
+    /// Values of steps that were written and that the peer may not have taken in yet, oldest first.
+    written: VecDeque<Written>,
+}
+
+/// A value that belongs to the peer, which may not have it.
+#[derive(Debug)]
+struct Written {
+    step: StepId,
+    /// The peer has it once it has returned so many immediates. `None` in mode original, where it has once it uses the
+    /// slot again.
+    returned: Option<u64>,
+    slot: usize,
 }
 
 impl Responses {
@@ -86,7 +95,7 @@ impl Responses {
             entries: BTreeMap::new(),
             owed: VecDeque::new(),
             unanswered: 0,
-            written: BTreeMap::new(),
+            written: VecDeque::new(),
         }
     }
 
@@ -107,7 +116,9 @@ impl Responses {
             return Err(PeerMisbehaved::DuplicateRequest);
         }
         self.count_unanswered()?;
-        self.written.remove(&index.slot());
+        if self.written.front().is_some_and(|oldest| oldest.returned.is_none()) {
+            self.written.retain(|written| written.slot != index.slot());
+        }
         let step = match scope {
             Scope::Step(step) => Some(step),
             Scope::Published => None,
@@ -118,7 +129,10 @@ impl Responses {
 
     /// Steps that have a response under way, or a value written that the peer may not have yet.
     pub(crate) fn steps(&self) -> impl Iterator<Item = StepId> {
-        self.entries.values().filter_map(|entry| entry.step).chain(self.written.values().copied())
+        self.entries
+            .values()
+            .filter_map(|entry| entry.step)
+            .chain(self.written.iter().map(|written| written.step))
     }
 
     /// TENSOR_RE_REQUEST came. `None`: the index is unknown.
@@ -192,14 +206,21 @@ impl Responses {
         };
         entry.phase = Phase::Writing;
         self.unanswered -= 1;
-        self.wrote(index);
         true
     }
 
-    /// The value belongs to the peer from here on, which may not have it yet.
-    pub(crate) fn wrote(&mut self, index: RequestIndex) {
+    /// The value belongs to the peer from here on, which has taken it in once it has returned so many immediates.
+    pub(crate) fn wrote(&mut self, index: RequestIndex, returned: Option<u64>) {
         if let Some(step) = self.entries.get(&index).and_then(|entry| entry.step) {
-            self.written.insert(index.slot(), step);
+            self.written.push_back(Written { step, returned, slot: index.slot() });
+        }
+    }
+
+    /// The peer has returned so many immediates: what they brought is its own.
+    pub(crate) fn taken_in(&mut self, returned: u64) {
+        let has = |written: &Written| written.returned.is_some_and(|needed| needed <= returned);
+        while self.written.front().is_some_and(has) {
+            self.written.pop_front();
         }
     }
 

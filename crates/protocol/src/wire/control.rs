@@ -352,6 +352,7 @@ fn write_end(writer: &mut Writer<'_>, end: &Connect) {
     writer.u32(end.parameters.contents_max);
     writer.u32(end.parameters.names_max);
     writer.u32(end.parameters.eager_bytes_max);
+    writer.u32(end.parameters.requests_per_message);
     writer.u8(end.parameters.validation as u8);
     writer.destination(end.ring.destination);
     writer.destination(end.ring.slots);
@@ -388,6 +389,7 @@ fn read_parameters(reader: &mut Reader<'_>) -> Result<Parameters, WireError> {
         contents_max: reader.u32("contents_max")?,
         names_max: reader.u32("names_max")?,
         eager_bytes_max: reader.u32("eager_bytes_max")?,
+        requests_per_message: reader.u32("requests_per_message")?,
         validation: read_validation(reader)?,
     };
     parameters.check()?;

@@ -2,7 +2,9 @@
 //! here: what [`decode`] gives is within all [limits](crate::limits).
 //!
 //! A frame is a `u32` total length (prefix included), a `u8` kind and the fields of that kind. Texts and byte
-//! strings have a `u16` length, optional fields a `u8` that is 0 or 1. The version is agreed once, in
+//! strings have a `u16` length, optional fields a `u8` that is 0 or 1. A
+//! destination has a `u8` before it that is 0 without one, 1, or 2 if a result slot (region, generation, offset) comes
+//! first; META_DATA_RESPONSE's `u8` for how the content comes is 0x80 higher if a checksum (`u64`) follows it. The version is agreed once, in
 //! [`ControlFrame::Hello`](control::ControlFrame::Hello). What lies in a ring is in [`record`].
 
 use std::sync::Arc;
@@ -16,7 +18,9 @@ use codec::{Reader, Writer};
 
 use crate::{
     ErrorStatus, Message, MetaDataResponse, Metadata, Scope, StepId, TensorReRequest, TensorRequest, Want,
-    limits::{EAGER_BYTES_MAX, KNOWN_METADATA_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX},
+    limits::{
+        EAGER_BYTES_MAX, KNOWN_METADATA_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, REQUESTS_PER_MESSAGE_MAX,
+    },
     names::{NameForm, NameTable},
 };
 
@@ -100,6 +104,11 @@ const TENSOR_RE_REQUEST: u8 = 3;
 const ERROR_STATUS: u8 = 4;
 const CANCEL: u8 = 5;
 const CANCEL_ACK: u8 = 6;
+/// TENSOR_REQUEST with several keys: a `u32` count, then the fields of each.
+const TENSOR_REQUESTS: u8 = 7;
+
+/// What the shortest request takes: index, scope, a key by its number, no metadata, and how it wants the content.
+const REQUEST_BYTES_MIN: usize = 4 + 1 + 3 + 1 + 1;
 
 const NAME_PLAIN: u8 = 0;
 const NAME_DEFINED: u8 = 1;
@@ -133,10 +142,20 @@ pub fn encode_into(message: &Message, into: &mut Vec<u8>) {
     codec::frame(into, |writer| write_message(writer, message, None));
 }
 
-/// Kind and fields. A request names its key in `form`; without one, by the key alone.
-fn write_message(writer: &mut Writer<'_>, message: &Message, form: Option<NameForm>) {
+/// Kind and fields. Requests name their keys in `forms`, one each; without forms, by the key alone.
+fn write_message(writer: &mut Writer<'_>, message: &Message, forms: Option<&[NameForm]>) {
     match message {
-        Message::TensorRequest(request) => write_request(writer, request, form),
+        Message::TensorRequest(request) => {
+            writer.u8(TENSOR_REQUEST);
+            write_request(writer, request, form_of(forms, 0));
+        }
+        Message::TensorRequests(requests) => {
+            writer.u8(TENSOR_REQUESTS);
+            writer.count(requests.len());
+            for (at, request) in requests.iter().enumerate() {
+                write_request(writer, request, form_of(forms, at));
+            }
+        }
         Message::MetaDataResponse(response) => {
             writer.u8(META_DATA_RESPONSE);
             writer.u32(response.index.0);
@@ -164,8 +183,21 @@ fn write_message(writer: &mut Writer<'_>, message: &Message, form: Option<NameFo
     }
 }
 
+/// The form of the key of request number `at`.
+fn form_of(forms: Option<&[NameForm]>, at: usize) -> Option<NameForm> {
+    forms.map(|forms| forms.get(at).copied().unwrap_or(NameForm::Plain))
+}
+
+/// Bytes that `request` takes in a ring record that others share with it, at most. `scratch` is overwritten.
+pub(crate) fn request_bytes_max(request: &TensorRequest, scratch: &mut Vec<u8>) -> usize {
+    scratch.clear();
+    // A number beside the key is the longest form.
+    codec::frame(scratch, |writer| write_request(writer, request, Some(NameForm::Define(0))));
+    scratch.len().saturating_sub(4)
+}
+
+/// The fields of a request.
 fn write_request(writer: &mut Writer<'_>, request: &TensorRequest, form: Option<NameForm>) {
-    writer.u8(TENSOR_REQUEST);
     writer.u32(request.index.0);
     match request.scope {
         Scope::Step(StepId(step)) => {
@@ -275,39 +307,63 @@ fn open_frame(bytes: &[u8], limit: usize) -> Result<Reader<'_>, WireError> {
 pub fn decode(bytes: &[u8]) -> Result<Message, WireError> {
     let mut reader = open_frame(bytes, MESSAGE_BYTES_MAX)?;
     let kind = reader.u8("kind")?;
-    let message = read_message(kind, &mut reader, None)?;
+    let message = read_message(kind, &mut reader, None, REQUESTS_PER_MESSAGE_MAX)?;
     reader.end()?;
     Ok(message)
 }
 
-/// The fields of a message of this kind. With `names`, requests name their keys in one of several forms.
+/// The fields of a message of this kind, with at most so many requests. With `names`, requests name their keys in one
+/// of several forms.
 fn read_message(
     kind: u8,
     reader: &mut Reader<'_>,
     names: Option<&mut NameTable>,
+    requests_per_message: u32,
 ) -> Result<Message, WireError> {
-    if !(TENSOR_REQUEST..=CANCEL_ACK).contains(&kind) {
-        return Err(WireError::Unknown { field: "kind", value: kind.into() });
+    match kind {
+        TENSOR_REQUEST => read_request(reader, names).map(Message::TensorRequest),
+        TENSOR_REQUESTS => read_requests(reader, names, requests_per_message).map(Message::TensorRequests),
+        META_DATA_RESPONSE..=CANCEL_ACK => read_answer(kind, reader),
+        _ => Err(WireError::Unknown { field: "kind", value: kind.into() }),
     }
+}
+
+/// Several requests. One alone has a kind of its own, so that no message can be said in two ways.
+fn read_requests(
+    reader: &mut Reader<'_>,
+    mut names: Option<&mut NameTable>,
+    requests_per_message: u32,
+) -> Result<Vec<TensorRequest>, WireError> {
+    let count = reader.count("requests", requests_per_message as usize, REQUEST_BYTES_MIN)?;
+    if count < 2 {
+        return Err(WireError::Inconsistent { field: "requests" });
+    }
+    (0..count).map(|_| read_request(reader, names.as_deref_mut())).collect()
+}
+
+fn read_request(reader: &mut Reader<'_>, names: Option<&mut NameTable>) -> Result<TensorRequest, WireError> {
+    let index = reader.index()?;
+    let scope = match reader.u8("scope")? {
+        SCOPE_STEP => Scope::Step(StepId(reader.i64("step")?)),
+        SCOPE_PUBLISHED => Scope::Published,
+        value => return Err(WireError::Unknown { field: "scope", value: value.into() }),
+    };
+    let key = read_name(reader, names)?;
+    let known = read_known(reader)?;
+    let want = match reader.u8("want")? {
+        WANT_WRITE => Want::Write(reader.target()?),
+        WANT_EAGER => Want::Eager,
+        WANT_VIEW => Want::View,
+        value => return Err(WireError::Unknown { field: "want", value: value.into() }),
+    };
+    check_want(&known, want)?;
+    Ok(TensorRequest { index, scope, key, known, want })
+}
+
+/// The fields of a message that names one request by its index.
+fn read_answer(kind: u8, reader: &mut Reader<'_>) -> Result<Message, WireError> {
     let index = reader.index()?;
     Ok(match kind {
-        TENSOR_REQUEST => {
-            let scope = match reader.u8("scope")? {
-                SCOPE_STEP => Scope::Step(StepId(reader.i64("step")?)),
-                SCOPE_PUBLISHED => Scope::Published,
-                value => return Err(WireError::Unknown { field: "scope", value: value.into() }),
-            };
-            let key = read_name(reader, names)?;
-            let known = read_known(reader)?;
-            let want = match reader.u8("want")? {
-                WANT_WRITE => Want::Write(reader.target()?),
-                WANT_EAGER => Want::Eager,
-                WANT_VIEW => Want::View,
-                value => return Err(WireError::Unknown { field: "want", value: value.into() }),
-            };
-            check_want(&known, want)?;
-            Message::TensorRequest(TensorRequest { index, scope, key, known, want })
-        }
         META_DATA_RESPONSE => {
             let metadata = reader.metadata()?;
             let Content { content, loan_follows, checksum } = read_content(reader)?;

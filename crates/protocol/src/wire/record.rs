@@ -22,6 +22,8 @@ pub const ASK_BYTES: usize = 16;
 pub const ANSWER_BYTES: usize = 12;
 
 const COUNTS_BYTES: usize = 8;
+/// Prefix, counts, kind and number of a record with several requests.
+pub(crate) const SEVERAL_BYTES: usize = 4 + COUNTS_BYTES + 1 + 4;
 /// Form and number of a key.
 const NAME_FORM_BYTES: usize = 3;
 /// Largest record of a ring, in bytes.
@@ -52,12 +54,12 @@ pub enum Record {
     Control(Control),
 }
 
-/// Appends the ring record of `message`; `counted` is `None` in mode original. A request names its key in the form
-/// given with the counts.
-pub fn encode_message(counted: Option<(Counts, NameForm)>, message: &Message, into: &mut Vec<u8>) {
+/// Appends the ring record of `message`; `counted` is `None` in mode original. Requests name their keys in the forms
+/// given with the counts, one each; a request without one, by the key alone.
+pub fn encode_message(counted: Option<(Counts, &[NameForm])>, message: &Message, into: &mut Vec<u8>) {
     frame(into, |writer| {
         write_counts(writer, counted.map(|(counts, _)| counts));
-        write_message(writer, message, counted.map(|(_, form)| form));
+        write_message(writer, message, counted.map(|(_, forms)| forms));
     });
 }
 
@@ -101,11 +103,17 @@ fn record_bytes_max(mode: Mode) -> usize {
 }
 
 /// The ring record that `bytes` encode, all of them, and its counts, which are 0 in mode original. Keys that it
-/// gives a number to are kept in `names`, and keys it names by a number are looked up there.
+/// gives a number to are kept in `names`, and keys it names by a number are looked up there. It carries at most
+/// `requests_per_message` requests.
 ///
 /// # Errors
 /// [`WireError`] names what is wrong; the peer is faulty or hostile.
-pub fn decode_record(mode: Mode, bytes: &[u8], names: &mut NameTable) -> Result<(Counts, Record), WireError> {
+pub fn decode_record(
+    mode: Mode,
+    bytes: &[u8],
+    names: &mut NameTable,
+    requests_per_message: u32,
+) -> Result<(Counts, Record), WireError> {
     let mut reader = open_frame(bytes, record_bytes_max(mode))?;
     let counts = match mode {
         Mode::Original => Counts::default(),
@@ -118,7 +126,7 @@ pub fn decode_record(mode: Mode, bytes: &[u8], names: &mut NameTable) -> Result<
         }
         kind => {
             let names = (mode != Mode::Original).then_some(names);
-            Record::Message(read_message(kind, &mut reader, names)?)
+            Record::Message(read_message(kind, &mut reader, names, requests_per_message)?)
         }
     };
     reader.end()?;

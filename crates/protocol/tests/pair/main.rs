@@ -15,6 +15,7 @@ mod known;
 mod load;
 mod misbehaviour;
 mod sequences;
+mod several;
 mod stash;
 mod support;
 mod validation;

@@ -183,6 +183,38 @@ fn a_published_value_that_nobody_awaits_is_dropped() {
 }
 
 #[test]
+fn a_written_value_is_the_peers_as_soon_as_its_counts_say_so() {
+    let mut pair = Pair::new(small());
+    let (first, second) = (Scope::Step(StepId(1)), Scope::Step(StepId(2)));
+    let waiting = pair.receive(A, first, "k");
+    pair.run();
+    pair.b.source.send_bytes(second, "k", 24, 1);
+    assert!(pair.pull(second, "k").is_ok());
+    assert_eq!(pair.b.connection.steps_under_way(), [StepId(1), StepId(2)]);
+    // The next message is about another request, and no slot is used again.
+    pair.tasks.cancel(waiting.task);
+    pair.run();
+    assert!(pair.b.connection.steps_under_way().is_empty());
+    pair.assert_clean();
+}
+
+#[test]
+fn in_mode_original_a_written_value_is_the_peers_once_its_slot_is_used_again() {
+    let mut pair = Pair::new(original());
+    let waiting = pair.receive(A, Scope::Step(StepId(1)), "k");
+    pair.run();
+    for step in 2..5 {
+        let scope = Scope::Step(StepId(step));
+        pair.b.source.send_bytes(scope, "k", 24, 1);
+        assert!(pair.pull(scope, "k").is_ok());
+        assert_eq!(pair.b.connection.steps_under_way(), [StepId(1), StepId(step)]);
+    }
+    pair.tasks.cancel(waiting.task);
+    pair.run();
+    assert_eq!(pair.b.connection.steps_under_way(), [StepId(4)], "a message about another slot says nothing");
+}
+
+#[test]
 fn steps_under_way_are_those_whose_values_a_break_may_lose() {
     let (mut pair, handle) = waiting();
     let step = vec![STEP_ID];

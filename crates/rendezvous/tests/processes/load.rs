@@ -154,7 +154,8 @@ fn stopped_reader(test: &'static str, fabric: &'static str) {
         receive_all(&worker, COUNT, going).await;
         assert_bounded(&worker, before, COUNT);
         assert_eq!(worker.receive_memory().used_bytes, 0);
-        assert!(info(&worker, &peer).counters.sent.tensor_request >= COUNT as u64);
+        // Those that waited for a credit travelled together.
+        assert!(info(&worker, &peer).counters.sent.tensor_request < COUNT as u64);
         worker.shutdown().await;
     });
 }

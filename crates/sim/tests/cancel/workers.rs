@@ -4,16 +4,17 @@ use std::time::Duration;
 
 use futures::future::join;
 use protocol::{DataType, Mode};
-use rendezvous::{ClusterSpec, Peer, Sharing, Tensor, Worker, WorkerBuilder, WorkerError};
+use rendezvous::{ClusterSpec, Filled, Peer, Sharing, Tensor, Worker, WorkerBuilder, WorkerError};
 use sim::{Handle, Node};
 use verbs_reactor::Runtime;
 
 use super::{for_every_k, on_seeds, polled};
 
 /// What this file cancels.
-pub(super) const CASES: [&str; 13] = [
+pub(super) const CASES: [&str; 15] = [
     "fetch",
     "fetch_as",
+    "fetch_into",
     "fetch_many",
     "fetch_timeout",
     "list",
@@ -21,6 +22,7 @@ pub(super) const CASES: [&str; 13] = [
     "peer_at",
     "recv",
     "recv_as",
+    "recv_into",
     "recv_many",
     "recv_timeout",
     "shutdown",
@@ -140,6 +142,15 @@ fn fetches_of_many_and_of_views_given_up_leave_nothing_behind() {
 }
 
 #[test]
+fn s3_a_fetch_into_a_buffer_given_up_leaves_nothing_behind() {
+    every_k_beside_fetches("fetch_into", &async |two, polls| {
+        let buffer = two.client.receive_pool().alloc(BYTES).await.unwrap();
+        let fetched = polled(polls, two.client.fetch_into(&two.peer, "x", DataType::U8, buffer)).await;
+        fetched.map(|filled| two.handle.verify(1, filled.unwrap().bytes())).is_some()
+    });
+}
+
+#[test]
 fn s3_a_fetch_with_a_limit_given_up_leaves_nothing_behind() {
     every_k_beside_fetches("fetch_timeout", &async |two, polls| {
         let limit = Duration::from_secs(30);
@@ -183,6 +194,7 @@ enum Receiving {
     Limited(Duration),
     Shared(Sharing),
     Many,
+    Into,
 }
 
 /// Values 0, 1, 2, … of one key, received in order although receives are given up after every k polls.
@@ -197,6 +209,11 @@ async fn receives(two: &Two, how: Receiving) {
                 Receiving::Plain => step.recv(&wanted_by).await,
                 Receiving::Limited(limit) => step.recv_timeout(&wanted_by, limit).await,
                 Receiving::Shared(sharing) => step.recv_as(&wanted_by, sharing).await,
+                Receiving::Into => {
+                    let buffer = two.client.receive_pool().alloc(BYTES).await.unwrap();
+                    let received = step.recv_into(&wanted_by, DataType::U8, buffer).await;
+                    received.map(Filled::into_tensor).map_err(WorkerError::from)
+                }
                 Receiving::Many => {
                     let received = step.recv_many(std::slice::from_ref(&wanted_by)).await;
                     received.map(|tensors| tensors.into_iter().next().unwrap())
@@ -242,6 +259,17 @@ fn s3_a_receive_of_many_keys_or_of_a_view_given_up_loses_and_doubles_nothing() {
         on_seeds(async |handle: Handle| {
             let two = Two::start(&handle, builder_mode()).await;
             receives(&two, how).await;
+            two.end().await;
+        });
+    }
+}
+
+#[test]
+fn s3_a_receive_into_a_buffer_given_up_loses_and_doubles_nothing() {
+    for mode in [Mode::Original, builder_mode()] {
+        on_seeds(async |handle: Handle| {
+            let two = Two::start(&handle, mode).await;
+            receives(&two, Receiving::Into).await;
             two.end().await;
         });
     }

@@ -70,6 +70,7 @@ struct End {
     mode: Mode,
     /// The keys of the messages that were posted here.
     names: NameTable,
+    requests_per_message: u32,
     depths: Depths,
     /// Own rings, oldest first.
     rings: Vec<Vec<u8>>,
@@ -164,6 +165,7 @@ impl Wire {
         let end = |local: &Parameters, peer: &Parameters, memory| End {
             mode: Agreed::of(local, peer).mode,
             names: NameTable::new(Agreed::of(local, peer).names_max),
+            requests_per_message: Agreed::of(local, peer).requests_per_message,
             depths: Depths::of(local, peer),
             rings: vec![vec![0; local.first_ring_bytes() as usize]],
             reading: 0,
@@ -380,7 +382,7 @@ fn name(record: &Record) -> &'static str {
         Record::Control(other) => panic!("{other:?}"),
     };
     match message {
-        Message::TensorRequest(_) => "TENSOR_REQUEST",
+        Message::TensorRequest(_) | Message::TensorRequests(_) => "TENSOR_REQUEST",
         Message::MetaDataResponse(_) => "META_DATA_RESPONSE",
         Message::TensorReRequest(_) => "TENSOR_RE_REQUEST",
         Message::ErrorStatus(_) => "ERROR_STATUS",
@@ -427,7 +429,7 @@ impl Channel for TestChannel {
         let (message, is_eager) = {
             let mut state = self.wire.0.lock().unwrap();
             let end = state.end(self.side);
-            match decode_record(end.mode, bytes, &mut end.names) {
+            match decode_record(end.mode, bytes, &mut end.names, end.requests_per_message) {
                 Ok((_, record)) => (name(&record), is_eager(&record)),
                 Err(WireError::UnknownName(_)) => ("forged", false),
                 Err(error) => panic!("an own message cannot be decoded: {error}"),

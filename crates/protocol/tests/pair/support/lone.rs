@@ -85,7 +85,7 @@ impl Lone {
         let (connection, memory, key) = (self.connection.clone(), self.memory.clone(), key.to_owned());
         let handle = self
             .tasks
-            .spawn(async move { connection.receive_shared(scope, &key, &memory, Sharing::View).await });
+            .spawn(async move { connection.receive_with(scope, &key, &memory, Sharing::View.into()).await });
         self.tasks.run();
         handle
     }
@@ -163,7 +163,8 @@ impl Lone {
             self.wire.complete(Side::B);
         }
         while let Some(arrival) = self.wire.take(Side::A) {
-            last = self.connection.on_immediate(arrival.immediate, arrival.length);
+            let taken = self.connection.on_immediate(arrival.immediate, arrival.length);
+            last = taken.map(|requests| requests.and_then(|requests| requests.into_iter().next()));
         }
         last
     }
@@ -214,7 +215,8 @@ impl Lone {
     }
 
     fn post_named(&mut self, message: &Message, form: NameForm) {
-        let counted = (self.mode != Mode::Original).then_some((self.taken, form));
+        let forms = vec![form; message.requests().len()];
+        let counted = (self.mode != Mode::Original).then_some((self.taken, &forms[..]));
         let mut bytes = Vec::new();
         record::encode_message(counted, message, &mut bytes);
         self.post_bytes(&bytes);

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use futures::future::join_all;
 use protocol::{
-    Agreed, Connection, Counters, Mode, Parameters, PeerMisbehaved, Received, Scope, Sharing, TensorRequest,
-    TransferError, Validation,
+    Agreed, Connection, Counters, Manner, Mode, Parameters, PeerMisbehaved, Received, Scope, Sharing,
+    TensorRequest, TransferError, Validation,
 };
 
 use super::{
@@ -57,6 +58,7 @@ pub(crate) fn small() -> Parameters {
         contents_max: 2,
         names_max: 4,
         eager_bytes_max: 0,
+        requests_per_message: 1,
         validation: Validation::Off,
     }
 }
@@ -111,10 +113,27 @@ impl Pair {
         self.tasks.spawn(async move { connection.receive(scope, &key, &memory).await })
     }
 
+    /// As [`receive`](Self::receive) at A, of one of several values that are asked for together.
+    pub(crate) fn together(&mut self, scope: Scope, key: &str) -> Handle<Outcome> {
+        let (connection, memory, key) = (self.a.connection.clone(), self.a.memory.clone(), key.to_owned());
+        let manner = Manner { together: true, ..Manner::default() };
+        self.tasks.spawn(async move { connection.receive_with(scope, &key, &memory, manner).await })
+    }
+
+    /// As [`receive`](Self::receive) at A, of all of these at once, by one task.
+    pub(crate) fn receive_many(&mut self, scope: Scope, keys: &[String]) -> Handle<Vec<Outcome>> {
+        let (connection, memory, keys) = (self.a.connection.clone(), self.a.memory.clone(), keys.to_vec());
+        let manner = Manner { together: true, ..Manner::default() };
+        self.tasks.spawn(async move {
+            join_all(keys.iter().map(|key| connection.receive_with(scope, key, &memory, manner))).await
+        })
+    }
+
     /// As [`receive`](Self::receive) at A, of a view.
     pub(crate) fn view(&mut self, scope: Scope, key: &str) -> Handle<Outcome> {
         let (connection, memory, key) = (self.a.connection.clone(), self.a.memory.clone(), key.to_owned());
-        self.tasks.spawn(async move { connection.receive_shared(scope, &key, &memory, Sharing::View).await })
+        self.tasks
+            .spawn(async move { connection.receive_with(scope, &key, &memory, Sharing::View.into()).await })
     }
 
     /// The oldest arrival of `side` is taken in; false without one.
@@ -130,11 +149,14 @@ impl Pair {
         };
         match taken {
             Ok(None) => {}
-            Ok(Some(request)) => {
-                end.requests.push(request.clone());
-                let response = end.connection.respond(request, &end.source);
-                let task = self.tasks.spawn(response).task;
-                self.end(side).responses.push(task);
+            Ok(Some(requests)) => {
+                for request in requests {
+                    let end = self.end(side);
+                    end.requests.push(request.clone());
+                    let response = end.connection.respond(request, &end.source);
+                    let task = self.tasks.spawn(response).task;
+                    self.end(side).responses.push(task);
+                }
             }
             Err(rule) => end.misbehaviour = Some(rule),
         }

@@ -1,0 +1,257 @@
+//! Several keys in one TENSOR_REQUEST.
+
+use protocol::{
+    Code, Message, Mode, Parameters, PeerMisbehaved, RequestIndex, Status, TensorRequest, TransferError,
+    Want, credit::Counts, names::NameForm, wire::record,
+};
+
+use crate::support::{
+    STEP,
+    Side::A,
+    bytes_of,
+    lone::Lone,
+    pair::{Outcome, Pair, original, settled, small},
+    tasks::Handle,
+};
+
+/// Four requests in a message, and none of the other limits in the way.
+fn four() -> Parameters {
+    Parameters { requests_per_message: 4, requests_max: 100, depth: 40, contents_max: 20, ..small() }
+}
+
+fn keys(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("key {number}")).collect()
+}
+
+/// Sends a value for each of `keys`, receives them together, and gives how many TENSOR_REQUESTs that took.
+fn cost(pair: &mut Pair, keys: &[String]) -> u64 {
+    let before = pair.counters().0.sent.tensor_request;
+    for (fill, key) in (1..).zip(keys) {
+        pair.b.source.send_bytes(STEP, key, 40, fill);
+    }
+    let all = pair.receive_many(STEP, keys);
+    pair.run();
+    for (fill, outcome) in (1..).zip(all.take().unwrap()) {
+        let received = outcome.unwrap();
+        assert_eq!(received.lent.unwrap().finish(40), vec![fill; 40]);
+    }
+    pair.assert_clean();
+    pair.counters().0.sent.tensor_request - before
+}
+
+#[test]
+fn s5_keys_asked_for_together_take_as_few_messages_as_their_number_allows() {
+    for count in [1, 2, 3, 4, 5, 8, 9, 33] {
+        let mut pair = Pair::new(four());
+        let keys = keys(count);
+        let messages = count.div_ceil(4) as u64;
+        // Unknown, then known, with their metadata and destinations.
+        assert_eq!([(); 2].map(|()| cost(&mut pair, &keys)), [messages; 2], "{count} keys");
+        assert_eq!(pair.b.requests.len(), 2 * count, "each is answered for itself");
+        assert_eq!(pair.counters().1.sent.meta_data_response, count as u64);
+    }
+}
+
+#[test]
+fn s5_keys_asked_for_together_take_as_few_messages_as_their_length_allows() {
+    let parameters = Parameters { requests_per_message: 100, names_max: 0, ..four() };
+    let mut pair = Pair::new(parameters);
+    let long: Vec<String> = (0..20).map(|number| format!("{number:01000}")).collect();
+    // 7 of them take 7 × (4 + 9 + 5 + 1000 + 3) bytes, 8 are longer than the longest message.
+    assert_eq!(cost(&mut pair, &long), 3);
+}
+
+#[test]
+fn the_smaller_number_of_requests_in_a_message_holds_at_both_ends() {
+    let mut pair = Pair::with(Parameters { requests_per_message: 3, ..four() }, four(), 64);
+    assert_eq!(cost(&mut pair, &keys(12)), 4);
+    let mut pair = Pair::with(four(), Parameters { requests_per_message: 1, ..four() }, 64);
+    assert_eq!(cost(&mut pair, &keys(12)), 12);
+}
+
+#[test]
+fn s3_6_mode_original_has_one_request_in_each_message() {
+    let mut pair = Pair::new(Parameters { requests_per_message: 4, requests_max: 20, ..original() });
+    assert_eq!(cost(&mut pair, &keys(6)), 6);
+    assert_eq!(cost(&mut pair, &keys(6)), 6);
+}
+
+#[test]
+fn requests_that_wait_for_a_credit_go_together_whoever_made_them() {
+    let mut pair = Pair::new(Parameters { depth: 4, ..four() });
+    let handles: Vec<_> = keys(10).iter().map(|key| pair.receive(A, STEP, key)).collect();
+    pair.tasks.run();
+    assert_eq!(pair.counters().0.sent.tensor_request, 2, "the credits of a depth of 4");
+    pair.run();
+    assert_eq!(pair.counters().0.sent.tensor_request, 2 + 2, "the other 8 in two messages of 4");
+    for (key, handle) in keys(10).iter().zip(&handles) {
+        pair.b.source.send_bytes(STEP, key, 5, 1);
+        pair.run();
+        assert_eq!(settled(handle), Ok((bytes_of(5), vec![1; 5])));
+    }
+    pair.assert_clean();
+}
+
+/// Four receives whose requests stand in line and are not posted.
+fn gathered(pair: &mut Pair) -> [Handle<Outcome>; 4] {
+    let handles = ["a", "b", "c", "d"].map(|key| pair.together(STEP, key));
+    let before = pair.counters().0.sent;
+    handles.iter().for_each(|handle| pair.tasks.poll(handle.task));
+    assert_eq!(pair.counters().0.sent, before);
+    handles
+}
+
+#[test]
+fn one_of_several_is_given_up_alone() {
+    let mut pair = Pair::new(four());
+    let [a, b, c, d] = gathered(&mut pair);
+    pair.run();
+    assert_eq!(pair.counters().0.sent.tensor_request, 1);
+    pair.tasks.cancel(b.task);
+    pair.run();
+    assert_eq!(pair.counters().0.sent.cancel, 1);
+    for key in ["d", "c", "b", "a"] {
+        pair.b.source.send_bytes(STEP, key, 7, key.as_bytes()[0]);
+        pair.run();
+    }
+    for (handle, fill) in [(a, b'a'), (c, b'c'), (d, b'd')] {
+        assert_eq!(settled(&handle), Ok((bytes_of(7), vec![fill; 7])));
+    }
+    assert_eq!(pair.b.source.stored(STEP, "b"), 1, "it stayed with its sender");
+    pair.assert_clean();
+}
+
+#[test]
+fn one_of_several_is_refused_alone_and_another_has_changed() {
+    let mut pair = Pair::new(four());
+    assert_eq!(cost(&mut pair, &["a", "b", "c", "d"].map(String::from)), 1);
+    let [a, b, c, d] = gathered(&mut pair);
+    pair.run();
+    let status = Status::new(Code::Aborted, "no more");
+    assert!(pair.b.source.refuse(STEP, "a", status.clone()));
+    pair.b.source.send_bytes(STEP, "b", 41, 2);
+    pair.b.source.send_bytes(STEP, "c", 40, 3);
+    pair.run();
+    assert_eq!(settled(&a), Err(TransferError::Remote(status)));
+    assert_eq!(settled(&b), Ok((bytes_of(41), vec![2; 41])));
+    assert_eq!(settled(&c), Ok((bytes_of(40), vec![3; 40])));
+    let (requests, again) = (pair.counters().0.sent.tensor_request, pair.counters().0.sent.tensor_re_request);
+    assert_eq!((requests, again), (2, 4 + 1));
+    pair.break_down();
+    assert!(matches!(settled(&d), Err(TransferError::PeerLost { .. })), "the connection's end is each one's");
+}
+
+#[test]
+fn a_request_that_is_dropped_before_its_message_is_never_sent() {
+    let mut pair = Pair::new(four());
+    let [a, b, c, d] = gathered(&mut pair);
+    for handle in [a, c] {
+        pair.tasks.cancel(handle.task);
+    }
+    pair.run();
+    let asked: Vec<_> = pair.b.requests.iter().map(|request| &*request.key).collect();
+    assert_eq!((asked, pair.counters().0.sent.total()), (vec!["b", "d"], 1));
+    for handle in [b, d] {
+        pair.tasks.cancel(handle.task);
+    }
+    pair.run();
+    pair.assert_clean();
+}
+
+#[test]
+fn receives_that_are_not_polled_again_hold_nobody_up_and_keep_their_order() {
+    let mut pair = Pair::new(four());
+    let waiting = gathered(&mut pair);
+    let late = pair.receive(A, STEP, "a");
+    pair.tasks.poll(late.task);
+    assert_eq!(pair.counters().0.sent.tensor_request, 2, "the four, and the late one");
+    // A message of another kind goes out behind them too.
+    let more = pair.together(STEP, "e");
+    pair.tasks.poll(more.task);
+    pair.tasks.cancel(late.task);
+    let housekeeping = pair.tasks.woken()[0];
+    pair.tasks.poll(housekeeping);
+    assert_eq!((pair.counters().0.sent.tensor_request, pair.counters().0.sent.cancel), (3, 1));
+    let keys = ["a", "b", "c", "d", "e"];
+    keys.iter().for_each(|key| pair.b.source.send_bytes(STEP, key, 3, 9));
+    pair.run();
+    for handle in waiting.iter().chain([&more]) {
+        assert_eq!(settled(handle), Ok((bytes_of(3), vec![9; 3])));
+    }
+    let asked: Vec<_> = pair.b.requests.iter().map(|request| &*request.key).collect();
+    assert_eq!(asked, ["a", "b", "c", "d", "a", "e"]);
+    pair.assert_clean();
+}
+
+#[test]
+fn a_key_may_be_asked_for_twice_in_one_message_and_its_values_come_in_order() {
+    let mut pair = Pair::new(Parameters { names_max: 1, ..four() });
+    for round in 0..2 {
+        let all = pair.receive_many(STEP, &["k", "other", "k", "k"].map(String::from));
+        pair.run();
+        for fill in 1..4 {
+            pair.b.source.send_bytes(STEP, "k", 8, fill);
+        }
+        pair.b.source.send_bytes(STEP, "other", 8, 9);
+        pair.run();
+        let fills = all.take().unwrap().into_iter().map(|one| one.unwrap().lent.unwrap().finish(1)[0]);
+        assert_eq!(fills.collect::<Vec<_>>(), [1, 9, 2, 3], "round {round}");
+    }
+    assert_eq!(pair.counters().0.sent.tensor_request, 2);
+    pair.assert_clean();
+}
+
+fn request(index: u32, key: &str) -> TensorRequest {
+    let (index, key) = (RequestIndex(index), key.into());
+    TensorRequest { index, scope: STEP, key, known: [].into(), want: Want::Write(None) }
+}
+
+#[test]
+fn s4_more_requests_in_a_message_than_agreed_end_the_connection() {
+    for mode in [Mode::Counted, Mode::Original] {
+        let most = if mode == Mode::Counted { 4 } else { 1 };
+        let mut lone = Lone::new(Parameters { mode, ..four() });
+        let requests: Vec<_> = (0..=most).map(|index| request(index, "k")).collect();
+        let counted = (mode == Mode::Counted).then_some((Counts::default(), &[][..]));
+        let mut bytes = Vec::new();
+        record::encode_message(counted, &Message::TensorRequests(requests), &mut bytes);
+        assert_eq!(lone.raw_message(&bytes), Err(PeerMisbehaved::Malformed), "{mode:?}");
+        lone.assert_over(PeerMisbehaved::Malformed);
+        assert!(lone.source.waiting(STEP, "k") == 0, "none of them was looked at");
+    }
+}
+
+#[test]
+fn s5_each_request_of_a_message_keeps_the_rules() {
+    let twice = vec![request(1, "a"), request(2, "b"), request(1, "c")];
+    let mut lone = Lone::new(four());
+    assert_eq!(lone.message(&Message::TensorRequests(twice)), Err(PeerMisbehaved::DuplicateRequest));
+    lone.assert_over(PeerMisbehaved::DuplicateRequest);
+
+    let mut lone = Lone::new(four());
+    let unknown = Message::TensorRequests(vec![request(1, "a"), request(2, "b")]);
+    assert_eq!(lone.named(&unknown, NameForm::Number(0)), Err(PeerMisbehaved::UnknownName));
+    lone.assert_over(PeerMisbehaved::UnknownName);
+
+    // More than may be outstanding, in messages of the legal size.
+    let mut lone = Lone::new(four());
+    let mut ended = Ok(None);
+    for first in (0..200).step_by(4) {
+        let four = (first..first + 4).map(|index| request(index, "k")).collect();
+        ended = lone.message(&Message::TensorRequests(four));
+        if ended.is_err() {
+            break;
+        }
+    }
+    assert_eq!(ended, Err(PeerMisbehaved::Flood));
+    lone.assert_over(PeerMisbehaved::Flood);
+}
+
+#[test]
+fn requests_of_one_message_reach_the_source_in_their_order() {
+    let mut pair = Pair::new(four());
+    let _many = pair.receive_many(STEP, &keys(4));
+    pair.run();
+    let asked: Vec<_> = pair.b.requests.iter().map(|request| request.key.to_string()).collect();
+    assert_eq!(asked, keys(4));
+}

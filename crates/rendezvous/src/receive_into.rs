@@ -1,0 +1,393 @@
+//! Receiving into a buffer of the user's.
+
+use std::{
+    fmt,
+    pin::pin,
+    sync::{Mutex, MutexGuard, PoisonError},
+    task::Poll,
+};
+
+use futures::poll;
+use memory::{BufMut, GrantEnd, GrantId, MemoryError, Pool, copy::CopyReason, copy::copy_bytes};
+use protocol::{
+    Allocator, Code, DataType, Destination, Held, Key, LentEnd, Metadata, Received, Scope, Status,
+};
+use verbs_reactor::RemoteRegion;
+
+use crate::{
+    Peer, Step, Tensor, Worker, WorkerError,
+    error::TransferName,
+    fabric_channel::{FabricChannel, Lent, ReceiveAllocator, ended},
+    import::others_turn,
+    table::TakenValue,
+    worker::{HeldTensor, Receiving},
+};
+
+/// Copied at a time, before other tasks get their turn.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// A value in the buffer that it was received into.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Filled {
+    /// What the value is. Its bytes are the first of the buffer.
+    pub metadata: Metadata,
+    /// The buffer.
+    pub buffer: BufMut,
+}
+
+impl Filled {
+    /// The value's bytes.
+    pub fn bytes(&self) -> &[u8] {
+        let length = usize::try_from(self.metadata.byte_length).unwrap_or(usize::MAX);
+        self.buffer.get(..length).unwrap_or(&self.buffer)
+    }
+
+    /// The value as a tensor, without a copy. The buffer goes back to its pool with the tensor's last clone.
+    pub fn into_tensor(self) -> Tensor {
+        let length = self.bytes().len();
+        let whole = self.buffer.freeze();
+        Tensor::received(self.metadata, whole.slice(0..length).unwrap_or(whole), None)
+    }
+}
+
+/// Why nothing was received into a buffer.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct ReceiveIntoError {
+    /// Why.
+    pub error: WorkerError,
+    /// The buffer, unless the peer may still write it: then it goes back to its pool as soon as that is over.
+    pub buffer: Option<BufMut>,
+}
+
+impl fmt::Display for ReceiveIntoError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for ReceiveIntoError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+impl From<ReceiveIntoError> for WorkerError {
+    fn from(failed: ReceiveIntoError) -> Self {
+        failed.error
+    }
+}
+
+/// What a value is received into.
+#[derive(Debug)]
+pub(crate) struct Target {
+    dtype: DataType,
+    length: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Here, unless it is lent or has been handed on.
+    buffer: Option<BufMut>,
+    /// Under which it is lent.
+    lent: Option<GrantId>,
+    /// A value that does not go into it.
+    refused: Option<Metadata>,
+}
+
+impl Target {
+    fn new(dtype: DataType, buffer: BufMut) -> Self {
+        let state = State { lent: None, refused: None, buffer: None };
+        let target = Self { dtype, length: buffer.len(), state: Mutex::new(state) };
+        target.lock().buffer = Some(buffer);
+        target
+    }
+
+    fn fits(&self, metadata: &Metadata) -> bool {
+        metadata.dtype == self.dtype && metadata.byte_length <= self.length as u64
+    }
+
+    /// The error for a value that was refused, if one was.
+    pub(crate) fn mismatch(&self, transfer: &TransferName) -> Option<WorkerError> {
+        self.lock().refused.take().map(|metadata| self.refusal(transfer, &metadata))
+    }
+
+    fn refusal(&self, transfer: &TransferName, metadata: &Metadata) -> WorkerError {
+        let transfer = Box::new(transfer.clone());
+        if metadata.dtype != self.dtype {
+            return WorkerError::Mismatch {
+                transfer,
+                field: "element type",
+                expected: self.dtype.to_string(),
+                found: metadata.dtype.to_string(),
+                remedy: "name the element type that is sent",
+            };
+        }
+        WorkerError::Mismatch {
+            transfer,
+            field: "length",
+            expected: format!("at most {} bytes", self.length),
+            found: format!("{} bytes", metadata.byte_length),
+            remedy: "give a buffer that is as long",
+        }
+    }
+
+    /// Brings a value that has come into the buffer, if it is not there yet. What does not fit is not lost.
+    pub(crate) async fn fill(
+        &self,
+        transfer: &TransferName,
+        held: &mut Held<FabricChannel>,
+        pool: &Pool,
+    ) -> Result<Filled, WorkerError> {
+        let gone = || WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() };
+        let Received { metadata, lent, .. } = held.get().ok_or_else(gone)?;
+        if !self.fits(metadata) {
+            return Err(self.refusal(transfer, metadata));
+        }
+        let metadata = metadata.clone();
+        if let Some(Lent::Granted { .. }) = lent
+            && self.lock().buffer.is_none()
+        {
+            // It lies in the buffer; or in that of an earlier receive, whose value this one got while its own buffer
+            // was with the peer, where it goes back to its pool.
+            let Some(Lent::Granted { granted, .. }) = held.take().and_then(|received| received.lent) else {
+                return Err(gone());
+            };
+            return Ok(Filled { metadata, buffer: granted.end(GrantEnd::Content)? });
+        }
+        if self.lock().buffer.is_none() {
+            let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
+            let instead = pool.alloc(length).await?;
+            self.lock().buffer = Some(instead);
+        }
+        self.copy(&metadata, |offset, into| read(lent.as_ref(), offset, into)).await?;
+        let buffer = self.take().ok_or_else(gone)?;
+        if let Some(lent) = held.take().and_then(|received| received.lent) {
+            drop(lent.received()?);
+        }
+        Ok(Filled { metadata, buffer })
+    }
+
+    /// As [`fill`](Self::fill), with a value of this worker's own.
+    pub(crate) async fn fill_with(
+        &self,
+        transfer: &TransferName,
+        taken: &mut Option<TakenValue>,
+    ) -> Result<Filled, WorkerError> {
+        let problem = || WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() };
+        let tensor = taken.as_ref().map(|taken| taken.tensor.clone()).ok_or_else(problem)?;
+        let metadata = tensor.metadata();
+        if !self.fits(metadata) {
+            return Err(self.refusal(transfer, metadata));
+        }
+        self.copy(metadata, |offset, into| {
+            let from = tensor.bytes().get(offset..).unwrap_or_default();
+            copy_bytes(into, from, CopyReason::Local);
+            Ok(())
+        })
+        .await?;
+        let buffer = self.take().ok_or_else(problem)?;
+        drop(taken.take());
+        Ok(Filled { metadata: metadata.clone(), buffer })
+    }
+
+    /// Copies a value's bytes into the buffer, which stays here meanwhile.
+    async fn copy(
+        &self,
+        metadata: &Metadata,
+        mut read: impl FnMut(usize, &mut [u8]) -> Result<(), MemoryError>,
+    ) -> Result<(), MemoryError> {
+        let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX).min(self.length);
+        for offset in (0..length).step_by(PIECE_BYTES) {
+            if offset > 0 {
+                others_turn().await;
+            }
+            let mut state = self.lock();
+            let piece = offset..length.min(offset + PIECE_BYTES);
+            if let Some(into) = state.buffer.as_mut().and_then(|buffer| buffer.get_mut(piece)) {
+                read(offset, into)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The buffer, if it is here.
+    fn take(&self) -> Option<BufMut> {
+        self.lock().buffer.take()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Copies bytes of a value that has come.
+fn read(lent: Option<&Lent>, offset: usize, into: &mut [u8]) -> Result<(), MemoryError> {
+    match lent {
+        Some(Lent::Granted { granted, .. }) => granted.read_at(offset, into, CopyReason::Local),
+        Some(Lent::Here { bytes, .. }) => {
+            copy_bytes(into, bytes.get(offset..).unwrap_or_default(), CopyReason::Local);
+            Ok(())
+        }
+        None => Ok(()),
+    }
+}
+
+/// Gives a [`Target`]'s buffer as the destination if the peer may write its block, else memory of the receive pool.
+#[derive(Debug)]
+pub(crate) struct TargetAllocator<'receive> {
+    pub(crate) receive: &'receive ReceiveAllocator,
+    pub(crate) target: &'receive Target,
+    /// Contents are validated, for which they must not change: they are copied after that.
+    pub(crate) is_validated: bool,
+}
+
+impl TargetAllocator<'_> {
+    /// The region of the buffer, if it is here and in one, and may be lent.
+    fn region(&self) -> Option<RemoteRegion> {
+        let state = self.target.lock();
+        if self.is_validated {
+            return None;
+        }
+        state.buffer.as_ref()?.block().and_then(|block| self.receive.regions.get(block.id()))
+    }
+
+    /// Lends the buffer, once the peer has confirmed its region. It stays here until then.
+    async fn lend(&self, region: RemoteRegion) -> Result<Option<(Lent, Destination)>, Status> {
+        let confirmed = self.receive.announcer.confirmed(region).await;
+        confirmed.map_err(|why| Status::new(Code::Unavailable, why))?;
+        let mut state = self.target.lock();
+        let Some(buffer) = state.buffer.take() else { return Ok(None) };
+        let granted = buffer.grant();
+        state.lent = Some(granted.id());
+        let destination = Destination {
+            region: region.region.0,
+            generation: region.generation.0,
+            offset: granted.offset() as u64,
+            capacity: granted.length() as u64,
+            result: None,
+        };
+        Ok(Some((Lent::Granted { granted, has_slot: false }, destination)))
+    }
+}
+
+impl Allocator for TargetAllocator<'_> {
+    type Lent = Lent;
+
+    fn accepts(&self, metadata: &Metadata) -> Result<(), Status> {
+        let mut state = self.target.lock();
+        if self.target.fits(metadata) {
+            return Ok(());
+        }
+        state.refused = Some(metadata.clone());
+        Err(Status::new(Code::InvalidArgument, "the value does not go into the buffer"))
+    }
+
+    fn take_back(&self, lent: Lent, end: LentEnd) -> Option<Lent> {
+        let mut state = self.target.lock();
+        match lent {
+            Lent::Granted { granted, .. } if state.lent == Some(granted.id()) => {
+                state.lent = None;
+                state.buffer = ended(granted, end);
+                None
+            }
+            other => Some(other),
+        }
+    }
+
+    async fn keep(&self, metadata: &Metadata, content: &[u8]) -> Result<Lent, Status> {
+        let own = if self.target.fits(metadata) && !self.is_validated { self.target.take() } else { None };
+        let Some(mut buffer) = own else { return self.receive.keep(metadata, content).await };
+        copy_bytes(&mut buffer, content, CopyReason::Eager);
+        Ok(Lent::Granted { granted: buffer.grant(), has_slot: false })
+    }
+
+    async fn allocate(&self, metadata: &Metadata) -> Result<(Lent, Destination), Status> {
+        if let Some(region) = self.region()
+            && let Some(lent) = self.lend(region).await?
+        {
+            return Ok(lent);
+        }
+        self.receive.allocate(metadata).await
+    }
+
+    async fn allocate_early(&self, metadata: &Metadata) -> Result<Option<(Lent, Destination)>, Status> {
+        let Some(region) = self.region() else { return self.receive.allocate_early(metadata).await };
+        let lending = pin!(self.lend(region));
+        match poll!(lending) {
+            Poll::Ready(lent) => lent,
+            // Waiting for the peer to confirm the region would delay the request.
+            Poll::Pending => Ok(None),
+        }
+    }
+}
+
+impl Worker {
+    /// As [`fetch`](Self::fetch), into `buffer`, which must be long enough, of a tensor with elements of type `dtype`.
+    /// The bytes land there without a copy if the buffer is of [`receive_pool`](Self::receive_pool), and the tensor is
+    /// not so small that it travels inside a message; else with one copy.
+    ///
+    /// # Errors
+    /// As [`fetch`](Self::fetch), and [`WorkerError::Mismatch`] for a tensor that does not fit. The buffer comes back
+    /// with the error, unless the peer may still write it.
+    ///
+    /// # Cancel safety
+    /// As [`fetch`](Self::fetch). The buffer goes back to its pool once the peer can't write it any more.
+    pub async fn fetch_into(
+        &self,
+        peer: &Peer,
+        name: &str,
+        dtype: DataType,
+        buffer: BufMut,
+    ) -> Result<Filled, ReceiveIntoError> {
+        let target = Target::new(dtype, buffer);
+        let transfer = TransferName { peer: peer.name().to_owned(), key: name.to_owned(), step: None };
+        let fetched = async {
+            let connection = peer.connected(&self.node).await?;
+            let mut held = connection.receive_into(Scope::Published, &transfer, &target).await?;
+            target.fill(&transfer, &mut held, &self.node.pools.receive).await
+        };
+        let what = || format!("fetching {transfer}");
+        let filled = self.within(self.node.limit, what, pin!(fetched)).await;
+        filled.map_err(|error| ReceiveIntoError { error, buffer: target.take() })
+    }
+}
+
+impl Step {
+    /// As [`recv`](Self::recv), into `buffer`, which must be long enough, of a value with elements of type `dtype`. The
+    /// bytes land there without a copy if the buffer is of [`Worker::receive_pool`], and the value is not so small that
+    /// it travels inside a message; else with one copy.
+    ///
+    /// The buffer that comes back is the one given, except in one case: the value may be that of another receive of the
+    /// key that was given up meanwhile. Then it comes in that one's memory, and the buffer goes back to its pool.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv), and [`WorkerError::Mismatch`] for a value that does not fit, which the next receive of
+    /// the key gets. The buffer comes back with the error, unless the peer may still write it.
+    ///
+    /// # Cancel safety
+    /// As [`recv`](Self::recv). The buffer goes back to its pool once the peer can't write it any more and no value is
+    /// kept in it.
+    pub async fn recv_into(
+        &self,
+        key: &Key,
+        dtype: DataType,
+        buffer: BufMut,
+    ) -> Result<Filled, ReceiveIntoError> {
+        let target = Target::new(dtype, buffer);
+        let what = || format!("receiving `{key}` of step {}", self.id.0);
+        let received = pin!(async {
+            let peer = key.source_device().worker().unwrap_or_default();
+            let transfer = TransferName { peer, key: key.to_string(), step: Some(self.id.0) };
+            let pool = &self.worker.node.pools.receive;
+            match &mut self.receive_held(key, Receiving::Into(&target)).await? {
+                HeldTensor::Peers(held) => target.fill(&transfer, held, pool).await,
+                HeldTensor::Own(taken) => target.fill_with(&transfer, taken).await,
+            }
+        });
+        let filled = self.worker.within(self.worker.node.limit, what, received).await;
+        filled.map_err(|error| ReceiveIntoError { error, buffer: target.take() })
+    }
+}
