@@ -74,7 +74,7 @@ fn content_of(record: &[u8]) -> Option<Range<usize>> {
     if record.len() < PREFIX {
         return None;
     }
-    let (_, record_in) = decode_record(Mode::Counted, record, &mut NameTable::new(0)).ok()?;
+    let (_, record_in) = decode_record(Mode::Counted, record, &mut NameTable::new(0), 1).ok()?;
     let Record::Message(Message::MetaDataResponse(response)) = record_in else { return None };
     let content = response.content?;
     let start = record.len().checked_sub(content.len())?;
@@ -101,7 +101,7 @@ mod tests {
             checksum: content.map(|_| 7),
         };
         let mut bytes = Vec::new();
-        let counted = Some((Counts::default(), NameForm::Plain));
+        let counted = Some((Counts::default(), &[NameForm::Plain][..]));
         encode_message(counted, &Message::MetaDataResponse(response), &mut bytes);
         bytes
     }

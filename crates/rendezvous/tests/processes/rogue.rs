@@ -232,7 +232,7 @@ impl Rogue {
 
     async fn message_with(&mut self, counts: Counts, form: NameForm, message: &Message) {
         let mut bytes = Vec::new();
-        record::encode_message(Some((counts, form)), message, &mut bytes);
+        record::encode_message(Some((counts, &[form])), message, &mut bytes);
         self.record(&bytes).await;
     }
 
