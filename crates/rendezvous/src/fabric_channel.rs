@@ -62,6 +62,24 @@ impl FabricChannel {
         self.held.post(&self.queue_pair, WorkRequest::Write { local, remote, immediate })
     }
 
+    /// Whether the send queue can hold all pieces of a content, and a result beside it. One that it can't is refused
+    /// before anything of it is posted, so that it costs no other transfer its connection.
+    fn check_pieces(&self, bytes: u64) -> Result<(), Status> {
+        let (piece, depth) =
+            (self.queue_pair.capabilities().piece_bytes_max.max(1), self.queue_pair.config().send_depth);
+        let most = piece.saturating_mul(depth.saturating_sub(1).into());
+        if bytes <= most {
+            return Ok(());
+        }
+        let message = format!(
+            "a value of {bytes} bytes takes {} work requests of {piece} bytes over {} and may need one more, and the \
+             send queue is {depth} deep: send at most {most} bytes at once, or allow more with WorkerBuilder::depth",
+            bytes.div_ceil(piece),
+            self.queue_pair.kind()
+        );
+        Err(Status::new(Code::ResourceExhausted, message))
+    }
+
     /// One write of content and result where the fabric can, else the result first.
     fn write_with_result(
         &self,
@@ -94,24 +112,6 @@ impl FabricChannel {
         let Segment { local, remote } = content;
         self.held
             .post_awaited(&self.queue_pair, WorkRequest::Write { local, remote: Some(remote), immediate })
-    }
-
-    /// Whether the send queue can hold all pieces of a content. One that it can't is refused before anything of it is
-    /// posted, so that it costs no other transfer its connection.
-    fn check_pieces(&self, bytes: u64) -> Result<(), Status> {
-        let (piece, depth) =
-            (self.queue_pair.capabilities().piece_bytes_max.max(1), self.queue_pair.config().send_depth);
-        let most = piece.saturating_mul(depth.into());
-        if bytes <= most {
-            return Ok(());
-        }
-        let message = format!(
-            "a value of {bytes} bytes takes {} work requests of {piece} bytes over {}, and the send queue is {depth} \
-             deep: send at most {most} bytes at once, or allow more with WorkerBuilder::depth",
-            bytes.div_ceil(piece),
-            self.queue_pair.kind()
-        );
-        Err(Status::new(Code::ResourceExhausted, message))
     }
 
     fn ring_range(&self, span: RingSpan) -> RemoteRange {
@@ -197,7 +197,7 @@ impl Channel for FabricChannel {
 
     fn settle(lent: Lent) -> Result<Lent, Status> {
         let Lent::Granted { granted, has_slot } = lent else { return Ok(lent) };
-        let error = |error| Status::new(protocol::Code::Internal, format!("lent memory: {error}"));
+        let error = |error| Status::new(Code::Internal, format!("lent memory: {error}"));
         let buffer = granted.end(GrantEnd::Content).map_err(error)?;
         let slot = buffer.len().checked_sub(RESULT_SLOT).filter(|_| has_slot);
         let result = slot.and_then(|at| buffer.get(at..)?.first_chunk().copied());

@@ -33,7 +33,8 @@ async fn short_queues(handle: Handle) {
     let server = worker(&server_node, "/job:ps/replica:0/task:0").await;
     let client = worker(&client_node, "/job:worker/replica:0/task:0").await;
     let peer = client.peer_at("server:1").await.unwrap();
-    let most = PIECE * SEND_DEPTH;
+    // One place is for a result.
+    let most = PIECE * (SEND_DEPTH - 1);
     publish(&server, "fits", most).await;
     publish(&server, "too long", most + 1).await;
     publish(&server, "small", 10 * PIECE).await;
@@ -43,8 +44,14 @@ async fn short_queues(handle: Handle) {
         let error = refused.unwrap_err();
         let WorkerError::Remote { status, .. } = &error else { panic!("{error}") };
         assert_eq!(status.code, Code::ResourceExhausted);
-        let (bytes, pieces) = ((most + 1).to_string(), (SEND_DEPTH + 1).to_string());
-        for word in [bytes.as_str(), &pieces, "67 deep", &most.to_string(), "WorkerBuilder::depth"] {
+        let (bytes, pieces) = ((most + 1).to_string(), SEND_DEPTH.to_string());
+        for word in [
+            bytes.as_str(),
+            &format!("takes {pieces} work"),
+            "67 deep",
+            &most.to_string(),
+            "WorkerBuilder::depth",
+        ] {
             assert!(status.message.contains(word), "no `{word}`: {status}");
         }
         // It failed alone.

@@ -264,13 +264,8 @@ impl Rogue {
         let eight = Metadata::new(DataType::U8, Shape::new(&[8]).unwrap()).unwrap();
         let response = |loan_follows| {
             let (index, metadata) = (RequestIndex(0), eight.clone());
-            Message::MetaDataResponse(MetaDataResponse {
-                index,
-                metadata,
-                content: None,
-                loan_follows,
-                checksum: None,
-            })
+            let (content, checksum) = (None, None);
+            Message::MetaDataResponse(MetaDataResponse { index, metadata, content, loan_follows, checksum })
         };
         match deed {
             "malformed" => self.record(&[16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 99, 1, 2, 3]).await,
