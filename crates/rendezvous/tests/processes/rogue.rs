@@ -261,7 +261,7 @@ impl Rogue {
 
     /// Breaks the rule. The peer has a request of its own under way, whose index is 0.
     pub(crate) async fn commit(&mut self, deed: &str) {
-        let eight = Metadata::new(DataType::U8, Shape::new(&[8]).unwrap()).unwrap();
+        let eight = Metadata::new(DataType::U8, Shape::new([8]).unwrap()).unwrap();
         let response = |loan_follows| {
             let (index, metadata) = (RequestIndex(0), eight.clone());
             let (content, checksum) = (None, None);
@@ -311,6 +311,13 @@ impl Rogue {
                 let bytes = record::encode_answer(Answer { counts: Counts::default(), asks: 1 });
                 self.write(self.peer.ring.slots, SLOT_BYTES.into(), &bytes, ACKNOWLEDGEMENT).await;
             }
+            other => self.commit_in_frames(other).await,
+        }
+    }
+
+    /// Breaks a rule of the control plane.
+    async fn commit_in_frames(&mut self, deed: &str) {
+        match deed {
             "illegal_frame" => {
                 let (worker, listen_address) = (ROGUE.to_owned(), None);
                 let hello = ControlFrame::Hello {
