@@ -67,7 +67,7 @@ async fn publisher(member: &Member, mut rng: Rng) {
 
 async fn fetcher(member: &Member, from: usize, mut rng: Rng) {
     let peer = member.worker.peer(&name(from)).unwrap();
-    let mut held = Held::new(&member);
+    let mut held = Held::new(member);
     for _ in 0..rng.within(4..10) {
         pause(member, &mut rng).await;
         let which = rng.below(NAMES);
