@@ -11,7 +11,7 @@ use futures::future::{join, join_all};
 use memory::{Block, BlockVisitor, Buf, Pool, PoolConfig, VisitError};
 use protocol::Mode;
 use rendezvous::{Sharing, Tensor, Worker};
-use sim::{Event, Fault, Handle, Rng, Swarm, World};
+use sim::{Allowed, Event, Fault, Handle, Rng, Swarm, World};
 use verbs_reactor::{
     Access, Arrival, Domain, FabricError, Immediate, QueuePair, RemoteRange, RemoteRegion, Runtime,
 };
@@ -261,8 +261,13 @@ fn d_peer_sigkill_and_link_drop_a_read_ends_whole_or_with_an_error_and_its_memor
         match rng.below(3) {
             0 => pair.right.node.crash(),
             1 => handle.inject(Fault::LoseLink(pair.left.node.id(), pair.right.node.id())),
-            // Nothing goes wrong, but what is exposed no more is given up at once.
-            _ => drop((bytes, exposure)),
+            // Exposed no more: what was not found before is refused.
+            _ => {
+                let mut allowed = Allowed::default();
+                allowed.refusals = true;
+                handle.allow(allowed);
+                drop((bytes, exposure));
+            }
         }
         for read in reads {
             if let Ok(read) = read.await {

@@ -129,6 +129,12 @@ impl ShmLink {
         self.producer().is_waiting()
     }
 
+    /// Whether operations, reads or answers wait for room.
+    fn something_waits(&self) -> bool {
+        let producer = self.producer();
+        producer.is_waiting() || producer.has_reads_waiting()
+    }
+
     /// A glance, without a lock, at whether the peer has given us something to do.
     pub(super) fn may_have_work(&self) -> bool {
         let peer = &self.connection.peer;
@@ -218,9 +224,14 @@ impl ShmLink {
         if connection.ringer.is_spoilt() {
             return Err(PeerViolation::Malformed.into());
         }
-        worked |= self.retry_waiting();
-        let (served, mut more_reads) = self.serve_reads()?;
-        worked |= served;
+        let mut more_reads = false;
+        // One look for both: hardly ever does anything wait.
+        if self.something_waits() {
+            worked |= self.retry_waiting();
+            let (served, may_serve) = self.serve_reads()?;
+            worked |= served;
+            more_reads = may_serve;
+        }
         worked |= self.reclaim();
         let before = target.executed();
         let run = target.run(connection, &self.producer);
