@@ -45,6 +45,11 @@ impl Names {
         Self { most: bounded(most), numbers: BTreeMap::new(), keys: Vec::new(), next: 0 }
     }
 
+    /// Numbers that no key has had yet.
+    pub(crate) fn unassigned(&self) -> usize {
+        self.most - self.keys.len()
+    }
+
     /// How a request for `key` names it now.
     pub fn form(&self, key: &str) -> NameForm {
         match (self.numbers.get(key), u16::try_from(self.next)) {

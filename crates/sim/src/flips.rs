@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use protocol::{
     MESSAGE_IMMEDIATE, Message, Mode,
+    limits::REQUESTS_PER_MESSAGE_MAX,
     names::NameTable,
     wire::record::{Record, decode_record},
 };
@@ -74,7 +75,8 @@ fn content_of(record: &[u8]) -> Option<Range<usize>> {
     if record.len() < PREFIX {
         return None;
     }
-    let (_, record_in) = decode_record(Mode::Counted, record, &mut NameTable::new(0), 1).ok()?;
+    let (_, record_in) =
+        decode_record(Mode::Counted, record, &mut NameTable::new(0), REQUESTS_PER_MESSAGE_MAX).ok()?;
     let Record::Message(Message::MetaDataResponse(response)) = record_in else { return None };
     let content = response.content?;
     let start = record.len().checked_sub(content.len())?;

@@ -10,6 +10,7 @@ use std::{
 use super::{Connection, State};
 use crate::{
     Channel, ChannelError, Message, Metadata, TensorRequest, Want,
+    names::NameForm,
     wire::record::{RECORD_BYTES_MAX, SEVERAL_BYTES},
 };
 
@@ -94,17 +95,18 @@ impl<C: Channel> Connection<C> {
 
     /// The requests at the head of the line that one message takes.
     fn next_message(&self, state: &mut State<C::Lent>) -> Vec<u64> {
-        let State { gathered, messages, measure, .. } = state;
+        let State { gathered, messages, measure, names, .. } = state;
         if gathered.0.is_empty() {
             return Vec::new();
         }
         let most = self.agreed.requests_per_message as usize;
-        let mut bytes = SEVERAL_BYTES;
+        let (mut bytes, mut fresh) = (SEVERAL_BYTES, Some(names.unassigned()));
         let mut next = Vec::new();
         for ticket in messages.tickets().take(most) {
             let Some(request) = gathered.0.get(&ticket) else { break };
             if most > 1 {
-                bytes += crate::wire::request_bytes_max(request, measure);
+                let form = form_at_most(names.form(&request.key), &mut fresh);
+                bytes += crate::wire::request_bytes(request, form, measure);
             }
             // The first always fits: alone it needs no number of requests.
             if bytes > RECORD_BYTES_MAX && !next.is_empty() {
@@ -114,6 +116,15 @@ impl<C: Channel> Connection<C> {
         }
         next
     }
+}
+
+/// The longest form in which a key may be named that has `form` now, when `fresh` numbers are left before one is given
+/// anew, which changes the forms of those after it. Spelling the key out with a number is the longest.
+fn form_at_most(form: NameForm, fresh: &mut Option<usize>) -> NameForm {
+    if !matches!(form, NameForm::Number(_)) {
+        *fresh = fresh.and_then(|fresh| fresh.checked_sub(1));
+    }
+    if fresh.is_some() { form } else { NameForm::Define(0) }
 }
 
 /// Whose requests were posted.

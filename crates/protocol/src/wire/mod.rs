@@ -188,11 +188,11 @@ fn form_of(forms: Option<&[NameForm]>, at: usize) -> Option<NameForm> {
     forms.map(|forms| forms.get(at).copied().unwrap_or(NameForm::Plain))
 }
 
-/// Bytes that `request` takes in a ring record that others share with it, at most. `scratch` is overwritten.
-pub(crate) fn request_bytes_max(request: &TensorRequest, scratch: &mut Vec<u8>) -> usize {
+/// Bytes that `request`, whose key is named in `form`, takes in a ring record that others share with it. `scratch` is
+/// overwritten.
+pub(crate) fn request_bytes(request: &TensorRequest, form: NameForm, scratch: &mut Vec<u8>) -> usize {
     scratch.clear();
-    // A number beside the key is the longest form.
-    codec::frame(scratch, |writer| write_request(writer, request, Some(NameForm::Define(0))));
+    codec::frame(scratch, |writer| write_request(writer, request, Some(form)));
     scratch.len().saturating_sub(4)
 }
 

@@ -1,0 +1,186 @@
+//! Receiving into the user's buffer: where the bytes land, how often they are copied, and what comes back with an error.
+//! Alone in its binary and one test, because the counters of copies are the process's.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::time::Duration;
+
+use memory::{
+    BufMut,
+    copy::{CopyReason, count},
+};
+use protocol::{DataType, Key};
+use rendezvous::{Filled, Peer, Tensor, Validation, Worker, WorkerError};
+use verbs_reactor::FabricKind;
+
+const SERVER: &str = "/job:ps/replica:0/task:0";
+const CLIENT: &str = "/job:worker/replica:0/task:0";
+const SERVER_CPU: &str = "/job:ps/replica:0/task:0/device:CPU:0";
+const CLIENT_CPU: &str = "/job:worker/replica:0/task:0/device:CPU:0";
+
+const BYTES: usize = (3 << 20) + 77;
+const SMALL: usize = 100;
+const LIMIT: Duration = Duration::from_millis(300);
+
+struct Two {
+    server: Worker,
+    client: Worker,
+    peer: Peer,
+}
+
+impl Two {
+    async fn start(kind: FabricKind, validation: Validation) -> Self {
+        let start =
+            |name| Worker::builder(name).require(kind).validation(validation).timeout(LIMIT * 60).start();
+        let (server, client) = (start(SERVER).await.unwrap(), start(CLIENT).await.unwrap());
+        let peer = client.peer_at(server.address()).await.unwrap();
+        Self { server, client, peer }
+    }
+
+    fn tensor(&self, length: usize, seed: u8) -> Tensor {
+        let mut buffer = self.server.pool().try_alloc(length).unwrap();
+        buffer.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 251) as u8 ^ seed);
+        Tensor::new(buffer, DataType::U8, &[length as u64]).unwrap()
+    }
+
+    fn key(&self, worker: &Worker, edge: &str) -> Key {
+        worker.key(SERVER_CPU, CLIENT_CPU, edge).unwrap()
+    }
+
+    fn send(&self, edge: &str, tensor: &Tensor) {
+        self.server.step(1).send(&self.key(&self.server, edge), tensor.clone()).unwrap();
+    }
+
+    /// Fetches `name` into a buffer, which must come back; what was copied for it here, beside the write itself.
+    async fn fetch(&self, name: &str, buffer: BufMut, expected: &Tensor) -> [u64; 2] {
+        let (before, given) = (copied(), buffer.as_ptr());
+        let filled = self.client.fetch_into(&self.peer, name, DataType::U8, buffer).await.unwrap();
+        assert_eq!(filled.buffer.as_ptr(), given, "in the buffer that was given");
+        check(&filled, expected);
+        let after = copied();
+        std::array::from_fn(|at| after[at] - before[at])
+    }
+}
+
+fn check(filled: &Filled, expected: &Tensor) {
+    assert!(filled.bytes() == expected.bytes());
+    assert_eq!(filled.metadata, *expected.metadata());
+}
+
+fn copied() -> [u64; 2] {
+    [CopyReason::Local, CopyReason::Eager].map(|reason| count(reason).bytes)
+}
+
+async fn published(two: &Two, is_validated: bool) {
+    let (large, small) = (two.tensor(BYTES, 1), two.tensor(SMALL, 2));
+    two.server.publish("large", large.clone()).unwrap();
+    two.server.publish("small", small.clone()).unwrap();
+    let (pool, other) = (two.client.receive_pool(), two.client.pool());
+    let straight = if is_validated { BYTES as u64 } else { 0 };
+    for _ in 0..2 {
+        // Unknown, then known; longer than the tensor, too.
+        let exact = pool.alloc(BYTES).await.unwrap();
+        assert_eq!(two.fetch("large", exact, &large).await, [straight, 0]);
+        let longer = pool.alloc(BYTES + 4096).await.unwrap();
+        assert_eq!(two.fetch("large", longer, &large).await, [straight, 0]);
+        // Memory that peers may not write: one copy.
+        let elsewhere = other.alloc(BYTES).await.unwrap();
+        assert_eq!(two.fetch("large", elsewhere, &large).await, [BYTES as u64, 0]);
+        // Out of the sender's memory into a message, and out of that.
+        let (eager, local) = (2 * SMALL as u64, if is_validated { SMALL as u64 } else { 0 });
+        for pool in [pool, other] {
+            let buffer = pool.alloc(SMALL).await.unwrap();
+            assert_eq!(two.fetch("small", buffer, &small).await, [local, eager]);
+        }
+    }
+}
+
+async fn mismatches(two: &Two) {
+    let pool = two.client.receive_pool();
+    let key = two.key(&two.client, "edge");
+    let step = two.client.step(1);
+    for length in [SMALL, BYTES] {
+        let tensor = two.tensor(length, 3);
+        // What it is is unknown, and then known.
+        for _ in 0..2 {
+            two.send("edge", &tensor);
+            let short = pool.alloc(length - 1).await.unwrap();
+            let given = short.as_ptr();
+            let failed = step.recv_into(&key, DataType::U8, short).await.unwrap_err();
+            let text = failed.to_string();
+            assert!(matches!(failed.error, WorkerError::Mismatch { field: "length", .. }), "{text}");
+            assert!(text.contains(&format!("{length} bytes")), "{text}");
+            assert!(text.contains(&format!("at most {} bytes", length - 1)), "{text}");
+            let buffer = failed.buffer.expect("the buffer comes back");
+            assert_eq!(buffer.as_ptr(), given);
+            drop(buffer);
+
+            let buffer = pool.alloc(length).await.unwrap();
+            let failed = step.recv_into(&key, DataType::F32, buffer).await.unwrap_err();
+            let text = failed.to_string();
+            assert!(text.contains("element type is u8, but the buffer is for f32"), "{text}");
+
+            let buffer = failed.buffer.expect("the buffer comes back");
+            check(&step.recv_into(&key, DataType::U8, buffer).await.unwrap(), &tensor);
+        }
+    }
+}
+
+async fn what_does_not_come(two: &Two) {
+    let pool = two.client.receive_pool();
+    let buffer = pool.alloc(SMALL).await.unwrap();
+    let failed = two.client.fetch_into(&two.peer, "nothing", DataType::U8, buffer).await.unwrap_err();
+    assert!(matches!(failed.error, WorkerError::Remote { .. }), "{failed}");
+    assert!(failed.buffer.is_some());
+    // A value without bytes, and one of this worker's own.
+    let empty = Tensor::from_values::<f32>(two.server.pool(), &[0, 3], &[]).unwrap();
+    two.send("empty", &empty);
+    let buffer = pool.alloc(16).await.unwrap();
+    let key = two.key(&two.client, "empty");
+    let filled = two.client.step(1).recv_into(&key, DataType::F32, buffer).await.unwrap();
+    assert_eq!((filled.bytes().len(), filled.buffer.len()), (0, 16));
+
+    let key = two.server.key(SERVER_CPU, SERVER_CPU, "own").unwrap();
+    let (own, before) = (two.tensor(BYTES, 9), copied());
+    two.server.step(2).send(&key, own.clone()).unwrap();
+    let buffer = two.server.pool().alloc(BYTES).await.unwrap();
+    let filled = two.server.step(2).recv_into(&key, DataType::U8, buffer).await.unwrap();
+    check(&filled, &own);
+    assert_eq!(copied()[0] - before[0], BYTES as u64);
+    assert_eq!(filled.into_tensor().bytes(), own.bytes());
+}
+
+/// The buffer comes back with a deadline that is over, as long as no peer knows of it.
+async fn too_late(kind: FabricKind) {
+    let two = Two::start(kind, Validation::Off).await;
+    let client =
+        Worker::builder("/job:worker/replica:0/task:1").require(kind).timeout(LIMIT).start().await.unwrap();
+    let peer = client.peer_at(two.server.address()).await.unwrap();
+    assert_eq!(peer.name(), SERVER);
+    let key = client.key(SERVER_CPU, "/job:worker/replica:0/task:1/device:CPU:0", "late").unwrap();
+    let buffer = client.receive_pool().alloc(SMALL).await.unwrap();
+    let failed = client.step(1).recv_into(&key, DataType::U8, buffer).await.unwrap_err();
+    assert!(matches!(failed.error, WorkerError::DeadlineExceeded { .. }), "{failed}");
+    assert!(failed.buffer.is_some());
+}
+
+#[test]
+fn values_land_in_the_users_buffer_and_what_does_not_fit_is_not_lost() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let all = async {
+        for kind in [FabricKind::Shm, FabricKind::Tcp] {
+            for validation in [Validation::Off, Validation::Xxh3] {
+                let two = Two::start(kind, validation).await;
+                published(&two, validation.is_on()).await;
+                mismatches(&two).await;
+                what_does_not_come(&two).await;
+                let memory = two.client.receive_memory();
+                assert_eq!((memory.used_bytes, memory.leaked_bytes), (0, 0), "{kind} {validation}");
+            }
+            too_late(kind).await;
+        }
+    };
+    #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
+    let ended = runtime.block_on(async { tokio::time::timeout(Duration::from_secs(100), all).await });
+    ended.expect("the test hangs");
+}
