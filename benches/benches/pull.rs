@@ -5,8 +5,17 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group};
-use tensorwire::FabricKind;
+use tensorwire::{FabricKind, Sharing, Wait};
 use tensorwire_benches::{RawPull, SIZES, Server, grpc, puller, serve_if_child, tensor_name};
+
+/// How tensors are pulled: name, fabric, how both ends wait, and what the puller gets.
+const WAYS: [(&str, FabricKind, Wait, Sharing); 5] = [
+    ("shm", FabricKind::Shm, Wait::Sleep, Sharing::Copy),
+    ("shm adaptive", FabricKind::Shm, Wait::Adaptive, Sharing::Copy),
+    ("shm view", FabricKind::Shm, Wait::Sleep, Sharing::View),
+    ("tcp", FabricKind::Tcp, Wait::Sleep, Sharing::Copy),
+    ("tcp adaptive", FabricKind::Tcp, Wait::Adaptive, Sharing::Copy),
+];
 
 fn pulls(criterion: &mut Criterion) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -29,12 +38,12 @@ fn pulls(criterion: &mut Criterion) {
                 assert_eq!(pulled.len(), bytes);
             });
         });
-        for kind in [FabricKind::Shm, FabricKind::Tcp] {
-            let (worker, peer) = runtime.block_on(puller(&server, kind)).expect("a worker");
+        for (label, kind, wait, sharing) in WAYS {
+            let (worker, peer) = runtime.block_on(puller(&server, kind, wait)).expect("a worker");
             let name = tensor_name(bytes);
-            group.bench_function(BenchmarkId::new(kind.name(), bytes), |bencher| {
+            group.bench_function(BenchmarkId::new(label, bytes), |bencher| {
                 bencher.iter(|| {
-                    let pulled = runtime.block_on(worker.fetch(&peer, &name)).expect("a pull");
+                    let pulled = runtime.block_on(worker.fetch_as(&peer, &name, sharing)).expect("a pull");
                     assert_eq!(pulled.bytes().len(), bytes);
                 });
             });

@@ -11,7 +11,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use tensorwire::{DataType, FabricKind, Tensor, Worker, WorkerError};
+use tensorwire::{DataType, FabricKind, Tensor, Wait, Worker, WorkerError};
 
 /// Set in the environment of the child that serves.
 const SERVE: &str = "TENSORWIRE_BENCH_SERVE";
@@ -37,32 +37,42 @@ pub fn serve_if_child() {
 
 /// Publishes a tensor of each size, tells the address, and ends when the parent's end of stdin closes.
 async fn serve() -> Result<(), WorkerError> {
-    let worker = Worker::builder("/job:bench/replica:0/task:0").start().await?;
-    for bytes in SIZES {
-        let mut buffer = worker.pool().try_alloc(bytes)?;
-        buffer.fill(7);
-        worker.publish(&tensor_name(bytes), Tensor::new(buffer, DataType::U8, &[bytes as u64])?)?;
-    }
+    let sleeping = serving(Wait::Sleep).await?;
+    let adaptive = serving(Wait::Adaptive).await?;
     let (told, closed) = tokio::sync::oneshot::channel::<()>();
     std::thread::spawn(move || {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         let _ = told.send(());
     });
-    let tell = |grpc: std::net::SocketAddr| println!("{} {grpc}", worker.address());
+    let tell = |grpc: std::net::SocketAddr| println!("{} {} {grpc}", sleeping.address(), adaptive.address());
     let closed = async { closed.await.unwrap_or_default() };
     if let Err(error) = grpc::serve(&SIZES, tell, closed).await {
         eprintln!("the benchmark's gRPC server failed: {error}");
     }
-    worker.shutdown().await;
+    sleeping.shutdown().await;
+    adaptive.shutdown().await;
     Ok(())
+}
+
+/// A worker that waits so and has published a tensor of each size.
+async fn serving(wait: Wait) -> Result<Worker, WorkerError> {
+    let worker = Worker::builder("/job:bench/replica:0/task:0").wait(wait).start().await?;
+    for bytes in SIZES {
+        let mut buffer = worker.pool().try_alloc(bytes)?;
+        buffer.fill(7);
+        worker.publish(&tensor_name(bytes), Tensor::new(buffer, DataType::U8, &[bytes as u64])?)?;
+    }
+    Ok(worker)
 }
 
 /// The serving child; ends with this value.
 #[derive(Debug)]
 pub struct Server {
     child: Child,
-    /// Where its worker listens.
-    pub address: String,
+    /// Where its worker that sleeps at once listens.
+    pub sleeping: String,
+    /// Where its worker that waits adaptively listens.
+    pub adaptive: String,
     /// Where its gRPC service listens.
     pub grpc_address: String,
 }
@@ -82,8 +92,9 @@ impl Server {
         if let Some(stdout) = child.stdout.take() {
             BufReader::new(stdout).read_line(&mut line)?;
         }
-        let (address, grpc) = line.trim().split_once(' ').unwrap_or_default();
-        Ok(Self { child, address: address.to_owned(), grpc_address: grpc.to_owned() })
+        let mut words = line.split_whitespace().map(str::to_owned);
+        let mut next = || words.next().unwrap_or_default();
+        Ok(Self { child, sleeping: next(), adaptive: next(), grpc_address: next() })
     }
 }
 
@@ -94,14 +105,19 @@ impl Drop for Server {
     }
 }
 
-/// A worker that pulls from `server` over `kind` alone.
+/// A worker that pulls from `server` over `kind` alone, where both ends wait as `wait` says: sleeping or adaptively.
 ///
 /// # Errors
 /// The server cannot be reached over that fabric.
-pub async fn puller(server: &Server, kind: FabricKind) -> Result<(Worker, tensorwire::Peer), WorkerError> {
+pub async fn puller(
+    server: &Server,
+    kind: FabricKind,
+    wait: Wait,
+) -> Result<(Worker, tensorwire::Peer), WorkerError> {
     let name = format!("/job:bench_{kind}/replica:0/task:0");
-    let worker = Worker::builder(&name).require(kind).start().await?;
-    let peer = worker.peer_at(&server.address).await?;
+    let worker = Worker::builder(&name).require(kind).wait(wait).start().await?;
+    let address = if wait == Wait::Sleep { &server.sleeping } else { &server.adaptive };
+    let peer = worker.peer_at(address).await?;
     Ok((worker, peer))
 }
 

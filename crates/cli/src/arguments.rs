@@ -3,6 +3,8 @@
 use std::{num::NonZeroU32, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
+use tensorwire::Validation;
 
 use crate::bench::arguments::{Bench, BenchPeer};
 
@@ -44,6 +46,8 @@ pub(crate) struct Serve {
     #[arg(long)]
     pub(crate) mmap: bool,
     #[command(flatten)]
+    pub(crate) validate: Validate,
+    #[command(flatten)]
     pub(crate) secret: Secret,
 }
 
@@ -73,7 +77,39 @@ pub(crate) struct Pull {
     #[arg(long)]
     pub(crate) stats: bool,
     #[command(flatten)]
+    pub(crate) validate: Validate,
+    #[command(flatten)]
     pub(crate) secret: Secret,
+}
+
+/// Whether what arrives is compared with what was sent.
+#[derive(Debug, Args)]
+pub(crate) struct Validate {
+    /// Validate each transfer end to end by this checksum. The stronger of both ends' wishes holds.
+    #[arg(long = "validate", value_enum, default_value_t = Checksum::Off, env = "TENSORWIRE_VALIDATE")]
+    pub(crate) checksum: Checksum,
+}
+
+/// The checksums that can be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Checksum {
+    /// None.
+    Off,
+    /// CRC-32C.
+    Crc32c,
+    /// XXH3, of 64 bits.
+    Xxh3,
+}
+
+impl Checksum {
+    pub(crate) fn validation(self) -> Validation {
+        match self {
+            Self::Off => Validation::Off,
+            Self::Crc32c => Validation::Crc32c,
+            Self::Xxh3 => Validation::Xxh3,
+        }
+    }
 }
 
 /// How the two ends know each other.
@@ -108,7 +144,7 @@ fn host_and_port(text: &str) -> Result<String, String> {
 mod tests {
     use clap::{CommandFactory, Parser};
 
-    use super::{Arguments, Command, Fabric, host_and_port};
+    use super::{Arguments, Checksum, Command, Fabric, host_and_port};
 
     #[test]
     fn definition_is_consistent() {
@@ -122,6 +158,18 @@ mod tests {
         let Command::Pull(pull) = Arguments::parse_from(line).command else { panic!("not a pull") };
         assert_eq!(pull.tensor, ["a", "b", "c"]);
         assert_eq!(pull.fabric, Fabric::Tcp);
+    }
+
+    #[test]
+    fn checksums_have_the_names_of_the_library() {
+        for checksum in <Checksum as clap::ValueEnum>::value_variants() {
+            let line = ["tensorwire", "serve", "a", "--validate", checksum.validation().name()];
+            let Command::Serve(serve) = Arguments::parse_from(line).command else { panic!("not a serve") };
+            assert_eq!(serve.validate.checksum, *checksum);
+        }
+        let refused = Arguments::try_parse_from(["tensorwire", "serve", "a", "--validate", "md5"]);
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains("md5") && text.contains("off, crc32c, xxh3"), "{text}");
     }
 
     #[test]

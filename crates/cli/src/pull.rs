@@ -37,6 +37,7 @@ pub(crate) async fn pull(arguments: &Pull) -> Result<(), Failure> {
 async fn start_worker(arguments: &Pull) -> Result<Worker, WorkerError> {
     // One host may run many pulls at once; a server tells them apart by their names.
     let mut builder = Worker::builder(&format!("/job:pull/replica:0/task:{}", std::process::id()));
+    builder = builder.validation(arguments.validate.checksum.validation());
     builder = match arguments.fabric {
         Fabric::Auto => builder,
         Fabric::Shm => builder.require(FabricKind::Shm),

@@ -54,7 +54,9 @@ impl Round {
         // A connection made anew begins at 0 again.
         let received = after.fabric.bytes_received.saturating_sub(before.0.bytes_received);
         let sent = after.fabric.bytes_sent.saturating_sub(before.0.bytes_sent);
-        write!(text, "\n  fabric   {} bytes in, {} bytes out", HumanCount(received), HumanCount(sent))
+        write!(text, "\n  fabric   {} bytes in, {} bytes out", HumanCount(received), HumanCount(sent))?;
+        let matched = after.counters.checksums_matched.saturating_sub(before.1.checksums_matched);
+        if matched == 0 { Ok(()) } else { write!(text, "\n  validated {}", HumanCount(matched)) }
     }
 }
 

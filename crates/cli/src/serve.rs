@@ -22,6 +22,7 @@ const NAME: &str = "/job:serve/replica:0/task:0";
 pub(crate) async fn serve(arguments: &Serve) -> Result<(), Failure> {
     let checkpoint = Checkpoint::open(&arguments.file)?;
     let mut builder = Worker::builder(NAME).bind(&arguments.bind);
+    builder = builder.validation(arguments.validate.checksum.validation());
     if let Some(path) = &arguments.secret.secret_file {
         builder = builder.secret_file(path);
     }

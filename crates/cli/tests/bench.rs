@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const OPS: [&str; 5] = ["write", "pingpong", "pull", "outstanding", "receives"];
 const WAITS: [&str; 3] = ["sleep", "adaptive", "busy"];
-const FIELDS_OF_TEXT: [&str; 7] = ["fabric", "op", "mode", "wait", "limit", "cpus", "ratio_of"];
+const FIELDS_OF_TEXT: [&str; 8] = ["fabric", "op", "mode", "wait", "validate", "limit", "cpus", "ratio_of"];
 const FIELDS_OF_NUMBERS: [&str; 10] = [
     "size",
     "median_ns",
@@ -266,4 +266,20 @@ fn killed_run_leaves_no_process() {
     bench.0.kill().unwrap();
     bench.0.wait().unwrap();
     until("the end of the second process", || state_of(peer).is_none_or(|state| state == 'Z'));
+}
+
+#[test]
+fn a_pull_is_measured_with_each_checksum_and_a_write_once() {
+    let arguments = ["bench", "--fabric", "shm", "--op", "pull,write", "--size", "4K", "--rounds", "1"];
+    let more = ["--round-ms", "1", "--json", "--validate", "off,crc32c,xxh3"];
+    let output = run(&[&arguments[..], &more].concat());
+    assert!(output.status.success(), "{}", text(&output));
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let measured: Vec<_> = lines
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+        .map(|line| (line["op"].as_str().unwrap().to_owned(), line["validate"].as_str().unwrap().to_owned()))
+        .collect();
+    let expected = [("pull", "off"), ("pull", "crc32c"), ("pull", "xxh3"), ("write", "off")];
+    assert_eq!(measured, expected.map(|(op, validate)| (op.to_owned(), validate.to_owned())));
 }

@@ -50,6 +50,19 @@ fn file_that_strangers_may_write_is_not_mapped() {
 }
 
 #[test]
+fn one_end_that_validates_is_enough() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = small_checkpoint(directory.path());
+    for (serve, pull, validated) in
+        [("off", "off", false), ("xxh3", "off", true), ("off", "crc32c", true), ("crc32c", "xxh3", true)]
+    {
+        let server = Server::start(&file, &["--validate", serve]);
+        let output = succeed(&["pull", &server.address, "--stats", "--validate", pull]);
+        assert_eq!(output.contains("validated 1"), validated, "{serve}, {pull}: {output}");
+    }
+}
+
+#[test]
 fn second_round_needs_no_metadata() {
     let directory = tempfile::tempdir().unwrap();
     let server = Server::start(&checkpoint(directory.path()), &[]);

@@ -27,6 +27,15 @@ pub enum Limit {
 }
 
 impl Limit {
+    /// The limit on open files that `error` of the operating system speaks of, if it does.
+    pub fn of_files(error: &io::Error) -> Option<Self> {
+        match error.raw_os_error()? {
+            libc::EMFILE => Some(Self::OpenFiles),
+            libc::ENFILE => Some(Self::SystemFiles),
+            _ => None,
+        }
+    }
+
     /// The limit's value now, in files, mappings or bytes; `None` where there is none or it can't be read.
     pub fn value(self) -> Option<u64> {
         match self {

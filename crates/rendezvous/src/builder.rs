@@ -28,6 +28,7 @@ use crate::{
     node::{Node, Peers},
     pools::{LocalFabric, PoolCaps, Pools},
     published::PublishedSet,
+    sessions::{SessionCaps, SessionCounts},
     table::StepTable,
     values::{Values, worker_device},
 };
@@ -52,7 +53,7 @@ pub struct WorkerBuilder {
     wait: Wait,
     parameters: Parameters,
     values_max: usize,
-    sessions_max: usize,
+    session_caps: SessionCaps,
     runtime: Option<Arc<dyn Runtime>>,
     control_runtime: Option<Arc<dyn Runtime>>,
     local_fabrics: Option<Vec<Arc<dyn Fabric>>>,
@@ -104,7 +105,7 @@ impl WorkerBuilder {
                 validation: Validation::Off,
             },
             values_max: 1 << 20,
-            sessions_max: 1024,
+            session_caps: SessionCaps { in_all: 1024, of_a_peer: 8 },
             runtime: None,
             control_runtime: None,
             local_fabrics: None,
@@ -293,7 +294,15 @@ impl WorkerBuilder {
     /// or two when each dialled the other. Default 1024.
     #[must_use]
     pub fn sessions_max(mut self, sessions: usize) -> Self {
-        self.sessions_max = sessions;
+        self.session_caps.in_all = sessions;
+        self
+    }
+
+    /// Control sessions that may be open at once with workers of one name; one more is refused. More than two are
+    /// left over from a peer that was restarted, until their end is noticed. Default 8.
+    #[must_use]
+    pub fn sessions_per_peer_max(mut self, sessions: usize) -> Self {
+        self.session_caps.of_a_peer = sessions;
         self
     }
 
@@ -392,8 +401,8 @@ impl WorkerBuilder {
             cluster: self.cluster,
             peers: Mutex::new(Peers::default()),
             closing: watch::Sender::new(false),
-            sessions: watch::Sender::new(0),
-            sessions_max: self.sessions_max,
+            sessions: watch::Sender::new(SessionCounts::default()),
+            session_caps: self.session_caps,
             name: self.name,
         };
         let node = Arc::new(node);
@@ -419,7 +428,12 @@ impl WorkerBuilder {
                 self.limit.is_zero(),
                 "every operation would fail at once: use the longest wait you accept",
             ),
-            ("sessions_max", self.sessions_max == 0, "no peer could be talked to: use at least 1"),
+            ("sessions_max", self.session_caps.in_all == 0, "no peer could be talked to: use at least 1"),
+            (
+                "sessions_per_peer_max",
+                self.session_caps.of_a_peer == 0,
+                "no peer could be talked to: use at least 1",
+            ),
             ("values_max", self.values_max == 0, "nothing could be sent: use at least 1"),
             (
                 "block_bytes",

@@ -26,6 +26,7 @@ use crate::{
     ring::{OwnRing, RingMaker},
     serve::FAREWELL,
     session::Session,
+    sessions::Full,
 };
 
 /// This end of a data connection that is being set up.
@@ -123,8 +124,9 @@ impl Node {
             let remedy = "two workers have this name; every worker of a cluster needs its own".to_owned();
             return Err(WorkerError::Config { field: "name", value: self.name.clone(), remedy });
         }
-        let Some(served) = self.serve_one() else {
-            return Err(self.too_many_sessions(session));
+        let served = match self.serve_one(&them.worker) {
+            Ok(served) => served,
+            Err(full) => return Err(self.too_many_sessions(session, &them.worker, full)),
         };
         let ControlSession { sender, receiver, peer_host } = session;
         let peer = self.note_peer(&them.worker, dialled);
@@ -137,10 +139,15 @@ impl Node {
     }
 
     /// Tells the peer that there is no room for its session.
-    fn too_many_sessions(self: &Arc<Self>, session: ControlSession) -> WorkerError {
-        let most = self.sessions_max;
+    fn too_many_sessions(
+        self: &Arc<Self>,
+        session: ControlSession,
+        peer: &str,
+        Full { field, most }: Full,
+    ) -> WorkerError {
+        let whose = if field == "sessions_max" { String::new() } else { format!(" with {peer}") };
         let remedy =
-            format!("{most} sessions are open: close some, or allow more with WorkerBuilder::sessions_max");
+            format!("{most} sessions{whose} are open: close some, or allow more with WorkerBuilder::{field}");
         let status = Status::new(Code::ResourceExhausted, format!("{}: {remedy}", self.name));
         let node = self.clone();
         let refuse = async move {
@@ -148,7 +155,7 @@ impl Node {
             let _ = timeout(&*node.control_runtime, FAREWELL, session.sender.send(goodbye)).await;
         };
         self.control_runtime.spawn("refuse session", Box::pin(refuse));
-        WorkerError::Config { field: "sessions_max", value: most.to_string(), remedy }
+        WorkerError::Config { field, value: most.to_string(), remedy }
     }
 
     /// Tries the fabrics both ends have, in this worker's order of preference. `None` when the peer is connecting
@@ -160,6 +167,7 @@ impl Node {
     ) -> Result<Option<Arc<DataConnection>>, WorkerError> {
         let mut tried: Vec<String> =
             self.unavailable.iter().map(|(kind, why)| format!("{kind}: {why}")).collect();
+        let mut limit = None;
         for fabric in &self.fabrics {
             let offered = session.peer.fabrics.iter().find(|(kind, _)| *kind == fabric_number(fabric.kind));
             match offered {
@@ -177,11 +185,18 @@ impl Node {
                         tracing::info!(peer = peer.name(), transport = %fabric.kind, not_used = others, "connected");
                         return Ok(Some(connection));
                     }
-                    Err(why) => tried.push(format!("{}: {why}", fabric.kind)),
+                    Err(why) => {
+                        limit = limit.or(why.limit());
+                        tried.push(format!("{}: {why}", fabric.kind));
+                    }
                 },
             }
         }
-        Err(WorkerError::NoFabric { peer: peer.name().to_owned(), tried: tried.join("; ") })
+        let none = WorkerError::NoFabric { peer: peer.name().to_owned(), tried: tried.join("; ") };
+        Err(match limit {
+            Some(limit) => WorkerError::at_limit(none.to_string(), limit),
+            None => none,
+        })
     }
 
     async fn open_over(

@@ -143,6 +143,8 @@ impl DataConnection {
     /// Steps whose values may be lost are over with this peer before another connection can carry them on.
     pub(crate) fn fail(&self, why: &Lost) {
         let why = self.lost.get_or_init(|| why.clone());
+        // A thread that a hostile peer holds may hold the protocol's lock.
+        self.queue_pair.free_threads();
         self.protocol.fail(&why.detail);
         self.announcer.fail(&why.detail);
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);

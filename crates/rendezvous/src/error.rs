@@ -258,21 +258,61 @@ pub enum WorkerError {
     ShutDown,
 }
 
-/// How an error of the operating system ends that says that this process may open no more files.
-const TOO_MANY_FILES: &str = "(os error 24)";
-
 impl WorkerError {
-    /// Names the limit that is behind this error, if one is. The layers below report some errors of the operating
-    /// system as text, so that is where it is looked for.
+    /// Names the limit that is behind this error, if one is.
     pub(crate) fn or_limit(self) -> Self {
-        let what = self.to_string();
-        if matches!(self, Self::Limit { .. }) || !what.contains(TOO_MANY_FILES) {
-            return self;
+        match self.limit() {
+            Some(limit) => Self::at_limit(self.to_string(), limit),
+            None => self,
         }
-        Self::Limit { what, limit: Limit::OpenFiles, value: Limit::OpenFiles.value() }
+    }
+
+    /// The limit of the operating system that is behind this error, if one is and it was seen here: what a peer says
+    /// of its own limits is its text.
+    pub(crate) fn limit(&self) -> Option<Limit> {
+        match self {
+            Self::Fabric(error) => error.limit(),
+            Self::Control(error) => error.limit(),
+            _ => None,
+        }
+    }
+
+    /// `what` failed at `limit`.
+    pub(crate) fn at_limit(what: String, limit: Limit) -> Self {
+        Self::Limit { what, limit, value: limit.value() }
     }
 }
 
 fn shown(value: Option<u64>) -> String {
     value.map_or_else(|| "not known".to_owned(), |value| value.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use verbs_reactor::FabricKind;
+
+    use super::*;
+
+    /// What the operating system answers to one file too many.
+    fn too_many_files() -> io::Error {
+        let number = 24;
+        io::Error::from_raw_os_error(number)
+    }
+
+    #[test]
+    fn e_a_limit_is_known_by_its_number_and_not_by_its_text() {
+        let own = FabricError::device(FabricKind::Shm, "eventfd", too_many_files());
+        let named = WorkerError::from(own).or_limit();
+        assert!(matches!(named, WorkerError::Limit { limit: Limit::OpenFiles, .. }), "{named}");
+        assert!(named.to_string().contains("eventfd") && named.to_string().contains("ulimit -n"), "{named}");
+        // The peer's words about a limit of its own.
+        let detail = too_many_files().to_string();
+        assert!(detail.contains("os error 24"));
+        let step = "agreeing with the peer";
+        let theirs = FabricError::Connect { kind: FabricKind::Tcp, step, detail };
+        let kept = WorkerError::from(theirs).or_limit();
+        assert!(matches!(kept, WorkerError::Fabric(_)), "{kept}");
+    }
 }

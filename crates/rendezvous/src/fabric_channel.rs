@@ -13,7 +13,7 @@ use memory::{
     copy::{CopyReason, copy_bytes},
 };
 use protocol::{
-    Allocator, Channel, ChannelError, Destination, LentEnd, Metadata, RecordSlot, ResultSlot, RingSpan,
+    Allocator, Channel, ChannelError, Code, Destination, LentEnd, Metadata, RecordSlot, ResultSlot, RingSpan,
     Status,
     limits::{RESULT_BYTES, RESULT_SLOT_BYTES},
 };
@@ -60,6 +60,24 @@ impl FabricChannel {
         immediate: Option<Immediate>,
     ) -> Result<(), ChannelError> {
         self.held.post(&self.queue_pair, WorkRequest::Write { local, remote, immediate })
+    }
+
+    /// Whether the send queue can hold all pieces of a content, and a result beside it. One that it can't is refused
+    /// before anything of it is posted, so that it costs no other transfer its connection.
+    fn check_pieces(&self, bytes: u64) -> Result<(), Status> {
+        let (piece, depth) =
+            (self.queue_pair.capabilities().piece_bytes_max.max(1), self.queue_pair.config().send_depth);
+        let most = piece.saturating_mul(depth.saturating_sub(1).into());
+        if bytes <= most {
+            return Ok(());
+        }
+        let message = format!(
+            "a value of {bytes} bytes takes {} work requests of {piece} bytes over {} and may need one more, and the \
+             send queue is {depth} deep: send at most {most} bytes at once, or allow more with WorkerBuilder::depth",
+            bytes.div_ceil(piece),
+            self.queue_pair.kind()
+        );
+        Err(Status::new(Code::ResourceExhausted, message))
     }
 
     /// One write of content and result where the fabric can, else the result first.
@@ -149,6 +167,7 @@ impl Channel for FabricChannel {
     }
 
     async fn stage(&self, bytes: Buf) -> Result<Buf, Status> {
+        self.check_pieces(bytes.len() as u64)?;
         if self.import.needs(self.queue_pair.kind(), &bytes) {
             self.import.copy_of(&bytes).await
         } else {
@@ -178,7 +197,7 @@ impl Channel for FabricChannel {
 
     fn settle(lent: Lent) -> Result<Lent, Status> {
         let Lent::Granted { granted, has_slot } = lent else { return Ok(lent) };
-        let error = |error| Status::new(protocol::Code::Internal, format!("lent memory: {error}"));
+        let error = |error| Status::new(Code::Internal, format!("lent memory: {error}"));
         let buffer = granted.end(GrantEnd::Content).map_err(error)?;
         let slot = buffer.len().checked_sub(RESULT_SLOT).filter(|_| has_slot);
         let result = slot.and_then(|at| buffer.get(at..)?.first_chunk().copied());
@@ -356,10 +375,7 @@ impl ReceiveAllocator {
     async fn lend(&self, buffer: BufMut) -> Result<(Lent, Destination), Status> {
         let region = buffer.block().and_then(|block| self.regions.get(block.id()));
         let region = region.ok_or_else(|| exhausted(&"its block is not registered with the fabric"))?;
-        self.announcer
-            .confirmed(region)
-            .await
-            .map_err(|why| Status::new(protocol::Code::Unavailable, why))?;
+        self.announcer.confirmed(region).await.map_err(|why| Status::new(Code::Unavailable, why))?;
         let granted = buffer.grant();
         let (region, generation) = (region.region.0, region.generation.0);
         let offset = granted.offset() as u64;
@@ -373,7 +389,7 @@ impl ReceiveAllocator {
 }
 
 fn exhausted(error: &dyn std::fmt::Display) -> Status {
-    Status::new(protocol::Code::ResourceExhausted, format!("no memory for the tensor: {error}"))
+    Status::new(Code::ResourceExhausted, format!("no memory for the tensor: {error}"))
 }
 
 fn length_of(metadata: &Metadata) -> Result<usize, Status> {

@@ -45,6 +45,7 @@ mod receive_into;
 mod ring;
 mod serve;
 mod session;
+mod sessions;
 mod sharded;
 mod table;
 mod tensor;

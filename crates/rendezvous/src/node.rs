@@ -15,6 +15,7 @@ use crate::{
     control::{ControlPlane, Secret, handshake::Introduction},
     peer::normalise_address,
     pools::{LocalFabric, Pools},
+    sessions::{SessionCaps, SessionCounts},
     values::SharedValues,
 };
 
@@ -50,18 +51,8 @@ pub(crate) struct Node {
     pub(crate) peers: Mutex<Peers>,
     pub(crate) closing: watch::Sender<bool>,
     /// Sessions that are served.
-    pub(crate) sessions: watch::Sender<usize>,
-    pub(crate) sessions_max: usize,
-}
-
-/// A session that counts as served until this is dropped.
-#[derive(Debug)]
-pub(crate) struct Served(Arc<Node>);
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.0.sessions.send_modify(|count| *count -= 1);
-    }
+    pub(crate) sessions: watch::Sender<SessionCounts>,
+    pub(crate) session_caps: SessionCaps,
 }
 
 /// The peers that are known, by name and by the address they were dialled at.
@@ -120,22 +111,6 @@ impl Node {
     /// All peers, sorted by name.
     pub(crate) fn all_peers(&self) -> Vec<Peer> {
         self.lock_peers().by_name.values().cloned().collect()
-    }
-
-    /// Counts one more session, unless there are as many as may be.
-    pub(crate) fn serve_one(self: &Arc<Self>) -> Option<Served> {
-        let counted = self.sessions.send_if_modified(|count| {
-            let room = *count < self.sessions_max;
-            *count += usize::from(room);
-            room
-        });
-        counted.then(|| Served(self.clone()))
-    }
-
-    /// Waits until no session is served.
-    pub(crate) async fn sessions_over(&self) {
-        // The sender lives in `self`, so waiting cannot fail.
-        let _ = self.sessions.subscribe().wait_for(|count| *count == 0).await;
     }
 
     pub(crate) fn is_closing(&self) -> bool {

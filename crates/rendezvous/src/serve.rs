@@ -13,8 +13,9 @@ use crate::{
     control::{ControlError, FrameReceiver},
     data::unless,
     error::{Lost, PeerLoss},
-    node::{Node, Served},
+    node::Node,
     session::{ListPage, Session},
+    sessions::Served,
 };
 
 /// Entries of one page of a list; with the longest names and shapes a page stays below the frame limit.

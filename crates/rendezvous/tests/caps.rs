@@ -4,7 +4,11 @@
 
 use std::{future::Future, time::Duration};
 
-use rendezvous::{Tensor, Worker, WorkerBuilder, WorkerError};
+use protocol::{Code, Status, wire::control::ControlFrame};
+use rendezvous::{
+    Tensor, Worker, WorkerBuilder, WorkerError,
+    control::{ControlPlane, ControlSession, GrpcConfig, GrpcPlane, handshake},
+};
 use verbs_reactor::{FabricKind, TokioRuntime, timeout};
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
@@ -64,10 +68,11 @@ fn settings_that_cannot_be_used_are_named_with_value_and_remedy() {
     bounded(|| async {
         let zero = Duration::ZERO;
         type Setting = fn(WorkerBuilder, Duration) -> WorkerBuilder;
-        let refused: [(&str, &str, Setting); 10] = [
+        let refused: [(&str, &str, Setting); 11] = [
             ("liveness", "0ns", |builder, zero| builder.liveness(zero)),
             ("timeout", "0", |builder, zero| builder.timeout(zero)),
             ("sessions_max", "0", |builder, _| builder.sessions_max(0)),
+            ("sessions_per_peer_max", "0", |builder, _| builder.sessions_per_peer_max(0)),
             ("values_max", "0", |builder, _| builder.values_max(0)),
             ("block_bytes", "0", |builder, _| builder.block_bytes(0)),
             ("source_bytes", "0", |builder, _| builder.source_bytes(0)),
@@ -81,5 +86,65 @@ fn settings_that_cannot_be_used_are_named_with_value_and_remedy() {
             let named = matches!(&error, WorkerError::Config { field, value, .. } if *field == name && value == wrong);
             assert!(named, "{name}: {error}");
         }
+    });
+}
+
+/// A session of a worker of this name, authenticated, and nothing more.
+async fn session(plane: &GrpcPlane, name: &str, incarnation: u64, address: &str) -> ControlSession {
+    let mut session = plane.dial(address).await.unwrap();
+    let secret = plane.ambient_secret(address).await.unwrap();
+    let (worker, listen_address) = (name.to_owned(), None);
+    let me = handshake::Introduction { worker, incarnation, listen_address, fabrics: Vec::new() };
+    let runtime = TokioRuntime::current().unwrap();
+    handshake::dial(&mut session, &me, secret.as_ref(), &runtime, LIMIT, address).await.unwrap();
+    session
+}
+
+/// Why the other end will not have this session; `None` if it answers a ping on it.
+async fn refusal(session: &mut ControlSession) -> Option<Status> {
+    // It may be refused already.
+    let _ = session.sender.send(ControlFrame::Ping { nonce: 7 }.encode()).await;
+    loop {
+        match ControlFrame::decode(&session.receiver.recv().await.unwrap().unwrap()).unwrap() {
+            ControlFrame::Goodbye { status } => return Some(status),
+            ControlFrame::Pong { nonce: 7 } => return None,
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn e_sessions_of_one_peer_beyond_its_cap_are_refused_by_name_until_there_is_room() {
+    const GREEDY: &str = "/job:greedy/replica:0/task:0";
+    bounded(|| async {
+        let builder = Worker::builder(SERVER).require(FabricKind::Tcp).sessions_per_peer_max(3);
+        let server = builder.start().await.unwrap();
+        let plane = GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0")).unwrap();
+        let mut held = Vec::new();
+        for incarnation in 0..3 {
+            let mut one = session(&plane, GREEDY, incarnation, server.address()).await;
+            assert_eq!(refusal(&mut one).await, None);
+            held.push(one);
+        }
+        for incarnation in 3..6 {
+            let mut more = session(&plane, GREEDY, incarnation, server.address()).await;
+            let status = refusal(&mut more).await.expect("a refusal");
+            assert_eq!(status.code, Code::ResourceExhausted);
+            for word in [SERVER, GREEDY, "3 sessions", "WorkerBuilder::sessions_per_peer_max"] {
+                assert!(status.message.contains(word), "no `{word}`: {status}");
+            }
+        }
+        // Others are let in, those that it has live on, and one that ends makes room.
+        let mut other = session(&plane, "/job:other/replica:0/task:0", 1, server.address()).await;
+        assert_eq!(refusal(&mut other).await, None);
+        for one in &mut held {
+            assert_eq!(refusal(one).await, None);
+        }
+        drop(held.pop());
+        while refusal(&mut session(&plane, GREEDY, 9, server.address()).await).await.is_some() {
+            tokio::task::yield_now().await;
+        }
+        drop((held, other));
+        server.shutdown().await;
     });
 }

@@ -190,7 +190,8 @@ impl Shared {
                 self.record(Event::Drained { endpoint: id });
                 core.fail(&FabricError::Closed);
                 core.mark_drained();
-                drop(meeting);
+                drop((core, meeting));
+                self.queue_pair_dropped(id);
             }
             _ => {}
         }
@@ -319,6 +320,8 @@ impl Shared {
                 return;
             }
             endpoint.phase = Phase::Drained;
+            // Nobody ever got it.
+            endpoint.is_dropped |= endpoint.meet.is_some();
             (endpoint.core.clone(), endpoint.meet.take())
         };
         if let Some(meeting) = meeting {

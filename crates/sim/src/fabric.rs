@@ -60,10 +60,10 @@ impl Fabric for SimFabric {
 }
 
 impl Shared {
-    /// What the simulated fabric can do, in every world alike but for the limit of a piece.
+    /// What the simulated fabric can do, as the knobs say.
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::WRITES;
-        capabilities.vectored = true;
+        capabilities.vectored = self.swarm.vectored;
         capabilities.read = true;
         capabilities.lend = true;
         capabilities.piece_bytes_max = self.swarm.piece_bytes_max;

@@ -35,6 +35,8 @@ pub struct Swarm {
     pub tiny_pieces: bool,
     /// A logical write is split into work requests of at most this many bytes.
     pub piece_bytes_max: u64,
+    /// Whether the fabric writes many ranges at once.
+    pub vectored: bool,
     /// Of 65,536 pieces of contents, how many come with one bit flipped, until
     /// [`Handle::flip_bits`](crate::Handle::flip_bits) says otherwise. Only for scenarios that validate checksums.
     pub flips_of_65536: u32,
@@ -81,6 +83,7 @@ impl Swarm {
             pieces_max: rng.pick([1, 2, 5, 16]),
             tiny_pieces: rng.chance(1, 4),
             piece_bytes_max: PIECE_BYTES_MAX,
+            vectored: true,
             flips_of_65536: 0,
             direct_of_256: rng.pick([0, 64, 256]),
             completions: rng.pick([
@@ -115,6 +118,7 @@ impl Swarm {
             pieces_max: 1,
             tiny_pieces: false,
             piece_bytes_max: PIECE_BYTES_MAX,
+            vectored: true,
             flips_of_65536: 0,
             direct_of_256: 256,
             completions: Completions::AfterDelivery,

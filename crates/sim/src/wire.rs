@@ -200,7 +200,18 @@ impl Shared {
                 let text = format!("{peer} has no receive (depth {depth}) for write {number} of {id}");
                 self.violated(Violation::ReceiverNotReady(text));
             }
+            if lease.is_some() {
+                self.loan_not_taken(id, number);
+            }
             self.break_both(id, error.clone(), peer, &error);
+        }
+    }
+
+    /// A loan found no receive: the peer does not have it.
+    fn loan_not_taken(&self, id: EndpointId, number: u64) {
+        if let Some(loan) = self.state().endpoints[id.index()].outbound.by_number(number) {
+            loan.delivered = false;
+            loan.lose();
         }
     }
 

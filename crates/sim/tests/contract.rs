@@ -46,8 +46,9 @@ fn seeds() -> Range<u64> {
 }
 
 fn on_world<F: Future<Output = ()>>(seed: u64, test: impl Fn(Arc<dyn Runtime>) -> F) {
-    // Split at a limit that the rules about it can reach.
-    let swarm = Swarm { piece_bytes_max: 2 << 20, ..Swarm::draw(&mut Rng::new(seed).fork(1)) };
+    // Split at a limit that the rules about it can reach, and with room for every view.
+    let swarm =
+        Swarm { piece_bytes_max: 2 << 20, leases_max: 4096, ..Swarm::draw(&mut Rng::new(seed).fork(1)) };
     let world = World::with_swarm(seed, swarm);
     world.replayed_by("contract");
     let handle = world.handle();

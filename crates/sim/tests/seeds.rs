@@ -22,7 +22,7 @@ use sim::{Failure, Summary};
 const SEEDS: u64 = 500;
 
 /// What some seed must have reached, or the scenario has gone blind.
-const MARKS: [&str; 36] = [
+const MARKS: [&str; 44] = [
     "content",
     "metadata response",
     "error status",
@@ -59,6 +59,14 @@ const MARKS: [&str; 36] = [
     "bit flipped",
     "bit of a message's content flipped",
     "corrupted",
+    "allocate memory",
+    "loan",
+    "loan refused",
+    "loan of a dead lender",
+    "lease released",
+    "lease retired",
+    "retired lease released",
+    "leases of a dead holder",
 ];
 
 fn number(name: &str) -> Option<u64> {

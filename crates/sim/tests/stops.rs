@@ -293,6 +293,11 @@ fn d_memory_exhaustion_of_every_post_is_an_error_and_works_again() {
     every_call_fails_once(Call::Post, 5);
 }
 
+#[test]
+fn d_memory_exhaustion_of_every_allocation_is_an_error_and_works_again() {
+    every_call_fails_once(Call::Allocate, 5);
+}
+
 /// One-byte pieces, the smallest queues, and nothing aligned.
 fn tiny() -> Swarm {
     let depths = QueuePairConfig { send_depth: 4, receive_depth: 4 };

@@ -2,6 +2,8 @@
 
 use std::{io, sync::Arc};
 
+use memory::Limit;
+
 use crate::{FabricKind, RegionId};
 
 /// Why a connection ended without our asking.
@@ -164,6 +166,14 @@ pub enum FabricError {
         /// The cap.
         cap: u32,
     },
+    /// Not at this moment, because the peer has not taken in what it was sent before.
+    #[error("{kind} cannot {what} now: the peer is busy; try again later, or send a copy")]
+    Busy {
+        /// The fabric.
+        kind: FabricKind,
+        /// The operation.
+        what: &'static str,
+    },
     /// The fabric cannot do this.
     #[error("{kind} cannot {what}")]
     Unsupported {
@@ -181,6 +191,18 @@ pub enum FabricError {
         step: &'static str,
         /// What was seen, and what to do.
         detail: String,
+    },
+    /// A limit of the operating system keeps a connection from being set up.
+    #[error("{kind}: cannot connect: {step} failed: {detail}")]
+    Limit {
+        /// The fabric.
+        kind: FabricKind,
+        /// The step that failed.
+        step: &'static str,
+        /// What was seen, and what to do.
+        detail: String,
+        /// The limit.
+        limit: Limit,
     },
     /// The other end did not answer in time.
     #[error("{kind}: connecting took longer than {limit_ms} ms; is the peer alive and reachable?")]
@@ -206,5 +228,22 @@ impl FabricError {
     /// A failed call of the operating system or device.
     pub fn device(kind: FabricKind, call: &'static str, source: io::Error) -> Self {
         Self::Device { kind, call, source: Arc::new(source) }
+    }
+
+    /// A step of connecting that the operating system refused; `detail` says how, and what to do.
+    pub(crate) fn refused(kind: FabricKind, step: &'static str, error: &io::Error, detail: String) -> Self {
+        match Limit::of_files(error) {
+            Some(limit) => Self::Limit { kind, step, detail, limit },
+            None => Self::Connect { kind, step, detail },
+        }
+    }
+
+    /// The limit of this process or host that is behind it, if one is.
+    pub fn limit(&self) -> Option<Limit> {
+        match self {
+            Self::Limit { limit, .. } => Some(*limit),
+            Self::Device { source, .. } => Limit::of_files(source),
+            _ => None,
+        }
     }
 }

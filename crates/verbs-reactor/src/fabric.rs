@@ -151,4 +151,11 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// is done, and nothing of the peer can touch local memory any more, the fabric calls
     /// [`QueuePairCore::mark_drained`](crate::QueuePairCore::mark_drained). Called once; also after a failure.
     fn start_close(&self);
+
+    /// If the operation was submitted and cannot be posted yet, it fails with
+    /// [`FabricError::Busy`](crate::FabricError::Busy), and is never posted. For callers that have another way.
+    fn withdraw(&self, _key: SlotKey) {}
+
+    /// Lets threads go that the peer holds inside a call of this link, if it has a way to do that. Never blocks.
+    fn free_threads(&self) {}
 }

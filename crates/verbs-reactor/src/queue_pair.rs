@@ -149,9 +149,12 @@ impl QueuePair {
     /// not told anything.
     ///
     /// # Errors
-    /// [`FabricError::SendQueueFull`], and those of [`lend`](Self::lend).
+    /// [`FabricError::SendQueueFull`], [`FabricError::Busy`], and those of [`lend`](Self::lend).
     pub fn lend_now(&self, local: Buf, immediate: Immediate) -> Result<Operation, FabricError> {
         let mut operation = self.post_now(&WorkRequest::Lend { local, immediate })?;
+        if let State::Posted(key) = &operation.state {
+            self.shared.link.withdraw(*key);
+        }
         match operation.take_refusal() {
             Some(refusal) => Err(refusal),
             None => Ok(operation),
@@ -264,6 +267,12 @@ impl QueuePair {
             self.shared.core.poll_drained(context)
         })
         .await;
+    }
+
+    /// Lets threads of this process go that a hostile peer holds inside a call of this queue pair, for a connection that
+    /// is to end: they may hold locks that its end needs. [`close`](Self::close) does it too.
+    pub fn free_threads(&self) {
+        self.shared.link.free_threads();
     }
 
     fn start(&self, request: WorkRequest) -> Operation {

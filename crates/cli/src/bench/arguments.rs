@@ -6,6 +6,8 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use tensorwire::FabricKind;
 
+use crate::arguments::Checksum;
+
 /// Largest size that is measured, in bytes: both processes hold a few copies of it.
 const SIZE_MAX: u64 = 1 << 30;
 
@@ -40,6 +42,9 @@ pub(crate) struct Bench {
     /// How a pull hands its tensor over.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "copy")]
     pub(crate) mode: Vec<Mode>,
+    /// Checksums by which the workers of pulls and receives validate what arrives.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "off")]
+    pub(crate) validate: Vec<Checksum>,
     /// Where the two processes run. `auto` is `two`, but `free` from 16 MiB on, where a second core may help to copy.
     #[arg(long, value_enum, default_value_t = CpuChoice::Auto)]
     pub(crate) cpus: CpuChoice,

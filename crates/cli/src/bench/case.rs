@@ -17,6 +17,7 @@ use super::{
     task::{FRESH_PIECES, PULLED_TENSORS, Puller, RECEIVES, Stage, Task, done},
     workers::{PULLER, SERVER, device_of, edge_name, start_worker, tensor_name},
 };
+use crate::arguments::Checksum;
 
 /// From this size on a pull is compared by its bandwidth.
 const BANDWIDTH_BYTES: u64 = 64 << 10;
@@ -36,6 +37,7 @@ pub(super) struct Case {
     pub(super) op: Op,
     pub(super) mode: Mode,
     pub(super) wait: WaitChoice,
+    pub(super) validate: Checksum,
     pub(super) size: u64,
 }
 
@@ -251,7 +253,9 @@ impl Case {
             Answer::Address(address) => address,
             other => return Err(BenchError::Unexpected(format!("{other:?}"))),
         };
-        let worker = start_worker(PULLER, self.fabric, self.wait, stage.clock.clone()).await?;
+        // It is enough that one end wants it.
+        let wishes = (self.wait, self.validate.validation());
+        let worker = start_worker(PULLER, self.fabric, wishes, stage.clock.clone()).await?;
         let server = worker.peer_at(&address).await?;
         Ok(Puller { worker, server })
     }
@@ -283,12 +287,20 @@ pub(super) fn cases(arguments: &super::arguments::Bench) -> Vec<Case> {
             let sizes = if op.has_own_size() { &own[..] } else { &arguments.size };
             for &wait in &arguments.wait {
                 for &mode in modes(op, &arguments.mode) {
-                    cases.extend(sizes.iter().map(|&size| Case { fabric, op, mode, wait, size }));
+                    for &validate in checksums(op, &arguments.validate) {
+                        let case = |&size| Case { fabric, op, mode, wait, validate, size };
+                        cases.extend(sizes.iter().map(case));
+                    }
                 }
             }
         }
     }
     cases
+}
+
+/// Only workers validate.
+fn checksums(op: Op, asked: &[Checksum]) -> &[Checksum] {
+    if matches!(op, Op::Write | Op::Pingpong) { &[Checksum::Off] } else { asked }
 }
 
 /// Only a pull hands a tensor over.

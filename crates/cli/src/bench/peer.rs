@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tensorwire::{DataType, Runtime, Tensor, TokioRuntime, Worker};
+use tensorwire::{DataType, Runtime, Tensor, TokioRuntime, Validation, Worker};
 use verbs_reactor::{Role, bare::BareMemory};
 
 use super::{
@@ -77,7 +77,8 @@ impl BenchServer {
                 self.end = Some(unconnected.connect(end, Role::Dialer).await?);
             }
             Order::Worker { fabric, wait } => {
-                let worker = start_worker(SERVER, fabric, wait, self.clock.clone()).await?;
+                let worker =
+                    start_worker(SERVER, fabric, (wait, Validation::Off), self.clock.clone()).await?;
                 let address = worker.address().to_owned();
                 self.worker = Some(worker);
                 return Ok(Some(Answer::Address(address)));

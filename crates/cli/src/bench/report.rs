@@ -12,6 +12,7 @@ use super::{
     error::BenchError,
     measure::Measurement,
 };
+use crate::arguments::Checksum;
 
 /// One line of `--json`. Times in nanoseconds an operation; rates follow from the medians; shares from 0 to 1.
 #[derive(Debug, Serialize)]
@@ -20,6 +21,7 @@ struct Line {
     op: Op,
     mode: Mode,
     wait: WaitChoice,
+    validate: Checksum,
     size: u64,
     outstanding: usize,
     cpus: &'static str,
@@ -47,6 +49,7 @@ impl Line {
             op: case.op,
             mode: case.mode,
             wait: case.wait,
+            validate: case.validate,
             size: case.size,
             outstanding: measured.outstanding,
             cpus: placement.name,
@@ -153,7 +156,8 @@ impl fmt::Display for Case {
         if self.mode != Mode::Copy {
             write!(f, " {}", name(&self.mode))?;
         }
-        write!(f, " {}", name(&self.wait))
+        write!(f, " {}", name(&self.wait))?;
+        if self.validate == Checksum::Off { Ok(()) } else { write!(f, " {}", name(&self.validate)) }
     }
 }
 
@@ -164,7 +168,7 @@ fn name(value: &impl Serialize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{BenchFabric, Case, Mode, Op, WaitChoice, four_digits, time};
+    use super::{BenchFabric, Case, Checksum, Mode, Op, WaitChoice, four_digits, time};
 
     #[test]
     fn case_is_named_as_on_the_command_line() {
@@ -173,9 +177,12 @@ mod tests {
             op: Op::Pull,
             mode: Mode::ViewRead,
             wait: WaitChoice::Sleep,
+            validate: Checksum::Off,
             size: 64 << 10,
         };
         assert_eq!(case.to_string(), "shm pull 64.00 KiB view-read sleep");
+        let case = Case { validate: Checksum::Xxh3, ..case };
+        assert_eq!(case.to_string(), "shm pull 64.00 KiB view-read sleep xxh3");
     }
 
     #[test]

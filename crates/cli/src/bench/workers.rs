@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tensorwire::{Runtime, Worker};
+use tensorwire::{Runtime, Validation, Worker};
 
 use super::{
     arguments::{BenchFabric, WaitChoice},
@@ -19,11 +19,11 @@ pub(super) const PULLER: &str = "/job:bench/replica:0/task:1";
 pub(super) async fn start_worker(
     name: &str,
     fabric: BenchFabric,
-    wait: WaitChoice,
+    (wait, validation): (WaitChoice, Validation),
     runtime: Arc<dyn Runtime>,
 ) -> Result<Worker, BenchError> {
     let fabric = fabrics::open(fabric, wait, runtime)?;
-    Ok(Worker::builder(name).local_fabrics(vec![fabric]).start().await?)
+    Ok(Worker::builder(name).local_fabrics(vec![fabric]).validation(validation).start().await?)
 }
 
 /// Name of the `copy`th published tensor.

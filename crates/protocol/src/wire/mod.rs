@@ -2,7 +2,9 @@
 //! here: what [`decode`] gives is within all [limits](crate::limits).
 //!
 //! A frame is a `u32` total length (prefix included), a `u8` kind and the fields of that kind. Texts and byte
-//! strings have a `u16` length, optional fields a `u8` that is 0 or 1. The version is agreed once, in
+//! strings have a `u16` length, optional fields a `u8` that is 0 or 1. A
+//! destination has a `u8` before it that is 0 without one, 1, or 2 if a result slot (region, generation, offset) comes
+//! first; META_DATA_RESPONSE's `u8` for how the content comes is 0x80 higher if a checksum (`u64`) follows it. The version is agreed once, in
 //! [`ControlFrame::Hello`](control::ControlFrame::Hello). What lies in a ring is in [`record`].
 
 use std::sync::Arc;

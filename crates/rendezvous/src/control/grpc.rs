@@ -333,6 +333,9 @@ impl Ports {
             attempts -= 1;
             match Handover::bind(port) {
                 Ok(handover) => return Ok(Self { listener, handover: Some(handover) }),
+                Err(error) if memory::Limit::of_files(&error).is_some() => {
+                    return Err(bind_error(config, &error));
+                }
                 Err(error) if attempts == 0 => {
                     let detail = format!(
                         "the abstract socket tensorwire-{port}, which hands over the secret: {error}; \
@@ -347,7 +350,8 @@ impl Ports {
 }
 
 fn bind_error(config: &GrpcConfig, error: &std::io::Error) -> ControlError {
-    ControlError::Bind { address: config.address.clone(), detail: error.to_string() }
+    let bind = ControlError::Bind { address: config.address.clone(), detail: error.to_string() };
+    bind.unless_limit(memory::Limit::of_files(error))
 }
 
 /// Runs `work` on the plane's runtime; dropping the returned future ends it.

@@ -153,6 +153,14 @@ pub enum ControlError {
         /// The operating system's answer.
         detail: String,
     },
+    /// A limit of the operating system is in the way.
+    #[error("{what}")]
+    Limit {
+        /// What failed, where, and with which answer.
+        what: String,
+        /// The limit.
+        limit: memory::Limit,
+    },
     /// Listening beyond loopback needs a secret.
     #[error(
         "refusing to listen on `{address}`: it is reachable from other hosts and no secret is set; \
@@ -211,4 +219,22 @@ pub enum ControlError {
     /// This side closed it.
     #[error("the control plane was closed")]
     Closed,
+}
+
+impl ControlError {
+    /// The limit of this process or host that is behind it, if one is.
+    pub fn limit(&self) -> Option<memory::Limit> {
+        match self {
+            Self::Limit { limit, .. } => Some(*limit),
+            _ => None,
+        }
+    }
+
+    /// This error, unless `limit` is behind it.
+    fn unless_limit(self, limit: Option<memory::Limit>) -> Self {
+        match limit {
+            Some(limit) => Self::Limit { what: self.to_string(), limit },
+            None => self,
+        }
+    }
 }

@@ -4,7 +4,9 @@
 
 mod crash;
 mod harness;
+mod hostile;
 mod limits;
 mod liveness;
 mod load;
+mod rogue;
 mod stop;

@@ -6,7 +6,7 @@ use futures::future::{join, join_all};
 use memory::{GrantEnd, MemoryError, PoolConfig};
 use sim::Handle;
 use verbs_reactor::{
-    ConnectParams, FabricError, Immediate, QueuePairConfig, Role, Runtime, Segment, WorkRequest,
+    Arrival, ConnectParams, FabricError, Immediate, QueuePairConfig, Role, Runtime, Segment, WorkRequest,
 };
 
 use super::{
@@ -15,13 +15,16 @@ use super::{
 };
 
 /// What this file cancels.
-pub(super) const CASES: [&str; 10] = [
+pub(super) const CASES: [&str; 13] = [
     "alloc",
     "connect",
     "close",
+    "lend",
+    "lend_now",
     "next_arrival",
     "notify",
     "post_now",
+    "read",
     "room",
     "write",
     "write_imm",
@@ -129,6 +132,87 @@ fn s3_a_vectored_write_given_up_arrives_once_or_never() {
             given_up_operations(&pair, polls, write).await
         })
         .await;
+        closed(&handle, pair).await;
+    });
+}
+
+/// Posts a loan, gives it up after so many polls, and sees that it arrives whole or is refused.
+async fn given_up_loans(handle: &Handle, what: &str, waits: bool) {
+    let pair = pair(handle, DEPTHS).await;
+    for_every_k(what, async |polls| {
+        let source = pair.left.filled(BYTES, 3).await;
+        let lend = if waits {
+            polled(polls, pair.to_right.lend(source, Immediate(7))).await
+        } else {
+            match pair.to_right.lend_now(source, Immediate(7)) {
+                Ok(operation) => polled(polls, operation).await,
+                Err(refusal) => Some(Err(refusal)),
+            }
+        };
+        let last = pair.to_right.notify(Immediate(1000));
+        let arrivals = async {
+            let mut views = Vec::new();
+            loop {
+                match pair.to_left.next_arrival().await.unwrap() {
+                    Arrival::Loan { immediate: Immediate(7), buffer } => views.push(buffer),
+                    other => {
+                        assert_eq!(immediate(other).0, 1000);
+                        return views;
+                    }
+                }
+            }
+        };
+        let (ended, views) = join(last, arrivals).await;
+        ended.unwrap();
+        views.iter().for_each(|view| handle.verify(3, view));
+        let refused = matches!(lend, Some(Err(FabricError::LeasesExhausted { .. })));
+        // Posted when it was called: it arrives once, also if nobody ever polled it.
+        assert!(views.len() == 1 || views.is_empty() && (refused || handle.swarm().leases_max < 2));
+        drop(views);
+        handle.runtime().sleep(Duration::from_millis(50)).await;
+        assert_eq!(pair.left.source.stats().used_bytes, 0, "the lease was kept");
+        lend.is_some() && polls > 0
+    })
+    .await;
+    closed(handle, pair).await;
+}
+
+#[test]
+fn s3_a_loan_given_up_arrives_once_and_comes_back() {
+    on_seeds(async |handle: Handle| given_up_loans(&handle, "lend", true).await);
+    on_seeds(async |handle: Handle| given_up_loans(&handle, "lend_now", false).await);
+}
+
+#[test]
+fn s1_a_read_given_up_keeps_its_destination_until_it_is_over() {
+    on_seeds(async |handle: Handle| {
+        let pair = pair(&handle, DEPTHS).await;
+        let lent = pair.right.lend_to(&pair.to_right, BYTES).await;
+        let write = pair.to_right.write(pair.left.filled(BYTES, 4).await, lent.range);
+        write.await.unwrap();
+        let told = join(pair.to_right.notify(Immediate(0)), pair.to_left.next_arrival()).await;
+        told.1.unwrap();
+        // What was written is read.
+        let (range, bytes) = (lent.range, lent.take());
+        let _exposure = bytes.expose();
+        // One destination at a time.
+        let config = PoolConfig { block_bytes: 1024, cap_bytes: 1024, ..PoolConfig::new("small") };
+        let small = pair.left.node.pool(config).unwrap();
+        pair.left.register(&small);
+        for_every_k("read", async |polls| {
+            let into = small.alloc(BYTES).await.unwrap();
+            let read = polled(polls, pair.to_right.read(range, into)).await;
+            let completed = read.is_some();
+            if let Some(read) = read {
+                handle.verify(4, &read.unwrap());
+            }
+            completed
+        })
+        .await;
+        drop((_exposure, bytes));
+        let all = small.alloc(BYTES).await.unwrap();
+        drop(all);
+        assert_eq!((small.stats().used_bytes, small.stats().leaked_bytes), (0, 0));
         closed(&handle, pair).await;
     });
 }

@@ -145,12 +145,12 @@ impl Member {
         member
     }
 
-    /// Memory to send from. Registering it fails now and then, each time once: after that it works again.
+    /// Memory to send from. Having or registering it fails now and then, each time once: after that it works again.
     async fn buffer(&self, length: usize) -> BufMut {
         loop {
             match self.worker.pool().alloc(length).await {
                 Ok(buffer) => return buffer,
-                Err(MemoryError::Register { .. }) => {}
+                Err(MemoryError::Register { .. } | MemoryError::Block { .. }) => {}
                 Err(error) => panic!("{error}"),
             }
         }
@@ -298,6 +298,9 @@ impl Member {
         self.run.handle.runtime().sleep(Duration::from_secs(2)).await;
         let memory = self.worker.receive_memory();
         assert_eq!((memory.used_bytes, memory.leaked_bytes), (0, 0), "worker {}", self.index);
+        // Nobody views anything any more.
+        let source = self.worker.pool().stats();
+        assert_eq!((source.retired_bytes, source.leaked_bytes), (0, 0), "worker {}", self.index);
     }
 }
 

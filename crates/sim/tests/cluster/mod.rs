@@ -156,8 +156,12 @@ fn plan_faults(run: &Run, victim: &Node, other: &Node, rng: &mut Rng) {
         run.handle.inject(Fault::Slow(other));
     }
     if rng.chance(1, 4) {
-        let call = rng.pick([Call::Register, Call::Prepare, Call::Post]);
-        let successes = if call == Call::Post { rng.below(300) } else { rng.below(4) };
+        let call = rng.pick([Call::Register, Call::Prepare, Call::Post, Call::Allocate]);
+        let successes = match call {
+            Call::Post => rng.below(300),
+            Call::Allocate => rng.below(100),
+            _ => rng.below(4),
+        };
         run.handle.fail_call(other, call, successes as u64);
     }
     if rng.chance(1, 2) {

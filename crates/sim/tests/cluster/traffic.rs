@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::future::{BoxFuture, join_all};
 use protocol::{DataType, Key};
-use rendezvous::{Step, Tensor, WorkerError};
+use rendezvous::{Sharing, Step, Tensor, WorkerError};
 use sim::{Outcome, Rng, Violation};
 use verbs_reactor::Runtime;
 
@@ -67,13 +67,14 @@ async fn publisher(member: &Member, mut rng: Rng) {
 
 async fn fetcher(member: &Member, from: usize, mut rng: Rng) {
     let peer = member.worker.peer(&name(from)).unwrap();
+    let mut held = Held::new(member);
     for _ in 0..rng.within(4..10) {
         pause(member, &mut rng).await;
         let which = rng.below(NAMES);
         let (oldest, published) = (member.newest(from, which), member.run.setup.published(which));
         let what = format!("fetch {which} of worker {from}");
         let target = Target { is_fickle: which == FICKLE, ..Target::any_life(from) };
-        let fetch = member.worker.fetch(&peer, &published);
+        let fetch = member.worker.fetch_as(&peer, &published, sharing(&mut rng));
         let fetched = if rng.chance(1, 4) {
             member.impatient(target, what, rng.below(12), fetch).await.ok().flatten()
         } else {
@@ -82,7 +83,8 @@ async fn fetcher(member: &Member, from: usize, mut rng: Rng) {
         match fetched {
             Some(tensor) => {
                 let allowed = member.run.truth().published[from][which].clone();
-                member.check_numbered(&tensor, &allowed, oldest);
+                let transfer = member.check_numbered(&tensor, &allowed, oldest);
+                held.keep(tensor.clone(), transfer, 8, &mut rng);
             }
             // Perhaps its peer is gone: it may come back.
             None => member.node.runtime().sleep(Duration::from_millis(20)).await,
@@ -90,6 +92,45 @@ async fn fetcher(member: &Member, from: usize, mut rng: Rng) {
         if rng.chance(1, 12) {
             list(member, from).await;
         }
+    }
+}
+
+/// Whether a tensor may come as a view.
+fn sharing(rng: &mut Rng) -> Sharing {
+    if rng.chance(1, 3) { Sharing::View } else { Sharing::Copy }
+}
+
+/// Tensors that are kept for a while, whatever becomes of their senders: their bytes must stay as they are.
+struct Held {
+    member: Member,
+    tensors: Vec<(Tensor, u64, usize)>,
+}
+
+impl Held {
+    fn new(member: &Member) -> Self {
+        Self { member: member.clone(), tensors: Vec::new() }
+    }
+
+    /// Keeps a view of `transfer`, whose content begins after `skipped` bytes. Now and then lets one go.
+    fn keep(&mut self, tensor: Tensor, transfer: u64, skipped: usize, rng: &mut Rng) {
+        if tensor.buf().is_foreign() {
+            self.tensors.push((tensor, transfer, skipped));
+        }
+        if !self.tensors.is_empty() && rng.chance(1, 2) {
+            let index = rng.below(self.tensors.len());
+            let released = self.tensors.swap_remove(index);
+            self.check(&released);
+        }
+    }
+
+    fn check(&self, (tensor, transfer, skipped): &(Tensor, u64, usize)) {
+        self.member.run.handle.verify(*transfer, tensor.bytes().get(*skipped..).unwrap_or_default());
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.tensors.iter().for_each(|held| self.check(held));
     }
 }
 
@@ -134,12 +175,17 @@ fn stream(run: &Run, member: &Member, peer: &Member, step: i64, rng: &mut Rng, j
         // Of this incarnation: another one knows nothing of these values.
         let key = key.with_incarnation(incarnation);
         let target = Target { incarnation: Some(incarnation), ..Target::any_life(from) };
+        let mut held = Held::new(&member);
         for (number, sent) in values.iter().enumerate() {
             pause(&member, &mut rng).await;
             let step = member.worker.step(step);
             let what = format!("receive {number} of step {} from worker {from}", step.id());
-            let Some(tensor) = member.operation(target, what, step.recv(&key)).await else { return };
+            let Some(tensor) = member.operation(target, what, step.recv_as(&key, sharing(&mut rng))).await
+            else {
+                return;
+            };
             member.check(&tensor, sent.transfer);
+            held.keep(tensor.clone(), sent.transfer, 0, &mut rng);
             if tensor.is_dead() != sent.dead {
                 member.run.handle.fail(Violation::Data("a value is dead at one end only".into()));
             }
@@ -203,10 +249,11 @@ fn impatient_stream(
         for attempt in 0.. {
             let step = member.worker.step(step);
             let what = format!("attempt {attempt} of step {} from worker {from}", step.id());
+            let receive = step.recv_as(&key, sharing(&mut rng));
             let received = if attempt % 8 == 7 {
-                member.operation(target, what, step.recv(&key)).await.map(Some).ok_or(Ended)
+                member.operation(target, what, receive).await.map(Some).ok_or(Ended)
             } else {
-                member.impatient(target, what, rng.below(12), step.recv(&key)).await
+                member.impatient(target, what, rng.below(12), receive).await
             };
             match received {
                 Ok(Some(tensor)) => {

@@ -72,9 +72,15 @@ impl Side {
             Arc::new(Registrar { domain, access, regions: Mutex::default() })
         };
         source.add_visitor(registrar(Access::LOCAL)).unwrap();
-        let registrar = registrar(Access::RECEIVE);
+        let registrar = registrar(Access { remote_read: true, ..Access::RECEIVE });
         receive.add_visitor(registrar.clone()).unwrap();
         Arc::new(Self { handle: handle.clone(), node, domain, source, receive, registrar })
+    }
+
+    /// Registers the blocks of a further pool of this process, for local use.
+    pub fn register(&self, pool: &Pool) {
+        let (domain, access) = (self.domain.clone(), Access::LOCAL);
+        pool.add_visitor(Arc::new(Registrar { domain, access, regions: Mutex::default() })).unwrap();
     }
 
     /// A frozen buffer with the content of `transfer`.

@@ -214,17 +214,18 @@ impl Prepared for ShmPrepared {
 
 impl ShmPrepared {
     async fn establish(self: Box<Self>, params: ConnectParams) -> Result<QueuePair, FabricError> {
-        let failed = |step, detail: String| FabricError::Connect { kind: KIND, step, detail };
+        let refused = |step, error: &io::Error| FabricError::refused(KIND, step, error, error.to_string());
         if let Err(error) = tokio::runtime::Handle::try_current() {
-            return Err(failed("finding the reactor", format!("{error}: await this on a tokio runtime")));
+            let detail = format!("{error}: await this on a tokio runtime");
+            return Err(FabricError::Connect { kind: KIND, step: "finding the reactor", detail });
         }
         let Self { shared: Shared { runtime, regions, capabilities, spinner, processes }, offer } = *self;
         let accepted = handshake::establish(&runtime, &offer, &params).await?;
         let bell = sys::watch(offer.bell, Interest::READABLE)
-            .map_err(|error| failed("registering the doorbell", error.to_string()))?;
+            .map_err(|error| refused("registering the doorbell", &error))?;
         let process = accepted.process.map(|(id, pidfd)| processes.join(id, pidfd));
         let death = watch_death(process.as_deref())
-            .map_err(|error| failed("watching the peer's process", error.to_string()))?;
+            .map_err(|error| refused("watching the peer's process", &error))?;
         let core = Arc::new(QueuePairCore::new(KIND, offer.config, capabilities));
         let link = Arc::new(ShmLink::new(Connection {
             core: core.clone(),

@@ -93,7 +93,7 @@ impl From<Failure> for FabricError {
     fn from(failure: Failure) -> Self {
         let connect = |step, detail| Self::Connect { kind: KIND, step, detail };
         match failure {
-            Failure::System(step, error) => connect(step, error.to_string()),
+            Failure::System(step, error) => Self::refused(KIND, step, &error, error.to_string()),
             Failure::Violation(violation) => Self::PeerMisbehaved { kind: KIND, violation },
             Failure::EndOfFile => Self::PeerLost {
                 kind: KIND,

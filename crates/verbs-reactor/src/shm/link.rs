@@ -7,7 +7,7 @@ use std::sync::{
 
 use futures::task::AtomicWaker;
 
-use crate::{Link, PeerViolation, SlotKey, WorkRequest};
+use crate::{FabricError, FabricKind, Link, PeerViolation, SlotKey, WorkRequest};
 
 use super::{
     connection::Connection,
@@ -129,6 +129,12 @@ impl ShmLink {
         self.producer().is_waiting()
     }
 
+    /// Whether operations, reads or answers wait for room.
+    fn something_waits(&self) -> bool {
+        let producer = self.producer();
+        producer.is_waiting() || producer.has_reads_waiting()
+    }
+
     /// A glance, without a lock, at whether the peer has given us something to do.
     pub(super) fn may_have_work(&self) -> bool {
         let peer = &self.connection.peer;
@@ -218,9 +224,14 @@ impl ShmLink {
         if connection.ringer.is_spoilt() {
             return Err(PeerViolation::Malformed.into());
         }
-        worked |= self.retry_waiting();
-        let (served, mut more_reads) = self.serve_reads()?;
-        worked |= served;
+        let mut more_reads = false;
+        // One look for both: hardly ever does anything wait.
+        if self.something_waits() {
+            worked |= self.retry_waiting();
+            let (served, may_serve) = self.serve_reads()?;
+            worked |= served;
+            more_reads = may_serve;
+        }
         worked |= self.reclaim();
         let before = target.executed();
         let run = target.run(connection, &self.producer);
@@ -352,8 +363,22 @@ impl Link for ShmLink {
         }
     }
 
+    fn withdraw(&self, key: SlotKey) {
+        // Alone in its statement: completions are handed out without the lock.
+        let withdrawn = self.producer().withdraw(key);
+        if withdrawn {
+            let busy = FabricError::Busy { kind: FabricKind::Shm, what: "lend memory of another block" };
+            self.connection.core.complete(key, 0, Err(busy));
+        }
+    }
+
+    fn free_threads(&self) {
+        self.connection.ringer.free();
+    }
+
     fn start_close(&self) {
         self.closing.store(true, Ordering::Release);
+        self.free_threads();
         // Pairs with the fence in `progress`: either we get the lock, or its holder sees the wish.
         fence(Ordering::SeqCst);
         if self.progress() == Outcome::Busy {

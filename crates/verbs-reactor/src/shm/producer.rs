@@ -121,6 +121,13 @@ impl Producer {
         Some((posted, post))
     }
 
+    /// Takes an operation out of the line; whether it stood there.
+    pub(super) fn withdraw(&mut self, key: SlotKey) -> bool {
+        let before = self.waiting.len();
+        self.waiting.retain(|(waiting, _)| *waiting != key);
+        self.waiting.len() < before
+    }
+
     /// Descriptors whose completion was reaped.
     pub(super) fn completed(&self) -> u64 {
         self.completed

@@ -161,6 +161,16 @@ pub(super) fn signal(fd: BorrowedFd<'_>) -> io::Result<()> {
     if written < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Takes an eventfd's count away, which lets those go on whose writes wait for room. Never waits itself, whatever the
+/// descriptor's flags are. Before Linux 5.8 an error, and nothing is done.
+pub(super) fn drain_eventfd(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let mut count = 0_u64;
+    let part = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: mem::size_of::<u64>() };
+    // SAFETY: `part` is readable and names eight writable bytes, all alive for the call.
+    let read = unsafe { libc::preadv2(fd.as_raw_fd(), &raw const part, 1, -1, libc::RWF_NOWAIT) };
+    if read < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 fn socket() -> io::Result<OwnedFd> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: no pointers are involved.

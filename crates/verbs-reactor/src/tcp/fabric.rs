@@ -35,7 +35,7 @@ pub struct TcpConfig {
     /// How long an accepted stream may take to say who it is. Default 5 s.
     pub handshake_limit: Duration,
     /// Accepted streams per domain that have not said who they are; each holds a descriptor and about 1 KiB.
-    /// One more closes the oldest. Default 64.
+    /// One more closes the oldest, once that has had 20 ms. Default 64.
     pub pending_handshakes_max: usize,
     /// A logical write of more bytes is split into pieces of at most as many, each of which counts in the send
     /// queue. Default 1 GiB.
@@ -237,7 +237,7 @@ async fn dial(peer: &Address, host: Option<IpAddr>, nonce: Token) -> Result<TcpS
     let to = SocketAddr::new(ip, peer.port);
     let mut stream = open(to).await.map_err(|error| {
         let remedy = remedy(&error).unwrap_or("is the peer alive, and the port open in its firewall?");
-        failed("connecting", format!("{to}: {error}; {remedy}"))
+        FabricError::refused(FabricKind::Tcp, "connecting", &error, format!("{to}: {error}; {remedy}"))
     })?;
     let hello = Hello { version: VERSION, ticket: peer.ticket, token: peer.token, nonce };
     let mut welcome = [0; WELCOME_BYTES];

@@ -33,6 +33,10 @@ use crate::{BoxFuture, Elapsed, FabricError, FabricKind, Runtime, timeout};
 /// How long accepting rests when the process is out of descriptors or memory.
 const ACCEPT_REST: Duration = Duration::from_millis(20);
 
+/// For how long at least a stream may say who it is, however many newer ones come: they wait in the kernel's queue
+/// meanwhile. Without it, a burst would push out a peer between its connect and its first bytes.
+const GRACE: Duration = Duration::from_millis(20);
+
 /// What the data listeners of one fabric saw.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -97,19 +101,18 @@ pub(super) struct Listener {
 
 impl Listener {
     /// # Errors
-    /// [`FabricError::Device`] naming the call that the system refused.
+    /// [`FabricError::Device`] naming the call that the system refused, [`FabricError::Limit`] the limit behind it.
     pub(super) fn start(
         runtime: &Arc<dyn Runtime>,
         config: &TcpConfig,
         counters: &Arc<Counters>,
     ) -> Result<Arc<Self>, FabricError> {
         let fail = |call| {
-            move |error: io::Error| {
-                let error = match remedy(&error) {
-                    Some(remedy) => io::Error::new(error.kind(), format!("{error}; {remedy}")),
-                    None => error,
-                };
-                FabricError::device(FabricKind::Tcp, call, error)
+            move |error: io::Error| match remedy(&error) {
+                Some(remedy) => {
+                    FabricError::refused(FabricKind::Tcp, call, &error, format!("{error}; {remedy}"))
+                }
+                None => FabricError::device(FabricKind::Tcp, call, error),
             }
         };
         let socket = std::net::TcpListener::bind((config.bind, 0)).map_err(fail("bind"))?;
@@ -213,6 +216,13 @@ impl Tickets {
     }
 }
 
+/// A handshake under way, since that moment of the runtime.
+struct Pending {
+    number: u64,
+    since: Duration,
+    abort: AbortHandle,
+}
+
 /// The listener's task.
 struct Reception {
     runtime: Arc<dyn Runtime>,
@@ -221,7 +231,7 @@ struct Reception {
     hello_limit: Duration,
     pending_max: usize,
     /// The handshakes under way, oldest first.
-    order: VecDeque<(u64, AbortHandle)>,
+    order: VecDeque<Pending>,
     next: u64,
 }
 
@@ -236,14 +246,16 @@ impl Reception {
         };
         let mut pending = FuturesUnordered::new();
         loop {
+            let grace = self.grace();
             tokio::select! {
                 biased;
                 _ = &mut stopped => return,
                 // An evicted one has left the order already.
                 Some(ended) = pending.next() => if let Ok(number) = ended {
-                    self.order.retain(|(known, _)| *known != number);
+                    self.order.retain(|known| known.number != number);
                 },
-                answer = socket.accept() => match answer {
+                () = self.runtime.sleep(grace), if !grace.is_zero() => {}
+                answer = socket.accept(), if grace.is_zero() => match answer {
                     Ok((stream, _)) => pending.push(self.receive(stream)),
                     Err(error) => self.rest(&error).await,
                 }
@@ -251,19 +263,27 @@ impl Reception {
         }
     }
 
+    /// How long no further stream is accepted, because it would push out one that is too young for that.
+    fn grace(&self) -> Duration {
+        let oldest = self.order.front().filter(|_| self.order.len() >= self.pending_max);
+        oldest.map_or(Duration::ZERO, |oldest| {
+            GRACE.saturating_sub(self.runtime.now().saturating_sub(oldest.since))
+        })
+    }
+
     /// Begins the handshake of a new stream. A flood of silent streams pushes out its own oldest ones, not the
     /// peer that speaks at once.
     fn receive(&mut self, stream: TcpStream) -> Abortable<BoxFuture<'static, u64>> {
         count(&self.counters.accepted);
         while self.order.len() >= self.pending_max {
-            let Some((_, oldest)) = self.order.pop_front() else { break };
-            oldest.abort();
+            let Some(oldest) = self.order.pop_front() else { break };
+            oldest.abort.abort();
             count(&self.counters.evicted);
         }
         let number = self.next;
         self.next += 1;
-        let (handle, registration) = AbortHandle::new_pair();
-        self.order.push_back((number, handle));
+        let (abort, registration) = AbortHandle::new_pair();
+        self.order.push_back(Pending { number, since: self.runtime.now(), abort });
         let desk = Desk {
             runtime: self.runtime.clone(),
             counters: self.counters.clone(),

@@ -109,7 +109,9 @@ pub async fn a_read_gives_the_exposed_bytes(setup: Setup, runtime: Arc<dyn Runti
 }
 
 pub async fn a_read_may_be_as_long_as_the_memory(setup: Setup, runtime: Arc<dyn Runtime>) {
-    let Some(readers) = Readers::new(setup, runtime, DEPTHS).await else { return };
+    // As many work requests as it has pieces on a fabric that splits early.
+    let depths = QueuePairConfig { send_depth: 64, receive_depth: 16 };
+    let Some(readers) = Readers::new(setup, runtime, depths).await else { return };
     let length = (33 << 20) + 5;
     let (source, _exposure) = readers.exposed(length, 7);
     let read = readers.pair.to_right.read(source.range, readers.destination(length));

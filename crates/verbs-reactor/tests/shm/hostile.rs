@@ -17,7 +17,8 @@ use crate::{
         Flavour, bounded,
         pair::{Pair, pattern, step, yield_once},
     },
-    processes::{Half, Other, describe, is_child, listen, part, say, understand},
+    process::{Other, is_child, listen, part, say},
+    processes::{Half, describe, understand},
 };
 
 const LENGTH: usize = 1 << 20;

@@ -2,9 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures::future::join_all;
 use memory::{Buf, copy::CopyReason};
 use verbs_reactor::{
-    Access, Arrival, Fabric, FabricError, Immediate, QueuePair, Role, Runtime, shm::ShmFabric,
+    Access, Arrival, Fabric, FabricError, Immediate, QueuePair, QueuePairConfig, Role, Runtime, WorkRequest,
+    shm::ShmFabric,
 };
 
 use crate::{
@@ -13,7 +15,8 @@ use crate::{
         Flavour, Setup, bounded,
         pair::{Pair, RegisteredPool, pattern, step, yield_once},
     },
-    processes::{DEATH_LIMIT, Half, Other, alone, assert_end_of_file, counted, is_child, listen, say},
+    process::{Other, alone, is_child, listen, say},
+    processes::{DEATH_LIMIT, Half, assert_end_of_file, counted},
 };
 
 const LENGTH: usize = 1 << 20;
@@ -210,5 +213,120 @@ fn a_death_is_seen_although_a_child_of_the_dead_holds_the_sockets() {
         assert_end_of_file(&error);
         assert!(took < DEATH_LIMIT + Duration::ZERO);
         all_back(&runtime, &pool).await;
+    });
+}
+
+fn one_lease(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
+    Arc::new(ShmFabric::new(runtime).unwrap().with_lease_cap(1))
+}
+
+#[test]
+fn loans_that_the_socket_has_no_room_for_fail_alone() {
+    // More blocks than the socket takes descriptors of, while nobody reads it.
+    const BLOCKS: u32 = 400;
+    alone("loans::loans_that_the_socket_has_no_room_for_fail_alone", |runtime| {
+        Box::pin(async move {
+            let depths = QueuePairConfig { send_depth: 512, receive_depth: 512 };
+            let setup = Setup { fabric: one_lease, peer_host: None };
+            let pair = Pair::with_depths(setup, runtime.clone(), depths).await;
+            let lend = pair.to_right.lend(pair.left.source.filled(LENGTH, 1), Immediate(1000));
+            let (lent, view) = futures::future::join(lend, loan(&runtime, &pair.to_left)).await;
+            lent.unwrap();
+            let single = |seed| {
+                let pool = RegisteredPool::new(&pair.left.domain, "single", Access::LOCAL, 4096);
+                pool.filled(100, seed)
+            };
+            let lent = pair.lend_right(100 * BLOCKS as usize);
+            let mut posted = Vec::new();
+            for value in 0..BLOCKS {
+                let remote = Some(lent.part(u64::from(value) * 100, 100));
+                let (local, immediate) = (single(u64::from(value)), Some(Immediate(value)));
+                let request = WorkRequest::Write { local, remote, immediate };
+                posted.push(pair.to_right.post_now(&request).unwrap());
+            }
+            // Now or never: never.
+            let refused = pair.to_right.lend_now(single(1), Immediate(2000)).unwrap_err();
+            assert!(matches!(refused, FabricError::Busy { .. }), "{refused}");
+            // Now or later: later, and by then the peer has as many as it may.
+            let later = pair.to_right.lend(single(1), Immediate(2001));
+            for value in 0..BLOCKS {
+                assert_eq!(pair.arrival_at_right().await, (value, 100));
+            }
+            for result in pair.step("the writes", join_all(posted)).await {
+                result.unwrap();
+            }
+            let refused = pair.step("the loan", later).await.unwrap_err();
+            assert!(matches!(refused, FabricError::LeasesExhausted { open: 1, cap: 1 }), "{refused}");
+            pair.works(&pair.to_right, &pair.to_left).await;
+            drop(view);
+            let again = pair.to_right.lend_now(single(7), Immediate(2002));
+            let again = again.expect("room for the loan, and a lease");
+            let (lent, view) = futures::future::join(again, loan(&runtime, &pair.to_left)).await;
+            lent.unwrap();
+            assert!(view[..] == pattern(100, 7)[..]);
+        })
+    });
+}
+
+/// Waits until the thread sleeps, and has slept for a while.
+async fn until_asleep(runtime: &Arc<dyn Runtime>, thread: &str) {
+    let asleep = || {
+        let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap();
+        let line = |name| status.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+        line("State:").contains('S').then(|| line("voluntary_ctxt_switches"))
+    };
+    let (mut seen, mut times) = (None, 0);
+    while times < 5 {
+        let now = asleep();
+        times = if now.is_some() && now == seen { times + 1 } else { 0 };
+        seen = now;
+        runtime.sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[test]
+fn a_release_wakes_a_lender_that_sleeps() {
+    const TEST: &str = "loans::a_release_wakes_a_lender_that_sleeps";
+    const RELEASES: u64 = 10;
+    if is_child() {
+        return bounded(Flavour::CurrentThread, |runtime| async move {
+            let half = Half::new(runtime.clone());
+            let connecting = half.connect(Role::Dialer, |mine| {
+                say(mine);
+                listen()
+            });
+            let queue_pair = connecting.await;
+            let lender = listen();
+            for _ in 0..RELEASES {
+                let view = loan(&runtime, &queue_pair).await;
+                step(&runtime, "the lender's sleep", until_asleep(&runtime, &lender)).await;
+                // Nothing else tells the lender of it.
+                drop(view);
+            }
+            say("released");
+            listen();
+        });
+    }
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        let mut other = Other::start_as(TEST, "1");
+        let half = Half::new(runtime.clone());
+        let theirs = other.hear();
+        let connecting = half.connect(Role::Acceptor, |mine| {
+            other.tell(mine);
+            theirs
+        });
+        let queue_pair = connecting.await;
+        // SAFETY: no pointers are involved.
+        other.tell(&format!("{}/task/{}", std::process::id(), unsafe { libc::gettid() }));
+        let single = RegisteredPool::new(&half.domain, "one buffer", Access::LOCAL, LENGTH as u64);
+        for round in 0..=RELEASES {
+            // Waits for the pool alone, and drives nothing.
+            let mut buffer = step(&runtime, "the buffer", single.pool.alloc(LENGTH)).await.unwrap();
+            buffer.fill(round as u8);
+            if round < RELEASES {
+                step(&runtime, "a loan", queue_pair.lend(buffer.freeze(), Immediate(1))).await.unwrap();
+            }
+        }
+        assert_eq!(other.hear(), "released");
     });
 }

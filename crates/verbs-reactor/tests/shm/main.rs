@@ -4,6 +4,9 @@
 
 #[path = "../contract/mod.rs"]
 mod contract;
+#[path = "../process/mod.rs"]
+mod process;
+
 mod handshake;
 mod hostile;
 mod loans;

@@ -1,17 +1,6 @@
 //! Two processes, one of which is killed, stopped or counted.
-//!
-//! The second process is this test binary again, asked to run the same test with [`CHILD`] set. They talk in
-//! lines of text that begin with `@@`; all else on the child's standard output is the test harness's.
 
-use std::{
-    collections::VecDeque,
-    env,
-    io::{BufRead, BufReader, Write},
-    process::{Child, ChildStdin, Command, Stdio},
-    sync::{Arc, mpsc},
-    thread,
-    time::Duration,
-};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use memory::{GrantEnd, Granted, copy};
@@ -25,134 +14,12 @@ use crate::{
     contract::{
         Flavour, TEST_LIMIT, bounded,
         pair::{DEPTHS, Lent, Pair, RegisteredPool, immediate, pattern, step, yield_once},
-        patience,
     },
+    process::{Other, alone, is_child, listen, say},
 };
-
-const CHILD: &str = "TENSORWIRE_SHM_TEST_CHILD";
 
 /// How soon a death must be seen.
 pub(crate) const DEATH_LIMIT: Duration = Duration::from_secs(5);
-
-pub(crate) fn is_child() -> bool {
-    env::var_os(CHILD).is_some()
-}
-
-/// What a child was told to be.
-pub(crate) fn part() -> String {
-    env::var(CHILD).unwrap_or_default()
-}
-
-/// The other process. Killed when dropped.
-pub(crate) struct Other {
-    process: Child,
-    to: ChildStdin,
-    /// Its lines. A thread reads them, so that no wait for one is without a bound.
-    from: mpsc::Receiver<String>,
-}
-
-/// How long the other process may take to say something.
-const HEARING_LIMIT: Duration = Duration::from_secs(15);
-
-impl Other {
-    fn start(test: &str) -> Self {
-        Self::start_as(&format!("processes::{test}"), "1")
-    }
-
-    /// Runs the test of this path, with what it finds in [`part`].
-    pub(crate) fn start_as(test: &str, part: &str) -> Self {
-        let mut command = Command::new(env::current_exe().unwrap());
-        command.args([test, "--exact", "--nocapture"]).env(CHILD, part);
-        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (to, output) = (process.stdin.take().unwrap(), BufReader::new(process.stdout.take().unwrap()));
-        let (said, from) = mpsc::channel();
-        thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| said.send(line)));
-        Self { process, to, from }
-    }
-
-    pub(crate) fn tell(&mut self, line: &str) {
-        writeln!(self.to, "{line}").unwrap();
-    }
-
-    /// The next line that is meant for us. Nothing else runs on this thread meanwhile.
-    pub(crate) fn hear(&mut self) -> String {
-        loop {
-            let line =
-                self.from.recv_timeout(HEARING_LIMIT * patience()).expect("the child has ended or hangs");
-            if let Some((_, said)) = line.split_once("@@") {
-                return said.trim().to_owned();
-            }
-        }
-    }
-
-    /// As [`hear`](Self::hear), while everything else goes on.
-    pub(crate) async fn hear_meanwhile(&mut self, runtime: &Arc<dyn Runtime>, what: &str) -> String {
-        let heard = async {
-            loop {
-                match self.from.try_recv() {
-                    Ok(line) if line.contains("@@") => {
-                        return line.split_once("@@").unwrap().1.trim().to_owned();
-                    }
-                    Ok(_) => {}
-                    Err(mpsc::TryRecvError::Empty) => yield_once().await,
-                    Err(mpsc::TryRecvError::Disconnected) => panic!("{what}: the child has ended"),
-                }
-            }
-        };
-        step(runtime, what, heard).await
-    }
-
-    /// Whether it was stopped since this was last asked.
-    pub(crate) fn has_stopped(&self) -> bool {
-        // SAFETY: all zeroes are a `siginfo_t`.
-        let mut found: libc::siginfo_t = unsafe { std::mem::zeroed() };
-        // SAFETY: `found` is writable; the process is our child and not waited for yet.
-        let result = unsafe {
-            libc::waitid(libc::P_PID, self.process.id(), &mut found, libc::WSTOPPED | libc::WNOHANG)
-        };
-        assert_eq!(result, 0, "waitid: {}", std::io::Error::last_os_error());
-        found.si_signo == libc::SIGCHLD
-    }
-
-    pub(crate) fn signal(&self, signal: libc::c_int) {
-        // SAFETY: no pointers are involved; the process is our child and not waited for yet.
-        assert_eq!(unsafe { libc::kill(self.process.id().cast_signed(), signal) }, 0);
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        let _already_dead = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-/// Runs `body` in a process of its own, so that process-wide counts are its alone.
-pub(crate) fn alone(
-    test: &str,
-    body: impl FnOnce(Arc<dyn Runtime>) -> futures::future::LocalBoxFuture<'static, ()> + Send + 'static,
-) {
-    if is_child() {
-        return bounded(Flavour::CurrentThread, body);
-    }
-    let path = if test.contains("::") { test.to_owned() } else { format!("processes::{test}") };
-    let mut other = Other::start_as(&path, "1");
-    // Until its standard output is closed; it ends by itself within the limit of a test.
-    let output = other.from.iter().collect::<Vec<_>>().join("\n");
-    let status = other.process.wait().unwrap();
-    assert!(status.success() && output.contains("1 passed"), "{status}:\n{output}");
-}
-
-pub(crate) fn say(line: &str) {
-    println!("@@ {line}");
-    std::io::stdout().flush().unwrap();
-}
-
-pub(crate) fn listen() -> String {
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).unwrap();
-    line.trim().to_owned()
-}
 
 /// One process's memory.
 pub(crate) struct Half {
@@ -228,8 +95,10 @@ fn a_killed_writer_is_lost_at_once_and_its_last_write_is_whole_or_absent() {
     }
     bounded(Flavour::TwoWorkers, |runtime| async move {
         for kill_after in [1, 2, 5] {
-            let mut other =
-                Other::start("a_killed_writer_is_lost_at_once_and_its_last_write_is_whole_or_absent");
+            let mut other = Other::start_as(
+                "processes::a_killed_writer_is_lost_at_once_and_its_last_write_is_whole_or_absent",
+                "1",
+            );
             let half = Half::new(runtime.clone());
             let lent = half.receive.lend(LARGE);
             let theirs = other.hear();
@@ -276,7 +145,8 @@ fn a_killed_target_ends_every_operation_and_frees_every_buffer() {
         });
     }
     bounded(Flavour::CurrentThread, |runtime| async move {
-        let mut other = Other::start("a_killed_target_ends_every_operation_and_frees_every_buffer");
+        let mut other =
+            Other::start_as("processes::a_killed_target_ends_every_operation_and_frees_every_buffer", "1");
         let half = Half::new(runtime.clone());
         let theirs = other.hear();
         let queue_pair = half
@@ -315,7 +185,7 @@ pub(crate) fn counted(reason: copy::CopyReason) -> (u64, u64) {
 #[test]
 fn a_write_is_copied_once() {
     use copy::CopyReason::{ShmInline, ShmMessage, ShmPayload};
-    alone("a_write_is_copied_once", |runtime| {
+    alone("processes::a_write_is_copied_once", |runtime| {
         Box::pin(async move {
             let pair = Pair::new(SETUP, runtime).await;
             let ring = RegisteredPool::new(&pair.right.domain, "ring", Access::RING, 1 << 20);
@@ -353,7 +223,7 @@ pub(crate) fn open_descriptors() -> usize {
 
 #[test]
 fn nothing_is_left_behind_by_ended_connections() {
-    alone("nothing_is_left_behind_by_ended_connections", |runtime| {
+    alone("processes::nothing_is_left_behind_by_ended_connections", |runtime| {
         Box::pin(async move {
             let pair = Pair::new(SETUP, runtime.clone()).await;
             let metrics = tokio::runtime::Handle::current().metrics();
@@ -408,7 +278,7 @@ fn a_full_socket_makes_writes_wait_in_order() {
     // Each source lies in a block of its own, whose descriptor must cross the socket before the write can; the
     // socket holds fewer than that at once, and nobody reads it until something is awaited.
     const BLOCKS: u32 = 400;
-    alone("a_full_socket_makes_writes_wait_in_order", |runtime| {
+    alone("processes::a_full_socket_makes_writes_wait_in_order", |runtime| {
         Box::pin(async move {
             let depths = QueuePairConfig { send_depth: 512, receive_depth: 512 };
             let pair = Pair::with_depths(SETUP, runtime, depths).await;
@@ -442,7 +312,7 @@ fn a_full_socket_makes_writes_wait_in_order() {
 
 #[test]
 fn an_idle_connection_costs_no_processor_time() {
-    alone("an_idle_connection_costs_no_processor_time", |runtime| {
+    alone("processes::an_idle_connection_costs_no_processor_time", |runtime| {
         Box::pin(async move {
             let pair = Pair::new(SETUP, runtime.clone()).await;
             pair.works(&pair.to_right, &pair.to_left).await;

@@ -14,9 +14,8 @@ use crate::{
         Flavour, bounded,
         pair::{Pair, RegisteredPool, end_of, pattern, step},
     },
-    processes::{
-        DEATH_LIMIT, Half, Other, alone, assert_end_of_file, counted, is_child, listen, say, understand,
-    },
+    process::{Other, alone, is_child, listen, say},
+    processes::{DEATH_LIMIT, Half, assert_end_of_file, counted, understand},
 };
 
 const LENGTH: usize = 8 << 20;

@@ -19,7 +19,8 @@ use crate::{
         Flavour, bounded,
         pair::{RegisteredPool, checksum, fill, immediate, pattern, step, yield_once},
     },
-    processes::{Half, Other, describe, is_child, listen, say, understand},
+    process::{Other, is_child, listen, say},
+    processes::{Half, describe, understand},
 };
 
 /// Bytes of a write that is stopped: eight chunks.

@@ -4,11 +4,15 @@
 
 #[path = "../contract/mod.rs"]
 mod contract;
+#[path = "../process/mod.rs"]
+mod process;
 
 mod death;
+mod deeds;
 mod frames;
 mod handshake;
 mod hostile;
+mod hostile_process;
 mod limits;
 mod loss;
 mod proxy;

@@ -10,6 +10,7 @@ use std::{
 };
 
 use futures::{Stream, StreamExt};
+use memory::Limit;
 use tokio::sync::watch;
 use tonic::{
     Streaming,
@@ -39,7 +40,9 @@ impl Dialler {
     /// Opens a session. Runs on the plane's runtime.
     pub(super) async fn dial(self, address: String) -> Result<ControlSession, ControlError> {
         let (host, port) = host_and_port(&address)?;
-        let unreachable = |detail| ControlError::Unreachable { address: address.clone(), detail };
+        let unreachable = |Failure { detail, limit }| {
+            ControlError::Unreachable { address: address.clone(), detail }.unless_limit(limit)
+        };
         let closing = self.closing.clone();
         let limit = self.limit;
         tokio::select! {
@@ -47,15 +50,15 @@ impl Dialler {
             () = closed(closing) => Err(ControlError::Closed),
             dialled = within(limit, self.attempt(host.to_owned(), port)) => match dialled {
                 Ok(dialled) => dialled.map_err(unreachable),
-                Err(_) => Err(unreachable(silence(limit))),
+                Err(_) => Err(unreachable(silence(limit).into())),
             }
         }
     }
 
-    /// Tries the host's addresses in turn. Errors are texts for [`ControlError::Unreachable`].
-    async fn attempt(self, host: String, port: u16) -> Result<ControlSession, String> {
+    /// Tries the host's addresses in turn.
+    async fn attempt(self, host: String, port: u16) -> Result<ControlSession, Failure> {
         let found = lookup(host, port).await?;
-        let mut failure = "the name has no address".to_owned();
+        let mut failure = Failure::from("the name has no address".to_owned());
         for address in found {
             let Parts { session, task, outgoing } = session(Some(address.ip()), None);
             match attach(address, outgoing, self.keepalive, self.limit).await {
@@ -67,7 +70,7 @@ impl Dialler {
                     });
                     return Ok(session);
                 }
-                Err(detail) => failure = detail,
+                Err(last) => failure = last,
             }
         }
         Err(failure)
@@ -79,7 +82,7 @@ async fn attach(
     outgoing: OutgoingFrames,
     keepalive: Keepalive,
     limit: Duration,
-) -> Result<(ControlClient<Channel>, Streaming<Frame>), String> {
+) -> Result<(ControlClient<Channel>, Streaming<Frame>), Failure> {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| causes(&error))?;
     let endpoint = endpoint
         .connect_timeout(limit)
@@ -89,7 +92,7 @@ async fn attach(
         .keep_alive_while_idle(true)
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES);
-    let channel = endpoint.connect().await.map_err(|error| connect_text(&error, limit))?;
+    let channel = endpoint.connect().await.map_err(|error| connect_failure(&error, limit))?;
     let mut client = ControlClient::new(channel)
         .max_decoding_message_size(ON_THE_WIRE_MAX)
         .max_encoding_message_size(ON_THE_WIRE_MAX);
@@ -123,9 +126,25 @@ pub(super) fn host_and_port(address: &str) -> Result<(&str, u16), ControlError> 
     if host.is_empty() || host.chars().any(char::is_whitespace) { Err(bad()) } else { Ok((host, port)) }
 }
 
-async fn lookup(host: String, port: u16) -> Result<Vec<SocketAddr>, String> {
-    let found = tokio::net::lookup_host((host, port)).await;
-    Ok(found.map_err(|error| format!("the name cannot be resolved: {error}"))?.collect())
+/// Why nobody was reached, for [`ControlError::Unreachable`].
+#[derive(Debug)]
+struct Failure {
+    detail: String,
+    limit: Option<Limit>,
+}
+
+impl From<String> for Failure {
+    fn from(detail: String) -> Self {
+        Self { detail, limit: None }
+    }
+}
+
+async fn lookup(host: String, port: u16) -> Result<Vec<SocketAddr>, Failure> {
+    let found = tokio::net::lookup_host((host, port)).await.map_err(|error| Failure {
+        detail: format!("the name cannot be resolved: {error}"),
+        limit: Limit::of_files(&error),
+    });
+    Ok(found?.collect())
 }
 
 fn silence(limit: Duration) -> String {
@@ -136,19 +155,22 @@ fn silence(limit: Duration) -> String {
 }
 
 /// What a failed connection attempt means to people.
-fn connect_text(error: &(dyn Error + 'static), limit: Duration) -> String {
-    match io_kind(error) {
+fn connect_failure(error: &(dyn Error + 'static), limit: Duration) -> Failure {
+    let io = io_error(error);
+    let detail = match io.map(io::Error::kind) {
         Some(io::ErrorKind::ConnectionRefused) => "connection refused: is the server running?".to_owned(),
         Some(io::ErrorKind::TimedOut) => silence(limit),
         _ => causes(error),
-    }
+    };
+    Failure { detail, limit: io.and_then(Limit::of_files) }
 }
 
-fn io_kind(error: &(dyn Error + 'static)) -> Option<io::ErrorKind> {
+/// The operating system's answer behind an error.
+fn io_error<'error>(error: &'error (dyn Error + 'static)) -> Option<&'error io::Error> {
     let mut next = Some(error);
     while let Some(error) = next {
         if let Some(error) = error.downcast_ref::<io::Error>() {
-            return Some(error.kind());
+            return Some(error);
         }
         next = error.source();
     }

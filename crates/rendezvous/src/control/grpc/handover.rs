@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use memory::Limit;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},
@@ -86,9 +87,10 @@ pub(super) async fn ask(address: &str) -> Result<Option<Secret>, ControlError> {
         return Ok(None);
     }
     let fail = |detail: String| ControlError::Misbehaved { address: address.to_owned(), detail };
+    let refused = |error: io::Error| fail(error.to_string()).unless_limit(Limit::of_files(&error));
     let asked = within(LIMIT, async {
-        let user = own_user().map_err(|error| fail(error.to_string()))?;
-        let stream = connect(port).await.map_err(|error| fail(error.to_string()))?;
+        let user = own_user().map_err(refused)?;
+        let stream = connect(port).await.map_err(refused)?;
         let Some(stream) = stream else { return Ok(None) };
         take(stream, user).await.map(Some).map_err(fail)
     });

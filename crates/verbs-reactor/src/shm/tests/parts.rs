@@ -1,6 +1,12 @@
 //! Layouts, frames, imports, doorbells and endings, each alone.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::{
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use proptest::prelude::*;
 
@@ -296,14 +302,44 @@ fn a_bell_rings_once_per_sleep_and_not_for_the_awake() {
     }
 }
 
+/// Full, so that another ring waits, unless it must not wait.
+fn fill(bell: &OwnedFd) {
+    let full = (u64::MAX - 1).to_ne_bytes();
+    // SAFETY: `full` is readable for its length.
+    assert_eq!(unsafe { libc::write(bell.as_raw_fd(), full.as_ptr().cast(), 8) }, 8);
+}
+
+#[test]
+fn e_a_thread_that_is_held_in_a_bell_is_let_go() {
+    let bell = sys::eventfd().unwrap();
+    let ringer = Arc::new(Ringer::import(bell.try_clone().unwrap()).unwrap());
+    // Nobody rings: nothing is done to the bell.
+    ringer.free();
+    fill(&bell);
+    // What the peer does between our look and our write.
+    // SAFETY: no pointers are involved.
+    assert_eq!(unsafe { libc::fcntl(bell.as_raw_fd(), libc::F_SETFL, 0) }, 0);
+    let (held, done) = (ringer.clone(), Arc::new(AtomicBool::new(false)));
+    let told = done.clone();
+    let thread = std::thread::spawn(move || {
+        held.strike();
+        told.store(true, Ordering::Release);
+    });
+    while !ringer.is_ringing() {
+        std::thread::yield_now();
+    }
+    assert!(!done.load(Ordering::Acquire), "the write did not wait: the test proves nothing");
+    ringer.free();
+    thread.join().unwrap();
+    assert!(ringer.is_spoilt(), "such a bell must not be rung again");
+}
+
 #[test]
 fn a_full_bell_counts_as_rung() {
     let bell = sys::eventfd().unwrap();
     let ringer = Ringer::import(bell.try_clone().unwrap()).unwrap();
     let (own, seen) = sleeper();
-    let full = (u64::MAX - 1).to_ne_bytes();
-    // SAFETY: `full` is readable for its length.
-    assert_eq!(unsafe { libc::write(bell.as_raw_fd(), full.as_ptr().cast(), 8) }, 8);
+    fill(&bell);
     for epoch in 1..100 {
         own.set_sleep(epoch);
         ringer.ring_if_asleep(&seen); // Neither blocks nor fails.

@@ -234,6 +234,9 @@ fn more_reads_than_are_answered_end_the_connection() {
     });
 }
 
+/// What a breaker of rules asks for in place of what it may read.
+type Change = fn(RemoteRange) -> RemoteRange;
+
 #[test]
 fn reads_that_break_a_rule_are_refused_by_name() {
     let past = |range: RemoteRange| RemoteRange { length: range.length + 1, ..range };
@@ -241,7 +244,7 @@ fn reads_that_break_a_rule_are_refused_by_name() {
     let stale =
         |range: RemoteRange| RemoteRange { generation: RegionGeneration(!range.generation.0), ..range };
     let strange = |range: RemoteRange| RemoteRange { region: RegionId(77), ..range };
-    let rules: [(fn(RemoteRange) -> RemoteRange, u32, PeerViolation); 5] = [
+    let rules: [(Change, u32, PeerViolation); 5] = [
         (past, 0, PeerViolation::NotExposed),
         (beyond, 0, PeerViolation::OutOfBounds),
         (stale, 0, PeerViolation::UnknownRegion),

@@ -7,265 +7,24 @@
     reason = "the lints spare test functions, not their helpers"
 )]
 
+mod values;
+
 use proptest::prelude::*;
 use protocol::{
-    Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Mode, Parameters,
-    RequestIndex, ResultSlot, Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, Validation, Want,
-    WireError,
+    Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Parameters, RequestIndex,
+    Scope, Shape, Status, TensorRequest, Want, WireError,
     limits::{
         CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NAMES_MAX,
-        RANK_MAX, REQUESTS_MAX, REQUESTS_PER_MESSAGE_MAX, RESULT_SLOT_BYTES, RING_BYTES_MAX, RING_BYTES_MIN,
-        SLOT_BYTES, STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX, WIRE_VERSION,
+        RANK_MAX, REQUESTS_MAX, REQUESTS_PER_MESSAGE_MAX, RING_BYTES_MAX, RING_BYTES_MIN, SLOT_BYTES,
+        STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX, WIRE_VERSION,
     },
     wire::{
         self,
-        control::{Connect, ControlFrame, FabricOffer, ListEntry, RegionRecord, RingOffer},
+        control::{Connect, ControlFrame, ListEntry, RegionRecord, RingOffer},
     },
 };
 
-fn index() -> impl Strategy<Value = RequestIndex> {
-    (0u32..1 << 30).prop_map(RequestIndex)
-}
-
-fn metadata() -> impl Strategy<Value = Metadata> {
-    let dtype = proptest::sample::select(DataType::ALL);
-    let dimensions = proptest::collection::vec(0u64..9, 0..8);
-    (dtype, dimensions, any::<bool>()).prop_map(|(dtype, dimensions, is_dead)| {
-        let shape = Shape::new(dimensions).unwrap();
-        if is_dead {
-            return Metadata::dead(dtype, shape);
-        }
-        let encoded = Metadata::encoded(dtype, shape.clone(), 77);
-        encoded.unwrap_or_else(|| Metadata::new(dtype, shape).unwrap())
-    })
-}
-
-fn destination(capacity: u64) -> impl Strategy<Value = Destination> {
-    let result = proptest::option::of(result_slot());
-    (any::<u32>(), any::<u32>(), 0..u64::MAX - capacity, result).prop_map(
-        move |(region, generation, offset, result)| Destination {
-            region,
-            generation,
-            offset,
-            capacity,
-            result,
-        },
-    )
-}
-
-fn result_slot() -> impl Strategy<Value = ResultSlot> {
-    let offset = 0..u64::MAX - u64::from(RESULT_SLOT_BYTES);
-    (any::<u32>(), any::<u32>(), offset).prop_map(|(region, generation, offset)| ResultSlot {
-        region,
-        generation,
-        offset,
-    })
-}
-
-fn scope() -> impl Strategy<Value = Scope> {
-    prop_oneof![any::<i64>().prop_map(|step| Scope::Step(StepId(step))), Just(Scope::Published)]
-}
-
-fn text(bytes_max: usize) -> impl Strategy<Value = String> {
-    ".{0,300}".prop_map(move |mut text: String| {
-        text.truncate(text.floor_char_boundary(bytes_max));
-        text
-    })
-}
-
-fn status() -> impl Strategy<Value = Status> {
-    let details = proptest::collection::vec(any::<u8>(), 0..STATUS_DETAILS_BYTES_MAX);
-    (1u32..=16, text(STATUS_MESSAGE_BYTES_MAX), details).prop_map(|(code, message, details)| Status {
-        code: Code::from_number(code).unwrap(),
-        message,
-        details,
-    })
-}
-
-fn request() -> impl Strategy<Value = TensorRequest> {
-    let known = proptest::collection::vec(metadata(), 0..=4);
-    (index(), scope(), text(NAME_BYTES_MAX), known).prop_flat_map(|(index, scope, key, known)| {
-        let needed = largest(&known);
-        let written = move || destination(needed).prop_map(|destination| Want::Write(Some(destination)));
-        let want = match needed {
-            0 => Just(Want::Write(None)).boxed(),
-            1..=4096 => prop_oneof![Just(Want::Eager), written()].boxed(),
-            _ => written().boxed(),
-        };
-        let want = prop_oneof![3 => want, 1 => Just(Want::View)];
-        want.prop_map(move |want| TensorRequest {
-            index,
-            scope,
-            key: key.as_str().into(),
-            known: known.clone().into(),
-            want,
-        })
-    })
-}
-
-fn largest(known: &[Metadata]) -> u64 {
-    known.iter().map(|metadata| metadata.byte_length).max().unwrap_or(0)
-}
-
-/// As many of `requests` as one message takes.
-fn several(mut requests: Vec<TensorRequest>) -> Message {
-    while wire::encode(&Message::TensorRequests(requests.clone())).len() > MESSAGE_BYTES_MAX {
-        requests.pop();
-    }
-    match requests.len() {
-        1 => Message::TensorRequest(requests.remove(0)),
-        _ => Message::TensorRequests(requests),
-    }
-}
-
-fn message() -> impl Strategy<Value = Message> {
-    prop_oneof![
-        request().prop_map(Message::TensorRequest),
-        proptest::collection::vec(request(), 2..8).prop_map(several),
-        (index(), metadata(), any::<bool>(), any::<bool>(), any::<Option<u64>>()).prop_map(
-            |(index, metadata, is_eager, is_lent, checksum)| {
-                let is_eager = is_eager && metadata.byte_length <= u64::from(EAGER_BYTES_MAX);
-                let content = is_eager.then(|| vec![7; metadata.byte_length as usize].into());
-                let loan_follows = is_lent && content.is_none() && metadata.byte_length > 0;
-                Message::MetaDataResponse(MetaDataResponse {
-                    index,
-                    metadata,
-                    content,
-                    loan_follows,
-                    checksum,
-                })
-            }
-        ),
-        (index(), proptest::option::of(destination(64))).prop_map(|(index, destination)| {
-            Message::TensorReRequest(TensorReRequest { index, destination })
-        }),
-        (index(), status()).prop_map(|(index, status)| Message::ErrorStatus(ErrorStatus { index, status })),
-        index().prop_map(Message::Cancel),
-        index().prop_map(Message::CancelAck),
-    ]
-}
-
-fn parameters() -> impl Strategy<Value = Parameters> {
-    let mode = proptest::sample::select(&[Mode::Original, Mode::Counted][..]);
-    let validation = proptest::sample::select(&Validation::ALL[..]);
-    let numbers = (
-        DEPTH_MIN..=DEPTH_MAX,
-        RING_BYTES_MIN..=RING_BYTES_MAX,
-        1..=REQUESTS_MAX,
-        1..=CONTENTS_MAX,
-        0..=NAMES_MAX,
-        0..=EAGER_BYTES_MAX,
-        1..=REQUESTS_PER_MESSAGE_MAX,
-    );
-    (mode, numbers, validation).prop_map(|(mode, numbers, validation)| {
-        let (depth, ring_bytes, requests_max, contents_max, names_max, eager_bytes_max, per_message) =
-            numbers;
-        let requests_per_message = per_message;
-        Parameters {
-            mode,
-            depth,
-            ring_bytes,
-            requests_max,
-            contents_max,
-            names_max,
-            eager_bytes_max,
-            requests_per_message,
-            validation,
-        }
-    })
-}
-
-fn ring_offer(parameters: Parameters) -> RingOffer {
-    let at = |offset, capacity: u32| Destination {
-        region: 1,
-        generation: 2,
-        offset,
-        capacity: capacity.into(),
-        result: None,
-    };
-    RingOffer { destination: at(64, parameters.first_ring_bytes()), slots: at(0, 2 * SLOT_BYTES) }
-}
-
-fn region() -> impl Strategy<Value = RegionRecord> {
-    any::<(u32, u32, u64, u64, u32)>().prop_map(|(region, generation, base, length, key)| RegionRecord {
-        region,
-        generation,
-        base,
-        length,
-        key,
-    })
-}
-
-fn connect(agreed: bool) -> impl Strategy<Value = ControlFrame> {
-    let data = proptest::collection::vec(any::<u8>(), 0..100);
-    let regions = proptest::collection::vec(region(), 0..5);
-    let fields = (any::<u32>(), any::<u8>(), data, parameters(), regions);
-    fields.prop_map(move |(connection, kind, data, parameters, regions)| {
-        let ring = ring_offer(parameters);
-        if agreed {
-            ControlFrame::Connected(Connect { connection, kind, data, parameters, ring, regions })
-        } else {
-            ControlFrame::Connect(Connect { connection, kind, data, parameters, ring, regions })
-        }
-    })
-}
-
-fn greeting() -> impl Strategy<Value = ControlFrame> {
-    let fabric = (any::<u8>(), proptest::collection::vec(any::<u8>(), 0..40));
-    let fabrics =
-        proptest::collection::vec(fabric.prop_map(|(kind, reach)| FabricOffer { kind, reach }), 0..16);
-    prop_oneof![
-        (text(256), any::<u64>(), proptest::option::of(text(256)), any::<[u8; 32]>()).prop_map(
-            |(worker, incarnation, listen_address, nonce)| ControlFrame::Hello {
-                wire_version: WIRE_VERSION,
-                worker,
-                incarnation,
-                listen_address,
-                nonce,
-            }
-        ),
-        any::<[u8; 32]>().prop_map(|proof| ControlFrame::Proof { proof }),
-        (text(256), any::<u64>(), fabrics).prop_map(|(worker, incarnation, fabrics)| ControlFrame::Welcome {
-            worker,
-            incarnation,
-            fabrics
-        }),
-    ]
-}
-
-fn list() -> impl Strategy<Value = ControlFrame> {
-    let entry = (text(NAME_BYTES_MAX), metadata(), any::<u64>(), any::<Option<u64>>())
-        .prop_map(|(name, metadata, version, checksum)| ListEntry { name, metadata, version, checksum });
-    let request = (any::<u32>(), proptest::option::of(text(NAME_BYTES_MAX)), any::<bool>());
-    let response = (any::<u32>(), proptest::collection::vec(entry, 0..6), any::<bool>());
-    prop_oneof![
-        request.prop_map(|(request, after, with_checksums)| ControlFrame::ListRequest {
-            request,
-            after,
-            with_checksums
-        }),
-        response.prop_map(|(request, entries, more)| ControlFrame::ListResponse { request, entries, more }),
-    ]
-}
-
-fn control_frame() -> impl Strategy<Value = ControlFrame> {
-    prop_oneof![
-        greeting(),
-        connect(false),
-        connect(true),
-        list(),
-        (any::<u32>(), status())
-            .prop_map(|(connection, status)| ControlFrame::Refused { connection, status }),
-        (any::<u32>(), region())
-            .prop_map(|(connection, region)| ControlFrame::RegionAdd { connection, region }),
-        any::<(u32, u32)>().prop_map(|(connection, region)| ControlFrame::RegionAck { connection, region }),
-        any::<(u32, u32)>()
-            .prop_map(|(connection, region)| ControlFrame::RegionRemove { connection, region }),
-        any::<u64>().prop_map(|nonce| ControlFrame::Ping { nonce }),
-        any::<u64>().prop_map(|nonce| ControlFrame::Pong { nonce }),
-        status().prop_map(|status| ControlFrame::Goodbye { status }),
-    ]
-}
+use values::*;
 
 proptest! {
     #[test]
@@ -326,8 +85,7 @@ proptest! {
 
 fn request_for(key: &str, known: &[Metadata]) -> Message {
     let capacity = largest(known);
-    let destination =
-        (capacity > 0).then_some(Destination { region: 0, generation: 0, offset: 0, capacity, result: None });
+    let destination = (capacity > 0).then(|| plain(0, capacity));
     request_with(key, known, Want::Write(destination))
 }
 
@@ -463,10 +221,8 @@ fn tensors_above_the_limit_are_refused() {
 #[test]
 fn a_destination_comes_with_known_bytes_and_takes_the_most_of_them() {
     let of = |bytes| Metadata::new(DataType::U8, Shape::new([bytes]).unwrap()).unwrap();
-    let at = |capacity| {
-        Want::Write(Some(Destination { region: 0, generation: 0, offset: 0, capacity, result: None }))
-    };
-    let beyond = Destination { region: 0, generation: 0, offset: u64::MAX - 7, capacity: 8, result: None };
+    let at = |capacity| Want::Write(Some(plain(0, capacity)));
+    let beyond = plain(u64::MAX - 7, 8);
     let refused: [(&[Metadata], Want); 8] = [
         (&[of(8)], Want::Write(None)),
         (&[of(8)], at(7)),

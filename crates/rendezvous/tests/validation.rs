@@ -1,0 +1,336 @@
+//! Contents that are validated, between workers of one process over shm and tcp; and one whose bits are flipped.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::{
+    future::Future,
+    io::{Read, Write},
+    net::{Ipv4Addr, TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use memory::{Block, BlockId};
+use protocol::{Counters, DataType};
+use rendezvous::{Damage, Sharing, Tensor, Validation, Worker, WorkerBuilder, WorkerError};
+use verbs_reactor::{
+    Access, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, Fabric, FabricError, FabricKind,
+    Prepared, QueuePair, QueuePairConfig, RemoteRegion, TokioRuntime,
+    tcp::{TcpConfig, TcpFabric},
+};
+
+const SERVER: &str = "/job:ps/replica:0/task:0";
+const CLIENTS: [&str; 3] =
+    ["/job:worker/replica:0/task:0", "/job:worker/replica:0/task:1", "/job:worker/replica:0/task:2"];
+const BYTES: usize = (1 << 20) + 5;
+const KINDS: [FabricKind; 2] = [FabricKind::Shm, FabricKind::Tcp];
+
+/// Runs `test` with a watchdog.
+fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
+    let ended = runtime.block_on(async { tokio::time::timeout(Duration::from_secs(55), test).await });
+    ended.expect("the test hangs");
+}
+
+fn builder(name: &str, kind: FabricKind, validation: Validation) -> WorkerBuilder {
+    Worker::builder(name).require(kind).validation(validation).timeout(Duration::from_secs(20))
+}
+
+fn pattern(worker: &Worker, bytes: usize, seed: u8) -> Tensor {
+    let mut buffer = worker.pool().try_alloc(bytes).unwrap();
+    for (index, byte) in buffer.iter_mut().enumerate() {
+        *byte = seed.wrapping_add((index % 251) as u8);
+    }
+    Tensor::new(buffer, DataType::U8, &[bytes as u64]).unwrap()
+}
+
+fn sum(worker: &Worker, count: impl Fn(&Counters) -> u64) -> u64 {
+    worker.peers().iter().map(|peer| count(&peer.counters)).sum()
+}
+
+fn matched(worker: &Worker) -> u64 {
+    assert_eq!(sum(worker, |counters| counters.checksums_mismatched), 0);
+    sum(worker, |counters| counters.checksums_matched)
+}
+
+fn computed(worker: &Worker) -> u64 {
+    sum(worker, |counters| counters.checksums_computed)
+}
+
+#[test]
+fn a_value_is_summed_once_for_all_its_receivers() {
+    for kind in KINDS {
+        run(async {
+            let server = builder(SERVER, kind, Validation::Xxh3).start().await.unwrap();
+            server.publish("t", pattern(&server, BYTES, 3)).unwrap();
+            let mut clients = Vec::new();
+            for name in CLIENTS {
+                let client = builder(name, kind, Validation::Off).start().await.unwrap();
+                let peer = client.peer_at(server.address()).await.unwrap();
+                clients.push((client, peer));
+            }
+            let at_once = clients.iter().map(|(client, peer)| client.fetch(peer, "t"));
+            for got in futures::future::join_all(at_once).await {
+                assert!(got.unwrap().bytes() == pattern(&server, BYTES, 3).bytes());
+            }
+            let (client, peer) = &clients[0];
+            for sharing in [Sharing::View, Sharing::Copy, Sharing::View] {
+                let got = client.fetch_as(peer, "t", sharing).await.unwrap();
+                assert_eq!(got.buf().is_foreign(), sharing == Sharing::View && kind == FabricKind::Shm);
+            }
+            assert_eq!(clients.iter().map(|(client, _)| matched(client)).sum::<u64>(), 6);
+            assert_eq!(computed(&server), 1, "{kind}");
+            // What was received and validated is not summed again to be sent on.
+            let got = client.fetch(peer, "t").await.unwrap();
+            client.publish("again", got).unwrap();
+            let own = server.peer(CLIENTS[0]).unwrap();
+            server.fetch(&own, "again").await.unwrap();
+            assert_eq!((computed(client), matched(&server)), (0, 1));
+            for (client, _) in clients {
+                client.shutdown().await;
+            }
+            server.shutdown().await;
+        });
+    }
+}
+
+#[test]
+fn every_kind_of_value_is_validated() {
+    for kind in KINDS {
+        for validation in [Validation::Crc32c, Validation::Xxh3] {
+            run(async {
+                let server = builder(SERVER, kind, Validation::Off).start().await.unwrap();
+                let client = builder(CLIENTS[0], kind, validation).start().await.unwrap();
+                let peer = client.peer_at(server.address()).await.unwrap();
+                let strings = ["a", "", "three"];
+                let tensor = Tensor::from_strings(server.pool(), &[3], &strings).unwrap();
+                server.publish("strings", tensor).unwrap();
+                server.publish("small", pattern(&server, 64, 1)).unwrap();
+                let own = server.user_memory().join(Arc::new(vec![9_u8; 100_000])).unwrap();
+                let tensor = Tensor::shared(own.buf().clone(), DataType::U8, &[100_000]).unwrap();
+                server.publish("own", tensor).unwrap();
+                for round in 1..=3 {
+                    let got = client.fetch(&peer, "strings").await.unwrap().strings().unwrap();
+                    assert_eq!(got, strings);
+                    let got = client.fetch(&peer, "small").await.unwrap();
+                    assert!(got.bytes() == pattern(&server, 64, 1).bytes());
+                    let got = client.fetch(&peer, "own").await.unwrap();
+                    assert!(got.bytes().iter().all(|byte| *byte == 9));
+                    assert_eq!((matched(&client), computed(&server)), (round * 3, 3));
+                }
+                client.shutdown().await;
+                server.shutdown().await;
+                drop(own);
+            });
+        }
+    }
+}
+
+/// Passes a TCP stream on, and flips a bit of as many long payloads as it is told.
+#[derive(Debug, Default)]
+struct Proxy {
+    flips: AtomicU32,
+}
+
+/// Bytes of a frame's header, of the acceptor's welcome, and of payloads that are long.
+const HEADER: usize = 40;
+const WELCOME: usize = 10;
+const LONG: usize = 10_000;
+
+/// The kinds of frames that bring payload of a write.
+const WRITES: [u8; 3] = [1, 2, 5];
+
+impl Proxy {
+    /// Connection data that leads through the proxy.
+    fn lead(self: &Arc<Self>, data: &ConnectionData) -> ConnectionData {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let to = u16::from_le_bytes(data.0[19..21].try_into().unwrap());
+        let mut led = data.clone();
+        led.0[19..21].copy_from_slice(&listener.local_addr().unwrap().port().to_le_bytes());
+        let proxy = self.clone();
+        std::thread::spawn(move || {
+            let (dialer, _) = listener.accept().unwrap();
+            let acceptor = TcpStream::connect((Ipv4Addr::LOCALHOST, to)).unwrap();
+            dialer.set_nodelay(true).unwrap();
+            acceptor.set_nodelay(true).unwrap();
+            let (mut from, mut into) = (dialer.try_clone().unwrap(), acceptor.try_clone().unwrap());
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut from, &mut into);
+                let _ = into.shutdown(std::net::Shutdown::Both);
+            });
+            // One of the two has ended.
+            let _ = proxy.pass(acceptor, dialer);
+        });
+        led
+    }
+
+    fn pass(&self, mut from: TcpStream, mut to: TcpStream) -> std::io::Result<()> {
+        let mut welcome = [0; WELCOME];
+        from.read_exact(&mut welcome)?;
+        to.write_all(&welcome)?;
+        loop {
+            let mut header = [0; HEADER];
+            from.read_exact(&mut header)?;
+            let length = u32::from_le_bytes(header[20..24].try_into().unwrap()) as usize;
+            let mut body = vec![0; if WRITES.contains(&header[0]) { length } else { 0 }];
+            from.read_exact(&mut body)?;
+            if body.len() >= LONG && self.flips.load(Ordering::SeqCst) > 0 {
+                self.flips.fetch_sub(1, Ordering::SeqCst);
+                body[LONG / 3] ^= 0x10;
+            }
+            to.write_all(&header)?;
+            to.write_all(&body)?;
+        }
+    }
+}
+
+/// TCP whose acceptors are reached through a proxy.
+#[derive(Debug)]
+struct Proxied {
+    fabric: TcpFabric,
+    proxy: Arc<Proxy>,
+}
+
+#[derive(Debug)]
+struct ProxiedDomain {
+    domain: Arc<dyn Domain>,
+    proxy: Arc<Proxy>,
+}
+
+#[derive(Debug)]
+struct ProxiedEnd {
+    end: Box<dyn Prepared>,
+    proxy: Arc<Proxy>,
+}
+
+impl Fabric for Proxied {
+    fn kind(&self) -> FabricKind {
+        self.fabric.kind()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.fabric.capabilities()
+    }
+
+    fn reach(&self) -> Vec<u8> {
+        self.fabric.reach()
+    }
+
+    fn open_domain(&self) -> Result<Arc<dyn Domain>, FabricError> {
+        Ok(Arc::new(ProxiedDomain { domain: self.fabric.open_domain()?, proxy: self.proxy.clone() }))
+    }
+}
+
+impl Domain for ProxiedDomain {
+    fn kind(&self) -> FabricKind {
+        self.domain.kind()
+    }
+
+    fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
+        self.domain.register(block, access)
+    }
+
+    fn deregister(&self, block: BlockId) {
+        self.domain.deregister(block);
+    }
+
+    fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
+        Ok(Box::new(ProxiedEnd { end: self.domain.prepare(config)?, proxy: self.proxy.clone() }))
+    }
+}
+
+impl Prepared for ProxiedEnd {
+    fn connection_data(&self) -> ConnectionData {
+        self.proxy.lead(&self.end.connection_data())
+    }
+
+    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<QueuePair, FabricError>> {
+        self.end.connect(params)
+    }
+}
+
+#[test]
+fn d_flip_bits_flipped_on_tcp_are_errors_and_the_connection_lives_on() {
+    for validation in [Validation::Crc32c, Validation::Xxh3] {
+        run(async {
+            let proxy = Arc::new(Proxy::default());
+            let fabric = TcpFabric::new(Arc::new(TokioRuntime::current().unwrap()), TcpConfig::default());
+            let proxied = Arc::new(Proxied { fabric, proxy: proxy.clone() });
+            let server = Worker::builder(SERVER).local_fabrics(vec![proxied]).start().await.unwrap();
+            let client = builder(CLIENTS[0], FabricKind::Tcp, validation).start().await.unwrap();
+            let peer = client.peer_at(server.address()).await.unwrap();
+            server.publish("t", pattern(&server, BYTES, 3)).unwrap();
+            assert!(client.fetch(&peer, "t").await.unwrap().bytes() == pattern(&server, BYTES, 3).bytes());
+            for mismatches in 1..=5 {
+                proxy.flips.store(1, Ordering::SeqCst);
+                let error = client.fetch(&peer, "t").await.unwrap_err();
+                let WorkerError::Corrupted { sent, received, damage, .. } = &error else { panic!("{error}") };
+                assert!(sent != received && *damage == Damage::Content);
+                let text = error.to_string();
+                for part in ["`t`", SERVER, "tcp", validation.name(), &format!("{sent:016x}")] {
+                    assert!(text.contains(part), "{part}: {text}");
+                }
+                assert!(client.fetch(&peer, "t").await.is_ok());
+                assert_eq!(sum(&client, |counters| counters.checksums_mismatched), mismatches);
+                assert_eq!(sum(&client, |counters| counters.checksums_matched), mismatches + 1);
+            }
+            assert_eq!(client.receive_memory().used_bytes, 0);
+            client.shutdown().await;
+            server.shutdown().await;
+        });
+    }
+}
+
+#[test]
+fn d_flip_a_damaged_value_of_a_step_is_gone_and_the_next_comes() {
+    run(async {
+        let proxy = Arc::new(Proxy::default());
+        let fabric = TcpFabric::new(Arc::new(TokioRuntime::current().unwrap()), TcpConfig::default());
+        let proxied = Arc::new(Proxied { fabric, proxy: proxy.clone() });
+        let server = Worker::builder(SERVER).local_fabrics(vec![proxied]).start().await.unwrap();
+        let client = builder(CLIENTS[0], FabricKind::Tcp, Validation::Xxh3).start().await.unwrap();
+        client.peer_at(server.address()).await.unwrap();
+        let device = |worker: &str| format!("{worker}/device:CPU:0");
+        let key = |worker: &Worker| worker.key(&device(SERVER), &device(CLIENTS[0]), "edge").unwrap();
+        for seed in [1, 2, 3] {
+            server.step(7).send(&key(&server), pattern(&server, BYTES, seed)).unwrap();
+        }
+        proxy.flips.store(1, Ordering::SeqCst);
+        let error = client.step(7).recv(&key(&client)).await.unwrap_err();
+        assert!(
+            matches!(error, WorkerError::Corrupted { .. }) && error.to_string().contains("step 7"),
+            "{error}"
+        );
+        for seed in [2, 3] {
+            let got = client.step(7).recv(&key(&client)).await.unwrap();
+            assert!(got.bytes() == pattern(&server, BYTES, seed).bytes());
+        }
+        client.shutdown().await;
+        server.shutdown().await;
+    });
+}
+
+#[test]
+fn without_validation_a_flip_goes_unseen() {
+    run(async {
+        let proxy = Arc::new(Proxy::default());
+        let fabric = TcpFabric::new(Arc::new(TokioRuntime::current().unwrap()), TcpConfig::default());
+        let proxied = Arc::new(Proxied { fabric, proxy: proxy.clone() });
+        let server = Worker::builder(SERVER).local_fabrics(vec![proxied]).start().await.unwrap();
+        let client = builder(CLIENTS[0], FabricKind::Tcp, Validation::Off).start().await.unwrap();
+        let peer = client.peer_at(server.address()).await.unwrap();
+        server.publish("t", pattern(&server, BYTES, 3)).unwrap();
+        proxy.flips.store(1, Ordering::SeqCst);
+        let got = client.fetch(&peer, "t").await.unwrap();
+        let whole = pattern(&server, BYTES, 3);
+        let differing = got.bytes().iter().zip(whole.bytes()).filter(|(one, other)| one != other).count();
+        assert_eq!(differing, 1);
+        assert_eq!((matched(&client), computed(&server)), (0, 0));
+        client.shutdown().await;
+        server.shutdown().await;
+    });
+}
