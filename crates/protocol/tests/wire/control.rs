@@ -1,7 +1,5 @@
 //! Frames of the control plane: refusals, lengths, and what is not shown.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
 use protocol::{
     DataType, Destination, Metadata, Parameters, Shape, WireError,
     limits::{
@@ -11,16 +9,7 @@ use protocol::{
     wire::control::{Connect, ControlFrame, ListEntry, RegionRecord, RingOffer},
 };
 
-fn ring_offer(parameters: Parameters) -> RingOffer {
-    let at = |offset, capacity: u32| Destination {
-        region: 1,
-        generation: 2,
-        offset,
-        capacity: capacity.into(),
-        result: None,
-    };
-    RingOffer { destination: at(64, parameters.first_ring_bytes()), slots: at(0, 2 * SLOT_BYTES) }
-}
+use crate::values::ring_offer;
 
 #[test]
 fn d_another_wire_version_is_refused_with_both_named() {
