@@ -8,7 +8,7 @@ use std::{
 use memory::Buf;
 use protocol::ChannelError;
 use tokio::sync::{Notify, oneshot};
-use verbs_reactor::{FabricError, Immediate, Operation, QueuePair, Segment, WorkRequest};
+use verbs_reactor::{FabricError, Immediate, Operation, QueuePair, WorkRequest};
 
 use crate::fabric_channel::{ContentWrite, lost};
 
@@ -46,34 +46,12 @@ impl HeldPosts {
         let posted = post_behind(&queue, queue_pair, &request).and_then(|posted| match posted {
             Some(operation) => Ok(ContentWrite::Posted(operation)),
             None => {
-                let request = self.hold_leading(&mut queue, queue_pair, request)?;
                 let (sender, receiver) = oneshot::channel();
                 self.hold(&mut queue, queue_pair, HeldPost { request, awaiting: Some(sender) })?;
                 Ok(ContentWrite::Held(receiver))
             }
         });
         posted.unwrap_or_else(ContentWrite::Refused)
-    }
-
-    /// Holds all but the last segment of a vectored write as plain writes, and gives the last with the notification.
-    /// Room is given an entry at a time, and a held request that needs more would wait for it busily. What lands before
-    /// the notification stays the same.
-    fn hold_leading(
-        &self,
-        queue: &mut VecDeque<HeldPost>,
-        queue_pair: &QueuePair,
-        request: WorkRequest,
-    ) -> Result<WorkRequest, ChannelError> {
-        let WorkRequest::WriteVectored { segments, immediate } = &request else { return Ok(request) };
-        let Some((last, leading)) = segments.split_last() else { return Ok(request) };
-        let write = |segment: &Segment, immediate| {
-            let Segment { local, remote } = segment.clone();
-            WorkRequest::Write { local, remote: Some(remote), immediate }
-        };
-        for segment in leading {
-            self.hold(queue, queue_pair, HeldPost { request: write(segment, None), awaiting: None })?;
-        }
-        Ok(write(last, *immediate))
     }
 
     /// Lends now or not at all: neither behind held posts nor when the fabric refuses.
