@@ -42,36 +42,39 @@ impl<C: Channel> Connection<C> {
     }
 
     /// Posts requests as long as there are some at the head of the line, and credits and ring allow it.
-    pub(super) fn post_gathered(&self, state: &mut State<C::Lent>) -> Result<Posted, ChannelError> {
-        let mut wakers = Vec::new();
-        while state.flow.may_try_message()
-            && let Some(posted) = self.try_post_head(state, &mut wakers)
+    pub(super) fn post_gathered(&self, state: &mut State<C::Lent>) -> Posted {
+        let mut done = Posted::default();
+        while done.end.is_none()
+            && state.flow.may_try_message()
+            && let Some(posted) = self.try_post_head(state, &mut done.wakers)
         {
-            posted?;
+            done.end = posted.err();
         }
-        Ok(Posted(wakers))
+        done
     }
 
     /// Unlocks, and wakes those whose requests were posted, except the one with place `own`, which knows. If
-    /// that or anything else has changed the line, whoever is first there now is woken too.
+    /// that or anything else has changed the line, whoever is first there now is woken too. A post that failed ends the
+    /// connection, and those who left the line before are told all the same.
     pub(super) fn settle_posted(
         &self,
         state: MutexGuard<'_, State<C::Lent>>,
-        posted: Result<Posted, ChannelError>,
+        Posted { wakers, end }: Posted,
         own: Option<u64>,
         has_changed: bool,
     ) -> Result<(), ChannelError> {
-        match &posted {
-            Ok(Posted(wakers)) if has_changed || !wakers.is_empty() => self.settle(state, None, None),
-            _ => drop(state),
+        if has_changed || !wakers.is_empty() {
+            self.settle(state, None, None);
+        } else {
+            drop(state);
         }
-        let posted = posted.inspect_err(|error| self.fail(&error.0))?;
-        for (ticket, waker) in posted.0 {
-            if Some(ticket) != own {
-                waker.wake();
-            }
+        if let Some(error) = &end {
+            self.fail(&error.0);
         }
-        Ok(())
+        for (_, waker) in wakers.into_iter().filter(|(ticket, _)| Some(*ticket) != own) {
+            waker.wake();
+        }
+        end.map_or(Ok(()), Err)
     }
 
     /// Posts one message of the requests at the head of the line. `None` when there is none, or it must wait.
@@ -127,9 +130,14 @@ fn form_at_most(form: NameForm, fresh: &mut Option<usize>) -> NameForm {
     if fresh.is_some() { form } else { NameForm::Define(0) }
 }
 
-/// Whose requests were posted.
+/// What became of requests in line.
 #[derive(Default)]
-pub(super) struct Posted(Vec<(u64, Waker)>);
+pub(super) struct Posted {
+    /// Whose left the line.
+    wakers: Vec<(u64, Waker)>,
+    /// Why the connection is over, if the last post failed.
+    end: Option<ChannelError>,
+}
 
 impl<L> State<L> {
     /// The requests of `message` are being posted.

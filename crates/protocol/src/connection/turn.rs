@@ -116,7 +116,7 @@ impl<C: Channel> Connection<C> {
     }
 
     /// Posts the requests that stand before a message in line, whose futures may not have been polled.
-    fn post_before(&self, turnstile: Turnstile, state: &mut State<C::Lent>) -> Result<Posted, ChannelError> {
-        if turnstile == Turnstile::Messages { self.post_gathered(state) } else { Ok(Posted::default()) }
+    fn post_before(&self, turnstile: Turnstile, state: &mut State<C::Lent>) -> Posted {
+        if turnstile == Turnstile::Messages { self.post_gathered(state) } else { Posted::default() }
     }
 }

@@ -327,9 +327,9 @@ impl<C: Channel> Request<'_, C> {
         sharing == Sharing::View && mode != Mode::Original && !is_small
     }
 
-    /// How the first request wants its content. What is known to be small comes inside a message always, and needs no
-    /// memory before. Else it says what is `known` only if it has memory for the largest of that. A published value is
-    /// there or is not, so its request may wait for memory; a value of a step may be long in coming.
+    /// How the first request wants its content. It says what is `known` only if it has memory for the largest of that,
+    /// or needs none: small contents can come inside a message where there is no memory to lend before. A published
+    /// value is there or is not, so its request may wait for memory; a value of a step may be long in coming.
     async fn allocate_first<A: Allocator<Lent = C::Lent>>(
         &self,
         allocator: &A,
@@ -340,10 +340,8 @@ impl<C: Channel> Request<'_, C> {
         let Some(metadata) = largest.filter(|metadata| metadata.byte_length > 0) else {
             return Ok((known, Want::Write(None)));
         };
-        if metadata.byte_length <= self.connection.agreed().eager_bytes_max.into() {
-            return Ok((known, Want::Eager));
-        }
-        if scope == Scope::Published {
+        let is_small = metadata.byte_length <= self.connection.agreed().eager_bytes_max.into();
+        if scope == Scope::Published && !is_small {
             let destination = self.allocate(allocator, metadata).await?;
             return Ok((known, Want::Write(destination)));
         }
@@ -353,6 +351,7 @@ impl<C: Channel> Request<'_, C> {
                 self.keep(allocator, lent)?;
                 Ok((known, Want::Write(Some(destination))))
             }
+            None if is_small => Ok((known, Want::Eager)),
             None => Ok((Arc::default(), Want::Write(None))),
         }
     }

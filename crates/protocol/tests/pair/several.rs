@@ -92,6 +92,24 @@ fn requests_that_wait_for_a_credit_go_together_whoever_made_them() {
     pair.assert_clean();
 }
 
+#[test]
+fn a_post_for_several_that_fails_ends_them_all() {
+    for (per_message, posts) in [(1, 0), (1, 1), (1, 2), (4, 0), (4, 1)] {
+        let parameters = Parameters { depth: 4, requests_per_message: per_message, ..four() };
+        let mut pair = Pair::new(parameters);
+        let handles: Vec<_> = keys(10).iter().map(|key| pair.receive(A, STEP, key)).collect();
+        // The first two go out; the others wait for credits, which is all that wakes them.
+        pair.tasks.run();
+        pair.wire.allow_posts(A, posts);
+        pair.run();
+        for (number, handle) in handles.iter().enumerate() {
+            assert!(handle.is_done(), "receive {number} of {per_message} a message, after {posts} posts");
+            assert!(matches!(handle.take(), Some(Err(_))));
+        }
+        pair.break_down();
+    }
+}
+
 /// Four receives whose requests stand in line and are not posted.
 fn gathered(pair: &mut Pair) -> [Handle<Outcome>; 4] {
     let handles = ["a", "b", "c", "d"].map(|key| pair.together(STEP, key));

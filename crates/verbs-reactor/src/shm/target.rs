@@ -341,6 +341,8 @@ impl Target {
             return self.hand_over(connection, view, Immediate(immediate));
         }
         if let Some(side) = execution.read {
+            // Before this side may ask for one more: the peer counts what is unanswered by what we have executed.
+            connection.own.set_consumed(self.head + 1);
             let read = (side == Side::Own).then(|| lock(producer).reads().answered()).flatten();
             if let Some(read) = read {
                 connection.core.complete(read.key, read.length, Ok(()));

@@ -82,6 +82,8 @@ struct End {
     is_out_of_rings: bool,
     /// How much this end may still lend; `None` if it can't at all.
     loans: Option<u32>,
+    /// Posts that are left; `None`: any number.
+    posts: Option<u32>,
     slots: [Vec<u8>; 2],
     memory: Memory,
     /// Posted here, not landed at the other end.
@@ -172,6 +174,7 @@ impl Wire {
             writing: 0,
             is_out_of_rings: false,
             loans: None,
+            posts: None,
             slots: Default::default(),
             memory,
             posted: VecDeque::new(),
@@ -236,6 +239,11 @@ impl Wire {
     /// From now on `side` has no memory for larger rings.
     pub(crate) fn refuse_rings(&self, side: Side) {
         self.0.lock().unwrap().end(side).is_out_of_rings = true;
+    }
+
+    /// `side` can post so many times more; then its queue pair fails it.
+    pub(crate) fn allow_posts(&self, side: Side, posts: u32) {
+        self.0.lock().unwrap().end(side).posts = Some(posts);
     }
 
     /// `side` can lend, so many times from now on.
@@ -330,6 +338,10 @@ impl Wire {
         let mut state = self.0.lock().unwrap();
         if state.is_cut {
             return Err(ChannelError("the wire was cut".to_owned()));
+        }
+        if let Some(posts) = &mut state.end(side).posts {
+            let left = posts.checked_sub(1);
+            *posts = left.ok_or_else(|| ChannelError("the queue pair has failed".to_owned()))?;
         }
         state.now += 1;
         write.posted_at = state.now;
