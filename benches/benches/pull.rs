@@ -18,8 +18,9 @@ const WAYS: [(&str, FabricKind, Wait, Sharing); 5] = [
 ];
 
 fn pulls(criterion: &mut Criterion) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let server = Server::start().expect("the server");
+    // Goes before the server, which waits for the end of its connections.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let mut group = criterion.benchmark_group("pull");
     for bytes in SIZES {
         group.throughput(Throughput::Bytes(bytes as u64));
