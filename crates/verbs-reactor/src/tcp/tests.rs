@@ -98,9 +98,9 @@ impl Hand {
         panic!("not woken");
     }
 
-    /// Polls until the driver sleeps.
+    /// Polls until the driver sleeps, a microsecond apart: some more than the longest budget has.
     fn sleep(&mut self) {
-        for _ in 0..100 {
+        for _ in 0..1000 {
             assert!(self.poll().is_pending());
             if self.woken() == 0 {
                 return;
