@@ -19,8 +19,8 @@ use crate::{
     error::TransferName,
     fabric_channel::{FabricChannel, Lent, ReceiveAllocator, ended},
     import::others_turn,
+    step::{HeldTensor, Receiving},
     table::TakenValue,
-    worker::{HeldTensor, Receiving},
 };
 
 /// Copied at a time, before other tasks get their turn.

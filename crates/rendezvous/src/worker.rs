@@ -8,17 +8,13 @@ use std::{
 
 use futures::future::try_join_all;
 use memory::{Pool, PoolStats, UserMemory};
-use protocol::{Code, Counters, DeviceName, Held, Key, Manner, Scope, Sharing, Status, StepId};
+use protocol::{Code, Counters, DeviceName, Key, Manner, Scope, Sharing, Status, StepId};
 use verbs_reactor::{FabricKind, QueuePairStats, timeout};
 
 use crate::{
-    Peer, Published, Tensor, WorkerBuilder, WorkerError,
-    data::DataConnection,
-    error::{Lost, PeerLoss, TransferName},
-    fabric_channel::FabricChannel,
+    Peer, Published, Step, Tensor, WorkerBuilder, WorkerError,
+    error::{Lost, TransferName},
     node::Node,
-    receive_into::Target,
-    table::{SendRefused, TakenValue},
     values::worker_device,
 };
 
@@ -281,7 +277,7 @@ impl Worker {
     }
 
     /// What was received for a step and not handed out goes back.
-    fn discard(&self, step: StepId) {
+    pub(crate) fn discard(&self, step: StepId) {
         for connection in self.node.all_peers().iter().filter_map(Peer::connection) {
             connection.protocol.discard(step);
         }
@@ -309,7 +305,7 @@ impl Worker {
         self.node.control.close().await;
     }
 
-    fn is_own(&self, device: &DeviceName) -> Result<bool, WorkerError> {
+    pub(crate) fn is_own(&self, device: &DeviceName) -> Result<bool, WorkerError> {
         let me = worker_device(&self.node.name);
         let me = me
             .map_err(|status| WorkerError::BadKey { key: self.node.name.clone(), problem: status.message })?;
@@ -379,218 +375,4 @@ fn info(peer: &Peer) -> PeerInfo {
 fn parse_device(text: &str) -> Result<DeviceName, WorkerError> {
     let parsed = text.parse::<DeviceName>();
     parsed.map_err(|error| WorkerError::BadKey { key: text.to_owned(), problem: error.to_string() })
-}
-
-/// One step of this worker: sends and receives of different steps never mix.
-#[derive(Debug, Clone)]
-pub struct Step {
-    pub(crate) worker: Worker,
-    pub(crate) id: StepId,
-}
-
-impl Step {
-    /// Its number.
-    pub fn id(&self) -> i64 {
-        self.id.0
-    }
-
-    /// Makes `tensor` available under `key`, whose source must be a device of this worker. Never waits: the
-    /// value stays here until its receiver asks.
-    ///
-    /// # Errors
-    /// [`WorkerError::BadKey`] when the source is elsewhere, [`WorkerError::TableFull`],
-    /// [`WorkerError::Aborted`].
-    pub fn send(&self, key: &Key, tensor: Tensor) -> Result<(), WorkerError> {
-        if !self.worker.is_own(key.source_device())? {
-            let problem = format!(
-                "its source is not a device of {}; send on the worker that has it",
-                self.worker.name()
-            );
-            return Err(WorkerError::BadKey { key: key.to_string(), problem });
-        }
-        let values = &self.worker.node.values;
-        let receiver = if values.lost.is_empty() { None } else { key.destination_device().worker() };
-        if let Some(status) = receiver.and_then(|receiver| values.lost.status(self.id, &receiver)) {
-            return Err(self.aborted(status));
-        }
-        let steps = &values.steps;
-        let step = steps.step(self.id).map_err(|status| self.aborted(status))?;
-        steps.send(&step, &key.table_key(), tensor.remember_checksums()).map_err(|refused| match refused {
-            SendRefused::Full { waiting } => WorkerError::TableFull { waiting },
-            SendRefused::Aborted(status) => self.aborted(status),
-        })
-    }
-
-    /// The next value under `key`, from the worker of its source device; from this worker's own table, without
-    /// a copy, when that is itself.
-    ///
-    /// # Errors
-    /// [`WorkerError::Remote`] with the sender's status, [`WorkerError::PeerLost`], [`WorkerError::Aborted`],
-    /// [`WorkerError::DeadlineExceeded`] after the worker's default timeout.
-    ///
-    /// # Cancel safety
-    /// Cancel-safe: in a loop around `select!`, nothing is lost, doubled or out of order. Dropping the future gives
-    /// the receive up: the sender is told, and a value that it has not written yet stays there in its place. One
-    /// that is being written is kept here, in the receive's own memory, for the next receive of the key; that waits
-    /// until it is known which of the two it is. Of several receives of a key that are outstanding at once when one
-    /// of them is dropped, any may get the value. Kept values end with the step.
-    ///
-    /// If the connection breaks while values of the step are under way, the step is over with this peer at both
-    /// ends, for good: later receives fail with [`WorkerError::PeerLost`] too.
-    pub async fn recv(&self, key: &Key) -> Result<Tensor, WorkerError> {
-        self.recv_timeout(key, self.worker.node.limit).await
-    }
-
-    /// As [`recv`](Self::recv), within `limit`.
-    ///
-    /// # Errors
-    /// As [`recv`](Self::recv).
-    ///
-    /// # Cancel safety
-    /// As [`recv`](Self::recv).
-    pub async fn recv_timeout(&self, key: &Key, limit: Duration) -> Result<Tensor, WorkerError> {
-        self.receive_within(key, self.worker.node.sharing.into(), limit).await
-    }
-
-    /// As [`recv`](Self::recv), with this [`Sharing`] instead of the worker's ([`WorkerBuilder::sharing`]).
-    ///
-    /// # Errors
-    /// As [`recv`](Self::recv).
-    ///
-    /// # Cancel safety
-    /// As [`recv`](Self::recv). A value that is kept for the next receive of its key is what that one gets, view or copy.
-    pub async fn recv_as(&self, key: &Key, sharing: Sharing) -> Result<Tensor, WorkerError> {
-        self.receive_within(key, sharing.into(), self.worker.node.limit).await
-    }
-
-    async fn receive_within(
-        &self,
-        key: &Key,
-        manner: Manner,
-        limit: Duration,
-    ) -> Result<Tensor, WorkerError> {
-        let what = || format!("receiving `{key}` of step {}", self.id.0);
-        let received = pin!(async { self.receive_held(key, Receiving::As(manner)).await?.into_tensor() });
-        self.worker.within(limit, what, received).await
-    }
-
-    /// The next value under each of `keys`, in their order. All are asked for at once, each worker in as few messages as
-    /// its keys fit ([`WorkerBuilder::requests_per_message`]); they may come from different workers, and a key may occur
-    /// more than once.
-    ///
-    /// # Errors
-    /// As [`recv`](Self::recv), for the first key whose receive fails; the error names it. Values of other keys that
-    /// have come are kept for the next receives of these.
-    ///
-    /// # Cancel safety
-    /// As [`recv`](Self::recv): a value that has come for one of the keys is not lost when the future is dropped.
-    pub async fn recv_many(&self, keys: &[Key]) -> Result<Vec<Tensor>, WorkerError> {
-        let what = || format!("receiving {} keys of step {}", keys.len(), self.id.0);
-        let held = pin!(async {
-            // First, so that the requests find each other.
-            for source in keys.iter().filter_map(|key| key.source_device().worker()) {
-                if source != self.worker.name() {
-                    self.worker.peer(&source)?.connected(&self.worker.node).await?;
-                }
-            }
-            let manner = Manner { sharing: self.worker.node.sharing, together: true };
-            try_join_all(keys.iter().map(|key| self.receive_held(key, Receiving::As(manner)))).await
-        });
-        let held = self.worker.within(self.worker.node.limit, what, held).await?;
-        held.into_iter().map(HeldTensor::into_tensor).collect()
-    }
-
-    /// Ends the step here with `status`: pending and later receives and sends fail with it. Receives of this step
-    /// that peers have posted here get it as the sender's answer; those posted from here are given up, and their
-    /// senders told.
-    pub fn abort(&self, status: &Status) {
-        if let Ok(step) = self.worker.node.values.steps.step(self.id) {
-            step.abort(status);
-        }
-        self.worker.discard(self.id);
-    }
-
-    pub(crate) async fn receive_held(
-        &self,
-        key: &Key,
-        how: Receiving<'_>,
-    ) -> Result<HeldTensor, WorkerError> {
-        if self.worker.is_own(key.source_device())? {
-            let step = self.worker.node.values.steps.step(self.id).map_err(|status| self.aborted(status))?;
-            let taken = step.take(&key.table_key()).await.map_err(|status| self.aborted(status))?;
-            return Ok(HeldTensor::Own(Some(taken)));
-        }
-        let here = self.worker.node.values.steps.watch(self.id).map_err(|status| self.aborted(status))?;
-        let received = here.or_aborted(pin!(self.receive_from_peer(key, how))).await;
-        received.map_err(|status| self.aborted(status))?.map(HeldTensor::Peers)
-    }
-
-    async fn receive_from_peer(
-        &self,
-        key: &Key,
-        how: Receiving<'_>,
-    ) -> Result<Held<FabricChannel>, WorkerError> {
-        let source = key.source_device().worker().ok_or_else(|| WorkerError::BadKey {
-            key: key.to_string(),
-            problem: "its source names no worker: give job, replica and task".to_owned(),
-        })?;
-        let peer = self.worker.peer(&source)?;
-        let connection = peer.connected(&self.worker.node).await?;
-        let incarnation = match key.incarnation() {
-            0 => peer.live_session().map_or(0, |session| session.peer.incarnation),
-            named => named,
-        };
-        let key = key.with_incarnation(incarnation).to_string();
-        let transfer = TransferName { peer: peer.name().to_owned(), key, step: Some(self.id.0) };
-        if let Some(detail) = self.worker.node.values.lost.why(self.id, peer.name()) {
-            let (loss, transport) = (PeerLoss::StepBroken, connection.kind.name());
-            return Err(WorkerError::PeerLost { transfer: Box::new(transfer), transport, loss, detail });
-        }
-        let scope = Scope::Step(self.id);
-        match how {
-            Receiving::As(manner) => connection.receive_held(scope, &transfer, manner).await,
-            Receiving::Into(target) => connection.receive_into(scope, &transfer, target).await,
-        }
-    }
-
-    fn aborted(&self, status: Status) -> WorkerError {
-        WorkerError::Aborted { step: self.id.0, status }
-    }
-}
-
-/// How a value is received.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Receiving<'target> {
-    /// As a tensor.
-    As(Manner),
-    /// Into the user's buffer.
-    Into(&'target Target),
-}
-
-/// A value that is not handed out yet. Dropping it gives it to the next receive of its key.
-pub(crate) enum HeldTensor {
-    /// Of this worker's own table.
-    Own(Option<TakenValue>),
-    /// Of a peer.
-    Peers(Held<FabricChannel>),
-}
-
-impl HeldTensor {
-    fn into_tensor(mut self) -> Result<Tensor, WorkerError> {
-        let gone = || WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() };
-        match &mut self {
-            Self::Own(taken) => taken.take().map(|taken| taken.tensor).ok_or_else(gone),
-            Self::Peers(held) => DataConnection::tensor(held.take().ok_or_else(gone)?),
-        }
-    }
-}
-
-impl Drop for HeldTensor {
-    fn drop(&mut self) {
-        if let Self::Own(taken) = self
-            && let Some(taken) = taken.take()
-        {
-            taken.put_back();
-        }
-    }
 }

@@ -1,0 +1,209 @@
+//! From settings to a running worker.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use protocol::wire::WireError;
+use tokio::sync::watch;
+use verbs_reactor::{
+    Fabric, FabricError, FabricKind, Runtime, TokioRuntime,
+    shm::ShmFabric,
+    tcp::{TcpConfig, TcpFabric},
+};
+
+use super::{GIB, KEEPALIVE_MIN, LIVENESS_MIN, OpenedFabrics, WorkerBuilder};
+use crate::{
+    Worker, WorkerError,
+    control::{
+        ControlPlane, GrpcConfig, GrpcPlane, Secret,
+        secret::{read_secret_file, secret_from_environment},
+    },
+    lost::LostSteps,
+    node::{Node, Peers},
+    pools::{LocalFabric, PoolCaps, Pools},
+    published::PublishedSet,
+    sessions::SessionCounts,
+    table::StepTable,
+    values::{Values, worker_device},
+};
+
+impl WorkerBuilder {
+    pub(super) async fn start_within_limits(self) -> Result<Worker, WorkerError> {
+        self.check_settings()?;
+        let runtime = self.pick_runtime()?;
+        let secret = self.pick_secret()?;
+        let caps = PoolCaps {
+            source_bytes: self.source_bytes,
+            receive_bytes: self.receive_bytes,
+            ring_bytes: GIB,
+            message_bytes: GIB,
+            block_bytes: self.block_bytes,
+        };
+        let pools = Pools::new(caps, self.observer.as_ref())?;
+        let OpenedFabrics { usable: fabrics, unavailable } = self.open_fabrics(&runtime, &pools)?;
+        let (control, accept_secret) = self.pick_control(secret.clone()).await?;
+        let incarnation = runtime.random();
+        let own = self.control_runtime.or_else(|| control.runtime());
+        let control_runtime = own.unwrap_or_else(|| runtime.clone());
+        let values = Arc::new(Values {
+            worker: self.name.clone(),
+            incarnation,
+            steps: StepTable::new(self.values_max),
+            published: PublishedSet::new(),
+            lost: LostSteps::default(),
+        });
+        let node = Node {
+            incarnation,
+            address: control.local_address(),
+            runtime,
+            control_runtime: control_runtime.clone(),
+            liveness: self.liveness,
+            control,
+            secret,
+            accept_secret,
+            fabrics,
+            unavailable,
+            pools,
+            values,
+            parameters: self.parameters,
+            sharing: self.sharing,
+            limit: self.limit,
+            connect_limit: self.limit.min(Duration::from_secs(10)),
+            cluster: self.cluster,
+            peers: Mutex::new(Peers::default()),
+            closing: watch::Sender::new(false),
+            sessions: watch::Sender::new(SessionCounts::default()),
+            session_caps: self.session_caps,
+            name: self.name,
+        };
+        let node = Arc::new(node);
+        control_runtime.spawn("accept sessions", Box::pin(node.clone().accept_sessions()));
+        Ok(Worker::new(node))
+    }
+
+    fn check_settings(&self) -> Result<(), WorkerError> {
+        worker_device(&self.name).map_err(|status| config("name", &self.name, &status.message))?;
+        self.parameters.check().map_err(|problem| match problem {
+            WireError::OutOfRange { field, value, minimum, maximum } => {
+                config(field, &value.to_string(), &format!("use {minimum} to {maximum}"))
+            }
+            other => config("parameters", "as set", &other.to_string()),
+        })?;
+        if self.liveness < LIVENESS_MIN {
+            let remedy = "use at least 100 ms: a peer that is only scheduled late would count as lost";
+            return Err(config("liveness", &format!("{:?}", self.liveness), remedy));
+        }
+        let needed = [
+            (
+                "timeout",
+                self.limit.is_zero(),
+                "every operation would fail at once: use the longest wait you accept",
+            ),
+            ("sessions_max", self.session_caps.in_all == 0, "no peer could be talked to: use at least 1"),
+            (
+                "sessions_per_peer_max",
+                self.session_caps.of_a_peer == 0,
+                "no peer could be talked to: use at least 1",
+            ),
+            ("values_max", self.values_max == 0, "nothing could be sent: use at least 1"),
+            (
+                "block_bytes",
+                self.block_bytes == 0,
+                "memory is taken in blocks: use 16777216, or at least 4096",
+            ),
+            (
+                "source_bytes",
+                self.source_bytes == 0,
+                "nothing could be published or sent: use at least block_bytes",
+            ),
+            ("receive_bytes", self.receive_bytes == 0, "nothing could be received: use at least block_bytes"),
+        ];
+        if let Some((field, _, remedy)) = needed.into_iter().find(|(_, is_zero, _)| *is_zero) {
+            return Err(config(field, "0", remedy));
+        }
+        if self.fabrics.is_empty() && self.local_fabrics.is_none() {
+            return Err(config("fabrics", "none", "no tensor could move: name shm, tcp or both"));
+        }
+        Ok(())
+    }
+
+    fn pick_runtime(&self) -> Result<Arc<dyn Runtime>, WorkerError> {
+        if let Some(runtime) = &self.runtime {
+            return Ok(runtime.clone());
+        }
+        let runtime = TokioRuntime::current();
+        let remedy = "start the worker inside a tokio runtime, or give it one";
+        Ok(Arc::new(runtime.ok_or_else(|| config("runtime", "none", remedy))?))
+    }
+
+    fn pick_secret(&self) -> Result<Option<Secret>, WorkerError> {
+        if let Some(secret) = &self.secret {
+            return Ok(Some(secret.clone()));
+        }
+        if let Some(path) = &self.secret_file {
+            return Ok(Some(read_secret_file(path)?));
+        }
+        Ok(if self.control.is_none() { secret_from_environment()? } else { None })
+    }
+
+    async fn pick_control(
+        &self,
+        secret: Option<Secret>,
+    ) -> Result<(Arc<dyn ControlPlane>, Option<Secret>), WorkerError> {
+        if let Some(control) = &self.control {
+            let accept = match secret {
+                Some(secret) => Some(secret),
+                None => control.ambient_secret(&control.local_address()).await?,
+            };
+            return Ok((control.clone(), accept));
+        }
+        // The worker's own pings decide; the transport's are for sessions that are not served yet.
+        let keepalive = self.liveness.max(KEEPALIVE_MIN);
+        let config = GrpcConfig::new(self.bind.clone()).secret(secret).keepalive(keepalive, keepalive);
+        let plane = GrpcPlane::bind(config)?;
+        let accept = plane.secret().cloned();
+        Ok((Arc::new(plane), accept))
+    }
+
+    fn open_fabrics(&self, runtime: &Arc<dyn Runtime>, pools: &Pools) -> Result<OpenedFabrics, WorkerError> {
+        if let Some(own) = &self.local_fabrics {
+            let opened = own.iter().map(|fabric| LocalFabric::open(&**fabric, pools));
+            return Ok(OpenedFabrics { usable: opened.collect::<Result<_, _>>()?, unavailable: Vec::new() });
+        }
+        let mut fabrics = OpenedFabrics::default();
+        for &kind in &self.fabrics {
+            match self.built_in(kind, runtime).and_then(|fabric| LocalFabric::open(&*fabric, pools)) {
+                Ok(fabric) => fabrics.usable.push(fabric),
+                Err(error) if self.required => return Err(error),
+                Err(error) => {
+                    tracing::warn!(fabric = %kind, %error, "this fabric cannot be used here");
+                    fabrics.unavailable.push((kind, error.to_string()));
+                }
+            }
+        }
+        Ok(fabrics)
+    }
+
+    fn built_in(&self, kind: FabricKind, runtime: &Arc<dyn Runtime>) -> Result<Arc<dyn Fabric>, WorkerError> {
+        match kind {
+            FabricKind::Shm => Ok(Arc::new(ShmFabric::new(runtime.clone())?.with_wait(self.wait))),
+            FabricKind::Tcp => {
+                let host = self.bind.rsplit_once(':').map_or(self.bind.as_str(), |(host, _)| host);
+                let ip = host.trim_matches(['[', ']']).parse().ok();
+                let ip = ip.unwrap_or(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST));
+                let config = TcpConfig { bind: ip, ..TcpConfig::default() };
+                Ok(Arc::new(TcpFabric::new(runtime.clone(), config).with_wait(self.wait)))
+            }
+            other => {
+                Err(FabricError::Unsupported { kind: other, what: "be used by a worker yet: use shm or tcp" }
+                    .into())
+            }
+        }
+    }
+}
+
+fn config(field: &'static str, value: &str, remedy: &str) -> WorkerError {
+    WorkerError::Config { field, value: value.to_owned(), remedy: remedy.to_owned() }
+}
