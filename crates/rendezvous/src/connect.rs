@@ -349,8 +349,7 @@ impl Node {
             has_slots,
         };
         let parameters = (self.parameters, other.parameters);
-        let worker = &session.peer.worker;
-        let connection = DataConnection::new(channel, parameters, allocator, worker, &self.values);
+        let connection = DataConnection::new(channel, parameters, allocator, &session.peer, &self.values);
         connection.start(&self.runtime);
         match confirm_regions(session, other.connection, &connection).await {
             Ok(()) => Ok(connection),

@@ -56,7 +56,7 @@ mod worker;
 
 pub use builder::WorkerBuilder;
 pub use cluster::ClusterSpec;
-pub use error::{PeerLoss, TransferName, WorkerError};
+pub use error::{KeyEnd, PeerLoss, TransferName, WorkerError};
 pub use peer::Peer;
 pub use protocol::{Damage, Sharing, Validation};
 pub use published::Published;

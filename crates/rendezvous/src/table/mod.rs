@@ -58,7 +58,11 @@ struct Queue {
 /// Why a value was not accepted.
 #[derive(Debug)]
 pub(crate) enum SendRefused {
-    Full { waiting: usize },
+    /// So many values wait already, of so many that may.
+    Full {
+        waiting: usize,
+        cap: usize,
+    },
     Aborted(Status),
 }
 
@@ -186,6 +190,14 @@ impl StepInner {
         Some(value)
     }
 
+    /// Receivers that were given up leave the queue at once: peers can give up as many as they like.
+    fn forget_closed(&mut self, key: &str) {
+        if let Some(queue) = self.queues.get_mut(key) {
+            queue.receivers.retain(|receiver| !receiver.is_closed());
+            self.forget_if_empty(key);
+        }
+    }
+
     fn forget_if_empty(&mut self, key: &str) {
         if self.queues.get(key).is_some_and(|queue| queue.values.is_empty() && queue.receivers.is_empty()) {
             self.queues.remove(key);
@@ -223,8 +235,10 @@ impl Drop for Take {
     fn drop(&mut self) {
         let Some(mut receiver) = self.receiver.take() else { return };
         receiver.close();
-        if let Ok(Ok((sequence, tensor))) = receiver.try_recv() {
-            self.step.put_back(&self.key, sequence, tensor);
+        match receiver.try_recv() {
+            Ok(Ok((sequence, tensor))) => self.step.put_back(&self.key, sequence, tensor),
+            Ok(Err(_)) => {}
+            Err(_) => self.step.lock().forget_closed(&self.key),
         }
     }
 }
