@@ -48,6 +48,7 @@ mod session;
 mod sessions;
 mod sharded;
 mod step;
+mod steps;
 mod table;
 mod tensor;
 mod values;

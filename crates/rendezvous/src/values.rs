@@ -6,12 +6,7 @@ use futures::future::Either;
 use memory::Buf;
 use protocol::{Checksums, Code, Key, Scope, Source, Status, StepId, Value};
 
-use crate::{
-    Tensor,
-    lost::LostSteps,
-    published::PublishedSet,
-    table::{StepTable, TakenValue},
-};
+use crate::{Tensor, lost::LostSteps, published::PublishedSet, steps::StepTable, table::TakenValue};
 
 /// What this worker has to give.
 #[derive(Debug)]

@@ -25,7 +25,7 @@ use crate::{
     pools::{LocalFabric, PoolCaps, Pools},
     published::PublishedSet,
     sessions::SessionCounts,
-    table::StepTable,
+    steps::StepTable,
     values::{Values, worker_device},
 };
 

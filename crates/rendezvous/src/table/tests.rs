@@ -1,7 +1,9 @@
 use futures::FutureExt;
 use memory::{Pool, PoolConfig};
+use protocol::StepId;
 
 use super::*;
+use crate::steps::StepTable;
 
 const STEP: StepId = StepId(7);
 
