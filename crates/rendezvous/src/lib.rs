@@ -55,7 +55,7 @@ mod values;
 mod worker;
 
 pub use builder::WorkerBuilder;
-pub use cluster::ClusterSpec;
+pub use cluster::{ClusterError, ClusterSpec, TF_CONFIG, TfConfig};
 pub use error::{PeerLoss, TransferName, WorkerError};
 pub use peer::Peer;
 pub use protocol::{Damage, Sharing, Validation};

@@ -12,7 +12,7 @@ use protocol::{Code, Counters, DeviceName, Key, Manner, Scope, Sharing, Status, 
 use verbs_reactor::{FabricKind, QueuePairStats, timeout};
 
 use crate::{
-    Peer, Published, Step, Tensor, WorkerBuilder, WorkerError,
+    ClusterSpec, Peer, Published, Step, Tensor, TfConfig, WorkerBuilder, WorkerError,
     error::{Lost, TransferName},
     node::Node,
     values::worker_device,
@@ -60,6 +60,29 @@ impl Worker {
     /// Settings for a worker called `name`, for instance `/job:ps/replica:0/task:0`.
     pub fn builder(name: &str) -> WorkerBuilder {
         WorkerBuilder::new(name)
+    }
+
+    /// Settings for task `task` of `job` in `cluster`: its name, the cluster, and to listen on the address that the
+    /// cluster says.
+    ///
+    /// # Errors
+    /// [`WorkerError::Cluster`] when the cluster contradicts itself or has no such task.
+    pub fn builder_for_task(
+        cluster: ClusterSpec,
+        job: &str,
+        task: u32,
+    ) -> Result<WorkerBuilder, WorkerError> {
+        cluster.check()?;
+        let address = cluster.task_address(job, task)?.to_owned();
+        Ok(WorkerBuilder::new(&ClusterSpec::worker_name(job, task)).bind(address).cluster(cluster))
+    }
+
+    /// Settings for the task that the environment variable [`TF_CONFIG`](crate::TF_CONFIG) says this process is.
+    ///
+    /// # Errors
+    /// [`WorkerError::Cluster`] when it is not set, describes no cluster or no task, or its cluster contradicts itself.
+    pub fn builder_from_tf_config() -> Result<WorkerBuilder, WorkerError> {
+        TfConfig::from_environment()?.builder()
     }
 
     pub(crate) fn new(node: Arc<Node>) -> Self {
