@@ -43,6 +43,7 @@ mod pools;
 mod published;
 mod receive_into;
 mod ring;
+mod route;
 mod serve;
 mod session;
 mod sessions;

@@ -15,6 +15,7 @@ use crate::{
     ClusterSpec, Peer, Published, Step, Tensor, TfConfig, WorkerBuilder, WorkerError,
     error::{Lost, TransferName},
     node::Node,
+    route::Route,
     values::worker_device,
 };
 
@@ -302,7 +303,7 @@ impl Worker {
     /// What was received for a step and not handed out goes back.
     pub(crate) fn discard(&self, step: StepId) {
         for connection in self.node.all_peers().iter().filter_map(Peer::connection) {
-            connection.protocol.discard(step);
+            connection.discard(step);
         }
     }
 
@@ -388,10 +389,10 @@ fn info(peer: &Peer) -> PeerInfo {
     PeerInfo {
         name: peer.name().to_owned(),
         address: peer.address(),
-        transport: live.map(|connection| connection.kind),
+        transport: live.map(Route::kind),
         incarnation: peer.live_session().map(|session| session.peer.incarnation),
-        fabric: connection.as_ref().map(|connection| connection.queue_pair.stats()).unwrap_or_default(),
-        counters: connection.as_ref().map(|connection| connection.protocol.counters()).unwrap_or_default(),
+        fabric: connection.as_ref().map(Route::stats).unwrap_or_default(),
+        counters: connection.as_ref().map(Route::counters).unwrap_or_default(),
     }
 }
 
