@@ -242,7 +242,7 @@ impl DataConnection {
             TransferError::Local(status) if status.code == Code::ResourceExhausted => {
                 WorkerError::Local { transfer, status }
             }
-            TransferError::KeyTooLong { .. } => {
+            TransferError::KeyTooLong { .. } | TransferError::StashFull { .. } => {
                 let status = Status::new(Code::ResourceExhausted, error.to_string());
                 WorkerError::Local { transfer, status }
             }

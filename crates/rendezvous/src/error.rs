@@ -6,7 +6,7 @@ use memory::{Limit, MemoryError};
 use protocol::{Damage, Status, Validation};
 use verbs_reactor::{FabricError, LossCause};
 
-use crate::control::ControlError;
+use crate::{ClusterError, control::ControlError};
 
 /// Names a transfer in errors: which peer, which key, which step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -144,6 +144,9 @@ pub enum WorkerError {
         /// What to do.
         remedy: String,
     },
+    /// The cluster contradicts itself, or this worker is not in it.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
     /// A name that is neither in the cluster nor connected.
     #[error(
         "worker `{name}` is unknown; known: {known}. Add it to the cluster, or connect by address with peer_at"

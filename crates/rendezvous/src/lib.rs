@@ -43,6 +43,7 @@ mod pools;
 mod published;
 mod receive_into;
 mod ring;
+mod route;
 mod serve;
 mod session;
 mod sessions;
@@ -55,7 +56,7 @@ mod values;
 mod worker;
 
 pub use builder::WorkerBuilder;
-pub use cluster::ClusterSpec;
+pub use cluster::{ClusterError, ClusterSpec, TF_CONFIG, TfConfig};
 pub use error::{KeyEnd, PeerLoss, TransferName, WorkerError};
 pub use peer::Peer;
 pub use protocol::{Damage, Sharing, Validation};

@@ -167,14 +167,10 @@ impl Step {
             return Ok(HeldTensor::Own(Some(taken)));
         }
         let received = step.or_aborted(pin!(self.receive_from_peer(key, how))).await;
-        received.map_err(|status| self.aborted(status))?.map(HeldTensor::Peers)
+        received.map_err(|status| self.aborted(status))?
     }
 
-    async fn receive_from_peer(
-        &self,
-        key: &Key,
-        how: Receiving<'_>,
-    ) -> Result<Held<FabricChannel>, WorkerError> {
+    async fn receive_from_peer(&self, key: &Key, how: Receiving<'_>) -> Result<HeldTensor, WorkerError> {
         let source = key.source_device().worker().ok_or_else(|| WorkerError::BadKey {
             key: key.to_string(),
             problem: "its source names no worker: give job, replica and task".to_owned(),
@@ -182,12 +178,12 @@ impl Step {
         let peer = self.worker.peer(&source)?;
         let connection = peer.connected(&self.worker.node).await?;
         let key = match key.incarnation() {
-            0 => key.with_incarnation(connection.peer_incarnation).to_string(),
+            0 => key.with_incarnation(connection.peer_incarnation()).to_string(),
             _ => key.to_string(),
         };
         let transfer = TransferName { peer: peer.name().to_owned(), key, step: Some(self.id.0) };
         if let Some(detail) = self.worker.node.values.lost.why(self.id, peer.name()) {
-            let (loss, transport) = (PeerLoss::StepBroken, connection.kind.name());
+            let (loss, transport) = (PeerLoss::StepBroken, connection.kind().name());
             return Err(WorkerError::PeerLost { transfer: Box::new(transfer), transport, loss, detail });
         }
         let scope = Scope::Step(self.id);

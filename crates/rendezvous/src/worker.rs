@@ -12,9 +12,10 @@ use protocol::{Code, Counters, DeviceName, Key, Manner, Scope, Sharing, Status, 
 use verbs_reactor::{FabricKind, QueuePairStats, timeout};
 
 use crate::{
-    Peer, Published, Step, Tensor, WorkerBuilder, WorkerError,
+    ClusterSpec, Peer, Published, Step, Tensor, TfConfig, WorkerBuilder, WorkerError,
     error::{Lost, TransferName},
     node::Node,
+    route::Route,
 };
 
 /// How long a shutdown waits for the sessions' goodbyes.
@@ -59,6 +60,29 @@ impl Worker {
     /// Settings for a worker called `name`, for instance `/job:ps/replica:0/task:0`.
     pub fn builder(name: &str) -> WorkerBuilder {
         WorkerBuilder::new(name)
+    }
+
+    /// Settings for task `task` of `job` in `cluster`: its name, the cluster, and to listen on the address that the
+    /// cluster says.
+    ///
+    /// # Errors
+    /// [`WorkerError::Cluster`] when the cluster contradicts itself or has no such task.
+    pub fn builder_for_task(
+        cluster: ClusterSpec,
+        job: &str,
+        task: u32,
+    ) -> Result<WorkerBuilder, WorkerError> {
+        cluster.check()?;
+        let address = cluster.task_address(job, task)?.to_owned();
+        Ok(WorkerBuilder::new(&ClusterSpec::worker_name(job, task)).bind(address).cluster(cluster))
+    }
+
+    /// Settings for the task that the environment variable [`TF_CONFIG`](crate::TF_CONFIG) says this process is.
+    ///
+    /// # Errors
+    /// [`WorkerError::Cluster`] when it is not set, describes no cluster or no task, or its cluster contradicts itself.
+    pub fn builder_from_tf_config() -> Result<WorkerBuilder, WorkerError> {
+        TfConfig::from_environment()?.builder()
     }
 
     pub(crate) fn new(node: Arc<Node>) -> Self {
@@ -290,7 +314,7 @@ impl Worker {
     /// What was received for a step and not handed out goes back.
     pub(crate) fn discard(&self, step: StepId) {
         for connection in self.node.all_peers().iter().filter_map(Peer::connection) {
-            connection.protocol.discard(step);
+            connection.discard(step);
         }
     }
 
@@ -373,10 +397,10 @@ fn info(peer: &Peer) -> PeerInfo {
     PeerInfo {
         name: peer.name().to_owned(),
         address: peer.address(),
-        transport: live.map(|connection| connection.kind),
+        transport: live.map(Route::kind),
         incarnation: peer.live_session().map(|session| session.peer.incarnation),
-        fabric: connection.as_ref().map(|connection| connection.queue_pair.stats()).unwrap_or_default(),
-        counters: connection.as_ref().map(|connection| connection.protocol.counters()).unwrap_or_default(),
+        fabric: connection.as_ref().map(Route::stats).unwrap_or_default(),
+        counters: connection.as_ref().map(Route::counters).unwrap_or_default(),
     }
 }
 

@@ -136,6 +136,7 @@ impl WorkerBuilder {
         if let Some((field, _, remedy)) = needed.into_iter().find(|(_, is_zero, _)| *is_zero) {
             return Err(config(field, "0", remedy));
         }
+        self.cluster.check()?;
         if self.fabrics.is_empty() && self.local_fabrics.is_none() {
             return Err(config("fabrics", "none", "no tensor could move: name shm, tcp or both"));
         }
