@@ -37,3 +37,20 @@ pub use rendezvous::{
     WorkerBuilder, WorkerError, control,
 };
 pub use verbs_reactor::{FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait};
+
+/// The programs in the book, compiled with the documentation's tests.
+#[cfg(doctest)]
+mod book {
+    #[doc = include_str!("../../../docs/src/guide.md")]
+    mod guide {}
+    #[doc = include_str!("../../../docs/src/introduction.md")]
+    mod introduction {}
+    #[doc = include_str!("../../../docs/src/concepts.md")]
+    mod concepts {}
+    #[doc = include_str!("../../../docs/src/checksums.md")]
+    mod checksums {}
+    #[doc = include_str!("../../../docs/src/errors.md")]
+    mod errors {}
+    #[doc = include_str!("../../../README.md")]
+    mod readme {}
+}
