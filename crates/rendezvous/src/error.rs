@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use memory::{Limit, MemoryError};
-use protocol::{Damage, Status, Validation};
+use protocol::{Code, Damage, Status, Validation};
 use verbs_reactor::{FabricError, LossCause};
 
 use crate::{ClusterError, control::ControlError};
@@ -165,6 +165,14 @@ pub enum WorkerError {
         /// What is wrong with it, and the remedy.
         problem: String,
     },
+    /// An output of a step that comes from a branch that was not taken.
+    #[error(
+        "the output of `{key}` is dead: the branch that makes it was not taken; ask for outputs of taken branches"
+    )]
+    DeadOutput {
+        /// Its key.
+        key: String,
+    },
     /// Bytes, shape and element type do not go together.
     #[error("tensor: {problem}")]
     InvalidTensor {
@@ -303,6 +311,41 @@ pub enum WorkerError {
 }
 
 impl WorkerError {
+    /// What kind of failure it is, in gRPC's terms: that of the status it carries, if it carries one.
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Aborted { status, .. } | Self::Remote { status, .. } | Self::Local { status, .. } => {
+                status.code
+            }
+            Self::Config { .. }
+            | Self::Cluster(_)
+            | Self::BadKey { .. }
+            | Self::WrongWorker { .. }
+            | Self::DeadOutput { .. }
+            | Self::InvalidTensor { .. }
+            | Self::Mismatch { .. } => Code::InvalidArgument,
+            Self::UnknownWorker { .. } => Code::NotFound,
+            Self::TableFull { .. } | Self::Limit { .. } | Self::Memory(_) => Code::ResourceExhausted,
+            Self::Corrupted { .. } => Code::DataLoss,
+            Self::PeerLost { loss: PeerLoss::StepBroken, .. } | Self::ShutDown => Code::Aborted,
+            Self::DeadlineExceeded { .. } => Code::DeadlineExceeded,
+            Self::PeerLost { .. } | Self::NoFabric { .. } | Self::Fabric(_) | Self::Control(_) => {
+                Code::Unavailable
+            }
+        }
+    }
+
+    /// Whether it only follows from another failure, which somebody else was told.
+    pub fn is_derived(&self) -> bool {
+        match self {
+            Self::Aborted { status, .. } | Self::Remote { status, .. } | Self::Local { status, .. } => {
+                status.is_derived()
+            }
+            Self::PeerLost { loss, .. } => *loss == PeerLoss::StepBroken,
+            _ => false,
+        }
+    }
+
     /// Names the limit that is behind this error, if one is.
     pub(crate) fn or_limit(self) -> Self {
         match self.limit() {

@@ -38,6 +38,7 @@ mod liveness;
 mod lost;
 mod node;
 mod outcome;
+mod outputs;
 mod peer;
 mod pools;
 mod published;

@@ -3,7 +3,7 @@
 use std::{pin::pin, time::Duration};
 
 use futures::future::try_join_all;
-use protocol::{Held, Key, Manner, Scope, Sharing, Status, StepId};
+use protocol::{Code, Held, Key, Manner, Scope, Sharing, Status, StepId};
 
 use crate::{
     KeyEnd, Tensor, Worker, WorkerError,
@@ -130,12 +130,7 @@ impl Step {
     pub async fn recv_many(&self, keys: &[Key]) -> Result<Vec<Tensor>, WorkerError> {
         let what = || format!("receiving {} keys of step {}", keys.len(), self.id.0);
         let held = pin!(async {
-            // First, so that the requests find each other.
-            for source in keys.iter().filter_map(|key| key.source_device().worker()) {
-                if source != self.worker.name() {
-                    self.worker.peer(&source)?.connected(&self.worker.node).await?;
-                }
-            }
+            self.connect_sources(keys.iter()).await?;
             let manner = Manner { sharing: self.worker.node.sharing, together: true };
             try_join_all(keys.iter().map(|key| self.receive_held(key, Receiving::As(manner)))).await
         });
@@ -143,12 +138,28 @@ impl Step {
         held.into_iter().map(HeldTensor::into_tensor).collect()
     }
 
-    /// Ends the step here with `status`: pending and later receives and sends fail with it. Receives of this step
-    /// that peers have posted here get it as the sender's answer; those posted from here are given up, and their
-    /// senders told.
+    /// Connects to the workers that have the sources of `keys`, so that requests for several find each other.
+    pub(crate) async fn connect_sources(&self, keys: impl Iterator<Item = &Key>) -> Result<(), WorkerError> {
+        for source in keys.filter_map(|key| key.source_device().worker()) {
+            if source != self.worker.name() {
+                self.worker.peer(&source)?.connected(&self.worker.node).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the step here with `status`: pending and later receives and sends fail with it; of several, the first stays.
+    /// Receives of this step that peers have posted here get it as the sender's answer; those posted from here are given
+    /// up, and their senders told.
+    ///
+    /// A status of CANCELLED or ABORTED is marked as one that follows from another, so that whoever merges statuses
+    /// prefers its cause ([`Status::derived`]).
     pub fn abort(&self, status: &Status) {
         if let Ok(step) = &self.live {
-            step.abort(status);
+            match status.code {
+                Code::Cancelled | Code::Aborted => step.abort(&status.clone().derived()),
+                _ => step.abort(status),
+            }
         }
         self.worker.discard(self.id);
     }
@@ -242,7 +253,15 @@ pub(crate) enum HeldTensor {
 }
 
 impl HeldTensor {
-    fn into_tensor(mut self) -> Result<Tensor, WorkerError> {
+    /// Whether it comes from a branch that was not taken.
+    pub(crate) fn is_dead(&self) -> bool {
+        match self {
+            Self::Own(taken) => taken.as_ref().is_some_and(|taken| taken.tensor.is_dead()),
+            Self::Peers(held) => held.get().is_some_and(|received| received.metadata.is_dead),
+        }
+    }
+
+    pub(crate) fn into_tensor(mut self) -> Result<Tensor, WorkerError> {
         let gone = || WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() };
         match &mut self {
             Self::Own(taken) => taken.take().map(|taken| taken.tensor).ok_or_else(gone),
