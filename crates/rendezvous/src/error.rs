@@ -164,12 +164,21 @@ pub enum WorkerError {
         /// Its answer.
         status: Status,
     },
-    /// This end cannot receive it: no memory, or a limit that was exceeded (RESOURCE_EXHAUSTED).
+    /// This end cannot receive it: no memory, or a limit that was exceeded (RESOURCE_EXHAUSTED), or a device that it
+    /// can't be copied from or to (the device context's status, or INVALID_ARGUMENT).
     #[error("receiving {transfer}: {status}")]
     Local {
         /// The transfer.
         transfer: Box<TransferName>,
-        /// What is exhausted.
+        /// What is exhausted or cannot be done.
+        status: Status,
+    },
+    /// The receive's own token was cancelled before a value came. The status is marked as derived.
+    #[error("receiving {transfer}: {status}")]
+    Cancelled {
+        /// The transfer.
+        transfer: Box<TransferName>,
+        /// CANCELLED.
         status: Status,
     },
     /// The value does not go into the buffer that was given for it. It is not lost: the next receive of its key gets it.

@@ -18,9 +18,9 @@ use crate::{
     Peer, Step, Tensor, Worker, WorkerError,
     error::TransferName,
     fabric_channel::{FabricChannel, Lent, ReceiveAllocator, ended},
+    held_value::HeldValue,
     import::others_turn,
     step::{HeldTensor, Receiving},
-    table::TakenValue,
 };
 
 /// Copied at a time, before other tasks get their turn.
@@ -174,10 +174,10 @@ impl Target {
     pub(crate) async fn fill_with(
         &self,
         transfer: &TransferName,
-        taken: &mut Option<TakenValue>,
+        held: &mut HeldValue,
     ) -> Result<Filled, WorkerError> {
         let problem = || WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() };
-        let tensor = taken.as_ref().map(|taken| taken.tensor.clone()).ok_or_else(problem)?;
+        let tensor = held.tensor().cloned().ok_or_else(problem)?;
         let metadata = tensor.metadata();
         if !self.fits(metadata) {
             return Err(self.refusal(transfer, metadata));
@@ -189,7 +189,7 @@ impl Target {
         })
         .await?;
         let buffer = self.take().ok_or_else(problem)?;
-        drop(taken.take());
+        drop(held.hand_out());
         Ok(Filled { metadata: metadata.clone(), buffer })
     }
 
@@ -384,7 +384,7 @@ impl Step {
             let pool = &self.worker.node.pools.receive;
             match &mut self.receive_held(key, Receiving::Into(&target)).await? {
                 HeldTensor::Peers(held) => target.fill(&transfer, held, pool).await,
-                HeldTensor::Own(taken) => target.fill_with(&transfer, taken).await,
+                HeldTensor::Own(held) => target.fill_with(&transfer, held).await,
             }
         });
         let filled = self.worker.within(self.worker.node.limit, what, received).await;

@@ -13,7 +13,7 @@ use std::{
 use protocol::{Code, Status, StepId};
 
 use crate::{
-    Tensor,
+    DuplicatePolicy, SendArgs, Tensor,
     data::unless,
     sharded::{FixedHasher, ShardedMap, sharded_map},
     table::{SendRefused, Step, dropped},
@@ -29,6 +29,7 @@ pub(crate) struct StepTable {
     finished: Mutex<Tombstones>,
     waiting_values: Arc<AtomicUsize>,
     cap: usize,
+    duplicates: DuplicatePolicy,
 }
 
 #[derive(Debug, Default)]
@@ -39,8 +40,9 @@ struct Tombstones {
 
 impl StepTable {
     /// A table that holds at most `cap` values that nobody has received yet.
-    pub(crate) fn new(cap: usize) -> Self {
-        Self { steps: sharded_map(), finished: Mutex::default(), waiting_values: Arc::default(), cap }
+    pub(crate) fn new(cap: usize, duplicates: DuplicatePolicy) -> Self {
+        let waiting_values = Arc::default();
+        Self { steps: sharded_map(), finished: Mutex::default(), waiting_values, cap, duplicates }
     }
 
     /// The step, made on first use; a finished one answers ABORTED.
@@ -48,7 +50,7 @@ impl StepTable {
         if self.finished().known.contains(&id) {
             return Err(Status::new(Code::Aborted, format!("step {} has been cleaned up", id.0)));
         }
-        let make = || Arc::new(Step::new(&self.waiting_values));
+        let make = || Arc::new(Step::new(&self.waiting_values, self.duplicates));
         Ok(self.steps.entry(id).or_insert_with(make).clone())
     }
 
@@ -69,12 +71,18 @@ impl StepTable {
     }
 
     /// Hands `tensor` to the oldest receiver of `key`, or queues it.
-    pub(crate) fn send(&self, step: &Step, key: &str, tensor: Tensor) -> Result<(), SendRefused> {
+    pub(crate) fn send(
+        &self,
+        step: &Step,
+        key: &str,
+        args: SendArgs,
+        tensor: Tensor,
+    ) -> Result<(), SendRefused> {
         let waiting = self.waiting_values.load(Ordering::Relaxed);
         if waiting >= self.cap {
             return Err(SendRefused::Full { waiting });
         }
-        step.send(key, tensor).map_err(SendRefused::Aborted)
+        step.send(key, args, tensor).map_err(SendRefused::Aborted)
     }
 
     /// Ends a step: receivers get ABORTED, values are dropped, and so ends every later use.

@@ -6,7 +6,14 @@ use futures::future::Either;
 use memory::Buf;
 use protocol::{Checksums, Code, Key, Scope, Source, Status, StepId, Value};
 
-use crate::{Tensor, lost::LostSteps, published::PublishedSet, steps::StepTable, table::TakenValue};
+use crate::{
+    Tensor,
+    held_value::HeldValue,
+    lost::LostSteps,
+    published::PublishedSet,
+    steps::StepTable,
+    table::{TakenValue, dropped},
+};
 
 /// What this worker has to give.
 #[derive(Debug)]
@@ -29,7 +36,11 @@ pub(crate) struct PeerValues {
 #[derive(Debug)]
 pub(crate) enum Taken {
     /// Out of a step's queue.
-    Step(TakenValue),
+    Step {
+        value: TakenValue,
+        /// Its bytes, if the value itself is in a device's memory.
+        on_host: Option<Tensor>,
+    },
     /// Shared: it stays published.
     Published(Tensor),
 }
@@ -37,7 +48,7 @@ pub(crate) enum Taken {
 impl Taken {
     pub(crate) fn tensor(&self) -> &Tensor {
         match self {
-            Self::Step(value) => &value.tensor,
+            Self::Step { value, on_host } => on_host.as_ref().unwrap_or(&value.value.tensor),
             Self::Published(tensor) => tensor,
         }
     }
@@ -104,10 +115,15 @@ impl Source for PeerValues {
         let take = || {
             let key = values.check_key(key)?;
             values.lost.status(step, &self.peer).map_or(Ok(()), Err)?;
-            Ok(values.steps.step(step)?.take(&key.table_key()))
+            Ok((values.steps.step(step)?.take(&key.table_key()), key))
         };
         match take() {
-            Ok(take) => Either::Right(async move { take.await.map(Taken::Step) }),
+            Ok((take, key)) => Either::Right(async move {
+                let mut held = HeldValue::new(take.await?);
+                held.bring_to_host(&key).await?;
+                let (value, on_host) = held.hand_on().ok_or_else(dropped)?;
+                Ok(Taken::Step { value, on_host })
+            }),
             Err(status) => Either::Left(futures::future::ready(Err(status))),
         }
     }
@@ -123,7 +139,7 @@ impl Source for PeerValues {
     }
 
     fn put_back(&self, taken: Taken) {
-        if let Taken::Step(value) = taken {
+        if let Taken::Step { value, .. } = taken {
             value.put_back();
         }
     }

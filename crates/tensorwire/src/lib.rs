@@ -32,7 +32,9 @@
 pub use memory::{Buf, BufMut, Joined, Limit, Mapping, MemoryError, Pool, PoolStats, UserMemory, copy};
 pub use protocol::{Code, Counters, DataType, DeviceName, Key, Metadata, Mode, Shape, Status};
 pub use rendezvous::{
-    ClusterSpec, Damage, Element, Filled, Peer, PeerInfo, PeerLoss, Published, ReceiveIntoError, Sharing,
-    Step, Tensor, TransferName, Validation, Worker, WorkerBuilder, WorkerError, control,
+    AllocatorAttributes, CancellationToken, ClusterSpec, Damage, Delivered, DeviceContext, DuplicatePolicy,
+    Element, Filled, IntraProcessRendezvous, LocalConfig, LocalRendezvous, Peer, PeerInfo, PeerLoss,
+    Published, Receive, ReceiveIntoError, RecvArgs, SendArgs, Sharing, SimpleRendezvous, Step, Tensor,
+    TransferName, Validation, Worker, WorkerBuilder, WorkerError, control,
 };
 pub use verbs_reactor::{FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait};

@@ -9,7 +9,7 @@ use protocol::{Mode, Sharing, Validation, wire::control::Parameters};
 use verbs_reactor::{Fabric, FabricKind, Runtime, Wait};
 
 use crate::{
-    ClusterSpec, Worker, WorkerError,
+    ClusterSpec, DuplicatePolicy, Worker, WorkerError,
     control::{ControlPlane, Secret},
     pools::LocalFabric,
     sessions::SessionCaps,
@@ -35,6 +35,7 @@ pub struct WorkerBuilder {
     wait: Wait,
     parameters: Parameters,
     values_max: usize,
+    duplicates: DuplicatePolicy,
     session_caps: SessionCaps,
     runtime: Option<Arc<dyn Runtime>>,
     control_runtime: Option<Arc<dyn Runtime>>,
@@ -87,6 +88,7 @@ impl WorkerBuilder {
                 validation: Validation::Off,
             },
             values_max: 1 << 20,
+            duplicates: DuplicatePolicy::default(),
             session_caps: SessionCaps { in_all: 1024, of_a_peer: 8 },
             runtime: None,
             control_runtime: None,
@@ -269,6 +271,14 @@ impl WorkerBuilder {
     #[must_use]
     pub fn values_max(mut self, values: usize) -> Self {
         self.values_max = values;
+        self
+    }
+
+    /// What a second send or receive of a key of a step means here: of values that are sent on this worker, also where
+    /// peers receive them. Default [`DuplicatePolicy::Queue`].
+    #[must_use]
+    pub fn duplicates(mut self, policy: DuplicatePolicy) -> Self {
+        self.duplicates = policy;
         self
     }
 

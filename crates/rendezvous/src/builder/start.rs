@@ -50,7 +50,7 @@ impl WorkerBuilder {
         let values = Arc::new(Values {
             worker: self.name.clone(),
             incarnation,
-            steps: StepTable::new(self.values_max),
+            steps: StepTable::new(self.values_max, self.duplicates),
             published: PublishedSet::new(),
             lost: LostSteps::default(),
         });
