@@ -216,12 +216,21 @@ pub enum WorkerError {
         /// Its answer.
         status: Status,
     },
-    /// This end cannot receive it: no memory, or a limit that was exceeded (RESOURCE_EXHAUSTED).
+    /// This end cannot receive it: no memory, or a limit that was exceeded (RESOURCE_EXHAUSTED), or a device that it
+    /// can't be copied from or to (the device context's status, or INVALID_ARGUMENT).
     #[error("receiving {transfer}: {status}")]
     Local {
         /// The transfer.
         transfer: Box<TransferName>,
-        /// What is exhausted.
+        /// What is exhausted or cannot be done.
+        status: Status,
+    },
+    /// The receive's own token was cancelled before a value came. The status is marked as derived.
+    #[error("receiving {transfer}: {status}")]
+    Cancelled {
+        /// The transfer.
+        transfer: Box<TransferName>,
+        /// CANCELLED.
         status: Status,
     },
     /// The value does not go into the buffer that was given for it. It is not lost: the next receive of its key gets it.
@@ -314,9 +323,10 @@ impl WorkerError {
     /// What kind of failure it is, in gRPC's terms: that of the status it carries, if it carries one.
     pub fn code(&self) -> Code {
         match self {
-            Self::Aborted { status, .. } | Self::Remote { status, .. } | Self::Local { status, .. } => {
-                status.code
-            }
+            Self::Aborted { status, .. }
+            | Self::Cancelled { status, .. }
+            | Self::Remote { status, .. }
+            | Self::Local { status, .. } => status.code,
             Self::Config { .. }
             | Self::Cluster(_)
             | Self::BadKey { .. }
@@ -338,9 +348,10 @@ impl WorkerError {
     /// Whether it only follows from another failure, which somebody else was told.
     pub fn is_derived(&self) -> bool {
         match self {
-            Self::Aborted { status, .. } | Self::Remote { status, .. } | Self::Local { status, .. } => {
-                status.is_derived()
-            }
+            Self::Aborted { status, .. }
+            | Self::Cancelled { status, .. }
+            | Self::Remote { status, .. }
+            | Self::Local { status, .. } => status.is_derived(),
             Self::PeerLost { loss, .. } => *loss == PeerLoss::StepBroken,
             _ => false,
         }
