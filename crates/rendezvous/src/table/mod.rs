@@ -84,7 +84,11 @@ fn duplicated(what: &str, key: &str) -> Status {
 /// Why a value was not accepted.
 #[derive(Debug)]
 pub(crate) enum SendRefused {
-    Full { waiting: usize },
+    /// So many values wait already, of so many that may.
+    Full {
+        waiting: usize,
+        cap: usize,
+    },
     Aborted(Status),
 }
 
