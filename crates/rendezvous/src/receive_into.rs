@@ -105,7 +105,7 @@ impl Target {
         target
     }
 
-    fn fits(&self, metadata: &Metadata) -> bool {
+    pub(crate) fn fits(&self, metadata: &Metadata) -> bool {
         metadata.dtype == self.dtype && metadata.byte_length <= self.length as u64
     }
 
@@ -226,8 +226,13 @@ impl Target {
     }
 
     /// The buffer, if it is here.
-    fn take(&self) -> Option<BufMut> {
+    pub(crate) fn take(&self) -> Option<BufMut> {
         self.lock().buffer.take()
+    }
+
+    /// Back here, where the user looks for it.
+    pub(crate) fn give_back(&self, buffer: BufMut) {
+        self.lock().buffer = Some(buffer);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
