@@ -260,9 +260,3 @@ impl Peer {
         self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
-
-/// One spelling per address: without scheme and surrounding space.
-pub(crate) fn normalise_address(address: &str) -> String {
-    let address = address.trim();
-    address.strip_prefix("http://").unwrap_or(address).trim_end_matches('/').to_owned()
-}

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     pin::pin,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::Poll,
 };
 
@@ -16,11 +16,11 @@ use verbs_reactor::RemoteRegion;
 
 use crate::{
     Peer, Step, Tensor, Worker, WorkerError,
+    control::HeldArrival,
     error::TransferName,
     fabric_channel::{FabricChannel, Lent, ReceiveAllocator, ended},
     import::others_turn,
     step::{HeldTensor, Receiving},
-    table::TakenValue,
 };
 
 /// Copied at a time, before other tasks get their turn.
@@ -136,14 +136,21 @@ impl Target {
 
     /// Brings a value that has come into the buffer, if it is not there yet. What does not fit is not lost.
     pub(crate) async fn fill_held(
-        &self,
+        self: &Arc<Self>,
         transfer: &TransferName,
         held: &mut HeldTensor,
         pool: &Pool,
     ) -> Result<Filled, WorkerError> {
         match held {
             HeldTensor::Peers(held) => self.fill(transfer, held, pool).await,
-            HeldTensor::Own(taken) => self.fill_with(transfer, taken).await,
+            HeldTensor::Grpc(held) => self.fill_arrived(transfer, held).await,
+            HeldTensor::Own(Some(taken)) => {
+                let tensor = taken.tensor.clone();
+                let filled = self.fill_with(transfer, tensor.metadata(), tensor.bytes()).await?;
+                held.consumed();
+                Ok(filled)
+            }
+            HeldTensor::Own(None) => Err(handed_out()),
         }
     }
 
@@ -153,8 +160,7 @@ impl Target {
         held: &mut Held<FabricChannel>,
         pool: &Pool,
     ) -> Result<Filled, WorkerError> {
-        let gone = || WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() };
-        let Received { metadata, lent, .. } = held.get().ok_or_else(gone)?;
+        let Received { metadata, lent, .. } = held.get().ok_or_else(handed_out)?;
         if !self.fits(metadata) {
             return Err(self.refusal(transfer, metadata));
         }
@@ -165,7 +171,7 @@ impl Target {
             // It lies in the buffer; or in that of an earlier receive, whose value this one got while its own buffer
             // was with the peer, where it goes back to its pool.
             let Some(Lent::Granted { granted, .. }) = held.take().and_then(|received| received.lent) else {
-                return Err(gone());
+                return Err(handed_out());
             };
             return Ok(Filled { metadata, buffer: granted.end(GrantEnd::Content)? });
         }
@@ -175,33 +181,45 @@ impl Target {
             self.lock().buffer = Some(instead);
         }
         self.copy(&metadata, |offset, into| read(lent.as_ref(), offset, into)).await?;
-        let buffer = self.take().ok_or_else(gone)?;
+        let buffer = self.take().ok_or_else(handed_out)?;
         if let Some(lent) = held.take().and_then(|received| received.lent) {
             drop(lent.received()?);
         }
         Ok(Filled { metadata, buffer })
     }
 
-    /// As [`fill`](Self::fill), with a value of this worker's own.
+    /// As [`fill`](Self::fill), with a value that came over gRPC.
+    async fn fill_arrived(
+        self: &Arc<Self>,
+        transfer: &TransferName,
+        held: &mut HeldArrival,
+    ) -> Result<Filled, WorkerError> {
+        let arrived = held.get_mut().ok_or_else(handed_out)?;
+        let metadata = arrived.metadata.clone();
+        let filled = match arrived.buffer_of(self) {
+            Some(buffer) => Filled { metadata, buffer },
+            None => self.fill_with(transfer, &metadata, arrived.bytes()).await?,
+        };
+        drop(held.take());
+        Ok(filled)
+    }
+
+    /// As [`fill`](Self::fill), with a value whose bytes are elsewhere in this process.
     async fn fill_with(
         &self,
         transfer: &TransferName,
-        taken: &mut Option<TakenValue>,
+        metadata: &Metadata,
+        bytes: &[u8],
     ) -> Result<Filled, WorkerError> {
-        let problem = || WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() };
-        let tensor = taken.as_ref().map(|taken| taken.tensor.clone()).ok_or_else(problem)?;
-        let metadata = tensor.metadata();
         if !self.fits(metadata) {
             return Err(self.refusal(transfer, metadata));
         }
         self.copy(metadata, |offset, into| {
-            let from = tensor.bytes().get(offset..).unwrap_or_default();
-            copy_bytes(into, from, CopyReason::Local);
+            copy_bytes(into, bytes.get(offset..).unwrap_or_default(), CopyReason::Local);
             Ok(())
         })
         .await?;
-        let buffer = self.take().ok_or_else(problem)?;
-        drop(taken.take());
+        let buffer = self.take().ok_or_else(handed_out)?;
         Ok(Filled { metadata: metadata.clone(), buffer })
     }
 
@@ -238,6 +256,10 @@ impl Target {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn handed_out() -> WorkerError {
+    WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() }
 }
 
 /// Copies bytes of a value that has come.
@@ -359,11 +381,12 @@ impl Worker {
         dtype: DataType,
         buffer: BufMut,
     ) -> Result<Filled, ReceiveIntoError> {
-        let target = Target::new(dtype, buffer);
+        let target = Arc::new(Target::new(dtype, buffer));
         let transfer = TransferName { peer: peer.name().to_owned(), key: name.to_owned(), step: None };
         let fetched = async {
             let connection = peer.connected(&self.node).await?;
-            let mut held = connection.receive_into(Scope::Published, &transfer, &target).await?;
+            let mut held =
+                connection.receive_into(Scope::Published, &transfer, &target, self.node.limit).await?;
             target.fill_held(&transfer, &mut held, &self.node.pools.receive).await
         };
         let what = || format!("fetching {transfer}");
@@ -393,13 +416,13 @@ impl Step {
         dtype: DataType,
         buffer: BufMut,
     ) -> Result<Filled, ReceiveIntoError> {
-        let target = Target::new(dtype, buffer);
+        let target = Arc::new(Target::new(dtype, buffer));
         let what = || format!("receiving `{key}` of step {}", self.id.0);
         let received = pin!(async {
             let peer = key.source_device().worker().unwrap_or_default();
             let transfer = TransferName { peer, key: key.to_string(), step: Some(self.id.0) };
             let pool = &self.worker.node.pools.receive;
-            let mut held = self.receive_held(key, Receiving::Into(&target)).await?;
+            let mut held = self.receive_held(key, Receiving::Into(&target), self.worker.node.limit).await?;
             target.fill_held(&transfer, &mut held, pool).await
         });
         let filled = self.worker.within(self.worker.node.limit, what, received).await;

@@ -1,12 +1,13 @@
 //! How tensors move between this worker and one peer.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use protocol::{Counters, Manner, Scope, StepId};
 use verbs_reactor::{FabricKind, QueuePairStats};
 
 use crate::{
     Tensor, WorkerError,
+    control::{Arrived, GrpcRoute},
     data::DataConnection,
     error::{Lost, TransferName},
     receive_into::Target,
@@ -18,6 +19,8 @@ use crate::{
 pub(crate) enum Route {
     /// A queue pair with the protocol on it.
     Data(Arc<DataConnection>),
+    /// Calls on the control plane's port.
+    Grpc(Arc<GrpcRoute>),
 }
 
 impl Route {
@@ -25,6 +28,15 @@ impl Route {
     pub(crate) fn kind(&self) -> FabricKind {
         match self {
             Self::Data(connection) => connection.kind,
+            Self::Grpc(_) => FabricKind::Grpc,
+        }
+    }
+
+    /// The life of the peer that it leads to.
+    pub(crate) fn peer_incarnation(&self) -> u64 {
+        match self {
+            Self::Data(connection) => connection.peer_incarnation,
+            Self::Grpc(route) => route.peer_incarnation,
         }
     }
 
@@ -32,6 +44,7 @@ impl Route {
     pub(crate) fn data(&self) -> Option<&Arc<DataConnection>> {
         match self {
             Self::Data(connection) => Some(connection),
+            Self::Grpc(_) => None,
         }
     }
 
@@ -39,6 +52,7 @@ impl Route {
     pub(crate) fn is_over(&self) -> bool {
         match self {
             Self::Data(connection) => connection.is_over(),
+            Self::Grpc(route) => route.is_over(),
         }
     }
 
@@ -46,6 +60,7 @@ impl Route {
     pub(crate) fn has_ended(&self) -> bool {
         match self {
             Self::Data(connection) => connection.has_ended(),
+            Self::Grpc(route) => route.has_ended(),
         }
     }
 
@@ -53,6 +68,7 @@ impl Route {
     pub(crate) fn fail(&self, why: &Lost) {
         match self {
             Self::Data(connection) => connection.fail(why),
+            Self::Grpc(route) => route.fail(why),
         }
     }
 
@@ -60,6 +76,7 @@ impl Route {
     pub(crate) async fn close(&self, why: &Lost) {
         match self {
             Self::Data(connection) => connection.close(why).await,
+            Self::Grpc(route) => route.close(why),
         }
     }
 
@@ -67,6 +84,7 @@ impl Route {
     pub(crate) fn discard(&self, step: StepId) {
         match self {
             Self::Data(connection) => connection.protocol.discard(step),
+            Self::Grpc(route) => route.discard(step),
         }
     }
 
@@ -74,6 +92,7 @@ impl Route {
     pub(crate) fn stats(&self) -> QueuePairStats {
         match self {
             Self::Data(connection) => connection.queue_pair.stats(),
+            Self::Grpc(route) => route.stats(),
         }
     }
 
@@ -81,18 +100,25 @@ impl Route {
     pub(crate) fn counters(&self) -> Counters {
         match self {
             Self::Data(connection) => connection.protocol.counters(),
+            Self::Grpc(_) => Counters::default(),
         }
     }
 
-    /// Receives one value.
+    /// Receives one value. `limit` is told to the sender, where it can be; the caller keeps it.
     pub(crate) async fn receive(
         &self,
         scope: Scope,
         name: &TransferName,
         manner: Manner,
+        limit: Duration,
     ) -> Result<Tensor, WorkerError> {
         match self {
             Self::Data(connection) => connection.receive(scope, name, manner).await,
+            Self::Grpc(route) => {
+                let mut held = route.get(scope, name, None, limit).await?;
+                let gone = || WorkerError::InvalidTensor { problem: "no value".to_owned() };
+                held.take().map(Arrived::into_tensor).ok_or_else(gone)
+            }
         }
     }
 
@@ -102,11 +128,13 @@ impl Route {
         scope: Scope,
         name: &TransferName,
         manner: Manner,
+        limit: Duration,
     ) -> Result<HeldTensor, WorkerError> {
         match self {
             Self::Data(connection) => {
                 connection.receive_held(scope, name, manner).await.map(HeldTensor::Peers)
             }
+            Self::Grpc(route) => route.get(scope, name, None, limit).await.map(HeldTensor::Grpc),
         }
     }
 
@@ -115,12 +143,14 @@ impl Route {
         &self,
         scope: Scope,
         name: &TransferName,
-        target: &Target,
+        target: &Arc<Target>,
+        limit: Duration,
     ) -> Result<HeldTensor, WorkerError> {
         match self {
             Self::Data(connection) => {
                 connection.receive_into(scope, name, target).await.map(HeldTensor::Peers)
             }
+            Self::Grpc(route) => route.get(scope, name, Some(target), limit).await.map(HeldTensor::Grpc),
         }
     }
 }

@@ -1,27 +1,41 @@
 //! A step of a worker: what users send and receive in.
 
-use std::{pin::pin, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures::future::try_join_all;
 use protocol::{Held, Key, Manner, Scope, Sharing, Status, StepId};
 
 use crate::{
-    Tensor, Worker, WorkerError,
+    KeyEnd, Tensor, Worker, WorkerError,
+    control::{Arrived, HeldArrival},
     data::DataConnection,
     error::{PeerLoss, TransferName},
     fabric_channel::FabricChannel,
     receive_into::Target,
+    steps::StepRef,
     table::{SendRefused, TakenValue},
 };
 
 /// One step of this worker: sends and receives of different steps never mix.
+///
+/// [`Worker::step`] begins it. While a `Step` of it is kept, peers' requests wait in it for as long as their receivers
+/// like; a step that nobody keeps and that holds no value is forgotten, and a request for it waits for it to begin again
+/// ([`WorkerBuilder::step_init_timeout`](crate::WorkerBuilder::step_init_timeout)). Every step belongs to the one worker
+/// that it was begun with.
 #[derive(Debug, Clone)]
 pub struct Step {
     pub(crate) worker: Worker,
     pub(crate) id: StepId,
+    /// Or why it had been finished before.
+    live: Result<StepRef, Status>,
 }
 
 impl Step {
+    pub(crate) fn begin(worker: &Worker, id: StepId) -> Self {
+        let live = worker.node.values.steps.begin(id);
+        Self { worker: worker.clone(), id, live }
+    }
+
     /// Its number.
     pub fn id(&self) -> i64 {
         self.id.0
@@ -31,25 +45,21 @@ impl Step {
     /// value stays here until its receiver asks.
     ///
     /// # Errors
-    /// [`WorkerError::BadKey`] when the source is elsewhere, [`WorkerError::TableFull`],
-    /// [`WorkerError::Aborted`].
+    /// [`WorkerError::Aborted`] when the step is over, or the key names another life of this worker;
+    /// [`WorkerError::WrongWorker`] when the source is elsewhere; [`WorkerError::TableFull`].
     pub fn send(&self, key: &Key, tensor: Tensor) -> Result<(), WorkerError> {
-        if !self.worker.is_own(key.source_device())? {
-            let problem = format!(
-                "its source is not a device of {}; send on the worker that has it",
-                self.worker.name()
-            );
-            return Err(WorkerError::BadKey { key: key.to_string(), problem });
+        let step = self.live()?;
+        if !self.is_from_here(key)? {
+            return Err(self.wrong_worker(KeyEnd::Source, key));
         }
         let values = &self.worker.node.values;
         let receiver = if values.lost.is_empty() { None } else { key.destination_device().worker() };
         if let Some(status) = receiver.and_then(|receiver| values.lost.status(self.id, &receiver)) {
             return Err(self.aborted(status));
         }
-        let steps = &values.steps;
-        let step = steps.step(self.id).map_err(|status| self.aborted(status))?;
-        steps.send(&step, &key.table_key(), tensor.remember_checksums()).map_err(|refused| match refused {
-            SendRefused::Full { waiting } => WorkerError::TableFull { waiting },
+        let sent = values.steps.send(step, &key.table_key(), tensor.remember_checksums());
+        sent.map_err(|refused| match refused {
+            SendRefused::Full { waiting, cap } => WorkerError::TableFull { waiting, cap },
             SendRefused::Aborted(status) => self.aborted(status),
         })
     }
@@ -58,8 +68,9 @@ impl Step {
     /// a copy, when that is itself.
     ///
     /// # Errors
-    /// [`WorkerError::Remote`] with the sender's status, [`WorkerError::PeerLost`], [`WorkerError::Aborted`],
-    /// [`WorkerError::DeadlineExceeded`] after the worker's default timeout.
+    /// [`WorkerError::WrongWorker`] when the destination is not a device of this worker; [`WorkerError::Remote`] with
+    /// the sender's status, also when the key names another life of it; [`WorkerError::PeerLost`],
+    /// [`WorkerError::Aborted`], [`WorkerError::DeadlineExceeded`] after the worker's default timeout.
     ///
     /// # Cancel safety
     /// Cancel-safe: in a loop around `select!`, nothing is lost, doubled or out of order. Dropping the future gives
@@ -103,7 +114,8 @@ impl Step {
         limit: Duration,
     ) -> Result<Tensor, WorkerError> {
         let what = || format!("receiving `{key}` of step {}", self.id.0);
-        let received = pin!(async { self.receive_held(key, Receiving::As(manner)).await?.into_tensor() });
+        let received =
+            pin!(async { self.receive_held(key, Receiving::As(manner), limit).await?.into_tensor() });
         self.worker.within(limit, what, received).await
     }
 
@@ -127,7 +139,8 @@ impl Step {
                 }
             }
             let manner = Manner { sharing: self.worker.node.sharing, together: true };
-            try_join_all(keys.iter().map(|key| self.receive_held(key, Receiving::As(manner)))).await
+            let limit = self.worker.node.limit;
+            try_join_all(keys.iter().map(|key| self.receive_held(key, Receiving::As(manner), limit))).await
         });
         let held = self.worker.within(self.worker.node.limit, what, held).await?;
         held.into_iter().map(HeldTensor::into_tensor).collect()
@@ -137,39 +150,47 @@ impl Step {
     /// that peers have posted here get it as the sender's answer; those posted from here are given up, and their
     /// senders told.
     pub fn abort(&self, status: &Status) {
-        if let Ok(step) = self.worker.node.values.steps.step(self.id) {
+        if let Ok(step) = &self.live {
             step.abort(status);
         }
         self.worker.discard(self.id);
     }
 
+    /// `limit` is told to the sender, where it can be; the caller keeps it.
     pub(crate) async fn receive_held(
         &self,
         key: &Key,
         how: Receiving<'_>,
+        limit: Duration,
     ) -> Result<HeldTensor, WorkerError> {
-        if self.worker.is_own(key.source_device())? {
-            let step = self.worker.node.values.steps.step(self.id).map_err(|status| self.aborted(status))?;
+        let step = self.live()?;
+        if !self.worker.is_own(key.destination_device()) {
+            return Err(self.wrong_worker(KeyEnd::Destination, key));
+        }
+        if self.is_from_here(key)? {
             let taken = step.take(&key.table_key()).await.map_err(|status| self.aborted(status))?;
             return Ok(HeldTensor::Own(Some(taken)));
         }
-        let here = self.worker.node.values.steps.watch(self.id).map_err(|status| self.aborted(status))?;
-        let received = here.or_aborted(pin!(self.receive_from_peer(key, how))).await;
+        let received = step.or_aborted(pin!(self.receive_from_peer(key, how, limit))).await;
         received.map_err(|status| self.aborted(status))?
     }
 
-    async fn receive_from_peer(&self, key: &Key, how: Receiving<'_>) -> Result<HeldTensor, WorkerError> {
+    async fn receive_from_peer(
+        &self,
+        key: &Key,
+        how: Receiving<'_>,
+        limit: Duration,
+    ) -> Result<HeldTensor, WorkerError> {
         let source = key.source_device().worker().ok_or_else(|| WorkerError::BadKey {
             key: key.to_string(),
             problem: "its source names no worker: give job, replica and task".to_owned(),
         })?;
         let peer = self.worker.peer(&source)?;
         let connection = peer.connected(&self.worker.node).await?;
-        let incarnation = match key.incarnation() {
-            0 => peer.live_session().map_or(0, |session| session.peer.incarnation),
-            named => named,
+        let key = match key.incarnation() {
+            0 => key.with_incarnation(connection.peer_incarnation()).to_string(),
+            _ => key.to_string(),
         };
-        let key = key.with_incarnation(incarnation).to_string();
         let transfer = TransferName { peer: peer.name().to_owned(), key, step: Some(self.id.0) };
         if let Some(detail) = self.worker.node.values.lost.why(self.id, peer.name()) {
             let (loss, transport) = (PeerLoss::StepBroken, connection.kind().name());
@@ -177,9 +198,35 @@ impl Step {
         }
         let scope = Scope::Step(self.id);
         match how {
-            Receiving::As(manner) => connection.receive_held(scope, &transfer, manner).await,
-            Receiving::Into(target) => connection.receive_into(scope, &transfer, target).await,
+            Receiving::As(manner) => connection.receive_held(scope, &transfer, manner, limit).await,
+            Receiving::Into(target) => connection.receive_into(scope, &transfer, target, limit).await,
         }
+    }
+
+    /// What holds its queues, unless it is over.
+    fn live(&self) -> Result<&StepRef, WorkerError> {
+        let step = self.live.as_ref().map_err(|status| self.aborted(status.clone()))?;
+        step.aborted().map_or(Ok(step), |status| Err(self.aborted(status)))
+    }
+
+    /// Whether the source of `key` is a device of this worker, or not named, which means the same.
+    ///
+    /// # Errors
+    /// The key names another life of this worker.
+    fn is_from_here(&self, key: &Key) -> Result<bool, WorkerError> {
+        if key.source().is_empty() {
+            return Ok(true);
+        }
+        let own = self.worker.is_own(key.source_device());
+        if own && key.incarnation() != 0 {
+            let checked = self.worker.node.values.check_incarnation(key);
+            checked.map_err(|status| self.aborted(status))?;
+        }
+        Ok(own)
+    }
+
+    fn wrong_worker(&self, end: KeyEnd, key: &Key) -> WorkerError {
+        WorkerError::WrongWorker { end, key: key.to_string(), worker: self.worker.name().to_owned() }
     }
 
     fn aborted(&self, status: Status) -> WorkerError {
@@ -193,7 +240,7 @@ pub(crate) enum Receiving<'target> {
     /// As a tensor.
     As(Manner),
     /// Into the user's buffer.
-    Into(&'target Target),
+    Into(&'target Arc<Target>),
 }
 
 /// A value that is not handed out yet. Dropping it gives it to the next receive of its key.
@@ -202,14 +249,24 @@ pub(crate) enum HeldTensor {
     Own(Option<TakenValue>),
     /// Of a peer.
     Peers(Held<FabricChannel>),
+    /// Of a peer, over gRPC.
+    Grpc(HeldArrival),
 }
 
 impl HeldTensor {
-    fn into_tensor(mut self) -> Result<Tensor, WorkerError> {
+    pub(crate) fn into_tensor(mut self) -> Result<Tensor, WorkerError> {
         let gone = || WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() };
         match &mut self {
             Self::Own(taken) => taken.take().map(|taken| taken.tensor).ok_or_else(gone),
             Self::Peers(held) => DataConnection::tensor(held.take().ok_or_else(gone)?),
+            Self::Grpc(held) => held.take().map(Arrived::into_tensor).ok_or_else(gone),
+        }
+    }
+
+    /// It was handed out.
+    pub(crate) fn consumed(&mut self) {
+        if let Self::Own(taken) = self {
+            drop(taken.take());
         }
     }
 }

@@ -32,7 +32,8 @@
 pub use memory::{Buf, BufMut, Joined, Limit, Mapping, MemoryError, Pool, PoolStats, UserMemory, copy};
 pub use protocol::{Code, Counters, DataType, DeviceName, Key, Metadata, Mode, Shape, Status};
 pub use rendezvous::{
-    ClusterSpec, Damage, Element, Filled, Peer, PeerInfo, PeerLoss, Published, ReceiveIntoError, Sharing,
-    Step, Tensor, TransferName, Validation, Worker, WorkerBuilder, WorkerError, control,
+    ClusterError, ClusterSpec, Damage, Element, Filled, Peer, PeerInfo, PeerLoss, Published,
+    ReceiveIntoError, Sharing, Step, TF_CONFIG, Tensor, TfConfig, TransferName, Validation, Worker,
+    WorkerBuilder, WorkerError, control,
 };
 pub use verbs_reactor::{FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait};

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use protocol::wire::WireError;
+use protocol::{DeviceName, wire::WireError};
 use tokio::sync::watch;
 use verbs_reactor::{
     Fabric, FabricError, FabricKind, Runtime, TokioRuntime,
@@ -20,18 +20,19 @@ use crate::{
         ControlPlane, GrpcConfig, GrpcPlane, Secret,
         secret::{read_secret_file, secret_from_environment},
     },
+    grpc_set_up::GrpcOffer,
     lost::LostSteps,
     node::{Node, Peers},
     pools::{LocalFabric, PoolCaps, Pools},
     published::PublishedSet,
     sessions::SessionCounts,
-    table::StepTable,
+    steps::StepTable,
     values::{Values, worker_device},
 };
 
 impl WorkerBuilder {
     pub(super) async fn start_within_limits(self) -> Result<Worker, WorkerError> {
-        self.check_settings()?;
+        let device = self.check_settings()?;
         let runtime = self.pick_runtime()?;
         let secret = self.pick_secret()?;
         let caps = PoolCaps {
@@ -42,15 +43,18 @@ impl WorkerBuilder {
             block_bytes: self.block_bytes,
         };
         let pools = Pools::new(caps, self.observer.as_ref())?;
-        let OpenedFabrics { usable: fabrics, unavailable } = self.open_fabrics(&runtime, &pools)?;
+        let mut opened = self.open_fabrics(&runtime, &pools)?;
         let (control, accept_secret) = self.pick_control(secret.clone()).await?;
+        let grpc = self.pick_grpc(&*control, &mut opened)?;
+        let OpenedFabrics { usable: fabrics, unavailable, .. } = opened;
         let incarnation = runtime.random();
         let own = self.control_runtime.or_else(|| control.runtime());
         let control_runtime = own.unwrap_or_else(|| runtime.clone());
         let values = Arc::new(Values {
             worker: self.name.clone(),
+            device,
             incarnation,
-            steps: StepTable::new(self.values_max),
+            steps: StepTable::new(&self.name, self.step_limits, runtime.clone()),
             published: PublishedSet::new(),
             lost: LostSteps::default(),
         });
@@ -64,6 +68,7 @@ impl WorkerBuilder {
             secret,
             accept_secret,
             fabrics,
+            grpc,
             unavailable,
             pools,
             values,
@@ -83,8 +88,10 @@ impl WorkerBuilder {
         Ok(Worker::new(node))
     }
 
-    fn check_settings(&self) -> Result<(), WorkerError> {
-        worker_device(&self.name).map_err(|status| config("name", &self.name, &status.message))?;
+    /// Gives the worker's name, parsed.
+    fn check_settings(&self) -> Result<DeviceName, WorkerError> {
+        let device = worker_device(&self.name);
+        let device = device.map_err(|status| config("name", &self.name, &status.message))?;
         self.parameters.check().map_err(|problem| match problem {
             WireError::OutOfRange { field, value, minimum, maximum } => {
                 config(field, &value.to_string(), &format!("use {minimum} to {maximum}"))
@@ -107,7 +114,17 @@ impl WorkerBuilder {
                 self.session_caps.of_a_peer == 0,
                 "no peer could be talked to: use at least 1",
             ),
-            ("values_max", self.values_max == 0, "nothing could be sent: use at least 1"),
+            ("values_max", self.step_limits.values_max == 0, "nothing could be sent: use at least 1"),
+            (
+                "deferred_steps_max",
+                self.step_limits.deferred_steps_max == 0,
+                "no receiver could ask before its sender has begun the step: use at least 1",
+            ),
+            (
+                "step_init_timeout",
+                self.step_limits.init_timeout.is_zero(),
+                "no receiver could ask before its sender has begun the step: use the longest wait you accept",
+            ),
             (
                 "block_bytes",
                 self.block_bytes == 0,
@@ -123,10 +140,11 @@ impl WorkerBuilder {
         if let Some((field, _, remedy)) = needed.into_iter().find(|(_, is_zero, _)| *is_zero) {
             return Err(config(field, "0", remedy));
         }
+        self.cluster.check()?;
         if self.fabrics.is_empty() && self.local_fabrics.is_none() {
-            return Err(config("fabrics", "none", "no tensor could move: name shm, tcp or both"));
+            return Err(config("fabrics", "none", "no tensor could move: name some of shm, tcp and grpc"));
         }
-        Ok(())
+        Ok(device)
     }
 
     fn pick_runtime(&self) -> Result<Arc<dyn Runtime>, WorkerError> {
@@ -170,10 +188,14 @@ impl WorkerBuilder {
     fn open_fabrics(&self, runtime: &Arc<dyn Runtime>, pools: &Pools) -> Result<OpenedFabrics, WorkerError> {
         if let Some(own) = &self.local_fabrics {
             let opened = own.iter().map(|fabric| LocalFabric::open(&**fabric, pools));
-            return Ok(OpenedFabrics { usable: opened.collect::<Result<_, _>>()?, unavailable: Vec::new() });
+            return Ok(OpenedFabrics { usable: opened.collect::<Result<_, _>>()?, ..Default::default() });
         }
         let mut fabrics = OpenedFabrics::default();
         for &kind in &self.fabrics {
+            if kind == FabricKind::Grpc {
+                fabrics.grpc_place = Some(fabrics.usable.len());
+                continue;
+            }
             match self.built_in(kind, runtime).and_then(|fabric| LocalFabric::open(&*fabric, pools)) {
                 Ok(fabric) => fabrics.usable.push(fabric),
                 Err(error) if self.required => return Err(error),
@@ -186,6 +208,25 @@ impl WorkerBuilder {
         Ok(fabrics)
     }
 
+    /// Whether tensors may move over the control plane's own calls.
+    fn pick_grpc(
+        &self,
+        control: &dyn ControlPlane,
+        fabrics: &mut OpenedFabrics,
+    ) -> Result<Option<GrpcOffer>, WorkerError> {
+        let Some(place) = fabrics.grpc_place else { return Ok(None) };
+        if let Some(calls) = control.tensor_calls() {
+            return Ok(Some(GrpcOffer { calls, place }));
+        }
+        let what = "be used: the control plane that was given carries no tensors; use a GrpcPlane";
+        let error = FabricError::Unsupported { kind: FabricKind::Grpc, what };
+        if self.required {
+            return Err(error.into());
+        }
+        fabrics.unavailable.push((FabricKind::Grpc, error.to_string()));
+        Ok(None)
+    }
+
     fn built_in(&self, kind: FabricKind, runtime: &Arc<dyn Runtime>) -> Result<Arc<dyn Fabric>, WorkerError> {
         match kind {
             FabricKind::Shm => Ok(Arc::new(ShmFabric::new(runtime.clone())?.with_wait(self.wait))),
@@ -196,10 +237,11 @@ impl WorkerBuilder {
                 let config = TcpConfig { bind: ip, ..TcpConfig::default() };
                 Ok(Arc::new(TcpFabric::new(runtime.clone(), config).with_wait(self.wait)))
             }
-            other => {
-                Err(FabricError::Unsupported { kind: other, what: "be used by a worker yet: use shm or tcp" }
-                    .into())
+            other => Err(FabricError::Unsupported {
+                kind: other,
+                what: "be used by a worker yet: use shm, tcp or grpc",
             }
+            .into()),
         }
     }
 }

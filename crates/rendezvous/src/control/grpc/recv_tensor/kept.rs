@@ -57,6 +57,11 @@ impl Kept {
         Begin::Ask(self.next_order)
     }
 
+    /// Whether a receive of the key was begun and has neither ended nor been discarded with its step.
+    pub(super) fn is_awaited(&self, key: &StepKey) -> bool {
+        self.entries.get(key).is_some_and(|entry| entry.outstanding > 0)
+    }
+
     /// The next value that is here already.
     pub(super) fn take(&mut self, key: &StepKey) -> Option<(u64, Arrived)> {
         let value = self.entries.get_mut(key)?.values.pop_front();

@@ -23,7 +23,7 @@ use super::{
     served::Served,
 };
 use crate::{
-    Tensor, WorkerError,
+    WorkerError,
     control::grpc::door::Guest,
     data::unless,
     error::{Lost, TransferName},
@@ -43,6 +43,8 @@ pub(crate) struct RouteEnds {
     /// Where values land.
     pub(crate) pool: Pool,
     pub(crate) peer: String,
+    /// The life of the peer that it leads to.
+    pub(crate) incarnation: u64,
     /// Where the peer's control plane listens, if it is known.
     pub(crate) address: Option<String>,
     /// What the peer's calls present, and what its plane wants to see.
@@ -57,6 +59,7 @@ pub(crate) struct RouteEnds {
 #[derive(Debug)]
 pub(crate) struct GrpcRoute {
     me: Weak<Self>,
+    pub(crate) peer_incarnation: u64,
     calls: Arc<TensorCalls>,
     pub(super) values: Arc<PeerValues>,
     runtime: Arc<dyn Runtime>,
@@ -96,8 +99,9 @@ impl GrpcRoute {
         let receives = ends.agreed.requests_max.min(RECEIVES_MAX);
         let route = Arc::new_cyclic(|me| Self {
             me: me.clone(),
+            peer_incarnation: ends.incarnation,
             calls: ends.calls,
-            values: Arc::new(PeerValues { values: ends.values, peer: ends.peer }),
+            values: Arc::new(PeerValues::new(&ends.values, &ends.peer)),
             runtime: ends.runtime,
             pool: ends.pool,
             address: ends.address,
@@ -204,10 +208,6 @@ impl GrpcRoute {
         self.end_soon("the peer closed its connection".to_owned());
     }
 
-    pub(super) fn calls(&self) -> &TensorCalls {
-        &self.calls
-    }
-
     pub(super) fn validation(&self) -> Validation {
         self.validation
     }
@@ -306,19 +306,14 @@ pub(crate) struct HeldArrival {
 }
 
 impl HeldArrival {
-    /// The value.
-    pub(crate) fn get(&self) -> Option<&Arrived> {
-        self.value.as_ref()
+    /// The value, which stays here.
+    pub(crate) fn get_mut(&mut self) -> Option<&mut Arrived> {
+        self.value.as_mut()
     }
 
     /// Hands it out.
     pub(crate) fn take(&mut self) -> Option<Arrived> {
         self.value.take()
-    }
-
-    /// Hands it out as a tensor.
-    pub(crate) fn into_tensor(mut self) -> Option<Tensor> {
-        self.take().map(Arrived::into_tensor)
     }
 }
 

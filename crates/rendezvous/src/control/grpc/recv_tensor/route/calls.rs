@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::future::{Either, join, select};
-use protocol::{Code, Damage, Status, StepId, TransferError, limits::NAME_BYTES_MAX};
+use protocol::{Code, Damage, Scope, Status, StepId, TransferError, limits::NAME_BYTES_MAX};
 use tokio::sync::OwnedSemaphorePermit;
 use verbs_reactor::BoxFuture;
 
@@ -38,11 +38,28 @@ const GRACE: Duration = Duration::from_secs(1);
 type Outcome = Result<Arrived, Fault>;
 
 impl GrpcRoute {
+    /// What the transfer names, into `target` if there is one and it fits. The sender is told the `limit`.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
+    pub(crate) async fn get(
+        self: &Arc<Self>,
+        scope: Scope,
+        transfer: &TransferName,
+        target: Option<&Arc<Target>>,
+        limit: Duration,
+    ) -> Result<HeldArrival, WorkerError> {
+        match scope {
+            Scope::Step(step) => self.receive(step, transfer, target, limit).await,
+            Scope::Published => self.fetch(transfer, target, limit).await,
+        }
+    }
+
     /// The tensor that the peer has published under the transfer's name.
     ///
     /// # Cancel safety
     /// Cancel-safe: the call is reset, and the tensor stays published.
-    pub(crate) async fn fetch(
+    async fn fetch(
         self: &Arc<Self>,
         transfer: &TransferName,
         target: Option<&Arc<Target>>,
@@ -70,12 +87,12 @@ impl GrpcRoute {
         }
     }
 
-    /// The next value of the transfer's key in `step`. `is_wanted` is asked before the request goes out.
+    /// The next value of the transfer's key in `step`.
     ///
     /// # Cancel safety
     /// Cancel-safe: a value that the sender has not sent stays there in its place, one that was sent is kept for the
     /// next receive of the key.
-    pub(crate) async fn receive(
+    async fn receive(
         self: &Arc<Self>,
         step: StepId,
         transfer: &TransferName,
@@ -189,7 +206,7 @@ impl GrpcRoute {
 
     /// Asks for a value of a step, in pieces if it is too large for one message.
     async fn ask(self: Arc<Self>, sent: Arc<Sent>, key: StepKey, limit: Duration, place: Place) -> Outcome {
-        let (StepId(step_id), rendezvous_key) = key;
+        let (StepId(step_id), rendezvous_key) = key.clone();
         let asked = |id: u64| {
             Once::new(&RecvTensorRequest {
                 step_id,
@@ -200,6 +217,10 @@ impl GrpcRoute {
         };
         // Before it counts as sent, so that nothing goes out for a receive that is given up while this waits.
         self.caller().await.map_err(|error| Fault::Unreachable(Box::new(error)))?;
+        if !self.kept().is_awaited(&key) {
+            // The step ended meanwhile: whoever awaits this is about to be told.
+            return std::future::pending().await;
+        }
         let id = sent.next(&self);
         match self.clone().exchange(path::RECV, asked(id), limit, place.clone()).await {
             Err(Fault::Answered(status)) if status.metadata().contains_key(PIECES) => {}
