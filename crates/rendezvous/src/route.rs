@@ -100,7 +100,7 @@ impl Route {
     pub(crate) fn counters(&self) -> Counters {
         match self {
             Self::Data(connection) => connection.protocol.counters(),
-            Self::Grpc(_) => Counters::default(),
+            Self::Grpc(route) => route.counters(),
         }
     }
 

@@ -169,7 +169,7 @@ async fn too_late(kind: FabricKind) {
 fn values_land_in_the_users_buffer_and_what_does_not_fit_is_not_lost() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let all = async {
-        for kind in [FabricKind::Shm, FabricKind::Tcp] {
+        for kind in [FabricKind::Shm, FabricKind::Tcp, FabricKind::Grpc] {
             for validation in [Validation::Off, Validation::Xxh3] {
                 let two = Two::start(kind, validation).await;
                 published(&two, validation.is_on()).await;

@@ -15,7 +15,7 @@ const CLIENT_CPU: &str = "/job:worker/replica:0/task:0/device:CPU:0";
 
 /// Runs `test` with a watchdog, once per fabric.
 fn on_each_fabric<F: Future<Output = ()>>(test: impl Fn(FabricKind) -> F) {
-    for kind in [FabricKind::Shm, FabricKind::Tcp] {
+    for kind in [FabricKind::Shm, FabricKind::Tcp, FabricKind::Grpc] {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
         let ended =

@@ -16,7 +16,7 @@ use tonic::{
 
 use super::{
     messages::{Dim, RecvTensorResponse, TensorOptions, TensorProto, TensorShapeProto},
-    served::InService,
+    served::{Counts, InService},
     status::PIECES,
 };
 use crate::{Tensor, values::Taken};
@@ -166,7 +166,7 @@ impl Body for Answer {
         }
         let cancelled = this.offered.service.is_cancelled();
         if !cancelled && let Some(bytes) = this.next() {
-            this.offered.service.count(bytes.len());
+            Counts::add(&this.offered.service.counts().bytes, bytes.len());
             return Poll::Ready(Some(Ok(hyper::body::Frame::data(bytes))));
         }
         this.is_done = true;
@@ -175,6 +175,7 @@ impl Body for Answer {
             super::served::given_up()
         } else {
             this.offered.delivered();
+            Counts::add(&this.offered.service.counts().contents, 1);
             Status::new(tonic::Code::Ok, "")
         };
         let mut trailers = HeaderMap::new();

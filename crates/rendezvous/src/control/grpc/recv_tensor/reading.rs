@@ -450,8 +450,11 @@ impl Coming {
 
     async fn finish(mut self, place: &Place) -> Result<Arrived, Fault> {
         let content = match self.content.take() {
-            Some(content) => content,
-            None => Content::new(self.metadata(0)?, place).await?,
+            Some(content) if !self.is_dead => content,
+            Some(content) if content.metadata.dtype.is_plain() => {
+                return Err(misbehaved("a dead value has content"));
+            }
+            _ => Content::new(self.metadata(0)?, place).await?,
         };
         if !content.is_full() {
             return Err(misbehaved("the answer has less content than its type and shape say"));

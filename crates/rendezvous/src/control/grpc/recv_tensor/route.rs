@@ -10,7 +10,7 @@ use std::{
 };
 
 use memory::Pool;
-use protocol::{Agreed, StepId, Validation};
+use protocol::{Agreed, Counters, StepId, Validation};
 use tokio::sync::{Notify, OnceCell, Semaphore, oneshot, watch};
 use tonic::codegen::http::HeaderValue;
 use verbs_reactor::{QueuePairStats, Runtime, timeout};
@@ -20,7 +20,7 @@ use super::{
     client::{self, Caller},
     digest,
     kept::Kept,
-    served::Served,
+    served::{Counts, Served},
 };
 use crate::{
     WorkerError,
@@ -87,8 +87,8 @@ pub(crate) struct GrpcRoute {
     is_noted: AtomicBool,
     /// Ends the connection of this end.
     stop: watch::Sender<bool>,
-    arrived: AtomicU64,
-    bytes_received: AtomicU64,
+    /// What was asked for here.
+    asked: Counts,
 }
 
 impl GrpcRoute {
@@ -121,8 +121,7 @@ impl GrpcRoute {
             ended: Mutex::new(false),
             is_noted: AtomicBool::new(false),
             stop: watch::Sender::new(false),
-            arrived: AtomicU64::new(0),
-            bytes_received: AtomicU64::new(0),
+            asked: Counts::default(),
         });
         route.calls.admit(own_token, &route);
         Some(route)
@@ -186,10 +185,24 @@ impl GrpcRoute {
     /// What came and went.
     pub(crate) fn stats(&self) -> QueuePairStats {
         let mut stats = QueuePairStats::default();
-        stats.arrivals = self.arrived.load(Ordering::Relaxed);
-        stats.bytes_received = self.bytes_received.load(Ordering::Relaxed);
-        stats.bytes_sent = self.served.bytes();
+        let served = &self.served.counts;
+        stats.operations = served.contents.load(Ordering::Relaxed);
+        stats.bytes_sent = served.bytes.load(Ordering::Relaxed);
+        stats.arrivals = self.asked.contents.load(Ordering::Relaxed);
+        stats.bytes_received = self.asked.bytes.load(Ordering::Relaxed);
         stats
+    }
+
+    /// What of it has a name in the protocol.
+    pub(crate) fn counters(&self) -> Counters {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let mut counters = Counters::default();
+        counters.sent.tensor_request = read(&self.asked.asked);
+        counters.sent.cancel = read(&self.asked.cancelled);
+        counters.received.tensor_request = read(&self.served.counts.asked);
+        counters.received.cancel = read(&self.served.counts.cancelled);
+        counters.contents_sent = read(&self.served.counts.contents);
+        counters
     }
 
     /// The peer's calls come by `guest`, too; false if it has too many connections.

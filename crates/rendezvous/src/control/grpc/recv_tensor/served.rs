@@ -26,7 +26,26 @@ use crate::values::PeerValues;
 #[derive(Debug, Default)]
 pub(super) struct Served {
     calls: Mutex<Vec<Arc<Call>>>,
-    bytes: AtomicU64,
+    pub(super) counts: Counts,
+}
+
+/// What was done so far.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    /// Requests.
+    pub(super) asked: AtomicU64,
+    /// Requests that were given up.
+    pub(super) cancelled: AtomicU64,
+    /// Values.
+    pub(super) contents: AtomicU64,
+    /// Their bytes; of answers, with headers.
+    pub(super) bytes: AtomicU64,
+}
+
+impl Counts {
+    pub(super) fn add(counter: &AtomicU64, more: usize) {
+        counter.fetch_add(more as u64, Ordering::Relaxed);
+    }
 }
 
 #[derive(Debug)]
@@ -43,19 +62,21 @@ impl Served {
     pub(super) fn cancel(&self, id: u64) -> bool {
         let call = self.lock().iter().find(|call| call.id == id).cloned();
         let Some(call) = call else { return false };
+        Counts::add(&self.counts.cancelled, 1);
         call.is_cancelled.store(true, Ordering::Release);
         call.waker.wake();
         true
     }
 
+    /// How many calls are being answered.
+    #[cfg(test)]
+    pub(super) fn unanswered(&self) -> usize {
+        self.lock().len()
+    }
+
     /// Steps whose values may be under way.
     pub(super) fn steps(&self) -> Vec<StepId> {
         self.lock().iter().filter_map(|call| call.step).collect()
-    }
-
-    /// Bytes sent.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Call>>> {
@@ -89,6 +110,7 @@ impl InService {
         }
         calls.push(call.clone());
         drop(calls);
+        Counts::add(&route.served.counts.asked, 1);
         Ok(Self { route: route.clone(), call })
     }
 
@@ -105,9 +127,9 @@ impl InService {
         self.call.is_cancelled.load(Ordering::Acquire)
     }
 
-    /// `bytes` more were sent.
-    pub(super) fn count(&self, bytes: usize) {
-        self.route.served.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    /// What is sent.
+    pub(super) fn counts(&self) -> &Counts {
+        &self.route.served.counts
     }
 
     /// What `future` gives, unless the call is given up first.

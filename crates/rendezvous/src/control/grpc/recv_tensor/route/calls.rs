@@ -23,6 +23,7 @@ use crate::{
         kept::{Begin, StepKey},
         messages::{CancelRecvRequest, FetchTensorRequest, RecvTensorRequest},
         reading::{Fault, Place, Reader},
+        served::Counts,
         service::path,
         status::{PIECES, from_grpc},
     },
@@ -179,10 +180,11 @@ impl GrpcRoute {
         limit: Duration,
         place: Place,
     ) -> Outcome {
+        Counts::add(&self.asked.asked, 1);
         let body = self.call(path, message, Some(limit)).await?;
         let value = Reader::new(body).value(&place).await?;
-        self.arrived.fetch_add(1, Ordering::Relaxed);
-        self.bytes_received.fetch_add(value.bytes().len() as u64, Ordering::Relaxed);
+        Counts::add(&self.asked.contents, 1);
+        Counts::add(&self.asked.bytes, value.bytes().len());
         Ok(value)
     }
 
@@ -232,6 +234,7 @@ impl GrpcRoute {
 
     /// Gives a receive up whose request was sent. Whatever comes of it is known when its answer has ended.
     fn give_up(self: &Arc<Self>, key: StepKey, order: u64, sent: Arc<Sent>, call: Call) {
+        Counts::add(&self.asked.cancelled, 1);
         let route = self.clone();
         let resolving = async move {
             let cancel = CancelRecvRequest { request_id: sent.last().cast_signed() };
