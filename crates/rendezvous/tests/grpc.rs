@@ -383,7 +383,7 @@ fn s7_a_key_that_is_too_long_is_refused_here() {
             matches!(&refused, WorkerError::Local { status, .. } if status.code == Code::ResourceExhausted)
         );
         assert!(refused.to_string().contains("1024"), "{refused}");
-        let longest = two.key(&"e".repeat(1024 - two.key("").to_string().len()));
+        let longest = two.key(&"e".repeat(1025 - two.key("e").to_string().len()));
         let value = two.bytes(3);
         two.sender.step(1).send(&longest.with_incarnation(two.sender.incarnation()), value.clone()).unwrap();
         assert_same(&two.receiver.step(1).recv(&longest).await.unwrap(), &value);

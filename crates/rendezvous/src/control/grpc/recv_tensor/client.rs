@@ -20,7 +20,7 @@ use tonic::codegen::{
 };
 use verbs_reactor::{BoxFuture, Runtime};
 
-use super::TOKEN;
+use super::{ORDER, TOKEN};
 use crate::{
     control::{ControlError, grpc::dial},
     data::unless,
@@ -118,21 +118,25 @@ pub(super) async fn connect(
     Ok(caller)
 }
 
-/// A call of the method at `path`, with `token`.
+/// A call of the method at `path`, with `token`, and its place among those that are answered in order.
 pub(super) fn request(
     (authority, path): (&str, &'static str),
     token: &HeaderValue,
     timeout_ms: Option<u128>,
+    order: Option<u64>,
     message: Once,
 ) -> Result<Request<Once>, String> {
     let uri = Uri::builder().scheme("http").authority(authority).path_and_query(path).build();
     let uri = uri.map_err(|error| format!("{authority}: {error}"))?;
-    let mut headers = HeaderMap::with_capacity(4);
+    let mut headers = HeaderMap::with_capacity(5);
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     headers.insert(header::TE, HeaderValue::from_static("trailers"));
     headers.insert(TOKEN, token.clone());
     if let Some(timeout) = timeout_ms.and_then(timeout_header) {
         headers.insert("grpc-timeout", timeout);
+    }
+    if let Some(order) = order {
+        headers.insert(ORDER, HeaderValue::from(order));
     }
     let mut request = Request::new(message);
     *request.method_mut() = Method::POST;

@@ -27,6 +27,7 @@ mod service;
 mod status;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 use std::{
     collections::BTreeMap,
@@ -66,6 +67,9 @@ pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 30;
 
 /// Metadata that every call carries.
 const TOKEN: &str = "tensorwire-token";
+
+/// Metadata of receives: the place among those of its connection, counted from 1.
+const ORDER: &str = "tensorwire-order";
 
 /// Version of what Connect and Connected carry, and its length: the version and a token.
 const VERSION: u8 = 1;

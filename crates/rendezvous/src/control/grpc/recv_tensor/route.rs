@@ -76,6 +76,8 @@ pub(crate) struct GrpcRoute {
     receives: Arc<Semaphore>,
     fetches: Semaphore,
     kept: Mutex<Kept>,
+    /// Receives whose requests went out. Locked while one does.
+    sent: Mutex<u64>,
     /// Something that is kept or awaited has changed, or the route is over.
     changed: Notify,
     pub(super) served: Served,
@@ -114,6 +116,7 @@ impl GrpcRoute {
             receives: Arc::new(Semaphore::new(receives as usize)),
             fetches: Semaphore::new(FETCHES_MAX),
             kept: Mutex::default(),
+            sent: Mutex::new(0),
             changed: Notify::new(),
             served: Served::default(),
             guests: Mutex::default(),

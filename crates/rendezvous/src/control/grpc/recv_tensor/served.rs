@@ -19,6 +19,7 @@ use super::{
     answer::{Answer, Form, Offered},
     route::GrpcRoute,
     status::to_grpc,
+    turns::{Turn, Turns},
 };
 use crate::values::PeerValues;
 
@@ -26,6 +27,7 @@ use crate::values::PeerValues;
 #[derive(Debug, Default)]
 pub(super) struct Served {
     calls: Mutex<Vec<Arc<Call>>>,
+    pub(super) turns: Arc<Turns>,
     pub(super) counts: Counts,
 }
 
@@ -155,7 +157,7 @@ impl Drop for InService {
     }
 }
 
-/// Answers a request for `key`: waits for the value.
+/// Answers a request for `key`: waits for its turn among the caller's, which ends when it waits for the value.
 ///
 /// # Errors
 /// The sender's status, CANCELLED when the call was given up, and those of the call itself.
@@ -165,10 +167,15 @@ impl Drop for InService {
 pub(super) async fn answer(
     route: Arc<GrpcRoute>,
     (id, scope, key): (u64, Scope, String),
+    turn: Option<Turn>,
     form: Form,
 ) -> Result<Answer, Status> {
     let service = InService::begin(&route, id, scope)?;
+    if let Some(turn) = &turn {
+        service.unless_cancelled(turn.comes()).await.ok_or_else(given_up)?;
+    }
     let taking = route.values.take(scope, &key);
+    drop(turn);
     let taken = service.unless_cancelled(taking).await.ok_or_else(given_up)?;
     let taken = taken.map_err(|status| to_grpc(&status))?;
     Answer::new(Offered::new(service, taken), form)

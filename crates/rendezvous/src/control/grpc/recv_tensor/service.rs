@@ -14,7 +14,7 @@ use tonic::{
 };
 
 use super::{
-    TOKEN, TensorCalls,
+    ORDER, TOKEN, TensorCalls,
     answer::Form,
     client::Once,
     messages::{CancelRecvRequest, FetchTensorRequest, RecvTensorRequest},
@@ -69,6 +69,8 @@ impl TensorService {
     async fn answer(&self, request: Request<tonic::body::Body>) -> Result<tonic::body::Body, Status> {
         let route = self.caller(&request)?;
         let (parts, body) = request.into_parts();
+        let order = parts.headers.get(ORDER).and_then(|order| order.to_str().ok()?.parse().ok());
+        let turn = order.map(|number| route.served.turns.of(number));
         let message = read_message(body).await?;
         let (id, scope, key) = match parts.uri.path() {
             path::FETCH => (0, Scope::Published, decoded::<FetchTensorRequest>(message)?.name),
@@ -102,7 +104,7 @@ impl TensorService {
             in_pieces: parts.uri.path() != path::RECV,
             validation: route.validation(),
         };
-        Ok(tonic::body::Body::new(served::answer(route, (id, scope, key), form).await?))
+        Ok(tonic::body::Body::new(served::answer(route, (id, scope, key), turn, form).await?))
     }
 
     /// The route that a call belongs to, by its token.

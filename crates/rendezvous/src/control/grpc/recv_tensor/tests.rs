@@ -402,7 +402,8 @@ fn s7_a_token_is_in_no_log_line_of_either_end() {
         let mut caller = client::connect(&address, &runtime, stop.1, Box::new(drop)).await.unwrap();
         let message = client::Once::new(&FetchTensorRequest { name: "nothing".to_owned() });
         let token_header = token.to_header().unwrap();
-        let request = client::request((&address, path::FETCH), &token_header, Some(1000), message).unwrap();
+        let request =
+            client::request((&address, path::FETCH), &token_header, Some(1000), None, message).unwrap();
         tracing::trace!("logging works");
         let answered = caller.send_request(request).await.unwrap();
         assert_eq!(client::status_alone(&answered).unwrap().code(), Code::NotFound);

@@ -168,7 +168,7 @@ fn s5_hostile_answers_are_errors_and_take_no_memory() {
     let cases: [(&[u8], &str); 7] = [
         (&[1, 0, 0, 0, 0], "compressed"),
         (&[0, 0, 0, 0, 3, 0x0A, 0x7F, 0], "longer than"),
-        (&[0, 0, 0, 0, 4, 0x0A, 2, 34, 5], "longer than"),
+        (&[0, 0, 0, 0, 6, 0x0A, 4, 18, 0, 34, 5], "longer than"),
         (&[0, 0, 0, 0, 12, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 1, 0], "ten bytes"),
         (&[0, 0, 0, 0, 1, 0x0B], "unknown kind"),
         (&[0, 0xFF, 0xFF, 0xFF, 0xFF, 50, 0xFF, 0xFF, 0x7F], "too long"),

@@ -3,7 +3,7 @@
 use std::{
     pin::pin,
     sync::{
-        Arc,
+        Arc, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -197,8 +197,20 @@ impl GrpcRoute {
         let mut caller = self.caller().await.map_err(|error| Fault::Unreachable(Box::new(error)))?;
         let timeout_ms = limit.map(|limit| limit.saturating_add(GRACE).as_millis());
         let authority = self.address.as_deref().unwrap_or_default();
-        let request = request((authority, path), &self.token, timeout_ms, message).map_err(Fault::Broken)?;
-        let answered = caller.send_request(request).await;
+        let send = |order| {
+            let request = request((authority, path), &self.token, timeout_ms, order, message);
+            request.map(|request| caller.send_request(request)).map_err(Fault::Broken)
+        };
+        let answering = match path {
+            path::RECV | path::RECV_STREAM => {
+                let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+                let answering = send(Some(*sent + 1))?;
+                *sent += 1;
+                answering
+            }
+            _ => send(None)?,
+        };
+        let answered = answering.await;
         let answered = answered.map_err(|error| Fault::Broken(crate::control::grpc::dial::causes(&error)))?;
         match status_alone(&answered) {
             Some(status) => Err(Fault::Answered(status)),
