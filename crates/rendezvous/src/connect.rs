@@ -349,7 +349,7 @@ impl Node {
             has_slots,
         };
         let parameters = (self.parameters, other.parameters);
-        let worker = &session.peer.worker;
+        let worker = (session.peer.worker.as_str(), session.peer.incarnation);
         let connection = DataConnection::new(channel, parameters, allocator, worker, &self.values);
         connection.start(&self.runtime);
         match confirm_regions(session, other.connection, &connection).await {

@@ -19,6 +19,7 @@ use crate::{
     error::{Lost, TransferName},
     fabric_channel::{FabricChannel, Lent, ReceiveAllocator},
     held_posts::HeldPosts,
+    published::Version,
     receive_into::{Target, TargetAllocator},
     ring::OwnRing,
     values::{PeerValues, SharedValues},
@@ -28,6 +29,8 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct DataConnection {
     pub(crate) kind: FabricKind,
+    /// The life of the peer that it leads to.
+    pub(crate) incarnation: u64,
     pub(crate) queue_pair: QueuePair,
     pub(crate) protocol: Arc<Connection<FabricChannel>>,
     pub(crate) announcer: Arc<Announcer>,
@@ -48,13 +51,15 @@ impl DataConnection {
         channel: FabricChannel,
         (own, peers): (Parameters, Parameters),
         allocator: ReceiveAllocator,
-        peer: &str,
+        peer: (&str, u64),
         values: &SharedValues,
     ) -> Arc<Self> {
+        let (peer, incarnation) = peer;
         let queue_pair = channel.queue_pair.clone();
         let (ring, held) = (channel.own_ring.clone(), channel.held.clone());
         Arc::new(Self {
             kind: queue_pair.kind(),
+            incarnation,
             queue_pair,
             protocol: Connection::new(channel, own, peers),
             announcer: allocator.announcer.clone(),
@@ -163,14 +168,21 @@ impl DataConnection {
         self.queue_pair.close().await;
     }
 
-    /// Receives one value.
+    /// Receives one value; with its version, if `scope` asks for that.
     pub(crate) async fn receive(
         &self,
         scope: Scope,
         name: &TransferName,
         manner: Manner,
-    ) -> Result<Tensor, WorkerError> {
-        Self::tensor(self.received(scope, name, manner).await?)
+    ) -> Result<(Tensor, Option<Version>), WorkerError> {
+        let received = self.received(scope, name, manner).await?;
+        let version = self.version(&received);
+        Ok((Self::tensor(received)?, version))
+    }
+
+    /// The version that a value came with.
+    pub(crate) fn version(&self, received: &Received<Lent>) -> Option<Version> {
+        received.version.map(|number| Version { incarnation: self.incarnation, number })
     }
 
     /// Views are asked for only where the fabric can lend.

@@ -2,14 +2,14 @@
 
 use std::{future::Future, sync::Arc};
 
-use futures::future::Either;
+use futures::{TryFutureExt as _, future::Either};
 use memory::Buf;
-use protocol::{Checksums, Code, Key, Scope, Source, Status, StepId, Value};
+use protocol::{Checksums, Code, Key, Scope, Source, Status, StepId, Value, Wanted};
 
 use crate::{
     Tensor,
     lost::LostSteps,
-    published::PublishedSet,
+    published::{Edition, PublishedSet},
     table::{StepTable, TakenValue},
 };
 
@@ -36,14 +36,14 @@ pub(crate) enum Taken {
     /// Out of a step's queue.
     Step(TakenValue),
     /// Shared: it stays published.
-    Published(Tensor),
+    Published(Edition),
 }
 
 impl Taken {
     pub(crate) fn tensor(&self) -> &Tensor {
         match self {
             Self::Step(value) => &value.tensor,
-            Self::Published(tensor) => tensor,
+            Self::Published(edition) => &edition.tensor,
         }
     }
 }
@@ -103,7 +103,14 @@ impl Source for PeerValues {
     fn take(&self, scope: Scope, key: &str) -> impl Future<Output = Result<Taken, Status>> + Send + 'static {
         let values = &self.values;
         let step = match scope {
-            Scope::Published => return Either::Left(futures::future::ready(values.published(key))),
+            Scope::Published | Scope::Versioned(Wanted::Now) => {
+                return Either::Left(futures::future::ready(values.published(key)));
+            }
+            Scope::Versioned(wanted) => {
+                let (values, name) = (values.clone(), key.to_owned());
+                let newer = async move { values.published.edition(&name, wanted).await };
+                return Either::Right(Either::Left(newer.map_ok(Taken::Published)));
+            }
             Scope::Step(step) => step,
         };
         let take = || {
@@ -112,7 +119,7 @@ impl Source for PeerValues {
             Ok(values.steps.step(step)?.take(&key.table_key()))
         };
         match take() {
-            Ok(take) => Either::Right(async move { take.await.map(Taken::Step) }),
+            Ok(take) => Either::Right(Either::Right(take.map_ok(Taken::Step))),
             Err(status) => Either::Left(futures::future::ready(Err(status))),
         }
     }
@@ -125,6 +132,13 @@ impl Source for PeerValues {
 
     fn checksums(taken: &Taken) -> Option<Arc<Checksums>> {
         taken.tensor().checksums()
+    }
+
+    fn version(taken: &Taken) -> u64 {
+        match taken {
+            Taken::Step(_) => 0,
+            Taken::Published(edition) => edition.version,
+        }
     }
 
     fn put_back(&self, taken: Taken) {

@@ -32,8 +32,9 @@
 pub use memory::{Buf, BufMut, Joined, Limit, Mapping, MemoryError, Pool, PoolStats, UserMemory, copy};
 pub use protocol::{Code, Counters, DataType, DeviceName, Key, Metadata, Mode, Shape, Status};
 pub use rendezvous::{
-    ClusterError, ClusterSpec, Damage, Element, Filled, Peer, PeerInfo, PeerLoss, Published,
-    ReceiveIntoError, Sharing, Step, TF_CONFIG, Tensor, TfConfig, TransferName, Validation, Worker,
-    WorkerBuilder, WorkerError, control,
+    ClusterError, ClusterSpec, Damage, Element, Fetch, FetchInto, FetchMany, FetchManyVersioned,
+    FetchVersioned, Fetched, Filled, Peer, PeerInfo, PeerLoss, Published, ReceiveIntoError, Sharing, Step,
+    TF_CONFIG, Tensor, TfConfig, TransferName, Validation, Version, Worker, WorkerBuilder, WorkerError,
+    control,
 };
 pub use verbs_reactor::{FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait};

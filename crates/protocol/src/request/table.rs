@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    entry::{Answer, Cancel, Entry, Phase},
+    entry::{Answer, Cancel, Entry, Phase, Version},
     stash::{Check, Landed, Place, Stash},
 };
 use crate::{Agreed, LentEnd, Metadata, PeerMisbehaved, RequestIndex, Status, StepId, limits::RESULT_BYTES};
@@ -177,9 +177,16 @@ impl<L> Requests<L> {
     }
 
     /// TENSOR_REQUEST is being posted.
-    pub(crate) fn asked(&mut self, index: RequestIndex, known: Arc<[Metadata]>, is_view: bool) {
+    pub(crate) fn asked(
+        &mut self,
+        index: RequestIndex,
+        known: Arc<[Metadata]>,
+        is_view: bool,
+        is_versioned: bool,
+    ) {
         if let Some(entry) = self.entry(index) {
             entry.phase = Phase::Asked { known, is_view };
+            entry.version = if is_versioned { Version::Wanted } else { Version::Unwanted };
             entry.end = None;
         }
     }
@@ -243,6 +250,7 @@ impl<L> Requests<L> {
     pub(crate) fn content(&mut self, index: RequestIndex, which: usize, length: u64) -> ArrivedResult<L> {
         let (tells_first, has_slots) = (self.agreed.tells_first(), self.agreed.has_result_slots());
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
+        entry.check_version()?;
         let metadata = match &mut entry.phase {
             Phase::Asked { .. } if tells_first => return Err(PeerMisbehaved::ContentUnasked),
             Phase::Asked { known, is_view } => {
@@ -274,6 +282,7 @@ impl<L> Requests<L> {
     ) -> ArrivedResult<L> {
         let is_validated = self.agreed.validation.is_on();
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
+        entry.check_version()?;
         let metadata = match &entry.phase {
             // Its checksum comes before it.
             Phase::Asked { .. } if is_validated => None,
@@ -373,6 +382,7 @@ impl<L> Requests<L> {
         checksum: Option<u64>,
     ) -> ArrivedResult<L> {
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
+        entry.check_version()?;
         match entry.phase {
             Phase::Asked { .. } => {}
             // The loan failed after all.
@@ -402,6 +412,7 @@ impl<L> Requests<L> {
         checksum: Option<u64>,
     ) -> ArrivedResult<L> {
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
+        entry.check_version()?;
         match entry.phase {
             Phase::Asked { is_view: true, .. } => entry.phase = Phase::Promised { metadata },
             Phase::Asked { .. } => return Err(PeerMisbehaved::LoanUnasked),
@@ -581,6 +592,8 @@ impl<L> Requests<L> {
         entries.filter_map(|entry| entry.waker.take()).chain(self.stash.wakers())
     }
 }
+
+mod version;
 
 #[cfg(test)]
 mod tests;

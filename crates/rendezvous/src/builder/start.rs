@@ -51,7 +51,7 @@ impl WorkerBuilder {
             worker: self.name.clone(),
             incarnation,
             steps: StepTable::new(self.values_max),
-            published: PublishedSet::new(),
+            published: PublishedSet::new(incarnation),
             lost: LostSteps::default(),
         });
         let node = Node {

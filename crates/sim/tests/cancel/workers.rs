@@ -136,7 +136,7 @@ fn fetches_of_many_and_of_views_given_up_leave_nothing_behind() {
         fetched.map(|tensors| two.handle.verify(1, tensors.unwrap()[0].bytes())).is_some()
     });
     every_k_beside_fetches("fetch_as", &async |two, polls| {
-        let fetched = polled(polls, two.client.fetch_as(&two.peer, "x", Sharing::View)).await;
+        let fetched = polled(polls, two.client.fetch(&two.peer, "x").sharing(Sharing::View)).await;
         fetched.map(|tensor| two.handle.verify(1, tensor.unwrap().bytes())).is_some()
     });
 }
@@ -154,7 +154,7 @@ fn s3_a_fetch_into_a_buffer_given_up_leaves_nothing_behind() {
 fn s3_a_fetch_with_a_limit_given_up_leaves_nothing_behind() {
     every_k_beside_fetches("fetch_timeout", &async |two, polls| {
         let limit = Duration::from_secs(30);
-        let fetched = polled(polls, two.client.fetch_timeout(&two.peer, "x", limit)).await;
+        let fetched = polled(polls, two.client.fetch(&two.peer, "x").timeout(limit)).await;
         fetched.map(|tensor| two.handle.verify(1, tensor.unwrap().bytes())).is_some()
     });
 }
