@@ -11,12 +11,14 @@ use verbs_reactor::Runtime;
 use super::{for_every_k, on_seeds, polled};
 
 /// What this file cancels.
-pub(super) const CASES: [&str; 15] = [
+pub(super) const CASES: [&str; 17] = [
     "fetch",
     "fetch_as",
     "fetch_into",
     "fetch_many",
+    "fetch_many_versioned",
     "fetch_timeout",
+    "fetch_versioned",
     "list",
     "list_with_checksums",
     "peer_at",
@@ -156,6 +158,23 @@ fn s3_a_fetch_with_a_limit_given_up_leaves_nothing_behind() {
         let limit = Duration::from_secs(30);
         let fetched = polled(polls, two.client.fetch(&two.peer, "x").timeout(limit)).await;
         fetched.map(|tensor| two.handle.verify(1, tensor.unwrap().bytes())).is_some()
+    });
+}
+
+#[test]
+fn s3_a_fetch_with_a_version_given_up_leaves_nothing_behind() {
+    every_k_beside_fetches("fetch_versioned", &async |two, polls| {
+        let older = two.client.publish("own", two.tensor(1)).unwrap();
+        let fetch = two.client.fetch(&two.peer, "x").newer_than(older).versioned();
+        let fetched = polled(polls, fetch).await;
+        two.client.withdraw("own");
+        fetched.map(|fetched| two.handle.verify(1, fetched.unwrap().tensor.bytes())).is_some()
+    });
+    every_k_beside_fetches("fetch_many_versioned", &async |two, polls| {
+        let fetched = polled(polls, two.client.fetch_many(&two.peer, &["x", "x"]).versioned()).await;
+        let Some(fetched) = fetched else { return false };
+        fetched.unwrap().iter().for_each(|one| two.handle.verify(1, one.tensor.bytes()));
+        true
     });
 }
 
