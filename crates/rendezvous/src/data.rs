@@ -16,6 +16,7 @@ use verbs_reactor::{Arrival, FabricKind, QueuePair, Runtime};
 use crate::{
     Tensor, WorkerError,
     announce::Announcer,
+    control::handshake::Introduction,
     error::{Lost, TransferName},
     fabric_channel::{FabricChannel, Lent, ReceiveAllocator},
     held_posts::HeldPosts,
@@ -30,7 +31,7 @@ use crate::{
 pub(crate) struct DataConnection {
     pub(crate) kind: FabricKind,
     /// The life of the peer that it leads to.
-    pub(crate) incarnation: u64,
+    pub(crate) peer_incarnation: u64,
     pub(crate) queue_pair: QueuePair,
     pub(crate) protocol: Arc<Connection<FabricChannel>>,
     pub(crate) announcer: Arc<Announcer>,
@@ -51,22 +52,21 @@ impl DataConnection {
         channel: FabricChannel,
         (own, peers): (Parameters, Parameters),
         allocator: ReceiveAllocator,
-        peer: (&str, u64),
+        peer: &Introduction,
         values: &SharedValues,
     ) -> Arc<Self> {
-        let (peer, incarnation) = peer;
         let queue_pair = channel.queue_pair.clone();
         let (ring, held) = (channel.own_ring.clone(), channel.held.clone());
         Arc::new(Self {
             kind: queue_pair.kind(),
-            incarnation,
+            peer_incarnation: peer.incarnation,
             queue_pair,
             protocol: Connection::new(channel, own, peers),
             announcer: allocator.announcer.clone(),
             allocator,
             ring,
             held,
-            values: Arc::new(PeerValues { values: values.clone(), peer: peer.to_owned() }),
+            values: Arc::new(PeerValues::new(values, &peer.worker)),
             lost: OnceLock::new(),
             over: AtomicBool::new(false),
             ended: Mutex::new(false),
@@ -182,7 +182,7 @@ impl DataConnection {
 
     /// The version that a value came with.
     pub(crate) fn version(&self, received: &Received<Lent>) -> Option<Version> {
-        received.version.map(|number| Version { incarnation: self.incarnation, number })
+        received.version.map(|number| Version { incarnation: self.peer_incarnation, number })
     }
 
     /// Views are asked for only where the fabric can lend.
@@ -250,7 +250,7 @@ impl DataConnection {
             TransferError::Local(status) if status.code == Code::ResourceExhausted => {
                 WorkerError::Local { transfer, status }
             }
-            TransferError::KeyTooLong { .. } => {
+            TransferError::KeyTooLong { .. } | TransferError::StashFull { .. } => {
                 let status = Status::new(Code::ResourceExhausted, error.to_string());
                 WorkerError::Local { transfer, status }
             }

@@ -66,6 +66,34 @@ impl PeerLoss {
     }
 }
 
+/// One of the two ends of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KeyEnd {
+    /// Its source, where values are sent.
+    Source,
+    /// Its destination, where they are received.
+    Destination,
+}
+
+impl KeyEnd {
+    /// What to do when the device is another worker's.
+    fn remedy(self) -> &'static str {
+        match self {
+            Self::Source => "send on the worker that has the source device",
+            Self::Destination => "receive on the worker that has the destination device",
+        }
+    }
+}
+
+impl std::fmt::Display for KeyEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Source => "src",
+            Self::Destination => "dst",
+        })
+    }
+}
+
 /// The first reason why a session or connection ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Lost {
@@ -145,11 +173,24 @@ pub enum WorkerError {
     },
     /// Too many sent values wait for their receivers.
     #[error(
-        "{waiting} sent values wait for their receivers; receive or clean up steps, or raise the table's cap"
+        "{waiting} sent values wait for their receivers, and {cap} may: receive them or clean up their steps, or allow \
+         more with WorkerBuilder::values_max"
     )]
     TableFull {
         /// Values waiting.
         waiting: usize,
+        /// As many may.
+        cap: usize,
+    },
+    /// A key was used at a worker that is not the one of its device.
+    #[error("Invalid rendezvous key ({end}): {key} @ {worker}; {}", end.remedy())]
+    WrongWorker {
+        /// Whose device it should be.
+        end: KeyEnd,
+        /// The key.
+        key: String,
+        /// The worker it was used at.
+        worker: String,
     },
     /// The step was aborted or cleaned up here.
     #[error("step {step}: {status}")]

@@ -135,7 +135,19 @@ impl Target {
     }
 
     /// Brings a value that has come into the buffer, if it is not there yet. What does not fit is not lost.
-    pub(crate) async fn fill(
+    pub(crate) async fn fill_held(
+        &self,
+        transfer: &TransferName,
+        held: &mut HeldTensor,
+        pool: &Pool,
+    ) -> Result<Filled, WorkerError> {
+        match held {
+            HeldTensor::Peers(held) => self.fill(transfer, held, pool).await,
+            HeldTensor::Own(taken) => self.fill_with(transfer, taken).await,
+        }
+    }
+
+    async fn fill(
         &self,
         transfer: &TransferName,
         held: &mut Held<FabricChannel>,
@@ -171,7 +183,7 @@ impl Target {
     }
 
     /// As [`fill`](Self::fill), with a value of this worker's own.
-    pub(crate) async fn fill_with(
+    async fn fill_with(
         &self,
         transfer: &TransferName,
         taken: &mut Option<TakenValue>,
@@ -351,10 +363,8 @@ impl Step {
             let peer = key.source_device().worker().unwrap_or_default();
             let transfer = TransferName { peer, key: key.to_string(), step: Some(self.id.0) };
             let pool = &self.worker.node.pools.receive;
-            match &mut self.receive_held(key, Receiving::Into(&target)).await? {
-                HeldTensor::Peers(held) => target.fill(&transfer, held, pool).await,
-                HeldTensor::Own(taken) => target.fill_with(&transfer, taken).await,
-            }
+            let mut held = self.receive_held(key, Receiving::Into(&target)).await?;
+            target.fill_held(&transfer, &mut held, pool).await
         });
         let filled = self.worker.within(self.worker.node.limit, what, received).await;
         filled.map_err(|error| ReceiveIntoError { error, buffer: target.take() })

@@ -15,6 +15,7 @@ use crate::{
     error::{Lost, PeerLoss},
     node::Node,
     published::Edition,
+    route::Route,
     session::{ListPage, Session},
     sessions::Served,
 };
@@ -112,12 +113,12 @@ impl Node {
                 }
             }
             ControlFrame::RegionAck { connection, region } => {
-                if let Some(connection) = session.connection(connection) {
+                if let Some(connection) = session.connection(connection).as_ref().and_then(Route::data) {
                     connection.announcer.confirm(region);
                 }
             }
             ControlFrame::RegionRemove { connection, region } => {
-                if let Some(connection) = session.connection(connection) {
+                if let Some(connection) = session.connection(connection).as_ref().and_then(Route::data) {
                     connection.queue_pair.remove_remote_region(verbs_reactor::RegionId(region));
                 }
             }

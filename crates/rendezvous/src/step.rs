@@ -6,22 +6,35 @@ use futures::future::try_join_all;
 use protocol::{Held, Key, Manner, Scope, Sharing, Status, StepId};
 
 use crate::{
-    Tensor, Worker, WorkerError,
+    KeyEnd, Tensor, Worker, WorkerError,
     data::DataConnection,
     error::{PeerLoss, TransferName},
     fabric_channel::FabricChannel,
     receive_into::Target,
+    steps::StepRef,
     table::{SendRefused, TakenValue},
 };
 
 /// One step of this worker: sends and receives of different steps never mix.
+///
+/// [`Worker::step`] begins it. While a `Step` of it is kept, peers' requests wait in it for as long as their receivers
+/// like; a step that nobody keeps and that holds no value is forgotten, and a request for it waits for it to begin again
+/// ([`WorkerBuilder::step_init_timeout`](crate::WorkerBuilder::step_init_timeout)). Every step belongs to the one worker
+/// that it was begun with.
 #[derive(Debug, Clone)]
 pub struct Step {
     pub(crate) worker: Worker,
     pub(crate) id: StepId,
+    /// Or why it had been finished before.
+    live: Result<StepRef, Status>,
 }
 
 impl Step {
+    pub(crate) fn begin(worker: &Worker, id: StepId) -> Self {
+        let live = worker.node.values.steps.begin(id);
+        Self { worker: worker.clone(), id, live }
+    }
+
     /// Its number.
     pub fn id(&self) -> i64 {
         self.id.0
@@ -31,25 +44,21 @@ impl Step {
     /// value stays here until its receiver asks.
     ///
     /// # Errors
-    /// [`WorkerError::BadKey`] when the source is elsewhere, [`WorkerError::TableFull`],
-    /// [`WorkerError::Aborted`].
+    /// [`WorkerError::Aborted`] when the step is over, or the key names another life of this worker;
+    /// [`WorkerError::WrongWorker`] when the source is elsewhere; [`WorkerError::TableFull`].
     pub fn send(&self, key: &Key, tensor: Tensor) -> Result<(), WorkerError> {
-        if !self.worker.is_own(key.source_device())? {
-            let problem = format!(
-                "its source is not a device of {}; send on the worker that has it",
-                self.worker.name()
-            );
-            return Err(WorkerError::BadKey { key: key.to_string(), problem });
+        let step = self.live()?;
+        if !self.is_from_here(key)? {
+            return Err(self.wrong_worker(KeyEnd::Source, key));
         }
         let values = &self.worker.node.values;
         let receiver = if values.lost.is_empty() { None } else { key.destination_device().worker() };
         if let Some(status) = receiver.and_then(|receiver| values.lost.status(self.id, &receiver)) {
             return Err(self.aborted(status));
         }
-        let steps = &values.steps;
-        let step = steps.step(self.id).map_err(|status| self.aborted(status))?;
-        steps.send(&step, &key.table_key(), tensor.remember_checksums()).map_err(|refused| match refused {
-            SendRefused::Full { waiting } => WorkerError::TableFull { waiting },
+        let sent = values.steps.send(step, &key.table_key(), tensor.remember_checksums());
+        sent.map_err(|refused| match refused {
+            SendRefused::Full { waiting, cap } => WorkerError::TableFull { waiting, cap },
             SendRefused::Aborted(status) => self.aborted(status),
         })
     }
@@ -58,8 +67,9 @@ impl Step {
     /// a copy, when that is itself.
     ///
     /// # Errors
-    /// [`WorkerError::Remote`] with the sender's status, [`WorkerError::PeerLost`], [`WorkerError::Aborted`],
-    /// [`WorkerError::DeadlineExceeded`] after the worker's default timeout.
+    /// [`WorkerError::WrongWorker`] when the destination is not a device of this worker; [`WorkerError::Remote`] with
+    /// the sender's status, also when the key names another life of it; [`WorkerError::PeerLost`],
+    /// [`WorkerError::Aborted`], [`WorkerError::DeadlineExceeded`] after the worker's default timeout.
     ///
     /// # Cancel safety
     /// Cancel-safe: in a loop around `select!`, nothing is lost, doubled or out of order. Dropping the future gives
@@ -137,7 +147,7 @@ impl Step {
     /// that peers have posted here get it as the sender's answer; those posted from here are given up, and their
     /// senders told.
     pub fn abort(&self, status: &Status) {
-        if let Ok(step) = self.worker.node.values.steps.step(self.id) {
+        if let Ok(step) = &self.live {
             step.abort(status);
         }
         self.worker.discard(self.id);
@@ -148,35 +158,32 @@ impl Step {
         key: &Key,
         how: Receiving<'_>,
     ) -> Result<HeldTensor, WorkerError> {
-        if self.worker.is_own(key.source_device())? {
-            let step = self.worker.node.values.steps.step(self.id).map_err(|status| self.aborted(status))?;
+        let step = self.live()?;
+        if !self.worker.is_own(key.destination_device()) {
+            return Err(self.wrong_worker(KeyEnd::Destination, key));
+        }
+        if self.is_from_here(key)? {
             let taken = step.take(&key.table_key()).await.map_err(|status| self.aborted(status))?;
             return Ok(HeldTensor::Own(Some(taken)));
         }
-        let here = self.worker.node.values.steps.watch(self.id).map_err(|status| self.aborted(status))?;
-        let received = here.or_aborted(pin!(self.receive_from_peer(key, how))).await;
-        received.map_err(|status| self.aborted(status))?.map(HeldTensor::Peers)
+        let received = step.or_aborted(pin!(self.receive_from_peer(key, how))).await;
+        received.map_err(|status| self.aborted(status))?
     }
 
-    async fn receive_from_peer(
-        &self,
-        key: &Key,
-        how: Receiving<'_>,
-    ) -> Result<Held<FabricChannel>, WorkerError> {
+    async fn receive_from_peer(&self, key: &Key, how: Receiving<'_>) -> Result<HeldTensor, WorkerError> {
         let source = key.source_device().worker().ok_or_else(|| WorkerError::BadKey {
             key: key.to_string(),
             problem: "its source names no worker: give job, replica and task".to_owned(),
         })?;
         let peer = self.worker.peer(&source)?;
         let connection = peer.connected(&self.worker.node).await?;
-        let incarnation = match key.incarnation() {
-            0 => peer.live_session().map_or(0, |session| session.peer.incarnation),
-            named => named,
+        let key = match key.incarnation() {
+            0 => key.with_incarnation(connection.peer_incarnation()).to_string(),
+            _ => key.to_string(),
         };
-        let key = key.with_incarnation(incarnation).to_string();
         let transfer = TransferName { peer: peer.name().to_owned(), key, step: Some(self.id.0) };
         if let Some(detail) = self.worker.node.values.lost.why(self.id, peer.name()) {
-            let (loss, transport) = (PeerLoss::StepBroken, connection.kind.name());
+            let (loss, transport) = (PeerLoss::StepBroken, connection.kind().name());
             return Err(WorkerError::PeerLost { transfer: Box::new(transfer), transport, loss, detail });
         }
         let scope = Scope::Step(self.id);
@@ -184,6 +191,32 @@ impl Step {
             Receiving::As(manner) => connection.receive_held(scope, &transfer, manner).await,
             Receiving::Into(target) => connection.receive_into(scope, &transfer, target).await,
         }
+    }
+
+    /// What holds its queues, unless it is over.
+    fn live(&self) -> Result<&StepRef, WorkerError> {
+        let step = self.live.as_ref().map_err(|status| self.aborted(status.clone()))?;
+        step.aborted().map_or(Ok(step), |status| Err(self.aborted(status)))
+    }
+
+    /// Whether the source of `key` is a device of this worker, or not named, which means the same.
+    ///
+    /// # Errors
+    /// The key names another life of this worker.
+    fn is_from_here(&self, key: &Key) -> Result<bool, WorkerError> {
+        if key.source().is_empty() {
+            return Ok(true);
+        }
+        let own = self.worker.is_own(key.source_device());
+        if own && key.incarnation() != 0 {
+            let checked = self.worker.node.values.check_incarnation(key);
+            checked.map_err(|status| self.aborted(status))?;
+        }
+        Ok(own)
+    }
+
+    fn wrong_worker(&self, end: KeyEnd, key: &Key) -> WorkerError {
+        WorkerError::WrongWorker { end, key: key.to_string(), worker: self.worker.name().to_owned() }
     }
 
     fn aborted(&self, status: Status) -> WorkerError {

@@ -191,7 +191,7 @@ fn errors_name_what_they_are_about() {
         assert!(restarted.contains(&format!("{:016x}", server.incarnation())), "{restarted}");
 
         let elsewhere = client.step(1).send(&key, pattern(&client, 1, 1)).unwrap_err();
-        assert!(matches!(elsewhere, WorkerError::BadKey { .. }), "{elsewhere}");
+        assert!(matches!(elsewhere, WorkerError::WrongWorker { .. }), "{elsewhere}");
         end(server, client).await;
     });
 }

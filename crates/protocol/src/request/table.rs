@@ -10,7 +10,10 @@ use super::{
     entry::{Answer, Cancel, Entry, Phase, Version},
     stash::{Check, Landed, Place, Stash},
 };
-use crate::{Agreed, LentEnd, Metadata, PeerMisbehaved, RequestIndex, Status, StepId, limits::RESULT_BYTES};
+use crate::{
+    Agreed, LentEnd, Metadata, PeerMisbehaved, RequestIndex, Status,
+    limits::{RESULT_BYTES, STASH_MAX},
+};
 
 /// What the peer answered.
 #[derive(Debug)]
@@ -106,11 +109,15 @@ impl<L> Requests<L> {
         }
     }
 
-    /// Whether another request may be outstanding. Each has a place in the stash, of which there are twice as many
-    /// as requests.
+    /// Whether another request may be outstanding.
     pub(crate) fn has_room(&self) -> bool {
-        let has_entry = !self.free.is_empty() || self.slots.len() < self.capacity as usize;
-        has_entry && self.stash.len() < self.capacity as usize
+        !self.free.is_empty() || self.slots.len() < self.capacity as usize
+    }
+
+    /// How many contents are kept, if these are so many that no request of a step may be added, whose content might
+    /// have to be kept too. Waiting would not help: perhaps nobody ever asks for them.
+    pub(crate) fn kept_in_excess(&self) -> Option<usize> {
+        Some(self.stash.len()).filter(|&kept| kept >= STASH_MAX)
     }
 
     /// Whether it is unknown yet if a content will come for a receive of `place` that was given up.
@@ -488,20 +495,6 @@ impl<L> Requests<L> {
         }
     }
 
-    /// The step is over: nothing of it is kept that nobody awaits.
-    pub(crate) fn discard(&mut self, step: StepId) {
-        let entries = self.slots.iter_mut().filter_map(|slot| slot.entry.as_mut());
-        let of_step = |entry: &&mut Entry<L>| entry.place.as_ref().is_some_and(|place| place.step == step);
-        entries.filter(of_step).for_each(|entry| entry.is_discarded = true);
-    }
-
-    /// Steps that have a request under way here, or a content that was not handed out.
-    pub(crate) fn steps(&self) -> impl Iterator<Item = StepId> {
-        let entries = self.slots.iter().filter_map(|slot| slot.entry.as_ref());
-        let sent = entries.filter(|entry| !matches!(entry.phase, Phase::Unsent) && !entry.is_discarded);
-        sent.filter_map(|entry| entry.place.as_ref()).map(|place| place.step).chain(self.stash.steps())
-    }
-
     pub(crate) fn has_returns(&self) -> bool {
         !self.returns.is_empty()
     }
@@ -541,10 +534,6 @@ impl<L> Requests<L> {
     pub(crate) fn next_unwanted(&mut self) -> Option<(L, LentEnd)> {
         let returned = self.next_return();
         returned.or_else(|| std::iter::from_fn(|| self.stash.take_any()).find_map(Landed::returned))
-    }
-
-    pub(crate) fn take_kept_of(&mut self, step: StepId) -> Option<Landed<L>> {
-        self.stash.take_of_step(step)
     }
 
     pub(crate) fn has_cancels(&self) -> bool {
@@ -593,6 +582,7 @@ impl<L> Requests<L> {
     }
 }
 
+mod of_step;
 mod version;
 
 #[cfg(test)]

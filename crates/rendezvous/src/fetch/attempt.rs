@@ -1,12 +1,10 @@
 //! One fetch, made again once if its connection breaks.
 
-use std::sync::Arc;
-
-use protocol::{Held, Manner, Scope};
+use protocol::{Manner, Scope};
 
 use crate::{
-    Peer, PeerLoss, Tensor, Version, Worker, WorkerError, data::DataConnection, error::TransferName,
-    fabric_channel::FabricChannel, receive_into::Target,
+    Peer, PeerLoss, Tensor, Version, Worker, WorkerError, error::TransferName, receive_into::Target,
+    route::Route, step::HeldTensor,
 };
 
 impl Worker {
@@ -18,13 +16,13 @@ impl Worker {
         scope: Scope,
         manner: Manner,
     ) -> Result<(Tensor, Option<Version>), WorkerError> {
-        let mut connection = peer.connected(&self.node).await?;
+        let mut route = peer.connected(&self.node).await?;
         let mut first = true;
         loop {
-            match connection.receive(scope, transfer, manner).await {
+            match route.receive(scope, transfer, manner).await {
                 Err(lost) if first && is_repeatable(&lost) => {
                     first = false;
-                    connection = self.connected_again(peer, &connection, lost).await?;
+                    route = self.connected_again(peer, &route, lost).await?;
                 }
                 ended => return ended,
             }
@@ -38,17 +36,17 @@ impl Worker {
         transfer: &TransferName,
         scope: Scope,
         target: &Target,
-    ) -> Result<(Held<FabricChannel>, Option<Version>), WorkerError> {
-        let mut connection = peer.connected(&self.node).await?;
+    ) -> Result<(HeldTensor, Option<Version>), WorkerError> {
+        let mut route = peer.connected(&self.node).await?;
         let mut first = true;
         loop {
-            match connection.receive_into(scope, transfer, target).await {
+            match route.receive_into(scope, transfer, target).await {
                 Err(lost) if first && is_repeatable(&lost) => {
                     first = false;
-                    connection = self.connected_again(peer, &connection, lost).await?;
+                    route = self.connected_again(peer, &route, lost).await?;
                 }
                 Ok(held) => {
-                    let version = held.get().and_then(|received| connection.version(received));
+                    let version = route.version(&held);
                     return Ok((held, version));
                 }
                 Err(error) => return Err(error),
@@ -60,18 +58,19 @@ impl Worker {
     async fn connected_again(
         &self,
         peer: &Peer,
-        broken: &DataConnection,
+        broken: &Route,
         lost: WorkerError,
-    ) -> Result<Arc<DataConnection>, WorkerError> {
+    ) -> Result<Route, WorkerError> {
         match peer.connected(&self.node).await {
-            Ok(next) if next.incarnation == broken.incarnation => {
+            Ok(next) if next.peer_incarnation() == broken.peer_incarnation() => {
                 tracing::debug!(peer = peer.name(), %lost, "fetching once more");
                 Ok(next)
             }
             Ok(next) => Err(lost.and(&format!(
                 "it was not fetched again, because the peer was restarted (incarnation {:016x}, now {:016x}) and may \
                  publish something else",
-                broken.incarnation, next.incarnation
+                broken.peer_incarnation(),
+                next.peer_incarnation()
             ))),
             Err(WorkerError::ShutDown) => Err(WorkerError::ShutDown),
             Err(error) => Err(lost.and(&format!("connecting again failed: {error}"))),

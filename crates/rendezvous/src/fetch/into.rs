@@ -61,7 +61,7 @@ async fn run(
     let fetched = async {
         let transfer = transfer(peer, name)?;
         let (mut held, version) = worker.fetch_held(peer, &transfer, settings.scope(), target).await?;
-        let filled = target.fill(&transfer, &mut held, &worker.node.pools.receive).await?;
+        let filled = target.fill_held(&transfer, &mut held, &worker.node.pools.receive).await?;
         Ok(Filled { version, ..filled })
     };
     let what = || format!("fetching `{name}` from {}", peer.name());

@@ -1,7 +1,7 @@
 //! Where sends and receives of a step meet: FIFO per key, never blocking the sender.
 
 use std::{
-    collections::{BTreeMap, HashSet, VecDeque},
+    collections::{BTreeMap, VecDeque},
     future::Future,
     pin::Pin,
     sync::{
@@ -11,17 +11,10 @@ use std::{
     task::{Context, Poll},
 };
 
-use protocol::{Code, Status, StepId};
+use protocol::{Code, Status};
 use tokio::sync::{oneshot, watch};
 
-use crate::{
-    Tensor,
-    data::unless,
-    sharded::{FixedHasher, ShardedMap, sharded_map},
-};
-
-/// Finished steps that are remembered, so that a late request is answered instead of waiting for ever.
-const TOMBSTONES_MAX: usize = 65_536;
+use crate::Tensor;
 
 /// A value taken out of the table for one receiver.
 #[derive(Debug)]
@@ -30,21 +23,6 @@ pub(crate) struct TakenValue {
     step: Arc<Step>,
     key: String,
     sequence: u64,
-}
-
-/// Every step of this worker.
-#[derive(Debug)]
-pub(crate) struct StepTable {
-    steps: ShardedMap<StepId, Arc<Step>>,
-    finished: Mutex<Tombstones>,
-    waiting_values: Arc<AtomicUsize>,
-    cap: usize,
-}
-
-#[derive(Debug, Default)]
-struct Tombstones {
-    known: HashSet<StepId, FixedHasher>,
-    order: VecDeque<StepId>,
 }
 
 /// One step's queues.
@@ -56,35 +34,8 @@ pub(crate) struct Step {
     waiting_values: Arc<AtomicUsize>,
 }
 
-/// A step for the time of a receive from another worker, which leaves no trace in the table.
-#[derive(Debug)]
-pub(crate) struct Watched<'table> {
-    table: &'table StepTable,
-    id: StepId,
-    step: Option<Arc<Step>>,
-}
-
-impl Watched<'_> {
-    /// What `receive` gives, unless the step ends first: then why.
-    pub(crate) async fn or_aborted<T>(
-        &self,
-        receive: Pin<&mut impl Future<Output = T>>,
-    ) -> Result<T, Status> {
-        let Some(step) = &self.step else { return Ok(receive.await) };
-        let received = unless(step.ended.subscribe(), receive).await;
-        received.ok_or_else(|| step.lock().aborted.clone().unwrap_or_else(dropped))
-    }
-}
-
-impl Drop for Watched<'_> {
-    fn drop(&mut self) {
-        self.step = None;
-        let unused = |step: &Arc<Step>| Arc::strong_count(step) == 1 && step.lock().is_unused();
-        self.table.steps.remove_if(&self.id, |_, step| unused(step));
-    }
-}
-
-fn dropped() -> Status {
+/// The step went away under a receiver.
+pub(crate) fn dropped() -> Status {
     Status::new(Code::Aborted, "the step was dropped")
 }
 
@@ -107,87 +58,36 @@ struct Queue {
 /// Why a value was not accepted.
 #[derive(Debug)]
 pub(crate) enum SendRefused {
-    Full { waiting: usize },
+    /// So many values wait already, of so many that may.
+    Full {
+        waiting: usize,
+        cap: usize,
+    },
     Aborted(Status),
 }
 
-impl StepTable {
-    /// A table that holds at most `cap` values that nobody has received yet.
-    pub(crate) fn new(cap: usize) -> Self {
-        Self { steps: sharded_map(), finished: Mutex::default(), waiting_values: Arc::default(), cap }
-    }
-
-    /// The step, made on first use; a finished one answers ABORTED.
-    pub(crate) fn step(&self, id: StepId) -> Result<Arc<Step>, Status> {
-        if self.finished().known.contains(&id) {
-            return Err(Status::new(Code::Aborted, format!("step {} has been cleaned up", id.0)));
-        }
-        let make = || {
-            let waiting_values = self.waiting_values.clone();
-            Arc::new(Step { inner: Mutex::default(), ended: watch::Sender::new(false), waiting_values })
-        };
-        Ok(self.steps.entry(id).or_insert_with(make).clone())
-    }
-
-    /// Drops the values of a step whose keys `is_meant`.
-    pub(crate) fn drop_values(&self, id: StepId, is_meant: impl Fn(&str) -> bool) {
-        let step = self.steps.get(&id).map(|entry| entry.value().clone());
-        let dropped = step.map(|step| step.drop_values(is_meant));
-        // Outside the locks: the last drop of a value gives memory back, which may wake.
-        drop(dropped);
-    }
-
-    /// The step, for a receive from another worker.
-    pub(crate) fn watch(&self, id: StepId) -> Result<Watched<'_>, Status> {
-        let step = self.step(id)?;
-        let aborted = step.lock().aborted.clone();
-        let watched = Watched { table: self, id, step: Some(step) };
-        aborted.map_or(Ok(watched), Err)
-    }
-
-    /// Hands `tensor` to the oldest receiver of `key`, or queues it.
-    pub(crate) fn send(&self, step: &Step, key: &str, tensor: Tensor) -> Result<(), SendRefused> {
-        let waiting = self.waiting_values.load(Ordering::Relaxed);
-        if waiting >= self.cap {
-            return Err(SendRefused::Full { waiting });
-        }
-        step.send(key, tensor).map_err(SendRefused::Aborted)
-    }
-
-    /// Ends a step: receivers get ABORTED, values are dropped, and so ends every later use.
-    pub(crate) fn cleanup(&self, id: StepId) {
-        {
-            let mut finished = self.finished();
-            if finished.known.insert(id) {
-                finished.order.push_back(id);
-            }
-            if finished.order.len() > TOMBSTONES_MAX
-                && let Some(oldest) = finished.order.pop_front()
-            {
-                finished.known.remove(&oldest);
-            }
-        }
-        if let Some((_, step)) = self.steps.remove(&id) {
-            step.abort(&Status::new(Code::Aborted, format!("Cleanup {}", id.0)));
-        }
-    }
-
-    /// Ends every step with `status`.
-    pub(crate) fn abort_all(&self, status: &Status) {
-        let mut steps: Vec<_> =
-            self.steps.iter().map(|entry| (*entry.key(), entry.value().clone())).collect();
-        steps.sort_by_key(|(id, _)| *id);
-        for (_, step) in steps {
-            step.abort(status);
-        }
-    }
-
-    fn finished(&self) -> MutexGuard<'_, Tombstones> {
-        self.finished.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Step {
+    /// A step whose values are counted in `waiting_values` too.
+    pub(crate) fn new(waiting_values: &Arc<AtomicUsize>) -> Self {
+        let waiting_values = waiting_values.clone();
+        Self { inner: Mutex::default(), ended: watch::Sender::new(false), waiting_values }
+    }
+
+    /// Why it is over, if it is.
+    pub(crate) fn aborted(&self) -> Option<Status> {
+        self.lock().aborted.clone()
+    }
+
+    /// Turns true with the abort.
+    pub(crate) fn ended(&self) -> watch::Receiver<bool> {
+        self.ended.subscribe()
+    }
+
+    /// Whether it holds nothing, not even the status of an abort.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.lock().is_unused()
+    }
+
     /// Interest in the next value of `key`, registered before this returns.
     pub(crate) fn take(self: &Arc<Self>, key: &str) -> Take {
         let (give, receiver) = oneshot::channel();
@@ -207,7 +107,8 @@ impl Step {
         Take { step: self.clone(), key: key.to_owned(), receiver: Some(receiver) }
     }
 
-    fn send(&self, key: &str, tensor: Tensor) -> Result<(), Status> {
+    /// Hands `tensor` to the oldest receiver of `key`, or queues it.
+    pub(crate) fn send(&self, key: &str, tensor: Tensor) -> Result<(), Status> {
         let mut inner = self.lock();
         if let Some(status) = &inner.aborted {
             return Err(status.clone());
@@ -261,7 +162,8 @@ impl Step {
         }
     }
 
-    fn drop_values(&self, is_meant: impl Fn(&str) -> bool) -> Vec<(u64, Tensor)> {
+    /// Takes the values out whose keys `is_meant`.
+    pub(crate) fn drop_values(&self, is_meant: impl Fn(&str) -> bool) -> Vec<(u64, Tensor)> {
         let mut inner = self.lock();
         let mut dropped = Vec::new();
         for (_, queue) in inner.queues.iter_mut().filter(|(key, _)| is_meant(key)) {
@@ -286,6 +188,14 @@ impl StepInner {
         let value = self.queues.get_mut(key)?.values.pop_front()?;
         self.forget_if_empty(key);
         Some(value)
+    }
+
+    /// Receivers that were given up leave the queue at once: peers can give up as many as they like.
+    fn forget_closed(&mut self, key: &str) {
+        if let Some(queue) = self.queues.get_mut(key) {
+            queue.receivers.retain(|receiver| !receiver.is_closed());
+            self.forget_if_empty(key);
+        }
     }
 
     fn forget_if_empty(&mut self, key: &str) {
@@ -325,8 +235,10 @@ impl Drop for Take {
     fn drop(&mut self) {
         let Some(mut receiver) = self.receiver.take() else { return };
         receiver.close();
-        if let Ok(Ok((sequence, tensor))) = receiver.try_recv() {
-            self.step.put_back(&self.key, sequence, tensor);
+        match receiver.try_recv() {
+            Ok(Ok((sequence, tensor))) => self.step.put_back(&self.key, sequence, tensor),
+            Ok(Err(_)) => {}
+            Err(_) => self.step.lock().forget_closed(&self.key),
         }
     }
 }
