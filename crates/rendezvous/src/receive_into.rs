@@ -16,9 +16,9 @@ use crate::{
     Step, Tensor, Version, WorkerError,
     error::TransferName,
     fabric_channel::{FabricChannel, Lent, ReceiveAllocator, ended},
+    held_value::HeldValue,
     import::others_turn,
     step::{HeldTensor, Receiving},
-    table::TakenValue,
 };
 
 /// Copied at a time, before other tasks get their turn.
@@ -183,13 +183,9 @@ impl Target {
     }
 
     /// As [`fill`](Self::fill), with a value of this worker's own.
-    async fn fill_with(
-        &self,
-        transfer: &TransferName,
-        taken: &mut Option<TakenValue>,
-    ) -> Result<Filled, WorkerError> {
+    async fn fill_with(&self, transfer: &TransferName, held: &mut HeldValue) -> Result<Filled, WorkerError> {
         let problem = || WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() };
-        let tensor = taken.as_ref().map(|taken| taken.tensor.clone()).ok_or_else(problem)?;
+        let tensor = held.tensor().cloned().ok_or_else(problem)?;
         let metadata = tensor.metadata();
         if !self.fits(metadata) {
             return Err(self.refusal(transfer, metadata));
@@ -201,7 +197,7 @@ impl Target {
         })
         .await?;
         let buffer = self.take().ok_or_else(problem)?;
-        drop(taken.take());
+        drop(held.hand_out());
         Ok(Filled { metadata: metadata.clone(), buffer, version: None })
     }
 

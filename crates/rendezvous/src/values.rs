@@ -8,10 +8,11 @@ use protocol::{Checksums, Code, DeviceName, Key, Scope, Source, Status, StepId, 
 
 use crate::{
     KeyEnd, Tensor,
+    held_value::HeldValue,
     lost::LostSteps,
     published::{Edition, PublishedSet},
     steps::{StepRef, StepTable},
-    table::TakenValue,
+    table::{TakenValue, dropped},
 };
 
 /// What this worker has to give.
@@ -60,8 +61,14 @@ impl PeerValues {
 /// A value taken for one answer.
 #[derive(Debug)]
 pub(crate) enum Taken {
-    /// Out of a step's queue. The step stays in use, so that the value can go back.
-    Step(TakenValue, StepRef),
+    /// Out of a step's queue.
+    Step {
+        value: TakenValue,
+        /// Its bytes, if the value itself is in a device's memory.
+        on_host: Option<Tensor>,
+        /// Keeps the step in use, so that the value can go back.
+        step: StepRef,
+    },
     /// Shared: it stays published.
     Published(Edition),
 }
@@ -69,7 +76,7 @@ pub(crate) enum Taken {
 impl Taken {
     pub(crate) fn tensor(&self) -> &Tensor {
         match self {
-            Self::Step(value, _) => &value.tensor,
+            Self::Step { value, on_host, .. } => on_host.as_ref().unwrap_or(&value.value.tensor),
             Self::Published(edition) => &edition.tensor,
         }
     }
@@ -140,10 +147,16 @@ impl Source for PeerValues {
             self.check_ends(&key)?;
             values.check_incarnation(&key)?;
             values.lost.status(step, &self.peer).map_or(Ok(()), Err)?;
-            Ok(asked.take(&key.table_key()))
+            Ok((asked.take(&key.table_key()), key))
         };
         match take() {
-            Ok(take) => Either::Right(Either::Right(take.map_ok(|(value, step)| Taken::Step(value, step)))),
+            Ok((take, key)) => Either::Right(Either::Right(async move {
+                let (value, step) = take.await?;
+                let mut held = HeldValue::new(value);
+                held.bring_to_host(&key).await?;
+                let (value, on_host) = held.hand_on().ok_or_else(dropped)?;
+                Ok(Taken::Step { value, on_host, step })
+            })),
             Err(status) => Either::Left(futures::future::ready(Err(status))),
         }
     }
@@ -160,13 +173,13 @@ impl Source for PeerValues {
 
     fn version(taken: &Taken) -> u64 {
         match taken {
-            Taken::Step(..) => 0,
+            Taken::Step { .. } => 0,
             Taken::Published(edition) => edition.version,
         }
     }
 
     fn put_back(&self, taken: Taken) {
-        if let Taken::Step(value, _step) = taken {
+        if let Taken::Step { value, step: _step, .. } = taken {
             value.put_back();
         }
     }
