@@ -1,6 +1,9 @@
 //! What can go wrong, one enum per layer.
 
-use crate::{ChannelError, Damage, Status, Validation, limits::NAME_BYTES_MAX};
+use crate::{
+    ChannelError, Damage, Status, Validation,
+    limits::{NAME_BYTES_MAX, STASH_MAX},
+};
 
 /// Why a receive has no value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -32,6 +35,15 @@ pub enum TransferError {
         received: u64,
         /// What was changed.
         damage: Damage,
+    },
+    /// Too much is kept for receives that nobody makes.
+    #[error(
+        "{kept} values of receives that were given up are kept for the next receives of their keys, and {STASH_MAX} is \
+         the most: receive them, or end their steps"
+    )]
+    StashFull {
+        /// Contents that are kept.
+        kept: usize,
     },
     /// The key cannot travel.
     #[error("the key has {length} bytes of UTF-8, the limit is {NAME_BYTES_MAX}: shorten it")]

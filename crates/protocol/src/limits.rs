@@ -64,6 +64,10 @@ pub const NAMES_MAX: u32 = 4096;
 /// Most requests that one end may have outstanding at the other.
 pub const REQUESTS_MAX: u32 = 16 << 10;
 
+/// Most contents of receives that were given up that one connection keeps for the next receives of their keys, before
+/// it refuses further receives of steps.
+pub const STASH_MAX: usize = 4096;
+
 /// Most requests that one message may carry.
 pub const REQUESTS_PER_MESSAGE_MAX: u32 = 512;
 

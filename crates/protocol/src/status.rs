@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// Begins the message of a status that only follows from another one.
+const DERIVED: &str = "[_Derived_]";
+
 /// What kind of failure. The numbers are gRPC's, so that both planes speak alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -82,6 +85,40 @@ impl Status {
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), details: Vec::new() }
     }
+
+    /// Marks it as one that only follows from another: a receive that was given up because something else failed.
+    /// The mark is the prefix `[_Derived_]` of the message, so it travels.
+    #[must_use]
+    pub fn derived(mut self) -> Self {
+        if !self.is_derived() {
+            self.message.insert_str(0, DERIVED);
+        }
+        self
+    }
+
+    /// Whether it only follows from another one.
+    pub fn is_derived(&self) -> bool {
+        self.message.starts_with(DERIVED)
+    }
+
+    /// The one of `statuses` that says what went wrong: the first that isn't derived, else the first. `None` of none.
+    ///
+    /// ```
+    /// use protocol::{Code, Status};
+    ///
+    /// let given_up = Status::new(Code::Cancelled, "RecvAsync is cancelled.").derived();
+    /// let cause = Status::new(Code::InvalidArgument, "`weights` is no matrix");
+    /// assert_eq!(Status::root_cause([given_up, cause.clone()]), Some(cause));
+    /// ```
+    pub fn root_cause(statuses: impl IntoIterator<Item = Self>) -> Option<Self> {
+        let mut statuses = statuses.into_iter();
+        let first = statuses.next()?;
+        if first.is_derived() {
+            Some(statuses.find(|status| !status.is_derived()).unwrap_or(first))
+        } else {
+            Some(first)
+        }
+    }
 }
 
 impl fmt::Display for Status {
@@ -91,3 +128,22 @@ impl fmt::Display for Status {
 }
 
 impl std::error::Error for Status {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s2_5_a_derived_status_is_marked_once_and_gives_way_to_a_cause() {
+        let derived = Status::new(Code::Cancelled, "RecvAsync is cancelled.").derived();
+        assert_eq!(derived.message, "[_Derived_]RecvAsync is cancelled.");
+        assert_eq!(derived.clone().derived(), derived);
+        let (one, two) = (Status::new(Code::DataLoss, "one"), Status::new(Code::Internal, "two"));
+        assert!(derived.is_derived() && !one.is_derived());
+        assert_eq!(Status::root_cause([derived.clone(), one.clone(), two.clone()]), Some(one.clone()));
+        assert_eq!(Status::root_cause([one.clone(), derived.clone(), two]), Some(one));
+        let other = Status::new(Code::Aborted, "other").derived();
+        assert_eq!(Status::root_cause([derived.clone(), other]), Some(derived));
+        assert_eq!(Status::root_cause([]), None);
+    }
+}

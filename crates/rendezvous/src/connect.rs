@@ -24,6 +24,7 @@ use crate::{
     node::{Node, fabric_number},
     pools::LocalFabric,
     ring::{OwnRing, RingMaker},
+    route::Route,
     serve::FAREWELL,
     session::Session,
     sessions::Full,
@@ -39,7 +40,7 @@ struct Half {
 
 impl Node {
     /// A data connection to `peer`, over a session that exists or a new one.
-    pub(crate) async fn connect(self: &Arc<Self>, peer: &Peer) -> Result<Arc<DataConnection>, WorkerError> {
+    pub(crate) async fn connect(self: &Arc<Self>, peer: &Peer) -> Result<Route, WorkerError> {
         let end = self.runtime.now() + self.connect_limit;
         loop {
             let session = self.session(peer).await?;
@@ -164,7 +165,7 @@ impl Node {
         self: &Arc<Self>,
         peer: &Peer,
         session: &Arc<Session>,
-    ) -> Result<Option<Arc<DataConnection>>, WorkerError> {
+    ) -> Result<Option<Route>, WorkerError> {
         let mut tried: Vec<String> =
             self.unavailable.iter().map(|(kind, why)| format!("{kind}: {why}")).collect();
         let mut limit = None;
@@ -203,7 +204,7 @@ impl Node {
         self: &Arc<Self>,
         fabric: &LocalFabric,
         session: &Arc<Session>,
-    ) -> Result<Option<Arc<DataConnection>>, WorkerError> {
+    ) -> Result<Option<Route>, WorkerError> {
         let half = self.prepare(fabric)?;
         let lost = |detail: String| FabricError::Connect {
             kind: fabric.kind,
@@ -258,7 +259,7 @@ impl Node {
         let replaced = peer.end_accept(opened.as_ref().ok());
         match opened {
             Ok(connection) => {
-                tracing::info!(peer = peer.name(), transport = %connection.kind, "connected by the peer");
+                tracing::info!(peer = peer.name(), transport = %connection.kind(), "connected by the peer");
             }
             Err(error) => {
                 tracing::warn!(peer = session.peer.worker, %error, "a data connection could not be set up");
@@ -319,7 +320,7 @@ impl Node {
         half: Half,
         other: Connect,
         role: Role,
-    ) -> Result<Arc<DataConnection>, WorkerError> {
+    ) -> Result<Route, WorkerError> {
         let Half { prepared, ring, known, .. } = half;
         let (peer, limit) = (ConnectionData(other.data), self.connect_limit);
         let announcer = Announcer::new(other.connection, &session.sender()?, self.runtime.clone(), &known);
@@ -349,11 +350,10 @@ impl Node {
             has_slots,
         };
         let parameters = (self.parameters, other.parameters);
-        let worker = &session.peer.worker;
-        let connection = DataConnection::new(channel, parameters, allocator, worker, &self.values);
+        let connection = DataConnection::new(channel, parameters, allocator, &session.peer, &self.values);
         connection.start(&self.runtime);
         match confirm_regions(session, other.connection, &connection).await {
-            Ok(()) => Ok(connection),
+            Ok(()) => Ok(connection.into()),
             Err(error) => {
                 // From here on the peer can write this end's ring: it must not be given back before the drain.
                 connection.close(&Lost::gone(error.to_string())).await;
@@ -370,7 +370,7 @@ async fn confirm_regions(
     connection: &Arc<DataConnection>,
 ) -> Result<(), WorkerError> {
     let lost = |detail| WorkerError::Control(ControlError::Lost { detail });
-    for region in session.up(number, connection).map_err(lost)? {
+    for region in session.up(number, &connection.clone().into()).map_err(lost)? {
         session.send(ControlFrame::RegionAck { connection: number, region }).await?;
     }
     Ok(())

@@ -8,7 +8,7 @@ use std::sync::{
 use futures::future::{Either, select};
 use memory::Buf;
 use protocol::{
-    Code, Connection, Held, Manner, Received, Scope, Sharing, Status, TransferError,
+    Checksums, Code, Connection, Held, Manner, Metadata, Received, Scope, Sharing, Status, TransferError,
     wire::control::Parameters,
 };
 use verbs_reactor::{Arrival, FabricKind, QueuePair, Runtime};
@@ -16,6 +16,7 @@ use verbs_reactor::{Arrival, FabricKind, QueuePair, Runtime};
 use crate::{
     Tensor, WorkerError,
     announce::Announcer,
+    control::handshake::Introduction,
     error::{Lost, TransferName},
     fabric_channel::{FabricChannel, Lent, ReceiveAllocator},
     held_posts::HeldPosts,
@@ -28,6 +29,8 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct DataConnection {
     pub(crate) kind: FabricKind,
+    /// The life of the peer that it leads to.
+    pub(crate) peer_incarnation: u64,
     pub(crate) queue_pair: QueuePair,
     pub(crate) protocol: Arc<Connection<FabricChannel>>,
     pub(crate) announcer: Arc<Announcer>,
@@ -48,20 +51,21 @@ impl DataConnection {
         channel: FabricChannel,
         (own, peers): (Parameters, Parameters),
         allocator: ReceiveAllocator,
-        peer: &str,
+        peer: &Introduction,
         values: &SharedValues,
     ) -> Arc<Self> {
         let queue_pair = channel.queue_pair.clone();
         let (ring, held) = (channel.own_ring.clone(), channel.held.clone());
         Arc::new(Self {
             kind: queue_pair.kind(),
+            peer_incarnation: peer.incarnation,
             queue_pair,
             protocol: Connection::new(channel, own, peers),
             announcer: allocator.announcer.clone(),
             allocator,
             ring,
             held,
-            values: Arc::new(PeerValues { values: values.clone(), peer: peer.to_owned() }),
+            values: Arc::new(PeerValues::new(values, &peer.worker)),
             lost: OnceLock::new(),
             over: AtomicBool::new(false),
             ended: Mutex::new(false),
@@ -217,13 +221,18 @@ impl DataConnection {
         Ok(self.protocol.hold(received))
     }
 
+    /// The value as a tensor that shares its bytes with what is held.
+    pub(crate) fn shared_tensor(held: &mut Held<FabricChannel>) -> Result<Tensor, WorkerError> {
+        let gone = || WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() };
+        let received = held.get_mut().ok_or_else(gone)?;
+        let bytes = received.lent.take().map(Lent::received).transpose()?;
+        received.lent = bytes.clone().map(Lent::view);
+        Ok(received_tensor(received.metadata.clone(), bytes, received.checksums.clone()))
+    }
+
     pub(crate) fn tensor(received: Received<Lent>) -> Result<Tensor, WorkerError> {
         let Received { metadata, lent, checksums, .. } = received;
-        let bytes = lent.map(Lent::received).transpose()?;
-        // Memory lent for several known shapes is as large as the largest.
-        let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
-        let bytes = bytes.filter(|_| length > 0).and_then(|bytes| bytes.slice(0..length));
-        Ok(Tensor::received(metadata, bytes.unwrap_or_else(Buf::empty), checksums))
+        Ok(received_tensor(metadata, lent.map(Lent::received).transpose()?, checksums))
     }
 
     fn lost_error(&self, transfer: Box<TransferName>, seen: String) -> WorkerError {
@@ -238,7 +247,7 @@ impl DataConnection {
             TransferError::Local(status) if status.code == Code::ResourceExhausted => {
                 WorkerError::Local { transfer, status }
             }
-            TransferError::KeyTooLong { .. } => {
+            TransferError::KeyTooLong { .. } | TransferError::StashFull { .. } => {
                 let status = Status::new(Code::ResourceExhausted, error.to_string());
                 WorkerError::Local { transfer, status }
             }
@@ -249,6 +258,13 @@ impl DataConnection {
             other => self.lost_error(transfer, other.to_string()),
         }
     }
+}
+
+fn received_tensor(metadata: Metadata, bytes: Option<Buf>, checksums: Option<Arc<Checksums>>) -> Tensor {
+    // Memory lent for several known shapes is as large as the largest.
+    let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
+    let bytes = bytes.filter(|_| length > 0).and_then(|bytes| bytes.slice(0..length));
+    Tensor::received(metadata, bytes.unwrap_or_else(Buf::empty), checksums)
 }
 
 /// Waits for `future` unless `stop` turns true first, or its sender is gone.

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use memory::{Limit, MemoryError};
-use protocol::{Damage, Status, Validation};
+use protocol::{Code, Damage, Status, Validation};
 use verbs_reactor::{FabricError, LossCause};
 
-use crate::control::ControlError;
+use crate::{ClusterError, control::ControlError};
 
 /// Names a transfer in errors: which peer, which key, which step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,6 +66,34 @@ impl PeerLoss {
     }
 }
 
+/// One of the two ends of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KeyEnd {
+    /// Its source, where values are sent.
+    Source,
+    /// Its destination, where they are received.
+    Destination,
+}
+
+impl KeyEnd {
+    /// What to do when the device is another worker's.
+    fn remedy(self) -> &'static str {
+        match self {
+            Self::Source => "send on the worker that has the source device",
+            Self::Destination => "receive on the worker that has the destination device",
+        }
+    }
+}
+
+impl std::fmt::Display for KeyEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Source => "src",
+            Self::Destination => "dst",
+        })
+    }
+}
+
 /// The first reason why a session or connection ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Lost {
@@ -116,6 +144,9 @@ pub enum WorkerError {
         /// What to do.
         remedy: String,
     },
+    /// The cluster contradicts itself, or this worker is not in it.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
     /// A name that is neither in the cluster nor connected.
     #[error(
         "worker `{name}` is unknown; known: {known}. Add it to the cluster, or connect by address with peer_at"
@@ -134,6 +165,14 @@ pub enum WorkerError {
         /// What is wrong with it, and the remedy.
         problem: String,
     },
+    /// An output of a step that comes from a branch that was not taken.
+    #[error(
+        "the output of `{key}` is dead: the branch that makes it was not taken; ask for outputs of taken branches"
+    )]
+    DeadOutput {
+        /// Its key.
+        key: String,
+    },
     /// Bytes, shape and element type do not go together.
     #[error("tensor: {problem}")]
     InvalidTensor {
@@ -142,11 +181,24 @@ pub enum WorkerError {
     },
     /// Too many sent values wait for their receivers.
     #[error(
-        "{waiting} sent values wait for their receivers; receive or clean up steps, or raise the table's cap"
+        "{waiting} sent values wait for their receivers, and {cap} may: receive them or clean up their steps, or allow \
+         more with WorkerBuilder::values_max"
     )]
     TableFull {
         /// Values waiting.
         waiting: usize,
+        /// As many may.
+        cap: usize,
+    },
+    /// A key was used at a worker that is not the one of its device.
+    #[error("Invalid rendezvous key ({end}): {key} @ {worker}; {}", end.remedy())]
+    WrongWorker {
+        /// Whose device it should be.
+        end: KeyEnd,
+        /// The key.
+        key: String,
+        /// The worker it was used at.
+        worker: String,
     },
     /// The step was aborted or cleaned up here.
     #[error("step {step}: {status}")]
@@ -164,12 +216,21 @@ pub enum WorkerError {
         /// Its answer.
         status: Status,
     },
-    /// This end cannot receive it: no memory, or a limit that was exceeded (RESOURCE_EXHAUSTED).
+    /// This end cannot receive it: no memory, or a limit that was exceeded (RESOURCE_EXHAUSTED), or a device that it
+    /// can't be copied from or to (the device context's status, or INVALID_ARGUMENT).
     #[error("receiving {transfer}: {status}")]
     Local {
         /// The transfer.
         transfer: Box<TransferName>,
-        /// What is exhausted.
+        /// What is exhausted or cannot be done.
+        status: Status,
+    },
+    /// The receive's own token was cancelled before a value came. The status is marked as derived.
+    #[error("receiving {transfer}: {status}")]
+    Cancelled {
+        /// The transfer.
+        transfer: Box<TransferName>,
+        /// CANCELLED.
         status: Status,
     },
     /// The value does not go into the buffer that was given for it. It is not lost: the next receive of its key gets it.
@@ -259,6 +320,43 @@ pub enum WorkerError {
 }
 
 impl WorkerError {
+    /// What kind of failure it is, in gRPC's terms: that of the status it carries, if it carries one.
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Aborted { status, .. }
+            | Self::Cancelled { status, .. }
+            | Self::Remote { status, .. }
+            | Self::Local { status, .. } => status.code,
+            Self::Config { .. }
+            | Self::Cluster(_)
+            | Self::BadKey { .. }
+            | Self::WrongWorker { .. }
+            | Self::DeadOutput { .. }
+            | Self::InvalidTensor { .. }
+            | Self::Mismatch { .. } => Code::InvalidArgument,
+            Self::UnknownWorker { .. } => Code::NotFound,
+            Self::TableFull { .. } | Self::Limit { .. } | Self::Memory(_) => Code::ResourceExhausted,
+            Self::Corrupted { .. } => Code::DataLoss,
+            Self::PeerLost { loss: PeerLoss::StepBroken, .. } | Self::ShutDown => Code::Aborted,
+            Self::DeadlineExceeded { .. } => Code::DeadlineExceeded,
+            Self::PeerLost { .. } | Self::NoFabric { .. } | Self::Fabric(_) | Self::Control(_) => {
+                Code::Unavailable
+            }
+        }
+    }
+
+    /// Whether it only follows from another failure, which somebody else was told.
+    pub fn is_derived(&self) -> bool {
+        match self {
+            Self::Aborted { status, .. }
+            | Self::Cancelled { status, .. }
+            | Self::Remote { status, .. }
+            | Self::Local { status, .. } => status.is_derived(),
+            Self::PeerLost { loss, .. } => *loss == PeerLoss::StepBroken,
+            _ => false,
+        }
+    }
+
     /// Names the limit that is behind this error, if one is.
     pub(crate) fn or_limit(self) -> Self {
         match self.limit() {

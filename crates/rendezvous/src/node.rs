@@ -12,8 +12,8 @@ use verbs_reactor::{FabricKind, Runtime};
 
 use crate::{
     ClusterSpec, Peer, WorkerError,
+    cluster::normalise,
     control::{ControlPlane, Secret, handshake::Introduction},
-    peer::normalise_address,
     pools::{LocalFabric, Pools},
     sessions::{SessionCaps, SessionCounts},
     values::SharedValues,
@@ -81,7 +81,7 @@ impl Node {
         let mut peers = self.lock_peers();
         let peer = peers.by_name.entry(name.to_owned()).or_insert_with(|| Peer::new(name)).clone();
         if let Some(address) = address {
-            peers.by_address.insert(normalise_address(address), peer.clone());
+            peers.by_address.insert(normalise(address), peer.clone());
             peer.note_address(address);
         }
         peer
@@ -89,7 +89,7 @@ impl Node {
 
     /// The peer that was dialled at `address` before.
     pub(crate) fn peer_by_address(&self, address: &str) -> Option<Peer> {
-        self.lock_peers().by_address.get(&normalise_address(address)).cloned()
+        self.lock_peers().by_address.get(&normalise(address)).cloned()
     }
 
     /// The peer with this name, if it is in the cluster or known already.

@@ -9,7 +9,7 @@ use protocol::{Code, Status};
 use tokio::sync::Notify;
 use verbs_reactor::{Runtime, timeout};
 
-use crate::{WorkerError, data::DataConnection, error::Lost, node::Node, outcome::Outcome, session::Session};
+use crate::{WorkerError, error::Lost, node::Node, outcome::Outcome, route::Route, session::Session};
 
 /// How long an end whose Connect was refused, because the peer's own counts, waits for that before it asks again.
 const PEERS_TURN: Duration = Duration::from_millis(50);
@@ -36,11 +36,11 @@ struct State {
     /// Attempts of the peer's that are under way.
     accepting: usize,
     /// What the last of them gave.
-    accepted: Option<Arc<DataConnection>>,
+    accepted: Option<Route>,
 }
 
 /// How a connection attempt ended.
-type Attempt = Result<Arc<DataConnection>, WorkerError>;
+type Attempt = Result<Route, WorkerError>;
 
 /// The one connection that requests go over. When both ends dial at the same moment, the attempt of the worker
 /// whose name sorts first counts, and the other's is refused: so both ends use the same one.
@@ -53,14 +53,14 @@ enum Link {
     /// The peer attempts it, and whoever needs it waits for that.
     Accepting(Outcome<Attempt>),
     Up {
-        connection: Arc<DataConnection>,
+        connection: Route,
         /// The peer was told once that this connection counts. If it asks again, it has lost its end.
         told: bool,
     },
 }
 
 impl Link {
-    fn up(connection: &Arc<DataConnection>) -> Self {
+    fn up(connection: &Route) -> Self {
         Self::Up { connection: connection.clone(), told: false }
     }
 }
@@ -130,7 +130,7 @@ impl Peer {
     /// An attempt of the peer's has ended. Gives the connection that it replaces: one whose other end the peer has
     /// lost, or it would not have asked.
     #[must_use]
-    pub(crate) fn end_accept(&self, accepted: Option<&Arc<DataConnection>>) -> Option<Arc<DataConnection>> {
+    pub(crate) fn end_accept(&self, accepted: Option<&Route>) -> Option<Route> {
         let mut state = self.lock();
         state.accepting -= 1;
         let (mut replaced, mut told) = (None, None);
@@ -166,7 +166,7 @@ impl Peer {
     ///
     /// # Cancel safety
     /// Cancel-safe.
-    pub(crate) async fn accepted(&self, runtime: &dyn Runtime) -> Option<Arc<DataConnection>> {
+    pub(crate) async fn accepted(&self, runtime: &dyn Runtime) -> Option<Route> {
         loop {
             let mut ended = std::pin::pin!(self.inner.accepted.notified());
             ended.as_mut().enable();
@@ -191,7 +191,7 @@ impl Peer {
     }
 
     /// The connection in use, alive or not.
-    pub(crate) fn connection(&self) -> Option<Arc<DataConnection>> {
+    pub(crate) fn connection(&self) -> Option<Route> {
         match &self.lock().link {
             Link::Up { connection, .. } => Some(connection.clone()),
             _ => None,
@@ -224,7 +224,7 @@ impl Peer {
         }
     }
 
-    fn link_or_attempt(&self, node: &Arc<Node>) -> Result<Arc<DataConnection>, Outcome<Attempt>> {
+    fn link_or_attempt(&self, node: &Arc<Node>) -> Result<Route, Outcome<Attempt>> {
         self.end_former();
         let mut state = self.lock();
         match &state.link {
@@ -259,10 +259,4 @@ impl Peer {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// One spelling per address: without scheme and surrounding space.
-pub(crate) fn normalise_address(address: &str) -> String {
-    let address = address.trim();
-    address.strip_prefix("http://").unwrap_or(address).trim_end_matches('/').to_owned()
 }

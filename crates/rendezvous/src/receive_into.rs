@@ -18,9 +18,9 @@ use crate::{
     Peer, Step, Tensor, Worker, WorkerError,
     error::TransferName,
     fabric_channel::{FabricChannel, Lent, ReceiveAllocator, ended},
+    held_value::HeldValue,
     import::others_turn,
     step::{HeldTensor, Receiving},
-    table::TakenValue,
 };
 
 /// Copied at a time, before other tasks get their turn.
@@ -135,7 +135,19 @@ impl Target {
     }
 
     /// Brings a value that has come into the buffer, if it is not there yet. What does not fit is not lost.
-    pub(crate) async fn fill(
+    pub(crate) async fn fill_held(
+        &self,
+        transfer: &TransferName,
+        held: &mut HeldTensor,
+        pool: &Pool,
+    ) -> Result<Filled, WorkerError> {
+        match held {
+            HeldTensor::Peers(held) => self.fill(transfer, held, pool).await,
+            HeldTensor::Own(taken) => self.fill_with(transfer, taken).await,
+        }
+    }
+
+    async fn fill(
         &self,
         transfer: &TransferName,
         held: &mut Held<FabricChannel>,
@@ -171,13 +183,9 @@ impl Target {
     }
 
     /// As [`fill`](Self::fill), with a value of this worker's own.
-    pub(crate) async fn fill_with(
-        &self,
-        transfer: &TransferName,
-        taken: &mut Option<TakenValue>,
-    ) -> Result<Filled, WorkerError> {
+    async fn fill_with(&self, transfer: &TransferName, held: &mut HeldValue) -> Result<Filled, WorkerError> {
         let problem = || WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() };
-        let tensor = taken.as_ref().map(|taken| taken.tensor.clone()).ok_or_else(problem)?;
+        let tensor = held.tensor().cloned().ok_or_else(problem)?;
         let metadata = tensor.metadata();
         if !self.fits(metadata) {
             return Err(self.refusal(transfer, metadata));
@@ -189,7 +197,7 @@ impl Target {
         })
         .await?;
         let buffer = self.take().ok_or_else(problem)?;
-        drop(taken.take());
+        drop(held.hand_out());
         Ok(Filled { metadata: metadata.clone(), buffer })
     }
 
@@ -347,7 +355,7 @@ impl Worker {
         let fetched = async {
             let connection = peer.connected(&self.node).await?;
             let mut held = connection.receive_into(Scope::Published, &transfer, &target).await?;
-            target.fill(&transfer, &mut held, &self.node.pools.receive).await
+            target.fill_held(&transfer, &mut held, &self.node.pools.receive).await
         };
         let what = || format!("fetching {transfer}");
         let filled = self.within(self.node.limit, what, pin!(fetched)).await;
@@ -382,10 +390,8 @@ impl Step {
             let peer = key.source_device().worker().unwrap_or_default();
             let transfer = TransferName { peer, key: key.to_string(), step: Some(self.id.0) };
             let pool = &self.worker.node.pools.receive;
-            match &mut self.receive_held(key, Receiving::Into(&target)).await? {
-                HeldTensor::Peers(held) => target.fill(&transfer, held, pool).await,
-                HeldTensor::Own(taken) => target.fill_with(&transfer, taken).await,
-            }
+            let mut held = self.receive_held(key, Receiving::Into(&target)).await?;
+            target.fill_held(&transfer, &mut held, pool).await
         });
         let filled = self.worker.within(self.worker.node.limit, what, received).await;
         filled.map_err(|error| ReceiveIntoError { error, buffer: target.take() })

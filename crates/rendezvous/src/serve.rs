@@ -14,6 +14,7 @@ use crate::{
     data::unless,
     error::{Lost, PeerLoss},
     node::Node,
+    route::Route,
     session::{ListPage, Session},
     sessions::Served,
 };
@@ -111,12 +112,12 @@ impl Node {
                 }
             }
             ControlFrame::RegionAck { connection, region } => {
-                if let Some(connection) = session.connection(connection) {
+                if let Some(connection) = session.connection(connection).as_ref().and_then(Route::data) {
                     connection.announcer.confirm(region);
                 }
             }
             ControlFrame::RegionRemove { connection, region } => {
-                if let Some(connection) = session.connection(connection) {
+                if let Some(connection) = session.connection(connection).as_ref().and_then(Route::data) {
                     connection.queue_pair.remove_remote_region(verbs_reactor::RegionId(region));
                 }
             }

@@ -18,8 +18,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use crate::{
     announce::region,
     control::{ControlError, FrameReceiver, FrameSender, handshake::Introduction},
-    data::DataConnection,
     error::{Lost, PeerLoss},
+    route::Route,
 };
 
 /// What the peer answered to a Connect.
@@ -74,7 +74,7 @@ impl State {
 enum Entry {
     /// Being set up; regions announced meanwhile wait here.
     Opening(Vec<RegionRecord>),
-    Up(Arc<DataConnection>),
+    Up(Route),
 }
 
 impl std::fmt::Debug for ListPage {
@@ -134,7 +134,7 @@ impl Session {
     pub(crate) fn signs_of_life(&self) -> u64 {
         let state = self.lock();
         let up = state.connections.values().filter_map(|entry| match entry {
-            Entry::Up(connection) => Some(connection.queue_pair.stats()),
+            Entry::Up(connection) => Some(connection.stats()),
             Entry::Opening(_) => None,
         });
         let moved = up.map(|stats| stats.arrivals.wrapping_add(stats.bytes_received));
@@ -197,14 +197,15 @@ impl Session {
     ///
     /// # Errors
     /// Why the session is over; the caller closes the connection then.
-    pub(crate) fn up(&self, number: u32, connection: &Arc<DataConnection>) -> Result<Vec<u32>, String> {
+    pub(crate) fn up(&self, number: u32, connection: &Route) -> Result<Vec<u32>, String> {
         let mut state = self.lock();
         if let Some(why) = &state.over {
             return Err(why.detail.clone());
         }
         let before = state.connections.insert(number, Entry::Up(connection.clone()));
         let Some(Entry::Opening(waiting)) = before else { return Ok(Vec::new()) };
-        waiting.iter().for_each(|record| connection.queue_pair.add_remote_region(region(record)));
+        let Some(data) = connection.data() else { return Ok(Vec::new()) };
+        waiting.iter().for_each(|record| data.queue_pair.add_remote_region(region(record)));
         Ok(waiting.iter().map(|record| record.region).collect())
     }
 
@@ -216,7 +217,7 @@ impl Session {
     }
 
     /// A live data connection, if there is one.
-    pub(crate) fn live_connection(&self) -> Option<Arc<DataConnection>> {
+    pub(crate) fn live_connection(&self) -> Option<Route> {
         let state = self.lock();
         state.connections.values().find_map(|entry| match entry {
             Entry::Up(connection) if !connection.is_over() => Some(connection.clone()),
@@ -236,7 +237,8 @@ impl Session {
         let mut state = self.lock();
         match state.connections.get_mut(&number) {
             Some(Entry::Up(connection)) => {
-                connection.queue_pair.add_remote_region(region(&record));
+                let Some(data) = connection.data() else { return false };
+                data.queue_pair.add_remote_region(region(&record));
                 true
             }
             Some(Entry::Opening(waiting)) if waiting.len() < protocol::limits::REGIONS_MAX => {
@@ -248,7 +250,7 @@ impl Session {
     }
 
     /// The data connection with this number, if it is up.
-    pub(crate) fn connection(&self, number: u32) -> Option<Arc<DataConnection>> {
+    pub(crate) fn connection(&self, number: u32) -> Option<Route> {
         match self.lock().connections.get(&number) {
             Some(Entry::Up(connection)) => Some(connection.clone()),
             _ => None,
@@ -293,7 +295,7 @@ impl Session {
     }
 
     /// Ends the session and every transfer over it. The first reason stays.
-    pub(crate) fn fail(&self, why: &Lost) -> Vec<Arc<DataConnection>> {
+    pub(crate) fn fail(&self, why: &Lost) -> Vec<Route> {
         self.condemn(why.clone());
         let connections = {
             let mut state = self.lock();

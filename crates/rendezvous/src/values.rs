@@ -4,19 +4,23 @@ use std::{future::Future, sync::Arc};
 
 use futures::future::Either;
 use memory::Buf;
-use protocol::{Checksums, Code, Key, Scope, Source, Status, StepId, Value};
+use protocol::{Checksums, Code, DeviceName, Key, Scope, Source, Status, StepId, Value};
 
 use crate::{
-    Tensor,
+    KeyEnd, Tensor,
+    held_value::HeldValue,
     lost::LostSteps,
     published::PublishedSet,
-    table::{StepTable, TakenValue},
+    steps::{StepRef, StepTable},
+    table::{TakenValue, dropped},
 };
 
 /// What this worker has to give.
 #[derive(Debug)]
 pub(crate) struct Values {
     pub(crate) worker: String,
+    /// Its name, parsed.
+    pub(crate) device: DeviceName,
     pub(crate) incarnation: u64,
     pub(crate) steps: StepTable,
     pub(crate) published: PublishedSet,
@@ -28,13 +32,43 @@ pub(crate) struct Values {
 pub(crate) struct PeerValues {
     pub(crate) values: SharedValues,
     pub(crate) peer: String,
+    /// Its name, parsed; of a peer whose name is none, one that no key names.
+    device: DeviceName,
+}
+
+impl PeerValues {
+    pub(crate) fn new(values: &SharedValues, peer: &str) -> Self {
+        let device = peer.parse().unwrap_or_default();
+        Self { values: values.clone(), peer: peer.to_owned(), device }
+    }
+
+    /// Checks that the source of `key` is a device of this worker, and its destination one of the peer.
+    fn check_ends(&self, key: &Key) -> Result<(), Status> {
+        let ends = [
+            (KeyEnd::Source, key.source_device(), &self.values.device, &self.values.worker),
+            (KeyEnd::Destination, key.destination_device(), &self.device, &self.peer),
+        ];
+        for (end, device, own, worker) in ends {
+            if !device.is_same_address_space(own) {
+                let message = format!("Invalid rendezvous key ({end}): {key} @ {worker}");
+                return Err(Status::new(Code::InvalidArgument, message));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A value taken for one answer.
 #[derive(Debug)]
 pub(crate) enum Taken {
     /// Out of a step's queue.
-    Step(TakenValue),
+    Step {
+        value: TakenValue,
+        /// Its bytes, if the value itself is in a device's memory.
+        on_host: Option<Tensor>,
+        /// Keeps the step in use, so that the value can go back.
+        step: StepRef,
+    },
     /// Shared: it stays published.
     Published(Tensor),
 }
@@ -42,7 +76,7 @@ pub(crate) enum Taken {
 impl Taken {
     pub(crate) fn tensor(&self) -> &Tensor {
         match self {
-            Self::Step(value) => &value.tensor,
+            Self::Step { value, on_host, .. } => on_host.as_ref().unwrap_or(&value.value.tensor),
             Self::Published(tensor) => tensor,
         }
     }
@@ -64,36 +98,30 @@ impl Values {
         })
     }
 
-    /// Checks that `key` names a device of this worker in this life of it.
-    fn check_key(&self, text: &str) -> Result<Key, Status> {
-        let key: Key =
-            text.parse().map_err(|error| Status::new(Code::InvalidArgument, format!("{error}")))?;
-        if !key.source_device().is_same_address_space(&worker_device(&self.worker)?) {
-            let message = format!("Invalid rendezvous key (src): {text} @ {}", self.worker);
-            return Err(Status::new(Code::InvalidArgument, message));
+    /// Checks that `key` names this life of this worker.
+    pub(crate) fn check_incarnation(&self, key: &Key) -> Result<(), Status> {
+        if key.incarnation() == self.incarnation {
+            return Ok(());
         }
-        if key.incarnation() != self.incarnation {
-            let message = format!(
-                "`{text}` names incarnation {:016x} of {}, which is now {:016x}: it was restarted; \
-                 make the key anew with Worker::key",
-                key.incarnation(),
-                self.worker,
-                self.incarnation
-            );
-            return Err(Status::new(Code::Aborted, message));
-        }
-        Ok(key)
+        let message = format!(
+            "`{key}` names incarnation {:016x} of {}, which is now {:016x}: it was restarted; make the key anew with \
+             Worker::key",
+            key.incarnation(),
+            self.worker,
+            self.incarnation
+        );
+        Err(Status::new(Code::Aborted, message))
     }
 }
 
 /// The worker part of a name, parsed.
-pub(crate) fn worker_device(worker: &str) -> Result<protocol::DeviceName, Status> {
+pub(crate) fn worker_device(worker: &str) -> Result<DeviceName, Status> {
     worker.parse().map_err(|error| Status::new(Code::InvalidArgument, format!("worker `{worker}`: {error}")))
 }
 
 /// The worker that the value of a table key is for.
 fn destination_worker(table_key: &str) -> Option<String> {
-    table_key.split(';').nth(1)?.parse::<protocol::DeviceName>().ok()?.worker()
+    table_key.split(';').nth(1)?.parse::<DeviceName>().ok()?.worker()
 }
 
 impl Source for PeerValues {
@@ -107,12 +135,21 @@ impl Source for PeerValues {
             Scope::Step(step) => step,
         };
         let take = || {
-            let key = values.check_key(key)?;
+            let key: Key = key.parse()?;
+            let asked = values.steps.ask(step, &self.peer)?;
+            self.check_ends(&key)?;
+            values.check_incarnation(&key)?;
             values.lost.status(step, &self.peer).map_or(Ok(()), Err)?;
-            Ok(values.steps.step(step)?.take(&key.table_key()))
+            Ok((asked.take(&key.table_key()), key))
         };
         match take() {
-            Ok(take) => Either::Right(async move { take.await.map(Taken::Step) }),
+            Ok((take, key)) => Either::Right(async move {
+                let (value, step) = take.await?;
+                let mut held = HeldValue::new(value);
+                held.bring_to_host(&key).await?;
+                let (value, on_host) = held.hand_on().ok_or_else(dropped)?;
+                Ok(Taken::Step { value, on_host, step })
+            }),
             Err(status) => Either::Left(futures::future::ready(Err(status))),
         }
     }
@@ -128,7 +165,7 @@ impl Source for PeerValues {
     }
 
     fn put_back(&self, taken: Taken) {
-        if let Taken::Step(value) = taken {
+        if let Taken::Step { value, step: _step, .. } = taken {
             value.put_back();
         }
     }

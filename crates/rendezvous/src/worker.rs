@@ -12,10 +12,10 @@ use protocol::{Code, Counters, DeviceName, Key, Manner, Scope, Sharing, Status, 
 use verbs_reactor::{FabricKind, QueuePairStats, timeout};
 
 use crate::{
-    Peer, Published, Step, Tensor, WorkerBuilder, WorkerError,
+    ClusterSpec, Peer, Published, Step, Tensor, TfConfig, WorkerBuilder, WorkerError,
     error::{Lost, TransferName},
     node::Node,
-    values::worker_device,
+    route::Route,
 };
 
 /// How long a shutdown waits for the sessions' goodbyes.
@@ -60,6 +60,29 @@ impl Worker {
     /// Settings for a worker called `name`, for instance `/job:ps/replica:0/task:0`.
     pub fn builder(name: &str) -> WorkerBuilder {
         WorkerBuilder::new(name)
+    }
+
+    /// Settings for task `task` of `job` in `cluster`: its name, the cluster, and to listen on the address that the
+    /// cluster says.
+    ///
+    /// # Errors
+    /// [`WorkerError::Cluster`] when the cluster contradicts itself or has no such task.
+    pub fn builder_for_task(
+        cluster: ClusterSpec,
+        job: &str,
+        task: u32,
+    ) -> Result<WorkerBuilder, WorkerError> {
+        cluster.check()?;
+        let address = cluster.task_address(job, task)?.to_owned();
+        Ok(WorkerBuilder::new(&ClusterSpec::worker_name(job, task)).bind(address).cluster(cluster))
+    }
+
+    /// Settings for the task that the environment variable [`TF_CONFIG`](crate::TF_CONFIG) says this process is.
+    ///
+    /// # Errors
+    /// [`WorkerError::Cluster`] when it is not set, describes no cluster or no task, or its cluster contradicts itself.
+    pub fn builder_from_tf_config() -> Result<WorkerBuilder, WorkerError> {
+        TfConfig::from_environment()?.builder()
     }
 
     pub(crate) fn new(node: Arc<Node>) -> Self {
@@ -253,7 +276,7 @@ impl Worker {
     /// # Errors
     /// [`WorkerError::BadKey`].
     pub fn key(&self, source_device: &str, destination_device: &str, edge: &str) -> Result<Key, WorkerError> {
-        let own = self.is_own(&parse_device(source_device)?)?;
+        let own = self.is_own(&parse_device(source_device)?);
         let incarnation = if own { self.node.incarnation } else { 0 };
         let key = Key::builder().source(source_device).incarnation(incarnation);
         let key = key.destination(destination_device).edge(edge).build();
@@ -263,23 +286,35 @@ impl Worker {
         })
     }
 
-    /// The step with this number, made on first use here or by a peer's request.
+    /// The step with this number, which begins here with this call: requests that peers have made for it are served
+    /// from now on, in the order in which they came. A step stays as long as a [`Step`] of it or a value in it does, and
+    /// a finished one (see [`cleanup`](Self::cleanup)) does not begin again.
     pub fn step(&self, id: i64) -> Step {
-        Step { worker: self.clone(), id: StepId(id) }
+        Step::begin(self, StepId(id))
     }
 
     /// Ends a step: its pending receives get ABORTED, its unreceived values are dropped, and a late request for
-    /// it is answered with ABORTED.
+    /// it is answered with ABORTED. So is every later use of it here, for 10 minutes or until 65,536 further steps are
+    /// finished, whichever comes first.
     pub fn cleanup(&self, step: i64) {
-        self.node.values.steps.cleanup(StepId(step));
-        self.node.values.lost.forget(StepId(step));
-        self.discard(StepId(step));
+        self.end_step(StepId(step));
+    }
+
+    /// Ends every step that is in use or holds values, as [`cleanup`](Self::cleanup) does.
+    pub fn cleanup_all(&self) {
+        self.node.values.steps.live().into_iter().for_each(|step| self.end_step(step));
+    }
+
+    fn end_step(&self, step: StepId) {
+        self.node.values.steps.cleanup(step);
+        self.node.values.lost.forget(step);
+        self.discard(step);
     }
 
     /// What was received for a step and not handed out goes back.
     pub(crate) fn discard(&self, step: StepId) {
         for connection in self.node.all_peers().iter().filter_map(Peer::connection) {
-            connection.protocol.discard(step);
+            connection.discard(step);
         }
     }
 
@@ -305,11 +340,8 @@ impl Worker {
         self.node.control.close().await;
     }
 
-    pub(crate) fn is_own(&self, device: &DeviceName) -> Result<bool, WorkerError> {
-        let me = worker_device(&self.node.name);
-        let me = me
-            .map_err(|status| WorkerError::BadKey { key: self.node.name.clone(), problem: status.message })?;
-        Ok(device.is_same_address_space(&me))
+    pub(crate) fn is_own(&self, device: &DeviceName) -> bool {
+        device.is_same_address_space(&self.node.values.device)
     }
 
     async fn list_pages(&self, peer: &Peer, with_checksums: bool) -> Result<Vec<Published>, WorkerError> {
@@ -365,10 +397,10 @@ fn info(peer: &Peer) -> PeerInfo {
     PeerInfo {
         name: peer.name().to_owned(),
         address: peer.address(),
-        transport: live.map(|connection| connection.kind),
+        transport: live.map(Route::kind),
         incarnation: peer.live_session().map(|session| session.peer.incarnation),
-        fabric: connection.as_ref().map(|connection| connection.queue_pair.stats()).unwrap_or_default(),
-        counters: connection.as_ref().map(|connection| connection.protocol.counters()).unwrap_or_default(),
+        fabric: connection.as_ref().map(Route::stats).unwrap_or_default(),
+        counters: connection.as_ref().map(Route::counters).unwrap_or_default(),
     }
 }
 

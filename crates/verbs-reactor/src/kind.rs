@@ -14,10 +14,12 @@ pub enum FabricKind {
     Tcp,
     /// The simulator's fabric.
     Sim,
+    /// Calls on the control plane's own connections: the last resort, with copies at the receiver.
+    Grpc,
 }
 
 impl FabricKind {
-    const ALL: [Self; 4] = [Self::Verbs, Self::Shm, Self::Tcp, Self::Sim];
+    const ALL: [Self; 5] = [Self::Verbs, Self::Shm, Self::Tcp, Self::Sim, Self::Grpc];
 
     /// The lower-case name.
     pub fn name(self) -> &'static str {
@@ -26,6 +28,7 @@ impl FabricKind {
             Self::Shm => "shm",
             Self::Tcp => "tcp",
             Self::Sim => "sim",
+            Self::Grpc => "grpc",
         }
     }
 }
@@ -38,7 +41,7 @@ impl fmt::Display for FabricKind {
 
 /// A name that is no fabric's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("fabric `{0}` is unknown: use one of verbs, shm, tcp")]
+#[error("fabric `{0}` is unknown: use one of verbs, shm, tcp, grpc")]
 pub struct UnknownFabric(pub String);
 
 impl FromStr for FabricKind {

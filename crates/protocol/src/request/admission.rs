@@ -10,7 +10,7 @@ use super::{
     Request,
     stash::{Landed, Place},
 };
-use crate::{Channel, ChannelError, Connection, Scope, connection::Turnstile};
+use crate::{Channel, Connection, Scope, TransferError, connection::Turnstile};
 
 /// How a receive begins.
 pub(super) enum Admission<'connection, C: Channel> {
@@ -23,9 +23,16 @@ pub(super) enum Admission<'connection, C: Channel> {
 impl<C: Channel> Connection<C> {
     /// Waits until a receive may begin.
     ///
+    /// # Errors
+    /// [`TransferError::PeerLost`], [`TransferError::StashFull`].
+    ///
     /// # Cancel safety
     /// Dropping the future gives its places in line up; nothing was taken then.
-    pub(super) async fn admit(&self, scope: Scope, key: &Arc<str>) -> Result<Admission<'_, C>, ChannelError> {
+    pub(super) async fn admit(
+        &self,
+        scope: Scope,
+        key: &Arc<str>,
+    ) -> Result<Admission<'_, C>, TransferError> {
         let Some(place) = Place::of(scope, key) else {
             let index = self.turn(Turnstile::Requests, |state| state.requests.open(None)).await?;
             return Ok(Admission::Request(Request { connection: self, index }));
@@ -45,11 +52,11 @@ struct Standing<'connection, C: Channel> {
 }
 
 impl<'connection, C: Channel> Standing<'connection, C> {
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Admission<'connection, C>, ChannelError>> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Admission<'connection, C>, TransferError>> {
         let connection = self.connection;
         let mut state = connection.lock();
         if let Err(over) = state.failure() {
-            return Poll::Ready(Err(over));
+            return Poll::Ready(Err(over.into()));
         }
         let is_first = state.requests.stash.is_first(&self.place, self.ticket);
         if is_first && let Some(landed) = state.requests.stash.take(&self.place) {
@@ -59,6 +66,9 @@ impl<'connection, C: Channel> Standing<'connection, C> {
             return Poll::Ready(Ok(Admission::Kept(landed)));
         }
         let may_ask = is_first && !state.requests.is_unresolved(&self.place);
+        if may_ask && let Some(kept) = state.requests.kept_in_excess() {
+            return Poll::Ready(Err(TransferError::StashFull { kept }));
+        }
         let queue = state.queue(Turnstile::Requests);
         if may_ask
             && queue.is_turn(self.entry)

@@ -74,6 +74,11 @@ impl<C: Channel> Held<C> {
         self.received.as_ref()
     }
 
+    /// As [`get`](Self::get), to settle where its bytes are.
+    pub fn get_mut(&mut self) -> Option<&mut Received<C::Lent>> {
+        self.received.as_mut()
+    }
+
     /// Hands the value out; once.
     pub fn take(&mut self) -> Option<Received<C::Lent>> {
         self.received.take()

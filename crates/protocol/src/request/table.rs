@@ -10,7 +10,10 @@ use super::{
     entry::{Answer, Cancel, Entry, Phase},
     stash::{Check, Landed, Place, Stash},
 };
-use crate::{Agreed, LentEnd, Metadata, PeerMisbehaved, RequestIndex, Status, StepId, limits::RESULT_BYTES};
+use crate::{
+    Agreed, LentEnd, Metadata, PeerMisbehaved, RequestIndex, Status, StepId,
+    limits::{RESULT_BYTES, STASH_MAX},
+};
 
 /// What the peer answered.
 #[derive(Debug)]
@@ -106,11 +109,15 @@ impl<L> Requests<L> {
         }
     }
 
-    /// Whether another request may be outstanding. Each has a place in the stash, of which there are twice as many
-    /// as requests.
+    /// Whether another request may be outstanding.
     pub(crate) fn has_room(&self) -> bool {
-        let has_entry = !self.free.is_empty() || self.slots.len() < self.capacity as usize;
-        has_entry && self.stash.len() < self.capacity as usize
+        !self.free.is_empty() || self.slots.len() < self.capacity as usize
+    }
+
+    /// How many contents are kept, if these are so many that no request of a step may be added, whose content might
+    /// have to be kept too. Waiting would not help: perhaps nobody ever asks for them.
+    pub(crate) fn kept_in_excess(&self) -> Option<usize> {
+        Some(self.stash.len()).filter(|&kept| kept >= STASH_MAX)
     }
 
     /// Whether it is unknown yet if a content will come for a receive of `place` that was given up.

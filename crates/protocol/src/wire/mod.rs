@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 mod codec;
 pub mod control;
+#[cfg(test)]
+mod layout;
 pub mod record;
 
 pub use codec::check_metadata;

@@ -1,6 +1,6 @@
 //! Contents that come for receives that were given up: kept for the next receive, in order, until the step is over.
 
-use protocol::{Parameters, Scope, StepId};
+use protocol::{Parameters, Scope, StepId, TransferError, limits::STASH_MAX};
 
 use crate::support::{
     STEP,
@@ -144,27 +144,45 @@ fn the_end_of_a_step_gives_back_what_is_kept_and_what_still_comes() {
     pair.assert_clean();
 }
 
+/// Receives `key`, gives the receive up once its content is there, and so leaves that in the stash.
+fn keep(pair: &mut Pair, key: &str) {
+    pair.b.source.send_bytes(STEP, key, 24, 1);
+    let handle = pair.receive(A, STEP, key);
+    let received = pair.counters().0.contents_received;
+    while pair.counters().0.contents_received == received {
+        assert!(pair.step());
+    }
+    pair.tasks.cancel(handle.task);
+    pair.run();
+}
+
 #[test]
-fn receives_wait_while_as_much_is_kept_as_may_be() {
+fn what_is_kept_for_nobody_holds_no_other_receive_up() {
     let parameters = Parameters { requests_max: 2, ..small() };
     let mut pair = Pair::with(parameters, parameters, 64);
-    for key in ["a", "b"] {
-        pair.b.source.send_bytes(STEP, key, 24, 1);
-        let handle = pair.receive(A, STEP, key);
-        while pair.counters().0.contents_received == u64::from(key == "b") {
-            assert!(pair.step());
-        }
-        pair.tasks.cancel(handle.task);
-        pair.run();
+    for key in ["a", "b", "c", "d"] {
+        keep(&mut pair, key);
     }
-    assert_eq!(pair.a.memory.lent(), 2);
-    let asked = pair.counters().0.sent.tensor_request;
-    let more = pair.receive(A, STEP, "c");
-    pair.b.source.send_bytes(STEP, "c", 24, 3);
-    pair.run();
-    assert_eq!(pair.counters().0.sent.tensor_request, asked, "it waits");
+    assert_eq!(pair.a.memory.lent(), 4, "more than may be outstanding");
+    pair.b.source.send_bytes(STEP, "e", 24, 3);
+    assert_eq!(pair.pull(STEP, "e"), Ok((bytes_of(24), vec![3; 24])));
     assert_eq!(pair.pull(STEP, "a"), Ok((bytes_of(24), vec![1; 24])));
-    assert_eq!(settled(&more), Ok((bytes_of(24), vec![3; 24])));
+    pair.a.connection.discard(STEP_ID);
+    pair.assert_clean();
+}
+
+#[test]
+fn over_the_most_that_is_kept_receives_are_refused_and_fetches_go_on() {
+    let mut pair = Pair::with(small(), small(), 2 * STASH_MAX);
+    for number in 0..STASH_MAX {
+        keep(&mut pair, &number.to_string());
+    }
+    assert_eq!(pair.pull(STEP, "other"), Err(TransferError::StashFull { kept: STASH_MAX }));
+    pair.b.source.send_bytes(Scope::Published, "weights", 24, 2);
+    assert_eq!(pair.pull(Scope::Published, "weights"), Ok((bytes_of(24), vec![2; 24])));
+    assert_eq!(pair.pull(STEP, "7"), Ok((bytes_of(24), vec![1; 24])), "what is kept can be had");
+    pair.b.source.send_bytes(STEP, "other", 24, 3);
+    assert_eq!(pair.pull(STEP, "other"), Ok((bytes_of(24), vec![3; 24])), "and makes room");
     pair.a.connection.discard(STEP_ID);
     pair.assert_clean();
 }

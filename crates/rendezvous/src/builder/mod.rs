@@ -9,10 +9,11 @@ use protocol::{Mode, Sharing, Validation, wire::control::Parameters};
 use verbs_reactor::{Fabric, FabricKind, Runtime, Wait};
 
 use crate::{
-    ClusterSpec, Worker, WorkerError,
+    ClusterSpec, DuplicatePolicy, Worker, WorkerError,
     control::{ControlPlane, Secret},
     pools::LocalFabric,
     sessions::SessionCaps,
+    steps::StepSettings,
 };
 
 /// Settings of a [`Worker`]. The defaults are right for a worker on one host; a worker that other hosts reach
@@ -34,7 +35,7 @@ pub struct WorkerBuilder {
     liveness: Duration,
     wait: Wait,
     parameters: Parameters,
-    values_max: usize,
+    step_settings: StepSettings,
     session_caps: SessionCaps,
     runtime: Option<Arc<dyn Runtime>>,
     control_runtime: Option<Arc<dyn Runtime>>,
@@ -86,7 +87,12 @@ impl WorkerBuilder {
                 requests_per_message: 128,
                 validation: Validation::Off,
             },
-            values_max: 1 << 20,
+            step_settings: StepSettings {
+                values_max: 1 << 20,
+                duplicates: DuplicatePolicy::default(),
+                deferred_steps_max: 1024,
+                init_timeout: Duration::from_secs(60),
+            },
             session_caps: SessionCaps { in_all: 1024, of_a_peer: 8 },
             runtime: None,
             control_runtime: None,
@@ -268,7 +274,32 @@ impl WorkerBuilder {
     /// Sent values that may wait for their receivers. Default 1 Mi.
     #[must_use]
     pub fn values_max(mut self, values: usize) -> Self {
-        self.values_max = values;
+        self.step_settings.values_max = values;
+        self
+    }
+
+    /// How long a peer's request for a value of a step waits for this worker to begin the step with
+    /// [`Worker::step`](crate::Worker::step); then its receive ends with DEADLINE_EXCEEDED, and the text says what to
+    /// do. Default 60 s.
+    #[must_use]
+    pub fn step_init_timeout(mut self, limit: Duration) -> Self {
+        self.step_settings.init_timeout = limit;
+        self
+    }
+
+    /// Steps that this worker has not begun, and that requests of one peer may wait for at once: a peer may name any
+    /// step. A request for one more ends with RESOURCE_EXHAUSTED. Default 1024.
+    #[must_use]
+    pub fn deferred_steps_max(mut self, steps: usize) -> Self {
+        self.step_settings.deferred_steps_max = steps;
+        self
+    }
+
+    /// What a second send or receive of a key of a step means here: of values that are sent on this worker, also where
+    /// peers receive them. Default [`DuplicatePolicy::Queue`].
+    #[must_use]
+    pub fn duplicates(mut self, policy: DuplicatePolicy) -> Self {
+        self.step_settings.duplicates = policy;
         self
     }
 

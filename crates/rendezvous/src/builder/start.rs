@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use protocol::wire::WireError;
+use protocol::{DeviceName, wire::WireError};
 use tokio::sync::watch;
 use verbs_reactor::{
     Fabric, FabricError, FabricKind, Runtime, TokioRuntime,
@@ -25,13 +25,13 @@ use crate::{
     pools::{LocalFabric, PoolCaps, Pools},
     published::PublishedSet,
     sessions::SessionCounts,
-    table::StepTable,
+    steps::StepTable,
     values::{Values, worker_device},
 };
 
 impl WorkerBuilder {
     pub(super) async fn start_within_limits(self) -> Result<Worker, WorkerError> {
-        self.check_settings()?;
+        let device = self.check_settings()?;
         let runtime = self.pick_runtime()?;
         let secret = self.pick_secret()?;
         let caps = PoolCaps {
@@ -49,8 +49,9 @@ impl WorkerBuilder {
         let control_runtime = own.unwrap_or_else(|| runtime.clone());
         let values = Arc::new(Values {
             worker: self.name.clone(),
+            device,
             incarnation,
-            steps: StepTable::new(self.values_max),
+            steps: StepTable::new(&self.name, self.step_settings, runtime.clone()),
             published: PublishedSet::new(),
             lost: LostSteps::default(),
         });
@@ -83,8 +84,10 @@ impl WorkerBuilder {
         Ok(Worker::new(node))
     }
 
-    fn check_settings(&self) -> Result<(), WorkerError> {
-        worker_device(&self.name).map_err(|status| config("name", &self.name, &status.message))?;
+    /// Gives the worker's name, parsed.
+    fn check_settings(&self) -> Result<DeviceName, WorkerError> {
+        let device = worker_device(&self.name);
+        let device = device.map_err(|status| config("name", &self.name, &status.message))?;
         self.parameters.check().map_err(|problem| match problem {
             WireError::OutOfRange { field, value, minimum, maximum } => {
                 config(field, &value.to_string(), &format!("use {minimum} to {maximum}"))
@@ -107,7 +110,17 @@ impl WorkerBuilder {
                 self.session_caps.of_a_peer == 0,
                 "no peer could be talked to: use at least 1",
             ),
-            ("values_max", self.values_max == 0, "nothing could be sent: use at least 1"),
+            ("values_max", self.step_settings.values_max == 0, "nothing could be sent: use at least 1"),
+            (
+                "deferred_steps_max",
+                self.step_settings.deferred_steps_max == 0,
+                "no receiver could ask before its sender has begun the step: use at least 1",
+            ),
+            (
+                "step_init_timeout",
+                self.step_settings.init_timeout.is_zero(),
+                "no receiver could ask before its sender has begun the step: use the longest wait you accept",
+            ),
             (
                 "block_bytes",
                 self.block_bytes == 0,
@@ -123,10 +136,11 @@ impl WorkerBuilder {
         if let Some((field, _, remedy)) = needed.into_iter().find(|(_, is_zero, _)| *is_zero) {
             return Err(config(field, "0", remedy));
         }
+        self.cluster.check()?;
         if self.fabrics.is_empty() && self.local_fabrics.is_none() {
             return Err(config("fabrics", "none", "no tensor could move: name shm, tcp or both"));
         }
-        Ok(())
+        Ok(device)
     }
 
     fn pick_runtime(&self) -> Result<Arc<dyn Runtime>, WorkerError> {

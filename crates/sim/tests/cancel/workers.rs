@@ -11,7 +11,7 @@ use verbs_reactor::Runtime;
 use super::{for_every_k, on_seeds, polled};
 
 /// What this file cancels.
-pub(super) const CASES: [&str; 15] = [
+pub(super) const CASES: [&str; 16] = [
     "fetch",
     "fetch_as",
     "fetch_into",
@@ -24,6 +24,7 @@ pub(super) const CASES: [&str; 15] = [
     "recv_as",
     "recv_into",
     "recv_many",
+    "recv_outputs",
     "recv_timeout",
     "shutdown",
     "start",
@@ -194,6 +195,7 @@ enum Receiving {
     Limited(Duration),
     Shared(Sharing),
     Many,
+    Outputs,
     Into,
 }
 
@@ -217,6 +219,10 @@ async fn receives(two: &Two, how: Receiving) {
                 Receiving::Many => {
                     let received = step.recv_many(std::slice::from_ref(&wanted_by)).await;
                     received.map(|tensors| tensors.into_iter().next().unwrap())
+                }
+                Receiving::Outputs => {
+                    let received = step.recv_outputs(std::slice::from_ref(&wanted_by)).await;
+                    received.map(|mut outputs| outputs.remove(&wanted_by).unwrap())
                 }
             }
         };
@@ -255,7 +261,8 @@ fn s3_a_receive_given_up_loses_and_doubles_nothing() {
 
 #[test]
 fn s3_a_receive_of_many_keys_or_of_a_view_given_up_loses_and_doubles_nothing() {
-    for how in [Receiving::Many, Receiving::Shared(Sharing::View), Receiving::Shared(Sharing::Copy)] {
+    let shared = [Sharing::View, Sharing::Copy].map(Receiving::Shared);
+    for how in [Receiving::Many, Receiving::Outputs].into_iter().chain(shared) {
         on_seeds(async |handle: Handle| {
             let two = Two::start(&handle, builder_mode()).await;
             receives(&two, how).await;

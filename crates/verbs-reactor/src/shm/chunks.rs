@@ -34,7 +34,7 @@ impl Chunks {
 
     /// The helper has left the chunk it took.
     pub(crate) fn helped(&self) {
-        // Releases the chunk's bytes to `all_done`.
+        // Releases the chunk's bytes to `all_left`.
         self.helped.fetch_add(1, Ordering::Release);
     }
 

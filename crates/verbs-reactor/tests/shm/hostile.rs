@@ -9,7 +9,7 @@ use std::{
 };
 
 use memory::GrantEnd;
-use verbs_reactor::{Immediate, Role, Runtime};
+use verbs_reactor::{Immediate, Runtime};
 
 use crate::{
     SETUP,
@@ -177,11 +177,7 @@ async fn be_hostile(runtime: Arc<dyn Runtime>) {
     let spared = descriptors("eventfd");
     let half = Half::new(runtime.clone());
     let lent = half.receive.lend(LENGTH);
-    let connecting = half.connect(Role::Dialer, |mine| {
-        say(mine);
-        listen()
-    });
-    let queue_pair = connecting.await;
+    let queue_pair = half.dial().await;
     let (region, range) = understand(&listen());
     say(&describe(&lent));
     queue_pair.add_remote_region(region);
@@ -206,12 +202,7 @@ async fn suffer(test: &str, deed: &str, must_end: bool, runtime: Arc<dyn Runtime
     let mut other = Other::start_as(&format!("hostile::{test}"), deed);
     let half = Half::new(runtime.clone());
     let lent = half.receive.lend(LENGTH);
-    let theirs = other.hear();
-    let connecting = half.connect(Role::Acceptor, |mine| {
-        other.tell(mine);
-        theirs
-    });
-    let queue_pair = connecting.await;
+    let queue_pair = half.accept(&mut other).await;
     other.tell(&describe(&lent));
     let (region, range) = understand(&other.hear());
     queue_pair.add_remote_region(region);

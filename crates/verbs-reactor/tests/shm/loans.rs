@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use futures::future::join_all;
 use memory::{Buf, copy::CopyReason};
 use verbs_reactor::{
-    Access, Arrival, Fabric, FabricError, Immediate, QueuePair, QueuePairConfig, Role, Runtime, WorkRequest,
+    Access, Arrival, Fabric, FabricError, Immediate, QueuePair, QueuePairConfig, Runtime, WorkRequest,
     shm::ShmFabric,
 };
 
@@ -90,11 +90,7 @@ fn a_view_is_not_copied() {
 /// The child: takes a view, says so, and does what it is told.
 async fn view_and_obey(runtime: Arc<dyn Runtime>) {
     let half = Half::new(runtime.clone());
-    let connecting = half.connect(Role::Dialer, |mine| {
-        say(mine);
-        listen()
-    });
-    let queue_pair = connecting.await;
+    let queue_pair = half.dial().await;
     let view = loan(&runtime, &queue_pair).await;
     say("viewing");
     if listen() == "fork" {
@@ -128,12 +124,7 @@ struct Viewed {
 async fn viewed(test: &str, runtime: &Arc<dyn Runtime>) -> Viewed {
     let mut other = Other::start_as(&format!("loans::{test}"), "1");
     let half = Half::new(runtime.clone());
-    let theirs = other.hear();
-    let connecting = half.connect(Role::Acceptor, |mine| {
-        other.tell(mine);
-        theirs
-    });
-    let queue_pair = connecting.await;
+    let queue_pair = half.accept(&mut other).await;
     let pool = RegisteredPool::new(&half.domain, "two buffers", Access::LOCAL, 2 * LENGTH as u64);
     let lend = queue_pair.lend(pool.filled(LENGTH, 9), Immediate(1));
     step(runtime, "the loan", lend).await.unwrap();
@@ -291,11 +282,7 @@ fn a_release_wakes_a_lender_that_sleeps() {
     if is_child() {
         return bounded(Flavour::CurrentThread, |runtime| async move {
             let half = Half::new(runtime.clone());
-            let connecting = half.connect(Role::Dialer, |mine| {
-                say(mine);
-                listen()
-            });
-            let queue_pair = connecting.await;
+            let queue_pair = half.dial().await;
             let lender = listen();
             for _ in 0..RELEASES {
                 let view = loan(&runtime, &queue_pair).await;
@@ -310,12 +297,7 @@ fn a_release_wakes_a_lender_that_sleeps() {
     bounded(Flavour::CurrentThread, |runtime| async move {
         let mut other = Other::start_as(TEST, "1");
         let half = Half::new(runtime.clone());
-        let theirs = other.hear();
-        let connecting = half.connect(Role::Acceptor, |mine| {
-            other.tell(mine);
-            theirs
-        });
-        let queue_pair = connecting.await;
+        let queue_pair = half.accept(&mut other).await;
         // SAFETY: no pointers are involved.
         other.tell(&format!("{}/task/{}", std::process::id(), unsafe { libc::gettid() }));
         let single = RegisteredPool::new(&half.domain, "one buffer", Access::LOCAL, LENGTH as u64);

@@ -46,6 +46,25 @@ impl Half {
         let params = ConnectParams { peer: ConnectionData(bytes), role, peer_host: None, limit };
         prepared.connect(params).await.unwrap()
     }
+
+    /// Connects with the other process.
+    pub(crate) async fn accept(&self, other: &mut Other) -> QueuePair {
+        let theirs = other.hear();
+        let connecting = self.connect(Role::Acceptor, |mine| {
+            other.tell(mine);
+            theirs
+        });
+        connecting.await
+    }
+
+    /// As the other process: connects with the one that started this.
+    pub(crate) async fn dial(&self) -> QueuePair {
+        let connecting = self.connect(Role::Dialer, |mine| {
+            say(mine);
+            listen()
+        });
+        connecting.await
+    }
 }
 
 /// What a peer must know to write to `lent`, as text.
@@ -79,11 +98,7 @@ fn a_killed_writer_is_lost_at_once_and_its_last_write_is_whole_or_absent() {
     if is_child() {
         return bounded(Flavour::CurrentThread, |runtime| async move {
             let half = Half::new(runtime);
-            let queue_pair = half.connect(Role::Dialer, |mine| {
-                say(mine);
-                listen()
-            });
-            let queue_pair = queue_pair.await;
+            let queue_pair = half.dial().await;
             let (region, range) = understand(&listen());
             queue_pair.add_remote_region(region);
             // Until killed: each write has its own pattern.
@@ -101,13 +116,7 @@ fn a_killed_writer_is_lost_at_once_and_its_last_write_is_whole_or_absent() {
             );
             let half = Half::new(runtime.clone());
             let lent = half.receive.lend(LARGE);
-            let theirs = other.hear();
-            let queue_pair = half
-                .connect(Role::Acceptor, |mine| {
-                    other.tell(mine);
-                    theirs
-                })
-                .await;
+            let queue_pair = half.accept(&mut other).await;
             other.tell(&describe(&lent));
             for round in 0..kill_after {
                 let arrival = step(&runtime, "an arrival", queue_pair.next_arrival()).await.unwrap();
@@ -135,11 +144,7 @@ fn a_killed_target_ends_every_operation_and_frees_every_buffer() {
         return bounded(Flavour::CurrentThread, |runtime| async move {
             let half = Half::new(runtime);
             let lent = half.receive.lend(LARGE);
-            let queue_pair = half.connect(Role::Dialer, |mine| {
-                say(mine);
-                listen()
-            });
-            let queue_pair = queue_pair.await;
+            let queue_pair = half.dial().await;
             say(&describe(&lent));
             while queue_pair.next_arrival().await.is_ok() {}
         });
@@ -148,13 +153,7 @@ fn a_killed_target_ends_every_operation_and_frees_every_buffer() {
         let mut other =
             Other::start_as("processes::a_killed_target_ends_every_operation_and_frees_every_buffer", "1");
         let half = Half::new(runtime.clone());
-        let theirs = other.hear();
-        let queue_pair = half
-            .connect(Role::Acceptor, |mine| {
-                other.tell(mine);
-                theirs
-            })
-            .await;
+        let queue_pair = half.accept(&mut other).await;
         let (region, range) = understand(&other.hear());
         queue_pair.add_remote_region(region);
         let write = |round| queue_pair.write_imm(half.source.filled(LARGE, 0), range, Immediate(round));

@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use futures::future::join;
 use memory::{Buf, UserMemory, copy::CopyReason};
-use verbs_reactor::{
-    Access, FabricError, PeerViolation, QueuePair, RemoteRange, RemoteRegion, Role, Runtime,
-};
+use verbs_reactor::{Access, FabricError, PeerViolation, RemoteRange, RemoteRegion, Runtime};
 
 use crate::{
     SETUP,
@@ -79,28 +77,11 @@ fn a_users_own_memory_is_not_readable_by_neighbours() {
     });
 }
 
-fn child_connects(half: &Half) -> impl Future<Output = QueuePair> + '_ {
-    half.connect(Role::Dialer, |mine| {
-        say(mine);
-        listen()
-    })
-}
-
-/// The parent's end of a connection with its child.
-async fn parent_connects(half: &Half, other: &mut Other) -> QueuePair {
-    let theirs = other.hear();
-    let connecting = half.connect(Role::Acceptor, |mine| {
-        other.tell(mine);
-        theirs
-    });
-    connecting.await
-}
-
 /// Exposes a buffer, says how it is named and waits for its end.
 async fn be_read(runtime: Arc<dyn Runtime>) {
     let half = Half::new(runtime);
     let pool = RegisteredPool::new(&half.domain, "exposed", Access::READABLE, 256 << 20);
-    let queue_pair = child_connects(&half).await;
+    let queue_pair = half.dial().await;
     let source = pool.filled(LENGTH, 9);
     let _exposure = source.expose();
     let (region, range) = named(&pool, &source);
@@ -121,7 +102,7 @@ fn d_peer_sigkill_a_read_of_the_dead_is_whole_or_lost() {
         for reads_before in [0, 1, 3] {
             let mut other = Other::start_as(TEST, "1");
             let half = Half::new(runtime.clone());
-            let queue_pair = parent_connects(&half, &mut other).await;
+            let queue_pair = half.accept(&mut other).await;
             let (region, range) = understand(&other.hear());
             queue_pair.add_remote_region(region);
             let read = || queue_pair.read(range, half.receive.pool.try_alloc(LENGTH).unwrap());
@@ -150,7 +131,7 @@ fn d_peer_sigkill_a_read_of_the_dead_is_whole_or_lost() {
 /// Reads what its parent exposes until it is killed.
 async fn read_on(runtime: Arc<dyn Runtime>) {
     let half = Half::new(runtime);
-    let queue_pair = child_connects(&half).await;
+    let queue_pair = half.dial().await;
     let (region, range) = understand(&listen());
     queue_pair.add_remote_region(region);
     loop {
@@ -170,7 +151,7 @@ fn d_peer_sigkill_bytes_that_the_dead_read_come_back() {
         let mut other = Other::start_as(TEST, "1");
         let half = Half::new(runtime.clone());
         let pool = RegisteredPool::new(&half.domain, "exposed", Access::READABLE, 256 << 20);
-        let queue_pair = parent_connects(&half, &mut other).await;
+        let queue_pair = half.accept(&mut other).await;
         let source = pool.filled(LENGTH, 9);
         let exposure = source.expose();
         let (region, range) = named(&pool, &source);

@@ -12,7 +12,7 @@ use std::{
 };
 
 use memory::GrantEnd;
-use verbs_reactor::{Access, Immediate, QueuePair, Role, Runtime};
+use verbs_reactor::{Access, Immediate, QueuePair, Runtime};
 
 use crate::{
     contract::{
@@ -83,11 +83,7 @@ async fn be_stopped(runtime: Arc<dyn Runtime>) {
     let lent = half.receive.lend(LENGTH);
     assert_eq!(lent.address % PAGE, 0);
     for round in 0..rounds() {
-        let connecting = half.connect(Role::Dialer, |mine| {
-            say(mine);
-            listen()
-        });
-        let queue_pair = connecting.await;
+        let queue_pair = half.dial().await;
         say(&describe(&lent));
         let page = lent.address + PAGE * listen().parse::<usize>().unwrap();
         assert!(protect(page, libc::PROT_READ));
@@ -120,12 +116,7 @@ fn draw(random: &mut u64) -> Draw {
 
 /// The connection of one round, with the page of the target guarded.
 async fn connect(half: &Half, other: &mut Other, page: usize) -> (QueuePair, verbs_reactor::RemoteRange) {
-    let theirs = other.hear();
-    let connecting = half.connect(Role::Acceptor, |mine| {
-        other.tell(mine);
-        theirs
-    });
-    let queue_pair = connecting.await;
+    let queue_pair = half.accept(other).await;
     let (region, range) = understand(&other.hear());
     queue_pair.add_remote_region(region);
     other.tell(&page.to_string());

@@ -1,0 +1,139 @@
+//! How tensors move between this worker and one peer.
+
+use std::sync::Arc;
+
+use protocol::{Counters, Manner, Scope, StepId};
+use verbs_reactor::{FabricKind, QueuePairStats};
+
+use crate::{
+    Tensor, WorkerError,
+    data::DataConnection,
+    error::{Lost, TransferName},
+    receive_into::Target,
+    step::HeldTensor,
+};
+
+/// What requests to a peer go over. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) enum Route {
+    /// A queue pair with the protocol on it.
+    Data(Arc<DataConnection>),
+}
+
+impl Route {
+    /// The fabric it uses.
+    pub(crate) fn kind(&self) -> FabricKind {
+        match self {
+            Self::Data(connection) => connection.kind,
+        }
+    }
+
+    /// The life of the peer that it leads to.
+    pub(crate) fn peer_incarnation(&self) -> u64 {
+        match self {
+            Self::Data(connection) => connection.peer_incarnation,
+        }
+    }
+
+    /// Its queue pair and protocol, if it has them.
+    pub(crate) fn data(&self) -> Option<&Arc<DataConnection>> {
+        match self {
+            Self::Data(connection) => Some(connection),
+        }
+    }
+
+    /// Whether it can carry no more transfers.
+    pub(crate) fn is_over(&self) -> bool {
+        match self {
+            Self::Data(connection) => connection.is_over(),
+        }
+    }
+
+    /// Whether its end is known here, and what it may have lost is noted.
+    pub(crate) fn has_ended(&self) -> bool {
+        match self {
+            Self::Data(connection) => connection.has_ended(),
+        }
+    }
+
+    /// Ends every transfer over it.
+    pub(crate) fn fail(&self, why: &Lost) {
+        match self {
+            Self::Data(connection) => connection.fail(why),
+        }
+    }
+
+    /// Begins its end.
+    pub(crate) async fn close(&self, why: &Lost) {
+        match self {
+            Self::Data(connection) => connection.close(why).await,
+        }
+    }
+
+    /// What was received for a step and not handed out goes back.
+    pub(crate) fn discard(&self, step: StepId) {
+        match self {
+            Self::Data(connection) => connection.protocol.discard(step),
+        }
+    }
+
+    /// The fabric's counters.
+    pub(crate) fn stats(&self) -> QueuePairStats {
+        match self {
+            Self::Data(connection) => connection.queue_pair.stats(),
+        }
+    }
+
+    /// The protocol's counters.
+    pub(crate) fn counters(&self) -> Counters {
+        match self {
+            Self::Data(connection) => connection.protocol.counters(),
+        }
+    }
+
+    /// Receives one value.
+    pub(crate) async fn receive(
+        &self,
+        scope: Scope,
+        name: &TransferName,
+        manner: Manner,
+    ) -> Result<Tensor, WorkerError> {
+        match self {
+            Self::Data(connection) => connection.receive(scope, name, manner).await,
+        }
+    }
+
+    /// Receives one of several values that are wanted together: it is not lost if the others do not come.
+    pub(crate) async fn receive_held(
+        &self,
+        scope: Scope,
+        name: &TransferName,
+        manner: Manner,
+    ) -> Result<HeldTensor, WorkerError> {
+        match self {
+            Self::Data(connection) => {
+                connection.receive_held(scope, name, manner).await.map(HeldTensor::Peers)
+            }
+        }
+    }
+
+    /// Receives one value into `target` if that is possible; [`Target::fill`] does the rest.
+    pub(crate) async fn receive_into(
+        &self,
+        scope: Scope,
+        name: &TransferName,
+        target: &Target,
+    ) -> Result<HeldTensor, WorkerError> {
+        match self {
+            Self::Data(connection) => {
+                connection.receive_into(scope, name, target).await.map(HeldTensor::Peers)
+            }
+        }
+    }
+}
+
+impl From<Arc<DataConnection>> for Route {
+    fn from(connection: Arc<DataConnection>) -> Self {
+        Self::Data(connection)
+    }
+}

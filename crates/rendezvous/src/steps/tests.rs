@@ -1,0 +1,238 @@
+use std::sync::atomic::AtomicU64;
+
+use futures::FutureExt;
+use verbs_reactor::BoxFuture;
+
+use super::*;
+
+/// A clock that moves by hand; nothing is spawned on it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Clock(Arc<AtomicU64>);
+
+impl Clock {
+    fn pass(&self, time: Duration) {
+        self.0.fetch_add(u64::try_from(time.as_nanos()).unwrap(), Ordering::Relaxed);
+    }
+}
+
+impl Runtime for Clock {
+    fn spawn(&self, name: &'static str, _: BoxFuture<'static, ()>) {
+        panic!("{name} is spawned");
+    }
+
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        let (clock, end) = (self.clone(), self.now() + duration);
+        Box::pin(futures::future::poll_fn(move |_| match clock.now() >= end {
+            true => std::task::Poll::Ready(()),
+            false => std::task::Poll::Pending,
+        }))
+    }
+
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+
+    fn random(&self) -> u64 {
+        4
+    }
+}
+
+const PEER: &str = "/job:worker/replica:0/task:0";
+const OTHER: &str = "/job:worker/replica:0/task:1";
+const STEP: StepId = StepId(7);
+
+fn settings(values_max: usize) -> StepSettings {
+    let duplicates = DuplicatePolicy::Queue;
+    StepSettings { values_max, duplicates, deferred_steps_max: 2, init_timeout: Duration::from_secs(60) }
+}
+
+/// A table that holds `cap` values.
+pub(crate) fn table(cap: usize) -> StepTable {
+    with_clock(cap).0
+}
+
+fn with_clock(cap: usize) -> (StepTable, Clock) {
+    let clock = Clock::default();
+    (StepTable::new("/job:ps/replica:0/task:0", settings(cap), Arc::new(clock.clone())), clock)
+}
+
+fn tensor(value: u32) -> Tensor {
+    let pool = memory::Pool::new(memory::PoolConfig { block_bytes: 4096, ..memory::PoolConfig::new("test") });
+    Tensor::from_values(&pool.unwrap(), &[], &[value]).unwrap()
+}
+
+fn send(table: &StepTable, step: &StepRef, tensor: Tensor) -> Result<(), SendRefused> {
+    table.send(step, "k", SendArgs::default(), tensor)
+}
+
+fn number(taken: Result<(TakenValue, StepRef), Status>) -> u32 {
+    taken.unwrap().0.value.tensor.values::<u32>().unwrap()[0]
+}
+
+fn known(table: &StepTable) -> usize {
+    table.shared.steps.len()
+}
+
+fn refusal(table: &StepTable, step: StepId, peer: &str) -> Status {
+    table.ask(step, peer).unwrap_err()
+}
+
+#[test]
+fn a_step_without_users_and_values_is_forgotten() {
+    let table = table(10);
+    let step = table.begin(STEP).unwrap();
+    let again = step.clone();
+    drop(step);
+    assert_eq!(table.live(), [STEP]);
+    send(&table, &again, tensor(1)).unwrap();
+    drop(again);
+    assert_eq!(table.live(), [STEP], "it holds a value");
+    let taken = table.ask(STEP, PEER).unwrap().take("k").now_or_never().unwrap();
+    assert_eq!(table.live(), [STEP], "the value may come back");
+    assert_eq!(number(taken), 1);
+    assert_eq!(known(&table), 0);
+}
+
+#[test]
+fn a_value_put_back_keeps_its_step() {
+    let table = table(10);
+    send(&table, &table.begin(STEP).unwrap(), tensor(1)).unwrap();
+    let (value, step) = table.ask(STEP, PEER).unwrap().take("k").now_or_never().unwrap().unwrap();
+    value.put_back();
+    drop(step);
+    assert_eq!(table.live(), [STEP]);
+    table.drop_values(STEP, |key| key == "k");
+    assert_eq!(known(&table), 0);
+}
+
+#[test]
+fn s2_7_a_request_before_its_step_waits_and_is_served_in_order() {
+    let (table, clock) = with_clock(10);
+    let [first, second] = std::array::from_fn(|_| table.ask(STEP, PEER).unwrap().take("k"));
+    let (mut first, mut second) = (Box::pin(first), Box::pin(second));
+    assert!(first.as_mut().now_or_never().is_none() && second.as_mut().now_or_never().is_none());
+    let step = table.begin(STEP).unwrap();
+    // It has begun, so nothing ends its requests any more.
+    clock.pass(Duration::from_secs(3600));
+    assert!(first.as_mut().now_or_never().is_none());
+    for value in 1..=2 {
+        send(&table, &step, tensor(value)).unwrap();
+    }
+    drop(step);
+    assert_eq!((number(second.now_or_never().unwrap()), number(first.now_or_never().unwrap())), (2, 1));
+    assert_eq!(known(&table), 0);
+}
+
+#[test]
+fn s2_7_a_step_that_nobody_begins_ends_its_requests_and_is_forgotten() {
+    let (table, clock) = with_clock(10);
+    let mut waiting = Box::pin(table.ask(STEP, PEER).unwrap().take("k"));
+    assert!(waiting.as_mut().now_or_never().is_none());
+    clock.pass(Duration::from_secs(60) - Duration::from_nanos(1));
+    assert!(waiting.as_mut().now_or_never().is_none());
+    clock.pass(Duration::from_nanos(1));
+    let status = waiting.now_or_never().unwrap().unwrap_err();
+    assert_eq!(status.code, Code::DeadlineExceeded);
+    for part in ["/job:ps/replica:0/task:0", "Worker::step(7)", "60000 ms", "step_init_timeout"] {
+        assert!(status.message.contains(part), "{status}");
+    }
+    assert_eq!((known(&table), table.shared.deferred.count(PEER)), (0, 0));
+}
+
+#[test]
+fn a_request_given_up_before_its_step_begins_leaves_nothing() {
+    let table = table(10);
+    drop(table.ask(STEP, PEER).unwrap().take("k"));
+    let mut polled = Box::pin(table.ask(STEP, PEER).unwrap().take("k"));
+    assert!(polled.as_mut().now_or_never().is_none());
+    drop(polled);
+    assert_eq!((known(&table), table.shared.deferred.count(PEER)), (0, 0));
+}
+
+#[test]
+fn s4_a_peer_may_wait_for_so_many_steps_only() {
+    let table = table(10);
+    let mut waiting: Vec<_> =
+        (0..4).map(|step| table.ask(StepId(step / 2), PEER).unwrap().take("k")).collect();
+    let refused = refusal(&table, StepId(2), PEER);
+    assert_eq!(refused.code, Code::ResourceExhausted);
+    assert!(refused.message.contains(PEER) && refused.message.contains("deferred_steps_max"), "{refused}");
+    assert_eq!(known(&table), 2, "what is refused leaves no step");
+    let others = table.ask(StepId(2), OTHER).unwrap().take("k");
+    // One of two requests of a step makes no room, both do.
+    waiting.truncate(3);
+    assert_eq!(refusal(&table, StepId(2), PEER).code, Code::ResourceExhausted);
+    waiting.truncate(2);
+    waiting.push(table.ask(StepId(2), PEER).unwrap().take("k"));
+    // A step that begins makes room too, once.
+    let begun = table.begin(StepId(0)).unwrap();
+    let more = table.ask(StepId(3), PEER).unwrap().take("k");
+    assert_eq!(refusal(&table, StepId(4), PEER).code, Code::ResourceExhausted);
+    drop((waiting, others, more, begun));
+    assert_eq!(
+        (known(&table), table.shared.deferred.count(PEER), table.shared.deferred.count(OTHER)),
+        (0, 0, 0)
+    );
+}
+
+#[test]
+fn a_finished_step_is_remembered_for_ten_minutes() {
+    let (table, clock) = with_clock(10);
+    let step = table.begin(STEP).unwrap();
+    table.cleanup(STEP);
+    assert_eq!(step.aborted().unwrap().message, "Cleanup 7");
+    drop(step);
+    clock.pass(TOMBSTONE_AGE);
+    let refused = refusal(&table, STEP, PEER);
+    assert_eq!((refused.code, refused.message.as_str()), (Code::Aborted, "step 7 has been cleaned up"));
+    assert!(table.begin(STEP).is_err());
+    // Nor does finishing it again prolong that.
+    table.cleanup(STEP);
+    clock.pass(Duration::from_nanos(1));
+    drop(table.begin(STEP).unwrap());
+    assert_eq!(known(&table), 0);
+}
+
+#[test]
+fn old_tombstones_go_with_the_next() {
+    let (table, clock) = with_clock(10);
+    (0..5).for_each(|step| table.cleanup(StepId(step)));
+    clock.pass(TOMBSTONE_AGE + Duration::from_nanos(1));
+    // In use again, so its tombstone is gone already.
+    let revived = table.begin(StepId(0)).unwrap();
+    table.cleanup(StepId(5));
+    assert_eq!(known(&table), 2);
+    assert_eq!(table.live(), [StepId(0)]);
+    table.cleanup(StepId(0));
+    assert!(revived.aborted().is_some());
+    assert_eq!(refusal(&table, StepId(0), PEER).code, Code::Aborted);
+}
+
+#[test]
+fn s4_so_many_finished_steps_are_remembered_only() {
+    let table = table(10);
+    (0..=TOMBSTONES_MAX as i64).for_each(|step| table.cleanup(StepId(step)));
+    assert_eq!(known(&table), TOMBSTONES_MAX);
+    assert!(table.begin(StepId(0)).is_ok(), "the oldest is forgotten");
+    assert_eq!(refusal(&table, StepId(1), PEER).code, Code::Aborted);
+}
+
+#[test]
+fn an_aborted_step_keeps_its_status_after_its_last_user() {
+    let table = table(10);
+    let step = table.begin(STEP).unwrap();
+    step.abort(&Status::new(Code::DataLoss, "spoilt"));
+    assert_eq!(refusal(&table, STEP, PEER).message, "spoilt");
+    drop(step);
+    assert_eq!(refusal(&table, STEP, PEER), Status::new(Code::DataLoss, "spoilt"));
+    assert_eq!((table.live().len(), known(&table)), (0, 1));
+}
+
+#[test]
+fn s2_9_11_an_abort_ends_requests_that_wait_for_their_step() {
+    let table = table(10);
+    let waiting = table.ask(STEP, PEER).unwrap().take("k");
+    table.cleanup(STEP);
+    assert_eq!(waiting.now_or_never().unwrap().unwrap_err().message, "Cleanup 7");
+    assert_eq!(table.shared.deferred.count(PEER), 0);
+}
