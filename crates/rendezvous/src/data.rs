@@ -8,7 +8,7 @@ use std::sync::{
 use futures::future::{Either, select};
 use memory::Buf;
 use protocol::{
-    Code, Connection, Held, Manner, Received, Scope, Sharing, Status, TransferError,
+    Checksums, Code, Connection, Held, Manner, Metadata, Received, Scope, Sharing, Status, TransferError,
     wire::control::Parameters,
 };
 use verbs_reactor::{Arrival, FabricKind, QueuePair, Runtime};
@@ -20,6 +20,7 @@ use crate::{
     error::{Lost, TransferName},
     fabric_channel::{FabricChannel, Lent, ReceiveAllocator},
     held_posts::HeldPosts,
+    published::Version,
     receive_into::{Target, TargetAllocator},
     ring::OwnRing,
     values::{PeerValues, SharedValues},
@@ -167,14 +168,21 @@ impl DataConnection {
         self.queue_pair.close().await;
     }
 
-    /// Receives one value.
+    /// Receives one value; with its version, if `scope` asks for that.
     pub(crate) async fn receive(
         &self,
         scope: Scope,
         name: &TransferName,
         manner: Manner,
-    ) -> Result<Tensor, WorkerError> {
-        Self::tensor(self.received(scope, name, manner).await?)
+    ) -> Result<(Tensor, Option<Version>), WorkerError> {
+        let received = self.received(scope, name, manner).await?;
+        let version = self.version(&received);
+        Ok((Self::tensor(received)?, version))
+    }
+
+    /// The version that a value came with.
+    pub(crate) fn version(&self, received: &Received<Lent>) -> Option<Version> {
+        received.version.map(|number| Version { incarnation: self.peer_incarnation, number })
     }
 
     /// Views are asked for only where the fabric can lend.
@@ -221,13 +229,18 @@ impl DataConnection {
         Ok(self.protocol.hold(received))
     }
 
+    /// The value as a tensor that shares its bytes with what is held.
+    pub(crate) fn shared_tensor(held: &mut Held<FabricChannel>) -> Result<Tensor, WorkerError> {
+        let gone = || WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() };
+        let received = held.get_mut().ok_or_else(gone)?;
+        let bytes = received.lent.take().map(Lent::received).transpose()?;
+        received.lent = bytes.clone().map(Lent::view);
+        Ok(received_tensor(received.metadata.clone(), bytes, received.checksums.clone()))
+    }
+
     pub(crate) fn tensor(received: Received<Lent>) -> Result<Tensor, WorkerError> {
         let Received { metadata, lent, checksums, .. } = received;
-        let bytes = lent.map(Lent::received).transpose()?;
-        // Memory lent for several known shapes is as large as the largest.
-        let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
-        let bytes = bytes.filter(|_| length > 0).and_then(|bytes| bytes.slice(0..length));
-        Ok(Tensor::received(metadata, bytes.unwrap_or_else(Buf::empty), checksums))
+        Ok(received_tensor(metadata, lent.map(Lent::received).transpose()?, checksums))
     }
 
     fn lost_error(&self, transfer: Box<TransferName>, seen: String) -> WorkerError {
@@ -253,6 +266,13 @@ impl DataConnection {
             other => self.lost_error(transfer, other.to_string()),
         }
     }
+}
+
+fn received_tensor(metadata: Metadata, bytes: Option<Buf>, checksums: Option<Arc<Checksums>>) -> Tensor {
+    // Memory lent for several known shapes is as large as the largest.
+    let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
+    let bytes = bytes.filter(|_| length > 0).and_then(|bytes| bytes.slice(0..length));
+    Tensor::received(metadata, bytes.unwrap_or_else(Buf::empty), checksums)
 }
 
 /// Waits for `future` unless `stop` turns true first, or its sender is gone.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use memory::{Limit, MemoryError};
-use protocol::{Damage, Status, Validation};
+use protocol::{Code, Damage, Status, Validation};
 use verbs_reactor::{FabricError, LossCause};
 
 use crate::{ClusterError, control::ControlError};
@@ -165,6 +165,14 @@ pub enum WorkerError {
         /// What is wrong with it, and the remedy.
         problem: String,
     },
+    /// An output of a step that comes from a branch that was not taken.
+    #[error(
+        "the output of `{key}` is dead: the branch that makes it was not taken; ask for outputs of taken branches"
+    )]
+    DeadOutput {
+        /// Its key.
+        key: String,
+    },
     /// Bytes, shape and element type do not go together.
     #[error("tensor: {problem}")]
     InvalidTensor {
@@ -208,12 +216,21 @@ pub enum WorkerError {
         /// Its answer.
         status: Status,
     },
-    /// This end cannot receive it: no memory, or a limit that was exceeded (RESOURCE_EXHAUSTED).
+    /// This end cannot receive it: no memory, or a limit that was exceeded (RESOURCE_EXHAUSTED), or a device that it
+    /// can't be copied from or to (the device context's status, or INVALID_ARGUMENT).
     #[error("receiving {transfer}: {status}")]
     Local {
         /// The transfer.
         transfer: Box<TransferName>,
-        /// What is exhausted.
+        /// What is exhausted or cannot be done.
+        status: Status,
+    },
+    /// The receive's own token was cancelled before a value came. The status is marked as derived.
+    #[error("receiving {transfer}: {status}")]
+    Cancelled {
+        /// The transfer.
+        transfer: Box<TransferName>,
+        /// CANCELLED.
         status: Status,
     },
     /// The value does not go into the buffer that was given for it. It is not lost: the next receive of its key gets it.
@@ -303,12 +320,58 @@ pub enum WorkerError {
 }
 
 impl WorkerError {
+    /// What kind of failure it is, in gRPC's terms: that of the status it carries, if it carries one.
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Aborted { status, .. }
+            | Self::Cancelled { status, .. }
+            | Self::Remote { status, .. }
+            | Self::Local { status, .. } => status.code,
+            Self::Config { .. }
+            | Self::Cluster(_)
+            | Self::BadKey { .. }
+            | Self::WrongWorker { .. }
+            | Self::DeadOutput { .. }
+            | Self::InvalidTensor { .. }
+            | Self::Mismatch { .. } => Code::InvalidArgument,
+            Self::UnknownWorker { .. } => Code::NotFound,
+            Self::TableFull { .. } | Self::Limit { .. } | Self::Memory(_) => Code::ResourceExhausted,
+            Self::Corrupted { .. } => Code::DataLoss,
+            Self::PeerLost { loss: PeerLoss::StepBroken, .. } | Self::ShutDown => Code::Aborted,
+            Self::DeadlineExceeded { .. } => Code::DeadlineExceeded,
+            Self::PeerLost { .. } | Self::NoFabric { .. } | Self::Fabric(_) | Self::Control(_) => {
+                Code::Unavailable
+            }
+        }
+    }
+
+    /// Whether it only follows from another failure, which somebody else was told.
+    pub fn is_derived(&self) -> bool {
+        match self {
+            Self::Aborted { status, .. }
+            | Self::Cancelled { status, .. }
+            | Self::Remote { status, .. }
+            | Self::Local { status, .. } => status.is_derived(),
+            Self::PeerLost { loss, .. } => *loss == PeerLoss::StepBroken,
+            _ => false,
+        }
+    }
+
     /// Names the limit that is behind this error, if one is.
     pub(crate) fn or_limit(self) -> Self {
         match self.limit() {
             Some(limit) => Self::at_limit(self.to_string(), limit),
             None => self,
         }
+    }
+
+    /// This loss of a peer, with what was tried after it.
+    pub(crate) fn and(mut self, more: &str) -> Self {
+        if let Self::PeerLost { detail, .. } = &mut self {
+            detail.push_str("; ");
+            detail.push_str(more);
+        }
+        self
     }
 
     /// The limit of the operating system that is behind this error, if one is and it was seen here: what a peer says

@@ -9,18 +9,16 @@ use std::{
 
 use futures::poll;
 use memory::{BufMut, GrantEnd, GrantId, MemoryError, Pool, copy::CopyReason, copy::copy_bytes};
-use protocol::{
-    Allocator, Code, DataType, Destination, Held, Key, LentEnd, Metadata, Received, Scope, Status,
-};
+use protocol::{Allocator, Code, DataType, Destination, Held, Key, LentEnd, Metadata, Received, Status};
 use verbs_reactor::RemoteRegion;
 
 use crate::{
-    Peer, Step, Tensor, Worker, WorkerError,
+    Step, Tensor, Version, WorkerError,
     control::HeldArrival,
     error::TransferName,
     fabric_channel::{FabricChannel, Lent, ReceiveAllocator, ended},
     import::others_turn,
-    step::{HeldTensor, Receiving},
+    step::{HeldTensor, Receiving, handed_out},
 };
 
 /// Copied at a time, before other tasks get their turn.
@@ -34,6 +32,8 @@ pub struct Filled {
     pub metadata: Metadata,
     /// The buffer.
     pub buffer: BufMut,
+    /// Its version, of a published tensor whose fetch asked for that.
+    pub version: Option<Version>,
 }
 
 impl Filled {
@@ -98,7 +98,7 @@ struct State {
 }
 
 impl Target {
-    fn new(dtype: DataType, buffer: BufMut) -> Self {
+    pub(crate) fn new(dtype: DataType, buffer: BufMut) -> Self {
         let state = State { lent: None, refused: None, buffer: None };
         let target = Self { dtype, length: buffer.len(), state: Mutex::new(state) };
         target.lock().buffer = Some(buffer);
@@ -144,13 +144,12 @@ impl Target {
         match held {
             HeldTensor::Peers(held) => self.fill(transfer, held, pool).await,
             HeldTensor::Grpc(held) => self.fill_arrived(transfer, held).await,
-            HeldTensor::Own(Some(taken)) => {
-                let tensor = taken.tensor.clone();
+            HeldTensor::Own(held) => {
+                let tensor = held.tensor().cloned().ok_or_else(handed_out)?;
                 let filled = self.fill_with(transfer, tensor.metadata(), tensor.bytes()).await?;
-                held.consumed();
+                drop(held.hand_out());
                 Ok(filled)
             }
-            HeldTensor::Own(None) => Err(handed_out()),
         }
     }
 
@@ -173,7 +172,7 @@ impl Target {
             let Some(Lent::Granted { granted, .. }) = held.take().and_then(|received| received.lent) else {
                 return Err(handed_out());
             };
-            return Ok(Filled { metadata, buffer: granted.end(GrantEnd::Content)? });
+            return Ok(Filled { metadata, buffer: granted.end(GrantEnd::Content)?, version: None });
         }
         if self.lock().buffer.is_none() {
             let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
@@ -185,7 +184,7 @@ impl Target {
         if let Some(lent) = held.take().and_then(|received| received.lent) {
             drop(lent.received()?);
         }
-        Ok(Filled { metadata, buffer })
+        Ok(Filled { metadata, buffer, version: None })
     }
 
     /// As [`fill`](Self::fill), with a value that came over gRPC.
@@ -197,7 +196,7 @@ impl Target {
         let arrived = held.get_mut().ok_or_else(handed_out)?;
         let metadata = arrived.metadata.clone();
         let filled = match arrived.buffer_of(self) {
-            Some(buffer) => Filled { metadata, buffer },
+            Some(buffer) => Filled { metadata, buffer, version: None },
             None => self.fill_with(transfer, &metadata, arrived.bytes()).await?,
         };
         drop(held.take());
@@ -220,7 +219,7 @@ impl Target {
         })
         .await?;
         let buffer = self.take().ok_or_else(handed_out)?;
-        Ok(Filled { metadata: metadata.clone(), buffer })
+        Ok(Filled { metadata: metadata.clone(), buffer, version: None })
     }
 
     /// Copies a value's bytes into the buffer, which stays here meanwhile.
@@ -256,10 +255,6 @@ impl Target {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn handed_out() -> WorkerError {
-    WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() }
 }
 
 /// Copies bytes of a value that has come.
@@ -363,38 +358,6 @@ impl Allocator for TargetAllocator<'_> {
     }
 }
 
-impl Worker {
-    /// As [`fetch`](Self::fetch), into `buffer`, which must be long enough, of a tensor with elements of type `dtype`.
-    /// The bytes land there without a copy if the buffer is of [`receive_pool`](Self::receive_pool), and the tensor is
-    /// not so small that it travels inside a message; else with one copy.
-    ///
-    /// # Errors
-    /// As [`fetch`](Self::fetch), and [`WorkerError::Mismatch`] for a tensor that does not fit. The buffer comes back
-    /// with the error, unless the peer may still write it.
-    ///
-    /// # Cancel safety
-    /// As [`fetch`](Self::fetch). The buffer goes back to its pool once the peer can't write it any more.
-    pub async fn fetch_into(
-        &self,
-        peer: &Peer,
-        name: &str,
-        dtype: DataType,
-        buffer: BufMut,
-    ) -> Result<Filled, ReceiveIntoError> {
-        let target = Arc::new(Target::new(dtype, buffer));
-        let transfer = TransferName { peer: peer.name().to_owned(), key: name.to_owned(), step: None };
-        let fetched = async {
-            let connection = peer.connected(&self.node).await?;
-            let mut held =
-                connection.receive_into(Scope::Published, &transfer, &target, self.node.limit).await?;
-            target.fill_held(&transfer, &mut held, &self.node.pools.receive).await
-        };
-        let what = || format!("fetching {transfer}");
-        let filled = self.within(self.node.limit, what, pin!(fetched)).await;
-        filled.map_err(|error| ReceiveIntoError { error, buffer: target.take() })
-    }
-}
-
 impl Step {
     /// As [`recv`](Self::recv), into `buffer`, which must be long enough, of a value with elements of type `dtype`. The
     /// bytes land there without a copy if the buffer is of [`Worker::receive_pool`], and the value is not so small that
@@ -422,7 +385,7 @@ impl Step {
             let peer = key.source_device().worker().unwrap_or_default();
             let transfer = TransferName { peer, key: key.to_string(), step: Some(self.id.0) };
             let pool = &self.worker.node.pools.receive;
-            let mut held = self.receive_held(key, Receiving::Into(&target), self.worker.node.limit).await?;
+            let mut held = self.receive_held(key, Receiving::Into(&target)).await?;
             target.fill_held(&transfer, &mut held, pool).await
         });
         let filled = self.worker.within(self.worker.node.limit, what, received).await;

@@ -6,12 +6,12 @@ use protocol::{Counters, Manner, Scope, StepId};
 use verbs_reactor::{FabricKind, QueuePairStats};
 
 use crate::{
-    Tensor, WorkerError,
+    Tensor, Version, WorkerError,
     control::{Arrived, GrpcRoute},
     data::DataConnection,
     error::{Lost, TransferName},
     receive_into::Target,
-    step::HeldTensor,
+    step::{HeldTensor, handed_out},
 };
 
 /// What requests to a peer go over. Cheap to clone.
@@ -104,25 +104,25 @@ impl Route {
         }
     }
 
-    /// Receives one value. `limit` is told to the sender, where it can be; the caller keeps it.
+    /// Receives one value; with its version, if `scope` asks for that.
     pub(crate) async fn receive(
         &self,
         scope: Scope,
         name: &TransferName,
         manner: Manner,
-        limit: Duration,
-    ) -> Result<Tensor, WorkerError> {
+    ) -> Result<(Tensor, Option<Version>), WorkerError> {
         match self {
             Self::Data(connection) => connection.receive(scope, name, manner).await,
             Self::Grpc(route) => {
-                let mut held = route.get(scope, name, None, limit).await?;
-                let gone = || WorkerError::InvalidTensor { problem: "no value".to_owned() };
-                held.take().map(Arrived::into_tensor).ok_or_else(gone)
+                let mut held = route.get(scope, name, None, None).await?;
+                let version = held.version();
+                Ok((held.take().map(Arrived::into_tensor).ok_or_else(handed_out)?, version))
             }
         }
     }
 
-    /// Receives one of several values that are wanted together: it is not lost if the others do not come.
+    /// Receives one of several values that are wanted together: it is not lost if the others do not come. `limit` is told
+    /// to the sender, where it can be; the caller keeps it.
     pub(crate) async fn receive_held(
         &self,
         scope: Scope,
@@ -134,7 +134,7 @@ impl Route {
             Self::Data(connection) => {
                 connection.receive_held(scope, name, manner).await.map(HeldTensor::Peers)
             }
-            Self::Grpc(route) => route.get(scope, name, None, limit).await.map(HeldTensor::Grpc),
+            Self::Grpc(route) => route.get(scope, name, None, Some(limit)).await.map(HeldTensor::Grpc),
         }
     }
 
@@ -144,13 +144,22 @@ impl Route {
         scope: Scope,
         name: &TransferName,
         target: &Arc<Target>,
-        limit: Duration,
+        limit: Option<Duration>,
     ) -> Result<HeldTensor, WorkerError> {
         match self {
             Self::Data(connection) => {
                 connection.receive_into(scope, name, target).await.map(HeldTensor::Peers)
             }
             Self::Grpc(route) => route.get(scope, name, Some(target), limit).await.map(HeldTensor::Grpc),
+        }
+    }
+
+    /// The version of a value that was received over it, if it came with one.
+    pub(crate) fn version(&self, held: &HeldTensor) -> Option<Version> {
+        match (self, held) {
+            (Self::Data(connection), HeldTensor::Peers(held)) => connection.version(held.get()?),
+            (Self::Grpc(_), HeldTensor::Grpc(held)) => held.version(),
+            _ => None,
         }
     }
 }

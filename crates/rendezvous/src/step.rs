@@ -2,18 +2,20 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use futures::future::try_join_all;
-use protocol::{Held, Key, Manner, Scope, Sharing, Status, StepId};
+use futures::future::{Either, select, try_join_all};
+use protocol::{Code, Held, Key, Manner, Scope, Sharing, Status, StepId};
 
 use crate::{
-    KeyEnd, Tensor, Worker, WorkerError,
+    Delivered, KeyEnd, RecvArgs, SendArgs, Tensor, Worker, WorkerError,
     control::{Arrived, HeldArrival},
     data::DataConnection,
+    device_context::copy_from_host,
     error::{PeerLoss, TransferName},
     fabric_channel::FabricChannel,
+    held_value::HeldValue,
     receive_into::Target,
     steps::StepRef,
-    table::{SendRefused, TakenValue},
+    table::{SendRefused, cancelled},
 };
 
 /// One step of this worker: sends and receives of different steps never mix.
@@ -48,6 +50,15 @@ impl Step {
     /// [`WorkerError::Aborted`] when the step is over, or the key names another life of this worker;
     /// [`WorkerError::WrongWorker`] when the source is elsewhere; [`WorkerError::TableFull`].
     pub fn send(&self, key: &Key, tensor: Tensor) -> Result<(), WorkerError> {
+        self.send_with(key, SendArgs::default(), tensor)
+    }
+
+    /// As [`send`](Self::send), with more to say. A receiver on this worker gets `args` as they are, with the very
+    /// context object; for one on another worker a value in device memory is copied to the host first.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn send_with(&self, key: &Key, args: SendArgs, tensor: Tensor) -> Result<(), WorkerError> {
         let step = self.live()?;
         if !self.is_from_here(key)? {
             return Err(self.wrong_worker(KeyEnd::Source, key));
@@ -57,7 +68,7 @@ impl Step {
         if let Some(status) = receiver.and_then(|receiver| values.lost.status(self.id, &receiver)) {
             return Err(self.aborted(status));
         }
-        let sent = values.steps.send(step, &key.table_key(), tensor.remember_checksums());
+        let sent = values.steps.send(step, &key.table_key(), args, tensor.remember_checksums());
         sent.map_err(|refused| match refused {
             SendRefused::Full { waiting, cap } => WorkerError::TableFull { waiting, cap },
             SendRefused::Aborted(status) => self.aborted(status),
@@ -107,6 +118,87 @@ impl Step {
         self.receive_within(key, sharing.into(), self.worker.node.limit).await
     }
 
+    /// As [`recv`](Self::recv), with more to say: where the value is wanted, and a token that ends the receive while it
+    /// waits. From a sender on this worker it comes with what that said; from another worker with blank
+    /// [`SendArgs`].
+    ///
+    /// A value that is wanted on another kind of memory than it is on is copied by the device contexts of the two ends
+    /// ([`DeviceContext`](crate::DeviceContext)).
+    ///
+    /// ```
+    /// use rendezvous::{CancellationToken, RecvArgs, Worker, WorkerError};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), WorkerError> {
+    /// let worker = Worker::builder("/job:a/replica:0/task:0").start().await?;
+    /// let cpu = "/job:a/replica:0/task:0/device:CPU:0";
+    /// let key = worker.key(cpu, cpu, "never sent")?;
+    ///
+    /// let token = CancellationToken::new();
+    /// let args = RecvArgs { cancellation: Some(token.clone()), ..RecvArgs::default() };
+    /// token.cancel();
+    /// let received = worker.step(1).recv_with(&key, args).await;
+    /// assert!(matches!(received, Err(WorkerError::Cancelled { .. })));
+    /// # worker.shutdown().await;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv); [`WorkerError::Cancelled`], derived, when the token is or gets cancelled while the
+    /// receive waits; [`WorkerError::Local`] when the value can't be copied to where it is wanted, which the next
+    /// receive of the key gets then.
+    ///
+    /// # Cancel safety
+    /// As [`recv`](Self::recv), also while the value is copied.
+    pub async fn recv_with(&self, key: &Key, args: RecvArgs) -> Result<Delivered, WorkerError> {
+        let what = || format!("receiving `{key}` of step {}", self.id.0);
+        let how = Receiving::As(self.worker.node.sharing.into());
+        let received = pin!(async move {
+            let limit = self.worker.node.limit;
+            let (tensor, send_args) = match self.receive_for(key, how, &args, limit).await? {
+                HeldTensor::Own(mut held) => held.hand_out().ok_or_else(handed_out)?,
+                HeldTensor::Peers(held) => (self.bring(key, held, &args).await?, SendArgs::default()),
+                HeldTensor::Grpc(held) => (self.bring_arrived(key, held, &args).await?, SendArgs::default()),
+            };
+            Ok(Delivered { tensor, send_args, recv_args: args })
+        });
+        self.worker.within(self.worker.node.limit, what, received).await
+    }
+
+    /// Hands out a value of another worker where it is wanted.
+    async fn bring(
+        &self,
+        key: &Key,
+        mut held: Held<FabricChannel>,
+        to: &RecvArgs,
+    ) -> Result<Tensor, WorkerError> {
+        let copy = if to.device_context.is_some() {
+            let tensor = DataConnection::shared_tensor(&mut held)?;
+            copy_from_host(key, &tensor, to).await.map_err(|status| self.not_here(key, status))?
+        } else {
+            None
+        };
+        let received = held.take().ok_or_else(handed_out)?;
+        copy.map_or_else(|| DataConnection::tensor(received), Ok)
+    }
+
+    /// As [`bring`](Self::bring), with a value that came over gRPC.
+    async fn bring_arrived(
+        &self,
+        key: &Key,
+        mut held: HeldArrival,
+        to: &RecvArgs,
+    ) -> Result<Tensor, WorkerError> {
+        if to.device_context.is_none() {
+            return held.take().map(Arrived::into_tensor).ok_or_else(handed_out);
+        }
+        let tensor = held.shared_tensor().ok_or_else(handed_out)?;
+        let copy = copy_from_host(key, &tensor, to).await.map_err(|status| self.not_here(key, status))?;
+        drop(held.take());
+        Ok(copy.unwrap_or(tensor))
+    }
+
     async fn receive_within(
         &self,
         key: &Key,
@@ -114,8 +206,10 @@ impl Step {
         limit: Duration,
     ) -> Result<Tensor, WorkerError> {
         let what = || format!("receiving `{key}` of step {}", self.id.0);
-        let received =
-            pin!(async { self.receive_held(key, Receiving::As(manner), limit).await?.into_tensor() });
+        let received = pin!(async {
+            let blank = RecvArgs::default();
+            self.receive_for(key, Receiving::As(manner), &blank, limit).await?.into_tensor()
+        });
         self.worker.within(limit, what, received).await
     }
 
@@ -132,35 +226,54 @@ impl Step {
     pub async fn recv_many(&self, keys: &[Key]) -> Result<Vec<Tensor>, WorkerError> {
         let what = || format!("receiving {} keys of step {}", keys.len(), self.id.0);
         let held = pin!(async {
-            // First, so that the requests find each other.
-            for source in keys.iter().filter_map(|key| key.source_device().worker()) {
-                if source != self.worker.name() {
-                    self.worker.peer(&source)?.connected(&self.worker.node).await?;
-                }
-            }
+            self.connect_sources(keys.iter()).await?;
             let manner = Manner { sharing: self.worker.node.sharing, together: true };
-            let limit = self.worker.node.limit;
-            try_join_all(keys.iter().map(|key| self.receive_held(key, Receiving::As(manner), limit))).await
+            try_join_all(keys.iter().map(|key| self.receive_held(key, Receiving::As(manner)))).await
         });
         let held = self.worker.within(self.worker.node.limit, what, held).await?;
         held.into_iter().map(HeldTensor::into_tensor).collect()
     }
 
-    /// Ends the step here with `status`: pending and later receives and sends fail with it. Receives of this step
-    /// that peers have posted here get it as the sender's answer; those posted from here are given up, and their
-    /// senders told.
+    /// Connects to the workers that have the sources of `keys`, so that requests for several find each other.
+    pub(crate) async fn connect_sources(&self, keys: impl Iterator<Item = &Key>) -> Result<(), WorkerError> {
+        for source in keys.filter_map(|key| key.source_device().worker()) {
+            if source != self.worker.name() {
+                self.worker.peer(&source)?.connected(&self.worker.node).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the step here with `status`: pending and later receives and sends fail with it; of several, the first stays.
+    /// Receives of this step that peers have posted here get it as the sender's answer; those posted from here are given
+    /// up, and their senders told.
+    ///
+    /// A status of CANCELLED or ABORTED is marked as one that follows from another, so that whoever merges statuses
+    /// prefers its cause ([`Status::derived`]).
     pub fn abort(&self, status: &Status) {
         if let Ok(step) = &self.live {
-            step.abort(status);
+            match status.code {
+                Code::Cancelled | Code::Aborted => step.abort(&status.clone().derived()),
+                _ => step.abort(status),
+            }
         }
         self.worker.discard(self.id);
     }
 
-    /// `limit` is told to the sender, where it can be; the caller keeps it.
     pub(crate) async fn receive_held(
         &self,
         key: &Key,
         how: Receiving<'_>,
+    ) -> Result<HeldTensor, WorkerError> {
+        self.receive_for(key, how, &RecvArgs::default(), self.worker.node.limit).await
+    }
+
+    /// `limit` is told to the sender, where it can be; the caller keeps it.
+    async fn receive_for(
+        &self,
+        key: &Key,
+        how: Receiving<'_>,
+        args: &RecvArgs,
         limit: Duration,
     ) -> Result<HeldTensor, WorkerError> {
         let step = self.live()?;
@@ -168,11 +281,22 @@ impl Step {
             return Err(self.wrong_worker(KeyEnd::Destination, key));
         }
         if self.is_from_here(key)? {
-            let taken = step.take(&key.table_key()).await.map_err(|status| self.aborted(status))?;
-            return Ok(HeldTensor::Own(Some(taken)));
+            let taken = step.take_unless(&key.table_key(), args.cancellation.as_ref()).await;
+            let mut held = HeldValue::new(taken.map_err(|status| self.given_up(key, args, status))?);
+            held.bring(key, args).await.map_err(|status| self.not_here(key, status))?;
+            return Ok(HeldTensor::Own(held));
         }
-        let received = step.or_aborted(pin!(self.receive_from_peer(key, how, limit))).await;
-        received.map_err(|status| self.aborted(status))?
+        let received = pin!(self.receive_from_peer(key, how, limit));
+        let received = pin!(step.or_aborted(received));
+        let received = match &args.cancellation {
+            Some(token) if token.is_cancelled() => Err(cancelled()),
+            Some(token) => match select(received, pin!(token.cancelled())).await {
+                Either::Left((received, _)) => received,
+                Either::Right(_) => Err(cancelled()),
+            },
+            None => received.await,
+        };
+        received.map_err(|status| self.given_up(key, args, status))?
     }
 
     async fn receive_from_peer(
@@ -199,7 +323,7 @@ impl Step {
         let scope = Scope::Step(self.id);
         match how {
             Receiving::As(manner) => connection.receive_held(scope, &transfer, manner, limit).await,
-            Receiving::Into(target) => connection.receive_into(scope, &transfer, target, limit).await,
+            Receiving::Into(target) => connection.receive_into(scope, &transfer, target, Some(limit)).await,
         }
     }
 
@@ -232,6 +356,24 @@ impl Step {
     fn aborted(&self, status: Status) -> WorkerError {
         WorkerError::Aborted { step: self.id.0, status }
     }
+
+    /// The end of a receive that waited: by the step, or by its token.
+    fn given_up(&self, key: &Key, args: &RecvArgs, status: Status) -> WorkerError {
+        if args.cancellation.is_some() && status == cancelled() {
+            return WorkerError::Cancelled { transfer: Box::new(self.transfer(key)), status };
+        }
+        self.aborted(status)
+    }
+
+    /// The value can't be brought to where it is wanted.
+    fn not_here(&self, key: &Key, status: Status) -> WorkerError {
+        WorkerError::Local { transfer: Box::new(self.transfer(key)), status }
+    }
+
+    fn transfer(&self, key: &Key) -> TransferName {
+        let peer = key.source_device().worker().unwrap_or_default();
+        TransferName { peer, key: key.to_string(), step: Some(self.id.0) }
+    }
 }
 
 /// How a value is received.
@@ -246,7 +388,7 @@ pub(crate) enum Receiving<'target> {
 /// A value that is not handed out yet. Dropping it gives it to the next receive of its key.
 pub(crate) enum HeldTensor {
     /// Of this worker's own table.
-    Own(Option<TakenValue>),
+    Own(HeldValue),
     /// Of a peer.
     Peers(Held<FabricChannel>),
     /// Of a peer, over gRPC.
@@ -254,29 +396,24 @@ pub(crate) enum HeldTensor {
 }
 
 impl HeldTensor {
-    pub(crate) fn into_tensor(mut self) -> Result<Tensor, WorkerError> {
-        let gone = || WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() };
-        match &mut self {
-            Self::Own(taken) => taken.take().map(|taken| taken.tensor).ok_or_else(gone),
-            Self::Peers(held) => DataConnection::tensor(held.take().ok_or_else(gone)?),
-            Self::Grpc(held) => held.take().map(Arrived::into_tensor).ok_or_else(gone),
+    /// Whether it comes from a branch that was not taken.
+    pub(crate) fn is_dead(&self) -> bool {
+        match self {
+            Self::Own(held) => held.tensor().is_some_and(Tensor::is_dead),
+            Self::Peers(held) => held.get().is_some_and(|received| received.metadata.is_dead),
+            Self::Grpc(held) => held.is_dead(),
         }
     }
 
-    /// It was handed out.
-    pub(crate) fn consumed(&mut self) {
-        if let Self::Own(taken) = self {
-            drop(taken.take());
+    pub(crate) fn into_tensor(self) -> Result<Tensor, WorkerError> {
+        match self {
+            Self::Own(mut held) => held.hand_out().map(|(tensor, _)| tensor).ok_or_else(handed_out),
+            Self::Peers(mut held) => DataConnection::tensor(held.take().ok_or_else(handed_out)?),
+            Self::Grpc(mut held) => held.take().map(Arrived::into_tensor).ok_or_else(handed_out),
         }
     }
 }
 
-impl Drop for HeldTensor {
-    fn drop(&mut self) {
-        if let Self::Own(taken) = self
-            && let Some(taken) = taken.take()
-        {
-            taken.put_back();
-        }
-    }
+pub(crate) fn handed_out() -> WorkerError {
+    WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() }
 }

@@ -2,16 +2,17 @@
 
 use std::{future::Future, sync::Arc};
 
-use futures::future::Either;
+use futures::{TryFutureExt as _, future::Either};
 use memory::Buf;
-use protocol::{Checksums, Code, DeviceName, Key, Scope, Source, Status, StepId, Value};
+use protocol::{Checksums, Code, DeviceName, Key, Scope, Source, Status, StepId, Value, Wanted};
 
 use crate::{
     KeyEnd, Tensor,
+    held_value::HeldValue,
     lost::LostSteps,
-    published::PublishedSet,
+    published::{Edition, PublishedSet},
     steps::{StepRef, StepTable},
-    table::TakenValue,
+    table::{TakenValue, dropped},
 };
 
 /// What this worker has to give.
@@ -60,17 +61,23 @@ impl PeerValues {
 /// A value taken for one answer.
 #[derive(Debug)]
 pub(crate) enum Taken {
-    /// Out of a step's queue. The step stays in use, so that the value can go back.
-    Step(TakenValue, StepRef),
+    /// Out of a step's queue.
+    Step {
+        value: TakenValue,
+        /// Its bytes, if the value itself is in a device's memory.
+        on_host: Option<Tensor>,
+        /// Keeps the step in use, so that the value can go back.
+        step: StepRef,
+    },
     /// Shared: it stays published.
-    Published(Tensor),
+    Published(Edition),
 }
 
 impl Taken {
     pub(crate) fn tensor(&self) -> &Tensor {
         match self {
-            Self::Step(value, _) => &value.tensor,
-            Self::Published(tensor) => tensor,
+            Self::Step { value, on_host, .. } => on_host.as_ref().unwrap_or(&value.value.tensor),
+            Self::Published(edition) => &edition.tensor,
         }
     }
 }
@@ -124,7 +131,14 @@ impl Source for PeerValues {
     fn take(&self, scope: Scope, key: &str) -> impl Future<Output = Result<Taken, Status>> + Send + 'static {
         let values = &self.values;
         let step = match scope {
-            Scope::Published => return Either::Left(futures::future::ready(values.published(key))),
+            Scope::Published | Scope::Versioned(Wanted::Now) => {
+                return Either::Left(futures::future::ready(values.published(key)));
+            }
+            Scope::Versioned(wanted) => {
+                let (values, name) = (values.clone(), key.to_owned());
+                let newer = async move { values.published.edition(&name, wanted).await };
+                return Either::Right(Either::Left(newer.map_ok(Taken::Published)));
+            }
             Scope::Step(step) => step,
         };
         let take = || {
@@ -133,12 +147,16 @@ impl Source for PeerValues {
             self.check_ends(&key)?;
             values.check_incarnation(&key)?;
             values.lost.status(step, &self.peer).map_or(Ok(()), Err)?;
-            Ok(asked.take(&key.table_key()))
+            Ok((asked.take(&key.table_key()), key))
         };
         match take() {
-            Ok(take) => {
-                Either::Right(async move { take.await.map(|(value, step)| Taken::Step(value, step)) })
-            }
+            Ok((take, key)) => Either::Right(Either::Right(async move {
+                let (value, step) = take.await?;
+                let mut held = HeldValue::new(value);
+                held.bring_to_host(&key).await?;
+                let (value, on_host) = held.hand_on().ok_or_else(dropped)?;
+                Ok(Taken::Step { value, on_host, step })
+            })),
             Err(status) => Either::Left(futures::future::ready(Err(status))),
         }
     }
@@ -153,8 +171,15 @@ impl Source for PeerValues {
         taken.tensor().checksums()
     }
 
+    fn version(taken: &Taken) -> u64 {
+        match taken {
+            Taken::Step { .. } => 0,
+            Taken::Published(edition) => edition.version,
+        }
+    }
+
     fn put_back(&self, taken: Taken) {
-        if let Taken::Step(value, _step) = taken {
+        if let Taken::Step { value, step: _step, .. } = taken {
             value.put_back();
         }
     }

@@ -312,8 +312,7 @@ fn an_aborted_step_ends_its_receives_at_both_ends() {
             matches!(&own, WorkerError::Aborted { step: 9, status } if status.code == Code::Cancelled),
             "{own}"
         );
-        let answered =
-            matches!(&peers, WorkerError::Remote { status, .. } if status.message == "no longer wanted");
+        let answered = matches!(&peers, WorkerError::Remote { status, .. } if status.message == "[_Derived_]no longer wanted");
         assert!(answered, "{peers}");
     });
 }

@@ -10,7 +10,7 @@ use crate::{Code, Status};
 
 /// A five-part key, `source;incarnation;destination;edge;frame:iteration` (`tensorflow-verbs.md` §2.1).
 ///
-/// Equality is that of the text.
+/// Equality and order are those of the text.
 #[derive(Clone)]
 pub struct Key {
     text: String,
@@ -135,6 +135,18 @@ impl PartialEq for Key {
 }
 
 impl Eq for Key {}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Key {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.text.cmp(&other.text)
+    }
+}
 
 impl std::hash::Hash for Key {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {

@@ -9,11 +9,11 @@ use protocol::{Mode, Sharing, Validation, wire::control::Parameters};
 use verbs_reactor::{Fabric, FabricKind, Runtime, Wait};
 
 use crate::{
-    ClusterSpec, Worker, WorkerError,
+    ClusterSpec, DuplicatePolicy, Worker, WorkerError,
     control::{ControlPlane, Secret},
     pools::LocalFabric,
     sessions::SessionCaps,
-    steps::StepLimits,
+    steps::StepSettings,
 };
 
 /// Settings of a [`Worker`]. The defaults are right for a worker on one host; a worker that other hosts reach
@@ -35,7 +35,7 @@ pub struct WorkerBuilder {
     liveness: Duration,
     wait: Wait,
     parameters: Parameters,
-    step_limits: StepLimits,
+    step_settings: StepSettings,
     session_caps: SessionCaps,
     runtime: Option<Arc<dyn Runtime>>,
     control_runtime: Option<Arc<dyn Runtime>>,
@@ -89,8 +89,9 @@ impl WorkerBuilder {
                 requests_per_message: 128,
                 validation: Validation::Off,
             },
-            step_limits: StepLimits {
+            step_settings: StepSettings {
                 values_max: 1 << 20,
+                duplicates: DuplicatePolicy::default(),
                 deferred_steps_max: 1024,
                 init_timeout: Duration::from_secs(60),
             },
@@ -275,7 +276,7 @@ impl WorkerBuilder {
     /// Sent values that may wait for their receivers. Default 1 Mi.
     #[must_use]
     pub fn values_max(mut self, values: usize) -> Self {
-        self.step_limits.values_max = values;
+        self.step_settings.values_max = values;
         self
     }
 
@@ -284,7 +285,7 @@ impl WorkerBuilder {
     /// do. Default 60 s.
     #[must_use]
     pub fn step_init_timeout(mut self, limit: Duration) -> Self {
-        self.step_limits.init_timeout = limit;
+        self.step_settings.init_timeout = limit;
         self
     }
 
@@ -292,7 +293,15 @@ impl WorkerBuilder {
     /// step. A request for one more ends with RESOURCE_EXHAUSTED. Default 1024.
     #[must_use]
     pub fn deferred_steps_max(mut self, steps: usize) -> Self {
-        self.step_limits.deferred_steps_max = steps;
+        self.step_settings.deferred_steps_max = steps;
+        self
+    }
+
+    /// What a second send or receive of a key of a step means here: of values that are sent on this worker, also where
+    /// peers receive them. Default [`DuplicatePolicy::Queue`].
+    #[must_use]
+    pub fn duplicates(mut self, policy: DuplicatePolicy) -> Self {
+        self.step_settings.duplicates = policy;
         self
     }
 

@@ -54,8 +54,8 @@ impl WorkerBuilder {
             worker: self.name.clone(),
             device,
             incarnation,
-            steps: StepTable::new(&self.name, self.step_limits, runtime.clone()),
-            published: PublishedSet::new(),
+            steps: StepTable::new(&self.name, self.step_settings, runtime.clone()),
+            published: PublishedSet::new(incarnation),
             lost: LostSteps::default(),
         });
         let node = Node {
@@ -114,15 +114,15 @@ impl WorkerBuilder {
                 self.session_caps.of_a_peer == 0,
                 "no peer could be talked to: use at least 1",
             ),
-            ("values_max", self.step_limits.values_max == 0, "nothing could be sent: use at least 1"),
+            ("values_max", self.step_settings.values_max == 0, "nothing could be sent: use at least 1"),
             (
                 "deferred_steps_max",
-                self.step_limits.deferred_steps_max == 0,
+                self.step_settings.deferred_steps_max == 0,
                 "no receiver could ask before its sender has begun the step: use at least 1",
             ),
             (
                 "step_init_timeout",
-                self.step_limits.init_timeout.is_zero(),
+                self.step_settings.init_timeout.is_zero(),
                 "no receiver could ask before its sender has begun the step: use the longest wait you accept",
             ),
             (

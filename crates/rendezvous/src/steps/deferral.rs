@@ -80,7 +80,7 @@ impl Deferred {
         let shared = &step.shared;
         let mut waiting = lock(&step.live.deferral.waiting);
         let Some(waiting) = waiting.as_mut() else { return Ok(None) };
-        let most = shared.limits.deferred_steps_max;
+        let most = shared.settings.deferred_steps_max;
         if !waiting.contains_key(peer) && !shared.deferred.add(peer, most) {
             let message = format!(
                 "requests of {peer} wait for {most} steps that {} has not begun: begin them there with Worker::step, or \
@@ -99,7 +99,7 @@ impl Deferred {
         take: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, Status> {
         let shared = &self.step.shared;
-        let limit = shared.limits.init_timeout;
+        let limit = shared.settings.init_timeout;
         let take = pin!(take);
         match select(take, shared.runtime.sleep(limit)).await {
             Either::Left((taken, _)) => taken,

@@ -23,7 +23,7 @@ use protocol::{Code, Status, StepId};
 use verbs_reactor::Runtime;
 
 use crate::{
-    Tensor,
+    DuplicatePolicy, SendArgs, Tensor,
     data::unless,
     sharded::{ShardedMap, sharded_map},
     table::{SendRefused, Step, TakenValue, dropped},
@@ -35,11 +35,13 @@ const TOMBSTONES_MAX: usize = 65_536;
 /// How long they are remembered at most.
 const TOMBSTONE_AGE: Duration = Duration::from_secs(600);
 
-/// How much of a worker's memory its steps may take, and for how long requests wait for one.
+/// What sends mean, how much of a worker's memory steps may take, and for how long requests wait for one.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct StepLimits {
+pub(crate) struct StepSettings {
     /// Sent values that nobody has received yet.
     pub(crate) values_max: usize,
+    /// What a second send or receive of a key means.
+    pub(crate) duplicates: DuplicatePolicy,
     /// Steps that nobody has begun here, and that requests of one peer wait for.
     pub(crate) deferred_steps_max: usize,
     /// How long a request waits for its step to begin.
@@ -55,7 +57,7 @@ pub(crate) struct StepTable {
 #[derive(Debug)]
 struct Shared {
     worker: String,
-    limits: StepLimits,
+    settings: StepSettings,
     runtime: Arc<dyn Runtime>,
     steps: ShardedMap<StepId, Known>,
     /// Of the finished steps, oldest first.
@@ -101,10 +103,10 @@ pub(crate) struct Asked {
 
 impl StepTable {
     /// An empty table of the worker called `worker`.
-    pub(crate) fn new(worker: &str, limits: StepLimits, runtime: Arc<dyn Runtime>) -> Self {
+    pub(crate) fn new(worker: &str, settings: StepSettings, runtime: Arc<dyn Runtime>) -> Self {
         let shared = Shared {
             worker: worker.to_owned(),
-            limits,
+            settings,
             runtime,
             steps: sharded_map(),
             tombstones: Mutex::default(),
@@ -145,13 +147,19 @@ impl StepTable {
     }
 
     /// Hands `tensor` to the oldest receiver of `key`, or queues it.
-    pub(crate) fn send(&self, step: &Step, key: &str, tensor: Tensor) -> Result<(), SendRefused> {
+    pub(crate) fn send(
+        &self,
+        step: &Step,
+        key: &str,
+        args: SendArgs,
+        tensor: Tensor,
+    ) -> Result<(), SendRefused> {
         let (waiting, cap) =
-            (self.shared.waiting_values.load(Ordering::Relaxed), self.shared.limits.values_max);
+            (self.shared.waiting_values.load(Ordering::Relaxed), self.shared.settings.values_max);
         if waiting >= cap {
             return Err(SendRefused::Full { waiting, cap });
         }
-        step.send(key, tensor).map_err(SendRefused::Aborted)
+        step.send(key, args, tensor).map_err(SendRefused::Aborted)
     }
 
     /// Ends a step: receivers get ABORTED, values are dropped, and so ends every later use.
@@ -206,7 +214,7 @@ impl Shared {
     }
 
     fn new_step(&self) -> Known {
-        let queues = Arc::new(Step::new(&self.waiting_values));
+        let queues = Arc::new(Step::new(&self.waiting_values, self.settings.duplicates));
         Known::Live(Arc::new(Live { queues, users: AtomicUsize::new(0), deferral: Deferral::default() }))
     }
 

@@ -41,8 +41,9 @@ const PEER: &str = "/job:worker/replica:0/task:0";
 const OTHER: &str = "/job:worker/replica:0/task:1";
 const STEP: StepId = StepId(7);
 
-fn limits(values_max: usize) -> StepLimits {
-    StepLimits { values_max, deferred_steps_max: 2, init_timeout: Duration::from_secs(60) }
+fn settings(values_max: usize) -> StepSettings {
+    let duplicates = DuplicatePolicy::Queue;
+    StepSettings { values_max, duplicates, deferred_steps_max: 2, init_timeout: Duration::from_secs(60) }
 }
 
 /// A table that holds `cap` values.
@@ -52,7 +53,7 @@ pub(crate) fn table(cap: usize) -> StepTable {
 
 fn with_clock(cap: usize) -> (StepTable, Clock) {
     let clock = Clock::default();
-    (StepTable::new("/job:ps/replica:0/task:0", limits(cap), Arc::new(clock.clone())), clock)
+    (StepTable::new("/job:ps/replica:0/task:0", settings(cap), Arc::new(clock.clone())), clock)
 }
 
 fn tensor(value: u32) -> Tensor {
@@ -60,8 +61,12 @@ fn tensor(value: u32) -> Tensor {
     Tensor::from_values(&pool.unwrap(), &[], &[value]).unwrap()
 }
 
+fn send(table: &StepTable, step: &StepRef, tensor: Tensor) -> Result<(), SendRefused> {
+    table.send(step, "k", SendArgs::default(), tensor)
+}
+
 fn number(taken: Result<(TakenValue, StepRef), Status>) -> u32 {
-    taken.unwrap().0.tensor.values::<u32>().unwrap()[0]
+    taken.unwrap().0.value.tensor.values::<u32>().unwrap()[0]
 }
 
 fn known(table: &StepTable) -> usize {
@@ -79,7 +84,7 @@ fn a_step_without_users_and_values_is_forgotten() {
     let again = step.clone();
     drop(step);
     assert_eq!(table.live(), [STEP]);
-    table.send(&again, "k", tensor(1)).unwrap();
+    send(&table, &again, tensor(1)).unwrap();
     drop(again);
     assert_eq!(table.live(), [STEP], "it holds a value");
     let taken = table.ask(STEP, PEER).unwrap().take("k").now_or_never().unwrap();
@@ -91,7 +96,7 @@ fn a_step_without_users_and_values_is_forgotten() {
 #[test]
 fn a_value_put_back_keeps_its_step() {
     let table = table(10);
-    table.send(&table.begin(STEP).unwrap(), "k", tensor(1)).unwrap();
+    send(&table, &table.begin(STEP).unwrap(), tensor(1)).unwrap();
     let (value, step) = table.ask(STEP, PEER).unwrap().take("k").now_or_never().unwrap().unwrap();
     value.put_back();
     drop(step);
@@ -111,7 +116,7 @@ fn s2_7_a_request_before_its_step_waits_and_is_served_in_order() {
     clock.pass(Duration::from_secs(3600));
     assert!(first.as_mut().now_or_never().is_none());
     for value in 1..=2 {
-        table.send(&step, "k", tensor(value)).unwrap();
+        send(&table, &step, tensor(value)).unwrap();
     }
     drop(step);
     assert_eq!((number(second.now_or_never().unwrap()), number(first.now_or_never().unwrap())), (2, 1));

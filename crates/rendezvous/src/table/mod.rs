@@ -1,28 +1,51 @@
-//! Where sends and receives of a step meet: FIFO per key, never blocking the sender.
+//! Where sends and receives of a step meet: in order for each key, never blocking the sender.
+
+mod queues;
+mod take;
+mod waiters;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
-    future::Future,
-    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
-    task::{Context, Poll},
+    task::Waker,
 };
 
 use protocol::{Code, Status};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
-use crate::Tensor;
+pub(crate) use self::take::{CancellableTake, Take};
+use self::{
+    queues::{Offered, Queues},
+    take::TakeState,
+    waiters::{Entry, Look, Place},
+};
+use crate::{DuplicatePolicy, SendArgs, Tensor};
+
+/// A value, and what its sender said of it.
+#[derive(Debug, Clone)]
+pub(crate) struct Value {
+    pub(crate) tensor: Tensor,
+    pub(crate) send_args: SendArgs,
+    /// Its place among the values of the step.
+    sequence: u64,
+}
 
 /// A value taken out of the table for one receiver.
 #[derive(Debug)]
 pub(crate) struct TakenValue {
-    pub(crate) tensor: Tensor,
+    pub(crate) value: Value,
     step: Arc<Step>,
-    key: String,
-    sequence: u64,
+    key: Arc<str>,
+}
+
+impl TakenValue {
+    /// Puts the value back to where it was.
+    pub(crate) fn put_back(self) {
+        self.step.put_back(&self.key, self.value);
+    }
 }
 
 /// One step's queues.
@@ -32,11 +55,7 @@ pub(crate) struct Step {
     /// Turns true with the abort.
     ended: watch::Sender<bool>,
     waiting_values: Arc<AtomicUsize>,
-}
-
-/// The step went away under a receiver.
-pub(crate) fn dropped() -> Status {
-    Status::new(Code::Aborted, "the step was dropped")
+    duplicates: DuplicatePolicy,
 }
 
 #[derive(Debug, Default)]
@@ -45,14 +64,21 @@ struct StepInner {
     /// Grows with every value of the step, so that a value put back finds its place even after its queue was
     /// emptied and made anew.
     next_sequence: u64,
-    queues: BTreeMap<String, Queue>,
+    queues: Queues,
 }
 
-/// The values or the receivers of one key; never both at once.
-#[derive(Debug, Default)]
-struct Queue {
-    values: VecDeque<(u64, Tensor)>,
-    receivers: VecDeque<oneshot::Sender<Result<(u64, Tensor), Status>>>,
+/// The step went away under a receiver.
+pub(crate) fn dropped() -> Status {
+    Status::new(Code::Aborted, "the step was dropped")
+}
+
+/// A receive was given up by its token.
+pub(crate) fn cancelled() -> Status {
+    Status::new(Code::Cancelled, "RecvAsync is cancelled.").derived()
+}
+
+fn duplicated(what: &str, key: &str) -> Status {
+    Status::new(Code::Aborted, format!("Duplicated {what}: {key}"))
 }
 
 /// Why a value was not accepted.
@@ -68,9 +94,9 @@ pub(crate) enum SendRefused {
 
 impl Step {
     /// A step whose values are counted in `waiting_values` too.
-    pub(crate) fn new(waiting_values: &Arc<AtomicUsize>) -> Self {
+    pub(crate) fn new(waiting_values: &Arc<AtomicUsize>, duplicates: DuplicatePolicy) -> Self {
         let waiting_values = waiting_values.clone();
-        Self { inner: Mutex::default(), ended: watch::Sender::new(false), waiting_values }
+        Self { inner: Mutex::default(), ended: watch::Sender::new(false), waiting_values, duplicates }
     }
 
     /// Why it is over, if it is.
@@ -83,170 +109,135 @@ impl Step {
         self.ended.subscribe()
     }
 
-    /// Whether it holds nothing, not even the status of an abort.
+    /// Whether nothing was sent, nobody waits, and it isn't over.
     pub(crate) fn is_unused(&self) -> bool {
-        self.lock().is_unused()
+        let inner = self.lock();
+        inner.aborted.is_none() && inner.queues.is_empty()
     }
 
     /// Interest in the next value of `key`, registered before this returns.
     pub(crate) fn take(self: &Arc<Self>, key: &str) -> Take {
-        let (give, receiver) = oneshot::channel();
-        let mut inner = self.lock();
-        if let Some(status) = &inner.aborted {
-            let _ = give.send(Err(status.clone()));
-        } else {
-            match inner.pop(key) {
-                Some(value) => {
-                    self.waiting_values.fetch_sub(1, Ordering::Relaxed);
-                    let _ = give.send(Ok(value));
-                }
-                None => inner.queues.entry(key.to_owned()).or_default().receivers.push_back(give),
-            }
-        }
-        drop(inner);
-        Take { step: self.clone(), key: key.to_owned(), receiver: Some(receiver) }
+        Take::new(self, self.register(key, None))
     }
 
-    /// Hands `tensor` to the oldest receiver of `key`, or queues it.
-    pub(crate) fn send(&self, key: &str, tensor: Tensor) -> Result<(), Status> {
+    /// As [`take`](Self::take), until `token` is cancelled.
+    pub(crate) fn take_unless(
+        self: &Arc<Self>,
+        key: &str,
+        token: Option<&CancellationToken>,
+    ) -> CancellableTake {
+        CancellableTake::new(Take::new(self, self.register(key, token)), token)
+    }
+
+    /// The next value of `key`, if it is there.
+    pub(crate) fn take_now(self: &Arc<Self>, key: &str) -> Result<Option<TakenValue>, Status> {
         let mut inner = self.lock();
         if let Some(status) = &inner.aborted {
             return Err(status.clone());
         }
+        let taken = inner.queues.pop(self.duplicates, key);
+        drop(inner);
+        Ok(taken.map(|taken| self.popped(taken)).map(|(key, value)| TakenValue {
+            value,
+            step: self.clone(),
+            key,
+        }))
+    }
+
+    fn register(&self, key: &str, token: Option<&CancellationToken>) -> TakeState {
+        let mut inner = self.lock();
+        if let Some(status) = &inner.aborted {
+            return TakeState::Ready(Err(status.clone()));
+        }
+        if let Some(taken) = inner.queues.pop(self.duplicates, key) {
+            return TakeState::Ready(Ok(self.popped(taken)));
+        }
+        // Not before: a value that is there wins.
+        if token.is_some_and(CancellationToken::is_cancelled) {
+            return TakeState::Ready(Err(cancelled()));
+        }
+        match inner.queues.join(self.duplicates, key, token) {
+            Some((key, place)) => TakeState::Waiting(key, place),
+            None => TakeState::Ready(Err(duplicated("recv", key))),
+        }
+    }
+
+    fn popped(&self, taken: (Arc<str>, Value)) -> (Arc<str>, Value) {
+        if self.duplicates != DuplicatePolicy::Tolerate {
+            self.waiting_values.fetch_sub(1, Ordering::Relaxed);
+        }
+        taken
+    }
+
+    /// Hands `tensor` to the oldest receiver of `key`, or queues it.
+    pub(crate) fn send(&self, key: &str, send_args: SendArgs, tensor: Tensor) -> Result<(), Status> {
+        let mut inner = self.lock();
+        if let Some(status) = &inner.aborted {
+            return Err(status.clone());
+        }
+        if inner.queues.would_duplicate(self.duplicates, key) {
+            return Err(duplicated("send", key));
+        }
         let sequence = inner.next_sequence;
         inner.next_sequence += 1;
-        self.give(&mut inner, key, (sequence, tensor));
+        self.offer(inner, key, Value { tensor, send_args, sequence });
         Ok(())
     }
 
     /// Puts a value back to its place by sequence number, or gives it to the oldest receiver.
-    pub(crate) fn put_back(&self, key: &str, sequence: u64, tensor: Tensor) {
-        let mut inner = self.lock();
-        if inner.aborted.is_none() {
-            self.give(&mut inner, key, (sequence, tensor));
+    fn put_back(&self, key: &str, value: Value) {
+        let inner = self.lock();
+        // What is tolerated to be received again is still there.
+        if inner.aborted.is_none() && self.duplicates != DuplicatePolicy::Tolerate {
+            self.offer(inner, key, value);
         }
     }
 
-    /// To the oldest receiver that still waits, else into the queue at its place.
-    ///
-    /// Sending on a oneshot wakes the receiver's task; it does not run it, so the lock may be held.
-    fn give(&self, inner: &mut StepInner, key: &str, mut value: (u64, Tensor)) {
-        let queue = inner.queues.entry(key.to_owned()).or_default();
-        while let Some(receiver) = queue.receivers.pop_front() {
-            match receiver.send(Ok(value)) {
-                Err(Ok(back)) => value = back,
-                Ok(()) | Err(Err(_)) => return inner.forget_if_empty(key),
-            }
-        }
-        let place = queue.values.partition_point(|(queued, _)| *queued < value.0);
-        queue.values.insert(place, value);
-        self.waiting_values.fetch_add(1, Ordering::Relaxed);
+    fn offer(&self, mut inner: MutexGuard<'_, StepInner>, key: &str, value: Value) {
+        let Offered { given_to, queued } = inner.queues.offer(self.duplicates, key, value);
+        self.waiting_values.fetch_add(usize::from(queued), Ordering::Relaxed);
+        drop(inner);
+        given_to.wake();
     }
 
     /// Ends this step with `status`; the first status stays.
     pub(crate) fn abort(&self, status: &Status) {
-        let queues = {
+        let ended = {
             let mut inner = self.lock();
             if inner.aborted.is_some() {
                 return;
             }
             inner.aborted = Some(status.clone());
-            std::mem::take(&mut inner.queues)
+            inner.queues.end()
         };
+        self.waiting_values.fetch_sub(ended.values.len(), Ordering::Relaxed);
         self.ended.send_replace(true);
-        for (_, queue) in queues {
-            self.waiting_values.fetch_sub(queue.values.len(), Ordering::Relaxed);
-            for receiver in queue.receivers {
-                let _ = receiver.send(Err(status.clone()));
-            }
-        }
+        ended.waiting.into_iter().for_each(waiters::Waiting::wake);
     }
 
-    /// Takes the values out whose keys `is_meant`.
-    pub(crate) fn drop_values(&self, is_meant: impl Fn(&str) -> bool) -> Vec<(u64, Tensor)> {
-        let mut inner = self.lock();
-        let mut dropped = Vec::new();
-        for (_, queue) in inner.queues.iter_mut().filter(|(key, _)| is_meant(key)) {
-            dropped.extend(queue.values.drain(..));
-        }
-        inner.queues.retain(|_, queue| !queue.values.is_empty() || !queue.receivers.is_empty());
+    /// Drops the values whose keys `is_meant`; they are given out to be dropped outside other locks too.
+    pub(crate) fn drop_values(&self, is_meant: impl Fn(&str) -> bool) -> Vec<Value> {
+        let dropped = self.lock().queues.drain(is_meant);
         self.waiting_values.fetch_sub(dropped.len(), Ordering::Relaxed);
         dropped
     }
 
+    /// How the waiting of the receiver at `place` ended, if it has: then the place is free.
+    fn look(&self, place: Place, waker: &Waker) -> Option<Entry> {
+        let look = self.lock().queues.look(place, waker);
+        match look {
+            Look::Waits(_replaced) => None,
+            Look::Ended(entry) => Some(entry),
+        }
+    }
+
+    /// The receiver at `place` waits no longer for `key`.
+    fn leave(&self, key: &str, place: Place) -> Entry {
+        self.lock().queues.leave(key, place)
+    }
+
     fn lock(&self) -> MutexGuard<'_, StepInner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl StepInner {
-    fn is_unused(&self) -> bool {
-        self.aborted.is_none() && self.queues.is_empty()
-    }
-
-    fn pop(&mut self, key: &str) -> Option<(u64, Tensor)> {
-        let value = self.queues.get_mut(key)?.values.pop_front()?;
-        self.forget_if_empty(key);
-        Some(value)
-    }
-
-    /// Receivers that were given up leave the queue at once: peers can give up as many as they like.
-    fn forget_closed(&mut self, key: &str) {
-        if let Some(queue) = self.queues.get_mut(key) {
-            queue.receivers.retain(|receiver| !receiver.is_closed());
-            self.forget_if_empty(key);
-        }
-    }
-
-    fn forget_if_empty(&mut self, key: &str) {
-        if self.queues.get(key).is_some_and(|queue| queue.values.is_empty() && queue.receivers.is_empty()) {
-            self.queues.remove(key);
-        }
-    }
-}
-
-/// Waits for a value.
-///
-/// Dropping it ends interest; a value already given to it goes back to its place.
-#[derive(Debug)]
-pub(crate) struct Take {
-    step: Arc<Step>,
-    key: String,
-    receiver: Option<oneshot::Receiver<Result<(u64, Tensor), Status>>>,
-}
-
-impl Future for Take {
-    type Output = Result<TakenValue, Status>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(receiver) = &mut self.receiver else { return Poll::Ready(Err(dropped())) };
-        let Poll::Ready(answer) = Pin::new(receiver).poll(context) else { return Poll::Pending };
-        self.receiver = None;
-        let (sequence, tensor) = match answer {
-            Ok(Ok(value)) => value,
-            Ok(Err(status)) => return Poll::Ready(Err(status)),
-            Err(_) => return Poll::Ready(Err(dropped())),
-        };
-        Poll::Ready(Ok(TakenValue { tensor, step: self.step.clone(), key: self.key.clone(), sequence }))
-    }
-}
-
-impl Drop for Take {
-    fn drop(&mut self) {
-        let Some(mut receiver) = self.receiver.take() else { return };
-        receiver.close();
-        match receiver.try_recv() {
-            Ok(Ok((sequence, tensor))) => self.step.put_back(&self.key, sequence, tensor),
-            Ok(Err(_)) => {}
-            Err(_) => self.step.lock().forget_closed(&self.key),
-        }
-    }
-}
-
-impl TakenValue {
-    /// Puts the value back to where it was.
-    pub(crate) fn put_back(self) {
-        self.step.put_back(&self.key, self.sequence, self.tensor);
     }
 }
 

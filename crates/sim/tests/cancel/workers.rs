@@ -11,12 +11,14 @@ use verbs_reactor::Runtime;
 use super::{for_every_k, on_seeds, polled};
 
 /// What this file cancels.
-pub(super) const CASES: [&str; 15] = [
+pub(super) const CASES: [&str; 18] = [
     "fetch",
     "fetch_as",
     "fetch_into",
     "fetch_many",
+    "fetch_many_versioned",
     "fetch_timeout",
+    "fetch_versioned",
     "list",
     "list_with_checksums",
     "peer_at",
@@ -24,6 +26,7 @@ pub(super) const CASES: [&str; 15] = [
     "recv_as",
     "recv_into",
     "recv_many",
+    "recv_outputs",
     "recv_timeout",
     "shutdown",
     "start",
@@ -136,7 +139,7 @@ fn fetches_of_many_and_of_views_given_up_leave_nothing_behind() {
         fetched.map(|tensors| two.handle.verify(1, tensors.unwrap()[0].bytes())).is_some()
     });
     every_k_beside_fetches("fetch_as", &async |two, polls| {
-        let fetched = polled(polls, two.client.fetch_as(&two.peer, "x", Sharing::View)).await;
+        let fetched = polled(polls, two.client.fetch(&two.peer, "x").sharing(Sharing::View)).await;
         fetched.map(|tensor| two.handle.verify(1, tensor.unwrap().bytes())).is_some()
     });
 }
@@ -154,8 +157,25 @@ fn s3_a_fetch_into_a_buffer_given_up_leaves_nothing_behind() {
 fn s3_a_fetch_with_a_limit_given_up_leaves_nothing_behind() {
     every_k_beside_fetches("fetch_timeout", &async |two, polls| {
         let limit = Duration::from_secs(30);
-        let fetched = polled(polls, two.client.fetch_timeout(&two.peer, "x", limit)).await;
+        let fetched = polled(polls, two.client.fetch(&two.peer, "x").timeout(limit)).await;
         fetched.map(|tensor| two.handle.verify(1, tensor.unwrap().bytes())).is_some()
+    });
+}
+
+#[test]
+fn s3_a_fetch_with_a_version_given_up_leaves_nothing_behind() {
+    every_k_beside_fetches("fetch_versioned", &async |two, polls| {
+        let older = two.client.publish("own", two.tensor(1)).unwrap();
+        let fetch = two.client.fetch(&two.peer, "x").newer_than(older).versioned();
+        let fetched = polled(polls, fetch).await;
+        two.client.withdraw("own");
+        fetched.map(|fetched| two.handle.verify(1, fetched.unwrap().tensor.bytes())).is_some()
+    });
+    every_k_beside_fetches("fetch_many_versioned", &async |two, polls| {
+        let fetched = polled(polls, two.client.fetch_many(&two.peer, &["x", "x"]).versioned()).await;
+        let Some(fetched) = fetched else { return false };
+        fetched.unwrap().iter().for_each(|one| two.handle.verify(1, one.tensor.bytes()));
+        true
     });
 }
 
@@ -194,6 +214,7 @@ enum Receiving {
     Limited(Duration),
     Shared(Sharing),
     Many,
+    Outputs,
     Into,
 }
 
@@ -217,6 +238,10 @@ async fn receives(two: &Two, how: Receiving) {
                 Receiving::Many => {
                     let received = step.recv_many(std::slice::from_ref(&wanted_by)).await;
                     received.map(|tensors| tensors.into_iter().next().unwrap())
+                }
+                Receiving::Outputs => {
+                    let received = step.recv_outputs(std::slice::from_ref(&wanted_by)).await;
+                    received.map(|mut outputs| outputs.remove(&wanted_by).unwrap())
                 }
             }
         };
@@ -255,7 +280,8 @@ fn s3_a_receive_given_up_loses_and_doubles_nothing() {
 
 #[test]
 fn s3_a_receive_of_many_keys_or_of_a_view_given_up_loses_and_doubles_nothing() {
-    for how in [Receiving::Many, Receiving::Shared(Sharing::View), Receiving::Shared(Sharing::Copy)] {
+    let shared = [Sharing::View, Sharing::Copy].map(Receiving::Shared);
+    for how in [Receiving::Many, Receiving::Outputs].into_iter().chain(shared) {
         on_seeds(async |handle: Handle| {
             let two = Two::start(&handle, builder_mode()).await;
             receives(&two, how).await;

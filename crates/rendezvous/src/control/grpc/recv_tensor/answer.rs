@@ -19,7 +19,10 @@ use super::{
     served::{Counts, InService},
     status::PIECES,
 };
-use crate::{Tensor, values::Taken};
+use crate::{
+    Tensor,
+    values::{PeerValues, Taken},
+};
 
 /// Given to the connection at a time, so that a receive that is given up is noticed in between.
 const PIECE_BYTES: usize = 256 << 10;
@@ -102,7 +105,8 @@ impl Answer {
             return Err(too_large(length, form.message_bytes_max));
         }
         let content = Bytes::from(tensor.buf().clone());
-        let head = first_head(tensor, form.validation, is_one);
+        let version = offered.taken.as_ref().map_or(0, PeerValues::version);
+        let head = first_head(tensor, form.validation, version, is_one);
         let message_end = if is_one { length } else { 0 };
         let mut answer = Self {
             offered,
@@ -198,7 +202,7 @@ fn too_large(length: usize, most: usize) -> Status {
 }
 
 /// All of a first message but the content, which follows at once if it `is_one`.
-fn first_head(tensor: &Tensor, validation: Validation, is_one: bool) -> Vec<u8> {
+fn first_head(tensor: &Tensor, validation: Validation, version: u64, is_one: bool) -> Vec<u8> {
     let metadata = tensor.metadata();
     let length = tensor.bytes().len();
     let checksum = validation.checksum(tensor.bytes()).filter(|_| length > 0);
@@ -206,6 +210,7 @@ fn first_head(tensor: &Tensor, validation: Validation, is_one: bool) -> Vec<u8> 
         validation: if checksum.is_some() { validation as u32 } else { 0 },
         checksum: checksum.unwrap_or(0),
         content_bytes: if is_one { 0 } else { length as u64 },
+        version,
     };
     let outer = RecvTensorResponse {
         tensor: None,

@@ -4,6 +4,7 @@
 
 use bytes::Bytes;
 use prost::Message;
+use protocol::{Scope, Wanted};
 
 /// `tensorflow.RecvTensorRequest`.
 #[derive(Clone, PartialEq, Message)]
@@ -80,6 +81,9 @@ pub(in crate::control::grpc) struct TensorOptions {
     /// Not 0: the content has this many bytes, and follows in messages of its own.
     #[prost(uint64, tag = "3")]
     pub(super) content_bytes: u64,
+    /// Which publication it is; 0 for none.
+    #[prost(uint64, tag = "4")]
+    pub(super) version: u64,
 }
 
 /// Names [`TensorOptions`] inside an [`Any`].
@@ -106,6 +110,31 @@ impl TensorOptions {
 pub(in crate::control::grpc) struct FetchTensorRequest {
     #[prost(string, tag = "1")]
     pub(super) name: String,
+    /// Waits for one that is newer than what the next two name.
+    #[prost(bool, tag = "2")]
+    pub(super) is_newer: bool,
+    /// The life of the publisher; 0 is that of none.
+    #[prost(fixed64, tag = "3")]
+    pub(super) incarnation: u64,
+    #[prost(uint64, tag = "4")]
+    pub(super) version: u64,
+}
+
+impl FetchTensorRequest {
+    pub(super) fn new(name: &str, scope: Scope) -> Self {
+        let (is_newer, incarnation, version) = match scope {
+            Scope::Versioned(Wanted::NewerThan { incarnation, version }) => (true, incarnation, version),
+            _ => (false, 0, 0),
+        };
+        Self { name: name.to_owned(), is_newer, incarnation, version }
+    }
+
+    /// What it asks for.
+    pub(super) fn scope(&self) -> Scope {
+        let (incarnation, version) = (self.incarnation, self.version);
+        let newer = Wanted::NewerThan { incarnation, version };
+        Scope::Versioned(if self.is_newer { newer } else { Wanted::Now })
+    }
 }
 
 /// Gives a receive up.
@@ -132,7 +161,7 @@ mod tests {
 
     #[test]
     fn options_lead_back_and_those_of_others_say_nothing() {
-        let options = TensorOptions { validation: 2, checksum: 7, content_bytes: 1 << 40 };
+        let options = TensorOptions { validation: 2, checksum: 7, content_bytes: 1 << 40, version: 9 };
         assert_eq!(TensorOptions::unpack(&options.pack().unwrap()).unwrap(), options);
         assert_eq!(TensorOptions::default().pack(), None);
         let other = Any { type_url: "type.googleapis.com/x".to_owned(), value: Bytes::from_static(b"\xff") };

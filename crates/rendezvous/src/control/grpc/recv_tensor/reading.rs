@@ -73,8 +73,12 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(crate) struct Arrived {
     pub(crate) metadata: Metadata,
+    /// Which publication it is, if it was published.
+    pub(crate) version: Option<u64>,
     /// `None` if it has no bytes. May be longer than the content.
     buffer: Option<BufMut>,
+    /// The bytes, once a tensor shares them; in place of the buffer.
+    shared: Option<Buf>,
     checksums: Option<Arc<Checksums>>,
     /// Whose buffer it lies in.
     target: Option<Arc<Target>>,
@@ -83,10 +87,18 @@ pub(crate) struct Arrived {
 impl Arrived {
     /// As a tensor, without a copy.
     pub(crate) fn into_tensor(self) -> Tensor {
-        let bytes = self.buffer.map(BufMut::freeze);
+        let mut own = self;
+        own.share()
+    }
+
+    /// As a tensor, without a copy; the value stays.
+    pub(crate) fn share(&mut self) -> Tensor {
+        if let Some(buffer) = self.buffer.take() {
+            self.shared = Some(buffer.freeze());
+        }
         let length = usize::try_from(self.metadata.byte_length).unwrap_or(usize::MAX);
-        let bytes = bytes.and_then(|whole| whole.slice(0..length)).unwrap_or_else(Buf::empty);
-        Tensor::received(self.metadata, bytes, self.checksums)
+        let bytes = self.shared.as_ref().and_then(|whole| whole.slice(0..length)).unwrap_or_else(Buf::empty);
+        Tensor::received(self.metadata.clone(), bytes, self.checksums.clone())
     }
 
     /// Its buffer, if that is the one of `target`.
@@ -98,7 +110,8 @@ impl Arrived {
     /// Its bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         let length = usize::try_from(self.metadata.byte_length).unwrap_or(usize::MAX);
-        self.buffer.as_ref().and_then(|buffer| buffer.get(..length)).unwrap_or_default()
+        let whole = self.buffer.as_deref().or(self.shared.as_deref());
+        whole.and_then(|whole| whole.get(..length)).unwrap_or_default()
     }
 }
 
@@ -154,7 +167,9 @@ impl Content {
     /// What it is as a whole, if its checksum is right.
     fn arrived(mut self, options: TensorOptions) -> Result<Arrived, Fault> {
         let (metadata, buffer) = (self.metadata.clone(), self.buffer.take());
-        let mut arrived = Arrived { metadata, buffer, checksums: None, target: self.target.take() };
+        let version = (options.version > 0).then_some(options.version);
+        let target = self.target.take();
+        let mut arrived = Arrived { metadata, version, buffer, shared: None, checksums: None, target };
         let validation = Validation::from_number(options.validation).unwrap_or_default();
         if let Some(received) = validation.checksum(arrived.bytes())
             && !arrived.bytes().is_empty()

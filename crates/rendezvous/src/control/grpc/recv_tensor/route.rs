@@ -23,7 +23,7 @@ use super::{
     served::{Counts, Served},
 };
 use crate::{
-    WorkerError,
+    Tensor, Version, WorkerError,
     control::grpc::door::Guest,
     data::unless,
     error::{Lost, TransferName},
@@ -325,6 +325,22 @@ impl HeldArrival {
     /// The value, which stays here.
     pub(crate) fn get_mut(&mut self) -> Option<&mut Arrived> {
         self.value.as_mut()
+    }
+
+    /// Whether it comes from a branch that was not taken.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.value.as_ref().is_some_and(|value| value.metadata.is_dead)
+    }
+
+    /// Which publication it is, if it was published.
+    pub(crate) fn version(&self) -> Option<Version> {
+        let number = self.value.as_ref()?.version?;
+        Some(Version { incarnation: self.route.peer_incarnation, number })
+    }
+
+    /// The value as a tensor, which stays here too.
+    pub(crate) fn shared_tensor(&mut self) -> Option<Tensor> {
+        self.value.as_mut().map(Arrived::share)
     }
 
     /// Hands it out.

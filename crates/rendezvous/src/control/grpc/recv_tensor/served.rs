@@ -101,7 +101,7 @@ impl InService {
     fn begin(route: &Arc<GrpcRoute>, id: u64, scope: Scope) -> Result<Self, Status> {
         let step = match scope {
             Scope::Step(step) => Some(step),
-            Scope::Published => None,
+            _ => None,
         };
         let call =
             Arc::new(Call { id, step, is_cancelled: AtomicBool::new(false), waker: AtomicWaker::new() });

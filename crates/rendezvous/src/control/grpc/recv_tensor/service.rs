@@ -73,7 +73,10 @@ impl TensorService {
         let turn = order.map(|number| route.served.turns.of(number));
         let message = read_message(body).await?;
         let (id, scope, key) = match parts.uri.path() {
-            path::FETCH => (0, Scope::Published, decoded::<FetchTensorRequest>(message)?.name),
+            path::FETCH => {
+                let request: FetchTensorRequest = decoded(message)?;
+                (0, request.scope(), request.name)
+            }
             path::CANCEL => {
                 let id = decoded::<CancelRecvRequest>(message)?.request_id.cast_unsigned();
                 if !route.served.cancel(id) {

@@ -171,7 +171,7 @@ fn s7_a_plain_client_gets_tensorflows_messages() {
 
         called.worker.publish("w", Tensor::from_values(pool, &[2], &[3u8, 4]).unwrap()).unwrap();
         for _ in 0..2 {
-            let asked = FetchTensorRequest { name: "w".to_owned() };
+            let asked = FetchTensorRequest::new("w", protocol::Scope::Published);
             let fetched = called.call(path::FETCH, asked, &[(TOKEN, &called.token)]).await;
             assert_eq!(content(fetched), [3, 4][..]);
         }
@@ -400,7 +400,7 @@ fn s7_a_token_is_in_no_log_line_of_either_end() {
         let stop = tokio::sync::watch::channel(false);
         let address = worker.address().to_owned();
         let mut caller = client::connect(&address, &runtime, stop.1, Box::new(drop)).await.unwrap();
-        let message = client::Once::new(&FetchTensorRequest { name: "nothing".to_owned() });
+        let message = client::Once::new(&FetchTensorRequest::new("nothing", protocol::Scope::Published));
         let token_header = token.to_header().unwrap();
         let request =
             client::request((&address, path::FETCH), &token_header, Some(1000), None, message).unwrap();

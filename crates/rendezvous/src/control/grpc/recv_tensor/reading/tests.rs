@@ -185,7 +185,7 @@ fn s7_a_checksum_that_does_not_fit_is_an_error() {
     for (sum, is_good) in [(Validation::Xxh3.checksum(&[1, 2, 3]).unwrap(), true), (7, false)] {
         let mut response = answer(tensor(DataType::U8, &[3], &[1, 2, 3]));
         let validation = Validation::Xxh3 as u32;
-        response.transport_options = TensorOptions { validation, checksum: sum, content_bytes: 0 }.pack();
+        response.transport_options = TensorOptions { validation, checksum: sum, ..Default::default() }.pack();
         match read(&message(&response), 4, "0") {
             Ok(arrived) => assert!(is_good && arrived.checksums.is_some()),
             Err(Fault::Corrupted { sent: 7, .. }) => assert!(!is_good),

@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::future::{Either, join, select};
-use protocol::{Code, Damage, Scope, Status, StepId, TransferError, limits::NAME_BYTES_MAX};
+use protocol::{Code, Damage, Scope, Status, StepId, TransferError, Wanted, limits::NAME_BYTES_MAX};
 use tokio::sync::OwnedSemaphorePermit;
 use verbs_reactor::BoxFuture;
 
@@ -48,11 +48,11 @@ impl GrpcRoute {
         scope: Scope,
         transfer: &TransferName,
         target: Option<&Arc<Target>>,
-        limit: Duration,
+        limit: Option<Duration>,
     ) -> Result<HeldArrival, WorkerError> {
         match scope {
             Scope::Step(step) => self.receive(step, transfer, target, limit).await,
-            Scope::Published => self.fetch(transfer, target, limit).await,
+            _ => self.fetch(scope, transfer, target, limit).await,
         }
     }
 
@@ -62,15 +62,17 @@ impl GrpcRoute {
     /// Cancel-safe: the call is reset, and the tensor stays published.
     async fn fetch(
         self: &Arc<Self>,
+        scope: Scope,
         transfer: &TransferName,
         target: Option<&Arc<Target>>,
-        limit: Duration,
+        limit: Option<Duration>,
     ) -> Result<HeldArrival, WorkerError> {
         check_length(transfer)?;
-        // Nothing closes the semaphore.
-        let _place = self.fetches.acquire().await;
+        // Those that wait are answered late, and must not hold up those that are not. Nothing closes the semaphores.
+        let is_late = matches!(scope, Scope::Versioned(Wanted::NewerThan { .. }));
+        let _room = if is_late { self.receives.acquire().await } else { self.fetches.acquire().await };
         self.check_over(transfer)?;
-        let asked = Once::new(&FetchTensorRequest { name: transfer.key.clone() });
+        let asked = Once::new(&FetchTensorRequest::new(&transfer.key, scope));
         let place = Place { pool: self.pool.clone(), target: target.cloned() };
         let mut call = pin!(self.clone().exchange(path::FETCH, asked, limit, place));
         let fetched = loop {
@@ -98,7 +100,7 @@ impl GrpcRoute {
         step: StepId,
         transfer: &TransferName,
         target: Option<&Arc<Target>>,
-        limit: Duration,
+        limit: Option<Duration>,
     ) -> Result<HeldArrival, WorkerError> {
         check_length(transfer)?;
         let key = (step, transfer.key.clone());
@@ -177,11 +179,11 @@ impl GrpcRoute {
         self: Arc<Self>,
         path: &'static str,
         message: Once,
-        limit: Duration,
+        limit: Option<Duration>,
         place: Place,
     ) -> Outcome {
         Counts::add(&self.asked.asked, 1);
-        let body = self.call(path, message, Some(limit)).await?;
+        let body = self.call(path, message, limit).await?;
         let value = Reader::new(body).value(&place).await?;
         Counts::add(&self.asked.contents, 1);
         Counts::add(&self.asked.bytes, value.bytes().len());
@@ -219,7 +221,13 @@ impl GrpcRoute {
     }
 
     /// Asks for a value of a step, in pieces if it is too large for one message.
-    async fn ask(self: Arc<Self>, sent: Arc<Sent>, key: StepKey, limit: Duration, place: Place) -> Outcome {
+    async fn ask(
+        self: Arc<Self>,
+        sent: Arc<Sent>,
+        key: StepKey,
+        limit: Option<Duration>,
+        place: Place,
+    ) -> Outcome {
         let (StepId(step_id), rendezvous_key) = key.clone();
         let asked = |id: u64| {
             Once::new(&RecvTensorRequest {
@@ -353,7 +361,7 @@ impl UnderWay {
         key: StepKey,
         order: u64,
         room: OwnedSemaphorePermit,
-        limit: Duration,
+        limit: Option<Duration>,
         place: Place,
     ) -> Self {
         let sent = Arc::<Sent>::default();
