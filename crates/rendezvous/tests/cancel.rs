@@ -137,7 +137,9 @@ fn s2_9_11_an_abort_ends_a_receive_from_a_peer() {
             step.abort(&Status::new(Code::Aborted, "enough"));
         };
         let (aborted, ()) = futures::join!(step.recv(&key), abort);
-        assert!(matches!(aborted, Err(WorkerError::Aborted { status, .. }) if status.message == "[_Derived_]enough"));
+        assert!(
+            matches!(aborted, Err(WorkerError::Aborted { status, .. }) if status.message == "[_Derived_]enough")
+        );
         assert!(matches!(step.recv(&key).await, Err(WorkerError::Aborted { .. })));
         end(server, client).await;
     });
