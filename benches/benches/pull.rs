@@ -44,7 +44,8 @@ fn pulls(criterion: &mut Criterion) {
             let name = tensor_name(bytes);
             group.bench_function(BenchmarkId::new(label, bytes), |bencher| {
                 bencher.iter(|| {
-                    let pulled = runtime.block_on(worker.fetch_as(&peer, &name, sharing)).expect("a pull");
+                    let pulled =
+                        runtime.block_on(worker.fetch(&peer, &name).sharing(sharing)).expect("a pull");
                     assert_eq!(pulled.bytes().len(), bytes);
                 });
             });

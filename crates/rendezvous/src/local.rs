@@ -12,7 +12,6 @@ use std::{
     time::Duration,
 };
 
-use pin_project::pin_project;
 use protocol::{Code, Key, Status};
 use verbs_reactor::{Runtime, TokioRuntime, timeout};
 
@@ -206,10 +205,8 @@ impl LocalRendezvous {
 }
 
 /// A receive that is under way ([`LocalRendezvous::recv`]).
-#[pin_project]
 #[must_use = "dropping it gives the receive up"]
 pub struct Receive {
-    #[pin]
     take: CancellableTake,
     args: Option<RecvArgs>,
 }
@@ -223,10 +220,9 @@ impl fmt::Debug for Receive {
 impl Future for Receive {
     type Output = Result<Delivered, Status>;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.project();
-        let taken = ready!(this.take.poll(context));
-        let recv_args = this.args.take().unwrap_or_default();
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let taken = ready!(Pin::new(&mut self.take).poll(context));
+        let recv_args = self.args.take().unwrap_or_default();
         Poll::Ready(taken.map(|taken| {
             let value = taken.value;
             Delivered { tensor: value.tensor, send_args: value.send_args, recv_args }

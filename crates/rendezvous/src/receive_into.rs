@@ -9,13 +9,11 @@ use std::{
 
 use futures::poll;
 use memory::{BufMut, GrantEnd, GrantId, MemoryError, Pool, copy::CopyReason, copy::copy_bytes};
-use protocol::{
-    Allocator, Code, DataType, Destination, Held, Key, LentEnd, Metadata, Received, Scope, Status,
-};
+use protocol::{Allocator, Code, DataType, Destination, Held, Key, LentEnd, Metadata, Received, Status};
 use verbs_reactor::RemoteRegion;
 
 use crate::{
-    Peer, Step, Tensor, Worker, WorkerError,
+    Step, Tensor, Version, WorkerError,
     error::TransferName,
     fabric_channel::{FabricChannel, Lent, ReceiveAllocator, ended},
     held_value::HeldValue,
@@ -34,6 +32,8 @@ pub struct Filled {
     pub metadata: Metadata,
     /// The buffer.
     pub buffer: BufMut,
+    /// Its version, of a published tensor whose fetch asked for that.
+    pub version: Option<Version>,
 }
 
 impl Filled {
@@ -98,7 +98,7 @@ struct State {
 }
 
 impl Target {
-    fn new(dtype: DataType, buffer: BufMut) -> Self {
+    pub(crate) fn new(dtype: DataType, buffer: BufMut) -> Self {
         let state = State { lent: None, refused: None, buffer: None };
         let target = Self { dtype, length: buffer.len(), state: Mutex::new(state) };
         target.lock().buffer = Some(buffer);
@@ -167,7 +167,7 @@ impl Target {
             let Some(Lent::Granted { granted, .. }) = held.take().and_then(|received| received.lent) else {
                 return Err(gone());
             };
-            return Ok(Filled { metadata, buffer: granted.end(GrantEnd::Content)? });
+            return Ok(Filled { metadata, buffer: granted.end(GrantEnd::Content)?, version: None });
         }
         if self.lock().buffer.is_none() {
             let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
@@ -179,7 +179,7 @@ impl Target {
         if let Some(lent) = held.take().and_then(|received| received.lent) {
             drop(lent.received()?);
         }
-        Ok(Filled { metadata, buffer })
+        Ok(Filled { metadata, buffer, version: None })
     }
 
     /// As [`fill`](Self::fill), with a value of this worker's own.
@@ -198,7 +198,7 @@ impl Target {
         .await?;
         let buffer = self.take().ok_or_else(problem)?;
         drop(held.hand_out());
-        Ok(Filled { metadata: metadata.clone(), buffer })
+        Ok(Filled { metadata: metadata.clone(), buffer, version: None })
     }
 
     /// Copies a value's bytes into the buffer, which stays here meanwhile.
@@ -222,7 +222,7 @@ impl Target {
     }
 
     /// The buffer, if it is here.
-    fn take(&self) -> Option<BufMut> {
+    pub(crate) fn take(&self) -> Option<BufMut> {
         self.lock().buffer.take()
     }
 
@@ -329,37 +329,6 @@ impl Allocator for TargetAllocator<'_> {
             // Waiting for the peer to confirm the region would delay the request.
             Poll::Pending => Ok(None),
         }
-    }
-}
-
-impl Worker {
-    /// As [`fetch`](Self::fetch), into `buffer`, which must be long enough, of a tensor with elements of type `dtype`.
-    /// The bytes land there without a copy if the buffer is of [`receive_pool`](Self::receive_pool), and the tensor is
-    /// not so small that it travels inside a message; else with one copy.
-    ///
-    /// # Errors
-    /// As [`fetch`](Self::fetch), and [`WorkerError::Mismatch`] for a tensor that does not fit. The buffer comes back
-    /// with the error, unless the peer may still write it.
-    ///
-    /// # Cancel safety
-    /// As [`fetch`](Self::fetch). The buffer goes back to its pool once the peer can't write it any more.
-    pub async fn fetch_into(
-        &self,
-        peer: &Peer,
-        name: &str,
-        dtype: DataType,
-        buffer: BufMut,
-    ) -> Result<Filled, ReceiveIntoError> {
-        let target = Target::new(dtype, buffer);
-        let transfer = TransferName { peer: peer.name().to_owned(), key: name.to_owned(), step: None };
-        let fetched = async {
-            let connection = peer.connected(&self.node).await?;
-            let mut held = connection.receive_into(Scope::Published, &transfer, &target).await?;
-            target.fill_held(&transfer, &mut held, &self.node.pools.receive).await
-        };
-        let what = || format!("fetching {transfer}");
-        let filled = self.within(self.node.limit, what, pin!(fetched)).await;
-        filled.map_err(|error| ReceiveIntoError { error, buffer: target.take() })
     }
 }
 

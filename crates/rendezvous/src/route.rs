@@ -6,7 +6,7 @@ use protocol::{Counters, Manner, Scope, StepId};
 use verbs_reactor::{FabricKind, QueuePairStats};
 
 use crate::{
-    Tensor, WorkerError,
+    Tensor, Version, WorkerError,
     data::DataConnection,
     error::{Lost, TransferName},
     receive_into::Target,
@@ -91,13 +91,13 @@ impl Route {
         }
     }
 
-    /// Receives one value.
+    /// Receives one value; with its version, if `scope` asks for that.
     pub(crate) async fn receive(
         &self,
         scope: Scope,
         name: &TransferName,
         manner: Manner,
-    ) -> Result<Tensor, WorkerError> {
+    ) -> Result<(Tensor, Option<Version>), WorkerError> {
         match self {
             Self::Data(connection) => connection.receive(scope, name, manner).await,
         }
@@ -128,6 +128,14 @@ impl Route {
             Self::Data(connection) => {
                 connection.receive_into(scope, name, target).await.map(HeldTensor::Peers)
             }
+        }
+    }
+
+    /// The version of a value that was received over it, if it came with one.
+    pub(crate) fn version(&self, held: &HeldTensor) -> Option<Version> {
+        match (self, held) {
+            (Self::Data(connection), HeldTensor::Peers(held)) => connection.version(held.get()?),
+            _ => None,
         }
     }
 }

@@ -33,8 +33,26 @@ pub use memory::{Buf, BufMut, Joined, Limit, Mapping, MemoryError, Pool, PoolSta
 pub use protocol::{Code, Counters, DataType, DeviceName, Key, Metadata, Mode, Shape, Status};
 pub use rendezvous::{
     AllocatorAttributes, CancellationToken, ClusterError, ClusterSpec, Damage, Delivered, DeviceContext,
-    DuplicatePolicy, Element, Filled, IntraProcessRendezvous, KeyEnd, LocalConfig, LocalRendezvous, Peer,
-    PeerInfo, PeerLoss, Published, Receive, ReceiveIntoError, RecvArgs, SendArgs, Sharing, SimpleRendezvous,
-    Step, TF_CONFIG, Tensor, TfConfig, TransferName, Validation, Worker, WorkerBuilder, WorkerError, control,
+    DuplicatePolicy, Element, Fetch, FetchInto, FetchMany, FetchManyVersioned, FetchVersioned, Fetched,
+    Filled, IntraProcessRendezvous, KeyEnd, LocalConfig, LocalRendezvous, Peer, PeerInfo, PeerLoss,
+    Published, Receive, ReceiveIntoError, RecvArgs, SendArgs, Sharing, SimpleRendezvous, Step, TF_CONFIG,
+    Tensor, TfConfig, TransferName, Validation, Version, Worker, WorkerBuilder, WorkerError, control,
 };
 pub use verbs_reactor::{FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait};
+
+/// The programs in the book, compiled with the documentation's tests.
+#[cfg(doctest)]
+mod book {
+    #[doc = include_str!("../../../docs/src/guide.md")]
+    mod guide {}
+    #[doc = include_str!("../../../docs/src/introduction.md")]
+    mod introduction {}
+    #[doc = include_str!("../../../docs/src/concepts.md")]
+    mod concepts {}
+    #[doc = include_str!("../../../docs/src/checksums.md")]
+    mod checksums {}
+    #[doc = include_str!("../../../docs/src/errors.md")]
+    mod errors {}
+    #[doc = include_str!("../../../README.md")]
+    mod readme {}
+}

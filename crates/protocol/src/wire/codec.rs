@@ -42,12 +42,16 @@ impl<'bytes> Reader<'bytes> {
     pub(super) fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], WireError> {
         let (array, rest) = self.rest.split_first_chunk().ok_or(WireError::Truncated { field })?;
         self.rest = rest;
+        #[cfg(test)]
+        super::layout::note(field, N);
         Ok(*array)
     }
 
     fn slice(&mut self, length: usize, field: &'static str) -> Result<&'bytes [u8], WireError> {
         let (slice, rest) = self.rest.split_at_checked(length).ok_or(WireError::Truncated { field })?;
         self.rest = rest;
+        #[cfg(test)]
+        super::layout::note(field, length);
         Ok(slice)
     }
 
@@ -124,12 +128,11 @@ impl<'bytes> Reader<'bytes> {
     }
 
     pub(super) fn destination(&mut self) -> Result<Destination, WireError> {
-        let field = "destination";
         let destination = Destination {
-            region: self.u32(field)?,
-            generation: self.u32(field)?,
-            offset: self.u64(field)?,
-            capacity: self.u64(field)?,
+            region: self.u32("destination region")?,
+            generation: self.u32("destination generation")?,
+            offset: self.u64("destination offset")?,
+            capacity: self.u64("destination capacity")?,
             result: None,
         };
         let Destination { offset, capacity, .. } = destination;
@@ -141,18 +144,17 @@ impl<'bytes> Reader<'bytes> {
 
     /// Where a content may go, with or without a result slot.
     pub(super) fn target(&mut self) -> Result<Option<Destination>, WireError> {
-        let field = "result slot";
         let result = match self.u8("destination")? {
             TARGET_NONE => return Ok(None),
             TARGET_PLAIN => None,
             TARGET_CHECKED => {
                 let slot = ResultSlot {
-                    region: self.u32(field)?,
-                    generation: self.u32(field)?,
-                    offset: self.u64(field)?,
+                    region: self.u32("result slot region")?,
+                    generation: self.u32("result slot generation")?,
+                    offset: self.u64("result slot offset")?,
                 };
                 if slot.offset.checked_add(RESULT_SLOT_BYTES.into()).is_none() {
-                    return Err(WireError::Inconsistent { field });
+                    return Err(WireError::Inconsistent { field: "result slot" });
                 }
                 Some(slot)
             }

@@ -52,7 +52,7 @@ impl WorkerBuilder {
             device,
             incarnation,
             steps: StepTable::new(&self.name, self.step_settings, runtime.clone()),
-            published: PublishedSet::new(),
+            published: PublishedSet::new(incarnation),
             lost: LostSteps::default(),
         });
         let node = Node {

@@ -9,7 +9,6 @@ use std::{
     task::{Context, Poll},
 };
 
-use pin_project::pin_project;
 use protocol::Status;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
@@ -102,17 +101,16 @@ impl Drop for Take {
 }
 
 /// A [`Take`] that a token ends. A value that is there wins.
-#[pin_project]
 pub(crate) struct CancellableTake {
     take: Take,
-    #[pin]
-    cancellation: Option<WaitForCancellationFutureOwned>,
+    /// Boxed, so that a receive can be moved. Only one that has to wait and has a token needs it.
+    cancellation: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
 impl CancellableTake {
     pub(super) fn new(take: Take, token: Option<&CancellationToken>) -> Self {
         let token = token.filter(|_| take.is_waiting());
-        Self { cancellation: token.map(|token| token.clone().cancelled_owned()), take }
+        Self { cancellation: token.map(|token| Box::pin(token.clone().cancelled_owned())), take }
     }
 }
 
@@ -125,18 +123,18 @@ impl fmt::Debug for CancellableTake {
 impl Future for CancellableTake {
     type Output = Result<TakenValue, Status>;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut this = self.project();
-        if let Poll::Ready(taken) = Pin::new(&mut *this.take).poll(context) {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        if let Poll::Ready(taken) = Pin::new(&mut this.take).poll(context) {
             // The token may be freed by whoever gets this.
-            this.cancellation.set(None);
+            this.cancellation = None;
             return Poll::Ready(taken);
         }
-        let Some(cancellation) = this.cancellation.as_mut().as_pin_mut() else { return Poll::Pending };
-        if cancellation.poll(context).is_pending() {
+        let Some(cancellation) = &mut this.cancellation else { return Poll::Pending };
+        if cancellation.as_mut().poll(context).is_pending() {
             return Poll::Pending;
         }
-        this.cancellation.set(None);
+        this.cancellation = None;
         Poll::Ready(this.take.cancel())
     }
 }

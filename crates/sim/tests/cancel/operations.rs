@@ -12,7 +12,18 @@ use super::{queue_pairs, workers};
 const PACKAGES: [&str; 4] = ["memory", "rendezvous", "tensorwire", "verbs-reactor"];
 
 /// Types that are awaited.
-const AWAITED: [&str; 5] = ["Operation", "NextArrival", "Alloc", "BoxFuture", "impl Future"];
+const AWAITED: [&str; 10] = [
+    "Operation",
+    "NextArrival",
+    "Alloc",
+    "BoxFuture",
+    "impl Future",
+    "Fetch<",
+    "FetchInto<",
+    "FetchMany<",
+    "FetchVersioned<",
+    "FetchManyVersioned<",
+];
 
 fn files(folder: &Path, found: &mut Vec<String>) {
     for entry in fs::read_dir(folder).unwrap() {

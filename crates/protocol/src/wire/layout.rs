@@ -1,0 +1,290 @@
+//! The page of byte layouts in the book, made from what the decoder reads of samples: so it cannot say anything else than
+//! the code does.
+
+use std::{cell::RefCell, fmt::Write, fs, path::Path, sync::Arc};
+
+use super::{
+    control::{Connect, ControlFrame, FabricOffer, ListEntry, Parameters, RegionRecord, RingOffer},
+    record::{
+        Control, RECORD_BYTES_MAX, decode_record, encode_answer, encode_ask, encode_control, encode_message,
+    },
+};
+use crate::{
+    Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, RequestIndex, ResultSlot,
+    Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, VersionTold, Want, Wanted,
+    credit::{Answer, Ask, Counts, Mode},
+    limits::{CONTROL_FRAME_BYTES_MAX, SLOT_BYTES, WIRE_VERSION},
+    names::{NameForm, NameTable},
+};
+
+thread_local! {
+    /// Fields that were read, with their lengths in bytes, while a sample is decoded.
+    static FIELDS: RefCell<Vec<(&'static str, usize)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The decoder has read a field of so many bytes.
+pub(super) fn note(field: &'static str, bytes: usize) {
+    FIELDS.with_borrow_mut(|fields| fields.push((field, bytes)));
+}
+
+/// Set to write the page instead of comparing it.
+const WRITE: &str = "TENSORWIRE_WRITE_LAYOUTS";
+
+const COUNTS: Counts = Counts { receives: 9, ring_bytes: 640 };
+const INDEX: RequestIndex = RequestIndex(0x0001_0005);
+const KEY: &str =
+    "/job:ps/replica:0/task:0/device:CPU:0;00000000000004d2;/job:worker/replica:0/task:1/device:CPU:0;w;0:0";
+
+fn matrix() -> Metadata {
+    Metadata::new(DataType::F32, Shape::new([2, 3]).unwrap_or_default()).unwrap_or_else(|| {
+        let (dtype, shape) = (DataType::F32, Shape::default());
+        Metadata::dead(dtype, shape)
+    })
+}
+
+fn destination(result: Option<ResultSlot>) -> Destination {
+    Destination { region: 3, generation: 1, offset: 4096, capacity: 24, result }
+}
+
+fn request(known: &[Metadata], want: Want) -> TensorRequest {
+    TensorRequest {
+        index: INDEX,
+        scope: Scope::Step(StepId(7)),
+        key: KEY.into(),
+        known: Arc::from(known),
+        want,
+    }
+}
+
+/// A page under construction.
+struct Page(String);
+
+impl Page {
+    /// One table: `fields` with their lengths, and the bytes they lie in.
+    fn table(&mut self, name: &str, about: &str, fields: &[(&str, usize)], bytes: &[u8]) {
+        let _ = writeln!(self.0, "\n## {name}\n\n{about}\n");
+        let _ = writeln!(self.0, "| offset | bytes | field | in this example |\n| --- | --- | --- | --- |");
+        let mut offset = 0;
+        for (field, length) in fields {
+            let shown: Vec<_> =
+                bytes.iter().skip(offset).take(*length).map(|byte| format!("{byte:02x}")).collect();
+            let more = if shown.len() > 16 { " …" } else { "" };
+            let shown = shown.iter().take(16).map(String::as_str).collect::<Vec<_>>().join(" ");
+            let _ = writeln!(self.0, "| {offset} | {length} | {field} | `{shown}{more}` |");
+            offset += length;
+        }
+        assert_eq!(offset, bytes.len(), "{name}: every byte belongs to a field");
+    }
+
+    /// The table of a frame, from what `decode` reads of it.
+    fn frame(&mut self, name: &str, about: &str, bytes: &[u8], decode: impl FnOnce(&[u8])) {
+        FIELDS.take();
+        decode(bytes);
+        let mut fields = vec![("length", 4)];
+        fields.extend(FIELDS.take().into_iter().filter(|(_, length)| *length > 0));
+        self.table(name, about, &fields, bytes);
+    }
+
+    fn record(&mut self, name: &str, about: &str, forms: &[NameForm], message: &Message) {
+        let mut bytes = Vec::new();
+        encode_message(Some((COUNTS, forms)), message, &mut bytes);
+        self.frame(name, about, &bytes, decode_in_ring);
+    }
+
+    fn flow(&mut self, name: &str, about: &str, control: Control) {
+        let mut bytes = Vec::new();
+        encode_control(COUNTS, control, &mut bytes);
+        self.frame(name, about, &bytes, decode_in_ring);
+    }
+
+    fn control(&mut self, name: &str, about: &str, frame: &ControlFrame) {
+        self.frame(name, about, &frame.encode(), |bytes| {
+            assert_eq!(ControlFrame::decode(bytes).as_ref(), Ok(frame), "{name}");
+        });
+    }
+}
+
+fn decode_in_ring(bytes: &[u8]) {
+    let mut names = NameTable::new(16);
+    names.define(2, KEY.into());
+    let decoded = decode_record(Mode::Counted, bytes, &mut names, 16);
+    assert!(decoded.is_ok(), "{decoded:?}");
+}
+
+fn head() -> Page {
+    Page(format!(
+        "# Byte layouts\n\n\
+        Wire version {WIRE_VERSION}. All numbers are little-endian. This page is made by the program: each table is what the \
+        decoder reads of the example, field by field (`scripts/gen-layouts`; a test compares). A text or a string of bytes \
+        has its length before it, in 2 bytes of the same name; a field that may be absent has 1 byte before it, 0 or 1.\n\n\
+        A record in a message ring is at most {RECORD_BYTES_MAX} bytes long, a frame of the control plane at most \
+        {CONTROL_FRAME_BYTES_MAX}. In mode `original` ring records have neither the two counts (`receives`, `ring bytes`) nor \
+        the form of a key. What the messages mean is told in [the protocol](protocol.md).\n\n\
+        # In the message ring\n"
+    ))
+}
+
+fn requests(page: &mut Page) {
+    let first = Message::TensorRequest(request(&[], Want::Write(None)));
+    let about = "The first request for a key: it spells the key out and gives it a number (form 1), knows nothing of the \
+        tensor, and so has no destination.";
+    page.record("TENSOR_REQUEST, first", about, &[NameForm::Define(2)], &first);
+    let later = request(&[matrix()], Want::Write(Some(destination(None))));
+    let about = "A later one names the key by its number (form 2), lists what is known of the tensor, and says where the \
+        content may be written.";
+    page.record("TENSOR_REQUEST, later", about, &[NameForm::Number(2)], &Message::TensorRequest(later));
+    let slot = ResultSlot { region: 3, generation: 1, offset: 8192 };
+    let checked = request(&[matrix()], Want::Write(Some(destination(Some(slot)))));
+    let about =
+        "With validation: the destination (2) begins with a result slot, where the checksum is written.";
+    page.record(
+        "TENSOR_REQUEST with a result slot",
+        about,
+        &[NameForm::Number(2)],
+        &Message::TensorRequest(checked),
+    );
+    let several = vec![request(&[], Want::Write(None)), request(&[matrix()], Want::View)];
+    let about = "Several requests in one message; the second wants a view (want 2).";
+    page.record(
+        "TENSOR_REQUEST, several",
+        about,
+        &[NameForm::Number(2); 2],
+        &Message::TensorRequests(several),
+    );
+    let wanted = Wanted::NewerThan { incarnation: 0x4d2, version: 3 };
+    let newer = TensorRequest { scope: Scope::Versioned(wanted), ..request(&[], Want::Write(None)) };
+    let about = "For a published tensor that is newer than a version (scope 3). Scope 2 is that of the one that there is, \
+        with its version; scope 1 without it.";
+    page.record("TENSOR_REQUEST, newer", about, &[NameForm::Number(2)], &Message::TensorRequest(newer));
+    let again = TensorReRequest { index: INDEX, destination: Some(destination(None)) };
+    let about = "The destination for what META_DATA_RESPONSE described.";
+    page.record("TENSOR_RE_REQUEST", about, &[], &Message::TensorReRequest(again));
+    let about = "The receive was given up.";
+    page.record("CANCEL", about, &[], &Message::Cancel(INDEX));
+}
+
+fn answers(page: &mut Page) {
+    let response = |content: Option<Box<[u8]>>, checksum| {
+        Message::MetaDataResponse(MetaDataResponse {
+            index: INDEX,
+            metadata: matrix(),
+            content,
+            loan_follows: false,
+            checksum,
+        })
+    };
+    let about =
+        "What the tensor is; the content (0) waits for TENSOR_RE_REQUEST. 2 says that a loan follows.";
+    page.record("META_DATA_RESPONSE", about, &[], &response(None, None));
+    let about = "Eager: the content (1) is in the message. 0x80 more says that a checksum comes first.";
+    page.record(
+        "META_DATA_RESPONSE with content and checksum",
+        about,
+        &[],
+        &response(Some([7; 24].into()), Some(0xfeed)),
+    );
+    let about = "Comes before the answer to a request of scope 2 or 3, and is about its value.";
+    page.record("VERSION", about, &[], &Message::Version(VersionTold { index: INDEX, version: 4 }));
+    let status = Status::new(Code::NotFound, "no such tensor");
+    let about = "There is no value.";
+    page.record("ERROR_STATUS", about, &[], &Message::ErrorStatus(ErrorStatus { index: INDEX, status }));
+    let about = "No write of this request is posted or in flight any more.";
+    page.record("CANCEL_ACK", about, &[], &Message::CancelAck(INDEX));
+}
+
+fn flow_control(page: &mut Page) {
+    page.flow("Counts only", "Receives reposted and ring bytes consumed, nothing else.", Control::CountOnly);
+    let ring = Destination { region: 4, generation: 1, offset: 0, capacity: 65_536, result: None };
+    page.flow("Ring offer", "A larger ring that the peer may move to.", Control::RingOffer(ring));
+    page.flow("Ring moved", "The last record of this ring.", Control::RingMoved);
+    page.0.push_str("\n# Beside the ring\n");
+    let ask = encode_ask(Ask { counts: COUNTS, answers: 1, wanted: 512 });
+    let about = format!(
+        "In a slot of {SLOT_BYTES} bytes of its own. Sent when blocked; has no length, its arrival tells it."
+    );
+    let fields = [("receives", 4), ("ring bytes", 4), ("ANSWERs received", 4), ("ring bytes wanted", 4)];
+    page.table("ASK", &about, &fields, &ask);
+    let answer = encode_answer(Answer { counts: COUNTS, asks: 1 });
+    let fields = [("receives", 4), ("ring bytes", 4), ("ASKs received", 4)];
+    page.table("ANSWER", "One for each ASK, at once, in a slot of its own.", &fields, &answer);
+}
+
+fn greeting(page: &mut Page) {
+    page.0.push_str("\n# On the control plane\n");
+    let hello = ControlFrame::Hello {
+        wire_version: WIRE_VERSION,
+        worker: "/job:ps/replica:0/task:0".to_owned(),
+        incarnation: 1234,
+        listen_address: Some("10.0.0.1:2222".to_owned()),
+        nonce: [0xaa; 32],
+    };
+    page.control("HELLO", "First frame of both ends.", &hello);
+    let about = "That the sender knows the secret.";
+    page.control("PROOF", about, &ControlFrame::Proof { proof: [0xbb; 32] });
+    let welcome = ControlFrame::Welcome {
+        worker: "/job:ps/replica:0/task:0".to_owned(),
+        incarnation: 1234,
+        fabrics: vec![
+            FabricOffer { kind: 2, reach: vec![0xcc; 16] },
+            FabricOffer { kind: 3, reach: Vec::new() },
+        ],
+    };
+    page.control("WELCOME", "Which fabrics the worker has, best first.", &welcome);
+    let about = "Orderly end.";
+    page.control(
+        "GOODBYE",
+        about,
+        &ControlFrame::Goodbye { status: Status::new(Code::Unavailable, "shut down") },
+    );
+    page.control("PING", "PONG looks the same, with the same nonce.", &ControlFrame::Ping { nonce: 5 });
+}
+
+fn region() -> RegionRecord {
+    RegionRecord { region: 3, generation: 1, base: 0, length: 16 << 20, key: 77 }
+}
+
+fn connections(page: &mut Page) {
+    let parameters = Parameters::default();
+    let capacity = parameters.first_ring_bytes().into();
+    let ring = Destination { region: 1, generation: 1, offset: 0, capacity, result: None };
+    let slots = Destination { offset: 65_536, capacity: 2 * u64::from(SLOT_BYTES), ..ring };
+    let connect = Connect {
+        connection: 1,
+        kind: 3,
+        data: vec![0xdd; 8],
+        parameters,
+        ring: RingOffer { destination: ring, slots },
+        regions: vec![region()],
+    };
+    let about = "One end of a data connection. CONNECTED, the answer, has the fields of the answering end.";
+    page.control("CONNECT", about, &ControlFrame::Connect(connect));
+    let refused =
+        ControlFrame::Refused { connection: 1, status: Status::new(Code::ResourceExhausted, "full") };
+    page.control("REFUSED", "No data connection, and why.", &refused);
+    let about = "A block that may be named in destinations, once it is confirmed.";
+    page.control("REGION_ADD", about, &ControlFrame::RegionAdd { connection: 1, region: region() });
+    let about = "Confirms. REGION_REMOVE looks the same.";
+    page.control("REGION_ACK", about, &ControlFrame::RegionAck { connection: 1, region: 3 });
+    let list = ControlFrame::ListRequest { request: 1, after: Some("w".to_owned()), with_checksums: true };
+    page.control("LIST_REQUEST", "Published tensors after this name.", &list);
+    let entry =
+        ListEntry { name: "weights".to_owned(), metadata: matrix(), version: 3, checksum: Some(0xfeed) };
+    let page_of = ControlFrame::ListResponse { request: 1, entries: vec![entry], more: false };
+    page.control("LIST_RESPONSE", "One page.", &page_of);
+}
+
+#[test]
+fn the_book_shows_the_layouts_that_the_decoder_reads() {
+    let mut page = head();
+    requests(&mut page);
+    answers(&mut page);
+    flow_control(&mut page);
+    greeting(&mut page);
+    connections(&mut page);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src/layouts.md");
+    if std::env::var_os(WRITE).is_some() {
+        fs::write(&path, &page.0).expect("the page can be written");
+    }
+    let committed = fs::read_to_string(&path).unwrap_or_default();
+    assert!(committed == page.0, "docs/src/layouts.md is out of date: run scripts/gen-layouts and commit it");
+}

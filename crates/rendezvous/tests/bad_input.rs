@@ -1,0 +1,148 @@
+//! What users get wrong: each gives an error that names the field, the value and the remedy, and nothing panics.
+//!
+//! Two cases are elsewhere: too little locked memory in `crates/memory/tests/limits.rs`, because that needs limits of the
+//! process, and a checkpoint that was cut short in the tests of the command and of the parameter server.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::{future::Future, io::Write, net::TcpListener, time::Duration};
+
+use protocol::DataType;
+use rendezvous::{ClusterSpec, Tensor, Worker, WorkerError};
+use verbs_reactor::FabricKind;
+
+const SERVER: &str = "/job:ps/replica:0/task:0";
+const CLIENT: &str = "/job:worker/replica:0/task:0";
+const SERVER_CPU: &str = "/job:ps/replica:0/task:0/device:CPU:0";
+const CLIENT_CPU: &str = "/job:worker/replica:0/task:0/device:CPU:0";
+
+fn bounded<F: Future<Output = ()>>(test: F) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
+    let ended = runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), test).await });
+    ended.expect("the test hangs");
+}
+
+async fn start(name: &str) -> Worker {
+    Worker::builder(name).timeout(Duration::from_secs(20)).start().await.unwrap()
+}
+
+/// The text of `error` has all of `words`.
+fn assert_says(error: &impl std::fmt::Display, words: &[&str]) {
+    let text = error.to_string();
+    for word in words {
+        assert!(text.contains(word), "`{word}` is missing in: {text}");
+    }
+}
+
+#[test]
+fn bad_input_01_malformed_key() {
+    bounded(async {
+        let worker = start(CLIENT).await;
+        let device = "/job:ps/replica:zero/task:0/device:CPU:0";
+        let error = worker.key(device, CLIENT_CPU, "edge").unwrap_err();
+        assert!(matches!(error, WorkerError::BadKey { .. }), "{error}");
+        assert_says(&error, &["key", device, "one looks like /job:worker/replica:0/task:1/device:CPU:0"]);
+        for edge in ["", "a;b"] {
+            let error = worker.key(SERVER_CPU, CLIENT_CPU, edge).unwrap_err();
+            assert!(matches!(error, WorkerError::BadKey { .. }), "{error}");
+            assert_says(&error, &["key", SERVER_CPU]);
+        }
+        worker.shutdown().await;
+    });
+}
+
+#[test]
+fn bad_input_02_unknown_worker() {
+    bounded(async {
+        let cluster = ClusterSpec::new().worker(SERVER, "127.0.0.1:4242");
+        let worker = Worker::builder(CLIENT).cluster(cluster).start().await.unwrap();
+        let stranger = "/job:ps/replica:0/task:7";
+        let error = worker.peer(stranger).unwrap_err();
+        assert!(matches!(error, WorkerError::UnknownWorker { .. }), "{error}");
+        assert_says(&error, &["worker", stranger, SERVER, "Add it to the cluster"]);
+        let key = worker.key(&format!("{stranger}/device:CPU:0"), CLIENT_CPU, "edge").unwrap();
+        let error = worker.step(1).recv(&key).await.unwrap_err();
+        assert_says(&error, &["worker", stranger, "Add it to the cluster"]);
+        worker.shutdown().await;
+    });
+}
+
+#[test]
+fn bad_input_03_recv_into_another_type_or_size() {
+    bounded(async {
+        let (server, client) = (start(SERVER).await, start(CLIENT).await);
+        client.peer_at(server.address()).await.unwrap();
+        let key = client.key(SERVER_CPU, CLIENT_CPU, "edge").unwrap();
+        let own = server.key(SERVER_CPU, CLIENT_CPU, "edge").unwrap();
+        let tensor = Tensor::from_values(server.pool(), &[4], &[1.0f32, 2.0, 3.0, 4.0]).unwrap();
+        server.step(1).send(&own, tensor).unwrap();
+
+        let buffer = client.receive_pool().alloc(16).await.unwrap();
+        let failed = client.step(1).recv_into(&key, DataType::F64, buffer).await.unwrap_err();
+        assert_says(&failed.error, &["edge", "element type is f32", "the buffer is for f64"]);
+        let short = client.receive_pool().alloc(15).await.unwrap();
+        let failed = client.step(1).recv_into(&key, DataType::F32, short).await.unwrap_err();
+        assert_says(&failed.error, &["edge", "16 bytes", "at most 15 bytes"]);
+
+        let buffer = client.receive_pool().alloc(16).await.unwrap();
+        let filled = client.step(1).recv_into(&key, DataType::F32, buffer).await.unwrap();
+        assert_eq!(filled.bytes().len(), 16, "the value was not lost");
+        client.shutdown().await;
+        server.shutdown().await;
+    });
+}
+
+#[test]
+fn bad_input_04_an_address_twice_in_the_cluster() {
+    bounded(async {
+        let cluster = ClusterSpec::new().worker(SERVER, "127.0.0.1:4242").worker(CLIENT, "127.0.0.1:4242");
+        let error = Worker::builder(CLIENT).cluster(cluster).start().await.unwrap_err();
+        assert_says(&error, &["cluster", "127.0.0.1:4242", SERVER, CLIENT, "an address of its own"]);
+    });
+}
+
+#[test]
+fn bad_input_06_nobody_listens_there() {
+    bounded(async {
+        let worker = start(CLIENT).await;
+        // A port that was free a moment ago, and stays taken by nobody who accepts.
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let error = worker.peer_at(&address).await.unwrap_err();
+        assert_says(&error, &["cannot reach the worker", &address]);
+        for text in ["", "nonsense", "127.0.0.1", "127.0.0.1:70000"] {
+            let error = worker.peer_at(text).await.unwrap_err();
+            assert_says(&error, &[&format!("`{text}`"), "HOST:PORT"]);
+        }
+        worker.shutdown().await;
+    });
+}
+
+#[test]
+fn bad_input_07_the_wrong_secret() {
+    bounded(async {
+        let file = |text: &str| {
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            file.write_all(text.as_bytes()).unwrap();
+            file
+        };
+        let (one, other, short) =
+            (file("a secret of the cluster"), file("another one, of others"), file("short"));
+        let server = Worker::builder(SERVER).secret_file(one.path()).start().await.unwrap();
+        let client = Worker::builder(CLIENT).secret_file(other.path()).start().await.unwrap();
+        let error = client.peer_at(server.address()).await.unwrap_err();
+        assert_says(&error, &[server.address(), "does not know the secret", "the same secret file"]);
+        let error = Worker::builder(CLIENT).secret_file(short.path()).start().await.unwrap_err();
+        assert_says(&error, &[&short.path().display().to_string()]);
+        client.shutdown().await;
+        server.shutdown().await;
+    });
+}
+
+#[test]
+fn bad_input_09_verbs_required_without_a_device() {
+    bounded(async {
+        let error = Worker::builder(CLIENT).require(FabricKind::Verbs).start().await.unwrap_err();
+        assert_says(&error, &["verbs"]);
+    });
+}
