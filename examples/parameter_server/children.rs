@@ -4,7 +4,7 @@
 //! closes it; the child sees the end of its input and ends too.
 
 use std::{
-    io::{self, BufRead, BufReader, Write},
+    io::{self, BufRead, BufReader},
     process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc::SyncSender,
     thread,
@@ -17,7 +17,7 @@ use futures::{
 };
 use tokio::sync::mpsc;
 
-use crate::{failure::Failure, report::Report};
+use crate::{failure::Failure, options::Settings, report::Report};
 
 /// Lines that wait to be read, at most.
 const LINES_MAX: usize = 64;
@@ -29,6 +29,8 @@ const FAREWELL: Duration = Duration::from_secs(2);
 pub(crate) enum Event {
     /// It printed a report.
     Report(Report),
+    /// It printed something for people.
+    Text(String),
     /// Its output has ended: it is ending or has been killed.
     Ended,
 }
@@ -36,7 +38,6 @@ pub(crate) enum Event {
 /// A child process; killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Process {
-    name: String,
     child: Child,
     input: Option<ChildStdin>,
 }
@@ -44,7 +45,6 @@ pub(crate) struct Process {
 impl Process {
     /// Starts this program again with `arguments`. Its events go to `events` under the number `index`.
     pub(crate) fn start(
-        name: String,
         arguments: &[String],
         index: usize,
         events: SyncSender<(usize, Event)>,
@@ -58,7 +58,9 @@ impl Process {
         if let Some(output) = child.stdout.take() {
             thread::spawn(move || {
                 for line in BufReader::new(output).lines().map_while(Result::ok) {
-                    if events.send((index, Event::Report(Report::from(line.as_str())))).is_err() {
+                    let report = Report::from(line.as_str());
+                    let event = if report.is_empty() { Event::Text(line) } else { Event::Report(report) };
+                    if events.send((index, event)).is_err() {
                         return;
                     }
                 }
@@ -66,12 +68,7 @@ impl Process {
                 let _ = events.send((index, Event::Ended));
             });
         }
-        Ok(Self { name, child, input })
-    }
-
-    /// The name for people.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
+        Ok(Self { child, input })
     }
 
     /// The process id.
@@ -79,11 +76,10 @@ impl Process {
         self.child.id()
     }
 
-    /// Sends one line to the child.
-    pub(crate) fn tell(&mut self, report: &Report) -> io::Result<()> {
-        let input = self.input.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
-        writeln!(input, "{report}")?;
-        input.flush()
+    /// Kills the child, as an operator or the kernel might.
+    pub(crate) fn kill(&mut self) {
+        // It fails only for a child that has ended.
+        let _ = self.child.kill();
     }
 
     /// Ends the child's input, which asks it to end.
@@ -106,13 +102,44 @@ impl Drop for Process {
     }
 }
 
-/// In a child: the parent's lines. Yields `None` when the parent has gone or wants the child to end; the process then
-/// ends within two seconds, whatever else it does.
-pub(crate) fn parent_lines() -> mpsc::Receiver<Report> {
+/// In a child: the launcher. A process that was started by hand has none.
+#[derive(Debug)]
+pub(crate) struct Parent {
+    lines: Option<mpsc::Receiver<Report>>,
+}
+
+impl Parent {
+    /// The launcher of this process, if it has one. When that goes, or wants this process to end, the process ends
+    /// within two seconds, whatever else it does.
+    pub(crate) fn of(settings: &Settings) -> Self {
+        Self { lines: settings.flags.launched.then(lines) }
+    }
+
+    /// Does `work`. With a launcher, waits then until that lets go; an error if it is gone before the work is done.
+    pub(crate) async fn work_until_let_go<T>(
+        mut self,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<(), Failure> {
+        let Some(lines) = &mut self.lines else { return work.await.map(drop) };
+        let gone = async { while lines.recv().await.is_some() {} };
+        pin_mut!(work, gone);
+        match select(work, gone).await {
+            Either::Left((worked, gone)) => {
+                worked?;
+                gone.await;
+                Ok(())
+            }
+            Either::Right(_) => Err(Failure::LauncherGone),
+        }
+    }
+}
+
+/// The launcher's lines, until its end.
+fn lines() -> mpsc::Receiver<Report> {
     let (sender, receiver) = mpsc::channel(LINES_MAX);
     thread::spawn(move || {
         for line in io::stdin().lines().map_while(Result::ok) {
-            // Who has stopped listening still wants to know when the parent goes.
+            // Who has stopped listening still wants to know when the launcher goes.
             let _ = sender.blocking_send(Report::from(line.as_str()));
         }
         drop(sender);
@@ -120,21 +147,4 @@ pub(crate) fn parent_lines() -> mpsc::Receiver<Report> {
         std::process::exit(1);
     });
     receiver
-}
-
-/// Does `work`, then waits until the launcher lets go; an error if it is gone before the work is done.
-pub(crate) async fn work_until_let_go<T, E: Into<Failure>>(
-    parent: &mut mpsc::Receiver<Report>,
-    work: impl Future<Output = Result<T, E>>,
-) -> Result<(), Failure> {
-    let gone = async { while parent.recv().await.is_some() {} };
-    pin_mut!(work, gone);
-    match select(work, gone).await {
-        Either::Left((worked, gone)) => {
-            worked.map_err(Into::into)?;
-            gone.await;
-            Ok(())
-        }
-        Either::Right(_) => Err(Failure::LauncherGone),
-    }
 }

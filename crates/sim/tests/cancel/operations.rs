@@ -12,7 +12,19 @@ use super::{local, queue_pairs, workers};
 const PACKAGES: [&str; 4] = ["memory", "rendezvous", "tensorwire", "verbs-reactor"];
 
 /// Types that are awaited.
-const AWAITED: [&str; 6] = ["Operation", "NextArrival", "Alloc", "BoxFuture", "impl Future", "Receive"];
+const AWAITED: [&str; 11] = [
+    "Operation",
+    "NextArrival",
+    "Alloc",
+    "BoxFuture",
+    "impl Future",
+    "Fetch<",
+    "FetchInto<",
+    "FetchMany<",
+    "FetchVersioned<",
+    "FetchManyVersioned<",
+    "Receive",
+];
 
 fn files(folder: &Path, found: &mut Vec<String>) {
     for entry in fs::read_dir(folder).unwrap() {

@@ -14,12 +14,14 @@ use verbs_reactor::{BoxFuture, Runtime};
 use super::{for_every_k, on_seeds, polled};
 
 /// What this file cancels.
-pub(super) const CASES: [&str; 17] = [
+pub(super) const CASES: [&str; 19] = [
     "fetch",
     "fetch_as",
     "fetch_into",
     "fetch_many",
+    "fetch_many_versioned",
     "fetch_timeout",
+    "fetch_versioned",
     "list",
     "list_with_checksums",
     "peer_at",
@@ -142,7 +144,7 @@ fn fetches_of_many_and_of_views_given_up_leave_nothing_behind() {
         fetched.map(|tensors| two.handle.verify(1, tensors.unwrap()[0].bytes())).is_some()
     });
     every_k_beside_fetches("fetch_as", &async |two, polls| {
-        let fetched = polled(polls, two.client.fetch_as(&two.peer, "x", Sharing::View)).await;
+        let fetched = polled(polls, two.client.fetch(&two.peer, "x").sharing(Sharing::View)).await;
         fetched.map(|tensor| two.handle.verify(1, tensor.unwrap().bytes())).is_some()
     });
 }
@@ -160,8 +162,25 @@ fn s3_a_fetch_into_a_buffer_given_up_leaves_nothing_behind() {
 fn s3_a_fetch_with_a_limit_given_up_leaves_nothing_behind() {
     every_k_beside_fetches("fetch_timeout", &async |two, polls| {
         let limit = Duration::from_secs(30);
-        let fetched = polled(polls, two.client.fetch_timeout(&two.peer, "x", limit)).await;
+        let fetched = polled(polls, two.client.fetch(&two.peer, "x").timeout(limit)).await;
         fetched.map(|tensor| two.handle.verify(1, tensor.unwrap().bytes())).is_some()
+    });
+}
+
+#[test]
+fn s3_a_fetch_with_a_version_given_up_leaves_nothing_behind() {
+    every_k_beside_fetches("fetch_versioned", &async |two, polls| {
+        let older = two.client.publish("own", two.tensor(1)).unwrap();
+        let fetch = two.client.fetch(&two.peer, "x").newer_than(older).versioned();
+        let fetched = polled(polls, fetch).await;
+        two.client.withdraw("own");
+        fetched.map(|fetched| two.handle.verify(1, fetched.unwrap().tensor.bytes())).is_some()
+    });
+    every_k_beside_fetches("fetch_many_versioned", &async |two, polls| {
+        let fetched = polled(polls, two.client.fetch_many(&two.peer, &["x", "x"]).versioned()).await;
+        let Some(fetched) = fetched else { return false };
+        fetched.unwrap().iter().for_each(|one| two.handle.verify(1, one.tensor.bytes()));
+        true
     });
 }
 
