@@ -29,7 +29,7 @@ fn key(worker: &Worker, source: &str, destination: &str) -> Key {
 
 /// Runs `case` with two workers, on each fabric.
 fn between_two<F: Future<Output = ()>>(case: impl Fn(Worker, Worker, Key) -> F) {
-    for kind in [FabricKind::Shm, FabricKind::Tcp] {
+    for kind in [FabricKind::Shm, FabricKind::Tcp, FabricKind::Grpc] {
         run(async {
             let (ps, worker) = (of(PS).require(kind), of(WORKER).require(kind));
             let (ps, worker) = (ps.start().await.unwrap(), worker.start().await.unwrap());
@@ -212,7 +212,7 @@ fn a_value_in_the_memory_of_no_worker_is_copied_on_its_way() {
         ps.publish("published", sent.clone()).unwrap();
         let peer = worker.peer(ps.name()).unwrap();
         for sharing in [Sharing::Copy, Sharing::View] {
-            let got = worker.fetch_as(&peer, "published", sharing).await.unwrap();
+            let got = worker.fetch(&peer, "published").sharing(sharing).await.unwrap();
             assert_eq!(got.bytes(), sent.bytes());
         }
     });
