@@ -367,7 +367,7 @@ impl Node {
             peer_ring: Mutex::new(other.ring.destination),
             peer_slots: other.ring.slots,
             held: Arc::default(),
-            import: Import { pool: self.pools.source.clone() },
+            import: Import { pool: self.pools.source.clone(), regions: fabric.regions.clone() },
         };
         let has_slots = Agreed::of(&self.parameters, &other.parameters).has_result_slots();
         let allocator = ReceiveAllocator {
