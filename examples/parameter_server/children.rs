@@ -4,7 +4,7 @@
 //! closes it; the child sees the end of its input and ends too.
 
 use std::{
-    io::{self, BufRead, BufReader},
+    io::{self, BufRead, BufReader, Write},
     process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc::SyncSender,
     thread,
@@ -76,6 +76,13 @@ impl Process {
         self.child.id()
     }
 
+    /// Sends one line to the child.
+    pub(crate) fn tell(&mut self, report: &Report) -> io::Result<()> {
+        let input = self.input.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+        writeln!(input, "{report}")?;
+        input.flush()
+    }
+
     /// Kills the child, as an operator or the kernel might.
     pub(crate) fn kill(&mut self) {
         // It fails only for a child that has ended.
@@ -134,8 +141,8 @@ impl Parent {
     }
 }
 
-/// The launcher's lines, until its end.
-fn lines() -> mpsc::Receiver<Report> {
+/// The launcher's lines, until it goes or lets go. The process ends within two seconds of that, whatever else it does.
+pub(crate) fn lines() -> mpsc::Receiver<Report> {
     let (sender, receiver) = mpsc::channel(LINES_MAX);
     thread::spawn(move || {
         for line in io::stdin().lines().map_while(Result::ok) {

@@ -51,7 +51,7 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(settings: &Settings, server: usize, pieces: Vec<Piece>, workers: usize) -> Self {
+    pub(super) fn new(settings: &Settings, server: usize, pieces: Vec<Piece>) -> Self {
         let (steps, sgd) = (settings.steps, settings.sgd);
         let is_coordinator = server == COORDINATOR;
         Self {
@@ -63,8 +63,8 @@ impl State {
             epoch: 0,
             parameters: Parameters::empty(pieces, steps, settings.flags.checkpoint_steps, sgd),
             turns: turns(settings.mode, is_coordinator, 0, steps),
-            present: vec![false; workers],
-            pushed: vec![None; workers],
+            present: vec![false; settings.workers],
+            pushed: vec![None; settings.workers],
             outdated: 0,
         }
     }
