@@ -12,6 +12,8 @@ use crate::{
     options::{RoleName, Settings},
 };
 
+/// The worker that keeps the checkpoint.
+pub(crate) const CHIEF: usize = 0;
 /// Under this name a worker publishes the number of its life.
 pub(crate) const LIFE: &str = "life";
 /// How long a process waits for another that is there: workers may compute for long.

@@ -16,19 +16,23 @@ use self::state::State;
 use crate::{
     children::Parent,
     failure::Failure,
-    link::{Keys, LIFE, PAUSE, Push, Pushing, Token, process, wire_shape, words},
+    link::{CHIEF, Keys, LIFE, PAUSE, Push, Pushing, Token, process, wire_shape, words},
     options::{RoleName, Settings},
     report::Report,
 };
 
 /// Serves until the training is over and the workers have gone; with a launcher, until that lets go.
 pub(crate) async fn run(settings: &Settings, index: usize, cluster: &ClusterSpec) -> Result<(), Failure> {
-    let parent = Parent::of(settings);
+    let mut parent = Parent::of(settings);
     let worker = process(RoleName::Server(index), cluster, settings)?.start().await?;
     Report::of("address", worker.address()).print();
-    let server = Server::new(worker, settings, index)?;
+    let server = Server::new(worker, settings, index, parent.is_there())?;
     let serving = try_join_all((0..settings.workers).map(|worker| server.serve(worker)));
-    let served = parent.work_until_let_go(serving).await;
+    let served = match parent.unless_gone(serving).await {
+        Some(served) => served.map(drop),
+        None if server.state().is_finished() => Ok(()),
+        None => Err(Failure::LauncherGone),
+    };
     server.worker.shutdown().await;
     served
 }
@@ -38,6 +42,8 @@ struct Server {
     runtime: TokioRuntime,
     index: usize,
     pieces: Vec<Piece>,
+    /// A launcher says when it is time to end, and starts workers again until then.
+    is_launched: bool,
     state: Mutex<State>,
     /// Told when a worker that waits for its token may go on.
     changed: watch::Sender<()>,
@@ -46,12 +52,12 @@ struct Server {
 }
 
 impl Server {
-    fn new(worker: Worker, settings: &Settings, index: usize) -> Result<Self, Failure> {
+    fn new(worker: Worker, settings: &Settings, index: usize, is_launched: bool) -> Result<Self, Failure> {
         let pieces = settings.pieces().swap_remove(index);
         let state = Mutex::new(State::new(settings, index, pieces.clone()));
         let (changed, is_over) = (watch::Sender::new(()), watch::Sender::new(false));
         let runtime = runtime()?;
-        Ok(Self { worker, runtime, index, pieces, state, changed, is_over })
+        Ok(Self { worker, runtime, index, pieces, is_launched, state, changed, is_over })
     }
 
     /// Serves one worker, from life to life, until it says goodbye, or is not there when the training is over.
@@ -67,10 +73,11 @@ impl Server {
             match attended {
                 Err(failure) if failure.is_transient() => {
                     tracing::info!(worker, %failure, "a worker is lost");
-                    former = Some(life.id());
                 }
+                Ok(()) if self.is_launched => {}
                 ended => return ended,
             }
+            former = Some(life.id());
         }
     }
 
@@ -123,7 +130,10 @@ impl Server {
                     self.state().restore(&self.worker, push, &values, &velocities)?;
                 }
                 Pushing::Goodbye => {
-                    let _ = worker == 0 && self.is_over.send_replace(true);
+                    self.state().note_goodbye(worker);
+                    if worker == CHIEF && !self.is_launched {
+                        self.is_over.send_replace(true);
+                    }
                     return Ok(());
                 }
             }

@@ -10,16 +10,13 @@ use crate::{
     chief::Chief,
     children::Parent,
     failure::Failure,
-    link::{LIFE, PAUSE, Push, Pushing, Token, at_step, latest, process},
+    link::{CHIEF, LIFE, PAUSE, Push, Pushing, Token, at_step, latest, process},
     options::{Mode, RoleName, Settings},
     report::Report,
     server::runtime,
     server_link::ServerLink,
     summary::{Summary, Traffic},
 };
-
-/// The worker that keeps the checkpoint.
-const CHIEF: usize = 0;
 
 /// Computes gradients until the training is over; with a launcher, waits until that lets go.
 pub(crate) async fn run(settings: &Settings, index: usize, cluster: &ClusterSpec) -> Result<(), Failure> {
@@ -182,24 +179,25 @@ impl<'run> Trainer<'run> {
         }
     }
 
-    /// The training is over. The chief has the last word.
+    /// The training is over. The chief keeps the last checkpoint; before it has said goodbye, no other worker hears
+    /// that it is over.
     async fn finish(&mut self, links: &[ServerLink]) -> Result<(), Failure> {
-        let traffic = Traffic::of(&self.worker);
-        if let Some(mut chief) = self.chief.take() {
-            let kept =
-                chief.keep_last_checkpoint(&self.worker, &self.runtime, links, self.settings.steps).await;
-            self.chief = Some(chief);
-            kept?;
-            if !self.settings.flags.launched {
-                self.fetch(links, latest).await?;
-                println!("{}", Summary::of(self.settings, &self.parameters));
-            }
+        if let Some(chief) = &mut self.chief {
+            chief.keep_last_checkpoint(&self.worker, &self.runtime, links, self.settings.steps).await?;
         }
+        let prints = self.chief.is_some() && !self.settings.flags.launched;
+        if prints {
+            self.fetch(links, latest).await?;
+        }
+        let traffic = Traffic::of(&self.worker);
         for link in links {
             link.push(&self.worker, Push { what: Pushing::Goodbye, epoch: 0, step: 0, loss: 0.0 })?;
         }
         // Whether a server answers or has gone: it has taken the goodbye, or does not need it.
         join_all(links.iter().map(ServerLink::token)).await;
+        if prints {
+            println!("{}", Summary::of(self.settings, &self.parameters));
+        }
         traffic.to_report().print();
         Ok(())
     }
