@@ -77,7 +77,7 @@ fn host_lists_in_another_order_are_noticed() {
         server
     });
     let (status, text) = start(&turned, "worker", 0).end();
-    assert!(!status.success() && text.contains("give every process the same host lists"), "{text}");
+    assert!(!status.success() && text.contains("correct the cluster"), "{text}");
 }
 
 #[test]

@@ -18,6 +18,7 @@ const AWAITED: [&str; 11] = [
     "Alloc",
     "BoxFuture",
     "impl Future",
+    "Receive",
     "Fetch<",
     "FetchInto<",
     "FetchMany<",
