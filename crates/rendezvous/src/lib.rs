@@ -47,6 +47,7 @@ mod node;
 mod outcome;
 mod outputs;
 mod peer;
+mod peers;
 mod pools;
 mod published;
 mod receive_into;

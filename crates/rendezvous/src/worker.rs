@@ -48,6 +48,8 @@ pub struct PeerInfo {
     pub address: Option<String>,
     /// The fabric in use; `None` while not connected.
     pub transport: Option<FabricKind>,
+    /// The fabrics that were considered before it, and why each is not used. Empty when the peer made the connection.
+    pub not_used: Vec<String>,
     /// Its incarnation; `None` before the first session.
     pub incarnation: Option<u64>,
     /// The fabric's counters of the present connection.
@@ -163,6 +165,22 @@ impl Worker {
             return Ok(peer);
         }
         Ok(self.node.dial(address).await.map_err(WorkerError::or_limit)?.1)
+    }
+
+    /// Says that the worker `name` listens on `address` (`host:port`): one that is in no cluster, or that has moved. A
+    /// connection that stands stays; the next one goes there, or else to where the cluster says.
+    ///
+    /// A peer that was restarted elsewhere and connects here says itself where it listens.
+    ///
+    /// # Errors
+    /// [`WorkerError::Cluster`] for a name or an address that is none, [`WorkerError::Config`] for this worker's own name.
+    pub fn set_address(&self, name: &str, address: &str) -> Result<Peer, WorkerError> {
+        ClusterSpec::new().worker(name, address).check()?;
+        if name == self.node.name {
+            let remedy = "that is this worker itself: name a peer".to_owned();
+            return Err(WorkerError::Config { field: "name", value: name.to_owned(), remedy });
+        }
+        self.node.name_peer(name, address)
     }
 
     /// What `peer` has published, sorted by name.
@@ -318,6 +336,7 @@ fn info(peer: &Peer) -> PeerInfo {
         name: peer.name().to_owned(),
         address: peer.address(),
         transport: live.map(Route::kind),
+        not_used: live.map(|_| peer.not_used()).unwrap_or_default(),
         incarnation: peer.live_session().map(|session| session.peer.incarnation),
         fabric: connection.as_ref().map(Route::stats).unwrap_or_default(),
         counters: connection.as_ref().map(Route::counters).unwrap_or_default(),
