@@ -21,6 +21,7 @@ use crate::{
     error::Lost,
     fabric_channel::{FabricChannel, ReceiveAllocator},
     import::Import,
+    meter::Meter,
     node::{Node, fabric_number},
     pools::LocalFabric,
     ring::{OwnRing, RingMaker},
@@ -196,6 +197,7 @@ impl Node {
                         let others = tried.join("; ");
                         tracing::info!(peer = peer.name(), transport = %fabric.kind, not_used = others, "connected");
                         peer.note_not_used(tried);
+                        connection.count_connect(peer.note_connect());
                         return Ok(Some(connection));
                     }
                     Err(why) => {
@@ -267,6 +269,8 @@ impl Node {
         match opened {
             Ok(connection) => {
                 tracing::info!(peer = peer.name(), transport = %connection.kind(), "connected by the peer");
+                peer.note_not_used(Vec::new());
+                connection.count_connect(peer.note_connect());
             }
             Err(error) => {
                 tracing::warn!(peer = session.peer.worker, %error, "a data connection could not be set up");
@@ -365,7 +369,9 @@ impl Node {
             has_slots,
         };
         let parameters = (self.parameters, other.parameters);
-        let connection = DataConnection::new(channel, parameters, allocator, &session.peer, &self.values);
+        let meter = Meter::new(self.labels.of(&session.peer.worker), fabric.kind);
+        let connection =
+            DataConnection::new(channel, parameters, allocator, &session.peer, &self.values, meter);
         connection.start(&self.runtime);
         match confirm_regions(session, other.connection, &connection).await {
             Ok(()) => Ok(connection.into()),

@@ -1,7 +1,10 @@
 //! What the tasks of one worker share.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -12,6 +15,7 @@ use verbs_reactor::{FabricKind, Runtime};
 use crate::{
     ClusterSpec, Peer, WorkerError,
     control::{ControlPlane, Secret, handshake::Introduction},
+    meter::Labels,
     peers::Peers,
     pools::{LocalFabric, Pools},
     sessions::{Full, SessionCaps, SessionCounts},
@@ -48,7 +52,14 @@ pub(crate) struct Node {
     pub(crate) connect_limit: Duration,
     pub(crate) cluster: ClusterSpec,
     pub(crate) peers: Mutex<Peers>,
+    /// A shutdown has begun: nothing new is accepted here.
+    pub(crate) refusing: AtomicBool,
     pub(crate) closing: watch::Sender<bool>,
+    /// The shutdown is done.
+    pub(crate) closed: watch::Sender<bool>,
+    pub(crate) labels: Labels,
+    /// How long a shutdown waits for transfers under way.
+    pub(crate) grace: Duration,
     /// Sessions that are served.
     pub(crate) sessions: watch::Sender<SessionCounts>,
     pub(crate) session_caps: SessionCaps,
@@ -118,6 +129,11 @@ impl Node {
     /// All peers, sorted by name.
     pub(crate) fn all_peers(&self) -> Vec<Peer> {
         self.lock_peers().all().cloned().collect()
+    }
+
+    /// Whether operations of this worker's user are refused.
+    pub(crate) fn is_refusing(&self) -> bool {
+        self.refusing.load(Ordering::Acquire) || self.is_closing()
     }
 
     pub(crate) fn is_closing(&self) -> bool {

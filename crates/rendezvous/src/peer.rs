@@ -35,6 +35,7 @@ struct State {
     /// Its last known life.
     incarnation: Option<u64>,
     not_used: Vec<String>,
+    was_connected: bool,
     link: Link,
     /// Attempts of the peer's that are under way.
     accepting: usize,
@@ -111,6 +112,11 @@ impl Peer {
     /// The fabrics that were considered before the one in use, and why they were not used.
     pub(crate) fn not_used(&self) -> Vec<String> {
         self.lock().not_used.clone()
+    }
+
+    /// One more connection stands. Whether there was one before.
+    pub(crate) fn note_connect(&self) -> bool {
+        std::mem::replace(&mut self.lock().was_connected, true)
     }
 
     pub(crate) fn note_not_used(&self, tried: Vec<String>) {

@@ -56,6 +56,27 @@ impl Route {
         }
     }
 
+    /// Whether a value is on its way.
+    pub(crate) fn is_transferring(&self) -> bool {
+        match self {
+            Self::Data(connection) => connection.protocol.is_transferring(),
+        }
+    }
+
+    /// The peer has said why it will end it. Nothing new goes over it.
+    pub(crate) fn expect_end(&self, why: &Lost) {
+        match self {
+            Self::Data(connection) => connection.expect_end(why),
+        }
+    }
+
+    /// Waits until its end is known.
+    pub(crate) async fn until_end(&self) {
+        match self {
+            Self::Data(connection) => connection.until_end().await,
+        }
+    }
+
     /// Ends every transfer over it.
     pub(crate) fn fail(&self, why: &Lost) {
         match self {
@@ -74,6 +95,13 @@ impl Route {
     pub(crate) fn discard(&self, step: StepId) {
         match self {
             Self::Data(connection) => connection.protocol.discard(step),
+        }
+    }
+
+    /// Counts that it stands, for the first time with its peer or once more.
+    pub(crate) fn count_connect(&self, is_again: bool) {
+        match self {
+            Self::Data(connection) => connection.meter.connected(is_again),
         }
     }
 

@@ -259,6 +259,16 @@ impl Session {
         }
     }
 
+    /// All data connections that are up.
+    pub(crate) fn up_connections(&self) -> Vec<Route> {
+        let state = self.lock();
+        let up = state.connections.values().filter_map(|entry| match entry {
+            Entry::Up(connection) => Some(connection.clone()),
+            Entry::Opening(_) => None,
+        });
+        up.collect()
+    }
+
     /// The data connection with this number, if it is up.
     pub(crate) fn connection(&self, number: u32) -> Option<Route> {
         match self.lock().connections.get(&number) {

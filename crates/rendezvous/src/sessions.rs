@@ -42,6 +42,10 @@ pub(crate) struct SessionCounts {
 }
 
 impl SessionCounts {
+    pub(crate) fn in_all(&self) -> usize {
+        self.in_all
+    }
+
     pub(crate) fn is_none(&self) -> bool {
         self.in_all == 0
     }

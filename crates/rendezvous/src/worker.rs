@@ -7,7 +7,7 @@ use std::{
 };
 
 use memory::{Pool, PoolStats, UserMemory};
-use protocol::{Code, Counters, DeviceName, Key, Status, StepId};
+use protocol::{Counters, DeviceName, Key, StepId};
 use verbs_reactor::{FabricKind, QueuePairStats, timeout};
 
 use crate::{
@@ -17,9 +17,6 @@ use crate::{
     node::Node,
     route::Route,
 };
-
-/// How long a shutdown waits for the sessions' goodbyes.
-const SHUTDOWN: Duration = Duration::from_secs(2);
 
 /// A worker. Cheap to clone; the last clone's drop begins the shutdown without waiting for it.
 #[derive(Debug, Clone)]
@@ -259,25 +256,6 @@ impl Worker {
         self.node.all_peers().iter().map(info).collect()
     }
 
-    /// Ends everything in order: peers are told, transfers end, connections close, the address is free again.
-    ///
-    /// # Cancel safety
-    /// Cancel-safe: the shutdown goes on; calling again waits for the same end.
-    pub async fn shutdown(&self) {
-        self.node.closing.send_replace(true);
-        self.node.values.steps.abort_all(&Status::new(Code::Aborted, "Shutdown"));
-        let over = format!("{} is shut down", self.node.name);
-        self.node.values.published.close(Status::new(Code::Unavailable, over));
-        // Each session says goodbye and closes its connections; one whose peer does not listen is not waited for.
-        let _ = timeout(&*self.node.runtime, SHUTDOWN, self.node.sessions_over()).await;
-        for peer in self.node.all_peers() {
-            if let Some(connection) = peer.connection() {
-                connection.close(&Lost::shut_down_here()).await;
-            }
-        }
-        self.node.control.close().await;
-    }
-
     pub(crate) fn is_own(&self, device: &DeviceName) -> bool {
         device.is_same_address_space(&self.node.values.device)
     }
@@ -321,7 +299,7 @@ impl Worker {
         what: impl Fn() -> String,
         operation: Pin<&mut (impl Future<Output = Result<T, WorkerError>> + ?Sized)>,
     ) -> Result<T, WorkerError> {
-        if self.node.is_closing() {
+        if self.node.is_refusing() {
             return Err(WorkerError::ShutDown);
         }
         let ended = timeout(&*self.node.runtime, limit, operation).await;

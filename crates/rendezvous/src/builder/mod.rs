@@ -34,6 +34,7 @@ pub struct WorkerBuilder {
     block_bytes: usize,
     sharing: Sharing,
     limit: Duration,
+    grace: Duration,
     liveness: Duration,
     wait: Wait,
     parameters: Parameters,
@@ -81,6 +82,7 @@ impl WorkerBuilder {
             block_bytes: 16 << 20,
             sharing: Sharing::Copy,
             limit: Duration::from_secs(60),
+            grace: Duration::from_secs(1),
             liveness: Duration::from_secs(30),
             wait: Wait::default(),
             parameters: Parameters {
@@ -194,6 +196,13 @@ impl WorkerBuilder {
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.limit = limit;
+        self
+    }
+
+    /// How long [`Worker::shutdown`] waits for values that are on their way. Default 1 s.
+    #[must_use]
+    pub fn shutdown_grace(mut self, limit: Duration) -> Self {
+        self.grace = limit;
         self
     }
 

@@ -1,7 +1,7 @@
 //! From settings to a running worker.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -22,6 +22,7 @@ use crate::{
         secret::{read_secret_file, secret_from_environment},
     },
     lost::LostSteps,
+    meter::Labels,
     node::Node,
     peers::Peers,
     pools::{LocalFabric, PoolCaps, Pools},
@@ -76,7 +77,11 @@ impl WorkerBuilder {
             connect_limit: self.limit.min(Duration::from_secs(10)),
             cluster: self.cluster,
             peers: Mutex::new(Peers::new(self.peers_max)),
+            refusing: AtomicBool::new(false),
             closing: watch::Sender::new(false),
+            closed: watch::Sender::new(false),
+            labels: Labels::default(),
+            grace: self.grace,
             sessions: watch::Sender::new(SessionCounts::default()),
             session_caps: self.session_caps,
             name: self.name,
