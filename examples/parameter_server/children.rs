@@ -5,19 +5,17 @@
 
 use std::{
     io::{self, BufRead, BufReader, Write},
+    pin::pin,
     process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc::SyncSender,
     thread,
     time::Duration,
 };
 
-use futures::{
-    future::{Either, select},
-    pin_mut,
-};
+use futures::future::{Either, pending, select};
 use tokio::sync::mpsc;
 
-use crate::{failure::Failure, report::Report};
+use crate::{failure::Failure, options::Settings, report::Report};
 
 /// Lines that wait to be read, at most.
 const LINES_MAX: usize = 64;
@@ -29,6 +27,8 @@ const FAREWELL: Duration = Duration::from_secs(2);
 pub(crate) enum Event {
     /// It printed a report.
     Report(Report),
+    /// It printed something for people.
+    Text(String),
     /// Its output has ended: it is ending or has been killed.
     Ended,
 }
@@ -36,7 +36,6 @@ pub(crate) enum Event {
 /// A child process; killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Process {
-    name: String,
     child: Child,
     input: Option<ChildStdin>,
 }
@@ -44,7 +43,6 @@ pub(crate) struct Process {
 impl Process {
     /// Starts this program again with `arguments`. Its events go to `events` under the number `index`.
     pub(crate) fn start(
-        name: String,
         arguments: &[String],
         index: usize,
         events: SyncSender<(usize, Event)>,
@@ -58,7 +56,9 @@ impl Process {
         if let Some(output) = child.stdout.take() {
             thread::spawn(move || {
                 for line in BufReader::new(output).lines().map_while(Result::ok) {
-                    if events.send((index, Event::Report(Report::from(line.as_str())))).is_err() {
+                    let report = Report::from(line.as_str());
+                    let event = if report.is_empty() { Event::Text(line) } else { Event::Report(report) };
+                    if events.send((index, event)).is_err() {
                         return;
                     }
                 }
@@ -66,12 +66,7 @@ impl Process {
                 let _ = events.send((index, Event::Ended));
             });
         }
-        Ok(Self { name, child, input })
-    }
-
-    /// The name for people.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
+        Ok(Self { child, input })
     }
 
     /// The process id.
@@ -84,6 +79,12 @@ impl Process {
         let input = self.input.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
         writeln!(input, "{report}")?;
         input.flush()
+    }
+
+    /// Kills the child, as an operator or the kernel might.
+    pub(crate) fn kill(&mut self) {
+        // It fails only for a child that has ended.
+        let _ = self.child.kill();
     }
 
     /// Ends the child's input, which asks it to end.
@@ -106,13 +107,57 @@ impl Drop for Process {
     }
 }
 
-/// In a child: the parent's lines. Yields `None` when the parent has gone or wants the child to end; the process then
-/// ends within two seconds, whatever else it does.
-pub(crate) fn parent_lines() -> mpsc::Receiver<Report> {
+/// In a child: the launcher. A process that was started by hand has none.
+#[derive(Debug)]
+pub(crate) struct Parent {
+    lines: Option<mpsc::Receiver<Report>>,
+}
+
+impl Parent {
+    /// The launcher of this process, if it has one. When that goes, or wants this process to end, the process ends
+    /// within two seconds, whatever else it does.
+    pub(crate) fn of(settings: &Settings) -> Self {
+        Self { lines: settings.flags.launched.then(lines) }
+    }
+
+    /// Whether there is one.
+    pub(crate) const fn is_there(&self) -> bool {
+        self.lines.is_some()
+    }
+
+    /// Does `work`; `None` if the launcher goes, or lets go, before that is done.
+    pub(crate) async fn unless_gone<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+        let gone = async {
+            match &mut self.lines {
+                Some(lines) => while lines.recv().await.is_some() {},
+                None => pending().await,
+            }
+        };
+        match select(pin!(work), pin!(gone)).await {
+            Either::Left((worked, _)) => Some(worked),
+            Either::Right(_) => None,
+        }
+    }
+
+    /// Does `work`. With a launcher, waits then until that lets go; an error if it is gone before the work is done.
+    pub(crate) async fn work_until_let_go<T>(
+        mut self,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<(), Failure> {
+        self.unless_gone(work).await.unwrap_or(Err(Failure::LauncherGone))?;
+        if self.is_there() {
+            self.unless_gone(pending::<()>()).await;
+        }
+        Ok(())
+    }
+}
+
+/// The launcher's lines, until it goes or lets go. The process ends within two seconds of that, whatever else it does.
+pub(crate) fn lines() -> mpsc::Receiver<Report> {
     let (sender, receiver) = mpsc::channel(LINES_MAX);
     thread::spawn(move || {
         for line in io::stdin().lines().map_while(Result::ok) {
-            // Who has stopped listening still wants to know when the parent goes.
+            // Who has stopped listening still wants to know when the launcher goes.
             let _ = sender.blocking_send(Report::from(line.as_str()));
         }
         drop(sender);
@@ -120,21 +165,4 @@ pub(crate) fn parent_lines() -> mpsc::Receiver<Report> {
         std::process::exit(1);
     });
     receiver
-}
-
-/// Does `work`, then waits until the launcher lets go; an error if it is gone before the work is done.
-pub(crate) async fn work_until_let_go<T, E: Into<Failure>>(
-    parent: &mut mpsc::Receiver<Report>,
-    work: impl Future<Output = Result<T, E>>,
-) -> Result<(), Failure> {
-    let gone = async { while parent.recv().await.is_some() {} };
-    pin_mut!(work, gone);
-    match select(work, gone).await {
-        Either::Left((worked, gone)) => {
-            worked.map_err(Into::into)?;
-            gone.await;
-            Ok(())
-        }
-        Either::Right(_) => Err(Failure::LauncherGone),
-    }
 }

@@ -1,4 +1,4 @@
-//! The lines that child processes print for the launcher: `key=value` pairs, one event a line.
+//! The lines that processes print about what happens: `key=value` pairs, one event a line. A launcher reads them.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -19,6 +19,11 @@ impl Report {
     pub(crate) fn with(mut self, key: &str, value: impl fmt::Display) -> Self {
         self.pairs.insert(key.to_owned(), value.to_string());
         self
+    }
+
+    /// Whether it says nothing: it was a line for people.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pairs.is_empty()
     }
 
     /// The value of `key`, if it is there and parses.

@@ -1,138 +1,192 @@
-//! The process that holds the parameters: it publishes them, receives gradients, and publishes what they make of them.
+//! A process that holds parameters: it publishes them, receives gradients, and publishes what they make of them.
 
-use std::sync::{Mutex, PoisonError};
+mod state;
 
-use futures::future::try_join_all;
-use tensorwire::{Tensor, Worker, WorkerError};
-use tensorwire_examples::{
-    mlp::{Mlp, TensorSpec},
-    sgd::{Sgd, SgdConfig},
+use std::{
+    pin::pin,
+    sync::{Mutex, MutexGuard, PoisonError},
 };
-use tokio::sync::mpsc;
 
+use futures::future::{Either, select, try_join_all};
+use tensorwire::{ClusterSpec, DataType, Runtime, Step, Tensor, TokioRuntime, Worker};
+use tensorwire_examples::shards::Piece;
+use tokio::sync::watch;
+
+use self::state::State;
 use crate::{
-    WORKERS, block_on, children,
+    children::Parent,
     failure::Failure,
-    link::{Keys, SERVER, builder, wire_shape, worker_name},
-    options::{Fabric, Options},
+    link::{CHIEF, Keys, LIFE, PAUSE, Push, Pushing, Token, process, wire_shape, words},
+    options::{RoleName, Settings},
     report::Report,
 };
 
-/// Serves until the launcher lets go.
-pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
-    let mut parent = children::parent_lines();
-    let worker = builder(SERVER, options.fabric).start().await?;
-    let model = Mutex::new(Model::publish_first(&worker, options.seed)?);
+/// Serves until the training is over and the workers have gone; with a launcher, until that lets go.
+pub(crate) async fn run(settings: &Settings, index: usize, cluster: &ClusterSpec) -> Result<(), Failure> {
+    let mut parent = Parent::of(settings);
+    let worker = process(RoleName::Server(index), cluster, settings)?.start().await?;
     Report::of("address", worker.address()).print();
-
-    meet_workers(&worker, &mut parent).await?;
-    let training = try_join_all((0..WORKERS).map(|index| serve_worker(&worker, &model, options, index)));
-    // Trained: the parameters stay here until the launcher has fetched them.
-    children::work_until_let_go(&mut parent, training).await?;
-    worker.shutdown().await;
-    Ok(())
+    let server = Server::new(worker, settings, index, parent.is_there())?;
+    let serving = try_join_all((0..settings.workers).map(|worker| server.serve(worker)));
+    let served = match parent.unless_gone(serving).await {
+        Some(served) => served.map(drop),
+        None if server.state().is_finished() => Ok(()),
+        None => Err(Failure::LauncherGone),
+    };
+    server.worker.shutdown().await;
+    served
 }
 
-/// Learns from the launcher where the workers are.
-async fn meet_workers(worker: &Worker, parent: &mut mpsc::Receiver<Report>) -> Result<(), Failure> {
-    for _ in 0..WORKERS {
-        let line = parent.recv().await.ok_or(Failure::LauncherGone)?;
-        let address: String = line.value("worker").ok_or(Failure::LauncherGone)?;
-        worker.peer_at(&address).await?;
-    }
-    Ok(())
-}
-
-/// Receives one worker's gradients, one step after the other, and answers each when it has been applied.
-async fn serve_worker(
-    worker: &Worker,
-    model: &Mutex<Model>,
-    options: &Options,
+struct Server {
+    worker: Worker,
+    runtime: TokioRuntime,
     index: usize,
-) -> Result<(), WorkerError> {
-    let keys = Keys::new(worker, index)?;
-    for number in 0..options.steps_of(index, WORKERS) {
-        let step = worker.step(step_id(index, number));
-        let gradients = try_join_all(keys.gradients.iter().map(|key| step.recv(key))).await?;
-        if number > 0 {
-            // The worker has gone on, so it has the answer to its last step, and nobody will ask for it again.
-            worker.cleanup(step_id(index, number - 1));
+    pieces: Vec<Piece>,
+    /// A launcher says when it is time to end, and starts workers again until then.
+    is_launched: bool,
+    state: Mutex<State>,
+    /// Told when a worker that waits for its token may go on.
+    changed: watch::Sender<()>,
+    /// The chief has said goodbye.
+    is_over: watch::Sender<bool>,
+}
+
+impl Server {
+    fn new(worker: Worker, settings: &Settings, index: usize, is_launched: bool) -> Result<Self, Failure> {
+        let pieces = settings.pieces().swap_remove(index);
+        let state = Mutex::new(State::new(settings, index, pieces.clone()));
+        let (changed, is_over) = (watch::Sender::new(()), watch::Sender::new(false));
+        let runtime = runtime()?;
+        Ok(Self { worker, runtime, index, pieces, is_launched, state, changed, is_over })
+    }
+
+    /// Serves one worker, from life to life, until it says goodbye, or is not there when the training is over.
+    async fn serve(&self, worker: usize) -> Result<(), Failure> {
+        let mut former = None;
+        loop {
+            let Some(life) = self.unless_over(self.meet(worker, former)).await else { return Ok(()) };
+            let life = self.worker.step(life?);
+            let attended = self.attend(worker, &life).await;
+            self.worker.cleanup(life.id());
+            self.state().leave(worker);
+            self.changed.send_replace(());
+            match attended {
+                Err(failure) if failure.is_transient() => {
+                    tracing::info!(worker, %failure, "a worker is lost");
+                }
+                Ok(()) if self.is_launched => {}
+                ended => return ended,
+            }
+            former = Some(life.id());
         }
-        let loss = step.recv(&keys.loss).await?.values::<f32>()?;
-        let applied = model.lock().unwrap_or_else(PoisonError::into_inner).apply(worker, &gradients)?;
-        step.send(&keys.applied, Tensor::from_values(worker.pool(), &[], &[applied])?)?;
-        let loss = loss.first().copied().unwrap_or(f32::NAN);
-        Report::of("applied", applied).with("loss", loss).with("worker", worker_name(index)).print();
-    }
-    Ok(())
-}
-
-/// Each worker has steps of its own, so that neither waits for the other.
-pub(crate) fn step_id(index: usize, number: usize) -> i64 {
-    (number * WORKERS + index) as i64
-}
-
-/// The parameters, as published.
-struct Model {
-    specs: Vec<TensorSpec>,
-    parameters: Vec<Vec<f32>>,
-    updated: Vec<Vec<f32>>,
-    sgd: Sgd,
-    applied: u64,
-}
-
-impl Model {
-    fn publish_first(worker: &Worker, seed: u64) -> Result<Self, WorkerError> {
-        let mlp = Mlp::for_digits();
-        let model = Self {
-            specs: mlp.tensors(),
-            parameters: mlp.initial_parameters(seed),
-            updated: mlp.zero_gradients(),
-            sgd: Sgd::new(SgdConfig::default()),
-            applied: 0,
-        };
-        model.publish(worker)?;
-        Ok(model)
     }
 
-    /// Takes one step along `gradients` and publishes the result. Gives the number of steps taken.
-    fn apply(&mut self, worker: &Worker, gradients: &[Tensor]) -> Result<u64, WorkerError> {
-        for (tensor, gradient) in gradients.iter().enumerate() {
-            let gradient = gradient.values()?;
-            self.sgd.update(tensor, &self.parameters[tensor], &gradient, &mut self.updated[tensor]);
+    /// Waits until the worker is there, in another life than its `former` one.
+    async fn meet(&self, worker: usize, former: Option<i64>) -> Result<i64, Failure> {
+        loop {
+            match self.ask_life(worker).await {
+                Ok(life) if Some(life) != former => return Ok(life),
+                Ok(_) => {}
+                Err(failure) if failure.is_transient() => tracing::debug!(worker, %failure, "not there"),
+                Err(failure) => return Err(failure),
+            }
+            self.runtime.sleep(PAUSE).await;
         }
-        std::mem::swap(&mut self.parameters, &mut self.updated);
-        self.applied += 1;
-        self.publish(worker)?;
-        Ok(self.applied)
     }
 
-    fn publish(&self, worker: &Worker) -> Result<(), WorkerError> {
-        for (spec, values) in self.specs.iter().zip(&self.parameters) {
-            // Workers that are being served keep the tensor they asked for; its memory comes back after that.
-            worker.publish(&spec.name, Tensor::from_values(worker.pool(), &wire_shape(spec), values)?)?;
+    async fn ask_life(&self, worker: usize) -> Result<i64, Failure> {
+        let peer = self.worker.peer(&RoleName::Worker(worker).worker_name())?;
+        let life = self.worker.fetch(&peer, LIFE).await?;
+        words(&life, peer.name()).map(|[life]| life as i64)
+    }
+
+    /// One life: tells the worker what to do, takes what it computed, and so on.
+    async fn attend(&self, worker: usize, life: &Step) -> Result<(), Failure> {
+        let keys = Keys::new(&self.worker, self.index, worker, &self.pieces)?;
+        let from = RoleName::Worker(worker).worker_name();
+        self.state().join(worker);
+        loop {
+            let push = pin!(life.recv(&keys.push));
+            // The push can't come before the token. But if the worker ends its life meanwhile, this receive ends too.
+            let push = match select(pin!(self.token_for(worker)), push).await {
+                Either::Left((token, push)) => {
+                    life.send(&keys.token, token.to_tensor(self.worker.pool())?)?;
+                    push.await
+                }
+                Either::Right((push, _)) => push,
+            };
+            let push = Push::from_tensor(&push?, &from)?;
+            match push.what {
+                Pushing::Gradients => {
+                    let gradients = life.recv_many(&keys.gradients).await?;
+                    self.check(&gradients, &from)?;
+                    self.state().take_gradients(&self.worker, worker, push, gradients)?;
+                }
+                Pushing::Checkpoint => {
+                    let values = life.recv_many(&keys.parameters).await?;
+                    let velocities = life.recv_many(&keys.velocities).await?;
+                    self.check(&values, &from)?;
+                    self.check(&velocities, &from)?;
+                    self.state().restore(&self.worker, push, &values, &velocities)?;
+                }
+                Pushing::Goodbye => {
+                    self.state().note_goodbye(worker);
+                    if worker == CHIEF && !self.is_launched {
+                        self.is_over.send_replace(true);
+                    }
+                    return Ok(());
+                }
+            }
+            self.changed.send_replace(());
+        }
+    }
+
+    /// Whether `tensors` go with this server's pieces.
+    fn check(&self, tensors: &[Tensor], from: &str) -> Result<(), Failure> {
+        for (piece, tensor) in self.pieces.iter().zip(tensors) {
+            if tensor.dtype() != DataType::F32 || tensor.shape() != wire_shape(piece) {
+                let problem = format!("{tensor:?} came for {}, which is {:?}", piece.name, piece.shape);
+                return Err(Failure::Message { from: from.to_owned(), problem });
+            }
         }
         Ok(())
     }
+
+    /// What the worker is to do next, when it may do it.
+    async fn token_for(&self, worker: usize) -> Token {
+        let mut changed = self.changed.subscribe();
+        loop {
+            let token = self.state().token_for(worker);
+            if let Some(token) = token {
+                return token;
+            }
+            // The sender is this server's own.
+            let _ = changed.changed().await;
+        }
+    }
+
+    /// `future`, unless the training is over first.
+    async fn unless_over<T>(&self, future: impl Future<Output = T>) -> Option<T> {
+        let mut over = self.is_over.subscribe();
+        tokio::select! {
+            biased;
+            output = future => Some(output),
+            _ = over.wait_for(|over| *over) => None,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-/// For a client, here the launcher: fetches the parameters from the server at `address`.
-pub(crate) fn fetch_parameters(fabric: Fabric, address: &str) -> Result<Vec<Vec<f32>>, Failure> {
-    block_on(async {
-        let client = builder("/job:launcher/replica:0/task:0", fabric).start().await?;
-        let server = client.peer_at(address).await?;
-        let parameters = fetch_all(&client, &server).await;
-        client.shutdown().await;
-        Ok(parameters?)
-    })
+/// The runtime this process runs on, which has the clock.
+pub(crate) fn runtime() -> Result<TokioRuntime, Failure> {
+    let outside = || Failure::Runtime(std::io::Error::other("called outside a runtime"));
+    TokioRuntime::current().ok_or_else(outside)
 }
 
-/// Fetches all parameters at once.
-pub(crate) async fn fetch_all(
-    worker: &Worker,
-    server: &tensorwire::Peer,
-) -> Result<Vec<Vec<f32>>, WorkerError> {
-    let specs = Mlp::for_digits().tensors();
-    let fetched = try_join_all(specs.iter().map(|spec| worker.fetch(server, &spec.name))).await?;
-    fetched.iter().map(Tensor::values).collect()
+/// The floats of each tensor.
+fn floats(tensors: &[Tensor]) -> Result<Vec<Vec<f32>>, Failure> {
+    Ok(tensors.iter().map(Tensor::values).collect::<Result<_, _>>()?)
 }

@@ -1,5 +1,7 @@
 //! Handwritten digits: 1,797 bitmaps of 8 × 8 pixels, compiled into the `smartcore` crate.
 
+use std::ops::Range;
+
 use crate::random::SplitMix64;
 
 /// Pixels of one bitmap, row by row.
@@ -53,20 +55,6 @@ impl Samples {
     pub fn labels(&self) -> &[usize] {
         &self.labels
     }
-
-    /// Every `count`-th bitmap from `index` on: the part that worker `index` of `count` trains on.
-    #[must_use]
-    pub fn shard(&self, index: usize, count: usize) -> Self {
-        let mut shard = Self::default();
-        for (bitmap, &label) in self.iter().skip(index).step_by(count.max(1)) {
-            shard.push(bitmap, label);
-        }
-        shard
-    }
-
-    fn iter(&self) -> impl Iterator<Item = (&[f32], &usize)> {
-        self.pixels.chunks_exact(PIXELS).zip(&self.labels)
-    }
 }
 
 /// The data set, split.
@@ -98,47 +86,46 @@ impl Digits {
     }
 }
 
-/// Endless batches over samples: each pass visits every sample once, in an order of its own.
+/// An endless sequence over samples: pass after pass, each visits every sample once, in an order of its own.
+///
+/// Any part of the sequence can be asked for at any time, so a process that starts in the middle of a training, or
+/// starts again, takes the very samples that are its turn.
 #[derive(Debug)]
 pub struct Batches {
     samples: Samples,
+    seed: u64,
+    /// The pass that `order` belongs to.
+    pass: Option<u64>,
     order: Vec<usize>,
-    position: usize,
-    random: SplitMix64,
     batch: Samples,
-    batch_size: usize,
 }
 
 impl Batches {
-    /// Batches of `batch_size` from `samples`, in the order that `seed` fixes.
-    pub fn new(samples: Samples, batch_size: usize, seed: u64) -> Self {
-        let order: Vec<usize> = (0..samples.len()).collect();
-        // Starts at the end of a pass, so that the first batch shuffles.
-        let position = order.len();
-        Self {
-            samples,
-            order,
-            position,
-            random: SplitMix64::new(seed),
-            batch: Samples::default(),
-            batch_size,
-        }
+    /// The sequence over `samples` that `seed` fixes.
+    pub fn new(samples: Samples, seed: u64) -> Self {
+        Self { samples, seed, pass: None, order: Vec::new(), batch: Samples::default() }
     }
 
-    /// The next batch; empty only if there are no samples.
-    pub fn next_batch(&mut self) -> &Samples {
+    /// The samples with these numbers in the sequence; none only if there are no samples.
+    pub fn range(&mut self, numbers: Range<u64>) -> &Samples {
         self.batch.clear();
-        while self.batch.len() < self.batch_size && !self.samples.is_empty() {
-            if self.position == self.order.len() {
-                self.random.shuffle(&mut self.order);
-                self.position = 0;
-            }
-            let index = self.order[self.position];
+        let length = self.samples.len() as u64;
+        for number in numbers.filter(|_| length > 0) {
+            self.turn_to(number / length);
+            let index = self.order[(number % length) as usize];
             let bitmap = &self.samples.pixels[index * PIXELS..(index + 1) * PIXELS];
             self.batch.push(bitmap, self.samples.labels[index]);
-            self.position += 1;
         }
         &self.batch
+    }
+
+    fn turn_to(&mut self, pass: u64) {
+        if self.pass != Some(pass) {
+            self.pass = Some(pass);
+            self.order.clear();
+            self.order.extend(0..self.samples.len());
+            SplitMix64::numbered(self.seed, pass).shuffle(&mut self.order);
+        }
     }
 }
 
@@ -147,7 +134,8 @@ mod tests {
     use super::{Batches, CLASSES, Digits, HELD_OUT, PIXELS, Samples};
 
     fn fingerprint(samples: &Samples) -> Vec<(Vec<u32>, usize)> {
-        samples.iter().map(|(bitmap, &label)| (bitmap.iter().map(|p| p.to_bits()).collect(), label)).collect()
+        let bitmaps = samples.pixels.chunks_exact(PIXELS).zip(&samples.labels);
+        bitmaps.map(|(bitmap, &label)| (bitmap.iter().map(|p| p.to_bits()).collect(), label)).collect()
     }
 
     #[test]
@@ -170,33 +158,36 @@ mod tests {
     }
 
     #[test]
-    fn shards_partition_the_training_samples() {
+    fn each_pass_visits_every_sample_once_in_an_order_of_its_own() {
         let training = Digits::load().training;
-        let mut joined = fingerprint(&training.shard(0, 2));
-        joined.extend(fingerprint(&training.shard(1, 2)));
-        let mut whole = fingerprint(&training);
-        joined.sort();
-        whole.sort();
-        assert_eq!(joined, whole);
+        let length = training.len() as u64;
+        let mut batches = Batches::new(training.clone(), 9);
+        let first = fingerprint(batches.range(0..length));
+        let second = fingerprint(batches.range(length..2 * length));
+        let whole = fingerprint(&training);
+        assert!(first != second && first != whole, "the order is shuffled");
+        for mut pass in [first, second] {
+            let mut expected = whole.clone();
+            pass.sort();
+            expected.sort();
+            assert_eq!(pass, expected);
+        }
     }
 
     #[test]
-    fn one_pass_of_batches_visits_every_sample_once() {
-        let training = Digits::load().training.shard(0, 12);
-        let mut batches = Batches::new(training.clone(), 1, 9);
-        let mut seen = Vec::new();
-        for _ in 0..training.len() {
-            seen.extend(fingerprint(batches.next_batch()));
-        }
-        let mut expected = fingerprint(&training);
-        assert_ne!(seen, expected, "the order is shuffled");
-        seen.sort();
-        expected.sort();
-        assert_eq!(seen, expected);
+    fn a_part_of_the_sequence_is_the_same_whoever_asks_and_when() {
+        let training = Digits::load().training;
+        let at_the_end_of_a_pass = training.len() as u64 - 10;
+        let mut whole = Batches::new(training.clone(), 4);
+        let whole = fingerprint(whole.range(at_the_end_of_a_pass..at_the_end_of_a_pass + 20));
+        let mut parts = Batches::new(training, 4);
+        let second = fingerprint(parts.range(at_the_end_of_a_pass + 10..at_the_end_of_a_pass + 20));
+        let first = fingerprint(parts.range(at_the_end_of_a_pass..at_the_end_of_a_pass + 10));
+        assert_eq!([first, second].concat(), whole);
     }
 
     #[test]
     fn batches_of_no_samples_are_empty_instead_of_endless() {
-        assert!(Batches::new(Samples::default(), 4, 1).next_batch().is_empty());
+        assert!(Batches::new(Samples::default(), 1).range(0..4).is_empty());
     }
 }

@@ -250,12 +250,16 @@ mod tests {
     use crate::digits::{CLASSES, Digits, PIXELS};
     use crate::random::SplitMix64;
 
+    fn first_samples() -> crate::digits::Samples {
+        crate::digits::Batches::new(Digits::load().training, 3).range(0..64).clone()
+    }
+
     /// Central differences of the loss, by parameters drawn at random, agree with the gradients computed.
     #[test]
     fn gradients_agree_with_finite_differences() {
         const STEP: f32 = 1e-2;
         let mut mlp = Mlp::new(vec![PIXELS, 12, 8, CLASSES]);
-        let batch = Digits::load().training.shard(0, 150);
+        let batch = first_samples();
         let mut parameters = mlp.initial_parameters(11);
         let mut gradients = mlp.zero_gradients();
         let mut unused = mlp.zero_gradients();
@@ -275,7 +279,7 @@ mod tests {
                 let measured = (above - below) / (2.0 * STEP);
                 let off = (measured - gradient[index]).abs();
                 assert!(
-                    off < 2e-3 + 0.02 * measured.abs(),
+                    off < 4e-3 + 0.02 * measured.abs(),
                     "tensor {tensor}[{index}]: {measured} {gradient:?}"
                 );
                 checked += 1;

@@ -12,6 +12,12 @@ impl SplitMix64 {
         Self { state: seed }
     }
 
+    /// One of many generators that a seed fixes, by its number.
+    pub fn numbered(seed: u64, number: u64) -> Self {
+        // Mixed, since plain sums would give parts of one sequence.
+        Self::new(Self::new(seed).next_u64() ^ Self::new(number.wrapping_add(1)).next_u64().rotate_left(32))
+    }
+
     /// The next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -32,6 +38,11 @@ impl SplitMix64 {
     pub fn signed_unit(&mut self) -> f32 {
         let unit = (self.next_u64() >> 40) as f32 / (1u64 << 24) as f32;
         unit.mul_add(2.0, -1.0)
+    }
+
+    /// A number from the normal distribution with mean 0 and deviation 1, nearly: the sum of twelve uniform ones.
+    pub fn normal(&mut self) -> f32 {
+        (0..12).map(|_| self.signed_unit()).sum::<f32>() / 2.0
     }
 
     /// Puts `items` into a random order (Fisher-Yates).
@@ -61,6 +72,15 @@ mod tests {
             seen[random.below(10)] += 1;
         }
         assert!(seen.iter().all(|&count| count > 50), "{seen:?}");
+    }
+
+    #[test]
+    fn normal_numbers_have_mean_0_and_deviation_1() {
+        let mut random = SplitMix64::numbered(3, 4);
+        let numbers: Vec<f32> = (0..10_000).map(|_| random.normal()).collect();
+        let mean = numbers.iter().sum::<f32>() / 10_000.0;
+        let variance = numbers.iter().map(|number| (number - mean).powi(2)).sum::<f32>() / 10_000.0;
+        assert!(mean.abs() < 0.05 && (variance - 1.0).abs() < 0.05, "{mean} {variance}");
     }
 
     #[test]

@@ -29,6 +29,16 @@ impl Sgd {
         Self { config, velocities: Vec::new() }
     }
 
+    /// An optimiser that goes on where another was: with its velocities, one list for each tensor.
+    pub const fn resume(config: SgdConfig, velocities: Vec<Vec<f32>>) -> Self {
+        Self { config, velocities }
+    }
+
+    /// How fast each parameter moves: what [`resume`](Self::resume) needs. Empty before the first update.
+    pub fn velocities(&self) -> &[Vec<f32>] {
+        &self.velocities
+    }
+
     /// Moves tensor number `tensor` against its gradient: reads the values from `old` and writes them to `new`, so that
     /// readers of `old` are not disturbed. All three have the same length, in every call for this tensor.
     pub fn update(&mut self, tensor: usize, old: &[f32], gradient: &[f32], new: &mut [f32]) {
@@ -57,6 +67,23 @@ mod tests {
         assert_eq!(first, [0.0, 2.0]);
         sgd.update(0, &first, &[0.0, 4.0], &mut second);
         assert_eq!(second, [-0.5, 0.0]);
+    }
+
+    #[test]
+    fn a_resumed_optimiser_goes_on_bit_for_bit() {
+        let config = SgdConfig { learning_rate: 0.3, momentum: 0.7 };
+        let (mut whole, mut first) = (Sgd::new(config), Sgd::new(config));
+        let mut values = [[0.1f32; 1]; 4];
+        for (step, gradient) in [0.5f32, -0.2, 0.9].into_iter().enumerate() {
+            let mut new = [0.0];
+            whole.update(0, &values[step], &[gradient], &mut new);
+            values[step + 1] = new;
+        }
+        let mut new = [0.0];
+        first.update(0, &values[0], &[0.5], &mut new);
+        first.update(0, &values[1], &[-0.2], &mut new);
+        Sgd::resume(config, first.velocities().to_vec()).update(0, &values[2], &[0.9], &mut new);
+        assert_eq!(new[0].to_bits(), values[3][0].to_bits());
     }
 
     #[test]

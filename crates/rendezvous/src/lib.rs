@@ -37,6 +37,7 @@ mod error;
 mod fabric_channel;
 mod fetch;
 mod gauges;
+mod grpc_set_up;
 mod held_posts;
 mod held_value;
 mod import;

@@ -35,7 +35,7 @@ pub(crate) struct PeerValues {
     pub(crate) peer: String,
     /// Its name, parsed; of a peer whose name is none, one that no key names.
     device: DeviceName,
-    meter: Arc<Meter>,
+    pub(crate) meter: Arc<Meter>,
 }
 
 impl PeerValues {

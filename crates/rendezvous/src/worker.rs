@@ -103,7 +103,8 @@ impl Worker {
         self.node.incarnation
     }
 
-    /// Memory for values to publish and send.
+    /// Memory for values to publish and send. A value in the memory of another pool is copied here each time it is sent to
+    /// another worker.
     pub fn pool(&self) -> &Pool {
         &self.node.pools.source
     }

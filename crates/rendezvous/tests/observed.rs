@@ -78,19 +78,21 @@ fn figures(snapshotter: &Snapshotter) -> BTreeMap<String, u64> {
 
 #[test]
 fn a_recorder_sees_transfers_errors_connects_and_pools() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    // For all threads: sessions are served on one of their own.
+    recorder.install().unwrap();
     for kind in [FabricKind::Shm, FabricKind::Tcp] {
-        let recorder = DebuggingRecorder::new();
-        let snapshotter = recorder.snapshotter();
-        metrics::with_local_recorder(&recorder, || {
-            run(async {
-                let (server, client) = transfers(kind).await;
-                server.record_metrics();
-                client.record_metrics();
-                client.shutdown().await;
-                server.shutdown().await;
-            });
+        run(async {
+            let (server, client) = transfers(kind).await;
+            server.record_metrics();
+            client.record_metrics();
+            client.shutdown().await;
+            server.shutdown().await;
         });
-        let found = figures(&snapshotter);
+    }
+    let found = figures(&snapshotter);
+    for kind in [FabricKind::Shm, FabricKind::Tcp] {
         let at = |name: &str| found.get(name).copied().unwrap_or_else(|| panic!("{name} not in {found:#?}"));
         let bytes = 3 * BYTES as u64 + 100;
         for (direction, peer) in [("received", SERVER), ("sent", CLIENT)] {

@@ -51,7 +51,7 @@ pub struct WorkerBuilder {
 const GIB: u64 = 1 << 30;
 
 /// Fabrics in order of preference, where the user names none.
-const AUTO: [FabricKind; 3] = [FabricKind::Shm, FabricKind::Verbs, FabricKind::Tcp];
+const AUTO: [FabricKind; 4] = [FabricKind::Shm, FabricKind::Verbs, FabricKind::Tcp, FabricKind::Grpc];
 
 /// Least time between the transport's own pings.
 const KEEPALIVE_MIN: Duration = Duration::from_secs(10);
@@ -64,6 +64,8 @@ const LIVENESS_MIN: Duration = Duration::from_millis(100);
 struct OpenedFabrics {
     usable: Vec<LocalFabric>,
     unavailable: Vec<(FabricKind, String)>,
+    /// How many of them are preferred to gRPC, if that is wanted.
+    grpc_place: Option<usize>,
 }
 
 impl WorkerBuilder {
@@ -128,7 +130,7 @@ impl WorkerBuilder {
     }
 
     /// The fabrics to try, best first. Default: shm for peers on the same host, then verbs where there is an RDMA device,
-    /// then tcp. Which one a peer uses, and why none before it, is logged once and told by [`Worker::peers`].
+    /// then tcp, then grpc. Which one a peer uses, and why none before it, is logged once and told by [`Worker::peers`].
     #[must_use]
     pub fn fabrics(mut self, kinds: impl IntoIterator<Item = FabricKind>) -> Self {
         self.fabrics = kinds.into_iter().collect();

@@ -21,6 +21,7 @@ use crate::{
         ControlPlane, GrpcConfig, GrpcPlane, Secret,
         secret::{read_secret_file, secret_from_environment},
     },
+    grpc_set_up::GrpcOffer,
     lost::LostSteps,
     meter::Labels,
     node::Node,
@@ -45,8 +46,10 @@ impl WorkerBuilder {
             block_bytes: self.block_bytes,
         };
         let pools = Pools::new(caps, self.observer.as_ref())?;
-        let OpenedFabrics { usable: fabrics, unavailable } = self.open_fabrics(&runtime, &pools)?;
+        let mut opened = self.open_fabrics(&runtime, &pools)?;
         let (control, accept_secret) = self.pick_control(secret.clone()).await?;
+        let grpc = self.pick_grpc(&*control, &mut opened)?;
+        let OpenedFabrics { usable: fabrics, unavailable, .. } = opened;
         let incarnation = runtime.random();
         let own = self.control_runtime.or_else(|| control.runtime());
         let control_runtime = own.unwrap_or_else(|| runtime.clone());
@@ -68,6 +71,7 @@ impl WorkerBuilder {
             secret,
             accept_secret,
             fabrics,
+            grpc,
             unavailable,
             pools,
             values,
@@ -146,7 +150,7 @@ impl WorkerBuilder {
         }
         self.cluster.check()?;
         if self.fabrics.is_empty() && self.local_fabrics.is_none() {
-            return Err(config("fabrics", "none", "no tensor could move: name shm, tcp or both"));
+            return Err(config("fabrics", "none", "no tensor could move: name some of shm, tcp and grpc"));
         }
         Ok(device)
     }
@@ -192,10 +196,14 @@ impl WorkerBuilder {
     fn open_fabrics(&self, runtime: &Arc<dyn Runtime>, pools: &Pools) -> Result<OpenedFabrics, WorkerError> {
         if let Some(own) = &self.local_fabrics {
             let opened = own.iter().map(|fabric| LocalFabric::open(&**fabric, pools));
-            return Ok(OpenedFabrics { usable: opened.collect::<Result<_, _>>()?, unavailable: Vec::new() });
+            return Ok(OpenedFabrics { usable: opened.collect::<Result<_, _>>()?, ..Default::default() });
         }
         let mut fabrics = OpenedFabrics::default();
         for &kind in &self.fabrics {
+            if kind == FabricKind::Grpc {
+                fabrics.grpc_place = Some(fabrics.usable.len());
+                continue;
+            }
             match self.built_in(kind, runtime).and_then(|fabric| LocalFabric::open(&*fabric, pools)) {
                 Ok(fabric) => fabrics.usable.push(fabric),
                 Err(error) if self.required => return Err(unfit(kind, error)),
@@ -210,6 +218,25 @@ impl WorkerBuilder {
             }
         }
         Ok(fabrics)
+    }
+
+    /// Whether tensors may move over the control plane's own calls.
+    fn pick_grpc(
+        &self,
+        control: &dyn ControlPlane,
+        fabrics: &mut OpenedFabrics,
+    ) -> Result<Option<GrpcOffer>, WorkerError> {
+        let Some(place) = fabrics.grpc_place else { return Ok(None) };
+        if let Some(calls) = control.tensor_calls() {
+            return Ok(Some(GrpcOffer { calls, place }));
+        }
+        let what = "be used: the control plane that was given carries no tensors; use a GrpcPlane";
+        let error = FabricError::Unsupported { kind: FabricKind::Grpc, what };
+        if self.required {
+            return Err(error.into());
+        }
+        fabrics.unavailable.push((FabricKind::Grpc, error.to_string()));
+        Ok(None)
     }
 
     fn built_in(&self, kind: FabricKind, runtime: &Arc<dyn Runtime>) -> Result<Arc<dyn Fabric>, WorkerError> {
@@ -228,7 +255,8 @@ impl WorkerBuilder {
                 Ok(Arc::new(opened.map_err(lacking)?))
             }
             other => {
-                let what = "be opened by a worker: use shm, verbs or tcp, or give it with local_fabrics";
+                let what =
+                    "be opened by a worker: use shm, verbs, tcp or grpc, or give it with local_fabrics";
                 Err(FabricError::Unsupported { kind: other, what }.into())
             }
         }

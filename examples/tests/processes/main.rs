@@ -1,0 +1,19 @@
+//! The examples as their users run them: processes, real shared memory, real TCP.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod bench;
+mod by_hand;
+mod endings;
+mod faults;
+mod program;
+mod training;
+
+use program::{example, run, text};
+
+#[test]
+fn quickstart_moves_a_tensor_between_two_processes() {
+    let output = run(example("quickstart"));
+    let text = text(&output);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]") && text.contains("over shm"), "{text}");
+}
