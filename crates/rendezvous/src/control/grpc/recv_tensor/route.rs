@@ -27,6 +27,7 @@ use crate::{
     control::grpc::door::Guest,
     data::unless,
     error::{Lost, TransferName},
+    meter::Meter,
     values::{PeerValues, SharedValues},
 };
 
@@ -43,6 +44,7 @@ pub(crate) struct RouteEnds {
     /// Where values land.
     pub(crate) pool: Pool,
     pub(crate) peer: String,
+    pub(crate) meter: Arc<Meter>,
     /// The life of the peer that it leads to.
     pub(crate) incarnation: u64,
     /// Where the peer's control plane listens, if it is known.
@@ -61,7 +63,7 @@ pub(crate) struct GrpcRoute {
     me: Weak<Self>,
     pub(crate) peer_incarnation: u64,
     calls: Arc<TensorCalls>,
-    pub(super) values: Arc<PeerValues>,
+    pub(crate) values: Arc<PeerValues>,
     runtime: Arc<dyn Runtime>,
     pool: Pool,
     address: Option<String>,
@@ -103,7 +105,7 @@ impl GrpcRoute {
             me: me.clone(),
             peer_incarnation: ends.incarnation,
             calls: ends.calls,
-            values: Arc::new(PeerValues::new(&ends.values, &ends.peer)),
+            values: Arc::new(PeerValues::new(&ends.values, &ends.peer, ends.meter)),
             runtime: ends.runtime,
             pool: ends.pool,
             address: ends.address,
@@ -157,6 +159,7 @@ impl GrpcRoute {
             return;
         }
         *ended = true;
+        self.values.meter.lost(why.loss);
         let (mut steps, kept) = self.kept().end_all();
         drop(kept);
         steps.extend(self.served.steps());
@@ -330,6 +333,11 @@ impl HeldArrival {
     /// Whether it comes from a branch that was not taken.
     pub(crate) fn is_dead(&self) -> bool {
         self.value.as_ref().is_some_and(|value| value.metadata.is_dead)
+    }
+
+    /// Its bytes; 0 once it is handed out.
+    pub(crate) fn byte_length(&self) -> u64 {
+        self.value.as_ref().map_or(0, |value| value.metadata.byte_length)
     }
 
     /// Which publication it is, if it was published.
