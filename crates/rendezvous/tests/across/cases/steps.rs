@@ -18,18 +18,18 @@ fn answer(error: &WorkerError) -> &Status {
 
 pub(crate) async fn s2_7_requests_before_the_step_are_served_in_their_order(ground: Given) {
     let two = Two::new(&ground).await;
-    let (foo, bar) = (two.key("foo"), two.key("bar"));
+    let (key, other) = (two.key("foo"), two.key("bar"));
     let step = two.receiver.step(5);
     let mut order = Vec::new();
-    let mut receives = [&foo, &foo, &bar].map(|key| Box::pin(step.recv(key)));
+    let mut receives = [&key, &key, &other].map(|key| Box::pin(step.recv(key)));
     for asked in 0..receives.len() {
         two.ask(&mut receives[asked..=asked], asked as u64 + 1).await;
     }
     let begun = two.sender.step(5);
     for value in [1, 2] {
-        begun.send(&foo, number(&two.sender, value)).unwrap();
+        begun.send(&key, number(&two.sender, value)).unwrap();
     }
-    begun.send(&bar, number(&two.sender, 3)).unwrap();
+    begun.send(&other, number(&two.sender, 3)).unwrap();
     for received in join_all(receives).await {
         order.push(value_of(&received.unwrap()));
     }
