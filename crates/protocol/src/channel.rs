@@ -281,6 +281,12 @@ pub trait Source: Send + Sync {
         None
     }
 
+    /// The version of `taken`, for VERSION; only of what is published. As it stands: 0, which is none.
+    fn version(taken: &Self::Taken) -> u64 {
+        let _ = taken;
+        0
+    }
+
     /// Puts back a value that was taken but not written, to where it was.
     fn put_back(&self, taken: Self::Taken);
 }

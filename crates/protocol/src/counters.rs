@@ -20,6 +20,8 @@ pub struct MessageCounts {
     pub cancel: u64,
     /// CANCEL_ACK.
     pub cancel_ack: u64,
+    /// VERSION.
+    pub version: u64,
 }
 
 impl MessageCounts {
@@ -31,6 +33,7 @@ impl MessageCounts {
             + self.error_status
             + self.cancel
             + self.cancel_ack
+            + self.version
     }
 
     pub(crate) fn count(&mut self, message: &Message) {
@@ -41,6 +44,7 @@ impl MessageCounts {
             Message::ErrorStatus(_) => &mut self.error_status,
             Message::Cancel(_) => &mut self.cancel,
             Message::CancelAck(_) => &mut self.cancel_ack,
+            Message::Version(_) => &mut self.version,
         };
         *counter += 1;
     }
@@ -55,6 +59,7 @@ impl fmt::Display for MessageCounts {
             ("ERROR_STATUS", self.error_status),
             ("CANCEL", self.cancel),
             ("CANCEL_ACK", self.cancel_ack),
+            ("VERSION", self.version),
         ];
         write!(f, "{} messages", self.total())?;
         let mut separator = " (";

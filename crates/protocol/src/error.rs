@@ -126,6 +126,12 @@ pub enum PeerMisbehaved {
     /// A destination with a result slot that was not agreed, or without one that was.
     #[error("the peer named a destination with or without a result slot against the agreement")]
     ResultSlotUnfit,
+    /// VERSION where it was not asked for, twice, or after the answer.
+    #[error("the peer sent VERSION where none was due")]
+    VersionUnasked,
+    /// An answer with a value to a request for a version, without VERSION.
+    #[error("the peer answered a request for a version without it")]
+    VersionMissing,
     /// A loan, or the promise of one, where no view was asked for.
     #[error("the peer lent memory that no request asked for")]
     LoanUnasked,

@@ -13,6 +13,7 @@
 //! | TENSOR_RE_REQUEST | receiver → sender | [`TensorReRequest`] |
 //! | ERROR_STATUS | sender → receiver | [`ErrorStatus`] |
 //! | CANCEL / CANCEL_ACK | receiver ↔ sender | [`Message::Cancel`], [`Message::CancelAck`] |
+//! | VERSION | sender → receiver | [`VersionTold`] |
 //!
 //! Content is one logical write whose immediate is the request index. If both ends agree on a checksum, contents are
 //! validated by it ([`validation`]).
@@ -50,7 +51,7 @@ pub use error::{PeerMisbehaved, TransferError};
 pub use key::{DeviceName, InvalidDeviceName, InvalidKey, Key, KeyBuilder};
 pub use message::{
     Destination, ErrorStatus, Message, MetaDataResponse, RequestIndex, Requested, ResultSlot, Scope, Sharing,
-    StepId, TensorReRequest, TensorRequest, Want,
+    StepId, TensorReRequest, TensorRequest, VersionTold, Want, Wanted,
 };
 pub use metadata::{DataType, Metadata, MetadataCache, Shape, UnknownDataType};
 pub use request::{Held, Manner, Received};

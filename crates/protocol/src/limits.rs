@@ -3,7 +3,7 @@
 //! A peer that exceeds one is refused; a user who does gets an error that names the limit.
 
 /// Version of the wire format. Both ends must have the same one.
-pub const WIRE_VERSION: u16 = 3;
+pub const WIRE_VERSION: u16 = 4;
 
 /// Longest key or published name, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 1024;

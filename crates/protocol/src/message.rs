@@ -20,6 +20,33 @@ pub enum Scope {
     Step(StepId),
     /// Among the published tensors; the value stays.
     Published,
+    /// As [`Published`](Self::Published), and VERSION comes before the answer.
+    Versioned(Wanted),
+}
+
+impl Scope {
+    /// Whether the value is there when the request comes, or the request fails at once.
+    pub(crate) fn is_immediate(self) -> bool {
+        matches!(self, Self::Published | Self::Versioned(Wanted::Now))
+    }
+
+    pub(crate) fn is_versioned(self) -> bool {
+        matches!(self, Self::Versioned(_))
+    }
+}
+
+/// Which version of a published tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Wanted {
+    /// The one that there is now.
+    Now,
+    /// The one that there is once it is newer than this: of another life of its publisher, or of a greater number.
+    NewerThan {
+        /// The life of the publisher; 0 is that of none, so any version is newer.
+        incarnation: u64,
+        /// The number.
+        version: u64,
+    },
 }
 
 /// A range of the receiver's memory, lent to the sender for one answer.
@@ -106,6 +133,16 @@ pub struct MetaDataResponse {
     pub checksum: Option<u64>,
 }
 
+/// VERSION: comes before the answer to a request of [`Scope::Versioned`], and is about the value of that answer. Ends no
+/// grant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VersionTold {
+    /// The request.
+    pub index: RequestIndex,
+    /// The version.
+    pub version: u64,
+}
+
 /// TENSOR_RE_REQUEST.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorReRequest {
@@ -142,6 +179,8 @@ pub enum Message {
     Cancel(RequestIndex),
     /// Sender → receiver: no write of the request is posted or in flight any more.
     CancelAck(RequestIndex),
+    /// Sender → receiver: the version of the value that will be the answer.
+    Version(VersionTold),
 }
 
 impl Message {

@@ -10,7 +10,8 @@ use protocol::{
     wire::control::{Connect, ControlFrame, RingOffer},
 };
 use verbs_reactor::{
-    ConnectParams, ConnectionData, FabricError, Prepared, QueuePairConfig, RemoteRegion, Role, timeout,
+    ConnectParams, ConnectionData, FabricError, FabricKind, Prepared, QueuePairConfig, RemoteRegion, Role,
+    timeout,
 };
 
 use crate::{
@@ -21,7 +22,7 @@ use crate::{
     error::Lost,
     fabric_channel::{FabricChannel, ReceiveAllocator},
     import::Import,
-    node::{Node, fabric_number},
+    node::{Candidate, Node, fabric_number},
     pools::LocalFabric,
     ring::{OwnRing, RingMaker},
     route::Route,
@@ -36,6 +37,12 @@ struct Half {
     ring: Arc<OwnRing>,
     ring_at: RingOffer,
     known: Vec<RemoteRegion>,
+}
+
+/// What a peer's Connect asks for.
+enum Considered<'node> {
+    Fabric(&'node LocalFabric, Box<Half>),
+    Grpc,
 }
 
 impl Node {
@@ -169,28 +176,32 @@ impl Node {
         let mut tried: Vec<String> =
             self.unavailable.iter().map(|(kind, why)| format!("{kind}: {why}")).collect();
         let mut limit = None;
-        for fabric in &self.fabrics {
-            let offered = session.peer.fabrics.iter().find(|(kind, _)| *kind == fabric_number(fabric.kind));
-            match offered {
-                None => tried.push(format!("{}: the peer does not offer it", fabric.kind)),
-                Some((_, reach)) if *reach != fabric.reach => {
-                    tried.push(format!(
-                        "{}: the peer is on another host or belongs to another user",
-                        fabric.kind
-                    ));
+        for candidate in self.candidates() {
+            let kind = candidate.kind();
+            let offered = session.peer.fabrics.iter().find(|(number, _)| *number == fabric_number(kind));
+            let opened = match (offered, candidate) {
+                (None, _) => {
+                    tried.push(format!("{kind}: the peer does not offer it"));
+                    continue;
                 }
-                Some(_) => match self.open_over(fabric, session).await {
-                    Ok(None) => return Ok(None),
-                    Ok(Some(connection)) => {
-                        let others = tried.join("; ");
-                        tracing::info!(peer = peer.name(), transport = %fabric.kind, not_used = others, "connected");
-                        return Ok(Some(connection));
-                    }
-                    Err(why) => {
-                        limit = limit.or(why.limit());
-                        tried.push(format!("{}: {why}", fabric.kind));
-                    }
-                },
+                (Some((_, reach)), _) if *reach != candidate.reach() => {
+                    tried.push(format!("{kind}: the peer is on another host or belongs to another user"));
+                    continue;
+                }
+                (Some(_), Candidate::Grpc) => self.open_grpc(peer, session).await,
+                (Some(_), Candidate::Fabric(fabric)) => self.open_over(fabric, session).await,
+            };
+            match opened {
+                Ok(None) => return Ok(None),
+                Ok(Some(connection)) => {
+                    let others = tried.join("; ");
+                    tracing::info!(peer = peer.name(), transport = %kind, not_used = others, "connected");
+                    return Ok(Some(connection));
+                }
+                Err(why) => {
+                    limit = limit.or(why.limit());
+                    tried.push(format!("{kind}: {why}"));
+                }
             }
         }
         let none = WorkerError::NoFabric { peer: peer.name().to_owned(), tried: tried.join("; ") };
@@ -241,7 +252,7 @@ impl Node {
             Ok(()) => self.consider(&offer).inspect_err(|_| drop(peer.end_accept(None))),
             Err(status) => Err(status),
         };
-        let (fabric, half) = match considered {
+        let considered = match considered {
             Ok(considered) => considered,
             Err(status) => {
                 session.forget(number);
@@ -249,13 +260,10 @@ impl Node {
                 return;
             }
         };
-        let ring = half.ring.clone();
-        let opened = async {
-            let answer = self.offer(number, fabric, &half);
-            session.send(ControlFrame::Connected(answer)).await?;
-            self.join(fabric, &session, half, offer, Role::Acceptor).await
-        }
-        .await;
+        let opened = match considered {
+            Considered::Fabric(fabric, half) => self.accept_over(fabric, &session, *half, offer).await,
+            Considered::Grpc => self.accept_grpc(&peer, &session, &offer).await,
+        };
         let replaced = peer.end_accept(opened.as_ref().ok());
         match opened {
             Ok(connection) => {
@@ -264,7 +272,6 @@ impl Node {
             Err(error) => {
                 tracing::warn!(peer = session.peer.worker, %error, "a data connection could not be set up");
                 session.forget(number);
-                ring.end();
             }
         }
         if let Some(replaced) = replaced {
@@ -272,7 +279,27 @@ impl Node {
         }
     }
 
-    fn consider(&self, offer: &Connect) -> Result<(&LocalFabric, Half), Status> {
+    async fn accept_over(
+        self: &Arc<Self>,
+        fabric: &LocalFabric,
+        session: &Arc<Session>,
+        half: Half,
+        offer: Connect,
+    ) -> Result<Route, WorkerError> {
+        let ring = half.ring.clone();
+        let opened = async {
+            let answer = self.offer(offer.connection, fabric, &half);
+            session.send(ControlFrame::Connected(answer)).await?;
+            self.join(fabric, session, half, offer, Role::Acceptor).await
+        }
+        .await;
+        opened.inspect_err(|_| ring.end())
+    }
+
+    fn consider(&self, offer: &Connect) -> Result<Considered<'_>, Status> {
+        if offer.kind == fabric_number(FabricKind::Grpc) {
+            return self.consider_grpc().map(|()| Considered::Grpc);
+        }
         let fabric = self.fabrics.iter().find(|fabric| fabric_number(fabric.kind) == offer.kind);
         let fabric = fabric.ok_or_else(|| {
             Status::new(
@@ -281,7 +308,7 @@ impl Node {
             )
         })?;
         let half = self.prepare(fabric).map_err(|error| Status::new(Code::Unavailable, error.to_string()))?;
-        Ok((fabric, half))
+        Ok(Considered::Fabric(fabric, Box::new(half)))
     }
 
     /// A queue pair end with a ring. Its depths suffice whatever the peer offers.
@@ -340,7 +367,7 @@ impl Node {
             peer_ring: Mutex::new(other.ring.destination),
             peer_slots: other.ring.slots,
             held: Arc::default(),
-            import: Import { pool: self.pools.source.clone() },
+            import: Import { pool: self.pools.source.clone(), regions: fabric.regions.clone() },
         };
         let has_slots = Agreed::of(&self.parameters, &other.parameters).has_result_slots();
         let allocator = ReceiveAllocator {

@@ -20,6 +20,7 @@ use crate::{
     error::{Lost, TransferName},
     fabric_channel::{FabricChannel, Lent, ReceiveAllocator},
     held_posts::HeldPosts,
+    published::Version,
     receive_into::{Target, TargetAllocator},
     ring::OwnRing,
     values::{PeerValues, SharedValues},
@@ -167,14 +168,21 @@ impl DataConnection {
         self.queue_pair.close().await;
     }
 
-    /// Receives one value.
+    /// Receives one value; with its version, if `scope` asks for that.
     pub(crate) async fn receive(
         &self,
         scope: Scope,
         name: &TransferName,
         manner: Manner,
-    ) -> Result<Tensor, WorkerError> {
-        Self::tensor(self.received(scope, name, manner).await?)
+    ) -> Result<(Tensor, Option<Version>), WorkerError> {
+        let received = self.received(scope, name, manner).await?;
+        let version = self.version(&received);
+        Ok((Self::tensor(received)?, version))
+    }
+
+    /// The version that a value came with.
+    pub(crate) fn version(&self, received: &Received<Lent>) -> Option<Version> {
+        received.version.map(|number| Version { incarnation: self.peer_incarnation, number })
     }
 
     /// Views are asked for only where the fabric can lend.

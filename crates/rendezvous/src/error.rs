@@ -365,6 +365,15 @@ impl WorkerError {
         }
     }
 
+    /// This loss of a peer, with what was tried after it.
+    pub(crate) fn and(mut self, more: &str) -> Self {
+        if let Self::PeerLost { detail, .. } = &mut self {
+            detail.push_str("; ");
+            detail.push_str(more);
+        }
+        self
+    }
+
     /// The limit of the operating system that is behind this error, if one is and it was seen here: what a peer says
     /// of its own limits is its text.
     pub(crate) fn limit(&self) -> Option<Limit> {

@@ -14,6 +14,7 @@ use crate::{
     ClusterSpec, Peer, WorkerError,
     cluster::normalise,
     control::{ControlPlane, Secret, handshake::Introduction},
+    grpc_set_up::GrpcOffer,
     pools::{LocalFabric, Pools},
     sessions::{SessionCaps, SessionCounts},
     values::SharedValues,
@@ -38,6 +39,8 @@ pub(crate) struct Node {
     pub(crate) accept_secret: Option<Secret>,
     /// In order of preference.
     pub(crate) fabrics: Vec<LocalFabric>,
+    /// As one of the fabrics: calls on the control plane's port.
+    pub(crate) grpc: Option<GrpcOffer>,
     /// Fabrics that were wanted but cannot be used here, and why.
     pub(crate) unavailable: Vec<(FabricKind, String)>,
     pub(crate) pools: Pools,
@@ -55,6 +58,32 @@ pub(crate) struct Node {
     pub(crate) session_caps: SessionCaps,
 }
 
+/// What tensors may move over.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Candidate<'node> {
+    /// Queue pairs of a fabric.
+    Fabric(&'node LocalFabric),
+    /// Calls on the control plane's port.
+    Grpc,
+}
+
+impl Candidate<'_> {
+    pub(crate) fn kind(&self) -> FabricKind {
+        match self {
+            Self::Fabric(fabric) => fabric.kind,
+            Self::Grpc => FabricKind::Grpc,
+        }
+    }
+
+    /// What both ends must have in common.
+    pub(crate) fn reach(&self) -> &[u8] {
+        match self {
+            Self::Fabric(fabric) => &fabric.reach,
+            Self::Grpc => &[],
+        }
+    }
+}
+
 /// The peers that are known, by name and by the address they were dialled at.
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
@@ -69,11 +98,19 @@ impl Node {
             incarnation: self.incarnation,
             listen_address: Some(self.address.clone()),
             fabrics: self
-                .fabrics
-                .iter()
-                .map(|fabric| (fabric_number(fabric.kind), fabric.reach.clone()))
+                .candidates()
+                .map(|candidate| (fabric_number(candidate.kind()), candidate.reach().to_vec()))
                 .collect(),
         }
+    }
+
+    /// What tensors may move over, in order of preference.
+    pub(crate) fn candidates(&self) -> impl Iterator<Item = Candidate<'_>> {
+        let grpc_at = self.grpc.as_ref().map(|offer| offer.place.min(self.fabrics.len()));
+        (0..=self.fabrics.len()).flat_map(move |place| {
+            let grpc = (grpc_at == Some(place)).then_some(Candidate::Grpc);
+            grpc.into_iter().chain(self.fabrics.get(place).map(Candidate::Fabric))
+        })
     }
 
     /// The peer `name`, noted on first sight.
@@ -123,8 +160,13 @@ impl Node {
 }
 
 /// Fabric kinds as they travel.
-const NUMBERS: [(FabricKind, u8); 4] =
-    [(FabricKind::Verbs, 1), (FabricKind::Shm, 2), (FabricKind::Tcp, 3), (FabricKind::Sim, 4)];
+const NUMBERS: [(FabricKind, u8); 5] = [
+    (FabricKind::Verbs, 1),
+    (FabricKind::Shm, 2),
+    (FabricKind::Tcp, 3),
+    (FabricKind::Sim, 4),
+    (FabricKind::Grpc, 5),
+];
 
 /// 0 for a kind that this version cannot name.
 pub(crate) fn fabric_number(kind: FabricKind) -> u8 {

@@ -3,24 +3,22 @@
 use std::{
     fmt,
     pin::pin,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::Poll,
 };
 
 use futures::poll;
 use memory::{BufMut, GrantEnd, GrantId, MemoryError, Pool, copy::CopyReason, copy::copy_bytes};
-use protocol::{
-    Allocator, Code, DataType, Destination, Held, Key, LentEnd, Metadata, Received, Scope, Status,
-};
+use protocol::{Allocator, Code, DataType, Destination, Held, Key, LentEnd, Metadata, Received, Status};
 use verbs_reactor::RemoteRegion;
 
 use crate::{
-    Peer, Step, Tensor, Worker, WorkerError,
+    Step, Tensor, Version, WorkerError,
+    control::HeldArrival,
     error::TransferName,
     fabric_channel::{FabricChannel, Lent, ReceiveAllocator, ended},
-    held_value::HeldValue,
     import::others_turn,
-    step::{HeldTensor, Receiving},
+    step::{HeldTensor, Receiving, handed_out},
 };
 
 /// Copied at a time, before other tasks get their turn.
@@ -34,6 +32,8 @@ pub struct Filled {
     pub metadata: Metadata,
     /// The buffer.
     pub buffer: BufMut,
+    /// Its version, of a published tensor whose fetch asked for that.
+    pub version: Option<Version>,
 }
 
 impl Filled {
@@ -98,14 +98,14 @@ struct State {
 }
 
 impl Target {
-    fn new(dtype: DataType, buffer: BufMut) -> Self {
+    pub(crate) fn new(dtype: DataType, buffer: BufMut) -> Self {
         let state = State { lent: None, refused: None, buffer: None };
         let target = Self { dtype, length: buffer.len(), state: Mutex::new(state) };
         target.lock().buffer = Some(buffer);
         target
     }
 
-    fn fits(&self, metadata: &Metadata) -> bool {
+    pub(crate) fn fits(&self, metadata: &Metadata) -> bool {
         metadata.dtype == self.dtype && metadata.byte_length <= self.length as u64
     }
 
@@ -136,14 +136,20 @@ impl Target {
 
     /// Brings a value that has come into the buffer, if it is not there yet. What does not fit is not lost.
     pub(crate) async fn fill_held(
-        &self,
+        self: &Arc<Self>,
         transfer: &TransferName,
         held: &mut HeldTensor,
         pool: &Pool,
     ) -> Result<Filled, WorkerError> {
         match held {
             HeldTensor::Peers(held) => self.fill(transfer, held, pool).await,
-            HeldTensor::Own(taken) => self.fill_with(transfer, taken).await,
+            HeldTensor::Grpc(held) => self.fill_arrived(transfer, held).await,
+            HeldTensor::Own(held) => {
+                let tensor = held.tensor().cloned().ok_or_else(handed_out)?;
+                let filled = self.fill_with(transfer, tensor.metadata(), tensor.bytes()).await?;
+                drop(held.hand_out());
+                Ok(filled)
+            }
         }
     }
 
@@ -153,8 +159,7 @@ impl Target {
         held: &mut Held<FabricChannel>,
         pool: &Pool,
     ) -> Result<Filled, WorkerError> {
-        let gone = || WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() };
-        let Received { metadata, lent, .. } = held.get().ok_or_else(gone)?;
+        let Received { metadata, lent, .. } = held.get().ok_or_else(handed_out)?;
         if !self.fits(metadata) {
             return Err(self.refusal(transfer, metadata));
         }
@@ -165,9 +170,9 @@ impl Target {
             // It lies in the buffer; or in that of an earlier receive, whose value this one got while its own buffer
             // was with the peer, where it goes back to its pool.
             let Some(Lent::Granted { granted, .. }) = held.take().and_then(|received| received.lent) else {
-                return Err(gone());
+                return Err(handed_out());
             };
-            return Ok(Filled { metadata, buffer: granted.end(GrantEnd::Content)? });
+            return Ok(Filled { metadata, buffer: granted.end(GrantEnd::Content)?, version: None });
         }
         if self.lock().buffer.is_none() {
             let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
@@ -175,30 +180,46 @@ impl Target {
             self.lock().buffer = Some(instead);
         }
         self.copy(&metadata, |offset, into| read(lent.as_ref(), offset, into)).await?;
-        let buffer = self.take().ok_or_else(gone)?;
+        let buffer = self.take().ok_or_else(handed_out)?;
         if let Some(lent) = held.take().and_then(|received| received.lent) {
             drop(lent.received()?);
         }
-        Ok(Filled { metadata, buffer })
+        Ok(Filled { metadata, buffer, version: None })
     }
 
-    /// As [`fill`](Self::fill), with a value of this worker's own.
-    async fn fill_with(&self, transfer: &TransferName, held: &mut HeldValue) -> Result<Filled, WorkerError> {
-        let problem = || WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() };
-        let tensor = held.tensor().cloned().ok_or_else(problem)?;
-        let metadata = tensor.metadata();
+    /// As [`fill`](Self::fill), with a value that came over gRPC.
+    async fn fill_arrived(
+        self: &Arc<Self>,
+        transfer: &TransferName,
+        held: &mut HeldArrival,
+    ) -> Result<Filled, WorkerError> {
+        let arrived = held.get_mut().ok_or_else(handed_out)?;
+        let metadata = arrived.metadata.clone();
+        let filled = match arrived.buffer_of(self) {
+            Some(buffer) => Filled { metadata, buffer, version: None },
+            None => self.fill_with(transfer, &metadata, arrived.bytes()).await?,
+        };
+        drop(held.take());
+        Ok(filled)
+    }
+
+    /// As [`fill`](Self::fill), with a value whose bytes are elsewhere in this process.
+    async fn fill_with(
+        &self,
+        transfer: &TransferName,
+        metadata: &Metadata,
+        bytes: &[u8],
+    ) -> Result<Filled, WorkerError> {
         if !self.fits(metadata) {
             return Err(self.refusal(transfer, metadata));
         }
         self.copy(metadata, |offset, into| {
-            let from = tensor.bytes().get(offset..).unwrap_or_default();
-            copy_bytes(into, from, CopyReason::Local);
+            copy_bytes(into, bytes.get(offset..).unwrap_or_default(), CopyReason::Local);
             Ok(())
         })
         .await?;
-        let buffer = self.take().ok_or_else(problem)?;
-        drop(held.hand_out());
-        Ok(Filled { metadata: metadata.clone(), buffer })
+        let buffer = self.take().ok_or_else(handed_out)?;
+        Ok(Filled { metadata: metadata.clone(), buffer, version: None })
     }
 
     /// Copies a value's bytes into the buffer, which stays here meanwhile.
@@ -222,8 +243,13 @@ impl Target {
     }
 
     /// The buffer, if it is here.
-    fn take(&self) -> Option<BufMut> {
+    pub(crate) fn take(&self) -> Option<BufMut> {
         self.lock().buffer.take()
+    }
+
+    /// Back here, where the user looks for it.
+    pub(crate) fn give_back(&self, buffer: BufMut) {
+        self.lock().buffer = Some(buffer);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -332,37 +358,6 @@ impl Allocator for TargetAllocator<'_> {
     }
 }
 
-impl Worker {
-    /// As [`fetch`](Self::fetch), into `buffer`, which must be long enough, of a tensor with elements of type `dtype`.
-    /// The bytes land there without a copy if the buffer is of [`receive_pool`](Self::receive_pool), and the tensor is
-    /// not so small that it travels inside a message; else with one copy.
-    ///
-    /// # Errors
-    /// As [`fetch`](Self::fetch), and [`WorkerError::Mismatch`] for a tensor that does not fit. The buffer comes back
-    /// with the error, unless the peer may still write it.
-    ///
-    /// # Cancel safety
-    /// As [`fetch`](Self::fetch). The buffer goes back to its pool once the peer can't write it any more.
-    pub async fn fetch_into(
-        &self,
-        peer: &Peer,
-        name: &str,
-        dtype: DataType,
-        buffer: BufMut,
-    ) -> Result<Filled, ReceiveIntoError> {
-        let target = Target::new(dtype, buffer);
-        let transfer = TransferName { peer: peer.name().to_owned(), key: name.to_owned(), step: None };
-        let fetched = async {
-            let connection = peer.connected(&self.node).await?;
-            let mut held = connection.receive_into(Scope::Published, &transfer, &target).await?;
-            target.fill_held(&transfer, &mut held, &self.node.pools.receive).await
-        };
-        let what = || format!("fetching {transfer}");
-        let filled = self.within(self.node.limit, what, pin!(fetched)).await;
-        filled.map_err(|error| ReceiveIntoError { error, buffer: target.take() })
-    }
-}
-
 impl Step {
     /// As [`recv`](Self::recv), into `buffer`, which must be long enough, of a value with elements of type `dtype`. The
     /// bytes land there without a copy if the buffer is of [`Worker::receive_pool`], and the value is not so small that
@@ -384,7 +379,7 @@ impl Step {
         dtype: DataType,
         buffer: BufMut,
     ) -> Result<Filled, ReceiveIntoError> {
-        let target = Target::new(dtype, buffer);
+        let target = Arc::new(Target::new(dtype, buffer));
         let what = || format!("receiving `{key}` of step {}", self.id.0);
         let received = pin!(async {
             let peer = key.source_device().worker().unwrap_or_default();

@@ -1,16 +1,17 @@
 //! How tensors move between this worker and one peer.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use protocol::{Counters, Manner, Scope, StepId};
 use verbs_reactor::{FabricKind, QueuePairStats};
 
 use crate::{
-    Tensor, WorkerError,
+    Tensor, Version, WorkerError,
+    control::{Arrived, GrpcRoute},
     data::DataConnection,
     error::{Lost, TransferName},
     receive_into::Target,
-    step::HeldTensor,
+    step::{HeldTensor, handed_out},
 };
 
 /// What requests to a peer go over. Cheap to clone.
@@ -18,6 +19,8 @@ use crate::{
 pub(crate) enum Route {
     /// A queue pair with the protocol on it.
     Data(Arc<DataConnection>),
+    /// Calls on the control plane's port.
+    Grpc(Arc<GrpcRoute>),
 }
 
 impl Route {
@@ -25,6 +28,7 @@ impl Route {
     pub(crate) fn kind(&self) -> FabricKind {
         match self {
             Self::Data(connection) => connection.kind,
+            Self::Grpc(_) => FabricKind::Grpc,
         }
     }
 
@@ -32,6 +36,7 @@ impl Route {
     pub(crate) fn peer_incarnation(&self) -> u64 {
         match self {
             Self::Data(connection) => connection.peer_incarnation,
+            Self::Grpc(route) => route.peer_incarnation,
         }
     }
 
@@ -39,6 +44,7 @@ impl Route {
     pub(crate) fn data(&self) -> Option<&Arc<DataConnection>> {
         match self {
             Self::Data(connection) => Some(connection),
+            Self::Grpc(_) => None,
         }
     }
 
@@ -46,6 +52,7 @@ impl Route {
     pub(crate) fn is_over(&self) -> bool {
         match self {
             Self::Data(connection) => connection.is_over(),
+            Self::Grpc(route) => route.is_over(),
         }
     }
 
@@ -53,6 +60,7 @@ impl Route {
     pub(crate) fn has_ended(&self) -> bool {
         match self {
             Self::Data(connection) => connection.has_ended(),
+            Self::Grpc(route) => route.has_ended(),
         }
     }
 
@@ -60,6 +68,7 @@ impl Route {
     pub(crate) fn fail(&self, why: &Lost) {
         match self {
             Self::Data(connection) => connection.fail(why),
+            Self::Grpc(route) => route.fail(why),
         }
     }
 
@@ -67,6 +76,7 @@ impl Route {
     pub(crate) async fn close(&self, why: &Lost) {
         match self {
             Self::Data(connection) => connection.close(why).await,
+            Self::Grpc(route) => route.close(why),
         }
     }
 
@@ -74,6 +84,7 @@ impl Route {
     pub(crate) fn discard(&self, step: StepId) {
         match self {
             Self::Data(connection) => connection.protocol.discard(step),
+            Self::Grpc(route) => route.discard(step),
         }
     }
 
@@ -81,6 +92,7 @@ impl Route {
     pub(crate) fn stats(&self) -> QueuePairStats {
         match self {
             Self::Data(connection) => connection.queue_pair.stats(),
+            Self::Grpc(route) => route.stats(),
         }
     }
 
@@ -88,32 +100,41 @@ impl Route {
     pub(crate) fn counters(&self) -> Counters {
         match self {
             Self::Data(connection) => connection.protocol.counters(),
+            Self::Grpc(route) => route.counters(),
         }
     }
 
-    /// Receives one value.
+    /// Receives one value; with its version, if `scope` asks for that.
     pub(crate) async fn receive(
         &self,
         scope: Scope,
         name: &TransferName,
         manner: Manner,
-    ) -> Result<Tensor, WorkerError> {
+    ) -> Result<(Tensor, Option<Version>), WorkerError> {
         match self {
             Self::Data(connection) => connection.receive(scope, name, manner).await,
+            Self::Grpc(route) => {
+                let mut held = route.get(scope, name, None, None).await?;
+                let version = held.version();
+                Ok((held.take().map(Arrived::into_tensor).ok_or_else(handed_out)?, version))
+            }
         }
     }
 
-    /// Receives one of several values that are wanted together: it is not lost if the others do not come.
+    /// Receives one of several values that are wanted together: it is not lost if the others do not come. `limit` is told
+    /// to the sender, where it can be; the caller keeps it.
     pub(crate) async fn receive_held(
         &self,
         scope: Scope,
         name: &TransferName,
         manner: Manner,
+        limit: Duration,
     ) -> Result<HeldTensor, WorkerError> {
         match self {
             Self::Data(connection) => {
                 connection.receive_held(scope, name, manner).await.map(HeldTensor::Peers)
             }
+            Self::Grpc(route) => route.get(scope, name, None, Some(limit)).await.map(HeldTensor::Grpc),
         }
     }
 
@@ -122,12 +143,23 @@ impl Route {
         &self,
         scope: Scope,
         name: &TransferName,
-        target: &Target,
+        target: &Arc<Target>,
+        limit: Option<Duration>,
     ) -> Result<HeldTensor, WorkerError> {
         match self {
             Self::Data(connection) => {
                 connection.receive_into(scope, name, target).await.map(HeldTensor::Peers)
             }
+            Self::Grpc(route) => route.get(scope, name, Some(target), limit).await.map(HeldTensor::Grpc),
+        }
+    }
+
+    /// The version of a value that was received over it, if it came with one.
+    pub(crate) fn version(&self, held: &HeldTensor) -> Option<Version> {
+        match (self, held) {
+            (Self::Data(connection), HeldTensor::Peers(held)) => connection.version(held.get()?),
+            (Self::Grpc(_), HeldTensor::Grpc(held)) => held.version(),
+            _ => None,
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::{
     data::unless,
     error::{Lost, PeerLoss},
     node::Node,
+    published::Edition,
     route::Route,
     session::{ListPage, Session},
     sessions::Served,
@@ -151,7 +152,7 @@ impl Node {
         let mut page = self.values.published.page(after, PAGE_ENTRIES + 1);
         let more = page.len() > PAGE_ENTRIES;
         page.truncate(PAGE_ENTRIES);
-        let entries = page.into_iter().map(|(name, version, tensor)| ListEntry {
+        let entries = page.into_iter().map(|(name, Edition { version, tensor })| ListEntry {
             name,
             version,
             checksum: with_checksums.then(|| XxHash3_64::oneshot(tensor.bytes())),

@@ -2,15 +2,15 @@
 
 use std::{future::Future, sync::Arc};
 
-use futures::future::Either;
+use futures::{TryFutureExt as _, future::Either};
 use memory::Buf;
-use protocol::{Checksums, Code, DeviceName, Key, Scope, Source, Status, StepId, Value};
+use protocol::{Checksums, Code, DeviceName, Key, Scope, Source, Status, StepId, Value, Wanted};
 
 use crate::{
     KeyEnd, Tensor,
     held_value::HeldValue,
     lost::LostSteps,
-    published::PublishedSet,
+    published::{Edition, PublishedSet},
     steps::{StepRef, StepTable},
     table::{TakenValue, dropped},
 };
@@ -70,14 +70,14 @@ pub(crate) enum Taken {
         step: StepRef,
     },
     /// Shared: it stays published.
-    Published(Tensor),
+    Published(Edition),
 }
 
 impl Taken {
     pub(crate) fn tensor(&self) -> &Tensor {
         match self {
             Self::Step { value, on_host, .. } => on_host.as_ref().unwrap_or(&value.value.tensor),
-            Self::Published(tensor) => tensor,
+            Self::Published(edition) => &edition.tensor,
         }
     }
 }
@@ -131,7 +131,14 @@ impl Source for PeerValues {
     fn take(&self, scope: Scope, key: &str) -> impl Future<Output = Result<Taken, Status>> + Send + 'static {
         let values = &self.values;
         let step = match scope {
-            Scope::Published => return Either::Left(futures::future::ready(values.published(key))),
+            Scope::Published | Scope::Versioned(Wanted::Now) => {
+                return Either::Left(futures::future::ready(values.published(key)));
+            }
+            Scope::Versioned(wanted) => {
+                let (values, name) = (values.clone(), key.to_owned());
+                let newer = async move { values.published.edition(&name, wanted).await };
+                return Either::Right(Either::Left(newer.map_ok(Taken::Published)));
+            }
             Scope::Step(step) => step,
         };
         let take = || {
@@ -143,13 +150,13 @@ impl Source for PeerValues {
             Ok((asked.take(&key.table_key()), key))
         };
         match take() {
-            Ok((take, key)) => Either::Right(async move {
+            Ok((take, key)) => Either::Right(Either::Right(async move {
                 let (value, step) = take.await?;
                 let mut held = HeldValue::new(value);
                 held.bring_to_host(&key).await?;
                 let (value, on_host) = held.hand_on().ok_or_else(dropped)?;
                 Ok(Taken::Step { value, on_host, step })
-            }),
+            })),
             Err(status) => Either::Left(futures::future::ready(Err(status))),
         }
     }
@@ -162,6 +169,13 @@ impl Source for PeerValues {
 
     fn checksums(taken: &Taken) -> Option<Arc<Checksums>> {
         taken.tensor().checksums()
+    }
+
+    fn version(taken: &Taken) -> u64 {
+        match taken {
+            Taken::Step { .. } => 0,
+            Taken::Published(edition) => edition.version,
+        }
     }
 
     fn put_back(&self, taken: Taken) {

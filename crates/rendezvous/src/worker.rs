@@ -6,14 +6,14 @@ use std::{
     time::Duration,
 };
 
-use futures::future::try_join_all;
 use memory::{Pool, PoolStats, UserMemory};
-use protocol::{Code, Counters, DeviceName, Key, Manner, Scope, Sharing, Status, StepId};
+use protocol::{Code, Counters, DeviceName, Key, Status, StepId};
 use verbs_reactor::{FabricKind, QueuePairStats, timeout};
 
 use crate::{
-    ClusterSpec, Peer, Published, Step, Tensor, TfConfig, WorkerBuilder, WorkerError,
+    ClusterSpec, Peer, Published, Step, Tensor, TfConfig, Version, WorkerBuilder, WorkerError,
     error::{Lost, TransferName},
+    fetch::check_name,
     node::Node,
     route::Route,
 };
@@ -104,7 +104,8 @@ impl Worker {
         self.node.incarnation
     }
 
-    /// Memory for values to publish and send.
+    /// Memory for values to publish and send. A value in the memory of another pool is copied here each time it is sent to
+    /// another worker.
     pub fn pool(&self) -> &Pool {
         &self.node.pools.source
     }
@@ -132,11 +133,8 @@ impl Worker {
     ///
     /// # Errors
     /// [`WorkerError::Config`] when the name is empty or too long.
-    pub fn publish(&self, name: &str, tensor: Tensor) -> Result<u64, WorkerError> {
-        if name.is_empty() || name.len() > protocol::limits::NAME_BYTES_MAX {
-            let remedy = format!("a published name has 1 to {} bytes", protocol::limits::NAME_BYTES_MAX);
-            return Err(WorkerError::Config { field: "published name", value: name.to_owned(), remedy });
-        }
+    pub fn publish(&self, name: &str, tensor: Tensor) -> Result<Version, WorkerError> {
+        check_name(name)?;
         Ok(self.node.values.published.publish(name, tensor.remember_checksums()))
     }
 
@@ -188,85 +186,6 @@ impl Worker {
     /// Cancel-safe.
     pub async fn list_with_checksums(&self, peer: &Peer) -> Result<Vec<Published>, WorkerError> {
         self.list_pages(peer, true).await
-    }
-
-    /// The tensor that `peer` has published under `name`.
-    ///
-    /// # Errors
-    /// [`WorkerError::Remote`] with NOT_FOUND when there is none; [`WorkerError::PeerLost`],
-    /// [`WorkerError::NoFabric`], [`WorkerError::DeadlineExceeded`] after the worker's default timeout.
-    ///
-    /// # Cancel safety
-    /// Cancel-safe: nothing is lost by dropping the future, because the tensor stays published.
-    pub async fn fetch(&self, peer: &Peer, name: &str) -> Result<Tensor, WorkerError> {
-        self.fetch_timeout(peer, name, self.node.limit).await
-    }
-
-    /// As [`fetch`](Self::fetch), within `limit`.
-    ///
-    /// # Errors
-    /// As [`fetch`](Self::fetch).
-    ///
-    /// # Cancel safety
-    /// As [`fetch`](Self::fetch).
-    pub async fn fetch_timeout(
-        &self,
-        peer: &Peer,
-        name: &str,
-        limit: Duration,
-    ) -> Result<Tensor, WorkerError> {
-        self.fetch_within(peer, name, self.node.sharing.into(), limit).await
-    }
-
-    /// As [`fetch`](Self::fetch), with this [`Sharing`] instead of the worker's
-    /// ([`WorkerBuilder::sharing`]).
-    ///
-    /// # Errors
-    /// As [`fetch`](Self::fetch).
-    ///
-    /// # Cancel safety
-    /// As [`fetch`](Self::fetch).
-    pub async fn fetch_as(&self, peer: &Peer, name: &str, sharing: Sharing) -> Result<Tensor, WorkerError> {
-        self.fetch_within(peer, name, sharing.into(), self.node.limit).await
-    }
-
-    async fn fetch_within(
-        &self,
-        peer: &Peer,
-        name: &str,
-        manner: Manner,
-        limit: Duration,
-    ) -> Result<Tensor, WorkerError> {
-        if name.len() > protocol::limits::NAME_BYTES_MAX {
-            let remedy = format!("a published name has at most {} bytes", protocol::limits::NAME_BYTES_MAX);
-            return Err(WorkerError::Config { field: "published name", value: name.to_owned(), remedy });
-        }
-        let transfer = TransferName { peer: peer.name().to_owned(), key: name.to_owned(), step: None };
-        let fetched =
-            async { peer.connected(&self.node).await?.receive(Scope::Published, &transfer, manner).await };
-        self.within(limit, || format!("fetching {transfer}"), pin!(fetched)).await
-    }
-
-    /// The tensors that `peer` has published under `names`, in their order. All are asked for at once, in as few
-    /// messages as they fit ([`WorkerBuilder::requests_per_message`]).
-    ///
-    /// # Errors
-    /// As [`fetch`](Self::fetch), for the first name whose fetch fails; the error names it.
-    ///
-    /// # Cancel safety
-    /// As [`fetch`](Self::fetch).
-    pub async fn fetch_many<S: AsRef<str>>(
-        &self,
-        peer: &Peer,
-        names: &[S],
-    ) -> Result<Vec<Tensor>, WorkerError> {
-        let (began, limit) = (self.node.runtime.now(), self.node.limit);
-        // First, so that the requests find each other.
-        let what = || format!("connecting to {}", peer.name());
-        self.within(limit, what, pin!(peer.connected(&self.node))).await?;
-        let left = limit.saturating_sub(self.node.runtime.now() - began);
-        let manner = Manner { sharing: self.node.sharing, together: true };
-        try_join_all(names.iter().map(|name| self.fetch_within(peer, name.as_ref(), manner, left))).await
     }
 
     /// The key of `edge` from `source_device` to `destination_device`
@@ -330,6 +249,8 @@ impl Worker {
     pub async fn shutdown(&self) {
         self.node.closing.send_replace(true);
         self.node.values.steps.abort_all(&Status::new(Code::Aborted, "Shutdown"));
+        let over = format!("{} is shut down", self.node.name);
+        self.node.values.published.close(Status::new(Code::Unavailable, over));
         // Each session says goodbye and closes its connections; one whose peer does not listen is not waited for.
         let _ = timeout(&*self.node.runtime, SHUTDOWN, self.node.sessions_over()).await;
         for peer in self.node.all_peers() {
@@ -364,7 +285,7 @@ impl Worker {
                 all.extend(page.entries.into_iter().map(|entry| Published {
                     name: entry.name,
                     metadata: entry.metadata,
-                    version: entry.version,
+                    version: Version { incarnation: session.peer.incarnation, number: entry.version },
                     checksum: entry.checksum,
                 }));
                 if !more {

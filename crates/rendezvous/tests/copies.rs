@@ -96,8 +96,8 @@ async fn view_twice(kind: FabricKind) -> [u64; 4] {
     let peer = client.peer_at(server.address()).await.unwrap();
 
     let before = copied();
-    let first = client.fetch_as(&peer, "t", Sharing::View).await.unwrap();
-    let second = client.fetch_as(&peer, "t", Sharing::View).await.unwrap();
+    let first = client.fetch(&peer, "t").sharing(Sharing::View).await.unwrap();
+    let second = client.fetch(&peer, "t").sharing(Sharing::View).await.unwrap();
     let after = copied();
 
     assert!(first.bytes() == sent.bytes() && second.bytes() == sent.bytes());

@@ -79,7 +79,7 @@ fn a_value_is_summed_once_for_all_its_receivers() {
             }
             let (client, peer) = &clients[0];
             for sharing in [Sharing::View, Sharing::Copy, Sharing::View] {
-                let got = client.fetch_as(peer, "t", sharing).await.unwrap();
+                let got = client.fetch(peer, "t").sharing(sharing).await.unwrap();
                 assert_eq!(got.buf().is_foreign(), sharing == Sharing::View && kind == FabricKind::Shm);
             }
             assert_eq!(clients.iter().map(|(client, _)| matched(client)).sum::<u64>(), 6);

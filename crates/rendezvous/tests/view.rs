@@ -69,8 +69,8 @@ fn a_view_is_the_peers_memory_which_comes_back_when_the_view_is_gone() {
         let peer = client.peer_at(server.address()).await.unwrap();
         server.publish("t", pattern(&server, BYTES, 3)).unwrap();
         let used = server.pool().stats().used_bytes;
-        let view = client.fetch_as(&peer, "t", Sharing::View).await.unwrap();
-        let again = client.fetch_as(&peer, "t", Sharing::View).await.unwrap();
+        let view = client.fetch(&peer, "t").sharing(Sharing::View).await.unwrap();
+        let again = client.fetch(&peer, "t").sharing(Sharing::View).await.unwrap();
         assert!(view.buf().is_foreign() && is_pattern(&view, 3) && is_pattern(&again, 3));
         assert_eq!(view.metadata(), again.metadata());
         let seen = counters(&client);
@@ -87,7 +87,7 @@ fn a_view_is_the_peers_memory_which_comes_back_when_the_view_is_gone() {
         assert!(is_pattern(&part, 3));
         drop(part);
         // The lender learns of it with the next traffic.
-        let newer = client.fetch_as(&peer, "t", Sharing::View).await.unwrap();
+        let newer = client.fetch(&peer, "t").sharing(Sharing::View).await.unwrap();
         assert!(is_pattern(&newer, 9));
         until("the replaced tensor is given back", || server.pool().stats().used_bytes == used).await;
         end(server, client).await;
@@ -102,7 +102,7 @@ fn a_full_pool_gets_back_what_was_viewed() {
         let client = start(CLIENT).start().await.unwrap();
         let peer = client.peer_at(server.address()).await.unwrap();
         server.publish("t", pattern(&server, 2 << 20, 1)).unwrap();
-        let view = client.fetch_as(&peer, "t", Sharing::View).await.unwrap();
+        let view = client.fetch(&peer, "t").sharing(Sharing::View).await.unwrap();
         assert!(server.withdraw("t"));
         assert!(server.pool().try_alloc(2 << 20).is_err(), "the view keeps the memory");
         let (next, ()) = futures::join!(server.pool().alloc(2 << 20), async {

@@ -314,12 +314,12 @@ fn copies_of_a_viewed_tensor_are_none() {
                 events.sum::<usize>()
             };
             for _ in 0..3 {
-                let view = client.fetch_as(&peer, "x", Sharing::View).await.unwrap();
+                let view = client.fetch(&peer, "x").sharing(Sharing::View).await.unwrap();
                 assert!(view.buf().is_foreign());
                 assert_eq!(view.values::<u32>().unwrap(), [7; 4000]);
             }
             assert_eq!((landed(), client.receive_memory().used_bytes), (0, 0));
-            let copy = client.fetch_as(&peer, "x", Sharing::Copy).await.unwrap();
+            let copy = client.fetch(&peer, "x").sharing(Sharing::Copy).await.unwrap();
             assert!(!copy.buf().is_foreign());
             assert_eq!(landed(), 16_000);
             drop(copy);

@@ -33,9 +33,10 @@ pub use memory::{Buf, BufMut, Joined, Limit, Mapping, MemoryError, Pool, PoolSta
 pub use protocol::{Code, Counters, DataType, DeviceName, Key, Metadata, Mode, Shape, Status};
 pub use rendezvous::{
     AllocatorAttributes, CancellationToken, ClusterError, ClusterSpec, Damage, Delivered, DeviceContext,
-    DuplicatePolicy, Element, Filled, IntraProcessRendezvous, KeyEnd, LocalConfig, LocalRendezvous, Peer,
-    PeerInfo, PeerLoss, Published, Receive, ReceiveIntoError, RecvArgs, SendArgs, Sharing, SimpleRendezvous,
-    Step, TF_CONFIG, Tensor, TfConfig, TransferName, Validation, Worker, WorkerBuilder, WorkerError, control,
+    DuplicatePolicy, Element, Fetch, FetchInto, FetchMany, FetchManyVersioned, FetchVersioned, Fetched,
+    Filled, IntraProcessRendezvous, KeyEnd, LocalConfig, LocalRendezvous, Peer, PeerInfo, PeerLoss,
+    Published, Receive, ReceiveIntoError, RecvArgs, SendArgs, Sharing, SimpleRendezvous, Step, TF_CONFIG,
+    Tensor, TfConfig, TransferName, Validation, Version, Worker, WorkerBuilder, WorkerError, control,
 };
 pub use verbs_reactor::{FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait};
 

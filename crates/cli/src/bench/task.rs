@@ -184,7 +184,7 @@ async fn pulls(
     let name = tensor_name(number);
     let mut watch = Watch::start(&*stage.clock, plan);
     for _ in 0..plan.ops {
-        let tensor = puller.worker.fetch_as(&puller.server, &name, sharing).await?;
+        let tensor = puller.worker.fetch(&puller.server, &name).sharing(sharing).await?;
         if read {
             read_once(tensor.bytes());
         }

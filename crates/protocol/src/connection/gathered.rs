@@ -143,7 +143,8 @@ impl<L> State<L> {
     /// The requests of `message` are being posted.
     fn count_asked(&mut self, message: &Message) {
         for request in message.requests() {
-            self.requests.asked(request.index, expected(request), request.want == Want::View);
+            let (is_view, is_versioned) = (request.want == Want::View, request.scope.is_versioned());
+            self.requests.asked(request.index, expected(request), is_view, is_versioned);
         }
     }
 }

@@ -278,6 +278,7 @@ impl<C: Channel> Connection<C> {
             Message::MetaDataResponse(response) => self.take_meta_data_response(&mut state, response)?,
             Message::ErrorStatus(error) => state.requests.error_status(error.index, error.status)?,
             Message::CancelAck(index) => state.requests.cancel_ack(index)?,
+            Message::Version(told) => state.requests.version_told(told)?,
         };
         self.settle_arrival(state, arrived);
         Ok(None)

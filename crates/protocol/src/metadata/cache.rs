@@ -19,7 +19,7 @@ impl From<Scope> for Kind {
     fn from(scope: Scope) -> Self {
         match scope {
             Scope::Step(_) => Self::Step,
-            Scope::Published => Self::Published,
+            Scope::Published | Scope::Versioned(_) => Self::Published,
         }
     }
 }

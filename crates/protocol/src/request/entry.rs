@@ -3,7 +3,7 @@
 use std::{sync::Arc, task::Waker};
 
 use super::stash::{Check, Content, Landed, Place};
-use crate::{LentEnd, Metadata, Status};
+use crate::{LentEnd, Metadata, PeerMisbehaved, Status};
 
 /// How far the exchange with the peer has come.
 ///
@@ -70,8 +70,20 @@ pub(super) struct Entry<L> {
     pub(super) end: Option<LentEnd>,
     /// That META_DATA_RESPONSE told.
     pub(super) checksum: Option<u64>,
+    pub(super) version: Version,
     pub(super) reply: Option<Answer>,
     pub(super) waker: Option<Waker>,
+}
+
+/// What is known of the version of the value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Version {
+    /// It was not asked for.
+    Unwanted,
+    /// VERSION is to come before any value.
+    Wanted,
+    /// VERSION came.
+    Told(u64),
 }
 
 /// What the peer answered, as the table keeps it.
@@ -83,6 +95,13 @@ pub(super) enum Answer {
 }
 
 impl<L> Entry<L> {
+    /// A value may come now: its version did, if that was asked for.
+    pub(super) fn check_version(&self) -> Result<(), PeerMisbehaved> {
+        let is_due =
+            self.version == Version::Wanted && !matches!(self.phase, Phase::Answered | Phase::Unsent);
+        if is_due { Err(PeerMisbehaved::VersionMissing) } else { Ok(()) }
+    }
+
     pub(super) fn new(number: u64, place: Option<Place>) -> Self {
         Self {
             phase: Phase::Unsent,
@@ -97,6 +116,7 @@ impl<L> Entry<L> {
             lent: None,
             end: None,
             checksum: None,
+            version: Version::Unwanted,
             reply: None,
             waker: None,
         }

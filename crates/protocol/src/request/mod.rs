@@ -50,6 +50,8 @@ pub struct Received<L> {
     pub lent: Option<L>,
     /// Its checksum, if it was validated: to be remembered beside it when it is sent on.
     pub checksums: Option<Arc<Checksums>>,
+    /// Its version, if that was asked for ([`Scope::Versioned`]).
+    pub version: Option<u64>,
     /// Its place and number, for the case that it is not used after all.
     origin: Option<(Place, u64)>,
     check: Check,
@@ -165,9 +167,13 @@ impl<C: Channel> Connection<C> {
             Admission::Kept(landed) => return self.hand_out(scope, &key, landed, allocator).await,
         };
         let pulled = request.pull(scope, &key, allocator, manner).await;
+        let version = if scope.is_versioned() { self.lock().requests.version(request.index) } else { None };
         drop(request);
         match pulled {
-            Ok(landed) | Err(Stop::Given(landed)) => self.hand_out(scope, &key, landed, allocator).await,
+            Ok(landed) | Err(Stop::Given(landed)) => {
+                let received = self.hand_out(scope, &key, landed, allocator).await?;
+                Ok(Received { version, ..received })
+            }
             Err(Stop::Failed(error)) => Err(error),
         }
     }
@@ -185,7 +191,8 @@ impl<C: Channel> Connection<C> {
         let Content::Eager(bytes) = content else {
             let origin = place.map(|place| (place, number));
             let lent = content.lent();
-            return self.validated(Received { metadata, lent, checksums: None, origin, check }).await;
+            let received = Received { metadata, lent, checksums: None, version: None, origin, check };
+            return self.validated(received).await;
         };
         let mut kept = Kept { connection: self, place, number, value: Some((metadata, bytes)), check };
         kept.reserve();
@@ -193,7 +200,8 @@ impl<C: Channel> Connection<C> {
         let lent = allocator.keep(metadata, bytes).await.map_err(TransferError::Local)?;
         let Some((metadata, _)) = kept.value.take() else { return Err(TransferError::gone()) };
         let origin = kept.place.take().map(|place| (place, number));
-        self.validated(Received { metadata, lent: Some(lent), checksums: None, origin, check }).await
+        let lent = Some(lent);
+        self.validated(Received { metadata, lent, checksums: None, version: None, origin, check }).await
     }
 
     /// The step is over here: contents that are kept for receives of it go back, and none is kept from now on.
@@ -334,7 +342,8 @@ impl<C: Channel> Request<'_, C> {
 
     /// How the first request wants its content. It says what is `known` only if it has memory for the largest of that,
     /// or needs none: small contents can come inside a message where there is no memory to lend before. A published
-    /// value is there or is not, so its request may wait for memory; a value of a step may be long in coming.
+    /// value is there or is not, so its request may wait for memory; a value of a step, or a newer version, may be long
+    /// in coming.
     async fn allocate_first<A: Allocator<Lent = C::Lent>>(
         &self,
         allocator: &A,
@@ -346,7 +355,7 @@ impl<C: Channel> Request<'_, C> {
             return Ok((known, Want::Write(None)));
         };
         let is_small = metadata.byte_length <= self.connection.agreed().eager_bytes_max.into();
-        if scope == Scope::Published && !is_small {
+        if scope.is_immediate() && !is_small {
             let destination = self.allocate(allocator, metadata).await?;
             return Ok((known, Want::Write(destination)));
         }

@@ -20,7 +20,7 @@ impl Place {
     pub(crate) fn of(scope: Scope, key: &Arc<str>) -> Option<Self> {
         match scope {
             Scope::Step(step) => Some(Self { step, key: key.clone() }),
-            Scope::Published => None,
+            Scope::Published | Scope::Versioned(_) => None,
         }
     }
 }

@@ -7,11 +7,11 @@ use std::{
 };
 
 use super::{
-    entry::{Answer, Cancel, Entry, Phase},
+    entry::{Answer, Cancel, Entry, Phase, Version},
     stash::{Check, Landed, Place, Stash},
 };
 use crate::{
-    Agreed, LentEnd, Metadata, PeerMisbehaved, RequestIndex, Status, StepId,
+    Agreed, LentEnd, Metadata, PeerMisbehaved, RequestIndex, Status,
     limits::{RESULT_BYTES, STASH_MAX},
 };
 
@@ -184,9 +184,16 @@ impl<L> Requests<L> {
     }
 
     /// TENSOR_REQUEST is being posted.
-    pub(crate) fn asked(&mut self, index: RequestIndex, known: Arc<[Metadata]>, is_view: bool) {
+    pub(crate) fn asked(
+        &mut self,
+        index: RequestIndex,
+        known: Arc<[Metadata]>,
+        is_view: bool,
+        is_versioned: bool,
+    ) {
         if let Some(entry) = self.entry(index) {
             entry.phase = Phase::Asked { known, is_view };
+            entry.version = if is_versioned { Version::Wanted } else { Version::Unwanted };
             entry.end = None;
         }
     }
@@ -250,6 +257,7 @@ impl<L> Requests<L> {
     pub(crate) fn content(&mut self, index: RequestIndex, which: usize, length: u64) -> ArrivedResult<L> {
         let (tells_first, has_slots) = (self.agreed.tells_first(), self.agreed.has_result_slots());
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
+        entry.check_version()?;
         let metadata = match &mut entry.phase {
             Phase::Asked { .. } if tells_first => return Err(PeerMisbehaved::ContentUnasked),
             Phase::Asked { known, is_view } => {
@@ -281,6 +289,7 @@ impl<L> Requests<L> {
     ) -> ArrivedResult<L> {
         let is_validated = self.agreed.validation.is_on();
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
+        entry.check_version()?;
         let metadata = match &entry.phase {
             // Its checksum comes before it.
             Phase::Asked { .. } if is_validated => None,
@@ -380,6 +389,7 @@ impl<L> Requests<L> {
         checksum: Option<u64>,
     ) -> ArrivedResult<L> {
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
+        entry.check_version()?;
         match entry.phase {
             Phase::Asked { .. } => {}
             // The loan failed after all.
@@ -409,6 +419,7 @@ impl<L> Requests<L> {
         checksum: Option<u64>,
     ) -> ArrivedResult<L> {
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
+        entry.check_version()?;
         match entry.phase {
             Phase::Asked { is_view: true, .. } => entry.phase = Phase::Promised { metadata },
             Phase::Asked { .. } => return Err(PeerMisbehaved::LoanUnasked),
@@ -484,20 +495,6 @@ impl<L> Requests<L> {
         }
     }
 
-    /// The step is over: nothing of it is kept that nobody awaits.
-    pub(crate) fn discard(&mut self, step: StepId) {
-        let entries = self.slots.iter_mut().filter_map(|slot| slot.entry.as_mut());
-        let of_step = |entry: &&mut Entry<L>| entry.place.as_ref().is_some_and(|place| place.step == step);
-        entries.filter(of_step).for_each(|entry| entry.is_discarded = true);
-    }
-
-    /// Steps that have a request under way here, or a content that was not handed out.
-    pub(crate) fn steps(&self) -> impl Iterator<Item = StepId> {
-        let entries = self.slots.iter().filter_map(|slot| slot.entry.as_ref());
-        let sent = entries.filter(|entry| !matches!(entry.phase, Phase::Unsent) && !entry.is_discarded);
-        sent.filter_map(|entry| entry.place.as_ref()).map(|place| place.step).chain(self.stash.steps())
-    }
-
     pub(crate) fn has_returns(&self) -> bool {
         !self.returns.is_empty()
     }
@@ -537,10 +534,6 @@ impl<L> Requests<L> {
     pub(crate) fn next_unwanted(&mut self) -> Option<(L, LentEnd)> {
         let returned = self.next_return();
         returned.or_else(|| std::iter::from_fn(|| self.stash.take_any()).find_map(Landed::returned))
-    }
-
-    pub(crate) fn take_kept_of(&mut self, step: StepId) -> Option<Landed<L>> {
-        self.stash.take_of_step(step)
     }
 
     pub(crate) fn has_cancels(&self) -> bool {
@@ -588,6 +581,9 @@ impl<L> Requests<L> {
         entries.filter_map(|entry| entry.waker.take()).chain(self.stash.wakers())
     }
 }
+
+mod of_step;
+mod version;
 
 #[cfg(test)]
 mod tests;

@@ -14,7 +14,7 @@ pub(crate) use table::{Responses, Standing};
 
 use crate::{
     Channel, Checksums, Code, Connection, Destination, ErrorStatus, Message, MetaDataResponse, Metadata,
-    RequestIndex, Source, Status, TensorRequest, Value, Want, connection::Turnstile,
+    RequestIndex, Source, Status, TensorRequest, Value, VersionTold, Want, connection::Turnstile,
     validation::encode_result, wire,
 };
 
@@ -74,6 +74,9 @@ impl<C: Channel> Response<C> {
             drop(taken.keep());
             return self.refuse(status).await;
         }
+        if request.scope.is_versioned() && self.tell_version(taken.version()).await.is_err() {
+            return;
+        }
         let Ok(checksum) = self.checksum(taken.checksums(), bytes.as_ref()).await else { return };
         let known = if self.connection.agreed().tells_first() { &[] } else { &*request.known };
         let which = known.iter().position(|known| *known == metadata);
@@ -124,6 +127,13 @@ impl<C: Channel> Response<C> {
         let (checksum, is_computed) = self.unless_cancelled(summed).await?;
         self.connection.lock().counters.checksums_computed += u64::from(is_computed);
         Ok(checksum)
+    }
+
+    /// Sends VERSION. What is posted after it comes after it.
+    async fn tell_version(&self, version: u64) -> Result<(), Ended> {
+        let message = Message::Version(VersionTold { index: self.index, version });
+        let sent = self.connection.send(&message, |_| {});
+        self.unless_cancelled(sent).await?.map_err(|_| Ended)
     }
 
     /// Sends ERROR_STATUS.
@@ -353,6 +363,10 @@ impl<S: Source> Held<S> {
 
     fn checksums(&self) -> Option<Arc<Checksums>> {
         self.taken.as_ref().and_then(S::checksums)
+    }
+
+    fn version(&self) -> u64 {
+        self.taken.as_ref().map_or(0, S::version)
     }
 
     /// The value will not go back.

@@ -121,7 +121,7 @@ impl Responses {
         }
         let step = match scope {
             Scope::Step(step) => Some(step),
-            Scope::Published => None,
+            Scope::Published | Scope::Versioned(_) => None,
         };
         self.entries.insert(index, Entry { phase: Phase::Waiting, step, is_cancelled: false, waker: None });
         Ok(())

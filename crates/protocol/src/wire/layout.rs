@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, RequestIndex, ResultSlot,
-    Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, Want,
+    Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, VersionTold, Want, Wanted,
     credit::{Answer, Ask, Counts, Mode},
     limits::{CONTROL_FRAME_BYTES_MAX, SLOT_BYTES, WIRE_VERSION},
     names::{NameForm, NameTable},
@@ -151,6 +151,11 @@ fn requests(page: &mut Page) {
         &[NameForm::Number(2); 2],
         &Message::TensorRequests(several),
     );
+    let wanted = Wanted::NewerThan { incarnation: 0x4d2, version: 3 };
+    let newer = TensorRequest { scope: Scope::Versioned(wanted), ..request(&[], Want::Write(None)) };
+    let about = "For a published tensor that is newer than a version (scope 3). Scope 2 is that of the one that there is, \
+        with its version; scope 1 without it.";
+    page.record("TENSOR_REQUEST, newer", about, &[NameForm::Number(2)], &Message::TensorRequest(newer));
     let again = TensorReRequest { index: INDEX, destination: Some(destination(None)) };
     let about = "The destination for what META_DATA_RESPONSE described.";
     page.record("TENSOR_RE_REQUEST", about, &[], &Message::TensorReRequest(again));
@@ -178,6 +183,8 @@ fn answers(page: &mut Page) {
         &[],
         &response(Some([7; 24].into()), Some(0xfeed)),
     );
+    let about = "Comes before the answer to a request of scope 2 or 3, and is about its value.";
+    page.record("VERSION", about, &[], &Message::Version(VersionTold { index: INDEX, version: 4 }));
     let status = Status::new(Code::NotFound, "no such tensor");
     let about = "There is no value.";
     page.record("ERROR_STATUS", about, &[], &Message::ErrorStatus(ErrorStatus { index: INDEX, status }));

@@ -19,7 +19,8 @@ pub use codec::check_metadata;
 use codec::{Reader, Writer};
 
 use crate::{
-    ErrorStatus, Message, MetaDataResponse, Metadata, Scope, StepId, TensorReRequest, TensorRequest, Want,
+    ErrorStatus, Message, MetaDataResponse, Metadata, Scope, StepId, TensorReRequest, TensorRequest,
+    VersionTold, Want, Wanted,
     limits::{
         EAGER_BYTES_MAX, KNOWN_METADATA_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, REQUESTS_PER_MESSAGE_MAX,
     },
@@ -108,6 +109,7 @@ const CANCEL: u8 = 5;
 const CANCEL_ACK: u8 = 6;
 /// TENSOR_REQUEST with several keys: a `u32` count, then the fields of each.
 const TENSOR_REQUESTS: u8 = 7;
+const VERSION: u8 = 8;
 
 /// What the shortest request takes: index, scope, a key by its number, no metadata, and how it wants the content.
 const REQUEST_BYTES_MIN: usize = 4 + 1 + 3 + 1 + 1;
@@ -127,6 +129,10 @@ const CONTENT_CHECKED: u8 = 0x80;
 
 const SCOPE_STEP: u8 = 0;
 const SCOPE_PUBLISHED: u8 = 1;
+/// The version is told.
+const SCOPE_VERSIONED: u8 = 2;
+/// As `SCOPE_VERSIONED`, and newer than that of the `u64` incarnation and `u64` version that follow.
+const SCOPE_NEWER: u8 = 3;
 
 /// Length prefix and kind.
 const FRAME_BYTES_MIN: usize = 5;
@@ -182,6 +188,11 @@ fn write_message(writer: &mut Writer<'_>, message: &Message, forms: Option<&[Nam
             writer.u8(CANCEL_ACK);
             writer.u32(index.0);
         }
+        Message::Version(told) => {
+            writer.u8(VERSION);
+            writer.u32(told.index.0);
+            writer.u64(told.version);
+        }
     }
 }
 
@@ -201,13 +212,7 @@ pub(crate) fn request_bytes(request: &TensorRequest, form: NameForm, scratch: &m
 /// The fields of a request.
 fn write_request(writer: &mut Writer<'_>, request: &TensorRequest, form: Option<NameForm>) {
     writer.u32(request.index.0);
-    match request.scope {
-        Scope::Step(StepId(step)) => {
-            writer.u8(SCOPE_STEP);
-            writer.i64(step);
-        }
-        Scope::Published => writer.u8(SCOPE_PUBLISHED),
-    }
+    write_scope(writer, request.scope);
     write_name(writer, &request.key, form);
     writer.u8(u8::try_from(request.known.len()).unwrap_or(u8::MAX));
     request.known.iter().for_each(|metadata| writer.metadata(metadata));
@@ -218,6 +223,22 @@ fn write_request(writer: &mut Writer<'_>, request: &TensorRequest, form: Option<
         }
         Want::Eager => writer.u8(WANT_EAGER),
         Want::View => writer.u8(WANT_VIEW),
+    }
+}
+
+fn write_scope(writer: &mut Writer<'_>, scope: Scope) {
+    match scope {
+        Scope::Step(StepId(step)) => {
+            writer.u8(SCOPE_STEP);
+            writer.i64(step);
+        }
+        Scope::Published => writer.u8(SCOPE_PUBLISHED),
+        Scope::Versioned(Wanted::Now) => writer.u8(SCOPE_VERSIONED),
+        Scope::Versioned(Wanted::NewerThan { incarnation, version }) => {
+            writer.u8(SCOPE_NEWER);
+            writer.u64(incarnation);
+            writer.u64(version);
+        }
     }
 }
 
@@ -325,7 +346,7 @@ fn read_message(
     match kind {
         TENSOR_REQUEST => read_request(reader, names).map(Message::TensorRequest),
         TENSOR_REQUESTS => read_requests(reader, names, requests_per_message).map(Message::TensorRequests),
-        META_DATA_RESPONSE..=CANCEL_ACK => read_answer(kind, reader),
+        META_DATA_RESPONSE..=CANCEL_ACK | VERSION => read_answer(kind, reader),
         _ => Err(WireError::Unknown { field: "kind", value: kind.into() }),
     }
 }
@@ -345,11 +366,7 @@ fn read_requests(
 
 fn read_request(reader: &mut Reader<'_>, names: Option<&mut NameTable>) -> Result<TensorRequest, WireError> {
     let index = reader.index()?;
-    let scope = match reader.u8("scope")? {
-        SCOPE_STEP => Scope::Step(StepId(reader.i64("step")?)),
-        SCOPE_PUBLISHED => Scope::Published,
-        value => return Err(WireError::Unknown { field: "scope", value: value.into() }),
-    };
+    let scope = read_scope(reader)?;
     let key = read_name(reader, names)?;
     let known = read_known(reader)?;
     let want = match reader.u8("want")? {
@@ -360,6 +377,19 @@ fn read_request(reader: &mut Reader<'_>, names: Option<&mut NameTable>) -> Resul
     };
     check_want(&known, want)?;
     Ok(TensorRequest { index, scope, key, known, want })
+}
+
+fn read_scope(reader: &mut Reader<'_>) -> Result<Scope, WireError> {
+    match reader.u8("scope")? {
+        SCOPE_STEP => Ok(Scope::Step(StepId(reader.i64("step")?))),
+        SCOPE_PUBLISHED => Ok(Scope::Published),
+        SCOPE_VERSIONED => Ok(Scope::Versioned(Wanted::Now)),
+        SCOPE_NEWER => {
+            let (incarnation, version) = (reader.u64("incarnation")?, reader.u64("version")?);
+            Ok(Scope::Versioned(Wanted::NewerThan { incarnation, version }))
+        }
+        value => Err(WireError::Unknown { field: "scope", value: value.into() }),
+    }
 }
 
 /// The fields of a message that names one request by its index.
@@ -379,6 +409,7 @@ fn read_answer(kind: u8, reader: &mut Reader<'_>) -> Result<Message, WireError> 
         }
         ERROR_STATUS => Message::ErrorStatus(ErrorStatus { index, status: reader.status()? }),
         CANCEL => Message::Cancel(index),
+        VERSION => Message::Version(VersionTold { index, version: reader.u64("version")? }),
         _ => Message::CancelAck(index),
     })
 }

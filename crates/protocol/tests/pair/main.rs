@@ -19,4 +19,5 @@ mod several;
 mod stash;
 mod support;
 mod validation;
+mod version;
 mod view;

@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 use protocol::{
     Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Mode, Parameters,
-    RequestIndex, ResultSlot, Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, Validation, Want,
+    RequestIndex, ResultSlot, Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, Validation,
+    VersionTold, Want, Wanted,
     limits::{
         CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NAMES_MAX,
         REQUESTS_MAX, REQUESTS_PER_MESSAGE_MAX, RESULT_SLOT_BYTES, RING_BYTES_MAX, RING_BYTES_MIN,
@@ -53,7 +54,13 @@ pub(crate) fn result_slot() -> impl Strategy<Value = ResultSlot> {
 }
 
 pub(crate) fn scope() -> impl Strategy<Value = Scope> {
-    prop_oneof![any::<i64>().prop_map(|step| Scope::Step(StepId(step))), Just(Scope::Published)]
+    let newer = |(incarnation, version)| Scope::Versioned(Wanted::NewerThan { incarnation, version });
+    prop_oneof![
+        any::<i64>().prop_map(|step| Scope::Step(StepId(step))),
+        Just(Scope::Published),
+        Just(Scope::Versioned(Wanted::Now)),
+        any::<(u64, u64)>().prop_map(newer),
+    ]
 }
 
 pub(crate) fn text(bytes_max: usize) -> impl Strategy<Value = String> {
@@ -127,6 +134,7 @@ pub(crate) fn message() -> impl Strategy<Value = Message> {
         (index(), status()).prop_map(|(index, status)| Message::ErrorStatus(ErrorStatus { index, status })),
         index().prop_map(Message::Cancel),
         index().prop_map(Message::CancelAck),
+        (index(), any::<u64>()).prop_map(|(index, version)| Message::Version(VersionTold { index, version })),
     ]
 }
 

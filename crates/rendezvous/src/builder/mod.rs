@@ -57,6 +57,8 @@ const LIVENESS_MIN: Duration = Duration::from_millis(100);
 struct OpenedFabrics {
     usable: Vec<LocalFabric>,
     unavailable: Vec<(FabricKind, String)>,
+    /// How many of them are preferred to gRPC, if that is wanted.
+    grpc_place: Option<usize>,
 }
 
 impl WorkerBuilder {
@@ -65,7 +67,7 @@ impl WorkerBuilder {
             name: name.to_owned(),
             bind: "127.0.0.1:0".to_owned(),
             cluster: ClusterSpec::new(),
-            fabrics: vec![FabricKind::Shm, FabricKind::Tcp],
+            fabrics: vec![FabricKind::Shm, FabricKind::Tcp, FabricKind::Grpc],
             required: false,
             secret: None,
             secret_file: None,
@@ -117,7 +119,7 @@ impl WorkerBuilder {
         self
     }
 
-    /// The fabrics to try, best first. Default: shm, tcp. Which one a peer uses is logged once and told by
+    /// The fabrics to try, best first. Default: shm, tcp, grpc. Which one a peer uses is logged once and told by
     /// [`Worker::peers`].
     #[must_use]
     pub fn fabrics(mut self, kinds: impl IntoIterator<Item = FabricKind>) -> Self {

@@ -20,6 +20,7 @@ use crate::{
         ControlPlane, GrpcConfig, GrpcPlane, Secret,
         secret::{read_secret_file, secret_from_environment},
     },
+    grpc_set_up::GrpcOffer,
     lost::LostSteps,
     node::{Node, Peers},
     pools::{LocalFabric, PoolCaps, Pools},
@@ -42,8 +43,10 @@ impl WorkerBuilder {
             block_bytes: self.block_bytes,
         };
         let pools = Pools::new(caps, self.observer.as_ref())?;
-        let OpenedFabrics { usable: fabrics, unavailable } = self.open_fabrics(&runtime, &pools)?;
+        let mut opened = self.open_fabrics(&runtime, &pools)?;
         let (control, accept_secret) = self.pick_control(secret.clone()).await?;
+        let grpc = self.pick_grpc(&*control, &mut opened)?;
+        let OpenedFabrics { usable: fabrics, unavailable, .. } = opened;
         let incarnation = runtime.random();
         let own = self.control_runtime.or_else(|| control.runtime());
         let control_runtime = own.unwrap_or_else(|| runtime.clone());
@@ -52,7 +55,7 @@ impl WorkerBuilder {
             device,
             incarnation,
             steps: StepTable::new(&self.name, self.step_settings, runtime.clone()),
-            published: PublishedSet::new(),
+            published: PublishedSet::new(incarnation),
             lost: LostSteps::default(),
         });
         let node = Node {
@@ -65,6 +68,7 @@ impl WorkerBuilder {
             secret,
             accept_secret,
             fabrics,
+            grpc,
             unavailable,
             pools,
             values,
@@ -138,7 +142,7 @@ impl WorkerBuilder {
         }
         self.cluster.check()?;
         if self.fabrics.is_empty() && self.local_fabrics.is_none() {
-            return Err(config("fabrics", "none", "no tensor could move: name shm, tcp or both"));
+            return Err(config("fabrics", "none", "no tensor could move: name some of shm, tcp and grpc"));
         }
         Ok(device)
     }
@@ -184,10 +188,14 @@ impl WorkerBuilder {
     fn open_fabrics(&self, runtime: &Arc<dyn Runtime>, pools: &Pools) -> Result<OpenedFabrics, WorkerError> {
         if let Some(own) = &self.local_fabrics {
             let opened = own.iter().map(|fabric| LocalFabric::open(&**fabric, pools));
-            return Ok(OpenedFabrics { usable: opened.collect::<Result<_, _>>()?, unavailable: Vec::new() });
+            return Ok(OpenedFabrics { usable: opened.collect::<Result<_, _>>()?, ..Default::default() });
         }
         let mut fabrics = OpenedFabrics::default();
         for &kind in &self.fabrics {
+            if kind == FabricKind::Grpc {
+                fabrics.grpc_place = Some(fabrics.usable.len());
+                continue;
+            }
             match self.built_in(kind, runtime).and_then(|fabric| LocalFabric::open(&*fabric, pools)) {
                 Ok(fabric) => fabrics.usable.push(fabric),
                 Err(error) if self.required => return Err(error),
@@ -200,6 +208,25 @@ impl WorkerBuilder {
         Ok(fabrics)
     }
 
+    /// Whether tensors may move over the control plane's own calls.
+    fn pick_grpc(
+        &self,
+        control: &dyn ControlPlane,
+        fabrics: &mut OpenedFabrics,
+    ) -> Result<Option<GrpcOffer>, WorkerError> {
+        let Some(place) = fabrics.grpc_place else { return Ok(None) };
+        if let Some(calls) = control.tensor_calls() {
+            return Ok(Some(GrpcOffer { calls, place }));
+        }
+        let what = "be used: the control plane that was given carries no tensors; use a GrpcPlane";
+        let error = FabricError::Unsupported { kind: FabricKind::Grpc, what };
+        if self.required {
+            return Err(error.into());
+        }
+        fabrics.unavailable.push((FabricKind::Grpc, error.to_string()));
+        Ok(None)
+    }
+
     fn built_in(&self, kind: FabricKind, runtime: &Arc<dyn Runtime>) -> Result<Arc<dyn Fabric>, WorkerError> {
         match kind {
             FabricKind::Shm => Ok(Arc::new(ShmFabric::new(runtime.clone())?.with_wait(self.wait))),
@@ -210,10 +237,11 @@ impl WorkerBuilder {
                 let config = TcpConfig { bind: ip, ..TcpConfig::default() };
                 Ok(Arc::new(TcpFabric::new(runtime.clone(), config).with_wait(self.wait)))
             }
-            other => {
-                Err(FabricError::Unsupported { kind: other, what: "be used by a worker yet: use shm or tcp" }
-                    .into())
+            other => Err(FabricError::Unsupported {
+                kind: other,
+                what: "be used by a worker yet: use shm, tcp or grpc",
             }
+            .into()),
         }
     }
 }

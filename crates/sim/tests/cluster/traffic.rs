@@ -74,7 +74,7 @@ async fn fetcher(member: &Member, from: usize, mut rng: Rng) {
         let (oldest, published) = (member.newest(from, which), member.run.setup.published(which));
         let what = format!("fetch {which} of worker {from}");
         let target = Target { is_fickle: which == FICKLE, ..Target::any_life(from) };
-        let fetch = member.worker.fetch_as(&peer, &published, sharing(&mut rng));
+        let fetch = member.worker.fetch(&peer, &published).sharing(sharing(&mut rng));
         let fetched = if rng.chance(1, 4) {
             member.impatient(target, what, rng.below(12), fetch).await.ok().flatten()
         } else {

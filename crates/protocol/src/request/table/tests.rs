@@ -44,7 +44,7 @@ fn arrivals_for_an_earlier_generation_are_ignored() {
     requests.release(old);
     let new = requests.open(None).unwrap();
     assert_ne!(old, new);
-    requests.asked(new, Arc::default(), false);
+    requests.asked(new, Arc::default(), false, false);
     assert!(requests.content(old, 0, 0).unwrap().is_ignored);
     assert!(requests.meta_data_response(old, metadata(1), None, None).unwrap().is_ignored);
     assert!(requests.error_status(old, status()).unwrap().is_ignored);
@@ -144,7 +144,7 @@ fn apply(requests: &mut Requests<u32>, model: &mut Model, op: &Op, index: Reques
             requests.keep(index, model.next_lent);
         }
         Op::Ask(length) if known.is_awaited && !known.is_asked => {
-            requests.asked(index, length.map(metadata).into_iter().collect(), false);
+            requests.asked(index, length.map(metadata).into_iter().collect(), false, false);
             let known = model.requests.get_mut(&index).unwrap();
             (known.is_asked, known.is_exposed) = (true, known.lent.is_some());
         }

@@ -400,6 +400,7 @@ fn name(record: &Record) -> &'static str {
         Message::ErrorStatus(_) => "ERROR_STATUS",
         Message::Cancel(_) => "CANCEL",
         Message::CancelAck(_) => "CANCEL_ACK",
+        Message::Version(_) => "VERSION",
         other => panic!("{other:?}"),
     }
 }

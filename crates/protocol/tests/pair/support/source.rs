@@ -156,6 +156,11 @@ impl Source for TestSource {
         Value { metadata: taken.metadata.clone(), bytes }
     }
 
+    /// How many were sent to its place up to it.
+    fn version(taken: &TestValue) -> u64 {
+        taken.sequence
+    }
+
     fn put_back(&self, taken: TestValue) {
         self.give(taken);
     }

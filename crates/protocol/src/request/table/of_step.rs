@@ -1,0 +1,30 @@
+//! What concerns whole steps.
+
+use super::Requests;
+use crate::{
+    StepId,
+    request::{
+        entry::{Entry, Phase},
+        stash::Landed,
+    },
+};
+
+impl<L> Requests<L> {
+    /// The step is over: nothing of it is kept that nobody awaits.
+    pub(crate) fn discard(&mut self, step: StepId) {
+        let entries = self.slots.iter_mut().filter_map(|slot| slot.entry.as_mut());
+        let of_step = |entry: &&mut Entry<L>| entry.place.as_ref().is_some_and(|place| place.step == step);
+        entries.filter(of_step).for_each(|entry| entry.is_discarded = true);
+    }
+
+    /// Steps that have a request under way here, or a content that was not handed out.
+    pub(crate) fn steps(&self) -> impl Iterator<Item = StepId> {
+        let entries = self.slots.iter().filter_map(|slot| slot.entry.as_ref());
+        let sent = entries.filter(|entry| !matches!(entry.phase, Phase::Unsent) && !entry.is_discarded);
+        sent.filter_map(|entry| entry.place.as_ref()).map(|place| place.step).chain(self.stash.steps())
+    }
+
+    pub(crate) fn take_kept_of(&mut self, step: StepId) -> Option<Landed<L>> {
+        self.stash.take_of_step(step)
+    }
+}

@@ -1,0 +1,86 @@
+//! One fetch, made again once if its connection breaks.
+
+use std::sync::Arc;
+
+use protocol::{Manner, Scope};
+
+use crate::{
+    Peer, PeerLoss, Tensor, Version, Worker, WorkerError, error::TransferName, receive_into::Target,
+    route::Route, step::HeldTensor,
+};
+
+impl Worker {
+    /// Fetches are idempotent, so one whose connection broke is made again, once and with the same life of the peer.
+    pub(super) async fn fetch_one(
+        &self,
+        peer: &Peer,
+        transfer: &TransferName,
+        scope: Scope,
+        manner: Manner,
+    ) -> Result<(Tensor, Option<Version>), WorkerError> {
+        let mut route = peer.connected(&self.node).await?;
+        let mut first = true;
+        loop {
+            match route.receive(scope, transfer, manner).await {
+                Err(lost) if first && is_repeatable(&lost) => {
+                    first = false;
+                    route = self.connected_again(peer, &route, lost).await?;
+                }
+                ended => return ended,
+            }
+        }
+    }
+
+    /// As [`fetch_one`](Self::fetch_one), into `target`.
+    pub(super) async fn fetch_held(
+        &self,
+        peer: &Peer,
+        transfer: &TransferName,
+        scope: Scope,
+        target: &Arc<Target>,
+    ) -> Result<(HeldTensor, Option<Version>), WorkerError> {
+        let mut route = peer.connected(&self.node).await?;
+        let mut first = true;
+        loop {
+            match route.receive_into(scope, transfer, target, None).await {
+                Err(lost) if first && is_repeatable(&lost) => {
+                    first = false;
+                    route = self.connected_again(peer, &route, lost).await?;
+                }
+                Ok(held) => {
+                    let version = route.version(&held);
+                    return Ok((held, version));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// A connection in place of one that broke with `lost`, to the same life of the peer.
+    async fn connected_again(
+        &self,
+        peer: &Peer,
+        broken: &Route,
+        lost: WorkerError,
+    ) -> Result<Route, WorkerError> {
+        match peer.connected(&self.node).await {
+            Ok(next) if next.peer_incarnation() == broken.peer_incarnation() => {
+                tracing::debug!(peer = peer.name(), %lost, "fetching once more");
+                Ok(next)
+            }
+            Ok(next) => Err(lost.and(&format!(
+                "it was not fetched again, because the peer was restarted (incarnation {:016x}, now {:016x}) and may \
+                 publish something else",
+                broken.peer_incarnation(),
+                next.peer_incarnation()
+            ))),
+            Err(WorkerError::ShutDown) => Err(WorkerError::ShutDown),
+            Err(error) => Err(lost.and(&format!("connecting again failed: {error}"))),
+        }
+    }
+}
+
+/// Whether the connection broke in a way that another one may mend.
+fn is_repeatable(error: &WorkerError) -> bool {
+    matches!(error, WorkerError::PeerLost { loss: PeerLoss::Gone, .. })
+}

@@ -1,0 +1,51 @@
+//! Versions and waits over shm and tcp.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod editions;
+
+use std::time::Duration;
+
+use editions::{CLIENT, REQUESTS, SERVER, Two};
+use protocol::{Mode, Validation};
+use rendezvous::Worker;
+use verbs_reactor::FabricKind;
+
+async fn all_cases(kind: FabricKind, mode: Mode, validation: Validation) {
+    let start = |name| {
+        let builder = Worker::builder(name).require(kind).mode(mode).validation(validation);
+        builder.requests_max(REQUESTS).timeout(Duration::from_secs(20)).start()
+    };
+    let (server, client) = (start(SERVER).await.unwrap(), start(CLIENT).await.unwrap());
+    let peer = client.peer_at(server.address()).await.unwrap();
+    let two = Two { server, client, peer };
+    two.every_case().await;
+    two.the_end().await;
+}
+
+fn run(kind: FabricKind, mode: Mode, validation: Validation) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
+    let ended = runtime.block_on(async {
+        tokio::time::timeout(Duration::from_secs(60), all_cases(kind, mode, validation)).await
+    });
+    ended.unwrap_or_else(|_| panic!("the test hangs over {kind}"));
+}
+
+#[test]
+fn versions_and_waits_over_shm() {
+    run(FabricKind::Shm, Mode::default(), Validation::Off);
+    run(FabricKind::Shm, Mode::default(), Validation::Xxh3);
+}
+
+#[test]
+fn versions_and_waits_over_tcp() {
+    run(FabricKind::Tcp, Mode::default(), Validation::Off);
+    run(FabricKind::Tcp, Mode::default(), Validation::Crc32c);
+}
+
+#[test]
+fn versions_and_waits_in_mode_original() {
+    run(FabricKind::Shm, Mode::Original, Validation::Off);
+    run(FabricKind::Tcp, Mode::Original, Validation::Xxh3);
+}

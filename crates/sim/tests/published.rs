@@ -1,0 +1,44 @@
+//! Versions and waits on the simulator, under many seeds.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../../rendezvous/tests/editions/mod.rs"]
+mod editions;
+
+use editions::{CLIENT, REQUESTS, SERVER, Two};
+use protocol::{Mode, Validation};
+use rendezvous::Worker;
+use sim::{Handle, Node, World};
+
+async fn worker(node: &Node, name: &str, (mode, validation): (Mode, Validation)) -> Worker {
+    let builder = Worker::builder(name).mode(mode).validation(validation).requests_max(REQUESTS);
+    let builder = builder.runtime(node.runtime()).observer(node.observer());
+    let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
+    builder.source_bytes(8 << 20).receive_bytes(8 << 20).start().await.unwrap()
+}
+
+async fn scenario(handle: Handle, settings: (Mode, Validation)) {
+    let (server_node, client_node) =
+        (handle.start_node("server:1").unwrap(), handle.start_node("client:1").unwrap());
+    let server = worker(&server_node, SERVER, settings).await;
+    let client = worker(&client_node, CLIENT, settings).await;
+    let peer = client.peer_at("server:1").await.unwrap();
+    let two = Two { server, client, peer };
+    two.every_case().await;
+    two.the_end().await;
+}
+
+#[test]
+fn versions_and_waits() {
+    for seed in 0..30 {
+        let settings = match seed % 3 {
+            0 => (Mode::default(), Validation::Off),
+            1 => (Mode::Original, Validation::Off),
+            _ => (Mode::default(), Validation::Xxh3),
+        };
+        let world = World::new(seed);
+        world.replayed_by("published");
+        world.run(scenario(world.handle(), settings)).unwrap();
+        world.finish().unwrap();
+    }
+}
