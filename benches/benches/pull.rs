@@ -9,11 +9,12 @@ use tensorwire::{FabricKind, Sharing, Wait};
 use tensorwire_benches::{RawPull, SIZES, Server, grpc, puller, serve_if_child, tensor_name};
 
 /// How tensors are pulled: name, fabric, how both ends wait, and what the puller gets.
-const WAYS: [(&str, FabricKind, Wait, Sharing); 5] = [
+const WAYS: [(&str, FabricKind, Wait, Sharing); 6] = [
     ("shm", FabricKind::Shm, Wait::Sleep, Sharing::Copy),
     ("shm adaptive", FabricKind::Shm, Wait::Adaptive, Sharing::Copy),
     ("shm view", FabricKind::Shm, Wait::Sleep, Sharing::View),
     ("tcp", FabricKind::Tcp, Wait::Sleep, Sharing::Copy),
+    ("grpc of a worker", FabricKind::Grpc, Wait::Sleep, Sharing::Copy),
     ("tcp adaptive", FabricKind::Tcp, Wait::Adaptive, Sharing::Copy),
 ];
 

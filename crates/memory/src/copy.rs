@@ -27,9 +27,11 @@ pub enum CopyReason {
     Local,
     /// A small tensor's bytes copied into a message that carries them, or out of one.
     Eager,
+    /// A tensor's bytes that came over gRPC, out of the frames that brought them.
+    Grpc,
 }
 
-const REASONS: [CopyReason; 9] = [
+const REASONS: [CopyReason; 10] = [
     CopyReason::Import,
     CopyReason::ShmPayload,
     CopyReason::ShmRead,
@@ -39,6 +41,7 @@ const REASONS: [CopyReason; 9] = [
     CopyReason::Message,
     CopyReason::Local,
     CopyReason::Eager,
+    CopyReason::Grpc,
 ];
 
 #[derive(Debug)]

@@ -10,7 +10,8 @@ use protocol::{
     wire::control::{Connect, ControlFrame, RingOffer},
 };
 use verbs_reactor::{
-    ConnectParams, ConnectionData, FabricError, Prepared, QueuePairConfig, RemoteRegion, Role, timeout,
+    ConnectParams, ConnectionData, FabricError, FabricKind, Prepared, QueuePairConfig, RemoteRegion, Role,
+    timeout,
 };
 
 use crate::{
@@ -21,7 +22,8 @@ use crate::{
     error::Lost,
     fabric_channel::{FabricChannel, ReceiveAllocator},
     import::Import,
-    node::{Node, fabric_number},
+    meter::Meter,
+    node::{Candidate, Node, fabric_number},
     pools::LocalFabric,
     ring::{OwnRing, RingMaker},
     route::Route,
@@ -38,17 +40,31 @@ struct Half {
     known: Vec<RemoteRegion>,
 }
 
+/// What a peer's Connect asks for.
+enum Considered<'node> {
+    Fabric(&'node LocalFabric, Box<Half>),
+    Grpc,
+}
+
 impl Node {
     /// A data connection to `peer`, over a session that exists or a new one.
     pub(crate) async fn connect(self: &Arc<Self>, peer: &Peer) -> Result<Route, WorkerError> {
         let end = self.runtime.now() + self.connect_limit;
         loop {
-            let session = self.session(peer).await?;
+            let known = peer.live_session();
+            let session = match &known {
+                Some(session) => session.clone(),
+                None => self.session(peer).await?,
+            };
             if let Some(connection) = session.live_connection() {
                 return Ok(connection);
             }
-            if let Some(connection) = self.open_data(peer, &session).await? {
-                return Ok(connection);
+            match self.open_data(peer, &session).await {
+                Ok(Some(connection)) => return Ok(connection),
+                Ok(None) => {}
+                // It had been lost, and nobody had noticed: the peer may be there all the same.
+                Err(_) if known.is_some() && session.is_over() && self.runtime.now() < end => continue,
+                Err(error) => return Err(error),
             }
             if let Some(connection) = peer.accepted(&*self.runtime).await {
                 return Ok(connection);
@@ -65,20 +81,27 @@ impl Node {
         if let Some(session) = peer.live_session() {
             return Ok(session);
         }
-        let Some(address) = peer.address() else {
-            let known = "it connected from an address that nobody told".to_owned();
-            return Err(WorkerError::UnknownWorker { name: peer.name().to_owned(), known });
-        };
-        let (session, found) = self.dial(&address).await?;
-        if found.name() != peer.name() {
-            let remedy = format!("the worker there is {}; correct the cluster's addresses", found.name());
-            return Err(WorkerError::Config {
-                field: "cluster",
-                value: format!("{} at {address}", peer.name()),
-                remedy,
-            });
+        let mut failed = None;
+        for address in self.addresses(peer) {
+            let failure = match self.dial(&address).await {
+                Ok((session, found)) if found.name() == peer.name() => return Ok(session),
+                Ok((_, found)) => WorkerError::Config {
+                    field: "cluster",
+                    value: format!("{} at {address}", peer.name()),
+                    remedy: format!(
+                        "the worker there is {}; correct the cluster's addresses, or tell where the peer is with \
+                         Worker::set_address",
+                        found.name()
+                    ),
+                },
+                Err(error) => error,
+            };
+            failed.get_or_insert(failure);
         }
-        Ok(session)
+        Err(failed.unwrap_or_else(|| WorkerError::UnknownWorker {
+            name: peer.name().to_owned(),
+            known: "it connected from an address that nobody told".to_owned(),
+        }))
     }
 
     /// Opens a session to `address`, proves the secret, and learns who is there.
@@ -129,10 +152,13 @@ impl Node {
             Ok(served) => served,
             Err(full) => return Err(self.too_many_sessions(session, &them.worker, full)),
         };
+        let peer = match self.note_peer(&them.worker, dialled) {
+            Ok(peer) => peer,
+            Err(full) => return Err(self.too_many_sessions(session, &them.worker, full)),
+        };
         let ControlSession { sender, receiver, peer_host } = session;
-        let peer = self.note_peer(&them.worker, dialled);
         let session = Session::new(them, peer_host, sender, dialled.is_some());
-        peer.note_session(&session);
+        peer.note_session(&session, dialled.is_some());
         let serving = self.clone().serve_session(session.clone(), receiver, served);
         self.control_runtime.spawn("session", Box::pin(serving));
         self.control_runtime.spawn("liveness", Box::pin(self.clone().watch_over(session.clone())));
@@ -140,15 +166,8 @@ impl Node {
     }
 
     /// Tells the peer that there is no room for its session.
-    fn too_many_sessions(
-        self: &Arc<Self>,
-        session: ControlSession,
-        peer: &str,
-        Full { field, most }: Full,
-    ) -> WorkerError {
-        let whose = if field == "sessions_max" { String::new() } else { format!(" with {peer}") };
-        let remedy =
-            format!("{most} sessions{whose} are open: close some, or allow more with WorkerBuilder::{field}");
+    fn too_many_sessions(self: &Arc<Self>, session: ControlSession, peer: &str, full: Full) -> WorkerError {
+        let remedy = full.remedy(peer);
         let status = Status::new(Code::ResourceExhausted, format!("{}: {remedy}", self.name));
         let node = self.clone();
         let refuse = async move {
@@ -156,7 +175,7 @@ impl Node {
             let _ = timeout(&*node.control_runtime, FAREWELL, session.sender.send(goodbye)).await;
         };
         self.control_runtime.spawn("refuse session", Box::pin(refuse));
-        WorkerError::Config { field, value: most.to_string(), remedy }
+        WorkerError::Config { field: full.field, value: full.most.to_string(), remedy }
     }
 
     /// Tries the fabrics both ends have, in this worker's order of preference. `None` when the peer is connecting
@@ -169,28 +188,34 @@ impl Node {
         let mut tried: Vec<String> =
             self.unavailable.iter().map(|(kind, why)| format!("{kind}: {why}")).collect();
         let mut limit = None;
-        for fabric in &self.fabrics {
-            let offered = session.peer.fabrics.iter().find(|(kind, _)| *kind == fabric_number(fabric.kind));
-            match offered {
-                None => tried.push(format!("{}: the peer does not offer it", fabric.kind)),
-                Some((_, reach)) if *reach != fabric.reach => {
-                    tried.push(format!(
-                        "{}: the peer is on another host or belongs to another user",
-                        fabric.kind
-                    ));
+        for candidate in self.candidates() {
+            let kind = candidate.kind();
+            let offered = session.peer.fabrics.iter().find(|(number, _)| *number == fabric_number(kind));
+            let opened = match (offered, candidate) {
+                (None, _) => {
+                    tried.push(format!("{kind}: the peer does not offer it"));
+                    continue;
                 }
-                Some(_) => match self.open_over(fabric, session).await {
-                    Ok(None) => return Ok(None),
-                    Ok(Some(connection)) => {
-                        let others = tried.join("; ");
-                        tracing::info!(peer = peer.name(), transport = %fabric.kind, not_used = others, "connected");
-                        return Ok(Some(connection));
-                    }
-                    Err(why) => {
-                        limit = limit.or(why.limit());
-                        tried.push(format!("{}: {why}", fabric.kind));
-                    }
-                },
+                (Some((_, reach)), _) if *reach != candidate.reach() => {
+                    tried.push(format!("{kind}: the peer is on another host or belongs to another user"));
+                    continue;
+                }
+                (Some(_), Candidate::Grpc) => self.open_grpc(peer, session).await,
+                (Some(_), Candidate::Fabric(fabric)) => self.open_over(fabric, session).await,
+            };
+            match opened {
+                Ok(None) => return Ok(None),
+                Ok(Some(connection)) => {
+                    let others = tried.join("; ");
+                    tracing::info!(peer = peer.name(), transport = %kind, not_used = others, "connected");
+                    peer.note_not_used(tried);
+                    connection.count_connect(peer.note_connect());
+                    return Ok(Some(connection));
+                }
+                Err(why) => {
+                    limit = limit.or(why.limit());
+                    tried.push(format!("{kind}: {why}"));
+                }
             }
         }
         let none = WorkerError::NoFabric { peer: peer.name().to_owned(), tried: tried.join("; ") };
@@ -236,12 +261,7 @@ impl Node {
     /// Answers the peer's Connect, whose number the session has noted, and sets up this end.
     pub(crate) async fn accept_data(self: Arc<Self>, session: Arc<Session>, offer: Connect) {
         let number = offer.connection;
-        let peer = self.note_peer(&session.peer.worker, None);
-        let considered = match peer.begin_accept(self.name < session.peer.worker) {
-            Ok(()) => self.consider(&offer).inspect_err(|_| drop(peer.end_accept(None))),
-            Err(status) => Err(status),
-        };
-        let (fabric, half) = match considered {
+        let (peer, considered) = match self.begin_accepting(&session.peer.worker, &offer) {
             Ok(considered) => considered,
             Err(status) => {
                 session.forget(number);
@@ -249,22 +269,20 @@ impl Node {
                 return;
             }
         };
-        let ring = half.ring.clone();
-        let opened = async {
-            let answer = self.offer(number, fabric, &half);
-            session.send(ControlFrame::Connected(answer)).await?;
-            self.join(fabric, &session, half, offer, Role::Acceptor).await
-        }
-        .await;
+        let opened = match considered {
+            Considered::Fabric(fabric, half) => self.accept_over(fabric, &session, *half, offer).await,
+            Considered::Grpc => self.accept_grpc(&peer, &session, &offer).await,
+        };
         let replaced = peer.end_accept(opened.as_ref().ok());
         match opened {
             Ok(connection) => {
                 tracing::info!(peer = peer.name(), transport = %connection.kind(), "connected by the peer");
+                peer.note_not_used(Vec::new());
+                connection.count_connect(peer.note_connect());
             }
             Err(error) => {
                 tracing::warn!(peer = session.peer.worker, %error, "a data connection could not be set up");
                 session.forget(number);
-                ring.end();
             }
         }
         if let Some(replaced) = replaced {
@@ -272,7 +290,35 @@ impl Node {
         }
     }
 
-    fn consider(&self, offer: &Connect) -> Result<(&LocalFabric, Half), Status> {
+    fn begin_accepting(&self, peer: &str, offer: &Connect) -> Result<(Peer, Considered<'_>), Status> {
+        let noted = self.note_peer(peer, None);
+        let noted = noted.map_err(|full| Status::new(Code::ResourceExhausted, full.remedy(peer)))?;
+        noted.begin_accept(*self.name < *peer)?;
+        let considered = self.consider(offer).inspect_err(|_| drop(noted.end_accept(None)))?;
+        Ok((noted, considered))
+    }
+
+    async fn accept_over(
+        self: &Arc<Self>,
+        fabric: &LocalFabric,
+        session: &Arc<Session>,
+        half: Half,
+        offer: Connect,
+    ) -> Result<Route, WorkerError> {
+        let ring = half.ring.clone();
+        let opened = async {
+            let answer = self.offer(offer.connection, fabric, &half);
+            session.send(ControlFrame::Connected(answer)).await?;
+            self.join(fabric, session, half, offer, Role::Acceptor).await
+        }
+        .await;
+        opened.inspect_err(|_| ring.end())
+    }
+
+    fn consider(&self, offer: &Connect) -> Result<Considered<'_>, Status> {
+        if offer.kind == fabric_number(FabricKind::Grpc) {
+            return self.consider_grpc().map(|()| Considered::Grpc);
+        }
         let fabric = self.fabrics.iter().find(|fabric| fabric_number(fabric.kind) == offer.kind);
         let fabric = fabric.ok_or_else(|| {
             Status::new(
@@ -281,7 +327,7 @@ impl Node {
             )
         })?;
         let half = self.prepare(fabric).map_err(|error| Status::new(Code::Unavailable, error.to_string()))?;
-        Ok((fabric, half))
+        Ok(Considered::Fabric(fabric, Box::new(half)))
     }
 
     /// A queue pair end with a ring. Its depths suffice whatever the peer offers.
@@ -340,7 +386,7 @@ impl Node {
             peer_ring: Mutex::new(other.ring.destination),
             peer_slots: other.ring.slots,
             held: Arc::default(),
-            import: Import { pool: self.pools.source.clone() },
+            import: Import { pool: self.pools.source.clone(), regions: fabric.regions.clone() },
         };
         let has_slots = Agreed::of(&self.parameters, &other.parameters).has_result_slots();
         let allocator = ReceiveAllocator {
@@ -350,7 +396,9 @@ impl Node {
             has_slots,
         };
         let parameters = (self.parameters, other.parameters);
-        let connection = DataConnection::new(channel, parameters, allocator, &session.peer, &self.values);
+        let meter = Meter::new(self.labels.of(&session.peer.worker), fabric.kind);
+        let connection =
+            DataConnection::new(channel, parameters, allocator, &session.peer, &self.values, meter);
         connection.start(&self.runtime);
         match confirm_regions(session, other.connection, &connection).await {
             Ok(()) => Ok(connection.into()),

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     pin::pin,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::Poll,
 };
 
@@ -14,11 +14,11 @@ use verbs_reactor::RemoteRegion;
 
 use crate::{
     Step, Tensor, Version, WorkerError,
+    control::HeldArrival,
     error::TransferName,
     fabric_channel::{FabricChannel, Lent, ReceiveAllocator, ended},
-    held_value::HeldValue,
     import::others_turn,
-    step::{HeldTensor, Receiving},
+    step::{HeldTensor, Receiving, handed_out},
 };
 
 /// Copied at a time, before other tasks get their turn.
@@ -105,7 +105,7 @@ impl Target {
         target
     }
 
-    fn fits(&self, metadata: &Metadata) -> bool {
+    pub(crate) fn fits(&self, metadata: &Metadata) -> bool {
         metadata.dtype == self.dtype && metadata.byte_length <= self.length as u64
     }
 
@@ -136,14 +136,20 @@ impl Target {
 
     /// Brings a value that has come into the buffer, if it is not there yet. What does not fit is not lost.
     pub(crate) async fn fill_held(
-        &self,
+        self: &Arc<Self>,
         transfer: &TransferName,
         held: &mut HeldTensor,
         pool: &Pool,
     ) -> Result<Filled, WorkerError> {
         match held {
             HeldTensor::Peers(held) => self.fill(transfer, held, pool).await,
-            HeldTensor::Own(taken) => self.fill_with(transfer, taken).await,
+            HeldTensor::Grpc(held) => self.fill_arrived(transfer, held).await,
+            HeldTensor::Own(held) => {
+                let tensor = held.tensor().cloned().ok_or_else(handed_out)?;
+                let filled = self.fill_with(transfer, tensor.metadata(), tensor.bytes()).await?;
+                drop(held.hand_out());
+                Ok(filled)
+            }
         }
     }
 
@@ -153,8 +159,7 @@ impl Target {
         held: &mut Held<FabricChannel>,
         pool: &Pool,
     ) -> Result<Filled, WorkerError> {
-        let gone = || WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() };
-        let Received { metadata, lent, .. } = held.get().ok_or_else(gone)?;
+        let Received { metadata, lent, .. } = held.get().ok_or_else(handed_out)?;
         if !self.fits(metadata) {
             return Err(self.refusal(transfer, metadata));
         }
@@ -165,7 +170,7 @@ impl Target {
             // It lies in the buffer; or in that of an earlier receive, whose value this one got while its own buffer
             // was with the peer, where it goes back to its pool.
             let Some(Lent::Granted { granted, .. }) = held.take().and_then(|received| received.lent) else {
-                return Err(gone());
+                return Err(handed_out());
             };
             return Ok(Filled { metadata, buffer: granted.end(GrantEnd::Content)?, version: None });
         }
@@ -175,29 +180,45 @@ impl Target {
             self.lock().buffer = Some(instead);
         }
         self.copy(&metadata, |offset, into| read(lent.as_ref(), offset, into)).await?;
-        let buffer = self.take().ok_or_else(gone)?;
+        let buffer = self.take().ok_or_else(handed_out)?;
         if let Some(lent) = held.take().and_then(|received| received.lent) {
             drop(lent.received()?);
         }
         Ok(Filled { metadata, buffer, version: None })
     }
 
-    /// As [`fill`](Self::fill), with a value of this worker's own.
-    async fn fill_with(&self, transfer: &TransferName, held: &mut HeldValue) -> Result<Filled, WorkerError> {
-        let problem = || WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() };
-        let tensor = held.tensor().cloned().ok_or_else(problem)?;
-        let metadata = tensor.metadata();
+    /// As [`fill`](Self::fill), with a value that came over gRPC.
+    async fn fill_arrived(
+        self: &Arc<Self>,
+        transfer: &TransferName,
+        held: &mut HeldArrival,
+    ) -> Result<Filled, WorkerError> {
+        let arrived = held.get_mut().ok_or_else(handed_out)?;
+        let metadata = arrived.metadata.clone();
+        let filled = match arrived.buffer_of(self) {
+            Some(buffer) => Filled { metadata, buffer, version: None },
+            None => self.fill_with(transfer, &metadata, arrived.bytes()).await?,
+        };
+        drop(held.take());
+        Ok(filled)
+    }
+
+    /// As [`fill`](Self::fill), with a value whose bytes are elsewhere in this process.
+    async fn fill_with(
+        &self,
+        transfer: &TransferName,
+        metadata: &Metadata,
+        bytes: &[u8],
+    ) -> Result<Filled, WorkerError> {
         if !self.fits(metadata) {
             return Err(self.refusal(transfer, metadata));
         }
         self.copy(metadata, |offset, into| {
-            let from = tensor.bytes().get(offset..).unwrap_or_default();
-            copy_bytes(into, from, CopyReason::Local);
+            copy_bytes(into, bytes.get(offset..).unwrap_or_default(), CopyReason::Local);
             Ok(())
         })
         .await?;
-        let buffer = self.take().ok_or_else(problem)?;
-        drop(held.hand_out());
+        let buffer = self.take().ok_or_else(handed_out)?;
         Ok(Filled { metadata: metadata.clone(), buffer, version: None })
     }
 
@@ -224,6 +245,11 @@ impl Target {
     /// The buffer, if it is here.
     pub(crate) fn take(&self) -> Option<BufMut> {
         self.lock().buffer.take()
+    }
+
+    /// Back here, where the user looks for it.
+    pub(crate) fn give_back(&self, buffer: BufMut) {
+        self.lock().buffer = Some(buffer);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -353,7 +379,7 @@ impl Step {
         dtype: DataType,
         buffer: BufMut,
     ) -> Result<Filled, ReceiveIntoError> {
-        let target = Target::new(dtype, buffer);
+        let target = Arc::new(Target::new(dtype, buffer));
         let what = || format!("receiving `{key}` of step {}", self.id.0);
         let received = pin!(async {
             let peer = key.source_device().worker().unwrap_or_default();

@@ -1,16 +1,19 @@
 //! How tensors move between this worker and one peer.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use protocol::{Counters, Manner, Scope, StepId};
+use tracing::Instrument as _;
 use verbs_reactor::{FabricKind, QueuePairStats};
 
 use crate::{
     Tensor, Version, WorkerError,
+    control::{Arrived, GrpcRoute, HeldArrival},
     data::DataConnection,
     error::{Lost, TransferName},
+    meter::receive_span,
     receive_into::Target,
-    step::HeldTensor,
+    step::{HeldTensor, handed_out},
 };
 
 /// What requests to a peer go over. Cheap to clone.
@@ -18,6 +21,8 @@ use crate::{
 pub(crate) enum Route {
     /// A queue pair with the protocol on it.
     Data(Arc<DataConnection>),
+    /// Calls on the control plane's port.
+    Grpc(Arc<GrpcRoute>),
 }
 
 impl Route {
@@ -25,6 +30,7 @@ impl Route {
     pub(crate) fn kind(&self) -> FabricKind {
         match self {
             Self::Data(connection) => connection.kind,
+            Self::Grpc(_) => FabricKind::Grpc,
         }
     }
 
@@ -32,6 +38,7 @@ impl Route {
     pub(crate) fn peer_incarnation(&self) -> u64 {
         match self {
             Self::Data(connection) => connection.peer_incarnation,
+            Self::Grpc(route) => route.peer_incarnation,
         }
     }
 
@@ -39,6 +46,7 @@ impl Route {
     pub(crate) fn data(&self) -> Option<&Arc<DataConnection>> {
         match self {
             Self::Data(connection) => Some(connection),
+            Self::Grpc(_) => None,
         }
     }
 
@@ -46,6 +54,7 @@ impl Route {
     pub(crate) fn is_over(&self) -> bool {
         match self {
             Self::Data(connection) => connection.is_over(),
+            Self::Grpc(route) => route.is_over(),
         }
     }
 
@@ -53,6 +62,32 @@ impl Route {
     pub(crate) fn has_ended(&self) -> bool {
         match self {
             Self::Data(connection) => connection.has_ended(),
+            Self::Grpc(route) => route.has_ended(),
+        }
+    }
+
+    /// Whether a value is on its way.
+    pub(crate) fn is_transferring(&self) -> bool {
+        match self {
+            Self::Data(connection) => connection.protocol.is_transferring(),
+            // Its calls end with their answers.
+            Self::Grpc(_) => false,
+        }
+    }
+
+    /// The peer has said why it will end it. Nothing new goes over it.
+    pub(crate) fn expect_end(&self, why: &Lost) {
+        match self {
+            Self::Data(connection) => connection.expect_end(why),
+            Self::Grpc(_) => {}
+        }
+    }
+
+    /// Waits until its end is known.
+    pub(crate) async fn until_end(&self) {
+        match self {
+            Self::Data(connection) => connection.until_end().await,
+            Self::Grpc(_) => {}
         }
     }
 
@@ -60,6 +95,7 @@ impl Route {
     pub(crate) fn fail(&self, why: &Lost) {
         match self {
             Self::Data(connection) => connection.fail(why),
+            Self::Grpc(route) => route.fail(why),
         }
     }
 
@@ -67,6 +103,7 @@ impl Route {
     pub(crate) async fn close(&self, why: &Lost) {
         match self {
             Self::Data(connection) => connection.close(why).await,
+            Self::Grpc(route) => route.close(why),
         }
     }
 
@@ -74,6 +111,15 @@ impl Route {
     pub(crate) fn discard(&self, step: StepId) {
         match self {
             Self::Data(connection) => connection.protocol.discard(step),
+            Self::Grpc(route) => route.discard(step),
+        }
+    }
+
+    /// Counts that it stands, for the first time with its peer or once more.
+    pub(crate) fn count_connect(&self, is_again: bool) {
+        match self {
+            Self::Data(connection) => connection.meter.connected(is_again),
+            Self::Grpc(route) => route.values.meter.connected(is_again),
         }
     }
 
@@ -81,6 +127,7 @@ impl Route {
     pub(crate) fn stats(&self) -> QueuePairStats {
         match self {
             Self::Data(connection) => connection.queue_pair.stats(),
+            Self::Grpc(route) => route.stats(),
         }
     }
 
@@ -88,6 +135,7 @@ impl Route {
     pub(crate) fn counters(&self) -> Counters {
         match self {
             Self::Data(connection) => connection.protocol.counters(),
+            Self::Grpc(route) => route.counters(),
         }
     }
 
@@ -100,19 +148,30 @@ impl Route {
     ) -> Result<(Tensor, Option<Version>), WorkerError> {
         match self {
             Self::Data(connection) => connection.receive(scope, name, manner).await,
+            Self::Grpc(route) => {
+                let mut held = called(route, name, route.get(scope, name, None, None)).await?;
+                let version = held.version();
+                Ok((held.take().map(Arrived::into_tensor).ok_or_else(handed_out)?, version))
+            }
         }
     }
 
-    /// Receives one of several values that are wanted together: it is not lost if the others do not come.
+    /// Receives one of several values that are wanted together: it is not lost if the others do not come. `limit` is told
+    /// to the sender, where it can be; the caller keeps it.
     pub(crate) async fn receive_held(
         &self,
         scope: Scope,
         name: &TransferName,
         manner: Manner,
+        limit: Duration,
     ) -> Result<HeldTensor, WorkerError> {
         match self {
             Self::Data(connection) => {
                 connection.receive_held(scope, name, manner).await.map(HeldTensor::Peers)
+            }
+            Self::Grpc(route) => {
+                let get = route.get(scope, name, None, Some(limit));
+                called(route, name, get).await.map(HeldTensor::Grpc)
             }
         }
     }
@@ -122,11 +181,16 @@ impl Route {
         &self,
         scope: Scope,
         name: &TransferName,
-        target: &Target,
+        target: &Arc<Target>,
+        limit: Option<Duration>,
     ) -> Result<HeldTensor, WorkerError> {
         match self {
             Self::Data(connection) => {
                 connection.receive_into(scope, name, target).await.map(HeldTensor::Peers)
+            }
+            Self::Grpc(route) => {
+                let get = route.get(scope, name, Some(target), limit);
+                called(route, name, get).await.map(HeldTensor::Grpc)
             }
         }
     }
@@ -135,9 +199,22 @@ impl Route {
     pub(crate) fn version(&self, held: &HeldTensor) -> Option<Version> {
         match (self, held) {
             (Self::Data(connection), HeldTensor::Peers(held)) => connection.version(held.get()?),
+            (Self::Grpc(_), HeldTensor::Grpc(held)) => held.version(),
             _ => None,
         }
     }
+}
+
+/// A call, counted and traced.
+async fn called(
+    route: &GrpcRoute,
+    name: &TransferName,
+    get: impl Future<Output = Result<HeldArrival, WorkerError>>,
+) -> Result<HeldArrival, WorkerError> {
+    let span = receive_span(name, FabricKind::Grpc);
+    let got = get.instrument(span.clone()).await;
+    route.values.meter.ended(&span, got.as_ref().map(HeldArrival::byte_length));
+    got
 }
 
 impl From<Arc<DataConnection>> for Route {

@@ -1,12 +1,13 @@
 //! A step of a worker: what users send and receive in.
 
-use std::{pin::pin, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures::future::{Either, select, try_join_all};
 use protocol::{Code, Held, Key, Manner, Scope, Sharing, Status, StepId};
 
 use crate::{
     Delivered, KeyEnd, RecvArgs, SendArgs, Tensor, Worker, WorkerError,
+    control::{Arrived, HeldArrival},
     data::DataConnection,
     device_context::copy_from_host,
     error::{PeerLoss, TransferName},
@@ -58,6 +59,9 @@ impl Step {
     /// # Errors
     /// As [`send`](Self::send).
     pub fn send_with(&self, key: &Key, args: SendArgs, tensor: Tensor) -> Result<(), WorkerError> {
+        if self.worker.node.is_refusing() {
+            return Err(WorkerError::ShutDown);
+        }
         let step = self.live()?;
         if !self.is_from_here(key)? {
             return Err(self.wrong_worker(KeyEnd::Source, key));
@@ -154,9 +158,11 @@ impl Step {
         let what = || format!("receiving `{key}` of step {}", self.id.0);
         let how = Receiving::As(self.worker.node.sharing.into());
         let received = pin!(async move {
-            let (tensor, send_args) = match self.receive_for(key, how, &args).await? {
+            let limit = self.worker.node.limit;
+            let (tensor, send_args) = match self.receive_for(key, how, &args, limit).await? {
                 HeldTensor::Own(mut held) => held.hand_out().ok_or_else(handed_out)?,
                 HeldTensor::Peers(held) => (self.bring(key, held, &args).await?, SendArgs::default()),
+                HeldTensor::Grpc(held) => (self.bring_arrived(key, held, &args).await?, SendArgs::default()),
             };
             Ok(Delivered { tensor, send_args, recv_args: args })
         });
@@ -180,6 +186,22 @@ impl Step {
         copy.map_or_else(|| DataConnection::tensor(received), Ok)
     }
 
+    /// As [`bring`](Self::bring), with a value that came over gRPC.
+    async fn bring_arrived(
+        &self,
+        key: &Key,
+        mut held: HeldArrival,
+        to: &RecvArgs,
+    ) -> Result<Tensor, WorkerError> {
+        if to.device_context.is_none() {
+            return held.take().map(Arrived::into_tensor).ok_or_else(handed_out);
+        }
+        let tensor = held.shared_tensor().ok_or_else(handed_out)?;
+        let copy = copy_from_host(key, &tensor, to).await.map_err(|status| self.not_here(key, status))?;
+        drop(held.take());
+        Ok(copy.unwrap_or(tensor))
+    }
+
     async fn receive_within(
         &self,
         key: &Key,
@@ -187,7 +209,10 @@ impl Step {
         limit: Duration,
     ) -> Result<Tensor, WorkerError> {
         let what = || format!("receiving `{key}` of step {}", self.id.0);
-        let received = pin!(async { self.receive_held(key, Receiving::As(manner)).await?.into_tensor() });
+        let received = pin!(async {
+            let blank = RecvArgs::default();
+            self.receive_for(key, Receiving::As(manner), &blank, limit).await?.into_tensor()
+        });
         self.worker.within(limit, what, received).await
     }
 
@@ -243,14 +268,16 @@ impl Step {
         key: &Key,
         how: Receiving<'_>,
     ) -> Result<HeldTensor, WorkerError> {
-        self.receive_for(key, how, &RecvArgs::default()).await
+        self.receive_for(key, how, &RecvArgs::default(), self.worker.node.limit).await
     }
 
+    /// `limit` is told to the sender, where it can be; the caller keeps it.
     async fn receive_for(
         &self,
         key: &Key,
         how: Receiving<'_>,
         args: &RecvArgs,
+        limit: Duration,
     ) -> Result<HeldTensor, WorkerError> {
         let step = self.live()?;
         if !self.worker.is_own(key.destination_device()) {
@@ -262,7 +289,7 @@ impl Step {
             held.bring(key, args).await.map_err(|status| self.not_here(key, status))?;
             return Ok(HeldTensor::Own(held));
         }
-        let received = pin!(self.receive_from_peer(key, how));
+        let received = pin!(self.receive_from_peer(key, how, limit));
         let received = pin!(step.or_aborted(received));
         let received = match &args.cancellation {
             Some(token) if token.is_cancelled() => Err(cancelled()),
@@ -275,7 +302,12 @@ impl Step {
         received.map_err(|status| self.given_up(key, args, status))?
     }
 
-    async fn receive_from_peer(&self, key: &Key, how: Receiving<'_>) -> Result<HeldTensor, WorkerError> {
+    async fn receive_from_peer(
+        &self,
+        key: &Key,
+        how: Receiving<'_>,
+        limit: Duration,
+    ) -> Result<HeldTensor, WorkerError> {
         let source = key.source_device().worker().ok_or_else(|| WorkerError::BadKey {
             key: key.to_string(),
             problem: "its source names no worker: give job, replica and task".to_owned(),
@@ -293,8 +325,8 @@ impl Step {
         }
         let scope = Scope::Step(self.id);
         match how {
-            Receiving::As(manner) => connection.receive_held(scope, &transfer, manner).await,
-            Receiving::Into(target) => connection.receive_into(scope, &transfer, target).await,
+            Receiving::As(manner) => connection.receive_held(scope, &transfer, manner, limit).await,
+            Receiving::Into(target) => connection.receive_into(scope, &transfer, target, Some(limit)).await,
         }
     }
 
@@ -353,7 +385,7 @@ pub(crate) enum Receiving<'target> {
     /// As a tensor.
     As(Manner),
     /// Into the user's buffer.
-    Into(&'target Target),
+    Into(&'target Arc<Target>),
 }
 
 /// A value that is not handed out yet. Dropping it gives it to the next receive of its key.
@@ -362,6 +394,8 @@ pub(crate) enum HeldTensor {
     Own(HeldValue),
     /// Of a peer.
     Peers(Held<FabricChannel>),
+    /// Of a peer, over gRPC.
+    Grpc(HeldArrival),
 }
 
 impl HeldTensor {
@@ -370,6 +404,7 @@ impl HeldTensor {
         match self {
             Self::Own(held) => held.tensor().is_some_and(Tensor::is_dead),
             Self::Peers(held) => held.get().is_some_and(|received| received.metadata.is_dead),
+            Self::Grpc(held) => held.is_dead(),
         }
     }
 
@@ -377,10 +412,11 @@ impl HeldTensor {
         match self {
             Self::Own(mut held) => held.hand_out().map(|(tensor, _)| tensor).ok_or_else(handed_out),
             Self::Peers(mut held) => DataConnection::tensor(held.take().ok_or_else(handed_out)?),
+            Self::Grpc(mut held) => held.take().map(Arrived::into_tensor).ok_or_else(handed_out),
         }
     }
 }
 
-fn handed_out() -> WorkerError {
+pub(crate) fn handed_out() -> WorkerError {
     WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() }
 }

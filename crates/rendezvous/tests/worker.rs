@@ -15,7 +15,11 @@ const CLIENT_CPU: &str = "/job:worker/replica:0/task:0/device:CPU:0";
 
 /// Runs `test` with a watchdog, once per fabric.
 fn on_each_fabric<F: Future<Output = ()>>(test: impl Fn(FabricKind) -> F) {
-    for kind in [FabricKind::Shm, FabricKind::Tcp] {
+    on(&[FabricKind::Shm, FabricKind::Tcp, FabricKind::Grpc], test);
+}
+
+fn on<F: Future<Output = ()>>(kinds: &[FabricKind], test: impl Fn(FabricKind) -> F) {
+    for &kind in kinds {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
         let ended =
@@ -236,7 +240,7 @@ fn lists_are_sorted_paged_and_carry_checksums() {
 
 #[test]
 fn the_second_fetch_needs_no_metadata() {
-    on_each_fabric(|kind| async move {
+    on(&[FabricKind::Shm, FabricKind::Tcp], |kind| async move {
         let (server, client) = pair(kind).await;
         let peer = client.peer_at(server.address()).await.unwrap();
         server.publish("t", pattern(&server, 5000, 1)).unwrap();

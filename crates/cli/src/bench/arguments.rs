@@ -16,6 +16,7 @@ Examples:
   tensorwire bench --fabric shm --op pingpong
   tensorwire bench --fabric shm,tcp --op pull --size 8,4K,64K,1M,16M,64M
   tensorwire bench --op all --size 8,1M --json > figures.jsonl
+  tensorwire bench --fabric tcp,grpc --op pull --size 8,16M
   tensorwire bench --fabric shm --op pingpong --cpus one --rounds 31
 
 Each case runs against a second process, started for it, and against what the machine allows without tensorwire, in
@@ -75,6 +76,8 @@ pub(crate) enum BenchFabric {
     Shm,
     /// TCP over loopback.
     Tcp,
+    /// Calls on the control plane's port: what is used where nothing else connects. Whole pulls and receives only.
+    Grpc,
 }
 
 impl BenchFabric {
@@ -82,6 +85,7 @@ impl BenchFabric {
         match self {
             Self::Shm => FabricKind::Shm,
             Self::Tcp => FabricKind::Tcp,
+            Self::Grpc => FabricKind::Grpc,
         }
     }
 }

@@ -70,10 +70,15 @@ impl Case {
                 ("--mode", "only shared memory can be viewed; use --fabric shm or --mode copy");
             Err(BenchError::NotInThisBuild { field, value: value.to_owned(), remedy })
         };
+        if self.fabric == BenchFabric::Grpc && matches!(self.op, Op::Write | Op::Pingpong) {
+            let remedy = "gRPC moves whole tensors only; use --op pull, outstanding, receives or idle";
+            let value = if self.op == Op::Write { "write" } else { "pingpong" }.to_owned();
+            return Err(BenchError::NotInThisBuild { field: "--op", value, remedy });
+        }
         match (self.mode, self.fabric) {
             (Mode::Copy, _) | (_, BenchFabric::Shm) => Ok(()),
-            (Mode::View, BenchFabric::Tcp) => refused("view"),
-            (Mode::ViewRead, BenchFabric::Tcp) => refused("view-read"),
+            (Mode::View, BenchFabric::Tcp | BenchFabric::Grpc) => refused("view"),
+            (Mode::ViewRead, BenchFabric::Tcp | BenchFabric::Grpc) => refused("view-read"),
         }
     }
 
@@ -131,7 +136,7 @@ impl Case {
         Ok(match (self.fabric, self.wait) {
             (BenchFabric::Shm, WaitChoice::Busy) => (ours, Task::Words, "words in shared memory"),
             (BenchFabric::Shm, _) => (ours, Task::Bells, "eventfd + epoll"),
-            (BenchFabric::Tcp, _) => {
+            (BenchFabric::Tcp | BenchFabric::Grpc, _) => {
                 let (stream, bytes) = (open_stream(stage).await?, self.bytes() + TCP_HEADER_BYTES);
                 (ours, Task::StreamRoundTrips { stream, bytes }, "raw stream + epoll")
             }
@@ -142,7 +147,7 @@ impl Case {
         let ours = Task::Writes { end: self.connect(stage).await? };
         Ok(match self.fabric {
             BenchFabric::Shm => (ours, self.copies(), "memcpy, resident"),
-            BenchFabric::Tcp => {
+            BenchFabric::Tcp | BenchFabric::Grpc => {
                 let stream = open_stream(stage).await?;
                 (ours, Task::StreamWrites { stream, bytes: self.bytes() }, "raw blocking stream")
             }
@@ -155,7 +160,7 @@ impl Case {
             return self.view(stage, puller).await;
         }
         publish(stage, bytes, if self.is_fresh() { FRESH_PIECES } else { 1 }).await?;
-        if self.size < BANDWIDTH_BYTES {
+        if self.size < BANDWIDTH_BYTES && self.fabric != BenchFabric::Grpc {
             let end = self.connect(stage).await?;
             let ours = pulls(puller);
             return Ok((ours, Task::TwoWays { end }, "two writes of the fabric"));
@@ -166,7 +171,7 @@ impl Case {
                 (ours, Task::FreshCopies { to: vec![1; bytes], value: 0 }, "memcpy, just written elsewhere")
             }
             BenchFabric::Shm => (pulls(puller), self.copies(), "memcpy, resident"),
-            BenchFabric::Tcp => {
+            BenchFabric::Tcp | BenchFabric::Grpc => {
                 let stream = open_stream(stage).await?;
                 let limit = Task::StreamPulls { stream, bytes };
                 (pulls(puller), limit, "raw blocking stream")

@@ -23,6 +23,7 @@ pub(super) fn open(
     let wait = policy(wait);
     Ok(match fabric {
         BenchFabric::Shm => Arc::new(ShmFabric::new(runtime)?.with_wait(wait)),
+        BenchFabric::Grpc => return Err(BenchError::Unexpected("gRPC has no queue pairs".to_owned())),
         BenchFabric::Tcp => Arc::new(TcpFabric::new(runtime, TcpConfig::default()).with_wait(wait)),
     })
 }

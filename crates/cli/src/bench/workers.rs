@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tensorwire::{Runtime, Validation, Worker};
+use tensorwire::{FabricKind, Runtime, Validation, Worker};
 
 use super::{
     arguments::{BenchFabric, WaitChoice},
@@ -22,8 +22,12 @@ pub(super) async fn start_worker(
     (wait, validation): (WaitChoice, Validation),
     runtime: Arc<dyn Runtime>,
 ) -> Result<Worker, BenchError> {
-    let fabric = fabrics::open(fabric, wait, runtime)?;
-    Ok(Worker::builder(name).local_fabrics(vec![fabric]).validation(validation).start().await?)
+    let builder = Worker::builder(name).validation(validation);
+    let builder = match fabric {
+        BenchFabric::Grpc => builder.require(FabricKind::Grpc),
+        _ => builder.local_fabrics(vec![fabrics::open(fabric, wait, runtime)?]),
+    };
+    Ok(builder.start().await?)
 }
 
 /// Name of the `copy`th published tensor.

@@ -1,7 +1,7 @@
 //! From settings to a running worker.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -11,6 +11,7 @@ use verbs_reactor::{
     Fabric, FabricError, FabricKind, Runtime, TokioRuntime,
     shm::ShmFabric,
     tcp::{TcpConfig, TcpFabric},
+    verbs::{VerbsError, VerbsFabric, VerbsSettings},
 };
 
 use super::{GIB, KEEPALIVE_MIN, LIVENESS_MIN, OpenedFabrics, WorkerBuilder};
@@ -20,8 +21,11 @@ use crate::{
         ControlPlane, GrpcConfig, GrpcPlane, Secret,
         secret::{read_secret_file, secret_from_environment},
     },
+    grpc_set_up::GrpcOffer,
     lost::LostSteps,
-    node::{Node, Peers},
+    meter::Labels,
+    node::Node,
+    peers::Peers,
     pools::{LocalFabric, PoolCaps, Pools},
     published::PublishedSet,
     sessions::SessionCounts,
@@ -42,8 +46,10 @@ impl WorkerBuilder {
             block_bytes: self.block_bytes,
         };
         let pools = Pools::new(caps, self.observer.as_ref())?;
-        let OpenedFabrics { usable: fabrics, unavailable } = self.open_fabrics(&runtime, &pools)?;
+        let mut opened = self.open_fabrics(&runtime, &pools)?;
         let (control, accept_secret) = self.pick_control(secret.clone()).await?;
+        let grpc = self.pick_grpc(&*control, &mut opened)?;
+        let OpenedFabrics { usable: fabrics, unavailable, .. } = opened;
         let incarnation = runtime.random();
         let own = self.control_runtime.or_else(|| control.runtime());
         let control_runtime = own.unwrap_or_else(|| runtime.clone());
@@ -65,6 +71,7 @@ impl WorkerBuilder {
             secret,
             accept_secret,
             fabrics,
+            grpc,
             unavailable,
             pools,
             values,
@@ -73,8 +80,12 @@ impl WorkerBuilder {
             limit: self.limit,
             connect_limit: self.limit.min(Duration::from_secs(10)),
             cluster: self.cluster,
-            peers: Mutex::new(Peers::default()),
+            peers: Mutex::new(Peers::new(self.peers_max)),
+            refusing: AtomicBool::new(false),
             closing: watch::Sender::new(false),
+            closed: watch::Sender::new(false),
+            labels: Labels::default(),
+            grace: self.grace,
             sessions: watch::Sender::new(SessionCounts::default()),
             session_caps: self.session_caps,
             name: self.name,
@@ -110,6 +121,7 @@ impl WorkerBuilder {
                 self.session_caps.of_a_peer == 0,
                 "no peer could be talked to: use at least 1",
             ),
+            ("peers_max", self.peers_max == 0, "no peer could be talked to: use at least 1"),
             ("values_max", self.step_settings.values_max == 0, "nothing could be sent: use at least 1"),
             (
                 "deferred_steps_max",
@@ -138,7 +150,7 @@ impl WorkerBuilder {
         }
         self.cluster.check()?;
         if self.fabrics.is_empty() && self.local_fabrics.is_none() {
-            return Err(config("fabrics", "none", "no tensor could move: name shm, tcp or both"));
+            return Err(config("fabrics", "none", "no tensor could move: name some of shm, tcp and grpc"));
         }
         Ok(device)
     }
@@ -184,20 +196,47 @@ impl WorkerBuilder {
     fn open_fabrics(&self, runtime: &Arc<dyn Runtime>, pools: &Pools) -> Result<OpenedFabrics, WorkerError> {
         if let Some(own) = &self.local_fabrics {
             let opened = own.iter().map(|fabric| LocalFabric::open(&**fabric, pools));
-            return Ok(OpenedFabrics { usable: opened.collect::<Result<_, _>>()?, unavailable: Vec::new() });
+            return Ok(OpenedFabrics { usable: opened.collect::<Result<_, _>>()?, ..Default::default() });
         }
         let mut fabrics = OpenedFabrics::default();
         for &kind in &self.fabrics {
+            if kind == FabricKind::Grpc {
+                fabrics.grpc_place = Some(fabrics.usable.len());
+                continue;
+            }
             match self.built_in(kind, runtime).and_then(|fabric| LocalFabric::open(&*fabric, pools)) {
                 Ok(fabric) => fabrics.usable.push(fabric),
-                Err(error) if self.required => return Err(error),
+                Err(error) if self.required => return Err(unfit(kind, error)),
                 Err(error) => {
-                    tracing::warn!(fabric = %kind, %error, "this fabric cannot be used here");
+                    if self.is_chosen {
+                        tracing::warn!(fabric = %kind, %error, "this fabric cannot be used here");
+                    } else {
+                        tracing::debug!(fabric = %kind, %error, "this fabric cannot be used here");
+                    }
                     fabrics.unavailable.push((kind, error.to_string()));
                 }
             }
         }
         Ok(fabrics)
+    }
+
+    /// Whether tensors may move over the control plane's own calls.
+    fn pick_grpc(
+        &self,
+        control: &dyn ControlPlane,
+        fabrics: &mut OpenedFabrics,
+    ) -> Result<Option<GrpcOffer>, WorkerError> {
+        let Some(place) = fabrics.grpc_place else { return Ok(None) };
+        if let Some(calls) = control.tensor_calls() {
+            return Ok(Some(GrpcOffer { calls, place }));
+        }
+        let what = "be used: the control plane that was given carries no tensors; use a GrpcPlane";
+        let error = FabricError::Unsupported { kind: FabricKind::Grpc, what };
+        if self.required {
+            return Err(error.into());
+        }
+        fabrics.unavailable.push((FabricKind::Grpc, error.to_string()));
+        Ok(None)
     }
 
     fn built_in(&self, kind: FabricKind, runtime: &Arc<dyn Runtime>) -> Result<Arc<dyn Fabric>, WorkerError> {
@@ -210,11 +249,28 @@ impl WorkerBuilder {
                 let config = TcpConfig { bind: ip, ..TcpConfig::default() };
                 Ok(Arc::new(TcpFabric::new(runtime.clone(), config).with_wait(self.wait)))
             }
+            FabricKind::Verbs => {
+                let opened = VerbsFabric::open(runtime.clone(), &VerbsSettings::default());
+                let lacking = |error: VerbsError| config("fabrics", "verbs", &error.to_string());
+                Ok(Arc::new(opened.map_err(lacking)?))
+            }
             other => {
-                Err(FabricError::Unsupported { kind: other, what: "be used by a worker yet: use shm or tcp" }
-                    .into())
+                let what =
+                    "be opened by a worker: use shm, verbs, tcp or grpc, or give it with local_fabrics";
+                Err(FabricError::Unsupported { kind: other, what }.into())
             }
         }
+    }
+}
+
+/// Why a fabric that is required cannot be used. A limit of the operating system is named as that.
+fn unfit(kind: FabricKind, error: WorkerError) -> WorkerError {
+    match error {
+        WorkerError::Config { remedy, .. } => {
+            let remedy = format!("{remedy}; or allow others with WorkerBuilder::fabrics");
+            config("require", kind.name(), &remedy)
+        }
+        other => other,
     }
 }
 

@@ -17,6 +17,7 @@
 mod dial;
 mod door;
 mod handover;
+mod recv_tensor;
 mod server;
 mod session;
 #[cfg(test)]
@@ -34,10 +35,13 @@ use protocol::limits::CONTROL_FRAME_BYTES_MAX;
 use tokio::sync::{mpsc, watch};
 use verbs_reactor::{BoxFuture, Elapsed, Runtime, TokioRuntime};
 
+pub use self::recv_tensor::TensorCalls;
+pub(crate) use self::recv_tensor::{Arrived, GrpcRoute, HeldArrival, RouteEnds, Token};
 use self::{
     dial::{Dialler, host_and_port},
     door::Door,
     handover::Handover,
+    recv_tensor::{MESSAGE_BYTES_MAX, TensorService},
     server::{Arrival, Host, Tasks},
 };
 use super::{ControlError, ControlPlane, ControlSession, Secret};
@@ -64,6 +68,7 @@ pub struct GrpcConfig {
     keepalive: Keepalive,
     strangers_max: usize,
     arrival_limit: Duration,
+    message_bytes_max: usize,
 }
 
 impl GrpcConfig {
@@ -76,6 +81,7 @@ impl GrpcConfig {
             keepalive: Keepalive { interval: Duration::from_secs(10), timeout: Duration::from_secs(20) },
             strangers_max: 64,
             arrival_limit: Duration::from_secs(10),
+            message_bytes_max: MESSAGE_BYTES_MAX,
         }
     }
 
@@ -108,8 +114,15 @@ impl GrpcConfig {
         self
     }
 
+    /// The most bytes of a tensor that one gRPC message carries; a larger one travels in several. Default 1 GiB.
+    #[must_use]
+    pub fn message_bytes_max(mut self, bytes: usize) -> Self {
+        self.message_bytes_max = bytes.clamp(1, MESSAGE_BYTES_MAX);
+        self
+    }
+
     /// The most connections whose peers have not authenticated. One more pushes out the oldest. Each may make
-    /// this process hold up to about 2.5 MiB. Default 64.
+    /// this process hold up to about 6 MiB. Default 64.
     #[must_use]
     pub fn strangers_max(mut self, limit: usize) -> Self {
         self.strangers_max = limit;
@@ -131,6 +144,7 @@ pub struct GrpcPlane {
     arrivals: Mutex<mpsc::Receiver<Arrival>>,
     tasks: Tasks,
     closing: watch::Sender<bool>,
+    tensors: Arc<TensorCalls>,
     /// Never sent to: it fails once the thread is done.
     done: watch::Receiver<()>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
@@ -190,7 +204,9 @@ impl GrpcPlane {
         let (running, all_done) = mpsc::channel(1);
         let (finished, done) = watch::channel(());
         let tasks = Tasks(running.downgrade());
+        let tensors = TensorCalls::new(config.message_bytes_max);
         let host = Host {
+            tensors: TensorService::new(tensors.clone()),
             listener,
             handover,
             door: Door::new(config.strangers_max, config.arrival_limit),
@@ -217,6 +233,7 @@ impl GrpcPlane {
             arrivals,
             tasks,
             closing,
+            tensors,
             done,
             thread,
         })
@@ -282,6 +299,10 @@ impl ControlPlane for GrpcPlane {
 
     fn runtime(&self) -> Option<Arc<dyn Runtime>> {
         self.served_on.clone()
+    }
+
+    fn tensor_calls(&self) -> Option<Arc<TensorCalls>> {
+        Some(self.tensors.clone())
     }
 
     fn ambient_secret(&self, address: &str) -> BoxFuture<'static, Result<Option<Secret>, ControlError>> {

@@ -15,7 +15,8 @@ use std::{fmt, net::IpAddr, sync::Arc};
 
 use verbs_reactor::{BoxFuture, Runtime};
 
-pub use self::grpc::{GrpcConfig, GrpcPlane};
+pub(crate) use self::grpc::{Arrived, GrpcRoute, HeldArrival, RouteEnds, Token};
+pub use self::grpc::{GrpcConfig, GrpcPlane, TensorCalls};
 
 /// Dials and accepts sessions.
 pub trait ControlPlane: Send + Sync + fmt::Debug + 'static {
@@ -47,6 +48,12 @@ pub trait ControlPlane: Send + Sync + fmt::Debug + 'static {
     /// The runtime that sessions should be served on, so that they are served while user code blocks the worker's.
     /// `None`, unless the plane has one of its own: the worker's.
     fn runtime(&self) -> Option<Arc<dyn Runtime>> {
+        None
+    }
+
+    /// What carries tensors over this plane itself, where nothing better connects two workers. `None`, unless the plane
+    /// can: the in-memory plane of the simulator cannot.
+    fn tensor_calls(&self) -> Option<Arc<TensorCalls>> {
         None
     }
 

@@ -1,5 +1,7 @@
 //! One fetch, made again once if its connection breaks.
 
+use std::sync::Arc;
+
 use protocol::{Manner, Scope};
 
 use crate::{
@@ -35,12 +37,12 @@ impl Worker {
         peer: &Peer,
         transfer: &TransferName,
         scope: Scope,
-        target: &Target,
+        target: &Arc<Target>,
     ) -> Result<(HeldTensor, Option<Version>), WorkerError> {
         let mut route = peer.connected(&self.node).await?;
         let mut first = true;
         loop {
-            match route.receive_into(scope, transfer, target).await {
+            match route.receive_into(scope, transfer, target, None).await {
                 Err(lost) if first && is_repeatable(&lost) => {
                     first = false;
                     route = self.connected_again(peer, &route, lost).await?;

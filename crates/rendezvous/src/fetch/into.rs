@@ -55,7 +55,7 @@ async fn run(
     worker: &Worker,
     peer: &Peer,
     name: &str,
-    target: &Target,
+    target: &Arc<Target>,
     settings: Settings,
 ) -> Result<Filled, ReceiveIntoError> {
     let fetched = async {

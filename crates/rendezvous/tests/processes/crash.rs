@@ -163,3 +163,8 @@ fn d_peer_sigkill_at_any_moment_of_a_transfer_over_shm() {
 fn d_peer_sigkill_at_any_moment_of_a_transfer_over_tcp() {
     kill_at_random("crash::d_peer_sigkill_at_any_moment_of_a_transfer_over_tcp", "tcp");
 }
+
+#[test]
+fn d_peer_sigkill_at_any_moment_of_a_transfer_over_grpc() {
+    kill_at_random("crash::d_peer_sigkill_at_any_moment_of_a_transfer_over_grpc", "grpc");
+}

@@ -128,6 +128,7 @@ pub(crate) fn kind(name: &str) -> FabricKind {
     match name {
         "shm" => FabricKind::Shm,
         "tcp" => FabricKind::Tcp,
+        "grpc" => FabricKind::Grpc,
         other => panic!("no fabric of these tests: {other}"),
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! A stranger is a connection whose peer has not passed the handshake. At most `limit` of them are kept; one
 //! more pushes out the oldest, so that peers who connect and say nothing cannot keep honest ones away. A
-//! connection must also open its session in time. One connection carries one session.
+//! connection must also open its session, or show the token of a route, in time. One connection carries one session, or
+//! the calls of one route.
 
 use std::{
     collections::VecDeque,
@@ -10,8 +11,8 @@ use std::{
     net::IpAddr,
     pin::Pin,
     sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU8, Ordering},
+        Arc, Mutex, OnceLock, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU8, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
@@ -24,6 +25,8 @@ use tokio::{
     sync::watch,
 };
 use tonic::transport::server::Connected;
+
+use super::recv_tensor::GrpcRoute;
 
 /// How long the peer may take to hang up after its session has ended.
 const LEAVING: Duration = Duration::from_secs(2);
@@ -81,6 +84,10 @@ pub(super) struct Guest {
     stage: AtomicU8,
     admitted: watch::Sender<bool>,
     waker: AtomicWaker,
+    /// A session is being opened.
+    is_attaching: AtomicBool,
+    /// Whose tensors it carries, if it carries tensors.
+    route: OnceLock<Weak<GrpcRoute>>,
 }
 
 impl Guest {
@@ -91,6 +98,8 @@ impl Guest {
             stage: AtomicU8::new(stage::ARRIVING),
             admitted: watch::Sender::new(false),
             waker: AtomicWaker::new(),
+            is_attaching: AtomicBool::new(false),
+            route: OnceLock::new(),
         })
     }
 
@@ -104,6 +113,33 @@ impl Guest {
         let attached = self.advance(stage::ATTACHED);
         self.waker.wake();
         attached
+    }
+
+    /// Announces that its session is about to be opened. False if that was done before.
+    pub(super) fn begin_attach(&self) -> bool {
+        !self.is_attaching.swap(true, Ordering::AcqRel)
+    }
+
+    /// Carries calls of `route`, whose token it has shown. False if it carries something else, or the route has too
+    /// many connections.
+    pub(super) fn carry(self: &Arc<Self>, route: &Arc<GrpcRoute>) -> bool {
+        let carries = |known: &Weak<GrpcRoute>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(route));
+        if let Some(known) = self.route.get() {
+            return carries(known);
+        }
+        if !self.begin_attach() || !route.admit(self) || self.route.set(Arc::downgrade(route)).is_err() {
+            return false;
+        }
+        self.attach();
+        self.admit();
+        true
+    }
+
+    /// It has shown no token that is known: it has a moment to leave, unless it carries something.
+    pub(super) fn turn_away(&self) {
+        if self.stage.load(Ordering::Acquire) == stage::ARRIVING {
+            self.leave();
+        }
     }
 
     /// The peer has proven itself: it is no stranger any more.
@@ -181,6 +217,9 @@ impl Drop for GuestStream {
     fn drop(&mut self) {
         self.guest.advance(stage::EVICTED);
         self.guest.door.forget(&self.guest);
+        if let Some(route) = self.guest.route.get().and_then(Weak::upgrade) {
+            route.guest_gone(&self.guest);
+        }
     }
 }
 

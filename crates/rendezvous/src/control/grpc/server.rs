@@ -1,6 +1,12 @@
 //! The accepting side: the listener, the gRPC service, and the plane's main task.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use futures::{Stream, stream};
 use protocol::limits::CONTROL_FRAME_BYTES_MAX;
@@ -8,12 +14,17 @@ use tokio::{
     net::TcpListener,
     sync::{mpsc, watch},
 };
-use tonic::{Request, Response, Status, Streaming, transport::Server};
+use tonic::{
+    Request, Response, Status, Streaming,
+    codegen::{BoxFuture, Service, http},
+    transport::Server,
+};
 
 use super::{
     Keepalive, ON_THE_WIRE_MAX, WINDOW_BYTES, closed,
     door::{Door, Guest, GuestStream},
     handover::Handover,
+    recv_tensor::{STREAMS_MAX, TensorService},
     session::{OutgoingFrames, Parts, session},
     within,
 };
@@ -49,6 +60,7 @@ pub(super) struct Host {
     pub(super) closing: watch::Receiver<bool>,
     pub(super) tasks: Tasks,
     pub(super) keepalive: Keepalive,
+    pub(super) tensors: TensorService,
 }
 
 impl Host {
@@ -56,7 +68,7 @@ impl Host {
     ///
     /// `running` keeps new session tasks possible; `all_done` ends when it and the tasks are gone.
     pub(super) async fn run(self, running: mpsc::Sender<()>, mut all_done: mpsc::Receiver<()>) {
-        let Self { listener, handover, door, arrivals, closing, tasks, keepalive } = self;
+        let Self { listener, handover, door, arrivals, closing, tasks, keepalive, tensors } = self;
         let service = Attach { arrivals, closing: closing.clone(), tasks };
         let service = ControlServer::new(service)
             .max_decoding_message_size(ON_THE_WIRE_MAX)
@@ -65,10 +77,10 @@ impl Host {
             .http2_keepalive_interval(Some(keepalive.interval))
             .http2_keepalive_timeout(Some(keepalive.timeout))
             .http2_max_header_list_size(HEADER_BYTES_MAX)
-            .max_concurrent_streams(1)
+            .max_concurrent_streams(STREAMS_MAX)
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES)
-            .serve_with_incoming(service, connections(listener, door));
+            .serve_with_incoming(ByPath { control: service, tensors }, connections(listener, door));
         let giving = async {
             if let Some(handover) = handover {
                 handover.serve().await;
@@ -139,6 +151,31 @@ fn is_the_peers_fault(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted)
 }
 
+/// Sends each call to its service.
+#[derive(Clone)]
+struct ByPath {
+    control: ControlServer<Attach>,
+    tensors: TensorService,
+}
+
+impl Service<http::Request<tonic::body::Body>> for ByPath {
+    type Response = http::Response<tonic::body::Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Infallible>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
+        if !TensorService::has(request.uri().path()) {
+            return self.control.call(request);
+        }
+        let answering = self.tensors.clone().call(request);
+        Box::pin(async move { Ok(answering.await) })
+    }
+}
+
 struct Attach {
     arrivals: mpsc::Sender<Arrival>,
     closing: watch::Receiver<bool>,
@@ -155,6 +192,9 @@ impl Control for Attach {
     ) -> Result<Response<Self::AttachStream>, Status> {
         let guest = request.extensions().get::<Arc<Guest>>().cloned();
         let guest = guest.ok_or_else(|| Status::internal("a connection without a guest"))?;
+        if !guest.begin_attach() {
+            return Err(Status::failed_precondition("a connection carries one session"));
+        }
         // Held back here, within the connection's deadline, while sessions are accepted slowly.
         let place = self.arrivals.reserve().await;
         let place = place.map_err(|_| Status::unavailable("the control plane was closed"))?;

@@ -1,0 +1,174 @@
+//! Tensors over gRPC: the last way between two workers that nothing better connects, and what to compare others with.
+//!
+//! ```text
+//!  receiving worker                                     sending worker
+//!  GrpcRoute ── client ──▶ one HTTP/2 connection ──▶ door ──▶ TensorService ──▶ its values
+//!      ▲                     (the control port)                    │
+//!      └── Reader: content into place, one copy ◀── Answer: content from where it lies, no copy
+//! ```
+//!
+//! The service is `proto/tensors.proto`. Two workers agree on a route over their control session, as on any data
+//! connection: Connect and Connected carry, in place of a queue pair's data, the token that the other end's calls must
+//! present. A route lives as long as its session and its HTTP/2 connections; each end opens one when it first asks for
+//! something.
+//!
+//! A receive that is given up is not simply reset, because nobody would know where its value is: it is cancelled by a
+//! call of its own, and its answer tells. If it came with the value, that is kept for the next receive of its key.
+
+mod answer;
+mod client;
+mod kept;
+mod messages;
+mod reading;
+mod request_ids;
+mod route;
+mod served;
+mod service;
+mod status;
+#[cfg(test)]
+mod tests;
+mod turns;
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+
+use sha2::{Digest, Sha256};
+use tonic::codegen::http::HeaderValue;
+use verbs_reactor::Runtime;
+
+use self::request_ids::RequestIds;
+pub(super) use self::service::TensorService;
+pub(crate) use self::{
+    reading::Arrived,
+    route::{GrpcRoute, HeldArrival, RouteEnds},
+};
+
+/// Calls of one peer that may be unanswered at once.
+const CALLS_MAX: usize = 320;
+
+/// Receives of one peer that may be outstanding at once.
+const RECEIVES_MAX: u32 = 256;
+
+/// Fetches of one peer that may be outstanding at once. With the receives, and room to give some of these up, they stay
+/// below [`STREAMS_MAX`].
+const FETCHES_MAX: usize = 64;
+
+/// Requests that one HTTP/2 connection may carry at once.
+pub(super) const STREAMS_MAX: u32 = 384;
+
+/// Connections that one peer may use for one route.
+const CONNECTIONS_MAX: usize = 4;
+
+/// Longest content of one message unless set otherwise, in bytes.
+pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 30;
+
+/// Metadata that every call carries.
+const TOKEN: &str = "tensorwire-token";
+
+/// Metadata of receives: the place among those of its connection, counted from 1.
+const ORDER: &str = "tensorwire-order";
+
+/// Version of what Connect and Connected carry, and its length: the version and a token.
+const VERSION: u8 = 1;
+const DATA_BYTES: usize = 1 + TOKEN_BYTES;
+const TOKEN_BYTES: usize = 32;
+
+/// What a call must present. `Debug` hides it.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Token([u8; TOKEN_BYTES]);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+impl Token {
+    /// One that nobody can guess.
+    pub(crate) fn new(runtime: &dyn Runtime) -> Self {
+        let mut token = [0; TOKEN_BYTES];
+        token.chunks_exact_mut(8).for_each(|part| part.copy_from_slice(&runtime.random().to_le_bytes()));
+        Self(token)
+    }
+
+    /// As Connect and Connected carry it.
+    pub(crate) fn to_connection_data(&self) -> Vec<u8> {
+        [&[VERSION][..], &self.0].concat()
+    }
+
+    /// Out of what the peer sent.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn from_connection_data(data: &[u8]) -> Result<Self, String> {
+        match data.split_first() {
+            Some((&VERSION, token)) if data.len() == DATA_BYTES => {
+                let token = token.try_into().map_err(|_| "its token has another length".to_owned())?;
+                Ok(Self(token))
+            }
+            Some((&version, _)) if version != VERSION => Err(format!(
+                "its gRPC routes have version {version}, not {VERSION}: use one version everywhere"
+            )),
+            _ => Err(format!("its connection data has {} bytes, not {DATA_BYTES}", data.len())),
+        }
+    }
+
+    /// As metadata, which is neither indexed nor shown.
+    fn to_header(&self) -> Option<HeaderValue> {
+        let text: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut value = HeaderValue::from_str(&text).ok()?;
+        value.set_sensitive(true);
+        Some(value)
+    }
+}
+
+/// Digest of a token's metadata: looking it up tells nothing of the token, however long it takes.
+type TokenDigest = [u8; 32];
+
+fn digest(header: &HeaderValue) -> TokenDigest {
+    Sha256::digest(header.as_bytes()).into()
+}
+
+/// What a gRPC plane carries tensors with. Opaque: a worker uses it by itself.
+pub struct TensorCalls {
+    routes: Mutex<BTreeMap<TokenDigest, Weak<GrpcRoute>>>,
+    seen: Mutex<RequestIds>,
+    message_bytes_max: usize,
+}
+
+impl fmt::Debug for TensorCalls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TensorCalls").field("routes", &self.routes().len()).finish_non_exhaustive()
+    }
+}
+
+impl TensorCalls {
+    pub(super) fn new(message_bytes_max: usize) -> Arc<Self> {
+        Arc::new(Self { routes: Mutex::default(), seen: Mutex::default(), message_bytes_max })
+    }
+
+    fn admit(&self, token: TokenDigest, route: &Arc<GrpcRoute>) {
+        self.routes().insert(token, Arc::downgrade(route));
+    }
+
+    fn forget(&self, token: &TokenDigest) {
+        self.routes().remove(token);
+    }
+
+    /// Whose token this is.
+    fn route(&self, header: &HeaderValue) -> Option<Arc<GrpcRoute>> {
+        let route = self.routes().get(&digest(header)).and_then(Weak::upgrade)?;
+        (!route.is_over()).then_some(route)
+    }
+
+    fn is_new(&self, id: u64) -> bool {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).is_new(id)
+    }
+
+    fn routes(&self) -> MutexGuard<'_, BTreeMap<TokenDigest, Weak<GrpcRoute>>> {
+        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
