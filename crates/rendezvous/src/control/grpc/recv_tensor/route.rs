@@ -16,9 +16,8 @@ use tonic::codegen::http::HeaderValue;
 use verbs_reactor::{QueuePairStats, Runtime, timeout};
 
 use super::{
-    Arrived, CONNECTIONS_MAX, FETCHES_MAX, RECEIVES_MAX, TensorCalls, Token, TokenDigest,
+    Arrived, CONNECTIONS_MAX, Expected, FETCHES_MAX, RECEIVES_MAX, TensorCalls, Token, TokenDigest,
     client::{self, Caller},
-    digest,
     kept::Kept,
     served::{Counts, Served},
 };
@@ -37,7 +36,8 @@ const VERDICT: Duration = Duration::from_millis(100);
 
 /// What a route is made of.
 pub(crate) struct RouteEnds {
-    pub(crate) calls: Arc<TensorCalls>,
+    /// What the peer's calls present.
+    pub(crate) expected: Expected,
     pub(crate) values: SharedValues,
     pub(crate) runtime: Arc<dyn Runtime>,
     /// Where values land.
@@ -47,8 +47,8 @@ pub(crate) struct RouteEnds {
     pub(crate) incarnation: u64,
     /// Where the peer's control plane listens, if it is known.
     pub(crate) address: Option<String>,
-    /// What the peer's calls present, and what its plane wants to see.
-    pub(crate) tokens: (Token, Token),
+    /// What the peer's plane wants to see.
+    pub(crate) token: Token,
     pub(crate) agreed: Agreed,
     pub(crate) connect_limit: Duration,
     /// Turns true when the session ends.
@@ -96,13 +96,13 @@ pub(crate) struct GrpcRoute {
 impl GrpcRoute {
     /// Makes a route, which serves the peer from now on. `None` if a token cannot be shown.
     pub(crate) fn new(ends: RouteEnds) -> Option<Arc<Self>> {
-        let (own, peers) = ends.tokens;
-        let (own_token, token) = (digest(&own.to_header()?), peers.to_header()?);
+        let token = ends.token.to_header()?;
+        let (calls, own_token) = (ends.expected.calls.clone(), ends.expected.token);
         let receives = ends.agreed.requests_max.min(RECEIVES_MAX);
         let route = Arc::new_cyclic(|me| Self {
             me: me.clone(),
             peer_incarnation: ends.incarnation,
-            calls: ends.calls,
+            calls,
             values: Arc::new(PeerValues::new(&ends.values, &ends.peer)),
             runtime: ends.runtime,
             pool: ends.pool,
@@ -126,7 +126,7 @@ impl GrpcRoute {
             stop: watch::Sender::new(false),
             asked: Counts::default(),
         });
-        route.calls.admit(own_token, &route);
+        ends.expected.arrived(&route);
         Some(route)
     }
 
