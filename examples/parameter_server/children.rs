@@ -4,17 +4,15 @@
 //! closes it; the child sees the end of its input and ends too.
 
 use std::{
-    io::{self, BufRead, BufReader},
+    io::{self, BufRead, BufReader, Write},
+    pin::pin,
     process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc::SyncSender,
     thread,
     time::Duration,
 };
 
-use futures::{
-    future::{Either, select},
-    pin_mut,
-};
+use futures::future::{Either, pending, select};
 use tokio::sync::mpsc;
 
 use crate::{failure::Failure, options::Settings, report::Report};
@@ -76,6 +74,13 @@ impl Process {
         self.child.id()
     }
 
+    /// Sends one line to the child.
+    pub(crate) fn tell(&mut self, report: &Report) -> io::Result<()> {
+        let input = self.input.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+        writeln!(input, "{report}")?;
+        input.flush()
+    }
+
     /// Kills the child, as an operator or the kernel might.
     pub(crate) fn kill(&mut self) {
         // It fails only for a child that has ended.
@@ -115,27 +120,40 @@ impl Parent {
         Self { lines: settings.flags.launched.then(lines) }
     }
 
+    /// Whether there is one.
+    pub(crate) const fn is_there(&self) -> bool {
+        self.lines.is_some()
+    }
+
+    /// Does `work`; `None` if the launcher goes, or lets go, before that is done.
+    pub(crate) async fn unless_gone<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+        let gone = async {
+            match &mut self.lines {
+                Some(lines) => while lines.recv().await.is_some() {},
+                None => pending().await,
+            }
+        };
+        match select(pin!(work), pin!(gone)).await {
+            Either::Left((worked, _)) => Some(worked),
+            Either::Right(_) => None,
+        }
+    }
+
     /// Does `work`. With a launcher, waits then until that lets go; an error if it is gone before the work is done.
     pub(crate) async fn work_until_let_go<T>(
         mut self,
         work: impl Future<Output = Result<T, Failure>>,
     ) -> Result<(), Failure> {
-        let Some(lines) = &mut self.lines else { return work.await.map(drop) };
-        let gone = async { while lines.recv().await.is_some() {} };
-        pin_mut!(work, gone);
-        match select(work, gone).await {
-            Either::Left((worked, gone)) => {
-                worked?;
-                gone.await;
-                Ok(())
-            }
-            Either::Right(_) => Err(Failure::LauncherGone),
+        self.unless_gone(work).await.unwrap_or(Err(Failure::LauncherGone))?;
+        if self.is_there() {
+            self.unless_gone(pending::<()>()).await;
         }
+        Ok(())
     }
 }
 
-/// The launcher's lines, until its end.
-fn lines() -> mpsc::Receiver<Report> {
+/// The launcher's lines, until it goes or lets go. The process ends within two seconds of that, whatever else it does.
+pub(crate) fn lines() -> mpsc::Receiver<Report> {
     let (sender, receiver) = mpsc::channel(LINES_MAX);
     thread::spawn(move || {
         for line in io::stdin().lines().map_while(Result::ok) {

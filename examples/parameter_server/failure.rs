@@ -2,7 +2,7 @@
 
 use std::{io, process::ExitStatus, time::Duration};
 
-use tensorwire::{Code, WorkerError, control::ControlError};
+use tensorwire::{ClusterError, Code, WorkerError, control::ControlError};
 use tensorwire_examples::{checkpoint::CheckpointError, tickets::TooStale};
 
 use crate::options::BadOption;
@@ -13,8 +13,14 @@ use crate::options::BadOption;
 pub(crate) enum Failure {
     #[error(transparent)]
     Option(#[from] BadOption),
+    #[error("--ps-hosts and --worker-hosts: {0}")]
+    Cluster(#[from] ClusterError),
     #[error("a child process can't be started: {0}")]
     Start(io::Error),
+    #[error("a child process can't be told anything: {0}")]
+    Pipe(io::Error),
+    #[error("gRPC: {0}")]
+    Grpc(String),
     #[error("the {name} ended before the training did: {status}")]
     ChildEnded { name: String, status: ExitStatus },
     #[error("no child process has said anything for {} seconds", limit.as_secs())]
@@ -29,8 +35,6 @@ pub(crate) enum Failure {
         "a message of {from} is not understood: {problem}; run the same version of this example everywhere"
     )]
     Message { from: String, problem: String },
-    #[error("the worker at {address} is {found}, not {expected}; give every process the same host lists")]
-    OtherName { address: String, found: String, expected: String },
     #[error("the servers are not at the same point of the training yet")]
     OutOfStep,
     #[error("given up after {} seconds without progress: {last}", patience.as_secs())]

@@ -6,7 +6,7 @@ mod cluster;
 use std::{collections::BTreeMap, fmt, time::Duration};
 
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
-use tensorwire::Worker;
+use tensorwire::{ClusterSpec, Worker};
 use tensorwire_examples::training::train;
 
 use self::cluster::Cluster;
@@ -14,26 +14,25 @@ use crate::{
     block_on,
     children::Event,
     failure::Failure,
-    link::{builder, latest, worker_name},
-    options::{AtStep, Fault, Hosts, RoleName, Settings},
+    link::{configured, latest},
+    options::{AtStep, Fault, RoleName, Settings},
     report::Report,
-    server::peer_at,
     server_link::unpack,
     summary::{Summary, Traffic, print_traffic},
 };
 
 /// Starts all processes, waits for the end of the training, measures, and prints the result.
-pub(crate) fn run(settings: &Settings, servers: usize, workers: usize) -> Result<(), Failure> {
-    let mut cluster = Cluster::start(settings, servers, workers)?;
+pub(crate) fn run(settings: &Settings) -> Result<(), Failure> {
+    let mut cluster = Cluster::start(settings)?;
     println!("starting     {} steps with seed {}", settings.steps, settings.flags.seed);
     let mut training = Training::new(settings);
-    if let Err(failure) = training.watch(&mut cluster, workers) {
+    if let Err(failure) = training.watch(&mut cluster, settings.workers) {
         cluster.tell_how_children_end();
         return Err(failure);
     }
     let elapsed = training.bar.elapsed();
     training.bar.finish();
-    let parameters = block_on(fetch_parameters(settings, cluster.hosts()))?;
+    let parameters = block_on(fetch_parameters(settings, cluster.spec()))?;
     cluster.end()?;
 
     let summary = Summary::beside(settings, &parameters, &train_alone(settings));
@@ -133,22 +132,22 @@ impl Training {
 }
 
 /// As any client could: fetches the parameters from the servers.
-async fn fetch_parameters(settings: &Settings, hosts: &Hosts) -> Result<Vec<Vec<f32>>, Failure> {
-    let client = builder("/job:launcher/replica:0/task:0", settings).start().await?;
-    let fetched = fetch_from(&client, settings, hosts).await;
+async fn fetch_parameters(settings: &Settings, cluster: ClusterSpec) -> Result<Vec<Vec<f32>>, Failure> {
+    let client = Worker::builder("/job:launcher/replica:0/task:0").cluster(cluster);
+    let client = configured(client, settings).start().await?;
+    let fetched = fetch_with(&client, settings).await;
     client.shutdown().await;
     fetched
 }
 
-async fn fetch_from(client: &Worker, settings: &Settings, hosts: &Hosts) -> Result<Vec<Vec<f32>>, Failure> {
+async fn fetch_with(client: &Worker, settings: &Settings) -> Result<Vec<Vec<f32>>, Failure> {
     let mut parameters = settings.model.open(settings.flags.seed).zeros();
-    for (server, pieces) in settings.pieces(hosts.servers.len()).iter().enumerate() {
-        let name = worker_name(RoleName::Server(server));
-        let peer = peer_at(client, &hosts.servers[server], &name).await?;
+    for (server, pieces) in settings.pieces().iter().enumerate() {
+        let peer = client.peer(&RoleName::Server(server).worker_name())?;
         let names: Vec<String> = pieces.iter().map(latest).collect();
         let fetched = client.fetch_many(&peer, &names).await?;
         unpack(pieces, &fetched, &mut parameters)
-            .map_err(|problem| Failure::Message { from: name, problem })?;
+            .map_err(|problem| Failure::Message { from: peer.name().to_owned(), problem })?;
     }
     Ok(parameters)
 }

@@ -4,7 +4,7 @@
 //! [`LIFE`]. Whatever breaks, the worker begins another life, and nothing of the former one is mistaken for it.
 
 use std::time::Duration;
-use tensorwire::{Key, Pool, Tensor, Worker, WorkerBuilder, WorkerError};
+use tensorwire::{ClusterSpec, Key, Pool, Tensor, Worker, WorkerBuilder, WorkerError};
 use tensorwire_examples::shards::Piece;
 
 use crate::{
@@ -12,6 +12,8 @@ use crate::{
     options::{RoleName, Settings},
 };
 
+/// The worker that keeps the checkpoint.
+pub(crate) const CHIEF: usize = 0;
 /// Under this name a worker publishes the number of its life.
 pub(crate) const LIFE: &str = "life";
 /// How long a process waits for another that is there: workers may compute for long.
@@ -19,17 +21,19 @@ const WAIT_MAX: Duration = Duration::from_secs(24 * 3600);
 /// How long to wait before a peer that was not there is tried again.
 pub(crate) const PAUSE: Duration = Duration::from_millis(50);
 
-/// The name of a process.
-pub(crate) fn worker_name(role: RoleName) -> String {
-    match role {
-        RoleName::Server(index) => format!("/job:ps/replica:0/task:{index}"),
-        RoleName::Worker(index) => format!("/job:worker/replica:0/task:{index}"),
-    }
+/// Settings of one process of the cluster.
+pub(crate) fn process(
+    role: RoleName,
+    cluster: &ClusterSpec,
+    settings: &Settings,
+) -> Result<WorkerBuilder, WorkerError> {
+    let builder = Worker::builder_for_task(cluster.clone(), role.job(), role.index() as u32)?;
+    Ok(configured(builder, settings))
 }
 
-/// Settings of a process called `name`.
-pub(crate) fn builder(name: &str, settings: &Settings) -> WorkerBuilder {
-    let mut builder = Worker::builder(name).timeout(WAIT_MAX);
+/// What the flags say of how tensors travel.
+pub(crate) fn configured(builder: WorkerBuilder, settings: &Settings) -> WorkerBuilder {
+    let mut builder = builder.timeout(WAIT_MAX);
     if let Some(kind) = settings.flags.fabric.required() {
         builder = builder.require(kind);
     }
@@ -98,7 +102,7 @@ impl Keys {
 }
 
 fn device(role: RoleName) -> String {
-    format!("{}/device:CPU:0", worker_name(role))
+    format!("{}/device:CPU:0", role.worker_name())
 }
 
 /// What a worker sends first.

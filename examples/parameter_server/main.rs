@@ -4,6 +4,7 @@
 //! page on this example what happens and how to start the processes by hand. Read [`server`] and [`worker`] first.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod chief;
 mod children;
 mod failure;
@@ -31,10 +32,8 @@ fn main() -> ExitCode {
     let flags = Flags::parse_from(with_dashes(std::env::args()));
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    let (who, ended) = match Settings::new(flags) {
-        Ok(settings) => (name(&settings.role), run(&settings)),
-        Err(bad) => (name_of_launcher(), Err(bad.into())),
-    };
+    let (who, ended) =
+        if flags.bench { ("parameter_server --bench".to_owned(), bench::run(&flags)) } else { train(flags) };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -44,17 +43,25 @@ fn main() -> ExitCode {
     }
 }
 
+/// Gives also who this process is.
+fn train(flags: Flags) -> (String, Result<(), Failure>) {
+    match Settings::new(flags) {
+        Ok(settings) => (name(&settings.role), run(&settings)),
+        Err(failure) => (name_of_launcher(), Err(failure)),
+    }
+}
+
 fn run(settings: &Settings) -> Result<(), Failure> {
     match &settings.role {
-        Role::Launcher { servers, workers } => launcher::run(settings, *servers, *workers),
-        Role::One(RoleName::Server(index), hosts) => block_on(server::run(settings, *index, hosts)),
-        Role::One(RoleName::Worker(index), hosts) => block_on(worker::run(settings, *index, hosts)),
+        Role::Launcher => launcher::run(settings),
+        Role::One(RoleName::Server(index), cluster) => block_on(server::run(settings, *index, cluster)),
+        Role::One(RoleName::Worker(index), cluster) => block_on(worker::run(settings, *index, cluster)),
     }
 }
 
 fn name(role: &Role) -> String {
     match role {
-        Role::Launcher { .. } => name_of_launcher(),
+        Role::Launcher => name_of_launcher(),
         Role::One(role, _) => role.to_string(),
     }
 }

@@ -7,7 +7,7 @@ mod settings;
 pub(crate) use self::{
     faults::{AtStep, Fault, RoleName},
     flags::{Flags, with_dashes},
-    settings::{Hosts, Mode, Role, Settings},
+    settings::{Mode, Role, Settings},
 };
 
 /// An option with a value that can't be used.

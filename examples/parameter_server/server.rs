@@ -8,7 +8,7 @@ use std::{
 };
 
 use futures::future::{Either, select, try_join_all};
-use tensorwire::{DataType, Runtime, Step, Tensor, TokioRuntime, Worker};
+use tensorwire::{ClusterSpec, DataType, Runtime, Step, Tensor, TokioRuntime, Worker};
 use tensorwire_examples::shards::Piece;
 use tokio::sync::watch;
 
@@ -16,30 +16,34 @@ use self::state::State;
 use crate::{
     children::Parent,
     failure::Failure,
-    link::{Keys, LIFE, PAUSE, Push, Pushing, Token, builder, wire_shape, words, worker_name},
-    options::{Hosts, RoleName, Settings},
+    link::{CHIEF, Keys, LIFE, PAUSE, Push, Pushing, Token, process, wire_shape, words},
+    options::{RoleName, Settings},
     report::Report,
 };
 
 /// Serves until the training is over and the workers have gone; with a launcher, until that lets go.
-pub(crate) async fn run(settings: &Settings, index: usize, hosts: &Hosts) -> Result<(), Failure> {
-    let parent = Parent::of(settings);
-    let name = worker_name(RoleName::Server(index));
-    let worker = builder(&name, settings).bind(&hosts.servers[index]).start().await?;
+pub(crate) async fn run(settings: &Settings, index: usize, cluster: &ClusterSpec) -> Result<(), Failure> {
+    let mut parent = Parent::of(settings);
+    let worker = process(RoleName::Server(index), cluster, settings)?.start().await?;
     Report::of("address", worker.address()).print();
-    let server = Server::new(worker, settings, index, hosts)?;
-    let serving = try_join_all((0..hosts.workers.len()).map(|worker| server.serve(worker)));
-    let served = parent.work_until_let_go(serving).await;
+    let server = Server::new(worker, settings, index, parent.is_there())?;
+    let serving = try_join_all((0..settings.workers).map(|worker| server.serve(worker)));
+    let served = match parent.unless_gone(serving).await {
+        Some(served) => served.map(drop),
+        None if server.state().is_finished() => Ok(()),
+        None => Err(Failure::LauncherGone),
+    };
     server.worker.shutdown().await;
     served
 }
 
-struct Server<'run> {
+struct Server {
     worker: Worker,
     runtime: TokioRuntime,
     index: usize,
-    hosts: &'run Hosts,
     pieces: Vec<Piece>,
+    /// A launcher says when it is time to end, and starts workers again until then.
+    is_launched: bool,
     state: Mutex<State>,
     /// Told when a worker that waits for its token may go on.
     changed: watch::Sender<()>,
@@ -47,13 +51,13 @@ struct Server<'run> {
     is_over: watch::Sender<bool>,
 }
 
-impl<'run> Server<'run> {
-    fn new(worker: Worker, settings: &Settings, index: usize, hosts: &'run Hosts) -> Result<Self, Failure> {
-        let pieces = settings.pieces(hosts.servers.len()).swap_remove(index);
-        let state = Mutex::new(State::new(settings, index, pieces.clone(), hosts.workers.len()));
+impl Server {
+    fn new(worker: Worker, settings: &Settings, index: usize, is_launched: bool) -> Result<Self, Failure> {
+        let pieces = settings.pieces().swap_remove(index);
+        let state = Mutex::new(State::new(settings, index, pieces.clone()));
         let (changed, is_over) = (watch::Sender::new(()), watch::Sender::new(false));
         let runtime = runtime()?;
-        Ok(Self { worker, runtime, index, hosts, pieces, state, changed, is_over })
+        Ok(Self { worker, runtime, index, pieces, is_launched, state, changed, is_over })
     }
 
     /// Serves one worker, from life to life, until it says goodbye, or is not there when the training is over.
@@ -69,10 +73,11 @@ impl<'run> Server<'run> {
             match attended {
                 Err(failure) if failure.is_transient() => {
                     tracing::info!(worker, %failure, "a worker is lost");
-                    former = Some(life.id());
                 }
+                Ok(()) if self.is_launched => {}
                 ended => return ended,
             }
+            former = Some(life.id());
         }
     }
 
@@ -90,16 +95,15 @@ impl<'run> Server<'run> {
     }
 
     async fn ask_life(&self, worker: usize) -> Result<i64, Failure> {
-        let expected = worker_name(RoleName::Worker(worker));
-        let peer = peer_at(&self.worker, &self.hosts.workers[worker], &expected).await?;
+        let peer = self.worker.peer(&RoleName::Worker(worker).worker_name())?;
         let life = self.worker.fetch(&peer, LIFE).await?;
-        words(&life, &expected).map(|[life]| life as i64)
+        words(&life, peer.name()).map(|[life]| life as i64)
     }
 
     /// One life: tells the worker what to do, takes what it computed, and so on.
     async fn attend(&self, worker: usize, life: &Step) -> Result<(), Failure> {
         let keys = Keys::new(&self.worker, self.index, worker, &self.pieces)?;
-        let from = worker_name(RoleName::Worker(worker));
+        let from = RoleName::Worker(worker).worker_name();
         self.state().join(worker);
         loop {
             let push = pin!(life.recv(&keys.push));
@@ -126,7 +130,10 @@ impl<'run> Server<'run> {
                     self.state().restore(&self.worker, push, &values, &velocities)?;
                 }
                 Pushing::Goodbye => {
-                    let _ = worker == 0 && self.is_over.send_replace(true);
+                    self.state().note_goodbye(worker);
+                    if worker == CHIEF && !self.is_launched {
+                        self.is_over.send_replace(true);
+                    }
                     return Ok(());
                 }
             }
@@ -177,20 +184,6 @@ impl<'run> Server<'run> {
 pub(crate) fn runtime() -> Result<TokioRuntime, Failure> {
     let outside = || Failure::Runtime(std::io::Error::other("called outside a runtime"));
     TokioRuntime::current().ok_or_else(outside)
-}
-
-/// The peer at `address`, which must be called `expected`.
-pub(crate) async fn peer_at(
-    own: &Worker,
-    address: &str,
-    expected: &str,
-) -> Result<tensorwire::Peer, Failure> {
-    let peer = own.peer_at(address).await?;
-    if peer.name() == expected {
-        return Ok(peer);
-    }
-    let [address, found, expected] = [address, peer.name(), expected].map(str::to_owned);
-    Err(Failure::OtherName { address, found, expected })
 }
 
 /// The floats of each tensor.

@@ -6,9 +6,8 @@ use tensorwire_examples::shards::Piece;
 
 use crate::{
     failure::Failure,
-    link::{Keys, Push, Token, wire_shape, worker_name},
+    link::{Keys, Push, Token, wire_shape},
     options::RoleName,
-    server::peer_at,
 };
 
 /// One server, in one life of the worker.
@@ -21,15 +20,15 @@ pub(crate) struct ServerLink {
 }
 
 impl ServerLink {
-    /// The way of worker `index` to `server`, a number and an address, which has `pieces`.
-    pub(crate) async fn new(
+    /// The way of worker `index` to `server`, which has `pieces`. Does not connect yet.
+    pub(crate) fn new(
         worker: &Worker,
         life: &Step,
-        (server, address): (usize, &str),
+        server: usize,
         index: usize,
         pieces: &[Piece],
     ) -> Result<Self, Failure> {
-        let peer = peer_at(worker, address, &worker_name(RoleName::Server(server))).await?;
+        let peer = worker.peer(&RoleName::Server(server).worker_name())?;
         let keys = Keys::new(worker, server, index, pieces)?;
         Ok(Self { peer, life: life.clone(), keys, pieces: pieces.to_vec() })
     }

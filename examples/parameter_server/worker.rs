@@ -3,32 +3,28 @@
 use std::{ops::Range, time::Duration};
 
 use futures::future::{join_all, try_join_all};
-use tensorwire::{Runtime, Tensor, TokioRuntime, Worker};
+use tensorwire::{ClusterSpec, Runtime, Tensor, TokioRuntime, Worker};
 use tensorwire_examples::{model::Model, shards::Piece};
 
 use crate::{
     chief::Chief,
     children::Parent,
     failure::Failure,
-    link::{LIFE, PAUSE, Push, Pushing, Token, at_step, builder, latest, worker_name},
-    options::{Hosts, Mode, RoleName, Settings},
+    link::{CHIEF, LIFE, PAUSE, Push, Pushing, Token, at_step, latest, process},
+    options::{Mode, RoleName, Settings},
     report::Report,
     server::runtime,
     server_link::ServerLink,
     summary::{Summary, Traffic},
 };
 
-/// The worker that keeps the checkpoint.
-const CHIEF: usize = 0;
-
 /// Computes gradients until the training is over; with a launcher, waits until that lets go.
-pub(crate) async fn run(settings: &Settings, index: usize, hosts: &Hosts) -> Result<(), Failure> {
+pub(crate) async fn run(settings: &Settings, index: usize, cluster: &ClusterSpec) -> Result<(), Failure> {
     let parent = Parent::of(settings);
     let chief = (index == CHIEF).then(|| Chief::new(settings)).transpose()?;
-    let name = worker_name(RoleName::Worker(index));
-    let worker = builder(&name, settings).bind(&hosts.workers[index]).start().await?;
+    let worker = process(RoleName::Worker(index), cluster, settings)?.start().await?;
     Report::of("address", worker.address()).print();
-    let mut trainer = Trainer::new(worker.clone(), settings, index, hosts, chief)?;
+    let mut trainer = Trainer::new(worker.clone(), settings, index, chief)?;
     let trained = parent.work_until_let_go(trainer.train()).await;
     worker.shutdown().await;
     trained
@@ -39,7 +35,6 @@ struct Trainer<'run> {
     runtime: TokioRuntime,
     settings: &'run Settings,
     index: usize,
-    hosts: &'run Hosts,
     /// Of each server.
     pieces: Vec<Vec<Piece>>,
     model: Box<dyn Model>,
@@ -56,7 +51,6 @@ impl<'run> Trainer<'run> {
         worker: Worker,
         settings: &'run Settings,
         index: usize,
-        hosts: &'run Hosts,
         chief: Option<Chief>,
     ) -> Result<Self, Failure> {
         let model = settings.model.open(settings.flags.seed);
@@ -67,12 +61,11 @@ impl<'run> Trainer<'run> {
             progress: runtime.now(),
             parameters: model.zeros(),
             gradients: model.zeros(),
-            pieces: settings.pieces(hosts.servers.len()),
+            pieces: settings.pieces(),
             worker,
             runtime,
             settings,
             index,
-            hosts,
             model,
             chief,
         })
@@ -101,7 +94,7 @@ impl<'run> Trainer<'run> {
     async fn live(&mut self) -> Result<(), Failure> {
         let life = Tensor::from_values(self.worker.pool(), &[1], &[self.life as u64])?;
         self.worker.publish(LIFE, life)?;
-        let links = self.meet_servers().await?;
+        let links = self.links()?;
         loop {
             let tokens = try_join_all(links.iter().map(ServerLink::token)).await?;
             self.progress = self.runtime.now();
@@ -120,13 +113,13 @@ impl<'run> Trainer<'run> {
         }
     }
 
-    async fn meet_servers(&self) -> Result<Vec<ServerLink>, Failure> {
-        let step = self.worker.step(self.life);
-        try_join_all(self.pieces.iter().enumerate().map(|(server, pieces)| {
-            let address = &self.hosts.servers[server];
-            ServerLink::new(&self.worker, &step, (server, address), self.index, pieces)
-        }))
-        .await
+    /// The ways to all servers. They are connected on first use.
+    fn links(&self) -> Result<Vec<ServerLink>, Failure> {
+        let life = self.worker.step(self.life);
+        let link = |(server, pieces): (usize, &Vec<Piece>)| {
+            ServerLink::new(&self.worker, &life, server, self.index, pieces)
+        };
+        self.pieces.iter().enumerate().map(link).collect()
     }
 
     /// What the servers want next; `None` if they are not in the same epoch, or one has no parameters.
@@ -171,7 +164,7 @@ impl<'run> Trainer<'run> {
         let batch = self.settings.model.batch_size();
         let number = match self.settings.mode {
             // With backup workers, the samples of those that came late are left out.
-            Mode::Sync { .. } => step * self.hosts.workers.len() as u64 + self.index as u64,
+            Mode::Sync { .. } => step * self.settings.workers as u64 + self.index as u64,
             Mode::Async { .. } => step,
         };
         number * batch..(number + 1) * batch
@@ -186,24 +179,25 @@ impl<'run> Trainer<'run> {
         }
     }
 
-    /// The training is over. The chief has the last word.
+    /// The training is over. The chief keeps the last checkpoint; before it has said goodbye, no other worker hears
+    /// that it is over.
     async fn finish(&mut self, links: &[ServerLink]) -> Result<(), Failure> {
-        let traffic = Traffic::of(&self.worker);
-        if let Some(mut chief) = self.chief.take() {
-            let kept =
-                chief.keep_last_checkpoint(&self.worker, &self.runtime, links, self.settings.steps).await;
-            self.chief = Some(chief);
-            kept?;
-            if !self.settings.flags.launched {
-                self.fetch(links, latest).await?;
-                println!("{}", Summary::of(self.settings, &self.parameters));
-            }
+        if let Some(chief) = &mut self.chief {
+            chief.keep_last_checkpoint(&self.worker, &self.runtime, links, self.settings.steps).await?;
         }
+        let prints = self.chief.is_some() && !self.settings.flags.launched;
+        if prints {
+            self.fetch(links, latest).await?;
+        }
+        let traffic = Traffic::of(&self.worker);
         for link in links {
             link.push(&self.worker, Push { what: Pushing::Goodbye, epoch: 0, step: 0, loss: 0.0 })?;
         }
         // Whether a server answers or has gone: it has taken the goodbye, or does not need it.
         join_all(links.iter().map(ServerLink::token)).await;
+        if prints {
+            println!("{}", Summary::of(self.settings, &self.parameters));
+        }
         traffic.to_report().print();
         Ok(())
     }

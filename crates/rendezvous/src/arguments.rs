@@ -7,6 +7,13 @@ pub use tokio_util::sync::CancellationToken;
 use crate::{DeviceContext, Tensor};
 
 /// Demands on the memory that a value lies in.
+///
+/// ```
+/// use rendezvous::AllocatorAttributes;
+///
+/// let none = AllocatorAttributes::default();
+/// assert!(!none.on_host && !none.gpu_compatible && !none.nic_compatible);
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct AllocatorAttributes {
     /// In host memory, although the device is another.
@@ -54,7 +61,17 @@ pub struct RecvArgs {
     pub cancellation: Option<CancellationToken>,
 }
 
-/// A value as it was received, with what both ends said.
+/// A value as it was received, with what both ends said ([`LocalRendezvous::recv`](crate::LocalRendezvous::recv),
+/// [`Step::recv_with`](crate::Step::recv_with)).
+///
+/// ```
+/// use rendezvous::Delivered;
+///
+/// /// Whether the sender had the value in memory that a GPU can copy from.
+/// fn came_pinned(delivered: &Delivered) -> bool {
+///     delivered.send_args.attributes.gpu_compatible
+/// }
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Delivered {

@@ -11,6 +11,25 @@
 /// The texts are `Duplicated send: KEY` and `Duplicated recv: KEY`. Under the last two a key has one value for the life
 /// of its step, and a send is a second one also when the first was received long ago. A receive that was given up, by
 /// dropping its future or by its token, doesn't count.
+///
+/// ```
+/// use memory::{Pool, PoolConfig};
+/// use protocol::{Code, Key};
+/// use rendezvous::{DuplicatePolicy, LocalConfig, LocalRendezvous, SendArgs, Tensor};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = Pool::new(PoolConfig { block_bytes: 4096, ..PoolConfig::new("example") })?;
+/// let config = LocalConfig { duplicates: DuplicatePolicy::Report, ..LocalConfig::default() };
+/// let rendezvous = LocalRendezvous::with_config(config);
+/// let key = Key::builder().source("/CPU:0").destination("/CPU:0").edge("loss").build()?;
+///
+/// let loss = Tensor::from_values(&pool, &[], &[0.5f32])?;
+/// rendezvous.send(&key, SendArgs::default(), loss.clone())?;
+/// let refused = rendezvous.send(&key, SendArgs::default(), loss);
+/// assert!(refused.is_err_and(|status| status.code == Code::Aborted));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DuplicatePolicy {

@@ -12,6 +12,7 @@ use verbs_reactor::{FabricError, FabricKind, timeout};
 use crate::{
     Peer, WorkerError,
     control::{ControlError, Expected, GrpcRoute, RouteEnds, TensorCalls, Token},
+    meter::Meter,
     node::{Node, fabric_number},
     route::Route,
     session::Session,
@@ -112,6 +113,7 @@ impl Node {
             runtime: self.runtime.clone(),
             pool: self.pools.receive.clone(),
             peer: session.peer.worker.clone(),
+            meter: Meter::new(self.labels.of(&session.peer.worker), FabricKind::Grpc),
             incarnation: session.peer.incarnation,
             address: peer.address(),
             token,

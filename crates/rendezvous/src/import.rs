@@ -1,10 +1,12 @@
 //! Users' memory on its way over a fabric that can't send it from where it lies.
 
-use std::{future::poll_fn, task::Poll};
+use std::{future::poll_fn, sync::Arc, task::Poll};
 
-use memory::{Block, Buf, Pool, copy::CopyReason, copy::copy_bytes};
+use memory::{Buf, Pool, copy::CopyReason, copy::copy_bytes};
 use protocol::{Code, Status};
 use verbs_reactor::FabricKind;
+
+use crate::pools::Regions;
 
 /// Copied at a time, before other tasks get their turn.
 const PIECE_BYTES: usize = 256 << 10;
@@ -13,17 +15,22 @@ const PIECE_BYTES: usize = 256 << 10;
 #[derive(Debug, Clone)]
 pub(crate) struct Import {
     pub(crate) pool: Pool,
+    /// What the fabric can send from.
+    pub(crate) regions: Arc<Regions>,
 }
 
 impl Import {
     /// Whether a fabric of this kind can't send `bytes` in place: shared memory needs a block that its neighbour can
-    /// map, an adapter one that is registered.
+    /// map, an adapter any. None can send out of a block of another pool than this worker's.
     pub(crate) fn needs(&self, kind: FabricKind, bytes: &Buf) -> bool {
-        match kind {
-            _ if bytes.is_empty() => false,
-            FabricKind::Shm => !bytes.block().is_some_and(Block::shareable),
-            FabricKind::Verbs => bytes.block().is_none(),
-            _ => false,
+        if bytes.is_empty() {
+            return false;
+        }
+        match (kind, bytes.block()) {
+            (FabricKind::Shm | FabricKind::Verbs, None) => true,
+            (_, None) => false,
+            (FabricKind::Shm, Some(block)) if !block.shareable() => true,
+            (_, Some(block)) => !self.regions.contains(block.id()),
         }
     }
 

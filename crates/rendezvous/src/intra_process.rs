@@ -8,10 +8,30 @@ use crate::{Delivered, LocalConfig, LocalRendezvous, RecvArgs, SendArgs, Tensor,
 
 /// As [`LocalRendezvous`], for the devices of one process: where the ends of a key are on different kinds of memory, the
 /// value is copied by their [`DeviceContext`](crate::DeviceContext)s before it is delivered; where both are on the host
-/// or on the same device, it is shared. Its documentation has an example.
+/// or on the same device, it is shared.
 ///
 /// The copy is made in memory with the receiver's attributes, and [`gpu_compatible`] if the sender's are. Elements must
 /// be plain bytes for it. Cheap to clone: all clones are the same rendezvous.
+///
+/// Both ends on the host ([`DeviceContext`](crate::DeviceContext) has an example with a device):
+///
+/// ```
+/// use memory::{Pool, PoolConfig};
+/// use protocol::Key;
+/// use rendezvous::{IntraProcessRendezvous, RecvArgs, SendArgs, Tensor};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = Pool::new(PoolConfig { block_bytes: 4096, ..PoolConfig::new("example") })?;
+/// let rendezvous = IntraProcessRendezvous::new();
+/// let key = Key::builder().source("/CPU:0").destination("/CPU:1").edge("x").build()?;
+/// let sent = Tensor::from_values(&pool, &[2], &[1.0f32, 2.0])?;
+/// rendezvous.send(&key, SendArgs::default(), sent.clone())?;
+/// let got = rendezvous.recv(&key, RecvArgs::default()).await?.tensor;
+/// assert!(std::ptr::eq(got.bytes(), sent.bytes()));
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// [`gpu_compatible`]: crate::AllocatorAttributes::gpu_compatible
 #[derive(Debug, Clone, Default)]

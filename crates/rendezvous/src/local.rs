@@ -205,6 +205,20 @@ impl LocalRendezvous {
 }
 
 /// A receive that is under way ([`LocalRendezvous::recv`]).
+///
+/// ```
+/// use futures::FutureExt;
+/// use protocol::Key;
+/// use rendezvous::{LocalRendezvous, Receive, RecvArgs};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let rendezvous = LocalRendezvous::new();
+/// let key = Key::builder().source("/CPU:0").destination("/CPU:0").edge("loss").build()?;
+/// let receive: Receive = rendezvous.recv(&key, RecvArgs::default());
+/// assert!(receive.now_or_never().is_none());
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "dropping it gives the receive up"]
 pub struct Receive {
     take: CancellableTake,

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use memory::{
@@ -88,15 +88,26 @@ impl LocalFabric {
     }
 }
 
-/// The regions of one domain that peers may write.
+/// The blocks that are registered with one domain.
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
-    by_block: Mutex<BTreeMap<BlockId, RemoteRegion>>,
+    /// With the region, where peers may write.
+    by_block: Mutex<BTreeMap<BlockId, Option<RemoteRegion>>>,
 }
 
 impl Regions {
+    /// The region of a block that peers may write.
     pub(crate) fn get(&self, block: BlockId) -> Option<RemoteRegion> {
-        self.by_block.lock().unwrap_or_else(PoisonError::into_inner).get(&block).copied()
+        self.lock().get(&block).copied().flatten()
+    }
+
+    /// Whether the domain can send from the block.
+    pub(crate) fn contains(&self, block: BlockId) -> bool {
+        self.lock().contains_key(&block)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<BlockId, Option<RemoteRegion>>> {
+        self.by_block.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where a peer may write `granted`, whose block is registered.
@@ -111,9 +122,9 @@ impl Regions {
         })
     }
 
-    /// All of them, oldest block first.
+    /// All that peers may write, oldest block first.
     pub(crate) fn all(&self) -> Vec<RemoteRegion> {
-        self.by_block.lock().unwrap_or_else(PoisonError::into_inner).values().copied().collect()
+        self.lock().values().copied().flatten().collect()
     }
 }
 
@@ -128,13 +139,12 @@ struct RegisterBlocks {
 impl BlockVisitor for RegisterBlocks {
     fn block_added(&self, block: &Block) -> Result<(), VisitError> {
         let region = self.domain.register(block, self.access).map_err(|error| VisitError(Arc::new(error)))?;
-        if self.access.remote_write {
-            self.regions.by_block.lock().unwrap_or_else(PoisonError::into_inner).insert(block.id(), region);
-        }
+        self.regions.lock().insert(block.id(), self.access.remote_write.then_some(region));
         Ok(())
     }
 
     fn block_removed(&self, block: &Block) {
+        self.regions.lock().remove(&block.id());
         self.domain.deregister(block.id());
     }
 }

@@ -7,8 +7,8 @@
 use std::{pin::pin, time::Duration};
 
 use futures::future::{Either, join, join_all, select};
-use protocol::{DataType, Mode};
-use rendezvous::{Tensor, Worker, WorkerError};
+use protocol::{DataType, Key, Mode};
+use rendezvous::{CancellationToken, RecvArgs, Step, Tensor, Worker, WorkerError};
 use sim::{Handle, Node, Rng, Summary, World};
 use verbs_reactor::Runtime;
 
@@ -75,6 +75,21 @@ async fn send(handle: Handle, sender: Worker, stream: u64, mut rng: Rng) {
     }
 }
 
+/// What `step` receives, unless a token ends that at the `tick`.
+async fn until(step: &Step, key: &Key, tick: impl Future<Output = ()>) -> Option<Tensor> {
+    let token = CancellationToken::new();
+    let args = RecvArgs { cancellation: Some(token.clone()), ..RecvArgs::default() };
+    let cancel = async {
+        tick.await;
+        token.cancel();
+    };
+    match join(step.recv_with(key, args), cancel).await.0 {
+        Ok(delivered) => Some(delivered.tensor),
+        Err(WorkerError::Cancelled { .. }) => None,
+        Err(other) => panic!("{other}"),
+    }
+}
+
 /// Receives all values of `stream`, giving each receive up again and again. Gives how often.
 async fn receive(handle: Handle, receiver: Worker, stream: u64, patience: Duration, mut rng: Rng) -> u64 {
     let key = receiver.key(SENDER_CPU, RECEIVER_CPU, &format!("stream{stream}")).unwrap();
@@ -84,14 +99,21 @@ async fn receive(handle: Handle, receiver: Worker, stream: u64, patience: Durati
         // Patience grows, or a slow wire would never get a value across.
         let moment = rng.duration(patience * (1 + given_up as u32 / 4));
         let tick = handle.runtime().sleep(moment);
-        match select(pin!(step.recv(&key)), tick).await {
-            Either::Left((tensor, _)) => {
-                let tensor = tensor.unwrap();
+        let received = if rng.chance(1, 2) {
+            until(&step, &key, tick).await
+        } else {
+            match select(pin!(step.recv(&key)), tick).await {
+                Either::Left((tensor, _)) => Some(tensor.unwrap()),
+                Either::Right(((), _)) => None,
+            }
+        };
+        match received {
+            Some(tensor) => {
                 assert_eq!(tensor.bytes().len(), length(stream, next), "value {next} of stream {stream}");
                 handle.verify(stream * 1000 + next, tensor.bytes());
                 next += 1;
             }
-            Either::Right(((), _)) => given_up += 1,
+            None => given_up += 1,
         }
     }
     // One value more would be one that came twice.

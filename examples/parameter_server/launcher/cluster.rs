@@ -1,6 +1,7 @@
 //! The child processes of a launcher.
 
 use std::{
+    collections::BTreeMap,
     io,
     net::{Ipv4Addr, TcpListener},
     process::ExitStatus,
@@ -8,10 +9,12 @@ use std::{
     time::Duration,
 };
 
+use tensorwire::ClusterSpec;
+
 use crate::{
     children::{Event, Process},
     failure::Failure,
-    options::{Hosts, RoleName, Settings},
+    options::{RoleName, Settings},
 };
 
 /// Events that wait to be read, at most.
@@ -40,7 +43,7 @@ struct Child {
 /// Servers and workers on this host.
 #[derive(Debug)]
 pub(super) struct Cluster {
-    hosts: Hosts,
+    addresses: BTreeMap<RoleName, String>,
     children: Vec<Child>,
     sender: SyncSender<(usize, Event)>,
     events: Receiver<(usize, Event)>,
@@ -51,16 +54,16 @@ pub(super) struct Cluster {
 
 impl Cluster {
     /// Starts all processes.
-    pub(super) fn start(settings: &Settings, servers: usize, workers: usize) -> Result<Self, Failure> {
-        let mut addresses = free_addresses(servers + workers)?;
-        let workers_at = addresses.split_off(servers);
-        let hosts = Hosts { servers: addresses, workers: workers_at };
+    pub(super) fn start(settings: &Settings) -> Result<Self, Failure> {
+        let roles =
+            (0..settings.servers).map(RoleName::Server).chain((0..settings.workers).map(RoleName::Worker));
+        let roles: Vec<RoleName> = roles.collect();
+        let addresses: BTreeMap<_, _> = roles.iter().copied().zip(free_addresses(roles.len())?).collect();
         let (sender, events) = mpsc::sync_channel(EVENTS_MAX);
         let restarts_left = settings.flags.restarts;
-        let mut cluster = Self { hosts, children: Vec::new(), sender, events, running: 0, restarts_left };
-        let roles = (0..servers).map(RoleName::Server).chain((0..workers).map(RoleName::Worker));
+        let mut cluster = Self { addresses, children: Vec::new(), sender, events, running: 0, restarts_left };
         for role in roles {
-            cluster.start_child(role, arguments(settings, role, &cluster.hosts))?;
+            cluster.start_child(role, cluster.arguments(settings, role))?;
         }
         Ok(cluster)
     }
@@ -68,14 +71,43 @@ impl Cluster {
     fn start_child(&mut self, role: RoleName, arguments: Vec<String>) -> Result<(), Failure> {
         let index = self.children.len();
         let process = Process::start(&arguments, index, self.sender.clone()).map_err(Failure::Start)?;
-        println!("{:<12} pid {:<8} at {}", role.to_string(), process.id(), self.hosts.address(role));
+        println!("{:<12} pid {:<8} at {}", role.to_string(), process.id(), self.addresses[&role]);
         self.children.push(Child { role, arguments, process });
         self.running += 1;
         Ok(())
     }
 
-    pub(super) const fn hosts(&self) -> &Hosts {
-        &self.hosts
+    /// Who is where.
+    pub(super) fn spec(&self) -> ClusterSpec {
+        let add = |spec: ClusterSpec, (role, address): (&RoleName, &String)| {
+            spec.worker(role.worker_name(), address)
+        };
+        self.addresses.iter().fold(ClusterSpec::new(), add)
+    }
+
+    /// The addresses of one job, as a flag gives them.
+    fn hosts(&self, job: &str) -> String {
+        let of_job = self.addresses.iter().filter(|(role, _)| role.job() == job);
+        of_job.map(|(_, address)| address.as_str()).collect::<Vec<_>>().join(",")
+    }
+
+    /// The command line of one process: what a user would type, and that it has a launcher.
+    fn arguments(&self, settings: &Settings, role: RoleName) -> Vec<String> {
+        let is_exact = !settings.flags.kill.is_empty();
+        let report_steps = if is_exact { 1 } else { settings.steps.div_ceil(REPORTS).min(REPORT_STEPS_MAX) };
+        let delay =
+            settings.flags.slow.iter().filter(|fault| fault.role == role).map(|fault| fault.value.0).max();
+        let mut arguments = settings.flags.training_arguments();
+        arguments.extend([
+            format!("--ps-hosts={}", self.hosts("ps")),
+            format!("--worker-hosts={}", self.hosts("worker")),
+            format!("--job-name={}", role.job()),
+            format!("--task-index={}", role.index()),
+            "--launched".to_owned(),
+            format!("--report-steps={report_steps}"),
+            format!("--delay={}", delay.unwrap_or_default().as_millis()),
+        ]);
+        arguments
     }
 
     /// What happens next, to whom.
@@ -148,29 +180,6 @@ impl Cluster {
         }
         ended
     }
-}
-
-/// The command line of one process: what a user would type, and that it has a launcher.
-fn arguments(settings: &Settings, role: RoleName, hosts: &Hosts) -> Vec<String> {
-    let (job, index) = match role {
-        RoleName::Server(index) => ("ps", index),
-        RoleName::Worker(index) => ("worker", index),
-    };
-    let is_exact = !settings.flags.kill.is_empty();
-    let report_steps = if is_exact { 1 } else { settings.steps.div_ceil(REPORTS).min(REPORT_STEPS_MAX) };
-    let delay =
-        settings.flags.slow.iter().filter(|fault| fault.role == role).map(|fault| fault.value.0).max();
-    let mut arguments = settings.flags.training_arguments();
-    arguments.extend([
-        format!("--ps-hosts={}", hosts.servers.join(",")),
-        format!("--worker-hosts={}", hosts.workers.join(",")),
-        format!("--job-name={job}"),
-        format!("--task-index={index}"),
-        "--launched".to_owned(),
-        format!("--report-steps={report_steps}"),
-        format!("--delay={}", delay.unwrap_or_default().as_millis()),
-    ]);
-    arguments
 }
 
 /// Addresses that nothing listens on.

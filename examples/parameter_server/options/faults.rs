@@ -2,11 +2,35 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
+use tensorwire::ClusterSpec;
+
 /// Which process: `ps:0`, `worker:1`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum RoleName {
     Server(usize),
     Worker(usize),
+}
+
+impl RoleName {
+    /// The job in the cluster.
+    pub(crate) const fn job(self) -> &'static str {
+        match self {
+            Self::Server(_) => "ps",
+            Self::Worker(_) => "worker",
+        }
+    }
+
+    /// The number within the job.
+    pub(crate) const fn index(self) -> usize {
+        match self {
+            Self::Server(index) | Self::Worker(index) => index,
+        }
+    }
+
+    /// The worker's name, as tensorwire knows it: `/job:ps/replica:0/task:0`.
+    pub(crate) fn worker_name(self) -> String {
+        ClusterSpec::worker_name(self.job(), self.index() as u32)
+    }
 }
 
 /// `ROLE@VALUE`.
@@ -26,10 +50,7 @@ pub(crate) struct Delay(pub(crate) Duration);
 
 impl fmt::Display for RoleName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Server(index) => write!(f, "ps {index}"),
-            Self::Worker(index) => write!(f, "worker {index}"),
-        }
+        write!(f, "{} {}", self.job(), self.index())
     }
 }
 

@@ -6,7 +6,7 @@ use clap::{Parser, ValueEnum};
 use tensorwire::FabricKind;
 use tensorwire_examples::model::ModelKind;
 
-use super::faults::{AtStep, Delay, Fault};
+use super::faults::{AtStep, Delay, Fault, RoleName};
 
 /// Trains a model with parameter servers and workers, each a process of its own.
 ///
@@ -90,6 +90,22 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = from_one, help_heading = "Training")]
     pub(crate) checkpoint_steps: u64,
 
+    /// Measure how fast parameters and gradients move, beside gRPC in the same run. Nothing is trained.
+    #[arg(long, help_heading = "Bench")]
+    pub(crate) bench: bool,
+    /// Parameters to move, in tensors with the proportions of ResNet-50's.
+    #[arg(long, value_name = "N", default_value_t = 25_557_032, value_parser = from_one, help_heading = "Bench")]
+    pub(crate) parameters: u64,
+    /// Rounds that are counted.
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = from_one, help_heading = "Bench")]
+    pub(crate) rounds: u64,
+    /// Print the result as JSON.
+    #[arg(long, requires = "bench", help_heading = "Bench")]
+    pub(crate) json: bool,
+
+    /// Be a process of the bench.
+    #[arg(long, hide = true)]
+    pub(crate) bench_role: Option<RoleName>,
     /// Started by a launcher, and ends with it.
     #[arg(long, hide = true)]
     pub(crate) launched: bool,

@@ -1,7 +1,8 @@
 //! The flags, checked, and what they make this process.
 
-use std::{collections::BTreeSet, path::Path};
+use std::path::Path;
 
+use tensorwire::ClusterSpec;
 use tensorwire_examples::{
     model::ModelKind,
     sgd::SgdConfig,
@@ -14,6 +15,7 @@ use super::{
     faults::RoleName,
     flags::{Flags, Job},
 };
+use crate::failure::Failure;
 
 /// Processes of one job that a launcher starts, at most.
 const PROCESSES_MAX: u64 = 64;
@@ -27,30 +29,13 @@ pub(crate) enum Mode {
     Async { staleness: u64 },
 }
 
-/// Where the processes listen.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Hosts {
-    pub(crate) servers: Vec<String>,
-    pub(crate) workers: Vec<String>,
-}
-
-impl Hosts {
-    /// Where `role` listens.
-    pub(crate) fn address(&self, role: RoleName) -> &str {
-        match role {
-            RoleName::Server(index) => &self.servers[index],
-            RoleName::Worker(index) => &self.workers[index],
-        }
-    }
-}
-
 /// What this process is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// It starts this many of each.
-    Launcher { servers: usize, workers: usize },
-    /// It is one of them.
-    One(RoleName, Hosts),
+    /// It starts the others.
+    Launcher,
+    /// It is one process of this cluster.
+    One(RoleName, ClusterSpec),
 }
 
 /// Everything that fixes what this process does.
@@ -58,6 +43,8 @@ pub(crate) enum Role {
 pub(crate) struct Settings {
     pub(crate) flags: Flags,
     pub(crate) role: Role,
+    pub(crate) servers: usize,
+    pub(crate) workers: usize,
     pub(crate) mode: Mode,
     pub(crate) model: ModelKind,
     pub(crate) steps: u64,
@@ -66,27 +53,23 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// Checks the flags.
-    pub(crate) fn new(flags: Flags) -> Result<Self, BadOption> {
-        let role = match flags.job_name {
+    pub(crate) fn new(flags: Flags) -> Result<Self, Failure> {
+        let (role, servers, workers) = match flags.job_name {
             Some(job) => one_process(&flags, job)?,
             None => launcher(&flags)?,
-        };
-        let workers = match &role {
-            Role::Launcher { workers, .. } => *workers,
-            Role::One(_, hosts) => hosts.workers.len(),
         };
         let model = flags.model.kind();
         let steps = flags.steps.unwrap_or_else(|| model.steps());
         let mut sgd = model.sgd();
         sgd.learning_rate = flags.learning_rate.unwrap_or(sgd.learning_rate);
-        check_faults(&flags, &role, steps)?;
+        check_faults(&flags, (servers, workers), steps)?;
         check_directory(flags.checkpoint.as_deref())?;
-        Ok(Self { mode: mode(&flags, workers)?, role, model, steps, sgd, flags })
+        Ok(Self { mode: mode(&flags, workers)?, role, servers, workers, model, steps, sgd, flags })
     }
 
-    /// What each of `servers` servers holds.
-    pub(crate) fn pieces(&self, servers: usize) -> Vec<Vec<Piece>> {
-        divide(&self.model.open(self.flags.seed).tensors(), servers)
+    /// What each server holds.
+    pub(crate) fn pieces(&self) -> Vec<Vec<Piece>> {
+        divide(&self.model.open(self.flags.seed).tensors(), self.servers)
     }
 
     /// How often the first server reports.
@@ -132,7 +115,7 @@ fn mode(flags: &Flags, workers: usize) -> Result<Mode, BadOption> {
     }
 }
 
-fn launcher(flags: &Flags) -> Result<Role, BadOption> {
+fn launcher(flags: &Flags) -> Result<(Role, usize, usize), BadOption> {
     let stray = [("ps-hosts", flags.ps_hosts.clone()), ("worker-hosts", flags.worker_hosts.clone())];
     let index = flags.task_index.map(|index| index.to_string());
     for (option, value) in stray.into_iter().chain([("task-index", index)]) {
@@ -145,71 +128,54 @@ fn launcher(flags: &Flags) -> Result<Role, BadOption> {
         count if count <= PROCESSES_MAX => Ok(count as usize),
         count => Err(BadOption::new(option, &count, format!("give 1 to {PROCESSES_MAX}"))),
     };
-    Ok(Role::Launcher {
-        servers: count("servers", flags.servers, 1)?,
-        workers: count("workers", flags.workers, 2)?,
-    })
+    Ok((Role::Launcher, count("servers", flags.servers, 1)?, count("workers", flags.workers, 2)?))
 }
 
-fn one_process(flags: &Flags, job: Job) -> Result<Role, BadOption> {
+fn one_process(flags: &Flags, job: Job) -> Result<(Role, usize, usize), Failure> {
     for (option, value) in [("workers", flags.workers), ("servers", flags.servers)] {
         if let Some(value) = value {
             let remedy =
                 "with --job-name the numbers are those of --ps-hosts and --worker-hosts: leave it out";
-            return Err(BadOption::new(option, &value, remedy));
+            return Err(BadOption::new(option, &value, remedy).into());
         }
     }
-    let hosts = Hosts {
-        servers: host_list("ps-hosts", flags.ps_hosts.as_deref())?,
-        workers: host_list("worker-hosts", flags.worker_hosts.as_deref())?,
-    };
-    let mut seen = BTreeSet::new();
-    for (option, host) in hosts
-        .servers
-        .iter()
-        .map(|host| ("ps-hosts", host))
-        .chain(hosts.workers.iter().map(|host| ("worker-hosts", host)))
-    {
-        if !seen.insert(host) {
-            return Err(BadOption::new(option, &host, "two processes can't listen there: give each its own"));
+    for (option, given) in [("kill", !flags.kill.is_empty()), ("slow", !flags.slow.is_empty())] {
+        if given {
+            let remedy = "only a launcher does that: leave out --job-name";
+            return Err(BadOption::new(option, &"...", remedy).into());
         }
     }
+    let (servers, workers) =
+        (host_list("ps-hosts", &flags.ps_hosts)?, host_list("worker-hosts", &flags.worker_hosts)?);
+    let cluster = ClusterSpec::new().hosts("ps", servers).hosts("worker", workers);
+    cluster.check()?;
+    let (servers, workers) = (cluster.tasks("ps")?.len(), cluster.tasks("worker")?.len());
     let (option, count) = match job {
-        Job::Ps => ("ps-hosts", hosts.servers.len()),
-        Job::Worker => ("worker-hosts", hosts.workers.len()),
+        Job::Ps => ("ps-hosts", servers),
+        Job::Worker => ("worker-hosts", workers),
     };
     let within = || format!("--{option} has {count}: give 0 to {}", count - 1);
     match flags.task_index {
         Some(index) if index < count => {
             let name = if job == Job::Ps { RoleName::Server(index) } else { RoleName::Worker(index) };
-            Ok(Role::One(name, hosts))
+            Ok((Role::One(name, cluster), servers, workers))
         }
-        Some(index) => Err(BadOption::new("task-index", &index, within())),
-        None => Err(BadOption::new("task-index", &"", within())),
+        Some(index) => Err(BadOption::new("task-index", &index, within()).into()),
+        None => Err(BadOption::new("task-index", &"", within()).into()),
     }
 }
 
-fn host_list(option: &'static str, list: Option<&str>) -> Result<Vec<String>, BadOption> {
+fn host_list<'flags>(option: &'static str, list: &'flags Option<String>) -> Result<&'flags str, BadOption> {
     let example = "give HOST:PORT,HOST:PORT, for instance 10.0.0.1:2222,10.0.0.2:2222";
-    let hosts: Vec<String> = list.unwrap_or("").split(',').map(|host| host.trim().to_owned()).collect();
-    let is_host = |host: &str| {
-        let parts = host.rsplit_once(':');
-        parts.is_some_and(|(name, port)| !name.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0))
-    };
-    match hosts.iter().find(|host| !is_host(host)) {
-        Some(host) => Err(BadOption::new(option, &host, example)),
-        None => Ok(hosts),
-    }
+    let list = list.as_deref().unwrap_or("");
+    if list.is_empty() { Err(BadOption::new(option, &list, example)) } else { Ok(list) }
 }
 
-fn check_faults(flags: &Flags, role: &Role, steps: u64) -> Result<(), BadOption> {
+fn check_faults(flags: &Flags, (servers, workers): (usize, usize), steps: u64) -> Result<(), BadOption> {
     let kill = flags.kill.iter().map(|fault| ("kill", fault.role));
     let slow = flags.slow.iter().map(|fault| ("slow", fault.role));
     for (option, name) in kill.chain(slow) {
-        let Role::Launcher { servers, workers } = role else {
-            return Err(BadOption::new(option, &name, "only a launcher does that: leave out --job-name"));
-        };
-        let (index, count) = match name {
+        let count = match name {
             RoleName::Server(_) if option == "slow" => {
                 return Err(BadOption::new(
                     option,
@@ -217,10 +183,10 @@ fn check_faults(flags: &Flags, role: &Role, steps: u64) -> Result<(), BadOption>
                     "only workers can be slow: give worker:INDEX@DELAY",
                 ));
             }
-            RoleName::Server(index) => (index, servers),
-            RoleName::Worker(index) => (index, workers),
+            RoleName::Server(_) => servers,
+            RoleName::Worker(_) => workers,
         };
-        if index >= *count {
+        if name.index() >= count {
             return Err(BadOption::new(
                 option,
                 &name,
@@ -269,8 +235,9 @@ mod tests {
                        --learning_rate=0.01 --steps_to_validate=10";
         for line in [classic.to_owned(), classic.replace('_', "-").replace('=', " ")] {
             let settings = settings(&line).unwrap();
-            let Role::One(RoleName::Server(1), hosts) = &settings.role else { panic!("{settings:?}") };
-            assert_eq!((hosts.servers.join(" "), hosts.workers.join(" ")), ("a:1 b:2".into(), "c:3".into()));
+            let Role::One(RoleName::Server(1), cluster) = &settings.role else { panic!("{settings:?}") };
+            assert_eq!((settings.servers, settings.workers), (2, 1));
+            assert_eq!(cluster.task_address("ps", 1).unwrap(), "b:2");
             assert_eq!((settings.mode, settings.sgd.learning_rate), (Mode::Sync { wanted: 1 }, 0.01));
             assert_eq!(settings.flags.steps_to_validate, 10);
         }
@@ -279,7 +246,7 @@ mod tests {
     #[test]
     fn without_a_job_all_processes_are_started() {
         let settings = settings("--workers 5 --issync --backup-workers 1 --model linear").unwrap();
-        assert_eq!(settings.role, Role::Launcher { servers: 1, workers: 5 });
+        assert_eq!((&settings.role, settings.servers, settings.workers), (&Role::Launcher, 1, 5));
         assert_eq!((settings.mode, settings.steps), (Mode::Sync { wanted: 4 }, 100_000));
         assert_eq!(settings.samples_per_update(), 4);
     }
@@ -292,18 +259,15 @@ mod tests {
             (format!("{one} --task-index 1"), ["--task-index = `1`", "give 0 to 0"]),
             (format!("{one} --task-index x"), ["--task-index", "give a whole number"]),
             (format!("{one} --task-index 0 --workers 2"), ["--workers = `2`", "leave it out"]),
-            (format!("{one} --task-index 0 --kill ps:0@step1"), ["--kill = `ps 0`", "leave out --job-name"]),
+            (format!("{one} --task-index 0 --kill ps:0@step1"), ["--kill", "leave out --job-name"]),
             ("--task-index 0".into(), ["--task-index = `0`", "--job-name"]),
             ("--ps-hosts a:1".into(), ["--ps-hosts = `a:1`", "--job-name"]),
             ("--job-name worker --worker-hosts a:1".into(), ["--ps-hosts = ``", "give HOST:PORT"]),
-            ("--job-name ps --ps-hosts a --worker-hosts b:1".into(), ["--ps-hosts = `a`", "give HOST:PORT"]),
-            (
-                "--job-name ps --ps-hosts a:0 --worker-hosts b:1".into(),
-                ["--ps-hosts = `a:0`", "give HOST:PORT"],
-            ),
+            ("--job-name ps --ps-hosts a --worker-hosts b:1".into(), ["`a`", "write HOST:PORT"]),
+            ("--job-name ps --ps-hosts a:0 --worker-hosts b:1".into(), ["`a:0`", "1 to 65535"]),
             (
                 "--job-name ps --ps-hosts a:1 --worker-hosts b:1,a:1".into(),
-                ["--worker-hosts = `a:1`", "its own"],
+                ["`a:1`", "an address of its own"],
             ),
             ("--job-name boss".into(), ["'boss' for '--job-name", "[possible values: ps, worker]"]),
             ("--workers 0".into(), ["'0' for '--workers", "from 1 on"]),

@@ -1,5 +1,7 @@
 //! What a server knows: its parameters, and whose turn it is.
 
+use std::collections::BTreeSet;
+
 use tensorwire::{Tensor, Worker};
 use tensorwire_examples::{
     barrier::{Barrier, Pushed},
@@ -11,7 +13,7 @@ use tensorwire_examples::{
 use super::floats;
 use crate::{
     failure::Failure,
-    link::{Push, Token},
+    link::{CHIEF, Push, Token},
     options::{Mode, Settings},
     parameters::{Beginning, Parameters},
     report::Report,
@@ -48,10 +50,12 @@ pub(super) struct State {
     pushed: Vec<Option<u64>>,
     /// Gradients of former epochs.
     outdated: u64,
+    /// The workers that have said goodbye.
+    gone: BTreeSet<usize>,
 }
 
 impl State {
-    pub(super) fn new(settings: &Settings, server: usize, pieces: Vec<Piece>, workers: usize) -> Self {
+    pub(super) fn new(settings: &Settings, server: usize, pieces: Vec<Piece>) -> Self {
         let (steps, sgd) = (settings.steps, settings.sgd);
         let is_coordinator = server == COORDINATOR;
         Self {
@@ -63,9 +67,10 @@ impl State {
             epoch: 0,
             parameters: Parameters::empty(pieces, steps, settings.flags.checkpoint_steps, sgd),
             turns: turns(settings.mode, is_coordinator, 0, steps),
-            present: vec![false; workers],
-            pushed: vec![None; workers],
+            present: vec![false; settings.workers],
+            pushed: vec![None; settings.workers],
             outdated: 0,
+            gone: BTreeSet::new(),
         }
     }
 
@@ -87,19 +92,31 @@ impl State {
         }
     }
 
+    pub(super) fn note_goodbye(&mut self, worker: usize) {
+        self.gone.insert(worker);
+    }
+
+    /// Whether every worker has said goodbye.
+    pub(super) fn is_finished(&self) -> bool {
+        self.gone.len() == self.present.len()
+    }
+
     /// What `worker` is to do next; `None` while it has to wait.
     pub(super) fn token_for(&mut self, worker: usize) -> Option<Token> {
         let epoch = self.epoch;
         if epoch == 0 {
             // The chief is to know, so that it gives this server parameters.
-            return (worker == 0).then_some(Token { epoch, step: 0 });
+            return (worker == CHIEF).then_some(Token { epoch, step: 0 });
         }
+        // Until the chief has the last checkpoint, steps may have to be made again.
+        let may_end = worker == CHIEF || self.gone.contains(&CHIEF);
         let step = match &mut self.turns {
             Turns::Together(barrier) => {
                 let step = barrier.step();
-                (step >= self.steps || self.pushed[worker] != Some(step)).then_some(step)
+                let is_its_turn = step >= self.steps || self.pushed[worker] != Some(step);
+                is_its_turn.then_some(step).filter(|step| *step < self.steps || may_end)
             }
-            Turns::Apart(tickets) => tickets.take(worker),
+            Turns::Apart(tickets) => tickets.take(worker).filter(|step| *step < self.steps || may_end),
             Turns::AsTheyCome => Some(self.parameters.step()),
         };
         step.map(|step| Token { epoch, step })

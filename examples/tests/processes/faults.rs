@@ -21,7 +21,7 @@ fn ends_with_the_very_parameters_after(kills: &[&str]) {
 fn d_peer_sigkill_a_worker_killed_at_any_step_changes_nothing() {
     ends_with_the_very_parameters_after(&[
         "--kill worker:1@step1",
-        "--kill worker:1@step33",
+        "--kill worker:1@step33 --kill worker:1@step59",
         "--kill worker:0@step20 --kill worker:1@step45",
     ]);
 }

@@ -1,6 +1,7 @@
 //! The examples as their users run them: processes, real shared memory, real TCP.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod bench;
 mod by_hand;
 mod endings;
 mod faults;

@@ -54,7 +54,7 @@ fn synchronous_training_with_four_workers_equals_one_process_within_rounding() {
 fn asynchronous_training_learns_as_well_as_one_process() {
     let mut behind: Vec<f64> = (1..=5)
         .map(|seed| {
-            let text = trained(&format!("--steps 300 --seed {seed}"));
+            let text = trained(&format!("--steps 200 --seed {seed}"));
             summary_number(&text, "one process") - summary_number(&text, "accuracy")
         })
         .collect();

@@ -6,14 +6,14 @@ use futures::{FutureExt, poll};
 use memory::copy::{CopyReason, count};
 use protocol::{Code, DataType, Key};
 use rendezvous::{
-    AllocatorAttributes, CancellationToken, DuplicatePolicy, RecvArgs, SendArgs, Tensor, Worker,
+    AllocatorAttributes, CancellationToken, DuplicatePolicy, RecvArgs, SendArgs, Sharing, Tensor, Worker,
     WorkerBuilder, WorkerError,
 };
 use verbs_reactor::FabricKind;
 
 use crate::{
     device::{Masked, Stream, Way},
-    support::{number, read_number, run, until},
+    support::{number, pool, read_number, run, until},
 };
 
 const PS: &str = "/job:ps/replica:0/task:0";
@@ -29,7 +29,7 @@ fn key(worker: &Worker, source: &str, destination: &str) -> Key {
 
 /// Runs `case` with two workers, on each fabric.
 fn between_two<F: Future<Output = ()>>(case: impl Fn(Worker, Worker, Key) -> F) {
-    for kind in [FabricKind::Shm, FabricKind::Tcp] {
+    for kind in [FabricKind::Shm, FabricKind::Tcp, FabricKind::Grpc] {
         run(async {
             let (ps, worker) = (of(PS).require(kind), of(WORKER).require(kind));
             let (ps, worker) = (ps.start().await.unwrap(), worker.start().await.unwrap());
@@ -197,6 +197,24 @@ fn s2_3_a_value_of_another_worker_has_blank_send_args() {
         assert_eq!(got.tensor.bytes(), plain.bytes());
         let attributes = AllocatorAttributes { on_host: true, gpu_compatible: true, nic_compatible: true };
         assert_eq!(device.copies(), [(Way::ToHost, attributes)]);
+    });
+}
+
+#[test]
+fn a_value_in_the_memory_of_no_worker_is_copied_on_its_way() {
+    between_two(|ps, worker, key| async move {
+        let sent = Tensor::from_values(&pool(), &[20_000], &vec![3u8; 20_000]).unwrap();
+        // The second time its metadata is known.
+        for _ in 0..2 {
+            ps.step(1).send(&key, sent.clone()).unwrap();
+            assert_eq!(worker.step(1).recv(&key).await.unwrap().bytes(), sent.bytes());
+        }
+        ps.publish("published", sent.clone()).unwrap();
+        let peer = worker.peer(ps.name()).unwrap();
+        for sharing in [Sharing::Copy, Sharing::View] {
+            let got = worker.fetch(&peer, "published").sharing(sharing).await.unwrap();
+            assert_eq!(got.bytes(), sent.bytes());
+        }
     });
 }
 

@@ -9,6 +9,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod local;
 mod operations;
 mod queue_pairs;
 mod workers;

@@ -6,23 +6,25 @@ use std::{
     path::Path,
 };
 
-use super::{queue_pairs, workers};
+use super::{local, queue_pairs, workers};
 
 /// Packages whose public operations users call.
 const PACKAGES: [&str; 4] = ["memory", "rendezvous", "tensorwire", "verbs-reactor"];
 
 /// Types that are awaited.
-const AWAITED: [&str; 10] = [
+const AWAITED: [&str; 11] = [
     "Operation",
     "NextArrival",
     "Alloc",
     "BoxFuture",
     "impl Future",
+    "Receive",
     "Fetch<",
     "FetchInto<",
     "FetchMany<",
     "FetchVersioned<",
     "FetchManyVersioned<",
+    "Receive",
 ];
 
 fn files(folder: &Path, found: &mut Vec<String>) {
@@ -101,7 +103,8 @@ fn every_public_operation_is_cancelled_somewhere() {
     );
     let gone: Vec<_> = names.difference(&sources).collect();
     assert!(gone.is_empty(), "in tests/cancel/operations.txt, but not in the sources: {gone:?}");
-    let cases: BTreeSet<&str> = workers::CASES.into_iter().chain(queue_pairs::CASES).collect();
+    let cases: BTreeSet<&str> =
+        workers::CASES.into_iter().chain(queue_pairs::CASES).chain(local::CASES).collect();
     let unknown: Vec<_> =
         listed.values().filter(|case| *case != "-" && !cases.contains(case.as_str())).collect();
     assert!(unknown.is_empty(), "cases that do not exist: {unknown:?}");

@@ -1,17 +1,20 @@
 //! Operations of whole workers, given up.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures::future::join;
-use protocol::{DataType, Mode};
-use rendezvous::{ClusterSpec, Filled, Peer, Sharing, Tensor, Worker, WorkerBuilder, WorkerError};
+use protocol::{DataType, Mode, Status};
+use rendezvous::{
+    AllocatorAttributes, CancellationToken, ClusterSpec, DeviceContext, Filled, Peer, RecvArgs, Sharing,
+    Tensor, Worker, WorkerBuilder, WorkerError,
+};
 use sim::{Handle, Node};
-use verbs_reactor::Runtime;
+use verbs_reactor::{BoxFuture, Runtime};
 
 use super::{for_every_k, on_seeds, polled};
 
 /// What this file cancels.
-pub(super) const CASES: [&str; 18] = [
+pub(super) const CASES: [&str; 19] = [
     "fetch",
     "fetch_as",
     "fetch_into",
@@ -28,6 +31,7 @@ pub(super) const CASES: [&str; 18] = [
     "recv_many",
     "recv_outputs",
     "recv_timeout",
+    "recv_with",
     "shutdown",
     "start",
 ];
@@ -36,6 +40,7 @@ const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENT: &str = "/job:worker/replica:0/task:0";
 const SERVER_CPU: &str = "/job:ps/replica:0/task:0/device:CPU:0";
 const CLIENT_CPU: &str = "/job:worker/replica:0/task:0/device:CPU:0";
+const CLIENT_GPU: &str = "/job:worker/replica:0/task:0/device:GPU:0";
 
 /// Bytes of each tensor: more than an eager answer carries, so that its memory is granted.
 const BYTES: usize = 12_000;
@@ -216,12 +221,38 @@ enum Receiving {
     Many,
     Outputs,
     Into,
+    OnDevice,
+}
+
+/// A device whose copies take a while.
+#[derive(Debug)]
+pub(super) struct Slow(pub(super) Arc<dyn Runtime>);
+
+impl Slow {
+    async fn copy(&self, tensor: Tensor) -> Result<Tensor, Status> {
+        for _ in 0..2 {
+            self.0.sleep(Duration::from_micros(20)).await;
+        }
+        Ok(tensor)
+    }
+}
+
+impl DeviceContext for Slow {
+    fn to_host(&self, tensor: Tensor, _: AllocatorAttributes) -> BoxFuture<'_, Result<Tensor, Status>> {
+        Box::pin(self.copy(tensor))
+    }
+
+    fn to_device(&self, tensor: Tensor, _: AllocatorAttributes) -> BoxFuture<'_, Result<Tensor, Status>> {
+        Box::pin(self.copy(tensor))
+    }
 }
 
 /// Values 0, 1, 2, … of one key, received in order although receives are given up after every k polls.
 async fn receives(two: &Two, how: Receiving) {
-    let sent_by = two.server.key(SERVER_CPU, CLIENT_CPU, "edge").unwrap();
-    let wanted_by = two.client.key(SERVER_CPU, CLIENT_CPU, "edge").unwrap();
+    let destination = if matches!(how, Receiving::OnDevice) { CLIENT_GPU } else { CLIENT_CPU };
+    let sent_by = two.server.key(SERVER_CPU, destination, "edge").unwrap();
+    let wanted_by = two.client.key(SERVER_CPU, destination, "edge").unwrap();
+    let device: Arc<dyn DeviceContext> = Arc::new(Slow(two.client_node.runtime()));
     let mut next = 0;
     for_every_k("recv", async |polls| {
         let step = two.client.step(1);
@@ -230,6 +261,12 @@ async fn receives(two: &Two, how: Receiving) {
                 Receiving::Plain => step.recv(&wanted_by).await,
                 Receiving::Limited(limit) => step.recv_timeout(&wanted_by, limit).await,
                 Receiving::Shared(sharing) => step.recv_as(&wanted_by, sharing).await,
+                Receiving::OnDevice => {
+                    let device_context = Some(device.clone());
+                    let cancellation = Some(CancellationToken::new());
+                    let args = RecvArgs { device_context, cancellation, ..RecvArgs::default() };
+                    step.recv_with(&wanted_by, args).await.map(|delivered| delivered.tensor)
+                }
                 Receiving::Into => {
                     let buffer = two.client.receive_pool().alloc(BYTES).await.unwrap();
                     let received = step.recv_into(&wanted_by, DataType::U8, buffer).await;
@@ -296,6 +333,17 @@ fn s3_a_receive_into_a_buffer_given_up_loses_and_doubles_nothing() {
         on_seeds(async |handle: Handle| {
             let two = Two::start(&handle, mode).await;
             receives(&two, Receiving::Into).await;
+            two.end().await;
+        });
+    }
+}
+
+#[test]
+fn s3_a_receive_onto_a_device_given_up_loses_and_doubles_nothing() {
+    for mode in [Mode::Original, builder_mode()] {
+        on_seeds(async |handle: Handle| {
+            let two = Two::start(&handle, mode).await;
+            receives(&two, Receiving::OnDevice).await;
             two.end().await;
         });
     }

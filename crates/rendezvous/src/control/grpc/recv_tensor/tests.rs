@@ -28,6 +28,7 @@ use crate::{
         generated::{Frame, control_client::ControlClient},
         grpc::tests::bounded,
     },
+    meter::Meter,
 };
 
 const SENDER: &str = "/job:ps/replica:0/task:0";
@@ -54,6 +55,7 @@ fn admit(worker: &Worker) -> (Arc<GrpcRoute>, Token) {
     let node = &worker.node;
     let ends = RouteEnds {
         expected: node.grpc.as_ref().unwrap().calls.expect(&token).unwrap(),
+        meter: Meter::new("peer".into(), FabricKind::Grpc),
         values: node.values.clone(),
         runtime: runtime.clone(),
         pool: node.pools.receive.clone(),

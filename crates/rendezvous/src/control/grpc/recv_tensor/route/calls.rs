@@ -371,6 +371,9 @@ impl UnderWay {
     fn end(&mut self) {
         if self.room.take().is_some() {
             self.route.kept().end(&self.key);
+            if self.route.leaving.get().is_some() {
+                self.route.changed.notify_waiters();
+            }
         }
     }
 
@@ -382,7 +385,7 @@ impl UnderWay {
 impl Drop for UnderWay {
     fn drop(&mut self) {
         let is_sent = self.sent.last() != 0;
-        if !is_sent || self.route.is_over() {
+        if !is_sent || self.route.lost.get().is_some() {
             return self.end();
         }
         let Some(room) = self.room.take() else { return };
