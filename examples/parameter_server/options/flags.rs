@@ -155,6 +155,8 @@ pub(crate) enum Fabric {
     Tcp,
     /// RDMA.
     Verbs,
+    /// gRPC, the last fallback.
+    Grpc,
 }
 
 impl Fabric {
@@ -165,6 +167,7 @@ impl Fabric {
             Self::Shm => Some(FabricKind::Shm),
             Self::Tcp => Some(FabricKind::Tcp),
             Self::Verbs => Some(FabricKind::Verbs),
+            Self::Grpc => Some(FabricKind::Grpc),
         }
     }
 }
