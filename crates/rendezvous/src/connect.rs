@@ -22,6 +22,7 @@ use crate::{
     error::Lost,
     fabric_channel::{FabricChannel, ReceiveAllocator},
     import::Import,
+    meter::Meter,
     node::{Candidate, Node, fabric_number},
     pools::LocalFabric,
     ring::{OwnRing, RingMaker},
@@ -50,12 +51,20 @@ impl Node {
     pub(crate) async fn connect(self: &Arc<Self>, peer: &Peer) -> Result<Route, WorkerError> {
         let end = self.runtime.now() + self.connect_limit;
         loop {
-            let session = self.session(peer).await?;
+            let known = peer.live_session();
+            let session = match &known {
+                Some(session) => session.clone(),
+                None => self.session(peer).await?,
+            };
             if let Some(connection) = session.live_connection() {
                 return Ok(connection);
             }
-            if let Some(connection) = self.open_data(peer, &session).await? {
-                return Ok(connection);
+            match self.open_data(peer, &session).await {
+                Ok(Some(connection)) => return Ok(connection),
+                Ok(None) => {}
+                // It had been lost, and nobody had noticed: the peer may be there all the same.
+                Err(_) if known.is_some() && session.is_over() && self.runtime.now() < end => continue,
+                Err(error) => return Err(error),
             }
             if let Some(connection) = peer.accepted(&*self.runtime).await {
                 return Ok(connection);
@@ -72,20 +81,27 @@ impl Node {
         if let Some(session) = peer.live_session() {
             return Ok(session);
         }
-        let Some(address) = peer.address() else {
-            let known = "it connected from an address that nobody told".to_owned();
-            return Err(WorkerError::UnknownWorker { name: peer.name().to_owned(), known });
-        };
-        let (session, found) = self.dial(&address).await?;
-        if found.name() != peer.name() {
-            let remedy = format!("the worker there is {}; correct the cluster's addresses", found.name());
-            return Err(WorkerError::Config {
-                field: "cluster",
-                value: format!("{} at {address}", peer.name()),
-                remedy,
-            });
+        let mut failed = None;
+        for address in self.addresses(peer) {
+            let failure = match self.dial(&address).await {
+                Ok((session, found)) if found.name() == peer.name() => return Ok(session),
+                Ok((_, found)) => WorkerError::Config {
+                    field: "cluster",
+                    value: format!("{} at {address}", peer.name()),
+                    remedy: format!(
+                        "the worker there is {}; correct the cluster's addresses, or tell where the peer is with \
+                         Worker::set_address",
+                        found.name()
+                    ),
+                },
+                Err(error) => error,
+            };
+            failed.get_or_insert(failure);
         }
-        Ok(session)
+        Err(failed.unwrap_or_else(|| WorkerError::UnknownWorker {
+            name: peer.name().to_owned(),
+            known: "it connected from an address that nobody told".to_owned(),
+        }))
     }
 
     /// Opens a session to `address`, proves the secret, and learns who is there.
@@ -136,10 +152,14 @@ impl Node {
             Ok(served) => served,
             Err(full) => return Err(self.too_many_sessions(session, &them.worker, full)),
         };
+        let peer = match self.note_peer(&them.worker, dialled) {
+            Ok(peer) => peer,
+            Err(full) => return Err(self.too_many_sessions(session, &them.worker, full)),
+        };
         let ControlSession { sender, receiver, peer_host } = session;
-        let peer = self.note_peer(&them.worker, dialled);
         let session = Session::new(them, peer_host, sender, dialled.is_some());
-        peer.note_session(&session);
+        peer.note_session(&session, dialled.is_some());
+        self.met.notify_waiters();
         let serving = self.clone().serve_session(session.clone(), receiver, served);
         self.control_runtime.spawn("session", Box::pin(serving));
         self.control_runtime.spawn("liveness", Box::pin(self.clone().watch_over(session.clone())));
@@ -147,15 +167,8 @@ impl Node {
     }
 
     /// Tells the peer that there is no room for its session.
-    fn too_many_sessions(
-        self: &Arc<Self>,
-        session: ControlSession,
-        peer: &str,
-        Full { field, most }: Full,
-    ) -> WorkerError {
-        let whose = if field == "sessions_max" { String::new() } else { format!(" with {peer}") };
-        let remedy =
-            format!("{most} sessions{whose} are open: close some, or allow more with WorkerBuilder::{field}");
+    fn too_many_sessions(self: &Arc<Self>, session: ControlSession, peer: &str, full: Full) -> WorkerError {
+        let remedy = full.remedy(peer);
         let status = Status::new(Code::ResourceExhausted, format!("{}: {remedy}", self.name));
         let node = self.clone();
         let refuse = async move {
@@ -163,7 +176,7 @@ impl Node {
             let _ = timeout(&*node.control_runtime, FAREWELL, session.sender.send(goodbye)).await;
         };
         self.control_runtime.spawn("refuse session", Box::pin(refuse));
-        WorkerError::Config { field, value: most.to_string(), remedy }
+        WorkerError::Config { field: full.field, value: full.most.to_string(), remedy }
     }
 
     /// Tries the fabrics both ends have, in this worker's order of preference. `None` when the peer is connecting
@@ -196,11 +209,13 @@ impl Node {
                 Ok(Some(connection)) => {
                     let others = tried.join("; ");
                     tracing::info!(peer = peer.name(), transport = %kind, not_used = others, "connected");
+                    peer.note_not_used(tried);
+                    connection.count_connect(peer.note_connect());
                     return Ok(Some(connection));
                 }
                 Err(why) => {
                     limit = limit.or(why.limit());
-                    tried.push(format!("{kind}: {why}"));
+                    tried.push(named(kind, &why));
                 }
             }
         }
@@ -247,12 +262,7 @@ impl Node {
     /// Answers the peer's Connect, whose number the session has noted, and sets up this end.
     pub(crate) async fn accept_data(self: Arc<Self>, session: Arc<Session>, offer: Connect) {
         let number = offer.connection;
-        let peer = self.note_peer(&session.peer.worker, None);
-        let considered = match peer.begin_accept(self.name < session.peer.worker) {
-            Ok(()) => self.consider(&offer).inspect_err(|_| drop(peer.end_accept(None))),
-            Err(status) => Err(status),
-        };
-        let considered = match considered {
+        let (peer, considered) = match self.begin_accepting(&session.peer.worker, &offer) {
             Ok(considered) => considered,
             Err(status) => {
                 session.forget(number);
@@ -268,6 +278,8 @@ impl Node {
         match opened {
             Ok(connection) => {
                 tracing::info!(peer = peer.name(), transport = %connection.kind(), "connected by the peer");
+                peer.note_not_used(Vec::new());
+                connection.count_connect(peer.note_connect());
             }
             Err(error) => {
                 tracing::warn!(peer = session.peer.worker, %error, "a data connection could not be set up");
@@ -277,6 +289,14 @@ impl Node {
         if let Some(replaced) = replaced {
             replaced.close(&Lost::gone("the peer lost its end, and connected again")).await;
         }
+    }
+
+    fn begin_accepting(&self, peer: &str, offer: &Connect) -> Result<(Peer, Considered<'_>), Status> {
+        let noted = self.note_peer(peer, None);
+        let noted = noted.map_err(|full| Status::new(Code::ResourceExhausted, full.remedy(peer)))?;
+        noted.begin_accept(*self.name < *peer)?;
+        let considered = self.consider(offer).inspect_err(|_| drop(noted.end_accept(None)))?;
+        Ok((noted, considered))
     }
 
     async fn accept_over(
@@ -377,7 +397,9 @@ impl Node {
             has_slots,
         };
         let parameters = (self.parameters, other.parameters);
-        let connection = DataConnection::new(channel, parameters, allocator, &session.peer, &self.values);
+        let meter = Meter::new(self.labels.of(&session.peer.worker), fabric.kind);
+        let connection =
+            DataConnection::new(channel, parameters, allocator, &session.peer, &self.values, meter);
         connection.start(&self.runtime);
         match confirm_regions(session, other.connection, &connection).await {
             Ok(()) => Ok(connection.into()),
@@ -411,4 +433,10 @@ fn lend(fabric: &LocalFabric, pool: &Pool, bytes: u32) -> Result<(Granted, Desti
         block: granted.block().map_or(0, |block| block.id().get()),
     })?;
     Ok((granted, destination))
+}
+
+/// Why the fabric is not used; most errors name it themselves.
+fn named(kind: FabricKind, why: &WorkerError) -> String {
+    let (prefix, why) = (format!("{kind}: "), why.to_string());
+    if why.starts_with(&prefix) { why } else { prefix + &why }
 }

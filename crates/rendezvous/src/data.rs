@@ -1,9 +1,6 @@
 //! One data connection: a queue pair with the protocol on it, and the tasks that drive it.
 
-use std::sync::{
-    Arc, Mutex, OnceLock, PoisonError,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use futures::future::{Either, select};
 use memory::Buf;
@@ -11,6 +8,8 @@ use protocol::{
     Checksums, Code, Connection, Held, Manner, Metadata, Received, Scope, Sharing, Status, TransferError,
     wire::control::Parameters,
 };
+use tokio::sync::watch;
+use tracing::Instrument as _;
 use verbs_reactor::{Arrival, FabricKind, QueuePair, Runtime};
 
 use crate::{
@@ -20,6 +19,7 @@ use crate::{
     error::{Lost, TransferName},
     fabric_channel::{FabricChannel, Lent, ReceiveAllocator},
     held_posts::HeldPosts,
+    meter::{Meter, receive_span, send_span},
     published::Version,
     receive_into::{Target, TargetAllocator},
     ring::OwnRing,
@@ -39,10 +39,11 @@ pub(crate) struct DataConnection {
     ring: Arc<OwnRing>,
     held: Arc<HeldPosts>,
     values: Arc<PeerValues>,
+    pub(crate) meter: Arc<Meter>,
     /// The first reason, once it is over.
     lost: OnceLock<Lost>,
     /// What it may have lost is noted.
-    over: AtomicBool,
+    over: watch::Sender<bool>,
     /// Locked while that is noted; true once it is.
     ended: Mutex<bool>,
 }
@@ -54,6 +55,7 @@ impl DataConnection {
         allocator: ReceiveAllocator,
         peer: &Introduction,
         values: &SharedValues,
+        meter: Arc<Meter>,
     ) -> Arc<Self> {
         let queue_pair = channel.queue_pair.clone();
         let (ring, held) = (channel.own_ring.clone(), channel.held.clone());
@@ -66,9 +68,10 @@ impl DataConnection {
             allocator,
             ring,
             held,
-            values: Arc::new(PeerValues::new(values, &peer.worker)),
+            values: Arc::new(PeerValues::new(values, &peer.worker, meter.clone())),
+            meter,
             lost: OnceLock::new(),
-            over: AtomicBool::new(false),
+            over: watch::Sender::new(false),
             ended: Mutex::new(false),
         })
     }
@@ -126,8 +129,13 @@ impl DataConnection {
                 Ok(None) => {}
                 Ok(Some(requests)) => {
                     for request in requests {
+                        let step = match request.scope {
+                            Scope::Step(step) => Some(step.0),
+                            _ => None,
+                        };
+                        let span = send_span(&self.values.peer, &request.key, step, self.kind);
                         let response = self.protocol.respond(request, &self.values);
-                        runtime.spawn("respond", Box::pin(response));
+                        runtime.spawn("respond", Box::pin(response.instrument(span)));
                     }
                 }
                 Err(misbehaved) => {
@@ -138,9 +146,20 @@ impl DataConnection {
         }
     }
 
+    /// The peer has said why it will close this connection. Nothing new goes over it.
+    pub(crate) fn expect_end(&self, why: &Lost) {
+        self.lost.get_or_init(|| why.clone());
+    }
+
+    /// Waits until its end is known.
+    pub(crate) async fn until_end(&self) {
+        // The sender lives in `self`, so waiting cannot fail.
+        let _ = self.over.subscribe().wait_for(|is_over| *is_over).await;
+    }
+
     /// Whether its end is known here, and what it may have lost is noted.
     pub(crate) fn has_ended(&self) -> bool {
-        self.over.load(Ordering::Acquire)
+        *self.over.borrow()
     }
 
     /// Ends every transfer of this connection. The queue pair is closed by the arrivals task, which notices.
@@ -155,9 +174,10 @@ impl DataConnection {
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         if !*ended {
             *ended = true;
+            self.meter.lost(why.loss);
             let steps = self.protocol.steps_under_way();
             self.values.values.lose(&self.values.peer, &steps, &why.detail);
-            self.over.store(true, Ordering::Release);
+            self.over.send_replace(true);
         }
     }
 
@@ -194,8 +214,12 @@ impl DataConnection {
     ) -> Result<Received<Lent>, WorkerError> {
         let sharing = if self.queue_pair.capabilities().lend { manner.sharing } else { Sharing::Copy };
         let manner = Manner { sharing, ..manner };
-        let received = self.protocol.receive_with(scope, &name.key, &self.allocator, manner).await;
-        received.map_err(|error| self.transfer_error(name, error))
+        let span = receive_span(name, self.kind);
+        let receive = self.protocol.receive_with(scope, &name.key, &self.allocator, manner);
+        let received = receive.instrument(span.clone()).await;
+        let received = received.map_err(|error| self.transfer_error(name, error));
+        self.meter.ended(&span, received.as_ref().map(|received| received.metadata.byte_length));
+        received
     }
 
     /// Receives one of several values that are wanted together: it is not lost if the others do not come.
@@ -218,15 +242,17 @@ impl DataConnection {
     ) -> Result<Held<FabricChannel>, WorkerError> {
         let is_validated = self.protocol.agreed().validation.is_on();
         let allocator = TargetAllocator { receive: &self.allocator, target, is_validated };
-        let received = self.protocol.receive_with(scope, &name.key, &allocator, Manner::default()).await;
-        let received = received.map_err(|error| {
+        let span = receive_span(name, self.kind);
+        let receive = self.protocol.receive_with(scope, &name.key, &allocator, Manner::default());
+        let received = receive.instrument(span.clone()).await.map_err(|error| {
             let mismatch = match &error {
                 TransferError::Local(status) if status.code == Code::InvalidArgument => target.mismatch(name),
                 _ => None,
             };
             mismatch.unwrap_or_else(|| self.transfer_error(name, error))
-        })?;
-        Ok(self.protocol.hold(received))
+        });
+        self.meter.ended(&span, received.as_ref().map(|received| received.metadata.byte_length));
+        received.map(|received| self.protocol.hold(received))
     }
 
     /// The value as a tensor that shares its bytes with what is held.

@@ -1,22 +1,25 @@
 //! What the tasks of one worker share.
 
 use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use protocol::{Sharing, wire::control::Parameters};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use verbs_reactor::{FabricKind, Runtime};
 
 use crate::{
     ClusterSpec, Peer, WorkerError,
-    cluster::normalise,
     control::{ControlPlane, Secret, handshake::Introduction},
     grpc_set_up::GrpcOffer,
+    meter::Labels,
+    peers::Peers,
     pools::{LocalFabric, Pools},
-    sessions::{SessionCaps, SessionCounts},
+    sessions::{Full, SessionCaps, SessionCounts},
     values::SharedValues,
 };
 
@@ -52,7 +55,16 @@ pub(crate) struct Node {
     pub(crate) connect_limit: Duration,
     pub(crate) cluster: ClusterSpec,
     pub(crate) peers: Mutex<Peers>,
+    /// A session with a peer has begun.
+    pub(crate) met: Notify,
+    /// A shutdown has begun: nothing new is accepted here.
+    pub(crate) refusing: AtomicBool,
     pub(crate) closing: watch::Sender<bool>,
+    /// The shutdown is done.
+    pub(crate) closed: watch::Sender<bool>,
+    pub(crate) labels: Labels,
+    /// How long a shutdown waits for transfers under way.
+    pub(crate) grace: Duration,
     /// Sessions that are served.
     pub(crate) sessions: watch::Sender<SessionCounts>,
     pub(crate) session_caps: SessionCaps,
@@ -84,13 +96,6 @@ impl Candidate<'_> {
     }
 }
 
-/// The peers that are known, by name and by the address they were dialled at.
-#[derive(Debug, Default)]
-pub(crate) struct Peers {
-    by_name: BTreeMap<String, Peer>,
-    by_address: BTreeMap<String, Peer>,
-}
-
 impl Node {
     pub(crate) fn introduction(&self) -> Introduction {
         Introduction {
@@ -113,41 +118,61 @@ impl Node {
         })
     }
 
-    /// The peer `name`, noted on first sight.
-    pub(crate) fn note_peer(&self, name: &str, address: Option<&str>) -> Peer {
-        let mut peers = self.lock_peers();
-        let peer = peers.by_name.entry(name.to_owned()).or_insert_with(|| Peer::new(name)).clone();
-        if let Some(address) = address {
-            peers.by_address.insert(normalise(address), peer.clone());
-            peer.note_address(address);
-        }
-        peer
+    /// The peer `name`, noted on first sight; `address` is where it was dialled.
+    ///
+    /// # Errors
+    /// There are as many as may be, and each is in use.
+    pub(crate) fn note_peer(&self, name: &str, address: Option<&str>) -> Result<Peer, Full> {
+        self.lock_peers().note(name, address, self.cluster.address(name).is_some())
+    }
+
+    /// The peer `name`, which the user says is at `address`.
+    pub(crate) fn name_peer(&self, name: &str, address: &str) -> Result<Peer, WorkerError> {
+        let named = self.lock_peers().note(name, Some(address), true);
+        named.map_err(|Full { field, most }| WorkerError::Config {
+            field,
+            value: most.to_string(),
+            remedy: "allow more".to_owned(),
+        })
     }
 
     /// The peer that was dialled at `address` before.
     pub(crate) fn peer_by_address(&self, address: &str) -> Option<Peer> {
-        self.lock_peers().by_address.get(&normalise(address)).cloned()
+        self.lock_peers().at(address).cloned()
     }
 
     /// The peer with this name, if it is in the cluster or known already.
     pub(crate) fn peer_by_name(&self, name: &str) -> Result<Peer, WorkerError> {
-        if let Some(peer) = self.lock_peers().by_name.get(name) {
+        if let Some(peer) = self.lock_peers().get(name) {
             return Ok(peer.clone());
         }
         if let Some(address) = self.cluster.address(name) {
-            return Ok(self.note_peer(name, Some(address)));
+            return self.name_peer(name, address);
         }
         let mut known: Vec<String> = self.cluster.names().map(str::to_owned).collect();
-        known.extend(self.lock_peers().by_name.keys().cloned());
+        known.extend(self.lock_peers().all().map(|peer| peer.name().to_owned()));
         known.sort();
         known.dedup();
         let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
         Err(WorkerError::UnknownWorker { name: name.to_owned(), known })
     }
 
+    /// Where `peer` may be: what was learnt last, then what the cluster says.
+    pub(crate) fn addresses(&self, peer: &Peer) -> Vec<String> {
+        let learnt = peer.address();
+        let of_cluster = self.cluster.address(peer.name()).map(str::to_owned);
+        let of_cluster = of_cluster.filter(|address| learnt.as_ref() != Some(address));
+        learnt.into_iter().chain(of_cluster).collect()
+    }
+
     /// All peers, sorted by name.
     pub(crate) fn all_peers(&self) -> Vec<Peer> {
-        self.lock_peers().by_name.values().cloned().collect()
+        self.lock_peers().all().cloned().collect()
+    }
+
+    /// Whether operations of this worker's user are refused.
+    pub(crate) fn is_refusing(&self) -> bool {
+        self.refusing.load(Ordering::Acquire) || self.is_closing()
     }
 
     pub(crate) fn is_closing(&self) -> bool {

@@ -32,6 +32,10 @@ struct Inner {
 struct State {
     address: Option<String>,
     session: Option<Arc<Session>>,
+    /// Its last known life.
+    incarnation: Option<u64>,
+    not_used: Vec<String>,
+    was_connected: bool,
     link: Link,
     /// Attempts of the peer's that are under way.
     accepting: usize,
@@ -86,18 +90,62 @@ impl Peer {
         self.lock().address.clone()
     }
 
+    /// The number of its present life, or of the last one that is known; `None` before the first session.
+    pub fn incarnation(&self) -> Option<u64> {
+        self.lock().incarnation
+    }
+
+    /// Whether this is the same peer.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// Whether there is no connection to it, and nobody but `holders` has a handle on it.
+    pub(crate) fn is_idle(&self, holders: usize) -> bool {
+        if Arc::strong_count(&self.inner) > holders {
+            return false;
+        }
+        let state = self.lock();
+        let is_up = match &state.link {
+            Link::Idle => false,
+            Link::Up { connection, .. } => !connection.has_ended(),
+            Link::Connecting(_) | Link::Accepting(_) => true,
+        };
+        !is_up && state.accepting == 0 && state.session.as_ref().is_none_or(|session| session.is_over())
+    }
+
+    /// The fabrics that were considered before the one in use, and why they were not used.
+    pub(crate) fn not_used(&self) -> Vec<String> {
+        self.lock().not_used.clone()
+    }
+
+    /// One more connection stands. Whether there was one before.
+    pub(crate) fn note_connect(&self) -> bool {
+        std::mem::replace(&mut self.lock().was_connected, true)
+    }
+
+    pub(crate) fn note_not_used(&self, tried: Vec<String>) {
+        self.lock().not_used = tried;
+    }
+
     pub(crate) fn note_address(&self, address: &str) {
         self.lock().address = Some(address.to_owned());
     }
 
-    /// A new session with the peer; replaces one that is over.
-    pub(crate) fn note_session(&self, session: &Arc<Session>) {
+    /// A new session with the peer; replaces one that is over, or of another life of the peer. A peer that opened it in
+    /// a new life may have moved, and says where it listens now.
+    pub(crate) fn note_session(&self, session: &Arc<Session>, is_dialled: bool) {
         let mut state = self.lock();
-        if state.session.as_ref().is_none_or(|known| known.is_over()) {
+        let incarnation = session.peer.incarnation;
+        let is_new_life = state.incarnation.replace(incarnation).is_some_and(|known| known != incarnation);
+        let is_usable =
+            |known: &Arc<Session>| !known.is_over() && known.peer.incarnation == session.peer.incarnation;
+        if !state.session.as_ref().is_some_and(is_usable) {
             state.session = Some(session.clone());
         }
-        if state.address.is_none() {
-            state.address.clone_from(&session.peer.listen_address);
+        let listens = session.listen_address();
+        if !is_dialled && listens.is_some() && (is_new_life || state.address.is_none()) {
+            state.address = listens;
         }
     }
 

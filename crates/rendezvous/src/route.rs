@@ -3,13 +3,15 @@
 use std::{sync::Arc, time::Duration};
 
 use protocol::{Counters, Manner, Scope, StepId};
+use tracing::Instrument as _;
 use verbs_reactor::{FabricKind, QueuePairStats};
 
 use crate::{
     Tensor, Version, WorkerError,
-    control::{Arrived, GrpcRoute},
+    control::{Arrived, GrpcRoute, HeldArrival},
     data::DataConnection,
     error::{Lost, TransferName},
+    meter::receive_span,
     receive_into::Target,
     step::{HeldTensor, handed_out},
 };
@@ -64,6 +66,30 @@ impl Route {
         }
     }
 
+    /// Whether a value is on its way.
+    pub(crate) fn is_transferring(&self) -> bool {
+        match self {
+            Self::Data(connection) => connection.protocol.is_transferring(),
+            Self::Grpc(route) => route.is_transferring(),
+        }
+    }
+
+    /// The peer has said why it will end it. Nothing new goes over it.
+    pub(crate) fn expect_end(&self, why: &Lost) {
+        match self {
+            Self::Data(connection) => connection.expect_end(why),
+            Self::Grpc(route) => route.expect_end(why),
+        }
+    }
+
+    /// Waits until its end is known.
+    pub(crate) async fn until_end(&self) {
+        match self {
+            Self::Data(connection) => connection.until_end().await,
+            Self::Grpc(route) => route.until_end().await,
+        }
+    }
+
     /// Ends every transfer over it.
     pub(crate) fn fail(&self, why: &Lost) {
         match self {
@@ -85,6 +111,14 @@ impl Route {
         match self {
             Self::Data(connection) => connection.protocol.discard(step),
             Self::Grpc(route) => route.discard(step),
+        }
+    }
+
+    /// Counts that it stands, for the first time with its peer or once more.
+    pub(crate) fn count_connect(&self, is_again: bool) {
+        match self {
+            Self::Data(connection) => connection.meter.connected(is_again),
+            Self::Grpc(route) => route.values.meter.connected(is_again),
         }
     }
 
@@ -114,7 +148,7 @@ impl Route {
         match self {
             Self::Data(connection) => connection.receive(scope, name, manner).await,
             Self::Grpc(route) => {
-                let mut held = route.get(scope, name, None, None).await?;
+                let mut held = called(route, name, route.get(scope, name, None, None)).await?;
                 let version = held.version();
                 Ok((held.take().map(Arrived::into_tensor).ok_or_else(handed_out)?, version))
             }
@@ -134,7 +168,10 @@ impl Route {
             Self::Data(connection) => {
                 connection.receive_held(scope, name, manner).await.map(HeldTensor::Peers)
             }
-            Self::Grpc(route) => route.get(scope, name, None, Some(limit)).await.map(HeldTensor::Grpc),
+            Self::Grpc(route) => {
+                let get = route.get(scope, name, None, Some(limit));
+                called(route, name, get).await.map(HeldTensor::Grpc)
+            }
         }
     }
 
@@ -150,7 +187,10 @@ impl Route {
             Self::Data(connection) => {
                 connection.receive_into(scope, name, target).await.map(HeldTensor::Peers)
             }
-            Self::Grpc(route) => route.get(scope, name, Some(target), limit).await.map(HeldTensor::Grpc),
+            Self::Grpc(route) => {
+                let get = route.get(scope, name, Some(target), limit);
+                called(route, name, get).await.map(HeldTensor::Grpc)
+            }
         }
     }
 
@@ -162,6 +202,18 @@ impl Route {
             _ => None,
         }
     }
+}
+
+/// A call, counted and traced.
+async fn called(
+    route: &GrpcRoute,
+    name: &TransferName,
+    get: impl Future<Output = Result<HeldArrival, WorkerError>>,
+) -> Result<HeldArrival, WorkerError> {
+    let span = receive_span(name, FabricKind::Grpc);
+    let got = get.instrument(span.clone()).await;
+    route.values.meter.ended(&span, got.as_ref().map(HeldArrival::byte_length));
+    got
 }
 
 impl From<Arc<DataConnection>> for Route {

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures::future::join_all;
 use protocol::{
     Code, Status,
     wire::control::{ControlFrame, ListEntry},
@@ -56,6 +57,9 @@ impl Node {
             None => Lost::shut_down_here(),
         };
         tracing::debug!(peer = session.peer.worker, why = lost.detail, "session over");
+        if lost.loss == PeerLoss::Goodbye {
+            self.take_in(&session, &lost).await;
+        }
         let connections = session.fail(&lost);
         self.say_goodbye(&session, &lost).await;
         session.hang_up();
@@ -63,6 +67,15 @@ impl Node {
             connection.close(&lost).await;
         }
         drop(served);
+    }
+
+    /// What the peer sent over its data connections before it left is still on its way: it closes them, and until that
+    /// has come they go on.
+    async fn take_in(&self, session: &Session, lost: &Lost) {
+        let connections = session.up_connections();
+        connections.iter().for_each(|connection| connection.expect_end(lost));
+        let ends = join_all(connections.iter().map(|connection| connection.until_end()));
+        let _ = timeout(&*self.control_runtime, FAREWELL, ends).await;
     }
 
     async fn act_on_frames(

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -100,6 +100,16 @@ impl Session {
             lists_served: Arc::new(Semaphore::new(LISTS_MAX)),
             state: Mutex::default(),
         })
+    }
+
+    /// Where the peer says that it listens, as this end can dial it.
+    pub(crate) fn listen_address(&self) -> Option<String> {
+        let address = self.peer.listen_address.as_ref()?;
+        let Ok(listens) = address.parse::<SocketAddr>() else { return Some(address.clone()) };
+        if listens.ip().is_unspecified() {
+            return self.peer_host.map(|host| SocketAddr::new(host, listens.port()).to_string());
+        }
+        Some(address.clone())
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -247,6 +257,16 @@ impl Session {
             }
             _ => false,
         }
+    }
+
+    /// All data connections that are up.
+    pub(crate) fn up_connections(&self) -> Vec<Route> {
+        let state = self.lock();
+        let up = state.connections.values().filter_map(|entry| match entry {
+            Entry::Up(connection) => Some(connection.clone()),
+            Entry::Opening(_) => None,
+        });
+        up.collect()
     }
 
     /// The data connection with this number, if it is up.

@@ -20,6 +20,19 @@ pub(crate) struct Full {
     pub(crate) most: usize,
 }
 
+impl Full {
+    /// What there is no room for with `peer`, and the remedy.
+    pub(crate) fn remedy(self, peer: &str) -> String {
+        let Self { field, most } = self;
+        let what = match field {
+            "peers_max" => "other peers are connected or in use".to_owned(),
+            "sessions_max" => "sessions are open".to_owned(),
+            _ => format!("sessions with {peer} are open"),
+        };
+        format!("{most} {what}: close some, or allow more with WorkerBuilder::{field}")
+    }
+}
+
 /// The sessions that are open.
 #[derive(Debug, Default)]
 pub(crate) struct SessionCounts {
@@ -29,6 +42,10 @@ pub(crate) struct SessionCounts {
 }
 
 impl SessionCounts {
+    pub(crate) fn in_all(&self) -> usize {
+        self.in_all
+    }
+
     pub(crate) fn is_none(&self) -> bool {
         self.in_all == 0
     }

@@ -59,6 +59,9 @@ impl Step {
     /// # Errors
     /// As [`send`](Self::send).
     pub fn send_with(&self, key: &Key, args: SendArgs, tensor: Tensor) -> Result<(), WorkerError> {
+        if self.worker.node.is_refusing() {
+            return Err(WorkerError::ShutDown);
+        }
         let step = self.live()?;
         if !self.is_from_here(key)? {
             return Err(self.wrong_worker(KeyEnd::Source, key));

@@ -10,6 +10,7 @@ use crate::{
     KeyEnd, Tensor,
     held_value::HeldValue,
     lost::LostSteps,
+    meter::Meter,
     published::{Edition, PublishedSet},
     steps::{StepRef, StepTable},
     table::{TakenValue, dropped},
@@ -34,12 +35,13 @@ pub(crate) struct PeerValues {
     pub(crate) peer: String,
     /// Its name, parsed; of a peer whose name is none, one that no key names.
     device: DeviceName,
+    pub(crate) meter: Arc<Meter>,
 }
 
 impl PeerValues {
-    pub(crate) fn new(values: &SharedValues, peer: &str) -> Self {
+    pub(crate) fn new(values: &SharedValues, peer: &str, meter: Arc<Meter>) -> Self {
         let device = peer.parse().unwrap_or_default();
-        Self { values: values.clone(), peer: peer.to_owned(), device }
+        Self { values: values.clone(), peer: peer.to_owned(), device, meter }
     }
 
     /// Checks that the source of `key` is a device of this worker, and its destination one of the peer.
@@ -55,6 +57,44 @@ impl PeerValues {
             }
         }
         Ok(())
+    }
+
+    /// Interest in a value, registered before this returns.
+    fn taking(
+        &self,
+        scope: Scope,
+        key: &str,
+    ) -> impl Future<Output = Result<Taken, Status>> + Send + 'static {
+        let values = &self.values;
+        let step = match scope {
+            Scope::Published | Scope::Versioned(Wanted::Now) => {
+                return Either::Left(futures::future::ready(values.published(key)));
+            }
+            Scope::Versioned(wanted) => {
+                let (values, name) = (values.clone(), key.to_owned());
+                let newer = async move { values.published.edition(&name, wanted).await };
+                return Either::Right(Either::Left(newer.map_ok(Taken::Published)));
+            }
+            Scope::Step(step) => step,
+        };
+        let take = || {
+            let key: Key = key.parse()?;
+            let asked = values.steps.ask(step, &self.peer)?;
+            self.check_ends(&key)?;
+            values.check_incarnation(&key)?;
+            values.lost.status(step, &self.peer).map_or(Ok(()), Err)?;
+            Ok((asked.take(&key.table_key()), key))
+        };
+        match take() {
+            Ok((take, key)) => Either::Right(Either::Right(async move {
+                let (value, step) = take.await?;
+                let mut held = HeldValue::new(value);
+                held.bring_to_host(&key).await?;
+                let (value, on_host) = held.hand_on().ok_or_else(dropped)?;
+                Ok(Taken::Step { value, on_host, step })
+            })),
+            Err(status) => Either::Left(futures::future::ready(Err(status))),
+        }
     }
 }
 
@@ -93,7 +133,10 @@ impl Values {
 
     fn published(&self, name: &str) -> Result<Taken, Status> {
         self.published.get(name).map(Taken::Published).ok_or_else(|| {
-            let message = format!("{} has published nothing under `{name}`", self.worker);
+            let message = format!(
+                "{} has published nothing under `{name}`: Worker::list tells what it has, and a fetch can wait for it",
+                self.worker
+            );
             Status::new(Code::NotFound, message)
         })
     }
@@ -129,36 +172,8 @@ impl Source for PeerValues {
     type Taken = Taken;
 
     fn take(&self, scope: Scope, key: &str) -> impl Future<Output = Result<Taken, Status>> + Send + 'static {
-        let values = &self.values;
-        let step = match scope {
-            Scope::Published | Scope::Versioned(Wanted::Now) => {
-                return Either::Left(futures::future::ready(values.published(key)));
-            }
-            Scope::Versioned(wanted) => {
-                let (values, name) = (values.clone(), key.to_owned());
-                let newer = async move { values.published.edition(&name, wanted).await };
-                return Either::Right(Either::Left(newer.map_ok(Taken::Published)));
-            }
-            Scope::Step(step) => step,
-        };
-        let take = || {
-            let key: Key = key.parse()?;
-            let asked = values.steps.ask(step, &self.peer)?;
-            self.check_ends(&key)?;
-            values.check_incarnation(&key)?;
-            values.lost.status(step, &self.peer).map_or(Ok(()), Err)?;
-            Ok((asked.take(&key.table_key()), key))
-        };
-        match take() {
-            Ok((take, key)) => Either::Right(Either::Right(async move {
-                let (value, step) = take.await?;
-                let mut held = HeldValue::new(value);
-                held.bring_to_host(&key).await?;
-                let (value, on_host) = held.hand_on().ok_or_else(dropped)?;
-                Ok(Taken::Step { value, on_host, step })
-            })),
-            Err(status) => Either::Left(futures::future::ready(Err(status))),
-        }
+        let meter = self.meter.clone();
+        self.taking(scope, key).inspect_ok(move |taken| meter.sends(taken.tensor().metadata().byte_length))
     }
 
     fn value(taken: &Taken) -> Value<Buf> {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use memory::{Pool, PoolStats, UserMemory};
-use protocol::{Code, Counters, DeviceName, Key, Status, StepId};
+use protocol::{Counters, DeviceName, Key, StepId};
 use verbs_reactor::{FabricKind, QueuePairStats, timeout};
 
 use crate::{
@@ -17,9 +17,6 @@ use crate::{
     node::Node,
     route::Route,
 };
-
-/// How long a shutdown waits for the sessions' goodbyes.
-const SHUTDOWN: Duration = Duration::from_secs(2);
 
 /// A worker. Cheap to clone; the last clone's drop begins the shutdown without waiting for it.
 #[derive(Debug, Clone)]
@@ -48,6 +45,8 @@ pub struct PeerInfo {
     pub address: Option<String>,
     /// The fabric in use; `None` while not connected.
     pub transport: Option<FabricKind>,
+    /// The fabrics that were considered before it, and why each is not used. Empty when the peer made the connection.
+    pub not_used: Vec<String>,
     /// Its incarnation; `None` before the first session.
     pub incarnation: Option<u64>,
     /// The fabric's counters of the present connection.
@@ -166,6 +165,45 @@ impl Worker {
         Ok(self.node.dial(address).await.map_err(WorkerError::or_limit)?.1)
     }
 
+    /// The peer called `name`, as soon as it is connected with this worker: for a service whose clients come by
+    /// themselves. Does not connect; waits at most for the worker's default timeout.
+    ///
+    /// # Errors
+    /// [`WorkerError::DeadlineExceeded`], [`WorkerError::ShutDown`].
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
+    pub async fn wait_for_peer(&self, name: &str) -> Result<Peer, WorkerError> {
+        let met = async {
+            loop {
+                let mut more = pin!(self.node.met.notified());
+                more.as_mut().enable();
+                let known = self.node.all_peers().into_iter().find(|peer| peer.name() == name);
+                if let Some(peer) = known.filter(|peer| peer.live_session().is_some()) {
+                    return Ok(peer);
+                }
+                more.await;
+            }
+        };
+        self.within(self.node.limit, || format!("waiting for {name} to connect"), pin!(met)).await
+    }
+
+    /// Says that the worker `name` listens on `address` (`host:port`): one that is in no cluster, or that has moved. A
+    /// connection that stands stays; the next one goes there, or else to where the cluster says.
+    ///
+    /// A peer that was restarted elsewhere and connects here says itself where it listens.
+    ///
+    /// # Errors
+    /// [`WorkerError::Cluster`] for a name or an address that is none, [`WorkerError::Config`] for this worker's own name.
+    pub fn set_address(&self, name: &str, address: &str) -> Result<Peer, WorkerError> {
+        ClusterSpec::new().worker(name, address).check()?;
+        if name == self.node.name {
+            let remedy = "that is this worker itself: name a peer".to_owned();
+            return Err(WorkerError::Config { field: "name", value: name.to_owned(), remedy });
+        }
+        self.node.name_peer(name, address)
+    }
+
     /// What `peer` has published, sorted by name.
     ///
     /// # Errors
@@ -242,25 +280,6 @@ impl Worker {
         self.node.all_peers().iter().map(info).collect()
     }
 
-    /// Ends everything in order: peers are told, transfers end, connections close, the address is free again.
-    ///
-    /// # Cancel safety
-    /// Cancel-safe: the shutdown goes on; calling again waits for the same end.
-    pub async fn shutdown(&self) {
-        self.node.closing.send_replace(true);
-        self.node.values.steps.abort_all(&Status::new(Code::Aborted, "Shutdown"));
-        let over = format!("{} is shut down", self.node.name);
-        self.node.values.published.close(Status::new(Code::Unavailable, over));
-        // Each session says goodbye and closes its connections; one whose peer does not listen is not waited for.
-        let _ = timeout(&*self.node.runtime, SHUTDOWN, self.node.sessions_over()).await;
-        for peer in self.node.all_peers() {
-            if let Some(connection) = peer.connection() {
-                connection.close(&Lost::shut_down_here()).await;
-            }
-        }
-        self.node.control.close().await;
-    }
-
     pub(crate) fn is_own(&self, device: &DeviceName) -> bool {
         device.is_same_address_space(&self.node.values.device)
     }
@@ -304,7 +323,7 @@ impl Worker {
         what: impl Fn() -> String,
         operation: Pin<&mut (impl Future<Output = Result<T, WorkerError>> + ?Sized)>,
     ) -> Result<T, WorkerError> {
-        if self.node.is_closing() {
+        if self.node.is_refusing() {
             return Err(WorkerError::ShutDown);
         }
         let ended = timeout(&*self.node.runtime, limit, operation).await;
@@ -319,6 +338,7 @@ fn info(peer: &Peer) -> PeerInfo {
         name: peer.name().to_owned(),
         address: peer.address(),
         transport: live.map(Route::kind),
+        not_used: live.map(|_| peer.not_used()).unwrap_or_default(),
         incarnation: peer.live_session().map(|session| session.peer.incarnation),
         fabric: connection.as_ref().map(Route::stats).unwrap_or_default(),
         counters: connection.as_ref().map(Route::counters).unwrap_or_default(),

@@ -190,6 +190,13 @@ impl<C: Channel> Connection<C> {
         self.lock().counters
     }
 
+    /// Whether a value is on its way in either direction, as far as this end can tell: it was written and the write has
+    /// not ended, or one end was told of it. Requests that only wait are none, and nothing is once the connection is over.
+    pub fn is_transferring(&self) -> bool {
+        let state = self.lock();
+        state.failure().is_ok() && (state.responses.is_transferring() || state.requests.is_transferring())
+    }
+
     /// Why the connection is over, if it is.
     pub fn failure(&self) -> Option<String> {
         self.lock().failure.clone()

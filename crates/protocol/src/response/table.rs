@@ -127,6 +127,11 @@ impl Responses {
         Ok(())
     }
 
+    /// Whether a value is on its way to the peer, or its receiver was told of it.
+    pub(crate) fn is_transferring(&self) -> bool {
+        self.entries.values().any(|entry| !matches!(entry.phase, Phase::Waiting))
+    }
+
     /// Steps that have a response under way, or a value written that the peer may not have yet.
     pub(crate) fn steps(&self) -> impl Iterator<Item = StepId> {
         self.entries

@@ -24,6 +24,8 @@ pub struct WorkerBuilder {
     bind: String,
     cluster: ClusterSpec,
     fabrics: Vec<FabricKind>,
+    /// The user named them.
+    is_chosen: bool,
     required: bool,
     secret: Option<Secret>,
     secret_file: Option<PathBuf>,
@@ -32,11 +34,13 @@ pub struct WorkerBuilder {
     block_bytes: usize,
     sharing: Sharing,
     limit: Duration,
+    grace: Duration,
     liveness: Duration,
     wait: Wait,
     parameters: Parameters,
     step_settings: StepSettings,
     session_caps: SessionCaps,
+    peers_max: usize,
     runtime: Option<Arc<dyn Runtime>>,
     control_runtime: Option<Arc<dyn Runtime>>,
     local_fabrics: Option<Vec<Arc<dyn Fabric>>>,
@@ -45,6 +49,9 @@ pub struct WorkerBuilder {
 }
 
 const GIB: u64 = 1 << 30;
+
+/// Fabrics in order of preference, where the user names none.
+const AUTO: [FabricKind; 4] = [FabricKind::Shm, FabricKind::Verbs, FabricKind::Tcp, FabricKind::Grpc];
 
 /// Least time between the transport's own pings.
 const KEEPALIVE_MIN: Duration = Duration::from_secs(10);
@@ -67,7 +74,8 @@ impl WorkerBuilder {
             name: name.to_owned(),
             bind: "127.0.0.1:0".to_owned(),
             cluster: ClusterSpec::new(),
-            fabrics: vec![FabricKind::Shm, FabricKind::Tcp, FabricKind::Grpc],
+            fabrics: AUTO.to_vec(),
+            is_chosen: false,
             required: false,
             secret: None,
             secret_file: None,
@@ -76,6 +84,7 @@ impl WorkerBuilder {
             block_bytes: 16 << 20,
             sharing: Sharing::Copy,
             limit: Duration::from_secs(60),
+            grace: Duration::from_secs(1),
             liveness: Duration::from_secs(30),
             wait: Wait::default(),
             parameters: Parameters {
@@ -96,6 +105,7 @@ impl WorkerBuilder {
                 init_timeout: Duration::from_secs(60),
             },
             session_caps: SessionCaps { in_all: 1024, of_a_peer: 8 },
+            peers_max: 4096,
             runtime: None,
             control_runtime: None,
             local_fabrics: None,
@@ -119,12 +129,12 @@ impl WorkerBuilder {
         self
     }
 
-    /// The fabrics to try, best first. Default: shm, tcp, grpc. Which one a peer uses is logged once and told by
-    /// [`Worker::peers`].
+    /// The fabrics to try, best first. Default: shm for peers on the same host, then verbs where there is an RDMA device,
+    /// then tcp, then grpc. Which one a peer uses, and why none before it, is logged once and told by [`Worker::peers`].
     #[must_use]
     pub fn fabrics(mut self, kinds: impl IntoIterator<Item = FabricKind>) -> Self {
         self.fabrics = kinds.into_iter().collect();
-        self.required = false;
+        (self.is_chosen, self.required) = (true, false);
         self
     }
 
@@ -132,7 +142,7 @@ impl WorkerBuilder {
     #[must_use]
     pub fn require(mut self, kind: FabricKind) -> Self {
         self.fabrics = vec![kind];
-        self.required = true;
+        (self.is_chosen, self.required) = (true, true);
         self
     }
 
@@ -188,6 +198,13 @@ impl WorkerBuilder {
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.limit = limit;
+        self
+    }
+
+    /// How long [`Worker::shutdown`] waits for values that are on their way. Default 1 s.
+    #[must_use]
+    pub fn shutdown_grace(mut self, limit: Duration) -> Self {
+        self.grace = limit;
         self
     }
 
@@ -318,6 +335,14 @@ impl WorkerBuilder {
     #[must_use]
     pub fn sessions_per_peer_max(mut self, sessions: usize) -> Self {
         self.session_caps.of_a_peer = sessions;
+        self
+    }
+
+    /// Peers that may be known at once beside those of the cluster and those whose address was given; the one noted
+    /// longest ago that nobody uses makes room for another, and without one its session is refused. Default 4096.
+    #[must_use]
+    pub fn peers_max(mut self, peers: usize) -> Self {
+        self.peers_max = peers;
         self
     }
 

@@ -1,16 +1,17 @@
 //! From settings to a running worker.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::AtomicBool},
     time::Duration,
 };
 
 use protocol::{DeviceName, wire::WireError};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use verbs_reactor::{
     Fabric, FabricError, FabricKind, Runtime, TokioRuntime,
     shm::ShmFabric,
     tcp::{TcpConfig, TcpFabric},
+    verbs::{VerbsError, VerbsFabric, VerbsSettings},
 };
 
 use super::{GIB, KEEPALIVE_MIN, LIVENESS_MIN, OpenedFabrics, WorkerBuilder};
@@ -22,7 +23,9 @@ use crate::{
     },
     grpc_set_up::GrpcOffer,
     lost::LostSteps,
-    node::{Node, Peers},
+    meter::Labels,
+    node::Node,
+    peers::Peers,
     pools::{LocalFabric, PoolCaps, Pools},
     published::PublishedSet,
     sessions::SessionCounts,
@@ -77,8 +80,13 @@ impl WorkerBuilder {
             limit: self.limit,
             connect_limit: self.limit.min(Duration::from_secs(10)),
             cluster: self.cluster,
-            peers: Mutex::new(Peers::default()),
+            peers: Mutex::new(Peers::new(self.peers_max)),
+            met: Notify::new(),
+            refusing: AtomicBool::new(false),
             closing: watch::Sender::new(false),
+            closed: watch::Sender::new(false),
+            labels: Labels::default(),
+            grace: self.grace,
             sessions: watch::Sender::new(SessionCounts::default()),
             session_caps: self.session_caps,
             name: self.name,
@@ -114,6 +122,7 @@ impl WorkerBuilder {
                 self.session_caps.of_a_peer == 0,
                 "no peer could be talked to: use at least 1",
             ),
+            ("peers_max", self.peers_max == 0, "no peer could be talked to: use at least 1"),
             ("values_max", self.step_settings.values_max == 0, "nothing could be sent: use at least 1"),
             (
                 "deferred_steps_max",
@@ -198,9 +207,13 @@ impl WorkerBuilder {
             }
             match self.built_in(kind, runtime).and_then(|fabric| LocalFabric::open(&*fabric, pools)) {
                 Ok(fabric) => fabrics.usable.push(fabric),
-                Err(error) if self.required => return Err(error),
+                Err(error) if self.required => return Err(unfit(kind, error)),
                 Err(error) => {
-                    tracing::warn!(fabric = %kind, %error, "this fabric cannot be used here");
+                    if self.is_chosen {
+                        tracing::warn!(fabric = %kind, %error, "this fabric cannot be used here");
+                    } else {
+                        tracing::debug!(fabric = %kind, %error, "this fabric cannot be used here");
+                    }
                     fabrics.unavailable.push((kind, error.to_string()));
                 }
             }
@@ -237,12 +250,28 @@ impl WorkerBuilder {
                 let config = TcpConfig { bind: ip, ..TcpConfig::default() };
                 Ok(Arc::new(TcpFabric::new(runtime.clone(), config).with_wait(self.wait)))
             }
-            other => Err(FabricError::Unsupported {
-                kind: other,
-                what: "be used by a worker yet: use shm, tcp or grpc",
+            FabricKind::Verbs => {
+                let opened = VerbsFabric::open(runtime.clone(), &VerbsSettings::default());
+                let lacking = |error: VerbsError| config("fabrics", "verbs", &error.to_string());
+                Ok(Arc::new(opened.map_err(lacking)?))
             }
-            .into()),
+            other => {
+                let what =
+                    "be opened by a worker: use shm, verbs, tcp or grpc, or give it with local_fabrics";
+                Err(FabricError::Unsupported { kind: other, what }.into())
+            }
         }
+    }
+}
+
+/// Why a fabric that is required cannot be used. A limit of the operating system is named as that.
+fn unfit(kind: FabricKind, error: WorkerError) -> WorkerError {
+    match error {
+        WorkerError::Config { remedy, .. } => {
+            let remedy = format!("{remedy}; or allow others with WorkerBuilder::fabrics");
+            config("require", kind.name(), &remedy)
+        }
+        other => other,
     }
 }
 

@@ -1,4 +1,4 @@
-//! What concerns whole steps.
+//! What concerns all requests, or those of a step.
 
 use super::Requests;
 use crate::{
@@ -10,6 +10,14 @@ use crate::{
 };
 
 impl<L> Requests<L> {
+    /// Whether a value was announced to a receive that has not ended.
+    pub(crate) fn is_transferring(&self) -> bool {
+        let entries = self.slots.iter().filter_map(|slot| slot.entry.as_ref());
+        let is_announced =
+            |phase: &Phase| matches!(phase, Phase::Told | Phase::Promised { .. } | Phase::ReAsked { .. });
+        entries.filter(|entry| entry.is_awaited).any(|entry| is_announced(&entry.phase))
+    }
+
     /// The step is over: nothing of it is kept that nobody awaits.
     pub(crate) fn discard(&mut self, step: StepId) {
         let entries = self.slots.iter_mut().filter_map(|slot| slot.entry.as_mut());

@@ -28,6 +28,7 @@ use crate::{
         generated::{Frame, control_client::ControlClient},
         grpc::tests::bounded,
     },
+    meter::Meter,
 };
 
 const SENDER: &str = "/job:ps/replica:0/task:0";
@@ -53,14 +54,15 @@ fn admit(worker: &Worker) -> (Arc<GrpcRoute>, Token) {
     let token = Token::new(&*runtime);
     let node = &worker.node;
     let ends = RouteEnds {
-        calls: node.grpc.as_ref().unwrap().calls.clone(),
+        expected: node.grpc.as_ref().unwrap().calls.expect(&token).unwrap(),
+        meter: Meter::new("peer".into(), FabricKind::Grpc),
         values: node.values.clone(),
         runtime: runtime.clone(),
         pool: node.pools.receive.clone(),
         peer: CALLER.to_owned(),
         incarnation: 1,
         address: None,
-        tokens: (token.clone(), Token::new(&*runtime)),
+        token: Token::new(&*runtime),
         agreed: protocol::Agreed::of(&node.parameters, &node.parameters),
         connect_limit: Duration::from_secs(10),
         session_over: tokio::sync::watch::channel(false).1,
@@ -152,7 +154,7 @@ fn s7_a_plain_client_gets_tensorflows_messages() {
         let key = called.key("e");
         let pool = called.worker.pool();
         step.send(&key, Tensor::from_values(pool, &[2, 1], &[1.0f32, 2.0]).unwrap()).unwrap();
-        let answer = called.recv(1, &key.to_string(), 1).await.unwrap();
+        let answer = called.recv(1, key.as_ref(), 1).await.unwrap();
         assert!(!answer.is_dead && answer.send_start_micros > 1_600_000_000_000_000);
         let tensor = answer.tensor.unwrap();
         // DT_FLOAT is 1.
@@ -161,11 +163,11 @@ fn s7_a_plain_client_gets_tensorflows_messages() {
         assert_eq!(sizes, [2, 1]);
 
         step.send(&key, Tensor::from_strings(pool, &[2], &["a", "bc"]).unwrap()).unwrap();
-        let tensor = called.recv(1, &key.to_string(), 2).await.unwrap().tensor.unwrap();
+        let tensor = called.recv(1, key.as_ref(), 2).await.unwrap().tensor.unwrap();
         assert_eq!((tensor.dtype, &tensor.string_val[..]), (7, &[Bytes::from("a"), Bytes::from("bc")][..]));
 
         step.send(&key, Tensor::dead(DataType::F64, &[3]).unwrap()).unwrap();
-        let answer = called.recv(1, &key.to_string(), 3).await.unwrap();
+        let answer = called.recv(1, key.as_ref(), 3).await.unwrap();
         let tensor = answer.tensor.unwrap();
         assert_eq!((answer.is_dead, tensor.dtype, tensor.tensor_content.len()), (true, 2, 0));
 

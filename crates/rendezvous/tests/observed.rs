@@ -1,0 +1,195 @@
+//! What a recorder of metrics and a subscriber of spans see of transfers.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::{
+    collections::BTreeMap,
+    fmt::{Debug, Write as _},
+    future::Future,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use protocol::DataType;
+use rendezvous::{Tensor, Worker};
+use tracing::{
+    Subscriber,
+    field::{Field, Visit},
+    span,
+};
+use tracing_subscriber::{
+    Layer,
+    layer::{Context, SubscriberExt},
+    registry::LookupSpan,
+};
+use verbs_reactor::FabricKind;
+
+const SERVER: &str = "/job:ps/replica:0/task:0";
+const CLIENT: &str = "/job:worker/replica:0/task:0";
+const BYTES: usize = 12_000;
+
+fn run<F: Future<Output = ()>>(test: F) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
+    let ended = runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), test).await });
+    ended.unwrap_or_else(|_| panic!("the test hangs"));
+}
+
+fn filled(worker: &Worker, bytes: usize) -> Tensor {
+    let mut buffer = worker.pool().try_alloc(bytes).unwrap();
+    buffer.fill(7);
+    Tensor::new(buffer, DataType::U8, &[bytes as u64]).unwrap()
+}
+
+/// Two workers, a published tensor of 12,000 bytes and one sent value of 100.
+async fn transfers(kind: FabricKind) -> (Worker, Worker) {
+    let start = |name| Worker::builder(name).require(kind).timeout(Duration::from_secs(20)).start();
+    let (server, client) = (start(SERVER).await.unwrap(), start(CLIENT).await.unwrap());
+    let peer = client.peer_at(server.address()).await.unwrap();
+    server.publish("weights", filled(&server, BYTES)).unwrap();
+    for _ in 0..3 {
+        client.fetch(&peer, "weights").await.unwrap();
+    }
+    let device = |worker: &str| format!("{worker}/device:CPU:0");
+    let key = |worker: &Worker| worker.key(&device(SERVER), &device(CLIENT), "edge").unwrap();
+    let sending = server.step(5);
+    sending.send(&key(&server), filled(&server, 100)).unwrap();
+    client.step(5).recv(&key(&client)).await.unwrap();
+    assert!(client.fetch(&peer, "nothing").await.is_err());
+    (server, client)
+}
+
+/// Every figure by name and labels, in one line each.
+fn figures(snapshotter: &Snapshotter) -> BTreeMap<String, u64> {
+    let snapshot = snapshotter.snapshot().into_vec().into_iter();
+    let named = snapshot.map(|(key, _, _, value)| {
+        let mut name = key.key().name().to_owned();
+        key.key().labels().for_each(|label| write!(name, " {}={}", label.key(), label.value()).unwrap());
+        let value = match value {
+            DebugValue::Counter(value) => value,
+            DebugValue::Gauge(value) => value.0 as u64,
+            DebugValue::Histogram(_) => panic!("{name} is a histogram"),
+        };
+        (name, value)
+    });
+    named.collect()
+}
+
+#[test]
+fn a_recorder_sees_transfers_errors_connects_and_pools() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    // For all threads: sessions are served on one of their own.
+    recorder.install().unwrap();
+    for kind in [FabricKind::Shm, FabricKind::Tcp] {
+        run(async {
+            let (server, client) = transfers(kind).await;
+            server.record_metrics();
+            client.record_metrics();
+            client.shutdown().await;
+            server.shutdown().await;
+        });
+    }
+    let found = figures(&snapshotter);
+    for kind in [FabricKind::Shm, FabricKind::Tcp] {
+        let at = |name: &str| found.get(name).copied().unwrap_or_else(|| panic!("{name} not in {found:#?}"));
+        let bytes = 3 * BYTES as u64 + 100;
+        for (direction, peer) in [("received", SERVER), ("sent", CLIENT)] {
+            let labels = format!("direction={direction} peer={peer} transport={kind}");
+            assert_eq!(at(&format!("tensorwire_transfers_total {labels}")), 4);
+            assert_eq!(at(&format!("tensorwire_bytes_total {labels}")), bytes);
+        }
+        assert_eq!(at(&format!("tensorwire_errors_total kind=remote peer={SERVER} transport={kind}")), 1);
+        for peer in [SERVER, CLIENT] {
+            assert_eq!(at(&format!("tensorwire_connects_total peer={peer} transport={kind}")), 1);
+        }
+        let lost = format!("tensorwire_losses_total kind=goodbye peer={CLIENT} transport={kind}");
+        assert_eq!(at(&lost), 1);
+        assert!(found.keys().all(|name| !name.starts_with("tensorwire_reconnects_total")), "{found:#?}");
+        assert!(at(&format!("tensorwire_pool_used_bytes worker={SERVER} pool=source")) >= BYTES as u64);
+        assert_eq!(at(&format!("tensorwire_pool_leaked_bytes worker={CLIENT} pool=receive")), 0);
+        assert_eq!(at(&format!("tensorwire_peers_connected worker={CLIENT}")), 1);
+        assert!(at("tensorwire_copies_total reason=eager") >= 2);
+        // Every name is in the book.
+        let book = include_str!("../../../docs/src/metrics.md");
+        for name in found.keys().filter_map(|name| name.split(' ').next()) {
+            assert!(book.contains(&format!("`{name}`")), "{name} is not in docs/src/metrics.md");
+        }
+    }
+}
+
+/// Name and fields.
+type Kept = (String, BTreeMap<String, String>);
+
+/// Those that are open, by number, and those that are closed.
+type Spans = Arc<Mutex<(BTreeMap<u64, Kept>, Vec<Kept>)>>;
+
+/// Keeps the fields of each span.
+struct Keeping(Spans);
+
+struct Fields<'span>(&'span mut BTreeMap<String, String>);
+
+impl Visit for Fields<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.0.insert(field.name().to_owned(), format!("{value:?}").trim_matches('"').to_owned());
+    }
+}
+
+impl<S: Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Keeping {
+    fn on_new_span(&self, attributes: &span::Attributes<'_>, id: &span::Id, _: Context<'_, S>) {
+        if attributes.metadata().target() == "tensorwire" {
+            let mut fields = BTreeMap::new();
+            attributes.record(&mut Fields(&mut fields));
+            let kept = (attributes.metadata().name().to_owned(), fields);
+            self.0.lock().unwrap().0.insert(id.into_u64(), kept);
+        }
+    }
+
+    fn on_record(&self, id: &span::Id, values: &span::Record<'_>, _: Context<'_, S>) {
+        if let Some((_, fields)) = self.0.lock().unwrap().0.get_mut(&id.into_u64()) {
+            values.record(&mut Fields(fields));
+        }
+    }
+
+    fn on_close(&self, id: span::Id, _: Context<'_, S>) {
+        // Numbers of closed spans are used again.
+        let mut spans = self.0.lock().unwrap();
+        let closed = spans.0.remove(&id.into_u64());
+        spans.1.extend(closed);
+    }
+}
+
+#[test]
+fn a_subscriber_sees_a_span_of_each_transfer_at_both_ends() {
+    for kind in [FabricKind::Shm, FabricKind::Tcp] {
+        let spans = Spans::default();
+        let subscriber = tracing_subscriber::registry().with(Keeping(spans.clone()));
+        tracing::subscriber::with_default(subscriber, || {
+            run(async {
+                let (server, client) = transfers(kind).await;
+                client.shutdown().await;
+                server.shutdown().await;
+            });
+        });
+        let spans = spans.lock().unwrap();
+        let of = |name: &str, key: &str| {
+            let all = spans.0.values().chain(&spans.1);
+            let fields = all.filter(|(span, _)| span == name).map(|(_, fields)| fields);
+            fields.filter(|fields| fields["key"].contains(key)).cloned().collect::<Vec<_>>()
+        };
+        for (name, peer) in [("receive", SERVER), ("send", CLIENT)] {
+            let published = of(name, "weights");
+            assert_eq!(published.len(), 3, "{name} over {kind}: {spans:?}");
+            for fields in published {
+                let found = ["peer", "transport", "bytes"].map(|field| fields[field].as_str());
+                assert_eq!(found, [peer, kind.name(), "12000"]);
+                assert!(!fields.contains_key("step"));
+            }
+            let sent = of(name, ";edge;");
+            assert_eq!((sent.len(), sent[0]["step"].as_str(), sent[0]["bytes"].as_str()), (1, "5", "100"));
+            // What failed has no bytes.
+            assert!(!of(name, "nothing")[0].contains_key("bytes"));
+        }
+    }
+}
