@@ -161,7 +161,11 @@ fn recv_many_gives_values_in_the_order_of_the_keys() {
         client.step(1).send(&own, numbered(&client, 600, 1)).unwrap();
         let keys: Vec<Key> = edges.into_iter().chain([own]).collect();
         let received = client.step(1).recv_many(&keys).await.unwrap();
-        assert_eq!(received.iter().map(number).collect::<Vec<_>>(), (0..=600).collect::<Vec<_>>());
+        assert_eq!(
+            received.iter().map(number).collect::<Vec<_>>(),
+            (0..=600).collect::<Vec<_>>(),
+            "over {kind}"
+        );
         drop(received);
         end(server, client).await;
     });

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::take::{CancellableTake, Take};
 use self::{
-    queues::{Offered, Queues},
+    queues::{Found, Offered, Queues},
     take::TakeState,
     waiters::{Entry, Look, Place},
 };
@@ -149,16 +149,11 @@ impl Step {
         if let Some(status) = &inner.aborted {
             return TakeState::Ready(Err(status.clone()));
         }
-        if let Some(taken) = inner.queues.pop(self.duplicates, key) {
-            return TakeState::Ready(Ok(self.popped(taken)));
-        }
-        // Not before: a value that is there wins.
-        if token.is_some_and(CancellationToken::is_cancelled) {
-            return TakeState::Ready(Err(cancelled()));
-        }
-        match inner.queues.join(self.duplicates, key, token) {
-            Some((key, place)) => TakeState::Waiting(key, place),
-            None => TakeState::Ready(Err(duplicated("recv", key))),
+        match inner.queues.receive(self.duplicates, key, token) {
+            Found::Value(key, value) => TakeState::Ready(Ok(self.popped((key, value)))),
+            Found::Place(key, place) => TakeState::Waiting(key, place),
+            Found::Cancelled => TakeState::Ready(Err(cancelled())),
+            Found::Duplicate => TakeState::Ready(Err(duplicated("recv", key))),
         }
     }
 
