@@ -145,7 +145,7 @@ fn what_is_on_its_way_arrives_when_its_sender_is_shut_down() {
         let peer = client.peer_at("server:1").await.unwrap();
         publish(&handle, &server, 7);
         // With the metadata known, the content answers the request.
-        if handle.seed() % 2 == 0 {
+        if handle.seed().is_multiple_of(2) {
             client.fetch(&peer, "x").await.unwrap();
         }
         let sent = |server: &Worker| {

@@ -27,6 +27,11 @@ fn training_over_tcp_moves_parameters_and_gradients() {
 }
 
 #[test]
+fn training_over_grpc_moves_parameters_and_gradients() {
+    trains_and_counts_what_it_moves("grpc");
+}
+
+#[test]
 fn synchronous_training_with_one_worker_equals_one_process_bit_for_bit() {
     for flags in [
         "--steps 60 --issync --workers 1",

@@ -24,7 +24,6 @@ const AWAITED: [&str; 11] = [
     "FetchMany<",
     "FetchVersioned<",
     "FetchManyVersioned<",
-    "Receive",
 ];
 
 fn files(folder: &Path, found: &mut Vec<String>) {
