@@ -81,6 +81,9 @@ every_op! {
     tcp_pull_is_measured: "tcp" "pull" "8,64K";
     tcp_outstanding_is_measured: "tcp" "outstanding" "8";
     tcp_receives_are_measured: "tcp" "receives" "8";
+    grpc_pull_is_measured: "grpc" "pull" "8,64K";
+    grpc_outstanding_is_measured: "grpc" "outstanding" "8";
+    grpc_receives_are_measured: "grpc" "receives" "8";
 }
 
 #[test]
@@ -160,7 +163,12 @@ fn bad_input_is_refused_by_name() {
 
 #[test]
 fn what_this_build_cannot_do_is_refused_by_name() {
-    let refused = [("tcp", "--mode", "view")];
+    let refused = [
+        ("tcp", "--mode", "view"),
+        ("grpc", "--mode", "view-read"),
+        ("grpc", "--op", "write"),
+        ("grpc", "--op", "pingpong"),
+    ];
     for (fabric, field, value) in refused {
         let output = fail(&["bench", "--fabric", fabric, "--size", "8", field, value]);
         for word in [field, value, "this build", "use"] {
