@@ -101,14 +101,13 @@ fn launch(flags: &Flags, sizes: &[usize]) -> Result<(), Failure> {
             eprintln!("round {} of {}", round + 1, flags.rounds + WARM_UP);
         }
     }
-    bench.end()?;
     let outcome = Outcome::new(sizes, flags.rounds, rows);
     if flags.json {
         println!("{}", outcome.json());
     } else {
         println!("{outcome}");
     }
-    Ok(())
+    bench.end()
 }
 
 /// The server and the workers, in this order.

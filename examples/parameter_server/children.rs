@@ -20,7 +20,7 @@ use crate::{failure::Failure, options::Settings, report::Report};
 /// Lines that wait to be read, at most.
 const LINES_MAX: usize = 64;
 /// How long a child may take to close its connections after its parent has gone.
-const FAREWELL: Duration = Duration::from_secs(2);
+const FAREWELL: Duration = Duration::from_secs(8);
 
 /// What happens to a child.
 #[derive(Debug)]
@@ -115,7 +115,7 @@ pub(crate) struct Parent {
 
 impl Parent {
     /// The launcher of this process, if it has one. When that goes, or wants this process to end, the process ends
-    /// within two seconds, whatever else it does.
+    /// within eight seconds, whatever else it does.
     pub(crate) fn of(settings: &Settings) -> Self {
         Self { lines: settings.flags.launched.then(lines) }
     }
@@ -152,7 +152,7 @@ impl Parent {
     }
 }
 
-/// The launcher's lines, until it goes or lets go. The process ends within two seconds of that, whatever else it does.
+/// The launcher's lines, until it goes or lets go. The process ends within eight seconds of that, whatever else it does.
 pub(crate) fn lines() -> mpsc::Receiver<Report> {
     let (sender, receiver) = mpsc::channel(LINES_MAX);
     thread::spawn(move || {

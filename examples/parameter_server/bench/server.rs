@@ -1,8 +1,8 @@
 //! The bench's server: it publishes parameters and receives gradients, over every transport.
 
-use std::{sync::mpsc, thread};
+use std::{pin::pin, sync::mpsc, thread};
 
-use futures::future::{join, select, try_join_all};
+use futures::future::{Either, join, join_all, select, try_join_all};
 use tensorwire::{Key, Peer, Tensor, Worker, WorkerError};
 
 use super::{Flag, SERVER, WORKERS, device, grpc, tensors::name, transport::Transport, update::Updated};
@@ -20,13 +20,11 @@ pub(crate) async fn run(sizes: &[usize]) -> Result<(), Failure> {
     let Some(_) = launcher.recv().await else { return Ok(()) };
     let gone = async { while launcher.recv().await.is_some() {} };
     let serving = try_join_all(ends.iter_mut().map(|end| end.serve()));
-    let served = match select(std::pin::pin!(serving), std::pin::pin!(gone)).await {
-        futures::future::Either::Left((served, _)) => served.map(drop),
-        futures::future::Either::Right(_) => Ok(()),
+    let served = match select(pin!(serving), pin!(gone)).await {
+        Either::Left((served, _)) => served.map(drop),
+        Either::Right(_) => Ok(()),
     };
-    for end in &ends {
-        end.worker.shutdown().await;
-    }
+    join_all(ends.iter().map(|end| end.worker.shutdown())).await;
     Ok(served?)
 }
 

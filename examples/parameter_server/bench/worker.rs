@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use futures::future::join_all;
 use tensorwire::{Runtime, TokioRuntime};
 
 use super::{grpc, server::Client, transport::Transport};
@@ -24,9 +25,7 @@ pub(crate) async fn run(index: usize, sizes: &[usize]) -> Result<(), Failure> {
             bench.round(transport, line.value("update").unwrap_or(false)).await?;
         }
     }
-    for client in bench.ours.values() {
-        client.shutdown().await;
-    }
+    join_all(bench.ours.values().map(Client::shutdown)).await;
     bench.grpc_runtime.shutdown_background();
     Ok(())
 }
