@@ -173,3 +173,32 @@ pub(crate) fn words<const N: usize>(tensor: &Tensor, from: &str) -> Result<[u64;
 fn not_understood(from: &str, problem: String) -> Failure {
     Failure::Message { from: from.to_owned(), problem }
 }
+
+#[cfg(test)]
+mod tests {
+    use tensorwire::{Tensor, Worker};
+
+    use super::{Push, Pushing, Token};
+
+    #[tokio::test]
+    async fn messages_are_read_as_they_were_written_and_others_are_refused() {
+        let worker = Worker::builder("/job:ps/replica:0/task:0").start().await.unwrap();
+        let pool = worker.pool();
+        for what in [Pushing::Gradients, Pushing::Checkpoint, Pushing::Goodbye] {
+            let push = Push { what, epoch: 3, step: u64::MAX, loss: -0.25 };
+            assert_eq!(Push::from_tensor(&push.to_tensor(pool).unwrap(), "w").unwrap(), push);
+        }
+        let token = Token { epoch: 1, step: 7 };
+        assert_eq!(Token::from_tensor(&token.to_tensor(pool).unwrap(), "ps").unwrap(), token);
+
+        let unknown = Tensor::from_values(pool, &[4], &[3u64, 0, 0, 0]).unwrap();
+        let error = Push::from_tensor(&unknown, "worker 1").unwrap_err().to_string();
+        assert!(error.contains("worker 1") && error.contains("3 is nothing that is pushed"), "{error}");
+        let short = Tensor::from_values(pool, &[1], &[3u64]).unwrap();
+        let error = Token::from_tensor(&short, "ps 0").unwrap_err().to_string();
+        assert!(error.contains("it has 1 words, not 2"), "{error}");
+        let floats = Tensor::from_values(pool, &[2], &[1.0f32, 2.0]).unwrap();
+        assert!(Token::from_tensor(&floats, "ps 0").is_err());
+        worker.shutdown().await;
+    }
+}

@@ -8,7 +8,7 @@ use std::{
 };
 
 use futures::future::{Either, select, try_join_all};
-use tensorwire::{ClusterSpec, DataType, Runtime, Step, Tensor, TokioRuntime, Worker};
+use tensorwire::{ClusterSpec, DataType, Fetched, Runtime, Step, Tensor, TokioRuntime, Version, Worker};
 use tensorwire_examples::shards::Piece;
 use tokio::sync::watch;
 
@@ -64,8 +64,10 @@ impl Server {
     async fn serve(&self, worker: usize) -> Result<(), Failure> {
         let mut former = None;
         loop {
-            let Some(life) = self.unless_over(self.meet(worker, former)).await else { return Ok(()) };
-            let life = self.worker.step(life?);
+            let Some(met) = self.unless_over(self.meet(worker, former)).await else { return Ok(()) };
+            let (life, version) = met?;
+            former = Some(version);
+            let life = self.worker.step(life);
             let attended = self.attend(worker, &life).await;
             self.worker.cleanup(life.id());
             self.state().leave(worker);
@@ -77,27 +79,29 @@ impl Server {
                 Ok(()) if self.is_launched => {}
                 ended => return ended,
             }
-            former = Some(life.id());
         }
     }
 
     /// Waits until the worker is there, in another life than its `former` one.
-    async fn meet(&self, worker: usize, former: Option<i64>) -> Result<i64, Failure> {
+    async fn meet(&self, worker: usize, former: Option<Version>) -> Result<(i64, Version), Failure> {
         loop {
-            match self.ask_life(worker).await {
-                Ok(life) if Some(life) != former => return Ok(life),
-                Ok(_) => {}
+            match self.next_life(worker, former).await {
                 Err(failure) if failure.is_transient() => tracing::debug!(worker, %failure, "not there"),
-                Err(failure) => return Err(failure),
+                met => return met,
             }
             self.runtime.sleep(PAUSE).await;
         }
     }
 
-    async fn ask_life(&self, worker: usize) -> Result<i64, Failure> {
+    async fn next_life(&self, worker: usize, former: Option<Version>) -> Result<(i64, Version), Failure> {
         let peer = self.worker.peer(&RoleName::Worker(worker).worker_name())?;
-        let life = self.worker.fetch(&peer, LIFE).await?;
-        words(&life, peer.name()).map(|[life]| life as i64)
+        let life = self.worker.fetch(&peer, LIFE).versioned();
+        let Fetched { tensor, version, .. } = match former {
+            // A process that was started again counts as newer.
+            Some(former) => life.newer_than(former).await?,
+            None => life.wait().await?,
+        };
+        words(&tensor, peer.name()).map(|[life]| (life as i64, version))
     }
 
     /// One life: tells the worker what to do, takes what it computed, and so on.

@@ -84,6 +84,15 @@ pub struct UnknownDataType(pub u32);
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Shape(Vec<u64>);
 
+impl std::ops::Deref for Shape {
+    type Target = [u64];
+
+    /// The dimensions.
+    fn deref(&self) -> &[u64] {
+        &self.0
+    }
+}
+
 impl Shape {
     /// A shape, or `None` when it has more than [`RANK_MAX`] dimensions or more than 2⁶⁴−1 elements.
     pub fn new(dimensions: impl Into<Vec<u64>>) -> Option<Self> {

@@ -159,6 +159,7 @@ impl Node {
         let ControlSession { sender, receiver, peer_host } = session;
         let session = Session::new(them, peer_host, sender, dialled.is_some());
         peer.note_session(&session, dialled.is_some());
+        self.met.notify_waiters();
         let serving = self.clone().serve_session(session.clone(), receiver, served);
         self.control_runtime.spawn("session", Box::pin(serving));
         self.control_runtime.spawn("liveness", Box::pin(self.clone().watch_over(session.clone())));
@@ -214,7 +215,7 @@ impl Node {
                 }
                 Err(why) => {
                     limit = limit.or(why.limit());
-                    tried.push(format!("{kind}: {why}"));
+                    tried.push(named(kind, &why));
                 }
             }
         }
@@ -432,4 +433,10 @@ fn lend(fabric: &LocalFabric, pool: &Pool, bytes: u32) -> Result<(Granted, Desti
         block: granted.block().map_or(0, |block| block.id().get()),
     })?;
     Ok((granted, destination))
+}
+
+/// Why the fabric is not used; most errors name it themselves.
+fn named(kind: FabricKind, why: &WorkerError) -> String {
+    let (prefix, why) = (format!("{kind}: "), why.to_string());
+    if why.starts_with(&prefix) { why } else { prefix + &why }
 }

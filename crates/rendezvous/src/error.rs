@@ -1,6 +1,6 @@
 //! The errors of this layer.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use memory::{Limit, MemoryError};
 use protocol::{Code, Damage, Status, Validation};
@@ -131,7 +131,7 @@ impl From<FabricError> for Lost {
 }
 
 /// Why a worker's operation failed.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkerError {
     /// A setting that cannot be used.
@@ -317,6 +317,13 @@ pub enum WorkerError {
     /// This worker was shut down.
     #[error("this worker was shut down")]
     ShutDown,
+}
+
+/// As it is shown: what `main` prints of an error that it returns should be for people, and the text has all there is.
+impl fmt::Debug for WorkerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl WorkerError {

@@ -11,7 +11,7 @@ use verbs_reactor::{FabricError, FabricKind, timeout};
 
 use crate::{
     Peer, WorkerError,
-    control::{ControlError, GrpcRoute, RouteEnds, TensorCalls, Token},
+    control::{ControlError, Expected, GrpcRoute, RouteEnds, TensorCalls, Token},
     meter::Meter,
     node::{Node, fabric_number},
     route::Route,
@@ -40,13 +40,13 @@ impl Node {
     ) -> Result<Option<Route>, WorkerError> {
         let (number, answered) = session.open().map_err(failed)?;
         let opened = async {
-            let token = Token::new(&*self.runtime);
+            let (token, expected) = self.expect_calls()?;
             session.send(ControlFrame::Connect(self.grpc_end(number, &token))).await?;
             let answer = timeout(&*self.runtime, self.connect_limit, answered).await;
             let answer = answer.map_err(|_| failed("the peer did not answer".to_owned()))?;
             match answer.map_err(|_| failed(session.why_over()))? {
                 Ok(answer) => {
-                    let route = self.grpc_route(peer, session, token, &answer)?;
+                    let route = self.grpc_route(peer, session, expected, &answer)?;
                     route.connect().await?;
                     self.grpc_up(session, number, route).map(Some)
                 }
@@ -68,12 +68,20 @@ impl Node {
         session: &Arc<Session>,
         offer: &Connect,
     ) -> Result<Route, WorkerError> {
-        let token = Token::new(&*self.runtime);
-        let route = self.grpc_route(peer, session, token.clone(), offer)?;
-        // Before the answer: the peer's first call may come at once.
+        let (token, expected) = self.expect_calls()?;
+        let route = self.grpc_route(peer, session, expected, offer)?;
         let route = self.grpc_up(session, offer.connection, route)?;
         session.send(ControlFrame::Connected(self.grpc_end(offer.connection, &token))).await?;
         Ok(route)
+    }
+
+    /// A token for the peer's calls, which may come as soon as it has heard of it.
+    fn expect_calls(&self) -> Result<(Token, Expected), WorkerError> {
+        let offer = self.grpc.as_ref();
+        let offer = offer.ok_or_else(|| failed("this worker does not move tensors over gRPC".to_owned()))?;
+        let token = Token::new(&*self.runtime);
+        let expected = offer.calls.expect(&token);
+        Ok((token, expected.ok_or_else(|| failed("a token cannot be shown".to_owned()))?))
     }
 
     /// Whether a Connect for gRPC can be agreed to.
@@ -95,14 +103,12 @@ impl Node {
         &self,
         peer: &Peer,
         session: &Session,
-        own: Token,
+        expected: Expected,
         other: &Connect,
     ) -> Result<Arc<GrpcRoute>, WorkerError> {
-        let calls = self.grpc.as_ref().map(|offer| offer.calls.clone());
-        let calls = calls.ok_or_else(|| failed("this worker does not move tensors over gRPC".to_owned()))?;
-        let theirs = Token::from_connection_data(&other.data).map_err(failed)?;
+        let token = Token::from_connection_data(&other.data).map_err(failed)?;
         let ends = RouteEnds {
-            calls,
+            expected,
             values: self.values.clone(),
             runtime: self.runtime.clone(),
             pool: self.pools.receive.clone(),
@@ -110,7 +116,7 @@ impl Node {
             meter: Meter::new(self.labels.of(&session.peer.worker), FabricKind::Grpc),
             incarnation: session.peer.incarnation,
             address: peer.address(),
-            tokens: (own, theirs),
+            token,
             agreed: Agreed::of(&self.parameters, &other.parameters),
             connect_limit: self.connect_limit,
             session_over: session.ended(),

@@ -9,7 +9,7 @@ use std::{
 };
 
 use protocol::{Sharing, wire::control::Parameters};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use verbs_reactor::{FabricKind, Runtime};
 
 use crate::{
@@ -55,6 +55,8 @@ pub(crate) struct Node {
     pub(crate) connect_limit: Duration,
     pub(crate) cluster: ClusterSpec,
     pub(crate) peers: Mutex<Peers>,
+    /// A session with a peer has begun.
+    pub(crate) met: Notify,
     /// A shutdown has begun: nothing new is accepted here.
     pub(crate) refusing: AtomicBool,
     pub(crate) closing: watch::Sender<bool>,

@@ -90,6 +90,11 @@ impl Peer {
         self.lock().address.clone()
     }
 
+    /// The number of its present life, or of the last one that is known; `None` before the first session.
+    pub fn incarnation(&self) -> Option<u64> {
+        self.lock().incarnation
+    }
+
     /// Whether this is the same peer.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)

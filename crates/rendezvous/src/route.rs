@@ -70,8 +70,7 @@ impl Route {
     pub(crate) fn is_transferring(&self) -> bool {
         match self {
             Self::Data(connection) => connection.protocol.is_transferring(),
-            // Its calls end with their answers.
-            Self::Grpc(_) => false,
+            Self::Grpc(route) => route.is_transferring(),
         }
     }
 
@@ -79,7 +78,7 @@ impl Route {
     pub(crate) fn expect_end(&self, why: &Lost) {
         match self {
             Self::Data(connection) => connection.expect_end(why),
-            Self::Grpc(_) => {}
+            Self::Grpc(route) => route.expect_end(why),
         }
     }
 
@@ -87,7 +86,7 @@ impl Route {
     pub(crate) async fn until_end(&self) {
         match self {
             Self::Data(connection) => connection.until_end().await,
-            Self::Grpc(_) => {}
+            Self::Grpc(route) => route.until_end().await,
         }
     }
 

@@ -133,7 +133,10 @@ impl Values {
 
     fn published(&self, name: &str) -> Result<Taken, Status> {
         self.published.get(name).map(Taken::Published).ok_or_else(|| {
-            let message = format!("{} has published nothing under `{name}`", self.worker);
+            let message = format!(
+                "{} has published nothing under `{name}`: Worker::list tells what it has, and a fetch can wait for it",
+                self.worker
+            );
             Status::new(Code::NotFound, message)
         })
     }

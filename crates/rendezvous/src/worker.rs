@@ -165,6 +165,29 @@ impl Worker {
         Ok(self.node.dial(address).await.map_err(WorkerError::or_limit)?.1)
     }
 
+    /// The peer called `name`, as soon as it is connected with this worker: for a service whose clients come by
+    /// themselves. Does not connect; waits at most for the worker's default timeout.
+    ///
+    /// # Errors
+    /// [`WorkerError::DeadlineExceeded`], [`WorkerError::ShutDown`].
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
+    pub async fn wait_for_peer(&self, name: &str) -> Result<Peer, WorkerError> {
+        let met = async {
+            loop {
+                let mut more = pin!(self.node.met.notified());
+                more.as_mut().enable();
+                let known = self.node.all_peers().into_iter().find(|peer| peer.name() == name);
+                if let Some(peer) = known.filter(|peer| peer.live_session().is_some()) {
+                    return Ok(peer);
+                }
+                more.await;
+            }
+        };
+        self.within(self.node.limit, || format!("waiting for {name} to connect"), pin!(met)).await
+    }
+
     /// Says that the worker `name` listens on `address` (`host:port`): one that is in no cluster, or that has moved. A
     /// connection that stands stays; the next one goes there, or else to where the cluster says.
     ///

@@ -323,7 +323,7 @@ fn s7_an_abort_ends_calls_that_are_out_and_stops_those_that_are_not() {
         let (ended, ()) = futures::future::join(receiving, abort).await;
         for ended in ended {
             let Err(WorkerError::Aborted { status, .. }) = ended else { panic!("{ended:?}") };
-            assert_eq!(status.message, "enough");
+            assert!(status.message.ends_with("enough"), "{status}");
         }
         // Registered, aborted, and never sent: a receive that was made before the abort and goes on after it.
         let step = two.receiver.step(2);

@@ -17,12 +17,15 @@ pub(crate) enum Transport {
     Shm,
     /// Tensorwire over TCP.
     Tcp,
+    /// Tensorwire over gRPC, its last fallback.
+    Fallback,
     /// A service written with tonic: one unary call for each tensor, all at once.
     Grpc,
 }
 
 impl Transport {
-    pub(crate) const ALL: [Self; 5] = [Self::Auto, Self::Views, Self::Shm, Self::Tcp, Self::Grpc];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Auto, Self::Views, Self::Shm, Self::Tcp, Self::Fallback, Self::Grpc];
 
     /// Those that are tensorwire's.
     pub(crate) fn ours() -> impl Iterator<Item = Self> {
@@ -35,6 +38,7 @@ impl Transport {
             Self::Views => "views",
             Self::Shm => "shm",
             Self::Tcp => "tcp",
+            Self::Fallback => "fallback",
             Self::Grpc => "grpc",
         }
     }
@@ -47,6 +51,7 @@ impl Transport {
             Self::Views => builder.sharing(Sharing::View),
             Self::Shm => builder.require(FabricKind::Shm),
             Self::Tcp => builder.require(FabricKind::Tcp),
+            Self::Fallback => builder.require(FabricKind::Grpc),
         }
     }
 

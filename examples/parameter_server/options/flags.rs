@@ -71,7 +71,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "N", value_parser = from_one, help_heading = "Training")]
     pub(crate) steps: Option<u64>,
     /// How far the parameters follow a gradient [default: 0.05 for mlp, 0.00003 for linear].
-    #[arg(long, value_name = "RATE", value_parser = rate, help_heading = "Training")]
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true, value_parser = rate, help_heading = "Training")]
     pub(crate) learning_rate: Option<f32>,
     /// The chief measures the model and prints the loss each time so many steps are done.
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = from_one, help_heading = "Training")]
@@ -155,6 +155,8 @@ pub(crate) enum Fabric {
     Tcp,
     /// RDMA.
     Verbs,
+    /// gRPC, the last fallback.
+    Grpc,
 }
 
 impl Fabric {
@@ -165,6 +167,7 @@ impl Fabric {
             Self::Shm => Some(FabricKind::Shm),
             Self::Tcp => Some(FabricKind::Tcp),
             Self::Verbs => Some(FabricKind::Verbs),
+            Self::Grpc => Some(FabricKind::Grpc),
         }
     }
 }

@@ -273,7 +273,7 @@ mod tests {
             ("--workers 0".into(), ["'0' for '--workers", "from 1 on"]),
             ("--workers 65".into(), ["--workers = `65`", "give 1 to 64"]),
             ("--steps x".into(), ["'x' for '--steps", "give a whole number from 1 on"]),
-            ("--learning-rate -1".into(), ["--learning-rate", "-1"]),
+            ("--learning-rate -1".into(), ["'-1' for '--learning-rate", "give a number above 0"]),
             ("--learning-rate=0".into(), ["'0' for '--learning-rate", "give a number above 0"]),
             ("--issync=2".into(), ["'2' for '--issync", "give 1 for synchronous"]),
             ("--fabric carrier-pigeon".into(), ["'carrier-pigeon' for '--fabric", "auto, shm, tcp"]),

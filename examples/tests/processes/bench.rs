@@ -14,7 +14,14 @@ fn the_bench_measures_every_way_beside_grpc() {
     );
     let rows = outcome["rows"].as_array().unwrap();
     let ways: Vec<_> = rows.iter().map(|row| (row["transport"].as_str(), row["uses"].as_str())).collect();
-    let expected = [("auto", "shm"), ("views", "shm"), ("shm", "shm"), ("tcp", "tcp"), ("grpc", "grpc")];
+    let expected = [
+        ("auto", "shm"),
+        ("views", "shm"),
+        ("shm", "shm"),
+        ("tcp", "tcp"),
+        ("fallback", "grpc"),
+        ("grpc", "grpc"),
+    ];
     assert_eq!(ways, expected.map(|(way, uses)| (Some(way), Some(uses))));
     for row in rows {
         for figure in ["pull_s", "push_s", "exchange_s", "exchange_factor", "step_s", "step_factor"] {

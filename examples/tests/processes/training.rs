@@ -27,6 +27,11 @@ fn training_over_tcp_moves_parameters_and_gradients() {
 }
 
 #[test]
+fn training_over_grpc_moves_parameters_and_gradients() {
+    trains_and_counts_what_it_moves("grpc");
+}
+
+#[test]
 fn synchronous_training_with_one_worker_equals_one_process_bit_for_bit() {
     for flags in [
         "--steps 60 --issync --workers 1",
@@ -54,7 +59,7 @@ fn synchronous_training_with_four_workers_equals_one_process_within_rounding() {
 fn asynchronous_training_learns_as_well_as_one_process() {
     let mut behind: Vec<f64> = (1..=5)
         .map(|seed| {
-            let text = trained(&format!("--steps 300 --seed {seed}"));
+            let text = trained(&format!("--steps 200 --seed {seed}"));
             summary_number(&text, "one process") - summary_number(&text, "accuracy")
         })
         .collect();

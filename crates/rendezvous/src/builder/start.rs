@@ -6,7 +6,7 @@ use std::{
 };
 
 use protocol::{DeviceName, wire::WireError};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use verbs_reactor::{
     Fabric, FabricError, FabricKind, Runtime, TokioRuntime,
     shm::ShmFabric,
@@ -81,6 +81,7 @@ impl WorkerBuilder {
             connect_limit: self.limit.min(Duration::from_secs(10)),
             cluster: self.cluster,
             peers: Mutex::new(Peers::new(self.peers_max)),
+            met: Notify::new(),
             refusing: AtomicBool::new(false),
             closing: watch::Sender::new(false),
             closed: watch::Sender::new(false),

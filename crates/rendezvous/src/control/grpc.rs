@@ -36,7 +36,7 @@ use tokio::sync::{mpsc, watch};
 use verbs_reactor::{BoxFuture, Elapsed, Runtime, TokioRuntime};
 
 pub use self::recv_tensor::TensorCalls;
-pub(crate) use self::recv_tensor::{Arrived, GrpcRoute, HeldArrival, RouteEnds, Token};
+pub(crate) use self::recv_tensor::{Arrived, Expected, GrpcRoute, HeldArrival, RouteEnds, Token};
 use self::{
     dial::{Dialler, host_and_port},
     door::Door,

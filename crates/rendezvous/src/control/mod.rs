@@ -15,7 +15,7 @@ use std::{fmt, net::IpAddr, sync::Arc};
 
 use verbs_reactor::{BoxFuture, Runtime};
 
-pub(crate) use self::grpc::{Arrived, GrpcRoute, HeldArrival, RouteEnds, Token};
+pub(crate) use self::grpc::{Arrived, Expected, GrpcRoute, HeldArrival, RouteEnds, Token};
 pub use self::grpc::{GrpcConfig, GrpcPlane, TensorCalls};
 
 /// Dials and accepts sessions.

@@ -71,7 +71,7 @@ fn s2_9_a03_duplicate_serial_recv() {
 
 #[test]
 fn s2_9_a04_random_send_recv_of_1000_keys() {
-    crate::random::keys_in_random_order(&with(DuplicatePolicy::Report), 1000);
+    crate::random::keys_in_random_order_blocking(&with(DuplicatePolicy::Report), 1000);
 }
 
 #[test]

@@ -29,7 +29,7 @@ fn key(worker: &Worker, source: &str, destination: &str) -> Key {
 
 /// Runs `case` with two workers, on each fabric.
 fn between_two<F: Future<Output = ()>>(case: impl Fn(Worker, Worker, Key) -> F) {
-    for kind in [FabricKind::Shm, FabricKind::Tcp] {
+    for kind in [FabricKind::Shm, FabricKind::Tcp, FabricKind::Grpc] {
         run(async {
             let (ps, worker) = (of(PS).require(kind), of(WORKER).require(kind));
             let (ps, worker) = (ps.start().await.unwrap(), worker.start().await.unwrap());

@@ -1,6 +1,12 @@
 //! Many keys and many values in random order on several threads.
 
-use std::{sync::Mutex, thread};
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+};
 
 use futures::future::join_all;
 use rendezvous::{LocalRendezvous, RecvArgs, SendArgs};
@@ -10,7 +16,7 @@ use crate::support::{Numbers, key, number, read_number, threads, wait};
 const THREADS: u64 = 16;
 
 /// Sends and receives `keys` keys in random order on 16 threads: each receive gets its own value.
-pub(crate) fn keys_in_random_order(rendezvous: &LocalRendezvous, keys: u32) {
+fn keys_in_random_order(rendezvous: &LocalRendezvous, keys: u32) {
     let runtime = threads();
     let mut operations: Vec<_> = (0..keys).flat_map(|key| [(key, true), (key, false)]).collect();
     Numbers(5).shuffle(&mut operations);
@@ -21,8 +27,7 @@ pub(crate) fn keys_in_random_order(rendezvous: &LocalRendezvous, keys: u32) {
             let (operations, receives, rendezvous) = (&operations, &receives, &rendezvous);
             scope.spawn(move || {
                 let mut numbers = Numbers(thread);
-                loop {
-                    let Some((edge, is_send)) = operations.lock().unwrap().pop() else { break };
+                while let Some((edge, is_send)) = take(operations) {
                     numbers.pause();
                     let key = key(&format!("edge {edge}"));
                     if is_send {
@@ -42,6 +47,43 @@ pub(crate) fn keys_in_random_order(rendezvous: &LocalRendezvous, keys: u32) {
         assert_eq!(read_number(&delivered.unwrap().tensor), edge);
     }
     assert_eq!(rendezvous.waiting_values(), 0);
+}
+
+/// Half of the threads send `keys` keys in random order, the others receive them in another, each blocking.
+pub(crate) fn keys_in_random_order_blocking(rendezvous: &LocalRendezvous, keys: u32) {
+    let runtime = threads();
+    let [sends, receives] = [3, 4].map(|seed| {
+        let mut edges: Vec<_> = (0..keys).collect();
+        Numbers(seed).shuffle(&mut edges);
+        Mutex::new(edges)
+    });
+    let received = AtomicU32::new(0);
+    thread::scope(|scope| {
+        for thread in 0..THREADS / 2 {
+            let (sends, receives, received, runtime) = (&sends, &receives, &received, &runtime);
+            scope.spawn(move || {
+                let mut numbers = Numbers(thread);
+                while let Some(edge) = take(sends) {
+                    numbers.pause();
+                    let key = key(&format!("edge {edge}"));
+                    rendezvous.send(&key, SendArgs::default(), number(edge)).unwrap();
+                }
+            });
+            scope.spawn(move || {
+                while let Some(edge) = take(receives) {
+                    let key = key(&format!("edge {edge}"));
+                    let got = wait(runtime, rendezvous.recv(&key, RecvArgs::default())).unwrap();
+                    assert_eq!(read_number(&got.tensor), edge);
+                    received.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!((received.into_inner(), rendezvous.waiting_values()), (keys, 0));
+}
+
+fn take<T>(items: &Mutex<Vec<T>>) -> Option<T> {
+    items.lock().unwrap().pop()
 }
 
 #[test]

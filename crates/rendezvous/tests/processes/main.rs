@@ -8,5 +8,6 @@ mod hostile;
 mod limits;
 mod liveness;
 mod load;
+mod restart;
 mod rogue;
 mod stop;

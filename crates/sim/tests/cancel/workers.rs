@@ -14,7 +14,7 @@ use verbs_reactor::{BoxFuture, Runtime};
 use super::{for_every_k, on_seeds, polled};
 
 /// What this file cancels.
-pub(super) const CASES: [&str; 19] = [
+pub(super) const CASES: [&str; 20] = [
     "fetch",
     "fetch_as",
     "fetch_into",
@@ -34,6 +34,7 @@ pub(super) const CASES: [&str; 19] = [
     "recv_with",
     "shutdown",
     "start",
+    "wait_for_peer",
 ];
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
@@ -389,6 +390,14 @@ fn first_contacts(what: &'static str, operation: &impl AsyncFn(&Worker, usize) -
 fn s3_a_first_contact_given_up_leaves_nothing_behind() {
     first_contacts("peer_at", &async |client, polls| {
         polled(polls, client.peer_at("server:1")).await.is_some()
+    });
+}
+
+#[test]
+fn s3_a_wait_for_a_peer_given_up_leaves_nothing_behind() {
+    first_contacts("wait_for_peer", &async |client, polls| {
+        let both = async { futures::join!(client.wait_for_peer(SERVER), client.peer_at("server:1")) };
+        polled(polls, both).await.map(|(waited, _)| waited.unwrap()).is_some()
     });
 }
 

@@ -158,7 +158,7 @@ fn silence(limit: Duration) -> String {
 fn connect_failure(error: &(dyn Error + 'static), limit: Duration) -> Failure {
     let io = io_error(error);
     let detail = match io.map(io::Error::kind) {
-        Some(io::ErrorKind::ConnectionRefused) => "connection refused: is the server running?".to_owned(),
+        Some(io::ErrorKind::ConnectionRefused) => "connection refused: is the worker running?".to_owned(),
         Some(io::ErrorKind::TimedOut) => silence(limit),
         _ => causes(error),
     };

@@ -204,7 +204,7 @@ fn dial_says_why_a_worker_is_unreachable() {
         let error = plane.dial(&free).await.unwrap_err();
         let text = error.to_string();
         assert!(matches!(error, ControlError::Unreachable { .. }), "{text}");
-        assert!(text.contains(&free) && text.contains("refused") && text.contains("is the server running"));
+        assert!(text.contains(&free) && text.contains("refused") && text.contains("is the worker running"));
 
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let error = plane.dial(&silent.local_addr().unwrap().to_string()).await.unwrap_err();

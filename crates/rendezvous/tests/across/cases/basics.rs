@@ -9,7 +9,7 @@ use rendezvous::{
 };
 use verbs_reactor::BoxFuture;
 
-use super::{Given, Numbers, RECEIVER_CPU, SENDER_CPU, Two, long, number, value_of};
+use super::{Given, Numbers, RECEIVER_CPU, SENDER_CPU, Two, long, number, until, value_of};
 
 const CANCELLED: &str = "[_Derived_]RecvAsync is cancelled.";
 
@@ -134,6 +134,8 @@ pub(crate) async fn s2_9_08_cancel_multiple(ground: Given) {
     }
     let send = async {
         token.cancel();
+        // Until the sender has heard of it, it may well give them a value.
+        until(&ground, || Two::peer_counters(&two.receiver).received.cancel_ack >= 2).await;
         two.send(&key, 5);
         two.send(&key, 6);
     };

@@ -50,6 +50,7 @@ macro_rules! every_case {
             steps::s2_8_a_late_request_gets_the_tombstones_answer
             steps::s2_8_a_step_that_is_used_up_is_gone_and_begins_again
             steps::s4_a_full_table_names_its_cap
+            steps::s12_01_both_eras_of_duplicates_can_be_chosen
             incarnations::s3_5_a_stale_incarnation_is_aborted_and_both_are_named
             incarnations::d_restart_at_the_same_address_keeps_keys_working
             incarnations::d_restart_at_another_address_keeps_keys_working

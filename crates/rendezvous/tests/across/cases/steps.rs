@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::future::{join, join_all};
 use protocol::{Code, Key, Status};
-use rendezvous::{KeyEnd, Worker, WorkerError};
+use rendezvous::{DuplicatePolicy, KeyEnd, Worker, WorkerError};
 
 use super::{Given, RECEIVER_CPU, SENDER, SENDER_CPU, Two, number, until, value_of};
 
@@ -18,18 +18,18 @@ fn answer(error: &WorkerError) -> &Status {
 
 pub(crate) async fn s2_7_requests_before_the_step_are_served_in_their_order(ground: Given) {
     let two = Two::new(&ground).await;
-    let (foo, bar) = (two.key("foo"), two.key("bar"));
+    let (key, other) = (two.key("foo"), two.key("bar"));
     let step = two.receiver.step(5);
     let mut order = Vec::new();
-    let mut receives = [&foo, &foo, &bar].map(|key| Box::pin(step.recv(key)));
+    let mut receives = [&key, &key, &other].map(|key| Box::pin(step.recv(key)));
     for asked in 0..receives.len() {
         two.ask(&mut receives[asked..=asked], asked as u64 + 1).await;
     }
     let begun = two.sender.step(5);
     for value in [1, 2] {
-        begun.send(&foo, number(&two.sender, value)).unwrap();
+        begun.send(&key, number(&two.sender, value)).unwrap();
     }
-    begun.send(&bar, number(&two.sender, 3)).unwrap();
+    begun.send(&other, number(&two.sender, 3)).unwrap();
     for received in join_all(receives).await {
         order.push(value_of(&received.unwrap()));
     }
@@ -217,4 +217,35 @@ pub(crate) async fn s4_a_full_table_names_its_cap(ground: Given) {
     two.sender.step(4).send(&key, number(&two.sender, 4)).unwrap();
     two.sender.cleanup_all();
     two.end().await;
+}
+
+/// The sender's policy decides; the cases of each are those of the local table.
+pub(crate) async fn s12_01_both_eras_of_duplicates_can_be_chosen(ground: Given) {
+    let policies = [DuplicatePolicy::Queue, DuplicatePolicy::Report, DuplicatePolicy::Tolerate];
+    for (policy, second) in policies.into_iter().zip([Ok(2), Err("recv"), Ok(1)]) {
+        let two = Two::with(&ground, |builder| builder.duplicates(policy)).await;
+        let key = two.key("foo");
+        two.send(&key, 1);
+        let again = two.sender.step(1).send(&key, number(&two.sender, 2));
+        let duplicated = |what: &str| format!("Duplicated {what}: {}", key.table_key());
+        match again {
+            Ok(()) => assert_eq!(policy, DuplicatePolicy::Queue),
+            Err(error) => {
+                assert!(error.code() == Code::Aborted && error.to_string().contains(&duplicated("send")))
+            }
+        }
+        assert_eq!(value_of(&two.receiver.step(1).recv(&key).await.unwrap()), 1);
+        match (two.receiver.step(1).recv(&key).await, second) {
+            (Ok(tensor), Ok(value)) => assert_eq!(value_of(&tensor), value),
+            (Err(error), Err(what)) => {
+                assert_eq!(
+                    (answer(&error).code, &answer(&error).message),
+                    (Code::Aborted, &duplicated(what))
+                );
+            }
+            (received, _) => panic!("{policy:?}: {received:?}"),
+        }
+        two.sender.cleanup(1);
+        two.end().await;
+    }
 }

@@ -43,6 +43,7 @@ pub(super) struct Offered {
 
 impl Offered {
     pub(super) fn new(service: InService, taken: Taken) -> Self {
+        service.sending(true);
         Self { service, taken: Some(taken) }
     }
 
@@ -60,7 +61,12 @@ impl Offered {
 impl Drop for Offered {
     fn drop(&mut self) {
         // On a broken connection nobody knows whether it arrived: its step is over with this peer.
-        if self.service.is_over() { self.delivered() } else { self.put_back() }
+        if self.service.is_lost() {
+            self.delivered()
+        } else {
+            self.put_back()
+        }
+        self.service.sending(false);
     }
 }
 

@@ -62,6 +62,11 @@ impl Kept {
         self.entries.get(key).is_some_and(|entry| entry.outstanding > 0)
     }
 
+    /// Whether nothing is awaited, and nothing that was given up is unknown.
+    pub(super) fn is_idle(&self) -> bool {
+        self.entries.values().all(|entry| entry.outstanding == 0 && entry.unresolved == 0)
+    }
+
     /// The next value that is here already.
     pub(super) fn take(&mut self, key: &StepKey) -> Option<(u64, Arrived)> {
         let value = self.entries.get_mut(key)?.values.pop_front();

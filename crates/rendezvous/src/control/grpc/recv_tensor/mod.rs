@@ -45,6 +45,7 @@ pub(crate) use self::{
     reading::Arrived,
     route::{GrpcRoute, HeldArrival, RouteEnds},
 };
+use crate::outcome::{Outcome, Teller};
 
 /// Calls of one peer that may be unanswered at once.
 const CALLS_MAX: usize = 320;
@@ -134,41 +135,90 @@ fn digest(header: &HeaderValue) -> TokenDigest {
 
 /// What a gRPC plane carries tensors with. Opaque: a worker uses it by itself.
 pub struct TensorCalls {
-    routes: Mutex<BTreeMap<TokenDigest, Weak<GrpcRoute>>>,
+    admitted: Mutex<BTreeMap<TokenDigest, Admitted>>,
     seen: Mutex<RequestIds>,
     message_bytes_max: usize,
 }
 
+/// Whose calls present a token.
+#[derive(Debug)]
+enum Admitted {
+    /// Those of a route that is being agreed on: the peer may have heard of it first.
+    Coming(Outcome<Weak<GrpcRoute>>),
+    /// Those of this route.
+    Up(Weak<GrpcRoute>),
+}
+
+/// A route that is being agreed on. Calls that present its token wait until it is up, or this is dropped.
+#[derive(Debug)]
+pub(crate) struct Expected {
+    calls: Arc<TensorCalls>,
+    token: TokenDigest,
+    teller: Option<Teller<Weak<GrpcRoute>>>,
+}
+
+impl Expected {
+    /// The route is up.
+    fn arrived(mut self, route: &Arc<GrpcRoute>) -> TokenDigest {
+        self.calls.admitted().insert(self.token, Admitted::Up(Arc::downgrade(route)));
+        if let Some(teller) = self.teller.take() {
+            teller.tell(Arc::downgrade(route));
+        }
+        self.token
+    }
+}
+
+impl Drop for Expected {
+    fn drop(&mut self) {
+        if self.teller.is_some() {
+            self.calls.forget(&self.token);
+        }
+    }
+}
+
 impl fmt::Debug for TensorCalls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TensorCalls").field("routes", &self.routes().len()).finish_non_exhaustive()
+        f.debug_struct("TensorCalls").field("routes", &self.admitted().len()).finish_non_exhaustive()
     }
 }
 
 impl TensorCalls {
     pub(super) fn new(message_bytes_max: usize) -> Arc<Self> {
-        Arc::new(Self { routes: Mutex::default(), seen: Mutex::default(), message_bytes_max })
+        Arc::new(Self { admitted: Mutex::default(), seen: Mutex::default(), message_bytes_max })
     }
 
-    fn admit(&self, token: TokenDigest, route: &Arc<GrpcRoute>) {
-        self.routes().insert(token, Arc::downgrade(route));
+    /// Calls with this token will come. `None` if it cannot be shown.
+    pub(crate) fn expect(self: &Arc<Self>, token: &Token) -> Option<Expected> {
+        let token = digest(&token.to_header()?);
+        let coming = Outcome::new();
+        let teller = Some(coming.teller());
+        self.admitted().insert(token, Admitted::Coming(coming));
+        Some(Expected { calls: self.clone(), token, teller })
     }
 
     fn forget(&self, token: &TokenDigest) {
-        self.routes().remove(token);
+        let forgotten = self.admitted().remove(token);
+        drop(forgotten);
     }
 
     /// Whose token this is.
-    fn route(&self, header: &HeaderValue) -> Option<Arc<GrpcRoute>> {
-        let route = self.routes().get(&digest(header)).and_then(Weak::upgrade)?;
-        (!route.is_over()).then_some(route)
+    async fn route(&self, header: &HeaderValue) -> Option<Arc<GrpcRoute>> {
+        let coming = match self.admitted().get(&digest(header))? {
+            Admitted::Up(route) => Err(route.clone()),
+            Admitted::Coming(coming) => Ok(coming.clone()),
+        };
+        let route = match coming {
+            Ok(coming) => coming.wait().await?,
+            Err(up) => up,
+        };
+        route.upgrade().filter(|route| !route.is_over())
     }
 
     fn is_new(&self, id: u64) -> bool {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).is_new(id)
     }
 
-    fn routes(&self) -> MutexGuard<'_, BTreeMap<TokenDigest, Weak<GrpcRoute>>> {
-        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn admitted(&self) -> MutexGuard<'_, BTreeMap<TokenDigest, Admitted>> {
+        self.admitted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -16,9 +16,8 @@ use tonic::codegen::http::HeaderValue;
 use verbs_reactor::{QueuePairStats, Runtime, timeout};
 
 use super::{
-    Arrived, CONNECTIONS_MAX, FETCHES_MAX, RECEIVES_MAX, TensorCalls, Token, TokenDigest,
+    Arrived, CONNECTIONS_MAX, Expected, FETCHES_MAX, RECEIVES_MAX, TensorCalls, Token, TokenDigest,
     client::{self, Caller},
-    digest,
     kept::Kept,
     served::{Counts, Served},
 };
@@ -38,7 +37,8 @@ const VERDICT: Duration = Duration::from_millis(100);
 
 /// What a route is made of.
 pub(crate) struct RouteEnds {
-    pub(crate) calls: Arc<TensorCalls>,
+    /// What the peer's calls present.
+    pub(crate) expected: Expected,
     pub(crate) values: SharedValues,
     pub(crate) runtime: Arc<dyn Runtime>,
     /// Where values land.
@@ -49,8 +49,8 @@ pub(crate) struct RouteEnds {
     pub(crate) incarnation: u64,
     /// Where the peer's control plane listens, if it is known.
     pub(crate) address: Option<String>,
-    /// What the peer's calls present, and what its plane wants to see.
-    pub(crate) tokens: (Token, Token),
+    /// What the peer's plane wants to see.
+    pub(crate) token: Token,
     pub(crate) agreed: Agreed,
     pub(crate) connect_limit: Duration,
     /// Turns true when the session ends.
@@ -85,6 +85,8 @@ pub(crate) struct GrpcRoute {
     pub(super) served: Served,
     /// Connections that the peer's calls come by.
     guests: Mutex<Vec<Arc<Guest>>>,
+    /// Why the peer said that it will end it: nothing new goes over it.
+    leaving: OnceLock<Lost>,
     lost: OnceLock<Lost>,
     /// Locked while what may be lost is noted; true once it is.
     ended: Mutex<bool>,
@@ -98,13 +100,13 @@ pub(crate) struct GrpcRoute {
 impl GrpcRoute {
     /// Makes a route, which serves the peer from now on. `None` if a token cannot be shown.
     pub(crate) fn new(ends: RouteEnds) -> Option<Arc<Self>> {
-        let (own, peers) = ends.tokens;
-        let (own_token, token) = (digest(&own.to_header()?), peers.to_header()?);
+        let token = ends.token.to_header()?;
+        let (calls, own_token) = (ends.expected.calls.clone(), ends.expected.token);
         let receives = ends.agreed.requests_max.min(RECEIVES_MAX);
         let route = Arc::new_cyclic(|me| Self {
             me: me.clone(),
             peer_incarnation: ends.incarnation,
-            calls: ends.calls,
+            calls,
             values: Arc::new(PeerValues::new(&ends.values, &ends.peer, ends.meter)),
             runtime: ends.runtime,
             pool: ends.pool,
@@ -122,13 +124,14 @@ impl GrpcRoute {
             changed: Notify::new(),
             served: Served::default(),
             guests: Mutex::default(),
+            leaving: OnceLock::new(),
             lost: OnceLock::new(),
             ended: Mutex::new(false),
             is_noted: AtomicBool::new(false),
             stop: watch::Sender::new(false),
             asked: Counts::default(),
         });
-        route.calls.admit(own_token, &route);
+        ends.expected.arrived(&route);
         Some(route)
     }
 
@@ -142,7 +145,34 @@ impl GrpcRoute {
 
     /// Whether it can carry no more transfers.
     pub(crate) fn is_over(&self) -> bool {
+        self.lost.get().is_some() || self.leaving.get().is_some()
+    }
+
+    /// Whether nothing more can come or go.
+    pub(super) fn is_lost(&self) -> bool {
         self.lost.get().is_some()
+    }
+
+    /// Whether a value is on its way to the peer.
+    pub(crate) fn is_transferring(&self) -> bool {
+        self.served.is_sending()
+    }
+
+    /// The peer has said why it will end it. Nothing new goes over it.
+    pub(crate) fn expect_end(&self, why: &Lost) {
+        self.leaving.get_or_init(|| why.clone());
+    }
+
+    /// Waits until its end is known, or nothing is under way here that the peer could still answer.
+    pub(crate) async fn until_end(&self) {
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if self.lost.get().is_some() || self.kept().is_idle() {
+                return;
+            }
+            changed.await;
+        }
     }
 
     /// Whether its end is known here, and what it may have lost is noted.
@@ -153,7 +183,7 @@ impl GrpcRoute {
     /// Ends every transfer over it. Steps of which something was asked and not consumed, or is being sent, are over
     /// with this peer before another route can carry them on.
     pub(crate) fn fail(&self, why: &Lost) {
-        let why = self.lost.get_or_init(|| why.clone());
+        let why = self.lost.get_or_init(|| self.leaving.get().unwrap_or(why).clone());
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         if *ended {
             return;
@@ -233,7 +263,7 @@ impl GrpcRoute {
 
     /// The connection broke: the route is over. If the session is over too, which knows better why, that counts.
     fn end_soon(&self, detail: String) {
-        if self.is_over() {
+        if self.lost.get().is_some() {
             return;
         }
         let Some(route) = self.me.upgrade() else { return };
@@ -360,7 +390,7 @@ impl HeldArrival {
 impl Drop for HeldArrival {
     fn drop(&mut self) {
         if let (Some((key, order)), Some(value)) = (&self.place, self.value.take())
-            && !self.route.is_over()
+            && self.route.lost.get().is_none()
         {
             self.route.kept().put_back(key, *order, value);
             self.route.changed.notify_waiters();

@@ -5,7 +5,7 @@ use std::{
     pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     task::Poll,
 };
@@ -28,6 +28,8 @@ use crate::values::PeerValues;
 pub(super) struct Served {
     calls: Mutex<Vec<Arc<Call>>>,
     pub(super) turns: Arc<Turns>,
+    /// Values that were taken and have not left.
+    sending: AtomicUsize,
     pub(super) counts: Counts,
 }
 
@@ -68,6 +70,11 @@ impl Served {
         call.is_cancelled.store(true, Ordering::Release);
         call.waker.wake();
         true
+    }
+
+    /// Whether values that were taken have not left.
+    pub(super) fn is_sending(&self) -> bool {
+        self.sending.load(Ordering::Acquire) > 0
     }
 
     /// How many calls are being answered.
@@ -121,12 +128,22 @@ impl InService {
     }
 
     /// Whether the way to the peer is broken.
-    pub(super) fn is_over(&self) -> bool {
-        self.route.is_over()
+    pub(super) fn is_lost(&self) -> bool {
+        self.route.is_lost()
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
         self.call.is_cancelled.load(Ordering::Acquire)
+    }
+
+    /// A value was taken to be sent; it is by the end of that.
+    pub(super) fn sending(&self, begins: bool) {
+        let sending = &self.route.served.sending;
+        if begins {
+            sending.fetch_add(1, Ordering::AcqRel)
+        } else {
+            sending.fetch_sub(1, Ordering::AcqRel)
+        };
     }
 
     /// What is sent.

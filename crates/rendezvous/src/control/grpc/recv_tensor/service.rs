@@ -9,7 +9,7 @@ use tonic::{
     Status,
     codegen::{
         Body, StdError,
-        http::{HeaderValue, Request, Response, header},
+        http::{HeaderValue, Request, Response, header, request},
     },
 };
 
@@ -67,8 +67,8 @@ impl TensorService {
     }
 
     async fn answer(&self, request: Request<tonic::body::Body>) -> Result<tonic::body::Body, Status> {
-        let route = self.caller(&request)?;
         let (parts, body) = request.into_parts();
+        let route = self.caller(&parts).await?;
         let order = parts.headers.get(ORDER).and_then(|order| order.to_str().ok()?.parse().ok());
         let turn = order.map(|number| route.served.turns.of(number));
         let message = read_message(body).await?;
@@ -111,10 +111,13 @@ impl TensorService {
     }
 
     /// The route that a call belongs to, by its token.
-    fn caller(&self, request: &Request<tonic::body::Body>) -> Result<Arc<GrpcRoute>, Status> {
-        let guest = request.extensions().get::<Arc<Guest>>();
+    async fn caller(&self, request: &request::Parts) -> Result<Arc<GrpcRoute>, Status> {
+        let guest = request.extensions.get::<Arc<Guest>>();
         let guest = guest.ok_or_else(|| Status::internal("a connection without a guest"))?;
-        let route = request.headers().get(TOKEN).and_then(|token| self.calls.route(token));
+        let route = match request.headers.get(TOKEN) {
+            Some(token) => self.calls.route(token).await,
+            None => None,
+        };
         let Some(route) = route else {
             guest.turn_away();
             return Err(Status::unauthenticated(

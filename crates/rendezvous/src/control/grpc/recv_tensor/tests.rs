@@ -54,15 +54,15 @@ fn admit(worker: &Worker) -> (Arc<GrpcRoute>, Token) {
     let token = Token::new(&*runtime);
     let node = &worker.node;
     let ends = RouteEnds {
+        expected: node.grpc.as_ref().unwrap().calls.expect(&token).unwrap(),
         meter: Meter::new("peer".into(), FabricKind::Grpc),
-        calls: node.grpc.as_ref().unwrap().calls.clone(),
         values: node.values.clone(),
         runtime: runtime.clone(),
         pool: node.pools.receive.clone(),
         peer: CALLER.to_owned(),
         incarnation: 1,
         address: None,
-        tokens: (token.clone(), Token::new(&*runtime)),
+        token: Token::new(&*runtime),
         agreed: protocol::Agreed::of(&node.parameters, &node.parameters),
         connect_limit: Duration::from_secs(10),
         session_over: tokio::sync::watch::channel(false).1,

@@ -110,7 +110,7 @@ fn d_control_peer_sigkill_is_noticed_at_once_by_the_dialler() {
         assert!(matches!(error, ControlError::Lost { .. }), "{error}");
         child.0.wait().unwrap();
         let error = plane.dial(&address).await.unwrap_err();
-        assert!(error.to_string().contains("is the server running"), "{error}");
+        assert!(error.to_string().contains("is the worker running"), "{error}");
     });
 }
 

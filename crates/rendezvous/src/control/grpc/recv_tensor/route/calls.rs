@@ -11,7 +11,7 @@ use std::{
 
 use futures::future::{Either, join, select};
 use protocol::{Code, Damage, Scope, Status, StepId, TransferError, Wanted, limits::NAME_BYTES_MAX};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::{sync::OwnedSemaphorePermit, task::coop::unconstrained};
 use verbs_reactor::BoxFuture;
 
 use super::{GrpcRoute, HeldArrival};
@@ -137,12 +137,11 @@ impl GrpcRoute {
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable();
             self.check_over(transfer)?;
-            let room = match self.receives.clone().try_acquire_owned() {
-                Ok(room) => Some(room),
-                Err(_) => match select(pin!(self.receives.clone().acquire_owned()), changed.as_mut()).await {
-                    Either::Left((room, _)) => room.ok(),
-                    Either::Right(((), _)) => None,
-                },
+            // Unconstrained: those whom tokio's budget stops would come to the line in reverse order.
+            let acquiring = pin!(unconstrained(self.receives.clone().acquire_owned()));
+            let room = match select(acquiring, changed.as_mut()).await {
+                Either::Left((room, _)) => room.ok(),
+                Either::Right(((), _)) => None,
             };
             // Without room a value may have come all the same.
             let Some(room) = room else {
@@ -372,6 +371,9 @@ impl UnderWay {
     fn end(&mut self) {
         if self.room.take().is_some() {
             self.route.kept().end(&self.key);
+            if self.route.leaving.get().is_some() {
+                self.route.changed.notify_waiters();
+            }
         }
     }
 
@@ -383,7 +385,7 @@ impl UnderWay {
 impl Drop for UnderWay {
     fn drop(&mut self) {
         let is_sent = self.sent.last() != 0;
-        if !is_sent || self.route.is_over() {
+        if !is_sent || self.route.lost.get().is_some() {
             return self.end();
         }
         let Some(room) = self.room.take() else { return };
