@@ -62,9 +62,9 @@ impl Drop for Offered {
     fn drop(&mut self) {
         // On a broken connection nobody knows whether it arrived: its step is over with this peer.
         if self.service.is_lost() {
-            self.delivered()
+            self.delivered();
         } else {
-            self.put_back()
+            self.put_back();
         }
         self.service.sending(false);
     }
