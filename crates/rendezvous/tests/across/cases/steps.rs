@@ -231,7 +231,7 @@ pub(crate) async fn s12_01_both_eras_of_duplicates_can_be_chosen(ground: Given) 
         match again {
             Ok(()) => assert_eq!(policy, DuplicatePolicy::Queue),
             Err(error) => {
-                assert!(error.code() == Code::Aborted && error.to_string().contains(&duplicated("send")))
+                assert!(error.code() == Code::Aborted && error.to_string().contains(&duplicated("send")));
             }
         }
         assert_eq!(value_of(&two.receiver.step(1).recv(&key).await.unwrap()), 1);
