@@ -8,6 +8,10 @@ use std::{
     task::{Poll, Waker},
 };
 
+/// Turns that may be over before an earlier one is: more than calls can be unanswered. A peer that leaves gaps loses its
+/// order, and takes no memory.
+const LATER_MAX: usize = 2 * super::CALLS_MAX;
+
 /// Whose turn it is, of one peer's numbered calls.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
@@ -62,16 +66,21 @@ impl Drop for Turn {
         if self.number > state.over {
             state.later.insert(self.number);
         }
+        if state.later.len() > LATER_MAX
+            && let Some(first) = state.later.pop_first()
+        {
+            state.over = first;
+        }
         while state.later.first().is_some_and(|first| *first == state.over.saturating_add(1)) {
             state.later.pop_first();
             state.over += 1;
         }
         let next = state.over.saturating_add(1);
-        let woken = state.waiting.remove(&next);
+        // Those that a gap held up, too.
+        let later = state.waiting.split_off(&next.saturating_add(1));
+        let woken = std::mem::replace(&mut state.waiting, later);
         drop(state);
-        if let Some(woken) = woken {
-            woken.wake();
-        }
+        woken.into_values().for_each(Waker::wake);
     }
 }
 
@@ -98,5 +107,15 @@ mod tests {
         assert!(comes(&turns.of(5)));
         let state = turns.lock();
         assert!(state.later.is_empty() && state.waiting.is_empty());
+    }
+
+    #[test]
+    fn s4_a_peer_that_leaves_gaps_takes_no_memory() {
+        let turns = Arc::new(Turns::default());
+        for number in 0..10_000 {
+            drop(turns.of(1_000 + 7 * number));
+        }
+        assert!(turns.lock().later.len() <= LATER_MAX);
+        assert!(turns.of(1).comes().now_or_never().is_some());
     }
 }
