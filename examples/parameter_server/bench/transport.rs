@@ -11,7 +11,7 @@ use crate::options::RoleName;
 pub(crate) enum Transport {
     /// Tensorwire as it is used by default.
     Auto,
-    /// The same, with parameters as read-only views of the server's memory where that is possible.
+    /// The same, with parameters and gradients as read-only views of the other's memory where that is possible.
     Views,
     /// Tensorwire over shared memory.
     Shm,
