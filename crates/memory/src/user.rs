@@ -14,6 +14,19 @@ use crate::{Block, BlockVisitor, Buf, ForeignMemory, MemoryError, allocation::Al
 /// Joined memory lies in a [`Block`] of its own that neighbours can't map ([`Block::shareable`] is false). A fabric
 /// over shared memory takes it with one copy into a pool (`CopyReason::Import`); others send it in place. Nothing is
 /// ever received into it.
+///
+/// ```no_run
+/// use std::{fs::File, sync::Arc};
+///
+/// use memory::{Mapping, UserMemory};
+///
+/// fn join(memory: &UserMemory) -> Result<(), Box<dyn std::error::Error>> {
+///     let file = File::open("weights.bin")?;
+///     let joined = memory.join(Arc::new(Mapping::of_file(&file)?))?;
+///     println!("{} bytes can be sent from where they lie", joined.buf().len());
+///     Ok(())
+/// }
+/// ```
 #[derive(Clone, Default)]
 pub struct UserMemory {
     shared: Arc<RwLock<Registry>>,

@@ -81,6 +81,13 @@ impl fmt::Display for DataType {
 pub struct UnknownDataType(pub u32);
 
 /// Lengths of the dimensions; none for a scalar.
+///
+/// ```
+/// use protocol::Shape;
+///
+/// let shape = Shape::new([2, 3]).expect("few enough elements");
+/// assert_eq!((shape.dimensions(), shape.elements()), (&[2, 3][..], 6));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Shape(Vec<u64>);
 

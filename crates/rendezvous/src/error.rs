@@ -131,6 +131,24 @@ impl From<FabricError> for Lost {
 }
 
 /// Why a worker's operation failed.
+///
+/// ```
+/// use protocol::Code;
+/// use rendezvous::{Tensor, Worker, WorkerError};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
+/// # server.publish("w", Tensor::from_values(server.pool(), &[4], &[1u8, 2, 3, 4])?)?;
+/// # let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
+/// # let peer = client.peer_at(server.address()).await?;
+/// match client.fetch(&peer, "v").await {
+///     Err(WorkerError::Remote { status, .. }) => assert_eq!(status.code, Code::NotFound),
+///     other => panic!("{other:?}"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkerError {

@@ -96,6 +96,27 @@ impl<T> fmt::Debug for Running<'_, T> {
 
 /// A fetch of one published tensor, made by [`Worker::fetch`]. Awaiting it gives the [`Tensor`]; with
 /// [`versioned`](Self::versioned), [`Fetched`].
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use rendezvous::{Tensor, Worker};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
+/// # server.publish("w", Tensor::from_values(server.pool(), &[4], &[1u8, 2, 3, 4])?)?;
+/// # let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
+/// # let peer = client.peer_at(server.address()).await?;
+/// let limit = Duration::from_secs(5);
+/// let fetched = client.fetch(&peer, "w").timeout(limit).versioned().await?;
+/// // Newer than what is here, whenever there is one.
+/// let next = client.fetch(&peer, "w").newer_than(fetched.version);
+/// server.publish("w", Tensor::from_values(server.pool(), &[1], &[9u8])?)?;
+/// assert_eq!(next.await?.values::<u8>()?, [9]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "nothing is fetched until it is awaited"]
 pub struct Fetch<'a> {

@@ -15,6 +15,20 @@ use crate::{WorkerError, error::Lost, node::Node, outcome::Outcome, route::Route
 const PEERS_TURN: Duration = Duration::from_millis(50);
 
 /// A handle on a peer. Cheap to clone; stays valid over reconnects and restarts of the peer.
+///
+/// ```
+/// use rendezvous::Worker;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
+/// let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
+/// let peer = client.peer_at(server.address()).await?;
+/// assert_eq!(peer.name(), server.name());
+/// assert_eq!(peer.incarnation(), Some(server.incarnation()));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Peer {
     inner: Arc<Inner>,

@@ -45,6 +45,21 @@ impl fmt::Display for Version {
 }
 
 /// What a worker's list says of one published tensor.
+///
+/// ```
+/// use rendezvous::{Tensor, Worker};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
+/// # server.publish("w", Tensor::from_values(server.pool(), &[4], &[1u8, 2, 3, 4])?)?;
+/// # let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
+/// # let peer = client.peer_at(server.address()).await?;
+/// let listed = client.list(&peer).await?;
+/// assert_eq!((listed[0].name.as_str(), listed[0].metadata.byte_length), ("w", 4));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Published {
     /// Its name.

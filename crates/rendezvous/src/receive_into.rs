@@ -25,6 +25,24 @@ use crate::{
 const PIECE_BYTES: usize = 256 << 10;
 
 /// A value in the buffer that it was received into.
+///
+/// ```
+/// use protocol::DataType;
+/// use rendezvous::{Tensor, Worker};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
+/// # server.publish("w", Tensor::from_values(server.pool(), &[4], &[1u8, 2, 3, 4])?)?;
+/// # let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
+/// # let peer = client.peer_at(server.address()).await?;
+/// let buffer = client.receive_pool().alloc(16).await?;
+/// let filled = client.fetch_into(&peer, "w", DataType::U8, buffer).await.map_err(|failed| failed.error)?;
+/// assert_eq!(filled.bytes(), [1, 2, 3, 4]);
+/// let _for_the_next_one = filled.buffer;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Filled {
@@ -360,7 +378,7 @@ impl Allocator for TargetAllocator<'_> {
 
 impl Step {
     /// As [`recv`](Self::recv), into `buffer`, which must be long enough, of a value with elements of type `dtype`. The
-    /// bytes land there without a copy if the buffer is of [`Worker::receive_pool`], and the value is not so small that
+    /// bytes land there without a copy if the buffer is of [`Worker::receive_pool`](crate::Worker::receive_pool), and the value is not so small that
     /// it travels inside a message; else with one copy.
     ///
     /// The buffer that comes back is the one given, except in one case: the value may be that of another receive of the

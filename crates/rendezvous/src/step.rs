@@ -24,6 +24,23 @@ use crate::{
 /// like; a step that nobody keeps and that holds no value is forgotten, and a request for it waits for it to begin again
 /// ([`WorkerBuilder::step_init_timeout`](crate::WorkerBuilder::step_init_timeout)). Every step belongs to the one worker
 /// that it was begun with.
+///
+/// ```
+/// use rendezvous::{Tensor, Worker};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// let worker = Worker::builder("/job:trainer/replica:0/task:0").start().await?;
+/// let cpu = "/job:trainer/replica:0/task:0/device:CPU:0";
+/// let key = worker.key(cpu, cpu, "loss")?;
+///
+/// let step = worker.step(1);
+/// step.send(&key, Tensor::from_values(worker.pool(), &[], &[0.5f32])?)?;
+/// assert_eq!(step.recv(&key).await?.values::<f32>()?, [0.5]);
+/// worker.cleanup(1);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Step {
     pub(crate) worker: Worker,
@@ -110,7 +127,7 @@ impl Step {
         self.receive_within(key, self.worker.node.sharing.into(), limit).await
     }
 
-    /// As [`recv`](Self::recv), with this [`Sharing`] instead of the worker's ([`WorkerBuilder::sharing`]).
+    /// As [`recv`](Self::recv), with this [`Sharing`] instead of the worker's ([`WorkerBuilder::sharing`](crate::WorkerBuilder::sharing)).
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
@@ -217,7 +234,7 @@ impl Step {
     }
 
     /// The next value under each of `keys`, in their order. All are asked for at once, each worker in as few messages as
-    /// its keys fit ([`WorkerBuilder::requests_per_message`]); they may come from different workers, and a key may occur
+    /// its keys fit ([`WorkerBuilder::requests_per_message`](crate::WorkerBuilder::requests_per_message)); they may come from different workers, and a key may occur
     /// more than once.
     ///
     /// # Errors

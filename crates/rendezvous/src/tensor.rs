@@ -10,6 +10,25 @@ use protocol::{Checksums, DataType, Metadata, Shape};
 use crate::{WorkerError, encoded::TensorProto};
 
 /// An immutable tensor over pool memory. Cheap to clone: the bytes are shared.
+///
+/// ```
+/// use protocol::DataType;
+/// use rendezvous::{Tensor, Worker};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// let worker = Worker::builder("/job:trainer/replica:0/task:0").start().await?;
+/// let matrix = Tensor::from_values(worker.pool(), &[2, 2], &[1.0f32, 2.0, 3.0, 4.0])?;
+/// assert_eq!((matrix.shape(), matrix.bytes().len()), (&[2, 2][..], 16));
+///
+/// // Written in place, without a copy: a buffer of the pool, then a tensor of it.
+/// let mut buffer = worker.pool().alloc(8).await?;
+/// buffer.fill(7);
+/// let bytes = Tensor::new(buffer, DataType::U8, &[8])?;
+/// assert_eq!(bytes.values::<u8>()?, [7; 8]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Tensor {
     metadata: Metadata,

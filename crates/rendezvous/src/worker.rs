@@ -19,6 +19,23 @@ use crate::{
 };
 
 /// A worker. Cheap to clone; the last clone's drop begins the shutdown without waiting for it.
+///
+/// ```
+/// use rendezvous::{Tensor, Worker};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
+/// server.publish("bias", Tensor::from_values(server.pool(), &[3], &[0.1f32, 0.2, 0.3])?)?;
+///
+/// let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
+/// let peer = client.peer_at(server.address()).await?;
+/// assert_eq!(client.fetch(&peer, "bias").await?.values::<f32>()?, [0.1, 0.2, 0.3]);
+/// client.shutdown().await;
+/// server.shutdown().await;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Worker {
     pub(crate) node: Arc<Node>,
@@ -36,6 +53,21 @@ impl Drop for Closer {
 }
 
 /// What is known of a peer now.
+///
+/// ```
+/// use rendezvous::Worker;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
+/// let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
+/// client.peer_at(server.address()).await?;
+/// for peer in client.peers() {
+///     println!("{} at {:?} over {:?}", peer.name, peer.address, peer.transport);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct PeerInfo {

@@ -142,7 +142,13 @@ fn bad_input_07_the_wrong_secret() {
 #[test]
 fn bad_input_09_verbs_required_without_a_device() {
     bounded(async {
+        let devices = std::fs::read_dir("/sys/class/infiniband").map_or(0, Iterator::count);
+        if devices > 0 {
+            println!("skipped: this machine has an RDMA device");
+            return;
+        }
         let error = Worker::builder(CLIENT).require(FabricKind::Verbs).start().await.unwrap_err();
-        assert_says(&error, &["verbs"]);
+        assert!(matches!(error, WorkerError::Config { .. }), "{error}");
+        assert_says(&error, &["require", "`verbs`", "device"]);
     });
 }

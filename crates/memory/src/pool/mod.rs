@@ -74,6 +74,18 @@ pub struct PoolStats {
 }
 
 /// A bounded source of buffers. Cheap to clone.
+///
+/// ```
+/// use memory::{Pool, PoolConfig};
+///
+/// let pool = Pool::new(PoolConfig { block_bytes: 64 << 10, ..PoolConfig::new("example") })?;
+/// let mut buffer = pool.try_alloc(4096)?;
+/// buffer.fill(1);
+/// // From now on its bytes never change, and clones share them.
+/// let shared = buffer.freeze();
+/// assert_eq!(shared.clone().len(), 4096);
+/// # Ok::<(), memory::MemoryError>(())
+/// ```
 #[derive(Clone)]
 pub struct Pool {
     shared: Arc<PoolShared>,

@@ -3,6 +3,15 @@
 use std::{fmt, str::FromStr};
 
 /// A device name, parsed (`tensorflow-verbs.md` §2.2). Every part may be absent or `*`, which is the same.
+///
+/// ```
+/// use protocol::DeviceName;
+///
+/// let device = DeviceName::parse("/job:worker/replica:0/task:1/device:GPU:2")?;
+/// assert_eq!(device.worker().as_deref(), Some("/job:worker/replica:0/task:1"));
+/// assert_eq!(device.id, Some(2));
+/// # Ok::<(), protocol::InvalidDeviceName>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct DeviceName {
     /// Job.

@@ -11,6 +11,21 @@ use crate::{Code, Status};
 /// A five-part key, `source;incarnation;destination;edge;frame:iteration` (`tensorflow-verbs.md` §2.1).
 ///
 /// Equality and order are those of the text.
+///
+/// ```
+/// use protocol::Key;
+///
+/// let key = Key::builder()
+///     .source("/job:ps/replica:0/task:0/device:CPU:0")
+///     .incarnation(1234)
+///     .destination("/job:worker/replica:0/task:1/device:CPU:0")
+///     .edge("weights")
+///     .build()?;
+/// let text = "/job:ps/replica:0/task:0/device:CPU:0;00000000000004d2;/job:worker/replica:0/task:1/device:CPU:0;weights;0:0";
+/// assert_eq!(key.as_str(), text);
+/// assert_eq!(Key::parse(text)?, key);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Key {
     text: String,

@@ -18,6 +18,26 @@ use crate::{
 
 /// Settings of a [`Worker`]. The defaults are right for a worker on one host; a worker that other hosts reach
 /// needs [`bind`](Self::bind) and a secret.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use rendezvous::Worker;
+/// use verbs_reactor::FabricKind;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// let worker = Worker::builder("/job:worker/replica:0/task:0")
+///     .bind("127.0.0.1:0")
+///     .fabrics([FabricKind::Tcp])
+///     .timeout(Duration::from_secs(5))
+///     .receive_bytes(1 << 30)
+///     .start()
+///     .await?;
+/// assert_eq!(worker.name(), "/job:worker/replica:0/task:0");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct WorkerBuilder {
     name: String,

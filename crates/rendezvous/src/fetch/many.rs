@@ -14,6 +14,22 @@ use protocol::{Manner, Sharing};
 
 /// A fetch of several published tensors, made by [`Worker::fetch_many`]. Awaiting it gives the tensors in the order of
 /// their names; with [`versioned`](Self::versioned), [`Fetched`] each.
+///
+/// ```
+/// use rendezvous::{Tensor, Worker};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
+/// # server.publish("w", Tensor::from_values(server.pool(), &[4], &[1u8, 2, 3, 4])?)?;
+/// # let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
+/// # let peer = client.peer_at(server.address()).await?;
+/// server.publish("b", Tensor::from_values(server.pool(), &[1], &[5u8])?)?;
+/// let both = client.fetch_many(&peer, &["w", "b"]).await?;
+/// assert_eq!(both[1].values::<u8>()?, [5]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "nothing is fetched until it is awaited"]
 pub struct FetchMany<'a, S> {
