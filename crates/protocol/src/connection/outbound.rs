@@ -24,7 +24,7 @@ impl<L> State<L> {
         defined
     }
 
-    /// The content of request `index` is being posted, which [`may_post_content`](Connection::may_post_content) allowed.
+    /// The content of request `index` is being posted, in its [turn](Connection::content_turn).
     pub(crate) fn count_content(&mut self, index: RequestIndex) {
         // It was found possible under this lock.
         let _ = self.flow.post_content();
@@ -142,14 +142,25 @@ impl<C: Channel> Connection<C> {
         }
     }
 
-    /// Whether a content may be posted now; else the peer is asked for a credit.
-    pub(crate) fn may_post_content(&self, state: &mut State<C::Lent>) -> bool {
-        if state.flow.has_content_credit() {
-            return true;
-        }
-        // A channel that refuses is over, which its driver is told.
-        let _: Option<Result<(), _>> = self.ask(state, Blocked { wanted: 0 });
-        false
+    /// Runs `post` as soon as it is its turn and a content may be posted. An ASK that can't be posted ends the connection:
+    /// it would stay unanswered, and nobody would ask again.
+    ///
+    /// # Cancel safety
+    /// As [`turn`](Self::turn).
+    pub(crate) async fn content_turn<T>(
+        &self,
+        mut post: impl FnMut(&mut State<C::Lent>) -> T,
+    ) -> Result<T, ChannelError> {
+        let turn = self.turn(Turnstile::Contents, |state| {
+            if state.contents_in_flight >= self.contents_max() {
+                return None;
+            }
+            if !state.flow.has_content_credit() {
+                return self.ask(state, Blocked { wanted: 0 });
+            }
+            Some(Ok(post(state)))
+        });
+        turn.await?.inspect_err(|error| self.fail(&error.0))
     }
 
     /// After an arrival: returns what was taken in, if that is due and credit and room allow. Else the peer asks.

@@ -14,8 +14,7 @@ pub(crate) use table::{Responses, Standing};
 
 use crate::{
     Channel, Checksums, Code, Connection, Destination, ErrorStatus, Message, MetaDataResponse, Metadata,
-    RequestIndex, Source, Status, TensorRequest, Value, VersionTold, Want, connection::Turnstile,
-    validation::encode_result, wire,
+    RequestIndex, Source, Status, TensorRequest, Value, VersionTold, Want, validation::encode_result, wire,
 };
 
 /// The response cannot go on: the peer has sent CANCEL, or the connection is over.
@@ -220,22 +219,19 @@ impl<C: Channel> Response<C> {
         if which.is_none() {
             self.tell(metadata, checksum, true).await?;
         }
-        let posted = connection.turn(Turnstile::Contents, |state| {
-            if state.contents_in_flight >= connection.contents_max() || !connection.may_post_content(state) {
-                return None;
-            }
+        let posted = connection.content_turn(|state| {
             if !state.responses.may_write(index) {
-                return Some(Err(Ended));
+                return Err(Ended);
             }
             let immediate = index.immediate(which.unwrap_or(0));
             let Some(write) = connection.channel().lend_content(bytes, immediate) else {
-                return Some(Ok(Lending::Refused));
+                return Ok(Lending::Refused);
             };
             state.responses.start_writing(index);
             state.count_content(index);
             state.counters.loans_sent += 1;
             state.counters.loan_bytes_sent += metadata.byte_length;
-            Some(Ok(Lending::Posted(write)))
+            Ok(Lending::Posted(write))
         });
         self.unless_cancelled(posted).await?.map_err(|_| Ended)?
     }
@@ -279,17 +275,14 @@ impl<C: Channel> Response<C> {
                 Err(Ended) => return,
             }
         }
-        let posted = connection.turn(Turnstile::Contents, |state| {
-            if state.contents_in_flight >= connection.contents_max() || !connection.may_post_content(state) {
-                return None;
-            }
-            Some(state.responses.start_writing(index).then(|| {
+        let posted = connection.content_turn(|state| {
+            state.responses.start_writing(index).then(|| {
                 state.count_content(index);
                 state.counters.contents_sent += 1;
                 state.counters.content_bytes_sent += length;
                 let immediate = index.immediate(which);
                 connection.channel().write_content(bytes.take(), destination, immediate, result)
-            }))
+            })
         });
         if let Ok(Ok(Some(write))) = self.unless_cancelled(posted).await {
             self.finish(write, taken).await;
