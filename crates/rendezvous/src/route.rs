@@ -148,7 +148,7 @@ impl Route {
         match self {
             Self::Data(connection) => connection.receive(scope, name, manner).await,
             Self::Grpc(route) => {
-                let mut held = called(route, name, route.get(scope, name, None, None)).await?;
+                let mut held = Box::pin(called(route, name, route.get(scope, name, None, None))).await?;
                 let version = held.version();
                 Ok((held.take().map(Arrived::into_tensor).ok_or_else(handed_out)?, version))
             }
@@ -170,7 +170,7 @@ impl Route {
             }
             Self::Grpc(route) => {
                 let get = route.get(scope, name, None, Some(limit));
-                called(route, name, get).await.map(HeldTensor::Grpc)
+                Box::pin(called(route, name, get)).await.map(HeldTensor::Grpc)
             }
         }
     }
@@ -189,7 +189,7 @@ impl Route {
             }
             Self::Grpc(route) => {
                 let get = route.get(scope, name, Some(target), limit);
-                called(route, name, get).await.map(HeldTensor::Grpc)
+                Box::pin(called(route, name, get)).await.map(HeldTensor::Grpc)
             }
         }
     }
