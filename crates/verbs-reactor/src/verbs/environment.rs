@@ -66,26 +66,22 @@ impl Variables<'_> {
         if let Some(own) = parsed(setting.variable()) {
             return own.map(|(_, _, value)| Some(value));
         }
-        let mut found = None;
+        let mut found: Option<(&'static str, &String, T)> = None;
         for name in setting.original_variables() {
             let Some(parsed) = parsed(name) else { continue };
-            let (second, second_value, value) = parsed?;
-            match &found {
-                Some((first, first_value, before)) if *before != value => {
-                    let (first_value, second_value): (&String, &String) = (first_value, second_value);
-                    return Err(SettingError::Conflict {
-                        first,
-                        first_value: first_value.clone(),
-                        second,
-                        second_value: second_value.clone(),
-                        instead: setting.variable(),
-                    });
-                }
-                Some(_) => {}
-                None => found = Some((second, second_value, value)),
+            let (name, text, value) = parsed?;
+            if let Some((first, first_text, _)) = found.filter(|(.., before)| *before != value) {
+                return Err(SettingError::Conflict {
+                    first,
+                    first_value: first_text.clone(),
+                    second: name,
+                    second_value: text.clone(),
+                    instead: setting.variable(),
+                });
             }
+            found = Some((name, text, value));
         }
-        Ok(found.map(|(_, _, value)| value))
+        Ok(found.map(|(.., value)| value))
     }
 }
 
@@ -229,8 +225,7 @@ mod tests {
     fn the_builder_goes_before_the_environment() {
         let environment = from(&[("RDMA_MTU", "512"), ("TENSORWIRE_RDMA_PORT", "2")]).unwrap();
         let builder = VerbsSettings { mtu: Some(Mtu::Bytes4096), ..VerbsSettings::default() };
-        let expected =
-            VerbsSettings { mtu: Some(Mtu::Bytes4096), port: Some(2), ..VerbsSettings::default() };
+        let expected = VerbsSettings { mtu: Some(Mtu::Bytes4096), port: Some(2), ..VerbsSettings::default() };
         assert_eq!(builder.or(environment), expected);
     }
 }

@@ -50,6 +50,15 @@ pub(super) struct Request {
     pub(super) work: Work,
 }
 
+/// How packets of a connection leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Way {
+    pub(super) port: u8,
+    pub(super) gid_index: u8,
+    pub(super) traffic_class: u8,
+    pub(super) timing: Timing,
+}
+
 /// Not all of a batch was taken.
 #[derive(Debug)]
 pub(crate) struct PostRefused {
@@ -114,8 +123,9 @@ impl RawQueuePair {
     }
 
     /// RESET to INIT: receives may be posted, and peers may write.
-    pub(crate) fn initialize(&self, port: u8) -> Result<(), VerbsError> {
+    pub(crate) fn initialize(&self, port: u8, pkey_index: u16) -> Result<(), VerbsError> {
         let mut attributes = blank();
+        attributes.pkey_index = pkey_index;
         attributes.qp_state = sys::IBV_QPS_INIT;
         attributes.port_num = port;
         attributes.qp_access_flags = sys::IBV_ACCESS_REMOTE_WRITE;
@@ -125,39 +135,27 @@ impl RawQueuePair {
 
     /// INIT to RTR (the peer's packets are taken) to RTS (ours may go). The kernel may look up the peer's link
     /// address meanwhile.
-    pub(crate) fn connect(
-        &self,
-        here: &Endpoint,
-        gid_index: u8,
-        port: u8,
-        peer: &Endpoint,
-        timing: &Timing,
-    ) -> Result<(), VerbsError> {
-        self.ready_to_receive(here, gid_index, port, peer, timing)?;
-        self.ready_to_send(here, timing)
+    pub(super) fn connect(&self, here: &Endpoint, way: &Way, peer: &Endpoint) -> Result<(), VerbsError> {
+        self.ready_to_receive(here, way, peer)?;
+        self.ready_to_send(here, &way.timing)
     }
 
-    fn ready_to_receive(
-        &self,
-        here: &Endpoint,
-        gid_index: u8,
-        port: u8,
-        peer: &Endpoint,
-        timing: &Timing,
-    ) -> Result<(), VerbsError> {
+    fn ready_to_receive(&self, here: &Endpoint, way: &Way, peer: &Endpoint) -> Result<(), VerbsError> {
         let mut attributes = blank();
         attributes.qp_state = sys::IBV_QPS_RTR;
-        attributes.path_mtu = here.mtu.min(peer.mtu);
+        attributes.path_mtu = here.mtu.min(peer.mtu).code();
         attributes.dest_qp_num = peer.number;
         attributes.rq_psn = peer.sequence;
         attributes.max_dest_rd_atomic = 1;
-        attributes.min_rnr_timer = timing.receiver_wait;
-        attributes.ah_attr.port_num = port;
+        attributes.min_rnr_timer = way.timing.receiver_wait;
+        attributes.ah_attr.port_num = way.port;
+        attributes.ah_attr.sl = here.service_level;
         attributes.ah_attr.dlid = peer.local_identifier;
         if here.link == LinkLayer::Ethernet {
             attributes.ah_attr.is_global = 1;
             attributes.ah_attr.grh.dgid.raw = peer.gid.0;
-            attributes.ah_attr.grh.sgid_index = gid_index;
+            attributes.ah_attr.grh.sgid_index = way.gid_index;
+            attributes.ah_attr.grh.traffic_class = way.traffic_class;
             attributes.ah_attr.grh.hop_limit = 64;
         }
         let mask = sys::IBV_QP_STATE

@@ -79,7 +79,12 @@ fn of_device(seen: &Seen, settings: &VerbsSettings) -> Result<Vec<Candidate>, Ve
     let wanted: Vec<_> =
         ports.iter().filter(|(port, _)| settings.port.is_none_or(|number| number == port.number)).collect();
     if let (Some(number), []) = (settings.port, wanted.as_slice()) {
-        return Err(unfit(seen, Setting::Port, number, format!("the device's ports are 1 to {}", ports.len())));
+        return Err(unfit(
+            seen,
+            Setting::Port,
+            number,
+            format!("the device's ports are 1 to {}", ports.len()),
+        ));
     }
     let (mut found, mut reason) = (Vec::new(), None);
     for (port, addresses) in wanted {
@@ -155,7 +160,8 @@ mod tests {
 
     #[test]
     fn of_several_devices_the_first_by_name_is_chosen_and_the_others_are_told() {
-        let seen = [device("mlx5_1", &[(1, ACTIVE)]), device("mlx5_0", &[(1, DOWN), (2, ACTIVE), (3, ACTIVE)])];
+        let seen =
+            [device("mlx5_1", &[(1, ACTIVE)]), device("mlx5_0", &[(1, DOWN), (2, ACTIVE), (3, ACTIVE)])];
         assert_eq!(chosen(&seen, &any()), ("mlx5_0".into(), 2, 1));
         let others = select(&seen, &any()).unwrap().others().to_string();
         assert_eq!(others, "mlx5_0 port 3 (10.9.0.1), mlx5_1 port 1 (10.9.0.1)");
@@ -213,7 +219,10 @@ mod tests {
     fn where_nothing_can_be_used_each_reason_is_told() {
         let down = [device("a", &[(1, DOWN)])];
         assert!(matches!(select(&down, &any()), Err(VerbsError::PortDown { port: 1, .. })));
-        let none = [device("a", &[(1, DOWN)]), Seen { device: "b".into(), ports: Ok(vec![(port(1, ACTIVE), vec![])]) }];
+        let none = [
+            device("a", &[(1, DOWN)]),
+            Seen { device: "b".into(), ports: Ok(vec![(port(1, ACTIVE), vec![])]) },
+        ];
         let error = select(&none, &any()).unwrap_err().to_string();
         assert!(error.contains("device a is not active") && error.contains("device b has no"), "{error}");
         assert!(matches!(select(&[], &any()), Err(VerbsError::UnknownDevice { .. })));

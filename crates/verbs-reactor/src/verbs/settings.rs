@@ -277,7 +277,8 @@ impl Setting {
             Self::Device => "a device's name, as `ibv_devices` lists it".to_owned(),
             Self::Mtu => "256, 512, 1024, 2048 or 4096".to_owned(),
             Self::Timeout => {
-                "1 to 31, for 4.096 µs · 2ⁿ; 0 would be for ever, and a peer that is gone never noticed".to_owned()
+                "1 to 31, for 4.096 µs · 2ⁿ; 0 would be for ever, and a peer that is gone never noticed"
+                    .to_owned()
             }
             _ => format!("{} to {}", self.range().start(), self.range().end()),
         };
@@ -352,7 +353,8 @@ mod tests {
         let asked = VerbsSettings { retry_count: Some(7), timeout: Some(31), ..VerbsSettings::default() };
         asked.check().unwrap();
         assert_eq!(asked.timing(), Timing { acknowledgement: 31, retries: 6, ..Timing::default() });
-        let unchecked = VerbsSettings { retry_count: Some(255), timeout: Some(0), ..VerbsSettings::default() };
+        let unchecked =
+            VerbsSettings { retry_count: Some(255), timeout: Some(0), ..VerbsSettings::default() };
         assert_eq!(unchecked.timing(), Timing { acknowledgement: 1, retries: 6, ..Timing::default() });
         assert_eq!(VerbsSettings::default().timing(), Timing::default());
     }
