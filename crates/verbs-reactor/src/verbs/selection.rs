@@ -176,7 +176,7 @@ mod tests {
         let local = Seen { device: "a".into(), ports: table(&["fe80::1"]) };
         let global = Seen { device: "b".into(), ports: table(&["fe80::1", "2001:db8::1"]) };
         let ipv4 = Seen { device: "c".into(), ports: table(&["fe80::1", "2001:db8::1", "::ffff:10.0.0.1"]) };
-        let all = [local.clone(), global.clone(), ipv4];
+        let all = [local.clone(), global, ipv4];
         assert_eq!(chosen(&all, &any()), ("c".into(), 1, 2));
         assert_eq!(chosen(&all[..2], &any()), ("b".into(), 1, 1));
         assert_eq!(chosen(&[local], &any()), ("a".into(), 1, 0));

@@ -370,7 +370,7 @@ mod tests {
             (VerbsSettings { timeout: Some(32), ..none.clone() }, "timeout", "32"),
             (VerbsSettings { retry_count: Some(8), ..none.clone() }, "retry_count", "8"),
             (VerbsSettings { service_level: Some(8), ..none.clone() }, "service_level", "8"),
-            (VerbsSettings { device: Some(String::new()), ..none.clone() }, "device", ""),
+            (VerbsSettings { device: Some(String::new()), ..none }, "device", ""),
         ] {
             let error = settings.check().unwrap_err();
             assert_eq!((error.name(), error.value()), (field, value), "{error}");
