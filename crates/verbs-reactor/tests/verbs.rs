@@ -14,7 +14,7 @@ use std::sync::{
 
 use verbs_reactor::{
     Fabric, Runtime,
-    verbs::{VerbsFabric, VerbsSettings},
+    verbs::{Timing, VerbsFabric, VerbsSettings},
 };
 
 const SETUP: contract::Setup = contract::Setup { fabric, peer_host: None };
@@ -37,7 +37,11 @@ fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
     let ends = rdma_devices::ends();
     let is_left = MADE.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
     let device = if is_left { ends.left } else { ends.right };
-    Arc::new(VerbsFabric::open(runtime, &VerbsSettings { device, ..VerbsSettings::default() }).unwrap())
+    // No retries for a receive that is not posted: there must always be one.
+    let timing = Timing { receiver_retries: 0, ..Timing::default() };
+    Arc::new(
+        VerbsFabric::open(runtime, &VerbsSettings { device, timing, ..VerbsSettings::default() }).unwrap(),
+    )
 }
 
 mod environment {
