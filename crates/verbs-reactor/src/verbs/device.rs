@@ -38,6 +38,10 @@ pub struct DeviceLimits {
     pub work_requests: u32,
     /// Ranges of memory in one work request.
     pub segments: u32,
+    /// Reads that one queue pair may have under way.
+    pub reads_started: u32,
+    /// Reads of the peer that one queue pair serves at once.
+    pub reads_served: u32,
     /// Completion queues.
     pub completion_queues: u32,
     /// Completions in one completion queue.
@@ -118,6 +122,8 @@ impl Context {
             queue_pairs: limit(attributes.max_qp),
             work_requests: limit(attributes.max_qp_wr),
             segments: limit(attributes.max_sge),
+            reads_started: limit(attributes.max_qp_init_rd_atom),
+            reads_served: limit(attributes.max_qp_rd_atom),
             completion_queues: limit(attributes.max_cq),
             completions: limit(attributes.max_cqe),
             regions: limit(attributes.max_mr),

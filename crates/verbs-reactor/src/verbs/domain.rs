@@ -10,7 +10,7 @@ use memory::{Block, BlockId};
 
 use crate::{
     Access, BoxFuture, ConnectParams, ConnectionData, Domain, FabricError, FabricKind, Prepared, QueuePair,
-    QueuePairConfig, QueuePairCore, RegionGeneration, RemoteRegion, Role, timeout,
+    QueuePairConfig, QueuePairCore, RegionGeneration, RemoteRegion, Role, timeout, wait::Spinner,
 };
 
 use super::{
@@ -34,14 +34,15 @@ use super::{
 pub(super) struct VerbsDomain {
     shared: Arc<Shared>,
     registrations: Arc<Registrations>,
+    spinner: Arc<Spinner>,
 }
 
 impl VerbsDomain {
-    pub(super) fn new(shared: Arc<Shared>) -> Result<Self, VerbsError> {
+    pub(super) fn new(shared: Arc<Shared>, spinner: Arc<Spinner>) -> Result<Self, VerbsError> {
         let generation = RegionGeneration(sequence(shared.runtime.random()));
         let registrations = Arc::new(Registrations::new(shared.clone(), generation));
         registrations.on(&shared.opened()?)?;
-        Ok(Self { shared, registrations })
+        Ok(Self { shared, registrations, spinner })
     }
 
     /// Entries of the send and the receive queue. The send queue is as deep as everyone allows; a receive queue that is
@@ -87,6 +88,7 @@ impl VerbsDomain {
             send_depth: send - SIGNALS,
             receive_depth: config.receive_depth,
             gid: opened.source.gid,
+            reads: opened.reads_served(),
             host: host_name(),
         };
         let way = Way {
@@ -96,14 +98,15 @@ impl VerbsDomain {
             timing: self.shared.settings.timing(),
         };
         let (opened, registrations) = (Arc::downgrade(opened), self.registrations.clone());
-        let shared = self.shared.clone();
-        Ok(VerbsPrepared { ends: made.ends, opened, shared, registrations, config, here, way })
+        let (shared, spinner) = (self.shared.clone(), self.spinner.clone());
+        Ok(VerbsPrepared { ends: made.ends, opened, shared, registrations, spinner, config, here, way })
     }
 
     fn make_ends(&self, opened: &Arc<Opened>, send: u32, receive: u32) -> Result<MadeEnds, VerbsError> {
         let protection = self.registrations.on(opened)?;
-        let completions = CompletionQueue::new(opened.context.clone(), send + receive)?;
-        let queue_pair = RawQueuePair::new(protection, completions.clone(), send, receive)?;
+        let counters = &self.shared.counters;
+        let completions = CompletionQueue::new(opened.context.clone(), send + receive, counters.clone())?;
+        let queue_pair = RawQueuePair::new(protection, completions.clone(), send, receive, counters.clone())?;
         queue_pair.initialize(opened.port.number, self.shared.settings.pkey_index.unwrap_or(0))?;
         queue_pair.post_receives(receive as usize).map_err(|refused| refused.error)?;
         let number = queue_pair.number();
@@ -166,6 +169,7 @@ struct VerbsPrepared {
     opened: Weak<Opened>,
     shared: Arc<Shared>,
     registrations: Arc<Registrations>,
+    spinner: Arc<Spinner>,
     config: QueuePairConfig,
     here: Endpoint,
     way: Way,
@@ -226,7 +230,7 @@ impl Prepared for VerbsPrepared {
         Box::pin(async move {
             let (core, link) = self.join(&params.peer)?;
             let runtime = self.shared.runtime.clone();
-            let driver = Driver::new(link.clone(), runtime.clone())?;
+            let driver = Driver::new(link.clone(), runtime.clone(), self.spinner.clone())?;
             runtime.spawn("verbs connection", Box::pin(driver.run()));
             // From here on dropping this value ends the connection.
             let queue_pair = QueuePair::new(core, link.clone());

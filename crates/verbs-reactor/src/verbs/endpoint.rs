@@ -6,7 +6,7 @@ use super::{Gid, GidKind, LinkLayer, Mtu};
 
 const VERSION: u8 = 2;
 /// Bytes before the host's name.
-const FIXED_BYTES: usize = 45;
+const FIXED_BYTES: usize = 46;
 const HOST_BYTES_MAX: usize = 64;
 const NUMBER_MAX: u32 = (1 << 24) - 1;
 const SERVICE_LEVEL_MAX: u8 = 15;
@@ -29,7 +29,8 @@ const SERVICE_LEVEL_MAX: u8 = 15;
 /// | 21..25 | writes posted at once, at least 1 |
 /// | 25..29 | immediates that may be on their way to this end, at least 1 |
 /// | 29..45 | GID: subnet prefix and interface identifier, as the library gives them |
-/// | 45.. | the host's name in UTF-8, at most 64 bytes, for messages |
+/// | 45 | reads of the other end that this one serves at once |
+/// | 46.. | the host's name in UTF-8, at most 64 bytes, for messages |
 ///
 /// Regions are announced by the control plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +49,8 @@ pub(crate) struct Endpoint {
     pub(crate) send_depth: u32,
     pub(crate) receive_depth: u32,
     pub(crate) gid: Gid,
+    /// Reads of the other end that this one serves at once; 0 for none.
+    pub(crate) reads: u8,
     pub(crate) host: String,
 }
 
@@ -71,6 +74,7 @@ impl Endpoint {
             bytes.extend(number.to_le_bytes());
         }
         bytes.extend(self.gid.0);
+        bytes.push(self.reads);
         bytes.extend(self.host.as_bytes());
         ConnectionData(bytes)
     }
@@ -100,6 +104,7 @@ impl Endpoint {
             send_depth: fields.word(),
             receive_depth: fields.word(),
             gid: Gid(fields.take()),
+            reads: fields.byte(),
             host: host_of(host)?,
         };
         end.in_range()?;
@@ -235,6 +240,7 @@ mod tests {
             send_depth: 256,
             receive_depth: 258,
             gid: Gid([9; 16]),
+            reads: 16,
             host: "left".to_owned(),
         }
     }
@@ -253,6 +259,7 @@ mod tests {
             &[2, 2, 2, 5, 3, 0xFF, 0xFF, 0x34, 0x12, 0xEF, 0xCD, 0xAB, 0, 3, 2, 1, 0, 0, 0, 0x80, 0][..],
             &[0, 1, 0, 0, 2, 1, 0, 0],
             &[9; 16],
+            &[16],
             b"left",
         ];
         assert_eq!(bytes, expected.concat());

@@ -33,6 +33,7 @@ impl VerbsSettings {
             queue_depth: variables.number(Setting::QueueDepth)?,
             timeout: variables.number(Setting::Timeout)?,
             retry_count: variables.number(Setting::RetryCount)?,
+            receiver_retry_count: variables.number(Setting::ReceiverRetryCount)?,
             service_level: variables.number(Setting::ServiceLevel)?,
             mtu: variables.read(Setting::Mtu, |bytes| Mtu::from_bytes(number(bytes)?))?,
             traffic_class: variables.number(Setting::TrafficClass)?,
@@ -109,6 +110,7 @@ mod tests {
             Setting::QueueDepth => settings.queue_depth,
             Setting::Timeout => settings.timeout.map(u32::from),
             Setting::RetryCount => settings.retry_count.map(u32::from),
+            Setting::ReceiverRetryCount => settings.receiver_retry_count.map(u32::from),
             Setting::ServiceLevel => settings.service_level.map(u32::from),
             Setting::Mtu => settings.mtu.map(Mtu::bytes),
             Setting::TrafficClass => settings.traffic_class.map(u32::from),
@@ -197,7 +199,7 @@ mod tests {
             let mut variables = vec![(setting.variable(), own.as_str())];
             // Not even looked at: a script for another program may leave anything there.
             variables.extend(setting.original_variables().iter().map(|name| (*name, theirs.as_str())));
-            variables.push((setting.original_variables()[0], "nonsense"));
+            variables.extend(setting.original_variables().first().map(|name| (*name, "nonsense")));
             let settings = from(&variables).unwrap();
             assert_eq!(value(&settings, setting), Some(*setting.range().start()), "{}", setting.field());
         }

@@ -6,10 +6,10 @@ use std::{
     time::Duration,
 };
 
-use crate::{Capabilities, Domain, Fabric, FabricError, FabricKind, Runtime};
+use crate::{Capabilities, Domain, Fabric, FabricError, FabricKind, Runtime, Wait, wait::Spinner};
 
 use super::{
-    GidEntry, GidKind, LinkLayer, Mtu, Port, VerbsError, VerbsSettings,
+    Counters, GidEntry, GidKind, LinkLayer, Mtu, Port, VerbsCounts, VerbsError, VerbsSettings,
     domain::VerbsDomain,
     error::fabric_error,
     opened::{Child, Opened, piece_bytes},
@@ -32,6 +32,7 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct VerbsFabric {
     shared: Arc<Shared>,
+    spinner: Arc<Spinner>,
 }
 
 /// What everything made on the device needs.
@@ -39,6 +40,7 @@ pub struct VerbsFabric {
 pub(super) struct Shared {
     pub(super) runtime: Arc<dyn Runtime>,
     pub(super) settings: VerbsSettings,
+    pub(super) counters: Arc<Counters>,
     pub(super) device: String,
     /// As they were when the device was opened first.
     port: Port,
@@ -71,6 +73,7 @@ impl VerbsFabric {
         let shared = Arc::new(Shared {
             runtime,
             settings: settings.clone(),
+            counters: Arc::default(),
             device: opened.context.name().to_owned(),
             port: opened.port,
             source: opened.source,
@@ -78,7 +81,20 @@ impl VerbsFabric {
             state: Mutex::new(State::Open(opened.clone())),
         });
         shared.look_after(&opened)?;
-        Ok(Self { shared })
+        Ok(Self { shared, spinner: Spinner::new(Wait::default()) })
+    }
+
+    /// How drivers wait, for domains opened after this. At most one driver of this fabric spins at a time; spinning
+    /// polls the completion queue.
+    #[must_use]
+    pub fn with_wait(mut self, wait: Wait) -> Self {
+        self.spinner = Spinner::new(wait);
+        self
+    }
+
+    /// What its queue pairs have asked of the device so far.
+    pub fn counts(&self) -> VerbsCounts {
+        self.shared.counters.read()
     }
 
     /// The device's name.
@@ -188,7 +204,8 @@ impl Fabric for VerbsFabric {
     }
 
     fn open_domain(&self) -> Result<Arc<dyn Domain>, FabricError> {
-        let domain = VerbsDomain::new(self.shared.clone()).map_err(|error| fabric_error(&error))?;
+        let domain = VerbsDomain::new(self.shared.clone(), self.spinner.clone())
+            .map_err(|error| fabric_error(&error))?;
         Ok(Arc::new(domain))
     }
 }

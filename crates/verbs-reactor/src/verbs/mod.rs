@@ -15,6 +15,7 @@
 
 mod address;
 mod completion;
+mod counts;
 mod device;
 mod domain;
 mod driver;
@@ -38,6 +39,7 @@ mod tag;
 mod watch;
 
 pub use address::{Gid, GidEntry, GidKind};
+pub use counts::VerbsCounts;
 pub use device::{Context, DeviceLimits, LinkLayer, Port};
 pub use error::{Names, VerbsError};
 pub use event::DeviceEvent;
@@ -45,6 +47,7 @@ pub use fabric::VerbsFabric;
 pub use library::{Availability, Library};
 pub use settings::{Mtu, Setting, SettingError, VerbsSettings};
 
+use counts::Counters;
 use device::ProtectionDomain;
 use endpoint::Endpoint;
 use settings::Timing;

@@ -90,6 +90,11 @@ impl Opened {
         piece_bytes(&self.port)
     }
 
+    /// Reads of a peer that a queue pair serves at once.
+    pub(super) fn reads_served(&self) -> u8 {
+        u8::try_from(self.limits.reads_served).unwrap_or(u8::MAX)
+    }
+
     /// Counts `child` among what must let go when the device is lost.
     ///
     /// # Errors

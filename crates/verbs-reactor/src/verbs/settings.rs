@@ -36,6 +36,9 @@ pub struct VerbsSettings {
     /// Retries after that, 0 to 7. Default 6: with the timeout's default a peer that is gone fails an operation after
     /// 2 to 8 s. 7 is taken as 6: Soft-RoCE takes 7 for *for ever*, and a dead peer would never be noticed.
     pub retry_count: Option<u8>,
+    /// Retries when the peer has no receive posted, 0 to 6 (7 would be for ever). Default 6; flow control sees to it
+    /// that there is always one.
+    pub receiver_retry_count: Option<u8>,
     /// The service level of packets, 0 to 7. Default 0.
     pub service_level: Option<u8>,
     /// The largest packet, at most what the port is set to; the smaller of both ends' holds. Default: the port's.
@@ -56,6 +59,7 @@ impl VerbsSettings {
             queue_depth: self.queue_depth.or(other.queue_depth),
             timeout: self.timeout.or(other.timeout),
             retry_count: self.retry_count.or(other.retry_count),
+            receiver_retry_count: self.receiver_retry_count.or(other.receiver_retry_count),
             service_level: self.service_level.or(other.service_level),
             mtu: self.mtu.or(other.mtu),
             traffic_class: self.traffic_class.or(other.traffic_class),
@@ -72,6 +76,7 @@ impl VerbsSettings {
             (Setting::QueueDepth, self.queue_depth),
             (Setting::Timeout, self.timeout.map(u32::from)),
             (Setting::RetryCount, self.retry_count.map(u32::from)),
+            (Setting::ReceiverRetryCount, self.receiver_retry_count.map(u32::from)),
             (Setting::ServiceLevel, self.service_level.map(u32::from)),
         ];
         for (setting, value) in numbers {
@@ -91,10 +96,11 @@ impl VerbsSettings {
 
     /// How a device retries.
     pub(super) fn timing(&self) -> Timing {
-        let Timing { acknowledgement, retries, .. } = Timing::default();
+        let Timing { acknowledgement, retries, receiver_retries, .. } = Timing::default();
         Timing {
             acknowledgement: self.timeout.unwrap_or(acknowledgement).clamp(1, 31),
             retries: self.retry_count.unwrap_or(retries).min(RETRIES_MAX),
+            receiver_retries: self.receiver_retry_count.unwrap_or(receiver_retries).min(RETRIES_MAX),
             ..Timing::default()
         }
     }
@@ -185,6 +191,8 @@ pub enum Setting {
     Timeout,
     /// [`VerbsSettings::retry_count`].
     RetryCount,
+    /// [`VerbsSettings::receiver_retry_count`].
+    ReceiverRetryCount,
     /// [`VerbsSettings::service_level`].
     ServiceLevel,
     /// [`VerbsSettings::mtu`].
@@ -195,7 +203,7 @@ pub enum Setting {
 
 impl Setting {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Device,
         Self::Port,
         Self::GidIndex,
@@ -203,6 +211,7 @@ impl Setting {
         Self::QueueDepth,
         Self::Timeout,
         Self::RetryCount,
+        Self::ReceiverRetryCount,
         Self::ServiceLevel,
         Self::Mtu,
         Self::TrafficClass,
@@ -218,6 +227,7 @@ impl Setting {
             Self::QueueDepth => "queue_depth",
             Self::Timeout => "timeout",
             Self::RetryCount => "retry_count",
+            Self::ReceiverRetryCount => "receiver_retry_count",
             Self::ServiceLevel => "service_level",
             Self::Mtu => "mtu",
             Self::TrafficClass => "traffic_class",
@@ -234,6 +244,7 @@ impl Setting {
             Self::QueueDepth => "TENSORWIRE_RDMA_QUEUE_DEPTH",
             Self::Timeout => "TENSORWIRE_RDMA_TIMEOUT",
             Self::RetryCount => "TENSORWIRE_RDMA_RETRY_COUNT",
+            Self::ReceiverRetryCount => "TENSORWIRE_RDMA_RECEIVER_RETRY_COUNT",
             Self::ServiceLevel => "TENSORWIRE_RDMA_SERVICE_LEVEL",
             Self::Mtu => "TENSORWIRE_RDMA_MTU",
             Self::TrafficClass => "TENSORWIRE_RDMA_TRAFFIC_CLASS",
@@ -241,7 +252,7 @@ impl Setting {
     }
 
     /// The environment variables of TensorFlow's verbs plugin: what its source reads, then what its README says where
-    /// that differs.
+    /// that differs. None for what it has no variable for.
     pub fn original_variables(self) -> &'static [&'static str] {
         match self {
             Self::Device => &["RDMA_DEVICE"],
@@ -251,6 +262,7 @@ impl Setting {
             Self::QueueDepth => &["RDMA_QUEUE_DEPTH", "RDMA_QP_QUEUE_DEPTH"],
             Self::Timeout => &["RDMA_TIMEOUT", "RDMA_QP_TIMEOUT"],
             Self::RetryCount => &["RDMA_RETRY_CNT", "RDMA_QP_RETRY_COUNT"],
+            Self::ReceiverRetryCount => &[],
             Self::ServiceLevel => &["RDMA_SL", "RDMA_QP_SL"],
             Self::Mtu => &["RDMA_MTU", "RDMA_QP_MTU"],
             Self::TrafficClass => &["RDMA_TRAFFIC_CLASS"],
@@ -265,6 +277,7 @@ impl Setting {
             Self::QueueDepth => 4..=65_535,
             Self::Timeout => 1..=31,
             Self::RetryCount | Self::ServiceLevel => 0..=7,
+            Self::ReceiverRetryCount => 0..=6,
             Self::GidIndex | Self::TrafficClass => 0..=255,
             Self::Mtu => 256..=4096,
             Self::Device => 0..=0,
@@ -369,6 +382,7 @@ mod tests {
             (VerbsSettings { timeout: Some(0), ..none.clone() }, "timeout", "0"),
             (VerbsSettings { timeout: Some(32), ..none.clone() }, "timeout", "32"),
             (VerbsSettings { retry_count: Some(8), ..none.clone() }, "retry_count", "8"),
+            (VerbsSettings { receiver_retry_count: Some(7), ..none.clone() }, "receiver_retry_count", "7"),
             (VerbsSettings { service_level: Some(8), ..none.clone() }, "service_level", "8"),
             (VerbsSettings { device: Some(String::new()), ..none }, "device", ""),
         ] {
