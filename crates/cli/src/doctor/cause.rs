@@ -70,7 +70,7 @@ causes! {
         "load the driver of the network card, or make a software device: modprobe rdma_rxe; rdma link add rxe0 type \
          rxe netdev INTERFACE";
     DEVICE_UNKNOWN "device.unknown" Problem "there is no device of the name that --device gives",
-        "name one of: {present}";
+        "name one of these: {present}";
     PROVIDER_FOUND "provider.found" Ok "the library has a driver for the device", "";
     PROVIDER_MISSING "provider.missing" Problem "the library has no driver for the device, or may not see it",
         "install the library's drivers of the same release (Debian, Ubuntu: apt-get install ibverbs-providers)";

@@ -36,10 +36,10 @@ fn provider(machine: &Machine, device: &Device) -> Option<Finding> {
     let Library::Found { devices, .. } = &machine.library else { return None };
     let finding = match devices {
         Ok(names) if names.contains(&device.name) => {
-            Finding::new(&PROVIDER_FOUND, "the library has a driver for it")
+            Finding::new(&PROVIDER_FOUND, "libibverbs has a driver for it")
         }
-        Ok(_) => Finding::new(&PROVIDER_MISSING, "the library has no driver for it"),
-        Err(reason) => Finding::new(&PROVIDER_MISSING, format!("the library lists no devices: {reason}")),
+        Ok(_) => Finding::new(&PROVIDER_MISSING, "libibverbs has no driver for it"),
+        Err(reason) => Finding::new(&PROVIDER_MISSING, format!("libibverbs lists no devices: {reason}")),
     };
     Some(finding.of(&device.name))
 }
@@ -77,7 +77,7 @@ fn opened(device: &Device) -> Option<Finding> {
 /// Of the ports one is needed: others that are down do no harm.
 fn ports(machine: &Machine, device: &Device) -> Vec<Finding> {
     if device.ports.is_empty() {
-        let finding = Finding::new(&PORT_NONE, "it has no ports").with("device", &device.name);
+        let finding = Finding::new(&PORT_NONE, "no ports").with("device", &device.name);
         return vec![finding.of(&device.name)];
     }
     let chosen = machine.choice.as_ref().ok().filter(|choice| choice.device == device.name);
@@ -108,13 +108,14 @@ fn state(device: &Device, port: &Port) -> Finding {
     }
     let finding = match &port.interface {
         Some(Interface { name, up: Some(false), .. }) => {
-            let message = format!("it is {state} ({physical}): its network interface {name} is switched off");
+            let message = format!("{state} ({physical}), its network interface {name} is switched off");
             Finding::new(&PORT_INTERFACE_DOWN, message).with("interface", name)
         }
-        _ if !port.is_ethernet() && physical == "LinkUp" => {
-            Finding::new(&PORT_NO_SUBNET, format!("it is {state} though its link is up: no subnet manager"))
-        }
-        _ => Finding::new(&PORT_DOWN, format!("it is {state} ({physical})")).with("port", &place),
+        _ if !port.is_ethernet() && physical == "LinkUp" => Finding::new(
+            &PORT_NO_SUBNET,
+            format!("{state} though its link is up: no subnet manager has set it up"),
+        ),
+        _ => Finding::new(&PORT_DOWN, format!("{state} ({physical})")).with("port", &place),
     };
     finding.of(place)
 }
@@ -131,11 +132,10 @@ fn address(device: &Device, port: &Port) -> Option<Finding> {
     let routable = usable.iter().find(|address| !port.is_ethernet() || !address.is_link_local());
     let finding = match (routable, usable.first()) {
         (Some(address), _) => Finding::new(&ADDRESS_FOUND, described(address)),
-        (None, Some(address)) => Finding::new(
-            &ADDRESS_LINK_LOCAL,
-            format!("it has link-local addresses only: {}", described(address)),
-        ),
-        (None, None) => Finding::new(&ADDRESS_MISSING, format!("it has no {} address", wanted.name())),
+        (None, Some(address)) => {
+            Finding::new(&ADDRESS_LINK_LOCAL, format!("link-local addresses only: {}", described(address)))
+        }
+        (None, None) => Finding::new(&ADDRESS_MISSING, format!("no {} address", wanted.name())),
     };
     Some(finding.with("interface", interface).of(place(device, port)))
 }

@@ -16,11 +16,15 @@ use verbs_reactor::{
     Fabric,
     shm::ShmFabric,
     tcp::{TcpConfig, TcpFabric},
-    verbs::{VerbsFabric, VerbsSettings},
+    verbs::VerbsFabric,
 };
 
 use self::proof::{Proof, prove};
-use crate::{arguments::Doctor, failure::Failure, machine::Machine};
+use crate::{
+    arguments::Doctor,
+    failure::Failure,
+    machine::{Machine, verbs_settings},
+};
 
 /// All that the verdict rests on.
 #[derive(Debug, Clone)]
@@ -67,7 +71,7 @@ async fn examine(arguments: &Doctor, runtime: &Arc<dyn Runtime>) -> Examination 
     let machine = Machine::look(arguments.device.as_deref(), runtime.clone());
     let verbs = match &machine.choice {
         Ok(choice) => {
-            let settings = VerbsSettings { device: Some(choice.device.clone()), ..VerbsSettings::default() };
+            let settings = verbs_settings(Some(&choice.device));
             prove_over(VerbsFabric::open(runtime.clone(), &settings), runtime).await
         }
         Err(reason) => Err(reason.clone()),

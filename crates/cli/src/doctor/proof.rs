@@ -31,12 +31,7 @@ pub(crate) struct Proof {
 
 impl fmt::Display for Proof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} arrived and are right; with all preparations in {:.1?}",
-            BinaryBytes(BYTES as u64),
-            self.took
-        )
+        write!(f, "{} arrived intact, in {:.1?} with all preparations", BinaryBytes(BYTES as u64), self.took)
     }
 }
 

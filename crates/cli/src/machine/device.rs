@@ -203,7 +203,7 @@ fn port(tree: &Tree, ports: &str, number: &str, parent: Option<&str>) -> Option<
         state: word("state").unwrap_or_default(),
         physical_state: word("phys_state"),
         rate: tree.text(&at("rate")),
-        lid: tree.text(&at("lid")).and_then(|text| u16::from_str_radix(text.strip_prefix("0x")?, 16).ok()),
+        lid: hexadecimal(tree, &at("lid")).filter(|_| link_layer != "Ethernet"),
         interface: interface.map(|name| interface_named(tree, name)),
         addresses,
         link_layer,
@@ -248,6 +248,12 @@ fn interface_named(tree: &Tree, name: String) -> Interface {
         mtu: tree.number(&at("mtu")),
         name,
     }
+}
+
+/// A file that holds a number such as `0x1003`.
+fn hexadecimal<N: TryFrom<u32>>(tree: &Tree, path: &str) -> Option<N> {
+    let text = tree.text(path)?;
+    u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()?.try_into().ok()
 }
 
 impl Device {

@@ -68,10 +68,14 @@ fn mapped_file(tree: &Tree) -> Option<String> {
     files.find(|file| file.contains("/libibverbs.so")).map(str::to_owned)
 }
 
+/// As a worker opens its device, except that the user may name one.
+pub(crate) fn verbs_settings(device: Option<&str>) -> VerbsSettings {
+    VerbsSettings { device: device.map(str::to_owned), ..VerbsSettings::default() }
+}
+
 /// What a worker would use, by the fabric's own rule.
 pub(super) fn choose(device: Option<&str>, runtime: Arc<dyn Runtime>) -> Result<Choice, String> {
-    let settings = VerbsSettings { device: device.map(str::to_owned), ..VerbsSettings::default() };
-    let fabric = VerbsFabric::open(runtime, &settings).map_err(|error| error.to_string())?;
+    let fabric = VerbsFabric::open(runtime, &verbs_settings(device)).map_err(|error| error.to_string())?;
     let source = fabric.source();
     Ok(Choice {
         device: fabric.device().to_owned(),

@@ -8,6 +8,8 @@ mod memory;
 mod node;
 mod process;
 mod surroundings;
+#[cfg(test)]
+mod tests;
 mod tree;
 
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use std::sync::Arc;
 use verbs_reactor::Runtime;
 
 pub(crate) use device::{Address, AddressKind, Device, Interface, Limits, Port};
-pub(crate) use library::{Choice, Library};
+pub(crate) use library::{Choice, Library, verbs_settings};
 pub(crate) use memory::MemoryFacts;
 pub(crate) use node::{Node, NodeAccess};
 pub(crate) use process::{MemoryLock, ProcessFacts};
