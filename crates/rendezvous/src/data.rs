@@ -10,7 +10,7 @@ use protocol::{
 };
 use tokio::sync::watch;
 use tracing::Instrument as _;
-use verbs_reactor::{Arrival, FabricKind, QueuePair, Runtime};
+use verbs_reactor::{Arrival, FabricError, FabricKind, LossCause, QueuePair, Runtime};
 
 use crate::{
     Tensor, WorkerError,
@@ -102,10 +102,21 @@ impl DataConnection {
         let why = self.take_arrivals(runtime).await;
         tracing::debug!(peer = %self.values.peer, transport = %self.kind, why = why.detail, "data connection over");
         self.fail(&why);
+        if !self.is_ended_by_peer() {
+            self.announcer.tell_end(&why.detail).await;
+        }
         self.queue_pair.close().await;
         self.held.wake();
         self.protocol.drain().into_iter().for_each(Lent::end_drained);
         self.ring.end();
+    }
+
+    /// Whether the peer knows of the end, because the fabric has said so.
+    fn is_ended_by_peer(&self) -> bool {
+        let by_peer = |error: &FabricError| {
+            matches!(error, FabricError::PeerLost { cause: LossCause::ClosedByPeer, .. })
+        };
+        self.queue_pair.failure().as_ref().is_some_and(by_peer)
     }
 
     async fn take_arrivals(&self, runtime: &Arc<dyn Runtime>) -> Lost {

@@ -78,25 +78,25 @@ fn s3_11_a_validated_case_costs_what_the_table_says_over_tcp() {
 }
 
 #[test]
-#[ignore = "needs an RDMA device: run it with --ignored where there is one"]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
 fn s3_6_every_case_costs_what_the_original_does_over_verbs() {
     run(FabricKind::Verbs, Mode::Original, Validation::Off);
 }
 
 #[test]
-#[ignore = "needs an RDMA device: run it with --ignored where there is one"]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
 fn s3_6_every_case_costs_what_the_table_says_over_verbs() {
     run(FabricKind::Verbs, Mode::default(), Validation::Off);
 }
 
 #[test]
-#[ignore = "needs an RDMA device: run it with --ignored where there is one"]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
 fn s3_11_a_validated_case_costs_what_the_original_does_over_verbs() {
     run(FabricKind::Verbs, Mode::Original, Validation::Xxh3);
 }
 
 #[test]
-#[ignore = "needs an RDMA device: run it with --ignored where there is one"]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
 fn s3_11_a_validated_case_costs_what_the_table_says_over_verbs() {
     run(FabricKind::Verbs, Mode::default(), Validation::Crc32c);
 }

@@ -1,13 +1,15 @@
 //! Workers of tests over any fabric, RDMA devices among them, and the patience that an emulated machine needs.
 //!
-//! Tests over verbs are left out of a plain run; with `--ignored` they fail where there is no device. Workers take
-//! turns at the devices of `TENSORWIRE_TEST_RDMA=LEFT,RIGHT`, so that two of them have one each; or all use
-//! `TENSORWIRE_TEST_DEVICE=NAME`, or the first device with an active port.
+//! Workers over verbs take turns at the devices that `rdma_devices` names, so that two of them have one each.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
 #![allow(unreachable_pub, dead_code)] // each test binary compiles this as its own module, and uses what it needs
 
+#[path = "../../../verbs-reactor/tests/rdma_devices/mod.rs"]
+pub mod rdma_devices;
+
 use std::{
+    cell::Cell,
     env,
     sync::{
         Arc,
@@ -16,6 +18,7 @@ use std::{
     time::Duration,
 };
 
+use rdma_devices::Ends;
 use rendezvous::{Worker, WorkerBuilder};
 use verbs_reactor::{
     FabricKind, TokioRuntime,
@@ -28,23 +31,29 @@ pub fn patient(limit: Duration) -> Duration {
     limit * patience.map_or(1, |value| value.parse().expect("TENSORWIRE_TEST_PATIENCE is a number"))
 }
 
-/// The device of the worker that starts next.
-fn next_device() -> Option<String> {
-    static STARTED: AtomicUsize = AtomicUsize::new(0);
-    if let Ok(devices) = env::var("TENSORWIRE_TEST_RDMA") {
-        let devices: Vec<&str> = devices.split(',').filter(|name| !name.is_empty()).collect();
-        let turn = STARTED.fetch_add(1, Ordering::Relaxed);
-        return turn.checked_rem(devices.len()).map(|turn| devices[turn].to_owned());
-    }
-    env::var("TENSORWIRE_TEST_DEVICE").ok()
+/// One of a test's two ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    Left,
+    Right,
 }
 
-/// `builder` over `kind`, and nothing else. Call it inside a tokio runtime.
+/// `builder` over `kind`, and nothing else; over verbs by turns at one end and the other. Call it inside a tokio
+/// runtime.
 pub fn over(builder: WorkerBuilder, kind: FabricKind) -> WorkerBuilder {
+    static STARTED: AtomicUsize = AtomicUsize::new(0);
+    let is_left = STARTED.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
+    over_at(builder, kind, if is_left { End::Left } else { End::Right })
+}
+
+/// The same at `end`.
+pub fn over_at(builder: WorkerBuilder, kind: FabricKind, end: End) -> WorkerBuilder {
     if kind != FabricKind::Verbs {
         return builder.require(kind);
     }
-    let settings = VerbsSettings { device: next_device(), ..VerbsSettings::default() };
+    let Ends { left, right } = rdma_devices::ends();
+    let device = if end == End::Left { left } else { right };
+    let settings = VerbsSettings { device, ..VerbsSettings::default() };
     let runtime = Arc::new(TokioRuntime::current().unwrap());
     builder.local_fabrics(vec![Arc::new(VerbsFabric::open(runtime, &settings).unwrap())])
 }
@@ -57,3 +66,36 @@ pub fn assert_moves_over(worker: &Worker, kind: FabricKind) {
         assert_eq!(peer.transport, Some(kind), "{} to {}: {:?}", worker.name(), peer.name, peer.not_used);
     }
 }
+
+thread_local! {
+    static ONLY_VERBS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The fabrics that a test runs on: `usual`, or verbs alone inside [`only_verbs`].
+pub fn kinds(usual: &'static [FabricKind]) -> &'static [FabricKind] {
+    if ONLY_VERBS.get() { &[FabricKind::Verbs] } else { usual }
+}
+
+/// Runs `test`, a test of several fabrics, over verbs.
+pub fn only_verbs(test: fn()) {
+    ONLY_VERBS.set(true);
+    test();
+}
+
+/// Runs tests of several fabrics over verbs too, where there is a device.
+#[allow(unused_macros)] // as above: not every test binary has such tests
+macro_rules! over_verbs {
+    ($($test:ident)*) => {
+        mod verbs {
+            $(
+                #[test]
+                #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+                fn $test() {
+                    crate::rdma::only_verbs(super::$test);
+                }
+            )*
+        }
+    };
+}
+#[allow(unused_imports)]
+pub(crate) use over_verbs;
