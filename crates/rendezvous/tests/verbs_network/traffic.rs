@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::future::join;
+use futures::{StreamExt, future::join, stream};
 use rendezvous::{Peer, PeerInfo, Validation, Worker, WorkerBuilder, WorkerError};
 use verbs_reactor::{FabricKind, Runtime};
 
@@ -17,6 +17,9 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// A silent peer counts as lost after this.
 const LIVENESS: Duration = Duration::from_secs(10);
+
+/// Receives of an exchange that are outstanding at once.
+const OUTSTANDING: usize = 3;
 
 /// One exchange: in `step`, so many values of so many bytes each way.
 #[derive(Debug, Clone, Copy)]
@@ -41,9 +44,11 @@ impl Exchange {
             at_step.send(&send, tensor(worker, self.bytes, self.version(number, is_child)).await)?;
         }
         let receive = worker.key(other, own, "value")?;
-        for number in 0..self.count {
-            let got = at_step.recv(&receive).await?;
-            let version = self.version(number, !is_child);
+        // Several are on their way at any time, in order.
+        let receives = (0..self.count).map(|_| at_step.recv(&receive));
+        let mut received = stream::iter(receives).buffered(OUTSTANDING).enumerate();
+        while let Some((number, got)) = received.next().await {
+            let (got, version) = (got?, self.version(number as u64, !is_child));
             assert!(
                 got.bytes().len() == self.bytes && is_version(got.bytes(), version),
                 "{self:?}: wrong bytes"
