@@ -71,7 +71,11 @@ impl Node {
 
     /// The peer's end of one connection is over: so is this one, once what is still on its way has come.
     fn follow(self: &Arc<Self>, connection: Route, lost: Lost) {
+        let is_over = connection.is_over();
         connection.expect_end(&lost);
+        if is_over {
+            return;
+        }
         let node = self.clone();
         let following = async move {
             node.take_in(slice::from_ref(&connection), &lost).await;
@@ -130,8 +134,7 @@ impl Node {
             ControlFrame::Connected(answer) => session.answer(answer.connection, Ok(answer)),
             ControlFrame::Refused { connection, status } => session.answer(connection, Err(status)),
             ControlFrame::Disconnected { connection, status } => {
-                // One that is over here too has an end already.
-                if let Some(connection) = session.connection(connection).filter(|one| !one.is_over()) {
+                if let Some(connection) = session.connection(connection) {
                     self.follow(
                         connection,
                         Lost::gone(format!("the peer's end is over: {}", status.message)),
