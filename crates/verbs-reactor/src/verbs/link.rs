@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll},
 };
@@ -17,12 +17,13 @@ use crate::{
 };
 
 use super::{
-    VerbsError,
+    DeviceEvent, Endpoint, VerbsError,
     completion::{Batch, Completion, CompletionQueue, Done, Status, WorkCompletion},
-    domain::Registrations,
     error::fabric_error,
     message::Message,
+    opened::Child,
     queue_pair::RawQueuePair,
+    registrations::Registrations,
     send::{Pending, Phase, SendSide},
     tag::Tag,
 };
@@ -36,11 +37,16 @@ pub(super) const TURN: usize = 8;
 pub(super) struct VerbsLink {
     core: Arc<QueuePairCore>,
     domain: Arc<Registrations>,
-    completions: Arc<CompletionQueue>,
+    /// The peer's.
+    receive_depth: u32,
     /// Held while completions are taken and handed on, so that they are handed on in order.
     polling: Mutex<Inbound>,
     send: Mutex<SendSide>,
     established: AtomicBool,
+    /// The phase is not [`Phase::Open`] any more.
+    is_ending: AtomicBool,
+    /// Batches of completions so far, whoever took them.
+    finds: AtomicU64,
     connecting: AtomicWaker,
     /// Told when the phase leaves [`Phase::Open`].
     ending: Notify,
@@ -49,6 +55,8 @@ pub(super) struct VerbsLink {
 /// What came before the next immediate.
 #[derive(Debug)]
 struct Inbound {
+    /// `None` once drained: it would keep the device open as long as somebody holds the queue pair.
+    completions: Option<Arc<CompletionQueue>>,
     /// Into pieces of how many bytes the peer splits its writes.
     piece_bytes: u32,
     /// Bytes that the write whose immediate comes next has before its last piece.
@@ -69,26 +77,51 @@ impl VerbsLink {
         domain: Arc<Registrations>,
         completions: Arc<CompletionQueue>,
         send: SendSide,
-        peer_piece_bytes: u32,
+        peer: &Endpoint,
     ) -> Self {
+        let (completions, piece_bytes) = (Some(completions), peer.piece_bytes);
         Self {
             core,
             domain,
-            completions,
-            polling: Mutex::new(Inbound { piece_bytes: peer_piece_bytes, earlier_bytes: 0 }),
+            receive_depth: peer.receive_depth,
+            polling: Mutex::new(Inbound { completions, piece_bytes, earlier_bytes: 0 }),
             send: Mutex::new(send),
             established: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
+            finds: AtomicU64::new(0),
             connecting: AtomicWaker::new(),
             ending: Notify::new(),
         }
     }
 
-    pub(super) fn completions(&self) -> &Arc<CompletionQueue> {
-        &self.completions
+    /// Where it completes; `None` once drained.
+    pub(super) fn completions(&self) -> Option<Arc<CompletionQueue>> {
+        self.lock_polling().completions.clone()
+    }
+
+    /// Why it is over.
+    pub(super) fn failure(&self) -> FabricError {
+        self.core.failure().unwrap_or(FabricError::Closed)
+    }
+
+    /// Lets go of the completion queue, of a connection that is drained.
+    pub(super) fn release(&self) {
+        let completions = self.lock_polling().completions.take();
+        drop(completions);
     }
 
     pub(super) fn ending(&self) -> &Notify {
         &self.ending
+    }
+
+    /// Whether the connection is over or coming to its end.
+    pub(super) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Relaxed)
+    }
+
+    /// A number that changes with each batch of completions that anyone takes.
+    pub(super) fn finds(&self) -> u64 {
+        self.finds.load(Ordering::Relaxed)
     }
 
     /// Sends the greeting, whose arrival lets the peer's `connect` end and whose acknowledgement this side's.
@@ -111,18 +144,20 @@ impl VerbsLink {
 
     /// Takes one batch of completions and hands it on. Whether there was one.
     pub(super) fn progress(&self) -> bool {
-        self.progress_locked(&mut self.polling.lock().unwrap_or_else(PoisonError::into_inner))
+        self.progress_locked(&mut self.lock_polling())
     }
 
     fn progress_locked(&self, inbound: &mut Inbound) -> bool {
         let mut batch = Batch::new();
-        if let Err(error) = self.completions.poll(&mut batch) {
+        let Some(completions) = &inbound.completions else { return false };
+        if let Err(error) = completions.poll(&mut batch) {
             self.abandon(&fabric_error(&error));
             return false;
         }
         if batch.is_empty() {
             return false;
         }
+        self.finds.fetch_add(1, Ordering::Relaxed);
         let tally = self.settle(&batch);
         for (completion, bytes) in batch.iter().zip(tally.bytes) {
             self.hand_on(&completion, bytes, inbound);
@@ -203,7 +238,7 @@ impl VerbsLink {
 
     /// A failed request: the queue pair is in its error state, or goes there.
     fn failed(&self, tag: Tag, status: Status, vendor: u32, bytes: u64) {
-        let cause = cause(tag, status, vendor, self.core.config().receive_depth);
+        let cause = cause(tag, status, vendor, self.receive_depth);
         if let Some(cause) = &cause {
             self.fail(cause);
         } else if self.core.failure().is_none() {
@@ -237,6 +272,7 @@ impl VerbsLink {
                 return;
             }
             send.phase = Phase::Leaving;
+            self.is_ending.store(true, Ordering::Relaxed);
             if self.established.load(Ordering::Acquire) && send.signal(farewell).is_ok() {
                 drop(send);
                 self.ending.notify_one();
@@ -253,6 +289,7 @@ impl VerbsLink {
                 return;
             }
             send.phase = Phase::Down;
+            self.is_ending.store(true, Ordering::Relaxed);
             let result = send.queue_pair.as_ref().map_or(Ok(()), RawQueuePair::fail);
             if let Err(error) = result {
                 // The driver's time limit destroys the queue pair instead.
@@ -347,8 +384,36 @@ impl VerbsLink {
         })
     }
 
+    fn lock_polling(&self) -> MutexGuard<'_, Inbound> {
+        self.polling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock_send(&self) -> MutexGuard<'_, SendSide> {
         self.send.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Child for VerbsLink {
+    fn device_lost(&self, failure: &FabricError) {
+        self.abandon(failure);
+    }
+
+    fn concerns(&self, event: DeviceEvent, failure: &FabricError) {
+        let is_mine = match event {
+            DeviceEvent::QueuePairFatal { number }
+            | DeviceEvent::QueuePairRequest { number }
+            | DeviceEvent::QueuePairAccess { number } => {
+                self.lock_send().queue_pair.as_ref().is_some_and(|queue_pair| queue_pair.number() == number)
+            }
+            DeviceEvent::CompletionQueue { queue } => {
+                self.completions().is_some_and(|completions| completions.raw() as usize == queue)
+            }
+            _ => false,
+        };
+        if is_mine {
+            self.drive(); // a completion says more
+            self.fail(failure);
+        }
     }
 }
 
@@ -390,8 +455,8 @@ impl Link for VerbsLink {
     }
 }
 
-/// What a failed request says about the connection; `None` if only that it had failed before. `depth` is this
-/// side's receive depth, which stands for the peer's.
+/// What a failed request says about the connection; `None` if only that it had failed before. `depth` is the peer's
+/// receive depth.
 fn cause(tag: Tag, status: Status, vendor: u32, depth: u32) -> Option<FabricError> {
     let kind = FabricKind::Verbs;
     let device = |what: &str| {

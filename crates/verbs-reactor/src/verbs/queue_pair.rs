@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    Endpoint, LinkLayer, ProtectionDomain, Timing, VerbsError,
+    Counters, Endpoint, LinkLayer, ProtectionDomain, Timing, VerbsError,
     completion::CompletionQueue,
     error::{pointer, refused, zero},
     message::Message,
@@ -50,6 +50,15 @@ pub(super) struct Request {
     pub(super) work: Work,
 }
 
+/// How packets of a connection leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Way {
+    pub(super) port: u8,
+    pub(super) gid_index: u8,
+    pub(super) traffic_class: u8,
+    pub(super) timing: Timing,
+}
+
 /// Not all of a batch was taken.
 #[derive(Debug)]
 pub(crate) struct PostRefused {
@@ -65,6 +74,7 @@ pub(crate) struct RawQueuePair {
     _completions: Arc<CompletionQueue>,
     raw: NonNull<sys::ibv_qp>,
     inline_bytes: u32,
+    counters: Arc<Counters>,
 }
 
 // SAFETY: as for `Context`; posting from several threads is the library's to serialise.
@@ -85,6 +95,7 @@ impl RawQueuePair {
         completions: Arc<CompletionQueue>,
         send_depth: u32,
         receive_depth: u32,
+        counters: Arc<Counters>,
     ) -> Result<Self, VerbsError> {
         // SAFETY: all-zero bytes are a valid set of attributes: null pointers and numbers.
         let mut attributes: sys::ibv_qp_init_attr = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -104,7 +115,7 @@ impl RawQueuePair {
         let raw = unsafe { context.functions().ibv_create_qp(domain.raw(), &raw mut attributes) };
         let raw = pointer(raw, "ibv_create_qp", context.name())?;
         let inline_bytes = attributes.cap.max_inline_data.min(INLINE_BYTES);
-        Ok(Self { domain, _completions: completions, raw, inline_bytes })
+        Ok(Self { domain, _completions: completions, raw, inline_bytes, counters })
     }
 
     /// Its number within the device.
@@ -114,8 +125,9 @@ impl RawQueuePair {
     }
 
     /// RESET to INIT: receives may be posted, and peers may write.
-    pub(crate) fn initialize(&self, port: u8) -> Result<(), VerbsError> {
+    pub(crate) fn initialize(&self, port: u8, pkey_index: u16) -> Result<(), VerbsError> {
         let mut attributes = blank();
+        attributes.pkey_index = pkey_index;
         attributes.qp_state = sys::IBV_QPS_INIT;
         attributes.port_num = port;
         attributes.qp_access_flags = sys::IBV_ACCESS_REMOTE_WRITE;
@@ -125,39 +137,27 @@ impl RawQueuePair {
 
     /// INIT to RTR (the peer's packets are taken) to RTS (ours may go). The kernel may look up the peer's link
     /// address meanwhile.
-    pub(crate) fn connect(
-        &self,
-        here: &Endpoint,
-        gid_index: u8,
-        port: u8,
-        peer: &Endpoint,
-        timing: &Timing,
-    ) -> Result<(), VerbsError> {
-        self.ready_to_receive(here, gid_index, port, peer, timing)?;
-        self.ready_to_send(here, timing)
+    pub(super) fn connect(&self, here: &Endpoint, way: &Way, peer: &Endpoint) -> Result<(), VerbsError> {
+        self.ready_to_receive(here, way, peer)?;
+        self.ready_to_send(here, &way.timing)
     }
 
-    fn ready_to_receive(
-        &self,
-        here: &Endpoint,
-        gid_index: u8,
-        port: u8,
-        peer: &Endpoint,
-        timing: &Timing,
-    ) -> Result<(), VerbsError> {
+    fn ready_to_receive(&self, here: &Endpoint, way: &Way, peer: &Endpoint) -> Result<(), VerbsError> {
         let mut attributes = blank();
         attributes.qp_state = sys::IBV_QPS_RTR;
-        attributes.path_mtu = here.mtu.min(peer.mtu);
+        attributes.path_mtu = here.mtu.min(peer.mtu).code();
         attributes.dest_qp_num = peer.number;
         attributes.rq_psn = peer.sequence;
         attributes.max_dest_rd_atomic = 1;
-        attributes.min_rnr_timer = timing.receiver_wait;
-        attributes.ah_attr.port_num = port;
+        attributes.min_rnr_timer = way.timing.receiver_wait;
+        attributes.ah_attr.port_num = way.port;
+        attributes.ah_attr.sl = here.service_level;
         attributes.ah_attr.dlid = peer.local_identifier;
         if here.link == LinkLayer::Ethernet {
             attributes.ah_attr.is_global = 1;
             attributes.ah_attr.grh.dgid.raw = peer.gid.0;
-            attributes.ah_attr.grh.sgid_index = gid_index;
+            attributes.ah_attr.grh.sgid_index = way.gid_index;
+            attributes.ah_attr.grh.traffic_class = way.traffic_class;
             attributes.ah_attr.grh.hop_limit = 64;
         }
         let mask = sys::IBV_QP_STATE
@@ -223,6 +223,7 @@ impl RawQueuePair {
         let Some(post) = self.domain.context().operations().post_recv else {
             return Err(self.unsupported(CALL));
         };
+        self.counters.posted_receives();
         let start = batch.as_mut_ptr();
         let mut bad = ptr::null_mut();
         // SAFETY: `first` is inside the batch; the queue pair is alive, and the library copies the requests.
@@ -288,6 +289,7 @@ impl RawQueuePair {
             return Ok(());
         }
         chain(batch, |request| &mut request.next);
+        self.counters.posted(batch.len(), batch.len());
         let first = batch.as_mut_ptr();
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair is alive and the chain valid for the call; the caller vouches for the rest.
