@@ -10,7 +10,7 @@ use memory::{
     VisitError,
 };
 use protocol::Destination;
-use verbs_reactor::{Access, Domain, Fabric, FabricKind, RemoteRegion};
+use verbs_reactor::{Access, Domain, Fabric, FabricError, FabricKind, RemoteRegion};
 
 use crate::WorkerError;
 
@@ -91,14 +91,27 @@ impl LocalFabric {
 /// The blocks that are registered with one domain.
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
-    /// With the region, where peers may write.
-    by_block: Mutex<BTreeMap<BlockId, Option<RemoteRegion>>>,
+    by_block: Mutex<BTreeMap<BlockId, Registered>>,
+}
+
+#[derive(Debug, Clone)]
+struct Registered {
+    block: Block,
+    access: Access,
+    /// What peers know of it: where they may write.
+    region: RemoteRegion,
+}
+
+impl Registered {
+    fn announced(&self) -> Option<RemoteRegion> {
+        self.access.remote_write.then_some(self.region)
+    }
 }
 
 impl Regions {
     /// The region of a block that peers may write.
     pub(crate) fn get(&self, block: BlockId) -> Option<RemoteRegion> {
-        self.lock().get(&block).copied().flatten()
+        self.lock().get(&block)?.announced()
     }
 
     /// Whether the domain can send from the block.
@@ -106,7 +119,28 @@ impl Regions {
         self.lock().contains_key(&block)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<BlockId, Option<RemoteRegion>>> {
+    /// What the domain says of each block now: a device that was lost and opened again has other keys.
+    pub(crate) fn renew(&self, domain: &dyn Domain) -> Result<(), FabricError> {
+        let announced = |registered: &&Registered| registered.access.remote_write;
+        let known: Vec<Registered> = self.lock().values().filter(announced).cloned().collect();
+        for Registered { block, access, .. } in known {
+            let renewed = domain.register(&block, access)?;
+            let is_known = match self.lock().get_mut(&block.id()) {
+                Some(registered) => {
+                    registered.region = renewed;
+                    true
+                }
+                None => false,
+            };
+            if !is_known {
+                // The pool has given it up meanwhile.
+                domain.deregister(block.id());
+            }
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<BlockId, Registered>> {
         self.by_block.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -124,7 +158,7 @@ impl Regions {
 
     /// All that peers may write, oldest block first.
     pub(crate) fn all(&self) -> Vec<RemoteRegion> {
-        self.lock().values().copied().flatten().collect()
+        self.lock().values().filter_map(Registered::announced).collect()
     }
 }
 
@@ -139,12 +173,14 @@ struct RegisterBlocks {
 impl BlockVisitor for RegisterBlocks {
     fn block_added(&self, block: &Block) -> Result<(), VisitError> {
         let region = self.domain.register(block, self.access).map_err(|error| VisitError(Arc::new(error)))?;
-        self.regions.lock().insert(block.id(), self.access.remote_write.then_some(region));
+        let registered = Registered { block: block.clone(), access: self.access, region };
+        self.regions.lock().insert(block.id(), registered);
         Ok(())
     }
 
     fn block_removed(&self, block: &Block) {
-        self.regions.lock().remove(&block.id());
+        let removed = self.regions.lock().remove(&block.id());
+        drop(removed);
         self.domain.deregister(block.id());
     }
 }

@@ -58,7 +58,7 @@ fn d_link_down_in_mid_transfer_ends_it_at_both_ends_and_the_next_goes_on_when_it
     }
     bounded(LIMIT, |runtime| async move {
         let mut traffic = Traffic::start(TEST, runtime).await;
-        let (here, down) = traffic.in_mid_transfer(async { LinkDown::new() }).await;
+        let (here, down) = traffic.in_mid_transfer(LinkDown::begin()).await;
         is_cut_short(here);
         let there = traffic.child.hear().await;
         assert!(there.starts_with("PeerLost") && there.contains("of step 7"), "{there}");

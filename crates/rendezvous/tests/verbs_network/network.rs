@@ -1,6 +1,8 @@
 //! The veth pair that `scripts/rxe-vm/net` makes: what it loses and delays, and whether it is up.
 
-use std::{fs, process::Command};
+use std::{fs, process::Command, thread};
+
+use tokio::sync::oneshot;
 
 use crate::rdma::rdma_devices::need_own_network;
 
@@ -59,9 +61,15 @@ impl Drop for Netem {
 pub(crate) struct LinkDown;
 
 impl LinkDown {
-    pub(crate) fn new() -> Self {
+    /// Takes it down, while other tasks go on.
+    pub(crate) async fn begin() -> Self {
         need_own_network();
-        run("ip link set ve1 down");
+        let (done, is_down) = oneshot::channel();
+        thread::spawn(move || {
+            run("ip link set ve1 down");
+            let _ = done.send(());
+        });
+        is_down.await.expect("the link is still up");
         Self
     }
 }
