@@ -21,7 +21,7 @@ use std::{
 use rdma_devices::Ends;
 use rendezvous::{Worker, WorkerBuilder};
 use verbs_reactor::{
-    FabricKind, TokioRuntime,
+    Fabric, FabricKind, TokioRuntime,
     verbs::{VerbsFabric, VerbsSettings},
 };
 
@@ -51,11 +51,16 @@ pub fn over_at(builder: WorkerBuilder, kind: FabricKind, end: End) -> WorkerBuil
     if kind != FabricKind::Verbs {
         return builder.require(kind);
     }
+    builder.local_fabrics(vec![verbs(end)])
+}
+
+/// The device at `end`.
+pub fn verbs(end: End) -> Arc<dyn Fabric> {
     let Ends { left, right } = rdma_devices::ends();
     let device = if end == End::Left { left } else { right };
     let settings = VerbsSettings { device, ..VerbsSettings::default() };
     let runtime = Arc::new(TokioRuntime::current().unwrap());
-    builder.local_fabrics(vec![Arc::new(VerbsFabric::open(runtime, &settings).unwrap())])
+    Arc::new(VerbsFabric::open(runtime, &settings).unwrap())
 }
 
 /// All that `worker` knows moves over `kind`.

@@ -12,8 +12,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// A network that adapters mend: all of `exchanges` of `bytes` each way are right, over one connection.
 fn only_slower(test: &'static str, how: &'static str, bytes: usize, loses: bool) {
-    if role().is_some() {
-        return bounded(LIMIT, |_| child());
+    if let Some(words) = role() {
+        return bounded(LIMIT, |_| child(words));
     }
     bounded(LIMIT, |runtime| async move {
         let mut traffic = Traffic::start(test, runtime).await;
@@ -54,8 +54,8 @@ only_slower! {
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
 fn d_loss_20_percent_of_packets_lost_is_right_or_an_error_over_verbs() {
     const TEST: &str = "loss::d_loss_20_percent_of_packets_lost_is_right_or_an_error_over_verbs";
-    if role().is_some() {
-        return bounded(LIMIT, |_| child());
+    if let Some(words) = role() {
+        return bounded(LIMIT, |_| child(words));
     }
     bounded(LIMIT, |runtime| async move {
         let mut traffic = Traffic::start(TEST, runtime).await;

@@ -4,10 +4,14 @@ use std::{sync::Arc, time::Duration};
 
 use futures::{StreamExt, future::join, stream};
 use rendezvous::{Peer, PeerInfo, Validation, Worker, WorkerBuilder, WorkerError};
-use verbs_reactor::{FabricKind, Runtime};
+use verbs_reactor::{
+    Fabric, FabricKind, Runtime, TokioRuntime,
+    tcp::{TcpConfig, TcpFabric},
+};
 
-use crate::harness::{
-    CHILD_CPU, Other, PARENT, PARENT_CPU, builder, info, is_version, parents_lines, say, step, tensor,
+use crate::{
+    harness::{CHILD_CPU, Other, PARENT, PARENT_CPU, info, is_version, parents_lines, say, step, tensor},
+    rdma::{End, verbs},
 };
 
 pub(crate) const CHILD: &str = "/job:child/replica:0/task:0";
@@ -58,14 +62,30 @@ impl Exchange {
     }
 }
 
-fn worker(name: &str) -> WorkerBuilder {
-    let builder = builder(name, FabricKind::Verbs).validation(Validation::Xxh3);
-    builder.timeout(LIMIT).liveness(LIVENESS).block_bytes(1 << 20)
+/// What workers of a test may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fabrics {
+    Verbs,
+    /// Tcp where verbs can't be used.
+    VerbsThenTcp,
 }
 
-/// The child: does what the parent's lines say, and tells how each exchange ended.
-pub(crate) async fn child() {
-    let worker = worker(CHILD).start().await.unwrap();
+impl Fabrics {
+    fn worker(self, name: &str, end: End) -> WorkerBuilder {
+        let mut fabrics: Vec<Arc<dyn Fabric>> = vec![verbs(end)];
+        if self == Self::VerbsThenTcp {
+            let runtime = Arc::new(TokioRuntime::current().unwrap());
+            fabrics.push(Arc::new(TcpFabric::new(runtime, TcpConfig::default())));
+        }
+        let builder = Worker::builder(name).local_fabrics(fabrics).validation(Validation::Xxh3);
+        builder.timeout(LIMIT).liveness(LIVENESS).block_bytes(1 << 20)
+    }
+}
+
+/// In the child: does what the parent's lines say, and tells how each exchange ended.
+pub(crate) async fn child(words: Vec<String>) {
+    let fabrics = if words[0] == "tcp" { Fabrics::VerbsThenTcp } else { Fabrics::Verbs };
+    let worker = fabrics.worker(CHILD, End::Right).start().await.unwrap();
     say(worker.address());
     let mut lines = parents_lines();
     let parent = lines.recv().await.unwrap();
@@ -105,8 +125,13 @@ pub(crate) struct Traffic {
 impl Traffic {
     /// Two workers that are connected. `test` is the caller's own name, which the child runs too.
     pub(crate) async fn start(test: &str, runtime: Arc<dyn Runtime>) -> Self {
-        let worker = worker(PARENT).start().await.unwrap();
-        let mut child = Other::start(test, "child");
+        Self::start_on(Fabrics::Verbs, test, runtime).await
+    }
+
+    pub(crate) async fn start_on(fabrics: Fabrics, test: &str, runtime: Arc<dyn Runtime>) -> Self {
+        let worker = fabrics.worker(PARENT, End::Left).start().await.unwrap();
+        let role = if fabrics == Fabrics::VerbsThenTcp { "tcp" } else { "verbs" };
+        let mut child = Other::start(test, role);
         let peer = worker.peer_at(&child.hear().await).await.unwrap();
         child.tell(worker.address());
         let mut traffic = Self { worker, peer, child, runtime };
@@ -124,13 +149,17 @@ impl Traffic {
         ended
     }
 
-    /// An exchange of which nothing may be lost.
+    /// An exchange over verbs, of which nothing may be lost.
     pub(crate) async fn is_right(&mut self, exchange: Exchange) {
+        self.is_right_over(FabricKind::Verbs, exchange).await;
+    }
+
+    pub(crate) async fn is_right_over(&mut self, kind: FabricKind, exchange: Exchange) {
         let (here, there) = self.exchange(exchange).await;
         here.unwrap_or_else(|error| panic!("{exchange:?}: {error}"));
         assert_eq!(there, "right", "{exchange:?}");
         let info = self.info();
-        assert_eq!(info.transport, Some(FabricKind::Verbs), "{:?}", info.not_used);
+        assert_eq!(info.transport, Some(kind), "{:?}", info.not_used);
     }
 
     pub(crate) fn info(&self) -> PeerInfo {
