@@ -10,7 +10,9 @@ use memory::{
     VisitError,
 };
 use protocol::Destination;
-use verbs_reactor::{Access, Domain, Fabric, FabricError, FabricKind, RemoteRegion};
+use verbs_reactor::{
+    Access, Domain, Fabric, FabricError, FabricKind, Prepared, QueuePairConfig, RemoteRegion,
+};
 
 use crate::WorkerError;
 
@@ -70,6 +72,8 @@ pub(crate) struct LocalFabric {
     pub(crate) reach: Vec<u8>,
     pub(crate) domain: Arc<dyn Domain>,
     pub(crate) regions: Arc<Regions>,
+    /// The domain's, when its regions were read.
+    epoch: Mutex<u64>,
 }
 
 impl LocalFabric {
@@ -84,7 +88,21 @@ impl LocalFabric {
         pools.user.add_visitor(visitor(Access::LOCAL))?;
         pools.receive.add_visitor(visitor(Access::RECEIVE))?;
         pools.ring.add_visitor(visitor(Access::RING))?;
-        Ok(Self { kind: fabric.kind(), reach: fabric.reach(), domain, regions })
+        let epoch = Mutex::new(domain.epoch());
+        Ok(Self { kind: fabric.kind(), reach: fabric.reach(), domain, regions, epoch })
+    }
+
+    /// One end of a connection. Where the domain's device was opened again for it, what peers must know of the
+    /// blocks is read anew.
+    pub(crate) fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
+        let prepared = self.domain.prepare(config)?;
+        let mut epoch = self.epoch.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.domain.epoch();
+        if *epoch != now {
+            self.regions.read_again(&*self.domain)?;
+            *epoch = now;
+        }
+        Ok(prepared)
     }
 }
 
@@ -94,16 +112,16 @@ pub(crate) struct Regions {
     by_block: Mutex<BTreeMap<BlockId, Registered>>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Registered {
     block: Block,
     access: Access,
-    /// What peers know of it: where they may write.
     region: RemoteRegion,
 }
 
 impl Registered {
-    fn announced(&self) -> Option<RemoteRegion> {
+    /// The region, where peers may write.
+    fn exported(&self) -> Option<RemoteRegion> {
         self.access.remote_write.then_some(self.region)
     }
 }
@@ -111,33 +129,12 @@ impl Registered {
 impl Regions {
     /// The region of a block that peers may write.
     pub(crate) fn get(&self, block: BlockId) -> Option<RemoteRegion> {
-        self.lock().get(&block)?.announced()
+        self.lock().get(&block).and_then(Registered::exported)
     }
 
     /// Whether the domain can send from the block.
     pub(crate) fn contains(&self, block: BlockId) -> bool {
         self.lock().contains_key(&block)
-    }
-
-    /// What the domain says of each block now: a device that was lost and opened again has other keys.
-    pub(crate) fn renew(&self, domain: &dyn Domain) -> Result<(), FabricError> {
-        let announced = |registered: &&Registered| registered.access.remote_write;
-        let known: Vec<Registered> = self.lock().values().filter(announced).cloned().collect();
-        for Registered { block, access, .. } in known {
-            let renewed = domain.register(&block, access)?;
-            let is_known = match self.lock().get_mut(&block.id()) {
-                Some(registered) => {
-                    registered.region = renewed;
-                    true
-                }
-                None => false,
-            };
-            if !is_known {
-                // The pool has given it up meanwhile.
-                domain.deregister(block.id());
-            }
-        }
-        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<BlockId, Registered>> {
@@ -158,7 +155,21 @@ impl Regions {
 
     /// All that peers may write, oldest block first.
     pub(crate) fn all(&self) -> Vec<RemoteRegion> {
-        self.lock().values().filter_map(Registered::announced).collect()
+        self.lock().values().filter_map(Registered::exported).collect()
+    }
+
+    /// Asks `domain` for the regions of its blocks, which have other keys than before.
+    fn read_again(&self, domain: &dyn Domain) -> Result<(), FabricError> {
+        let blocks: Vec<_> = self.lock().values().map(|known| (known.block.clone(), known.access)).collect();
+        for (block, access) in blocks {
+            let region = domain.register(&block, access)?;
+            let is_known = self.lock().get_mut(&block.id()).map(|known| known.region = region).is_some();
+            if !is_known {
+                // The pool has given it up meanwhile.
+                domain.deregister(block.id());
+            }
+        }
+        Ok(())
     }
 }
 
@@ -173,14 +184,14 @@ struct RegisterBlocks {
 impl BlockVisitor for RegisterBlocks {
     fn block_added(&self, block: &Block) -> Result<(), VisitError> {
         let region = self.domain.register(block, self.access).map_err(|error| VisitError(Arc::new(error)))?;
-        let registered = Registered { block: block.clone(), access: self.access, region };
-        self.regions.lock().insert(block.id(), registered);
+        let known = Registered { block: block.clone(), access: self.access, region };
+        self.regions.lock().insert(block.id(), known);
         Ok(())
     }
 
     fn block_removed(&self, block: &Block) {
-        let removed = self.regions.lock().remove(&block.id());
-        drop(removed);
+        let known = self.regions.lock().remove(&block.id());
+        drop(known);
         self.domain.deregister(block.id());
     }
 }

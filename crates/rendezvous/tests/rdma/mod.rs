@@ -11,19 +11,13 @@ pub mod rdma_devices;
 use std::{
     cell::Cell,
     env,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
 
 use rdma_devices::Ends;
 use rendezvous::{Worker, WorkerBuilder};
-use verbs_reactor::{
-    Fabric, FabricKind, TokioRuntime,
-    verbs::{VerbsFabric, VerbsSettings},
-};
+use verbs_reactor::{FabricKind, verbs::VerbsSettings};
 
 /// `limit`, as much longer as `TENSORWIRE_TEST_PATIENCE` says: emulated machines are slow.
 pub fn patient(limit: Duration) -> Duration {
@@ -38,8 +32,7 @@ pub enum End {
     Right,
 }
 
-/// `builder` over `kind`, and nothing else; over verbs by turns at one end and the other. Call it inside a tokio
-/// runtime.
+/// `builder` over `kind`, and nothing else; over verbs by turns at one end and the other.
 pub fn over(builder: WorkerBuilder, kind: FabricKind) -> WorkerBuilder {
     static STARTED: AtomicUsize = AtomicUsize::new(0);
     let is_left = STARTED.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
@@ -48,19 +41,14 @@ pub fn over(builder: WorkerBuilder, kind: FabricKind) -> WorkerBuilder {
 
 /// The same at `end`.
 pub fn over_at(builder: WorkerBuilder, kind: FabricKind, end: End) -> WorkerBuilder {
-    if kind != FabricKind::Verbs {
-        return builder.require(kind);
-    }
-    builder.local_fabrics(vec![verbs(end)])
+    builder.require(kind).verbs(device_at(end))
 }
 
 /// The device at `end`.
-pub fn verbs(end: End) -> Arc<dyn Fabric> {
+pub fn device_at(end: End) -> VerbsSettings {
     let Ends { left, right } = rdma_devices::ends();
     let device = if end == End::Left { left } else { right };
-    let settings = VerbsSettings { device, ..VerbsSettings::default() };
-    let runtime = Arc::new(TokioRuntime::current().unwrap());
-    Arc::new(VerbsFabric::open(runtime, &settings).unwrap())
+    VerbsSettings { device, ..VerbsSettings::default() }
 }
 
 /// All that `worker` knows moves over `kind`.

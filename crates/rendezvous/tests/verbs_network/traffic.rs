@@ -4,14 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use futures::{StreamExt, future::join, stream};
 use rendezvous::{Peer, PeerInfo, Validation, Worker, WorkerBuilder, WorkerError};
-use verbs_reactor::{
-    Fabric, FabricKind, Runtime, TokioRuntime,
-    tcp::{TcpConfig, TcpFabric},
-};
+use verbs_reactor::{FabricKind, Runtime};
 
 use crate::{
     harness::{CHILD_CPU, Other, PARENT, PARENT_CPU, info, is_version, parents_lines, say, step, tensor},
-    rdma::{End, verbs},
+    rdma::{End, device_at},
 };
 
 pub(crate) const CHILD: &str = "/job:child/replica:0/task:0";
@@ -72,12 +69,11 @@ pub(crate) enum Fabrics {
 
 impl Fabrics {
     fn worker(self, name: &str, end: End) -> WorkerBuilder {
-        let mut fabrics: Vec<Arc<dyn Fabric>> = vec![verbs(end)];
-        if self == Self::VerbsThenTcp {
-            let runtime = Arc::new(TokioRuntime::current().unwrap());
-            fabrics.push(Arc::new(TcpFabric::new(runtime, TcpConfig::default())));
-        }
-        let builder = Worker::builder(name).local_fabrics(fabrics).validation(Validation::Xxh3);
+        let builder = match self {
+            Self::Verbs => Worker::builder(name).require(FabricKind::Verbs),
+            Self::VerbsThenTcp => Worker::builder(name).fabrics([FabricKind::Verbs, FabricKind::Tcp]),
+        };
+        let builder = builder.verbs(device_at(end)).validation(Validation::Xxh3);
         builder.timeout(LIMIT).liveness(LIVENESS).block_bytes(1 << 20)
     }
 }

@@ -34,6 +34,8 @@ struct Inner {
     blocks: BTreeMap<BlockId, Kept>,
     /// Numbers are never used again.
     next_region: u32,
+    /// Counts the devices that the blocks were registered with.
+    epoch: u64,
 }
 
 /// What the device holds.
@@ -58,11 +60,13 @@ impl fmt::Debug for Registrations {
 
 impl Live {
     fn register(&mut self, kept: &Kept) -> Result<(), VerbsError> {
-        let (block, write) = (&kept.block, kept.access.remote_write);
+        let Kept { block, access, .. } = kept;
+        let (base, length, protection) = (block.base(), block.length(), self.protection.clone());
+        // What this side reads goes to pools alone; a user's memory may be mapped for reading only.
+        let writable = block.shareable();
         // SAFETY: `Kept` keeps the block mapped for longer than its registration. Peers can write only
         // blocks registered for that, of which nobody here forms a slice while it is granted (`Granted`).
-        let memory =
-            unsafe { MemoryRegion::register(self.protection.clone(), block.base(), block.length(), write) }?;
+        let memory = unsafe { MemoryRegion::register(protection, base, length, *access, writable) }?;
         self.memory.insert(block.id(), memory);
         Ok(())
     }
@@ -98,6 +102,7 @@ impl Registrations {
         let mut live = Live { memory, protection: protection.clone(), opened: weak };
         inner.blocks.values().try_for_each(|kept| live.register(kept))?;
         let before = inner.live.replace(live);
+        inner.epoch += 1;
         drop(inner);
         drop(before);
         let me: Weak<Self> = Arc::downgrade(self);
@@ -106,6 +111,10 @@ impl Registrations {
             return Err(lost);
         }
         Ok(protection)
+    }
+
+    pub(super) fn epoch(&self) -> u64 {
+        self.read().epoch
     }
 
     /// Names `block` in a work request of this domain.
