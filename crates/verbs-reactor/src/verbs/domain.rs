@@ -9,8 +9,9 @@ use std::{
 use memory::{Block, BlockId};
 
 use crate::{
-    Access, BoxFuture, ConnectParams, ConnectionData, Domain, FabricError, FabricKind, Prepared, QueuePair,
-    QueuePairConfig, QueuePairCore, RegionGeneration, RemoteRegion, Role, timeout, wait::Spinner,
+    Access, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, FabricError, FabricKind,
+    Prepared, QueuePair, QueuePairConfig, QueuePairCore, RegionGeneration, RemoteRegion, Role, timeout,
+    wait::Spinner,
 };
 
 use super::{
@@ -23,10 +24,11 @@ use super::{
     link::VerbsLink,
     message::SIGNALS,
     opened::{Child, Opened},
-    queue_pair::{RawQueuePair, Way},
+    pending::RequestLimits,
+    queue_pair::{Depths, RawQueuePair, Way},
     registrations::Registrations,
     send::SendSide,
-    tag::SLOTS_MAX,
+    send_queue::SendQueue,
 };
 
 /// A protection domain of the device.
@@ -48,7 +50,7 @@ impl VerbsDomain {
     /// Entries of the send and the receive queue. The send queue is as deep as everyone allows; a receive queue that is
     /// not as deep as asked for is refused, since the peer counts on its receives.
     fn entries(&self, config: QueuePairConfig, limits: &DeviceLimits) -> Result<(u32, u32), FabricError> {
-        let allowed = limits.work_requests.min(SLOTS_MAX).saturating_sub(SIGNALS).max(1);
+        let allowed = limits.work_requests.saturating_sub(SIGNALS).max(1);
         let send = config.send_depth.min(self.shared.settings.queue_depth()).min(allowed) + SIGNALS;
         let receive = receives(config);
         let refused = |what: &str, wanted: u32, limit: u32| {
@@ -96,17 +98,30 @@ impl VerbsDomain {
             gid_index: opened.source.index,
             traffic_class: self.shared.settings.traffic_class.unwrap_or(0),
             timing: self.shared.settings.timing(),
+            reads_started: opened.reads_started(),
         };
+        let limits = opened.request_limits();
         let (opened, registrations) = (Arc::downgrade(opened), self.registrations.clone());
         let (shared, spinner) = (self.shared.clone(), self.spinner.clone());
-        Ok(VerbsPrepared { ends: made.ends, opened, shared, registrations, spinner, config, here, way })
+        Ok(VerbsPrepared {
+            ends: made.ends,
+            opened,
+            shared,
+            registrations,
+            spinner,
+            config,
+            here,
+            way,
+            limits,
+        })
     }
 
     fn make_ends(&self, opened: &Arc<Opened>, send: u32, receive: u32) -> Result<MadeEnds, VerbsError> {
         let protection = self.registrations.on(opened)?;
         let counters = &self.shared.counters;
         let completions = CompletionQueue::new(opened.context.clone(), send + receive, counters.clone())?;
-        let queue_pair = RawQueuePair::new(protection, completions.clone(), send, receive, counters.clone())?;
+        let depths = Depths { send, receive, ranges: opened.request_limits().ranges as u32 };
+        let queue_pair = RawQueuePair::new(protection, completions.clone(), depths, counters.clone())?;
         queue_pair.initialize(opened.port.number, self.shared.settings.pkey_index.unwrap_or(0))?;
         queue_pair.post_receives(receive as usize).map_err(|refused| refused.error)?;
         let number = queue_pair.number();
@@ -177,6 +192,7 @@ struct VerbsPrepared {
     config: QueuePairConfig,
     here: Endpoint,
     way: Way,
+    limits: RequestLimits,
 }
 
 impl fmt::Debug for VerbsPrepared {
@@ -205,10 +221,12 @@ impl VerbsPrepared {
     fn join(&self, peer: &ConnectionData) -> Result<(Arc<QueuePairCore>, Arc<VerbsLink>), FabricError> {
         let (queue_pair, completions) = self.ends.take().ok_or_else(|| self.lost())?;
         let peer = self.attach(&queue_pair, peer)?;
-        let core = Arc::new(QueuePairCore::new(FabricKind::Verbs, self.config, CAPABILITIES));
+        let capabilities = Capabilities { read: self.way.reads_of(&peer) > 0, ..CAPABILITIES };
+        let core = Arc::new(QueuePairCore::new(FabricKind::Verbs, self.config, capabilities));
         let (receive, send) = (receives(self.config) as usize, self.here.send_depth as usize);
-        let send = SendSide::new(queue_pair, receive, send, self.here.piece_bytes);
-        let link = VerbsLink::new(core.clone(), self.registrations.clone(), completions, send, &peer);
+        let send = SendSide::new(queue_pair, receive, SendQueue::new(send, self.limits));
+        let domain = self.registrations.clone();
+        let link = VerbsLink::new(core.clone(), domain, completions, send, self.limits, &peer);
         let link = Arc::new(link);
         let weak = Arc::downgrade(&link);
         let adopted = self.opened.upgrade().is_some_and(|opened| opened.adopt(weak).is_ok());

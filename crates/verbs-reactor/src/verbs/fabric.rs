@@ -46,6 +46,8 @@ pub(super) struct Shared {
     port: Port,
     source: GidEntry,
     mtu: Mtu,
+    /// It can read, and be read from.
+    reads: bool,
     state: Mutex<State>,
 }
 
@@ -78,6 +80,7 @@ impl VerbsFabric {
             port: opened.port,
             source: opened.source,
             mtu: opened.mtu,
+            reads: opened.reads_started().min(opened.reads_served()) > 0,
             state: Mutex::new(State::Open(opened.clone())),
         });
         shared.look_after(&opened)?;
@@ -190,7 +193,8 @@ impl Fabric for VerbsFabric {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { piece_bytes_max: u64::from(piece_bytes(&self.shared.port)), ..CAPABILITIES }
+        let piece_bytes_max = u64::from(piece_bytes(&self.shared.port));
+        Capabilities { read: self.shared.reads, piece_bytes_max, ..CAPABILITIES }
     }
 
     /// The kind of network, for InfiniBand with its subnet. Whether two RoCE ports reach each other only a

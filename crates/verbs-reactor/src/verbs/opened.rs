@@ -9,12 +9,17 @@ use crate::FabricError;
 use super::{
     Context, DeviceEvent, DeviceLimits, GidEntry, Library, Mtu, Names, Port, Setting, VerbsError,
     VerbsSettings,
+    doorbell::RANGES_OF_REQUEST,
     error::loss,
+    pending::RequestLimits,
     selection::{Candidate, Seen, select},
 };
 
 /// Logical writes are split into pieces of at most this many bytes, or of what the port takes if that is less.
 const PIECE_BYTES_MAX: u32 = 1 << 30;
+
+/// Reads under way at once on one queue pair, each way; the rest wait inside the device. As many as hardware has.
+const READS_MAX: u32 = 16;
 
 /// What was made from an opened device. When the device is lost, each lets go of what keeps it open.
 pub(super) trait Child: Send + Sync {
@@ -90,9 +95,20 @@ impl Opened {
         piece_bytes(&self.port)
     }
 
+    /// How much goes into one work request.
+    pub(super) fn request_limits(&self) -> RequestLimits {
+        let ranges = (self.limits.segments as usize).clamp(1, RANGES_OF_REQUEST);
+        RequestLimits { piece_bytes: self.piece_bytes(), ranges }
+    }
+
     /// Reads of a peer that a queue pair serves at once.
     pub(super) fn reads_served(&self) -> u8 {
-        u8::try_from(self.limits.reads_served).unwrap_or(u8::MAX)
+        self.limits.reads_served.min(READS_MAX) as u8
+    }
+
+    /// Reads that a queue pair may have under way.
+    pub(super) fn reads_started(&self) -> u8 {
+        self.limits.reads_started.min(READS_MAX) as u8
     }
 
     /// Counts `child` among what must let go when the device is lost.

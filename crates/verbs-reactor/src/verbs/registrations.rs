@@ -60,11 +60,13 @@ impl fmt::Debug for Registrations {
 
 impl Live {
     fn register(&mut self, kept: &Kept) -> Result<(), VerbsError> {
-        let (block, write) = (&kept.block, kept.access.remote_write);
+        let Kept { block, access, .. } = kept;
+        let (base, length, protection) = (block.base(), block.length(), self.protection.clone());
+        // What this side reads goes to pools alone; a user's memory may be mapped for reading only.
+        let writable = block.shareable();
         // SAFETY: `Kept` keeps the block mapped for longer than its registration. Peers can write only
         // blocks registered for that, of which nobody here forms a slice while it is granted (`Granted`).
-        let memory =
-            unsafe { MemoryRegion::register(self.protection.clone(), block.base(), block.length(), write) }?;
+        let memory = unsafe { MemoryRegion::register(protection, base, length, *access, writable) }?;
         self.memory.insert(block.id(), memory);
         Ok(())
     }
