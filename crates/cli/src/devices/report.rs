@@ -5,7 +5,7 @@ use std::fmt::Write;
 use indicatif::{BinaryBytes, HumanCount};
 use serde::Serialize;
 
-use crate::machine::{Choice, Device, Library, Limits, Machine, Port};
+use crate::machine::{Choice, Device, Library, Limits, Machine, NodeAccess, Port};
 
 /// Counts up when a field of the JSON changes its meaning or goes away.
 const VERSION: u32 = 1;
@@ -98,11 +98,24 @@ fn paragraph(device: &Device, choice: Option<&Choice>) -> String {
     if let Some(limits) = &device.limits {
         limit_lines(&mut lines, limits);
     }
-    lines.line("closed", std::slice::from_ref(&device.refused));
+    lines.line("closed", &[closed(device)]);
     for port in &device.ports {
         port_lines(&mut lines, port, choice.filter(|choice| choice.port == port.number));
     }
     lines.0
+}
+
+/// Why it can't be opened. Of a file that may not be used the library says only that it is not there.
+fn closed(device: &Device) -> Option<String> {
+    let refused = device.refused.clone()?;
+    let access = device.node.as_ref().map(|node| &node.access);
+    Some(match access {
+        Some(NodeAccess::Denied) => "this user may not use its file".to_owned(),
+        Some(NodeAccess::Forbidden) => "the use of its file is forbidden, though not by its mode".to_owned(),
+        Some(NodeAccess::Missing) => "its file is not there".to_owned(),
+        Some(NodeAccess::Failed(reason)) => format!("its file cannot be opened: {reason}"),
+        Some(NodeAccess::Granted) | None => refused,
+    })
 }
 
 fn limit_lines(lines: &mut Paragraph, limits: &Limits) {

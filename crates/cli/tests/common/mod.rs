@@ -114,9 +114,14 @@ pub(crate) fn tensorwire(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs a command to its end; kills it, and fails, when it takes too long.
+/// Runs tensorwire to its end; kills it, and fails, when it takes too long.
 pub(crate) fn run(arguments: &[&str]) -> Output {
-    let mut child = tensorwire(arguments).spawn().unwrap();
+    finish(tensorwire(arguments), COMMAND_MAX)
+}
+
+/// Runs a command, whose outputs are piped, to its end; kills it, and fails, when it takes longer than `limit`.
+pub(crate) fn finish(mut command: Command, limit: Duration) -> Output {
+    let mut child = command.spawn().unwrap();
     let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
     let (done, ended) = mpsc::channel();
     let reader = thread::spawn(move || {
@@ -130,13 +135,13 @@ pub(crate) fn run(arguments: &[&str]) -> Output {
         let _ = done.send(());
         text
     });
-    let in_time = ended.recv_timeout(COMMAND_MAX).is_ok();
+    let in_time = ended.recv_timeout(limit).is_ok();
     if !in_time {
         child.kill().unwrap();
     }
     let status = child.wait().unwrap();
     let output = Output { status, stdout: writer.join().unwrap(), stderr: reader.join().unwrap() };
-    assert!(in_time, "{arguments:?} took longer than {COMMAND_MAX:?}: {}", text(&output));
+    assert!(in_time, "{command:?} took longer than {limit:?}: {}", text(&output));
     output
 }
 
