@@ -15,26 +15,43 @@
 
 mod address;
 mod completion;
+mod counts;
 mod device;
 mod domain;
+mod doorbell;
 mod driver;
 mod endpoint;
+mod environment;
 mod error;
+mod event;
 mod fabric;
 mod library;
 mod link;
 mod message;
+mod opened;
+mod pending;
 mod queue_pair;
+mod ranges;
 mod region;
+mod registrations;
+mod selection;
 mod send;
+mod send_queue;
+mod settings;
 mod sys;
 mod tag;
+mod watch;
 
 pub use address::{Gid, GidEntry, GidKind};
+pub use counts::VerbsCounts;
 pub use device::{Context, DeviceLimits, LinkLayer, Port};
 pub use error::{Names, VerbsError};
-pub use fabric::{Timing, VerbsFabric, VerbsSettings};
+pub use event::DeviceEvent;
+pub use fabric::VerbsFabric;
 pub use library::{Availability, Library};
+pub use settings::{Mtu, Setting, SettingError, VerbsSettings};
 
+use counts::Counters;
 use device::ProtectionDomain;
 use endpoint::Endpoint;
+use settings::Timing;
