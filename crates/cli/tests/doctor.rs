@@ -148,6 +148,21 @@ fn doctor_names_the_devices_there_are_when_it_is_asked_for_another() {
 }
 
 #[test]
+fn doctor_heeds_the_environment_that_workers_heed() {
+    let with = |name: &str, value: &str| {
+        let mut command = tensorwire(&["doctor", "--json", "--pool", "1"]);
+        command.env(name, value);
+        Answer::of(&finish(command, COMMAND_MAX))
+    };
+    let doctor = with("TENSORWIRE_RDMA_MTU", "1025");
+    assert_eq!(doctor.code, Some(1));
+    let message = doctor.finding("choice.none")["message"].as_str().unwrap();
+    assert!(message.contains("TENSORWIRE_RDMA_MTU") && message.contains("1025"), "{message}");
+    let doctor = with("TENSORWIRE_RDMA_DEVICE", "no_such_device");
+    assert_eq!((doctor.code, &doctor.value["choice"]), (Some(1), &Value::Null));
+}
+
+#[test]
 fn wrong_arguments_end_with_code_2() {
     for arguments in [
         &["devices", "now"][..],

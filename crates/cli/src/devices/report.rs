@@ -58,8 +58,8 @@ pub(super) fn text(machine: &Machine, why_none: Option<&str>) -> String {
     text += &match (&machine.choice, why_none) {
         (_, Some(reason)) => format!("No device can be used: {reason}\n"),
         (Ok(Choice { device, port, gid_index, gid }), None) => format!(
-            "Tensorwire would use {device} port {port}, address {gid} (GID {gid_index}): of the active ports the one \
-             with the best address (RoCE v2 with IPv4 or InfiniBand's own, then IPv6, link-local last), the first by \
+            "Tensorwire would use {device} port {port}, address {gid} (GID {gid_index}): of the active ports \
+             that TENSORWIRE_RDMA_* allow the one with the best address (RoCE v2 with IPv4 or InfiniBand's own, then IPv6, link-local last), the first by \
              name\n"
         ),
         (Err(reason), None) => format!("Tensorwire would use none of them: {reason}\n"),

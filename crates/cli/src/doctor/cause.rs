@@ -102,7 +102,8 @@ causes! {
     ADDRESS_MISSING "address.missing" Problem "an Ethernet port has no RoCE v2 address",
         "give the network interface an IP address: ip address add ADDRESS/24 dev {interface}";
     CHOICE_MADE "choice.made" Ok "Tensorwire would use this device, port and address", "";
-    CHOICE_NONE "choice.none" Problem "Tensorwire would use none of the devices", "see the problems above";
+    CHOICE_NONE "choice.none" Problem "Tensorwire would use none of the devices",
+        "see the problems above, or correct the setting that the message names";
     MEMLOCK_ENOUGH "memlock.enough" Ok "memory for the pools may be locked", "";
     MEMLOCK_SMALL "memlock.small" Problem "less memory may be locked than the pools take (--pool)",
         "raise the limit to {pool} or more: ulimit -l, memlock in /etc/security/limits.conf, LimitMEMLOCK= (systemd), \
