@@ -1,10 +1,11 @@
 //! The fabric contract over RDMA. A plain run leaves it out, and counts it as skipped; with `--ignored` it runs, and
 //! fails where there is no device.
 //!
-//! Both ends use the first device with an active port, or those named by `TENSORWIRE_TEST_RDMA=LEFT,RIGHT`.
-//! `scripts/rxe-vm/contract` runs this over Soft-RoCE.
+//! Which devices the two ends use is in the environment: see `rdma_devices`. `scripts/rxe-vm/suite` runs this over
+//! Soft-RoCE, with all other tests that need a device.
 
 mod contract;
+mod rdma_devices;
 
 use std::sync::{
     Arc,
@@ -13,17 +14,15 @@ use std::sync::{
 
 use verbs_reactor::{
     Fabric, Runtime,
-    verbs::{VerbsFabric, VerbsSettings},
+    verbs::{Timing, VerbsFabric, VerbsSettings},
 };
-
-const DEVICES: &str = "TENSORWIRE_TEST_RDMA";
 
 const SETUP: contract::Setup = contract::Setup { fabric, peer_host: None };
 
 macro_rules! needs_a_device {
     ($($module:ident $flavour:ident)*) => {
         $(contract_suite!(
-            @attribute [ignore = "needs an RDMA device: run it with scripts/rxe-vm/contract, or with --ignored where there is one"],
+            @attribute [ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"],
             $module, $flavour, crate::SETUP, crate::contract::bounded
         );)*
     };
@@ -35,11 +34,37 @@ needs_a_device!(current_thread CurrentThread two_workers TwoWorkers);
 #[allow(clippy::unwrap_used)] // a device that is there and can't be opened is a failed test
 fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
     static MADE: AtomicUsize = AtomicUsize::new(0);
-    let devices = std::env::var(DEVICES).unwrap_or_default();
-    let devices: Vec<&str> = devices.split(',').filter(|name| !name.is_empty()).collect();
-    let device = match devices.as_slice() {
-        [] => None,
-        some => Some(some[MADE.fetch_add(1, Ordering::Relaxed) % some.len()].to_owned()),
-    };
-    Arc::new(VerbsFabric::open(runtime, &VerbsSettings { device, ..VerbsSettings::default() }).unwrap())
+    let ends = rdma_devices::ends();
+    let is_left = MADE.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
+    let device = if is_left { ends.left } else { ends.right };
+    // No retries for a receive that is not posted: there must always be one.
+    let timing = Timing { receiver_retries: 0, ..Timing::default() };
+    Arc::new(
+        VerbsFabric::open(runtime, &VerbsSettings { device, timing, ..VerbsSettings::default() }).unwrap(),
+    )
+}
+
+mod environment {
+    use super::rdma_devices::{Ends, ends_from};
+
+    fn both(left: &str, right: &str) -> Result<Ends, String> {
+        Ok(Ends { left: Some(left.to_owned()), right: Some(right.to_owned()) })
+    }
+
+    #[test]
+    fn the_devices_of_a_pair_are_read() {
+        assert_eq!(ends_from(None, None), Ok(Ends { left: None, right: None }));
+        assert_eq!(ends_from(Some("rxe1,rxe2"), None), both("rxe1", "rxe2"));
+        assert_eq!(ends_from(Some("rxe1"), None), both("rxe1", "rxe1"));
+        assert_eq!(ends_from(None, Some("mlx5_0")), both("mlx5_0", "mlx5_0"));
+        assert_eq!(ends_from(Some("rxe1,rxe2"), Some("mlx5_0")), both("rxe1", "rxe2"));
+    }
+
+    #[test]
+    fn a_pair_that_is_none_is_refused_by_name() {
+        for wrong in [",", "rxe1,", ",rxe2", "a,b,c"] {
+            let problem = ends_from(Some(wrong), None).unwrap_err();
+            assert!(problem.contains("TENSORWIRE_TEST_RDMA") && problem.contains(wrong), "{problem}");
+        }
+    }
 }

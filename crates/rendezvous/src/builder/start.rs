@@ -253,7 +253,7 @@ impl WorkerBuilder {
             FabricKind::Verbs => {
                 let opened = VerbsFabric::open(runtime.clone(), &VerbsSettings::default());
                 let lacking = |error: VerbsError| config("fabrics", "verbs", &error.to_string());
-                Ok(Arc::new(opened.map_err(lacking)?))
+                Ok(Arc::new(opened.map_err(lacking)?.with_wait(self.wait)))
             }
             other => {
                 let what =

@@ -12,7 +12,7 @@ use std::{
 };
 
 use super::{
-    Context, VerbsError,
+    Context, Counters, VerbsError,
     error::{pointer, refused, zero},
     sys,
     tag::Tag,
@@ -172,6 +172,7 @@ pub(crate) struct CompletionQueue {
     channel: NonNull<sys::ibv_comp_channel>,
     raw: NonNull<sys::ibv_cq>,
     unacknowledged: AtomicU32,
+    counters: Arc<Counters>,
 }
 
 // SAFETY: as for `Context`; polling from several threads is the library's to serialise.
@@ -190,7 +191,11 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// [`VerbsError::Call`], also when `depth` is over the device's limit.
-    pub(crate) fn new(context: Arc<Context>, depth: u32) -> Result<Arc<Self>, VerbsError> {
+    pub(crate) fn new(
+        context: Arc<Context>,
+        depth: u32,
+        counters: Arc<Counters>,
+    ) -> Result<Arc<Self>, VerbsError> {
         let channel = Channel::new(&context)?;
         let wanted = i32::try_from(depth).unwrap_or(i32::MAX);
         // SAFETY: context and channel are open; no pointer of ours is handed over.
@@ -199,7 +204,7 @@ impl CompletionQueue {
         };
         let raw = pointer(raw, "ibv_create_cq", context.name())?;
         let channel = channel.into_raw();
-        Ok(Arc::new(Self { context, channel, raw, unacknowledged: AtomicU32::new(0) }))
+        Ok(Arc::new(Self { context, channel, raw, unacknowledged: AtomicU32::new(0), counters }))
     }
 
     /// Takes completions out, in order, as many as there are and `batch` holds; its earlier content goes.
@@ -217,6 +222,7 @@ impl CompletionQueue {
         batch.count = usize::try_from(count).map_err(|_| {
             refused(io::Error::from_raw_os_error(count.saturating_abs()), CALL, self.context.name())
         })?;
+        self.counters.polled(batch.count);
         Ok(())
     }
 
@@ -229,6 +235,7 @@ impl CompletionQueue {
         let Some(arm) = self.context.operations().req_notify_cq else {
             return Err(self.unsupported(CALL));
         };
+        self.counters.armed();
         // SAFETY: the queue is alive. 0: for every completion, not for solicited ones alone.
         zero(unsafe { arm(self.raw(), 0) }, CALL, self.context.name())
     }
@@ -239,6 +246,7 @@ impl CompletionQueue {
     /// [`VerbsError::Call`].
     pub(crate) fn take_event(&self) -> Result<bool, VerbsError> {
         let (mut queue, mut user) = (ptr::null_mut(), ptr::null_mut());
+        self.counters.took_event();
         // SAFETY: the channel is alive and its descriptor non-blocking; both places are valid.
         let result = unsafe {
             self.context.functions().ibv_get_cq_event(self.channel.as_ptr(), &raw mut queue, &raw mut user)

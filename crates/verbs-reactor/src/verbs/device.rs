@@ -32,10 +32,22 @@ impl std::fmt::Debug for Context {
 pub struct DeviceLimits {
     /// Ports, counted from 1.
     pub ports: u8,
+    /// Queue pairs.
+    pub queue_pairs: u32,
     /// Work requests outstanding in one direction of one queue pair.
     pub work_requests: u32,
+    /// Ranges of memory in one work request.
+    pub segments: u32,
+    /// Reads that one queue pair may have under way.
+    pub reads_started: u32,
+    /// Reads of the peer that one queue pair serves at once.
+    pub reads_served: u32,
+    /// Completion queues.
+    pub completion_queues: u32,
     /// Completions in one completion queue.
     pub completions: u32,
+    /// Registered regions.
+    pub regions: u32,
     /// Bytes in one registered region.
     pub region_bytes: u64,
 }
@@ -64,6 +76,8 @@ pub struct Port {
     pub local_identifier: u16,
     /// The largest packet, as `enum ibv_mtu`: 1 is 256 bytes, 5 is 4096.
     pub mtu: u32,
+    /// The largest packet the port could be set to, as `enum ibv_mtu`.
+    pub mtu_max: u32,
     /// Entries of its address table.
     pub addresses: u32,
     /// Bytes in one message.
@@ -105,8 +119,14 @@ impl Context {
         let attributes = unsafe { answer.assume_init() };
         Ok(DeviceLimits {
             ports: attributes.phys_port_cnt,
+            queue_pairs: limit(attributes.max_qp),
             work_requests: limit(attributes.max_qp_wr),
+            segments: limit(attributes.max_sge),
+            reads_started: limit(attributes.max_qp_init_rd_atom),
+            reads_served: limit(attributes.max_qp_rd_atom),
+            completion_queues: limit(attributes.max_cq),
             completions: limit(attributes.max_cqe),
+            regions: limit(attributes.max_mr),
             region_bytes: attributes.max_mr_size,
         })
     }
@@ -133,6 +153,7 @@ impl Context {
             },
             local_identifier: attributes.lid,
             mtu: attributes.active_mtu,
+            mtu_max: attributes.max_mtu,
             addresses: limit(attributes.gid_tbl_len),
             message_bytes: attributes.max_msg_sz,
         })

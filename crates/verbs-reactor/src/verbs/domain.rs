@@ -136,8 +136,11 @@ impl Registrations {
     fn prepare(self: &Arc<Self>, config: QueuePairConfig) -> Result<VerbsPrepared, VerbsError> {
         let shared = &self.shared;
         let (send, receive) = entries(config);
-        let completions = CompletionQueue::new(shared.context.clone(), send + receive)?;
-        let queue_pair = RawQueuePair::new(self.protection.clone(), completions.clone(), send, receive)?;
+        let completions =
+            CompletionQueue::new(shared.context.clone(), send + receive, shared.counters.clone())?;
+        let counters = shared.counters.clone();
+        let queue_pair =
+            RawQueuePair::new(self.protection.clone(), completions.clone(), send, receive, counters)?;
         queue_pair.initialize(shared.port.number)?;
         queue_pair.post_receives(receive as usize).map_err(|refused| refused.error)?;
         let here = Endpoint {
@@ -148,6 +151,7 @@ impl Registrations {
             sequence: sequence(shared.runtime.random()),
             piece_bytes: shared.piece_bytes(),
             gid: shared.source.gid,
+            reads: shared.reads_served(),
         };
         Ok(VerbsPrepared { queue_pair, completions, registrations: self.clone(), config, here })
     }
@@ -237,9 +241,10 @@ impl Prepared for VerbsPrepared {
     fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<QueuePair, FabricError>> {
         Box::pin(async move {
             let peer = self.attach(&params.peer)?;
-            let runtime = self.registrations.shared.runtime.clone();
+            let shared = self.registrations.shared.clone();
+            let runtime = shared.runtime.clone();
             let (core, link) = self.into_link(&peer);
-            let driver = Driver::new(link.clone(), runtime.clone())?;
+            let driver = Driver::new(link.clone(), runtime.clone(), shared.spinner.clone())?;
             runtime.spawn("verbs connection", Box::pin(driver.run()));
             // From here on dropping this value ends the connection.
             let queue_pair = QueuePair::new(core, link.clone());

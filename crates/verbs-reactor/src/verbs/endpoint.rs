@@ -5,7 +5,7 @@ use crate::ConnectionData;
 use super::{Gid, LinkLayer};
 
 const VERSION: u8 = 1;
-const BYTES: usize = 33;
+const BYTES: usize = 34;
 const NUMBER_MAX: u32 = (1 << 24) - 1;
 
 /// One end of a connection. As connection data, version 1, little-endian:
@@ -20,6 +20,7 @@ const NUMBER_MAX: u32 = (1 << 24) - 1;
 /// | 9..13 | first packet sequence number, 24 bits |
 /// | 13..17 | bytes of a piece, at least 1 |
 /// | 17..33 | GID |
+/// | 33 | reads of the other end that this one serves at once |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     pub(crate) link: LinkLayer,
@@ -31,6 +32,8 @@ pub(crate) struct Endpoint {
     /// Into pieces of how many bytes this end splits its writes.
     pub(crate) piece_bytes: u32,
     pub(crate) gid: Gid,
+    /// Reads of the other end that this one serves at once; 0 for none.
+    pub(crate) reads: u8,
 }
 
 impl Endpoint {
@@ -46,6 +49,7 @@ impl Endpoint {
         bytes.extend(self.sequence.to_le_bytes());
         bytes.extend(self.piece_bytes.to_le_bytes());
         bytes.extend(self.gid.0);
+        bytes.push(self.reads);
         ConnectionData(bytes)
     }
 
@@ -59,7 +63,7 @@ impl Endpoint {
         }
         let bytes: &[u8; BYTES] =
             data.0.as_slice().try_into().map_err(|_| format!("{} bytes instead of {BYTES}", data.0.len()))?;
-        let [_, link, mtu, l0, l1, n0, n1, n2, n3, s0, s1, s2, s3, p0, p1, p2, p3, gid @ ..] = *bytes;
+        let [_, link, mtu, l0, l1, n0, n1, n2, n3, s0, s1, s2, s3, p0, p1, p2, p3, gid @ .., reads] = *bytes;
         let link = match link {
             1 => LinkLayer::InfiniBand,
             2 => LinkLayer::Ethernet,
@@ -77,7 +81,8 @@ impl Endpoint {
             ));
         }
         let local_identifier = u16::from_le_bytes([l0, l1]);
-        Ok(Self { link, mtu: u32::from(mtu), local_identifier, number, sequence, piece_bytes, gid: Gid(gid) })
+        let (mtu, gid) = (u32::from(mtu), Gid(gid));
+        Ok(Self { link, mtu, local_identifier, number, sequence, piece_bytes, gid, reads })
     }
 }
 
@@ -98,6 +103,7 @@ mod tests {
         sequence: 0x0001_0203,
         piece_bytes: 8 << 20,
         gid: Gid([9; 16]),
+        reads: 16,
     };
 
     #[test]

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::{Capabilities, Domain, Fabric, FabricError, FabricKind, Runtime};
+use crate::{Capabilities, Domain, Fabric, FabricError, FabricKind, Runtime, Wait, wait::Spinner};
 
 use super::{
-    Context, DeviceLimits, GidEntry, Library, LinkLayer, Names, Port, VerbsError, domain::VerbsDomain,
-    error::fabric_error,
+    Context, Counters, DeviceLimits, GidEntry, Library, LinkLayer, Names, Port, VerbsCounts, VerbsError,
+    domain::VerbsDomain, error::fabric_error,
 };
 
 /// Logical writes are split into pieces of at most this many bytes, or of what the port takes if that is less.
@@ -66,7 +66,7 @@ pub struct VerbsFabric {
 }
 
 /// What everything made on the device needs.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Shared {
     pub(super) runtime: Arc<dyn Runtime>,
     pub(super) context: Arc<Context>,
@@ -74,6 +74,8 @@ pub(super) struct Shared {
     pub(super) port: Port,
     pub(super) source: GidEntry,
     pub(super) timing: Timing,
+    pub(super) spinner: Arc<Spinner>,
+    pub(super) counters: Arc<Counters>,
 }
 
 impl VerbsFabric {
@@ -89,7 +91,22 @@ impl VerbsFabric {
         };
         let (limits, source) = (context.limits()?, context.source_address(&port)?);
         let timing = settings.timing.clamped();
-        Ok(Self { shared: Arc::new(Shared { runtime, context, limits, port, source, timing }) })
+        let (spinner, counters) = (Spinner::new(Wait::default()), Arc::default());
+        let shared = Shared { runtime, context, limits, port, source, timing, spinner, counters };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// How drivers wait, for domains opened after this. At most one driver of this fabric spins at a time; spinning
+    /// polls the completion queue.
+    #[must_use]
+    pub fn with_wait(mut self, wait: Wait) -> Self {
+        self.shared = Arc::new(Shared { spinner: Spinner::new(wait), ..Shared::clone(&self.shared) });
+        self
+    }
+
+    /// What its queue pairs have asked of the device so far.
+    pub fn counts(&self) -> VerbsCounts {
+        self.shared.counters.read()
     }
 
     /// The device's name.
@@ -129,6 +146,11 @@ fn first_usable(library: &'static Library) -> Result<(Arc<Context>, Port), Verbs
 impl Shared {
     pub(super) fn piece_bytes(&self) -> u32 {
         self.port.message_bytes.clamp(1, PIECE_BYTES_MAX)
+    }
+
+    /// Reads of a peer that a queue pair serves at once.
+    pub(super) fn reads_served(&self) -> u8 {
+        u8::try_from(self.limits.reads_served).unwrap_or(u8::MAX)
     }
 }
 

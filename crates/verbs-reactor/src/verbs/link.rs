@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll},
 };
@@ -41,6 +41,10 @@ pub(super) struct VerbsLink {
     polling: Mutex<Inbound>,
     send: Mutex<SendSide>,
     established: AtomicBool,
+    /// The phase is not [`Phase::Open`] any more.
+    is_ending: AtomicBool,
+    /// Batches of completions so far, whoever took them.
+    finds: AtomicU64,
     connecting: AtomicWaker,
     /// Told when the phase leaves [`Phase::Open`].
     ending: Notify,
@@ -78,6 +82,8 @@ impl VerbsLink {
             polling: Mutex::new(Inbound { piece_bytes: peer_piece_bytes, earlier_bytes: 0 }),
             send: Mutex::new(send),
             established: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
+            finds: AtomicU64::new(0),
             connecting: AtomicWaker::new(),
             ending: Notify::new(),
         }
@@ -89,6 +95,16 @@ impl VerbsLink {
 
     pub(super) fn ending(&self) -> &Notify {
         &self.ending
+    }
+
+    /// Whether the connection is over or coming to its end.
+    pub(super) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Relaxed)
+    }
+
+    /// A number that changes with each batch of completions that anyone takes.
+    pub(super) fn finds(&self) -> u64 {
+        self.finds.load(Ordering::Relaxed)
     }
 
     /// Sends the greeting, whose arrival lets the peer's `connect` end and whose acknowledgement this side's.
@@ -123,6 +139,7 @@ impl VerbsLink {
         if batch.is_empty() {
             return false;
         }
+        self.finds.fetch_add(1, Ordering::Relaxed);
         let tally = self.settle(&batch);
         for (completion, bytes) in batch.iter().zip(tally.bytes) {
             self.hand_on(&completion, bytes, inbound);
@@ -237,6 +254,7 @@ impl VerbsLink {
                 return;
             }
             send.phase = Phase::Leaving;
+            self.is_ending.store(true, Ordering::Relaxed);
             if self.established.load(Ordering::Acquire) && send.signal(farewell).is_ok() {
                 drop(send);
                 self.ending.notify_one();
@@ -253,6 +271,7 @@ impl VerbsLink {
                 return;
             }
             send.phase = Phase::Down;
+            self.is_ending.store(true, Ordering::Relaxed);
             let result = send.queue_pair.as_ref().map_or(Ok(()), RawQueuePair::fail);
             if let Err(error) = result {
                 // The driver's time limit destroys the queue pair instead.

@@ -15,6 +15,7 @@
 
 mod address;
 mod completion;
+mod counts;
 mod device;
 mod domain;
 mod driver;
@@ -31,10 +32,12 @@ mod sys;
 mod tag;
 
 pub use address::{Gid, GidEntry, GidKind};
+pub use counts::VerbsCounts;
 pub use device::{Context, DeviceLimits, LinkLayer, Port};
 pub use error::{Names, VerbsError};
 pub use fabric::{Timing, VerbsFabric, VerbsSettings};
 pub use library::{Availability, Library};
 
+use counts::Counters;
 use device::ProtectionDomain;
 use endpoint::Endpoint;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    Endpoint, LinkLayer, ProtectionDomain, Timing, VerbsError,
+    Counters, Endpoint, LinkLayer, ProtectionDomain, Timing, VerbsError,
     completion::CompletionQueue,
     error::{pointer, refused, zero},
     message::Message,
@@ -65,6 +65,7 @@ pub(crate) struct RawQueuePair {
     _completions: Arc<CompletionQueue>,
     raw: NonNull<sys::ibv_qp>,
     inline_bytes: u32,
+    counters: Arc<Counters>,
 }
 
 // SAFETY: as for `Context`; posting from several threads is the library's to serialise.
@@ -85,6 +86,7 @@ impl RawQueuePair {
         completions: Arc<CompletionQueue>,
         send_depth: u32,
         receive_depth: u32,
+        counters: Arc<Counters>,
     ) -> Result<Self, VerbsError> {
         // SAFETY: all-zero bytes are a valid set of attributes: null pointers and numbers.
         let mut attributes: sys::ibv_qp_init_attr = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -104,7 +106,7 @@ impl RawQueuePair {
         let raw = unsafe { context.functions().ibv_create_qp(domain.raw(), &raw mut attributes) };
         let raw = pointer(raw, "ibv_create_qp", context.name())?;
         let inline_bytes = attributes.cap.max_inline_data.min(INLINE_BYTES);
-        Ok(Self { domain, _completions: completions, raw, inline_bytes })
+        Ok(Self { domain, _completions: completions, raw, inline_bytes, counters })
     }
 
     /// Its number within the device.
@@ -223,6 +225,7 @@ impl RawQueuePair {
         let Some(post) = self.domain.context().operations().post_recv else {
             return Err(self.unsupported(CALL));
         };
+        self.counters.posted_receives();
         let start = batch.as_mut_ptr();
         let mut bad = ptr::null_mut();
         // SAFETY: `first` is inside the batch; the queue pair is alive, and the library copies the requests.
@@ -288,6 +291,7 @@ impl RawQueuePair {
             return Ok(());
         }
         chain(batch, |request| &mut request.next);
+        self.counters.posted(batch.len(), batch.len());
         let first = batch.as_mut_ptr();
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair is alive and the chain valid for the call; the caller vouches for the rest.

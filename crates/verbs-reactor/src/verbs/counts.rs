@@ -1,0 +1,91 @@
+//! What a fabric asks of its device, counted.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What the queue pairs of a fabric have asked of the device, and what it answered, since the fabric was opened.
+///
+/// Which of the calls enter the kernel is the driver's choice. Hardware: arming and polling are stores and loads, posting is
+/// a store, only taking an event is a system call. Soft-RoCE: each post of the send queue and each arming is one too.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VerbsCounts {
+    /// Calls that posted to send queues: doorbells.
+    pub posts: u64,
+    /// Work requests in those.
+    pub requests: u64,
+    /// Of those, the ones that ask for a completion.
+    pub signals: u64,
+    /// Calls that posted receives.
+    pub receive_posts: u64,
+    /// Polls of completion queues.
+    pub polls: u64,
+    /// Completions that they found.
+    pub completions: u64,
+    /// Times that completion queues were armed, to make an event.
+    pub arms: u64,
+    /// Reads of completion channels: one system call each.
+    pub events: u64,
+}
+
+/// Counts as they grow, shared by all queue pairs of a fabric.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    posts: AtomicU64,
+    requests: AtomicU64,
+    signals: AtomicU64,
+    receive_posts: AtomicU64,
+    polls: AtomicU64,
+    completions: AtomicU64,
+    arms: AtomicU64,
+    events: AtomicU64,
+}
+
+impl Counters {
+    pub(super) fn read(&self) -> VerbsCounts {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        VerbsCounts {
+            posts: read(&self.posts),
+            requests: read(&self.requests),
+            signals: read(&self.signals),
+            receive_posts: read(&self.receive_posts),
+            polls: read(&self.polls),
+            completions: read(&self.completions),
+            arms: read(&self.arms),
+            events: read(&self.events),
+        }
+    }
+
+    /// One doorbell with that many requests, and that many of them signalled.
+    pub(super) fn posted(&self, requests: usize, signals: usize) {
+        add(&self.posts, 1);
+        add(&self.requests, requests);
+        add(&self.signals, signals);
+    }
+
+    /// One call that posted receives.
+    pub(super) fn posted_receives(&self) {
+        add(&self.receive_posts, 1);
+    }
+
+    /// One poll that found that many completions.
+    pub(super) fn polled(&self, completions: usize) {
+        add(&self.polls, 1);
+        if completions > 0 {
+            add(&self.completions, completions);
+        }
+    }
+
+    /// One arming.
+    pub(super) fn armed(&self) {
+        add(&self.arms, 1);
+    }
+
+    /// One read of a channel.
+    pub(super) fn took_event(&self) {
+        add(&self.events, 1);
+    }
+}
+
+fn add(counter: &AtomicU64, amount: usize) {
+    counter.fetch_add(amount as u64, Ordering::Relaxed);
+}

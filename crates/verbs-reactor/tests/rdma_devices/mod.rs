@@ -1,0 +1,61 @@
+//! Which RDMA devices tests use. For every test binary that needs a device, in whatever package: include it with
+//! `#[path]`. Such a test is marked `#[ignore = "needs an RDMA device: …"]`, and fails where it is run without one.
+//!
+//! - `TENSORWIRE_TEST_RDMA=LEFT,RIGHT` names a device for each of a test's two ends, as in the virtual machine,
+//! - `TENSORWIRE_TEST_DEVICE=NAME` names one for both, as on a machine with one NIC,
+//! - and without either both ends use what the fabric chooses by itself.
+//! - `TENSORWIRE_TEST_NETEM=1` says that the machine is the tests' own: they may break its network.
+
+#![allow(clippy::panic)] // test support: a setting that can't be read is a failed test
+#![allow(dead_code, unreachable_pub)] // each test binary compiles this as its own module, and needs some of it
+
+const PAIR: &str = "TENSORWIRE_TEST_RDMA";
+const DEVICE: &str = "TENSORWIRE_TEST_DEVICE";
+const NETEM: &str = "TENSORWIRE_TEST_NETEM";
+
+/// The devices of a test's two ends; `None` is the fabric's own choice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ends {
+    pub left: Option<String>,
+    pub right: Option<String>,
+}
+
+/// What the environment says.
+pub fn ends() -> Ends {
+    ends_from(variable(PAIR).as_deref(), variable(DEVICE).as_deref())
+        .unwrap_or_else(|problem| panic!("{problem}"))
+}
+
+/// Whether the test may break this machine's network: take links down, lose packets, remove devices.
+pub fn network_is_ours() -> bool {
+    variable(NETEM).as_deref() == Some("1")
+}
+
+/// For tests that break the network: fails, with the remedy, where that is not allowed.
+#[track_caller]
+pub fn need_own_network() {
+    assert!(
+        network_is_ours(),
+        "this test breaks the machine's network: run it with scripts/rxe-vm/suite, or set {NETEM}=1 on a machine of its own"
+    );
+}
+
+/// The ends for the two variables' values. Where both are set, the pair counts.
+pub fn ends_from(pair: Option<&str>, device: Option<&str>) -> Result<Ends, String> {
+    let named = |name: &str| Some(name.to_owned());
+    match (pair, device) {
+        (None, None) => Ok(Ends { left: None, right: None }),
+        (None, Some(name)) => Ok(Ends { left: named(name), right: named(name) }),
+        (Some(pair), _) => match pair.split(',').collect::<Vec<_>>().as_slice() {
+            [both] if !both.is_empty() => Ok(Ends { left: named(both), right: named(both) }),
+            [left, right] if !left.is_empty() && !right.is_empty() => {
+                Ok(Ends { left: named(left), right: named(right) })
+            }
+            _ => Err(format!("{PAIR} is `{pair}`: give one device or two, as LEFT,RIGHT")),
+        },
+    }
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
