@@ -21,7 +21,7 @@ const SETUP: contract::Setup = contract::Setup { fabric, peer_host: None };
 macro_rules! needs_a_device {
     ($($module:ident $flavour:ident)*) => {
         $(contract_suite!(
-            @attribute [ignore = "needs an RDMA device: run it with scripts/rxe-vm/async-rdma"],
+            @attribute [ignore = "runs over async-rdma: use scripts/rxe-vm/async-rdma"],
             $module, $flavour, crate::SETUP, crate::contract::bounded
         );)*
     };
