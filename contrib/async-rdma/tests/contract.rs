@@ -1,10 +1,12 @@
 //! The fabric contract over async-rdma. `scripts/rxe-vm/async-rdma` runs this over Soft-RoCE and compares what passes
 //! with `contract.txt`.
 //!
-//! Both ends use the first device, or those named by `TENSORWIRE_TEST_RDMA=LEFT,RIGHT`.
+//! Which devices the two ends use is in the environment: see `rdma_devices`.
 
 #[path = "../../../crates/verbs-reactor/tests/contract/mod.rs"]
 mod contract;
+#[path = "../../../crates/verbs-reactor/tests/rdma_devices/mod.rs"]
+mod rdma_devices;
 
 use std::sync::{
     Arc,
@@ -13,8 +15,6 @@ use std::sync::{
 
 use tensorwire_async_rdma::{AsyncRdmaFabric, PathMtu, Settings};
 use verbs_reactor::{Fabric, Runtime};
-
-const DEVICES: &str = "TENSORWIRE_TEST_RDMA";
 
 const SETUP: contract::Setup = contract::Setup { fabric, peer_host: None };
 
@@ -32,14 +32,8 @@ needs_a_device!(current_thread CurrentThread two_workers TwoWorkers);
 /// The suite makes the two ends of a pair one after the other.
 fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
     static MADE: AtomicUsize = AtomicUsize::new(0);
-    let devices = std::env::var(DEVICES).unwrap_or_default();
-    let devices: Vec<&str> = devices.split(',').filter(|name| !name.is_empty()).collect();
-    let device = match devices.as_slice() {
-        [] => None,
-        some => Some(some[MADE.fetch_add(1, Ordering::Relaxed) % some.len()].to_owned()),
-    };
-    Arc::new(AsyncRdmaFabric::new(
-        runtime,
-        Settings { device, mtu: PathMtu::Bytes4096, ..Settings::default() },
-    ))
+    let ends = rdma_devices::ends();
+    let is_left = MADE.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
+    let device = if is_left { ends.left } else { ends.right };
+    Arc::new(AsyncRdmaFabric::new(runtime, Settings { device, mtu: PathMtu::Bytes4096, ..Settings::default() }))
 }
