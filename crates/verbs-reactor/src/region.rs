@@ -31,7 +31,7 @@ pub enum Purpose {
 pub struct Access {
     /// Peers may write granted ranges.
     pub remote_write: bool,
-    /// Peers may read exposed ranges.
+    /// Peers may read exposed ranges; over verbs all of the region, because a NIC knows no ranges.
     pub remote_read: bool,
     /// What the region is for.
     pub purpose: Purpose,

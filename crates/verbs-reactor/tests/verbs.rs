@@ -14,7 +14,7 @@ use std::sync::{
 
 use verbs_reactor::{
     Fabric, Runtime,
-    verbs::{Timing, VerbsFabric, VerbsSettings},
+    verbs::{VerbsFabric, VerbsSettings},
 };
 
 const SETUP: contract::Setup = contract::Setup { fabric, peer_host: None };
@@ -38,10 +38,8 @@ fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
     let is_left = MADE.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
     let device = if is_left { ends.left } else { ends.right };
     // No retries for a receive that is not posted: there must always be one.
-    let timing = Timing { receiver_retries: 0, ..Timing::default() };
-    Arc::new(
-        VerbsFabric::open(runtime, &VerbsSettings { device, timing, ..VerbsSettings::default() }).unwrap(),
-    )
+    let settings = VerbsSettings { device, receiver_retry_count: Some(0), ..VerbsSettings::default() };
+    Arc::new(VerbsFabric::open(runtime, &settings).unwrap())
 }
 
 mod environment {

@@ -143,16 +143,21 @@ fn parse(entry: sys::ibv_gid_entry) -> Option<GidEntry> {
     Some(GidEntry { index: u8::try_from(entry.gid_index).ok()?, gid, kind })
 }
 
-fn choose(entries: &[GidEntry], link: LinkLayer) -> Option<GidEntry> {
-    let rank = |entry: &GidEntry| match (link, entry.kind) {
+/// The best of a port's addresses.
+pub(super) fn choose(entries: &[GidEntry], link: LinkLayer) -> Option<GidEntry> {
+    let ranked = entries.iter().filter_map(|entry| Some((rank(entry, link)?, entry.index, *entry)));
+    ranked.min_by_key(|&(rank, index, _)| (rank, index)).map(|(_, _, entry)| entry)
+}
+
+/// How far behind the best kind of address this is; `None` for what is used only if it is named.
+pub(super) fn rank(entry: &GidEntry, link: LinkLayer) -> Option<u8> {
+    match (link, entry.kind) {
         (LinkLayer::InfiniBand, GidKind::InfiniBand) => Some(0),
         (LinkLayer::Ethernet, GidKind::RoceV2) if entry.gid.is_ipv4() => Some(0),
         (LinkLayer::Ethernet, GidKind::RoceV2) if !entry.gid.is_link_local() => Some(1),
         (LinkLayer::Ethernet, GidKind::RoceV2) => Some(2),
         _ => None,
-    };
-    let ranked = entries.iter().filter_map(|entry| Some((rank(entry)?, entry.index, *entry)));
-    ranked.min_by_key(|&(rank, index, _)| (rank, index)).map(|(_, _, entry)| entry)
+    }
 }
 
 #[cfg(test)]

@@ -340,7 +340,7 @@ impl Drop for Channel<'_> {
     }
 }
 
-fn set_nonblocking(descriptor: RawFd) -> io::Result<()> {
+pub(super) fn set_nonblocking(descriptor: RawFd) -> io::Result<()> {
     // SAFETY: no pointers are involved.
     let done = unsafe {
         let flags = libc::fcntl(descriptor, libc::F_GETFL);

@@ -1,9 +1,9 @@
 //! Opened devices and their ports.
 
-use std::{mem::MaybeUninit, ptr::NonNull, sync::Arc};
+use std::{mem::MaybeUninit, os::fd::RawFd, ptr::NonNull, sync::Arc};
 
 use super::{
-    Library, VerbsError,
+    Library, Setting, VerbsError,
     error::{pointer, zero},
     sys,
 };
@@ -159,6 +159,30 @@ impl Context {
         })
     }
 
+    /// The partition key at `index` of port `number`'s table. On Ethernet there is the default one only, 0xffff.
+    ///
+    /// # Errors
+    /// [`VerbsError::Unfit`] for an entry that the table lacks, or that is empty.
+    pub fn partition_key(&self, number: u8, index: u16) -> Result<u16, VerbsError> {
+        let mut key = 0;
+        // SAFETY: the context is open, and `key` is a valid place for the answer.
+        let result =
+            unsafe { self.functions().ibv_query_pkey(self.raw(), number, i32::from(index), &raw mut key) };
+        let key = u16::from_be(key);
+        if result != 0 || key & 0x7FFF == 0 {
+            let remedy = format!("the table of port {number} has no key there: 0 is its first entry");
+            let (value, device) = (index.to_string(), self.name.clone());
+            return Err(VerbsError::Unfit { setting: Setting::PkeyIndex, value, device, remedy });
+        }
+        Ok(key)
+    }
+
+    /// Readable when the device has an event to tell. Open while the context is.
+    pub(crate) fn event_descriptor(&self) -> RawFd {
+        // SAFETY: the context is open while `self` lives, and its descriptor never changes.
+        unsafe { self.raw.as_ref().async_fd }
+    }
+
     /// The first port that carries traffic.
     ///
     /// # Errors
@@ -256,4 +280,14 @@ impl Drop for ProtectionDomain {
 
 fn limit(value: i32) -> u32 {
     u32::try_from(value).unwrap_or(0)
+}
+
+#[cfg(test)]
+impl Port {
+    /// An active port, for tests.
+    pub(crate) fn sample(link: LinkLayer) -> Self {
+        let (number, state, local_identifier) = (1, sys::IBV_PORT_ACTIVE, 0);
+        let (mtu, mtu_max, addresses, message_bytes) = (5, 5, 16, 8 << 20);
+        Self { number, state, link, local_identifier, mtu, mtu_max, addresses, message_bytes }
+    }
 }

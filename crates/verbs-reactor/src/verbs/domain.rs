@@ -1,167 +1,141 @@
 //! Protection domains: registered blocks, and queue pairs that may use them.
 
 use std::{
-    collections::HashMap,
     fmt,
     future::poll_fn,
-    sync::{
-        Arc, PoisonError, RwLock,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError, Weak},
 };
 
 use memory::{Block, BlockId};
 
 use crate::{
-    Access, BoxFuture, ConnectParams, ConnectionData, Domain, FabricError, FabricKind, Prepared, QueuePair,
-    QueuePairConfig, QueuePairCore, RegionGeneration, RegionId, RemoteRegion, Role, timeout,
+    Access, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, FabricError, FabricKind,
+    Prepared, QueuePair, QueuePairConfig, QueuePairCore, RegionGeneration, RemoteRegion, Role, timeout,
+    wait::Spinner,
 };
 
 use super::{
-    Endpoint, ProtectionDomain, VerbsError,
+    DeviceLimits, Endpoint, VerbsError,
     completion::CompletionQueue,
     driver::Driver,
-    endpoint::sequence,
-    error::fabric_error,
+    endpoint::{host_name, sequence},
+    error::{fabric_error, loss},
     fabric::{CAPABILITIES, Shared},
     link::VerbsLink,
     message::SIGNALS,
-    queue_pair::RawQueuePair,
-    region::MemoryRegion,
+    opened::{Child, Opened},
+    pending::RequestLimits,
+    queue_pair::{Depths, RawQueuePair, Way},
+    registrations::Registrations,
     send::SendSide,
-    tag::SLOTS_MAX,
+    send_queue::SendQueue,
 };
 
 /// A protection domain of the device.
 #[derive(Debug)]
 pub(super) struct VerbsDomain {
-    registrations: Arc<Registrations>,
-}
-
-/// What the domain and its queue pairs share.
-#[derive(Debug)]
-pub(super) struct Registrations {
     shared: Arc<Shared>,
-    protection: Arc<ProtectionDomain>,
-    generation: RegionGeneration,
-    regions: RwLock<HashMap<BlockId, Registered>>,
-    /// Numbers are never used again.
-    next_region: AtomicU32,
-}
-
-/// In this order: the device lets go of the memory before it is unmapped.
-#[derive(Debug)]
-struct Registered {
-    memory: MemoryRegion,
-    block: Block,
-    region: RegionId,
+    registrations: Arc<Registrations>,
+    spinner: Arc<Spinner>,
 }
 
 impl VerbsDomain {
-    pub(super) fn new(shared: Arc<Shared>) -> Result<Self, VerbsError> {
-        let protection = ProtectionDomain::new(shared.context.clone())?;
+    pub(super) fn new(shared: Arc<Shared>, spinner: Arc<Spinner>) -> Result<Self, VerbsError> {
         let generation = RegionGeneration(sequence(shared.runtime.random()));
-        let (regions, next_region) = (RwLock::default(), AtomicU32::new(0));
-        let registrations = Registrations { shared, protection, generation, regions, next_region };
-        Ok(Self { registrations: Arc::new(registrations) })
-    }
-}
-
-impl Registrations {
-    /// Names `block` in a work request of this domain.
-    pub(super) fn local_key(&self, block: &Block) -> Result<u32, FabricError> {
-        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
-        let registered = regions.get(&block.id());
-        let missing = FabricError::NotRegistered { kind: FabricKind::Verbs, block: block.id().get() };
-        registered.map(|registered| registered.memory.local_key()).ok_or(missing)
+        let registrations = Arc::new(Registrations::new(shared.clone(), generation));
+        registrations.on(&shared.opened()?)?;
+        Ok(Self { shared, registrations, spinner })
     }
 
-    fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, VerbsError> {
-        let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(registered) = regions.get(&block.id()) {
-            return Ok(self.announce(registered));
-        }
-        let protection = self.protection.clone();
-        // SAFETY: `Registered` keeps the block mapped for longer than its registration. Peers can write only
-        // blocks registered for that, of which nobody here forms a slice while it is granted (`Granted`).
-        let memory =
-            unsafe { MemoryRegion::register(protection, block.base(), block.length(), access.remote_write) }?;
-        let region = RegionId(self.next_region.fetch_add(1, Ordering::Relaxed));
-        let registered = Registered { memory, block: block.clone(), region };
-        let announced = self.announce(&registered);
-        regions.insert(block.id(), registered);
-        Ok(announced)
-    }
-
-    fn deregister(&self, block: BlockId) {
-        let gone = self.regions.write().unwrap_or_else(PoisonError::into_inner).remove(&block);
-        // Without the lock: the device is told, which can take long.
-        drop(gone);
-    }
-
-    fn announce(&self, registered: &Registered) -> RemoteRegion {
-        RemoteRegion {
-            region: registered.region,
-            generation: self.generation,
-            base: registered.block.base().as_ptr() as u64,
-            length: registered.block.length() as u64,
-            key: registered.memory.remote_key(),
-        }
-    }
-
-    /// Whether the device has room for a queue pair of these depths.
-    fn check(&self, config: QueuePairConfig) -> Result<(), FabricError> {
-        let limits = &self.shared.limits;
-        let (send, receive) = entries(config);
+    /// Entries of the send and the receive queue. The send queue is as deep as everyone allows; a receive queue that is
+    /// not as deep as asked for is refused, since the peer counts on its receives.
+    fn entries(&self, config: QueuePairConfig, limits: &DeviceLimits) -> Result<(u32, u32), FabricError> {
+        let allowed = limits.work_requests.saturating_sub(SIGNALS).max(1);
+        let send = config.send_depth.min(self.shared.settings.queue_depth()).min(allowed) + SIGNALS;
+        let receive = receives(config);
         let refused = |what: &str, wanted: u32, limit: u32| {
             let detail = format!(
                 "{config:?} needs {what} of {wanted} entries, and the limit of RDMA device {} is {limit}: use \
                  smaller depths",
-                self.shared.context.name()
+                self.shared.device
             );
             Err(FabricError::device(FabricKind::Verbs, "making a queue pair", std::io::Error::other(detail)))
         };
-        if send > limits.work_requests.min(SLOTS_MAX) {
-            return refused("a send queue", send, limits.work_requests);
-        }
         if receive > limits.work_requests {
             return refused("a receive queue", receive, limits.work_requests);
         }
         match send.saturating_add(receive) {
             both if both > limits.completions => refused("a completion queue", both, limits.completions),
-            _ => Ok(()),
+            _ => Ok((send, receive)),
         }
     }
 
-    fn prepare(self: &Arc<Self>, config: QueuePairConfig) -> Result<VerbsPrepared, VerbsError> {
-        let shared = &self.shared;
-        let (send, receive) = entries(config);
-        let completions =
-            CompletionQueue::new(shared.context.clone(), send + receive, shared.counters.clone())?;
-        let counters = shared.counters.clone();
-        let queue_pair =
-            RawQueuePair::new(self.protection.clone(), completions.clone(), send, receive, counters)?;
-        queue_pair.initialize(shared.port.number)?;
-        queue_pair.post_receives(receive as usize).map_err(|refused| refused.error)?;
+    fn prepare_on(
+        &self,
+        opened: &Arc<Opened>,
+        config: QueuePairConfig,
+    ) -> Result<VerbsPrepared, FabricError> {
+        let (send, receive) = self.entries(config, &opened.limits)?;
+        let made = self.make_ends(opened, send, receive).map_err(|error| fabric_error(&error))?;
         let here = Endpoint {
-            link: shared.port.link,
-            mtu: shared.port.mtu,
-            local_identifier: shared.port.local_identifier,
-            number: queue_pair.number(),
-            sequence: sequence(shared.runtime.random()),
-            piece_bytes: shared.piece_bytes(),
-            gid: shared.source.gid,
-            reads: shared.reads_served(),
+            link: opened.port.link,
+            kind: opened.source.kind,
+            mtu: opened.mtu,
+            service_level: self.shared.settings.service_level.unwrap_or(0),
+            partition_key: opened.partition_key,
+            local_identifier: opened.port.local_identifier,
+            number: made.number,
+            sequence: sequence(self.shared.runtime.random()),
+            piece_bytes: opened.piece_bytes(),
+            send_depth: send - SIGNALS,
+            receive_depth: config.receive_depth,
+            gid: opened.source.gid,
+            reads: opened.reads_served(),
+            host: host_name(),
         };
-        Ok(VerbsPrepared { queue_pair, completions, registrations: self.clone(), config, here })
+        let way = Way {
+            port: opened.port.number,
+            gid_index: opened.source.index,
+            traffic_class: self.shared.settings.traffic_class.unwrap_or(0),
+            timing: self.shared.settings.timing(),
+            reads_started: opened.reads_started(),
+        };
+        let limits = opened.request_limits();
+        let (opened, registrations) = (Arc::downgrade(opened), self.registrations.clone());
+        let (shared, spinner) = (self.shared.clone(), self.spinner.clone());
+        Ok(VerbsPrepared {
+            ends: made.ends,
+            opened,
+            shared,
+            registrations,
+            spinner,
+            config,
+            here,
+            way,
+            limits,
+        })
+    }
+
+    fn make_ends(&self, opened: &Arc<Opened>, send: u32, receive: u32) -> Result<MadeEnds, VerbsError> {
+        let protection = self.registrations.on(opened)?;
+        let counters = &self.shared.counters;
+        let completions = CompletionQueue::new(opened.context.clone(), send + receive, counters.clone())?;
+        let depths = Depths { send, receive, ranges: opened.request_limits().ranges as u32 };
+        let queue_pair = RawQueuePair::new(protection, completions.clone(), depths, counters.clone())?;
+        queue_pair.initialize(opened.port.number, self.shared.settings.pkey_index.unwrap_or(0))?;
+        queue_pair.post_receives(receive as usize).map_err(|refused| refused.error)?;
+        let number = queue_pair.number();
+        let ends = Arc::new(Ends(Mutex::new(Some((queue_pair, completions)))));
+        let weak = Arc::downgrade(&ends);
+        opened.adopt(weak)?;
+        Ok(MadeEnds { ends, number })
     }
 }
 
-/// Entries of the send and the receive queue: one for each operation, and for each signal. An immediate may take
-/// three receives, its own and those of the two messages which say how long its write was.
-fn entries(config: QueuePairConfig) -> (u32, u32) {
-    let receives = config.receive_depth.saturating_mul(3);
-    (config.send_depth.saturating_add(SIGNALS), receives.saturating_add(SIGNALS))
+/// Entries of the receive queue. An immediate may take three, its own and those of the two messages which say how
+/// long its write was; and there is one for each signal.
+fn receives(config: QueuePairConfig) -> u32 {
+    config.receive_depth.saturating_mul(3).saturating_add(SIGNALS)
 }
 
 impl Domain for VerbsDomain {
@@ -178,56 +152,88 @@ impl Domain for VerbsDomain {
     }
 
     fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
-        self.registrations.check(config)?;
-        let prepared = self.registrations.prepare(config).map_err(|error| fabric_error(&error))?;
-        Ok(Box::new(prepared))
+        let opened = self.shared.opened().map_err(|error| fabric_error(&error))?;
+        Ok(Box::new(self.prepare_on(&opened, config)?))
+    }
+}
+
+/// A queue pair that is not connected yet, and where it completes; gone when the device is.
+struct Ends(Mutex<Option<(RawQueuePair, Arc<CompletionQueue>)>>);
+
+struct MadeEnds {
+    ends: Arc<Ends>,
+    number: u32,
+}
+
+impl Ends {
+    fn take(&self) -> Option<(RawQueuePair, Arc<CompletionQueue>)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Child for Ends {
+    fn device_lost(&self, _failure: &FabricError) {
+        drop(self.take());
     }
 }
 
 /// A queue pair with its receives posted, not connected yet.
 struct VerbsPrepared {
-    queue_pair: RawQueuePair,
-    completions: Arc<CompletionQueue>,
+    ends: Arc<Ends>,
+    /// Not kept open by what waits for a peer.
+    opened: Weak<Opened>,
+    shared: Arc<Shared>,
     registrations: Arc<Registrations>,
+    spinner: Arc<Spinner>,
     config: QueuePairConfig,
     here: Endpoint,
+    way: Way,
+    limits: RequestLimits,
 }
 
 impl fmt::Debug for VerbsPrepared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("VerbsPrepared").field("queue_pair", &self.queue_pair).finish_non_exhaustive()
+        f.debug_struct("VerbsPrepared").field("here", &self.here.number).finish_non_exhaustive()
     }
 }
 
 impl VerbsPrepared {
     /// Moves the queue pair to where it sends and receives.
-    fn attach(&self, peer: &ConnectionData) -> Result<Endpoint, FabricError> {
-        let kind = FabricKind::Verbs;
-        let shared = &self.registrations.shared;
-        let peer = Endpoint::decode(peer).map_err(|detail| FabricError::Connect {
-            kind,
-            step: "reading the peer's connection data",
-            detail,
+    fn attach(&self, queue_pair: &RawQueuePair, peer: &ConnectionData) -> Result<Endpoint, FabricError> {
+        let failed = |step, detail| FabricError::Connect { kind: FabricKind::Verbs, step, detail };
+        let peer =
+            Endpoint::decode(peer).map_err(|detail| failed("reading the peer's connection data", detail))?;
+        self.here.check(&peer).map_err(|detail| failed("comparing the two ports", detail))?;
+        let result = queue_pair.connect(&self.here, &self.way, &peer);
+        result.map_err(|error| {
+            let detail =
+                format!("{error}; is {} of {} reachable from {}?", peer.gid, peer.host, self.here.gid);
+            failed("finding the way to the peer", detail)
         })?;
-        if peer.link != self.here.link {
-            let detail = format!("the peer's port is {:?}, ours is {:?}", peer.link, self.here.link);
-            return Err(FabricError::Connect { kind, step: "comparing the two ports", detail });
-        }
-        let port = shared.port.number;
-        let result = self.queue_pair.connect(&self.here, shared.source.index, port, &peer, &shared.timing);
-        result.map(|()| peer).map_err(|error| FabricError::Connect {
-            kind,
-            step: "finding the way to the peer",
-            detail: format!("{error}; is {} reachable from {}?", peer.gid, self.here.gid),
-        })
+        Ok(peer)
     }
 
-    fn into_link(self, peer: &Endpoint) -> (Arc<QueuePairCore>, Arc<VerbsLink>) {
-        let core = Arc::new(QueuePairCore::new(FabricKind::Verbs, self.config, CAPABILITIES));
-        let (send, (_, receive)) = (self.config.send_depth, entries(self.config));
-        let send = SendSide::new(self.queue_pair, receive as usize, send as usize, self.here.piece_bytes);
-        let link = VerbsLink::new(core.clone(), self.registrations, self.completions, send, peer.piece_bytes);
-        (core, Arc::new(link))
+    /// Connects this end, and lets it end with the device.
+    fn join(&self, peer: &ConnectionData) -> Result<(Arc<QueuePairCore>, Arc<VerbsLink>), FabricError> {
+        let (queue_pair, completions) = self.ends.take().ok_or_else(|| self.lost())?;
+        let peer = self.attach(&queue_pair, peer)?;
+        let capabilities = Capabilities { read: self.way.reads_of(&peer) > 0, ..CAPABILITIES };
+        let core = Arc::new(QueuePairCore::new(FabricKind::Verbs, self.config, capabilities));
+        let (receive, send) = (receives(self.config) as usize, self.here.send_depth as usize);
+        let send = SendSide::new(queue_pair, receive, SendQueue::new(send, self.limits));
+        let domain = self.registrations.clone();
+        let link = VerbsLink::new(core.clone(), domain, completions, send, self.limits, &peer);
+        let link = Arc::new(link);
+        let weak = Arc::downgrade(&link);
+        let adopted = self.opened.upgrade().is_some_and(|opened| opened.adopt(weak).is_ok());
+        if !adopted {
+            link.abandon(&self.lost());
+        }
+        Ok((core, link))
+    }
+
+    fn lost(&self) -> FabricError {
+        self.shared.lost().map_or(FabricError::Closed, |lost| loss(&lost))
     }
 }
 
@@ -237,14 +243,12 @@ impl Prepared for VerbsPrepared {
     }
 
     /// The dialer greets, which needs the acceptor's `connect` to have begun within the device's retry time (see
-    /// [`Timing`](super::Timing)); the acceptor waits for the greeting.
+    /// [`VerbsSettings::timeout`](super::VerbsSettings::timeout)); the acceptor waits for the greeting.
     fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<QueuePair, FabricError>> {
         Box::pin(async move {
-            let peer = self.attach(&params.peer)?;
-            let shared = self.registrations.shared.clone();
-            let runtime = shared.runtime.clone();
-            let (core, link) = self.into_link(&peer);
-            let driver = Driver::new(link.clone(), runtime.clone(), shared.spinner.clone())?;
+            let (core, link) = self.join(&params.peer)?;
+            let runtime = self.shared.runtime.clone();
+            let driver = Driver::new(link.clone(), runtime.clone(), self.spinner.clone())?;
             runtime.spawn("verbs connection", Box::pin(driver.run()));
             // From here on dropping this value ends the connection.
             let queue_pair = QueuePair::new(core, link.clone());

@@ -85,7 +85,8 @@ impl Driver {
         if tokio::runtime::Handle::try_current().is_err() {
             return Err(failed(io::Error::other("verbs connect on a tokio runtime only")));
         }
-        let channel = Channel(link.completions().clone());
+        let completions = link.completions().ok_or_else(|| link.failure())?;
+        let channel = Channel(completions);
         // SAFETY: the descriptor belongs to the completion queue, which `channel` keeps, and never changes.
         let channel = unsafe { AsyncFd::register_with_interest(channel, Interest::READABLE) };
         let channel = channel.map_err(|error| failed(error.into_parts().1))?;
@@ -119,7 +120,7 @@ impl Driver {
             return Ok(());
         }
         if !self.armed {
-            self.link.completions().arm()?;
+            self.channel.get_ref().0.arm()?;
             self.armed = true;
             return Ok(());
         }
@@ -179,7 +180,7 @@ impl Driver {
             Either::Right((woken, _)) => return Ok(woken),
         };
         // One queue on the channel, armed once: no second event can be behind the first.
-        if self.link.completions().take_event()? {
+        if self.channel.get_ref().0.take_event()? {
             self.armed = false;
         }
         ready.clear_ready();
@@ -196,5 +197,6 @@ impl Drop for Driver {
                 detail: "the runtime that drove the connection is gone".to_owned(),
             });
         }
+        self.link.release();
     }
 }

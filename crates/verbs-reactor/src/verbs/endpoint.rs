@@ -2,38 +2,56 @@
 
 use crate::ConnectionData;
 
-use super::{Gid, LinkLayer};
+use super::{Gid, GidKind, LinkLayer, Mtu};
 
-const VERSION: u8 = 1;
-const BYTES: usize = 34;
+const VERSION: u8 = 2;
+/// Bytes before the host's name.
+const FIXED_BYTES: usize = 46;
+const HOST_BYTES_MAX: usize = 64;
 const NUMBER_MAX: u32 = (1 << 24) - 1;
+const SERVICE_LEVEL_MAX: u8 = 15;
 
-/// One end of a connection. As connection data, version 1, little-endian:
+/// One end of a connection: what the original tells in `GetRemoteAddress`, and what else both ends must agree on.
+/// As connection data, version 2, little-endian:
 ///
 /// | bytes | content |
 /// | --- | --- |
 /// | 0 | version |
 /// | 1 | link layer: 1 InfiniBand, 2 Ethernet |
-/// | 2 | path MTU as `enum ibv_mtu`, 1 to 5 |
-/// | 3..5 | local identifier |
-/// | 5..9 | queue pair number, 24 bits |
-/// | 9..13 | first packet sequence number, 24 bits |
-/// | 13..17 | bytes of a piece, at least 1 |
-/// | 17..33 | GID |
-/// | 33 | reads of the other end that this one serves at once |
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// | 2 | packets: 0 InfiniBand, 1 RoCE v1, 2 RoCE v2 |
+/// | 3 | largest packet as `enum ibv_mtu`, 1 to 5; the smaller of both ends' holds |
+/// | 4 | service level of this end's packets, 0 to 15 |
+/// | 5..7 | partition key |
+/// | 7..9 | local identifier |
+/// | 9..13 | queue pair number, 24 bits |
+/// | 13..17 | first packet sequence number, 24 bits |
+/// | 17..21 | bytes of a piece, at least 1 |
+/// | 21..25 | writes posted at once, at least 1 |
+/// | 25..29 | immediates that may be on their way to this end, at least 1 |
+/// | 29..45 | GID: subnet prefix and interface identifier, as the library gives them |
+/// | 45 | reads of the other end that this one serves at once |
+/// | 46.. | the host's name in UTF-8, at most 64 bytes, for messages |
+///
+/// Regions are announced by the control plane.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     pub(crate) link: LinkLayer,
-    pub(crate) mtu: u32,
+    pub(crate) kind: GidKind,
+    pub(crate) mtu: Mtu,
+    pub(crate) service_level: u8,
+    pub(crate) partition_key: u16,
     pub(crate) local_identifier: u16,
     pub(crate) number: u32,
     /// Random, so that nobody off the path guesses what the connection accepts.
     pub(crate) sequence: u32,
     /// Into pieces of how many bytes this end splits its writes.
     pub(crate) piece_bytes: u32,
+    pub(crate) send_depth: u32,
+    pub(crate) receive_depth: u32,
     pub(crate) gid: Gid,
     /// Reads of the other end that this one serves at once; 0 for none.
     pub(crate) reads: u8,
+    pub(crate) host: String,
 }
 
 impl Endpoint {
@@ -42,14 +60,22 @@ impl Endpoint {
             LinkLayer::InfiniBand => 1,
             LinkLayer::Ethernet => 2,
         };
-        let mut bytes = Vec::with_capacity(BYTES);
-        bytes.extend([VERSION, link, u8::try_from(self.mtu).unwrap_or(1)]);
+        let kind = match self.kind {
+            GidKind::InfiniBand => 0,
+            GidKind::RoceV1 => 1,
+            GidKind::RoceV2 => 2,
+        };
+        let mtu = u8::try_from(self.mtu.code()).unwrap_or(1);
+        let mut bytes = Vec::with_capacity(FIXED_BYTES + self.host.len());
+        bytes.extend([VERSION, link, kind, mtu, self.service_level]);
+        bytes.extend(self.partition_key.to_le_bytes());
         bytes.extend(self.local_identifier.to_le_bytes());
-        bytes.extend(self.number.to_le_bytes());
-        bytes.extend(self.sequence.to_le_bytes());
-        bytes.extend(self.piece_bytes.to_le_bytes());
+        for number in [self.number, self.sequence, self.piece_bytes, self.send_depth, self.receive_depth] {
+            bytes.extend(number.to_le_bytes());
+        }
         bytes.extend(self.gid.0);
         bytes.push(self.reads);
+        bytes.extend(self.host.as_bytes());
         ConnectionData(bytes)
     }
 
@@ -57,33 +83,138 @@ impl Endpoint {
     pub(crate) fn decode(data: &ConnectionData) -> Result<Self, String> {
         let version = data.0.first().copied();
         if version != Some(VERSION) {
-            return Err(format!(
-                "the peer's version is {version:?}, ours is {VERSION}: run the same release"
-            ));
+            let version = version.map_or("missing".to_owned(), |version| version.to_string());
+            return Err(format!("the peer's version is {version}, ours is {VERSION}: run the same release"));
         }
-        let bytes: &[u8; BYTES] =
-            data.0.as_slice().try_into().map_err(|_| format!("{} bytes instead of {BYTES}", data.0.len()))?;
-        let [_, link, mtu, l0, l1, n0, n1, n2, n3, s0, s1, s2, s3, p0, p1, p2, p3, gid @ .., reads] = *bytes;
-        let link = match link {
-            1 => LinkLayer::InfiniBand,
-            2 => LinkLayer::Ethernet,
-            other => return Err(format!("link layer {other} is unknown")),
+        let (fixed, host) = data
+            .0
+            .split_first_chunk::<FIXED_BYTES>()
+            .ok_or_else(|| format!("{} bytes, fewer than {FIXED_BYTES}", data.0.len()))?;
+        let mut fields = Fields(&fixed[1..]);
+        let end = Self {
+            link: link(fields.byte())?,
+            kind: kind(fields.byte())?,
+            mtu: mtu(fields.byte())?,
+            service_level: fields.byte(),
+            partition_key: fields.short(),
+            local_identifier: fields.short(),
+            number: fields.word(),
+            sequence: fields.word(),
+            piece_bytes: fields.word(),
+            send_depth: fields.word(),
+            receive_depth: fields.word(),
+            gid: Gid(fields.take()),
+            reads: fields.byte(),
+            host: host_of(host)?,
         };
-        let number = u32::from_le_bytes([n0, n1, n2, n3]);
-        let sequence = u32::from_le_bytes([s0, s1, s2, s3]);
-        let piece_bytes = u32::from_le_bytes([p0, p1, p2, p3]);
-        if piece_bytes == 0 {
-            return Err("a piece of 0 bytes".to_owned());
-        }
-        if !(1..=5).contains(&mtu) || number > NUMBER_MAX || sequence > NUMBER_MAX {
+        end.in_range()?;
+        Ok(end)
+    }
+
+    fn in_range(&self) -> Result<(), String> {
+        if self.piece_bytes == 0 || self.send_depth == 0 || self.receive_depth == 0 {
+            let Self { piece_bytes, send_depth, receive_depth, .. } = self;
             return Err(format!(
-                "mtu {mtu}, queue pair {number} or sequence number {sequence} is out of range"
+                "a piece of {piece_bytes} bytes, {send_depth} writes or {receive_depth} immediates at once: at least 1"
             ));
         }
-        let local_identifier = u16::from_le_bytes([l0, l1]);
-        let (mtu, gid) = (u32::from(mtu), Gid(gid));
-        Ok(Self { link, mtu, local_identifier, number, sequence, piece_bytes, gid, reads })
+        if self.number > NUMBER_MAX || self.sequence > NUMBER_MAX || self.service_level > SERVICE_LEVEL_MAX {
+            let Self { number, sequence, service_level, .. } = self;
+            return Err(format!(
+                "queue pair {number}, sequence number {sequence} or service level {service_level} is out of range"
+            ));
+        }
+        Ok(())
     }
+
+    /// Whether packets of the one end are taken by the other. The error names both values.
+    pub(crate) fn check(&self, peer: &Self) -> Result<(), String> {
+        let host = &peer.host;
+        if peer.link != self.link {
+            return Err(format!(
+                "the port of the peer on {host} is {:?}, ours is {:?}",
+                peer.link, self.link
+            ));
+        }
+        if peer.kind != self.kind {
+            return Err(format!(
+                "the address of the peer on {host} is of {:?}, ours of {:?}: name an entry of the same kind with \
+                 TENSORWIRE_RDMA_GID_INDEX",
+                peer.kind, self.kind
+            ));
+        }
+        // The highest bit tells full members from limited ones, and two limited ones never talk.
+        let (ours, theirs) = (self.partition_key, peer.partition_key);
+        if (ours ^ theirs) & 0x7FFF != 0 || (ours | theirs) & 0x8000 == 0 {
+            return Err(format!(
+                "the partition key of the peer on {host} is {theirs:#06x}, ours is {ours:#06x}, and they do not fit: \
+                 name an entry that does with TENSORWIRE_RDMA_PKEY_INDEX"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What is left of the fixed part; zeros behind its end.
+struct Fields<'data>(&'data [u8]);
+
+impl Fields<'_> {
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        let Some((taken, rest)) = self.0.split_first_chunk::<N>() else { return [0; N] };
+        self.0 = rest;
+        *taken
+    }
+
+    fn byte(&mut self) -> u8 {
+        let [byte] = self.take();
+        byte
+    }
+
+    fn short(&mut self) -> u16 {
+        u16::from_le_bytes(self.take())
+    }
+
+    fn word(&mut self) -> u32 {
+        u32::from_le_bytes(self.take())
+    }
+}
+
+fn link(byte: u8) -> Result<LinkLayer, String> {
+    match byte {
+        1 => Ok(LinkLayer::InfiniBand),
+        2 => Ok(LinkLayer::Ethernet),
+        other => Err(format!("link layer {other} is unknown")),
+    }
+}
+
+fn kind(byte: u8) -> Result<GidKind, String> {
+    match byte {
+        0 => Ok(GidKind::InfiniBand),
+        1 => Ok(GidKind::RoceV1),
+        2 => Ok(GidKind::RoceV2),
+        other => Err(format!("kind of packets {other} is unknown")),
+    }
+}
+
+fn mtu(byte: u8) -> Result<Mtu, String> {
+    Mtu::from_code(u32::from(byte)).ok_or_else(|| format!("packet size {byte} is out of range"))
+}
+
+fn host_of(bytes: &[u8]) -> Result<String, String> {
+    if bytes.len() > HOST_BYTES_MAX {
+        return Err(format!("a host name of {} bytes, more than {HOST_BYTES_MAX}", bytes.len()));
+    }
+    // Shown in messages and logs: nothing that moves a terminal's cursor.
+    let text = String::from_utf8_lossy(bytes);
+    Ok(text.chars().filter(|character| !character.is_control()).collect())
+}
+
+/// This host's name.
+pub(crate) fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.trim();
+    let end = (0..=HOST_BYTES_MAX.min(name.len())).rev().find(|end| name.is_char_boundary(*end));
+    name[..end.unwrap_or(0)].to_owned()
 }
 
 /// A first packet sequence number from random bits.
@@ -95,26 +226,49 @@ pub(crate) fn sequence(random: u64) -> u32 {
 mod tests {
     use super::*;
 
-    const END: Endpoint = Endpoint {
-        link: LinkLayer::Ethernet,
-        mtu: 5,
-        local_identifier: 0x1234,
-        number: 0x00AB_CDEF,
-        sequence: 0x0001_0203,
-        piece_bytes: 8 << 20,
-        gid: Gid([9; 16]),
-        reads: 16,
-    };
+    fn end() -> Endpoint {
+        Endpoint {
+            link: LinkLayer::Ethernet,
+            kind: GidKind::RoceV2,
+            mtu: Mtu::Bytes4096,
+            service_level: 3,
+            partition_key: 0xFFFF,
+            local_identifier: 0x1234,
+            number: 0x00AB_CDEF,
+            sequence: 0x0001_0203,
+            piece_bytes: 8 << 20,
+            send_depth: 256,
+            receive_depth: 258,
+            gid: Gid([9; 16]),
+            reads: 16,
+            host: "left".to_owned(),
+        }
+    }
 
     #[test]
     fn an_end_survives_the_control_plane() {
-        assert_eq!(Endpoint::decode(&END.encode()), Ok(END));
+        assert_eq!(Endpoint::decode(&end().encode()), Ok(end()));
+        let nameless = Endpoint { host: String::new(), ..end() };
+        assert_eq!(Endpoint::decode(&nameless.encode()), Ok(nameless));
+    }
+
+    #[test]
+    fn the_layout_is_the_table() {
+        let bytes = end().encode().0;
+        let expected = [
+            &[2, 2, 2, 5, 3, 0xFF, 0xFF, 0x34, 0x12, 0xEF, 0xCD, 0xAB, 0, 3, 2, 1, 0, 0, 0, 0x80, 0][..],
+            &[0, 1, 0, 0, 2, 1, 0, 0],
+            &[9; 16],
+            &[16],
+            b"left",
+        ];
+        assert_eq!(bytes, expected.concat());
     }
 
     #[test]
     fn damaged_data_are_refused_with_what_is_wrong() {
-        let good = END.encode().0;
-        for length in 0..good.len() {
+        let good = end().encode().0;
+        for length in 0..FIXED_BYTES {
             Endpoint::decode(&ConnectionData(good[..length].to_vec())).unwrap_err();
         }
         let with = |index: usize, value: u8| {
@@ -122,21 +276,59 @@ mod tests {
             bytes[index] = value;
             Endpoint::decode(&ConnectionData(bytes))
         };
-        assert!(with(0, 2).unwrap_err().contains("version"));
+        assert!(with(0, 1).unwrap_err().contains("version is 1, ours is 2"));
         assert!(with(1, 3).unwrap_err().contains("link layer"));
-        for (index, value) in [(2, 0), (2, 6), (8, 1), (12, 1)] {
+        assert!(with(2, 3).unwrap_err().contains("kind of packets"));
+        for (index, value) in [(3, 0), (3, 6), (4, 16), (12, 1), (16, 1)] {
             assert!(with(index, value).unwrap_err().contains("out of range"), "byte {index}");
+        }
+        let long = [good, vec![b'x'; HOST_BYTES_MAX]].concat();
+        assert!(Endpoint::decode(&ConnectionData(long)).unwrap_err().contains("host name"));
+    }
+
+    #[test]
+    fn empty_pieces_and_queues_are_refused() {
+        for none in [
+            Endpoint { piece_bytes: 0, ..end() },
+            Endpoint { send_depth: 0, ..end() },
+            Endpoint { receive_depth: 0, ..end() },
+        ] {
+            assert!(Endpoint::decode(&none.encode()).unwrap_err().contains("at least 1"));
         }
     }
 
     #[test]
-    fn pieces_without_bytes_are_refused() {
-        let end = Endpoint { piece_bytes: 0, ..END };
-        assert!(Endpoint::decode(&end.encode()).unwrap_err().contains("piece"));
+    fn a_host_name_cannot_write_on_a_terminal() {
+        let hostile = Endpoint { host: "a\u{1b}[2Jb\n".to_owned(), ..end() };
+        assert_eq!(Endpoint::decode(&hostile.encode()).unwrap().host, "a[2Jb");
+    }
+
+    #[test]
+    fn ends_that_cannot_hear_each_other_are_told_both_values() {
+        let ours = end();
+        ours.check(&end()).unwrap();
+        // Packet sizes and depths need not be equal: the smaller one holds.
+        ours.check(&Endpoint { mtu: Mtu::Bytes256, receive_depth: 1, ..end() }).unwrap();
+        for (theirs, words) in [
+            (Endpoint { link: LinkLayer::InfiniBand, ..end() }, ["InfiniBand", "Ethernet"]),
+            (Endpoint { kind: GidKind::RoceV1, ..end() }, ["RoceV1", "RoceV2"]),
+            (Endpoint { partition_key: 0x8001, ..end() }, ["0x8001", "0xffff"]),
+        ] {
+            let error = ours.check(&theirs).unwrap_err();
+            assert!(words.iter().all(|word| error.contains(word)) && error.contains("left"), "{error}");
+        }
+        let limited = Endpoint { partition_key: 0x7FFF, ..end() };
+        ours.check(&limited).unwrap();
+        limited.check(&limited).unwrap_err();
     }
 
     #[test]
     fn sequence_numbers_fit_their_24_bits() {
         assert_eq!(sequence(u64::MAX), NUMBER_MAX);
+    }
+
+    #[test]
+    fn the_own_host_name_fits() {
+        assert!(host_name().len() <= HOST_BYTES_MAX);
     }
 }

@@ -2,7 +2,9 @@
 
 use std::{ffi::c_int, fmt, io, ptr::NonNull, sync::Arc};
 
-use crate::{FabricError, FabricKind};
+use crate::{FabricError, FabricKind, LossCause};
+
+use super::{DeviceEvent, Setting, SettingError};
 
 /// A failure of libibverbs, of the device below it, or of what they found.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -51,6 +53,40 @@ pub enum VerbsError {
         device: String,
         /// Its port, counted from 1.
         port: u8,
+    },
+    /// Several devices, each of which lacks something.
+    #[error("none of the RDMA devices can be used: {reasons}", reasons = reasons.0.join("; "))]
+    NoneUsable {
+        /// What each lacks.
+        reasons: Names,
+    },
+    /// A setting that is wrong whatever the device.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
+    /// A setting that this device cannot fulfil.
+    #[error("{value} does not fit RDMA device {device}: {remedy}; it is set by {setting}")]
+    Unfit {
+        /// The setting.
+        setting: Setting,
+        /// What it holds.
+        value: String,
+        /// The device.
+        device: String,
+        /// What it may hold.
+        remedy: String,
+    },
+    /// The device or its port went away while it was in use.
+    #[error(
+        "RDMA device {device} cannot be used through its port {port}: {event}; its connections are ended, and it is \
+         opened again when the port is active"
+    )]
+    DeviceLost {
+        /// The device.
+        device: String,
+        /// The port that was in use, counted from 1.
+        port: u8,
+        /// What it said.
+        event: DeviceEvent,
     },
     /// A call was refused.
     #[error("{call} failed on RDMA device {device}: {source}{hint}", hint = Hint { call, source })]
@@ -147,6 +183,12 @@ pub(crate) fn fabric_error(error: &VerbsError) -> FabricError {
             io::Error::other(other.to_string()),
         ),
     }
+}
+
+/// What operations end with that were under way when `error` befell their device.
+pub(crate) fn loss(error: &VerbsError) -> FabricError {
+    let (kind, cause) = (FabricKind::Verbs, LossCause::DeviceLost);
+    FabricError::PeerLost { kind, cause, detail: error.to_string() }
 }
 
 #[cfg(test)]

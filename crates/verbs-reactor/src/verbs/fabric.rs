@@ -1,106 +1,97 @@
 //! The fabric on an RDMA device.
 
-use std::sync::Arc;
+use std::{
+    mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use crate::{Capabilities, Domain, Fabric, FabricError, FabricKind, Runtime, Wait, wait::Spinner};
 
 use super::{
-    Context, Counters, DeviceLimits, GidEntry, Library, LinkLayer, Names, Port, VerbsCounts, VerbsError,
-    domain::VerbsDomain, error::fabric_error,
+    Counters, GidEntry, GidKind, LinkLayer, Mtu, Port, VerbsCounts, VerbsError, VerbsSettings,
+    domain::VerbsDomain,
+    error::fabric_error,
+    opened::{Child, Opened, piece_bytes},
+    watch,
 };
-
-/// Logical writes are split into pieces of at most this many bytes, or of what the port takes if that is less.
-const PIECE_BYTES_MAX: u32 = 1 << 30;
 
 /// Of queue pairs: pieces are counted by the link, which holds back what the device's queue has no room for.
 pub(super) const CAPABILITIES: Capabilities = Capabilities { vectored: true, ..Capabilities::WRITES };
 
-/// How a device retries, in its own units. All of it is finite: a peer that is gone is noticed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Timing {
-    /// Time to wait for an acknowledgement: 4.096 µs · 2ⁿ; devices may wait up to four times as long. Default 16,
-    /// which is 0.27 s.
-    pub acknowledgement: u8,
-    /// Retries after that, at most 6: InfiniBand allows 7, but Soft-RoCE takes 7 for ever. Default 6: with the
-    /// acknowledgement's default, a peer that is gone fails an operation after 2 to 8 seconds.
-    pub retries: u8,
-    /// Retries when the peer has no receive posted, at most 6 (7 would be for ever). Default 6; with right
-    /// flow control there are none.
-    pub receiver_retries: u8,
-    /// What a peer without a receive is told to wait for, in the code of the InfiniBand specification. Default 12,
-    /// which is 0.64 ms.
-    pub receiver_wait: u8,
-}
-
-impl Default for Timing {
-    fn default() -> Self {
-        Self { acknowledgement: 16, retries: 6, receiver_retries: 6, receiver_wait: 12 }
-    }
-}
-
-impl Timing {
-    /// Within the fields of the queue pair, and finite.
-    fn clamped(self) -> Self {
-        Self {
-            acknowledgement: self.acknowledgement.clamp(1, 31), // 0 would be for ever
-            retries: self.retries.min(6),
-            receiver_retries: self.receiver_retries.min(6),
-            receiver_wait: self.receiver_wait.min(31),
-        }
-    }
-}
-
-/// How a device is opened.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct VerbsSettings {
-    /// The device's name; by default the first with an active port.
-    pub device: Option<String>,
-    /// How it retries.
-    pub timing: Timing,
-}
+/// A device that is lost is looked for at most this often, and only when somebody wants to connect.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// RDMA on one port of one device. Connections are made on a tokio runtime with its I/O driver enabled.
+///
+/// When the port goes down or the device fails, all its connections end with
+/// [`LossCause::DeviceLost`](crate::LossCause::DeviceLost), all memory is deregistered and the device closed, so
+/// that it can be removed. Until the port is active again, which is looked after whenever somebody wants to connect,
+/// new connections are refused with [`VerbsError::DeviceLost`]; then the device is opened again, and memory
+/// registered anew.
 #[derive(Debug)]
 pub struct VerbsFabric {
     shared: Arc<Shared>,
+    spinner: Arc<Spinner>,
 }
 
 /// What everything made on the device needs.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Shared {
     pub(super) runtime: Arc<dyn Runtime>,
-    pub(super) context: Arc<Context>,
-    pub(super) limits: DeviceLimits,
-    pub(super) port: Port,
-    pub(super) source: GidEntry,
-    pub(super) timing: Timing,
-    pub(super) spinner: Arc<Spinner>,
+    pub(super) settings: VerbsSettings,
     pub(super) counters: Arc<Counters>,
+    pub(super) device: String,
+    /// As they were when the device was opened first.
+    port: Port,
+    source: GidEntry,
+    mtu: Mtu,
+    /// It can read, and be read from.
+    reads: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+enum State {
+    Open(Arc<Opened>),
+    /// Lost, and when it may be looked for.
+    Lost(VerbsError, Duration),
 }
 
 impl VerbsFabric {
-    /// Opens the device that `settings` name.
+    /// Opens the device that `settings` name. What they leave open is chosen among the active ports of all devices:
+    ///
+    /// 1. by the kind of the port's best address: RoCE v2 with an IPv4 address or InfiniBand's own, then RoCE v2 with
+    ///    a routable IPv6 address, then RoCE v2 with a link-local one (RoCE v1 only if it is named);
+    /// 2. by the device's name, in alphabetical order;
+    /// 3. by the port's number, then the address's index.
+    ///
+    /// What was chosen, among what, is logged at info.
     ///
     /// # Errors
     /// Every [`VerbsError`]; each says what is missing.
     pub fn open(runtime: Arc<dyn Runtime>, settings: &VerbsSettings) -> Result<Self, VerbsError> {
-        let library = Library::open()?;
-        let (context, port) = match &settings.device {
-            Some(name) => usable(library, name)?,
-            None => first_usable(library)?,
-        };
-        let (limits, source) = (context.limits()?, context.source_address(&port)?);
-        let timing = settings.timing.clamped();
-        let (spinner, counters) = (Spinner::new(Wait::default()), Arc::default());
-        let shared = Shared { runtime, context, limits, port, source, timing, spinner, counters };
-        Ok(Self { shared: Arc::new(shared) })
+        let opened = Arc::new(Opened::choose(settings)?);
+        let shared = Arc::new(Shared {
+            runtime,
+            settings: settings.clone(),
+            counters: Arc::default(),
+            device: opened.context.name().to_owned(),
+            port: opened.port,
+            source: opened.source,
+            mtu: opened.mtu,
+            reads: opened.reads_started().min(opened.reads_served()) > 0,
+            state: Mutex::new(State::Open(opened.clone())),
+        });
+        shared.look_after(&opened)?;
+        Ok(Self { shared, spinner: Spinner::new(Wait::default()) })
     }
 
     /// How drivers wait, for domains opened after this. At most one driver of this fabric spins at a time; spinning
     /// polls the completion queue.
     #[must_use]
     pub fn with_wait(mut self, wait: Wait) -> Self {
-        self.shared = Arc::new(Shared { spinner: Spinner::new(wait), ..Shared::clone(&self.shared) });
+        self.spinner = Spinner::new(wait);
         self
     }
 
@@ -111,7 +102,7 @@ impl VerbsFabric {
 
     /// The device's name.
     pub fn device(&self) -> &str {
-        self.shared.context.name()
+        &self.shared.device
     }
 
     /// The port that connections use, as it was when the device was opened.
@@ -119,38 +110,80 @@ impl VerbsFabric {
         self.shared.port
     }
 
-    /// The address that connections come from.
+    /// The address that connections come from, as it was when the device was opened.
     pub fn source(&self) -> GidEntry {
         self.shared.source
     }
-}
 
-fn usable(library: &'static Library, name: &str) -> Result<(Arc<Context>, Port), VerbsError> {
-    let context = Context::open(library, name)?;
-    let port = context.active_port()?;
-    Ok((context, port))
-}
-
-/// The first device with an active port, or the reason against the last.
-fn first_usable(library: &'static Library) -> Result<(Arc<Context>, Port), VerbsError> {
-    let mut reason = VerbsError::UnknownDevice { name: "with an active port".into(), present: Names(vec![]) };
-    for name in library.device_names()? {
-        match usable(library, &name) {
-            Ok(found) => return Ok(found),
-            Err(error) => reason = error,
-        }
+    /// The largest packet on this side, as it was when the device was opened.
+    pub fn mtu(&self) -> Mtu {
+        self.shared.mtu
     }
-    Err(reason)
 }
 
 impl Shared {
-    pub(super) fn piece_bytes(&self) -> u32 {
-        self.port.message_bytes.clamp(1, PIECE_BYTES_MAX)
+    /// The device, opened again if it was lost and its port is active.
+    ///
+    /// # Errors
+    /// [`VerbsError::DeviceLost`]: why it was lost; it has not come back.
+    pub(super) fn opened(self: &Arc<Self>) -> Result<Arc<Opened>, VerbsError> {
+        let mut state = self.lock();
+        let lost = match &*state {
+            State::Open(opened) => match opened.lost() {
+                None => return Ok(opened.clone()),
+                Some(lost) => lost, // this moment
+            },
+            State::Lost(lost, next) if self.runtime.now() < *next => return Err(lost.clone()),
+            State::Lost(lost, _) => lost.clone(),
+        };
+        match self.open_again() {
+            Ok(opened) => {
+                *state = State::Open(opened.clone());
+                drop(state);
+                self.look_after(&opened)?;
+                Ok(opened)
+            }
+            Err(reason) => {
+                tracing::debug!(%reason, "an RDMA device is not back yet");
+                *state = State::Lost(lost.clone(), self.runtime.now() + PROBE_INTERVAL);
+                Err(lost)
+            }
+        }
     }
 
-    /// Reads of a peer that a queue pair serves at once.
-    pub(super) fn reads_served(&self) -> u8 {
-        u8::try_from(self.limits.reads_served).unwrap_or(u8::MAX)
+    /// Why the device is lost, if it is.
+    pub(super) fn lost(&self) -> Option<VerbsError> {
+        match &*self.lock() {
+            State::Open(opened) => opened.lost(),
+            State::Lost(lost, _) => Some(lost.clone()),
+        }
+    }
+
+    /// The same port; its address may be another.
+    fn open_again(&self) -> Result<Arc<Opened>, VerbsError> {
+        let (device, port) = (Some(self.device.clone()), Some(self.port.number));
+        Ok(Arc::new(Opened::choose(&VerbsSettings { device, port, ..self.settings.clone() })?))
+    }
+
+    fn look_after(self: &Arc<Self>, opened: &Arc<Opened>) -> Result<(), VerbsError> {
+        let me = Arc::downgrade(self);
+        opened.adopt(me)?;
+        watch::spawn(&*self.runtime, opened)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Child for Shared {
+    fn device_lost(&self, _failure: &FabricError) {
+        let mut state = self.lock();
+        let State::Open(opened) = &*state else { return };
+        let Some(lost) = opened.lost() else { return };
+        let before = mem::replace(&mut *state, State::Lost(lost, self.runtime.now()));
+        drop(state);
+        drop(before);
     }
 }
 
@@ -160,33 +193,23 @@ impl Fabric for VerbsFabric {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { piece_bytes_max: u64::from(self.shared.piece_bytes()), ..CAPABILITIES }
+        let piece_bytes_max = u64::from(piece_bytes(&self.shared.port));
+        Capabilities { read: self.shared.reads, piece_bytes_max, ..CAPABILITIES }
     }
 
     /// The kind of network, for InfiniBand with its subnet. Whether two RoCE ports reach each other only a
     /// connection tells.
     fn reach(&self) -> Vec<u8> {
-        match self.shared.port.link {
-            LinkLayer::Ethernet => b"roce-v2".to_vec(),
-            LinkLayer::InfiniBand => [b"infiniband-", &self.shared.source.gid.0[..8]].concat(),
+        match (self.shared.port.link, self.shared.source.kind) {
+            (LinkLayer::InfiniBand, _) => [b"infiniband-", &self.shared.source.gid.0[..8]].concat(),
+            (_, GidKind::RoceV1) => b"roce-v1".to_vec(),
+            _ => b"roce-v2".to_vec(),
         }
     }
 
     fn open_domain(&self) -> Result<Arc<dyn Domain>, FabricError> {
-        let domain = VerbsDomain::new(self.shared.clone()).map_err(|error| fabric_error(&error))?;
+        let domain = VerbsDomain::new(self.shared.clone(), self.spinner.clone())
+            .map_err(|error| fabric_error(&error))?;
         Ok(Arc::new(domain))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn retries_are_finite_whatever_is_asked_for() {
-        let asked = Timing { acknowledgement: 0, retries: 255, receiver_retries: 7, receiver_wait: 40 };
-        let expected = Timing { acknowledgement: 1, retries: 6, receiver_retries: 6, receiver_wait: 31 };
-        assert_eq!(asked.clamped(), expected);
-        assert_eq!(Timing::default().clamped(), Timing::default());
     }
 }

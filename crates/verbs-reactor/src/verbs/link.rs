@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll},
@@ -12,18 +12,23 @@ use futures::task::AtomicWaker;
 use tokio::sync::Notify;
 
 use crate::{
-    Arrival, FabricError, FabricKind, Immediate, Link, LossCause, PeerViolation, Piece, QueuePairCore,
-    SlotKey, WorkRequest,
+    Arrival, FabricError, FabricKind, Immediate, Link, LossCause, PeerViolation, QueuePairCore, SlotKey,
+    WorkRequest,
 };
 
 use super::{
-    VerbsError,
+    DeviceEvent, Endpoint, VerbsError,
     completion::{Batch, Completion, CompletionQueue, Done, Status, WorkCompletion},
-    domain::Registrations,
+    doorbell::BATCH,
     error::fabric_error,
     message::Message,
+    opened::Child,
+    pending::{Pending, RequestLimits},
     queue_pair::RawQueuePair,
-    send::{Pending, Phase, SendSide},
+    ranges::{Aim, Ranges},
+    registrations::Registrations,
+    send::{Phase, SendSide},
+    send_queue::{Ended, Outcome},
     tag::Tag,
 };
 
@@ -36,10 +41,14 @@ pub(super) const TURN: usize = 8;
 pub(super) struct VerbsLink {
     core: Arc<QueuePairCore>,
     domain: Arc<Registrations>,
-    completions: Arc<CompletionQueue>,
+    /// The peer's.
+    receive_depth: u32,
     /// Held while completions are taken and handed on, so that they are handed on in order.
     polling: Mutex<Inbound>,
     send: Mutex<SendSide>,
+    /// Held for moments only, while a call to the device may hold `send`.
+    submitted: Mutex<Submitted>,
+    limits: RequestLimits,
     established: AtomicBool,
     /// The phase is not [`Phase::Open`] any more.
     is_ending: AtomicBool,
@@ -53,17 +62,31 @@ pub(super) struct VerbsLink {
 /// What came before the next immediate.
 #[derive(Debug)]
 struct Inbound {
+    /// `None` once drained: it would keep the device open as long as somebody holds the queue pair.
+    completions: Option<Arc<CompletionQueue>>,
     /// Into pieces of how many bytes the peer splits its writes.
     piece_bytes: u32,
     /// Bytes that the write whose immediate comes next has before its last piece.
     earlier_bytes: u64,
+    /// What the latest batch ended on the send queue, in order. Reused.
+    ended: Vec<Ended>,
+}
+
+/// Operations on their way to the send queue. They go there with the next call to the device: at once if nothing is
+/// outstanding or as many wait as one call takes, else when whoever submitted them begins to wait or something comes
+/// back. So what one task submits in one go, or while another thread is inside a call, is one call.
+#[derive(Debug)]
+struct Submitted {
+    /// The connection takes work.
+    is_open: bool,
+    ranges: Vec<Pending>,
 }
 
 /// What a batch of completions asks for besides handing its parts on.
 #[derive(Default)]
 struct Tally {
-    /// Bytes of each ended operation of the batch, in order.
-    bytes: [u64; Batch::SIZE],
+    /// How much of [`Inbound::ended`] each completion of the batch and all before it ended.
+    ends: [usize; Batch::SIZE],
     trouble: Option<VerbsError>,
 }
 
@@ -73,14 +96,19 @@ impl VerbsLink {
         domain: Arc<Registrations>,
         completions: Arc<CompletionQueue>,
         send: SendSide,
-        peer_piece_bytes: u32,
+        limits: RequestLimits,
+        peer: &Endpoint,
     ) -> Self {
+        let (completions, piece_bytes) = (Some(completions), peer.piece_bytes);
+        let inbound = Inbound { completions, piece_bytes, earlier_bytes: 0, ended: Vec::new() };
         Self {
             core,
             domain,
-            completions,
-            polling: Mutex::new(Inbound { piece_bytes: peer_piece_bytes, earlier_bytes: 0 }),
+            receive_depth: peer.receive_depth,
+            polling: Mutex::new(inbound),
             send: Mutex::new(send),
+            submitted: Mutex::new(Submitted { is_open: true, ranges: Vec::new() }),
+            limits,
             established: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
             finds: AtomicU64::new(0),
@@ -89,8 +117,20 @@ impl VerbsLink {
         }
     }
 
-    pub(super) fn completions(&self) -> &Arc<CompletionQueue> {
-        &self.completions
+    /// Where it completes; `None` once drained.
+    pub(super) fn completions(&self) -> Option<Arc<CompletionQueue>> {
+        self.lock_polling().completions.clone()
+    }
+
+    /// Why it is over.
+    pub(super) fn failure(&self) -> FabricError {
+        self.core.failure().unwrap_or(FabricError::Closed)
+    }
+
+    /// Lets go of the completion queue, of a connection that is drained.
+    pub(super) fn release(&self) {
+        let completions = self.lock_polling().completions.take();
+        drop(completions);
     }
 
     pub(super) fn ending(&self) -> &Notify {
@@ -109,7 +149,7 @@ impl VerbsLink {
 
     /// Sends the greeting, whose arrival lets the peer's `connect` end and whose acknowledgement this side's.
     pub(super) fn greet(&self) {
-        let result = self.lock_send().signal(Message::Greeting);
+        let result = self.with_send(|send| send.signal(Message::Greeting));
         if let Err(error) = result {
             self.fail(&fabric_error(&error));
         }
@@ -127,12 +167,13 @@ impl VerbsLink {
 
     /// Takes one batch of completions and hands it on. Whether there was one.
     pub(super) fn progress(&self) -> bool {
-        self.progress_locked(&mut self.polling.lock().unwrap_or_else(PoisonError::into_inner))
+        self.progress_locked(&mut self.lock_polling())
     }
 
     fn progress_locked(&self, inbound: &mut Inbound) -> bool {
         let mut batch = Batch::new();
-        if let Err(error) = self.completions.poll(&mut batch) {
+        let Some(completions) = &inbound.completions else { return false };
+        if let Err(error) = completions.poll(&mut batch) {
             self.abandon(&fabric_error(&error));
             return false;
         }
@@ -140,10 +181,15 @@ impl VerbsLink {
             return false;
         }
         self.finds.fetch_add(1, Ordering::Relaxed);
-        let tally = self.settle(&batch);
-        for (completion, bytes) in batch.iter().zip(tally.bytes) {
-            self.hand_on(&completion, bytes, inbound);
+        let mut ended = std::mem::take(&mut inbound.ended);
+        let tally = self.settle(&batch, &mut ended);
+        let mut start = 0;
+        for (completion, end) in batch.iter().zip(tally.ends) {
+            self.hand_on(&completion, ended.get(start..end).unwrap_or_default(), inbound);
+            start = end;
         }
+        ended.clear();
+        inbound.ended = ended;
         if let Some(error) = &tally.trouble {
             self.fail(&fabric_error(error));
         }
@@ -153,31 +199,45 @@ impl VerbsLink {
 
     /// Keeps the queues full: counts what came back, posts receives anew before anyone sees what took the old
     /// ones, and posts what waited for room.
-    fn settle(&self, batch: &Batch) -> Tally {
-        let mut tally = Tally::default();
-        let mut send = self.lock_send();
-        let mut consumed = 0;
-        for (completion, bytes) in batch.iter().zip(&mut tally.bytes) {
-            match completion.tag {
-                Tag::Receive => consumed += 1,
-                tag => *bytes = send.returned(tag),
+    fn settle(&self, batch: &Batch, ended: &mut Vec<Ended>) -> Tally {
+        self.with_send(|send| {
+            let mut tally = Tally::default();
+            let mut consumed = 0;
+            for (completion, end) in batch.iter().zip(&mut tally.ends) {
+                match completion.tag {
+                    Tag::Receive => consumed += 1,
+                    Tag::Send(sequence) => send.returned(sequence, outcome(&completion), ended),
+                }
+                *end = ended.len();
             }
-        }
-        send.receives = send.receives.saturating_sub(consumed);
-        tally.trouble = send.replace_receives(consumed).and_then(|()| send.pump()).err();
-        tally
+            let posted = send.replace_receives(consumed).and_then(|()| self.pump(send));
+            tally.trouble = posted.err();
+            tally
+        })
     }
 
-    fn hand_on(&self, completion: &WorkCompletion, bytes: u64, inbound: &mut Inbound) {
+    fn hand_on(&self, completion: &WorkCompletion, ended: &[Ended], inbound: &mut Inbound) {
         match (completion.tag, completion.completion) {
-            (_, Completion::Failed { status, vendor }) => self.failed(completion.tag, status, vendor, bytes),
-            (Tag::Write(key), Completion::Ok { .. }) => self.core.complete(key, bytes, Ok(())),
-            (Tag::Piece(_), Completion::Ok { .. }) => {}
-            (Tag::Signal(bits), Completion::Ok { .. }) => match Message::from_bits(bits) {
-                Some(Message::Greeting) => self.establish(),
-                _ => self.go_down(),
-            },
+            (tag, Completion::Failed { status, vendor }) => self.failed(tag, status, vendor, ended),
+            (Tag::Send(_), Completion::Ok { .. }) => self.end(ended, &FabricError::Closed),
             (Tag::Receive, Completion::Ok { done }) => self.arrived(done, inbound),
+        }
+    }
+
+    /// Ends what a completion ended: with `failure`, unless it is done.
+    fn end(&self, ended: &[Ended], failure: &FabricError) {
+        for ended in ended {
+            match *ended {
+                Ended::Operation { key, bytes, is_done: true } => {
+                    self.core.complete(key, bytes, Ok(()));
+                }
+                Ended::Operation { key, bytes, is_done: false } => {
+                    self.core.complete(key, bytes, Err(failure.clone()));
+                }
+                Ended::Signal { message: Message::Greeting, is_done: true } => self.establish(),
+                Ended::Signal { is_done: true, .. } => self.go_down(),
+                Ended::Signal { is_done: false, .. } => {}
+            }
         }
     }
 
@@ -219,20 +279,18 @@ impl VerbsLink {
     }
 
     /// A failed request: the queue pair is in its error state, or goes there.
-    fn failed(&self, tag: Tag, status: Status, vendor: u32, bytes: u64) {
-        let cause = cause(tag, status, vendor, self.core.config().receive_depth);
+    fn failed(&self, tag: Tag, status: Status, vendor: u32, ended: &[Ended]) {
+        let cause = cause(tag, status, vendor, self.receive_depth);
         if let Some(cause) = &cause {
             self.fail(cause);
         } else if self.core.failure().is_none() {
             self.fail(&lost(
                 LossCause::Reset,
-                "the queue pair failed: the peer reached for memory it may not write, or the device gave up",
+                "the queue pair failed: the peer reached for memory it may not reach, or the device gave up",
             ));
         }
-        if let Tag::Write(key) = tag {
-            let failure = cause.or_else(|| self.core.failure()).unwrap_or(FabricError::Closed);
-            self.core.complete(key, bytes, Err(failure));
-        }
+        let failure = cause.or_else(|| self.core.failure()).unwrap_or(FabricError::Closed);
+        self.end(ended, &failure);
     }
 
     fn establish(&self) {
@@ -246,64 +304,75 @@ impl VerbsLink {
         self.go_down();
     }
 
-    /// Posts the last message, behind all work, and goes down when it is acknowledged or cannot be.
+    /// Posts the last message, behind all work that there is room for, and goes down when it is acknowledged or cannot
+    /// be.
     fn leave(&self, farewell: Message) {
-        {
-            let mut send = self.lock_send();
+        let is_said = self.with_send(|send| {
             if send.phase != Phase::Open {
-                return;
+                return true;
             }
+            let pumped = self.pump(send);
             send.phase = Phase::Leaving;
-            self.is_ending.store(true, Ordering::Relaxed);
-            if self.established.load(Ordering::Acquire) && send.signal(farewell).is_ok() {
-                drop(send);
-                self.ending.notify_one();
-                return;
-            }
+            self.stop_taking();
+            let says = pumped.is_ok() && self.established.load(Ordering::Acquire);
+            says && send.signal(farewell).is_ok()
+        });
+        if is_said {
+            self.ending.notify_one();
+        } else {
+            self.go_down();
         }
-        self.go_down();
     }
 
     fn go_down(&self) {
-        {
-            let mut send = self.lock_send();
+        let went_down = self.with_send(|send| {
             if send.phase >= Phase::Down {
-                return;
+                return false;
             }
             send.phase = Phase::Down;
-            self.is_ending.store(true, Ordering::Relaxed);
+            self.stop_taking();
             let result = send.queue_pair.as_ref().map_or(Ok(()), RawQueuePair::fail);
             if let Err(error) = result {
                 // The driver's time limit destroys the queue pair instead.
                 tracing::warn!(%error, "a queue pair does not go into its error state");
             }
+            true
+        });
+        if went_down {
+            self.connecting.wake();
+            self.ending.notify_one();
         }
-        self.connecting.wake();
-        self.ending.notify_one();
+    }
+
+    /// No work is taken any more. What is on its way to the send queue ends when everything does.
+    fn stop_taking(&self) {
+        self.is_ending.store(true, Ordering::Relaxed);
+        self.lock_submitted().is_open = false;
     }
 
     /// When everything is back, destroys the queue pair: nothing of the peer can touch memory after that.
     fn finish_if_idle(&self) {
-        {
-            let send = self.lock_send();
-            if send.phase != Phase::Down || !send.is_idle() {
-                return;
-            }
+        // Before looking: most connections are not ending.
+        if self.is_ending() && self.with_send(|send| send.phase == Phase::Down && send.is_idle()) {
+            self.abandon(&FabricError::Closed);
         }
-        self.abandon(&FabricError::Closed);
     }
 
     /// Destroys the queue pair with whatever is outstanding, which ends with `failure` or with what failed before.
     pub(super) fn abandon(&self, failure: &FabricError) {
         self.core.fail_arrivals(failure);
-        let (queue_pair, unfinished) = {
-            let mut send = self.lock_send();
+        let taken = self.with_send(|send| {
             if send.phase == Phase::Drained {
-                return;
+                return None;
             }
             send.phase = Phase::Drained;
-            (send.queue_pair.take(), send.take_unfinished())
-        };
+            self.stop_taking();
+            let submitted = std::mem::take(&mut self.lock_submitted().ranges);
+            let submitted = submitted.iter().filter(|range| range.is_last).map(|range| range.key);
+            let unfinished: Vec<SlotKey> = send.take_unfinished().into_iter().chain(submitted).collect();
+            Some((send.queue_pair.take(), unfinished))
+        });
+        let Some((queue_pair, unfinished)) = taken else { return };
         drop(queue_pair);
         let failure = self.core.failure().unwrap_or_else(|| failure.clone());
         for key in unfinished {
@@ -315,82 +384,100 @@ impl VerbsLink {
     }
 
     pub(super) fn is_drained(&self) -> bool {
-        self.lock_send().phase == Phase::Drained
+        self.with_send(|send| send.phase == Phase::Drained)
     }
 
-    /// The ranges of `request`, all of them checked before the first is posted. Most have one only, and allocate
-    /// nothing here. Each is split further, by what the device takes at once.
-    fn resolve(&self, key: SlotKey, request: &WorkRequest) -> Result<(Pending, Vec<Pending>), FabricError> {
-        let mut earlier = 0;
-        let mut range = |piece: Piece| {
-            let range = self.resolve_range(key, earlier, &piece)?;
-            earlier += range.length;
-            Ok(range)
-        };
-        let mut ranges = request.pieces(u64::MAX);
-        let first = ranges.next().ok_or_else(|| request.unsupported(FabricKind::Verbs))?;
-        Ok((range(first)?, ranges.map(range).collect::<Result<_, FabricError>>()?))
-    }
-
-    /// Where the bytes of `piece` are, here and there.
-    fn resolve_range(&self, key: SlotKey, earlier: u64, piece: &Piece) -> Result<Pending, FabricError> {
-        let Piece { local, remote, immediate, is_last } = piece;
-        let length = local.len() as u64;
-        let (here, local_key) = match local.block() {
-            Some(block) => {
-                (block.base().as_ptr() as u64 + local.offset() as u64, self.domain.local_key(block)?)
+    /// Posts what was submitted, if it is time for that or `at_once`. Who holds the lock meanwhile posts it afterwards.
+    fn post_submitted(&self, mut at_once: bool) {
+        while !self.lock_submitted().ranges.is_empty() {
+            let mut send = match self.send.try_lock() {
+                Ok(send) => send,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            if send.phase != Phase::Open || (!at_once && send.has_sends_outstanding()) {
+                return;
             }
-            None if length > 0 => {
-                let what = "send memory that is not a pool's: copy it into a pool first";
-                return Err(FabricError::Unsupported { kind: FabricKind::Verbs, what });
+            let result = self.pump(&mut send);
+            drop(send);
+            if let Err(error) = result {
+                return self.fail(&fabric_error(&error));
             }
-            None => (0, 0),
-        };
-        let region = self.core.remote_regions().aim(length, remote.as_ref())?;
-        // The range lies inside the region, whose end a device's address space holds.
-        let (there, remote_key) = match (remote, region) {
-            (Some(range), Some(region)) => (region.base.wrapping_add(range.offset), region.key),
-            _ => (0, 0),
-        };
-        Ok(Pending {
-            key,
-            local: here,
-            local_key,
-            remote: there,
-            remote_key,
-            length,
-            immediate: immediate.map(|Immediate(value)| value),
-            earlier,
-            is_last: *is_last,
-            posted: 0,
-        })
+            // Others may have come while we held the lock.
+            at_once = true;
+        }
     }
 
-    fn lock_send(&self) -> MutexGuard<'_, SendSide> {
-        self.send.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Posts what was submitted, and what there is room for now.
+    fn pump(&self, send: &mut SendSide) -> Result<(), VerbsError> {
+        if send.phase != Phase::Open {
+            return Ok(());
+        }
+        send.take(self.lock_submitted().ranges.drain(..));
+        send.pump()
+    }
+
+    /// Acts on the send side, and posts what others submitted meanwhile.
+    fn with_send<T>(&self, act: impl FnOnce(&mut SendSide) -> T) -> T {
+        let acted = act(&mut self.send.lock().unwrap_or_else(PoisonError::into_inner));
+        self.post_submitted(true);
+        acted
+    }
+
+    fn lock_polling(&self) -> MutexGuard<'_, Inbound> {
+        self.polling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_submitted(&self) -> MutexGuard<'_, Submitted> {
+        self.submitted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Child for VerbsLink {
+    fn device_lost(&self, failure: &FabricError) {
+        self.abandon(failure);
+    }
+
+    fn concerns(&self, event: DeviceEvent, failure: &FabricError) {
+        let is_mine = match event {
+            DeviceEvent::QueuePairFatal { number }
+            | DeviceEvent::QueuePairRequest { number }
+            | DeviceEvent::QueuePairAccess { number } => {
+                self.with_send(|send| send.queue_pair.as_ref().is_some_and(|own| own.number() == number))
+            }
+            DeviceEvent::CompletionQueue { queue } => {
+                self.completions().is_some_and(|completions| completions.raw() as usize == queue)
+            }
+            _ => false,
+        };
+        if is_mine {
+            self.drive(); // a completion says more
+            self.fail(failure);
+        }
     }
 }
 
 impl Link for VerbsLink {
     fn submit(&self, key: SlotKey, request: &WorkRequest) {
-        let (first, rest) = match self.resolve(key, request) {
+        let aim = Aim { core: &self.core, domain: &self.domain };
+        let ranges = match Ranges::of(request, key, &aim, &self.limits) {
             Ok(ranges) => ranges,
-            Err(error) => return self.core.complete(key, 0, Err(error)),
-        };
-        let result = {
-            let mut send = self.lock_send();
-            if send.phase == Phase::Open {
-                send.push([first].into_iter().chain(rest));
-                send.pump()
-            } else {
-                drop(send);
-                let failure = self.core.failure().unwrap_or(FabricError::Closed);
-                return self.core.complete(key, 0, Err(failure));
+            Err(error) => {
+                self.core.complete(key, 0, Err(error));
+                return;
             }
         };
-        if let Err(error) = result {
-            self.fail(&fabric_error(&error));
+        let mut submitted = self.lock_submitted();
+        if !submitted.is_open {
+            drop(submitted);
+            let failure = self.core.failure().unwrap_or(FabricError::Closed);
+            self.core.complete(key, 0, Err(failure));
+            return;
         }
+        submitted.ranges.extend(ranges.into_iter());
+        let is_batch = submitted.ranges.len() >= BATCH;
+        drop(submitted);
+        self.post_submitted(is_batch);
     }
 
     fn drive(&self) {
@@ -402,6 +489,8 @@ impl Link for VerbsLink {
                 }
             }
         }
+        // Someone is about to wait.
+        self.post_submitted(true);
     }
 
     fn start_close(&self) {
@@ -409,8 +498,17 @@ impl Link for VerbsLink {
     }
 }
 
-/// What a failed request says about the connection; `None` if only that it had failed before. `depth` is this
-/// side's receive depth, which stands for the peer's.
+/// What a completion of the send queue says about the requests before its own.
+fn outcome(completion: &WorkCompletion) -> Outcome {
+    match completion.completion {
+        Completion::Ok { .. } => Outcome::Done,
+        Completion::Failed { status: Status::Flushed, .. } => Outcome::Flushed,
+        Completion::Failed { .. } => Outcome::Failed,
+    }
+}
+
+/// What a failed request says about the connection; `None` if only that it had failed before. `depth` is the peer's
+/// receive depth.
 fn cause(tag: Tag, status: Status, vendor: u32, depth: u32) -> Option<FabricError> {
     let kind = FabricKind::Verbs;
     let device = |what: &str| {
@@ -450,12 +548,12 @@ mod tests {
     #[test]
     fn a_flushed_request_is_no_cause() {
         assert!(cause(Tag::Receive, Status::Flushed, 0, 8).is_none());
-        assert!(cause(Tag::Signal(Message::Farewell.to_bits()), Status::Flushed, 0, 8).is_none());
+        assert!(cause(Tag::Send(0), Status::Flushed, 0, 8).is_none());
     }
 
     #[test]
     fn causes_name_the_side_at_fault() {
-        let write = Tag::Write(SlotKey::from_bits(0));
+        let write = Tag::Send(0);
         let error = cause(write, Status::RetryExceeded, 129, 8);
         assert!(matches!(error, Some(FabricError::PeerLost { cause: LossCause::RetryExceeded, .. })));
         let error = cause(write, Status::RemoteAccess, 0, 8);

@@ -10,44 +10,44 @@ use std::{
 use super::{
     Counters, Endpoint, LinkLayer, ProtectionDomain, Timing, VerbsError,
     completion::CompletionQueue,
+    doorbell::{BATCH, Doorbell, RANGES, Transfer, Work},
     error::{pointer, refused, zero},
     message::Message,
+    pending::Direction,
     sys,
     tag::Tag,
 };
 
-/// Work requests handed over in one call.
-pub(crate) const BATCH: usize = 16;
-
 /// Up to this many bytes travel inside the work request, which saves the device one read of memory.
 const INLINE_BYTES: u32 = 64;
 
-/// One one-sided write. The device splits it into packets, nobody splits it further.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Write {
-    /// First byte here.
-    pub(crate) local: u64,
-    pub(crate) local_key: u32,
-    pub(crate) length: u32,
-    /// First byte there.
-    pub(crate) remote: u64,
-    pub(crate) remote_key: u32,
-    pub(crate) immediate: Option<u32>,
+/// How much a queue pair holds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Depths {
+    /// Work requests of the send queue.
+    pub(super) send: u32,
+    /// Receives.
+    pub(super) receive: u32,
+    /// Ranges of memory in one work request of the send queue.
+    pub(super) ranges: u32,
 }
 
-/// What a request asks for.
+/// How packets of a connection leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Work {
-    Write(Write),
-    /// A message of no bytes, told from a write with immediate by how it arrives.
-    Message(Message),
+pub(super) struct Way {
+    pub(super) port: u8,
+    pub(super) gid_index: u8,
+    pub(super) traffic_class: u8,
+    pub(super) timing: Timing,
+    /// Reads that the device may have under way.
+    pub(super) reads_started: u8,
 }
 
-/// A work request and whom its completion belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Request {
-    pub(super) tag: Tag,
-    pub(super) work: Work,
+impl Way {
+    /// Reads that may be under way at `peer`.
+    pub(super) fn reads_of(&self, peer: &Endpoint) -> u8 {
+        self.reads_started.min(peer.reads)
+    }
 }
 
 /// Not all of a batch was taken.
@@ -81,11 +81,10 @@ impl std::fmt::Debug for RawQueuePair {
 
 impl RawQueuePair {
     /// A queue pair with room for that many work requests in each direction.
-    pub(crate) fn new(
+    pub(super) fn new(
         domain: Arc<ProtectionDomain>,
         completions: Arc<CompletionQueue>,
-        send_depth: u32,
-        receive_depth: u32,
+        depths: Depths,
         counters: Arc<Counters>,
     ) -> Result<Self, VerbsError> {
         // SAFETY: all-zero bytes are a valid set of attributes: null pointers and numbers.
@@ -93,11 +92,11 @@ impl RawQueuePair {
         attributes.send_cq = completions.raw();
         attributes.recv_cq = completions.raw();
         attributes.qp_type = sys::IBV_QPT_RC;
-        attributes.sq_sig_all = 1;
+        attributes.sq_sig_all = 0;
         attributes.cap = sys::ibv_qp_cap {
-            max_send_wr: send_depth,
-            max_recv_wr: receive_depth,
-            max_send_sge: 1,
+            max_send_wr: depths.send,
+            max_recv_wr: depths.receive,
+            max_send_sge: depths.ranges,
             max_recv_sge: 1,
             max_inline_data: INLINE_BYTES,
         };
@@ -115,51 +114,40 @@ impl RawQueuePair {
         unsafe { self.raw.as_ref().qp_num }
     }
 
-    /// RESET to INIT: receives may be posted, and peers may write.
-    pub(crate) fn initialize(&self, port: u8) -> Result<(), VerbsError> {
+    /// RESET to INIT: receives may be posted, and peers may write and read what is registered for that.
+    pub(crate) fn initialize(&self, port: u8, pkey_index: u16) -> Result<(), VerbsError> {
         let mut attributes = blank();
+        attributes.pkey_index = pkey_index;
         attributes.qp_state = sys::IBV_QPS_INIT;
         attributes.port_num = port;
-        attributes.qp_access_flags = sys::IBV_ACCESS_REMOTE_WRITE;
+        attributes.qp_access_flags = sys::IBV_ACCESS_REMOTE_WRITE | sys::IBV_ACCESS_REMOTE_READ;
         let mask = sys::IBV_QP_STATE | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS;
         self.modify(attributes, mask)
     }
 
     /// INIT to RTR (the peer's packets are taken) to RTS (ours may go). The kernel may look up the peer's link
     /// address meanwhile.
-    pub(crate) fn connect(
-        &self,
-        here: &Endpoint,
-        gid_index: u8,
-        port: u8,
-        peer: &Endpoint,
-        timing: &Timing,
-    ) -> Result<(), VerbsError> {
-        self.ready_to_receive(here, gid_index, port, peer, timing)?;
-        self.ready_to_send(here, timing)
+    pub(super) fn connect(&self, here: &Endpoint, way: &Way, peer: &Endpoint) -> Result<(), VerbsError> {
+        self.ready_to_receive(here, way, peer)?;
+        self.ready_to_send(here, way, peer)
     }
 
-    fn ready_to_receive(
-        &self,
-        here: &Endpoint,
-        gid_index: u8,
-        port: u8,
-        peer: &Endpoint,
-        timing: &Timing,
-    ) -> Result<(), VerbsError> {
+    fn ready_to_receive(&self, here: &Endpoint, way: &Way, peer: &Endpoint) -> Result<(), VerbsError> {
         let mut attributes = blank();
         attributes.qp_state = sys::IBV_QPS_RTR;
-        attributes.path_mtu = here.mtu.min(peer.mtu);
+        attributes.path_mtu = here.mtu.min(peer.mtu).code();
         attributes.dest_qp_num = peer.number;
         attributes.rq_psn = peer.sequence;
-        attributes.max_dest_rd_atomic = 1;
-        attributes.min_rnr_timer = timing.receiver_wait;
-        attributes.ah_attr.port_num = port;
+        attributes.max_dest_rd_atomic = here.reads;
+        attributes.min_rnr_timer = way.timing.receiver_wait;
+        attributes.ah_attr.port_num = way.port;
+        attributes.ah_attr.sl = here.service_level;
         attributes.ah_attr.dlid = peer.local_identifier;
         if here.link == LinkLayer::Ethernet {
             attributes.ah_attr.is_global = 1;
             attributes.ah_attr.grh.dgid.raw = peer.gid.0;
-            attributes.ah_attr.grh.sgid_index = gid_index;
+            attributes.ah_attr.grh.sgid_index = way.gid_index;
+            attributes.ah_attr.grh.traffic_class = way.traffic_class;
             attributes.ah_attr.grh.hop_limit = 64;
         }
         let mask = sys::IBV_QP_STATE
@@ -172,14 +160,14 @@ impl RawQueuePair {
         self.modify(attributes, mask)
     }
 
-    fn ready_to_send(&self, here: &Endpoint, timing: &Timing) -> Result<(), VerbsError> {
+    fn ready_to_send(&self, here: &Endpoint, way: &Way, peer: &Endpoint) -> Result<(), VerbsError> {
         let mut attributes = blank();
         attributes.qp_state = sys::IBV_QPS_RTS;
         attributes.sq_psn = here.sequence;
-        attributes.timeout = timing.acknowledgement;
-        attributes.retry_cnt = timing.retries;
-        attributes.rnr_retry = timing.receiver_retries;
-        attributes.max_rd_atomic = 1;
+        attributes.timeout = way.timing.acknowledgement;
+        attributes.retry_cnt = way.timing.retries;
+        attributes.rnr_retry = way.timing.receiver_retries;
+        attributes.max_rd_atomic = way.reads_of(peer);
         let mask = sys::IBV_QP_STATE
             | sys::IBV_QP_TIMEOUT
             | sys::IBV_QP_RETRY_CNT
@@ -237,45 +225,57 @@ impl RawQueuePair {
         zero(result, CALL, self.domain.context().name()).map_err(|error| PostRefused { posted, error })
     }
 
-    /// Posts `requests`, at most [`BATCH`], with one doorbell.
+    /// Posts the requests of `doorbell` in one call. Their numbers begin with `sequence`.
     ///
     /// # Safety
-    /// The local bytes of each must stay as they are until it completes, or the queue pair is dropped.
-    pub(crate) unsafe fn post(&self, requests: &[Request]) -> Result<(), PostRefused> {
-        let requests = &requests[..requests.len().min(BATCH)];
-        let mut ranges = [sys::ibv_sge { addr: 0, length: 0, lkey: 0 }; BATCH];
-        let mut batch = [blank_send(); BATCH];
-        for ((request, range), raw) in requests.iter().zip(&mut ranges).zip(&mut batch) {
-            match request.work {
-                Work::Write(write) => self.fill_write(raw, &write, range),
-                Work::Message(message) => {
-                    raw.opcode = sys::IBV_WR_SEND_WITH_IMM;
-                    raw.__bindgen_anon_1.imm_data = message.to_bits().to_be();
-                }
-            }
-            raw.wr_id = request.tag.to_bits();
+    /// The local bytes of each must stay as they are, and those of a read be nobody's, until it completes or the queue
+    /// pair is dropped.
+    pub(super) unsafe fn post(&self, doorbell: &Doorbell, sequence: u64) -> Result<(), PostRefused> {
+        let mut ranges = [sys::ibv_sge { addr: 0, length: 0, lkey: 0 }; RANGES];
+        for (range, raw) in doorbell.ranges().iter().zip(&mut ranges) {
+            // A request's ranges are no longer than a piece.
+            let length = u32::try_from(range.length).unwrap_or(u32::MAX);
+            *raw = sys::ibv_sge { addr: range.address, length, lkey: range.key };
         }
+        let mut batch = [blank_send(); BATCH];
+        // Never past the array's end: a doorbell has no more ranges than that.
+        let mut list = ranges.as_mut_ptr();
+        for (((request, count), raw), tag) in doorbell.requests().zip(&mut batch).zip(sequence..) {
+            match &request.work {
+                Work::Transfer(transfer) => self.fill_transfer(raw, transfer),
+                Work::Message(message) => fill_message(raw, *message),
+            }
+            if request.is_signaled {
+                raw.send_flags |= sys::IBV_SEND_SIGNALED;
+            }
+            if count > 0 {
+                (raw.sg_list, raw.num_sge) = (list, i32::try_from(count).unwrap_or(0));
+                list = list.wrapping_add(count);
+            }
+            raw.wr_id = Tag::Send(tag).to_bits();
+        }
+        self.counters.posted(doorbell.len(), doorbell.signals());
         // SAFETY: the requests point at `ranges` and, chained, at each other; both outlive the call. The caller
         // keeps the bytes.
-        unsafe { self.post_sends(&mut batch[..requests.len()]) }
+        unsafe { self.post_sends(&mut batch[..doorbell.len().min(BATCH)]) }
     }
 
-    fn fill_write(&self, raw: &mut sys::ibv_send_wr, write: &Write, range: &mut sys::ibv_sge) {
-        raw.opcode = sys::IBV_WR_RDMA_WRITE;
-        if write.length > 0 {
-            *range = sys::ibv_sge { addr: write.local, length: write.length, lkey: write.local_key };
-            raw.sg_list = range;
-            raw.num_sge = 1;
+    fn fill_transfer(&self, raw: &mut sys::ibv_send_wr, transfer: &Transfer) {
+        raw.opcode = match (transfer.direction, transfer.immediate) {
+            (Direction::Write, Some(immediate)) => {
+                raw.__bindgen_anon_1.imm_data = immediate.to_be();
+                sys::IBV_WR_RDMA_WRITE_WITH_IMM
+            }
+            // A read of nothing is a write of nothing: devices differ in what they do with the first.
+            (Direction::Read, _) if transfer.length > 0 => sys::IBV_WR_RDMA_READ,
+            _ => sys::IBV_WR_RDMA_WRITE,
+        };
+        let fits = (1..=u64::from(self.inline_bytes)).contains(&transfer.length);
+        if fits && transfer.direction == Direction::Write {
+            raw.send_flags |= sys::IBV_SEND_INLINE;
         }
-        if write.length > 0 && write.length <= self.inline_bytes {
-            raw.send_flags = sys::IBV_SEND_INLINE;
-        }
-        if let Some(immediate) = write.immediate {
-            raw.opcode = sys::IBV_WR_RDMA_WRITE_WITH_IMM;
-            raw.__bindgen_anon_1.imm_data = immediate.to_be();
-        }
-        raw.wr.rdma.remote_addr = write.remote;
-        raw.wr.rdma.rkey = write.remote_key;
+        raw.wr.rdma.remote_addr = transfer.remote;
+        raw.wr.rdma.rkey = transfer.remote_key;
     }
 
     /// Chains and posts.
@@ -291,7 +291,6 @@ impl RawQueuePair {
             return Ok(());
         }
         chain(batch, |request| &mut request.next);
-        self.counters.posted(batch.len(), batch.len());
         let first = batch.as_mut_ptr();
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair is alive and the chain valid for the call; the caller vouches for the rest.
@@ -334,6 +333,15 @@ impl Drop for RawQueuePair {
 fn blank() -> sys::ibv_qp_attr {
     // SAFETY: all-zero bytes are a valid set of attributes: numbers only.
     unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+fn fill_message(raw: &mut sys::ibv_send_wr, message: Message) {
+    raw.opcode = sys::IBV_WR_SEND_WITH_IMM;
+    raw.__bindgen_anon_1.imm_data = message.to_bits().to_be();
+    if message == Message::Farewell {
+        // Behind the bytes of reads, too: the peer goes down when it has the message.
+        raw.send_flags |= sys::IBV_SEND_FENCE;
+    }
 }
 
 fn blank_send() -> sys::ibv_send_wr {

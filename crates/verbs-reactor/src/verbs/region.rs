@@ -2,6 +2,8 @@
 
 use std::{ptr::NonNull, sync::Arc};
 
+use crate::Access;
+
 use super::{
     ProtectionDomain, VerbsError,
     error::{pointer, zero},
@@ -27,11 +29,11 @@ impl std::fmt::Debug for MemoryRegion {
 }
 
 impl MemoryRegion {
-    /// Registers `length` bytes from `base`. The kernel pins them. The device may always read them for this side;
-    /// with `remote_write` peers may write them.
+    /// Registers `length` bytes from `base`. The kernel pins them. The device may always read them for this side, and
+    /// write what this side reads of a peer into them if they are `writable`. Peers may do what `access` says.
     ///
     /// # Safety
-    /// The range must stay mapped while the region lives. With `remote_write`, peers that know the key write
+    /// The range must stay mapped while the region lives. With [`Access::remote_write`], peers that know the key write
     /// it at any time: nobody here may hold a reference that says otherwise.
     ///
     /// # Errors
@@ -40,11 +42,16 @@ impl MemoryRegion {
         domain: Arc<ProtectionDomain>,
         base: NonNull<u8>,
         length: usize,
-        remote_write: bool,
+        access: Access,
+        writable: bool,
     ) -> Result<Self, VerbsError> {
         let context = domain.context();
-        let write = sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_WRITE; // the second demands the first
-        let flags = if remote_write { write.cast_signed() } else { 0 };
+        let flag = |granted: bool, flag: sys::ibv_access_flags| if granted { flag } else { 0 };
+        // Writes by peers demand that the device may write at all.
+        let flags = flag(writable || access.remote_write, sys::IBV_ACCESS_LOCAL_WRITE)
+            | flag(access.remote_write, sys::IBV_ACCESS_REMOTE_WRITE)
+            | flag(access.remote_read, sys::IBV_ACCESS_REMOTE_READ);
+        let flags = flags.cast_signed();
         // SAFETY: the domain is alive, and the caller vouches for the range.
         let raw =
             unsafe { context.functions().ibv_reg_mr(domain.raw(), base.as_ptr().cast(), length, flags) };

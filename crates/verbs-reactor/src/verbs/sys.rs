@@ -5,8 +5,10 @@
 #![allow(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks, clippy::missing_safety_doc)] // the callers argue
 #![allow(clippy::all, clippy::expect_used, clippy::semicolon_if_nothing_returned)]
 use libc::{pthread_cond_t, pthread_mutex_t};
+pub type __u16 = ::core::ffi::c_ushort;
 pub type __u32 = ::core::ffi::c_uint;
 pub type __u64 = ::core::ffi::c_ulonglong;
+pub type __be16 = __u16;
 pub type __be32 = __u32;
 pub type __be64 = __u64;
 #[repr(C)]
@@ -292,6 +294,69 @@ const _: () = {
     ["Offset of field: ibv_port_attr::port_cap_flags2"]
         [::core::mem::offset_of!(ibv_port_attr, port_cap_flags2) - 48usize];
 };
+pub const IBV_EVENT_CQ_ERR: ibv_event_type = 0;
+pub const IBV_EVENT_QP_FATAL: ibv_event_type = 1;
+pub const IBV_EVENT_QP_REQ_ERR: ibv_event_type = 2;
+pub const IBV_EVENT_QP_ACCESS_ERR: ibv_event_type = 3;
+pub const IBV_EVENT_COMM_EST: ibv_event_type = 4;
+pub const IBV_EVENT_SQ_DRAINED: ibv_event_type = 5;
+pub const IBV_EVENT_PATH_MIG: ibv_event_type = 6;
+pub const IBV_EVENT_PATH_MIG_ERR: ibv_event_type = 7;
+pub const IBV_EVENT_DEVICE_FATAL: ibv_event_type = 8;
+pub const IBV_EVENT_PORT_ACTIVE: ibv_event_type = 9;
+pub const IBV_EVENT_PORT_ERR: ibv_event_type = 10;
+pub const IBV_EVENT_LID_CHANGE: ibv_event_type = 11;
+pub const IBV_EVENT_PKEY_CHANGE: ibv_event_type = 12;
+pub const IBV_EVENT_SM_CHANGE: ibv_event_type = 13;
+pub const IBV_EVENT_SRQ_ERR: ibv_event_type = 14;
+pub const IBV_EVENT_SRQ_LIMIT_REACHED: ibv_event_type = 15;
+pub const IBV_EVENT_QP_LAST_WQE_REACHED: ibv_event_type = 16;
+pub const IBV_EVENT_CLIENT_REREGISTER: ibv_event_type = 17;
+pub const IBV_EVENT_GID_CHANGE: ibv_event_type = 18;
+pub const IBV_EVENT_WQ_FATAL: ibv_event_type = 19;
+pub type ibv_event_type = ::core::ffi::c_uint;
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ibv_async_event {
+    pub element: ibv_async_event__bindgen_ty_1,
+    pub event_type: ibv_event_type,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union ibv_async_event__bindgen_ty_1 {
+    pub cq: *mut ibv_cq,
+    pub qp: *mut ibv_qp,
+    pub srq: *mut ibv_srq,
+    pub wq: *mut ibv_wq,
+    pub port_num: ::core::ffi::c_int,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
+const _: () = {
+    ["Size of ibv_async_event__bindgen_ty_1"]
+        [::core::mem::size_of::<ibv_async_event__bindgen_ty_1>() - 8usize];
+    ["Alignment of ibv_async_event__bindgen_ty_1"]
+        [::core::mem::align_of::<ibv_async_event__bindgen_ty_1>() - 8usize];
+    ["Offset of field: ibv_async_event__bindgen_ty_1::cq"]
+        [::core::mem::offset_of!(ibv_async_event__bindgen_ty_1, cq) - 0usize];
+    ["Offset of field: ibv_async_event__bindgen_ty_1::qp"]
+        [::core::mem::offset_of!(ibv_async_event__bindgen_ty_1, qp) - 0usize];
+    ["Offset of field: ibv_async_event__bindgen_ty_1::srq"]
+        [::core::mem::offset_of!(ibv_async_event__bindgen_ty_1, srq) - 0usize];
+    ["Offset of field: ibv_async_event__bindgen_ty_1::wq"]
+        [::core::mem::offset_of!(ibv_async_event__bindgen_ty_1, wq) - 0usize];
+    ["Offset of field: ibv_async_event__bindgen_ty_1::port_num"]
+        [::core::mem::offset_of!(ibv_async_event__bindgen_ty_1, port_num) - 0usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
+const _: () = {
+    ["Size of ibv_async_event"][::core::mem::size_of::<ibv_async_event>() - 16usize];
+    ["Alignment of ibv_async_event"][::core::mem::align_of::<ibv_async_event>() - 8usize];
+    ["Offset of field: ibv_async_event::element"][::core::mem::offset_of!(ibv_async_event, element) - 0usize];
+    ["Offset of field: ibv_async_event::event_type"]
+        [::core::mem::offset_of!(ibv_async_event, event_type) - 8usize];
+};
 pub const IBV_WC_SUCCESS: ibv_wc_status = 0;
 pub const IBV_WC_LOC_LEN_ERR: ibv_wc_status = 1;
 pub const IBV_WC_LOC_QP_OP_ERR: ibv_wc_status = 2;
@@ -537,6 +602,13 @@ const _: () = {
     ["Offset of field: ibv_ah_attr::is_global"][::core::mem::offset_of!(ibv_ah_attr, is_global) - 29usize];
     ["Offset of field: ibv_ah_attr::port_num"][::core::mem::offset_of!(ibv_ah_attr, port_num) - 30usize];
 };
+pub const IBV_WQT_RQ: ibv_wq_type = 0;
+pub type ibv_wq_type = ::core::ffi::c_uint;
+pub const IBV_WQS_RESET: ibv_wq_state = 0;
+pub const IBV_WQS_RDY: ibv_wq_state = 1;
+pub const IBV_WQS_ERR: ibv_wq_state = 2;
+pub const IBV_WQS_UNKNOWN: ibv_wq_state = 3;
+pub type ibv_wq_state = ::core::ffi::c_uint;
 pub const IBV_QPT_RC: ibv_qp_type = 2;
 pub const IBV_QPT_UC: ibv_qp_type = 3;
 pub const IBV_QPT_UD: ibv_qp_type = 4;
@@ -1014,6 +1086,48 @@ const _: () = {
         [::core::mem::offset_of!(ibv_srq, events_completed) - 120usize];
 };
 #[repr(C)]
+pub struct ibv_wq {
+    pub context: *mut ibv_context,
+    pub wq_context: *mut ::core::ffi::c_void,
+    pub pd: *mut ibv_pd,
+    pub cq: *mut ibv_cq,
+    pub wq_num: u32,
+    pub handle: u32,
+    pub state: ibv_wq_state,
+    pub wq_type: ibv_wq_type,
+    pub post_recv: ::core::option::Option<
+        unsafe extern "C" fn(
+            current: *mut ibv_wq,
+            recv_wr: *mut ibv_recv_wr,
+            bad_recv_wr: *mut *mut ibv_recv_wr,
+        ) -> ::core::ffi::c_int,
+    >,
+    pub mutex: pthread_mutex_t,
+    pub cond: pthread_cond_t,
+    pub events_completed: u32,
+    pub comp_mask: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
+const _: () = {
+    ["Size of ibv_wq"][::core::mem::size_of::<ibv_wq>() - 152usize];
+    ["Alignment of ibv_wq"][::core::mem::align_of::<ibv_wq>() - 8usize];
+    ["Offset of field: ibv_wq::context"][::core::mem::offset_of!(ibv_wq, context) - 0usize];
+    ["Offset of field: ibv_wq::wq_context"][::core::mem::offset_of!(ibv_wq, wq_context) - 8usize];
+    ["Offset of field: ibv_wq::pd"][::core::mem::offset_of!(ibv_wq, pd) - 16usize];
+    ["Offset of field: ibv_wq::cq"][::core::mem::offset_of!(ibv_wq, cq) - 24usize];
+    ["Offset of field: ibv_wq::wq_num"][::core::mem::offset_of!(ibv_wq, wq_num) - 32usize];
+    ["Offset of field: ibv_wq::handle"][::core::mem::offset_of!(ibv_wq, handle) - 36usize];
+    ["Offset of field: ibv_wq::state"][::core::mem::offset_of!(ibv_wq, state) - 40usize];
+    ["Offset of field: ibv_wq::wq_type"][::core::mem::offset_of!(ibv_wq, wq_type) - 44usize];
+    ["Offset of field: ibv_wq::post_recv"][::core::mem::offset_of!(ibv_wq, post_recv) - 48usize];
+    ["Offset of field: ibv_wq::mutex"][::core::mem::offset_of!(ibv_wq, mutex) - 56usize];
+    ["Offset of field: ibv_wq::cond"][::core::mem::offset_of!(ibv_wq, cond) - 96usize];
+    ["Offset of field: ibv_wq::events_completed"]
+        [::core::mem::offset_of!(ibv_wq, events_completed) - 144usize];
+    ["Offset of field: ibv_wq::comp_mask"][::core::mem::offset_of!(ibv_wq, comp_mask) - 148usize];
+};
+#[repr(C)]
 pub struct ibv_qp {
     pub context: *mut ibv_context,
     pub qp_context: *mut ::core::ffi::c_void,
@@ -1340,6 +1454,9 @@ pub struct Required {
     pub ibv_get_device_name: unsafe extern "C" fn(device: *mut ibv_device) -> *const ::core::ffi::c_char,
     pub ibv_open_device: unsafe extern "C" fn(device: *mut ibv_device) -> *mut ibv_context,
     pub ibv_close_device: unsafe extern "C" fn(context: *mut ibv_context) -> ::core::ffi::c_int,
+    pub ibv_get_async_event:
+        unsafe extern "C" fn(context: *mut ibv_context, event: *mut ibv_async_event) -> ::core::ffi::c_int,
+    pub ibv_ack_async_event: unsafe extern "C" fn(event: *mut ibv_async_event),
     pub ibv_query_device: unsafe extern "C" fn(
         context: *mut ibv_context,
         device_attr: *mut ibv_device_attr,
@@ -1354,6 +1471,12 @@ pub struct Required {
         port_num: u8,
         index: ::core::ffi::c_int,
         gid: *mut ibv_gid,
+    ) -> ::core::ffi::c_int,
+    pub ibv_query_pkey: unsafe extern "C" fn(
+        context: *mut ibv_context,
+        port_num: u8,
+        index: ::core::ffi::c_int,
+        pkey: *mut __be16,
     ) -> ::core::ffi::c_int,
     pub ibv_alloc_pd: unsafe extern "C" fn(context: *mut ibv_context) -> *mut ibv_pd,
     pub ibv_dealloc_pd: unsafe extern "C" fn(pd: *mut ibv_pd) -> ::core::ffi::c_int,
@@ -1407,9 +1530,12 @@ impl Required {
         let ibv_get_device_name = __library.get(b"ibv_get_device_name\0").map(|sym| *sym)?;
         let ibv_open_device = __library.get(b"ibv_open_device\0").map(|sym| *sym)?;
         let ibv_close_device = __library.get(b"ibv_close_device\0").map(|sym| *sym)?;
+        let ibv_get_async_event = __library.get(b"ibv_get_async_event\0").map(|sym| *sym)?;
+        let ibv_ack_async_event = __library.get(b"ibv_ack_async_event\0").map(|sym| *sym)?;
         let ibv_query_device = __library.get(b"ibv_query_device\0").map(|sym| *sym)?;
         let ibv_query_port = __library.get(b"ibv_query_port\0").map(|sym| *sym)?;
         let ibv_query_gid = __library.get(b"ibv_query_gid\0").map(|sym| *sym)?;
+        let ibv_query_pkey = __library.get(b"ibv_query_pkey\0").map(|sym| *sym)?;
         let ibv_alloc_pd = __library.get(b"ibv_alloc_pd\0").map(|sym| *sym)?;
         let ibv_dealloc_pd = __library.get(b"ibv_dealloc_pd\0").map(|sym| *sym)?;
         let ibv_reg_mr = __library.get(b"ibv_reg_mr\0").map(|sym| *sym)?;
@@ -1430,9 +1556,12 @@ impl Required {
             ibv_get_device_name,
             ibv_open_device,
             ibv_close_device,
+            ibv_get_async_event,
+            ibv_ack_async_event,
             ibv_query_device,
             ibv_query_port,
             ibv_query_gid,
+            ibv_query_pkey,
             ibv_alloc_pd,
             ibv_dealloc_pd,
             ibv_reg_mr,
@@ -1463,6 +1592,16 @@ impl Required {
     pub unsafe fn ibv_close_device(&self, context: *mut ibv_context) -> ::core::ffi::c_int {
         (self.ibv_close_device)(context)
     }
+    pub unsafe fn ibv_get_async_event(
+        &self,
+        context: *mut ibv_context,
+        event: *mut ibv_async_event,
+    ) -> ::core::ffi::c_int {
+        (self.ibv_get_async_event)(context, event)
+    }
+    pub unsafe fn ibv_ack_async_event(&self, event: *mut ibv_async_event) {
+        (self.ibv_ack_async_event)(event)
+    }
     pub unsafe fn ibv_query_device(
         &self,
         context: *mut ibv_context,
@@ -1486,6 +1625,15 @@ impl Required {
         gid: *mut ibv_gid,
     ) -> ::core::ffi::c_int {
         (self.ibv_query_gid)(context, port_num, index, gid)
+    }
+    pub unsafe fn ibv_query_pkey(
+        &self,
+        context: *mut ibv_context,
+        port_num: u8,
+        index: ::core::ffi::c_int,
+        pkey: *mut __be16,
+    ) -> ::core::ffi::c_int {
+        (self.ibv_query_pkey)(context, port_num, index, pkey)
     }
     pub unsafe fn ibv_alloc_pd(&self, context: *mut ibv_context) -> *mut ibv_pd {
         (self.ibv_alloc_pd)(context)

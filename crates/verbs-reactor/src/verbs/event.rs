@@ -1,0 +1,206 @@
+//! Asynchronous events of a device: what happens to it, its ports and what was made from it.
+
+use std::{
+    fmt, io,
+    mem::MaybeUninit,
+    os::fd::{AsRawFd, RawFd},
+    sync::Arc,
+};
+
+use super::{Context, VerbsError, completion::set_nonblocking, error::refused, sys};
+
+/// What a device says on its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DeviceEvent {
+    /// The device is broken: nothing on it works any more.
+    DeviceFatal,
+    /// The port lost its link.
+    PortDown {
+        /// Counted from 1.
+        port: u8,
+    },
+    /// The port has its link.
+    PortActive {
+        /// Counted from 1.
+        port: u8,
+    },
+    /// The port's addresses changed.
+    AddressChange {
+        /// Counted from 1.
+        port: u8,
+    },
+    /// The port's local identifier changed.
+    LocalIdentifierChange {
+        /// Counted from 1.
+        port: u8,
+    },
+    /// The port's partition keys changed.
+    PartitionKeyChange {
+        /// Counted from 1.
+        port: u8,
+    },
+    /// The subnet manager wants registrations again.
+    ClientReregister {
+        /// Counted from 1.
+        port: u8,
+    },
+    /// The subnet has another manager.
+    SubnetManagerChange {
+        /// Counted from 1.
+        port: u8,
+    },
+    /// A queue pair failed.
+    QueuePairFatal {
+        /// Its number.
+        number: u32,
+    },
+    /// A queue pair refused a request of the peer's.
+    QueuePairRequest {
+        /// Its number.
+        number: u32,
+    },
+    /// A queue pair refused an access of the peer's.
+    QueuePairAccess {
+        /// Its number.
+        number: u32,
+    },
+    /// A completion queue overflowed, or failed otherwise.
+    CompletionQueue {
+        /// Where it is, to tell it from others.
+        queue: usize,
+    },
+    /// `enum ibv_event_type`: nothing that concerns this crate.
+    Other(u32),
+}
+
+impl DeviceEvent {
+    fn parse(raw: &sys::ibv_async_event) -> Self {
+        // SAFETY: for the types below the kernel set this member, a number; for others it is not used.
+        let port = || u8::try_from(unsafe { raw.element.port_num }).unwrap_or(0);
+        // SAFETY: for the types below this member is set, and the queue pair is there: its destruction waits for
+        // the acknowledgement of events that were taken.
+        let number = || unsafe { (*raw.element.qp).qp_num };
+        match raw.event_type {
+            sys::IBV_EVENT_DEVICE_FATAL => Self::DeviceFatal,
+            sys::IBV_EVENT_PORT_ERR => Self::PortDown { port: port() },
+            sys::IBV_EVENT_PORT_ACTIVE => Self::PortActive { port: port() },
+            sys::IBV_EVENT_GID_CHANGE => Self::AddressChange { port: port() },
+            sys::IBV_EVENT_LID_CHANGE => Self::LocalIdentifierChange { port: port() },
+            sys::IBV_EVENT_PKEY_CHANGE => Self::PartitionKeyChange { port: port() },
+            sys::IBV_EVENT_CLIENT_REREGISTER => Self::ClientReregister { port: port() },
+            sys::IBV_EVENT_SM_CHANGE => Self::SubnetManagerChange { port: port() },
+            sys::IBV_EVENT_QP_FATAL => Self::QueuePairFatal { number: number() },
+            sys::IBV_EVENT_QP_REQ_ERR => Self::QueuePairRequest { number: number() },
+            sys::IBV_EVENT_QP_ACCESS_ERR => Self::QueuePairAccess { number: number() },
+            // SAFETY: for this type the member is set; the pointer is compared, not followed.
+            sys::IBV_EVENT_CQ_ERR => Self::CompletionQueue { queue: unsafe { raw.element.cq } as usize },
+            other => Self::Other(other),
+        }
+    }
+}
+
+impl fmt::Display for DeviceEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DeviceFatal => f.write_str("the device failed (DEVICE_FATAL)"),
+            Self::PortDown { port } => write!(f, "port {port} went down (PORT_ERR)"),
+            Self::PortActive { port } => write!(f, "port {port} became active (PORT_ACTIVE)"),
+            Self::AddressChange { port } => write!(f, "the addresses of port {port} changed (GID_CHANGE)"),
+            Self::LocalIdentifierChange { port } => {
+                write!(f, "the local identifier of port {port} changed (LID_CHANGE)")
+            }
+            Self::PartitionKeyChange { port } => {
+                write!(f, "the partition keys of port {port} changed (PKEY_CHANGE)")
+            }
+            Self::ClientReregister { port } => {
+                write!(f, "the subnet manager of port {port} wants registrations again (CLIENT_REREGISTER)")
+            }
+            Self::SubnetManagerChange { port } => {
+                write!(f, "port {port} has another subnet manager (SM_CHANGE)")
+            }
+            Self::QueuePairFatal { number } => write!(f, "queue pair {number} failed (QP_FATAL)"),
+            Self::QueuePairRequest { number } => {
+                write!(f, "queue pair {number} refused a request of the peer (QP_REQ_ERR)")
+            }
+            Self::QueuePairAccess { number } => {
+                write!(f, "queue pair {number} refused an access of the peer (QP_ACCESS_ERR)")
+            }
+            Self::CompletionQueue { .. } => f.write_str("a completion queue failed (CQ_ERR)"),
+            Self::Other(number) => write!(f, "event {number}"),
+        }
+    }
+}
+
+/// The descriptor that is readable when the device has something to say. Keeps the device open.
+#[derive(Debug)]
+pub(super) struct EventChannel(Arc<Context>);
+
+impl EventChannel {
+    /// The events of `context`, not waited for in the kernel.
+    pub(super) fn new(context: Arc<Context>) -> Result<Self, VerbsError> {
+        set_nonblocking(context.event_descriptor())
+            .map_err(|error| refused(error, "fcntl", context.name()))?;
+        Ok(Self(context))
+    }
+
+    /// Takes the next event, if there is one, and acknowledges it at once: whatever it is about can be destroyed.
+    pub(super) fn take(&self) -> Result<Option<DeviceEvent>, VerbsError> {
+        let mut raw = MaybeUninit::<sys::ibv_async_event>::zeroed();
+        // SAFETY: the context is open and its descriptor non-blocking; `raw` is a valid place for an event.
+        let result = unsafe { self.0.functions().ibv_get_async_event(self.0.raw(), raw.as_mut_ptr()) };
+        if result != 0 {
+            let error = io::Error::last_os_error(); // it returns -1 and sets errno
+            return match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+                _ => Err(refused(error, "ibv_get_async_event", self.0.name())),
+            };
+        }
+        // SAFETY: all-zero bytes are a valid event, and the call filled it in.
+        let mut raw = unsafe { raw.assume_init() };
+        let event = DeviceEvent::parse(&raw);
+        // SAFETY: the event was taken above and is acknowledged once.
+        unsafe { self.0.functions().ibv_ack_async_event(&raw mut raw) };
+        Ok(Some(event))
+    }
+}
+
+impl AsRawFd for EventChannel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.event_descriptor()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_port(event_type: u32) -> DeviceEvent {
+        let element = sys::ibv_async_event__bindgen_ty_1 { port_num: 2 };
+        DeviceEvent::parse(&sys::ibv_async_event { element, event_type })
+    }
+
+    #[test]
+    fn events_of_ports_name_the_port() {
+        for (raw, parsed) in [
+            (sys::IBV_EVENT_PORT_ERR, DeviceEvent::PortDown { port: 2 }),
+            (sys::IBV_EVENT_PORT_ACTIVE, DeviceEvent::PortActive { port: 2 }),
+            (sys::IBV_EVENT_GID_CHANGE, DeviceEvent::AddressChange { port: 2 }),
+            (sys::IBV_EVENT_LID_CHANGE, DeviceEvent::LocalIdentifierChange { port: 2 }),
+            (sys::IBV_EVENT_PKEY_CHANGE, DeviceEvent::PartitionKeyChange { port: 2 }),
+            (sys::IBV_EVENT_CLIENT_REREGISTER, DeviceEvent::ClientReregister { port: 2 }),
+            (sys::IBV_EVENT_SM_CHANGE, DeviceEvent::SubnetManagerChange { port: 2 }),
+        ] {
+            assert_eq!(of_port(raw), parsed);
+            assert!(parsed.to_string().contains("port 2"), "{parsed}");
+        }
+    }
+
+    #[test]
+    fn unknown_events_are_kept_as_they_are() {
+        for raw in [sys::IBV_EVENT_COMM_EST, sys::IBV_EVENT_SQ_DRAINED, 4711] {
+            assert_eq!(of_port(raw), DeviceEvent::Other(raw));
+        }
+        assert_eq!(of_port(sys::IBV_EVENT_DEVICE_FATAL), DeviceEvent::DeviceFatal);
+    }
+}

@@ -1,0 +1,131 @@
+//! Ranges of operations on their way into the send queue, and the work requests they become.
+
+use crate::SlotKey;
+
+use super::{
+    doorbell::{Doorbell, Part, Request, Transfer, Work},
+    message::Message,
+};
+
+/// Bytes here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct LocalRange {
+    pub(super) address: u64,
+    pub(super) length: u64,
+    /// Names the region they lie in.
+    pub(super) key: u32,
+}
+
+/// Which way bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Direction {
+    Write,
+    Read,
+}
+
+/// How much one work request takes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RequestLimits {
+    /// Bytes.
+    pub(super) piece_bytes: u32,
+    /// Ranges of memory here.
+    pub(super) ranges: usize,
+}
+
+/// Adjacent bytes there, of an operation that is not completely posted yet. They are posted in steps: pieces and,
+/// before the last piece of a write that tells the peer, messages that say how many bytes went before.
+///
+/// The bytes here lie in one range of any length, or are gathered from several that one work request takes.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) key: SlotKey,
+    pub(super) direction: Direction,
+    pub(super) local: LocalRange,
+    /// Ranges that follow the first.
+    pub(super) gathered: Vec<LocalRange>,
+    pub(super) remote: u64,
+    pub(super) remote_key: u32,
+    /// Of all ranges together.
+    pub(super) length: u64,
+    pub(super) immediate: Option<u32>,
+    /// Bytes that the operation has before these.
+    pub(super) earlier: u64,
+    /// The operation ends with these.
+    pub(super) is_last: bool,
+    /// Steps posted already.
+    pub(super) posted: u64,
+}
+
+impl Pending {
+    /// Takes `next`, which comes next in the operation, into the same work request, or gives it back.
+    pub(super) fn gather(&mut self, next: Self, limits: &RequestLimits) -> Result<(), Self> {
+        let (is_last, immediate) = (next.is_last, next.immediate);
+        if self.length == 0 {
+            *self = next;
+        } else if next.length > 0 {
+            let is_adjacent = self.remote_key == next.remote_key && self.remote + self.length == next.remote;
+            let fits = self.length + next.length <= u64::from(limits.piece_bytes)
+                && self.gathered.len() + 1 < limits.ranges;
+            if !is_adjacent || !fits {
+                return Err(next);
+            }
+            self.length += next.length;
+            self.gathered.push(next.local);
+        }
+        (self.is_last, self.immediate) = (is_last, immediate);
+        Ok(())
+    }
+
+    fn pieces(&self, piece_bytes: u32) -> u64 {
+        self.length.div_ceil(u64::from(piece_bytes)).max(1)
+    }
+
+    /// What the peer is told of the bytes before the last piece.
+    fn extents(&self, piece_bytes: u32) -> impl Iterator<Item = Message> {
+        let before = self.earlier + (self.pieces(piece_bytes) - 1) * u64::from(piece_bytes);
+        let told = if self.immediate.is_some() { before } else { 0 };
+        let pieces = u32::try_from(told / u64::from(piece_bytes)).unwrap_or(u32::MAX);
+        // Less than a piece.
+        let residue = (told % u64::from(piece_bytes)) as u32;
+        let extent = (pieces > 0).then_some(Message::Extent(pieces));
+        extent.into_iter().chain((residue > 0).then_some(Message::Residue(residue)))
+    }
+
+    /// Work requests that these bytes take.
+    pub(super) fn steps(&self, piece_bytes: u32) -> u64 {
+        self.pieces(piece_bytes) + self.extents(piece_bytes).count() as u64
+    }
+
+    /// Adds a step to `doorbell`, if it has room.
+    pub(super) fn step(&self, step: u64, piece_bytes: u32, doorbell: &mut Doorbell) -> bool {
+        let (pieces, steps) = (self.pieces(piece_bytes), self.steps(piece_bytes));
+        let last = step + 1 == steps;
+        if !last && step + 1 >= pieces {
+            // At most two.
+            let message = self.extents(piece_bytes).nth((step + 1 - pieces) as usize);
+            let work = Work::Message(message.unwrap_or(Message::Extent(0)));
+            return doorbell.push(Request { work, part: Part::Piece, is_signaled: false }, &[]);
+        }
+        let from = if last { pieces - 1 } else { step } * u64::from(piece_bytes);
+        let length = (self.length - from).min(u64::from(piece_bytes));
+        let transfer = Transfer {
+            direction: self.direction,
+            length,
+            remote: self.remote + from,
+            remote_key: self.remote_key,
+            immediate: self.immediate.filter(|_| last),
+        };
+        let part = if last && self.is_last {
+            Part::End { key: self.key, bytes: self.earlier + self.length }
+        } else {
+            Part::Piece
+        };
+        let request = Request { work: Work::Transfer(transfer), part, is_signaled: false };
+        if self.gathered.is_empty() {
+            let range = [LocalRange { address: self.local.address + from, length, ..self.local }];
+            doorbell.push(request, range.get(..usize::from(length > 0)).unwrap_or_default())
+        } else {
+            doorbell.push_gathered(request, &self.local, &self.gathered)
+        }
+    }
+}

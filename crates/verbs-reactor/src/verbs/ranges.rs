@@ -1,0 +1,121 @@
+//! Where the bytes of an operation are, here and there.
+
+use memory::Buf;
+
+use crate::{FabricError, FabricKind, Immediate, Piece, QueuePairCore, RemoteRange, SlotKey, WorkRequest};
+
+use super::{
+    pending::{Direction, LocalRange, Pending, RequestLimits},
+    registrations::Registrations,
+};
+
+/// The ranges of an operation, all of them checked before the first is posted. Most operations have one only, and
+/// allocate nothing here.
+#[derive(Debug)]
+pub(super) struct Ranges {
+    earlier: Vec<Pending>,
+    last: Pending,
+}
+
+impl Ranges {
+    /// Those of `request`, in order. What is adjacent at the peer goes together, as far as one work request takes it;
+    /// each range is split further, by what the device takes at once.
+    pub(super) fn of(
+        request: &WorkRequest,
+        key: SlotKey,
+        aim: &Aim<'_>,
+        limits: &RequestLimits,
+    ) -> Result<Self, FabricError> {
+        if let WorkRequest::Read { .. } = request {
+            return Ok(Self { earlier: Vec::new(), last: aim.read(key, request)? });
+        }
+        let mut pieces = request.pieces(u64::MAX);
+        let first = pieces.next().ok_or_else(|| request.unsupported(FabricKind::Verbs))?;
+        let mut ranges = Self { earlier: Vec::new(), last: aim.write(key, 0, &first)? };
+        for piece in pieces {
+            let before = ranges.last.earlier + ranges.last.length;
+            if let Err(next) = ranges.last.gather(aim.write(key, before, &piece)?, limits) {
+                ranges.earlier.push(std::mem::replace(&mut ranges.last, next));
+            }
+        }
+        Ok(ranges)
+    }
+
+    pub(super) fn into_iter(self) -> impl Iterator<Item = Pending> {
+        self.earlier.into_iter().chain([self.last])
+    }
+}
+
+/// What is needed to find bytes.
+#[derive(Debug)]
+pub(super) struct Aim<'link> {
+    pub(super) core: &'link QueuePairCore,
+    pub(super) domain: &'link Registrations,
+}
+
+impl Aim<'_> {
+    fn write(&self, key: SlotKey, earlier: u64, piece: &Piece) -> Result<Pending, FabricError> {
+        let Piece { local, remote, immediate, is_last } = piece;
+        let local = self.source(local)?;
+        let pending = self.pending(key, Direction::Write, local, remote.as_ref())?;
+        let immediate = immediate.map(|Immediate(value)| value);
+        Ok(Pending { immediate, earlier, is_last: *is_last, ..pending })
+    }
+
+    fn read(&self, key: SlotKey, request: &WorkRequest) -> Result<Pending, FabricError> {
+        let WorkRequest::Read { remote, into } = request else {
+            return Err(request.unsupported(FabricKind::Verbs));
+        };
+        let mut local = LocalRange { address: 0, length: into.length(), key: 0 };
+        if let (Some((block, _)), Some(offset)) = (into.target()?, into.offset()) {
+            local.address = block.base().as_ptr() as u64 + offset as u64;
+            local.key = self.domain.local_key(&block)?;
+        }
+        self.pending(key, Direction::Read, local, Some(remote))
+    }
+
+    fn source(&self, local: &Buf) -> Result<LocalRange, FabricError> {
+        let length = local.len() as u64;
+        match local.block() {
+            Some(block) => Ok(LocalRange {
+                address: block.base().as_ptr() as u64 + local.offset() as u64,
+                length,
+                key: self.domain.local_key(block)?,
+            }),
+            None if length > 0 => {
+                let what = "send memory that is not a pool's: copy it into a pool first";
+                Err(FabricError::Unsupported { kind: FabricKind::Verbs, what })
+            }
+            None => Ok(LocalRange { address: 0, length, key: 0 }),
+        }
+    }
+
+    /// One whole operation of one range.
+    fn pending(
+        &self,
+        key: SlotKey,
+        direction: Direction,
+        local: LocalRange,
+        remote: Option<&RemoteRange>,
+    ) -> Result<Pending, FabricError> {
+        let region = self.core.remote_regions().aim(local.length, remote)?;
+        // The range lies inside the region, whose end a device's address space holds.
+        let (there, remote_key) = match (remote, region) {
+            (Some(range), Some(region)) => (region.base.wrapping_add(range.offset), region.key),
+            _ => (0, 0),
+        };
+        Ok(Pending {
+            key,
+            direction,
+            local,
+            gathered: Vec::new(),
+            remote: there,
+            remote_key,
+            length: local.length,
+            immediate: None,
+            earlier: 0,
+            is_last: true,
+            posted: 0,
+        })
+    }
+}

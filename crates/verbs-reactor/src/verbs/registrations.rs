@@ -1,0 +1,167 @@
+//! The memory of a domain: registered while the device is open, remembered while it is lost.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt, mem,
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
+};
+
+use memory::{Block, BlockId};
+
+use crate::{Access, FabricError, FabricKind, RegionGeneration, RegionId, RemoteRegion};
+
+use super::{
+    ProtectionDomain, VerbsError,
+    fabric::Shared,
+    opened::{Child, Opened},
+    region::MemoryRegion,
+};
+
+/// The blocks of a domain. Those of a device that was lost are registered again with its successor, under the
+/// same numbers and other keys.
+pub(super) struct Registrations {
+    /// What is heard of the device concerns connections, which have this.
+    _shared: Arc<Shared>,
+    generation: RegionGeneration,
+    inner: RwLock<Inner>,
+}
+
+/// In this order: the device lets go of the memory before it is unmapped.
+#[derive(Default)]
+struct Inner {
+    /// `None` while the device is lost.
+    live: Option<Live>,
+    blocks: BTreeMap<BlockId, Kept>,
+    /// Numbers are never used again.
+    next_region: u32,
+}
+
+/// What the device holds.
+struct Live {
+    /// Regions go before their domain.
+    memory: HashMap<BlockId, MemoryRegion>,
+    protection: Arc<ProtectionDomain>,
+    opened: Weak<Opened>,
+}
+
+struct Kept {
+    block: Block,
+    access: Access,
+    region: RegionId,
+}
+
+impl fmt::Debug for Registrations {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registrations").field("generation", &self.generation).finish_non_exhaustive()
+    }
+}
+
+impl Live {
+    fn register(&mut self, kept: &Kept) -> Result<(), VerbsError> {
+        let Kept { block, access, .. } = kept;
+        let (base, length, protection) = (block.base(), block.length(), self.protection.clone());
+        // What this side reads goes to pools alone; a user's memory may be mapped for reading only.
+        let writable = block.shareable();
+        // SAFETY: `Kept` keeps the block mapped for longer than its registration. Peers can write only
+        // blocks registered for that, of which nobody here forms a slice while it is granted (`Granted`).
+        let memory = unsafe { MemoryRegion::register(protection, base, length, *access, writable) }?;
+        self.memory.insert(block.id(), memory);
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// What a peer must know of a block. Its key is 0 while the device is lost: no peer gets it then.
+    fn announce(&self, kept: &Kept, generation: RegionGeneration) -> RemoteRegion {
+        let memory = self.live.as_ref().and_then(|live| live.memory.get(&kept.block.id()));
+        RemoteRegion {
+            region: kept.region,
+            generation,
+            base: kept.block.base().as_ptr() as u64,
+            length: kept.block.length() as u64,
+            key: memory.map_or(0, MemoryRegion::remote_key),
+        }
+    }
+}
+
+impl Registrations {
+    pub(super) fn new(shared: Arc<Shared>, generation: RegionGeneration) -> Self {
+        Self { _shared: shared, generation, inner: RwLock::default() }
+    }
+
+    /// The protection domain on `opened`, where all blocks are registered.
+    pub(super) fn on(self: &Arc<Self>, opened: &Arc<Opened>) -> Result<Arc<ProtectionDomain>, VerbsError> {
+        let mut inner = self.write();
+        if let Some(live) = inner.live.as_ref().filter(|live| live.opened.as_ptr() == Arc::as_ptr(opened)) {
+            return Ok(live.protection.clone());
+        }
+        let protection = ProtectionDomain::new(opened.context.clone())?;
+        let (memory, weak) = (HashMap::new(), Arc::downgrade(opened));
+        let mut live = Live { memory, protection: protection.clone(), opened: weak };
+        inner.blocks.values().try_for_each(|kept| live.register(kept))?;
+        let before = inner.live.replace(live);
+        drop(inner);
+        drop(before);
+        let me: Weak<Self> = Arc::downgrade(self);
+        if let Err(lost) = opened.adopt(me) {
+            self.let_go();
+            return Err(lost);
+        }
+        Ok(protection)
+    }
+
+    /// Names `block` in a work request of this domain.
+    pub(super) fn local_key(&self, block: &Block) -> Result<u32, FabricError> {
+        let inner = self.read();
+        let registered = inner.live.as_ref().and_then(|live| live.memory.get(&block.id()));
+        let missing = FabricError::NotRegistered { kind: FabricKind::Verbs, block: block.id().get() };
+        registered.map(MemoryRegion::local_key).ok_or(missing)
+    }
+
+    /// While the device is lost, the block is only noted: memory must be had for other fabrics.
+    pub(super) fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, VerbsError> {
+        let mut inner = self.write();
+        if let Some(kept) = inner.blocks.get(&block.id()) {
+            return Ok(inner.announce(kept, self.generation));
+        }
+        let kept = Kept { block: block.clone(), access, region: RegionId(inner.next_region) };
+        if let Some(live) = &mut inner.live {
+            live.register(&kept)?;
+        }
+        inner.next_region = inner.next_region.wrapping_add(1);
+        let announced = inner.announce(&kept, self.generation);
+        inner.blocks.insert(block.id(), kept);
+        Ok(announced)
+    }
+
+    pub(super) fn deregister(&self, block: BlockId) {
+        let (memory, kept) = {
+            let mut inner = self.write();
+            let memory = inner.live.as_mut().and_then(|live| live.memory.remove(&block));
+            (memory, inner.blocks.remove(&block))
+        };
+        // Without the lock: the device is told, which can take long. The memory is unmapped after that.
+        drop(memory);
+        drop(kept);
+    }
+
+    /// Deregisters everything.
+    fn let_go(&self) {
+        let live = mem::take(&mut self.write().live);
+        drop(live);
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Inner> {
+        self.inner.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Inner> {
+        self.inner.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Child for Registrations {
+    fn device_lost(&self, _failure: &FabricError) {
+        self.let_go();
+    }
+}
