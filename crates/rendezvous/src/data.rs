@@ -8,9 +8,9 @@ use protocol::{
     Checksums, Code, Connection, Held, Manner, Metadata, Received, Scope, Sharing, Status, TransferError,
     wire::control::Parameters,
 };
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tracing::Instrument as _;
-use verbs_reactor::{Arrival, FabricKind, QueuePair, Runtime};
+use verbs_reactor::{Arrival, FabricError, FabricKind, LossCause, QueuePair, Runtime, timeout};
 
 use crate::{
     Tensor, WorkerError,
@@ -23,6 +23,8 @@ use crate::{
     published::Version,
     receive_into::{Target, TargetAllocator},
     ring::OwnRing,
+    serve::FAREWELL,
+    step::handed_out,
     values::{PeerValues, SharedValues},
 };
 
@@ -42,6 +44,8 @@ pub(crate) struct DataConnection {
     pub(crate) meter: Arc<Meter>,
     /// The first reason, once it is over.
     lost: OnceLock<Lost>,
+    /// Told when that is known.
+    told: Notify,
     /// What it may have lost is noted.
     over: watch::Sender<bool>,
     /// Locked while that is noted; true once it is.
@@ -71,6 +75,7 @@ impl DataConnection {
             values: Arc::new(PeerValues::new(values, &peer.worker, meter.clone())),
             meter,
             lost: OnceLock::new(),
+            told: Notify::new(),
             over: watch::Sender::new(false),
             ended: Mutex::new(false),
         })
@@ -123,6 +128,7 @@ impl DataConnection {
                         "an arrival of a kind this version does not know: {other:?}"
                     ));
                 }
+                Err(error) if is_close(&error) => return self.why_closed(error.into(), runtime).await,
                 Err(error) => return error.into(),
             };
             match taken {
@@ -146,9 +152,23 @@ impl DataConnection {
         }
     }
 
+    /// The peer closed its end. It says why over the control connection, which may be the slower of the two; if
+    /// nothing comes, what was `seen` is the reason.
+    async fn why_closed(&self, seen: Lost, runtime: &Arc<dyn Runtime>) -> Lost {
+        let _ = timeout(&**runtime, FAREWELL, self.told.notified()).await;
+        self.lost.get().cloned().unwrap_or(seen)
+    }
+
     /// The peer has said why it will close this connection. Nothing new goes over it.
     pub(crate) fn expect_end(&self, why: &Lost) {
-        self.lost.get_or_init(|| why.clone());
+        self.end_for(why);
+    }
+
+    /// Notes `why` unless another reason came before. The one that counts.
+    fn end_for(&self, why: &Lost) -> &Lost {
+        let why = self.lost.get_or_init(|| why.clone());
+        self.told.notify_one();
+        why
     }
 
     /// Waits until its end is known.
@@ -166,7 +186,7 @@ impl DataConnection {
     ///
     /// Steps whose values may be lost are over with this peer before another connection can carry them on.
     pub(crate) fn fail(&self, why: &Lost) {
-        let why = self.lost.get_or_init(|| why.clone());
+        let why = self.end_for(why);
         // A thread that a hostile peer holds may hold the protocol's lock.
         self.queue_pair.free_threads();
         self.protocol.fail(&why.detail);
@@ -257,8 +277,7 @@ impl DataConnection {
 
     /// The value as a tensor that shares its bytes with what is held.
     pub(crate) fn shared_tensor(held: &mut Held<FabricChannel>) -> Result<Tensor, WorkerError> {
-        let gone = || WorkerError::InvalidTensor { problem: "the value was handed out before".to_owned() };
-        let received = held.get_mut().ok_or_else(gone)?;
+        let received = held.get_mut().ok_or_else(handed_out)?;
         let bytes = received.lent.take().map(Lent::received).transpose()?;
         received.lent = bytes.clone().map(Lent::view);
         Ok(received_tensor(received.metadata.clone(), bytes, received.checksums.clone()))
@@ -299,6 +318,11 @@ fn received_tensor(metadata: Metadata, bytes: Option<Buf>, checksums: Option<Arc
     let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
     let bytes = bytes.filter(|_| length > 0).and_then(|bytes| bytes.slice(0..length));
     Tensor::received(metadata, bytes.unwrap_or_else(Buf::empty), checksums)
+}
+
+/// Whether the peer ended the connection in order.
+fn is_close(error: &FabricError) -> bool {
+    matches!(error, FabricError::PeerLost { cause: LossCause::ClosedByPeer, .. })
 }
 
 /// Waits for `future` unless `stop` turns true first, or its sender is gone.

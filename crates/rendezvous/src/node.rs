@@ -165,6 +165,11 @@ impl Node {
         learnt.into_iter().chain(of_cluster).collect()
     }
 
+    /// The peer `name`, if it was met or named.
+    pub(crate) fn known_peer(&self, name: &str) -> Option<Peer> {
+        self.lock_peers().get(name).cloned()
+    }
+
     /// All peers, sorted by name.
     pub(crate) fn all_peers(&self) -> Vec<Peer> {
         self.lock_peers().all().cloned().collect()

@@ -210,8 +210,7 @@ impl Worker {
             loop {
                 let mut more = pin!(self.node.met.notified());
                 more.as_mut().enable();
-                let known = self.node.all_peers().into_iter().find(|peer| peer.name() == name);
-                if let Some(peer) = known.filter(|peer| peer.live_session().is_some()) {
+                if let Some(peer) = self.node.known_peer(name).filter(|peer| peer.live_session().is_some()) {
                     return Ok(peer);
                 }
                 more.await;

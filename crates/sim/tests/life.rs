@@ -162,10 +162,10 @@ fn what_is_on_its_way_arrives_when_its_sender_is_shut_down() {
         let (fetched, ()) = join(client.fetch(&peer, "x"), shutdown).await;
         match fetched {
             Ok(tensor) => handle.verify(7, tensor.bytes()),
-            // A fabric whose completions come before delivery may lose what it still has when it is closed.
-            Err(error) if handle.swarm().completions != Completions::AfterDelivery => {
-                assert!(matches!(error, WorkerError::PeerLost { .. }), "{error}");
-            }
+            // A fabric whose completions come before delivery may lose what it still has when it is closed. Why it was
+            // closed is known all the same, however slow the control connection is.
+            Err(WorkerError::PeerLost { loss: PeerLoss::Goodbye, .. })
+                if handle.swarm().completions != Completions::AfterDelivery => {}
             Err(error) => panic!("{error}"),
         }
         assert!(matches!(server.fetch(&peer, "x").await, Err(WorkerError::ShutDown)));

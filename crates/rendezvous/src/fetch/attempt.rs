@@ -18,16 +18,13 @@ impl Worker {
         scope: Scope,
         manner: Manner,
     ) -> Result<(Tensor, Option<Version>), WorkerError> {
-        let mut route = peer.connected(&self.node).await?;
-        let mut first = true;
-        loop {
-            match route.receive(scope, transfer, manner).await {
-                Err(lost) if first && is_repeatable(&lost) => {
-                    first = false;
-                    route = self.connected_again(peer, &route, lost).await?;
-                }
-                ended => return ended,
+        let route = peer.connected(&self.node).await?;
+        match route.receive(scope, transfer, manner).await {
+            Err(lost) if is_repeatable(&lost) => {
+                let route = self.connected_again(peer, &route, lost).await?;
+                route.receive(scope, transfer, manner).await
             }
+            ended => ended,
         }
     }
 
@@ -40,20 +37,17 @@ impl Worker {
         target: &Arc<Target>,
     ) -> Result<(HeldTensor, Option<Version>), WorkerError> {
         let mut route = peer.connected(&self.node).await?;
-        let mut first = true;
-        loop {
-            match route.receive_into(scope, transfer, target, None).await {
-                Err(lost) if first && is_repeatable(&lost) => {
-                    first = false;
-                    route = self.connected_again(peer, &route, lost).await?;
-                }
-                Ok(held) => {
-                    let version = route.version(&held);
-                    return Ok((held, version));
-                }
-                Err(error) => return Err(error),
+        let mut ended = route.receive_into(scope, transfer, target, None).await;
+        if let Err(lost) = ended {
+            if !is_repeatable(&lost) {
+                return Err(lost);
             }
+            route = self.connected_again(peer, &route, lost).await?;
+            ended = route.receive_into(scope, transfer, target, None).await;
         }
+        let held = ended?;
+        let version = route.version(&held);
+        Ok((held, version))
     }
 
     /// A connection in place of one that broke with `lost`, to the same life of the peer.
