@@ -24,6 +24,10 @@ pub(crate) enum Command {
     Serve(Serve),
     /// Fetch tensors from a server, and write them to a safetensors file.
     Pull(Pull),
+    /// List the RDMA devices, their ports and addresses, and tell which one Tensorwire would use.
+    Devices(Devices),
+    /// Find out whether RDMA can be used here, and if not, why and what to do.
+    Doctor(Doctor),
     /// Measure tensorwire on this machine, against what the machine allows.
     Bench(Bench),
     /// The second process of `bench`.
@@ -80,6 +84,42 @@ pub(crate) struct Pull {
     pub(crate) validate: Validate,
     #[command(flatten)]
     pub(crate) secret: Secret,
+}
+
+const DEVICES_STATUS: &str = "\
+Exit status: 0 if a device can be opened, 1 if none can (the last line says why), 2 for a wrong command line.
+With --json the same is one object; its fields are in the book's page on devices and doctor.";
+
+/// `tensorwire devices`.
+#[derive(Debug, Args)]
+#[command(after_help = DEVICES_STATUS)]
+pub(crate) struct Devices {
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+const DOCTOR_STATUS: &str = "\
+Each line is a finding: ok, warning (RDMA works all the same) or problem, with a remedy below. The proof is a write of
+1 MiB between two queue pairs of the device, and the same over shared memory and TCP. The last line is the verdict.
+
+Exit status: 0 if RDMA can be used, 1 if not, 2 for a wrong command line.
+With --json the same is one object; its fields, and all findings, are in the book's page on devices and doctor.";
+
+/// `tensorwire doctor`.
+#[derive(Debug, Args)]
+#[command(after_help = DOCTOR_STATUS)]
+pub(crate) struct Doctor {
+    /// Examine this device. Without it, the one that Tensorwire would use.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) device: Option<String>,
+    /// Bytes of memory that workers are going to register, with K, M or G for powers of 1024. The limit on locked memory
+    /// is held against it.
+    #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = pool_bytes)]
+    pub(crate) pool: u64,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Whether what arrives is compared with what was sent.
@@ -140,11 +180,15 @@ fn host_and_port(text: &str) -> Result<String, String> {
     }
 }
 
+fn pool_bytes(text: &str) -> Result<u64, String> {
+    crate::size::size(text, u64::MAX, "give a number of bytes, for instance 67108864, 64M or 4G")
+}
+
 #[cfg(test)]
 mod tests {
     use clap::{CommandFactory, Parser};
 
-    use super::{Arguments, Checksum, Command, Fabric, host_and_port};
+    use super::{Arguments, Checksum, Command, Fabric, host_and_port, pool_bytes};
 
     #[test]
     fn definition_is_consistent() {
@@ -170,6 +214,16 @@ mod tests {
         let refused = Arguments::try_parse_from(["tensorwire", "serve", "a", "--validate", "md5"]);
         let text = refused.unwrap_err().to_string();
         assert!(text.contains("md5") && text.contains("off, crc32c, xxh3"), "{text}");
+    }
+
+    #[test]
+    fn pools_have_units_of_1024_and_at_least_a_byte() {
+        let read = ["1", "4K", "64m", "2G"].map(|text| pool_bytes(text).unwrap());
+        assert_eq!(read, [1, 4096, 64 << 20, 2 << 30]);
+        for text in ["", "0", "K", "-1", "1.5M", "1T", "99999999999999999999", "17179869184G"] {
+            let error = pool_bytes(text).unwrap_err();
+            assert!(error.contains("64M"), "{text}: {error}");
+        }
     }
 
     #[test]

@@ -17,6 +17,10 @@ pub(crate) enum Failure {
     Worker(Box<WorkerError>),
     #[error(transparent)]
     Bench(#[from] BenchError),
+    #[error("the output can't be written: {0}")]
+    Print(io::Error),
+    #[error("the output can't be made: {0}")]
+    Json(serde_json::Error),
     #[error("the tokio runtime can't be started: {0}")]
     Runtime(io::Error),
     #[error("{path}: {source}")]

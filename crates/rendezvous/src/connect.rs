@@ -335,7 +335,7 @@ impl Node {
     fn prepare(&self, fabric: &LocalFabric) -> Result<Half, WorkerError> {
         let depths = Depths::for_any_peer(&self.parameters);
         let config = QueuePairConfig { send_depth: depths.send, receive_depth: depths.receive };
-        let prepared = fabric.domain.prepare(config)?;
+        let prepared = fabric.prepare(config)?;
         let (ring, destination) = lend(fabric, &self.pools.ring, self.parameters.first_ring_bytes())?;
         let (record_slots, slots) = match lend(fabric, &self.pools.ring, 2 * SLOT_BYTES) {
             Ok(lent) => lent,

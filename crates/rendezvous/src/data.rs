@@ -1,6 +1,9 @@
 //! One data connection: a queue pair with the protocol on it, and the tasks that drive it.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::{
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
 
 use futures::future::{Either, select};
 use memory::Buf;
@@ -23,10 +26,13 @@ use crate::{
     published::Version,
     receive_into::{Target, TargetAllocator},
     ring::OwnRing,
-    serve::FAREWELL,
     step::handed_out,
     values::{PeerValues, SharedValues},
 };
+
+/// How long the reason of a peer that closed its end may take. A peer that gives none, because it has no memory for a
+/// message, holds up what is under way for as long; the next transfer connects again at once.
+const REASON: Duration = Duration::from_millis(500);
 
 /// A connection that tensors move over.
 #[derive(Debug)]
@@ -155,7 +161,7 @@ impl DataConnection {
     /// The peer closed its end. It says why over the control connection, which may be the slower of the two; if
     /// nothing comes, what was `seen` is the reason.
     async fn why_closed(&self, seen: Lost, runtime: &Arc<dyn Runtime>) -> Lost {
-        let _ = timeout(&**runtime, FAREWELL, self.told.notified()).await;
+        let _ = timeout(&**runtime, REASON, self.told.notified()).await;
         self.lost.get().cloned().unwrap_or(seen)
     }
 

@@ -10,7 +10,9 @@ use memory::{
     VisitError,
 };
 use protocol::Destination;
-use verbs_reactor::{Access, Domain, Fabric, FabricKind, RemoteRegion};
+use verbs_reactor::{
+    Access, Domain, Fabric, FabricError, FabricKind, Prepared, QueuePairConfig, RemoteRegion,
+};
 
 use crate::WorkerError;
 
@@ -70,6 +72,8 @@ pub(crate) struct LocalFabric {
     pub(crate) reach: Vec<u8>,
     pub(crate) domain: Arc<dyn Domain>,
     pub(crate) regions: Arc<Regions>,
+    /// The domain's, when its regions were read.
+    epoch: Mutex<u64>,
 }
 
 impl LocalFabric {
@@ -84,21 +88,48 @@ impl LocalFabric {
         pools.user.add_visitor(visitor(Access::LOCAL))?;
         pools.receive.add_visitor(visitor(Access::RECEIVE))?;
         pools.ring.add_visitor(visitor(Access::RING))?;
-        Ok(Self { kind: fabric.kind(), reach: fabric.reach(), domain, regions })
+        let epoch = Mutex::new(domain.epoch());
+        Ok(Self { kind: fabric.kind(), reach: fabric.reach(), domain, regions, epoch })
+    }
+
+    /// One end of a connection. Where the domain's device was opened again for it, what peers must know of the
+    /// blocks is read anew.
+    pub(crate) fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
+        let prepared = self.domain.prepare(config)?;
+        let mut epoch = self.epoch.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.domain.epoch();
+        if *epoch != now {
+            self.regions.read_again(&*self.domain)?;
+            *epoch = now;
+        }
+        Ok(prepared)
     }
 }
 
 /// The blocks that are registered with one domain.
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
-    /// With the region, where peers may write.
-    by_block: Mutex<BTreeMap<BlockId, Option<RemoteRegion>>>,
+    by_block: Mutex<BTreeMap<BlockId, Registered>>,
+}
+
+#[derive(Debug)]
+struct Registered {
+    block: Block,
+    access: Access,
+    region: RemoteRegion,
+}
+
+impl Registered {
+    /// The region, where peers may write.
+    fn exported(&self) -> Option<RemoteRegion> {
+        self.access.remote_write.then_some(self.region)
+    }
 }
 
 impl Regions {
     /// The region of a block that peers may write.
     pub(crate) fn get(&self, block: BlockId) -> Option<RemoteRegion> {
-        self.lock().get(&block).copied().flatten()
+        self.lock().get(&block).and_then(Registered::exported)
     }
 
     /// Whether the domain can send from the block.
@@ -106,7 +137,7 @@ impl Regions {
         self.lock().contains_key(&block)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<BlockId, Option<RemoteRegion>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<BlockId, Registered>> {
         self.by_block.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -124,7 +155,19 @@ impl Regions {
 
     /// All that peers may write, oldest block first.
     pub(crate) fn all(&self) -> Vec<RemoteRegion> {
-        self.lock().values().copied().flatten().collect()
+        self.lock().values().filter_map(Registered::exported).collect()
+    }
+
+    /// Asks `domain` for the regions of its blocks, which have other keys than before.
+    fn read_again(&self, domain: &dyn Domain) -> Result<(), FabricError> {
+        let blocks: Vec<_> = self.lock().values().map(|known| (known.block.clone(), known.access)).collect();
+        for (block, access) in blocks {
+            let region = domain.register(&block, access)?;
+            if let Some(known) = self.lock().get_mut(&block.id()) {
+                known.region = region;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -139,12 +182,14 @@ struct RegisterBlocks {
 impl BlockVisitor for RegisterBlocks {
     fn block_added(&self, block: &Block) -> Result<(), VisitError> {
         let region = self.domain.register(block, self.access).map_err(|error| VisitError(Arc::new(error)))?;
-        self.regions.lock().insert(block.id(), self.access.remote_write.then_some(region));
+        let known = Registered { block: block.clone(), access: self.access, region };
+        self.regions.lock().insert(block.id(), known);
         Ok(())
     }
 
     fn block_removed(&self, block: &Block) {
-        self.regions.lock().remove(&block.id());
+        let known = self.regions.lock().remove(&block.id());
+        drop(known);
         self.domain.deregister(block.id());
     }
 }

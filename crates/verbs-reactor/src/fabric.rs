@@ -62,7 +62,7 @@ pub trait Domain: Send + Sync + fmt::Debug + 'static {
     /// Which kind of fabric this belongs to.
     fn kind(&self) -> FabricKind;
 
-    /// Registers `block` (idempotent per block). The domain keeps the block mapped as long as it lives itself.
+    /// Registers `block` (idempotent per block: once more, it tells the region that the block is). The domain keeps the block mapped as long as it lives itself.
     ///
     /// # Errors
     /// [`FabricError::Device`] when the device refuses, naming the limit to raise.
@@ -71,6 +71,12 @@ pub trait Domain: Send + Sync + fmt::Debug + 'static {
     /// Lets go of a block that no operation uses any more and that peers never had access to: a user's memory that
     /// leaves. A domain that can't do that keeps the block for as long as it lives.
     fn deregister(&self, _block: BlockId) {}
+
+    /// A number that changes when the device was lost and opened again: from then on blocks have other keys, and
+    /// [`register`](Self::register) tells them. All connections from before are over.
+    fn epoch(&self) -> u64 {
+        0
+    }
 
     /// Makes one end of a connection, with its receives posted.
     ///

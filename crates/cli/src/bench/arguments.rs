@@ -197,20 +197,8 @@ pub(crate) enum CpuChoice {
     Free,
 }
 
-/// Reads a size such as `64K`.
 fn size(text: &str) -> Result<u64, String> {
-    let remedy = "give a number of bytes from 1 to 1G, for instance 8, 64K, 1M";
-    let (digits, shift) = match text.as_bytes().last() {
-        Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
-        Some(b'M' | b'm') => (&text[..text.len() - 1], 20),
-        Some(b'G' | b'g') => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    let number: u64 = digits.parse().map_err(|_| format!("not a size: {remedy}"))?;
-    match number.checked_mul(1 << shift) {
-        Some(bytes @ 1..=SIZE_MAX) => Ok(bytes),
-        _ => Err(format!("out of range: {remedy}")),
-    }
+    crate::size::size(text, SIZE_MAX, "give a number of bytes from 1 to 1G, for instance 8, 64K, 1M")
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use memory::MemoryObserver;
 use protocol::{Mode, Sharing, Validation, wire::control::Parameters};
-use verbs_reactor::{Fabric, FabricKind, Runtime, Wait};
+use verbs_reactor::{Fabric, FabricKind, Runtime, Wait, verbs::VerbsSettings};
 
 use crate::{
     ClusterSpec, DuplicatePolicy, Worker, WorkerError,
@@ -47,6 +47,7 @@ pub struct WorkerBuilder {
     /// The user named them.
     is_chosen: bool,
     required: bool,
+    rdma: VerbsSettings,
     secret: Option<Secret>,
     secret_file: Option<PathBuf>,
     source_bytes: u64,
@@ -97,6 +98,7 @@ impl WorkerBuilder {
             fabrics: AUTO.to_vec(),
             is_chosen: false,
             required: false,
+            rdma: VerbsSettings::default(),
             secret: None,
             secret_file: None,
             source_bytes: 64 * GIB,
@@ -163,6 +165,16 @@ impl WorkerBuilder {
     pub fn require(mut self, kind: FabricKind) -> Self {
         self.fabrics = vec![kind];
         (self.is_chosen, self.required) = (true, true);
+        self
+    }
+
+    /// Which RDMA device to use and how, where verbs is among the fabrics. What these settings leave open the
+    /// environment may say (`TENSORWIRE_RDMA_…`, else the variables of TensorFlow's verbs plugin, see
+    /// [`VerbsSettings::from_variables`]), and the rest is chosen (see
+    /// [`VerbsFabric::open`](verbs_reactor::verbs::VerbsFabric::open)).
+    #[must_use]
+    pub fn verbs(mut self, settings: VerbsSettings) -> Self {
+        self.rdma = settings;
         self
     }
 

@@ -11,7 +11,7 @@ use verbs_reactor::{
     Fabric, FabricError, FabricKind, Runtime, TokioRuntime,
     shm::ShmFabric,
     tcp::{TcpConfig, TcpFabric},
-    verbs::{VerbsError, VerbsFabric, VerbsSettings},
+    verbs::{SettingError, VerbsError, VerbsFabric, VerbsSettings},
 };
 
 use super::{GIB, KEEPALIVE_MIN, LIVENESS_MIN, OpenedFabrics, WorkerBuilder};
@@ -200,16 +200,19 @@ impl WorkerBuilder {
             return Ok(OpenedFabrics { usable: opened.collect::<Result<_, _>>()?, ..Default::default() });
         }
         let mut fabrics = OpenedFabrics::default();
+        let rdma = self.rdma_settings()?;
+        let is_chosen =
+            |kind| self.is_chosen || kind == FabricKind::Verbs && rdma != VerbsSettings::default();
         for &kind in &self.fabrics {
             if kind == FabricKind::Grpc {
                 fabrics.grpc_place = Some(fabrics.usable.len());
                 continue;
             }
-            match self.built_in(kind, runtime).and_then(|fabric| LocalFabric::open(&*fabric, pools)) {
+            match self.built_in(kind, runtime, &rdma).and_then(|fabric| LocalFabric::open(&*fabric, pools)) {
                 Ok(fabric) => fabrics.usable.push(fabric),
                 Err(error) if self.required => return Err(unfit(kind, error)),
                 Err(error) => {
-                    if self.is_chosen {
+                    if is_chosen(kind) {
                         tracing::warn!(fabric = %kind, %error, "this fabric cannot be used here");
                     } else {
                         tracing::debug!(fabric = %kind, %error, "this fabric cannot be used here");
@@ -219,6 +222,17 @@ impl WorkerBuilder {
             }
         }
         Ok(fabrics)
+    }
+
+    /// What the builder and the environment say. A setting that cannot be is an error also where another fabric
+    /// would do: else nobody would see why RDMA is not used.
+    fn rdma_settings(&self) -> Result<VerbsSettings, WorkerError> {
+        if !self.fabrics.contains(&FabricKind::Verbs) {
+            return Ok(VerbsSettings::default());
+        }
+        let wrong = |error: SettingError| config(error.name(), error.value(), &error.to_string());
+        self.rdma.check().map_err(wrong)?;
+        Ok(self.rdma.clone().or(VerbsSettings::from_environment().map_err(wrong)?))
     }
 
     /// Whether tensors may move over the control plane's own calls.
@@ -240,7 +254,12 @@ impl WorkerBuilder {
         Ok(None)
     }
 
-    fn built_in(&self, kind: FabricKind, runtime: &Arc<dyn Runtime>) -> Result<Arc<dyn Fabric>, WorkerError> {
+    fn built_in(
+        &self,
+        kind: FabricKind,
+        runtime: &Arc<dyn Runtime>,
+        rdma: &VerbsSettings,
+    ) -> Result<Arc<dyn Fabric>, WorkerError> {
         match kind {
             FabricKind::Shm => Ok(Arc::new(ShmFabric::new(runtime.clone())?.with_wait(self.wait))),
             FabricKind::Tcp => {
@@ -251,7 +270,7 @@ impl WorkerBuilder {
                 Ok(Arc::new(TcpFabric::new(runtime.clone(), config).with_wait(self.wait)))
             }
             FabricKind::Verbs => {
-                let opened = VerbsFabric::open(runtime.clone(), &VerbsSettings::default());
+                let opened = VerbsFabric::open(runtime.clone(), rdma);
                 let lacking = |error: VerbsError| config("fabrics", "verbs", &error.to_string());
                 Ok(Arc::new(opened.map_err(lacking)?.with_wait(self.wait)))
             }

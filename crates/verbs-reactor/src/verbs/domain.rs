@@ -151,6 +151,10 @@ impl Domain for VerbsDomain {
         self.registrations.deregister(block);
     }
 
+    fn epoch(&self) -> u64 {
+        self.registrations.epoch()
+    }
+
     fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
         let opened = self.shared.opened().map_err(|error| fabric_error(&error))?;
         Ok(Box::new(self.prepare_on(&opened, config)?))

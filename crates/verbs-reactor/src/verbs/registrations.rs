@@ -34,6 +34,8 @@ struct Inner {
     blocks: BTreeMap<BlockId, Kept>,
     /// Numbers are never used again.
     next_region: u32,
+    /// Counts the devices that the blocks were registered with.
+    epoch: u64,
 }
 
 /// What the device holds.
@@ -100,6 +102,7 @@ impl Registrations {
         let mut live = Live { memory, protection: protection.clone(), opened: weak };
         inner.blocks.values().try_for_each(|kept| live.register(kept))?;
         let before = inner.live.replace(live);
+        inner.epoch += 1;
         drop(inner);
         drop(before);
         let me: Weak<Self> = Arc::downgrade(self);
@@ -108,6 +111,10 @@ impl Registrations {
             return Err(lost);
         }
         Ok(protection)
+    }
+
+    pub(super) fn epoch(&self) -> u64 {
+        self.read().epoch
     }
 
     /// Names `block` in a work request of this domain.

@@ -1,0 +1,165 @@
+//! How devices are told.
+
+use std::fmt::Write;
+
+use indicatif::{BinaryBytes, HumanCount};
+use serde::Serialize;
+
+use crate::machine::{Choice, Device, Library, Limits, Machine, Port};
+
+/// Counts up when a field of the JSON changes its meaning or goes away.
+const VERSION: u32 = 1;
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Document<'a> {
+    version: u32,
+    tensorwire: &'static str,
+    library: LibraryLine<'a>,
+    devices: &'a [Device],
+    choice: Option<&'a Choice>,
+    why_no_choice: Option<&'a str>,
+    why_no_device: Option<&'a str>,
+}
+
+#[derive(Debug, Serialize)]
+struct LibraryLine<'a> {
+    found: bool,
+    path: Option<&'a str>,
+    version: Option<&'a str>,
+}
+
+/// For programs: one object.
+pub(super) fn json(machine: &Machine, why_none: Option<&str>) -> Result<String, serde_json::Error> {
+    let path = match &machine.library {
+        Library::Found { path, .. } => path.as_deref(),
+        Library::Missing { .. } => None,
+    };
+    let found = matches!(machine.library, Library::Found { .. });
+    let document = Document {
+        version: VERSION,
+        tensorwire: env!("CARGO_PKG_VERSION"),
+        library: LibraryLine { found, path, version: machine.library.version() },
+        devices: &machine.devices,
+        choice: machine.choice.as_ref().ok(),
+        why_no_choice: machine.choice.as_ref().err().map(String::as_str),
+        why_no_device: why_none,
+    };
+    Ok(serde_json::to_string_pretty(&document)? + "\n")
+}
+
+/// For people: a paragraph a device, then what Tensorwire would use.
+pub(super) fn text(machine: &Machine, why_none: Option<&str>) -> String {
+    let mut text = String::new();
+    for device in &machine.devices {
+        text += &paragraph(device, machine.choice.as_ref().ok());
+        text.push('\n');
+    }
+    text += &match (&machine.choice, why_none) {
+        (_, Some(reason)) => format!("No device can be used: {reason}\n"),
+        (Ok(Choice { device, port, gid_index, gid }), None) => format!(
+            "Tensorwire would use {device} port {port}, address {gid} (GID {gid_index}): of the active ports the one \
+             with the best address (RoCE v2 with IPv4 or InfiniBand's own, then IPv6, link-local last), the first by \
+             name\n"
+        ),
+        (Err(reason), None) => format!("Tensorwire would use none of them: {reason}\n"),
+    };
+    text
+}
+
+/// Lines with a label in front.
+struct Paragraph(String);
+
+impl Paragraph {
+    fn line(&mut self, label: &str, parts: &[Option<String>]) {
+        let parts: Vec<&str> = parts.iter().flatten().map(String::as_str).collect();
+        if !parts.is_empty() {
+            // Writing to a string does not fail.
+            let _ = writeln!(self.0, "  {label:<9} {}", parts.join(", "));
+        }
+    }
+}
+
+fn labelled(label: &str, value: Option<impl std::fmt::Display>) -> Option<String> {
+    value.map(|value| format!("{label} {value}"))
+}
+
+fn paragraph(device: &Device, choice: Option<&Choice>) -> String {
+    let choice = choice.filter(|choice| choice.device == device.name);
+    let mut lines = Paragraph(format!("{}\n", device.name));
+    let kind = device.software.then(|| "software".to_owned());
+    let (vendor, model) = (labelled("vendor", device.vendor.as_ref()), device.model.clone());
+    let firmware = labelled("firmware", device.firmware.as_ref());
+    lines.line("driver", &[device.driver.clone(), kind, vendor, model, firmware]);
+    lines.line("place", &[labelled("PCI", device.pci.as_ref()), labelled("NUMA node", device.numa_node)]);
+    if let Some(node) = &device.node {
+        lines.line("file", &[Some(node.path.clone()), Some(node.who_may())]);
+    }
+    if let Some(limits) = &device.limits {
+        limit_lines(&mut lines, limits);
+    }
+    lines.line("closed", std::slice::from_ref(&device.refused));
+    for port in &device.ports {
+        port_lines(&mut lines, port, choice.filter(|choice| choice.port == port.number));
+    }
+    lines.0
+}
+
+fn limit_lines(lines: &mut Paragraph, limits: &Limits) {
+    let count = |number: u32, what: &str| Some(format!("{} {what}", HumanCount(number.into())));
+    lines.line(
+        "limits",
+        &[
+            count(limits.queue_pairs, "queue pairs"),
+            count(limits.work_requests, "work requests in each"),
+            count(limits.segments, "ranges a request"),
+        ],
+    );
+    lines.line(
+        "",
+        &[
+            count(limits.completion_queues, "completion queues"),
+            count(limits.completions, "completions in each"),
+        ],
+    );
+    let bytes = Some(format!("{} in each", region_bytes(limits.region_bytes)));
+    lines.line("", &[count(limits.regions, "regions"), bytes]);
+}
+
+/// Many drivers say "all".
+fn region_bytes(bytes: u64) -> String {
+    if bytes >= 1 << 60 { "any size".to_owned() } else { BinaryBytes(bytes).to_string() }
+}
+
+fn port_lines(lines: &mut Paragraph, port: &Port, choice: Option<&Choice>) {
+    let state = [Some(port.state.clone()), port.physical_state.clone(), Some(port.link_layer.clone())];
+    let mut parts = state.to_vec();
+    parts.extend([port.rate.clone(), packets(port), port.message_bytes.map(messages)]);
+    parts.push(labelled("LID", port.lid.filter(|_| !port.is_ethernet())));
+    parts.push(port.interface.as_ref().map(|interface| {
+        let state = match interface.up {
+            Some(true) => "up",
+            Some(false) => "switched off",
+            None => "of unknown state",
+        };
+        let mtu = interface.mtu.map_or_else(String::new, |mtu| format!(", MTU {mtu}"));
+        format!("interface {} ({state}{mtu})", interface.name)
+    }));
+    lines.line(&format!("port {}", port.number), &parts);
+    for address in &port.addresses {
+        let chosen = choice.filter(|choice| choice.gid_index == address.index).map(|_| "chosen".to_owned());
+        let words = format!("{:<10} {}", address.kind.name(), address.gid);
+        lines.line(&format!("  GID {}", address.index), &[Some(words), chosen]);
+    }
+}
+
+fn packets(port: &Port) -> Option<String> {
+    match (port.mtu, port.mtu_max) {
+        (Some(mtu), Some(most)) => Some(format!("MTU {mtu} of {most}")),
+        (mtu, _) => labelled("MTU", mtu),
+    }
+}
+
+fn messages(bytes: u32) -> String {
+    format!("messages up to {}", BinaryBytes(bytes.into()))
+}

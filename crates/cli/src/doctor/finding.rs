@@ -1,0 +1,49 @@
+//! One thing that doctor found.
+
+use serde::Serialize;
+
+use super::cause::{Cause, Status};
+
+/// A cause that holds here, with what it is about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Finding {
+    /// What was looked at, such as `port`.
+    pub(crate) check: &'static str,
+    /// What was found, such as `port.down`. Stable.
+    pub(crate) cause: &'static str,
+    /// The device, or device and port, that it is about.
+    pub(crate) subject: Option<String>,
+    /// How bad it is.
+    pub(crate) status: Status,
+    /// What was found, in words.
+    pub(crate) message: String,
+    /// What to do; nothing if all is well.
+    pub(crate) remedy: Option<String>,
+}
+
+impl Finding {
+    /// `cause` holds; `message` says it in this machine's words.
+    pub(super) fn new(cause: &Cause, message: impl Into<String>) -> Self {
+        let remedy = (!cause.remedy.is_empty()).then(|| cause.remedy.to_owned());
+        let (check, message) = (cause.check(), message.into());
+        Self { check, cause: cause.id, subject: None, status: cause.status, message, remedy }
+    }
+
+    /// What it is about.
+    pub(super) fn of(mut self, subject: impl Into<String>) -> Self {
+        self.subject = Some(subject.into());
+        self
+    }
+
+    /// Fills in a word of the remedy.
+    pub(super) fn with(mut self, word: &str, value: &str) -> Self {
+        self.remedy = self.remedy.map(|remedy| remedy.replace(&format!("{{{word}}}"), value));
+        self
+    }
+
+    /// As it is for a device that isn't needed.
+    pub(super) fn at_most_a_warning(mut self) -> Self {
+        self.status = self.status.min(Status::Warning);
+        self
+    }
+}

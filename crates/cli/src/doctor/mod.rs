@@ -1,0 +1,104 @@
+//! `tensorwire doctor`: whether RDMA can be used here, and if not, why.
+
+mod cause;
+mod devices;
+mod finding;
+mod judge;
+mod proof;
+mod report;
+#[cfg(test)]
+mod tests;
+
+use std::{process::ExitCode, sync::Arc};
+
+use tensorwire::{Runtime, TokioRuntime};
+use verbs_reactor::{
+    Fabric,
+    shm::ShmFabric,
+    tcp::{TcpConfig, TcpFabric},
+    verbs::VerbsFabric,
+};
+
+use self::proof::{Proof, prove};
+use crate::{
+    arguments::Doctor,
+    failure::Failure,
+    machine::{Machine, verbs_settings},
+};
+
+/// All that the verdict rests on.
+#[derive(Debug, Clone)]
+struct Examination {
+    machine: Machine,
+    /// The device that the user asks about.
+    wanted: Option<String>,
+    /// Bytes of memory that workers are going to register.
+    pool_bytes: u64,
+    /// A write over the chosen device.
+    verbs: Result<Proof, String>,
+    /// A write over shared memory.
+    shm: Result<Proof, String>,
+    /// A write over TCP.
+    tcp: Result<Proof, String>,
+    /// Whether a process can be watched.
+    pidfd: Result<(), String>,
+}
+
+/// Why no device of `machine` can be opened, with the remedy.
+pub(crate) fn obstacle(machine: &Machine) -> Option<String> {
+    let finding = judge::obstacle(machine)?;
+    let remedy = finding.remedy.as_deref().unwrap_or("tensorwire doctor tells more");
+    Some(format!("{}; {remedy}", report::sentence(&finding)))
+}
+
+/// Examines this machine, prints what is found, and tells by the exit status whether RDMA can be used.
+pub(crate) async fn doctor(arguments: &Doctor) -> Result<ExitCode, Failure> {
+    let runtime =
+        TokioRuntime::current().ok_or_else(|| Failure::Runtime(std::io::ErrorKind::Other.into()))?;
+    let seen = examine(arguments, &(Arc::new(runtime) as Arc<dyn Runtime>)).await;
+    let findings = judge::findings(&seen);
+    let verdict = report::verdict(&seen, &findings);
+    let text = if arguments.json {
+        report::json(&seen, &findings, &verdict).map_err(Failure::Json)?
+    } else {
+        report::text(&findings, &verdict)
+    };
+    crate::print(&text)?;
+    Ok(if verdict.usable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn examine(arguments: &Doctor, runtime: &Arc<dyn Runtime>) -> Examination {
+    let machine = Machine::look(arguments.device.as_deref(), runtime.clone());
+    let verbs = match &machine.choice {
+        Ok(choice) => {
+            let settings = verbs_settings(Some(&choice.device));
+            prove_over(VerbsFabric::open(runtime.clone(), &settings), runtime).await
+        }
+        Err(reason) => Err(reason.clone()),
+    };
+    let tcp = TcpFabric::new(runtime.clone(), TcpConfig::default());
+    Examination {
+        machine,
+        wanted: arguments.device.clone(),
+        pool_bytes: arguments.pool,
+        verbs,
+        shm: prove_over(ShmFabric::new(runtime.clone()), runtime).await,
+        tcp: prove_over(Ok::<_, std::convert::Infallible>(tcp), runtime).await,
+        pidfd: pidfd(),
+    }
+}
+
+async fn prove_over<E: std::fmt::Display>(
+    fabric: Result<impl Fabric, E>,
+    runtime: &Arc<dyn Runtime>,
+) -> Result<Proof, String> {
+    let fabric = fabric.map_err(|error| error.to_string())?;
+    prove(&fabric, &**runtime).await.map_err(|error| error.to_string())
+}
+
+/// Watches this process, for a moment.
+fn pidfd() -> Result<(), String> {
+    let own = rustix::process::getpid();
+    let opened = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty());
+    opened.map(drop).map_err(|error| error.to_string())
+}

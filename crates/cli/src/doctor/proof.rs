@@ -1,0 +1,173 @@
+//! A write that really happens: two queue pairs of one fabric, in this process.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use indicatif::BinaryBytes;
+use memory::{
+    Block, BlockVisitor, Buf, GrantEnd, Granted, MemoryError, Pool, PoolConfig, VisitError, copy::CopyReason,
+};
+use verbs_reactor::{
+    Access, Arrival, ConnectParams, ConnectionData, Domain, Fabric, FabricError, Immediate, QueuePair,
+    QueuePairConfig, RemoteRange, RemoteRegion, Role, Runtime, timeout,
+};
+
+/// What is written.
+pub(super) const BYTES: usize = 1 << 20;
+/// How long all of it may take.
+const LIMIT: Duration = Duration::from_secs(10);
+const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 16, receive_depth: 16 };
+const MARK: Immediate = Immediate(0x0D0C);
+
+/// A write that arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Proof {
+    /// From the first call to the comparison of the last byte.
+    pub(super) took: Duration,
+}
+
+impl fmt::Display for Proof {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} arrived intact, in {:.1?} with all preparations", BinaryBytes(BYTES as u64), self.took)
+    }
+}
+
+/// Why there is no proof.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ProofError {
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    #[error("{}", chain(.0))]
+    Memory(#[from] MemoryError),
+    #[error("nothing has arrived within {LIMIT:?}")]
+    TimedOut,
+    #[error("{0} arrived instead of what was sent")]
+    WrongArrival(String),
+    #[error("{wrong} of {BYTES} bytes arrived damaged")]
+    Damaged { wrong: usize },
+}
+
+/// An error with what caused it.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let words = error.to_string();
+        if !text.contains(&words) {
+            text = format!("{text}: {words}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// Writes [`BYTES`] bytes over `fabric` from one queue pair to another, and compares them.
+///
+/// # Cancel safety
+/// Dropping the future gives everything back.
+pub(super) async fn prove(fabric: &dyn Fabric, runtime: &dyn Runtime) -> Result<Proof, ProofError> {
+    let begin = runtime.now();
+    timeout(runtime, LIMIT, write_once(fabric)).await.map_err(|_| ProofError::TimedOut)??;
+    Ok(Proof { took: runtime.now().saturating_sub(begin) })
+}
+
+async fn write_once(fabric: &dyn Fabric) -> Result<(), ProofError> {
+    let domain = fabric.open_domain()?;
+    let source = Registered::new(&domain, Access::LOCAL)?;
+    let receive = Registered::new(&domain, Access::RECEIVE)?;
+    let mut payload = source.pool.try_alloc(BYTES)?;
+    payload.iter_mut().zip(content()).for_each(|(byte, value)| *byte = value);
+    let mut lent = receive.pool.try_alloc(BYTES)?;
+    lent.fill(0);
+    let lent = lent.grant();
+    let (near, far) = connect(&*domain).await?;
+    let sent = send(&near, payload.freeze(), &receive, &lent);
+    // The first failure ends it: after it the other end may wait for nothing.
+    let ((), arrived) = futures::try_join!(sent, far.next_arrival())?;
+    check(&arrived, &lent)?;
+    lent.end(GrantEnd::Content)?;
+    futures::join!(near.close(), far.close());
+    Ok(())
+}
+
+/// What is written: a period that is no power of two, so that a part in the wrong place differs.
+fn content() -> impl Iterator<Item = u8> {
+    (0..=250).cycle().take(BYTES)
+}
+
+async fn connect(domain: &dyn Domain) -> Result<(QueuePair, QueuePair), FabricError> {
+    let (near, far) = (domain.prepare(DEPTHS)?, domain.prepare(DEPTHS)?);
+    let params = |peer: ConnectionData, role| ConnectParams { peer, role, peer_host: None, limit: LIMIT };
+    let to_far = params(far.connection_data(), Role::Dialer);
+    let to_near = params(near.connection_data(), Role::Acceptor);
+    futures::try_join!(near.connect(to_far), far.connect(to_near))
+}
+
+async fn send(
+    near: &QueuePair,
+    payload: Buf,
+    receive: &Registered,
+    lent: &Granted,
+) -> Result<(), FabricError> {
+    let region = receive.regions.last().ok_or(FabricError::Closed)?;
+    near.add_remote_region(region);
+    let (region, generation) = (region.region, region.generation);
+    let target = RemoteRange { region, generation, offset: lent.offset() as u64, length: BYTES as u64 };
+    near.write_imm(payload, target, MARK).await?;
+    Ok(())
+}
+
+fn check(arrival: &Arrival, lent: &Granted) -> Result<(), ProofError> {
+    match arrival {
+        Arrival::Immediate { immediate, .. } if *immediate == MARK => {}
+        other => return Err(ProofError::WrongArrival(format!("{other:?}"))),
+    }
+    let mut bytes = vec![0; BYTES];
+    lent.read_at(0, &mut bytes, CopyReason::Local)?;
+    match bytes.into_iter().zip(content()).filter(|(left, right)| left != right).count() {
+        0 => Ok(()),
+        wrong => Err(ProofError::Damaged { wrong }),
+    }
+}
+
+/// A pool of one block, registered with a domain.
+struct Registered {
+    pool: Pool,
+    regions: Arc<Regions>,
+}
+
+impl Registered {
+    fn new(domain: &Arc<dyn Domain>, access: Access) -> Result<Self, MemoryError> {
+        let bytes = BYTES as u64;
+        let config = PoolConfig { block_bytes: BYTES, cap_bytes: 2 * bytes, ..PoolConfig::new("doctor") };
+        let pool = Pool::new(config)?;
+        let regions = Arc::new(Regions { domain: domain.clone(), access, last: Mutex::default() });
+        pool.add_visitor(regions.clone())?;
+        Ok(Self { pool, regions })
+    }
+}
+
+/// Registers each block of a pool, and knows the last.
+#[derive(Debug)]
+struct Regions {
+    domain: Arc<dyn Domain>,
+    access: Access,
+    last: Mutex<Option<RemoteRegion>>,
+}
+
+impl Regions {
+    fn last(&self) -> Option<RemoteRegion> {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl BlockVisitor for Regions {
+    fn block_added(&self, block: &Block) -> Result<(), VisitError> {
+        let region = self.domain.register(block, self.access).map_err(|error| VisitError(Arc::new(error)))?;
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(region);
+        Ok(())
+    }
+}

@@ -1,0 +1,95 @@
+//! How findings are told.
+
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use super::{Examination, cause::Status, finding::Finding, judge::place};
+use crate::machine::Choice;
+
+/// Counts up when a field of the JSON changes its meaning or goes away.
+const VERSION: u32 = 1;
+
+/// Whether RDMA can be used, in a sentence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Verdict {
+    pub(super) usable: bool,
+    pub(super) text: String,
+}
+
+/// The verdict that follows from `findings`.
+pub(super) fn verdict(seen: &Examination, findings: &[Finding]) -> Verdict {
+    let problem = findings.iter().find(|finding| finding.status == Status::Problem);
+    match (problem, &seen.machine.choice) {
+        (None, Ok(choice)) => Verdict { usable: true, text: format!("RDMA works here: {}", place(choice)) },
+        (problem, _) => {
+            let reason = problem.map_or("no device can be chosen".to_owned(), sentence);
+            Verdict { usable: false, text: format!("RDMA cannot be used: {reason}; {}", instead(seen)) }
+        }
+    }
+}
+
+/// What Tensorwire does without RDMA.
+fn instead(seen: &Examination) -> String {
+    let fabrics = match (&seen.shm, &seen.tcp) {
+        (Ok(_), Ok(_)) => "shm and tcp",
+        (Ok(_), Err(_)) => "shm",
+        (Err(_), Ok(_)) => "tcp",
+        (Err(_), Err(_)) => "gRPC at best, since shm and tcp fail too",
+    };
+    format!("Tensorwire will use {fabrics}")
+}
+
+/// Subject and message.
+pub(super) fn sentence(finding: &Finding) -> String {
+    match &finding.subject {
+        Some(subject) => format!("{subject}: {}", finding.message),
+        None => finding.message.clone(),
+    }
+}
+
+/// For people: a line a finding, its remedy below it, the verdict last.
+pub(super) fn text(findings: &[Finding], verdict: &Verdict) -> String {
+    let width = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for finding in findings {
+        let (status, check) = (finding.status.name(), finding.check);
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{status:<8} {check:<width$}  {}", sentence(finding));
+        if let Some(remedy) = &finding.remedy {
+            let _ = writeln!(text, "{:<8} {:<width$}  -> {remedy}", "", "");
+        }
+    }
+    let _ = writeln!(text, "\n{}", verdict.text);
+    text
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Document<'a> {
+    version: u32,
+    tensorwire: &'static str,
+    usable: bool,
+    verdict: &'a str,
+    choice: Option<&'a Choice>,
+    pool_bytes: u64,
+    findings: &'a [Finding],
+}
+
+/// For programs: one object.
+pub(super) fn json(
+    seen: &Examination,
+    findings: &[Finding],
+    verdict: &Verdict,
+) -> Result<String, serde_json::Error> {
+    let document = Document {
+        version: VERSION,
+        tensorwire: env!("CARGO_PKG_VERSION"),
+        usable: verdict.usable,
+        verdict: &verdict.text,
+        choice: seen.machine.choice.as_ref().ok(),
+        pool_bytes: seen.pool_bytes,
+        findings,
+    };
+    Ok(serde_json::to_string_pretty(&document)? + "\n")
+}

@@ -1,0 +1,86 @@
+//! libibverbs, and what Tensorwire would use through it.
+
+use std::{path::Path, sync::Arc};
+
+use serde::Serialize;
+use verbs_reactor::{
+    Runtime,
+    verbs::{Library as Verbs, VerbsError, VerbsFabric, VerbsSettings},
+};
+
+use super::Tree;
+
+/// The library as it was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Library {
+    /// It can't be opened.
+    Missing {
+        /// Which is said to the user as it is.
+        reason: String,
+    },
+    /// It is open.
+    Found {
+        /// Its file.
+        path: Option<String>,
+        /// The devices that it has a driver for, or why it could not list them.
+        devices: Result<Vec<String>, String>,
+    },
+}
+
+/// What connections would use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Choice {
+    /// The device.
+    pub(crate) device: String,
+    /// Its port.
+    pub(crate) port: u8,
+    /// The place of the address in the port's table.
+    pub(crate) gid_index: u32,
+    /// The address.
+    pub(crate) gid: String,
+}
+
+impl Library {
+    /// Opens the library and lists its devices.
+    pub(super) fn look() -> Self {
+        match Verbs::open() {
+            Err(VerbsError::NoLibrary { reason }) => Self::Missing { reason: reason.to_string() },
+            Err(other) => Self::Missing { reason: other.to_string() },
+            Ok(library) => Self::Found {
+                path: mapped_file(&Tree::of_this_machine()),
+                devices: library.device_names().map_err(|error| error.to_string()),
+            },
+        }
+    }
+
+    /// The version in the file's name.
+    pub(crate) fn version(&self) -> Option<&str> {
+        let Self::Found { path: Some(path), .. } = self else { return None };
+        let (_, version) = Path::new(path).file_name()?.to_str()?.split_once(".so.")?;
+        Some(version)
+    }
+}
+
+/// The file that the loader has mapped for libibverbs.
+fn mapped_file(tree: &Tree) -> Option<String> {
+    let maps = tree.text("/proc/self/maps")?;
+    let mut files = maps.lines().filter_map(|line| line.find('/').map(|at| line.split_at(at).1));
+    files.find(|file| file.contains("/libibverbs.so")).map(str::to_owned)
+}
+
+/// As a worker opens its device, except that the user may name one.
+pub(crate) fn verbs_settings(device: Option<&str>) -> VerbsSettings {
+    VerbsSettings { device: device.map(str::to_owned), ..VerbsSettings::default() }
+}
+
+/// What a worker would use, by the fabric's own rule.
+pub(super) fn choose(device: Option<&str>, runtime: Arc<dyn Runtime>) -> Result<Choice, String> {
+    let fabric = VerbsFabric::open(runtime, &verbs_settings(device)).map_err(|error| error.to_string())?;
+    let source = fabric.source();
+    Ok(Choice {
+        device: fabric.device().to_owned(),
+        port: fabric.port().number,
+        gid_index: u32::from(source.index),
+        gid: source.gid.to_string(),
+    })
+}

@@ -1,0 +1,67 @@
+//! What `tensorwire devices` and `tensorwire doctor` know of the machine: facts, without judgement.
+
+mod device;
+mod library;
+#[cfg(test)]
+pub(crate) mod made_up;
+mod memory;
+mod node;
+mod process;
+mod surroundings;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+use std::sync::Arc;
+
+use verbs_reactor::Runtime;
+
+pub(crate) use device::{Address, AddressKind, Device, Interface, Limits, Port};
+pub(crate) use library::{Choice, Library, verbs_settings};
+pub(crate) use memory::MemoryFacts;
+pub(crate) use node::{Node, NodeAccess};
+pub(crate) use process::{MemoryLock, ProcessFacts};
+pub(crate) use surroundings::Surroundings;
+pub(crate) use tree::Tree;
+
+/// Everything that can be read without moving a byte over a device.
+#[derive(Debug, Clone)]
+pub(crate) struct Machine {
+    /// libibverbs.
+    pub(crate) library: Library,
+    /// The kernel's devices.
+    pub(crate) devices: Vec<Device>,
+    /// What Tensorwire would use, or why nothing.
+    pub(crate) choice: Result<Choice, String>,
+    /// The kernel, and what is around this process.
+    pub(crate) surroundings: Surroundings,
+    /// This process.
+    pub(crate) process: ProcessFacts,
+    /// Huge pages, and memory of other devices.
+    pub(crate) memory: MemoryFacts,
+}
+
+impl Machine {
+    /// Looks at this machine. `device` narrows the choice to one.
+    pub(crate) fn look(device: Option<&str>, runtime: Arc<dyn Runtime>) -> Self {
+        let library = Library::look();
+        let mut machine = Self::read(&Tree::of_this_machine(), library);
+        for known in &mut machine.devices {
+            known.ask_library();
+        }
+        machine.choice = library::choose(device, runtime);
+        machine
+    }
+
+    /// What files tell. Nothing is chosen.
+    fn read(tree: &Tree, library: Library) -> Self {
+        Self {
+            library,
+            devices: device::read_all(tree),
+            choice: Err("nothing has been looked for".to_owned()),
+            surroundings: Surroundings::read(tree),
+            process: ProcessFacts::read(tree),
+            memory: MemoryFacts::read(tree),
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! How a device is chosen and set up, and what happens when it goes away. A plain run leaves these tests out, and
+//! counts them as skipped; see `rdma_devices` for the devices they use.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[allow(dead_code)] // the suite's support, of which this needs a part
+mod contract;
+mod rdma_devices;
+
+use std::{process::Command, sync::Arc, time::Duration};
+
+use futures::future::{join, join_all};
+use memory::GrantEnd;
+use verbs_reactor::{
+    Access, ConnectParams, Fabric, FabricError, Immediate, LossCause, QueuePair, Role, Runtime,
+    verbs::{Availability, Mtu, VerbsFabric, VerbsSettings},
+};
+
+use contract::{
+    Flavour, Setup, bounded,
+    pair::{DEPTHS, Pair, STEP_LIMIT, pattern},
+    patience,
+};
+
+/// How long a device that is gone may stay open.
+const CLOSED_WITHIN: Duration = Duration::from_secs(2);
+
+/// The device that `scripts/rxe-vm/net` makes on a network interface of its own.
+const DUMMY: (&str, &str) = ("rxe0", "d0");
+
+const ON_THE_DUMMY: Setup = Setup { fabric: on_the_dummy, peer_host: None };
+const TUNED: Setup = Setup { fabric: tuned, peer_host: None };
+const PLAIN: Setup = Setup { fabric: plain, peer_host: None };
+
+fn on_the_dummy(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
+    open(runtime, &VerbsSettings { device: Some(DUMMY.0.to_owned()), ..VerbsSettings::default() })
+}
+
+/// Each setting other than its default.
+fn tuned(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
+    let chosen = VerbsFabric::open(runtime.clone(), &named()).unwrap();
+    let settings = VerbsSettings {
+        device: Some(chosen.device().to_owned()),
+        port: Some(chosen.port().number),
+        gid_index: Some(chosen.source().index),
+        pkey_index: Some(0),
+        queue_depth: Some(4),
+        timeout: Some(18),
+        retry_count: Some(3),
+        receiver_retry_count: Some(0),
+        service_level: Some(1),
+        mtu: Some(Mtu::Bytes512),
+        traffic_class: Some(0x20),
+    };
+    open(runtime, &settings)
+}
+
+fn plain(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
+    open(runtime, &named())
+}
+
+fn open(runtime: Arc<dyn Runtime>, settings: &VerbsSettings) -> Arc<dyn Fabric> {
+    Arc::new(VerbsFabric::open(runtime, settings).unwrap())
+}
+
+fn named() -> VerbsSettings {
+    VerbsSettings { device: rdma_devices::ends().left, ..VerbsSettings::default() }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+fn a_connection_with_every_setting_changed_moves_bytes() {
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        let pair = Pair::new(TUNED, runtime).await;
+        pair.works(&pair.to_right, &pair.to_left).await;
+        // More writes than the device's queue holds, each of many packets.
+        let lent = pair.lend_right(64 << 10);
+        let posted = (0..12).map(|value| {
+            pair.to_right.write_imm(pair.left.source.filled(64 << 10, 9), lent.range, Immediate(value))
+        });
+        let arrivals = async {
+            for value in 0..12 {
+                assert_eq!(pair.arrival_at_right().await, (value, 64 << 10));
+            }
+        };
+        let (written, ()) = pair.step("12 writes", join(join_all(posted), arrivals)).await;
+        written.into_iter().for_each(|result| result.unwrap());
+        assert_eq!(lent.take()[..], pattern(64 << 10, 9)[..]);
+    });
+}
+
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+fn settings_that_the_device_cannot_fulfil_are_told_with_their_names() {
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        let refused = |settings: VerbsSettings| {
+            VerbsFabric::open(runtime.clone(), &settings).map(drop).unwrap_err().to_string()
+        };
+        let device = VerbsFabric::open(runtime.clone(), &named()).unwrap().device().to_owned();
+        let settings = VerbsSettings { device: Some(device.clone()), ..VerbsSettings::default() };
+        for (settings, words) in [
+            (VerbsSettings { port: Some(99), ..settings.clone() }, ["99", "RDMA_DEVICE_PORT"]),
+            (VerbsSettings { gid_index: Some(250), ..settings.clone() }, ["250", "RDMA_GID_INDEX"]),
+            (VerbsSettings { pkey_index: Some(65_000), ..settings.clone() }, ["65000", "RDMA_QP_PKEY_INDEX"]),
+        ] {
+            let error = refused(settings);
+            assert!(words.iter().all(|word| error.contains(word)) && error.contains(&device), "{error}");
+        }
+        let absent = refused(VerbsSettings { device: Some("rxe99".into()), ..VerbsSettings::default() });
+        assert!(absent.contains("rxe99") && absent.contains(&device), "{absent}");
+    });
+}
+
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+fn among_several_devices_the_same_one_is_chosen_each_time() {
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        let Availability::Devices(present) = Availability::probe() else { panic!("there is no device") };
+        let chosen = || VerbsFabric::open(runtime.clone(), &VerbsSettings::default()).unwrap();
+        let first = chosen();
+        assert!(present.iter().any(|name| name == first.device()), "{present:?}");
+        assert!(first.port().is_active());
+        let second = chosen();
+        assert_eq!((second.device(), second.source()), (first.device(), first.source()));
+    });
+}
+
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+fn connections_leave_nothing_of_the_device_open() {
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        for _ in 0..10 {
+            let pair = Pair::new(PLAIN, runtime.clone()).await;
+            pair.works(&pair.to_right, &pair.to_left).await;
+            pair.step("closing", join(pair.to_right.close(), pair.to_left.close())).await;
+        }
+        closed(&runtime, Duration::from_secs(2)).await;
+    });
+}
+
+/// Also the acceptance of a device's removal: it must be possible while domains, pools and queue pairs are held.
+async fn port_down(runtime: Arc<dyn Runtime>) {
+    let pair = Pair::new(ON_THE_DUMMY, runtime.clone()).await;
+    pair.works(&pair.to_right, &pair.to_left).await;
+    let waiting = pair.left.domain.prepare(DEPTHS).unwrap();
+    let lent = pair.lend_right(4 << 20);
+    let source = pair.left.source.filled(4 << 20, 5);
+    let posted: Vec<_> =
+        (0..8).map(|value| pair.to_right.write_imm(source.clone(), lent.range, Immediate(value))).collect();
+    drop(source);
+
+    run("ip", &["link", "set", DUMMY.1, "down"]);
+    let results = pair.step("the writes", join_all(posted)).await;
+    let failed = results.iter().skip_while(|result| result.is_ok());
+    for result in failed.clone() {
+        is_port_down(result.as_ref().unwrap_err());
+    }
+    assert!(failed.count() > 0, "32 MiB went before the port was down");
+    is_port_down(&ended(&pair, &pair.to_right).await);
+    is_port_down(&ended(&pair, &pair.to_left).await);
+    closed(&runtime, CLOSED_WITHIN).await;
+    assert_eq!(pair.left.source.pool.stats().used_bytes, 0, "a buffer was kept");
+    drop(lent.granted.end(GrantEnd::QueuePairDrained).unwrap());
+    run("rdma", &["link", "delete", DUMMY.0]);
+
+    let refused = pair.left.domain.prepare(DEPTHS).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("PORT_ERR"), "{refused}");
+    let peer = waiting.connection_data();
+    let params = ConnectParams { peer, role: Role::Acceptor, peer_host: None, limit: STEP_LIMIT };
+    let unconnected = pair.step("connecting", waiting.connect(params)).await.map(drop).unwrap_err();
+    assert!(unconnected.to_string().contains("PORT_ERR"), "{unconnected}");
+    // Memory goes on being had, for other fabrics: here a block of its own.
+    drop(pair.left.source.filled(3 << 20, 1));
+
+    run("ip", &["link", "set", DUMMY.1, "up"]);
+    run("rdma", &["link", "add", DUMMY.0, "type", "rxe", "netdev", DUMMY.1]);
+    works_again(&pair).await;
+}
+
+/// The domains connect again once their port is active, with all memory registered anew.
+async fn works_again(pair: &Pair) {
+    let again = async {
+        loop {
+            if let Ok(left) = pair.left.domain.prepare(DEPTHS) {
+                break connect_with(pair, left).await.unwrap();
+            }
+            pair.runtime.sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let (to_right, to_left) = pair.step("the port is active again", again).await;
+    let lent = pair.right.receive.lend(3 << 20);
+    let region = pair.right.domain.register(lent.granted.block().unwrap(), Access::RECEIVE).unwrap();
+    assert_eq!(region.region, lent.region.region, "a block keeps its number");
+    to_right.add_remote_region(region);
+    let write = to_right.write_imm(pair.left.source.filled(3 << 20, 6), lent.range, Immediate(6));
+    let (written, arrived) = pair.step("a write", join(write, to_left.next_arrival())).await;
+    written.unwrap();
+    arrived.unwrap();
+    assert_eq!(lent.take()[..], pattern(3 << 20, 6)[..]);
+}
+
+async fn connect_with(
+    pair: &Pair,
+    left: Box<dyn verbs_reactor::Prepared>,
+) -> Result<(QueuePair, QueuePair), FabricError> {
+    let right = pair.right.domain.prepare(DEPTHS)?;
+    let params = |peer, role| ConnectParams { peer, role, peer_host: None, limit: STEP_LIMIT * patience() };
+    let dial = params(right.connection_data(), Role::Dialer);
+    let accept = params(left.connection_data(), Role::Acceptor);
+    let (left, right) = join(left.connect(dial), right.connect(accept)).await;
+    Ok((left?, right?))
+}
+
+/// Why `queue_pair` ends, after what had arrived.
+async fn ended(pair: &Pair, queue_pair: &QueuePair) -> FabricError {
+    let end = async {
+        loop {
+            if let Err(error) = queue_pair.next_arrival().await {
+                break error;
+            }
+        }
+    };
+    pair.step("the end", end).await
+}
+
+fn is_port_down(error: &FabricError) {
+    let text = error.to_string();
+    let lost = matches!(error, FabricError::PeerLost { cause: LossCause::DeviceLost, .. });
+    assert!(lost && text.contains(DUMMY.0) && text.contains("port 1") && text.contains("PORT_ERR"), "{text}");
+}
+
+/// Waits until this process has no RDMA device open.
+async fn closed(runtime: &Arc<dyn Runtime>, limit: Duration) {
+    let start = runtime.now();
+    while open_devices() > 0 {
+        let waited = runtime.now() - start;
+        assert!(waited < limit * patience(), "{} descriptors are open after {waited:?}", open_devices());
+        runtime.sleep(Duration::from_millis(5)).await;
+    }
+    println!("closed after {:?}", runtime.now() - start);
+}
+
+fn open_devices() -> usize {
+    let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let targets = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    targets.filter(|target| target.starts_with("/dev/infiniband")).count()
+}
+
+/// Runs a command that ends within seconds, or is stopped.
+fn run(program: &str, arguments: &[&str]) {
+    let status = Command::new("timeout").arg("10").arg(program).args(arguments).status().unwrap();
+    assert!(status.success(), "{program} {arguments:?}: {status}");
+}
+
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has one that may be taken down"]
+fn d_port_down_on_one_thread() {
+    rdma_devices::need_own_network();
+    bounded(Flavour::CurrentThread, port_down);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has one that may be taken down"]
+fn d_port_down_on_two_threads() {
+    rdma_devices::need_own_network();
+    bounded(Flavour::TwoWorkers, port_down);
+}
