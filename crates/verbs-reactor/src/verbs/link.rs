@@ -184,6 +184,8 @@ impl VerbsLink {
         if let Some(error) = &tally.trouble {
             self.fail(&fabric_error(error));
         }
+        // Only now: if that fails, what arrived before has been handed on.
+        self.post_submitted(true);
         self.finish_if_idle();
         true
     }
@@ -191,7 +193,7 @@ impl VerbsLink {
     /// Keeps the queues full: counts what came back, posts receives anew before anyone sees what took the old
     /// ones, and posts what waited for room.
     fn settle(&self, batch: &Batch, ended: &mut Vec<Ended>) -> Tally {
-        self.with_send(|send| {
+        self.send.with(|send| {
             let mut tally = Tally::default();
             let mut consumed = 0;
             for (completion, end) in batch.iter().zip(&mut tally.ends) {
