@@ -101,7 +101,7 @@ fn settings_that_the_device_cannot_fulfil_are_told_with_their_names() {
         for (settings, words) in [
             (VerbsSettings { port: Some(99), ..settings.clone() }, ["99", "RDMA_DEVICE_PORT"]),
             (VerbsSettings { gid_index: Some(250), ..settings.clone() }, ["250", "RDMA_GID_INDEX"]),
-            (VerbsSettings { pkey_index: Some(65_000), ..settings.clone() }, ["65000", "RDMA_QP_PKEY_INDEX"]),
+            (VerbsSettings { pkey_index: Some(65_000), ..settings }, ["65000", "RDMA_QP_PKEY_INDEX"]),
         ] {
             let error = refused(settings);
             assert!(words.iter().all(|word| error.contains(word)) && error.contains(&device), "{error}");
