@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll},
@@ -23,12 +23,13 @@ use super::{
     error::fabric_error,
     message::Message,
     opened::Child,
-    pending::{Pending, RequestLimits},
+    pending::RequestLimits,
     queue_pair::RawQueuePair,
     ranges::{Aim, Ranges},
     registrations::Registrations,
     send::{Phase, SendSide},
     send_queue::{Ended, Outcome},
+    submissions::Submissions,
     sys,
     tag::Tag,
 };
@@ -46,9 +47,10 @@ pub(super) struct VerbsLink {
     receive_depth: u32,
     /// Held while completions are taken and handed on, so that they are handed on in order.
     polling: Mutex<Inbound>,
-    send: Mutex<SendSide>,
-    /// Held for moments only, while a call to the device may hold `send`.
-    submitted: Mutex<Submitted>,
+    /// Operations go there with the next call to the device: at once if nothing is outstanding or as many wait as one
+    /// call takes, else when whoever submitted them begins to wait or something comes back. So what one task submits in
+    /// one go, or while another thread is inside a call, is one call.
+    send: Submissions<SendSide>,
     limits: RequestLimits,
     established: AtomicBool,
     /// The phase is not [`Phase::Open`] any more.
@@ -71,16 +73,6 @@ struct Inbound {
     earlier_bytes: u64,
     /// What the latest batch ended on the send queue, in order. Reused.
     ended: Vec<Ended>,
-}
-
-/// Operations on their way to the send queue. They go there with the next call to the device: at once if nothing is
-/// outstanding or as many wait as one call takes, else when whoever submitted them begins to wait or something comes
-/// back. So what one task submits in one go, or while another thread is inside a call, is one call.
-#[derive(Debug)]
-struct Submitted {
-    /// The connection takes work.
-    is_open: bool,
-    ranges: Vec<Pending>,
 }
 
 /// What a batch of completions asks for besides handing its parts on.
@@ -107,8 +99,7 @@ impl VerbsLink {
             domain,
             receive_depth: peer.receive_depth,
             polling: Mutex::new(inbound),
-            send: Mutex::new(send),
-            submitted: Mutex::new(Submitted { is_open: true, ranges: Vec::new() }),
+            send: Submissions::new(send),
             limits,
             established: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
@@ -211,7 +202,7 @@ impl VerbsLink {
                 }
                 *end = ended.len();
             }
-            let posted = send.replace_receives(consumed).and_then(|()| self.pump(send));
+            let posted = send.replace_receives(consumed).and_then(|()| self.send.collect(send));
             tally.trouble = posted.err();
             tally
         })
@@ -312,10 +303,10 @@ impl VerbsLink {
             if send.phase != Phase::Open {
                 return true;
             }
-            let pumped = self.pump(send);
+            let posted = self.send.collect(send);
             send.phase = Phase::Leaving;
             self.stop_taking();
-            let says = pumped.is_ok() && self.established.load(Ordering::Acquire);
+            let says = posted.is_ok() && self.established.load(Ordering::Acquire);
             says && send.signal(farewell).is_ok()
         });
         if is_said {
@@ -348,7 +339,7 @@ impl VerbsLink {
     /// No work is taken any more. What is on its way to the send queue ends when everything does.
     fn stop_taking(&self) {
         self.is_ending.store(true, Ordering::Relaxed);
-        self.lock_submitted().is_open = false;
+        self.send.close();
     }
 
     /// When everything is back, destroys the queue pair: nothing of the peer can touch memory after that.
@@ -368,7 +359,7 @@ impl VerbsLink {
             }
             send.phase = Phase::Drained;
             self.stop_taking();
-            let submitted = std::mem::take(&mut self.lock_submitted().ranges);
+            let submitted = self.send.take_rest();
             let submitted = submitted.iter().filter(|range| range.is_last).map(|range| range.key);
             let unfinished: Vec<SlotKey> = send.take_unfinished().into_iter().chain(submitted).collect();
             Some((send.queue_pair.take(), unfinished))
@@ -388,49 +379,23 @@ impl VerbsLink {
         self.with_send(|send| send.phase == Phase::Drained)
     }
 
-    /// Posts what was submitted, if it is time for that or `at_once`. Who holds the lock meanwhile posts it afterwards.
-    fn post_submitted(&self, mut at_once: bool) {
-        while !self.lock_submitted().ranges.is_empty() {
-            let mut send = match self.send.try_lock() {
-                Ok(send) => send,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return,
-            };
-            if send.phase != Phase::Open || (!at_once && send.has_sends_outstanding()) {
-                return;
-            }
-            let result = self.pump(&mut send);
-            drop(send);
-            if let Err(error) = result {
-                return self.fail(&fabric_error(&error));
-            }
-            // Others may have come while we held the lock.
-            at_once = true;
+    /// Posts what was submitted, if it is time for that or `at_once`. Who acts on the send side meanwhile posts it
+    /// afterwards.
+    fn post_submitted(&self, at_once: bool) {
+        if let Err(error) = self.send.hand_over(at_once) {
+            self.fail(&fabric_error(&error));
         }
-    }
-
-    /// Posts what was submitted, and what there is room for now.
-    fn pump(&self, send: &mut SendSide) -> Result<(), VerbsError> {
-        if send.phase != Phase::Open {
-            return Ok(());
-        }
-        send.take(self.lock_submitted().ranges.drain(..));
-        send.pump()
     }
 
     /// Acts on the send side, and posts what others submitted meanwhile.
     fn with_send<T>(&self, act: impl FnOnce(&mut SendSide) -> T) -> T {
-        let acted = act(&mut self.send.lock().unwrap_or_else(PoisonError::into_inner));
+        let acted = self.send.with(act);
         self.post_submitted(true);
         acted
     }
 
     fn lock_polling(&self) -> MutexGuard<'_, Inbound> {
         self.polling.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_submitted(&self) -> MutexGuard<'_, Submitted> {
-        self.submitted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -468,17 +433,11 @@ impl Link for VerbsLink {
                 return;
             }
         };
-        let mut submitted = self.lock_submitted();
-        if !submitted.is_open {
-            drop(submitted);
-            let failure = self.core.failure().unwrap_or(FabricError::Closed);
-            self.core.complete(key, 0, Err(failure));
+        let Some(waiting) = self.send.submit(ranges.into_iter()) else {
+            self.core.complete(key, 0, Err(self.failure()));
             return;
-        }
-        submitted.ranges.extend(ranges.into_iter());
-        let is_batch = submitted.ranges.len() >= BATCH;
-        drop(submitted);
-        self.post_submitted(is_batch);
+        };
+        self.post_submitted(waiting >= BATCH);
     }
 
     fn drive(&self) {
