@@ -16,6 +16,9 @@ use safetensors::{Dtype, tensor::TensorView};
 /// How long any one command of a test may take.
 const COMMAND_MAX: Duration = Duration::from_secs(60);
 
+/// Names the RDMA device of a process.
+pub(crate) const RDMA_DEVICE: &str = "TENSORWIRE_RDMA_DEVICE";
+
 const DTYPES: [Dtype; 12] = [
     Dtype::F32,
     Dtype::BF16,
@@ -116,7 +119,7 @@ pub(crate) fn tensorwire(arguments: &[&str]) -> Command {
 
 /// Runs tensorwire to its end; kills it, and fails, when it takes too long.
 pub(crate) fn run(arguments: &[&str]) -> Output {
-    finish(tensorwire(arguments), COMMAND_MAX)
+    finish(tensorwire(arguments), command_max())
 }
 
 /// Runs a command, whose outputs are piped, to its end; kills it, and fails, when it takes longer than `limit`.
@@ -145,6 +148,12 @@ pub(crate) fn finish(mut command: Command, limit: Duration) -> Output {
     output
 }
 
+/// [`COMMAND_MAX`], as much longer as `TENSORWIRE_TEST_PATIENCE` says: emulated machines are slow.
+fn command_max() -> Duration {
+    let patience = std::env::var("TENSORWIRE_TEST_PATIENCE").ok();
+    COMMAND_MAX * patience.map_or(1, |value| value.parse().unwrap())
+}
+
 /// Both streams, for messages and searches.
 pub(crate) fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
@@ -152,8 +161,14 @@ pub(crate) fn text(output: &Output) -> String {
 
 /// Runs a command that must succeed, and gives what it printed.
 pub(crate) fn succeed(arguments: &[&str]) -> String {
-    let output = run(arguments);
-    assert!(output.status.success(), "{arguments:?}: {}", text(&output));
+    succeed_as(tensorwire(arguments))
+}
+
+/// Runs `command`, which must succeed, and gives what it printed.
+pub(crate) fn succeed_as(command: Command) -> String {
+    let shown = format!("{command:?}");
+    let output = finish(command, command_max());
+    assert!(output.status.success(), "{shown}: {}", text(&output));
     text(&output)
 }
 
@@ -187,7 +202,7 @@ impl Process {
                 }
             }
         });
-        line.recv_timeout(COMMAND_MAX).unwrap_or_else(|error| panic!("no line `{prefix}`: {error}"))
+        line.recv_timeout(command_max()).unwrap_or_else(|error| panic!("no line `{prefix}`: {error}"))
     }
 }
 
@@ -201,9 +216,15 @@ pub(crate) struct Server {
 impl Server {
     /// Starts `tensorwire serve` and waits for its address.
     pub(crate) fn start(file: &Path, more: &[&str]) -> Self {
+        Self::start_on(None, file, more)
+    }
+
+    /// The same, with an RDMA device.
+    pub(crate) fn start_on(device: Option<&str>, file: &Path, more: &[&str]) -> Self {
         let mut command = tensorwire(&["serve", file.to_str().unwrap()]);
         // Not read, so it must not fill a pipe.
         command.args(more).stderr(Stdio::inherit());
+        command.envs(device.map(|name| (RDMA_DEVICE, name)));
         let mut process = Process(command.spawn().unwrap());
         let address = process.line_after("address ");
         Self { process, address }
