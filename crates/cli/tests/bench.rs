@@ -4,6 +4,8 @@
 
 #[allow(dead_code)] // what other tests use of it
 mod common;
+#[path = "../../verbs-reactor/tests/rdma_devices/mod.rs"]
+mod rdma_devices;
 
 use std::{
     fs,
@@ -84,6 +86,67 @@ every_op! {
     grpc_pull_is_measured: "grpc" "pull" "8,64K";
     grpc_outstanding_is_measured: "grpc" "outstanding" "8";
     grpc_receives_are_measured: "grpc" "receives" "8";
+}
+
+/// Measures one operation between the devices that tests use, in each way of waiting.
+fn measures_rdma(op: &str, sizes: &str) {
+    let ends = rdma_devices::ends();
+    for wait in WAITS {
+        let mut arguments = vec!["bench", "--fabric", "verbs", "--op", op, "--size", sizes, "--wait", wait, "--json"];
+        arguments.extend(["--rounds", "1", "--ops", "64"]);
+        if let (Some(left), Some(right)) = (&ends.left, &ends.right) {
+            arguments.extend(["--device", left, "--peer-device", right]);
+        }
+        let lines = succeed(&arguments);
+        assert_eq!(lines.lines().count(), sizes.split(',').count(), "{lines}");
+        for line in lines.lines() {
+            let line: serde_json::Value = serde_json::from_str(line).unwrap();
+            assert_eq!((&line["fabric"], &line["op"], &line["wait"]), (&"verbs".into(), &op.into(), &wait.into()));
+            for field in ["median_ns", "limit_median_ns", "ratio", "ratio_low", "ratio_high"] {
+                assert!(line[field].as_f64() > Some(0.0), "{field}: {line}");
+            }
+            assert!(line["device_calls"]["posts"].as_f64() > Some(0.0), "{line}");
+        }
+    }
+}
+
+macro_rules! needs_a_device {
+    ($($name:ident: $op:literal $sizes:literal;)*) => {
+        $(
+            #[test]
+            #[ignore = "needs an RDMA device: run it with scripts/rxe-vm/suite, or with --ignored where there is one"]
+            fn $name() {
+                measures_rdma($op, $sizes);
+            }
+        )*
+    };
+}
+
+needs_a_device! {
+    verbs_write_is_measured: "write" "64K,1M";
+    verbs_pingpong_is_measured: "pingpong" "8";
+    verbs_pull_is_measured: "pull" "8,64K";
+}
+
+#[test]
+fn device_that_is_not_there_is_refused() {
+    let output = fail(&["bench", "--fabric", "verbs", "--op", "pingpong", "--size", "8", "--device", "no_such_device"]);
+    assert!(output.contains("tensorwire: ") && output.contains("RDMA"), "{output}");
+}
+
+#[test]
+fn peers_device_alone_is_refused() {
+    let output = run(&["bench", "--fabric", "verbs", "--peer-device", "rxe2"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output).contains("--device"), "{}", text(&output));
+}
+
+#[test]
+fn operations_of_a_round_can_be_given() {
+    let arguments = ["bench", "--fabric", "tcp", "--op", "pingpong", "--size", "8", "--rounds", "1", "--ops", "100"];
+    let line: serde_json::Value = serde_json::from_str(&succeed(&[&arguments[..], &["--json"]].concat())).unwrap();
+    assert!(line["ratio_low"].as_f64() > Some(0.0) && line["ratio_high"] == line["ratio_low"], "{line}");
+    assert!(line.get("device_calls").is_none(), "{line}");
 }
 
 #[test]
@@ -168,6 +231,7 @@ fn what_this_build_cannot_do_is_refused_by_name() {
         ("grpc", "--mode", "view-read"),
         ("grpc", "--op", "write"),
         ("grpc", "--op", "pingpong"),
+        ("verbs", "--mode", "view"),
     ];
     for (fabric, field, value) in refused {
         let output = fail(&["bench", "--fabric", fabric, "--size", "8", field, value]);

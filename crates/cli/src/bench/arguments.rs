@@ -18,6 +18,7 @@ Examples:
   tensorwire bench --op all --size 8,1M --json > figures.jsonl
   tensorwire bench --fabric tcp,grpc --op pull --size 8,16M
   tensorwire bench --fabric shm --op pingpong --cpus one --rounds 31
+  tensorwire bench --fabric verbs --op pingpong,write --size 8,64K --device rxe1 --peer-device rxe2
 
 Each case runs against a second process, started for it, and against what the machine allows without tensorwire, in
 turns: the limit. `ratio` is the median over the rounds; of times for pingpong, outstanding, receives and small pulls
@@ -55,6 +56,16 @@ pub(crate) struct Bench {
     /// How long a round takes, about, in milliseconds.
     #[arg(long, value_name = "MS", default_value = "300")]
     pub(crate) round_ms: NonZeroU32,
+    /// Operations of a round and side, instead of as many as fit into its time; a few more where several belong
+    /// together.
+    #[arg(long, value_name = "N", conflicts_with = "round_ms")]
+    pub(crate) ops: Option<NonZeroU32>,
+    /// RDMA device of this end; by default the first that works.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) device: Option<String>,
+    /// RDMA device of the other end; by default the same.
+    #[arg(long, value_name = "NAME", requires = "device")]
+    pub(crate) peer_device: Option<String>,
     /// Print one JSON object a case instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
@@ -76,6 +87,8 @@ pub(crate) enum BenchFabric {
     Shm,
     /// TCP over loopback.
     Tcp,
+    /// RDMA, between two devices of this machine or on one. Measured against the programs of perftest.
+    Verbs,
     /// Calls on the control plane's port: what is used where nothing else connects. Whole pulls and receives only.
     Grpc,
 }
@@ -85,6 +98,7 @@ impl BenchFabric {
         match self {
             Self::Shm => FabricKind::Shm,
             Self::Tcp => FabricKind::Tcp,
+            Self::Verbs => FabricKind::Verbs,
             Self::Grpc => FabricKind::Grpc,
         }
     }

@@ -12,7 +12,11 @@ use super::{
     cpus::Placement,
     end::{End, Unconnected},
     error::BenchError,
-    limits::stream::{RawStream, listen},
+    fabrics::FabricChoice,
+    limits::{
+        perftest::{Perftest, VerbsEnd},
+        stream::{RawStream, listen},
+    },
     process::Peer,
     task::{FRESH_PIECES, PULLED_TENSORS, Puller, RECEIVES, Stage, Task, done},
     workers::{PULLER, SERVER, device_of, edge_name, start_worker, tensor_name},
@@ -39,6 +43,21 @@ pub(super) struct Case {
     pub(super) wait: WaitChoice,
     pub(super) validate: Checksum,
     pub(super) size: u64,
+}
+
+/// The RDMA devices of both ends, as far as they are named.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Devices {
+    pub(super) own: Option<String>,
+    pub(super) peer: Option<String>,
+}
+
+impl Devices {
+    /// As the command line names them.
+    pub(super) fn new(arguments: &super::arguments::Bench) -> Self {
+        let own = arguments.device.clone();
+        Self { peer: arguments.peer_device.clone().or_else(|| own.clone()), own }
+    }
 }
 
 /// What a ratio is of.
@@ -77,8 +96,8 @@ impl Case {
         }
         match (self.mode, self.fabric) {
             (Mode::Copy, _) | (_, BenchFabric::Shm) => Ok(()),
-            (Mode::View, BenchFabric::Tcp | BenchFabric::Grpc) => refused("view"),
-            (Mode::ViewRead, BenchFabric::Tcp | BenchFabric::Grpc) => refused("view-read"),
+            (Mode::View, _) => refused("view"),
+            (Mode::ViewRead, _) => refused("view-read"),
         }
     }
 
@@ -97,10 +116,12 @@ impl Case {
     pub(super) async fn set_up(
         &self,
         placement: Placement,
+        devices: &Devices,
         clock: Arc<dyn Runtime>,
     ) -> Result<Ready, BenchError> {
         let shared = if self.is_fresh() { FRESH_PIECES * self.bytes() } else { 4096 };
-        let mut stage = Stage { peer: Peer::start(placement.peer, shared)?, clock };
+        let mut stage = Stage { peer: Peer::start(placement.peer, shared)?, clock, opened: None };
+        self.open(&mut stage, devices).await?;
         let (ours, limit, limit_name) = match self.op {
             Op::Pingpong => self.pingpong(&mut stage).await?,
             Op::Write => self.write(&mut stage).await?,
@@ -111,6 +132,17 @@ impl Case {
         };
         let (compares, outstanding) = (self.compares(), self.outstanding_operations());
         Ok(Ready { stage, ours, limit, limit_name, compares, outstanding })
+    }
+
+    /// Opens the fabric in both processes.
+    async fn open(&self, stage: &mut Stage, devices: &Devices) -> Result<(), BenchError> {
+        let (fabric, wait) = (self.fabric, self.wait);
+        let choice = |device: &Option<String>| FabricChoice { fabric, wait, device: device.clone() };
+        if fabric != BenchFabric::Grpc {
+            stage.opened = Some(choice(&devices.own).open(stage.clock.clone())?);
+        }
+        let order = Order::Open { choice: choice(&devices.peer) };
+        done(stage.peer.ask(&order, "opening the fabric").await?)
     }
 
     fn compares(&self) -> Compares {
@@ -136,6 +168,14 @@ impl Case {
         Ok(match (self.fabric, self.wait) {
             (BenchFabric::Shm, WaitChoice::Busy) => (ours, Task::Words, "words in shared memory"),
             (BenchFabric::Shm, _) => (ours, Task::Bells, "eventfd + epoll"),
+            (BenchFabric::Verbs, WaitChoice::Sleep) => {
+                let (limit, name) = self.perftest(stage, Perftest::SendLatencyEvents)?;
+                (ours, limit, name)
+            }
+            (BenchFabric::Verbs, _) => {
+                let (limit, name) = self.perftest(stage, Perftest::WriteLatency)?;
+                (ours, limit, name)
+            }
             (BenchFabric::Tcp | BenchFabric::Grpc, _) => {
                 let (stream, bytes) = (open_stream(stage).await?, self.bytes() + TCP_HEADER_BYTES);
                 (ours, Task::StreamRoundTrips { stream, bytes }, "raw stream + epoll")
@@ -144,8 +184,14 @@ impl Case {
     }
 
     async fn write(&self, stage: &mut Stage) -> Result<(Task, Task, &'static str), BenchError> {
-        let ours = Task::Writes { end: self.connect(stage).await? };
+        let end = self.connect(stage).await?;
+        let ours =
+            if self.fabric == BenchFabric::Verbs { Task::QuietWrites { end } } else { Task::Writes { end } };
         Ok(match self.fabric {
+            BenchFabric::Verbs => {
+                let (limit, name) = self.perftest(stage, Perftest::WriteBandwidth)?;
+                (ours, limit, name)
+            }
             BenchFabric::Shm => (ours, self.copies(), "memcpy, resident"),
             BenchFabric::Tcp | BenchFabric::Grpc => {
                 let stream = open_stream(stage).await?;
@@ -171,6 +217,10 @@ impl Case {
                 (ours, Task::FreshCopies { to: vec![1; bytes], value: 0 }, "memcpy, just written elsewhere")
             }
             BenchFabric::Shm => (pulls(puller), self.copies(), "memcpy, resident"),
+            BenchFabric::Verbs => {
+                let (limit, name) = self.perftest(stage, Perftest::WriteBandwidth)?;
+                (pulls(puller), limit, name)
+            }
             BenchFabric::Tcp | BenchFabric::Grpc => {
                 let stream = open_stream(stage).await?;
                 let limit = Task::StreamPulls { stream, bytes };
@@ -234,12 +284,20 @@ impl Case {
         Task::Copies { from: vec![7; self.bytes()], to: vec![1; self.bytes()] }
     }
 
+    /// A program of perftest between the devices of both processes, and its name.
+    fn perftest(&self, stage: &Stage, test: Perftest) -> Result<(Task, &'static str), BenchError> {
+        test.check()?;
+        let verbs = stage.opened()?.verbs.as_ref();
+        let verbs = verbs.ok_or_else(|| BenchError::Unexpected("no device".to_owned()))?;
+        let end = VerbsEnd::new(verbs);
+        Ok((Task::Perftest { test, end, bytes: self.bytes() }, test.name()))
+    }
+
     /// Connects one end here with one in the second process.
     async fn connect(&self, stage: &mut Stage) -> Result<Arc<End>, BenchError> {
         let bytes = self.bytes();
-        let mine = Unconnected::prepare(self.fabric, self.wait, bytes, stage.clock.clone())?;
-        let order = Order::Prepare { fabric: self.fabric, wait: self.wait, bytes };
-        let theirs = match stage.peer.ask(&order, "preparing an end").await? {
+        let mine = Unconnected::prepare(stage.opened()?, bytes)?;
+        let theirs = match stage.peer.ask(&Order::Prepare { bytes }, "preparing an end").await? {
             Answer::End(theirs) => theirs,
             other => return Err(BenchError::Unexpected(format!("{other:?}"))),
         };
@@ -253,14 +311,12 @@ impl Case {
 
     /// Starts a worker in each process.
     async fn start_workers(&self, stage: &mut Stage) -> Result<Puller, BenchError> {
-        let order = Order::Worker { fabric: self.fabric, wait: self.wait };
-        let address = match stage.peer.ask(&order, "starting a worker").await? {
+        let address = match stage.peer.ask(&Order::Worker, "starting a worker").await? {
             Answer::Address(address) => address,
             other => return Err(BenchError::Unexpected(format!("{other:?}"))),
         };
         // It is enough that one end wants it.
-        let wishes = (self.wait, self.validate.validation());
-        let worker = start_worker(PULLER, self.fabric, wishes, stage.clock.clone()).await?;
+        let worker = start_worker(PULLER, stage.opened.as_ref(), self.validate.validation()).await?;
         let server = worker.peer_at(&address).await?;
         Ok(Puller { worker, server })
     }

@@ -17,8 +17,9 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 
 use super::{
-    arguments::{BenchFabric, WaitChoice},
     error::{BenchError, system},
+    fabrics::FabricChoice,
+    limits::perftest::Perftest,
 };
 
 /// Longest line that is read, in bytes.
@@ -41,8 +42,10 @@ pub(super) enum Order {
     StreamTake { count: u64, bytes: usize },
     /// Answer each of this many bytes with a message.
     StreamServe { count: u64, bytes: usize },
+    /// Open this fabric, for what comes next.
+    Open { choice: FabricChoice },
     /// Make one end of a connection for writes of this many bytes.
-    Prepare { fabric: BenchFabric, wait: WaitChoice, bytes: usize },
+    Prepare { bytes: usize },
     /// Connect it to the end so described.
     Connect { end: EndData },
     /// Answer this many writes with one each.
@@ -50,7 +53,9 @@ pub(super) enum Order {
     /// Take this many writes, then answer one.
     Take { count: u64 },
     /// Start a worker.
-    Worker { fabric: BenchFabric, wait: WaitChoice },
+    Worker,
+    /// Start a server of this program for one run.
+    Perftest { test: Perftest, operations: u64, bytes: usize },
     /// Publish this many tensors, anew, filled with `value`.
     Publish { value: u8, bytes: usize, copies: usize },
     /// Send a tensor of 8 bytes under each of this many keys of a step, to the worker of this name.
@@ -66,6 +71,8 @@ pub(super) enum Answer {
     End(EndData),
     /// Where the worker listens.
     Address(String),
+    /// Where a server listens.
+    Port(u16),
     /// Why the order was not carried out.
     Failed(String),
 }

@@ -6,18 +6,13 @@ use std::{
 };
 
 use memory::{Block, BlockVisitor, Buf, Granted, Pool, PoolConfig, VisitError};
-use tensorwire::{FabricError, Runtime};
+use tensorwire::FabricError;
 use verbs_reactor::{
     Access, ConnectParams, ConnectionData, Domain, Immediate, Operation, Prepared, QueuePair,
     QueuePairConfig, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role,
 };
 
-use super::{
-    arguments::{BenchFabric, WaitChoice},
-    control::EndData,
-    error::BenchError,
-    fabrics,
-};
+use super::{control::EndData, error::BenchError, fabrics::Opened};
 
 const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 64, receive_depth: 1024 };
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
@@ -45,13 +40,8 @@ pub(super) struct End {
 
 impl Unconnected {
     /// Makes an end for writes of `bytes` bytes, with its memory registered.
-    pub(super) fn prepare(
-        fabric: BenchFabric,
-        wait: WaitChoice,
-        bytes: usize,
-        runtime: Arc<dyn Runtime>,
-    ) -> Result<Self, BenchError> {
-        let domain = fabrics::open(fabric, wait, runtime)?.open_domain()?;
+    pub(super) fn prepare(opened: &Opened, bytes: usize) -> Result<Self, BenchError> {
+        let domain = opened.fabric.open_domain()?;
         let (source, _) = registered(&domain, Access::LOCAL, bytes)?;
         let (receive, regions) = registered(&domain, Access::RECEIVE, bytes)?;
         let mut lent = receive.try_alloc(bytes)?;
@@ -111,6 +101,11 @@ impl End {
     /// Starts one write with immediate.
     pub(super) fn write(&self) -> Operation {
         self.queue_pair.write_imm(self.payload.clone(), self.target, Immediate(1))
+    }
+
+    /// Starts one write of which the other is not told.
+    pub(super) fn write_quietly(&self) -> Operation {
+        self.queue_pair.write(self.payload.clone(), self.target)
     }
 
     /// Waits for one of the other's.

@@ -3,6 +3,7 @@
 use std::{io, time::Duration};
 
 use tensorwire::{FabricError, MemoryError, WorkerError};
+use verbs_reactor::verbs::VerbsError;
 
 /// A failure of `tensorwire bench`; its text is what the user sees.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +31,12 @@ pub(crate) enum BenchError {
     Memory(#[from] MemoryError),
     #[error(transparent)]
     Worker(Box<WorkerError>),
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
+    #[error("`{program}`, which RDMA is measured against, is not on the PATH: {remedy}")]
+    NoPerftest { program: &'static str, remedy: &'static str },
+    #[error("{program}, which RDMA is measured against, has failed: {what}")]
+    Perftest { program: &'static str, what: String },
     #[error("a result can't be written: {0}")]
     Output(io::Error),
 }

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use tensorwire::Runtime;
 use verbs_reactor::{
     Fabric, Wait,
     shm::ShmFabric,
     tcp::{TcpConfig, TcpFabric},
+    verbs::{VerbsFabric, VerbsSettings},
 };
 
 use super::{
@@ -14,18 +16,40 @@ use super::{
     error::BenchError,
 };
 
-/// Makes `fabric`, whose ends wait as `wait` says.
-pub(super) fn open(
-    fabric: BenchFabric,
-    wait: WaitChoice,
-    runtime: Arc<dyn Runtime>,
-) -> Result<Arc<dyn Fabric>, BenchError> {
-    let wait = policy(wait);
-    Ok(match fabric {
-        BenchFabric::Shm => Arc::new(ShmFabric::new(runtime)?.with_wait(wait)),
-        BenchFabric::Grpc => return Err(BenchError::Unexpected("gRPC has no queue pairs".to_owned())),
-        BenchFabric::Tcp => Arc::new(TcpFabric::new(runtime, TcpConfig::default()).with_wait(wait)),
-    })
+/// One end's fabric.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct FabricChoice {
+    pub(super) fabric: BenchFabric,
+    /// How it waits.
+    pub(super) wait: WaitChoice,
+    /// For verbs; by default the first device that works.
+    pub(super) device: Option<String>,
+}
+
+/// An open fabric.
+#[derive(Debug, Clone)]
+pub(super) struct Opened {
+    pub(super) fabric: Arc<dyn Fabric>,
+    /// The same, if it is verbs.
+    pub(super) verbs: Option<Arc<VerbsFabric>>,
+}
+
+impl FabricChoice {
+    /// Makes the fabric.
+    pub(super) fn open(&self, runtime: Arc<dyn Runtime>) -> Result<Opened, BenchError> {
+        let wait = policy(self.wait);
+        let fabric: Arc<dyn Fabric> = match self.fabric {
+            BenchFabric::Shm => Arc::new(ShmFabric::new(runtime)?.with_wait(wait)),
+            BenchFabric::Tcp => Arc::new(TcpFabric::new(runtime, TcpConfig::default()).with_wait(wait)),
+            BenchFabric::Verbs => {
+                let settings = VerbsSettings { device: self.device.clone(), ..VerbsSettings::default() };
+                let verbs = Arc::new(VerbsFabric::open(runtime, &settings)?.with_wait(wait));
+                return Ok(Opened { fabric: verbs.clone(), verbs: Some(verbs) });
+            }
+            BenchFabric::Grpc => return Err(BenchError::Unexpected("gRPC has no queue pairs".to_owned())),
+        };
+        Ok(Opened { fabric, verbs: None })
+    }
 }
 
 fn policy(wait: WaitChoice) -> Wait {

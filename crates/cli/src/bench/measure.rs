@@ -5,8 +5,10 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 
 use super::{
+    bootstrap::median_interval,
     case::{Compares, Ready},
     cpus::{self, CpuTime},
+    device_calls::DeviceCalls,
     error::BenchError,
     phase::{Phase, Plan, quantile},
     task::{Stage, Task},
@@ -22,6 +24,8 @@ const PROBE_SHARE: f64 = 0.1;
 pub(super) struct Settings {
     pub(super) rounds: u32,
     pub(super) round: Duration,
+    /// Operations of a phase, instead of as many as take that time.
+    pub(super) ops: Option<u64>,
 }
 
 /// One round.
@@ -30,6 +34,8 @@ struct Round {
     ours: Phase,
     limit: Phase,
     steal: f64,
+    /// What our phase asked of an RDMA device.
+    calls: Option<DeviceCalls>,
 }
 
 /// What a case's rounds say.
@@ -41,6 +47,9 @@ pub(super) struct Measurement {
     pub(super) limit_median_ns: f64,
     pub(super) compares: Compares,
     pub(super) ratio: f64,
+    /// The 90 % bootstrap interval of `ratio`.
+    pub(super) ratio_interval: (f64, f64),
+    pub(super) device_calls: Option<DeviceCalls>,
     /// The most that was stolen in a round that counts.
     pub(super) steal: f64,
     pub(super) rounds: usize,
@@ -57,9 +66,8 @@ pub(super) async fn measure(
     bar: &ProgressBar,
 ) -> Result<Measurement, BenchError> {
     let load = cpus::load();
-    let budget_ns = settings.round.as_nanos() as f64 / 2.0;
-    let ours = probe(&mut ready.ours, &mut ready.stage, budget_ns).await?;
-    let limit = probe(&mut ready.limit, &mut ready.stage, budget_ns).await?;
+    let ours = plan(&mut ready.ours, &mut ready.stage, settings).await?;
+    let limit = plan(&mut ready.limit, &mut ready.stage, settings).await?;
     let wanted = settings.rounds as usize;
     let mut rounds = Vec::with_capacity(2 * wanted);
     let mut undisturbed = 0;
@@ -74,6 +82,19 @@ pub(super) async fn measure(
     }
     bar.inc((wanted - undisturbed) as u64);
     Ok(sum_up(rounds, wanted, &ready, load))
+}
+
+/// What a phase of `task` has to do.
+async fn plan(task: &mut Task, stage: &mut Stage, settings: Settings) -> Result<Plan, BenchError> {
+    match settings.ops {
+        Some(ops) => {
+            let plan = Plan { ops: ops.next_multiple_of(task.batch().max(1)), group: 1 };
+            // Once for nothing, to warm everything up.
+            task.run(stage, plan).await?;
+            Ok(plan)
+        }
+        None => probe(task, stage, settings.round.as_nanos() as f64 / 2.0).await,
+    }
 }
 
 /// Finds out how many operations take the time of a phase; the operations also warm everything up.
@@ -98,14 +119,15 @@ async fn one_round(
     let before = CpuTime::now();
     let Ready { stage, ours: our_task, limit: limit_task, .. } = ready;
     // In turns also within rounds, so that a machine that slowly gets slower is unfair to neither.
-    let (ours, limit) = if limit_first {
-        let limit = limit_task.run(stage, limit).await?;
-        (our_task.run(stage, ours).await?, limit)
-    } else {
-        let ours = our_task.run(stage, ours).await?;
-        (ours, limit_task.run(stage, limit).await?)
+    let limit_before = if limit_first { Some(limit_task.run(stage, limit).await?) } else { None };
+    let counts = stage.verbs_counts();
+    let ours = our_task.run(stage, ours).await?;
+    let calls = counts.zip(stage.verbs_counts()).map(|(before, after)| DeviceCalls::between(&before, &after));
+    let limit = match limit_before {
+        Some(limit) => limit,
+        None => limit_task.run(stage, limit).await?,
     };
-    Ok(Round { ours, limit, steal: CpuTime::now().stolen_since(before) })
+    Ok(Round { ours, limit, steal: CpuTime::now().stolen_since(before), calls })
 }
 
 /// Sums up the `wanted` rounds with the least steal.
@@ -115,6 +137,9 @@ fn sum_up(mut rounds: Vec<Round>, wanted: usize, ready: &Ready, load: f64) -> Me
     rounds.truncate(wanted);
     let over_rounds =
         |value: &dyn Fn(&Round) -> f64| quantile(&rounds.iter().map(value).collect::<Vec<_>>(), 0.5);
+    let ratios: Vec<f64> = rounds.iter().map(|round| ratio(ready.compares, round)).collect();
+    let calls = rounds.iter().filter_map(|round| Some((round.calls.as_ref()?, round.ours.ops)));
+    let device_calls = DeviceCalls::per_operation(calls);
     let all = rounds.iter().fold(Phase::default(), |all, round| all.and(&round.ours));
     Measurement {
         median_ns: over_rounds(&|round| round.ours.median_ns()),
@@ -122,7 +147,9 @@ fn sum_up(mut rounds: Vec<Round>, wanted: usize, ready: &Ready, load: f64) -> Me
         limit_name: ready.limit_name,
         limit_median_ns: over_rounds(&|round| round.limit.median_ns()),
         compares: ready.compares,
-        ratio: over_rounds(&|round| ratio(ready.compares, round)),
+        ratio: quantile(&ratios, 0.5),
+        ratio_interval: median_interval(&ratios),
+        device_calls,
         steal: rounds.last().map_or(0.0, |round| round.steal),
         rounds: rounds.len(),
         repeated: measured - rounds.len(),

@@ -1,9 +1,11 @@
 //! `tensorwire bench`: what tensorwire does on this machine, against what the machine allows.
 
 pub(crate) mod arguments;
+mod bootstrap;
 mod case;
 mod control;
 mod cpus;
+mod device_calls;
 mod end;
 mod error;
 mod fabrics;
@@ -26,7 +28,7 @@ use verbs_reactor::timeout;
 pub(crate) use self::error::BenchError;
 use self::{
     arguments::Bench,
-    case::{Case, cases},
+    case::{Case, Devices, cases},
     cpus::Placement,
     measure::{Measurement, Settings, measure},
     report::Report,
@@ -47,14 +49,16 @@ pub(crate) async fn bench(arguments: &Bench) -> Result<(), BenchError> {
     let settings = Settings {
         rounds: arguments.rounds.get(),
         round: Duration::from_millis(arguments.round_ms.get().into()),
+        ops: arguments.ops.map(|ops| ops.get().into()),
     };
+    let devices = Devices::new(arguments);
     let bar = bar(cases.len() as u64 * u64::from(settings.rounds));
     let mut report = Report::new(arguments.json);
     for case in cases {
         let placement = Placement::choose(arguments.cpus, case.size, &allowed)?;
         cpus::pin(&placement.own.map_or_else(|| allowed.clone(), |cpu| vec![cpu]))?;
         bar.set_message(format!("{case}"));
-        let measured = run(case, placement, settings, bar.clone()).await?;
+        let measured = run((case, devices.clone()), placement, settings, bar.clone()).await?;
         bar.suspend(|| report.print(&case, placement, &measured))?;
     }
     bar.finish_and_clear();
@@ -63,7 +67,7 @@ pub(crate) async fn bench(arguments: &Bench) -> Result<(), BenchError> {
 
 /// Measures one case, in a task of its own as a user's program would, and not for ever.
 async fn run(
-    case: Case,
+    (case, devices): (Case, Devices),
     placement: Placement,
     settings: Settings,
     bar: ProgressBar,
@@ -73,7 +77,7 @@ async fn run(
     let (told, measured) = oneshot::channel();
     let clock = runtime.clone();
     let task = async move {
-        let measured = match case.set_up(placement, clock).await {
+        let measured = match case.set_up(placement, &devices, clock).await {
             Ok(ready) => measure(ready, settings, &bar).await,
             Err(error) => Err(error),
         };

@@ -6,12 +6,14 @@ use tensorwire::{DataType, Runtime, Tensor, TokioRuntime, Validation, Worker};
 use verbs_reactor::{Role, bare::BareMemory};
 
 use super::{
-    arguments::{BenchFabric, BenchPeer, WaitChoice},
+    arguments::{BenchFabric, BenchPeer},
     control::{Answer, Order},
     end::{End, Unconnected},
     error::BenchError,
+    fabrics::{FabricChoice, Opened},
     limits::{
         bell::{Bells, Words},
+        perftest::{Perftest, Server, VerbsEnd},
         stream::RawStream,
     },
     process,
@@ -28,6 +30,8 @@ pub(crate) async fn serve(arguments: BenchPeer) -> Result<(), BenchError> {
         memory,
         clock: Arc::new(clock),
         stream: None,
+        opened: None,
+        server: None,
         unconnected: None,
         end: None,
         worker: None,
@@ -48,6 +52,8 @@ struct BenchServer {
     memory: BareMemory,
     clock: Arc<dyn Runtime>,
     stream: Option<RawStream>,
+    opened: Option<Opened>,
+    server: Option<Server>,
     unconnected: Option<Unconnected>,
     end: Option<End>,
     worker: Option<Worker>,
@@ -71,14 +77,17 @@ impl BenchServer {
             Order::Send { to, step, keys } => return self.send(&to, step, keys).map(|()| None),
             Order::Fill { value, bytes, pieces } => self.fill(value, bytes, pieces),
             Order::Stream { port } => self.stream = Some(RawStream::connect(port).await?),
-            Order::Prepare { fabric, wait, bytes } => return self.prepare(fabric, wait, bytes).map(Some),
+            Order::Open { choice } => self.open(&choice)?,
+            Order::Prepare { bytes } => return self.prepare(bytes).map(Some),
+            Order::Perftest { test, operations, bytes } => {
+                return self.serve_perftest(test, (operations, bytes)).await.map(Some);
+            }
             Order::Connect { end } => {
                 let unconnected = self.unconnected.take().ok_or_else(|| missing("a prepared end"))?;
                 self.end = Some(unconnected.connect(end, Role::Dialer).await?);
             }
-            Order::Worker { fabric, wait } => {
-                let worker =
-                    start_worker(SERVER, fabric, (wait, Validation::Off), self.clock.clone()).await?;
+            Order::Worker => {
+                let worker = start_worker(SERVER, self.opened.as_ref(), Validation::Off).await?;
                 let address = worker.address().to_owned();
                 self.worker = Some(worker);
                 return Ok(Some(Answer::Address(address)));
@@ -140,8 +149,29 @@ impl BenchServer {
         self.end.as_ref().ok_or_else(|| missing("a connection"))
     }
 
-    fn prepare(&mut self, fabric: BenchFabric, wait: WaitChoice, bytes: usize) -> Result<Answer, BenchError> {
-        let unconnected = Unconnected::prepare(fabric, wait, bytes, self.clock.clone())?;
+    fn open(&mut self, choice: &FabricChoice) -> Result<(), BenchError> {
+        self.opened = match choice.fabric {
+            BenchFabric::Grpc => None,
+            _ => Some(choice.open(self.clock.clone())?),
+        };
+        Ok(())
+    }
+
+    fn opened(&self) -> Result<&Opened, BenchError> {
+        self.opened.as_ref().ok_or_else(|| missing("a fabric"))
+    }
+
+    async fn serve_perftest(&mut self, test: Perftest, size: (u64, usize)) -> Result<Answer, BenchError> {
+        // The one before has ended with its client.
+        self.server = None;
+        let verbs = self.opened()?.verbs.as_ref().ok_or_else(|| missing("a device"))?;
+        let (server, port) = Server::start(test, &VerbsEnd::new(verbs), size, &*self.clock).await?;
+        self.server = Some(server);
+        Ok(Answer::Port(port))
+    }
+
+    fn prepare(&mut self, bytes: usize) -> Result<Answer, BenchError> {
+        let unconnected = Unconnected::prepare(self.opened()?, bytes)?;
         let data = unconnected.data();
         self.unconnected = Some(unconnected);
         Ok(Answer::End(data))

@@ -9,6 +9,7 @@ use super::{
     arguments::{BenchFabric, Mode, Op, WaitChoice},
     case::{Case, Compares},
     cpus::Placement,
+    device_calls::DeviceCalls,
     error::BenchError,
     measure::Measurement,
 };
@@ -33,7 +34,13 @@ struct Line {
     limit_median_ns: f64,
     limit_bytes_per_s: f64,
     ratio: f64,
+    /// The 90 % bootstrap interval of `ratio`.
+    ratio_low: f64,
+    ratio_high: f64,
     ratio_of: Compares,
+    /// Of this process, an operation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device_calls: Option<DeviceCalls>,
     rounds: usize,
     repeated: usize,
     steal: f64,
@@ -61,7 +68,10 @@ impl Line {
             limit_median_ns: tenths(measured.limit_median_ns),
             limit_bytes_per_s: per_second(measured.limit_median_ns, bytes),
             ratio: four_digits(measured.ratio),
+            ratio_low: four_digits(measured.ratio_interval.0),
+            ratio_high: four_digits(measured.ratio_interval.1),
             ratio_of: measured.compares,
+            device_calls: measured.device_calls,
             rounds: measured.rounds,
             repeated: measured.repeated,
             steal: (measured.steal * 1e4).round() / 1e4,

@@ -5,14 +5,20 @@ use std::{hint::black_box, sync::Arc, time::Duration};
 use futures::{StreamExt, stream::FuturesUnordered};
 use memory::copy::{CopyReason, copy_bytes};
 use tensorwire::{Key, Runtime, Sharing, Worker};
-use verbs_reactor::Operation;
+use verbs_reactor::{Operation, verbs::VerbsCounts};
 
 use super::{
     control::{Answer, Order},
     cpus::sleeps_of,
     end::End,
     error::BenchError,
-    limits::{bell::Words, read_once, stream::RawStream},
+    fabrics::Opened,
+    limits::{
+        bell::Words,
+        perftest::{self, Perftest, VerbsEnd},
+        read_once,
+        stream::RawStream,
+    },
     phase::{Phase, Plan, Watch},
     process::Peer,
     workers::{PULLER, tensor_name},
@@ -37,6 +43,19 @@ pub(super) const RECEIVES: usize = 10_000;
 pub(super) struct Stage {
     pub(super) peer: Peer,
     pub(super) clock: Arc<dyn Runtime>,
+    /// This process's fabric; none for gRPC.
+    pub(super) opened: Option<Opened>,
+}
+
+impl Stage {
+    pub(super) fn opened(&self) -> Result<&Opened, BenchError> {
+        self.opened.as_ref().ok_or_else(|| BenchError::Unexpected("no fabric".to_owned()))
+    }
+
+    /// What this process has asked of an RDMA device so far.
+    pub(super) fn verbs_counts(&self) -> Option<VerbsCounts> {
+        Some(self.opened.as_ref()?.verbs.as_ref()?.counts())
+    }
 }
 
 /// A worker that pulls from the other process's.
@@ -55,6 +74,10 @@ pub(super) enum Task {
     TwoWays { end: Arc<End> },
     /// Writes in one direction.
     Writes { end: Arc<End> },
+    /// Writes in one direction, as many under way as perftest has; the other end is told of the last one only.
+    QuietWrites { end: Arc<End> },
+    /// A program of perftest.
+    Perftest { test: Perftest, end: VerbsEnd, bytes: usize },
     /// Pulls of the tensor with this number, one after the other.
     Pulls { puller: Puller, number: usize, sharing: Sharing, read: bool },
     /// Pulls of tensors that the other process has just written.
@@ -92,6 +115,8 @@ impl Task {
             Self::FreshPulls { .. } | Self::FreshCopies { .. } => FRESH_PIECES as u64,
             Self::ManyPulls { outstanding, .. } => (4 * outstanding) as u64,
             Self::Receives { .. } => RECEIVES as u64,
+            Self::QuietWrites { end } => Perftest::WriteBandwidth.batch(end.bytes()),
+            Self::Perftest { test, bytes, .. } => test.batch(*bytes),
             _ => 1,
         }
     }
@@ -102,6 +127,8 @@ impl Task {
             Self::RoundTrips { end } => Ok(round_trips(stage, end, plan).await?.split(2.0)),
             Self::TwoWays { end } => round_trips(stage, end, plan).await,
             Self::Writes { end } => writes(stage, end, plan).await,
+            Self::QuietWrites { end } => quiet_writes(stage, end, plan).await,
+            Self::Perftest { test, end, bytes } => run_perftest(stage, (*test, end), *bytes, plan).await,
             Self::Pulls { puller, number, sharing, read } => {
                 pulls(stage, puller, (*number, *sharing), *read, plan).await
             }
@@ -172,6 +199,46 @@ async fn writes(stage: &mut Stage, end: &End, plan: Plan) -> Result<Phase, Bench
     // A completion says that the bytes may be reused; the last arrival, that they are there.
     end.arrival().await?;
     Ok(watch.stop())
+}
+
+async fn quiet_writes(stage: &mut Stage, end: &End, plan: Plan) -> Result<Phase, BenchError> {
+    stage.peer.order(&Order::Take { count: 1 }, "writes").await?;
+    // One sample, as perftest's average is one.
+    let mut watch = Watch::start(&*stage.clock, plan.grouped(plan.ops));
+    let mut open = std::collections::VecDeque::<Operation>::with_capacity(perftest::WRITES_OPEN as usize);
+    for number in 1..=plan.ops {
+        if open.len() as u64 == perftest::WRITES_OPEN
+            && let Some(oldest) = open.pop_front()
+        {
+            oldest.await?;
+            watch.tick();
+        }
+        open.push_back(if number == plan.ops { end.write() } else { end.write_quietly() });
+    }
+    for rest in open {
+        rest.await?;
+        watch.tick();
+    }
+    let phase = watch.stop();
+    // Its answer belongs to no sample: perftest's writes end with their completions too.
+    end.arrival().await?;
+    Ok(phase)
+}
+
+async fn run_perftest(
+    stage: &mut Stage,
+    (test, end): (Perftest, &VerbsEnd),
+    bytes: usize,
+    plan: Plan,
+) -> Result<Phase, BenchError> {
+    let order = Order::Perftest { test, operations: plan.ops, bytes };
+    let port = match stage.peer.ask(&order, "starting a server of perftest").await? {
+        Answer::Port(port) => port,
+        other => return Err(BenchError::Unexpected(format!("{other:?}"))),
+    };
+    let ns = perftest::run(test, end, (plan.ops, bytes), port)?;
+    let ops = plan.ops as f64;
+    Ok(Phase { samples: vec![ns], ops, spent_ns: ns * ops })
 }
 
 async fn pulls(

@@ -1,31 +1,24 @@
 //! The two workers of pulls and receives.
 
-use std::sync::Arc;
+use tensorwire::{FabricKind, Validation, Worker};
 
-use tensorwire::{FabricKind, Runtime, Validation, Worker};
-
-use super::{
-    arguments::{BenchFabric, WaitChoice},
-    error::BenchError,
-    fabrics,
-};
+use super::{error::BenchError, fabrics::Opened};
 
 /// The second process's worker.
 pub(super) const SERVER: &str = "/job:bench/replica:0/task:0";
 /// The measuring process's worker.
 pub(super) const PULLER: &str = "/job:bench/replica:0/task:1";
 
-/// Starts a worker that uses `fabric` alone.
+/// Starts a worker that uses one fabric alone; without any, gRPC.
 pub(super) async fn start_worker(
     name: &str,
-    fabric: BenchFabric,
-    (wait, validation): (WaitChoice, Validation),
-    runtime: Arc<dyn Runtime>,
+    opened: Option<&Opened>,
+    validation: Validation,
 ) -> Result<Worker, BenchError> {
     let builder = Worker::builder(name).validation(validation);
-    let builder = match fabric {
-        BenchFabric::Grpc => builder.require(FabricKind::Grpc),
-        _ => builder.local_fabrics(vec![fabrics::open(fabric, wait, runtime)?]),
+    let builder = match opened {
+        None => builder.require(FabricKind::Grpc),
+        Some(opened) => builder.local_fabrics(vec![opened.fabric.clone()]),
     };
     Ok(builder.start().await?)
 }

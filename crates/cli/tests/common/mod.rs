@@ -117,13 +117,13 @@ pub(crate) fn tensorwire(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs the command with `arguments` to its end.
+/// Runs tensorwire to its end; kills it, and fails, when it takes too long.
 pub(crate) fn run(arguments: &[&str]) -> Output {
-    run_command(tensorwire(arguments))
+    finish(tensorwire(arguments), command_max())
 }
 
-/// Runs a command to its end; kills it, and fails, when it takes too long.
-pub(crate) fn run_command(mut command: Command) -> Output {
+/// Runs a command, whose outputs are piped, to its end; kills it, and fails, when it takes longer than `limit`.
+pub(crate) fn finish(mut command: Command, limit: Duration) -> Output {
     let mut child = command.spawn().unwrap();
     let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
     let (done, ended) = mpsc::channel();
@@ -138,13 +138,13 @@ pub(crate) fn run_command(mut command: Command) -> Output {
         let _ = done.send(());
         text
     });
-    let in_time = ended.recv_timeout(command_max()).is_ok();
+    let in_time = ended.recv_timeout(limit).is_ok();
     if !in_time {
         child.kill().unwrap();
     }
     let status = child.wait().unwrap();
     let output = Output { status, stdout: writer.join().unwrap(), stderr: reader.join().unwrap() };
-    assert!(in_time, "{command:?} took longer than {:?}: {}", command_max(), text(&output));
+    assert!(in_time, "{command:?} took longer than {limit:?}: {}", text(&output));
     output
 }
 
@@ -167,7 +167,7 @@ pub(crate) fn succeed(arguments: &[&str]) -> String {
 /// Runs `command`, which must succeed, and gives what it printed.
 pub(crate) fn succeed_as(command: Command) -> String {
     let shown = format!("{command:?}");
-    let output = run_command(command);
+    let output = finish(command, command_max());
     assert!(output.status.success(), "{shown}: {}", text(&output));
     text(&output)
 }

@@ -1,6 +1,7 @@
 //! What the machine allows without tensorwire.
 
 pub(super) mod bell;
+pub(super) mod perftest;
 pub(super) mod stream;
 
 use std::hint::black_box;

@@ -1,0 +1,340 @@
+//! The task that moves a connection's frames.
+//!
+//! Frames are numbered. Frame `n` lies in slot `n` mod [`SLOTS`], and its immediate is `n`, so that frames whose
+//! immediates overtook each other are taken in order. An immediate with [`ACKNOWLEDGES`] says up to which frame the
+//! peer has emptied its slots.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use async_rdma::{LocalMr, LocalMrReadAccess, LocalMrWriteAccess, MrToken, Rdma, RemoteMr};
+use futures::{
+    FutureExt, StreamExt,
+    future::BoxFuture,
+    stream::{FuturesOrdered, FuturesUnordered},
+};
+use memory::copy::{CopyReason, copy_bytes};
+use verbs_reactor::{
+    Arrival, FabricError, FabricKind, Immediate, LossCause, PeerViolation, RegionTable, RemoteRange, Runtime,
+    SlotKey,
+};
+
+use crate::{
+    frame::{Frame, HEADER, PAYLOAD, Reason, SLOT, SLOTS},
+    link::{AsyncRdmaLink, Outgoing},
+};
+
+const KIND: FabricKind = FabricKind::Verbs;
+/// In an immediate: the rest of it is an acknowledged number, not a frame's.
+const ACKNOWLEDGES: u32 = 1 << 31;
+const NUMBERS: u32 = ACKNOWLEDGES - 1;
+/// How long a farewell may take.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// What a connection works on.
+pub(crate) struct Ground {
+    pub(crate) link: Arc<AsyncRdmaLink>,
+    pub(crate) table: Arc<RegionTable>,
+    pub(crate) runtime: Arc<dyn Runtime>,
+    pub(crate) rdma: Arc<Rdma>,
+    pub(crate) landing: LocalMr,
+}
+
+/// Memory that a frame is sent from, and the slot at the peer.
+type Slot = (LocalMr, MrToken);
+
+/// A frame's write that has ended.
+struct Written {
+    index: usize,
+    slot: Slot,
+    ends: Option<(SlotKey, u64)>,
+    result: std::io::Result<()>,
+}
+
+/// Why a connection is over, and what the peer is told.
+struct End {
+    error: FabricError,
+    farewell: Option<Frame>,
+}
+
+impl End {
+    fn silent(error: FabricError) -> Self {
+        Self { error, farewell: None }
+    }
+
+    fn refusal(violation: PeerViolation) -> Self {
+        let error = FabricError::PeerMisbehaved { kind: KIND, violation };
+        Self { error, farewell: Some(Frame::Refusal(Reason::Violation(violation))) }
+    }
+
+    /// A write that async-rdma gave up: it says why in words only.
+    fn failed_write(error: &std::io::Error) -> Self {
+        let detail = format!("async-rdma: {error}");
+        Self::silent(FabricError::PeerLost { kind: KIND, cause: LossCause::RetryExceeded, detail })
+    }
+}
+
+/// One connection. Dropped before its end, as when the runtime shuts down, it fails the connection.
+pub(crate) struct Pump {
+    ground: Ground,
+    /// `None` while the crate reads from it.
+    slots: Vec<Option<Slot>>,
+    acknowledgement: (Arc<LocalMr>, MrToken),
+    writes: FuturesOrdered<BoxFuture<'static, Written>>,
+    /// At most one.
+    acknowledging: FuturesUnordered<BoxFuture<'static, std::io::Result<()>>>,
+    /// The number of the next frame, and of the first whose slot the peer has not emptied.
+    next: u32,
+    acknowledged: u32,
+    /// Frames that came, the number of the first that was not taken, and what the peer knows of that.
+    arrived: BTreeSet<u32>,
+    taken: u32,
+    told: u32,
+}
+
+impl Pump {
+    pub(crate) fn new(ground: Ground, slots: Vec<Slot>, acknowledgement: Slot) -> Self {
+        Self {
+            ground,
+            slots: slots.into_iter().map(Some).collect(),
+            acknowledgement: (Arc::new(acknowledgement.0), acknowledgement.1),
+            writes: FuturesOrdered::new(),
+            acknowledging: FuturesUnordered::new(),
+            next: 0,
+            acknowledged: 0,
+            arrived: BTreeSet::new(),
+            taken: 0,
+            told: 0,
+        }
+    }
+
+    pub(crate) async fn run(mut self) {
+        let End { error, farewell } = self.serve().await;
+        self.ground.link.end(&error);
+        if let Some(farewell) = farewell {
+            let runtime = self.ground.runtime.clone();
+            let said = self.say(farewell).fuse();
+            futures::pin_mut!(said);
+            futures::select_biased! {
+                () = said => {}
+                () = runtime.sleep(LINGER).fuse() => {}
+            }
+        }
+    }
+
+    async fn serve(&mut self) -> End {
+        loop {
+            if self.ground.link.is_closing() {
+                return End { error: FabricError::Closed, farewell: Some(Frame::Farewell) };
+            }
+            self.send_posted();
+            self.acknowledge();
+            if let Err(end) = self.step().await {
+                return end;
+            }
+        }
+    }
+
+    /// Waits for one thing to happen, and deals with it.
+    async fn step(&mut self) -> Result<(), End> {
+        let (rdma, link) = (self.ground.rdma.clone(), self.ground.link.clone());
+        tokio::select! {
+            biased;
+            immediate = rdma.receive_write_imm() => {
+                let immediate = immediate.map_err(|error| End::failed_write(&error))?;
+                self.heed(immediate)
+            }
+            Some(written) = self.writes.next() => self.give_back(written),
+            Some(acknowledged) = self.acknowledging.next() => acknowledged.map_err(|error| End::failed_write(&error)),
+            () = link.changed() => Ok(()),
+        }
+    }
+
+    fn room(&self) -> bool {
+        let open = self.next.wrapping_sub(self.acknowledged) & NUMBERS;
+        let index = self.next as usize % SLOTS;
+        (open as usize) < SLOTS && self.slots.get(index).is_some_and(Option::is_some)
+    }
+
+    fn send_posted(&mut self) {
+        while self.room() {
+            let Some(outgoing) = self.ground.link.next() else { return };
+            self.send(outgoing);
+        }
+        debug_assert!(self.next.wrapping_sub(self.acknowledged) & NUMBERS <= SLOTS as u32);
+    }
+
+    /// Copies a frame into its slot's memory and begins its write. Its bytes may be reused from here on.
+    fn send(&mut self, outgoing: Outgoing) {
+        let number = self.next;
+        let index = number as usize % SLOTS;
+        let Some((mut local, token)) = self.slots.get_mut(index).and_then(Option::take) else { return };
+        let Outgoing { frame, payload, ends } = outgoing;
+        {
+            let mut memory = local.as_mut_slice();
+            let (header, body) = memory.split_at_mut(HEADER);
+            copy_bytes(header, &frame.encode(), CopyReason::Message);
+            copy_bytes(body, &payload, CopyReason::Local);
+        }
+        let length = HEADER + payload.len().min(PAYLOAD);
+        drop(payload);
+        self.next = number.wrapping_add(1) & NUMBERS;
+        let rdma = self.ground.rdma.clone();
+        self.writes.push_back(Box::pin(async move {
+            let result = write(&rdma, &local, token, length, number).await;
+            Written { index, slot: (local, token), ends, result }
+        }));
+    }
+
+    fn give_back(&mut self, written: Written) -> Result<(), End> {
+        let Written { index, slot, ends, result } = written;
+        if let Some(place) = self.slots.get_mut(index) {
+            *place = Some(slot);
+        }
+        result.map_err(|error| End::failed_write(&error))?;
+        if let Some((key, bytes)) = ends {
+            self.ground.link.core.complete(key, bytes, Ok(()));
+        }
+        Ok(())
+    }
+
+    /// Tells the peer which slots are empty, unless that is being told.
+    fn acknowledge(&mut self) {
+        if self.told == self.taken || !self.acknowledging.is_empty() {
+            return;
+        }
+        self.told = self.taken;
+        let (rdma, (local, token)) = (self.ground.rdma.clone(), self.acknowledgement.clone());
+        let immediate = ACKNOWLEDGES | self.taken;
+        self.acknowledging
+            .push(Box::pin(async move { write(&rdma, &local, token, token.len, immediate).await }));
+    }
+
+    fn heed(&mut self, immediate: u32) -> Result<(), End> {
+        let number = immediate & NUMBERS;
+        if immediate & ACKNOWLEDGES != 0 {
+            return self.heed_acknowledgement(number);
+        }
+        let ahead = number.wrapping_sub(self.taken) & NUMBERS;
+        if ahead as usize >= SLOTS || !self.arrived.insert(number) {
+            return Err(End::refusal(PeerViolation::Malformed));
+        }
+        while self.arrived.remove(&self.taken) {
+            let index = self.taken as usize % SLOTS;
+            self.taken = self.taken.wrapping_add(1) & NUMBERS;
+            self.take(index)?;
+        }
+        Ok(())
+    }
+
+    fn heed_acknowledgement(&mut self, number: u32) -> Result<(), End> {
+        let newly = number.wrapping_sub(self.acknowledged) & NUMBERS;
+        let open = self.next.wrapping_sub(self.acknowledged) & NUMBERS;
+        if newly <= open {
+            self.acknowledged = number;
+            return Ok(());
+        }
+        // One that was overtaken says what is known already; none is older than a few frames.
+        let older = self.acknowledged.wrapping_sub(number) & NUMBERS;
+        if older as usize <= 2 * SLOTS { Ok(()) } else { Err(End::refusal(PeerViolation::Malformed)) }
+    }
+
+    /// Takes the frame in slot `index`.
+    fn take(&mut self, index: usize) -> Result<(), End> {
+        let start = index * SLOT;
+        let malformed = || End::refusal(PeerViolation::Malformed);
+        let slot = self.ground.landing.get(start..start + SLOT).ok_or_else(malformed)?;
+        let bytes = slot.as_slice();
+        let (header, body) = bytes.split_first_chunk::<HEADER>().ok_or_else(malformed)?;
+        match Frame::decode(header).ok_or_else(malformed)? {
+            Frame::Part { range, key, total, immediate } => {
+                let body = body.get(..range.length as usize).ok_or_else(malformed)?;
+                self.ground.land(&range, key, body)?;
+                immediate.map_or(Ok(()), |immediate| self.ground.deliver(immediate, total))
+            }
+            Frame::Farewell => {
+                let (cause, detail) = (LossCause::ClosedByPeer, "the peer closed the connection".to_owned());
+                Err(End::silent(FabricError::PeerLost { kind: KIND, cause, detail }))
+            }
+            Frame::Refusal(Reason::Violation(reason)) => {
+                Err(End::silent(FabricError::RemoteRefused { kind: KIND, reason }))
+            }
+            Frame::Refusal(Reason::ReceiverNotReady) => {
+                let depth = self.ground.link.core.config().receive_depth;
+                Err(End::silent(FabricError::ReceiverNotReady { kind: KIND, depth }))
+            }
+        }
+    }
+
+    /// Sends a last frame, and waits until the peer's device has it.
+    async fn say(&mut self, frame: Frame) {
+        while !self.room() {
+            if self.step_of_farewell().await.is_err() {
+                return;
+            }
+        }
+        self.send(Outgoing { frame, payload: memory::Buf::empty(), ends: None });
+        while let Some(written) = self.writes.next().await {
+            if written.result.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// As [`step`](Self::step), but nothing is taken any more: only acknowledgements matter.
+    async fn step_of_farewell(&mut self) -> Result<(), End> {
+        let rdma = self.ground.rdma.clone();
+        tokio::select! {
+            biased;
+            immediate = rdma.receive_write_imm() => {
+                let immediate = immediate.map_err(|error| End::failed_write(&error))?;
+                if immediate & ACKNOWLEDGES == 0 { Ok(()) } else { self.heed_acknowledgement(immediate & NUMBERS) }
+            }
+            Some(written) = self.writes.next() => {
+                // Its operation has failed with the connection.
+                self.give_back(Written { ends: None, ..written })
+            }
+        }
+    }
+}
+
+impl Drop for Pump {
+    fn drop(&mut self) {
+        let detail = "the runtime that drove the connection has shut down".to_owned();
+        let cause = LossCause::DeviceLost;
+        // The first failure stays: after an orderly end this changes nothing.
+        self.ground.link.end(&FabricError::PeerLost { kind: KIND, cause, detail });
+    }
+}
+
+impl Ground {
+    /// Copies what lies in the landing area to where it belongs, after the checks of a NIC.
+    fn land(&self, range: &RemoteRange, key: u32, body: &[u8]) -> Result<(), End> {
+        if body.is_empty() {
+            return Ok(());
+        }
+        let (target, _) = self.table.write_target(range, key).map_err(End::refusal)?;
+        target.write_at(0, body, CopyReason::Local).map_err(|_| End::refusal(PeerViolation::NotGranted))?;
+        self.link.core.count_received(body.len() as u64);
+        Ok(())
+    }
+
+    fn deliver(&self, immediate: Immediate, length: u64) -> Result<(), End> {
+        let delivered = self.link.core.deliver(Arrival::Immediate { immediate, length });
+        delivered.map_err(|error| End { error, farewell: Some(Frame::Refusal(Reason::ReceiverNotReady)) })
+    }
+}
+
+/// Writes the first `length` bytes of `local`.
+async fn write(
+    rdma: &Rdma,
+    local: &LocalMr,
+    token: MrToken,
+    length: usize,
+    immediate: u32,
+) -> std::io::Result<()> {
+    let wrong = || std::io::Error::other("a range outside the slot");
+    let part = local.get(0..length).ok_or_else(wrong)?;
+    let mut remote = RemoteMr::new(token);
+    let mut remote = remote.get_mut(0..length)?;
+    rdma.write_with_imm(&part, &mut remote, immediate).await
+}

@@ -1,0 +1,39 @@
+//! The fabric contract over async-rdma. `scripts/rxe-vm/async-rdma` runs this over Soft-RoCE and compares what passes
+//! with `contract.txt`.
+//!
+//! Which devices the two ends use is in the environment: see `rdma_devices`.
+
+#[path = "../../../crates/verbs-reactor/tests/contract/mod.rs"]
+mod contract;
+#[path = "../../../crates/verbs-reactor/tests/rdma_devices/mod.rs"]
+mod rdma_devices;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use tensorwire_async_rdma::{AsyncRdmaFabric, PathMtu, Settings};
+use verbs_reactor::{Fabric, Runtime};
+
+const SETUP: contract::Setup = contract::Setup { fabric, peer_host: None };
+
+macro_rules! needs_a_device {
+    ($($module:ident $flavour:ident)*) => {
+        $(contract_suite!(
+            @attribute [ignore = "runs over async-rdma: use scripts/rxe-vm/async-rdma"],
+            $module, $flavour, crate::SETUP, crate::contract::bounded
+        );)*
+    };
+}
+
+needs_a_device!(current_thread CurrentThread two_workers TwoWorkers);
+
+/// The suite makes the two ends of a pair one after the other.
+fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
+    static MADE: AtomicUsize = AtomicUsize::new(0);
+    let ends = rdma_devices::ends();
+    let is_left = MADE.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
+    let device = if is_left { ends.left } else { ends.right };
+    Arc::new(AsyncRdmaFabric::new(runtime, Settings { device, mtu: PathMtu::Bytes4096, ..Settings::default() }))
+}
