@@ -4,7 +4,7 @@ use std::{num::NonZeroU32, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
-use tensorwire::Validation;
+use tensorwire::{FabricKind, Validation};
 
 use crate::bench::arguments::{Bench, BenchPeer};
 
@@ -67,8 +67,8 @@ pub(crate) struct Pull {
     /// Fetch these tensors only.
     #[arg(long, value_name = "NAME", num_args = 1..)]
     pub(crate) tensor: Vec<String>,
-    /// How bytes travel. `auto` takes shared memory from this host and TCP from another; naming one makes it an
-    /// error if that one can't be used.
+    /// How bytes travel. `auto` takes shared memory from this host; from another RDMA where both ends have it, else
+    /// TCP. Naming one makes it an error if that one can't be used.
     #[arg(long, value_enum, default_value_t = Fabric::Auto)]
     pub(crate) fabric: Fabric,
     /// Fetch everything this many times.
@@ -167,8 +167,22 @@ pub(crate) enum Fabric {
     Auto,
     /// Shared memory.
     Shm,
+    /// RDMA.
+    Verbs,
     /// TCP.
     Tcp,
+}
+
+impl Fabric {
+    /// The one that is required; none for `auto`.
+    pub(crate) fn required(self) -> Option<FabricKind> {
+        match self {
+            Self::Auto => None,
+            Self::Shm => Some(FabricKind::Shm),
+            Self::Verbs => Some(FabricKind::Verbs),
+            Self::Tcp => Some(FabricKind::Tcp),
+        }
+    }
 }
 
 /// Checks the form of an address; whether the host exists is seen when it is used.

@@ -7,10 +7,10 @@ use std::{
 
 use futures::{StreamExt, stream};
 use indicatif::ProgressBar;
-use tensorwire::{FabricKind, Peer, PeerInfo, Worker, WorkerError};
+use tensorwire::{Peer, PeerInfo, Worker, WorkerError};
 
 use crate::{
-    arguments::{Fabric, Pull},
+    arguments::Pull,
     failure::Failure,
     output::Output,
     plan::Plan,
@@ -38,11 +38,9 @@ async fn start_worker(arguments: &Pull) -> Result<Worker, WorkerError> {
     // One host may run many pulls at once; a server tells them apart by their names.
     let mut builder = Worker::builder(&format!("/job:pull/replica:0/task:{}", std::process::id()));
     builder = builder.validation(arguments.validate.checksum.validation());
-    builder = match arguments.fabric {
-        Fabric::Auto => builder,
-        Fabric::Shm => builder.require(FabricKind::Shm),
-        Fabric::Tcp => builder.require(FabricKind::Tcp),
-    };
+    if let Some(kind) = arguments.fabric.required() {
+        builder = builder.require(kind);
+    }
     if let Some(path) = &arguments.secret.secret_file {
         builder = builder.secret_file(path);
     }

@@ -1,11 +1,16 @@
-//! `tensorwire serve` and `tensorwire pull` as processes, over real shared memory and real TCP.
+//! `tensorwire serve` and `tensorwire pull` as processes, over real shared memory, TCP and RDMA.
 #![allow(clippy::unwrap_used, clippy::panic)] // a helper of tests fails by panicking, as a test does
 
 mod common;
+#[path = "../../verbs-reactor/tests/rdma_devices/mod.rs"]
+mod rdma_devices;
 
 use std::{fs, net::TcpListener, os::unix::process::ExitStatusExt, path::Path, process::Stdio};
 
-use common::{Process, Server, checkpoint, fail, names_in, run, small_checkpoint, succeed, tensorwire};
+use common::{
+    Process, RDMA_DEVICE, Server, checkpoint, fail, names_in, run, small_checkpoint, succeed, succeed_as,
+    tensorwire,
+};
 use rustix::process::{Pid, Signal, kill_process};
 
 fn pull_bit_for_bit(fabric: &str, serve_arguments: &[&str]) {
@@ -38,6 +43,33 @@ fn mapped_checkpoint_arrives_bit_for_bit_over_shm() {
 #[test]
 fn mapped_checkpoint_arrives_bit_for_bit_over_tcp() {
     pull_bit_for_bit("tcp", &["--mmap"]);
+}
+
+/// The server on one device, the client on the other. On one host they would share memory if they might choose.
+fn pull_bit_for_bit_over_verbs(serve_arguments: &[&str]) {
+    let ends = rdma_devices::ends();
+    let directory = tempfile::tempdir().unwrap();
+    let file = checkpoint(directory.path());
+    let server = Server::start_on(ends.left.as_deref(), &file, serve_arguments);
+    let pulled = directory.path().join("pulled");
+    let (address, to) = (server.address.as_str(), pulled.to_str().unwrap());
+    let mut pull = tensorwire(&["pull", address, "-o", to, "--verify", "--stats", "--fabric", "verbs"]);
+    pull.envs(ends.right.map(|name| (RDMA_DEVICE, name)));
+    let output = succeed_as(pull);
+    assert!(output.contains("over verbs"), "{output}");
+    assert!(fs::read(&file).unwrap() == fs::read(&pulled).unwrap(), "the files differ");
+}
+
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+fn checkpoint_arrives_bit_for_bit_over_verbs() {
+    pull_bit_for_bit_over_verbs(&[]);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+fn mapped_checkpoint_arrives_bit_for_bit_over_verbs() {
+    pull_bit_for_bit_over_verbs(&["--mmap"]);
 }
 
 #[test]

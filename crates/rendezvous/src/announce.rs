@@ -5,11 +5,14 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
-use protocol::wire::control::{ControlFrame, RegionRecord};
+use protocol::{
+    Code, Status,
+    wire::control::{ControlFrame, RegionRecord},
+};
 use tokio::sync::oneshot;
-use verbs_reactor::{RemoteRegion, Runtime};
+use verbs_reactor::{RemoteRegion, Runtime, timeout};
 
-use crate::control::FrameSender;
+use crate::{control::FrameSender, serve::FAREWELL};
 
 /// Which regions of this worker one peer knows, for one data connection.
 #[derive(Debug)]
@@ -98,6 +101,19 @@ impl Announcer {
             for waiter in waiting {
                 let _ = waiter.send(());
             }
+        }
+    }
+
+    /// Tells the peer that the connection is over here, for `why`: over a fabric whose other end sees nothing of that it
+    /// would wait on. A session that is over needs no word of it.
+    pub(crate) async fn tell_end(&self, why: &str) {
+        let Some(sender) = self.sender.upgrade() else { return };
+        let status = Status::new(Code::Unavailable, why);
+        let frame = ControlFrame::Disconnected { connection: self.connection, status };
+        // A peer that reads nothing must not keep what it was lent from being given back.
+        let told = timeout(&*self.runtime, FAREWELL, sender.send(frame.encode())).await;
+        if !matches!(told, Ok(Ok(()))) {
+            tracing::debug!(?told, "the peer could not be told of the end of a connection");
         }
     }
 

@@ -113,10 +113,18 @@ impl DataConnection {
         let why = self.take_arrivals(runtime).await;
         tracing::debug!(peer = %self.values.peer, transport = %self.kind, why = why.detail, "data connection over");
         self.fail(&why);
+        if !self.is_ended_by_peer() {
+            self.announcer.tell_end(&why.detail).await;
+        }
         self.queue_pair.close().await;
         self.held.wake();
         self.protocol.drain().into_iter().for_each(Lent::end_drained);
         self.ring.end();
+    }
+
+    /// Whether the peer knows of the end, because the fabric has said so.
+    fn is_ended_by_peer(&self) -> bool {
+        self.queue_pair.failure().as_ref().is_some_and(is_close)
     }
 
     async fn take_arrivals(&self, runtime: &Arc<dyn Runtime>) -> Lost {

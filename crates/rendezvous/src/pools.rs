@@ -163,8 +163,10 @@ impl Regions {
         let blocks: Vec<_> = self.lock().values().map(|known| (known.block.clone(), known.access)).collect();
         for (block, access) in blocks {
             let region = domain.register(&block, access)?;
-            if let Some(known) = self.lock().get_mut(&block.id()) {
-                known.region = region;
+            let is_known = self.lock().get_mut(&block.id()).map(|known| known.region = region).is_some();
+            if !is_known {
+                // The pool has given it up meanwhile.
+                domain.deregister(block.id());
             }
         }
         Ok(())

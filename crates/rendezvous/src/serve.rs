@@ -1,6 +1,6 @@
 //! Taking sessions, and the frames of one session.
 
-use std::{sync::Arc, time::Duration};
+use std::{slice, sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use protocol::{
@@ -58,7 +58,7 @@ impl Node {
         };
         tracing::debug!(peer = session.peer.worker, why = lost.detail, "session over");
         if lost.loss == PeerLoss::Goodbye {
-            self.take_in(&session, &lost).await;
+            self.take_in(&session.up_connections(), &lost).await;
         }
         let connections = session.fail(&lost);
         self.say_goodbye(&session, &lost).await;
@@ -69,10 +69,24 @@ impl Node {
         drop(served);
     }
 
+    /// The peer's end of one connection is over: so is this one, once what is still on its way has come.
+    fn follow(self: &Arc<Self>, connection: Route, lost: Lost) {
+        let is_over = connection.is_over();
+        connection.expect_end(&lost);
+        if is_over {
+            return;
+        }
+        let node = self.clone();
+        let following = async move {
+            node.take_in(slice::from_ref(&connection), &lost).await;
+            connection.close(&lost).await;
+        };
+        self.control_runtime.spawn("follow the peer's end", Box::pin(following));
+    }
+
     /// What the peer sent over its data connections before it left is still on its way: it closes them, and until that
     /// has come they go on.
-    async fn take_in(&self, session: &Session, lost: &Lost) {
-        let connections = session.up_connections();
+    async fn take_in(&self, connections: &[Route], lost: &Lost) {
         connections.iter().for_each(|connection| connection.expect_end(lost));
         let ends = join_all(connections.iter().map(|connection| connection.until_end()));
         let _ = timeout(&*self.control_runtime, FAREWELL, ends).await;
@@ -119,6 +133,14 @@ impl Node {
             }
             ControlFrame::Connected(answer) => session.answer(answer.connection, Ok(answer)),
             ControlFrame::Refused { connection, status } => session.answer(connection, Err(status)),
+            ControlFrame::Disconnected { connection, status } => {
+                if let Some(connection) = session.connection(connection) {
+                    self.follow(
+                        connection,
+                        Lost::gone(format!("the peer's end is over: {}", status.message)),
+                    );
+                }
+            }
             ControlFrame::RegionAdd { connection, region } => {
                 let number = region.region;
                 if session.add_region(connection, region) {

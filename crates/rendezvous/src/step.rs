@@ -330,16 +330,19 @@ impl Step {
             problem: "its source names no worker: give job, replica and task".to_owned(),
         })?;
         let peer = self.worker.peer(&source)?;
-        let connection = peer.connected(&self.worker.node).await?;
-        let key = match key.incarnation() {
-            0 => key.with_incarnation(connection.peer_incarnation()).to_string(),
+        let connected = peer.connected(&self.worker.node).await;
+        let key = match (key.incarnation(), &connected) {
+            (0, Ok(connection)) => key.with_incarnation(connection.peer_incarnation()).to_string(),
             _ => key.to_string(),
         };
         let transfer = TransferName { peer: peer.name().to_owned(), key, step: Some(self.id.0) };
+        // A step that is over with the peer is so whether or not there is a way to it again.
         if let Some(detail) = self.worker.node.values.lost.why(self.id, peer.name()) {
-            let (loss, transport) = (PeerLoss::StepBroken, connection.kind().name());
+            let transport = connected.map_or("no fabric", |connection| connection.kind().name());
+            let loss = PeerLoss::StepBroken;
             return Err(WorkerError::PeerLost { transfer: Box::new(transfer), transport, loss, detail });
         }
+        let connection = connected?;
         let scope = Scope::Step(self.id);
         match how {
             Receiving::As(manner) => connection.receive_held(scope, &transfer, manner, limit).await,

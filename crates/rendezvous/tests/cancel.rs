@@ -2,9 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod rdma;
+
 use std::{future::Future, time::Duration};
 
 use protocol::{Code, Key, Status};
+use rdma::{kinds, over, over_verbs, patient};
 use rendezvous::{Tensor, Worker, WorkerError};
 use verbs_reactor::FabricKind;
 
@@ -15,18 +18,18 @@ const CLIENT_CPU: &str = "/job:worker/replica:0/task:0/device:CPU:0";
 
 /// Runs `test` with a watchdog, once per fabric.
 fn on_each_fabric<F: Future<Output = ()>>(test: impl Fn(FabricKind) -> F) {
-    for kind in [FabricKind::Shm, FabricKind::Tcp, FabricKind::Grpc] {
+    for &kind in kinds(&[FabricKind::Shm, FabricKind::Tcp, FabricKind::Grpc]) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
-        let ended =
-            runtime.block_on(async { tokio::time::timeout(Duration::from_secs(55), test(kind)).await });
+        let ended = runtime
+            .block_on(async { tokio::time::timeout(patient(Duration::from_secs(55)), test(kind)).await });
         ended.unwrap_or_else(|_| panic!("the test hangs over {kind}"));
     }
 }
 
 /// Two workers that know each other, and the key of an edge from the server to the client.
 async fn pair(kind: FabricKind) -> (Worker, Worker, Key) {
-    let start = |name| Worker::builder(name).require(kind).timeout(Duration::from_secs(20)).start();
+    let start = |name| over(Worker::builder(name), kind).timeout(patient(Duration::from_secs(20))).start();
     let (server, client) = (start(SERVER).await.unwrap(), start(CLIENT).await.unwrap());
     client.peer_at(server.address()).await.unwrap();
     let key = client.key(SERVER_CPU, CLIENT_CPU, "edge").unwrap();
@@ -263,4 +266,15 @@ fn strings_travel_as_they_are() {
         assert!(Tensor::from_strings(server.pool(), &[2], &["one"]).is_err());
         end(server, client).await;
     });
+}
+
+over_verbs! {
+    s3_select_in_a_loop_around_recv_loses_and_doubles_nothing
+    a_value_kept_for_a_step_goes_back_when_the_step_ends
+    s2_9_11_an_abort_ends_a_receive_from_a_peer
+    recv_many_gives_values_in_the_order_of_the_keys
+    recv_many_that_fails_or_is_given_up_loses_nothing
+    fetch_many_gives_tensors_in_the_order_of_the_names_and_an_error_names_one
+    a_small_tensors_first_fetch_costs_one_round_trip
+    strings_travel_as_they_are
 }

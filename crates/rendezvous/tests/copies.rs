@@ -1,6 +1,8 @@
-//! How often payload bytes are copied. Alone in its binary, because the counters are the process's.
+//! How often payload bytes are copied. Alone in its binary and one test at a time, because the counters are the process's.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod rdma;
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -12,6 +14,7 @@ use memory::{
     copy::{CopyReason, count},
 };
 use protocol::DataType;
+use rdma::{over, patient};
 use rendezvous::{Sharing, Tensor, Worker};
 use verbs_reactor::FabricKind;
 
@@ -48,8 +51,8 @@ fn copied() -> [u64; 4] {
 
 async fn fetch_once(kind: FabricKind) -> [u64; 4] {
     let lent = Arc::new(Lent::default());
-    let server = Worker::builder("/job:ps/replica:0/task:0").require(kind).start().await.unwrap();
-    let client = Worker::builder("/job:worker/replica:0/task:0").require(kind).observer(lent.clone());
+    let server = over(Worker::builder("/job:ps/replica:0/task:0"), kind).start().await.unwrap();
+    let client = over(Worker::builder("/job:worker/replica:0/task:0"), kind).observer(lent.clone());
     let client = client.start().await.unwrap();
     let mut buffer = server.pool().try_alloc(BYTES).unwrap();
     buffer.iter_mut().enumerate().for_each(|(index, byte)| *byte = (index % 253) as u8);
@@ -75,8 +78,8 @@ async fn fetch_once(kind: FabricKind) -> [u64; 4] {
 
 /// Eager copies of one fetch of a small tensor whose shape the receiver does not know.
 async fn fetch_small(kind: FabricKind) -> (u64, u64) {
-    let server = Worker::builder("/job:ps/replica:0/task:0").require(kind).start().await.unwrap();
-    let client = Worker::builder("/job:worker/replica:0/task:0").require(kind).start().await.unwrap();
+    let server = over(Worker::builder("/job:ps/replica:0/task:0"), kind).start().await.unwrap();
+    let client = over(Worker::builder("/job:worker/replica:0/task:0"), kind).start().await.unwrap();
     server.publish("s", Tensor::from_values(server.pool(), &[25], &[7u32; 25]).unwrap()).unwrap();
     let peer = client.peer_at(server.address()).await.unwrap();
     let before = count(CopyReason::Eager);
@@ -89,8 +92,8 @@ async fn fetch_small(kind: FabricKind) -> (u64, u64) {
 
 /// Copies of two fetches of a view: the first is promised, the second comes at once.
 async fn view_twice(kind: FabricKind) -> [u64; 4] {
-    let server = Worker::builder("/job:ps/replica:0/task:0").require(kind).start().await.unwrap();
-    let client = Worker::builder("/job:worker/replica:0/task:0").require(kind).start().await.unwrap();
+    let server = over(Worker::builder("/job:ps/replica:0/task:0"), kind).start().await.unwrap();
+    let client = over(Worker::builder("/job:worker/replica:0/task:0"), kind).start().await.unwrap();
     let sent = Tensor::from_bytes(server.pool(), DataType::U8, &[BYTES as u64], &vec![7; BYTES]).unwrap();
     server.publish("t", sent.clone()).unwrap();
     let peer = client.peer_at(server.address()).await.unwrap();
@@ -110,10 +113,18 @@ async fn view_twice(kind: FabricKind) -> [u64; 4] {
     std::array::from_fn(|index| after[index] - before[index])
 }
 
+/// Runs `test` with a watchdog.
+fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
+    runtime.block_on(async {
+        tokio::time::timeout(patient(Duration::from_secs(60)), test).await.expect("the test hangs");
+    });
+}
+
 #[test]
 fn shm_copies_a_tensor_once_and_tcp_never() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let run = async {
+    run(async {
         assert_eq!(fetch_once(FabricKind::Shm).await, [0, BYTES as u64, 0, 0]);
         assert_eq!(fetch_once(FabricKind::Tcp).await, [0, 0, 0, 0]);
         assert_eq!(view_twice(FabricKind::Shm).await, [0, 0, 0, 0]);
@@ -122,9 +133,15 @@ fn shm_copies_a_tensor_once_and_tcp_never() {
         for kind in [FabricKind::Shm, FabricKind::Tcp] {
             assert_eq!(fetch_small(kind).await, (2, 200));
         }
-    };
-    #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
-    runtime.block_on(async {
-        tokio::time::timeout(Duration::from_secs(60), run).await.expect("the test hangs");
+    });
+}
+
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+fn verbs_never_copies_a_tensor() {
+    run(async {
+        assert_eq!(fetch_once(FabricKind::Verbs).await, [0, 0, 0, 0]);
+        assert_eq!(view_twice(FabricKind::Verbs).await, [0, 0, 0, 0]);
+        assert_eq!(fetch_small(FabricKind::Verbs).await, (2, 200));
     });
 }

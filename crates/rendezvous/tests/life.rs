@@ -1,11 +1,14 @@
-//! Peers that move, transports that are chosen, and orderly ends, over shm and tcp.
+//! Peers that move, transports that are chosen, and orderly ends, over shm, tcp and verbs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod rdma;
 
 use std::{future::Future, time::Duration};
 
 use futures::future::join;
 use protocol::DataType;
+use rdma::{kinds, over, over_verbs, patient};
 use rendezvous::{ClusterSpec, Tensor, Worker, WorkerBuilder, WorkerError};
 use verbs_reactor::{FabricKind, Runtime, TokioRuntime};
 
@@ -16,16 +19,17 @@ const DEVICE: &str = "/job:ps/replica:0/task:0/device:CPU:0";
 fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
-    let ended = runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), test()).await });
+    let ended =
+        runtime.block_on(async { tokio::time::timeout(patient(Duration::from_secs(60)), test()).await });
     ended.unwrap_or_else(|_| panic!("the test hangs"));
 }
 
 fn on_each_fabric<F: Future<Output = ()>>(test: impl Fn(FabricKind) -> F) {
-    [FabricKind::Shm, FabricKind::Tcp].into_iter().for_each(|kind| run(|| test(kind)));
+    kinds(&[FabricKind::Shm, FabricKind::Tcp]).iter().for_each(|&kind| run(|| test(kind)));
 }
 
 fn builder(kind: FabricKind, name: &str) -> WorkerBuilder {
-    Worker::builder(name).require(kind).timeout(Duration::from_secs(20))
+    over(Worker::builder(name), kind).timeout(patient(Duration::from_secs(20)))
 }
 
 fn filled(worker: &Worker, bytes: usize, fill: u8) -> Tensor {
@@ -38,7 +42,8 @@ fn filled(worker: &Worker, bytes: usize, fill: u8) -> Tensor {
 fn what_is_on_its_way_arrives_when_its_sender_is_shut_down() {
     const BYTES: usize = 96 << 20;
     on_each_fabric(|kind| async move {
-        let server = builder(kind, SERVER).shutdown_grace(Duration::from_secs(15)).start().await.unwrap();
+        let server =
+            builder(kind, SERVER).shutdown_grace(patient(Duration::from_secs(15))).start().await.unwrap();
         let client = builder(kind, CLIENT).start().await.unwrap();
         let peer = client.peer_at(server.address()).await.unwrap();
         server.publish("x", filled(&server, BYTES, 7)).unwrap();
@@ -145,7 +150,7 @@ fn e_an_address_that_is_none_and_a_cluster_that_contradicts_itself_are_named() {
 #[test]
 fn e_verbs_is_required_where_there_is_no_device() {
     run(|| async {
-        match builder(FabricKind::Verbs, SERVER).start().await {
+        match Worker::builder(SERVER).require(FabricKind::Verbs).start().await {
             Err(WorkerError::Config { field, value, remedy }) => {
                 assert_eq!((field, value.as_str()), ("require", "verbs"));
                 assert!(remedy.contains("WorkerBuilder::fabrics"), "{remedy}");
@@ -173,4 +178,9 @@ fn peers_tell_which_fabrics_are_not_used_and_why() {
         client.shutdown().await;
         server.shutdown().await;
     });
+}
+
+over_verbs! {
+    what_is_on_its_way_arrives_when_its_sender_is_shut_down
+    d_a_peer_restarted_on_another_port_is_used_again
 }

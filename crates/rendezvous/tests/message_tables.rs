@@ -1,25 +1,29 @@
-//! The cost of each kind of transfer over shm and tcp, by whole workers.
+//! The cost of each kind of transfer over shm, tcp and verbs, by whole workers.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod rdma;
 mod tables;
 
 use std::{sync::Arc, time::Duration};
 
 use protocol::{Mode, Validation};
+use rdma::{assert_moves_over, over, patient};
 use rendezvous::Worker;
 use tables::{RECEIVER, SENDER, Two};
 use verbs_reactor::{FabricKind, TokioRuntime};
 
 async fn all_cases(kind: FabricKind, mode: Mode, validation: Validation) {
     let start = |name| {
-        let builder = Worker::builder(name).require(kind).mode(mode).validation(validation);
-        builder.timeout(Duration::from_secs(20)).start()
+        let builder = over(Worker::builder(name), kind).mode(mode).validation(validation);
+        builder.timeout(patient(Duration::from_secs(20))).start()
     };
     let (sender, receiver) = (start(SENDER).await.unwrap(), start(RECEIVER).await.unwrap());
     receiver.peer_at(sender.address()).await.unwrap();
     let two = Two { sender, receiver, runtime: Arc::new(TokioRuntime::current().unwrap()), mode, validation };
     two.all_cases().await;
+    assert_moves_over(&two.receiver, kind);
+    assert_moves_over(&two.sender, kind);
     two.receiver.shutdown().await;
     two.sender.shutdown().await;
 }
@@ -28,7 +32,7 @@ fn run(kind: FabricKind, mode: Mode, validation: Validation) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
     let ended = runtime.block_on(async {
-        tokio::time::timeout(Duration::from_secs(60), all_cases(kind, mode, validation)).await
+        tokio::time::timeout(patient(Duration::from_secs(60)), all_cases(kind, mode, validation)).await
     });
     ended.unwrap_or_else(|_| panic!("the test hangs over {kind}"));
 }
@@ -71,4 +75,28 @@ fn s3_11_a_validated_case_costs_what_the_table_says_over_shm() {
 #[test]
 fn s3_11_a_validated_case_costs_what_the_table_says_over_tcp() {
     run(FabricKind::Tcp, Mode::default(), Validation::Crc32c);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+fn s3_6_every_case_costs_what_the_original_does_over_verbs() {
+    run(FabricKind::Verbs, Mode::Original, Validation::Off);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+fn s3_6_every_case_costs_what_the_table_says_over_verbs() {
+    run(FabricKind::Verbs, Mode::default(), Validation::Off);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+fn s3_11_a_validated_case_costs_what_the_original_does_over_verbs() {
+    run(FabricKind::Verbs, Mode::Original, Validation::Xxh3);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+fn s3_11_a_validated_case_costs_what_the_table_says_over_verbs() {
+    run(FabricKind::Verbs, Mode::default(), Validation::Crc32c);
 }

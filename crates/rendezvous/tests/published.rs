@@ -1,25 +1,28 @@
-//! Versions and waits over shm and tcp.
+//! Versions and waits over shm, tcp and verbs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod editions;
+mod rdma;
 
 use std::time::Duration;
 
 use editions::{CLIENT, REQUESTS, SERVER, Two};
 use protocol::{Mode, Validation};
+use rdma::{assert_moves_over, over, patient};
 use rendezvous::Worker;
 use verbs_reactor::FabricKind;
 
 async fn all_cases(kind: FabricKind, mode: Mode, validation: Validation) {
     let start = |name| {
-        let builder = Worker::builder(name).require(kind).mode(mode).validation(validation);
-        builder.requests_max(REQUESTS).timeout(Duration::from_secs(20)).start()
+        let builder = over(Worker::builder(name), kind).mode(mode).validation(validation);
+        builder.requests_max(REQUESTS).timeout(patient(Duration::from_secs(20))).start()
     };
     let (server, client) = (start(SERVER).await.unwrap(), start(CLIENT).await.unwrap());
     let peer = client.peer_at(server.address()).await.unwrap();
     let two = Two { server, client, peer };
     two.every_case().await;
+    assert_moves_over(&two.client, kind);
     two.the_end().await;
 }
 
@@ -27,7 +30,7 @@ fn run(kind: FabricKind, mode: Mode, validation: Validation) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
     let ended = runtime.block_on(async {
-        tokio::time::timeout(Duration::from_secs(60), all_cases(kind, mode, validation)).await
+        tokio::time::timeout(patient(Duration::from_secs(60)), all_cases(kind, mode, validation)).await
     });
     ended.unwrap_or_else(|_| panic!("the test hangs over {kind}"));
 }
@@ -48,4 +51,11 @@ fn versions_and_waits_over_tcp() {
 fn versions_and_waits_in_mode_original() {
     run(FabricKind::Shm, Mode::Original, Validation::Off);
     run(FabricKind::Tcp, Mode::Original, Validation::Xxh3);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+fn versions_and_waits_over_verbs() {
+    run(FabricKind::Verbs, Mode::default(), Validation::Xxh3);
+    run(FabricKind::Verbs, Mode::Original, Validation::Off);
 }

@@ -1,7 +1,9 @@
 //! Receiving into the user's buffer: where the bytes land, how often they are copied, and what comes back with an error.
-//! Alone in its binary and one test, because the counters of copies are the process's.
+//! Alone in its binary and one test at a time, because the counters of copies are the process's.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod rdma;
 
 use std::time::Duration;
 
@@ -10,6 +12,7 @@ use memory::{
     copy::{CopyReason, count},
 };
 use protocol::{DataType, Key};
+use rdma::{kinds, only_verbs, over, patient};
 use rendezvous::{Filled, Peer, Tensor, Validation, Worker, WorkerError};
 use verbs_reactor::FabricKind;
 
@@ -30,8 +33,9 @@ struct Two {
 
 impl Two {
     async fn start(kind: FabricKind, validation: Validation) -> Self {
-        let start =
-            |name| Worker::builder(name).require(kind).validation(validation).timeout(LIMIT * 60).start();
+        let start = |name| {
+            over(Worker::builder(name), kind).validation(validation).timeout(patient(LIMIT * 60)).start()
+        };
         let (server, client) = (start(SERVER).await.unwrap(), start(CLIENT).await.unwrap());
         let peer = client.peer_at(server.address()).await.unwrap();
         Self { server, client, peer }
@@ -174,7 +178,7 @@ async fn what_does_not_come(two: &Two) {
 async fn too_late(kind: FabricKind) {
     let two = Two::start(kind, Validation::Off).await;
     let client =
-        Worker::builder("/job:worker/replica:0/task:1").require(kind).timeout(LIMIT).start().await.unwrap();
+        over(Worker::builder("/job:worker/replica:0/task:1"), kind).timeout(LIMIT).start().await.unwrap();
     let peer = client.peer_at(two.server.address()).await.unwrap();
     assert_eq!(peer.name(), SERVER);
     let key = client.key(SERVER_CPU, "/job:worker/replica:0/task:1/device:CPU:0", "late").unwrap();
@@ -188,7 +192,7 @@ async fn too_late(kind: FabricKind) {
 fn values_land_in_the_users_buffer_and_what_does_not_fit_is_not_lost() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let all = async {
-        for kind in [FabricKind::Shm, FabricKind::Tcp, FabricKind::Grpc] {
+        for &kind in kinds(&[FabricKind::Shm, FabricKind::Tcp, FabricKind::Grpc]) {
             for validation in [Validation::Off, Validation::Xxh3] {
                 let two = Two::start(kind, validation).await;
                 published(&two, kind, validation.is_on()).await;
@@ -201,6 +205,13 @@ fn values_land_in_the_users_buffer_and_what_does_not_fit_is_not_lost() {
         }
     };
     #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
-    let ended = runtime.block_on(async { tokio::time::timeout(Duration::from_secs(100), all).await });
+    let ended =
+        runtime.block_on(async { tokio::time::timeout(patient(Duration::from_secs(100)), all).await });
     ended.expect("the test hangs");
+}
+
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+fn values_land_in_the_users_buffer_over_verbs() {
+    only_verbs(values_land_in_the_users_buffer_and_what_does_not_fit_is_not_lost);
 }

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod rdma;
+
 use std::{
     future::Future,
     io::{Read, Write},
@@ -15,6 +17,7 @@ use std::{
 
 use memory::{Block, BlockId};
 use protocol::{Counters, DataType};
+use rdma::{kinds, over, over_verbs, patient};
 use rendezvous::{Damage, Sharing, Tensor, Validation, Worker, WorkerBuilder, WorkerError};
 use verbs_reactor::{
     Access, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, Fabric, FabricError, FabricKind,
@@ -26,18 +29,19 @@ const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENTS: [&str; 3] =
     ["/job:worker/replica:0/task:0", "/job:worker/replica:0/task:1", "/job:worker/replica:0/task:2"];
 const BYTES: usize = (1 << 20) + 5;
-const KINDS: [FabricKind; 2] = [FabricKind::Shm, FabricKind::Tcp];
+const KINDS: &[FabricKind] = &[FabricKind::Shm, FabricKind::Tcp];
 
 /// Runs `test` with a watchdog.
 fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
-    let ended = runtime.block_on(async { tokio::time::timeout(Duration::from_secs(55), test).await });
+    let ended =
+        runtime.block_on(async { tokio::time::timeout(patient(Duration::from_secs(55)), test).await });
     ended.expect("the test hangs");
 }
 
 fn builder(name: &str, kind: FabricKind, validation: Validation) -> WorkerBuilder {
-    Worker::builder(name).require(kind).validation(validation).timeout(Duration::from_secs(20))
+    over(Worker::builder(name), kind).validation(validation).timeout(patient(Duration::from_secs(20)))
 }
 
 fn pattern(worker: &Worker, bytes: usize, seed: u8) -> Tensor {
@@ -63,7 +67,7 @@ fn computed(worker: &Worker) -> u64 {
 
 #[test]
 fn a_value_is_summed_once_for_all_its_receivers() {
-    for kind in KINDS {
+    for &kind in kinds(KINDS) {
         run(async {
             let server = builder(SERVER, kind, Validation::Xxh3).start().await.unwrap();
             server.publish("t", pattern(&server, BYTES, 3)).unwrap();
@@ -100,7 +104,7 @@ fn a_value_is_summed_once_for_all_its_receivers() {
 
 #[test]
 fn every_kind_of_value_is_validated() {
-    for kind in KINDS {
+    for &kind in kinds(KINDS) {
         for validation in [Validation::Crc32c, Validation::Xxh3] {
             run(async {
                 let server = builder(SERVER, kind, Validation::Off).start().await.unwrap();
@@ -333,4 +337,9 @@ fn without_validation_a_flip_goes_unseen() {
         client.shutdown().await;
         server.shutdown().await;
     });
+}
+
+over_verbs! {
+    a_value_is_summed_once_for_all_its_receivers
+    every_kind_of_value_is_validated
 }

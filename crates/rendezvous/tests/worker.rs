@@ -2,9 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod rdma;
+
 use std::{future::Future, time::Duration};
 
 use protocol::{Code, DataType, Status};
+use rdma::{kinds, over, over_verbs, patient};
 use rendezvous::{Tensor, Worker, WorkerError};
 use verbs_reactor::{FabricKind, Runtime, TokioRuntime};
 
@@ -18,18 +21,18 @@ fn on_each_fabric<F: Future<Output = ()>>(test: impl Fn(FabricKind) -> F) {
     on(&[FabricKind::Shm, FabricKind::Tcp, FabricKind::Grpc], test);
 }
 
-fn on<F: Future<Output = ()>>(kinds: &[FabricKind], test: impl Fn(FabricKind) -> F) {
-    for &kind in kinds {
+fn on<F: Future<Output = ()>>(kinds: &'static [FabricKind], test: impl Fn(FabricKind) -> F) {
+    for &kind in self::kinds(kinds) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
-        let ended =
-            runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), test(kind)).await });
+        let ended = runtime
+            .block_on(async { tokio::time::timeout(patient(Duration::from_secs(60)), test(kind)).await });
         ended.unwrap_or_else(|_| panic!("the test hangs over {kind}"));
     }
 }
 
 async fn pair(kind: FabricKind) -> (Worker, Worker) {
-    let start = |name| Worker::builder(name).require(kind).timeout(Duration::from_secs(20)).start();
+    let start = |name| over(Worker::builder(name), kind).timeout(patient(Duration::from_secs(20))).start();
     (start(SERVER).await.unwrap(), start(CLIENT).await.unwrap())
 }
 
@@ -365,4 +368,22 @@ fn receive_pool_is_empty_again_after_everything_was_dropped() {
         assert_eq!((memory.used_bytes, memory.leaked_bytes), (0, 0), "over {kind}");
         end(server, client).await;
     });
+}
+
+over_verbs! {
+    a_name_above_the_limit_is_refused_here_and_the_connection_stays
+    fetch_gives_the_published_bytes_of_every_size
+    shutdown_waits_for_no_timer
+    a_step_moves_values_in_order_in_both_directions
+    a_receive_posted_first_waits_for_its_value
+    dead_values_and_changed_shapes_arrive_as_they_were_sent
+    errors_name_what_they_are_about
+    a_receive_given_up_leaves_its_value_to_the_next
+    lists_are_sorted_paged_and_carry_checksums
+    the_second_fetch_needs_no_metadata
+    d_ends_that_dial_each_other_use_one_connection
+    an_aborted_step_ends_its_receives_at_both_ends
+    a_cleaned_up_step_ends_its_receives_at_both_ends
+    killing_the_peers_worker_ends_receives_with_peer_lost
+    receive_pool_is_empty_again_after_everything_was_dropped
 }

@@ -29,17 +29,18 @@ use crate::{
 pub struct SimFabric {
     shared: Arc<Shared>,
     node: NodeId,
+    kind: FabricKind,
 }
 
 impl SimFabric {
-    pub(crate) fn new(shared: Arc<Shared>, node: NodeId) -> Self {
-        Self { shared, node }
+    pub(crate) fn new(shared: Arc<Shared>, node: NodeId, kind: FabricKind) -> Self {
+        Self { shared, node, kind }
     }
 }
 
 impl Fabric for SimFabric {
     fn kind(&self) -> FabricKind {
-        FabricKind::Sim
+        self.kind
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -53,7 +54,7 @@ impl Fabric for SimFabric {
     fn open_domain(&self) -> Result<Arc<dyn Domain>, FabricError> {
         let runtime = SimRuntime::new(self.shared.clone(), self.node);
         let table = RegionTable::new(&runtime);
-        let domain = Arc::new(DomainShared { table, regions: Mutex::default() });
+        let domain = Arc::new(DomainShared { kind: self.kind, table, regions: Mutex::default() });
         self.shared.note_domain(self.node, &domain);
         Ok(Arc::new(SimDomain { runtime, shared: self.shared.clone(), node: self.node, domain }))
     }
@@ -74,6 +75,8 @@ impl Shared {
 /// The registered memory of a domain.
 #[derive(Debug)]
 pub(crate) struct DomainShared {
+    /// What its fabric stands for, which is a device of its own.
+    pub(crate) kind: FabricKind,
     pub(crate) table: RegionTable,
     /// By region number.
     regions: Mutex<Vec<(BlockId, Purpose)>>,
@@ -114,7 +117,7 @@ impl fmt::Debug for SimDomain {
 
 impl Domain for SimDomain {
     fn kind(&self) -> FabricKind {
-        FabricKind::Sim
+        self.domain.kind
     }
 
     fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
@@ -129,7 +132,8 @@ impl Domain for SimDomain {
 
     fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
         self.shared.attempt(self.node, Call::Prepare)?;
-        let core = Arc::new(QueuePairCore::new(FabricKind::Sim, config, self.shared.capabilities()));
+        self.shared.find_device(self.node, self.domain.kind)?;
+        let core = Arc::new(QueuePairCore::new(self.domain.kind, config, self.shared.capabilities()));
         let token = self.runtime.random();
         let endpoint = self.shared.add_endpoint(self.node, self.domain.clone(), core, token);
         let end = UnconnectedEnd { shared: self.shared.clone(), endpoint, armed: true };

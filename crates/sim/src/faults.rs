@@ -2,7 +2,7 @@
 
 use std::{task::Waker, time::Duration};
 
-use verbs_reactor::LossCause;
+use verbs_reactor::{FabricKind, LossCause};
 
 use crate::{
     clock::Action,
@@ -37,6 +37,11 @@ pub enum Fault {
     /// The next queue pair between two nodes is half-open: one end is connected, the other learns after a while
     /// that connecting failed.
     HalfOpen(NodeId, NodeId),
+    /// The device of one of the node's fabrics fails: its queue pairs end, their peers see it in a while, and no new
+    /// ones can be made.
+    LoseDevice(NodeId, FabricKind),
+    /// The device is back: new queue pairs can be made.
+    RestoreDevice(NodeId, FabricKind),
 }
 
 impl Shared {
@@ -54,6 +59,8 @@ impl Shared {
             Fault::Thaw(node) => self.thaw(node),
             Fault::Slow(node) => self.slow(node),
             Fault::HalfOpen(one, other) => self.state().half_open.push((one, other)),
+            Fault::LoseDevice(node, kind) => self.lose_device(node, kind),
+            Fault::RestoreDevice(node, kind) => self.restore_device(node, kind),
         }
     }
 

@@ -75,6 +75,7 @@ impl Handle {
             for node in &mut state.nodes {
                 node.slow_of_256 = 0;
                 node.failing.clear();
+                node.lost_devices.clear();
             }
             state.nodes.len() as u32
         };

@@ -33,6 +33,7 @@ mod checked;
 mod clock;
 mod connection;
 mod control;
+mod device;
 mod endpoint;
 mod executor;
 mod fabric;

@@ -4,7 +4,7 @@ use std::{fmt, future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
 use futures::channel::oneshot;
 use memory::{MemoryError, MemoryObserver, Pool, PoolConfig};
-use verbs_reactor::{BoxFuture, Runtime};
+use verbs_reactor::{BoxFuture, FabricKind, Runtime};
 
 use crate::{
     Fault, Outcome, SimControl, SimFabric, Violation,
@@ -46,7 +46,12 @@ impl Node {
 
     /// Its fabric.
     pub fn fabric(&self) -> Arc<SimFabric> {
-        Arc::new(SimFabric::new(self.shared.clone(), self.id))
+        self.fabric_as(FabricKind::Sim)
+    }
+
+    /// A fabric of its that stands for one of `kind`, on a device of its own: two of them are two ways to a peer.
+    pub fn fabric_as(&self, kind: FabricKind) -> Arc<SimFabric> {
+        Arc::new(SimFabric::new(self.shared.clone(), self.id, kind))
     }
 
     /// Its control plane. Listens from the first call on; use one per node.

@@ -7,6 +7,8 @@ use std::{
     time::Duration,
 };
 
+use verbs_reactor::FabricKind;
+
 use crate::ids::{BlockNumber, EndpointId, GrantNumber, LeaseId, NodeId, OperationId, SessionId, TaskId};
 
 /// One thing that happened. Holds nothing that differs between two runs of a seed: no addresses, no
@@ -63,6 +65,8 @@ pub enum Event {
     ControlEnded { session: SessionId, orderly: bool },
     Began { operation: OperationId, node: NodeId },
     Ended { operation: OperationId, outcome: &'static str },
+    DeviceLost { node: NodeId, kind: FabricKind },
+    DeviceRestored { node: NodeId, kind: FabricKind },
 }
 
 impl Event {
@@ -84,6 +88,8 @@ impl Event {
             Self::BitFlipped { how, .. } => Some(how),
             Self::Dialled { crossed: true, .. } => Some("both ends dialled"),
             Self::Parted { .. } => Some("write of many parts"),
+            Self::DeviceLost { .. } => Some("device lost"),
+            Self::DeviceRestored { .. } => Some("device restored"),
             Self::LinkLost { control: false, .. } => Some("link lost"),
             Self::LinkLost { control: true, .. } => Some("control link lost"),
             Self::ControlEnded { orderly: false, .. } => Some("control session lost"),

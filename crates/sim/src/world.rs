@@ -14,6 +14,8 @@ use std::{
     time::Duration,
 };
 
+use verbs_reactor::FabricKind;
+
 use crate::{
     Failure, Fault, Handle, Rng, Summary, Swarm, Violation,
     clock::{Action, Agenda},
@@ -65,6 +67,8 @@ pub(crate) struct NodeState {
     pub(crate) failing: Vec<(Call, u64)>,
     /// Its domains, while it holds them.
     pub(crate) domains: Vec<Weak<DomainShared>>,
+    /// Its devices that have failed, by what their fabrics stand for.
+    pub(crate) lost_devices: Vec<FabricKind>,
 }
 
 impl NodeState {
@@ -78,6 +82,7 @@ impl NodeState {
             slow_of_256: 0,
             failing: Vec::new(),
             domains: Vec::new(),
+            lost_devices: Vec::new(),
         }
     }
 }

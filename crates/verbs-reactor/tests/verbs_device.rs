@@ -7,7 +7,7 @@
 mod contract;
 mod rdma_devices;
 
-use std::{process::Command, sync::Arc, time::Duration};
+use std::{process::Command, sync::Arc, thread, time::Duration};
 
 use futures::future::{join, join_all};
 use memory::GrantEnd;
@@ -18,7 +18,7 @@ use verbs_reactor::{
 
 use contract::{
     Flavour, Setup, bounded,
-    pair::{DEPTHS, Pair, STEP_LIMIT, pattern},
+    pair::{DEPTHS, Lent, Pair, STEP_LIMIT, pattern},
     patience,
 };
 
@@ -144,20 +144,13 @@ async fn port_down(runtime: Arc<dyn Runtime>) {
     pair.works(&pair.to_right, &pair.to_left).await;
     let waiting = pair.left.domain.prepare(DEPTHS).unwrap();
     let lent = pair.lend_right(4 << 20);
-    let source = pair.left.source.filled(4 << 20, 5);
-    let posted: Vec<_> =
-        (0..8).map(|value| pair.to_right.write_imm(source.clone(), lent.range, Immediate(value))).collect();
-    drop(source);
-
-    run("ip", &["link", "set", DUMMY.1, "down"]);
-    let results = pair.step("the writes", join_all(posted)).await;
-    let failed = results.iter().skip_while(|result| result.is_ok());
-    for result in failed.clone() {
-        is_port_down(result.as_ref().unwrap_err());
-    }
-    assert!(failed.count() > 0, "32 MiB went before the port was down");
-    is_port_down(&ended(&pair, &pair.to_right).await);
-    is_port_down(&ended(&pair, &pair.to_left).await);
+    let down = thread::spawn(|| run("ip", &["link", "set", DUMMY.1, "down"]));
+    let (written, arrived) =
+        pair.step("the port's end", join(load(&pair, &lent), ended(&pair.to_left))).await;
+    down.join().unwrap();
+    is_port_down(&written);
+    is_port_down(&arrived);
+    is_port_down(&ended(&pair.to_right).await);
     closed(&runtime, CLOSED_WITHIN).await;
     assert_eq!(pair.left.source.pool.stats().used_bytes, 0, "a buffer was kept");
     drop(lent.granted.end(GrantEnd::QueuePairDrained).unwrap());
@@ -211,16 +204,27 @@ async fn connect_with(
     Ok((left?, right?))
 }
 
-/// Why `queue_pair` ends, after what had arrived.
-async fn ended(pair: &Pair, queue_pair: &QueuePair) -> FabricError {
-    let end = async {
-        loop {
-            if let Err(error) = queue_pair.next_arrival().await {
-                break error;
-            }
+/// Keeps writes under way until they fail; each fails, once and alike.
+async fn load(pair: &Pair, lent: &Lent) -> FabricError {
+    let source = pair.left.source.filled(4 << 20, 5);
+    loop {
+        let posted =
+            (0..4).map(|value| pair.to_right.write_imm(source.clone(), lent.range, Immediate(value)));
+        let mut failed = join_all(posted).await.into_iter().filter_map(Result::err);
+        if let Some(first) = failed.next() {
+            failed.for_each(|error| assert_eq!(error.to_string(), first.to_string()));
+            break first;
         }
-    };
-    pair.step("the end", end).await
+    }
+}
+
+/// Why `queue_pair` ends, after what had arrived.
+async fn ended(queue_pair: &QueuePair) -> FabricError {
+    loop {
+        if let Err(error) = queue_pair.next_arrival().await {
+            break error;
+        }
+    }
 }
 
 fn is_port_down(error: &FabricError) {

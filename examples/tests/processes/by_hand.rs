@@ -1,11 +1,11 @@
 //! Every process started by itself, as on several hosts.
 
-use std::net::TcpListener;
+use std::{net::TcpListener, process::Command};
 
 use crate::program::{Running, parameter_server, summary_value};
 
 /// Flags that every process of a cluster with `servers` and `workers` gets.
-fn cluster(servers: usize, workers: usize, more: &str) -> String {
+pub(crate) fn cluster(servers: usize, workers: usize, more: &str) -> String {
     // Held until all are found, so that no two are the same.
     let held: Vec<TcpListener> = free_ports().take(servers + workers).collect();
     let mut hosts: Vec<String> =
@@ -21,10 +21,14 @@ fn free_ports() -> impl Iterator<Item = TcpListener> {
 }
 
 fn start(cluster: &str, job: &str, index: usize) -> Running {
-    Running::start(parameter_server(&format!("{cluster} --job_name={job} --task_index={index}")))
+    Running::start(one_process(cluster, job, index))
 }
 
-fn ends_well(process: Running) -> String {
+pub(crate) fn one_process(cluster: &str, job: &str, index: usize) -> Command {
+    parameter_server(&format!("{cluster} --job_name={job} --task_index={index}"))
+}
+
+pub(crate) fn ends_well(process: Running) -> String {
     let (status, text) = process.end();
     assert!(status.success(), "{status}: {text}");
     text

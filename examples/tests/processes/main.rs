@@ -1,4 +1,5 @@
-//! The examples as their users run them: processes, real shared memory, real TCP.
+//! The examples as their users run them: processes, real shared memory, real TCP, and RDMA where there is a
+//! device.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod bench;
@@ -6,6 +7,9 @@ mod by_hand;
 mod endings;
 mod faults;
 mod program;
+mod rdma;
+#[path = "../../../crates/verbs-reactor/tests/rdma_devices/mod.rs"]
+mod rdma_devices;
 mod training;
 
 use program::{example, run, text};

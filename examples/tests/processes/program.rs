@@ -4,15 +4,21 @@ use std::{
     io::{BufRead, BufReader, Read},
     path::PathBuf,
     process::{Child, Command, ExitStatus, Output, Stdio},
-    sync::mpsc::{self, Receiver},
+    sync::{
+        LazyLock,
+        mpsc::{self, Receiver},
+    },
     thread,
     time::Duration,
 };
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long anything may take.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+/// How long anything may take: a minute, or as much more as `TENSORWIRE_TEST_PATIENCE` says, for emulated machines.
+pub(crate) static LIMIT: LazyLock<Duration> = LazyLock::new(|| {
+    let patience = std::env::var("TENSORWIRE_TEST_PATIENCE").ok();
+    Duration::from_secs(60) * patience.map_or(1, |value| value.parse().unwrap())
+});
 
 pub(crate) fn example(name: &str) -> Command {
     // target/debug/deps/processes-… → target/debug/examples/NAME
@@ -38,10 +44,10 @@ pub(crate) fn run(mut command: Command) -> Output {
     let pid = pid_of(child.id());
     let (done, ended) = mpsc::channel();
     thread::spawn(move || done.send(child.wait_with_output().unwrap()));
-    ended.recv_timeout(LIMIT).unwrap_or_else(|error| {
+    ended.recv_timeout(*LIMIT).unwrap_or_else(|error| {
         // The child may have ended just now.
         let _ = kill_process(pid, Signal::KILL);
-        panic!("{command:?} took longer than {LIMIT:?}: {error}")
+        panic!("{command:?} took longer than {:?}: {error}", *LIMIT)
     })
 }
 
@@ -110,7 +116,7 @@ impl Running {
     /// Reads to the first line that `is_meant`.
     pub(crate) fn line(&self, is_meant: impl Fn(&str) -> bool) -> String {
         loop {
-            let line = self.stdout.recv_timeout(LIMIT);
+            let line = self.stdout.recv_timeout(*LIMIT);
             let line = line.unwrap_or_else(|error| panic!("{error}: the line did not come"));
             if is_meant(&line) {
                 return line;
@@ -127,14 +133,14 @@ impl Running {
             let _ = stderr.read_to_string(&mut text);
             done.send(text)
         });
-        ended.recv_timeout(LIMIT).unwrap_or_else(|error| panic!("a process is still there: {error}"))
+        ended.recv_timeout(*LIMIT).unwrap_or_else(|error| panic!("a process is still there: {error}"))
     }
 
     /// Waits for the end; gives how it ended, and what it printed that was not read.
     pub(crate) fn end(mut self) -> (ExitStatus, String) {
         let errors = self.errors_until_all_are_gone();
         let mut text: Vec<String> = Vec::new();
-        while let Ok(line) = self.stdout.recv_timeout(LIMIT) {
+        while let Ok(line) = self.stdout.recv_timeout(*LIMIT) {
             text.push(line);
         }
         (self.child.wait().unwrap(), text.join("\n") + &errors)

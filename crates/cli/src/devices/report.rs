@@ -5,7 +5,7 @@ use std::fmt::Write;
 use indicatif::{BinaryBytes, HumanCount};
 use serde::Serialize;
 
-use crate::machine::{Choice, Device, Library, Limits, Machine, Port};
+use crate::machine::{Choice, Device, Library, Limits, Machine, NodeAccess, Port};
 
 /// Counts up when a field of the JSON changes its meaning or goes away.
 const VERSION: u32 = 1;
@@ -58,8 +58,8 @@ pub(super) fn text(machine: &Machine, why_none: Option<&str>) -> String {
     text += &match (&machine.choice, why_none) {
         (_, Some(reason)) => format!("No device can be used: {reason}\n"),
         (Ok(Choice { device, port, gid_index, gid }), None) => format!(
-            "Tensorwire would use {device} port {port}, address {gid} (GID {gid_index}): of the active ports the one \
-             with the best address (RoCE v2 with IPv4 or InfiniBand's own, then IPv6, link-local last), the first by \
+            "Tensorwire would use {device} port {port}, address {gid} (GID {gid_index}): of the active ports \
+             that TENSORWIRE_RDMA_* allow the one with the best address (RoCE v2 with IPv4 or InfiniBand's own, then IPv6, link-local last), the first by \
              name\n"
         ),
         (Err(reason), None) => format!("Tensorwire would use none of them: {reason}\n"),
@@ -98,11 +98,24 @@ fn paragraph(device: &Device, choice: Option<&Choice>) -> String {
     if let Some(limits) = &device.limits {
         limit_lines(&mut lines, limits);
     }
-    lines.line("closed", std::slice::from_ref(&device.refused));
+    lines.line("closed", &[closed(device)]);
     for port in &device.ports {
         port_lines(&mut lines, port, choice.filter(|choice| choice.port == port.number));
     }
     lines.0
+}
+
+/// Why it can't be opened. Of a file that may not be used the library says only that it is not there.
+fn closed(device: &Device) -> Option<String> {
+    let refused = device.refused.clone()?;
+    let access = device.node.as_ref().map(|node| &node.access);
+    Some(match access {
+        Some(NodeAccess::Denied) => "this user may not use its file".to_owned(),
+        Some(NodeAccess::Forbidden) => "the use of its file is forbidden, though not by its mode".to_owned(),
+        Some(NodeAccess::Missing) => "its file is not there".to_owned(),
+        Some(NodeAccess::Failed(reason)) => format!("its file cannot be opened: {reason}"),
+        Some(NodeAccess::Granted) | None => refused,
+    })
 }
 
 fn limit_lines(lines: &mut Paragraph, limits: &Limits) {

@@ -40,6 +40,10 @@ fn reason_against_every_device_is_told_with_its_remedy() {
     let reason = why_none(&machine).unwrap();
     assert!(reason.starts_with("rxe0: this user may not use /dev/infiniband/uverbs0"), "{reason}");
     assert!(reason.contains("chmod 666 /dev/infiniband/uverbs0"), "{reason}");
+    machine.devices[0].refused = Some("No such file or directory".to_owned());
+    let text = report::text(&machine, Some(&reason));
+    assert!(text.contains("\n  closed    this user may not use its file\n"), "{text}");
+    assert!(text.ends_with(&format!("\nNo device can be used: {reason}\n")), "{text}");
     machine.library = Library::Missing { reason: "no such file".to_owned() };
     let reason = why_none(&machine).unwrap();
     assert!(reason.contains("no such file; install rdma-core's libraries"), "{reason}");
@@ -58,7 +62,9 @@ fn fields(value: &Value, path: &str, into: &mut Vec<String>) {
             fields(value, &path, into);
         }),
         Value::Array(array) => {
-            array.first().into_iter().for_each(|value| fields(value, &format!("{path}[]"), into))
+            if let Some(value) = array.first() {
+                fields(value, &format!("{path}[]"), into);
+            }
         }
         _ => {}
     }

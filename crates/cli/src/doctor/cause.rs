@@ -45,12 +45,13 @@ impl Cause {
     }
 }
 
-/// The causes, as constants and as one table in the order in which they are looked for.
+/// The causes, as constants and as one table.
 macro_rules! causes {
     ($($name:ident $id:literal $status:ident $when:literal, $remedy:expr;)*) => {
         $(pub(super) const $name: Cause =
             Cause { id: $id, status: Status::$status, when: $when, remedy: $remedy };)*
-        /// All of them.
+        /// All of them, for the book.
+        #[cfg(test)]
         pub(super) const CAUSES: &[Cause] = &[$($name),*];
     };
 }
@@ -71,9 +72,6 @@ causes! {
          rxe netdev INTERFACE";
     DEVICE_UNKNOWN "device.unknown" Problem "there is no device of the name that --device gives",
         "name one of these: {present}";
-    PROVIDER_FOUND "provider.found" Ok "the library has a driver for the device", "";
-    PROVIDER_MISSING "provider.missing" Problem "the library has no driver for the device, or may not see it",
-        "install the library's drivers of the same release (Debian, Ubuntu: apt-get install ibverbs-providers)";
     NODE_USABLE "node.usable" Ok "this user may use the device's file", "";
     NODE_MISSING "node.missing" Problem "the device has no file in /dev/infiniband",
         "load ib_uverbs and let udev make {node}; start a container with --device {node}";
@@ -85,6 +83,9 @@ causes! {
          (systemd)";
     NODE_FAILED "node.failed" Problem "the device's file cannot be opened for another reason",
         "look into the kernel's log (dmesg) for {device}, and load its driver again";
+    PROVIDER_FOUND "provider.found" Ok "the library has a driver for the device", "";
+    PROVIDER_MISSING "provider.missing" Problem "the library has no driver for the device, or cannot list devices",
+        "install the library's drivers of the same release (Debian, Ubuntu: apt-get install ibverbs-providers)";
     OPEN_FAILED "open.failed" Problem "the library cannot open the device although its file can be",
         "bring kernel and library to releases that fit each other; dmesg may tell more about {device}";
     PORT_ACTIVE "port.active" Ok "a port carries traffic", "";
@@ -101,7 +102,8 @@ causes! {
     ADDRESS_MISSING "address.missing" Problem "an Ethernet port has no RoCE v2 address",
         "give the network interface an IP address: ip address add ADDRESS/24 dev {interface}";
     CHOICE_MADE "choice.made" Ok "Tensorwire would use this device, port and address", "";
-    CHOICE_NONE "choice.none" Problem "Tensorwire would use none of the devices", "see the problems above";
+    CHOICE_NONE "choice.none" Problem "Tensorwire would use none of the devices",
+        "see the problems above, or correct the setting that the message names";
     MEMLOCK_ENOUGH "memlock.enough" Ok "memory for the pools may be locked", "";
     MEMLOCK_SMALL "memlock.small" Problem "less memory may be locked than the pools take (--pool)",
         "raise the limit to {pool} or more: ulimit -l, memlock in /etc/security/limits.conf, LimitMEMLOCK= (systemd), \
@@ -119,7 +121,7 @@ causes! {
     CONTAINER_PASSED "container.passed" Ok "this is a container, and /dev/infiniband is passed on", "";
     CONTAINER_CLOSED "container.closed" Warning "this is a container without /dev/infiniband",
         "start it with --device /dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1 and, for RoCE, --network host";
-    CONTAINER_UNLOCKED "container.unlocked" Warning "this is a container, and its memory limit cannot be passed by",
+    CONTAINER_UNLOCKED "container.unlocked" Warning "this is a container whose limit on locked memory is smaller than the pools",
         "start it with --cap-add IPC_LOCK or --ulimit memlock=-1";
     SHM_WORKS "shm.works" Ok "a write over shared memory arrived and is right", "";
     SHM_FAILED "shm.failed" Warning "shared memory cannot be used: sealed memfds and pre-faulted mappings are needed",

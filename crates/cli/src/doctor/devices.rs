@@ -12,9 +12,8 @@ use crate::machine::{Address, AddressKind, Device, Interface, Library, Machine, 
 
 /// The findings on one device. What is wrong with a device that isn't wanted does no harm.
 pub(super) fn device_findings(machine: &Machine, wanted: Option<&str>, device: &Device) -> Vec<Finding> {
-    let mut found: Vec<_> = provider(machine, device).into_iter().collect();
-    found.push(node(device));
-    found.extend(opened(device));
+    let mut found = vec![node(device)];
+    found.extend(driver(machine, device));
     found.extend(ports(machine, device));
     if !is_needed(machine, wanted, &device.name) {
         found = found.into_iter().map(Finding::at_most_a_warning).collect();
@@ -29,19 +28,6 @@ fn is_needed(machine: &Machine, wanted: Option<&str>, name: &str) -> bool {
         (Err(_), Some(wanted)) => wanted == name,
         (Err(_), None) => true,
     }
-}
-
-/// Nothing without a library, which is said before.
-fn provider(machine: &Machine, device: &Device) -> Option<Finding> {
-    let Library::Found { devices, .. } = &machine.library else { return None };
-    let finding = match devices {
-        Ok(names) if names.contains(&device.name) => {
-            Finding::new(&PROVIDER_FOUND, "libibverbs has a driver for it")
-        }
-        Ok(_) => Finding::new(&PROVIDER_MISSING, "libibverbs has no driver for it"),
-        Err(reason) => Finding::new(&PROVIDER_MISSING, format!("libibverbs lists no devices: {reason}")),
-    };
-    Some(finding.of(&device.name))
 }
 
 fn node(device: &Device) -> Finding {
@@ -66,12 +52,23 @@ fn node(device: &Device) -> Finding {
     finding.with("node", path).with("device", &device.name).of(&device.name)
 }
 
-/// Where the file is the reason, that has been said.
-fn opened(device: &Device) -> Option<Finding> {
-    let reason = device.refused.as_deref()?;
-    let is_explained = device.node.as_ref().is_none_or(|node| node.access != NodeAccess::Granted);
-    let finding = Finding::new(&OPEN_FAILED, reason).with("device", &device.name).of(&device.name);
-    (!is_explained).then_some(finding)
+/// Whether the library has a driver for it and can open it. Nothing where that has been explained before: without a
+/// library, and without a file that may be used (of a device without a file the library does not even know the name).
+fn driver(machine: &Machine, device: &Device) -> Option<Finding> {
+    let Library::Found { devices, .. } = &machine.library else { return None };
+    let access = device.node.as_ref().map(|node| &node.access)?;
+    if *access == NodeAccess::Missing {
+        return None;
+    }
+    let finding = match (devices, &device.refused) {
+        (Err(reason), _) => Finding::new(&PROVIDER_MISSING, format!("libibverbs lists no devices: {reason}")),
+        (Ok(names), _) if !names.contains(&device.name) => {
+            Finding::new(&PROVIDER_MISSING, "libibverbs has no driver for it")
+        }
+        (Ok(_), Some(reason)) if *access == NodeAccess::Granted => Finding::new(&OPEN_FAILED, reason),
+        _ => Finding::new(&PROVIDER_FOUND, "libibverbs has a driver for it"),
+    };
+    Some(finding.with("device", &device.name).of(&device.name))
 }
 
 /// Of the ports one is needed: others that are down do no harm.

@@ -23,7 +23,7 @@ pub(super) fn findings(seen: &Examination) -> Vec<Finding> {
     found.push(choice(machine));
     found.push(memory_lock(seen));
     found.extend(loopback(seen));
-    found.extend([huge_pages(machine), peer_memory(machine), container(machine)]);
+    found.extend([huge_pages(machine), peer_memory(machine), container(seen)]);
     found.extend([shm(seen), pidfd(seen), yama(machine), tcp(seen)]);
     found
 }
@@ -156,8 +156,8 @@ fn peer_memory(machine: &Machine) -> Finding {
     Finding::new(&PEER_MEMORY, format!("{modules}; {dma_buf}"))
 }
 
-fn container(machine: &Machine) -> Finding {
-    let around = &machine.surroundings;
+fn container(seen: &Examination) -> Finding {
+    let around = &seen.machine.surroundings;
     if around.container.is_empty() {
         return Finding::new(&CONTAINER_NONE, "nothing looks like a container");
     }
@@ -165,15 +165,12 @@ fn container(machine: &Machine) -> Finding {
     if !around.has_nodes {
         return Finding::new(&CONTAINER_CLOSED, format!("a container ({hints}) without /dev/infiniband"));
     }
-    match machine.process.lockable() {
-        Some(MemoryLock::Unlimited) => {
-            Finding::new(&CONTAINER_PASSED, format!("a container ({hints}) with /dev/infiniband"))
-        }
-        _ => {
-            let message =
-                format!("a container ({hints}) with a limit on locked memory, without CAP_IPC_LOCK");
-            Finding::new(&CONTAINER_UNLOCKED, message)
-        }
+    match seen.machine.process.lockable() {
+        Some(MemoryLock::Bytes(limit)) if limit < seen.pool_bytes => Finding::new(
+            &CONTAINER_UNLOCKED,
+            format!("a container ({hints}) with a small limit on locked memory, and without CAP_IPC_LOCK"),
+        ),
+        _ => Finding::new(&CONTAINER_PASSED, format!("a container ({hints}) with /dev/infiniband")),
     }
 }
 

@@ -16,14 +16,13 @@ use verbs_reactor::{
     Fabric,
     shm::ShmFabric,
     tcp::{TcpConfig, TcpFabric},
-    verbs::VerbsFabric,
 };
 
 use self::proof::{Proof, prove};
 use crate::{
     arguments::Doctor,
     failure::Failure,
-    machine::{Machine, verbs_settings},
+    machine::{Machine, open_fabric},
 };
 
 /// All that the verdict rests on.
@@ -70,10 +69,7 @@ pub(crate) async fn doctor(arguments: &Doctor) -> Result<ExitCode, Failure> {
 async fn examine(arguments: &Doctor, runtime: &Arc<dyn Runtime>) -> Examination {
     let machine = Machine::look(arguments.device.as_deref(), runtime.clone());
     let verbs = match &machine.choice {
-        Ok(choice) => {
-            let settings = verbs_settings(Some(&choice.device));
-            prove_over(VerbsFabric::open(runtime.clone(), &settings), runtime).await
-        }
+        Ok(choice) => prove_over(open_fabric(Some(&choice.device), runtime.clone()), runtime).await,
         Err(reason) => Err(reason.clone()),
     };
     let tcp = TcpFabric::new(runtime.clone(), TcpConfig::default());

@@ -18,7 +18,7 @@ use verbs_reactor::{
 /// What is written.
 pub(super) const BYTES: usize = 1 << 20;
 /// How long all of it may take.
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(20);
 const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 16, receive_depth: 16 };
 const MARK: Immediate = Immediate(0x0D0C);
 

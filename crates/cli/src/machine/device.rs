@@ -268,12 +268,11 @@ impl Device {
         match asked {
             Ok((limits, ports)) => {
                 self.limits = Some(limits.into());
-                let answered = self.ports.iter_mut().zip(ports);
-                answered.for_each(|(port, answer)| {
+                for (port, answer) in self.ports.iter_mut().zip(ports) {
                     if let Ok(answer) = answer {
-                        port.add(&answer)
+                        port.add(&answer);
                     }
-                });
+                }
             }
             Err(error) => self.refused = Some(error.to_string()),
         }

@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc};
 use serde::Serialize;
 use verbs_reactor::{
     Runtime,
-    verbs::{Library as Verbs, VerbsError, VerbsFabric, VerbsSettings},
+    verbs::{Library as Verbs, SettingError, VerbsError, VerbsFabric, VerbsSettings},
 };
 
 use super::Tree;
@@ -68,14 +68,24 @@ fn mapped_file(tree: &Tree) -> Option<String> {
     files.find(|file| file.contains("/libibverbs.so")).map(str::to_owned)
 }
 
-/// As a worker opens its device, except that the user may name one.
-pub(crate) fn verbs_settings(device: Option<&str>) -> VerbsSettings {
-    VerbsSettings { device: device.map(str::to_owned), ..VerbsSettings::default() }
+/// As a worker opens its device: by the environment, except that the user may name a device.
+fn verbs_settings(device: Option<&str>) -> Result<VerbsSettings, SettingError> {
+    let named = VerbsSettings { device: device.map(str::to_owned), ..VerbsSettings::default() };
+    Ok(named.or(VerbsSettings::from_environment()?))
+}
+
+/// Opens the device that a worker would use, or the one that is named.
+///
+/// # Errors
+/// The reason, in words.
+pub(crate) fn open_fabric(device: Option<&str>, runtime: Arc<dyn Runtime>) -> Result<VerbsFabric, String> {
+    let settings = verbs_settings(device).map_err(|error| error.to_string())?;
+    VerbsFabric::open(runtime, &settings).map_err(|error| error.to_string())
 }
 
 /// What a worker would use, by the fabric's own rule.
 pub(super) fn choose(device: Option<&str>, runtime: Arc<dyn Runtime>) -> Result<Choice, String> {
-    let fabric = VerbsFabric::open(runtime, &verbs_settings(device)).map_err(|error| error.to_string())?;
+    let fabric = open_fabric(device, runtime)?;
     let source = fabric.source();
     Ok(Choice {
         device: fabric.device().to_owned(),

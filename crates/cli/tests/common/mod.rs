@@ -16,6 +16,9 @@ use safetensors::{Dtype, tensor::TensorView};
 /// How long any one command of a test may take.
 const COMMAND_MAX: Duration = Duration::from_secs(60);
 
+/// Names the RDMA device of a process.
+pub(crate) const RDMA_DEVICE: &str = "TENSORWIRE_RDMA_DEVICE";
+
 const DTYPES: [Dtype; 12] = [
     Dtype::F32,
     Dtype::BF16,
@@ -114,9 +117,14 @@ pub(crate) fn tensorwire(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs a command to its end; kills it, and fails, when it takes too long.
+/// Runs tensorwire to its end; kills it, and fails, when it takes too long.
 pub(crate) fn run(arguments: &[&str]) -> Output {
-    let mut child = tensorwire(arguments).spawn().unwrap();
+    finish(tensorwire(arguments), command_max())
+}
+
+/// Runs a command, whose outputs are piped, to its end; kills it, and fails, when it takes longer than `limit`.
+pub(crate) fn finish(mut command: Command, limit: Duration) -> Output {
+    let mut child = command.spawn().unwrap();
     let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
     let (done, ended) = mpsc::channel();
     let reader = thread::spawn(move || {
@@ -130,14 +138,20 @@ pub(crate) fn run(arguments: &[&str]) -> Output {
         let _ = done.send(());
         text
     });
-    let in_time = ended.recv_timeout(COMMAND_MAX).is_ok();
+    let in_time = ended.recv_timeout(limit).is_ok();
     if !in_time {
         child.kill().unwrap();
     }
     let status = child.wait().unwrap();
     let output = Output { status, stdout: writer.join().unwrap(), stderr: reader.join().unwrap() };
-    assert!(in_time, "{arguments:?} took longer than {COMMAND_MAX:?}: {}", text(&output));
+    assert!(in_time, "{command:?} took longer than {limit:?}: {}", text(&output));
     output
+}
+
+/// [`COMMAND_MAX`], as much longer as `TENSORWIRE_TEST_PATIENCE` says: emulated machines are slow.
+fn command_max() -> Duration {
+    let patience = std::env::var("TENSORWIRE_TEST_PATIENCE").ok();
+    COMMAND_MAX * patience.map_or(1, |value| value.parse().unwrap())
 }
 
 /// Both streams, for messages and searches.
@@ -147,8 +161,14 @@ pub(crate) fn text(output: &Output) -> String {
 
 /// Runs a command that must succeed, and gives what it printed.
 pub(crate) fn succeed(arguments: &[&str]) -> String {
-    let output = run(arguments);
-    assert!(output.status.success(), "{arguments:?}: {}", text(&output));
+    succeed_as(tensorwire(arguments))
+}
+
+/// Runs `command`, which must succeed, and gives what it printed.
+pub(crate) fn succeed_as(command: Command) -> String {
+    let shown = format!("{command:?}");
+    let output = finish(command, command_max());
+    assert!(output.status.success(), "{shown}: {}", text(&output));
     text(&output)
 }
 
@@ -182,7 +202,7 @@ impl Process {
                 }
             }
         });
-        line.recv_timeout(COMMAND_MAX).unwrap_or_else(|error| panic!("no line `{prefix}`: {error}"))
+        line.recv_timeout(command_max()).unwrap_or_else(|error| panic!("no line `{prefix}`: {error}"))
     }
 }
 
@@ -196,9 +216,15 @@ pub(crate) struct Server {
 impl Server {
     /// Starts `tensorwire serve` and waits for its address.
     pub(crate) fn start(file: &Path, more: &[&str]) -> Self {
+        Self::start_on(None, file, more)
+    }
+
+    /// The same, with an RDMA device.
+    pub(crate) fn start_on(device: Option<&str>, file: &Path, more: &[&str]) -> Self {
         let mut command = tensorwire(&["serve", file.to_str().unwrap()]);
         // Not read, so it must not fill a pipe.
         command.args(more).stderr(Stdio::inherit());
+        command.envs(device.map(|name| (RDMA_DEVICE, name)));
         let mut process = Process(command.spawn().unwrap());
         let address = process.line_after("address ");
         Self { process, address }

@@ -153,6 +153,14 @@ pub enum ControlFrame {
         /// Why.
         status: Status,
     },
+    /// A data connection is over at this end. The peer may not see that by itself: an adapter that has given up says
+    /// nothing over the network that it can't reach.
+    Disconnected {
+        /// Which.
+        connection: u32,
+        /// Why.
+        status: Status,
+    },
     /// REGION_ADD: announces a region.
     RegionAdd {
         /// Of which data connection.
@@ -223,6 +231,7 @@ const LIST_RESPONSE: u8 = 11;
 const PING: u8 = 12;
 const PONG: u8 = 13;
 const GOODBYE: u8 = 14;
+const DISCONNECTED: u8 = 15;
 
 const REGION_BYTES: usize = 28;
 const LIST_ENTRY_BYTES_MIN: usize = 23;
@@ -331,6 +340,11 @@ fn write_later_frame(writer: &mut Writer<'_>, frame: &ControlFrame) {
         ControlFrame::Pong { nonce } => {
             writer.u8(PONG);
             writer.u64(*nonce);
+        }
+        ControlFrame::Disconnected { connection, status } => {
+            writer.u8(DISCONNECTED);
+            writer.u32(*connection);
+            writer.status(status);
         }
         ControlFrame::Goodbye { status } => {
             writer.u8(GOODBYE);
@@ -500,6 +514,9 @@ fn read_frame(reader: &mut Reader<'_>) -> Result<ControlFrame, WireError> {
         PING => ControlFrame::Ping { nonce: reader.u64("nonce")? },
         PONG => ControlFrame::Pong { nonce: reader.u64("nonce")? },
         GOODBYE => ControlFrame::Goodbye { status: reader.status()? },
+        DISCONNECTED => {
+            ControlFrame::Disconnected { connection: reader.u32("connection")?, status: reader.status()? }
+        }
         value => return Err(WireError::Unknown { field: "kind", value: value.into() }),
     })
 }
@@ -535,6 +552,7 @@ impl fmt::Debug for ControlFrame {
             }
             Self::Ping { nonce } => write!(f, "Ping({nonce})"),
             Self::Pong { nonce } => write!(f, "Pong({nonce})"),
+            Self::Disconnected { connection, status } => write!(f, "Disconnected({connection}, {status})"),
             Self::Goodbye { status } => write!(f, "Goodbye({status})"),
         }
     }

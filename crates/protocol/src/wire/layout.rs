@@ -230,6 +230,9 @@ fn greeting(page: &mut Page) {
         ],
     };
     page.control("WELCOME", "Which fabrics the worker has, best first.", &welcome);
+    let about = "A data connection is over at this end, and the peer may not see it.";
+    let over = Status::new(Code::Unavailable, "device gone");
+    page.control("DISCONNECTED", about, &ControlFrame::Disconnected { connection: 7, status: over });
     let about = "Orderly end.";
     page.control(
         "GOODBYE",

@@ -243,6 +243,8 @@ pub(crate) fn control_frame() -> impl Strategy<Value = ControlFrame> {
         list(),
         (any::<u32>(), status())
             .prop_map(|(connection, status)| ControlFrame::Refused { connection, status }),
+        (any::<u32>(), status())
+            .prop_map(|(connection, status)| ControlFrame::Disconnected { connection, status }),
         (any::<u32>(), region())
             .prop_map(|(connection, region)| ControlFrame::RegionAdd { connection, region }),
         any::<(u32, u32)>().prop_map(|(connection, region)| ControlFrame::RegionAck { connection, region }),

@@ -1,12 +1,15 @@
-//! Cases of whole workers over shm and tcp. The same run on the simulator: `crates/sim/tests/across.rs`.
+//! Cases of whole workers over shm, tcp and verbs. The same run on the simulator: `crates/sim/tests/across.rs`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod cases;
+#[path = "../rdma/mod.rs"]
+mod rdma;
 
 use std::{sync::Arc, time::Duration};
 
 use cases::{Given, Ground};
+use rdma::{over, patient};
 use rendezvous::{Worker, WorkerBuilder};
 use verbs_reactor::{BoxFuture, FabricKind, Runtime, TokioRuntime};
 
@@ -22,7 +25,7 @@ impl Ground for Real {
     }
 
     fn start(&self, builder: WorkerBuilder, address: Option<&str>) -> BoxFuture<'static, Worker> {
-        let builder = builder.require(self.kind).bind(address.unwrap_or("127.0.0.1:0"));
+        let builder = over(builder, self.kind).bind(address.unwrap_or("127.0.0.1:0"));
         Box::pin(async { builder.start().await.unwrap() })
     }
 
@@ -56,7 +59,7 @@ fn run<F: Future<Output = ()>>(kind: FabricKind, case: impl FnOnce(Given) -> F) 
     #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
     let ended = runtime.block_on(async {
         let ground = Real { kind, runtime: Arc::new(TokioRuntime::current().unwrap()) };
-        tokio::time::timeout(Duration::from_secs(100), case(Arc::new(ground))).await
+        tokio::time::timeout(patient(Duration::from_secs(100)), case(Arc::new(ground))).await
     });
     ended.unwrap_or_else(|_| panic!("the test hangs over {kind}"));
 }
@@ -73,10 +76,26 @@ macro_rules! over_tcp {
     };
 }
 
+macro_rules! over_verbs {
+    ($($module:ident::$case:ident)*) => {
+        $(
+            #[test]
+            #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+            fn $case() {
+                crate::run(verbs_reactor::FabricKind::Verbs, crate::cases::$module::$case);
+            }
+        )*
+    };
+}
+
 mod shm {
     crate::cases::every_case!(over_shm);
 }
 
 mod tcp {
     crate::cases::every_case!(over_tcp);
+}
+
+mod verbs {
+    crate::cases::every_case!(over_verbs);
 }

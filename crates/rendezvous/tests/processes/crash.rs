@@ -168,3 +168,9 @@ fn d_peer_sigkill_at_any_moment_of_a_transfer_over_tcp() {
 fn d_peer_sigkill_at_any_moment_of_a_transfer_over_grpc() {
     kill_at_random("crash::d_peer_sigkill_at_any_moment_of_a_transfer_over_grpc", "grpc");
 }
+
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+fn d_peer_sigkill_at_any_moment_of_a_transfer_over_verbs() {
+    kill_at_random("crash::d_peer_sigkill_at_any_moment_of_a_transfer_over_verbs", "verbs");
+}

@@ -19,6 +19,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::mpsc;
 use verbs_reactor::{FabricKind, Runtime, TokioRuntime, timeout};
 
+use crate::rdma::{End, over_at, patient};
+
 const CHILD: &str = "TENSORWIRE_WORKER_TEST_CHILD";
 
 /// How long one step of a test may take that has no bound of its own.
@@ -38,6 +40,7 @@ pub(crate) fn bounded<F: Future<Output = ()>>(limit: Duration, body: impl FnOnce
     let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tokio.block_on(async {
         let runtime: Arc<dyn Runtime> = Arc::new(TokioRuntime::current().unwrap());
+        let limit = patient(limit);
         let ended = timeout(&*runtime, limit, body(runtime.clone())).await;
         ended.unwrap_or_else(|_| panic!("the test hangs: it is not over after {limit:?}"));
     });
@@ -46,8 +49,9 @@ pub(crate) fn bounded<F: Future<Output = ()>>(limit: Duration, body: impl FnOnce
 /// Awaits one step of a test.
 pub(crate) async fn step<T>(what: &str, future: impl Future<Output = T>) -> T {
     let runtime = TokioRuntime::current().unwrap();
-    let ended = timeout(&runtime, STEP, future).await;
-    ended.unwrap_or_else(|_| panic!("{what} took longer than {STEP:?}"))
+    let limit = patient(STEP);
+    let ended = timeout(&runtime, limit, future).await;
+    ended.unwrap_or_else(|_| panic!("{what} took longer than {limit:?}"))
 }
 
 /// The other process. Killed when dropped.
@@ -61,7 +65,10 @@ impl Other {
     /// Starts `test` (`module::name`) in a process of its own, which finds `role` in [`role`].
     pub(crate) fn start(test: &str, role: &str) -> Self {
         let mut command = Command::new(env::current_exe().unwrap());
-        command.args([test, "--exact", "--nocapture"]).env(CHILD, role).env_remove("TENSORWIRE_SECRET_FILE");
+        command
+            .args([test, "--exact", "--nocapture", "--include-ignored"])
+            .env(CHILD, role)
+            .env_remove("TENSORWIRE_SECRET_FILE");
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (to, from) = (process.stdin.take().unwrap(), BufReader::new(process.stdout.take().unwrap()));
         let (found, lines) = mpsc::unbounded_channel();
@@ -84,9 +91,12 @@ impl Other {
         step("a line of the child", self.lines.recv()).await.expect("the child has ended")
     }
 
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_raw(self.process.id().cast_signed()).unwrap()
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.process.id().cast_signed()).unwrap();
-        kill_process(pid, signal).unwrap();
+        kill_process(self.pid(), signal).unwrap();
     }
 
     /// Kills it, and waits until it is gone.
@@ -121,13 +131,16 @@ pub(crate) fn parents_lines() -> mpsc::UnboundedReceiver<String> {
 
 /// A worker of these tests.
 pub(crate) fn builder(name: &str, kind: FabricKind) -> WorkerBuilder {
-    Worker::builder(name).require(kind).timeout(STEP)
+    // A child and its parent have a device each.
+    let end = if role().is_some() { End::Right } else { End::Left };
+    over_at(Worker::builder(name), kind, end).timeout(patient(STEP))
 }
 
 pub(crate) fn kind(name: &str) -> FabricKind {
     match name {
         "shm" => FabricKind::Shm,
         "tcp" => FabricKind::Tcp,
+        "verbs" => FabricKind::Verbs,
         "grpc" => FabricKind::Grpc,
         other => panic!("no fabric of these tests: {other}"),
     }

@@ -8,6 +8,8 @@ mod hostile;
 mod limits;
 mod liveness;
 mod load;
+#[path = "../rdma/mod.rs"]
+mod rdma;
 mod restart;
 mod rogue;
 mod stop;

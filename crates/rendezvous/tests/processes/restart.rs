@@ -108,3 +108,9 @@ fn d_restart_after_sigkill_keeps_keys_working_over_shm() {
 fn d_restart_after_sigkill_keeps_keys_working_over_tcp() {
     killed_and_started_again("restart::d_restart_after_sigkill_keeps_keys_working_over_tcp", "tcp");
 }
+
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+fn d_restart_after_sigkill_keeps_keys_working_over_verbs() {
+    killed_and_started_again("restart::d_restart_after_sigkill_keeps_keys_working_over_verbs", "verbs");
+}

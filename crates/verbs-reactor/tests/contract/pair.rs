@@ -186,7 +186,13 @@ impl Pair {
 
     /// One more connection between the same two domains: (left's end, right's end).
     pub async fn connect_again(&self) -> (QueuePair, QueuePair) {
-        connect(self.setup, &self.runtime, &self.left.domain, &self.right.domain, DEPTHS).await
+        self.connect_with(DEPTHS).await
+    }
+
+    /// As [`connect_again`](Self::connect_again), with these depths.
+    #[allow(dead_code)] // not every test binary needs it
+    pub async fn connect_with(&self, depths: QueuePairConfig) -> (QueuePair, QueuePair) {
+        connect(self.setup, &self.runtime, &self.left.domain, &self.right.domain, depths).await
     }
 
     /// Right lends `length` bytes, and left knows of it.

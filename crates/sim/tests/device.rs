@@ -1,0 +1,180 @@
+//! A device fails under load, and comes back: workers go on over their next fabric, or say why not.
+//!
+//! `SIM_SEEDS=2000` runs as many seeds, `SIM_SEED=7` runs one.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::{sync::Arc, time::Duration};
+
+use futures::future::join;
+use protocol::DataType;
+use rendezvous::{Peer, Tensor, Worker, WorkerError};
+use sim::{Fault, Handle, Node, Rng, Summary, World};
+use verbs_reactor::{Fabric, FabricKind, Runtime};
+
+/// Seeds that run unless `SIM_SEEDS` says otherwise.
+const SEEDS: u64 = 200;
+
+/// Values of the stream, and fetches beside it.
+const VALUES: u64 = 12;
+
+const SENDER: &str = "/job:ps/replica:0/task:0";
+const RECEIVER: &str = "/job:worker/replica:0/task:0";
+
+/// Two workers, and what happened to them.
+struct Story {
+    handle: Handle,
+    sender: Worker,
+    receiver: Worker,
+    peer: Peer,
+    nodes: [Node; 2],
+    rng: Rng,
+}
+
+async fn worker(node: &Node, name: &str, kinds: &[FabricKind]) -> Worker {
+    let fabrics = kinds.iter().map(|kind| node.fabric_as(*kind) as Arc<dyn Fabric>);
+    let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
+    let builder = builder.local_fabrics(fabrics.collect()).dangerous_control_plane(node.control_plane());
+    let builder = builder.source_bytes(16 << 20).receive_bytes(16 << 20).block_bytes(64 << 10);
+    builder.depth(8).ring_bytes(8 << 10).start().await.unwrap()
+}
+
+impl Story {
+    async fn begin(handle: Handle, kinds: &[FabricKind]) -> Self {
+        let nodes = [handle.start_node("sender:1").unwrap(), handle.start_node("receiver:1").unwrap()];
+        let sender = worker(&nodes[0], SENDER, kinds).await;
+        let receiver = worker(&nodes[1], RECEIVER, kinds).await;
+        let peer = receiver.peer_at("sender:1").await.unwrap();
+        let rng = Rng::new(handle.seed()).fork(91);
+        let story = Self { handle, sender, receiver, peer, nodes, rng };
+        story.sender.publish("weights", story.tensor(1, 9000)).unwrap();
+        story.fetch().await.unwrap();
+        assert_eq!(story.uses(), FabricKind::Verbs, "the first fabric is used while it can be");
+        story
+    }
+
+    fn tensor(&self, transfer: u64, length: usize) -> Tensor {
+        let mut buffer = self.sender.pool().try_alloc(length).unwrap();
+        self.handle.pattern().fill(transfer, &mut buffer);
+        Tensor::new(buffer, DataType::U8, &[length as u64]).unwrap()
+    }
+
+    async fn fetch(&self) -> Result<(), WorkerError> {
+        let fetched = self.receiver.fetch(&self.peer, "weights").await?;
+        self.handle.verify(1, fetched.bytes());
+        Ok(())
+    }
+
+    /// Over what the two move tensors now.
+    fn uses(&self) -> FabricKind {
+        let peers = self.receiver.peers();
+        peers.iter().find(|info| info.name == SENDER).unwrap().transport.unwrap()
+    }
+
+    /// Values of a step, sent and received; each comes right, or the step is over with a reason.
+    async fn stream(&self, step: u32) -> Result<(), WorkerError> {
+        let key = |value| self.receiver.key(SENDER_CPU, RECEIVER_CPU, &format!("value{value}")).unwrap();
+        for value in 0..VALUES {
+            let tensor = self.tensor(u64::from(step) * 1000 + value, 3000);
+            self.sender.step(step.into()).send(&key(value), tensor).unwrap();
+        }
+        for value in 0..VALUES {
+            let received = self.receiver.step(step.into()).recv(&key(value)).await?;
+            self.handle.verify(u64::from(step) * 1000 + value, received.bytes());
+        }
+        Ok(())
+    }
+
+    /// The device of one of the two fails now.
+    fn lose(&mut self) -> Fault {
+        let node = self.rng.pick([0, 1]);
+        self.handle.inject(Fault::LoseDevice(self.nodes[node].id(), FabricKind::Verbs));
+        Fault::RestoreDevice(self.nodes[node].id(), FabricKind::Verbs)
+    }
+
+    /// Long enough for everyone to have seen what happened.
+    async fn settle(&self) {
+        let swarm = self.handle.swarm();
+        let seen = swarm.detection_max * 2 + swarm.control_latency_max * 4 + Duration::from_millis(50);
+        self.handle.runtime().sleep(seen).await;
+    }
+
+    async fn end(self) {
+        join(self.receiver.shutdown(), self.sender.shutdown()).await;
+        self.handle.runtime().sleep(Duration::from_secs(2)).await;
+        let memory = self.receiver.receive_memory();
+        assert_eq!((memory.used_bytes, memory.leaked_bytes), (0, 0));
+    }
+}
+
+const SENDER_CPU: &str = "/job:ps/replica:0/task:0/device:CPU:0";
+const RECEIVER_CPU: &str = "/job:worker/replica:0/task:0/device:CPU:0";
+
+/// Whether the step was in flight when the device failed. Gives that.
+async fn with_another_fabric(handle: Handle) -> bool {
+    let mut story = Story::begin(handle, &[FabricKind::Verbs, FabricKind::Tcp]).await;
+    let moment = story.rng.duration(Duration::from_millis(2));
+    let runtime = story.handle.runtime();
+    let node = story.rng.pick([0, 1]);
+    let lost = Fault::LoseDevice(story.nodes[node].id(), FabricKind::Verbs);
+    let fail = async {
+        runtime.sleep(moment).await;
+        story.handle.inject(lost);
+    };
+    let (streamed, ()) = join(story.stream(1), fail).await;
+    if let Err(error) = &streamed {
+        assert!(matches!(error, WorkerError::PeerLost { .. } | WorkerError::Aborted { .. }), "{error}");
+    }
+    story.settle().await;
+    // The next requests use the next fabric.
+    story.fetch().await.unwrap();
+    story.stream(2).await.unwrap();
+    assert_eq!(story.uses(), FabricKind::Tcp);
+    story.end().await;
+    streamed.is_err()
+}
+
+async fn with_no_other(handle: Handle) {
+    let mut story = Story::begin(handle, &[FabricKind::Verbs]).await;
+    let restore = story.lose();
+    story.settle().await;
+    let refused = story.fetch().await.unwrap_err();
+    let WorkerError::NoFabric { tried, .. } = &refused else { panic!("{refused}") };
+    assert!(tried.contains("verbs") && tried.contains("looking for a device"), "{tried}");
+    story.handle.inject(restore);
+    story.fetch().await.unwrap();
+    story.stream(3).await.unwrap();
+    assert_eq!(story.uses(), FabricKind::Verbs);
+    story.end().await;
+}
+
+fn run_seed(seed: u64) -> (bool, [Summary; 2]) {
+    let world = World::new(seed);
+    world.replayed_by("device");
+    let broken = world.run(with_another_fabric(world.handle())).unwrap();
+    let first = world.finish().unwrap();
+    let world = World::new(seed);
+    world.replayed_by("device");
+    world.run(with_no_other(world.handle())).unwrap();
+    (broken, [first, world.finish().unwrap()])
+}
+
+#[test]
+fn d_device_fatal() {
+    let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    if let Some(seed) = number("SIM_SEED") {
+        eprintln!("{:?}", run_seed(seed));
+        return;
+    }
+    let seeds = number("SIM_SEEDS").unwrap_or(SEEDS);
+    let broken = (0..seeds).filter(|seed| run_seed(*seed).0).count() as u64;
+    assert!(broken > seeds / 20, "only {broken} steps were under way when the device failed");
+    eprintln!("{seeds} seeds, {broken} broken steps");
+}
+
+#[test]
+fn one_seed_gives_one_history() {
+    for seed in [1, 2] {
+        assert_eq!(run_seed(seed), run_seed(seed));
+    }
+}
