@@ -30,6 +30,7 @@ use super::{
     send::{Phase, SendSide},
     send_queue::{Ended, Outcome},
     submissions::Submissions,
+    sys,
     tag::Tag,
 };
 
@@ -273,7 +274,7 @@ impl VerbsLink {
 
     /// A failed request: the queue pair is in its error state, or goes there.
     fn failed(&self, tag: Tag, status: Status, vendor: u32, ended: &[Ended]) {
-        let cause = cause(tag, status, vendor, self.receive_depth);
+        let cause = cause(tag, status, vendor, self.receive_depth).map(|cause| self.domain.explain(cause));
         if let Some(cause) = &cause {
             self.fail(cause);
         } else if self.core.failure().is_none() {
@@ -489,8 +490,12 @@ fn cause(tag: Tag, status: Status, vendor: u32, depth: u32) -> Option<FabricErro
         (_, Status::RemoteRefused(_)) => {
             FabricError::RemoteRefused { kind, reason: PeerViolation::Malformed }
         }
+        // Soft-RoCE says this when its port is going down, before it says that.
+        (_, Status::Local(sys::IBV_WC_LOC_QP_OP_ERR) | Status::Other(_)) => lost(
+            LossCause::DeviceLost,
+            &format!("it cannot carry out a request now ({status:?}, vendor code {vendor})"),
+        ),
         (_, Status::Local(_)) => device("this side's memory or request was refused"),
-        (_, Status::Other(_)) => device("the device gave up"),
     })
 }
 
@@ -526,6 +531,8 @@ mod tests {
         ));
         let error = cause(write, Status::ReceiverNotReady, 0, 8);
         assert!(matches!(error, Some(FabricError::ReceiverNotReady { depth: 8, .. })));
+        let error = cause(write, Status::Other(21), 0, 8);
+        assert!(matches!(error, Some(FabricError::PeerLost { cause: LossCause::DeviceLost, .. })));
         let error = cause(write, Status::Local(4), 0, 8);
         assert!(matches!(error, Some(FabricError::Device { .. })));
     }
