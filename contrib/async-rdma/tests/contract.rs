@@ -35,5 +35,8 @@ fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
     let ends = rdma_devices::ends();
     let is_left = MADE.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
     let device = if is_left { ends.left } else { ends.right };
-    Arc::new(AsyncRdmaFabric::new(runtime, Settings { device, mtu: PathMtu::Bytes4096, ..Settings::default() }))
+    Arc::new(AsyncRdmaFabric::new(
+        runtime,
+        Settings { device, mtu: PathMtu::Bytes4096, ..Settings::default() },
+    ))
 }

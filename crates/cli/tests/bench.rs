@@ -92,7 +92,8 @@ every_op! {
 fn measures_rdma(op: &str, sizes: &str) {
     let ends = rdma_devices::ends();
     for wait in WAITS {
-        let mut arguments = vec!["bench", "--fabric", "verbs", "--op", op, "--size", sizes, "--wait", wait, "--json"];
+        let mut arguments =
+            vec!["bench", "--fabric", "verbs", "--op", op, "--size", sizes, "--wait", wait, "--json"];
         arguments.extend(["--rounds", "1", "--ops", "64"]);
         if let (Some(left), Some(right)) = (&ends.left, &ends.right) {
             arguments.extend(["--device", left, "--peer-device", right]);
@@ -101,7 +102,10 @@ fn measures_rdma(op: &str, sizes: &str) {
         assert_eq!(lines.lines().count(), sizes.split(',').count(), "{lines}");
         for line in lines.lines() {
             let line: serde_json::Value = serde_json::from_str(line).unwrap();
-            assert_eq!((&line["fabric"], &line["op"], &line["wait"]), (&"verbs".into(), &op.into(), &wait.into()));
+            assert_eq!(
+                (&line["fabric"], &line["op"], &line["wait"]),
+                (&"verbs".into(), &op.into(), &wait.into())
+            );
             for field in ["median_ns", "limit_median_ns", "ratio", "ratio_low", "ratio_high"] {
                 assert!(line[field].as_f64() > Some(0.0), "{field}: {line}");
             }
@@ -130,7 +134,17 @@ needs_a_device! {
 
 #[test]
 fn device_that_is_not_there_is_refused() {
-    let output = fail(&["bench", "--fabric", "verbs", "--op", "pingpong", "--size", "8", "--device", "no_such_device"]);
+    let output = fail(&[
+        "bench",
+        "--fabric",
+        "verbs",
+        "--op",
+        "pingpong",
+        "--size",
+        "8",
+        "--device",
+        "no_such_device",
+    ]);
     assert!(output.contains("tensorwire: ") && output.contains("RDMA"), "{output}");
 }
 
@@ -143,8 +157,10 @@ fn peers_device_alone_is_refused() {
 
 #[test]
 fn operations_of_a_round_can_be_given() {
-    let arguments = ["bench", "--fabric", "tcp", "--op", "pingpong", "--size", "8", "--rounds", "1", "--ops", "100"];
-    let line: serde_json::Value = serde_json::from_str(&succeed(&[&arguments[..], &["--json"]].concat())).unwrap();
+    let arguments =
+        ["bench", "--fabric", "tcp", "--op", "pingpong", "--size", "8", "--rounds", "1", "--ops", "100"];
+    let line: serde_json::Value =
+        serde_json::from_str(&succeed(&[&arguments[..], &["--json"]].concat())).unwrap();
     assert!(line["ratio_low"].as_f64() > Some(0.0) && line["ratio_high"] == line["ratio_low"], "{line}");
     assert!(line.get("device_calls").is_none(), "{line}");
 }

@@ -18,7 +18,7 @@ use crate::{
     Peer, WorkerError,
     announce::{Announcer, record, region},
     control::{ControlError, ControlSession, handshake},
-    data::DataConnection,
+    data::{DataConnection, REASON},
     error::Lost,
     fabric_channel::{FabricChannel, ReceiveAllocator},
     import::Import,
@@ -256,6 +256,9 @@ impl Node {
             session.forget(number);
             ring.end();
         }
+        if let Err(error) = &opened {
+            self.disown(session, number, error).await;
+        }
         opened
     }
 
@@ -284,11 +287,20 @@ impl Node {
             Err(error) => {
                 tracing::warn!(peer = session.peer.worker, %error, "a data connection could not be set up");
                 session.forget(number);
+                self.disown(&session, number, &error).await;
             }
         }
         if let Some(replaced) = replaced {
             replaced.close(&Lost::gone("the peer lost its end, and connected again")).await;
         }
+    }
+
+    /// Tells the peer that this end could not set the connection up: the peer's end may stand already, and wait.
+    async fn disown(&self, session: &Session, number: u32, why: &WorkerError) {
+        let status = Status::new(Code::Unavailable, why.to_string());
+        let frame = ControlFrame::Disconnected { connection: number, status };
+        // Without a session there is no connection either, and a peer that reads nothing holds nobody up.
+        let _ = timeout(&*self.runtime, REASON, session.send(frame)).await;
     }
 
     fn begin_accepting(&self, peer: &str, offer: &Connect) -> Result<(Peer, Considered<'_>), Status> {

@@ -32,7 +32,7 @@ use crate::{
 
 /// How long the reason of a peer that closed its end may take. A peer that gives none, because it has no memory for a
 /// message, holds up what is under way for as long; the next transfer connects again at once.
-const REASON: Duration = Duration::from_millis(500);
+pub(crate) const REASON: Duration = Duration::from_millis(500);
 
 /// A connection that tensors move over.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use verbs_reactor::timeout;
 
 use crate::{
     control::{ControlError, FrameReceiver},
-    data::unless,
+    data::{REASON, unless},
     error::{Lost, PeerLoss},
     node::Node,
     published::Edition,
@@ -58,7 +58,7 @@ impl Node {
         };
         tracing::debug!(peer = session.peer.worker, why = lost.detail, "session over");
         if lost.loss == PeerLoss::Goodbye {
-            self.take_in(&session.up_connections(), &lost).await;
+            self.take_in(&session.up_connections(), &lost, FAREWELL).await;
         }
         let connections = session.fail(&lost);
         self.say_goodbye(&session, &lost).await;
@@ -78,18 +78,18 @@ impl Node {
         }
         let node = self.clone();
         let following = async move {
-            node.take_in(slice::from_ref(&connection), &lost).await;
+            node.take_in(slice::from_ref(&connection), &lost, REASON).await;
             connection.close(&lost).await;
         };
         self.control_runtime.spawn("follow the peer's end", Box::pin(following));
     }
 
     /// What the peer sent over its data connections before it left is still on its way: it closes them, and until that
-    /// has come they go on.
-    async fn take_in(&self, connections: &[Route], lost: &Lost) {
+    /// has come they go on, for `limit` at most.
+    async fn take_in(&self, connections: &[Route], lost: &Lost, limit: Duration) {
         connections.iter().for_each(|connection| connection.expect_end(lost));
         let ends = join_all(connections.iter().map(|connection| connection.until_end()));
-        let _ = timeout(&*self.control_runtime, FAREWELL, ends).await;
+        let _ = timeout(&*self.control_runtime, limit, ends).await;
     }
 
     async fn act_on_frames(

@@ -9,7 +9,7 @@ use std::{future::Future, io::Write, net::TcpListener, time::Duration};
 
 use protocol::DataType;
 use rendezvous::{ClusterSpec, Tensor, Worker, WorkerError};
-use verbs_reactor::FabricKind;
+use verbs_reactor::{FabricKind, verbs::VerbsSettings};
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENT: &str = "/job:worker/replica:0/task:0";
@@ -150,5 +150,49 @@ fn bad_input_09_verbs_required_without_a_device() {
         let error = Worker::builder(CLIENT).require(FabricKind::Verbs).start().await.unwrap_err();
         assert!(matches!(error, WorkerError::Config { .. }), "{error}");
         assert_says(&error, &["require", "`verbs`", "device"]);
+    });
+}
+
+/// Variables of a process are its own: the cases run in a child.
+const RDMA_CHILD: &str = "TENSORWIRE_TEST_BAD_RDMA";
+
+/// What starting a worker in a process with these variables prints.
+fn started_with(variables: &[(&str, &str)]) -> String {
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "bad_input_rdma_settings", "--nocapture"]).env(RDMA_CHILD, "1");
+    let output = child.envs(variables.iter().copied()).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn bad_input_rdma_settings() {
+    let builder = || Worker::builder(CLIENT).fabrics([FabricKind::Verbs, FabricKind::Tcp]);
+    if std::env::var_os(RDMA_CHILD).is_some() {
+        return bounded(async {
+            match builder().start().await {
+                Ok(worker) => {
+                    println!("started");
+                    worker.shutdown().await;
+                }
+                Err(error) => println!("refused: {error}"),
+            }
+        });
+    }
+    assert!(started_with(&[]).contains("started"));
+    let wrong = started_with(&[("RDMA_QP_MTU", "9000")]);
+    assert_says(&wrong, &["refused", "RDMA_QP_MTU", "9000", "2048 or 4096"]);
+    let torn = started_with(&[("RDMA_SL", "1"), ("RDMA_QP_SL", "2")]);
+    assert_says(&torn, &["refused", "RDMA_SL", "RDMA_QP_SL", "TENSORWIRE_RDMA_SERVICE_LEVEL"]);
+    let settled = [("RDMA_SL", "1"), ("RDMA_QP_SL", "2"), ("TENSORWIRE_RDMA_SERVICE_LEVEL", "0")];
+    assert!(started_with(&settled).contains("started"));
+    // In code it goes the same way.
+    bounded(async {
+        let settings = VerbsSettings { timeout: Some(0), ..VerbsSettings::default() };
+        let error = builder().verbs(settings.clone()).start().await.unwrap_err();
+        assert!(matches!(error, WorkerError::Config { field: "timeout", .. }), "{error}");
+        assert_says(&error, &["timeout", "0", "1 to 31"]);
+        // Not where RDMA is not wanted.
+        let tcp = Worker::builder(CLIENT).fabrics([FabricKind::Tcp]).verbs(settings);
+        tcp.start().await.unwrap().shutdown().await;
     });
 }

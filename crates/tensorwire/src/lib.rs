@@ -38,7 +38,10 @@ pub use rendezvous::{
     Published, Receive, ReceiveIntoError, RecvArgs, SendArgs, Sharing, SimpleRendezvous, Step, TF_CONFIG,
     Tensor, TfConfig, TransferName, Validation, Version, Worker, WorkerBuilder, WorkerError, control,
 };
-pub use verbs_reactor::{FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait};
+pub use verbs_reactor::{
+    FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait,
+    verbs::{Mtu, SettingError, VerbsSettings},
+};
 
 /// The programs in the book, compiled with the documentation's tests.
 #[cfg(doctest)]

@@ -89,8 +89,9 @@ impl QueuePair {
         self.shared.core.failure()
     }
 
-    /// Writes `local` to `remote` without telling the peer. Posted at once, in the order of calls, when there is
-    /// room in the send queue and nobody waits for it. Else the operation waits from its first poll on, and room
+    /// Writes `local` to `remote` without telling the peer. Posted in the order of calls, when there is room in the send
+    /// queue and nobody waits for it: at once, or, where posting several together costs less, no later than when one
+    /// under way ends or somebody awaits this queue pair. Else the operation waits from its first poll on, and room
     /// is given in the order in which operations began to wait: one that waits and is polled no more holds up
     /// those behind it until it is dropped.
     ///

@@ -171,3 +171,61 @@ impl BlockVisitor for Regions {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use verbs_reactor::{
+        BoxFuture, TokioRuntime,
+        tcp::{TcpConfig, TcpFabric},
+    };
+
+    use super::*;
+
+    #[test]
+    fn damaged_bytes_and_other_arrivals_are_no_proof() {
+        let pool = Pool::new(PoolConfig { block_bytes: BYTES, ..PoolConfig::new("test") }).unwrap();
+        let mut buffer = pool.try_alloc(BYTES).unwrap();
+        buffer.iter_mut().zip(content()).for_each(|(byte, value)| *byte = value);
+        buffer[70_000] ^= 1;
+        let lent = buffer.grant();
+        let arrival = |immediate| Arrival::Immediate { immediate, length: BYTES as u64 };
+        let damaged = check(&arrival(MARK), &lent).unwrap_err().to_string();
+        assert_eq!(damaged, "1 of 1048576 bytes arrived damaged");
+        let other = check(&arrival(Immediate(7)), &lent).unwrap_err();
+        assert!(matches!(other, ProofError::WrongArrival(_)), "{other}");
+        let mut buffer = lent.end(GrantEnd::Content).unwrap();
+        buffer[70_000] ^= 1;
+        check(&arrival(MARK), &buffer.grant()).unwrap();
+    }
+
+    /// Time that runs out at once.
+    #[derive(Debug)]
+    struct Hasty(TokioRuntime);
+
+    impl Runtime for Hasty {
+        fn spawn(&self, name: &'static str, task: BoxFuture<'static, ()>) {
+            self.0.spawn(name, task);
+        }
+
+        fn sleep(&self, _duration: Duration) -> BoxFuture<'static, ()> {
+            Box::pin(std::future::ready(()))
+        }
+
+        fn now(&self) -> Duration {
+            self.0.now()
+        }
+
+        fn random(&self) -> u64 {
+            self.0.random()
+        }
+    }
+
+    #[tokio::test]
+    async fn write_that_takes_too_long_is_given_up() {
+        let runtime = TokioRuntime::current().unwrap();
+        let fabric = TcpFabric::new(Arc::new(runtime.clone()), TcpConfig::default());
+        let late = prove(&fabric, &Hasty(runtime.clone())).await.unwrap_err();
+        assert!(matches!(late, ProofError::TimedOut), "{late}");
+        prove(&fabric, &runtime).await.unwrap();
+    }
+}

@@ -125,15 +125,16 @@ fn d_port_down_under_load_goes_on_over_tcp() {
     }
     let log = Log::begin();
     bounded(LIMIT, |runtime| async move {
+        let others = open_devices();
         let mut traffic = Traffic::start_on(Fabrics::VerbsThenTcp, TEST, runtime.clone()).await;
-        assert!(open_devices() > 0);
+        assert!(open_devices() > others);
         let (here, down) = traffic.in_mid_transfer(LinkDown::begin()).await;
         is_cut_short(here);
         let there = traffic.child.hear().await;
         assert!(there.starts_with("PeerLost") && there.contains("of step 7"), "{there}");
         traffic.worker.cleanup(LONG.step);
         let closed = async {
-            while open_devices() > 0 {
+            while open_devices() > others {
                 runtime.sleep(Duration::from_millis(1)).await;
             }
         };

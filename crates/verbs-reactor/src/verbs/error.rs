@@ -126,6 +126,10 @@ impl fmt::Display for Hint<'_> {
                     MemoryLock::now()
                 )
             }
+            // libibverbs looks for the file elsewhere when it may not use it, and then tells of that.
+            ("ibv_open_device", Some(libc::ENOENT)) => {
+                f.write_str(": check that /dev/infiniband/uverbs* are there, and the rights on them")
+            }
             (_, Some(libc::EACCES | libc::EPERM)) => {
                 f.write_str(": check the rights on /dev/infiniband/uverbs*")
             }
@@ -199,6 +203,15 @@ mod tests {
     fn a_refused_registration_names_the_limit_to_raise() {
         let error = zero(libc::ENOMEM, "ibv_reg_mr", "mlx5_0").unwrap_err().to_string();
         assert!(error.contains("mlx5_0") && error.contains("locked memory"), "{error}");
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_opened_names_its_file() {
+        for errno in [libc::ENOENT, libc::EACCES] {
+            let source = io::Error::from_raw_os_error(errno);
+            let error = refused(source, "ibv_open_device", "mlx5_0").to_string();
+            assert!(error.contains("rights on") && error.contains("/dev/infiniband/uverbs*"), "{error}");
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::{
 use crate::{Capabilities, Domain, Fabric, FabricError, FabricKind, Runtime, Wait, wait::Spinner};
 
 use super::{
-    Counters, GidEntry, GidKind, LinkLayer, Mtu, Port, VerbsCounts, VerbsError, VerbsSettings,
+    Counters, DeviceEvent, GidEntry, GidKind, LinkLayer, Mtu, Port, VerbsCounts, VerbsError, VerbsSettings,
     domain::VerbsDomain,
     error::fabric_error,
     opened::{Child, Opened, piece_bytes},
@@ -43,7 +43,7 @@ pub(super) struct Shared {
     pub(super) counters: Arc<Counters>,
     pub(super) device: String,
     /// As they were when the device was opened first.
-    port: Port,
+    pub(super) port: Port,
     source: GidEntry,
     mtu: Mtu,
     /// It can read, and be read from.
@@ -157,6 +157,16 @@ impl Shared {
             State::Open(opened) => opened.lost(),
             State::Lost(lost, _) => Some(lost.clone()),
         }
+    }
+
+    /// Asks the device whether its port is still active and has its address, and gives it up if not. Gives why it is lost.
+    pub(super) fn ask(&self) -> Option<VerbsError> {
+        let opened = match &*self.lock() {
+            State::Open(opened) => opened.clone(),
+            State::Lost(lost, _) => return Some(lost.clone()),
+        };
+        let event = opened.look_again(DeviceEvent::AddressChange { port: opened.port.number });
+        opened.lost().or_else(|| Some(opened.lose(event?)))
     }
 
     /// The same port; its address may be another.

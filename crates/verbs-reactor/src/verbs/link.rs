@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll},
@@ -23,12 +23,14 @@ use super::{
     error::fabric_error,
     message::Message,
     opened::Child,
-    pending::{Pending, RequestLimits},
+    pending::RequestLimits,
     queue_pair::RawQueuePair,
     ranges::{Aim, Ranges},
     registrations::Registrations,
     send::{Phase, SendSide},
     send_queue::{Ended, Outcome},
+    submissions::Submissions,
+    sys,
     tag::Tag,
 };
 
@@ -45,9 +47,10 @@ pub(super) struct VerbsLink {
     receive_depth: u32,
     /// Held while completions are taken and handed on, so that they are handed on in order.
     polling: Mutex<Inbound>,
-    send: Mutex<SendSide>,
-    /// Held for moments only, while a call to the device may hold `send`.
-    submitted: Mutex<Submitted>,
+    /// Operations go there with the next call to the device: at once if nothing is outstanding or as many wait as one
+    /// call takes, else when whoever submitted them begins to wait or something comes back. So what one task submits in
+    /// one go, or while another thread is inside a call, is one call.
+    send: Submissions<SendSide>,
     limits: RequestLimits,
     established: AtomicBool,
     /// The phase is not [`Phase::Open`] any more.
@@ -70,16 +73,6 @@ struct Inbound {
     earlier_bytes: u64,
     /// What the latest batch ended on the send queue, in order. Reused.
     ended: Vec<Ended>,
-}
-
-/// Operations on their way to the send queue. They go there with the next call to the device: at once if nothing is
-/// outstanding or as many wait as one call takes, else when whoever submitted them begins to wait or something comes
-/// back. So what one task submits in one go, or while another thread is inside a call, is one call.
-#[derive(Debug)]
-struct Submitted {
-    /// The connection takes work.
-    is_open: bool,
-    ranges: Vec<Pending>,
 }
 
 /// What a batch of completions asks for besides handing its parts on.
@@ -106,8 +99,7 @@ impl VerbsLink {
             domain,
             receive_depth: peer.receive_depth,
             polling: Mutex::new(inbound),
-            send: Mutex::new(send),
-            submitted: Mutex::new(Submitted { is_open: true, ranges: Vec::new() }),
+            send: Submissions::new(send),
             limits,
             established: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
@@ -193,6 +185,8 @@ impl VerbsLink {
         if let Some(error) = &tally.trouble {
             self.fail(&fabric_error(error));
         }
+        // Only now: if that fails, what arrived before has been handed on.
+        self.post_submitted(true);
         self.finish_if_idle();
         true
     }
@@ -200,7 +194,7 @@ impl VerbsLink {
     /// Keeps the queues full: counts what came back, posts receives anew before anyone sees what took the old
     /// ones, and posts what waited for room.
     fn settle(&self, batch: &Batch, ended: &mut Vec<Ended>) -> Tally {
-        self.with_send(|send| {
+        self.send.with(|send| {
             let mut tally = Tally::default();
             let mut consumed = 0;
             for (completion, end) in batch.iter().zip(&mut tally.ends) {
@@ -210,7 +204,7 @@ impl VerbsLink {
                 }
                 *end = ended.len();
             }
-            let posted = send.replace_receives(consumed).and_then(|()| self.pump(send));
+            let posted = send.replace_receives(consumed).and_then(|()| self.send.collect(send));
             tally.trouble = posted.err();
             tally
         })
@@ -280,7 +274,7 @@ impl VerbsLink {
 
     /// A failed request: the queue pair is in its error state, or goes there.
     fn failed(&self, tag: Tag, status: Status, vendor: u32, ended: &[Ended]) {
-        let cause = cause(tag, status, vendor, self.receive_depth);
+        let cause = cause(tag, status, vendor, self.receive_depth).map(|cause| self.domain.explain(cause));
         if let Some(cause) = &cause {
             self.fail(cause);
         } else if self.core.failure().is_none() {
@@ -311,10 +305,10 @@ impl VerbsLink {
             if send.phase != Phase::Open {
                 return true;
             }
-            let pumped = self.pump(send);
+            let posted = self.send.collect(send);
             send.phase = Phase::Leaving;
             self.stop_taking();
-            let says = pumped.is_ok() && self.established.load(Ordering::Acquire);
+            let says = posted.is_ok() && self.established.load(Ordering::Acquire);
             says && send.signal(farewell).is_ok()
         });
         if is_said {
@@ -347,7 +341,7 @@ impl VerbsLink {
     /// No work is taken any more. What is on its way to the send queue ends when everything does.
     fn stop_taking(&self) {
         self.is_ending.store(true, Ordering::Relaxed);
-        self.lock_submitted().is_open = false;
+        self.send.close();
     }
 
     /// When everything is back, destroys the queue pair: nothing of the peer can touch memory after that.
@@ -367,7 +361,7 @@ impl VerbsLink {
             }
             send.phase = Phase::Drained;
             self.stop_taking();
-            let submitted = std::mem::take(&mut self.lock_submitted().ranges);
+            let submitted = self.send.take_rest();
             let submitted = submitted.iter().filter(|range| range.is_last).map(|range| range.key);
             let unfinished: Vec<SlotKey> = send.take_unfinished().into_iter().chain(submitted).collect();
             Some((send.queue_pair.take(), unfinished))
@@ -387,49 +381,23 @@ impl VerbsLink {
         self.with_send(|send| send.phase == Phase::Drained)
     }
 
-    /// Posts what was submitted, if it is time for that or `at_once`. Who holds the lock meanwhile posts it afterwards.
-    fn post_submitted(&self, mut at_once: bool) {
-        while !self.lock_submitted().ranges.is_empty() {
-            let mut send = match self.send.try_lock() {
-                Ok(send) => send,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return,
-            };
-            if send.phase != Phase::Open || (!at_once && send.has_sends_outstanding()) {
-                return;
-            }
-            let result = self.pump(&mut send);
-            drop(send);
-            if let Err(error) = result {
-                return self.fail(&fabric_error(&error));
-            }
-            // Others may have come while we held the lock.
-            at_once = true;
+    /// Posts what was submitted, if it is time for that or `at_once`. Who acts on the send side meanwhile posts it
+    /// afterwards.
+    fn post_submitted(&self, at_once: bool) {
+        if let Err(error) = self.send.hand_over(at_once) {
+            self.fail(&fabric_error(&error));
         }
-    }
-
-    /// Posts what was submitted, and what there is room for now.
-    fn pump(&self, send: &mut SendSide) -> Result<(), VerbsError> {
-        if send.phase != Phase::Open {
-            return Ok(());
-        }
-        send.take(self.lock_submitted().ranges.drain(..));
-        send.pump()
     }
 
     /// Acts on the send side, and posts what others submitted meanwhile.
     fn with_send<T>(&self, act: impl FnOnce(&mut SendSide) -> T) -> T {
-        let acted = act(&mut self.send.lock().unwrap_or_else(PoisonError::into_inner));
+        let acted = self.send.with(act);
         self.post_submitted(true);
         acted
     }
 
     fn lock_polling(&self) -> MutexGuard<'_, Inbound> {
         self.polling.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_submitted(&self) -> MutexGuard<'_, Submitted> {
-        self.submitted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -467,17 +435,11 @@ impl Link for VerbsLink {
                 return;
             }
         };
-        let mut submitted = self.lock_submitted();
-        if !submitted.is_open {
-            drop(submitted);
-            let failure = self.core.failure().unwrap_or(FabricError::Closed);
-            self.core.complete(key, 0, Err(failure));
+        let Some(waiting) = self.send.submit(ranges.into_iter()) else {
+            self.core.complete(key, 0, Err(self.failure()));
             return;
-        }
-        submitted.ranges.extend(ranges.into_iter());
-        let is_batch = submitted.ranges.len() >= BATCH;
-        drop(submitted);
-        self.post_submitted(is_batch);
+        };
+        self.post_submitted(waiting >= BATCH);
     }
 
     fn drive(&self) {
@@ -528,8 +490,12 @@ fn cause(tag: Tag, status: Status, vendor: u32, depth: u32) -> Option<FabricErro
         (_, Status::RemoteRefused(_)) => {
             FabricError::RemoteRefused { kind, reason: PeerViolation::Malformed }
         }
+        // Soft-RoCE says this when its port is going down, before it says that.
+        (_, Status::Local(sys::IBV_WC_LOC_QP_OP_ERR) | Status::Other(_)) => lost(
+            LossCause::DeviceLost,
+            &format!("it cannot carry out a request now ({status:?}, vendor code {vendor})"),
+        ),
         (_, Status::Local(_)) => device("this side's memory or request was refused"),
-        (_, Status::Other(_)) => device("the device gave up"),
     })
 }
 
@@ -565,6 +531,8 @@ mod tests {
         ));
         let error = cause(write, Status::ReceiverNotReady, 0, 8);
         assert!(matches!(error, Some(FabricError::ReceiverNotReady { depth: 8, .. })));
+        let error = cause(write, Status::Other(21), 0, 8);
+        assert!(matches!(error, Some(FabricError::PeerLost { cause: LossCause::DeviceLost, .. })));
         let error = cause(write, Status::Local(4), 0, 8);
         assert!(matches!(error, Some(FabricError::Device { .. })));
     }

@@ -38,6 +38,7 @@ mod selection;
 mod send;
 mod send_queue;
 mod settings;
+mod submissions;
 mod sys;
 mod tag;
 mod watch;

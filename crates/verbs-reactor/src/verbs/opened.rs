@@ -145,6 +145,7 @@ impl Opened {
                 }
             }
         };
+        tracing::error!(%error, "an RDMA device is given up");
         let failure = loss(&error);
         // Queue pairs come after the registrations that they use, and go before them.
         for child in children.iter().rev().filter_map(Weak::upgrade) {
@@ -166,7 +167,7 @@ impl Opened {
     /// Whether port and address are still what they were: else the event that tells why not.
     pub(super) fn look_again(&self, event: DeviceEvent) -> Option<DeviceEvent> {
         let number = self.port.number;
-        let Ok(port) = self.context.port(number) else { return Some(event) };
+        let Ok(port) = self.context.port(number) else { return Some(DeviceEvent::DeviceFatal) };
         if !port.is_active() {
             return Some(DeviceEvent::PortDown { port: number });
         }

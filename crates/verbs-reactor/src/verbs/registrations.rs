@@ -8,10 +8,11 @@ use std::{
 
 use memory::{Block, BlockId};
 
-use crate::{Access, FabricError, FabricKind, RegionGeneration, RegionId, RemoteRegion};
+use crate::{Access, FabricError, FabricKind, LossCause, RegionGeneration, RegionId, RemoteRegion};
 
 use super::{
     ProtectionDomain, VerbsError,
+    error::loss,
     fabric::Shared,
     opened::{Child, Opened},
     region::MemoryRegion,
@@ -21,7 +22,7 @@ use super::{
 /// same numbers and other keys.
 pub(super) struct Registrations {
     /// What is heard of the device concerns connections, which have this.
-    _shared: Arc<Shared>,
+    shared: Arc<Shared>,
     generation: RegionGeneration,
     inner: RwLock<Inner>,
 }
@@ -88,7 +89,7 @@ impl Inner {
 
 impl Registrations {
     pub(super) fn new(shared: Arc<Shared>, generation: RegionGeneration) -> Self {
-        Self { _shared: shared, generation, inner: RwLock::default() }
+        Self { shared, generation, inner: RwLock::default() }
     }
 
     /// The protection domain on `opened`, where all blocks are registered.
@@ -115,6 +116,25 @@ impl Registrations {
 
     pub(super) fn epoch(&self) -> u64 {
         self.read().epoch
+    }
+
+    /// Why a connection fails whose request failed for `cause`. A port that is down shows in requests before, or
+    /// instead of, an event: the device is asked.
+    pub(super) fn explain(&self, cause: FabricError) -> FabricError {
+        match cause {
+            FabricError::PeerLost { cause: LossCause::DeviceLost, kind, detail } => {
+                let shared = &self.shared;
+                let detail = match shared.ask() {
+                    Some(lost) => lost.to_string(),
+                    None => format!("RDMA device {}, port {}: {detail}", shared.device, shared.port.number),
+                };
+                FabricError::PeerLost { cause: LossCause::DeviceLost, kind, detail }
+            }
+            FabricError::PeerLost { cause: LossCause::RetryExceeded, .. } => {
+                self.shared.ask().map_or(cause, |lost| loss(&lost))
+            }
+            other => other,
+        }
     }
 
     /// Names `block` in a work request of this domain.

@@ -1,5 +1,7 @@
 //! The posting half of a connection: the device's queue pair, and how far the connection is.
 
+use std::vec::Drain;
+
 use crate::SlotKey;
 
 use super::{
@@ -8,6 +10,7 @@ use super::{
     pending::Pending,
     queue_pair::RawQueuePair,
     send_queue::{Ended, Outcome, SendQueue},
+    submissions::Worker,
 };
 
 /// How far a connection is. It only ever moves down.
@@ -39,29 +42,6 @@ impl SendSide {
         Self { queue_pair: Some(queue_pair), phase: Phase::Open, receives, queue }
     }
 
-    /// Takes what was submitted.
-    pub(super) fn take(&mut self, submitted: impl IntoIterator<Item = Pending>) {
-        self.queue.push(submitted);
-    }
-
-    /// Posts what there is room for.
-    pub(super) fn pump(&mut self) -> Result<(), VerbsError> {
-        let Some(queue_pair) = self.queue_pair.as_ref().filter(|_| self.phase == Phase::Open) else {
-            return Ok(());
-        };
-        while self.queue.fill() {
-            let first = self.queue.next_sequence();
-            // SAFETY: each request belongs to a slot, which owns the bytes and completes only when it has
-            // come back or the queue pair is destroyed; the bytes' block is registered as long as the domain
-            // lives, which the queue pair keeps.
-            let result = unsafe { queue_pair.post(self.queue.doorbell(), first) };
-            let all = self.queue.doorbell().len();
-            self.queue.accept(result.as_ref().map_or_else(|refused| refused.posted, |()| all));
-            result.map_err(|refused| refused.error)?;
-        }
-        Ok(())
-    }
-
     /// Posts one of the messages that frame the connection; room is reserved for them.
     pub(super) fn signal(&mut self, message: Message) -> Result<(), VerbsError> {
         let Some(queue_pair) = &self.queue_pair else { return Ok(()) };
@@ -91,11 +71,6 @@ impl SendSide {
         self.queue.returned(sequence, outcome, ended);
     }
 
-    /// A completion of the send queue will come, whatever else happens.
-    pub(super) fn has_sends_outstanding(&self) -> bool {
-        self.queue.outstanding() > 0
-    }
-
     /// Nothing is outstanding any more.
     pub(super) fn is_idle(&self) -> bool {
         self.queue.outstanding() == 0 && self.receives == 0
@@ -104,5 +79,37 @@ impl SendSide {
     /// Takes the operations that have not ended, for a queue pair that is destroyed.
     pub(super) fn take_unfinished(&mut self) -> Vec<SlotKey> {
         self.queue.take_unfinished()
+    }
+}
+
+impl Worker for SendSide {
+    type Work = Pending;
+    type Error = VerbsError;
+
+    /// When something is outstanding, its completion has the rest posted.
+    fn takes_work(&self, at_once: bool) -> bool {
+        self.phase == Phase::Open && (at_once || self.queue.outstanding() == 0)
+    }
+
+    fn take(&mut self, submitted: Drain<'_, Pending>) {
+        self.queue.push(submitted);
+    }
+
+    /// Posts what there is room for.
+    fn work(&mut self) -> Result<(), VerbsError> {
+        let Some(queue_pair) = self.queue_pair.as_ref().filter(|_| self.phase == Phase::Open) else {
+            return Ok(());
+        };
+        while self.queue.fill() {
+            let first = self.queue.next_sequence();
+            // SAFETY: each request belongs to a slot, which owns the bytes and completes only when it has
+            // come back or the queue pair is destroyed; the bytes' block is registered as long as the domain
+            // lives, which the queue pair keeps.
+            let result = unsafe { queue_pair.post(self.queue.doorbell(), first) };
+            let all = self.queue.doorbell().len();
+            self.queue.accept(result.as_ref().map_or_else(|refused| refused.posted, |()| all));
+            result.map_err(|refused| refused.error)?;
+        }
+        Ok(())
     }
 }

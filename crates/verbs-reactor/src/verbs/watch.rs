@@ -107,8 +107,7 @@ fn handle(opened: &Opened, event: DeviceEvent) -> bool {
         Reaction::Lose => Some(event),
     };
     if let Some(cause) = cause {
-        let error = opened.lose(cause);
-        tracing::error!(%error, "an RDMA device is given up");
+        drop(opened.lose(cause));
     }
     cause.is_some()
 }

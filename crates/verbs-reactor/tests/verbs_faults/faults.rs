@@ -46,6 +46,7 @@ fn d_verbs_64_queued_writes_end_once_each_with_the_cause() {
                 assert_eq!(told, (0..bad).collect::<Vec<_>>());
                 assert!(matches!(end_of(&pair.runtime, &left_end).await, FabricError::RemoteRefused { .. }));
                 pair.step("the closes", join(left_end.close(), right_end.close())).await;
+                drop(good.take());
             }
             pair.works(&pair.to_right, &pair.to_left).await;
         });
@@ -75,17 +76,23 @@ fn d_verbs_stale_and_foreign_keys_end_one_connection_only() {
         let lent = stale.lend(4096);
         pair.right.domain.deregister(block_of(&lent));
         refused(&pair, &lent).await;
+        drop(lent.take());
 
         let other = (SETUP.fabric)(runtime.clone()).open_domain().unwrap();
         let foreign = RegisteredPool::new(&other, "foreign", both, 1 << 20);
-        refused(&pair, &foreign.lend(4096)).await;
+        let lent = foreign.lend(4096);
+        refused(&pair, &lent).await;
+        drop(lent.take());
         let key_of_left = RegisteredPool::new(&pair.left.domain, "left's own", both, 1 << 20);
-        let key = key_of_left.lend(4096).region.key;
+        let lent = key_of_left.lend(4096);
+        let key = lent.region.key;
+        drop(lent.take());
         let mut strange = pair.right.receive.lend(4096);
         if strange.region.key != key {
             strange.region.key = key;
             refused(&pair, &strange).await;
         }
+        drop(strange.take());
     });
 }
 

@@ -1,13 +1,15 @@
 //! The device's limits.
 
-use futures::future::join_all;
-use verbs_reactor::{FabricError, Immediate, QueuePairConfig, Wait, verbs::VerbsSettings};
+use futures::future::{join, join_all};
+use verbs_reactor::{
+    Access, FabricError, Immediate, QueuePairConfig, RemoteRange, Wait, verbs::VerbsSettings,
+};
 
 use crate::{
     MADE, SETUP,
     contract::{
         Flavour, bounded,
-        pair::{DEPTHS, Pair, immediate, pattern},
+        pair::{DEPTHS, Pair, RegisteredPool, immediate, pattern},
     },
     counts_at_left, prepare,
 };
@@ -34,6 +36,11 @@ fn forty_connections_of_one_device_all_move_bytes() {
             }
         });
         pair.step("the moves", join_all(moves)).await;
+        // Memory is registered once, however many queue pairs use it.
+        let lent = pair.right.receive.lend(BYTES);
+        let again = pair.right.domain.register(lent.granted.block().unwrap(), Access::RECEIVE).unwrap();
+        assert_eq!(again, lent.region);
+        drop(lent.take());
     });
 }
 
@@ -45,21 +52,42 @@ fn writes_and_reads_around_the_message_limit_arrive_whole() {
         let limit = MADE.with_borrow(|made| made[0].port().message_bytes as usize);
         let around = [limit - 1, limit, limit + 1].into_iter().filter(|&bytes| bytes < 64 << 20);
         for bytes in around.chain([64 << 20]) {
-            let lent = pair.lend_right(bytes);
+            let pieces = bytes.div_ceil(limit) as u64;
             let before = counts_at_left();
-            let write = pair.to_right.write_imm(pair.left.source.filled(bytes, 3), lent.range, Immediate(7));
-            let (written, arrival) = futures::join!(write, pair.to_left.next_arrival());
-            written.unwrap();
-            assert_eq!(immediate(arrival.unwrap()), (7, bytes as u64));
-            assert!(lent.take()[..] == pattern(bytes, 3)[..], "{bytes} bytes");
+            write(&pair, bytes).await;
             let after = counts_at_left();
             // Pieces, and a message that tells of those before the last.
-            let pieces = bytes.div_ceil(limit) as u64;
-            let requests = pieces + u64::from(pieces > 1);
-            assert_eq!(after.requests - before.requests, requests, "{bytes} bytes");
+            assert_eq!(after.requests - before.requests, pieces + u64::from(pieces > 1), "{bytes} bytes");
             assert_eq!(after.signals - before.signals, after.posts - before.posts, "one a call");
+            read(&pair, bytes).await;
+            assert_eq!(counts_at_left().requests - after.requests, pieces, "{bytes} bytes");
         }
     });
+}
+
+async fn write(pair: &Pair, bytes: usize) {
+    let lent = pair.lend_right(bytes);
+    let write = pair.to_right.write_imm(pair.left.source.filled(bytes, 3), lent.range, Immediate(7));
+    let (written, arrival) = pair.step("a write", join(write, pair.to_left.next_arrival())).await;
+    written.unwrap();
+    assert_eq!(immediate(arrival.unwrap()), (7, bytes as u64));
+    assert!(lent.take()[..] == pattern(bytes, 3)[..], "{bytes} bytes");
+}
+
+async fn read(pair: &Pair, bytes: usize) {
+    let readable = RegisteredPool::new(&pair.right.domain, "readable", Access::READABLE, 128 << 20);
+    let source = readable.filled(bytes, 4);
+    let _exposure = source.expose();
+    let region = readable.region(source.block().unwrap());
+    pair.to_right.add_remote_region(region);
+    let range = RemoteRange {
+        region: region.region,
+        generation: region.generation,
+        offset: source.offset() as u64,
+        length: bytes as u64,
+    };
+    let read = pair.to_right.read(range, pair.left.receive.pool.try_alloc(bytes).unwrap());
+    assert!(pair.step("a read", read).await.unwrap()[..] == source[..], "{bytes} bytes");
 }
 
 #[test]

@@ -40,6 +40,7 @@ fn writes_of_one_poll_share_a_call_and_a_completion() {
         for index in 0..16 {
             assert_eq!(pair.arrival_at_right().await.0, index);
         }
+        drop(lent.take());
     });
 }
 
