@@ -50,8 +50,13 @@ fn is_cut_short(here: Result<(), WorkerError>) -> String {
     let error = here.expect_err("the transfer was over before it was cut short");
     let WorkerError::PeerLost { transfer, transport, loss, .. } = &error else { panic!("{error}") };
     assert_eq!((transfer.peer.as_str(), transfer.step), (CHILD, Some(LONG.step)), "{error}");
-    assert!(transfer.key.contains("value") && *transport == "verbs", "{error}");
-    assert!([PeerLoss::Gone, PeerLoss::StepBroken, PeerLoss::Unresponsive].contains(loss), "{error}");
+    assert!(transfer.key.contains("value"), "{error}");
+    // A receive that begins in a step that is broken finds no way to the peer, or another one.
+    match loss {
+        PeerLoss::StepBroken => assert!(["verbs", "tcp", "no fabric"].contains(transport), "{error}"),
+        PeerLoss::Gone | PeerLoss::Unresponsive => assert_eq!(*transport, "verbs", "{error}"),
+        _ => panic!("{error}"),
+    }
     error.to_string()
 }
 
