@@ -2,7 +2,7 @@
 //!
 //! A producer publishes a tensor under a name, or sends it under a key; a consumer awaits it, and the bytes
 //! land in the consumer's own memory by a one-sided write. On one host they go through shared memory, between
-//! hosts over TCP (RDMA through libibverbs is under way); the program is the same.
+//! hosts by RDMA where both have it, else over TCP; the program is the same.
 //!
 //! The types that matter are [`Worker`], [`Tensor`] and [`Step`]. A whole example, with both ends in one
 //! process:

@@ -3,7 +3,7 @@
 use std::{io, time::Duration};
 
 use tensorwire::{FabricError, MemoryError, WorkerError};
-use verbs_reactor::verbs::VerbsError;
+use verbs_reactor::verbs::{SettingError, VerbsError};
 
 /// A failure of `tensorwire bench`; its text is what the user sees.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +33,8 @@ pub(crate) enum BenchError {
     Worker(Box<WorkerError>),
     #[error(transparent)]
     Verbs(#[from] VerbsError),
+    #[error(transparent)]
+    Setting(#[from] SettingError),
     #[error("`{program}`, which RDMA is measured against, is not on the PATH: {remedy}")]
     NoPerftest { program: &'static str, remedy: &'static str },
     #[error("{program}, which RDMA is measured against, has failed: {what}")]

@@ -43,6 +43,7 @@ impl FabricChoice {
             BenchFabric::Tcp => Arc::new(TcpFabric::new(runtime, TcpConfig::default()).with_wait(wait)),
             BenchFabric::Verbs => {
                 let settings = VerbsSettings { device: self.device.clone(), ..VerbsSettings::default() };
+                let settings = settings.or(VerbsSettings::from_environment()?);
                 let verbs = Arc::new(VerbsFabric::open(runtime, &settings)?.with_wait(wait));
                 return Ok(Opened { fabric: verbs.clone(), verbs: Some(verbs) });
             }
