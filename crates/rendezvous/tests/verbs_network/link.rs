@@ -21,6 +21,9 @@ use crate::{
 
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// How soon after its port is up again a device is used, with some milliseconds to spare.
+const PROBE_INTERVAL: Duration = Duration::from_millis(1100);
+
 /// An exchange that takes seconds.
 const LONG: Exchange = Exchange { step: 7, bytes: 1 << 20, count: 64 };
 
@@ -76,6 +79,8 @@ fn d_link_down_in_mid_transfer_ends_it_at_both_ends_and_the_next_goes_on_when_it
         assert!(there.starts_with("PeerLost") && there.contains("of step 7"), "{there}");
         traffic.worker.cleanup(LONG.step);
         drop(down);
+        // A worker looks for a device that it lost once a second at most, when somebody connects.
+        traffic.runtime.sleep(PROBE_INTERVAL).await;
         // The same workers, over the same devices.
         traffic.is_right(Exchange { step: 8, bytes: 100_000, count: 4 }).await;
         traffic.end().await;
