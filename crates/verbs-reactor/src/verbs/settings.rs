@@ -185,7 +185,7 @@ pub enum Setting {
     GidIndex,
     /// [`VerbsSettings::pkey_index`].
     PkeyIndex,
-    /// [`VerbsSettings::queue_depth`].
+    /// [`VerbsSettings::queue_depth`](field@VerbsSettings::queue_depth).
     QueueDepth,
     /// [`VerbsSettings::timeout`].
     Timeout,
