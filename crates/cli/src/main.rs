@@ -15,6 +15,7 @@ mod output;
 mod plan;
 mod progress;
 mod pull;
+mod registered;
 mod round;
 mod serve;
 mod sink;

@@ -1,11 +1,8 @@
 //! One end of a queue pair with its memory: both processes have one.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use memory::{Block, BlockVisitor, Buf, Granted, Pool, PoolConfig, VisitError};
+use memory::{Buf, Granted, MemoryError, Pool, PoolConfig};
 use tensorwire::FabricError;
 use verbs_reactor::{
     Access, ConnectParams, ConnectionData, Domain, Immediate, Operation, Prepared, QueuePair,
@@ -13,6 +10,7 @@ use verbs_reactor::{
 };
 
 use super::{control::EndData, error::BenchError, fabrics::Opened};
+use crate::registered::Registered;
 
 const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 64, receive_depth: 1024 };
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
@@ -42,12 +40,12 @@ impl Unconnected {
     /// Makes an end for writes of `bytes` bytes, with its memory registered.
     pub(super) fn prepare(opened: &Opened, bytes: usize) -> Result<Self, BenchError> {
         let domain = opened.fabric.open_domain()?;
-        let (source, _) = registered(&domain, Access::LOCAL, bytes)?;
-        let (receive, regions) = registered(&domain, Access::RECEIVE, bytes)?;
-        let mut lent = receive.try_alloc(bytes)?;
+        let source = registered(&domain, Access::LOCAL, bytes)?.pool;
+        let receive = registered(&domain, Access::RECEIVE, bytes)?;
+        let mut lent = receive.pool.try_alloc(bytes)?;
         lent.fill(1);
         let lent = lent.grant();
-        let region = regions.last().ok_or(FabricError::Closed)?;
+        let region = receive.region().ok_or(FabricError::Closed)?;
         let prepared = domain.prepare(DEPTHS)?;
         let data = EndData {
             connection: prepared.connection_data().0,
@@ -140,37 +138,9 @@ impl End {
     }
 }
 
-/// Registers each block of a pool.
-#[derive(Debug)]
-struct Regions {
-    domain: Arc<dyn Domain>,
-    access: Access,
-    last: Mutex<Option<RemoteRegion>>,
-}
-
-impl Regions {
-    fn last(&self) -> Option<RemoteRegion> {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl BlockVisitor for Regions {
-    fn block_added(&self, block: &Block) -> Result<(), VisitError> {
-        let region = self.domain.register(block, self.access).map_err(|error| VisitError(Arc::new(error)))?;
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(region);
-        Ok(())
-    }
-}
-
 /// A pool of one block for a buffer of `bytes` bytes.
-fn registered(
-    domain: &Arc<dyn Domain>,
-    access: Access,
-    bytes: usize,
-) -> Result<(Pool, Arc<Regions>), BenchError> {
+fn registered(domain: &Arc<dyn Domain>, access: Access, bytes: usize) -> Result<Registered, MemoryError> {
     let config = PoolConfig { block_bytes: bytes, ..PoolConfig::new("measured") };
-    let pool = Pool::new(PoolConfig { cap_bytes: config.cap_bytes.max(2 * bytes as u64), ..config })?;
-    let regions = Arc::new(Regions { domain: domain.clone(), access, last: Mutex::default() });
-    pool.add_visitor(regions.clone())?;
-    Ok((pool, regions))
+    let cap_bytes = config.cap_bytes.max(2 * bytes as u64);
+    Registered::new(domain, access, PoolConfig { cap_bytes, ..config })
 }

@@ -1,19 +1,15 @@
 //! A write that really happens: two queue pairs of one fabric, in this process.
 
-use std::{
-    fmt,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use indicatif::BinaryBytes;
-use memory::{
-    Block, BlockVisitor, Buf, GrantEnd, Granted, MemoryError, Pool, PoolConfig, VisitError, copy::CopyReason,
-};
+use memory::{Buf, GrantEnd, Granted, MemoryError, PoolConfig, copy::CopyReason};
 use verbs_reactor::{
     Access, Arrival, ConnectParams, ConnectionData, Domain, Fabric, FabricError, Immediate, QueuePair,
-    QueuePairConfig, RemoteRange, RemoteRegion, Role, Runtime, timeout,
+    QueuePairConfig, RemoteRange, Role, Runtime, timeout,
 };
+
+use crate::registered::Registered;
 
 /// What is written.
 pub(super) const BYTES: usize = 1 << 20;
@@ -76,8 +72,8 @@ pub(super) async fn prove(fabric: &dyn Fabric, runtime: &dyn Runtime) -> Result<
 
 async fn write_once(fabric: &dyn Fabric) -> Result<(), ProofError> {
     let domain = fabric.open_domain()?;
-    let source = Registered::new(&domain, Access::LOCAL)?;
-    let receive = Registered::new(&domain, Access::RECEIVE)?;
+    let source = registered(&domain, Access::LOCAL)?;
+    let receive = registered(&domain, Access::RECEIVE)?;
     let mut payload = source.pool.try_alloc(BYTES)?;
     payload.iter_mut().zip(content()).for_each(|(byte, value)| *byte = value);
     let mut lent = receive.pool.try_alloc(BYTES)?;
@@ -112,7 +108,7 @@ async fn send(
     receive: &Registered,
     lent: &Granted,
 ) -> Result<(), FabricError> {
-    let region = receive.regions.last().ok_or(FabricError::Closed)?;
+    let region = receive.region().ok_or(FabricError::Closed)?;
     near.add_remote_region(region);
     let (region, generation) = (region.region, region.generation);
     let target = RemoteRange { region, generation, offset: lent.offset() as u64, length: BYTES as u64 };
@@ -134,46 +130,15 @@ fn check(arrival: &Arrival, lent: &Granted) -> Result<(), ProofError> {
 }
 
 /// A pool of one block, registered with a domain.
-struct Registered {
-    pool: Pool,
-    regions: Arc<Regions>,
-}
-
-impl Registered {
-    fn new(domain: &Arc<dyn Domain>, access: Access) -> Result<Self, MemoryError> {
-        let bytes = BYTES as u64;
-        let config = PoolConfig { block_bytes: BYTES, cap_bytes: 2 * bytes, ..PoolConfig::new("doctor") };
-        let pool = Pool::new(config)?;
-        let regions = Arc::new(Regions { domain: domain.clone(), access, last: Mutex::default() });
-        pool.add_visitor(regions.clone())?;
-        Ok(Self { pool, regions })
-    }
-}
-
-/// Registers each block of a pool, and knows the last.
-#[derive(Debug)]
-struct Regions {
-    domain: Arc<dyn Domain>,
-    access: Access,
-    last: Mutex<Option<RemoteRegion>>,
-}
-
-impl Regions {
-    fn last(&self) -> Option<RemoteRegion> {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl BlockVisitor for Regions {
-    fn block_added(&self, block: &Block) -> Result<(), VisitError> {
-        let region = self.domain.register(block, self.access).map_err(|error| VisitError(Arc::new(error)))?;
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(region);
-        Ok(())
-    }
+fn registered(domain: &Arc<dyn Domain>, access: Access) -> Result<Registered, MemoryError> {
+    let cap_bytes = 2 * BYTES as u64;
+    let config = PoolConfig { block_bytes: BYTES, cap_bytes, ..PoolConfig::new("doctor") };
+    Registered::new(domain, access, config)
 }
 
 #[cfg(test)]
 mod tests {
+    use memory::Pool;
     use verbs_reactor::{
         BoxFuture, TokioRuntime,
         tcp::{TcpConfig, TcpFabric},
