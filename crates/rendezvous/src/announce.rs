@@ -14,6 +14,11 @@ use verbs_reactor::{RemoteRegion, Runtime, timeout};
 
 use crate::{control::FrameSender, serve::FAREWELL};
 
+/// Tells the peer that the data connection of this number is over at this end.
+pub(crate) fn disconnected(connection: u32, why: &str) -> ControlFrame {
+    ControlFrame::Disconnected { connection, status: Status::new(Code::Unavailable, why) }
+}
+
 /// Which regions of this worker one peer knows, for one data connection.
 #[derive(Debug)]
 pub(crate) struct Announcer {
@@ -108,8 +113,7 @@ impl Announcer {
     /// would wait on. A session that is over needs no word of it.
     pub(crate) async fn tell_end(&self, why: &str) {
         let Some(sender) = self.sender.upgrade() else { return };
-        let status = Status::new(Code::Unavailable, why);
-        let frame = ControlFrame::Disconnected { connection: self.connection, status };
+        let frame = disconnected(self.connection, why);
         // A peer that reads nothing must not keep what it was lent from being given back.
         let told = timeout(&*self.runtime, FAREWELL, sender.send(frame.encode())).await;
         if !matches!(told, Ok(Ok(()))) {

@@ -16,7 +16,7 @@ use verbs_reactor::{
 
 use crate::{
     Peer, WorkerError,
-    announce::{Announcer, record, region},
+    announce::{Announcer, disconnected, record, region},
     control::{ControlError, ControlSession, handshake},
     data::{DataConnection, REASON},
     error::Lost,
@@ -297,8 +297,7 @@ impl Node {
 
     /// Tells the peer that this end could not set the connection up: the peer's end may stand already, and wait.
     async fn disown(&self, session: &Session, number: u32, why: &WorkerError) {
-        let status = Status::new(Code::Unavailable, why.to_string());
-        let frame = ControlFrame::Disconnected { connection: number, status };
+        let frame = disconnected(number, &why.to_string());
         // Without a session there is no connection either, and a peer that reads nothing holds nobody up.
         let _ = timeout(&*self.runtime, REASON, session.send(frame)).await;
     }

@@ -378,7 +378,8 @@ impl VerbsLink {
     }
 
     pub(super) fn is_drained(&self) -> bool {
-        self.with_send(|send| send.phase == Phase::Drained)
+        // Before looking, as the driver asks at every turn.
+        self.is_ending() && self.with_send(|send| send.phase == Phase::Drained)
     }
 
     /// Posts what was submitted, if it is time for that or `at_once`. Who acts on the send side meanwhile posts it
