@@ -321,11 +321,19 @@ impl RawQueuePair {
 
 impl Drop for RawQueuePair {
     fn drop(&mut self) {
+        #[cfg(feature = "planted-bugs")]
+        if crate::planted::is_end(crate::planted::BadEnd::Forgotten) {
+            return;
+        }
         let context = self.domain.context();
         // SAFETY: the queue pair is ours, and nothing of ours uses it after this.
         let result = unsafe { context.functions().ibv_destroy_qp(self.raw.as_ptr()) };
         if let Err(error) = zero(result, "ibv_destroy_qp", context.name()) {
             tracing::warn!(%error, "a queue pair is leaked");
+        }
+        #[cfg(feature = "planted-bugs")]
+        if crate::planted::is_end(crate::planted::BadEnd::ReadAfterwards) {
+            std::hint::black_box(self.number());
         }
     }
 }
