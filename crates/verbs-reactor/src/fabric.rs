@@ -16,6 +16,8 @@ pub struct Capabilities {
     pub vectored: bool,
     /// One-sided reads.
     pub read: bool,
+    /// Many ranges in one read, where there are reads.
+    pub read_vectored: bool,
     /// Views of the peer's memory without a copy.
     pub lend: bool,
     /// Memory windows.
@@ -26,8 +28,14 @@ pub struct Capabilities {
 
 impl Capabilities {
     /// Writes of one range only, unsplit.
-    pub const WRITES: Self =
-        Self { vectored: false, read: false, lend: false, windows: false, piece_bytes_max: u64::MAX };
+    pub const WRITES: Self = Self {
+        vectored: false,
+        read: false,
+        read_vectored: false,
+        lend: false,
+        windows: false,
+        piece_bytes_max: u64::MAX,
+    };
 
     /// Whether `request` is among what the fabric can do.
     pub fn allow(&self, request: &WorkRequest) -> bool {
@@ -36,6 +44,7 @@ impl Capabilities {
             WorkRequest::WriteVectored { .. } => self.vectored,
             WorkRequest::Lend { .. } => self.lend,
             WorkRequest::Read { .. } => self.read,
+            WorkRequest::ReadVectored { .. } => self.read && self.read_vectored,
         }
     }
 }

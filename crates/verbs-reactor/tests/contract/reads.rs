@@ -1,9 +1,13 @@
 //! One-sided reads: what they give, and what they are refused.
 
+mod vectored;
+
+pub use vectored::*;
+
 use std::{pin::pin, sync::Arc};
 
 use futures::future::{join, join_all};
-use memory::{Buf, Exposure};
+use memory::{Buf, BufMut, Exposure};
 use verbs_reactor::{
     Access, FabricError, FabricKind, Immediate, PeerViolation, QueuePair, QueuePairConfig, RemoteRange,
     RemoteRegion, Runtime,
@@ -54,7 +58,7 @@ impl Readers {
     }
 
     /// Left's memory.
-    fn destination(&self, length: usize) -> memory::BufMut {
+    fn destination(&self, length: usize) -> BufMut {
         let mut into = self.pair.left.receive.pool.try_alloc(length).unwrap();
         into.fill(0);
         into
