@@ -95,6 +95,12 @@ where
     }
 }
 
+/// Ends the other process of the test that runs on this thread.
+#[allow(dead_code)] // for a test of this module
+pub(crate) fn kill() {
+    CURRENT.with_borrow(|current| current.as_ref().expect("a test of `run` runs here").other.kill());
+}
+
 /// The first fabric that a test makes is left's. All others are in the other process.
 pub(crate) fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
     CURRENT.with_borrow_mut(|current| {
