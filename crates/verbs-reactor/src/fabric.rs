@@ -16,7 +16,8 @@ pub struct Capabilities {
     pub read: bool,
     /// Views of the peer's memory without a copy.
     pub lend: bool,
-    /// Memory windows.
+    /// Memory windows: [`QueuePair::bind`], and blocks that are [registered](Domain::register) with
+    /// [`Access::windows`].
     pub windows: bool,
     /// The largest piece a logical write is split into, in bytes.
     pub piece_bytes_max: u64,
@@ -34,6 +35,7 @@ impl Capabilities {
             WorkRequest::WriteVectored { .. } => self.vectored,
             WorkRequest::Lend { .. } => self.lend,
             WorkRequest::Read { .. } => self.read,
+            WorkRequest::Bind { .. } | WorkRequest::Unbind { .. } => self.windows,
         }
     }
 }

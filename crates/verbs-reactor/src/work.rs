@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use memory::Buf;
 
-use crate::{FabricError, FabricKind, ReadDestination, RemoteRange};
+use crate::{FabricError, FabricKind, ReadDestination, RemoteRange, WindowBinding};
 
 /// The 32-bit value that travels with a write and tells the target what landed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -28,6 +28,9 @@ impl WorkRequest {
             Self::WriteVectored { .. } => "write many ranges at once",
             Self::Lend { .. } => "lend memory without a copy",
             Self::Read { .. } => "read the peer's memory",
+            Self::Bind { .. } | Self::Unbind { .. } => {
+                "bind windows: use memory that peers may write as a whole"
+            }
         };
         FabricError::Unsupported { kind, what }
     }
@@ -72,6 +75,17 @@ pub enum WorkRequest {
         /// Where they go; as long as `remote`.
         into: ReadDestination,
     },
+    /// Lets the peer of this queue pair write a range, until [`Unbind`](Self::Unbind) or the end of the queue pair. Only
+    /// where [`Capabilities::windows`](crate::Capabilities::windows) says so.
+    Bind {
+        /// The range. The fabric tells it the window's key.
+        window: WindowBinding,
+    },
+    /// Ends a window that is bound to this queue pair. When it completes, no write through it can land any more.
+    Unbind {
+        /// The window.
+        window: WindowBinding,
+    },
 }
 
 impl WorkRequest {
@@ -80,7 +94,7 @@ impl WorkRequest {
         match self {
             Self::Write { immediate, .. } | Self::WriteVectored { immediate, .. } => *immediate,
             Self::Lend { immediate, .. } => Some(*immediate),
-            Self::Read { .. } => None,
+            Self::Read { .. } | Self::Bind { .. } | Self::Unbind { .. } => None,
         }
     }
 
@@ -92,6 +106,7 @@ impl WorkRequest {
                 segments.iter().map(|segment| segment.local.len() as u64).sum()
             }
             Self::Read { into, .. } => into.length(),
+            Self::Bind { .. } | Self::Unbind { .. } => 0,
         }
     }
 
@@ -104,7 +119,7 @@ impl WorkRequest {
             Self::WriteVectored { segments, .. } => {
                 segments.iter().map(|segment| pieces(&segment.local)).sum::<u64>().max(1)
             }
-            Self::Lend { .. } => 1,
+            Self::Lend { .. } | Self::Bind { .. } | Self::Unbind { .. } => 1,
             Self::Read { into, .. } => into.length().div_ceil(piece_bytes_max.max(1)).max(1),
         }
     }
@@ -117,7 +132,9 @@ impl WorkRequest {
             // Without segments, a bare notification.
             Self::WriteVectored { segments, immediate } if segments.is_empty() => (Parts::Bare, *immediate),
             Self::WriteVectored { segments, immediate } => (Parts::Many(segments), *immediate),
-            Self::Lend { .. } | Self::Read { .. } => (Parts::One(None), None),
+            Self::Lend { .. } | Self::Read { .. } | Self::Bind { .. } | Self::Unbind { .. } => {
+                (Parts::One(None), None)
+            }
         };
         Pieces { parts, immediate, offset: 0, piece_bytes_max: piece_bytes_max.max(1) }
     }

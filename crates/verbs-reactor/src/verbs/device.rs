@@ -50,6 +50,8 @@ pub struct DeviceLimits {
     pub regions: u32,
     /// Bytes in one registered region.
     pub region_bytes: u64,
+    /// Memory windows, if they are of type 2, which one queue pair's peer may use; else 0.
+    pub windows: u32,
 }
 
 /// What connects a port to its neighbours.
@@ -128,6 +130,7 @@ impl Context {
             completions: limit(attributes.max_cqe),
             regions: limit(attributes.max_mr),
             region_bytes: attributes.max_mr_size,
+            windows: windows(&attributes),
         })
     }
 
@@ -276,6 +279,11 @@ impl Drop for ProtectionDomain {
             tracing::warn!(%error, "a protection domain is leaked");
         }
     }
+}
+
+fn windows(attributes: &sys::ibv_device_attr) -> u32 {
+    let type_2 = sys::IBV_DEVICE_MEM_WINDOW_TYPE_2A | sys::IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+    if attributes.device_cap_flags & type_2 == 0 { 0 } else { limit(attributes.max_mw) }
 }
 
 fn limit(value: i32) -> u32 {

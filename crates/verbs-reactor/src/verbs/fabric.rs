@@ -48,6 +48,8 @@ pub(super) struct Shared {
     mtu: Mtu,
     /// It can read, and be read from.
     reads: bool,
+    /// It has memory windows that belong to queue pairs.
+    pub(super) windows: bool,
     state: Mutex<State>,
 }
 
@@ -81,6 +83,7 @@ impl VerbsFabric {
             source: opened.source,
             mtu: opened.mtu,
             reads: opened.reads_started().min(opened.reads_served()) > 0,
+            windows: opened.limits.windows > 0,
             state: Mutex::new(State::Open(opened.clone())),
         });
         shared.look_after(&opened)?;
@@ -204,7 +207,12 @@ impl Fabric for VerbsFabric {
 
     fn capabilities(&self) -> Capabilities {
         let piece_bytes_max = u64::from(piece_bytes(&self.shared.port));
-        Capabilities { read: self.shared.reads, piece_bytes_max, ..CAPABILITIES }
+        Capabilities {
+            read: self.shared.reads,
+            windows: self.shared.windows,
+            piece_bytes_max,
+            ..CAPABILITIES
+        }
     }
 
     /// The kind of network, for InfiniBand with its subnet. Whether two RoCE ports reach each other only a

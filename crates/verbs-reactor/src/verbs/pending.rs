@@ -5,6 +5,7 @@ use crate::SlotKey;
 use super::{
     doorbell::{Doorbell, Part, Request, Transfer, Work},
     message::Message,
+    window::Bind,
 };
 
 /// Bytes here.
@@ -21,6 +22,10 @@ pub(super) struct LocalRange {
 pub(super) enum Direction {
     Write,
     Read,
+    /// None: the peer may write a range from then on.
+    Bind(Bind),
+    /// None: the peer may write that range no more.
+    Unbind,
 }
 
 /// How much one work request takes.

@@ -41,6 +41,10 @@ impl Ranges {
         Ok(ranges)
     }
 
+    pub(super) fn one(last: Pending) -> Self {
+        Self { earlier: Vec::new(), last }
+    }
+
     pub(super) fn into_iter(self) -> impl Iterator<Item = Pending> {
         self.earlier.into_iter().chain([self.last])
     }
