@@ -63,7 +63,7 @@ pub(super) struct Pending {
 
 impl Pending {
     /// Takes `next`, which comes next in the operation, into the same work request, or gives it back.
-    pub(super) fn gather(&mut self, next: Self, limits: &RequestLimits) -> Result<(), Self> {
+    pub(super) fn gather(&mut self, next: Self, limits: &RequestLimits) -> Option<Self> {
         let (is_last, immediate) = (next.is_last, next.immediate);
         if self.length == 0 {
             *self = next;
@@ -72,13 +72,13 @@ impl Pending {
             let fits = self.length + next.length <= u64::from(limits.piece_bytes)
                 && self.gathered.len() + 1 < limits.ranges;
             if !is_adjacent || !fits {
-                return Err(next);
+                return Some(next);
             }
             self.length += next.length;
             self.gathered.push(next.local);
         }
         (self.is_last, self.immediate) = (is_last, immediate);
-        Ok(())
+        None
     }
 
     fn pieces(&self, piece_bytes: u32) -> u64 {

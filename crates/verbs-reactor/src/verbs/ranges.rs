@@ -34,7 +34,7 @@ impl Ranges {
         let mut ranges = Self { earlier: Vec::new(), last: aim.write(key, 0, &first)? };
         for piece in pieces {
             let before = ranges.last.earlier + ranges.last.length;
-            if let Err(next) = ranges.last.gather(aim.write(key, before, &piece)?, limits) {
+            if let Some(next) = ranges.last.gather(aim.write(key, before, &piece)?, limits) {
                 ranges.earlier.push(std::mem::replace(&mut ranges.last, next));
             }
         }
