@@ -66,8 +66,10 @@ impl Shared {
         let mut capabilities = Capabilities::WRITES;
         capabilities.vectored = self.swarm.vectored;
         capabilities.read = true;
+        capabilities.read_vectored = true;
         capabilities.lend = true;
         capabilities.windows = true;
+        capabilities.exact_windows = true;
         capabilities.piece_bytes_max = self.swarm.piece_bytes_max;
         capabilities
     }

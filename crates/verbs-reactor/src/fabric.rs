@@ -4,7 +4,9 @@ use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use memory::{Block, BlockId};
 
-use crate::{Access, BoxFuture, FabricError, FabricKind, QueuePair, RemoteRegion, SlotKey, WorkRequest};
+use crate::{
+    Access, BoxFuture, FabricError, FabricKind, QueuePair, QueuePairStats, RemoteRegion, SlotKey, WorkRequest,
+};
 
 /// What a fabric can and cannot do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,19 +16,31 @@ pub struct Capabilities {
     pub vectored: bool,
     /// One-sided reads.
     pub read: bool,
+    /// Many ranges in one read, where there are reads.
+    pub read_vectored: bool,
     /// Views of the peer's memory without a copy.
     pub lend: bool,
     /// Memory windows: [`QueuePair::bind`], and blocks that are [registered](Domain::register) with
     /// [`Access::windows`].
     pub windows: bool,
+    /// Each access through a window is held against the window's own range. Soft-RoCE looks at queue pair and life of the
+    /// window only, and at the range of the whole block.
+    pub exact_windows: bool,
     /// The largest piece a logical write is split into, in bytes.
     pub piece_bytes_max: u64,
 }
 
 impl Capabilities {
     /// Writes of one range only, unsplit.
-    pub const WRITES: Self =
-        Self { vectored: false, read: false, lend: false, windows: false, piece_bytes_max: u64::MAX };
+    pub const WRITES: Self = Self {
+        vectored: false,
+        read: false,
+        read_vectored: false,
+        lend: false,
+        windows: false,
+        exact_windows: false,
+        piece_bytes_max: u64::MAX,
+    };
 
     /// Whether `request` is among what the fabric can do.
     pub fn allow(&self, request: &WorkRequest) -> bool {
@@ -36,6 +50,7 @@ impl Capabilities {
             WorkRequest::Lend { .. } => self.lend,
             WorkRequest::Read { .. } => self.read,
             WorkRequest::Bind { .. } | WorkRequest::Unbind { .. } => self.windows,
+            WorkRequest::ReadVectored { .. } => self.read && self.read_vectored,
         }
     }
 }
@@ -163,6 +178,11 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// If the operation was submitted and cannot be posted yet, it fails with
     /// [`FabricError::Busy`](crate::FabricError::Busy), and is never posted. For callers that have another way.
     fn withdraw(&self, _key: SlotKey) {}
+
+    /// The queue pair's counters, for a link whose operations are counted elsewhere. `counted` is what the core has counted.
+    fn stats(&self, counted: QueuePairStats) -> QueuePairStats {
+        counted
+    }
 
     /// Lets threads go that the peer holds inside a call of this link, if it has a way to do that. Never blocks.
     fn free_threads(&self) {}

@@ -38,6 +38,8 @@ pub struct DeviceLimits {
     pub work_requests: u32,
     /// Ranges of memory in one work request.
     pub segments: u32,
+    /// Ranges of memory that one read is scattered to.
+    pub read_segments: u32,
     /// Reads that one queue pair may have under way.
     pub reads_started: u32,
     /// Reads of the peer that one queue pair serves at once.
@@ -52,6 +54,8 @@ pub struct DeviceLimits {
     pub region_bytes: u64,
     /// Memory windows, if they are of type 2, which one queue pair's peer may use; else 0.
     pub windows: u32,
+    /// Each access through a window is held against the window's own range.
+    pub exact_windows: bool,
 }
 
 /// What connects a port to its neighbours.
@@ -124,6 +128,7 @@ impl Context {
             queue_pairs: limit(attributes.max_qp),
             work_requests: limit(attributes.max_qp_wr),
             segments: limit(attributes.max_sge),
+            read_segments: limit(attributes.max_sge_rd),
             reads_started: limit(attributes.max_qp_init_rd_atom),
             reads_served: limit(attributes.max_qp_rd_atom),
             completion_queues: limit(attributes.max_cq),
@@ -131,6 +136,7 @@ impl Context {
             regions: limit(attributes.max_mr),
             region_bytes: attributes.max_mr_size,
             windows: windows(&attributes),
+            exact_windows: windows(&attributes) > 0 && attributes.vendor_id != SOFT_ROCE,
         })
     }
 
@@ -280,6 +286,10 @@ impl Drop for ProtectionDomain {
         }
     }
 }
+
+/// The vendor of Soft-RoCE, whose kernel module (`rxe_resp.c`, Linux 6.1 and later) finds the region of a window and checks
+/// the bounds of that.
+const SOFT_ROCE: u32 = 0x00FF_FFFF;
 
 fn windows(attributes: &sys::ibv_device_attr) -> u32 {
     let type_2 = sys::IBV_DEVICE_MEM_WINDOW_TYPE_2A | sys::IBV_DEVICE_MEM_WINDOW_TYPE_2B;

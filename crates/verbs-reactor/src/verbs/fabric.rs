@@ -17,7 +17,8 @@ use super::{
 };
 
 /// Of queue pairs: pieces are counted by the link, which holds back what the device's queue has no room for.
-pub(super) const CAPABILITIES: Capabilities = Capabilities { vectored: true, ..Capabilities::WRITES };
+pub(super) const CAPABILITIES: Capabilities =
+    Capabilities { vectored: true, read_vectored: true, ..Capabilities::WRITES };
 
 /// A device that is lost is looked for at most this often, and only when somebody wants to connect.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
@@ -50,6 +51,7 @@ pub(super) struct Shared {
     reads: bool,
     /// It has memory windows that belong to queue pairs.
     pub(super) windows: bool,
+    pub(super) exact_windows: bool,
     state: Mutex<State>,
 }
 
@@ -84,6 +86,7 @@ impl VerbsFabric {
             mtu: opened.mtu,
             reads: opened.reads_started().min(opened.reads_served()) > 0,
             windows: opened.limits.windows > 0,
+            exact_windows: opened.limits.exact_windows,
             state: Mutex::new(State::Open(opened.clone())),
         });
         shared.look_after(&opened)?;
@@ -210,6 +213,7 @@ impl Fabric for VerbsFabric {
         Capabilities {
             read: self.shared.reads,
             windows: self.shared.windows,
+            exact_windows: self.shared.exact_windows,
             piece_bytes_max,
             ..CAPABILITIES
         }
