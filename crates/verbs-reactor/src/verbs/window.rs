@@ -122,10 +122,11 @@ impl Drop for MemoryWindow {
     }
 }
 
-/// In this order: a window goes before the region that it is over.
+/// In this order: a window goes before the region that it is over, and that before its memory is unmapped.
 struct Bound {
     window: MemoryWindow,
     region: Arc<MemoryRegion>,
+    binding: WindowBinding,
     key: u32,
 }
 
@@ -192,7 +193,7 @@ impl Windows {
         binding.set_region(RemoteRegion { region: id, generation, base, length: binding.length(), key });
         let bind =
             Bind { window: Handle::new(window.raw), region: region.handle(), length: binding.length() };
-        state.bound.insert(id, Bound { window, region, key });
+        state.bound.insert(id, Bound { window, region, binding: binding.clone(), key });
         self.bound.store(state.bound.len(), Ordering::Relaxed);
         Ok(work_request(slot, Direction::Bind(bind), base, key))
     }
@@ -211,13 +212,15 @@ impl Windows {
         let Some(WorkRequest::Unbind { window }) = core.slots().request(slot) else { return };
         let Some(region) = window.region() else { return };
         let mut state = self.lock();
-        let Some(Bound { mut window, region, key }) = state.bound.remove(&region.region) else { return };
+        let ended = state.bound.remove(&region.region);
+        let Some(Bound { mut window, region, binding, key }) = ended else { return };
         self.bound.store(state.bound.len(), Ordering::Relaxed);
         window.set_key(key);
         state.free.push(window);
         drop(state);
-        // Without the lock: it may be the region's last use.
+        // Without the lock, and in this order: they may be the last uses of both.
         drop(region);
+        drop(binding);
     }
 
     /// The queue pair takes no more work: all windows go.
