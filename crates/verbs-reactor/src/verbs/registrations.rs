@@ -65,8 +65,9 @@ impl Live {
         let (base, length, protection) = (block.base(), block.length(), self.protection.clone());
         // What this side reads goes to pools alone; a user's memory may be mapped for reading only.
         let writable = block.shareable();
-        // SAFETY: `Kept` keeps the block mapped for longer than its registration. Peers can write only
-        // blocks registered for that, of which nobody here forms a slice while it is granted (`Granted`).
+        // SAFETY: `Kept`, and each window over a part of it, keeps the block mapped for longer than its registration.
+        // Peers can write only blocks registered for that, of which nobody here forms a slice while it is granted
+        // (`Granted`).
         let memory = unsafe { MemoryRegion::register(protection, base, length, *access, writable) }?;
         self.memory.insert(block.id(), Arc::new(memory));
         Ok(())
