@@ -32,6 +32,7 @@ use super::{
     submissions::Submissions,
     sys,
     tag::Tag,
+    window::Windows,
 };
 
 /// Batches of completions after which other tasks get a turn.
@@ -51,6 +52,7 @@ pub(super) struct VerbsLink {
     /// call takes, else when whoever submitted them begins to wait or something comes back. So what one task submits in
     /// one go, or while another thread is inside a call, is one call.
     send: Submissions<SendSide>,
+    windows: Windows,
     limits: RequestLimits,
     established: AtomicBool,
     /// The phase is not [`Phase::Open`] any more.
@@ -100,6 +102,7 @@ impl VerbsLink {
             receive_depth: peer.receive_depth,
             polling: Mutex::new(inbound),
             send: Submissions::new(send),
+            windows: Windows::default(),
             limits,
             established: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
@@ -223,6 +226,7 @@ impl VerbsLink {
         for ended in ended {
             match *ended {
                 Ended::Operation { key, bytes, is_done: true } => {
+                    self.windows.done(&self.core, key);
                     self.core.complete(key, bytes, Ok(()));
                 }
                 Ended::Operation { key, bytes, is_done: false } => {
@@ -367,6 +371,7 @@ impl VerbsLink {
             Some((send.queue_pair.take(), unfinished))
         });
         let Some((queue_pair, unfinished)) = taken else { return };
+        self.windows.end_all();
         drop(queue_pair);
         let failure = self.core.failure().unwrap_or_else(|| failure.clone());
         for key in unfinished {
@@ -429,7 +434,11 @@ impl Child for VerbsLink {
 impl Link for VerbsLink {
     fn submit(&self, key: SlotKey, request: &WorkRequest) {
         let aim = Aim { core: &self.core, domain: &self.domain };
-        let ranges = match Ranges::of(request, key, &aim, &self.limits) {
+        let ranges = match self.windows.pending(key, request, &self.domain) {
+            Some(pending) => pending.map(Ranges::one),
+            None => Ranges::of(request, key, &aim, &self.limits),
+        };
+        let ranges = match ranges {
             Ok(ranges) => ranges,
             Err(error) => {
                 self.core.complete(key, 0, Err(error));

@@ -42,6 +42,7 @@ mod submissions;
 mod sys;
 mod tag;
 mod watch;
+mod window;
 
 pub use address::{Gid, GidEntry, GidKind};
 pub use counts::VerbsCounts;

@@ -54,7 +54,7 @@ structs! {
     ConnectionData { 0 }
     RemoteRange { region generation offset length }
     RemoteRegion { region generation base length key }
-    Access { remote_write remote_read purpose }
+    Access { remote_write remote_read windows purpose }
     QueuePairConfig { send_depth receive_depth }
     ConnectParams { peer role peer_host limit }
 }
