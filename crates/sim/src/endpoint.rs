@@ -391,11 +391,11 @@ impl Outbound {
 
     /// The peer's bytes that reads hold.
     pub(crate) fn take_read(&mut self) -> Vec<Buf> {
-        let sources = self.writes.iter_mut().filter_map(|write| match &mut write.kind {
-            Kind::Read(read) => read.take_source(),
+        let reads = self.writes.iter_mut().filter_map(|write| match &mut write.kind {
+            Kind::Read(read) => Some(read),
             Kind::Write | Kind::Loan { .. } => None,
         });
-        sources.collect()
+        reads.flat_map(|read| read.take_sources()).collect()
     }
 }
 

@@ -66,6 +66,7 @@ impl Shared {
         let mut capabilities = Capabilities::WRITES;
         capabilities.vectored = self.swarm.vectored;
         capabilities.read = true;
+        capabilities.read_vectored = true;
         capabilities.lend = true;
         capabilities.piece_bytes_max = self.swarm.piece_bytes_max;
         capabilities

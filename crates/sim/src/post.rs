@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use memory::Buf;
 use verbs_reactor::{
-    FabricError, FabricKind, Piece as WorkPiece, QueuePairCore, ReadDestination, RemoteRange, RemoteRegion,
-    SlotKey, WorkRequest,
+    FabricError, FabricKind, Piece as WorkPiece, QueuePairCore, RemoteRange, RemoteRegion, SlotKey,
+    WorkRequest,
 };
 
 use crate::{
@@ -36,8 +36,10 @@ impl Shared {
                 }
                 return;
             }
-            WorkRequest::Read { remote, into } => {
-                return self.post_read(id, key, &core, request, remote, into);
+            // Without segments it moves nothing, as such a write does.
+            WorkRequest::ReadVectored { segments } if segments.is_empty() => {}
+            WorkRequest::Read { .. } | WorkRequest::ReadVectored { .. } => {
+                return self.post_read(id, key, &core, request);
             }
             _ => return core.complete(key, 0, Err(request.unsupported(FabricKind::Sim))),
         }
@@ -60,21 +62,12 @@ impl Shared {
         self.queue(id, write);
     }
 
-    fn post_read(
-        &self,
-        id: EndpointId,
-        key: SlotKey,
-        core: &QueuePairCore,
-        request: &WorkRequest,
-        remote: &RemoteRange,
-        into: &ReadDestination,
-    ) {
-        let weight = request.weight(core.capabilities().piece_bytes_max);
-        let read = match self.aim_read(id, core, remote, into, weight) {
+    fn post_read(&self, id: EndpointId, key: SlotKey, core: &QueuePairCore, request: &WorkRequest) {
+        let read = match self.aim_read(id, core, request) {
             Ok(read) => read,
             Err(error) => return core.complete(key, 0, Err(error)),
         };
-        let (number, length) = (self.state().endpoints[id.index()].outbound.next_number, into.length());
+        let (number, length) = (self.state().endpoints[id.index()].outbound.next_number, request.length());
         self.record(Event::Asked { endpoint: id, read: number, length });
         self.queue(id, Write::new(number, key, length, Kind::Read(read)));
     }

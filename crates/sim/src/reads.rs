@@ -6,7 +6,10 @@ use memory::{
     Buf, RemoteTarget,
     copy::{CopyReason, copy_bytes},
 };
-use verbs_reactor::{FabricError, FabricKind, PeerViolation, QueuePairCore, ReadDestination, RemoteRange};
+use verbs_reactor::{
+    FabricError, FabricKind, PeerViolation, QueuePairCore, ReadDestination, ReadPart, RemoteRange,
+    WorkRequest,
+};
 
 use crate::{
     Violation,
@@ -21,15 +24,22 @@ use crate::{
 /// A read, from post until its last byte has landed.
 #[derive(Debug)]
 pub(crate) struct Read {
-    range: RemoteRange,
-    key: u32,
     /// What it takes of the send queue.
     pub(crate) weight: usize,
+    sections: Vec<Section>,
+    /// Of all sections, whose place their `part` is.
+    pieces: Vec<Piece>,
+}
+
+/// One range of a read.
+#[derive(Debug)]
+struct Section {
+    range: RemoteRange,
+    key: u32,
     /// `None` if it is empty.
     destination: Option<Landing>,
     /// What the target's check has found: it stays alive and unchanged while it is sampled.
     source: Option<Buf>,
-    pieces: Vec<Piece>,
 }
 
 /// Where a read lands.
@@ -52,8 +62,17 @@ impl Read {
     }
 
     /// The target's bytes, which it no longer needs. To be dropped without a lock.
-    pub(crate) fn take_source(&mut self) -> Option<Buf> {
-        self.source.take()
+    pub(crate) fn take_sources(&mut self) -> impl Iterator<Item = Buf> {
+        self.sections.iter_mut().filter_map(|section| section.source.take())
+    }
+
+    /// One piece was sampled. Gives the target's bytes if it was the last of its section; to be dropped without a lock.
+    fn sampled(&mut self, piece: usize, bytes: Vec<u8>, source: &Buf) -> Option<Buf> {
+        let part = self.pieces[piece].part;
+        self.pieces[piece].state = PieceState::Carried(bytes);
+        let is_through = !self.pieces.iter().any(|piece| piece.part == part && is_unread(&piece.state));
+        let keep = (!is_through).then(|| source.clone());
+        std::mem::replace(&mut self.sections[part].source, keep)
     }
 
     /// The `nth` piece in the state that `matching` looks for.
@@ -67,8 +86,10 @@ impl Read {
     }
 
     fn lands_in(&self, block: BlockNumber, range: &Range<usize>) -> bool {
-        let place = self.destination.as_ref().and_then(|landing| landing.place.as_ref());
-        place.is_some_and(|(at, place)| *at == block && place.start < range.end && range.start < place.end)
+        let places = self.sections.iter().filter_map(|section| section.destination.as_ref()?.place.as_ref());
+        places
+            .into_iter()
+            .any(|(at, place)| *at == block && place.start < range.end && range.start < place.end)
     }
 }
 
@@ -115,15 +136,31 @@ impl Outbound {
 }
 
 impl Shared {
-    /// The checks that a NIC makes before a read leaves.
+    /// The checks that a NIC makes before a read leaves, of all its parts.
     pub(crate) fn aim_read(
+        &self,
+        id: EndpointId,
+        core: &QueuePairCore,
+        request: &WorkRequest,
+    ) -> Result<Box<Read>, FabricError> {
+        let weight = request.weight(core.capabilities().piece_bytes_max);
+        let section = |part: ReadPart<'_>| self.aim_section(id, core, part.remote, part.into);
+        let sections = request.reads().map(section).collect::<Result<Vec<_>, _>>()?;
+        let mut pieces = Vec::new();
+        for (part, section) in sections.iter().enumerate() {
+            let length = usize::try_from(section.range.length).unwrap_or(usize::MAX);
+            pieces.extend(cut_into_pieces(part, length, &self.swarm, &mut self.state().rng));
+        }
+        Ok(Box::new(Read { weight: usize::try_from(weight).unwrap_or(1), sections, pieces }))
+    }
+
+    fn aim_section(
         &self,
         id: EndpointId,
         core: &QueuePairCore,
         remote: &RemoteRange,
         into: &ReadDestination,
-        weight: u64,
-    ) -> Result<Box<Read>, FabricError> {
+    ) -> Result<Section, FabricError> {
         let kind = FabricKind::Sim;
         let region = core.remote_regions().aim(into.length(), Some(remote))?;
         let table = self.state().endpoints[id.index()].domain.clone();
@@ -144,10 +181,8 @@ impl Shared {
                 Some(Landing { target, place, posted_under })
             }
         };
-        let length = usize::try_from(into.length()).unwrap_or(usize::MAX);
-        let pieces = cut_into_pieces(0, length, &self.swarm, &mut self.state().rng);
-        let (key, weight) = (region.map_or(0, |region| region.key), usize::try_from(weight).unwrap_or(1));
-        Ok(Box::new(Read { range: *remote, key, weight, destination, source: None, pieces }))
+        let key = region.map_or(0, |region| region.key);
+        Ok(Section { range: *remote, key, destination, source: None })
     }
 
     /// The target executes a random piece of the oldest read that it has not executed.
@@ -167,7 +202,8 @@ impl Shared {
         let number = *number;
         let unread = read.count(is_unread) as u64;
         let Some(piece) = read.nth((random % unread.max(1)) as usize, is_unread) else { return };
-        let (range, key, known) = (read.range, read.key, read.source.clone());
+        let section = &read.sections[read.pieces[piece].part];
+        let (range, key, known) = (section.range, section.key, section.source.clone());
         let part = read.pieces[piece].range.clone();
         drop(state);
         let source = match known.map_or_else(|| domain.table.read_source(&range, key), Ok) {
@@ -180,12 +216,7 @@ impl Shared {
         self.record(Event::Sampled { endpoint: id, read: number, offset: part.start, length: part.len() });
         let mut state = self.state();
         let read = state.endpoints[id.index()].outbound.read_mut(number);
-        let before = read.and_then(|read| {
-            read.pieces[piece].state = PieceState::Carried(bytes);
-            // The last piece lets go of the target's bytes.
-            let keep = (!read.is_sampled()).then_some(source.clone());
-            std::mem::replace(&mut read.source, keep)
-        });
+        let before = read.and_then(|read| read.sampled(piece, bytes, &source));
         drop(state);
         drop((before, source));
     }
@@ -226,7 +257,8 @@ impl Shared {
         else {
             return;
         };
-        let Some(Landing { target, place, posted_under }) = &read.destination else { return };
+        let landing = read.sections[read.pieces[piece].part].destination.as_ref();
+        let Some(Landing { target, place, posted_under }) = landing else { return };
         let (target, place, posted_under) = (target.clone(), place.clone(), *posted_under);
         drop(state);
         if let Some((block, whole)) = place {

@@ -4,7 +4,9 @@ use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use memory::{Block, BlockId};
 
-use crate::{Access, BoxFuture, FabricError, FabricKind, QueuePair, RemoteRegion, SlotKey, WorkRequest};
+use crate::{
+    Access, BoxFuture, FabricError, FabricKind, QueuePair, QueuePairStats, RemoteRegion, SlotKey, WorkRequest,
+};
 
 /// What a fabric can and cannot do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,6 +16,8 @@ pub struct Capabilities {
     pub vectored: bool,
     /// One-sided reads.
     pub read: bool,
+    /// Many ranges in one read, where there are reads.
+    pub read_vectored: bool,
     /// Views of the peer's memory without a copy.
     pub lend: bool,
     /// Memory windows.
@@ -24,8 +28,14 @@ pub struct Capabilities {
 
 impl Capabilities {
     /// Writes of one range only, unsplit.
-    pub const WRITES: Self =
-        Self { vectored: false, read: false, lend: false, windows: false, piece_bytes_max: u64::MAX };
+    pub const WRITES: Self = Self {
+        vectored: false,
+        read: false,
+        read_vectored: false,
+        lend: false,
+        windows: false,
+        piece_bytes_max: u64::MAX,
+    };
 
     /// Whether `request` is among what the fabric can do.
     pub fn allow(&self, request: &WorkRequest) -> bool {
@@ -34,6 +44,7 @@ impl Capabilities {
             WorkRequest::WriteVectored { .. } => self.vectored,
             WorkRequest::Lend { .. } => self.lend,
             WorkRequest::Read { .. } => self.read,
+            WorkRequest::ReadVectored { .. } => self.read && self.read_vectored,
         }
     }
 }
@@ -168,6 +179,11 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// If the operation was submitted and cannot be posted yet, it fails with
     /// [`FabricError::Busy`](crate::FabricError::Busy), and is never posted. For callers that have another way.
     fn withdraw(&self, _key: SlotKey) {}
+
+    /// The queue pair's counters, for a link whose operations are counted elsewhere. `counted` is what the core has counted.
+    fn stats(&self, counted: QueuePairStats) -> QueuePairStats {
+        counted
+    }
 
     /// Lets threads go that the peer holds inside a call of this link, if it has a way to do that. Never blocks.
     fn free_threads(&self) {}

@@ -52,11 +52,11 @@ pub use fabric::{
 };
 pub use kind::{FabricKind, UnknownFabric};
 pub use queue_pair::{NextArrival, Operation, QueuePair};
-pub use read::{ReadDestination, ReadOperation};
+pub use read::{ReadDestination, ReadOperation, VectoredReadOperation, scattered};
 pub use region::{
     Access, Purpose, RegionGeneration, RegionId, RegionTable, RemoteRange, RemoteRegion, RemoteRegions,
 };
 pub use runtime::{BoxFuture, Elapsed, Runtime, TokioRuntime, timeout};
 pub use slot::{SlotKey, SlotTable};
 pub use wait::{UnknownWait, Wait};
-pub use work::{Arrival, Immediate, Piece, Pieces, Segment, WorkRequest, paged};
+pub use work::{Arrival, Immediate, Piece, Pieces, ReadPart, ReadSegment, Segment, WorkRequest, paged};

@@ -14,8 +14,8 @@ use memory::{Buf, BufMut};
 
 use crate::{
     Arrival, Capabilities, FabricError, FabricKind, Immediate, Link, QueuePairConfig, QueuePairCore,
-    QueuePairStats, ReadDestination, ReadOperation, RegionId, RemoteRange, RemoteRegion, Segment, SlotKey,
-    WorkRequest,
+    QueuePairStats, ReadDestination, ReadOperation, ReadSegment, RegionId, RemoteRange, RemoteRegion,
+    Segment, SlotKey, VectoredReadOperation, WorkRequest,
     slot::{Place, Reserve},
 };
 
@@ -50,8 +50,10 @@ impl Shared {
         if !capabilities.allow(request) {
             return Err(request.unsupported(self.core.kind()));
         }
-        if let WorkRequest::WriteVectored { segments, .. } = request {
-            self.core.remote_regions().aim_all(segments)?;
+        match request {
+            WorkRequest::WriteVectored { segments, .. } => self.core.remote_regions().aim_all(segments)?,
+            WorkRequest::ReadVectored { segments } => self.core.remote_regions().aim_all_reads(segments)?,
+            WorkRequest::Write { .. } | WorkRequest::Lend { .. } | WorkRequest::Read { .. } => {}
         }
         Ok(request.weight(capabilities.piece_bytes_max))
     }
@@ -81,7 +83,7 @@ impl QueuePair {
 
     /// The fabric's counters.
     pub fn stats(&self) -> QueuePairStats {
-        self.shared.core.stats()
+        self.shared.link.stats(self.shared.core.stats())
     }
 
     /// Why the connection is over, if it is.
@@ -178,6 +180,31 @@ impl QueuePair {
         let into = ReadDestination::new(into);
         let operation = self.start(WorkRequest::Read { remote, into: into.clone() });
         ReadOperation::new(operation, into, self.kind())
+    }
+
+    /// Reads each range of the peer's memory into the buffer beside it, as one operation with one completion, and gives
+    /// the buffers back in the same order. The ranges may lie in several regions, overlap and be empty. What is
+    /// adjacent at the peer leaves as one request with a scatter list where the fabric has such a thing: see
+    /// [`scattered`](crate::scattered) for one range into many buffers.
+    ///
+    /// A segment that this side can tell to be wrong fails the whole before anything is posted. Each segment counts in
+    /// the send queue as a [`read`](Self::read) of its own.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); [`FabricError::TooManyPieces`] if the send queue could never hold it,
+    /// [`FabricError::Unsupported`] where [`Capabilities::read_vectored`] is false. After an error all buffers are back
+    /// in their pools, whatever came into them.
+    ///
+    /// # Cancel safety
+    /// As [`read`](Self::read): a posted one keeps all its buffers until it is over.
+    pub fn read_vectored(
+        &self,
+        segments: impl IntoIterator<Item = (RemoteRange, BufMut)>,
+    ) -> VectoredReadOperation {
+        let segment = |(remote, into)| ReadSegment { remote, into: ReadDestination::new(into) };
+        let segments: Arc<[ReadSegment]> = segments.into_iter().map(segment).collect();
+        let operation = self.start(WorkRequest::ReadVectored { segments: segments.clone() });
+        VectoredReadOperation::new(operation, segments, self.kind())
     }
 
     /// What the fabric can do.

@@ -9,7 +9,7 @@ use std::{
 
 use memory::{Block, BufMut, GrantEnd, Granted, RemoteTarget};
 
-use crate::{FabricError, FabricKind, Operation};
+use crate::{FabricError, FabricKind, Operation, ReadSegment, RemoteRange};
 
 /// The destination of a read. The slot of the operation owns it until the completion, so that bytes which come
 /// after the future was dropped land where nothing else is.
@@ -101,4 +101,70 @@ impl Future for ReadOperation {
         let memory = self.into.finish(self.kind);
         Poll::Ready(result.and(memory))
     }
+}
+
+/// A vectored read under way: a handle on its slot.
+///
+/// Dropping it ends interest in the bytes, not the operation: the buffers go back to their pools when the read is over.
+#[derive(Debug)]
+#[must_use = "a read that still waits for a slot is posted only when polled"]
+pub struct VectoredReadOperation {
+    operation: Operation,
+    segments: Arc<[ReadSegment]>,
+    kind: FabricKind,
+}
+
+impl VectoredReadOperation {
+    pub(crate) fn new(operation: Operation, segments: Arc<[ReadSegment]>, kind: FabricKind) -> Self {
+        Self { operation, segments, kind }
+    }
+}
+
+impl Future for VectoredReadOperation {
+    type Output = Result<Vec<BufMut>, FabricError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Poll::Ready(result) = Pin::new(&mut self.operation).poll(context) else { return Poll::Pending };
+        // All of them, also after one that fails.
+        let memory: Vec<_> = self.segments.iter().map(|segment| segment.into.finish(self.kind)).collect();
+        Poll::Ready(result.and_then(|()| memory.into_iter().collect()))
+    }
+}
+
+/// The segments of a read of one range into many buffers, which fill up in their order, for
+/// [`QueuePair::read_vectored`](crate::QueuePair::read_vectored).
+///
+/// ```no_run
+/// use memory::{BufMut, Pool};
+/// use verbs_reactor::{FabricError, QueuePair, RemoteRange, scattered};
+///
+/// /// Reads a table of the peer's, row by row, into memory of their own, by one operation.
+/// async fn rows(
+///     peer: &QueuePair,
+///     table: RemoteRange,
+///     row_bytes: usize,
+///     pool: &Pool,
+/// ) -> Result<Vec<BufMut>, Box<dyn std::error::Error>> {
+///     let count = table.length as usize / row_bytes;
+///     let rows = (0..count).map(|_| pool.try_alloc(row_bytes)).collect::<Result<Vec<_>, _>>()?;
+///     Ok(peer.read_vectored(scattered(table, rows)?).await?)
+/// }
+/// ```
+///
+/// # Errors
+/// [`FabricError::LengthMismatch`] when the buffers together are not as long as the range.
+pub fn scattered(remote: RemoteRange, into: Vec<BufMut>) -> Result<Vec<(RemoteRange, BufMut)>, FabricError> {
+    let local: u64 = into.iter().map(|buffer| buffer.len() as u64).sum();
+    if local != remote.length {
+        return Err(FabricError::LengthMismatch { local, remote: remote.length });
+    }
+    let mut offset = remote.offset;
+    let segment = |buffer: BufMut| {
+        let length = buffer.len() as u64;
+        let part = RemoteRange { offset, length, ..remote };
+        // Past the end of any region the first checks refuse it.
+        offset = offset.saturating_add(length);
+        (part, buffer)
+    };
+    Ok(into.into_iter().map(segment).collect())
 }

@@ -7,7 +7,7 @@ use std::{
 
 use memory::{Block, BlockId, Buf, RemoteTarget};
 
-use crate::{FabricError, PeerViolation, Runtime, Segment};
+use crate::{FabricError, PeerViolation, ReadSegment, Runtime, Segment};
 
 /// Names a region within its domain; never reused within it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -121,6 +121,16 @@ impl RemoteRegions {
         }
         let room = region.length.saturating_sub(range.offset);
         if bytes > room { Err(mismatch(room)) } else { Ok(Some(*region)) }
+    }
+
+    /// Checks every segment of a vectored read, before any of it is posted.
+    ///
+    /// # Errors
+    /// As [`aim`](Self::aim).
+    pub(crate) fn aim_all_reads(&self, segments: &[ReadSegment]) -> Result<(), FabricError> {
+        segments
+            .iter()
+            .try_for_each(|segment| self.aim(segment.into.length(), Some(&segment.remote)).map(drop))
     }
 
     /// Checks every segment of a vectored write, before any of it is posted.

@@ -19,6 +19,26 @@ pub struct Segment {
     pub remote: RemoteRange,
 }
 
+/// One contiguous part of a vectored read.
+#[derive(Debug, Clone)]
+pub struct ReadSegment {
+    /// Where the bytes are.
+    pub remote: RemoteRange,
+    /// Where they go; as long as `remote`.
+    pub into: ReadDestination,
+}
+
+/// One part of a read. See [`WorkRequest::reads`].
+#[derive(Debug, Clone, Copy)]
+pub struct ReadPart<'request> {
+    /// Where the bytes are.
+    pub remote: &'request RemoteRange,
+    /// Where they go.
+    pub into: &'request ReadDestination,
+    /// No part comes after this one.
+    pub is_last: bool,
+}
+
 impl WorkRequest {
     /// The error of a fabric that is handed what [`Capabilities`](crate::Capabilities) rule out, which a queue pair
     /// never does.
@@ -28,6 +48,7 @@ impl WorkRequest {
             Self::WriteVectored { .. } => "write many ranges at once",
             Self::Lend { .. } => "lend memory without a copy",
             Self::Read { .. } => "read the peer's memory",
+            Self::ReadVectored { .. } => "read many ranges at once",
         };
         FabricError::Unsupported { kind, what }
     }
@@ -72,6 +93,12 @@ pub enum WorkRequest {
         /// Where they go; as long as `remote`.
         into: ReadDestination,
     },
+    /// Many reads, one completion. Only where [`Capabilities::read_vectored`](crate::Capabilities::read_vectored)
+    /// says so.
+    ReadVectored {
+        /// The parts, in the order they are asked for.
+        segments: Arc<[ReadSegment]>,
+    },
 }
 
 impl WorkRequest {
@@ -80,7 +107,7 @@ impl WorkRequest {
         match self {
             Self::Write { immediate, .. } | Self::WriteVectored { immediate, .. } => *immediate,
             Self::Lend { immediate, .. } => Some(*immediate),
-            Self::Read { .. } => None,
+            Self::Read { .. } | Self::ReadVectored { .. } => None,
         }
     }
 
@@ -92,32 +119,50 @@ impl WorkRequest {
                 segments.iter().map(|segment| segment.local.len() as u64).sum()
             }
             Self::Read { into, .. } => into.length(),
+            Self::ReadVectored { segments } => segments.iter().map(|segment| segment.into.length()).sum(),
         }
     }
 
     /// How many work requests the operation takes on a fabric that splits after `piece_bytes_max` bytes: what it
     /// weighs in the send queue's arithmetic. At least one.
     pub fn weight(&self, piece_bytes_max: u64) -> u64 {
-        let pieces = |buffer: &Buf| (buffer.len() as u64).div_ceil(piece_bytes_max.max(1)).max(1);
+        let pieces = |length: u64| length.div_ceil(piece_bytes_max.max(1)).max(1);
         match self {
-            Self::Write { local, .. } => pieces(local),
+            Self::Write { local, .. } => pieces(local.len() as u64),
             Self::WriteVectored { segments, .. } => {
-                segments.iter().map(|segment| pieces(&segment.local)).sum::<u64>().max(1)
+                segments.iter().map(|segment| pieces(segment.local.len() as u64)).sum::<u64>().max(1)
             }
             Self::Lend { .. } => 1,
-            Self::Read { into, .. } => into.length().div_ceil(piece_bytes_max.max(1)).max(1),
+            Self::Read { into, .. } => pieces(into.length()),
+            Self::ReadVectored { segments } => {
+                segments.iter().map(|segment| pieces(segment.into.length())).sum::<u64>().max(1)
+            }
         }
     }
 
+    /// The parts of a read, in the order a fabric asks for them; none for other operations. A vectored read without
+    /// segments has none: it is posted as the one of its [`pieces`](Self::pieces).
+    pub fn reads(&self) -> impl Iterator<Item = ReadPart<'_>> {
+        let (one, many) = match self {
+            Self::Read { remote, into } => (Some((remote, into)), &[][..]),
+            Self::ReadVectored { segments } => (None, &segments[..]),
+            Self::Write { .. } | Self::WriteVectored { .. } | Self::Lend { .. } => (None, &[][..]),
+        };
+        let count = usize::from(one.is_some()) + many.len();
+        let all = one.into_iter().chain(many.iter().map(|segment| (&segment.remote, &segment.into)));
+        all.zip(1..).map(move |((remote, into), nth)| ReadPart { remote, into, is_last: nth == count })
+    }
+
     /// The pieces of a write, in the order a fabric posts them; none for other operations. Only the last carries
-    /// the immediate.
+    /// the immediate. A vectored read without segments has one, as a vectored write without has: it moves nothing.
     pub fn pieces(&self, piece_bytes_max: u64) -> Pieces<'_> {
         let (parts, immediate) = match self {
             Self::Write { local, remote, immediate } => (Parts::One(Some((local, *remote))), *immediate),
             // Without segments, a bare notification.
             Self::WriteVectored { segments, immediate } if segments.is_empty() => (Parts::Bare, *immediate),
             Self::WriteVectored { segments, immediate } => (Parts::Many(segments), *immediate),
-            Self::Lend { .. } | Self::Read { .. } => (Parts::One(None), None),
+            Self::ReadVectored { segments } if segments.is_empty() => (Parts::Bare, None),
+            Self::Lend { .. } | Self::Read { .. } | Self::ReadVectored { .. } => (Parts::One(None), None),
         };
         Pieces { parts, immediate, offset: 0, piece_bytes_max: piece_bytes_max.max(1) }
     }

@@ -3,10 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::future::{join, join_all};
-use memory::{GrantEnd, MemoryError, PoolConfig};
+use memory::{GrantEnd, MemoryError, Pool, PoolConfig};
 use sim::Handle;
 use verbs_reactor::{
-    Arrival, ConnectParams, FabricError, Immediate, QueuePairConfig, Role, Runtime, Segment, WorkRequest,
+    Arrival, ConnectParams, FabricError, Immediate, QueuePair, QueuePairConfig, RemoteRange, Role, Runtime,
+    Segment, WorkRequest, scattered,
 };
 
 use super::{
@@ -15,7 +16,7 @@ use super::{
 };
 
 /// What this file cancels.
-pub(super) const CASES: [&str; 13] = [
+pub(super) const CASES: [&str; 14] = [
     "alloc",
     "connect",
     "close",
@@ -25,6 +26,7 @@ pub(super) const CASES: [&str; 13] = [
     "notify",
     "post_now",
     "read",
+    "read_vectored",
     "room",
     "write",
     "write_imm",
@@ -186,35 +188,60 @@ fn s3_a_loan_given_up_arrives_once_and_comes_back() {
 #[test]
 fn s1_a_read_given_up_keeps_its_destination_until_it_is_over() {
     on_seeds(async |handle: Handle| {
-        let pair = pair(&handle, DEPTHS).await;
-        let lent = pair.right.lend_to(&pair.to_right, BYTES).await;
-        let write = pair.to_right.write(pair.left.filled(BYTES, 4).await, lent.range);
-        write.await.unwrap();
-        let told = join(pair.to_right.notify(Immediate(0)), pair.to_left.next_arrival()).await;
-        told.1.unwrap();
-        // What was written is read.
-        let (range, bytes) = (lent.range, lent.take());
-        let _exposure = bytes.expose();
-        // One destination at a time.
-        let config = PoolConfig { block_bytes: 1024, cap_bytes: 1024, ..PoolConfig::new("small") };
-        let small = pair.left.node.pool(config).unwrap();
-        pair.left.register(&small);
-        for_every_k("read", async |polls| {
+        given_up_reads(&handle, "read", async |polls, to_right, range, small| {
             let into = small.alloc(BYTES).await.unwrap();
-            let read = polled(polls, pair.to_right.read(range, into)).await;
-            let completed = read.is_some();
-            if let Some(read) = read {
-                handle.verify(4, &read.unwrap());
-            }
-            completed
+            Some(polled(polls, to_right.read(range, into)).await?.unwrap().to_vec())
         })
         .await;
-        drop((_exposure, bytes));
-        let all = small.alloc(BYTES).await.unwrap();
-        drop(all);
-        assert_eq!((small.stats().used_bytes, small.stats().leaked_bytes), (0, 0));
-        closed(&handle, pair).await;
     });
+}
+
+#[test]
+fn s1_a_vectored_read_given_up_keeps_its_buffers_until_it_is_over() {
+    on_seeds(async |handle: Handle| {
+        given_up_reads(&handle, "read_vectored", async |polls, to_right, range, small| {
+            let (first, second) =
+                (small.alloc(BYTES / 4).await.unwrap(), small.alloc(BYTES - BYTES / 4).await.unwrap());
+            let segments = scattered(range, vec![first, second]).unwrap();
+            let read = polled(polls, to_right.read_vectored(segments)).await?.unwrap();
+            Some([&read[0][..], &read[1][..]].concat())
+        })
+        .await;
+    });
+}
+
+/// `read` begins a read of the range, with memory of that pool, and gives what it brought unless it was given up.
+async fn given_up_reads(
+    handle: &Handle,
+    case: &str,
+    read: impl AsyncFn(usize, &QueuePair, RemoteRange, &Pool) -> Option<Vec<u8>>,
+) {
+    let pair = pair(handle, DEPTHS).await;
+    let lent = pair.right.lend_to(&pair.to_right, BYTES).await;
+    let write = pair.to_right.write(pair.left.filled(BYTES, 4).await, lent.range);
+    write.await.unwrap();
+    let told = join(pair.to_right.notify(Immediate(0)), pair.to_left.next_arrival()).await;
+    told.1.unwrap();
+    // What was written is read.
+    let (range, bytes) = (lent.range, lent.take());
+    let _exposure = bytes.expose();
+    // One destination at a time.
+    let config = PoolConfig { block_bytes: 1024, cap_bytes: 1024, ..PoolConfig::new("small") };
+    let small = pair.left.node.pool(config).unwrap();
+    pair.left.register(&small);
+    for_every_k(case, async |polls| {
+        let read = read(polls, &pair.to_right, range, &small).await;
+        if let Some(read) = &read {
+            handle.verify(4, read);
+        }
+        read.is_some()
+    })
+    .await;
+    drop((_exposure, bytes));
+    let all = small.alloc(BYTES).await.unwrap();
+    drop(all);
+    assert_eq!((small.stats().used_bytes, small.stats().leaked_bytes), (0, 0));
+    closed(handle, pair).await;
 }
 
 #[test]

@@ -36,6 +36,7 @@ const PIECE_BYTES_MAX: u64 = 1 << 30;
 const CAPABILITIES: Capabilities = Capabilities {
     vectored: true,
     read: true,
+    read_vectored: true,
     lend: true,
     piece_bytes_max: PIECE_BYTES_MAX,
     ..Capabilities::WRITES

@@ -11,9 +11,7 @@ use memory::{
     copy::{CopyReason, copy_raw},
 };
 
-use crate::{
-    FabricError, FabricKind, PeerViolation, ReadDestination, RemoteRange, RemoteRegions, SlotKey, WorkRequest,
-};
+use crate::{FabricError, FabricKind, PeerViolation, ReadPart, RemoteRegions, SlotKey, WorkRequest};
 
 use super::{
     connection::Connection,
@@ -250,10 +248,10 @@ impl Producer {
     }
 
     fn post(&mut self, connection: &Connection, key: SlotKey, request: &WorkRequest) -> Post {
-        if let WorkRequest::Read { remote, into } = request {
-            let read = resolve(connection, key, remote, into);
-            return read.map_or_else(Post::Failed, |read| {
-                self.reads.post(read);
+        let posted = Posted { key, length: request.length() };
+        if let Some(read) = resolve_reads(connection, posted, request).transpose() {
+            return read.map_or_else(Post::Failed, |(first, rest)| {
+                [first].into_iter().chain(rest).for_each(|read| self.reads.post(read));
                 self.ask_reads(connection);
                 Post::Published
             });
@@ -263,7 +261,7 @@ impl Producer {
         let result = self.prepare(connection, request, &mut prepared);
         let post = match result {
             Ok(true) => {
-                self.publish(connection, Posted { key, length: request.length() }, &prepared);
+                self.publish(connection, posted, &prepared);
                 Post::Published
             }
             Ok(false) => Post::Waiting,
@@ -385,27 +383,36 @@ fn aim(connection: &Connection, request: &WorkRequest) -> Result<(), FabricError
         WorkRequest::WriteVectored { segments, .. } => segments
             .iter()
             .try_for_each(|segment| regions.aim(segment.local.len() as u64, Some(&segment.remote)).map(drop)),
-        WorkRequest::Lend { .. } | WorkRequest::Read { .. } => Ok(()),
+        WorkRequest::Lend { .. } | WorkRequest::Read { .. } | WorkRequest::ReadVectored { .. } => Ok(()),
     }
 }
 
-/// The checks that a NIC makes before a read leaves.
-fn resolve(
+/// The parts of a read, all of them checked; `None` for other operations. Most have one only, and allocate nothing
+/// here.
+fn resolve_reads(
     connection: &Connection,
-    key: SlotKey,
-    remote: &RemoteRange,
-    into: &ReadDestination,
-) -> Result<Read, FabricError> {
+    posted: Posted,
+    request: &WorkRequest,
+) -> Result<Option<(Read, Vec<Read>)>, FabricError> {
+    let mut parts = request.reads();
+    let Some(first) = parts.next() else { return Ok(None) };
+    let first = resolve(connection, posted, &first)?;
+    let rest = parts.map(|part| resolve(connection, posted, &part)).collect::<Result<_, _>>()?;
+    Ok(Some((first, rest)))
+}
+
+/// The checks that a NIC makes before a read leaves.
+fn resolve(connection: &Connection, posted: Posted, part: &ReadPart<'_>) -> Result<Read, FabricError> {
+    let ReadPart { remote, into, is_last } = *part;
     let regions: &RemoteRegions = connection.core.remote_regions();
-    let length = into.length();
-    let region = regions.aim(length, Some(remote))?;
+    let region = regions.aim(into.length(), Some(remote))?;
     let target = into.target()?;
     if let Some((block, _)) = &target
         && !connection.regions.contains(block.id())
     {
         return Err(FabricError::NotRegistered { kind: KIND, block: block.id().get() });
     }
-    let (posted, key) = (Posted { key, length }, region.map_or(0, |region| region.key));
+    let (posted, key) = (is_last.then_some(posted), region.map_or(0, |region| region.key));
     Ok(Read { posted, range: *remote, key, destination: target.map(|(_, target)| target) })
 }
 

@@ -25,7 +25,8 @@ use super::{
 /// A read of the peer's memory, checked and resolved.
 #[derive(Debug)]
 pub(super) struct Read {
-    pub(super) posted: Posted,
+    /// What its answer completes; `None` for an earlier part of an operation.
+    pub(super) posted: Option<Posted>,
     pub(super) range: RemoteRange,
     pub(super) key: u32,
     /// `None` if it is empty.
@@ -71,11 +72,11 @@ impl Reads {
         Ok(next.ok_or(PeerViolation::Malformed)?.destination.clone())
     }
 
-    /// The next answer is executed: the operation that it completes.
+    /// The next answer is executed: the operation that it completes, if it is its last.
     pub(super) fn answered(&mut self) -> Option<Posted> {
         let read = self.asked.pop_front()?;
         self.first = self.first.wrapping_add(1);
-        Some(read.posted)
+        read.posted
     }
 }
 

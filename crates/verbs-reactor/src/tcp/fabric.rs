@@ -64,7 +64,13 @@ impl Default for TcpConfig {
 impl TcpConfig {
     fn capabilities(&self) -> Capabilities {
         let piece_bytes_max = self.piece_bytes_max.max(1);
-        Capabilities { vectored: true, read: true, piece_bytes_max, ..Capabilities::WRITES }
+        Capabilities {
+            vectored: true,
+            read: true,
+            read_vectored: true,
+            piece_bytes_max,
+            ..Capabilities::WRITES
+        }
     }
 }
 

@@ -27,8 +27,8 @@ use super::{
 };
 use crate::{
     Capabilities, FabricError, FabricKind, Link, Piece, QueuePair, QueuePairConfig, QueuePairCore,
-    ReadDestination, RegionGeneration, RegionId, RegionTable, RemoteRange, Runtime, SlotKey, WorkRequest,
-    wait::Spinner,
+    ReadDestination, ReadPart, RegionGeneration, RegionId, RegionTable, RemoteRange, Runtime, SlotKey,
+    WorkRequest, wait::Spinner,
 };
 
 /// The range of a write of no bytes.
@@ -254,8 +254,19 @@ impl EndState {
 
 impl Link for TcpLink {
     fn submit(&self, key: SlotKey, request: &WorkRequest) {
-        if let WorkRequest::Read { remote, into } = request {
-            return self.submit_read(key, remote, into);
+        match self.resolve_reads(key, request) {
+            Ok(None) => {}
+            Ok(Some((first, rest))) => {
+                self.reads.post([first].into_iter().chain(rest));
+                if self.reads.ask(&self.sender) {
+                    self.send();
+                }
+                return;
+            }
+            Err(error) => {
+                self.core.complete(key, request.length(), Err(error));
+                return;
+            }
         }
         match self.resolve(key, request) {
             Ok((first, rest)) => {
@@ -330,21 +341,24 @@ impl TcpLink {
         Ok(Outgoing::write(operation, local, range, remote_key, ending))
     }
 
-    fn submit_read(&self, key: SlotKey, remote: &RemoteRange, into: &ReadDestination) {
-        match self.resolve_read(key, remote, into) {
-            Ok(read) => {
-                self.reads.post(read);
-                if self.reads.ask(&self.sender) {
-                    self.send();
-                }
-            }
-            Err(error) => self.core.complete(key, into.length(), Err(error)),
-        }
+    /// As [`resolve`](Self::resolve), for the parts of a read; `None` for other operations.
+    fn resolve_reads(
+        &self,
+        key: SlotKey,
+        request: &WorkRequest,
+    ) -> Result<Option<(Read, Vec<Read>)>, FabricError> {
+        let mut parts = request.reads();
+        let Some(first) = parts.next() else { return Ok(None) };
+        let bytes = request.length();
+        let part = |part: ReadPart<'_>| {
+            self.resolve_read(Part { key, bytes, is_last: part.is_last }, part.remote, part.into)
+        };
+        Ok(Some((part(first)?, parts.map(part).collect::<Result<_, _>>()?)))
     }
 
     fn resolve_read(
         &self,
-        key: SlotKey,
+        operation: Part,
         remote: &RemoteRange,
         into: &ReadDestination,
     ) -> Result<Read, FabricError> {
@@ -360,6 +374,6 @@ impl TcpLink {
             Some(region) if bytes > 0 => (*remote, Key(region.key)),
             _ => (NOWHERE, Key(0)),
         };
-        Ok(Read { key, range, remote_key, target: target.map(|(_, target)| target) })
+        Ok(Read { operation, range, remote_key, target: target.map(|(_, target)| target) })
     }
 }

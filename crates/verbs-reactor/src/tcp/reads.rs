@@ -13,12 +13,13 @@ use super::{
     outgoing::{Outgoing, Part},
     sender::Sender,
 };
-use crate::{QueuePairCore, RemoteRange, SlotKey};
+use crate::{QueuePairCore, RemoteRange};
 
 /// A read, checked and resolved.
 #[derive(Debug)]
 pub(super) struct Read {
-    pub(super) key: SlotKey,
+    /// The operation, and whether it ends with this.
+    pub(super) operation: Part,
     pub(super) range: RemoteRange,
     pub(super) remote_key: Key,
     /// `None` if it is empty.
@@ -57,8 +58,9 @@ pub(super) struct Expected {
 }
 
 impl Reads {
-    pub(super) fn post(&self, read: Read) {
-        self.lock().posted.push_back((read, 0));
+    /// Posts the reads of one operation.
+    pub(super) fn post(&self, reads: impl IntoIterator<Item = Read>) {
+        self.lock().posted.extend(reads.into_iter().map(|read| (read, 0)));
     }
 
     /// Asks for as much as may be outstanding. Whether something was posted.
@@ -105,7 +107,7 @@ impl Inner {
         let length = rest.min(READ_BYTES_MAX);
         let is_last = length == rest;
         let range = RemoteRange { offset: read.range.offset + *offset, length, ..read.range };
-        let operation = Part { key: read.key, bytes: read.range.length, is_last };
+        let operation = Part { is_last: is_last && read.operation.is_last, ..read.operation };
         let (target, remote_key, offset) = (read.target.clone(), read.remote_key, *offset);
         if is_last {
             self.posted.pop_front();

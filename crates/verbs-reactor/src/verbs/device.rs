@@ -38,6 +38,8 @@ pub struct DeviceLimits {
     pub work_requests: u32,
     /// Ranges of memory in one work request.
     pub segments: u32,
+    /// Ranges of memory that one read is scattered to.
+    pub read_segments: u32,
     /// Reads that one queue pair may have under way.
     pub reads_started: u32,
     /// Reads of the peer that one queue pair serves at once.
@@ -122,6 +124,7 @@ impl Context {
             queue_pairs: limit(attributes.max_qp),
             work_requests: limit(attributes.max_qp_wr),
             segments: limit(attributes.max_sge),
+            read_segments: limit(attributes.max_sge_rd),
             reads_started: limit(attributes.max_qp_init_rd_atom),
             reads_served: limit(attributes.max_qp_rd_atom),
             completion_queues: limit(attributes.max_cq),

@@ -17,7 +17,8 @@ use super::{
 };
 
 /// Of queue pairs: pieces are counted by the link, which holds back what the device's queue has no room for.
-pub(super) const CAPABILITIES: Capabilities = Capabilities { vectored: true, ..Capabilities::WRITES };
+pub(super) const CAPABILITIES: Capabilities =
+    Capabilities { vectored: true, read_vectored: true, ..Capabilities::WRITES };
 
 /// A device that is lost is looked for at most this often, and only when somebody wants to connect.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);

@@ -98,7 +98,8 @@ impl Opened {
     /// How much goes into one work request.
     pub(super) fn request_limits(&self) -> RequestLimits {
         let ranges = (self.limits.segments as usize).clamp(1, RANGES_OF_REQUEST);
-        RequestLimits { piece_bytes: self.piece_bytes(), ranges }
+        let read_ranges = (self.limits.read_segments as usize).clamp(1, ranges);
+        RequestLimits { piece_bytes: self.piece_bytes(), ranges, read_ranges }
     }
 
     /// Reads of a peer that a queue pair serves at once.

@@ -28,14 +28,26 @@ pub(super) enum Direction {
 pub(super) struct RequestLimits {
     /// Bytes.
     pub(super) piece_bytes: u32,
-    /// Ranges of memory here.
+    /// Ranges of memory here, of a write.
     pub(super) ranges: usize,
+    /// As many of a read: some devices scatter less than they gather, or nothing at all.
+    pub(super) read_ranges: usize,
+}
+
+impl RequestLimits {
+    fn ranges(&self, direction: Direction) -> usize {
+        match direction {
+            Direction::Write => self.ranges,
+            Direction::Read => self.read_ranges,
+        }
+    }
 }
 
 /// Adjacent bytes there, of an operation that is not completely posted yet. They are posted in steps: pieces and,
 /// before the last piece of a write that tells the peer, messages that say how many bytes went before.
 ///
-/// The bytes here lie in one range of any length, or are gathered from several that one work request takes.
+/// The bytes here lie in one range of any length, or are gathered from (scattered to) several that one work request
+/// takes.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) key: SlotKey,
@@ -63,9 +75,10 @@ impl Pending {
         if self.length == 0 {
             *self = next;
         } else if next.length > 0 {
-            let is_adjacent = self.remote_key == next.remote_key && self.remote + self.length == next.remote;
+            let is_adjacent =
+                self.remote_key == next.remote_key && self.remote.wrapping_add(self.length) == next.remote;
             let fits = self.length + next.length <= u64::from(limits.piece_bytes)
-                && self.gathered.len() + 1 < limits.ranges;
+                && self.gathered.len() + 1 < limits.ranges(self.direction);
             if !is_adjacent || !fits {
                 return Err(next);
             }
@@ -111,7 +124,8 @@ impl Pending {
         let transfer = Transfer {
             direction: self.direction,
             length,
-            remote: self.remote + from,
+            // A peer says where its regions begin: a device refuses what does not lie in one.
+            remote: self.remote.wrapping_add(from),
             remote_key: self.remote_key,
             immediate: self.immediate.filter(|_| last),
         };

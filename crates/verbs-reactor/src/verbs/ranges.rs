@@ -2,7 +2,9 @@
 
 use memory::Buf;
 
-use crate::{FabricError, FabricKind, Immediate, Piece, QueuePairCore, RemoteRange, SlotKey, WorkRequest};
+use crate::{
+    FabricError, FabricKind, Immediate, Piece, QueuePairCore, ReadPart, RemoteRange, SlotKey, WorkRequest,
+};
 
 use super::{
     pending::{Direction, LocalRange, Pending, RequestLimits},
@@ -26,19 +28,34 @@ impl Ranges {
         aim: &Aim<'_>,
         limits: &RequestLimits,
     ) -> Result<Self, FabricError> {
-        if let WorkRequest::Read { .. } = request {
-            return Ok(Self { earlier: Vec::new(), last: aim.read(key, request)? });
+        let mut reads = request.reads();
+        if let Some(first) = reads.next() {
+            let mut ranges = Self { earlier: Vec::new(), last: aim.read(key, 0, &first)? };
+            for part in reads {
+                ranges.push(|before| aim.read(key, before, &part), limits)?;
+            }
+            return Ok(ranges);
         }
         let mut pieces = request.pieces(u64::MAX);
         let first = pieces.next().ok_or_else(|| request.unsupported(FabricKind::Verbs))?;
         let mut ranges = Self { earlier: Vec::new(), last: aim.write(key, 0, &first)? };
         for piece in pieces {
-            let before = ranges.last.earlier + ranges.last.length;
-            if let Err(next) = ranges.last.gather(aim.write(key, before, &piece)?, limits) {
-                ranges.earlier.push(std::mem::replace(&mut ranges.last, next));
-            }
+            ranges.push(|before| aim.write(key, before, &piece), limits)?;
         }
         Ok(ranges)
+    }
+
+    /// Adds what comes next, which is told how many bytes the operation has before it.
+    fn push(
+        &mut self,
+        next: impl FnOnce(u64) -> Result<Pending, FabricError>,
+        limits: &RequestLimits,
+    ) -> Result<(), FabricError> {
+        let next = next(self.last.earlier + self.last.length)?;
+        if let Err(next) = self.last.gather(next, limits) {
+            self.earlier.push(std::mem::replace(&mut self.last, next));
+        }
+        Ok(())
     }
 
     pub(super) fn into_iter(self) -> impl Iterator<Item = Pending> {
@@ -62,16 +79,15 @@ impl Aim<'_> {
         Ok(Pending { immediate, earlier, is_last: *is_last, ..pending })
     }
 
-    fn read(&self, key: SlotKey, request: &WorkRequest) -> Result<Pending, FabricError> {
-        let WorkRequest::Read { remote, into } = request else {
-            return Err(request.unsupported(FabricKind::Verbs));
-        };
+    fn read(&self, key: SlotKey, earlier: u64, part: &ReadPart<'_>) -> Result<Pending, FabricError> {
+        let ReadPart { remote, into, is_last } = *part;
         let mut local = LocalRange { address: 0, length: into.length(), key: 0 };
         if let (Some((block, _)), Some(offset)) = (into.target()?, into.offset()) {
             local.address = block.base().as_ptr() as u64 + offset as u64;
             local.key = self.domain.local_key(&block)?;
         }
-        self.pending(key, Direction::Read, local, Some(remote))
+        let pending = self.pending(key, Direction::Read, local, Some(remote))?;
+        Ok(Pending { earlier, is_last, ..pending })
     }
 
     fn source(&self, local: &Buf) -> Result<LocalRange, FabricError> {

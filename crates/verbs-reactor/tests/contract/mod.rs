@@ -15,7 +15,7 @@ pub mod refusals;
 pub mod vectored;
 pub mod writes;
 
-use std::{future::Future, net::IpAddr, sync::Arc, sync::mpsc, thread, time::Duration};
+use std::{cell::Cell, future::Future, net::IpAddr, sync::Arc, sync::mpsc, thread, time::Duration};
 
 use verbs_reactor::{Fabric, Runtime, TokioRuntime};
 
@@ -40,6 +40,22 @@ pub fn is_able(pair: &pair::Pair, ability: &str, able: bool) -> bool {
         println!("SKIPPED: {line}");
     }
     able
+}
+
+thread_local! {
+    static WHOLE_BLOCKS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Says for the test on this thread that its target grants and exposes whole blocks, as an RDMA adapter does, whatever
+/// its fabric can do.
+#[allow(dead_code)] // not every test binary needs it
+pub fn grant_whole_blocks() {
+    WHOLE_BLOCKS.set(true);
+}
+
+/// Whether the target of the test on this thread does that.
+pub fn grants_whole_blocks() -> bool {
+    WHOLE_BLOCKS.get()
 }
 
 /// The fabric under test.
@@ -168,6 +184,18 @@ macro_rules! contract_suite {
                     a_read_with_a_wrong_key_or_generation_is_refused,
                     a_read_that_cannot_be_posted_fails_alone,
                     a_close_ends_reads_under_way,
+                    many_ranges_are_read_by_one_operation,
+                    one_range_is_scattered_to_many_buffers,
+                    a_range_longer_than_a_piece_is_read_among_short_ones,
+                    many_vectored_reads_may_be_outstanding,
+                    a_vectored_read_of_nothing_completes,
+                    one_bad_range_fails_the_whole_before_anything_is_asked,
+                    an_unregistered_buffer_fails_the_whole,
+                    a_range_without_the_read_right_ends_the_connection,
+                    more_ranges_than_the_send_queue_holds_are_too_many_pieces,
+                    a_vectored_read_that_waits_for_room_is_posted_whole,
+                    a_dropped_vectored_read_keeps_its_buffers_until_it_is_over,
+                    a_close_ends_vectored_reads_under_way,
                 ]
                 refusals: [
                     an_unknown_remote_region_fails_that_operation_only,

@@ -8,7 +8,7 @@ use crate::verbs::{
     pending::{Direction, LocalRange},
 };
 
-const LIMITS: RequestLimits = RequestLimits { piece_bytes: 100, ranges: 4 };
+const LIMITS: RequestLimits = RequestLimits { piece_bytes: 100, ranges: 4, read_ranges: 2 };
 
 fn pending(slot: u64, length: u64, immediate: Option<u32>) -> Pending {
     Pending {
@@ -149,15 +149,21 @@ fn batches_never_reorder_operations() {
     }
 }
 
-/// Parts of one operation: bytes, and where they go.
-fn parts(parts: &[(u64, u64)]) -> Vec<Pending> {
+/// Parts of one write: bytes, and where they go.
+fn parts(given: &[(u64, u64)]) -> Vec<Pending> {
+    parts_of(Direction::Write, given)
+}
+
+/// Parts of one operation: bytes, and where they go or come from.
+fn parts_of(direction: Direction, parts: &[(u64, u64)]) -> Vec<Pending> {
     let mut ranges: Vec<Pending> = Vec::new();
     let mut earlier = 0;
     for (index, &(length, remote)) in parts.iter().enumerate() {
         let local = LocalRange { address: 10_000 * index as u64, length, key: 1 };
         let is_last = index + 1 == parts.len();
-        let immediate = is_last.then_some(5);
-        let next = Pending { local, remote, earlier, is_last, immediate, ..pending(0, length, None) };
+        let immediate = (is_last && direction == Direction::Write).then_some(5);
+        let blank = pending(0, length, None);
+        let next = Pending { direction, local, remote, earlier, is_last, immediate, ..blank };
         earlier += length;
         let refused = match ranges.last_mut() {
             Some(last) => last.gather(next, &LIMITS).err(),
@@ -177,6 +183,33 @@ fn adjacent_ranges_are_one_request() {
     let Work::Transfer(write) = request.work else { panic!("not a write") };
     assert_eq!((write.length, write.remote, write.immediate), (60, 500, Some(5)));
     assert_eq!(ends(&steps), [(0, 60)]);
+}
+
+#[test]
+fn reads_that_are_adjacent_there_are_one_request_as_far_as_the_device_scatters() {
+    let given = [(10, 500), (20, 510), (30, 530), (0, 1), (60, 560), (250, 620), (7, 0)];
+    let steps = all_steps(parts_of(Direction::Read, &given), 16);
+    let shape = |(request, ranges): &Posted| {
+        let Work::Transfer(read) = request.work else { panic!("a read tells nothing") };
+        assert_eq!(read.direction, Direction::Read);
+        assert_eq!(ranges.iter().map(|range| range.length).sum::<u64>(), read.length);
+        (read.remote, read.length, ranges.len())
+    };
+    let shapes: Vec<_> = steps.iter().map(shape).collect();
+    let pieces = [(620, 100, 1), (720, 100, 1), (820, 50, 1)];
+    let expected = [&[(500, 30, 2), (530, 90, 2)][..], &pieces, &[(0, 7, 1)]].concat();
+    assert_eq!(shapes, expected);
+    assert_eq!(ends(&steps), [(0, 377)]);
+}
+
+#[test]
+fn a_region_at_the_end_of_all_addresses_is_left_to_the_device() {
+    let mut last = parts(&[(150, u64::MAX - 10)]);
+    assert!(last[0].gather(pending(0, 10, None), &LIMITS).is_err());
+    assert_eq!(
+        transfers(&all_steps(last, 16)).iter().map(|write| write.remote).collect::<Vec<_>>(),
+        [u64::MAX - 10, 89]
+    );
 }
 
 #[test]
