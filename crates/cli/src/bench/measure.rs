@@ -72,7 +72,7 @@ pub(super) async fn measure(
     let limit = plan(&mut ready.limit, &mut ready.stage, settings).await?;
     let mut rounds = Rounds::new(settings.rounds as usize);
     while rounds.are_wanted() {
-        let limit_first = rounds.begun() % 2 == 0;
+        let limit_first = rounds.begun().is_multiple_of(2);
         let round = one_round(&mut ready, ours, limit, limit_first).await;
         if rounds.take(round)? {
             bar.inc(1);
