@@ -170,6 +170,13 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// Makes progress on behalf of whoever awaits: cheap when there is nothing to do, never blocks.
     fn drive(&self);
 
+    /// Looks a little longer on behalf of whoever awaits an arrival, after [`drive`](Self::drive) brought none; gives
+    /// whether it brought anything since. Nothing unless the fabric has found that looking pays off now: other tasks of
+    /// this thread wait meanwhile.
+    fn look(&self) -> bool {
+        false
+    }
+
     /// Begins the orderly end: outstanding operations end, the peer's further accesses are refused. When that
     /// is done, and nothing of the peer can touch local memory any more, the fabric calls
     /// [`QueuePairCore::mark_drained`](crate::QueuePairCore::mark_drained). Called once; also after a failure.

@@ -457,7 +457,10 @@ impl Future for NextArrival<'_> {
     type Output = Result<Arrival, FabricError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.shared.link.drive();
-        self.shared.core.poll_arrival(context)
+        let Shared { core, link, .. } = self.shared;
+        link.drive();
+        // Before leaving a waker: what is found here wakes nobody. It may be something else than an arrival.
+        while !core.has_arrival() && link.look() {}
+        core.poll_arrival(context)
     }
 }

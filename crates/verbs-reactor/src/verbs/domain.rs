@@ -21,12 +21,14 @@ use super::{
     endpoint::{host_name, sequence},
     error::{fabric_error, loss},
     fabric::{CAPABILITIES, Shared},
+    glance::Glances,
     link::VerbsLink,
     message::SIGNALS,
     opened::{Child, Opened},
     pending::RequestLimits,
     queue_pair::{Depths, RawQueuePair, Way},
     registrations::Registrations,
+    round_trip::RoundTrip,
     send::SendSide,
     send_queue::SendQueue,
 };
@@ -233,9 +235,12 @@ impl VerbsPrepared {
         };
         let core = Arc::new(QueuePairCore::new(FabricKind::Verbs, self.config, capabilities));
         let (receive, send) = (receives(self.config) as usize, self.here.send_depth as usize);
-        let send = SendSide::new(queue_pair, receive, SendQueue::new(send, self.limits));
+        let clock = &self.shared.runtime;
+        let round_trip = RoundTrip::new(clock.clone());
+        let send = SendSide::new(queue_pair, receive, SendQueue::new(send, self.limits), round_trip);
+        let glances = Glances::new(clock.clone());
         let domain = self.registrations.clone();
-        let link = VerbsLink::new(core.clone(), domain, completions, send, self.limits, &peer);
+        let link = VerbsLink::new(core.clone(), domain, completions, send, glances, self.limits, &peer);
         let link = Arc::new(link);
         let weak = Arc::downgrade(&link);
         let adopted = self.opened.upgrade().is_some_and(|opened| opened.adopt(weak).is_ok());

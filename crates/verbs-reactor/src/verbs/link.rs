@@ -21,6 +21,7 @@ use super::{
     completion::{Batch, Completion, CompletionQueue, Done, Status, WorkCompletion},
     doorbell::BATCH,
     error::fabric_error,
+    glance::Glances,
     message::Message,
     opened::Child,
     pending::RequestLimits,
@@ -59,6 +60,10 @@ pub(super) struct VerbsLink {
     is_ending: AtomicBool,
     /// Batches of completions so far, whoever took them.
     finds: AtomicU64,
+    /// A completion of the send queue is to come, as of the latest batch.
+    is_sending: AtomicBool,
+    /// Looking by whoever awaits an arrival.
+    glances: Glances,
     connecting: AtomicWaker,
     /// Told when the phase leaves [`Phase::Open`].
     ending: Notify,
@@ -91,6 +96,7 @@ impl VerbsLink {
         domain: Arc<Registrations>,
         completions: Arc<CompletionQueue>,
         send: SendSide,
+        glances: Glances,
         limits: RequestLimits,
         peer: &Endpoint,
     ) -> Self {
@@ -107,6 +113,8 @@ impl VerbsLink {
             established: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
             finds: AtomicU64::new(0),
+            is_sending: AtomicBool::new(false),
+            glances,
             connecting: AtomicWaker::new(),
             ending: Notify::new(),
         }
@@ -140,6 +148,15 @@ impl VerbsLink {
     /// A number that changes with each batch of completions that anyone takes.
     pub(super) fn finds(&self) -> u64 {
         self.finds.load(Ordering::Relaxed)
+    }
+
+    /// Whether a completion of the send queue is to come, as of the latest batch.
+    pub(super) fn is_sending(&self) -> bool {
+        self.is_sending.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn glances(&self) -> &Glances {
+        &self.glances
     }
 
     /// Sends the greeting, whose arrival lets the peer's `connect` end and whose acknowledgement this side's.
@@ -209,6 +226,10 @@ impl VerbsLink {
             }
             let posted = send.replace_receives(consumed).and_then(|()| self.send.collect(send));
             tally.trouble = posted.err();
+            self.is_sending.store(send.is_sending(), Ordering::Relaxed);
+            if let Some(round_trip) = send.round_trip() {
+                self.glances.set_round_trip(round_trip);
+            }
             tally
         })
     }
@@ -463,6 +484,12 @@ impl Link for VerbsLink {
         }
         // Someone is about to wait.
         self.post_submitted(true);
+    }
+
+    fn look(&self) -> bool {
+        // What another thread finds, it hands on.
+        self.glances
+            .look(|| self.polling.try_lock().is_ok_and(|mut inbound| self.progress_locked(&mut inbound)))
     }
 
     fn start_close(&self) {
