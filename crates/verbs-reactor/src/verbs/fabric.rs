@@ -49,6 +49,9 @@ pub(super) struct Shared {
     mtu: Mtu,
     /// It can read, and be read from.
     reads: bool,
+    /// It has memory windows that belong to queue pairs.
+    pub(super) windows: bool,
+    pub(super) exact_windows: bool,
     state: Mutex<State>,
 }
 
@@ -82,6 +85,8 @@ impl VerbsFabric {
             source: opened.source,
             mtu: opened.mtu,
             reads: opened.reads_started().min(opened.reads_served()) > 0,
+            windows: opened.limits.windows > 0,
+            exact_windows: opened.limits.exact_windows,
             state: Mutex::new(State::Open(opened.clone())),
         });
         shared.look_after(&opened)?;
@@ -205,7 +210,13 @@ impl Fabric for VerbsFabric {
 
     fn capabilities(&self) -> Capabilities {
         let piece_bytes_max = u64::from(piece_bytes(&self.shared.port));
-        Capabilities { read: self.shared.reads, piece_bytes_max, ..CAPABILITIES }
+        Capabilities {
+            read: self.shared.reads,
+            windows: self.shared.windows,
+            exact_windows: self.shared.exact_windows,
+            piece_bytes_max,
+            ..CAPABILITIES
+        }
     }
 
     /// The kind of network, for InfiniBand with its subnet. Whether two RoCE ports reach each other only a
