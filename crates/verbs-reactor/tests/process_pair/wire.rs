@@ -228,15 +228,16 @@ impl Wire for IpAddr {
 
 impl Wire for Capabilities {
     fn put(&self, out: &mut Vec<u8>) {
-        let able = [self.vectored, self.read, self.read_vectored, self.lend, self.windows];
+        let Self { vectored, read, read_vectored, lend, windows, exact_windows, .. } = self;
+        let able = [vectored, read, read_vectored, lend, windows, exact_windows];
         able.iter().for_each(|able| able.put(out));
         self.piece_bytes_max.put(out);
     }
 
     fn get(from: &mut &[u8]) -> Self {
         let mut able = Self::WRITES;
-        let Self { vectored, read, read_vectored, lend, windows, .. } = &mut able;
-        for ability in [vectored, read, read_vectored, lend, windows] {
+        let Self { vectored, read, read_vectored, lend, windows, exact_windows, .. } = &mut able;
+        for ability in [vectored, read, read_vectored, lend, windows, exact_windows] {
             *ability = bool::get(from);
         }
         able.piece_bytes_max = u64::get(from);
