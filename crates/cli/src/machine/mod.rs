@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use verbs_reactor::Runtime;
 
-pub(crate) use device::{Address, AddressKind, Device, Interface, Limits, Port};
+pub(crate) use device::{Address, AddressKind, Device, Interface, Limits, Paging, Port};
 pub(crate) use library::{Choice, Library, open_fabric};
 pub(crate) use memory::MemoryFacts;
 pub(crate) use node::{Node, NodeAccess};

@@ -1,12 +1,25 @@
 //! Opened devices and their ports.
 
-use std::{mem::MaybeUninit, os::fd::RawFd, ptr::NonNull, sync::Arc};
+use std::{
+    ffi::c_int,
+    mem::{self, MaybeUninit},
+    os::fd::RawFd,
+    ptr::{self, NonNull},
+    sync::Arc,
+};
 
 use super::{
-    Library, Setting, VerbsError,
+    Library, Paging, Setting, VerbsError,
     error::{pointer, zero},
     sys,
 };
+
+type QueryDeviceEx = unsafe extern "C" fn(
+    *mut sys::ibv_context,
+    *const sys::ibv_query_device_ex_input,
+    *mut sys::ibv_device_attr_ex,
+    usize,
+) -> c_int;
 
 /// An opened device. Everything made from it keeps it open.
 pub struct Context {
@@ -132,6 +145,47 @@ impl Context {
             regions: limit(attributes.max_mr),
             region_bytes: attributes.max_mr_size,
         })
+    }
+
+    /// What the device does on memory that is not pinned: nothing, where library, driver or device can't tell.
+    pub fn paging(&self) -> Paging {
+        let Some(query) = self.query_device_ex() else { return Paging::default() };
+        let mut answer = MaybeUninit::<sys::ibv_device_attr_ex>::zeroed();
+        let size = size_of::<sys::ibv_device_attr_ex>();
+        // SAFETY: the context is open, no input is asked for more, and `answer` is a valid place of that size.
+        let result = unsafe { query(self.raw(), ptr::null(), answer.as_mut_ptr(), size) };
+        if let Err(error) = zero(result, "ibv_query_device_ex", &self.name) {
+            tracing::debug!(%error, "what is unknown of a device counts as missing");
+            return Paging::default();
+        }
+        // SAFETY: all-zero bytes are valid attributes, and the call filled in what it knows.
+        let capabilities = unsafe { answer.assume_init() }.odp_caps;
+        Paging::of(capabilities.general_caps, capabilities.per_transport_caps.rc_odp_caps)
+    }
+
+    /// The function that verbs.h calls for `ibv_query_device_ex`, found as it does: a library that has more functions than
+    /// those of `ibv_context` makes contexts that are the end of something larger, and says how large.
+    fn query_device_ex(&self) -> Option<QueryDeviceEx> {
+        let before = mem::offset_of!(sys::verbs_context, context);
+        let needed = size_of::<sys::verbs_context>() - mem::offset_of!(sys::verbs_context, query_device_ex);
+        // SAFETY: the context is open while `self` lives, and never changes what it is. Where it says that it is extended
+        // it lies at the end of a `verbs_context`, whose size comes right before it and whose functions, as far as that
+        // reaches, are set.
+        unsafe {
+            if self.raw.as_ref().abi_compat.addr() != usize::MAX {
+                return None;
+            }
+            let extended = self.raw.as_ptr().byte_sub(before).cast::<sys::verbs_context>();
+            if (&raw const (*extended).sz).read() < needed {
+                return None;
+            }
+            (&raw const (*extended).query_device_ex).read()
+        }
+    }
+
+    /// Whether the library registers memory that is known by a descriptor of the kernel's (dma-buf) and not by an address.
+    pub fn takes_dma_buf(&self) -> bool {
+        self.optional().ibv_reg_dmabuf_mr.is_ok()
     }
 
     /// Port `number`, counted from 1.
