@@ -147,6 +147,11 @@ impl QueuePairCore {
         Ok(())
     }
 
+    /// Arrivals that nobody has taken yet; each holds its receive.
+    pub fn arrivals_waiting(&self) -> usize {
+        self.lock().arrivals.len()
+    }
+
     /// Reports that the connection is over. Ends every outstanding operation and, once the arrivals before it
     /// are taken, the arrivals. The first failure stays. For fabrics whose operations end with the connection;
     /// one whose device still holds buffers calls [`fail_arrivals`](Self::fail_arrivals) and completes each

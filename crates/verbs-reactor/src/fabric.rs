@@ -4,7 +4,9 @@ use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use memory::{Block, BlockId};
 
-use crate::{Access, BoxFuture, FabricError, FabricKind, QueuePair, RemoteRegion, SlotKey, WorkRequest};
+use crate::{
+    Access, BoxFuture, FabricError, FabricKind, QueuePair, QueuePairStats, RemoteRegion, SlotKey, WorkRequest,
+};
 
 /// What a fabric can and cannot do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -170,6 +172,11 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// If the operation was submitted and cannot be posted yet, it fails with
     /// [`FabricError::Busy`](crate::FabricError::Busy), and is never posted. For callers that have another way.
     fn withdraw(&self, _key: SlotKey) {}
+
+    /// The queue pair's counters, for a link whose operations are counted elsewhere. `counted` is what the core has counted.
+    fn stats(&self, counted: QueuePairStats) -> QueuePairStats {
+        counted
+    }
 
     /// Lets threads go that the peer holds inside a call of this link, if it has a way to do that. Never blocks.
     fn free_threads(&self) {}

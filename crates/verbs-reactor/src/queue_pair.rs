@@ -83,7 +83,7 @@ impl QueuePair {
 
     /// The fabric's counters.
     pub fn stats(&self) -> QueuePairStats {
-        self.shared.core.stats()
+        self.shared.link.stats(self.shared.core.stats())
     }
 
     /// Why the connection is over, if it is.

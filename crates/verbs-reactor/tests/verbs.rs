@@ -5,6 +5,7 @@
 //! Soft-RoCE, with all other tests that need a device.
 
 mod contract;
+mod process_pair;
 mod rdma_devices;
 
 use std::sync::{
@@ -17,26 +18,50 @@ use verbs_reactor::{
     verbs::{VerbsFabric, VerbsSettings},
 };
 
+use process_pair::Side;
+
+/// Both devices in one process.
 const SETUP: contract::Setup = contract::Setup { fabric, peer_host: None };
 
+/// Left's device in the test's process, right's in another.
+const APART: contract::Setup = contract::Setup { fabric: process_pair::fabric, peer_host: None };
+const ENDS: process_pair::Ends =
+    process_pair::Ends { fabric: fabric_of, entrance: "two_processes::writes::length_0" };
+
 macro_rules! needs_a_device {
-    ($($module:ident $flavour:ident)*) => {
+    ($($module:ident $flavour:ident $setup:ident $run:path,)*) => {
         $(contract_suite!(
             @attribute [ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"],
-            $module, $flavour, crate::SETUP, crate::contract::bounded
+            $module, $flavour, crate::$setup, $run
         );)*
     };
 }
 
-needs_a_device!(current_thread CurrentThread two_workers TwoWorkers);
+needs_a_device! {
+    current_thread CurrentThread SETUP crate::contract::bounded,
+    two_workers TwoWorkers SETUP crate::contract::bounded,
+    two_processes CurrentThread APART crate::between_processes,
+}
+
+fn between_processes<T, F>(flavour: contract::Flavour, test: T)
+where
+    T: FnOnce(Arc<dyn Runtime>) -> F + Send + 'static,
+    F: Future<Output = ()>,
+{
+    process_pair::run(&ENDS, flavour, test);
+}
 
 /// The suite makes the two ends of a pair one after the other.
-#[allow(clippy::unwrap_used)] // a device that is there and can't be opened is a failed test
 fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
     static MADE: AtomicUsize = AtomicUsize::new(0);
-    let ends = rdma_devices::ends();
     let is_left = MADE.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
-    let device = if is_left { ends.left } else { ends.right };
+    fabric_of(runtime, if is_left { Side::Left } else { Side::Right })
+}
+
+#[allow(clippy::unwrap_used)] // a device that is there and can't be opened is a failed test
+fn fabric_of(runtime: Arc<dyn Runtime>, side: Side) -> Arc<dyn Fabric> {
+    let ends = rdma_devices::ends();
+    let device = if side == Side::Left { ends.left } else { ends.right };
     // No retries for a receive that is not posted: there must always be one.
     let settings = VerbsSettings { device, receiver_retry_count: Some(0), ..VerbsSettings::default() };
     Arc::new(VerbsFabric::open(runtime, &settings).unwrap())

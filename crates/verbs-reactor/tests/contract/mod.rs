@@ -15,7 +15,7 @@ pub mod refusals;
 pub mod vectored;
 pub mod writes;
 
-use std::{future::Future, net::IpAddr, sync::Arc, sync::mpsc, thread, time::Duration};
+use std::{cell::Cell, future::Future, net::IpAddr, sync::Arc, sync::mpsc, thread, time::Duration};
 
 use verbs_reactor::{Fabric, Runtime, TokioRuntime};
 
@@ -40,6 +40,22 @@ pub fn is_able(pair: &pair::Pair, ability: &str, able: bool) -> bool {
         println!("SKIPPED: {line}");
     }
     able
+}
+
+thread_local! {
+    static WHOLE_BLOCKS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Says for the test on this thread that its target grants and exposes whole blocks, as an RDMA adapter does, whatever
+/// its fabric can do.
+#[allow(dead_code)] // not every test binary needs it
+pub fn grant_whole_blocks() {
+    WHOLE_BLOCKS.set(true);
+}
+
+/// Whether the target of the test on this thread does that.
+pub fn grants_whole_blocks() -> bool {
+    WHOLE_BLOCKS.get()
 }
 
 /// The fabric under test.

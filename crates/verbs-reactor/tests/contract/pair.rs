@@ -249,7 +249,7 @@ impl Pair {
 
     /// Whether the fabric can name the rule that was broken; a NIC cannot.
     pub fn names_violations(&self) -> bool {
-        self.to_right.kind() != FabricKind::Verbs
+        self.to_right.kind() != FabricKind::Verbs && !super::grants_whole_blocks()
     }
 }
 
