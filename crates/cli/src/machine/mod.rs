@@ -16,7 +16,9 @@ use std::sync::Arc;
 
 use verbs_reactor::Runtime;
 
-pub(crate) use device::{Address, AddressKind, Device, Interface, Limits, Paging, Port};
+#[cfg(test)]
+pub(crate) use device::Paging;
+pub(crate) use device::{Address, AddressKind, Device, Interface, Limits, Port};
 pub(crate) use library::{Choice, Library, open_fabric};
 pub(crate) use memory::MemoryFacts;
 pub(crate) use node::{Node, NodeAccess};

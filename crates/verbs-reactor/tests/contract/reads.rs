@@ -2,6 +2,7 @@
 
 mod vectored;
 
+#[allow(unused_imports)] // not every test binary runs the suite
 pub use vectored::*;
 
 use std::{pin::pin, sync::Arc};
