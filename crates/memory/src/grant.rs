@@ -38,6 +38,8 @@ pub enum GrantEnd {
     RingMoved,
     /// This end's own `read` into the range completed, and no peer was told of it.
     ReadCompleted,
+    /// The only window that the peer could write it through has ended.
+    WindowEnded,
     /// Every queue pair the peer could write through is destroyed and drained.
     QueuePairDrained,
 }

@@ -1,5 +1,6 @@
 //! Under the address sanitizer (`scripts/check-asan`), bytes that are free may not be touched by anyone.
 
+#[cfg(not(asan))]
 use crate::Block;
 
 /// Whoever touches the range from now on is reported by the sanitizer.

@@ -313,7 +313,7 @@ impl Shared {
 
     /// From now on nothing of the peer reaches this end.
     pub(crate) fn drain(&self, id: EndpointId) {
-        let (core, meeting) = {
+        let (core, meeting, domain) = {
             let mut state = self.state();
             let endpoint = &mut state.endpoints[id.index()];
             if endpoint.phase != Phase::Flushed {
@@ -322,12 +322,13 @@ impl Shared {
             endpoint.phase = Phase::Drained;
             // Nobody ever got it.
             endpoint.is_dropped |= endpoint.meet.is_some();
-            (endpoint.core.clone(), endpoint.meet.take())
+            (endpoint.core.clone(), endpoint.meet.take(), endpoint.domain.clone())
         };
         if let Some(meeting) = meeting {
             let error = cannot_connect("confirming", "the other end's confirmation was lost");
             drop(meeting.send(Err(error)));
         }
+        domain.table.unbind_all(id.queue_pair());
         self.record(Event::Drained { endpoint: id });
         let outstanding = core.slots().outstanding();
         if outstanding > 0 {
@@ -379,9 +380,12 @@ fn aims_at(state: &State, endpoint: &Endpoint, node: NodeId, span: &Span) -> boo
     if peer.node != node || !peer.phase.is_reachable() {
         return false;
     }
-    let Some(region) = peer.domain.region_of(span.block) else { return false };
     let cut = endpoint.outbound.cut;
-    endpoint.outbound.writes.iter().any(|write| write.can_still_touch(region, &span.range, cut))
+    endpoint
+        .outbound
+        .writes
+        .iter()
+        .any(|write| write.can_still_touch(&peer.domain, (span.block, &span.range), cut))
 }
 
 fn name_of(error: &FabricError) -> &'static str {

@@ -3,9 +3,10 @@
 use std::{collections::VecDeque, ops::Range, sync::Arc, time::Duration};
 
 use futures::channel::oneshot;
-use memory::{Buf, RemoteTarget};
+use memory::{BlockId, Buf, RemoteTarget};
 use verbs_reactor::{
-    FabricError, Immediate, QueuePair, QueuePairConfig, QueuePairCore, RegionId, RemoteRange, Role, SlotKey,
+    FabricError, Immediate, QueuePair, QueuePairConfig, QueuePairCore, RemoteRange, Role, SlotKey,
+    WindowBinding,
 };
 
 use crate::{
@@ -167,6 +168,9 @@ pub(crate) enum Kind {
         withdrawn: bool,
     },
     Read(Box<Read>),
+    Bind,
+    /// The window, until it has ended.
+    Unbind(Option<WindowBinding>),
 }
 
 /// What operations no longer need when they end together.
@@ -216,7 +220,7 @@ impl Write {
         match &self.kind {
             Kind::Loan { withdrawn, .. } => return !withdrawn,
             Kind::Read(read) => return read.is_sampled(),
-            Kind::Write => {}
+            Kind::Write | Kind::Bind | Kind::Unbind(_) => {}
         }
         self.pieces.iter().all(|piece| matches!(piece.state, PieceState::Landed))
     }
@@ -229,7 +233,7 @@ impl Write {
     fn is_done(&self, after_reading: bool) -> bool {
         match &self.kind {
             Kind::Write if after_reading => self.is_read(),
-            Kind::Write | Kind::Loan { .. } => self.delivered,
+            Kind::Write | Kind::Loan { .. } | Kind::Bind | Kind::Unbind(_) => self.delivered,
             Kind::Read(read) => self.delivered && read.has_landed(),
         }
     }
@@ -263,13 +267,26 @@ impl Write {
         }
     }
 
+    /// The window that ends with it, once.
+    pub(crate) fn take_window(&mut self) -> Option<WindowBinding> {
+        match &mut self.kind {
+            Kind::Unbind(window) => window.take(),
+            Kind::Write | Kind::Loan { .. } | Kind::Read(_) | Kind::Bind => None,
+        }
+    }
+
     /// The sources it no longer needs.
     pub(crate) fn take_sources(&mut self) -> Vec<SourceSpan> {
         self.parts.iter_mut().filter_map(|part| part.source.take()).collect()
     }
 
-    /// Bytes of it may still come to `range` of the peer's region.
-    pub(crate) fn can_still_touch(&self, region: RegionId, range: &Range<usize>, cut: bool) -> bool {
+    /// Bytes of it may still come to `range` of the peer's block.
+    pub(crate) fn can_still_touch(
+        &self,
+        domain: &DomainShared,
+        (block, range): (BlockId, &Range<usize>),
+        cut: bool,
+    ) -> bool {
         self.pieces.iter().any(|piece| {
             let coming = match piece.state {
                 PieceState::Unread => !cut,
@@ -277,16 +294,28 @@ impl Write {
                 PieceState::Landed => false,
             };
             let remote = self.parts.get(piece.part).and_then(|part| part.remote.as_ref());
-            coming && remote.is_some_and(|remote| remote.overlaps(&piece.range, region, range))
+            coming && remote.is_some_and(|remote| remote.overlaps(domain, &piece.range, block, range))
         })
     }
 }
 
 impl Remote {
-    /// Whether `part` of it meets `range` of the peer's region.
-    fn overlaps(&self, part: &Range<usize>, region: RegionId, range: &Range<usize>) -> bool {
-        let (start, end) = (self.range.offset + part.start as u64, self.range.offset + part.end as u64);
-        self.range.region == region && start < range.end as u64 && (range.start as u64) < end
+    /// Whether it aims at a window.
+    pub(crate) fn is_window(&self) -> bool {
+        self.range.region.is_window()
+    }
+
+    /// Whether `part` of it meets `range` of the peer's block.
+    fn overlaps(
+        &self,
+        domain: &DomainShared,
+        part: &Range<usize>,
+        block: BlockId,
+        range: &Range<usize>,
+    ) -> bool {
+        domain.place(&self.range, part).is_some_and(|(aimed, place)| {
+            aimed == block && place.start < range.end && range.start < place.end
+        })
     }
 }
 
@@ -393,7 +422,7 @@ impl Outbound {
     pub(crate) fn take_read(&mut self) -> Vec<Buf> {
         let reads = self.writes.iter_mut().filter_map(|write| match &mut write.kind {
             Kind::Read(read) => Some(read),
-            Kind::Write | Kind::Loan { .. } => None,
+            Kind::Write | Kind::Loan { .. } | Kind::Bind | Kind::Unbind(_) => None,
         });
         reads.flat_map(|read| read.take_sources()).collect()
     }

@@ -68,6 +68,8 @@ impl Shared {
         capabilities.read = true;
         capabilities.read_vectored = true;
         capabilities.lend = true;
+        capabilities.windows = true;
+        capabilities.exact_windows = true;
         capabilities.piece_bytes_max = self.swarm.piece_bytes_max;
         capabilities
     }
@@ -86,20 +88,18 @@ pub(crate) struct DomainShared {
 impl DomainShared {
     /// What the region is for. An unknown one is never landed in.
     pub(crate) fn purpose(&self, region: RegionId) -> Purpose {
-        lock(&self.regions).get(region.0 as usize).map_or(Purpose::Payload, |(_, purpose)| *purpose)
+        let registered = lock(&self.regions).get(region.0 as usize).map(|(_, purpose)| *purpose);
+        let window = || self.table.window(region).map(|(_, _, purpose)| purpose);
+        registered.or_else(window).unwrap_or(Purpose::Payload)
     }
 
     /// The block and the bytes in it that `part` of `range` means.
     pub(crate) fn place(&self, range: &RemoteRange, part: &Range<usize>) -> Option<(BlockId, Range<usize>)> {
-        let (block, _) = *lock(&self.regions).get(range.region.0 as usize)?;
-        let first = usize::try_from(range.offset).ok()?;
+        let registered = lock(&self.regions).get(range.region.0 as usize).map(|(block, _)| (*block, 0));
+        let window = || self.table.window(range.region).map(|(block, first, _)| (block, first));
+        let (block, first) = registered.or_else(window)?;
+        let first = usize::try_from(first.checked_add(range.offset)?).ok()?;
         Some((block, first.checked_add(part.start)?..first.checked_add(part.end)?))
-    }
-
-    /// The region that `block` is registered as.
-    pub(crate) fn region_of(&self, block: BlockId) -> Option<RegionId> {
-        let index = lock(&self.regions).iter().position(|(registered, _)| *registered == block)?;
-        Some(RegionId(index as u32))
     }
 }
 

@@ -34,6 +34,13 @@ id!(
     "ep",
     u32
 );
+impl EndpointId {
+    /// As the table of its domain's windows names it.
+    pub(crate) fn queue_pair(self) -> u64 {
+        u64::from(self.0)
+    }
+}
+
 id!(
     /// One end of a control session.
     SessionId,

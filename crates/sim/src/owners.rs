@@ -326,6 +326,7 @@ fn name_of(end: Option<GrantEnd>) -> &'static str {
         Some(GrantEnd::RingMoved) => "ring moved",
         Some(GrantEnd::QueuePairDrained) => "queue pair drained",
         Some(GrantEnd::ReadCompleted) => "read completed",
+        Some(GrantEnd::WindowEnded) => "window ended",
         Some(_) => "other",
     }
 }

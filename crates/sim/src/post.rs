@@ -5,11 +5,11 @@ use std::sync::Arc;
 use memory::Buf;
 use verbs_reactor::{
     FabricError, FabricKind, Piece as WorkPiece, QueuePairCore, RemoteRange, RemoteRegion, SlotKey,
-    WorkRequest,
+    WindowBinding, WorkRequest,
 };
 
 use crate::{
-    Violation,
+    SimRuntime, Violation,
     clock::Action,
     endpoint::{Kind, Part, Phase, Remote, SourceSpan, Write, cut_into_pieces},
     fabric::DomainShared,
@@ -41,6 +41,10 @@ impl Shared {
             WorkRequest::Read { .. } | WorkRequest::ReadVectored { .. } => {
                 return self.post_read(id, key, &core, request);
             }
+            WorkRequest::Bind { window } | WorkRequest::Unbind { window } => {
+                let is_bind = matches!(request, WorkRequest::Bind { .. });
+                return self.post_window(id, key, &core, window, is_bind);
+            }
             _ => return core.complete(key, 0, Err(request.unsupported(FabricKind::Sim))),
         }
         let (parts, lengths, refused) = match self.aim(id, &core, request) {
@@ -70,6 +74,32 @@ impl Shared {
         let (number, length) = (self.state().endpoints[id.index()].outbound.next_number, request.length());
         self.record(Event::Asked { endpoint: id, read: number, length });
         self.queue(id, Write::new(number, key, length, Kind::Read(read)));
+    }
+
+    /// A window is open as soon as its bind is posted, which nobody can tell from later, and ends when its unbind
+    /// completes.
+    fn post_window(
+        &self,
+        id: EndpointId,
+        key: SlotKey,
+        core: &QueuePairCore,
+        window: &WindowBinding,
+        is_bind: bool,
+    ) {
+        let (domain, node, number) = {
+            let state = self.state();
+            let endpoint = &state.endpoints[id.index()];
+            (endpoint.domain.clone(), endpoint.node, endpoint.outbound.next_number)
+        };
+        let Some(shared) = self.strong() else { return };
+        if is_bind && !domain.table.bind(&SimRuntime::new(shared, node), id.queue_pair(), window) {
+            let (kind, block) = (FabricKind::Sim, window.block().id().get());
+            return core.complete(key, 0, Err(FabricError::NotBindable { kind, block }));
+        }
+        self.record(Event::Posted { endpoint: id, write: number, length: 0, immediate: None });
+        let kind = if is_bind { Kind::Bind } else { Kind::Unbind(Some(window.clone())) };
+        // The peer has no part in it.
+        self.queue(id, Write { delivered: true, ..Write::new(number, key, 0, kind) });
     }
 
     /// Puts a write into the send queue, which must have room for it.

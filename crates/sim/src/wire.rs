@@ -107,7 +107,7 @@ impl Shared {
         let Some(write) = outbound.by_number(number) else { return };
         let state_before = std::mem::replace(&mut write.pieces[piece].state, PieceState::Landed);
         let (part, range) = (write.pieces[piece].part, write.pieces[piece].range.clone());
-        let landing = target_of(&domain, &mut write.parts[..=part]);
+        let landing = target_of(&domain, peer, &mut write.parts[..=part]);
         let remote = write.parts[part].remote.as_ref();
         let (PieceState::Carried(mut bytes), Some(remote)) = (state_before, remote) else { return };
         let posted_under = if strict { remote.posted_under } else { PostedUnder::Unchecked };
@@ -183,10 +183,10 @@ impl Shared {
         let write = &mut outbound.writes[index];
         write.delivered = true;
         let (number, length, immediate) = (write.number, write.length, write.immediate);
-        let silent = write.refused.is_some() || matches!(write.kind, Kind::Read(_));
+        let silent = write.refused.is_some() || !matches!(write.kind, Kind::Write | Kind::Loan { .. });
         let lease = match write.kind {
             Kind::Loan { lease, .. } => Some(lease),
-            Kind::Write | Kind::Read(_) => None,
+            Kind::Write | Kind::Read(_) | Kind::Bind | Kind::Unbind(_) => None,
         };
         outbound.retire();
         drop(state);
@@ -242,9 +242,14 @@ impl Shared {
         let write = &mut endpoint.outbound.writes[index];
         write.completed = true;
         let (number, key, length) = (write.number, write.key, write.length);
+        let window = write.take_window();
         let (sources, result) = (write.take_sources(), write.refused.clone().map_or(Ok(()), Err));
         endpoint.outbound.retire();
+        let domain = endpoint.domain.clone();
         drop(state);
+        if let Some(window) = window {
+            domain.table.unbind(&window);
+        }
         self.release(sources);
         self.record(Event::Completed { endpoint: id, write: number, ok: result.is_ok() });
         core.complete(key, length, result);
@@ -260,12 +265,16 @@ impl Shared {
 }
 
 /// Where the last of `parts` goes. A NIC takes work requests in order: those before it are checked first.
-fn target_of(domain: &DomainShared, parts: &mut [Part]) -> Landing {
+fn target_of(domain: &DomainShared, target: EndpointId, parts: &mut [Part]) -> Landing {
     let mut last = Err(PeerViolation::Malformed);
-    for remote in parts.iter_mut().filter_map(|part| part.remote.as_mut()) {
-        let found = match &remote.target {
+    let count = parts.len();
+    for (index, part) in parts.iter_mut().enumerate() {
+        let Some(remote) = part.remote.as_mut() else { continue };
+        // A window may end between two packets, each of which is checked.
+        let again = index + 1 == count && remote.is_window();
+        let found = match remote.target.as_ref().filter(|_| !again) {
             Some(target) => (target.clone(), domain.purpose(remote.range.region)),
-            None => domain.table.write_target(&remote.range, remote.key)?,
+            None => domain.table.write_target_on(target.queue_pair(), &remote.range, remote.key)?,
         };
         remote.target = Some(found.0.clone());
         last = Ok(found);

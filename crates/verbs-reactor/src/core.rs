@@ -189,6 +189,12 @@ impl QueuePairCore {
         closers.into_iter().for_each(Waker::wake);
     }
 
+    /// Whether an arrival, or the end of them, is there to be taken.
+    pub(crate) fn has_arrival(&self) -> bool {
+        let inbound = self.lock();
+        !inbound.arrivals.is_empty() || inbound.failure.is_some()
+    }
+
     pub(crate) fn poll_arrival(&self, context: &Context<'_>) -> Poll<Result<Arrival, FabricError>> {
         let mut inbound = self.lock();
         if let Some(arrival) = inbound.arrivals.pop_front() {

@@ -133,6 +133,16 @@ pub enum FabricError {
         /// The block's number.
         block: u64,
     },
+    /// A window over memory that is not registered for windows with this queue pair's domain.
+    #[error(
+        "block {block} is not registered for windows with this {kind} domain: register it with Access::WINDOWED"
+    )]
+    NotBindable {
+        /// The fabric.
+        kind: FabricKind,
+        /// The block's number.
+        block: u64,
+    },
     /// The peer's region is not known on this queue pair.
     #[error("region {region:?} of the peer is not known on this queue pair, or its generation is outdated")]
     UnknownRemoteRegion {

@@ -20,8 +20,12 @@ pub struct Capabilities {
     pub read_vectored: bool,
     /// Views of the peer's memory without a copy.
     pub lend: bool,
-    /// Memory windows.
+    /// Memory windows: [`QueuePair::bind`], and blocks that are [registered](Domain::register) with
+    /// [`Access::windows`].
     pub windows: bool,
+    /// Each access through a window is held against the window's own range. Soft-RoCE looks at queue pair and life of the
+    /// window only, and at the range of the whole block.
+    pub exact_windows: bool,
     /// The largest piece a logical write is split into, in bytes.
     pub piece_bytes_max: u64,
 }
@@ -34,6 +38,7 @@ impl Capabilities {
         read_vectored: false,
         lend: false,
         windows: false,
+        exact_windows: false,
         piece_bytes_max: u64::MAX,
     };
 
@@ -44,6 +49,7 @@ impl Capabilities {
             WorkRequest::WriteVectored { .. } => self.vectored,
             WorkRequest::Lend { .. } => self.lend,
             WorkRequest::Read { .. } => self.read,
+            WorkRequest::Bind { .. } | WorkRequest::Unbind { .. } => self.windows,
             WorkRequest::ReadVectored { .. } => self.read && self.read_vectored,
         }
     }
@@ -163,6 +169,13 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
 
     /// Makes progress on behalf of whoever awaits: cheap when there is nothing to do, never blocks.
     fn drive(&self);
+
+    /// Looks a little longer on behalf of whoever awaits an arrival, after [`drive`](Self::drive) brought none; gives
+    /// whether it brought anything since. Nothing unless the fabric has found that looking pays off now: other tasks of
+    /// this thread wait meanwhile.
+    fn look(&self) -> bool {
+        false
+    }
 
     /// Begins the orderly end: outstanding operations end, the peer's further accesses are refused. When that
     /// is done, and nothing of the peer can touch local memory any more, the fabric calls

@@ -20,6 +20,8 @@
 //!   ([`FabricError::ReceiverNotReady`]), on both sides.
 //! - The target checks region, generation, key, range, right and grant. A violation ends that connection only,
 //!   and touches no memory.
+//! - Where [`Capabilities::windows`] says so, a [`Window`] lets one queue pair's peer write one granted range, of a block
+//!   that nobody may write otherwise.
 //! - A write larger than [`Capabilities::piece_bytes_max`] is split; only its last piece carries the immediate,
 //!   and each piece counts in the send queue.
 //! - Every operation ends exactly once.
@@ -37,6 +39,7 @@ mod runtime;
 mod slot;
 mod sync;
 mod wait;
+mod window;
 mod work;
 
 #[cfg(feature = "planted-bugs")]
@@ -59,4 +62,5 @@ pub use region::{
 pub use runtime::{BoxFuture, Elapsed, Runtime, TokioRuntime, timeout};
 pub use slot::{SlotKey, SlotTable};
 pub use wait::{UnknownWait, Wait};
+pub use window::{BindOperation, Window, WindowBinding};
 pub use work::{Arrival, Immediate, Piece, Pieces, ReadPart, ReadSegment, Segment, WorkRequest, paged};

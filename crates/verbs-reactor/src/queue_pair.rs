@@ -10,12 +10,12 @@ use std::{
     task::{Context, Poll},
 };
 
-use memory::{Buf, BufMut};
+use memory::{Buf, BufMut, Granted};
 
 use crate::{
-    Arrival, Capabilities, FabricError, FabricKind, Immediate, Link, QueuePairConfig, QueuePairCore,
-    QueuePairStats, ReadDestination, ReadOperation, ReadSegment, RegionId, RemoteRange, RemoteRegion,
-    Segment, SlotKey, VectoredReadOperation, WorkRequest,
+    Arrival, BindOperation, Capabilities, FabricError, FabricKind, Immediate, Link, QueuePairConfig,
+    QueuePairCore, QueuePairStats, ReadDestination, ReadOperation, ReadSegment, RegionId, RemoteRange,
+    RemoteRegion, Segment, SlotKey, VectoredReadOperation, Window, WindowBinding, WorkRequest,
     slot::{Place, Reserve},
 };
 
@@ -53,7 +53,11 @@ impl Shared {
         match request {
             WorkRequest::WriteVectored { segments, .. } => self.core.remote_regions().aim_all(segments)?,
             WorkRequest::ReadVectored { segments } => self.core.remote_regions().aim_all_reads(segments)?,
-            WorkRequest::Write { .. } | WorkRequest::Lend { .. } | WorkRequest::Read { .. } => {}
+            WorkRequest::Write { .. }
+            | WorkRequest::Lend { .. }
+            | WorkRequest::Read { .. }
+            | WorkRequest::Bind { .. }
+            | WorkRequest::Unbind { .. } => {}
         }
         Ok(request.weight(capabilities.piece_bytes_max))
     }
@@ -205,6 +209,47 @@ impl QueuePair {
         let segments: Arc<[ReadSegment]> = segments.into_iter().map(segment).collect();
         let operation = self.start(WorkRequest::ReadVectored { segments: segments.clone() });
         VectoredReadOperation::new(operation, segments, self.kind())
+    }
+
+    /// Opens a window over all of `granted`, whose block must be registered with
+    /// [`Access::windows`](crate::Access::windows): this queue pair's peer may write the range, and nobody else may. It
+    /// is told how by [`Window::region`]. The window ends with [`unbind`](Self::unbind), or when this queue pair is
+    /// [closed](Self::close); the grant must not end before.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write); [`FabricError::Unsupported`] where [`Capabilities::windows`] is false and for a range of
+    /// no bytes, [`FabricError::NotBindable`], [`FabricError::Device`] when the device has no window left.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves a window that nobody knows the key of, until this queue pair is closed; one that
+    /// still waits for a slot is never bound.
+    pub fn bind(&self, granted: &Granted) -> BindOperation {
+        let binding = WindowBinding::over(granted);
+        let operation = match &binding {
+            Some(window) => self.start(WorkRequest::Bind { window: window.clone() }),
+            None => self.operation(State::Failed(FabricError::Unsupported {
+                kind: self.kind(),
+                what: "bind a window over no bytes: a write of none needs no window",
+            })),
+        };
+        BindOperation::new(operation, binding, Arc::downgrade(&self.shared.core))
+    }
+
+    /// Ends a window of this queue pair. When that is done, no write through it can land any more: the grant may then
+    /// end with [`GrantEnd::WindowEnded`](memory::GrantEnd::WindowEnded).
+    ///
+    /// # Errors
+    /// As [`write`](Self::write): after an error the window is open until this queue pair is closed.
+    /// [`FabricError::Unsupported`] for a window of another queue pair.
+    ///
+    /// # Cancel safety
+    /// As [`write`](Self::write); an unbind that is never posted leaves the window open until this queue pair is closed.
+    pub fn unbind(&self, window: Window) -> Operation {
+        if !std::ptr::eq(window.owner.as_ptr(), Arc::as_ptr(&self.shared.core)) {
+            let what = "end a window that is bound to another queue pair: end it there";
+            return self.operation(State::Failed(FabricError::Unsupported { kind: self.kind(), what }));
+        }
+        self.start(WorkRequest::Unbind { window: window.binding })
     }
 
     /// What the fabric can do.
@@ -412,7 +457,10 @@ impl Future for NextArrival<'_> {
     type Output = Result<Arrival, FabricError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.shared.link.drive();
-        self.shared.core.poll_arrival(context)
+        let Shared { core, link, .. } = self.shared;
+        link.drive();
+        // Before leaving a waker: what is found here wakes nobody. It may be something else than an arrival.
+        while !core.has_arrival() && link.look() {}
+        core.poll_arrival(context)
     }
 }

@@ -56,6 +56,16 @@ const BUDGET_MIN: Duration = Duration::from_micros(4);
 /// gone idle, each takes 30 µs and more. Then looking would have done in a few.
 const IDLE_GAP: Duration = Duration::from_micros(200);
 
+/// A wake-up of a core that has gone idle, on a virtual machine.
+const WAKE_UP: Duration = Duration::from_micros(80);
+
+/// The longest budget in round trips of the fabric's device, besides a wake-up: as much as an answer takes while one
+/// peer still sleeps, or two that sleep would never meet awake. Where the device is slow, so is the wake-up.
+const ROUND_TRIPS: u32 = 8;
+
+/// No budget is longer, however slow the device.
+const BUDGET_LONGEST: Duration = Duration::from_millis(1);
+
 /// Waits in a row that the longest budget did not cover, after which looking rests.
 const MISSES_MAX: u32 = 8;
 
@@ -99,6 +109,8 @@ pub(crate) struct Patience {
     looks: u32,
     /// The longest that this fabric's drivers look.
     budget_max: Duration,
+    /// See [`IDLE_GAP`].
+    idle_gap: Duration,
     budget: Duration,
     /// This driver is the one that spins.
     holds: bool,
@@ -121,6 +133,7 @@ impl Patience {
             clock,
             looks: LOOKS,
             budget_max: BUDGET_MAX,
+            idle_gap: IDLE_GAP,
             budget: Duration::ZERO,
             holds: false,
             since: None,
@@ -141,6 +154,32 @@ impl Patience {
     pub(crate) fn with_budgets_up_to(mut self, budget_max: Duration) -> Self {
         self.budget_max = budget_max;
         self
+    }
+
+    /// Looks for as long as suits a device that takes `round_trip` by itself, without either peer's program.
+    pub(crate) fn follow(&mut self, round_trip: Duration) {
+        self.budget_max = (WAKE_UP + ROUND_TRIPS * round_trip).min(BUDGET_LONGEST);
+        self.idle_gap = IDLE_GAP.max(4 * self.budget_max);
+        self.budget = self.budget.min(self.budget_max);
+    }
+
+    /// Whether the next wait begins with a sleep.
+    pub(crate) fn rests(&self) -> bool {
+        match self.spinner.wait {
+            Wait::Sleep => true,
+            Wait::Adaptive => self.budget.is_zero(),
+            Wait::Busy => false,
+        }
+    }
+
+    /// Whether this driver is the one that looks, or need not ask.
+    pub(crate) fn is_looking(&self) -> bool {
+        self.holds || self.spinner.wait == Wait::Busy
+    }
+
+    /// Others of this runtime used the latest turn that was given away, so that its length says nothing.
+    pub(crate) fn turn_was_used(&mut self) {
+        self.gave_way = None;
     }
 
     /// Nothing was found. `has_work` is a cheap look; with `peer_is_here` the peer last ran on this very CPU, so
@@ -219,7 +258,7 @@ impl Patience {
             self.misses = 0;
             return self.grow(); // Found while spinning.
         }
-        if now.saturating_sub(since) > IDLE_GAP {
+        if now.saturating_sub(since) > self.idle_gap {
             self.budget = Duration::ZERO;
         } else {
             self.missed();
@@ -404,6 +443,84 @@ pub(crate) mod tests {
         second.worked();
         drop(first);
         assert_eq!(second.idle(false, || false), Idle::GiveWay, "the turn came back");
+    }
+
+    /// How long things take between two peers, in microseconds.
+    #[derive(Debug, Clone, Copy)]
+    struct Costs {
+        one_way: u64,
+        wake_up: u64,
+        answer: u64,
+    }
+
+    /// Ends the wait of `patience`, which began at `since`, for what comes at `at`: when it is taken, and whether it slept.
+    fn take(patience: &mut Patience, clock: &Clock, since: u64, at: u64, wake_up: u64) -> (u64, bool) {
+        clock.0.store(since, Ordering::Relaxed);
+        for _ in since..at {
+            if patience.idle(false, || false) == Idle::Sleep {
+                break;
+            }
+            clock.advance(1);
+        }
+        let slept = patience.slept;
+        let taken = if slept { at + wake_up } else { at };
+        clock.0.store(taken, Ordering::Relaxed);
+        patience.worked();
+        (taken, slept)
+    }
+
+    /// Plays so many messages to and fro; gives how many of the last hundred waits slept.
+    fn sleeps_of_ping_pong(costs: Costs, follows: bool) -> usize {
+        let mut ends = [Wait::Adaptive; 2].map(patience);
+        if follows {
+            // What the device alone takes there and back.
+            ends.iter_mut()
+                .for_each(|(patience, _)| patience.follow(Duration::from_micros(2 * costs.one_way)));
+        }
+        let (mut posted, mut since, mut slept) = (0, [0, 0], Vec::new());
+        for turn in 0..300 {
+            let end = (turn + 1) % 2;
+            let (patience, clock) = &mut ends[end];
+            let (taken, sleeps) = take(patience, clock, since[end], posted + costs.one_way, costs.wake_up);
+            posted = taken + costs.answer;
+            since[end] = posted;
+            slept.push(sleeps);
+        }
+        slept.iter().skip(200).filter(|&&slept| slept).count()
+    }
+
+    #[test]
+    fn two_peers_that_sleep_meet_awake_whatever_the_device_takes() {
+        let hardware = Costs { one_way: 1, wake_up: 4, answer: 1 };
+        let on_idle_virtual_cores = Costs { wake_up: 35, ..hardware };
+        let emulated = Costs { one_way: 35, wake_up: 250, answer: 20 };
+        for costs in [hardware, on_idle_virtual_cores, emulated] {
+            assert_eq!(sleeps_of_ping_pong(costs, true), 0, "{costs:?}");
+        }
+        // What no constant for hardware covers.
+        assert_eq!(sleeps_of_ping_pong(emulated, false), 100);
+    }
+
+    #[test]
+    fn what_takes_longer_than_the_device_explains_is_slept_through() {
+        // Twelve milliseconds of work before each answer, at two devices and at one that hardly answers at all.
+        for one_way in [1, 35, 5_000] {
+            let slow = Costs { one_way, wake_up: 4, answer: 12_000 };
+            assert_eq!(sleeps_of_ping_pong(slow, true), 100, "{slow:?}");
+        }
+    }
+
+    #[test]
+    fn a_turn_that_others_used_says_nothing() {
+        let (mut patience, clock) = patience(Wait::Adaptive);
+        for _ in 0..5 {
+            wait(&mut patience, &clock, 3);
+        }
+        assert_eq!(patience.idle(false, || false), Idle::GiveWay);
+        clock.advance(1000);
+        patience.turn_was_used();
+        patience.worked();
+        assert_eq!(patience.budget, BUDGET_MAX);
     }
 
     #[test]

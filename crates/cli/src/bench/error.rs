@@ -39,6 +39,8 @@ pub(crate) enum BenchError {
     NoPerftest { program: &'static str, remedy: &'static str },
     #[error("{program}, which RDMA is measured against, has failed: {what}")]
     Perftest { program: &'static str, what: String },
+    #[error("{program}, which RDMA is measured against, has ended well without a figure in its report")]
+    NoFigure { program: &'static str },
     #[error("a result can't be written: {0}")]
     Output(io::Error),
 }

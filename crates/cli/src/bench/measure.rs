@@ -16,6 +16,8 @@ use super::{
 
 /// A round in which the hypervisor gave more of the machine to others is measured again.
 const STEAL_MAX: f64 = 0.03;
+/// Times that a phase which doesn't count is tried.
+const WARM_UPS: usize = 4;
 /// Share of a round's time that finding out how long an operation takes may have.
 const PROBE_SHARE: f64 = 0.1;
 
@@ -68,20 +70,64 @@ pub(super) async fn measure(
     let load = cpus::load();
     let ours = plan(&mut ready.ours, &mut ready.stage, settings).await?;
     let limit = plan(&mut ready.limit, &mut ready.stage, settings).await?;
-    let wanted = settings.rounds as usize;
-    let mut rounds = Vec::with_capacity(2 * wanted);
-    let mut undisturbed = 0;
-    while undisturbed < wanted && rounds.len() < 2 * wanted {
-        let limit_first = rounds.len() % 2 == 0;
-        let round = one_round(&mut ready, ours, limit, limit_first).await?;
-        if round.steal <= STEAL_MAX {
-            undisturbed += 1;
+    let mut rounds = Rounds::new(settings.rounds as usize);
+    while rounds.are_wanted() {
+        let limit_first = rounds.begun().is_multiple_of(2);
+        let round = one_round(&mut ready, ours, limit, limit_first).await;
+        if rounds.take(round)? {
             bar.inc(1);
         }
-        rounds.push(round);
     }
-    bar.inc((wanted - undisturbed) as u64);
-    Ok(sum_up(rounds, wanted, &ready, load))
+    bar.inc((rounds.wanted - rounds.undisturbed) as u64);
+    Ok(sum_up(rounds, &ready, load))
+}
+
+/// The rounds of a case, as they come.
+#[derive(Debug)]
+struct Rounds {
+    wanted: usize,
+    measured: Vec<Round>,
+    /// Of those, the ones that count in any case.
+    undisturbed: usize,
+    /// Rounds whose limit gave no figure.
+    without_figure: usize,
+}
+
+impl Rounds {
+    fn new(wanted: usize) -> Self {
+        Self { wanted, measured: Vec::with_capacity(2 * wanted), undisturbed: 0, without_figure: 0 }
+    }
+
+    fn begun(&self) -> usize {
+        self.measured.len() + self.without_figure
+    }
+
+    /// At most as many are repeated as are wanted.
+    fn are_wanted(&self) -> bool {
+        self.undisturbed < self.wanted && self.begun() < 2 * self.wanted
+    }
+
+    /// Takes a round; gives whether it counts in any case.
+    ///
+    /// # Errors
+    /// What ended the round, unless it can be repeated: a report without a figure is not our failure. But no round at all
+    /// is one.
+    fn take(&mut self, round: Result<Round, BenchError>) -> Result<bool, BenchError> {
+        match round {
+            Ok(round) => {
+                let counts = round.steal <= STEAL_MAX;
+                self.undisturbed += usize::from(counts);
+                self.measured.push(round);
+                Ok(counts)
+            }
+            Err(error) => {
+                self.without_figure += 1;
+                let is_last = self.begun() >= 2 * self.wanted && self.measured.is_empty();
+                let can_repeat = matches!(error, BenchError::NoFigure { .. }) && !is_last;
+                if can_repeat { Ok(false) } else { Err(error) }
+            }
+        }
+    }
 }
 
 /// What a phase of `task` has to do.
@@ -90,7 +136,7 @@ async fn plan(task: &mut Task, stage: &mut Stage, settings: Settings) -> Result<
         Some(ops) => {
             let plan = Plan { ops: ops.next_multiple_of(task.batch().max(1)), group: 1 };
             // Once for nothing, to warm everything up.
-            task.run(stage, plan).await?;
+            run_warm_up(task, stage, plan).await?;
             Ok(plan)
         }
         None => probe(task, stage, settings.round.as_nanos() as f64 / 2.0).await,
@@ -102,12 +148,23 @@ async fn probe(task: &mut Task, stage: &mut Stage, budget_ns: f64) -> Result<Pla
     let batch = task.batch();
     let mut plan = Plan { ops: batch, group: 1 };
     loop {
-        let phase = task.run(stage, plan).await?;
+        let phase = run_warm_up(task, stage, plan).await?;
         if phase.spent_ns >= budget_ns * PROBE_SHARE || plan.ops >= 1 << 24 {
             return Ok(Plan::for_budget(phase.spent_ns / plan.ops as f64, budget_ns, batch));
         }
         plan.ops *= 2;
     }
+}
+
+/// Runs a phase that doesn't count, again if a limit gives no figure.
+async fn run_warm_up(task: &mut Task, stage: &mut Stage, plan: Plan) -> Result<Phase, BenchError> {
+    for _ in 1..WARM_UPS {
+        match task.run(stage, plan).await {
+            Err(BenchError::NoFigure { .. }) => {}
+            result => return result,
+        }
+    }
+    task.run(stage, plan).await
 }
 
 async fn one_round(
@@ -131,8 +188,9 @@ async fn one_round(
 }
 
 /// Sums up the `wanted` rounds with the least steal.
-fn sum_up(mut rounds: Vec<Round>, wanted: usize, ready: &Ready, load: f64) -> Measurement {
-    let measured = rounds.len();
+fn sum_up(all: Rounds, ready: &Ready, load: f64) -> Measurement {
+    let begun = all.begun();
+    let Rounds { measured: mut rounds, wanted, .. } = all;
     rounds.sort_by(|a, b| a.steal.total_cmp(&b.steal));
     rounds.truncate(wanted);
     let over_rounds =
@@ -152,7 +210,7 @@ fn sum_up(mut rounds: Vec<Round>, wanted: usize, ready: &Ready, load: f64) -> Me
         device_calls,
         steal: rounds.last().map_or(0.0, |round| round.steal),
         rounds: rounds.len(),
-        repeated: measured - rounds.len(),
+        repeated: begun - rounds.len(),
         outstanding: ready.outstanding,
         load,
     }
@@ -167,5 +225,52 @@ fn ratio(compares: Compares, round: &Round) -> f64 {
     match compares {
         Compares::Time => times,
         Compares::Bandwidth => 1.0 / times,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round(steal: f64) -> Result<Round, BenchError> {
+        let phase = || Phase { samples: vec![1.0], ops: 1.0, spent_ns: 1.0 };
+        Ok(Round { ours: phase(), limit: phase(), steal, calls: None })
+    }
+
+    fn no_figure() -> Result<Round, BenchError> {
+        Err(BenchError::NoFigure { program: "ib_write_bw" })
+    }
+
+    #[test]
+    fn a_round_without_a_figure_is_repeated() {
+        let mut rounds = Rounds::new(2);
+        assert!(!rounds.take(no_figure()).unwrap());
+        assert!(rounds.take(round(0.0)).unwrap() && rounds.are_wanted());
+        assert!(rounds.take(round(0.0)).unwrap() && !rounds.are_wanted());
+        assert_eq!((rounds.begun(), rounds.measured.len()), (3, 2));
+    }
+
+    #[test]
+    fn no_more_are_repeated_than_are_wanted() {
+        let mut rounds = Rounds::new(2);
+        for _ in 0..2 {
+            assert!(!rounds.take(no_figure()).unwrap());
+        }
+        assert!(!rounds.take(round(1.0)).unwrap() && rounds.are_wanted());
+        assert!(!rounds.take(no_figure()).unwrap() && !rounds.are_wanted());
+        assert_eq!(rounds.measured.len(), 1);
+
+        let mut rounds = Rounds::new(2);
+        for _ in 0..3 {
+            assert!(!rounds.take(no_figure()).unwrap() && rounds.are_wanted());
+        }
+        assert!(matches!(rounds.take(no_figure()), Err(BenchError::NoFigure { .. })), "none at all");
+    }
+
+    #[test]
+    fn what_else_fails_ends_the_row() {
+        let mut rounds = Rounds::new(2);
+        let gone = Err(BenchError::PeerGone { during: "writes" });
+        assert!(matches!(rounds.take(gone), Err(BenchError::PeerGone { .. })));
     }
 }

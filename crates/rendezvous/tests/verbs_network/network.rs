@@ -1,13 +1,29 @@
 //! The veth pair that `scripts/rxe-vm/net` makes: what it loses and delays, and whether it is up.
 
-use std::{fs, process::Command, thread};
+use std::{fs, process::Command, thread, time::Duration};
 
 use tokio::sync::oneshot;
 
-use crate::rdma::rdma_devices::need_own_network;
+use crate::rdma::{patient, rdma_devices::need_own_network};
 
 /// Its two ends.
 const ENDS: [&str; 2] = ["ve1", "ve2"];
+
+/// The states of the ports at these ends.
+const PORTS: [&str; 2] =
+    ["/sys/class/infiniband/rxe1/ports/1/state", "/sys/class/infiniband/rxe2/ports/1/state"];
+
+/// The kernel tells a port of its link's state up to a second later.
+fn becomes_active(port: &str) {
+    let (limit, pause) = (patient(Duration::from_secs(10)), Duration::from_millis(10));
+    let is_active = || fs::read_to_string(port).unwrap().contains("ACTIVE");
+    let mut waited = Duration::ZERO;
+    while !is_active() {
+        assert!(waited < limit, "{port} is not active {waited:?} after its link came up");
+        thread::sleep(pause);
+        waited += pause;
+    }
+}
 
 /// Runs a command that must succeed; gives what it printed.
 fn run(line: &str) -> String {
@@ -84,5 +100,6 @@ impl Drop for LinkDown {
             run(&format!("ip neighbour replace 10.9.0.{peer} lladdr {address} dev ve{own} nud permanent"));
             run(&format!("ip route replace 10.9.0.{peer} dev ve{own} src 10.9.0.{own} table 10{own}"));
         }
+        PORTS.iter().for_each(|port| becomes_active(port));
     }
 }

@@ -22,6 +22,9 @@ const LIVENESS: Duration = Duration::from_secs(10);
 /// Receives of an exchange that are outstanding at once.
 const OUTSTANDING: usize = 3;
 
+/// Values of an exchange that are sent before the first is received. For the others, one goes when one comes.
+const AHEAD: u64 = 16;
+
 /// One exchange: in `step`, so many values of so many bytes each way.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Exchange {
@@ -39,23 +42,31 @@ impl Exchange {
     /// receives, not the sends.
     pub(crate) async fn run(&self, worker: &Worker, is_child: bool) -> Result<(), WorkerError> {
         let (own, other) = if is_child { (CHILD_CPU, PARENT_CPU) } else { (PARENT_CPU, CHILD_CPU) };
-        let at_step = worker.step(self.step);
-        let send = worker.key(own, other, "value")?;
-        for number in 0..self.count {
-            at_step.send(&send, tensor(worker, self.bytes, self.version(number, is_child)).await)?;
+        let (at_step, key) = (worker.step(self.step), worker.key(own, other, "value")?);
+        let (at_step, key) = (&at_step, &key);
+        let send = async |number| {
+            at_step.send(key, tensor(worker, self.bytes, self.version(number, is_child)).await)
+        };
+        for number in 0..self.count.min(AHEAD) {
+            send(number).await?;
         }
         let receive = worker.key(other, own, "value")?;
         // Several are on their way at any time, in order.
         let receives = (0..self.count).map(|_| at_step.recv(&receive));
-        let mut received = stream::iter(receives).buffered(OUTSTANDING).enumerate();
-        while let Some((number, got)) = received.next().await {
-            let (got, version) = (got?, self.version(number as u64, !is_child));
+        let mut received = stream::iter(receives).buffered(OUTSTANDING).zip(stream::iter(0..));
+        let mut sent = Ok(());
+        while let Some((got, number)) = received.next().await {
+            let (got, version) = (got?, self.version(number, !is_child));
             assert!(
                 got.bytes().len() == self.bytes && is_version(got.bytes(), version),
                 "{self:?}: wrong bytes"
             );
+            // Where no more can be sent, no more is received, and the error of a receive tells why.
+            if sent.is_ok() && number + AHEAD < self.count {
+                sent = send(number + AHEAD).await;
+            }
         }
-        Ok(())
+        sent
     }
 }
 

@@ -1,6 +1,9 @@
 //! Operations of queue pairs and pools, given up.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use futures::future::{join, join_all};
 use memory::{GrantEnd, MemoryError, Pool, PoolConfig};
@@ -16,8 +19,9 @@ use super::{
 };
 
 /// What this file cancels.
-pub(super) const CASES: [&str; 14] = [
+pub(super) const CASES: [&str; 16] = [
     "alloc",
+    "bind",
     "connect",
     "close",
     "lend",
@@ -28,6 +32,7 @@ pub(super) const CASES: [&str; 14] = [
     "read",
     "read_vectored",
     "room",
+    "unbind",
     "write",
     "write_imm",
     "write_vectored",
@@ -132,6 +137,53 @@ fn s3_a_vectored_write_given_up_arrives_once_or_never() {
                 polled(polls, pair.to_right.write_vectored(segments, Some(Immediate(value)))).await
             };
             given_up_operations(&pair, polls, write).await
+        })
+        .await;
+        closed(&handle, pair).await;
+    });
+}
+
+#[test]
+fn s1_a_bind_given_up_leaves_no_window_behind_its_queue_pair() {
+    on_seeds(async |handle: Handle| {
+        let pair = pair(&handle, DEPTHS).await;
+        let kept = Mutex::new(Vec::new());
+        for_every_k("bind", async |polls| {
+            let lent = pair.right.lend_to(&pair.to_right, BYTES).await;
+            let bound = polled(polls, pair.to_left.bind(&lent.granted)).await;
+            let is_bound = bound.is_some();
+            match bound {
+                Some(window) => {
+                    pair.to_left.unbind(window.unwrap()).await.unwrap();
+                    drop(lent.granted.end(GrantEnd::WindowEnded).unwrap());
+                }
+                // Nobody knows its key, but it is there until the queue pair is closed.
+                None => kept.lock().unwrap().push(lent.granted),
+            }
+            is_bound
+        })
+        .await;
+        join(pair.to_right.close(), pair.to_left.close()).await;
+        for granted in kept.into_inner().unwrap() {
+            drop(granted.end(GrantEnd::QueuePairDrained).unwrap());
+        }
+        closed(&handle, pair).await;
+    });
+}
+
+#[test]
+fn s1_the_end_of_a_window_given_up_is_its_end_all_the_same() {
+    on_seeds(async |handle: Handle| {
+        let pair = pair(&handle, DEPTHS).await;
+        for_every_k("unbind", async |polls| {
+            let lent = pair.right.lend_to(&pair.to_right, BYTES).await;
+            let window = pair.to_left.bind(&lent.granted).await.unwrap();
+            let ended = polled(polls, pair.to_left.unbind(window)).await;
+            // What is posted after it is done after it.
+            let later = pair.to_left.bind(&lent.granted).await.unwrap();
+            pair.to_left.unbind(later).await.unwrap();
+            drop(lent.granted.end(GrantEnd::WindowEnded).unwrap());
+            ended.is_some_and(|ended| ended.is_ok())
         })
         .await;
         closed(&handle, pair).await;

@@ -72,7 +72,7 @@ impl Side {
             Arc::new(Registrar { domain, access, regions: Mutex::default() })
         };
         source.add_visitor(registrar(Access::LOCAL)).unwrap();
-        let registrar = registrar(Access { remote_read: true, ..Access::RECEIVE });
+        let registrar = registrar(Access { remote_read: true, windows: true, ..Access::RECEIVE });
         receive.add_visitor(registrar.clone()).unwrap();
         Arc::new(Self { handle: handle.clone(), node, domain, source, receive, registrar })
     }

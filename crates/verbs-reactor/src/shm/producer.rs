@@ -383,7 +383,7 @@ fn aim(connection: &Connection, request: &WorkRequest) -> Result<(), FabricError
         WorkRequest::WriteVectored { segments, .. } => segments
             .iter()
             .try_for_each(|segment| regions.aim(segment.local.len() as u64, Some(&segment.remote)).map(drop)),
-        WorkRequest::Lend { .. } | WorkRequest::Read { .. } | WorkRequest::ReadVectored { .. } => Ok(()),
+        _ => Ok(()),
     }
 }
 

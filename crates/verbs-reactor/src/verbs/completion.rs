@@ -93,7 +93,8 @@ impl Status {
             sys::IBV_WC_LOC_LEN_ERR
             | sys::IBV_WC_LOC_QP_OP_ERR
             | sys::IBV_WC_LOC_PROT_ERR
-            | sys::IBV_WC_LOC_ACCESS_ERR => Self::Local(status),
+            | sys::IBV_WC_LOC_ACCESS_ERR
+            | sys::IBV_WC_MW_BIND_ERR => Self::Local(status),
             sys::IBV_WC_REM_ACCESS_ERR => Self::RemoteAccess,
             sys::IBV_WC_REM_INV_REQ_ERR | sys::IBV_WC_REM_OP_ERR | sys::IBV_WC_REM_ABORT_ERR => {
                 Self::RemoteRefused(status)

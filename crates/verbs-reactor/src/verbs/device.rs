@@ -65,6 +65,10 @@ pub struct DeviceLimits {
     pub regions: u32,
     /// Bytes in one registered region.
     pub region_bytes: u64,
+    /// Memory windows, if they are of type 2, which one queue pair's peer may use; else 0.
+    pub windows: u32,
+    /// Each access through a window is held against the window's own range.
+    pub exact_windows: bool,
 }
 
 /// What connects a port to its neighbours.
@@ -144,6 +148,8 @@ impl Context {
             completions: limit(attributes.max_cqe),
             regions: limit(attributes.max_mr),
             region_bytes: attributes.max_mr_size,
+            windows: windows(&attributes),
+            exact_windows: windows(&attributes) > 0 && attributes.vendor_id != SOFT_ROCE,
         })
     }
 
@@ -338,6 +344,15 @@ impl Drop for ProtectionDomain {
             tracing::warn!(%error, "a protection domain is leaked");
         }
     }
+}
+
+/// The vendor of Soft-RoCE, whose kernel module (`rxe_resp.c`, Linux 6.1 and later) finds the region of a window and checks
+/// the bounds of that.
+const SOFT_ROCE: u32 = 0x00FF_FFFF;
+
+fn windows(attributes: &sys::ibv_device_attr) -> u32 {
+    let type_2 = sys::IBV_DEVICE_MEM_WINDOW_TYPE_2A | sys::IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+    if attributes.device_cap_flags & type_2 == 0 { 0 } else { limit(attributes.max_mw) }
 }
 
 fn limit(value: i32) -> u32 {

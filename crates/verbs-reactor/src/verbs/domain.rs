@@ -21,12 +21,14 @@ use super::{
     endpoint::{host_name, sequence},
     error::{fabric_error, loss},
     fabric::{CAPABILITIES, Shared},
+    glance::Glances,
     link::VerbsLink,
     message::SIGNALS,
     opened::{Child, Opened},
     pending::RequestLimits,
     queue_pair::{Depths, RawQueuePair, Way},
     registrations::Registrations,
+    round_trip::RoundTrip,
     send::SendSide,
     send_queue::SendQueue,
 };
@@ -144,6 +146,10 @@ impl Domain for VerbsDomain {
     }
 
     fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
+        if access.windows && !self.shared.windows {
+            let what = "bind windows: the device has none of type 2; use Access::RECEIVE";
+            return Err(FabricError::Unsupported { kind: FabricKind::Verbs, what });
+        }
         self.registrations.register(block, access).map_err(|error| fabric_error(&error))
     }
 
@@ -221,12 +227,20 @@ impl VerbsPrepared {
     fn join(&self, peer: &ConnectionData) -> Result<(Arc<QueuePairCore>, Arc<VerbsLink>), FabricError> {
         let (queue_pair, completions) = self.ends.take().ok_or_else(|| self.lost())?;
         let peer = self.attach(&queue_pair, peer)?;
-        let capabilities = Capabilities { read: self.way.reads_of(&peer) > 0, ..CAPABILITIES };
+        let capabilities = Capabilities {
+            read: self.way.reads_of(&peer) > 0,
+            windows: self.shared.windows,
+            exact_windows: self.shared.exact_windows,
+            ..CAPABILITIES
+        };
         let core = Arc::new(QueuePairCore::new(FabricKind::Verbs, self.config, capabilities));
         let (receive, send) = (receives(self.config) as usize, self.here.send_depth as usize);
-        let send = SendSide::new(queue_pair, receive, SendQueue::new(send, self.limits));
+        let clock = &self.shared.runtime;
+        let round_trip = RoundTrip::new(clock.clone());
+        let send = SendSide::new(queue_pair, receive, SendQueue::new(send, self.limits), round_trip);
+        let glances = Glances::new(clock.clone());
         let domain = self.registrations.clone();
-        let link = VerbsLink::new(core.clone(), domain, completions, send, self.limits, &peer);
+        let link = VerbsLink::new(core.clone(), domain, completions, send, glances, self.limits, &peer);
         let link = Arc::new(link);
         let weak = Arc::downgrade(&link);
         let adopted = self.opened.upgrade().is_some_and(|opened| opened.adopt(weak).is_ok());

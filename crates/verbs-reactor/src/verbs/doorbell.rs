@@ -107,6 +107,11 @@ impl Doorbell {
         &self.ranges
     }
 
+    /// Bytes of all requests.
+    pub(super) fn bytes(&self) -> u64 {
+        self.requests.iter().map(|(request, _)| request.bytes()).sum()
+    }
+
     /// Requests that ask for a completion.
     pub(super) fn signals(&self) -> usize {
         self.requests.iter().filter(|(request, _)| request.is_signaled).count()

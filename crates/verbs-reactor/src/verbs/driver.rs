@@ -1,7 +1,8 @@
 //! The background half of a connection: takes completions when nobody awaits the queue pair, and sees it to its
 //! end.
 //!
-//! Order: poll; look again, as the fabric's way of waiting wants it; arm; poll again; sleep. Users' tasks poll too.
+//! Order: poll; let those run whom that woke; look again, as the fabric's way of waiting wants it; arm; poll again; sleep.
+//! Users' tasks poll too.
 
 use std::{
     io, mem,
@@ -33,8 +34,8 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(20);
 /// Looks in one go: each is a poll of the completion queue, some 50 ns.
 const LOOKS: u32 = 24;
 
-/// Through a channel of completions, a wake-up costs an interrupt, an event of the kernel's and a read of it. Over Soft-RoCE
-/// an answer takes 20 to 90 µs when nobody sleeps, and less than 10 over hardware.
+/// Through a channel of completions, a wake-up costs an interrupt, an event of the kernel's and a read of it. This is until
+/// the first round trip of the device was timed.
 const BUDGET_MAX: Duration = Duration::from_micros(100);
 
 /// The completion channel, open as long as it is registered with the runtime.
@@ -56,6 +57,10 @@ pub(super) struct Driver {
     patience: Patience,
     /// What [`VerbsLink::finds`] was at the latest turn.
     finds: u64,
+    /// What [`Glances::hits`](super::glance::Glances::hits) was.
+    hits: u64,
+    /// Looking found something.
+    looked_up: bool,
     /// Runs once the connection is ending.
     limit: Option<BoxFuture<'static, ()>>,
 }
@@ -92,7 +97,17 @@ impl Driver {
         let channel = channel.map_err(|error| failed(error.into_parts().1))?;
         let patience =
             Patience::new(spinner, runtime.clone()).with_looks(LOOKS).with_budgets_up_to(BUDGET_MAX);
-        Ok(Self { link, runtime, channel, armed: false, patience, finds: 0, limit: None })
+        Ok(Self {
+            link,
+            runtime,
+            channel,
+            armed: false,
+            patience,
+            finds: 0,
+            hits: 0,
+            looked_up: false,
+            limit: None,
+        })
     }
 
     pub(super) async fn run(mut self) {
@@ -106,17 +121,20 @@ impl Driver {
     /// Polls until there is nothing, then waits until there is something. A completion between the last poll and
     /// arming makes no event, hence the poll after it; if that one finds something, the queue stays armed and its
     /// event wakes us once for nothing.
+    ///
+    /// Those whom a completion woke go first: it is what they wait for, and the completion of what they post may come at
+    /// once. Armed before, the queue would make an event of it that wakes us for nothing. Only if completions are to
+    /// come anyway we arm at once.
     async fn turn(&mut self) -> Result<(), VerbsError> {
-        let mut batches = 0;
-        while self.link.progress() {
-            batches += 1;
-            if batches == TURN {
-                tokio::task::yield_now().await;
-                batches = 0;
-            }
-        }
+        let found = self.collect().await | mem::take(&mut self.looked_up);
         self.learn();
-        if self.link.is_drained() || self.looks_again().await {
+        let arms_at_once = self.patience.rests() && (self.armed || self.link.is_sending());
+        if self.link.is_drained() {
+            return Ok(());
+        } else if found && !arms_at_once {
+            tokio::task::yield_now().await;
+            return Ok(());
+        } else if self.looks_again().await {
             return Ok(());
         }
         if !self.armed {
@@ -136,22 +154,45 @@ impl Driver {
         Ok(())
     }
 
+    /// Hands on what there is; whether there was anything.
+    async fn collect(&mut self) -> bool {
+        let mut batches = 0;
+        while self.link.progress() {
+            batches += 1;
+            if batches % TURN == 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+        batches > 0
+    }
+
     /// Ends the present wait if anyone found completions.
     fn learn(&mut self) {
-        let finds = self.link.finds();
-        if mem::replace(&mut self.finds, finds) != finds {
-            self.patience.worked();
+        let (finds, hits) = (self.link.finds(), self.link.glances().hits());
+        if mem::replace(&mut self.finds, finds) == finds {
+            return;
         }
+        if mem::replace(&mut self.hits, hits) != hits {
+            self.patience.turn_was_used();
+        }
+        if let Some(round_trip) = self.link.glances().round_trip() {
+            self.patience.follow(round_trip);
+        }
+        self.patience.worked();
     }
 
     /// Whether to poll again before sleeping. A connection that ends is not worth looking for.
     async fn looks_again(&mut self) -> bool {
-        if self.link.is_ending() {
+        let link = &self.link;
+        if link.is_ending() {
+            link.glances().allow(false);
             return false;
         }
-        let link = &self.link;
-        match self.patience.idle(false, || link.progress()) {
-            Idle::Work => {}
+        let idle = self.patience.idle(false, || link.progress());
+        // Whoever awaits looks too as long as we do.
+        link.glances().allow(idle != Idle::Sleep && self.patience.is_looking());
+        match idle {
+            Idle::Work => self.looked_up = true,
             Idle::GiveWay => {
                 std::thread::yield_now();
                 tokio::task::yield_now().await;

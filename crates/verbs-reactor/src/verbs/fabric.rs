@@ -50,6 +50,9 @@ pub(super) struct Shared {
     /// It can read, and be read from.
     reads: bool,
     on_demand: bool,
+    /// It has memory windows that belong to queue pairs.
+    pub(super) windows: bool,
+    pub(super) exact_windows: bool,
     state: Mutex<State>,
 }
 
@@ -84,6 +87,8 @@ impl VerbsFabric {
             mtu: opened.mtu,
             on_demand: opened.user_pages.on_demand(),
             reads: opened.reads_started().min(opened.reads_served()) > 0,
+            windows: opened.limits.windows > 0,
+            exact_windows: opened.limits.exact_windows,
             state: Mutex::new(State::Open(opened.clone())),
         });
         shared.look_after(&opened)?;
@@ -213,7 +218,13 @@ impl Fabric for VerbsFabric {
 
     fn capabilities(&self) -> Capabilities {
         let piece_bytes_max = u64::from(piece_bytes(&self.shared.port));
-        Capabilities { read: self.shared.reads, piece_bytes_max, ..CAPABILITIES }
+        Capabilities {
+            read: self.shared.reads,
+            windows: self.shared.windows,
+            exact_windows: self.shared.exact_windows,
+            piece_bytes_max,
+            ..CAPABILITIES
+        }
     }
 
     /// The kind of network, for InfiniBand with its subnet. Whether two RoCE ports reach each other only a

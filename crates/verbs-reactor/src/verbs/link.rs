@@ -21,6 +21,7 @@ use super::{
     completion::{Batch, Completion, CompletionQueue, Done, Status, WorkCompletion},
     doorbell::BATCH,
     error::fabric_error,
+    glance::Glances,
     message::Message,
     opened::Child,
     pending::RequestLimits,
@@ -32,6 +33,7 @@ use super::{
     submissions::Submissions,
     sys,
     tag::Tag,
+    window::Windows,
 };
 
 /// Batches of completions after which other tasks get a turn.
@@ -51,12 +53,17 @@ pub(super) struct VerbsLink {
     /// call takes, else when whoever submitted them begins to wait or something comes back. So what one task submits in
     /// one go, or while another thread is inside a call, is one call.
     send: Submissions<SendSide>,
+    windows: Windows,
     limits: RequestLimits,
     established: AtomicBool,
     /// The phase is not [`Phase::Open`] any more.
     is_ending: AtomicBool,
     /// Batches of completions so far, whoever took them.
     finds: AtomicU64,
+    /// A completion of the send queue is to come, as of the latest batch.
+    is_sending: AtomicBool,
+    /// Looking by whoever awaits an arrival.
+    glances: Glances,
     connecting: AtomicWaker,
     /// Told when the phase leaves [`Phase::Open`].
     ending: Notify,
@@ -89,6 +96,7 @@ impl VerbsLink {
         domain: Arc<Registrations>,
         completions: Arc<CompletionQueue>,
         send: SendSide,
+        glances: Glances,
         limits: RequestLimits,
         peer: &Endpoint,
     ) -> Self {
@@ -100,10 +108,13 @@ impl VerbsLink {
             receive_depth: peer.receive_depth,
             polling: Mutex::new(inbound),
             send: Submissions::new(send),
+            windows: Windows::default(),
             limits,
             established: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
             finds: AtomicU64::new(0),
+            is_sending: AtomicBool::new(false),
+            glances,
             connecting: AtomicWaker::new(),
             ending: Notify::new(),
         }
@@ -137,6 +148,15 @@ impl VerbsLink {
     /// A number that changes with each batch of completions that anyone takes.
     pub(super) fn finds(&self) -> u64 {
         self.finds.load(Ordering::Relaxed)
+    }
+
+    /// Whether a completion of the send queue is to come, as of the latest batch.
+    pub(super) fn is_sending(&self) -> bool {
+        self.is_sending.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn glances(&self) -> &Glances {
+        &self.glances
     }
 
     /// Sends the greeting, whose arrival lets the peer's `connect` end and whose acknowledgement this side's.
@@ -206,6 +226,10 @@ impl VerbsLink {
             }
             let posted = send.replace_receives(consumed).and_then(|()| self.send.collect(send));
             tally.trouble = posted.err();
+            self.is_sending.store(send.is_sending(), Ordering::Relaxed);
+            if let Some(round_trip) = send.round_trip() {
+                self.glances.set_round_trip(round_trip);
+            }
             tally
         })
     }
@@ -223,6 +247,7 @@ impl VerbsLink {
         for ended in ended {
             match *ended {
                 Ended::Operation { key, bytes, is_done: true } => {
+                    self.windows.done(&self.core, key);
                     self.core.complete(key, bytes, Ok(()));
                 }
                 Ended::Operation { key, bytes, is_done: false } => {
@@ -367,6 +392,7 @@ impl VerbsLink {
             Some((send.queue_pair.take(), unfinished))
         });
         let Some((queue_pair, unfinished)) = taken else { return };
+        self.windows.end_all();
         drop(queue_pair);
         let failure = self.core.failure().unwrap_or_else(|| failure.clone());
         for key in unfinished {
@@ -429,7 +455,11 @@ impl Child for VerbsLink {
 impl Link for VerbsLink {
     fn submit(&self, key: SlotKey, request: &WorkRequest) {
         let aim = Aim { core: &self.core, domain: &self.domain };
-        let ranges = match Ranges::of(request, key, &aim, &self.limits) {
+        let ranges = match self.windows.pending(key, request, &self.domain) {
+            Some(pending) => pending.map(Ranges::one),
+            None => Ranges::of(request, key, &aim, &self.limits),
+        };
+        let ranges = match ranges {
             Ok(ranges) => ranges,
             Err(error) => {
                 self.core.complete(key, 0, Err(error));
@@ -454,6 +484,12 @@ impl Link for VerbsLink {
         }
         // Someone is about to wait.
         self.post_submitted(true);
+    }
+
+    fn look(&self) -> bool {
+        // What another thread finds, it hands on.
+        self.glances
+            .look(|| self.polling.try_lock().is_ok_and(|mut inbound| self.progress_locked(&mut inbound)))
     }
 
     fn start_close(&self) {

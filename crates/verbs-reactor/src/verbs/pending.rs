@@ -5,6 +5,7 @@ use crate::SlotKey;
 use super::{
     doorbell::{Doorbell, Part, Request, Transfer, Work},
     message::Message,
+    window::Bind,
 };
 
 /// Bytes here.
@@ -21,6 +22,10 @@ pub(super) struct LocalRange {
 pub(super) enum Direction {
     Write,
     Read,
+    /// None: the peer may write a range from then on.
+    Bind(Bind),
+    /// None: the peer may write that range no more.
+    Unbind,
 }
 
 /// How much one work request takes.
@@ -37,7 +42,7 @@ pub(super) struct RequestLimits {
 impl RequestLimits {
     fn ranges(&self, direction: Direction) -> usize {
         match direction {
-            Direction::Write => self.ranges,
+            Direction::Write | Direction::Bind(_) | Direction::Unbind => self.ranges,
             Direction::Read => self.read_ranges,
         }
     }
@@ -70,7 +75,7 @@ pub(super) struct Pending {
 
 impl Pending {
     /// Takes `next`, which comes next in the operation, into the same work request, or gives it back.
-    pub(super) fn gather(&mut self, next: Self, limits: &RequestLimits) -> Result<(), Self> {
+    pub(super) fn gather(&mut self, next: Self, limits: &RequestLimits) -> Option<Self> {
         let (is_last, immediate) = (next.is_last, next.immediate);
         if self.length == 0 {
             *self = next;
@@ -80,13 +85,13 @@ impl Pending {
             let fits = self.length + next.length <= u64::from(limits.piece_bytes)
                 && self.gathered.len() + 1 < limits.ranges(self.direction);
             if !is_adjacent || !fits {
-                return Err(next);
+                return Some(next);
             }
             self.length += next.length;
             self.gathered.push(next.local);
         }
         (self.is_last, self.immediate) = (is_last, immediate);
-        Ok(())
+        None
     }
 
     fn pieces(&self, piece_bytes: u32) -> u64 {

@@ -16,6 +16,7 @@ use super::{
     pending::Direction,
     sys,
     tag::Tag,
+    window::Bind,
 };
 
 /// Up to this many bytes travel inside the work request, which saves the device one read of memory.
@@ -120,7 +121,8 @@ impl RawQueuePair {
         attributes.pkey_index = pkey_index;
         attributes.qp_state = sys::IBV_QPS_INIT;
         attributes.port_num = port;
-        attributes.qp_access_flags = sys::IBV_ACCESS_REMOTE_WRITE | sys::IBV_ACCESS_REMOTE_READ;
+        attributes.qp_access_flags =
+            sys::IBV_ACCESS_REMOTE_WRITE | sys::IBV_ACCESS_REMOTE_READ | sys::IBV_ACCESS_MW_BIND;
         let mask = sys::IBV_QP_STATE | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS;
         self.modify(attributes, mask)
     }
@@ -261,6 +263,15 @@ impl RawQueuePair {
     }
 
     fn fill_transfer(&self, raw: &mut sys::ibv_send_wr, transfer: &Transfer) {
+        match transfer.direction {
+            Direction::Write | Direction::Read => {}
+            Direction::Bind(bind) => return fill_bind(raw, transfer, bind),
+            Direction::Unbind => {
+                raw.opcode = sys::IBV_WR_LOCAL_INV;
+                raw.__bindgen_anon_1.invalidate_rkey = transfer.remote_key;
+                return;
+            }
+        }
         raw.opcode = match (transfer.direction, transfer.immediate) {
             (Direction::Write, Some(immediate)) => {
                 raw.__bindgen_anon_1.imm_data = immediate.to_be();
@@ -321,11 +332,19 @@ impl RawQueuePair {
 
 impl Drop for RawQueuePair {
     fn drop(&mut self) {
+        #[cfg(feature = "planted-bugs")]
+        if crate::planted::is_end(crate::planted::BadEnd::Forgotten) {
+            return;
+        }
         let context = self.domain.context();
         // SAFETY: the queue pair is ours, and nothing of ours uses it after this.
         let result = unsafe { context.functions().ibv_destroy_qp(self.raw.as_ptr()) };
         if let Err(error) = zero(result, "ibv_destroy_qp", context.name()) {
             tracing::warn!(%error, "a queue pair is leaked");
+        }
+        #[cfg(feature = "planted-bugs")]
+        if crate::planted::is_end(crate::planted::BadEnd::ReadAfterwards) {
+            std::hint::black_box(self.number());
         }
     }
 }
@@ -333,6 +352,20 @@ impl Drop for RawQueuePair {
 fn blank() -> sys::ibv_qp_attr {
     // SAFETY: all-zero bytes are a valid set of attributes: numbers only.
     unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+fn fill_bind(raw: &mut sys::ibv_send_wr, transfer: &Transfer, bind: Bind) {
+    raw.opcode = sys::IBV_WR_BIND_MW;
+    raw.__bindgen_anon_2.bind_mw = sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
+        mw: bind.window.as_ptr(),
+        rkey: transfer.remote_key,
+        bind_info: sys::ibv_mw_bind_info {
+            mr: bind.region.as_ptr(),
+            addr: transfer.remote,
+            length: bind.length,
+            mw_access_flags: sys::IBV_ACCESS_REMOTE_WRITE,
+        },
+    };
 }
 
 fn fill_message(raw: &mut sys::ibv_send_wr, message: Message) {

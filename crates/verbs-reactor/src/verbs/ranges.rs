@@ -45,6 +45,10 @@ impl Ranges {
         Ok(ranges)
     }
 
+    pub(super) fn one(last: Pending) -> Self {
+        Self { earlier: Vec::new(), last }
+    }
+
     /// Adds what comes next, which is told how many bytes the operation has before it.
     fn push(
         &mut self,
@@ -52,7 +56,7 @@ impl Ranges {
         limits: &RequestLimits,
     ) -> Result<(), FabricError> {
         let next = next(self.last.earlier + self.last.length)?;
-        if let Err(next) = self.last.gather(next, limits) {
+        if let Some(next) = self.last.gather(next, limits) {
             self.earlier.push(std::mem::replace(&mut self.last, next));
         }
         Ok(())

@@ -43,7 +43,7 @@ struct Inner {
 /// What the device holds.
 struct Live {
     /// Regions go before their domain.
-    memory: HashMap<BlockId, MemoryRegion>,
+    memory: HashMap<BlockId, Arc<MemoryRegion>>,
     protection: Arc<ProtectionDomain>,
     opened: Weak<Opened>,
     user_pages: UserPages,
@@ -71,11 +71,12 @@ impl Live {
         let pages = if is_pools { UserPages::Pinned } else { self.user_pages };
         let memory = pages.register(|on_demand| {
             let protection = protection.clone();
-            // SAFETY: `Kept` keeps the block mapped for longer than its registration. Peers can write only
-            // blocks registered for that, of which nobody here forms a slice while it is granted (`Granted`).
+            // SAFETY: `Kept`, and each window over a part of it, keeps the block mapped for longer than its
+            // registration. Peers can write only blocks registered for that, of which nobody here forms a slice while
+            // it is granted (`Granted`).
             unsafe { MemoryRegion::register(protection, base, length, *access, writable, on_demand) }
         })?;
-        self.memory.insert(block.id(), memory);
+        self.memory.insert(block.id(), Arc::new(memory));
         Ok(())
     }
 }
@@ -89,7 +90,7 @@ impl Inner {
             generation,
             base: kept.block.base().as_ptr() as u64,
             length: kept.block.length() as u64,
-            key: memory.map_or(0, MemoryRegion::remote_key),
+            key: memory.map_or(0, |memory| memory.remote_key()),
         }
     }
 }
@@ -150,7 +151,23 @@ impl Registrations {
         let inner = self.read();
         let registered = inner.live.as_ref().and_then(|live| live.memory.get(&block.id()));
         let missing = FabricError::NotRegistered { kind: FabricKind::Verbs, block: block.id().get() };
-        registered.map(MemoryRegion::local_key).ok_or(missing)
+        registered.map(|memory| memory.local_key()).ok_or(missing)
+    }
+
+    /// What a window over a part of `block` is bound with, if the block is registered for that.
+    pub(super) fn bindable(&self, block: &Block) -> Option<(Arc<ProtectionDomain>, Arc<MemoryRegion>)> {
+        let inner = self.read();
+        inner.blocks.get(&block.id()).filter(|kept| kept.access.windows)?;
+        let live = inner.live.as_ref()?;
+        Some((live.protection.clone(), live.memory.get(&block.id())?.clone()))
+    }
+
+    pub(super) fn generation(&self) -> RegionGeneration {
+        self.generation
+    }
+
+    pub(super) fn random(&self) -> u64 {
+        self.shared.runtime.random()
     }
 
     /// While the device is lost, the block is only noted: memory must be had for other fabrics.

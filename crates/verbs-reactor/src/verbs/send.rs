@@ -1,6 +1,6 @@
 //! The posting half of a connection: the device's queue pair, and how far the connection is.
 
-use std::vec::Drain;
+use std::{time::Duration, vec::Drain};
 
 use crate::SlotKey;
 
@@ -9,6 +9,7 @@ use super::{
     message::Message,
     pending::Pending,
     queue_pair::RawQueuePair,
+    round_trip::RoundTrip,
     send_queue::{Ended, Outcome, SendQueue},
     submissions::Worker,
 };
@@ -35,11 +36,27 @@ pub(super) struct SendSide {
     /// Receives posted and not back.
     receives: usize,
     queue: SendQueue,
+    round_trip: RoundTrip,
 }
 
 impl SendSide {
-    pub(super) fn new(queue_pair: RawQueuePair, receives: usize, queue: SendQueue) -> Self {
-        Self { queue_pair: Some(queue_pair), phase: Phase::Open, receives, queue }
+    pub(super) fn new(
+        queue_pair: RawQueuePair,
+        receives: usize,
+        queue: SendQueue,
+        round_trip: RoundTrip,
+    ) -> Self {
+        Self { queue_pair: Some(queue_pair), phase: Phase::Open, receives, queue, round_trip }
+    }
+
+    /// What the device takes for a round trip by itself, as far as it is known.
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        self.round_trip.shortest()
+    }
+
+    /// Whether a completion of the send queue is to come.
+    pub(super) fn is_sending(&self) -> bool {
+        self.queue.outstanding() > 0
     }
 
     /// Posts one of the messages that frame the connection; room is reserved for them.
@@ -69,6 +86,7 @@ impl SendSide {
     /// Counts what came back with one work request of the send queue.
     pub(super) fn returned(&mut self, sequence: u64, outcome: Outcome, ended: &mut Vec<Ended>) {
         self.queue.returned(sequence, outcome, ended);
+        self.round_trip.returned(sequence);
     }
 
     /// Nothing is outstanding any more.
@@ -102,6 +120,8 @@ impl Worker for SendSide {
         };
         while self.queue.fill() {
             let first = self.queue.next_sequence();
+            let is_alone = self.queue.outstanding() == 0;
+            self.round_trip.posts(first, self.queue.doorbell(), is_alone);
             // SAFETY: each request belongs to a slot, which owns the bytes and completes only when it has
             // come back or the queue pair is destroyed; the bytes' block is registered as long as the domain
             // lives, which the queue pair keeps.

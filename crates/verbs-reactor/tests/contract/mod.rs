@@ -13,6 +13,7 @@ pub mod pair;
 pub mod reads;
 pub mod refusals;
 pub mod vectored;
+pub mod windows;
 pub mod writes;
 
 use std::{cell::Cell, future::Future, net::IpAddr, sync::Arc, sync::mpsc, thread, time::Duration};
@@ -225,6 +226,23 @@ macro_rules! contract_suite {
                     lend_outlives_its_dropped_future,
                     lend_outlives_its_connection,
                     lend_of_many_buffers_ends_in_any_order,
+                ]
+                windows: [
+                    a_write_through_a_window_lands,
+                    a_window_takes_parts_of_its_range,
+                    memory_for_windows_is_refused_without_one,
+                    a_write_outside_the_window_is_refused,
+                    a_write_before_the_window_is_refused,
+                    a_write_after_the_end_is_refused,
+                    the_key_of_an_earlier_window_is_refused,
+                    the_window_of_another_queue_pair_is_refused,
+                    a_window_of_another_queue_pair_cannot_be_ended,
+                    many_windows_are_open_and_end_in_any_order,
+                    binds_wait_for_room_in_the_send_queue,
+                    what_cannot_be_bound_fails_alone,
+                    a_dropped_bind_is_gone_with_its_queue_pair,
+                    a_close_ends_windows_and_later_ones_are_refused,
+                    windows_weigh_one_entry_of_the_send_queue,
                 ]
                 endings: [
                     close_ends_every_outstanding_operation_once,

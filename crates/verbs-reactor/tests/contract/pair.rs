@@ -275,7 +275,8 @@ async fn connect(
     depths: QueuePairConfig,
 ) -> (QueuePair, QueuePair) {
     let (dialer, acceptor) = (dialer.prepare(depths).unwrap(), acceptor.prepare(depths).unwrap());
-    let params = |peer, role| ConnectParams { peer, role, peer_host: setup.peer_host, limit: STEP_LIMIT };
+    let params =
+        |peer, role| ConnectParams { peer, role, peer_host: setup.peer_host, limit: STEP_LIMIT * patience() };
     let dial = params(acceptor.connection_data(), Role::Dialer);
     let accept = params(dialer.connection_data(), Role::Acceptor);
     let both = futures::future::join(dialer.connect(dial), acceptor.connect(accept));

@@ -5,6 +5,7 @@ use std::{
     collections::HashMap,
     fs::File,
     os::fd::AsRawFd,
+    process,
     sync::{Arc, Mutex},
 };
 
@@ -13,7 +14,7 @@ use memory::{Block, BlockId, Buf};
 use verbs_reactor::{
     Access, Arrival, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, Fabric, FabricError,
     FabricKind, Link, LossCause, Prepared, QueuePair, QueuePairConfig, QueuePairCore, QueuePairStats,
-    ReadDestination, RemoteRange, RemoteRegion, SlotKey, WorkRequest,
+    ReadDestination, ReadPart, RemoteRange, RemoteRegion, SlotKey, WorkRequest,
 };
 
 use super::{
@@ -26,6 +27,8 @@ use super::{
 /// What is told of a fabric when it is made.
 #[derive(Debug, Clone)]
 pub(super) struct Made {
+    /// Where it is.
+    pub(super) process: u32,
     pub(super) kind: FabricKind,
     pub(super) capabilities: Capabilities,
     pub(super) reach: Vec<u8>,
@@ -33,13 +36,19 @@ pub(super) struct Made {
 
 impl Wire for Made {
     fn put(&self, out: &mut Vec<u8>) {
+        self.process.put(out);
         self.kind.put(out);
         self.capabilities.put(out);
         self.reach.put(out);
     }
 
     fn get(from: &mut &[u8]) -> Self {
-        Self { kind: Wire::get(from), capabilities: Wire::get(from), reach: Wire::get(from) }
+        Self {
+            process: Wire::get(from),
+            kind: Wire::get(from),
+            capabilities: Wire::get(from),
+            reach: Wire::get(from),
+        }
     }
 }
 
@@ -54,7 +63,8 @@ pub(super) struct AwayFabric {
 impl AwayFabric {
     pub(super) fn make(other: Arc<Other>) -> Self {
         let number = other.number();
-        let made = other.call(|call| Command::MakeFabric { call, fabric: number }).unwrap();
+        let made: Made = other.call(|call| Command::MakeFabric { call, fabric: number }).unwrap();
+        assert_ne!(made.process, process::id(), "both ends are in one process");
         Self { number, made, other }
     }
 }
@@ -287,9 +297,16 @@ impl AwayLink {
                 let segments = segments.iter().map(part).collect::<Result<_, FabricError>>()?;
                 Work::WriteVectored { segments, immediate: *immediate }
             }
-            WorkRequest::Read { remote, into } => {
-                aim(into.length(), Some(remote))?;
-                Work::Read { remote: *remote, into: self.read(into)? }
+            WorkRequest::Read { .. } | WorkRequest::ReadVectored { .. } => {
+                let part = |part: ReadPart<'_>| {
+                    aim(part.into.length(), Some(part.remote))?;
+                    Ok(Part { local: self.read(part.into)?, remote: *part.remote })
+                };
+                let mut segments = request.reads().map(part).collect::<Result<Vec<_>, FabricError>>()?;
+                match request {
+                    WorkRequest::Read { .. } => Work::Read { part: segments.remove(0) },
+                    _ => Work::ReadVectored { segments },
+                }
             }
             other => return Err(other.unsupported(self.core.kind())),
         };

@@ -99,7 +99,8 @@ pub(super) enum Event {
 pub(super) enum Work {
     Write { local: Place, remote: Option<RemoteRange>, immediate: Option<Immediate> },
     WriteVectored { segments: Vec<Part>, immediate: Option<Immediate> },
-    Read { remote: RemoteRange, into: Place },
+    Read { part: Part },
+    ReadVectored { segments: Vec<Part> },
 }
 
 /// Bytes of a block; of none where `length` is 0.
@@ -110,7 +111,7 @@ pub(super) struct Place {
     pub(super) length: u64,
 }
 
-/// A segment of a vectored write.
+/// Bytes of a block, and what they go to or come from at the peer.
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) local: Place,
@@ -144,7 +145,8 @@ enums! {
     Work {
         Write { local remote immediate }
         WriteVectored { segments immediate }
-        Read { remote into }
+        Read { part }
+        ReadVectored { segments }
     }
 }
 

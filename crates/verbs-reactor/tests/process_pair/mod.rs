@@ -36,16 +36,16 @@ use other::Other;
 const OTHER: &str = "TENSORWIRE_TEST_OTHER_PROCESS";
 
 /// The two ends of a test.
-pub struct Ends {
+pub(crate) struct Ends {
     /// Makes the fabric of one end, in the process where that is.
-    pub fabric: fn(Arc<dyn Runtime>, Side) -> Arc<dyn Fabric>,
+    pub(crate) fabric: fn(Arc<dyn Runtime>, Side) -> Arc<dyn Fabric>,
     /// The name of a test that calls [`run`]: the one that the other process runs.
-    pub entrance: &'static str,
+    pub(crate) entrance: &'static str,
 }
 
 /// Which end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
+pub(crate) enum Side {
     /// In the test's process.
     Left,
     /// In the other process.
@@ -67,7 +67,7 @@ struct Current {
 static IDLE: Mutex<Vec<Arc<Other>>> = Mutex::new(Vec::new());
 
 /// As [`bounded`], with another process for [`fabric`].
-pub fn run<T, F>(ends: &'static Ends, flavour: Flavour, test: T)
+pub(crate) fn run<T, F>(ends: &'static Ends, flavour: Flavour, test: T)
 where
     T: FnOnce(Arc<dyn Runtime>) -> F + Send + 'static,
     F: Future<Output = ()>,
@@ -95,8 +95,14 @@ where
     }
 }
 
+/// Ends the other process of the test that runs on this thread.
+#[allow(dead_code)] // for a test of this module
+pub(crate) fn kill() {
+    CURRENT.with_borrow(|current| current.as_ref().expect("a test of `run` runs here").other.kill());
+}
+
 /// The first fabric that a test makes is left's. All others are in the other process.
-pub fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
+pub(crate) fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
     CURRENT.with_borrow_mut(|current| {
         let current = current.as_mut().expect("called by a test of `run`, on its own thread");
         if std::mem::replace(&mut current.has_left, true) {

@@ -128,7 +128,7 @@ impl Session {
                 let made = (self.ends.fabric)(self.runtime.clone(), Side::Right);
                 let (kind, capabilities, reach) = (made.kind(), made.capabilities(), made.reach());
                 self.fabrics.insert(fabric, made);
-                self.events.answer(call, Ok(Made { kind, capabilities, reach }));
+                self.events.answer(call, Ok(Made { process: process::id(), kind, capabilities, reach }));
             }
             Command::DropFabric { fabric } => drop(self.fabrics.remove(&fabric)),
             Command::OpenDomain { call, fabric, domain } => {
@@ -241,9 +241,22 @@ impl Session {
         let events = self.events.clone();
         let completed = move |result| events.tell(&Event::Completed { end, key, result });
         let request = match work {
-            Work::Read { remote, into } => {
-                let (read, domain) = (queue_pair.read(remote, domain.staging(into.length)), domain.clone());
-                let task = async move { completed(read.await.map(|bytes| domain.put(into, &bytes))) };
+            Work::Read { part } => {
+                let read = queue_pair.read(part.remote, domain.staging(part.local));
+                let domain = domain.clone();
+                let task = async move { completed(read.await.map(|bytes| domain.put(part.local, &bytes))) };
+                return self.runtime.spawn("read", Box::pin(task));
+            }
+            Work::ReadVectored { segments } => {
+                let parts: Vec<_> =
+                    segments.iter().map(|part| (part.remote, domain.staging(part.local))).collect();
+                let (read, domain) = (queue_pair.read_vectored(parts), domain.clone());
+                let task = async move {
+                    let put = |read: Vec<BufMut>| {
+                        read.iter().zip(segments).for_each(|(bytes, part)| domain.put(part.local, bytes));
+                    };
+                    completed(read.await.map(put));
+                };
                 return self.runtime.spawn("read", Box::pin(task));
             }
             Work::Write { local, remote, immediate } => {
@@ -359,11 +372,12 @@ impl Hosted {
         bytes.slice(start..start + usize::try_from(place.length).unwrap()).expect("inside the block")
     }
 
-    fn staging(&self, length: u64) -> BufMut {
+    /// As much memory as there is at `place`.
+    fn staging(&self, place: Place) -> BufMut {
         let mut staging = self.staging.lock().unwrap();
         let pool = staging
             .get_or_insert_with(|| RegisteredPool::new(&self.domain, "staging", Access::LOCAL, 256 << 20));
-        pool.pool.try_alloc(usize::try_from(length).unwrap()).unwrap()
+        pool.pool.try_alloc(usize::try_from(place.length).unwrap()).unwrap()
     }
 
     fn put(&self, place: Place, bytes: &[u8]) {

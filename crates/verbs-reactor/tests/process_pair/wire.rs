@@ -54,7 +54,7 @@ structs! {
     ConnectionData { 0 }
     RemoteRange { region generation offset length }
     RemoteRegion { region generation base length key }
-    Access { remote_write remote_read purpose }
+    Access { remote_write remote_read windows purpose }
     QueuePairConfig { send_depth receive_depth }
     ConnectParams { peer role peer_host limit }
 }
@@ -228,13 +228,15 @@ impl Wire for IpAddr {
 
 impl Wire for Capabilities {
     fn put(&self, out: &mut Vec<u8>) {
-        [self.vectored, self.read, self.lend, self.windows].iter().for_each(|able| able.put(out));
+        let able = [self.vectored, self.read, self.read_vectored, self.lend, self.windows];
+        able.iter().for_each(|able| able.put(out));
         self.piece_bytes_max.put(out);
     }
 
     fn get(from: &mut &[u8]) -> Self {
         let mut able = Self::WRITES;
-        for ability in [&mut able.vectored, &mut able.read, &mut able.lend, &mut able.windows] {
+        let Self { vectored, read, read_vectored, lend, windows, .. } = &mut able;
+        for ability in [vectored, read, read_vectored, lend, windows] {
             *ability = bool::get(from);
         }
         able.piece_bytes_max = u64::get(from);

@@ -9,6 +9,7 @@ mod process;
 #[path = "../process_pair/mod.rs"]
 mod process_pair;
 
+mod between_processes;
 mod death;
 mod deeds;
 mod frames;
@@ -37,21 +38,6 @@ fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
 }
 
 contract_suite!(crate::contract::Setup { fabric: crate::fabric, peer_host: Some(crate::HOST) });
-
-/// The same rules between two processes.
-const APART: contract::Setup = contract::Setup { fabric: process_pair::fabric, peer_host: Some(HOST) };
-const ENDS: process_pair::Ends =
-    process_pair::Ends { fabric: |runtime, _| fabric(runtime), entrance: "two_processes::writes::length_0" };
-
-contract_suite!(@flavour two_processes, CurrentThread, crate::APART, crate::between_processes);
-
-fn between_processes<T, F>(flavour: contract::Flavour, test: T)
-where
-    T: FnOnce(Arc<dyn Runtime>) -> F + Send + 'static,
-    F: Future<Output = ()>,
-{
-    process_pair::run(&ENDS, flavour, test);
-}
 
 /// The same rules with writes that are split.
 mod small_pieces {

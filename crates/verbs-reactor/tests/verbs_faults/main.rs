@@ -7,7 +7,10 @@
 #[path = "../contract/mod.rs"]
 mod contract;
 mod faults;
+mod held;
 mod limits;
+#[cfg(feature = "planted-bugs")]
+mod planted;
 #[path = "../rdma_devices/mod.rs"]
 mod rdma_devices;
 mod rounds;

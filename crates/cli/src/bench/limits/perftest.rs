@@ -177,7 +177,7 @@ pub(crate) fn run(
             words.lines().chain(text.lines()).rfind(|line| !line.trim().is_empty()).unwrap_or_default();
         return Err(failed(test, &format!("{}: {last}", output.status)));
     }
-    nanoseconds(test, &text, bytes).ok_or_else(|| failed(test, "its report has no figures"))
+    nanoseconds(test, &text, bytes).ok_or(BenchError::NoFigure { program: test.name() })
 }
 
 fn failed(test: Perftest, what: &str) -> BenchError {

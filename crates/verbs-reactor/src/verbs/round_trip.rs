@@ -1,0 +1,127 @@
+//! How long a device takes for a round trip by itself: from posting a small request to its completion, which waits for the
+//! other device and for neither program.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::Runtime;
+
+use super::doorbell::Doorbell;
+
+/// One request in so many is timed, so that the clock costs nothing.
+const SAMPLED: u32 = 16;
+
+/// More bytes than this take time of their own.
+const SMALL: u64 = 1 << 10;
+
+/// Times some of the requests of one queue pair.
+#[derive(Debug)]
+pub(super) struct RoundTrip {
+    clock: Arc<dyn Runtime>,
+    /// Requests that could be timed until the next that is.
+    until_next: u32,
+    /// The number of the one under way, and when it was posted.
+    under_way: Option<(u64, Duration)>,
+    /// A completion is often noticed late: the shortest counts. It grows by and by, since ways change.
+    shortest: Option<Duration>,
+}
+
+impl RoundTrip {
+    pub(super) fn new(clock: Arc<dyn Runtime>) -> Self {
+        Self { clock, until_next: 0, under_way: None, shortest: None }
+    }
+
+    /// The requests of `doorbell` are about to be posted, `first` being the number of the first; `is_alone` if no other is
+    /// outstanding.
+    pub(super) fn posts(&mut self, first: u64, doorbell: &Doorbell, is_alone: bool) {
+        if !is_alone || self.under_way.is_some() || doorbell.len() != 1 || doorbell.bytes() > SMALL {
+            return;
+        }
+        if self.until_next > 0 {
+            self.until_next -= 1;
+            return;
+        }
+        self.until_next = SAMPLED - 1;
+        self.under_way = Some((first, self.clock.now()));
+    }
+
+    /// All requests up to that number have come back.
+    pub(super) fn returned(&mut self, sequence: u64) {
+        let Some((_, begin)) = self.under_way.take_if(|(number, _)| *number <= sequence) else { return };
+        let sample = self.clock.now().saturating_sub(begin);
+        self.shortest = Some(self.shortest.map_or(sample, |shortest| sample.min(shortest + shortest / 16)));
+    }
+
+    /// The shortest of late; `None` until the first.
+    pub(super) fn shortest(&self) -> Option<Duration> {
+        self.shortest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        verbs::{
+            doorbell::{Part, Request, Work},
+            message::Message,
+        },
+        wait::tests::Clock,
+    };
+
+    fn doorbell(requests: usize) -> Doorbell {
+        let mut doorbell = Doorbell::new();
+        doorbell.begin(usize::MAX);
+        let work = Work::Message(Message::Farewell);
+        for _ in 0..requests {
+            assert!(doorbell.push(Request { work, part: Part::Piece, is_signaled: true }, &[]));
+        }
+        doorbell
+    }
+
+    fn micros(round_trip: &RoundTrip) -> Option<u128> {
+        round_trip.shortest().map(|shortest| shortest.as_micros())
+    }
+
+    #[test]
+    fn the_shortest_of_late_counts() {
+        let clock = Arc::new(Clock::default());
+        let mut round_trip = RoundTrip::new(clock.clone());
+        let mut number = 0;
+        let mut sample = |round_trip: &mut RoundTrip, micros| {
+            for _ in 0..SAMPLED {
+                round_trip.posts(number, &doorbell(1), true);
+                clock.advance(micros);
+                round_trip.returned(number);
+                number += 1;
+            }
+        };
+        sample(&mut round_trip, 320);
+        assert_eq!(micros(&round_trip), Some(320));
+        sample(&mut round_trip, 64);
+        assert_eq!(micros(&round_trip), Some(64));
+        sample(&mut round_trip, 1000);
+        assert_eq!(micros(&round_trip), Some(68), "one that was noticed late");
+        for _ in 0..100 {
+            sample(&mut round_trip, 500);
+        }
+        assert_eq!(micros(&round_trip), Some(500), "the way has become longer");
+    }
+
+    #[test]
+    fn only_what_is_alone_and_has_come_back_is_timed() {
+        let clock = Arc::new(Clock::default());
+        let mut round_trip = RoundTrip::new(clock.clone());
+        round_trip.posts(0, &doorbell(2), true);
+        round_trip.posts(2, &doorbell(1), false);
+        clock.advance(5);
+        round_trip.returned(2);
+        assert_eq!(micros(&round_trip), None);
+        round_trip.posts(3, &doorbell(1), true);
+        clock.advance(5);
+        round_trip.returned(2);
+        assert_eq!(micros(&round_trip), None, "an earlier one");
+        clock.advance(5);
+        round_trip.returned(4);
+        assert_eq!(micros(&round_trip), Some(10), "a later completion ends it too");
+    }
+}

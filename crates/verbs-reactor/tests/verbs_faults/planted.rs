@@ -1,0 +1,40 @@
+//! Bugs that are planted in the ends of queue pairs. These tests pass: it is the address sanitizer that must not let their
+//! processes pass, which `scripts/rxe-vm/asan` wants to see.
+
+use futures::future::join;
+use verbs_reactor::planted::{BadEnd, end_queue_pairs_badly};
+
+use crate::{
+    SETUP,
+    contract::{Flavour, bounded, pair::Pair},
+    held::Held,
+};
+
+/// One connection more than that of the pair, opened, used and closed.
+fn one_connection(bad: BadEnd, check: fn(&Held, &Held)) {
+    bounded(Flavour::CurrentThread, move |runtime| async move {
+        let pair = Pair::new(SETUP, runtime).await;
+        let (left, right) = pair.connect_again().await;
+        pair.works(&left, &right).await;
+        let before = Held::now();
+        end_queue_pairs_badly(bad);
+        pair.step("the closes", join(left.close(), right.close())).await;
+        check(&before, &Held::now());
+    });
+}
+
+#[test]
+#[ignore = "plants a bug: scripts/rxe-vm/asan wants to see it found"]
+fn a_queue_pair_that_is_never_destroyed_is_counted_and_leaks() {
+    one_connection(BadEnd::Forgotten, |before, after| {
+        assert_eq!((before.queue_pairs, after.queue_pairs), (4, 4));
+    });
+}
+
+#[test]
+#[ignore = "plants a bug: scripts/rxe-vm/asan wants to see it found"]
+fn a_queue_pair_that_is_read_after_its_end_is_a_use_after_free() {
+    one_connection(BadEnd::ReadAfterwards, |before, after| {
+        assert_eq!((before.queue_pairs, after.queue_pairs), (4, 2));
+    });
+}
