@@ -40,7 +40,7 @@ pub use rendezvous::{
 };
 pub use verbs_reactor::{
     FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait,
-    verbs::{Mtu, SettingError, VerbsSettings},
+    verbs::{Mtu, OnDemandPaging, SettingError, VerbsSettings},
 };
 
 /// The programs in the book, compiled with the documentation's tests.

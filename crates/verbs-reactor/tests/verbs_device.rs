@@ -10,10 +10,11 @@ mod rdma_devices;
 use std::{process::Command, sync::Arc, thread, time::Duration};
 
 use futures::future::{join, join_all};
-use memory::GrantEnd;
+use memory::{GrantEnd, UserMemory};
 use verbs_reactor::{
-    Access, ConnectParams, Fabric, FabricError, Immediate, LossCause, QueuePair, Role, Runtime,
-    verbs::{Availability, Mtu, VerbsFabric, VerbsSettings},
+    Access, ConnectParams, Fabric, FabricError, Immediate, LossCause, QueuePair, RemoteRange, Role, Runtime,
+    scattered,
+    verbs::{Availability, Context, Library, Mtu, OnDemandPaging, VerbsFabric, VerbsSettings},
 };
 
 use contract::{
@@ -51,6 +52,7 @@ fn tuned(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
         service_level: Some(1),
         mtu: Some(Mtu::Bytes512),
         traffic_class: Some(0x20),
+        on_demand_paging: Some(OnDemandPaging::Never),
     };
     open(runtime, &settings)
 }
@@ -108,6 +110,69 @@ fn settings_that_the_device_cannot_fulfil_are_told_with_their_names() {
         }
         let absent = refused(VerbsSettings { device: Some("rxe99".into()), ..VerbsSettings::default() });
         assert!(absent.contains("rxe99") && absent.contains(&device), "{absent}");
+    });
+}
+
+/// Soft-RoCE of the machine's kernel pages nothing on demand; an adapter may.
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+fn paging_on_demand_is_required_of_devices_that_have_it_alone() {
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        let device = VerbsFabric::open(runtime.clone(), &named()).unwrap().device().to_owned();
+        let paging = Context::open(Library::open().unwrap(), &device).unwrap().paging();
+        if device.starts_with("rxe") {
+            assert_eq!(paging.to_string(), "no on-demand paging");
+        }
+        for wish in [OnDemandPaging::Never, OnDemandPaging::Auto, OnDemandPaging::Require] {
+            let settings = VerbsSettings { on_demand_paging: Some(wish), ..named() };
+            let opened = VerbsFabric::open(runtime.clone(), &settings);
+            match opened {
+                Ok(fabric) => {
+                    let expected = wish != OnDemandPaging::Never && paging.suffices();
+                    assert_eq!(fabric.pages_on_demand(), expected, "{wish}");
+                }
+                Err(error) => {
+                    assert!(wish == OnDemandPaging::Require && !paging.suffices(), "{error}");
+                    let text = error.to_string();
+                    for part in ["require", &device, "TENSORWIRE_RDMA_ON_DEMAND_PAGING", &paging.to_string()]
+                    {
+                        assert!(text.contains(part), "{part} is missing: {text}");
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// As the device has it: on demand where it can.
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+fn users_memory_is_sent_and_read_from_where_it_lies() {
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        let pair = Pair::new(PLAIN, runtime).await;
+        let memory = UserMemory::new();
+        let joined = memory.join(Arc::new(pattern(100_000, 3).into_boxed_slice())).unwrap();
+        let bytes = joined.buf().clone();
+        let block = bytes.block().unwrap();
+        pair.left.domain.register(block, Access::LOCAL).unwrap();
+        let lent = pair.lend_right(100_000);
+        let write = pair.to_right.write_imm(bytes.clone(), lent.range, Immediate(1));
+        let (written, arrival) = pair.step("the write", join(write, pair.arrival_at_right())).await;
+        written.unwrap();
+        assert_eq!(arrival, (1, 100_000));
+        assert!(lent.take()[..] == bytes[..]);
+
+        let theirs = memory.join(Arc::new(pattern(100_000, 4).into_boxed_slice())).unwrap();
+        let bytes = theirs.buf().clone();
+        let region = pair.right.domain.register(bytes.block().unwrap(), Access::READABLE).unwrap();
+        let _exposure = bytes.expose();
+        pair.to_right.add_remote_region(region);
+        let (id, generation) = (region.region, region.generation);
+        let range = RemoteRange { region: id, generation, offset: bytes.offset() as u64, length: 100_000 };
+        let into = (0..10).map(|_| pair.left.receive.pool.try_alloc(10_000).unwrap()).collect();
+        let read = pair.to_right.read_vectored(scattered(range, into).unwrap());
+        let read = pair.step("the read", read).await.unwrap();
+        assert!(read.iter().flat_map(|part| part.iter()).eq(bytes.iter()));
     });
 }
 

@@ -98,6 +98,9 @@ fn paragraph(device: &Device, choice: Option<&Choice>) -> String {
     if let Some(limits) = &device.limits {
         limit_lines(&mut lines, limits);
     }
+    if let Some(paging) = device.on_demand_paging {
+        lines.line("paging", &[Some(format!("on demand: {}", paging.parts()))]);
+    }
     lines.line("closed", &[closed(device)]);
     for port in &device.ports {
         port_lines(&mut lines, port, choice.filter(|choice| choice.port == port.number));
@@ -126,6 +129,7 @@ fn limit_lines(lines: &mut Paragraph, limits: &Limits) {
             count(limits.queue_pairs, "queue pairs"),
             count(limits.work_requests, "work requests in each"),
             count(limits.segments, "ranges a request"),
+            count(limits.read_segments, "of a read"),
         ],
     );
     lines.line(

@@ -88,6 +88,10 @@ causes! {
         "install the library's drivers of the same release (Debian, Ubuntu: apt-get install ibverbs-providers)";
     OPEN_FAILED "open.failed" Problem "the library cannot open the device although its file can be",
         "bring kernel and library to releases that fit each other; dmesg may tell more about {device}";
+    PAGING_ON_DEMAND "paging.on-demand" Ok "the device pages on demand: users' own memory, such as a mapped file, is \
+        registered without being locked", "";
+    PAGING_NONE "paging.none" Ok "the device does not page on demand, or not all that is needed: users' own memory is \
+        locked as long as it is registered", "";
     PORT_ACTIVE "port.active" Ok "a port carries traffic", "";
     PORT_INTERFACE_DOWN "port.interface-down" Problem "a port is down because its network interface is switched off",
         "switch it on: ip link set {interface} up";

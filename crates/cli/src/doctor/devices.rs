@@ -3,8 +3,8 @@
 use super::{
     cause::{
         ADDRESS_FOUND, ADDRESS_LINK_LOCAL, ADDRESS_MISSING, NODE_DENIED, NODE_FAILED, NODE_FORBIDDEN,
-        NODE_MISSING, NODE_USABLE, OPEN_FAILED, PORT_ACTIVE, PORT_DOWN, PORT_INTERFACE_DOWN, PORT_NO_SUBNET,
-        PORT_NONE, PROVIDER_FOUND, PROVIDER_MISSING,
+        NODE_MISSING, NODE_USABLE, OPEN_FAILED, PAGING_NONE, PAGING_ON_DEMAND, PORT_ACTIVE, PORT_DOWN,
+        PORT_INTERFACE_DOWN, PORT_NO_SUBNET, PORT_NONE, PROVIDER_FOUND, PROVIDER_MISSING,
     },
     finding::Finding,
 };
@@ -14,6 +14,7 @@ use crate::machine::{Address, AddressKind, Device, Interface, Library, Machine, 
 pub(super) fn device_findings(machine: &Machine, wanted: Option<&str>, device: &Device) -> Vec<Finding> {
     let mut found = vec![node(device)];
     found.extend(driver(machine, device));
+    found.extend(paging(device));
     found.extend(ports(machine, device));
     if !is_needed(machine, wanted, &device.name) {
         found = found.into_iter().map(Finding::at_most_a_warning).collect();
@@ -69,6 +70,21 @@ fn driver(machine: &Machine, device: &Device) -> Option<Finding> {
         _ => Finding::new(&PROVIDER_FOUND, "libibverbs has a driver for it"),
     };
     Some(finding.with("device", &device.name).of(&device.name))
+}
+
+/// Whether users' own memory is locked. Nothing of a device that can't be opened.
+fn paging(device: &Device) -> Option<Finding> {
+    let paging = device.on_demand_paging?;
+    let finding = if paging.used {
+        Finding::new(&PAGING_ON_DEMAND, "pages on demand: users' own memory need not be locked")
+    } else {
+        let message = format!(
+            "on-demand paging: {}; users' own memory is locked while it is registered",
+            paging.parts()
+        );
+        Finding::new(&PAGING_NONE, message)
+    };
+    Some(finding.of(&device.name))
 }
 
 /// Of the ports one is needed: others that are down do no harm.

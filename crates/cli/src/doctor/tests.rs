@@ -8,7 +8,7 @@ use super::{
     finding::Finding,
     judge, report,
 };
-use crate::machine::{Library, Machine, NodeAccess, made_up::MadeUp};
+use crate::machine::{Library, Machine, NodeAccess, Paging, made_up::MadeUp};
 
 const PROOF: Proof = Proof { took: Duration::from_millis(20) };
 
@@ -76,6 +76,23 @@ fn doctor_healthy() {
     assert!(opinion.usable);
     assert_eq!(opinion.verdict, "RDMA works here: rxe0 port 1, address 192.0.2.1 (GID 1)");
     assert!(opinion.finding("loopback.works").message.contains("1.00 MiB"));
+}
+
+#[test]
+fn doctor_tells_whether_memory_is_paged_on_demand() {
+    let mut machine = MadeUp::healthy("rxe0").seen();
+    let opinion = Opinion::on(&examined(machine.clone()));
+    assert!(opinion.finding("paging.none").message.starts_with("on-demand paging: none; "));
+    let lacking = Paging { send: true, write: true, read: false, used: false };
+    machine.devices[0].on_demand_paging = Some(lacking);
+    let opinion = Opinion::on(&examined(machine.clone()));
+    assert!(opinion.finding("paging.none").message.contains("sends, writes; "));
+    machine.devices[0].on_demand_paging = Some(Paging { read: true, used: true, ..lacking });
+    let opinion = Opinion::on(&examined(machine.clone()));
+    assert_eq!(opinion.finding("paging.on-demand").subject.as_deref(), Some("rxe0"));
+    machine.devices[0].on_demand_paging = None;
+    let opinion = Opinion::on(&examined(machine));
+    assert!(!opinion.findings.iter().any(|finding| finding.check == "paging"));
 }
 
 #[test]

@@ -3,7 +3,9 @@
 use std::net::Ipv6Addr;
 
 use serde::Serialize;
-use verbs_reactor::verbs::{Context, DeviceLimits, Library as Verbs, Port as VerbsPort};
+use verbs_reactor::verbs::{
+    Context, DeviceLimits, Library as Verbs, Paging as VerbsPaging, Port as VerbsPort,
+};
 
 use super::{Node, Tree};
 
@@ -33,6 +35,10 @@ pub(crate) struct Device {
     pub(crate) node: Option<Node>,
     /// What it allows, if the library could open it.
     pub(crate) limits: Option<Limits>,
+    /// What it does on memory that is not pinned, if the library could open it.
+    pub(crate) on_demand_paging: Option<Paging>,
+    /// Whether the library takes memory of other devices by a descriptor of the kernel's, if it could open this one.
+    pub(crate) dma_buf: Option<bool>,
     /// Why the library could not open it.
     pub(crate) refused: Option<String>,
     /// Its ports.
@@ -48,6 +54,8 @@ pub(crate) struct Limits {
     pub(crate) work_requests: u32,
     /// Ranges of memory in a work request.
     pub(crate) segments: u32,
+    /// Ranges of memory that a read is scattered to.
+    pub(crate) read_segments: u32,
     /// Completion queues.
     pub(crate) completion_queues: u32,
     /// Completions in one of them.
@@ -56,6 +64,35 @@ pub(crate) struct Limits {
     pub(crate) regions: u32,
     /// Bytes in one of them.
     pub(crate) region_bytes: u64,
+}
+
+/// What a device does on memory that is not pinned, on reliable connections.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Paging {
+    /// Sends from it.
+    pub(crate) send: bool,
+    /// Writes from it, and takes peers' writes into it.
+    pub(crate) write: bool,
+    /// Reads into it, and lets peers read it.
+    pub(crate) read: bool,
+    /// Users' memory is not pinned where it is registered.
+    pub(crate) used: bool,
+}
+
+impl Paging {
+    /// What it has, in words.
+    pub(crate) fn parts(self) -> String {
+        let parts = [(self.send, "sends"), (self.write, "writes"), (self.read, "reads")];
+        let parts: Vec<&str> = parts.into_iter().filter(|(has, _)| *has).map(|(_, part)| part).collect();
+        if parts.is_empty() { "none".to_owned() } else { parts.join(", ") }
+    }
+}
+
+impl From<VerbsPaging> for Paging {
+    fn from(paging: VerbsPaging) -> Self {
+        let VerbsPaging { send, write, read, .. } = paging;
+        Self { send, write, read, used: paging.suffices() }
+    }
 }
 
 /// A port.
@@ -181,6 +218,8 @@ fn read(tree: &Tree, name: String) -> Device {
             .filter_map(|number| port(tree, &at("ports"), number, parent.as_deref()))
             .collect(),
         limits: None,
+        on_demand_paging: None,
+        dma_buf: None,
         refused: None,
         name,
     }
@@ -263,11 +302,14 @@ impl Device {
         let Ok(library) = Verbs::open() else { return };
         let asked = Context::open(library, &self.name).and_then(|context| {
             let ports: Vec<_> = self.ports.iter().map(|port| context.port(port.number)).collect();
-            Ok((context.limits()?, ports))
+            let paging = context.paging();
+            Ok((context.limits()?, paging, context.takes_dma_buf(), ports))
         });
         match asked {
-            Ok((limits, ports)) => {
+            Ok((limits, paging, dma_buf, ports)) => {
                 self.limits = Some(limits.into());
+                self.on_demand_paging = Some(paging.into());
+                self.dma_buf = Some(dma_buf);
                 for (port, answer) in self.ports.iter_mut().zip(ports) {
                     if let Ok(answer) = answer {
                         port.add(&answer);
@@ -298,6 +340,7 @@ impl From<DeviceLimits> for Limits {
             queue_pairs: limits.queue_pairs,
             work_requests: limits.work_requests,
             segments: limits.segments,
+            read_segments: limits.read_segments,
             completion_queues: limits.completion_queues,
             completions: limits.completions,
             regions: limits.regions,

@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::symlink, path::Path};
 
 use tempfile::TempDir;
 
-use super::{Choice, Library, Limits, Machine, Tree};
+use super::{Choice, Library, Limits, Machine, Paging, Tree};
 
 /// A machine as a tree of files. What a test does not change is healthy.
 #[derive(Debug)]
@@ -157,6 +157,8 @@ impl MadeUp {
             Library::Found { path: Some("/usr/lib/libibverbs.so.1.14.44.0".to_owned()), devices: Ok(names) };
         for device in &mut machine.devices {
             device.limits = Some(LIMITS);
+            device.on_demand_paging = Some(Paging::default());
+            device.dma_buf = Some(true);
         }
         machine.choice = first_active(&machine).ok_or_else(|| "no port is active".to_owned());
         machine
@@ -167,6 +169,7 @@ const LIMITS: Limits = Limits {
     queue_pairs: 65_536,
     work_requests: 16_384,
     segments: 32,
+    read_segments: 30,
     completion_queues: 1024,
     completions: 32_767,
     regions: 4096,

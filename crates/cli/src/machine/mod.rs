@@ -16,6 +16,8 @@ use std::sync::Arc;
 
 use verbs_reactor::Runtime;
 
+#[cfg(test)]
+pub(crate) use device::Paging;
 pub(crate) use device::{Address, AddressKind, Device, Interface, Limits, Port};
 pub(crate) use library::{Choice, Library, open_fabric};
 pub(crate) use memory::MemoryFacts;

@@ -1,12 +1,25 @@
 //! Opened devices and their ports.
 
-use std::{mem::MaybeUninit, os::fd::RawFd, ptr::NonNull, sync::Arc};
+use std::{
+    ffi::c_int,
+    mem::{self, MaybeUninit},
+    os::fd::RawFd,
+    ptr::{self, NonNull},
+    sync::Arc,
+};
 
 use super::{
-    Library, Setting, VerbsError,
+    Library, Paging, Setting, VerbsError,
     error::{pointer, zero},
     sys,
 };
+
+type QueryDeviceEx = unsafe extern "C" fn(
+    *mut sys::ibv_context,
+    *const sys::ibv_query_device_ex_input,
+    *mut sys::ibv_device_attr_ex,
+    usize,
+) -> c_int;
 
 /// An opened device. Everything made from it keeps it open.
 pub struct Context {
@@ -138,6 +151,52 @@ impl Context {
             windows: windows(&attributes),
             exact_windows: windows(&attributes) > 0 && attributes.vendor_id != SOFT_ROCE,
         })
+    }
+
+    /// What the device does on memory that is not pinned: nothing, where library, driver or device can't tell.
+    pub fn paging(&self) -> Paging {
+        let Some(answer) = self.extended_attributes() else { return Paging::default() };
+        Paging::of(answer.odp_caps.general_caps, answer.odp_caps.per_transport_caps.rc_odp_caps)
+    }
+
+    /// What newer libraries tell of a device; `None` where library, driver or device can't.
+    fn extended_attributes(&self) -> Option<sys::ibv_device_attr_ex> {
+        let query = self.query_device_ex()?;
+        let mut answer = MaybeUninit::<sys::ibv_device_attr_ex>::zeroed();
+        let size = size_of::<sys::ibv_device_attr_ex>();
+        // SAFETY: the context is open, no input is asked for more, and `answer` is a valid place of that size.
+        let result = unsafe { query(self.raw(), ptr::null(), answer.as_mut_ptr(), size) };
+        if let Err(error) = zero(result, "ibv_query_device_ex", &self.name) {
+            tracing::debug!(%error, "what is unknown of a device counts as missing");
+            return None;
+        }
+        // SAFETY: all-zero bytes are valid attributes, and the call filled in what it knows.
+        Some(unsafe { answer.assume_init() })
+    }
+
+    /// The function that verbs.h calls for `ibv_query_device_ex`, found as it does: a library that has more functions than
+    /// those of `ibv_context` makes contexts that are the end of something larger, and says how large.
+    fn query_device_ex(&self) -> Option<QueryDeviceEx> {
+        let before = mem::offset_of!(sys::verbs_context, context);
+        let needed = size_of::<sys::verbs_context>() - mem::offset_of!(sys::verbs_context, query_device_ex);
+        // SAFETY: the context is open while `self` lives, and never changes what it is. Where it says that it is extended
+        // it lies at the end of a `verbs_context`, whose size comes right before it and whose functions, as far as that
+        // reaches, are set.
+        unsafe {
+            if self.raw.as_ref().abi_compat.addr() != usize::MAX {
+                return None;
+            }
+            let extended = self.raw.as_ptr().byte_sub(before).cast::<sys::verbs_context>();
+            if (&raw const (*extended).sz).read() < needed {
+                return None;
+            }
+            (&raw const (*extended).query_device_ex).read()
+        }
+    }
+
+    /// Whether the library registers memory that is known by a descriptor of the kernel's (dma-buf) and not by an address.
+    pub fn takes_dma_buf(&self) -> bool {
+        self.optional().ibv_reg_dmabuf_mr.is_ok()
     }
 
     /// Port `number`, counted from 1.
@@ -307,5 +366,27 @@ impl Port {
         let (number, state, local_identifier) = (1, sys::IBV_PORT_ACTIVE, 0);
         let (mtu, mtu_max, addresses, message_bytes) = (5, 5, 16, 8 << 20);
         Self { number, state, link, local_identifier, mtu, mtu_max, addresses, message_bytes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The library's functions are found where they are: they answer, and as the plain ones do.
+    #[test]
+    #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+    fn extended_attributes_begin_with_the_plain_ones() {
+        let library = Library::open().unwrap();
+        let names = library.device_names().unwrap();
+        assert!(!names.is_empty());
+        for name in names {
+            let context = Context::open(library, &name).unwrap();
+            let (limits, answer) = (context.limits().unwrap(), context.extended_attributes().unwrap());
+            let plain = answer.orig_attr;
+            assert_eq!((limit(plain.max_qp), limit(plain.max_mr)), (limits.queue_pairs, limits.regions));
+            assert_eq!((plain.phys_port_cnt, limit(plain.max_sge_rd)), (limits.ports, limits.read_segments));
+            assert!(context.takes_dma_buf(), "libibverbs of rdma-core 34 or newer has the function");
+        }
     }
 }

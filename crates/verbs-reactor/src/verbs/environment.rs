@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Mtu, Setting, SettingError, VerbsSettings};
+use super::{Mtu, OnDemandPaging, Setting, SettingError, VerbsSettings};
 
 impl VerbsSettings {
     /// What the process's environment says. See [`from_variables`](Self::from_variables).
@@ -37,6 +37,7 @@ impl VerbsSettings {
             service_level: variables.number(Setting::ServiceLevel)?,
             mtu: variables.read(Setting::Mtu, |bytes| Mtu::from_bytes(number(bytes)?))?,
             traffic_class: variables.number(Setting::TrafficClass)?,
+            on_demand_paging: variables.read(Setting::OnDemandPaging, OnDemandPaging::from_name)?,
         })
     }
 }
@@ -103,7 +104,7 @@ mod tests {
     /// The number that a setting has, however many bits it is kept in.
     fn value(settings: &VerbsSettings, setting: Setting) -> Option<u32> {
         match setting {
-            Setting::Device => None,
+            Setting::Device | Setting::OnDemandPaging => None,
             Setting::Port => settings.port.map(u32::from),
             Setting::GidIndex => settings.gid_index.map(u32::from),
             Setting::PkeyIndex => settings.pkey_index.map(u32::from),
@@ -118,7 +119,8 @@ mod tests {
     }
 
     fn numbers() -> impl Iterator<Item = Setting> {
-        Setting::ALL.into_iter().filter(|setting| *setting != Setting::Device)
+        let is_number = |setting: &Setting| !matches!(setting, Setting::Device | Setting::OnDemandPaging);
+        Setting::ALL.into_iter().filter(is_number)
     }
 
     #[test]
@@ -189,6 +191,24 @@ mod tests {
                 let error = from(&[(name, bytes)]).unwrap_err().to_string();
                 assert!(error.contains(name) && error.contains("2048 or 4096"), "{error}");
             }
+        }
+    }
+
+    #[test]
+    fn paging_has_three_words() {
+        let name = Setting::OnDemandPaging.variable();
+        for (word, expected) in [
+            ("auto", OnDemandPaging::Auto),
+            ("never", OnDemandPaging::Never),
+            ("require", OnDemandPaging::Require),
+        ] {
+            let expected = VerbsSettings { on_demand_paging: Some(expected), ..VerbsSettings::default() };
+            assert_eq!(from(&[(name, word)]), Ok(expected));
+        }
+        for word in ["1", "Auto", "always", " auto"] {
+            let error = from(&[(name, word)]).unwrap_err();
+            assert_eq!((error.name(), error.value()), (name, word));
+            assert!(error.to_string().ends_with(": use auto, never or require"), "{error}");
         }
     }
 

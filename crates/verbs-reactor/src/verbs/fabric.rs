@@ -49,6 +49,7 @@ pub(super) struct Shared {
     mtu: Mtu,
     /// It can read, and be read from.
     reads: bool,
+    on_demand: bool,
     /// It has memory windows that belong to queue pairs.
     pub(super) windows: bool,
     pub(super) exact_windows: bool,
@@ -84,6 +85,7 @@ impl VerbsFabric {
             port: opened.port,
             source: opened.source,
             mtu: opened.mtu,
+            on_demand: opened.user_pages.on_demand(),
             reads: opened.reads_started().min(opened.reads_served()) > 0,
             windows: opened.limits.windows > 0,
             exact_windows: opened.limits.exact_windows,
@@ -119,6 +121,12 @@ impl VerbsFabric {
     /// The address that connections come from, as it was when the device was opened.
     pub fn source(&self) -> GidEntry {
         self.shared.source
+    }
+
+    /// Whether users' own memory is registered without being pinned (see [`OnDemandPaging`](super::OnDemandPaging)), as
+    /// it was when the device was opened.
+    pub fn pages_on_demand(&self) -> bool {
+        self.shared.on_demand
     }
 
     /// The largest packet on this side, as it was when the device was opened.

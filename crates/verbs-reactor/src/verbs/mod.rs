@@ -30,6 +30,7 @@ mod library;
 mod link;
 mod message;
 mod opened;
+mod paging;
 mod pending;
 mod queue_pair;
 mod ranges;
@@ -53,6 +54,7 @@ pub use error::{Names, VerbsError};
 pub use event::DeviceEvent;
 pub use fabric::VerbsFabric;
 pub use library::{Availability, Library};
+pub use paging::{OnDemandPaging, Paging};
 pub use settings::{Mtu, Setting, SettingError, VerbsSettings};
 
 use counts::Counters;

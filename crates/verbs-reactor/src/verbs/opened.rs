@@ -11,6 +11,7 @@ use super::{
     VerbsSettings,
     doorbell::RANGES_OF_REQUEST,
     error::loss,
+    paging::UserPages,
     pending::RequestLimits,
     selection::{Candidate, Seen, select},
 };
@@ -38,6 +39,8 @@ pub(super) struct Opened {
     pub(super) source: GidEntry,
     pub(super) partition_key: u16,
     pub(super) mtu: Mtu,
+    /// How users' memory is registered.
+    pub(super) user_pages: UserPages,
     /// Why it is lost, once it is.
     children: Mutex<Result<Vec<Weak<dyn Child>>, VerbsError>>,
     /// Told when this is dropped.
@@ -71,7 +74,7 @@ impl Opened {
         let opened = Self::new(context, port, source, settings)?;
         tracing::info!(
             device, port = port.number, gid_index = source.index, address = %source.gid, mtu = %opened.mtu,
-            others = %selection.others(),
+            on_demand_paging = opened.user_pages.on_demand(), others = %selection.others(),
             "RDMA port chosen; name another with TENSORWIRE_RDMA_DEVICE, _PORT and _GID_INDEX"
         );
         Ok(opened)
@@ -86,8 +89,10 @@ impl Opened {
         let limits = context.limits()?;
         let mtu = packet_size(context.name(), &port, settings)?;
         let partition_key = context.partition_key(port.number, settings.pkey_index.unwrap_or(0))?;
+        let user_pages =
+            settings.on_demand_paging.unwrap_or_default().on(context.name(), context.paging())?;
         let (children, closing) = (Mutex::new(Ok(Vec::new())), Arc::default());
-        Ok(Self { context, limits, port, source, partition_key, mtu, children, closing })
+        Ok(Self { context, limits, port, source, partition_key, mtu, user_pages, children, closing })
     }
 
     /// Bytes of the pieces that logical writes are split into.

@@ -30,7 +30,7 @@ impl std::fmt::Debug for MemoryRegion {
 }
 
 impl MemoryRegion {
-    /// Registers `length` bytes from `base`. The kernel pins them. The device may always read them for this side, and
+    /// Registers `length` bytes from `base`. The kernel pins them, unless they are to be paged `on_demand`. The device may always read them for this side, and
     /// write what this side reads of a peer into them if they are `writable`. Peers may do what `access` says.
     ///
     /// # Safety
@@ -45,6 +45,7 @@ impl MemoryRegion {
         length: usize,
         access: Access,
         writable: bool,
+        on_demand: bool,
     ) -> Result<Self, VerbsError> {
         let context = domain.context();
         let flag = |granted: bool, flag: sys::ibv_access_flags| if granted { flag } else { 0 };
@@ -52,6 +53,7 @@ impl MemoryRegion {
         let flags = flag(writable || access.remote_write || access.windows, sys::IBV_ACCESS_LOCAL_WRITE)
             | flag(access.remote_write, sys::IBV_ACCESS_REMOTE_WRITE)
             | flag(access.remote_read, sys::IBV_ACCESS_REMOTE_READ)
+            | flag(on_demand, sys::IBV_ACCESS_ON_DEMAND)
             | flag(access.windows, sys::IBV_ACCESS_MW_BIND);
         let flags = flags.cast_signed();
         // SAFETY: the domain is alive, and the caller vouches for the range.

@@ -15,6 +15,7 @@ use super::{
     error::loss,
     fabric::Shared,
     opened::{Child, Opened},
+    paging::UserPages,
     region::MemoryRegion,
 };
 
@@ -45,6 +46,7 @@ struct Live {
     memory: HashMap<BlockId, Arc<MemoryRegion>>,
     protection: Arc<ProtectionDomain>,
     opened: Weak<Opened>,
+    user_pages: UserPages,
 }
 
 struct Kept {
@@ -63,12 +65,17 @@ impl Live {
     fn register(&mut self, kept: &Kept) -> Result<(), VerbsError> {
         let Kept { block, access, .. } = kept;
         let (base, length, protection) = (block.base(), block.length(), self.protection.clone());
+        let is_pools = block.shareable();
         // What this side reads goes to pools alone; a user's memory may be mapped for reading only.
-        let writable = block.shareable();
-        // SAFETY: `Kept`, and each window over a part of it, keeps the block mapped for longer than its registration.
-        // Peers can write only blocks registered for that, of which nobody here forms a slice while it is granted
-        // (`Granted`).
-        let memory = unsafe { MemoryRegion::register(protection, base, length, *access, writable) }?;
+        let writable = is_pools;
+        let pages = if is_pools { UserPages::Pinned } else { self.user_pages };
+        let memory = pages.register(|on_demand| {
+            let protection = protection.clone();
+            // SAFETY: `Kept`, and each window over a part of it, keeps the block mapped for longer than its
+            // registration. Peers can write only blocks registered for that, of which nobody here forms a slice while
+            // it is granted (`Granted`).
+            unsafe { MemoryRegion::register(protection, base, length, *access, writable, on_demand) }
+        })?;
         self.memory.insert(block.id(), Arc::new(memory));
         Ok(())
     }
@@ -101,7 +108,8 @@ impl Registrations {
         }
         let protection = ProtectionDomain::new(opened.context.clone())?;
         let (memory, weak) = (HashMap::new(), Arc::downgrade(opened));
-        let mut live = Live { memory, protection: protection.clone(), opened: weak };
+        let user_pages = opened.user_pages;
+        let mut live = Live { memory, protection: protection.clone(), opened: weak, user_pages };
         inner.blocks.values().try_for_each(|kept| live.register(kept))?;
         let before = inner.live.replace(live);
         inner.epoch += 1;

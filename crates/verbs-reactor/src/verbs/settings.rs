@@ -2,6 +2,8 @@
 
 use std::{fmt, ops::RangeInclusive};
 
+use super::OnDemandPaging;
+
 /// Work requests that a connection posts to send at once, where nothing else is said.
 const QUEUE_DEPTH: u32 = 1024;
 
@@ -45,6 +47,8 @@ pub struct VerbsSettings {
     pub mtu: Option<Mtu>,
     /// The traffic class (DSCP and ECN bits) of packets. Default 0.
     pub traffic_class: Option<u8>,
+    /// Whether users' own memory is pinned. Default [`OnDemandPaging::Auto`].
+    pub on_demand_paging: Option<OnDemandPaging>,
 }
 
 impl VerbsSettings {
@@ -63,6 +67,7 @@ impl VerbsSettings {
             service_level: self.service_level.or(other.service_level),
             mtu: self.mtu.or(other.mtu),
             traffic_class: self.traffic_class.or(other.traffic_class),
+            on_demand_paging: self.on_demand_paging.or(other.on_demand_paging),
         }
     }
 
@@ -199,11 +204,13 @@ pub enum Setting {
     Mtu,
     /// [`VerbsSettings::traffic_class`].
     TrafficClass,
+    /// [`VerbsSettings::on_demand_paging`].
+    OnDemandPaging,
 }
 
 impl Setting {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Device,
         Self::Port,
         Self::GidIndex,
@@ -215,6 +222,7 @@ impl Setting {
         Self::ServiceLevel,
         Self::Mtu,
         Self::TrafficClass,
+        Self::OnDemandPaging,
     ];
 
     /// The field of [`VerbsSettings`].
@@ -231,6 +239,7 @@ impl Setting {
             Self::ServiceLevel => "service_level",
             Self::Mtu => "mtu",
             Self::TrafficClass => "traffic_class",
+            Self::OnDemandPaging => "on_demand_paging",
         }
     }
 
@@ -248,6 +257,7 @@ impl Setting {
             Self::ServiceLevel => "TENSORWIRE_RDMA_SERVICE_LEVEL",
             Self::Mtu => "TENSORWIRE_RDMA_MTU",
             Self::TrafficClass => "TENSORWIRE_RDMA_TRAFFIC_CLASS",
+            Self::OnDemandPaging => "TENSORWIRE_RDMA_ON_DEMAND_PAGING",
         }
     }
 
@@ -262,7 +272,7 @@ impl Setting {
             Self::QueueDepth => &["RDMA_QUEUE_DEPTH", "RDMA_QP_QUEUE_DEPTH"],
             Self::Timeout => &["RDMA_TIMEOUT", "RDMA_QP_TIMEOUT"],
             Self::RetryCount => &["RDMA_RETRY_CNT", "RDMA_QP_RETRY_COUNT"],
-            Self::ReceiverRetryCount => &[],
+            Self::ReceiverRetryCount | Self::OnDemandPaging => &[],
             Self::ServiceLevel => &["RDMA_SL", "RDMA_QP_SL"],
             Self::Mtu => &["RDMA_MTU", "RDMA_QP_MTU"],
             Self::TrafficClass => &["RDMA_TRAFFIC_CLASS"],
@@ -280,7 +290,7 @@ impl Setting {
             Self::ReceiverRetryCount => 0..=6,
             Self::GidIndex | Self::TrafficClass => 0..=255,
             Self::Mtu => 256..=4096,
-            Self::Device => 0..=0,
+            Self::Device | Self::OnDemandPaging => 0..=0,
         }
     }
 
@@ -289,6 +299,7 @@ impl Setting {
         let allowed = match self {
             Self::Device => "a device's name, as `ibv_devices` lists it".to_owned(),
             Self::Mtu => "256, 512, 1024, 2048 or 4096".to_owned(),
+            Self::OnDemandPaging => "auto, never or require".to_owned(),
             Self::Timeout => {
                 "1 to 31, for 4.096 µs · 2ⁿ; 0 would be for ever, and a peer that is gone never noticed"
                     .to_owned()

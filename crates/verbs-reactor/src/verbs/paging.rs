@@ -1,0 +1,215 @@
+//! Memory that a device faults in as it needs it, instead of having it pinned.
+
+use std::{fmt, sync::Arc};
+
+use super::{Setting, VerbsError, sys};
+
+/// Whether users' own memory is registered without being pinned, where the device can page on demand.
+///
+/// Pinned memory is resident and counts against the limit on locked memory. What is registered on demand does neither,
+/// so that a mapped file may be larger than both; the device asks the kernel for each page at its first use, which costs
+/// tens of microseconds a page. Memory of pools is resident anyway and stays pinned.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum OnDemandPaging {
+    /// On demand where the device can, else pinned.
+    #[default]
+    Auto,
+    /// Pinned.
+    Never,
+    /// On demand; a device that can't is an error.
+    Require,
+}
+
+impl OnDemandPaging {
+    const ALL: [Self; 3] = [Self::Auto, Self::Never, Self::Require];
+
+    /// Of its name; `None` for one that there is not.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|one| one.name() == name)
+    }
+
+    /// As a setting has it: `auto`, `never` or `require`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Never => "never",
+            Self::Require => "require",
+        }
+    }
+
+    /// What becomes of users' memory on the device of that name, which can do that much.
+    ///
+    /// # Errors
+    /// [`VerbsError::Unfit`] for [`Require`](Self::Require) on a device that can't.
+    pub(super) fn on(self, device: &str, paging: Paging) -> Result<UserPages, VerbsError> {
+        match self {
+            Self::Never => Ok(UserPages::Pinned),
+            Self::Auto if paging.suffices() => Ok(UserPages::OnDemandIfTaken),
+            Self::Auto => Ok(UserPages::Pinned),
+            Self::Require if paging.suffices() => Ok(UserPages::OnDemand),
+            Self::Require => {
+                let remedy = format!(
+                    "it has {paging}: use auto, and the memory is pinned, or name a device that pages sends, writes \
+                     and reads of reliable connections on demand"
+                );
+                let (value, device) = (self.name().to_owned(), device.to_owned());
+                Err(VerbsError::Unfit { setting: Setting::OnDemandPaging, value, device, remedy })
+            }
+        }
+    }
+}
+
+impl fmt::Display for OnDemandPaging {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What a device does on memory that is not pinned, on reliable connections.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Paging {
+    /// Sends from it.
+    pub send: bool,
+    /// Writes from it, and takes peers' writes into it.
+    pub write: bool,
+    /// Reads into it, and lets peers read it.
+    pub read: bool,
+}
+
+impl Paging {
+    /// Of `struct ibv_odp_caps`.
+    pub(super) fn of(general: u64, reliable: u32) -> Self {
+        let has = |bit: u32| general & u64::from(sys::IBV_ODP_SUPPORT) != 0 && reliable & bit != 0;
+        Self {
+            send: has(sys::IBV_ODP_SUPPORT_SEND),
+            write: has(sys::IBV_ODP_SUPPORT_WRITE),
+            read: has(sys::IBV_ODP_SUPPORT_READ),
+        }
+    }
+
+    /// Users' memory need not be pinned.
+    pub fn suffices(self) -> bool {
+        self.send && self.write && self.read
+    }
+}
+
+impl fmt::Display for Paging {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [(self.send, "sends"), (self.write, "writes"), (self.read, "reads")];
+        let parts: Vec<&str> = parts.into_iter().filter(|(has, _)| *has).map(|(_, name)| name).collect();
+        if parts.is_empty() {
+            f.write_str("no on-demand paging")
+        } else {
+            write!(f, "on-demand paging of {}", parts.join(", "))
+        }
+    }
+}
+
+/// How users' memory is registered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum UserPages {
+    Pinned,
+    OnDemand,
+    /// Pinned if the device refuses it on demand: drivers differ in which mappings they take.
+    OnDemandIfTaken,
+}
+
+impl UserPages {
+    /// Whether memory is registered without being pinned, as far as the device takes it.
+    pub(super) fn on_demand(self) -> bool {
+        self != Self::Pinned
+    }
+
+    /// Registers memory by `register`, which is told whether that is on demand.
+    pub(super) fn register<T>(
+        self,
+        mut register: impl FnMut(bool) -> Result<T, VerbsError>,
+    ) -> Result<T, VerbsError> {
+        match self {
+            Self::Pinned => register(false),
+            Self::OnDemand => register(true),
+            Self::OnDemandIfTaken => register(true).or_else(|refused| {
+                let refused: Arc<str> = refused.to_string().into();
+                tracing::debug!(%refused, "memory is pinned that was to be paged on demand");
+                register(false)
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    const ALL: Paging = Paging { send: true, write: true, read: true };
+
+    #[test]
+    fn capabilities_are_those_of_reliable_connections() {
+        let support = u64::from(sys::IBV_ODP_SUPPORT);
+        assert_eq!(
+            Paging::of(0, u32::MAX),
+            Paging::default(),
+            "a device without it says nothing by the rest"
+        );
+        assert_eq!(Paging::of(support, 0), Paging::default());
+        assert_eq!(Paging::of(support, u32::MAX), ALL);
+        let send = Paging { send: true, ..Paging::default() };
+        assert_eq!(Paging::of(support, sys::IBV_ODP_SUPPORT_SEND | sys::IBV_ODP_SUPPORT_RECV), send);
+        assert_eq!(Paging::default().to_string(), "no on-demand paging");
+        assert_eq!(Paging { read: true, ..send }.to_string(), "on-demand paging of sends, reads");
+    }
+
+    #[test]
+    fn memory_is_paged_where_the_device_can_do_all_that_users_memory_needs() {
+        use OnDemandPaging::{Auto, Never, Require};
+        for lacking in [
+            Paging::default(),
+            Paging { send: false, ..ALL },
+            Paging { write: false, ..ALL },
+            Paging { read: false, ..ALL },
+        ] {
+            assert_eq!(Auto.on("rxe0", lacking).unwrap(), UserPages::Pinned, "{lacking}");
+            assert_eq!(Never.on("rxe0", lacking).unwrap(), UserPages::Pinned);
+            let error = Require.on("rxe0", lacking).unwrap_err().to_string();
+            let has = lacking.to_string();
+            for part in ["require", "rxe0", &has, "use auto", "TENSORWIRE_RDMA_ON_DEMAND_PAGING"] {
+                assert!(error.contains(part), "{part} is missing: {error}");
+            }
+        }
+        assert_eq!(Auto.on("mlx5_0", ALL).unwrap(), UserPages::OnDemandIfTaken);
+        assert_eq!(Require.on("mlx5_0", ALL).unwrap(), UserPages::OnDemand);
+        assert_eq!(Never.on("mlx5_0", ALL).unwrap(), UserPages::Pinned);
+    }
+
+    #[test]
+    fn memory_that_the_device_does_not_page_is_pinned_unless_paging_is_required() {
+        let refusal = || {
+            let source = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+            super::super::error::refused(source, "ibv_reg_mr", "mlx5_0")
+        };
+        let asked = |pages: UserPages, takes: bool| {
+            let mut asked = Vec::new();
+            let result = pages.register(|on_demand| {
+                asked.push(on_demand);
+                if on_demand && !takes { Err(refusal()) } else { Ok(on_demand) }
+            });
+            (asked, result.ok())
+        };
+        assert_eq!(asked(UserPages::Pinned, true), (vec![false], Some(false)));
+        assert_eq!(asked(UserPages::OnDemand, true), (vec![true], Some(true)));
+        assert_eq!(asked(UserPages::OnDemand, false), (vec![true], None));
+        assert_eq!(asked(UserPages::OnDemandIfTaken, true), (vec![true], Some(true)));
+        assert_eq!(asked(UserPages::OnDemandIfTaken, false), (vec![true, false], Some(false)));
+    }
+
+    #[test]
+    fn names_are_those_of_the_setting() {
+        for one in OnDemandPaging::ALL {
+            assert_eq!(OnDemandPaging::from_name(one.name()), Some(one));
+        }
+        assert_eq!(OnDemandPaging::from_name("always"), None);
+    }
+}
