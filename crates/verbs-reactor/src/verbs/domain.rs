@@ -124,7 +124,8 @@ impl VerbsDomain {
         let completions = CompletionQueue::new(opened.context.clone(), send + receive, counters.clone())?;
         let depths = Depths { send, receive, ranges: opened.request_limits().ranges as u32 };
         let queue_pair = RawQueuePair::new(protection, completions.clone(), depths, counters.clone())?;
-        queue_pair.initialize(opened.port.number, self.shared.settings.pkey_index.unwrap_or(0))?;
+        let pkey_index = self.shared.settings.pkey_index.unwrap_or(0);
+        queue_pair.initialize(opened.port.number, pkey_index, self.shared.windows)?;
         queue_pair.post_receives(receive as usize).map_err(|refused| refused.error)?;
         let number = queue_pair.number();
         let ends = Arc::new(Ends(Mutex::new(Some((queue_pair, completions)))));

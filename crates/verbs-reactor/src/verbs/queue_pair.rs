@@ -115,14 +115,17 @@ impl RawQueuePair {
         unsafe { self.raw.as_ref().qp_num }
     }
 
-    /// RESET to INIT: receives may be posted, and peers may write and read what is registered for that.
-    pub(crate) fn initialize(&self, port: u8, pkey_index: u16) -> Result<(), VerbsError> {
+    /// RESET to INIT: receives may be posted, and peers may write and read what is registered for that; through `windows`
+    /// too, where the device has such.
+    pub(crate) fn initialize(&self, port: u8, pkey_index: u16, windows: bool) -> Result<(), VerbsError> {
         let mut attributes = blank();
         attributes.pkey_index = pkey_index;
         attributes.qp_state = sys::IBV_QPS_INIT;
         attributes.port_num = port;
-        attributes.qp_access_flags =
-            sys::IBV_ACCESS_REMOTE_WRITE | sys::IBV_ACCESS_REMOTE_READ | sys::IBV_ACCESS_MW_BIND;
+        attributes.qp_access_flags = sys::IBV_ACCESS_REMOTE_WRITE | sys::IBV_ACCESS_REMOTE_READ;
+        if windows {
+            attributes.qp_access_flags |= sys::IBV_ACCESS_MW_BIND;
+        }
         let mask = sys::IBV_QP_STATE | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS;
         self.modify(attributes, mask)
     }

@@ -30,8 +30,9 @@ impl std::fmt::Debug for MemoryRegion {
 }
 
 impl MemoryRegion {
-    /// Registers `length` bytes from `base`. The kernel pins them, unless they are to be paged `on_demand`. The device may always read them for this side, and
-    /// write what this side reads of a peer into them if they are `writable`. Peers may do what `access` says.
+    /// Registers `length` bytes from `base`. The kernel pins them, unless they are to be paged `on_demand`. The device may
+    /// always read them for this side, and write what this side reads of a peer into them if they are `writable`. Peers
+    /// may do what `access` says.
     ///
     /// # Safety
     /// The range must stay mapped while the region lives. With [`Access::remote_write`], peers that know the key write
