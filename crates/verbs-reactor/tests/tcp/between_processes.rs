@@ -46,6 +46,6 @@ fn an_other_process_that_ends_fails_the_test() {
         pair.step("the close", pair.to_left.close()).await;
     };
     let failure = catch_unwind(AssertUnwindSafe(|| run(Flavour::CurrentThread, test))).unwrap_err();
-    let message = failure.downcast::<&str>().expect("a message");
+    let message = failure.downcast::<String>().expect("a message");
     assert!(message.contains("the other process has ended"), "{message}");
 }
