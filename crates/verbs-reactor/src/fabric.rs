@@ -170,12 +170,9 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// Makes progress on behalf of whoever awaits: cheap when there is nothing to do, never blocks.
     fn drive(&self);
 
-    /// Looks a little longer on behalf of whoever awaits an arrival, after [`drive`](Self::drive) brought none; gives
-    /// whether it brought anything since. Nothing unless the fabric has found that looking pays off now: other tasks of
-    /// this thread wait meanwhile.
-    fn look(&self) -> bool {
-        false
-    }
+    /// Looks a little longer, until `is_there`, on behalf of whoever awaits an arrival, after [`drive`](Self::drive). Does
+    /// nothing unless the fabric has found that looking pays off now: other tasks of this thread wait meanwhile.
+    fn look(&self, _is_there: &dyn Fn() -> bool) {}
 
     /// Begins the orderly end: outstanding operations end, the peer's further accesses are refused. When that
     /// is done, and nothing of the peer can touch local memory any more, the fabric calls

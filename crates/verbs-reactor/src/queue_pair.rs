@@ -459,8 +459,8 @@ impl Future for NextArrival<'_> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Shared { core, link, .. } = self.shared;
         link.drive();
-        // Before leaving a waker: what is found here wakes nobody. It may be something else than an arrival.
-        while !core.has_arrival() && link.look() {}
+        // Before leaving a waker: what is found here wakes nobody.
+        link.look(&|| core.has_arrival());
         core.poll_arrival(context)
     }
 }

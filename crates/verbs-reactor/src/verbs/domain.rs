@@ -20,7 +20,7 @@ use super::{
     driver::Driver,
     endpoint::{host_name, sequence},
     error::{fabric_error, loss},
-    fabric::{CAPABILITIES, Shared},
+    fabric::Shared,
     glance::Glances,
     link::VerbsLink,
     message::SIGNALS,
@@ -125,7 +125,7 @@ impl VerbsDomain {
         let depths = Depths { send, receive, ranges: opened.request_limits().ranges as u32 };
         let queue_pair = RawQueuePair::new(protection, completions.clone(), depths, counters.clone())?;
         let pkey_index = self.shared.settings.pkey_index.unwrap_or(0);
-        queue_pair.initialize(opened.port.number, pkey_index, self.shared.windows)?;
+        queue_pair.initialize(opened.port.number, pkey_index, self.shared.capabilities.windows)?;
         queue_pair.post_receives(receive as usize).map_err(|refused| refused.error)?;
         let number = queue_pair.number();
         let ends = Arc::new(Ends(Mutex::new(Some((queue_pair, completions)))));
@@ -147,7 +147,7 @@ impl Domain for VerbsDomain {
     }
 
     fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
-        if access.windows && !self.shared.windows {
+        if access.windows && !self.shared.capabilities.windows {
             let what = "bind windows: the device has none of type 2; use Access::RECEIVE";
             return Err(FabricError::Unsupported { kind: FabricKind::Verbs, what });
         }
@@ -228,12 +228,7 @@ impl VerbsPrepared {
     fn join(&self, peer: &ConnectionData) -> Result<(Arc<QueuePairCore>, Arc<VerbsLink>), FabricError> {
         let (queue_pair, completions) = self.ends.take().ok_or_else(|| self.lost())?;
         let peer = self.attach(&queue_pair, peer)?;
-        let capabilities = Capabilities {
-            read: self.way.reads_of(&peer) > 0,
-            windows: self.shared.windows,
-            exact_windows: self.shared.exact_windows,
-            ..CAPABILITIES
-        };
+        let capabilities = Capabilities { read: self.way.reads_of(&peer) > 0, ..self.shared.capabilities };
         let core = Arc::new(QueuePairCore::new(FabricKind::Verbs, self.config, capabilities));
         let (receive, send) = (receives(self.config) as usize, self.here.send_depth as usize);
         let clock = &self.shared.runtime;

@@ -17,8 +17,16 @@ use super::{
 };
 
 /// Of queue pairs: pieces are counted by the link, which holds back what the device's queue has no room for.
-pub(super) const CAPABILITIES: Capabilities =
-    Capabilities { vectored: true, read_vectored: true, ..Capabilities::WRITES };
+fn capabilities(opened: &Opened) -> Capabilities {
+    Capabilities {
+        vectored: true,
+        read: opened.reads_started().min(opened.reads_served()) > 0,
+        read_vectored: true,
+        windows: opened.limits.windows > 0,
+        exact_windows: opened.limits.exact_windows,
+        ..Capabilities::WRITES
+    }
+}
 
 /// A device that is lost is looked for at most this often, and only when somebody wants to connect.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
@@ -47,12 +55,9 @@ pub(super) struct Shared {
     pub(super) port: Port,
     source: GidEntry,
     mtu: Mtu,
-    /// It can read, and be read from.
-    reads: bool,
     on_demand: bool,
-    /// It has memory windows that belong to queue pairs.
-    pub(super) windows: bool,
-    pub(super) exact_windows: bool,
+    /// Of queue pairs whose peer can do all that this side can.
+    pub(super) capabilities: Capabilities,
     state: Mutex<State>,
 }
 
@@ -86,9 +91,7 @@ impl VerbsFabric {
             source: opened.source,
             mtu: opened.mtu,
             on_demand: opened.user_pages.on_demand(),
-            reads: opened.reads_started().min(opened.reads_served()) > 0,
-            windows: opened.limits.windows > 0,
-            exact_windows: opened.limits.exact_windows,
+            capabilities: capabilities(&opened),
             state: Mutex::new(State::Open(opened.clone())),
         });
         shared.look_after(&opened)?;
@@ -217,14 +220,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let piece_bytes_max = u64::from(piece_bytes(&self.shared.port));
-        Capabilities {
-            read: self.shared.reads,
-            windows: self.shared.windows,
-            exact_windows: self.shared.exact_windows,
-            piece_bytes_max,
-            ..CAPABILITIES
-        }
+        Capabilities { piece_bytes_max: piece_bytes(&self.shared.port).into(), ..self.shared.capabilities }
     }
 
     /// The kind of network, for InfiniBand with its subnet. Whether two RoCE ports reach each other only a

@@ -486,10 +486,11 @@ impl Link for VerbsLink {
         self.post_submitted(true);
     }
 
-    fn look(&self) -> bool {
+    fn look(&self, is_there: &dyn Fn() -> bool) {
         // What another thread finds, it hands on.
-        self.glances
-            .look(|| self.polling.try_lock().is_ok_and(|mut inbound| self.progress_locked(&mut inbound)))
+        let finds = || self.polling.try_lock().is_ok_and(|mut inbound| self.progress_locked(&mut inbound));
+        // What is found may be something else than what is awaited.
+        while !is_there() && self.glances.look(finds) {}
     }
 
     fn start_close(&self) {
