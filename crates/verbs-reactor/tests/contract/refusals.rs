@@ -210,13 +210,7 @@ async fn refused(pair: &Pair, lent: &Lent, claim: RemoteRegion, range: RemoteRan
         Err(error) => assert_refused(pair, &error, reason),
     }
     assert_refused(pair, &end_of(&pair.runtime, &left_end).await, reason);
-    let error = end_of(&pair.runtime, &right_end).await;
-    match error {
-        FabricError::PeerMisbehaved { violation, .. } => {
-            assert!(!pair.names_violations() || violation == reason, "{violation}, expected {reason}");
-        }
-        other => panic!("the target reported: {other}"),
-    }
+    assert_violated(pair, &end_of(&pair.runtime, &right_end).await, reason);
     assert_eq!(lent.bytes(), vec![0; lent.granted.length()], "memory was touched");
     assert_eq!(right_end.stats().bytes_received, 0);
     left_end.notify(Immediate(0)).await.unwrap_err();
@@ -224,7 +218,18 @@ async fn refused(pair: &Pair, lent: &Lent, claim: RemoteRegion, range: RemoteRan
     pair.works(&pair.to_right, &pair.to_left).await;
 }
 
-fn assert_refused(pair: &Pair, error: &FabricError, expected: PeerViolation) {
+/// What the target says of an access of its peer's that it refused.
+pub(super) fn assert_violated(pair: &Pair, error: &FabricError, expected: PeerViolation) {
+    match error {
+        FabricError::PeerMisbehaved { violation, .. } => {
+            assert!(!pair.names_violations() || *violation == expected, "{violation}, expected {expected}");
+        }
+        other => panic!("the target reported: {other}"),
+    }
+}
+
+/// What the requester says of it.
+pub(super) fn assert_refused(pair: &Pair, error: &FabricError, expected: PeerViolation) {
     match error {
         FabricError::RemoteRefused { reason, .. } => {
             assert!(!pair.names_violations() || *reason == expected, "{reason}, expected {expected}");

@@ -11,6 +11,7 @@ use verbs_reactor::{
 use super::{
     Setup, grants_whole_blocks, is_able,
     pair::{Lent, Pair, RegisteredPool, end_of, immediate},
+    refusals::{assert_refused, assert_violated},
 };
 
 /// A pair whose right end has a pool that nobody may write but through windows; `None` where the fabric has none.
@@ -66,23 +67,9 @@ async fn refused(
         assert_refused(pair, &error, reason);
     }
     assert_refused(pair, &end_of(&pair.runtime, left_end).await, reason);
-    match end_of(&pair.runtime, right_end).await {
-        FabricError::PeerMisbehaved { violation, .. } => {
-            assert!(!pair.names_violations() || violation == reason, "{violation}, expected {reason}");
-        }
-        other => panic!("the target reported: {other}"),
-    }
+    assert_violated(pair, &end_of(&pair.runtime, right_end).await, reason);
     assert_eq!(lent.bytes(), before, "memory was touched");
     pair.works(&pair.to_right, &pair.to_left).await;
-}
-
-fn assert_refused(pair: &Pair, error: &FabricError, expected: PeerViolation) {
-    match error {
-        FabricError::RemoteRefused { reason, .. } => {
-            assert!(!pair.names_violations() || *reason == expected, "{reason}, expected {expected}");
-        }
-        other => panic!("the requester reported: {other}"),
-    }
 }
 
 pub async fn a_write_through_a_window_lands(setup: Setup, runtime: Arc<dyn Runtime>) {

@@ -5,16 +5,16 @@ use std::{pin::pin, sync::Arc};
 use futures::future::{join, join_all};
 use memory::BufMut;
 use verbs_reactor::{
-    Access, FabricError, Immediate, Operation, PeerViolation, QueuePairConfig, RemoteRange, Runtime,
-    scattered,
+    Access, FabricError, Immediate, Operation, PeerViolation, QueuePair, QueuePairConfig, RemoteRange,
+    Runtime, scattered,
 };
 
 use super::{
     super::{
         Setup, is_able,
-        pair::{DEPTHS, RegisteredPool, end_of, yield_once},
+        pair::{DEPTHS, RegisteredPool, end_of},
     },
-    Readers, Source, is_under_way_after,
+    Readers, Source, a_close_ends, is_under_way_after,
 };
 
 /// The lengths of ranges that most rules about vectored reads use, in all sizes that fabrics treat differently.
@@ -308,24 +308,7 @@ pub async fn a_dropped_vectored_read_keeps_its_buffers_until_it_is_over(
 pub async fn a_close_ends_vectored_reads_under_way(setup: Setup, runtime: Arc<dyn Runtime>) {
     let Some(readers) = Readers::vectored(setup, runtime, DEPTHS).await else { return };
     let (source, _exposure) = readers.exposed(4 << 20, 4);
-    for (yields, by_reader) in [(0, true), (1, false), (3, true), (5, false)] {
-        let (left_end, right_end) = readers.pair.connect_again().await;
-        left_end.add_remote_region(source.region);
-        let given = [(0, 1 << 20), (1 << 20, 70), (2 << 20, 2 << 20)];
-        let reads: Vec<_> = (0..8).map(|_| left_end.read_vectored(readers.ranges(&source, given))).collect();
-        for _ in 0..yields {
-            yield_once().await;
-        }
-        let closing = if by_reader { &left_end } else { &right_end };
-        let (reads, ()) = readers.pair.step("the close", join(join_all(reads), closing.close())).await;
-        for read in reads {
-            match read {
-                Ok(read) => assert!(bytes(&read) == bytes_of(&source, &given)),
-                Err(FabricError::Closed | FabricError::PeerLost { .. }) => {}
-                Err(other) => panic!("unexpected: {other}"),
-            }
-        }
-        let stats = readers.pair.left.receive.pool.stats();
-        assert_eq!((stats.used_bytes, stats.leaked_bytes), (0, 0), "a buffer was kept");
-    }
+    let given = [(0, 1 << 20), (1 << 20, 70), (2 << 20, 2 << 20)];
+    let read = |reader: &QueuePair| reader.read_vectored(readers.ranges(&source, given));
+    a_close_ends(&readers, source.region, read, |read| bytes(read) == bytes_of(&source, &given)).await;
 }
