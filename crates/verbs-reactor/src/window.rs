@@ -36,6 +36,15 @@ impl WindowBinding {
         Some(Self(Arc::new(Inner { block, offset, length, region: OnceLock::new() })))
     }
 
+    /// A window over `length` bytes of this one's range, from its byte `offset` on, that is not bound yet; `None` if
+    /// these are none or leave the range.
+    pub fn part(&self, offset: u64, length: u64) -> Option<Self> {
+        let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.length());
+        let (block, offset) = (self.block().clone(), self.offset() + offset.min(self.length()));
+        (is_inside && length > 0)
+            .then(|| Self(Arc::new(Inner { block, offset, length, region: OnceLock::new() })))
+    }
+
     /// The block that the range lies in.
     pub fn block(&self) -> &Block {
         &self.0.block

@@ -247,6 +247,12 @@ impl Pair {
         assert_eq!(lent.take()[..], source[..]);
     }
 
+    /// Whether the fabric tells what is granted or exposed from the rest of a region. A NIC does not: it lets a peer of the
+    /// cluster touch all that is registered for that (DESIGN §4).
+    pub fn knows_ranges(&self) -> bool {
+        super::is_able(self, "grants and exposures told from their blocks", self.names_violations())
+    }
+
     /// Whether the fabric can name the rule that was broken; a NIC cannot.
     pub fn names_violations(&self) -> bool {
         self.to_right.kind() != FabricKind::Verbs && !super::grants_whole_blocks()

@@ -188,8 +188,8 @@ pub async fn overlapping_segments_fail_the_whole(setup: Setup, runtime: Arc<dyn 
 
 pub async fn a_segment_that_was_not_granted_ends_the_connection(setup: Setup, runtime: Arc<dyn Runtime>) {
     let Some(pair) = vectored_pair(setup, runtime, DEPTHS).await else { return };
-    if !pair.names_violations() {
-        return; // Whole-block regions: a NIC lets a peer of the cluster write the pool (DESIGN §4).
+    if !pair.knows_ranges() {
+        return;
     }
     let (left_end, right_end) = pair.connect_again().await;
     let lent = pair.right.receive.lend(1000);
