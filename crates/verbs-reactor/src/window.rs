@@ -134,3 +134,25 @@ impl Future for BindOperation {
         }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use memory::{GrantEnd, Pool, PoolConfig};
+
+    use super::*;
+
+    #[test]
+    fn a_part_lies_inside_its_range() {
+        let pool = Pool::new(PoolConfig::new("test")).unwrap();
+        let (_before, granted) = (pool.try_alloc(64).unwrap(), pool.try_alloc(1000).unwrap().grant());
+        let whole = WindowBinding::over(&granted).unwrap();
+        let part = whole.part(100, 900).unwrap();
+        assert_eq!((part.offset(), part.length()), (whole.offset() + 100, 900));
+        assert_eq!(part.block().id(), whole.block().id());
+        assert!(part.region().is_none());
+        for (offset, length) in [(0, 0), (1000, 0), (1000, 1), (0, 1001), (1, 1000), (u64::MAX, 2)] {
+            assert!(whole.part(offset, length).is_none(), "{length} bytes at {offset}");
+        }
+        drop(granted.end(GrantEnd::NeverSent).unwrap());
+    }
+}

@@ -62,7 +62,7 @@ pub fn is_able(pair: &pair::Pair, ability: &str, able: bool) -> bool {
 /// Where the rule is not tried and why not, if the file says so.
 fn exception(fabric: &str, rule: &str) -> Option<(String, &'static str)> {
     let apart = grants_whole_blocks().then(|| format!("{fabric}-between-processes"));
-    let places = apart.into_iter().chain([fabric.to_owned()]);
+    let places = apart.into_iter().chain([fabric.to_owned(), format!("{fabric}-adapter")]);
     let reason_at = |place: String| {
         let of_rule = |line: &'static str| line.strip_prefix(&*place)?.strip_prefix(' ')?.strip_prefix(rule);
         let reason = EXCEPTIONS.lines().find_map(|line| of_rule(line)?.strip_prefix(' '))?;

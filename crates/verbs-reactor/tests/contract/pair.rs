@@ -147,14 +147,18 @@ pub struct Side {
     pub domain: Arc<dyn Domain>,
     pub source: RegisteredPool,
     pub receive: RegisteredPool,
+    /// The most bytes that its fabric puts into one piece of a write.
+    pub piece_bytes_max: u64,
 }
 
 impl Side {
     fn new(setup: Setup, runtime: Arc<dyn Runtime>) -> Self {
-        let domain = (setup.fabric)(runtime).open_domain().unwrap();
+        let fabric = (setup.fabric)(runtime);
+        let (domain, piece_bytes_max) =
+            (fabric.open_domain().unwrap(), fabric.capabilities().piece_bytes_max);
         let source = RegisteredPool::new(&domain, "source", Access::LOCAL, 256 << 20);
         let receive = RegisteredPool::new(&domain, "receive", Access::RECEIVE, 256 << 20);
-        Self { domain, source, receive }
+        Self { domain, source, receive, piece_bytes_max }
     }
 }
 

@@ -311,7 +311,7 @@ pub async fn a_heavy_write_is_not_passed_by_light_ones_for_ever(setup: Setup, ru
 /// A write of `limit + more` bytes, at a fabric whose limit is small enough to try.
 async fn at_the_limit(setup: Setup, runtime: Arc<dyn Runtime>, more: i64) {
     let pair = Pair::new(setup, runtime).await;
-    let limit = pair.to_right.capabilities().piece_bytes_max;
+    let limit = pair.left.piece_bytes_max;
     if !super::is_able(&pair, "small_pieces", limit <= 16 << 20) {
         return;
     }
