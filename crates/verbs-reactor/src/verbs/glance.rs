@@ -3,7 +3,6 @@
 //! takes that is under way, only while that finds something, and lets the others run now and then.
 
 use std::{
-    hint,
     sync::{
         Arc,
         atomic::{AtomicU32, AtomicU64, Ordering},
@@ -116,7 +115,6 @@ impl Glances {
                 if finds() {
                     return true;
                 }
-                hint::spin_loop();
             }
             if self.clock.now().saturating_sub(begin) >= limit {
                 return false;
