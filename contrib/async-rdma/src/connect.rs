@@ -158,7 +158,7 @@ impl AsyncRdmaPrepared {
             table: self.table,
             runtime: self.runtime.clone(),
             rdma: Arc::new(self.rdma),
-            landing: self.landing,
+            landing: Arc::new(self.landing),
         };
         let pump = Pump::new(ground, slots, acknowledgement);
         self.runtime.spawn("async-rdma connection", Box::pin(pump.run()));

@@ -4,7 +4,11 @@
 //! immediates overtook each other are taken in order. An immediate with [`ACKNOWLEDGES`] says up to which frame the
 //! peer has emptied its slots.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use async_rdma::{LocalMr, LocalMrReadAccess, LocalMrWriteAccess, MrToken, Rdma, RemoteMr};
 use futures::{
@@ -36,7 +40,22 @@ pub(crate) struct Ground {
     pub(crate) table: Arc<RegionTable>,
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) rdma: Arc<Rdma>,
-    pub(crate) landing: LocalMr,
+    pub(crate) landing: Arc<LocalMr>,
+}
+
+/// Landing areas of connections that are over. The crate gives an area's memory back before it is deregistered, and does
+/// not say when the queue pair is gone: a last frame of the peer's could land in whatever is there by then. By the time that
+/// as many more connections have ended, it has landed.
+static OVER: Mutex<VecDeque<Arc<LocalMr>>> = Mutex::new(VecDeque::new());
+const OVER_MAX: usize = 64;
+
+/// Keeps `landing` a while longer.
+fn outlive(landing: Arc<LocalMr>) {
+    let mut over = OVER.lock().unwrap_or_else(PoisonError::into_inner);
+    over.push_back(landing);
+    let oldest = if over.len() > OVER_MAX { over.pop_front() } else { None };
+    drop(over);
+    drop(oldest);
 }
 
 /// Memory that a frame is sent from, and the slot at the peer.
@@ -303,6 +322,7 @@ impl Drop for Pump {
         let cause = LossCause::DeviceLost;
         // The first failure stays: after an orderly end this changes nothing.
         self.ground.link.end(&FabricError::PeerLost { kind: KIND, cause, detail });
+        outlive(self.ground.landing.clone());
     }
 }
 

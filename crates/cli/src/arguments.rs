@@ -52,6 +52,8 @@ pub(crate) struct Serve {
     #[command(flatten)]
     pub(crate) validate: Validate,
     #[command(flatten)]
+    pub(crate) trust: Trust,
+    #[command(flatten)]
     pub(crate) secret: Secret,
 }
 
@@ -82,6 +84,8 @@ pub(crate) struct Pull {
     pub(crate) stats: bool,
     #[command(flatten)]
     pub(crate) validate: Validate,
+    #[command(flatten)]
+    pub(crate) trust: Trust,
     #[command(flatten)]
     pub(crate) secret: Secret,
 }
@@ -148,6 +152,33 @@ impl Checksum {
             Self::Off => Validation::Off,
             Self::Crc32c => Validation::Crc32c,
             Self::Xxh3 => Validation::Xxh3,
+        }
+    }
+}
+
+/// What peers are taken for.
+#[derive(Debug, Args)]
+pub(crate) struct Trust {
+    /// What peers that know the secret are taken for. With `hostile` each peer can write memory of its own only, which
+    /// costs one copy of what is received; shared memory is not used.
+    #[arg(long = "trust", value_enum, default_value_t = Peers::Cluster, env = "TENSORWIRE_TRUST")]
+    pub(crate) peers: Peers,
+}
+
+/// What peers can be taken for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Peers {
+    /// Members of one cluster.
+    Cluster,
+    /// Able to write whatever they are let.
+    Hostile,
+}
+
+impl Peers {
+    pub(crate) fn trust(self) -> tensorwire::Trust {
+        match self {
+            Self::Cluster => tensorwire::Trust::Cluster,
+            Self::Hostile => tensorwire::Trust::Hostile,
         }
     }
 }
@@ -228,6 +259,17 @@ mod tests {
         let refused = Arguments::try_parse_from(["tensorwire", "serve", "a", "--validate", "md5"]);
         let text = refused.unwrap_err().to_string();
         assert!(text.contains("md5") && text.contains("off, crc32c, xxh3"), "{text}");
+    }
+
+    #[test]
+    fn peers_are_trusted_unless_told_otherwise() {
+        for (line, expected) in [
+            (vec!["tensorwire", "pull", "127.0.0.1:1"], tensorwire::Trust::Cluster),
+            (vec!["tensorwire", "pull", "127.0.0.1:1", "--trust", "hostile"], tensorwire::Trust::Hostile),
+        ] {
+            let Command::Pull(pull) = Arguments::parse_from(line).command else { panic!("not a pull") };
+            assert_eq!(pull.trust.peers.trust(), expected);
+        }
     }
 
     #[test]

@@ -37,7 +37,8 @@ pub(crate) async fn pull(arguments: &Pull) -> Result<(), Failure> {
 async fn start_worker(arguments: &Pull) -> Result<Worker, WorkerError> {
     // One host may run many pulls at once; a server tells them apart by their names.
     let mut builder = Worker::builder(&format!("/job:pull/replica:0/task:{}", std::process::id()));
-    builder = builder.validation(arguments.validate.checksum.validation());
+    builder =
+        builder.validation(arguments.validate.checksum.validation()).trust(arguments.trust.peers.trust());
     if let Some(kind) = arguments.fabric.required() {
         builder = builder.require(kind);
     }

@@ -22,7 +22,8 @@ const NAME: &str = "/job:serve/replica:0/task:0";
 pub(crate) async fn serve(arguments: &Serve) -> Result<(), Failure> {
     let checkpoint = Checkpoint::open(&arguments.file)?;
     let mut builder = Worker::builder(NAME).bind(&arguments.bind);
-    builder = builder.validation(arguments.validate.checksum.validation());
+    builder =
+        builder.validation(arguments.validate.checksum.validation()).trust(arguments.trust.peers.trust());
     if let Some(path) = &arguments.secret.secret_file {
         builder = builder.secret_file(path);
     }

@@ -13,13 +13,15 @@ use common::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-fn pull_bit_for_bit(fabric: &str, serve_arguments: &[&str]) {
+const NOBODY_TRUSTED: [&str; 2] = ["--trust", "hostile"];
+
+fn pull_bit_for_bit(fabric: &str, serve_arguments: &[&str], pull_arguments: &[&str]) {
     let directory = tempfile::tempdir().unwrap();
     let file = checkpoint(directory.path());
     let server = Server::start(&file, serve_arguments);
     let pulled = directory.path().join("pulled");
-    let output =
-        succeed(&["pull", &server.address, "-o", pulled.to_str().unwrap(), "--verify", "--fabric", fabric]);
+    let pull = ["pull", &server.address, "-o", pulled.to_str().unwrap(), "--verify", "--fabric", fabric];
+    let output = succeed(&[&pull[..], pull_arguments].concat());
     assert!(output.contains(&format!("over {fabric}")), "{output}");
     assert!(fs::read(&file).unwrap() == fs::read(&pulled).unwrap(), "the files differ");
     assert_eq!(names_in(directory.path()), ["checkpoint.safetensors", "pulled"]);
@@ -27,33 +29,46 @@ fn pull_bit_for_bit(fabric: &str, serve_arguments: &[&str]) {
 
 #[test]
 fn checkpoint_arrives_bit_for_bit_over_shm() {
-    pull_bit_for_bit("shm", &[]);
+    pull_bit_for_bit("shm", &[], &[]);
 }
 
 #[test]
 fn checkpoint_arrives_bit_for_bit_over_tcp() {
-    pull_bit_for_bit("tcp", &[]);
+    pull_bit_for_bit("tcp", &[], &[]);
 }
 
 #[test]
 fn mapped_checkpoint_arrives_bit_for_bit_over_shm() {
-    pull_bit_for_bit("shm", &["--mmap"]);
+    pull_bit_for_bit("shm", &["--mmap"], &[]);
 }
 
 #[test]
 fn mapped_checkpoint_arrives_bit_for_bit_over_tcp() {
-    pull_bit_for_bit("tcp", &["--mmap"]);
+    pull_bit_for_bit("tcp", &["--mmap"], &[]);
+}
+
+#[test]
+fn checkpoint_arrives_bit_for_bit_over_tcp_where_nobody_is_trusted() {
+    pull_bit_for_bit("tcp", &NOBODY_TRUSTED, &NOBODY_TRUSTED);
+    pull_bit_for_bit("tcp", &["--mmap"], &NOBODY_TRUSTED);
+}
+
+#[test]
+fn shared_memory_is_not_required_of_peers_that_are_not_trusted() {
+    let output = fail(&["pull", "127.0.0.1:1", "--fabric", "shm", "--trust", "hostile"]);
+    assert!(output.contains("Trust::Hostile") && output.contains("use tcp, verbs or grpc"), "{output}");
 }
 
 /// The server on one device, the client on the other. On one host they would share memory if they might choose.
-fn pull_bit_for_bit_over_verbs(serve_arguments: &[&str]) {
+fn pull_bit_for_bit_over_verbs(serve_arguments: &[&str], pull_arguments: &[&str]) {
     let ends = rdma_devices::ends();
     let directory = tempfile::tempdir().unwrap();
     let file = checkpoint(directory.path());
     let server = Server::start_on(ends.left.as_deref(), &file, serve_arguments);
     let pulled = directory.path().join("pulled");
     let (address, to) = (server.address.as_str(), pulled.to_str().unwrap());
-    let mut pull = tensorwire(&["pull", address, "-o", to, "--verify", "--stats", "--fabric", "verbs"]);
+    let pull = ["pull", address, "-o", to, "--verify", "--stats", "--fabric", "verbs"];
+    let mut pull = tensorwire(&[&pull[..], pull_arguments].concat());
     pull.envs(ends.right.map(|name| (RDMA_DEVICE, name)));
     let output = succeed_as(pull);
     assert!(output.contains("over verbs"), "{output}");
@@ -63,13 +78,19 @@ fn pull_bit_for_bit_over_verbs(serve_arguments: &[&str]) {
 #[test]
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
 fn checkpoint_arrives_bit_for_bit_over_verbs() {
-    pull_bit_for_bit_over_verbs(&[]);
+    pull_bit_for_bit_over_verbs(&[], &[]);
 }
 
 #[test]
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
 fn mapped_checkpoint_arrives_bit_for_bit_over_verbs() {
-    pull_bit_for_bit_over_verbs(&["--mmap"]);
+    pull_bit_for_bit_over_verbs(&["--mmap"], &[]);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+fn checkpoint_arrives_bit_for_bit_over_verbs_where_nobody_is_trusted() {
+    pull_bit_for_bit_over_verbs(&NOBODY_TRUSTED, &NOBODY_TRUSTED);
 }
 
 #[test]

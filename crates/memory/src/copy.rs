@@ -29,9 +29,11 @@ pub enum CopyReason {
     Eager,
     /// A tensor's bytes that came over gRPC, out of the frames that brought them.
     Grpc,
+    /// A tensor's bytes out of the memory that its sender could write, into memory that it never could.
+    Bounce,
 }
 
-const REASONS: [CopyReason; 10] = [
+const REASONS: [CopyReason; 11] = [
     CopyReason::Import,
     CopyReason::ShmPayload,
     CopyReason::ShmRead,
@@ -42,6 +44,7 @@ const REASONS: [CopyReason; 10] = [
     CopyReason::Local,
     CopyReason::Eager,
     CopyReason::Grpc,
+    CopyReason::Bounce,
 ];
 
 #[derive(Debug)]

@@ -117,7 +117,8 @@ impl Granted {
         }
         if !into.is_empty() {
             // SAFETY: the range lies inside this allocation, which stays mapped while `self` owns it; the
-            // protocol reads a ring range only after the immediate that ends the peer's write of it.
+            // protocol reads a range only after the immediate that ends the peer's write of it. No reference into it is
+            // formed: a peer that writes it all the same spoils the bytes that are copied, and nothing else.
             unsafe {
                 copy_raw(into.as_mut_ptr(), allocation.pointer().add(offset), into.len(), reason);
             };

@@ -22,7 +22,8 @@ pub trait BlockVisitor: Send + Sync + fmt::Debug {
     /// Whatever keeps the device from using the block.
     fn block_added(&self, block: &Block) -> Result<(), VisitError>;
 
-    /// Nobody in this process uses `block` any more: a device lets it go. Called for users' memory
+    /// The device lets `block` go: nobody in this process uses it any more, or the device is not to
+    /// ([`Pool::remove_visitor`](crate::Pool::remove_visitor)). Called for users' memory
     /// ([`UserMemory`](crate::UserMemory)) wherever its last buffer is dropped, so it must not wait, nor take a lock
     /// under which buffers are dropped. Pools keep their blocks.
     fn block_removed(&self, _block: &Block) {}

@@ -70,6 +70,22 @@ impl UserMemory {
         Ok(())
     }
 
+    /// Tells `visitor` that all joined blocks leave, and hands it no more. Nothing happens if it was not added. A
+    /// memory whose guard is gone already, and of which buffers are left, leaves with the last of these.
+    pub fn remove_visitor(&self, visitor: &Arc<dyn BlockVisitor>) {
+        let blocks: Vec<Buf> = {
+            let mut registry = self.shared.write().unwrap_or_else(PoisonError::into_inner);
+            let before = registry.visitors.len();
+            registry.visitors.retain(|known| !Arc::ptr_eq(known, visitor));
+            if registry.visitors.len() == before {
+                return;
+            }
+            registry.joined.values().cloned().collect()
+        };
+        // Without the lock: devices are told, which can take long.
+        blocks.iter().filter_map(Buf::joined_block).for_each(|block| block.leave(visitor));
+    }
+
     /// Takes `owner`'s memory in for as long as the answer lives. Buffers that were made of it keep it longer: it is
     /// let go, and devices are told, when the answer and the last buffer are gone.
     ///

@@ -187,6 +187,7 @@ fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
 #[derive(Debug, Default)]
 struct Visitor {
     seen: Mutex<Vec<BlockId>>,
+    left: Mutex<Vec<BlockId>>,
     refuses: Mutex<bool>,
 }
 
@@ -197,6 +198,29 @@ impl BlockVisitor for Visitor {
         }
         self.seen.lock().unwrap().push(block.id());
         Ok(())
+    }
+
+    fn block_removed(&self, block: &Block) {
+        self.left.lock().unwrap().push(block.id());
+    }
+}
+
+/// Takes one block; +1 for each that it takes, -1 for each that leaves.
+#[derive(Debug, Default)]
+struct OneBlock(Mutex<Vec<i32>>);
+
+impl BlockVisitor for OneBlock {
+    fn block_added(&self, _: &Block) -> Result<(), VisitError> {
+        let mut events = self.0.lock().unwrap();
+        if events.is_empty() {
+            events.push(1);
+            return Ok(());
+        }
+        Err(VisitError(Arc::new(std::io::Error::other("no room"))))
+    }
+
+    fn block_removed(&self, _: &Block) {
+        self.0.lock().unwrap().push(-1);
     }
 }
 
@@ -225,6 +249,42 @@ fn every_visitor_sees_every_block_once_whenever_it_comes() {
         assert_eq!((seen.len(), visitor.count()), (5, 5));
     }
     drop((held, more));
+}
+
+#[test]
+fn a_visitor_that_is_removed_gives_back_what_it_was_handed_and_gets_no_more() {
+    let pool = pool(1 << 20);
+    let (going, staying) = (Arc::new(Visitor::default()), Arc::new(Visitor::default()));
+    let held: Vec<_> = (0..2).map(|_| pool.try_alloc(4096).unwrap()).collect();
+    let known: Arc<dyn BlockVisitor> = going.clone();
+    pool.add_visitor(known.clone()).unwrap();
+    pool.add_visitor(staying.clone()).unwrap();
+    let large = pool.try_alloc(100_000).unwrap();
+    pool.remove_visitor(&known);
+    let more = pool.try_alloc(4096).unwrap();
+    // Once is enough.
+    pool.remove_visitor(&known);
+    let given = going.seen.lock().unwrap().clone();
+    assert_eq!((given.len(), &given), (3, &*going.left.lock().unwrap()));
+    assert_eq!((staying.count(), staying.left.lock().unwrap().len()), (4, 0));
+    drop((held, large, more));
+}
+
+#[test]
+fn a_visitor_that_is_removed_gives_back_the_block_that_a_later_one_refused() {
+    let pool = pool(1 << 20);
+    let (willing, refusing) = (Arc::new(Visitor::default()), Arc::new(Visitor::default()));
+    let known: Arc<dyn BlockVisitor> = willing.clone();
+    pool.add_visitor(known.clone()).unwrap();
+    pool.add_visitor(refusing.clone()).unwrap();
+    refusing.refuse(true);
+    pool.try_alloc(100).unwrap_err();
+    pool.remove_visitor(&known);
+    assert_eq!(*willing.seen.lock().unwrap(), *willing.left.lock().unwrap());
+    refusing.refuse(false);
+    let buffer = pool.try_alloc(100).unwrap();
+    assert_eq!((willing.count(), refusing.count()), (1, 1), "the one that stays was passed over");
+    assert_eq!(refusing.seen.lock().unwrap()[0], buffer.block().unwrap().id());
 }
 
 #[test]
@@ -289,6 +349,10 @@ fn a_visitor_that_refuses_the_present_blocks_is_not_added() {
     assert!(matches!(pool.add_visitor(refusing.clone()), Err(MemoryError::Register { .. })));
     let more = pool.try_alloc(4096).unwrap();
     assert_eq!(refusing.count(), 0);
+    // It has room for the first block only: that one leaves.
+    let full = Arc::new(OneBlock::default());
+    assert!(matches!(pool.add_visitor(full.clone()), Err(MemoryError::Register { .. })));
+    assert_eq!(*full.0.lock().unwrap(), [1, -1]);
     drop((held, more));
 }
 

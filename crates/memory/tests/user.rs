@@ -134,6 +134,26 @@ fn a_device_that_comes_later_gets_what_has_joined() {
 }
 
 #[test]
+fn a_device_that_goes_lets_go_of_what_has_joined() {
+    let (memory, device) = (UserMemory::new(), Arc::new(Device::default()));
+    let known: Arc<dyn BlockVisitor> = device.clone();
+    memory.add_visitor(known.clone()).unwrap();
+    let joined = [memory.join(bytes(10)).unwrap(), memory.join(bytes(10)).unwrap()];
+    let left = joined[1].buf().clone();
+    let [first, second] = joined;
+    drop(second);
+    memory.remove_visitor(&known);
+    memory.remove_visitor(&known);
+    assert_eq!(device.held(), 1, "the one of which a buffer is left");
+    drop(left);
+    assert_eq!(device.held(), 0);
+    let third = memory.join(bytes(10)).unwrap();
+    assert_eq!(device.held(), 0);
+    drop((first, third));
+    assert_eq!(device.held(), 0);
+}
+
+#[test]
 fn a_refusal_leaves_nothing_half_made() {
     let memory = UserMemory::new();
     let (willing, full) = (Arc::new(Device::default()), Arc::new(Device::default()));

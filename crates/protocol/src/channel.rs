@@ -105,6 +105,26 @@ pub trait Channel: Send + Sync + 'static {
         result: Option<[u8; RESULT_BYTES]>,
     ) -> Self::Write;
 
+    /// Whether a content has landed in memory of which the peer is not trusted to leave it alone: it is
+    /// [set apart](Self::set_apart) before anyone looks at it. As it stands: never.
+    fn is_exposed(lent: &Self::Lent) -> bool {
+        let _ = lent;
+        false
+    }
+
+    /// Copies an [exposed](Self::is_exposed) content of `bytes` bytes, and its result, to memory that the peer never could
+    /// write, and ends the loan of the other. Lets other tasks have their turn.
+    ///
+    /// # Errors
+    /// A status for the caller of the receive.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the content exposed, to be set apart later.
+    fn set_apart(lent: &mut Self::Lent, bytes: u64) -> impl Future<Output = Result<(), Status>> + Send {
+        let _ = (lent, bytes);
+        std::future::ready(Ok(()))
+    }
+
     /// Ends the loan of memory whose content has landed, so that the bytes which are validated can't change any more.
     /// Only where contents are validated; once for each content.
     ///

@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use memory::{GrantEnd, Granted, Pool};
+use memory::GrantEnd;
 use protocol::{
-    Agreed, Code, Destination, Status,
+    Agreed, Code, Status,
     credit::Depths,
     limits::SLOT_BYTES,
     wire::control::{Connect, ControlFrame, RingOffer},
@@ -19,12 +19,13 @@ use crate::{
     announce::{Announcer, disconnected, record, region},
     control::{ControlError, ControlSession, handshake},
     data::{DataConnection, REASON},
+    destinations::ReceiveAllocator,
+    enclosure::{Enclosure, LocalFabric},
     error::Lost,
-    fabric_channel::{FabricChannel, ReceiveAllocator},
+    fabric_channel::FabricChannel,
     import::Import,
     meter::Meter,
     node::{Candidate, Node, fabric_number},
-    pools::LocalFabric,
     ring::{OwnRing, RingMaker},
     route::Route,
     serve::FAREWELL,
@@ -34,6 +35,7 @@ use crate::{
 
 /// This end of a data connection that is being set up.
 struct Half {
+    enclosure: Arc<Enclosure>,
     prepared: Box<dyn Prepared>,
     ring: Arc<OwnRing>,
     ring_at: RingOffer,
@@ -346,9 +348,10 @@ impl Node {
     fn prepare(&self, fabric: &LocalFabric) -> Result<Half, WorkerError> {
         let depths = Depths::for_any_peer(&self.parameters);
         let config = QueuePairConfig { send_depth: depths.send, receive_depth: depths.receive };
-        let prepared = fabric.prepare(config)?;
-        let (ring, destination) = lend(fabric, &self.pools.ring, self.parameters.first_ring_bytes())?;
-        let (record_slots, slots) = match lend(fabric, &self.pools.ring, 2 * SLOT_BYTES) {
+        let enclosure = fabric.enclosure()?;
+        let prepared = enclosure.prepare(config)?;
+        let (ring, destination) = enclosure.lend_ring(self.parameters.first_ring_bytes())?;
+        let (record_slots, slots) = match enclosure.lend_ring(2 * SLOT_BYTES) {
             Ok(lent) => lent,
             Err(error) => {
                 drop(ring.end(GrantEnd::NeverSent));
@@ -356,7 +359,8 @@ impl Node {
             }
         };
         let ring_at = RingOffer { destination, slots };
-        Ok(Half { prepared, ring: OwnRing::new(ring, record_slots), ring_at, known: fabric.regions.all() })
+        let known = enclosure.regions.all();
+        Ok(Half { enclosure, prepared, ring: OwnRing::new(ring, record_slots), ring_at, known })
     }
 
     fn offer(&self, connection: u32, fabric: &LocalFabric, half: &Half) -> Connect {
@@ -379,7 +383,7 @@ impl Node {
         other: Connect,
         role: Role,
     ) -> Result<Route, WorkerError> {
-        let Half { prepared, ring, known, .. } = half;
+        let Half { enclosure, prepared, ring, known, .. } = half;
         let (peer, limit) = (ConnectionData(other.data), self.connect_limit);
         let announcer = Announcer::new(other.connection, &session.sender()?, self.runtime.clone(), &known);
         let announcer = Arc::new(announcer);
@@ -390,23 +394,15 @@ impl Node {
             queue_pair,
             message_pool: self.pools.message.clone(),
             own_ring: ring,
-            ring_maker: RingMaker {
-                pool: self.pools.ring.clone(),
-                regions: fabric.regions.clone(),
-                announcer: announcer.clone(),
-            },
+            ring_maker: RingMaker { enclosure: enclosure.clone(), announcer: announcer.clone() },
             peer_ring: Mutex::new(other.ring.destination),
             peer_slots: other.ring.slots,
             held: Arc::default(),
-            import: Import { pool: self.pools.source.clone(), regions: fabric.regions.clone() },
+            import: Import { pool: self.pools.source.clone(), enclosure: enclosure.clone() },
         };
         let has_slots = Agreed::of(&self.parameters, &other.parameters).has_result_slots();
-        let allocator = ReceiveAllocator {
-            pool: self.pools.receive.clone(),
-            regions: fabric.regions.clone(),
-            announcer,
-            has_slots,
-        };
+        let pool = self.pools.receive.clone();
+        let allocator = ReceiveAllocator { pool, enclosure, announcer, has_slots };
         let parameters = (self.parameters, other.parameters);
         let meter = Meter::new(self.labels.of(&session.peer.worker), fabric.kind);
         let connection =
@@ -434,16 +430,6 @@ async fn confirm_regions(
         session.send(ControlFrame::RegionAck { connection: number, region }).await?;
     }
     Ok(())
-}
-
-/// Memory for the peer's messages.
-fn lend(fabric: &LocalFabric, pool: &Pool, bytes: u32) -> Result<(Granted, Destination), WorkerError> {
-    let granted = pool.try_alloc(bytes as usize)?.grant();
-    let destination = fabric.regions.destination(&granted).ok_or(FabricError::NotRegistered {
-        kind: fabric.kind,
-        block: granted.block().map_or(0, |block| block.id().get()),
-    })?;
-    Ok((granted, destination))
 }
 
 /// Why the fabric is not used; most errors name it themselves.

@@ -19,9 +19,11 @@ use crate::{
     Tensor, WorkerError,
     announce::Announcer,
     control::handshake::Introduction,
+    destinations::ReceiveAllocator,
     error::{Lost, TransferName},
-    fabric_channel::{FabricChannel, Lent, ReceiveAllocator},
+    fabric_channel::FabricChannel,
     held_posts::HeldPosts,
+    lent::Lent,
     meter::{Meter, receive_span, send_span},
     published::Version,
     receive_into::{Target, TargetAllocator},
@@ -120,6 +122,7 @@ impl DataConnection {
         self.held.wake();
         self.protocol.drain().into_iter().for_each(Lent::end_drained);
         self.ring.end();
+        self.allocator.enclosure.end();
     }
 
     /// Whether the peer knows of the end, because the fabric has said so.
@@ -239,14 +242,15 @@ impl DataConnection {
         received.version.map(|number| Version { incarnation: self.peer_incarnation, number })
     }
 
-    /// Views are asked for only where the fabric can lend.
+    /// Views are asked for only where the fabric can lend, and of peers that are trusted not to change them.
     async fn received(
         &self,
         scope: Scope,
         name: &TransferName,
         manner: Manner,
     ) -> Result<Received<Lent>, WorkerError> {
-        let sharing = if self.queue_pair.capabilities().lend { manner.sharing } else { Sharing::Copy };
+        let may_view = self.queue_pair.capabilities().lend && !self.allocator.enclosure.is_bouncing();
+        let sharing = if may_view { manner.sharing } else { Sharing::Copy };
         let manner = Manner { sharing, ..manner };
         let span = receive_span(name, self.kind);
         let receive = self.protocol.receive_with(scope, &name.key, &self.allocator, manner);

@@ -2,20 +2,18 @@
 
 use std::{
     future::Future,
-    pin::{Pin, pin},
+    pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll, ready},
 };
 
-use futures::poll;
 use memory::{
-    Block, Buf, BufMut, GrantEnd, Granted, MemoryError, Pool,
+    Block, Buf, GrantEnd, Pool,
     copy::{CopyReason, copy_bytes},
 };
 use protocol::{
-    Allocator, Channel, ChannelError, Code, Destination, LentEnd, Metadata, RecordSlot, ResultSlot, RingSpan,
-    Status,
-    limits::{RESULT_BYTES, RESULT_SLOT_BYTES},
+    Channel, ChannelError, Code, Destination, LentEnd, RecordSlot, ResultSlot, RingSpan, Status,
+    limits::RESULT_BYTES,
 };
 use tokio::sync::oneshot;
 use verbs_reactor::{
@@ -24,10 +22,9 @@ use verbs_reactor::{
 };
 
 use crate::{
-    announce::Announcer,
     held_posts::HeldPosts,
     import::Import,
-    pools::Regions,
+    lent::{Lent, RESULT_SLOT, ended},
     ring::{OwnRing, RingMaker, slot_offset},
 };
 
@@ -35,9 +32,6 @@ use crate::{
 const MESSAGE: Immediate = Immediate(0xFFFF_FFFF);
 /// "Your message was taken", or "an ASK or ANSWER is in its slot".
 const ACKNOWLEDGEMENT: Immediate = Immediate(0xFFFF_FFFE);
-
-/// Size of a result slot, which lies behind its content.
-const RESULT_SLOT: usize = RESULT_SLOT_BYTES as usize;
 
 /// A queue pair, the ring at the peer and the ring here.
 #[derive(Debug)]
@@ -195,6 +189,17 @@ impl Channel for FabricChannel {
         self.write_with_result(Segment { local, remote }, slot, &result, immediate)
     }
 
+    fn is_exposed(lent: &Lent) -> bool {
+        matches!(lent, Lent::Bouncing { .. })
+    }
+
+    async fn set_apart(lent: &mut Lent, bytes: u64) -> Result<(), Status> {
+        let error = |error| Status::new(Code::Internal, format!("lent memory: {error}"));
+        lent.copy_apart(bytes).await.map_err(error)?;
+        lent.leave_exposed();
+        Ok(())
+    }
+
     fn settle(lent: Lent) -> Result<Lent, Status> {
         let Lent::Granted { granted, has_slot } = lent else { return Ok(lent) };
         let error = |error| Status::new(Code::Internal, format!("lent memory: {error}"));
@@ -207,20 +212,22 @@ impl Channel for FabricChannel {
     fn content(lent: &Lent) -> &[u8] {
         match lent {
             // The peer may still write it.
-            Lent::Granted { .. } => &[],
+            Lent::Granted { .. } | Lent::Bouncing { .. } => &[],
             Lent::Here { bytes, .. } => bytes,
         }
     }
 
     fn result(lent: &Lent) -> Option<[u8; RESULT_BYTES]> {
         match lent {
-            Lent::Granted { .. } => None,
+            Lent::Granted { .. } | Lent::Bouncing { .. } => None,
             Lent::Here { result, .. } => *result,
         }
     }
 
     fn can_lend(&self, bytes: &Buf) -> bool {
+        // A neighbour that maps a block can read all of it, and for longer than it is lent.
         !bytes.is_empty()
+            && !self.import.enclosure.is_bouncing()
             && self.queue_pair.capabilities().lend
             && bytes.block().is_some_and(Block::shareable)
     }
@@ -260,63 +267,8 @@ impl Channel for FabricChannel {
 
     fn take_back(&self, lent: Lent, end: LentEnd) {
         // What is not lent ends with its buffer.
-        let Lent::Granted { granted: lent, .. } = lent else { return };
-        drop(ended(lent, end));
-    }
-}
-
-/// The memory of a loan that ended for `end`.
-pub(crate) fn ended(lent: Granted, end: LentEnd) -> Option<BufMut> {
-    let why = match end {
-        LentEnd::MetaDataResponse => GrantEnd::MetaDataResponse,
-        LentEnd::ErrorStatus => GrantEnd::ErrorStatus,
-        LentEnd::CancelAck => GrantEnd::CancelAck,
-        LentEnd::Content => GrantEnd::Content,
-        LentEnd::NeverSent => GrantEnd::NeverSent,
-        // A reason this version does not know is no evidence: the memory is leaked and counted.
-        _ => return None,
-    };
-    let taken = lent.end(why);
-    taken.inspect_err(|error| tracing::warn!(%error, "lent memory could not be taken back")).ok()
-}
-
-/// Where a received value lies.
-#[derive(Debug)]
-pub(crate) enum Lent {
-    /// In memory of this end, which the peer may write.
-    Granted {
-        granted: Granted,
-        /// Its last bytes are a result slot.
-        has_slot: bool,
-    },
-    /// In memory that is not lent to the peer: a view of the peer's, or a content that was settled to be validated.
-    Here {
-        bytes: Buf,
-        /// What lay in its result slot, if it had one.
-        result: Option<[u8; RESULT_BYTES]>,
-    },
-}
-
-impl Lent {
-    /// A view of the peer's memory.
-    pub(crate) fn view(bytes: Buf) -> Self {
-        Self::Here { bytes, result: None }
-    }
-
-    /// The bytes of a value that is complete.
-    pub(crate) fn received(self) -> Result<Buf, MemoryError> {
-        match self {
-            Self::Granted { granted, .. } => granted.end(GrantEnd::Content).map(BufMut::freeze),
-            Self::Here { bytes, .. } => Ok(bytes),
-        }
-    }
-
-    /// The connection is over and the peer can't write any more.
-    pub(crate) fn end_drained(self) {
-        let Self::Granted { granted, .. } = self else { return };
-        if let Err(error) = granted.end(GrantEnd::QueuePairDrained) {
-            tracing::warn!(%error, "lent memory could not be taken back");
-        }
+        let (Lent::Granted { granted, .. } | Lent::Bouncing { exposed: granted, .. }) = lent else { return };
+        drop(ended(granted, end));
     }
 }
 
@@ -345,84 +297,6 @@ impl Future for ContentWrite {
             };
             let over = |_| Self::Refused(ChannelError("the connection is over".to_owned()));
             self.set(posted.map_or_else(over, Self::Posted));
-        }
-    }
-}
-
-/// Destinations from the receive pool, announced to one peer.
-#[derive(Debug, Clone)]
-pub(crate) struct ReceiveAllocator {
-    pub(crate) pool: Pool,
-    pub(crate) regions: Arc<Regions>,
-    pub(crate) announcer: Arc<Announcer>,
-    /// Destinations have a result slot behind the content.
-    pub(crate) has_slots: bool,
-}
-
-impl ReceiveAllocator {
-    /// Bytes to take for a content that the peer writes.
-    fn lent_bytes(&self, metadata: &Metadata) -> Result<usize, Status> {
-        let content = length_of(metadata)?;
-        if !self.has_slots {
-            return Ok(content);
-        }
-        let whole =
-            content.checked_next_multiple_of(RESULT_SLOT).and_then(|whole| whole.checked_add(RESULT_SLOT));
-        whole.ok_or_else(|| exhausted(&format!("{content} bytes and a result slot are too many")))
-    }
-
-    /// Lends `buffer` to the peer, once it has confirmed the buffer's region.
-    async fn lend(&self, buffer: BufMut) -> Result<(Lent, Destination), Status> {
-        let region = buffer.block().and_then(|block| self.regions.get(block.id()));
-        let region = region.ok_or_else(|| exhausted(&"its block is not registered with the fabric"))?;
-        self.announcer.confirmed(region).await.map_err(|why| Status::new(Code::Unavailable, why))?;
-        let granted = buffer.grant();
-        let (region, generation) = (region.region.0, region.generation.0);
-        let offset = granted.offset() as u64;
-        let has_slot = self.has_slots;
-        let capacity = granted.length().saturating_sub(if has_slot { RESULT_SLOT } else { 0 }) as u64;
-        let slot = ResultSlot { region, generation, offset: offset + capacity };
-        let result = has_slot.then_some(slot);
-        let destination = Destination { region, generation, offset, capacity, result };
-        Ok((Lent::Granted { granted, has_slot }, destination))
-    }
-}
-
-fn exhausted(error: &dyn std::fmt::Display) -> Status {
-    Status::new(Code::ResourceExhausted, format!("no memory for the tensor: {error}"))
-}
-
-fn length_of(metadata: &Metadata) -> Result<usize, Status> {
-    usize::try_from(metadata.byte_length).map_err(|error| exhausted(&error))
-}
-
-impl Allocator for ReceiveAllocator {
-    type Lent = Lent;
-
-    async fn keep(&self, metadata: &Metadata, content: &[u8]) -> Result<Lent, Status> {
-        let buffer = self.pool.alloc(length_of(metadata)?).await;
-        let mut buffer = buffer.map_err(|error| exhausted(&error))?;
-        copy_bytes(&mut buffer, content, CopyReason::Eager);
-        Ok(Lent::Granted { granted: buffer.grant(), has_slot: false })
-    }
-
-    async fn allocate(&self, metadata: &Metadata) -> Result<(Lent, Destination), Status> {
-        let buffer = self.pool.alloc(self.lent_bytes(metadata)?).await;
-        self.lend(buffer.map_err(|error| exhausted(&error))?).await
-    }
-
-    /// From the part of the pool that unanswered requests may hold; what is beyond goes out without a destination.
-    async fn allocate_early(&self, metadata: &Metadata) -> Result<Option<(Lent, Destination)>, Status> {
-        let buffer = match self.pool.try_alloc_early(self.lent_bytes(metadata)?) {
-            Ok(buffer) => buffer,
-            Err(error) if error.is_exhausted() => return Ok(None),
-            Err(error) => return Err(exhausted(&error)),
-        };
-        let lending = pin!(self.lend(buffer));
-        match poll!(lending) {
-            Poll::Ready(lent) => lent.map(Some),
-            // The peer does not know the region yet: waiting for that would delay the request.
-            Poll::Pending => Ok(None),
         }
     }
 }

@@ -6,7 +6,7 @@ use memory::{Buf, Pool, copy::CopyReason, copy::copy_bytes};
 use protocol::{Code, Status};
 use verbs_reactor::FabricKind;
 
-use crate::pools::Regions;
+use crate::enclosure::Enclosure;
 
 /// Copied at a time, before other tasks get their turn.
 const PIECE_BYTES: usize = 256 << 10;
@@ -16,7 +16,7 @@ const PIECE_BYTES: usize = 256 << 10;
 pub(crate) struct Import {
     pub(crate) pool: Pool,
     /// What the fabric can send from.
-    pub(crate) regions: Arc<Regions>,
+    pub(crate) enclosure: Arc<Enclosure>,
 }
 
 impl Import {
@@ -30,7 +30,7 @@ impl Import {
             (FabricKind::Shm | FabricKind::Verbs, None) => true,
             (_, None) => false,
             (FabricKind::Shm, Some(block)) if !block.shareable() => true,
-            (_, Some(block)) => !self.regions.contains(block.id()),
+            (_, Some(block)) => !self.enclosure.regions.contains(block.id()),
         }
     }
 

@@ -15,10 +15,11 @@ use verbs_reactor::{FabricKind, Runtime};
 use crate::{
     ClusterSpec, Peer, WorkerError,
     control::{ControlPlane, Secret, handshake::Introduction},
+    enclosure::LocalFabric,
     grpc_set_up::GrpcOffer,
     meter::Labels,
     peers::Peers,
-    pools::{LocalFabric, Pools},
+    pools::Pools,
     sessions::{Full, SessionCaps, SessionCounts},
     values::SharedValues,
 };

@@ -15,9 +15,11 @@ use verbs_reactor::RemoteRegion;
 use crate::{
     Step, Tensor, Version, WorkerError,
     control::HeldArrival,
+    destinations::{ReceiveAllocator, Room, length_of},
     error::TransferName,
-    fabric_channel::{FabricChannel, Lent, ReceiveAllocator, ended},
+    fabric_channel::FabricChannel,
     import::others_turn,
+    lent::{Lent, ended},
     step::{HeldTensor, Receiving, handed_out},
 };
 
@@ -278,7 +280,9 @@ impl Target {
 /// Copies bytes of a value that has come.
 fn read(lent: Option<&Lent>, offset: usize, into: &mut [u8]) -> Result<(), MemoryError> {
     match lent {
-        Some(Lent::Granted { granted, .. }) => granted.read_at(offset, into, CopyReason::Local),
+        Some(Lent::Granted { granted, .. } | Lent::Bouncing { exposed: granted, .. }) => {
+            granted.read_at(offset, into, CopyReason::Local)
+        }
         Some(Lent::Here { bytes, .. }) => {
             copy_bytes(into, bytes.get(offset..).unwrap_or_default(), CopyReason::Local);
             Ok(())
@@ -287,7 +291,8 @@ fn read(lent: Option<&Lent>, offset: usize, into: &mut [u8]) -> Result<(), Memor
     }
 }
 
-/// Gives a [`Target`]'s buffer as the destination if the peer may write its block, else memory of the receive pool.
+/// Gives a [`Target`]'s buffer as the destination if the peer may write its block, or to be copied to where content bounces;
+/// else memory of the receive pool.
 #[derive(Debug)]
 pub(crate) struct TargetAllocator<'receive> {
     pub(crate) receive: &'receive ReceiveAllocator,
@@ -303,7 +308,7 @@ impl TargetAllocator<'_> {
         if self.is_validated {
             return None;
         }
-        state.buffer.as_ref()?.block().and_then(|block| self.receive.regions.get(block.id()))
+        state.buffer.as_ref()?.block().and_then(|block| self.receive.enclosure.regions.get(block.id()))
     }
 
     /// Lends the buffer, once the peer has confirmed its region. It stays here until then.
@@ -322,6 +327,28 @@ impl TargetAllocator<'_> {
             result: None,
         };
         Ok(Some((Lent::Granted { granted, has_slot: false }, destination)))
+    }
+}
+
+impl TargetAllocator<'_> {
+    /// Bytes to take for a value that bounces and is copied into the buffer; `None` if it can't be.
+    fn bounced(&self, metadata: &Metadata) -> Result<Option<usize>, Status> {
+        if self.is_validated || !self.receive.enclosure.is_bouncing() {
+            return Ok(None);
+        }
+        let bytes = length_of(metadata)?;
+        Ok(self.target.lock().buffer.as_ref().map(|_| bytes).filter(|_| self.target.fits(metadata)))
+    }
+
+    /// As [`lend`](Self::lend), of `exposed`, out of which the value goes into the buffer.
+    async fn lend_bouncing(&self, exposed: BufMut) -> Result<Option<(Lent, Destination)>, Status> {
+        let region = self.receive.confirmed(&exposed).await?;
+        let mut state = self.target.lock();
+        let Some(buffer) = state.buffer.take() else { return Ok(None) };
+        let room = Room { exposed, private: Some(buffer) };
+        let (lent, destination) = room.lend(region, false);
+        state.lent = lent.grant();
+        Ok(Some((lent, destination)))
     }
 }
 
@@ -345,6 +372,12 @@ impl Allocator for TargetAllocator<'_> {
                 state.buffer = ended(granted, end);
                 None
             }
+            Lent::Bouncing { exposed, private, .. } if state.lent == Some(exposed.id()) => {
+                state.lent = None;
+                drop(ended(exposed, end));
+                state.buffer = Some(private);
+                None
+            }
             other => Some(other),
         }
     }
@@ -362,13 +395,28 @@ impl Allocator for TargetAllocator<'_> {
         {
             return Ok(lent);
         }
+        if let Some(bytes) = self.bounced(metadata)?
+            && let Some(exposed) = self.receive.bounce(bytes).await?
+            && let Some(lent) = self.lend_bouncing(exposed).await?
+        {
+            return Ok(lent);
+        }
         self.receive.allocate(metadata).await
     }
 
     async fn allocate_early(&self, metadata: &Metadata) -> Result<Option<(Lent, Destination)>, Status> {
-        let Some(region) = self.region() else { return self.receive.allocate_early(metadata).await };
-        let lending = pin!(self.lend(region));
-        match poll!(lending) {
+        let lent = if let Some(region) = self.region() {
+            poll!(pin!(self.lend(region)))
+        } else if let Some(bytes) = self.bounced(metadata)? {
+            match self.receive.bounce_early(bytes) {
+                Ok(Some(exposed)) => poll!(pin!(self.lend_bouncing(exposed))),
+                Ok(None) => Poll::Ready(Ok(None)),
+                Err(early) => Poll::Ready(early.without()),
+            }
+        } else {
+            return self.receive.allocate_early(metadata).await;
+        };
+        match lent {
             Poll::Ready(lent) => lent,
             // Waiting for the peer to confirm the region would delay the request.
             Poll::Pending => Ok(None),

@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use memory::{GrantEnd, Granted, Pool, copy::CopyReason};
+use memory::{GrantEnd, Granted, copy::CopyReason};
 use protocol::{ChannelError, Destination, RecordSlot, limits::SLOT_BYTES};
 
-use crate::{announce::Announcer, pools::Regions};
+use crate::{announce::Announcer, enclosure::Enclosure};
 
 /// Where a slot begins among the slots.
 pub(crate) fn slot_offset(slot: RecordSlot) -> u64 {
@@ -96,8 +96,7 @@ fn take_back(granted: Granted, why: GrantEnd) {
 /// Makes larger rings for one peer.
 #[derive(Debug)]
 pub(crate) struct RingMaker {
-    pub(crate) pool: Pool,
-    pub(crate) regions: Arc<Regions>,
+    pub(crate) enclosure: Arc<Enclosure>,
     pub(crate) announcer: Arc<Announcer>,
 }
 
@@ -105,11 +104,12 @@ impl RingMaker {
     /// A ring that the peer may write as soon as it is told of it; `None` without memory for one, or when the
     /// connection is over.
     pub(crate) async fn make(&self, ring_bytes: u32) -> Option<(Granted, Destination)> {
-        let buffer = self.pool.try_alloc(ring_bytes as usize).ok()?;
-        let region = buffer.block().and_then(|block| self.regions.get(block.id()))?;
+        let buffer = self.enclosure.ring.try_alloc(ring_bytes as usize).ok()?;
+        let regions = &self.enclosure.regions;
+        let region = buffer.block().and_then(|block| regions.get(block.id()))?;
         self.announcer.confirmed(region).await.ok()?;
         let granted = buffer.grant();
-        let destination = self.regions.destination(&granted)?;
+        let destination = regions.destination(&granted)?;
         Some((granted, destination))
     }
 }

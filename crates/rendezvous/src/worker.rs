@@ -149,7 +149,8 @@ impl Worker {
     }
 
     /// Memory that peers may write: what received values lie in. [`fetch_into`](Self::fetch_into) and
-    /// [`Step::recv_into`] fill a buffer of it without a copy.
+    /// [`Step::recv_into`] fill a buffer of it without a copy. Under [`Trust::Hostile`](crate::Trust::Hostile) no peer can
+    /// write it, and any buffer is filled with one copy.
     pub fn receive_pool(&self) -> &Pool {
         &self.node.pools.receive
     }

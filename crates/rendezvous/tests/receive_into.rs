@@ -13,7 +13,7 @@ use memory::{
 };
 use protocol::{DataType, Key};
 use rdma::{kinds, only_verbs, over, patient};
-use rendezvous::{Filled, Peer, Tensor, Validation, Worker, WorkerError};
+use rendezvous::{Filled, Peer, Tensor, Trust, Validation, Worker, WorkerError};
 use verbs_reactor::FabricKind;
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
@@ -25,20 +25,35 @@ const BYTES: usize = (3 << 20) + 77;
 const SMALL: usize = 100;
 const LIMIT: Duration = Duration::from_millis(300);
 
+#[derive(Debug, Clone, Copy)]
+struct Manner {
+    kind: FabricKind,
+    validation: Validation,
+    /// What the client takes the server for.
+    trust: Trust,
+}
+
 struct Two {
+    manner: Manner,
     server: Worker,
     client: Worker,
     peer: Peer,
 }
 
 impl Two {
-    async fn start(kind: FabricKind, validation: Validation) -> Self {
-        let start = |name| {
-            over(Worker::builder(name), kind).validation(validation).timeout(patient(LIMIT * 60)).start()
-        };
-        let (server, client) = (start(SERVER).await.unwrap(), start(CLIENT).await.unwrap());
+    async fn start(manner: Manner) -> Self {
+        let Manner { kind, validation, trust } = manner;
+        let builder =
+            |name| over(Worker::builder(name), kind).validation(validation).timeout(patient(LIMIT * 60));
+        let (server, client) = (builder(SERVER), builder(CLIENT).trust(trust));
+        let (server, client) = (server.start().await.unwrap(), client.start().await.unwrap());
         let peer = client.peer_at(server.address()).await.unwrap();
-        Self { server, client, peer }
+        Self { manner, server, client, peer }
+    }
+
+    /// Whether what a write brings lands in memory that nothing else uses, and is copied to the buffer from there.
+    fn bounces(&self) -> bool {
+        self.manner.trust == Trust::Hostile && self.manner.kind != FabricKind::Grpc
     }
 
     fn tensor(&self, length: usize, seed: u8) -> Tensor {
@@ -58,10 +73,17 @@ impl Two {
     /// Fetches `name` into a buffer, which must come back; what was copied for it here, beside the write itself.
     async fn fetch(&self, name: &str, buffer: BufMut, expected: &Tensor) -> [u64; 2] {
         let (before, given) = (copied(), buffer.as_ptr());
+        let bounced = count(CopyReason::Bounce).bytes;
         let filled = self.client.fetch_into(&self.peer, name, DataType::U8, buffer).await.unwrap();
         assert_eq!(filled.buffer.as_ptr(), given, "in the buffer that was given");
         check(&filled, expected);
         let after = copied();
+        let bounced = count(CopyReason::Bounce).bytes - bounced;
+        let is_eager = after[1] > before[1];
+        let whole = expected.bytes().len() as u64;
+        // With its result slot, if it is validated.
+        let whole = if self.manner.validation.is_on() { whole + 64 } else { whole };
+        assert_eq!(bounced, if self.bounces() && !is_eager { whole } else { 0 }, "{:?}", self.manner);
         std::array::from_fn(|at| after[at] - before[at])
     }
 }
@@ -91,7 +113,9 @@ async fn published_over_grpc(two: &Two, [large, small]: [&Tensor; 2]) {
     }
 }
 
-async fn published(two: &Two, kind: FabricKind, is_validated: bool) {
+async fn published(two: &Two) {
+    let Manner { kind, validation, .. } = two.manner;
+    let is_validated = validation.is_on();
     let (large, small) = (two.tensor(BYTES, 1), two.tensor(SMALL, 2));
     two.server.publish("large", large.clone()).unwrap();
     two.server.publish("small", small.clone()).unwrap();
@@ -100,6 +124,8 @@ async fn published(two: &Two, kind: FabricKind, is_validated: bool) {
     }
     let (pool, other) = (two.client.receive_pool(), two.client.pool());
     let straight = if is_validated { BYTES as u64 } else { 0 };
+    // What bounces does so out of the peer's reach, whatever the buffer.
+    let once_more = |length| if two.bounces() && !is_validated { 0 } else { length as u64 };
     for is_known in [false, true] {
         // Unknown, then known; longer than the tensor, too.
         let exact = pool.alloc(BYTES).await.unwrap();
@@ -108,14 +134,18 @@ async fn published(two: &Two, kind: FabricKind, is_validated: bool) {
         assert_eq!(two.fetch("large", longer, &large).await, [straight, 0]);
         // Memory that peers may not write: one copy.
         let elsewhere = other.alloc(BYTES).await.unwrap();
-        assert_eq!(two.fetch("large", elsewhere, &large).await, [BYTES as u64, 0]);
+        assert_eq!(two.fetch("large", elsewhere, &large).await, [once_more(BYTES), 0]);
         // While it is unknown, out of the sender's memory into a message, and out of that.
         let (eager, local) = (2 * SMALL as u64, if is_validated { SMALL as u64 } else { 0 });
         let buffer = pool.alloc(SMALL).await.unwrap();
         let copied = [local, if is_known { 0 } else { eager }];
         assert_eq!(two.fetch("small", buffer, &small).await, copied);
         let elsewhere = other.alloc(SMALL).await.unwrap();
-        assert_eq!(two.fetch("small", elsewhere, &small).await, [SMALL as u64, 0]);
+        // The first one that would bounce needs a block that the peer is only being told of.
+        let is_told = is_known || !two.bounces();
+        let copied = [once_more(SMALL), if is_told { 0 } else { eager }];
+        assert_eq!(two.fetch("small", elsewhere, &small).await, copied);
+        while two.bounces() && two.fetch("small", pool.alloc(SMALL).await.unwrap(), &small).await[1] > 0 {}
     }
 }
 
@@ -176,7 +206,7 @@ async fn what_does_not_come(two: &Two) {
 
 /// The buffer comes back with a deadline that is over, as long as no peer knows of it.
 async fn too_late(kind: FabricKind) {
-    let two = Two::start(kind, Validation::Off).await;
+    let two = Two::start(Manner { kind, validation: Validation::Off, trust: Trust::Cluster }).await;
     let client =
         over(Worker::builder("/job:worker/replica:0/task:1"), kind).timeout(LIMIT).start().await.unwrap();
     let peer = client.peer_at(two.server.address()).await.unwrap();
@@ -193,13 +223,22 @@ fn values_land_in_the_users_buffer_and_what_does_not_fit_is_not_lost() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let all = async {
         for &kind in kinds(&[FabricKind::Shm, FabricKind::Tcp, FabricKind::Grpc]) {
-            for validation in [Validation::Off, Validation::Xxh3] {
-                let two = Two::start(kind, validation).await;
-                published(&two, kind, validation.is_on()).await;
+            for (validation, trust) in [
+                (Validation::Off, Trust::Cluster),
+                (Validation::Xxh3, Trust::Cluster),
+                (Validation::Off, Trust::Hostile),
+                (Validation::Xxh3, Trust::Hostile),
+            ] {
+                if (kind, trust) == (FabricKind::Shm, Trust::Hostile) {
+                    continue;
+                }
+                let manner = Manner { kind, validation, trust };
+                let two = Two::start(manner).await;
+                published(&two).await;
                 mismatches(&two).await;
                 what_does_not_come(&two).await;
                 let memory = two.client.receive_memory();
-                assert_eq!((memory.used_bytes, memory.leaked_bytes), (0, 0), "{kind} {validation}");
+                assert_eq!((memory.used_bytes, memory.leaked_bytes), (0, 0), "{manner:?}");
             }
             too_late(kind).await;
         }

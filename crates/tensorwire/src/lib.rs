@@ -36,7 +36,7 @@ pub use rendezvous::{
     DuplicatePolicy, Element, Fetch, FetchInto, FetchMany, FetchManyVersioned, FetchVersioned, Fetched,
     Filled, IntraProcessRendezvous, KeyEnd, LocalConfig, LocalRendezvous, Peer, PeerInfo, PeerLoss,
     Published, Receive, ReceiveIntoError, RecvArgs, SendArgs, Sharing, SimpleRendezvous, Step, TF_CONFIG,
-    Tensor, TfConfig, TransferName, Validation, Version, Worker, WorkerBuilder, WorkerError, control,
+    Tensor, TfConfig, TransferName, Trust, Validation, Version, Worker, WorkerBuilder, WorkerError, control,
 };
 pub use verbs_reactor::{
     FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait,

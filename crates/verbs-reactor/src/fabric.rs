@@ -85,8 +85,8 @@ pub trait Domain: Send + Sync + fmt::Debug + 'static {
     /// [`FabricError::Device`] when the device refuses, naming the limit to raise.
     fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError>;
 
-    /// Lets go of a block that no operation uses any more and that peers never had access to: a user's memory that
-    /// leaves. A domain that can't do that keeps the block for as long as it lives.
+    /// Lets go of a block that no operation uses any more and that no peer can access: a user's memory that leaves, or
+    /// any when the domain's queue pairs are closed. A domain that can't do that keeps the block for as long as it lives.
     fn deregister(&self, _block: BlockId) {}
 
     /// A number that changes when the device was lost and opened again: from then on blocks have other keys, and

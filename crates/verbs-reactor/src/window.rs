@@ -36,6 +36,15 @@ impl WindowBinding {
         Some(Self(Arc::new(Inner { block, offset, length, region: OnceLock::new() })))
     }
 
+    /// A window over `length` bytes of this one's range, from its byte `offset` on, that is not bound yet; `None` if
+    /// these are none or leave the range.
+    pub fn part(&self, offset: u64, length: u64) -> Option<Self> {
+        let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.length());
+        let (block, offset) = (self.block().clone(), self.offset() + offset.min(self.length()));
+        (is_inside && length > 0)
+            .then(|| Self(Arc::new(Inner { block, offset, length, region: OnceLock::new() })))
+    }
+
     /// The block that the range lies in.
     pub fn block(&self) -> &Block {
         &self.0.block
@@ -123,5 +132,27 @@ impl Future for BindOperation {
             let (region, binding) = bound.ok_or(FabricError::Closed)?;
             Ok(Window { binding, region, owner })
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memory::{GrantEnd, Pool, PoolConfig};
+
+    use super::*;
+
+    #[test]
+    fn a_part_lies_inside_its_range() {
+        let pool = Pool::new(PoolConfig::new("test")).unwrap();
+        let (_before, granted) = (pool.try_alloc(64).unwrap(), pool.try_alloc(1000).unwrap().grant());
+        let whole = WindowBinding::over(&granted).unwrap();
+        let part = whole.part(100, 900).unwrap();
+        assert_eq!((part.offset(), part.length()), (whole.offset() + 100, 900));
+        assert_eq!(part.block().id(), whole.block().id());
+        assert!(part.region().is_none());
+        for (offset, length) in [(0, 0), (1000, 0), (1000, 1), (0, 1001), (1, 1000), (u64::MAX, 2)] {
+            assert!(whole.part(offset, length).is_none(), "{length} bytes at {offset}");
+        }
+        drop(granted.end(GrantEnd::NeverSent).unwrap());
     }
 }

@@ -147,9 +147,16 @@ impl Pool {
     /// Hands every block, present and future, to `visitor` once.
     ///
     /// # Errors
-    /// [`MemoryError::Register`] when the visitor refuses a present block; it is not added then.
+    /// [`MemoryError::Register`] when the visitor refuses a present block; it is not added then, and has been told
+    /// that the blocks it took leave.
     pub fn add_visitor(&self, visitor: Arc<dyn BlockVisitor>) -> Result<(), MemoryError> {
         self.shared.add_visitor(visitor)
+    }
+
+    /// Tells `visitor` that all blocks it has leave, and hands it no more. Nothing happens if it was not added. The
+    /// pool's buffers stay as they are: no operation of the visitor's device may use them any more.
+    pub fn remove_visitor(&self, visitor: &Arc<dyn BlockVisitor>) {
+        self.shared.remove_visitor(visitor);
     }
 
     /// What the pool holds now.

@@ -79,6 +79,11 @@ struct Unfinished {
 }
 
 impl PoolState {
+    /// Those that buffers are cut from.
+    fn blocks(&self) -> impl Iterator<Item = &Block> {
+        self.usual.blocks().iter().chain(self.large.blocks())
+    }
+
     fn space(&mut self, size: BlockSize) -> &mut Space {
         match size {
             BlockSize::Usual => &mut self.usual,
@@ -112,11 +117,31 @@ impl PoolShared {
 
     pub(super) fn add_visitor(&self, visitor: Arc<dyn BlockVisitor>) -> Result<(), MemoryError> {
         let mut state = self.lock();
-        for block in state.usual.blocks().iter().chain(state.large.blocks()) {
-            visitor.block_added(block).map_err(|source| self.refused(source))?;
+        for (number, block) in state.blocks().enumerate() {
+            if let Err(source) = visitor.block_added(block) {
+                state.blocks().take(number).for_each(|block| visitor.block_removed(block));
+                return Err(self.refused(source));
+            }
         }
         state.visitors.push(visitor);
         Ok(())
+    }
+
+    pub(super) fn remove_visitor(&self, visitor: &Arc<dyn BlockVisitor>) {
+        let (removed, blocks) = {
+            let mut state = self.lock();
+            let place = state.visitors.iter().position(|known| Arc::ptr_eq(known, visitor));
+            let Some(place) = place else { return };
+            let removed = state.visitors.remove(place);
+            let mut blocks: Vec<Block> = state.blocks().cloned().collect();
+            if let Some(unfinished) = state.unfinished.as_mut().filter(|kept| kept.served > place) {
+                unfinished.served -= 1;
+                blocks.push(unfinished.block.clone());
+            }
+            (removed, blocks)
+        };
+        // Without the lock: a device is told, which can take long.
+        blocks.iter().for_each(|block| removed.block_removed(block));
     }
 
     pub(crate) fn give_back(&self, block: &Block, offset: usize, reserved: usize, place: Place, early: bool) {

@@ -16,14 +16,16 @@ struct Sent {
 }
 
 impl<C: Channel> Connection<C> {
-    /// Compares a value with its checksum, if it has one to be compared with.
+    /// Takes a value out of the reach of a peer that is not trusted, and compares it with its checksum, if it has one to be
+    /// compared with.
     ///
     /// # Cancel safety
-    /// Dropping the future keeps a value of a step for the next receive of its key, which validates it.
+    /// Dropping the future keeps a value of a step for the next receive of its key, which does the same.
     pub(super) async fn validated(
         self: &Arc<Self>,
-        mut received: Received<C::Lent>,
+        received: Received<C::Lent>,
     ) -> Result<Received<C::Lent>, TransferError> {
+        let mut received = self.apart(received).await?;
         if received.check == Check::None {
             return Ok(received);
         }
@@ -49,6 +51,23 @@ impl<C: Channel> Connection<C> {
         let damage = if sent.fits { Damage::Content } else { Damage::ResultSlot };
         let validation = self.agreed().validation;
         Err(TransferError::Corrupted { validation, sent: sent.sum, received: found, damage })
+    }
+}
+
+impl<C: Channel> Connection<C> {
+    /// The value where the peer cannot change it any more.
+    async fn apart(
+        self: &Arc<Self>,
+        received: Received<C::Lent>,
+    ) -> Result<Received<C::Lent>, TransferError> {
+        if !received.lent.as_ref().is_some_and(C::is_exposed) {
+            return Ok(received);
+        }
+        let mut held = self.hold(received);
+        if let Some(Received { metadata, lent: Some(lent), .. }) = held.get_mut() {
+            C::set_apart(lent, metadata.byte_length).await.map_err(TransferError::Local)?;
+        }
+        held.take().ok_or_else(TransferError::gone)
     }
 }
 

@@ -9,9 +9,9 @@ use protocol::{Mode, Sharing, Validation, wire::control::Parameters};
 use verbs_reactor::{Fabric, FabricKind, Runtime, Wait, verbs::VerbsSettings};
 
 use crate::{
-    ClusterSpec, DuplicatePolicy, Worker, WorkerError,
+    ClusterSpec, DuplicatePolicy, Trust, Worker, WorkerError,
     control::{ControlPlane, Secret},
-    pools::LocalFabric,
+    enclosure::LocalFabric,
     sessions::SessionCaps,
     steps::StepSettings,
 };
@@ -53,6 +53,8 @@ pub struct WorkerBuilder {
     source_bytes: u64,
     receive_bytes: u64,
     block_bytes: usize,
+    trust: Trust,
+    bounce_bytes: u64,
     sharing: Sharing,
     limit: Duration,
     grace: Duration,
@@ -104,6 +106,8 @@ impl WorkerBuilder {
             source_bytes: 64 * GIB,
             receive_bytes: 64 * GIB,
             block_bytes: 16 << 20,
+            trust: Trust::default(),
+            bounce_bytes: GIB,
             sharing: Sharing::Copy,
             limit: Duration::from_secs(60),
             grace: Duration::from_secs(1),
@@ -213,6 +217,22 @@ impl WorkerBuilder {
     #[must_use]
     pub fn block_bytes(mut self, bytes: usize) -> Self {
         self.block_bytes = bytes;
+        self
+    }
+
+    /// What peers are taken for. Default [`Trust::Cluster`].
+    #[must_use]
+    pub fn trust(mut self, trust: Trust) -> Self {
+        self.trust = trust;
+        self
+    }
+
+    /// Under [`Trust::Hostile`], cap of the memory that one connection's peer may be lent for values at once, in bytes;
+    /// at the cap receives wait, and a value that is longer cannot be received. Memory is taken as it is needed, and
+    /// let go of with the connection. Default 1 GiB.
+    #[must_use]
+    pub fn bounce_bytes(mut self, cap: u64) -> Self {
+        self.bounce_bytes = cap;
         self
     }
 

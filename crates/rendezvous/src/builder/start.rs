@@ -21,12 +21,13 @@ use crate::{
         ControlPlane, GrpcConfig, GrpcPlane, Secret,
         secret::{read_secret_file, secret_from_environment},
     },
+    enclosure::LocalFabric,
     grpc_set_up::GrpcOffer,
     lost::LostSteps,
     meter::Labels,
     node::Node,
     peers::Peers,
-    pools::{LocalFabric, PoolCaps, Pools},
+    pools::{PoolCaps, Pools},
     published::PublishedSet,
     sessions::SessionCounts,
     steps::StepTable,
@@ -43,6 +44,7 @@ impl WorkerBuilder {
             receive_bytes: self.receive_bytes,
             ring_bytes: GIB,
             message_bytes: GIB,
+            bounce_bytes: self.bounce_bytes,
             block_bytes: self.block_bytes,
         };
         let pools = Pools::new(caps, self.observer.as_ref())?;
@@ -145,6 +147,11 @@ impl WorkerBuilder {
                 "nothing could be published or sent: use at least block_bytes",
             ),
             ("receive_bytes", self.receive_bytes == 0, "nothing could be received: use at least block_bytes"),
+            (
+                "bounce_bytes",
+                self.bounce_bytes == 0,
+                "nothing could be received: use at least the largest tensor's length",
+            ),
         ];
         if let Some((field, _, remedy)) = needed.into_iter().find(|(_, is_zero, _)| *is_zero) {
             return Err(config(field, "0", remedy));
@@ -196,7 +203,7 @@ impl WorkerBuilder {
 
     fn open_fabrics(&self, runtime: &Arc<dyn Runtime>, pools: &Pools) -> Result<OpenedFabrics, WorkerError> {
         if let Some(own) = &self.local_fabrics {
-            let opened = own.iter().map(|fabric| LocalFabric::open(&**fabric, pools));
+            let opened = own.iter().map(|fabric| LocalFabric::open(fabric, pools, self.trust));
             return Ok(OpenedFabrics { usable: opened.collect::<Result<_, _>>()?, ..Default::default() });
         }
         let mut fabrics = OpenedFabrics::default();
@@ -208,7 +215,8 @@ impl WorkerBuilder {
                 fabrics.grpc_place = Some(fabrics.usable.len());
                 continue;
             }
-            match self.built_in(kind, runtime, &rdma).and_then(|fabric| LocalFabric::open(&*fabric, pools)) {
+            let opened = self.built_in(kind, runtime, &rdma);
+            match opened.and_then(|fabric| LocalFabric::open(&fabric, pools, self.trust)) {
                 Ok(fabric) => fabrics.usable.push(fabric),
                 Err(error) if self.required => return Err(unfit(kind, error)),
                 Err(error) => {

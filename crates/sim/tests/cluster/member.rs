@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use memory::{BufMut, MemoryError};
 use protocol::{Code, DataType, Mode, Validation};
-use rendezvous::{ClusterSpec, Tensor, Worker, WorkerError};
+use rendezvous::{ClusterSpec, Tensor, Trust, Worker, WorkerError};
 use sim::{Node, Outcome, Rng, Violation};
 use verbs_reactor::Runtime;
 
@@ -32,6 +32,8 @@ pub(super) struct Setup {
     padding: usize,
     receive_bytes: u64,
     validation: Validation,
+    /// What each worker takes its peers for.
+    trust: Vec<Trust>,
     /// Of 65,536 pieces of contents, how many come with a bit flipped; 0 unless contents are validated.
     pub(super) flips_of_65536: u32,
 }
@@ -47,13 +49,17 @@ impl Setup {
         format!("stream{}", "-".repeat(self.padding))
     }
 
-    /// Checksums have a sequence of their own, so that the seeds without them stay what they were.
-    pub(super) fn draw(rng: &mut Rng, checksums: &mut Rng) -> Self {
+    /// Checksums and trust have sequences of their own, so that the seeds without them stay what they were.
+    pub(super) fn draw(rng: &mut Rng, checksums: &mut Rng, trust: &mut Rng) -> Self {
         let validation =
             checksums.pick([Validation::Off, Validation::Off, Validation::Crc32c, Validation::Xxh3]);
         let flips = checksums.pick([0, 300, 3000]);
+        let workers = WORKERS_MIN + rng.below(3);
+        let hostile_of_4 = trust.pick([0, 0, 2, 4]);
+        let drawn = |_| if trust.chance(hostile_of_4, 4) { Trust::Hostile } else { Trust::Cluster };
         Self {
-            workers: WORKERS_MIN + rng.below(3),
+            workers,
+            trust: (0..workers).map(drawn).collect(),
             mode: rng.pick([Mode::Original, Mode::Counted, Mode::Counted]),
             depth: rng.pick([4, 5, 6, 12, 64]),
             requests_max: rng.pick([1, 2, 5, 64]),
@@ -135,6 +141,8 @@ impl Member {
             .validation(setup.validation)
             .source_bytes(64 << 20)
             .receive_bytes(setup.receive_bytes)
+            .trust(setup.trust[index])
+            .bounce_bytes(setup.receive_bytes)
             .block_bytes(64 << 10);
         let worker = node.run("start", builder.start()).await.unwrap().unwrap();
         run.truth().incarnations[index] = worker.incarnation();

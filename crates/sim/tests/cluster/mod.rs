@@ -78,11 +78,15 @@ pub(crate) fn run_seed(seed: u64) -> Result<Report, Box<Failure>> {
 /// The sequence of random numbers that decides about checksums and flipped bits.
 const CHECKSUMS: u64 = 78;
 
+/// The one that decides which workers trust their peers.
+const TRUST: u64 = 79;
+
 /// Gives the number of workers and of transfers.
 async fn scenario(handle: Handle) -> (usize, u64) {
     // A sequence of its own: what is done is a function of the seed alone, not of the schedule.
     let mut rng = Rng::new(handle.seed()).fork(77);
-    let setup = Arc::new(Setup::draw(&mut rng, &mut Rng::new(handle.seed()).fork(CHECKSUMS)));
+    let sequence = |number| Rng::new(handle.seed()).fork(number);
+    let setup = Arc::new(Setup::draw(&mut rng, &mut sequence(CHECKSUMS), &mut sequence(TRUST)));
     let published = vec![vec![Vec::new(); member::NAMES]; setup.workers];
     let incarnations = vec![0; setup.workers];
     let truth = Truth { lengths: Vec::new(), published, incarnations, transfers: 0 };

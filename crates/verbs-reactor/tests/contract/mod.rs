@@ -16,7 +16,16 @@ pub mod vectored;
 pub mod windows;
 pub mod writes;
 
-use std::{cell::Cell, future::Future, net::IpAddr, sync::Arc, sync::mpsc, thread, time::Duration};
+use std::{
+    cell::Cell,
+    fs::File,
+    future::Future,
+    io::Write as _,
+    net::IpAddr,
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
 
 use verbs_reactor::{Fabric, Runtime, TokioRuntime};
 
@@ -28,23 +37,54 @@ pub fn patience() -> u32 {
     std::env::var("TENSORWIRE_TEST_PATIENCE").ok().and_then(|value| value.parse().ok()).unwrap_or(1)
 }
 
-/// What fabrics cannot do, with the form of the file in its first lines.
+/// Which rules are not tried on which fabric, with the form of the file in its first lines.
 const EXCEPTIONS: &str = include_str!("exceptions.txt");
 
-/// Whether a rule about `ability` can be tried on the fabric of `pair`. If not, the fabric must be among the
-/// exceptions, and the rule says that it was skipped.
+/// Names a file that gets a line for each rule that was not tried: what [`is_able`] prints.
+const SKIPPED: &str = "TENSORWIRE_TEST_SKIPPED";
+
+/// Whether the rule that the test on this thread is about, which needs `ability`, can be tried on the fabric of `pair`.
+/// If not, the rule must be among the exceptions, and the test says that it was skipped.
 pub fn is_able(pair: &pair::Pair, ability: &str, able: bool) -> bool {
-    let line = format!("{} {ability}", pair.to_right.kind());
-    let listed = EXCEPTIONS.lines().any(|exception| exception == line);
     if !able {
-        assert!(listed, "`{line}` is not among the exceptions, and the fabric cannot do it");
-        println!("SKIPPED: {line}");
+        let test = TEST.get();
+        let (place, reason) = exception(&pair.to_right.kind().to_string(), rule_of(test))
+            .unwrap_or_else(|| panic!("{test} needs `{ability}`, and is not among the exceptions"));
+        let line = format!("SKIPPED: {place} {test} {reason}\n");
+        print!("{line}");
+        if let Some(path) = std::env::var_os(SKIPPED) {
+            File::options().create(true).append(true).open(path).unwrap().write_all(line.as_bytes()).unwrap();
+        }
     }
     able
 }
 
+/// Where the rule is not tried and why not, if the file says so.
+fn exception(fabric: &str, rule: &str) -> Option<(String, &'static str)> {
+    let apart = grants_whole_blocks().then(|| format!("{fabric}-between-processes"));
+    let places = apart.into_iter().chain([fabric.to_owned(), format!("{fabric}-adapter")]);
+    let reason_at = |place: String| {
+        let of_rule = |line: &'static str| line.strip_prefix(&*place)?.strip_prefix(' ')?.strip_prefix(rule);
+        let reason = EXCEPTIONS.lines().find_map(|line| of_rule(line)?.strip_prefix(' '))?;
+        Some((place, reason))
+    };
+    places.into_iter().find_map(reason_at)
+}
+
+/// `MODULE::RULE` of a test's full name.
+fn rule_of(test: &str) -> &str {
+    test.rmatch_indices("::").nth(1).map_or(test, |(at, colons)| &test[at + colons.len()..])
+}
+
 thread_local! {
+    static TEST: Cell<&'static str> = const { Cell::new("a test outside of the suite") };
     static WHOLE_BLOCKS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Says which test begins on this thread, by its full name.
+#[allow(dead_code)] // not every test binary runs the suite
+pub fn begin(test: &'static str) {
+    TEST.set(test);
 }
 
 /// Says for the test on this thread that its target grants and exposes whole blocks, as an RDMA adapter does, whatever
@@ -270,6 +310,7 @@ macro_rules! contract_suite {
                 #$attribute
                 fn $rule() {
                     $run($crate::contract::Flavour::$flavour, |runtime| {
+                        $crate::contract::begin(concat!(module_path!(), "::", stringify!($rule)));
                         $crate::contract::$module::$rule($setup, runtime)
                     });
                 }

@@ -147,14 +147,18 @@ pub struct Side {
     pub domain: Arc<dyn Domain>,
     pub source: RegisteredPool,
     pub receive: RegisteredPool,
+    /// The most bytes that its fabric puts into one piece of a write.
+    pub piece_bytes_max: u64,
 }
 
 impl Side {
     fn new(setup: Setup, runtime: Arc<dyn Runtime>) -> Self {
-        let domain = (setup.fabric)(runtime).open_domain().unwrap();
+        let fabric = (setup.fabric)(runtime);
+        let (domain, piece_bytes_max) =
+            (fabric.open_domain().unwrap(), fabric.capabilities().piece_bytes_max);
         let source = RegisteredPool::new(&domain, "source", Access::LOCAL, 256 << 20);
         let receive = RegisteredPool::new(&domain, "receive", Access::RECEIVE, 256 << 20);
-        Self { domain, source, receive }
+        Self { domain, source, receive, piece_bytes_max }
     }
 }
 
@@ -245,6 +249,12 @@ impl Pair {
         written.unwrap();
         assert_eq!(immediate(arrival.unwrap()), (0x77, 100));
         assert_eq!(lent.take()[..], source[..]);
+    }
+
+    /// Whether the fabric tells what is granted or exposed from the rest of a region. A NIC does not: it lets a peer of the
+    /// cluster touch all that is registered for that (DESIGN §4).
+    pub fn knows_ranges(&self) -> bool {
+        super::is_able(self, "grants and exposures told from their blocks", self.names_violations())
     }
 
     /// Whether the fabric can name the rule that was broken; a NIC cannot.

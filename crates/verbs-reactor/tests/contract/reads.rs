@@ -142,8 +142,10 @@ pub async fn many_reads_may_be_outstanding(setup: Setup, runtime: Arc<dyn Runtim
 
 pub async fn a_read_sees_the_writes_posted_before_it(setup: Setup, runtime: Arc<dyn Runtime>) {
     let Some(readers) = Readers::new(setup, runtime, DEPTHS).await else { return };
-    if super::grants_whole_blocks() && readers.pair.to_right.kind() != FabricKind::Verbs {
-        return; // What is granted whole is never exposed, and only an adapter does not mind.
+    // What is granted whole is never exposed, and only an adapter does not mind.
+    let able = !super::grants_whole_blocks() || readers.pair.to_right.kind() == FabricKind::Verbs;
+    if !super::is_able(&readers.pair, "reads of what was granted", able) {
+        return;
     }
     let both = Access { remote_read: true, ..Access::RECEIVE };
     let pool = RegisteredPool::new(&readers.pair.right.domain, "both", both, 16 << 20);
@@ -244,8 +246,8 @@ pub async fn a_read_outlives_the_end_of_its_exposure(setup: Setup, runtime: Arc<
 
 pub async fn what_is_not_exposed_is_not_read(setup: Setup, runtime: Arc<dyn Runtime>) {
     let Some(readers) = Readers::new(setup, runtime, DEPTHS).await else { return };
-    if !readers.pair.names_violations() {
-        return; // Whole-block regions: a NIC lets a peer of the cluster read what is registered for that (DESIGN §4).
+    if !readers.pair.knows_ranges() {
+        return;
     }
     let source = readers.source(&readers.exposed, 1000, 1);
     readers.is_refused(source.region, source.range, PeerViolation::NotExposed).await;
@@ -253,8 +255,8 @@ pub async fn what_is_not_exposed_is_not_read(setup: Setup, runtime: Arc<dyn Runt
 
 pub async fn what_is_exposed_no_more_is_not_read(setup: Setup, runtime: Arc<dyn Runtime>) {
     let Some(readers) = Readers::new(setup, runtime, DEPTHS).await else { return };
-    if !readers.pair.names_violations() {
-        return; // As above.
+    if !readers.pair.knows_ranges() {
+        return;
     }
     let (source, exposure) = readers.exposed(1000, 1);
     readers.works(&readers.pair.to_right).await;

@@ -188,8 +188,8 @@ pub async fn overlapping_segments_fail_the_whole(setup: Setup, runtime: Arc<dyn 
 
 pub async fn a_segment_that_was_not_granted_ends_the_connection(setup: Setup, runtime: Arc<dyn Runtime>) {
     let Some(pair) = vectored_pair(setup, runtime, DEPTHS).await else { return };
-    if !pair.names_violations() {
-        return; // Whole-block regions: a NIC lets a peer of the cluster write the pool (DESIGN §4).
+    if !pair.knows_ranges() {
+        return;
     }
     let (left_end, right_end) = pair.connect_again().await;
     let lent = pair.right.receive.lend(1000);
@@ -311,7 +311,7 @@ pub async fn a_heavy_write_is_not_passed_by_light_ones_for_ever(setup: Setup, ru
 /// A write of `limit + more` bytes, at a fabric whose limit is small enough to try.
 async fn at_the_limit(setup: Setup, runtime: Arc<dyn Runtime>, more: i64) {
     let pair = Pair::new(setup, runtime).await;
-    let limit = pair.to_right.capabilities().piece_bytes_max;
+    let limit = pair.left.piece_bytes_max;
     if !super::is_able(&pair, "small_pieces", limit <= 16 << 20) {
         return;
     }

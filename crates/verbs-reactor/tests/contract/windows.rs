@@ -9,18 +9,13 @@ use verbs_reactor::{
 };
 
 use super::{
-    Setup, grants_whole_blocks, is_able,
+    Setup, is_able,
     pair::{Lent, Pair, RegisteredPool, end_of, immediate},
     refusals::{assert_refused, assert_violated},
 };
 
 /// A pair whose right end has a pool that nobody may write but through windows; `None` where the fabric has none.
 async fn windowed(setup: Setup, runtime: Arc<dyn Runtime>) -> Option<(Pair, RegisteredPool)> {
-    if grants_whole_blocks() {
-        // The other process has its blocks granted whole: no window there would be over what the rule is about.
-        println!("SKIPPED: windows between two processes");
-        return None;
-    }
     let pair = Pair::new(setup, runtime).await;
     if !is_able(&pair, "windows", pair.to_right.capabilities().windows) {
         return None;

@@ -14,7 +14,7 @@ use memory::{Block, BlockId, Buf};
 use verbs_reactor::{
     Access, Arrival, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, Fabric, FabricError,
     FabricKind, Link, LossCause, Prepared, QueuePair, QueuePairConfig, QueuePairCore, QueuePairStats,
-    ReadDestination, ReadPart, RemoteRange, RemoteRegion, SlotKey, WorkRequest,
+    ReadDestination, ReadPart, RemoteRange, RemoteRegion, SlotKey, WindowBinding, WorkRequest,
 };
 
 use super::{
@@ -236,6 +236,12 @@ impl AwayLink {
         Self { end, core, other, blocks, is_asked: Mutex::new(false) }
     }
 
+    pub(super) fn bound(&self, key: SlotKey, region: RemoteRegion) {
+        if let Some(WorkRequest::Bind { window }) = self.core.slots().request(key) {
+            window.set_region(region);
+        }
+    }
+
     pub(super) fn completed(&self, key: SlotKey, result: Result<(), FabricError>) {
         let length = self.core.slots().request(key).map_or(0, |request| request.length());
         self.core.complete(key, length, result);
@@ -277,6 +283,11 @@ impl AwayLink {
         self.blocks.place(self.core.kind(), block, into.offset().unwrap_or(0), into.length())
     }
 
+    fn window(&self, window: &WindowBinding) -> Result<Place, FabricError> {
+        let offset = usize::try_from(window.offset()).unwrap();
+        self.blocks.place(self.core.kind(), Some(window.block()), offset, window.length())
+    }
+
     /// `request` as the other process can post it.
     fn work(&self, request: &WorkRequest) -> Result<(Work, Vec<RemoteRegion>), FabricError> {
         let mut regions = Vec::new();
@@ -307,6 +318,10 @@ impl AwayLink {
                     WorkRequest::Read { .. } => Work::Read { part: segments.remove(0) },
                     _ => Work::ReadVectored { segments },
                 }
+            }
+            WorkRequest::Bind { window } => Work::Bind { range: self.window(window)? },
+            WorkRequest::Unbind { window } => {
+                Work::Unbind { window: window.region().ok_or(FabricError::Closed)?.region }
             }
             other => return Err(other.unsupported(self.core.kind())),
         };

@@ -102,6 +102,7 @@ enums! {
         Closed {}
         SendQueueFull { depth }
         TooManyPieces { pieces depth }
+        NotBindable { kind block }
         UnknownRemoteRegion { region }
         LengthMismatch { local remote }
         OverlappingSegments { region offset }
