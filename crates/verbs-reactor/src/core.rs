@@ -195,6 +195,11 @@ impl QueuePairCore {
         !inbound.arrivals.is_empty() || inbound.failure.is_some()
     }
 
+    /// The next arrival, if one has been handed on.
+    pub(crate) fn take_arrival(&self) -> Option<Arrival> {
+        self.lock().arrivals.pop_front()
+    }
+
     pub(crate) fn poll_arrival(&self, context: &Context<'_>) -> Poll<Result<Arrival, FabricError>> {
         let mut inbound = self.lock();
         if let Some(arrival) = inbound.arrivals.pop_front() {

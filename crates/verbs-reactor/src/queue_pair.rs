@@ -399,6 +399,14 @@ impl Operation {
         Some(refusal)
     }
 
+    /// How it ended, if that is known already: nothing is left to drive for it then.
+    fn take_done(&mut self) -> Option<Result<(), FabricError>> {
+        let State::Posted(key) = &self.state else { return None };
+        let result = self.shared.core.slots().take_done(*key)?;
+        self.state = State::Finished;
+        Some(result)
+    }
+
     /// Posts a waiting request if a slot is free now.
     fn try_post(&mut self, context: &Context<'_>) -> Poll<()> {
         let State::Waiting { request, weight, place } = &mut self.state else { return Poll::Ready(()) };
@@ -419,6 +427,9 @@ impl Future for Operation {
     type Output = Result<(), FabricError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Some(result) = self.take_done() {
+            return Poll::Ready(result);
+        }
         self.shared.link.drive();
         if self.try_post(context).is_pending() {
             return Poll::Pending;
@@ -458,6 +469,10 @@ impl Future for NextArrival<'_> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Shared { core, link, .. } = self.shared;
+        // As many as there is room for at most: then the link is driven again.
+        if let Some(arrival) = core.take_arrival() {
+            return Poll::Ready(Ok(arrival));
+        }
         link.drive();
         // Before leaving a waker: what is found here wakes nobody.
         link.look(&|| core.has_arrival());

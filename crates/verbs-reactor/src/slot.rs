@@ -273,26 +273,37 @@ impl SlotTable {
     }
 
     pub(crate) fn poll_done(&self, key: SlotKey, context: &Context<'_>) -> Poll<Result<(), FabricError>> {
+        self.take_end(key, Some(context)).map_or(Poll::Pending, Poll::Ready)
+    }
+
+    /// How the operation ended, if it has. Its slot is free then.
+    pub(crate) fn take_done(&self, key: SlotKey) -> Option<Result<(), FabricError>> {
+        self.take_end(key, None)
+    }
+
+    /// As [`take_done`](Self::take_done); who is `waiting` is woken when it ends.
+    fn take_end(&self, key: SlotKey, waiting: Option<&Context<'_>>) -> Option<Result<(), FabricError>> {
         let mut inner = self.lock();
         let Some(slot) = inner.slots.get_mut(key.index as usize).filter(|s| s.generation == key.generation)
         else {
-            return Poll::Ready(Err(FabricError::Closed));
+            return Some(Err(FabricError::Closed));
         };
         if let State::Posted { waker, .. } = &mut slot.state {
-            match waker {
-                Some(known) => known.clone_from(context.waker()),
-                None => *waker = Some(context.waker().clone()),
+            match (waker, waiting) {
+                (_, None) => {}
+                (Some(known), Some(context)) => known.clone_from(context.waker()),
+                (none, Some(context)) => *none = Some(context.waker().clone()),
             }
-            return Poll::Pending;
+            return None;
         }
         let State::Done(result) = mem::replace(&mut slot.state, State::Free) else {
-            return Poll::Ready(Err(FabricError::Closed));
+            return Some(Err(FabricError::Closed));
         };
         inner.release(key.index);
         let wakes = inner.wakes(self.depth);
         drop(inner);
         wakes.wake();
-        Poll::Ready(result)
+        Some(result)
     }
 
     /// The future of `key` was dropped.

@@ -72,8 +72,8 @@ const MISSES_MAX: u32 = 8;
 /// Waits for which it rests then, so that at most one in nine is looked through in vain.
 const REST_WAITS: u32 = 64;
 
-/// Looks in one go, with a pause after each: about 2 µs, for which other tasks of the thread wait. A fabric whose
-/// looks are system calls has [fewer](Patience::with_looks).
+/// Looks in one go, with a pause after each: about 2 µs, for which other tasks of the thread wait. A fabric whose looks are
+/// calls has [fewer](Patience::with_looks).
 const LOOKS: u32 = 48;
 
 /// What the drivers of one fabric on one runtime share: at most one of them spins.
@@ -107,6 +107,8 @@ pub(crate) struct Patience {
     clock: Arc<dyn Runtime>,
     /// Looks in one go.
     looks: u32,
+    /// A look is a few loads of memory, after which the core should pause.
+    pauses: bool,
     /// The longest that this fabric's drivers look.
     budget_max: Duration,
     /// See [`IDLE_GAP`].
@@ -132,6 +134,7 @@ impl Patience {
             spinner,
             clock,
             looks: LOOKS,
+            pauses: true,
             budget_max: BUDGET_MAX,
             idle_gap: IDLE_GAP,
             budget: Duration::ZERO,
@@ -144,9 +147,10 @@ impl Patience {
         }
     }
 
-    /// Looks `looks` times in one go, which should take about 2 µs.
+    /// Looks `looks` times in one go, which should take about 2 µs. Each look is a call that takes longer than a pause should,
+    /// so that there is none: on a virtual machine a pause may be a trap to the hypervisor, many times as long as a look.
     pub(crate) fn with_looks(mut self, looks: u32) -> Self {
-        self.looks = looks;
+        (self.looks, self.pauses) = (looks, false);
         self
     }
 
@@ -187,7 +191,7 @@ impl Patience {
     pub(crate) fn idle(&mut self, peer_is_here: bool, has_work: impl Fn() -> bool) -> Idle {
         match self.spinner.wait {
             Wait::Sleep => Idle::Sleep,
-            Wait::Busy if looks(self.looks, &has_work) => Idle::Work,
+            Wait::Busy if self.looks(&has_work) => Idle::Work,
             Wait::Busy => Idle::GiveWay,
             Wait::Adaptive => self.adapt(peer_is_here, has_work),
         }
@@ -198,7 +202,7 @@ impl Patience {
         if self.slept || self.budget.is_zero() || peer_is_here || !self.takes_turn() {
             return self.sleep();
         }
-        if looks(self.looks, has_work) {
+        if self.looks(&has_work) {
             return Idle::Work;
         }
         let now = self.clock.now();
@@ -220,6 +224,17 @@ impl Patience {
             self.budget = Duration::ZERO;
         }
         late
+    }
+
+    /// Looks for a moment.
+    fn looks(&self, has_work: &impl Fn() -> bool) -> bool {
+        (0..self.looks).any(|_| {
+            let found = has_work();
+            if !found && self.pauses {
+                hint::spin_loop();
+            }
+            found
+        })
     }
 
     fn takes_turn(&mut self) -> bool {
@@ -289,17 +304,6 @@ impl Drop for Patience {
     fn drop(&mut self) {
         self.gives_turn_back();
     }
-}
-
-/// Looks for a moment.
-fn looks(times: u32, has_work: impl Fn() -> bool) -> bool {
-    (0..times).any(|_| {
-        let found = has_work();
-        if !found {
-            hint::spin_loop();
-        }
-        found
-    })
 }
 
 #[cfg(test)]

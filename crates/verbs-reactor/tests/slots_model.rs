@@ -35,6 +35,7 @@ enum Call {
     Complete { which: usize },
     CompleteAgain { which: usize },
     PollDone { which: usize },
+    TakeDone { which: usize },
     Ignore { which: usize },
 }
 
@@ -49,6 +50,7 @@ fn call() -> impl Strategy<Value = Call> {
         which.clone().prop_map(|which| Call::Complete { which }),
         which.clone().prop_map(|which| Call::CompleteAgain { which }),
         which.clone().prop_map(|which| Call::PollDone { which }),
+        which.clone().prop_map(|which| Call::TakeDone { which }),
         which.prop_map(|which| Call::Ignore { which }),
     ]
 }
@@ -142,6 +144,14 @@ impl Model {
                 };
                 let polled = table.poll_done(operation.key, &Context::from_waker(&waker));
                 assert_eq!(matches!(polled, Poll::Ready(Ok(()))), operation.is_completed);
+                operation.is_ignored = operation.is_completed;
+            }
+            Call::TakeDone { which } => {
+                let Some(operation) = self.held.get_mut(which).filter(|held| !held.is_ignored) else {
+                    return;
+                };
+                let taken = table.take_done(operation.key);
+                assert_eq!(matches!(taken, Some(Ok(()))), operation.is_completed);
                 operation.is_ignored = operation.is_completed;
             }
             Call::Ignore { which } => {

@@ -132,27 +132,53 @@ impl Rounds {
 
 /// What a phase of `task` has to do.
 async fn plan(task: &mut Task, stage: &mut Stage, settings: Settings) -> Result<Plan, BenchError> {
+    let batch = task.batch();
     match settings.ops {
         Some(ops) => {
-            let plan = Plan { ops: ops.next_multiple_of(task.batch().max(1)), group: 1 };
+            let plan = Plan { ops: ops.next_multiple_of(batch.max(1)), group: 1 };
             // Once for nothing, to warm everything up.
             run_warm_up(task, stage, plan).await?;
             Ok(plan)
         }
-        None => probe(task, stage, settings.round.as_nanos() as f64 / 2.0).await,
+        None => {
+            let mut probe = Probe::new(batch, settings.round.as_nanos() as f64 / 2.0);
+            loop {
+                let phase = run_warm_up(task, stage, probe.plan).await?;
+                if let Some(plan) = probe.take(&phase) {
+                    return Ok(plan);
+                }
+            }
+        }
     }
 }
 
 /// Finds out how many operations take the time of a phase; the operations also warm everything up.
-async fn probe(task: &mut Task, stage: &mut Stage, budget_ns: f64) -> Result<Plan, BenchError> {
-    let batch = task.batch();
-    let mut plan = Plan { ops: batch, group: 1 };
-    loop {
-        let phase = run_warm_up(task, stage, plan).await?;
-        if phase.spent_ns >= budget_ns * PROBE_SHARE || plan.ops >= 1 << 24 {
-            return Ok(Plan::for_budget(phase.spent_ns / plan.ops as f64, budget_ns, batch));
+#[derive(Debug)]
+struct Probe {
+    /// What to try next.
+    plan: Plan,
+    batch: u64,
+    budget_ns: f64,
+    /// The first operations have set things up, as workers connect when the first tensor moves. They may take as long as
+    /// hundreds of others, and by them a phase would get so few operations that no end learns how to wait.
+    is_set_up: bool,
+}
+
+impl Probe {
+    fn new(batch: u64, budget_ns: f64) -> Self {
+        Self { plan: Plan { ops: batch, group: 1 }, batch, budget_ns, is_set_up: false }
+    }
+
+    /// Takes what the plan gave; once that says enough, gives that of a phase.
+    fn take(&mut self, phase: &Phase) -> Option<Plan> {
+        if !std::mem::replace(&mut self.is_set_up, true) {
+            return None;
         }
-        plan.ops *= 2;
+        if phase.spent_ns >= self.budget_ns * PROBE_SHARE || self.plan.ops >= 1 << 24 {
+            return Some(Plan::for_budget(phase.spent_ns / self.plan.ops as f64, self.budget_ns, self.batch));
+        }
+        self.plan.ops *= 2;
+        None
     }
 }
 
@@ -239,6 +265,21 @@ mod tests {
 
     fn no_figure() -> Result<Round, BenchError> {
         Err(BenchError::NoFigure { program: "ib_write_bw" })
+    }
+
+    #[test]
+    fn what_setting_up_took_does_not_shorten_the_rounds() {
+        let mut probe = Probe::new(1, 50e6);
+        // A millisecond each, and the first five more.
+        let mut set_up_ns = 5e6;
+        let plan = loop {
+            let ops = probe.plan.ops as f64;
+            let spent_ns = ops * 1e6 + std::mem::take(&mut set_up_ns);
+            if let Some(plan) = probe.take(&Phase { samples: Vec::new(), ops, spent_ns }) {
+                break plan;
+            }
+        };
+        assert_eq!(plan, Plan { ops: 50, group: 1 });
     }
 
     #[test]

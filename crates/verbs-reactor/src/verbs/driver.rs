@@ -32,7 +32,7 @@ use super::{
 const DRAIN_LIMIT: Duration = Duration::from_secs(20);
 
 /// Looks in one go: each is a poll of the completion queue, some 50 ns.
-const LOOKS: u32 = 24;
+const LOOKS: u32 = 40;
 
 /// Through a channel of completions, a wake-up costs an interrupt, an event of the kernel's and a read of it. This is until
 /// the first round trip of the device was timed.

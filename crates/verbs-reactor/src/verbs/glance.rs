@@ -1,12 +1,13 @@
 //! Looking by the task that awaits an arrival, as long as the driver looks too. What such a task finds by itself costs no
 //! change of tasks and no system call, but all others of its thread wait meanwhile. So it looks about as long as an answer
-//! takes that is under way, only while that finds something, and lets the others run now and then.
+//! takes that is under way, only while that finds something, and lets the others run now and then. And only if this side
+//! has posted something since the latest arrival: a task that hands arrivals on to others asks for the next one before those
+//! have run, and what it looked for then could only come once they have.
 
 use std::{
-    hint,
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -46,6 +47,8 @@ pub(super) struct Glances {
     limit_ns: AtomicU64,
     /// The device's round trip, in nanoseconds; 0 if it is not known.
     round_trip_ns: AtomicU64,
+    /// Something was posted since the latest arrival, so that an answer may be under way.
+    has_asked: AtomicBool,
     credit: AtomicU32,
     /// Left out for lack of credit.
     left_out: AtomicU32,
@@ -59,6 +62,7 @@ impl Glances {
             clock,
             limit_ns: AtomicU64::new(0),
             round_trip_ns: AtomicU64::new(0),
+            has_asked: AtomicBool::new(false),
             credit: AtomicU32::new(CREDIT_MAX),
             left_out: AtomicU32::new(0),
             hits_in_a_row: AtomicU32::new(0),
@@ -85,6 +89,16 @@ impl Glances {
         self.limit_ns.store(limit.as_nanos() as u64, Ordering::Relaxed);
     }
 
+    /// Something is posted.
+    pub(super) fn asks(&self) {
+        self.has_asked.store(true, Ordering::Relaxed);
+    }
+
+    /// Something has arrived: nothing more comes of what was posted before, as far as one can tell.
+    pub(super) fn heard(&self) {
+        self.has_asked.store(false, Ordering::Relaxed);
+    }
+
     /// Times that looking found something.
     pub(super) fn hits(&self) -> u64 {
         self.hits.load(Ordering::Relaxed)
@@ -93,7 +107,7 @@ impl Glances {
     /// Looks, if that is worth it now, until `finds` does or it took long enough. Whether it did.
     pub(super) fn look(&self, finds: impl Fn() -> bool) -> bool {
         let limit = Duration::from_nanos(self.limit_ns.load(Ordering::Relaxed));
-        if limit.is_zero() || !self.is_worth_it() {
+        if limit.is_zero() || !self.has_asked.load(Ordering::Relaxed) || !self.is_worth_it() {
             return false;
         }
         let found = self.look_for(limit, finds);
@@ -116,7 +130,6 @@ impl Glances {
                 if finds() {
                     return true;
                 }
-                hint::spin_loop();
             }
             if self.clock.now().saturating_sub(begin) >= limit {
                 return false;
@@ -147,7 +160,9 @@ mod tests {
 
     fn glances() -> (Glances, Arc<Clock>) {
         let clock = Arc::new(Clock::default());
-        (Glances::new(clock.clone()), clock)
+        let glances = Glances::new(clock.clone());
+        glances.asks();
+        (glances, clock)
     }
 
     /// One look whose find comes after `micros`; gives whether it came, and how long was looked.
@@ -169,6 +184,19 @@ mod tests {
         assert!(look(&glances, &clock, 0).0);
         glances.allow(false);
         assert_eq!(look(&glances, &clock, 0), (false, 0));
+    }
+
+    #[test]
+    fn who_hands_an_arrival_on_does_not_look_before_the_others_have_answered_it() {
+        let (glances, clock) = glances();
+        glances.allow(true);
+        for _ in 0..HITS_IN_A_ROW {
+            assert!(look(&glances, &clock, 0).0, "the request");
+            glances.heard();
+            assert_eq!(look(&glances, &clock, 0), (false, 0), "the others have not run");
+            glances.asks();
+        }
+        assert_eq!(glances.credit.load(Ordering::Relaxed), CREDIT_MAX, "nothing was looked for in vain");
     }
 
     #[test]

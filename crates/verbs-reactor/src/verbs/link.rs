@@ -290,6 +290,7 @@ impl VerbsLink {
             return;
         }
         self.core.count_received(length);
+        self.glances.heard();
         let arrival = Arrival::Immediate { immediate: Immediate(immediate), length };
         if let Err(overrun) = self.core.deliver(arrival) {
             self.core.fail_arrivals(&overrun);
@@ -466,6 +467,7 @@ impl Link for VerbsLink {
                 return;
             }
         };
+        self.glances.asks();
         let Some(waiting) = self.send.submit(ranges.into_iter()) else {
             self.core.complete(key, 0, Err(self.failure()));
             return;

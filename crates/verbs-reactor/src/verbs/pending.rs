@@ -95,7 +95,7 @@ impl Pending {
     }
 
     fn pieces(&self, piece_bytes: u32) -> u64 {
-        self.length.div_ceil(u64::from(piece_bytes)).max(1)
+        if self.length <= u64::from(piece_bytes) { 1 } else { self.length.div_ceil(u64::from(piece_bytes)) }
     }
 
     /// What the peer is told of the bytes before the last piece.
@@ -111,6 +111,10 @@ impl Pending {
 
     /// Work requests that these bytes take.
     pub(super) fn steps(&self, piece_bytes: u32) -> u64 {
+        // Nearly all, and divisions cost: this is asked several times for each request.
+        if self.earlier == 0 && self.length <= u64::from(piece_bytes) {
+            return 1;
+        }
         self.pieces(piece_bytes) + self.extents(piece_bytes).count() as u64
     }
 

@@ -191,27 +191,33 @@ impl RawQueuePair {
 
     /// Posts `count` receives without room for bytes: writes with immediate, and signals, take nothing else.
     pub(crate) fn post_receives(&self, count: usize) -> Result<(), PostRefused> {
+        // As for sends.
+        if count == 1 { self.post_receives_by::<1>(1) } else { self.post_receives_by::<BATCH>(count) }
+    }
+
+    /// Up to `N` in one call.
+    fn post_receives_by<const N: usize>(&self, count: usize) -> Result<(), PostRefused> {
         // SAFETY: all-zero bytes are a valid work request: null pointers and numbers.
         let blank: sys::ibv_recv_wr = unsafe { MaybeUninit::zeroed().assume_init() };
-        let mut batch = [sys::ibv_recv_wr { wr_id: Tag::Receive.to_bits(), ..blank }; BATCH];
+        let mut batch = [sys::ibv_recv_wr { wr_id: Tag::Receive.to_bits(), ..blank }; N];
         chain(&mut batch, |request| &mut request.next);
         let mut posted = 0;
         while posted < count {
             // The chain is entered so that just as many as are still missing follow.
-            let first = BATCH.saturating_sub(count - posted);
+            let first = N.saturating_sub(count - posted);
             // SAFETY: the chain is valid from each of its members to its end, for the call.
             let taken = unsafe { self.post_receive_chain(&mut batch, first) };
             taken.map_err(|refused| PostRefused { posted: posted + refused.posted, ..refused })?;
-            posted += BATCH - first;
+            posted += N - first;
         }
         Ok(())
     }
 
     /// # Safety
     /// `batch` is chained to its end.
-    unsafe fn post_receive_chain(
+    unsafe fn post_receive_chain<const N: usize>(
         &self,
-        batch: &mut [sys::ibv_recv_wr; BATCH],
+        batch: &mut [sys::ibv_recv_wr; N],
         first: usize,
     ) -> Result<(), PostRefused> {
         const CALL: &str = "ibv_post_recv";
@@ -223,7 +229,7 @@ impl RawQueuePair {
         let mut bad = ptr::null_mut();
         // SAFETY: `first` is inside the batch; the queue pair is alive, and the library copies the requests.
         let (result, first) = unsafe {
-            let first = start.add(first.min(BATCH - 1));
+            let first = start.add(first.min(N - 1));
             (post(self.raw.as_ptr(), first, &raw mut bad), first)
         };
         let posted = (bad as usize).saturating_sub(first as usize) / size_of::<sys::ibv_recv_wr>();
@@ -236,13 +242,30 @@ impl RawQueuePair {
     /// The local bytes of each must stay as they are, and those of a read be nobody's, until it completes or the queue
     /// pair is dropped.
     pub(super) unsafe fn post(&self, doorbell: &Doorbell, sequence: u64) -> Result<(), PostRefused> {
-        let mut ranges = [sys::ibv_sge { addr: 0, length: 0, lkey: 0 }; RANGES];
+        // Most calls have one request: to clear room for the most there can be would take longer than to fill that in.
+        if doorbell.len() <= 1 && doorbell.ranges().len() <= 1 {
+            // SAFETY: as of this function.
+            unsafe { self.post_up_to::<1, 1>(doorbell, sequence) }
+        } else {
+            // SAFETY: as of this function.
+            unsafe { self.post_up_to::<BATCH, RANGES>(doorbell, sequence) }
+        }
+    }
+
+    /// # Safety
+    /// As for [`post`](Self::post), of a doorbell with at most `N` requests and `R` ranges.
+    unsafe fn post_up_to<const N: usize, const R: usize>(
+        &self,
+        doorbell: &Doorbell,
+        sequence: u64,
+    ) -> Result<(), PostRefused> {
+        let mut ranges = [sys::ibv_sge { addr: 0, length: 0, lkey: 0 }; R];
         for (range, raw) in doorbell.ranges().iter().zip(&mut ranges) {
             // A request's ranges are no longer than a piece.
             let length = u32::try_from(range.length).unwrap_or(u32::MAX);
             *raw = sys::ibv_sge { addr: range.address, length, lkey: range.key };
         }
-        let mut batch = [blank_send(); BATCH];
+        let mut batch = [blank_send(); N];
         // Never past the array's end: a doorbell has no more ranges than that.
         let mut list = ranges.as_mut_ptr();
         for (((request, count), raw), tag) in doorbell.requests().zip(&mut batch).zip(sequence..) {
@@ -262,7 +285,7 @@ impl RawQueuePair {
         self.counters.posted(doorbell.len(), doorbell.signals());
         // SAFETY: the requests point at `ranges` and, chained, at each other; both outlive the call. The caller
         // keeps the bytes.
-        unsafe { self.post_sends(&mut batch[..doorbell.len().min(BATCH)]) }
+        unsafe { self.post_sends(&mut batch[..doorbell.len().min(N)]) }
     }
 
     fn fill_transfer(&self, raw: &mut sys::ibv_send_wr, transfer: &Transfer) {

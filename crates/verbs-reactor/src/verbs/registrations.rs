@@ -1,7 +1,7 @@
 //! The memory of a domain: registered while the device is open, remembered while it is lost.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     fmt, mem,
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
 };
@@ -42,8 +42,8 @@ struct Inner {
 
 /// What the device holds.
 struct Live {
-    /// Regions go before their domain.
-    memory: HashMap<BlockId, Arc<MemoryRegion>>,
+    /// Regions go before their domain. Looked up for every request.
+    memory: BTreeMap<BlockId, Arc<MemoryRegion>>,
     protection: Arc<ProtectionDomain>,
     opened: Weak<Opened>,
     user_pages: UserPages,
@@ -107,7 +107,7 @@ impl Registrations {
             return Ok(live.protection.clone());
         }
         let protection = ProtectionDomain::new(opened.context.clone())?;
-        let (memory, weak) = (HashMap::new(), Arc::downgrade(opened));
+        let (memory, weak) = (BTreeMap::new(), Arc::downgrade(opened));
         let user_pages = opened.user_pages;
         let mut live = Live { memory, protection: protection.clone(), opened: weak, user_pages };
         inner.blocks.values().try_for_each(|kept| live.register(kept))?;

@@ -78,6 +78,9 @@ impl SendQueue {
 
     /// Puts what is pending into the doorbell, as far as there is room. Whether it holds anything.
     pub(super) fn fill(&mut self) -> bool {
+        if self.pending.is_empty() {
+            return false;
+        }
         self.doorbell.begin(self.room);
         let piece_bytes = self.limits.piece_bytes;
         'full: for range in &self.pending {

@@ -62,8 +62,13 @@ async fn reserve_in_turn(table: &SlotTable, weight: u64) -> Result<SlotKey, Fabr
     .await
 }
 
+/// As an operation's future does it.
 async fn done(table: &SlotTable, key: SlotKey) -> Result<(), FabricError> {
-    poll_fn(|context| table.poll_done(key, context)).await
+    poll_fn(|context| match table.take_done(key) {
+        Some(result) => Poll::Ready(result),
+        None => table.poll_done(key, context),
+    })
+    .await
 }
 
 /// Nothing is held any more: everything fits again.
