@@ -14,7 +14,7 @@ pub enum Trust {
     /// A value is copied out of that once, and handed out of memory that no peer could ever write. So a peer can spoil
     /// what it sends itself, and nothing else, at any time.
     ///
-    /// It costs that copy, twice the memory for values under way, and at each connect the registration of the memory
-    /// that is sent from. Shared memory is not used: neighbours could read more than they are sent.
+    /// It costs that copy, twice the memory for values under way, and for each connection the registration of the memory
+    /// that is sent from, which over RDMA counts against the limit on locked memory each time. Shared memory is not used: neighbours could read more than they are sent.
     Hostile,
 }

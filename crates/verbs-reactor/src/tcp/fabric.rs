@@ -3,7 +3,7 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
 
@@ -28,13 +28,13 @@ use crate::{
 /// How the fabric listens and sends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpConfig {
-    /// The address that data connections come to; the port is chosen by the system when a domain prepares its
-    /// first queue pair. Unspecified (`0.0.0.0`, `::`): dialers use the host of the control connection.
+    /// The address that data connections come to; the port is chosen by the system when the first queue pair is
+    /// prepared. Unspecified (`0.0.0.0`, `::`): dialers use the host of the control connection.
     /// Default `127.0.0.1`.
     pub bind: IpAddr,
     /// How long an accepted stream may take to say who it is. Default 5 s.
     pub handshake_limit: Duration,
-    /// Accepted streams per domain that have not said who they are; each holds a descriptor and about 1 KiB.
+    /// Accepted streams that have not said who they are, of all domains together; each holds a descriptor and about 1 KiB.
     /// One more closes the oldest, once that has had 20 ms. Default 64.
     pub pending_handshakes_max: usize,
     /// A logical write of more bytes is split into pieces of at most as many, each of which counts in the send
@@ -84,12 +84,23 @@ pub struct TcpFabric {
     config: TcpConfig,
     counters: Arc<Counters>,
     spinner: Arc<Spinner>,
+    listening: Listening,
 }
+
+/// What all domains of a fabric share while one of them has prepared a queue pair: a worker may have a domain for each
+/// connection, and needs no port for each.
+type Listening = Arc<Mutex<Weak<Listener>>>;
 
 impl TcpFabric {
     /// A fabric whose connections are driven on `runtime`.
     pub fn new(runtime: Arc<dyn Runtime>, config: TcpConfig) -> Self {
-        Self { runtime, config, counters: Arc::default(), spinner: Spinner::new(Wait::default()) }
+        Self {
+            runtime,
+            config,
+            counters: Arc::default(),
+            spinner: Spinner::new(Wait::default()),
+            listening: Listening::default(),
+        }
     }
 
     /// How drivers wait. At most one driver of this fabric spins at a time; each of its looks is a read of the socket
@@ -100,7 +111,7 @@ impl TcpFabric {
         self
     }
 
-    /// What the listeners of all its domains saw.
+    /// What its listener saw, and those before it.
     pub fn listener_stats(&self) -> ListenerStats {
         self.counters.stats()
     }
@@ -126,12 +137,13 @@ impl Fabric for TcpFabric {
             counters: self.counters.clone(),
             spinner: self.spinner.clone(),
             table: Arc::new(RegionTable::new(&*self.runtime)),
+            listening: self.listening.clone(),
             listener: Mutex::default(),
         }))
     }
 }
 
-/// Regions, and the listener that all queue pairs of the domain share.
+/// Regions, and the listener once a queue pair was prepared.
 #[derive(Debug)]
 struct TcpDomain {
     runtime: Arc<dyn Runtime>,
@@ -139,6 +151,7 @@ struct TcpDomain {
     counters: Arc<Counters>,
     spinner: Arc<Spinner>,
     table: Arc<RegionTable>,
+    listening: Listening,
     listener: Mutex<Option<Arc<Listener>>>,
 }
 
@@ -148,9 +161,14 @@ impl TcpDomain {
         if let Some(listener) = &*listener {
             return Ok(listener.clone());
         }
-        let started = Listener::start(&self.runtime, &self.config, &self.counters)?;
-        *listener = Some(started.clone());
-        Ok(started)
+        let mut listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = match listening.upgrade() {
+            Some(others) => others,
+            None => Listener::start(&self.runtime, &self.config, &self.counters)?,
+        };
+        *listening = Arc::downgrade(&shared);
+        *listener = Some(shared.clone());
+        Ok(shared)
     }
 }
 

@@ -8,15 +8,16 @@ use std::{
 
 use futures::future::join;
 use verbs_reactor::{
-    ConnectParams, ConnectionData, FabricError, Immediate, PeerViolation, Prepared, QueuePair, Role, Runtime,
-    tcp::{ListenerStats, TcpConfig},
+    ConnectParams, ConnectionData, Domain, Fabric, FabricError, Immediate, PeerViolation, Prepared,
+    QueuePair, Role, Runtime,
+    tcp::{ListenerStats, TcpConfig, TcpFabric},
 };
 
 use crate::{
     HOST,
     contract::{
         Flavour, bounded,
-        pair::{STEP_LIMIT, immediate, step, yield_once},
+        pair::{DEPTHS, STEP_LIMIT, immediate, step, yield_once},
     },
     raw::{Local, NONCE, RawPeer, WELCOME, accept, address, aside, connection_data, hello},
 };
@@ -293,13 +294,32 @@ fn the_listener_ends_with_its_domain() {
         drop(local);
         // Also those who had not said hello yet.
         assert!(aside(&runtime, move || RawPeer { stream: pending }.hear_end()).await.is_empty());
-        step(&runtime, "the listener's end", async {
-            while TcpStream::connect(to).is_ok() {
-                yield_once().await;
-            }
-        })
-        .await;
+        nobody_listens(&runtime, to).await;
     });
+}
+
+#[test]
+fn domains_of_one_fabric_share_a_listener_that_ends_with_the_last_of_them() {
+    bounded(Flavour::TwoWorkers, |runtime| async move {
+        let fabric = TcpFabric::new(runtime.clone(), TcpConfig::default());
+        let [first, second] = [fabric.open_domain().unwrap(), fabric.open_domain().unwrap()];
+        let port = |domain: &dyn Domain| address(&domain.prepare(DEPTHS).unwrap().connection_data()).port;
+        let to = SocketAddr::new(HOST, port(&*first));
+        assert_eq!(port(&*second), to.port());
+        drop(first);
+        drop(TcpStream::connect(to).expect("the other domain listens"));
+        drop(second);
+        nobody_listens(&runtime, to).await;
+    });
+}
+
+async fn nobody_listens(runtime: &Arc<dyn Runtime>, to: SocketAddr) {
+    let gone = async {
+        while TcpStream::connect(to).is_ok() {
+            yield_once().await;
+        }
+    };
+    step(runtime, "the listener's end", gone).await;
 }
 
 /// Listens on `bind`, and connects with only the host of the control connection to go by if that is every address.
