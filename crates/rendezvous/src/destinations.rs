@@ -44,8 +44,13 @@ impl ReceiveAllocator {
     pub(crate) async fn confirmed(&self, buffer: &BufMut) -> Result<RemoteRegion, Status> {
         let region = buffer.block().and_then(|block| self.enclosure.regions.get(block.id()));
         let region = region.ok_or_else(|| exhausted(&"its block is not registered with the fabric"))?;
-        self.announcer.confirmed(region).await.map_err(|why| Status::new(Code::Unavailable, why))?;
+        self.confirm(region).await?;
         Ok(region)
+    }
+
+    /// Waits until the peer has confirmed the region.
+    pub(crate) async fn confirm(&self, region: RemoteRegion) -> Result<(), Status> {
+        self.announcer.confirmed(region).await.map_err(|why| Status::new(Code::Unavailable, why))
     }
 
     /// Lends memory to the peer, once it has confirmed its region.
@@ -56,23 +61,24 @@ impl ReceiveAllocator {
 
     /// Memory of `bytes` that the peer may write, where content bounces; `None` where it stays where it lands.
     pub(crate) async fn bounce(&self, bytes: usize) -> Result<Option<BufMut>, Status> {
-        let Some(pool) = self.enclosure.bounce() else { return self.not_over(None) };
+        let Some(pool) = self.bounce_pool()? else { return Ok(None) };
         pool.alloc(bytes).await.map(Some).map_err(|error| exhausted(&error))
     }
 
     /// As [`bounce`](Self::bounce), of the part that unanswered requests may hold; an error that [is
     /// exhausted](MemoryError::is_exhausted) beyond.
     pub(crate) fn bounce_early(&self, bytes: usize) -> Result<Option<BufMut>, Early> {
-        let Some(pool) = self.enclosure.bounce() else { return self.not_over(None).map_err(Early::Refused) };
+        let Some(pool) = self.bounce_pool().map_err(Early::Refused)? else { return Ok(None) };
         pool.try_alloc_early(bytes).map(Some).map_err(Early::from)
     }
 
-    /// Never is memory of the receive pool lent where content bounces.
-    fn not_over<T>(&self, given: T) -> Result<T, Status> {
-        if self.enclosure.is_bouncing() {
+    /// `None` where content stays where it lands. Never is memory of the receive pool lent where it bounces.
+    fn bounce_pool(&self) -> Result<Option<Pool>, Status> {
+        let pool = self.enclosure.bounce();
+        if pool.is_none() && self.enclosure.is_bouncing() {
             return Err(Status::new(Code::Unavailable, "the connection is over"));
         }
-        Ok(given)
+        Ok(pool)
     }
 }
 

@@ -9,7 +9,7 @@ use verbs_reactor::FabricKind;
 use crate::enclosure::Enclosure;
 
 /// Copied at a time, before other tasks get their turn.
-const PIECE_BYTES: usize = 256 << 10;
+pub(crate) const PIECE_BYTES: usize = 256 << 10;
 
 /// Copies users' memory into a pool.
 #[derive(Debug, Clone)]

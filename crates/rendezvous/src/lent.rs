@@ -6,10 +6,7 @@ use protocol::{
     limits::{RESULT_BYTES, RESULT_SLOT_BYTES},
 };
 
-use crate::import::others_turn;
-
-/// Copied at a time, before other tasks get their turn.
-const PIECE_BYTES: usize = 256 << 10;
+use crate::import::{PIECE_BYTES, others_turn};
 
 /// Size of a result slot, which lies behind its content.
 pub(crate) const RESULT_SLOT: usize = RESULT_SLOT_BYTES as usize;

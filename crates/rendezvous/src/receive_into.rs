@@ -18,13 +18,10 @@ use crate::{
     destinations::{ReceiveAllocator, Room, length_of},
     error::TransferName,
     fabric_channel::FabricChannel,
-    import::others_turn,
+    import::{PIECE_BYTES, others_turn},
     lent::{Lent, ended},
     step::{HeldTensor, Receiving, handed_out},
 };
-
-/// Copied at a time, before other tasks get their turn.
-const PIECE_BYTES: usize = 256 << 10;
 
 /// A value in the buffer that it was received into.
 ///
@@ -313,24 +310,28 @@ impl TargetAllocator<'_> {
 
     /// Lends the buffer, once the peer has confirmed its region. It stays here until then.
     async fn lend(&self, region: RemoteRegion) -> Result<Option<(Lent, Destination)>, Status> {
-        let confirmed = self.receive.announcer.confirmed(region).await;
-        confirmed.map_err(|why| Status::new(Code::Unavailable, why))?;
-        let mut state = self.target.lock();
-        let Some(buffer) = state.buffer.take() else { return Ok(None) };
-        let granted = buffer.grant();
-        state.lent = Some(granted.id());
-        let destination = Destination {
-            region: region.region.0,
-            generation: region.generation.0,
-            offset: granted.offset() as u64,
-            capacity: granted.length() as u64,
-            result: None,
-        };
-        Ok(Some((Lent::Granted { granted, has_slot: false }, destination)))
+        self.receive.confirm(region).await?;
+        Ok(self.lend_as(region, |buffer| Room { exposed: buffer, private: None }))
     }
-}
 
-impl TargetAllocator<'_> {
+    /// As [`lend`](Self::lend), of `exposed`, out of which the value goes into the buffer.
+    async fn lend_bouncing(&self, exposed: BufMut) -> Result<Option<(Lent, Destination)>, Status> {
+        let region = self.receive.confirmed(&exposed).await?;
+        Ok(self.lend_as(region, |buffer| Room { exposed, private: Some(buffer) }))
+    }
+
+    /// Lends what `room` makes of the buffer, if that is here; `region` is that of what the peer may write.
+    fn lend_as(
+        &self,
+        region: RemoteRegion,
+        room: impl FnOnce(BufMut) -> Room,
+    ) -> Option<(Lent, Destination)> {
+        let mut state = self.target.lock();
+        let (lent, destination) = room(state.buffer.take()?).lend(region, false);
+        state.lent = lent.grant();
+        Some((lent, destination))
+    }
+
     /// Bytes to take for a value that bounces and is copied into the buffer; `None` if it can't be.
     fn bounced(&self, metadata: &Metadata) -> Result<Option<usize>, Status> {
         if self.is_validated || !self.receive.enclosure.is_bouncing() {
@@ -338,17 +339,6 @@ impl TargetAllocator<'_> {
         }
         let bytes = length_of(metadata)?;
         Ok(self.target.lock().buffer.as_ref().map(|_| bytes).filter(|_| self.target.fits(metadata)))
-    }
-
-    /// As [`lend`](Self::lend), of `exposed`, out of which the value goes into the buffer.
-    async fn lend_bouncing(&self, exposed: BufMut) -> Result<Option<(Lent, Destination)>, Status> {
-        let region = self.receive.confirmed(&exposed).await?;
-        let mut state = self.target.lock();
-        let Some(buffer) = state.buffer.take() else { return Ok(None) };
-        let room = Room { exposed, private: Some(buffer) };
-        let (lent, destination) = room.lend(region, false);
-        state.lent = lent.grant();
-        Ok(Some((lent, destination)))
     }
 }
 

@@ -3,20 +3,24 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod rdma;
-mod spy;
+mod watched;
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use memory::{Pool, PoolConfig};
+use memory::{BlockId, Pool, PoolConfig};
 use protocol::DataType;
-use rdma::{End, device_at, kinds, only_verbs, patient};
+use rdma::{End, device_at, kinds, over_verbs, patient};
 use rendezvous::{Peer, Tensor, Trust, Worker, WorkerError};
-use spy::Spy;
 use verbs_reactor::{
-    Fabric, FabricKind, Purpose, QueuePair, RemoteRange, RemoteRegion, Runtime, TokioRuntime,
+    Access, Fabric, FabricKind, Purpose, QueuePair, RemoteRange, RemoteRegion, Runtime, TokioRuntime,
     tcp::{TcpConfig, TcpFabric},
     verbs::VerbsFabric,
 };
+use watched::{Watcher, watched};
 
 const VICTIM: &str = "/job:victim/replica:0/task:0";
 const BYTES: usize = (3 << 20) + 77;
@@ -27,19 +31,56 @@ fn runtime() -> Arc<dyn Runtime> {
     Arc::new(TokioRuntime::current().unwrap())
 }
 
-/// A fabric whose use can be watched.
-fn spy(kind: FabricKind, end: End) -> Arc<Spy> {
+/// Remembers who could write what.
+#[derive(Debug, Default)]
+struct Spy {
+    writable: Mutex<Vec<(Purpose, RemoteRegion)>>,
+    queue_pairs: Mutex<Vec<QueuePair>>,
+    /// Of all domains together.
+    registered: Mutex<Vec<BlockId>>,
+}
+
+impl Watcher for Spy {
+    fn registered(&self, block: BlockId, access: Access, region: RemoteRegion) {
+        if access.remote_write {
+            self.writable.lock().unwrap().push((access.purpose, region));
+        }
+        self.registered.lock().unwrap().push(block);
+    }
+
+    fn deregistered(&self, block: BlockId) {
+        let mut registered = self.registered.lock().unwrap();
+        let place = registered.iter().position(|known| *known == block).unwrap();
+        registered.remove(place);
+    }
+
+    fn connected(&self, queue_pair: &QueuePair) {
+        self.queue_pairs.lock().unwrap().push(queue_pair.clone());
+    }
+}
+
+impl Spy {
+    /// All regions of its domains that peers can write, and that are for `purpose`.
+    fn writable(&self, purpose: Purpose) -> Vec<RemoteRegion> {
+        let writable = self.writable.lock().unwrap();
+        writable.iter().filter(|(found, _)| *found == purpose).map(|(_, region)| *region).collect()
+    }
+
+    /// Blocks that its domains have, counted in each of them.
+    fn registered(&self) -> usize {
+        self.registered.lock().unwrap().len()
+    }
+}
+
+/// A worker at `end`, and who watches its fabric.
+async fn worker(name: &str, kind: FabricKind, end: End, trust: Trust) -> (Worker, Arc<Spy>) {
     let fabric: Arc<dyn Fabric> = match kind {
         FabricKind::Tcp => Arc::new(TcpFabric::new(runtime(), TcpConfig::default())),
         _ => Arc::new(VerbsFabric::open(runtime(), &device_at(end)).unwrap()),
     };
-    Spy::new(fabric)
-}
-
-async fn worker(name: &str, fabric: &Arc<Spy>, trust: Trust) -> Worker {
-    let fabrics: Vec<Arc<dyn Fabric>> = vec![fabric.clone()];
-    let builder = Worker::builder(name).local_fabrics(fabrics).trust(trust).timeout(patient(LIMIT));
-    builder.start().await.unwrap()
+    let spy = Arc::default();
+    let builder = Worker::builder(name).local_fabrics(vec![watched(fabric, &spy)]);
+    (builder.trust(trust).timeout(patient(LIMIT)).start().await.unwrap(), spy)
 }
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -53,8 +94,7 @@ struct Member {
 
 impl Member {
     async fn start(name: &str, kind: FabricKind, seed: u8) -> Self {
-        let spy = spy(kind, End::Right);
-        let worker = worker(name, &spy, Trust::Cluster).await;
+        let (worker, spy) = worker(name, kind, End::Right, Trust::Cluster).await;
         let mut buffer = worker.pool().try_alloc(BYTES).unwrap();
         buffer.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 101) as u8 + seed);
         let x = Tensor::new(buffer, DataType::U8, &[BYTES as u64]).unwrap();
@@ -68,7 +108,7 @@ impl Member {
 
     /// Its end of its only connection.
     fn queue_pair(&self) -> QueuePair {
-        self.spy.queue_pairs().pop().unwrap()
+        self.spy.queue_pairs.lock().unwrap().last().unwrap().clone()
     }
 
     async fn is_fetched_well(&self, victim: &Worker, peer: &Peer) {
@@ -110,8 +150,8 @@ async fn until(what: &str, done: impl Fn() -> bool) {
 /// A peer writes all that it was ever told of, after its tensor was received. Whether the tensor is as it was. Over
 /// verbs it must be able to, or this would show nothing; over tcp it must be refused.
 async fn spoilt_later(kind: FabricKind, trust: Trust) -> bool {
-    let (spy, bad) = (spy(kind, End::Left), Member::start("/job:bad/replica:0/task:0", kind, 1).await);
-    let victim = worker(VICTIM, &spy, trust).await;
+    let bad = Member::start("/job:bad/replica:0/task:0", kind, 1).await;
+    let (victim, spy) = worker(VICTIM, kind, End::Left, trust).await;
     let peer = bad.known_to(&victim).await;
     let fetched = victim.fetch(&peer, "x").await.unwrap();
     assert!(fetched.bytes() == bad.x.bytes());
@@ -133,7 +173,8 @@ async fn spoilt_later(kind: FabricKind, trust: Trust) -> bool {
 }
 
 /// A device lets a peer write what is registered for it, whenever it likes; tcp holds every write against what is lent.
-fn received_values_stay_what_they_are() {
+#[test]
+fn e_received_values_stay_what_they_are_whatever_their_sender_writes() {
     bounded(async {
         for &kind in kinds(&[FabricKind::Tcp]) {
             assert!(spoilt_later(kind, Trust::Hostile).await, "{kind}");
@@ -143,23 +184,12 @@ fn received_values_stay_what_they_are() {
     });
 }
 
-#[test]
-fn e_received_values_stay_what_they_are_whatever_their_sender_writes() {
-    received_values_stay_what_they_are();
-}
-
-#[test]
-#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
-fn e_received_values_stay_what_they_are_whatever_their_sender_writes_over_verbs() {
-    only_verbs(received_values_stay_what_they_are);
-}
-
 /// A peer writes what was announced to another one, whose keys it has got hold of.
-fn nobody_writes_anothers_memory() {
+#[test]
+fn e_a_peer_with_anothers_keys_writes_nothing() {
     bounded(async {
         for &kind in kinds(&[FabricKind::Tcp]) {
-            let spy = spy(kind, End::Left);
-            let victim = worker(VICTIM, &spy, Trust::Hostile).await;
+            let (victim, spy) = worker(VICTIM, kind, End::Left, Trust::Hostile).await;
             let honest = Member::start("/job:honest/replica:0/task:0", kind, 2).await;
             let peer = honest.known_to(&victim).await;
             honest.is_fetched_well(&victim, &peer).await;
@@ -176,23 +206,12 @@ fn nobody_writes_anothers_memory() {
     });
 }
 
-#[test]
-fn e_a_peer_with_anothers_keys_writes_nothing() {
-    nobody_writes_anothers_memory();
-}
-
-#[test]
-#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
-fn e_a_peer_with_anothers_keys_writes_nothing_over_verbs() {
-    only_verbs(nobody_writes_anothers_memory);
-}
-
 /// The memory of a connection goes with it, also out of the device.
-fn connections_leave_nothing_behind() {
+#[test]
+fn memory_that_peers_could_write_goes_with_their_connections() {
     bounded(async {
         for &kind in kinds(&[FabricKind::Tcp]) {
-            let spy = spy(kind, End::Left);
-            let victim = worker(VICTIM, &spy, Trust::Hostile).await;
+            let (victim, spy) = worker(VICTIM, kind, End::Left, Trust::Hostile).await;
             // One block of each pool.
             drop(victim.pool().alloc(1).await.unwrap());
             for round in 0..3 {
@@ -214,17 +233,6 @@ fn connections_leave_nothing_behind() {
             assert_eq!(spy.registered(), 0, "{kind}");
         }
     });
-}
-
-#[test]
-fn memory_that_peers_could_write_goes_with_their_connections() {
-    connections_leave_nothing_behind();
-}
-
-#[test]
-#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
-fn memory_that_peers_could_write_goes_with_their_connections_over_verbs() {
-    only_verbs(connections_leave_nothing_behind);
 }
 
 #[test]
@@ -267,7 +275,7 @@ fn a_value_that_is_longer_than_what_may_bounce_is_refused_by_the_limits_name() {
 #[test]
 fn a_buffer_of_any_pool_can_be_filled() {
     bounded(async {
-        let victim = worker(VICTIM, &spy(FabricKind::Tcp, End::Left), Trust::Hostile).await;
+        let (victim, _) = worker(VICTIM, FabricKind::Tcp, End::Left, Trust::Hostile).await;
         let member = Member::start("/job:m/replica:0/task:0", FabricKind::Tcp, 1).await;
         let peer = member.known_to(&victim).await;
         let pool = Pool::new(PoolConfig::new("of my own")).unwrap();
@@ -293,4 +301,10 @@ fn bounded(test: impl Future<Output = ()>) {
     #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
     let ended = tokio.block_on(async { tokio::time::timeout(patient(LIMIT * 5), test).await });
     ended.expect("the test hangs");
+}
+
+over_verbs! {
+    e_received_values_stay_what_they_are_whatever_their_sender_writes
+    e_a_peer_with_anothers_keys_writes_nothing
+    memory_that_peers_could_write_goes_with_their_connections
 }

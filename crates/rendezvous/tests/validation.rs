@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod rdma;
+mod watched;
 
 use std::{
     future::Future,
@@ -15,15 +16,14 @@ use std::{
     time::Duration,
 };
 
-use memory::{Block, BlockId};
 use protocol::{Counters, DataType};
 use rdma::{kinds, over, over_verbs, patient};
 use rendezvous::{Damage, Sharing, Tensor, Validation, Worker, WorkerBuilder, WorkerError};
 use verbs_reactor::{
-    Access, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, Fabric, FabricError, FabricKind,
-    Prepared, QueuePair, QueuePairConfig, RemoteRegion, TokioRuntime,
+    ConnectionData, FabricKind, TokioRuntime,
     tcp::{TcpConfig, TcpFabric},
 };
+use watched::{Watcher, watched};
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENTS: [&str; 3] =
@@ -192,68 +192,10 @@ impl Proxy {
     }
 }
 
-/// TCP whose acceptors are reached through a proxy.
-#[derive(Debug)]
-struct Proxied {
-    fabric: TcpFabric,
-    proxy: Arc<Proxy>,
-}
-
-#[derive(Debug)]
-struct ProxiedDomain {
-    domain: Arc<dyn Domain>,
-    proxy: Arc<Proxy>,
-}
-
-#[derive(Debug)]
-struct ProxiedEnd {
-    end: Box<dyn Prepared>,
-    proxy: Arc<Proxy>,
-}
-
-impl Fabric for Proxied {
-    fn kind(&self) -> FabricKind {
-        self.fabric.kind()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.fabric.capabilities()
-    }
-
-    fn reach(&self) -> Vec<u8> {
-        self.fabric.reach()
-    }
-
-    fn open_domain(&self) -> Result<Arc<dyn Domain>, FabricError> {
-        Ok(Arc::new(ProxiedDomain { domain: self.fabric.open_domain()?, proxy: self.proxy.clone() }))
-    }
-}
-
-impl Domain for ProxiedDomain {
-    fn kind(&self) -> FabricKind {
-        self.domain.kind()
-    }
-
-    fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
-        self.domain.register(block, access)
-    }
-
-    fn deregister(&self, block: BlockId) {
-        self.domain.deregister(block);
-    }
-
-    fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
-        Ok(Box::new(ProxiedEnd { end: self.domain.prepare(config)?, proxy: self.proxy.clone() }))
-    }
-}
-
-impl Prepared for ProxiedEnd {
-    fn connection_data(&self) -> ConnectionData {
-        self.proxy.lead(&self.end.connection_data())
-    }
-
-    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<QueuePair, FabricError>> {
-        self.end.connect(params)
+/// Acceptors are reached through it.
+impl Watcher for Proxy {
+    fn connection_data(self: Arc<Self>, data: ConnectionData) -> ConnectionData {
+        self.lead(&data)
     }
 }
 
@@ -263,7 +205,7 @@ fn d_flip_bits_flipped_on_tcp_are_errors_and_the_connection_lives_on() {
         run(async {
             let proxy = Arc::new(Proxy::default());
             let fabric = TcpFabric::new(Arc::new(TokioRuntime::current().unwrap()), TcpConfig::default());
-            let proxied = Arc::new(Proxied { fabric, proxy: proxy.clone() });
+            let proxied = watched(Arc::new(fabric), &proxy);
             let server = Worker::builder(SERVER).local_fabrics(vec![proxied]).start().await.unwrap();
             let client = builder(CLIENTS[0], FabricKind::Tcp, validation).start().await.unwrap();
             let peer = client.peer_at(server.address()).await.unwrap();
@@ -294,7 +236,7 @@ fn d_flip_a_damaged_value_of_a_step_is_gone_and_the_next_comes() {
     run(async {
         let proxy = Arc::new(Proxy::default());
         let fabric = TcpFabric::new(Arc::new(TokioRuntime::current().unwrap()), TcpConfig::default());
-        let proxied = Arc::new(Proxied { fabric, proxy: proxy.clone() });
+        let proxied = watched(Arc::new(fabric), &proxy);
         let server = Worker::builder(SERVER).local_fabrics(vec![proxied]).start().await.unwrap();
         let client = builder(CLIENTS[0], FabricKind::Tcp, Validation::Xxh3).start().await.unwrap();
         client.peer_at(server.address()).await.unwrap();
@@ -323,7 +265,7 @@ fn without_validation_a_flip_goes_unseen() {
     run(async {
         let proxy = Arc::new(Proxy::default());
         let fabric = TcpFabric::new(Arc::new(TokioRuntime::current().unwrap()), TcpConfig::default());
-        let proxied = Arc::new(Proxied { fabric, proxy: proxy.clone() });
+        let proxied = watched(Arc::new(fabric), &proxy);
         let server = Worker::builder(SERVER).local_fabrics(vec![proxied]).start().await.unwrap();
         let client = builder(CLIENTS[0], FabricKind::Tcp, Validation::Off).start().await.unwrap();
         let peer = client.peer_at(server.address()).await.unwrap();
