@@ -23,6 +23,9 @@ pub enum Event {
     Frozen { node: NodeId, nic: bool },
     Thawed { node: NodeId },
     Slowed { node: NodeId },
+    TurnedHostile { node: NodeId },
+    HostileRefused { endpoint: EndpointId, why: &'static str },
+    NoReceive { endpoint: EndpointId },
     CallFailed { node: NodeId, call: &'static str },
     HalfOpened { endpoint: EndpointId },
     LateRefused { why: &'static str },
@@ -104,6 +107,8 @@ impl Event {
             Self::Retired { .. } => Some("lease retired"),
             Self::Buried { .. } => Some("leases of a dead holder"),
             Self::SendQueueFull { .. } => Some("send queue full"),
+            Self::HostileRefused { why, .. } => Some(why),
+            Self::NoReceive { .. } => Some("hostile: no receive"),
             Self::Torn { .. } => Some("write torn by a crash"),
             _ => None,
         }
