@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    Allowed, Event, Fault, Node, Pattern, Rng, SimRuntime, Swarm, Violation,
+    Allowed, Bounds, Event, Fault, Node, Pattern, Plan, Rng, SimRuntime, Swarm, Violation,
     clock::Action,
     failing::Call,
     ids::NodeId,
@@ -65,21 +65,19 @@ impl Handle {
     }
 
     /// Ends every fault that lasts: planned ones are forgotten, stopped nodes go on, slow ones are quick again. From
-    /// here on things must succeed, once everyone has seen what was lost before.
+    /// here on, the liveness phase, things must succeed, once everyone has seen what was lost before.
     pub fn heal(&self) {
-        let nodes = {
-            let mut state = self.shared.state();
-            state.triggers.clear();
-            state.half_open.clear();
-            state.flips_of_65536 = 0;
-            for node in &mut state.nodes {
-                node.slow_of_256 = 0;
-                node.failing.clear();
-                node.lost_devices.clear();
-            }
-            state.nodes.len() as u32
-        };
-        (0..nodes).for_each(|node| self.shared.inject(Fault::Thaw(NodeId(node))));
+        self.shared.inject(Fault::Heal);
+    }
+
+    /// Bounds the time that operations of the ledger take: see [`Bounds`]. Without this, nothing is bounded.
+    pub fn bound(&self, bounds: Bounds) {
+        self.shared.ledger().bound(bounds);
+    }
+
+    /// Notes what this run injects, for a report; `is_given` when it is not what the seed drew.
+    pub fn note_plan(&self, plan: &Plan, is_given: bool) {
+        *lock(&self.shared.plan) = (plan.to_string(), is_given);
     }
 
     /// From now on, of 65,536 pieces of contents so many come with one bit flipped; also of contents inside messages,

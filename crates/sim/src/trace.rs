@@ -19,6 +19,7 @@ use crate::ids::{BlockNumber, EndpointId, GrantNumber, LeaseId, NodeId, Operatio
 pub enum Event {
     Started { node: NodeId },
     Crashed { node: NodeId },
+    Phase { name: &'static str },
     Frozen { node: NodeId, nic: bool },
     Thawed { node: NodeId },
     Slowed { node: NodeId },
