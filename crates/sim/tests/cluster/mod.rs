@@ -91,6 +91,7 @@ async fn scenario(handle: Handle) -> (usize, u64) {
     let incarnations = vec![0; setup.workers];
     let truth = Truth { lengths: Vec::new(), published, incarnations, transfers: 0 };
     let run = Run { handle, setup, truth: Arc::new(Mutex::new(truth)) };
+    run.handle.take_chances();
     let mut members = join_all((0..run.setup.workers).map(|index| Member::start(&run, index))).await;
 
     run.handle.flip_bits(run.setup.flips_of_65536);
