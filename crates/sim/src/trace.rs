@@ -32,6 +32,7 @@ pub enum Event {
     Polled { task: TaskId, finished: bool },
     Fired { node: NodeId, timer: u64 },
     Jitter,
+    Reached { name: &'static str },
     Allocated { node: NodeId, block: BlockNumber, offset: usize, length: usize },
     Freed { node: NodeId, block: BlockNumber, offset: usize, length: usize },
     Granted { node: NodeId, block: BlockNumber, offset: usize, length: usize, grant: GrantNumber },
@@ -105,6 +106,7 @@ impl Event {
             Self::Buried { .. } => Some("leases of a dead holder"),
             Self::SendQueueFull { .. } => Some("send queue full"),
             Self::Torn { .. } => Some("write torn by a crash"),
+            Self::Reached { name } => Some(name),
             _ => None,
         }
     }
