@@ -6,6 +6,7 @@ use verbs_reactor::RemoteRange;
 
 use crate::{
     Allowed, Bounds, Event, Fault, Holdings, Node, Pattern, Plan, Rng, SimRuntime, Swarm, Violation,
+    chances::Chances,
     clock::Action,
     failing::Call,
     ids::NodeId,
@@ -86,6 +87,12 @@ impl Handle {
     /// and of result slots. Only for scenarios that validate checksums. Until [`heal`](Self::heal).
     pub fn flip_bits(&self, of_65536: u32) {
         self.shared.state().flips_of_65536 = of_65536;
+    }
+
+    /// From now on the rare branches of the code under test (`testpoints::chance!`) are taken or not by the seed, each
+    /// as often as this world draws for it. Each one that is taken is a mark ([`Summary::marks`](crate::Summary::marks)) under its name.
+    pub fn take_chances(&self) {
+        lock(&self.shared.chances).get_or_insert_with(|| Chances::new(Rng::new(self.shared.seed).fork(4)));
     }
 
     /// Bits that were flipped so far.

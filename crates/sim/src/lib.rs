@@ -34,6 +34,7 @@
 
 #![forbid(unsafe_code)]
 
+mod chances;
 mod checked;
 mod clock;
 mod connection;

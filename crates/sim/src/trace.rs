@@ -35,6 +35,7 @@ pub enum Event {
     Polled { task: TaskId, finished: bool },
     Fired { node: NodeId, timer: u64 },
     Jitter,
+    Reached { name: &'static str },
     Allocated { node: NodeId, block: BlockNumber, offset: usize, length: usize },
     Freed { node: NodeId, block: BlockNumber, offset: usize, length: usize },
     Granted { node: NodeId, block: BlockNumber, offset: usize, length: usize, grant: GrantNumber },
@@ -110,6 +111,7 @@ impl Event {
             Self::HostileRefused { why, .. } => Some(why),
             Self::NoReceive { .. } => Some("hostile: no receive"),
             Self::Torn { .. } => Some("write torn by a crash"),
+            Self::Reached { name } => Some(name),
             _ => None,
         }
     }

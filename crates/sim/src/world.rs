@@ -18,6 +18,7 @@ use verbs_reactor::FabricKind;
 
 use crate::{
     Failure, Fault, Handle, Rng, Summary, Swarm, Violation,
+    chances::{Asked, Chances},
     clock::{Action, Agenda},
     control::ControlState,
     endpoint::Endpoint,
@@ -125,6 +126,8 @@ pub(crate) struct Shared {
     pub(crate) swarm: Swarm,
     now_nanos: AtomicU64,
     pub(crate) trace: Mutex<Trace>,
+    /// Decide about rare branches, if these are to be taken.
+    pub(crate) chances: Mutex<Option<Chances>>,
     failure: Mutex<Option<Violation>>,
     /// The test that runs this world again.
     replay: Mutex<String>,
@@ -387,6 +390,7 @@ impl World {
             swarm,
             now_nanos: AtomicU64::new(0),
             trace: Mutex::new(Trace::new(tail)),
+            chances: Mutex::default(),
             failure: Mutex::default(),
             replay: Mutex::new("seeds".to_owned()),
             plan: Mutex::default(),
@@ -408,6 +412,7 @@ impl World {
     /// The first broken promise.
     pub fn run<T>(&self, scenario: impl Future<Output = T>) -> Result<T, Box<Failure>> {
         let shared = &self.shared;
+        let _entered = testpoints::enter(Asked(shared.clone()));
         let mut scenario = pin!(scenario);
         let (id, waker) = shared.state().tasks.reserve(NodeId::OPERATOR, "scenario");
         shared.record(Event::Spawned { node: NodeId::OPERATOR, task: id, name: "scenario" });

@@ -117,6 +117,7 @@ async fn scenario(handle: Handle, given: Option<Plan>) -> (usize, u64) {
     let truth = Truth { lengths: Vec::new(), published, incarnations, transfers: 0 };
     let run = Run { handle, setup, truth: Arc::new(Mutex::new(truth)) };
     run.handle.bound(BOUNDS);
+    run.handle.take_chances();
     let mut members = join_all((0..run.setup.workers).map(|index| Member::start(&run, index))).await;
 
     let rounds = 1 + rng.below(2) as u32;
