@@ -18,5 +18,6 @@ mod rogue;
 mod soak;
 mod stop;
 mod storm;
+mod unaffected;
 #[path = "../watched/mod.rs"]
 mod watched;
