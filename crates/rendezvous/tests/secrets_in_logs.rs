@@ -7,13 +7,7 @@
 mod shown;
 mod tap;
 
-use std::{
-    future::Future,
-    io::Write as _,
-    net::TcpStream,
-    sync::Arc,
-    time::Duration,
-};
+use std::{future::Future, io::Write as _, net::TcpStream, sync::Arc, time::Duration};
 
 use metrics_util::debugging::DebuggingRecorder;
 use protocol::{DataType, limits::WIRE_VERSION, wire::control::ControlFrame};
@@ -71,7 +65,7 @@ fn shown_error<T: std::fmt::Debug>(result: Result<T, WorkerError>) {
 /// Everything that two workers do with each other.
 async fn transfers(server: &Worker, client: &Worker, step: i64) -> Peer {
     let peer = client.peer_at(server.address()).await.unwrap();
-    for (name, bytes) in [("small", 100), ("large", 3 << 20)] {
+    for (name, bytes) in [("small", 100), ("large", 300 << 10)] {
         server.publish(name, filled(server, bytes)).unwrap();
         for sharing in [Sharing::Copy, Sharing::View, Sharing::Copy] {
             let fetching = client.fetch(&peer, name).sharing(sharing);
@@ -82,7 +76,7 @@ async fn transfers(server: &Worker, client: &Worker, step: i64) -> Peer {
     show(&client.list_with_checksums(&peer).await.unwrap());
     let key = |worker: &Worker| worker.key(SERVER_CPU, CLIENT_CPU, "edge").unwrap();
     let (sending, receiving) = (server.step(step), client.step(step));
-    sending.send(&key(server), filled(server, 1 << 20)).unwrap();
+    sending.send(&key(server), filled(server, 100 << 10)).unwrap();
     show(&receiving.recv(&key(client)).await.unwrap());
     // One that is given up, and one that nobody sends.
     drop(receiving.recv(&key(client)));
@@ -128,8 +122,8 @@ async fn misbehave(tap: &Tap, server: &Worker) {
     };
     let runtime = TokioRuntime::current().unwrap();
     for frame in frames.chain([hello, ControlFrame::Proof { proof: [0xA7; 32] }]).collect::<Vec<_>>() {
+        // Not tapped: what it makes up is no secret.
         let plane = GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0").secret(Secret::new(SECRET))).unwrap();
-        let plane = tap.on(plane);
         let mut session = plane.dial(server.address()).await.unwrap();
         let me = handshake::Introduction {
             worker: worker.clone(),
@@ -138,8 +132,9 @@ async fn misbehave(tap: &Tap, server: &Worker) {
             fabrics: Vec::new(),
         };
         let secret = Secret::new(SECRET);
-        let them =
-            handshake::dial(&mut session, &me, secret.as_ref(), &runtime, LIMIT, server.address()).await.unwrap();
+        let them = handshake::dial(&mut session, &me, secret.as_ref(), &runtime, LIMIT, server.address())
+            .await
+            .unwrap();
         show(&(&session, &them, &frame, &secret));
         session.sender.send(frame.encode()).await.unwrap();
         // Until the worker has ended the session, or has had its time with a connection that cannot be.
@@ -176,7 +171,9 @@ fn e_no_secret_token_key_proof_or_nonce_is_ever_shown() {
             (FabricKind::Shm, Trust::Cluster),
             (FabricKind::Grpc, Trust::Cluster),
         ] {
+            let began = runtime.now();
             life(&tap, kind, trust).await;
+            println!("a life over {kind}: {:?}", runtime.now() - began);
         }
         let handed_over = handed_over().await;
         for (key, _, _, value) in snapshotter.snapshot().into_vec() {

@@ -88,7 +88,7 @@ fn e_half_open_dials_of_the_data_port_keep_nobody_out() {
 }
 
 /// A worker whose strangers have a second, so that the test sees the end of it.
-async fn impatient(runtime: Arc<dyn Runtime>) -> Worker {
+pub(crate) async fn impatient(runtime: Arc<dyn Runtime>) -> Worker {
     let second = Duration::from_secs(1);
     let config = GrpcConfig::new("127.0.0.1:0").secret(Secret::new(SECRET)).arrival_limit(second);
     let tcp = TcpConfig { handshake_limit: second, ..TcpConfig::default() };

@@ -4,6 +4,7 @@ use std::{
     io::{Read, Write},
     net::TcpStream,
     sync::Arc,
+    thread,
     time::Duration,
 };
 
@@ -20,8 +21,9 @@ use verbs_reactor::{FabricKind, Runtime};
 
 use crate::{
     attacker::opening,
+    dials::impatient,
     harness::{bounded, step},
-    stage::{HONEST, SECRET, SERVER, builder, fetch, held, publish},
+    stage::{HONEST, SECRET, SERVER, builder, fetch, held, publish, until},
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -157,8 +159,8 @@ fn is_cut(address: &str, bytes: &[u8]) -> bool {
 
 #[test]
 fn e_every_length_of_a_strangers_bytes_is_refused_at_its_limit_and_above() {
-    bounded(LIMIT, |_| async {
-        let server = builder(SERVER, FabricKind::Tcp).start().await.unwrap();
+    bounded(LIMIT, |runtime| async move {
+        let server = impatient(runtime).await;
         publish(&server, 1);
         let address = server.address().to_owned();
         let honest = builder(HONEST, FabricKind::Tcp).start().await.unwrap();
@@ -205,8 +207,17 @@ fn e_every_length_of_a_strangers_bytes_is_refused_at_its_limit_and_above() {
                 lengths.push(grpc(content.len() as u32, &content));
             }
         }
-        for (number, bytes) in lengths.into_iter().enumerate() {
-            assert!(is_cut(&address, &[opening(), bytes].concat()), "number {number} is kept");
+        // All at once: each is waited for until its time is over at most.
+        let waiting: Vec<_> = lengths
+            .into_iter()
+            .map(|bytes| {
+                let address = address.clone();
+                thread::spawn(move || is_cut(&address, &[opening(), bytes].concat()))
+            })
+            .collect();
+        until("the last one's end", || waiting.iter().all(thread::JoinHandle::is_finished)).await;
+        for (number, cut) in waiting.into_iter().enumerate() {
+            assert!(cut.join().unwrap(), "number {number} is kept");
         }
         before.assert_at_most(GROWTH_MAX, 80, "after all of them");
         step("a fetch", fetch(&honest, &address, 1)).await.unwrap();

@@ -77,7 +77,7 @@ async fn attack(words: &[String], runtime: Arc<dyn Runtime>) {
         let (mut is_on, plane, runtime) = (is_on.clone(), &plane, runtime.clone());
         async move {
             loop {
-                let _parent_lives = is_on.wait_for(|on| *on).await;
+                let _parent_lives = is_on.wait_for(|on| *on).await.map(drop);
                 match mode {
                     "guess" => guess(plane, address).await,
                     "garbage" => attacker::garbage(port, &*runtime).await,
@@ -214,7 +214,9 @@ fn e_honest_peers_keep_their_throughput_under_attack() {
     let rounds = size("TENSORWIRE_ROUNDS", 9);
     bounded(Duration::from_secs(900), |runtime| async move {
         raise_descriptor_limit();
-        println!("attack, at port: throughput kept (median; all), MiB/s without, CPU of attacker, of attacked without/with");
+        println!(
+            "attack, at port: throughput kept (median; all), MiB/s without, CPU of attacker, of attacked without/with"
+        );
         let mut lost = Vec::new();
         for trial in &trials {
             let outcome = measure(trial, rounds, runtime.clone()).await;
@@ -222,7 +224,12 @@ fn e_honest_peers_keep_their_throughput_under_attack() {
             let (kept, all) = (outcome.median(), &outcome.ratios);
             println!(
                 "{} x {}, {port}: {kept:.2} ({all:.2?}), {:.0} MiB/s, {:.2}, {:.2}/{:.2}",
-                trial.mode, trial.at_once, outcome.mib_per_second, outcome.attackers_cpu, outcome.own_cpu.0, outcome.own_cpu.1
+                trial.mode,
+                trial.at_once,
+                outcome.mib_per_second,
+                outcome.attackers_cpu,
+                outcome.own_cpu.0,
+                outcome.own_cpu.1
             );
             if kept < KEPT_MIN {
                 lost.push(format!("{} at the {port} port: {kept:.2}", trial.mode));

@@ -48,7 +48,8 @@ const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxy
 fn base64(bytes: &[u8]) -> String {
     let mut text = String::new();
     for chunk in bytes.chunks(3) {
-        let group = chunk.iter().fold(0_u32, |sum, byte| sum << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
+        let group =
+            chunk.iter().fold(0_u32, |sum, byte| sum << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
         for place in 0..=chunk.len() {
             text.push(char::from(LETTERS[(group >> (18 - 6 * place)) as usize & 63]));
         }
@@ -139,7 +140,8 @@ impl Search {
 }
 
 fn search(secrets: &[(&'static str, Vec<u8>)]) -> Search {
-    let wanted = secrets.iter().flat_map(|(what, value)| forms_of(value).into_iter().map(|form| (*what, form)));
+    let wanted =
+        secrets.iter().flat_map(|(what, value)| forms_of(value).into_iter().map(|form| (*what, form)));
     Search::new(wanted.collect())
 }
 
@@ -148,7 +150,9 @@ pub(crate) fn assert_shown(value: &[u8]) {
     let search = search(&[("planted", value.to_vec())]);
     assert!(search.shown().is_empty(), "it is there already");
     let shown = String::from_utf8_lossy(&SHOWN.lock().unwrap()).into_owned();
-    for name in ["rendezvous", "verbs_reactor", "h2::", "TRACE", "NotFound", "tensorwire_bytes_total", "Hello {"] {
+    for name in
+        ["rendezvous", "verbs_reactor", "h2::", "TRACE", "NotFound", "tensorwire_bytes_total", "Hello {"]
+    {
         assert!(shown.contains(name), "nothing of {name} was shown: the search proves nothing");
     }
     search.wanted.iter().for_each(|(_, form)| SHOWN.lock().unwrap().extend_from_slice(form.as_bytes()));
