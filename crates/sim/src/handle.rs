@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    Allowed, Event, Fault, Node, Pattern, Rng, SimRuntime, Swarm, Violation,
+    Allowed, Bounds, Event, Fault, Node, Pattern, Plan, Rng, SimRuntime, Swarm, Violation,
     chances::Chances,
     clock::Action,
     failing::Call,
@@ -66,21 +66,19 @@ impl Handle {
     }
 
     /// Ends every fault that lasts: planned ones are forgotten, stopped nodes go on, slow ones are quick again. From
-    /// here on things must succeed, once everyone has seen what was lost before.
+    /// here on, the liveness phase, things must succeed, once everyone has seen what was lost before.
     pub fn heal(&self) {
-        let nodes = {
-            let mut state = self.shared.state();
-            state.triggers.clear();
-            state.half_open.clear();
-            state.flips_of_65536 = 0;
-            for node in &mut state.nodes {
-                node.slow_of_256 = 0;
-                node.failing.clear();
-                node.lost_devices.clear();
-            }
-            state.nodes.len() as u32
-        };
-        (0..nodes).for_each(|node| self.shared.inject(Fault::Thaw(NodeId(node))));
+        self.shared.inject(Fault::Heal);
+    }
+
+    /// Bounds the time that operations of the ledger take: see [`Bounds`]. Without this, nothing is bounded.
+    pub fn bound(&self, bounds: Bounds) {
+        self.shared.ledger().bound(bounds);
+    }
+
+    /// Notes what this run injects, for a report; `is_given` when it is not what the seed drew.
+    pub fn note_plan(&self, plan: &Plan, is_given: bool) {
+        *lock(&self.shared.plan) = (plan.to_string(), is_given);
     }
 
     /// From now on, of 65,536 pieces of contents so many come with one bit flipped; also of contents inside messages,
@@ -93,6 +91,11 @@ impl Handle {
     /// as often as this world draws for it. Each one that is taken is a mark ([`Summary::marks`](crate::Summary::marks)) under its name.
     pub fn take_chances(&self) {
         lock(&self.shared.chances).get_or_insert_with(|| Chances::new(Rng::new(self.shared.seed).fork(4)));
+    }
+
+    /// How often the branch called `mark` was taken so far.
+    pub fn reached(&self, mark: &str) -> u64 {
+        lock(&self.shared.trace).reached(mark)
     }
 
     /// Bits that were flipped so far.

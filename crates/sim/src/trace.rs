@@ -19,6 +19,7 @@ use crate::ids::{BlockNumber, EndpointId, GrantNumber, LeaseId, NodeId, Operatio
 pub enum Event {
     Started { node: NodeId },
     Crashed { node: NodeId },
+    Phase { name: &'static str },
     Frozen { node: NodeId, nic: bool },
     Thawed { node: NodeId },
     Slowed { node: NodeId },
@@ -187,6 +188,10 @@ impl Trace {
 
     pub(crate) fn marks(&self) -> BTreeMap<&'static str, u64> {
         self.marks.clone()
+    }
+
+    pub(crate) fn reached(&self, mark: &str) -> u64 {
+        self.marks.get(mark).copied().unwrap_or_default()
     }
 
     pub(crate) fn tail(&self) -> Vec<(Duration, Event)> {

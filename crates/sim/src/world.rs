@@ -128,6 +128,8 @@ pub(crate) struct Shared {
     failure: Mutex<Option<Violation>>,
     /// The test that runs this world again.
     replay: Mutex<String>,
+    /// What the scenario injects, and whether that is given instead of drawn.
+    pub(crate) plan: Mutex<(String, bool)>,
     owners: Mutex<Owners>,
     ledger: Mutex<Ledger>,
     state: Mutex<State>,
@@ -274,7 +276,10 @@ impl Shared {
 
     fn failure(&self) -> Option<Box<Failure>> {
         let violation = lock(&self.failure).clone()?;
+        let phase = self.phase();
         let trace = lock(&self.trace);
+        let (plan, is_given) = lock(&self.plan).clone();
+        let given = if is_given { format!(" SIM_PLAN=\"{plan}\"") } else { String::new() };
         Some(Box::new(Failure {
             seed: self.seed,
             violation,
@@ -283,8 +288,10 @@ impl Shared {
             at: self.now(),
             tail: trace.tail(),
             swarm: format!("{:?}", self.swarm),
+            phase,
+            plan,
             replay: format!(
-                "SIM_SEED={} cargo test -p tensorwire-sim --test {} -- --nocapture",
+                "SIM_SEED={}{given} cargo test -p tensorwire-sim --test {} -- --nocapture",
                 self.seed,
                 lock(&self.replay)
             ),
@@ -300,6 +307,11 @@ impl Shared {
         if lock(&self.trace).events() > self.swarm.events_max {
             let open = self.ledger().describe_open();
             self.violated(Violation::Endless(format!("{} events; {open}", self.swarm.events_max)));
+            return None;
+        }
+        let overdue = self.ledger().overdue(self.now());
+        if let Some(late) = overdue {
+            self.violated(late);
             return None;
         }
         match self.choose() {
@@ -377,6 +389,7 @@ impl World {
             chances: Mutex::default(),
             failure: Mutex::default(),
             replay: Mutex::new("seeds".to_owned()),
+            plan: Mutex::default(),
             owners: Mutex::default(),
             ledger: Mutex::default(),
             state: Mutex::new(state),
