@@ -166,13 +166,14 @@ async fn scenario(handle: Handle, given: Option<Plan>, rounds: Option<u32>) -> (
         round += 1;
     }
     stop(&run, &members).await;
-    let (transfers, kinds) = (run.truth().transfers, kinds::counted(&run));
-    (members.len(), transfers, kinds)
+    let transfers = run.truth().transfers;
+    (members.len(), transfers, kinds::counted(&run))
 }
 
 /// Whether there were as many transfers as there must be, and of all kinds.
 fn has_all(run: &Run) -> bool {
-    run.truth().transfers >= TRANSFERS_MIN && kinds::are_complete(run)
+    let transfers = run.truth().transfers;
+    transfers >= TRANSFERS_MIN && kinds::are_complete(run)
 }
 
 /// L3: every worker's end has a bound.
