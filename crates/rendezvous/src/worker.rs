@@ -372,14 +372,15 @@ impl Worker {
 fn info(peer: &Peer) -> PeerInfo {
     let connection = peer.connection();
     let live = connection.as_ref().filter(|connection| !connection.is_over());
+    let (fabric, counters) = peer.figures();
     PeerInfo {
         name: peer.name().to_owned(),
         address: peer.address(),
         transport: live.map(Route::kind),
         not_used: live.map(|_| peer.not_used()).unwrap_or_default(),
         incarnation: peer.live_session().map(|session| session.peer.incarnation),
-        fabric: connection.as_ref().map(Route::stats).unwrap_or_default(),
-        counters: connection.as_ref().map(Route::counters).unwrap_or_default(),
+        fabric,
+        counters,
     }
 }
 
