@@ -26,7 +26,11 @@ use tokio::{
 };
 use tonic::transport::server::Connected;
 
-use super::recv_tensor::GrpcRoute;
+use super::{
+    recv_tensor::GrpcRoute,
+    wire::{Security, Wire},
+};
+use crate::control::ProvenPeer;
 
 /// How long the peer may take to hang up after its session has ended.
 const LEAVING: Duration = Duration::from_secs(2);
@@ -36,12 +40,18 @@ const LEAVING: Duration = Duration::from_secs(2);
 pub(super) struct Door {
     limit: usize,
     arrival_limit: Duration,
+    security: Security,
     strangers: Mutex<VecDeque<Arc<Guest>>>,
 }
 
 impl Door {
-    pub(super) fn new(limit: usize, arrival_limit: Duration) -> Arc<Self> {
-        Arc::new(Self { limit: limit.max(1), arrival_limit, strangers: Mutex::new(VecDeque::new()) })
+    pub(super) fn new(limit: usize, arrival_limit: Duration, security: Security) -> Arc<Self> {
+        Arc::new(Self {
+            limit: limit.max(1),
+            arrival_limit,
+            security,
+            strangers: Mutex::new(VecDeque::new()),
+        })
     }
 
     /// Lets `stream` in as a stranger, and pushes out the oldest one if there are too many.
@@ -55,6 +65,7 @@ impl Door {
             tracing::debug!(peer = %oldest.host, "too many unauthenticated peers: the oldest is dropped");
             oldest.evict();
         }
+        let stream = Wire::accept(stream, &self.security);
         GuestStream { stream, guest, timer: Some(timer(self.arrival_limit)), leaving: false }
     }
 
@@ -88,6 +99,8 @@ pub(super) struct Guest {
     is_attaching: AtomicBool,
     /// Whose tensors it carries, if it carries tensors.
     route: OnceLock<Weak<GrpcRoute>>,
+    /// What its peer has proven by TLS.
+    proven: OnceLock<Arc<ProvenPeer>>,
 }
 
 impl Guest {
@@ -100,7 +113,13 @@ impl Guest {
             waker: AtomicWaker::new(),
             is_attaching: AtomicBool::new(false),
             route: OnceLock::new(),
+            proven: OnceLock::new(),
         })
+    }
+
+    /// What its peer has proven by TLS; known before its first request is.
+    pub(super) fn proven(&self) -> Option<&Arc<ProvenPeer>> {
+        self.proven.get()
     }
 
     /// The peer's host.
@@ -184,7 +203,7 @@ impl fmt::Debug for Guest {
 
 /// A connection that the door can cut.
 pub(super) struct GuestStream {
-    stream: TcpStream,
+    stream: Wire,
     guest: Arc<Guest>,
     timer: Option<Pin<Box<tokio::time::Sleep>>>,
     leaving: bool,
@@ -210,6 +229,23 @@ impl GuestStream {
         }
         self.guest.evict();
         Err(io::ErrorKind::TimedOut.into())
+    }
+}
+
+impl GuestStream {
+    /// Tells what the TLS handshake has come to.
+    fn note<T>(&self, polled: &Poll<io::Result<T>>) {
+        if matches!(polled, Poll::Ready(Err(_)))
+            && self.guest.stage.load(Ordering::Acquire) == stage::ARRIVING
+            && let Some(why) = self.stream.trouble().text()
+        {
+            tracing::warn!(peer = %self.guest.host, why, "a control connection was refused");
+        }
+        if self.guest.proven.get().is_none()
+            && let Some(proven) = self.stream.proven()
+        {
+            let _ = self.guest.proven.set(proven.clone());
+        }
     }
 }
 
@@ -239,7 +275,9 @@ impl AsyncRead for GuestStream {
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         this.poll_cut(context)?;
-        Pin::new(&mut this.stream).poll_read(context, buffer)
+        let read = Pin::new(&mut this.stream).poll_read(context, buffer);
+        this.note(&read);
+        read
     }
 }
 

@@ -12,7 +12,9 @@ use tonic::{Status, Streaming};
 use verbs_reactor::BoxFuture;
 
 use super::{closed, door::Guest, within};
-use crate::control::{ControlError, ControlSession, FrameReceiver, FrameSender, generated::Frame};
+use crate::control::{
+    ControlError, ControlSession, FrameReceiver, FrameSender, ProvenPeer, generated::Frame,
+};
 
 /// Frames buffered per direction.
 const QUEUE_FRAMES: usize = 8;
@@ -70,13 +72,18 @@ pub(super) struct Parts {
 /// Frames for the peer, the goodbye last. `Err` aborts the stream.
 pub(super) type OutgoingFrames = stream::BoxStream<'static, Result<Frame, Status>>;
 
-/// Makes a session. `guest` is the connection it came in by, if it did.
-pub(super) fn session(peer_host: Option<IpAddr>, guest: Option<Arc<Guest>>) -> Parts {
+/// Makes a session. `guest` is the connection it came in by, if it did; `proven` what TLS has shown of the peer.
+pub(super) fn session(
+    peer_host: Option<IpAddr>,
+    guest: Option<Arc<Guest>>,
+    proven: Option<Arc<ProvenPeer>>,
+) -> Parts {
     let (outgoing_sender, outgoing) = mpsc::channel(QUEUE_FRAMES);
     let (incoming_sender, incoming) = mpsc::channel(QUEUE_FRAMES);
     let (end_sender, end) = watch::channel(End::Open);
     let (control_sender, control) = watch::channel(Outgoing::Running);
-    let sender = Arc::new(GrpcSender { frames: outgoing_sender, end: end.clone(), guest: guest.clone() });
+    let sender =
+        Arc::new(GrpcSender { frames: outgoing_sender, end: end.clone(), guest: guest.clone(), proven });
     let receiver = Box::new(GrpcReceiver { frames: incoming, end });
     Parts {
         session: ControlSession { sender, receiver, peer_host },
@@ -226,6 +233,7 @@ struct GrpcSender {
     frames: mpsc::Sender<Vec<u8>>,
     end: watch::Receiver<End>,
     guest: Option<Arc<Guest>>,
+    proven: Option<Arc<ProvenPeer>>,
 }
 
 impl GrpcSender {
@@ -258,6 +266,10 @@ impl FrameSender for GrpcSender {
         if let Some(guest) = &self.guest {
             guest.admit();
         }
+    }
+
+    fn proven(&self) -> Option<&ProvenPeer> {
+        self.proven.as_deref()
     }
 }
 

@@ -53,6 +53,8 @@ pub(crate) struct RouteEnds {
     pub(crate) token: Token,
     pub(crate) agreed: Agreed,
     pub(crate) connect_limit: Duration,
+    /// SHA-256 of the certificate that the peer has shown on its session: its connections must show it too.
+    pub(crate) certificate: Option<[u8; 32]>,
     /// Turns true when the session ends.
     pub(crate) session_over: watch::Receiver<bool>,
 }
@@ -73,6 +75,7 @@ pub(crate) struct GrpcRoute {
     token: HeaderValue,
     validation: Validation,
     connect_limit: Duration,
+    certificate: Option<[u8; 32]>,
     session_over: watch::Receiver<bool>,
     caller: OnceCell<Caller>,
     receives: Arc<Semaphore>,
@@ -115,6 +118,7 @@ impl GrpcRoute {
             token,
             validation: ends.agreed.validation,
             connect_limit: ends.connect_limit,
+            certificate: ends.certificate,
             session_over: ends.session_over,
             caller: OnceCell::new(),
             receives: Arc::new(Semaphore::new(receives as usize)),
@@ -146,6 +150,11 @@ impl GrpcRoute {
     /// Whether it can carry no more transfers.
     pub(crate) fn is_over(&self) -> bool {
         self.lost.get().is_some() || self.leaving.get().is_some()
+    }
+
+    /// Whether what it carries is encrypted.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.calls.encrypts()
     }
 
     /// Whether nothing more can come or go.
@@ -244,7 +253,9 @@ impl GrpcRoute {
     /// The peer's calls come by `guest`, too; false if it has too many connections.
     pub(in crate::control::grpc) fn admit(&self, guest: &Arc<Guest>) -> bool {
         let mut guests = self.guests();
-        let is_admitted = !self.is_over() && guests.len() < CONNECTIONS_MAX;
+        // A token that another member has stolen is of no use to it.
+        let is_the_peers = guest.proven().map(|proven| proven.certificate) == self.certificate;
+        let is_admitted = is_the_peers && !self.is_over() && guests.len() < CONNECTIONS_MAX;
         if is_admitted {
             guests.push(guest.clone());
         }
@@ -305,6 +316,7 @@ impl GrpcRoute {
         let address = self.address.clone().ok_or_else(unknown)?;
         let (told, opened) = oneshot::channel();
         let (runtime, stop, limit) = (self.runtime.clone(), self.stop.subscribe(), self.connect_limit);
+        let (calls, certificate) = (self.calls.clone(), self.certificate);
         let route = self.me.clone();
         let ended = Box::new(move |detail| {
             if let Some(route) = route.upgrade() {
@@ -312,7 +324,7 @@ impl GrpcRoute {
             }
         });
         let opening = async move {
-            let connecting = client::connect(&address, &runtime, stop, ended);
+            let connecting = client::connect(&address, (&calls.security, certificate), &runtime, stop, ended);
             let opened = timeout(&*runtime, limit, connecting).await.unwrap_or_else(|_| {
                 let detail = format!("no gRPC connection within {} ms", limit.as_millis());
                 Err(crate::control::ControlError::Unreachable { address: address.clone(), detail })

@@ -64,6 +64,7 @@ fn admit(worker: &Worker) -> (Arc<GrpcRoute>, Token) {
         address: None,
         token: Token::new(&*runtime),
         agreed: protocol::Agreed::of(&node.parameters, &node.parameters),
+        certificate: None,
         connect_limit: Duration::from_secs(10),
         session_over: tokio::sync::watch::channel(false).1,
     };
