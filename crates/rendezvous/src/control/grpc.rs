@@ -39,6 +39,7 @@ use tokio::sync::{mpsc, watch};
 use verbs_reactor::{BoxFuture, Elapsed, Runtime, TokioRuntime};
 
 pub use self::recv_tensor::TensorCalls;
+pub(crate) use self::recv_tensor::{Arrived, Expected, GrpcRoute, HeldArrival, RouteEnds, Token};
 use self::{
     dial::{Dialler, host_and_port},
     door::Door,
@@ -47,7 +48,6 @@ use self::{
     server::{Arrival, Host, Tasks},
     wire::Security,
 };
-pub(crate) use self::recv_tensor::{Arrived, Expected, GrpcRoute, HeldArrival, RouteEnds, Token};
 use super::{ControlError, ControlPlane, ControlSession, Secret};
 
 /// Largest gRPC message: a largest frame and its tag and length.

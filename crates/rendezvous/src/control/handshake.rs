@@ -244,7 +244,9 @@ impl End<'_> {
                 return Err(self.wrong_secret());
             }
             frame => {
-                return Err(self.unless_refused(&frame, "it sent something else than the proof of its secret"));
+                return Err(
+                    self.unless_refused(&frame, "it sent something else than the proof of its secret")
+                );
             }
         };
         if hellos.verify(role, self.secret, &proof) {

@@ -253,13 +253,16 @@ impl GrpcRoute {
     /// The peer's calls come by `guest`, too; false if it has too many connections.
     pub(in crate::control::grpc) fn admit(&self, guest: &Arc<Guest>) -> bool {
         let mut guests = self.guests();
-        // A token that another member has stolen is of no use to it.
-        let is_the_peers = guest.proven().map(|proven| proven.certificate) == self.certificate;
-        let is_admitted = is_the_peers && !self.is_over() && guests.len() < CONNECTIONS_MAX;
+        let is_admitted = !self.is_over() && guests.len() < CONNECTIONS_MAX;
         if is_admitted {
             guests.push(guest.clone());
         }
         is_admitted
+    }
+
+    /// Whether a connection shows the certificate that the peer has shown on its session.
+    pub(super) fn is_of(&self, guest: &Guest) -> bool {
+        guest.proven().map(|proven| proven.certificate) == self.certificate
     }
 
     /// A connection of the peer's is gone. It opens another one only for another route.
