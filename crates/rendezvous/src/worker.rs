@@ -15,6 +15,7 @@ use crate::{
     connect::Meant,
     error::{Lost, TransferName},
     fetch::check_name,
+    listed::{LIST_BYTES_MAX, ListRefused, ListSoFar},
     node::Node,
     route::Route,
 };
@@ -322,29 +323,34 @@ impl Worker {
 
     async fn list_pages(&self, peer: &Peer, with_checksums: bool) -> Result<Vec<Published>, WorkerError> {
         let session = self.node.session(peer).await?;
+        let transfer =
+            || Box::new(TransferName { peer: peer.name().to_owned(), key: "list".to_owned(), step: None });
         let lost = |_| {
             let Lost { loss, detail } = session.lost();
-            let transfer = TransferName { peer: peer.name().to_owned(), key: "list".to_owned(), step: None };
-            WorkerError::PeerLost { transfer: Box::new(transfer), transport: "control plane", loss, detail }
+            WorkerError::PeerLost { transfer: transfer(), transport: "control plane", loss, detail }
         };
         let pages = async {
-            let mut all: Vec<Published> = Vec::new();
+            let mut list = ListSoFar::new(LIST_BYTES_MAX);
             loop {
                 let (request, page) = session.ask_list().map_err(lost)?;
-                let after = all.last().map(|entry| entry.name.clone());
+                let after = list.last_name();
                 let ask =
                     protocol::wire::control::ControlFrame::ListRequest { request, after, with_checksums };
                 session.send(ask).await?;
                 let page = page.await.map_err(|_| lost(String::new()))?;
                 let more = page.more && !page.entries.is_empty();
-                all.extend(page.entries.into_iter().map(|entry| Published {
-                    name: entry.name,
-                    metadata: entry.metadata,
-                    version: Version { incarnation: session.peer.incarnation, number: entry.version },
-                    checksum: entry.checksum,
-                }));
+                match list.take(page.entries, session.peer.incarnation) {
+                    Ok(()) => {}
+                    Err(ListRefused::Disordered) => {
+                        session.condemn(Lost::misbehaved("the peer's list is not in the order of names"));
+                        return Err(lost(String::new()));
+                    }
+                    Err(ListRefused::TooLong(status)) => {
+                        return Err(WorkerError::Local { transfer: transfer(), status });
+                    }
+                }
                 if !more {
-                    return Ok(all);
+                    return Ok(list.entries);
                 }
             }
         };

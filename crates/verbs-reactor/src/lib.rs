@@ -31,6 +31,9 @@ pub mod bare;
 mod core;
 mod error;
 mod fabric;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod kind;
 mod queue_pair;
 mod read;

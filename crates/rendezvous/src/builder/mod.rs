@@ -134,7 +134,7 @@ impl WorkerBuilder {
                 deferred_steps_max: 1024,
                 init_timeout: Duration::from_secs(60),
             },
-            session_caps: SessionCaps { in_all: 1024, of_a_peer: 8 },
+            session_caps: SessionCaps { in_all: 1024, of_a_peer: 8, connections_of_a_peer: 16 },
             peers_max: 4096,
             runtime: None,
             control_runtime: None,
@@ -391,6 +391,15 @@ impl WorkerBuilder {
     #[must_use]
     pub fn sessions_per_peer_max(mut self, sessions: usize) -> Self {
         self.session_caps.of_a_peer = sessions;
+        self
+    }
+
+    /// Data connections that workers of one name may have set up at once, over all of their sessions; one more is
+    /// refused. Two workers have one; more are left over from connections whose end has not been noticed. One session
+    /// may have 16. Default 16.
+    #[must_use]
+    pub fn connections_per_peer_max(mut self, connections: usize) -> Self {
+        self.session_caps.connections_of_a_peer = connections;
         self
     }
 

@@ -23,6 +23,7 @@ use crate::{
     },
     enclosure::LocalFabric,
     grpc_set_up::GrpcOffer,
+    log_quota::LogQuota,
     lost::LostSteps,
     meter::Labels,
     node::Node,
@@ -63,6 +64,7 @@ impl WorkerBuilder {
             published: PublishedSet::new(incarnation),
             lost: LostSteps::default(),
         });
+        let log = Arc::new(LogQuota::new(runtime.clone()));
         let node = Node {
             incarnation,
             address: control.local_address(),
@@ -88,6 +90,7 @@ impl WorkerBuilder {
             closing: watch::Sender::new(false),
             closed: watch::Sender::new(false),
             labels: Labels::default(),
+            log,
             grace: self.grace,
             sessions: watch::Sender::new(SessionCounts::default()),
             session_caps: self.session_caps,
@@ -124,6 +127,11 @@ impl WorkerBuilder {
                 "sessions_per_peer_max",
                 self.session_caps.of_a_peer == 0,
                 "no peer could be talked to: use at least 1",
+            ),
+            (
+                "connections_per_peer_max",
+                self.session_caps.connections_of_a_peer == 0,
+                "no peer could connect here: use at least 1",
             ),
             ("peers_max", self.peers_max == 0, "no peer could be talked to: use at least 1"),
             ("values_max", self.step_settings.values_max == 0, "nothing could be sent: use at least 1"),

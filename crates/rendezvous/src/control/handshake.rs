@@ -21,6 +21,8 @@
 //! them; that is what TLS is for. Where a session runs over TLS, the name in a Hello must be in the certificate of the end
 //! that sends it, and the proofs cover the TLS connection too, so that they are of no use on another one.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 #[cfg(test)]
 mod tests;
 

@@ -24,12 +24,19 @@ use super::{
     fabric::remedy,
     handshake::{HELLO_BYTES, Hello, Token, VERSION, encode_welcome},
     protection::{Protection, Stream},
-    socket::prefer_cubic,
+    socket::{prefer_cubic, set_backlog},
 };
 use crate::{BoxFuture, Elapsed, FabricError, FabricKind, Runtime, timeout};
 
 /// How long accepting rests when the process is out of descriptors or memory.
 const ACCEPT_REST: Duration = Duration::from_millis(20);
+
+/// Streams that the kernel holds until they are accepted, so that a storm of peers waits instead of being dropped and trying
+/// again a second later.
+const BACKLOG: i32 = 1024;
+
+/// How often at most it is logged that accepting fails.
+const COMPLAINT: Duration = Duration::from_secs(10);
 
 /// For how long at least a stream may say who it is, however many newer ones come: they wait in the kernel's queue
 /// meanwhile. Without it, a burst would push out a peer between its connect and its first bytes.
@@ -120,6 +127,7 @@ impl Listener {
             }
         };
         let socket = std::net::TcpListener::bind((config.bind, 0)).map_err(fail("bind"))?;
+        set_backlog(&socket, BACKLOG).map_err(fail("listen"))?;
         socket.set_nonblocking(true).map_err(fail("set_nonblocking"))?;
         let address = socket.local_addr().map_err(fail("getsockname"))?;
         if config.bind.is_loopback() {
@@ -137,6 +145,7 @@ impl Listener {
             pending_max: config.pending_handshakes_max.max(1),
             order: VecDeque::new(),
             next: 0,
+            complained: None,
         };
         runtime.spawn("tcp listener", Box::pin(reception.run(socket, stopped)));
         Ok(Arc::new(Self { address, tickets, _stop: stop }))
@@ -239,6 +248,8 @@ struct Reception {
     /// The handshakes under way, oldest first.
     order: VecDeque<Pending>,
     next: u64,
+    /// When it was last logged that accepting fails.
+    complained: Option<Duration>,
 }
 
 impl Reception {
@@ -304,11 +315,15 @@ impl Reception {
         Abortable::new(Box::pin(greeting), registration)
     }
 
-    async fn rest(&self, error: &io::Error) {
+    async fn rest(&mut self, error: &io::Error) {
         if [io::ErrorKind::ConnectionAborted, io::ErrorKind::ConnectionReset].contains(&error.kind()) {
             return;
         }
-        tracing::warn!(%error, "accepting a data connection failed; is the limit on open files too low?");
+        let now = self.runtime.now();
+        if self.complained.is_none_or(|then| now.saturating_sub(then) >= COMPLAINT) {
+            self.complained = Some(now);
+            tracing::warn!(%error, "accepting a data connection failed; is the limit on open files too low?");
+        }
         self.runtime.sleep(ACCEPT_REST).await;
     }
 }

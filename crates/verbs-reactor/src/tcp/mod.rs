@@ -54,6 +54,8 @@ mod closing;
 mod driver;
 mod fabric;
 mod frame;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod handshake;
 mod link;
 mod listener;

@@ -222,6 +222,13 @@ pub(super) fn prefer_cubic(socket: &impl AsRawFd) {
     }
 }
 
+/// Lets the kernel hold so many connections until they are accepted; its own limit, `net.core.somaxconn`, may be lower.
+pub(super) fn set_backlog(listener: &std::net::TcpListener, connections: libc::c_int) -> io::Result<()> {
+    // SAFETY: the descriptor is open, because `listener` owns it.
+    let failed = unsafe { libc::listen(listener.as_raw_fd(), connections) };
+    if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Makes the kernel notice a peer whose host is gone. Idle, it asks the peer's kernel, which answers also for a
 /// process that is stopped, and gives up after `silence`; with bytes under way it gives up when the peer's kernel
 /// has taken none of them for `stall`.

@@ -60,7 +60,7 @@ fn admit_by(worker: &Worker, certificate: Option<[u8; 32]>) -> (Arc<GrpcRoute>, 
     let node = &worker.node;
     let ends = RouteEnds {
         expected: node.grpc.as_ref().unwrap().calls.expect(&token).unwrap(),
-        meter: Meter::new("peer".into(), FabricKind::Grpc),
+        meter: Meter::new("peer".into(), FabricKind::Grpc, &node.log),
         values: node.values.clone(),
         runtime: runtime.clone(),
         pool: node.pools.receive.clone(),
