@@ -91,7 +91,7 @@ fn e_a_tls_worker_does_not_fall_back_to_a_plain_one() {
     bounded(|| async {
         let refused = refusal(plain(SERVER, FabricKind::Tcp), builder(CLIENT, FabricKind::Tcp)).await;
         assert!(matches!(refused, ControlError::Tls { .. }), "{refused}");
-        assert!(refused.to_string().contains("without TLS"), "{refused}");
+        assert!(refused.to_string().contains("does not speak TLS"), "{refused}");
     });
 }
 

@@ -12,8 +12,11 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
 };
-use tokio_rustls::{Accept, TlsStream};
-use verbs_reactor::tls::{PeerCertificate, TlsIdentity, TlsPurpose, explain_io};
+use tokio_rustls::TlsStream;
+use verbs_reactor::{
+    BoxFuture,
+    tls::{PeerCertificate, TlsIdentity, TlsPurpose, explain_io, explain_later},
+};
 
 use super::wire::Trouble;
 use crate::control::{ProvenPeer, TlsNames};
@@ -30,7 +33,7 @@ pub(super) struct Secured {
 }
 
 enum State {
-    Greeting(Accept<TcpStream>),
+    Greeting(BoxFuture<'static, io::Result<TlsStream<TcpStream>>>),
     Up(TlsStream<TcpStream>),
     Failed,
 }
@@ -51,7 +54,6 @@ impl Secured {
         trouble: Trouble,
     ) -> Result<Self, String> {
         let up = identity.connect(TlsPurpose::Control, stream).await.map_err(|error| explain_io(&error))?;
-        let up = TlsStream::from(up);
         let proven = Some(Arc::new(prove(&up, names, Some(host))?));
         Ok(Self { state: State::Up(up), names, proven, trouble })
     }
@@ -63,7 +65,9 @@ impl Secured {
         names: TlsNames,
         trouble: Trouble,
     ) -> Self {
-        let state = State::Greeting(identity.accept(TlsPurpose::Control, stream));
+        let identity = identity.clone();
+        let greeting = async move { identity.accept(TlsPurpose::Control, stream).await };
+        let state = State::Greeting(Box::pin(greeting));
         Self { state, names, proven: None, trouble }
     }
 
@@ -74,11 +78,10 @@ impl Secured {
     /// The stream, once hands are shaken.
     fn poll_up(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Pin<&mut TlsStream<TcpStream>>>> {
         if let State::Greeting(accept) = &mut self.state {
-            let greeted = ready!(Pin::new(accept).poll(context));
-            let greeted = greeted.map_err(|error| explain_io(&error)).and_then(|stream| {
-                let stream = TlsStream::from(stream);
-                prove(&stream, self.names, None).map(|proven| (stream, proven))
-            });
+            let greeted = ready!(accept.as_mut().poll(context));
+            let greeted = greeted
+                .map_err(|error| explain_io(&error))
+                .and_then(|stream| prove(&stream, self.names, None).map(|proven| (stream, proven)));
             self.state = match greeted {
                 Ok((stream, proven)) => {
                     self.proven = Some(Arc::new(proven));
@@ -98,8 +101,8 @@ impl Secured {
 
     /// What an error of the stream means; HTTP/2 would lose its cause.
     fn noted<T>(trouble: &Trouble, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        polled.map_err(|error| match error.get_ref() {
-            Some(_) => trouble.note(explain_io(&error)),
+        polled.map_err(|error| match explain_later(&error) {
+            Some(why) => trouble.note(why),
             None => error,
         })
     }
