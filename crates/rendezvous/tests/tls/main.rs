@@ -12,6 +12,8 @@ use std::{
     time::Duration,
 };
 
+use memory::copy::{CopyReason, count};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use rendezvous::{
     Tensor, Worker, WorkerBuilder, WorkerError,
     control::{ControlError, Secret},
@@ -117,6 +119,38 @@ fn e_what_moves_is_encrypted_and_is_known_to_be() {
             server.shutdown().await;
         });
     }
+}
+
+/// A figure of the recorder, by name and one label.
+fn figure(snapshotter: &Snapshotter, name: &str, label: (&str, &str)) -> u64 {
+    let snapshot = snapshotter.snapshot().into_vec().into_iter();
+    let has_label =
+        |key: &metrics_util::CompositeKey| key.key().labels().any(|it| (it.key(), it.value()) == label);
+    let found = snapshot.filter(|(key, ..)| key.key().name() == name && has_label(key));
+    found.map(|(.., value)| if let DebugValue::Counter(value) = value { value } else { 0 }).sum()
+}
+
+#[test]
+fn e_encrypted_connections_and_their_copies_are_counted() {
+    bounded(|| async {
+        let recorder = DebuggingRecorder::new();
+        let snapshotter = recorder.snapshotter();
+        let _recording = metrics::set_default_local_recorder(&recorder);
+        let (server, client) = (
+            serve(builder(SERVER, FabricKind::Tcp)).await,
+            builder(CLIENT, FabricKind::Tcp).start().await.unwrap(),
+        );
+        let before = count(CopyReason::Decrypted).bytes;
+        assert_eq!(fetch(&client, server.address()).await.unwrap(), values());
+        // Other tests of this process may copy meanwhile.
+        let copied = count(CopyReason::Decrypted).bytes - before;
+        assert!(copied >= 4 * values().len() as u64, "{copied} bytes were copied");
+        client.record_metrics();
+        let connects = ("tensorwire_encrypted_connects_total", ("transport", "tcp"));
+        assert!(figure(&snapshotter, connects.0, connects.1) >= 1);
+        client.shutdown().await;
+        server.shutdown().await;
+    });
 }
 
 #[test]
