@@ -42,6 +42,15 @@ struct Half {
     known: Vec<RemoteRegion>,
 }
 
+/// Whom the user has named, where TLS can prove it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Meant {
+    /// A worker; who answers is held against its name.
+    Worker,
+    /// An address, and nothing more.
+    Host,
+}
+
 /// What a peer's Connect asks for.
 enum Considered<'node> {
     Fabric(&'node LocalFabric, Box<Half>),
@@ -85,7 +94,7 @@ impl Node {
         }
         let mut failed = None;
         for address in self.addresses(peer) {
-            let failure = match self.dial(&address).await {
+            let failure = match self.dial(&address, Meant::Worker).await {
                 Ok((session, found)) if found.name() == peer.name() => return Ok(session),
                 Ok((_, found)) => WorkerError::Config {
                     field: "cluster",
@@ -107,12 +116,20 @@ impl Node {
     }
 
     /// Opens a session to `address`, proves the secret, and learns who is there.
-    pub(crate) async fn dial(self: &Arc<Self>, address: &str) -> Result<(Arc<Session>, Peer), WorkerError> {
+    pub(crate) async fn dial(
+        self: &Arc<Self>,
+        address: &str,
+        meant: Meant,
+    ) -> Result<(Arc<Session>, Peer), WorkerError> {
         if self.is_closing() {
             return Err(WorkerError::ShutDown);
         }
         // First, so that a worker that is not running is reported as that.
         let mut session = self.control.dial(address).await?;
+        if let (Meant::Host, Some(proven)) = (meant, session.sender.proven()) {
+            let address = address.to_owned();
+            proven.check_host().map_err(|detail| ControlError::Tls { address, detail })?;
+        }
         let secret = match &self.secret {
             Some(secret) => Some(secret.clone()),
             None => self.control.ambient_secret(address).await?,
@@ -213,7 +230,8 @@ impl Node {
                 Ok(None) => return Ok(None),
                 Ok(Some(connection)) => {
                     let others = tried.join("; ");
-                    tracing::info!(peer = peer.name(), transport = %kind, not_used = others, "connected");
+                    let encrypted = connection.is_encrypted();
+                    tracing::info!(peer = peer.name(), transport = %kind, encrypted, not_used = others, "connected");
                     peer.note_not_used(tried);
                     connection.count_connect(peer.note_connect());
                     self.let_go_at_end(peer, &connection);
@@ -298,8 +316,8 @@ impl Node {
         match opened {
             Ok(connection) => {
                 if let Some(left_out) = self.log.line(peer.name()) {
-                    let transport = connection.kind();
-                    tracing::info!(peer = peer.name(), %transport, left_out, "connected by the peer");
+                    let (transport, encrypted) = (connection.kind(), connection.is_encrypted());
+                    tracing::info!(peer = peer.name(), %transport, encrypted, left_out, "connected by the peer");
                 }
                 peer.note_not_used(Vec::new());
                 connection.count_connect(peer.note_connect());
