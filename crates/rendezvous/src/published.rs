@@ -264,14 +264,23 @@ impl PublishedSet {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Up to `most` entries with names after `after`, sorted by name.
+    /// Up to `most` entries with names after `after`, sorted by name. No more are held at a time.
     pub(crate) fn page(&self, after: Option<&str>, most: usize) -> Vec<(String, Edition)> {
-        let following =
-            self.entries.iter().filter(|entry| after.is_none_or(|after| entry.key().as_str() > after));
-        let mut page: Vec<_> = following.map(|entry| (entry.key().clone(), entry.value().clone())).collect();
-        page.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-        page.truncate(most);
-        page
+        let mut page = BTreeMap::<String, Edition>::new();
+        for entry in &self.entries {
+            let name = entry.key().as_str();
+            if after.is_some_and(|after| name <= after) {
+                continue;
+            }
+            if page.len() >= most {
+                match page.last_key_value() {
+                    Some((last, _)) if name < last.as_str() => drop(page.pop_last()),
+                    _ => continue,
+                }
+            }
+            page.insert(name.to_owned(), entry.value().clone());
+        }
+        page.into_iter().collect()
     }
 }
 

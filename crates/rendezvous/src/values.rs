@@ -125,8 +125,8 @@ impl Taken {
 impl Values {
     /// A connection to `peer` broke for `why` while values of `steps` were under way: they are over with that peer.
     pub(crate) fn lose(&self, peer: &str, steps: &[StepId], why: &str) {
+        self.lost.note(steps, peer, why);
         for &step in steps {
-            self.lost.note(step, peer, why);
             self.steps.drop_values(step, |key| destination_worker(key).is_some_and(|worker| worker == peer));
         }
     }

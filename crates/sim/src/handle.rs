@@ -2,8 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use verbs_reactor::RemoteRange;
+
 use crate::{
-    Allowed, Bounds, Event, Fault, Node, Pattern, Plan, Rng, SimRuntime, Swarm, Violation,
+    Allowed, Bounds, Event, Fault, Holdings, Node, Pattern, Plan, Rng, SimRuntime, Swarm, Violation,
     chances::Chances,
     clock::Action,
     failing::Call,
@@ -118,6 +120,27 @@ impl Handle {
     /// Allows what the scenario does on purpose.
     pub fn allow(&self, allowed: Allowed) {
         self.shared.state().allowed = allowed;
+    }
+
+    /// From now on `node` may do anything: what is refused to it, or fails with it, is no finding.
+    pub fn turn_hostile(&self, node: NodeId) {
+        self.shared.turn_hostile(node);
+    }
+
+    /// The peers of `node` share a protection domain, as under `Trust::Cluster`: hostile ones write there only what they
+    /// [`claim`](Self::claim).
+    pub fn share_domain(&self, node: NodeId) {
+        self.shared.share_domain(node);
+    }
+
+    /// `hostile` was told of `range` by `target`, so the grant there is for it.
+    pub fn claim(&self, hostile: NodeId, target: NodeId, range: &RemoteRange) {
+        self.shared.claim(hostile, target, range);
+    }
+
+    /// What `node` holds now.
+    pub fn holdings(&self, node: NodeId) -> Holdings {
+        self.shared.holdings(node)
     }
 
     /// Ends the run with the scenario's own finding.

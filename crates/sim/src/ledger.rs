@@ -1,6 +1,9 @@
 //! S3: every operation ends exactly once, and ends badly only for a reason.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use crate::{
     Violation,
@@ -107,6 +110,8 @@ pub(crate) struct Ledger {
     healed_at: Option<Duration>,
     /// No operation is due before.
     next_due: Option<Duration>,
+    /// Addresses of hostile nodes.
+    pub(crate) hostile: BTreeSet<String>,
 }
 
 impl Ledger {
@@ -253,6 +258,15 @@ impl Ledger {
 
     pub(crate) fn is_open(&self) -> bool {
         !self.open.is_empty()
+    }
+
+    /// An operation is open in which no hostile node takes part: such a one may well have only its deadline to wait for.
+    pub(crate) fn is_open_among_honest(&self) -> bool {
+        let is_hostile = |operation: &OpenOperation| {
+            let ends = [Some(&operation.address), operation.peer.as_ref()];
+            ends.into_iter().flatten().any(|address| self.hostile.contains(address))
+        };
+        self.open.values().any(|operation| !is_hostile(operation))
     }
 
     /// The open operations, for a report.

@@ -26,6 +26,7 @@ use crate::{
     fabric::DomainShared,
     failing::Call,
     freeze::Frozen,
+    hostile::Hostility,
     ids::{NodeId, TaskId},
     ledger::Ledger,
     loans::Leases,
@@ -109,6 +110,8 @@ pub(crate) struct State {
     pub(crate) leases: Leases,
     /// Of 65,536 pieces, how many come with one bit flipped.
     pub(crate) flips_of_65536: u32,
+    /// Nodes that do anything.
+    pub(crate) hostility: Hostility,
 }
 
 impl State {
@@ -378,6 +381,7 @@ impl World {
             half_open: Vec::new(),
             leases: Leases::default(),
             flips_of_65536: swarm.flips_of_65536,
+            hostility: Hostility::default(),
         };
         let tail = std::env::var("SIM_TAIL").ok().and_then(|text| text.parse().ok()).unwrap_or(TAIL);
         let shared = Arc::new_cyclic(|me| Shared {
