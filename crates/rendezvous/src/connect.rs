@@ -248,13 +248,14 @@ impl Node {
         session: &Arc<Session>,
     ) -> Result<Option<Route>, WorkerError> {
         let half = self.prepare(fabric)?;
+        let ring = half.ring.clone();
         let lost = |detail: String| FabricError::Connect {
             kind: fabric.kind,
             step: "agreeing with the peer",
             detail,
         };
-        let (number, answered) = session.open().map_err(lost)?;
-        let ring = half.ring.clone();
+        // The session may have ended meanwhile: then the peer was not told of the ring.
+        let (number, answered) = session.open().map_err(lost).inspect_err(|_| ring.end())?;
         let opened = async {
             let offer = self.offer(number, fabric, &half);
             session.send(ControlFrame::Connect(offer)).await?;

@@ -38,6 +38,9 @@ mod encoded;
 mod error;
 mod fabric_channel;
 mod fetch;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod gauges;
 mod grpc_set_up;
 mod held_posts;

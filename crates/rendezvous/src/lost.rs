@@ -73,7 +73,7 @@ impl State {
 impl LostSteps {
     /// Notes that `steps` are over with `peer`, and why.
     pub(crate) fn note(&self, steps: &[StepId], peer: &str, why: &str) {
-        if steps.is_empty() {
+        if steps.is_empty() || testpoints::planted!("a step whose connection broke goes on") {
             return;
         }
         let why: Arc<str> = why.into();

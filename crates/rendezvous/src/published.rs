@@ -145,7 +145,16 @@ impl PublishedSet {
         let version = self.versions.fetch_add(1, Ordering::Relaxed) + 1;
         let edition = Edition { version, tensor };
         let replaced = match entry {
-            Entry::Occupied(mut place) => Some(place.insert(edition)),
+            Entry::Occupied(mut place) => {
+                if testpoints::planted!("a version of the same shape does not replace the one before")
+                    && place.get().tensor.metadata() == edition.tensor.metadata()
+                {
+                    place.get_mut().version = version;
+                    None
+                } else {
+                    Some(place.insert(edition))
+                }
+            }
             Entry::Vacant(place) => {
                 drop(place.insert(edition));
                 None

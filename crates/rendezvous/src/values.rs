@@ -143,7 +143,9 @@ impl Values {
 
     /// Checks that `key` names this life of this worker.
     pub(crate) fn check_incarnation(&self, key: &Key) -> Result<(), Status> {
-        if key.incarnation() == self.incarnation {
+        if key.incarnation() == self.incarnation
+            || testpoints::planted!("a key of an earlier life is accepted")
+        {
             return Ok(());
         }
         let message = format!(

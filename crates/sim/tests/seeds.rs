@@ -1,10 +1,13 @@
 //! Whole workers in many worlds: whatever the seed decides, no promise is broken, and each run can be repeated.
 //!
-//! `SIM_SEEDS=2000` runs as many seeds, `SIM_SEED=7` runs one and prints its figures.
+//! `SIM_SEEDS=2000` runs as many seeds, `SIM_SEED=7` runs one and prints its figures; with `SIM_PLAN="0@512 crash 1 40ms"`
+//! it has these faults instead of its own. A seed that fails is run again with fewer and milder faults, and the report is
+//! of the smallest plan that fails the same way.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod cluster;
+mod shrunk;
 
 use std::{
     collections::BTreeMap,
@@ -15,8 +18,9 @@ use std::{
     thread,
 };
 
-use cluster::{Report, TRANSFERS_MIN, WORKERS_MIN, run_seed};
-use sim::{Failure, Summary};
+use cluster::{Report, TRANSFERS_MIN, WORKERS_MIN, run_planned, run_seed};
+use shrunk::shrunk;
+use sim::{Failure, Plan, Summary};
 
 /// Seeds that run unless `SIM_SEEDS` says otherwise.
 const SEEDS: u64 = 500;
@@ -73,9 +77,15 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap())
 }
 
+/// The plan that the environment gives, to run in place of the drawn one.
+fn plan_given() -> Option<Plan> {
+    let text = std::env::var("SIM_PLAN").ok()?;
+    Some(text.parse().unwrap_or_else(|error| panic!("SIM_PLAN: {error}")))
+}
+
 /// One seed, twice.
 fn check(seed: u64) -> Result<Summary, Box<Failure>> {
-    let first = run_seed(seed)?;
+    let first = run_seed(seed).map_err(|failure| shrunk(failure).failure)?;
     let second = run_seed(seed)?;
     assert_eq!(first, second, "seed {seed} gave two different runs");
     let Report { summary, workers, transfers } = first;
@@ -102,6 +112,10 @@ fn seeds_that_found_a_bug_find_nothing_any_more() {
 #[test]
 fn every_seed_keeps_every_promise_twice() {
     if let Some(seed) = number("SIM_SEED") {
+        if let Some(plan) = plan_given() {
+            eprintln!("{:?}", run_planned(seed, Some(&plan)).unwrap());
+            return;
+        }
         let summary = check(seed).unwrap();
         eprintln!("{summary:?}");
         return;

@@ -36,6 +36,8 @@ use tokio::sync::{mpsc, watch};
 use verbs_reactor::{BoxFuture, Elapsed, Runtime, TokioRuntime};
 
 pub use self::recv_tensor::TensorCalls;
+#[cfg(any(test, fuzzing))]
+pub use self::recv_tensor::recv_tensor;
 pub(crate) use self::recv_tensor::{Arrived, Expected, GrpcRoute, HeldArrival, RouteEnds, Token};
 use self::{
     dial::{Dialler, host_and_port},
