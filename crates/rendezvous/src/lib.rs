@@ -38,6 +38,9 @@ mod encoded;
 mod error;
 mod fabric_channel;
 mod fetch;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod gauges;
 mod grpc_set_up;
 mod held_posts;
@@ -45,8 +48,10 @@ mod held_value;
 mod import;
 mod intra_process;
 mod lent;
+mod listed;
 mod liveness;
 mod local;
+mod log_quota;
 mod lost;
 mod meter;
 mod node;

@@ -31,6 +31,9 @@ pub mod bare;
 mod core;
 mod error;
 mod fabric;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod kind;
 mod queue_pair;
 mod read;
@@ -46,6 +49,8 @@ mod work;
 pub mod planted;
 pub mod shm;
 pub mod tcp;
+#[cfg(feature = "tls")]
+pub mod tls;
 pub mod verbs;
 
 pub use self::core::{QueuePairCore, QueuePairStats};

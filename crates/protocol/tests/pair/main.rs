@@ -11,9 +11,14 @@ mod cancel;
 mod eager;
 mod failure;
 mod flow;
+mod fuzzed;
+#[path = "../../../../fuzz/input.rs"]
+mod input;
 mod known;
 mod load;
 mod misbehaviour;
+#[path = "../../../../fuzz/replay.rs"]
+mod replay;
 mod sequences;
 mod several;
 mod stash;

@@ -20,6 +20,8 @@
 //! This authenticates the ends. It does not hide or protect what is sent later from somebody who sits *between*
 //! them; that is what TLS is for.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 #[cfg(test)]
 mod tests;
 

@@ -15,6 +15,8 @@ use std::{fmt, net::IpAddr, sync::Arc};
 
 use verbs_reactor::{BoxFuture, Runtime};
 
+#[cfg(any(test, fuzzing))]
+pub use self::grpc::recv_tensor;
 pub(crate) use self::grpc::{Arrived, Expected, GrpcRoute, HeldArrival, RouteEnds, Token};
 pub use self::grpc::{GrpcConfig, GrpcPlane, TensorCalls};
 

@@ -29,6 +29,8 @@ mod driver;
 mod ending;
 mod fabric;
 mod frame;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod handshake;
 mod helper;
 mod import;
@@ -38,6 +40,8 @@ mod link;
 mod loan;
 mod producer;
 mod reads;
+#[cfg(any(test, fuzzing))]
+mod rig;
 mod ring;
 mod sys;
 mod target;

@@ -322,7 +322,7 @@ impl OwnPage {
     }
 
     /// Writes any word of the page, as a hostile neighbour would.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn forge(&self, at: usize, value: u64) {
         self.page.word(at).store(value, Ordering::SeqCst);
     }

@@ -20,7 +20,7 @@ mod device;
 mod domain;
 mod doorbell;
 mod driver;
-mod endpoint;
+pub(crate) mod endpoint;
 mod environment;
 mod error;
 mod event;

@@ -215,8 +215,12 @@ impl Wire {
 
     /// Writes `bytes` at `offset` of the ring of `side`'s peer, with `immediate`; whatever they are.
     pub(crate) fn forge(&self, side: Side, offset: u32, bytes: &[u8], immediate: u32) {
-        let write = Write { ring: vec![(offset, bytes.to_vec())], ..notification(immediate) };
-        self.post(side, "forged", write).unwrap();
+        self.forge_parts(side, vec![(offset, bytes.to_vec())], immediate);
+    }
+
+    /// As [`forge`](Self::forge), in several places.
+    pub(crate) fn forge_parts(&self, side: Side, ring: Vec<(u32, Vec<u8>)>, immediate: u32) {
+        self.post(side, "forged", Write { ring, ..notification(immediate) }).unwrap();
     }
 
     pub(crate) fn has_posted(&self, side: Side) -> bool {
@@ -229,6 +233,11 @@ impl Wire {
 
     pub(crate) fn has_completions(&self, side: Side) -> bool {
         !self.0.lock().unwrap().end(side).landed.is_empty()
+    }
+
+    /// The ring that `side` reads, by its number.
+    pub(crate) fn reading(&self, side: Side) -> usize {
+        self.0.lock().unwrap().end(side).reading
     }
 
     /// The rings that `side` has made, in bytes.
@@ -268,11 +277,17 @@ impl Wire {
         state.now += 1;
         let now = state.now;
         let target = state.end(side.other());
+        // A script says of its rings and receives what it likes.
+        let is_script = target.memory.is_script();
         let ring_bytes = write.ring.iter().map(|(_, bytes)| bytes.len() as u32).sum();
+        assert!(is_script || write.ring_number >= target.reading, "a write into a ring that was given back");
         for (offset, bytes) in write.ring {
             let offset = offset as usize;
-            assert!(write.ring_number >= target.reading, "a write into a ring that was given back");
-            target.rings[write.ring_number][offset..offset + bytes.len()].copy_from_slice(&bytes);
+            let ring = target.rings.get_mut(write.ring_number);
+            match ring.and_then(|ring| ring.get_mut(offset..offset + bytes.len())) {
+                Some(place) => place.copy_from_slice(&bytes),
+                None => assert!(is_script, "a write outside all rings"),
+            }
         }
         if let Some((slot, bytes)) = write.record {
             target.slots[slot as usize] = bytes;
@@ -283,7 +298,7 @@ impl Wire {
         let Write { immediate, length, posted_at, loan, .. } = write;
         target.arrivals.push_back(Arrival { immediate, length, ring_bytes, loan, posted_at });
         let waiting = target.arrivals.len() as u32;
-        assert!(waiting <= target.depths.receive, "receiver not ready: {waiting} arrivals");
+        assert!(is_script || waiting <= target.depths.receive, "receiver not ready: {waiting} arrivals");
         target.arrivals_seen = target.arrivals_seen.max(waiting);
         state.end(side).landed.push_back((now, write.entries, write.done));
     }
@@ -347,10 +362,16 @@ impl Wire {
         write.posted_at = state.now;
         state.trace.push((side, name));
         state.wrapped += u64::from(write.entries > 1);
+        let has_script = state.end(side.other()).memory.is_script();
         let end = state.end(side);
         write.ring_number = end.writing;
         end.send_entries += write.entries;
-        assert!(end.send_entries <= end.depths.send, "the send queue is full");
+        if end.send_entries > end.depths.send {
+            // A script may return what it has not taken yet.
+            assert!(has_script, "the send queue is full");
+            end.send_entries -= write.entries;
+            return Err(ChannelError("the send queue is full".to_owned()));
+        }
         end.send_entries_seen = end.send_entries_seen.max(end.send_entries);
         end.posted.push_back(write);
         Ok(())

@@ -9,6 +9,9 @@ use std::{
 
 use protocol::{Allocator, Code, Destination, LentEnd, Metadata, ResultSlot, Status, limits::RESULT_BYTES};
 
+/// Longest that a block can be.
+const BLOCK_BYTES_MAX: u64 = 1 << 20;
+
 /// A result slot that was not written.
 const UNWRITTEN: [u8; RESULT_BYTES] = [0xDD; RESULT_BYTES];
 
@@ -123,6 +126,11 @@ impl Memory {
         memory
     }
 
+    /// Memory without blocks is a script's, which takes anything.
+    pub(crate) fn is_script(&self) -> bool {
+        self.0.lock().unwrap().capacity == 0
+    }
+
     /// Every later allocation fails.
     pub(crate) fn refuse(&self, status: Status) {
         self.0.lock().unwrap().refusal = Some(status);
@@ -143,7 +151,7 @@ impl Memory {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// A write of the peer lands. Memory without blocks is a script's, which takes anything.
+    /// A write of the peer lands.
     pub(crate) fn write(&self, destination: Destination, bytes: &[u8], result: Option<[u8; RESULT_BYTES]>) {
         let mut state = self.0.lock().unwrap();
         if state.capacity == 0 {
@@ -254,6 +262,9 @@ impl Allocator for Memory {
 
     async fn allocate(&self, metadata: &Metadata) -> Result<(Lent, Destination), Status> {
         assert!(metadata.byte_length > 0, "memory for nothing");
+        if metadata.byte_length > BLOCK_BYTES_MAX {
+            return Err(exhausted());
+        }
         poll_fn(|context| {
             if let Some(status) = self.0.lock().unwrap().refusal.clone() {
                 return Poll::Ready(Err(status));

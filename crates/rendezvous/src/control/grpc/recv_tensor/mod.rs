@@ -39,6 +39,8 @@ use sha2::{Digest, Sha256};
 use tonic::codegen::http::HeaderValue;
 use verbs_reactor::Runtime;
 
+#[cfg(any(test, fuzzing))]
+pub use self::reading::fuzzing::recv_tensor;
 use self::request_ids::RequestIds;
 pub(super) use self::service::TensorService;
 pub(crate) use self::{

@@ -496,5 +496,7 @@ fn too_long() -> Fault {
     misbehaved("a field is longer than what it is part of")
 }
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,96 @@
+//! Whatever decodes is encoded in the same bytes; nothing else than an error comes of the rest.
+
+use protocol::{
+    Mode, WireError,
+    limits::{MESSAGE_BYTES_MAX, NAMES_MAX, REQUESTS_PER_MESSAGE_MAX},
+    names::NameTable,
+    wire::{
+        self,
+        control::{self, ControlFrame},
+        record::{self, ANSWER_BYTES, ASK_BYTES, RECORD_BYTES_MAX, Record},
+    },
+};
+
+use crate::input::{Input, framed};
+
+/// An error has words, and the same bytes get the same error.
+fn told(error: &WireError) {
+    assert!(!error.to_string().is_empty());
+}
+
+/// A message of a ring, without and with a length that fits.
+pub(crate) fn message(data: &[u8]) {
+    for bytes in [data.to_vec(), framed(data)] {
+        match wire::decode(&bytes) {
+            Ok(message) => {
+                assert_eq!(wire::encode(&message), bytes, "{message:?}");
+                assert_eq!(wire::encoded_length(*bytes.first_chunk().unwrap()), Ok(bytes.len()));
+            }
+            Err(error) => told(&error),
+        }
+    }
+}
+
+/// A frame of the control plane, likewise.
+pub(crate) fn control_frame(data: &[u8]) {
+    for bytes in [data.to_vec(), framed(data)] {
+        match ControlFrame::decode(&bytes) {
+            Ok(frame) => {
+                assert_eq!(frame.encode(), bytes);
+                assert_eq!(control::encoded_length(*bytes.first_chunk().unwrap()), Ok(bytes.len()));
+            }
+            Err(error) => told(&error),
+        }
+    }
+}
+
+/// The records of one ring, as long as they decode, and the two records beside it.
+pub(crate) fn record(data: &[u8]) {
+    let mut input = Input::new(data);
+    let mode = input.pick(&[Mode::Counted, Mode::Original]);
+    let mut names = NameTable::new(input.below(NAMES_MAX as usize + 2) as u32);
+    let most = 1 + input.below(REQUESTS_PER_MESSAGE_MAX as usize) as u32;
+    let (ask, answer): ([u8; ASK_BYTES], [u8; ANSWER_BYTES]) = (input.array(), input.array());
+    assert_eq!(record::encode_ask(record::decode_ask(ask)), ask);
+    assert_eq!(record::encode_answer(record::decode_answer(answer)), answer);
+    while !input.is_empty() {
+        let bytes = match input.flag() {
+            true => framed(input.bytes(RECORD_BYTES_MAX)),
+            false => input.bytes(RECORD_BYTES_MAX + 1).to_vec(),
+        };
+        match record::decode_record(mode, &bytes, &mut names, most) {
+            Ok((counts, record)) => {
+                let length = record::record_length(mode, *bytes.first_chunk().unwrap());
+                assert_eq!(length, Ok(bytes.len()));
+                let again = plain(mode, counts, &record);
+                let longest = if mode == Mode::Original { MESSAGE_BYTES_MAX } else { RECORD_BYTES_MAX };
+                if again.len() <= longest {
+                    let mut none = NameTable::new(0);
+                    let decoded = record::decode_record(mode, &again, &mut none, most);
+                    assert_eq!(decoded.as_ref(), Ok(&(counts, record.clone())));
+                }
+                if !names_keys(&record) {
+                    assert_eq!(again, bytes);
+                }
+            }
+            Err(error) => return told(&error),
+        }
+    }
+}
+
+fn names_keys(record: &Record) -> bool {
+    matches!(record, Record::Message(message) if !message.requests().is_empty())
+}
+
+/// The record with all its keys written out.
+fn plain(mode: Mode, counts: protocol::credit::Counts, record: &Record) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    match record {
+        Record::Message(message) => {
+            let counted = (mode == Mode::Counted).then_some((counts, &[][..]));
+            record::encode_message(counted, message, &mut bytes);
+        }
+        Record::Control(control) => record::encode_control(counts, *control, &mut bytes),
+    }
+    bytes
+}

@@ -1,0 +1,172 @@
+//! Somebody at the other end of a handshake who says whatever it likes, and who knows the secret or not.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a finding
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use futures::FutureExt;
+use verbs_reactor::BoxFuture;
+
+use super::*;
+use crate::{
+    control::{FrameReceiver, FrameSender},
+    fuzzing::input::{Input, framed},
+};
+
+/// Frames of one input.
+const FRAMES_MAX: usize = 8;
+/// What an honest end says in a handshake at most.
+const SENT_MAX: usize = 4;
+const NAMES: [&str; 3] = ["/job:ps/replica:0/task:0", "/job:worker/replica:0/task:1", ""];
+
+#[derive(Debug, Default)]
+struct Sent {
+    frames: Mutex<Vec<Vec<u8>>>,
+    admitted: AtomicBool,
+}
+
+impl FrameSender for Sent {
+    fn send(&self, frame: Vec<u8>) -> BoxFuture<'_, Result<(), ControlError>> {
+        self.frames.lock().unwrap().push(frame);
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn admitted(&self) {
+        self.admitted.store(true, Ordering::Relaxed);
+    }
+}
+
+#[derive(Debug)]
+struct Script(VecDeque<Vec<u8>>);
+
+impl FrameReceiver for Script {
+    fn recv(&mut self) -> BoxFuture<'_, Result<Option<Vec<u8>>, ControlError>> {
+        Box::pin(std::future::ready(Ok(self.0.pop_front())))
+    }
+}
+
+/// A runtime whose time stands still and whose numbers are known.
+#[derive(Debug)]
+struct Still;
+
+impl Runtime for Still {
+    fn spawn(&self, _: &'static str, _: BoxFuture<'static, ()>) {}
+
+    fn sleep(&self, _: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::pending())
+    }
+
+    fn now(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn random(&self) -> u64 {
+        7
+    }
+}
+
+/// One end of a handshake against such a peer. Who does not know the secret never gets in, and hears little.
+pub fn handshake(data: &[u8]) {
+    let mut input = Input::new(data);
+    let role = input.pick(&[Role::Dialling, Role::Accepting]);
+    let knows = input.flag();
+    let secret = Secret::new("the secret of this cluster").unwrap();
+    let me = Introduction {
+        worker: NAMES[0].to_owned(),
+        incarnation: 5,
+        listen_address: Some("10.0.0.1:2222".to_owned()),
+        fabrics: vec![(1, b"reach".to_vec())],
+    };
+    let frames = Peer { role, knows, secret: &secret, me: &me, theirs: None }.frames(&mut input);
+    let sent = Arc::<Sent>::default();
+    let mut session = ControlSession {
+        sender: sent.clone(),
+        receiver: Box::new(Script(frames)),
+        peer_host: input.flag().then(|| IpAddr::from(input.array::<16>())),
+    };
+    let limit = Duration::from_secs(1);
+    let met = match role {
+        Role::Dialling => dial(&mut session, &me, Some(&secret), &Still, limit, "peer").now_or_never(),
+        Role::Accepting => accept(&mut session, &me, Some(&secret), &Still, limit).now_or_never(),
+    };
+    match met.expect("all frames are there") {
+        Ok(_) => assert!(knows, "a stranger got in"),
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+    assert!(knows || !sent.admitted.load(Ordering::Relaxed), "a stranger was admitted");
+    let told = sent.frames.lock().unwrap();
+    assert!(told.len() <= SENT_MAX);
+    for frame in told.iter().map(|frame| ControlFrame::decode(frame).unwrap()) {
+        assert!(knows || !matches!(frame, ControlFrame::Welcome { .. }), "a stranger was told of fabrics");
+        let is_proof = matches!(frame, ControlFrame::Proof { .. });
+        assert!(knows || role == Role::Dialling || !is_proof, "a stranger was given a proof");
+    }
+}
+
+/// What the other end says.
+struct Peer<'a> {
+    /// Of the end that is tried.
+    role: Role,
+    knows: bool,
+    secret: &'a Secret,
+    me: &'a Introduction,
+    /// The latest well-formed Hello.
+    theirs: Option<ControlFrame>,
+}
+
+impl Peer<'_> {
+    fn frames(mut self, input: &mut Input<'_>) -> VecDeque<Vec<u8>> {
+        let count = input.below(FRAMES_MAX + 1);
+        (0..count).map(|_| self.frame(input)).collect()
+    }
+
+    fn frame(&mut self, input: &mut Input<'_>) -> Vec<u8> {
+        let worker = input.pick(&NAMES).to_owned();
+        let incarnation = u64::from(input.u8() & 7);
+        match input.below(8) {
+            0 | 1 => {
+                let listen_address =
+                    input.flag().then(|| String::from_utf8_lossy(input.bytes(30)).into_owned());
+                let wire_version = if input.below(8) > 0 { WIRE_VERSION } else { input.u16() };
+                let nonce = input.array();
+                let hello = ControlFrame::Hello { wire_version, worker, incarnation, listen_address, nonce };
+                self.theirs.insert(hello).encode()
+            }
+            2 | 3 if self.knows => self.proof().unwrap_or_default(),
+            2 | 3 => ControlFrame::Proof { proof: input.array() }.encode(),
+            4 => {
+                let fabrics = vec![FabricOffer { kind: input.u8(), reach: input.bytes(20).to_vec() }];
+                ControlFrame::Welcome { worker, incarnation, fabrics }.encode()
+            }
+            5 => {
+                let code = Code::from_number(input.u8().into()).unwrap_or(Code::Unauthenticated);
+                ControlFrame::Goodbye { status: Status::new(code, "no") }.encode()
+            }
+            6 => framed(input.bytes(200)),
+            _ => input.bytes(200).to_vec(),
+        }
+    }
+
+    /// The right one for the latest Hello.
+    fn proof(&self) -> Option<Vec<u8>> {
+        let theirs = self.theirs.clone()?;
+        let mine = ControlFrame::Hello {
+            wire_version: WIRE_VERSION,
+            worker: self.me.worker.clone(),
+            incarnation: self.me.incarnation,
+            listen_address: self.me.listen_address.clone(),
+            nonce: nonce(&Still),
+        };
+        let (hellos, role) = match self.role {
+            Role::Dialling => (Hellos { dialling: mine, accepting: theirs }, Role::Accepting),
+            Role::Accepting => (Hellos { dialling: theirs, accepting: mine }, Role::Dialling),
+        };
+        Some(ControlFrame::Proof { proof: hellos.prove(role, Some(self.secret))? }.encode())
+    }
+}

@@ -1,0 +1,75 @@
+//! What fuzzers do to workers' parsers: the bodies of targets in `fuzz/fuzz_targets`, and the replay of their corpora.
+//!
+//! There is nothing of it in a normal build.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a finding
+
+#[path = "../../../fuzz/input.rs"]
+pub(crate) mod input;
+#[cfg(test)]
+#[path = "../../../fuzz/replay.rs"]
+mod replay;
+
+use crate::{
+    ClusterSpec, TfConfig,
+    cluster::{check_address, normalise},
+};
+
+pub use crate::control::{handshake::fuzzing::handshake, recv_tensor};
+
+/// The text of `TF_CONFIG`, of host lists and of addresses. What is accepted holds together.
+pub fn cluster(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    match text.parse::<TfConfig>() {
+        Ok(TfConfig { cluster, task }) => {
+            holds_together(&cluster);
+            if let Some((job, task)) = task {
+                cluster.task_address(&job, task).unwrap();
+            }
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+    let spec = ClusterSpec::new().hosts("ps", text);
+    match spec.check() {
+        Ok(()) => holds_together(&spec),
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+    let address = normalise(text);
+    if check_address(&address).is_ok() {
+        assert_eq!(normalise(&address), address);
+    }
+}
+
+/// Every task of every job has an address that can be dialled, and is named.
+fn holds_together(cluster: &ClusterSpec) {
+    cluster.check().unwrap();
+    let mut tasks = 0;
+    for job in cluster.jobs() {
+        for (task, address) in cluster.job(&job).unwrap() {
+            assert_eq!(cluster.address(&ClusterSpec::worker_name(&job, task)), Some(address));
+            assert_eq!(check_address(address), Ok(()));
+            tasks += 1;
+        }
+    }
+    assert_eq!(tasks, cluster.names().count());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::replay::replay;
+
+    #[test]
+    fn d_fuzz_cluster() {
+        replay("cluster", super::cluster);
+    }
+
+    #[test]
+    fn d_fuzz_handshake() {
+        replay("handshake", super::handshake);
+    }
+
+    #[test]
+    fn d_fuzz_recv_tensor() {
+        replay("recv_tensor", super::recv_tensor);
+    }
+}

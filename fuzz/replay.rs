@@ -1,0 +1,24 @@
+//! Gives every input of a committed corpus to the body of its fuzz target, without a fuzzer.
+
+use std::{fs, path::Path};
+
+/// Most files and bytes of a corpus.
+const FILES_MAX: usize = 300;
+const BYTES_MAX: usize = 500 << 10;
+
+/// Calls `body` with every file of `fuzz/corpus/TARGET`. A failing test has printed the file's name last.
+pub(crate) fn replay(target: &str, body: impl Fn(&[u8])) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
+    let entries = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    assert!((1..=FILES_MAX).contains(&files.len()), "{} files: minimise the corpus", files.len());
+    let mut bytes = 0;
+    for file in files {
+        let data = fs::read(&file).unwrap();
+        bytes += data.len();
+        println!("{}", file.display());
+        body(&data);
+    }
+    assert!(bytes <= BYTES_MAX, "{bytes} bytes: minimise the corpus");
+}
