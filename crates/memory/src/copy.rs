@@ -31,9 +31,11 @@ pub enum CopyReason {
     Grpc,
     /// A tensor's bytes out of the memory that its sender could write, into memory that it never could.
     Bounce,
+    /// Bytes that came over an encrypted TCP connection, out of the records that brought them.
+    Decrypted,
 }
 
-const REASONS: [CopyReason; 11] = [
+const REASONS: [CopyReason; 12] = [
     CopyReason::Import,
     CopyReason::ShmPayload,
     CopyReason::ShmRead,
@@ -45,6 +47,7 @@ const REASONS: [CopyReason; 11] = [
     CopyReason::Eager,
     CopyReason::Grpc,
     CopyReason::Bounce,
+    CopyReason::Decrypted,
 ];
 
 #[derive(Debug)]

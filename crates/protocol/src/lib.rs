@@ -35,8 +35,6 @@ pub mod limits;
 pub mod message;
 pub mod metadata;
 pub mod names;
-#[cfg(feature = "planted-bugs")]
-pub mod planted;
 mod request;
 mod response;
 pub mod status;

@@ -25,8 +25,10 @@
 
 use std::{
     fmt,
+    future::poll_fn,
     str::FromStr,
     sync::{Mutex, MutexGuard, PoisonError},
+    task::Poll,
 };
 
 use twox_hash::xxhash3_64;
@@ -183,6 +185,22 @@ impl Checksums {
             *place = Some(Sum::Done(sum));
         }
         checksums
+    }
+
+    /// The sum over `content`, the bytes of the value: what is remembered, else computed a part at a time, so that other
+    /// tasks get their turns. `None` when `validation` is off.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: the next call goes on where this one was dropped.
+    pub async fn sum(&self, validation: Validation, content: &[u8]) -> Option<u64> {
+        let summed = poll_fn(|context| match self.go_on(validation, content) {
+            Some((sum, _)) => Poll::Ready(sum),
+            None => {
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+        });
+        summed.await
     }
 
     fn place(&self, validation: Validation) -> Option<MutexGuard<'_, Option<Sum>>> {

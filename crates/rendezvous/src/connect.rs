@@ -128,6 +128,7 @@ impl Node {
     pub(crate) async fn welcome(self: Arc<Self>, mut session: ControlSession) {
         let me = self.introduction();
         let secret = self.accept_secret.clone();
+        let host = session.peer_host.map_or_else(|| "unknown".to_owned(), |host| host.to_string());
         let met =
             handshake::accept(&mut session, &me, secret.as_ref(), &*self.control_runtime, self.connect_limit)
                 .await;
@@ -135,8 +136,10 @@ impl Node {
             Ok(them) => self.begin_session(session, them, None).map(drop),
             Err(error) => Err(error.into()),
         };
-        if let Err(error) = begun {
-            tracing::warn!(%error, "a control session was refused");
+        if let Err(error) = begun
+            && let Some(left_out) = self.log.line(&host)
+        {
+            tracing::warn!(host, %error, left_out, "a control session was refused");
         }
     }
 
@@ -159,7 +162,7 @@ impl Node {
             Err(full) => return Err(self.too_many_sessions(session, &them.worker, full)),
         };
         let ControlSession { sender, receiver, peer_host } = session;
-        let session = Session::new(them, peer_host, sender, dialled.is_some());
+        let session = Session::new(them, peer_host, sender, dialled.is_some(), served.connections());
         peer.note_session(&session, dialled.is_some());
         self.met.notify_waiters();
         let serving = self.clone().serve_session(session.clone(), receiver, served);
@@ -213,6 +216,7 @@ impl Node {
                     tracing::info!(peer = peer.name(), transport = %kind, not_used = others, "connected");
                     peer.note_not_used(tried);
                     connection.count_connect(peer.note_connect());
+                    self.let_go_at_end(peer, &connection);
                     return Ok(Some(connection));
                 }
                 Err(why) => {
@@ -228,19 +232,30 @@ impl Node {
         })
     }
 
+    /// Nothing that belongs to a connection is kept with its peer beyond its end.
+    fn let_go_at_end(&self, peer: &Peer, connection: &Route) {
+        let (peer, connection) = (peer.clone(), connection.clone());
+        let ending = async move {
+            connection.until_end().await;
+            peer.let_go(&connection);
+        };
+        self.runtime.spawn("let go of a connection", Box::pin(ending));
+    }
+
     async fn open_over(
         self: &Arc<Self>,
         fabric: &LocalFabric,
         session: &Arc<Session>,
     ) -> Result<Option<Route>, WorkerError> {
         let half = self.prepare(fabric)?;
+        let ring = half.ring.clone();
         let lost = |detail: String| FabricError::Connect {
             kind: fabric.kind,
             step: "agreeing with the peer",
             detail,
         };
-        let (number, answered) = session.open().map_err(lost)?;
-        let ring = half.ring.clone();
+        // The session may have ended meanwhile: then the peer was not told of the ring.
+        let (number, answered) = session.open().map_err(lost).inspect_err(|_| ring.end())?;
         let opened = async {
             let offer = self.offer(number, fabric, &half);
             session.send(ControlFrame::Connect(offer)).await?;
@@ -282,12 +297,18 @@ impl Node {
         let replaced = peer.end_accept(opened.as_ref().ok());
         match opened {
             Ok(connection) => {
-                tracing::info!(peer = peer.name(), transport = %connection.kind(), "connected by the peer");
+                if let Some(left_out) = self.log.line(peer.name()) {
+                    let transport = connection.kind();
+                    tracing::info!(peer = peer.name(), %transport, left_out, "connected by the peer");
+                }
                 peer.note_not_used(Vec::new());
                 connection.count_connect(peer.note_connect());
+                self.let_go_at_end(&peer, &connection);
             }
             Err(error) => {
-                tracing::warn!(peer = session.peer.worker, %error, "a data connection could not be set up");
+                if let Some(left_out) = self.log.line(peer.name()) {
+                    tracing::warn!(peer = peer.name(), %error, left_out, "a data connection could not be set up");
+                }
                 session.forget(number);
                 self.disown(&session, number, &error).await;
             }
@@ -404,7 +425,7 @@ impl Node {
         let pool = self.pools.receive.clone();
         let allocator = ReceiveAllocator { pool, enclosure, announcer, has_slots };
         let parameters = (self.parameters, other.parameters);
-        let meter = Meter::new(self.labels.of(&session.peer.worker), fabric.kind);
+        let meter = Meter::new(self.labels.of(&session.peer.worker), fabric.kind, &self.log);
         let connection =
             DataConnection::new(channel, parameters, allocator, &session.peer, &self.values, meter);
         connection.start(&self.runtime);

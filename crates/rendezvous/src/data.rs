@@ -162,7 +162,10 @@ impl DataConnection {
                     }
                 }
                 Err(misbehaved) => {
-                    tracing::warn!(peer = %self.values.peer, %misbehaved, "closing the connection of a misbehaving peer");
+                    if let Some(left_out) = self.meter.log.line(&self.values.peer) {
+                        let peer = &self.values.peer;
+                        tracing::warn!(%peer, %misbehaved, left_out, "closing the connection of a misbehaving peer");
+                    }
                     return Lost::misbehaved(format!("the peer broke the protocol: {misbehaved}"));
                 }
             }

@@ -113,7 +113,7 @@ impl Node {
             runtime: self.runtime.clone(),
             pool: self.pools.receive.clone(),
             peer: session.peer.worker.clone(),
-            meter: Meter::new(self.labels.of(&session.peer.worker), FabricKind::Grpc),
+            meter: Meter::new(self.labels.of(&session.peer.worker), FabricKind::Grpc, &self.log),
             incarnation: session.peer.incarnation,
             address: peer.address(),
             token,

@@ -10,7 +10,7 @@ use metrics::{Counter, Label, SharedString, counter};
 use tracing::Span;
 use verbs_reactor::FabricKind;
 
-use crate::{PeerLoss, WorkerError, error::TransferName};
+use crate::{PeerLoss, WorkerError, error::TransferName, log_quota::LogQuota};
 
 /// Peers that have labels of their own; later ones share one.
 const LABELS_MAX: usize = 1024;
@@ -68,6 +68,8 @@ pub(crate) struct Meter {
     transport: &'static str,
     received: Direction,
     sent: Direction,
+    /// Of the worker's peers.
+    pub(crate) log: Arc<LogQuota>,
 }
 
 impl fmt::Debug for Meter {
@@ -77,11 +79,11 @@ impl fmt::Debug for Meter {
 }
 
 impl Meter {
-    pub(crate) fn new(peer: Arc<str>, kind: FabricKind) -> Arc<Self> {
+    pub(crate) fn new(peer: Arc<str>, kind: FabricKind, log: &Arc<LogQuota>) -> Arc<Self> {
         let transport = kind.name();
         let (received, sent) =
             (Direction::new("received", &peer, transport), Direction::new("sent", &peer, transport));
-        Arc::new(Self { peer, transport, received, sent })
+        Arc::new(Self { peer, transport, received, sent, log: log.clone() })
     }
 
     /// A value of so many bytes goes to the peer.

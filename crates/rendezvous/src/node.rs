@@ -17,6 +17,7 @@ use crate::{
     control::{ControlPlane, Secret, handshake::Introduction},
     enclosure::LocalFabric,
     grpc_set_up::GrpcOffer,
+    log_quota::LogQuota,
     meter::Labels,
     peers::Peers,
     pools::Pools,
@@ -64,6 +65,8 @@ pub(crate) struct Node {
     /// The shutdown is done.
     pub(crate) closed: watch::Sender<bool>,
     pub(crate) labels: Labels,
+    /// Lines that peers may cause.
+    pub(crate) log: Arc<LogQuota>,
     /// How long a shutdown waits for transfers under way.
     pub(crate) grace: Duration,
     /// Sessions that are served.

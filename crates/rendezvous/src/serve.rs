@@ -4,10 +4,9 @@ use std::{slice, sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use protocol::{
-    Code, Status,
+    Code, Status, Validation,
     wire::control::{ControlFrame, ListEntry},
 };
-use twox_hash::XxHash3_64;
 use verbs_reactor::timeout;
 
 use crate::{
@@ -23,6 +22,9 @@ use crate::{
 
 /// Entries of one page of a list; with the longest names and shapes a page stays below the frame limit.
 const PAGE_ENTRIES: usize = 256;
+
+/// How much of an illegal frame is told.
+const ILLEGAL_FRAME_CHARS: usize = 256;
 
 /// How long a goodbye may wait for a peer that reads slowly.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(1);
@@ -56,7 +58,14 @@ impl Node {
             Some(None) => session.lost(),
             None => Lost::shut_down_here(),
         };
-        tracing::debug!(peer = session.peer.worker, why = lost.detail, "session over");
+        let peer = &session.peer.worker;
+        if lost.loss == PeerLoss::Misbehaved
+            && let Some(left_out) = self.log.line(peer)
+        {
+            tracing::warn!(peer, why = lost.detail, left_out, "closing the session of a misbehaving peer");
+        } else {
+            tracing::debug!(peer, why = lost.detail, "session over");
+        }
         if lost.loss == PeerLoss::Goodbye {
             self.take_in(&session.up_connections(), &lost, FAREWELL).await;
         }
@@ -143,7 +152,7 @@ impl Node {
             }
             ControlFrame::RegionAdd { connection, region } => {
                 let number = region.region;
-                if session.add_region(connection, region) {
+                if session.add_region(connection, region)? {
                     return reply(session, ControlFrame::RegionAck { connection, region: number }).await;
                 }
             }
@@ -162,8 +171,11 @@ impl Node {
                 let (node, session) = (self.clone(), session.clone());
                 // Checksums of many bytes take a while, and pings are to be answered meanwhile.
                 let listing = async move {
-                    let page = node.list_page(request, after.as_deref(), with_checksums);
-                    let _ = session.send(page).await;
+                    let _turn = session.list_turn().await;
+                    if !session.is_over() {
+                        let page = node.list_page(request, after.as_deref(), with_checksums).await;
+                        let _ = session.send(page).await;
+                    }
                     drop(room);
                 };
                 self.runtime.spawn("list", Box::pin(listing));
@@ -175,25 +187,28 @@ impl Node {
             ControlFrame::Pong { .. } => {}
             ControlFrame::Goodbye { status } => return Err(farewell(&status)),
             other => {
-                return Err(Lost::misbehaved(format!(
-                    "the peer sent a frame that is illegal now: {other:?}"
-                )));
+                // Some kinds name what the peer chose, which may be long.
+                let frame: String = format!("{other:?}").chars().take(ILLEGAL_FRAME_CHARS).collect();
+                return Err(Lost::misbehaved(format!("the peer sent a frame that is illegal now: {frame}")));
             }
         }
         Ok(())
     }
 
-    fn list_page(&self, request: u32, after: Option<&str>, with_checksums: bool) -> ControlFrame {
+    async fn list_page(&self, request: u32, after: Option<&str>, with_checksums: bool) -> ControlFrame {
         let mut page = self.values.published.page(after, PAGE_ENTRIES + 1);
         let more = page.len() > PAGE_ENTRIES;
         page.truncate(PAGE_ENTRIES);
-        let entries = page.into_iter().map(|(name, Edition { version, tensor })| ListEntry {
-            name,
-            version,
-            checksum: with_checksums.then(|| XxHash3_64::oneshot(tensor.bytes())),
-            metadata: tensor.metadata().clone(),
-        });
-        ControlFrame::ListResponse { request, entries: entries.collect(), more }
+        let mut entries = Vec::with_capacity(page.len());
+        for (name, Edition { version, tensor }) in page {
+            // Remembered beside the tensor, so that a peer that asks again and again costs one pass over the bytes.
+            let checksum = match with_checksums {
+                true => tensor.checksums().unwrap_or_default().sum(Validation::Xxh3, tensor.bytes()).await,
+                false => None,
+            };
+            entries.push(ListEntry { name, version, checksum, metadata: tensor.metadata().clone() });
+        }
+        ControlFrame::ListResponse { request, entries, more }
     }
 }
 

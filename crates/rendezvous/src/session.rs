@@ -11,15 +11,17 @@ use std::{
 
 use protocol::{
     Code, Status,
+    limits::REGIONS_MAX,
     wire::control::{Connect, ControlFrame, ListEntry, RegionRecord},
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, oneshot, watch};
 
 use crate::{
     announce::region,
     control::{ControlError, FrameReceiver, FrameSender, handshake::Introduction},
     error::{Lost, PeerLoss},
     route::Route,
+    sessions::{Connections, Counted},
 };
 
 /// What the peer answered to a Connect.
@@ -48,8 +50,12 @@ pub(crate) struct Session {
     /// Frames that came.
     frames: AtomicU64,
     ended: watch::Sender<bool>,
-    /// Lists that are being made for the peer.
+    /// Lists that the peer waits for.
     lists_served: Arc<Semaphore>,
+    /// Of the peer's sessions together.
+    connections: Arc<Connections>,
+    /// One page is made and sent at a time: a peer that asks for many and reads none holds one.
+    list_turn: Semaphore,
     state: Mutex<State>,
 }
 
@@ -65,13 +71,20 @@ struct State {
 impl State {
     /// Connections that are over end by themselves, and no longer count.
     fn forget_ended(&mut self) {
-        self.connections.retain(|_, entry| !matches!(entry, Entry::Up(connection) if connection.is_over()));
+        self.connections
+            .retain(|_, entry| !matches!(&entry.stage, Stage::Up(connection) if connection.is_over()));
     }
 }
 
 /// A data connection of this session.
 #[derive(Debug)]
-enum Entry {
+struct Entry {
+    stage: Stage,
+    _counted: Counted,
+}
+
+#[derive(Debug)]
+enum Stage {
     /// Being set up; regions announced meanwhile wait here.
     Opening(Vec<RegionRecord>),
     Up(Route),
@@ -89,6 +102,7 @@ impl Session {
         peer_host: Option<IpAddr>,
         sender: Arc<dyn FrameSender>,
         dialled: bool,
+        connections: Arc<Connections>,
     ) -> Arc<Self> {
         Arc::new(Self {
             peer,
@@ -98,6 +112,8 @@ impl Session {
             frames: AtomicU64::new(0),
             ended: watch::Sender::new(false),
             lists_served: Arc::new(Semaphore::new(LISTS_MAX)),
+            list_turn: Semaphore::new(1),
+            connections,
             state: Mutex::default(),
         })
     }
@@ -143,9 +159,9 @@ impl Session {
     /// here. Completions of own writes are none: the peer's kernel or adapter gives them without its process.
     pub(crate) fn signs_of_life(&self) -> u64 {
         let state = self.lock();
-        let up = state.connections.values().filter_map(|entry| match entry {
-            Entry::Up(connection) => Some(connection.stats()),
-            Entry::Opening(_) => None,
+        let up = state.connections.values().filter_map(|entry| match &entry.stage {
+            Stage::Up(connection) => Some(connection.stats()),
+            Stage::Opening(_) => None,
         });
         let moved = up.map(|stats| stats.arrivals.wrapping_add(stats.bytes_received));
         moved.fold(self.frames.load(Ordering::Relaxed), u64::wrapping_add)
@@ -176,7 +192,8 @@ impl Session {
         }
         state.forget_ended();
         let number = self.number(&mut state);
-        state.connections.insert(number, Entry::Opening(Vec::new()));
+        let entry = Entry { stage: Stage::Opening(Vec::new()), _counted: self.connections.count() };
+        state.connections.insert(number, entry);
         state.connects.insert(number, answer);
         Ok((number, answered))
     }
@@ -199,7 +216,15 @@ impl Session {
                 format!("{CONNECTIONS_MAX} data connections of this session are open: end some first");
             return Err(Status::new(Code::ResourceExhausted, message));
         }
-        state.connections.insert(number, Entry::Opening(Vec::new()));
+        let Some(_counted) = self.connections.count_unless_full() else {
+            let (peer, most) = (&self.peer.worker, self.connections.most());
+            let message = format!(
+                "{most} data connections with {peer} are open: end some first, or allow more with \
+                 WorkerBuilder::connections_per_peer_max"
+            );
+            return Err(Status::new(Code::ResourceExhausted, message));
+        };
+        state.connections.insert(number, Entry { stage: Stage::Opening(Vec::new()), _counted });
         Ok(())
     }
 
@@ -212,8 +237,11 @@ impl Session {
         if let Some(why) = &state.over {
             return Err(why.detail.clone());
         }
-        let before = state.connections.insert(number, Entry::Up(connection.clone()));
-        let Some(Entry::Opening(waiting)) = before else { return Ok(Vec::new()) };
+        let Some(entry) = state.connections.get_mut(&number) else {
+            return Err("the peer ended the connection while it was set up".to_owned());
+        };
+        let before = std::mem::replace(&mut entry.stage, Stage::Up(connection.clone()));
+        let Stage::Opening(waiting) = before else { return Ok(Vec::new()) };
         let Some(data) = connection.data() else { return Ok(Vec::new()) };
         waiting.iter().for_each(|record| data.queue_pair.add_remote_region(region(record)));
         Ok(waiting.iter().map(|record| record.region).collect())
@@ -229,8 +257,8 @@ impl Session {
     /// A live data connection, if there is one.
     pub(crate) fn live_connection(&self) -> Option<Route> {
         let state = self.lock();
-        state.connections.values().find_map(|entry| match entry {
-            Entry::Up(connection) if !connection.is_over() => Some(connection.clone()),
+        state.connections.values().find_map(|entry| match &entry.stage {
+            Stage::Up(connection) if !connection.is_over() => Some(connection.clone()),
             _ => None,
         })
     }
@@ -243,36 +271,51 @@ impl Session {
     }
 
     /// A region of the peer for connection `number`; true when it can be confirmed now.
-    pub(crate) fn add_region(&self, number: u32, record: RegionRecord) -> bool {
+    ///
+    /// # Errors
+    /// The peer has announced more than it may.
+    pub(crate) fn add_region(&self, number: u32, record: RegionRecord) -> Result<bool, Lost> {
         let mut state = self.lock();
-        match state.connections.get_mut(&number) {
-            Some(Entry::Up(connection)) => {
-                let Some(data) = connection.data() else { return false };
+        let known = match state.connections.get(&number).map(|entry| &entry.stage) {
+            Some(Stage::Up(connection)) => {
+                connection.data().map(|data| data.queue_pair.remote_region_count())
+            }
+            Some(Stage::Opening(waiting)) => Some(waiting.len()),
+            None => None,
+        };
+        if known.is_some_and(|known| known >= REGIONS_MAX) {
+            return Err(Lost::misbehaved(format!(
+                "the peer announced more than {REGIONS_MAX} regions for connection {number}"
+            )));
+        }
+        match state.connections.get_mut(&number).map(|entry| &mut entry.stage) {
+            Some(Stage::Up(connection)) => {
+                let Some(data) = connection.data() else { return Ok(false) };
                 data.queue_pair.add_remote_region(region(&record));
-                true
+                Ok(true)
             }
-            Some(Entry::Opening(waiting)) if waiting.len() < protocol::limits::REGIONS_MAX => {
+            Some(Stage::Opening(waiting)) => {
                 waiting.push(record);
-                false
+                Ok(false)
             }
-            _ => false,
+            None => Ok(false),
         }
     }
 
     /// All data connections that are up.
     pub(crate) fn up_connections(&self) -> Vec<Route> {
         let state = self.lock();
-        let up = state.connections.values().filter_map(|entry| match entry {
-            Entry::Up(connection) => Some(connection.clone()),
-            Entry::Opening(_) => None,
+        let up = state.connections.values().filter_map(|entry| match &entry.stage {
+            Stage::Up(connection) => Some(connection.clone()),
+            Stage::Opening(_) => None,
         });
         up.collect()
     }
 
     /// The data connection with this number, if it is up.
     pub(crate) fn connection(&self, number: u32) -> Option<Route> {
-        match self.lock().connections.get(&number) {
-            Some(Entry::Up(connection)) => Some(connection.clone()),
+        match self.lock().connections.get(&number).map(|entry| &entry.stage) {
+            Some(Stage::Up(connection)) => Some(connection.clone()),
             _ => None,
         }
     }
@@ -301,6 +344,11 @@ impl Session {
         })
     }
 
+    /// Waits until no other list is being made for the peer.
+    pub(crate) async fn list_turn(&self) -> Option<SemaphorePermit<'_>> {
+        self.list_turn.acquire().await.ok()
+    }
+
     /// A page of the peer's list.
     pub(crate) fn give_list(&self, request: u32, page: ListPage) {
         if let Some(waiting) = self.lock().lists.remove(&request) {
@@ -323,9 +371,9 @@ impl Session {
             state.lists.clear();
             std::mem::take(&mut state.connections)
         };
-        let up = connections.into_values().filter_map(|entry| match entry {
-            Entry::Up(connection) => Some(connection),
-            Entry::Opening(_) => None,
+        let up = connections.into_values().filter_map(|entry| match entry.stage {
+            Stage::Up(connection) => Some(connection),
+            Stage::Opening(_) => None,
         });
         up.inspect(|connection| connection.fail(why)).collect()
     }

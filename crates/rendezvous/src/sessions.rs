@@ -1,6 +1,12 @@
 //! How many control sessions are served, in all and of each peer.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use crate::node::Node;
 
@@ -9,6 +15,8 @@ use crate::node::Node;
 pub(crate) struct SessionCaps {
     pub(crate) in_all: usize,
     pub(crate) of_a_peer: usize,
+    /// Data connections that one peer may have set up, over all of its sessions.
+    pub(crate) connections_of_a_peer: usize,
 }
 
 /// Why one more session is refused.
@@ -33,12 +41,60 @@ impl Full {
     }
 }
 
+/// The data connections of one peer, over all of its sessions.
+#[derive(Debug)]
+pub(crate) struct Connections {
+    open: AtomicUsize,
+    most: usize,
+}
+
+/// A data connection that counts until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Counted(Arc<Connections>);
+
+impl Connections {
+    fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { open: AtomicUsize::new(0), most })
+    }
+
+    /// How many the peer may set up.
+    pub(crate) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Counts one that this worker sets up.
+    pub(crate) fn count(self: &Arc<Self>) -> Counted {
+        self.open.fetch_add(1, Ordering::Relaxed);
+        Counted(self.clone())
+    }
+
+    /// Counts one that the peer sets up, if there are fewer than may be.
+    pub(crate) fn count_unless_full(self: &Arc<Self>) -> Option<Counted> {
+        let more = |open: usize| (open < self.most).then_some(open + 1);
+        let counted = self.open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        counted.is_ok().then(|| Counted(self.clone()))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What is open with one peer.
+#[derive(Debug)]
+struct OfPeer {
+    sessions: usize,
+    connections: Arc<Connections>,
+}
+
 /// The sessions that are open.
 #[derive(Debug, Default)]
 pub(crate) struct SessionCounts {
     in_all: usize,
     /// Without those that have none, so that names which come and go take no memory.
-    of_peers: BTreeMap<String, usize>,
+    of_peers: BTreeMap<String, OfPeer>,
 }
 
 impl SessionCounts {
@@ -50,24 +106,26 @@ impl SessionCounts {
         self.in_all == 0
     }
 
-    fn add(&mut self, peer: &str, caps: SessionCaps) -> Result<(), Full> {
-        let of_peer = self.of_peers.get(peer).copied().unwrap_or(0);
-        if of_peer >= caps.of_a_peer {
+    fn add(&mut self, peer: &str, caps: SessionCaps) -> Result<Arc<Connections>, Full> {
+        let sessions = self.of_peers.get(peer).map_or(0, |of_peer| of_peer.sessions);
+        if sessions >= caps.of_a_peer {
             return Err(Full { field: "sessions_per_peer_max", most: caps.of_a_peer });
         }
         if self.in_all >= caps.in_all {
             return Err(Full { field: "sessions_max", most: caps.in_all });
         }
         self.in_all += 1;
-        self.of_peers.insert(peer.to_owned(), of_peer + 1);
-        Ok(())
+        let new = || OfPeer { sessions: 0, connections: Connections::new(caps.connections_of_a_peer) };
+        let of_peer = self.of_peers.entry(peer.to_owned()).or_insert_with(new);
+        of_peer.sessions += 1;
+        Ok(of_peer.connections.clone())
     }
 
     fn remove(&mut self, peer: &str) {
         self.in_all -= 1;
         if let Some(of_peer) = self.of_peers.get_mut(peer) {
-            *of_peer -= 1;
-            if *of_peer == 0 {
+            of_peer.sessions -= 1;
+            if of_peer.sessions == 0 {
                 self.of_peers.remove(peer);
             }
         }
@@ -79,6 +137,14 @@ impl SessionCounts {
 pub(crate) struct Served {
     node: Arc<Node>,
     peer: String,
+    connections: Arc<Connections>,
+}
+
+impl Served {
+    /// Of all sessions with its peer.
+    pub(crate) fn connections(&self) -> Arc<Connections> {
+        self.connections.clone()
+    }
 }
 
 impl Drop for Served {
@@ -90,12 +156,20 @@ impl Drop for Served {
 impl Node {
     /// Counts one more session with `peer`, unless there are as many as may be.
     pub(crate) fn serve_one(self: &Arc<Self>, peer: &str) -> Result<Served, Full> {
-        let mut counted = Ok(());
-        self.sessions.send_if_modified(|counts| {
-            counted = counts.add(peer, self.session_caps);
-            counted.is_ok()
+        let mut counted = None;
+        self.sessions.send_if_modified(|counts| match counts.add(peer, self.session_caps) {
+            Ok(connections) => {
+                let (node, peer) = (self.clone(), peer.to_owned());
+                counted = Some(Ok(Served { node, peer, connections }));
+                true
+            }
+            Err(full) => {
+                counted = Some(Err(full));
+                false
+            }
         });
-        counted.map(|()| Served { node: self.clone(), peer: peer.to_owned() })
+        // The closure above is called exactly once.
+        counted.unwrap_or(Err(Full { field: "sessions_max", most: self.session_caps.in_all }))
     }
 
     /// Waits until no session is served.
@@ -109,20 +183,37 @@ impl Node {
 mod tests {
     use super::*;
 
-    const CAPS: SessionCaps = SessionCaps { in_all: 3, of_a_peer: 2 };
+    const CAPS: SessionCaps = SessionCaps { in_all: 3, of_a_peer: 2, connections_of_a_peer: 2 };
 
     #[test]
     fn each_cap_is_kept_and_named_and_what_ends_makes_room() {
         let mut counts = SessionCounts::default();
-        assert_eq!((counts.add("a", CAPS), counts.add("a", CAPS)), (Ok(()), Ok(())));
+        let add = |counts: &mut SessionCounts, peer: &str| counts.add(peer, CAPS).map(drop);
+        assert_eq!((add(&mut counts, "a"), add(&mut counts, "a")), (Ok(()), Ok(())));
         let of_peer = Full { field: "sessions_per_peer_max", most: 2 };
-        assert_eq!(counts.add("a", CAPS), Err(of_peer));
-        assert_eq!(counts.add("b", CAPS), Ok(()));
+        assert_eq!(add(&mut counts, "a"), Err(of_peer));
+        assert_eq!(add(&mut counts, "b"), Ok(()));
         let in_all = Full { field: "sessions_max", most: 3 };
-        assert_eq!((counts.add("b", CAPS), counts.add("c", CAPS)), (Err(in_all), Err(in_all)));
+        assert_eq!((add(&mut counts, "b"), add(&mut counts, "c")), (Err(in_all), Err(in_all)));
         counts.remove("a");
-        assert_eq!(counts.add("c", CAPS), Ok(()));
+        assert_eq!(add(&mut counts, "c"), Ok(()));
         ["a", "b", "c"].into_iter().for_each(|peer| counts.remove(peer));
         assert!(counts.is_none() && counts.of_peers.is_empty());
+    }
+
+    #[test]
+    fn s4_data_connections_of_a_peer_are_counted_over_its_sessions() {
+        let mut counts = SessionCounts::default();
+        let (one, other) = (counts.add("a", CAPS).unwrap(), counts.add("a", CAPS).unwrap());
+        let of_b = counts.add("b", CAPS).unwrap();
+        let held = (one.count_unless_full().unwrap(), other.count_unless_full().unwrap());
+        assert!(one.count_unless_full().is_none() && other.count_unless_full().is_none());
+        assert!(of_b.count_unless_full().is_some());
+        // What this worker sets up itself is never refused, and counts.
+        let own = one.count();
+        drop(held.0);
+        assert!(one.count_unless_full().is_none());
+        drop(own);
+        assert!(one.count_unless_full().is_some());
     }
 }

@@ -125,8 +125,8 @@ impl Taken {
 impl Values {
     /// A connection to `peer` broke for `why` while values of `steps` were under way: they are over with that peer.
     pub(crate) fn lose(&self, peer: &str, steps: &[StepId], why: &str) {
+        self.lost.note(steps, peer, why);
         for &step in steps {
-            self.lost.note(step, peer, why);
             self.steps.drop_values(step, |key| destination_worker(key).is_some_and(|worker| worker == peer));
         }
     }
@@ -143,7 +143,9 @@ impl Values {
 
     /// Checks that `key` names this life of this worker.
     pub(crate) fn check_incarnation(&self, key: &Key) -> Result<(), Status> {
-        if key.incarnation() == self.incarnation {
+        if key.incarnation() == self.incarnation
+            || testpoints::planted!("a key of an earlier life is accepted")
+        {
             return Ok(());
         }
         let message = format!(

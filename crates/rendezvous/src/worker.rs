@@ -14,6 +14,7 @@ use crate::{
     ClusterSpec, Peer, Published, Step, Tensor, TfConfig, Version, WorkerBuilder, WorkerError,
     error::{Lost, TransferName},
     fetch::check_name,
+    listed::{LIST_BYTES_MAX, ListRefused, ListSoFar},
     node::Node,
     route::Route,
 };
@@ -318,29 +319,34 @@ impl Worker {
 
     async fn list_pages(&self, peer: &Peer, with_checksums: bool) -> Result<Vec<Published>, WorkerError> {
         let session = self.node.session(peer).await?;
+        let transfer =
+            || Box::new(TransferName { peer: peer.name().to_owned(), key: "list".to_owned(), step: None });
         let lost = |_| {
             let Lost { loss, detail } = session.lost();
-            let transfer = TransferName { peer: peer.name().to_owned(), key: "list".to_owned(), step: None };
-            WorkerError::PeerLost { transfer: Box::new(transfer), transport: "control plane", loss, detail }
+            WorkerError::PeerLost { transfer: transfer(), transport: "control plane", loss, detail }
         };
         let pages = async {
-            let mut all: Vec<Published> = Vec::new();
+            let mut list = ListSoFar::new(LIST_BYTES_MAX);
             loop {
                 let (request, page) = session.ask_list().map_err(lost)?;
-                let after = all.last().map(|entry| entry.name.clone());
+                let after = list.last_name();
                 let ask =
                     protocol::wire::control::ControlFrame::ListRequest { request, after, with_checksums };
                 session.send(ask).await?;
                 let page = page.await.map_err(|_| lost(String::new()))?;
                 let more = page.more && !page.entries.is_empty();
-                all.extend(page.entries.into_iter().map(|entry| Published {
-                    name: entry.name,
-                    metadata: entry.metadata,
-                    version: Version { incarnation: session.peer.incarnation, number: entry.version },
-                    checksum: entry.checksum,
-                }));
+                match list.take(page.entries, session.peer.incarnation) {
+                    Ok(()) => {}
+                    Err(ListRefused::Disordered) => {
+                        session.condemn(Lost::misbehaved("the peer's list is not in the order of names"));
+                        return Err(lost(String::new()));
+                    }
+                    Err(ListRefused::TooLong(status)) => {
+                        return Err(WorkerError::Local { transfer: transfer(), status });
+                    }
+                }
                 if !more {
-                    return Ok(all);
+                    return Ok(list.entries);
                 }
             }
         };
@@ -366,14 +372,15 @@ impl Worker {
 fn info(peer: &Peer) -> PeerInfo {
     let connection = peer.connection();
     let live = connection.as_ref().filter(|connection| !connection.is_over());
+    let (fabric, counters) = peer.figures();
     PeerInfo {
         name: peer.name().to_owned(),
         address: peer.address(),
         transport: live.map(Route::kind),
         not_used: live.map(|_| peer.not_used()).unwrap_or_default(),
         incarnation: peer.live_session().map(|session| session.peer.incarnation),
-        fabric: connection.as_ref().map(Route::stats).unwrap_or_default(),
-        counters: connection.as_ref().map(Route::counters).unwrap_or_default(),
+        fabric,
+        counters,
     }
 }
 

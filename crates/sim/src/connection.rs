@@ -345,8 +345,7 @@ impl Shared {
     pub(crate) fn check_no_write_in_flight(&self, node: NodeId, span: &Span) {
         let found = {
             let state = self.state();
-            let aims = |endpoint: &Endpoint| aims_at(&state, endpoint, node, span);
-            state.endpoints.iter().position(aims)
+            state.endpoints.iter().enumerate().position(|end| aims_at(&state, end, node, span))
         };
         let block = self.owners().observed(span.block);
         if let Some(reader) = block.and_then(|block| self.reader_of(node, block, &span.range)) {
@@ -372,8 +371,10 @@ fn forget_arrivals(endpoint: &mut Endpoint) -> Option<Arc<QueuePairCore>> {
     (endpoint.is_dropped && is_over).then(|| std::mem::replace(&mut endpoint.core, empty))
 }
 
-fn aims_at(state: &State, endpoint: &Endpoint, node: NodeId, span: &Span) -> bool {
-    if state.allowed.refusals || endpoint.outbound.writes.is_empty() {
+fn aims_at(state: &State, (number, endpoint): (usize, &Endpoint), node: NodeId, span: &Span) -> bool {
+    // The word of a hostile peer is no evidence; what it writes afterwards is refused.
+    let is_hostile = state.is_hostile_end(EndpointId(number as u32));
+    if is_hostile || state.allowed.refusals || endpoint.outbound.writes.is_empty() {
         return false;
     }
     let Some(peer) = endpoint.peer.map(|peer| &state.endpoints[peer.index()]) else { return false };

@@ -93,6 +93,11 @@ impl ControlState {
         })
     }
 
+    /// Ends of sessions that `node` holds.
+    pub(crate) fn held_by(&self, node: NodeId) -> usize {
+        self.ends.iter().filter(|end| end.node == node && end.halves > 0 && end.over.is_none()).count()
+    }
+
     fn end(&mut self, id: SessionId) -> Option<&mut End> {
         self.ends.get_mut(id.index())
     }

@@ -144,6 +144,11 @@ impl Tasks {
         self.tasks.get(&id).map(|task| task.node)
     }
 
+    /// How many tasks of `node` there are.
+    pub(crate) fn of(&self, node: NodeId) -> usize {
+        self.tasks.values().filter(|task| task.node == node).count()
+    }
+
     /// The tasks there are, for a report.
     pub(crate) fn describe(&self) -> String {
         let lines = self.tasks.iter().map(|(id, task)| format!("{id} `{}` of {}", task.name, task.node));

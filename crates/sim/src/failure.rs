@@ -26,6 +26,14 @@ pub enum Violation {
     /// A peer broke the fabric contract, or its access was refused.
     #[error("refused access: {0}")]
     Refused(String),
+    /// Something took longer than it may.
+    #[error("{promise} late: {what}")]
+    Late {
+        /// The promise: L1, L2 or L3.
+        promise: &'static str,
+        /// What is late, and by how much.
+        what: String,
+    },
     /// Nothing can happen any more, yet something is unfinished.
     #[error("stuck: {0}")]
     Stuck(String),
@@ -41,6 +49,26 @@ pub enum Violation {
     /// A scenario's own finding.
     #[error("{0}")]
     Scenario(String),
+}
+
+impl Violation {
+    /// What kind it is of, without the particulars of one run: the promise where there is one.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Memory(_) => "S1 memory",
+            Self::Overrun(_) => "queue",
+            Self::Data(_) => "S2 data",
+            Self::Operation(_) => "S3 once",
+            Self::ReceiverNotReady(_) => "receiver not ready",
+            Self::Refused(_) => "refused access",
+            Self::Late { promise, .. } => promise,
+            Self::Stuck(_) => "stuck",
+            Self::Unexplained(_) => "unexplained",
+            Self::Panicked(_) => "panic",
+            Self::Endless(_) => "endless",
+            Self::Scenario(_) => "scenario",
+        }
+    }
 }
 
 /// A run that found something: enough to read what happened and to run it again.
@@ -60,6 +88,10 @@ pub struct Failure {
     pub tail: Vec<(Duration, Event)>,
     /// The knobs that the seed drew.
     pub swarm: String,
+    /// The phase it was in.
+    pub phase: &'static str,
+    /// What it injected, where the scenario says it.
+    pub plan: String,
     /// The command that runs it again.
     pub replay: String,
 }
@@ -68,6 +100,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.violation)?;
         writeln!(f, "  seed {}, event hash {:016x}, {} events", self.seed, self.hash, self.events)?;
+        writeln!(f, "  {} phase; plan: {}", self.phase, self.plan)?;
         writeln!(f, "  {}", self.swarm)?;
         let first = self.events.saturating_sub(self.tail.len() as u64);
         for (number, (at, event)) in self.tail.iter().enumerate() {

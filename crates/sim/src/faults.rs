@@ -42,9 +42,20 @@ pub enum Fault {
     LoseDevice(NodeId, FabricKind),
     /// The device is back: new queue pairs can be made.
     RestoreDevice(NodeId, FabricKind),
+    /// The end of all of them: see [`Handle::heal`](crate::Handle::heal).
+    Heal,
 }
 
+/// Names of the phases of a run.
+pub(crate) const SAFETY: &str = "safety";
+const LIVENESS: &str = "liveness";
+
 impl Shared {
+    /// The phase of the run.
+    pub(crate) fn phase(&self) -> &'static str {
+        if self.ledger().is_healed() { LIVENESS } else { SAFETY }
+    }
+
     pub(crate) fn inject(&self, fault: Fault) {
         match fault {
             Fault::Crash(node) => self.crash(node),
@@ -61,6 +72,28 @@ impl Shared {
             Fault::HalfOpen(one, other) => self.state().half_open.push((one, other)),
             Fault::LoseDevice(node, kind) => self.lose_device(node, kind),
             Fault::RestoreDevice(node, kind) => self.restore_device(node, kind),
+            Fault::Heal => self.heal(),
+        }
+    }
+
+    /// Ends every fault that lasts, and begins the liveness phase.
+    fn heal(&self) {
+        let nodes = {
+            let mut state = self.state();
+            state.triggers.clear();
+            state.half_open.clear();
+            state.flips_of_65536 = 0;
+            for node in &mut state.nodes {
+                node.slow_of_256 = 0;
+                node.failing.clear();
+                node.lost_devices.clear();
+            }
+            state.nodes.len() as u32
+        };
+        (0..nodes).for_each(|node| self.thaw(NodeId(node)));
+        let began = self.ledger().all_must_end(self.now());
+        if began {
+            self.record(Event::Phase { name: LIVENESS });
         }
     }
 
@@ -89,6 +122,7 @@ impl Shared {
         drop(state);
         let mut ledger = self.ledger();
         ledger.forget_node(node);
+        ledger.death(&address, self.now());
         ledger.fault(Reach::Address(address), None);
         ledger.crashes += 1;
         drop(ledger);

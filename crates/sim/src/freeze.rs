@@ -39,7 +39,9 @@ impl Shared {
         stop_endpoints(&mut state, node, !nic);
         drop(state);
         self.record(Event::Frozen { node, nic });
-        self.ledger().fault(Reach::Stopped(address), None);
+        let mut ledger = self.ledger();
+        ledger.excuse(&address);
+        ledger.fault(Reach::Stopped(address), None);
     }
 
     pub(crate) fn thaw(&self, node: NodeId) {

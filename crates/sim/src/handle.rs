@@ -2,8 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
+use verbs_reactor::RemoteRange;
+
 use crate::{
-    Allowed, Event, Fault, Node, Pattern, Rng, SimRuntime, Swarm, Violation,
+    Allowed, Bounds, Event, Fault, Holdings, Node, Pattern, Plan, Rng, SimRuntime, Swarm, Violation,
+    chances::Chances,
     clock::Action,
     failing::Call,
     ids::NodeId,
@@ -65,27 +68,36 @@ impl Handle {
     }
 
     /// Ends every fault that lasts: planned ones are forgotten, stopped nodes go on, slow ones are quick again. From
-    /// here on things must succeed, once everyone has seen what was lost before.
+    /// here on, the liveness phase, things must succeed, once everyone has seen what was lost before.
     pub fn heal(&self) {
-        let nodes = {
-            let mut state = self.shared.state();
-            state.triggers.clear();
-            state.half_open.clear();
-            state.flips_of_65536 = 0;
-            for node in &mut state.nodes {
-                node.slow_of_256 = 0;
-                node.failing.clear();
-                node.lost_devices.clear();
-            }
-            state.nodes.len() as u32
-        };
-        (0..nodes).for_each(|node| self.shared.inject(Fault::Thaw(NodeId(node))));
+        self.shared.inject(Fault::Heal);
+    }
+
+    /// Bounds the time that operations of the ledger take: see [`Bounds`]. Without this, nothing is bounded.
+    pub fn bound(&self, bounds: Bounds) {
+        self.shared.ledger().bound(bounds);
+    }
+
+    /// Notes what this run injects, for a report; `is_given` when it is not what the seed drew.
+    pub fn note_plan(&self, plan: &Plan, is_given: bool) {
+        *lock(&self.shared.plan) = (plan.to_string(), is_given);
     }
 
     /// From now on, of 65,536 pieces of contents so many come with one bit flipped; also of contents inside messages,
     /// and of result slots. Only for scenarios that validate checksums. Until [`heal`](Self::heal).
     pub fn flip_bits(&self, of_65536: u32) {
         self.shared.state().flips_of_65536 = of_65536;
+    }
+
+    /// From now on the rare branches of the code under test (`testpoints::chance!`) are taken or not by the seed, each
+    /// as often as this world draws for it. Each one that is taken is a mark ([`Summary::marks`](crate::Summary::marks)) under its name.
+    pub fn take_chances(&self) {
+        lock(&self.shared.chances).get_or_insert_with(|| Chances::new(Rng::new(self.shared.seed).fork(4)));
+    }
+
+    /// How often the branch called `mark` was taken so far.
+    pub fn reached(&self, mark: &str) -> u64 {
+        lock(&self.shared.trace).reached(mark)
     }
 
     /// Bits that were flipped so far.
@@ -108,6 +120,27 @@ impl Handle {
     /// Allows what the scenario does on purpose.
     pub fn allow(&self, allowed: Allowed) {
         self.shared.state().allowed = allowed;
+    }
+
+    /// From now on `node` may do anything: what is refused to it, or fails with it, is no finding.
+    pub fn turn_hostile(&self, node: NodeId) {
+        self.shared.turn_hostile(node);
+    }
+
+    /// The peers of `node` share a protection domain, as under `Trust::Cluster`: hostile ones write there only what they
+    /// [`claim`](Self::claim).
+    pub fn share_domain(&self, node: NodeId) {
+        self.shared.share_domain(node);
+    }
+
+    /// `hostile` was told of `range` by `target`, so the grant there is for it.
+    pub fn claim(&self, hostile: NodeId, target: NodeId, range: &RemoteRange) {
+        self.shared.claim(hostile, target, range);
+    }
+
+    /// What `node` holds now.
+    pub fn holdings(&self, node: NodeId) -> Holdings {
+        self.shared.holdings(node)
     }
 
     /// Ends the run with the scenario's own finding.

@@ -1,6 +1,9 @@
 //! S3: every operation ends exactly once, and ends badly only for a reason.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use crate::{
     Violation,
@@ -46,6 +49,19 @@ pub(crate) struct OpenOperation {
     pub(crate) peer: Option<String>,
     pub(crate) what: String,
     pub(crate) began: Duration,
+    /// When it must have ended, and by which promise.
+    pub(crate) due: Option<(Duration, &'static str)>,
+}
+
+/// How long operations may take. Those of a stopped process have no bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// L1: after all faults have ended, for operations under way then.
+    pub after_faults: Duration,
+    /// L1: operations that begin later than that.
+    pub new_work: Duration,
+    /// L2: after their peer's process has died.
+    pub after_death: Duration,
 }
 
 /// What a fault touches.
@@ -89,12 +105,22 @@ pub(crate) struct Ledger {
     /// Bits that were flipped.
     pub(crate) flips: u64,
     corrupted: u64,
+    bounds: Option<Bounds>,
+    /// When the liveness phase began.
+    healed_at: Option<Duration>,
+    /// No operation is due before.
+    next_due: Option<Duration>,
+    /// Addresses of hostile nodes.
+    pub(crate) hostile: BTreeSet<String>,
 }
 
 impl Ledger {
     pub(crate) fn begin(&mut self, operation: OpenOperation) -> OperationId {
         let id = OperationId(self.next);
         self.next += 1;
+        let mut operation = operation;
+        operation.due = self.due_of_new(operation.began);
+        self.note_due(operation.due);
         self.open.insert(id, operation);
         id
     }
@@ -134,6 +160,80 @@ impl Ledger {
         )))
     }
 
+    /// From now on operations have these bounds.
+    pub(crate) fn bound(&mut self, bounds: Bounds) {
+        self.bounds = Some(bounds);
+    }
+
+    pub(crate) fn is_healed(&self) -> bool {
+        self.healed_at.is_some()
+    }
+
+    /// The last fault has ended: everything under way must come to an end. False if that was so before.
+    pub(crate) fn all_must_end(&mut self, now: Duration) -> bool {
+        let before = self.healed_at.replace(now);
+        let due = self.bounds.map(|bounds| (now + bounds.after_faults, "L1"));
+        self.open.values_mut().for_each(|operation| operation.due = due.or(operation.due));
+        self.next_due = self.open.values().filter_map(|operation| operation.due).map(|(at, _)| at).min();
+        before.is_none()
+    }
+
+    fn due_of_new(&self, began: Duration) -> Option<(Duration, &'static str)> {
+        let (bounds, healed_at) = self.bounds.zip(self.healed_at)?;
+        // What was lost before is seen in that time.
+        Some(((began + bounds.new_work).max(healed_at + bounds.after_faults), "L1"))
+    }
+
+    fn note_due(&mut self, due: Option<(Duration, &'static str)>) {
+        self.next_due = self.next_due.into_iter().chain(due.map(|(at, _)| at)).min();
+    }
+
+    /// The process at `address` is dead: what others do with it must end soon.
+    pub(crate) fn death(&mut self, address: &str, now: Duration) {
+        let Some(bounds) = self.bounds else { return };
+        let due = (now + bounds.after_death, "L2");
+        let stopped: Vec<String> = self.stopped().map(str::to_owned).collect();
+        let with_it = |operation: &&mut OpenOperation| {
+            operation.peer.as_deref() == Some(address) && !stopped.contains(&operation.address)
+        };
+        let with_it = self.open.values_mut().filter(with_it);
+        with_it.for_each(|operation| operation.due = operation.due.or(Some(due)));
+        self.note_due(Some(due));
+    }
+
+    fn stopped(&self) -> impl Iterator<Item = &str> {
+        self.faults.iter().filter(|fault| fault.until.is_none()).filter_map(|fault| match &fault.reach {
+            Reach::Stopped(address) => Some(address.as_str()),
+            _ => None,
+        })
+    }
+
+    /// The process at `address` is stopped: nothing that it takes part in has a bound.
+    pub(crate) fn excuse(&mut self, address: &str) {
+        let of_it = |operation: &&mut OpenOperation| {
+            operation.address == address || operation.peer.as_deref() == Some(address)
+        };
+        self.open.values_mut().filter(of_it).for_each(|operation| operation.due = None);
+    }
+
+    /// The first operation that should have ended by `now`.
+    pub(crate) fn overdue(&mut self, now: Duration) -> Option<Violation> {
+        if self.next_due.is_none_or(|due| now <= due) {
+            return None;
+        }
+        let late = |operation: &&OpenOperation| operation.due.is_some_and(|(at, _)| at < now);
+        if let Some(operation) = self.open.values().find(late) {
+            let OpenOperation { address, peer, what, began, due, .. } = operation;
+            let (due, promise) = (*due)?;
+            let what = format!(
+                "`{what}` of {address} with {peer:?}, begun at {began:?}, had to end by {due:?}, and it is {now:?}"
+            );
+            return Some(Violation::Late { promise, what });
+        }
+        self.next_due = self.open.values().filter_map(|operation| operation.due).map(|(at, _)| at).min();
+        None
+    }
+
     fn explains(&self, operation: &OpenOperation, slack: Duration) -> bool {
         self.faults.iter().any(|fault| {
             let recent = fault.until.is_none_or(|until| operation.began <= until + slack);
@@ -160,6 +260,15 @@ impl Ledger {
         !self.open.is_empty()
     }
 
+    /// An operation is open in which no hostile node takes part: such a one may well have only its deadline to wait for.
+    pub(crate) fn is_open_among_honest(&self) -> bool {
+        let is_hostile = |operation: &OpenOperation| {
+            let ends = [Some(&operation.address), operation.peer.as_ref()];
+            ends.into_iter().flatten().any(|address| self.hostile.contains(address))
+        };
+        self.open.values().any(|operation| !is_hostile(operation))
+    }
+
     /// The open operations, for a report.
     pub(crate) fn describe_open(&self) -> String {
         let lines = self.open.iter().take(8).map(|(id, operation)| {
@@ -181,6 +290,7 @@ mod tests {
             peer: Some(peer.into()),
             what: "test".into(),
             began: Duration::from_millis(began_ms),
+            due: None,
         }
     }
 
@@ -227,6 +337,54 @@ mod tests {
         assert_eq!(ledger.end(ids[0], &Outcome::Corrupted, None, SLACK), Ok(()));
         let second = ledger.end(ids[1], &Outcome::Corrupted, None, SLACK);
         assert!(matches!(second, Err(Violation::Unexplained(_))));
+    }
+
+    fn bounded() -> Ledger {
+        let second = Duration::from_secs(1);
+        let mut ledger = Ledger::default();
+        ledger.bound(Bounds { after_faults: 10 * second, new_work: 5 * second, after_death: 2 * second });
+        ledger
+    }
+
+    fn late(ledger: &mut Ledger, at_ms: u64) -> Option<&'static str> {
+        match ledger.overdue(Duration::from_millis(at_ms))? {
+            Violation::Late { promise, .. } => Some(promise),
+            other => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn l1_what_is_under_way_when_faults_end_and_what_begins_later_must_end() {
+        let mut ledger = bounded();
+        ledger.begin(operation("b", 0));
+        assert_eq!(late(&mut ledger, 100_000), None);
+        assert!(ledger.all_must_end(Duration::from_secs(100)));
+        assert_eq!((late(&mut ledger, 110_000), late(&mut ledger, 110_001)), (None, Some("L1")));
+
+        let mut ledger = bounded();
+        ledger.all_must_end(Duration::ZERO);
+        ledger.begin(operation("b", 1000));
+        ledger.begin(operation("b", 20_000));
+        assert_eq!((late(&mut ledger, 10_000), late(&mut ledger, 10_001)), (None, Some("L1")));
+        ledger.open.pop_first();
+        assert_eq!((late(&mut ledger, 25_000), late(&mut ledger, 25_001)), (None, Some("L1")));
+    }
+
+    #[test]
+    fn l2_what_is_done_with_a_dead_peer_must_end_unless_its_own_process_is_stopped() {
+        let mut ledger = bounded();
+        ledger.begin(operation("c", 0));
+        ledger.death("b", Duration::ZERO);
+        assert_eq!(late(&mut ledger, 3000), None);
+        ledger.begin(operation("b", 0));
+        ledger.death("b", Duration::from_secs(3));
+        assert_eq!((late(&mut ledger, 5000), late(&mut ledger, 5001)), (None, Some("L2")));
+        ledger.excuse("a");
+        assert_eq!(late(&mut ledger, 6000), None);
+        ledger.begin(operation("b", 6000));
+        ledger.fault(Reach::Stopped("a".into()), None);
+        ledger.death("b", Duration::from_secs(6));
+        assert_eq!(late(&mut ledger, 9000), None);
     }
 
     #[test]

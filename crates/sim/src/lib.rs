@@ -10,7 +10,12 @@
 //! | S1 (owner map) | a peer's write outside the grant it was posted under, a grant ended while a write can still land, a source let go while posted, one range handed out twice |
 //! | S2 ([`Pattern`]) | torn, mixed and stale contents |
 //! | S3 ([`Node::begin`]) | operations that end twice, never, or badly without an injected fault |
+//! | L1, L2 ([`Handle::bound`]) | operations that outlast the end of all faults, or their peer's death, by too long |
 //! | always | an immediate without a receive, a refused access, a panic, a standstill, an endless run |
+//!
+//! What a scenario injects is a [`Plan`]. A run has two phases: *safety*, in which anything may be injected, and from
+//! [`Fault::Heal`] on *liveness*, in which everything must come to its end. [`shrink`] makes the plan of a failed run
+//! small.
 //!
 //! ```
 //! use std::time::Duration;
@@ -29,6 +34,7 @@
 
 #![forbid(unsafe_code)]
 
+mod chances;
 mod checked;
 mod clock;
 mod connection;
@@ -43,16 +49,19 @@ mod faults;
 mod flips;
 mod freeze;
 mod handle;
+mod hostile;
 mod ids;
 mod late;
 mod ledger;
 mod loans;
 mod node;
 mod owners;
+mod plan;
 mod post;
 mod reads;
 mod rng;
 mod schedule;
+mod shrink;
 mod swarm;
 mod trace;
 mod wire;
@@ -65,10 +74,13 @@ pub use failing::Call;
 pub use failure::{Failure, Summary, Violation};
 pub use faults::Fault;
 pub use handle::{AddressInUse, Handle};
+pub use hostile::Holdings;
 pub use ids::{BlockNumber, EndpointId, GrantNumber, LeaseId, NodeId, OperationId, SessionId, TaskId};
-pub use ledger::Outcome;
+pub use ledger::{Bounds, Outcome};
 pub use node::{Node, Operation, SimRuntime};
+pub use plan::{BadPlan, Disturbance, Entry, Plan};
 pub use rng::Rng;
+pub use shrink::{Shrunk, shrink};
 pub use swarm::{Completions, Swarm};
 pub use trace::Event;
 pub use world::{Allowed, World};

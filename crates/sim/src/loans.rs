@@ -72,6 +72,11 @@ impl Leases {
         self.open.values().filter(held).count() as u32
     }
 
+    /// Leases of `lender`'s memory.
+    pub(crate) fn lent_by(&self, lender: NodeId) -> usize {
+        self.open.values().filter(|lease| lease.lender_node == lender).count()
+    }
+
     fn of(&self, matching: impl Fn(&Lease) -> bool) -> Vec<LeaseId> {
         self.open.iter().filter(|(_, lease)| matching(lease)).map(|(id, _)| *id).collect()
     }

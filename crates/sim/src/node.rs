@@ -124,6 +124,7 @@ impl Node {
             peer: peer.map(str::to_owned),
             what: what.into(),
             began: self.shared.now(),
+            due: None,
         };
         let id = self.shared.ledger().begin(operation);
         self.shared.record(Event::Began { operation: id, node: self.id });

@@ -167,6 +167,13 @@ impl Owners {
         Ok(())
     }
 
+    /// Bytes of `node` that peers may write.
+    pub(crate) fn granted_bytes(&self, node: NodeId) -> usize {
+        let lent = |owned: &&Owned| owned.node == node && matches!(owned.owner, Owner::Granted(_));
+        let lent = self.allocations.iter().filter(|(_, owned)| lent(owned));
+        lent.map(|((_, start), owned)| owned.end - start).sum()
+    }
+
     /// Under which grant a write of `range` is posted now.
     pub(crate) fn posted_under(&self, block: BlockNumber, range: &Range<usize>) -> PostedUnder {
         match self.covering(block, range) {

@@ -230,7 +230,7 @@ impl Shared {
     }
 
     fn refuse_read(&self, id: EndpointId, peer: EndpointId, violation: PeerViolation) {
-        if !self.state().allowed.refusals {
+        if !self.may_be_refused(id, peer, violation) {
             let text = format!("a read of {id} from {peer}: {violation}");
             self.violated(Violation::Refused(text));
         }

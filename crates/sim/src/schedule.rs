@@ -141,7 +141,7 @@ impl Shared {
         let ledger = self.ledger();
         // A stopped process is noticed by deadlines alone.
         let bounded = state.frozen == 0;
-        if bounded && wire.is_none() && agenda.only_deadlines() && ledger.is_open() {
+        if bounded && wire.is_none() && agenda.only_deadlines() && ledger.is_open_among_honest() {
             let (open, tasks) = (ledger.describe_open(), state.tasks.describe());
             let text = format!("only deadlines are left to wait for; {open}; waiting: {tasks}");
             return Err(Violation::Stuck(text));

@@ -19,9 +19,13 @@ use crate::ids::{BlockNumber, EndpointId, GrantNumber, LeaseId, NodeId, Operatio
 pub enum Event {
     Started { node: NodeId },
     Crashed { node: NodeId },
+    Phase { name: &'static str },
     Frozen { node: NodeId, nic: bool },
     Thawed { node: NodeId },
     Slowed { node: NodeId },
+    TurnedHostile { node: NodeId },
+    HostileRefused { endpoint: EndpointId, why: &'static str },
+    NoReceive { endpoint: EndpointId },
     CallFailed { node: NodeId, call: &'static str },
     HalfOpened { endpoint: EndpointId },
     LateRefused { why: &'static str },
@@ -31,6 +35,7 @@ pub enum Event {
     Polled { task: TaskId, finished: bool },
     Fired { node: NodeId, timer: u64 },
     Jitter,
+    Reached { name: &'static str },
     Allocated { node: NodeId, block: BlockNumber, offset: usize, length: usize },
     Freed { node: NodeId, block: BlockNumber, offset: usize, length: usize },
     Granted { node: NodeId, block: BlockNumber, offset: usize, length: usize, grant: GrantNumber },
@@ -103,7 +108,10 @@ impl Event {
             Self::Retired { .. } => Some("lease retired"),
             Self::Buried { .. } => Some("leases of a dead holder"),
             Self::SendQueueFull { .. } => Some("send queue full"),
+            Self::HostileRefused { why, .. } => Some(why),
+            Self::NoReceive { .. } => Some("hostile: no receive"),
             Self::Torn { .. } => Some("write torn by a crash"),
+            Self::Reached { name } => Some(name),
             _ => None,
         }
     }
@@ -185,6 +193,10 @@ impl Trace {
 
     pub(crate) fn marks(&self) -> BTreeMap<&'static str, u64> {
         self.marks.clone()
+    }
+
+    pub(crate) fn reached(&self, mark: &str) -> u64 {
+        self.marks.get(mark).copied().unwrap_or_default()
     }
 
     pub(crate) fn tail(&self) -> Vec<(Duration, Event)> {

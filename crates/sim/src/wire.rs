@@ -101,6 +101,8 @@ impl Shared {
         let mut state = self.state();
         let strict = !state.allowed.refusals;
         let Some(peer) = peer_of(&state, id) else { return };
+        let is_hostile = state.has_hostile_end(id, peer);
+        let kept_to = state.kept_to(id, peer).cloned();
         let domain = state.endpoints[peer.index()].domain.clone();
         let outbound = &mut state.endpoints[id.index()].outbound;
         outbound.carried -= 1;
@@ -117,15 +119,23 @@ impl Shared {
         }
         drop(state);
 
+        let landing = landing.and_then(|landing| {
+            let allowed = place.as_ref().is_none_or(|place| self.is_within(kept_to.as_ref(), place));
+            if allowed { Ok(landing) } else { Err(PeerViolation::NotGranted) }
+        });
+        let observed = place.and_then(|(block, place)| Some((self.observed(block)?, place)));
         if landing.is_ok()
-            && let Some((block, place)) = place
-            && let Some(block) = self.observed(block)
+            && !is_hostile
+            && let Some((block, place)) = &observed
         {
-            let checked = self.owners().check_write(block, &place, posted_under);
+            let checked = self.owners().check_write(*block, place, posted_under);
             self.check(checked);
         }
         match write_piece(landing, range.start, &bytes) {
             Ok(purpose) => {
+                if is_hostile && let Some((block, place)) = &observed {
+                    self.check_hostile_write(*block, place);
+                }
                 let content = if purpose == Purpose::Messages { Fnv::of(&bytes) } else { 0 };
                 let (offset, length) = (range.start, range.len());
                 self.record(Event::Landed { endpoint: id, write: number, offset, length, content });
@@ -136,7 +146,7 @@ impl Shared {
 
     /// The target refused an access: the connection is over for both, nothing more of it lands.
     fn refuse(&self, requester: EndpointId, target: EndpointId, reason: PeerViolation) {
-        if !self.state().allowed.refusals {
+        if !self.may_be_refused(requester, target, reason) {
             let text = format!("a write of {requester} to {target}: {reason}");
             self.violated(match reason {
                 PeerViolation::NotGranted => Violation::Memory(text),
@@ -144,6 +154,23 @@ impl Shared {
             });
         }
         self.refused_access(requester, target, reason);
+    }
+
+    /// Whether a refusal is no finding, because the scenario or a hostile node does it on purpose.
+    pub(crate) fn may_be_refused(
+        &self,
+        requester: EndpointId,
+        target: EndpointId,
+        reason: PeerViolation,
+    ) -> bool {
+        let (allowed, is_hostile) = {
+            let state = self.state();
+            (state.allowed.refusals, state.has_hostile_end(requester, target))
+        };
+        if is_hostile {
+            self.record(Event::HostileRefused { endpoint: target, why: name_of(reason) });
+        }
+        allowed || is_hostile
     }
 
     /// Tells both ends that the target has refused an access.
@@ -196,7 +223,13 @@ impl Shared {
         self.record(Event::Delivered { endpoint: id, write: number, immediate: immediate.map(|i| i.0) });
         let Some(arrival) = self.arrival(&core, length, immediate, lease) else { return };
         if let Err(error) = core.deliver(arrival) {
-            if !self.state().allowed.receiver_not_ready {
+            let (allowed, is_hostile) = {
+                let state = self.state();
+                (state.allowed.receiver_not_ready, state.has_hostile_end(id, peer))
+            };
+            if is_hostile {
+                self.record(Event::NoReceive { endpoint: peer });
+            } else if !allowed {
                 let text = format!("{peer} has no receive (depth {depth}) for write {number} of {id}");
                 self.violated(Violation::ReceiverNotReady(text));
             }
@@ -297,4 +330,16 @@ fn write_piece(landing: Landing, offset: usize, bytes: &[u8]) -> Result<Purpose,
 
 pub(crate) fn peer_of(state: &State, id: EndpointId) -> Option<EndpointId> {
     state.endpoints.get(id.index())?.peer
+}
+
+fn name_of(violation: PeerViolation) -> &'static str {
+    match violation {
+        PeerViolation::UnknownRegion => "hostile: unknown region",
+        PeerViolation::WrongKey => "hostile: wrong key",
+        PeerViolation::OutOfBounds => "hostile: out of bounds",
+        PeerViolation::NoRight => "hostile: no right",
+        PeerViolation::NotGranted => "hostile: not granted",
+        PeerViolation::NotExposed => "hostile: not exposed",
+        _ => "hostile: other refusal",
+    }
 }

@@ -18,6 +18,7 @@ use verbs_reactor::FabricKind;
 
 use crate::{
     Failure, Fault, Handle, Rng, Summary, Swarm, Violation,
+    chances::{Asked, Chances},
     clock::{Action, Agenda},
     control::ControlState,
     endpoint::Endpoint,
@@ -25,6 +26,7 @@ use crate::{
     fabric::DomainShared,
     failing::Call,
     freeze::Frozen,
+    hostile::Hostility,
     ids::{NodeId, TaskId},
     ledger::Ledger,
     loans::Leases,
@@ -108,6 +110,8 @@ pub(crate) struct State {
     pub(crate) leases: Leases,
     /// Of 65,536 pieces, how many come with one bit flipped.
     pub(crate) flips_of_65536: u32,
+    /// Nodes that do anything.
+    pub(crate) hostility: Hostility,
 }
 
 impl State {
@@ -122,9 +126,13 @@ pub(crate) struct Shared {
     pub(crate) swarm: Swarm,
     now_nanos: AtomicU64,
     pub(crate) trace: Mutex<Trace>,
+    /// Decide about rare branches, if these are to be taken.
+    pub(crate) chances: Mutex<Option<Chances>>,
     failure: Mutex<Option<Violation>>,
     /// The test that runs this world again.
     replay: Mutex<String>,
+    /// What the scenario injects, and whether that is given instead of drawn.
+    pub(crate) plan: Mutex<(String, bool)>,
     owners: Mutex<Owners>,
     ledger: Mutex<Ledger>,
     state: Mutex<State>,
@@ -271,7 +279,10 @@ impl Shared {
 
     fn failure(&self) -> Option<Box<Failure>> {
         let violation = lock(&self.failure).clone()?;
+        let phase = self.phase();
         let trace = lock(&self.trace);
+        let (plan, is_given) = lock(&self.plan).clone();
+        let given = if is_given { format!(" SIM_PLAN=\"{plan}\"") } else { String::new() };
         Some(Box::new(Failure {
             seed: self.seed,
             violation,
@@ -280,8 +291,10 @@ impl Shared {
             at: self.now(),
             tail: trace.tail(),
             swarm: format!("{:?}", self.swarm),
+            phase,
+            plan,
             replay: format!(
-                "SIM_SEED={} cargo test -p tensorwire-sim --test {} -- --nocapture",
+                "SIM_SEED={}{given} cargo test -p tensorwire-sim --test {} -- --nocapture",
                 self.seed,
                 lock(&self.replay)
             ),
@@ -297,6 +310,11 @@ impl Shared {
         if lock(&self.trace).events() > self.swarm.events_max {
             let open = self.ledger().describe_open();
             self.violated(Violation::Endless(format!("{} events; {open}", self.swarm.events_max)));
+            return None;
+        }
+        let overdue = self.ledger().overdue(self.now());
+        if let Some(late) = overdue {
+            self.violated(late);
             return None;
         }
         match self.choose() {
@@ -363,6 +381,7 @@ impl World {
             half_open: Vec::new(),
             leases: Leases::default(),
             flips_of_65536: swarm.flips_of_65536,
+            hostility: Hostility::default(),
         };
         let tail = std::env::var("SIM_TAIL").ok().and_then(|text| text.parse().ok()).unwrap_or(TAIL);
         let shared = Arc::new_cyclic(|me| Shared {
@@ -371,8 +390,10 @@ impl World {
             swarm,
             now_nanos: AtomicU64::new(0),
             trace: Mutex::new(Trace::new(tail)),
+            chances: Mutex::default(),
             failure: Mutex::default(),
             replay: Mutex::new("seeds".to_owned()),
+            plan: Mutex::default(),
             owners: Mutex::default(),
             ledger: Mutex::default(),
             state: Mutex::new(state),
@@ -391,6 +412,7 @@ impl World {
     /// The first broken promise.
     pub fn run<T>(&self, scenario: impl Future<Output = T>) -> Result<T, Box<Failure>> {
         let shared = &self.shared;
+        let _entered = testpoints::enter(Asked(shared.clone()));
         let mut scenario = pin!(scenario);
         let (id, waker) = shared.state().tasks.reserve(NodeId::OPERATOR, "scenario");
         shared.record(Event::Spawned { node: NodeId::OPERATOR, task: id, name: "scenario" });

@@ -22,6 +22,9 @@ pub enum LossCause {
     ClosedByPeer,
     /// The local device went away.
     DeviceLost,
+    /// What came over an encrypted connection is not what its other end sent: it was changed, repeated or cut out on the
+    /// way. None of it was delivered.
+    Tampered,
 }
 
 /// A rule of the fabric contract that a peer broke. Payload-free: one variant, one rule, one metric.
@@ -61,6 +64,9 @@ pub enum PeerViolation {
     /// A token that was never issued, or already used.
     #[error("wrong or used connection token")]
     BadToken,
+    /// A data connection whose end shows another certificate than the worker that it was agreed on with.
+    #[error("another certificate than that of the worker that the connection was agreed on with")]
+    WrongCertificate,
 }
 
 /// Why a fabric operation failed.
@@ -175,6 +181,19 @@ pub enum FabricError {
         open: u32,
         /// The cap.
         cap: u32,
+    },
+    /// The peer's process holds as many bytes of our loans as it may: send a copy instead.
+    #[error(
+        "the peer holds views of {held} bytes of this process's memory, and with {wanted} more it would have more than \
+         {cap}: send a copy"
+    )]
+    LeasedBytesExhausted {
+        /// Of open and retired leases of that process.
+        held: u64,
+        /// Of one more.
+        wanted: u64,
+        /// The cap.
+        cap: u64,
     },
     /// Not at this moment, because the peer has not taken in what it was sent before.
     #[error("{kind} cannot {what} now: the peer is busy; try again later, or send a copy")]

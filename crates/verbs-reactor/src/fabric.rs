@@ -26,6 +26,8 @@ pub struct Capabilities {
     /// Each access through a window is held against the window's own range. Soft-RoCE looks at queue pair and life of the
     /// window only, and at the range of the whole block.
     pub exact_windows: bool,
+    /// What travels is encrypted, and held against change, between the two ends.
+    pub encrypted: bool,
     /// The largest piece a logical write is split into, in bytes.
     pub piece_bytes_max: u64,
 }
@@ -39,6 +41,7 @@ impl Capabilities {
         lend: false,
         windows: false,
         exact_windows: false,
+        encrypted: false,
         piece_bytes_max: u64::MAX,
     };
 

@@ -49,6 +49,8 @@ mod work;
 pub mod planted;
 pub mod shm;
 pub mod tcp;
+#[cfg(feature = "tls")]
+pub mod tls;
 pub mod verbs;
 
 pub use self::core::{QueuePairCore, QueuePairStats};

@@ -1,19 +1,7 @@
-//! Bugs to plant, so that tests can show that they are found: by the simulator, which does not look for them, and by the
-//! address sanitizer over RDMA. Compiled in with the feature `planted-bugs` only, which nothing but those tests turns on.
+//! Bugs to plant, so that tests can show that the address sanitizer over RDMA finds them. Compiled in with the feature
+//! `planted-bugs` only, which nothing but those tests turns on.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-
-static WAKE_UP_LOST: AtomicBool = AtomicBool::new(false);
-
-/// Plants in the whole process, or takes out: every eighth arrival wakes nobody.
-pub fn lose_wake_ups(lose: bool) {
-    WAKE_UP_LOST.store(lose, Ordering::SeqCst);
-}
-
-/// Whether the arrival with this number shall wake nobody.
-pub(crate) fn is_wake_up_lost(arrival: u64) -> bool {
-    WAKE_UP_LOST.load(Ordering::SeqCst) && arrival % 8 == 7
-}
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// What is wrong with the end of a queue pair over RDMA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -321,6 +321,12 @@ impl QueuePair {
         self.shared.core.remote_regions().add(region);
     }
 
+    /// How many regions of the peer are known: each takes memory, so whoever passes on what a peer announces keeps it
+    /// below a limit.
+    pub fn remote_region_count(&self) -> usize {
+        self.shared.core.remote_regions().count()
+    }
+
     /// Forgets a region of the peer.
     pub fn remove_remote_region(&self, region: RegionId) {
         self.shared.core.remote_regions().remove(region);

@@ -113,6 +113,10 @@ impl RemoteRegions {
         self.known.write().unwrap_or_else(PoisonError::into_inner).insert(region.region, region);
     }
 
+    pub(crate) fn count(&self) -> usize {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
     pub(crate) fn remove(&self, region: RegionId) {
         self.known.write().unwrap_or_else(PoisonError::into_inner).remove(&region);
     }

@@ -102,7 +102,8 @@ impl<C: Channel> Connection<C> {
         if gathered.0.is_empty() {
             return Vec::new();
         }
-        let most = self.agreed.requests_per_message as usize;
+        let alone = testpoints::chance!("requests travel one by one");
+        let most = if alone { 1 } else { self.agreed.requests_per_message as usize };
         let (mut bytes, mut fresh) = (SEVERAL_BYTES, Some(names.unassigned()));
         let mut next = Vec::new();
         for ticket in messages.tickets().take(most) {

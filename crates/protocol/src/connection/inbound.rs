@@ -114,8 +114,7 @@ impl<C: Channel> Connection<C> {
     /// The acknowledgement of mode original.
     fn acknowledge(&self, state: &mut State<C::Lent>, length: u32) -> Result<(), ChannelError> {
         state.flow.take_uncounted(length);
-        #[cfg(feature = "planted-bugs")]
-        if crate::planted::is_planted(crate::planted::Bug::CreditSkipped)
+        if testpoints::planted!("some messages are not acknowledged")
             && state.counters.received.total() % 8 == 7
         {
             return Ok(());
@@ -228,6 +227,7 @@ impl<C: Channel> Connection<C> {
         }
         let arrived = state.requests.meta_data_response(index, metadata, content, checksum)?;
         if let Some(bytes) = eager.filter(|_| !arrived.is_ignored) {
+            testpoints::mark!("a content came inside a message");
             state.counters.eager_received += 1;
             state.counters.eager_bytes_received += bytes;
         }
@@ -257,6 +257,7 @@ impl<C: Channel> Connection<C> {
                 return Ok(Some(request.into()));
             }
             Message::TensorRequests(requests) => {
+                testpoints::mark!("several keys in one message");
                 for request in &requests {
                     self.take_request(&mut state, request)?;
                 }

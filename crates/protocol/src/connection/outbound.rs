@@ -165,7 +165,7 @@ impl<C: Channel> Connection<C> {
 
     /// After an arrival: returns what was taken in, if that is due and credit and room allow. Else the peer asks.
     pub(super) fn return_if_due(&self, state: &mut State<C::Lent>) -> Result<(), ChannelError> {
-        if !state.flow.is_return_due() {
+        if !state.flow.is_return_due() || testpoints::chance!("nothing is returned until it is asked for") {
             return Ok(());
         }
         match self.try_post_control(state, Control::CountOnly) {
@@ -180,7 +180,12 @@ impl<C: Channel> Connection<C> {
     /// Makes and offers the larger rings that the peer needs.
     pub(super) async fn grow_ring(&self) {
         while let Some(ring_bytes) = self.ring_wanted().await {
-            let Some(ring) = self.channel.make_ring(ring_bytes).await else {
+            let ring = if testpoints::chance!("no larger ring is made") {
+                None
+            } else {
+                self.channel.make_ring(ring_bytes).await
+            };
+            let Some(ring) = ring else {
                 self.lock().is_ring_growing = false;
                 continue;
             };

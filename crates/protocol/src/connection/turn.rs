@@ -72,7 +72,9 @@ impl<C: Channel> Drop for Place<'_, C> {
         if self.ticket.is_some() {
             let mut state = self.connection.lock();
             let waker = state.queue(self.turnstile).leave(&mut self.ticket);
-            self.connection.settle(state, None, None);
+            if !testpoints::planted!("whoever gives a place in line up wakes nobody") {
+                self.connection.settle(state, None, None);
+            }
             drop(waker);
         }
     }

@@ -60,6 +60,7 @@ impl<'connection, C: Channel> Standing<'connection, C> {
         }
         let is_first = state.requests.stash.is_first(&self.place, self.ticket);
         if is_first && let Some(landed) = state.requests.stash.take(&self.place) {
+            testpoints::mark!("a kept content was handed out");
             // There may be room for a request now.
             connection.settle(state, None, None);
             self.leave();

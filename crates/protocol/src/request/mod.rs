@@ -234,6 +234,9 @@ impl<C: Channel> Connection<C> {
     }
 
     fn known(&self, scope: Scope, key: &str) -> Arc<[Metadata]> {
+        if testpoints::chance!("what is known of a value is forgotten") {
+            return Arc::default();
+        }
         self.lock().cache.get(scope, key)
     }
 
@@ -430,7 +433,12 @@ impl<C: Channel> Request<'_, C> {
             match (reply, failure) {
                 (Poll::Ready(reply), _) => Poll::Ready(Ok(reply)),
                 (Poll::Pending, Err(over)) => Poll::Ready(Err(over)),
-                (Poll::Pending, Ok(())) => Poll::Pending,
+                (Poll::Pending, Ok(())) => {
+                    if testpoints::chance!("a receive is woken for nothing") {
+                        context.waker().wake_by_ref();
+                    }
+                    Poll::Pending
+                }
             }
         })
         .await

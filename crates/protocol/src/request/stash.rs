@@ -113,7 +113,11 @@ impl<L> Stash<L> {
 
     /// The oldest content of `place`.
     pub(crate) fn take(&mut self, place: &Place) -> Option<Landed<L>> {
-        let at = self.contents.iter().position(|(other, _)| other == place)?;
+        let is_same = |other: &Place| {
+            other == place
+                || testpoints::planted!("a kept content is found by its key alone") && other.key == place.key
+        };
+        let at = self.contents.iter().position(|(other, _)| is_same(other))?;
         self.contents.remove(at).map(|(_, landed)| landed)
     }
 

@@ -361,6 +361,7 @@ impl<L> Requests<L> {
                 && entry.place.as_ref() == Some(&place)
         };
         if let Some(oldest) = entries.filter(waits).min_by_key(|entry| entry.number) {
+            testpoints::mark!("a content was given to another receive");
             oldest.given = Some(landed);
             return oldest.waker.take();
         }
@@ -464,8 +465,7 @@ impl<L> Requests<L> {
         let Some(entry) = self.entry(index) else { return Released::default() };
         entry.is_awaited = false;
         let own = entry.waker.take();
-        #[cfg(feature = "planted-bugs")]
-        if crate::planted::is_planted(crate::planted::Bug::GrantFreedEarly) {
+        if testpoints::planted!("a receive's memory goes back while the peer may write it") {
             entry.end.get_or_insert(LentEnd::CancelAck);
         }
         let place = entry.place_to_keep();

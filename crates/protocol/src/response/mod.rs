@@ -149,7 +149,8 @@ impl<C: Channel> Response<C> {
     /// Whether the content may travel inside META_DATA_RESPONSE.
     fn is_eager(&self, metadata: &Metadata) -> bool {
         let most = self.connection.agreed().eager_bytes_max;
-        most > 0 && metadata.byte_length <= most.into()
+        let is_small = most > 0 && metadata.byte_length <= most.into();
+        is_small && !testpoints::chance!("a small content is not sent eagerly")
     }
 
     /// Sends META_DATA_RESPONSE with the content, which answers the request.
@@ -212,7 +213,8 @@ impl<C: Channel> Response<C> {
         bytes: Option<&C::Bytes>,
     ) -> Result<Lending<C::Write>, Ended> {
         let (connection, index) = (&self.connection, self.index);
-        let Some(bytes) = bytes.filter(|bytes| connection.channel().can_lend(bytes)) else {
+        let lendable = bytes.filter(|bytes| connection.channel().can_lend(bytes));
+        let Some(bytes) = lendable.filter(|_| !testpoints::chance!("a value is not lent")) else {
             return Ok(Lending::Refused);
         };
         let which = which.filter(|_| checksum.is_none());
@@ -292,6 +294,13 @@ impl<C: Channel> Response<C> {
     /// Waits until the posted content is written.
     async fn finish<S: Source>(&self, write: C::Write, taken: Held<S>) {
         let (connection, index) = (&self.connection, self.index);
+        if testpoints::planted!("a cancel is acknowledged before the write is done") {
+            if let Ok(Ok(())) = self.unless_cancelled(write).await {
+                drop(taken.keep());
+                connection.content_written(index);
+            }
+            return;
+        }
         // From here on the value belongs to the peer; what it holds stays until the bytes are written.
         let written = taken.keep();
         let result = self.unless_over(write).await;

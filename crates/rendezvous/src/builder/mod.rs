@@ -56,6 +56,7 @@ pub struct WorkerBuilder {
     trust: Trust,
     bounce_bytes: u64,
     sharing: Sharing,
+    viewed_bytes: Option<u64>,
     limit: Duration,
     grace: Duration,
     liveness: Duration,
@@ -109,6 +110,7 @@ impl WorkerBuilder {
             trust: Trust::default(),
             bounce_bytes: GIB,
             sharing: Sharing::Copy,
+            viewed_bytes: None,
             limit: Duration::from_secs(60),
             grace: Duration::from_secs(1),
             liveness: Duration::from_secs(30),
@@ -130,7 +132,7 @@ impl WorkerBuilder {
                 deferred_steps_max: 1024,
                 init_timeout: Duration::from_secs(60),
             },
-            session_caps: SessionCaps { in_all: 1024, of_a_peer: 8 },
+            session_caps: SessionCaps { in_all: 1024, of_a_peer: 8, connections_of_a_peer: 16 },
             peers_max: 4096,
             runtime: None,
             control_runtime: None,
@@ -243,6 +245,15 @@ impl WorkerBuilder {
     #[must_use]
     pub fn sharing(mut self, sharing: Sharing) -> Self {
         self.sharing = sharing;
+        self
+    }
+
+    /// Memory of this worker that one other process may view at once over shared memory, in bytes; above it, it gets
+    /// copies. A process that never lets go of its views pins no more. Default a quarter of
+    /// [`source_bytes`](Self::source_bytes).
+    #[must_use]
+    pub fn viewed_bytes_per_peer_max(mut self, bytes: u64) -> Self {
+        self.viewed_bytes = Some(bytes);
         self
     }
 
@@ -387,6 +398,15 @@ impl WorkerBuilder {
     #[must_use]
     pub fn sessions_per_peer_max(mut self, sessions: usize) -> Self {
         self.session_caps.of_a_peer = sessions;
+        self
+    }
+
+    /// Data connections that workers of one name may have set up at once, over all of their sessions; one more is
+    /// refused. Two workers have one; more are left over from connections whose end has not been noticed. One session
+    /// may have 16. Default 16.
+    #[must_use]
+    pub fn connections_per_peer_max(mut self, connections: usize) -> Self {
+        self.session_caps.connections_of_a_peer = connections;
         self
     }
 

@@ -23,6 +23,7 @@ use crate::{
     },
     enclosure::LocalFabric,
     grpc_set_up::GrpcOffer,
+    log_quota::LogQuota,
     lost::LostSteps,
     meter::Labels,
     node::Node,
@@ -63,6 +64,7 @@ impl WorkerBuilder {
             published: PublishedSet::new(incarnation),
             lost: LostSteps::default(),
         });
+        let log = Arc::new(LogQuota::new(runtime.clone()));
         let node = Node {
             incarnation,
             address: control.local_address(),
@@ -88,6 +90,7 @@ impl WorkerBuilder {
             closing: watch::Sender::new(false),
             closed: watch::Sender::new(false),
             labels: Labels::default(),
+            log,
             grace: self.grace,
             sessions: watch::Sender::new(SessionCounts::default()),
             session_caps: self.session_caps,
@@ -123,6 +126,11 @@ impl WorkerBuilder {
                 "sessions_per_peer_max",
                 self.session_caps.of_a_peer == 0,
                 "no peer could be talked to: use at least 1",
+            ),
+            (
+                "connections_per_peer_max",
+                self.session_caps.connections_of_a_peer == 0,
+                "no peer could connect here: use at least 1",
             ),
             ("peers_max", self.peers_max == 0, "no peer could be talked to: use at least 1"),
             ("values_max", self.step_settings.values_max == 0, "nothing could be sent: use at least 1"),
@@ -269,7 +277,11 @@ impl WorkerBuilder {
         rdma: &VerbsSettings,
     ) -> Result<Arc<dyn Fabric>, WorkerError> {
         match kind {
-            FabricKind::Shm => Ok(Arc::new(ShmFabric::new(runtime.clone())?.with_wait(self.wait))),
+            FabricKind::Shm => {
+                let viewed = self.viewed_bytes.unwrap_or(self.source_bytes / 4);
+                let fabric = ShmFabric::new(runtime.clone())?.with_wait(self.wait);
+                Ok(Arc::new(fabric.with_lease_bytes_cap(viewed)))
+            }
             FabricKind::Tcp => {
                 let host = self.bind.rsplit_once(':').map_or(self.bind.as_str(), |(host, _)| host);
                 let ip = host.trim_matches(['[', ']']).parse().ok();

@@ -54,6 +54,10 @@ const ON_THE_WIRE_MAX: usize = CONTROL_FRAME_BYTES_MAX + 16;
 /// HTTP/2 flow control: how far a peer may send ahead of its reader, in bytes.
 const WINDOW_BYTES: u32 = 256 << 10;
 
+/// Connections that the kernel holds until they are accepted, so that a storm of peers waits instead of being dropped and
+/// trying again a second later. The kernel's own limit, `net.core.somaxconn`, may be lower.
+const BACKLOG: i32 = 1024;
+
 /// How often the other end is asked whether it lives, and how long it may take to answer.
 #[derive(Debug, Clone, Copy)]
 struct Keepalive {
@@ -142,7 +146,7 @@ pub struct GrpcPlane {
     secret: Option<Secret>,
     runtime: tokio::runtime::Handle,
     /// The same, for whoever serves sessions.
-    served_on: Option<Arc<dyn Runtime>>,
+    served_on: Arc<dyn Runtime>,
     arrivals: Mutex<mpsc::Receiver<Arrival>>,
     tasks: Tasks,
     closing: watch::Sender<bool>,
@@ -198,7 +202,7 @@ impl GrpcPlane {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let (listener, served_on) = {
             let _context = runtime.enter();
-            let served_on = TokioRuntime::current().map(|runtime| Arc::new(runtime) as Arc<dyn Runtime>);
+            let served_on: Arc<dyn Runtime> = Arc::new(TokioRuntime::current().ok_or(ControlError::Closed)?);
             (tokio::net::TcpListener::from_std(listener).map_err(failed)?, served_on)
         };
         let (closing, close) = watch::channel(false);
@@ -211,7 +215,7 @@ impl GrpcPlane {
             tensors: TensorService::new(tensors.clone()),
             listener,
             handover,
-            door: Door::new(config.strangers_max, config.arrival_limit),
+            door: Door::new(config.strangers_max, config.arrival_limit, served_on.clone()),
             arrivals: arrived,
             closing: close,
             tasks: tasks.clone(),
@@ -300,7 +304,7 @@ impl ControlPlane for GrpcPlane {
     }
 
     fn runtime(&self) -> Option<Arc<dyn Runtime>> {
-        self.served_on.clone()
+        Some(self.served_on.clone())
     }
 
     fn tensor_calls(&self) -> Option<Arc<TensorCalls>> {
@@ -343,6 +347,8 @@ struct Ports {
 impl Ports {
     fn listen(config: &GrpcConfig, addresses: &[SocketAddr]) -> Result<Self, ControlError> {
         let listener = TcpListener::bind(addresses).map_err(|error| bind_error(config, &error))?;
+        // Again, with a longer queue than the standard library asks for.
+        rustix::net::listen(&listener, BACKLOG).map_err(|error| bind_error(config, &error.into()))?;
         Ok(Self { listener, handover: None })
     }
 

@@ -10,7 +10,7 @@ use super::*;
 pub(crate) struct Clock(Arc<AtomicU64>);
 
 impl Clock {
-    fn pass(&self, time: Duration) {
+    pub(crate) fn pass(&self, time: Duration) {
         self.0.fetch_add(u64::try_from(time.as_nanos()).unwrap(), Ordering::Relaxed);
     }
 }

@@ -181,6 +181,7 @@ impl Step {
 
     /// Puts a value back to its place by sequence number, or gives it to the oldest receiver.
     fn put_back(&self, key: &str, value: Value) {
+        testpoints::mark!("a value was put back");
         let inner = self.lock();
         // What is tolerated to be received again is still there.
         if inner.aborted.is_none() && self.duplicates != DuplicatePolicy::Tolerate {

@@ -183,7 +183,10 @@ impl Queues {
             remove_if_unused(found);
             return Offered { given_to, queued: false };
         }
-        let place = queue.values.partition_point(|queued| queued.sequence < value.sequence);
+        let mut place = queue.values.partition_point(|queued| queued.sequence < value.sequence);
+        if testpoints::planted!("a value goes back behind later ones") {
+            place = queue.values.len();
+        }
         queue.values.insert(place, value);
         queue.is_spent = false;
         Offered { given_to, queued: true }

@@ -15,7 +15,7 @@ use std::{
 
 use protocol::DataType;
 use rendezvous::{Peer, PeerInfo, Tensor, Worker, WorkerBuilder};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use tokio::sync::mpsc;
 use verbs_reactor::{FabricKind, Runtime, TokioRuntime, timeout};
 
@@ -30,9 +30,11 @@ pub(crate) const PARENT: &str = "/job:parent/replica:0/task:0";
 pub(crate) const PARENT_CPU: &str = "/job:parent/replica:0/task:0/device:CPU:0";
 pub(crate) const CHILD_CPU: &str = "/job:child/replica:0/task:0/device:CPU:0";
 
-/// In the child: the words that its parent gave it.
+/// In the child: the words that its parent gave it. From then on it ends with its parent, however that ends.
 pub(crate) fn role() -> Option<Vec<String>> {
-    Some(env::var(CHILD).ok()?.split(' ').map(str::to_owned).collect())
+    let words = env::var(CHILD).ok()?.split(' ').map(str::to_owned).collect();
+    set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
+    Some(words)
 }
 
 /// Runs `body` to its end, within `limit`.
@@ -89,6 +91,16 @@ impl Other {
     /// The next line that is meant for us.
     pub(crate) async fn hear(&mut self) -> String {
         step("a line of the child", self.lines.recv()).await.expect("the child has ended")
+    }
+
+    /// A line that has come already.
+    pub(crate) fn heard(&mut self) -> Option<String> {
+        self.lines.try_recv().ok()
+    }
+
+    /// Whether it has ended by itself.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_some()
     }
 
     pub(crate) fn pid(&self) -> Pid {

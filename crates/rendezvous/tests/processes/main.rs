@@ -3,13 +3,21 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod crash;
+mod crowd;
 mod harness;
 mod hostile;
 mod limits;
 mod liveness;
 mod load;
+mod proxied;
+mod proxy;
 #[path = "../rdma/mod.rs"]
 mod rdma;
 mod restart;
 mod rogue;
+mod soak;
 mod stop;
+mod storm;
+mod unaffected;
+#[path = "../watched/mod.rs"]
+mod watched;

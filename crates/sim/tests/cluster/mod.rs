@@ -2,20 +2,29 @@
 //!
 //! Every content tells whose it is, every operation is in the ledger, and the scenario gives the oracles nothing
 //! but the truth: what was published and sent. It knows no bug in particular.
+//!
+//! Two phases: *safety*, in which the faults of a [`Plan`] happen, and *liveness*, from the plan's end on or its `heal`,
+//! in which everything under way must end within a bound (L1) and all new work succeed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
+#![allow(dead_code, unused_imports)] // each test binary uses its part
 
+mod faults;
+mod kinds;
+mod many;
 mod member;
 mod traffic;
 
 use std::{
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
 use futures::future::{join, join_all};
+pub(crate) use kinds::{Kind, Kinds};
 use member::{Member, Setup};
-use sim::{Call, Failure, Fault, Handle, Node, Rng, Summary, World};
+use sim::{Bounds, Disturbance, Entry, Failure, Handle, Node, Plan, Rng, Summary, Violation, World};
 use verbs_reactor::Runtime;
 
 /// Transfers that each run must have, at least.
@@ -31,6 +40,8 @@ pub(crate) struct Report {
     pub(crate) workers: usize,
     /// Tensors that came whole: fetches and receives that ended well.
     pub(crate) transfers: u64,
+    /// Of which kinds they were.
+    pub(crate) kinds: Kinds,
 }
 
 /// What the scenario knows to be true.
@@ -44,6 +55,8 @@ struct Truth {
     incarnations: Vec<u64>,
     /// Fetches and receives that ended well.
     transfers: u64,
+    /// Of which kinds they were, as far as the scenario can tell.
+    kinds: Kinds,
 }
 
 /// Shared by all tasks of a run.
@@ -59,6 +72,11 @@ impl Run {
         self.truth.lock().unwrap()
     }
 
+    /// A transfer was of this kind.
+    fn count(&self, kind: Kind) {
+        *self.truth().kinds.entry(kind).or_default() += 1;
+    }
+
     /// A new transfer of `length` bytes.
     fn new_transfer(&self, length: usize) -> u64 {
         let mut truth = self.truth();
@@ -67,12 +85,37 @@ impl Run {
     }
 }
 
+/// How long operations may take. The longest deadline of a worker is that of an operation, 60 s; a peer that stopped
+/// answering is noticed after 33 s at most.
+const BOUNDS: Bounds = Bounds {
+    after_faults: Duration::from_secs(65),
+    new_work: Duration::from_secs(15),
+    after_death: Duration::from_secs(35),
+};
+
+/// L3: all workers' shutdowns, and the time that is left to late packets afterwards.
+const END_MAX: Duration = Duration::from_secs(6);
+
 /// Runs the scenario of `seed` once.
 pub(crate) fn run_seed(seed: u64) -> Result<Report, Box<Failure>> {
+    run_planned(seed, None)
+}
+
+/// As [`run_seed`], with so many rounds of faults: what leaks a little in each shows.
+pub(crate) fn run_long(seed: u64, rounds: u32) -> Result<Report, Box<Failure>> {
+    run(seed, None, Some(rounds))
+}
+
+/// As [`run_seed`], with the faults of `plan` in place of those that the seed draws.
+pub(crate) fn run_planned(seed: u64, plan: Option<&Plan>) -> Result<Report, Box<Failure>> {
+    run(seed, plan.cloned(), None)
+}
+
+fn run(seed: u64, plan: Option<Plan>, rounds: Option<u32>) -> Result<Report, Box<Failure>> {
     let world = World::new(seed);
-    let handle = world.handle();
-    let (workers, transfers) = world.run(scenario(handle))?;
-    Ok(Report { summary: world.finish()?, workers, transfers })
+    let ended = world.run(scenario(world.handle(), plan, rounds))?;
+    let (workers, transfers, kinds) = ended;
+    Ok(Report { summary: world.finish()?, workers, transfers, kinds })
 }
 
 /// The sequence of random numbers that decides about checksums and flipped bits.
@@ -81,97 +124,97 @@ const CHECKSUMS: u64 = 78;
 /// The one that decides which workers trust their peers.
 const TRUST: u64 = 79;
 
-/// Gives the number of workers and of transfers.
-async fn scenario(handle: Handle) -> (usize, u64) {
+/// The one that decides when faults end.
+const HEALING: u64 = 80;
+
+/// The one that decides what each worker is set to for itself.
+const WORKERS: u64 = 81;
+
+/// Rounds without faults in which every kind of transfer must have come.
+const CALM_ROUNDS_MAX: i64 = 12;
+
+/// Gives the number of workers, of transfers, and these by kind.
+async fn scenario(handle: Handle, given: Option<Plan>, rounds: Option<u32>) -> (usize, u64, Kinds) {
     // A sequence of its own: what is done is a function of the seed alone, not of the schedule.
     let mut rng = Rng::new(handle.seed()).fork(77);
-    let sequence = |number| Rng::new(handle.seed()).fork(number);
-    let setup = Arc::new(Setup::draw(&mut rng, &mut sequence(CHECKSUMS), &mut sequence(TRUST)));
+    let seed = handle.seed();
+    let sequence = |number| Rng::new(seed).fork(number);
+    let own = [CHECKSUMS, TRUST, WORKERS].map(sequence);
+    let setup = Arc::new(Setup::draw(&mut rng, own));
     let published = vec![vec![Vec::new(); member::NAMES]; setup.workers];
     let incarnations = vec![0; setup.workers];
-    let truth = Truth { lengths: Vec::new(), published, incarnations, transfers: 0 };
+    let (lengths, kinds) = (Vec::new(), Kinds::new());
+    let truth = Truth { lengths, published, incarnations, transfers: 0, kinds };
     let run = Run { handle, setup, truth: Arc::new(Mutex::new(truth)) };
+    run.handle.take_chances();
+    run.handle.bound(BOUNDS);
     let mut members = join_all((0..run.setup.workers).map(|index| Member::start(&run, index))).await;
 
-    run.handle.flip_bits(run.setup.flips_of_65536);
-    let rounds = 1 + rng.below(2) as i64;
+    let rounds = rounds.unwrap_or(1 + rng.below(2) as u32);
+    let mut faults = faults::Faults::new(&run, given, rounds, sequence(HEALING));
     for round in 0..rounds {
-        faulty_round(&run, &mut members, round, &mut rng).await;
+        let entries = faults.of_round(round, &mut rng);
+        faulty_round(&run, &mut members, round, &entries, &mut rng).await;
     }
-    // Faults are over and everyone has seen them: from here on everything must succeed.
+    // From here on everything must succeed, once everyone has seen what was lost.
     run.handle.heal();
     run.handle.runtime().sleep(Duration::from_secs(5)).await;
-    let mut round = rounds;
-    while round == rounds || run.truth().transfers < TRANSFERS_MIN {
+    let mut round = i64::from(rounds);
+    let last = round + CALM_ROUNDS_MAX;
+    while round == i64::from(rounds) || round < last && !has_all(&run) {
         traffic::round(&run, &members, round, &mut rng).await;
         round += 1;
     }
-    join_all(members.iter().map(Member::stop)).await;
+    stop(&run, &members).await;
     let transfers = run.truth().transfers;
-    (members.len(), transfers)
+    (members.len(), transfers, kinds::counted(&run))
 }
 
-/// Traffic during which faults happen: a crash in the first round, at a random event of it and followed by a
-/// restart at the same address; now and then another one, or any other fault.
-async fn faulty_round(run: &Run, members: &mut [Member], round: i64, rng: &mut Rng) {
-    let index = rng.below(members.len());
-    let victim = members[index].node.clone();
-    let other = members[(index + 1 + rng.below(members.len() - 1)) % members.len()].node.clone();
-    plan_faults(run, &victim, &other, rng);
-    let crashes = round == 0 || rng.chance(1, 3);
-    if !crashes {
-        return traffic::round(run, members, round, rng).await;
+/// Whether there were as many transfers as there must be, and of all kinds.
+fn has_all(run: &Run) -> bool {
+    let transfers = run.truth().transfers;
+    transfers >= TRANSFERS_MIN && kinds::are_complete(run)
+}
+
+/// L3: every worker's end has a bound.
+async fn stop(run: &Run, members: &[Member]) {
+    let began = run.handle.now();
+    join_all(members.iter().map(Member::stop)).await;
+    let took = run.handle.now() - began;
+    if took > END_MAX {
+        let what = format!("the end of all workers took {took:?}, and {END_MAX:?} is the most");
+        run.handle.fail(Violation::Late { promise: "L3", what });
     }
-    run.handle.inject_at_event(soon(rng), Fault::Crash(victim.id()));
-    let pause = rng.duration(Duration::from_millis(50));
-    let restart = async {
-        victim.crashed().await;
-        run.handle.runtime().sleep(pause).await;
-        Member::start(run, index).await
-    };
+}
+
+/// Traffic during which faults happen. Who crashes is started again at the same address.
+async fn faulty_round(run: &Run, members: &mut [Member], round: u32, entries: &[Entry], rng: &mut Rng) {
+    let nodes: Vec<Node> = members.iter().map(|member| member.node.clone()).collect();
+    let ids: Vec<_> = nodes.iter().map(Node::id).collect();
+    entries.iter().for_each(|entry| entry.arrange(&run.handle, &ids));
+    let mut crashes = BTreeMap::new();
+    for entry in entries {
+        if let Disturbance::Crash(place, pause) = entry.what
+            && place < members.len()
+        {
+            crashes.entry(place).or_insert(pause);
+        }
+    }
+    let restarts = crashes.iter().map(|(place, pause)| {
+        let victim = &nodes[*place];
+        async move {
+            victim.crashed().await;
+            run.handle.runtime().sleep(*pause).await;
+            (*place, Member::start(run, *place).await)
+        }
+    });
     let traffic = async {
-        traffic::round(run, members, round, rng).await;
+        traffic::round(run, members, round.into(), rng).await;
         // In case that the traffic was over sooner.
-        victim.crash();
+        crashes.keys().for_each(|place| nodes[*place].crash());
     };
-    let (restarted, ()) = join(restart, traffic).await;
-    members[index] = restarted;
-}
-
-/// In how many events a fault comes.
-fn soon(rng: &mut Rng) -> u64 {
-    50 + rng.below(3000) as u64
-}
-
-/// Faults of this round besides a crash.
-fn plan_faults(run: &Run, victim: &Node, other: &Node, rng: &mut Rng) {
-    let (victim, other) = (victim.id(), other.id());
-    if rng.chance(1, 3) {
-        run.handle.inject_at_event(soon(rng), Fault::LoseLink(victim, other));
-    }
-    if rng.chance(1, 4) {
-        run.handle.inject_at_event(soon(rng), Fault::LoseControl(victim, other));
-    }
-    if rng.chance(1, 4) {
-        run.handle.inject_at_event(soon(rng), Fault::HalfOpen(victim, other));
-        run.handle.inject_at_event(soon(rng), Fault::LoseLink(victim, other));
-    }
-    if rng.chance(1, 3) {
-        run.handle.inject(Fault::Slow(other));
-    }
-    if rng.chance(1, 4) {
-        let call = rng.pick([Call::Register, Call::Prepare, Call::Post, Call::Allocate]);
-        let successes = match call {
-            Call::Post => rng.below(300),
-            Call::Allocate => rng.below(100),
-            _ => rng.below(4),
-        };
-        run.handle.fail_call(other, call, successes as u64);
-    }
-    if rng.chance(1, 2) {
-        // A stop that nobody notices, one that outlasts connecting, and one that outlasts every deadline.
-        let longest = rng.pick([50, 40_000, 15_000_000, 90_000_000]);
-        let length = rng.duration(Duration::from_micros(longest));
-        run.handle.inject_at_event(soon(rng), Fault::Pause(other, length));
+    let (restarted, ()) = join(join_all(restarts), traffic).await;
+    for (place, member) in restarted {
+        members[place] = member;
     }
 }

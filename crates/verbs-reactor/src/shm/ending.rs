@@ -95,6 +95,7 @@ fn code_of(violation: PeerViolation) -> u64 {
         PeerViolation::BadToken => 9,
         PeerViolation::NotExposed => 10,
         PeerViolation::TooManyReads => 11,
+        PeerViolation::WrongCertificate => 12,
     }
 }
 
@@ -111,6 +112,7 @@ fn violation_of(code: u64) -> Option<PeerViolation> {
         PeerViolation::BadToken,
         PeerViolation::NotExposed,
         PeerViolation::TooManyReads,
+        PeerViolation::WrongCertificate,
     ];
     all.into_iter().find(|&violation| code_of(violation) == code)
 }

@@ -38,6 +38,9 @@ use super::{
 
 const KIND: FabricKind = FabricKind::Shm;
 
+/// Strangers of one connection that are logged, so that a local process cannot fill the log.
+const STRANGERS_TOLD: u32 = 3;
+
 /// How long a dialer waits before it tries a full backlog again.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
 
@@ -168,6 +171,7 @@ async fn accept(
     stranger: &AtomicBool,
 ) -> Result<Accepted, Failure> {
     let failed = |error| Failure::System("listening", error);
+    let mut told = 0_u32;
     let listener = sys::watch_borrowed(offer.listener.as_fd(), Interest::READABLE).map_err(failed)?;
     loop {
         let candidate = listener.async_io(Interest::READABLE, |fd| sys::accept(*fd)).await;
@@ -177,10 +181,16 @@ async fn accept(
             Ok(Ok((socket, hello))) => return answer(offer, peer, socket, hello).await,
             Ok(Err(failure)) => {
                 stranger.fetch_or(matches!(failure, Failure::Violation(_)), Ordering::Relaxed);
-                tracing::warn!(?failure, "shm: turned a stranger away");
+                if told < STRANGERS_TOLD {
+                    tracing::warn!(?failure, "shm: turned a stranger away");
+                }
             }
-            Err(_) => tracing::warn!("shm: turned a stranger away who said nothing"),
+            Err(_) if told < STRANGERS_TOLD => {
+                tracing::warn!("shm: turned a stranger away who said nothing");
+            }
+            Err(_) => {}
         }
+        told = told.saturating_add(1);
     }
 }
 

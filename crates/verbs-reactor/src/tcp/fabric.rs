@@ -8,15 +8,13 @@ use std::{
 };
 
 use memory::{Block, BlockId};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpSocket, TcpStream},
-};
+use tokio::net::{TcpSocket, TcpStream};
 
 use super::{
     handshake::{Address, Hello, Token, VERSION, WELCOME_BYTES, check_welcome, encode_welcome},
     link::TcpLink,
     listener::{Counters, Listener, ListenerStats, Ticket},
+    protection::{Protection, Stream},
     socket::{prefer_cubic, watch},
 };
 use crate::{
@@ -62,9 +60,10 @@ impl Default for TcpConfig {
 }
 
 impl TcpConfig {
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self, protection: &Protection) -> Capabilities {
         let piece_bytes_max = self.piece_bytes_max.max(1);
         Capabilities {
+            encrypted: protection.encrypts(),
             vectored: true,
             read: true,
             read_vectored: true,
@@ -85,6 +84,7 @@ pub struct TcpFabric {
     counters: Arc<Counters>,
     spinner: Arc<Spinner>,
     listening: Listening,
+    protection: Protection,
 }
 
 /// What all domains of a fabric share while one of them has prepared a queue pair: a worker may have a domain for each
@@ -100,7 +100,17 @@ impl TcpFabric {
             counters: Arc::default(),
             spinner: Spinner::new(Wait::default()),
             listening: Listening::default(),
+            protection: Protection::default(),
         }
+    }
+
+    /// Encrypts every connection by mutual TLS, and refuses ends that don't, or whose certificate is another one than
+    /// their connection data says. Costs one copy of what is received.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn with_tls(mut self, identity: crate::tls::TlsIdentity) -> Self {
+        self.protection = Protection::Tls(identity);
+        self
     }
 
     /// How drivers wait. At most one driver of this fabric spins at a time; each of its looks is a read of the socket
@@ -123,7 +133,7 @@ impl Fabric for TcpFabric {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.config.capabilities()
+        self.config.capabilities(&self.protection)
     }
 
     fn reach(&self) -> Vec<u8> {
@@ -138,6 +148,7 @@ impl Fabric for TcpFabric {
             spinner: self.spinner.clone(),
             table: Arc::new(RegionTable::new(&*self.runtime)),
             listening: self.listening.clone(),
+            protection: self.protection.clone(),
             listener: Mutex::default(),
         }))
     }
@@ -152,6 +163,7 @@ struct TcpDomain {
     spinner: Arc<Spinner>,
     table: Arc<RegionTable>,
     listening: Listening,
+    protection: Protection,
     listener: Mutex<Option<Arc<Listener>>>,
 }
 
@@ -164,7 +176,7 @@ impl TcpDomain {
         let mut listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = match listening.upgrade() {
             Some(others) => others,
-            None => Listener::start(&self.runtime, &self.config, &self.counters)?,
+            None => Listener::start(&self.runtime, &self.config, &self.counters, &self.protection)?,
         };
         *listening = Arc::downgrade(&shared);
         *listener = Some(shared.clone());
@@ -191,11 +203,23 @@ impl Domain for TcpDomain {
         let token = Token::random(&*self.runtime);
         let ticket = listener.issue(token);
         let ip = Some(at.ip()).filter(|ip| !ip.is_unspecified());
-        let address = Address { ip, port: at.port(), ticket: ticket.number(), token };
+        let certificate = self.protection.certificate();
+        let address = Address { ip, port: at.port(), ticket: ticket.number(), token, certificate };
         let (runtime, spinner, table) = (self.runtime.clone(), self.spinner.clone(), self.table.clone());
-        let capabilities = self.config.capabilities();
+        let capabilities = self.config.capabilities(&self.protection);
         let limits = (self.config.silence_limit, self.config.stall_limit);
-        Ok(Box::new(TcpPrepared { runtime, spinner, table, config, capabilities, limits, address, ticket }))
+        let protection = self.protection.clone();
+        Ok(Box::new(TcpPrepared {
+            runtime,
+            spinner,
+            table,
+            config,
+            capabilities,
+            limits,
+            address,
+            ticket,
+            protection,
+        }))
     }
 }
 
@@ -211,6 +235,7 @@ struct TcpPrepared {
     limits: (Duration, Duration),
     address: Address,
     ticket: Ticket,
+    protection: Protection,
 }
 
 impl Prepared for TcpPrepared {
@@ -235,34 +260,43 @@ impl Prepared for TcpPrepared {
 impl TcpPrepared {
     async fn establish(self, params: &ConnectParams) -> Result<QueuePair, FabricError> {
         let peer = Address::decode(&params.peer)?;
-        let Self { runtime, spinner, table, config, capabilities, limits, address, ticket } = self;
+        self.protection.check(peer.certificate.as_ref())?;
+        let Self { runtime, spinner, table, config, capabilities, limits, address, ticket, protection } =
+            self;
         let stream = match params.role {
             Role::Dialer => {
                 // Nobody is to dial this end any more.
                 drop(ticket);
-                dial(&peer, params.peer_host, address.token).await?
+                dial(&peer, params.peer_host, address.token, &protection).await?
             }
             Role::Acceptor => accept(ticket, &peer).await?,
         };
-        stream.set_nodelay(true).map_err(|error| failed("setting TCP_NODELAY", error.to_string()))?;
-        let watched = watch(&stream, limits.0, limits.1);
+        let tcp = stream.tcp();
+        tcp.set_nodelay(true).map_err(|error| failed("setting TCP_NODELAY", error.to_string()))?;
+        let watched = watch(tcp, limits.0, limits.1);
         watched.map_err(|error| failed("setting the limits of silence", error.to_string()))?;
         TcpLink::start(&runtime, table, config, capabilities, spinner, stream)
     }
 }
 
 /// Opens the stream and shows the acceptor's token.
-async fn dial(peer: &Address, host: Option<IpAddr>, nonce: Token) -> Result<TcpStream, FabricError> {
+async fn dial(
+    peer: &Address,
+    host: Option<IpAddr>,
+    nonce: Token,
+    protection: &Protection,
+) -> Result<Stream, FabricError> {
     let Some(ip) = peer.ip.or(host) else {
         let detail =
             "the peer listens on every address; give its host in ConnectParams::peer_host".to_owned();
         return Err(failed("finding the peer's address", detail));
     };
     let to = SocketAddr::new(ip, peer.port);
-    let mut stream = open(to).await.map_err(|error| {
+    let stream = open(to).await.map_err(|error| {
         let remedy = remedy(&error).unwrap_or("is the peer alive, and the port open in its firewall?");
         FabricError::refused(FabricKind::Tcp, "connecting", &error, format!("{to}: {error}; {remedy}"))
     })?;
+    let mut stream = protection.dial(stream, peer.certificate.as_ref()).await?;
     let hello = Hello { version: VERSION, ticket: peer.ticket, token: peer.token, nonce };
     let mut welcome = [0; WELCOME_BYTES];
     let exchange = async {
@@ -270,10 +304,8 @@ async fn dial(peer: &Address, host: Option<IpAddr>, nonce: Token) -> Result<TcpS
         stream.read_exact(&mut welcome).await
     };
     exchange.await.map_err(|error| {
-        failed(
-            "the handshake",
-            format!("{to}: {error}; the peer has given up, or its token was used already"),
-        )
+        let why = protection.explain(&error);
+        failed("the handshake", format!("{to}: {why}; the peer has given up, or its token was used already"))
     })?;
     check_welcome(&welcome)?;
     Ok(stream)
@@ -288,7 +320,7 @@ async fn open(to: SocketAddr) -> io::Result<TcpStream> {
 }
 
 /// Waits for the stream that shows this end's token, and checks that it is the dialer's.
-async fn accept(mut ticket: Ticket, peer: &Address) -> Result<TcpStream, FabricError> {
+async fn accept(mut ticket: Ticket, peer: &Address) -> Result<Stream, FabricError> {
     let Some(visitor) = ticket.visitor().await else {
         return Err(failed("accepting", "the listener ended; see the log for its reason".to_owned()));
     };
@@ -297,9 +329,10 @@ async fn accept(mut ticket: Ticket, peer: &Address) -> Result<TcpStream, FabricE
         return Err(FabricError::PeerMisbehaved { kind: FabricKind::Tcp, violation });
     }
     let mut stream = visitor.stream;
-    if stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback()) {
+    stream.check_peer(peer.certificate.as_ref())?;
+    if stream.tcp().peer_addr().is_ok_and(|peer| peer.ip().is_loopback()) {
         // Already so, unless the listener is bound to every address.
-        prefer_cubic(&stream);
+        prefer_cubic(stream.tcp());
     }
     let answered = stream.write_all(&encode_welcome()).await;
     answered.map_err(|error| failed("the handshake", format!("{error}; the dialer has gone")))?;

@@ -265,7 +265,7 @@ pub(super) fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
     Some(*head)
 }
 
-const REASONS: [(u8, PeerViolation); 11] = [
+const REASONS: [(u8, PeerViolation); 12] = [
     (1, PeerViolation::Malformed),
     (2, PeerViolation::UnknownRegion),
     (3, PeerViolation::WrongKey),
@@ -277,6 +277,7 @@ const REASONS: [(u8, PeerViolation); 11] = [
     (9, PeerViolation::BadToken),
     (10, PeerViolation::NotExposed),
     (11, PeerViolation::TooManyReads),
+    (12, PeerViolation::WrongCertificate),
 ];
 
 fn reason_code(reason: PeerViolation) -> u8 {

@@ -8,17 +8,19 @@
 //! | | port u16 | token 16 bytes | |
 //! | | ticket u64 | nonce 16 bytes | |
 //! | | token 16 bytes | | |
+//! | | certificate 32 bytes, if encrypted | | |
 //!
 //! The dialer shows the acceptor's token, which reached it over the control plane, and as its nonce the token of
 //! its own connection data, which reached the acceptor the same way: so each end knows that the other end of
-//! the stream is the one that the control plane spoke to.
+//! the stream is the one that the control plane spoke to. Of an encrypted stream, hello and welcome are the first bytes
+//! that travel encrypted, and each end must show the certificate whose SHA-256 is in its connection data.
 
 use std::{
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use super::frame::take;
+use super::{frame::take, protection::Certificate};
 use crate::{ConnectionData, FabricError, FabricKind, PeerViolation, Runtime};
 
 /// The version of everything on the stream and of the connection data.
@@ -27,6 +29,7 @@ pub(super) const VERSION: u16 = 1;
 pub(super) const HELLO_BYTES: usize = 50;
 pub(super) const WELCOME_BYTES: usize = 10;
 const DATA_BYTES: usize = 45;
+const CERTIFICATE_BYTES: usize = 32;
 
 const HELLO_MAGIC: [u8; 8] = *b"twtcp-h\n";
 const WELCOME_MAGIC: [u8; 8] = *b"twtcp-w\n";
@@ -63,6 +66,8 @@ pub(super) struct Address {
     /// Which of the listener's tickets.
     pub(super) ticket: u64,
     pub(super) token: Token,
+    /// What this end will show, if the stream is to be encrypted.
+    pub(super) certificate: Option<Certificate>,
 }
 
 impl Address {
@@ -72,13 +77,14 @@ impl Address {
             Some(IpAddr::V4(ip)) => (4, padded(ip)),
             Some(IpAddr::V6(ip)) => (6, ip.octets()),
         };
-        let mut data = Vec::with_capacity(DATA_BYTES);
+        let mut data = Vec::with_capacity(DATA_BYTES + CERTIFICATE_BYTES);
         data.extend(VERSION.to_le_bytes());
         data.push(family);
         data.extend(ip);
         data.extend(self.port.to_le_bytes());
         data.extend(self.ticket.to_le_bytes());
         data.extend(self.token.0);
+        data.extend(self.certificate.iter().flatten());
         ConnectionData(data)
     }
 
@@ -104,7 +110,9 @@ impl Address {
         };
         let port = u16::from_le_bytes(take(rest)?);
         let ticket = u64::from_le_bytes(take(rest)?);
-        Some(Self { ip, port, ticket, token: Token(take(rest)?) })
+        let token = Token(take(rest)?);
+        let certificate = if rest.is_empty() { None } else { Some(take(rest)?) };
+        Some(Self { ip, port, ticket, token, certificate })
     }
 }
 
@@ -189,7 +197,7 @@ mod tests {
     use super::*;
 
     fn address(ip: Option<IpAddr>) -> Address {
-        Address { ip, port: 4711, ticket: 99, token: Token([0xAB; 16]) }
+        Address { ip, port: 4711, ticket: 99, token: Token([0xAB; 16]), certificate: None }
     }
 
     #[test]
@@ -200,13 +208,17 @@ mod tests {
             let decoded = Address::decode(&address(ip).encode()).unwrap();
             assert_eq!((decoded.ip, decoded.port, decoded.ticket), (ip, 4711, 99));
             assert!(decoded.token.matches(&Token([0xAB; 16])));
+            assert_eq!(decoded.certificate, None);
+            let encrypted = Address { certificate: Some([7; 32]), ..address(ip) };
+            assert_eq!(Address::decode(&encrypted.encode()).unwrap().certificate, Some([7; 32]));
         }
     }
 
     #[test]
     fn connection_data_of_every_other_length_is_malformed() {
         let whole = address(None).encode().0;
-        for length in (0..whole.len()).chain([whole.len() + 1]) {
+        let encrypted = whole.len() + CERTIFICATE_BYTES;
+        for length in (0..encrypted).filter(|&length| length != whole.len()).chain([encrypted + 1]) {
             let mut data = whole.clone();
             data.resize(length, 0);
             let error = Address::decode(&ConnectionData(data)).unwrap_err();

@@ -13,13 +13,14 @@ use std::{
 };
 
 use futures::task::AtomicWaker;
-use tokio::{io::unix::AsyncFd, net::TcpStream};
+use tokio::io::unix::AsyncFd;
 
 use super::{
     closing::Closing,
     driver::Driver,
     frame::{Ending, Key},
     outgoing::{Outgoing, Part},
+    protection::Stream,
     reads::{Read, Reads},
     receiver::{Ground, Received, Receiver},
     sender::{End, Sender, Sent},
@@ -69,7 +70,7 @@ impl TcpLink {
         config: QueuePairConfig,
         capabilities: Capabilities,
         spinner: Arc<Spinner>,
-        stream: TcpStream,
+        stream: Stream,
     ) -> Result<QueuePair, FabricError> {
         let (link, queue_pair) = Self::new(table, config, capabilities, stream)?;
         let driver = Driver::new(link, runtime.clone(), spinner);
@@ -82,12 +83,12 @@ impl TcpLink {
         table: Arc<RegionTable>,
         config: QueuePairConfig,
         capabilities: Capabilities,
-        stream: TcpStream,
+        stream: Stream,
     ) -> Result<(Arc<Self>, QueuePair), FabricError> {
         let fail = |error| FabricError::device(FabricKind::Tcp, "registering the stream", error);
-        let stream = stream.into_std().map_err(fail)?;
+        let socket = Socket::new(stream).map_err(fail)?;
         // SAFETY: a `Socket` owns its descriptor, answers with no other, and closes it only when dropped.
-        let socket = unsafe { AsyncFd::register(Socket::new(stream)) };
+        let socket = unsafe { AsyncFd::register(socket) };
         let socket = socket.map_err(|refused| fail(refused.into()))?;
         let core = Arc::new(QueuePairCore::new(FabricKind::Tcp, config, capabilities));
         let link = Arc::new(Self {

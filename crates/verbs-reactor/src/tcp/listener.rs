@@ -17,21 +17,26 @@ use futures::{
     future::{AbortHandle, Abortable},
     stream::FuturesUnordered,
 };
-use tokio::{
-    io::AsyncReadExt,
-    net::{TcpListener, TcpStream},
-};
+use tokio::net::{TcpListener, TcpStream};
 
 use super::{
     TcpConfig,
     fabric::remedy,
     handshake::{HELLO_BYTES, Hello, Token, VERSION, encode_welcome},
-    socket::prefer_cubic,
+    protection::{Protection, Stream},
+    socket::{prefer_cubic, set_backlog},
 };
 use crate::{BoxFuture, Elapsed, FabricError, FabricKind, Runtime, timeout};
 
 /// How long accepting rests when the process is out of descriptors or memory.
 const ACCEPT_REST: Duration = Duration::from_millis(20);
+
+/// Streams that the kernel holds until they are accepted, so that a storm of peers waits instead of being dropped and trying
+/// again a second later.
+const BACKLOG: i32 = 1024;
+
+/// How often at most it is logged that accepting fails.
+const COMPLAINT: Duration = Duration::from_secs(10);
 
 /// For how long at least a stream may say who it is, however many newer ones come: they wait in the kernel's queue
 /// meanwhile. Without it, a burst would push out a peer between its connect and its first bytes.
@@ -53,6 +58,9 @@ pub struct ListenerStats {
     pub timed_out: u64,
     /// Streams closed because newer ones came while too many were waiting for their hello.
     pub evicted: u64,
+    /// Streams closed because they were to be encrypted, and their other end did not speak TLS or showed no certificate
+    /// that is trusted.
+    pub not_trusted: u64,
 }
 
 #[derive(Debug, Default)]
@@ -63,6 +71,7 @@ pub(super) struct Counters {
     malformed: AtomicU64,
     timed_out: AtomicU64,
     evicted: AtomicU64,
+    not_trusted: AtomicU64,
 }
 
 impl Counters {
@@ -75,6 +84,7 @@ impl Counters {
             malformed: read(&self.malformed),
             timed_out: read(&self.timed_out),
             evicted: read(&self.evicted),
+            not_trusted: read(&self.not_trusted),
         }
     }
 }
@@ -86,7 +96,7 @@ fn count(counter: &AtomicU64) {
 /// A stream that showed the right token.
 #[derive(Debug)]
 pub(super) struct Visitor {
-    pub(super) stream: TcpStream,
+    pub(super) stream: Stream,
     pub(super) nonce: Token,
 }
 
@@ -106,6 +116,7 @@ impl Listener {
         runtime: &Arc<dyn Runtime>,
         config: &TcpConfig,
         counters: &Arc<Counters>,
+        protection: &Protection,
     ) -> Result<Arc<Self>, FabricError> {
         let fail = |call| {
             move |error: io::Error| match remedy(&error) {
@@ -116,6 +127,7 @@ impl Listener {
             }
         };
         let socket = std::net::TcpListener::bind((config.bind, 0)).map_err(fail("bind"))?;
+        set_backlog(&socket, BACKLOG).map_err(fail("listen"))?;
         socket.set_nonblocking(true).map_err(fail("set_nonblocking"))?;
         let address = socket.local_addr().map_err(fail("getsockname"))?;
         if config.bind.is_loopback() {
@@ -128,10 +140,12 @@ impl Listener {
             runtime: runtime.clone(),
             counters: counters.clone(),
             tickets: tickets.clone(),
+            protection: protection.clone(),
             hello_limit: config.handshake_limit,
             pending_max: config.pending_handshakes_max.max(1),
             order: VecDeque::new(),
             next: 0,
+            complained: None,
         };
         runtime.spawn("tcp listener", Box::pin(reception.run(socket, stopped)));
         Ok(Arc::new(Self { address, tickets, _stop: stop }))
@@ -228,11 +242,14 @@ struct Reception {
     runtime: Arc<dyn Runtime>,
     counters: Arc<Counters>,
     tickets: Arc<Tickets>,
+    protection: Protection,
     hello_limit: Duration,
     pending_max: usize,
     /// The handshakes under way, oldest first.
     order: VecDeque<Pending>,
     next: u64,
+    /// When it was last logged that accepting fails.
+    complained: Option<Duration>,
 }
 
 impl Reception {
@@ -288,6 +305,7 @@ impl Reception {
             runtime: self.runtime.clone(),
             counters: self.counters.clone(),
             tickets: self.tickets.clone(),
+            protection: self.protection.clone(),
             limit: self.hello_limit,
         };
         let greeting = async move {
@@ -297,11 +315,15 @@ impl Reception {
         Abortable::new(Box::pin(greeting), registration)
     }
 
-    async fn rest(&self, error: &io::Error) {
+    async fn rest(&mut self, error: &io::Error) {
         if [io::ErrorKind::ConnectionAborted, io::ErrorKind::ConnectionReset].contains(&error.kind()) {
             return;
         }
-        tracing::warn!(%error, "accepting a data connection failed; is the limit on open files too low?");
+        let now = self.runtime.now();
+        if self.complained.is_none_or(|then| now.saturating_sub(then) >= COMPLAINT) {
+            self.complained = Some(now);
+            tracing::warn!(%error, "accepting a data connection failed; is the limit on open files too low?");
+        }
         self.runtime.sleep(ACCEPT_REST).await;
     }
 }
@@ -311,22 +333,34 @@ struct Desk {
     runtime: Arc<dyn Runtime>,
     counters: Arc<Counters>,
     tickets: Arc<Tickets>,
+    protection: Protection,
     limit: Duration,
 }
 
 impl Desk {
     /// Reads the hello and hands the stream over, or drops it.
-    async fn greet(&self, mut stream: TcpStream) {
+    async fn greet(&self, stream: TcpStream) {
         let mut bytes = [0; HELLO_BYTES];
-        match timeout(&*self.runtime, self.limit, stream.read_exact(&mut bytes)).await {
+        let greeting = async {
+            let mut stream = match self.protection.accept(stream).await {
+                Ok(stream) => stream,
+                Err(why) => {
+                    tracing::debug!(why, "a data connection was closed during the TLS handshake");
+                    return Err(&self.counters.not_trusted);
+                }
+            };
+            let read = stream.read_exact(&mut bytes).await;
+            read.map(|()| stream).map_err(|_| &self.counters.malformed)
+        };
+        let mut stream = match timeout(&*self.runtime, self.limit, greeting).await {
             Err(Elapsed) => return count(&self.counters.timed_out),
-            Ok(Err(_)) => return count(&self.counters.malformed),
-            Ok(Ok(_)) => {}
-        }
+            Ok(Err(counter)) => return count(counter),
+            Ok(Ok(stream)) => stream,
+        };
         let Some(hello) = Hello::decode(&bytes) else { return count(&self.counters.malformed) };
         if hello.version != VERSION {
-            // Ours, so that the dialer can name both. It fits the empty send buffer, or is not sent.
-            let _ = stream.try_write(&encode_welcome());
+            // Ours, so that the dialer can name both. It fits the empty send buffer.
+            let _ = timeout(&*self.runtime, self.limit, stream.write_all(&encode_welcome())).await;
             return count(&self.counters.malformed);
         }
         let Some(place) = self.tickets.claim(hello.ticket, &hello.token) else {

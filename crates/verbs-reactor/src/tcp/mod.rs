@@ -17,6 +17,8 @@
 //! | `link` | one connection: both halves, and how it ends |
 //! | `closing` | the wish to end a connection |
 //! | `driver` | the background task of one connection |
+//! | `protection` | whether streams are encrypted, and the handshake of those that are |
+//! | `sealed` | the records of an encrypted stream (feature `tls`) |
 //! | `socket` | the system calls |
 //!
 //! # The stream
@@ -58,8 +60,11 @@ mod handshake;
 mod link;
 mod listener;
 mod outgoing;
+mod protection;
 mod reads;
 mod receiver;
+#[cfg(feature = "tls")]
+mod sealed;
 mod sender;
 mod socket;
 #[cfg(test)]

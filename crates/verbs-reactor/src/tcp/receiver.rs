@@ -243,7 +243,7 @@ impl Receiver {
     fn read_header(&mut self, ground: Ground<'_>) -> Result<Step, End> {
         let wanted = &mut self.header[self.filled..];
         let requested = wanted.len();
-        let step = Step::of("recv", requested, ground.socket.receive(wanted))?;
+        let step = Step::of("recv", requested, ground.socket.receive(wanted), ground.socket)?;
         self.filled += step.bytes;
         Ok(step)
     }
@@ -263,7 +263,7 @@ impl Receiver {
         let access = target.access(offset, wanted).map_err(not_granted)?;
         let read = ground.socket.receive_into(&access, next);
         drop(access);
-        let step = Step::of("recvmsg", requested, read)?;
+        let step = Step::of("recvmsg", requested, read, ground.socket)?;
         let landed = step.bytes.min(wanted) as u64;
         landing.landed += landed;
         if matches!(landing.frame, Body::Write(_)) {
@@ -368,15 +368,20 @@ fn begin_write(frame: WriteFrame, table: &RegionTable) -> Result<Landing, PeerVi
 #[derive(Debug, Clone, Copy)]
 struct Step {
     bytes: usize,
-    /// The socket has nothing more now: it would block, or gave less than was asked for.
+    /// The socket has nothing more now: it would block, or, not encrypted, gave less than was asked for.
     drained: bool,
 }
 
 impl Step {
-    fn of(call: &'static str, requested: usize, answer: io::Result<usize>) -> Result<Self, End> {
+    fn of(
+        call: &'static str,
+        requested: usize,
+        answer: io::Result<usize>,
+        socket: &Socket,
+    ) -> Result<Self, End> {
         match answer {
             Ok(0) => Err(End::lost(LossCause::EndOfFile, "its stream ended without a goodbye")),
-            Ok(bytes) => Ok(Self { bytes, drained: bytes < requested }),
+            Ok(bytes) => Ok(Self { bytes, drained: bytes < requested && socket.short_reads_drain() }),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Self { bytes: 0, drained: true }),
             Err(error) => Err(End::silent(loss(call, error))),
         }

@@ -32,7 +32,7 @@ const TURNS_MAX: u32 = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Sent {
-    /// Everything posted is with the kernel.
+    /// Everything posted is with the kernel, records included.
     Idle,
     /// More is ready to go; give others a turn first.
     More,
@@ -288,6 +288,7 @@ impl Turn<'_> {
             self.left = self.left.saturating_sub(sent);
             self.complete(queue, position, sent as u64);
         }
+        self.socket.flush()?;
         Ok(Sent::Idle)
     }
 
@@ -366,6 +367,7 @@ impl Turn<'_> {
         while *farewell_sent < HEADER_BYTES {
             *farewell_sent += self.socket.send(&[IoSlice::new(&farewell[*farewell_sent..])])?;
         }
+        self.socket.finish()?;
         Ok(Sent::Finished)
     }
 }

@@ -60,7 +60,7 @@ impl Hand {
         let table = Arc::new(RegionTable::new(&*clock));
         let depths = QueuePairConfig { send_depth: 16, receive_depth: 1024 };
         let stream = tokio::net::TcpStream::from_std(stream).unwrap();
-        let (link, queue_pair) = TcpLink::new(table, depths, Capabilities::WRITES, stream).unwrap();
+        let (link, queue_pair) = TcpLink::new(table, depths, Capabilities::WRITES, stream.into()).unwrap();
         let driver = Driver::new(link, clock.clone(), spinner.clone());
         let count = Arc::new(Count::default());
         let waker = Waker::from(count.clone());

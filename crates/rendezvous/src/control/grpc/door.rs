@@ -1,7 +1,9 @@
 //! The door: which connections are let in before their peer has proven anything.
 //!
 //! A stranger is a connection whose peer has not passed the handshake. At most `limit` of them are kept; one
-//! more pushes out the oldest, so that peers who connect and say nothing cannot keep honest ones away. A
+//! more pushes out another, so that peers who connect and say nothing cannot keep honest ones away: one that is leaving,
+//! else the oldest that has opened no session, else the oldest. Each has a moment in which it is not pushed out, so that a
+//! storm of honest peers does not push out its own: newer ones wait in the kernel's queue meanwhile. A
 //! connection must also open its session, or show the token of a route, in time. One connection carries one session, or
 //! the calls of one route.
 
@@ -9,9 +11,9 @@ use std::{
     collections::VecDeque,
     fmt, io,
     net::IpAddr,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{
-        Arc, Mutex, OnceLock, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU8, Ordering},
     },
     task::{Context, Poll},
@@ -22,46 +24,102 @@ use futures::task::AtomicWaker;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
-    sync::watch,
+    sync::{Notify, watch},
 };
 use tonic::transport::server::Connected;
 
-use super::recv_tensor::GrpcRoute;
+use verbs_reactor::Runtime;
+
+use super::{recv_tensor::GrpcRoute, within};
+use crate::log_quota::LogQuota;
 
 /// How long the peer may take to hang up after its session has ended.
 const LEAVING: Duration = Duration::from_secs(2);
+
+/// For how long at least a connection may open its session, however many newer ones come.
+const ARRIVING_GRACE: Duration = Duration::from_millis(50);
+
+/// For how long at least one that has opened it may prove itself.
+const ATTACHED_GRACE: Duration = Duration::from_millis(500);
 
 /// The strangers of one plane.
 #[derive(Debug)]
 pub(super) struct Door {
     limit: usize,
     arrival_limit: Duration,
+    clock: Arc<dyn Runtime>,
+    pub(super) log: LogQuota,
     strangers: Mutex<VecDeque<Arc<Guest>>>,
+    /// One has gone, or is about to.
+    changed: Notify,
 }
 
 impl Door {
-    pub(super) fn new(limit: usize, arrival_limit: Duration) -> Arc<Self> {
-        Arc::new(Self { limit: limit.max(1), arrival_limit, strangers: Mutex::new(VecDeque::new()) })
+    pub(super) fn new(limit: usize, arrival_limit: Duration, clock: Arc<dyn Runtime>) -> Arc<Self> {
+        let (limit, log) = (limit.max(1), LogQuota::new(clock.clone()));
+        let (strangers, changed) = (Mutex::default(), Notify::new());
+        Arc::new(Self { limit, arrival_limit, clock, log, strangers, changed })
     }
 
-    /// Lets `stream` in as a stranger, and pushes out the oldest one if there are too many.
+    /// Waits until one more stranger may enter.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
+    pub(super) async fn room(&self) {
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let grace = self.grace();
+            if grace.is_zero() {
+                return;
+            }
+            let _ = within(grace, changed).await;
+        }
+    }
+
+    /// How long no stranger may be pushed out yet; zero where there is room.
+    fn grace(&self) -> Duration {
+        let strangers = self.lock();
+        if strangers.len() < self.limit {
+            return Duration::ZERO;
+        }
+        let now = self.clock.now();
+        strangers.iter().map(|guest| guest.grace(now)).min().unwrap_or_default()
+    }
+
+    /// Lets `stream` in as a stranger, and pushes another out if there are too many.
     pub(super) fn enter(self: &Arc<Self>, stream: TcpStream, host: IpAddr) -> GuestStream {
-        let guest = Guest::new(self, host);
-        let mut strangers = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.clock.now();
+        let guest = Guest::new(self, host, now);
+        let mut strangers = self.lock();
+        let is_full = strangers.len() >= self.limit;
+        let pushed = if is_full { least_deserving(&strangers, now) } else { None };
+        let pushed = pushed.and_then(|place| strangers.remove(place));
         strangers.push_back(guest.clone());
-        let oldest = if strangers.len() > self.limit { strangers.pop_front() } else { None };
         drop(strangers);
-        if let Some(oldest) = oldest {
-            tracing::debug!(peer = %oldest.host, "too many unauthenticated peers: the oldest is dropped");
-            oldest.evict();
+        if let Some(pushed) = pushed {
+            tracing::debug!(peer = %pushed.host, "too many unauthenticated peers: one is dropped");
+            pushed.evict();
         }
         GuestStream { stream, guest, timer: Some(timer(self.arrival_limit)), leaving: false }
     }
 
-    fn forget(&self, guest: &Guest) {
-        let mut strangers = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
-        strangers.retain(|other| !std::ptr::eq(&**other, guest));
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Guest>>> {
+        self.strangers.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn forget(&self, guest: &Guest) {
+        self.lock().retain(|other| !std::ptr::eq(&**other, guest));
+        self.changed.notify_waiters();
+    }
+}
+
+/// Which of the strangers, oldest first, is to make room: of those whose grace is over the one that has come least far, and
+/// the oldest of these; where there is none, the oldest.
+fn least_deserving(strangers: &VecDeque<Arc<Guest>>, now: Duration) -> Option<usize> {
+    let over = strangers.iter().enumerate().filter(|(_, guest)| guest.grace(now).is_zero());
+    let least = over.min_by_key(|(_, guest)| guest.merit()).map(|(place, _)| place);
+    least.or(if strangers.is_empty() { None } else { Some(0) })
 }
 
 /// Where a connection is in its life. It only moves forward.
@@ -81,6 +139,8 @@ mod stage {
 pub(super) struct Guest {
     door: Arc<Door>,
     host: IpAddr,
+    /// When it came, by the door's clock.
+    since: Duration,
     stage: AtomicU8,
     admitted: watch::Sender<bool>,
     waker: AtomicWaker,
@@ -91,16 +151,36 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    fn new(door: &Arc<Door>, host: IpAddr) -> Arc<Self> {
+    fn new(door: &Arc<Door>, host: IpAddr, since: Duration) -> Arc<Self> {
         Arc::new(Self {
             door: door.clone(),
             host,
+            since,
             stage: AtomicU8::new(stage::ARRIVING),
             admitted: watch::Sender::new(false),
             waker: AtomicWaker::new(),
             is_attaching: AtomicBool::new(false),
             route: OnceLock::new(),
         })
+    }
+
+    /// How long it may not be pushed out yet.
+    fn grace(&self, now: Duration) -> Duration {
+        let grace = match self.stage.load(Ordering::Acquire) {
+            stage::ARRIVING => ARRIVING_GRACE,
+            stage::ATTACHED => ATTACHED_GRACE,
+            _ => Duration::ZERO,
+        };
+        grace.saturating_sub(now.saturating_sub(self.since))
+    }
+
+    /// The less, the sooner it is pushed out.
+    fn merit(&self) -> u8 {
+        match self.stage.load(Ordering::Acquire) {
+            stage::ATTACHED => 2,
+            stage::ARRIVING => 1,
+            _ => 0,
+        }
     }
 
     /// The peer's host.
@@ -158,6 +238,7 @@ impl Guest {
     pub(super) fn leave(&self) {
         self.advance(stage::LEAVING);
         self.waker.wake();
+        self.door.changed.notify_waiters();
     }
 
     /// Whether the connection was cut.

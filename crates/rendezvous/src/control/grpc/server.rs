@@ -129,6 +129,7 @@ fn connections(
 ) -> impl Stream<Item = Result<GuestStream, io::Error>> + Send {
     stream::unfold((listener, door), |(listener, door)| async {
         loop {
+            door.room().await;
             match listener.accept().await {
                 Ok((stream, peer)) => {
                     // Small frames, each awaited by somebody.
@@ -138,7 +139,9 @@ fn connections(
                 }
                 Err(error) if is_the_peers_fault(&error) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a control connection; trying again");
+                    if let Some(left_out) = door.log.line("accept") {
+                        tracing::warn!(%error, left_out, "cannot accept a control connection; trying again");
+                    }
                     let _ = within(ACCEPT_PAUSE, std::future::pending::<()>()).await;
                 }
             }

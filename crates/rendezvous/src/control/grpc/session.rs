@@ -7,15 +7,39 @@ use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use futures::{Stream, stream};
 use protocol::limits::CONTROL_FRAME_BYTES_MAX;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tonic::{Status, Streaming};
 use verbs_reactor::BoxFuture;
 
 use super::{closed, door::Guest, within};
 use crate::control::{ControlError, ControlSession, FrameReceiver, FrameSender, generated::Frame};
 
-/// Frames buffered per direction.
+/// Frames buffered per direction, and their bytes: a largest frame, or several small ones.
 const QUEUE_FRAMES: usize = 8;
+const QUEUE_BYTES: usize = CONTROL_FRAME_BYTES_MAX;
+
+/// A frame, and its room among the bytes of its queue.
+struct Queued {
+    data: Vec<u8>,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
+/// A queue's room for bytes.
+#[derive(Clone)]
+struct Room(Arc<Semaphore>);
+
+impl Room {
+    fn new() -> Self {
+        Self(Arc::new(Semaphore::new(QUEUE_BYTES)))
+    }
+
+    /// Waits until there is room for `data`. Cancel-safe.
+    async fn queue(&self, data: Vec<u8>) -> Queued {
+        let bytes = u32::try_from(data.len().clamp(1, QUEUE_BYTES)).unwrap_or(u32::MAX);
+        // It is never closed.
+        Queued { _room: self.0.clone().acquire_many_owned(bytes).await.ok(), data }
+    }
+}
 
 /// How many bytes a stranger may send ahead of its admission. The frame that crosses the line still counts.
 const STRANGER_BYTES: usize = 64 << 10;
@@ -76,18 +100,26 @@ pub(super) fn session(peer_host: Option<IpAddr>, guest: Option<Arc<Guest>>) -> P
     let (incoming_sender, incoming) = mpsc::channel(QUEUE_FRAMES);
     let (end_sender, end) = watch::channel(End::Open);
     let (control_sender, control) = watch::channel(Outgoing::Running);
-    let sender = Arc::new(GrpcSender { frames: outgoing_sender, end: end.clone(), guest: guest.clone() });
+    let sender =
+        GrpcSender { frames: outgoing_sender, room: Room::new(), end: end.clone(), guest: guest.clone() };
+    let sender = Arc::new(sender);
     let receiver = Box::new(GrpcReceiver { frames: incoming, end });
     Parts {
         session: ControlSession { sender, receiver, peer_host },
-        task: SessionTask { incoming: incoming_sender, end: end_sender, outgoing: control_sender, guest },
+        task: SessionTask {
+            incoming: incoming_sender,
+            room: Room::new(),
+            end: end_sender,
+            outgoing: control_sender,
+            guest,
+        },
         outgoing: Box::pin(outgoing_frames(outgoing, control)),
     }
 }
 
 /// The frames of `frames`, as long as `control` lets them.
 fn outgoing_frames(
-    frames: mpsc::Receiver<Vec<u8>>,
+    frames: mpsc::Receiver<Queued>,
     control: watch::Receiver<Outgoing>,
 ) -> impl Stream<Item = Result<Frame, Status>> + Send {
     stream::unfold(Some((frames, control)), |open| async {
@@ -101,20 +133,20 @@ fn outgoing_frames(
 }
 
 async fn next_outgoing(
-    frames: &mut mpsc::Receiver<Vec<u8>>,
+    frames: &mut mpsc::Receiver<Queued>,
     control: &watch::Receiver<Outgoing>,
 ) -> Result<Option<Vec<u8>>, Status> {
     tokio::select! {
         biased;
         () = stopped(control.clone()) => {}
-        frame = frames.recv() => return Ok(frame),
+        frame = frames.recv() => return Ok(frame.map(|frame| frame.data)),
     }
     // Still running means that the task is gone, because the plane's runtime is going away.
     if *control.borrow() != Outgoing::Finishing {
         return Err(Status::aborted("the session was aborted"));
     }
     frames.close();
-    Ok(frames.recv().await)
+    Ok(frames.recv().await.map(|frame| frame.data))
 }
 
 async fn stopped(mut control: watch::Receiver<Outgoing>) {
@@ -123,7 +155,8 @@ async fn stopped(mut control: watch::Receiver<Outgoing>) {
 
 /// Runs on the plane's runtime as long as the session.
 pub(super) struct SessionTask {
-    incoming: mpsc::Sender<Vec<u8>>,
+    incoming: mpsc::Sender<Queued>,
+    room: Room,
     end: watch::Sender<End>,
     outgoing: watch::Sender<Outgoing>,
     guest: Option<Arc<Guest>>,
@@ -138,7 +171,7 @@ impl SessionTask {
             () = self.end.closed() => None,
             end = self.receive(&mut stream) => Some(end),
         };
-        let Self { incoming, end, outgoing, guest } = self;
+        let Self { incoming, end, outgoing, guest, .. } = self;
         if let Some(finished) = &finished {
             end.send_replace(finished.clone());
         }
@@ -188,7 +221,7 @@ impl SessionTask {
                 Ok(Some(frame)) => {
                     taken = frame.data.len().saturating_add(taken);
                     // A user who dropped the receiving half still may send: what arrives is discarded.
-                    let _ = self.incoming.send(frame.data).await;
+                    let _ = self.incoming.send(self.room.queue(frame.data).await).await;
                 }
                 Ok(None) => return End::Lost("the peer is gone, without a goodbye".to_owned()),
                 Err(status) => return End::Lost(lost_text(&status)),
@@ -223,7 +256,8 @@ fn lost_text(status: &Status) -> String {
 }
 
 struct GrpcSender {
-    frames: mpsc::Sender<Vec<u8>>,
+    frames: mpsc::Sender<Queued>,
+    room: Room,
     end: watch::Receiver<End>,
     guest: Option<Arc<Guest>>,
 }
@@ -233,11 +267,14 @@ impl GrpcSender {
         if data.len() > CONTROL_FRAME_BYTES_MAX {
             return Err(ControlError::FrameTooLarge { bytes: data.len() });
         }
+        let place = async {
+            let queued = self.room.queue(data).await;
+            self.frames.reserve().await.map(|place| place.send(queued))
+        };
         tokio::select! {
             biased;
             () = broken(self.end.clone()) => {}
-            room = self.frames.reserve() => if let Ok(room) = room {
-                room.send(data);
+            sent = place => if sent.is_ok() {
                 return Ok(());
             },
         }
@@ -268,7 +305,7 @@ impl fmt::Debug for GrpcSender {
 }
 
 struct GrpcReceiver {
-    frames: mpsc::Receiver<Vec<u8>>,
+    frames: mpsc::Receiver<Queued>,
     end: watch::Receiver<End>,
 }
 
@@ -276,7 +313,7 @@ impl FrameReceiver for GrpcReceiver {
     fn recv(&mut self) -> BoxFuture<'_, Result<Option<Vec<u8>>, ControlError>> {
         Box::pin(async {
             if let Some(frame) = self.frames.recv().await {
-                return Ok(Some(frame));
+                return Ok(Some(frame.data));
             }
             match &*self.end.borrow() {
                 End::Orderly => Ok(None),

@@ -55,7 +55,7 @@ fn admit(worker: &Worker) -> (Arc<GrpcRoute>, Token) {
     let node = &worker.node;
     let ends = RouteEnds {
         expected: node.grpc.as_ref().unwrap().calls.expect(&token).unwrap(),
-        meter: Meter::new("peer".into(), FabricKind::Grpc),
+        meter: Meter::new("peer".into(), FabricKind::Grpc, &node.log),
         values: node.values.clone(),
         runtime: runtime.clone(),
         pool: node.pools.receive.clone(),

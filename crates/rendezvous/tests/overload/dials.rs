@@ -1,0 +1,140 @@
+//! Connections that never become anything: half-open ones, and such that take for ever over each byte.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use rendezvous::{
+    Worker,
+    control::{GrpcConfig, GrpcPlane, Secret},
+};
+use verbs_reactor::{
+    FabricKind, Runtime,
+    tcp::{TcpConfig, TcpFabric},
+};
+
+use crate::{
+    attacker,
+    harness::{Other, bounded, role, step},
+    stage::{
+        HONEST, SECRET, SERVER, builder, fetch, held, one_honest_visit, other_ports, publish,
+        raise_descriptor_limit, size, until,
+    },
+};
+
+/// How much a worker's process may grow under attack, and what stays of it.
+const GROWTH_MAX: u64 = 32 << 20;
+
+/// Connections of strangers that are kept: 64 at the control port or at the data port, and what is on its way.
+const STRANGERS_MAX: usize = 64 + 24;
+
+/// A worker that is attacked at one of its ports, with an honest peer that is connected and goes on fetching.
+async fn under_attack<F: Future<Output = ()>>(
+    server: Worker,
+    at_data_port: bool,
+    attack: impl FnOnce(u16) -> (Other, usize),
+    outcome: impl FnOnce(Other) -> F,
+) {
+    raise_descriptor_limit();
+    publish(&server, 1);
+    let address = server.address().to_owned();
+    let control = address.rsplit(':').next().unwrap().parse().unwrap();
+    // Before another worker of this process listens: the server does since it has been connected to.
+    one_honest_visit(&address, FabricKind::Tcp).await;
+    until("the visitor's last port", || other_ports(&address).len() == 1).await;
+    let data = other_ports(&address)[0];
+    let honest = builder(HONEST, FabricKind::Tcp).start().await.unwrap();
+    step("the first fetch", fetch(&honest, &address, 1)).await.unwrap();
+    let before = held();
+    let (mut attackers, visits) = attack(if at_data_port { data } else { control });
+    assert_eq!(attackers.hear().await, "flooding");
+    for _ in 0..visits {
+        step("a fetch under attack", fetch(&honest, &address, 1)).await.unwrap();
+        one_honest_visit(&address, FabricKind::Tcp).await;
+        before.assert_at_most(GROWTH_MAX, STRANGERS_MAX, "under attack");
+    }
+    outcome(attackers).await;
+    before.until_closed("the strangers' end").await;
+    before.assert_at_most(GROWTH_MAX, 0, "after the attack");
+    step("a fetch after the attack", fetch(&honest, &address, 1)).await.unwrap();
+    honest.shutdown().await;
+    server.shutdown().await;
+}
+
+fn half_open(test: &'static str, at_data_port: bool) {
+    if let Some(words) = role() {
+        return bounded(Duration::from_secs(200), |runtime| async move {
+            attacker::silent(&words, runtime).await
+        });
+    }
+    let count = size("TENSORWIRE_DIALS", 500);
+    bounded(Duration::from_secs(200), |_| async move {
+        let server = builder(SERVER, FabricKind::Tcp).start().await.unwrap();
+        let attack = |port| (Other::start(test, &format!("silent {port} {count}")), 3);
+        let outcome = |mut attackers: Other| async move {
+            println!("half-open: {}", attackers.hear().await);
+            attackers.kill();
+        };
+        under_attack(server, at_data_port, attack, outcome).await;
+    });
+}
+
+#[test]
+fn e_half_open_dials_of_the_control_port_keep_nobody_out() {
+    half_open("dials::e_half_open_dials_of_the_control_port_keep_nobody_out", false);
+}
+
+#[test]
+fn e_half_open_dials_of_the_data_port_keep_nobody_out() {
+    half_open("dials::e_half_open_dials_of_the_data_port_keep_nobody_out", true);
+}
+
+/// A worker whose strangers have a second, so that the test sees the end of it.
+pub(crate) async fn impatient(runtime: Arc<dyn Runtime>) -> Worker {
+    let second = Duration::from_secs(1);
+    let config = GrpcConfig::new("127.0.0.1:0").secret(Secret::new(SECRET)).arrival_limit(second);
+    let tcp = TcpConfig { handshake_limit: second, ..TcpConfig::default() };
+    let builder = builder(SERVER, FabricKind::Tcp)
+        .dangerous_control_plane(Arc::new(GrpcPlane::bind(config).unwrap()))
+        .local_fabrics(vec![Arc::new(TcpFabric::new(runtime, tcp))]);
+    builder.timeout(Duration::from_secs(2)).start().await.unwrap()
+}
+
+fn slow_loris(test: &'static str, stage: &'static str) {
+    if let Some(words) = role() {
+        return bounded(
+            Duration::from_secs(100),
+            |runtime| async move { attacker::loris(&words, runtime).await },
+        );
+    }
+    // More than there are places for strangers.
+    let count = size("TENSORWIRE_DIALS", 100).min(1000);
+    bounded(Duration::from_secs(100), |runtime| async move {
+        let server = impatient(runtime).await;
+        let attack = |port| (Other::start(test, &format!("loris {port} {stage} {count}")), 2);
+        // Not one of them got to the end of what it had to say.
+        let outcome = |mut attackers: Other| async move {
+            assert_eq!(attackers.hear().await, format!("cut {count}"));
+            attackers.kill();
+        };
+        under_attack(server, stage == "data", attack, outcome).await;
+    });
+}
+
+#[test]
+fn e_slow_loris_in_the_preface_is_cut() {
+    slow_loris("dials::e_slow_loris_in_the_preface_is_cut", "preface");
+}
+
+#[test]
+fn e_slow_loris_in_the_call_is_cut() {
+    slow_loris("dials::e_slow_loris_in_the_call_is_cut", "attach");
+}
+
+#[test]
+fn e_slow_loris_in_the_handshake_is_cut() {
+    slow_loris("dials::e_slow_loris_in_the_handshake_is_cut", "hello");
+}
+
+#[test]
+fn e_slow_loris_at_the_data_port_is_cut() {
+    slow_loris("dials::e_slow_loris_at_the_data_port_is_cut", "data");
+}

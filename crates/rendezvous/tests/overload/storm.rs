@@ -1,0 +1,135 @@
+//! A thousand peers of one worker, all at once, and all again when it comes back.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use rendezvous::Worker;
+use verbs_reactor::{FabricKind, Runtime, TokioRuntime};
+
+use crate::{
+    harness::{Other, bounded, kind, parents_lines, role, say, step},
+    stage::{SERVER, builder, fetch, held, one_honest_visit, publish, raise_descriptor_limit, size, until},
+};
+
+/// Workers of one process.
+const OF_A_PROCESS: usize = 250;
+
+/// How much the server's process may grow: in all, and for each peer that is connected.
+const GROWTH_MAX: u64 = 48 << 20;
+const PEER_BYTES_MAX: u64 = 512 << 10;
+
+/// Descriptors of one connected peer: its session, and the sockets and bells of its data connection.
+const PEER_DESCRIPTORS_MAX: usize = 6;
+
+/// Fetches until it succeeds: how often it did not.
+async fn fetch_at_last(client: &Worker, address: &str, fill: u8) -> usize {
+    let runtime = TokioRuntime::current().unwrap();
+    let mut failures = 0;
+    while let Err(error) = fetch(client, address, fill).await {
+        failures += 1;
+        assert!(failures < 2000, "{}: {error}", client.name());
+        runtime.sleep(Duration::from_millis(20 + (runtime.random() % 80))).await;
+    }
+    failures
+}
+
+/// The peers of one process: connect, connect again when told, and leave when told.
+async fn peers(words: Vec<String>) {
+    raise_descriptor_limit();
+    let (fabric, address) = (kind(&words[1]), &words[2]);
+    let (first, count): (usize, usize) = (words[3].parse().unwrap(), words[4].parse().unwrap());
+    let mut workers = Vec::new();
+    for number in first..first + count {
+        let name = format!("/job:peer/replica:0/task:{number}");
+        workers.push(builder(&name, fabric).start().await.unwrap());
+    }
+    say("ready");
+    let mut told = parents_lines();
+    for fill in [1, 2] {
+        assert_eq!(told.recv().await.as_deref(), Some("go"));
+        let failures: usize =
+            join_all(workers.iter().map(|worker| fetch_at_last(worker, address, fill))).await.iter().sum();
+        say(&format!("fetched {failures}"));
+    }
+    assert_eq!(told.recv().await.as_deref(), Some("leave"));
+    join_all(workers.iter().map(Worker::shutdown)).await;
+    say("left");
+    told.recv().await;
+}
+
+/// What all of them say next; `take` may fail the test.
+async fn hear_all(others: &mut [Other], mut take: impl FnMut(String)) {
+    for other in others {
+        take(other.hear().await);
+    }
+}
+
+async fn storm(test: &'static str, fabric: &'static str, count: usize) {
+    raise_descriptor_limit();
+    let server = builder(SERVER, kind(fabric)).start().await.unwrap();
+    publish(&server, 1);
+    let address = server.address().to_owned();
+    one_honest_visit(&address, kind(fabric)).await;
+    let firsts: Vec<usize> = (0..count).step_by(OF_A_PROCESS).collect();
+    let mut others: Vec<Other> = firsts
+        .iter()
+        .map(|first| {
+            let of_it = OF_A_PROCESS.min(count - first);
+            Other::start(test, &format!("peers {fabric} {address} {first} {of_it}"))
+        })
+        .collect();
+    hear_all(&mut others, |said| assert_eq!(said, "ready")).await;
+    let before = held();
+    let mut failures = Vec::new();
+    others.iter_mut().for_each(|other| other.tell("go"));
+    hear_all(&mut others, |said| failures.push(said)).await;
+    println!("{count} peers over {fabric}, first: {failures:?}");
+    assert_eq!(server.peers().iter().filter(|peer| peer.transport.is_some()).count(), count);
+    before.assert_at_most(
+        GROWTH_MAX + count as u64 * PEER_BYTES_MAX,
+        count * PEER_DESCRIPTORS_MAX + 16,
+        "all are connected",
+    );
+    // The same worker's next life, at the same address: all of them come at once.
+    step("the server's end", server.shutdown()).await;
+    drop(server);
+    let server = builder(SERVER, kind(fabric)).bind(&address).start().await.unwrap();
+    publish(&server, 2);
+    failures.clear();
+    others.iter_mut().for_each(|other| other.tell("go"));
+    hear_all(&mut others, |said| failures.push(said)).await;
+    println!("{count} peers over {fabric}, again: {failures:?}");
+    assert_eq!(server.peers().iter().filter(|peer| peer.transport.is_some()).count(), count);
+    others.iter_mut().for_each(|other| other.tell("leave"));
+    hear_all(&mut others, |said| assert_eq!(said, "left")).await;
+    until("the last session's end", || server.peers().iter().all(|peer| peer.transport.is_none())).await;
+    before.until_closed("the last descriptor's close").await;
+    before.assert_at_most(GROWTH_MAX + count as u64 * (16 << 10), 0, "all have left");
+    until("the memory's return", || server.receive_memory().used_bytes == 0).await;
+    assert_eq!(server.receive_memory().leaked_bytes, 0);
+    server.shutdown().await;
+}
+
+fn storm_over(test: &'static str, fabric: &'static str) {
+    if let Some(words) = role() {
+        return bounded(Duration::from_secs(400), |_| peers(words));
+    }
+    let count = size("TENSORWIRE_PEERS", 30);
+    bounded(Duration::from_secs(500), |_| storm(test, fabric, count));
+}
+
+#[test]
+fn s4_peers_that_all_connect_at_once_are_served_and_again_after_a_restart_over_tcp() {
+    storm_over(
+        "storm::s4_peers_that_all_connect_at_once_are_served_and_again_after_a_restart_over_tcp",
+        FabricKind::Tcp.name(),
+    );
+}
+
+#[test]
+fn s4_peers_that_all_connect_at_once_are_served_and_again_after_a_restart_over_shm() {
+    storm_over(
+        "storm::s4_peers_that_all_connect_at_once_are_served_and_again_after_a_restart_over_shm",
+        FabricKind::Shm.name(),
+    );
+}

@@ -1,0 +1,59 @@
+//! Rare branches of the code under test (`testpoints::chance!`), taken as the seed decides.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use crate::{
+    Rng,
+    trace::Event,
+    world::{Shared, lock},
+};
+
+/// What decides about every point. Each has its own sequence, so that a new point does not change what the others do.
+#[derive(Debug)]
+pub(crate) struct Chances {
+    rng: Rng,
+    points: BTreeMap<&'static str, Point>,
+}
+
+#[derive(Debug)]
+struct Point {
+    rng: Rng,
+    of_256: u32,
+}
+
+/// Of 256 times, how often a point is taken: each world draws it for each point.
+const OF_256: [u32; 5] = [0, 0, 4, 40, 128];
+
+impl Chances {
+    pub(crate) fn new(rng: Rng) -> Self {
+        Self { rng, points: BTreeMap::new() }
+    }
+
+    fn take(&mut self, name: &'static str) -> bool {
+        let purpose = &self.rng;
+        let point = self.points.entry(name).or_insert_with(|| {
+            let hash = name.bytes().fold(0, |hash: u64, byte| hash.wrapping_mul(31) ^ u64::from(byte));
+            let mut rng = purpose.fork(hash);
+            let of_256 = rng.pick(OF_256);
+            Point { rng, of_256 }
+        });
+        point.rng.chance(point.of_256, 256)
+    }
+}
+
+/// The world that the code under test asks while it runs.
+pub(crate) struct Asked(pub(crate) Arc<Shared>);
+
+impl testpoints::World for Asked {
+    fn chance(&self, name: &'static str) -> bool {
+        let is_taken = lock(&self.0.chances).as_mut().is_some_and(|chances| chances.take(name));
+        if is_taken {
+            self.reached(name);
+        }
+        is_taken
+    }
+
+    fn reached(&self, name: &'static str) {
+        self.0.record(Event::Reached { name });
+    }
+}

@@ -1,0 +1,222 @@
+//! How a rogue answers what honest workers ask of it: as it should, or in any other way.
+
+use std::{sync::Arc, time::Duration};
+
+use protocol::{
+    Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, RequestIndex, Scope,
+    Shape, Status, TensorRequest, Validation, VersionTold, Want, limits::RESULT_BYTES,
+};
+use sim::Rng;
+use verbs_reactor::Immediate;
+
+use super::{line::Line, memory_of::range_of};
+
+/// Bytes, and what they are.
+pub(super) fn value_of(length: usize, rng: &mut Rng) -> (Metadata, Vec<u8>) {
+    let bytes = (0..length).map(|_| rng.next_u64() as u8).collect();
+    (metadata_of(length as u64), bytes)
+}
+
+fn metadata_of(length: u64) -> Metadata {
+    Metadata::new(DataType::U8, Shape::new([length]).unwrap()).unwrap()
+}
+
+/// The value with which a request is answered, each time the same.
+fn value_for(index: RequestIndex) -> (Metadata, Vec<u8>) {
+    let mut rng = Rng::new(index.0.into());
+    let length = rng.pick([0, 1, 8, 64, 64, 64, 300, 5000]);
+    value_of(length, &mut rng)
+}
+
+/// What goes into a result slot.
+pub(super) fn result_of(validation: Validation, bytes: &[u8]) -> [u8; RESULT_BYTES] {
+    let mut result = [0; RESULT_BYTES];
+    let algorithm = validation as u32;
+    let sum = validation.checksum(bytes).unwrap_or(0);
+    result[..4].copy_from_slice(&1_u32.to_le_bytes());
+    result[4..8].copy_from_slice(&algorithm.to_le_bytes());
+    result[8..16].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
+    result[16..].copy_from_slice(&sum.to_le_bytes());
+    result
+}
+
+/// META_DATA_RESPONSE as it should be.
+pub(super) fn response(
+    line: &Line,
+    index: RequestIndex,
+    bytes: &[u8],
+    content: Option<&[u8]>,
+) -> MetaDataResponse {
+    let with_sum = content.is_some() || line.agreed.tells_first();
+    MetaDataResponse {
+        index,
+        metadata: metadata_of(bytes.len() as u64),
+        content: content.map(Box::from),
+        loan_follows: false,
+        checksum: line.agreed.validation.checksum(bytes).filter(|_| with_sum),
+    }
+}
+
+pub(super) fn react(line: &Arc<Line>, message: &Message, rng: &mut Rng) {
+    match message {
+        Message::TensorRequest(_) | Message::TensorRequests(_) => {
+            for request in message.requests() {
+                answer_some_time(line, request, rng);
+            }
+        }
+        Message::TensorReRequest(request) => {
+            if rng.chance(1, 8) {
+                return line.did("ignores RE_REQUEST");
+            }
+            let (_, mut bytes) = value_for(request.index);
+            if rng.chance(1, 8) && !bytes.is_empty() {
+                line.did("sends content that is too short");
+                bytes.pop();
+            }
+            line.content(request.destination, &bytes, request.index.immediate(0));
+            if rng.chance(1, 8) {
+                line.did("sends a content twice");
+                line.content(request.destination, &bytes, request.index.immediate(0));
+            }
+        }
+        Message::Cancel(index) => match rng.below(8) {
+            0 => line.did("ignores CANCEL"),
+            1 => {
+                line.did("acknowledges a cancel twice");
+                line.message(&Message::CancelAck(*index));
+                line.message(&Message::CancelAck(*index));
+            }
+            _ => drop(line.message(&Message::CancelAck(*index))),
+        },
+        _ => {}
+    }
+}
+
+fn answer_some_time(line: &Arc<Line>, request: &TensorRequest, rng: &mut Rng) {
+    if rng.chance(1, 6) {
+        return line.did("never answers a request");
+    }
+    if !rng.chance(1, 6) {
+        return answer(line, request, rng);
+    }
+    let (line, request, mut rng) = (line.clone(), request.clone(), Rng::new(rng.next_u64()));
+    let node = line.rogue.node.clone();
+    node.spawn("rogue answers late", async move {
+        line.did("answers late");
+        line.rogue.rest(&mut rng, Duration::from_secs(4)).await;
+        answer(&line, &request, &mut rng);
+    });
+}
+
+fn answer(line: &Line, request: &TensorRequest, rng: &mut Rng) {
+    if rng.chance(1, 2) {
+        return answer_well(line, request);
+    }
+    let index = request.index;
+    let (_, bytes) = value_for(index);
+    let meta = |content: Option<&[u8]>| response(line, index, &bytes, content);
+    let destination = match request.want {
+        Want::Write(destination) => destination,
+        Want::Eager | Want::View => None,
+    };
+    let version = Message::Version(VersionTold { index, version: rng.next_u64() });
+    match rng.below(11) {
+        0 => {
+            line.did("sends META_DATA_RESPONSE twice");
+            line.message(&Message::MetaDataResponse(meta(None)));
+            line.message(&Message::MetaDataResponse(meta(None)));
+        }
+        1 => {
+            line.did("sends too much inside a message");
+            let content = vec![7; line.agreed.eager_bytes_max as usize + 1];
+            let response = response(line, index, &content, Some(&content));
+            line.message(&Message::MetaDataResponse(response));
+        }
+        2 => {
+            line.did("sends a checksum against the agreement");
+            let checksum = if line.agreed.validation.is_on() { None } else { Some(5) };
+            let content = Some(Box::from(&bytes[..bytes.len().min(line.agreed.eager_bytes_max as usize)]));
+            line.message(&Message::MetaDataResponse(MetaDataResponse { checksum, content, ..meta(None) }));
+        }
+        3 => {
+            line.did("promises a loan that was not asked for");
+            let checksum = line.agreed.validation.checksum(&bytes);
+            let response = MetaDataResponse { loan_follows: true, checksum, ..meta(None) };
+            line.message(&Message::MetaDataResponse(response));
+        }
+        4 => {
+            line.did("lends what was not asked for");
+            lend(line, &[1; 64], index.immediate(0));
+        }
+        5 => {
+            line.did("tells a version unasked, or twice");
+            line.message(&version);
+            line.message(&version);
+        }
+        6 => {
+            line.did("sends content of unknown metadata");
+            line.content(destination, &bytes, index.immediate(3));
+        }
+        7 => {
+            line.did("says that an error is the answer");
+            let status = Status::new(Code::DataLoss, "rogue".repeat(rng.below(500)));
+            line.message(&Message::ErrorStatus(ErrorStatus { index, status }));
+        }
+        8 => {
+            line.did("writes on after the answer");
+            answer_well(line, request);
+            if let Some(destination) = destination {
+                line.write(range_of(&destination, 0, 0), &[0xEE; 1], None);
+            }
+        }
+        9 => {
+            line.did("writes half and says nothing");
+            if let Some(Destination { capacity: 2.., .. }) = destination
+                && let Some(destination) = destination
+            {
+                line.write(range_of(&destination, 1, 0), &vec![9; destination.capacity as usize / 2], None);
+            }
+        }
+        _ => {
+            line.did("sends a wrong checksum");
+            let content = &bytes[..bytes.len().min(line.agreed.eager_bytes_max as usize)];
+            let good = response(line, index, content, Some(content));
+            let checksum = good.checksum.map(|sum| sum ^ 1);
+            line.message(&Message::MetaDataResponse(MetaDataResponse { checksum, ..good }));
+        }
+    }
+}
+
+/// As a worker would.
+fn answer_well(line: &Line, request: &TensorRequest) {
+    let index = request.index;
+    let (metadata, bytes) = value_for(index);
+    if matches!(request.scope, Scope::Versioned(_)) {
+        line.message(&Message::Version(VersionTold { index, version: 1 }));
+    }
+    let known = request.known.iter().position(|known| *known == metadata);
+    match (request.want, known.filter(|_| !line.agreed.tells_first())) {
+        (Want::View, which) if !bytes.is_empty() => {
+            if which.is_none() {
+                let checksum = line.agreed.validation.checksum(&bytes);
+                let told =
+                    MetaDataResponse { loan_follows: true, checksum, ..response(line, index, &bytes, None) };
+                line.message(&Message::MetaDataResponse(told));
+                return lend(line, &bytes, index.immediate(0));
+            }
+            lend(line, &bytes, index.immediate(which.unwrap_or(0)));
+        }
+        (Want::Write(destination), Some(which)) => line.content(destination, &bytes, index.immediate(which)),
+        _ if bytes.len() <= line.agreed.eager_bytes_max as usize && line.agreed.eager_bytes_max > 0 => {
+            line.message(&Message::MetaDataResponse(response(line, index, &bytes, Some(&bytes))));
+        }
+        _ => drop(line.message(&Message::MetaDataResponse(response(line, index, &bytes, None)))),
+    }
+}
+
+fn lend(line: &Line, bytes: &[u8], immediate: u32) {
+    let Some(mut local) = line.rogue.source.buffer(bytes.len()) else { return };
+    local.copy_from_slice(bytes);
+    // It may have more leases than it gets.
+    drop(line.queue_pair.lend_now(local.freeze(), Immediate(immediate)));
+}

@@ -1,0 +1,347 @@
+//! Honest workers: what they do with each other must succeed, what they do with rogues must end.
+
+use std::time::Duration;
+
+use futures::future::{BoxFuture, join_all};
+use memory::{BufMut, MemoryError};
+use protocol::DataType;
+use rendezvous::{ClusterSpec, Sharing, Tensor, Trust, Worker, WorkerError};
+use sim::{Holdings, Node, Outcome, Rng, Violation};
+use verbs_reactor::Runtime;
+
+use super::stage::{LIMIT, Stage, address, device, name, rogue_address, rogue_device, rogue_name};
+
+/// Published names of each worker.
+const NAMES: usize = 2;
+
+const LENGTHS: [usize; 7] = [8, 9, 64, 65, 1000, 5003, 20_000];
+
+type Job = BoxFuture<'static, Option<()>>;
+
+/// One honest worker.
+#[derive(Debug, Clone)]
+pub(super) struct Honest {
+    pub(super) index: usize,
+    pub(super) node: Node,
+    pub(super) worker: Worker,
+    stage: Stage,
+}
+
+impl Honest {
+    pub(super) async fn start(stage: &Stage, index: usize) -> Self {
+        let node = stage.handle.start_node(&address(index)).unwrap();
+        let setup = &stage.setup;
+        let mut cluster = ClusterSpec::new();
+        for other in (0..setup.honest).filter(|other| *other != index) {
+            cluster = cluster.worker(name(other), address(other));
+        }
+        for rogue in 0..setup.rogues {
+            cluster = cluster.worker(rogue_name(rogue), rogue_address(rogue));
+        }
+        let trust = setup.trust[index];
+        if trust == Trust::Cluster {
+            stage.handle.share_domain(node.id());
+        }
+        let builder = Worker::builder(&name(index))
+            .runtime(node.runtime())
+            .local_fabrics(vec![node.fabric()])
+            .dangerous_control_plane(node.control_plane())
+            .observer(node.observer())
+            .cluster(cluster)
+            .timeout(LIMIT)
+            .liveness(Duration::from_secs(3))
+            .step_init_timeout(Duration::from_secs(3))
+            .mode(setup.mode)
+            .depth(setup.depth)
+            .requests_max(setup.requests_max)
+            .contents_max(setup.contents_max)
+            .eager_bytes_max(setup.eager_bytes_max)
+            .ring_bytes(setup.ring_bytes)
+            .validation(setup.validation)
+            .source_bytes(16 << 20)
+            .receive_bytes(2 << 20)
+            .bounce_bytes(256 << 10)
+            .block_bytes(64 << 10)
+            .trust(trust);
+        let worker = node.run("start", builder.start()).await.unwrap().unwrap();
+        let honest = Self { index, node, worker, stage: stage.clone() };
+        for which in 0..NAMES {
+            honest.publish(which, 64).await;
+        }
+        honest
+    }
+
+    async fn buffer(&self, length: usize) -> BufMut {
+        match self.worker.pool().alloc(length).await {
+            Ok(buffer) => buffer,
+            Err(error @ MemoryError::Register { .. }) => panic!("{error}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// The number of the transfer, and then its content.
+    async fn tensor(&self, transfer: u64, length: usize) -> Tensor {
+        let mut buffer = self.buffer(length).await;
+        let (number, rest) = buffer.split_at_mut(8);
+        number.copy_from_slice(&transfer.to_le_bytes());
+        self.stage.handle.pattern().fill(transfer, rest);
+        Tensor::new(buffer, DataType::U8, &[length as u64]).unwrap()
+    }
+
+    async fn publish(&self, which: usize, length: usize) {
+        let transfer = self.stage.new_transfer(length);
+        let tensor = self.tensor(transfer, length).await;
+        self.stage.truth().published.entry((self.index, which)).or_default().push(transfer);
+        self.worker.publish(&format!("p{which}"), tensor).unwrap();
+    }
+
+    /// S2: one of `allowed`, and whole.
+    fn check(&self, tensor: &Tensor, allowed: &[u64]) {
+        let broken = |text: String| self.stage.handle.fail(Violation::Data(text));
+        let Some((number, rest)) = tensor.bytes().split_first_chunk::<8>() else {
+            return broken(format!("{} bytes are too few", tensor.bytes().len()));
+        };
+        let transfer = u64::from_le_bytes(*number);
+        if !allowed.contains(&transfer) {
+            return broken(format!("content {transfer} came instead of one of {allowed:?}"));
+        }
+        if self.stage.truth().lengths[transfer as usize] != tensor.bytes().len() {
+            return broken(format!("content {transfer} has {} bytes", tensor.bytes().len()));
+        }
+        self.stage.handle.verify(transfer, rest);
+        self.stage.truth().transfers += 1;
+    }
+
+    /// An operation with another honest worker, which must succeed if the two can rely on each other.
+    async fn with_honest<T>(
+        &self,
+        peer: usize,
+        what: String,
+        operation: impl Future<Output = Result<T, WorkerError>>,
+    ) -> Option<T> {
+        let entry = self.node.begin(Some(&address(peer)), what);
+        match operation.await {
+            Ok(value) => {
+                entry.end(&Outcome::Done);
+                Some(value)
+            }
+            Err(error) => {
+                let outcome = match error {
+                    _ if !self.stage.may_rely(self.index, peer) => Outcome::Refused,
+                    WorkerError::DeadlineExceeded { .. } => Outcome::Deadline,
+                    _ => Outcome::PeerLost,
+                };
+                entry.end_because(&outcome, &error);
+                None
+            }
+        }
+    }
+
+    /// An operation with a rogue, which must end in its time, however it does.
+    async fn with_rogue<T>(
+        &self,
+        rogue: usize,
+        what: String,
+        operation: impl Future<Output = Result<T, WorkerError>>,
+    ) -> Option<T> {
+        self.stage.truth().operations_with_rogues += 1;
+        let entry = self.node.begin(Some(&rogue_address(rogue)), what);
+        match operation.await {
+            Ok(value) => {
+                entry.end(&Outcome::Done);
+                Some(value)
+            }
+            Err(error) => {
+                entry.end_because(&Outcome::Refused, &error);
+                None
+            }
+        }
+    }
+
+    fn spawn<F: Future<Output = ()> + Send + 'static>(
+        &self,
+        rng: &mut Rng,
+        job: impl FnOnce(Self, Rng) -> F,
+    ) -> Job {
+        self.node.run("job", job(self.clone(), Rng::new(rng.next_u64())))
+    }
+
+    async fn pause(&self, rng: &mut Rng, longest: Duration) {
+        let moment = rng.duration(longest);
+        self.node.runtime().sleep(moment).await;
+    }
+
+    async fn fetcher(self, from: usize, mut rng: Rng) {
+        let peer = self.worker.peer(&name(from)).unwrap();
+        for _ in 0..rng.within(2..5) {
+            self.pause(&mut rng, Duration::from_millis(20)).await;
+            let which = rng.below(NAMES);
+            let published = |stage: &Stage| stage.truth().published[&(from, which)].clone();
+            let oldest = published(&self.stage).len() - 1;
+            let sharing = if rng.chance(1, 3) { Sharing::View } else { Sharing::Copy };
+            let published_name = format!("p{which}");
+            let fetch = self.worker.fetch(&peer, &published_name).sharing(sharing);
+            let what = format!("fetch {which} of worker {from}");
+            if let Some(tensor) = self.with_honest(from, what, fetch).await
+                && self.stage.may_rely(self.index, from)
+            {
+                self.check(&tensor, &published(&self.stage)[oldest..]);
+            }
+        }
+        if rng.chance(1, 4) {
+            let what = format!("list of worker {from}");
+            let listed = self.with_honest(from, what, self.worker.list(&peer)).await;
+            let is_relied_on = self.stage.may_rely(self.index, from);
+            if is_relied_on && listed.is_some_and(|listed| listed.len() != NAMES) {
+                self.stage.handle.fail(Violation::Data("a list is not whole".into()));
+            }
+        }
+    }
+
+    async fn receiver(self, from: usize, step: i64, values: Vec<u64>, mut rng: Rng) {
+        let key = self.worker.key(&device(from), &device(self.index), "edge").unwrap();
+        for transfer in values {
+            self.pause(&mut rng, Duration::from_millis(5)).await;
+            let step = self.worker.step(step);
+            let what = format!("receive of step {} from worker {from}", step.id());
+            let received = self.with_honest(from, what, step.recv(&key)).await;
+            let Some(tensor) = received else { return };
+            if self.stage.may_rely(self.index, from) {
+                self.check(&tensor, &[transfer]);
+            }
+        }
+    }
+
+    async fn sender(self, to: usize, step: i64, values: Vec<(u64, usize)>, mut rng: Rng) {
+        let key = self.worker.key(&device(self.index), &device(to), "edge").unwrap();
+        for (transfer, length) in values {
+            self.pause(&mut rng, Duration::from_millis(5)).await;
+            let tensor = self.tensor(transfer, length).await;
+            match self.worker.step(step).send(&key, tensor) {
+                Ok(()) => {}
+                Err(WorkerError::Aborted { .. }) if !self.stage.may_rely(self.index, to) => return,
+                Err(error) => {
+                    self.stage.handle.fail(Violation::Unexplained(format!("a send to worker {to}: {error}")));
+                }
+            }
+        }
+    }
+
+    /// What comes from a rogue stays what it was when it was handed out.
+    async fn takes_from(self, rogue: usize, step: i64, mut rng: Rng) {
+        let peer = self.worker.peer(&rogue_name(rogue)).unwrap();
+        let mut held: Vec<(Tensor, Vec<u8>)> = Vec::new();
+        for number in 0..rng.within(1..5) {
+            self.pause(&mut rng, Duration::from_millis(50)).await;
+            let what = format!("operation {number} with rogue {rogue}");
+            let sharing = if rng.chance(1, 3) { Sharing::View } else { Sharing::Copy };
+            let taken = match rng.below(5) {
+                0 => {
+                    let listed = self.with_rogue(rogue, what, self.worker.list(&peer)).await;
+                    drop(listed);
+                    None
+                }
+                1 => {
+                    let key = self.worker.key(&rogue_device(rogue), &device(self.index), "edge");
+                    let Ok(key) = key else { continue };
+                    let step = self.worker.step(step);
+                    self.with_rogue(rogue, what, step.recv_as(&key, sharing)).await
+                }
+                2 => {
+                    let Ok(into) = self.worker.receive_pool().alloc(64).await else { continue };
+                    let fetch = self.worker.fetch_into(&peer, "p0", DataType::U8, into);
+                    self.with_rogue(rogue, what, async {
+                        fetch.await.map(drop).map_err(|failed| failed.error)
+                    })
+                    .await;
+                    None
+                }
+                _ => {
+                    let published = format!("p{}", rng.below(3));
+                    self.with_rogue(rogue, what, self.worker.fetch(&peer, &published).sharing(sharing)).await
+                }
+            };
+            // A view is of the rogue's own memory.
+            if let Some(tensor) = taken.filter(|tensor| !tensor.buf().is_foreign()) {
+                self.stage.truth().taken_from_rogues += 1;
+                let bytes = tensor.bytes().to_vec();
+                held.push((tensor, bytes));
+            }
+            held.iter().for_each(|held| self.check_held(held));
+        }
+        self.pause(&mut rng, Duration::from_millis(500)).await;
+        held.iter().for_each(|held| self.check_held(held));
+    }
+
+    fn check_held(&self, (tensor, bytes): &(Tensor, Vec<u8>)) {
+        if tensor.bytes() != bytes.as_slice() {
+            let text = "a value that came from a rogue changed after it was handed out".to_owned();
+            self.stage.handle.fail(Violation::Memory(text));
+        }
+    }
+
+    async fn sends_to_rogue(self, rogue: usize, step: i64, mut rng: Rng) {
+        let Ok(key) = self.worker.key(&device(self.index), &rogue_device(rogue), "edge") else { return };
+        for _ in 0..rng.within(1..3) {
+            let length = rng.pick(LENGTHS);
+            let transfer = self.stage.new_transfer(length);
+            let tensor = self.tensor(transfer, length).await;
+            // The step may be over with it.
+            let _ = self.worker.step(step).send(&key, tensor);
+            self.pause(&mut rng, Duration::from_millis(50)).await;
+        }
+    }
+
+    pub(super) fn holdings(&self) -> Holdings {
+        self.stage.handle.holdings(self.node.id())
+    }
+
+    /// Ends the worker, and checks that its memory is back.
+    pub(super) async fn stop(&self) {
+        let worker = self.worker.clone();
+        self.node.run("shutdown", async move { worker.shutdown().await }).await.unwrap();
+        self.stage.handle.runtime().sleep(Duration::from_secs(2)).await;
+        let (receive, source) = (self.worker.receive_memory(), self.worker.pool().stats());
+        let left = [receive.used_bytes, receive.leaked_bytes, source.leaked_bytes, source.retired_bytes];
+        if left != [0; 4] {
+            let text = format!("worker {} ended with memory in use: {receive:?} {source:?}", self.index);
+            self.stage.handle.fail(Violation::Scenario(format!("S4: {text}")));
+        }
+    }
+}
+
+/// One round of traffic among the honest, and with rogues as long as `with_rogues`.
+pub(super) async fn round(stage: &Stage, members: &[Honest], round: i64, with_rogues: bool, rng: &mut Rng) {
+    let mut jobs: Vec<Job> = Vec::new();
+    let mut steps = Vec::new();
+    for member in members {
+        jobs.push(member.spawn(rng, |member, mut rng| async move {
+            for _ in 0..2 {
+                let (which, length) = (rng.below(NAMES), rng.pick(LENGTHS));
+                member.publish(which, length).await;
+                member.pause(&mut rng, Duration::from_millis(20)).await;
+            }
+        }));
+        for peer in members.iter().filter(|peer| peer.index != member.index) {
+            let from = peer.index;
+            jobs.push(member.spawn(rng, move |member, rng| member.fetcher(from, rng)));
+            let step = round * 1000 + (member.index * 10 + from) as i64;
+            steps.push(step);
+            let lengths: Vec<usize> = (0..rng.within(1..4)).map(|_| rng.pick(LENGTHS)).collect();
+            let values: Vec<(u64, usize)> =
+                lengths.into_iter().map(|length| (stage.new_transfer(length), length)).collect();
+            let numbers = values.iter().map(|(transfer, _)| *transfer).collect();
+            let to = member.index;
+            jobs.push(peer.spawn(rng, move |peer, rng| peer.sender(to, step, values, rng)));
+            jobs.push(member.spawn(rng, move |member, rng| member.receiver(from, step, numbers, rng)));
+        }
+        if with_rogues {
+            let (rogue, step) = (rng.below(stage.setup.rogues), round * 1000 + 500 + member.index as i64);
+            steps.push(step);
+            jobs.push(member.spawn(rng, move |member, rng| member.takes_from(rogue, step, rng)));
+            jobs.push(member.spawn(rng, move |member, rng| member.sends_to_rogue(rogue, step, rng)));
+        }
+    }
+    join_all(jobs).await;
+    members.iter().for_each(|member| steps.iter().for_each(|step| member.worker.cleanup(*step)));
+}

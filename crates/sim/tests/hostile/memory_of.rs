@@ -1,0 +1,91 @@
+//! A rogue's own memory: what it sends from, and what it lends.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+use memory::{Block, BlockId, BlockVisitor, BufMut, Granted, Pool, PoolConfig, VisitError};
+use protocol::{Destination, wire::control::RegionRecord};
+use sim::Node;
+use verbs_reactor::{Access, Domain, RegionGeneration, RegionId, RemoteRange, RemoteRegion};
+
+#[derive(Debug)]
+struct Registrar {
+    domain: Arc<dyn Domain>,
+    access: Access,
+    regions: Mutex<BTreeMap<BlockId, RemoteRegion>>,
+}
+
+impl BlockVisitor for Registrar {
+    fn block_added(&self, block: &Block) -> Result<(), VisitError> {
+        let region = self.domain.register(block, self.access).map_err(|error| VisitError(Arc::new(error)))?;
+        self.regions.lock().unwrap().insert(block.id(), region);
+        Ok(())
+    }
+}
+
+/// A pool whose blocks are registered.
+#[derive(Debug)]
+pub(super) struct Registered {
+    pool: Pool,
+    registrar: Arc<Registrar>,
+}
+
+impl Registered {
+    pub(super) fn new(node: &Node, domain: &Arc<dyn Domain>, name: &'static str, access: Access) -> Self {
+        let config = PoolConfig { block_bytes: 256 << 10, cap_bytes: 8 << 20, ..PoolConfig::new(name) };
+        let pool = node.pool(config).unwrap();
+        let registrar = Arc::new(Registrar { domain: domain.clone(), access, regions: Mutex::default() });
+        pool.add_visitor(registrar.clone()).unwrap();
+        Self { pool, registrar }
+    }
+
+    pub(super) fn buffer(&self, bytes: usize) -> Option<BufMut> {
+        self.pool.try_alloc(bytes).ok()
+    }
+
+    /// Lends memory for good: with its process it goes.
+    pub(super) fn lend(&self, bytes: u32) -> Option<(Granted, RemoteRegion, Destination)> {
+        let granted = self.pool.try_alloc(bytes as usize).ok()?.grant();
+        let region = *self.registrar.regions.lock().unwrap().get(&granted.block()?.id())?;
+        let destination = Destination {
+            region: region.region.0,
+            generation: region.generation.0,
+            offset: granted.offset() as u64,
+            capacity: bytes.into(),
+            result: None,
+        };
+        Some((granted, region, destination))
+    }
+}
+
+pub(super) fn record_of(region: &RemoteRegion) -> RegionRecord {
+    RegionRecord {
+        region: region.region.0,
+        generation: region.generation.0,
+        base: region.base,
+        length: region.length,
+        key: region.key,
+    }
+}
+
+pub(super) fn region_of(record: &RegionRecord) -> RemoteRegion {
+    RemoteRegion {
+        region: RegionId(record.region),
+        generation: RegionGeneration(record.generation),
+        base: record.base,
+        length: record.length,
+        key: record.key,
+    }
+}
+
+/// `length` bytes from `offset` on of what was lent.
+pub(super) fn range_of(at: &Destination, offset: u64, length: u64) -> RemoteRange {
+    RemoteRange {
+        region: RegionId(at.region),
+        generation: RegionGeneration(at.generation),
+        offset: at.offset.wrapping_add(offset),
+        length,
+    }
+}

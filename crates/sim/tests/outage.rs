@@ -1,0 +1,104 @@
+//! How long a peer may be silent: an outage just shorter than the liveness bound is survived, one just longer is not.
+//!
+//! Silence is counted in tenths of the bound, of which the one that the outage begins in may already be silent and the one
+//! that it ends in may not count: whoever is silent for less than 0.8 of the bound is not judged, and whoever is for more
+//! than 1.1 of it is.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::time::Duration;
+
+use futures::future::join;
+use protocol::DataType;
+use rendezvous::{PeerLoss, Tensor, Worker, WorkerError};
+use sim::{Fault, Handle, Node, Outcome, World};
+use verbs_reactor::Runtime;
+
+const LIVENESS: Duration = Duration::from_secs(5);
+
+/// What the simulated network adds at most: delays and stalls of both ways of a ping.
+const NETWORK: Duration = Duration::from_millis(200);
+
+async fn worker(node: &Node, name: &str) -> Worker {
+    let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
+    let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
+    let builder = builder.source_bytes(8 << 20).receive_bytes(8 << 20).block_bytes(64 << 10);
+    builder.liveness(LIVENESS).timeout(LIVENESS * 100).start().await.unwrap()
+}
+
+/// A receive waits while its sender's process is stopped for `outage`, and its value is sent after that. Gives how the
+/// receive ended, and after how long.
+async fn receive_across(
+    handle: &Handle,
+    outage: Duration,
+    quiet: Duration,
+) -> (Result<Tensor, WorkerError>, Duration) {
+    let (sender_node, node) =
+        (handle.start_node("sender:1").unwrap(), handle.start_node("receiver:1").unwrap());
+    let sender = worker(&sender_node, "/job:ps/replica:0/task:0").await;
+    let receiver = worker(&node, "/job:worker/replica:0/task:0").await;
+    let peer = receiver.peer_at("sender:1").await.unwrap();
+    sender.publish("x", Tensor::from_values(sender.pool(), &[1], &[5u32]).unwrap()).unwrap();
+    receiver.fetch(&peer, "x").await.unwrap();
+    // Wherever in a tenth of the bound the outage begins.
+    handle.runtime().sleep(quiet).await;
+    let cpu = |worker: &str| format!("{worker}/device:CPU:0");
+    let key = receiver.key(&cpu(sender.name()), &cpu(receiver.name()), "late").unwrap();
+    let (began, operation) = (handle.now(), node.begin(Some("sender:1"), "receive across an outage"));
+    handle.inject(Fault::Pause(sender_node.id(), outage));
+    let send = async {
+        // In short sleeps: the simulator takes long ones for deadlines, which are no progress.
+        for _ in 0..20 {
+            handle.runtime().sleep((outage + NETWORK) / 20).await;
+        }
+        let value = Tensor::dead(DataType::U8, &[0]).unwrap();
+        // Where the receiver's end has given up, the step is over here too.
+        let _ = sender.step(1).send(&key, value);
+    };
+    let step = receiver.step(1);
+    let receive = async {
+        let received = step.recv(&key).await;
+        (received, handle.now() - began)
+    };
+    let (ended, ()) = join(receive, send).await;
+    match &ended.0 {
+        Ok(_) => operation.end(&Outcome::Done),
+        Err(error) => operation.end_because(&Outcome::PeerLost, error),
+    }
+    join(receiver.shutdown(), sender.shutdown()).await;
+    ended
+}
+
+/// Under so many seeds, each with another moment for the outage to begin.
+fn on_seeds(check: impl Fn(&World, Duration)) {
+    for seed in 0..40 {
+        let world = World::new(seed);
+        world.replayed_by("outage");
+        check(&world, LIVENESS / 10 * (seed as u32) / 40);
+    }
+}
+
+#[test]
+fn d_outage_just_under_the_liveness_bound_is_survived() {
+    on_seeds(|world, quiet| {
+        let handle = world.handle();
+        let scenario = async { receive_across(&handle, LIVENESS * 8 / 10 - NETWORK, quiet).await };
+        let (received, _) = world.run(scenario).unwrap();
+        assert!(received.unwrap().is_dead());
+    });
+}
+
+#[test]
+fn d_outage_just_over_the_liveness_bound_ends_what_waits() {
+    on_seeds(|world, quiet| {
+        let handle = world.handle();
+        let scenario = async { receive_across(&handle, LIVENESS * 11 / 10 + NETWORK, quiet).await };
+        let (received, took) = world.run(scenario).unwrap();
+        let error = received.unwrap_err();
+        assert!(
+            matches!(&error, WorkerError::PeerLost { loss: PeerLoss::Unresponsive, .. }),
+            "after {quiet:?} of quiet: {error}"
+        );
+        assert!(took >= LIVENESS * 8 / 10 && took <= LIVENESS * 11 / 10 + NETWORK, "{took:?}");
+    });
+}

@@ -1,0 +1,210 @@
+//! The records of an encrypted stream: rustls' own record layer between the socket and what is sent and received.
+//!
+//! Bytes that are sent are encrypted into records, and are no longer needed from then on; what the socket does not take
+//! at once stays with the connection. Bytes that are received are decrypted record by record, and copied once, to where
+//! they go. Both directions share one lock, for as long as a few records take.
+
+use std::{
+    fmt,
+    io::{self, BufRead, IoSlice, Read, Write},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use memory::{
+    RemoteAccess,
+    copy::{CopyReason, copy_raw},
+};
+use rustls::Connection;
+
+/// Bytes taken from the socket at once. A record has at most 16 KiB, and a little more.
+const TAKEN_BYTES: usize = 64 << 10;
+
+/// Bytes that are encrypted at once, and may wait for the socket.
+const SEALED_BYTES_MAX: usize = 128 << 10;
+
+/// The bare stream under the records.
+pub(super) trait Bare {
+    /// Hands bytes of `slices`, in order, to the kernel, and tells how many it took.
+    fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize>;
+
+    /// Takes what has come; 0 at the end of the stream.
+    fn receive(&self, into: &mut [u8]) -> io::Result<usize>;
+}
+
+/// An encrypted stream's records.
+pub(super) struct Sealed(Mutex<Records>);
+
+impl fmt::Debug for Sealed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Sealed")
+    }
+}
+
+struct Records {
+    connection: Connection,
+    /// What was taken from the socket, and not looked at yet.
+    taken: Box<[u8]>,
+    /// The part of it that is not looked at.
+    rest: (usize, usize),
+    is_finished: bool,
+}
+
+impl Sealed {
+    /// Of a connection whose handshake is done.
+    pub(super) fn new(mut connection: Connection) -> Self {
+        connection.set_buffer_limit(Some(SEALED_BYTES_MAX));
+        let taken = vec![0; TAKEN_BYTES].into_boxed_slice();
+        Self(Mutex::new(Records { connection, taken, rest: (0, 0), is_finished: false }))
+    }
+
+    /// Encrypts bytes of `slices`, in order, and hands records to the socket. Tells how many bytes were taken; not all of
+    /// their records may be with the kernel, see [`flush`](Self::flush).
+    pub(super) fn send(&self, bare: &impl Bare, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut records = self.records();
+        records.flush(bare)?;
+        let taken = records.connection.writer().write_vectored(slices)?;
+        match records.flush(bare) {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ => Ok(taken),
+        }
+    }
+
+    /// Hands the records that wait to the kernel.
+    ///
+    /// # Errors
+    /// `WouldBlock`: not all of them went.
+    pub(super) fn flush(&self, bare: &impl Bare) -> io::Result<()> {
+        self.records().flush(bare)
+    }
+
+    /// Says that nothing more is sent.
+    pub(super) fn finish(&self, bare: &impl Bare) -> io::Result<()> {
+        let mut records = self.records();
+        if !std::mem::replace(&mut records.is_finished, true) {
+            records.connection.send_close_notify();
+        }
+        records.flush(bare)
+    }
+
+    /// Decrypted bytes; 0 at the end of the stream.
+    pub(super) fn receive(&self, bare: &impl Bare, into: &mut [u8]) -> io::Result<usize> {
+        let mut records = self.records();
+        if !records.fill(bare)? {
+            return Ok(0);
+        }
+        records.connection.reader().read(into)
+    }
+
+    /// Decrypted bytes into granted memory, and what follows them, if it is there, into `next`; 0 at the end.
+    pub(super) fn receive_into(
+        &self,
+        bare: &impl Bare,
+        access: &RemoteAccess<'_>,
+        next: &mut [u8],
+    ) -> io::Result<usize> {
+        let mut records = self.records();
+        let mut total = 0;
+        while total < access.length() {
+            let found = match records.fill(bare) {
+                Ok(found) => found,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && total > 0 => return Ok(total),
+                Err(error) => return Err(error),
+            };
+            if !found {
+                return Ok(total);
+            }
+            total += records.copy_out(access, total)?;
+        }
+        Ok(total + records.read_ahead(next)?)
+    }
+
+    fn records(&self) -> MutexGuard<'_, Records> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Records {
+    fn flush(&mut self, bare: &impl Bare) -> io::Result<()> {
+        while self.connection.wants_write() {
+            self.connection.write_tls(&mut Outgoing(bare))?;
+        }
+        Ok(())
+    }
+
+    /// Makes decrypted bytes ready, if any have come. False at the end of the stream.
+    ///
+    /// # Errors
+    /// `WouldBlock`: none have. `InvalidData`, with the reason: the records are not what the peer sent.
+    fn fill(&mut self, bare: &impl Bare) -> io::Result<bool> {
+        loop {
+            match self.connection.reader().fill_buf() {
+                Ok(chunk) => return Ok(!chunk.is_empty()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+            if self.rest.0 == self.rest.1 {
+                let bytes = bare.receive(&mut self.taken)?;
+                if bytes == 0 {
+                    return Ok(false);
+                }
+                self.rest = (0, bytes);
+            }
+            self.open(bare)?;
+        }
+    }
+
+    /// Decrypts some of what was taken.
+    fn open(&mut self, bare: &impl Bare) -> io::Result<()> {
+        let mut rest = self.taken.get(self.rest.0..self.rest.1).unwrap_or_default();
+        self.rest.0 += self.connection.read_tls(&mut rest)?;
+        let opened = self.connection.process_new_packets();
+        // The peer is told why this end ends, or what it must answer; what does not go out now goes with the next bytes.
+        match self.flush(bare) {
+            Err(error) if opened.is_ok() && error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+            _ => {}
+        }
+        opened.map(drop).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
+
+    /// Copies bytes that are ready to their place, behind the first `done` ones.
+    fn copy_out(&mut self, access: &RemoteAccess<'_>, done: usize) -> io::Result<usize> {
+        let mut reader = self.connection.reader();
+        let chunk = reader.fill_buf()?;
+        let bytes = chunk.len().min(access.length() - done);
+        // SAFETY: a `RemoteAccess` is writable for its length while it lives, which is beyond the call, and `done + bytes`
+        // is within it; the chunk is the connection's own memory.
+        unsafe { copy_raw(access.pointer().add(done), chunk.as_ptr(), bytes, CopyReason::Decrypted) };
+        reader.consume(bytes);
+        Ok(bytes)
+    }
+
+    /// What is ready already.
+    fn read_ahead(&mut self, next: &mut [u8]) -> io::Result<usize> {
+        if next.is_empty() {
+            return Ok(0);
+        }
+        match self.connection.reader().read(next) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+            // It is met again by the next read.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(0),
+            answer => answer,
+        }
+    }
+}
+
+/// Records on their way to the kernel.
+struct Outgoing<'socket, B>(&'socket B);
+
+impl<B: Bare> Write for Outgoing<'_, B> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.send(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.0.send(slices)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

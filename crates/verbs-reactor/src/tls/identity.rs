@@ -1,0 +1,305 @@
+//! Who this end is.
+
+use std::{
+    fmt,
+    fs::File,
+    io::{self, Read},
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    sync::Arc,
+};
+
+use rustls::{
+    ClientConfig, Error, RootCertStore, ServerConfig,
+    client::{Resumption, danger::ServerCertVerifier},
+    crypto::{CryptoProvider, ring},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
+    server::{NoServerSessionStorage, WebPkiClientVerifier, danger::ClientCertVerifier},
+    version::TLS13,
+};
+use tokio::net::TcpStream;
+use tokio_rustls::{Accept, Connect, TlsAcceptor, TlsConnector};
+
+use super::{
+    CertificateDigest, CertificateProblem, PeerCertificate, TlsError, TlsField, verifier::ChainVerifier,
+};
+
+/// Longest content of a file, in bytes.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Where bytes came from that no file gave.
+const BYTES: &str = "(given as bytes)";
+
+/// What a connection is for. It is agreed on in the handshake, so that one cannot be taken for the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TlsPurpose {
+    /// Control sessions, and calls for tensors, over HTTP/2.
+    Control,
+    /// Data connections of the tcp fabric.
+    Data,
+}
+
+impl TlsPurpose {
+    pub(super) fn protocol(self) -> &'static [u8] {
+        match self {
+            Self::Control => b"h2",
+            Self::Data => b"tensorwire-data/1",
+        }
+    }
+}
+
+/// A certificate chain with its private key, and the CAs whose members are let in. Cheap to clone. `Debug` shows the
+/// names in the certificate, and nothing of the key.
+///
+/// It is read once: a renewed certificate is used by workers that are started with it.
+#[derive(Clone)]
+pub struct TlsIdentity(Arc<Inner>);
+
+struct Inner {
+    own: PeerCertificate,
+    control: Ends,
+    data: Ends,
+}
+
+/// The settings of both ends of a connection.
+struct Ends {
+    server: Arc<ServerConfig>,
+    client: Arc<ClientConfig>,
+}
+
+/// PEM, and where it came from.
+struct Input {
+    field: TlsField,
+    place: String,
+    bytes: Vec<u8>,
+}
+
+impl fmt::Debug for TlsIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsIdentity").field("uris", &self.0.own.uris()).finish_non_exhaustive()
+    }
+}
+
+impl TlsIdentity {
+    /// From PEM files: the certificate chain (this end's own certificate first), its private key, and the certificates of
+    /// the trusted CAs. Warns when others than its owner can read the key.
+    ///
+    /// # Errors
+    /// [`TlsError`], which names the file: it cannot be read, holds something else, the key is another certificate's, or
+    /// the certificate would not be let in by those CAs now, as the one end of a connection or the other.
+    pub fn from_files(
+        certificate: impl AsRef<Path>,
+        key: impl AsRef<Path>,
+        authorities: impl AsRef<Path>,
+    ) -> Result<Self, TlsError> {
+        let certificate = Input::read(TlsField::Certificate, certificate.as_ref())?;
+        let key = Input::read(TlsField::Key, key.as_ref())?;
+        let authorities = Input::read(TlsField::Authorities, authorities.as_ref())?;
+        Self::new(&certificate, &key, &authorities, true)
+    }
+
+    /// As [`from_files`](Self::from_files), from PEM in memory.
+    ///
+    /// # Errors
+    /// As [`from_files`](Self::from_files).
+    pub fn from_pem(certificate: &[u8], key: &[u8], authorities: &[u8]) -> Result<Self, TlsError> {
+        Self::new(
+            &Input::given(TlsField::Certificate, certificate),
+            &Input::given(TlsField::Key, key),
+            &Input::given(TlsField::Authorities, authorities),
+            true,
+        )
+    }
+
+    /// As [`from_pem`](Self::from_pem), also if nobody would let this end in: to test that nobody does.
+    ///
+    /// # Errors
+    /// As [`from_files`](Self::from_files), but for a certificate that is not let in.
+    #[cfg(feature = "test-certificates")]
+    pub fn unchecked_from_pem(certificate: &[u8], key: &[u8], authorities: &[u8]) -> Result<Self, TlsError> {
+        Self::new(
+            &Input::given(TlsField::Certificate, certificate),
+            &Input::given(TlsField::Key, key),
+            &Input::given(TlsField::Authorities, authorities),
+            false,
+        )
+    }
+
+    fn new(certificate: &Input, key: &Input, authorities: &Input, check: bool) -> Result<Self, TlsError> {
+        let chain = certificate.certificates()?;
+        let own = chain.first().cloned().ok_or_else(|| certificate.malformed("it holds no certificate"))?;
+        let private = key.private_key()?;
+        let roots = Arc::new(authorities.roots()?);
+        let provider = Arc::new(ring::default_provider());
+        let servers = Arc::new(ChainVerifier { roots: roots.clone(), provider: provider.clone() });
+        let clients = WebPkiClientVerifier::builder_with_provider(roots, provider.clone()).build();
+        let clients = clients.map_err(|error| authorities.malformed(&error.to_string()))?;
+        if check {
+            check_own(certificate, &chain, &*servers, &*clients)?;
+        }
+        let wrong_key = |error: Error| match error {
+            Error::InconsistentKeys(_) => {
+                TlsError::KeyMismatch { key: key.place.clone(), certificate: certificate.place.clone() }
+            }
+            other => key.malformed(&other.to_string()),
+        };
+        let server = server_config(&provider, clients, &chain, &private).map_err(wrong_key)?;
+        let client = client_config(&provider, servers, &chain, &private).map_err(wrong_key)?;
+        let ends = |purpose| Ends::new(&server, &client, purpose);
+        let (control, data) = (ends(TlsPurpose::Control), ends(TlsPurpose::Data));
+        Ok(Self(Arc::new(Inner { own: PeerCertificate::new(own), control, data })))
+    }
+
+    /// What other ends see of this one.
+    pub fn certificate(&self) -> &PeerCertificate {
+        &self.0.own
+    }
+
+    /// Tells this end's certificate from every other.
+    pub fn digest(&self) -> CertificateDigest {
+        self.0.own.digest()
+    }
+
+    /// The handshake of the end that has dialled.
+    pub fn connect(&self, purpose: TlsPurpose, stream: TcpStream) -> Connect<TcpStream> {
+        // Neither sent nor checked; see `ChainVerifier`.
+        let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
+        TlsConnector::from(self.ends(purpose).client.clone()).connect(name, stream)
+    }
+
+    /// The handshake of the end that was dialled.
+    pub fn accept(&self, purpose: TlsPurpose, stream: TcpStream) -> Accept<TcpStream> {
+        TlsAcceptor::from(self.ends(purpose).server.clone()).accept(stream)
+    }
+
+    fn ends(&self, purpose: TlsPurpose) -> &Ends {
+        match purpose {
+            TlsPurpose::Control => &self.0.control,
+            TlsPurpose::Data => &self.0.data,
+        }
+    }
+}
+
+impl Ends {
+    fn new(server: &ServerConfig, client: &ClientConfig, purpose: TlsPurpose) -> Self {
+        let (mut server, mut client) = (server.clone(), client.clone());
+        server.alpn_protocols = vec![purpose.protocol().to_vec()];
+        client.alpn_protocols = vec![purpose.protocol().to_vec()];
+        Self { server: Arc::new(server), client: Arc::new(client) }
+    }
+}
+
+fn server_config(
+    provider: &Arc<CryptoProvider>,
+    clients: Arc<dyn ClientCertVerifier>,
+    chain: &[CertificateDer<'static>],
+    key: &PrivateKeyDer<'static>,
+) -> Result<ServerConfig, Error> {
+    let config = ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(&[&TLS13])?;
+    let config = config.with_client_cert_verifier(clients);
+    let mut config = config.with_single_cert(chain.to_vec(), key.clone_key())?;
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(config)
+}
+
+fn client_config(
+    provider: &Arc<CryptoProvider>,
+    servers: Arc<dyn ServerCertVerifier>,
+    chain: &[CertificateDer<'static>],
+    key: &PrivateKeyDer<'static>,
+) -> Result<ClientConfig, Error> {
+    let config = ClientConfig::builder_with_provider(provider.clone()).with_protocol_versions(&[&TLS13])?;
+    let config = config.dangerous().with_custom_certificate_verifier(servers);
+    let mut config = config.with_client_auth_cert(chain.to_vec(), key.clone_key())?;
+    config.resumption = Resumption::disabled();
+    config.enable_sni = false;
+    Ok(config)
+}
+
+/// Whether peers with these CAs would let this end in, now: better said here than at each peer.
+fn check_own(
+    input: &Input,
+    chain: &[CertificateDer<'static>],
+    servers: &dyn ServerCertVerifier,
+    clients: &dyn ClientCertVerifier,
+) -> Result<(), TlsError> {
+    let Some((own, intermediates)) = chain.split_first() else { return Ok(()) };
+    let now = UnixTime::now();
+    let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
+    let as_server = servers.verify_server_cert(own, intermediates, &name, &[], now).map(drop);
+    let checked = as_server.and_then(|()| clients.verify_client_cert(own, intermediates, now).map(drop));
+    checked.map_err(|error| {
+        let problem = match &error {
+            Error::InvalidCertificate(why) => CertificateProblem::of(why),
+            _ => CertificateProblem::Other,
+        };
+        TlsError::Unusable { place: input.place.clone(), problem, detail: error.to_string() }
+    })
+}
+
+impl Input {
+    fn given(field: TlsField, bytes: &[u8]) -> Self {
+        Self { field, place: BYTES.to_owned(), bytes: bytes.to_vec() }
+    }
+
+    fn read(field: TlsField, path: &Path) -> Result<Self, TlsError> {
+        let place = format!("`{}`", path.display());
+        let unreadable = |detail: String| TlsError::Unreadable { field, place: place.clone(), detail };
+        let (bytes, mode) = read(path).map_err(|error| unreadable(error.to_string()))?;
+        if bytes.len() as u64 > FILE_BYTES_MAX {
+            return Err(unreadable(format!(
+                "it holds more than {FILE_BYTES_MAX} bytes: is it the right file?"
+            )));
+        }
+        if field == TlsField::Key && mode & 0o044 != 0 {
+            let mode = format!("{:03o}", mode & 0o777);
+            tracing::warn!(
+                path = %path.display(), mode,
+                "the TLS key can be read by others than its owner: run chmod 600 on it"
+            );
+        }
+        Ok(Self { field, place, bytes })
+    }
+
+    fn malformed(&self, detail: &str) -> TlsError {
+        TlsError::Malformed { field: self.field, place: self.place.clone(), detail: detail.to_owned() }
+    }
+
+    fn certificates(&self) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+        let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&self.bytes).collect();
+        let found = found.map_err(|error| self.malformed(&format!("it is no PEM: {error}")))?;
+        if found.is_empty() {
+            return Err(self.malformed("it holds no certificate: give PEM with -----BEGIN CERTIFICATE-----"));
+        }
+        Ok(found)
+    }
+
+    fn private_key(&self) -> Result<PrivateKeyDer<'static>, TlsError> {
+        PrivateKeyDer::from_pem_slice(&self.bytes).map_err(|_| {
+            self.malformed(
+                "it holds no private key: give PEM with -----BEGIN PRIVATE KEY-----, not encrypted",
+            )
+        })
+    }
+
+    fn roots(&self) -> Result<RootCertStore, TlsError> {
+        let mut roots = RootCertStore::empty();
+        for authority in self.certificates()? {
+            roots.add(authority).map_err(|error| self.malformed(&format!("it holds no CA: {error}")))?;
+        }
+        Ok(roots)
+    }
+}
+
+/// Content and mode of the same open file. One byte more than allowed is read, to tell.
+fn read(path: &Path) -> io::Result<(Vec<u8>, u32)> {
+    let file = File::open(path)?;
+    let metadata = file.metadata()?;
+    if metadata.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    Ok((bytes, metadata.permissions().mode()))
+}

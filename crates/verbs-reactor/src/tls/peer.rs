@@ -1,0 +1,65 @@
+//! What the other end has proven.
+
+use rustls::{
+    CommonState,
+    client::verify_server_name,
+    pki_types::{CertificateDer, ServerName},
+    server::ParsedCertificate,
+};
+use sha2::{Digest, Sha256};
+
+use super::{TlsPurpose, explain};
+
+/// SHA-256 of a certificate.
+pub type CertificateDigest = [u8; 32];
+
+/// The certificate that the other end of a connection has shown, and has the key of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerCertificate {
+    leaf: CertificateDer<'static>,
+}
+
+impl PeerCertificate {
+    /// Of a connection whose handshake is done.
+    ///
+    /// # Errors
+    /// There is none, or the connection was made for another purpose: text for people.
+    pub fn of(connection: &CommonState, purpose: TlsPurpose) -> Result<Self, String> {
+        if connection.alpn_protocol() != Some(purpose.protocol()) {
+            return Err(
+                "the other end expects something else on this connection: is it a worker of this version?"
+                    .to_owned(),
+            );
+        }
+        let leaf = connection.peer_certificates().and_then(|chain| chain.first());
+        let leaf = leaf.ok_or_else(|| "the other end showed no certificate".to_owned())?;
+        Ok(Self { leaf: leaf.clone() })
+    }
+
+    pub(super) fn new(leaf: CertificateDer<'static>) -> Self {
+        Self { leaf }
+    }
+
+    /// Tells it from every other certificate.
+    pub fn digest(&self) -> CertificateDigest {
+        Sha256::digest(&self.leaf).into()
+    }
+
+    /// The URIs among its alternative names.
+    pub fn uris(&self) -> Vec<String> {
+        webpki::EndEntityCert::try_from(&self.leaf)
+            .map(|leaf| leaf.valid_uri_names().map(str::to_owned).collect())
+            .unwrap_or_default()
+    }
+
+    /// Whether `host`, a DNS name or an IP address, is among its alternative names.
+    ///
+    /// # Errors
+    /// It is not: text for people.
+    pub fn is_for_host(&self, host: &str) -> Result<(), String> {
+        let name =
+            ServerName::try_from(host).map_err(|error| format!("`{host}` is no host name: {error}"))?;
+        let leaf = ParsedCertificate::try_from(&self.leaf).map_err(|error| explain(&error))?;
+        verify_server_name(&leaf, &name).map_err(|error| explain(&error))
+    }
+}
