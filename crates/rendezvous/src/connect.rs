@@ -234,6 +234,7 @@ impl Node {
                     tracing::info!(peer = peer.name(), transport = %kind, encrypted, not_used = others, "connected");
                     peer.note_not_used(tried);
                     connection.count_connect(peer.note_connect());
+                    self.let_go_at_end(peer, &connection);
                     return Ok(Some(connection));
                 }
                 Err(why) => {
@@ -247,6 +248,16 @@ impl Node {
             Some(limit) => WorkerError::at_limit(none.to_string(), limit),
             None => none,
         })
+    }
+
+    /// Nothing that belongs to a connection is kept with its peer beyond its end.
+    fn let_go_at_end(&self, peer: &Peer, connection: &Route) {
+        let (peer, connection) = (peer.clone(), connection.clone());
+        let ending = async move {
+            connection.until_end().await;
+            peer.let_go(&connection);
+        };
+        self.runtime.spawn("let go of a connection", Box::pin(ending));
     }
 
     async fn open_over(
@@ -310,6 +321,7 @@ impl Node {
                 }
                 peer.note_not_used(Vec::new());
                 connection.count_connect(peer.note_connect());
+                self.let_go_at_end(&peer, &connection);
             }
             Err(error) => {
                 if let Some(left_out) = self.log.line(peer.name()) {

@@ -5,9 +5,9 @@ use std::{
     time::Duration,
 };
 
-use protocol::{Code, Status};
+use protocol::{Code, Counters, Status};
 use tokio::sync::Notify;
-use verbs_reactor::{Runtime, timeout};
+use verbs_reactor::{QueuePairStats, Runtime, timeout};
 
 use crate::{WorkerError, error::Lost, node::Node, outcome::Outcome, route::Route, session::Session};
 
@@ -55,6 +55,8 @@ struct State {
     accepting: usize,
     /// What the last of them gave.
     accepted: Option<Route>,
+    /// What the last connection that is over had moved.
+    former: (QueuePairStats, Counters),
 }
 
 /// How a connection attempt ended.
@@ -276,6 +278,33 @@ impl Peer {
             }
         }
         Err(WorkerError::ShutDown)
+    }
+
+    /// What went over the connection in use, or over the last one.
+    pub(crate) fn figures(&self) -> (QueuePairStats, Counters) {
+        match self.connection() {
+            Some(connection) => (connection.stats(), connection.counters()),
+            None => self.lock().former,
+        }
+    }
+
+    /// Lets go of a connection whose end is noted: a peer is remembered for long, and its sockets and mappings are not to
+    /// be.
+    pub(crate) fn let_go(&self, ended: &Route) {
+        let figures = (ended.stats(), ended.counters());
+        let mut state = self.lock();
+        let is_it = |connection: &Route| connection.is(ended);
+        let accepted = state.accepted.take_if(|accepted| is_it(accepted));
+        let link = match &state.link {
+            Link::Up { connection, .. } if is_it(connection) => {
+                state.former = figures;
+                Some(std::mem::take(&mut state.link))
+            }
+            _ => None,
+        };
+        drop(state);
+        // Outside the lock: they may be the last handles on it.
+        drop((accepted, link));
     }
 
     /// Has the end of a connection noted that is over, so that nothing goes on over the next one that it has lost.

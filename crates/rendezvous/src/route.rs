@@ -50,6 +50,15 @@ impl Route {
         }
     }
 
+    /// Whether this is the same one.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Data(one), Self::Data(other)) => Arc::ptr_eq(one, other),
+            (Self::Grpc(one), Self::Grpc(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+
     /// Its queue pair and protocol, if it has them.
     pub(crate) fn data(&self) -> Option<&Arc<DataConnection>> {
         match self {

@@ -376,6 +376,7 @@ impl Worker {
 fn info(peer: &Peer) -> PeerInfo {
     let connection = peer.connection();
     let live = connection.as_ref().filter(|connection| !connection.is_over());
+    let (fabric, counters) = peer.figures();
     PeerInfo {
         name: peer.name().to_owned(),
         address: peer.address(),
@@ -383,8 +384,8 @@ fn info(peer: &Peer) -> PeerInfo {
         encrypted: live.map(Route::is_encrypted),
         not_used: live.map(|_| peer.not_used()).unwrap_or_default(),
         incarnation: peer.live_session().map(|session| session.peer.incarnation),
-        fabric: connection.as_ref().map(Route::stats).unwrap_or_default(),
-        counters: connection.as_ref().map(Route::counters).unwrap_or_default(),
+        fabric,
+        counters,
     }
 }
 

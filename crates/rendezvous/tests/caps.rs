@@ -4,7 +4,11 @@
 
 use std::{future::Future, time::Duration};
 
-use protocol::{Code, Status, wire::control::ControlFrame};
+use protocol::{
+    Code, Destination, Parameters, Status,
+    limits::{REGIONS_MAX, SLOT_BYTES},
+    wire::control::{Connect, ControlFrame, RegionRecord, RingOffer},
+};
 use rendezvous::{
     Tensor, Worker, WorkerBuilder, WorkerError,
     control::{ControlPlane, ControlSession, GrpcConfig, GrpcPlane, handshake},
@@ -68,11 +72,12 @@ fn settings_that_cannot_be_used_are_named_with_value_and_remedy() {
     bounded(|| async {
         let zero = Duration::ZERO;
         type Setting = fn(WorkerBuilder, Duration) -> WorkerBuilder;
-        let refused: [(&str, &str, Setting); 11] = [
+        let refused: [(&str, &str, Setting); 12] = [
             ("liveness", "0ns", |builder, zero| builder.liveness(zero)),
             ("timeout", "0", |builder, zero| builder.timeout(zero)),
             ("sessions_max", "0", |builder, _| builder.sessions_max(0)),
             ("sessions_per_peer_max", "0", |builder, _| builder.sessions_per_peer_max(0)),
+            ("connections_per_peer_max", "0", |builder, _| builder.connections_per_peer_max(0)),
             ("values_max", "0", |builder, _| builder.values_max(0)),
             ("block_bytes", "0", |builder, _| builder.block_bytes(0)),
             ("source_bytes", "0", |builder, _| builder.source_bytes(0)),
@@ -145,6 +150,139 @@ fn e_sessions_of_one_peer_beyond_its_cap_are_refused_by_name_until_there_is_room
             tokio::task::yield_now().await;
         }
         drop((held, other));
+        server.shutdown().await;
+    });
+}
+
+/// Asks for a data connection over gRPC, which needs no queue pair here.
+fn connect(connection: u32) -> ControlFrame {
+    let parameters = Parameters::default();
+    let capacity = parameters.first_ring_bytes().into();
+    let destination = Destination { region: 0, generation: 0, offset: 0, capacity, result: None };
+    let slots = Destination { capacity: (2 * SLOT_BYTES).into(), ..destination };
+    let ring = RingOffer { destination, slots };
+    let data = [&[1][..], &[7; 32]].concat();
+    ControlFrame::Connect(Connect { connection, kind: 5, data, parameters, ring, regions: Vec::new() })
+}
+
+/// The answer to it: why not, if it is refused.
+async fn answer(session: &mut ControlSession, connection: u32) -> Result<(), Status> {
+    session.sender.send(connect(connection).encode()).await.unwrap();
+    loop {
+        match ControlFrame::decode(&session.receiver.recv().await.unwrap().unwrap()).unwrap() {
+            ControlFrame::Connected(answer) if answer.connection == connection => return Ok(()),
+            ControlFrame::Refused { connection: refused, status } if refused == connection => {
+                return Err(status);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn e_data_connections_of_one_peer_are_counted_over_its_sessions() {
+    const GREEDY: &str = "/job:greedy/replica:0/task:0";
+    bounded(|| async {
+        let builder = Worker::builder(SERVER).require(FabricKind::Grpc).connections_per_peer_max(3);
+        let server = builder.start().await.unwrap();
+        let plane = GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0")).unwrap();
+        let mut one = session(&plane, GREEDY, 1, server.address()).await;
+        let mut other = session(&plane, GREEDY, 1, server.address()).await;
+        let mut neighbour = session(&plane, "/job:other/replica:0/task:0", 1, server.address()).await;
+        answer(&mut one, 1).await.unwrap();
+        answer(&mut one, 2).await.unwrap();
+        answer(&mut other, 1).await.unwrap();
+        for (session, number) in [(&mut one, 3), (&mut other, 2)] {
+            let refused = answer(session, number).await.unwrap_err();
+            assert_eq!(refused.code, Code::ResourceExhausted);
+            for word in ["3 data connections", GREEDY, "WorkerBuilder::connections_per_peer_max"] {
+                assert!(refused.message.contains(word), "no `{word}`: {refused}");
+            }
+        }
+        answer(&mut neighbour, 1).await.unwrap();
+        // A session that ends makes room.
+        drop(one);
+        while answer(&mut other, 3).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+        server.shutdown().await;
+    });
+}
+
+/// Sends `frames` until the other end says why it has had enough.
+async fn outlasted(mut session: ControlSession, frames: impl Iterator<Item = ControlFrame>) -> Status {
+    let sending = async {
+        for frame in frames {
+            if session.sender.send(frame.encode()).await.is_err() {
+                break;
+            }
+        }
+    };
+    let refusing = async {
+        while let Ok(Some(bytes)) = session.receiver.recv().await {
+            if let ControlFrame::Goodbye { status } = ControlFrame::decode(&bytes).unwrap() {
+                return status;
+            }
+        }
+        panic!("the session ends without a word");
+    };
+    futures::join!(sending, refusing).1
+}
+
+#[test]
+fn e_a_peer_that_announces_regions_without_end_loses_its_session() {
+    const ROGUE: &str = "/job:rogue/replica:0/task:0";
+    bounded(|| async {
+        let server = Worker::builder(SERVER).require(FabricKind::Tcp).start().await.unwrap();
+        let plane = GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0")).unwrap();
+        let session = session(&plane, ROGUE, 1, server.address()).await;
+        // A connection that nobody sets up at the other end stays one that is being set up for a while.
+        let ControlFrame::Connect(mut offer) = connect(1) else { panic!() };
+        (offer.kind, offer.data) = (3, tcp_data());
+        let region = |region| RegionRecord { region, generation: 0, base: 0, length: 1, key: 0 };
+        let add = |number| ControlFrame::RegionAdd { connection: 1, region: region(number) };
+        let frames = std::iter::once(ControlFrame::Connect(offer)).chain((0..=REGIONS_MAX as u32).map(add));
+        let status = outlasted(session, frames).await;
+        assert!(status.message.contains("more than 65536 regions for connection 1"), "{status}");
+        server.shutdown().await;
+    });
+}
+
+/// Connection data of a TCP end that nobody is at.
+fn tcp_data() -> Vec<u8> {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_le_bytes();
+    let address = [127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    // Version 1, address family, address, port, ticket and token.
+    [&1_u16.to_le_bytes()[..], &[4], &address, &port, &[0; 8], &[9; 16]].concat()
+}
+
+#[test]
+fn e_a_peer_that_asks_for_lists_without_end_loses_its_session() {
+    bounded(|| async {
+        let server = server(8).await;
+        let plane = GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0")).unwrap();
+        let mut session = session(&plane, "/job:rogue/replica:0/task:0", 1, server.address()).await;
+        // It reads nothing meanwhile, so that no answer leaves. What fits buffers and sockets is answered.
+        let ask = |request| ControlFrame::ListRequest { request, after: None, with_checksums: true };
+        let entries: Vec<_> = (0..256).map(|number| format!("{number:03}{}", "x".repeat(1000))).collect();
+        for name in &entries {
+            server.publish(name, Tensor::from_values(server.pool(), &[1], &[5u32]).unwrap()).unwrap();
+        }
+        let mut asked = 0;
+        while asked < 10_000 && session.sender.send(ask(asked).encode()).await.is_ok() {
+            asked += 1;
+        }
+        let mut told = None;
+        while let Ok(Some(bytes)) = session.receiver.recv().await {
+            if let ControlFrame::Goodbye { status } = ControlFrame::decode(&bytes).unwrap() {
+                told = Some(status);
+            }
+        }
+        assert!(asked < 10_000, "all are taken");
+        if let Some(status) = told {
+            assert!(status.message.contains("more than 64 list requests"), "{status}");
+        }
         server.shutdown().await;
     });
 }

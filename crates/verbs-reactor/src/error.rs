@@ -182,6 +182,19 @@ pub enum FabricError {
         /// The cap.
         cap: u32,
     },
+    /// The peer's process holds as many bytes of our loans as it may: send a copy instead.
+    #[error(
+        "the peer holds views of {held} bytes of this process's memory, and with {wanted} more it would have more than \
+         {cap}: send a copy"
+    )]
+    LeasedBytesExhausted {
+        /// Of open and retired leases of that process.
+        held: u64,
+        /// Of one more.
+        wanted: u64,
+        /// The cap.
+        cap: u64,
+    },
     /// Not at this moment, because the peer has not taken in what it was sent before.
     #[error("{kind} cannot {what} now: the peer is busy; try again later, or send a copy")]
     Busy {

@@ -59,6 +59,7 @@ pub struct WorkerBuilder {
     trust: Trust,
     bounce_bytes: u64,
     sharing: Sharing,
+    viewed_bytes: Option<u64>,
     limit: Duration,
     grace: Duration,
     liveness: Duration,
@@ -113,6 +114,7 @@ impl WorkerBuilder {
             trust: Trust::default(),
             bounce_bytes: GIB,
             sharing: Sharing::Copy,
+            viewed_bytes: None,
             limit: Duration::from_secs(60),
             grace: Duration::from_secs(1),
             liveness: Duration::from_secs(30),
@@ -247,6 +249,15 @@ impl WorkerBuilder {
     #[must_use]
     pub fn sharing(mut self, sharing: Sharing) -> Self {
         self.sharing = sharing;
+        self
+    }
+
+    /// Memory of this worker that one other process may view at once over shared memory, in bytes; above it, it gets
+    /// copies. A process that never lets go of its views pins no more. Default a quarter of
+    /// [`source_bytes`](Self::source_bytes).
+    #[must_use]
+    pub fn viewed_bytes_per_peer_max(mut self, bytes: u64) -> Self {
+        self.viewed_bytes = Some(bytes);
         self
     }
 

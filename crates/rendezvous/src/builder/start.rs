@@ -281,7 +281,11 @@ impl WorkerBuilder {
         rdma: &VerbsSettings,
     ) -> Result<Arc<dyn Fabric>, WorkerError> {
         match kind {
-            FabricKind::Shm => Ok(Arc::new(ShmFabric::new(runtime.clone())?.with_wait(self.wait))),
+            FabricKind::Shm => {
+                let viewed = self.viewed_bytes.unwrap_or(self.source_bytes / 4);
+                let fabric = ShmFabric::new(runtime.clone())?.with_wait(self.wait);
+                Ok(Arc::new(fabric.with_lease_bytes_cap(viewed)))
+            }
             FabricKind::Tcp => {
                 let host = self.bind.rsplit_once(':').map_or(self.bind.as_str(), |(host, _)| host);
                 let ip = host.trim_matches(['[', ']']).parse().ok();

@@ -10,6 +10,7 @@ use futures::{StreamExt, future::join_all, stream};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
+    sync::watch,
 };
 use verbs_reactor::{Runtime, timeout};
 
@@ -64,6 +65,11 @@ fn attach() -> Vec<u8> {
     [&[0, 0, block.len() as u8, 1, 4, 0, 0, 0, 1][..], &block].concat()
 }
 
+/// All that a client says until its session is open.
+pub(crate) fn opening() -> Vec<u8> {
+    [PREFACE, &attach()].concat()
+}
+
 /// What is sent at once, and what comes byte by byte, at each stage of a connection's life.
 fn stage(name: &str) -> (Vec<u8>, Vec<Vec<u8>>) {
     let one_by_one = |bytes: &[u8]| bytes.iter().map(|&byte| vec![byte]).collect();
@@ -73,7 +79,7 @@ fn stage(name: &str) -> (Vec<u8>, Vec<Vec<u8>>) {
         "hello" => {
             let message = [&[0, 0, 0, 4, 0, 0x0a][..], &[0xFA, 7], &[0; 1000]].concat();
             let frames = message.iter().map(|&byte| vec![0, 0, 1, 0, 0, 0, 0, 0, 1, byte]).collect();
-            ([PREFACE, &attach()].concat(), frames)
+            (opening(), frames)
         }
         "data" => (Vec::new(), one_by_one(&[&b"twtcp-h\n\x01\0"[..], &[0; 39]].concat())),
         other => panic!("unknown stage {other}"),
@@ -109,4 +115,30 @@ pub(crate) async fn loris(words: &[String], runtime: Arc<dyn Runtime>) {
     let ends = join_all((0..count).map(|_| trickle(address, &words[2], &*runtime))).await;
     say(&format!("cut {}", ends.into_iter().filter(|cut| *cut).count()));
     parents_lines().recv().await;
+}
+
+/// Bytes that are nothing, until the other end hangs up.
+pub(crate) async fn garbage(port_word: &str, runtime: &dyn Runtime) {
+    let Some(mut stream) = dial(port(port_word), runtime).await else { return };
+    let _may_be_cut = stream.write_all(&[0xA5; 4096]).await;
+    let _ended = timeout(runtime, DIAL_LIMIT, stream.read(&mut [0; 256])).await;
+}
+
+/// One connection of an attack that goes on until it is cut, or `is_on` no longer.
+pub(crate) async fn until_off(
+    port_word: &str,
+    stage_name: &str,
+    mut is_on: watch::Receiver<bool>,
+    runtime: &dyn Runtime,
+) {
+    let attack = async {
+        if stage_name == "silent" {
+            let Some(mut stream) = dial(port(port_word), runtime).await else { return };
+            let _ended = stream.read(&mut [0; 1]).await;
+        } else {
+            trickle(port(port_word), stage_name, runtime).await;
+        }
+    };
+    let off = is_on.wait_for(|on| !*on);
+    let _either = futures::future::select(std::pin::pin!(attack), std::pin::pin!(off)).await;
 }

@@ -16,7 +16,7 @@ use crate::{
     harness::{Other, bounded, role, step},
     stage::{
         HONEST, SECRET, SERVER, builder, fetch, held, one_honest_visit, other_ports, publish,
-        raise_descriptor_limit, size,
+        raise_descriptor_limit, size, until,
     },
 };
 
@@ -36,19 +36,19 @@ async fn under_attack<F: Future<Output = ()>>(
     raise_descriptor_limit();
     publish(&server, 1);
     let address = server.address().to_owned();
+    let control = address.rsplit(':').next().unwrap().parse().unwrap();
+    // Before another worker of this process listens: the server does since it has been connected to.
+    one_honest_visit(&address, FabricKind::Tcp).await;
+    until("the visitor's last port", || other_ports(&address).len() == 1).await;
+    let data = other_ports(&address)[0];
     let honest = builder(HONEST, FabricKind::Tcp).start().await.unwrap();
     step("the first fetch", fetch(&honest, &address, 1)).await.unwrap();
-    let control = address.rsplit(':').next().unwrap().parse().unwrap();
-    // The honest worker is in this process too, and prepares no port before somebody dials it.
-    let data =
-        *other_ports(&address).iter().find(|port| !honest.address().ends_with(&format!(":{port}"))).unwrap();
-    one_honest_visit(&address, 0).await;
     let before = held();
     let (mut attackers, visits) = attack(if at_data_port { data } else { control });
     assert_eq!(attackers.hear().await, "flooding");
-    for visit in 1..=visits {
+    for _ in 0..visits {
         step("a fetch under attack", fetch(&honest, &address, 1)).await.unwrap();
-        one_honest_visit(&address, visit).await;
+        one_honest_visit(&address, FabricKind::Tcp).await;
         before.assert_at_most(GROWTH_MAX, STRANGERS_MAX, "under attack");
     }
     outcome(attackers).await;
@@ -88,7 +88,7 @@ fn e_half_open_dials_of_the_data_port_keep_nobody_out() {
 }
 
 /// A worker whose strangers have a second, so that the test sees the end of it.
-async fn impatient(runtime: Arc<dyn Runtime>) -> Worker {
+pub(crate) async fn impatient(runtime: Arc<dyn Runtime>) -> Worker {
     let second = Duration::from_secs(1);
     let config = GrpcConfig::new("127.0.0.1:0").secret(Secret::new(SECRET)).arrival_limit(second);
     let tcp = TcpConfig { handshake_limit: second, ..TcpConfig::default() };

@@ -10,8 +10,12 @@ mod dials;
 #[path = "../processes/harness.rs"]
 #[allow(dead_code)] // other tests use the rest
 mod harness;
+mod hoarding;
+mod oversized;
 #[path = "../rdma/mod.rs"]
 #[allow(dead_code)] // as above
 mod rdma;
 mod stage;
 mod storm;
+mod strangers;
+mod throughput;

@@ -1,13 +1,21 @@
 //! What every test of overload works with: a worker, honest peers of it, and what it takes.
 
-use std::{env, fs, path::Path, time::Duration};
+use std::{
+    env, fs,
+    path::Path,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use protocol::DataType;
 use rendezvous::{Tensor, Worker, WorkerBuilder, control::Secret};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use verbs_reactor::{FabricKind, Runtime, TokioRuntime};
 
-use crate::harness::step;
+use crate::{
+    harness::{STEP, step},
+    rdma::patient,
+};
 
 pub(crate) const SERVER: &str = "/job:server/replica:0/task:0";
 pub(crate) const HONEST: &str = "/job:honest/replica:0/task:0";
@@ -50,44 +58,52 @@ pub(crate) async fn fetch(client: &Worker, address: &str, fill: u8) -> Result<()
 }
 
 /// An honest peer that is new: starts, connects, fetches, and leaves.
-pub(crate) async fn one_honest_visit(address: &str, number: usize) {
-    let name = format!("/job:visitor/replica:0/task:{number}");
-    let visitor = builder(&name, FabricKind::Tcp).start().await.unwrap();
+pub(crate) async fn one_honest_visit(address: &str, kind: FabricKind) {
+    static VISITS: AtomicUsize = AtomicUsize::new(0);
+    let name = format!("/job:visitor/replica:0/task:{}", VISITS.fetch_add(1, Ordering::Relaxed));
+    let visitor = builder(&name, kind).start().await.unwrap();
     step("a visit", fetch(&visitor, address, 1)).await.unwrap();
     visitor.shutdown().await;
 }
 
 /// What this process holds.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Held {
-    pub(crate) bytes: u64,
-    pub(crate) descriptors: usize,
+    bytes: u64,
+    /// What they lead to.
+    descriptors: Vec<String>,
 }
 
 pub(crate) fn held() -> Held {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     let bytes = line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10;
-    Held { bytes, descriptors: fs::read_dir("/proc/self/fd").unwrap().count() }
+    Held { bytes, descriptors: own_descriptors() }
 }
 
 impl Held {
     /// What is held now may be so much more than then.
-    pub(crate) fn assert_at_most(self, bytes: u64, descriptors: usize, when: &str) {
+    pub(crate) fn assert_at_most(&self, bytes: u64, descriptors: usize, when: &str) {
         let now = held();
         let more = now.bytes.saturating_sub(self.bytes);
-        println!(
-            "{when}: {} KiB and {} descriptors more",
-            more >> 10,
-            now.descriptors as i64 - self.descriptors as i64
-        );
+        let (open, opened) = (now.descriptors.len(), self.descriptors.len() as i64);
+        println!("{when}: {} KiB and {} descriptors more", more >> 10, open as i64 - opened);
         assert!(cfg!(asan) || more <= bytes, "{when}: {more} bytes more are resident, {bytes} may be");
-        assert!(now.descriptors <= self.descriptors + descriptors, "{when}: {now:?} after {self:?}");
+        assert!(open <= self.descriptors.len() + descriptors, "{when}: {opened} were open, now {open}");
     }
 
-    /// Waits until as many descriptors are open as then.
-    pub(crate) async fn until_closed(self, when: &str) {
-        until(when, || held().descriptors <= self.descriptors).await;
+    /// Waits until no more descriptors are open than then.
+    pub(crate) async fn until_closed(&self, when: &str) {
+        let runtime = TokioRuntime::current().unwrap();
+        let limit = runtime.now() + patient(STEP);
+        while own_descriptors().len() > self.descriptors.len() {
+            let open = own_descriptors();
+            let times = |links: &[String], link: &String| links.iter().filter(|other| *other == link).count();
+            let is_new = |link: &&String| times(&open, link) > times(&self.descriptors, link);
+            let new: Vec<_> = open.iter().filter(is_new).collect();
+            assert!(runtime.now() < limit, "{when}: still open: {new:?}, {:?}", lines_of(&new));
+            runtime.sleep(Duration::from_millis(2)).await;
+        }
     }
 }
 
@@ -102,10 +118,19 @@ pub(crate) async fn until(what: &str, mut done: impl FnMut() -> bool) {
     step(what, waited).await;
 }
 
+/// What the kernel tells of these sockets.
+fn lines_of(sockets: &[&String]) -> Vec<String> {
+    let tables = ["tcp", "unix"].map(|table| fs::read_to_string(format!("/proc/self/net/{table}")).unwrap());
+    let inodes: Vec<&str> =
+        sockets.iter().map(|link| link.trim_matches(|it: char| !it.is_ascii_digit())).collect();
+    let is_of = |line: &&str| line.split_whitespace().any(|column| inodes.contains(&column));
+    tables.iter().flat_map(|table| table.lines().filter(is_of)).map(str::to_owned).collect()
+}
+
 /// The ports that this process listens on, but for that of `address`.
 pub(crate) fn other_ports(address: &str) -> Vec<u16> {
     let known: u16 = address.rsplit(':').next().unwrap().parse().unwrap();
-    let own = own_sockets();
+    let own = own_descriptors();
     let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
     let listening = table.lines().skip(1).filter_map(|line| {
         let columns: Vec<&str> = line.split_whitespace().collect();
@@ -115,8 +140,10 @@ pub(crate) fn other_ports(address: &str) -> Vec<u16> {
     listening.filter(|&port| port != known).collect()
 }
 
-fn own_sockets() -> Vec<String> {
+fn own_descriptors() -> Vec<String> {
     let descriptors = fs::read_dir("/proc/self/fd").unwrap();
     let links = descriptors.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
-    links.map(|link| Path::to_string_lossy(&link).into_owned()).collect()
+    let links = links.map(|link| Path::to_string_lossy(&link).into_owned());
+    // Pools keep their blocks for what comes next: these are memory, and stay below the pools' caps.
+    links.filter(|link| !link.starts_with("/memfd:tensorwire-block")).collect()
 }

@@ -8,7 +8,7 @@ use verbs_reactor::{FabricKind, Runtime, TokioRuntime};
 
 use crate::{
     harness::{Other, bounded, kind, parents_lines, role, say, step},
-    stage::{SERVER, builder, fetch, held, publish, raise_descriptor_limit, size, until},
+    stage::{SERVER, builder, fetch, held, one_honest_visit, publish, raise_descriptor_limit, size, until},
 };
 
 /// Workers of one process.
@@ -18,8 +18,8 @@ const OF_A_PROCESS: usize = 250;
 const GROWTH_MAX: u64 = 48 << 20;
 const PEER_BYTES_MAX: u64 = 512 << 10;
 
-/// Descriptors of one connected peer: its session and its data connection.
-const PEER_DESCRIPTORS_MAX: usize = 4;
+/// Descriptors of one connected peer: its session, and the sockets and bells of its data connection.
+const PEER_DESCRIPTORS_MAX: usize = 6;
 
 /// Fetches until it succeeds: how often it did not.
 async fn fetch_at_last(client: &Worker, address: &str, fill: u8) -> usize {
@@ -69,6 +69,7 @@ async fn storm(test: &'static str, fabric: &'static str, count: usize) {
     let server = builder(SERVER, kind(fabric)).start().await.unwrap();
     publish(&server, 1);
     let address = server.address().to_owned();
+    one_honest_visit(&address, kind(fabric)).await;
     let firsts: Vec<usize> = (0..count).step_by(OF_A_PROCESS).collect();
     let mut others: Vec<Other> = firsts
         .iter()

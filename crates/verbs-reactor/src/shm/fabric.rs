@@ -21,7 +21,7 @@ use super::{
     frame::Address,
     handshake::{self, Offer},
     import::ImportError,
-    lease::{PeerProcess, Processes},
+    lease::{LeaseCaps, PeerProcess, Processes},
     limits::{DEPTH_MAX, LEASES_PER_PROCESS, READS_MAX},
     link::ShmLink,
     ring::{OwnPage, PeerPage},
@@ -41,6 +41,9 @@ const CAPABILITIES: Capabilities = Capabilities {
     piece_bytes_max: PIECE_BYTES_MAX,
     ..Capabilities::WRITES
 };
+
+/// What one process may view unless set otherwise.
+const LEASE_CAPS: LeaseCaps = LeaseCaps { leases: LEASES_PER_PROCESS, bytes: u64::MAX };
 
 /// Candidates that may wait to be accepted. One is expected.
 const BACKLOG: i32 = 8;
@@ -70,7 +73,7 @@ impl ShmFabric {
             reach,
             capabilities: CAPABILITIES,
             spinner: Spinner::new(Wait::default()),
-            processes: Arc::new(Processes::new(LEASES_PER_PROCESS)),
+            processes: Arc::new(Processes::new(LEASE_CAPS)),
         })
     }
 
@@ -87,7 +90,15 @@ impl ShmFabric {
     /// [`FabricError::LeasesExhausted`].
     #[must_use]
     pub fn with_lease_cap(mut self, cap: u32) -> Self {
-        self.processes = Arc::new(Processes::new(cap));
+        self.processes = Arc::new(Processes::new(LeaseCaps { leases: cap, ..self.processes.caps() }));
+        self
+    }
+
+    /// How many bytes those views may have together (default: any number). One more that would be above fails with
+    /// [`FabricError::LeasedBytesExhausted`]: a process that holds views for ever pins no more of this one's memory.
+    #[must_use]
+    pub fn with_lease_bytes_cap(mut self, cap: u64) -> Self {
+        self.processes = Arc::new(Processes::new(LeaseCaps { bytes: cap, ..self.processes.caps() }));
         self
     }
 

@@ -9,7 +9,7 @@ use std::{
     os::fd::OwnedFd,
     sync::{
         Arc, Mutex, PoisonError, Weak,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -36,7 +36,16 @@ pub(super) struct PeerProcess {
     pidfd: OwnedFd,
     /// Leases open and retired.
     held: AtomicU32,
-    cap: u32,
+    /// Their bytes.
+    bytes: AtomicU64,
+    caps: LeaseCaps,
+}
+
+/// What one process may hold through all its connections, ended ones included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct LeaseCaps {
+    pub(super) leases: u32,
+    pub(super) bytes: u64,
 }
 
 impl PeerProcess {
@@ -44,30 +53,40 @@ impl PeerProcess {
         &self.pidfd
     }
 
-    fn take(&self) -> Result<(), FabricError> {
-        let more = |held: u32| (held < self.cap).then_some(held + 1);
-        match self.held.fetch_update(Ordering::AcqRel, Ordering::Acquire, more) {
-            Ok(_) => Ok(()),
-            Err(open) => Err(FabricError::LeasesExhausted { open, cap: self.cap }),
-        }
+    fn take(&self, bytes: u64) -> Result<(), FabricError> {
+        let LeaseCaps { leases: cap, bytes: bytes_cap } = self.caps;
+        let more = |held: u32| (held < cap).then_some(held + 1);
+        let taken = self.held.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
+        taken.map_err(|open| FabricError::LeasesExhausted { open, cap })?;
+        let more = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= bytes_cap);
+        let taken = self.bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
+        taken.map(drop).map_err(|held| {
+            self.held.fetch_sub(1, Ordering::AcqRel);
+            FabricError::LeasedBytesExhausted { held, wanted: bytes, cap: bytes_cap }
+        })
     }
 
-    fn give_back(&self) {
+    fn give_back(&self, bytes: u64) {
         self.held.fetch_sub(1, Ordering::AcqRel);
+        self.bytes.fetch_sub(bytes, Ordering::AcqRel);
     }
 }
 
 /// The processes that one fabric is connected to.
 #[derive(Debug)]
 pub(super) struct Processes {
-    cap: u32,
+    caps: LeaseCaps,
     known: Mutex<BTreeMap<ProcessId, Weak<PeerProcess>>>,
 }
 
 impl Processes {
-    /// Each process may hold `cap` leases.
-    pub(super) fn new(cap: u32) -> Self {
-        Self { cap, known: Mutex::default() }
+    pub(super) fn caps(&self) -> LeaseCaps {
+        self.caps
+    }
+
+    /// Each process may hold so much.
+    pub(super) fn new(caps: LeaseCaps) -> Self {
+        Self { caps, known: Mutex::default() }
     }
 
     /// The process `id`, of which `pidfd` is a handle.
@@ -77,7 +96,8 @@ impl Processes {
         if let Some(process) = known.get(&id).and_then(Weak::upgrade) {
             return process;
         }
-        let process = Arc::new(PeerProcess { pidfd, held: AtomicU32::new(0), cap: self.cap });
+        let (held, bytes) = (AtomicU32::new(0), AtomicU64::new(0));
+        let process = Arc::new(PeerProcess { pidfd, held, bytes, caps: self.caps });
         known.insert(id, Arc::downgrade(&process));
         process
     }
@@ -119,6 +139,7 @@ impl Ended {
 struct Lease {
     /// Of the slot's present or next use.
     generation: u64,
+    bytes: u64,
     kept: Option<Kept>,
 }
 
@@ -144,7 +165,7 @@ impl Leases {
     /// Books `buffer` as lent: slot and generation.
     ///
     /// # Errors
-    /// [`FabricError::LeasesExhausted`], [`FabricError::Unsupported`] when the peer's death could not be seen.
+    /// [`FabricError::LeasesExhausted`], [`FabricError::LeasedBytesExhausted`], [`FabricError::Unsupported`] when the peer's death could not be seen.
     pub(super) fn lend(
         &mut self,
         process: Option<&Arc<PeerProcess>>,
@@ -156,16 +177,17 @@ impl Leases {
         if self.open.len() >= LEASES_MAX as usize {
             return Err(FabricError::LeasesExhausted { open: LEASES_MAX, cap: LEASES_MAX });
         }
-        process.take()?;
+        let bytes = buffer.len() as u64;
+        process.take(bytes)?;
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => {
-                self.leases.push(Lease { generation: 1, kept: None });
+                self.leases.push(Lease { generation: 1, bytes: 0, kept: None });
                 (self.leases.len() - 1) as u32
             }
         };
         let lease = &mut self.leases[slot as usize];
-        lease.kept = Some(Kept::Lent(buffer));
+        (lease.kept, lease.bytes) = (Some(Kept::Lent(buffer)), bytes);
         self.open.push(slot);
         Ok((slot, lease.generation))
     }
@@ -201,7 +223,7 @@ impl Leases {
             self.open.swap_remove(cursor);
             self.free.push(slot);
             if let Some(process) = process {
-                process.give_back();
+                process.give_back(lease.bytes);
             }
         }
         (ended, false)
@@ -223,9 +245,10 @@ impl Leases {
         let mut ended = Ended::default();
         for entry in &mut ended.kept {
             let Some(slot) = self.open.pop() else { break };
-            *entry = self.leases[slot as usize].kept.take();
+            let lease = &mut self.leases[slot as usize];
+            *entry = lease.kept.take();
             if let Some(process) = process {
-                process.give_back();
+                process.give_back(lease.bytes);
             }
         }
         (ended, !self.open.is_empty())

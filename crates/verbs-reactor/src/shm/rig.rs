@@ -19,7 +19,7 @@ use super::{
     connection::Connection,
     doorbell::Ringer,
     frame::{Address, Frame},
-    lease::Processes,
+    lease::{LeaseCaps, Processes},
     link::{Outcome, ShmLink},
     ring::{Descriptor, OwnPage, PeerPage},
     sys,
@@ -27,6 +27,9 @@ use super::{
 
 /// Leases that the attacker may hold.
 pub(super) const LEASES: u32 = 4;
+/// And their bytes.
+const LEASED_BYTES: u64 = 1 << 20;
+const CAPS: LeaseCaps = LeaseCaps { leases: LEASES, bytes: LEASED_BYTES };
 const CAPABILITIES: Capabilities = Capabilities { read: true, lend: true, ..Capabilities::WRITES };
 const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 8, receive_depth: 8 };
 
@@ -67,7 +70,7 @@ impl Rig {
             own: Arc::new(own),
             peer: Arc::new(PeerPage::import(page_fd.as_fd(), page.slots()).unwrap()),
             ringer: Arc::new(Ringer::import(bell.try_clone().unwrap()).unwrap()),
-            process: sys::peer_process(socket.as_fd()).map(|(id, fd)| Processes::new(LEASES).join(id, fd)),
+            process: sys::peer_process(socket.as_fd()).map(|(id, fd)| Processes::new(CAPS).join(id, fd)),
             socket: sys::watch(accepted, Interest::READABLE | Interest::WRITABLE).unwrap(),
             peer_receive_depth: 5,
         }));

@@ -149,8 +149,8 @@ fn free_ports() -> Vec<u16> {
 pub(crate) struct Crowd {
     plan: Plan,
     ports: Vec<u16>,
-    /// Where [`CUT_OFF`] finds the others, and they it; none if it is not cut off.
-    proxies: Vec<Proxy>,
+    /// How [`CUT_OFF`] finds the others, and they it, where it is cut off.
+    proxy: Proxy,
     pub(crate) runtime: Arc<dyn Runtime>,
     /// `None` while dead.
     members: Vec<Option<Other>>,
@@ -160,11 +160,9 @@ impl Crowd {
     /// Starts them, and has them begin once all are up.
     pub(crate) async fn start(plan: Plan) -> Self {
         let ports = free_ports();
-        let proxied: &[u16] = if plan.fabric == MIXED { &ports } else { &[] };
-        let proxies = proxied.iter().map(|port| Proxy::to(*port)).collect();
         let runtime = Arc::new(TokioRuntime::current().unwrap());
         let members = (0..COUNT).map(|_| None).collect();
-        let mut crowd = Self { plan, ports, proxies, runtime, members };
+        let mut crowd = Self { plan, ports, proxy: Proxy::new(), runtime, members };
         (0..COUNT).for_each(|index| crowd.begin(index));
         for index in 0..COUNT {
             crowd.expect(index, "up").await;
@@ -176,9 +174,10 @@ impl Crowd {
     /// Starts one that is dead.
     pub(crate) fn begin(&mut self, index: usize) {
         let Plan { test, fabric, liveness } = &self.plan;
-        let found_at = |peer: usize| match self.proxies.get(peer) {
-            Some(proxy) if peer == CUT_OFF || index == CUT_OFF => proxy.port,
-            _ => self.ports[peer],
+        let is_proxied = |peer: usize| *fabric == MIXED && (peer == CUT_OFF || index == CUT_OFF);
+        let found_at = |peer: usize| match self.ports[peer] {
+            port if is_proxied(peer) => self.proxy.port(port),
+            port => port,
         };
         let ports: Vec<String> = (0..COUNT).map(|peer| found_at(peer).to_string()).collect();
         let (own, liveness) = (self.ports[index], liveness.as_millis());
@@ -203,7 +202,7 @@ impl Crowd {
 
     /// Ends the control sessions with [`CUT_OFF`].
     pub(crate) fn cut(&self, is_reset: bool) {
-        self.proxies.iter().for_each(|proxy| proxy.cut(is_reset));
+        self.proxy.cut(is_reset);
     }
 
     pub(crate) fn signal(&self, index: usize, signal: Signal) {

@@ -1,0 +1,76 @@
+//! A process that views tensors and never lets go of them.
+
+use std::time::Duration;
+
+use protocol::DataType;
+use rendezvous::{Sharing, Tensor, Worker};
+use verbs_reactor::FabricKind;
+
+use crate::{
+    harness::{Other, bounded, parents_lines, role, say, step},
+    stage::{HONEST, SERVER, builder, until},
+};
+
+const BYTES: usize = 256 << 10;
+
+/// What the owner has for all it publishes, and what of it one process may view.
+const SOURCE_BYTES: u64 = 8 << 20;
+const VIEWED_BYTES_MAX: u64 = SOURCE_BYTES / 4;
+
+/// More than the owner's memory holds.
+const EDITIONS: u8 = 100;
+
+fn publish(owner: &Worker, edition: u8) {
+    let mut buffer = owner.pool().try_alloc(BYTES).unwrap();
+    buffer.fill(edition);
+    owner.publish("x", Tensor::new(buffer, DataType::U8, &[BYTES as u64]).unwrap()).unwrap();
+}
+
+async fn fetch(worker: &Worker, address: &str, sharing: Sharing, edition: u8) -> Tensor {
+    let peer = worker.peer_at(address).await.unwrap();
+    let fetched = step("a fetch", async { worker.fetch(&peer, "x").sharing(sharing).await }).await.unwrap();
+    assert!(fetched.bytes().iter().all(|&byte| byte == edition));
+    fetched
+}
+
+async fn hoard(words: Vec<String>) {
+    let hoarder = builder("/job:hoarder/replica:0/task:0", FabricKind::Shm).start().await.unwrap();
+    let (mut told, mut hoard) = (parents_lines(), Vec::new());
+    say("up");
+    while let Some(edition) = told.recv().await {
+        hoard.push(fetch(&hoarder, &words[1], Sharing::View, edition.parse().unwrap()).await);
+        say("held");
+    }
+}
+
+#[test]
+fn s4_views_that_are_never_let_go_pin_a_part_of_the_owners_memory_and_then_come_as_copies() {
+    const TEST: &str =
+        "hoarding::s4_views_that_are_never_let_go_pin_a_part_of_the_owners_memory_and_then_come_as_copies";
+    if let Some(words) = role() {
+        return bounded(Duration::from_secs(60), |_| hoard(words));
+    }
+    bounded(Duration::from_secs(90), |_| async {
+        let owner = builder(SERVER, FabricKind::Shm).source_bytes(SOURCE_BYTES).start().await.unwrap();
+        let address = owner.address().to_owned();
+        let mut hoarder = Other::start(TEST, &format!("hoard {address}"));
+        assert_eq!(hoarder.hear().await, "up");
+        let honest = builder(HONEST, FabricKind::Shm).start().await.unwrap();
+        for edition in 1..=EDITIONS {
+            publish(&owner, edition);
+            hoarder.tell(&edition.to_string());
+            assert_eq!(hoarder.hear().await, "held");
+            drop(fetch(&honest, &address, Sharing::Copy, edition).await);
+            drop(fetch(&honest, &address, Sharing::View, edition).await);
+        }
+        let peer = owner.peers().into_iter().find(|peer| peer.name.contains("hoarder")).unwrap();
+        assert_eq!(peer.counters.loan_bytes_sent, VIEWED_BYTES_MAX);
+        assert!(owner.pool().stats().used_bytes <= VIEWED_BYTES_MAX + 4 * BYTES as u64);
+        // With its process, what it held is the owner's again.
+        hoarder.kill();
+        until("the memory's return", || owner.pool().stats().used_bytes <= 2 * BYTES as u64).await;
+        assert_eq!(owner.pool().stats().leaked_bytes, 0);
+        honest.shutdown().await;
+        owner.shutdown().await;
+    });
+}
