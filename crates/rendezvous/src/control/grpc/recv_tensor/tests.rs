@@ -421,7 +421,10 @@ fn s7_a_token_is_in_no_log_line_of_either_end() {
         let runtime: Arc<dyn Runtime> = Arc::new(TokioRuntime::current().unwrap());
         let stop = tokio::sync::watch::channel(false);
         let address = worker.address().to_owned();
-        let mut caller = client::connect(&address, &runtime, stop.1, Box::new(drop)).await.unwrap();
+        let mut caller =
+            client::connect(&address, (&super::Security::None, None), &runtime, stop.1, Box::new(drop))
+                .await
+                .unwrap();
         let message = client::Once::new(&FetchTensorRequest::new("nothing", protocol::Scope::Published));
         let token_header = token.to_header().unwrap();
         let request =
