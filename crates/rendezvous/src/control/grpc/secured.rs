@@ -34,7 +34,7 @@ pub(super) struct Secured {
 
 enum State {
     Greeting(BoxFuture<'static, io::Result<TlsStream<TcpStream>>>),
-    Up(TlsStream<TcpStream>),
+    Up(Box<TlsStream<TcpStream>>),
     Failed,
 }
 
@@ -55,7 +55,7 @@ impl Secured {
     ) -> Result<Self, String> {
         let up = identity.connect(TlsPurpose::Control, stream).await.map_err(|error| explain_io(&error))?;
         let proven = Some(Arc::new(prove(&up, names, Some(host))?));
-        Ok(Self { state: State::Up(up), names, proven, trouble })
+        Ok(Self { state: State::Up(Box::new(up)), names, proven, trouble })
     }
 
     /// Will shake hands with the end that dialled.
@@ -85,7 +85,7 @@ impl Secured {
             self.state = match greeted {
                 Ok((stream, proven)) => {
                     self.proven = Some(Arc::new(proven));
-                    State::Up(stream)
+                    State::Up(Box::new(stream))
                 }
                 Err(why) => {
                     self.trouble.note(why);
@@ -94,7 +94,7 @@ impl Secured {
             };
         }
         Poll::Ready(match &mut self.state {
-            State::Up(stream) => Ok(Pin::new(stream)),
+            State::Up(stream) => Ok(Pin::new(&mut **stream)),
             State::Greeting(_) | State::Failed => Err(self.trouble.note("the TLS handshake failed")),
         })
     }
@@ -141,7 +141,7 @@ impl AsyncWrite for Secured {
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.get_mut().state {
-            State::Up(stream) => Pin::new(stream).poll_flush(context),
+            State::Up(stream) => Pin::new(&mut **stream).poll_flush(context),
             // Nothing was written.
             State::Greeting(_) | State::Failed => Poll::Ready(Ok(())),
         }
@@ -149,7 +149,7 @@ impl AsyncWrite for Secured {
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.get_mut().state {
-            State::Up(stream) => Pin::new(stream).poll_shutdown(context),
+            State::Up(stream) => Pin::new(&mut **stream).poll_shutdown(context),
             State::Greeting(_) | State::Failed => Poll::Ready(Ok(())),
         }
     }
