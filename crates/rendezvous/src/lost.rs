@@ -164,6 +164,7 @@ mod tests {
             lost.note(&[StepId(1)], &peer.to_string(), "x");
         }
         assert!(!is_lost(&lost, 1, "0") && is_lost(&lost, 1, "1") && is_lost(&lost, 1, "65536"));
-        assert_eq!((lost.lock().order.len(), lost.lock().of_peers.len()), (LOST_MAX, LOST_MAX));
+        let state = lost.lock();
+        assert_eq!((state.order.len(), state.of_peers.len()), (LOST_MAX, LOST_MAX));
     }
 }
