@@ -95,6 +95,11 @@ impl Handle {
         lock(&self.shared.chances).get_or_insert_with(|| Chances::new(Rng::new(self.shared.seed).fork(4)));
     }
 
+    /// How often the branch called `mark` was taken so far.
+    pub fn reached(&self, mark: &str) -> u64 {
+        lock(&self.shared.trace).reached(mark)
+    }
+
     /// Bits that were flipped so far.
     pub fn flips(&self) -> u64 {
         self.shared.ledger().flips

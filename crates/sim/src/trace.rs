@@ -195,6 +195,10 @@ impl Trace {
         self.marks.clone()
     }
 
+    pub(crate) fn reached(&self, mark: &str) -> u64 {
+        self.marks.get(mark).copied().unwrap_or_default()
+    }
+
     pub(crate) fn tail(&self) -> Vec<(Duration, Event)> {
         self.tail.iter().cloned().collect()
     }

@@ -1,80 +1,102 @@
-//! Three bugs, planted one at a time: the same scenario and the same general checks as for every seed find each.
+//! Mistakes of kinds that have been made before, planted one at a time: the same scenario and the same general checks as for
+//! every seed find each. The list of them is what stands in the source (`testpoints::planted!`).
 //!
-//! Runs only with `--features planted-bugs`.
+//! Runs only with `--features planted-bugs`. `SIM_PLANTED_SEEDS=2000` tries up to so many seeds for each;
+//! `SIM_PLANTED_FROM=any` begins anywhere (and says where), `SIM_PLANTED_FROM=7` with that seed; `SIM_PLANTED=WORD` plants
+//! only those whose name has the word.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod cluster;
+mod figures;
+mod points;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
 
-use cluster::{TRANSFERS_MIN, run_seed};
-use protocol::planted::{Bug, plant};
-use sim::Violation;
-use verbs_reactor::planted::lose_wake_ups;
+use cluster::run_seed;
+use figures::{any_number, number, threads};
+use points::{Point, in_source};
+use sim::Failure;
+use testpoints::plant;
 
-/// Among this many seeds each bug must be found.
-const SEEDS: u64 = 20;
+/// Among so many seeds each must be found, unless `SIM_PLANTED_SEEDS` says otherwise.
+const SEEDS: u64 = 64;
 
-/// Bugs are planted for the whole process: one test at a time.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+/// Mistakes there must be at least, and files that they are in.
+const FILES_MIN: usize = 10;
 
-/// Takes whatever was planted out again, also after a failed test.
-struct Planted {
-    _alone: MutexGuard<'static, ()>,
-}
+/// Seeds that show that nothing is found when nothing is planted.
+const SEEDS_WITHOUT: u64 = 8;
 
-impl Planted {
-    fn new(plant: impl FnOnce()) -> Self {
-        let planted = Self { _alone: ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner) };
-        plant();
-        planted
+fn from() -> u64 {
+    match std::env::var("SIM_PLANTED_FROM") {
+        Ok(text) if text == "any" => any_number() >> 1,
+        Ok(_) => number("SIM_PLANTED_FROM").unwrap_or_default(),
+        Err(_) => 0,
     }
 }
 
-impl Drop for Planted {
-    fn drop(&mut self) {
-        plant(None);
-        lose_wake_ups(false);
-    }
+/// How many seeds it took to find the mistake `name`, and what was found; the same once more when the seed runs again.
+fn found(name: &'static str, from: u64, seeds: u64) -> Option<(u64, Box<Failure>)> {
+    let run = |seed| {
+        let _planted = plant(name);
+        run_seed(seed).err()
+    };
+    let (seed, failure) = (from..from.saturating_add(seeds)).find_map(|seed| Some((seed, run(seed)?)))?;
+    let again = run(seed).expect("the seed finds it again");
+    assert_eq!((again.hash, &again.violation), (failure.hash, &failure.violation), "{name}, seed {seed}");
+    Some((seed - from + 1, failure))
 }
 
-/// The first finding, which must be the same when its seed runs again.
-fn first_finding() -> (u64, Violation) {
-    let finding = (0..SEEDS).find_map(|seed| run_seed(seed).err().map(|failure| (seed, failure)));
-    let (seed, failure) = finding.expect("no seed found the bug");
-    let again = run_seed(seed).unwrap_err();
-    assert_eq!((again.hash, &again.violation), (failure.hash, &failure.violation));
-    eprintln!("{failure}");
-    (seed, failure.violation)
-}
-
-#[test]
-fn a_granted_buffer_freed_early_is_found() {
-    let _planted = Planted::new(|| plant(Some(Bug::GrantFreedEarly)));
-    let (seed, violation) = first_finding();
-    // The write into freed memory, or, sooner, a value whose memory is gone.
-    assert!(matches!(violation, Violation::Memory(_) | Violation::Data(_)), "seed {seed}: {violation}");
-}
-
-#[test]
-fn a_skipped_credit_is_found() {
-    let _planted = Planted::new(|| plant(Some(Bug::CreditSkipped)));
-    let (seed, violation) = first_finding();
-    assert!(matches!(violation, Violation::Stuck(_)), "seed {seed}: {violation}");
+fn report(point: &Point, found: Option<&(u64, Box<Failure>)>) -> String {
+    let text = match found {
+        Some((seeds, failure)) => {
+            let violation: String = failure.violation.to_string().chars().take(100).collect();
+            format!("{seeds:>5} seeds: {violation}")
+        }
+        None => "not found".to_owned(),
+    };
+    format!("{} ({}): {text}", point.name, point.file.display())
 }
 
 #[test]
-fn a_lost_wake_up_is_found() {
-    let _planted = Planted::new(|| lose_wake_ups(true));
-    let (seed, violation) = first_finding();
-    assert!(matches!(violation, Violation::Stuck(_)), "seed {seed}: {violation}");
+fn every_planted_bug_is_found() {
+    let (from, seeds) = (from(), number("SIM_PLANTED_SEEDS").unwrap_or(SEEDS));
+    let all = in_source("planted");
+    let files: BTreeSet<_> = all.iter().map(|point| &point.file).collect();
+    assert!(files.len() >= FILES_MIN, "{files:?}");
+    let word = std::env::var("SIM_PLANTED").unwrap_or_default();
+    let bugs: Vec<_> = all.iter().filter(|point| point.name.contains(&word)).collect();
+    eprintln!("{} bugs in {} files, up to {seeds} seeds each from seed {from}", bugs.len(), files.len());
+    let (next, missed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    // What is planted is so for its thread only.
+    thread::scope(|scope| {
+        for _ in 0..threads() {
+            scope.spawn(|| {
+                while let Some(point) = bugs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let found = found(point.name.clone().leak(), from, seeds);
+                    eprintln!("{}", report(point, found.as_ref()));
+                    if found.is_none() {
+                        missed.lock().unwrap().push(&point.name);
+                    }
+                }
+            });
+        }
+    });
+    let missed = missed.into_inner().unwrap();
+    assert!(missed.is_empty(), "not found within {seeds} seeds from {from}: {missed:?}");
 }
 
 #[test]
 fn nothing_is_found_when_nothing_is_planted() {
-    let _planted = Planted::new(|| {});
-    for seed in 0..SEEDS {
-        assert!(run_seed(seed).unwrap().transfers >= TRANSFERS_MIN);
+    for seed in 0..SEEDS_WITHOUT {
+        run_seed(seed).unwrap();
     }
 }

@@ -1,16 +1,18 @@
 //! Whole workers in many worlds: whatever the seed decides, no promise is broken, and each run can be repeated.
 //!
 //! `SIM_SEEDS=2000` runs as many seeds, `SIM_SEED=7` runs one and prints its figures; with `SIM_PLAN="0@512 crash 1 40ms"`
-//! it has these faults instead of its own. A seed that fails is run again with fewer and milder faults, and the report is
+//! it has these faults instead of its own, with `SIM_ROUNDS=20` so many rounds of them. A seed that fails is run again with fewer and milder faults, and the report is
 //! of the smallest plan that fails the same way.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod cluster;
+mod figures;
+mod points;
 mod shrunk;
+mod soak;
 
 use std::{
-    collections::BTreeMap,
     sync::{
         Mutex,
         atomic::{AtomicU64, Ordering},
@@ -18,14 +20,15 @@ use std::{
     thread,
 };
 
-use cluster::{Report, TRANSFERS_MIN, WORKERS_MIN, run_planned, run_seed};
+use cluster::{Report, TRANSFERS_MIN, WORKERS_MIN, run_long, run_planned, run_seed};
+use figures::{Figures, now, number, threads};
 use shrunk::shrunk;
-use sim::{Failure, Plan, Summary};
+use sim::{Failure, Plan};
 
 /// Seeds that run unless `SIM_SEEDS` says otherwise.
 const SEEDS: u64 = 500;
 
-/// What some seed must have reached, or the scenario has gone blind.
+/// What some seed must have reached, or the scenario has gone blind; besides every `chance!` and `mark!` in the source.
 const MARKS: [&str; 44] = [
     "content",
     "metadata response",
@@ -73,10 +76,6 @@ const MARKS: [&str; 44] = [
     "leases of a dead holder",
 ];
 
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap())
-}
-
 /// The plan that the environment gives, to run in place of the drawn one.
 fn plan_given() -> Option<Plan> {
     let text = std::env::var("SIM_PLAN").ok()?;
@@ -84,18 +83,26 @@ fn plan_given() -> Option<Plan> {
 }
 
 /// One seed, twice.
-fn check(seed: u64) -> Result<Summary, Box<Failure>> {
+fn check(seed: u64) -> Result<Report, Box<Failure>> {
     let first = run_seed(seed).map_err(|failure| shrunk(failure).failure)?;
     let second = run_seed(seed)?;
     assert_eq!(first, second, "seed {seed} gave two different runs");
-    let Report { summary, workers, transfers } = first;
-    assert!(workers >= WORKERS_MIN && transfers >= TRANSFERS_MIN, "{workers} {transfers} {summary:?}");
-    assert!(summary.crashes >= 1, "{summary:?}");
-    assert_eq!(summary.leaks, 0, "{summary:?}");
-    Ok(summary)
+    promised(&first).unwrap_or_else(|problem| panic!("seed {seed}: {problem}"));
+    Ok(first)
 }
 
-/// Seeds that once found a bug:
+/// Whether a run that found nothing was what every run has to be.
+fn promised(report: &Report) -> Result<(), String> {
+    let Report { summary, workers, transfers, kinds } = report;
+    let is_full = *workers >= WORKERS_MIN && *transfers >= TRANSFERS_MIN && summary.crashes >= 1;
+    if !is_full || summary.leaks > 0 {
+        return Err(format!("{workers} workers, {transfers} transfers, {summary:?}"));
+    }
+    let missing: Vec<_> = kinds.iter().filter(|(_, count)| **count == 0).collect();
+    if missing.is_empty() { Ok(()) } else { Err(format!("no transfer of the kinds {missing:?}")) }
+}
+
+/// Seeds that once found a bug, with the scenario as it was then; every scenario since has to pass them too:
 /// - 5: a content with a checksum, held because the send queue was full, was waited for without ever sleeping.
 /// - 422: a request was to be posted for others too, the post failed, and they were not told.
 /// - 1752: the control session broke while a data connection was being set up, and the message ring was given back
@@ -116,46 +123,37 @@ fn every_seed_keeps_every_promise_twice() {
             eprintln!("{:?}", run_planned(seed, Some(&plan)).unwrap());
             return;
         }
-        let summary = check(seed).unwrap();
-        eprintln!("{summary:?}");
+        let report = match number("SIM_ROUNDS") {
+            Some(rounds) => run_long(seed, rounds as u32).unwrap(),
+            None => check(seed).unwrap(),
+        };
+        eprintln!("{report:?}");
         return;
     }
     let seeds = number("SIM_SEEDS").unwrap_or(SEEDS);
-    let next = AtomicU64::new(0);
-    let summaries = Mutex::new(Vec::new());
-    let threads = thread::available_parallelism().map_or(1, |threads| threads.get().min(8));
+    let (next, figures, began) = (AtomicU64::new(0), Mutex::new(Figures::default()), now());
     // Worlds share nothing, so each thread runs its own.
     thread::scope(|scope| {
-        for _ in 0..threads {
+        for _ in 0..threads() {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= seeds {
                         return;
                     }
-                    let summary = check(seed).unwrap();
-                    summaries.lock().unwrap().push(summary);
+                    let report = check(seed).unwrap();
+                    figures.lock().unwrap().add(&report);
                 }
             });
         }
     });
-    let summaries = summaries.into_inner().unwrap();
-    assert_eq!(summaries.len() as u64, seeds);
-    let sum = |figure: fn(&Summary) -> u64| summaries.iter().map(figure).sum::<u64>();
-    let mut marks = BTreeMap::new();
-    for (mark, count) in summaries.iter().flat_map(|summary| &summary.marks) {
-        *marks.entry(*mark).or_insert(0) += count;
-    }
-    eprintln!("rare branches: {marks:?}");
+    let figures = figures.into_inner().unwrap();
+    eprintln!("{figures}, twice each\n{}", figures.progress(now() - began));
+    assert_eq!(figures.runs, seeds);
     if seeds >= SEEDS {
-        let missed: Vec<_> = MARKS.iter().filter(|mark| !marks.contains_key(*mark)).collect();
+        let points = ["chance", "mark"].into_iter().flat_map(points::in_source).map(|point| point.name);
+        let wanted = points.chain(MARKS.map(str::to_owned));
+        let missed: Vec<_> = wanted.filter(|mark| !figures.marks.contains_key(mark.as_str())).collect();
         assert!(missed.is_empty(), "no seed reached {missed:?}");
     }
-    eprintln!(
-        "{seeds} seeds twice: {} operations well, {} otherwise, {} crashes, {} events each time",
-        sum(|s| s.operations_done),
-        sum(|s| s.operations_failed),
-        sum(|s| s.crashes),
-        sum(|s| s.events),
-    );
 }

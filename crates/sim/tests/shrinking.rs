@@ -8,16 +8,16 @@ mod cluster;
 mod shrunk;
 
 use cluster::{run_planned, run_seed};
-use protocol::planted::{Bug, plant};
 use shrunk::shrunk;
 use sim::Plan;
+use testpoints::plant;
 
 /// Entries that may be left of a plan: what the bug needs besides traffic, and one more.
 const ENTRIES_MAX: usize = 2;
 
 #[test]
 fn a_planted_bugs_plan_shrinks_and_replays() {
-    plant(Some(Bug::GrantFreedEarly));
+    let _planted = plant("a receive's memory goes back while the peer may write it");
     let with_many_faults = |seed| run_seed(seed).err().filter(|failure| failure.plan.split(',').count() >= 4);
     let first = (0..200).find_map(with_many_faults);
     let first = first.expect("a seed with a plan of four entries finds the bug");

@@ -9,6 +9,7 @@ mod hostile;
 mod limits;
 mod liveness;
 mod load;
+mod proxied;
 mod proxy;
 #[path = "../rdma/mod.rs"]
 mod rdma;
@@ -17,3 +18,6 @@ mod rogue;
 mod soak;
 mod stop;
 mod storm;
+mod unaffected;
+#[path = "../watched/mod.rs"]
+mod watched;

@@ -1,6 +1,7 @@
-//! A proxy in front of a TCP port that treats what it passes on badly.
+//! A proxy in front of TCP ports that treats what it passes on badly.
 
 use std::{
+    collections::BTreeMap,
     io::{self, Read, Write},
     net::{Ipv4Addr, Shutdown, TcpListener, TcpStream},
     sync::{
@@ -64,7 +65,6 @@ struct State {
 
 #[derive(Debug)]
 struct Shared {
-    to: u16,
     state: Mutex<State>,
     /// Harm done.
     done: AtomicU64,
@@ -82,33 +82,36 @@ struct Link {
 /// A proxy. Its connections end with it.
 #[derive(Debug)]
 pub(crate) struct Proxy {
-    pub(crate) port: u16,
     shared: Arc<Shared>,
+    /// Ports of the loopback that it is in front of, and its own.
+    ports: Mutex<BTreeMap<u16, u16>>,
 }
 
 impl Proxy {
-    /// In front of this port of the loopback.
-    pub(crate) fn to(port: u16) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let own = listener.local_addr().unwrap().port();
+    /// In front of nothing yet.
+    pub(crate) fn new() -> Self {
         let state = State { pace: Pace::AsTheyCome, armed: None, links: Vec::new() };
-        let shared = Shared {
-            to: port,
-            state: Mutex::new(state),
-            done: AtomicU64::new(0),
-            over: AtomicBool::new(false),
-        };
-        let shared = Arc::new(shared);
-        let accepting = shared.clone();
-        thread::spawn(move || {
-            for dialler in listener.incoming() {
-                if accepting.over.load(Ordering::SeqCst) {
-                    return;
+        let shared =
+            Shared { state: Mutex::new(state), done: AtomicU64::new(0), over: AtomicBool::new(false) };
+        Self { shared: Arc::new(shared), ports: Mutex::default() }
+    }
+
+    /// The port that leads to this port of the loopback.
+    pub(crate) fn port(&self, to: u16) -> u16 {
+        *self.ports.lock().unwrap().entry(to).or_insert_with(|| {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            let own = listener.local_addr().unwrap().port();
+            let shared = self.shared.clone();
+            thread::spawn(move || {
+                for dialler in listener.incoming() {
+                    if shared.over.load(Ordering::SeqCst) {
+                        return;
+                    }
+                    dialler.map(|dialler| shared.clone().serve(dialler, to)).ok();
                 }
-                dialler.map(|dialler| accepting.clone().serve(dialler)).ok();
-            }
-        });
-        Self { port: own, shared }
+            });
+            own
+        })
     }
 
     pub(crate) fn pace(&self, pace: Pace) {
@@ -141,15 +144,17 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.cut(false);
         self.shared.over.store(true, Ordering::SeqCst);
-        // Wakes who accepts.
-        let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
+        for own in self.ports.lock().unwrap().values() {
+            // Wakes who accepts.
+            let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, *own));
+        }
     }
 }
 
 impl Shared {
-    fn serve(self: Arc<Self>, dialler: TcpStream) {
+    fn serve(self: Arc<Self>, dialler: TcpStream, to: u16) {
         // Nobody listens there: whoever dialled finds the connection closed.
-        let Ok(listener) = TcpStream::connect((Ipv4Addr::LOCALHOST, self.to)) else { return };
+        let Ok(listener) = TcpStream::connect((Ipv4Addr::LOCALHOST, to)) else { return };
         for socket in [&dialler, &listener] {
             socket.set_nodelay(true).unwrap();
             socket.set_read_timeout(Some(LOOK)).unwrap();

@@ -18,6 +18,9 @@ pub trait Watcher: Debug + Send + Sync + 'static {
     /// A domain has let go of it.
     fn deregistered(&self, _block: BlockId) {}
 
+    /// An end of a connection is about to be prepared.
+    fn preparing(&self) {}
+
     /// What the peer is told, who has to connect by it.
     fn connection_data(self: Arc<Self>, data: ConnectionData) -> ConnectionData {
         data
@@ -78,6 +81,7 @@ impl<W: Watcher> Domain for Watched<Arc<dyn Domain>, W> {
     }
 
     fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
+        self.watcher.preparing();
         Ok(Box::new(Watched { inner: self.inner.prepare(config)?, watcher: self.watcher.clone() }))
     }
 }

@@ -2,36 +2,47 @@
 
 use std::time::Duration;
 
-use memory::{BufMut, MemoryError};
+use memory::{BufMut, MemoryError, Pool};
 use protocol::{Code, DataType, Mode, Validation};
 use rendezvous::{ClusterSpec, Tensor, Trust, Worker, WorkerError};
 use sim::{Node, Outcome, Rng, Violation};
 use verbs_reactor::Runtime;
 
-use super::{Run, WORKERS_MIN};
+use super::{Kind, Run, WORKERS_MIN, kinds::LARGE};
 
-/// Published names of each worker. The last one is withdrawn now and then.
-pub(super) const NAMES: usize = 4;
+/// Published names of each worker. The first ones are small, so that several can be wanted together. The last one is
+/// withdrawn now and then.
+pub(super) const NAMES: usize = 7;
+pub(super) const SMALL: usize = 3;
 pub(super) const FICKLE: usize = NAMES - 1;
 
 /// Lengths that a content can have. What is published has room for its number.
-const LENGTHS: [usize; 10] = [0, 1, 7, 8, 63, 64, 65, 1000, 5003, 20_000];
-const PUBLISHED_LENGTHS: [usize; 7] = [8, 9, 64, 65, 1000, 5003, 20_000];
+const LENGTHS: [usize; 10] = [0, 1, 7, 8, 63, 64, 65, 1000, 5003, LARGE];
+const PUBLISHED_LENGTHS: [usize; 7] = [8, 9, 64, 65, 1000, 5003, LARGE];
+
+/// Lengths of what is wanted together: whoever holds one and waits for another must leave room for everyone else.
+const SMALL_LENGTHS: [usize; 4] = [8, 64, 65, 500];
 
 /// Settings that the seed draws for all workers.
 #[derive(Debug)]
 pub(super) struct Setup {
     pub(super) workers: usize,
-    mode: Mode,
+    /// Of each worker.
+    modes: Vec<Mode>,
     depth: u32,
-    requests_max: u32,
+    /// Of each worker.
+    requests_max: Vec<u32>,
     contents_max: u32,
-    eager_bytes_max: u32,
+    /// Of each worker.
+    eager_bytes_max: Vec<u32>,
+    requests_per_message: Vec<u32>,
     ring_bytes: u32,
     /// Bytes that keys and names are longer than they need be.
     padding: usize,
-    receive_bytes: u64,
-    validation: Validation,
+    pub(super) receive_bytes: u64,
+    /// Length of the largest contents.
+    pub(super) longest: usize,
+    pub(super) validation: Validation,
     /// What each worker takes its peers for.
     trust: Vec<Trust>,
     /// Of 65,536 pieces of contents, how many come with a bit flipped; 0 unless contents are validated.
@@ -41,41 +52,67 @@ pub(super) struct Setup {
 impl Setup {
     /// The name under which tensor `which` is published.
     pub(super) fn published(&self, which: usize) -> String {
-        format!("p{which}{}", "-".repeat(self.padding))
+        let letter = if which < SMALL { 'm' } else { 'p' };
+        format!("{letter}{which}{}", "-".repeat(self.padding))
     }
 
     /// The edge of every stream.
     pub(super) fn edge(&self) -> String {
-        format!("stream{}", "-".repeat(self.padding))
+        self.edge_of(0)
     }
 
-    /// Checksums and trust have sequences of their own, so that the seeds without them stay what they were.
-    pub(super) fn draw(rng: &mut Rng, checksums: &mut Rng, trust: &mut Rng) -> Self {
+    /// The edge number `which` of those that are received together.
+    pub(super) fn edge_of(&self, which: usize) -> String {
+        format!("stream{which}{}", "-".repeat(self.padding))
+    }
+
+    /// Two workers always understand each other well enough for every kind of transfer; the others may not.
+    pub(super) fn draw(rng: &mut Rng, [mut checksums, mut trust, mut own]: [Rng; 3]) -> Self {
         let validation =
             checksums.pick([Validation::Off, Validation::Off, Validation::Crc32c, Validation::Xxh3]);
         let flips = checksums.pick([0, 300, 3000]);
         let workers = WORKERS_MIN + rng.below(3);
         let hostile_of_4 = trust.pick([0, 0, 2, 4]);
         let drawn = |_| if trust.chance(hostile_of_4, 4) { Trust::Hostile } else { Trust::Cluster };
+        let mode = rng.pick([Mode::Original, Mode::Counted, Mode::Counted]);
+        let (depth, requests_max) = (rng.pick([4, 5, 6, 12, 64]), rng.pick([1, 2, 5, 64]));
+        let contents_max = rng.pick([1, 2, 64]);
+        let eager_bytes_max = rng.pick([0, 64, 4096]);
+        let ring_bytes = rng.pick([8 << 10, 9000, 64 << 10]);
+        let padding = rng.pick([0, 1, 200, 500]);
+        let receive_bytes = rng.pick([32 << 10, 64 << 10, 256 << 10]);
+        let is_able = |index| index < 2;
         Self {
             workers,
             trust: (0..workers).map(drawn).collect(),
-            mode: rng.pick([Mode::Original, Mode::Counted, Mode::Counted]),
-            depth: rng.pick([4, 5, 6, 12, 64]),
-            requests_max: rng.pick([1, 2, 5, 64]),
-            contents_max: rng.pick([1, 2, 64]),
-            eager_bytes_max: rng.pick([0, 64, 4096]),
-            ring_bytes: rng.pick([8 << 10, 9000, 64 << 10]),
-            padding: rng.pick([0, 1, 200, 500]),
-            receive_bytes: rng.pick([32 << 10, 64 << 10, 256 << 10]),
+            modes: (0..workers).map(|index| if is_able(index) { Mode::Counted } else { mode }).collect(),
+            depth,
+            requests_max: (0..workers)
+                .map(|index| if is_able(index) { requests_max.max(4) } else { requests_max })
+                .collect(),
+            contents_max,
+            eager_bytes_max: (0..workers)
+                .map(|index| eager_bytes_max.max(64 * u32::from(is_able(index))))
+                .collect(),
+            requests_per_message: (0..workers)
+                .map(|index| if is_able(index) { 8 } else { own.pick([1, 2, 8]) })
+                .collect(),
+            ring_bytes,
+            padding,
+            receive_bytes,
+            longest: own.pick([LARGE, receive_bytes as usize * 5 / 8]),
             validation,
             flips_of_65536: if validation.is_on() { flips } else { 0 },
         }
     }
 }
 
-pub(super) fn any_length(rng: &mut Rng) -> usize {
-    rng.pick(LENGTHS)
+pub(super) fn any_length(setup: &Setup, rng: &mut Rng) -> usize {
+    if rng.chance(1, 24) { setup.longest } else { rng.pick(LENGTHS) }
+}
+
+pub(super) fn any_small_length(rng: &mut Rng) -> usize {
+    rng.pick(SMALL_LENGTHS)
 }
 
 pub(super) fn name(index: usize) -> String {
@@ -132,11 +169,12 @@ impl Member {
             .dangerous_control_plane(node.control_plane())
             .observer(node.observer())
             .cluster(cluster)
-            .mode(setup.mode)
+            .mode(setup.modes[index])
             .depth(setup.depth)
-            .requests_max(setup.requests_max)
+            .requests_max(setup.requests_max[index])
             .contents_max(setup.contents_max)
-            .eager_bytes_max(setup.eager_bytes_max)
+            .eager_bytes_max(setup.eager_bytes_max[index])
+            .requests_per_message(setup.requests_per_message[index])
             .ring_bytes(setup.ring_bytes)
             .validation(setup.validation)
             .source_bytes(64 << 20)
@@ -147,16 +185,31 @@ impl Member {
         let worker = node.run("start", builder.start()).await.unwrap().unwrap();
         run.truth().incarnations[index] = worker.incarnation();
         let member = Self { index, node, worker, run: run.clone() };
-        for (which, length) in PUBLISHED_LENGTHS.into_iter().take(NAMES).enumerate() {
+        for which in 0..NAMES {
+            let length = if which < SMALL { SMALL_LENGTHS[which] } else { PUBLISHED_LENGTHS[which - SMALL] };
             member.publish(which, length).await;
         }
         member
     }
 
-    /// Memory to send from. Having or registering it fails now and then, each time once: after that it works again.
+    /// Memory to send from.
     async fn buffer(&self, length: usize) -> BufMut {
+        Self::buffer_of(self.worker.pool(), length).await
+    }
+
+    /// Memory to receive into: where contents land without a copy, if holding it while others need memory can't starve
+    /// these, else elsewhere.
+    pub(super) async fn target(&self, length: usize) -> BufMut {
+        let Setup { receive_bytes, validation, .. } = *self.run.setup;
+        let is_spared = length as u64 <= receive_bytes / 8 && !validation.is_on();
+        let pool = if is_spared { self.worker.receive_pool() } else { self.worker.pool() };
+        Self::buffer_of(pool, length).await
+    }
+
+    /// Having or registering memory fails now and then, each time once: after that it works again.
+    async fn buffer_of(pool: &Pool, length: usize) -> BufMut {
         loop {
-            match self.worker.pool().alloc(length).await {
+            match pool.alloc(length).await {
                 Ok(buffer) => return buffer,
                 Err(MemoryError::Register { .. } | MemoryError::Block { .. }) => {}
                 Err(error) => panic!("{error}"),
@@ -188,11 +241,22 @@ impl Member {
     }
 
     pub(super) async fn publish_any(&self, rng: &mut Rng) {
-        let (which, length) = (rng.below(NAMES), rng.pick(PUBLISHED_LENGTHS));
+        let which = rng.below(NAMES);
+        let length = match which {
+            ..SMALL => any_small_length(rng),
+            _ if rng.chance(1, 12) => self.run.setup.longest,
+            _ => rng.pick(PUBLISHED_LENGTHS),
+        };
         if which == FICKLE && self.worker.withdraw(&self.run.setup.published(which)) {
             return;
         }
         self.publish(which, length).await;
+    }
+
+    /// Length of the longest tensor that may be published as `which`.
+    pub(super) fn longest_of(&self, which: usize) -> usize {
+        let small = SMALL_LENGTHS.into_iter().max().unwrap_or_default();
+        if which < SMALL { small } else { self.run.setup.longest }
     }
 
     /// What a fetch of `which` from worker `peer`, begun now, must give at least.
@@ -214,15 +278,22 @@ impl Member {
         }
         self.check_length(transfer, tensor);
         self.run.handle.verify(transfer, rest);
-        self.run.truth().transfers += 1;
+        self.count(tensor);
         transfer
+    }
+
+    fn count(&self, tensor: &Tensor) {
+        self.run.truth().transfers += 1;
+        if tensor.bytes().len() >= LARGE {
+            self.run.count(Kind::Large);
+        }
     }
 
     /// Checks that `tensor` is exactly `transfer`.
     pub(super) fn check(&self, tensor: &Tensor, transfer: u64) {
         self.check_length(transfer, tensor);
         self.run.handle.verify(transfer, tensor.bytes());
-        self.run.truth().transfers += 1;
+        self.count(tensor);
     }
 
     fn check_length(&self, transfer: u64, tensor: &Tensor) {

@@ -7,8 +7,11 @@
 //! in which everything under way must end within a bound (L1) and all new work succeed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
+#![allow(dead_code, unused_imports)] // each test binary uses its part
 
 mod faults;
+mod kinds;
+mod many;
 mod member;
 mod traffic;
 
@@ -19,6 +22,7 @@ use std::{
 };
 
 use futures::future::{join, join_all};
+pub(crate) use kinds::{Kind, Kinds};
 use member::{Member, Setup};
 use sim::{Bounds, Disturbance, Entry, Failure, Handle, Node, Plan, Rng, Summary, Violation, World};
 use verbs_reactor::Runtime;
@@ -36,6 +40,8 @@ pub(crate) struct Report {
     pub(crate) workers: usize,
     /// Tensors that came whole: fetches and receives that ended well.
     pub(crate) transfers: u64,
+    /// Of which kinds they were.
+    pub(crate) kinds: Kinds,
 }
 
 /// What the scenario knows to be true.
@@ -49,6 +55,8 @@ struct Truth {
     incarnations: Vec<u64>,
     /// Fetches and receives that ended well.
     transfers: u64,
+    /// Of which kinds they were, as far as the scenario can tell.
+    kinds: Kinds,
 }
 
 /// Shared by all tasks of a run.
@@ -62,6 +70,11 @@ struct Run {
 impl Run {
     fn truth(&self) -> MutexGuard<'_, Truth> {
         self.truth.lock().unwrap()
+    }
+
+    /// A transfer was of this kind.
+    fn count(&self, kind: Kind) {
+        *self.truth().kinds.entry(kind).or_default() += 1;
     }
 
     /// A new transfer of `length` bytes.
@@ -88,12 +101,21 @@ pub(crate) fn run_seed(seed: u64) -> Result<Report, Box<Failure>> {
     run_planned(seed, None)
 }
 
+/// As [`run_seed`], with so many rounds of faults: what leaks a little in each shows.
+pub(crate) fn run_long(seed: u64, rounds: u32) -> Result<Report, Box<Failure>> {
+    run(seed, None, Some(rounds))
+}
+
 /// As [`run_seed`], with the faults of `plan` in place of those that the seed draws.
 pub(crate) fn run_planned(seed: u64, plan: Option<&Plan>) -> Result<Report, Box<Failure>> {
+    run(seed, plan.cloned(), None)
+}
+
+fn run(seed: u64, plan: Option<Plan>, rounds: Option<u32>) -> Result<Report, Box<Failure>> {
     let world = World::new(seed);
-    let handle = world.handle();
-    let (workers, transfers) = world.run(scenario(handle, plan.cloned()))?;
-    Ok(Report { summary: world.finish()?, workers, transfers })
+    let ended = world.run(scenario(world.handle(), plan, rounds))?;
+    let (workers, transfers, kinds) = ended;
+    Ok(Report { summary: world.finish()?, workers, transfers, kinds })
 }
 
 /// The sequence of random numbers that decides about checksums and flipped bits.
@@ -105,22 +127,30 @@ const TRUST: u64 = 79;
 /// The one that decides when faults end.
 const HEALING: u64 = 80;
 
-/// Gives the number of workers and of transfers.
-async fn scenario(handle: Handle, given: Option<Plan>) -> (usize, u64) {
+/// The one that decides what each worker is set to for itself.
+const WORKERS: u64 = 81;
+
+/// Rounds without faults in which every kind of transfer must have come.
+const CALM_ROUNDS_MAX: i64 = 12;
+
+/// Gives the number of workers, of transfers, and these by kind.
+async fn scenario(handle: Handle, given: Option<Plan>, rounds: Option<u32>) -> (usize, u64, Kinds) {
     // A sequence of its own: what is done is a function of the seed alone, not of the schedule.
     let mut rng = Rng::new(handle.seed()).fork(77);
     let seed = handle.seed();
     let sequence = |number| Rng::new(seed).fork(number);
-    let setup = Arc::new(Setup::draw(&mut rng, &mut sequence(CHECKSUMS), &mut sequence(TRUST)));
+    let own = [CHECKSUMS, TRUST, WORKERS].map(sequence);
+    let setup = Arc::new(Setup::draw(&mut rng, own));
     let published = vec![vec![Vec::new(); member::NAMES]; setup.workers];
     let incarnations = vec![0; setup.workers];
-    let truth = Truth { lengths: Vec::new(), published, incarnations, transfers: 0 };
+    let (lengths, kinds) = (Vec::new(), Kinds::new());
+    let truth = Truth { lengths, published, incarnations, transfers: 0, kinds };
     let run = Run { handle, setup, truth: Arc::new(Mutex::new(truth)) };
-    run.handle.bound(BOUNDS);
     run.handle.take_chances();
+    run.handle.bound(BOUNDS);
     let mut members = join_all((0..run.setup.workers).map(|index| Member::start(&run, index))).await;
 
-    let rounds = 1 + rng.below(2) as u32;
+    let rounds = rounds.unwrap_or(1 + rng.below(2) as u32);
     let mut faults = faults::Faults::new(&run, given, rounds, sequence(HEALING));
     for round in 0..rounds {
         let entries = faults.of_round(round, &mut rng);
@@ -130,13 +160,20 @@ async fn scenario(handle: Handle, given: Option<Plan>) -> (usize, u64) {
     run.handle.heal();
     run.handle.runtime().sleep(Duration::from_secs(5)).await;
     let mut round = i64::from(rounds);
-    while round == i64::from(rounds) || run.truth().transfers < TRANSFERS_MIN {
+    let last = round + CALM_ROUNDS_MAX;
+    while round == i64::from(rounds) || round < last && !has_all(&run) {
         traffic::round(&run, &members, round, &mut rng).await;
         round += 1;
     }
     stop(&run, &members).await;
     let transfers = run.truth().transfers;
-    (members.len(), transfers)
+    (members.len(), transfers, kinds::counted(&run))
+}
+
+/// Whether there were as many transfers as there must be, and of all kinds.
+fn has_all(run: &Run) -> bool {
+    let transfers = run.truth().transfers;
+    transfers >= TRANSFERS_MIN && kinds::are_complete(run)
 }
 
 /// L3: every worker's end has a bound.

@@ -9,11 +9,14 @@ use sim::{Outcome, Rng, Violation};
 use verbs_reactor::Runtime;
 
 use super::{
-    Run,
+    Kind, Run, many,
     member::{Ended, FICKLE, Member, NAMES, Target, address, any_length, device, name},
 };
 
-type Job = BoxFuture<'static, Option<()>>;
+pub(super) type Job = BoxFuture<'static, Option<()>>;
+
+/// Steps of each pair of workers in a round: one for each stream, and room.
+const STEPS: i64 = 4;
 
 /// One round: every worker publishes, and fetches from and exchanges values with every other. Ends when every
 /// job has ended, well or not.
@@ -27,9 +30,12 @@ pub(super) async fn round(run: &Run, members: &[Member], round: i64, rng: &mut R
             jobs.push(spawn(member, rng, move |member, rng| async move {
                 fetcher(&member, from, rng).await;
             }));
-            let step = round * 1000 + (member.index * 10 + peer.index) as i64 * 2;
-            steps.extend([step, step + 1]);
+            let step = round * 1000 + (member.index * 10 + peer.index) as i64 * STEPS;
+            steps.extend(step..step + STEPS);
             stream(run, member, peer, step, rng, &mut jobs);
+            if rng.chance(1, 2) {
+                many::stream(run, member, peer, step + 2, rng, &mut jobs);
+            }
             if rng.chance(1, 2) {
                 impatient_stream(run, member, peer, step + 1, rng, &mut jobs);
             }
@@ -42,7 +48,7 @@ pub(super) async fn round(run: &Run, members: &[Member], round: i64, rng: &mut R
 }
 
 /// Runs a job in `member`'s process, with random numbers of its own.
-fn spawn<F: Future<Output = ()> + Send + 'static>(
+pub(super) fn spawn<F: Future<Output = ()> + Send + 'static>(
     member: &Member,
     rng: &mut Rng,
     job: impl FnOnce(Member, Rng) -> F,
@@ -51,7 +57,7 @@ fn spawn<F: Future<Output = ()> + Send + 'static>(
 }
 
 /// Sometimes lets a moment pass.
-async fn pause(member: &Member, rng: &mut Rng) {
+pub(super) async fn pause(member: &Member, rng: &mut Rng) {
     if rng.chance(1, 3) {
         let moment = rng.duration(Duration::from_millis(3));
         member.node.runtime().sleep(moment).await;
@@ -68,9 +74,14 @@ async fn publisher(member: &Member, mut rng: Rng) {
 async fn fetcher(member: &Member, from: usize, mut rng: Rng) {
     let peer = member.worker.peer(&name(from)).unwrap();
     let mut held = Held::new(member);
-    for _ in 0..rng.within(4..10) {
+    many::fetch(member, from, &mut rng).await;
+    for _ in 0..rng.within(3..8) {
         pause(member, &mut rng).await;
         let which = rng.below(NAMES);
+        if rng.chance(1, 5) {
+            fetch_into(member, from, which, &mut rng).await;
+            continue;
+        }
         let (oldest, published) = (member.newest(from, which), member.run.setup.published(which));
         let what = format!("fetch {which} of worker {from}");
         let target = Target { is_fickle: which == FICKLE, ..Target::any_life(from) };
@@ -84,6 +95,7 @@ async fn fetcher(member: &Member, from: usize, mut rng: Rng) {
             Some(tensor) => {
                 let allowed = member.run.truth().published[from][which].clone();
                 let transfer = member.check_numbered(&tensor, &allowed, oldest);
+                member.run.count(Kind::Published);
                 held.keep(tensor.clone(), transfer, 8, &mut rng);
             }
             // Perhaps its peer is gone: it may come back.
@@ -95,9 +107,48 @@ async fn fetcher(member: &Member, from: usize, mut rng: Rng) {
     }
 }
 
+/// One fetch into a buffer of the user's.
+async fn fetch_into(member: &Member, from: usize, which: usize, rng: &mut Rng) {
+    let peer = member.worker.peer(&name(from)).unwrap();
+    let (oldest, published) = (member.newest(from, which), member.run.setup.published(which));
+    let what = format!("fetch {which} of worker {from} into a buffer");
+    let target = Target { is_fickle: which == FICKLE, ..Target::any_life(from) };
+    let buffer = member.target(member.longest_of(which)).await;
+    let fetch = member.worker.fetch_into(&peer, &published, DataType::U8, buffer);
+    let fetch = async { fetch.await.map_err(|failed| failed.error) };
+    let filled = if rng.chance(1, 4) {
+        member.impatient(target, what, rng.below(12), fetch).await.ok().flatten()
+    } else {
+        member.operation(target, what, fetch).await
+    };
+    if let Some(filled) = filled {
+        let allowed = member.run.truth().published[from][which].clone();
+        member.check_numbered(&filled.into_tensor(), &allowed, oldest);
+        member.run.count(Kind::Published);
+        member.run.count(Kind::Into);
+    }
+}
+
 /// Whether a tensor may come as a view.
-fn sharing(rng: &mut Rng) -> Sharing {
+pub(super) fn sharing(rng: &mut Rng) -> Sharing {
     if rng.chance(1, 3) { Sharing::View } else { Sharing::Copy }
+}
+
+/// One receive: as a tensor, or into a buffer of `length` bytes.
+async fn receive(
+    member: &Member,
+    step: &Step,
+    key: &Key,
+    length: usize,
+    rng: &mut Rng,
+) -> Result<Tensor, WorkerError> {
+    if !rng.chance(1, 4) {
+        return step.recv_as(key, sharing(rng)).await;
+    }
+    let buffer = member.target(length.max(1)).await;
+    let filled = step.recv_into(key, DataType::U8, buffer).await.map_err(|failed| failed.error)?;
+    member.run.count(Kind::Into);
+    Ok(filled.into_tensor())
 }
 
 /// Tensors that are kept for a while, whatever becomes of their senders: their bytes must stay as they are.
@@ -159,7 +210,7 @@ fn stream(run: &Run, member: &Member, peer: &Member, step: i64, rng: &mut Rng, j
     let values: Vec<Sent> = (0..rng.within(3..9))
         .map(|_| {
             let dead = rng.chance(1, 12);
-            let length = if dead { 0 } else { any_length(rng) };
+            let length = if dead { 0 } else { any_length(&run.setup, rng) };
             Sent { transfer: run.new_transfer(length), length, dead }
         })
         .collect();
@@ -180,11 +231,10 @@ fn stream(run: &Run, member: &Member, peer: &Member, step: i64, rng: &mut Rng, j
             pause(&member, &mut rng).await;
             let step = member.worker.step(step);
             let what = format!("receive {number} of step {} from worker {from}", step.id());
-            let Some(tensor) = member.operation(target, what, step.recv_as(&key, sharing(&mut rng))).await
-            else {
-                return;
-            };
+            let received = receive(&member, &step, &key, sent.length, &mut rng);
+            let Some(tensor) = member.operation(target, what, received).await else { return };
             member.check(&tensor, sent.transfer);
+            member.run.count(Kind::Sent);
             held.keep(tensor.clone(), sent.transfer, 0, &mut rng);
             if tensor.is_dead() != sent.dead {
                 member.run.handle.fail(Violation::Data("a value is dead at one end only".into()));
@@ -208,7 +258,7 @@ async fn sender(member: &Member, to: usize, step: i64, values: &[Sent], mut rng:
 
 /// Sends a value, unless the step is over with its receiver because a connection broke, which must have a fault as its
 /// reason like every other failure.
-fn send(member: &Member, to: usize, step: &Step, key: &Key, tensor: Tensor) {
+pub(super) fn send(member: &Member, to: usize, step: &Step, key: &Key, tensor: Tensor) {
     match step.send(key, tensor) {
         Ok(()) => {}
         Err(error @ WorkerError::Aborted { .. }) => {
@@ -228,7 +278,8 @@ fn impatient_stream(
     rng: &mut Rng,
     jobs: &mut Vec<Job>,
 ) {
-    let lengths: Vec<usize> = (0..rng.within(2..8)).map(|_| 8 + any_length(rng)).collect();
+    let lengths: Vec<usize> = (0..rng.within(2..8)).map(|_| 8 + any_length(&run.setup, rng)).collect();
+    let longest = lengths.iter().copied().max().unwrap_or_default();
     let values: Vec<u64> = lengths.iter().map(|length| run.new_transfer(*length)).collect();
     let (to, sent) = (member.index, values.clone());
     jobs.push(spawn(peer, rng, move |member, mut rng| async move {
@@ -246,22 +297,26 @@ fn impatient_stream(
         let target = Target { incarnation: Some(incarnation), ..Target::any_life(from) };
         let mut left = values.into_iter();
         let Some(mut next) = left.next() else { return };
+        let mut was_cancelled = false;
         for attempt in 0.. {
             let step = member.worker.step(step);
             let what = format!("attempt {attempt} of step {} from worker {from}", step.id());
-            let receive = step.recv_as(&key, sharing(&mut rng));
+            let polls = rng.below(12);
+            let receive = receive(&member, &step, &key, longest, &mut rng);
             let received = if attempt % 8 == 7 {
                 member.operation(target, what, receive).await.map(Some).ok_or(Ended)
             } else {
-                member.impatient(target, what, rng.below(12), receive).await
+                member.impatient(target, what, polls, receive).await
             };
             match received {
                 Ok(Some(tensor)) => {
                     member.check_numbered(&tensor, &[next], 0);
+                    member.run.count(if was_cancelled { Kind::Cancelled } else { Kind::Sent });
+                    was_cancelled = false;
                     let Some(following) = left.next() else { return };
                     next = following;
                 }
-                Ok(None) => {}
+                Ok(None) => was_cancelled = true,
                 // What was under way is lost, and the step with it.
                 Err(Ended) => return,
             }

@@ -363,6 +363,10 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> io::Result<Packet> {
     let truncated = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
     // SAFETY: the kernel filled `message` and its control buffer, which is still alive.
     let fds = unsafe { attached(&message) };
+    if message.msg_flags & libc::MSG_CTRUNC != 0 && fds.len() < FRAME_FDS {
+        // There was room for more in the message, so it was this process that could have no more: no fault of the peer's.
+        return Err(io::Error::from_raw_os_error(libc::EMFILE));
+    }
     Ok(Packet { bytes, length, fds, truncated })
 }
 

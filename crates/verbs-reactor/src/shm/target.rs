@@ -7,7 +7,7 @@ use std::{
 };
 
 use memory::{
-    Buf, RemoteTarget,
+    Buf, Limit, RemoteTarget,
     copy::{CopyReason, copy_raw},
 };
 
@@ -392,6 +392,9 @@ impl Target {
             Ok(packet) => packet,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(true),
+            Err(error) if Limit::of_files(&error).is_some() => {
+                return Err(End::device("receiving the descriptor of a block of the peer", error));
+            }
             Err(error) => return Err(ended(connection, &format!("the socket broke: {error}"))),
         };
         if packet.length == 0 {

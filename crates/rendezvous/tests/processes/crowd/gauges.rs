@@ -44,7 +44,7 @@ pub(crate) fn status(pid: &str, name: &str) -> Option<u64> {
 }
 
 /// What the worker tells to whoever collects metrics.
-fn recorded(worker: &Worker) -> Gauges {
+pub(crate) fn recorded(worker: &Worker) -> Gauges {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     metrics::with_local_recorder(&recorder, || worker.record_metrics());

@@ -39,7 +39,9 @@ const PORTS: std::ops::Range<u16> = 10_000..30_000;
 const CHILD_LIMIT: Duration = Duration::from_secs(3 * 3600);
 
 /// Caps of each worker's pools, and their blocks, in bytes: little, so that what stays in use is missed.
-const POOL: u64 = 48 << 20;
+const POOL: u64 = 32 << 20;
+/// Of a pool that peers map as they come across its parts: little enough for all of it to be mapped soon.
+const SMALL_POOL: u64 = 12 << 20;
 const BLOCK: usize = 4 << 20;
 
 /// What the members of a crowd have in common.
@@ -98,7 +100,13 @@ impl Settings {
         };
         let builder = builder.bind(format!("127.0.0.1:{}", self.own_port)).liveness(self.liveness);
         let builder = builder.timeout(self.limit());
-        builder.source_bytes(POOL).receive_bytes(POOL).block_bytes(BLOCK)
+        let source = if self.is_filled() { SMALL_POOL } else { POOL };
+        builder.source_bytes(source).receive_bytes(POOL).block_bytes(BLOCK)
+    }
+
+    /// Whether each byte costs a processor's time many times over.
+    fn is_emulated(&self) -> bool {
+        self.fabric == "verbs"
     }
 
     /// Whether all that is bounded is to be full from the beginning, so that nothing may grow later.
@@ -149,8 +157,8 @@ fn free_ports() -> Vec<u16> {
 pub(crate) struct Crowd {
     plan: Plan,
     ports: Vec<u16>,
-    /// Where [`CUT_OFF`] finds the others, and they it; none if it is not cut off.
-    proxies: Vec<Proxy>,
+    /// How [`CUT_OFF`] finds the others, and they it, where it is cut off.
+    proxy: Proxy,
     pub(crate) runtime: Arc<dyn Runtime>,
     /// `None` while dead.
     members: Vec<Option<Other>>,
@@ -160,11 +168,9 @@ impl Crowd {
     /// Starts them, and has them begin once all are up.
     pub(crate) async fn start(plan: Plan) -> Self {
         let ports = free_ports();
-        let proxied: &[u16] = if plan.fabric == MIXED { &ports } else { &[] };
-        let proxies = proxied.iter().map(|port| Proxy::to(*port)).collect();
         let runtime = Arc::new(TokioRuntime::current().unwrap());
         let members = (0..COUNT).map(|_| None).collect();
-        let mut crowd = Self { plan, ports, proxies, runtime, members };
+        let mut crowd = Self { plan, ports, proxy: Proxy::new(), runtime, members };
         (0..COUNT).for_each(|index| crowd.begin(index));
         for index in 0..COUNT {
             crowd.expect(index, "up").await;
@@ -176,9 +182,10 @@ impl Crowd {
     /// Starts one that is dead.
     pub(crate) fn begin(&mut self, index: usize) {
         let Plan { test, fabric, liveness } = &self.plan;
-        let found_at = |peer: usize| match self.proxies.get(peer) {
-            Some(proxy) if peer == CUT_OFF || index == CUT_OFF => proxy.port,
-            _ => self.ports[peer],
+        let is_proxied = |peer: usize| *fabric == MIXED && (peer == CUT_OFF || index == CUT_OFF);
+        let found_at = |peer: usize| match self.ports[peer] {
+            port if is_proxied(peer) => self.proxy.port(port),
+            port => port,
         };
         let ports: Vec<String> = (0..COUNT).map(|peer| found_at(peer).to_string()).collect();
         let (own, liveness) = (self.ports[index], liveness.as_millis());
@@ -203,7 +210,7 @@ impl Crowd {
 
     /// Ends the control sessions with [`CUT_OFF`].
     pub(crate) fn cut(&self, is_reset: bool) {
-        self.proxies.iter().for_each(|proxy| proxy.cut(is_reset));
+        self.proxy.cut(is_reset);
     }
 
     pub(crate) fn signal(&self, index: usize, signal: Signal) {

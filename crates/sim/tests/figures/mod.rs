@@ -1,0 +1,86 @@
+//! What many runs came to.
+
+#![allow(dead_code)] // each test binary uses its part
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use crate::cluster::{Kinds, Report};
+
+/// Sums over runs.
+#[derive(Debug, Default)]
+pub(crate) struct Figures {
+    pub(crate) runs: u64,
+    /// Operations that ended well, and otherwise.
+    pub(crate) operations: [u64; 2],
+    pub(crate) events: u64,
+    pub(crate) crashes: u64,
+    pub(crate) transfers: u64,
+    pub(crate) kinds: Kinds,
+    pub(crate) marks: BTreeMap<&'static str, u64>,
+}
+
+impl Figures {
+    pub(crate) fn add(&mut self, report: &Report) {
+        let Report { summary, transfers, kinds, .. } = report;
+        self.runs += 1;
+        self.operations[0] += summary.operations_done;
+        self.operations[1] += summary.operations_failed;
+        self.events += summary.events;
+        self.crashes += summary.crashes;
+        self.transfers += transfers;
+        kinds.iter().for_each(|(kind, count)| *self.kinds.entry(*kind).or_default() += count);
+        summary.marks.iter().for_each(|(mark, count)| *self.marks.entry(mark).or_default() += count);
+    }
+
+    /// One line of progress after `elapsed`.
+    pub(crate) fn progress(&self, elapsed: Duration) -> String {
+        let rate = self.runs as f64 / elapsed.as_secs_f64();
+        let operations: u64 = self.operations.iter().sum();
+        format!(
+            "{:>6.0} s: {} seeds, {rate:.2} a second, {operations} operations, {} marks reached",
+            elapsed.as_secs_f64(),
+            self.runs,
+            self.marks.len()
+        )
+    }
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { runs, operations: [well, otherwise], events, crashes, transfers, kinds, marks } = self;
+        let each = (*runs).max(1);
+        writeln!(f, "marks: {marks:?}")?;
+        writeln!(f, "transfers by kind: {kinds:?}")?;
+        write!(
+            f,
+            "{runs} seeds: {well} operations well, {otherwise} otherwise, {} a seed; {transfers} transfers, {crashes} \
+             crashes, {events} events",
+            (well + otherwise) / each
+        )
+    }
+}
+
+/// Time outside the simulation, since the first call.
+#[allow(clippy::disallowed_methods)] // measures how long runs take, and decides nothing in a world
+pub(crate) fn now() -> Duration {
+    use std::{sync::OnceLock, time::Instant};
+    static BEGAN: OnceLock<Instant> = OnceLock::new();
+    BEGAN.get_or_init(Instant::now).elapsed()
+}
+
+/// A number that differs from run to run of this program.
+pub(crate) fn any_number() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id())
+}
+
+pub(crate) fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|error| panic!("{name}={text}: {error}")))
+}
+
+/// Threads to run worlds on.
+pub(crate) fn threads() -> usize {
+    let all = std::thread::available_parallelism().map_or(1, |threads| threads.get().min(8));
+    number("SIM_THREADS").map_or(all, |threads| threads as usize)
+}
