@@ -24,10 +24,13 @@ pub(crate) struct LostSteps {
     state: Mutex<State>,
 }
 
+/// By peer: the number under which it was noted, and why.
+type Peers = BTreeMap<Arc<str>, (u64, Arc<str>)>;
+
 #[derive(Debug, Default)]
 struct State {
-    /// Of each step, with whom it is over: when that was noted, and why.
-    steps: BTreeMap<StepId, BTreeMap<Arc<str>, (u64, Arc<str>)>>,
+    /// Of each step, with whom it is over.
+    steps: BTreeMap<StepId, Peers>,
     /// All of them, oldest first.
     order: BTreeMap<u64, (StepId, Arc<str>)>,
     /// Each peer's, oldest first.
@@ -164,6 +167,7 @@ mod tests {
             lost.note(&[StepId(1)], &peer.to_string(), "x");
         }
         assert!(!is_lost(&lost, 1, "0") && is_lost(&lost, 1, "1") && is_lost(&lost, 1, "65536"));
-        assert_eq!((lost.lock().order.len(), lost.lock().of_peers.len()), (LOST_MAX, LOST_MAX));
+        let state = lost.lock();
+        assert_eq!((state.order.len(), state.of_peers.len()), (LOST_MAX, LOST_MAX));
     }
 }
