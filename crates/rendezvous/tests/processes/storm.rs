@@ -115,6 +115,6 @@ fn d_restart_storm_of_one_of_four_under_full_load_over_tcp() {
 #[test]
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
 fn d_restart_storm_of_one_of_four_under_full_load_over_verbs() {
-    let storm = Storm { lasts: Duration::from_secs(24), every: Duration::from_secs(4) };
+    let storm = Storm { lasts: Duration::from_secs(12), every: Duration::from_secs(3) };
     restarts("storm::d_restart_storm_of_one_of_four_under_full_load_over_verbs", "verbs", storm);
 }
