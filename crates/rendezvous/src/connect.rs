@@ -94,15 +94,18 @@ impl Node {
         }
         let mut failed = None;
         for address in self.addresses(peer) {
-            let failure = match self.dial(&address, Meant::Worker).await {
-                Ok((session, found)) if found.name() == peer.name() => return Ok(session),
-                Ok((_, found)) => WorkerError::Config {
+            let failure = match self.meet(&address, Meant::Worker).await {
+                Ok((session, them)) if them.worker == peer.name() => {
+                    return self.begin_session(session, them, Some(&address)).map(|(session, _)| session);
+                }
+                // The session ends here: who tells wrong addresses must not make two others meet again and again.
+                Ok((_, them)) => WorkerError::Config {
                     field: "cluster",
                     value: format!("{} at {address}", peer.name()),
                     remedy: format!(
                         "the worker there is {}; correct the cluster's addresses, or tell where the peer is with \
                          Worker::set_address",
-                        found.name()
+                        them.worker
                     ),
                 },
                 Err(error) => error,
@@ -121,6 +124,16 @@ impl Node {
         address: &str,
         meant: Meant,
     ) -> Result<(Arc<Session>, Peer), WorkerError> {
+        let (session, them) = self.meet(address, meant).await?;
+        self.begin_session(session, them, Some(address))
+    }
+
+    /// Dials `address`, proves the secret, and learns who is there.
+    async fn meet(
+        &self,
+        address: &str,
+        meant: Meant,
+    ) -> Result<(ControlSession, handshake::Introduction), WorkerError> {
         if self.is_closing() {
             return Err(WorkerError::ShutDown);
         }
@@ -138,7 +151,7 @@ impl Node {
         let limit = self.connect_limit;
         let them =
             handshake::dial(&mut session, &me, secret.as_ref(), &*self.runtime, limit, address).await?;
-        self.begin_session(session, them, Some(address))
+        Ok((session, them))
     }
 
     /// Authenticates a session that a peer opened.
