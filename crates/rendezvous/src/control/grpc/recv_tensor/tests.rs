@@ -420,11 +420,10 @@ fn s7_a_token_is_in_no_log_line_of_either_end() {
         // A caller of this crate, whose calls present the token of the other route.
         let runtime: Arc<dyn Runtime> = Arc::new(TokioRuntime::current().unwrap());
         let stop = tokio::sync::watch::channel(false);
-        let address = worker.address().to_owned();
+        let (address, security) =
+            (worker.address().to_owned(), crate::control::grpc::wire::Security::default());
         let mut caller =
-            client::connect(&address, (&super::Security::None, None), &runtime, stop.1, Box::new(drop))
-                .await
-                .unwrap();
+            client::connect(&address, (&security, None), &runtime, stop.1, Box::new(drop)).await.unwrap();
         let message = client::Once::new(&FetchTensorRequest::new("nothing", protocol::Scope::Published));
         let token_header = token.to_header().unwrap();
         let request =
