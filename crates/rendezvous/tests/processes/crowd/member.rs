@@ -25,6 +25,8 @@ use crate::harness::{parents_lines, say};
 /// Bytes of the values.
 const SMALL: usize = 32 << 10;
 const LARGE: usize = 1 << 20;
+/// The large ones where the adapter is emulated.
+const LARGE_EMULATED: usize = 64 << 10;
 
 /// Values of a step, and how many receives of them are outstanding at once.
 const VALUES: u64 = 24;
@@ -213,6 +215,10 @@ impl Member {
         }
     }
 
+    fn large(&self) -> usize {
+        if self.settings.is_emulated() { LARGE_EMULATED } else { LARGE }
+    }
+
     /// Takes what pools and the table of finished steps may take at most.
     async fn fill(&self) {
         for pool in [self.worker.pool(), self.worker.receive_pool()] {
@@ -227,7 +233,7 @@ impl Member {
     /// Puts a value in place of the one before, under each name.
     async fn publish(&self, number: u64) {
         let label = Label { owner: self.settings.index as u64, life: self.worker.incarnation(), number };
-        for (name, bytes) in [("small", SMALL), ("large", LARGE)] {
+        for (name, bytes) in [("small", SMALL), ("large", self.large())] {
             self.worker.publish(name, label.value(&self.worker, bytes).await).unwrap();
         }
     }
@@ -358,7 +364,7 @@ impl Member {
                 life: self.worker.incarnation(),
                 number: step.wrapping_add(number),
             };
-            let bytes = if number == VALUES / 2 { LARGE } else { 2048 << (number % 5) };
+            let bytes = if number == VALUES / 2 { self.large() } else { 2048 << (number % 5) };
             let value = label.value(&self.worker, bytes).await;
             if at_step.send(&key, value).is_err() {
                 return;
