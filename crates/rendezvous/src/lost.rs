@@ -24,10 +24,12 @@ pub(crate) struct LostSteps {
     state: Mutex<State>,
 }
 
+/// With whom a step is over: when that was noted, and why.
+type OverWith = BTreeMap<Arc<str>, (u64, Arc<str>)>;
+
 #[derive(Debug, Default)]
 struct State {
-    /// Of each step, with whom it is over: when that was noted, and why.
-    steps: BTreeMap<StepId, BTreeMap<Arc<str>, (u64, Arc<str>)>>,
+    steps: BTreeMap<StepId, OverWith>,
     /// All of them, oldest first.
     order: BTreeMap<u64, (StepId, Arc<str>)>,
     /// Each peer's, oldest first.
