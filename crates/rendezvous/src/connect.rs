@@ -42,6 +42,15 @@ struct Half {
     known: Vec<RemoteRegion>,
 }
 
+/// Whom the user has named, where TLS can prove it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Meant {
+    /// A worker; who answers is held against its name.
+    Worker,
+    /// An address, and nothing more.
+    Host,
+}
+
 /// What a peer's Connect asks for.
 enum Considered<'node> {
     Fabric(&'node LocalFabric, Box<Half>),
@@ -85,15 +94,18 @@ impl Node {
         }
         let mut failed = None;
         for address in self.addresses(peer) {
-            let failure = match self.dial(&address).await {
-                Ok((session, found)) if found.name() == peer.name() => return Ok(session),
-                Ok((_, found)) => WorkerError::Config {
+            let failure = match self.meet(&address, Meant::Worker).await {
+                Ok((session, them)) if them.worker == peer.name() => {
+                    return self.begin_session(session, them, Some(&address)).map(|(session, _)| session);
+                }
+                // The session ends here: who tells wrong addresses must not make two others meet again and again.
+                Ok((_, them)) => WorkerError::Config {
                     field: "cluster",
                     value: format!("{} at {address}", peer.name()),
                     remedy: format!(
                         "the worker there is {}; correct the cluster's addresses, or tell where the peer is with \
                          Worker::set_address",
-                        found.name()
+                        them.worker
                     ),
                 },
                 Err(error) => error,
@@ -107,12 +119,30 @@ impl Node {
     }
 
     /// Opens a session to `address`, proves the secret, and learns who is there.
-    pub(crate) async fn dial(self: &Arc<Self>, address: &str) -> Result<(Arc<Session>, Peer), WorkerError> {
+    pub(crate) async fn dial(
+        self: &Arc<Self>,
+        address: &str,
+        meant: Meant,
+    ) -> Result<(Arc<Session>, Peer), WorkerError> {
+        let (session, them) = self.meet(address, meant).await?;
+        self.begin_session(session, them, Some(address))
+    }
+
+    /// Dials `address`, proves the secret, and learns who is there.
+    async fn meet(
+        &self,
+        address: &str,
+        meant: Meant,
+    ) -> Result<(ControlSession, handshake::Introduction), WorkerError> {
         if self.is_closing() {
             return Err(WorkerError::ShutDown);
         }
         // First, so that a worker that is not running is reported as that.
         let mut session = self.control.dial(address).await?;
+        if let (Meant::Host, Some(proven)) = (meant, session.sender.proven()) {
+            let address = address.to_owned();
+            proven.check_host().map_err(|detail| ControlError::Tls { address, detail })?;
+        }
         let secret = match &self.secret {
             Some(secret) => Some(secret.clone()),
             None => self.control.ambient_secret(address).await?,
@@ -121,7 +151,7 @@ impl Node {
         let limit = self.connect_limit;
         let them =
             handshake::dial(&mut session, &me, secret.as_ref(), &*self.runtime, limit, address).await?;
-        self.begin_session(session, them, Some(address))
+        Ok((session, them))
     }
 
     /// Authenticates a session that a peer opened.
@@ -213,7 +243,8 @@ impl Node {
                 Ok(None) => return Ok(None),
                 Ok(Some(connection)) => {
                     let others = tried.join("; ");
-                    tracing::info!(peer = peer.name(), transport = %kind, not_used = others, "connected");
+                    let encrypted = connection.is_encrypted();
+                    tracing::info!(peer = peer.name(), transport = %kind, encrypted, not_used = others, "connected");
                     peer.note_not_used(tried);
                     connection.count_connect(peer.note_connect());
                     self.let_go_at_end(peer, &connection);
@@ -298,8 +329,8 @@ impl Node {
         match opened {
             Ok(connection) => {
                 if let Some(left_out) = self.log.line(peer.name()) {
-                    let transport = connection.kind();
-                    tracing::info!(peer = peer.name(), %transport, left_out, "connected by the peer");
+                    let (transport, encrypted) = (connection.kind(), connection.is_encrypted());
+                    tracing::info!(peer = peer.name(), %transport, encrypted, left_out, "connected by the peer");
                 }
                 peer.note_not_used(Vec::new());
                 connection.count_connect(peer.note_connect());

@@ -29,7 +29,8 @@ impl std::io::Write for Shown {
 pub(crate) fn log_everything() {
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(LevelFilter::TRACE)
-        .with_span_events(FmtSpan::FULL)
+        // With their fields; each time that one is entered it would only be said again.
+        .with_span_events(FmtSpan::NEW | FmtSpan::CLOSE)
         .with_ansi(false)
         .with_writer(|| Shown);
     subscriber.init();

@@ -3,8 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use protocol::{
-    Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, RequestIndex, Scope,
-    Shape, Status, TensorRequest, Validation, VersionTold, Want, limits::RESULT_BYTES,
+    Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, RequestIndex, ResultSlot,
+    Scope, Shape, Status, TensorReRequest, TensorRequest, Validation, VersionTold, Want,
+    limits::{RESULT_BYTES, RESULT_SLOT_BYTES},
 };
 use sim::Rng;
 use verbs_reactor::Immediate;
@@ -88,7 +89,36 @@ pub(super) fn react(line: &Arc<Line>, message: &Message, rng: &mut Rng) {
             }
             _ => drop(line.message(&Message::CancelAck(*index))),
         },
+        Message::MetaDataResponse(response) if response.content.is_none() && !response.loan_follows => {
+            let bytes = response.metadata.byte_length as u32;
+            let lent =
+                line.rogue.lent.lend(bytes.max(1) + RESULT_SLOT_BYTES).map(|(_, _, destination)| destination);
+            let Some(lent) = lent else { return };
+            let result = line.agreed.has_result_slots().then_some(ResultSlot {
+                region: lent.region,
+                generation: lent.generation,
+                offset: lent.offset + u64::from(bytes.max(1)),
+            });
+            let mut capacity = bytes.into();
+            if rng.chance(1, 4) {
+                line.did("names a destination that does not fit the value");
+                capacity = rng.pick([0, 1, capacity / 2]);
+            }
+            let destination = (bytes > 0).then_some(Destination { capacity, result, ..lent });
+            line.did("asks for a value as it should");
+            line.message(&Message::TensorReRequest(TensorReRequest { index: response.index, destination }));
+        }
         _ => {}
+    }
+}
+
+/// Answers what the honest worker will ask for next, and cannot for want of credits.
+pub(super) fn answer_too_soon(line: &Line, message: &Message) {
+    let Some(latest) = message.requests().last() else { return };
+    line.did("answers what was not asked for yet");
+    for ahead in 1..3 {
+        let (index, status) = (RequestIndex(latest.index.0 + ahead), Status::new(Code::Internal, "rogue"));
+        line.message(&Message::ErrorStatus(ErrorStatus { index, status }));
     }
 }
 
@@ -111,6 +141,10 @@ fn answer_some_time(line: &Arc<Line>, request: &TensorRequest, rng: &mut Rng) {
 fn answer(line: &Line, request: &TensorRequest, rng: &mut Rng) {
     if rng.chance(1, 2) {
         return answer_well(line, request);
+    }
+    if matches!(request.scope, Scope::Versioned(_)) && rng.chance(1, 2) {
+        line.did("leaves the version out");
+        return with_value(line, request);
     }
     let index = request.index;
     let (_, bytes) = value_for(index);
@@ -153,23 +187,35 @@ fn answer(line: &Line, request: &TensorRequest, rng: &mut Rng) {
             line.message(&version);
             line.message(&version);
         }
-        6 => {
+        _ => answer_strangely(line, request, (&bytes, destination), rng),
+    }
+}
+
+fn answer_strangely(
+    line: &Line,
+    request: &TensorRequest,
+    (bytes, destination): (&[u8], Option<Destination>),
+    rng: &mut Rng,
+) {
+    let index = request.index;
+    match rng.below(5) {
+        0 => {
             line.did("sends content of unknown metadata");
-            line.content(destination, &bytes, index.immediate(3));
+            line.content(destination, bytes, index.immediate(3));
         }
-        7 => {
+        1 => {
             line.did("says that an error is the answer");
             let status = Status::new(Code::DataLoss, "rogue".repeat(rng.below(500)));
             line.message(&Message::ErrorStatus(ErrorStatus { index, status }));
         }
-        8 => {
+        2 => {
             line.did("writes on after the answer");
             answer_well(line, request);
             if let Some(destination) = destination {
                 line.write(range_of(&destination, 0, 0), &[0xEE; 1], None);
             }
         }
-        9 => {
+        3 => {
             line.did("writes half and says nothing");
             if let Some(Destination { capacity: 2.., .. }) = destination
                 && let Some(destination) = destination
@@ -190,10 +236,15 @@ fn answer(line: &Line, request: &TensorRequest, rng: &mut Rng) {
 /// As a worker would.
 fn answer_well(line: &Line, request: &TensorRequest) {
     let index = request.index;
-    let (metadata, bytes) = value_for(index);
     if matches!(request.scope, Scope::Versioned(_)) {
         line.message(&Message::Version(VersionTold { index, version: 1 }));
     }
+    with_value(line, request);
+}
+
+fn with_value(line: &Line, request: &TensorRequest) {
+    let index = request.index;
+    let (metadata, bytes) = value_for(index);
     let known = request.known.iter().position(|known| *known == metadata);
     match (request.want, known.filter(|_| !line.agreed.tells_first())) {
         (Want::View, which) if !bytes.is_empty() => {

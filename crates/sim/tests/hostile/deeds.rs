@@ -25,10 +25,16 @@ pub(super) async fn go(talk: &Arc<Talk>, rng: &mut Rng) {
     for _ in 0..rng.below(talk.stage().setup.deeds + 1) {
         let longest = rng.pick([0, 100, 5000, 100_000]);
         talk.rogue.rest(rng, Duration::from_micros(longest)).await;
-        let lines = talk.lines();
+        let lines: Vec<_> =
+            talk.lines().into_iter().filter(|line| line.queue_pair.failure().is_none()).collect();
         let line = (!lines.is_empty()).then(|| lines[rng.below(lines.len())].clone());
         let goes_on = match line {
-            Some(line) if rng.chance(4, 5) => {
+            None if rng.chance(2, 3) => {
+                talk.open(rng).await;
+                talk.rogue.rest(rng, Duration::from_millis(30)).await;
+                true
+            }
+            Some(line) if rng.chance(5, 6) => {
                 on_line(&line, rng).await;
                 true
             }
@@ -41,13 +47,14 @@ pub(super) async fn go(talk: &Arc<Talk>, rng: &mut Rng) {
 }
 
 async fn on_line(line: &Arc<Line>, rng: &mut Rng) {
-    match rng.below(10) {
+    match rng.below(16) {
         0..3 => message(line, rng),
         3 => bytes(line, rng),
         4 => flow_control(line, rng),
         5 => immediates(line, rng),
         6..9 => touch(line, rng),
-        _ if rng.chance(1, 3) => {
+        9 => flood(line, rng).await,
+        10 if rng.chance(1, 3) => {
             line.did("closes a connection");
             line.queue_pair.close().await;
         }
@@ -60,7 +67,10 @@ fn index(line: &Line, rng: &mut Rng) -> RequestIndex {
     if !requests.is_empty() && rng.chance(1, 2) {
         return requests[rng.below(requests.len())].index;
     }
-    RequestIndex(rng.pick([0, 1, 2, 5, 1 << 14, (1 << 30) - 1, 0xFFFF_FFF5]))
+    // One that the honest worker uses next, too, or has just taken and not sent.
+    let latest = requests.last().map_or(0, |request| request.index.0);
+    let (next, again) = (latest.wrapping_add(1), latest.wrapping_add(1 << 14));
+    RequestIndex(rng.pick([0, 1, 2, 5, next, next, again, 1 << 14, (1 << 30) - 1, 0xFFFF_FFF5]))
 }
 
 /// Anything as a destination.
@@ -88,9 +98,9 @@ fn destination(line: &Line, rng: &mut Rng) -> Option<Destination> {
 }
 
 fn request(line: &Line, rng: &mut Rng) -> TensorRequest {
-    let key = match rng.below(3) {
-        0 => "p0".to_owned(),
-        1 => format!("none{}", rng.below(3)),
+    let key = match rng.below(4) {
+        0 | 1 => "p0".to_owned(),
+        2 => format!("none{}", rng.below(3)),
         _ => {
             let (from, to) = (device(line.target), rogue_device(line.rogue.place));
             format!("{from};0;{to};edge;0:0")
@@ -139,6 +149,32 @@ fn for_a_value(line: &Line, rng: &mut Rng) {
     }
 }
 
+/// Asks for far more than it may, all of what nobody ever sends.
+async fn flood(line: &Line, rng: &mut Rng) {
+    line.did("floods with requests");
+    let mut one = |_| TensorRequest {
+        scope: Scope::Step(StepId(77_777)),
+        known: [].into(),
+        want: Want::Write(None),
+        ..request(line, rng)
+    };
+    let requests: Vec<_> = (0..line.agreed.requests_max.min(64) + 70).map(&mut one).collect();
+    let most = (line.agreed.requests_per_message as usize).min(30);
+    for several in requests.chunks(most.max(1)) {
+        let message = match several {
+            [one] => Message::TensorRequest(one.clone()),
+            several => Message::TensorRequests(several.to_vec()),
+        };
+        // The ring empties while it waits.
+        for _ in 0..20 {
+            if line.message(&message) || line.queue_pair.failure().is_some() {
+                break;
+            }
+            line.rogue.rest(&mut Rng::new(1), Duration::from_millis(20)).await;
+        }
+    }
+}
+
 /// A well-formed message, legal now or not.
 fn message(line: &Line, rng: &mut Rng) {
     let index = index(line, rng);
@@ -156,17 +192,7 @@ fn message(line: &Line, rng: &mut Rng) {
             let count = rng.pick([2, 3, most, most + 1]).min(100);
             Message::TensorRequests((0..count).map(|_| request(line, rng)).collect())
         }
-        2 => {
-            line.did("floods with requests");
-            for _ in 0..90 {
-                let request = request(line, rng);
-                if !line.message(&Message::TensorRequest(request)) {
-                    return;
-                }
-            }
-            return;
-        }
-        3 => {
+        2 | 3 => {
             line.did("sends RE_REQUEST unasked");
             Message::TensorReRequest(TensorReRequest { index, destination: destination(line, rng) })
         }
@@ -341,7 +367,13 @@ fn touch(line: &Line, rng: &mut Rng) {
         }
         3 => {
             line.did("writes beyond what it is lent");
-            let beyond = rng.pick([at.capacity, 1 << 20, 1 << 40, u64::MAX - at.offset - 20]);
+            let beyond = rng.pick([at.capacity, 1 << 20, 1 << 40, u64::MAX - at.offset - 200]);
+            let known = line.peer.regions.iter().find(|record| record.region == at.region);
+            if let Some(mut region) = known.map(region_of) {
+                // Else this end's own fabric would refuse it.
+                region.length = u64::MAX;
+                line.queue_pair.add_remote_region(region);
+            }
             line.write(range_of(&at, beyond, 0), &junk, None);
         }
         4 => with_a_wrong_key(line, inside, &junk, rng),

@@ -159,8 +159,6 @@ pub(super) async fn deed(talk: &Arc<Talk>, rng: &mut Rng) -> bool {
         ring: talk.lines().first().map_or_else(|| offer_of(rng), |line| line.peer.ring),
         regions: (0..rng.pick([0, 1, 300])).map(|_| region(rng)).collect(),
     };
-    let known = talk.frames();
-    let replayed = (!known.is_empty()).then(|| known[rng.below(known.len())].clone());
     let (deed, frame) = match rng.below(16) {
         0 => ("asks for a connection with junk", ControlFrame::Connect(own)),
         1 => ("answers a Connect that nobody sent", ControlFrame::Connected(own)),
@@ -188,12 +186,24 @@ pub(super) async fn deed(talk: &Arc<Talk>, rng: &mut Rng) -> bool {
         8 => ("answers a ping that nobody sent", ControlFrame::Pong { nonce: rng.next_u64() }),
         9 => ("greets again", hello(rogue_name(talk.rogue.place), rng)),
         10 => return flood(talk, rng).await,
-        11 => {
+        _ => return odd(talk, rng).await,
+    };
+    talk.stage().did(deed);
+    talk.say(frame).await;
+    true
+}
+
+/// Bytes that are no frame, or were one before, and what takes more than one. False if it ends the session.
+async fn odd(talk: &Arc<Talk>, rng: &mut Rng) -> bool {
+    let known = talk.frames();
+    let replayed = (!known.is_empty()).then(|| known[rng.below(known.len())].clone());
+    match rng.below(5) {
+        0 => {
             talk.stage().did("sends junk for a frame");
             talk.frame(junk(rng)).await;
-            return rng.chance(1, 2);
+            rng.chance(1, 2)
         }
-        12 | 13 => {
+        1 | 2 => {
             let Some(bytes) = replayed else { return true };
             if rng.chance(1, 2) {
                 talk.stage().did("sends a frame again");
@@ -202,23 +212,20 @@ pub(super) async fn deed(talk: &Arc<Talk>, rng: &mut Rng) -> bool {
                 talk.stage().did("sends a frame with a bit flipped");
                 talk.frame(flipped(bytes, rng)).await;
             }
-            return true;
+            true
         }
-        14 => {
+        3 => {
             talk.open(rng).await;
             talk.stage().did("asks for one more connection");
-            return true;
+            true
         }
         _ => {
             talk.stage().did("says goodbye");
             let status = Status::new(Code::Unavailable, "");
             talk.say(ControlFrame::Goodbye { status }).await;
-            return rng.chance(1, 2);
+            rng.chance(1, 2)
         }
-    };
-    talk.stage().did(deed);
-    talk.say(frame).await;
-    true
+    }
 }
 
 fn offer_of(rng: &mut Rng) -> protocol::wire::control::RingOffer {

@@ -235,7 +235,7 @@ impl Honest {
             self.pause(&mut rng, Duration::from_millis(50)).await;
             let what = format!("operation {number} with rogue {rogue}");
             let sharing = if rng.chance(1, 3) { Sharing::View } else { Sharing::Copy };
-            let taken = match rng.below(5) {
+            let taken = match rng.below(7) {
                 0 => {
                     let listed = self.with_rogue(rogue, what, self.worker.list(&peer)).await;
                     drop(listed);
@@ -255,6 +255,11 @@ impl Honest {
                     })
                     .await;
                     None
+                }
+                3 | 4 => {
+                    let fetch = self.worker.fetch(&peer, "p1").sharing(sharing).versioned();
+                    let fetched = self.with_rogue(rogue, what, fetch).await;
+                    fetched.map(|fetched| fetched.tensor)
                 }
                 _ => {
                     let published = format!("p{}", rng.below(3));
@@ -338,7 +343,9 @@ pub(super) async fn round(stage: &Stage, members: &[Honest], round: i64, with_ro
         if with_rogues {
             let (rogue, step) = (rng.below(stage.setup.rogues), round * 1000 + 500 + member.index as i64);
             steps.push(step);
-            jobs.push(member.spawn(rng, move |member, rng| member.takes_from(rogue, step, rng)));
+            for _ in 0..rng.within(1..5) {
+                jobs.push(member.spawn(rng, move |member, rng| member.takes_from(rogue, step, rng)));
+            }
             jobs.push(member.spawn(rng, move |member, rng| member.sends_to_rogue(rogue, step, rng)));
         }
     }

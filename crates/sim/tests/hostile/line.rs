@@ -36,6 +36,8 @@ pub(super) struct Line {
     /// What the honest end said.
     pub(super) peer: Connect,
     pub(super) agreed: Agreed,
+    /// Returns no credits.
+    stingy: bool,
     ring: Granted,
     slots: Granted,
     state: Mutex<LineState>,
@@ -64,6 +66,7 @@ impl Line {
         queue_pair: QueuePair,
         (own, peer): (Connect, Connect),
         (ring, slots): (Granted, Granted),
+        stingy: bool,
     ) -> Arc<Self> {
         peer.regions.iter().for_each(|record| queue_pair.add_remote_region(region_of(record)));
         let agreed = Agreed::of(&own.parameters, &peer.parameters);
@@ -88,6 +91,7 @@ impl Line {
             target,
             queue_pair,
             agreed,
+            stingy,
             ring,
             slots,
             state: Mutex::new(state),
@@ -243,7 +247,7 @@ impl Line {
             match arrival {
                 Arrival::Immediate { immediate: MESSAGE, .. } => self.take_message(&mut rng),
                 Arrival::Immediate { immediate: ACKNOWLEDGEMENT, length } => {
-                    self.take_record(length, &mut rng)
+                    self.take_record(length, &mut rng);
                 }
                 Arrival::Immediate { .. } => {
                     let _ = self.lock().flow.take_content();
@@ -291,12 +295,12 @@ impl Line {
 
     fn take_message(self: &Arc<Self>, rng: &mut Rng) {
         let message = self.read_message();
-        if self.agreed.mode == Mode::Original && !rng.chance(1, 30) {
+        if self.agreed.mode == Mode::Original && !self.stingy && !rng.chance(1, 30) {
             self.notify(ACKNOWLEDGEMENT.0);
         }
         let Some(message) = message else { return };
         let counts_due = self.lock().flow.is_return_due();
-        if counts_due && !rng.chance(1, 10) {
+        if counts_due && !self.stingy && !rng.chance(1, 10) {
             self.control(Control::CountOnly);
         }
         for request in message.requests() {
@@ -308,6 +312,9 @@ impl Line {
         }
         if let Message::TensorReRequest(request) = &message {
             self.note_destination(request.destination);
+        }
+        if self.stingy && rng.chance(1, 2) {
+            answers::answer_too_soon(self, &message);
         }
         answers::react(self, &message, rng);
     }
@@ -355,6 +362,7 @@ impl Line {
                 state.answers_asked += 1;
                 drop(state);
                 if let Ok(mut answer) = answer
+                    && !self.stingy
                     && !rng.chance(1, 12)
                 {
                     if rng.chance(1, 12) {

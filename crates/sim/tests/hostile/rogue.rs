@@ -147,15 +147,26 @@ impl Rogue {
         if rng.chance(1, 6) {
             return frames::bad_handshake(&self, session, target, rng).await;
         }
-        let me = self.introduction(worker);
+        let mut me = self.introduction(worker);
+        if rng.chance(1, 4) {
+            self.stage.did("says that it listens elsewhere");
+            let other = address(rng.below(self.stage.setup.honest));
+            me.listen_address = match rng.below(4) {
+                0 => None,
+                1 => Some(address(target)),
+                2 => Some(other),
+                _ => Some("nowhere".to_owned()),
+            };
+        }
+        if rng.chance(1, 6) {
+            self.stage.did("says that it lives another life");
+            me.incarnation = rng.next_u64();
+        }
         let secret = self.secret(target).await;
         let runtime = self.node.runtime();
         let met = handshake::dial(&mut session, &me, secret.as_ref(), &*runtime, PATIENCE, "honest").await;
         let Ok(_them) = met else { return };
         let talk = self.begin(session, target, true, rng);
-        if rng.chance(1, 12) {
-            self.stage.did("never answers on a session");
-        }
         let connections = rng.pick([0, 1, 1, 1, 2]);
         for _ in 0..connections {
             talk.open(rng).await;
@@ -345,13 +356,17 @@ impl Talk {
 
     fn connect(self: &Arc<Self>, half: Half, other: Connect, role: Role, rng: &mut Rng) {
         self.note_regions(&other.regions);
-        let (talk, rng) = (self.clone(), Rng::new(rng.next_u64()));
+        let (talk, mut rng) = (self.clone(), Rng::new(rng.next_u64()));
         self.rogue.node.spawn("rogue connects", async move {
             let Half { prepared, ring, slots, offer } = half;
             let peer = ConnectionData(other.data.clone());
             let params = ConnectParams { peer, role, peer_host: None, limit: PATIENCE };
             let Ok(queue_pair) = prepared.connect(params).await else { return };
-            let line = Line::new(&talk, queue_pair, (offer, other), (ring, slots));
+            let stingy = rng.chance(1, 6);
+            if stingy {
+                talk.stage().did("returns no credits");
+            }
+            let line = Line::new(&talk, queue_pair, (offer, other), (ring, slots), stingy);
             talk.lock().lines.push(line.clone());
             line.take_arrivals(rng).await;
         });
