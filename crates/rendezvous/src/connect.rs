@@ -18,7 +18,7 @@ use crate::{
     Peer, WorkerError,
     announce::{Announcer, disconnected, record, region},
     control::{ControlError, ControlSession, handshake},
-    data::{DataConnection, REASON},
+    data::{DataConnection, REASON, unless},
     destinations::ReceiveAllocator,
     enclosure::{Enclosure, LocalFabric},
     error::Lost,
@@ -439,8 +439,10 @@ impl Node {
         let (peer, limit) = (ConnectionData(other.data), self.connect_limit);
         let announcer = Announcer::new(other.connection, &session.sender()?, self.runtime.clone(), &known);
         let announcer = Arc::new(announcer);
-        let queue_pair =
-            prepared.connect(ConnectParams { peer, role, peer_host: session.peer_host, limit }).await?;
+        let connecting = prepared.connect(ConnectParams { peer, role, peer_host: session.peer_host, limit });
+        // A peer that died after its Connect never comes, and its next life would be kept waiting for the whole limit.
+        let connected = unless(session.ended(), connecting).await;
+        let queue_pair = connected.ok_or_else(|| ControlError::Lost { detail: session.why_over() })??;
         other.regions.iter().for_each(|record| queue_pair.add_remote_region(region(record)));
         let channel = FabricChannel {
             queue_pair,

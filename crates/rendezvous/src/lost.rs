@@ -24,13 +24,12 @@ pub(crate) struct LostSteps {
     state: Mutex<State>,
 }
 
-/// By peer: the number under which it was noted, and why.
-type Peers = BTreeMap<Arc<str>, (u64, Arc<str>)>;
+/// With whom a step is over: when that was noted, and why.
+type OverWith = BTreeMap<Arc<str>, (u64, Arc<str>)>;
 
 #[derive(Debug, Default)]
 struct State {
-    /// Of each step, with whom it is over.
-    steps: BTreeMap<StepId, Peers>,
+    steps: BTreeMap<StepId, OverWith>,
     /// All of them, oldest first.
     order: BTreeMap<u64, (StepId, Arc<str>)>,
     /// Each peer's, oldest first.

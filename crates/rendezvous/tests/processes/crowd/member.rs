@@ -312,14 +312,26 @@ impl Member {
         };
         // Those that are outstanding when one fails are waited for too.
         let mut values = stream::iter(0..VALUES).map(one).buffered(OUTSTANDING).enumerate();
-        while let Some((number, value)) = values.next().await {
-            let Some(value) = value else { continue };
-            let label = Label::of(value.bytes());
-            if label.is_none_or(|label| {
-                (label.owner, label.number) != (peer as u64, step.wrapping_add(number as u64))
-            }) {
-                say(&format!("BAD value {number} of step {step} from {peer}: {label:?}"));
+        let (mut last, mut failed) = (None, false);
+        while let Some((position, value)) = values.next().await {
+            let Some(value) = value else {
+                failed = true;
+                continue;
+            };
+            let label = Label::of(value.bytes()).filter(|label| label.owner == peer as u64);
+            let number = label.map(|label| label.number.wrapping_sub(step));
+            // In order, each once; what a receive that failed did not take is for a later one.
+            let is_next = number.is_some_and(|number| {
+                let expected = position as u64;
+                last < Some(number) && (number == expected || failed && number < expected)
+            });
+            if !is_next {
+                say(&format!(
+                    "BAD value at {position} of step {step} from {peer}: {number:?} after {last:?}, {label:?}, one \
+                     before failed: {failed}"
+                ));
             }
+            last = number;
         }
     }
 
