@@ -125,6 +125,7 @@ fn storm_over(test: &'static str, fabric: &'static str) {
     if let Some(words) = role() {
         return bounded(Duration::from_secs(400), |_| peers(words));
     }
+    let _turn = crate::stage::alone();
     let count = size("TENSORWIRE_PEERS", 30);
     bounded(Duration::from_secs(500), |_| storm(test, fabric, count));
 }
