@@ -41,7 +41,7 @@ pub(crate) struct Serve {
     /// The file to serve.
     #[arg(value_name = "FILE.safetensors")]
     pub(crate) file: PathBuf,
-    /// Address to listen at; port 0 takes a free one. Anything beyond loopback needs --secret-file.
+    /// Address to listen at; port 0 takes a free one. Anything beyond loopback needs --secret-file or --tls-cert.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0", value_parser = host_and_port)]
     pub(crate) bind: String,
     /// Map the file instead of reading it, and send from the mapping. The file must not change meanwhile, and nobody
@@ -55,6 +55,8 @@ pub(crate) struct Serve {
     pub(crate) trust: Trust,
     #[command(flatten)]
     pub(crate) secret: Secret,
+    #[command(flatten)]
+    pub(crate) tls: Tls,
 }
 
 /// `tensorwire pull`.
@@ -88,6 +90,8 @@ pub(crate) struct Pull {
     pub(crate) trust: Trust,
     #[command(flatten)]
     pub(crate) secret: Secret,
+    #[command(flatten)]
+    pub(crate) tls: Tls,
 }
 
 const DEVICES_STATUS: &str = "\
@@ -189,6 +193,43 @@ pub(crate) struct Secret {
     /// File with the secret that both ends share. On loopback none is needed: there both must run as one user.
     #[arg(long, value_name = "PATH", env = "TENSORWIRE_SECRET_FILE")]
     pub(crate) secret_file: Option<PathBuf>,
+}
+
+/// How the two ends prove by certificates who they are. Programs that are built without TLS know the options too, so as
+/// never to leave them unheeded.
+#[derive(Debug, Args)]
+pub(crate) struct Tls {
+    /// Certificate chain of this end, as PEM: turns on mutual TLS. Its subjectAltName names the worker:
+    /// URI:tensorwire:/job:serve/replica:0/task:0 of a server, URI:tensorwire:/job:pull/replica:0/task:* of a client.
+    #[arg(long, value_name = "PATH", env = TLS_CERT, requires_all = ["tls_key", "tls_ca"])]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Its private key, as PEM.
+    #[arg(long, value_name = "PATH", env = TLS_KEY, requires_all = ["tls_cert", "tls_ca"])]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Certificates of the CAs whose members are let in, as PEM.
+    #[arg(long, value_name = "PATH", env = TLS_CA, requires_all = ["tls_cert", "tls_key"])]
+    pub(crate) tls_ca: Option<PathBuf>,
+    /// What a peer's certificate must have beside a trusted CA's signature: its worker's name and, of a server, the host
+    /// that was dialled; its worker's name alone; or nothing more.
+    #[arg(long, value_enum, value_name = "NAMES", env = TLS_NAMES, requires = "tls_cert")]
+    pub(crate) tls_names: Option<Names>,
+}
+
+/// The variables that stand for options.
+pub(crate) const TLS_CERT: &str = "TENSORWIRE_TLS_CERT";
+pub(crate) const TLS_KEY: &str = "TENSORWIRE_TLS_KEY";
+pub(crate) const TLS_CA: &str = "TENSORWIRE_TLS_CA";
+pub(crate) const TLS_NAMES: &str = "TENSORWIRE_TLS_NAMES";
+
+/// What certificates of peers must have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Names {
+    /// The worker, and the host that was dialled.
+    Proven,
+    /// The worker.
+    AnyHost,
+    /// A trusted CA's signature.
+    AnyMember,
 }
 
 /// The fabrics that can be asked for.

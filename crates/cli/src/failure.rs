@@ -29,6 +29,15 @@ pub(crate) enum Failure {
     WriterGone,
     #[error("a tensor of the file is called `{HEADER_NAME}`, which the server itself publishes: rename it")]
     ReservedName,
+    #[error(
+        "{option} = `{value}`: this program was built without TLS: build it with --features tls, or leave the option and \
+         the variable {variable} out"
+    )]
+    #[cfg(not(feature = "tls"))]
+    NoTls { option: &'static str, value: String, variable: &'static str },
+    #[error(transparent)]
+    #[cfg(feature = "tls")]
+    Tls(#[from] tensorwire::tls::TlsError),
     #[error("`{name}` takes {bytes} bytes, more than this machine can address")]
     TooLarge { name: String, bytes: u64 },
     #[error("the server at {address} has no tensor {missing}; it has {known}")]

@@ -20,6 +20,7 @@ mod round;
 mod serve;
 mod sink;
 mod size;
+mod tls;
 
 use std::{io::Write, process::ExitCode};
 

@@ -7,7 +7,7 @@ use std::{
 
 use futures::{StreamExt, stream};
 use indicatif::ProgressBar;
-use tensorwire::{Peer, PeerInfo, Worker, WorkerError};
+use tensorwire::{Peer, PeerInfo, Worker};
 
 use crate::{
     arguments::Pull,
@@ -17,6 +17,7 @@ use crate::{
     progress::byte_bar,
     round::Round,
     sink::{Sink, Task},
+    tls,
 };
 
 /// Fetches under way at once.
@@ -34,7 +35,7 @@ pub(crate) async fn pull(arguments: &Pull) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn start_worker(arguments: &Pull) -> Result<Worker, WorkerError> {
+async fn start_worker(arguments: &Pull) -> Result<Worker, Failure> {
     // One host may run many pulls at once; a server tells them apart by their names.
     let mut builder = Worker::builder(&format!("/job:pull/replica:0/task:{}", std::process::id()));
     builder =
@@ -45,7 +46,7 @@ async fn start_worker(arguments: &Pull) -> Result<Worker, WorkerError> {
     if let Some(path) = &arguments.secret.secret_file {
         builder = builder.secret_file(path);
     }
-    builder.start().await
+    Ok(tls::apply(builder, &arguments.tls)?.start().await?)
 }
 
 /// All rounds; gives the file, complete but for its name.

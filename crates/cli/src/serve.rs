@@ -13,6 +13,7 @@ use crate::{
     failure::Failure,
     header::{Entry, HEADER_NAME},
     progress::byte_bar,
+    tls,
 };
 
 /// The server's worker name.
@@ -27,7 +28,7 @@ pub(crate) async fn serve(arguments: &Serve) -> Result<(), Failure> {
     if let Some(path) = &arguments.secret.secret_file {
         builder = builder.secret_file(path);
     }
-    let worker = builder.start().await?;
+    let worker = tls::apply(builder, &arguments.tls)?.start().await?;
     let mapped = arguments.mmap.then(|| join(&worker, &checkpoint)).transpose()?;
     publish_all(&worker, &checkpoint, mapped.as_ref()).await?;
     announce(&worker, arguments, &checkpoint);

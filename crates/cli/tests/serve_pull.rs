@@ -59,6 +59,15 @@ fn shared_memory_is_not_required_of_peers_that_are_not_trusted() {
     assert!(output.contains("Trust::Hostile") && output.contains("use tcp, verbs or grpc"), "{output}");
 }
 
+#[test]
+#[cfg(not(feature = "tls"))]
+fn e_tls_is_not_left_out_where_it_is_not_built_in() {
+    let output =
+        fail(&["pull", "127.0.0.1:1", "--tls-cert", "a.pem", "--tls-key", "a.key", "--tls-ca", "ca.pem"]);
+    assert!(output.contains("--tls-cert = `a.pem`") && output.contains("--features tls"), "{output}");
+    assert!(output.contains("TENSORWIRE_TLS_CERT"), "{output}");
+}
+
 /// The server on one device, the client on the other. On one host they would share memory if they might choose.
 fn pull_bit_for_bit_over_verbs(serve_arguments: &[&str], pull_arguments: &[&str]) {
     let ends = rdma_devices::ends();

@@ -18,7 +18,7 @@ use crate::{
     Peer, WorkerError,
     announce::{Announcer, disconnected, record, region},
     control::{ControlError, ControlSession, handshake},
-    data::{DataConnection, REASON},
+    data::{DataConnection, REASON, unless},
     destinations::ReceiveAllocator,
     enclosure::{Enclosure, LocalFabric},
     error::Lost,
@@ -40,6 +40,15 @@ struct Half {
     ring: Arc<OwnRing>,
     ring_at: RingOffer,
     known: Vec<RemoteRegion>,
+}
+
+/// Whom the user has named, where TLS can prove it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Meant {
+    /// A worker; who answers is held against its name.
+    Worker,
+    /// An address, and nothing more.
+    Host,
 }
 
 /// What a peer's Connect asks for.
@@ -85,7 +94,7 @@ impl Node {
         }
         let mut failed = None;
         for address in self.addresses(peer) {
-            let failure = match self.meet(&address).await {
+            let failure = match self.meet(&address, Meant::Worker).await {
                 Ok((session, them)) if them.worker == peer.name() => {
                     return self.begin_session(session, them, Some(&address)).map(|(session, _)| session);
                 }
@@ -110,18 +119,30 @@ impl Node {
     }
 
     /// Opens a session to `address`, proves the secret, and learns who is there.
-    pub(crate) async fn dial(self: &Arc<Self>, address: &str) -> Result<(Arc<Session>, Peer), WorkerError> {
-        let (session, them) = self.meet(address).await?;
+    pub(crate) async fn dial(
+        self: &Arc<Self>,
+        address: &str,
+        meant: Meant,
+    ) -> Result<(Arc<Session>, Peer), WorkerError> {
+        let (session, them) = self.meet(address, meant).await?;
         self.begin_session(session, them, Some(address))
     }
 
     /// Dials `address`, proves the secret, and learns who is there.
-    async fn meet(&self, address: &str) -> Result<(ControlSession, handshake::Introduction), WorkerError> {
+    async fn meet(
+        &self,
+        address: &str,
+        meant: Meant,
+    ) -> Result<(ControlSession, handshake::Introduction), WorkerError> {
         if self.is_closing() {
             return Err(WorkerError::ShutDown);
         }
         // First, so that a worker that is not running is reported as that.
         let mut session = self.control.dial(address).await?;
+        if let (Meant::Host, Some(proven)) = (meant, session.sender.proven()) {
+            let address = address.to_owned();
+            proven.check_host().map_err(|detail| ControlError::Tls { address, detail })?;
+        }
         let secret = match &self.secret {
             Some(secret) => Some(secret.clone()),
             None => self.control.ambient_secret(address).await?,
@@ -222,7 +243,8 @@ impl Node {
                 Ok(None) => return Ok(None),
                 Ok(Some(connection)) => {
                     let others = tried.join("; ");
-                    tracing::info!(peer = peer.name(), transport = %kind, not_used = others, "connected");
+                    let encrypted = connection.is_encrypted();
+                    tracing::info!(peer = peer.name(), transport = %kind, encrypted, not_used = others, "connected");
                     peer.note_not_used(tried);
                     connection.count_connect(peer.note_connect());
                     self.let_go_at_end(peer, &connection);
@@ -307,8 +329,8 @@ impl Node {
         match opened {
             Ok(connection) => {
                 if let Some(left_out) = self.log.line(peer.name()) {
-                    let transport = connection.kind();
-                    tracing::info!(peer = peer.name(), %transport, left_out, "connected by the peer");
+                    let (transport, encrypted) = (connection.kind(), connection.is_encrypted());
+                    tracing::info!(peer = peer.name(), %transport, encrypted, left_out, "connected by the peer");
                 }
                 peer.note_not_used(Vec::new());
                 connection.count_connect(peer.note_connect());
@@ -417,8 +439,10 @@ impl Node {
         let (peer, limit) = (ConnectionData(other.data), self.connect_limit);
         let announcer = Announcer::new(other.connection, &session.sender()?, self.runtime.clone(), &known);
         let announcer = Arc::new(announcer);
-        let queue_pair =
-            prepared.connect(ConnectParams { peer, role, peer_host: session.peer_host, limit }).await?;
+        let connecting = prepared.connect(ConnectParams { peer, role, peer_host: session.peer_host, limit });
+        // A peer that died after its Connect never comes, and its next life would be kept waiting for the whole limit.
+        let connected = unless(session.ended(), connecting).await;
+        let queue_pair = connected.ok_or_else(|| ControlError::Lost { detail: session.why_over() })??;
         other.regions.iter().for_each(|record| queue_pair.add_remote_region(region(record)));
         let channel = FabricChannel {
             queue_pair,

@@ -119,6 +119,7 @@ impl Node {
             token,
             agreed: Agreed::of(&self.parameters, &other.parameters),
             connect_limit: self.connect_limit,
+            certificate: session.certificate,
             session_over: session.ended(),
         };
         GrpcRoute::new(ends).ok_or_else(|| failed("a token cannot be shown".to_owned()))

@@ -95,4 +95,6 @@ pub use simple::SimpleRendezvous;
 pub use step::Step;
 pub use tensor::{Element, Tensor};
 pub use trust::Trust;
+#[cfg(feature = "tls")]
+pub use verbs_reactor::tls;
 pub use worker::{PeerInfo, Worker};

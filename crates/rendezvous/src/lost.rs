@@ -24,10 +24,12 @@ pub(crate) struct LostSteps {
     state: Mutex<State>,
 }
 
+/// With whom a step is over: when that was noted, and why.
+type OverWith = BTreeMap<Arc<str>, (u64, Arc<str>)>;
+
 #[derive(Debug, Default)]
 struct State {
-    /// Of each step, with whom it is over: when that was noted, and why.
-    steps: BTreeMap<StepId, BTreeMap<Arc<str>, (u64, Arc<str>)>>,
+    steps: BTreeMap<StepId, OverWith>,
     /// All of them, oldest first.
     order: BTreeMap<u64, (StepId, Arc<str>)>,
     /// Each peer's, oldest first.
@@ -164,6 +166,7 @@ mod tests {
             lost.note(&[StepId(1)], &peer.to_string(), "x");
         }
         assert!(!is_lost(&lost, 1, "0") && is_lost(&lost, 1, "1") && is_lost(&lost, 1, "65536"));
-        assert_eq!((lost.lock().order.len(), lost.lock().of_peers.len()), (LOST_MAX, LOST_MAX));
+        let state = lost.lock();
+        assert_eq!((state.order.len(), state.of_peers.len()), (LOST_MAX, LOST_MAX));
     }
 }

@@ -112,9 +112,13 @@ impl Meter {
     }
 
     /// The connection stands, for the first time with this peer or once more.
-    pub(crate) fn connected(&self, is_again: bool) {
+    pub(crate) fn connected(&self, is_again: bool, encrypted: bool) {
         let label = || SharedString::from(self.peer.clone());
         counter!("tensorwire_connects_total", "peer" => label(), "transport" => self.transport).increment(1);
+        if encrypted {
+            counter!("tensorwire_encrypted_connects_total", "peer" => label(), "transport" => self.transport)
+                .increment(1);
+        }
         if is_again {
             counter!("tensorwire_reconnects_total", "peer" => label(), "transport" => self.transport)
                 .increment(1);

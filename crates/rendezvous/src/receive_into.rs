@@ -420,6 +420,24 @@ impl Step {
     /// bytes land there without a copy if the buffer is of [`Worker::receive_pool`](crate::Worker::receive_pool), and the value is not so small that
     /// it travels inside a message; else with one copy.
     ///
+    /// The buffer is owned, because the peer may write it for longer than the future lives:
+    ///
+    /// ```
+    /// # use {memory::BufMut, protocol::{DataType, Key}, rendezvous::Step};
+    /// async fn receive(step: &Step, key: &Key, buffer: BufMut) {
+    ///     let _ = step.recv_into(key, DataType::F32, buffer).await;
+    /// }
+    /// ```
+    ///
+    /// A borrowed one is refused by the compiler:
+    ///
+    /// ```compile_fail,E0308
+    /// # use {memory::BufMut, protocol::{DataType, Key}, rendezvous::Step};
+    /// async fn receive(step: &Step, key: &Key, buffer: &mut [u8]) {
+    ///     let _ = step.recv_into(key, DataType::F32, buffer).await;
+    /// }
+    /// ```
+    ///
     /// The buffer that comes back is the one given, except in one case: the value may be that of another receive of the
     /// key that was given up meanwhile. Then it comes in that one's memory, and the buffer goes back to its pool.
     ///

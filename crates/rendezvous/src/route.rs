@@ -34,6 +34,14 @@ impl Route {
         }
     }
 
+    /// Whether what travels over it is encrypted.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        match self {
+            Self::Data(connection) => connection.queue_pair.capabilities().encrypted,
+            Self::Grpc(route) => route.is_encrypted(),
+        }
+    }
+
     /// The life of the peer that it leads to.
     pub(crate) fn peer_incarnation(&self) -> u64 {
         match self {
@@ -125,9 +133,10 @@ impl Route {
 
     /// Counts that it stands, for the first time with its peer or once more.
     pub(crate) fn count_connect(&self, is_again: bool) {
+        let encrypted = self.is_encrypted();
         match self {
-            Self::Data(connection) => connection.meter.connected(is_again),
-            Self::Grpc(route) => route.values.meter.connected(is_again),
+            Self::Data(connection) => connection.meter.connected(is_again, encrypted),
+            Self::Grpc(route) => route.values.meter.connected(is_again, encrypted),
         }
     }
 

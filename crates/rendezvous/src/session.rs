@@ -44,6 +44,8 @@ const LISTS_MAX: usize = 64;
 pub(crate) struct Session {
     pub(crate) peer: Introduction,
     pub(crate) peer_host: Option<IpAddr>,
+    /// SHA-256 of the certificate that the peer has shown, if this session runs over TLS.
+    pub(crate) certificate: Option<[u8; 32]>,
     /// `None` once this end has hung up.
     sender: Mutex<Option<Arc<dyn FrameSender>>>,
     dialled: bool,
@@ -107,6 +109,7 @@ impl Session {
         Arc::new(Self {
             peer,
             peer_host,
+            certificate: sender.proven().map(|proven| proven.certificate),
             sender: Mutex::new(Some(sender)),
             dialled,
             frames: AtomicU64::new(0),

@@ -12,6 +12,7 @@ use verbs_reactor::{FabricKind, QueuePairStats, timeout};
 
 use crate::{
     ClusterSpec, Peer, Published, Step, Tensor, TfConfig, Version, WorkerBuilder, WorkerError,
+    connect::Meant,
     error::{Lost, TransferName},
     fetch::check_name,
     listed::{LIST_BYTES_MAX, ListRefused, ListSoFar},
@@ -78,6 +79,9 @@ pub struct PeerInfo {
     pub address: Option<String>,
     /// The fabric in use; `None` while not connected.
     pub transport: Option<FabricKind>,
+    /// Whether what travels over it is encrypted, by TLS; `None` while not connected. Never over shared memory, which does
+    /// not leave the host.
+    pub encrypted: Option<bool>,
     /// The fabrics that were considered before it, and why each is not used. Empty when the peer made the connection.
     pub not_used: Vec<String>,
     /// Its incarnation; `None` before the first session.
@@ -196,7 +200,7 @@ impl Worker {
         if let Some(peer) = self.node.peer_by_address(address) {
             return Ok(peer);
         }
-        Ok(self.node.dial(address).await.map_err(WorkerError::or_limit)?.1)
+        Ok(self.node.dial(address, Meant::Host).await.map_err(WorkerError::or_limit)?.1)
     }
 
     /// The peer called `name`, as soon as it is connected with this worker: for a service whose clients come by
@@ -377,6 +381,7 @@ fn info(peer: &Peer) -> PeerInfo {
         name: peer.name().to_owned(),
         address: peer.address(),
         transport: live.map(Route::kind),
+        encrypted: live.map(Route::is_encrypted),
         not_used: live.map(|_| peer.not_used()).unwrap_or_default(),
         incarnation: peer.live_session().map(|session| session.peer.incarnation),
         fabric,

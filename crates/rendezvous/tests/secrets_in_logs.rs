@@ -110,7 +110,7 @@ async fn misbehave(tap: &Tap, server: &Worker) {
     let _may_be_cut = stream.write_all(&[0xAB; 1000]);
     let frames = tap.connects().into_iter().take(1).map(|offer| {
         let data = offer.data.iter().rev().copied().collect();
-        ControlFrame::Connect(protocol::wire::control::Connect { connection: 5, data, ..offer })
+        ControlFrame::Connect(protocol::wire::control::Connect { connection: tap::MADE_UP, data, ..offer })
     });
     let (worker, listen_address) = ("/job:rogue/replica:0/task:0".to_owned(), None);
     let hello = ControlFrame::Hello {

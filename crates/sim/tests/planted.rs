@@ -27,7 +27,7 @@ use sim::Failure;
 use testpoints::plant;
 
 /// Among so many seeds each must be found, unless `SIM_PLANTED_SEEDS` says otherwise.
-const SEEDS: u64 = 64;
+const SEEDS: u64 = 256;
 
 /// Mistakes there must be at least, and files that they are in.
 const FILES_MIN: usize = 10;

@@ -38,6 +38,14 @@ pub use rendezvous::{
     Published, Receive, ReceiveIntoError, RecvArgs, SendArgs, Sharing, SimpleRendezvous, Step, TF_CONFIG,
     Tensor, TfConfig, TransferName, Trust, Validation, Version, Worker, WorkerBuilder, WorkerError, control,
 };
+/// Mutual TLS: who a worker is, and what its peers must prove (feature `tls`).
+#[cfg(feature = "tls")]
+pub mod tls {
+    pub use rendezvous::{
+        control::TlsNames,
+        tls::{CertificateProblem, TlsError, TlsField, TlsIdentity},
+    };
+}
 pub use verbs_reactor::{
     FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait,
     verbs::{Mtu, OnDemandPaging, SettingError, VerbsSettings},
@@ -56,6 +64,9 @@ mod book {
     mod checksums {}
     #[doc = include_str!("../../../docs/src/errors.md")]
     mod errors {}
+    #[cfg(feature = "tls")]
+    #[doc = include_str!("../../../docs/src/security.md")]
+    mod security {}
     #[doc = include_str!("../../../README.md")]
     mod readme {}
 }

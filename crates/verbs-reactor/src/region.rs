@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    fmt,
     sync::{Mutex, MutexGuard, PoisonError, RwLock},
 };
 
@@ -203,7 +204,6 @@ struct State {
     windows_opened: u32,
 }
 
-#[derive(Debug)]
 struct OpenWindow {
     /// Which of this domain's queue pairs it is open for.
     queue_pair: u64,
@@ -212,11 +212,31 @@ struct OpenWindow {
     key: u32,
 }
 
-#[derive(Debug)]
+// Without the key, as keys are never shown.
+impl fmt::Debug for OpenWindow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenWindow")
+            .field("queue_pair", &self.queue_pair)
+            .field("binding", &self.binding)
+            .field("purpose", &self.purpose)
+            .finish_non_exhaustive()
+    }
+}
+
 struct Entry {
     block: Block,
     access: Access,
     key: u32,
+}
+
+// Without the key, as keys are never shown.
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Entry")
+            .field("block", &self.block)
+            .field("access", &self.access)
+            .finish_non_exhaustive()
+    }
 }
 
 impl RegionTable {

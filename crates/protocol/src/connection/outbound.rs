@@ -180,12 +180,7 @@ impl<C: Channel> Connection<C> {
     /// Makes and offers the larger rings that the peer needs.
     pub(super) async fn grow_ring(&self) {
         while let Some(ring_bytes) = self.ring_wanted().await {
-            let ring = if testpoints::chance!("no larger ring is made") {
-                None
-            } else {
-                self.channel.make_ring(ring_bytes).await
-            };
-            let Some(ring) = ring else {
+            let Some(ring) = self.channel.make_ring(ring_bytes).await else {
                 self.lock().is_ring_growing = false;
                 continue;
             };

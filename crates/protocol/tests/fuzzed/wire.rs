@@ -37,6 +37,7 @@ pub(crate) fn control_frame(data: &[u8]) {
         match ControlFrame::decode(&bytes) {
             Ok(frame) => {
                 assert_eq!(frame.encode(), bytes);
+                assert!(!format!("{frame:?}").is_empty(), "frames are logged");
                 assert_eq!(control::encoded_length(*bytes.first_chunk().unwrap()), Ok(bytes.len()));
             }
             Err(error) => told(&error),

@@ -1,5 +1,6 @@
 //! Making a worker.
 
+mod encryption;
 mod start;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -8,6 +9,7 @@ use memory::MemoryObserver;
 use protocol::{Mode, Sharing, Validation, wire::control::Parameters};
 use verbs_reactor::{Fabric, FabricKind, Runtime, Wait, verbs::VerbsSettings};
 
+use self::encryption::Encryption;
 use crate::{
     ClusterSpec, DuplicatePolicy, Trust, Worker, WorkerError,
     control::{ControlPlane, Secret},
@@ -48,6 +50,7 @@ pub struct WorkerBuilder {
     is_chosen: bool,
     required: bool,
     rdma: VerbsSettings,
+    encryption: Encryption,
     secret: Option<Secret>,
     secret_file: Option<PathBuf>,
     source_bytes: u64,
@@ -102,6 +105,7 @@ impl WorkerBuilder {
             is_chosen: false,
             required: false,
             rdma: VerbsSettings::default(),
+            encryption: Encryption::default(),
             secret: None,
             secret_file: None,
             source_bytes: 64 * GIB,
@@ -143,7 +147,7 @@ impl WorkerBuilder {
     }
 
     /// Where the control plane listens, `host:port`. Default `127.0.0.1:0`: loopback, any free port. Anything
-    /// that other hosts reach needs a secret.
+    /// that other hosts reach needs a secret, or TLS.
     #[must_use]
     pub fn bind(mut self, address: impl Into<String>) -> Self {
         self.bind = address.into();

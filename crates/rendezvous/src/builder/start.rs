@@ -105,6 +105,7 @@ impl WorkerBuilder {
     fn check_settings(&self) -> Result<DeviceName, WorkerError> {
         let device = worker_device(&self.name);
         let device = device.map_err(|status| config("name", &self.name, &status.message))?;
+        self.encryption.check(&self.name)?;
         self.parameters.check().map_err(|problem| match problem {
             WireError::OutOfRange { field, value, minimum, maximum } => {
                 config(field, &value.to_string(), &format!("use {minimum} to {maximum}"))
@@ -204,14 +205,17 @@ impl WorkerBuilder {
         // The worker's own pings decide; the transport's are for sessions that are not served yet.
         let keepalive = self.liveness.max(KEEPALIVE_MIN);
         let config = GrpcConfig::new(self.bind.clone()).secret(secret).keepalive(keepalive, keepalive);
-        let plane = GrpcPlane::bind(config)?;
+        let plane = GrpcPlane::bind(self.encryption.of_plane(config))?;
         let accept = plane.secret().cloned();
         Ok((Arc::new(plane), accept))
     }
 
     fn open_fabrics(&self, runtime: &Arc<dyn Runtime>, pools: &Pools) -> Result<OpenedFabrics, WorkerError> {
         if let Some(own) = &self.local_fabrics {
-            let opened = own.iter().map(|fabric| LocalFabric::open(fabric, pools, self.trust));
+            let opened = own.iter().map(|fabric| {
+                self.encryption.allow(fabric.kind(), fabric.capabilities().encrypted)?;
+                LocalFabric::open(fabric, pools, self.trust)
+            });
             return Ok(OpenedFabrics { usable: opened.collect::<Result<_, _>>()?, ..Default::default() });
         }
         let mut fabrics = OpenedFabrics::default();
@@ -287,9 +291,11 @@ impl WorkerBuilder {
                 let ip = host.trim_matches(['[', ']']).parse().ok();
                 let ip = ip.unwrap_or(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST));
                 let config = TcpConfig { bind: ip, ..TcpConfig::default() };
-                Ok(Arc::new(TcpFabric::new(runtime.clone(), config).with_wait(self.wait)))
+                let fabric = self.encryption.of_tcp(TcpFabric::new(runtime.clone(), config));
+                Ok(Arc::new(fabric.with_wait(self.wait)))
             }
             FabricKind::Verbs => {
+                self.encryption.allow(kind, false)?;
                 let opened = VerbsFabric::open(runtime.clone(), rdma);
                 let lacking = |error: VerbsError| config("fabrics", "verbs", &error.to_string());
                 Ok(Arc::new(opened.map_err(lacking)?.with_wait(self.wait)))

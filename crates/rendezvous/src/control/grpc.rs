@@ -18,10 +18,13 @@ mod dial;
 mod door;
 mod handover;
 mod recv_tensor;
+#[cfg(feature = "tls")]
+mod secured;
 mod server;
 mod session;
 #[cfg(test)]
 pub(in crate::control) mod tests;
+mod wire;
 
 use std::{
     fmt,
@@ -45,6 +48,7 @@ use self::{
     handover::Handover,
     recv_tensor::{MESSAGE_BYTES_MAX, TensorService},
     server::{Arrival, Host, Tasks},
+    wire::Security,
 };
 use super::{ControlError, ControlPlane, ControlSession, Secret};
 
@@ -70,6 +74,7 @@ struct Keepalive {
 pub struct GrpcConfig {
     address: String,
     secret: Option<Secret>,
+    security: Security,
     dial_limit: Duration,
     keepalive: Keepalive,
     strangers_max: usize,
@@ -83,6 +88,7 @@ impl GrpcConfig {
         Self {
             address: address.into(),
             secret: None,
+            security: Security::None,
             dial_limit: Duration::from_secs(10),
             keepalive: Keepalive { interval: Duration::from_secs(10), timeout: Duration::from_secs(20) },
             strangers_max: 64,
@@ -95,6 +101,14 @@ impl GrpcConfig {
     #[must_use]
     pub fn secret(mut self, secret: Option<Secret>) -> Self {
         self.secret = secret;
+        self
+    }
+
+    /// Mutual TLS under everything: who this end is, and what certificates of peers must say. Then no secret is needed.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn tls(mut self, identity: verbs_reactor::tls::TlsIdentity, names: super::TlsNames) -> Self {
+        self.security = Security::Tls { identity, names };
         self
     }
 
@@ -161,16 +175,17 @@ impl GrpcPlane {
     ///
     /// # Errors
     /// [`ControlError::BadAddress`], [`ControlError::Bind`]; [`ControlError::SecretNeeded`] for an address
-    /// beyond loopback without a secret.
+    /// beyond loopback without a secret or TLS.
     pub fn bind(config: GrpcConfig) -> Result<Self, ControlError> {
         let addresses = resolve(&config.address)?;
-        if config.secret.is_none() && !addresses.iter().all(is_loopback) {
+        let needs_secret = config.secret.is_none() && !config.security.encrypts();
+        if needs_secret && !addresses.iter().all(is_loopback) {
             return Err(ControlError::SecretNeeded { address: config.address });
         }
-        let ports = if config.secret.is_some() {
-            Ports::listen(&config, &addresses)
-        } else {
+        let ports = if needs_secret {
             Ports::listen_with_handover(&config, &addresses)
+        } else {
+            Ports::listen(&config, &addresses)
         };
         Self::start(config, ports?)
     }
@@ -210,12 +225,17 @@ impl GrpcPlane {
         let (running, all_done) = mpsc::channel(1);
         let (finished, done) = watch::channel(());
         let tasks = Tasks(running.downgrade());
-        let tensors = TensorCalls::new(config.message_bytes_max);
+        let tensors = TensorCalls::new(config.message_bytes_max, config.security.clone());
         let host = Host {
             tensors: TensorService::new(tensors.clone()),
             listener,
             handover,
-            door: Door::new(config.strangers_max, config.arrival_limit, served_on.clone()),
+            door: Door::new(
+                config.strangers_max,
+                config.arrival_limit,
+                served_on.clone(),
+                config.security.clone(),
+            ),
             arrivals: arrived,
             closing: close,
             tasks: tasks.clone(),
@@ -274,6 +294,7 @@ impl ControlPlane for GrpcPlane {
             closing: self.closing.subscribe(),
             keepalive: self.config.keepalive,
             limit: self.config.dial_limit,
+            security: self.config.security.clone(),
         };
         Box::pin(on_plane(self.runtime.clone(), dialler.dial(address.to_owned())))
     }
@@ -312,7 +333,8 @@ impl ControlPlane for GrpcPlane {
     }
 
     fn ambient_secret(&self, address: &str) -> BoxFuture<'static, Result<Option<Secret>, ControlError>> {
-        if address == self.address {
+        // With TLS the other end is known by its certificate: nothing is asked of whoever has a socket's name.
+        if address == self.address || self.config.security.encrypts() {
             return Box::pin(std::future::ready(Ok(self.secret.clone())));
         }
         let (runtime, address, open) = (self.runtime.clone(), address.to_owned(), self.secret.is_none());

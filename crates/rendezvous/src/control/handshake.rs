@@ -18,7 +18,8 @@
 //! Whoever gets a worker to dial them is, so a secret should be random, not a word.
 //!
 //! This authenticates the ends. It does not hide or protect what is sent later from somebody who sits *between*
-//! them; that is what TLS is for.
+//! them; that is what TLS is for. Where a session runs over TLS, the name in a Hello must be in the certificate of the end
+//! that sends it, and the proofs cover the TLS connection too, so that they are of no use on another one.
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
@@ -134,6 +135,8 @@ struct End<'a> {
 struct Hellos {
     dialling: ControlFrame,
     accepting: ControlFrame,
+    /// What the two ends of a TLS connection know, and nobody else.
+    channel: Option<[u8; 32]>,
 }
 
 impl Hellos {
@@ -144,6 +147,7 @@ impl Hellos {
         // Frames start with their length, so that the bytes of one cannot be taken for the other's.
         authenticator.update(&self.dialling.encode());
         authenticator.update(&self.accepting.encode());
+        authenticator.update(self.channel.as_ref().map_or(&[], |channel| channel.as_slice()));
         Some(authenticator)
     }
 
@@ -162,7 +166,7 @@ impl End<'_> {
         let mine = self.hello(nonce);
         self.send(&mine).await?;
         let (theirs, them) = self.receive_hello().await?;
-        let hellos = Hellos { dialling: mine, accepting: theirs };
+        let hellos = Hellos { dialling: mine, accepting: theirs, channel: self.channel() };
         self.send_proof(&hellos).await?;
         self.receive_proof(&hellos, Role::Accepting).await?;
         self.send_welcome().await?;
@@ -173,6 +177,7 @@ impl End<'_> {
         let mine = self.hello(nonce);
         let (theirs, them) = match self.receive_hello().await {
             Ok(hello) => hello,
+            Err(error @ ControlError::NameNotProven { .. }) => return Err(error),
             Err(error) => {
                 // Tells a peer of another version which one this is; anything else it may know, too.
                 let _ = self.send(&mine).await;
@@ -180,7 +185,7 @@ impl End<'_> {
             }
         };
         self.send(&mine).await?;
-        let hellos = Hellos { dialling: theirs, accepting: mine };
+        let hellos = Hellos { dialling: theirs, accepting: mine, channel: self.channel() };
         self.receive_proof(&hellos, Role::Dialling).await?;
         self.session.sender.admitted();
         self.send_proof(&hellos).await?;
@@ -198,11 +203,27 @@ impl End<'_> {
         }
     }
 
+    fn channel(&self) -> Option<[u8; 32]> {
+        self.session.sender.proven().map(|proven| proven.channel)
+    }
+
+    /// Whether the peer may go by the name `worker`; it is told if not.
+    async fn check_name(&mut self, worker: &str) -> Result<(), ControlError> {
+        let checked = self.session.sender.proven().map_or(Ok(()), |proven| proven.check_worker(worker));
+        let Err(problem) = checked else { return Ok(()) };
+        let text = format!("{worker} is not proven: its certificate {problem}");
+        let status = Status::new(Code::PermissionDenied, text);
+        // It may be gone; this end has its answer.
+        let _ = self.send(&ControlFrame::Goodbye { status }).await;
+        Err(ControlError::NameNotProven { address: self.peer.to_owned(), worker: worker.to_owned(), problem })
+    }
+
     async fn receive_hello(&mut self) -> Result<(ControlFrame, Introduction), ControlError> {
         let frame = self.receive().await?;
         let ControlFrame::Hello { worker, incarnation, listen_address, .. } = &frame else {
-            return Err(self.misbehaved("it did not start with Hello"));
+            return Err(self.unless_refused(&frame, "it did not start with Hello"));
         };
+        self.check_name(worker).await?;
         if *worker == self.me.worker && *incarnation == self.me.incarnation {
             return Err(self.misbehaved("it is this worker itself; use its own values without a connection"));
         }
@@ -224,7 +245,11 @@ impl End<'_> {
             ControlFrame::Goodbye { status } if status.code == Code::Unauthenticated => {
                 return Err(self.wrong_secret());
             }
-            _ => return Err(self.misbehaved("it sent something else than the proof of its secret")),
+            frame => {
+                return Err(
+                    self.unless_refused(&frame, "it sent something else than the proof of its secret")
+                );
+            }
         };
         if hellos.verify(role, self.secret, &proof) {
             return Ok(());
@@ -266,6 +291,16 @@ impl End<'_> {
             return Err(ControlError::Lost { detail });
         };
         ControlFrame::decode(&bytes).map_err(|error: WireError| self.misbehaved(&error.to_string()))
+    }
+
+    /// That the peer broke a rule by `frame`, unless it says with it that it does not let this worker in.
+    fn unless_refused(&self, frame: &ControlFrame, rule: &str) -> ControlError {
+        match frame {
+            ControlFrame::Goodbye { status } if status.code == Code::PermissionDenied => {
+                ControlError::Refused { address: self.peer.to_owned(), detail: status.message.clone() }
+            }
+            _ => self.misbehaved(rule),
+        }
     }
 
     fn misbehaved(&self, detail: &str) -> ControlError {

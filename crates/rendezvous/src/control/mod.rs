@@ -7,6 +7,7 @@
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::needless_pass_by_value)] // not written by hand
 mod generated;
 mod grpc;
+mod proven;
 
 pub mod handshake;
 pub mod secret;
@@ -18,7 +19,12 @@ use verbs_reactor::{BoxFuture, Runtime};
 #[cfg(any(test, fuzzing))]
 pub use self::grpc::recv_tensor;
 pub(crate) use self::grpc::{Arrived, Expected, GrpcRoute, HeldArrival, RouteEnds, Token};
-pub use self::grpc::{GrpcConfig, GrpcPlane, TensorCalls};
+#[cfg(feature = "tls")]
+pub(crate) use self::proven::check_worker;
+pub use self::{
+    grpc::{GrpcConfig, GrpcPlane, TensorCalls},
+    proven::{ProvenPeer, TlsNames},
+};
 
 /// Dials and accepts sessions.
 pub trait ControlPlane: Send + Sync + fmt::Debug + 'static {
@@ -99,6 +105,12 @@ pub trait FrameSender: Send + Sync + fmt::Debug + 'static {
     /// Tells the plane that the peer has proven itself, so that the session no longer counts among the few
     /// that unauthenticated peers may have. The handshake calls it.
     fn admitted(&self) {}
+
+    /// What the peer has proven by TLS; `None` unless the plane speaks it. The handshake holds what the peer says against
+    /// it.
+    fn proven(&self) -> Option<&ProvenPeer> {
+        None
+    }
 }
 
 /// Receives frames, in order.
@@ -173,7 +185,7 @@ pub enum ControlError {
     /// Listening beyond loopback needs a secret.
     #[error(
         "refusing to listen on `{address}`: it is reachable from other hosts and no secret is set; \
-         give one with a secret file (TENSORWIRE_SECRET_FILE), or bind to 127.0.0.1"
+         give one with a secret file (TENSORWIRE_SECRET_FILE), use TLS, or bind to 127.0.0.1"
     )]
     SecretNeeded {
         /// The address.
@@ -184,6 +196,32 @@ pub enum ControlError {
     WrongSecret {
         /// The address.
         address: String,
+    },
+    /// TLS with the peer failed, or only one end speaks it.
+    #[error("TLS with the worker at `{address}`: {detail}")]
+    Tls {
+        /// The address.
+        address: String,
+        /// What was seen, and what to do.
+        detail: String,
+    },
+    /// The peer goes by a name that its certificate does not have.
+    #[error("the worker at `{address}` says that it is {worker}, but its certificate {problem}")]
+    NameNotProven {
+        /// The address.
+        address: String,
+        /// The name.
+        worker: String,
+        /// What the certificate has, and what to do.
+        problem: String,
+    },
+    /// The peer does not let this worker in.
+    #[error("the worker at `{address}` does not let this one in: {detail}")]
+    Refused {
+        /// The address.
+        address: String,
+        /// What it said.
+        detail: String,
     },
     /// No secret is known that the peer could be asked for.
     #[error(

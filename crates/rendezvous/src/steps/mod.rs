@@ -251,11 +251,13 @@ impl Shared {
     fn remember(&self, at: Duration, id: StepId) {
         let forgotten = {
             let mut tombstones = lock(&self.tombstones);
-            tombstones.push_back((at, id));
-            let many = tombstones.len().saturating_sub(TOMBSTONES_MAX);
+            // Room first: one more than the most would double what the line takes.
+            let many = (tombstones.len() + 1).saturating_sub(TOMBSTONES_MAX);
             let is_old = |(then, _): &&(Duration, StepId)| at.saturating_sub(*then) > TOMBSTONE_AGE;
             let old = tombstones.iter().take_while(is_old).count();
-            tombstones.drain(..many.max(old)).collect::<Vec<_>>()
+            let forgotten: Vec<_> = tombstones.drain(..many.max(old)).collect();
+            tombstones.push_back((at, id));
+            forgotten
         };
         for (then, id) in forgotten {
             // Unless it was finished again.

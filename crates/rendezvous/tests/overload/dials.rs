@@ -65,6 +65,7 @@ fn half_open(test: &'static str, at_data_port: bool) {
             attacker::silent(&words, runtime).await
         });
     }
+    let _turn = crate::stage::alone();
     let count = size("TENSORWIRE_DIALS", 500);
     bounded(Duration::from_secs(200), |_| async move {
         let server = builder(SERVER, FabricKind::Tcp).start().await.unwrap();
@@ -105,6 +106,7 @@ fn slow_loris(test: &'static str, stage: &'static str) {
             |runtime| async move { attacker::loris(&words, runtime).await },
         );
     }
+    let _turn = crate::stage::alone();
     // More than there are places for strangers.
     let count = size("TENSORWIRE_DIALS", 100).min(1000);
     bounded(Duration::from_secs(100), |runtime| async move {

@@ -50,6 +50,7 @@ fn s4_views_that_are_never_let_go_pin_a_part_of_the_owners_memory_and_then_come_
     if let Some(words) = role() {
         return bounded(Duration::from_secs(60), |_| hoard(words));
     }
+    let _turn = crate::stage::alone();
     bounded(Duration::from_secs(90), |_| async {
         let owner = builder(SERVER, FabricKind::Shm).source_bytes(SOURCE_BYTES).start().await.unwrap();
         let address = owner.address().to_owned();

@@ -127,6 +127,7 @@ async fn refusal(plane: &GrpcPlane, address: &str, frame: Vec<u8>, runtime: &dyn
 
 #[test]
 fn e_every_length_of_a_members_frame_is_refused_at_its_limit_and_above() {
+    let _turn = crate::stage::alone();
     bounded(LIMIT, |runtime: Arc<dyn Runtime>| async move {
         let server = builder(SERVER, FabricKind::Tcp).sessions_per_peer_max(64).start().await.unwrap();
         publish(&server, 1);
@@ -159,6 +160,7 @@ fn is_cut(address: &str, bytes: &[u8]) -> bool {
 
 #[test]
 fn e_every_length_of_a_strangers_bytes_is_refused_at_its_limit_and_above() {
+    let _turn = crate::stage::alone();
     bounded(LIMIT, |runtime| async move {
         let server = impatient(runtime).await;
         publish(&server, 1);

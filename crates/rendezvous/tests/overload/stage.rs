@@ -3,7 +3,10 @@
 use std::{
     env, fs,
     path::Path,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -29,6 +32,12 @@ pub(crate) const BYTES: usize = 20_000;
 /// `plain`, unless the environment says otherwise.
 pub(crate) fn size(variable: &str, plain: usize) -> usize {
     env::var(variable).map_or(plain, |text| text.parse().unwrap())
+}
+
+/// Tests of one process take turns: they look at all that it holds.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// As many descriptors as this process may have at all.

@@ -74,6 +74,7 @@ fn e_a_storm_of_wrong_secrets_is_refused_and_keeps_nobody_out() {
     if let Some(words) = role() {
         return bounded(Duration::from_secs(300), |_| guess(words));
     }
+    let _turn = crate::stage::alone();
     let count = size("TENSORWIRE_DIALS", 200);
     bounded(Duration::from_secs(300), |_| async move {
         let server = builder(SERVER, FabricKind::Tcp).start().await.unwrap();
@@ -123,6 +124,7 @@ impl FrameSender for Recorder {
 
 #[test]
 fn e_a_replayed_handshake_is_refused_by_a_worker() {
+    let _turn = crate::stage::alone();
     bounded(LIMIT, |runtime: Arc<dyn Runtime>| async move {
         let server = builder(SERVER, FabricKind::Tcp).start().await.unwrap();
         let (address, plane) = (server.address().to_owned(), plane());

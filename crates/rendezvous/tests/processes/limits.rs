@@ -213,8 +213,9 @@ async fn without_locked_memory() {
     let transfer = async || {
         let server = worker(SERVER, End::Left).start().await.map_err(|error| error.to_string())?;
         let client = worker(CLIENT, End::Right).start().await.map_err(|error| error.to_string())?;
-        let value = Box::pin(tensor(&server, 100_000, 1)).await;
-        server.publish("x", value).map_err(|error| error.to_string())?;
+        // Its first memory: the pool hands each block to the device.
+        server.pool().alloc(100_000).await.map(drop).map_err(|error| error.to_string())?;
+        server.publish("x", tensor(&server, 100_000, 1).await).map_err(|error| error.to_string())?;
         fetch_once(&server, &client).await?;
         client.shutdown().await;
         server.shutdown().await;

@@ -107,9 +107,11 @@ impl Soaking {
         let right: u64 = tallies.iter().map(|tally| tally.right).sum();
         let failed: u64 = tallies.iter().map(|tally| tally.failed).sum();
         let resident = self.samples.last().unwrap();
+        let anonymous = LONG_LIVED.map(|index| status(&self.crowd.pid(index), "RssAnon").unwrap());
         let [kills, stops, cuts] = self.faults;
         println!(
-            "{} s: {right} right, {failed} failed, {kills} kills, {stops} stops, {cuts} cuts, {resident:?} KiB resident",
+            "{} s: {right} right, {failed} failed, {kills} kills, {stops} stops, {cuts} cuts, {resident:?} KiB resident, \
+             {anonymous:?} of them anonymous",
             self.elapsed().as_secs()
         );
         assert!(right > self.right, "nothing has gone right for {PROGRESS:?}");

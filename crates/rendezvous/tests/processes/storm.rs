@@ -55,6 +55,7 @@ async fn storm(plan: Plan, storm: Storm) {
     let mut draw = Draw::new(&*crowd.runtime);
     crowd.run_for(storm.every * 2).await;
     // Anybody may die: nobody gets wrong bytes, and each operation of those who live ends.
+    println!("all are up");
     for _ in 0..storm.deaths(1) {
         crowd.restart(draw.below(COUNT));
         crowd.run_for(storm.every).await;
@@ -65,6 +66,7 @@ async fn storm(plan: Plan, storm: Storm) {
     crowd.kill(victim);
     crowd.is_still().await;
     let survivors = crowd.living();
+    println!("{survivors:?} will survive");
     let mut before = Vec::new();
     for index in &survivors {
         before.push(crowd.gauges(*index).await);
@@ -113,6 +115,6 @@ fn d_restart_storm_of_one_of_four_under_full_load_over_tcp() {
 #[test]
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
 fn d_restart_storm_of_one_of_four_under_full_load_over_verbs() {
-    let storm = Storm { lasts: Duration::from_secs(36), every: Duration::from_secs(3) };
+    let storm = Storm { lasts: Duration::from_secs(12), every: Duration::from_secs(3) };
     restarts("storm::d_restart_storm_of_one_of_four_under_full_load_over_verbs", "verbs", storm);
 }

@@ -29,16 +29,17 @@ impl std::io::Write for Shown {
 pub(crate) fn log_everything() {
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(LevelFilter::TRACE)
-        .with_span_events(FmtSpan::FULL)
+        // With their fields; each time that one is entered it would only be said again.
+        .with_span_events(FmtSpan::NEW | FmtSpan::CLOSE)
         .with_ansi(false)
         .with_writer(|| Shown);
     subscriber.init();
 }
 
-/// Keeps what `Debug` shows, in both of its forms.
+/// Keeps what `Debug` shows.
 pub(crate) fn show(value: &impl Debug) {
     let mut text = String::new();
-    write!(text, "{value:?}\n{value:#?}\n").unwrap();
+    writeln!(text, "{value:?}").unwrap();
     SHOWN.lock().unwrap().extend_from_slice(text.as_bytes());
 }
 
@@ -68,7 +69,6 @@ fn forms(part: &[u8]) -> Vec<String> {
         listed(|byte| format!("{byte:02x}"), " "),
         listed(|byte| format!("{byte:02x}"), ":"),
         listed(|byte| format!("{byte}"), ", "),
-        listed(|byte| format!("{byte}"), ",\n    "),
         u64::from_le_bytes(number).to_string(),
         u64::from_be_bytes(number).to_string(),
     ]

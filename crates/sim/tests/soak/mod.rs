@@ -58,9 +58,10 @@ fn soaked(seed: u64) -> Ended {
     Ok(report)
 }
 
-fn described(failure: Box<Failure>, is_long: bool) -> String {
+fn described(mut failure: Box<Failure>, is_long: bool) -> String {
     if is_long {
-        return format!("SIM_ROUNDS={LONG_ROUNDS} belongs before the command:\n{failure}");
+        failure.replay = format!("SIM_ROUNDS={LONG_ROUNDS} {}", failure.replay);
+        return failure.to_string();
     }
     shrunk(failure).failure.to_string()
 }

@@ -171,17 +171,15 @@ impl Attack {
         self.rig.publish(&Descriptor { immediate, continues, remote, source });
     }
 
+    /// A block that is mostly as the contract demands it.
     fn send_block(&mut self, input: &mut Input<'_>) {
         let length = input.pick(&[BYTES, 2 * BYTES]);
-        if input.below(8) > 0 {
-            self.rig.send_block(self.blocks, length);
-            self.blocks += 1;
-            return;
-        }
-        let fd = if input.flag() { sealed_block(length) } else { memfd_of_sevens(length) };
-        let index = self.blocks.wrapping_add(u32::from(input.flag()));
-        let frame = Frame::Block { index, length: near(input) }.encode();
-        self.speak(&frame, &[fd.as_fd()]);
+        let is_right = input.below(8) > 0;
+        let fd = if is_right || input.flag() { sealed_block(length) } else { memfd_of_sevens(length) };
+        let index = self.blocks.wrapping_add(u32::from(!is_right && input.flag()));
+        let length = if is_right { length as u64 } else { near(input) };
+        self.speak(&Frame::Block { index, length }.encode(), &[fd.as_fd()]);
+        self.blocks += u32::from(is_right);
     }
 
     fn babble(&mut self, input: &mut Input<'_>) {

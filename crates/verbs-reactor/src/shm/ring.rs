@@ -17,7 +17,7 @@
 //! ```
 
 use std::{
-    io,
+    fmt, io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::atomic::{AtomicU64, Ordering},
 };
@@ -65,7 +65,7 @@ pub(super) enum Source {
 }
 
 /// One piece of a write, a notification, a read or its answer, as it travels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Descriptor {
     /// Only the last piece of a write has one.
     pub(super) immediate: Option<u32>,
@@ -74,6 +74,18 @@ pub(super) struct Descriptor {
     /// Range and key; `None` for a bare notification, a loan and an answer.
     pub(super) remote: Option<(RemoteRange, u32)>,
     pub(super) source: Source,
+}
+
+// Without the key, as keys are never shown.
+impl fmt::Debug for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Descriptor")
+            .field("immediate", &self.immediate)
+            .field("continues", &self.continues)
+            .field("remote", &self.remote.map(|(range, _)| range))
+            .field("source", &self.source)
+            .finish()
+    }
 }
 
 const HAS_IMMEDIATE: u32 = 1;

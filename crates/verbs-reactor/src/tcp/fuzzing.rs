@@ -107,9 +107,7 @@ impl Attack {
         let stream = tokio::net::TcpStream::from_std(TcpStream::from(OwnedFd::from(stream))).unwrap();
         let config = QueuePairConfig { send_depth: 8, receive_depth: 8 };
         let capabilities = Capabilities { read: true, ..Capabilities::WRITES };
-        let (link, victim) =
-            TcpLink::new(table.clone(), config, capabilities, super::protection::Stream::Plain(stream))
-                .unwrap();
+        let (link, victim) = TcpLink::new(table.clone(), config, capabilities, stream.into()).unwrap();
         victim.add_remote_region(peers());
         let before = ones(&pool, BYTES);
         let granted = pool.try_alloc(BYTES).unwrap().grant();

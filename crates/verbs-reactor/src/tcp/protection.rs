@@ -76,7 +76,7 @@ impl Protection {
                 // Its handshake is several small messages that answer each other.
                 let _ = stream.set_nodelay(true);
                 let secured = identity.connect(TlsPurpose::Data, stream).await;
-                Stream::Tls(Box::new(secured.map_err(|error| failed("TLS", explain_io(&error)))?.into()))
+                Stream::Tls(Box::new(secured.map_err(|error| failed("TLS", explain_io(&error)))?))
             }
         };
         stream.check_peer(peer)?;
@@ -94,7 +94,7 @@ impl Protection {
             Self::Tls(identity) => {
                 let _ = stream.set_nodelay(true);
                 let secured = identity.accept(TlsPurpose::Data, stream).await;
-                Ok(Stream::Tls(Box::new(secured.map_err(|error| explain_io(&error))?.into())))
+                Ok(Stream::Tls(Box::new(secured.map_err(|error| explain_io(&error))?)))
             }
         }
     }

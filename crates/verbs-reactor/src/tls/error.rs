@@ -181,7 +181,7 @@ fn refused_by_peer(alert: AlertDescription) -> String {
     format!("the other end {why}")
 }
 
-/// As [`explain`], of an error of a stream.
+/// As [`explain`], of an error of a stream during the handshake, or before the other end has said anything after it.
 pub fn explain_io(error: &io::Error) -> String {
     if let Some(tls) = tls_error(error) {
         return explain(tls);
@@ -193,6 +193,11 @@ pub fn explain_io(error: &io::Error) -> String {
         ),
         _ => error.to_string(),
     }
+}
+
+/// As [`explain`], of an error of a stream after the handshake; `None` if it is none of TLS.
+pub fn explain_later(error: &io::Error) -> Option<String> {
+    tls_error(error).map(explain)
 }
 
 /// The TLS error behind an error of a stream, if one is.

@@ -17,8 +17,11 @@ use rustls::{
     server::{NoServerSessionStorage, WebPkiClientVerifier, danger::ClientCertVerifier},
     version::TLS13,
 };
-use tokio::net::TcpStream;
-use tokio_rustls::{Accept, Connect, TlsAcceptor, TlsConnector};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use super::{
     CertificateDigest, CertificateProblem, PeerCertificate, TlsError, TlsField, verifier::ChainVerifier,
@@ -26,6 +29,10 @@ use super::{
 
 /// Longest content of a file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Bytes that are read, and thrown away, of an end that is not let in. It has sent what follows its own part of the handshake
+/// already: closing on that would reset the connection, and with it the alert that says why.
+const LEAVING_BYTES_MAX: u64 = 64 << 10;
 
 /// Where bytes came from that no file gave.
 const BYTES: &str = "(given as bytes)";
@@ -160,16 +167,38 @@ impl TlsIdentity {
         self.0.own.digest()
     }
 
-    /// The handshake of the end that has dialled.
-    pub fn connect(&self, purpose: TlsPurpose, stream: TcpStream) -> Connect<TcpStream> {
+    /// The handshake of the end that has dialled. As long as the other end takes: bound it.
+    ///
+    /// # Errors
+    /// As the stream or TLS has them; [`explain_io`](super::explain_io) says what they mean.
+    ///
+    /// # Cancel safety
+    /// Dropping the future ends the stream.
+    pub async fn connect(&self, purpose: TlsPurpose, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         // Neither sent nor checked; see `ChainVerifier`.
         let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
-        TlsConnector::from(self.ends(purpose).client.clone()).connect(name, stream)
+        let connector = TlsConnector::from(self.ends(purpose).client.clone());
+        Ok(connector.connect(name, stream).await?.into())
     }
 
-    /// The handshake of the end that was dialled.
-    pub fn accept(&self, purpose: TlsPurpose, stream: TcpStream) -> Accept<TcpStream> {
-        TlsAcceptor::from(self.ends(purpose).server.clone()).accept(stream)
+    /// The handshake of the end that was dialled. As long as the other end takes, also to leave when it is not let in:
+    /// bound it.
+    ///
+    /// # Errors
+    /// As of [`connect`](Self::connect).
+    ///
+    /// # Cancel safety
+    /// Dropping the future ends the stream.
+    pub async fn accept(&self, purpose: TlsPurpose, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        let acceptor = TlsAcceptor::from(self.ends(purpose).server.clone());
+        match acceptor.accept(stream).into_fallible().await {
+            Ok(stream) => Ok(stream.into()),
+            Err((error, mut stream)) => {
+                let _ = stream.shutdown().await;
+                let _ = tokio::io::copy(&mut stream.take(LEAVING_BYTES_MAX), &mut tokio::io::sink()).await;
+                Err(error)
+            }
+        }
     }
 
     fn ends(&self, purpose: TlsPurpose) -> &Ends {

@@ -16,6 +16,6 @@ pub mod test_certificates;
 mod verifier;
 
 pub(crate) use error::tls_error;
-pub use error::{CertificateProblem, TlsError, TlsField, explain, explain_io};
+pub use error::{CertificateProblem, TlsError, TlsField, explain, explain_io, explain_later};
 pub use identity::{TlsIdentity, TlsPurpose};
 pub use peer::{CertificateDigest, PeerCertificate};

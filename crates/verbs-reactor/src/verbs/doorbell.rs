@@ -1,5 +1,7 @@
 //! Work requests that are handed to the device in one call.
 
+use std::fmt;
+
 use crate::SlotKey;
 
 use super::{
@@ -21,7 +23,7 @@ pub(super) const RANGES_OF_REQUEST: usize = 16;
 const SIGNAL_BYTES: u64 = 64 << 10;
 
 /// A one-sided write or read. The device splits it into packets, nobody splits it further.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Transfer {
     pub(super) direction: Direction,
     /// Of all its ranges here together.
@@ -30,6 +32,18 @@ pub(super) struct Transfer {
     pub(super) remote: u64,
     pub(super) remote_key: u32,
     pub(super) immediate: Option<u32>,
+}
+
+// Without the key, as keys are never shown.
+impl fmt::Debug for Transfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transfer")
+            .field("direction", &self.direction)
+            .field("length", &self.length)
+            .field("remote", &self.remote)
+            .field("immediate", &self.immediate)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What a request asks for.

@@ -1,5 +1,7 @@
 //! Ranges of operations on their way into the send queue, and the work requests they become.
 
+use std::fmt;
+
 use crate::SlotKey;
 
 use super::{
@@ -9,12 +11,22 @@ use super::{
 };
 
 /// Bytes here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct LocalRange {
     pub(super) address: u64,
     pub(super) length: u64,
     /// Names the region they lie in.
     pub(super) key: u32,
+}
+
+// Without the key, as keys are never shown.
+impl fmt::Debug for LocalRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalRange")
+            .field("address", &self.address)
+            .field("length", &self.length)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Which way bytes go.
@@ -53,7 +65,6 @@ impl RequestLimits {
 ///
 /// The bytes here lie in one range of any length, or are gathered from (scattered to) several that one work request
 /// takes.
-#[derive(Debug)]
 pub(super) struct Pending {
     pub(super) key: SlotKey,
     pub(super) direction: Direction,
@@ -71,6 +82,24 @@ pub(super) struct Pending {
     pub(super) is_last: bool,
     /// Steps posted already.
     pub(super) posted: u64,
+}
+
+// Without the key, as keys are never shown.
+impl fmt::Debug for Pending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pending")
+            .field("key", &self.key)
+            .field("direction", &self.direction)
+            .field("local", &self.local)
+            .field("gathered", &self.gathered)
+            .field("remote", &self.remote)
+            .field("length", &self.length)
+            .field("immediate", &self.immediate)
+            .field("earlier", &self.earlier)
+            .field("is_last", &self.is_last)
+            .field("posted", &self.posted)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Pending {

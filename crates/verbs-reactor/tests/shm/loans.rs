@@ -70,6 +70,40 @@ fn leases_count_per_process_through_all_its_connections() {
 }
 
 #[test]
+fn s4_bytes_of_leases_count_per_process_too() {
+    fn two_lengths(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
+        Arc::new(ShmFabric::new(runtime).unwrap().with_lease_bytes_cap(2 * LENGTH as u64))
+    }
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        let pair = Pair::new(Setup { fabric: two_lengths, peer_host: None }, runtime.clone()).await;
+        let mut views = Vec::new();
+        for length in [LENGTH, LENGTH - 1] {
+            let lend = pair.to_right.lend(pair.left.source.filled(length, 1), Immediate(1));
+            let (result, view) = futures::future::join(lend, loan(&runtime, &pair.to_left)).await;
+            result.unwrap();
+            views.push(view);
+        }
+        let error = pair.to_right.lend(pair.left.source.filled(2, 1), Immediate(1)).await.unwrap_err();
+        let is_named = matches!(error, FabricError::LeasedBytesExhausted { held, wanted: 2, cap }
+            if held + 1 == cap && cap == 2 * LENGTH as u64);
+        assert!(is_named, "{error}");
+        // What still fits, and all of it when the views have ended.
+        let lend = pair.to_right.lend(pair.left.source.filled(1, 1), Immediate(1));
+        let (result, view) = futures::future::join(lend, loan(&runtime, &pair.to_left)).await;
+        result.unwrap();
+        drop((views, view));
+        let source = pair.left.source.filled(2 * LENGTH, 1);
+        let mut lent = pair.to_right.lend(source.clone(), Immediate(1)).await;
+        while matches!(lent, Err(FabricError::LeasedBytesExhausted { .. })) {
+            yield_once().await;
+            lent = pair.to_right.lend(source.clone(), Immediate(1)).await;
+        }
+        lent.unwrap();
+        loan(&runtime, &pair.to_left).await;
+    });
+}
+
+#[test]
 fn a_view_is_not_copied() {
     alone("loans::a_view_is_not_copied", |runtime| {
         Box::pin(async move {

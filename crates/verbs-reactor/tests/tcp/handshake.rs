@@ -131,6 +131,23 @@ fn a_stranger_with_the_token_but_not_the_nonce_is_refused() {
 }
 
 #[test]
+fn e_a_peer_that_encrypts_is_not_met_in_the_clear() {
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        let local = Local::new(runtime);
+        for role in [Role::Dialer, Role::Acceptor] {
+            let (other, prepared) = (local.prepare(), local.prepare());
+            let mut encrypted = other.connection_data();
+            encrypted.0.extend([7; 32]);
+            let connecting = prepared.connect(params(encrypted, role, STEP_LIMIT));
+            let error = local.step("connecting", connecting).await.unwrap_err();
+            assert!(matches!(error, FabricError::Connect { step: "agreeing on encryption", .. }), "{error}");
+            assert!(error.to_string().contains("TLS identity"), "{error}");
+        }
+        assert_eq!(local.fabric.listener_stats().accepted, 0);
+    });
+}
+
+#[test]
 fn silent_streams_are_bounded_in_number_and_time() {
     bounded(Flavour::TwoWorkers, |runtime| async move {
         let limit = Duration::from_millis(300);

@@ -52,7 +52,6 @@ contract_suite!(crate::contract::Setup { fabric: crate::fabric, peer_host: Some(
 
 /// One process's worth of the fabric.
 struct End {
-    runtime: Arc<dyn Runtime>,
     fabric: TcpFabric,
     domain: Arc<dyn Domain>,
     source: RegisteredPool,
@@ -61,18 +60,18 @@ struct End {
 
 impl End {
     fn new(runtime: &Arc<dyn Runtime>, identity: TlsIdentity) -> Self {
-        Self::of(runtime, TcpFabric::new(runtime.clone(), TcpConfig::default()).with_tls(identity))
+        Self::of(TcpFabric::new(runtime.clone(), TcpConfig::default()).with_tls(identity))
     }
 
     fn plain(runtime: &Arc<dyn Runtime>) -> Self {
-        Self::of(runtime, TcpFabric::new(runtime.clone(), TcpConfig::default()))
+        Self::of(TcpFabric::new(runtime.clone(), TcpConfig::default()))
     }
 
-    fn of(runtime: &Arc<dyn Runtime>, fabric: TcpFabric) -> Self {
+    fn of(fabric: TcpFabric) -> Self {
         let domain = fabric.open_domain().unwrap();
         let source = RegisteredPool::new(&domain, "source", Access::LOCAL, 64 << 20);
         let receive = RegisteredPool::new(&domain, "receive", Access::RECEIVE, 64 << 20);
-        Self { runtime: runtime.clone(), fabric, domain, source, receive }
+        Self { fabric, domain, source, receive }
     }
 
     fn prepare(&self) -> Box<dyn Prepared> {

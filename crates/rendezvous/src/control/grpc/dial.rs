@@ -10,10 +10,12 @@ use std::{
 };
 
 use futures::{Stream, StreamExt};
+use hyper_util::rt::TokioIo;
 use memory::Limit;
-use tokio::sync::watch;
+use tokio::{net::TcpStream, sync::watch};
 use tonic::{
     Streaming,
+    codegen::{Service, http::Uri},
     transport::{Channel, Endpoint},
 };
 
@@ -21,6 +23,7 @@ use super::{
     Keepalive, ON_THE_WIRE_MAX, WINDOW_BYTES, closed,
     server::Tasks,
     session::{OutgoingFrames, Parts, session},
+    wire::{Security, Wire},
     within,
 };
 use crate::control::{
@@ -34,14 +37,16 @@ pub(super) struct Dialler {
     pub(super) closing: watch::Receiver<bool>,
     pub(super) keepalive: Keepalive,
     pub(super) limit: Duration,
+    pub(super) security: Security,
 }
 
 impl Dialler {
     /// Opens a session. Runs on the plane's runtime.
     pub(super) async fn dial(self, address: String) -> Result<ControlSession, ControlError> {
         let (host, port) = host_and_port(&address)?;
-        let unreachable = |Failure { detail, limit }| {
-            ControlError::Unreachable { address: address.clone(), detail }.unless_limit(limit)
+        let unreachable = |Failure { detail, limit, is_tls }| match is_tls {
+            true => ControlError::Tls { address: address.clone(), detail },
+            false => ControlError::Unreachable { address: address.clone(), detail }.unless_limit(limit),
         };
         let closing = self.closing.clone();
         let limit = self.limit;
@@ -57,11 +62,18 @@ impl Dialler {
 
     /// Tries the host's addresses in turn.
     async fn attempt(self, host: String, port: u16) -> Result<ControlSession, Failure> {
-        let found = lookup(host, port).await?;
+        let found = lookup(host.clone(), port).await?;
         let mut failure = Failure::from("the name has no address".to_owned());
         for address in found {
-            let Parts { session, task, outgoing } = session(Some(address.ip()), None);
-            match attach(address, outgoing, self.keepalive, self.limit).await {
+            let wire = match self.connect(address, &host).await {
+                Ok(wire) => wire,
+                Err(last) => {
+                    failure = last;
+                    continue;
+                }
+            };
+            let Parts { session, task, outgoing } = session(Some(address.ip()), None, wire.proven().cloned());
+            match attach(address, wire, outgoing, self.keepalive, self.limit).await {
                 Ok((client, stream)) => {
                     let closing = self.closing.clone();
                     self.tasks.spawn(async move {
@@ -75,10 +87,37 @@ impl Dialler {
         }
         Err(failure)
     }
+
+    async fn connect(&self, address: SocketAddr, host: &str) -> Result<Wire, Failure> {
+        let stream = TcpStream::connect(address).await;
+        let stream = stream.map_err(|error| connect_failure(&error, self.limit))?;
+        // Small frames, each awaited by somebody.
+        let _ = stream.set_nodelay(true);
+        Wire::dial(stream, &self.security, host).await.map_err(Failure::of_tls)
+    }
+}
+
+/// Gives the one stream that was connected.
+struct OneWire(Option<Wire>);
+
+impl Service<Uri> for OneWire {
+    type Response = TokioIo<Wire>;
+    type Error = io::Error;
+    type Future = std::future::Ready<io::Result<TokioIo<Wire>>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let wire = self.0.take().map(TokioIo::new);
+        std::future::ready(wire.ok_or_else(|| io::Error::other("a connection carries one session")))
+    }
 }
 
 async fn attach(
     address: SocketAddr,
+    wire: Wire,
     outgoing: OutgoingFrames,
     keepalive: Keepalive,
     limit: Duration,
@@ -86,18 +125,25 @@ async fn attach(
     let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| causes(&error))?;
     let endpoint = endpoint
         .connect_timeout(limit)
-        .tcp_nodelay(true)
         .http2_keep_alive_interval(keepalive.interval)
         .keep_alive_timeout(keepalive.timeout)
         .keep_alive_while_idle(true)
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES);
-    let channel = endpoint.connect().await.map_err(|error| connect_failure(&error, limit))?;
+    let trouble = wire.trouble().clone();
+    // HTTP/2 keeps little of why its stream ended.
+    let or_trouble = |failure: Failure| trouble.text().map_or(failure, Failure::of_tls);
+    let channel = endpoint.connect_with_connector(OneWire(Some(wire))).await;
+    let channel = channel.map_err(|error| or_trouble(connect_failure(&error, limit)))?;
     let mut client = ControlClient::new(channel)
         .max_decoding_message_size(ON_THE_WIRE_MAX)
         .max_encoding_message_size(ON_THE_WIRE_MAX);
     let stream = client.attach(RequestFrames(outgoing)).await.map_err(|status| {
-        format!("what answers there is no Tensorwire control plane, or it is closing: {}", causes(&status))
+        let detail = format!(
+            "what answers there is no Tensorwire control plane, or it is closing: {}",
+            causes(&status)
+        );
+        or_trouble(detail.into())
     })?;
     Ok((client, stream.into_inner()))
 }
@@ -126,16 +172,23 @@ pub(super) fn host_and_port(address: &str) -> Result<(&str, u16), ControlError> 
     if host.is_empty() || host.chars().any(char::is_whitespace) { Err(bad()) } else { Ok((host, port)) }
 }
 
-/// Why nobody was reached, for [`ControlError::Unreachable`].
+/// Why nobody was reached, for [`ControlError::Unreachable`] or [`ControlError::Tls`].
 #[derive(Debug)]
 struct Failure {
     detail: String,
     limit: Option<Limit>,
+    is_tls: bool,
+}
+
+impl Failure {
+    fn of_tls(detail: String) -> Self {
+        Self { detail, limit: None, is_tls: true }
+    }
 }
 
 impl From<String> for Failure {
     fn from(detail: String) -> Self {
-        Self { detail, limit: None }
+        Self { detail, limit: None, is_tls: false }
     }
 }
 
@@ -143,6 +196,7 @@ async fn lookup(host: String, port: u16) -> Result<Vec<SocketAddr>, Failure> {
     let found = tokio::net::lookup_host((host, port)).await.map_err(|error| Failure {
         detail: format!("the name cannot be resolved: {error}"),
         limit: Limit::of_files(&error),
+        is_tls: false,
     });
     Ok(found?.collect())
 }
@@ -162,7 +216,7 @@ fn connect_failure(error: &(dyn Error + 'static), limit: Duration) -> Failure {
         Some(io::ErrorKind::TimedOut) => silence(limit),
         _ => causes(error),
     };
-    Failure { detail, limit: io.and_then(Limit::of_files) }
+    Failure { detail, limit: io.and_then(Limit::of_files), is_tls: false }
 }
 
 /// The operating system's answer behind an error.

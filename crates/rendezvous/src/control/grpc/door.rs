@@ -30,8 +30,12 @@ use tonic::transport::server::Connected;
 
 use verbs_reactor::Runtime;
 
-use super::{recv_tensor::GrpcRoute, within};
-use crate::log_quota::LogQuota;
+use super::{
+    recv_tensor::GrpcRoute,
+    wire::{Security, Wire},
+    within,
+};
+use crate::{control::ProvenPeer, log_quota::LogQuota};
 
 /// How long the peer may take to hang up after its session has ended.
 const LEAVING: Duration = Duration::from_secs(2);
@@ -49,16 +53,22 @@ pub(super) struct Door {
     arrival_limit: Duration,
     clock: Arc<dyn Runtime>,
     pub(super) log: LogQuota,
+    security: Security,
     strangers: Mutex<VecDeque<Arc<Guest>>>,
     /// One has gone, or is about to.
     changed: Notify,
 }
 
 impl Door {
-    pub(super) fn new(limit: usize, arrival_limit: Duration, clock: Arc<dyn Runtime>) -> Arc<Self> {
+    pub(super) fn new(
+        limit: usize,
+        arrival_limit: Duration,
+        clock: Arc<dyn Runtime>,
+        security: Security,
+    ) -> Arc<Self> {
         let (limit, log) = (limit.max(1), LogQuota::new(clock.clone()));
         let (strangers, changed) = (Mutex::default(), Notify::new());
-        Arc::new(Self { limit, arrival_limit, clock, log, strangers, changed })
+        Arc::new(Self { limit, arrival_limit, clock, log, security, strangers, changed })
     }
 
     /// Waits until one more stranger may enter.
@@ -101,6 +111,7 @@ impl Door {
             tracing::debug!(peer = %pushed.host, "too many unauthenticated peers: one is dropped");
             pushed.evict();
         }
+        let stream = Wire::accept(stream, &self.security);
         GuestStream { stream, guest, timer: Some(timer(self.arrival_limit)), leaving: false }
     }
 
@@ -148,6 +159,8 @@ pub(super) struct Guest {
     is_attaching: AtomicBool,
     /// Whose tensors it carries, if it carries tensors.
     route: OnceLock<Weak<GrpcRoute>>,
+    /// What its peer has proven by TLS.
+    proven: OnceLock<Arc<ProvenPeer>>,
 }
 
 impl Guest {
@@ -161,7 +174,13 @@ impl Guest {
             waker: AtomicWaker::new(),
             is_attaching: AtomicBool::new(false),
             route: OnceLock::new(),
+            proven: OnceLock::new(),
         })
+    }
+
+    /// What its peer has proven by TLS; known before its first request is.
+    pub(super) fn proven(&self) -> Option<&Arc<ProvenPeer>> {
+        self.proven.get()
     }
 
     /// How long it may not be pushed out yet.
@@ -265,7 +284,7 @@ impl fmt::Debug for Guest {
 
 /// A connection that the door can cut.
 pub(super) struct GuestStream {
-    stream: TcpStream,
+    stream: Wire,
     guest: Arc<Guest>,
     timer: Option<Pin<Box<tokio::time::Sleep>>>,
     leaving: bool,
@@ -291,6 +310,24 @@ impl GuestStream {
         }
         self.guest.evict();
         Err(io::ErrorKind::TimedOut.into())
+    }
+}
+
+impl GuestStream {
+    /// Tells what the TLS handshake has come to.
+    fn note<T>(&self, polled: &Poll<io::Result<T>>) {
+        if matches!(polled, Poll::Ready(Err(_)))
+            && self.guest.stage.load(Ordering::Acquire) == stage::ARRIVING
+            && let Some(why) = self.stream.trouble().text()
+            && let Some(left_out) = self.guest.door.log.line(&self.guest.host.to_string())
+        {
+            tracing::warn!(peer = %self.guest.host, why, left_out, "a control connection was refused");
+        }
+        if self.guest.proven.get().is_none()
+            && let Some(proven) = self.stream.proven()
+        {
+            let _ = self.guest.proven.set(proven.clone());
+        }
     }
 }
 
@@ -320,7 +357,9 @@ impl AsyncRead for GuestStream {
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         this.poll_cut(context)?;
-        Pin::new(&mut this.stream).poll_read(context, buffer)
+        let read = Pin::new(&mut this.stream).poll_read(context, buffer);
+        this.note(&read);
+        read
     }
 }
 

@@ -204,7 +204,8 @@ impl Control for Attach {
         if !guest.attach() {
             return Err(Status::failed_precondition("a connection carries one session"));
         }
-        let Parts { session, task, outgoing } = session(Some(guest.host()), Some(guest.clone()));
+        let Parts { session, task, outgoing } =
+            session(Some(guest.host()), Some(guest.clone()), guest.proven().cloned());
         self.tasks.spawn(task.run(request.into_inner(), self.closing.clone()));
         place.send(Arrival { session, guest });
         Ok(Response::new(outgoing))

@@ -12,7 +12,9 @@ use tonic::{Status, Streaming};
 use verbs_reactor::BoxFuture;
 
 use super::{closed, door::Guest, within};
-use crate::control::{ControlError, ControlSession, FrameReceiver, FrameSender, generated::Frame};
+use crate::control::{
+    ControlError, ControlSession, FrameReceiver, FrameSender, ProvenPeer, generated::Frame,
+};
 
 /// Frames buffered per direction, and their bytes: a largest frame, or several small ones.
 const QUEUE_FRAMES: usize = 8;
@@ -94,14 +96,23 @@ pub(super) struct Parts {
 /// Frames for the peer, the goodbye last. `Err` aborts the stream.
 pub(super) type OutgoingFrames = stream::BoxStream<'static, Result<Frame, Status>>;
 
-/// Makes a session. `guest` is the connection it came in by, if it did.
-pub(super) fn session(peer_host: Option<IpAddr>, guest: Option<Arc<Guest>>) -> Parts {
+/// Makes a session. `guest` is the connection it came in by, if it did; `proven` what TLS has shown of the peer.
+pub(super) fn session(
+    peer_host: Option<IpAddr>,
+    guest: Option<Arc<Guest>>,
+    proven: Option<Arc<ProvenPeer>>,
+) -> Parts {
     let (outgoing_sender, outgoing) = mpsc::channel(QUEUE_FRAMES);
     let (incoming_sender, incoming) = mpsc::channel(QUEUE_FRAMES);
     let (end_sender, end) = watch::channel(End::Open);
     let (control_sender, control) = watch::channel(Outgoing::Running);
-    let sender =
-        GrpcSender { frames: outgoing_sender, room: Room::new(), end: end.clone(), guest: guest.clone() };
+    let sender = GrpcSender {
+        frames: outgoing_sender,
+        room: Room::new(),
+        end: end.clone(),
+        guest: guest.clone(),
+        proven,
+    };
     let sender = Arc::new(sender);
     let receiver = Box::new(GrpcReceiver { frames: incoming, end });
     Parts {
@@ -260,6 +271,7 @@ struct GrpcSender {
     room: Room,
     end: watch::Receiver<End>,
     guest: Option<Arc<Guest>>,
+    proven: Option<Arc<ProvenPeer>>,
 }
 
 impl GrpcSender {
@@ -295,6 +307,10 @@ impl FrameSender for GrpcSender {
         if let Some(guest) = &self.guest {
             guest.admit();
         }
+    }
+
+    fn proven(&self) -> Option<&ProvenPeer> {
+        self.proven.as_deref()
     }
 }
 

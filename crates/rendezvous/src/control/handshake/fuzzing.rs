@@ -164,8 +164,8 @@ impl Peer<'_> {
             nonce: nonce(&Still),
         };
         let (hellos, role) = match self.role {
-            Role::Dialling => (Hellos { dialling: mine, accepting: theirs }, Role::Accepting),
-            Role::Accepting => (Hellos { dialling: theirs, accepting: mine }, Role::Dialling),
+            Role::Dialling => (Hellos { dialling: mine, accepting: theirs, channel: None }, Role::Accepting),
+            Role::Accepting => (Hellos { dialling: theirs, accepting: mine, channel: None }, Role::Dialling),
         };
         Some(ControlFrame::Proof { proof: hellos.prove(role, Some(self.secret))? }.encode())
     }

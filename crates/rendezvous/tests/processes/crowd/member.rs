@@ -25,6 +25,8 @@ use crate::harness::{parents_lines, say};
 /// Bytes of the values.
 const SMALL: usize = 32 << 10;
 const LARGE: usize = 1 << 20;
+/// The large ones where the adapter is emulated.
+const LARGE_EMULATED: usize = 64 << 10;
 
 /// Values of a step, and how many receives of them are outstanding at once.
 const VALUES: u64 = 24;
@@ -213,6 +215,10 @@ impl Member {
         }
     }
 
+    fn large(&self) -> usize {
+        if self.settings.is_emulated() { LARGE_EMULATED } else { LARGE }
+    }
+
     /// Takes what pools and the table of finished steps may take at most.
     async fn fill(&self) {
         for pool in [self.worker.pool(), self.worker.receive_pool()] {
@@ -227,7 +233,7 @@ impl Member {
     /// Puts a value in place of the one before, under each name.
     async fn publish(&self, number: u64) {
         let label = Label { owner: self.settings.index as u64, life: self.worker.incarnation(), number };
-        for (name, bytes) in [("small", SMALL), ("large", LARGE)] {
+        for (name, bytes) in [("small", SMALL), ("large", self.large())] {
             self.worker.publish(name, label.value(&self.worker, bytes).await).unwrap();
         }
     }
@@ -306,14 +312,26 @@ impl Member {
         };
         // Those that are outstanding when one fails are waited for too.
         let mut values = stream::iter(0..VALUES).map(one).buffered(OUTSTANDING).enumerate();
-        while let Some((number, value)) = values.next().await {
-            let Some(value) = value else { continue };
-            let label = Label::of(value.bytes());
-            if label.is_none_or(|label| {
-                (label.owner, label.number) != (peer as u64, step.wrapping_add(number as u64))
-            }) {
-                say(&format!("BAD value {number} of step {step} from {peer}: {label:?}"));
+        let (mut last, mut failed) = (None, false);
+        while let Some((position, value)) = values.next().await {
+            let Some(value) = value else {
+                failed = true;
+                continue;
+            };
+            let label = Label::of(value.bytes()).filter(|label| label.owner == peer as u64);
+            let number = label.map(|label| label.number.wrapping_sub(step));
+            // In order, each once; what a receive that failed did not take is for a later one.
+            let is_next = number.is_some_and(|number| {
+                let expected = position as u64;
+                last < Some(number) && (number == expected || failed && number < expected)
+            });
+            if !is_next {
+                say(&format!(
+                    "BAD value at {position} of step {step} from {peer}: {number:?} after {last:?}, {label:?}, one \
+                     before failed: {failed}"
+                ));
             }
+            last = number;
         }
     }
 
@@ -358,7 +376,7 @@ impl Member {
                 life: self.worker.incarnation(),
                 number: step.wrapping_add(number),
             };
-            let bytes = if number == VALUES / 2 { LARGE } else { 2048 << (number % 5) };
+            let bytes = if number == VALUES / 2 { self.large() } else { 2048 << (number % 5) };
             let value = label.value(&self.worker, bytes).await;
             if at_step.send(&key, value).is_err() {
                 return;

@@ -39,7 +39,9 @@ const PORTS: std::ops::Range<u16> = 10_000..30_000;
 const CHILD_LIMIT: Duration = Duration::from_secs(3 * 3600);
 
 /// Caps of each worker's pools, and their blocks, in bytes: little, so that what stays in use is missed.
-const POOL: u64 = 48 << 20;
+const POOL: u64 = 32 << 20;
+/// Of a pool that peers map as they come across its parts: little enough for all of it to be mapped soon.
+const SMALL_POOL: u64 = 12 << 20;
 const BLOCK: usize = 4 << 20;
 
 /// What the members of a crowd have in common.
@@ -98,7 +100,13 @@ impl Settings {
         };
         let builder = builder.bind(format!("127.0.0.1:{}", self.own_port)).liveness(self.liveness);
         let builder = builder.timeout(self.limit());
-        builder.source_bytes(POOL).receive_bytes(POOL).block_bytes(BLOCK)
+        let source = if self.is_filled() { SMALL_POOL } else { POOL };
+        builder.source_bytes(source).receive_bytes(POOL).block_bytes(BLOCK)
+    }
+
+    /// Whether each byte costs a processor's time many times over.
+    fn is_emulated(&self) -> bool {
+        self.fabric == "verbs"
     }
 
     /// Whether all that is bounded is to be full from the beginning, so that nothing may grow later.

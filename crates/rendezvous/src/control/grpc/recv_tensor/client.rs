@@ -22,7 +22,13 @@ use verbs_reactor::{BoxFuture, Runtime};
 
 use super::{ORDER, TOKEN};
 use crate::{
-    control::{ControlError, grpc::dial},
+    control::{
+        ControlError,
+        grpc::{
+            dial,
+            wire::{Security, Wire},
+        },
+    },
     data::unless,
 };
 
@@ -83,10 +89,11 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for OnRunti
     }
 }
 
-/// Connects to the plane at `address`. The connection ends when `stop` turns true; `ended` is called with the reason
+/// Connects to the plane at `address`, which must show the `certificate`, if it shows one. The connection ends when `stop` turns true; `ended` is called with the reason
 /// when it ends otherwise. To be run on a task of `runtime`.
 pub(super) async fn connect(
     address: &str,
+    (security, certificate): (&Security, Option<[u8; 32]>),
     runtime: &Arc<dyn Runtime>,
     stop: watch::Receiver<bool>,
     ended: Box<dyn FnOnce(String) + Send>,
@@ -101,6 +108,13 @@ pub(super) async fn connect(
         .map_err(|error| unreachable(error.to_string()).unless_limit(memory::Limit::of_files(&error)))?;
     // Each call is awaited by somebody.
     let _ = stream.set_nodelay(true);
+    let tls = |detail| ControlError::Tls { address: address.to_owned(), detail };
+    let stream = Wire::dial(stream, security, host).await.map_err(tls)?;
+    if stream.proven().map(|proven| proven.certificate) != certificate {
+        let detail = "it shows another certificate than over the control session: is there another worker at its \
+                      address now?";
+        return Err(tls(detail.to_owned()));
+    }
     let connecting = http2::Builder::new(OnRuntime(runtime.clone()))
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)

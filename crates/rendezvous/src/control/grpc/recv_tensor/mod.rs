@@ -47,6 +47,7 @@ pub(crate) use self::{
     reading::Arrived,
     route::{GrpcRoute, HeldArrival, RouteEnds},
 };
+use super::wire::Security;
 use crate::outcome::{Outcome, Teller};
 
 /// Calls of one peer that may be unanswered at once.
@@ -137,6 +138,7 @@ fn digest(header: &HeaderValue) -> TokenDigest {
 
 /// What a gRPC plane carries tensors with. Opaque: a worker uses it by itself.
 pub struct TensorCalls {
+    security: Security,
     admitted: Mutex<BTreeMap<TokenDigest, Admitted>>,
     seen: Mutex<RequestIds>,
     message_bytes_max: usize,
@@ -185,8 +187,13 @@ impl fmt::Debug for TensorCalls {
 }
 
 impl TensorCalls {
-    pub(super) fn new(message_bytes_max: usize) -> Arc<Self> {
-        Arc::new(Self { admitted: Mutex::default(), seen: Mutex::default(), message_bytes_max })
+    pub(super) fn new(message_bytes_max: usize, security: Security) -> Arc<Self> {
+        Arc::new(Self { security, admitted: Mutex::default(), seen: Mutex::default(), message_bytes_max })
+    }
+
+    /// Whether what they carry is encrypted.
+    fn encrypts(&self) -> bool {
+        self.security.encrypts()
     }
 
     /// Calls with this token will come. `None` if it cannot be shown.

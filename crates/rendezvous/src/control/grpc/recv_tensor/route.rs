@@ -53,6 +53,8 @@ pub(crate) struct RouteEnds {
     pub(crate) token: Token,
     pub(crate) agreed: Agreed,
     pub(crate) connect_limit: Duration,
+    /// SHA-256 of the certificate that the peer has shown on its session: its connections must show it too.
+    pub(crate) certificate: Option<[u8; 32]>,
     /// Turns true when the session ends.
     pub(crate) session_over: watch::Receiver<bool>,
 }
@@ -73,6 +75,7 @@ pub(crate) struct GrpcRoute {
     token: HeaderValue,
     validation: Validation,
     connect_limit: Duration,
+    certificate: Option<[u8; 32]>,
     session_over: watch::Receiver<bool>,
     caller: OnceCell<Caller>,
     receives: Arc<Semaphore>,
@@ -115,6 +118,7 @@ impl GrpcRoute {
             token,
             validation: ends.agreed.validation,
             connect_limit: ends.connect_limit,
+            certificate: ends.certificate,
             session_over: ends.session_over,
             caller: OnceCell::new(),
             receives: Arc::new(Semaphore::new(receives as usize)),
@@ -146,6 +150,11 @@ impl GrpcRoute {
     /// Whether it can carry no more transfers.
     pub(crate) fn is_over(&self) -> bool {
         self.lost.get().is_some() || self.leaving.get().is_some()
+    }
+
+    /// Whether what it carries is encrypted.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.calls.encrypts()
     }
 
     /// Whether nothing more can come or go.
@@ -251,6 +260,11 @@ impl GrpcRoute {
         is_admitted
     }
 
+    /// Whether a connection shows the certificate that the peer has shown on its session.
+    pub(super) fn is_of(&self, guest: &Guest) -> bool {
+        guest.proven().map(|proven| proven.certificate) == self.certificate
+    }
+
     /// A connection of the peer's is gone. It opens another one only for another route.
     pub(in crate::control::grpc) fn guest_gone(&self, guest: &Guest) {
         self.guests().retain(|other| !std::ptr::eq(&**other, guest));
@@ -305,6 +319,7 @@ impl GrpcRoute {
         let address = self.address.clone().ok_or_else(unknown)?;
         let (told, opened) = oneshot::channel();
         let (runtime, stop, limit) = (self.runtime.clone(), self.stop.subscribe(), self.connect_limit);
+        let (calls, certificate) = (self.calls.clone(), self.certificate);
         let route = self.me.clone();
         let ended = Box::new(move |detail| {
             if let Some(route) = route.upgrade() {
@@ -312,7 +327,7 @@ impl GrpcRoute {
             }
         });
         let opening = async move {
-            let connecting = client::connect(&address, &runtime, stop, ended);
+            let connecting = client::connect(&address, (&calls.security, certificate), &runtime, stop, ended);
             let opened = timeout(&*runtime, limit, connecting).await.unwrap_or_else(|_| {
                 let detail = format!("no gRPC connection within {} ms", limit.as_millis());
                 Err(crate::control::ControlError::Unreachable { address: address.clone(), detail })

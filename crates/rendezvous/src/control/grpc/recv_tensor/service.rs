@@ -118,6 +118,8 @@ impl TensorService {
             Some(token) => self.calls.route(token).await,
             None => None,
         };
+        // A token that another member has stolen is of no use to it.
+        let route = route.filter(|route| route.is_of(guest));
         let Some(route) = route else {
             guest.turn_away();
             return Err(Status::unauthenticated(

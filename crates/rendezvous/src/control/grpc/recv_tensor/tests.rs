@@ -50,6 +50,11 @@ fn hex(token: &Token) -> String {
 
 /// Lets the worker serve a caller, who shows the token that comes back.
 fn admit(worker: &Worker) -> (Arc<GrpcRoute>, Token) {
+    admit_by(worker, None)
+}
+
+/// As [`admit`], if the caller's connections show this certificate.
+fn admit_by(worker: &Worker, certificate: Option<[u8; 32]>) -> (Arc<GrpcRoute>, Token) {
     let runtime: Arc<dyn Runtime> = Arc::new(TokioRuntime::current().unwrap());
     let token = Token::new(&*runtime);
     let node = &worker.node;
@@ -64,6 +69,7 @@ fn admit(worker: &Worker) -> (Arc<GrpcRoute>, Token) {
         address: None,
         token: Token::new(&*runtime),
         agreed: protocol::Agreed::of(&node.parameters, &node.parameters),
+        certificate,
         connect_limit: Duration::from_secs(10),
         session_over: tokio::sync::watch::channel(false).1,
     };
@@ -207,6 +213,20 @@ fn s7_without_the_right_token_a_call_is_unauthenticated() {
         // A route that is over is none.
         called.route.fail(&crate::error::Lost::shut_down_here());
         assert_eq!(called.recv(1, &key, 8).await.unwrap_err().code(), Code::Unauthenticated);
+    });
+}
+
+#[test]
+fn e_a_stolen_token_is_of_no_use_without_its_certificate() {
+    bounded(|| async {
+        let mut called = Called::start().await;
+        let key = called.send("e", &[1]);
+        let (_route, stolen) = admit_by(&called.worker, Some([7; 32]));
+        let refused = called.recv_with(1, &key, 7, &[(TOKEN, &hex(&stolen))]).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unauthenticated, "{refused}");
+        // Nothing was taken.
+        called.channel = channel(&called.worker).await;
+        assert_eq!(content(called.recv(1, &key, 7).await), [1][..]);
     });
 }
 
@@ -400,8 +420,10 @@ fn s7_a_token_is_in_no_log_line_of_either_end() {
         // A caller of this crate, whose calls present the token of the other route.
         let runtime: Arc<dyn Runtime> = Arc::new(TokioRuntime::current().unwrap());
         let stop = tokio::sync::watch::channel(false);
-        let address = worker.address().to_owned();
-        let mut caller = client::connect(&address, &runtime, stop.1, Box::new(drop)).await.unwrap();
+        let (address, security) =
+            (worker.address().to_owned(), crate::control::grpc::wire::Security::default());
+        let mut caller =
+            client::connect(&address, (&security, None), &runtime, stop.1, Box::new(drop)).await.unwrap();
         let message = client::Once::new(&FetchTensorRequest::new("nothing", protocol::Scope::Published));
         let token_header = token.to_header().unwrap();
         let request =

@@ -35,6 +35,33 @@ fn assert_hung_up(mut stream: &TcpStream, limit: Duration) {
 }
 
 #[test]
+fn e_a_plane_without_tls_meets_nobody_who_has_it_and_says_why() {
+    bounded(|| async {
+        let (a, b) = (plane(), plane());
+        // What a plane with TLS answers to one without: an alert.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let secured = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read_exact(&mut [0; 24]).unwrap();
+            stream.write_all(&[21, 3, 3, 0, 2, 2, 10]).unwrap();
+            // Until the other end hangs up: a reset could overtake the alert.
+            let _ = stream.read_to_end(&mut Vec::new());
+        });
+        let error = a.dial(&address).await.unwrap_err();
+        assert!(matches!(error, ControlError::Tls { .. }), "{error}");
+        assert!(error.to_string().contains("speaks TLS, and this worker does not"), "{error}");
+        secured.join().unwrap();
+        // The beginning of a handshake of TLS gets no answer but the end.
+        let mut client = TcpStream::connect(b.local_address()).unwrap();
+        client.write_all(&[22, 3, 1, 0, 4, 1, 0, 0, 0]).unwrap();
+        assert_hung_up(&client, Duration::from_secs(5));
+        let (mut one, mut other) = connect(&a, &b).await;
+        assert_works(&mut one, &mut other).await;
+    });
+}
+
+#[test]
 fn e_a_thousand_half_open_dials_leave_honest_sessions_working() {
     bounded(|| async {
         let (a, b) = (plane(), plane());

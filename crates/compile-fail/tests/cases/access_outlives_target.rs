@@ -1,0 +1,10 @@
+//! While an access lives, so does what counts it.
+
+use memory::{Block, RemoteAccess};
+
+fn access(block: &Block) -> RemoteAccess<'static> {
+    let target = block.remote_target(0, 64).unwrap();
+    target.access(0, 64).unwrap()
+}
+
+fn main() {}

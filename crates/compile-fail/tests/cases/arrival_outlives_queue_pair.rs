@@ -1,0 +1,11 @@
+//! A queue pair is not dropped while its arrivals are awaited.
+
+use verbs_reactor::QueuePair;
+
+async fn take(queue_pair: QueuePair) {
+    let next = queue_pair.next_arrival();
+    drop(queue_pair);
+    let _ = next.await;
+}
+
+fn main() {}

@@ -1,0 +1,12 @@
+//! An operation that nobody polls may never be posted.
+
+#![deny(unused_must_use)]
+
+use memory::Buf;
+use verbs_reactor::{QueuePair, RemoteRange};
+
+fn write(queue_pair: &QueuePair, remote: RemoteRange, bytes: Buf) {
+    queue_pair.write(bytes, remote);
+}
+
+fn main() {}

@@ -1,0 +1,12 @@
+//! A grant ends once.
+
+use memory::{BufMut, GrantEnd};
+
+fn end(buffer: BufMut) {
+    let granted = buffer.grant();
+    let first = granted.end(GrantEnd::Content);
+    let second = granted.end(GrantEnd::Content);
+    drop((first, second));
+}
+
+fn main() {}

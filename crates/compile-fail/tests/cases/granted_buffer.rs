@@ -1,0 +1,11 @@
+//! Granting takes the buffer.
+
+use memory::{BufMut, Granted};
+
+fn grant(mut buffer: BufMut) -> Granted {
+    let granted = buffer.grant();
+    buffer.fill(0);
+    granted
+}
+
+fn main() {}

@@ -1,0 +1,12 @@
+//! The bytes of a write are frozen before they can be posted.
+
+use memory::BufMut;
+use verbs_reactor::{QueuePair, RemoteRange};
+
+async fn write(queue_pair: QueuePair, remote: RemoteRange, mut bytes: BufMut) {
+    let writing = queue_pair.write(bytes.freeze(), remote);
+    bytes.fill(0);
+    let _ = writing.await;
+}
+
+fn main() {}

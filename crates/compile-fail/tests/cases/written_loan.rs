@@ -1,0 +1,11 @@
+//! What a peer lends is read, and never written.
+
+use verbs_reactor::Arrival;
+
+fn overwrite(arrival: Arrival) {
+    if let Arrival::Loan { mut buffer, .. } = arrival {
+        buffer[0] = 1;
+    }
+}
+
+fn main() {}
