@@ -99,6 +99,14 @@ impl Route {
         }
     }
 
+    /// Waits until its end is known, or nothing is under way here that the peer could still answer.
+    pub(crate) async fn until_settled(&self) {
+        match self {
+            Self::Data(connection) => connection.until_end().await,
+            Self::Grpc(route) => route.until_settled().await,
+        }
+    }
+
     /// Waits until its end is known.
     pub(crate) async fn until_end(&self) {
         match self {

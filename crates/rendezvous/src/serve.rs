@@ -97,7 +97,7 @@ impl Node {
     /// has come they go on, for `limit` at most.
     async fn take_in(&self, connections: &[Route], lost: &Lost, limit: Duration) {
         connections.iter().for_each(|connection| connection.expect_end(lost));
-        let ends = join_all(connections.iter().map(|connection| connection.until_end()));
+        let ends = join_all(connections.iter().map(Route::until_settled));
         let _ = timeout(&*self.control_runtime, limit, ends).await;
     }
 

@@ -48,8 +48,8 @@ async fn fetches_are_whole(kind: FabricKind) {
         let mut buffer = server.pool().alloc(BYTES).await.unwrap();
         buffer.copy_from_slice(&wanted);
         server.publish("t", Tensor::new(buffer, DataType::U8, &[BYTES as u64]).unwrap()).unwrap();
-        let fetched = tokio::time::timeout(patient(Duration::from_secs(20)), client.fetch(&peer, "t"));
-        let got = fetched.await.expect("the fetch ends").unwrap();
+        let limit = patient(Duration::from_secs(20));
+        let got = client.fetch(&peer, "t").timeout(limit).await.unwrap();
         assert!(got.bytes() == wanted, "version {version} over {kind}");
     }
     assert_moves_over(&client, kind);

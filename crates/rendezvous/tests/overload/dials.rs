@@ -62,7 +62,7 @@ async fn under_attack<F: Future<Output = ()>>(
 fn half_open(test: &'static str, at_data_port: bool) {
     if let Some(words) = role() {
         return bounded(Duration::from_secs(200), |runtime| async move {
-            attacker::silent(&words, runtime).await
+            attacker::silent(&words, runtime).await;
         });
     }
     let _turn = crate::stage::alone();

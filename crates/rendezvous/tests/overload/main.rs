@@ -13,7 +13,6 @@ mod harness;
 mod hoarding;
 mod oversized;
 #[path = "../rdma/mod.rs"]
-#[allow(dead_code)] // as above
 mod rdma;
 mod stage;
 mod storm;

@@ -173,11 +173,20 @@ impl GrpcRoute {
     }
 
     /// Waits until its end is known, or nothing is under way here that the peer could still answer.
+    pub(crate) async fn until_settled(&self) {
+        self.until(|| self.lost.get().is_some() || self.kept().is_idle()).await;
+    }
+
+    /// Waits until its end is known.
     pub(crate) async fn until_end(&self) {
+        self.until(|| self.has_ended()).await;
+    }
+
+    async fn until(&self, is_so: impl Fn() -> bool) {
         loop {
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable();
-            if self.lost.get().is_some() || self.kept().is_idle() {
+            if is_so() {
                 return;
             }
             changed.await;
