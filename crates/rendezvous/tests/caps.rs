@@ -154,15 +154,15 @@ fn e_sessions_of_one_peer_beyond_its_cap_are_refused_by_name_until_there_is_room
     });
 }
 
-/// Asks for a data connection over gRPC, which needs no queue pair here.
+/// Asks for a data connection over tcp that then never comes, so that the other end waits for it.
 fn connect(connection: u32) -> ControlFrame {
     let parameters = Parameters::default();
     let capacity = parameters.first_ring_bytes().into();
     let destination = Destination { region: 0, generation: 0, offset: 0, capacity, result: None };
     let slots = Destination { capacity: (2 * SLOT_BYTES).into(), ..destination };
     let ring = RingOffer { destination, slots };
-    let data = [&[1][..], &[7; 32]].concat();
-    ControlFrame::Connect(Connect { connection, kind: 5, data, parameters, ring, regions: Vec::new() })
+    let data = nobodys_data();
+    ControlFrame::Connect(Connect { connection, kind: 3, data, parameters, ring, regions: Vec::new() })
 }
 
 /// The answer to it: why not, if it is refused.
@@ -183,7 +183,7 @@ async fn answer(session: &mut ControlSession, connection: u32) -> Result<(), Sta
 fn e_data_connections_of_one_peer_are_counted_over_its_sessions() {
     const GREEDY: &str = "/job:greedy/replica:0/task:0";
     bounded(|| async {
-        let builder = Worker::builder(SERVER).require(FabricKind::Grpc).connections_per_peer_max(3);
+        let builder = Worker::builder(SERVER).require(FabricKind::Tcp).connections_per_peer_max(3);
         let server = builder.start().await.unwrap();
         let plane = GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0")).unwrap();
         let mut one = session(&plane, GREEDY, 1, server.address()).await;
@@ -237,11 +237,9 @@ fn e_a_peer_that_announces_regions_without_end_loses_its_session() {
         let plane = GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0")).unwrap();
         let session = session(&plane, ROGUE, 1, server.address()).await;
         // A connection that nobody sets up at the other end stays one that is being set up for a while.
-        let ControlFrame::Connect(mut offer) = connect(1) else { panic!() };
-        (offer.kind, offer.data) = (3, tcp_data());
         let region = |region| RegionRecord { region, generation: 0, base: 0, length: 1, key: 0 };
         let add = |number| ControlFrame::RegionAdd { connection: 1, region: region(number) };
-        let frames = std::iter::once(ControlFrame::Connect(offer)).chain((0..=REGIONS_MAX as u32).map(add));
+        let frames = std::iter::once(connect(1)).chain((0..=REGIONS_MAX as u32).map(add));
         let status = outlasted(session, frames).await;
         assert!(status.message.contains("more than 65536 regions for connection 1"), "{status}");
         server.shutdown().await;
@@ -249,7 +247,7 @@ fn e_a_peer_that_announces_regions_without_end_loses_its_session() {
 }
 
 /// Connection data of a TCP end that nobody is at.
-fn tcp_data() -> Vec<u8> {
+fn nobodys_data() -> Vec<u8> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port().to_le_bytes();
     let address = [127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];

@@ -273,7 +273,7 @@ fn a_refusal_names_the_receive_depth_that_ran_out() {
 fn a_refusal_without_a_known_reason_is_malformed() {
     bounded(Flavour::TwoWorkers, |runtime| async move {
         let local = Local::new(runtime);
-        for reason in [0, 12, 255] {
+        for reason in [0, 13, 255] {
             let (queue_pair, mut raw) = local.connect().await;
             raw.say(&refusal(reason, 0).encode());
             assert_refused(&local, &queue_pair, raw, PeerViolation::Malformed).await;

@@ -103,6 +103,35 @@ pub(crate) async fn member(settings: Settings, runtime: Arc<dyn Runtime>) {
     say("ended");
 }
 
+/// Values of one step, as they come: those of each life of their sender in order and each once. A sender that comes back
+/// while nothing is asked of it begins the step anew.
+#[derive(Debug, Clone, Default)]
+struct Order {
+    /// Lives that have sent, the present one last, and where its values begin.
+    lives: Vec<(u64, u64)>,
+    last: Option<u64>,
+}
+
+impl Order {
+    /// Whether `label` may come now. What a receive that `failed` did not take is for a later one.
+    fn takes(&mut self, label: Label, step: u64, position: u64, failed: bool) -> bool {
+        let is_present = self.lives.last().is_some_and(|(life, _)| *life == label.life);
+        if !is_present {
+            if self.lives.iter().any(|(life, _)| *life == label.life) {
+                return false;
+            }
+            self.lives.push((label.life, position));
+            self.last = None;
+        }
+        let number = label.number.wrapping_sub(step);
+        let begun = self.lives.last().map_or(0, |(_, begun)| *begun);
+        let expected = position - begun;
+        let is_next = self.last < Some(number) && (number == expected || failed && number <= position);
+        self.last = Some(number);
+        is_next
+    }
+}
+
 impl Member {
     async fn work(&self) {
         let peers: Vec<usize> = (0..COUNT).filter(|peer| *peer != self.settings.index).collect();
@@ -312,26 +341,20 @@ impl Member {
         };
         // Those that are outstanding when one fails are waited for too.
         let mut values = stream::iter(0..VALUES).map(one).buffered(OUTSTANDING).enumerate();
-        let (mut last, mut failed) = (None, false);
+        let (mut order, mut failed) = (Order::default(), false);
         while let Some((position, value)) = values.next().await {
             let Some(value) = value else {
                 failed = true;
                 continue;
             };
             let label = Label::of(value.bytes()).filter(|label| label.owner == peer as u64);
-            let number = label.map(|label| label.number.wrapping_sub(step));
-            // In order, each once; what a receive that failed did not take is for a later one.
-            let is_next = number.is_some_and(|number| {
-                let expected = position as u64;
-                last < Some(number) && (number == expected || failed && number < expected)
-            });
-            if !is_next {
+            let before = order.clone();
+            if !label.is_some_and(|label| order.takes(label, step, position as u64, failed)) {
                 say(&format!(
-                    "BAD value at {position} of step {step} from {peer}: {number:?} after {last:?}, {label:?}, one \
-                     before failed: {failed}"
+                    "BAD value at {position} of step {step} from {peer}: {label:?} after {before:?}, one before \
+                     failed: {failed}"
                 ));
             }
-            last = number;
         }
     }
 
