@@ -69,7 +69,7 @@ async fn storm(plan: Plan, storm: Storm) {
     println!("{survivors:?} will survive");
     let mut before = Vec::new();
     for index in &survivors {
-        before.push(crowd.gauges(*index).await);
+        before.push(crowd.settled(*index).await);
     }
     let spared: Vec<String> = survivors.iter().map(usize::to_string).collect();
     crowd.tell_all(&format!("spare {}", spared.join(" ")));
