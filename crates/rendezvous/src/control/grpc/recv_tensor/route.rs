@@ -174,20 +174,20 @@ impl GrpcRoute {
 
     /// Waits until its end is known, or nothing is under way here that the peer could still answer.
     pub(crate) async fn until_settled(&self) {
-        self.until(|| self.lost.get().is_some() || self.kept().is_idle()).await;
+        self.until(|| (self.lost.get().is_some() || self.kept().is_idle()).then_some(())).await;
     }
 
     /// Waits until its end is known.
     pub(crate) async fn until_end(&self) {
-        self.until(|| self.has_ended()).await;
+        self.until(|| self.has_ended().then_some(())).await;
     }
 
-    async fn until(&self, is_so: impl Fn() -> bool) {
+    async fn until<T>(&self, get: impl Fn() -> Option<T>) -> T {
         loop {
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable();
-            if is_so() {
-                return;
+            if let Some(got) = get() {
+                return got;
             }
             changed.await;
         }
@@ -301,14 +301,7 @@ impl GrpcRoute {
 
     /// Waits until the route is over, and says why. To be called when that is certain to come.
     async fn over(&self) -> Lost {
-        loop {
-            let mut changed = pin!(self.changed.notified());
-            changed.as_mut().enable();
-            if let Some(lost) = self.lost.get() {
-                return lost.clone();
-            }
-            changed.await;
-        }
+        self.until(|| self.lost.get().cloned()).await
     }
 
     /// The connection, opened on first use by one of those who need it.

@@ -23,7 +23,7 @@ const MESSAGES_MAX: usize = 8;
 
 /// An answer in frames.
 #[derive(Debug)]
-struct Frames(VecDeque<Frame<Bytes>>);
+pub(super) struct Frames(pub(super) VecDeque<Frame<Bytes>>);
 
 impl Body for Frames {
     type Data = Bytes;

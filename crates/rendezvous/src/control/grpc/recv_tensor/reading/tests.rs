@@ -1,34 +1,12 @@
 //! Answers of every shape, split at every place, and answers that break the rules.
 
-use std::{
-    collections::VecDeque,
-    convert::Infallible,
-    task::{Context, Poll},
-};
-
 use futures::FutureExt;
 use hyper::body::Frame;
 use memory::PoolConfig;
 use tonic::codegen::http::HeaderValue;
 
-use super::*;
+use super::{fuzzing::Frames, *};
 use crate::control::grpc::recv_tensor::messages::{Dim, RecvTensorResponse, TensorProto};
-
-/// An answer in frames.
-#[derive(Debug)]
-struct Frames(VecDeque<Frame<Bytes>>);
-
-impl Body for Frames {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Poll::Ready(self.0.pop_front().map(Ok))
-    }
-}
 
 fn trailers(status: &'static str) -> Frame<Bytes> {
     Frame::trailers(HeaderMap::from_iter([(
