@@ -237,6 +237,12 @@ impl Step {
     /// its keys fit ([`WorkerBuilder::requests_per_message`](crate::WorkerBuilder::requests_per_message)); they may come from different workers, and a key may occur
     /// more than once.
     ///
+    /// # Memory
+    /// Values that have come stay in the receive pool while the others are waited for. So all that is wanted together at a
+    /// time must fit into it ([`WorkerBuilder::receive_bytes`](crate::WorkerBuilder::receive_bytes)), with as much beside as
+    /// the largest of other values: else some of it may wait for memory until the deadline. A value takes at most twice its
+    /// bytes meanwhile.
+    ///
     /// # Errors
     /// As [`recv`](Self::recv), for the first key whose receive fails; the error names it. Values of other keys that
     /// have come are kept for the next receives of these.

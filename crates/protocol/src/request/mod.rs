@@ -285,6 +285,18 @@ fn accepted<A: Allocator>(known: Arc<[Metadata]>, allocator: &A) -> Arc<[Metadat
     known.iter().filter(|metadata| allocator.accepts(metadata).is_ok()).cloned().collect()
 }
 
+/// Those of `known` that fill at least half of memory for the largest of them, or need none. Of several values that are wanted
+/// together each keeps its memory until the last has come, while others wait for memory: they must not hold much more than
+/// they are.
+fn of_like_size(known: Arc<[Metadata]>) -> Arc<[Metadata]> {
+    let largest = known.iter().map(|metadata| metadata.byte_length).max().unwrap_or_default();
+    let is_like = |metadata: &&Metadata| metadata.byte_length == 0 || metadata.byte_length >= largest / 2;
+    if known.iter().all(|metadata| is_like(&metadata)) {
+        return known;
+    }
+    known.iter().filter(is_like).cloned().collect()
+}
+
 /// One open request. Dropping it gives the request up.
 struct Request<'connection, C: Channel> {
     connection: &'connection Connection<C>,
@@ -303,6 +315,7 @@ impl<C: Channel> Request<'_, C> {
         let (known, want) = if self.is_view(manner.sharing, &known) {
             (known, Want::View)
         } else {
+            let known = if manner.together { of_like_size(known) } else { known };
             self.allocate_first(allocator, scope, known).await?
         };
         let request = TensorRequest { index: self.index, scope, key: key.clone(), known, want };

@@ -61,6 +61,43 @@ fn s5_keys_asked_for_together_take_as_few_messages_as_their_length_allows() {
     assert_eq!(cost(&mut pair, &long), 3);
 }
 
+/// Whoever waits for the last of several keeps the memory of the others, and others wait for it.
+#[test]
+fn s6_values_wanted_together_do_not_lie_in_memory_for_much_larger_ones() {
+    let mut pair = Pair::new(small());
+    let capacity = |pair: &Pair| match pair.b.requests.last().unwrap().want {
+        Want::Write(destination) => destination.map(|destination| destination.capacity),
+        other => panic!("{other:?}"),
+    };
+    for length in [100, 49, 50, 0] {
+        pair.b.source.send_bytes(STEP, "k", length, 1);
+        pair.pull(STEP, "k").unwrap();
+    }
+    // What needs no memory, or at least half of it, may come at once.
+    pair.b.source.send_bytes(STEP, "k", 50, 2);
+    let handle = pair.together(STEP, "k");
+    pair.run();
+    let received = handle.take().unwrap().unwrap();
+    assert_eq!(received.lent.unwrap().finish(50), [2; 50]);
+    let request = pair.b.requests.last().unwrap();
+    assert_eq!(*request.known, [bytes_of(100), bytes_of(50), bytes_of(0)]);
+    assert_eq!(capacity(&pair), Some(100));
+    // What is less comes after its metadata, into memory of its own.
+    let before = pair.counters().1.sent.meta_data_response;
+    pair.b.source.send_bytes(STEP, "k", 49, 3);
+    let handle = pair.together(STEP, "k");
+    pair.run();
+    let received = handle.take().unwrap().unwrap();
+    assert_eq!(received.lent.unwrap().finish(49), [3; 49]);
+    assert_eq!(pair.counters().1.sent.meta_data_response, before + 1);
+    // Whoever wants one value holds nothing while it waits for another.
+    pair.b.source.send_bytes(STEP, "k", 49, 4);
+    pair.pull(STEP, "k").unwrap();
+    assert_eq!(pair.b.requests.last().unwrap().known.len(), 4);
+    assert_eq!(pair.counters().1.sent.meta_data_response, before + 1);
+    pair.assert_clean();
+}
+
 #[test]
 fn the_smaller_number_of_requests_in_a_message_holds_at_both_ends() {
     let mut pair = Pair::with(Parameters { requests_per_message: 3, ..four() }, four(), 64);

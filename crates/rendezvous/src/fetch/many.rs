@@ -142,6 +142,9 @@ impl Worker {
     /// messages as they fit ([`WorkerBuilder::requests_per_message`](crate::WorkerBuilder::requests_per_message)).
     /// Nothing happens until it is awaited; its methods say how.
     ///
+    /// # Memory
+    /// As [`Step::recv_many`](crate::Step::recv_many): what has come stays in the receive pool until the last has.
+    ///
     /// # Errors
     /// As [`fetch`](Self::fetch), for the first name whose fetch fails; the error names it.
     ///
