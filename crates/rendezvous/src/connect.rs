@@ -61,6 +61,7 @@ impl Node {
     /// A data connection to `peer`, over a session that exists or a new one.
     pub(crate) async fn connect(self: &Arc<Self>, peer: &Peer) -> Result<Route, WorkerError> {
         let end = self.runtime.now() + self.connect_limit;
+        let (mut was_lost, mut told) = (false, None);
         loop {
             let known = peer.live_session();
             let session = match &known {
@@ -73,14 +74,20 @@ impl Node {
             match self.open_data(peer, &session).await {
                 Ok(Some(connection)) => return Ok(connection),
                 Ok(None) => {}
-                // It had been lost, and nobody had noticed: the peer may be there all the same.
-                Err(_) if known.is_some() && session.is_over() && self.runtime.now() < end => continue,
+                // It had been lost, and nobody had noticed: the peer may be there all the same. Once that is tried however
+                // late it is, for this process may have been stopped meanwhile.
+                Err(_) if known.is_some() && session.is_over() && (!was_lost || self.runtime.now() < end) => {
+                    was_lost = true;
+                    continue;
+                }
                 Err(error) => return Err(error),
             }
+            // Since then it could have connected; before, this process may have been stopped.
+            let told = *told.get_or_insert(self.runtime.now());
             if let Some(connection) = peer.accepted(&*self.runtime).await {
                 return Ok(connection);
             }
-            if self.runtime.now() >= end {
+            if self.runtime.now() >= told + self.connect_limit {
                 let tried = "the peer says that it connects itself, and does not".to_owned();
                 return Err(WorkerError::NoFabric { peer: peer.name().to_owned(), tried });
             }
