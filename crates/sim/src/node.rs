@@ -118,12 +118,18 @@ impl Node {
     /// Enters an operation of this node into the ledger, with the address of the peer it depends on. It must be
     /// [ended](Operation::end) exactly once, unless the node dies.
     pub fn begin(&self, peer: Option<&str>, what: impl Into<String>) -> Operation {
+        self.begin_since(self.shared.now(), peer, what)
+    }
+
+    /// As [`begin`](Self::begin), for what is part of something that began earlier: a fault that explains how that ended
+    /// explains it too.
+    pub fn begin_since(&self, began: Duration, peer: Option<&str>, what: impl Into<String>) -> Operation {
         let operation = OpenOperation {
             node: self.id,
             address: self.address().to_owned(),
             peer: peer.map(str::to_owned),
             what: what.into(),
-            began: self.shared.now(),
+            began,
             due: None,
         };
         let id = self.shared.ledger().begin(operation);

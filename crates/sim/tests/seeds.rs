@@ -107,7 +107,13 @@ fn promised(report: &Report) -> Result<(), String> {
 /// - 422: a request was to be posted for others too, the post failed, and they were not told.
 /// - 1752: the control session broke while a data connection was being set up, and the message ring was given back
 ///   before the connected queue pair was drained.
-const FOUND: [u64; 5] = [5, 422, 1229, 1750, 1752];
+/// - 1504, 1524: values that were wanted together lay in memory for the largest that their keys were seen to have, and what
+///   was left of the pool was too little for those who stood in line before the last of them.
+/// - 2704527014818843954: a worker that had been stopped for longer than connecting may take gave up connecting right after
+///   that, because the peer was about to.
+/// - 6919855144895129108: a send of a step that had been broken long before was taken for a failure without a reason.
+const FOUND: [u64; 9] =
+    [5, 422, 1229, 1504, 1524, 1750, 1752, 2_704_527_014_818_843_954, 6_919_855_144_895_129_108];
 
 #[test]
 fn seeds_that_found_a_bug_find_nothing_any_more() {

@@ -53,6 +53,8 @@ struct Truth {
     published: Vec<Vec<Vec<u64>>>,
     /// By worker: its present life.
     incarnations: Vec<u64>,
+    /// When the round began, and its steps.
+    round_began: Duration,
     /// Fetches and receives that ended well.
     transfers: u64,
     /// Of which kinds they were, as far as the scenario can tell.
@@ -144,7 +146,7 @@ async fn scenario(handle: Handle, given: Option<Plan>, rounds: Option<u32>) -> (
     let published = vec![vec![Vec::new(); member::NAMES]; setup.workers];
     let incarnations = vec![0; setup.workers];
     let (lengths, kinds) = (Vec::new(), Kinds::new());
-    let truth = Truth { lengths, published, incarnations, transfers: 0, kinds };
+    let truth = Truth { lengths, published, incarnations, round_began: Duration::ZERO, transfers: 0, kinds };
     let run = Run { handle, setup, truth: Arc::new(Mutex::new(truth)) };
     run.handle.take_chances();
     run.handle.bound(BOUNDS);

@@ -23,6 +23,7 @@ const STEPS: i64 = 4;
 pub(super) async fn round(run: &Run, members: &[Member], round: i64, rng: &mut Rng) {
     let mut jobs: Vec<Job> = Vec::new();
     let mut steps = Vec::new();
+    run.truth().round_began = run.handle.now();
     for member in members {
         jobs.push(spawn(member, rng, |member, rng| async move { publisher(&member, rng).await }));
         for peer in members.iter().filter(|peer| peer.index != member.index) {
@@ -257,13 +258,14 @@ async fn sender(member: &Member, to: usize, step: i64, values: &[Sent], mut rng:
 }
 
 /// Sends a value, unless the step is over with its receiver because a connection broke, which must have a fault as its
-/// reason like every other failure.
+/// reason like every other failure: one since the step began, for it stays over.
 pub(super) fn send(member: &Member, to: usize, step: &Step, key: &Key, tensor: Tensor) {
     match step.send(key, tensor) {
         Ok(()) => {}
         Err(error @ WorkerError::Aborted { .. }) => {
             let what = format!("send of step {} to worker {to}", step.id());
-            member.node.begin(Some(&address(to)), what).end_because(&Outcome::PeerLost, &error);
+            let began = member.run.truth().round_began;
+            member.node.begin_since(began, Some(&address(to)), what).end_because(&Outcome::PeerLost, &error);
         }
         Err(error) => panic!("{error}"),
     }
