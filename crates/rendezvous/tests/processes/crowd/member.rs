@@ -1,6 +1,8 @@
 //! One of the processes: it fetches, views, sends and receives with each of the others at once, without rest, and tells
 //! of each thing that must not be.
 
+mod tour;
+
 use std::{
     cell::{Cell, RefCell},
     future::Future,
@@ -132,6 +134,12 @@ impl Order {
     }
 }
 
+/// The numbers in `line`.
+fn numbers<const COUNT: usize>(line: &str) -> [usize; COUNT] {
+    let numbers: Vec<usize> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
+    numbers.try_into().unwrap()
+}
+
 impl Member {
     async fn work(&self) {
         let peers: Vec<usize> = (0..COUNT).filter(|peer| *peer != self.settings.index).collect();
@@ -162,7 +170,18 @@ impl Member {
                     let tallies = self.tallies.borrow().map(|tally| tally.told()).join(" ");
                     say(&format!("tally {tallies}"));
                 }
+                "publish parts" => say(&format!("parts {}", self.publish_parts())),
                 "end" => return,
+                line if line.starts_with("read parts ") => {
+                    let [peer, parts] = numbers(line);
+                    self.read_parts(peer, parts).await;
+                    say("has read");
+                }
+                line if line.starts_with("withdraw parts ") => {
+                    let [parts] = numbers(line);
+                    self.withdraw_parts(parts);
+                    say("has withdrawn");
+                }
                 _ => self
                     .spared
                     .replace(line.split(' ').filter_map(|word| word.parse().ok()).collect())

@@ -281,6 +281,20 @@ impl Crowd {
         }
     }
 
+    /// While all are still, two that live long read all of each other's source pools, so that none of it is mapped for the
+    /// first time later.
+    pub(crate) async fn tour(&mut self, pair: [usize; 2]) {
+        for [owner, reader] in [pair, [pair[1], pair[0]]] {
+            self.tell(owner, "publish parts");
+            let parts: usize = self.expect(owner, "parts").await.trim().parse().unwrap();
+            println!("member {reader} reads {parts} parts of {owner}");
+            self.tell(reader, &format!("read parts {owner} {parts}"));
+            self.expect(reader, "has read").await;
+            self.tell(owner, &format!("withdraw parts {parts}"));
+            self.expect(owner, "has withdrawn").await;
+        }
+    }
+
     /// Operations of a member, with each peer.
     pub(crate) async fn tallies(&mut self, index: usize) -> Vec<Tally> {
         self.tell(index, "tally");
