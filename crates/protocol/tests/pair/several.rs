@@ -63,7 +63,7 @@ fn s5_keys_asked_for_together_take_as_few_messages_as_their_length_allows() {
 
 /// Whoever waits for the last of several keeps the memory of the others, and others wait for it.
 #[test]
-fn s6_values_wanted_together_do_not_lie_in_memory_for_much_larger_ones() {
+fn l1_values_wanted_together_do_not_lie_in_memory_for_much_larger_ones() {
     let mut pair = Pair::new(small());
     let capacity = |pair: &Pair| match pair.b.requests.last().unwrap().want {
         Want::Write(destination) => destination.map(|destination| destination.capacity),
