@@ -267,17 +267,20 @@ impl Peer {
     /// # Cancel safety
     /// Cancel-safe: an attempt under way goes on for others.
     pub(crate) async fn connected(&self, node: &Arc<Node>) -> Attempt {
-        // The peer's attempt may fail; then this end makes its own.
+        // An attempt that began earlier may fail for what is over by now, and the peer's may fail: then this end makes its own.
+        let mut failed = None;
         for _ in 0..2 {
-            let attempt = match self.link_or_attempt(node) {
+            let (attempt, is_new) = match self.link_or_attempt(node) {
                 Ok(connection) => return Ok(connection),
                 Err(attempt) => attempt,
             };
-            if let Some(ended) = attempt.wait().await {
-                return ended;
+            match attempt.wait().await {
+                Some(Err(error)) if !is_new && error.code() == Code::Unavailable => failed = Some(error),
+                Some(ended) => return ended,
+                None => {}
             }
         }
-        Err(WorkerError::ShutDown)
+        Err(failed.unwrap_or(WorkerError::ShutDown))
     }
 
     /// What went over the connection in use, or over the last one.
@@ -315,12 +318,13 @@ impl Peer {
         }
     }
 
-    fn link_or_attempt(&self, node: &Arc<Node>) -> Result<Route, Outcome<Attempt>> {
+    /// The connection in use, or the attempt to wait for, and whether it begins only now.
+    fn link_or_attempt(&self, node: &Arc<Node>) -> Result<Route, (Outcome<Attempt>, bool)> {
         self.end_former();
         let mut state = self.lock();
         match &state.link {
             Link::Up { connection, .. } if !connection.is_over() => return Ok(connection.clone()),
-            Link::Connecting(attempt) | Link::Accepting(attempt) => return Err(attempt.clone()),
+            Link::Connecting(attempt) | Link::Accepting(attempt) => return Err((attempt.clone(), false)),
             Link::Up { .. } | Link::Idle => {}
         }
         let attempt = Outcome::new();
@@ -335,7 +339,7 @@ impl Peer {
                 teller.tell(peer.end_attempt(ended));
             }),
         );
-        Err(attempt)
+        Err((attempt, true))
     }
 
     /// What an attempt of this end gave, or the peer's in its place.

@@ -115,10 +115,17 @@ fn promised(report: &Report) -> Result<(), String> {
 const FOUND: [u64; 9] =
     [5, 422, 1229, 1504, 1524, 1750, 1752, 2_704_527_014_818_843_954, 6_919_855_144_895_129_108];
 
+/// As [`FOUND`], with so many rounds of faults:
+/// - 1778608573879452368: a fetch joined an attempt to connect that had begun before its worker was stopped, and failed with it.
+const FOUND_LONG: [(u64, u32); 1] = [(1_778_608_573_879_452_368, 20)];
+
 #[test]
 fn seeds_that_found_a_bug_find_nothing_any_more() {
     for seed in FOUND {
         check(seed).unwrap();
+    }
+    for (seed, rounds) in FOUND_LONG {
+        run_long(seed, rounds).unwrap();
     }
 }
 
