@@ -223,6 +223,7 @@ impl Rig {
 
     /// An ASK or an ANSWER, mostly true.
     fn record(&mut self, input: &mut Input<'_>) {
+        self.follow_ring();
         let is_true = input.below(8) > 0;
         let number = |input: &mut Input<'_>, known| if is_true { known } else { input.number() as u32 };
         let counts =

@@ -204,8 +204,8 @@ fn host_of(bytes: &[u8]) -> Result<String, String> {
     if bytes.len() > HOST_BYTES_MAX {
         return Err(format!("a host name of {} bytes, more than {HOST_BYTES_MAX}", bytes.len()));
     }
+    let text = str::from_utf8(bytes).map_err(|error| format!("a host name that is no UTF-8: {error}"))?;
     // Shown in messages and logs: nothing that moves a terminal's cursor.
-    let text = String::from_utf8_lossy(bytes);
     Ok(text.chars().filter(|character| !character.is_control()).collect())
 }
 
