@@ -58,6 +58,11 @@ impl Header {
                 range: start as u64..end as u64,
             });
         }
+        // Tensors without bytes may lie at one place, and what parses them gives these in any order.
+        entries.sort_by(|one, other| {
+            let place = |entry: &Entry| (entry.range.start, entry.range.end);
+            place(one).cmp(&place(other)).then_with(|| one.name.cmp(&other.name))
+        });
         Ok(Self { text, metadata: parsed.metadata().clone(), entries })
     }
 
