@@ -125,6 +125,13 @@ impl Ledger {
         id
     }
 
+    /// `id` is part of something that began earlier.
+    pub(crate) fn part_of(&mut self, id: OperationId, began: Duration) {
+        if let Some(operation) = self.open.get_mut(&id) {
+            operation.began = operation.began.min(began);
+        }
+    }
+
     /// Ends `id`; `slack` is how long after its healing a fault still explains an outcome.
     pub(crate) fn end(
         &mut self,
@@ -308,6 +315,16 @@ mod tests {
         assert!(matches!(ledger.end(b, &Outcome::PeerLost, None, SLACK), Err(Violation::Unexplained(_))));
         assert_eq!(ledger.end(c, &Outcome::PeerLost, None, SLACK), Ok(()));
         assert_eq!((ledger.done, ledger.failed), (0, 2));
+    }
+
+    #[test]
+    fn s3_what_is_part_of_something_is_explained_by_what_ended_that() {
+        let mut ledger = Ledger::default();
+        ledger.fault(node("b"), Some(Duration::from_millis(20)));
+        let (alone, part) = (ledger.begin(operation("b", 90)), ledger.begin(operation("b", 90)));
+        ledger.part_of(part, Duration::from_millis(19));
+        assert_eq!(ledger.end(part, &Outcome::PeerLost, None, SLACK), Ok(()));
+        assert!(matches!(ledger.end(alone, &Outcome::PeerLost, None, SLACK), Err(Violation::Unexplained(_))));
     }
 
     #[test]

@@ -39,6 +39,7 @@ mod checked;
 mod clock;
 mod connection;
 mod control;
+mod descriptors;
 mod device;
 mod endpoint;
 mod executor;

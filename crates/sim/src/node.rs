@@ -118,18 +118,12 @@ impl Node {
     /// Enters an operation of this node into the ledger, with the address of the peer it depends on. It must be
     /// [ended](Operation::end) exactly once, unless the node dies.
     pub fn begin(&self, peer: Option<&str>, what: impl Into<String>) -> Operation {
-        self.begin_since(self.shared.now(), peer, what)
-    }
-
-    /// As [`begin`](Self::begin), for what is part of something that began earlier: a fault that explains how that ended
-    /// explains it too.
-    pub fn begin_since(&self, began: Duration, peer: Option<&str>, what: impl Into<String>) -> Operation {
         let operation = OpenOperation {
             node: self.id,
             address: self.address().to_owned(),
             peer: peer.map(str::to_owned),
             what: what.into(),
-            began,
+            began: self.shared.now(),
             due: None,
         };
         let id = self.shared.ledger().begin(operation);
@@ -157,6 +151,12 @@ impl Operation {
     /// The operation ended.
     pub fn end(self, outcome: &Outcome) {
         self.end_with(outcome, None);
+    }
+
+    /// It is part of something that began at `began`: a fault that explains how that ended explains its end too.
+    pub fn part_of(self, began: Duration) -> Self {
+        self.shared.ledger().part_of(self.id, began);
+        self
     }
 
     /// The operation ended because of `error`, which a report then names.

@@ -21,6 +21,7 @@ use crate::{
     chances::{Asked, Chances},
     clock::{Action, Agenda},
     control::ControlState,
+    descriptors,
     endpoint::Endpoint,
     executor::Tasks,
     fabric::DomainShared,
@@ -365,6 +366,7 @@ impl World {
 
     /// A world with given knobs.
     pub fn with_swarm(seed: u64, swarm: Swarm) -> Self {
+        descriptors::raise_limit();
         let rng = Rng::new(seed);
         let operator = NodeState::new("operator", rng.fork(2));
         let state = State {

@@ -111,9 +111,20 @@ fn promised(report: &Report) -> Result<(), String> {
 ///   was left of the pool was too little for those who stood in line before the last of them.
 /// - 2704527014818843954: a worker that had been stopped for longer than connecting may take gave up connecting right after
 ///   that, because the peer was about to.
-/// - 6919855144895129108: a send of a step that had been broken long before was taken for a failure without a reason.
-const FOUND: [u64; 9] =
-    [5, 422, 1229, 1504, 1524, 1750, 1752, 2_704_527_014_818_843_954, 6_919_855_144_895_129_108];
+/// - 1391633297877187886, 6919855144895129108: a receive and a send of a step that had been broken before were taken for failures
+///   without a reason.
+const FOUND: [u64; 10] = [
+    5,
+    422,
+    1229,
+    1504,
+    1524,
+    1750,
+    1752,
+    1_391_633_297_877_187_886,
+    2_704_527_014_818_843_954,
+    6_919_855_144_895_129_108,
+];
 
 /// As [`FOUND`], with so many rounds of faults:
 /// - 1778608573879452368: a fetch joined an attempt to connect that had begun before its worker was stopped, and failed with it.

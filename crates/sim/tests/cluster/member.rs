@@ -5,7 +5,7 @@ use std::time::Duration;
 use memory::{BufMut, MemoryError, Pool};
 use protocol::{Code, DataType, Mode, Validation};
 use rendezvous::{ClusterSpec, Tensor, Trust, Worker, WorkerError};
-use sim::{Node, Outcome, Rng, Violation};
+use sim::{Node, Operation, Outcome, Rng, Violation};
 use verbs_reactor::Runtime;
 
 use super::{Kind, Run, WORKERS_MIN, kinds::LARGE};
@@ -319,7 +319,7 @@ impl Member {
                 Some(value)
             }
             Err(error) => {
-                entry.end_because(&self.outcome(target, &error), &error);
+                self.failed(entry, target, &error);
                 None
             }
         }
@@ -343,13 +343,19 @@ impl Member {
                 return Ok(Some(value));
             }
             Some(Err(error)) => {
-                entry.end_because(&self.outcome(target, &error), &error);
+                self.failed(entry, target, &error);
                 return Err(Ended);
             }
             None => Outcome::Cancelled,
         };
         entry.end(&outcome);
         Ok(None)
+    }
+
+    /// An operation of a step that was over before may say so long after what ended the step.
+    fn failed(&self, entry: Operation, target: Target, error: &WorkerError) {
+        let entry = if error.is_derived() { entry.part_of(self.run.truth().round_began) } else { entry };
+        entry.end_because(&self.outcome(target, error), error);
     }
 
     fn outcome(&self, target: Target, error: &WorkerError) -> Outcome {

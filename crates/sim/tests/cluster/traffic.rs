@@ -265,7 +265,8 @@ pub(super) fn send(member: &Member, to: usize, step: &Step, key: &Key, tensor: T
         Err(error @ WorkerError::Aborted { .. }) => {
             let what = format!("send of step {} to worker {to}", step.id());
             let began = member.run.truth().round_began;
-            member.node.begin_since(began, Some(&address(to)), what).end_because(&Outcome::PeerLost, &error);
+            let entry = member.node.begin(Some(&address(to)), what).part_of(began);
+            entry.end_because(&Outcome::PeerLost, &error);
         }
         Err(error) => panic!("{error}"),
     }

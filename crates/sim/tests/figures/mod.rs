@@ -17,7 +17,7 @@ pub(crate) struct Figures {
     pub(crate) crashes: u64,
     pub(crate) transfers: u64,
     pub(crate) kinds: Kinds,
-    pub(crate) marks: BTreeMap<&'static str, u64>,
+    pub(crate) marks: BTreeMap<String, u64>,
 }
 
 impl Figures {
@@ -30,7 +30,29 @@ impl Figures {
         self.crashes += summary.crashes;
         self.transfers += transfers;
         kinds.iter().for_each(|(kind, count)| *self.kinds.entry(*kind).or_default() += count);
-        summary.marks.iter().for_each(|(mark, count)| *self.marks.entry(mark).or_default() += count);
+        let marks = summary.marks.iter();
+        marks.for_each(|(mark, count)| *self.marks.entry((*mark).to_owned()).or_default() += count);
+    }
+
+    /// For another process, in lines.
+    pub(crate) fn told(&self) -> String {
+        let Self { runs, operations: [well, otherwise], events, crashes, transfers, marks, .. } = self;
+        let marks: String = marks.iter().map(|(mark, count)| format!("@@mark {count} {mark}\n")).collect();
+        format!("@@sums {runs} {well} {otherwise} {events} {crashes} {transfers}\n{marks}")
+    }
+
+    /// Adds what a line of another process tells; other lines say nothing.
+    pub(crate) fn hear(&mut self, line: &str) {
+        if let Some((count, mark)) = line.strip_prefix("@@mark ").and_then(|line| line.split_once(' ')) {
+            *self.marks.entry(mark.to_owned()).or_default() += count.parse::<u64>().unwrap();
+        }
+        if let Some(sums) = line.strip_prefix("@@sums ") {
+            let sums: Vec<u64> = sums.split(' ').map(|sum| sum.parse().unwrap()).collect();
+            let [well, otherwise] = &mut self.operations;
+            let own =
+                [&mut self.runs, well, otherwise, &mut self.events, &mut self.crashes, &mut self.transfers];
+            own.into_iter().zip(sums).for_each(|(own, sum)| *own += sum);
+        }
     }
 
     /// One line of progress after `elapsed`.

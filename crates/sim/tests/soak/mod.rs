@@ -2,10 +2,15 @@
 //!
 //! `SIM_SOAK=30m cargo test --release -p tensorwire-sim --test seeds soak -- --ignored --nocapture`; `SIM_FROM=7` begins
 //! with that seed instead of any, `SIM_THREADS=1` uses one core.
+//!
+//! Each batch of seeds is a process of its own, which takes with it what crashed nodes have leaked: this test again, with
+//! `SIM_BATCH` set to the number of its seeds.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
 
 use std::{
+    env,
+    process::{Command, Stdio},
     sync::{
         atomic::{AtomicU64, Ordering},
         mpsc::{RecvTimeoutError, SyncSender, sync_channel},
@@ -47,10 +52,11 @@ fn length_of(text: &str) -> Option<Duration> {
     Some(Duration::from_secs(number.parse::<u64>().ok()? * seconds))
 }
 
-/// The report of a seed, or how it failed and the command that runs it again.
-type Ended = Result<Report, String>;
+/// Seeds of a batch.
+const BATCH: u64 = 48;
 
-fn soaked(seed: u64) -> Ended {
+/// The report of a seed, or how it failed and the command that runs it again.
+fn soaked(seed: u64) -> Result<Report, String> {
     let is_long = seed.is_multiple_of(LONG_EVERY);
     let ended = if is_long { run_long(seed, LONG_ROUNDS) } else { run_seed(seed) };
     let report = ended.map_err(|failure| described(failure, is_long))?;
@@ -66,11 +72,34 @@ fn described(mut failure: Box<Failure>, is_long: bool) -> String {
     shrunk(failure).failure.to_string()
 }
 
-/// Runs seeds until `until`, or nobody listens.
+/// In the process of a batch: its seeds, and what they came to.
+fn batch(from: u64, count: u64) {
+    let mut figures = Figures::default();
+    for seed in from..from + count {
+        match soaked(seed) {
+            Ok(report) => figures.add(&report),
+            Err(failure) => panic!("{failure}"),
+        }
+    }
+    println!("\n{}", figures.told());
+}
+
+/// What a batch printed, or that it failed; why is on standard error by then.
+type Ended = Result<String, String>;
+
+fn ended(from: u64) -> Ended {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["soak::soak_finds_nothing", "--exact", "--ignored", "--nocapture"]);
+    command.env("SIM_FROM", from.to_string()).env("SIM_BATCH", BATCH.to_string());
+    let output = command.stderr(Stdio::inherit()).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() { Ok(told) } else { Err(format!("a seed from {from} on failed: see above")) }
+}
+
+/// Runs batches until `until`, or nobody listens.
 fn work(next: &AtomicU64, until: Duration, tell: &SyncSender<Ended>) {
     while now() < until {
-        let ended = soaked(next.fetch_add(1, Ordering::Relaxed));
-        if tell.send(ended).is_err() {
+        if tell.send(ended(next.fetch_add(BATCH, Ordering::Relaxed))).is_err() {
             return;
         }
     }
@@ -79,11 +108,14 @@ fn work(next: &AtomicU64, until: Duration, tell: &SyncSender<Ended>) {
 #[test]
 #[ignore = "runs until its time is over: SIM_SOAK=30m"]
 fn soak_finds_nothing() {
-    let length = std::env::var("SIM_SOAK").map_or(LENGTH, |text| {
-        length_of(&text).unwrap_or_else(|| panic!("SIM_SOAK={text}: give a number and s, m or h, as in 30m"))
-    });
     // Room to count up in.
     let from = number("SIM_FROM").unwrap_or_else(|| any_number() >> 1);
+    if let Some(count) = number("SIM_BATCH") {
+        return batch(from, count);
+    }
+    let length = env::var("SIM_SOAK").map_or(LENGTH, |text| {
+        length_of(&text).unwrap_or_else(|| panic!("SIM_SOAK={text}: give a number and s, m or h, as in 30m"))
+    });
     eprintln!("soak of {length:?} from seed {from}, 1 of {LONG_EVERY} with {LONG_ROUNDS} rounds of faults");
     let (next, began) = (AtomicU64::new(from), now());
     let mut figures = Figures::default();
@@ -97,7 +129,7 @@ fn soak_finds_nothing() {
         drop(tell);
         loop {
             match hear.recv_timeout(PROGRESS) {
-                Ok(Ok(report)) => figures.add(&report),
+                Ok(Ok(lines)) => lines.lines().for_each(|line| figures.hear(line)),
                 Ok(Err(failure)) => panic!("{failure}"),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
