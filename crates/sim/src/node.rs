@@ -132,6 +132,10 @@ impl Node {
     }
 }
 
+/// Control messages that a peer's answer may stand behind, each of which takes a latency of its own: a process that goes on after a
+/// stop first says all that it owes, and what it says of a connection takes effect only then.
+const IN_LINE: u32 = 8;
+
 /// An operation of the ledger under way. Dropping it without [`end`](Self::end) breaks S3, unless its node died.
 #[must_use = "an operation must be ended"]
 pub struct Operation {
@@ -168,7 +172,7 @@ impl Operation {
         self.ended = true;
         self.shared.record(Event::Ended { operation: self.id, outcome: outcome.name() });
         let swarm = &self.shared.swarm;
-        let slack = swarm.detection_max * 2 + swarm.stall_max + swarm.control_latency_max * 2;
+        let slack = swarm.detection_max * 2 + swarm.stall_max + swarm.control_latency_max * IN_LINE;
         let result = self.shared.ledger().end(self.id, outcome, why, slack);
         self.shared.check(result);
     }

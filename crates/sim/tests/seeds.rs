@@ -111,9 +111,11 @@ fn promised(report: &Report) -> Result<(), String> {
 ///   was left of the pool was too little for those who stood in line before the last of them.
 /// - 2704527014818843954: a worker that had been stopped for longer than connecting may take gave up connecting right after
 ///   that, because the peer was about to.
+/// - 1508661755414332248: what a worker said of its connections when it went on after a stop stood behind six other messages, and its
+///   effect was taken for a failure without a reason.
 /// - 1391633297877187886, 6919855144895129108: a receive and a send of a step that had been broken before were taken for failures
 ///   without a reason.
-const FOUND: [u64; 10] = [
+const FOUND: [u64; 11] = [
     5,
     422,
     1229,
@@ -122,6 +124,7 @@ const FOUND: [u64; 10] = [
     1750,
     1752,
     1_391_633_297_877_187_886,
+    1_508_661_755_414_332_248,
     2_704_527_014_818_843_954,
     6_919_855_144_895_129_108,
 ];
