@@ -145,7 +145,7 @@ impl DataConnection {
                         "an arrival of a kind this version does not know: {other:?}"
                     ));
                 }
-                Err(error) if is_close(&error) => return self.why_closed(error.into(), runtime).await,
+                Err(error) if is_peers_doing(&error) => return self.why_closed(error.into(), runtime).await,
                 Err(error) => return error.into(),
             };
             match taken {
@@ -172,7 +172,7 @@ impl DataConnection {
         }
     }
 
-    /// The peer closed its end. It says why over the control connection, which may be the slower of the two; if
+    /// The peer closed its end, or gave it up. It says why over the control connection, which may be the slower of the two; if
     /// nothing comes, what was `seen` is the reason.
     async fn why_closed(&self, seen: Lost, runtime: &Arc<dyn Runtime>) -> Lost {
         let _ = timeout(&**runtime, REASON, self.told.notified()).await;
@@ -339,6 +339,11 @@ fn received_tensor(metadata: Metadata, bytes: Option<Buf>, checksums: Option<Arc
     let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
     let bytes = bytes.filter(|_| length > 0).and_then(|bytes| bytes.slice(0..length));
     Tensor::received(metadata, bytes.unwrap_or_else(Buf::empty), checksums)
+}
+
+/// Whether the peer ended the connection, in order or because it can't go on: it says why.
+fn is_peers_doing(error: &FabricError) -> bool {
+    is_close(error) || matches!(error, FabricError::PeerLost { cause: LossCause::Reset, .. })
 }
 
 /// Whether the peer ended the connection in order.

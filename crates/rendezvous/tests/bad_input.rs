@@ -149,7 +149,11 @@ fn bad_input_09_verbs_required_without_a_device() {
         }
         let error = Worker::builder(CLIENT).require(FabricKind::Verbs).start().await.unwrap_err();
         assert!(matches!(error, WorkerError::Config { .. }), "{error}");
-        assert_says(&error, &["require", "`verbs`", "device"]);
+        assert_says(&error, &["require", "`verbs`"]);
+        // What is missing depends on the machine: the library, or only a device for it.
+        let text = error.to_string();
+        let names = |what| text.contains(what);
+        assert!(names("device") || names("libibverbs.so.1") && names("install rdma-core"), "{text}");
     });
 }
 

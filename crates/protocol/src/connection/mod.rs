@@ -6,6 +6,7 @@ mod outbound;
 mod turn;
 
 use std::{
+    collections::BTreeSet,
     fmt,
     future::poll_fn,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -20,7 +21,7 @@ use turn::WaitQueue;
 
 use crate::{
     Agreed, Channel, ChannelError, Counters, LentEnd, MetadataCache, Mode, Parameters, PeerMisbehaved,
-    RequestIndex, Requested,
+    RequestIndex, Requested, StepId,
     credit::{Flow, contents_max},
     limits::{KNOWN_METADATA_MAX, METADATA_CACHE_MAX},
     names::{NameForm, Names},
@@ -59,6 +60,8 @@ impl<C: Channel> fmt::Debug for Connection<C> {
 /// of memory.
 pub(crate) struct State<L> {
     failure: Option<String>,
+    /// Steps that were under way when it failed: whoever is woken by that gives its requests up, on any thread.
+    pub(crate) under_way_at_end: BTreeSet<StepId>,
     flow: Flow,
     names: Names,
     /// Where messages are encoded.
@@ -144,6 +147,7 @@ impl<C: Channel> Connection<C> {
         let known_max = if agreed.mode == Mode::Original { 1 } else { KNOWN_METADATA_MAX };
         let state = State {
             failure: None,
+            under_way_at_end: BTreeSet::new(),
             flow: Flow::new(&agreed, peer.first_ring_bytes(), peer.ring_bytes, local.first_ring_bytes()),
             names: Names::new(agreed.names_max),
             scratch: Vec::with_capacity(RECORD_BYTES_MAX),
@@ -388,6 +392,7 @@ impl<C: Channel> Connection<C> {
                 return;
             }
             state.failure = Some(why.to_owned());
+            state.under_way_at_end = state.requests.steps().chain(state.responses.steps()).collect();
             state.wakers()
         };
         wakers.into_iter().for_each(Waker::wake);

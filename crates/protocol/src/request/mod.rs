@@ -8,6 +8,7 @@ mod table;
 mod validate;
 
 use std::{
+    collections::BTreeSet,
     future::{Future, poll_fn},
     pin::pin,
     sync::Arc,
@@ -219,11 +220,13 @@ impl<C: Channel> Connection<C> {
     }
 
     /// Steps whose values may be lost with this connection: their requests or contents are under way, or it is not
-    /// known yet whether the peer has them. Each once, in order.
+    /// known yet whether the peer has them. Once it has [failed](Self::fail), all for which that was so then, whatever has
+    /// become of their requests since. Each once, in order.
     pub fn steps_under_way(&self) -> Vec<StepId> {
         let state = self.lock();
-        let steps: std::collections::BTreeSet<_> =
-            state.requests.steps().chain(state.responses.steps()).collect();
+        let at_end = state.under_way_at_end.iter().copied();
+        let steps: BTreeSet<_> =
+            at_end.chain(state.requests.steps()).chain(state.responses.steps()).collect();
         steps.into_iter().collect()
     }
 
