@@ -20,6 +20,7 @@ use super::{
     BLOCK, COUNT, JOB, Settings,
     content::{Label, mixed},
     gauges::{gauges, told},
+    number,
     tally::{Tally, is_a_loss},
 };
 use crate::harness::{parents_lines, say};
@@ -92,7 +93,10 @@ pub(crate) async fn member(settings: Settings, runtime: Arc<dyn Runtime>) {
         spared: RefCell::default(),
     };
     if member.settings.is_filled() {
-        member.fill().await;
+        member.fill_pools();
+    }
+    if member.settings.is_filled() || number("TENSORWIRE_STORM_SECONDS").is_some() {
+        member.fill_table();
     }
     member.publish(0).await;
     say("up");
@@ -267,14 +271,18 @@ impl Member {
         if self.settings.is_emulated() { LARGE_EMULATED } else { LARGE }
     }
 
-    /// Takes what pools and the table of finished steps may take at most.
-    async fn fill(&self) {
+    /// Takes what pools may take at most.
+    fn fill_pools(&self) {
         for pool in [self.worker.pool(), self.worker.receive_pool()] {
             let mut all = Vec::new();
             while let Ok(block) = pool.try_alloc(BLOCK) {
                 all.push(block);
             }
         }
+    }
+
+    /// Takes what the table of finished steps may take at most: it fills up in a minute of full load.
+    fn fill_table(&self) {
         (0..TOMBSTONES).for_each(|step| self.worker.cleanup(-1 - step));
     }
 
