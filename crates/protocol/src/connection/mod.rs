@@ -61,7 +61,7 @@ impl<C: Channel> fmt::Debug for Connection<C> {
 pub(crate) struct State<L> {
     failure: Option<String>,
     /// Steps that were under way when it failed: whoever is woken by that gives its requests up, on any thread.
-    pub(crate) under_way_at_end: BTreeSet<StepId>,
+    under_way_at_end: BTreeSet<StepId>,
     flow: Flow,
     names: Names,
     /// Where messages are encoded.
@@ -95,6 +95,12 @@ pub(crate) struct State<L> {
 impl<L> State<L> {
     pub(crate) fn failure(&self) -> Result<(), ChannelError> {
         self.failure.as_ref().map_or(Ok(()), |why| Err(ChannelError(why.clone())))
+    }
+
+    /// Now, and when it failed.
+    pub(crate) fn steps_under_way(&self) -> BTreeSet<StepId> {
+        let now = self.requests.steps().chain(self.responses.steps());
+        self.under_way_at_end.iter().copied().chain(now).collect()
     }
 
     pub(crate) fn queue(&mut self, turnstile: Turnstile) -> &mut WaitQueue {
@@ -392,7 +398,7 @@ impl<C: Channel> Connection<C> {
                 return;
             }
             state.failure = Some(why.to_owned());
-            state.under_way_at_end = state.requests.steps().chain(state.responses.steps()).collect();
+            state.under_way_at_end = state.steps_under_way();
             state.wakers()
         };
         wakers.into_iter().for_each(Waker::wake);

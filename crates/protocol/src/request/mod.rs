@@ -8,7 +8,6 @@ mod table;
 mod validate;
 
 use std::{
-    collections::BTreeSet,
     future::{Future, poll_fn},
     pin::pin,
     sync::Arc,
@@ -223,11 +222,7 @@ impl<C: Channel> Connection<C> {
     /// known yet whether the peer has them. Once it has [failed](Self::fail), all for which that was so then, whatever has
     /// become of their requests since. Each once, in order.
     pub fn steps_under_way(&self) -> Vec<StepId> {
-        let state = self.lock();
-        let at_end = state.under_way_at_end.iter().copied();
-        let steps: BTreeSet<_> =
-            at_end.chain(state.requests.steps()).chain(state.responses.steps()).collect();
-        steps.into_iter().collect()
+        self.lock().steps_under_way().into_iter().collect()
     }
 
     /// Keeps a received value until others are there too.
@@ -282,10 +277,7 @@ impl<C: Channel> Drop for Kept<'_, C> {
 
 /// Those of the `known` metadata that the receive accepts.
 fn accepted<A: Allocator>(known: Arc<[Metadata]>, allocator: &A) -> Arc<[Metadata]> {
-    if known.iter().all(|metadata| allocator.accepts(metadata).is_ok()) {
-        return known;
-    }
-    known.iter().filter(|metadata| allocator.accepts(metadata).is_ok()).cloned().collect()
+    those(known, |metadata| allocator.accepts(metadata).is_ok())
 }
 
 /// Those of `known` that fill at least half of memory for the largest of them, or need none. Of several values that are wanted
@@ -293,11 +285,15 @@ fn accepted<A: Allocator>(known: Arc<[Metadata]>, allocator: &A) -> Arc<[Metadat
 /// they are.
 fn of_like_size(known: Arc<[Metadata]>) -> Arc<[Metadata]> {
     let largest = known.iter().map(|metadata| metadata.byte_length).max().unwrap_or_default();
-    let is_like = |metadata: &&Metadata| metadata.byte_length == 0 || metadata.byte_length >= largest / 2;
-    if known.iter().all(|metadata| is_like(&metadata)) {
+    those(known, |metadata| metadata.byte_length == 0 || metadata.byte_length >= largest / 2)
+}
+
+/// Those of `known` of which `are` holds; nothing is copied where that is so of all.
+fn those(known: Arc<[Metadata]>, are: impl Fn(&Metadata) -> bool) -> Arc<[Metadata]> {
+    if known.iter().all(&are) {
         return known;
     }
-    known.iter().filter(is_like).cloned().collect()
+    known.iter().filter(|metadata| are(metadata)).cloned().collect()
 }
 
 /// One open request. Dropping it gives the request up.

@@ -139,9 +139,8 @@ impl Order {
 }
 
 /// The numbers in `line`.
-fn numbers<const COUNT: usize>(line: &str) -> [usize; COUNT] {
-    let numbers: Vec<usize> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
-    numbers.try_into().unwrap()
+fn numbers(line: &str) -> Vec<usize> {
+    line.split(' ').filter_map(|word| word.parse().ok()).collect()
 }
 
 impl Member {
@@ -177,19 +176,16 @@ impl Member {
                 "publish parts" => say(&format!("parts {}", self.publish_parts())),
                 "end" => return,
                 line if line.starts_with("read parts ") => {
-                    let [peer, parts] = numbers(line);
+                    let [peer, parts] = numbers(line).try_into().unwrap();
                     self.read_parts(peer, parts).await;
                     say("has read");
                 }
                 line if line.starts_with("withdraw parts ") => {
-                    let [parts] = numbers(line);
+                    let [parts] = numbers(line).try_into().unwrap();
                     self.withdraw_parts(parts);
                     say("has withdrawn");
                 }
-                _ => self
-                    .spared
-                    .replace(line.split(' ').filter_map(|word| word.parse().ok()).collect())
-                    .clear(),
+                line => self.spared.replace(numbers(line)).clear(),
             }
         }
         // Nobody is there any more who could say how this ends.
