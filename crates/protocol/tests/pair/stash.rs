@@ -305,14 +305,18 @@ fn s3_impatient_receives_lose_nothing_double_nothing_and_keep_the_order() {
     }
 }
 
-/// Whoever waits is woken when the connection fails, and gives its request up, before anyone asks which steps that hit.
+/// Whoever waits, or answers, is woken when the connection fails and gives up, before anyone asks which steps that hit.
 #[test]
 fn steps_under_way_when_it_failed_stay_so() {
     let (mut pair, handle) = waiting();
-    pair.a.connection.fail("the wire was cut");
+    for end in [&pair.a, &pair.b] {
+        assert_eq!(end.connection.steps_under_way(), [STEP_ID]);
+        end.connection.fail("the wire was cut");
+    }
     pair.tasks.run();
     assert!(settled(&handle).is_err());
-    assert_eq!(pair.a.connection.steps_under_way(), [STEP_ID]);
+    for end in [&pair.a, &pair.b] {
+        assert_eq!(end.connection.steps_under_way(), [STEP_ID]);
+    }
     pair.break_down();
-    assert_eq!(pair.a.connection.steps_under_way(), [STEP_ID]);
 }
