@@ -37,6 +37,7 @@ pub mod fuzzing;
 mod kind;
 mod queue_pair;
 mod read;
+mod refusals;
 mod region;
 mod runtime;
 mod slot;
@@ -61,6 +62,7 @@ pub use fabric::{
 pub use kind::{FabricKind, UnknownFabric};
 pub use queue_pair::{NextArrival, Operation, QueuePair};
 pub use read::{ReadDestination, ReadOperation, VectoredReadOperation, scattered};
+pub use refusals::RefusalPace;
 pub use region::{
     Access, Purpose, RegionGeneration, RegionId, RegionTable, RemoteRange, RemoteRegion, RemoteRegions,
 };

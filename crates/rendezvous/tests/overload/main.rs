@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod attacker;
+mod cores;
 mod dials;
 #[path = "../processes/harness.rs"]
 #[allow(dead_code)] // other tests use the rest

@@ -26,7 +26,7 @@ use super::{
     protection::{Protection, Stream},
     socket::{prefer_cubic, set_backlog},
 };
-use crate::{BoxFuture, Elapsed, FabricError, FabricKind, Runtime, timeout};
+use crate::{BoxFuture, Elapsed, FabricError, FabricKind, RefusalPace, Runtime, timeout};
 
 /// How long accepting rests when the process is out of descriptors or memory.
 const ACCEPT_REST: Duration = Duration::from_millis(20);
@@ -41,6 +41,9 @@ const COMPLAINT: Duration = Duration::from_secs(10);
 /// For how long at least a stream may say who it is, however many newer ones come: they wait in the kernel's queue
 /// meanwhile. Without it, a burst would push out a peer between its connect and its first bytes.
 const GRACE: Duration = Duration::from_millis(20);
+
+/// Which part of those who have not said who they are may be pushed out at once after a wait.
+const AT_ONCE_SHARE: usize = 8;
 
 /// What the data listeners of one fabric saw.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -91,6 +94,12 @@ impl Counters {
 
 fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Counts a stream whose peer is refused for what it said.
+fn refuse(counter: &AtomicU64) -> bool {
+    count(counter);
+    true
 }
 
 /// A stream that showed the right token.
@@ -145,6 +154,7 @@ impl Listener {
             pending_max: config.pending_handshakes_max.max(1),
             order: VecDeque::new(),
             next: 0,
+            refusals: RefusalPace::default(),
             complained: None,
         };
         runtime.spawn("tcp listener", Box::pin(reception.run(socket, stopped)));
@@ -237,6 +247,13 @@ struct Pending {
     abort: AbortHandle,
 }
 
+/// A handshake that has ended.
+struct Greeted {
+    number: u64,
+    /// For what its peer said.
+    was_refused: bool,
+}
+
 /// The listener's task.
 struct Reception {
     runtime: Arc<dyn Runtime>,
@@ -248,6 +265,7 @@ struct Reception {
     /// The handshakes under way, oldest first.
     order: VecDeque<Pending>,
     next: u64,
+    refusals: RefusalPace,
     /// When it was last logged that accepting fails.
     complained: Option<Duration>,
 }
@@ -261,18 +279,21 @@ impl Reception {
                 return;
             }
         };
-        let mut pending = FuturesUnordered::new();
+        let mut pending: FuturesUnordered<Abortable<BoxFuture<'_, _>>> = FuturesUnordered::new();
         loop {
-            let grace = self.grace();
+            let wait = self.grace().max(self.refusals.wait(self.runtime.now()));
             tokio::select! {
                 biased;
                 _ = &mut stopped => return,
                 // An evicted one has left the order already.
-                Some(ended) = pending.next() => if let Ok(number) = ended {
+                Some(ended) = pending.next() => if let Ok(Greeted { number, was_refused }) = ended {
                     self.order.retain(|known| known.number != number);
+                    if was_refused {
+                        self.refusals.refused(self.runtime.now());
+                    }
                 },
-                () = self.runtime.sleep(grace), if !grace.is_zero() => {}
-                answer = socket.accept(), if grace.is_zero() => match answer {
+                () = self.runtime.sleep(wait), if !wait.is_zero() => {}
+                answer = socket.accept(), if wait.is_zero() => match answer {
                     Ok((stream, _)) => pending.push(self.receive(stream)),
                     Err(error) => self.rest(&error).await,
                 }
@@ -281,16 +302,27 @@ impl Reception {
     }
 
     /// How long no further stream is accepted, because it would push out one that is too young for that.
+    ///
+    /// Where it must wait, it waits until several may be pushed out, so that a flood wakes this process for every few of
+    /// its streams instead of for each.
     fn grace(&self) -> Duration {
-        let oldest = self.order.front().filter(|_| self.order.len() >= self.pending_max);
-        oldest.map_or(Duration::ZERO, |oldest| {
-            GRACE.saturating_sub(self.runtime.now().saturating_sub(oldest.since))
-        })
+        if self.order.len() < self.pending_max {
+            return Duration::ZERO;
+        }
+        let now = self.runtime.now();
+        let grace = |place: usize| {
+            let since = self.order.get(place).map(|pending| pending.since);
+            since.map_or(Duration::ZERO, |since| GRACE.saturating_sub(now.saturating_sub(since)))
+        };
+        if grace(0).is_zero() {
+            return Duration::ZERO;
+        }
+        grace(self.pending_max.div_ceil(AT_ONCE_SHARE) - 1)
     }
 
     /// Begins the handshake of a new stream. A flood of silent streams pushes out its own oldest ones, not the
     /// peer that speaks at once.
-    fn receive(&mut self, stream: TcpStream) -> Abortable<BoxFuture<'static, u64>> {
+    fn receive(&mut self, stream: TcpStream) -> Abortable<BoxFuture<'static, Greeted>> {
         count(&self.counters.accepted);
         while self.order.len() >= self.pending_max {
             let Some(oldest) = self.order.pop_front() else { break };
@@ -309,8 +341,8 @@ impl Reception {
             limit: self.hello_limit,
         };
         let greeting = async move {
-            desk.greet(stream).await;
-            number
+            let was_refused = desk.greet(stream).await;
+            Greeted { number, was_refused }
         };
         Abortable::new(Box::pin(greeting), registration)
     }
@@ -338,8 +370,8 @@ struct Desk {
 }
 
 impl Desk {
-    /// Reads the hello and hands the stream over, or drops it.
-    async fn greet(&self, stream: TcpStream) {
+    /// Reads the hello and hands the stream over, or drops it: true if its peer was refused for what it said.
+    async fn greet(&self, stream: TcpStream) -> bool {
         let mut bytes = [0; HELLO_BYTES];
         let greeting = async {
             let mut stream = match self.protection.accept(stream).await {
@@ -353,22 +385,26 @@ impl Desk {
             read.map(|()| stream).map_err(|_| &self.counters.malformed)
         };
         let mut stream = match timeout(&*self.runtime, self.limit, greeting).await {
-            Err(Elapsed) => return count(&self.counters.timed_out),
-            Ok(Err(counter)) => return count(counter),
+            Err(Elapsed) => {
+                count(&self.counters.timed_out);
+                return false;
+            }
+            Ok(Err(counter)) => return refuse(counter),
             Ok(Ok(stream)) => stream,
         };
-        let Some(hello) = Hello::decode(&bytes) else { return count(&self.counters.malformed) };
+        let Some(hello) = Hello::decode(&bytes) else { return refuse(&self.counters.malformed) };
         if hello.version != VERSION {
             // Ours, so that the dialer can name both. It fits the empty send buffer.
             let _ = timeout(&*self.runtime, self.limit, stream.write_all(&encode_welcome())).await;
-            return count(&self.counters.malformed);
+            return refuse(&self.counters.malformed);
         }
         let Some(place) = self.tickets.claim(hello.ticket, &hello.token) else {
             tracing::debug!("a data connection with a wrong or used token was closed");
-            return count(&self.counters.bad_tokens);
+            return refuse(&self.counters.bad_tokens);
         };
         if place.send(Visitor { stream, nonce: hello.nonce }).is_ok() {
             count(&self.counters.handed_over);
         }
+        false
     }
 }

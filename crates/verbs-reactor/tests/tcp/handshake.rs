@@ -195,6 +195,30 @@ fn first_bytes_that_are_no_hello_are_closed_and_counted() {
 }
 
 #[test]
+fn e_streams_that_are_refused_are_let_in_at_a_pace() {
+    bounded(Flavour::TwoWorkers, |runtime| async move {
+        let local = Local::new(runtime.clone());
+        let data = local.prepare().connection_data();
+        let began = std::time::Instant::now();
+        // One after another, 40 more than may come at once; beyond these 200 a second are let in.
+        let refused = move || {
+            for _ in 0..104 {
+                let mut raw = RawPeer::dial(&data);
+                raw.say(&hello(&data, NONCE));
+                assert!(raw.hear_end().is_empty());
+            }
+        };
+        aside(&local.runtime, refused).await;
+        let took = began.elapsed();
+        assert!(took >= Duration::from_millis(180), "104 were refused within {took:?}");
+        assert_eq!(stats(&local, |stats| stats.bad_tokens == 104).await.handed_over, 0);
+        let other = Local::new(runtime.clone());
+        let (dialed, accepted) = connect(&runtime, &other, &local).await;
+        assert_connected(&local, &dialed, &accepted).await;
+    });
+}
+
+#[test]
 fn a_hello_of_another_version_is_answered_with_ours() {
     bounded(Flavour::TwoWorkers, |runtime| async move {
         let local = Local::new(runtime);

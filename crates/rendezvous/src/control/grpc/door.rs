@@ -5,7 +5,8 @@
 //! else the oldest that has opened no session, else the oldest. Each has a moment in which it is not pushed out, so that a
 //! storm of honest peers does not push out its own: newer ones wait in the kernel's queue meanwhile. A
 //! connection must also open its session, or show the token of a route, in time. One connection carries one session, or
-//! the calls of one route.
+//! the calls of one route. Nobody is served before they have said something, and while many have to be refused for what they say
+//! the door lets others in at the pace of refusals.
 
 use std::{
     collections::VecDeque,
@@ -16,7 +17,7 @@ use std::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU8, Ordering},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -28,7 +29,7 @@ use tokio::{
 };
 use tonic::transport::server::Connected;
 
-use verbs_reactor::Runtime;
+use verbs_reactor::{RefusalPace, Runtime};
 
 use super::{
     recv_tensor::GrpcRoute,
@@ -46,6 +47,9 @@ const ARRIVING_GRACE: Duration = Duration::from_millis(50);
 /// For how long at least one that has opened it may prove itself.
 const ATTACHED_GRACE: Duration = Duration::from_millis(500);
 
+/// Which part of the strangers may be pushed out at once after a wait.
+const AT_ONCE_SHARE: usize = 8;
+
 /// The strangers of one plane.
 #[derive(Debug)]
 pub(super) struct Door {
@@ -55,6 +59,7 @@ pub(super) struct Door {
     pub(super) log: LogQuota,
     security: Security,
     strangers: Mutex<VecDeque<Arc<Guest>>>,
+    refusals: Mutex<RefusalPace>,
     /// One has gone, or is about to.
     changed: Notify,
 }
@@ -67,8 +72,8 @@ impl Door {
         security: Security,
     ) -> Arc<Self> {
         let (limit, log) = (limit.max(1), LogQuota::new(clock.clone()));
-        let (strangers, changed) = (Mutex::default(), Notify::new());
-        Arc::new(Self { limit, arrival_limit, clock, log, security, strangers, changed })
+        let (strangers, refusals, changed) = (Mutex::default(), Mutex::default(), Notify::new());
+        Arc::new(Self { limit, arrival_limit, clock, log, security, strangers, refusals, changed })
     }
 
     /// Waits until one more stranger may enter.
@@ -79,26 +84,34 @@ impl Door {
         loop {
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable();
-            let grace = self.grace();
-            if grace.is_zero() {
+            let wait = self.grace().max(self.pace().wait(self.clock.now()));
+            if wait.is_zero() {
                 return;
             }
-            let _ = within(grace, changed).await;
+            let _ = within(wait, changed).await;
         }
     }
 
     /// How long no stranger may be pushed out yet; zero where there is room.
+    ///
+    /// Where the door must wait it waits until several may be, so that a flood wakes this process for every few of its
+    /// connections instead of for each.
     fn grace(&self) -> Duration {
         let strangers = self.lock();
         if strangers.len() < self.limit {
             return Duration::ZERO;
         }
         let now = self.clock.now();
-        strangers.iter().map(|guest| guest.grace(now)).min().unwrap_or_default()
+        let mut graces: Vec<Duration> = strangers.iter().map(|guest| guest.grace(now)).collect();
+        graces.sort_unstable();
+        match graces.first() {
+            None | Some(&Duration::ZERO) => Duration::ZERO,
+            Some(_) => graces[graces.len().div_ceil(AT_ONCE_SHARE) - 1],
+        }
     }
 
     /// Lets `stream` in as a stranger, and pushes another out if there are too many.
-    pub(super) fn enter(self: &Arc<Self>, stream: TcpStream, host: IpAddr) -> GuestStream {
+    pub(super) fn enter(self: &Arc<Self>, stream: TcpStream, host: IpAddr) -> Newcomer {
         let now = self.clock.now();
         let guest = Guest::new(self, host, now);
         let mut strangers = self.lock();
@@ -111,12 +124,22 @@ impl Door {
             tracing::debug!(peer = %pushed.host, "too many unauthenticated peers: one is dropped");
             pushed.evict();
         }
-        let stream = Wire::accept(stream, &self.security);
-        GuestStream { stream, guest, timer: Some(timer(self.arrival_limit)), leaving: false }
+        let timer = Some(timer(self.arrival_limit));
+        let presence = Presence { guest, timer, leaving: false, has_spoken: false };
+        Newcomer(Some((stream, presence)))
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Guest>>> {
         self.strangers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pace(&self) -> MutexGuard<'_, RefusalPace> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One who has said something did not prove itself.
+    fn refused(&self) {
+        self.pace().refused(self.clock.now());
     }
 
     fn forget(&self, guest: &Guest) {
@@ -255,7 +278,9 @@ impl Guest {
 
     /// The session has ended: the peer has a moment to hang up.
     pub(super) fn leave(&self) {
-        self.advance(stage::LEAVING);
+        if self.advance(stage::LEAVING) && !*self.admitted.borrow() {
+            self.door.refused();
+        }
         self.waker.wake();
         self.door.changed.notify_waiters();
     }
@@ -274,6 +299,17 @@ impl Guest {
     fn advance(&self, to: u8) -> bool {
         self.stage.fetch_max(to, Ordering::AcqRel) < to
     }
+
+    /// Its connection has ended. Whoever hung up, or was hung up on, before it proved itself was refused; whoever was pushed out
+    /// or had no time left, or said nothing, was not, and one that was leaving has been counted.
+    fn gone(&self, has_spoken: bool) {
+        let was_welcome = *self.admitted.borrow();
+        let before = self.stage.fetch_max(stage::EVICTED, Ordering::AcqRel);
+        if has_spoken && !was_welcome && before < stage::LEAVING {
+            self.door.refused();
+        }
+        self.door.forget(self);
+    }
 }
 
 impl fmt::Debug for Guest {
@@ -282,16 +318,17 @@ impl fmt::Debug for Guest {
     }
 }
 
-/// A connection that the door can cut.
-pub(super) struct GuestStream {
-    stream: Wire,
+/// The end of a guest that its connection holds: the door forgets it with the connection.
+struct Presence {
     guest: Arc<Guest>,
     timer: Option<Pin<Box<tokio::time::Sleep>>>,
     leaving: bool,
+    /// Its peer has sent something, be it the end.
+    has_spoken: bool,
 }
 
-impl GuestStream {
-    /// Fails once the connection has been cut or its time is over. Wakes the reader when that changes.
+impl Presence {
+    /// Fails once the connection has been cut or its time is over. Wakes who polls when that changes.
     fn poll_cut(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         self.guest.waker.register(context.waker());
         match self.guest.stage.load(Ordering::Acquire) {
@@ -313,30 +350,68 @@ impl GuestStream {
     }
 }
 
-impl GuestStream {
-    /// Tells what the TLS handshake has come to.
-    fn note<T>(&self, polled: &Poll<io::Result<T>>) {
-        if matches!(polled, Poll::Ready(Err(_)))
-            && self.guest.stage.load(Ordering::Acquire) == stage::ARRIVING
-            && let Some(why) = self.stream.trouble().text()
-            && let Some(left_out) = self.guest.door.log.line(&self.guest.host.to_string())
-        {
-            tracing::warn!(peer = %self.guest.host, why, left_out, "a control connection was refused");
-        }
-        if self.guest.proven.get().is_none()
-            && let Some(proven) = self.stream.proven()
-        {
-            let _ = self.guest.proven.set(proven.clone());
+impl Drop for Presence {
+    fn drop(&mut self) {
+        self.guest.gone(self.has_spoken);
+        if let Some(route) = self.guest.route.get().and_then(Weak::upgrade) {
+            route.guest_gone(&self.guest);
         }
     }
 }
 
-impl Drop for GuestStream {
-    fn drop(&mut self) {
-        self.guest.advance(stage::EVICTED);
-        self.guest.door.forget(&self.guest);
-        if let Some(route) = self.guest.route.get().and_then(Weak::upgrade) {
-            route.guest_gone(&self.guest);
+/// A connection that has said nothing yet. It becomes a guest's stream with its peer's first byte, and nothing once it was
+/// cut: until then it costs a descriptor and a timer, and no server that would greet somebody silent.
+pub(super) struct Newcomer(Option<(TcpStream, Presence)>);
+
+impl Future for Newcomer {
+    type Output = Option<GuestStream>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some((stream, presence)) = &mut self.0 else { return Poll::Ready(None) };
+        if presence.poll_cut(context).is_err() {
+            self.0 = None;
+            return Poll::Ready(None);
+        }
+        // What is wrong with a stream is told to who reads it.
+        // Being told that it is ready does not do: new streams were, with nothing to read. What is wrong with a stream is told
+        // to who reads it.
+        let mut byte = [0; 1];
+        let _either = ready!(stream.poll_peek(context, &mut ReadBuf::new(&mut byte)));
+        Poll::Ready(self.0.take().map(|(stream, mut presence)| {
+            presence.has_spoken = true;
+            // Small frames, each awaited by somebody.
+            let _ = stream.set_nodelay(true);
+            let stream = Wire::accept(stream, &presence.guest.door.security);
+            GuestStream { stream, presence }
+        }))
+    }
+}
+
+/// A connection that the door can cut.
+pub(super) struct GuestStream {
+    stream: Wire,
+    presence: Presence,
+}
+
+impl GuestStream {
+    fn poll_cut(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        self.presence.poll_cut(context)
+    }
+
+    /// Tells what the TLS handshake has come to.
+    fn note<T>(&self, polled: &Poll<io::Result<T>>) {
+        let guest = &self.presence.guest;
+        if matches!(polled, Poll::Ready(Err(_)))
+            && guest.stage.load(Ordering::Acquire) == stage::ARRIVING
+            && let Some(why) = self.stream.trouble().text()
+            && let Some(left_out) = guest.door.log.line(&guest.host.to_string())
+        {
+            tracing::warn!(peer = %guest.host, why, left_out, "a control connection was refused");
+        }
+        if guest.proven.get().is_none()
+            && let Some(proven) = self.stream.proven()
+        {
+            let _ = guest.proven.set(proven.clone());
         }
     }
 }
@@ -345,7 +420,7 @@ impl Connected for GuestStream {
     type ConnectInfo = Arc<Guest>;
 
     fn connect_info(&self) -> Arc<Guest> {
-        self.guest.clone()
+        self.presence.guest.clone()
     }
 }
 

@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use futures::{Stream, stream};
+use futures::{
+    Stream, StreamExt,
+    stream::{self, FuturesUnordered},
+};
 use protocol::limits::CONTROL_FRAME_BYTES_MAX;
 use tokio::{
     net::TcpListener,
@@ -22,7 +25,7 @@ use tonic::{
 
 use super::{
     Keepalive, ON_THE_WIRE_MAX, WINDOW_BYTES, closed,
-    door::{Door, Guest, GuestStream},
+    door::{Door, Guest, GuestStream, Newcomer},
     handover::Handover,
     recv_tensor::{STREAMS_MAX, TensorService},
     session::{OutgoingFrames, Parts, session},
@@ -122,31 +125,38 @@ impl Tasks {
     }
 }
 
-/// The connections that come in, as guests of `door`.
+/// The connections that come in, as guests of `door`, once their peers have said something.
 fn connections(
     listener: TcpListener,
     door: Arc<Door>,
 ) -> impl Stream<Item = Result<GuestStream, io::Error>> + Send {
-    stream::unfold((listener, door), |(listener, door)| async {
+    stream::unfold((listener, door, FuturesUnordered::new()), |(listener, door, mut newcomers)| async {
         loop {
-            door.room().await;
-            match listener.accept().await {
-                Ok((stream, peer)) => {
-                    // Small frames, each awaited by somebody.
-                    let _ = stream.set_nodelay(true);
-                    let guest = door.enter(stream, peer.ip());
-                    return Some((Ok(guest), (listener, door)));
-                }
-                Err(error) if is_the_peers_fault(&error) => {}
-                Err(error) => {
-                    if let Some(left_out) = door.log.line("accept") {
-                        tracing::warn!(%error, left_out, "cannot accept a control connection; trying again");
-                    }
-                    let _ = within(ACCEPT_PAUSE, std::future::pending::<()>()).await;
-                }
+            tokio::select! {
+                Some(newcomer) = newcomers.next() => if let Some(guest) = newcomer {
+                    return Some((Ok(guest), (listener, door, newcomers)));
+                },
+                newcomer = accept(&listener, &door) => newcomers.push(newcomer),
             }
         }
     })
+}
+
+/// The next connection, as soon as there is room for it. Cancel-safe.
+async fn accept(listener: &TcpListener, door: &Arc<Door>) -> Newcomer {
+    loop {
+        door.room().await;
+        match listener.accept().await {
+            Ok((stream, peer)) => return door.enter(stream, peer.ip()),
+            Err(error) if is_the_peers_fault(&error) => {}
+            Err(error) => {
+                if let Some(left_out) = door.log.line("accept") {
+                    tracing::warn!(%error, left_out, "cannot accept a control connection; trying again");
+                }
+                let _ = within(ACCEPT_PAUSE, std::future::pending::<()>()).await;
+            }
+        }
+    }
 }
 
 fn is_the_peers_fault(error: &io::Error) -> bool {

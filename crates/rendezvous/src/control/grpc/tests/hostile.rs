@@ -62,6 +62,38 @@ fn e_a_plane_without_tls_meets_nobody_who_has_it_and_says_why() {
 }
 
 #[test]
+fn a_peer_that_says_nothing_is_not_greeted() {
+    bounded(|| async {
+        let (a, b) = (plane(), plane());
+        let silent = TcpStream::connect(b.local_address()).unwrap();
+        // Came later, and is served.
+        let (mut one, mut other) = connect(&a, &b).await;
+        assert_works(&mut one, &mut other).await;
+        silent.set_nonblocking(true).unwrap();
+        let heard = silent.peek(&mut [0; 1]);
+        assert_eq!(heard.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    });
+}
+
+#[test]
+fn e_peers_that_talk_nonsense_are_let_in_at_a_pace() {
+    bounded(|| async {
+        let (a, b) = (plane(), plane());
+        let began = std::time::Instant::now();
+        // One after another, 40 more than may come at once; beyond these 200 a second are let in.
+        for _ in 0..104 {
+            let mut nonsense = TcpStream::connect(b.local_address()).unwrap();
+            nonsense.write_all(b"GET / HTTP/1.1\r\nHost: worker.example\r\n\r\n").unwrap();
+            assert_hung_up(&nonsense, Duration::from_secs(5));
+        }
+        let took = began.elapsed();
+        assert!(took >= Duration::from_millis(180), "104 were refused within {took:?}");
+        let (mut one, mut other) = connect(&a, &b).await;
+        assert_works(&mut one, &mut other).await;
+    });
+}
+
+#[test]
 fn e_a_thousand_half_open_dials_leave_honest_sessions_working() {
     bounded(|| async {
         let (a, b) = (plane(), plane());
