@@ -12,6 +12,9 @@ pub struct Frame {
     /// broken connections as the regular end of a request.
     #[prost(bool, tag = "2")]
     pub goodbye: bool,
+    /// CRC-32C of data. It finds damage on the way, not attacks; a frame without it is taken as it is.
+    #[prost(fixed32, optional, tag = "3")]
+    pub checksum: ::core::option::Option<u32>,
 }
 /// Generated client implementations.
 pub mod control_client {

@@ -46,6 +46,8 @@ impl Room {
 /// How many bytes a stranger may send ahead of its admission. The frame that crosses the line still counts.
 const STRANGER_BYTES: usize = 64 << 10;
 
+const DAMAGED: &str = "a frame of the peer's was damaged on its way: its checksum is another";
+
 /// How long an ended session waits for the peer to end it too.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -136,8 +138,11 @@ fn outgoing_frames(
     stream::unfold(Some((frames, control)), |open| async {
         let (mut frames, control) = open?;
         match next_outgoing(&mut frames, &control).await {
-            Ok(Some(data)) => Some((Ok(Frame { data, goodbye: false }), Some((frames, control)))),
-            Ok(None) => Some((Ok(Frame { data: Vec::new(), goodbye: true }), None)),
+            Ok(Some(data)) => {
+                let checksum = Some(crc32c::crc32c(&data));
+                Some((Ok(Frame { data, goodbye: false, checksum }), Some((frames, control))))
+            }
+            Ok(None) => Some((Ok(Frame { data: Vec::new(), goodbye: true, checksum: None }), None)),
             Err(status) => Some((Err(status), None)),
         }
     })
@@ -229,6 +234,7 @@ impl SessionTask {
                 Ok(Some(frame)) if frame.data.len() > CONTROL_FRAME_BYTES_MAX => {
                     return End::Lost(oversize(frame.data.len()));
                 }
+                Ok(Some(frame)) if is_damaged(&frame) => return End::Lost(DAMAGED.to_owned()),
                 Ok(Some(frame)) => {
                     taken = frame.data.len().saturating_add(taken);
                     // A user who dropped the receiving half still may send: what arrives is discarded.
@@ -248,6 +254,11 @@ async fn farewell(stream: &mut Streaming<Frame>, outgoing: &watch::Sender<Outgoi
         while let Ok(Some(_)) = stream.message().await {}
     })
     .await;
+}
+
+/// A bit that changes on the way can make two workers agree on a connection of which each knows something else.
+fn is_damaged(frame: &Frame) -> bool {
+    frame.checksum.is_some_and(|checksum| checksum != crc32c::crc32c(&frame.data))
 }
 
 fn oversize(bytes: usize) -> String {

@@ -169,7 +169,11 @@ fn e_a_frame_above_the_limit_loses_the_session() {
             let (back, session) = attached.await;
             let mut session = session.unwrap();
             frames
-                .send(Frame { data: vec![0; CONTROL_FRAME_BYTES_MAX + excess], goodbye: false })
+                .send(Frame {
+                    data: vec![0; CONTROL_FRAME_BYTES_MAX + excess],
+                    goodbye: false,
+                    checksum: None,
+                })
                 .await
                 .unwrap();
             let error = session.receiver.recv().await.unwrap_err();
@@ -183,6 +187,26 @@ fn e_a_frame_above_the_limit_loses_the_session() {
 }
 
 #[test]
+fn s2_a_frame_that_was_damaged_on_its_way_loses_the_session() {
+    bounded(|| async {
+        let plane = plane();
+        let mut client = raw_client(&plane).await;
+        let (frames, stream) = tokio::sync::mpsc::channel(1);
+        let attached = futures::future::join(client.attach(ReceiverStream::new(stream)), plane.accept());
+        let (_back, session) = attached.await;
+        let mut session = session.unwrap();
+        let frame = |data: &[u8], checksum| Frame { data: data.to_vec(), goodbye: false, checksum };
+        let of_both = Some(crc32c::crc32c(&[4, 1]));
+        frames.send(frame(&[4, 1], of_both)).await.unwrap();
+        assert_eq!(session.receiver.recv().await.unwrap(), Some(vec![4, 1]));
+        frames.send(frame(&[0, 1], of_both)).await.unwrap();
+        let error = session.receiver.recv().await.unwrap_err();
+        let ControlError::Lost { detail } = &error else { panic!("{error}") };
+        assert!(detail.contains("damaged"), "{detail}");
+    });
+}
+
+#[test]
 fn e_an_end_without_a_goodbye_is_a_loss() {
     bounded(|| async {
         let plane = plane();
@@ -190,7 +214,7 @@ fn e_an_end_without_a_goodbye_is_a_loss() {
         let (frames, stream) = tokio::sync::mpsc::channel(1);
         let attached = futures::future::join(client.attach(ReceiverStream::new(stream)), plane.accept());
         let (_back, session) = attached.await;
-        frames.send(Frame { data: vec![1], goodbye: false }).await.unwrap();
+        frames.send(Frame { data: vec![1], goodbye: false, checksum: None }).await.unwrap();
         let mut session = session.unwrap();
         assert_eq!(session.receiver.recv().await.unwrap(), Some(vec![1]));
         // The regular end of a gRPC request.
