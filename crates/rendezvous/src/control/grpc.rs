@@ -52,7 +52,7 @@ use self::{
 };
 use super::{ControlError, ControlPlane, ControlSession, Secret};
 
-/// Largest gRPC message: a largest frame and its tag and length.
+/// Largest gRPC message: a largest frame, its checksum, and their tags and lengths.
 const ON_THE_WIRE_MAX: usize = CONTROL_FRAME_BYTES_MAX + 16;
 
 /// HTTP/2 flow control: how far a peer may send ahead of its reader, in bytes.
