@@ -228,6 +228,7 @@ fn e_honest_peers_keep_their_throughput_under_attack() {
     // One kind of attack alone, where somebody looks for what it costs.
     let wanted = std::env::var("TENSORWIRE_ATTACK").ok();
     let is_wanted = |trial: &&Trial| wanted.as_ref().is_none_or(|mode| mode == trial.mode);
+    assert!(trials.iter().any(|trial| is_wanted(&trial)), "TENSORWIRE_ATTACK={wanted:?} is none of them");
     bounded(Duration::from_secs(900), |runtime| async move {
         raise_descriptor_limit();
         let (core, own_cores) = divided();

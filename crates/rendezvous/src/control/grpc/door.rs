@@ -372,7 +372,6 @@ impl Future for Newcomer {
             self.0 = None;
             return Poll::Ready(None);
         }
-        // What is wrong with a stream is told to who reads it.
         // Being told that it is ready does not do: new streams were, with nothing to read. What is wrong with a stream is told
         // to who reads it.
         let mut byte = [0; 1];

@@ -7,15 +7,19 @@ use std::{
 };
 
 use protocol::limits::CONTROL_FRAME_BYTES_MAX;
+use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::{Channel, Endpoint};
+use tonic::{
+    Streaming,
+    transport::{Channel, Endpoint},
+};
 use verbs_reactor::{Runtime, TokioRuntime};
 
 use super::{
     ControlPlane, GrpcPlane, assert_works, bounded, config, connect, connect_past_the_dead, life::Part, plane,
 };
 use crate::control::{
-    ControlError,
+    ControlError, ControlSession,
     generated::{Frame, control_client::ControlClient},
 };
 
@@ -25,6 +29,15 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 async fn raw_client(plane: &GrpcPlane) -> ControlClient<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{}", plane.local_address())).unwrap();
     ControlClient::new(endpoint.connect().await.unwrap())
+}
+
+/// A session whose frames are made by hand: what it sends, what comes back, and the plane's end of it.
+async fn raw_session(plane: &GrpcPlane) -> (mpsc::Sender<Frame>, Streaming<Frame>, ControlSession) {
+    let mut client = raw_client(plane).await;
+    let (frames, stream) = mpsc::channel(1);
+    let attached = futures::future::join(client.attach(ReceiverStream::new(stream)), plane.accept());
+    let (back, session) = attached.await;
+    (frames, back.unwrap().into_inner(), session.unwrap())
 }
 
 /// Reads until the other end hangs up, which must be within `limit`.
@@ -162,12 +175,8 @@ fn e_a_connection_without_a_session_is_cut_in_time() {
 fn e_a_frame_above_the_limit_loses_the_session() {
     bounded(|| async {
         let plane = plane();
-        let mut client = raw_client(&plane).await;
         for excess in [1, 100] {
-            let (frames, stream) = tokio::sync::mpsc::channel(1);
-            let attached = futures::future::join(client.attach(ReceiverStream::new(stream)), plane.accept());
-            let (back, session) = attached.await;
-            let mut session = session.unwrap();
+            let (frames, mut back, mut session) = raw_session(&plane).await;
             frames
                 .send(Frame {
                     data: vec![0; CONTROL_FRAME_BYTES_MAX + excess],
@@ -179,9 +188,8 @@ fn e_a_frame_above_the_limit_loses_the_session() {
             let error = session.receiver.recv().await.unwrap_err();
             let ControlError::Lost { detail } = &error else { panic!("{error}") };
             assert!(detail.contains("1048576"), "{detail}");
-            assert!(back.unwrap().into_inner().message().await.is_err());
+            assert!(back.message().await.is_err());
             assert!(matches!(session.sender.send(vec![1]).await, Err(ControlError::Lost { .. })));
-            client = raw_client(&plane).await;
         }
     });
 }
@@ -190,11 +198,7 @@ fn e_a_frame_above_the_limit_loses_the_session() {
 fn s2_a_frame_that_was_damaged_on_its_way_loses_the_session() {
     bounded(|| async {
         let plane = plane();
-        let mut client = raw_client(&plane).await;
-        let (frames, stream) = tokio::sync::mpsc::channel(1);
-        let attached = futures::future::join(client.attach(ReceiverStream::new(stream)), plane.accept());
-        let (_back, session) = attached.await;
-        let mut session = session.unwrap();
+        let (frames, _back, mut session) = raw_session(&plane).await;
         let frame = |data: &[u8], checksum| Frame { data: data.to_vec(), goodbye: false, checksum };
         let of_both = Some(crc32c::crc32c(&[4, 1]));
         frames.send(frame(&[4, 1], of_both)).await.unwrap();
@@ -210,12 +214,8 @@ fn s2_a_frame_that_was_damaged_on_its_way_loses_the_session() {
 fn e_an_end_without_a_goodbye_is_a_loss() {
     bounded(|| async {
         let plane = plane();
-        let mut client = raw_client(&plane).await;
-        let (frames, stream) = tokio::sync::mpsc::channel(1);
-        let attached = futures::future::join(client.attach(ReceiverStream::new(stream)), plane.accept());
-        let (_back, session) = attached.await;
+        let (frames, _back, mut session) = raw_session(&plane).await;
         frames.send(Frame { data: vec![1], goodbye: false, checksum: None }).await.unwrap();
-        let mut session = session.unwrap();
         assert_eq!(session.receiver.recv().await.unwrap(), Some(vec![1]));
         // The regular end of a gRPC request.
         drop(frames);
@@ -229,11 +229,11 @@ fn e_a_connection_carries_one_session() {
     bounded(|| async {
         let plane = plane();
         let mut client = raw_client(&plane).await;
-        let (_frames, stream) = tokio::sync::mpsc::channel(1);
+        let (_frames, stream) = mpsc::channel(1);
         let attached = futures::future::join(client.attach(ReceiverStream::new(stream)), plane.accept());
         let (back, session) = attached.await;
         drop((back, session));
-        let (_frames, stream) = tokio::sync::mpsc::channel(1);
+        let (_frames, stream) = mpsc::channel(1);
         client.attach(ReceiverStream::new(stream)).await.unwrap_err();
     });
 }
