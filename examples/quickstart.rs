@@ -16,7 +16,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 async fn producer() -> Result<(), Box<dyn Error>> {
-    let worker = Worker::builder("/job:producer/replica:0/task:0").start().await?;
+    let worker = Worker::builder("producer").start().await?;
     let weights = Tensor::from_values(worker.pool(), &[2, 3], &[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0])?;
     worker.publish("weights", weights)?;
     println!("producer: weights are at {}", worker.address());
@@ -29,9 +29,9 @@ async fn producer() -> Result<(), Box<dyn Error>> {
 }
 
 async fn consumer(address: &str) -> Result<(), Box<dyn Error>> {
-    let worker = Worker::builder("/job:consumer/replica:0/task:0").start().await?;
+    let worker = Worker::client().start().await?;
     let producer = worker.peer_at(address).await?;
-    let weights = worker.fetch(&producer, "weights").await?;
+    let weights = producer.fetch("weights").await?;
     println!("consumer: {weights:?} = {:?}", weights.values::<f32>()?);
     for peer in worker.peers() {
         if let Some(fabric) = peer.transport {

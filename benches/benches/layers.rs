@@ -83,7 +83,7 @@ impl Link for AtOnce {
 
 fn reactor_layer(criterion: &mut Criterion) {
     let runtime = tokio_runtime();
-    let core = Arc::new(QueuePairCore::new(FabricKind::Shm, DEPTHS, Capabilities::WRITES));
+    let core = Arc::new(QueuePairCore::new(FabricKind::SHM, DEPTHS, Capabilities::WRITES));
     let link = Arc::new(AtOnce(OnceLock::new()));
     link.0.set(Arc::downgrade(&core)).expect("set once");
     let queue_pair = QueuePair::new(core, link);
@@ -122,7 +122,7 @@ struct Pair {
 }
 
 impl Pair {
-    async fn connect(fabric: &dyn Fabric) -> Self {
+    async fn connect(fabric: &dyn Fabric, runtime: &dyn Runtime) -> Self {
         let domains = [(); 2].map(|()| fabric.open_domain().expect("a domain"));
         let (source, _) = pool(&domains[0], Access::LOCAL);
         let (receive, regions) = pool(&domains[1], Access::RECEIVE);
@@ -132,13 +132,14 @@ impl Pair {
         let data = ends.each_ref().map(|end| end.connection_data());
         let [first, second] = ends;
         let limit = Duration::from_secs(10);
-        let params = |peer, role| ConnectParams { peer, role, peer_host: None, limit };
+        let params = |peer, role| ConnectParams { peer, role, peer_address: None, limit };
         let [first_data, second_data] = data;
         let (writer, reader) = futures::join!(
             first.connect(params(second_data, Role::Dialer)),
             second.connect(params(first_data, Role::Acceptor))
         );
-        let (writer, reader) = (writer.expect("a connection"), reader.expect("a connection"));
+        let [writer, reader] =
+            [writer, reader].map(|connected| connected.expect("a connection").spawn(runtime));
         let region = regions.2.lock().expect("no panic before").expect("a region");
         writer.add_remote_region(region);
         let (region, generation) = (region.region, region.generation);
@@ -159,10 +160,10 @@ fn fabric_layer(criterion: &mut Criterion) {
     let clock: Arc<dyn Runtime> = Arc::new(TokioRuntime::current().expect("inside a runtime"));
     let fabrics: [Arc<dyn Fabric>; 2] = [
         Arc::new(ShmFabric::new(clock.clone()).expect("shared memory")),
-        Arc::new(TcpFabric::new(clock, TcpConfig::default())),
+        Arc::new(TcpFabric::new(clock.clone(), TcpConfig::default())),
     ];
     for fabric in fabrics {
-        let pair = runtime.block_on(Pair::connect(&*fabric));
+        let pair = runtime.block_on(Pair::connect(&*fabric, &*clock));
         let name = format!("fabric/write 8 B with immediate, take it, complete, {}", fabric.kind());
         criterion.bench_function(&name, |bencher| bencher.iter(|| runtime.block_on(pair.write())));
     }
@@ -175,21 +176,21 @@ fn small_tensor(worker: &Worker) -> Tensor {
 fn rendezvous_layer(criterion: &mut Criterion) {
     let runtime = tokio_runtime();
     let start =
-        |name| runtime.block_on(Worker::builder(name).require(FabricKind::Shm).start()).expect("a worker");
+        |name| runtime.block_on(Worker::builder(name).require(FabricKind::SHM).start()).expect("a worker");
     let (server, puller) = (start(SERVER), start(PULLER));
     let device = format!("{SERVER}/device:CPU:0");
     let own = server.key(&device, &device, "edge").expect("a key");
-    let (step, tensor) = (server.step(1), small_tensor(&server));
+    let (step, tensor) = (server.shared_step(1), small_tensor(&server));
     criterion.bench_function("rendezvous/send and take in one worker", |bencher| {
         bencher.iter(|| {
             step.send(&own, tensor.clone()).expect("room");
-            runtime.block_on(step.recv(&own)).expect("the value")
+            runtime.block_on(step.recv(&own).into_future()).expect("the value")
         });
     });
     server.publish("tensor", tensor).expect("a good name");
     let peer = runtime.block_on(puller.peer_at(server.address())).expect("the server");
     criterion.bench_function("rendezvous/pull 8 B over shm", |bencher| {
-        bencher.iter(|| runtime.block_on(puller.fetch(&peer, "tensor")).expect("the tensor"));
+        bencher.iter(|| runtime.block_on(peer.fetch("tensor").into_future()).expect("the tensor"));
     });
     runtime.block_on(async { futures::join!(puller.shutdown(), server.shutdown()) });
 }

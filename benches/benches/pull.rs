@@ -9,13 +9,12 @@ use tensorwire::{FabricKind, Sharing, Wait};
 use tensorwire_benches::{RawPull, SIZES, Server, grpc, puller, serve_if_child, tensor_name};
 
 /// How tensors are pulled: name, fabric, how both ends wait, and what the puller gets.
-const WAYS: [(&str, FabricKind, Wait, Sharing); 6] = [
-    ("shm", FabricKind::Shm, Wait::Sleep, Sharing::Copy),
-    ("shm adaptive", FabricKind::Shm, Wait::Adaptive, Sharing::Copy),
-    ("shm view", FabricKind::Shm, Wait::Sleep, Sharing::View),
-    ("tcp", FabricKind::Tcp, Wait::Sleep, Sharing::Copy),
-    ("grpc of a worker", FabricKind::Grpc, Wait::Sleep, Sharing::Copy),
-    ("tcp adaptive", FabricKind::Tcp, Wait::Adaptive, Sharing::Copy),
+const WAYS: [(&str, FabricKind, Wait, Sharing); 5] = [
+    ("shm", FabricKind::SHM, Wait::Sleep, Sharing::Copy),
+    ("shm adaptive", FabricKind::SHM, Wait::Adaptive, Sharing::Copy),
+    ("shm view", FabricKind::SHM, Wait::Sleep, Sharing::View),
+    ("tcp", FabricKind::TCP, Wait::Sleep, Sharing::Copy),
+    ("tcp adaptive", FabricKind::TCP, Wait::Adaptive, Sharing::Copy),
 ];
 
 fn pulls(criterion: &mut Criterion) {
@@ -46,7 +45,7 @@ fn pulls(criterion: &mut Criterion) {
             group.bench_function(BenchmarkId::new(label, bytes), |bencher| {
                 bencher.iter(|| {
                     let pulled =
-                        runtime.block_on(worker.fetch(&peer, &name).sharing(sharing)).expect("a pull");
+                        runtime.block_on(peer.fetch(&name).sharing(sharing).into_future()).expect("a pull");
                     assert_eq!(pulled.bytes().len(), bytes);
                 });
             });

@@ -13,7 +13,8 @@ const TENSORS: usize = 100;
 const SIZES: [usize; 3] = [8, 1024, 16 << 10];
 
 async fn worker(name: &str, kind: FabricKind, requests_per_message: u32) -> Worker {
-    let builder = Worker::builder(name).require(kind).requests_per_message(requests_per_message);
+    let builder =
+        Worker::builder(name).require(kind).flow(|flow| flow.requests_per_message = requests_per_message);
     builder.start().await.expect("a worker")
 }
 
@@ -32,7 +33,7 @@ fn fetches(criterion: &mut Criterion, runtime: &Runtime, kind: FabricKind, bytes
         let peer = runtime.block_on(client.peer_at(server.address())).expect("a peer");
         group.bench_function(BenchmarkId::new("requests per message", requests_per_message), |bencher| {
             bencher.iter(|| {
-                let fetched = runtime.block_on(client.fetch_many(&peer, &names)).expect("a pull");
+                let fetched = runtime.block_on(peer.fetch_many(&names).into_future()).expect("a pull");
                 assert_eq!(fetched.len(), TENSORS);
             });
         });
@@ -46,7 +47,7 @@ fn fetches(criterion: &mut Criterion, runtime: &Runtime, kind: FabricKind, bytes
 
 fn pull_many(criterion: &mut Criterion) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    for kind in [FabricKind::Shm, FabricKind::Tcp] {
+    for kind in [FabricKind::SHM, FabricKind::TCP] {
         for bytes in SIZES {
             fetches(criterion, &runtime, kind, bytes);
         }

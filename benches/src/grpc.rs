@@ -1,5 +1,5 @@
-//! The same pull over gRPC: one unary call that answers with the tensor's bytes, as a service written with tonic
-//! would. The service is written by hand, so that no generator is needed; it does what generated code does.
+//! The same over gRPC: a pull is one unary call that answers with the tensor's bytes, a push one that brings them, as a
+//! service written with tonic has it. The service is written by hand, so that no generator is needed; it does what generated code does.
 
 use std::{
     convert::Infallible,
@@ -16,15 +16,18 @@ use tonic::{
 use tonic_prost::ProstCodec;
 
 const PATH: &str = "/tensorwire.bench.Pull/Pull";
-/// Largest answer.
-const ANSWER_BYTES_MAX: usize = 128 << 20;
+/// Largest message.
+const MESSAGE_BYTES_MAX: usize = 128 << 20;
 
-/// Which tensor.
+/// Which tensor, or a tensor that is pushed.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Ask {
     /// Its length in bytes, which names it.
     #[prost(uint64, tag = "1")]
     pub bytes: u64,
+    /// What is pushed; empty in a pull.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub pushed: Bytes,
 }
 
 /// A tensor.
@@ -53,6 +56,9 @@ impl UnaryService<Ask> for PullService {
     type Future = std::future::Ready<Result<Response<Pulled>, Status>>;
 
     fn call(&mut self, request: Request<Ask>) -> Self::Future {
+        if !request.get_ref().pushed.is_empty() {
+            return std::future::ready(Ok(Response::new(Pulled::default())));
+        }
         let wanted = request.get_ref().bytes;
         let found = self.tensors.iter().find(|tensor| tensor.len() as u64 == wanted).cloned();
         let answer = found.map(|content| Response::new(Pulled { content }));
@@ -76,8 +82,8 @@ where
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
         let service = self.clone();
         Box::pin(async move {
-            let mut grpc = tonic::server::Grpc::new(ProstCodec::default());
-            Ok(grpc.unary(service, request).await)
+            let grpc = tonic::server::Grpc::new(ProstCodec::default());
+            Ok(grpc.max_decoding_message_size(MESSAGE_BYTES_MAX).unary(service, request).await)
         })
     }
 }
@@ -108,7 +114,7 @@ pub async fn serve(
 const WINDOW_BYTES: u32 = 32 << 20;
 
 /// A client of [`serve`].
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Puller {
     client: tonic::client::Grpc<Channel>,
 }
@@ -124,7 +130,7 @@ impl Puller {
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES);
         let client =
-            tonic::client::Grpc::new(endpoint.connect().await?).max_decoding_message_size(ANSWER_BYTES_MAX);
+            tonic::client::Grpc::new(endpoint.connect().await?).max_decoding_message_size(MESSAGE_BYTES_MAX);
         Ok(Self { client })
     }
 
@@ -133,10 +139,24 @@ impl Puller {
     /// # Errors
     /// The call fails.
     pub async fn pull(&mut self, bytes: usize) -> Result<Bytes, StdError> {
+        Ok(self.call(Ask { bytes: bytes as u64, pushed: Bytes::new() }).await?.content)
+    }
+
+    /// Pushes a tensor.
+    ///
+    /// # Errors
+    /// The call fails.
+    pub async fn push(&mut self, tensor: Bytes) -> Result<(), StdError> {
+        self.call(Ask { bytes: tensor.len() as u64, pushed: tensor }).await.map(drop)
+    }
+
+    async fn call(&mut self, ask: Ask) -> Result<Pulled, StdError> {
         self.client.ready().await?;
         let path = http::uri::PathAndQuery::from_static(PATH);
-        let request = Request::new(Ask { bytes: bytes as u64 });
-        let answer = self.client.unary(request, path, ProstCodec::<Ask, Pulled>::default()).await?;
-        Ok(answer.into_inner().content)
+        Ok(self
+            .client
+            .unary(Request::new(ask), path, ProstCodec::<Ask, Pulled>::default())
+            .await?
+            .into_inner())
     }
 }

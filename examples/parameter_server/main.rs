@@ -1,40 +1,40 @@
-//! Parameter servers and workers that train a model, each a process of its own.
+//! A parameter server: processes that train a network together, on handwritten digits.
 //!
-//! `cargo run --release --example parameter_server` starts all of them; `--help` tells the options, and the book's
-//! page on this example what happens and how to start the processes by hand. Read [`server`] and [`worker`] first.
+//! - A **server** (`ps 0`, `ps 1`, …) holds some tensors of the parameters. It publishes them for each step: `w1@0`, then
+//!   `w1@1`, and so on. For the next step it fetches the gradients of all workers and moves its tensors along their mean.
+//! - A **worker** fetches all tensors of a step from the servers, computes a gradient from samples of its own, and publishes
+//!   that: `gradient of w1@0`. It keeps what it fetched published too, as a copy for a server that is started again.
+//! - The **launcher** starts the others on this machine, and again those that are killed. It fetches from worker 0 how far
+//!   they are, at the end the parameters from the servers, and measures them.
+//!
+//! Everybody asks for what is needed, and whatever breaks, asks again. Begin with `server.rs` and `worker.rs`; `node.rs`
+//! has how they ask.
 #![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "this is a user's program: it has tokio's clock")]
 
-mod bench;
-mod chief;
-mod children;
-mod failure;
 mod launcher;
-mod link;
-mod options;
-mod parameters;
-mod report;
+mod node;
 mod server;
-mod server_link;
-mod summary;
 mod worker;
 
-use std::process::ExitCode;
+use std::{future::pending, io::IsTerminal, process::ExitCode};
 
 use clap::Parser;
+use tensorwire_examples::{
+    command_line::{Flags, Job, Role},
+    processes::parent_lets_go,
+};
 use tracing_subscriber::EnvFilter;
 
-use crate::{
-    failure::Failure,
-    options::{Flags, Role, RoleName, Settings, with_dashes},
-};
+use crate::node::{Failure, Node};
 
 fn main() -> ExitCode {
-    let flags = Flags::parse_from(with_dashes(std::env::args()));
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    let (who, ended) =
-        if flags.bench { ("parameter_server --bench".to_owned(), bench::run(&flags)) } else { train(flags) };
-    match ended {
+    let flags = Flags::parse();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("error"));
+    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
+    let who = flags.role().map_or_else(|| "parameter_server".to_owned(), |role| role.to_string());
+    match run(flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("{who}: {failure}");
@@ -43,35 +43,34 @@ fn main() -> ExitCode {
     }
 }
 
-/// Gives also who this process is.
-fn train(flags: Flags) -> (String, Result<(), Failure>) {
-    match Settings::new(flags) {
-        Ok(settings) => (name(&settings.role), run(&settings)),
-        Err(failure) => (name_of_launcher(), Err(failure)),
+#[tokio::main(flavor = "current_thread")]
+async fn run(flags: Flags) -> Result<(), Failure> {
+    match flags.role() {
+        None => launcher::run(flags).await,
+        Some(role) => be(role, &flags).await,
     }
 }
 
-fn run(settings: &Settings) -> Result<(), Failure> {
-    match &settings.role {
-        Role::Launcher => launcher::run(settings),
-        Role::One(RoleName::Server(index), cluster) => block_on(server::run(settings, *index, cluster)),
-        Role::One(RoleName::Worker(index), cluster) => block_on(worker::run(settings, *index, cluster)),
+/// Is one process of the cluster until the training is over; with a launcher, until that lets go.
+async fn be(role: Role, flags: &Flags) -> Result<(), Failure> {
+    let node = Node::start(flags, Some(role)).await?;
+    if !flags.launched {
+        println!("listening    at {}", node.worker.address());
     }
-}
-
-fn name(role: &Role) -> String {
-    match role {
-        Role::Launcher => name_of_launcher(),
-        Role::One(role, _) => role.to_string(),
+    let working = async {
+        let trained = match role.job {
+            Job::Ps => server::run(&node, flags, role.index).await.map(|()| None),
+            Job::Worker => worker::run(&node, flags, role.index).await.map(Some),
+        };
+        if flags.launched && trained.is_ok() { pending().await } else { trained }
+    };
+    let ended = tokio::select! {
+        ended = working => ended,
+        () = parent_lets_go(), if flags.launched => Ok(None),
+    };
+    node.worker.shutdown().await;
+    if let Some(trained) = ended?.filter(|_| role.index == 0) {
+        trained.print_summary(&flags.plan(node.workers), flags.json);
     }
-}
-
-fn name_of_launcher() -> String {
-    "parameter_server".to_owned()
-}
-
-fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::Runtime)?;
-    runtime.block_on(future)
+    Ok(())
 }

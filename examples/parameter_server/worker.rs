@@ -1,204 +1,86 @@
-//! A process that computes gradients: it fetches the parameters, takes its part of the samples, sends the gradients.
+//! A worker: it fetches the parameters of each step and publishes its gradient.
 
-use std::{ops::Range, time::Duration};
+use std::collections::BTreeSet;
 
-use futures::future::{join_all, try_join_all};
-use tensorwire::{ClusterSpec, Runtime, Tensor, TokioRuntime, Worker};
-use tensorwire_examples::{model::Model, shards::Piece};
-
-use crate::{
-    chief::Chief,
-    children::Parent,
-    failure::Failure,
-    link::{CHIEF, LIFE, PAUSE, Push, Pushing, Token, at_step, latest, process},
-    options::{Mode, RoleName, Settings},
-    report::Report,
-    server::runtime,
-    server_link::ServerLink,
-    summary::{Summary, Traffic},
+use futures::future::try_join_all;
+use tensorwire::{Tensor, Worker, WorkerError};
+use tensorwire_examples::{
+    command_line::{Flags, Job},
+    report::{Progress, Trained},
+    training::Model,
 };
+use tokio::time::Instant;
 
-/// Computes gradients until the training is over; with a launcher, waits until that lets go.
-pub(crate) async fn run(settings: &Settings, index: usize, cluster: &ClusterSpec) -> Result<(), Failure> {
-    let parent = Parent::of(settings);
-    let chief = (index == CHIEF).then(|| Chief::new(settings)).transpose()?;
-    let worker = process(RoleName::Worker(index), cluster, settings)?.start().await?;
-    Report::of("address", worker.address()).print();
-    let mut trainer = Trainer::new(worker.clone(), settings, index, chief)?;
-    let trained = parent.work_until_let_go(trainer.train()).await;
-    worker.shutdown().await;
-    trained
+use crate::node::{Failure, Node, STEP, at, floats, gradient_at};
+
+/// Under this name a worker publishes the loss of its last batch.
+pub(crate) const LOSS: &str = "loss";
+/// Under this name a worker publishes at the end how many bytes it has sent and received.
+pub(crate) const MOVED: &str = "bytes moved";
+/// Under this name a worker publishes at the end what they travelled by.
+pub(crate) const TRANSPORT: &str = "transport";
+
+/// Computes gradients until the training is over. Gives the last parameters.
+pub(crate) async fn run(node: &Node, flags: &Flags, index: u32) -> Result<Trained, Failure> {
+    let mut model = Model::new(flags.seed);
+    let first = first_step(node).await?;
+    let (progress, began) =
+        (Progress::new("training", flags.steps, !flags.launched && index == 0), Instant::now());
+    let mut loss = f32::NAN;
+    for step in first..flags.steps {
+        let parameters = fetch_and_copy(node, step).await?;
+        // Which samples a worker takes is fixed by the step, so a worker that is started again takes the very same.
+        let batch = step * u64::from(node.workers) + u64::from(index);
+        let samples = batch * Model::BATCH..(batch + 1) * Model::BATCH;
+        let gradients;
+        (loss, gradients) = model.gradients(&parameters, samples);
+        publish(node, step, loss, &gradients)?;
+        progress.show(step + 1, loss);
+    }
+    let parameters = fetch_and_copy(node, flags.steps).await?;
+    let (seconds, (moved, transport)) = (began.elapsed().as_secs_f64(), traffic(&node.worker));
+    node.tell(MOVED, &[moved])?;
+    node.tell(TRANSPORT, transport.as_bytes())?;
+    node.tell(LOSS, &[loss])?;
+    node.tell(STEP, &[flags.steps])?;
+    Ok(Trained { parameters, steps: flags.steps - first, seconds, moved, transport })
 }
 
-struct Trainer<'run> {
-    worker: Worker,
-    runtime: TokioRuntime,
-    settings: &'run Settings,
-    index: usize,
-    /// Of each server.
-    pieces: Vec<Vec<Piece>>,
-    model: Box<dyn Model>,
-    parameters: Vec<Vec<f32>>,
-    gradients: Vec<Vec<f32>>,
-    chief: Option<Chief>,
-    life: i64,
-    /// When something was last achieved.
-    progress: Duration,
+/// The step of the server that is furthest behind: it may lack the gradient of a worker that was killed meanwhile. The
+/// others still have that step.
+async fn first_step(node: &Node) -> Result<u64, Failure> {
+    let names = [STEP.to_owned()];
+    let steps = try_join_all(node.all(Job::Ps).map(|server| node.fetch(server, &names))).await?;
+    let steps: Result<Vec<Vec<u64>>, _> = steps.iter().flatten().map(Tensor::values).collect();
+    Ok(steps?.into_iter().flatten().min().unwrap_or(0))
 }
 
-impl<'run> Trainer<'run> {
-    fn new(
-        worker: Worker,
-        settings: &'run Settings,
-        index: usize,
-        chief: Option<Chief>,
-    ) -> Result<Self, Failure> {
-        let model = settings.model.open(settings.flags.seed);
-        let runtime = runtime()?;
-        Ok(Self {
-            // Differs from those of this process's former lives.
-            life: (worker.incarnation() >> 2) as i64,
-            progress: runtime.now(),
-            parameters: model.zeros(),
-            gradients: model.zeros(),
-            pieces: settings.pieces(),
-            worker,
-            runtime,
-            settings,
-            index,
-            model,
-            chief,
-        })
+/// The parameters at the beginning of `step`. The tensors that came are published as they are: a copy for a server that
+/// was killed, which costs nothing.
+async fn fetch_and_copy(node: &Node, step: u64) -> Result<Vec<Vec<f32>>, Failure> {
+    let fetched = node.fetch_parameters(step).await?;
+    let parameters = floats(&fetched, &node.tensors)?;
+    for (tensor, spec) in fetched.into_iter().zip(&node.tensors) {
+        node.publish(at, spec, step, tensor)?;
     }
+    Ok(parameters)
+}
 
-    /// Lives until the training is over. Whatever breaks meanwhile, the next life begins where the servers are.
-    async fn train(&mut self) -> Result<(), Failure> {
-        loop {
-            let failure = match self.live().await {
-                Ok(()) => return Ok(()),
-                Err(failure) if failure.is_transient() => failure,
-                Err(failure) => return Err(failure),
-            };
-            tracing::info!(%failure, "once more");
-            self.worker.cleanup(self.life);
-            self.life += 1;
-            let patience = Duration::from_secs(self.settings.flags.patience);
-            if self.runtime.now() - self.progress > patience {
-                return Err(Failure::Patience { patience, last: Box::new(failure) });
-            }
-            self.runtime.sleep(PAUSE).await;
-        }
+/// Publishes what was computed in `step`, and that it is done.
+fn publish(node: &Node, step: u64, loss: f32, gradients: &[Vec<f32>]) -> Result<(), WorkerError> {
+    for (spec, gradient) in node.tensors.iter().zip(gradients) {
+        node.publish(gradient_at, spec, step, node.tensor(spec, gradient)?)?;
     }
+    node.tell(LOSS, &[loss])?;
+    node.tell(STEP, &[step])
+}
 
-    /// Trains with the servers as they are.
-    async fn live(&mut self) -> Result<(), Failure> {
-        let life = Tensor::from_values(self.worker.pool(), &[1], &[self.life as u64])?;
-        self.worker.publish(LIFE, life)?;
-        let links = self.links()?;
-        loop {
-            let tokens = try_join_all(links.iter().map(ServerLink::token)).await?;
-            self.progress = self.runtime.now();
-            let Some(token) = self.agreed(&tokens) else {
-                let Some(chief) = &self.chief else { return Err(Failure::OutOfStep) };
-                chief.restore(&self.worker, &links, &tokens)?;
-                continue;
-            };
-            if token.step >= self.settings.steps {
-                return self.finish(&links).await;
-            }
-            if let Some(chief) = &mut self.chief {
-                chief.keep_checkpoint(&self.worker, &links, token.step).await?;
-            }
-            self.step(&links, token).await?;
-        }
-    }
-
-    /// The ways to all servers. They are connected on first use.
-    fn links(&self) -> Result<Vec<ServerLink>, Failure> {
-        let life = self.worker.step(self.life);
-        let link = |(server, pieces): (usize, &Vec<Piece>)| {
-            ServerLink::new(&self.worker, &life, server, self.index, pieces)
-        };
-        self.pieces.iter().enumerate().map(link).collect()
-    }
-
-    /// What the servers want next; `None` if they are not in the same epoch, or one has no parameters.
-    fn agreed(&self, tokens: &[Token]) -> Option<Token> {
-        let first = *tokens.first()?;
-        if first.epoch == 0 || tokens.iter().any(|token| token.epoch != first.epoch) {
-            return None;
-        }
-        match self.settings.mode {
-            // One may still miss gradients that another has.
-            Mode::Sync { .. } => tokens.iter().copied().min_by_key(|token| token.step),
-            // The first hands out the steps.
-            Mode::Async { .. } => Some(first),
-        }
-    }
-
-    async fn step(&mut self, links: &[ServerLink], token: Token) -> Result<(), Failure> {
-        let Token { epoch, step } = token;
-        match self.settings.mode {
-            Mode::Sync { .. } => self.fetch(links, |piece| at_step(piece, step)).await?,
-            Mode::Async { .. } => self.fetch(links, latest).await?,
-        }
-        self.validate(step);
-        let loss = self.model.gradients(&self.parameters, self.samples(step), &mut self.gradients);
-        if self.settings.flags.delay > 0 {
-            self.runtime.sleep(Duration::from_millis(self.settings.flags.delay)).await;
-        }
-        let push = Push { what: Pushing::Gradients, epoch, step, loss };
-        links.iter().try_for_each(|link| link.push_gradients(&self.worker, push, &self.gradients))
-    }
-
-    async fn fetch(&mut self, links: &[ServerLink], name: impl Fn(&Piece) -> String) -> Result<(), Failure> {
-        let fetched = try_join_all(links.iter().map(|link| link.fetch(&self.worker, &name))).await?;
-        for (link, tensors) in links.iter().zip(&fetched) {
-            link.unpack(tensors, &mut self.parameters)?;
-        }
-        Ok(())
-    }
-
-    /// The samples of this worker in `step`.
-    fn samples(&self, step: u64) -> Range<u64> {
-        let batch = self.settings.model.batch_size();
-        let number = match self.settings.mode {
-            // With backup workers, the samples of those that came late are left out.
-            Mode::Sync { .. } => step * self.settings.workers as u64 + self.index as u64,
-            Mode::Async { .. } => step,
-        };
-        number * batch..(number + 1) * batch
-    }
-
-    /// The chief tells now and then how good the parameters are.
-    fn validate(&mut self, step: u64) {
-        let interval = self.settings.flags.steps_to_validate;
-        if self.chief.is_some() && step > 0 && step.is_multiple_of(interval) {
-            let quality = self.model.quality(&self.parameters);
-            println!("step {step:<8} {quality}");
-        }
-    }
-
-    /// The training is over. The chief keeps the last checkpoint; before it has said goodbye, no other worker hears
-    /// that it is over.
-    async fn finish(&mut self, links: &[ServerLink]) -> Result<(), Failure> {
-        if let Some(chief) = &mut self.chief {
-            chief.keep_last_checkpoint(&self.worker, &self.runtime, links, self.settings.steps).await?;
-        }
-        let prints = self.chief.is_some() && !self.settings.flags.launched;
-        if prints {
-            self.fetch(links, latest).await?;
-        }
-        let traffic = Traffic::of(&self.worker);
-        for link in links {
-            link.push(&self.worker, Push { what: Pushing::Goodbye, epoch: 0, step: 0, loss: 0.0 })?;
-        }
-        // Whether a server answers or has gone: it has taken the goodbye, or does not need it.
-        join_all(links.iter().map(ServerLink::token)).await;
-        if prints {
-            println!("{}", Summary::of(self.settings, &self.parameters));
-        }
-        traffic.to_report().print();
-        Ok(())
-    }
+/// Bytes sent to and received from the servers, as the fabrics count them, and what they travelled by.
+fn traffic(worker: &Worker) -> (u64, String) {
+    let mut servers = worker.peers();
+    servers.retain(|peer| peer.name.starts_with("/job:ps/"));
+    let transports: BTreeSet<_> = servers.iter().filter_map(|peer| peer.transport).collect();
+    let transports: Vec<String> = transports.iter().map(ToString::to_string).collect();
+    let moved = servers.iter().map(|peer| peer.fabric.bytes_sent + peer.fabric.bytes_received).sum();
+    (moved, transports.join(" and "))
 }

@@ -40,11 +40,6 @@ impl SplitMix64 {
         unit.mul_add(2.0, -1.0)
     }
 
-    /// A number from the normal distribution with mean 0 and deviation 1, nearly: the sum of twelve uniform ones.
-    pub fn normal(&mut self) -> f32 {
-        (0..12).map(|_| self.signed_unit()).sum::<f32>() / 2.0
-    }
-
     /// Puts `items` into a random order (Fisher-Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
@@ -72,15 +67,6 @@ mod tests {
             seen[random.below(10)] += 1;
         }
         assert!(seen.iter().all(|&count| count > 50), "{seen:?}");
-    }
-
-    #[test]
-    fn normal_numbers_have_mean_0_and_deviation_1() {
-        let mut random = SplitMix64::numbered(3, 4);
-        let numbers: Vec<f32> = (0..10_000).map(|_| random.normal()).collect();
-        let mean = numbers.iter().sum::<f32>() / 10_000.0;
-        let variance = numbers.iter().map(|number| (number - mean).powi(2)).sum::<f32>() / 10_000.0;
-        assert!(mean.abs() < 0.05 && (variance - 1.0).abs() < 0.05, "{mean} {variance}");
     }
 
     #[test]

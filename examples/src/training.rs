@@ -1,81 +1,117 @@
-//! Training in one process: what the distributed run is measured against.
+//! The model with its samples, and training in one process: what the distributed training is compared with.
+
+use std::ops::Range;
 
 use crate::{
-    model::ModelKind,
-    sgd::{Sgd, SgdConfig},
+    digits::{Batches, Digits, Samples},
+    mlp::{Mlp, TensorSpec},
 };
 
-/// What fixes a training in one process.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct TrainingConfig {
-    /// What is trained.
-    pub model: ModelKind,
-    /// How many updates.
-    pub steps: u64,
-    /// Samples for each of them.
-    pub batch_size: u64,
-    /// Fixes the first parameters and the order of the samples.
-    pub seed: u64,
-    /// The optimiser's settings.
-    pub sgd: SgdConfig,
+/// The network, and the samples that it learns from.
+///
+/// All results are fixed by the arguments and the seed, so any process can compute any step, or compute it again.
+#[derive(Debug)]
+pub struct Model {
+    mlp: Mlp,
+    batches: Batches,
+    held_out: Samples,
+    seed: u64,
 }
 
-/// Trains from fresh parameters and returns the last ones. `progress` is called after each step with the loss of its
-/// batch.
-pub fn train(config: &TrainingConfig, mut progress: impl FnMut(f32)) -> Vec<Vec<f32>> {
-    let mut model = config.model.open(config.seed);
-    let mut parameters = model.initial_parameters(config.seed);
-    let (mut gradients, mut updated) = (model.zeros(), model.zeros());
-    let mut sgd = Sgd::new(config.sgd);
-    for step in 0..config.steps {
-        let samples = step * config.batch_size..(step + 1) * config.batch_size;
-        let loss = model.gradients(&parameters, samples, &mut gradients);
-        for (tensor, new) in updated.iter_mut().enumerate() {
-            sgd.update(tensor, &parameters[tensor], &gradients[tensor], new);
+impl Model {
+    /// Samples from which a worker computes one gradient.
+    pub const BATCH: u64 = 32;
+
+    /// The model, with first parameters and an order of the samples that `seed` fixes.
+    pub fn new(seed: u64) -> Self {
+        let Digits { training, held_out } = Digits::load();
+        Self { mlp: Mlp::for_digits(), batches: Batches::new(training, seed), held_out, seed }
+    }
+
+    /// Names and shapes of the parameters, in the order that all calls expect.
+    pub fn tensors(&self) -> Vec<TensorSpec> {
+        self.mlp.tensors()
+    }
+
+    /// Fresh parameters.
+    pub fn initial_parameters(&self) -> Vec<Vec<f32>> {
+        self.mlp.initial_parameters(self.seed)
+    }
+
+    /// Mean loss over the samples with these numbers, and its derivatives by the parameters.
+    pub fn gradients(&mut self, parameters: &[Vec<f32>], samples: Range<u64>) -> (f32, Vec<Vec<f32>>) {
+        let mut gradients = self.mlp.zero_gradients();
+        let loss = self.mlp.gradients(parameters, self.batches.range(samples), &mut gradients);
+        (loss, gradients)
+    }
+
+    /// Fraction of the held-out samples, which no training sees, that are read rightly.
+    pub fn accuracy(&mut self, parameters: &[Vec<f32>]) -> f64 {
+        self.mlp.accuracy(parameters, &self.held_out)
+    }
+
+    /// How many samples are held out.
+    pub fn held_out(&self) -> usize {
+        self.held_out.len()
+    }
+}
+
+/// Moves one tensor of parameters against its gradient, `rate` times as far as that is long.
+pub fn descend(values: &mut [f32], gradient: &[f32], rate: f32) {
+    for (value, slope) in values.iter_mut().zip(gradient) {
+        *value -= rate * slope;
+    }
+}
+
+/// What fixes a training.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Plan {
+    /// How many updates.
+    pub steps: u64,
+    /// Gradients for each of them, one from each worker.
+    pub workers: u64,
+    /// How far the parameters follow a gradient.
+    pub rate: f32,
+    /// Fixes the first parameters and the order of the samples.
+    pub seed: u64,
+}
+
+/// Trains in this process, each step from the samples of all workers. Gives the last parameters. `progress` is called
+/// after each step with its number from 1 and the loss.
+pub fn train(model: &mut Model, plan: &Plan, mut progress: impl FnMut(u64, f32)) -> Vec<Vec<f32>> {
+    let (mut parameters, batch) = (model.initial_parameters(), plan.workers * Model::BATCH);
+    for step in 0..plan.steps {
+        let (loss, gradients) = model.gradients(&parameters, step * batch..(step + 1) * batch);
+        for (values, gradient) in parameters.iter_mut().zip(&gradients) {
+            descend(values, gradient, plan.rate);
         }
-        std::mem::swap(&mut parameters, &mut updated);
-        progress(loss);
+        progress(step + 1, loss);
     }
     parameters
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{TrainingConfig, train};
-    use crate::{
-        linear::{BIAS, WEIGHT},
-        model::{ModelKind, Quality},
-        sgd::SgdConfig,
-    };
+    use super::{Model, Plan, train};
 
-    fn config(model: ModelKind, steps: u64, seed: u64) -> TrainingConfig {
-        TrainingConfig { model, steps, batch_size: model.batch_size(), seed, sgd: model.sgd() }
+    fn plan(steps: u64, seed: u64) -> Plan {
+        Plan { steps, workers: 1, rate: 0.2, seed }
     }
 
     #[test]
     fn one_process_reaches_95_percent_on_held_out_digits() {
-        let config = config(ModelKind::Mlp, 600, 1);
-        let mut losses = Vec::new();
-        let parameters = train(&config, |loss| losses.push(loss));
-        let quality = config.model.open(1).quality(&parameters);
-        assert!(matches!(quality, Quality::Accuracy { accuracy, .. } if accuracy >= 0.95), "{quality}");
+        let (mut model, mut losses) = (Model::new(1), Vec::new());
+        let parameters = train(&mut model, &plan(600, 1), |_, loss| losses.push(loss));
+        let accuracy = model.accuracy(&parameters);
+        assert!(accuracy >= 0.95, "{accuracy}");
         assert_eq!(losses.len(), 600);
         assert!(losses[599] < losses[0] / 4.0, "{} to {}", losses[0], losses[599]);
     }
 
     #[test]
     fn equal_seeds_train_to_equal_parameters() {
-        let trained = |seed| train(&config(ModelKind::Mlp, 5, seed), |_| ());
+        let trained = |seed| train(&mut Model::new(seed), &plan(5, seed), |_, _| ());
         assert_eq!(trained(2), trained(2));
         assert_ne!(trained(2), trained(3));
-    }
-
-    #[test]
-    fn the_line_is_found() {
-        let sgd = SgdConfig { learning_rate: 0.003, momentum: 0.0 };
-        let config = TrainingConfig { sgd, ..config(ModelKind::Linear, 5_000, 1) };
-        let quality = config.model.open(1).quality(&train(&config, |_| ()));
-        let Quality::Line { weight, bias, .. } = quality else { panic!("{quality}") };
-        assert!((weight - WEIGHT).abs() < 0.1 && (bias - BIAS).abs() < 0.1, "{quality}");
     }
 }

@@ -70,3 +70,8 @@ list_ignored_tests() {
     echo "Tests that were left out, and why:"
     sed -E 's/^([^:]+):([0-9]+):.*\[ignore( = "(.*)")?\].*/  \1:\2  \4/' <<<"$found"
 }
+
+# The one set of features that the whole workspace's tests are built with: TLS, and bugs that do nothing unless a test plants them. The
+# code without TLS is what scripts/check-stub-build builds and .ci/run's second clippy reads.
+# shellcheck disable=SC2034  # used by the scripts that source this
+test_features=(--features "$(printf '%s,' tensorwire-{verbs-reactor,rendezvous,cli}/test-certificates)tensorwire/tls,tensorwire-sim/planted-bugs")

@@ -11,11 +11,12 @@ use async_rdma::{
     Gid, LocalMr, LocalMrReadAccess, MrAccess, MrToken, QueuePairEndpoint, QueuePairEndpointBuilder, Rdma,
 };
 use verbs_reactor::{
-    BoxFuture, ConnectParams, ConnectionData, FabricError, FabricKind, Prepared, QueuePair, QueuePairConfig,
-    RegionTable, Runtime, timeout,
+    BoxFuture, ConnectParams, Connected, ConnectionData, FabricError, Prepared, QueuePairConfig, RegionTable,
+    Runtime, timeout,
 };
 
 use crate::{
+    fabric::KIND,
     frame::{SLOT, SLOTS},
     link::AsyncRdmaLink,
     pump::{Ground, Pump},
@@ -104,7 +105,7 @@ impl Endpoint {
 }
 
 fn refused(step: &'static str, detail: String) -> FabricError {
-    FabricError::Connect { kind: FabricKind::Verbs, step, detail }
+    FabricError::Connect { kind: KIND, step, detail }
 }
 
 /// A queue pair that is not connected, with its landing area.
@@ -145,8 +146,8 @@ impl AsyncRdmaPrepared {
         Ok(Self { rdma, landing, runtime, table, config, here })
     }
 
-    async fn attach(mut self, peer: Endpoint) -> Result<QueuePair, FabricError> {
-        let failed = |error| FabricError::device(FabricKind::Verbs, "connecting the queue pair", error);
+    async fn attach(mut self, peer: Endpoint) -> Result<Connected, FabricError> {
+        let failed = |error| FabricError::device(KIND, "connecting the queue pair", error);
         self.rdma.ibv_connect(peer.queue_pair()?).await.map_err(failed)?;
         let slots = (0..SLOTS).map(|slot| Ok((allocate(&self.rdma, SLOT)?, peer.part(slot * SLOT, SLOT))));
         let slots = slots.collect::<Result<Vec<_>, FabricError>>()?;
@@ -161,8 +162,7 @@ impl AsyncRdmaPrepared {
             landing: Arc::new(self.landing),
         };
         let pump = Pump::new(ground, slots, acknowledgement);
-        self.runtime.spawn("async-rdma connection", Box::pin(pump.run()));
-        Ok(queue_pair)
+        Ok(Connected { queue_pair, driver: Box::pin(pump.run()) })
     }
 }
 
@@ -170,7 +170,7 @@ fn allocate(rdma: &Rdma, bytes: usize) -> Result<LocalMr, FabricError> {
     let layout = Layout::from_size_align(bytes, 64).map_err(std::io::Error::other);
     layout
         .and_then(|layout| rdma.alloc_local_mr(layout))
-        .map_err(|error| FabricError::device(FabricKind::Verbs, "allocating memory with async-rdma", error))
+        .map_err(|error| FabricError::device(KIND, "allocating memory with async-rdma", error))
 }
 
 impl Prepared for AsyncRdmaPrepared {
@@ -178,13 +178,13 @@ impl Prepared for AsyncRdmaPrepared {
         self.here.encode()
     }
 
-    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<QueuePair, FabricError>> {
+    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<Connected, FabricError>> {
         Box::pin(async move {
             let peer = Endpoint::decode(&params.peer)
                 .map_err(|detail| refused("reading the peer's data", detail))?;
             let runtime = self.runtime.clone();
             let limit_ms = u64::try_from(params.limit.as_millis()).unwrap_or(u64::MAX);
-            let late = |_| FabricError::ConnectTimeout { kind: FabricKind::Verbs, limit_ms };
+            let late = |_| FabricError::ConnectTimeout { kind: KIND, limit_ms };
             timeout(&*runtime, params.limit, self.attach(peer)).await.map_err(late)?
         })
     }

@@ -20,6 +20,9 @@ const COMPLETIONS: u32 = 128;
 const ACKNOWLEDGEMENT_TIMEOUT: u8 = 14;
 const RETRIES: u8 = 6;
 
+/// Not verbs: what the two do differs, and so do their peers.
+pub(crate) const KIND: FabricKind = FabricKind::new("async-rdma");
+
 /// Splitting is this fabric's own matter: a frame takes no place in the send queue.
 pub(crate) const CAPABILITIES: Capabilities = {
     let mut capabilities = Capabilities::WRITES;
@@ -71,7 +74,7 @@ impl AsyncRdmaFabric {
 
 impl Fabric for AsyncRdmaFabric {
     fn kind(&self) -> FabricKind {
-        FabricKind::Verbs
+        KIND
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -102,7 +105,7 @@ struct AsyncRdmaDomain {
 
 impl Domain for AsyncRdmaDomain {
     fn kind(&self) -> FabricKind {
-        FabricKind::Verbs
+        KIND
     }
 
     fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
@@ -143,6 +146,6 @@ fn open(settings: &Settings) -> Result<Rdma, FabricError> {
     };
     builder.build().map_err(|error| {
         let what = "opening the RDMA device with async-rdma";
-        FabricError::device(FabricKind::Verbs, what, error)
+        FabricError::device(KIND, what, error)
     })
 }

@@ -6,15 +6,14 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use memory::Buf;
+use memory::{Block, Buf};
 use tokio::sync::Notify;
 use verbs_reactor::{
-    FabricError, FabricKind, Link, Piece, QueuePair, QueuePairConfig, QueuePairCore, RegionTable, SlotKey,
-    WorkRequest,
+    FabricError, Link, Piece, QueuePair, QueuePairConfig, QueuePairCore, RegionTable, SlotKey, WorkRequest,
 };
 
 use crate::{
-    fabric::CAPABILITIES,
+    fabric::{CAPABILITIES, KIND},
     frame::{Frame, NOWHERE, PAYLOAD},
 };
 
@@ -51,7 +50,7 @@ impl fmt::Debug for AsyncRdmaLink {
 
 impl AsyncRdmaLink {
     pub(crate) fn new(table: Arc<RegionTable>, config: QueuePairConfig) -> (Arc<Self>, QueuePair) {
-        let core = Arc::new(QueuePairCore::new(FabricKind::Verbs, config, CAPABILITIES));
+        let core = Arc::new(QueuePairCore::new(KIND, config, CAPABILITIES));
         let link = Arc::new(Self { core: core.clone(), table, queue: Mutex::default(), wake: Notify::new() });
         (link.clone(), QueuePair::new(core, link))
     }
@@ -97,15 +96,11 @@ impl AsyncRdmaLink {
         for piece in request.pieces(PAYLOAD as u64) {
             frames.push(self.outgoing(piece, key, total)?);
         }
-        if frames.is_empty() { Err(request.unsupported(FabricKind::Verbs)) } else { Ok(frames) }
+        if frames.is_empty() { Err(request.unsupported(KIND)) } else { Ok(frames) }
     }
 
     fn check(&self, piece: &Piece) -> Result<u32, FabricError> {
-        if let Some(block) = piece.local.block()
-            && !self.table.contains(block.id())
-        {
-            return Err(FabricError::NotRegistered { kind: FabricKind::Verbs, block: block.id().get() });
-        }
+        self.table.check_local(KIND, piece.local.block().map(Block::id))?;
         let region = self.core.remote_regions().aim(piece.local.len() as u64, piece.remote.as_ref())?;
         Ok(region.map_or(0, |region| region.key))
     }

@@ -18,16 +18,15 @@ use futures::{
 };
 use memory::copy::{CopyReason, copy_bytes};
 use verbs_reactor::{
-    Arrival, FabricError, FabricKind, Immediate, LossCause, PeerViolation, RegionTable, RemoteRange, Runtime,
-    SlotKey,
+    Arrival, FabricError, Immediate, LossCause, PeerViolation, RegionTable, RemoteRange, Runtime, SlotKey,
 };
 
 use crate::{
+    fabric::KIND,
     frame::{Frame, HEADER, PAYLOAD, Reason, SLOT, SLOTS},
     link::{AsyncRdmaLink, Outgoing},
 };
 
-const KIND: FabricKind = FabricKind::Verbs;
 /// In an immediate: the rest of it is an acknowledged number, not a frame's.
 const ACKNOWLEDGES: u32 = 1 << 31;
 const NUMBERS: u32 = ACKNOWLEDGES - 1;

@@ -16,7 +16,7 @@ use std::sync::{
 use tensorwire_async_rdma::{AsyncRdmaFabric, PathMtu, Settings};
 use verbs_reactor::{Fabric, Runtime};
 
-const SETUP: contract::Setup = contract::Setup { fabric, peer_host: None };
+const SETUP: contract::Setup = contract::Setup { fabric, peer_address: None };
 
 macro_rules! needs_a_device {
     ($($module:ident $flavour:ident)*) => {

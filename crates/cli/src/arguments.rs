@@ -1,6 +1,6 @@
-//! What the command line says.
+//! The command line.
 
-use std::{num::NonZeroU32, path::PathBuf};
+use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
@@ -12,7 +12,7 @@ use crate::bench::arguments::{Bench, BenchPeer};
 #[derive(Debug, Parser)]
 #[command(name = "tensorwire", version, max_term_width = 100)]
 pub(crate) struct Arguments {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -24,11 +24,11 @@ pub(crate) enum Command {
     Serve(Serve),
     /// Fetch tensors from a server, and write them to a safetensors file.
     Pull(Pull),
-    /// List the RDMA devices, their ports and addresses, and tell which one Tensorwire would use.
+    /// List the RDMA devices, their ports and addresses, and which one Tensorwire would use.
     Devices(Devices),
-    /// Find out whether RDMA can be used here, and if not, why and what to do.
+    /// Check whether RDMA can be used here, and if not, why and what to do.
     Doctor(Doctor),
-    /// Measure tensorwire on this machine, against what the machine allows.
+    /// Measure tensorwire on this machine, beside what the machine allows.
     Bench(Bench),
     /// The second process of `bench`.
     #[command(hide = true)]
@@ -41,18 +41,24 @@ pub(crate) struct Serve {
     /// The file to serve.
     #[arg(value_name = "FILE.safetensors")]
     pub(crate) file: PathBuf,
-    /// Address to listen at; port 0 takes a free one. Anything beyond loopback needs --secret-file or --tls-cert.
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0", value_parser = host_and_port)]
+    /// Address to listen at, for sessions and data; port 0 takes a free one. Anything beyond loopback needs --secret-file or --tls-cert.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0", value_parser = address)]
     pub(crate) bind: String,
-    /// Map the file instead of reading it, and send from the mapping. The file must not change meanwhile, and nobody
-    /// but its owner may have the right to write it. Receivers over shared memory get copies, made in memory anew for
-    /// each of them; over TCP nothing is copied.
+    /// Address of its own for data connections over TCP, for instance on a faster network. Without it they come in at --bind.
+    #[arg(long, value_name = "HOST:PORT", value_parser = address)]
+    pub(crate) data_bind: Option<String>,
+    /// Map the file instead of reading it, and send from the mapping. It must belong to this user or to root, and only its
+    /// owner may have the right to write it. A process that changes it in place waits until it is copied into memory. Where
+    /// the system cannot do that, the file is read as without this option. Receivers over shared memory get copies, one for
+    /// each receiver; over TCP nothing is copied.
     #[arg(long)]
     pub(crate) mmap: bool,
     #[command(flatten)]
     pub(crate) validate: Validate,
     #[command(flatten)]
     pub(crate) trust: Trust,
+    #[command(flatten)]
+    pub(crate) liveness: Liveness,
     #[command(flatten)]
     pub(crate) secret: Secret,
     #[command(flatten)]
@@ -63,19 +69,33 @@ pub(crate) struct Serve {
 #[derive(Debug, Args)]
 pub(crate) struct Pull {
     /// Address that the server printed, for instance 127.0.0.1:4242.
-    #[arg(value_name = "HOST:PORT", value_parser = host_and_port)]
+    #[arg(value_name = "HOST:PORT", value_parser = address)]
     pub(crate) address: String,
-    /// File to write. It appears when it is complete, or not at all. Without it tensors are fetched and dropped.
+    /// File to write. It appears when it is complete, or not at all. It gets the mode and, where that is allowed, the owner
+    /// of a file that it replaces; a symbolic link is followed. A FIFO, a character device, or standard output (`-`) is
+    /// written in order instead; all messages go to standard error then. Without this option tensors are fetched and dropped.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-    /// Fetch these tensors only.
-    #[arg(long, value_name = "NAME", num_args = 1..)]
+    /// Do not replace a file: if there is one at --output, fail before anything is fetched.
+    #[arg(long, requires = "output")]
+    pub(crate) no_clobber: bool,
+    /// Fetch this tensor only. Can be repeated for several tensors.
+    #[arg(long, value_name = "NAME")]
     pub(crate) tensor: Vec<String>,
-    /// How bytes travel. `auto` takes shared memory from this host; from another RDMA where both ends have it, else
-    /// TCP. Naming one makes it an error if that one can't be used.
+    /// Memory for tensors that are under way or wait to be written, in bytes, with K, M or G for powers of 1024. A tensor
+    /// that is larger is fetched alone, and takes up to a quarter more than its own size. Tensors that are read out of the
+    /// server's memory, on one host, take none.
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = memory_bytes)]
+    pub(crate) memory: u64,
+    /// If the server is lost during the pull, try for this many seconds to reach it again, each time, and continue. If it
+    /// then serves another file, the pull fails.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) retry: Option<u32>,
+    /// The transport. `auto` takes shared memory from this host; from another host RDMA where both have it, else TCP. If a
+    /// named one cannot be used, that is an error.
     #[arg(long, value_enum, default_value_t = Fabric::Auto)]
     pub(crate) fabric: Fabric,
-    /// Fetch everything this many times.
+    /// Fetch everything this many times, and report each round.
     #[arg(long, value_name = "N", default_value = "1")]
     pub(crate) repeat: NonZeroU32,
     /// Compare each tensor with the checksum that the server publishes.
@@ -88,6 +108,8 @@ pub(crate) struct Pull {
     pub(crate) validate: Validate,
     #[command(flatten)]
     pub(crate) trust: Trust,
+    #[command(flatten)]
+    pub(crate) liveness: Liveness,
     #[command(flatten)]
     pub(crate) secret: Secret,
     #[command(flatten)]
@@ -122,7 +144,7 @@ pub(crate) struct Doctor {
     #[arg(long, value_name = "NAME")]
     pub(crate) device: Option<String>,
     /// Bytes of memory that workers are going to register, with K, M or G for powers of 1024. The limit on locked memory
-    /// is held against it.
+    /// is compared with it.
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = pool_bytes)]
     pub(crate) pool: u64,
     /// Print one JSON object.
@@ -130,10 +152,10 @@ pub(crate) struct Doctor {
     pub(crate) json: bool,
 }
 
-/// Whether what arrives is compared with what was sent.
+/// Whether received bytes are validated.
 #[derive(Debug, Args)]
 pub(crate) struct Validate {
-    /// Validate each transfer end to end by this checksum. The stronger of both ends' wishes holds.
+    /// Validate each transfer end to end by this checksum. If the peer wants a stronger one, that is used.
     #[arg(long = "validate", value_enum, default_value_t = Checksum::Off, env = "TENSORWIRE_VALIDATE")]
     pub(crate) checksum: Checksum,
 }
@@ -160,21 +182,21 @@ impl Checksum {
     }
 }
 
-/// What peers are taken for.
+/// Whether peers are trusted.
 #[derive(Debug, Args)]
 pub(crate) struct Trust {
-    /// What peers that know the secret are taken for. With `hostile` each peer can write memory of its own only, which
-    /// costs one copy of what is received; shared memory is not used.
+    /// Whether peers that know the secret are trusted. With `hostile` each peer can write only memory of its own, which
+    /// costs one copy of received tensors; shared memory is not used.
     #[arg(long = "trust", value_enum, default_value_t = Peers::Cluster, env = "TENSORWIRE_TRUST")]
     pub(crate) peers: Peers,
 }
 
-/// What peers can be taken for.
+/// The levels of trust.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Peers {
-    /// Members of one cluster.
+    /// Members of one cluster, which are trusted.
     Cluster,
-    /// Able to write whatever they are let.
+    /// Peers that may write everything that they can.
     Hostile,
 }
 
@@ -187,30 +209,44 @@ impl Peers {
     }
 }
 
-/// How the two ends know each other.
+/// When a silent peer counts as lost.
+#[derive(Debug, Args)]
+pub(crate) struct Liveness {
+    /// How long a peer may be silent, answering no ping and moving no data, before it counts as lost.
+    #[arg(long = "liveness", value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) seconds: u32,
+}
+
+impl Liveness {
+    pub(crate) fn limit(&self) -> Duration {
+        Duration::from_secs(self.seconds.into())
+    }
+}
+
+/// How the two peers authenticate each other.
 #[derive(Debug, Args)]
 pub(crate) struct Secret {
-    /// File with the secret that both ends share. On loopback none is needed: there both must run as one user.
+    /// File with the secret that both peers share. On loopback none is needed if both run as one user.
     #[arg(long, value_name = "PATH", env = "TENSORWIRE_SECRET_FILE")]
     pub(crate) secret_file: Option<PathBuf>,
 }
 
-/// How the two ends prove by certificates who they are. Programs that are built without TLS know the options too, so as
-/// never to leave them unheeded.
+/// How the two peers authenticate each other by certificates. A program that is built without TLS has these options too and
+/// refuses them, so that they are never ignored.
 #[derive(Debug, Args)]
 pub(crate) struct Tls {
-    /// Certificate chain of this end, as PEM: turns on mutual TLS. Its subjectAltName names the worker:
+    /// Certificate chain of this worker, as PEM: turns on mutual TLS. Its subjectAltName names the worker:
     /// URI:tensorwire:/job:serve/replica:0/task:0 of a server, URI:tensorwire:/job:pull/replica:0/task:* of a client.
     #[arg(long, value_name = "PATH", env = TLS_CERT, requires_all = ["tls_key", "tls_ca"])]
     pub(crate) tls_cert: Option<PathBuf>,
     /// Its private key, as PEM.
     #[arg(long, value_name = "PATH", env = TLS_KEY, requires_all = ["tls_cert", "tls_ca"])]
     pub(crate) tls_key: Option<PathBuf>,
-    /// Certificates of the CAs whose members are let in, as PEM.
+    /// Certificates of the trusted CAs, as PEM.
     #[arg(long, value_name = "PATH", env = TLS_CA, requires_all = ["tls_cert", "tls_key"])]
     pub(crate) tls_ca: Option<PathBuf>,
-    /// What a peer's certificate must have beside a trusted CA's signature: its worker's name and, of a server, the host
-    /// that was dialled; its worker's name alone; or nothing more.
+    /// What a peer's certificate must have besides a trusted CA's signature: the worker's name and, for a server, the
+    /// dialled host; the worker's name alone; or nothing more.
     #[arg(long, value_enum, value_name = "NAMES", env = TLS_NAMES, requires = "tls_cert")]
     pub(crate) tls_names: Option<Names>,
 }
@@ -221,7 +257,7 @@ pub(crate) const TLS_KEY: &str = "TENSORWIRE_TLS_KEY";
 pub(crate) const TLS_CA: &str = "TENSORWIRE_TLS_CA";
 pub(crate) const TLS_NAMES: &str = "TENSORWIRE_TLS_NAMES";
 
-/// What certificates of peers must have.
+/// What peers' certificates must have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Names {
     /// The worker, and the host that was dialled.
@@ -235,7 +271,7 @@ pub(crate) enum Names {
 /// The fabrics that can be asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Fabric {
-    /// The fastest that both ends have.
+    /// The fastest that both peers have.
     Auto,
     /// Shared memory.
     Shm,
@@ -246,24 +282,26 @@ pub(crate) enum Fabric {
 }
 
 impl Fabric {
-    /// The one that is required; none for `auto`.
+    /// The required fabric; none for `auto`.
     pub(crate) fn required(self) -> Option<FabricKind> {
         match self {
             Self::Auto => None,
-            Self::Shm => Some(FabricKind::Shm),
-            Self::Verbs => Some(FabricKind::Verbs),
-            Self::Tcp => Some(FabricKind::Tcp),
+            Self::Shm => Some(FabricKind::SHM),
+            Self::Verbs => Some(FabricKind::VERBS),
+            Self::Tcp => Some(FabricKind::TCP),
         }
     }
 }
 
-/// Checks the form of an address; whether the host exists is seen when it is used.
-fn host_and_port(text: &str) -> Result<String, String> {
-    let port_is_one = |port: &str| port.parse::<u16>().is_ok();
-    match text.rsplit_once(':') {
-        Some((host, port)) if !host.is_empty() && port_is_one(port) => Ok(text.to_owned()),
-        _ => Err("an address has the form HOST:PORT, for instance 127.0.0.1:4242 or [::1]:4242".to_owned()),
-    }
+/// Checks the form of an address. Whether the host exists shows when it is used.
+fn address(text: &str) -> Result<String, String> {
+    let example = "for instance 127.0.0.1:4242 or [::1]:4242";
+    let checked = tensorwire::control::host_and_port(text).map(|_| text.to_owned());
+    checked.map_err(|problem| format!("an address has the form HOST:PORT, {example}: {problem}"))
+}
+
+fn memory_bytes(text: &str) -> Result<u64, String> {
+    crate::size::size(text, u64::MAX, "give a number of bytes, for instance 67108864, 256M or 4G")
 }
 
 fn pool_bytes(text: &str) -> Result<u64, String> {
@@ -274,7 +312,7 @@ fn pool_bytes(text: &str) -> Result<u64, String> {
 mod tests {
     use clap::{CommandFactory, Parser};
 
-    use super::{Arguments, Checksum, Command, Fabric, host_and_port, pool_bytes};
+    use super::{Arguments, Checksum, Command, Fabric, address, pool_bytes};
 
     #[test]
     fn definition_is_consistent() {
@@ -282,12 +320,32 @@ mod tests {
     }
 
     #[test]
-    fn pull_takes_many_tensor_names_in_both_ways() {
-        let line =
-            ["tensorwire", "pull", "127.0.0.1:1", "--tensor", "a", "b", "--tensor", "c", "--fabric", "tcp"];
+    fn pull_takes_one_tensor_name_with_each_option() {
+        let line = ["tensorwire", "pull", "--tensor", "a", "127.0.0.1:1", "--tensor", "c", "--fabric", "tcp"];
         let Command::Pull(pull) = Arguments::parse_from(line).command else { panic!("not a pull") };
-        assert_eq!(pull.tensor, ["a", "b", "c"]);
+        assert_eq!(
+            (pull.tensor, pull.address.as_str()),
+            (vec!["a".to_owned(), "c".to_owned()], "127.0.0.1:1")
+        );
         assert_eq!(pull.fabric, Fabric::Tcp);
+        let two = ["tensorwire", "pull", "127.0.0.1:1", "--tensor", "a", "b"];
+        assert!(Arguments::try_parse_from(two).is_err());
+    }
+
+    #[test]
+    fn memory_is_small_unless_told_otherwise_and_has_units_of_1024() {
+        for (line, expected) in [
+            (vec!["tensorwire", "pull", "127.0.0.1:1"], 256 << 20),
+            (vec!["tensorwire", "pull", "127.0.0.1:1", "--memory", "64K"], 64 << 10),
+        ] {
+            let Command::Pull(pull) = Arguments::parse_from(line).command else { panic!("not a pull") };
+            assert_eq!(pull.memory, expected);
+        }
+        for memory in ["0", "lots", "1.5G"] {
+            assert!(
+                Arguments::try_parse_from(["tensorwire", "pull", "127.0.0.1:1", "--memory", memory]).is_err()
+            );
+        }
     }
 
     #[test]
@@ -330,11 +388,11 @@ mod tests {
 
     #[test]
     fn addresses_need_a_host_and_a_port() {
-        for address in ["127.0.0.1:1", "[::1]:1", "server.example:65535"] {
-            assert_eq!(host_and_port(address).as_deref(), Ok(address));
+        for text in ["127.0.0.1:1", "127.0.0.1:0", "[::1]:1", "server.example:65535"] {
+            assert_eq!(address(text).as_deref(), Ok(text));
         }
-        for address in ["", "nowhere", ":1", "host:", "host:65536", "host:x"] {
-            assert!(host_and_port(address).is_err(), "{address}");
+        for text in ["", "nowhere", ":1", "host:", "host:65536", "host:x", "::1:1", "a b:1"] {
+            assert!(address(text).unwrap_err().contains("HOST:PORT"), "{text}");
         }
     }
 }

@@ -6,6 +6,7 @@ use std::{
     ops::Range,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use safetensors::SafeTensorError;
@@ -37,27 +38,50 @@ pub(crate) enum CheckpointError {
     Length { path: PathBuf, promised: u64, file: u64 },
 }
 
+/// How a file's tensors are brought into memory.
+#[derive(Debug)]
+pub(crate) enum Access {
+    /// They are read.
+    Read,
+    /// They are read, because a mapping could not be protected from the file's owner.
+    Unleased(MemoryError),
+    /// They are mapped, under a lease.
+    Mapped(Arc<Mapping>),
+}
+
 /// An open file whose header has been checked.
 #[derive(Debug)]
 pub(crate) struct Checkpoint {
     path: PathBuf,
     file: File,
     header: Header,
+    access: Access,
 }
 
 impl Checkpoint {
-    /// Opens a file and checks that it is as long as its header says.
-    pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
+    /// Opens a file and checks that it is as long as its header says. With `map` it is mapped too, where that is safe; a
+    /// handler of SIGIO must be installed then.
+    pub(crate) fn open(path: &Path, map: bool) -> Result<Self, CheckpointError> {
         let path = path.to_owned();
         let io = |source| CheckpointError::Io { path: path.clone(), source };
         let file = File::open(&path).map_err(io)?;
+        // Before the checks, because the file cannot change under the lease.
+        let access = if map { Self::map(&path, &file)? } else { Access::Read };
         let file_bytes = file.metadata().map_err(io)?.len();
         let header = Self::read_header(&path, &file, file_bytes)?;
-        let promised = header.data_start().saturating_add(header.data_bytes());
+        let promised = header.file_bytes();
         if promised != file_bytes {
             return Err(CheckpointError::Length { path, promised, file: file_bytes });
         }
-        Ok(Self { path, file, header })
+        Ok(Self { path, file, header, access })
+    }
+
+    fn map(path: &Path, file: &File) -> Result<Access, CheckpointError> {
+        match Mapping::leased(file) {
+            Ok(mapping) => Ok(Access::Mapped(Arc::new(mapping))),
+            Err(refused @ MemoryError::NoLease { .. }) => Ok(Access::Unleased(refused)),
+            Err(source) => Err(CheckpointError::Map { path: path.to_owned(), source: Box::new(source) }),
+        }
     }
 
     fn read_header(path: &Path, file: &File, file_bytes: u64) -> Result<Header, CheckpointError> {
@@ -85,13 +109,17 @@ impl Checkpoint {
         &self.header
     }
 
-    /// Maps the file, which is read from disk as its bytes are used.
-    pub(crate) fn map(&self) -> Result<Mapping, CheckpointError> {
-        Mapping::of_file(&self.file)
-            .map_err(|source| CheckpointError::Map { path: self.path.clone(), source: Box::new(source) })
+    /// How its tensors are brought into memory.
+    pub(crate) fn access(&self) -> &Access {
+        &self.access
     }
 
-    /// Where a tensor's bytes lie in the file.
+    /// Its path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The range of a tensor's bytes in the file.
     pub(crate) fn place(&self, entry: &Entry) -> Range<u64> {
         let start = self.header.data_start();
         start + entry.range.start..start + entry.range.end
@@ -123,7 +151,7 @@ mod tests {
     fn reads_a_tensor_at_its_place() {
         let directory = tempfile::tempdir().unwrap();
         let bytes = [HEADER.as_bytes(), &[1, 2, 3, 4, 5, 6]].concat();
-        let checkpoint = Checkpoint::open(&file(&directory, HEADER.len() as u64, &bytes)).unwrap();
+        let checkpoint = Checkpoint::open(&file(&directory, HEADER.len() as u64, &bytes), false).unwrap();
         let mut read = [0; 6];
         checkpoint.read(&checkpoint.header().entries()[0], &mut read).unwrap();
         assert_eq!(read, [1, 2, 3, 4, 5, 6]);
@@ -133,7 +161,7 @@ mod tests {
     fn truncated_data_is_named_with_both_lengths() {
         let directory = tempfile::tempdir().unwrap();
         let bytes = [HEADER.as_bytes(), &[1, 2, 3]].concat();
-        let error = Checkpoint::open(&file(&directory, HEADER.len() as u64, &bytes)).unwrap_err();
+        let error = Checkpoint::open(&file(&directory, HEADER.len() as u64, &bytes), false).unwrap_err();
         assert!(matches!(error, CheckpointError::Length { promised: 68, file: 65, .. }), "{error}");
     }
 
@@ -141,7 +169,7 @@ mod tests {
     fn header_longer_than_the_file_is_refused_before_memory_is_taken() {
         let directory = tempfile::tempdir().unwrap();
         for claimed in [HEADER.len() as u64 + 1, 100_000_001, u64::MAX] {
-            let error = Checkpoint::open(&file(&directory, claimed, HEADER.as_bytes())).unwrap_err();
+            let error = Checkpoint::open(&file(&directory, claimed, HEADER.as_bytes()), false).unwrap_err();
             assert!(matches!(error, CheckpointError::HeaderLength { .. }), "{claimed}: {error}");
         }
     }
@@ -151,10 +179,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("short");
         fs::write(&path, b"abc").unwrap();
-        assert!(matches!(Checkpoint::open(&path), Err(CheckpointError::HeaderLength { .. })));
-        let error = Checkpoint::open(&file(&directory, 4, b"\xff\xfe\xfd\xfc")).unwrap_err();
+        assert!(matches!(Checkpoint::open(&path, false), Err(CheckpointError::HeaderLength { .. })));
+        let error = Checkpoint::open(&file(&directory, 4, b"\xff\xfe\xfd\xfc"), false).unwrap_err();
         assert!(matches!(error, CheckpointError::HeaderText { .. }), "{error}");
-        let error = Checkpoint::open(&file(&directory, 4, b"[]  ")).unwrap_err();
+        let error = Checkpoint::open(&file(&directory, 4, b"[]  "), false).unwrap_err();
         assert!(matches!(error, CheckpointError::Header { .. }), "{error}");
     }
 }

@@ -1,11 +1,16 @@
-//! Why a command can fail.
+//! Errors of the commands.
 
-use std::{io, path::PathBuf};
+use std::{io, path::PathBuf, time::Duration};
 
 use safetensors::SafeTensorError;
-use tensorwire::WorkerError;
+use tensorwire::{Code, MemoryError, WorkerError};
 
-use crate::{bench::BenchError, checkpoint::CheckpointError, header::HEADER_NAME};
+use crate::{
+    bench::BenchError,
+    checkpoint::CheckpointError,
+    header::{HEADER_BYTES_MAX, HEADER_NAME},
+    output::OutputError,
+};
 
 /// A failure of a command; its text is what the user sees.
 #[derive(Debug, thiserror::Error)]
@@ -13,8 +18,10 @@ use crate::{bench::BenchError, checkpoint::CheckpointError, header::HEADER_NAME}
 pub(crate) enum Failure {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    #[error(transparent)]
+    #[error("{}", in_options(.0))]
     Worker(Box<WorkerError>),
+    #[error("--memory = `{memory}`: {}", in_memory_option(.problem))]
+    Memory { memory: u64, problem: MemoryError },
     #[error(transparent)]
     Bench(#[from] BenchError),
     #[error("the output can't be written: {0}")]
@@ -23,8 +30,15 @@ pub(crate) enum Failure {
     Json(serde_json::Error),
     #[error("the tokio runtime can't be started: {0}")]
     Runtime(io::Error),
-    #[error("{path}: {source}")]
-    Output { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    #[error("--output = `{path}`: it is no file, so it takes one round: leave --repeat out")]
+    RoundsIntoStream { path: PathBuf },
+    #[error(
+        "{path}: another process wants to change the file, and it could not be copied into memory before: {problem}; \
+         serve it again, or without --mmap"
+    )]
+    Unmapped { path: PathBuf, problem: String },
     #[error("the thread that takes the tensors has ended early")]
     WriterGone,
     #[error("a tensor of the file is called `{HEADER_NAME}`, which the server itself publishes: rename it")]
@@ -46,23 +60,97 @@ pub(crate) enum Failure {
     NothingPublished,
     #[error("what the server publishes does not make a safetensors file: {0}")]
     Header(SafeTensorError),
+    #[error(
+        "the server at {address} publishes a file header (`{HEADER_NAME}`) of {bytes} bytes, and one has at most \
+         {HEADER_BYTES_MAX}: pull from `tensorwire serve`"
+    )]
+    HeaderLength { address: String, bytes: u64 },
     #[error("the server's file header is not UTF-8: its `{HEADER_NAME}` is not from tensorwire serve")]
     HeaderText,
     #[error(
         "`{name}` has element type {dtype}, which safetensors has no name for: pull without --output, or without it"
     )]
     NoFileType { name: String, dtype: tensorwire::DataType },
+    #[error("the server at {address} was restarted while it was pulled from: pull again, or with --retry")]
+    Restarted { address: String },
+    #[error("the server at {address} is still reading its file")]
+    NotReady { address: String },
+    #[error("the file that the server at {address} serves is another than before: pull again")]
+    Changed { address: String },
+    #[error("{last}; the pull did not get on within {} s (--retry)", limit.as_secs())]
+    GaveUp { last: Box<Failure>, limit: Duration },
     #[error("`{name}` came with {found} bytes instead of {expected}: the server has replaced it; pull again")]
     Replaced { name: String, found: u64, expected: u64 },
     #[error("`{name}` arrived damaged: its checksum is {found:016x}, the server's is {expected:016x}")]
     Checksum { name: String, found: u64, expected: u64 },
-    #[error("the server tells no checksum of `{name}`: pull without --verify, or from a newer server")]
+    #[error("the server has no checksum of `{name}`: pull without --verify, or from a newer server")]
     NoChecksum { name: String },
+}
+
+impl Failure {
+    /// Whether the server is gone or still starting, so that it may be reachable later.
+    pub(crate) fn is_passing(&self) -> bool {
+        match self {
+            Self::Worker(error) => matches!(error.code(), Code::Unavailable | Code::DeadlineExceeded),
+            Self::Restarted { .. } | Self::NotReady { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// Whether the server did not answer in time, which it may never do.
+    pub(crate) fn is_timeout(&self) -> bool {
+        matches!(self, Self::Worker(error) if error.code() == Code::DeadlineExceeded)
+    }
 }
 
 impl From<WorkerError> for Failure {
     fn from(error: WorkerError) -> Self {
         // Boxed, since it is several times as large as everything else here.
         Self::Worker(Box::new(error))
+    }
+}
+
+/// Names of settings in errors of the library, and the corresponding options of the command line.
+const OPTIONS: [(&str, &str); 5] = [
+    ("require = `", "--fabric = `"),
+    ("the setting `liveness`", "--liveness"),
+    ("; or allow others with the setting `fabrics`", "; or take another with --fabric"),
+    ("the setting `tls`", "--tls-cert"),
+    ("Trust::Hostile", "--trust hostile"),
+];
+
+/// Words of errors about the receive pool, and the corresponding words for `--memory`, which sets its cap and block size.
+const MEMORY_OPTION: [(&str, &str); 3] = [
+    ("the pool's cap", "the option's value"),
+    ("give the pool smaller blocks", "lower the option's value"),
+    (", or give the pool larger blocks", ""),
+];
+
+fn in_options(error: &WorkerError) -> String {
+    in_words_of(&OPTIONS, error)
+}
+
+fn in_memory_option(problem: &MemoryError) -> String {
+    in_words_of(&MEMORY_OPTION, problem)
+}
+
+/// The text of `error`, with the second of each pair of `words` for the first.
+fn in_words_of(words: &[(&str, &str)], error: &impl ToString) -> String {
+    words.iter().fold(error.to_string(), |text, (library, option)| text.replace(library, option))
+}
+
+#[cfg(test)]
+mod tests {
+    use tensorwire::{Limit, MemoryError};
+
+    use super::Failure;
+
+    #[test]
+    fn too_much_memory_is_told_with_the_option_and_its_value() {
+        for limit in [Limit::SystemMemory, Limit::FileSize, Limit::Mappings] {
+            let problem = MemoryError::Limit { pool: "receive", bytes: 512, limit, value: Some(100) };
+            let said = Failure::Memory { memory: 1024, problem }.to_string();
+            assert!(said.starts_with("--memory = `1024`: ") && !said.contains("pool"), "{said}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The header of a safetensors file: which tensors there are, and where.
+//! The header of a safetensors file: its tensors and their ranges.
 
 use std::{collections::HashMap, ops::Range};
 
@@ -13,7 +13,7 @@ pub(crate) const HEADER_BYTES_MAX: usize = 100_000_000;
 /// Bytes before the header: its length.
 pub(crate) const PREFIX_BYTES: usize = 8;
 
-/// Name under which a server publishes the text of its file's header, as bytes. With it a client writes the very file
+/// Name under which a server publishes the text of its file's header, as bytes. With it a client writes exactly the file
 /// that is served, with its metadata, and with element types that the wire has no name for.
 pub(crate) const HEADER_NAME: &str = "tensorwire:header";
 
@@ -23,7 +23,7 @@ pub(crate) struct Entry {
     pub(crate) name: String,
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<usize>,
-    /// Where its bytes lie, counted from the end of the header.
+    /// The range of its bytes, counted from the end of the header.
     pub(crate) range: Range<u64>,
 }
 
@@ -42,8 +42,12 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// Parses the JSON text of a header.
+    /// Parses the JSON text of a header, of at most [`HEADER_BYTES_MAX`] bytes. The length of the file that it describes
+    /// fits 64 bits, so every position in it does.
     pub(crate) fn parse(text: String) -> Result<Self, SafeTensorError> {
+        if text.len() > HEADER_BYTES_MAX {
+            return Err(SafeTensorError::HeaderTooLarge);
+        }
         let parsed: Metadata =
             serde_json::from_str(&text).map_err(SafeTensorError::InvalidHeaderDeserialization)?;
         let mut infos = parsed.tensors();
@@ -58,12 +62,14 @@ impl Header {
                 range: start as u64..end as u64,
             });
         }
-        // Tensors without bytes may lie at one place, and what parses them gives these in any order.
+        // Tensors without bytes may have equal ranges, and the parser returns these in any order.
         entries.sort_by(|one, other| {
             let place = |entry: &Entry| (entry.range.start, entry.range.end);
             place(one).cmp(&place(other)).then_with(|| one.name.cmp(&other.name))
         });
-        Ok(Self { text, metadata: parsed.metadata().clone(), entries })
+        let header = Self { text, metadata: parsed.metadata().clone(), entries };
+        header.data_start().checked_add(header.data_bytes()).ok_or(SafeTensorError::ValidationOverflow)?;
+        Ok(header)
     }
 
     /// The header of a file with `entries` alone, in their order. Their ranges are laid out anew.
@@ -102,7 +108,7 @@ impl Header {
         &self.text
     }
 
-    /// The tensors, by place in the file.
+    /// The tensors, in the order of the file.
     pub(crate) fn entries(&self) -> &[Entry] {
         &self.entries
     }
@@ -112,9 +118,14 @@ impl Header {
         self.entries.last().map_or(0, |entry| entry.range.end)
     }
 
-    /// Where the data begins in the file.
+    /// The position in the file at which the data begins.
     pub(crate) fn data_start(&self) -> u64 {
         (PREFIX_BYTES + self.text.len()) as u64
+    }
+
+    /// Length of the whole file.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.data_start() + self.data_bytes()
     }
 
     /// The bytes before the data: length and text.
@@ -132,7 +143,7 @@ pub(crate) mod fuzzing;
 
 #[cfg(test)]
 mod tests {
-    use super::Header;
+    use super::{HEADER_BYTES_MAX, Header, SafeTensorError};
 
     const TEXT: &str = r#"{"__metadata__":{"format":"pt"},
         "b":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]},
@@ -163,6 +174,27 @@ mod tests {
         {
             assert!(Header::parse(TEXT.replace(from, to)).is_err(), "{from} to {to}");
         }
+    }
+
+    #[test]
+    fn s5_a_file_whose_length_overflows_is_refused() {
+        // Each fits; the data of eight ends 8 bytes before 2^64, and the header comes on top.
+        let tensor = |index: u64| {
+            let bytes = (1u64 << 61) - 1;
+            let (start, end) = (index * bytes, (index + 1) * bytes);
+            format!(r#""{index}":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[{start},{end}]}}"#)
+        };
+        let text = |count| format!("{{{}}}", (0..count).map(tensor).collect::<Vec<_>>().join(","));
+        let header = Header::parse(text(7)).unwrap();
+        assert_eq!(header.file_bytes(), header.data_start() + 7 * ((1 << 61) - 1));
+        assert!(matches!(Header::parse(text(8)), Err(SafeTensorError::ValidationOverflow)));
+    }
+
+    #[test]
+    fn s4_a_header_that_is_too_long_is_refused_before_it_is_parsed() {
+        let text = format!("{TEXT}{}", " ".repeat(HEADER_BYTES_MAX - TEXT.len()));
+        assert!(Header::parse(text.clone()).is_ok());
+        assert!(matches!(Header::parse(text + " "), Err(SafeTensorError::HeaderTooLarge)));
     }
 
     #[test]

@@ -1,20 +1,24 @@
-//! The `tensorwire` command: serves the tensors of a safetensors file, pulls them, measures how fast that is, and tells
-//! what RDMA devices there are and whether they can be used.
+//! The `tensorwire` command: serves the tensors of a safetensors file, pulls them, measures how fast that is, and shows
+//! which RDMA devices there are and whether they can be used.
 #![forbid(unsafe_code)]
 
 mod arguments;
 mod bench;
+mod budget;
 mod checkpoint;
 mod devices;
 mod doctor;
 mod dtype;
 mod failure;
 mod header;
+mod link;
 mod machine;
+mod mapped;
 mod output;
 mod plan;
 mod progress;
 mod pull;
+mod reachable;
 mod registered;
 mod round;
 mod serve;
@@ -22,9 +26,14 @@ mod sink;
 mod size;
 mod tls;
 
-use std::{io::Write, process::ExitCode};
+use std::{
+    ffi::OsString,
+    io::{IsTerminal, Write},
+    process::ExitCode,
+};
 
 use clap::Parser;
+use protocol::text::escaped;
 use tracing_subscriber::EnvFilter;
 
 use crate::{
@@ -32,18 +41,29 @@ use crate::{
     failure::Failure,
 };
 
+/// The log filter unless `RUST_LOG` is set. The HTTP/2 library warns of unexpected frames as often as peers send them, so its
+/// warnings are off.
+const LOG_FILTER: &str = "warn,h2=error";
+
 fn main() -> ExitCode {
     // clap ends with code 2 for a wrong command line; everything that fails later is 1.
     let arguments = Arguments::parse();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
+    let colours = has_colours(std::io::stderr().is_terminal(), std::env::var_os("NO_COLOR"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
     match run(&arguments) {
         Ok(code) => code,
         Err(failure) => {
-            eprintln!("tensorwire: {failure}");
+            // It may quote a file's name or a server's text, so it is escaped to stay on one line.
+            eprintln!("tensorwire: {}", escaped(&failure.to_string()));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Whether lines of the log are coloured: on a terminal, unless `NO_COLOR` is set.
+fn has_colours(is_terminal: bool, no_color: Option<OsString>) -> bool {
+    is_terminal && no_color.is_none_or(|value| value.is_empty())
 }
 
 fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
@@ -62,11 +82,22 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Writes to standard output. A reader that has seen enough is no failure.
+/// Writes to standard output. A reader that closes its pipe is no failure.
 fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::Print(error)),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_colours;
+
+    #[test]
+    fn colours_are_for_terminals_and_no_color_turns_them_off() {
+        assert!(has_colours(true, None) && has_colours(true, Some("".into())));
+        assert!(!has_colours(true, Some("1".into())) && !has_colours(false, None));
     }
 }

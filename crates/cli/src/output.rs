@@ -1,143 +1,166 @@
-//! A file that appears whole or not at all.
+//! The target of a pull: a file that appears whole or not at all, or a stream.
+
+mod draft;
+#[cfg(test)]
+mod tests;
 
 use std::{
-    ffi::OsString,
-    fs::File,
-    io,
-    os::{fd::AsRawFd, unix::fs::FileExt},
+    fs::{self, File},
+    io::{self, Write},
+    os::{fd::AsFd, unix::fs::FileTypeExt},
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
-use tempfile::NamedTempFile;
+use rustix::fs::{Mode, OFlags};
 
-/// A file in the making, in the directory of its target. Dropped before [`finish`](Self::finish) it is gone; ended by
-/// SIGKILL too, where the file system has files without a name.
+use self::draft::Draft;
+
+/// The name of standard output.
+const STDOUT: &str = "-";
+
+/// Why an output can't be written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum OutputError {
+    #[error("{path}: {source}")]
+    Io { path: PathBuf, source: io::Error },
+    #[error("--output = `{path}`: it names no file: give a file's name, in a directory that is there")]
+    NoName { path: PathBuf },
+    #[error("--output = `{path}`: it is a {kind}: {remedy}")]
+    Kind { path: PathBuf, kind: &'static str, remedy: &'static str },
+    #[error("--output = `{path}`: it is there already: name another file, or leave --no-clobber out")]
+    Exists { path: PathBuf },
+    #[error(
+        "--output = `{path}`: the file takes {needed} bytes, and {free} are free on its file system: make room, or name \
+         a file on another one"
+    )]
+    Space { path: PathBuf, needed: u64, free: u64 },
+}
+
+/// A file that is removed when this is dropped before [`finish`](Self::finish); or a stream, which has what was written by
+/// then.
 #[derive(Debug)]
 pub(crate) struct Output {
-    target: PathBuf,
-    draft: Draft,
+    /// As the user named it.
+    path: PathBuf,
+    /// A file at that path must not be replaced.
+    no_clobber: bool,
+    place: Place,
 }
 
 #[derive(Debug)]
-enum Draft {
-    /// Has no name until it is finished.
-    Unnamed(File),
-    /// Hidden beside the target, removed on drop.
-    Named(NamedTempFile),
+enum Place {
+    File(Draft),
+    /// A stream, written in order.
+    Stream {
+        file: File,
+        written: u64,
+    },
 }
 
 impl Output {
-    /// Begins a file of `bytes` bytes that will replace `target`.
-    pub(crate) fn create(target: &Path, bytes: u64) -> io::Result<Self> {
-        if target.is_dir() {
-            return Err(io::Error::from(io::ErrorKind::IsADirectory));
-        }
-        let output = Self { target: target.to_owned(), draft: Self::draft(target)? };
-        output.file().set_len(bytes)?;
-        Ok(output)
-    }
-
-    fn draft(target: &Path) -> io::Result<Draft> {
-        let directory = directory_of(target);
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        match rustix::fs::open(directory, flags, Mode::from_raw_mode(0o666)) {
-            Ok(descriptor) => Ok(Draft::Unnamed(File::from(descriptor))),
-            // The file system or the kernel does not know files without a name.
-            Err(_) => {
-                let prefix = hidden_name(target, ".");
-                tempfile::Builder::new()
-                    .prefix(&prefix)
-                    .suffix(".part")
-                    .tempfile_in(directory)
-                    .map(Draft::Named)
+    /// Opens the target that `path` names: a new file that will replace the one at `path`, if there is one, or the pipe or
+    /// character device that is there. For a FIFO it waits for the reader.
+    pub(crate) fn open(path: &Path, no_clobber: bool) -> Result<Self, OutputError> {
+        let failed = |source| OutputError::Io { path: path.to_owned(), source };
+        let place = if path == Path::new(STDOUT) {
+            let file = io::stdout().as_fd().try_clone_to_owned().map(File::from).map_err(failed)?;
+            Place::Stream { file, written: 0 }
+        } else {
+            match fs::metadata(path) {
+                Ok(metadata) if metadata.is_file() && no_clobber => {
+                    return Err(OutputError::Exists { path: path.to_owned() });
+                }
+                Ok(metadata) if metadata.is_file() => {
+                    Place::File(Draft::create(path, Some(&metadata)).map_err(failed)?)
+                }
+                Ok(metadata) => stream_at(path, metadata.file_type())?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    let draft = Draft::create(path, None).map_err(|error| match error.kind() {
+                        io::ErrorKind::IsADirectory => OutputError::NoName { path: path.to_owned() },
+                        _ => failed(error),
+                    });
+                    Place::File(draft?)
+                }
+                Err(error) => return Err(failed(error)),
             }
+        };
+        Ok(Self { path: path.to_owned(), no_clobber, place })
+    }
+
+    /// Whether written bytes cannot be taken back.
+    pub(crate) fn is_stream(&self) -> bool {
+        matches!(self.place, Place::Stream { .. })
+    }
+
+    /// As the user named it.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Allocates `bytes` bytes on the disk, so that space cannot run out later, and writes the first of them.
+    pub(crate) fn begin(&mut self, prefix: &[u8], bytes: u64) -> Result<(), OutputError> {
+        if let Place::File(draft) = &self.place {
+            draft.reserve(bytes).map_err(|error| match error.kind() {
+                io::ErrorKind::StorageFull => {
+                    let (path, free) = (self.path.clone(), draft.free_bytes().unwrap_or_default());
+                    OutputError::Space { path, needed: bytes, free }
+                }
+                _ => self.failed(error),
+            })?;
         }
+        self.write_at(prefix, 0)
     }
 
-    fn file(&self) -> &File {
-        match &self.draft {
-            Draft::Unnamed(file) => file,
-            Draft::Named(file) => file.as_file(),
-        }
-    }
-
-    /// Writes `bytes` at `place`.
-    pub(crate) fn write_at(&self, bytes: &[u8], place: u64) -> io::Result<()> {
-        self.file().write_all_at(bytes, place)
-    }
-
-    /// Gives the file its name, once its bytes are on the disk.
-    pub(crate) fn finish(self) -> io::Result<()> {
-        self.file().sync_all()?;
-        match self.draft {
-            Draft::Named(file) => {
-                file.persist(&self.target).map_err(|error| error.error)?;
+    /// Writes `bytes` at `place`. A stream must be written in order.
+    pub(crate) fn write_at(&mut self, bytes: &[u8], place: u64) -> Result<(), OutputError> {
+        let written = match &mut self.place {
+            Place::File(draft) => draft.write_at(bytes, place),
+            Place::Stream { written, .. } if *written != place => {
+                Err(io::Error::other(format!("byte {place} of a stream that has {written}")))
             }
-            Draft::Unnamed(file) => name(&file, &self.target)?,
-        }
-        File::open(directory_of(&self.target))?.sync_all()
+            Place::Stream { file, written } => {
+                *written += bytes.len() as u64;
+                file.write_all(bytes)
+            }
+        };
+        written.map_err(|error| self.failed(error))
+    }
+
+    /// Gives a file its name, once its bytes are on the disk.
+    pub(crate) fn finish(self) -> Result<(), OutputError> {
+        let Self { path, no_clobber, place } = self;
+        let Place::File(draft) = place else { return Ok(()) };
+        draft.finish(no_clobber).map_err(|source| match source.kind() {
+            io::ErrorKind::AlreadyExists if no_clobber => OutputError::Exists { path },
+            _ => OutputError::Io { path, source },
+        })
+    }
+
+    fn failed(&self, source: io::Error) -> OutputError {
+        OutputError::Io { path: self.path.clone(), source }
     }
 }
 
-/// Links an unnamed file beside `target` and renames it, since a link does not replace a file that is there.
-fn name(file: &File, target: &Path) -> io::Result<()> {
-    let descriptor = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let beside = target.with_file_name(hidden_name(target, &format!(".{}.part", std::process::id())));
-    rustix::fs::linkat(CWD, descriptor, CWD, &beside, AtFlags::SYMLINK_FOLLOW)?;
-    std::fs::rename(&beside, target).inspect_err(|_| {
-        // The rename's error is the one to tell; a file that can't be removed either stays.
-        let _ = std::fs::remove_file(&beside);
-    })
-}
-
-fn directory_of(target: &Path) -> &Path {
-    match target.parent() {
-        Some(directory) if !directory.as_os_str().is_empty() => directory,
-        _ => Path::new("."),
+/// Opens a target that is not a regular file for writing, without creating, truncating or replacing anything.
+fn stream_at(path: &Path, kind: fs::FileType) -> Result<Place, OutputError> {
+    let refused = |kind, remedy| Err(OutputError::Kind { path: path.to_owned(), kind, remedy });
+    if kind.is_dir() {
+        return refused("directory", "name a file in it");
     }
-}
-
-fn hidden_name(target: &Path, suffix: &str) -> OsString {
-    let mut name = OsString::from(".");
-    name.push(target.file_name().unwrap_or_default());
-    name.push(suffix);
-    name
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use super::Output;
-
-    #[test]
-    fn dropped_output_leaves_nothing_and_keeps_what_was_there() {
-        let directory = tempfile::tempdir().unwrap();
-        let target = directory.path().join("file");
-        fs::write(&target, b"before").unwrap();
-        Output::create(&target, 3).unwrap().write_at(b"abc", 0).unwrap();
-        assert_eq!(fs::read(&target).unwrap(), b"before");
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    if kind.is_socket() {
+        return refused("socket", "name a file, or a FIFO");
     }
-
-    #[test]
-    fn finished_output_replaces_what_was_there_and_leaves_nothing_else() {
-        let directory = tempfile::tempdir().unwrap();
-        let target = directory.path().join("file");
-        fs::write(&target, b"before").unwrap();
-        let output = Output::create(&target, 6).unwrap();
-        output.write_at(b"def", 3).unwrap();
-        output.write_at(b"abc", 0).unwrap();
-        output.finish().unwrap();
-        assert_eq!(fs::read(&target).unwrap(), b"abcdef");
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    if kind.is_block_device() {
+        return refused("block device", "name a file, or write to it from `--output -`");
     }
-
-    #[test]
-    fn directory_that_is_missing_or_target_that_is_one_is_an_error_at_once() {
-        let directory = tempfile::tempdir().unwrap();
-        assert!(Output::create(&directory.path().join("no/file"), 1).is_err());
-        assert!(Output::create(directory.path(), 1).is_err());
+    let io = |source| OutputError::Io { path: path.to_owned(), source };
+    let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map(File::from);
+    let file = file.map_err(|error| io(error.into()))?;
+    let opened = file.metadata().map_err(io)?.file_type();
+    if !opened.is_fifo() && !opened.is_char_device() {
+        return refused("name that something else has just got", "try again");
     }
+    Ok(Place::Stream { file, written: 0 })
 }

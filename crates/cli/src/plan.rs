@@ -1,65 +1,122 @@
-//! What a pull fetches, and where it goes in the file.
+//! The tensors that a pull fetches, and their positions in the file.
 
 use std::collections::BTreeMap;
 
-use tensorwire::{Peer, Published, Worker};
+use tensorwire::{Peer, Published, Version};
 
 use crate::{
     arguments::Pull,
     dtype,
     failure::Failure,
-    header::{Entry, HEADER_NAME, Header},
+    header::{Entry, HEADER_BYTES_MAX, HEADER_NAME, Header},
 };
 
 /// Names listed in an error, at most.
 const NAMES_SHOWN: usize = 5;
 
+/// The tensors that a server lists, by name.
+#[derive(Debug)]
+pub(crate) struct Listing(BTreeMap<String, Published>);
+
+impl Listing {
+    /// Asks the server.
+    pub(crate) async fn ask(server: &Peer, arguments: &Pull) -> Result<Self, Failure> {
+        // A pull that continues after a restart must know whether the file is the same.
+        let listed = if arguments.verify || arguments.retry.is_some() {
+            server.list().with_checksums().await?
+        } else {
+            server.list().await?
+        };
+        let listed: BTreeMap<String, Published> =
+            listed.into_iter().map(|published| (published.name.clone(), published)).collect();
+        if let Some(header) = listed.get(HEADER_NAME) {
+            check_length(header.metadata.byte_length, &arguments.address)?;
+        }
+        Ok(Self(listed))
+    }
+
+    /// Whether there is the header of a file, which a server publishes last.
+    pub(crate) fn is_file(&self) -> bool {
+        self.0.contains_key(HEADER_NAME)
+    }
+
+    /// Bytes of the largest tensor that `arguments` want, the header among them.
+    pub(crate) fn largest(&self, arguments: &Pull) -> u64 {
+        let is_wanted = |name: &str| name == HEADER_NAME || wants(arguments, name);
+        let wanted = self.0.values().filter(|published| is_wanted(&published.name));
+        wanted.map(|published| published.metadata.byte_length).max().unwrap_or(0)
+    }
+}
+
 /// The tensors to fetch, laid out as a file.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) header: Header,
-    /// By place in the header; `None` unless asked for.
+    /// In the order of the header; `None` unless asked for.
     pub(crate) checksums: Vec<Option<u64>>,
+    /// Their versions, likewise.
+    versions: Vec<Option<Version>>,
+    /// Whether the server publishes the header of its file.
+    pub(crate) is_file: bool,
 }
 
 impl Plan {
-    /// Asks the server what it has, and picks what `arguments` name.
-    pub(crate) async fn make(worker: &Worker, server: &Peer, arguments: &Pull) -> Result<Self, Failure> {
-        let listed = if arguments.verify {
-            worker.list_with_checksums(server).await?
-        } else {
-            worker.list(server).await?
-        };
-        let mut listed: BTreeMap<String, Published> =
-            listed.into_iter().map(|published| (published.name.clone(), published)).collect();
-        let whole = match listed.remove(HEADER_NAME) {
-            Some(_) => published_header(worker, server).await?,
-            None => header_of(&listed, arguments)?,
+    /// Picks what `arguments` name from what is `listed`.
+    pub(crate) async fn make(
+        server: &Peer,
+        Listing(mut listed): Listing,
+        arguments: &Pull,
+    ) -> Result<Self, Failure> {
+        let is_file = listed.remove(HEADER_NAME).is_some();
+        let whole = match is_file {
+            true => published_header(server, &arguments.address).await?,
+            false => header_of(&listed, arguments)?,
         };
         let header = pick(whole, &arguments.tensor, &arguments.address)?;
-        let checksum_of = |entry: &Entry| listed.get(&entry.name).and_then(|published| published.checksum);
-        let checksums = header.entries().iter().map(checksum_of).collect();
-        Ok(Self { header, checksums })
+        let of = |entry: &Entry| listed.get(&entry.name);
+        let checksums = header.entries().iter().map(|entry| of(entry)?.checksum).collect();
+        let versions = header.entries().iter().map(|entry| of(entry).map(|known| known.version)).collect();
+        Ok(Self { header, checksums, versions, is_file })
+    }
+
+    /// Whether `now` has the same tensors: by their checksums or, where the server has none, by their versions.
+    pub(crate) fn is_same(&self, now: &Self) -> bool {
+        let is_same = |place: usize| match (self.checksums[place], now.checksums[place]) {
+            (Some(before), Some(now)) => before == now,
+            _ => self.versions[place].is_some() && self.versions[place] == now.versions[place],
+        };
+        self.header.text() == now.header.text() && (0..self.checksums.len()).all(is_same)
     }
 }
 
+fn wants(arguments: &Pull, name: &str) -> bool {
+    arguments.tensor.is_empty() || arguments.tensor.iter().any(|wanted| wanted == name)
+}
+
 /// The header of the file that the server serves.
-async fn published_header(worker: &Worker, server: &Peer) -> Result<Header, Failure> {
-    let text = worker.fetch(server, HEADER_NAME).await?;
+async fn published_header(server: &Peer, address: &str) -> Result<Header, Failure> {
+    let text = server.fetch(HEADER_NAME).await?;
+    // It may differ from the one that was listed.
+    check_length(text.bytes().len() as u64, address)?;
     let text = String::from_utf8(text.bytes().to_vec()).map_err(|_| Failure::HeaderText)?;
     Header::parse(text).map_err(Failure::Header)
 }
 
+fn check_length(bytes: u64, address: &str) -> Result<(), Failure> {
+    if bytes <= HEADER_BYTES_MAX as u64 {
+        return Ok(());
+    }
+    Err(Failure::HeaderLength { address: address.to_owned(), bytes })
+}
+
 /// A header for tensors that another program than `tensorwire serve` has published.
 fn header_of(listed: &BTreeMap<String, Published>, arguments: &Pull) -> Result<Header, Failure> {
-    let wanted =
-        |name: &str| arguments.tensor.is_empty() || arguments.tensor.iter().any(|wanted| wanted == name);
     let mut entries = Vec::new();
     for published in listed.values().filter(|published| !published.metadata.is_dead) {
         let (name, metadata) = (&published.name, &published.metadata);
         let Some(dtype) = dtype::for_file(metadata.dtype) else {
-            // One that is not wanted disturbs nobody.
-            if wanted(name) {
+            // A tensor that is not wanted need not fit the format.
+            if wants(arguments, name) {
                 return Err(Failure::NoFileType { name: name.clone(), dtype: metadata.dtype });
             }
             continue;
@@ -103,8 +160,17 @@ fn quoted<'a>(names: impl Iterator<Item = &'a str> + Clone) -> String {
 }
 
 #[cfg(test)]
+impl Plan {
+    /// Of tensors that have no checksums.
+    pub(crate) fn of(header: Header) -> Self {
+        let tensors = header.entries().len();
+        Self { header, checksums: vec![None; tensors], versions: vec![None; tensors], is_file: true }
+    }
+}
+
+#[cfg(test)]
 mod tests {
-    use super::{Failure, Header, pick, quoted};
+    use super::{Failure, Header, Plan, pick, quoted};
 
     const TEXT: &str = r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},
         "b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}}"#;
@@ -129,6 +195,19 @@ mod tests {
     fn empty_server_is_an_error_instead_of_an_empty_file() {
         let empty = Header::parse("{}".to_owned()).unwrap();
         assert!(matches!(pick(empty, &[], ADDRESS), Err(Failure::NothingPublished)));
+    }
+
+    #[test]
+    fn a_plan_is_the_same_by_checksums_and_never_by_their_absence() {
+        let plan = |sums: [Option<u64>; 2], text: &str| {
+            let plan = Plan::of(Header::parse(text.to_owned()).unwrap());
+            Plan { checksums: sums.to_vec(), ..plan }
+        };
+        let (sums, other) = ([Some(1), Some(2)], TEXT.replace("[2]", "[1,2]"));
+        assert!(plan(sums, TEXT).is_same(&plan(sums, TEXT)));
+        assert!(!plan(sums, TEXT).is_same(&plan(sums, &other)));
+        assert!(!plan(sums, TEXT).is_same(&plan([Some(1), Some(3)], TEXT)));
+        assert!(!plan([Some(1), None], TEXT).is_same(&plan([Some(1), None], TEXT)));
     }
 
     #[test]

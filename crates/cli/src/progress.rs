@@ -1,11 +1,34 @@
-//! Progress bars that count bytes. They draw on standard error, and only where that is a terminal.
+//! Progress on standard error, and only where that is a terminal: what is being done, and bars that count bytes.
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// A bar for `bytes` bytes; `what` stands before it, and the message behind it.
 pub(crate) fn byte_bar(what: &str, bytes: u64) -> ProgressBar {
-    let bar = ProgressBar::new(bytes).with_prefix(what.to_owned());
-    let template = "{prefix} {bar:30} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {msg}";
+    let template =
+        "{prefix} {bar:30} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {eta} left  {msg}";
+    styled(ProgressBar::new(bytes), what, template)
+}
+
+/// A line for work of unknown duration. Dropping it removes the line.
+pub(crate) fn phase(what: &str) -> Phase {
+    let bar = styled(ProgressBar::new_spinner(), what, "{prefix} …");
+    bar.tick();
+    Phase(bar)
+}
+
+/// A line that says what is being done, until it is dropped.
+#[derive(Debug)]
+#[must_use = "the line goes when it is dropped"]
+pub(crate) struct Phase(ProgressBar);
+
+impl Drop for Phase {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+fn styled(bar: ProgressBar, what: &str, template: &str) -> ProgressBar {
+    let bar = bar.with_prefix(what.to_owned());
     // A template that does not parse would show the default bar.
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);

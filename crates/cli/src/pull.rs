@@ -1,102 +1,183 @@
 //! `tensorwire pull`: a server's tensors, verified and written to a file.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::io::Write;
 
 use futures::{StreamExt, stream};
-use indicatif::ProgressBar;
-use tensorwire::{Peer, PeerInfo, Worker};
+use protocol::text::escaped;
 
 use crate::{
     arguments::Pull,
+    budget::Budget,
     failure::Failure,
+    header::Entry,
+    link::{Link, in_flight},
     output::Output,
-    plan::Plan,
-    progress::byte_bar,
+    print,
+    progress::{byte_bar, phase},
     round::Round,
     sink::{Sink, Task},
-    tls,
 };
 
 /// Fetches under way at once.
 const FETCHES_MAX: usize = 32;
 
-/// Fetches what `arguments` name, as often as they say.
+/// Fetches the tensors that `arguments` name, as often as `--repeat`.
 pub(crate) async fn pull(arguments: &Pull) -> Result<(), Failure> {
-    let worker = start_worker(arguments).await?;
-    let pulled = pull_with(&worker, arguments).await;
-    worker.shutdown().await;
-    if let Some((output, path)) = pulled? {
-        output.finish().map_err(|source| Failure::Output { path: path.clone(), source })?;
-        println!("wrote {}", path.display());
-    }
-    Ok(())
+    let output = open_output(arguments)?;
+    let link = Link::open(arguments, None).await?;
+    let (link, output) = pull_with(link, arguments, output).await?;
+    link.close().await;
+    let Some(output) = output else { return Ok(()) };
+    let (path, is_stream) = (output.path().to_owned(), output.is_stream());
+    let written = {
+        let _shown = phase("writing to the disk");
+        output.finish()
+    };
+    written?;
+    report(is_stream, &format!("wrote {}\n", escaped(&path.display().to_string())))
 }
 
-async fn start_worker(arguments: &Pull) -> Result<Worker, Failure> {
-    // One host may run many pulls at once; a server tells them apart by their names.
-    let mut builder = Worker::builder(&format!("/job:pull/replica:0/task:{}", std::process::id()));
-    builder =
-        builder.validation(arguments.validate.checksum.validation()).trust(arguments.trust.peers.trust());
-    if let Some(kind) = arguments.fabric.required() {
-        builder = builder.require(kind);
+/// Opens the output before the server is contacted, so that an unusable output fails at once.
+fn open_output(arguments: &Pull) -> Result<Option<Output>, Failure> {
+    let Some(path) = &arguments.output else { return Ok(None) };
+    let _shown = phase("opening the output");
+    let output = Output::open(path, arguments.no_clobber)?;
+    if output.is_stream() && arguments.repeat.get() > 1 {
+        return Err(Failure::RoundsIntoStream { path: path.clone() });
     }
-    if let Some(path) = &arguments.secret.secret_file {
-        builder = builder.secret_file(path);
-    }
-    Ok(tls::apply(builder, &arguments.tls)?.start().await?)
+    Ok(Some(output))
 }
 
-/// All rounds; gives the file, complete but for its name.
-async fn pull_with(worker: &Worker, arguments: &Pull) -> Result<Option<(Output, PathBuf)>, Failure> {
-    let server = worker.peer_at(&arguments.address).await?;
-    let plan = Arc::new(Plan::make(worker, &server, arguments).await?);
-    let mut output = arguments.output.as_ref().map(|path| create(path, &plan)).transpose()?;
-    for number in 1..=arguments.repeat.get() {
-        let task = Task { plan: plan.clone(), verify: arguments.verify, output };
-        let before = info(worker, &server);
-        let round = Round::begin(number, before);
-        let bar = byte_bar(&format!("round {number}"), plan.header.data_bytes());
-        let task = fetch_all(worker, &server, task, &bar).await?;
-        bar.finish_and_clear();
-        let after = info(worker, &server);
-        println!("{}", round.end(after.as_ref(), &plan, bar.elapsed(), arguments.stats));
+/// Runs all rounds. Returns the file, complete except for its name.
+async fn pull_with(
+    mut link: Link,
+    arguments: &Pull,
+    mut output: Option<Output>,
+) -> Result<(Link, Option<Output>), Failure> {
+    let plan = link.plan.clone();
+    let is_stream = output.as_ref().is_some_and(Output::is_stream);
+    if let Some(output) = &mut output {
+        let _shown = phase("taking room on the disk");
+        if let Err(full) = output.begin(&plan.header.prefix(), plan.header.file_bytes()) {
+            link.close().await;
+            return Err(full.into());
+        }
+    }
+    let rounds = arguments.repeat.get();
+    for number in 1..=rounds {
+        let round = Round::begin((rounds > 1).then_some(number), link.info());
+        let what = if arguments.verify { "pulling and verifying" } else { "pulling" };
+        let progress = byte_bar(what, plan.header.data_bytes());
+        let begun = Task { plan: plan.clone(), verify: arguments.verify, output, done: 0, progress };
+        let task;
+        (link, task) = fetch_all(link, arguments, begun).await?;
+        task.progress.finish_and_clear();
+        let mut told = round.end(link.info().as_ref(), &plan, task.progress.elapsed(), arguments.stats);
+        if arguments.stats {
+            told.push_str(&format!("\n  memory   {} bytes", link.memory_bytes()));
+        }
+        report(is_stream, &format!("{told}\n"))?;
         output = task.output;
     }
-    Ok(output)
+    Ok((link, output))
 }
 
-fn create(path: &Path, plan: &Plan) -> Result<(Output, PathBuf), Failure> {
-    let failed = |source| Failure::Output { path: path.to_owned(), source };
-    let output = Output::create(path, plan.header.data_start() + plan.header.data_bytes()).map_err(failed)?;
-    output.write_at(&plan.header.prefix(), 0).map_err(failed)?;
-    Ok((output, path.to_owned()))
-}
-
-/// One round. The first failure ends it: of a fetch, or of the thread that takes the tensors.
-async fn fetch_all(worker: &Worker, server: &Peer, task: Task, bar: &ProgressBar) -> Result<Task, Failure> {
-    let plan = task.plan.clone();
-    let sink = Sink::start(task);
-    let fetches = plan.header.entries().iter().enumerate().map(|(index, entry)| async move {
-        worker.fetch(server, &entry.name).await.map(|tensor| (index, tensor))
-    });
-    let mut fetched = stream::iter(fetches).buffer_unordered(FETCHES_MAX);
-    while let Some(next) = fetched.next().await {
-        let (index, tensor) = next?;
-        bar.inc(tensor.bytes().len() as u64);
-        if let Some(transport) = info(worker, server).and_then(|info| info.transport) {
-            bar.set_message(format!("over {transport}"));
+/// Runs one round. After the loss of the server it continues, if that is wanted.
+async fn fetch_all(mut link: Link, arguments: &Pull, mut task: Task) -> Result<(Link, Task), Failure> {
+    let mut done_before = None;
+    loop {
+        let lost;
+        (task, lost) = match fetch_until_lost(&link, arguments, task).await {
+            Ok(fetched) => fetched,
+            Err(failure) => {
+                link.close().await;
+                return Err(failure);
+            }
+        };
+        let Some(lost) = lost else { return Ok((link, task)) };
+        let done_now = Some(task.done);
+        if is_stuck(&lost, done_before, done_now) {
+            link.close().await;
+            return Err(lost);
         }
-        if !sink.put(index, tensor).await {
-            break;
+        done_before = done_now;
+        link = link.again(arguments, lost).await?;
+    }
+}
+
+/// Whether to give up: a fetch timed out again, and no tensor was completed since the last loss.
+fn is_stuck(lost: &Failure, done_before: Option<usize>, done_now: Option<usize>) -> bool {
+    lost.is_timeout() && done_before == done_now
+}
+
+/// Fetches until all is done or something fails. A loss of the server is returned separately, because a pull with `--retry`
+/// survives it. Any other failure, of a fetch or of the writing thread, ends the pull.
+async fn fetch_until_lost(
+    link: &Link,
+    arguments: &Pull,
+    task: Task,
+) -> Result<(Task, Option<Failure>), Failure> {
+    let (plan, progress) = (task.plan.clone(), task.progress.clone());
+    let (budget, rest) = (Budget::of(in_flight(arguments)), &plan.header.entries()[task.done..]);
+    let sink = Sink::start(task);
+    let fetch = async |entry: &Entry| {
+        let room = budget.take(entry.byte_length()).await;
+        link.fetch(arguments, entry).await.map(|tensor| (tensor, room))
+    };
+    // In the order of the file: a stream needs it, and a pull can continue from any point of it.
+    let mut fetched = stream::iter(rest.iter().map(fetch)).buffered(FETCHES_MAX);
+    let mut lost = None;
+    while let Some(next) = fetched.next().await {
+        match next {
+            Ok((tensor, room)) => {
+                if let Some(transport) = link.info().and_then(|info| info.transport) {
+                    progress.set_message(format!("over {transport}"));
+                }
+                if !sink.put(tensor, room).await {
+                    break;
+                }
+            }
+            Err(failure) if arguments.retry.is_some() && failure.is_passing() => {
+                lost = Some(failure);
+                break;
+            }
+            Err(failure) => {
+                sink.stop().await;
+                return Err(failure);
+            }
         }
     }
-    sink.finish().await
+    drop(fetched);
+    Ok((sink.finish().await?, lost))
 }
 
-/// What the worker knows of the server now.
-fn info(worker: &Worker, server: &Peer) -> Option<PeerInfo> {
-    worker.peers().into_iter().find(|info| info.name == server.name())
+/// Tells the user; on standard error where the output may be standard output.
+fn report(is_stream: bool, text: &str) -> Result<(), Failure> {
+    if is_stream {
+        // A message that cannot be written is dropped.
+        let _ = std::io::stderr().write_all(text.as_bytes());
+        return Ok(());
+    }
+    print(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tensorwire::WorkerError;
+
+    use super::is_stuck;
+    use crate::failure::Failure;
+
+    #[test]
+    fn a_server_that_never_answers_in_time_is_not_tried_for_ever() {
+        let what = "a fetch".to_owned();
+        let late = Failure::from(WorkerError::DeadlineExceeded { what, limit: Duration::from_secs(1) });
+        assert!(late.is_passing() && is_stuck(&late, Some(3), Some(3)));
+        // The first loss, one after which something was done, and one of the server itself.
+        assert!(!is_stuck(&late, None, Some(0)) && !is_stuck(&late, Some(3), Some(4)));
+        let restarted = Failure::Restarted { address: "127.0.0.1:1".to_owned() };
+        assert!(!is_stuck(&restarted, Some(3), Some(3)));
+    }
 }

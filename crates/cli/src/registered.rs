@@ -12,7 +12,7 @@ pub(crate) struct Registered {
 }
 
 impl Registered {
-    /// A pool as `config` says. Peers may do with it what `access` says.
+    /// A pool with the settings `config`. Peers have the rights `access`.
     pub(crate) fn new(
         domain: &Arc<dyn Domain>,
         access: Access,
@@ -24,13 +24,13 @@ impl Registered {
         Ok(Self { pool, regions })
     }
 
-    /// What a peer must know of the youngest block.
+    /// The remote region of the newest block.
     pub(crate) fn region(&self) -> Option<RemoteRegion> {
         *self.regions.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Registers each block of a pool, and knows the last.
+/// Registers each block of a pool, and remembers the last.
 #[derive(Debug)]
 struct Regions {
     domain: Arc<dyn Domain>,

@@ -1,4 +1,4 @@
-//! What one round of a pull has moved, by the worker's own counters.
+//! The messages and bytes of one round of a pull, from the worker's counters.
 
 use std::{fmt::Write, time::Duration};
 
@@ -10,13 +10,14 @@ use crate::plan::Plan;
 /// The counters at the beginning of a round.
 #[derive(Debug)]
 pub(crate) struct Round {
-    number: u32,
+    /// `None` if there is only one round.
+    number: Option<u32>,
     before: Option<PeerInfo>,
 }
 
 impl Round {
-    /// Before the first fetch of round `number`.
-    pub(crate) fn begin(number: u32, before: Option<PeerInfo>) -> Self {
+    /// Before the first fetch of round `number`, if rounds have numbers.
+    pub(crate) fn begin(number: Option<u32>, before: Option<PeerInfo>) -> Self {
         Self { number, before }
     }
 
@@ -32,8 +33,8 @@ impl Round {
         let rate = bytes as f64 / elapsed.as_secs_f64().max(1e-9);
         let transport = after.and_then(|info| info.transport);
         let mut text = format!(
-            "round {}: {} tensors, {} in {:.3} s, {}/s over {}",
-            self.number,
+            "{} {} tensors, {} in {:.3} s, {}/s over {}",
+            self.number.map_or_else(|| "pulled".to_owned(), |number| format!("round {number}:")),
             plan.header.entries().len(),
             BinaryBytes(bytes),
             elapsed.as_secs_f64(),
@@ -51,7 +52,7 @@ impl Round {
         let before = self.before.as_ref().map(|info| (info.fabric, info.counters)).unwrap_or_default();
         write!(text, "\n  sent     {}", sent(&before.1, &after.counters))?;
         write!(text, "\n  received {}", received(&before.1, &after.counters))?;
-        // A connection made anew begins at 0 again.
+        // The counters of a new connection begin at 0.
         let received = after.fabric.bytes_received.saturating_sub(before.0.bytes_received);
         let sent = after.fabric.bytes_sent.saturating_sub(before.0.bytes_sent);
         write!(text, "\n  fabric   {} bytes in, {} bytes out", HumanCount(received), HumanCount(sent))?;

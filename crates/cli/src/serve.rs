@@ -1,18 +1,22 @@
 //! `tensorwire serve`: a file's tensors, published until Ctrl-C.
 
-use std::{io::Write, sync::Arc};
+use std::future::pending;
 
 use indicatif::BinaryBytes;
-use tensorwire::{Buf, DataType, Joined, Tensor, Worker, WorkerError};
+use protocol::text::escaped;
+use tensorwire::{Buf, DataType, Tensor, Worker, WorkerError};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     arguments::Serve,
-    checkpoint::Checkpoint,
+    checkpoint::{Access, Checkpoint},
     dtype,
     failure::Failure,
     header::{Entry, HEADER_NAME},
+    mapped::{Changes, MappedFile},
+    print,
     progress::byte_bar,
+    reachable::instead_of_all,
     tls,
 };
 
@@ -21,33 +25,38 @@ const NAME: &str = "/job:serve/replica:0/task:0";
 
 /// Reads the file, publishes its tensors and serves them until SIGINT or SIGTERM.
 pub(crate) async fn serve(arguments: &Serve) -> Result<(), Failure> {
-    let checkpoint = Checkpoint::open(&arguments.file)?;
+    // Before the lease: the kernel announces a change by a signal.
+    let changes = arguments.mmap.then(Changes::listen).transpose()?;
+    let checkpoint = Checkpoint::open(&arguments.file, arguments.mmap)?;
     let mut builder = Worker::builder(NAME).bind(&arguments.bind);
-    builder =
-        builder.validation(arguments.validate.checksum.validation()).trust(arguments.trust.peers.trust());
+    builder = builder
+        .validation(arguments.validate.checksum.validation())
+        .trust(arguments.trust.peers.trust())
+        .liveness(arguments.liveness.limit());
+    if let Some(address) = &arguments.data_bind {
+        builder = builder.data_bind(address);
+    }
     if let Some(path) = &arguments.secret.secret_file {
         builder = builder.secret_file(path);
     }
     let worker = tls::apply(builder, &arguments.tls)?.start().await?;
-    let mapped = arguments.mmap.then(|| join(&worker, &checkpoint)).transpose()?;
+    let mapped = match (checkpoint.access(), changes) {
+        (Access::Mapped(mapping), Some(changes)) => {
+            Some(MappedFile::join(&worker, checkpoint.path(), mapping.clone(), changes)?)
+        }
+        _ => None,
+    };
     publish_all(&worker, &checkpoint, mapped.as_ref()).await?;
     announce(&worker, arguments, &checkpoint);
-    let waited = until_told_to_end().await;
+    until_told_to_end(mapped).await?;
     worker.shutdown().await;
-    drop(mapped);
-    waited
-}
-
-/// Maps the file and lets the worker send from the mapping for as long as the answer lives.
-fn join(worker: &Worker, checkpoint: &Checkpoint) -> Result<Joined, Failure> {
-    let mapping = Arc::new(checkpoint.map()?);
-    Ok(worker.user_memory().join(mapping).map_err(WorkerError::from)?)
+    Ok(())
 }
 
 async fn publish_all(
     worker: &Worker,
     checkpoint: &Checkpoint,
-    mapped: Option<&Joined>,
+    mapped: Option<&MappedFile>,
 ) -> Result<(), Failure> {
     let header = checkpoint.header();
     if header.entries().iter().any(|entry| entry.name == HEADER_NAME) {
@@ -77,8 +86,8 @@ async fn read_bytes(worker: &Worker, checkpoint: &Checkpoint, entry: &Entry) -> 
     Ok(buffer.freeze())
 }
 
-/// Where one tensor lies in the mapped file.
-fn mapped_bytes(mapped: &Joined, checkpoint: &Checkpoint, entry: &Entry) -> Result<Buf, Failure> {
+/// The bytes of one tensor in the mapped file.
+fn mapped_bytes(mapped: &MappedFile, checkpoint: &Checkpoint, entry: &Entry) -> Result<Buf, Failure> {
     let place = checkpoint.place(entry);
     let place = addressable(entry, place.start)?..addressable(entry, place.end)?;
     // The file was longer when its header was checked.
@@ -96,7 +105,7 @@ fn tensor(bytes: Buf, entry: &Entry) -> Result<Tensor, Failure> {
     let length = bytes.len() as u64;
     let tensor = match dtype::of_file(entry.dtype) {
         Some(dtype) => Tensor::shared(bytes, dtype, &shape),
-        // The wire has no name for it; the published header has.
+        // The wire has no such element type; the published header has its name.
         None => Tensor::shared(bytes, DataType::U8, &[length]),
     };
     Ok(tensor?)
@@ -104,26 +113,47 @@ fn tensor(bytes: Buf, entry: &Entry) -> Result<Tensor, Failure> {
 
 fn announce(worker: &Worker, arguments: &Serve, checkpoint: &Checkpoint) {
     let header = checkpoint.header();
-    println!(
+    let mut lines = vec![format!(
         "serving {} tensors, {}, of {}",
         header.entries().len(),
         BinaryBytes(header.data_bytes()),
-        arguments.file.display()
-    );
-    if arguments.mmap {
-        println!("mapped: sent from the file over TCP, copied once for each receiver over shared memory");
+        escaped(&arguments.file.display().to_string())
+    )];
+    match checkpoint.access() {
+        Access::Read => {}
+        Access::Unleased(why) => lines.push(format!("read into memory instead of mapped: {why}")),
+        Access::Mapped(_) => lines.push(
+            "mapped: sent from the file over TCP, copied once for each receiver over shared memory"
+                .to_owned(),
+        ),
     }
-    println!("address {}", worker.address());
-    // Whoever waits for these lines through a pipe must get them now; without a reader there is nobody to tell.
-    let _ = std::io::stdout().flush();
+    match instead_of_all(worker.address()) {
+        Some(one) => {
+            lines.push(format!(
+                "listening at all addresses of this host: take any that the client reaches, with port {}",
+                one.port()
+            ));
+            lines.push(format!("address {one}"));
+        }
+        None => lines.push(format!("address {}", worker.address())),
+    }
+    // A message that cannot be written is dropped.
+    let _ = print(&format!("{}\n", lines.join("\n")));
 }
 
-async fn until_told_to_end() -> Result<(), Failure> {
+/// Ends the server too if a mapped file changes and cannot be copied before.
+async fn until_told_to_end(mapped: Option<MappedFile>) -> Result<(), Failure> {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::Runtime)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(Failure::Runtime)?;
+    let lost = async {
+        match mapped {
+            Some(mapped) => mapped.until_lost().await,
+            None => pending().await,
+        }
+    };
     tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
+        _ = interrupt.recv() => Ok(()),
+        _ = terminate.recv() => Ok(()),
+        failure = lost => Err(failure),
     }
-    Ok(())
 }

@@ -1,95 +1,194 @@
-//! Where fetched tensors go: a thread of its own verifies and writes them, so that neither holds up the transfer.
+//! The thread that verifies and writes fetched tensors, so that neither delays the transfer.
 
-use std::{path::PathBuf, sync::Arc, thread};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+};
 
+use indicatif::ProgressBar;
 use tensorwire::Tensor;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::{failure::Failure, output::Output, plan::Plan};
+use crate::{
+    budget::{HELD_MAX, Room},
+    failure::Failure,
+    output::Output,
+    plan::Plan,
+};
 
-/// Tensors that wait to be written, at most; fetching waits then.
-const WAITING_MAX: usize = 16;
+/// Bytes written between two steps of the progress.
+const STEP_BYTES: usize = 4 << 20;
 
-/// The checksum of a tensor's bytes, as servers tell it: XXH3-64.
+/// The checksum of a tensor's bytes, as servers list it: XXH3-64.
 fn checksum(bytes: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(bytes)
 }
 
-/// What the thread does with each tensor.
+/// The work of the thread for each tensor.
 #[derive(Debug)]
 pub(crate) struct Task {
     pub(crate) plan: Arc<Plan>,
     /// Compare checksums.
     pub(crate) verify: bool,
-    /// Write to this file, which will have that name.
-    pub(crate) output: Option<(Output, PathBuf)>,
+    /// Write them here.
+    pub(crate) output: Option<Output>,
+    /// Tensors of the plan that are done, in their order.
+    pub(crate) done: usize,
+    /// Bytes of them.
+    pub(crate) progress: ProgressBar,
 }
 
 impl Task {
-    fn take(&self, index: usize, tensor: &Tensor) -> Result<(), Failure> {
-        let entry = &self.plan.header.entries()[index];
+    /// Processes the next tensor, unless it `is_stopped` meanwhile.
+    fn take(&mut self, tensor: &Tensor, is_stopped: &AtomicBool) -> Result<(), Failure> {
+        let plan = self.plan.clone();
+        let Some(entry) = plan.header.entries().get(self.done) else { return Ok(()) };
         let (bytes, expected) = (tensor.bytes(), entry.byte_length());
         if bytes.len() as u64 != expected {
             return Err(Failure::Replaced { name: entry.name.clone(), found: bytes.len() as u64, expected });
         }
         if self.verify {
             let name = || entry.name.clone();
-            let expected = self.plan.checksums[index].ok_or_else(|| Failure::NoChecksum { name: name() })?;
+            let expected = plan.checksums[self.done].ok_or_else(|| Failure::NoChecksum { name: name() })?;
             let found = checksum(bytes);
             if found != expected {
                 return Err(Failure::Checksum { name: name(), found, expected });
             }
         }
-        let Some((output, path)) = &self.output else { return Ok(()) };
-        output
-            .write_at(bytes, self.plan.header.data_start() + entry.range.start)
-            .map_err(|source| Failure::Output { path: path.clone(), source })
+        let mut place = plan.header.data_start() + entry.range.start;
+        for piece in bytes.chunks(STEP_BYTES) {
+            if is_stopped.load(Relaxed) {
+                return Err(Failure::WriterGone);
+            }
+            if let Some(output) = &mut self.output {
+                output.write_at(piece, place)?;
+            }
+            place += piece.len() as u64;
+            self.progress.inc(piece.len() as u64);
+        }
+        self.done += 1;
+        Ok(())
     }
 }
 
-/// The near end of the thread.
+/// The handle on the thread.
 #[derive(Debug)]
 pub(crate) struct Sink {
-    tensors: mpsc::Sender<(usize, Tensor)>,
+    tensors: mpsc::Sender<(Tensor, Room)>,
     result: oneshot::Receiver<Result<Task, Failure>>,
+    is_stopped: Arc<AtomicBool>,
+    /// Its reader may hang, and the thread with it.
+    is_stream: bool,
 }
 
 impl Sink {
     /// Starts the thread.
-    pub(crate) fn start(task: Task) -> Self {
-        let (tensors, mut waiting) = mpsc::channel::<(usize, Tensor)>(WAITING_MAX);
+    pub(crate) fn start(mut task: Task) -> Self {
+        // The channel has room for everything that may be held, so that sending never waits.
+        let (tensors, mut waiting) = mpsc::channel::<(Tensor, Room)>(HELD_MAX as usize);
         let (end, result) = oneshot::channel();
+        let is_stopped = Arc::new(AtomicBool::new(false));
+        let (stopped, is_stream) = (is_stopped.clone(), task.output.as_ref().is_some_and(Output::is_stream));
         thread::spawn(move || {
             let mut taken = Ok(());
-            while let Some((index, tensor)) = waiting.blocking_recv() {
-                taken = task.take(index, &tensor);
+            while let Some((tensor, room)) = waiting.blocking_recv() {
+                taken = task.take(&tensor, &stopped);
+                // In this order, so that the room is free only after the memory.
+                drop(tensor);
+                drop(room);
                 if taken.is_err() {
                     break;
                 }
             }
             drop(waiting);
-            // Nobody waits for the result if the pull itself has failed.
+            // The receiver is gone if the pull itself has failed.
             let _ = end.send(taken.map(|()| task));
         });
-        Self { tensors, result }
+        Self { tensors, result, is_stopped, is_stream }
     }
 
-    /// Hands over the tensor that stands at `index` of the plan. False when the thread has failed:
-    /// [`finish`](Self::finish) tells why.
-    pub(crate) async fn put(&self, index: usize, tensor: Tensor) -> bool {
-        self.tensors.send((index, tensor)).await.is_ok()
+    /// Sends the next tensor of the plan to the thread, with the room that it takes. False when the thread has failed:
+    /// [`finish`](Self::finish) has the error.
+    pub(crate) async fn put(&self, tensor: Tensor, room: Room) -> bool {
+        self.tensors.send((tensor, room)).await.is_ok()
     }
 
-    /// Waits until all is done, and gives the task back.
+    /// Waits until all is done, and returns the task.
     pub(crate) async fn finish(self) -> Result<Task, Failure> {
         drop(self.tensors);
         self.result.await.unwrap_or(Err(Failure::WriterGone))
+    }
+
+    /// Drops what is not done yet. A file that was begun is removed.
+    pub(crate) async fn stop(self) {
+        self.is_stopped.store(true, Relaxed);
+        if self.is_stream {
+            return;
+        }
+        // Its result does not matter any more.
+        let _ = self.finish().await;
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::checksum;
+    use std::{
+        fs,
+        path::Path,
+        sync::{Arc, atomic::AtomicBool},
+    };
+
+    use indicatif::ProgressBar;
+    use tensorwire::{DataType, Tensor, Worker};
+
+    use super::{Sink, Task, checksum};
+    use crate::{budget::Budget, failure::Failure, header::Header, output::Output, plan::Plan};
+
+    /// What the progress shows after a tensor of six bytes went to `path`.
+    async fn shown_after(path: &str) -> (u64, Result<(), Failure>) {
+        let worker = Worker::builder("/job:test/replica:0/task:0").start().await.unwrap();
+        let tensor = Tensor::from_bytes(worker.pool(), DataType::U8, &[6], b"abcdef").unwrap();
+        let header = r#"{"a":{"dtype":"U8","shape":[6],"data_offsets":[0,6]}}"#;
+        let plan = Arc::new(Plan::of(Header::parse(header.to_owned()).unwrap()));
+        let mut output = Output::open(Path::new(path), false).unwrap();
+        // A full device takes none of it.
+        let _ = output.begin(&plan.header.prefix(), plan.header.file_bytes());
+        let progress = ProgressBar::hidden();
+        let mut task = Task { plan, verify: false, output: Some(output), done: 0, progress };
+        let taken = task.take(&tensor, &AtomicBool::new(false));
+        (task.progress.position(), taken)
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn progress_counts_what_is_written() {
+        let (shown, taken) = shown_after("/dev/null").await;
+        assert!(shown == 6 && taken.is_ok(), "{shown} {taken:?}");
+        let (shown, taken) = shown_after("/dev/full").await;
+        assert!(shown == 0, "{shown}");
+        assert!(taken.unwrap_err().to_string().contains("/dev/full"));
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn what_is_stopped_has_let_its_file_go() {
+        let worker = Worker::builder("/job:test/replica:0/task:0").start().await.unwrap();
+        // Several steps long.
+        let bytes = 64 << 20;
+        let tensor =
+            Tensor::from_bytes(worker.pool(), DataType::U8, &[bytes], &vec![1; bytes as usize]).unwrap();
+        let header = format!(r#"{{"a":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[0,{bytes}]}}}}"#);
+        let plan = Arc::new(Plan::of(Header::parse(header).unwrap()));
+        let directory = tempfile::tempdir().unwrap();
+        let output = Output::open(&directory.path().join("file"), false).unwrap();
+        let progress = ProgressBar::hidden();
+        let task = Task { plan: plan.clone(), verify: false, output: Some(output), done: 0, progress };
+        let sink = Sink::start(task);
+        assert!(sink.put(tensor, Budget::of(1).take(1).await).await);
+        sink.stop().await;
+        assert_eq!((Arc::strong_count(&plan), fs::read_dir(directory.path()).unwrap().count()), (1, 0));
+    }
 
     #[test]
     fn checksum_is_the_published_function() {

@@ -1,6 +1,6 @@
 //! Numbers of bytes on the command line.
 
-/// Reads a size such as `64K`, of 1 to `most` bytes. `remedy` says what to give instead.
+/// Reads a size such as `64K`, of 1 to `most` bytes. `remedy` is the remedy in its error.
 pub(crate) fn size(text: &str, most: u64, remedy: &str) -> Result<u64, String> {
     let (digits, shift) = match text.as_bytes().last() {
         Some(b'K' | b'k') => (&text[..text.len() - 1], 10),

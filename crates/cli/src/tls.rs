@@ -1,4 +1,4 @@
-//! From the options of TLS to a worker's settings.
+//! Applies the options of TLS to a worker's settings.
 
 use tensorwire::WorkerBuilder;
 
@@ -6,7 +6,7 @@ use tensorwire::WorkerBuilder;
 use crate::arguments::Names;
 use crate::{arguments::Tls, failure::Failure};
 
-/// Adds what `options` say.
+/// Applies `options`.
 #[cfg(feature = "tls")]
 pub(crate) fn apply(builder: WorkerBuilder, options: &Tls) -> Result<WorkerBuilder, Failure> {
     use tensorwire::tls::{TlsIdentity, TlsNames};
@@ -25,7 +25,7 @@ pub(crate) fn apply(builder: WorkerBuilder, options: &Tls) -> Result<WorkerBuild
     Ok(builder.tls(TlsIdentity::from_files(certificate, key, authorities)?).tls_names(names))
 }
 
-/// Refuses what this program cannot do: whoever asks for TLS must not be served without.
+/// Refuses options that this program does not support: a user who asks for TLS must not be served without it.
 #[cfg(not(feature = "tls"))]
 pub(crate) fn apply(builder: WorkerBuilder, options: &Tls) -> Result<WorkerBuilder, Failure> {
     use crate::arguments::{TLS_CA, TLS_CERT, TLS_KEY};

@@ -2,11 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[allow(dead_code)] // what other tests use of it
-mod common;
-#[path = "../../verbs-reactor/tests/rdma_devices/mod.rs"]
-mod rdma_devices;
-
 use std::{
     fs,
     process::Stdio,
@@ -15,8 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Process, fail, run, succeed, tensorwire, text};
 use rustix::process::{Pid, Signal, kill_process};
+
+use crate::common::{Process, fail, run, succeed, tensorwire, text};
+use crate::rdma_devices;
 
 const OPS: [&str; 5] = ["write", "pingpong", "pull", "outstanding", "receives"];
 const WAITS: [&str; 3] = ["sleep", "adaptive", "busy"];
@@ -83,9 +80,6 @@ every_op! {
     tcp_pull_is_measured: "tcp" "pull" "8,64K";
     tcp_outstanding_is_measured: "tcp" "outstanding" "8";
     tcp_receives_are_measured: "tcp" "receives" "8";
-    grpc_pull_is_measured: "grpc" "pull" "8,64K";
-    grpc_outstanding_is_measured: "grpc" "outstanding" "8";
-    grpc_receives_are_measured: "grpc" "receives" "8";
 }
 
 /// Measures one operation between the devices that tests use, in each way of waiting.
@@ -242,13 +236,7 @@ fn bad_input_is_refused_by_name() {
 
 #[test]
 fn what_this_build_cannot_do_is_refused_by_name() {
-    let refused = [
-        ("tcp", "--mode", "view"),
-        ("grpc", "--mode", "view-read"),
-        ("grpc", "--op", "write"),
-        ("grpc", "--op", "pingpong"),
-        ("verbs", "--mode", "view"),
-    ];
+    let refused = [("tcp", "--mode", "view"), ("tcp", "--mode", "view-read"), ("verbs", "--mode", "view")];
     for (fabric, field, value) in refused {
         let output = fail(&["bench", "--fabric", fabric, "--size", "8", field, value]);
         for word in [field, value, "this build", "use"] {

@@ -3,11 +3,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[allow(dead_code)] // what other tests use of it
-mod common;
-#[path = "../../verbs-reactor/tests/rdma_devices/mod.rs"]
-mod rdma_devices;
-
 use std::{
     fs::{self, File, Permissions},
     os::unix::fs::PermissionsExt,
@@ -15,9 +10,10 @@ use std::{
     time::Duration,
 };
 
-use common::{finish, run, tensorwire, text};
-use rdma_devices::need_own_network;
 use serde_json::Value;
+
+use crate::common::{finish, run, tensorwire, text};
+use crate::rdma_devices::need_own_network;
 
 /// How long one command may take, on a machine that is not emulated.
 const COMMAND_MAX: Duration = Duration::from_secs(60);
@@ -233,7 +229,7 @@ fn chosen() -> Chosen {
 }
 
 #[test]
-#[ignore = "needs an RDMA device: run it with scripts/rxe-vm/suite, or with --ignored where there is one"]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn rdma_doctor_healthy() {
     let _machine = machine();
     let doctor = ask(&["doctor", "--json", "--pool", "4M"]);
@@ -256,7 +252,7 @@ fn rdma_doctor_healthy() {
 }
 
 #[test]
-#[ignore = "needs an RDMA device: run it with scripts/rxe-vm/suite, or with --ignored where there is one"]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn rdma_doctor_no_libibverbs() {
     let _machine = own_machine();
     let devices = ask(&["devices", "--json"]);
@@ -270,7 +266,7 @@ fn rdma_doctor_no_libibverbs() {
 }
 
 #[test]
-#[ignore = "needs an RDMA device: run it with scripts/rxe-vm/suite, or with --ignored where there is one"]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn rdma_doctor_no_device() {
     let _machine = own_machine();
     let devices = ask(&["devices", "--json"]).value;
@@ -306,7 +302,7 @@ fn set_modes(mode: u32) {
 const AS_NOBODY: [&str; 6] = ["setpriv", "--reuid", USER, "--regid", USER, "--clear-groups"];
 
 #[test]
-#[ignore = "needs an RDMA device: run it with scripts/rxe-vm/suite, or with --ignored where there is one"]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn rdma_doctor_device_without_permission() {
     let _machine = own_machine();
     let node = chosen().node;
@@ -329,7 +325,7 @@ fn rdma_doctor_device_without_permission() {
 }
 
 #[test]
-#[ignore = "needs an RDMA device: run it with scripts/rxe-vm/suite, or with --ignored where there is one"]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn rdma_doctor_port_down() {
     let _machine = own_machine();
     let Chosen { name, interface, .. } = chosen();
@@ -343,7 +339,7 @@ fn rdma_doctor_port_down() {
 }
 
 #[test]
-#[ignore = "needs an RDMA device: run it with scripts/rxe-vm/suite, or with --ignored where there is one"]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn rdma_doctor_memlock_too_small() {
     let _machine = own_machine();
     set_modes(0o666);

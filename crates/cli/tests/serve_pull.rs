@@ -1,17 +1,27 @@
 //! `tensorwire serve` and `tensorwire pull` as processes, over real shared memory, TCP and RDMA.
 #![allow(clippy::unwrap_used, clippy::panic)] // a helper of tests fails by panicking, as a test does
 
-mod common;
-#[path = "../../verbs-reactor/tests/rdma_devices/mod.rs"]
-mod rdma_devices;
+mod active;
+mod flood;
 
-use std::{fs, net::TcpListener, os::unix::process::ExitStatusExt, path::Path, process::Stdio};
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read},
+    net::TcpListener,
+    os::unix::process::ExitStatusExt,
+    path::Path,
+    process::Stdio,
+};
 
-use common::{
+use rustix::process::{Pid, Resource, Rlimit, Signal, geteuid, kill_process, prlimit};
+use tensorwire::{DataType, Tensor, Worker};
+use tokio::sync::oneshot;
+
+use crate::common::{
     Process, RDMA_DEVICE, Server, checkpoint, fail, names_in, run, small_checkpoint, succeed, succeed_as,
     tensorwire,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use crate::rdma_devices;
 
 const NOBODY_TRUSTED: [&str; 2] = ["--trust", "hostile"];
 
@@ -56,7 +66,8 @@ fn checkpoint_arrives_bit_for_bit_over_tcp_where_nobody_is_trusted() {
 #[test]
 fn shared_memory_is_not_required_of_peers_that_are_not_trusted() {
     let output = fail(&["pull", "127.0.0.1:1", "--fabric", "shm", "--trust", "hostile"]);
-    assert!(output.contains("Trust::Hostile") && output.contains("use tcp, verbs or grpc"), "{output}");
+    assert!(output.contains("--trust hostile") && output.contains("use tcp or verbs"), "{output}");
+    assert!(!output.contains("::"), "a name of the library: {output}");
 }
 
 #[test]
@@ -112,6 +123,127 @@ fn file_that_strangers_may_write_is_not_mapped() {
 }
 
 #[test]
+fn s5_a_mapped_file_of_another_user_is_refused_and_one_of_root_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = small_checkpoint(directory.path());
+    if geteuid().is_root() {
+        std::os::unix::fs::chown(&file, Some(65_534), None).unwrap();
+        let output = fail(&["serve", file.to_str().unwrap(), "--mmap"]);
+        assert!(output.contains(file.to_str().unwrap()) && output.contains("user 65534"), "{output}");
+        assert!(output.contains("without --mmap"), "{output}");
+    } else {
+        // A file of root is held against the format only.
+        let output = fail(&["serve", "/etc/passwd", "--mmap"]);
+        assert!(output.contains("no safetensors file") && !output.contains("--mmap"), "{output}");
+    }
+}
+
+/// Pulls again and again, while the file's owner rewrites it.
+fn truncate_while_pulled(fabric: &str) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = checkpoint(directory.path());
+    let content = fs::read(&file).unwrap();
+    let mut server = Server::start(&file, &["--mmap"]);
+    let pulled = directory.path().join("pulled");
+    let pull = ["pull", &server.address, "-o", pulled.to_str().unwrap(), "--fabric", fabric];
+    let mut endless = endless_pull(&server.address, &directory.path().join("endless"));
+    fs::write(&file, b"short").unwrap();
+    for _ in 0..3 {
+        succeed(&pull);
+        assert!(fs::read(&pulled).unwrap() == content, "the bytes changed with the file");
+    }
+    assert_eq!(fs::read(&file).unwrap(), b"short");
+    assert!(endless.0.try_wait().unwrap().is_none(), "the pull that was under way ended");
+    assert!(server.process.0.try_wait().unwrap().is_none(), "the server ended");
+}
+
+#[test]
+fn s5_a_mapped_file_that_its_owner_truncates_is_served_as_it_was_over_shm() {
+    truncate_while_pulled("shm");
+}
+
+#[test]
+fn s5_a_mapped_file_that_its_owner_truncates_is_served_as_it_was_over_tcp() {
+    truncate_while_pulled("tcp");
+}
+
+#[test]
+fn s5_a_mapped_file_that_changes_is_served_as_it_was_also_where_nobody_reads_what_the_server_says() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = checkpoint(directory.path());
+    let content = fs::read(&file).unwrap();
+    let mut command = tensorwire(&["serve", file.to_str().unwrap(), "--mmap"]);
+    command.stderr(Stdio::inherit());
+    let mut server = Process(command.spawn().unwrap());
+    let mut lines = BufReader::new(server.0.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let address = lines.find_map(|line| line.strip_prefix("address ").map(str::to_owned)).unwrap();
+    drop(lines);
+    fs::write(&file, b"short").unwrap();
+    let pulled = directory.path().join("pulled");
+    succeed(&["pull", &address, "-o", pulled.to_str().unwrap()]);
+    assert!(fs::read(&pulled).unwrap() == content, "the bytes changed with the file");
+    assert!(server.0.try_wait().unwrap().is_none(), "the server ended");
+}
+
+#[test]
+fn s5_a_mapped_file_that_cannot_be_copied_before_it_changes_ends_the_server_with_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = checkpoint(directory.path());
+    let mut server = Server::start(&file, &["--mmap"]);
+    succeed(&["pull", &server.address]);
+    // Room for little more than there is.
+    let status = fs::read_to_string(format!("/proc/{}/statm", server.process.0.id())).unwrap();
+    let pages: u64 = status.split_whitespace().next().unwrap().parse().unwrap();
+    let limit = Some((pages << 12) + (32 << 20));
+    prlimit(Some(pid(&server.process)), Resource::As, Rlimit { current: limit, maximum: limit }).unwrap();
+    fs::write(&file, b"short").unwrap();
+    assert_eq!(server.process.0.wait().unwrap().code(), Some(1));
+}
+
+#[test]
+fn a_file_that_is_open_for_writing_is_read_instead_of_mapped() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = checkpoint(directory.path());
+    let content = fs::read(&file).unwrap();
+    let writer = fs::File::options().append(true).open(&file).unwrap();
+    let server = Server::start(&file, &["--mmap"]);
+    writer.set_len(0).unwrap();
+    let pulled = directory.path().join("pulled");
+    succeed(&["pull", &server.address, "-o", pulled.to_str().unwrap()]);
+    assert!(fs::read(&pulled).unwrap() == content, "the file was mapped");
+}
+
+#[test]
+fn s4_a_header_that_is_longer_than_the_format_has_is_not_pulled() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let output = runtime.block_on(async {
+        let server = Worker::builder("/job:serve/replica:0/task:0").start().await.unwrap();
+        let header = vec![b' '; 100_000_001];
+        let header = Tensor::from_bytes(server.pool(), DataType::U8, &[100_000_001], &header).unwrap();
+        server.publish("tensorwire:header", header).unwrap();
+        let (address, (done, ended)) = (server.address().to_owned(), oneshot::channel());
+        std::thread::spawn(move || done.send(fail(&["pull", &address])));
+        let output = ended.await.unwrap();
+        assert!(output.contains(server.address()), "{output}");
+        output
+    });
+    assert!(output.contains("100000001 bytes") && output.contains("at most 100000000"), "{output}");
+}
+
+#[test]
+fn the_address_that_a_server_at_all_addresses_prints_can_be_dialled() {
+    let directory = tempfile::tempdir().unwrap();
+    let secret = directory.path().join("secret");
+    fs::write(&secret, "a secret that is long enough").unwrap();
+    fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let secret = ["--secret-file", secret.to_str().unwrap()];
+    let file = small_checkpoint(directory.path());
+    let server = Server::start(&file, &[&["--bind", "0.0.0.0:0"][..], &secret].concat());
+    assert!(!server.address.starts_with("0.0.0.0"), "{}", server.address);
+    succeed(&[&["pull", &server.address, "--verify"][..], &secret].concat());
+}
+
+#[test]
 fn one_end_that_validates_is_enough() {
     let directory = tempfile::tempdir().unwrap();
     let file = small_checkpoint(directory.path());
@@ -146,8 +278,8 @@ fn chosen_tensors_make_a_file_of_their_own() {
     let server = Server::start(&file, &[]);
     let pulled = directory.path().join("pulled");
     let names = ["size.3", "größe.权重.🚀", "layer.1/weight"];
-    let mut arguments = vec!["pull", &server.address, "-o", pulled.to_str().unwrap(), "--verify", "--tensor"];
-    arguments.extend(names);
+    let mut arguments = vec!["pull", &server.address, "-o", pulled.to_str().unwrap(), "--verify"];
+    arguments.extend(names.iter().flat_map(|name| ["--tensor", name]));
     succeed(&arguments);
     let (whole, part) = (fs::read(&file).unwrap(), fs::read(&pulled).unwrap());
     let whole = safetensors::SafeTensors::deserialize(&whole).unwrap();
@@ -160,10 +292,23 @@ fn chosen_tensors_make_a_file_of_their_own() {
 }
 
 #[test]
+fn e_a_file_with_a_name_that_acts_on_terminals_is_refused_with_the_name_and_the_remedy() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("active.safetensors");
+    let view = safetensors::tensor::TensorView::new(safetensors::Dtype::U8, vec![4], &[1, 2, 3, 4]).unwrap();
+    safetensors::serialize_to_file([("a\u{1b}[2J\nb".to_owned(), view)], None, &file).unwrap();
+    let output = fail(&["serve", file.to_str().unwrap()]);
+    assert!(
+        output.contains(r"published name = `a\u{1b}[2J\nb`") && output.contains("leave out control"),
+        "{output}"
+    );
+}
+
+#[test]
 fn missing_tensor_is_named_with_what_there_is() {
     let directory = tempfile::tempdir().unwrap();
     let server = Server::start(&small_checkpoint(directory.path()), &[]);
-    let output = fail(&["pull", &server.address, "--tensor", "w", "absent"]);
+    let output = fail(&["pull", &server.address, "--tensor", "w", "--tensor", "absent"]);
     assert!(output.contains("no tensor `absent`; it has `w`"), "{output}");
 }
 
@@ -239,9 +384,12 @@ fn endless_pull(address: &str, output: &Path) -> Process {
     pull
 }
 
+fn pid(process: &Process) -> Pid {
+    Pid::from_raw(i32::try_from(process.0.id()).unwrap()).unwrap()
+}
+
 fn send_signal(process: &Process, signal: Signal) {
-    let pid = Pid::from_raw(i32::try_from(process.0.id()).unwrap()).unwrap();
-    kill_process(pid, signal).unwrap();
+    kill_process(pid(process), signal).unwrap();
 }
 
 #[test]
@@ -264,6 +412,21 @@ fn killed_server_ends_the_pull_with_an_error() {
     server.process.0.kill().unwrap();
     assert_eq!(pull.0.wait().unwrap().code(), Some(1));
     assert_eq!(names_in(directory.path()), ["small.safetensors"]);
+}
+
+#[test]
+fn a_server_that_is_stopped_is_told_with_the_option_that_allows_more() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::start(&small_checkpoint(directory.path()), &[]);
+    let arguments = ["pull", &server.address, "--liveness", "1", "--repeat", "4000000000"];
+    let mut pull = Process(tensorwire(&arguments).spawn().unwrap());
+    pull.line_after("round 1:");
+    send_signal(&server.process, Signal::STOP);
+    let mut text = String::new();
+    pull.0.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!(pull.0.wait().unwrap().code(), Some(1));
+    assert!(text.contains("allow more with --liveness"), "{text}");
+    assert!(!text.contains("WorkerBuilder") && !text.contains("setting"), "{text}");
 }
 
 #[test]

@@ -1,13 +1,11 @@
 //! `tensorwire serve` and `tensorwire pull` as processes, over TLS.
 #![allow(clippy::unwrap_used, clippy::panic)] // a helper of tests fails by panicking, as a test does
 
-#[allow(dead_code)] // other tests need the rest
-mod common;
-
 use std::{fs, net::TcpListener, path::Path};
 
-use common::{Server, fail, small_checkpoint, succeed};
 use verbs_reactor::tls::test_certificates::{Authority, Wanted};
+
+use crate::common::{Server, fail, small_checkpoint, succeed};
 
 const SERVER: &str = "/job:serve/replica:0/task:0";
 const CLIENT: &str = "/job:pull/replica:0/task:*";

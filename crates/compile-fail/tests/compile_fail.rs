@@ -21,7 +21,7 @@
 //!
 //! Two batches posted at once on one queue pair are no misuse here: posting takes `&self`, and a batch is one request
 //! (`write_vectored`), whose parts nothing can come between. A waker that is bound to its thread, std's types forbid.
-//! That a receive takes no borrowed slice is an example in the documentation of `Step::recv_into`.
+//! That a receive takes no borrowed slice is an example in the documentation of `Recv::into_buffer`.
 
 #[test]
 fn s1_what_types_forbid() {

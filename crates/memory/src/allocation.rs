@@ -1,4 +1,4 @@
-//! What lies under a buffer, and where it goes when the buffer is gone.
+//! The memory under a buffer, and its return to the pool.
 
 use std::{fmt, mem, ops::Range, sync::Arc};
 
@@ -9,7 +9,7 @@ use crate::{
     user::JoinedBlock,
 };
 
-/// A range of memory under a buffer. What came from a pool returns to it on drop.
+/// A range of memory under a buffer. A range of a pool returns to the pool on drop.
 pub(crate) struct Allocation {
     home: Home,
     /// First byte inside the block; 0 for memory without one.
@@ -32,9 +32,9 @@ struct PoolHome {
     place: Place,
     /// Bytes taken from the pool, a multiple of [`crate::ALIGNMENT`].
     reserved: usize,
-    /// Whether it counts against the pool's early share (DESIGN §4).
+    /// Whether it counts against the pool's early share.
     early: AtomicBool,
-    /// How many [`crate::Retired`] keep it.
+    /// How many [`crate::Retired`] hold it.
     retired: AtomicU64,
     /// Whether one of those was dropped without a release.
     leaked: AtomicBool,
@@ -78,7 +78,7 @@ impl Allocation {
         Self { home: Home::Pool(home), offset: range.start, length }
     }
 
-    /// Says whether the pool counted it against its early share.
+    /// Notes whether the pool counted it against its early share.
     pub(crate) fn counted_early(mut self, early: bool) -> Self {
         if let Home::Pool(home) = &mut self.home {
             home.early = AtomicBool::new(early);
@@ -147,7 +147,7 @@ impl Allocation {
         }
     }
 
-    /// No longer counts against the pool's early share.
+    /// Stops counting it against the pool's early share.
     pub(crate) fn answered(&self) {
         if let Home::Pool(home) = &self.home
             && home.early.swap(false, Ordering::AcqRel)
@@ -156,7 +156,7 @@ impl Allocation {
         }
     }
 
-    /// Counts as retired until [`release`](Self::release) was called as often.
+    /// Counts it as retired until [`release`](Self::release) was called as often.
     pub(crate) fn retire(&self) {
         if let Home::Pool(home) = &self.home
             && home.retired.fetch_add(1, Ordering::AcqRel) == 0
@@ -173,7 +173,7 @@ impl Allocation {
         }
     }
 
-    /// Counts as leaked, once however often it is told.
+    /// Counts it as leaked, once, however often this is called.
     pub(crate) fn count_leak(&self) {
         if let Home::Pool(home) = &self.home
             && !home.leaked.swap(true, Ordering::AcqRel)
@@ -182,7 +182,7 @@ impl Allocation {
         }
     }
 
-    /// Never returns to the pool: a peer may still write it.
+    /// Keeps it from ever returning to the pool: a peer may still write it.
     pub(crate) fn leak(self) {
         self.answered();
         self.count_leak();

@@ -1,4 +1,4 @@
-//! Blocks: what devices register and buffers are cut from.
+//! Blocks: memory that devices register and that buffers are cut from.
 
 use std::{
     fmt,
@@ -31,9 +31,9 @@ impl BlockId {
 
 static NEXT_BLOCK: AtomicU64 = AtomicU64::new(1);
 
-/// A shared handle on memory that devices register as a whole: a page-aligned memfd of a pool, or what a user
-/// joined ([`UserMemory`](crate::UserMemory)). Cheap to clone; the memory is let go when the last handle is gone,
-/// so a device that registered a block keeps it by keeping a clone.
+/// A shared handle on memory that devices register as a whole: a page-aligned memfd of a pool, or memory that a user
+/// joined ([`UserMemory`](crate::UserMemory)). Cheap to clone. The memory is unmapped when the last handle is dropped, so a
+/// device that registered a block holds a clone.
 #[derive(Clone)]
 pub struct Block {
     inner: Arc<BlockInner>,
@@ -49,9 +49,9 @@ struct BlockInner {
 
 #[derive(Debug)]
 enum Backing {
-    /// A pool's.
+    /// Memory of a pool.
     Memfd(Memfd),
-    /// A user's.
+    /// Memory of a user.
     Joined(Arc<dyn ForeignMemory>),
 }
 
@@ -92,7 +92,7 @@ impl Block {
     }
 
     /// The memfd, sealed against resizing and against new writable mappings, for a neighbour on this host to
-    /// map read-only (DESIGN §6). `None` for a user's memory, which is in no memfd: see
+    /// map read-only. `None` for a user's memory, which is in no memfd: see
     /// [`shareable`](Self::shareable).
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.inner.backing {
@@ -132,8 +132,8 @@ impl Block {
         RemoteTarget::find(self, offset, length)
     }
 
-    /// The bytes `offset..offset + length`, for a fabric that executes a peer's read. They stay alive and unchanged
-    /// while the answer lives, also when the exposure ends meanwhile.
+    /// The bytes `offset..offset + length`, for a fabric that executes a peer's read. They stay alive and unchanged while
+    /// the returned buffer lives, also when the exposure ends meanwhile.
     ///
     /// # Errors
     /// [`MemoryError::NotExposed`] when no single [`Exposure`](crate::Exposure) covers the whole range now.

@@ -1,4 +1,4 @@
-//! Buffers: who may touch the bytes, as types.
+//! Buffers: types that say who may touch the bytes.
 
 use std::{
     fmt,
@@ -10,7 +10,8 @@ use bytes::Bytes;
 
 use crate::{Block, Exposure, ForeignMemory, Granted, Retired, allocation::Allocation, user::JoinedBlock};
 
-/// A buffer with one owner, who alone reads and writes it. Its bytes start out as the pool left them.
+/// A buffer with one owner, which alone reads and writes it. Its bytes are not cleared: they may be those of an earlier
+/// buffer.
 #[derive(Debug)]
 pub struct BufMut {
     allocation: Allocation,
@@ -34,7 +35,7 @@ impl BufMut {
         self.allocation.block()
     }
 
-    /// Lends the whole buffer to a peer.
+    /// Grants the whole buffer to a peer.
     pub fn grant(self) -> Granted {
         Granted::new(self.allocation)
     }
@@ -76,12 +77,12 @@ impl Buf {
         Self { allocation: Arc::new(Allocation::empty()), range: 0..0 }
     }
 
-    /// Bytes that are not a pool's: all of `owner`, which lives until the last `Buf` of it is dropped. No copy.
+    /// All bytes of `owner`, which are not a pool's. `owner` lives until the last `Buf` of it is dropped. No copy.
     pub fn foreign(owner: Arc<dyn ForeignMemory>) -> Self {
         Self::whole(Allocation::foreign(owner))
     }
 
-    /// All bytes of an allocation that nobody writes.
+    /// All bytes of an allocation without a writer.
     pub(crate) fn whole(allocation: Allocation) -> Self {
         let length = allocation.length();
         Self { allocation: Arc::new(allocation), range: 0..length }
@@ -93,18 +94,18 @@ impl Buf {
         self.allocation.is_foreign()
     }
 
-    /// Lets peers with the read right read exactly these bytes while the answer lives.
+    /// Lets peers with the read right read exactly these bytes while the returned value lives.
     #[must_use = "the permission ends when the exposure is dropped"]
     pub fn expose(&self) -> Exposure {
         Exposure::new(self.clone())
     }
 
-    /// Keeps the bytes from being given out again until it is certain that a lost peer no longer reads them.
+    /// Keeps the pool from reusing the bytes until it is certain that a lost peer no longer reads them.
     pub fn retire(self) -> Retired {
         Retired::new(self)
     }
 
-    /// Whether both show the same range of the same allocation.
+    /// Whether both are the same range of the same allocation.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.allocation, &other.allocation) && self.range == other.range
     }

@@ -1,4 +1,4 @@
-//! The one place where payload bytes are copied.
+//! All copies of payload bytes.
 //!
 //! Every copy names its [`CopyReason`]; calls and bytes are counted per reason for the whole process. Pointer
 //! copies elsewhere are banned by the workspace's `clippy.toml`.
@@ -23,19 +23,17 @@ pub enum CopyReason {
     SimPiece,
     /// Bytes that reached a message ring over TCP or verbs, or were read out of one.
     Message,
-    /// Bytes of tensors of one process handed to another buffer of the same process.
+    /// Bytes of tensors copied from one buffer to another of the same process.
     Local,
     /// A small tensor's bytes copied into a message that carries them, or out of one.
     Eager,
-    /// A tensor's bytes that came over gRPC, out of the frames that brought them.
-    Grpc,
-    /// A tensor's bytes out of the memory that its sender could write, into memory that it never could.
+    /// A tensor's bytes, copied from memory that its sender could write to memory that the sender never could.
     Bounce,
-    /// Bytes that came over an encrypted TCP connection, out of the records that brought them.
+    /// Bytes copied out of the records of an encrypted TCP connection.
     Decrypted,
 }
 
-const REASONS: [CopyReason; 12] = [
+const REASONS: [CopyReason; 11] = [
     CopyReason::Import,
     CopyReason::ShmPayload,
     CopyReason::ShmRead,
@@ -45,7 +43,6 @@ const REASONS: [CopyReason; 12] = [
     CopyReason::Message,
     CopyReason::Local,
     CopyReason::Eager,
-    CopyReason::Grpc,
     CopyReason::Bounce,
     CopyReason::Decrypted,
 ];
@@ -89,7 +86,7 @@ pub fn copy_bytes(destination: &mut [u8], source: &[u8], reason: CopyReason) -> 
 /// # Safety
 /// `source` is readable and `destination` writable for `length` bytes, and they do not overlap. Where another
 /// process can write `source` meanwhile, the caller must not trust the bytes until it has checked that the
-/// write was legitimate (DESIGN §6: the `closed` word).
+/// source was still valid: over shared memory, that the peer's `closed` word is not set.
 #[allow(clippy::disallowed_methods)] // the counted copy itself
 pub unsafe fn copy_raw(destination: *mut u8, source: *const u8, length: usize, reason: CopyReason) {
     let counter = &COUNTERS[reason as usize];

@@ -1,10 +1,10 @@
-//! The errors of this layer.
+//! The errors of this crate.
 
 use std::sync::Arc;
 
 use crate::{Limit, VisitError, limits::Shown};
 
-/// Why memory could not be had, lent or taken back.
+/// Why memory could not be allocated, granted or taken back.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
@@ -23,7 +23,7 @@ pub enum MemoryError {
         /// The cap in bytes.
         cap: u64,
     },
-    /// Buffers whose content does not exist yet hold their share of the pool
+    /// Buffers whose content does not exist yet hold as much of the pool as they may
     /// ([`Pool::try_alloc_early`](crate::Pool::try_alloc_early)). Ask without a destination instead.
     #[error(
         "pool `{pool}` has no room for {requested} bytes before their content exists: {early} of {share} bytes \
@@ -52,7 +52,7 @@ pub enum MemoryError {
     /// A limit of the operating system leaves no room for a block.
     #[error("`{pool}` needs {bytes} bytes more, but {limit} is {}: {}", Shown(*value), limit.remedy())]
     Limit {
-        /// The pool's name, or what else needs memory.
+        /// The pool's name, or the name of another user of memory.
         pool: &'static str,
         /// Bytes asked for.
         bytes: usize,
@@ -82,7 +82,13 @@ pub enum MemoryError {
         /// The answer.
         source: Arc<std::io::Error>,
     },
-    /// Some of this memory has joined already.
+    /// The system refuses a lease on a file. The lease would keep the owner from changing the file while it is mapped.
+    #[error("cannot take a lease on a file: {source}")]
+    NoLease {
+        /// The answer.
+        source: Arc<std::io::Error>,
+    },
+    /// Part of this memory has joined already.
     #[error(
         "some of these {length} bytes have joined already: find them, or drop the earlier `Joined` first"
     )]
@@ -90,7 +96,7 @@ pub enum MemoryError {
         /// Length in bytes.
         length: usize,
     },
-    /// An address range is not, or not as a whole, in one joined memory.
+    /// No single joined memory contains the whole address range.
     #[error("no joined memory covers all of these {length} bytes: join them, or copy them into a pool")]
     NotJoined {
         /// Length in bytes.
@@ -116,7 +122,7 @@ pub enum MemoryError {
         /// The device's answer.
         source: VisitError,
     },
-    /// A remote access names a range that no grant covers (any more).
+    /// A remote access names a range that no grant covers, or that none covers any more.
     #[error("no grant covers bytes {offset}..{} of block {block}", offset.saturating_add(*length))]
     NotGranted {
         /// The block's number.
@@ -126,7 +132,7 @@ pub enum MemoryError {
         /// Length in bytes.
         length: u64,
     },
-    /// A remote read names a range that no exposure covers (any more).
+    /// A remote read names a range that no exposure covers, or that none covers any more.
     #[error("no exposure covers bytes {offset}..{} of block {block}", offset.saturating_add(*length))]
     NotExposed {
         /// The block's number.

@@ -46,7 +46,7 @@ impl Drop for Exposure {
     }
 }
 
-/// The exposed ranges of one block, by the first byte of the allocation they lie in.
+/// The exposed ranges of one block, by the first byte of their allocation.
 #[derive(Debug, Default)]
 pub(crate) struct ExposureTable {
     allocations: BTreeMap<usize, Exposed>,
@@ -54,7 +54,7 @@ pub(crate) struct ExposureTable {
 
 #[derive(Debug)]
 struct Exposed {
-    /// Alive while an exposure is; weak, because the allocation keeps the block and this table lies in it.
+    /// Alive while an exposure is. Weak, because the allocation holds the block, which holds this table.
     allocation: Weak<Allocation>,
     /// How many exposures there are of each range, by `(start, end)` inside the allocation.
     ranges: BTreeMap<(usize, usize), usize>,
@@ -97,7 +97,7 @@ pub(crate) fn find(block: &Block, offset: u64, length: u64) -> Result<Buf, Memor
     let bytes = usize::try_from(length).map_err(|_| refused())?;
     let end = start.checked_add(bytes).ok_or_else(refused)?;
     let found = lock(block.exposures()).find(start, end);
-    // Made strong without the lock, which the allocation's end would need.
+    // Upgraded without the lock: if this is the last handle, dropping the allocation takes the lock.
     let (allocation, range) = found.ok_or_else(refused)?;
     let allocation = allocation.upgrade().ok_or_else(refused)?;
     Ok(Buf::part_of(allocation, range))

@@ -1,23 +1,24 @@
-//! Readable memory that is not a pool's.
+//! Readable memory that belongs to no pool.
 
 use std::{fmt, ptr::NonNull};
 
 use bytes::Bytes;
+use zerocopy::{Immutable, IntoBytes};
 
 use crate::Buf;
 
-/// Memory that a [`Buf`](crate::Buf) shows without owning a pool's range: a view of a neighbour's block under a
+/// Memory of a [`Buf`](crate::Buf) that is not a range of a pool: a view of a neighbour's block under a
 /// lease, or a read-only mapping of a file.
 ///
 /// The last `Buf` that is dropped drops the owner, and with it the lease or the mapping.
 ///
 /// # Safety
 /// From the moment the value is given to this crate in an `Arc` until it is dropped:
-/// - [`base`](Self::base) and [`length`](Self::length) answer the same at every call;
+/// - [`base`](Self::base) and [`length`](Self::length) return the same at every call;
 /// - the `length` bytes from `base` are mapped, initialised and readable by any thread; `base` need not be
 ///   readable where `length` is 0;
-/// - nobody, in this process or another, writes them. Where the writer is another process, its lease is what keeps
-///   it from writing, and an implementation says who enforces that.
+/// - nobody, in this process or another, writes them. Where another process could write them, a lease
+///   keeps it from that, and an implementation documents who enforces the lease.
 pub unsafe trait ForeignMemory: fmt::Debug + Send + Sync {
     /// First byte.
     fn base(&self) -> NonNull<u8>;
@@ -27,14 +28,15 @@ pub unsafe trait ForeignMemory: fmt::Debug + Send + Sync {
 }
 
 // SAFETY: the allocation of a vector that is behind a shared `Arc` neither moves nor changes, because nobody can get
-// a `&mut` to the vector; its elements are initialised.
-unsafe impl ForeignMemory for Vec<u8> {
+// a `&mut` to the vector, and `Immutable` elements have no interior mutability. `IntoBytes` elements have no padding, so
+// each of their bytes is initialised.
+unsafe impl<T: IntoBytes + Immutable + fmt::Debug + Send + Sync> ForeignMemory for Vec<T> {
     fn base(&self) -> NonNull<u8> {
         NonNull::from(self.as_slice()).cast()
     }
 
     fn length(&self) -> usize {
-        self.len()
+        size_of_val(self.as_slice())
     }
 }
 
@@ -60,18 +62,18 @@ unsafe impl ForeignMemory for Bytes {
     }
 }
 
-/// A buffer's bytes as their borrower sees them: a foreign buffer over this knows nothing of the pool or block that they
-/// lie in. For fabrics whose two ends are in one process, which lend without a copy and without `unsafe`.
+/// A buffer's bytes as a view: a foreign buffer over this does not know the pool or block of the bytes. For fabrics
+/// whose two sides are in one process: they lend without a copy and without `unsafe`.
 ///
-/// Its owner's end ([`Buf::foreign`]: the last view is gone) is told once.
+/// A callback runs once, when the last view is dropped.
 pub struct Loan {
     bytes: Buf,
     ended: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
 impl Loan {
-    /// Shows `bytes` until it is dropped, which calls `ended`. That runs wherever the last view is dropped, so it must
-    /// not wait, nor take a lock under which buffers are dropped.
+    /// Holds `bytes` until it is dropped, and calls `ended` then. `ended` runs in whatever thread drops the last view, so it
+    /// must not wait, nor take a lock under which buffers are dropped.
     pub fn new(bytes: Buf, ended: impl FnOnce() + Send + Sync + 'static) -> Self {
         Self { bytes, ended: Some(Box::new(ended)) }
     }

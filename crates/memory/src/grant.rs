@@ -19,7 +19,7 @@ pub struct GrantId(u64);
 
 static NEXT_GRANT: atomic::AtomicU64 = atomic::AtomicU64::new(1);
 
-/// The evidence that no write of the peer can still land in the lent range (DESIGN §4, `Granted`).
+/// The evidence that no write of the peer can still land in the granted range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GrantEnd {
@@ -38,8 +38,6 @@ pub enum GrantEnd {
     RingMoved,
     /// This end's own `read` into the range completed, and no peer was told of it.
     ReadCompleted,
-    /// The only window that the peer could write it through has ended.
-    WindowEnded,
     /// Every queue pair the peer could write through is destroyed and drained.
     QueuePairDrained,
 }
@@ -257,19 +255,6 @@ impl RemoteTarget {
             // SAFETY: the access covers `bytes.len()` bytes of a live grant, which no slice of this process
             // aliases.
             unsafe { copy_raw(access.pointer(), bytes.as_ptr(), bytes.len(), reason) };
-        }
-        Ok(())
-    }
-
-    /// Copies bytes out of this target.
-    ///
-    /// # Errors
-    /// As [`write_at`](Self::write_at).
-    pub fn read_at(&self, offset: usize, into: &mut [u8], reason: CopyReason) -> Result<(), MemoryError> {
-        let access = self.access(offset, into.len())?;
-        if !into.is_empty() {
-            // SAFETY: as in `write_at`, with the direction reversed.
-            unsafe { copy_raw(into.as_mut_ptr(), access.pointer(), into.len(), reason) };
         }
         Ok(())
     }

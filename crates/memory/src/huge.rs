@@ -8,16 +8,15 @@ use crate::memfd::Mapped;
 /// and copies miss fewer address translations.
 ///
 /// Where the system keeps huge pages for this (`sysctl vm.nr_hugepages`), they are taken and cost nothing more.
-/// Otherwise the kernel is asked to move a block's pages together once they are there, which makes a new block
-/// several times dearer.
-/// [`PoolStats::huge_bytes`](crate::PoolStats::huge_bytes) tells what was got.
+/// Otherwise the kernel is asked to collapse a block's pages after they were allocated, which makes a new block several times
+/// as expensive. [`PoolStats::huge_bytes`](crate::PoolStats::huge_bytes) is how much was obtained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum HugePages {
     /// Small pages, unless the system makes them huge by itself.
     #[default]
     Never,
-    /// Huge pages as far as there are any.
+    /// Huge pages as far as the system has any.
     Try,
     /// Huge pages for every block, or [`MemoryError::HugePages`](crate::MemoryError::HugePages). Blocks are rounded
     /// up to whole huge pages.
@@ -35,7 +34,7 @@ pub(crate) fn page_size() -> usize {
     })
 }
 
-/// Asks the kernel to make the pages of `mapping` huge; tells how many bytes are.
+/// Asks the kernel to make the pages of `mapping` huge. Returns how many bytes are.
 pub(crate) fn collapse(mapping: &Mapped, huge_page: usize) -> usize {
     let base = mapping.base().as_ptr();
     let whole = mapping.length() / huge_page;

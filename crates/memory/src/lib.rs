@@ -1,13 +1,13 @@
 //! Who owns tensor bytes, and who may still touch them.
 //!
-//! Memory comes in [`Block`]s: page-aligned, pre-faulted memfds that a [`Pool`] cuts into buffers and hands
-//! once to every open device. A buffer lives through three types, and the type says who may touch it:
+//! Memory comes in [`Block`]s: page-aligned, pre-faulted memfds that a [`Pool`] cuts into buffers and registers
+//! once with every open device. A buffer lives through three types, and the type says who may touch it:
 //!
 //! | type | who may touch the bytes |
 //! | --- | --- |
 //! | [`BufMut`] | its owner alone, read and write |
-//! | [`Buf`] | anyone in this process, read only; a fabric may send from it |
-//! | [`Granted`] | a peer may write it through a fabric; nobody here can form a slice of it |
+//! | [`Buf`] | all code of this process, read only; a fabric may send from it |
+//! | [`Granted`] | a peer, which writes it through a fabric; no slice of it can be formed here |
 //!
 //! `BufMut` → [`BufMut::freeze`] → `Buf`, and `BufMut` → [`BufMut::grant`] → `Granted` →
 //! [`Granted::end`] → `BufMut`. A grant ends only with evidence ([`GrantEnd`]) that no write of the peer can
@@ -36,6 +36,7 @@ mod exposure;
 mod foreign;
 mod grant;
 mod huge;
+mod lease;
 mod limits;
 mod mapping;
 mod memfd;
@@ -53,6 +54,7 @@ pub use exposure::Exposure;
 pub use foreign::{ForeignMemory, Loan};
 pub use grant::{GrantEnd, GrantId, Granted, RemoteAccess, RemoteTarget};
 pub use huge::HugePages;
+pub use lease::Lease;
 pub use limits::Limit;
 pub use mapping::Mapping;
 pub use observer::{BlockVisitor, MemoryObserver, Span, VisitError};

@@ -1,6 +1,11 @@
-//! The limits of the operating system that keep memory from being had, and what to do about each.
+//! The limits of the operating system on memory, with the remedy for each.
 
 use std::{fmt, fs, io, path::Path};
+
+use rustix::{
+    io::Errno,
+    process::{Resource, getrlimit},
+};
 
 mod cgroup;
 
@@ -27,11 +32,11 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// The limit on open files that `error` of the operating system speaks of, if it does.
+    /// The limit on open files that `error` of the operating system means, if it means one.
     pub fn of_files(error: &io::Error) -> Option<Self> {
-        match error.raw_os_error()? {
-            libc::EMFILE => Some(Self::OpenFiles),
-            libc::ENFILE => Some(Self::SystemFiles),
+        match Errno::from_io_error(error)? {
+            Errno::MFILE => Some(Self::OpenFiles),
+            Errno::NFILE => Some(Self::SystemFiles),
             _ => None,
         }
     }
@@ -39,10 +44,10 @@ impl Limit {
     /// The limit's value now, in files, mappings or bytes; `None` where there is none or it can't be read.
     pub fn value(self) -> Option<u64> {
         match self {
-            Self::OpenFiles => resource_limit(libc::RLIMIT_NOFILE),
-            Self::AddressSpace => resource_limit(libc::RLIMIT_AS),
-            Self::FileSize => resource_limit(libc::RLIMIT_FSIZE),
-            Self::LockedMemory => resource_limit(libc::RLIMIT_MEMLOCK),
+            Self::OpenFiles => getrlimit(Resource::Nofile).current,
+            Self::AddressSpace => getrlimit(Resource::As).current,
+            Self::FileSize => getrlimit(Resource::Fsize).current,
+            Self::LockedMemory => getrlimit(Resource::Memlock).current,
             Self::SystemFiles => number_in("/proc/sys/fs/file-max"),
             Self::Mappings => number_in("/proc/sys/vm/max_map_count"),
             Self::Cgroup => cgroup::room(Path::new("/")),
@@ -50,7 +55,7 @@ impl Limit {
         }
     }
 
-    /// What raises it.
+    /// How to raise it.
     pub fn remedy(self) -> &'static str {
         match self {
             Self::OpenFiles => "raise it with `ulimit -n` or LimitNOFILE=, or give the pool larger blocks",
@@ -96,52 +101,43 @@ impl fmt::Display for Shown {
     }
 }
 
-/// From this size on a block is worth the reading of a few files before memory is taken for it. The kernel ends
-/// a process that goes over its group's limit, where it would refuse a single allocation.
+/// From this size on, limits are read before a block is allocated. The kernel kills a process that exceeds its control
+/// group's limit, instead of refusing the allocation.
 const CHECKED_BYTES: u64 = 1 << 20;
 
-/// The limit that making a file of `bytes` bytes in memory would break: the kernel answers some of these with a
-/// signal instead of an error.
+/// The limit that a memory file of `bytes` bytes would exceed: the kernel answers some of these with a signal instead of
+/// an error.
 pub(crate) fn refuses(bytes: u64) -> Option<(Limit, Option<u64>)> {
-    let checked: &[Limit] = match bytes {
-        0..CHECKED_BYTES => &[Limit::FileSize],
-        _ => &[Limit::FileSize, Limit::Cgroup, Limit::SystemMemory],
-    };
-    checked
-        .iter()
-        .map(|&limit| (limit, limit.value()))
-        .find(|(_, value)| value.is_some_and(|room| bytes > room))
+    first_below(bytes, &[Limit::FileSize]).or_else(|| leaves_no_room(bytes))
+}
+
+/// The same for memory that is no file.
+pub(crate) fn leaves_no_room(bytes: u64) -> Option<(Limit, Option<u64>)> {
+    let checked: &[Limit] = if bytes < CHECKED_BYTES { &[] } else { &[Limit::Cgroup, Limit::SystemMemory] };
+    first_below(bytes, checked)
+}
+
+fn first_below(bytes: u64, limits: &[Limit]) -> Option<(Limit, Option<u64>)> {
+    let mut values = limits.iter().map(|&limit| (limit, limit.value()));
+    values.find(|(_, value)| value.is_some_and(|room| bytes > room))
 }
 
 /// The limit behind an error of `step`.
 pub(crate) fn behind(step: &str, error: &io::Error, bytes: u64) -> Option<(Limit, Option<u64>)> {
-    let limit = match (error.raw_os_error()?, step) {
-        (libc::EMFILE, _) => Limit::OpenFiles,
-        (libc::ENFILE, _) => Limit::SystemFiles,
-        (libc::EFBIG, _) => Limit::FileSize,
-        (libc::EAGAIN, "mmap") => Limit::LockedMemory,
-        (libc::ENOMEM, "mmap") if Limit::AddressSpace.value().is_some() => Limit::AddressSpace,
-        (libc::ENOMEM, "mmap") if available_memory().is_some_and(|room| room > bytes) => Limit::Mappings,
-        (libc::ENOMEM | libc::ENOSPC, _) if Limit::Cgroup.value().is_some_and(|room| room < bytes) => {
+    let limit = match (Errno::from_io_error(error)?, step) {
+        (Errno::MFILE, _) => Limit::OpenFiles,
+        (Errno::NFILE, _) => Limit::SystemFiles,
+        (Errno::FBIG, _) => Limit::FileSize,
+        (Errno::AGAIN, "mmap") => Limit::LockedMemory,
+        (Errno::NOMEM, "mmap") if Limit::AddressSpace.value().is_some() => Limit::AddressSpace,
+        (Errno::NOMEM, "mmap") if available_memory().is_some_and(|room| room > bytes) => Limit::Mappings,
+        (Errno::NOMEM | Errno::NOSPC, _) if Limit::Cgroup.value().is_some_and(|room| room < bytes) => {
             Limit::Cgroup
         }
-        (libc::ENOMEM | libc::ENOSPC, _) => Limit::SystemMemory,
+        (Errno::NOMEM | Errno::NOSPC, _) => Limit::SystemMemory,
         _ => return None,
     };
     Some((limit, limit.value()))
-}
-
-#[cfg(target_env = "gnu")]
-type Resource = libc::__rlimit_resource_t;
-#[cfg(not(target_env = "gnu"))]
-type Resource = libc::c_int;
-
-/// The soft limit; `None` where it is unlimited.
-fn resource_limit(resource: Resource) -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a valid place for the answer.
-    let failed = unsafe { libc::getrlimit(resource, &raw mut limit) };
-    (failed == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
 fn number_in(path: &str) -> Option<u64> {

@@ -3,68 +3,123 @@
 use std::{
     fs::File,
     io,
-    os::{fd::AsFd, unix::fs::MetadataExt},
+    os::{
+        fd::AsFd,
+        unix::fs::{FileExt, MetadataExt},
+    },
     ptr::NonNull,
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use rustix::{
+    io::Errno,
+    mm::{Advice, MapFlags, ProtFlags},
 };
 
 use crate::{
-    ForeignMemory, MemoryError, limits,
+    ForeignMemory, Lease, MemoryError, limits,
     memfd::{Mapped, page_size},
 };
 
-/// Others than the owner may write it.
+/// Mode bits that let others than the owner write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
+const ROOT: u32 = 0;
 
 /// A file's bytes, mapped for reading and read from disk as they are used.
 ///
 /// The file must stay as it is while the mapping lives. Where someone writes it, readers get a mixture of old and new
-/// bytes; where someone truncates it, the kernel ends this process with SIGBUS. That is why only a file that nobody
-/// but its owner may write is mapped. Replacing it by renaming another file over it is fine: the mapping keeps the
-/// old one.
+/// bytes; where someone truncates it, the kernel ends this process with SIGBUS. That is why only a file is mapped that
+/// belongs to root or to this process's user, and that nobody but its owner may write. Renaming another file over it is fine:
+/// the mapping is of the old file.
+///
+/// [`leased`](Self::leased) also holds off the owner until the mapping is [`detach`](Self::detach)ed.
 #[derive(Debug)]
 pub struct Mapping {
     /// `None` for an empty file, which can't be mapped.
     mapped: Option<Mapped>,
+    /// Dropped after the pages.
+    lease: Mutex<Option<Lease>>,
 }
 
 impl Mapping {
     /// Maps all of `file`, which may be closed afterwards.
     ///
     /// # Errors
-    /// [`MemoryError::Mapping`] when `file` is no regular file, when others than its owner may write it, or when
-    /// the system refuses; [`MemoryError::Limit`] where a limit is the reason.
+    /// [`MemoryError::Mapping`] when `file` is no regular file, when another user than root and this process's owns it,
+    /// when others than its owner may write it, or when the system refuses; [`MemoryError::Limit`] where a limit is the
+    /// reason.
     pub fn of_file(file: &File) -> Result<Self, MemoryError> {
-        let failed = |step| move |source| MemoryError::Mapping { step, source: Arc::new(source) };
+        Self::checked(file, |_| Ok(None))
+    }
+
+    /// As [`of_file`](Self::of_file), under a read [`Lease`]: a process that wants to change the file waits, and this process gets
+    /// SIGIO. Then
+    /// [`change_is_awaited`](Self::change_is_awaited), and [`detach`](Self::detach) lets it happen.
+    ///
+    /// SIGIO ends a process that has no handler for it, so install one before.
+    ///
+    /// # Errors
+    /// Those of [`of_file`](Self::of_file); [`MemoryError::NoLease`] when the system gives no lease: the file is open for
+    /// writing, this process is neither its owner nor privileged (CAP_LEASE), or the file system has no leases. Read the
+    /// file into memory then.
+    pub fn leased(file: &File) -> Result<Self, MemoryError> {
+        Self::checked(file, |file| {
+            let refused = |source| MemoryError::NoLease { source: Arc::new(source) };
+            Lease::take(file).map(Some).map_err(refused)
+        })
+    }
+
+    fn checked(
+        file: &File,
+        lease: impl FnOnce(&File) -> Result<Option<Lease>, MemoryError>,
+    ) -> Result<Self, MemoryError> {
+        let refused = failed("looking at the file");
         let metadata = file.metadata().map_err(failed("fstat"))?;
         if !metadata.is_file() {
-            return Err(failed("looking at the file")(io::Error::other(
-                "it is not a regular file; give one",
-            )));
+            return Err(refused(io::Error::other("it is not a regular file; give one")));
         }
+        check_owner(metadata.uid(), rustix::process::geteuid().as_raw()).map_err(refused)?;
         if metadata.mode() & WRITABLE_BY_OTHERS != 0 {
             let why = "others than its owner may write it, and a change would tear what is sent; \
                        take the right away with `chmod go-w`";
-            return Err(failed("looking at the file")(io::Error::other(why)));
+            return Err(refused(io::Error::other(why)));
         }
-        let length = usize::try_from(metadata.len()).ok().filter(|length| *length <= isize::MAX as usize);
-        let too_long = || io::Error::from_raw_os_error(libc::EFBIG);
-        let length = length.ok_or_else(too_long).map_err(failed("looking at the file"))?;
-        if length == 0 {
-            return Ok(Self { mapped: None });
-        }
-        Self::map(file, length)
+        let lease = lease(file)?;
+        // Under the lease the length does not change.
+        let length = file.metadata().map_err(failed("fstat"))?.len();
+        let length = usize::try_from(length).ok().filter(|length| *length <= isize::MAX as usize);
+        let length = length.ok_or_else(|| refused(Errno::FBIG.into()))?;
+        let mapped = if length == 0 { None } else { Some(map(file, length)?) };
+        Ok(Self { mapped, lease: Mutex::new(lease) })
     }
 
-    fn map(file: &File, length: usize) -> Result<Self, MemoryError> {
-        let mapped = Mapped::new(file.as_fd(), length, libc::PROT_READ, libc::MAP_PRIVATE, page_size());
-        let mapped = mapped.map_err(|source| match limits::behind("mmap", &source, length as u64) {
-            Some((limit, value)) => MemoryError::Limit { pool: "a mapped file", bytes: length, limit, value },
-            None => MemoryError::Mapping { step: "mmap", source: Arc::new(source) },
-        })?;
-        // SAFETY: the range is our own mapping; the advice starts reading ahead and changes no byte.
-        unsafe { libc::madvise(mapped.base().as_ptr().cast(), length, libc::MADV_WILLNEED) };
-        Ok(Self { mapped: Some(mapped) })
+    /// Whether a process waits for the lease, or its time has run out.
+    pub fn change_is_awaited(&self) -> bool {
+        self.lease().as_ref().is_some_and(|lease| !lease.is_undisturbed())
+    }
+
+    /// Replaces the file's pages by a copy, all at once: concurrent readers read the same bytes. Returns the lease; the file
+    /// cannot change before it is released. Devices that have the old pages registered must register them again before
+    /// ([`Joined::register_again`](crate::Joined::register_again)).
+    ///
+    /// It takes as long as reading the file, and must be done within the time that the kernel grants. Where it takes
+    /// longer, the file may change while it is copied. So the copy is the unchanged file only if [`Lease::release`]
+    /// succeeds afterwards; otherwise the bytes must not be used.
+    ///
+    /// # Errors
+    /// [`MemoryError::Limit`] where there is no room for the copy; [`MemoryError::Mapping`] when the file can't be read.
+    /// The mapping is as before then.
+    ///
+    /// # Aborts
+    /// If the kernel fails to replace the pages: it may have unmapped them already, and readers would read whatever is
+    /// mapped there next.
+    pub fn detach(&self) -> Result<Option<Lease>, MemoryError> {
+        let mut held = self.lease();
+        if let (Some(mapped), Some(lease)) = (&self.mapped, &*held) {
+            let copy = copy_of(lease.file(), mapped.length())?;
+            mapped.replace(copy).map_err(failed("mremap"))?;
+        }
+        Ok(held.take())
     }
 
     /// The bytes.
@@ -72,10 +127,15 @@ impl Mapping {
         // SAFETY: the range is mapped and readable while `self` lives, and stays as it is (see the type).
         unsafe { std::slice::from_raw_parts(self.base().as_ptr(), self.length()) }
     }
+
+    fn lease(&self) -> MutexGuard<'_, Option<Lease>> {
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-// SAFETY: the mapping is made once, stays until the value is dropped and is never written here. That others leave the
-// file as it is, is what the type asks for; it keeps strangers from writing it by the check of its mode.
+// SAFETY: the mapping is made once, stays until the value is dropped and is never written here; `detach` puts pages with
+// the same bytes in its place. That others leave the file as it is, is what the type asks for; it keeps strangers from
+// writing it by the checks of owner and mode, and under a lease the kernel keeps the owner from it.
 unsafe impl ForeignMemory for Mapping {
     fn base(&self) -> NonNull<u8> {
         self.mapped.as_ref().map_or(NonNull::dangling(), Mapped::base)
@@ -83,5 +143,70 @@ unsafe impl ForeignMemory for Mapping {
 
     fn length(&self) -> usize {
         self.mapped.as_ref().map_or(0, Mapped::length)
+    }
+}
+
+fn failed(step: &'static str) -> impl Fn(io::Error) -> MemoryError + Copy {
+    move |source| MemoryError::Mapping { step, source: Arc::new(source) }
+}
+
+/// Whoever owns a file may shorten it at any time, which ends a process that has it mapped.
+fn check_owner(owner: u32, own: u32) -> io::Result<()> {
+    if owner == ROOT || owner == own {
+        return Ok(());
+    }
+    Err(io::Error::other(format!(
+        "it belongs to user {owner}, who could shorten it and so end this process, which runs as user {own}; map files \
+         of root or of that user only, or read it into memory"
+    )))
+}
+
+fn map(file: &File, length: usize) -> Result<Mapped, MemoryError> {
+    let mapped = Mapped::new(file.as_fd(), length, ProtFlags::READ, MapFlags::PRIVATE, page_size());
+    let mapped = mapped.map_err(|source| match limits::behind("mmap", &source, length as u64) {
+        Some((limit, value)) => MemoryError::Limit { pool: "a mapped file", bytes: length, limit, value },
+        None => failed("mmap")(source),
+    })?;
+    // SAFETY: the range is our own mapping; the advice starts reading ahead and changes no byte.
+    let _only_advice =
+        unsafe { rustix::mm::madvise(mapped.base().as_ptr().cast(), length, Advice::WillNeed) };
+    Ok(mapped)
+}
+
+/// The first `length` bytes of `file`, in memory of this process.
+fn copy_of(file: &File, length: usize) -> Result<Mapped, MemoryError> {
+    let pool = "a copy of a mapped file";
+    if let Some((limit, value)) = limits::leaves_no_room(length as u64) {
+        return Err(MemoryError::Limit { pool, bytes: length, limit, value });
+    }
+    let copy = Mapped::anonymous(length).map_err(|source| MemoryError::Block {
+        pool,
+        bytes: length,
+        step: "mmap",
+        source: Arc::new(source),
+    })?;
+    // SAFETY: the range is mapped, zeroed and writable, and nobody else knows of it.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(copy.base().as_ptr(), length) };
+    file.read_exact_at(bytes, 0).map_err(failed("reading the file"))?;
+    Ok(copy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ROOT, check_owner};
+
+    #[test]
+    fn s5_only_files_of_root_and_of_the_own_user_are_mapped() {
+        for (owner, own, is_mapped) in [
+            (ROOT, 1000, true),
+            (1000, 1000, true),
+            (ROOT, ROOT, true),
+            (1001, 1000, false),
+            (1000, ROOT, false),
+        ] {
+            assert_eq!(check_owner(owner, own).is_ok(), is_mapped, "file of {owner}, process of {own}");
+        }
+        let refused = check_owner(1001, 1000).unwrap_err().to_string();
+        assert!(refused.contains("user 1001") && refused.contains("user 1000"), "{refused}");
     }
 }

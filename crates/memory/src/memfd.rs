@@ -1,12 +1,20 @@
 //! Page-aligned memory files: sized, mapped, sealed, every page present.
 
 use std::{
-    ffi::CStr,
-    io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    ffi::c_void,
+    io::{self, Write},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     ptr::{self, NonNull},
     sync::Arc,
 };
+
+use rustix::{
+    fs::{FallocateFlags, MemfdFlags, SealFlags},
+    io::Errno,
+    mm::{MapFlags, MprotectFlags, MremapFlags, ProtFlags},
+};
+
+pub(crate) use rustix::param::page_size;
 
 use crate::{
     HugePages, MemoryError,
@@ -38,7 +46,7 @@ unsafe impl Sync for Mapped {}
 impl Drop for Mapped {
     fn drop(&mut self) {
         // SAFETY: `base` and `length` are the mapping this value made, and no handle on it is left.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
+        let _cannot_fail = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
     }
 }
 
@@ -51,49 +59,98 @@ impl Mapped {
         self.length
     }
 
+    /// Memory of this process alone, all zeros.
+    pub(crate) fn anonymous(length: usize) -> io::Result<Self> {
+        anonymous(length, READ_WRITE, MapFlags::PRIVATE)
+    }
+
+    /// Replaces this mapping's pages by those of `other`, which is as long, for reading. The address range is never without
+    /// pages: if the kernel fails half-way, this process ends.
+    pub(crate) fn replace(&self, other: Self) -> io::Result<()> {
+        let (from, length, to) = (other.base.as_ptr(), other.length, self.base.as_ptr());
+        if length != self.length {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // SAFETY: `other` is our own mapping, and no reference to it is left.
+        unsafe { rustix::mm::mprotect(from.cast(), length, MprotectFlags::READ) }?;
+        // SAFETY: both ranges are whole mappings of ours. The kernel replaces this one's pages under its own lock, and the
+        // caller gives the same bytes, so slices of this mapping stay what they are. A call that fails may have unmapped
+        // this mapping's pages already, under those slices; it ends the process, so that nobody reads them.
+        let moved =
+            unsafe { rustix::mm::mremap_fixed(from.cast(), length, length, MremapFlags::MAYMOVE, to.cast()) };
+        if let Err(error) = moved {
+            abort_without_pages(length, error);
+        }
+        std::mem::forget(other);
+        Ok(())
+    }
+
     /// Maps `length` bytes of `fd`, at a multiple of `alignment`.
     pub(crate) fn new(
         fd: BorrowedFd<'_>,
         length: usize,
-        protection: libc::c_int,
-        flags: libc::c_int,
+        protection: ProtFlags,
+        flags: MapFlags,
         alignment: usize,
     ) -> io::Result<Self> {
         if alignment <= page_size() {
-            return map(ptr::null_mut(), length, protection, flags, fd.as_raw_fd());
+            return map(ptr::null_mut(), length, protection, flags, fd);
         }
-        // Address space in which an aligned place surely is; the mapping replaces that part of it.
-        let room = length.checked_add(alignment).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let reserved = map(ptr::null_mut(), room, libc::PROT_NONE, reserve, -1)?;
+        // Address space that is large enough to contain an aligned range; the mapping replaces that part of it.
+        let room = length.checked_add(alignment).ok_or(Errno::NOMEM)?;
+        let reserved = reserve(room)?;
         let start = reserved.base.as_ptr();
         let place = start.wrapping_add(start.addr().next_multiple_of(alignment) - start.addr());
-        let mapped = map(place.cast(), length, protection, flags | libc::MAP_FIXED, fd.as_raw_fd())?;
+        let mapped = map(place.cast(), length, protection, flags | MapFlags::FIXED, fd)?;
         std::mem::forget(reserved);
         let before = place.addr() - start.addr();
         for (part, bytes) in [(start, before), (place.wrapping_add(length), room - length - before)] {
             if bytes > 0 {
                 // SAFETY: this part of the address space was reserved above, and nothing was mapped into it.
-                unsafe { libc::munmap(part.cast(), bytes) };
+                let _cannot_fail = unsafe { rustix::mm::munmap(part.cast(), bytes) };
             }
         }
         Ok(mapped)
     }
 }
 
+/// Ends the process: memory that is in use may be gone.
+fn abort_without_pages(length: usize, error: Errno) -> ! {
+    let mut stderr = io::stderr();
+    // A message that cannot be written is dropped.
+    let _ = writeln!(
+        stderr,
+        "the pages of a mapped file of {length} bytes could not be replaced by a copy (mremap: {error}), and may be \
+         gone: ending this process"
+    );
+    std::process::abort()
+}
+
 /// With `MAP_FIXED`, `place` must be address space that the caller reserved.
 fn map(
-    place: *mut libc::c_void,
+    place: *mut c_void,
     length: usize,
-    protection: libc::c_int,
-    flags: libc::c_int,
-    fd: libc::c_int,
+    protection: ProtFlags,
+    flags: MapFlags,
+    fd: BorrowedFd<'_>,
 ) -> io::Result<Mapped> {
     // SAFETY: a fresh mapping at the kernel's choice, or one over address space that the caller reserved.
-    let base = unsafe { libc::mmap(place, length, protection, flags, fd, 0) };
-    if base == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
+    let base = unsafe { rustix::mm::mmap(place, length, protection, flags, fd, 0) }?;
+    mapped(base, length)
+}
+
+/// Address space without memory.
+fn reserve(length: usize) -> io::Result<Mapped> {
+    anonymous(length, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)
+}
+
+fn anonymous(length: usize, protection: ProtFlags, flags: MapFlags) -> io::Result<Mapped> {
+    // SAFETY: a fresh mapping at the kernel's choice.
+    let base = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), length, protection, flags) }?;
+    mapped(base, length)
+}
+
+fn mapped(base: *mut c_void, length: usize) -> io::Result<Mapped> {
     let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned address 0"))?;
     Ok(Mapped { base, length })
 }
@@ -137,7 +194,7 @@ impl Memfd {
     }
 }
 
-const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
+const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 /// Makes one block.
 #[derive(Debug, Clone, Copy)]
@@ -165,73 +222,52 @@ impl Maker {
     }
 
     fn plain(self) -> Result<Memfd, MemoryError> {
-        let fd = memfd(c"tensorwire-block", 0).map_err(self.failed("memfd_create"))?;
+        let fd = memfd(MemfdFlags::empty()).map_err(self.failed("memfd_create"))?;
         allocate(&fd, self.length).map_err(self.failed("fallocate"))?;
-        self.finish(fd, libc::MAP_POPULATE, 0)
+        self.finish(fd, 0)
     }
 
-    /// In huge pages that the system keeps for this.
+    /// In huge pages that the system has reserved.
     fn reserved(self) -> Result<Memfd, MemoryError> {
-        let fd = memfd(c"tensorwire-block", libc::MFD_HUGETLB).map_err(self.failed("memfd_create"))?;
+        let fd = memfd(MemfdFlags::HUGETLB).map_err(self.failed("memfd_create"))?;
         allocate(&fd, self.length).map_err(self.failed("fallocate"))?;
-        let made = self.finish(fd, libc::MAP_POPULATE, 0)?;
+        let made = self.finish(fd, 0)?;
         Ok(Memfd { huge_bytes: self.length, ..made })
     }
 
     /// In pages of any size, made huge as far as the kernel can.
     fn collapsed(self, huge_page: usize) -> Result<Memfd, MemoryError> {
-        let fd = memfd(c"tensorwire-block", 0).map_err(self.failed("memfd_create"))?;
+        let fd = memfd(MemfdFlags::empty()).map_err(self.failed("memfd_create"))?;
         allocate(&fd, self.length).map_err(self.failed("fallocate"))?;
-        let made = self.finish(fd, libc::MAP_POPULATE, huge_page)?;
+        let made = self.finish(fd, huge_page)?;
         let huge_bytes = collapse(&made.mapping, huge_page);
         Ok(Memfd { huge_bytes, ..made })
     }
 
-    fn finish(self, fd: OwnedFd, flags: libc::c_int, alignment: usize) -> Result<Memfd, MemoryError> {
-        let mapping = Mapped::new(fd.as_fd(), self.length, READ_WRITE, libc::MAP_SHARED | flags, alignment)
+    fn finish(self, fd: OwnedFd, alignment: usize) -> Result<Memfd, MemoryError> {
+        // Every page is touched when it is mapped: a neighbour could not distinguish untouched pages from holes.
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        let mapping = Mapped::new(fd.as_fd(), self.length, READ_WRITE, flags, alignment)
             .map_err(self.failed("mmap"))?;
         seal(&fd).map_err(self.failed("sealing"))?;
         Ok(Memfd { fd, mapping, huge_bytes: 0 })
     }
 }
 
-pub(crate) fn page_size() -> usize {
-    // SAFETY: no pointers are involved.
-    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+fn memfd(flags: MemfdFlags) -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | flags;
+    Ok(rustix::fs::memfd_create(c"tensorwire-block", flags)?)
 }
 
-fn memfd(name: &CStr, flags: libc::c_uint) -> io::Result<OwnedFd> {
-    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags;
-    // SAFETY: `name` is a valid C string for the call.
-    let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel just handed us this descriptor; nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// Takes memory for every page, so that none is found missing when it is touched.
+/// Allocates memory for every page, so that no later access can fail for lack of memory.
 fn allocate(fd: &OwnedFd, length: usize) -> io::Result<()> {
-    let length = libc::off_t::try_from(length).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
-    loop {
-        // SAFETY: no pointers are involved; the descriptor is ours.
-        let failed = unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, length) };
-        if failed == 0 {
-            return Ok(());
-        }
-        let error = io::Error::last_os_error();
-        // A signal with a handler ends the call half done.
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
+    // A signal with a handler interrupts the call.
+    let take = || rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, length as u64);
+    Ok(rustix::io::retry_on_intr(take)?)
 }
 
-/// No one can resize the memory under a neighbour's mapping, nor map it writable (DESIGN §6).
+/// No one can resize the memory under a neighbour's mapping, nor map it writable.
 fn seal(fd: &OwnedFd) -> io::Result<()> {
-    let seals = libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
-    // SAFETY: no pointers are involved; the descriptor is ours.
-    let failed = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) };
-    if failed != 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    let seals = SealFlags::FUTURE_WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+    Ok(rustix::fs::fcntl_add_seals(fd, seals)?)
 }

@@ -1,4 +1,4 @@
-//! Hooks: devices that register every block, and tests that watch who owns every byte.
+//! Hooks: for devices, which register every block, and for tests that watch who owns every byte.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -14,18 +14,18 @@ pub struct Span {
 }
 
 /// Handed every block of a pool once: those that exist when it is added, and each later one before the first
-/// buffer is cut from it (the allocator-visitor idea of `tensorflow-verbs.md` §6).
+/// buffer is cut from it, so that a device registers whole blocks and no single buffer.
 pub trait BlockVisitor: Send + Sync + fmt::Debug {
     /// Registers `block`. An error makes the allocation that needed the block fail; nothing is half-made.
     ///
     /// # Errors
-    /// Whatever keeps the device from using the block.
+    /// The reason why the device cannot use the block.
     fn block_added(&self, block: &Block) -> Result<(), VisitError>;
 
-    /// The device lets `block` go: nobody in this process uses it any more, or the device is not to
-    /// ([`Pool::remove_visitor`](crate::Pool::remove_visitor)). Called for users' memory
-    /// ([`UserMemory`](crate::UserMemory)) wherever its last buffer is dropped, so it must not wait, nor take a lock
-    /// under which buffers are dropped. Pools keep their blocks.
+    /// Deregisters `block`: this process does not use it any more, or this visitor was removed
+    /// ([`Pool::remove_visitor`](crate::Pool::remove_visitor)). For users' memory ([`UserMemory`](crate::UserMemory)) it is
+    /// called in the thread that drops the last buffer, so it must not wait, nor take a lock under which buffers are
+    /// dropped. Pools do not give blocks back.
     fn block_removed(&self, _block: &Block) {}
 }
 
@@ -51,21 +51,21 @@ impl std::error::Error for VisitError {}
 ///
 /// Called without any pool lock held, before the new owner can act.
 pub trait MemoryObserver: Send + Sync + fmt::Debug {
-    /// Whether a buffer of `bytes` bytes for which there is room may be had: a test that answers with an error sees what
-    /// becomes of an allocation that the operating system refuses. The caller gets it as
+    /// Called before a buffer of `bytes` bytes is given out for which there is room. With an error, a test makes the
+    /// allocation fail as if the operating system had refused it: the caller gets
     /// [`MemoryError::Block`](crate::MemoryError::Block).
     ///
     /// # Errors
-    /// What the operating system says.
+    /// The error of the simulated operating system.
     fn allocating(&self, _bytes: usize) -> std::io::Result<()> {
         Ok(())
     }
-    /// `span` left the pool for a user.
+    /// `span` was given out by the pool.
     fn allocated(&self, span: &Span);
     /// `span` went back to the pool.
     fn freed(&self, span: &Span);
-    /// `span` was lent to a peer.
+    /// `span` was granted to a peer.
     fn granted(&self, span: &Span, grant: GrantId);
-    /// The loan ended; `None` means that it was leaked instead.
+    /// The grant of `span` ended; with `None` the memory was leaked instead.
     fn grant_ended(&self, span: &Span, grant: GrantId, end: Option<GrantEnd>);
 }

@@ -1,13 +1,13 @@
-//! Under the address sanitizer (`scripts/check-asan`), bytes that are free may not be touched by anyone.
+//! Marks free bytes for the address sanitizer (`scripts/check-asan`), which reports every access to them.
 
 #[cfg(not(asan))]
 use crate::Block;
 
-/// Whoever touches the range from now on is reported by the sanitizer.
+/// The sanitizer reports accesses to the range from now on.
 #[cfg(not(asan))]
 pub(crate) fn forbid(_: &Block, _offset: usize, _length: usize) {}
 
-/// The range may be touched again.
+/// The range may be accessed again.
 #[cfg(not(asan))]
 pub(crate) fn permit(_: &Block, _offset: usize, _length: usize) {}
 

@@ -4,12 +4,12 @@ use std::{fmt, mem};
 
 use crate::Buf;
 
-/// Bytes that a peer was reading when its connection ended. They are not given out again until
-/// [`release`](Self::release): whoever keeps this value releases it when the peer's process is known to be dead.
+/// Bytes that a peer was reading when its connection ended. The pool does not reuse them before
+/// [`release`](Self::release), which the holder of this value calls when the peer's process is known to be dead.
 ///
 /// Dropping it without a release leaks the bytes and counts them
-/// ([`PoolStats::leaked_bytes`](crate::PoolStats::leaked_bytes)): nobody can tell any more when the peer stops
-/// reading. Until then they count as [`PoolStats::retired_bytes`](crate::PoolStats::retired_bytes), once per
+/// ([`PoolStats::leaked_bytes`](crate::PoolStats::leaked_bytes)): it is not known then when the peer stops
+/// reading. Before that they count as [`PoolStats::retired_bytes`](crate::PoolStats::retired_bytes), once per
 /// allocation however many leases there were on it.
 #[must_use = "dropping it without a release leaks the memory"]
 pub struct Retired {
@@ -28,7 +28,7 @@ impl Retired {
         self.buffer.as_ref()
     }
 
-    /// The peer is dead: the bytes are free once nobody else holds them.
+    /// The peer is dead: the bytes are free once no other holder is left.
     pub fn release(mut self) {
         if let Some(buffer) = self.buffer.take() {
             buffer.allocation().release();

@@ -148,6 +148,14 @@ impl Joined {
     pub fn buf(&self) -> &Buf {
         &self.bytes
     }
+
+    /// Has all devices let the memory go and register it anew: other pages lie at its addresses now. One that refuses is
+    /// left without it, and gets copies.
+    pub fn register_again(&self) {
+        if let Some(block) = self.bytes.joined_block() {
+            block.visit_again();
+        }
+    }
 }
 
 impl Drop for Joined {
@@ -178,6 +186,15 @@ impl JoinedBlock {
         visitor.block_added(&self.block)?;
         self.visitors.write().unwrap_or_else(PoisonError::into_inner).push(visitor.clone());
         Ok(())
+    }
+
+    fn visit_again(&self) {
+        // Under the lock, so that a visitor that leaves meanwhile does not come back.
+        let mut visitors = self.visitors.write().unwrap_or_else(PoisonError::into_inner);
+        visitors.retain(|visitor| {
+            visitor.block_removed(&self.block);
+            visitor.block_added(&self.block).is_ok()
+        });
     }
 
     fn leave(&self, visitor: &Arc<dyn BlockVisitor>) {

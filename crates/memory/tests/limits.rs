@@ -24,7 +24,7 @@ fn is_child(test: &str) -> bool {
     }
     let (done, answer) = mpsc::channel();
     let mut command = Command::new(env::current_exe().unwrap());
-    command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(CHILD, "1");
+    command.args([&format!("limits::{test}"), "--exact", "--nocapture", "--test-threads=1"]).env(CHILD, "1");
     thread::spawn(move || done.send(command.output()));
     let output: Output = answer.recv_timeout(Duration::from_secs(60)).expect("the child hangs").unwrap();
     let text =

@@ -1,6 +1,5 @@
 //! Interleavings of threads, explored by a scheduler: `scripts/check-models`.
 
-#![cfg(shuttle)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod models {

@@ -19,7 +19,9 @@ use memory::{
 };
 use proptest::{collection::vec, prelude::*};
 
-const CAP: usize = 20 * ALIGNMENT;
+/// Two blocks and a half: they fill up to the last byte, so that a piece which is too small shows.
+const CAP: usize = 5 * BLOCK / 2;
+const BLOCK: usize = 4096;
 
 #[derive(Debug, Clone)]
 enum Op {
@@ -60,6 +62,9 @@ fn op() -> impl Strategy<Value = Op> {
         Just(ALIGNMENT),
         Just(ALIGNMENT + 1),
         1..CAP,
+        1..BLOCK,
+        1..BLOCK / 4,
+        1..BLOCK / 4,
         Just(CAP),
         Just(CAP + 1),
         Just(usize::MAX - 3)
@@ -178,7 +183,7 @@ impl Model {
         let watch = Arc::new(Watch::default());
         let observer: Arc<dyn MemoryObserver> = watch.clone();
         let config = PoolConfig {
-            block_bytes: 4096,
+            block_bytes: BLOCK,
             cap_bytes: CAP as u64,
             observer: Some(observer),
             ..PoolConfig::new("model")
@@ -436,7 +441,7 @@ fn offset_of(buffer: &BufMut) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(6000) })]
 
     #[test]
     fn a_pool_does_what_its_model_does(ops in vec(op(), 1..80)) {

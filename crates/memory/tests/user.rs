@@ -6,7 +6,8 @@ use std::{
     fs::{self, File, Permissions},
     io::Write,
     os::unix::fs::PermissionsExt,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, mpsc},
+    time::Duration,
 };
 
 use memory::{
@@ -224,4 +225,64 @@ fn a_file_that_strangers_may_change_and_what_is_no_file_are_not_mapped() {
     assert!(matches!(error, MemoryError::Mapping { .. }), "{error}");
     let error = Mapping::of_file(&File::open("/dev/null").unwrap()).unwrap_err();
     assert!(error.to_string().contains("regular file"), "{error}");
+}
+
+/// A file under a lease, and another thread that opens it for writing, shortens it and tells.
+fn leased_and_shortened(content: &[u8]) -> (tempfile::TempDir, Mapping, mpsc::Receiver<()>) {
+    // The kernel says by SIGIO that somebody waits, which would end this process.
+    // SAFETY: ignoring a signal runs no code.
+    unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+    let (directory, file) = file(content, 0o644);
+    let mapping = Mapping::leased(&file).unwrap();
+    assert!(!mapping.change_is_awaited());
+    let path = directory.path().join("file");
+    let (done, shortened) = mpsc::channel();
+    std::thread::spawn(move || {
+        File::options().write(true).truncate(true).open(path).unwrap();
+        done.send(()).unwrap();
+    });
+    let is_awaited = (0..60_000).any(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        mapping.change_is_awaited()
+    });
+    assert!(is_awaited, "the file was opened for writing, and nobody said so");
+    (directory, mapping, shortened)
+}
+
+#[test]
+fn s5_whoever_shortens_a_leased_file_waits_until_its_bytes_are_copied_to_the_same_addresses() {
+    let content: Vec<u8> = (0..1_000_000_u32).map(|index| (index % 251) as u8).collect();
+    let (directory, mapping, shortened) = leased_and_shortened(&content);
+    let (mapping, memory, device) = (Arc::new(mapping), UserMemory::new(), Arc::new(Device::default()));
+    memory.add_visitor(device.clone()).unwrap();
+    let joined = memory.join(mapping.clone()).unwrap();
+    let lease = mapping.detach().unwrap();
+    joined.register_again();
+    assert_eq!(device.held(), 1);
+    assert!(shortened.try_recv().is_err(), "the lease was let go before its holder said so");
+    lease.unwrap().release().unwrap();
+    shortened.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert_eq!(fs::metadata(directory.path().join("file")).unwrap().len(), 0);
+    assert!(joined.buf()[..] == content, "the bytes changed with the file");
+    assert!(!mapping.change_is_awaited() && mapping.detach().unwrap().is_none());
+}
+
+#[test]
+fn a_device_that_refuses_memory_the_second_time_is_left_without_it() {
+    let (memory, device) = (UserMemory::new(), Arc::new(Device::default()));
+    memory.add_visitor(device.clone()).unwrap();
+    let joined = memory.join(bytes(10)).unwrap();
+    device.set_full(true);
+    joined.register_again();
+    assert_eq!(device.held(), 0);
+    drop(joined);
+    assert_eq!(device.held(), 0);
+}
+
+#[test]
+fn a_file_that_is_open_for_writing_gets_no_lease() {
+    let (directory, file) = file(b"content", 0o644);
+    let _writer = File::options().append(true).open(directory.path().join("file")).unwrap();
+    let error = Mapping::leased(&file).unwrap_err();
+    assert!(matches!(error, MemoryError::NoLease { .. }), "{error}");
 }

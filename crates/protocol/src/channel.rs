@@ -1,4 +1,4 @@
-//! What the protocol needs from the world.
+//! The traits through which the protocol posts writes, takes memory and gets values.
 
 use std::{future::Future, pin::pin, sync::Arc, task::Poll};
 
@@ -29,7 +29,7 @@ pub enum RecordSlot {
 #[error("{0}")]
 pub struct ChannelError(pub String);
 
-/// Why lent memory may be taken back (the wire's evidence that no write can still land).
+/// Why granted memory may be taken back: the evidence on the wire that no write can still land.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LentEnd {
@@ -48,14 +48,14 @@ pub enum LentEnd {
 /// One connection to one peer: one-sided writes into it, and the ring that it writes into here.
 ///
 /// Posts happen in the order of calls, and land in that order as far as an immediate can tell. The connection
-/// counts what it posts and never exceeds the depths of [`credit`](crate::credit), so a post has no reason to
-/// wait; where a fabric reports completions late, the channel holds posts back, in order, until they come.
+/// counts what it posts and never exceeds the depths of [`credit`](crate::credit), so a post need not wait for the peer.
+/// Where a fabric reports completions late, the channel holds posts back, in order, until the completions come.
 ///
-/// Posts are made with the connection locked, so they never call back into it.
+/// Posts are made with the connection locked, so an implementation must not call back into it.
 pub trait Channel: Send + Sync + 'static {
     /// Bytes of a value, kept alive by the channel until they are written.
     type Bytes: AsRef<[u8]> + Send + Sync + 'static;
-    /// Destination memory, lent to the peer; or a view of the peer's, which is taken back by letting go of it.
+    /// Destination memory, granted to the peer; or a view of the peer's memory, which is taken back by dropping it.
     type Lent: Send + 'static;
     /// A content write under way; ends when its bytes may be reused.
     type Write: Future<Output = Result<(), ChannelError>> + Send + 'static;
@@ -81,8 +81,8 @@ pub trait Channel: Send + Sync + 'static {
     /// The connection is over.
     fn post_record(&self, slot: RecordSlot, bytes: &[u8]) -> Result<(), ChannelError>;
 
-    /// Brings `bytes` to where they can be written from, before their write takes its place among the posts. As it
-    /// stands they are there.
+    /// Copies `bytes` to memory that the fabric can send from, if they are not in such memory, before their write is
+    /// posted. Default: gives `bytes` unchanged.
     ///
     /// # Errors
     /// A status for the requester, for instance RESOURCE_EXHAUSTED.
@@ -93,10 +93,9 @@ pub trait Channel: Send + Sync + 'static {
         async move { Ok(bytes) }
     }
 
-    /// Starts the content write, whose immediate is `immediate`. Without bytes or destination it is a bare
-    /// notification. With a `result`, that lands in the [result slot](Destination::result) of the destination before
-    /// the immediate is delivered, be it by the same write, whose length then counts both, or by one before it. Posted
-    /// before this returns.
+    /// Posts the content write, whose immediate is `immediate`, before this returns. Without bytes or destination it is a
+    /// bare notification. A `result` lands in the [result slot](Destination::result) of the destination before the
+    /// immediate is delivered: by the same write, whose length then counts both, or by a write before it.
     fn write_content(
         &self,
         bytes: Option<Self::Bytes>,
@@ -105,48 +104,48 @@ pub trait Channel: Send + Sync + 'static {
         result: Option<[u8; RESULT_BYTES]>,
     ) -> Self::Write;
 
-    /// Whether a content has landed in memory of which the peer is not trusted to leave it alone: it is
-    /// [set apart](Self::set_apart) before anyone looks at it. As it stands: never.
+    /// Whether a content has landed in memory that the peer may still write and is not trusted with. It is then
+    /// [copied](Self::set_apart) before anyone reads it. Default: `false`.
     fn is_exposed(lent: &Self::Lent) -> bool {
         let _ = lent;
         false
     }
 
     /// Copies an [exposed](Self::is_exposed) content of `bytes` bytes, and its result, to memory that the peer never could
-    /// write, and ends the loan of the other. Lets other tasks have their turn.
+    /// write, and ends the grant of the exposed memory. Yields to other tasks between pieces.
     ///
     /// # Errors
     /// A status for the caller of the receive.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the content exposed, to be set apart later.
+    /// Dropping the future leaves the content exposed, to be copied later.
     fn set_apart(lent: &mut Self::Lent, bytes: u64) -> impl Future<Output = Result<(), Status>> + Send {
         let _ = (lent, bytes);
         std::future::ready(Ok(()))
     }
 
-    /// Ends the loan of memory whose content has landed, so that the bytes which are validated can't change any more.
-    /// Only where contents are validated; once for each content.
+    /// Ends the grant of memory whose content has landed, so that the bytes cannot change after they were validated.
+    /// Called only where contents are validated, once for each content.
     ///
     /// # Errors
-    /// A status for the caller of the receive. The memory has gone back, or is leaked and counted.
+    /// A status for the caller of the receive. The memory is back in its pool, or is leaked and counted.
     fn settle(lent: Self::Lent) -> Result<Self::Lent, Status>;
 
     /// The bytes of a content that is [settled](Self::settle), at least as many as its metadata says.
     fn content(lent: &Self::Lent) -> &[u8];
 
-    /// What lies in the result slot of a content that is [settled](Self::settle), if it has one.
+    /// The bytes of the result slot of a content that is [settled](Self::settle), if it has one.
     fn result(lent: &Self::Lent) -> Option<[u8; RESULT_BYTES]>;
 
-    /// Whether [`lend_content`](Self::lend_content) may work for these bytes. As it stands: never.
+    /// Whether [`lend_content`](Self::lend_content) may work for these bytes. Default: `false`.
     fn can_lend(&self, bytes: &Self::Bytes) -> bool {
         let _ = bytes;
         false
     }
 
-    /// Lends `bytes` to the peer with immediate `immediate`: they stay alive and unchanged until the peer has let go
-    /// of them. Posted before this returns, unless it can't be: `None`, and nothing was posted. The write ends when the
-    /// peer has the loan.
+    /// Posts a loan of `bytes` with immediate `immediate` before this returns: they stay alive and unchanged until the peer
+    /// releases them. `None` if it cannot be posted now; nothing was posted then. The write ends when the peer has the
+    /// loan.
     fn lend_content(&self, bytes: &Self::Bytes, immediate: u32) -> Option<Self::Write> {
         let _ = (bytes, immediate);
         None
@@ -164,7 +163,7 @@ pub trait Channel: Send + Sync + 'static {
     /// The connection is over.
     fn read_record(&self, slot: RecordSlot, into: &mut [u8]) -> Result<(), ChannelError>;
 
-    /// A second own ring of `ring_bytes`, registered, announced to the peer and confirmed by it, kept beside the
+    /// A second own ring of `ring_bytes`, registered, announced to the peer and confirmed by it, besides the
     /// one in use. `None` when there is no memory: the connection goes on with the ring it has. At most one is
     /// made before [`own_ring_moved`](Self::own_ring_moved).
     ///
@@ -173,28 +172,34 @@ pub trait Channel: Send + Sync + 'static {
     fn make_ring(&self, ring_bytes: u32) -> impl Future<Output = Option<Destination>> + Send;
 
     /// The peer has written its last byte into the own ring in use: from now on
-    /// [`read_ring`](Self::read_ring) is about the ring made last, and the other's loan ends.
+    /// [`read_ring`](Self::read_ring) reads the ring made last, and the grant of the other ends.
     fn own_ring_moved(&self);
 
     /// Messages posted from now on go into `ring` at the peer.
     fn move_to_ring(&self, ring: Destination);
+
+    /// Looks for a moment for what the calling task waits for, and takes it in, where that pays; whether there was
+    /// anything. Called without locks. As it stands: never.
+    fn help(&self) -> bool {
+        false
+    }
 
     /// A copy of a small content, to travel inside a message.
     fn copy_out(&self, bytes: &Self::Bytes) -> Box<[u8]> {
         bytes.as_ref().into()
     }
 
-    /// Ends the loan of memory whose request was given up or answered without content.
+    /// Ends the grant of memory whose request was given up or answered without content.
     fn take_back(&self, lent: Self::Lent, end: LentEnd);
 }
 
-/// Gives destinations.
+/// Allocates destinations.
 pub trait Allocator: Send + Sync {
-    /// The memory it lends.
+    /// The memory that it allocates.
     type Lent: Send + 'static;
 
-    /// Whether a value of `metadata` is to be received at all; one that isn't stays with its sender. As it stands:
-    /// always.
+    /// Whether a value of `metadata` is to be received at all; a value that is refused stays with its sender. Default:
+    /// every value is.
     ///
     /// # Errors
     /// A status for the caller of the receive.
@@ -203,8 +208,8 @@ pub trait Allocator: Send + Sync {
         Ok(())
     }
 
-    /// Takes back memory of a receive that goes on or has failed, whose loan has ended for `end`; gives what is not for
-    /// it, which goes to [`Channel::take_back`]. As it stands: everything.
+    /// Offered memory of a receive that goes on or has failed, whose grant ended for `end`. Returns memory that is not this
+    /// allocator's, which then goes to [`Channel::take_back`]. Default: returns it.
     fn take_back(&self, lent: Self::Lent, end: LentEnd) -> Option<Self::Lent> {
         let _ = end;
         Some(lent)
@@ -224,8 +229,8 @@ pub trait Allocator: Send + Sync {
         metadata: &Metadata,
     ) -> impl Future<Output = Result<(Self::Lent, Destination), Status>> + Send;
 
-    /// Memory of this end with a copy of `content`, which came inside a message. It is not lent to the peer. Never
-    /// called for contents of no bytes.
+    /// Memory with a copy of `content`, which came inside a message. It is not granted to the peer. Never called for
+    /// contents of no bytes.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -240,8 +245,8 @@ pub trait Allocator: Send + Sync {
 
     /// Memory for a value of a step that the sender may not have yet, or `None`: the request then goes out
     /// without a destination, and memory is [allocated](Self::allocate) once the value is there. So receives
-    /// whose values come late never starve those whose values are there; a pool gives out at most a part of
-    /// itself here. As it stands: what [`allocate`](Self::allocate) gives at once.
+    /// whose values come late cannot starve those whose values are there: a pool gives out at most a part of
+    /// itself here. Default: what [`allocate`](Self::allocate) gives.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -265,27 +270,27 @@ pub trait Allocator: Send + Sync {
 /// A value to be sent.
 #[derive(Debug)]
 pub struct Value<B> {
-    /// What it is.
+    /// Its element type and shape.
     pub metadata: Metadata,
     /// Its content; `None` when there are no bytes to send.
     pub bytes: Option<B>,
 }
 
-/// Gives values to answer requests with.
+/// The values that requests are answered with.
 pub trait Source: Send + Sync {
-    /// The bytes it gives.
+    /// The bytes of its values.
     type Bytes: Send + 'static;
-    /// A value that was taken out for one answer; can be put back as long as it was not written.
+    /// A value that was taken out for one answer. It can be put back as long as it was not written.
     type Taken: Send + 'static;
 
-    /// Registers interest *before this returns*, so that requests are served in the order of these calls, and
-    /// gives the value when there is one.
+    /// Registers interest *before this returns*, so that requests are served in the order of these calls. The future
+    /// ends with the value when there is one.
     ///
     /// # Errors
     /// The status that the requester gets: NOT_FOUND, ABORTED, CANCELLED, …
     ///
     /// # Cancel safety
-    /// Dropping the future ends interest; a value it was about to give goes to the next in line.
+    /// Dropping the future ends interest; a value that it was about to return goes to the next in line.
     fn take(
         &self,
         scope: Scope,
@@ -295,18 +300,18 @@ pub trait Source: Send + Sync {
     /// What to send for `taken`.
     fn value(taken: &Self::Taken) -> Value<Self::Bytes>;
 
-    /// Where the checksums of `taken` are remembered, if anywhere: shared by all who give the same value.
+    /// Where the checksums of `taken` are remembered, if anywhere: shared by all sources of the same value.
     fn checksums(taken: &Self::Taken) -> Option<Arc<Checksums>> {
         let _ = taken;
         None
     }
 
-    /// The version of `taken`, for VERSION; only of what is published. As it stands: 0, which is none.
+    /// The version of `taken`, for VERSION; only published values have one. Default: 0, which is none.
     fn version(taken: &Self::Taken) -> u64 {
         let _ = taken;
         0
     }
 
-    /// Puts back a value that was taken but not written, to where it was.
+    /// Puts back a value that was taken but not written, to its old position.
     fn put_back(&self, taken: Self::Taken);
 }

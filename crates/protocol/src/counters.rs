@@ -119,26 +119,26 @@ pub struct Counters {
     pub eager_bytes_sent: u64,
     /// Bytes of the contents received inside messages.
     pub eager_bytes_received: u64,
-    /// Values lent to the peer.
+    /// Loans posted to the peer.
     pub loans_sent: u64,
     /// Views of the peer's values that arrived for an open request.
     pub loans_received: u64,
-    /// Bytes of the values lent.
+    /// Bytes of these loans.
     pub loan_bytes_sent: u64,
     /// Bytes of the views.
     pub loan_bytes_received: u64,
     /// Checksums computed of values that were sent; one that was remembered is not counted.
     pub checksums_computed: u64,
-    /// Contents that arrived as they were sent, by their checksums.
+    /// Contents whose checksums matched.
     pub checksums_matched: u64,
-    /// Contents that did not.
+    /// Contents whose checksums did not match.
     pub checksums_mismatched: u64,
     /// Arrivals for unknown or finished requests, and arrivals after the end.
     pub ignored: u64,
 }
 
 impl Counters {
-    /// What flow control has sent beside the messages of transfers: acknowledgements, messages of nothing but
+    /// Records of flow control that were sent besides the messages of transfers: acknowledgements, messages of nothing but
     /// counts, ASK, ANSWER, and what moving a ring takes.
     pub fn flow_control_sent(&self) -> u64 {
         self.acknowledgements_sent

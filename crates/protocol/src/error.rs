@@ -1,4 +1,4 @@
-//! What can go wrong, one enum per layer.
+//! Errors of a transfer, and the rules of the protocol that a peer can break.
 
 use crate::{
     ChannelError, Damage, Status, Validation,
@@ -18,11 +18,11 @@ pub enum TransferError {
         /// Why.
         reason: String,
     },
-    /// The allocator gave no destination.
+    /// The allocator could not give a destination.
     #[error("no memory for the value: {0}")]
     Local(Status),
-    /// What arrived is not what was sent. The connection goes on. A published value can be asked for again; one of a
-    /// step is gone.
+    /// The bytes that arrived differ from those that were sent. The connection goes on. A published value can be fetched
+    /// again; a value of a step is lost.
     #[error(
         "{damage}: the sender's {validation} checksum is {sent:016x}, that of the received bytes {received:016x}"
     )]
@@ -31,25 +31,31 @@ pub enum TransferError {
         validation: Validation,
         /// The checksum that came with the content.
         sent: u64,
-        /// That of the bytes that came.
+        /// The checksum of the bytes that came.
         received: u64,
         /// What was changed.
         damage: Damage,
     },
-    /// Too much is kept for receives that nobody makes.
+    /// Too many contents are held for receives that were given up.
     #[error(
-        "{kept} values of receives that were given up are kept for the next receives of their keys, and {STASH_MAX} is \
-         the most: receive them, or end their steps"
+        "{kept} values of receives that were given up are held for the next receives of their keys, and the limit is \
+         {STASH_MAX}: receive them, or end their steps"
     )]
     StashFull {
-        /// Contents that are kept.
+        /// Contents that are held.
         kept: usize,
     },
-    /// The key cannot travel.
+    /// The key cannot travel: it is too long.
     #[error("the key has {length} bytes of UTF-8, the limit is {NAME_BYTES_MAX}: shorten it")]
     KeyTooLong {
         /// Its length in bytes.
         length: usize,
+    },
+    /// The key cannot travel: it would act on the terminal or log that shows it.
+    #[error("the key `{shown}` is no name: {}", crate::text::REMEDY)]
+    KeyActive {
+        /// The key, escaped.
+        shown: String,
     },
 }
 
@@ -69,7 +75,7 @@ impl From<ChannelError> for TransferError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum PeerMisbehaved {
-    /// What lies in the ring is no message.
+    /// The bytes in the ring are no message.
     #[error("the peer wrote a message that cannot be decoded")]
     Malformed,
     /// An immediate that is neither a marker nor a request index.
@@ -78,7 +84,7 @@ pub enum PeerMisbehaved {
     /// A key's number that was not agreed or not defined.
     #[error("the peer named a key by a number that stands for none")]
     UnknownName,
-    /// An immediate that says ASK or ANSWER, of neither's length.
+    /// An immediate of flow control with the length of neither ASK nor ANSWER.
     #[error("the peer sent a flow control record that is neither ASK nor ANSWER")]
     UnknownRecord,
     /// Counts above what was sent, or lower than before.
@@ -111,7 +117,7 @@ pub enum PeerMisbehaved {
     /// An answer to a request that was not sent yet.
     #[error("the peer answered a request that was never sent")]
     AnswerUnasked,
-    /// Content for a request that gave it nowhere to go.
+    /// Content for a request that named no destination.
     #[error("the peer sent content that no request allowed")]
     ContentUnasked,
     /// Content of another length than the metadata says.
@@ -132,7 +138,7 @@ pub enum PeerMisbehaved {
     /// An answer with a value to a request for a version, without VERSION.
     #[error("the peer answered a request for a version without it")]
     VersionMissing,
-    /// A loan, or the promise of one, where no view was asked for.
+    /// A loan, or the announcement of one, where no view was asked for.
     #[error("the peer lent memory that no request asked for")]
     LoanUnasked,
     /// A second META_DATA_RESPONSE to one request.

@@ -1,9 +1,9 @@
 //! Tensorwire's transfer protocol: the receiver asks, the sender answers, sending is passive.
 //!
-//! This crate names no runtime, socket, clock or allocator. What it needs from the world are the traits of
+//! This crate names no runtime, socket, clock or allocator. Everything outside is behind the traits of
 //! [`channel`]: a [`Channel`] that writes into the peer, an [`Allocator`] for destinations and a [`Source`] of
 //! values. Everything else is plain data with methods ([`credit`], [`metadata`], the request and response
-//! tables) and two async fns that read like the sequence diagrams of `tensorflow-verbs.md` §3.6:
+//! tables) and two async fns, one per side of a transfer, each of which reads like a sequence diagram:
 //! [`Connection::receive`] and [`Connection::respond`].
 //!
 //! | message | direction | type |
@@ -15,13 +15,13 @@
 //! | CANCEL / CANCEL_ACK | receiver ↔ sender | [`Message::Cancel`], [`Message::CancelAck`] |
 //! | VERSION | sender → receiver | [`VersionTold`] |
 //!
-//! Content is one logical write whose immediate is the request index. If both ends agree on a checksum, contents are
+//! Content is one logical write whose immediate is the request index. If both peers agree on a checksum, contents are
 //! validated by it ([`validation`]).
 //!
-//! Whoever owns a connection does three things: feeds every arrival to [`Connection::on_immediate`], runs the
-//! responses that come of it, and runs [`Connection::housekeeping`]. When the queue pair ends it calls
-//! [`Connection::fail`], destroys and drains the queue pair, and ends the loans that [`Connection::drain`]
-//! gives.
+//! The owner of a connection does three things: it passes every arrival to [`Connection::on_immediate`], runs the
+//! responses that this returns, and runs [`Connection::housekeeping`]. When the queue pair fails or is closed, the owner
+//! calls [`Connection::fail`], destroys and drains the queue pair, and ends the grants that [`Connection::drain`]
+//! returns.
 
 #![forbid(unsafe_code)]
 
@@ -38,6 +38,7 @@ pub mod names;
 mod request;
 mod response;
 pub mod status;
+pub mod text;
 pub mod validation;
 pub mod wire;
 

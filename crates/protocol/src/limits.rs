@@ -1,9 +1,9 @@
-//! Every maximum of the protocol, in one place.
+//! Every limit of the protocol.
 //!
-//! A peer that exceeds one is refused; a user who does gets an error that names the limit.
+//! A peer that exceeds one is refused. A user who exceeds one gets an error that names it.
 
-/// Version of the wire format. Both ends must have the same one.
-pub const WIRE_VERSION: u16 = 4;
+/// Version of the wire format. Both peers must have the same one.
+pub const WIRE_VERSION: u16 = 5;
 
 /// Longest key or published name, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 1024;
@@ -20,7 +20,7 @@ pub const STATUS_DETAILS_BYTES_MAX: usize = 1024;
 /// Largest tensor, in bytes.
 pub const TENSOR_BYTES_MAX: u64 = 1 << 46;
 
-/// Most metadata that a request lists, so that two bits of an immediate name one of them.
+/// Most metadata that a request lists: two bits of an immediate name one of them.
 pub const KNOWN_METADATA_MAX: usize = 4;
 
 /// Longest list of metadata in a request, in bytes; the oldest are left out.
@@ -38,7 +38,7 @@ pub const RING_BYTES_MIN: u32 = 8 << 10;
 /// See [`RING_BYTES_MIN`].
 pub const RING_BYTES_MAX: u32 = 16 << 20;
 
-/// Size of a message ring when its connection begins, in bytes, unless it may never be that large.
+/// Size of a message ring when its connection begins, in bytes, or the agreed maximum if that is less.
 pub const RING_BYTES_FIRST: u32 = 16 << 10;
 
 /// Size of the slot of ASK and of that of ANSWER, in bytes.
@@ -47,25 +47,25 @@ pub const SLOT_BYTES: u32 = 64;
 /// Size of the slot of a content's result, in bytes.
 pub const RESULT_SLOT_BYTES: u32 = 64;
 
-/// Bytes of it that are written.
+/// Bytes of that slot that are written.
 pub const RESULT_BYTES: usize = 24;
 
-/// Fewest and most receives that each end posts for the other: two of them are kept for ASK and ANSWER.
+/// Fewest and most receives that each side posts for the other: two of them are reserved for ASK and ANSWER.
 pub const DEPTH_MIN: u32 = 4;
 /// See [`DEPTH_MIN`].
 pub const DEPTH_MAX: u32 = 4096;
 
-/// Most content writes that one end may have under way.
+/// Most content writes that one side may have under way.
 pub const CONTENTS_MAX: u32 = 4096;
 
-/// Most keys that have a number per connection and direction. Each may keep a key of the longest.
+/// Most keys that have a number, per connection and direction. Each may hold a key of [`NAME_BYTES_MAX`].
 pub const NAMES_MAX: u32 = 4096;
 
-/// Most requests that one end may have outstanding at the other.
+/// Most requests that one side may have outstanding at the other.
 pub const REQUESTS_MAX: u32 = 16 << 10;
 
-/// Most contents of receives that were given up that one connection keeps for the next receives of their keys, before
-/// it refuses further receives of steps.
+/// Most contents of receives that were given up that one connection holds for the next receives of their keys. Above
+/// it, further receives of steps are refused.
 pub const STASH_MAX: usize = 4096;
 
 /// Most requests that one message may carry.

@@ -1,4 +1,4 @@
-//! The messages of the ring. Encoding lives in `wire`, and so do all checks of lengths and enums.
+//! The messages of the ring. Encoding is in `wire`, and so are all checks of lengths and enums.
 
 use std::sync::Arc;
 
@@ -8,26 +8,36 @@ use crate::{Metadata, Status};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StepId(pub i64);
 
-/// Names one request of one connection and direction; also the immediate of its content. Classifies an
-/// arrival, protects nothing.
+/// Names one request of one connection and direction; also the immediate of its content. It
+/// matches an arrival with its request and does not protect memory: bytes land before an immediate is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestIndex(pub u32);
 
 /// Where the sender looks for the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scope {
-    /// Among the sends of a step; the value is taken.
+    /// Among the values sent in a step; the value is taken.
     Step(StepId),
+    /// As [`Step`](Self::Step), but the receiver does not wait: without a value the answer is CANCELLED.
+    StepNow(StepId),
     /// Among the published tensors; the value stays.
     Published,
-    /// As [`Published`](Self::Published), and VERSION comes before the answer.
+    /// As [`Published`](Self::Published), with VERSION before the answer.
     Versioned(Wanted),
 }
 
 impl Scope {
-    /// Whether the value is there when the request comes, or the request fails at once.
+    /// Whether the request fails at once if the value is not there.
     pub(crate) fn is_immediate(self) -> bool {
         matches!(self, Self::Published | Self::Versioned(Wanted::Now))
+    }
+
+    /// The step, for a value of one.
+    pub fn step(self) -> Option<StepId> {
+        match self {
+            Self::Step(step) | Self::StepNow(step) => Some(step),
+            Self::Published | Self::Versioned(_) => None,
+        }
     }
 
     pub(crate) fn is_versioned(self) -> bool {
@@ -38,18 +48,18 @@ impl Scope {
 /// Which version of a published tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Wanted {
-    /// The one that there is now.
+    /// The present one.
     Now,
-    /// The one that there is once it is newer than this: of another life of its publisher, or of a greater number.
+    /// The first one that is newer than this: of another incarnation of its publisher, or with a greater number.
     NewerThan {
-        /// The life of the publisher; 0 is that of none, so any version is newer.
+        /// The incarnation of the publisher; 0 is none, so any version is newer.
         incarnation: u64,
         /// The number.
         version: u64,
     },
 }
 
-/// A range of the receiver's memory, lent to the sender for one answer.
+/// A range of the receiver's memory, granted to the sender for one answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Destination {
     /// The receiver's region.
@@ -58,13 +68,13 @@ pub struct Destination {
     pub generation: u32,
     /// First byte.
     pub offset: u64,
-    /// Bytes lent.
+    /// Bytes granted.
     pub capacity: u64,
-    /// Where the content's [result](crate::validation) goes; exactly when contents are validated in mode counted.
+    /// Where the content's [result](crate::validation) goes. Present exactly when contents are validated in mode counted.
     pub result: Option<ResultSlot>,
 }
 
-/// [`RESULT_SLOT_BYTES`](crate::limits::RESULT_SLOT_BYTES) of the receiver's memory, lent with a destination and
+/// [`RESULT_SLOT_BYTES`](crate::limits::RESULT_SLOT_BYTES) of the receiver's memory, granted with a destination and
 /// outside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ResultSlot {
@@ -85,13 +95,13 @@ pub struct TensorRequest {
     pub scope: Scope,
     /// The key or published name.
     pub key: Arc<str>,
-    /// What the receiver has seen the value to be, at most four; the destination fits each of these.
+    /// Metadata that the receiver has seen for this key, at most four; the destination is large enough for each.
     pub known: Arc<[Metadata]>,
-    /// How the content is to come.
+    /// How the receiver wants the content.
     pub want: Want,
 }
 
-/// How a receiver wants the content of a value that is among the known ones.
+/// How a receiver wants the content of a value whose metadata it knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Want {
     /// Written into this destination, with the request index as immediate; two bits of it name which of the known
@@ -99,8 +109,8 @@ pub enum Want {
     Write(Option<Destination>),
     /// Inside META_DATA_RESPONSE.
     Eager,
-    /// Lent: the sender's own bytes, read-only, with the immediate of a write. The sender may lend values of other
-    /// metadata too, of which it tells first; where it can't lend, it answers as if nothing were known.
+    /// As a loan: the sender's own bytes, read-only, with the immediate of a write. The sender may also lend a value of
+    /// other metadata, which it announces first. A sender that cannot lend answers as if no metadata were known.
     View,
 }
 
@@ -116,25 +126,25 @@ pub enum Sharing {
     View,
 }
 
-/// META_DATA_RESPONSE: the value is none of the known ones, or its content is here.
+/// META_DATA_RESPONSE: the value has none of the known metadata, or its content is in this message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetaDataResponse {
     /// The request.
     pub index: RequestIndex,
-    /// What the value is.
+    /// Element type and shape of the value.
     pub metadata: Metadata,
     /// The whole content, if it travels with its metadata; the request is answered then.
     pub content: Option<Box<[u8]>>,
-    /// The content will be lent, without a TENSOR_RE_REQUEST. Only where the request asked for a view, and never with
-    /// content. If the loan fails after all, a META_DATA_RESPONSE without this follows.
+    /// A loan of the content follows, without a TENSOR_RE_REQUEST. Only if the request asked for a view, and never with
+    /// content. If the loan fails, a META_DATA_RESPONSE without this follows.
     pub loan_follows: bool,
-    /// That of the content, when contents are validated: if it is here, is to be lent, or in mode original. See
-    /// [`validation`](crate::validation).
+    /// The content's checksum, when contents are validated: if the content is in this message or will be lent, and in
+    /// mode original. See [`validation`](crate::validation).
     pub checksum: Option<u64>,
 }
 
-/// VERSION: comes before the answer to a request of [`Scope::Versioned`], and is about the value of that answer. Ends no
-/// grant.
+/// VERSION: comes before the answer to a request of [`Scope::Versioned`] and has the version of that answer's value. It
+/// ends no grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VersionTold {
     /// The request.

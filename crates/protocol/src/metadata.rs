@@ -1,4 +1,4 @@
-//! What is known of a tensor without its bytes.
+//! Everything about a tensor except its bytes.
 
 mod cache;
 
@@ -10,7 +10,8 @@ use crate::limits::RANK_MAX;
 
 macro_rules! data_types {
     ($($variant:ident = $number:literal, $name:literal, $bits:literal, $doc:literal;)*) => {
-        /// Element types. The bytes of all but [strings](Self::String) can be copied verbatim. The numbers are TensorFlow's where it has the type.
+        /// Element types. All but [strings](Self::String) can be copied byte by byte. The numbers are TensorFlow's where it
+        /// has the type.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
         pub enum DataType { $(#[doc = $doc] $variant = $number,)* }
@@ -29,7 +30,7 @@ macro_rules! data_types {
                 match self { $(Self::$variant => $bits,)* }
             }
 
-            /// Whether the content is the elements' bytes. Else it is an encoded `TensorProto`.
+            /// Whether the content is the bytes of the elements. Otherwise it is an encoded `TensorProto`.
             pub fn is_plain(self) -> bool {
                 self.bits() > 0
             }
@@ -75,7 +76,7 @@ impl fmt::Display for DataType {
     }
 }
 
-/// A number that is no element type's.
+/// A number that stands for no element type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("element type number {0} is unknown; is the peer of a newer version?")]
 pub struct UnknownDataType(pub u32);
@@ -131,21 +132,23 @@ impl fmt::Display for Shape {
     }
 }
 
-/// Everything about a value except its bytes. What a receiver caches, and what the sender compares.
+/// Everything about a value except its bytes. A receiver caches it, and a sender compares it with what the receiver
+/// knows.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Metadata {
     /// Element type.
     pub dtype: DataType,
     /// Shape.
     pub shape: Shape,
-    /// Produced by a branch not taken; such a value has no content.
+    /// Whether the value comes from a branch that was not taken; it has no content then.
     pub is_dead: bool,
     /// Bytes of content: 0 when dead.
     pub byte_length: u64,
 }
 
 impl Metadata {
-    /// Of a live tensor; `None` when its size in bytes is no whole number below 2⁶⁴, or depends on its elements.
+    /// The metadata of a live tensor; `None` when its size in bytes is no whole number below 2⁶⁴, or depends on its
+    /// elements.
     pub fn new(dtype: DataType, shape: Shape) -> Option<Self> {
         if !dtype.is_plain() {
             return None;
@@ -155,13 +158,13 @@ impl Metadata {
         Some(Self { dtype, shape, is_dead: false, byte_length })
     }
 
-    /// Of a live tensor whose content is an encoded `TensorProto` of `byte_length` bytes; `None` for an element type
+    /// The metadata of a live tensor whose content is an encoded `TensorProto` of `byte_length` bytes; `None` for an element type
     /// whose content is plain bytes.
     pub fn encoded(dtype: DataType, shape: Shape, byte_length: u64) -> Option<Self> {
         (!dtype.is_plain()).then_some(Self { dtype, shape, is_dead: false, byte_length })
     }
 
-    /// Of a dead value.
+    /// The metadata of a dead value.
     pub fn dead(dtype: DataType, shape: Shape) -> Self {
         Self { dtype, shape, is_dead: true, byte_length: 0 }
     }

@@ -3,20 +3,19 @@
 //!
 //! The numbers belong to one connection and one direction. There are as many as was agreed
 //! ([`Agreed::names_max`](crate::Agreed::names_max)); when all are given out, the next new key takes the number
-//! that was given longest ago. That is safe with requests in flight, because a request's key is looked up as its
-//! message is taken in, and messages are taken in in order. The step is not part of a name, since it changes all
-//! the time.
+//! that was given longest ago. That is safe with requests in flight: a request's key is looked up when its message is
+//! read, and messages are read in order. The step is not part of a name, since it changes all the time.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 /// How a request names its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NameForm {
-    /// By the key itself, which gets no number.
+    /// The key itself, which gets no number.
     Plain,
-    /// By the key itself, which has this number from now on.
+    /// The key itself, which has this number from now on.
     Define(u16),
-    /// By its number.
+    /// The key's number.
     Number(u16),
 }
 
@@ -24,11 +23,11 @@ pub enum NameForm {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Defined {
     number: u16,
-    /// Whose it was.
+    /// The key that had the number before.
     before: Option<Arc<str>>,
 }
 
-/// The requester's numbers.
+/// The numbers that the requester has given out.
 #[derive(Debug)]
 pub struct Names {
     most: usize,
@@ -50,7 +49,7 @@ impl Names {
         self.most - self.keys.len()
     }
 
-    /// How a request for `key` names it now.
+    /// The form in which a request names `key` now.
     pub fn form(&self, key: &str) -> NameForm {
         match (self.numbers.get(key), u16::try_from(self.next)) {
             (Some(&number), _) => NameForm::Number(number),
@@ -59,8 +58,8 @@ impl Names {
         }
     }
 
-    /// A request names `key` in this form, the one that [`form`](Self::form) gave last. Gives what
-    /// [`take_back`](Self::take_back) needs if that gave the key a number.
+    /// Notes that a request names `key` in this form, the one that [`form`](Self::form) returned last. If that gives the
+    /// key a number, returns what [`take_back`](Self::take_back) needs.
     pub fn named(&mut self, key: &Arc<str>, form: NameForm) -> Option<Defined> {
         let NameForm::Define(number) = form else { return None };
         let before = match self.keys.get_mut(usize::from(number)) {
@@ -78,7 +77,7 @@ impl Names {
         Some(Defined { number, before })
     }
 
-    /// The request that gave a key its number last is not posted: everything is as it was before.
+    /// Undoes the latest [`named`](Self::named), because its request is not posted.
     pub fn take_back(&mut self, defined: Defined) {
         let Defined { number, before } = defined;
         self.next = number.into();

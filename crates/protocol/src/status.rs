@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-/// Begins the message of a status that only follows from another one.
+/// The prefix of a message whose status only follows from another one.
 const DERIVED: &str = "[_Derived_]";
 
-/// What kind of failure. The numbers are gRPC's, so that both planes speak alike.
+/// The kind of a failure. The numbers are gRPC's, on the control plane and in messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Code {
@@ -13,13 +13,13 @@ pub enum Code {
     Cancelled = 1,
     /// Anything without a code of its own.
     Unknown = 2,
-    /// The request makes no sense.
+    /// The request is invalid.
     InvalidArgument = 3,
     /// The time ran out.
     DeadlineExceeded = 4,
-    /// There is no such thing.
+    /// It does not exist.
     NotFound = 5,
-    /// There is one already.
+    /// It exists already.
     AlreadyExists = 6,
     /// Wrong or missing credentials.
     PermissionDenied = 7,
@@ -39,7 +39,7 @@ pub enum Code {
     Unavailable = 14,
     /// Data was lost or is corrupt.
     DataLoss = 15,
-    /// The caller has not proved who it is.
+    /// The caller has not proven its identity.
     Unauthenticated = 16,
 }
 
@@ -74,7 +74,8 @@ impl Code {
 pub struct Status {
     /// The kind.
     pub code: Code,
-    /// For people. At most [`STATUS_MESSAGE_BYTES_MAX`](crate::limits::STATUS_MESSAGE_BYTES_MAX) bytes travel.
+    /// For people. At most [`STATUS_MESSAGE_BYTES_MAX`](crate::limits::STATUS_MESSAGE_BYTES_MAX) bytes travel. A peer's is
+    /// [escaped](crate::text), so it is one line.
     pub message: String,
     /// For programs. At most [`STATUS_DETAILS_BYTES_MAX`](crate::limits::STATUS_DETAILS_BYTES_MAX) bytes travel.
     pub details: Vec<u8>,
@@ -96,12 +97,12 @@ impl Status {
         self
     }
 
-    /// Whether it only follows from another one.
+    /// Whether this status only follows from another one.
     pub fn is_derived(&self) -> bool {
         self.message.starts_with(DERIVED)
     }
 
-    /// The one of `statuses` that says what went wrong: the first that isn't derived, else the first. `None` of none.
+    /// The status that names the cause: the first that is not derived, else the first. `None` if there are none.
     ///
     /// ```
     /// use protocol::{Code, Status};

@@ -1,18 +1,18 @@
 //! Checksums of contents, from the sender's value to the receiver's memory.
 //!
-//! Both ends agree on one algorithm ([`Agreed::of`](crate::Agreed::of)). The sender computes the sum of a value once
-//! and remembers it beside the value ([`Checksums`]); it travels with the content, and the receiver compares it with
-//! that of the bytes which it hands out. How it travels:
+//! Both peers agree on one algorithm ([`Agreed::of`](crate::Agreed::of)). The sender computes the sum of a value once
+//! and remembers it beside the value ([`Checksums`]). The sum travels with the content, and the receiver compares it
+//! with the sum of the bytes that it returns to the caller. How it travels:
 //!
-//! - A written content brings it in its *result slot*, which the destination names ([`ResultSlot`](crate::ResultSlot)):
+//! - For a written content it is in the *result slot*, which the destination names ([`ResultSlot`](crate::ResultSlot)):
 //!   the same vectored write puts it there before the immediate, so a hit stays one message. Where the fabric has no
-//!   vectored write, a plain write before the content does.
-//! - Content inside META_DATA_RESPONSE, and a loan, bring it in that message. So each loan has one.
-//! - In mode original every request is answered by META_DATA_RESPONSE first, which brings it
-//!   (`tensorflow-verbs.md` §3.11).
+//!   vectored write, a plain write before the content puts it there.
+//! - For content inside META_DATA_RESPONSE, and for a loan, it is in that message. So a META_DATA_RESPONSE precedes
+//!   each loan.
+//! - In mode original every request is answered by META_DATA_RESPONSE first, which carries it.
 //! - A written content of no bytes has none.
 //!
-//! What lies in a result slot, little-endian:
+//! A result slot, little-endian:
 //!
 //! | offset | bytes | field |
 //! | --- | --- | --- |
@@ -35,10 +35,10 @@ use twox_hash::xxhash3_64;
 
 use crate::limits::RESULT_BYTES;
 
-/// Version of what is written into result slots.
+/// Version of the layout of result slots.
 pub const RESULT_VERSION: u32 = 1;
 
-/// Bytes that are summed in one go, some ten microseconds' work; then others get their turn.
+/// Bytes that are summed before other tasks run: some ten microseconds of work.
 const GO_BYTES: usize = 256 << 10;
 
 /// Whether contents are validated, and by which checksum. Later ones are stronger.
@@ -48,9 +48,9 @@ pub enum Validation {
     /// No checksum is computed or sent.
     #[default]
     Off = 0,
-    /// CRC-32C (Castagnoli): finds every single flip and every burst of up to 32 bits, others but for 1 in 2³².
+    /// CRC-32C (Castagnoli): finds every flipped bit and every burst of up to 32 bits; misses other changes 1 time in 2³².
     Crc32c = 1,
-    /// XXH3-64: others but for 1 in 2⁶⁴.
+    /// XXH3-64: misses a change 1 time in 2⁶⁴.
     Xxh3 = 2,
 }
 
@@ -67,7 +67,7 @@ impl Validation {
         }
     }
 
-    /// The one with this number on the wire.
+    /// The algorithm with this number on the wire.
     pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|validation| *validation as u32 == number)
     }
@@ -77,7 +77,7 @@ impl Validation {
         self != Self::Off
     }
 
-    /// The checksum of `content`, in one go; `None` when contents have none.
+    /// The checksum of `content`, without yielding; `None` when contents have none.
     pub fn checksum(self, content: &[u8]) -> Option<u64> {
         let mut hasher = Hasher::new(self)?;
         hasher.write(content);
@@ -146,7 +146,7 @@ impl Summing {
         Some(Self { hasher: Hasher::new(validation)?, at: 0 })
     }
 
-    /// Goes on over `content`, the same at each call. Gives the sum after the last of its bytes.
+    /// Continues over `content`, which must be the same at each call. Returns the sum after the last byte.
     pub(crate) fn go_on(&mut self, content: &[u8]) -> Option<u64> {
         let rest = content.get(self.at..).unwrap_or_default();
         let (next, left) = rest.split_at(rest.len().min(GO_BYTES));
@@ -187,8 +187,8 @@ impl Checksums {
         checksums
     }
 
-    /// The sum over `content`, the bytes of the value: what is remembered, else computed a part at a time, so that other
-    /// tasks get their turns. `None` when `validation` is off.
+    /// The sum over `content`, the bytes of the value: the remembered one, else computed piece by piece, with other tasks
+    /// running in between. `None` when `validation` is off.
     ///
     /// # Cancel safety
     /// Cancel-safe: the next call goes on where this one was dropped.
@@ -212,9 +212,8 @@ impl Checksums {
         Some(place.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Goes on with the sum over `content`, the bytes of the value, from where whoever called last has come to. Gives
-    /// it once it is there, and whether this call ended it; to be called again until then. Always there when
-    /// `validation` is off.
+    /// Continues the sum over `content`, the bytes of the value, from where the latest call of any task stopped. Call it
+    /// again until it returns the sum, with whether this call completed it. With `validation` off it returns at once.
     pub(crate) fn go_on(&self, validation: Validation, content: &[u8]) -> Option<(Option<u64>, bool)> {
         let Some(mut place) = self.place(validation) else { return Some((None, false)) };
         if place.is_none() {
@@ -229,7 +228,7 @@ impl Checksums {
     }
 }
 
-/// What a content with this sum puts into its result slot.
+/// The bytes of the result slot of a content with this sum.
 pub(crate) fn encode_result(validation: Validation, length: u64, sum: u64) -> [u8; RESULT_BYTES] {
     let mut record = [0; RESULT_BYTES];
     let head = [RESULT_VERSION, validation as u32].map(u32::to_le_bytes);
@@ -241,7 +240,7 @@ pub(crate) fn encode_result(validation: Validation, length: u64, sum: u64) -> [u
     record
 }
 
-/// The sum in a result slot, and whether the rest of it says what it must for a content of `length` bytes.
+/// The sum in a result slot, and whether the other fields match a content of `length` bytes.
 pub(crate) fn decode_result(record: &[u8; RESULT_BYTES], validation: Validation, length: u64) -> (u64, bool) {
     let (rest, sum) = record.split_last_chunk().unwrap_or((record, &[0; 8]));
     let sum = u64::from_le_bytes(*sum);
@@ -254,7 +253,7 @@ pub(crate) fn decode_result(record: &[u8; RESULT_BYTES], validation: Validation,
 pub enum Damage {
     /// The content, or its checksum.
     Content,
-    /// What its result slot says besides the checksum.
+    /// Another field of its result slot.
     ResultSlot,
 }
 

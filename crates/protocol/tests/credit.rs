@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use protocol::{
     Agreed, Depths, Destination, Mode, Parameters, PeerMisbehaved, Validation,
     credit::{Answer, Ask, Blocked, Counts, Flow, RingConsumer, RingPlace},
-    limits::{DEPTH_MAX, DEPTH_MIN, NAMES_MAX, REQUESTS_PER_MESSAGE_MAX, RING_BYTES_MIN},
+    limits::{DEPTH_MIN, RING_BYTES_MIN},
 };
 
 #[derive(Debug, Clone)]
@@ -354,40 +354,6 @@ fn flow(depth: u32, ring_bytes: u32) -> Flow {
 }
 
 #[test]
-fn depths_follow_the_agreed_depth_and_in_mode_original_requests_and_contents() {
-    let local = Parameters { depth: 40, requests_max: 100, contents_max: 5, ..Parameters::default() };
-    let peer = Parameters { depth: 30, requests_max: 60, contents_max: 99, ..Parameters::default() };
-    assert_eq!(Depths::of(&local, &peer), Depths { send: 32, receive: 30 });
-    let original = Parameters { mode: Mode::Original, ..peer };
-    assert_eq!(Depths::of(&local, &original), Depths { send: 3 + 5, receive: 2 + 60 });
-    assert_eq!(Depths::for_any_peer(&local), Depths { send: 42, receive: 2 + 100 });
-}
-
-#[test]
-fn numbers_outside_the_limits_are_brought_inside() {
-    let wild = Parameters {
-        mode: Mode::Counted,
-        depth: u32::MAX,
-        ring_bytes: u32::MAX,
-        requests_max: u32::MAX,
-        contents_max: u32::MAX,
-        names_max: u32::MAX,
-        eager_bytes_max: u32::MAX,
-        requests_per_message: u32::MAX,
-        validation: Validation::Off,
-    };
-    let agreed = Agreed::of(&wild, &wild);
-    assert_eq!((agreed.depth, agreed.names_max), (DEPTH_MAX, NAMES_MAX));
-    assert_eq!(agreed.requests_per_message, REQUESTS_PER_MESSAGE_MAX);
-    let none = Parameters { depth: 0, requests_max: 0, contents_max: 0, requests_per_message: 0, ..wild };
-    let least = Agreed::of(&none, &none);
-    assert_eq!((least.depth, least.requests_per_message), (DEPTH_MIN, 1));
-    let original = Parameters { mode: Mode::Original, ..none };
-    assert_eq!(Agreed::of(&original, &wild).requests_per_message, 1);
-    assert_eq!(Depths::of(&original, &none), Depths { send: 4, receive: 3 });
-}
-
-#[test]
 fn credits_are_the_depth_less_two() {
     let mut flow = flow(4, 1000);
     assert!(flow.post_message(10).is_ok());
@@ -405,6 +371,31 @@ fn credits_are_the_depth_less_two() {
 }
 
 #[test]
+fn in_mode_original_one_message_is_in_flight_and_any_number_of_contents() {
+    let mode_original = Parameters { mode: Mode::Original, ..Parameters::default() };
+    let mut flow = Flow::new(&Agreed::of(&mode_original, &Parameters::default()), 100, 100, 100);
+    assert_eq!(flow.acknowledged(), Err(PeerMisbehaved::AcknowledgementUnasked));
+    flow.post_message(100).unwrap();
+    assert!(!flow.may_try_message() && flow.may_try_content());
+    assert!((0..3).all(|_| flow.post_content().is_ok()), "contents need no credit");
+    flow.acknowledged().unwrap();
+    assert!(flow.may_try_message());
+    assert!(flow.post_message(100).is_ok(), "the whole ring is free again");
+}
+
+#[test]
+fn who_asked_for_room_tries_again_when_there_is_as_much_as_it_wants() {
+    let mut flow = flow(8, 100);
+    flow.post_message(60).unwrap();
+    let blocked = flow.post_message(41).unwrap_err();
+    flow.ask(blocked).unwrap();
+    assert!(!flow.may_try_message(), "one byte is missing");
+    assert!(flow.may_try_content(), "there are credits");
+    flow.take_message(1, Counts { receives: 0, ring_bytes: 1 }).unwrap();
+    assert!(flow.may_try_message());
+}
+
+#[test]
 fn a_ring_is_filled_to_the_last_byte_and_no_further() {
     let mut flow = flow(64, 100);
     let place = flow.post_message(60).unwrap();
@@ -419,7 +410,8 @@ fn a_ring_is_filled_to_the_last_byte_and_no_further() {
     let place = flow.post_message(50).unwrap();
     assert_eq!((place.first.offset, place.first.length), (60, 40));
     assert_eq!((place.second.offset, place.second.length), (0, 10));
-    assert_eq!(RingConsumer::new(100).place(101), None);
+    let consumer = RingConsumer::new(100);
+    assert!(consumer.place(100).is_some() && consumer.place(101).is_none());
 }
 
 #[test]
@@ -492,6 +484,20 @@ fn a_ring_grows_by_doubling_up_to_its_maximum_and_only_for_want_of_room() {
     assert_eq!(own.growth(1, 400), None, "an offer is open");
     assert_eq!(own.take_ring_move(), Ok(200));
     assert_eq!(own.growth(1, 400), Some(400));
+}
+
+#[test]
+fn a_ring_is_offered_larger_than_the_present_one_and_within_the_maximum_or_refused() {
+    let offered = |capacity| {
+        let mut flow = flow(8, 100);
+        flow.take_ring_offer(Destination { region: 1, generation: 1, offset: 0, capacity, result: None })
+    };
+    for capacity in [101, 400] {
+        assert_eq!(offered(capacity), Ok(()), "{capacity}");
+    }
+    for capacity in [0, 100, 401, 101 + (1 << 32)] {
+        assert_eq!(offered(capacity), Err(PeerMisbehaved::RingOfferUnfit), "{capacity}");
+    }
 }
 
 #[test]

@@ -12,8 +12,8 @@
 use std::collections::{HashMap, VecDeque};
 
 use protocol::{
-    Agreed, Parameters, PeerMisbehaved,
-    credit::{Answer, Ask, Blocked, Counts, Flow, Open},
+    Agreed, Parameters, PeerMisbehaved, RingSpan,
+    credit::{Answer, Ask, Blocked, Counts, Flow, Open, RingConsumer, RingPlace},
 };
 
 /// Bytes of a message, and of one with nothing but counts.
@@ -55,6 +55,12 @@ struct End {
     wire: VecDeque<Item>,
     /// Receives that this end has posted.
     receives: usize,
+    /// Where in the peer's ring the next message begins.
+    written: u32,
+    /// The reading side of the own ring.
+    consumer: RingConsumer,
+    /// Bytes of the peer's ring, which is as large as the own one.
+    ring_bytes: u32,
 }
 
 #[derive(Debug, Clone)]
@@ -68,6 +74,8 @@ enum Finding {
     ReceiveMissing,
     /// A correct peer was accused.
     Accused(PeerMisbehaved),
+    /// A message does not go, or is not looked for, right behind the one before it.
+    Misplaced,
     /// From some state, one end can never post again.
     Stuck,
     /// Arrivals and flow control can go round for ever with nothing getting through.
@@ -82,8 +90,15 @@ impl World {
         let parameters = Parameters { depth, ..Parameters::default() };
         let flow = Flow::new(&Agreed::of(&parameters, &parameters), ring, ring, ring);
         let receives = depth as usize - usize::from(flaw == Flaw::AskWithoutReceive);
-        let end = End { flow, wire: VecDeque::new(), receives };
-        Self { ends: [end.clone(), end] }
+        let end = || End {
+            flow: flow.clone(),
+            wire: VecDeque::new(),
+            receives,
+            written: 0,
+            consumer: RingConsumer::new(ring),
+            ring_bytes: ring,
+        };
+        Self { ends: [end(), end()] }
     }
 
     fn key(&self) -> Key {
@@ -123,6 +138,29 @@ impl World {
         }
     }
 
+    /// `who` posts a message into the peer's ring, if it may.
+    fn post_message(&mut self, who: usize, length: u32) -> Result<Result<(), Blocked>, Finding> {
+        let end = &mut self.ends[who];
+        let place = match end.flow.post_message(length) {
+            Ok(place) => place,
+            Err(blocked) => return Ok(Err(blocked)),
+        };
+        let expected = place_at(end.written, length, end.ring_bytes);
+        end.written = (end.written + length) % end.ring_bytes;
+        if place == expected { Ok(Ok(())) } else { Err(Finding::Misplaced) }
+    }
+
+    /// `who` reads a message of `length` bytes out of its ring; the peer has written what is behind it on the wire too.
+    fn read(&mut self, who: usize, length: u32) -> Result<(), Finding> {
+        let [reader, writer] = if who == 0 { [0, 1] } else { [1, 0] };
+        let behind: u32 = self.ends[writer].wire.iter().map(Item::ring_bytes).sum();
+        let ring = self.ends[writer].ring_bytes;
+        let begin = (self.ends[writer].written + 2 * ring - (behind + length) % ring) % ring;
+        let place = self.ends[reader].consumer.place(length);
+        self.ends[reader].consumer.advance(length);
+        if place == Some(place_at(begin, length, ring)) { Ok(()) } else { Err(Finding::Misplaced) }
+    }
+
     /// `who` tries to post; true if something got onto the wire that users wait for.
     fn produce(&mut self, who: usize, is_content: bool) -> Result<bool, Finding> {
         let flow = &mut self.ends[who].flow;
@@ -130,12 +168,12 @@ impl World {
         let produced = if is_content {
             flow.post_content().map(|()| Item::Content)
         } else {
-            flow.post_message(MESSAGE).map(|_| Item::Message(counts))
+            self.post_message(who, MESSAGE)?.map(|()| Item::Message(counts))
         };
         match produced {
             Ok(item) => self.post(who, item).map(|()| true),
             Err(blocked) => {
-                let ask = flow.ask(blocked);
+                let ask = self.ends[who].flow.ask(blocked);
                 ask.map_or(Ok(()), |ask| self.post(who, Item::Ask(ask))).map(|()| false)
             }
         }
@@ -145,6 +183,9 @@ impl World {
     fn take(&mut self, who: usize, flaw: Flaw) -> Result<(), Finding> {
         let item = self.ends[who].wire.pop_front().expect("something on the wire");
         let taker = 1 - who;
+        if item.ring_bytes() > 0 {
+            self.read(taker, item.ring_bytes())?;
+        }
         let flow = &mut self.ends[taker].flow;
         let taken = match item {
             Item::Message(counts) => flow.take_message(MESSAGE, counts),
@@ -174,10 +215,29 @@ impl World {
     fn return_if_due(&mut self, who: usize) -> Result<(), Finding> {
         let flow = &mut self.ends[who].flow;
         let counts = flow.counts();
-        match flow.is_return_due().then(|| flow.post_message(COUNT_ONLY)) {
-            Some(Ok(_)) => self.post(who, Item::CountOnly(counts)),
-            Some(Err(Blocked { .. })) | None => Ok(()),
+        if flow.is_return_due() && self.post_message(who, COUNT_ONLY)?.is_ok() {
+            return self.post(who, Item::CountOnly(counts));
         }
+        Ok(())
+    }
+}
+
+impl Item {
+    fn ring_bytes(&self) -> u32 {
+        match self {
+            Self::Message(_) => MESSAGE,
+            Self::CountOnly(_) => COUNT_ONLY,
+            Self::Content | Self::Ask(_) | Self::Answer(_) => 0,
+        }
+    }
+}
+
+/// Where a message of `length` bytes that begins at `begin` lies in a ring.
+fn place_at(begin: u32, length: u32, ring: u32) -> RingPlace {
+    let first = length.min(ring - begin);
+    RingPlace {
+        first: RingSpan { offset: begin, length: first },
+        second: RingSpan { offset: 0, length: length - first },
     }
 }
 

@@ -98,7 +98,7 @@ impl Announcer {
             Box::pin(async move {
                 let Some(sender) = sender.upgrade() else { return };
                 if let Err(error) = sender.send(frame.encode()).await {
-                    tracing::debug!(%error, "a region could not be announced");
+                    log!(DEBUG, %error, "a region could not be announced");
                 }
             }),
         );
@@ -127,7 +127,7 @@ impl Announcer {
         // A peer that reads nothing must not keep what it was lent from being given back.
         let told = timeout(&*self.runtime, FAREWELL, sender.send(frame.encode())).await;
         if !matches!(told, Ok(Ok(()))) {
-            tracing::debug!(?told, "the peer could not be told of the end of a connection");
+            log!(DEBUG, ?told, "the peer could not be told of the end of a connection");
         }
     }
 

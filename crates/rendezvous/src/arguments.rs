@@ -62,7 +62,7 @@ pub struct RecvArgs {
 }
 
 /// A value as it was received, with what both ends said ([`LocalRendezvous::recv`](crate::LocalRendezvous::recv),
-/// [`Step::recv_with`](crate::Step::recv_with)).
+/// [`Recv::with`](crate::Recv::with)).
 ///
 /// ```
 /// use rendezvous::Delivered;

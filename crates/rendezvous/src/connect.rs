@@ -1,7 +1,14 @@
 //! Setting up sessions and data connections, from both ends.
 
-use std::sync::{Arc, Mutex};
+#[cfg(test)]
+pub(crate) mod tests;
 
+use std::{
+    sync::{Arc, Mutex, OnceLock},
+    time::Duration,
+};
+
+use futures::FutureExt;
 use memory::GrantEnd;
 use protocol::{
     Agreed, Code, Status,
@@ -10,28 +17,30 @@ use protocol::{
     wire::control::{Connect, ControlFrame, RingOffer},
 };
 use verbs_reactor::{
-    ConnectParams, ConnectionData, FabricError, FabricKind, Prepared, QueuePairConfig, RemoteRegion, Role,
-    timeout,
+    ConnectParams, Connected, ConnectionData, FabricError, FabricKind, Prepared, QueuePairConfig,
+    RemoteRegion, Role, timeout,
 };
 
 use crate::{
-    Peer, WorkerError,
+    WorkerError,
     announce::{Announcer, disconnected, record, region},
-    control::{ControlError, ControlSession, handshake},
+    control::{ControlError, ControlSession, FrameReceiver, FrameSender, Secret, handshake},
     data::{DataConnection, REASON, unless},
     destinations::ReceiveAllocator,
     enclosure::{Enclosure, LocalFabric},
-    error::Lost,
+    error::{Lost, PeerLoss},
     fabric_channel::FabricChannel,
     import::Import,
     meter::Meter,
-    node::{Candidate, Node, fabric_number},
+    node::{Node, fabric_number},
+    peer::KnownPeer,
     ring::{OwnRing, RingMaker},
-    route::Route,
     serve::FAREWELL,
-    session::Session,
-    sessions::Full,
+    session::{Session, whereabouts},
 };
+
+/// How much later one side is up, where the simulator decides so. The peer announces regions meanwhile.
+const LATE: Duration = Duration::from_millis(20);
 
 /// This end of a data connection that is being set up.
 struct Half {
@@ -51,15 +60,12 @@ pub(crate) enum Meant {
     Host,
 }
 
-/// What a peer's Connect asks for.
-enum Considered<'node> {
-    Fabric(&'node LocalFabric, Box<Half>),
-    Grpc,
-}
-
 impl Node {
     /// A data connection to `peer`, over a session that exists or a new one.
-    pub(crate) async fn connect(self: &Arc<Self>, peer: &Peer) -> Result<Route, WorkerError> {
+    pub(crate) async fn connect(
+        self: &Arc<Self>,
+        peer: &KnownPeer,
+    ) -> Result<Arc<DataConnection>, WorkerError> {
         let end = self.runtime.now() + self.connect_limit;
         let (mut was_lost, mut told) = (false, None);
         loop {
@@ -71,7 +77,11 @@ impl Node {
             if let Some(connection) = session.live_connection() {
                 return Ok(connection);
             }
-            match self.open_data(peer, &session).await {
+            let opened = self.open_data(peer, &session).await;
+            if let (Err(_), Some(taken)) = (&opened, self.name_taken(peer)) {
+                return Err(taken);
+            }
+            match opened {
                 Ok(Some(connection)) => return Ok(connection),
                 Ok(None) => {}
                 // It had been lost, and nobody had noticed: the peer may be there all the same. Once that is tried however
@@ -95,15 +105,19 @@ impl Node {
     }
 
     /// A live session with `peer`.
-    pub(crate) async fn session(self: &Arc<Self>, peer: &Peer) -> Result<Arc<Session>, WorkerError> {
+    pub(crate) async fn session(self: &Arc<Self>, peer: &KnownPeer) -> Result<Arc<Session>, WorkerError> {
         if let Some(session) = peer.live_session() {
             return Ok(session);
+        }
+        if let Some(taken) = self.name_taken(peer) {
+            return Err(taken);
         }
         let mut failed = None;
         for address in self.addresses(peer) {
             let failure = match self.meet(&address, Meant::Worker).await {
                 Ok((session, them)) if them.worker == peer.name() => {
-                    return self.begin_session(session, them, Some(&address)).map(|(session, _)| session);
+                    let begun = self.begin_session(session, them, Some(&address)).await;
+                    return begun.map(|(session, _)| session);
                 }
                 // The session ends here: who tells wrong addresses must not make two others meet again and again.
                 Ok((_, them)) => WorkerError::Config {
@@ -130,9 +144,9 @@ impl Node {
         self: &Arc<Self>,
         address: &str,
         meant: Meant,
-    ) -> Result<(Arc<Session>, Peer), WorkerError> {
+    ) -> Result<(Arc<Session>, KnownPeer), WorkerError> {
         let (session, them) = self.meet(address, meant).await?;
-        self.begin_session(session, them, Some(address))
+        self.begin_session(session, them, Some(address)).await
     }
 
     /// Dials `address`, proves the secret, and learns who is there.
@@ -144,16 +158,12 @@ impl Node {
         if self.is_closing() {
             return Err(WorkerError::ShutDown);
         }
-        // First, so that a worker that is not running is reported as that.
-        let mut session = self.control.dial(address).await?;
+        let (secret, handed_over_at) = self.secret_for(address).await?;
+        let mut session = self.control.dial(handed_over_at.as_deref().unwrap_or(address)).await?;
         if let (Meant::Host, Some(proven)) = (meant, session.sender.proven()) {
             let address = address.to_owned();
             proven.check_host().map_err(|detail| ControlError::Tls { address, detail })?;
         }
-        let secret = match &self.secret {
-            Some(secret) => Some(secret.clone()),
-            None => self.control.ambient_secret(address).await?,
-        };
         let me = self.introduction();
         let limit = self.connect_limit;
         let them =
@@ -161,46 +171,72 @@ impl Node {
         Ok((session, them))
     }
 
+    /// What to prove to the worker at `address`, and where alone that may be done, if it was handed over.
+    async fn secret_for(&self, address: &str) -> Result<(Option<Secret>, Option<String>), ControlError> {
+        if self.secret.is_some() {
+            return Ok((self.secret.clone(), None));
+        }
+        let asked = self.control.ambient_secret(address).await;
+        if let Err(ControlError::NoSecret { .. }) = &asked {
+            // A worker that is not running is reported as that.
+            self.control.dial(address).await?;
+        }
+        let secret = asked?;
+        let handed_over_at = secret.as_ref().and_then(Secret::listening_address).map(|it| it.to_string());
+        Ok((secret, handed_over_at))
+    }
+
     /// Authenticates a session that a peer opened.
     pub(crate) async fn welcome(self: Arc<Self>, mut session: ControlSession) {
         let me = self.introduction();
         let secret = self.accept_secret.clone();
-        let host = session.peer_host.map_or_else(|| "unknown".to_owned(), |host| host.to_string());
+        let host = session.peer_host().map_or_else(|| "unknown".to_owned(), |host| host.to_string());
         let met =
             handshake::accept(&mut session, &me, secret.as_ref(), &*self.control_runtime, self.connect_limit)
                 .await;
         let begun = match met {
-            Ok(them) => self.begin_session(session, them, None).map(drop),
+            Ok(them) => self.begin_session(session, them, None).await.map(drop),
             Err(error) => Err(error.into()),
         };
         if let Err(error) = begun
             && let Some(left_out) = self.log.line(&host)
         {
-            tracing::warn!(host, %error, left_out, "a control session was refused");
+            log!(WARN, host, %error, left_out, "a control session was refused");
         }
     }
 
-    fn begin_session(
+    async fn begin_session(
         self: &Arc<Self>,
         session: ControlSession,
         them: handshake::Introduction,
         dialled: Option<&str>,
-    ) -> Result<(Arc<Session>, Peer), WorkerError> {
-        if them.worker == self.name {
-            let remedy = "two workers have this name; every worker of a cluster needs its own".to_owned();
-            return Err(WorkerError::Config { field: "name", value: self.name.clone(), remedy });
+    ) -> Result<(Arc<Session>, KnownPeer), WorkerError> {
+        let name = them.worker.clone();
+        let ControlSession { sender, receiver, addresses } = session;
+        if name == self.name {
+            let (own, other) = (self.address.clone(), whereabouts(&them, addresses));
+            let (holder, newcomer) = if dialled.is_some() { (other, own) } else { (own, other) };
+            let detail = name_taken(&holder, &newcomer);
+            self.refuse(sender, receiver, Status::new(Code::AlreadyExists, detail.as_str()));
+            return Err(WorkerError::NameTaken { name, detail });
         }
-        let served = match self.serve_one(&them.worker) {
-            Ok(served) => served,
-            Err(full) => return Err(self.too_many_sessions(session, &them.worker, full)),
+        let room = self.serve_one(&name).and_then(|served| Ok((served, self.note_peer(&name, None)?)));
+        let (served, peer) = match room {
+            Ok(room) => room,
+            Err(full) => {
+                let remedy = full.remedy(&name);
+                let message = format!("{}: {remedy}", self.name);
+                self.refuse(sender, receiver, Status::new(Code::ResourceExhausted, message));
+                return Err(WorkerError::Config { field: full.field, value: full.most.to_string(), remedy });
+            }
         };
-        let peer = match self.note_peer(&them.worker, dialled) {
-            Ok(peer) => peer,
-            Err(full) => return Err(self.too_many_sessions(session, &them.worker, full)),
-        };
-        let ControlSession { sender, receiver, peer_host } = session;
-        let session = Session::new(them, peer_host, sender, dialled.is_some(), served.connections());
-        peer.note_session(&session, dialled.is_some());
+        let session = Session::new(them, addresses, sender.clone(), dialled.is_some(), served.connections());
+        if let Err(detail) = self.claim_name(&peer, &session, dialled.is_some()).await {
+            self.refuse(sender, receiver, Status::new(Code::AlreadyExists, detail.as_str()));
+            return Err(WorkerError::NameTaken { name, detail });
+        }
+        // Only now: where a worker was dialled that is refused, this peer is not. It is noted, so there is room for it.
+        let peer = self.note_peer(&name, dialled).unwrap_or(peer);
         self.met.notify_waiters();
         let serving = self.clone().serve_session(session.clone(), receiver, served);
         self.control_runtime.spawn("session", Box::pin(serving));
@@ -208,50 +244,80 @@ impl Node {
         Ok((session, peer))
     }
 
-    /// Tells the peer that there is no room for its session.
-    fn too_many_sessions(self: &Arc<Self>, session: ControlSession, peer: &str, full: Full) -> WorkerError {
-        let remedy = full.remedy(peer);
-        let status = Status::new(Code::ResourceExhausted, format!("{}: {remedy}", self.name));
+    /// Notes the session as one of the peer's, unless another worker has its name and answers. One that does not is dead,
+    /// stopped or cut off: the peer takes its place.
+    ///
+    /// # Errors
+    /// Where both are, and what to do.
+    async fn claim_name(
+        &self,
+        peer: &KnownPeer,
+        session: &Arc<Session>,
+        is_dialled: bool,
+    ) -> Result<(), String> {
+        while let Err(holder) = peer.note_session(session, is_dialled) {
+            let newcomer = session.whereabouts();
+            if self.answers(&holder).await {
+                return Err(name_taken(&holder.whereabouts(), &newcomer));
+            }
+            let detail =
+                format!("it did not answer when another life of it connected, which is at {newcomer}");
+            holder.condemn(Lost::new(PeerLoss::Unresponsive, detail));
+        }
+        Ok(())
+    }
+
+    /// That `peer` refused this worker because of its name, if that was lately.
+    pub(crate) fn name_taken(&self, peer: &KnownPeer) -> Option<WorkerError> {
+        let detail = peer.refusal(self.runtime.now())?;
+        Some(WorkerError::NameTaken { name: self.name.clone(), detail })
+    }
+
+    /// Ends a session that has not begun, and tells the peer why.
+    fn refuse(
+        self: &Arc<Self>,
+        sender: Arc<dyn FrameSender>,
+        receiver: Box<dyn FrameReceiver>,
+        status: Status,
+    ) {
         let node = self.clone();
         let refuse = async move {
             let goodbye = ControlFrame::Goodbye { status }.encode();
-            let _ = timeout(&*node.control_runtime, FAREWELL, session.sender.send(goodbye)).await;
+            let _ = timeout(&*node.control_runtime, FAREWELL, sender.send(goodbye)).await;
+            drop(receiver);
         };
         self.control_runtime.spawn("refuse session", Box::pin(refuse));
-        WorkerError::Config { field: full.field, value: full.most.to_string(), remedy }
     }
 
     /// Tries the fabrics both ends have, in this worker's order of preference. `None` when the peer is connecting
     /// at the same moment, and its connection counts.
     async fn open_data(
         self: &Arc<Self>,
-        peer: &Peer,
+        peer: &KnownPeer,
         session: &Arc<Session>,
-    ) -> Result<Option<Route>, WorkerError> {
+    ) -> Result<Option<Arc<DataConnection>>, WorkerError> {
         let mut tried: Vec<String> =
             self.unavailable.iter().map(|(kind, why)| format!("{kind}: {why}")).collect();
         let mut limit = None;
-        for candidate in self.candidates() {
-            let kind = candidate.kind();
-            let offered = session.peer.fabrics.iter().find(|(number, _)| *number == fabric_number(kind));
-            let opened = match (offered, candidate) {
-                (None, _) => {
+        for fabric in &self.fabrics {
+            let kind = fabric.kind;
+            match session.peer.fabrics.iter().find(|(number, _)| *number == fabric_number(kind)) {
+                None => {
                     tried.push(format!("{kind}: the peer does not offer it"));
                     continue;
                 }
-                (Some((_, reach)), _) if *reach != candidate.reach() => {
+                Some((_, reach)) if *reach != fabric.reach => {
                     tried.push(format!("{kind}: the peer is on another host or belongs to another user"));
                     continue;
                 }
-                (Some(_), Candidate::Grpc) => self.open_grpc(peer, session).await,
-                (Some(_), Candidate::Fabric(fabric)) => self.open_over(fabric, session).await,
-            };
-            match opened {
+                Some(_) => {}
+            }
+            match self.open_over(fabric, session).await {
                 Ok(None) => return Ok(None),
                 Ok(Some(connection)) => {
                     let others = tried.join("; ");
                     let encrypted = connection.is_encrypted();
-                    tracing::info!(peer = peer.name(), transport = %kind, encrypted, not_used = others, "connected");
+                    log!(INFO, peer = peer.name(), transport = %kind, encrypted, not_used = others, "connected");
                     peer.note_not_used(tried);
                     connection.count_connect(peer.note_connect());
                     self.let_go_at_end(peer, &connection);
@@ -271,20 +337,23 @@ impl Node {
     }
 
     /// Nothing that belongs to a connection is kept with its peer beyond its end.
-    fn let_go_at_end(&self, peer: &Peer, connection: &Route) {
-        let (peer, connection) = (peer.clone(), connection.clone());
-        let ending = async move {
-            connection.until_end().await;
-            peer.let_go(&connection);
-        };
-        self.runtime.spawn("let go of a connection", Box::pin(ending));
+    fn let_go_at_end(&self, peer: &KnownPeer, connection: &Arc<DataConnection>) {
+        let (peer, ending) = (peer.clone(), connection.clone());
+        let ending = Box::pin(async move {
+            ending.until_end().await;
+            peer.let_go(&ending);
+        });
+        if let Err(ending) = connection.pump.run(ending) {
+            // Its task has ended already, and so has it.
+            let _done = ending.now_or_never();
+        }
     }
 
     async fn open_over(
         self: &Arc<Self>,
         fabric: &LocalFabric,
         session: &Arc<Session>,
-    ) -> Result<Option<Route>, WorkerError> {
+    ) -> Result<Option<Arc<DataConnection>>, WorkerError> {
         let half = self.prepare(fabric)?;
         let ring = half.ring.clone();
         let lost = |detail: String| FabricError::Connect {
@@ -301,7 +370,7 @@ impl Node {
             let answer = answer.map_err(|_| lost("the peer did not answer".to_owned()))?;
             let answer = answer.map_err(|_| lost(session.why_over()))?;
             match answer {
-                Ok(answer) => self.join(fabric, session, half, answer, Role::Dialer).await.map(Some),
+                Ok(answer) => self.join(fabric, session, half, answer, true).await.map(Some),
                 Err(status) if status.code == Code::AlreadyExists => Ok(None),
                 Err(status) => Err(lost(status.to_string()).into()),
             }
@@ -320,24 +389,21 @@ impl Node {
     /// Answers the peer's Connect, whose number the session has noted, and sets up this end.
     pub(crate) async fn accept_data(self: Arc<Self>, session: Arc<Session>, offer: Connect) {
         let number = offer.connection;
-        let (peer, considered) = match self.begin_accepting(&session.peer.worker, &offer) {
-            Ok(considered) => considered,
+        let (peer, (fabric, half)) = match self.begin_accepting(&session.peer.worker, &offer) {
+            Ok(accepting) => accepting,
             Err(status) => {
                 session.forget(number);
                 let _ = session.send(ControlFrame::Refused { connection: number, status }).await;
                 return;
             }
         };
-        let opened = match considered {
-            Considered::Fabric(fabric, half) => self.accept_over(fabric, &session, *half, offer).await,
-            Considered::Grpc => self.accept_grpc(&peer, &session, &offer).await,
-        };
+        let opened = self.accept_over(fabric, &session, half, offer).await;
         let replaced = peer.end_accept(opened.as_ref().ok());
         match opened {
             Ok(connection) => {
                 if let Some(left_out) = self.log.line(peer.name()) {
-                    let (transport, encrypted) = (connection.kind(), connection.is_encrypted());
-                    tracing::info!(peer = peer.name(), %transport, encrypted, left_out, "connected by the peer");
+                    let (transport, encrypted) = (connection.kind, connection.is_encrypted());
+                    log!(INFO, peer = peer.name(), %transport, encrypted, left_out, "connected by the peer");
                 }
                 peer.note_not_used(Vec::new());
                 connection.count_connect(peer.note_connect());
@@ -345,7 +411,7 @@ impl Node {
             }
             Err(error) => {
                 if let Some(left_out) = self.log.line(peer.name()) {
-                    tracing::warn!(peer = peer.name(), %error, left_out, "a data connection could not be set up");
+                    log!(WARN, peer = peer.name(), %error, left_out, "a data connection could not be set up");
                 }
                 session.forget(number);
                 self.disown(&session, number, &error).await;
@@ -363,7 +429,11 @@ impl Node {
         let _ = timeout(&*self.runtime, REASON, session.send(frame)).await;
     }
 
-    fn begin_accepting(&self, peer: &str, offer: &Connect) -> Result<(Peer, Considered<'_>), Status> {
+    fn begin_accepting(
+        &self,
+        peer: &str,
+        offer: &Connect,
+    ) -> Result<(KnownPeer, (&LocalFabric, Half)), Status> {
         let noted = self.note_peer(peer, None);
         let noted = noted.map_err(|full| Status::new(Code::ResourceExhausted, full.remedy(peer)))?;
         noted.begin_accept(*self.name < *peer)?;
@@ -377,21 +447,19 @@ impl Node {
         session: &Arc<Session>,
         half: Half,
         offer: Connect,
-    ) -> Result<Route, WorkerError> {
+    ) -> Result<Arc<DataConnection>, WorkerError> {
         let ring = half.ring.clone();
         let opened = async {
             let answer = self.offer(offer.connection, fabric, &half);
             session.send(ControlFrame::Connected(answer)).await?;
-            self.join(fabric, session, half, offer, Role::Acceptor).await
+            self.join(fabric, session, half, offer, false).await
         }
         .await;
         opened.inspect_err(|_| ring.end())
     }
 
-    fn consider(&self, offer: &Connect) -> Result<Considered<'_>, Status> {
-        if offer.kind == fabric_number(FabricKind::Grpc) {
-            return self.consider_grpc().map(|()| Considered::Grpc);
-        }
+    /// The fabric that a peer's Connect asks for, and this end of a connection over it.
+    fn consider(&self, offer: &Connect) -> Result<(&LocalFabric, Half), Status> {
         let fabric = self.fabrics.iter().find(|fabric| fabric_number(fabric.kind) == offer.kind);
         let fabric = fabric.ok_or_else(|| {
             Status::new(
@@ -400,7 +468,7 @@ impl Node {
             )
         })?;
         let half = self.prepare(fabric).map_err(|error| Status::new(Code::Unavailable, error.to_string()))?;
-        Ok(Considered::Fabric(fabric, Box::new(half)))
+        Ok((fabric, half))
     }
 
     /// A queue pair end with a ring. Its depths suffice whatever the peer offers.
@@ -433,23 +501,36 @@ impl Node {
         }
     }
 
-    /// Connects this end with what the other end said, and starts the protocol on it.
+    /// Connects this end with what the other end said, and starts the protocol on it. `asked` if this end has sent the
+    /// Connect.
     async fn join(
         self: &Arc<Self>,
         fabric: &LocalFabric,
         session: &Arc<Session>,
         half: Half,
         other: Connect,
-        role: Role,
-    ) -> Result<Route, WorkerError> {
+        asked: bool,
+    ) -> Result<Arc<DataConnection>, WorkerError> {
         let Half { enclosure, prepared, ring, known, .. } = half;
         let (peer, limit) = (ConnectionData(other.data), self.connect_limit);
         let announcer = Announcer::new(other.connection, &session.sender()?, self.runtime.clone(), &known);
         let announcer = Arc::new(announcer);
-        let connecting = prepared.connect(ConnectParams { peer, role, peer_host: session.peer_host, limit });
+        // The side that dialled the session dials for data too: a firewall or an address translation may close the other
+        // direction. Other fabrics need a peer that is ready when the side that asked begins.
+        let dials = if fabric.kind == FabricKind::TCP { session.is_dialled() } else { asked };
+        let role = if dials { Role::Dialer } else { Role::Acceptor };
+        let params = ConnectParams { peer, role, peer_address: session.dialled_at(), limit };
+        let connecting = async {
+            tokio::select! {
+                biased;
+                connected = prepared.connect(params) => connected.map_err(WorkerError::from),
+                why = session.disowned(other.connection) => Err(could_not_connect(fabric.kind, &why)),
+            }
+        };
         // A peer that died after its Connect never comes, and its next life would be kept waiting for the whole limit.
         let connected = unless(session.ended(), connecting).await;
-        let queue_pair = connected.ok_or_else(|| ControlError::Lost { detail: session.why_over() })??;
+        let Connected { queue_pair, driver } =
+            connected.ok_or_else(|| ControlError::Lost { detail: session.why_over() })??;
         other.regions.iter().for_each(|record| queue_pair.add_remote_region(region(record)));
         let channel = FabricChannel {
             queue_pair,
@@ -459,6 +540,7 @@ impl Node {
             peer_ring: Mutex::new(other.ring.destination),
             peer_slots: other.ring.slots,
             held: Arc::default(),
+            helper: OnceLock::new(),
             import: Import { pool: self.pools.source.clone(), enclosure: enclosure.clone() },
         };
         let has_slots = Agreed::of(&self.parameters, &other.parameters).has_result_slots();
@@ -466,11 +548,13 @@ impl Node {
         let allocator = ReceiveAllocator { pool, enclosure, announcer, has_slots };
         let parameters = (self.parameters, other.parameters);
         let meter = Meter::new(self.labels.of(&session.peer.worker), fabric.kind, &self.log);
-        let connection =
-            DataConnection::new(channel, parameters, allocator, &session.peer, &self.values, meter);
-        connection.start(&self.runtime);
+        let connection = DataConnection::new(channel, parameters, allocator, session, &self.values, meter);
+        connection.start(driver, &self.runtime);
+        if testpoints::chance!("a connection is up later at one of its sides") {
+            self.runtime.sleep(LATE).await;
+        }
         match confirm_regions(session, other.connection, &connection).await {
-            Ok(()) => Ok(connection.into()),
+            Ok(()) => Ok(connection),
             Err(error) => {
                 // From here on the peer can write this end's ring: it must not be given back before the drain.
                 connection.close(&Lost::gone(error.to_string())).await;
@@ -487,10 +571,24 @@ async fn confirm_regions(
     connection: &Arc<DataConnection>,
 ) -> Result<(), WorkerError> {
     let lost = |detail| WorkerError::Control(ControlError::Lost { detail });
-    for region in session.up(number, &connection.clone().into()).map_err(lost)? {
+    for region in session.up(number, connection).map_err(lost)? {
         session.send(ControlFrame::RegionAck { connection: number, region }).await?;
     }
     Ok(())
+}
+
+/// What a connection fails with that the peer could not set up.
+fn could_not_connect(kind: FabricKind, why: &str) -> WorkerError {
+    let detail = format!("the peer could not: {why}");
+    FabricError::Connect { kind, step: "connecting", detail }.into()
+}
+
+/// Why a worker is refused whose name another one has.
+fn name_taken(holder: &str, newcomer: &str) -> String {
+    format!(
+        "the worker at {holder} has it and answers, so the one at {newcomer} is refused; stop one of them, or give each a \
+         name of its own: a client needs none"
+    )
 }
 
 /// Why the fabric is not used; most errors name it themselves.

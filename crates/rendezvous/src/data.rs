@@ -1,4 +1,4 @@
-//! One data connection: a queue pair with the protocol on it, and the tasks that drive it.
+//! One data connection: a queue pair with the protocol on it.
 
 use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
@@ -13,21 +13,22 @@ use protocol::{
 };
 use tokio::sync::{Notify, watch};
 use tracing::Instrument as _;
-use verbs_reactor::{Arrival, FabricError, FabricKind, LossCause, QueuePair, Runtime, timeout};
+use verbs_reactor::{BoxFuture, FabricError, FabricKind, LossCause, QueuePair, Runtime, timeout};
 
 use crate::{
     Tensor, WorkerError,
     announce::Announcer,
-    control::handshake::Introduction,
     destinations::ReceiveAllocator,
-    error::{Lost, TransferName},
+    driver::{Driver, Pump},
+    error::{Lost, PeerLoss, TransferName},
     fabric_channel::FabricChannel,
     held_posts::HeldPosts,
     lent::Lent,
-    meter::{Meter, receive_span, send_span},
+    meter::{Meter, receive_span},
     published::Version,
     receive_into::{Target, TargetAllocator},
     ring::OwnRing,
+    session::Session,
     step::handed_out,
     values::{PeerValues, SharedValues},
 };
@@ -42,13 +43,16 @@ pub(crate) struct DataConnection {
     pub(crate) kind: FabricKind,
     /// The life of the peer that it leads to.
     pub(crate) peer_incarnation: u64,
+    /// Where the peer is, for people.
+    peer_at: String,
     pub(crate) queue_pair: QueuePair,
     pub(crate) protocol: Arc<Connection<FabricChannel>>,
     pub(crate) announcer: Arc<Announcer>,
     allocator: ReceiveAllocator,
     ring: Arc<OwnRing>,
     held: Arc<HeldPosts>,
-    values: Arc<PeerValues>,
+    pub(crate) pump: Pump,
+    pub(crate) values: Arc<PeerValues>,
     pub(crate) meter: Arc<Meter>,
     /// The first reason, once it is over.
     lost: OnceLock<Lost>,
@@ -65,7 +69,7 @@ impl DataConnection {
         channel: FabricChannel,
         (own, peers): (Parameters, Parameters),
         allocator: ReceiveAllocator,
-        peer: &Introduction,
+        session: &Session,
         values: &SharedValues,
         meter: Arc<Meter>,
     ) -> Arc<Self> {
@@ -73,14 +77,16 @@ impl DataConnection {
         let (ring, held) = (channel.own_ring.clone(), channel.held.clone());
         Arc::new(Self {
             kind: queue_pair.kind(),
-            peer_incarnation: peer.incarnation,
+            peer_incarnation: session.peer.incarnation,
+            peer_at: session.whereabouts(),
             queue_pair,
             protocol: Connection::new(channel, own, peers),
             announcer: allocator.announcer.clone(),
             allocator,
             ring,
             held,
-            values: Arc::new(PeerValues::new(values, &peer.worker, meter.clone())),
+            pump: Pump::default(),
+            values: Arc::new(PeerValues::new(values, &session.peer.worker, meter.clone())),
             meter,
             lost: OnceLock::new(),
             told: Notify::new(),
@@ -94,28 +100,43 @@ impl DataConnection {
         self.lost.get().is_some() || self.queue_pair.failure().is_some()
     }
 
-    /// Starts the tasks: arrivals, and the messages owed to the peer.
-    pub(crate) fn start(self: &Arc<Self>, runtime: &Arc<dyn Runtime>) {
-        let (connection, spawner) = (self.clone(), runtime.clone());
-        runtime.spawn("arrivals", Box::pin(async move { connection.run(&spawner).await }));
-        let held = self.held.clone().post_when_possible(self.queue_pair.clone());
-        runtime.spawn("held posts", Box::pin(held));
-        runtime.spawn("owed messages", Box::pin(self.clone().send_owed()));
+    /// Whether what travels over it is encrypted.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.queue_pair.capabilities().encrypted
+    }
+
+    /// Counts that it stands, for the first time with its peer or once more.
+    pub(crate) fn count_connect(&self, is_again: bool) {
+        self.meter.connected(is_again, self.is_encrypted());
+    }
+
+    /// Starts the connection's task, which drives its queue pair with `fabric`.
+    pub(crate) fn start(self: &Arc<Self>, fabric: BoxFuture<'static, ()>, runtime: &Arc<dyn Runtime>) {
+        let _once = self.protocol.channel().helper.set(Arc::downgrade(self));
+        runtime.spawn("connection", Box::pin(Driver::new(self.clone(), fabric, runtime.clone())));
     }
 
     /// Sends what is owed until the protocol has failed, be it by itself (no memory for a message): then the queue
     /// pair is closed, so that the next transfer gets a new connection.
-    async fn send_owed(self: Arc<Self>) {
-        self.protocol.clone().housekeeping().await;
-        self.queue_pair.close().await;
+    pub(crate) async fn keep_house(self: Arc<Self>) {
+        let held = self.held.clone().post_when_possible(self.queue_pair.clone());
+        let close = async {
+            self.protocol.clone().housekeeping().await;
+            self.queue_pair.close().await;
+        };
+        futures::future::join(held, close).await;
     }
 
-    /// Takes arrivals until the connection is over, then gives everything back.
-    async fn run(self: Arc<Self>, runtime: &Arc<dyn Runtime>) {
-        let why = self.take_arrivals(runtime).await;
-        tracing::debug!(peer = %self.values.peer, transport = %self.kind, why = why.detail, "data connection over");
+    /// Gives everything back, once no arrival is taken any more: for a reason of this side, or because the fabric has failed.
+    pub(crate) async fn end(self: Arc<Self>, why: Result<Lost, FabricError>, runtime: Arc<dyn Runtime>) {
+        let why = match why {
+            Ok(lost) => lost,
+            Err(error) if is_peers_doing(&error) => self.why_closed(error.into(), &runtime).await,
+            Err(error) => error.into(),
+        };
+        log!(DEBUG, peer = %self.values.peer, transport = %self.kind, why = why.detail, "data connection over");
         self.fail(&why);
-        if !self.is_ended_by_peer() {
+        if !self.is_ended_by_peer() && !self.is_shut_down() {
             self.announcer.tell_end(&why.detail).await;
         }
         self.queue_pair.close().await;
@@ -130,46 +151,10 @@ impl DataConnection {
         self.queue_pair.failure().as_ref().is_some_and(is_close)
     }
 
-    async fn take_arrivals(&self, runtime: &Arc<dyn Runtime>) -> Lost {
-        loop {
-            let taken = match self.queue_pair.next_arrival().await {
-                Ok(Arrival::Immediate { immediate, length }) => {
-                    self.protocol.on_immediate(immediate.0, length)
-                }
-                Ok(Arrival::Loan { immediate, buffer }) => {
-                    let length = buffer.len() as u64;
-                    self.protocol.on_loan(immediate.0, length, Lent::view(buffer)).map(|()| None)
-                }
-                Ok(other) => {
-                    return Lost::misbehaved(format!(
-                        "an arrival of a kind this version does not know: {other:?}"
-                    ));
-                }
-                Err(error) if is_peers_doing(&error) => return self.why_closed(error.into(), runtime).await,
-                Err(error) => return error.into(),
-            };
-            match taken {
-                Ok(None) => {}
-                Ok(Some(requests)) => {
-                    for request in requests {
-                        let step = match request.scope {
-                            Scope::Step(step) => Some(step.0),
-                            _ => None,
-                        };
-                        let span = send_span(&self.values.peer, &request.key, step, self.kind);
-                        let response = self.protocol.respond(request, &self.values);
-                        runtime.spawn("respond", Box::pin(response.instrument(span)));
-                    }
-                }
-                Err(misbehaved) => {
-                    if let Some(left_out) = self.meter.log.line(&self.values.peer) {
-                        let peer = &self.values.peer;
-                        tracing::warn!(%peer, %misbehaved, left_out, "closing the connection of a misbehaving peer");
-                    }
-                    return Lost::misbehaved(format!("the peer broke the protocol: {misbehaved}"));
-                }
-            }
-        }
+    /// Whether this worker is being shut down: its goodbye tells the peer of that, and should not come second to the end of
+    /// a connection, which the peer would take for a loss.
+    fn is_shut_down(&self) -> bool {
+        self.lost.get().is_some_and(|lost| lost.loss == PeerLoss::ShutDownHere)
     }
 
     /// The peer closed its end, or gave it up. It says why over the control connection, which may be the slower of the two; if
@@ -202,7 +187,7 @@ impl DataConnection {
         *self.over.borrow()
     }
 
-    /// Ends every transfer of this connection. The queue pair is closed by the arrivals task, which notices.
+    /// Ends every transfer of this connection. The connection's task notices, and closes the queue pair.
     ///
     /// Steps whose values may be lost are over with this peer before another connection can carry them on.
     pub(crate) fn fail(&self, why: &Lost) {
@@ -214,15 +199,15 @@ impl DataConnection {
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         if !*ended {
             *ended = true;
-            self.meter.lost(why.loss);
+            self.meter.over(why.loss);
             let steps = self.protocol.steps_under_way();
             self.values.values.lose(&self.values.peer, &steps, &why.detail);
             self.over.send_replace(true);
         }
     }
 
-    /// Begins the end of a connection that is not needed any more: the arrivals task sees the queue pair close
-    /// and gives everything back.
+    /// Begins the end of a connection that is not needed any more: its task sees the queue pair close and gives
+    /// everything back.
     pub(crate) async fn close(&self, why: &Lost) {
         self.fail(why);
         self.queue_pair.close().await;
@@ -311,7 +296,8 @@ impl DataConnection {
 
     fn lost_error(&self, transfer: Box<TransferName>, seen: String) -> WorkerError {
         let Lost { loss, detail } = self.lost.get().cloned().unwrap_or_else(|| Lost::gone(seen));
-        WorkerError::PeerLost { transfer, transport: self.kind.name(), loss, detail }
+        let (address, transport) = (self.peer_at.clone(), self.kind.name());
+        WorkerError::PeerLost { transfer, address, transport, loss, detail }
     }
 
     fn transfer_error(&self, name: &TransferName, error: TransferError) -> WorkerError {
@@ -323,6 +309,10 @@ impl DataConnection {
             }
             TransferError::KeyTooLong { .. } | TransferError::StashFull { .. } => {
                 let status = Status::new(Code::ResourceExhausted, error.to_string());
+                WorkerError::Local { transfer, status }
+            }
+            TransferError::KeyActive { .. } => {
+                let status = Status::new(Code::InvalidArgument, error.to_string());
                 WorkerError::Local { transfer, status }
             }
             TransferError::Corrupted { validation, sent, received, damage } => {

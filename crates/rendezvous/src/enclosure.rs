@@ -35,9 +35,9 @@ impl LocalFabric {
         let kind = fabric.kind();
         let enclosures = match trust {
             Trust::Cluster => Enclosures::Shared(Enclosure::shared(&**fabric, pools)?),
-            Trust::Hostile if kind == FabricKind::Shm => {
-                let what = "be used under Trust::Hostile: a neighbour could read whole blocks of memory; use tcp, \
-                            verbs or grpc";
+            Trust::Hostile if kind == FabricKind::SHM => {
+                let what = "be used under Trust::Hostile: a neighbour could read whole blocks of memory; use tcp \
+                            or verbs";
                 return Err(FabricError::Unsupported { kind, what }.into());
             }
             Trust::Hostile => {

@@ -3,7 +3,7 @@
 use std::{fmt, time::Duration};
 
 use memory::{Limit, MemoryError};
-use protocol::{Code, Damage, Status, Validation};
+use protocol::{Code, Damage, Status, Validation, text::escaped};
 use verbs_reactor::{FabricError, LossCause};
 
 use crate::{ClusterError, control::ControlError};
@@ -45,6 +45,8 @@ pub enum PeerLoss {
     ShutDownHere,
     /// A connection broke earlier while values of this step were under way: the step is over with this peer.
     StepBroken,
+    /// It has a session with another worker of this worker's name, and refused this one.
+    NameTaken,
 }
 
 impl PeerLoss {
@@ -53,8 +55,8 @@ impl PeerLoss {
         match self {
             Self::Gone => "see whether its process still runs; once it is back, the next use connects again",
             Self::Unresponsive => {
-                "see whether its process is stopped or its machine overloaded, or allow more with \
-                 WorkerBuilder::liveness; the next use connects again"
+                "see whether its process is stopped or its machine overloaded, or allow more with the setting \
+                 `liveness`; the next use connects again"
             }
             Self::Goodbye => "start it again if it is still needed; the next use connects again",
             Self::Misbehaved => {
@@ -62,6 +64,7 @@ impl PeerLoss {
             }
             Self::ShutDownHere => "receive before shutting this worker down",
             Self::StepBroken => "repeat the step's values in another step",
+            Self::NameTaken => "stop the other worker, or give each a name of its own",
         }
     }
 }
@@ -142,7 +145,7 @@ impl From<FabricError> for Lost {
 /// # server.publish("w", Tensor::from_values(server.pool(), &[4], &[1u8, 2, 3, 4])?)?;
 /// # let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
 /// # let peer = client.peer_at(server.address()).await?;
-/// match client.fetch(&peer, "v").await {
+/// match peer.fetch("v").await {
 ///     Err(WorkerError::Remote { status, .. }) => assert_eq!(status.code, Code::NotFound),
 ///     other => panic!("{other:?}"),
 /// }
@@ -153,7 +156,7 @@ impl From<FabricError> for Lost {
 #[non_exhaustive]
 pub enum WorkerError {
     /// A setting that cannot be used.
-    #[error("{field} = `{value}`: {remedy}")]
+    #[error("{field} = `{}`: {remedy}", escaped(value))]
     Config {
         /// The setting.
         field: &'static str,
@@ -167,7 +170,8 @@ pub enum WorkerError {
     Cluster(#[from] ClusterError),
     /// A name that is neither in the cluster nor connected.
     #[error(
-        "worker `{name}` is unknown; known: {known}. Add it to the cluster, or connect by address with peer_at"
+        "worker `{}` is unknown; known: {known}. Add it to the cluster, or connect by address with peer_at",
+        escaped(name)
     )]
     UnknownWorker {
         /// The name.
@@ -175,8 +179,16 @@ pub enum WorkerError {
         /// The names that are known.
         known: String,
     },
+    /// Another worker has the name and answers: one of the two was refused, this worker or a peer.
+    #[error("the name {name} is taken: {detail}")]
+    NameTaken {
+        /// The name.
+        name: String,
+        /// Where both workers are, and what to do.
+        detail: String,
+    },
     /// Text that is no key or device name.
-    #[error("key `{key}`: {problem}")]
+    #[error("key `{}`: {problem}", escaped(key))]
     BadKey {
         /// The text.
         key: String,
@@ -200,7 +212,7 @@ pub enum WorkerError {
     /// Too many sent values wait for their receivers.
     #[error(
         "{waiting} sent values wait for their receivers, and {cap} may: receive them or clean up their steps, or allow \
-         more with WorkerBuilder::values_max"
+         more with the setting `values_max`"
     )]
     TableFull {
         /// Values waiting.
@@ -286,10 +298,12 @@ pub enum WorkerError {
         damage: Damage,
     },
     /// The peer or the way to it is gone.
-    #[error("receiving {transfer} over {transport}: the peer is lost: {detail}; {}", loss.advice())]
+    #[error("receiving {transfer} over {transport}: the peer at {address} is lost: {detail}; {}", loss.advice())]
     PeerLost {
         /// The transfer.
         transfer: Box<TransferName>,
+        /// Where the peer is, or was.
+        address: String,
         /// The fabric in use.
         transport: &'static str,
         /// Why, in kind.
@@ -306,7 +320,10 @@ pub enum WorkerError {
         limit: Duration,
     },
     /// No fabric works between the two workers.
-    #[error("no fabric connects to {peer}: {tried}")]
+    #[error(
+        "no fabric connects to {peer}: {tried}; allow one that both ends can use (the setting `fabrics`), and let what is \
+         between them pass TCP through: a proxy that speaks HTTP/2 carries no tensors"
+    )]
     NoFabric {
         /// The peer.
         peer: String,
@@ -360,6 +377,7 @@ impl WorkerError {
             | Self::InvalidTensor { .. }
             | Self::Mismatch { .. } => Code::InvalidArgument,
             Self::UnknownWorker { .. } => Code::NotFound,
+            Self::NameTaken { .. } => Code::AlreadyExists,
             Self::TableFull { .. } | Self::Limit { .. } | Self::Memory(_) => Code::ResourceExhausted,
             Self::Corrupted { .. } => Code::DataLoss,
             Self::PeerLost { loss: PeerLoss::StepBroken, .. } | Self::ShutDown => Code::Aborted,
@@ -435,7 +453,7 @@ mod tests {
 
     #[test]
     fn e_a_limit_is_known_by_its_number_and_not_by_its_text() {
-        let own = FabricError::device(FabricKind::Shm, "eventfd", too_many_files());
+        let own = FabricError::device(FabricKind::SHM, "eventfd", too_many_files());
         let named = WorkerError::from(own).or_limit();
         assert!(matches!(named, WorkerError::Limit { limit: Limit::OpenFiles, .. }), "{named}");
         assert!(named.to_string().contains("eventfd") && named.to_string().contains("ulimit -n"), "{named}");
@@ -443,7 +461,7 @@ mod tests {
         let detail = too_many_files().to_string();
         assert!(detail.contains("os error 24"));
         let step = "agreeing with the peer";
-        let theirs = FabricError::Connect { kind: FabricKind::Tcp, step, detail };
+        let theirs = FabricError::Connect { kind: FabricKind::TCP, step, detail };
         let kept = WorkerError::from(theirs).or_limit();
         assert!(matches!(kept, WorkerError::Fabric(_)), "{kept}");
     }

@@ -3,7 +3,7 @@
 use std::{
     future::Future,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
     task::{Context, Poll, ready},
 };
 
@@ -22,6 +22,7 @@ use verbs_reactor::{
 };
 
 use crate::{
+    data::DataConnection,
     held_posts::HeldPosts,
     import::Import,
     lent::{Lent, RESULT_SLOT, ended},
@@ -44,6 +45,8 @@ pub(crate) struct FabricChannel {
     pub(crate) peer_slots: Destination,
     pub(crate) held: Arc<HeldPosts>,
     pub(crate) import: Import,
+    /// The connection that it belongs to, which finds what tasks wait for.
+    pub(crate) helper: OnceLock<Weak<DataConnection>>,
 }
 
 impl FabricChannel {
@@ -67,7 +70,7 @@ impl FabricChannel {
         }
         let message = format!(
             "a value of {bytes} bytes takes {} work requests of {piece} bytes over {} and may need one more, and the \
-             send queue is {depth} deep: send at most {most} bytes at once, or allow more with WorkerBuilder::depth",
+             send queue is {depth} deep: send at most {most} bytes at once, or allow more with the setting `depth`",
             bytes.div_ceil(piece),
             self.queue_pair.kind()
         );
@@ -234,7 +237,7 @@ impl Channel for FabricChannel {
 
     fn lend_content(&self, bytes: &Buf, immediate: u32) -> Option<ContentWrite> {
         let lent = self.held.lend(&self.queue_pair, bytes.clone(), Immediate(immediate));
-        lent.inspect_err(|error| tracing::debug!(%error, "a value is copied instead of lent")).ok()
+        lent.inspect_err(|error| log!(DEBUG, %error, "a value is copied instead of lent")).ok()
     }
 
     fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError> {
@@ -257,6 +260,10 @@ impl Channel for FabricChannel {
 
     fn move_to_ring(&self, ring: Destination) {
         *self.peer_ring.lock().unwrap_or_else(PoisonError::into_inner) = ring;
+    }
+
+    fn help(&self) -> bool {
+        self.helper.get().and_then(Weak::upgrade).is_some_and(|connection| connection.help())
     }
 
     fn copy_out(&self, bytes: &Buf) -> Box<[u8]> {

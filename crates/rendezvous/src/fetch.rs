@@ -1,25 +1,19 @@
 //! Fetching published tensors.
 
 mod attempt;
-mod into;
 mod many;
 
-use std::{
-    fmt,
-    future::Future,
-    pin::{Pin, pin},
-    task::{Context, Poll, ready},
-    time::Duration,
-};
+use std::{future::IntoFuture, pin::pin, time::Duration};
 
-use protocol::{Manner, Scope, Sharing, Wanted};
+use memory::BufMut;
+use protocol::{DataType, Manner, Scope, Sharing, Wanted};
 use verbs_reactor::BoxFuture;
 
-pub use self::{
-    into::FetchInto,
-    many::{FetchMany, FetchManyVersioned},
+pub use self::many::FetchMany;
+use crate::{
+    AsTensor, AsVersioned, Filled, IntoBuffer, Peer, ReceiveIntoError, Tensor, Version, Worker, WorkerError,
+    described::Timed, error::TransferName,
 };
-use crate::{Peer, Tensor, Version, Worker, WorkerError, error::TransferName};
 
 /// A tensor, and which publication it is.
 #[derive(Debug, Clone)]
@@ -58,19 +52,19 @@ impl Settings {
     }
 }
 
-fn transfer(peer: &Peer, name: &str) -> Result<TransferName, WorkerError> {
-    check_name(name)?;
-    Ok(TransferName { peer: peer.name().to_owned(), key: name.to_owned(), step: None })
+fn transfer(peer: &Peer, name: String) -> Result<TransferName, WorkerError> {
+    check_published(&name)?;
+    Ok(TransferName { peer: peer.name().to_owned(), key: name, step: None })
 }
 
 /// Whether something can be published under `name`.
-pub(crate) fn check_name(name: &str) -> Result<(), WorkerError> {
+pub(crate) fn check_published(name: &str) -> Result<(), WorkerError> {
     let most = protocol::limits::NAME_BYTES_MAX;
-    if (1..=most).contains(&name.len()) {
-        return Ok(());
-    }
-    let remedy = format!("a published name has 1 to {most} bytes");
-    Err(WorkerError::Config { field: "published name", value: name.to_owned(), remedy })
+    let checked = match (1..=most).contains(&name.len()) {
+        true => protocol::text::check_name(name),
+        false => Err(format!("a published name has 1 to {most} bytes")),
+    };
+    checked.map_err(|remedy| WorkerError::Config { field: "published name", value: name.to_owned(), remedy })
 }
 
 /// The version is there: the protocol refuses peers that do not tell it.
@@ -79,23 +73,10 @@ fn fetched((tensor, version): (Tensor, Option<Version>)) -> Result<Fetched, Work
     Ok(Fetched { tensor, version: version.ok_or_else(untold)? })
 }
 
-/// A future that begins when it is polled, so that it can be described until then.
-struct Running<'a, T>(Option<BoxFuture<'a, T>>);
-
-impl<'a, T> Running<'a, T> {
-    fn poll(&mut self, context: &mut Context<'_>, begin: impl FnOnce() -> BoxFuture<'a, T>) -> Poll<T> {
-        self.0.get_or_insert_with(begin).as_mut().poll(context)
-    }
-}
-
-impl<T> fmt::Debug for Running<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "Begun" } else { "NotBegun" })
-    }
-}
-
-/// A fetch of one published tensor, made by [`Worker::fetch`]. Awaiting it gives the [`Tensor`]; with
-/// [`versioned`](Self::versioned), [`Fetched`].
+/// A fetch of one published tensor, made by [`Peer::fetch`]. Nothing is fetched until it is awaited.
+///
+/// Awaiting it gives the [`Tensor`]; after [`versioned`](Self::versioned) a [`Fetched`], after
+/// [`into_buffer`](Self::into_buffer) a [`Filled`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -104,14 +85,14 @@ impl<T> fmt::Debug for Running<'_, T> {
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), rendezvous::WorkerError> {
-/// # let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
+/// # let server = Worker::builder("ps").start().await?;
 /// # server.publish("w", Tensor::from_values(server.pool(), &[4], &[1u8, 2, 3, 4])?)?;
-/// # let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
+/// # let client = Worker::client().start().await?;
 /// # let peer = client.peer_at(server.address()).await?;
 /// let limit = Duration::from_secs(5);
-/// let fetched = client.fetch(&peer, "w").timeout(limit).versioned().await?;
+/// let fetched = peer.fetch("w").timeout(limit).versioned().await?;
 /// // Newer than what is here, whenever there is one.
-/// let next = client.fetch(&peer, "w").newer_than(fetched.version);
+/// let next = peer.fetch("w").newer_than(fetched.version);
 /// server.publish("w", Tensor::from_values(server.pool(), &[1], &[9u8])?)?;
 /// assert_eq!(next.await?.values::<u8>()?, [9]);
 /// # Ok(())
@@ -119,15 +100,43 @@ impl<T> fmt::Debug for Running<'_, T> {
 /// ```
 #[derive(Debug)]
 #[must_use = "nothing is fetched until it is awaited"]
-pub struct Fetch<'a> {
-    worker: &'a Worker,
+pub struct Fetch<'a, As = AsTensor> {
     peer: &'a Peer,
     name: &'a str,
     settings: Settings,
-    running: Running<'a, Result<(Tensor, Option<Version>), WorkerError>>,
+    gives: As,
 }
 
 impl<'a> Fetch<'a> {
+    pub(crate) fn new(peer: &'a Peer, name: &'a str) -> Self {
+        Self { peer, name, settings: Settings::of(&peer.worker), gives: AsTensor::new() }
+    }
+
+    /// Gives the version too, of exactly the tensor that comes. Costs one message more.
+    pub fn versioned(mut self) -> Fetch<'a, AsVersioned> {
+        self.settings.versioned();
+        self.giving(AsVersioned { _private: () })
+    }
+
+    /// Into `buffer`, which must be long enough. The bytes land there without a copy if the buffer is of
+    /// [`Worker::receive_pool`], and the tensor is not so small that it travels inside a message; else with one copy.
+    ///
+    /// The buffer that comes back is the one given, except in one case: if the connection broke and the fetch was made
+    /// again, the peer may still be able to write it. Then the tensor comes in other memory, and the buffer goes back to
+    /// its pool when the peer no longer can.
+    ///
+    /// # Errors
+    /// As [`Peer::fetch`], and [`WorkerError::Mismatch`] for a tensor that does not fit. The buffer comes back with the
+    /// error, unless the peer may still write it.
+    ///
+    /// # Cancel safety
+    /// As [`Peer::fetch`]. The buffer goes back to its pool once the peer can't write it any more.
+    pub fn into_buffer(self, buffer: BufMut) -> Fetch<'a, IntoBuffer> {
+        self.giving(IntoBuffer::new(buffer))
+    }
+}
+
+impl<'a, As> Fetch<'a, As> {
     /// The longest that it may take, connecting included, instead of the worker's
     /// [`timeout`](crate::WorkerBuilder::timeout).
     pub fn timeout(mut self, limit: Duration) -> Self {
@@ -135,7 +144,8 @@ impl<'a> Fetch<'a> {
         self
     }
 
-    /// Whether a view is wanted or a copy, instead of the worker's [`sharing`](crate::WorkerBuilder::sharing).
+    /// Whether a view is wanted or a copy, instead of the worker's [`sharing`](crate::WorkerBuilder::sharing). A buffer
+    /// is always filled.
     pub fn sharing(mut self, sharing: Sharing) -> Self {
         self.settings.sharing = sharing;
         self
@@ -144,7 +154,7 @@ impl<'a> Fetch<'a> {
     /// Waits until something is published under the name, instead of failing at once with NOT_FOUND.
     ///
     /// A wait counts among the requests that may be outstanding at the peer
-    /// ([`requests_max`](crate::WorkerBuilder::requests_max)). It ends with the tensor, the timeout, the connection, or
+    /// ([`Flow::requests_max`](crate::Flow::requests_max)). It ends with the tensor, the timeout, the connection, or
     /// the peer's shutdown.
     pub fn wait(mut self) -> Self {
         self.settings.newer_than(None);
@@ -158,102 +168,84 @@ impl<'a> Fetch<'a> {
         self
     }
 
-    /// Gives the version too, of exactly the tensor that comes. Costs one message more.
-    pub fn versioned(mut self) -> FetchVersioned<'a> {
-        self.settings.versioned();
-        FetchVersioned(self)
-    }
-
-    fn poll_both(
-        &mut self,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<(Tensor, Option<Version>), WorkerError>> {
-        let Self { worker, peer, name, settings, running } = self;
-        running.poll(context, || Box::pin(run(worker, peer, name, *settings)))
+    fn giving<Other>(self, gives: Other) -> Fetch<'a, Other> {
+        Fetch { peer: self.peer, name: self.name, settings: self.settings, gives }
     }
 }
 
-async fn run(
-    worker: &Worker,
+impl Fetch<'_, IntoBuffer> {
+    /// Refuses a tensor whose elements are of another type. Without it any that is not too long is taken;
+    /// [`Filled::metadata`] tells its type.
+    pub fn dtype(mut self, dtype: DataType) -> Self {
+        self.gives.dtype = Some(dtype);
+        self
+    }
+
+    /// [`Filled::version`] tells the version.
+    pub fn versioned(mut self) -> Self {
+        self.settings.versioned();
+        self
+    }
+}
+
+async fn run(peer: &Peer, name: &str, settings: Settings) -> Result<(Tensor, Option<Version>), WorkerError> {
+    let (worker, transfer) = (&peer.worker, transfer(peer, name.to_owned())?);
+    let manner = Manner { sharing: settings.sharing, together: false };
+    let fetched = pin!(worker.fetch_one(&peer.known, &transfer, settings.scope(), manner));
+    worker.timed(Timed::Fetch, settings.limit, || format!("fetching {transfer}"), fetched).await
+}
+
+async fn run_into(
     peer: &Peer,
     name: &str,
     settings: Settings,
-) -> Result<(Tensor, Option<Version>), WorkerError> {
-    let transfer = transfer(peer, name)?;
-    let manner = Manner { sharing: settings.sharing, together: false };
-    let fetched = pin!(worker.fetch_one(peer, &transfer, settings.scope(), manner));
-    worker.within(settings.limit, || format!("fetching {transfer}"), fetched).await
+    into: IntoBuffer,
+) -> Result<Filled, ReceiveIntoError> {
+    let (worker, target) = (&peer.worker, into.target());
+    let fetched = async {
+        let transfer = transfer(peer, name.to_owned())?;
+        if worker.node.is_own(&peer.known) {
+            let (tensor, version) =
+                worker.fetch_one(&peer.known, &transfer, settings.scope(), Manner::default()).await?;
+            let filled = target.fill_with(&transfer, tensor.metadata(), tensor.bytes()).await?;
+            return Ok(Filled { version: version.filter(|_| settings.wanted.is_some()), ..filled });
+        }
+        let (mut held, version) =
+            worker.fetch_held(&peer.known, &transfer, settings.scope(), &target).await?;
+        let filled = target.fill(&transfer, &mut held, &worker.node.pools.receive).await?;
+        Ok(Filled { version, ..filled })
+    };
+    let what = || format!("fetching `{name}` from {}", peer.name());
+    let filled = worker.timed(Timed::Fetch, settings.limit, what, pin!(fetched)).await;
+    filled.map_err(|error| ReceiveIntoError { error, buffer: target.take() })
 }
 
-impl Future for Fetch<'_> {
+impl<'a> IntoFuture for Fetch<'a> {
     type Output = Result<Tensor, WorkerError>;
+    type IntoFuture = BoxFuture<'a, Self::Output>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.poll_both(context).map_ok(|(tensor, _)| tensor)
+    fn into_future(self) -> Self::IntoFuture {
+        let Self { peer, name, settings, .. } = self;
+        Box::pin(async move { run(peer, name, settings).await.map(|(tensor, _)| tensor) })
     }
 }
 
-/// A [`Fetch`] that gives the version too.
-#[derive(Debug)]
-#[must_use = "nothing is fetched until it is awaited"]
-pub struct FetchVersioned<'a>(Fetch<'a>);
-
-impl FetchVersioned<'_> {
-    /// As [`Fetch::timeout`].
-    pub fn timeout(self, limit: Duration) -> Self {
-        Self(self.0.timeout(limit))
-    }
-
-    /// As [`Fetch::sharing`].
-    pub fn sharing(self, sharing: Sharing) -> Self {
-        Self(self.0.sharing(sharing))
-    }
-
-    /// As [`Fetch::wait`].
-    pub fn wait(self) -> Self {
-        Self(self.0.wait())
-    }
-
-    /// As [`Fetch::newer_than`].
-    pub fn newer_than(self, version: Version) -> Self {
-        Self(self.0.newer_than(version))
-    }
-}
-
-impl Future for FetchVersioned<'_> {
+impl<'a> IntoFuture for Fetch<'a, AsVersioned> {
     type Output = Result<Fetched, WorkerError>;
+    type IntoFuture = BoxFuture<'a, Self::Output>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Poll::Ready(ready!(self.0.poll_both(context)).and_then(fetched))
+    fn into_future(self) -> Self::IntoFuture {
+        let Self { peer, name, settings, .. } = self;
+        Box::pin(async move { run(peer, name, settings).await.and_then(fetched) })
     }
 }
 
-impl Worker {
-    /// The tensor that `peer` has published under `name`. Nothing happens until it is awaited; its methods say how.
-    ///
-    /// ```no_run
-    /// # async fn example(worker: rendezvous::Worker, peer: rendezvous::Peer) -> Result<(), rendezvous::WorkerError> {
-    /// let weights = worker.fetch(&peer, "weights").await?;
-    /// // As soon as somebody publishes it; with its version.
-    /// let mut latest = worker.fetch(&peer, "weights").wait().versioned().await?;
-    /// // Each version once.
-    /// loop {
-    ///     println!("{:?} is version {}", latest.tensor, latest.version);
-    ///     latest = worker.fetch(&peer, "weights").newer_than(latest.version).versioned().await?;
-    /// }
-    /// # }
-    /// ```
-    ///
-    /// If the connection breaks, the fetch is made once more within its time, unless the peer was restarted: what it
-    /// publishes now may be something else.
-    ///
-    /// # Errors
-    /// Awaiting it gives [`WorkerError::Remote`] with NOT_FOUND when there is none; [`WorkerError::PeerLost`],
-    /// [`WorkerError::NoFabric`], [`WorkerError::DeadlineExceeded`] after its [`timeout`](Fetch::timeout).
-    ///
-    /// # Cancel safety
-    /// Cancel-safe: nothing is lost by dropping the future, because the tensor stays published.
-    pub fn fetch<'a>(&'a self, peer: &'a Peer, name: &'a str) -> Fetch<'a> {
-        Fetch { worker: self, peer, name, settings: Settings::of(self), running: Running(None) }
+impl<'a> IntoFuture for Fetch<'a, IntoBuffer> {
+    type Output = Result<Filled, ReceiveIntoError>;
+    type IntoFuture = BoxFuture<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let Self { peer, name, settings, gives } = self;
+        Box::pin(run_into(peer, name, settings, gives))
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     cluster::{check_address, normalise},
 };
 
-pub use crate::control::{handshake::fuzzing::handshake, recv_tensor};
+pub use crate::control::handshake::fuzzing::handshake;
 
 /// The text of `TF_CONFIG`, of host lists and of addresses. What is accepted holds together.
 pub fn cluster(data: &[u8]) {
@@ -66,10 +66,5 @@ mod tests {
     #[test]
     fn d_fuzz_handshake() {
         replay("handshake", super::handshake);
-    }
-
-    #[test]
-    fn d_fuzz_recv_tensor() {
-        replay("recv_tensor", super::recv_tensor);
     }
 }

@@ -9,7 +9,7 @@ use metrics::{counter, gauge};
 use crate::Worker;
 
 /// Reasons of copies, and what they are called.
-const REASONS: [(CopyReason, &str); 11] = [
+const REASONS: [(CopyReason, &str); 10] = [
     (CopyReason::Import, "import"),
     (CopyReason::ShmPayload, "shm_payload"),
     (CopyReason::ShmRead, "shm_read"),
@@ -18,7 +18,6 @@ const REASONS: [(CopyReason, &str); 11] = [
     (CopyReason::Message, "message"),
     (CopyReason::Local, "local"),
     (CopyReason::Eager, "eager"),
-    (CopyReason::Grpc, "grpc"),
     (CopyReason::Bounce, "bounce"),
     (CopyReason::Decrypted, "decrypted"),
 ];

@@ -30,9 +30,9 @@ impl Import {
             return true;
         }
         match (kind, bytes.block()) {
-            (FabricKind::Shm | FabricKind::Verbs, None) => true,
+            (FabricKind::SHM | FabricKind::VERBS, None) => true,
             (_, None) => false,
-            (FabricKind::Shm, Some(block)) if !block.shareable() => true,
+            (FabricKind::SHM, Some(block)) if !block.shareable() => true,
             (_, Some(block)) => !self.enclosure.regions.contains(block.id()),
         }
     }

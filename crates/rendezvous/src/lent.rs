@@ -23,7 +23,7 @@ pub(crate) fn ended(lent: Granted, end: LentEnd) -> Option<BufMut> {
         _ => return None,
     };
     let taken = lent.end(why);
-    taken.inspect_err(|error| tracing::warn!(%error, "lent memory could not be taken back")).ok()
+    taken.inspect_err(|error| log!(WARN, %error, "lent memory could not be taken back")).ok()
 }
 
 /// Where a received value lies.
@@ -115,7 +115,7 @@ impl Lent {
             return;
         }
         if let Err(error) = granted.end(GrantEnd::QueuePairDrained) {
-            tracing::warn!(%error, "lent memory could not be taken back");
+            log!(WARN, %error, "lent memory could not be taken back");
         }
     }
 }

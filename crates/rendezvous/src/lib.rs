@@ -14,7 +14,7 @@
 //!
 //! let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
 //! let peer = client.peer_at(server.address()).await?;
-//! let fetched = client.fetch(&peer, "weights").await?;
+//! let fetched = peer.fetch("weights").await?;
 //! assert_eq!(fetched.values::<f32>()?, &[1.0, 2.0, 3.0, 4.0]);
 //! # Ok(())
 //! # }
@@ -22,16 +22,22 @@
 
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod log;
+
 pub mod control;
 
 mod announce;
 mod arguments;
+mod awaited;
 mod builder;
 mod cluster;
 mod connect;
 mod data;
+mod described;
 mod destinations;
 mod device_context;
+mod driver;
 mod duplicates;
 mod enclosure;
 mod encoded;
@@ -42,28 +48,29 @@ mod fetch;
 #[doc(hidden)]
 pub mod fuzzing;
 mod gauges;
-mod grpc_set_up;
 mod held_posts;
 mod held_value;
 mod import;
 mod intra_process;
 mod lent;
-mod listed;
+mod list;
 mod liveness;
 mod local;
 mod log_quota;
 mod lost;
 mod meter;
+mod name;
 mod node;
 mod outcome;
 mod outputs;
 mod peer;
+mod peer_handle;
 mod peers;
 mod pools;
 mod published;
+mod receive;
 mod receive_into;
 mod ring;
-mod route;
 mod serve;
 mod session;
 mod sessions;
@@ -79,17 +86,20 @@ mod values;
 mod worker;
 
 pub use arguments::{AllocatorAttributes, CancellationToken, Delivered, RecvArgs, SendArgs};
-pub use builder::WorkerBuilder;
+pub use awaited::{AsDelivered, AsTensor, AsVersioned, IntoBuffer};
+pub use builder::{Flow, Limits, Memory, WorkerBuilder};
 pub use cluster::{ClusterError, ClusterSpec, TF_CONFIG, TfConfig};
 pub use device_context::DeviceContext;
 pub use duplicates::DuplicatePolicy;
 pub use error::{KeyEnd, PeerLoss, TransferName, WorkerError};
-pub use fetch::{Fetch, FetchInto, FetchMany, FetchManyVersioned, FetchVersioned, Fetched};
+pub use fetch::{Fetch, FetchMany, Fetched};
 pub use intra_process::IntraProcessRendezvous;
+pub use list::List;
 pub use local::{LocalConfig, LocalRendezvous, Receive};
-pub use peer::Peer;
+pub use peer_handle::Peer;
 pub use protocol::{Damage, Sharing, Validation};
 pub use published::{Published, Version};
+pub use receive::{Recv, RecvMany, StepFrom, StepTo};
 pub use receive_into::{Filled, ReceiveIntoError};
 pub use simple::SimpleRendezvous;
 pub use step::Step;

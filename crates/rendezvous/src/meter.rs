@@ -89,7 +89,7 @@ impl Meter {
     /// A value of so many bytes goes to the peer.
     pub(crate) fn sends(&self, bytes: u64) {
         self.sent.count(bytes);
-        if tracing::enabled!(tracing::Level::DEBUG) {
+        if tracing::span_enabled!(target: "tensorwire", tracing::Level::DEBUG) {
             Span::current().record("bytes", bytes);
         }
     }
@@ -125,11 +125,14 @@ impl Meter {
         }
     }
 
-    /// The connection is over.
-    pub(crate) fn lost(&self, loss: PeerLoss) {
-        let (kind, peer) = (loss_kind(loss), SharedString::from(self.peer.clone()));
-        counter!("tensorwire_losses_total", "kind" => kind, "peer" => peer, "transport" => self.transport)
-            .increment(1);
+    /// The connection is over: in order, or lost.
+    pub(crate) fn over(&self, why: PeerLoss) {
+        let (kind, peer) = (loss_kind(why), SharedString::from(self.peer.clone()));
+        let name = match why {
+            PeerLoss::Goodbye | PeerLoss::ShutDownHere => "tensorwire_closes_total",
+            _ => "tensorwire_losses_total",
+        };
+        counter!(name, "kind" => kind, "peer" => peer, "transport" => self.transport).increment(1);
     }
 }
 
@@ -148,8 +151,10 @@ pub(crate) fn receive_span(name: &TransferName, kind: FabricKind) -> Span {
 
 /// The span of an answer.
 pub(crate) fn send_span(peer: &str, key: &str, step: Option<i64>, kind: FabricKind) -> Span {
+    // Whoever reads the request may be inside a span of its own, which has nothing to do with this answer.
     tracing::debug_span!(
         target: "tensorwire",
+        parent: None,
         "send",
         key,
         step,
@@ -167,6 +172,7 @@ fn loss_kind(loss: PeerLoss) -> &'static str {
         PeerLoss::Misbehaved => "misbehaved",
         PeerLoss::ShutDownHere => "shut_down_here",
         PeerLoss::StepBroken => "step_broken",
+        PeerLoss::NameTaken => "name_taken",
     }
 }
 

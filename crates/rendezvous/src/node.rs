@@ -1,6 +1,7 @@
 //! What the tasks of one worker share.
 
 use std::{
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -13,12 +14,14 @@ use tokio::sync::{Notify, watch};
 use verbs_reactor::{FabricKind, Runtime};
 
 use crate::{
-    ClusterSpec, Peer, WorkerError,
+    ClusterSpec, WorkerError,
+    cluster::normalise,
     control::{ControlPlane, Secret, handshake::Introduction},
+    described::Times,
     enclosure::LocalFabric,
-    grpc_set_up::GrpcOffer,
     log_quota::LogQuota,
     meter::Labels,
+    peer::KnownPeer,
     peers::Peers,
     pools::Pools,
     sessions::{Full, SessionCaps, SessionCounts},
@@ -44,8 +47,6 @@ pub(crate) struct Node {
     pub(crate) accept_secret: Option<Secret>,
     /// In order of preference.
     pub(crate) fabrics: Vec<LocalFabric>,
-    /// As one of the fabrics: calls on the control plane's port.
-    pub(crate) grpc: Option<GrpcOffer>,
     /// Fabrics that were wanted but cannot be used here, and why.
     pub(crate) unavailable: Vec<(FabricKind, String)>,
     pub(crate) pools: Pools,
@@ -66,38 +67,13 @@ pub(crate) struct Node {
     pub(crate) closed: watch::Sender<bool>,
     pub(crate) labels: Labels,
     /// Lines that peers may cause.
+    pub(crate) times: Times,
     pub(crate) log: Arc<LogQuota>,
     /// How long a shutdown waits for transfers under way.
     pub(crate) grace: Duration,
     /// Sessions that are served.
     pub(crate) sessions: watch::Sender<SessionCounts>,
     pub(crate) session_caps: SessionCaps,
-}
-
-/// What tensors may move over.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Candidate<'node> {
-    /// Queue pairs of a fabric.
-    Fabric(&'node LocalFabric),
-    /// Calls on the control plane's port.
-    Grpc,
-}
-
-impl Candidate<'_> {
-    pub(crate) fn kind(&self) -> FabricKind {
-        match self {
-            Self::Fabric(fabric) => fabric.kind,
-            Self::Grpc => FabricKind::Grpc,
-        }
-    }
-
-    /// What both ends must have in common.
-    pub(crate) fn reach(&self) -> &[u8] {
-        match self {
-            Self::Fabric(fabric) => &fabric.reach,
-            Self::Grpc => &[],
-        }
-    }
 }
 
 impl Node {
@@ -107,31 +83,23 @@ impl Node {
             incarnation: self.incarnation,
             listen_address: Some(self.address.clone()),
             fabrics: self
-                .candidates()
-                .map(|candidate| (fabric_number(candidate.kind()), candidate.reach().to_vec()))
+                .fabrics
+                .iter()
+                .map(|fabric| (fabric_number(fabric.kind), fabric.reach.clone()))
                 .collect(),
         }
-    }
-
-    /// What tensors may move over, in order of preference.
-    pub(crate) fn candidates(&self) -> impl Iterator<Item = Candidate<'_>> {
-        let grpc_at = self.grpc.as_ref().map(|offer| offer.place.min(self.fabrics.len()));
-        (0..=self.fabrics.len()).flat_map(move |place| {
-            let grpc = (grpc_at == Some(place)).then_some(Candidate::Grpc);
-            grpc.into_iter().chain(self.fabrics.get(place).map(Candidate::Fabric))
-        })
     }
 
     /// The peer `name`, noted on first sight; `address` is where it was dialled.
     ///
     /// # Errors
     /// There are as many as may be, and each is in use.
-    pub(crate) fn note_peer(&self, name: &str, address: Option<&str>) -> Result<Peer, Full> {
+    pub(crate) fn note_peer(&self, name: &str, address: Option<&str>) -> Result<KnownPeer, Full> {
         self.lock_peers().note(name, address, self.cluster.address(name).is_some())
     }
 
     /// The peer `name`, which the user says is at `address`.
-    pub(crate) fn name_peer(&self, name: &str, address: &str) -> Result<Peer, WorkerError> {
+    pub(crate) fn name_peer(&self, name: &str, address: &str) -> Result<KnownPeer, WorkerError> {
         let named = self.lock_peers().note(name, Some(address), true);
         named.map_err(|Full { field, most }| WorkerError::Config {
             field,
@@ -140,13 +108,47 @@ impl Node {
         })
     }
 
-    /// The peer that was dialled at `address` before.
-    pub(crate) fn peer_by_address(&self, address: &str) -> Option<Peer> {
+    /// The peer that was dialled at `address` before, or this worker itself.
+    pub(crate) fn peer_by_address(&self, address: &str) -> Option<KnownPeer> {
+        if self.is_own_address(address) {
+            return Some(self.own_peer());
+        }
         self.lock_peers().at(address).cloned()
     }
 
+    /// This worker, as a peer of itself: what it has published is had without a connection.
+    fn own_peer(&self) -> KnownPeer {
+        KnownPeer::known(&self.name, &self.address, self.incarnation)
+    }
+
+    /// Whether `peer` is this worker.
+    pub(crate) fn is_own(&self, peer: &KnownPeer) -> bool {
+        peer.name() == self.name
+    }
+
+    /// Whether this worker itself listens on `address`.
+    fn is_own_address(&self, address: &str) -> bool {
+        let address = normalise(address);
+        if address == self.address || self.cluster.address(&self.name) == Some(&address) {
+            return true;
+        }
+        let (Ok(own), Some((host, port))) = (self.address.parse::<SocketAddr>(), address.rsplit_once(':'))
+        else {
+            return false;
+        };
+        let is_everywhere = own.ip().is_unspecified();
+        let is_own_host = match host.trim_matches(['[', ']']).parse::<IpAddr>() {
+            Ok(ip) => ip == own.ip() || is_everywhere && ip.is_loopback(),
+            Err(_) => host == "localhost" && (is_everywhere || own.ip().is_loopback()),
+        };
+        is_own_host && port.parse() == Ok(own.port())
+    }
+
     /// The peer with this name, if it is in the cluster or known already.
-    pub(crate) fn peer_by_name(&self, name: &str) -> Result<Peer, WorkerError> {
+    pub(crate) fn peer_by_name(&self, name: &str) -> Result<KnownPeer, WorkerError> {
+        if name == self.name {
+            return Ok(self.own_peer());
+        }
         if let Some(peer) = self.lock_peers().get(name) {
             return Ok(peer.clone());
         }
@@ -162,20 +164,28 @@ impl Node {
     }
 
     /// Where `peer` may be: what was learnt last, then what the cluster says.
-    pub(crate) fn addresses(&self, peer: &Peer) -> Vec<String> {
+    pub(crate) fn addresses(&self, peer: &KnownPeer) -> Vec<String> {
         let learnt = peer.address();
         let of_cluster = self.cluster.address(peer.name()).map(str::to_owned);
         let of_cluster = of_cluster.filter(|address| learnt.as_ref() != Some(address));
         learnt.into_iter().chain(of_cluster).collect()
     }
 
+    /// The peer `name`, if it is connected now.
+    pub(crate) fn met_peer(&self, name: &str) -> Option<KnownPeer> {
+        if name == self.name {
+            return Some(self.own_peer());
+        }
+        self.known_peer(name).filter(|peer| peer.live_session().is_some())
+    }
+
     /// The peer `name`, if it was met or named.
-    pub(crate) fn known_peer(&self, name: &str) -> Option<Peer> {
+    pub(crate) fn known_peer(&self, name: &str) -> Option<KnownPeer> {
         self.lock_peers().get(name).cloned()
     }
 
     /// All peers, sorted by name.
-    pub(crate) fn all_peers(&self) -> Vec<Peer> {
+    pub(crate) fn all_peers(&self) -> Vec<KnownPeer> {
         self.lock_peers().all().cloned().collect()
     }
 
@@ -193,16 +203,14 @@ impl Node {
     }
 }
 
-/// Fabric kinds as they travel.
-const NUMBERS: [(FabricKind, u8); 5] = [
-    (FabricKind::Verbs, 1),
-    (FabricKind::Shm, 2),
-    (FabricKind::Tcp, 3),
-    (FabricKind::Sim, 4),
-    (FabricKind::Grpc, 5),
-];
+/// Fabric kinds as they travel. 5 is not free: earlier versions use it.
+const NUMBERS: [(FabricKind, u8); 4] =
+    [(FabricKind::VERBS, 1), (FabricKind::SHM, 2), (FabricKind::TCP, 3), (FabricKind::SIM, 4)];
 
-/// 0 for a kind that this version cannot name.
+/// The number of a kind that is not in the list comes from its name, and has the highest bit set. Two such kinds may have
+/// one number: then their reaches tell them apart.
 pub(crate) fn fabric_number(kind: FabricKind) -> u8 {
-    NUMBERS.iter().find(|(known, _)| *known == kind).map_or(0, |(_, number)| *number)
+    let known = NUMBERS.iter().find(|(known, _)| *known == kind).map(|(_, number)| *number);
+    let of_name = || kind.name().bytes().fold(0_u8, |number, byte| number.wrapping_mul(31) ^ byte) | 0x80;
+    known.unwrap_or_else(of_name)
 }

@@ -7,6 +7,7 @@ use protocol::{Key, Manner};
 
 use crate::{
     Step, Tensor, WorkerError,
+    described::Timed,
     step::{HeldTensor, Receiving},
 };
 
@@ -43,7 +44,7 @@ impl Step {
         let received = {
             let all = pin!(self.receive_outputs(&mut outputs, &derived));
             let what = || format!("receiving {} outputs of step {}", keys.len(), self.id.0);
-            self.worker.within(self.worker.node.limit, what, all).await
+            self.worker.timed(Timed::RecvMany, self.worker.node.limit, what, all).await
         };
         match received {
             Ok(()) => {}

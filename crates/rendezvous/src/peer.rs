@@ -1,4 +1,7 @@
-//! A peer, connected on first use.
+//! What is known of a peer: its sessions and its connection, which is made on first use.
+
+#[cfg(test)]
+mod tests;
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -9,28 +12,18 @@ use protocol::{Code, Counters, Status};
 use tokio::sync::Notify;
 use verbs_reactor::{QueuePairStats, Runtime, timeout};
 
-use crate::{WorkerError, error::Lost, node::Node, outcome::Outcome, route::Route, session::Session};
+use crate::{WorkerError, data::DataConnection, error::Lost, node::Node, outcome::Outcome, session::Session};
 
 /// How long an end whose Connect was refused, because the peer's own counts, waits for that before it asks again.
 const PEERS_TURN: Duration = Duration::from_millis(50);
 
-/// A handle on a peer. Cheap to clone; stays valid over reconnects and restarts of the peer.
-///
-/// ```
-/// use rendezvous::Worker;
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), rendezvous::WorkerError> {
-/// # let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
-/// let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
-/// let peer = client.peer_at(server.address()).await?;
-/// assert_eq!(peer.name(), server.name());
-/// assert_eq!(peer.incarnation(), Some(server.incarnation()));
-/// # Ok(())
-/// # }
-/// ```
+/// How long a peer that refused this worker for its name is not asked again.
+const REFUSAL_PAUSE: Duration = Duration::from_secs(1);
+
+/// What is known of a peer. Cheap to clone: all clones are the same. Stays valid over reconnects and restarts of the
+/// peer.
 #[derive(Debug, Clone)]
-pub struct Peer {
+pub(crate) struct KnownPeer {
     inner: Arc<Inner>,
 }
 
@@ -45,7 +38,10 @@ struct Inner {
 #[derive(Debug, Default)]
 struct State {
     address: Option<String>,
-    session: Option<Arc<Session>>,
+    /// All of one life.
+    sessions: Vec<Arc<Session>>,
+    /// When, and with which words, the peer refused this worker because another one has its name.
+    refused: Option<(Duration, String)>,
     /// Its last known life.
     incarnation: Option<u64>,
     not_used: Vec<String>,
@@ -54,13 +50,13 @@ struct State {
     /// Attempts of the peer's that are under way.
     accepting: usize,
     /// What the last of them gave.
-    accepted: Option<Route>,
+    accepted: Option<Arc<DataConnection>>,
     /// What the last connection that is over had moved.
     former: (QueuePairStats, Counters),
 }
 
 /// How a connection attempt ended.
-type Attempt = Result<Route, WorkerError>;
+type Attempt = Result<Arc<DataConnection>, WorkerError>;
 
 /// The one connection that requests go over. When both ends dial at the same moment, the attempt of the worker
 /// whose name sorts first counts, and the other's is refused: so both ends use the same one.
@@ -73,41 +69,46 @@ enum Link {
     /// The peer attempts it, and whoever needs it waits for that.
     Accepting(Outcome<Attempt>),
     Up {
-        connection: Route,
+        connection: Arc<DataConnection>,
         /// The peer was told once that this connection counts. If it asks again, it has lost its end.
         told: bool,
     },
 }
 
 impl Link {
-    fn up(connection: &Route) -> Self {
+    fn up(connection: &Arc<DataConnection>) -> Self {
         Self::Up { connection: connection.clone(), told: false }
     }
 }
 
-impl Peer {
+impl KnownPeer {
     pub(crate) fn new(name: &str) -> Self {
-        Self {
-            inner: Arc::new(Inner {
-                name: name.to_owned(),
-                state: Mutex::default(),
-                accepted: Notify::new(),
-            }),
-        }
+        Self::of(name, State::default())
+    }
+
+    /// As [`new`](Self::new), with an address and a life that are known.
+    pub(crate) fn known(name: &str, address: &str, incarnation: u64) -> Self {
+        let (address, incarnation) = (Some(address.to_owned()), Some(incarnation));
+        Self::of(name, State { address, incarnation, ..State::default() })
+    }
+
+    fn of(name: &str, state: State) -> Self {
+        let (name, state) = (name.to_owned(), Mutex::new(state));
+        Self { inner: Arc::new(Inner { name, state, accepted: Notify::new() }) }
     }
 
     /// The peer's worker name.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.inner.name
     }
 
     /// The address it was dialled at or says that it listens on.
-    pub fn address(&self) -> Option<String> {
+    pub(crate) fn address(&self) -> Option<String> {
         self.lock().address.clone()
     }
 
     /// The number of its present life, or of the last one that is known; `None` before the first session.
-    pub fn incarnation(&self) -> Option<u64> {
+    pub(crate) fn incarnation(&self) -> Option<u64> {
         self.lock().incarnation
     }
 
@@ -127,7 +128,7 @@ impl Peer {
             Link::Up { connection, .. } => !connection.has_ended(),
             Link::Connecting(_) | Link::Accepting(_) => true,
         };
-        !is_up && state.accepting == 0 && state.session.as_ref().is_none_or(|session| session.is_over())
+        !is_up && state.accepting == 0 && state.sessions.iter().all(|session| session.is_over())
     }
 
     /// The fabrics that were considered before the one in use, and why they were not used.
@@ -148,21 +149,37 @@ impl Peer {
         self.lock().address = Some(address.to_owned());
     }
 
-    /// A new session with the peer; replaces one that is over, or of another life of the peer. A peer that opened it in
-    /// a new life may have moved, and says where it listens now.
-    pub(crate) fn note_session(&self, session: &Arc<Session>, is_dialled: bool) {
+    /// A new session with the peer, beside others of this life of it. A peer that opened it in a new life may have
+    /// moved, and says where it listens now.
+    ///
+    /// # Errors
+    /// A session of another life, which is not over: that of a worker that goes by the same name.
+    pub(crate) fn note_session(&self, session: &Arc<Session>, is_dialled: bool) -> Result<(), Arc<Session>> {
         let mut state = self.lock();
         let incarnation = session.peer.incarnation;
-        let is_new_life = state.incarnation.replace(incarnation).is_some_and(|known| known != incarnation);
-        let is_usable =
-            |known: &Arc<Session>| !known.is_over() && known.peer.incarnation == session.peer.incarnation;
-        if !state.session.as_ref().is_some_and(is_usable) {
-            state.session = Some(session.clone());
+        state.sessions.retain(|known| !known.is_over());
+        if let Some(other) = state.sessions.iter().find(|known| known.peer.incarnation != incarnation) {
+            return Err(other.clone());
         }
+        state.sessions.push(session.clone());
+        let is_new_life = state.incarnation.replace(incarnation).is_some_and(|known| known != incarnation);
         let listens = session.listen_address();
         if !is_dialled && listens.is_some() && (is_new_life || state.address.is_none()) {
             state.address = listens;
         }
+        Ok(())
+    }
+
+    /// The peer refused this worker because another one has its name.
+    pub(crate) fn note_refusal(&self, now: Duration, why: &str) {
+        self.lock().refused = Some((now, why.to_owned()));
+    }
+
+    /// Why the peer is not to be asked again yet, if it refused this worker for its name lately.
+    pub(crate) fn refusal(&self, now: Duration) -> Option<String> {
+        let state = self.lock();
+        let (at, why) = state.refused.as_ref()?;
+        (now.saturating_sub(*at) < REFUSAL_PAUSE).then(|| why.clone())
     }
 
     /// Begins an attempt of the peer's. `first` says whether this end's name sorts first.
@@ -194,7 +211,7 @@ impl Peer {
     /// An attempt of the peer's has ended. Gives the connection that it replaces: one whose other end the peer has
     /// lost, or it would not have asked.
     #[must_use]
-    pub(crate) fn end_accept(&self, accepted: Option<&Route>) -> Option<Route> {
+    pub(crate) fn end_accept(&self, accepted: Option<&Arc<DataConnection>>) -> Option<Arc<DataConnection>> {
         let mut state = self.lock();
         state.accepting -= 1;
         let (mut replaced, mut told) = (None, None);
@@ -230,10 +247,10 @@ impl Peer {
     ///
     /// # Cancel safety
     /// Cancel-safe.
-    pub(crate) async fn accepted(&self, runtime: &dyn Runtime) -> Option<Route> {
+    pub(crate) async fn accepted(&self, runtime: &dyn Runtime) -> Option<Arc<DataConnection>> {
         loop {
-            let mut ended = std::pin::pin!(self.inner.accepted.notified());
-            ended.as_mut().enable();
+            // Told of each end from here on, be it before it is polled.
+            let ended = self.inner.accepted.notified();
             let under_way = {
                 let state = self.lock();
                 if let Some(connection) = state.accepted.as_ref().filter(|connection| !connection.is_over()) {
@@ -251,11 +268,11 @@ impl Peer {
 
     /// The session in use, if it is alive.
     pub(crate) fn live_session(&self) -> Option<Arc<Session>> {
-        self.lock().session.clone().filter(|session| !session.is_over())
+        self.lock().sessions.iter().find(|session| !session.is_over()).cloned()
     }
 
     /// The connection in use, alive or not.
-    pub(crate) fn connection(&self) -> Option<Route> {
+    pub(crate) fn connection(&self) -> Option<Arc<DataConnection>> {
         match &self.lock().link {
             Link::Up { connection, .. } => Some(connection.clone()),
             _ => None,
@@ -286,17 +303,17 @@ impl Peer {
     /// What went over the connection in use, or over the last one.
     pub(crate) fn figures(&self) -> (QueuePairStats, Counters) {
         match self.connection() {
-            Some(connection) => (connection.stats(), connection.counters()),
+            Some(connection) => figures(&connection),
             None => self.lock().former,
         }
     }
 
     /// Lets go of a connection whose end is noted: a peer is remembered for long, and its sockets and mappings are not to
     /// be.
-    pub(crate) fn let_go(&self, ended: &Route) {
-        let figures = (ended.stats(), ended.counters());
+    pub(crate) fn let_go(&self, ended: &Arc<DataConnection>) {
+        let figures = figures(ended);
         let mut state = self.lock();
-        let is_it = |connection: &Route| connection.is(ended);
+        let is_it = |connection: &Arc<DataConnection>| Arc::ptr_eq(connection, ended);
         let accepted = state.accepted.take_if(|accepted| is_it(accepted));
         let link = match &state.link {
             Link::Up { connection, .. } if is_it(connection) => {
@@ -319,7 +336,7 @@ impl Peer {
     }
 
     /// The connection in use, or the attempt to wait for, and whether it begins only now.
-    fn link_or_attempt(&self, node: &Arc<Node>) -> Result<Route, (Outcome<Attempt>, bool)> {
+    fn link_or_attempt(&self, node: &Arc<Node>) -> Result<Arc<DataConnection>, (Outcome<Attempt>, bool)> {
         self.end_former();
         let mut state = self.lock();
         match &state.link {
@@ -354,4 +371,8 @@ impl Peer {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn figures(connection: &DataConnection) -> (QueuePairStats, Counters) {
+    (connection.queue_pair.stats(), connection.protocol.counters())
 }

@@ -2,20 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Peer, cluster::normalise, sessions::Full};
+use crate::{cluster::normalise, peer::KnownPeer, sessions::Full};
 
 /// Bounded: members of the cluster can use ever new names.
 #[derive(Debug)]
 pub(crate) struct Peers {
     most: usize,
     by_name: BTreeMap<String, Known>,
-    by_address: BTreeMap<String, Peer>,
+    by_address: BTreeMap<String, KnownPeer>,
     noted: u64,
 }
 
 #[derive(Debug)]
 struct Known {
-    peer: Peer,
+    peer: KnownPeer,
     /// Grows with every peer that is noted.
     number: u64,
     /// The user named it: it is of the cluster, or its address was given.
@@ -32,7 +32,12 @@ impl Peers {
     ///
     /// # Errors
     /// There are as many as may be, and each is in use.
-    pub(crate) fn note(&mut self, name: &str, address: Option<&str>, is_named: bool) -> Result<Peer, Full> {
+    pub(crate) fn note(
+        &mut self,
+        name: &str,
+        address: Option<&str>,
+        is_named: bool,
+    ) -> Result<KnownPeer, Full> {
         let peer = match self.by_name.get_mut(name) {
             Some(known) => {
                 known.is_named |= is_named;
@@ -47,12 +52,12 @@ impl Peers {
         Ok(peer)
     }
 
-    fn add(&mut self, name: &str, is_named: bool) -> Result<Peer, Full> {
+    fn add(&mut self, name: &str, is_named: bool) -> Result<KnownPeer, Full> {
         let unnamed = self.by_name.values().filter(|known| !known.is_named).count();
         if !is_named && unnamed >= self.most && !self.forget_one() {
             return Err(Full { field: "peers_max", most: self.most });
         }
-        let peer = Peer::new(name);
+        let peer = KnownPeer::new(name);
         self.noted += 1;
         let known = Known { peer: peer.clone(), number: self.noted, is_named };
         self.by_name.insert(name.to_owned(), known);
@@ -61,7 +66,7 @@ impl Peers {
 
     /// Forgets the oldest peer that nobody uses; false when there is none.
     fn forget_one(&mut self) -> bool {
-        let addresses = |peer: &Peer| self.by_address.values().filter(|other| other.is(peer)).count();
+        let addresses = |peer: &KnownPeer| self.by_address.values().filter(|other| other.is(peer)).count();
         let idle = |known: &&Known| !known.is_named && known.peer.is_idle(1 + addresses(&known.peer));
         let oldest = self.by_name.values().filter(idle).min_by_key(|known| known.number);
         let Some(name) = oldest.map(|known| known.peer.name().to_owned()) else { return false };
@@ -71,16 +76,16 @@ impl Peers {
     }
 
     /// The peer that was dialled at `address` before.
-    pub(crate) fn at(&self, address: &str) -> Option<&Peer> {
+    pub(crate) fn at(&self, address: &str) -> Option<&KnownPeer> {
         self.by_address.get(&normalise(address))
     }
 
-    pub(crate) fn get(&self, name: &str) -> Option<&Peer> {
+    pub(crate) fn get(&self, name: &str) -> Option<&KnownPeer> {
         self.by_name.get(name).map(|known| &known.peer)
     }
 
     /// All of them, sorted by name.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Peer> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &KnownPeer> {
         self.by_name.values().map(|known| &known.peer)
     }
 }
@@ -90,7 +95,7 @@ mod tests {
     use super::*;
 
     fn names(peers: &Peers) -> Vec<&str> {
-        peers.all().map(Peer::name).collect()
+        peers.all().map(KnownPeer::name).collect()
     }
 
     #[test]
@@ -119,8 +124,8 @@ mod tests {
         let mut peers = Peers::new(1);
         peers.note("a", Some("h:1"), false).unwrap();
         peers.note("a", Some("http://i:2/"), false).unwrap();
-        assert_eq!(peers.at("i:2").map(Peer::name), Some("a"));
-        assert_eq!(peers.at(" h:1 ").map(Peer::name), Some("a"));
+        assert_eq!(peers.at("i:2").map(KnownPeer::name), Some("a"));
+        assert_eq!(peers.at(" h:1 ").map(KnownPeer::name), Some("a"));
         // Its addresses go with it, and are another's then.
         peers.note("b", Some("h:1"), false).unwrap();
         assert_eq!((names(&peers), peers.at("i:2").is_none()), (vec!["b"], true));

@@ -1,22 +1,18 @@
 //! Tensors that stay until they are replaced or withdrawn, and serve any number of receivers.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     fmt,
+    ops::Bound,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use dashmap::Entry;
 use protocol::{Code, Metadata, Status, Wanted};
 
-use crate::{
-    Tensor,
-    outcome::Outcome,
-    sharded::{ShardedMap, sharded_map},
-};
+use crate::{Tensor, outcome::Outcome};
 
 /// Tells one publication from every other: of which life of which worker, and its number there. Numbers grow with every
 /// publication under any name of that worker, and begin anew with each of its lives.
@@ -55,7 +51,7 @@ impl fmt::Display for Version {
 /// # server.publish("w", Tensor::from_values(server.pool(), &[4], &[1u8, 2, 3, 4])?)?;
 /// # let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
 /// # let peer = client.peer_at(server.address()).await?;
-/// let listed = client.list(&peer).await?;
+/// let listed = peer.list().await?;
 /// assert_eq!((listed[0].name.as_str(), listed[0].metadata.byte_length), ("w", 4));
 /// # Ok(())
 /// # }
@@ -84,9 +80,13 @@ pub(crate) struct Edition {
 pub(crate) struct PublishedSet {
     /// Tells the life of the worker.
     incarnation: u64,
-    entries: ShardedMap<String, Edition>,
+    /// In the order of names, so that a page of a list costs what it has, not what is published.
+    entries: RwLock<BTreeMap<String, Edition>>,
     versions: AtomicU64,
     waiting: Mutex<Waiting>,
+    /// Entries that were looked at for pages.
+    #[cfg(test)]
+    visited: AtomicU64,
 }
 
 /// Those who wait for news, by name.
@@ -136,30 +136,18 @@ impl Drop for Place<'_> {
 
 impl PublishedSet {
     pub(crate) fn new(incarnation: u64) -> Self {
-        Self { incarnation, entries: sharded_map(), versions: AtomicU64::new(0), waiting: Mutex::default() }
+        Self {
+            incarnation,
+            entries: RwLock::default(),
+            versions: AtomicU64::new(0),
+            waiting: Mutex::default(),
+            #[cfg(test)]
+            visited: AtomicU64::new(0),
+        }
     }
 
     pub(crate) fn publish(&self, name: &str, tensor: Tensor) -> Version {
-        let entry = self.entries.entry(name.to_owned());
-        // Under the lock, so that of two publications the one with the greater number stays.
-        let version = self.versions.fetch_add(1, Ordering::Relaxed) + 1;
-        let edition = Edition { version, tensor };
-        let replaced = match entry {
-            Entry::Occupied(mut place) => {
-                if testpoints::planted!("a version of the same shape does not replace the one before")
-                    && place.get().tensor.metadata() == edition.tensor.metadata()
-                {
-                    place.get_mut().version = version;
-                    None
-                } else {
-                    Some(place.insert(edition))
-                }
-            }
-            Entry::Vacant(place) => {
-                drop(place.insert(edition));
-                None
-            }
-        };
+        let (version, replaced) = self.put(name, tensor);
         // Outside the lock: its last drop gives memory back, which may wake.
         drop(replaced);
         self.tell(name);
@@ -167,9 +155,11 @@ impl PublishedSet {
     }
 
     pub(crate) fn withdraw(&self, name: &str) -> bool {
-        let withdrawn = self.entries.remove(name).is_some();
+        let withdrawn = self.entries_mut().remove(name);
+        let was_there = withdrawn.is_some();
+        drop(withdrawn);
         self.tell(name);
-        withdrawn
+        was_there
     }
 
     /// Ends every wait with `status`, also of those who come later.
@@ -183,7 +173,7 @@ impl PublishedSet {
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<Edition> {
-        self.entries.get(name).map(|entry| entry.clone())
+        self.entries().get(name).cloned()
     }
 
     /// What is published under `name`, once it is what is `wanted`.
@@ -264,23 +254,49 @@ impl PublishedSet {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Up to `most` entries with names after `after`, sorted by name. No more are held at a time.
+    /// Up to `most` entries with names after `after`, sorted by name. Looks at no other entry.
     pub(crate) fn page(&self, after: Option<&str>, most: usize) -> Vec<(String, Edition)> {
-        let mut page = BTreeMap::<String, Edition>::new();
-        for entry in &self.entries {
-            let name = entry.key().as_str();
-            if after.is_some_and(|after| name <= after) {
-                continue;
-            }
-            if page.len() >= most {
-                match page.last_key_value() {
-                    Some((last, _)) if name < last.as_str() => drop(page.pop_last()),
-                    _ => continue,
+        let begin = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let entries = self.entries();
+        let page = entries.range::<str, _>((begin, Bound::Unbounded)).take(most);
+        #[cfg(test)]
+        let page = page.inspect(|_| {
+            self.visited.fetch_add(1, Ordering::Relaxed);
+        });
+        page.map(|(name, edition)| (name.clone(), edition.clone())).collect()
+    }
+
+    /// Enters an edition, and gives its number and the one that it replaces.
+    fn put(&self, name: &str, tensor: Tensor) -> (u64, Option<Edition>) {
+        let mut entries = self.entries_mut();
+        // Under the lock, so that of two publications the one with the greater number stays.
+        let version = self.versions.fetch_add(1, Ordering::Relaxed) + 1;
+        let edition = Edition { version, tensor };
+        let replaced = match entries.entry(name.to_owned()) {
+            Entry::Occupied(mut place) => {
+                if testpoints::planted!("a version of the same shape does not replace the one before")
+                    && place.get().tensor.metadata() == edition.tensor.metadata()
+                {
+                    place.get_mut().version = version;
+                    None
+                } else {
+                    Some(place.insert(edition))
                 }
             }
-            page.insert(name.to_owned(), entry.value().clone());
-        }
-        page.into_iter().collect()
+            Entry::Vacant(place) => {
+                place.insert(edition);
+                None
+            }
+        };
+        (version, replaced)
+    }
+
+    fn entries(&self) -> RwLockReadGuard<'_, BTreeMap<String, Edition>> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn entries_mut(&self) -> RwLockWriteGuard<'_, BTreeMap<String, Edition>> {
+        self.entries.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -304,6 +320,41 @@ mod tests {
 
     fn tensor() -> Tensor {
         Tensor::received(Metadata::dead(DataType::U8, Shape::default()), memory::Buf::empty(), None)
+    }
+
+    #[test]
+    fn s6_a_page_of_a_list_looks_at_its_own_entries_only() {
+        const NAMES: usize = 100_000;
+        const PAGE: usize = 256;
+        let set = PublishedSet::new(7);
+        // In an order that is not theirs.
+        for number in 0..NAMES {
+            set.publish(&format!("{:06}", number * 7919 % NAMES), tensor());
+        }
+        let (mut after, mut listed, mut visited) = (None::<String>, 0, 0);
+        loop {
+            let page = set.page(after.as_deref(), PAGE);
+            let looked_at = set.visited.load(Ordering::Relaxed) - visited;
+            visited += looked_at;
+            assert!(
+                looked_at <= PAGE as u64,
+                "{looked_at} entries were looked at for a page of {}",
+                page.len()
+            );
+            for (name, _) in &page {
+                assert_eq!(*name, format!("{listed:06}"));
+                listed += 1;
+            }
+            let Some((last, _)) = page.into_iter().next_back() else { break };
+            after = Some(last);
+        }
+        assert_eq!(listed, NAMES);
+        assert!(set.page(Some("999999"), PAGE).is_empty());
+        assert_eq!(
+            set.page(Some("000041x"), 1)[0].0,
+            "000042",
+            "a page may begin after a name that is not there"
+        );
     }
 
     #[test]

@@ -3,30 +3,28 @@
 use std::{
     fmt,
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     task::Poll,
 };
 
 use futures::poll;
 use memory::{BufMut, GrantEnd, GrantId, MemoryError, Pool, copy::CopyReason, copy::copy_bytes};
-use protocol::{Allocator, Code, DataType, Destination, Held, Key, LentEnd, Metadata, Received, Status};
+use protocol::{Allocator, Code, DataType, Destination, Held, LentEnd, Metadata, Received, Status};
 use verbs_reactor::RemoteRegion;
 
 use crate::{
-    Step, Tensor, Version, WorkerError,
-    control::HeldArrival,
+    Tensor, Version, WorkerError,
     destinations::{ReceiveAllocator, Room, length_of},
     error::TransferName,
     fabric_channel::FabricChannel,
     import::{PIECE_BYTES, others_turn},
     lent::{Lent, ended},
-    step::{HeldTensor, Receiving, handed_out},
+    step::{HeldTensor, handed_out},
 };
 
 /// A value in the buffer that it was received into.
 ///
 /// ```
-/// use protocol::DataType;
 /// use rendezvous::{Tensor, Worker};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
@@ -36,7 +34,7 @@ use crate::{
 /// # let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
 /// # let peer = client.peer_at(server.address()).await?;
 /// let buffer = client.receive_pool().alloc(16).await?;
-/// let filled = client.fetch_into(&peer, "w", DataType::U8, buffer).await.map_err(|failed| failed.error)?;
+/// let filled = peer.fetch("w").into_buffer(buffer).await.map_err(|failed| failed.error)?;
 /// assert_eq!(filled.bytes(), [1, 2, 3, 4]);
 /// let _for_the_next_one = filled.buffer;
 /// # Ok(())
@@ -99,7 +97,8 @@ impl From<ReceiveIntoError> for WorkerError {
 /// What a value is received into.
 #[derive(Debug)]
 pub(crate) struct Target {
-    dtype: DataType,
+    /// Any if it is `None`.
+    dtype: Option<DataType>,
     length: usize,
     state: Mutex<State>,
 }
@@ -115,7 +114,7 @@ struct State {
 }
 
 impl Target {
-    pub(crate) fn new(dtype: DataType, buffer: BufMut) -> Self {
+    pub(crate) fn new(dtype: Option<DataType>, buffer: BufMut) -> Self {
         let state = State { lent: None, refused: None, buffer: None };
         let target = Self { dtype, length: buffer.len(), state: Mutex::new(state) };
         target.lock().buffer = Some(buffer);
@@ -123,7 +122,7 @@ impl Target {
     }
 
     pub(crate) fn fits(&self, metadata: &Metadata) -> bool {
-        metadata.dtype == self.dtype && metadata.byte_length <= self.length as u64
+        self.dtype.is_none_or(|dtype| metadata.dtype == dtype) && metadata.byte_length <= self.length as u64
     }
 
     /// The error for a value that was refused, if one was.
@@ -133,11 +132,11 @@ impl Target {
 
     fn refusal(&self, transfer: &TransferName, metadata: &Metadata) -> WorkerError {
         let transfer = Box::new(transfer.clone());
-        if metadata.dtype != self.dtype {
+        if let Some(dtype) = self.dtype.filter(|dtype| metadata.dtype != *dtype) {
             return WorkerError::Mismatch {
                 transfer,
                 field: "element type",
-                expected: self.dtype.to_string(),
+                expected: dtype.to_string(),
                 found: metadata.dtype.to_string(),
                 remedy: "name the element type that is sent",
             };
@@ -153,14 +152,13 @@ impl Target {
 
     /// Brings a value that has come into the buffer, if it is not there yet. What does not fit is not lost.
     pub(crate) async fn fill_held(
-        self: &Arc<Self>,
+        &self,
         transfer: &TransferName,
         held: &mut HeldTensor,
         pool: &Pool,
     ) -> Result<Filled, WorkerError> {
         match held {
             HeldTensor::Peers(held) => self.fill(transfer, held, pool).await,
-            HeldTensor::Grpc(held) => self.fill_arrived(transfer, held).await,
             HeldTensor::Own(held) => {
                 let tensor = held.tensor().cloned().ok_or_else(handed_out)?;
                 let filled = self.fill_with(transfer, tensor.metadata(), tensor.bytes()).await?;
@@ -170,7 +168,8 @@ impl Target {
         }
     }
 
-    async fn fill(
+    /// As [`fill_held`](Self::fill_held), with a value of a peer.
+    pub(crate) async fn fill(
         &self,
         transfer: &TransferName,
         held: &mut Held<FabricChannel>,
@@ -205,24 +204,8 @@ impl Target {
         Ok(Filled { metadata, buffer, version: None })
     }
 
-    /// As [`fill`](Self::fill), with a value that came over gRPC.
-    async fn fill_arrived(
-        self: &Arc<Self>,
-        transfer: &TransferName,
-        held: &mut HeldArrival,
-    ) -> Result<Filled, WorkerError> {
-        let arrived = held.get_mut().ok_or_else(handed_out)?;
-        let metadata = arrived.metadata.clone();
-        let filled = match arrived.buffer_of(self) {
-            Some(buffer) => Filled { metadata, buffer, version: None },
-            None => self.fill_with(transfer, &metadata, arrived.bytes()).await?,
-        };
-        drop(held.take());
-        Ok(filled)
-    }
-
     /// As [`fill`](Self::fill), with a value whose bytes are elsewhere in this process.
-    async fn fill_with(
+    pub(crate) async fn fill_with(
         &self,
         transfer: &TransferName,
         metadata: &Metadata,
@@ -263,11 +246,6 @@ impl Target {
     /// The buffer, if it is here.
     pub(crate) fn take(&self) -> Option<BufMut> {
         self.lock().buffer.take()
-    }
-
-    /// Back here, where the user looks for it.
-    pub(crate) fn give_back(&self, buffer: BufMut) {
-        self.lock().buffer = Some(buffer);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -412,58 +390,5 @@ impl Allocator for TargetAllocator<'_> {
             // Waiting for the peer to confirm the region would delay the request.
             Poll::Pending => Ok(None),
         }
-    }
-}
-
-impl Step {
-    /// As [`recv`](Self::recv), into `buffer`, which must be long enough, of a value with elements of type `dtype`. The
-    /// bytes land there without a copy if the buffer is of [`Worker::receive_pool`](crate::Worker::receive_pool), and the value is not so small that
-    /// it travels inside a message; else with one copy.
-    ///
-    /// The buffer is owned, because the peer may write it for longer than the future lives:
-    ///
-    /// ```
-    /// # use {memory::BufMut, protocol::{DataType, Key}, rendezvous::Step};
-    /// async fn receive(step: &Step, key: &Key, buffer: BufMut) {
-    ///     let _ = step.recv_into(key, DataType::F32, buffer).await;
-    /// }
-    /// ```
-    ///
-    /// A borrowed one is refused by the compiler:
-    ///
-    /// ```compile_fail,E0308
-    /// # use {memory::BufMut, protocol::{DataType, Key}, rendezvous::Step};
-    /// async fn receive(step: &Step, key: &Key, buffer: &mut [u8]) {
-    ///     let _ = step.recv_into(key, DataType::F32, buffer).await;
-    /// }
-    /// ```
-    ///
-    /// The buffer that comes back is the one given, except in one case: the value may be that of another receive of the
-    /// key that was given up meanwhile. Then it comes in that one's memory, and the buffer goes back to its pool.
-    ///
-    /// # Errors
-    /// As [`recv`](Self::recv), and [`WorkerError::Mismatch`] for a value that does not fit, which the next receive of
-    /// the key gets. The buffer comes back with the error, unless the peer may still write it.
-    ///
-    /// # Cancel safety
-    /// As [`recv`](Self::recv). The buffer goes back to its pool once the peer can't write it any more and no value is
-    /// kept in it.
-    pub async fn recv_into(
-        &self,
-        key: &Key,
-        dtype: DataType,
-        buffer: BufMut,
-    ) -> Result<Filled, ReceiveIntoError> {
-        let target = Arc::new(Target::new(dtype, buffer));
-        let what = || format!("receiving `{key}` of step {}", self.id.0);
-        let received = pin!(async {
-            let peer = key.source_device().worker().unwrap_or_default();
-            let transfer = TransferName { peer, key: key.to_string(), step: Some(self.id.0) };
-            let pool = &self.worker.node.pools.receive;
-            let mut held = self.receive_held(key, Receiving::Into(&target)).await?;
-            target.fill_held(&transfer, &mut held, pool).await
-        });
-        let filled = self.worker.within(self.worker.node.limit, what, received).await;
-        filled.map_err(|error| ReceiveIntoError { error, buffer: target.take() })
     }
 }

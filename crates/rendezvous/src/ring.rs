@@ -89,7 +89,7 @@ fn read(granted: Option<&Granted>, offset: usize, into: &mut [u8]) -> Result<(),
 
 fn take_back(granted: Granted, why: GrantEnd) {
     if let Err(error) = granted.end(why) {
-        tracing::warn!(%error, "a message ring could not be taken back");
+        log!(WARN, %error, "a message ring could not be taken back");
     }
 }
 
@@ -111,5 +111,133 @@ impl RingMaker {
         let granted = buffer.grant();
         let destination = regions.destination(&granted)?;
         Some((granted, destination))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use memory::{Pool, PoolConfig};
+    use verbs_reactor::{
+        Fabric, TokioRuntime,
+        tcp::{TcpConfig, TcpFabric},
+    };
+
+    use super::*;
+    use crate::{
+        Trust,
+        control::FrameSender,
+        enclosure::LocalFabric,
+        pools::{PoolCaps, Pools},
+        session::tests::Sent,
+    };
+
+    const RING_BYTES: usize = 4096;
+
+    fn pool() -> Pool {
+        Pool::new(PoolConfig { block_bytes: 64 << 10, ..PoolConfig::new("test") }).unwrap()
+    }
+
+    /// Lent memory of which every byte is `byte`.
+    fn lent(pool: &Pool, bytes: usize, byte: u8) -> Granted {
+        let mut buffer = pool.try_alloc(bytes).unwrap();
+        buffer.fill(byte);
+        buffer.grant()
+    }
+
+    /// Bytes in use, and those of them that nobody will ever use again.
+    fn held(pool: &Pool) -> (u64, u64) {
+        let stats = pool.stats();
+        (stats.used_bytes, stats.leaked_bytes)
+    }
+
+    fn rings(of: u64) -> u64 {
+        of * RING_BYTES as u64
+    }
+
+    fn read(ring: &OwnRing) -> Result<u8, ChannelError> {
+        let mut byte = [0];
+        ring.read(RING_BYTES as u32 - 1, &mut byte).map(|()| byte[0])
+    }
+
+    #[test]
+    fn a_ring_that_moved_gives_the_old_one_back() {
+        let (pool, slots) = (pool(), pool());
+        let ring = OwnRing::new(lent(&pool, RING_BYTES, 1), lent(&slots, RING_BYTES, 0));
+        ring.moved();
+        assert_eq!(read(&ring).unwrap(), 1, "none was offered");
+        ring.offer(lent(&pool, RING_BYTES, 2));
+        assert_eq!((read(&ring).unwrap(), held(&pool)), (1, (rings(2), 0)));
+        ring.moved();
+        assert_eq!((read(&ring).unwrap(), held(&pool)), (2, (rings(1), 0)));
+        ring.end();
+    }
+
+    #[test]
+    fn the_end_gives_all_memory_back_and_so_is_a_ring_that_comes_too_late() {
+        let (pool, slots) = (pool(), pool());
+        let ring = OwnRing::new(lent(&pool, RING_BYTES, 1), lent(&slots, RING_BYTES, 0));
+        ring.offer(lent(&pool, RING_BYTES, 2));
+        ring.end();
+        assert_eq!((held(&pool), held(&slots)), ((0, 0), (0, 0)));
+        ring.offer(lent(&pool, RING_BYTES, 3));
+        assert_eq!(held(&pool), (0, 0), "no peer will write it");
+        ring.moved();
+        assert!(read(&ring).unwrap_err().0.contains("the connection is over"));
+        assert!(ring.read_slot(RecordSlot::Ask, &mut [0]).is_err());
+    }
+
+    #[test]
+    fn slots_lie_one_behind_the_other() {
+        let slot = usize::try_from(SLOT_BYTES).unwrap();
+        let (pool, slots) = (pool(), pool());
+        let mut buffer = slots.try_alloc(2 * slot).unwrap();
+        buffer[..slot].fill(1);
+        buffer[slot..].fill(2);
+        let ring = OwnRing::new(lent(&pool, RING_BYTES, 0), buffer.grant());
+        for (which, byte) in [(RecordSlot::Ask, 1), (RecordSlot::Answer, 2)] {
+            let mut read = vec![0; slot];
+            ring.read_slot(which, &mut read).unwrap();
+            assert_eq!(read, vec![byte; slot]);
+        }
+        ring.end();
+    }
+
+    fn maker() -> RingMaker {
+        let runtime = Arc::new(TokioRuntime::current().unwrap());
+        let fabric: Arc<dyn Fabric> = Arc::new(TcpFabric::new(runtime.clone(), TcpConfig::default()));
+        let caps = PoolCaps {
+            source_bytes: 1 << 20,
+            receive_bytes: 1 << 20,
+            ring_bytes: 1 << 20,
+            message_bytes: 1 << 20,
+            bounce_bytes: 1 << 20,
+            block_bytes: 64 << 10,
+        };
+        let fabric = LocalFabric::open(&fabric, &Pools::new(caps, None).unwrap(), Trust::Cluster).unwrap();
+        let sender: Arc<dyn FrameSender> = Arc::new(Sent::default());
+        let announcer = Arc::new(Announcer::new(1, &sender, runtime, &[]));
+        RingMaker { enclosure: fabric.enclosure().unwrap(), announcer }
+    }
+
+    #[tokio::test]
+    async fn a_larger_ring_is_made_once_the_peer_knows_its_region() {
+        let maker = maker();
+        let mut making = Box::pin(maker.make(RING_BYTES as u32));
+        assert!(making.as_mut().now_or_never().is_none(), "the peer has not confirmed the region");
+        let [region] = maker.enclosure.regions.all()[..] else { panic!("one block is enough") };
+        maker.announcer.confirm(region.region.0);
+        let (granted, destination) = making.await.unwrap();
+        assert_eq!((destination.region, destination.capacity), (region.region.0, RING_BYTES as u64));
+        granted.end(GrantEnd::NeverSent).unwrap();
+        assert!(maker.make(2 << 20).await.is_none(), "there is no memory for it");
+    }
+
+    #[tokio::test]
+    async fn no_larger_ring_is_made_once_the_connection_is_over() {
+        let maker = maker();
+        maker.announcer.fail("it is over");
+        assert!(maker.make(RING_BYTES as u32).await.is_none());
+        assert_eq!(held(&maker.enclosure.ring), (0, 0));
     }
 }

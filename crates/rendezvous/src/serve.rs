@@ -11,11 +11,10 @@ use verbs_reactor::timeout;
 
 use crate::{
     control::{ControlError, FrameReceiver},
-    data::{REASON, unless},
+    data::{DataConnection, REASON, unless},
     error::{Lost, PeerLoss},
     node::Node,
     published::Edition,
-    route::Route,
     session::{ListPage, Session},
     sessions::Served,
 };
@@ -40,7 +39,7 @@ impl Node {
                     self.control_runtime.spawn("welcome", Box::pin(node.welcome(session)));
                 }
                 Some(Err(ControlError::Closed)) | None => return,
-                Some(Err(error)) => tracing::warn!(%error, "a control session could not be accepted"),
+                Some(Err(error)) => log!(WARN, %error, "a control session could not be accepted"),
             }
         }
     }
@@ -62,12 +61,17 @@ impl Node {
         if lost.loss == PeerLoss::Misbehaved
             && let Some(left_out) = self.log.line(peer)
         {
-            tracing::warn!(peer, why = lost.detail, left_out, "closing the session of a misbehaving peer");
+            log!(WARN, peer, why = lost.detail, left_out, "closing the session of a misbehaving peer");
         } else {
-            tracing::debug!(peer, why = lost.detail, "session over");
+            log!(DEBUG, peer, why = lost.detail, "session over");
         }
         if lost.loss == PeerLoss::Goodbye {
             self.take_in(&session.up_connections(), &lost, FAREWELL).await;
+        }
+        if lost.loss == PeerLoss::NameTaken
+            && let Some(peer) = self.known_peer(peer)
+        {
+            peer.note_refusal(self.runtime.now(), &lost.detail);
         }
         let connections = session.fail(&lost);
         self.say_goodbye(&session, &lost).await;
@@ -79,7 +83,7 @@ impl Node {
     }
 
     /// The peer's end of one connection is over: so is this one, once what is still on its way has come.
-    fn follow(self: &Arc<Self>, connection: Route, lost: Lost) {
+    fn follow(self: &Arc<Self>, connection: Arc<DataConnection>, lost: Lost) {
         let is_over = connection.is_over();
         connection.expect_end(&lost);
         if is_over {
@@ -95,9 +99,9 @@ impl Node {
 
     /// What the peer sent over its data connections before it left is still on its way: it closes them, and until that
     /// has come they go on, for `limit` at most.
-    async fn take_in(&self, connections: &[Route], lost: &Lost, limit: Duration) {
+    async fn take_in(&self, connections: &[Arc<DataConnection>], lost: &Lost, limit: Duration) {
         connections.iter().for_each(|connection| connection.expect_end(lost));
-        let ends = join_all(connections.iter().map(Route::until_settled));
+        let ends = join_all(connections.iter().map(|connection| connection.until_end()));
         let _ = timeout(&*self.control_runtime, limit, ends).await;
     }
 
@@ -120,7 +124,7 @@ impl Node {
     /// Tells the peer why this end is leaving, unless it is the peer that left.
     async fn say_goodbye(&self, session: &Session, lost: &Lost) {
         let code = match lost.loss {
-            PeerLoss::Gone | PeerLoss::Goodbye | PeerLoss::StepBroken => return,
+            PeerLoss::Gone | PeerLoss::Goodbye | PeerLoss::NameTaken | PeerLoss::StepBroken => return,
             PeerLoss::Misbehaved => Code::InvalidArgument,
             PeerLoss::Unresponsive | PeerLoss::ShutDownHere => Code::Unavailable,
         };
@@ -142,14 +146,13 @@ impl Node {
             }
             ControlFrame::Connected(answer) => session.answer(answer.connection, Ok(answer)),
             ControlFrame::Refused { connection, status } => session.answer(connection, Err(status)),
-            ControlFrame::Disconnected { connection, status } => {
-                if let Some(connection) = session.connection(connection) {
-                    self.follow(
-                        connection,
-                        Lost::gone(format!("the peer's end is over: {}", status.message)),
-                    );
+            ControlFrame::Disconnected { connection, status } => match session.connection(connection) {
+                Some(connection) => {
+                    let why = format!("the peer's end is over: {}", status.message);
+                    self.follow(connection, Lost::gone(why));
                 }
-            }
+                None => session.note_disowned(connection, status.message),
+            },
             ControlFrame::RegionAdd { connection, region } => {
                 let number = region.region;
                 if session.add_region(connection, region)? {
@@ -157,12 +160,12 @@ impl Node {
                 }
             }
             ControlFrame::RegionAck { connection, region } => {
-                if let Some(connection) = session.connection(connection).as_ref().and_then(Route::data) {
+                if let Some(connection) = session.connection(connection) {
                     connection.announcer.confirm(region);
                 }
             }
             ControlFrame::RegionRemove { connection, region } => {
-                if let Some(connection) = session.connection(connection).as_ref().and_then(Route::data) {
+                if let Some(connection) = session.connection(connection) {
                     connection.queue_pair.remove_remote_region(verbs_reactor::RegionId(region));
                 }
             }
@@ -173,8 +176,11 @@ impl Node {
                 let listing = async move {
                     let _turn = session.list_turn().await;
                     if !session.is_over() {
-                        let page = node.list_page(request, after.as_deref(), with_checksums).await;
-                        let _ = session.send(page).await;
+                        let making = session.connections().listing_turn().await;
+                        let ListPage { entries, more } =
+                            node.list_page(after.as_deref(), with_checksums).await;
+                        drop(making);
+                        let _ = session.send(ControlFrame::ListResponse { request, entries, more }).await;
                     }
                     drop(room);
                 };
@@ -184,7 +190,7 @@ impl Node {
                 session.give_list(request, ListPage { entries, more });
             }
             ControlFrame::Ping { nonce } => return reply(session, ControlFrame::Pong { nonce }).await,
-            ControlFrame::Pong { .. } => {}
+            ControlFrame::Pong { nonce } => session.pong(nonce),
             ControlFrame::Goodbye { status } => return Err(farewell(&status)),
             other => {
                 // Some kinds name what the peer chose, which may be long.
@@ -195,7 +201,8 @@ impl Node {
         Ok(())
     }
 
-    async fn list_page(&self, request: u32, after: Option<&str>, with_checksums: bool) -> ControlFrame {
+    /// The page of this worker's list that comes after the name `after`.
+    pub(crate) async fn list_page(&self, after: Option<&str>, with_checksums: bool) -> ListPage {
         let mut page = self.values.published.page(after, PAGE_ENTRIES + 1);
         let more = page.len() > PAGE_ENTRIES;
         page.truncate(PAGE_ENTRIES);
@@ -208,7 +215,7 @@ impl Node {
             };
             entries.push(ListEntry { name, version, checksum, metadata: tensor.metadata().clone() });
         }
-        ControlFrame::ListResponse { request, entries, more }
+        ListPage { entries, more }
     }
 }
 
@@ -217,5 +224,8 @@ async fn reply(session: &Session, frame: ControlFrame) -> Result<(), Lost> {
 }
 
 fn farewell(status: &Status) -> Lost {
+    if status.code == Code::AlreadyExists {
+        return Lost::new(PeerLoss::NameTaken, status.message.as_str());
+    }
     Lost::new(PeerLoss::Goodbye, format!("the peer said goodbye: {status}"))
 }

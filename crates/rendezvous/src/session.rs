@@ -1,5 +1,8 @@
 //! One control session: who the peer is, what it announces, and the data connections set up over it.
 
+#[cfg(test)]
+pub(crate) mod tests;
+
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
@@ -18,9 +21,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, oneshot, wat
 
 use crate::{
     announce::region,
-    control::{ControlError, FrameReceiver, FrameSender, handshake::Introduction},
+    control::{Addresses, ControlError, FrameReceiver, FrameSender, handshake::Introduction},
+    data::DataConnection,
     error::{Lost, PeerLoss},
-    route::Route,
     sessions::{Connections, Counted},
 };
 
@@ -43,9 +46,7 @@ const LISTS_MAX: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) peer: Introduction,
-    pub(crate) peer_host: Option<IpAddr>,
-    /// SHA-256 of the certificate that the peer has shown, if this session runs over TLS.
-    pub(crate) certificate: Option<[u8; 32]>,
+    addresses: Option<Addresses>,
     /// `None` once this end has hung up.
     sender: Mutex<Option<Arc<dyn FrameSender>>>,
     dialled: bool,
@@ -68,6 +69,8 @@ struct State {
     connections: BTreeMap<u32, Entry>,
     connects: BTreeMap<u32, oneshot::Sender<ConnectAnswer>>,
     lists: BTreeMap<u32, oneshot::Sender<ListPage>>,
+    /// By their numbers, pings whose answers are waited for.
+    pings: BTreeMap<u64, oneshot::Sender<()>>,
 }
 
 impl State {
@@ -88,8 +91,22 @@ struct Entry {
 #[derive(Debug)]
 enum Stage {
     /// Being set up; regions announced meanwhile wait here.
-    Opening(Vec<RegionRecord>),
-    Up(Route),
+    Opening(Vec<RegionRecord>, Disowned),
+    Up(Arc<DataConnection>),
+}
+
+/// Both sides of where it is told that the peer could not set a connection up, and why.
+#[derive(Debug)]
+struct Disowned {
+    tell: Option<oneshot::Sender<String>>,
+    told: Option<oneshot::Receiver<String>>,
+}
+
+impl Stage {
+    fn opening() -> Self {
+        let (tell, told) = oneshot::channel();
+        Self::Opening(Vec::new(), Disowned { tell: Some(tell), told: Some(told) })
+    }
 }
 
 impl std::fmt::Debug for ListPage {
@@ -101,15 +118,14 @@ impl std::fmt::Debug for ListPage {
 impl Session {
     pub(crate) fn new(
         peer: Introduction,
-        peer_host: Option<IpAddr>,
+        addresses: Option<Addresses>,
         sender: Arc<dyn FrameSender>,
         dialled: bool,
         connections: Arc<Connections>,
     ) -> Arc<Self> {
         Arc::new(Self {
             peer,
-            peer_host,
-            certificate: sender.proven().map(|proven| proven.certificate),
+            addresses,
             sender: Mutex::new(Some(sender)),
             dialled,
             frames: AtomicU64::new(0),
@@ -121,12 +137,31 @@ impl Session {
         })
     }
 
+    pub(crate) fn peer_host(&self) -> Option<IpAddr> {
+        self.addresses.map(|addresses| addresses.peer.ip())
+    }
+
+    /// Whether this end has dialled the peer.
+    pub(crate) fn is_dialled(&self) -> bool {
+        self.dialled
+    }
+
+    /// The address that this end has dialled the peer at, if it has.
+    pub(crate) fn dialled_at(&self) -> Option<SocketAddr> {
+        self.addresses.filter(|_| self.dialled).map(|addresses| addresses.peer)
+    }
+
+    /// Where the peer is, for people.
+    pub(crate) fn whereabouts(&self) -> String {
+        whereabouts(&self.peer, self.addresses)
+    }
+
     /// Where the peer says that it listens, as this end can dial it.
     pub(crate) fn listen_address(&self) -> Option<String> {
         let address = self.peer.listen_address.as_ref()?;
         let Ok(listens) = address.parse::<SocketAddr>() else { return Some(address.clone()) };
         if listens.ip().is_unspecified() {
-            return self.peer_host.map(|host| SocketAddr::new(host, listens.port()).to_string());
+            return self.peer_host().map(|host| SocketAddr::new(host, listens.port()).to_string());
         }
         Some(address.clone())
     }
@@ -163,8 +198,8 @@ impl Session {
     pub(crate) fn signs_of_life(&self) -> u64 {
         let state = self.lock();
         let up = state.connections.values().filter_map(|entry| match &entry.stage {
-            Stage::Up(connection) => Some(connection.stats()),
-            Stage::Opening(_) => None,
+            Stage::Up(connection) => Some(connection.queue_pair.stats()),
+            Stage::Opening(..) => None,
         });
         let moved = up.map(|stats| stats.arrivals.wrapping_add(stats.bytes_received));
         moved.fold(self.frames.load(Ordering::Relaxed), u64::wrapping_add)
@@ -195,7 +230,7 @@ impl Session {
         }
         state.forget_ended();
         let number = self.number(&mut state);
-        let entry = Entry { stage: Stage::Opening(Vec::new()), _counted: self.connections.count() };
+        let entry = Entry { stage: Stage::opening(), _counted: self.connections.count() };
         state.connections.insert(number, entry);
         state.connects.insert(number, answer);
         Ok((number, answered))
@@ -222,12 +257,12 @@ impl Session {
         let Some(_counted) = self.connections.count_unless_full() else {
             let (peer, most) = (&self.peer.worker, self.connections.most());
             let message = format!(
-                "{most} data connections with {peer} are open: end some first, or allow more with \
-                 WorkerBuilder::connections_per_peer_max"
+                "{most} data connections with {peer} are open: end some first, or allow more with the setting \
+                 `connections_per_peer_max`"
             );
             return Err(Status::new(Code::ResourceExhausted, message));
         };
-        state.connections.insert(number, Entry { stage: Stage::Opening(Vec::new()), _counted });
+        state.connections.insert(number, Entry { stage: Stage::opening(), _counted });
         Ok(())
     }
 
@@ -235,7 +270,7 @@ impl Session {
     ///
     /// # Errors
     /// Why the session is over; the caller closes the connection then.
-    pub(crate) fn up(&self, number: u32, connection: &Route) -> Result<Vec<u32>, String> {
+    pub(crate) fn up(&self, number: u32, connection: &Arc<DataConnection>) -> Result<Vec<u32>, String> {
         let mut state = self.lock();
         if let Some(why) = &state.over {
             return Err(why.detail.clone());
@@ -244,10 +279,36 @@ impl Session {
             return Err("the peer ended the connection while it was set up".to_owned());
         };
         let before = std::mem::replace(&mut entry.stage, Stage::Up(connection.clone()));
-        let Stage::Opening(waiting) = before else { return Ok(Vec::new()) };
-        let Some(data) = connection.data() else { return Ok(Vec::new()) };
-        waiting.iter().for_each(|record| data.queue_pair.add_remote_region(region(record)));
+        let Stage::Opening(waiting, _) = before else { return Ok(Vec::new()) };
+        waiting.iter().for_each(|record| connection.queue_pair.add_remote_region(region(record)));
         Ok(waiting.iter().map(|record| record.region).collect())
+    }
+
+    /// Why the peer could not set up the connection with this number, once it says so. Never, if that was asked before or the
+    /// connection is not being set up.
+    pub(crate) async fn disowned(&self, number: u32) -> String {
+        let told = match self.lock().connections.get_mut(&number).map(|entry| &mut entry.stage) {
+            Some(Stage::Opening(_, disowned)) => disowned.told.take(),
+            _ => None,
+        };
+        match told {
+            Some(told) => match told.await {
+                Ok(why) => why,
+                // The session has forgotten the connection.
+                Err(_) => std::future::pending().await,
+            },
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The peer could not set up the connection with this number.
+    pub(crate) fn note_disowned(&self, number: u32, why: String) {
+        if let Some(Stage::Opening(_, disowned)) =
+            self.lock().connections.get_mut(&number).map(|entry| &mut entry.stage)
+            && let Some(tell) = disowned.tell.take()
+        {
+            let _ = tell.send(why);
+        }
     }
 
     /// The connection was not set up, or is over.
@@ -258,7 +319,7 @@ impl Session {
     }
 
     /// A live data connection, if there is one.
-    pub(crate) fn live_connection(&self) -> Option<Route> {
+    pub(crate) fn live_connection(&self) -> Option<Arc<DataConnection>> {
         let state = self.lock();
         state.connections.values().find_map(|entry| match &entry.stage {
             Stage::Up(connection) if !connection.is_over() => Some(connection.clone()),
@@ -280,25 +341,24 @@ impl Session {
     pub(crate) fn add_region(&self, number: u32, record: RegionRecord) -> Result<bool, Lost> {
         let mut state = self.lock();
         let known = match state.connections.get(&number).map(|entry| &entry.stage) {
-            Some(Stage::Up(connection)) => {
-                connection.data().map(|data| data.queue_pair.remote_region_count())
-            }
-            Some(Stage::Opening(waiting)) => Some(waiting.len()),
-            None => None,
+            Some(Stage::Up(connection)) => connection.queue_pair.remote_region_count(),
+            Some(Stage::Opening(waiting, _)) => waiting.len(),
+            None => 0,
         };
-        if known.is_some_and(|known| known >= REGIONS_MAX) {
+        if known >= REGIONS_MAX {
             return Err(Lost::misbehaved(format!(
                 "the peer announced more than {REGIONS_MAX} regions for connection {number}"
             )));
         }
         match state.connections.get_mut(&number).map(|entry| &mut entry.stage) {
             Some(Stage::Up(connection)) => {
-                let Some(data) = connection.data() else { return Ok(false) };
-                data.queue_pair.add_remote_region(region(&record));
+                connection.queue_pair.add_remote_region(region(&record));
                 Ok(true)
             }
-            Some(Stage::Opening(waiting)) => {
-                waiting.push(record);
+            Some(Stage::Opening(waiting, _)) => {
+                if !testpoints::planted!("a region that is announced during set-up is lost") {
+                    waiting.push(record);
+                }
                 Ok(false)
             }
             None => Ok(false),
@@ -306,20 +366,36 @@ impl Session {
     }
 
     /// All data connections that are up.
-    pub(crate) fn up_connections(&self) -> Vec<Route> {
+    pub(crate) fn up_connections(&self) -> Vec<Arc<DataConnection>> {
         let state = self.lock();
         let up = state.connections.values().filter_map(|entry| match &entry.stage {
             Stage::Up(connection) => Some(connection.clone()),
-            Stage::Opening(_) => None,
+            Stage::Opening(..) => None,
         });
         up.collect()
     }
 
     /// The data connection with this number, if it is up.
-    pub(crate) fn connection(&self, number: u32) -> Option<Route> {
+    pub(crate) fn connection(&self, number: u32) -> Option<Arc<DataConnection>> {
         match self.lock().connections.get(&number).map(|entry| &entry.stage) {
             Some(Stage::Up(connection)) => Some(connection.clone()),
             _ => None,
+        }
+    }
+
+    /// Where it will be told that the peer has answered the ping with this number.
+    pub(crate) fn expect_pong(&self, nonce: u64) -> oneshot::Receiver<()> {
+        let (give, answered) = oneshot::channel();
+        let mut state = self.lock();
+        state.pings.retain(|_, waiting| !waiting.is_closed());
+        state.pings.insert(nonce, give);
+        answered
+    }
+
+    /// The peer answered a ping.
+    pub(crate) fn pong(&self, nonce: u64) {
+        if let Some(waiting) = self.lock().pings.remove(&nonce) {
+            let _ = waiting.send(());
         }
     }
 
@@ -347,9 +423,14 @@ impl Session {
         })
     }
 
-    /// Waits until no other list is being made for the peer.
+    /// Waits until no other list is on its way to the peer over this session.
     pub(crate) async fn list_turn(&self) -> Option<SemaphorePermit<'_>> {
         self.list_turn.acquire().await.ok()
+    }
+
+    /// What the peer's sessions share.
+    pub(crate) fn connections(&self) -> &Connections {
+        &self.connections
     }
 
     /// A page of the peer's list.
@@ -366,17 +447,18 @@ impl Session {
     }
 
     /// Ends the session and every transfer over it. The first reason stays.
-    pub(crate) fn fail(&self, why: &Lost) -> Vec<Route> {
+    pub(crate) fn fail(&self, why: &Lost) -> Vec<Arc<DataConnection>> {
         self.condemn(why.clone());
         let connections = {
             let mut state = self.lock();
             state.connects.clear();
             state.lists.clear();
+            state.pings.clear();
             std::mem::take(&mut state.connections)
         };
         let up = connections.into_values().filter_map(|entry| match entry.stage {
             Stage::Up(connection) => Some(connection),
-            Stage::Opening(_) => None,
+            Stage::Opening(..) => None,
         });
         up.inspect(|connection| connection.fail(why)).collect()
     }
@@ -388,6 +470,19 @@ impl Session {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where a worker is, for people: where it listens, and on which host if that does not tell.
+pub(crate) fn whereabouts(worker: &Introduction, addresses: Option<Addresses>) -> String {
+    let host = addresses.map(|addresses| addresses.peer.ip());
+    let Some(listens) = &worker.listen_address else {
+        return host.map_or_else(|| "an unknown address".to_owned(), |host| host.to_string());
+    };
+    let is_local = listens.parse::<SocketAddr>().is_ok_and(|listens| listens.ip().is_loopback());
+    match host.map(|host| host.to_canonical()).filter(|host| is_local && !host.is_loopback()) {
+        Some(host) => format!("{listens} of the host {host}"),
+        None => listens.clone(),
     }
 }
 

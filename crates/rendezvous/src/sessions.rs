@@ -8,6 +8,8 @@ use std::{
     },
 };
 
+use tokio::sync::{Semaphore, SemaphorePermit};
+
 use crate::node::Node;
 
 /// The most sessions that may be open at once.
@@ -37,15 +39,16 @@ impl Full {
             "sessions_max" => "sessions are open".to_owned(),
             _ => format!("sessions with {peer} are open"),
         };
-        format!("{most} {what}: close some, or allow more with WorkerBuilder::{field}")
+        format!("{most} {what}: close some, or allow more with the setting `{field}`")
     }
 }
 
-/// The data connections of one peer, over all of its sessions.
+/// The data connections of one peer, over all of its sessions, and its turn to be given a list.
 #[derive(Debug)]
 pub(crate) struct Connections {
     open: AtomicUsize,
     most: usize,
+    listing: Semaphore,
 }
 
 /// A data connection that counts until this is dropped.
@@ -53,8 +56,14 @@ pub(crate) struct Connections {
 pub(crate) struct Counted(Arc<Connections>);
 
 impl Connections {
-    fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { open: AtomicUsize::new(0), most })
+    pub(crate) fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { open: AtomicUsize::new(0), most, listing: Semaphore::new(1) })
+    }
+
+    /// Waits until no page of a list is being made for the peer. With many sessions it gets no more of this worker's
+    /// time than with one. Hold it while the page is made, not while it is sent.
+    pub(crate) async fn listing_turn(&self) -> Option<SemaphorePermit<'_>> {
+        self.listing.acquire().await.ok()
     }
 
     /// How many the peer may set up.
@@ -181,6 +190,8 @@ impl Node {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
 
     const CAPS: SessionCaps = SessionCaps { in_all: 3, of_a_peer: 2, connections_of_a_peer: 2 };
@@ -215,5 +226,17 @@ mod tests {
         assert!(one.count_unless_full().is_none());
         drop(own);
         assert!(one.count_unless_full().is_some());
+    }
+
+    #[test]
+    fn s6_pages_for_a_peer_are_made_one_at_a_time_over_its_sessions() {
+        let mut counts = SessionCounts::default();
+        let (one, other) = (counts.add("a", CAPS).unwrap(), counts.add("a", CAPS).unwrap());
+        let of_b = counts.add("b", CAPS).unwrap();
+        let turn = one.listing_turn().now_or_never().flatten().expect("nobody else is given a list");
+        assert!(other.listing_turn().now_or_never().is_none(), "another session has a turn of its own");
+        assert!(of_b.listing_turn().now_or_never().flatten().is_some(), "another peer waits for this one");
+        drop(turn);
+        assert!(other.listing_turn().now_or_never().flatten().is_some());
     }
 }

@@ -5,7 +5,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 use protocol::{Code, Status};
 use verbs_reactor::timeout;
 
-use crate::{Peer, Worker, error::Lost};
+use crate::{Worker, error::Lost, peer::KnownPeer};
 
 /// How long a shutdown waits for the sessions' goodbyes.
 const GOODBYES: Duration = Duration::from_secs(2);
@@ -51,7 +51,8 @@ impl Worker {
 
     /// Waits until no value is on its way.
     async fn quiet(&self) {
-        let is_transferring = |peer: &Peer| peer.connection().is_some_and(|route| route.is_transferring());
+        let is_transferring =
+            |peer: &KnownPeer| peer.connection().is_some_and(|link| link.protocol.is_transferring());
         while self.node.all_peers().iter().any(is_transferring) {
             self.node.runtime.sleep(LOOK).await;
         }

@@ -2,13 +2,15 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use futures::future::{Either, select, try_join_all};
-use protocol::{Code, Held, Key, Manner, Scope, Sharing, Status, StepId};
+use futures::future::{Either, select};
+use protocol::{Code, Held, Key, Manner, Scope, Status, StepId};
+use tokio_util::sync::CancellationToken;
+use verbs_reactor::timeout;
 
 use crate::{
     Delivered, KeyEnd, RecvArgs, SendArgs, Tensor, Worker, WorkerError,
-    control::{Arrived, HeldArrival},
     data::DataConnection,
+    described::Timed,
     device_context::copy_from_host,
     error::{PeerLoss, TransferName},
     fabric_channel::FabricChannel,
@@ -18,12 +20,15 @@ use crate::{
     table::{SendRefused, cancelled},
 };
 
+/// How long a receive whose token is cancelled already waits to hear whether its value is there.
+const ASKED_AT_ONCE: Duration = Duration::from_secs(5);
+
 /// One step of this worker: sends and receives of different steps never mix.
 ///
-/// [`Worker::step`] begins it. While a `Step` of it is kept, peers' requests wait in it for as long as their receivers
-/// like; a step that nobody keeps and that holds no value is forgotten, and a request for it waits for it to begin again
-/// ([`WorkerBuilder::step_init_timeout`](crate::WorkerBuilder::step_init_timeout)). Every step belongs to the one worker
-/// that it was begun with.
+/// [`Worker::step`] begins it, and the drop of the last clone ends it: pending receives get ABORTED, values that nobody has
+/// received are dropped, and late requests of peers are answered with ABORTED. Peers' requests wait in it until then.
+/// [`Worker::shared_step`] gives a step that goes on when it is dropped. Every step belongs to the one worker that it was
+/// begun with.
 ///
 /// ```
 /// use rendezvous::{Tensor, Worker};
@@ -37,22 +42,45 @@ use crate::{
 /// let step = worker.step(1);
 /// step.send(&key, Tensor::from_values(worker.pool(), &[], &[0.5f32])?)?;
 /// assert_eq!(step.recv(&key).await?.values::<f32>()?, [0.5]);
-/// worker.cleanup(1);
+/// drop(step);
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug, Clone)]
+#[must_use = "the step may end when this is dropped"]
 pub struct Step {
     pub(crate) worker: Worker,
     pub(crate) id: StepId,
     /// Or why it had been finished before.
     live: Result<StepRef, Status>,
+    /// Shared by all clones of a step that ends with them.
+    _end: Option<Arc<EndOnDrop>>,
+}
+
+/// Ends a step when it is dropped.
+#[derive(Debug)]
+struct EndOnDrop {
+    worker: Worker,
+    id: StepId,
+}
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        self.worker.end_step(self.id);
+    }
 }
 
 impl Step {
+    /// The step, which ends with its last clone.
     pub(crate) fn begin(worker: &Worker, id: StepId) -> Self {
+        let end = EndOnDrop { worker: worker.clone(), id };
+        Self { _end: Some(Arc::new(end)), ..Self::share(worker, id) }
+    }
+
+    /// The step, which goes on without its clones.
+    pub(crate) fn share(worker: &Worker, id: StepId) -> Self {
         let live = worker.node.values.steps.begin(id);
-        Self { worker: worker.clone(), id, live }
+        Self { worker: worker.clone(), id, live, _end: None }
     }
 
     /// Its number.
@@ -95,95 +123,24 @@ impl Step {
         })
     }
 
-    /// The next value under `key`, from the worker of its source device; from this worker's own table, without
-    /// a copy, when that is itself.
-    ///
-    /// # Errors
-    /// [`WorkerError::WrongWorker`] when the destination is not a device of this worker; [`WorkerError::Remote`] with
-    /// the sender's status, also when the key names another life of it; [`WorkerError::PeerLost`],
-    /// [`WorkerError::Aborted`], [`WorkerError::DeadlineExceeded`] after the worker's default timeout.
-    ///
-    /// # Cancel safety
-    /// Cancel-safe: in a loop around `select!`, nothing is lost, doubled or out of order. Dropping the future gives
-    /// the receive up: the sender is told, and a value that it has not written yet stays there in its place. One
-    /// that is being written is kept here, in the receive's own memory, for the next receive of the key; that waits
-    /// until it is known which of the two it is. Of several receives of a key that are outstanding at once when one
-    /// of them is dropped, any may get the value. Kept values end with the step.
-    ///
-    /// If the connection breaks while values of the step are under way, the step is over with this peer at both
-    /// ends, for good: later receives fail with [`WorkerError::PeerLost`] too.
-    pub async fn recv(&self, key: &Key) -> Result<Tensor, WorkerError> {
-        self.recv_timeout(key, self.worker.node.limit).await
-    }
-
-    /// As [`recv`](Self::recv), within `limit`.
-    ///
-    /// # Errors
-    /// As [`recv`](Self::recv).
-    ///
-    /// # Cancel safety
-    /// As [`recv`](Self::recv).
-    pub async fn recv_timeout(&self, key: &Key, limit: Duration) -> Result<Tensor, WorkerError> {
-        self.receive_within(key, self.worker.node.sharing.into(), limit).await
-    }
-
-    /// As [`recv`](Self::recv), with this [`Sharing`] instead of the worker's ([`WorkerBuilder::sharing`](crate::WorkerBuilder::sharing)).
-    ///
-    /// # Errors
-    /// As [`recv`](Self::recv).
-    ///
-    /// # Cancel safety
-    /// As [`recv`](Self::recv). A value that is kept for the next receive of its key is what that one gets, view or copy.
-    pub async fn recv_as(&self, key: &Key, sharing: Sharing) -> Result<Tensor, WorkerError> {
-        self.receive_within(key, sharing.into(), self.worker.node.limit).await
-    }
-
-    /// As [`recv`](Self::recv), with more to say: where the value is wanted, and a token that ends the receive while it
-    /// waits. From a sender on this worker it comes with what that said; from another worker with blank
-    /// [`SendArgs`].
-    ///
-    /// A value that is wanted on another kind of memory than it is on is copied by the device contexts of the two ends
-    /// ([`DeviceContext`](crate::DeviceContext)).
-    ///
-    /// ```
-    /// use rendezvous::{CancellationToken, RecvArgs, Worker, WorkerError};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), WorkerError> {
-    /// let worker = Worker::builder("/job:a/replica:0/task:0").start().await?;
-    /// let cpu = "/job:a/replica:0/task:0/device:CPU:0";
-    /// let key = worker.key(cpu, cpu, "never sent")?;
-    ///
-    /// let token = CancellationToken::new();
-    /// let args = RecvArgs { cancellation: Some(token.clone()), ..RecvArgs::default() };
-    /// token.cancel();
-    /// let received = worker.step(1).recv_with(&key, args).await;
-    /// assert!(matches!(received, Err(WorkerError::Cancelled { .. })));
-    /// # worker.shutdown().await;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`recv`](Self::recv); [`WorkerError::Cancelled`], derived, when the token is or gets cancelled while the
-    /// receive waits; [`WorkerError::Local`] when the value can't be copied to where it is wanted, which the next
-    /// receive of the key gets then.
-    ///
-    /// # Cancel safety
-    /// As [`recv`](Self::recv), also while the value is copied.
-    pub async fn recv_with(&self, key: &Key, args: RecvArgs) -> Result<Delivered, WorkerError> {
+    /// As [`recv`](Self::recv), with `args`.
+    pub(crate) async fn receive_with(
+        &self,
+        key: &Key,
+        manner: Manner,
+        limit: Duration,
+        args: RecvArgs,
+    ) -> Result<Delivered, WorkerError> {
         let what = || format!("receiving `{key}` of step {}", self.id.0);
-        let how = Receiving::As(self.worker.node.sharing.into());
+        let how = Receiving::As(manner);
         let received = pin!(async move {
-            let limit = self.worker.node.limit;
-            let (tensor, send_args) = match self.receive_for(key, how, &args, limit).await? {
+            let (tensor, send_args) = match self.receive_for(key, how, &args).await? {
                 HeldTensor::Own(mut held) => held.hand_out().ok_or_else(handed_out)?,
                 HeldTensor::Peers(held) => (self.bring(key, held, &args).await?, SendArgs::default()),
-                HeldTensor::Grpc(held) => (self.bring_arrived(key, held, &args).await?, SendArgs::default()),
             };
             Ok(Delivered { tensor, send_args, recv_args: args })
         });
-        self.worker.within(self.worker.node.limit, what, received).await
+        self.worker.timed(Timed::Recv, limit, what, received).await
     }
 
     /// Hands out a value of another worker where it is wanted.
@@ -203,23 +160,7 @@ impl Step {
         copy.map_or_else(|| DataConnection::tensor(received), Ok)
     }
 
-    /// As [`bring`](Self::bring), with a value that came over gRPC.
-    async fn bring_arrived(
-        &self,
-        key: &Key,
-        mut held: HeldArrival,
-        to: &RecvArgs,
-    ) -> Result<Tensor, WorkerError> {
-        if to.device_context.is_none() {
-            return held.take().map(Arrived::into_tensor).ok_or_else(handed_out);
-        }
-        let tensor = held.shared_tensor().ok_or_else(handed_out)?;
-        let copy = copy_from_host(key, &tensor, to).await.map_err(|status| self.not_here(key, status))?;
-        drop(held.take());
-        Ok(copy.unwrap_or(tensor))
-    }
-
-    async fn receive_within(
+    pub(crate) async fn receive_within(
         &self,
         key: &Key,
         manner: Manner,
@@ -228,43 +169,16 @@ impl Step {
         let what = || format!("receiving `{key}` of step {}", self.id.0);
         let received = pin!(async {
             let blank = RecvArgs::default();
-            self.receive_for(key, Receiving::As(manner), &blank, limit).await?.into_tensor()
+            self.receive_for(key, Receiving::As(manner), &blank).await?.into_tensor()
         });
-        self.worker.within(limit, what, received).await
-    }
-
-    /// The next value under each of `keys`, in their order. All are asked for at once, each worker in as few messages as
-    /// its keys fit ([`WorkerBuilder::requests_per_message`](crate::WorkerBuilder::requests_per_message)); they may come from different workers, and a key may occur
-    /// more than once.
-    ///
-    /// # Memory
-    /// Values that have come stay in the receive pool while the others are waited for. So all that is wanted together at a
-    /// time must fit into it ([`WorkerBuilder::receive_bytes`](crate::WorkerBuilder::receive_bytes)), with as much beside as
-    /// the largest of other values: else some of it may wait for memory until the deadline. A value takes at most twice its
-    /// bytes meanwhile.
-    ///
-    /// # Errors
-    /// As [`recv`](Self::recv), for the first key whose receive fails; the error names it. Values of other keys that
-    /// have come are kept for the next receives of these.
-    ///
-    /// # Cancel safety
-    /// As [`recv`](Self::recv): a value that has come for one of the keys is not lost when the future is dropped.
-    pub async fn recv_many(&self, keys: &[Key]) -> Result<Vec<Tensor>, WorkerError> {
-        let what = || format!("receiving {} keys of step {}", keys.len(), self.id.0);
-        let held = pin!(async {
-            self.connect_sources(keys.iter()).await?;
-            let manner = Manner { sharing: self.worker.node.sharing, together: true };
-            try_join_all(keys.iter().map(|key| self.receive_held(key, Receiving::As(manner)))).await
-        });
-        let held = self.worker.within(self.worker.node.limit, what, held).await?;
-        held.into_iter().map(HeldTensor::into_tensor).collect()
+        self.worker.timed(Timed::Recv, limit, what, received).await
     }
 
     /// Connects to the workers that have the sources of `keys`, so that requests for several find each other.
     pub(crate) async fn connect_sources(&self, keys: impl Iterator<Item = &Key>) -> Result<(), WorkerError> {
         for source in keys.filter_map(|key| key.source_device().worker()) {
             if source != self.worker.name() {
-                self.worker.peer(&source)?.connected(&self.worker.node).await?;
+                self.worker.peer(&source)?.known.connected(&self.worker.node).await?;
             }
         }
         Ok(())
@@ -291,16 +205,14 @@ impl Step {
         key: &Key,
         how: Receiving<'_>,
     ) -> Result<HeldTensor, WorkerError> {
-        self.receive_for(key, how, &RecvArgs::default(), self.worker.node.limit).await
+        self.receive_for(key, how, &RecvArgs::default()).await
     }
 
-    /// `limit` is told to the sender, where it can be; the caller keeps it.
     async fn receive_for(
         &self,
         key: &Key,
         how: Receiving<'_>,
         args: &RecvArgs,
-        limit: Duration,
     ) -> Result<HeldTensor, WorkerError> {
         let step = self.live()?;
         if !self.worker.is_own(key.destination_device()) {
@@ -312,48 +224,62 @@ impl Step {
             held.bring(key, args).await.map_err(|status| self.not_here(key, status))?;
             return Ok(HeldTensor::Own(held));
         }
-        let received = pin!(self.receive_from_peer(key, how, limit));
+        // Only the sender knows whether a value is there, which wins over a token that is cancelled already.
+        let token = args.cancellation.as_ref();
+        let is_now = token.is_some_and(CancellationToken::is_cancelled);
+        let scope = if is_now { Scope::StepNow(self.id) } else { Scope::Step(self.id) };
+        let received = pin!(self.receive_from_peer(key, scope, how));
         let received = pin!(step.or_aborted(received));
-        let received = match &args.cancellation {
-            Some(token) if token.is_cancelled() => Err(cancelled()),
+        let received = match token.filter(|_| !is_now) {
             Some(token) => match select(received, pin!(token.cancelled())).await {
                 Either::Left((received, _)) => received,
                 Either::Right(_) => Err(cancelled()),
             },
+            None if is_now => {
+                let asked = timeout(&*self.worker.node.runtime, ASKED_AT_ONCE, received).await;
+                asked.unwrap_or_else(|_| Err(cancelled()))
+            }
             None => received.await,
         };
-        received.map_err(|status| self.given_up(key, args, status))?
+        match received.map_err(|status| self.given_up(key, args, status))? {
+            Err(WorkerError::Remote { status, .. }) if is_now && status == cancelled() => {
+                Err(self.given_up(key, args, status))
+            }
+            received => received,
+        }
     }
 
     async fn receive_from_peer(
         &self,
         key: &Key,
+        scope: Scope,
         how: Receiving<'_>,
-        limit: Duration,
     ) -> Result<HeldTensor, WorkerError> {
         let source = key.source_device().worker().ok_or_else(|| WorkerError::BadKey {
             key: key.to_string(),
             problem: "its source names no worker: give job, replica and task".to_owned(),
         })?;
-        let peer = self.worker.peer(&source)?;
+        let peer = self.worker.peer(&source)?.known;
         let connected = peer.connected(&self.worker.node).await;
         let key = match (key.incarnation(), &connected) {
-            (0, Ok(connection)) => key.with_incarnation(connection.peer_incarnation()).to_string(),
+            (0, Ok(connection)) => key.with_incarnation(connection.peer_incarnation).to_string(),
             _ => key.to_string(),
         };
         let transfer = TransferName { peer: peer.name().to_owned(), key, step: Some(self.id.0) };
         // A step that is over with the peer is so whether or not there is a way to it again.
         if let Some(detail) = self.worker.node.values.lost.why(self.id, peer.name()) {
-            let transport = connected.map_or("no fabric", |connection| connection.kind().name());
+            let transport = connected.map_or("no fabric", |connection| connection.kind.name());
             let loss = PeerLoss::StepBroken;
-            return Err(WorkerError::PeerLost { transfer: Box::new(transfer), transport, loss, detail });
+            let address = peer.address().unwrap_or_else(|| "an unknown address".to_owned());
+            let transfer = Box::new(transfer);
+            return Err(WorkerError::PeerLost { transfer, address, transport, loss, detail });
         }
         let connection = connected?;
-        let scope = Scope::Step(self.id);
-        match how {
-            Receiving::As(manner) => connection.receive_held(scope, &transfer, manner, limit).await,
-            Receiving::Into(target) => connection.receive_into(scope, &transfer, target, Some(limit)).await,
-        }
+        let held = match how {
+            Receiving::As(manner) => connection.receive_held(scope, &transfer, manner).await,
+            Receiving::Into(target) => connection.receive_into(scope, &transfer, target).await,
+        };
+        held.map(HeldTensor::Peers)
     }
 
     /// What holds its queues, unless it is over.
@@ -411,7 +337,7 @@ pub(crate) enum Receiving<'target> {
     /// As a tensor.
     As(Manner),
     /// Into the user's buffer.
-    Into(&'target Arc<Target>),
+    Into(&'target Target),
 }
 
 /// A value that is not handed out yet. Dropping it gives it to the next receive of its key.
@@ -420,8 +346,6 @@ pub(crate) enum HeldTensor {
     Own(HeldValue),
     /// Of a peer.
     Peers(Held<FabricChannel>),
-    /// Of a peer, over gRPC.
-    Grpc(HeldArrival),
 }
 
 impl HeldTensor {
@@ -430,7 +354,6 @@ impl HeldTensor {
         match self {
             Self::Own(held) => held.tensor().is_some_and(Tensor::is_dead),
             Self::Peers(held) => held.get().is_some_and(|received| received.metadata.is_dead),
-            Self::Grpc(held) => held.is_dead(),
         }
     }
 
@@ -438,7 +361,6 @@ impl HeldTensor {
         match self {
             Self::Own(mut held) => held.hand_out().map(|(tensor, _)| tensor).ok_or_else(handed_out),
             Self::Peers(mut held) => DataConnection::tensor(held.take().ok_or_else(handed_out)?),
-            Self::Grpc(mut held) => held.take().map(Arrived::into_tensor).ok_or_else(handed_out),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::{future::Future, sync::Arc};
 use futures::{TryFutureExt as _, future::Either};
 use memory::Buf;
 use protocol::{Checksums, Code, DeviceName, Key, Scope, Source, Status, StepId, Value, Wanted};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     KeyEnd, Tensor,
@@ -68,14 +69,14 @@ impl PeerValues {
         let values = &self.values;
         let step = match scope {
             Scope::Published | Scope::Versioned(Wanted::Now) => {
-                return Either::Left(futures::future::ready(values.published(key)));
+                return Either::Left(futures::future::ready(values.published(key).map(Taken::Published)));
             }
             Scope::Versioned(wanted) => {
                 let (values, name) = (values.clone(), key.to_owned());
                 let newer = async move { values.published.edition(&name, wanted).await };
                 return Either::Right(Either::Left(newer.map_ok(Taken::Published)));
             }
-            Scope::Step(step) => step,
+            Scope::Step(step) | Scope::StepNow(step) => step,
         };
         let take = || {
             let key: Key = key.parse()?;
@@ -83,7 +84,10 @@ impl PeerValues {
             self.check_ends(&key)?;
             values.check_incarnation(&key)?;
             values.lost.status(step, &self.peer).map_or(Ok(()), Err)?;
-            Ok((asked.take(&key.table_key()), key))
+            // A receiver that does not wait is one that has cancelled.
+            let cancelled = matches!(scope, Scope::StepNow(_)).then(CancellationToken::new);
+            cancelled.iter().for_each(CancellationToken::cancel);
+            Ok((asked.take_unless(&key.table_key(), cancelled.as_ref()), key))
         };
         match take() {
             Ok((take, key)) => Either::Right(Either::Right(async move {
@@ -131,10 +135,18 @@ impl Values {
         }
     }
 
-    fn published(&self, name: &str) -> Result<Taken, Status> {
-        self.published.get(name).map(Taken::Published).ok_or_else(|| {
+    /// What is published under `name`, for this worker's own user.
+    pub(crate) async fn own(&self, scope: Scope, name: &str) -> Result<Edition, Status> {
+        match scope {
+            Scope::Versioned(wanted @ Wanted::NewerThan { .. }) => self.published.edition(name, wanted).await,
+            _ => self.published(name),
+        }
+    }
+
+    fn published(&self, name: &str) -> Result<Edition, Status> {
+        self.published.get(name).ok_or_else(|| {
             let message = format!(
-                "{} has published nothing under `{name}`: Worker::list tells what it has, and a fetch can wait for it",
+                "{} has published nothing under `{name}`: its list tells what it has, and a fetch can wait for it",
                 self.worker
             );
             Status::new(Code::NotFound, message)
@@ -157,11 +169,6 @@ impl Values {
         );
         Err(Status::new(Code::Aborted, message))
     }
-}
-
-/// The worker part of a name, parsed.
-pub(crate) fn worker_device(worker: &str) -> Result<DeviceName, Status> {
-    worker.parse().map_err(|error| Status::new(Code::InvalidArgument, format!("worker `{worker}`: {error}")))
 }
 
 /// The worker that the value of a table key is for.

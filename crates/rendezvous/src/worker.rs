@@ -7,17 +7,12 @@ use std::{
 };
 
 use memory::{Pool, PoolStats, UserMemory};
-use protocol::{Counters, DeviceName, Key, StepId};
+use protocol::{Counters, DeviceName, Key, StepId, text::check_name};
 use verbs_reactor::{FabricKind, QueuePairStats, timeout};
 
 use crate::{
-    ClusterSpec, Peer, Published, Step, Tensor, TfConfig, Version, WorkerBuilder, WorkerError,
-    connect::Meant,
-    error::{Lost, TransferName},
-    fetch::check_name,
-    listed::{LIST_BYTES_MAX, ListRefused, ListSoFar},
-    node::Node,
-    route::Route,
+    ClusterSpec, Peer, Step, Tensor, TfConfig, Version, WorkerBuilder, WorkerError, connect::Meant,
+    described::Timed, fetch::check_published, name::sought, node::Node, peer::KnownPeer,
 };
 
 /// A worker. Cheap to clone; the last clone's drop begins the shutdown without waiting for it.
@@ -32,7 +27,7 @@ use crate::{
 ///
 /// let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
 /// let peer = client.peer_at(server.address()).await?;
-/// assert_eq!(client.fetch(&peer, "bias").await?.values::<f32>()?, [0.1, 0.2, 0.3]);
+/// assert_eq!(peer.fetch("bias").await?.values::<f32>()?, [0.1, 0.2, 0.3]);
 /// client.shutdown().await;
 /// server.shutdown().await;
 /// # Ok(())
@@ -93,9 +88,30 @@ pub struct PeerInfo {
 }
 
 impl Worker {
-    /// Settings for a worker called `name`, for instance `/job:ps/replica:0/task:0`.
+    /// Settings for a worker called `name`: `/job:ps/replica:0/task:0`, or plainly `ps`, which means the same.
+    ///
+    /// No two workers that live at once can have one name: while the first answers, peers refuse the other with
+    /// [`WorkerError::NameTaken`].
     pub fn builder(name: &str) -> WorkerBuilder {
-        WorkerBuilder::new(name)
+        WorkerBuilder::new(Some(name))
+    }
+
+    /// Settings for a worker that nobody looks for by name: it fetches, and needs no name of its own. It is given one
+    /// that no other has, such as `/job:client_4711_9f86d081884c7d65/replica:0/task:0`; under TLS the one that its
+    /// certificate names, with a random number where that is for all tasks of a job.
+    ///
+    /// ```
+    /// use rendezvous::Worker;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), rendezvous::WorkerError> {
+    /// let (one, other) = (Worker::client().start().await?, Worker::client().start().await?);
+    /// assert!(one.name().starts_with("/job:client_") && one.name() != other.name());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn client() -> WorkerBuilder {
+        WorkerBuilder::new(None)
     }
 
     /// Settings for task `task` of `job` in `cluster`: its name, the cluster, and to listen on the address that the
@@ -110,7 +126,7 @@ impl Worker {
     ) -> Result<WorkerBuilder, WorkerError> {
         cluster.check()?;
         let address = cluster.task_address(job, task)?.to_owned();
-        Ok(WorkerBuilder::new(&ClusterSpec::worker_name(job, task)).bind(address).cluster(cluster))
+        Ok(Self::builder(&ClusterSpec::worker_name(job, task)).bind(address).cluster(cluster))
     }
 
     /// Settings for the task that the environment variable [`TF_CONFIG`](crate::TF_CONFIG) says this process is.
@@ -153,8 +169,8 @@ impl Worker {
         &self.node.pools.user
     }
 
-    /// Memory that peers may write: what received values lie in. [`fetch_into`](Self::fetch_into) and
-    /// [`Step::recv_into`] fill a buffer of it without a copy. Under [`Trust::Hostile`](crate::Trust::Hostile) no peer can
+    /// Memory that peers may write: what received values lie in. [`Fetch::into_buffer`](crate::Fetch::into_buffer) and
+    /// [`Recv::into_buffer`](crate::Recv::into_buffer) fill a buffer of it without a copy. Under [`Trust::Hostile`](crate::Trust::Hostile) no peer can
     /// write it, and any buffer is filled with one copy.
     pub fn receive_pool(&self) -> &Pool {
         &self.node.pools.receive
@@ -169,9 +185,9 @@ impl Worker {
     /// served keep the tensor they were promised.
     ///
     /// # Errors
-    /// [`WorkerError::Config`] when the name is empty or too long.
+    /// [`WorkerError::Config`] when the name is empty or too long, or has a control character.
     pub fn publish(&self, name: &str, tensor: Tensor) -> Result<Version, WorkerError> {
-        check_name(name)?;
+        check_published(name)?;
         Ok(self.node.values.published.publish(name, tensor.remember_checksums()))
     }
 
@@ -180,27 +196,31 @@ impl Worker {
         self.node.values.published.withdraw(name)
     }
 
-    /// The peer called `name`: of the cluster, or one that has connected. Does not connect.
+    /// The peer called `name`: of the cluster, or one that has connected. Does not connect. The own name gives this
+    /// worker itself, whose tensors are fetched without a connection.
     ///
     /// # Errors
     /// [`WorkerError::UnknownWorker`].
     pub fn peer(&self, name: &str) -> Result<Peer, WorkerError> {
-        self.node.peer_by_name(name)
+        Ok(Peer::new(self, self.node.peer_by_name(&sought(name))?))
     }
 
-    /// The peer that listens on `address` (`host:port`). Asks it for its name unless that is known already.
+    /// The peer that listens on `address` (`host:port`). Asks it for its name unless that is known already, or the
+    /// address is this worker's own.
     ///
     /// # Errors
     /// [`WorkerError::Control`] when it cannot be reached or does not share the secret, [`WorkerError::Limit`]
-    /// when this process may open no more files.
+    /// when this process may open no more files, [`WorkerError::NameTaken`] when its name is that of another worker that
+    /// is connected and answers.
     ///
     /// # Cancel safety
     /// Cancel-safe.
     pub async fn peer_at(&self, address: &str) -> Result<Peer, WorkerError> {
         if let Some(peer) = self.node.peer_by_address(address) {
-            return Ok(peer);
+            return Ok(Peer::new(self, peer));
         }
-        Ok(self.node.dial(address, Meant::Host).await.map_err(WorkerError::or_limit)?.1)
+        let (_, known) = self.node.dial(address, Meant::Host).await.map_err(WorkerError::or_limit)?;
+        Ok(Peer::new(self, known))
     }
 
     /// The peer called `name`, as soon as it is connected with this worker: for a service whose clients come by
@@ -212,12 +232,13 @@ impl Worker {
     /// # Cancel safety
     /// Cancel-safe.
     pub async fn wait_for_peer(&self, name: &str) -> Result<Peer, WorkerError> {
+        let name = &*sought(name);
         let met = async {
             loop {
                 let mut more = pin!(self.node.met.notified());
                 more.as_mut().enable();
-                if let Some(peer) = self.node.known_peer(name).filter(|peer| peer.live_session().is_some()) {
-                    return Ok(peer);
+                if let Some(peer) = self.node.met_peer(name) {
+                    return Ok(Peer::new(self, peer));
                 }
                 more.await;
             }
@@ -234,62 +255,55 @@ impl Worker {
     /// [`WorkerError::Cluster`] for a name or an address that is none, [`WorkerError::Config`] for this worker's own name.
     pub fn set_address(&self, name: &str, address: &str) -> Result<Peer, WorkerError> {
         ClusterSpec::new().worker(name, address).check()?;
+        let name = sought(name);
         if name == self.node.name {
             let remedy = "that is this worker itself: name a peer".to_owned();
-            return Err(WorkerError::Config { field: "name", value: name.to_owned(), remedy });
+            return Err(WorkerError::Config { field: "name", value: name, remedy });
         }
-        self.node.name_peer(name, address)
-    }
-
-    /// What `peer` has published, sorted by name.
-    ///
-    /// # Errors
-    /// [`WorkerError::Control`], [`WorkerError::PeerLost`], [`WorkerError::DeadlineExceeded`].
-    ///
-    /// # Cancel safety
-    /// Cancel-safe.
-    pub async fn list(&self, peer: &Peer) -> Result<Vec<Published>, WorkerError> {
-        self.list_pages(peer, false).await
-    }
-
-    /// As [`list`](Self::list), with the XXH3-64 of each tensor's bytes, which the peer computes now.
-    ///
-    /// # Errors
-    /// As [`list`](Self::list).
-    ///
-    /// # Cancel safety
-    /// Cancel-safe.
-    pub async fn list_with_checksums(&self, peer: &Peer) -> Result<Vec<Published>, WorkerError> {
-        self.list_pages(peer, true).await
+        Ok(Peer::new(self, self.node.name_peer(&name, address)?))
     }
 
     /// The key of `edge` from `source_device` to `destination_device`
-    /// (`/job:ps/replica:0/task:0/device:CPU:0`). Of a device of this worker it names this incarnation; of a
-    /// peer's, the incarnation is filled in when the key is used, so the key stays valid over restarts.
+    /// (`/job:ps/replica:0/task:0/device:CPU:0`, or a worker's name where its devices need not be told apart). Of a
+    /// device of this worker it names this incarnation; of a peer's, the incarnation is filled in when the key is used, so
+    /// the key stays valid over restarts.
     ///
     /// # Errors
     /// [`WorkerError::BadKey`].
     pub fn key(&self, source_device: &str, destination_device: &str, edge: &str) -> Result<Key, WorkerError> {
+        let bad = |problem| WorkerError::BadKey {
+            key: format!("{source_device};{destination_device};{edge}"),
+            problem,
+        };
+        check_name(edge).map_err(bad)?;
+        let (source_device, destination_device) = (&*sought(source_device), &*sought(destination_device));
         let own = self.is_own(&parse_device(source_device)?);
         let incarnation = if own { self.node.incarnation } else { 0 };
         let key = Key::builder().source(source_device).incarnation(incarnation);
         let key = key.destination(destination_device).edge(edge).build();
-        key.map_err(|error| WorkerError::BadKey {
-            key: format!("{source_device};{destination_device};{edge}"),
-            problem: error.to_string(),
-        })
+        key.map_err(|error| bad(error.to_string()))
     }
 
     /// The step with this number, which begins here with this call: requests that peers have made for it are served
-    /// from now on, in the order in which they came. A step stays as long as a [`Step`] of it or a value in it does, and
-    /// a finished one (see [`cleanup`](Self::cleanup)) does not begin again.
+    /// from now on, in the order in which they came.
+    ///
+    /// It ends here when the last clone of the answer is dropped, as by [`cleanup`](Self::cleanup). So keep it until
+    /// peers have received what was sent in it, and clone it instead of asking for the same number again. A step that
+    /// has ended does not begin again.
     pub fn step(&self, id: i64) -> Step {
         Step::begin(self, StepId(id))
     }
 
-    /// Ends a step: its pending receives get ABORTED, its unreceived values are dropped, and a late request for
-    /// it is answered with ABORTED. So is every later use of it here, for 10 minutes or until 65,536 further steps are
-    /// finished, whichever comes first.
+    /// As [`step`](Self::step), for programs that find a step by its number at several places: dropping the answer does
+    /// not end it, [`cleanup`](Self::cleanup) does. A step that nobody keeps and that holds no value is forgotten; a
+    /// request for it waits until it begins again ([`Limits::step_init_timeout`](crate::Limits::step_init_timeout)).
+    pub fn shared_step(&self, id: i64) -> Step {
+        Step::share(self, StepId(id))
+    }
+
+    /// Ends a step, whoever keeps it: its pending receives get ABORTED, its unreceived values are dropped, and a late
+    /// request for it is answered with ABORTED. So is every later use of it here, for 10 minutes or until 65,536 further
+    /// steps are finished, whichever comes first. Ending it once more changes nothing.
     pub fn cleanup(&self, step: i64) {
         self.end_step(StepId(step));
     }
@@ -299,7 +313,7 @@ impl Worker {
         self.node.values.steps.live().into_iter().for_each(|step| self.end_step(step));
     }
 
-    fn end_step(&self, step: StepId) {
+    pub(crate) fn end_step(&self, step: StepId) {
         self.node.values.steps.cleanup(step);
         self.node.values.lost.forget(step);
         self.discard(step);
@@ -307,8 +321,8 @@ impl Worker {
 
     /// What was received for a step and not handed out goes back.
     pub(crate) fn discard(&self, step: StepId) {
-        for connection in self.node.all_peers().iter().filter_map(Peer::connection) {
-            connection.discard(step);
+        for connection in self.node.all_peers().iter().filter_map(KnownPeer::connection) {
+            connection.protocol.discard(step);
         }
     }
 
@@ -321,41 +335,18 @@ impl Worker {
         device.is_same_address_space(&self.node.values.device)
     }
 
-    async fn list_pages(&self, peer: &Peer, with_checksums: bool) -> Result<Vec<Published>, WorkerError> {
-        let session = self.node.session(peer).await?;
-        let transfer =
-            || Box::new(TransferName { peer: peer.name().to_owned(), key: "list".to_owned(), step: None });
-        let lost = |_| {
-            let Lost { loss, detail } = session.lost();
-            WorkerError::PeerLost { transfer: transfer(), transport: "control plane", loss, detail }
-        };
-        let pages = async {
-            let mut list = ListSoFar::new(LIST_BYTES_MAX);
-            loop {
-                let (request, page) = session.ask_list().map_err(lost)?;
-                let after = list.last_name();
-                let ask =
-                    protocol::wire::control::ControlFrame::ListRequest { request, after, with_checksums };
-                session.send(ask).await?;
-                let page = page.await.map_err(|_| lost(String::new()))?;
-                let more = page.more && !page.entries.is_empty();
-                match list.take(page.entries, session.peer.incarnation) {
-                    Ok(()) => {}
-                    Err(ListRefused::Disordered) => {
-                        session.condemn(Lost::misbehaved("the peer's list is not in the order of names"));
-                        return Err(lost(String::new()));
-                    }
-                    Err(ListRefused::TooLong(status)) => {
-                        return Err(WorkerError::Local { transfer: transfer(), status });
-                    }
-                }
-                if !more {
-                    return Ok(list.entries);
-                }
-            }
-        };
-        let what = || format!("listing what {} has published", peer.name());
-        self.within(self.node.limit, what, pin!(pages)).await
+    /// As [`within`](Self::within); how long the operation took to give its value is recorded.
+    pub(crate) async fn timed<T>(
+        &self,
+        timed: Timed,
+        limit: Duration,
+        what: impl Fn() -> String,
+        operation: Pin<&mut (impl Future<Output = Result<T, WorkerError>> + ?Sized)>,
+    ) -> Result<T, WorkerError> {
+        let begun = self.node.runtime.now();
+        let value = self.within(limit, what, operation).await?;
+        self.node.times.took(timed, self.node.runtime.now().saturating_sub(begun));
+        Ok(value)
     }
 
     /// Takes the operation pinned: a future that is handed on by value is kept at every stage.
@@ -373,15 +364,15 @@ impl Worker {
     }
 }
 
-fn info(peer: &Peer) -> PeerInfo {
+fn info(peer: &KnownPeer) -> PeerInfo {
     let connection = peer.connection();
     let live = connection.as_ref().filter(|connection| !connection.is_over());
     let (fabric, counters) = peer.figures();
     PeerInfo {
         name: peer.name().to_owned(),
         address: peer.address(),
-        transport: live.map(Route::kind),
-        encrypted: live.map(Route::is_encrypted),
+        transport: live.map(|connection| connection.kind),
+        encrypted: live.map(|connection| connection.is_encrypted()),
         not_used: live.map(|_| peer.not_used()).unwrap_or_default(),
         incarnation: peer.live_session().map(|session| session.peer.incarnation),
         fabric,

@@ -1,15 +1,21 @@
 //! What users get wrong: each gives an error that names the field, the value and the remedy, and nothing panics.
 //!
 //! Two cases are elsewhere: too little locked memory in `crates/memory/tests/limits.rs`, because that needs limits of the
-//! process, and a checkpoint that was cut short in the tests of the command and of the parameter server.
+//! process, and a checkpoint that was cut short in the tests of the command.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::{future::Future, io::Write, net::TcpListener, time::Duration};
+use std::{
+    future::Future,
+    io::{self, Write},
+    net::TcpListener,
+    sync::Arc,
+    time::Duration,
+};
 
 use protocol::DataType;
 use rendezvous::{ClusterSpec, Tensor, Worker, WorkerError};
-use verbs_reactor::{FabricKind, verbs::VerbsSettings};
+use verbs_reactor::{BoxFuture, FabricKind, Runtime, TokioRuntime, verbs::VerbsSettings};
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENT: &str = "/job:worker/replica:0/task:0";
@@ -53,6 +59,46 @@ fn bad_input_01_malformed_key() {
 }
 
 #[test]
+fn e_names_that_act_on_what_shows_them_are_refused_with_field_value_and_remedy() {
+    const ACTIVE: &str = "w\u{1b}[2J\n\u{202e}";
+    let refused = |field: &str, error: WorkerError| {
+        assert_says(&error, &[field, r"w\u{1b}[2J\n\u{202e}"]);
+        let shown = format!("{error} {error:?}");
+        assert!(!shown.contains(protocol::text::is_active), "{shown:?}");
+    };
+    bounded(async {
+        let (server, client) = (start(SERVER).await, start(CLIENT).await);
+        let peer = client.peer_at(server.address()).await.unwrap();
+        let tensor = || Tensor::from_values(server.pool(), &[1], &[1u8]).unwrap();
+        let device = format!("/job:{ACTIVE}/replica:0/task:0/device:CPU:0");
+        let unmade = client.key(SERVER_CPU, CLIENT_CPU, ACTIVE).unwrap_err();
+        assert_says(&unmade, &["leave out control characters"]);
+        refused("key", unmade);
+        refused("key", client.key(&device, CLIENT_CPU, "edge").unwrap_err());
+        let unpublished = server.publish(ACTIVE, tensor()).unwrap_err();
+        assert_says(&unpublished, &["leave out control characters"]);
+        refused("published name", unpublished);
+        refused("published name", peer.fetch(ACTIVE).await.unwrap_err());
+        refused("published name", peer.fetch_many(["a", ACTIVE]).await.unwrap_err());
+        refused("worker", client.peer(ACTIVE).unwrap_err());
+        refused("cluster", client.set_address(ACTIVE, "127.0.0.1:1").unwrap_err());
+        refused(
+            "cluster",
+            client.set_address("/job:a/replica:0/task:0", &format!("{ACTIVE}:1")).unwrap_err(),
+        );
+        refused("address", client.peer_at(&format!("{ACTIVE}:1")).await.unwrap_err());
+        let named = Worker::builder(ACTIVE).start().await.unwrap_err();
+        assert_says(&named, &["leave out control characters"]);
+        refused("name", named);
+        // Nothing of it went to the peer: the connection is what it was.
+        server.publish("plain", tensor()).unwrap();
+        peer.fetch("plain").await.unwrap();
+        client.shutdown().await;
+        server.shutdown().await;
+    });
+}
+
+#[test]
 fn bad_input_02_unknown_worker() {
     bounded(async {
         let cluster = ClusterSpec::new().worker(SERVER, "127.0.0.1:4242");
@@ -62,7 +108,7 @@ fn bad_input_02_unknown_worker() {
         assert!(matches!(error, WorkerError::UnknownWorker { .. }), "{error}");
         assert_says(&error, &["worker", stranger, SERVER, "Add it to the cluster"]);
         let key = worker.key(&format!("{stranger}/device:CPU:0"), CLIENT_CPU, "edge").unwrap();
-        let error = worker.step(1).recv(&key).await.unwrap_err();
+        let error = worker.shared_step(1).recv(&key).await.unwrap_err();
         assert_says(&error, &["worker", stranger, "Add it to the cluster"]);
         worker.shutdown().await;
     });
@@ -76,17 +122,19 @@ fn bad_input_03_recv_into_another_type_or_size() {
         let key = client.key(SERVER_CPU, CLIENT_CPU, "edge").unwrap();
         let own = server.key(SERVER_CPU, CLIENT_CPU, "edge").unwrap();
         let tensor = Tensor::from_values(server.pool(), &[4], &[1.0f32, 2.0, 3.0, 4.0]).unwrap();
-        server.step(1).send(&own, tensor).unwrap();
+        server.shared_step(1).send(&own, tensor).unwrap();
 
         let buffer = client.receive_pool().alloc(16).await.unwrap();
-        let failed = client.step(1).recv_into(&key, DataType::F64, buffer).await.unwrap_err();
+        let failed =
+            client.shared_step(1).recv(&key).into_buffer(buffer).dtype(DataType::F64).await.unwrap_err();
         assert_says(&failed.error, &["edge", "element type is f32", "the buffer is for f64"]);
         let short = client.receive_pool().alloc(15).await.unwrap();
-        let failed = client.step(1).recv_into(&key, DataType::F32, short).await.unwrap_err();
+        let failed =
+            client.shared_step(1).recv(&key).into_buffer(short).dtype(DataType::F32).await.unwrap_err();
         assert_says(&failed.error, &["edge", "16 bytes", "at most 15 bytes"]);
 
         let buffer = client.receive_pool().alloc(16).await.unwrap();
-        let filled = client.step(1).recv_into(&key, DataType::F32, buffer).await.unwrap();
+        let filled = client.shared_step(1).recv(&key).into_buffer(buffer).dtype(DataType::F32).await.unwrap();
         assert_eq!(filled.bytes().len(), 16, "the value was not lost");
         client.shutdown().await;
         server.shutdown().await;
@@ -99,6 +147,41 @@ fn bad_input_04_an_address_twice_in_the_cluster() {
         let cluster = ClusterSpec::new().worker(SERVER, "127.0.0.1:4242").worker(CLIENT, "127.0.0.1:4242");
         let error = Worker::builder(CLIENT).cluster(cluster).start().await.unwrap_err();
         assert_says(&error, &["cluster", "127.0.0.1:4242", SERVER, CLIENT, "an address of its own"]);
+    });
+}
+
+/// A runtime on a system that gives no random numbers.
+#[derive(Debug)]
+struct NoEntropy(TokioRuntime);
+
+impl Runtime for NoEntropy {
+    fn spawn(&self, name: &'static str, task: BoxFuture<'static, ()>) {
+        self.0.spawn(name, task);
+    }
+
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        self.0.sleep(duration)
+    }
+
+    fn now(&self) -> Duration {
+        self.0.now()
+    }
+
+    fn random(&self) -> u64 {
+        panic!("asked for a number that there is not")
+    }
+
+    fn check_random(&self) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(rustix::io::Errno::PERM.raw_os_error()))
+    }
+}
+
+#[test]
+fn e_a_worker_does_not_start_without_random_numbers() {
+    bounded(async {
+        let runtime = Arc::new(NoEntropy(TokioRuntime::current().unwrap()));
+        let error = Worker::builder(CLIENT).runtime(runtime).start().await.unwrap_err();
+        assert_says(&error, &["runtime", "NoEntropy", "random numbers", "not permitted", "/dev/urandom"]);
     });
 }
 
@@ -147,7 +230,7 @@ fn bad_input_09_verbs_required_without_a_device() {
             println!("skipped: this machine has an RDMA device");
             return;
         }
-        let error = Worker::builder(CLIENT).require(FabricKind::Verbs).start().await.unwrap_err();
+        let error = Worker::builder(CLIENT).require(FabricKind::VERBS).start().await.unwrap_err();
         assert!(matches!(error, WorkerError::Config { .. }), "{error}");
         assert_says(&error, &["require", "`verbs`"]);
         // What is missing depends on the machine: the library, or only a device for it.
@@ -163,14 +246,14 @@ const RDMA_CHILD: &str = "TENSORWIRE_TEST_BAD_RDMA";
 /// What starting a worker in a process with these variables prints.
 fn started_with(variables: &[(&str, &str)]) -> String {
     let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", "bad_input_rdma_settings", "--nocapture"]).env(RDMA_CHILD, "1");
+    child.args(["--exact", "bad_input::bad_input_rdma_settings", "--nocapture"]).env(RDMA_CHILD, "1");
     let output = child.envs(variables.iter().copied()).output().unwrap();
     String::from_utf8(output.stdout).unwrap()
 }
 
 #[test]
 fn bad_input_rdma_settings() {
-    let builder = || Worker::builder(CLIENT).fabrics([FabricKind::Verbs, FabricKind::Tcp]);
+    let builder = || Worker::builder(CLIENT).fabrics([FabricKind::VERBS, FabricKind::TCP]);
     if std::env::var_os(RDMA_CHILD).is_some() {
         return bounded(async {
             match builder().start().await {
@@ -192,11 +275,11 @@ fn bad_input_rdma_settings() {
     // In code it goes the same way.
     bounded(async {
         let settings = VerbsSettings { timeout: Some(0), ..VerbsSettings::default() };
-        let error = builder().verbs(settings.clone()).start().await.unwrap_err();
+        let error = builder().rdma(settings.clone()).start().await.unwrap_err();
         assert!(matches!(error, WorkerError::Config { field: "timeout", .. }), "{error}");
         assert_says(&error, &["timeout", "0", "1 to 31"]);
         // Not where RDMA is not wanted.
-        let tcp = Worker::builder(CLIENT).fabrics([FabricKind::Tcp]).verbs(settings);
+        let tcp = Worker::builder(CLIENT).fabrics([FabricKind::TCP]).rdma(settings);
         tcp.start().await.unwrap().shutdown().await;
     });
 }

@@ -2,13 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod rdma;
-
 use std::{future::Future, time::Duration};
 
+use crate::rdma::{kinds, over, over_verbs, patient};
 use protocol::{Code, Key, Status};
-use rdma::{kinds, over, over_verbs, patient};
-use rendezvous::{Tensor, Worker, WorkerError};
+use rendezvous::{CancellationToken, RecvArgs, Tensor, Worker, WorkerError};
 use verbs_reactor::FabricKind;
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
@@ -18,7 +16,7 @@ const CLIENT_CPU: &str = "/job:worker/replica:0/task:0/device:CPU:0";
 
 /// Runs `test` with a watchdog, once per fabric.
 fn on_each_fabric<F: Future<Output = ()>>(test: impl Fn(FabricKind) -> F) {
-    for &kind in kinds(&[FabricKind::Shm, FabricKind::Tcp, FabricKind::Grpc]) {
+    for &kind in kinds(&[FabricKind::SHM, FabricKind::TCP]) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
         let ended = runtime
@@ -72,14 +70,12 @@ async fn turns(turns: u64) {
 fn s3_select_in_a_loop_around_recv_loses_and_doubles_nothing() {
     on_each_fabric(|kind| async move {
         let rounds = match kind {
-            // A receive that is given up costs two calls.
-            FabricKind::Grpc => 10_000,
             // The device may be an emulated one.
-            FabricKind::Verbs => 3_000,
+            FabricKind::VERBS => 3_000,
             _ => 100_000,
         };
         let (server, client, key) = pair(kind).await;
-        let (here, there) = (client.step(1), server.step(1));
+        let (here, there) = (client.shared_step(1), server.shared_step(1));
         let (mut sent, mut received, mut random) = (0u32, 0u32, 7u64);
         for _ in 0..rounds {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -92,7 +88,7 @@ fn s3_select_in_a_loop_around_recv_loses_and_doubles_nothing() {
             tokio::select! {
                 biased;
                 () = turns(draw(12, 50)) => {}
-                tensor = here.recv(&key) => {
+                tensor = here.recv(&key).into_future() => {
                     assert_eq!(number(&tensor.unwrap()), received, "over {kind}");
                     received += 1;
                 }
@@ -116,19 +112,19 @@ fn a_value_kept_for_a_step_goes_back_when_the_step_ends() {
         let (server, client, key) = pair(kind).await;
         for step in 0..200 {
             for value in 0..3 {
-                server.step(step).send(&key, numbered(&server, value, 2000)).unwrap();
+                server.shared_step(step).send(&key, numbered(&server, value, 2000)).unwrap();
             }
             tokio::select! {
                 biased;
                 () = turns(step as u64 % 40) => {}
                 tensor = async {
-                    client.step(step).recv(&key).await.unwrap();
-                    client.step(step).recv(&key).await
+                    client.shared_step(step).recv(&key).await.unwrap();
+                    client.shared_step(step).recv(&key).await
                 } => assert_eq!(number(&tensor.unwrap()), 1),
             }
             match step % 2 {
                 0 => client.cleanup(step),
-                _ => client.step(step).abort(&Status::new(Code::Aborted, "enough")),
+                _ => client.shared_step(step).abort(&Status::new(Code::Aborted, "enough")),
             }
             server.cleanup(step);
         }
@@ -140,18 +136,43 @@ fn a_value_kept_for_a_step_goes_back_when_the_step_ends() {
 fn s2_9_11_an_abort_ends_a_receive_from_a_peer() {
     on_each_fabric(|kind| async move {
         let (server, client, key) = pair(kind).await;
-        let step = client.step(1);
+        let step = client.shared_step(1);
         let abort = async {
             while client.peers()[0].transport.is_none() {
                 tokio::task::yield_now().await;
             }
             step.abort(&Status::new(Code::Aborted, "enough"));
         };
-        let (aborted, ()) = futures::join!(step.recv(&key), abort);
+        let (aborted, ()) = futures::join!(step.recv(&key).into_future(), abort);
         assert!(
             matches!(aborted, Err(WorkerError::Aborted { status, .. }) if status.message == "[_Derived_]enough")
         );
         assert!(matches!(step.recv(&key).await, Err(WorkerError::Aborted { .. })));
+        end(server, client).await;
+    });
+}
+
+#[test]
+fn s2_5_a_value_that_is_there_wins_over_a_cancelled_token_here_and_at_a_peer() {
+    on_each_fabric(|kind| async move {
+        let (server, client, key) = pair(kind).await;
+        let own = client.key(CLIENT_CPU, CLIENT_CPU, "own").unwrap();
+        let token = CancellationToken::new();
+        token.cancel();
+        let args = || RecvArgs { cancellation: Some(token.clone()), ..RecvArgs::default() };
+        let step = client.shared_step(1);
+        for value in 0..3 {
+            server.shared_step(1).send(&key, numbered(&server, value, 1 + 3000 * u64::from(value))).unwrap();
+            step.send(&own, numbered(&client, value, 1)).unwrap();
+        }
+        for key in [&key, &own] {
+            for value in 0..3 {
+                let received = step.recv(key).with(args()).await;
+                assert_eq!(number(&received.unwrap().tensor), value, "over {kind}");
+            }
+            let ended = step.recv(key).with(args()).await;
+            assert!(matches!(ended, Err(WorkerError::Cancelled { .. })), "over {kind}: {ended:?}");
+        }
         end(server, client).await;
     });
 }
@@ -165,11 +186,14 @@ fn recv_many_gives_values_in_the_order_of_the_keys() {
             .collect();
         let own = client.key(CLIENT_CPU, CLIENT_CPU, "own").unwrap();
         for (value, key) in (0..).zip(&edges) {
-            server.step(1).send(key, numbered(&server, value, 1 + u64::from(value % 5) * 700)).unwrap();
+            server
+                .shared_step(1)
+                .send(key, numbered(&server, value, 1 + u64::from(value % 5) * 700))
+                .unwrap();
         }
-        client.step(1).send(&own, numbered(&client, 600, 1)).unwrap();
+        client.shared_step(1).send(&own, numbered(&client, 600, 1)).unwrap();
         let keys: Vec<Key> = edges.into_iter().chain([own]).collect();
-        let received = client.step(1).recv_many(&keys).await.unwrap();
+        let received = client.shared_step(1).recv_many(&keys).await.unwrap();
         assert_eq!(
             received.iter().map(number).collect::<Vec<_>>(),
             (0..=600).collect::<Vec<_>>(),
@@ -186,9 +210,9 @@ fn recv_many_that_fails_or_is_given_up_loses_nothing() {
         let (server, client, key) = pair(kind).await;
         let never = client.key(SERVER_CPU, CLIENT_CPU, "never").unwrap();
         let own = client.key(CLIENT_CPU, CLIENT_CPU, "own").unwrap();
-        let step = client.step(1);
+        let step = client.shared_step(1);
         for value in 0..3 {
-            server.step(1).send(&key, numbered(&server, value, 900)).unwrap();
+            server.shared_step(1).send(&key, numbered(&server, value, 900)).unwrap();
             step.send(&own, numbered(&client, value, 1)).unwrap();
         }
         let all = [key.clone(), own.clone(), never, key.clone()];
@@ -196,7 +220,7 @@ fn recv_many_that_fails_or_is_given_up_loses_nothing() {
             tokio::select! {
                 biased;
                 () = turns(patience) => {}
-                received = step.recv_many(&all) => panic!("{received:?}"),
+                received = step.recv_many(&all).into_future() => panic!("{received:?}"),
             }
         }
         let stale = key.with_incarnation(0xbad);
@@ -221,10 +245,10 @@ fn fetch_many_gives_tensors_in_the_order_of_the_names_and_an_error_names_one() {
             server.publish(name, numbered(&server, value, 10 + u64::from(value))).unwrap();
         }
         for _ in 0..2 {
-            let fetched = client.fetch_many(&peer, &names).await.unwrap();
+            let fetched = peer.fetch_many(&names).await.unwrap();
             assert_eq!(fetched.iter().map(number).collect::<Vec<_>>(), (0..300).collect::<Vec<_>>());
         }
-        let failed = client.fetch_many(&peer, &["tensor 1", "nothing"]).await.unwrap_err().to_string();
+        let failed = peer.fetch_many(["tensor 1", "nothing"]).await.unwrap_err().to_string();
         assert!(failed.contains("nothing"), "{failed}");
         end(server, client).await;
     });
@@ -237,16 +261,11 @@ fn a_small_tensors_first_fetch_costs_one_round_trip() {
         let peer = client.peer(SERVER).unwrap();
         server.publish("small", numbered(&server, 1, 1024)).unwrap();
         server.publish("larger", numbered(&server, 2, 1025)).unwrap();
-        assert_eq!(number(&client.fetch(&peer, "small").await.unwrap()), 1);
-        if kind == FabricKind::Grpc {
-            // Every fetch is one call there.
-            assert_eq!(client.peers()[0].counters.sent.tensor_request, 1);
-            return end(server, client).await;
-        }
+        assert_eq!(number(&peer.fetch("small").await.unwrap()), 1);
         let counters = client.peers()[0].counters;
         assert_eq!((counters.sent.tensor_request, counters.sent.tensor_re_request), (1, 0));
         assert_eq!((counters.eager_received, counters.eager_bytes_received), (1, 4096));
-        assert_eq!(number(&client.fetch(&peer, "larger").await.unwrap()), 2);
+        assert_eq!(number(&peer.fetch("larger").await.unwrap()), 2);
         let counters = client.peers()[0].counters;
         assert_eq!((counters.sent.tensor_request, counters.sent.tensor_re_request), (2, 1));
         end(server, client).await;
@@ -261,10 +280,10 @@ fn strings_travel_as_they_are() {
         let tensors: [&[&str]; 4] = [&["", "a", "\u{e4}\0"], &[], &[&long, "b"], &["c", "d"]];
         for strings in tensors {
             let tensor = Tensor::from_strings(server.pool(), &[strings.len() as u64], strings).unwrap();
-            server.step(1).send(&key, tensor).unwrap();
+            server.shared_step(1).send(&key, tensor).unwrap();
         }
         for strings in tensors {
-            let got = client.step(1).recv(&key).await.unwrap();
+            let got = client.shared_step(1).recv(&key).await.unwrap();
             assert_eq!((got.dtype().name(), got.shape()), ("string", &[strings.len() as u64][..]));
             assert_eq!(got.strings().unwrap(), strings);
             assert!(got.values::<u8>().is_err());
@@ -278,6 +297,7 @@ over_verbs! {
     s3_select_in_a_loop_around_recv_loses_and_doubles_nothing
     a_value_kept_for_a_step_goes_back_when_the_step_ends
     s2_9_11_an_abort_ends_a_receive_from_a_peer
+    s2_5_a_value_that_is_there_wins_over_a_cancelled_token_here_and_at_a_peer
     recv_many_gives_values_in_the_order_of_the_keys
     recv_many_that_fails_or_is_given_up_loses_nothing
     fetch_many_gives_tensors_in_the_order_of_the_names_and_an_error_names_one

@@ -27,7 +27,8 @@ fn bounded<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
 }
 
 async fn server(sessions_max: usize) -> Worker {
-    let builder = Worker::builder(SERVER).require(FabricKind::Tcp).sessions_max(sessions_max);
+    let builder =
+        Worker::builder(SERVER).require(FabricKind::TCP).limits(|limits| limits.sessions_max = sessions_max);
     let server = builder.start().await.unwrap();
     server.publish("x", Tensor::from_values(server.pool(), &[1], &[5u32]).unwrap()).unwrap();
     server
@@ -35,7 +36,7 @@ async fn server(sessions_max: usize) -> Worker {
 
 async fn fetch(client: &Worker, address: &str) -> Result<(), String> {
     let peer = client.peer_at(address).await.map_err(|error| error.to_string())?;
-    let fetched = client.fetch(&peer, "x").await.map_err(|error| error.to_string())?;
+    let fetched = peer.fetch("x").await.map_err(|error| error.to_string())?;
     assert_eq!(fetched.values::<u32>().unwrap(), [5]);
     Ok(())
 }
@@ -47,7 +48,7 @@ fn e_sessions_beyond_the_cap_are_refused_by_name_until_there_is_room() {
         let mut clients = Vec::new();
         for task in 0..3 {
             let name = format!("/job:client/replica:0/task:{task}");
-            clients.push(Worker::builder(&name).require(FabricKind::Tcp).start().await.unwrap());
+            clients.push(Worker::builder(&name).require(FabricKind::TCP).start().await.unwrap());
         }
         fetch(&clients[0], server.address()).await.unwrap();
         fetch(&clients[1], server.address()).await.unwrap();
@@ -75,15 +76,19 @@ fn settings_that_cannot_be_used_are_named_with_value_and_remedy() {
         let refused: [(&str, &str, Setting); 12] = [
             ("liveness", "0ns", |builder, zero| builder.liveness(zero)),
             ("timeout", "0", |builder, zero| builder.timeout(zero)),
-            ("sessions_max", "0", |builder, _| builder.sessions_max(0)),
-            ("sessions_per_peer_max", "0", |builder, _| builder.sessions_per_peer_max(0)),
-            ("connections_per_peer_max", "0", |builder, _| builder.connections_per_peer_max(0)),
-            ("values_max", "0", |builder, _| builder.values_max(0)),
-            ("block_bytes", "0", |builder, _| builder.block_bytes(0)),
-            ("source_bytes", "0", |builder, _| builder.source_bytes(0)),
-            ("receive_bytes", "0", |builder, _| builder.receive_bytes(0)),
-            ("requests_max", "0", |builder, _| builder.requests_max(0)),
-            ("ring_bytes", "1", |builder, _| builder.ring_bytes(1)),
+            ("sessions_max", "0", |builder, _| builder.limits(|limits| limits.sessions_max = 0)),
+            ("sessions_per_peer_max", "0", |builder, _| {
+                builder.limits(|limits| limits.sessions_per_peer_max = 0)
+            }),
+            ("connections_per_peer_max", "0", |builder, _| {
+                builder.limits(|limits| limits.connections_per_peer_max = 0)
+            }),
+            ("values_max", "0", |builder, _| builder.limits(|limits| limits.values_max = 0)),
+            ("block_bytes", "0", |builder, _| builder.memory(|memory| memory.block_bytes = 0)),
+            ("source_bytes", "0", |builder, _| builder.memory(|memory| memory.source_bytes = 0)),
+            ("receive_bytes", "0", |builder, _| builder.memory(|memory| memory.receive_bytes = 0)),
+            ("requests_max", "0", |builder, _| builder.flow(|flow| flow.requests_max = 0)),
+            ("ring_bytes", "1", |builder, _| builder.flow(|flow| flow.ring_bytes = 1)),
             ("fabrics", "none", |builder, _| builder.fabrics([])),
         ];
         for (name, wrong, set) in refused {
@@ -122,20 +127,22 @@ async fn refusal(session: &mut ControlSession) -> Option<Status> {
 fn e_sessions_of_one_peer_beyond_its_cap_are_refused_by_name_until_there_is_room() {
     const GREEDY: &str = "/job:greedy/replica:0/task:0";
     bounded(|| async {
-        let builder = Worker::builder(SERVER).require(FabricKind::Tcp).sessions_per_peer_max(3);
+        let builder = Worker::builder(SERVER)
+            .require(FabricKind::TCP)
+            .limits(|limits| limits.sessions_per_peer_max = 3);
         let server = builder.start().await.unwrap();
         let plane = GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0")).unwrap();
         let mut held = Vec::new();
-        for incarnation in 0..3 {
-            let mut one = session(&plane, GREEDY, incarnation, server.address()).await;
+        for _ in 0..3 {
+            let mut one = session(&plane, GREEDY, 1, server.address()).await;
             assert_eq!(refusal(&mut one).await, None);
             held.push(one);
         }
-        for incarnation in 3..6 {
-            let mut more = session(&plane, GREEDY, incarnation, server.address()).await;
+        for _ in 3..6 {
+            let mut more = session(&plane, GREEDY, 1, server.address()).await;
             let status = refusal(&mut more).await.expect("a refusal");
             assert_eq!(status.code, Code::ResourceExhausted);
-            for word in [SERVER, GREEDY, "3 sessions", "WorkerBuilder::sessions_per_peer_max"] {
+            for word in [SERVER, GREEDY, "3 sessions", "`sessions_per_peer_max`"] {
                 assert!(status.message.contains(word), "no `{word}`: {status}");
             }
         }
@@ -146,7 +153,7 @@ fn e_sessions_of_one_peer_beyond_its_cap_are_refused_by_name_until_there_is_room
             assert_eq!(refusal(one).await, None);
         }
         drop(held.pop());
-        while refusal(&mut session(&plane, GREEDY, 9, server.address()).await).await.is_some() {
+        while refusal(&mut session(&plane, GREEDY, 1, server.address()).await).await.is_some() {
             tokio::task::yield_now().await;
         }
         drop((held, other));
@@ -183,7 +190,9 @@ async fn answer(session: &mut ControlSession, connection: u32) -> Result<(), Sta
 fn e_data_connections_of_one_peer_are_counted_over_its_sessions() {
     const GREEDY: &str = "/job:greedy/replica:0/task:0";
     bounded(|| async {
-        let builder = Worker::builder(SERVER).require(FabricKind::Tcp).connections_per_peer_max(3);
+        let builder = Worker::builder(SERVER)
+            .require(FabricKind::TCP)
+            .limits(|limits| limits.connections_per_peer_max = 3);
         let server = builder.start().await.unwrap();
         let plane = GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0")).unwrap();
         let mut one = session(&plane, GREEDY, 1, server.address()).await;
@@ -195,7 +204,7 @@ fn e_data_connections_of_one_peer_are_counted_over_its_sessions() {
         for (session, number) in [(&mut one, 3), (&mut other, 2)] {
             let refused = answer(session, number).await.unwrap_err();
             assert_eq!(refused.code, Code::ResourceExhausted);
-            for word in ["3 data connections", GREEDY, "WorkerBuilder::connections_per_peer_max"] {
+            for word in ["3 data connections", GREEDY, "`connections_per_peer_max`"] {
                 assert!(refused.message.contains(word), "no `{word}`: {refused}");
             }
         }
@@ -233,7 +242,7 @@ async fn outlasted(mut session: ControlSession, frames: impl Iterator<Item = Con
 fn e_a_peer_that_announces_regions_without_end_loses_its_session() {
     const ROGUE: &str = "/job:rogue/replica:0/task:0";
     bounded(|| async {
-        let server = Worker::builder(SERVER).require(FabricKind::Tcp).start().await.unwrap();
+        let server = Worker::builder(SERVER).require(FabricKind::TCP).start().await.unwrap();
         let plane = GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0")).unwrap();
         let session = session(&plane, ROGUE, 1, server.address()).await;
         // A connection that nobody sets up at the other end stays one that is being set up for a while.

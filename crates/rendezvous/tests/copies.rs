@@ -1,20 +1,18 @@
-//! How often payload bytes are copied. Alone in its binary and one test at a time, because the counters are the process's.
+//! How often payload bytes are copied. The counters are the process's.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod rdma;
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
+use crate::rdma::{over, patient};
 use memory::{
     GrantEnd, GrantId, MemoryObserver, Span,
     copy::{CopyReason, count},
 };
 use protocol::DataType;
-use rdma::{over, patient};
 use rendezvous::{Sharing, Tensor, Worker};
 use verbs_reactor::FabricKind;
 
@@ -61,7 +59,7 @@ async fn fetch_once(kind: FabricKind) -> [u64; 4] {
     let peer = client.peer_at(server.address()).await.unwrap();
 
     let before = copied();
-    let got = client.fetch(&peer, "t").await.unwrap();
+    let got = peer.fetch("t").await.unwrap();
     let after = copied();
 
     assert!(got.bytes() == sent.bytes());
@@ -83,7 +81,7 @@ async fn fetch_small(kind: FabricKind) -> (u64, u64) {
     server.publish("s", Tensor::from_values(server.pool(), &[25], &[7u32; 25]).unwrap()).unwrap();
     let peer = client.peer_at(server.address()).await.unwrap();
     let before = count(CopyReason::Eager);
-    assert_eq!(client.fetch(&peer, "s").await.unwrap().values::<u32>().unwrap(), [7; 25]);
+    assert_eq!(peer.fetch("s").await.unwrap().values::<u32>().unwrap(), [7; 25]);
     let after = count(CopyReason::Eager);
     client.shutdown().await;
     server.shutdown().await;
@@ -99,12 +97,12 @@ async fn view_twice(kind: FabricKind) -> [u64; 4] {
     let peer = client.peer_at(server.address()).await.unwrap();
 
     let before = copied();
-    let first = client.fetch(&peer, "t").sharing(Sharing::View).await.unwrap();
-    let second = client.fetch(&peer, "t").sharing(Sharing::View).await.unwrap();
+    let first = peer.fetch("t").sharing(Sharing::View).await.unwrap();
+    let second = peer.fetch("t").sharing(Sharing::View).await.unwrap();
     let after = copied();
 
     assert!(first.bytes() == sent.bytes() && second.bytes() == sent.bytes());
-    let is_view = kind == FabricKind::Shm;
+    let is_view = kind == FabricKind::SHM;
     assert_eq!((first.buf().is_foreign(), second.buf().is_foreign()), (is_view, is_view));
     assert_eq!(client.receive_memory().used_bytes == 0, is_view, "a view takes none");
     drop((first, second));
@@ -124,13 +122,14 @@ fn run(test: impl Future<Output = ()>) {
 
 #[test]
 fn shm_copies_a_tensor_once_and_tcp_never() {
+    let _turn = crate::turn();
     run(async {
-        assert_eq!(fetch_once(FabricKind::Shm).await, [0, BYTES as u64, 0, 0]);
-        assert_eq!(fetch_once(FabricKind::Tcp).await, [0, 0, 0, 0]);
-        assert_eq!(view_twice(FabricKind::Shm).await, [0, 0, 0, 0]);
-        assert_eq!(view_twice(FabricKind::Tcp).await, [0, 0, 0, 0]);
+        assert_eq!(fetch_once(FabricKind::SHM).await, [0, BYTES as u64, 0, 0]);
+        assert_eq!(fetch_once(FabricKind::TCP).await, [0, 0, 0, 0]);
+        assert_eq!(view_twice(FabricKind::SHM).await, [0, 0, 0, 0]);
+        assert_eq!(view_twice(FabricKind::TCP).await, [0, 0, 0, 0]);
         // Into the message, and out of it.
-        for kind in [FabricKind::Shm, FabricKind::Tcp] {
+        for kind in [FabricKind::SHM, FabricKind::TCP] {
             assert_eq!(fetch_small(kind).await, (2, 200));
         }
     });
@@ -139,9 +138,10 @@ fn shm_copies_a_tensor_once_and_tcp_never() {
 #[test]
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
 fn verbs_never_copies_a_tensor() {
+    let _turn = crate::turn();
     run(async {
-        assert_eq!(fetch_once(FabricKind::Verbs).await, [0, 0, 0, 0]);
-        assert_eq!(view_twice(FabricKind::Verbs).await, [0, 0, 0, 0]);
-        assert_eq!(fetch_small(FabricKind::Verbs).await, (2, 200));
+        assert_eq!(fetch_once(FabricKind::VERBS).await, [0, 0, 0, 0]);
+        assert_eq!(view_twice(FabricKind::VERBS).await, [0, 0, 0, 0]);
+        assert_eq!(fetch_small(FabricKind::VERBS).await, (2, 200));
     });
 }

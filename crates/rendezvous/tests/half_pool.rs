@@ -2,13 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod rdma;
-
 use std::time::Duration;
 
+use crate::rdma::{over, patient};
 use futures::{StreamExt, future::join, stream::FuturesUnordered};
 use protocol::{DataType, Key};
-use rdma::{over, patient};
 use rendezvous::{Tensor, Worker};
 use tokio::sync::watch;
 use verbs_reactor::{FabricKind, TokioRuntime, timeout};
@@ -25,7 +23,10 @@ const RECEIVES: usize = 100;
 
 async fn pair(kind: FabricKind) -> (Worker, Worker) {
     let start = |name| over(Worker::builder(name), kind).timeout(patient(Duration::from_secs(50)));
-    let client = start(CLIENT).block_bytes(POOL_TENSORS * BYTES).receive_bytes((POOL_TENSORS * BYTES) as u64);
+    let client = start(CLIENT).memory(|memory| {
+        memory.block_bytes = POOL_TENSORS * BYTES;
+        memory.receive_bytes = (POOL_TENSORS * BYTES) as u64;
+    });
     (start(SERVER).start().await.unwrap(), client.start().await.unwrap())
 }
 
@@ -38,14 +39,14 @@ fn value(server: &Worker, number: usize) -> Tensor {
 /// Sends the values in reverse, each after the one before it has been received.
 async fn produce(server: &Worker, step: i64, keys: &[Key], mut received: watch::Receiver<usize>) {
     for (sent, number) in (0..keys.len()).rev().enumerate() {
-        server.step(step).send(&keys[number], value(server, number)).unwrap();
+        server.shared_step(step).send(&keys[number], value(server, number)).unwrap();
         received.wait_for(|count| *count > sent).await.unwrap();
     }
 }
 
 /// Asks for all values in order, and drops each as it arrives.
 async fn consume(client: &Worker, step: i64, keys: &[Key], received: watch::Sender<usize>) {
-    let step = client.step(step);
+    let step = client.shared_step(step);
     let receive = async |number: usize| {
         let tensor = step.recv(&keys[number]).await.unwrap();
         assert!(tensor.bytes().len() == BYTES && tensor.bytes().iter().all(|byte| *byte == number as u8));
@@ -81,16 +82,16 @@ fn late_values_starve_nobody(kind: FabricKind) {
 
 #[test]
 fn late_values_starve_nobody_over_shm() {
-    late_values_starve_nobody(FabricKind::Shm);
+    late_values_starve_nobody(FabricKind::SHM);
 }
 
 #[test]
 fn late_values_starve_nobody_over_tcp() {
-    late_values_starve_nobody(FabricKind::Tcp);
+    late_values_starve_nobody(FabricKind::TCP);
 }
 
 #[test]
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
 fn late_values_starve_nobody_over_verbs() {
-    late_values_starve_nobody(FabricKind::Verbs);
+    late_values_starve_nobody(FabricKind::VERBS);
 }

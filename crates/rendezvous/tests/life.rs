@@ -2,13 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod rdma;
-
 use std::{future::Future, time::Duration};
 
+use crate::rdma::{kinds, over, over_verbs, patient};
 use futures::future::join;
 use protocol::DataType;
-use rdma::{kinds, over, over_verbs, patient};
 use rendezvous::{ClusterSpec, Tensor, Worker, WorkerBuilder, WorkerError};
 use verbs_reactor::{FabricKind, Runtime, TokioRuntime};
 
@@ -25,7 +23,7 @@ fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
 }
 
 fn on_each_fabric<F: Future<Output = ()>>(test: impl Fn(FabricKind) -> F) {
-    kinds(&[FabricKind::Shm, FabricKind::Tcp]).iter().for_each(|&kind| run(|| test(kind)));
+    kinds(&[FabricKind::SHM, FabricKind::TCP]).iter().for_each(|&kind| run(|| test(kind)));
 }
 
 fn builder(kind: FabricKind, name: &str) -> WorkerBuilder {
@@ -54,10 +52,10 @@ fn what_is_on_its_way_arrives_when_its_sender_is_shut_down() {
             }
             join(server.shutdown(), server.join()).await;
             let key = server.key(DEVICE, DEVICE, "e").unwrap();
-            let sent = server.step(1).send(&key, filled(&server, 1, 1));
+            let sent = server.shared_step(1).send(&key, filled(&server, 1, 1));
             assert!(matches!(sent, Err(WorkerError::ShutDown)), "{sent:?}");
         };
-        let (fetched, ()) = join(client.fetch(&peer, "x"), shutdown).await;
+        let (fetched, ()) = join(peer.fetch("x").into_future(), shutdown).await;
         let fetched = fetched.unwrap_or_else(|error| panic!("over {kind}: {error}"));
         assert!(fetched.bytes().iter().all(|byte| *byte == 7));
         client.shutdown().await;
@@ -67,7 +65,7 @@ fn what_is_on_its_way_arrives_when_its_sender_is_shut_down() {
 #[test]
 fn join_ends_with_a_shutdown_through_another_handle() {
     run(|| async {
-        let server = builder(FabricKind::Tcp, SERVER).start().await.unwrap();
+        let server = builder(FabricKind::TCP, SERVER).start().await.unwrap();
         let other = server.clone();
         let (mut polled, runtime) = (false, TokioRuntime::current().unwrap());
         let ending = async {
@@ -97,12 +95,12 @@ fn d_a_peer_restarted_on_another_port_is_used_again() {
                 2 => {
                     // It says where it is when it connects. The answer shows that it was heard.
                     let back = server.peer_at(client.address()).await.unwrap();
-                    server.list(&back).await.unwrap();
+                    back.list().await.unwrap();
                 }
                 _ => drop(client.peer_at(server.address()).await.unwrap()),
             }
             let peer = known.as_ref().unwrap();
-            assert_eq!(client.fetch(peer, "x").await.unwrap().bytes(), [life; 5000]);
+            assert_eq!(peer.fetch("x").await.unwrap().bytes(), [life; 5000]);
             server.shutdown().await;
         }
         client.shutdown().await;
@@ -112,13 +110,13 @@ fn d_a_peer_restarted_on_another_port_is_used_again() {
 #[test]
 fn the_cluster_says_where_a_peer_is_when_what_was_learnt_fails() {
     run(|| async {
-        let server = builder(FabricKind::Tcp, SERVER).start().await.unwrap();
+        let server = builder(FabricKind::TCP, SERVER).start().await.unwrap();
         let cluster = ClusterSpec::new().worker(SERVER, server.address());
-        let client = builder(FabricKind::Tcp, CLIENT).cluster(cluster).start().await.unwrap();
+        let client = builder(FabricKind::TCP, CLIENT).cluster(cluster).start().await.unwrap();
         // Nobody listens there.
         let peer = client.set_address(SERVER, "127.0.0.1:1").unwrap();
         server.publish("x", filled(&server, 10, 1)).unwrap();
-        assert_eq!(client.fetch(&peer, "x").await.unwrap().bytes(), [1; 10]);
+        assert_eq!(peer.fetch("x").await.unwrap().bytes(), [1; 10]);
         client.shutdown().await;
         server.shutdown().await;
     });
@@ -127,10 +125,10 @@ fn the_cluster_says_where_a_peer_is_when_what_was_learnt_fails() {
 #[test]
 fn e_an_address_that_is_none_and_a_cluster_that_contradicts_itself_are_named() {
     run(|| async {
-        let worker = builder(FabricKind::Tcp, SERVER).start().await.unwrap();
+        let worker = builder(FabricKind::TCP, SERVER).start().await.unwrap();
         for (name, address, parts) in [
             (CLIENT, "here", ["`here`", "HOST:PORT"]),
-            ("client", "h:1", ["`client`", "/job:ps/replica:0/task:1"]),
+            ("the client", "h:1", ["`the client`", "/job:ps/replica:0/task:1"]),
             (SERVER, "h:1", [SERVER, "itself"]),
         ] {
             let error = worker.set_address(name, address).unwrap_err().to_string();
@@ -138,7 +136,7 @@ fn e_an_address_that_is_none_and_a_cluster_that_contradicts_itself_are_named() {
         }
         worker.shutdown().await;
         let cluster = ClusterSpec::new().hosts("ps", "a:1,a:1");
-        let refused = builder(FabricKind::Tcp, SERVER).cluster(cluster).start().await.unwrap_err();
+        let refused = builder(FabricKind::TCP, SERVER).cluster(cluster).start().await.unwrap_err();
         assert!(matches!(refused, WorkerError::Cluster(_)), "{refused}");
         assert!(refused.to_string().contains("`a:1`"), "{refused}");
         let cluster = ClusterSpec::new().hosts("ps", "127.0.0.1:1");
@@ -150,10 +148,10 @@ fn e_an_address_that_is_none_and_a_cluster_that_contradicts_itself_are_named() {
 #[test]
 fn e_verbs_is_required_where_there_is_no_device() {
     run(|| async {
-        match Worker::builder(SERVER).require(FabricKind::Verbs).start().await {
+        match Worker::builder(SERVER).require(FabricKind::VERBS).start().await {
             Err(WorkerError::Config { field, value, remedy }) => {
                 assert_eq!((field, value.as_str()), ("require", "verbs"));
-                assert!(remedy.contains("WorkerBuilder::fabrics"), "{remedy}");
+                assert!(remedy.contains("the setting `fabrics`"), "{remedy}");
             }
             Err(other) => panic!("{other}"),
             // There is one.
@@ -165,13 +163,13 @@ fn e_verbs_is_required_where_there_is_no_device() {
 #[test]
 fn peers_tell_which_fabrics_are_not_used_and_why() {
     run(|| async {
-        let server = Worker::builder(SERVER).fabrics([FabricKind::Tcp]).start().await.unwrap();
+        let server = Worker::builder(SERVER).fabrics([FabricKind::TCP]).start().await.unwrap();
         let client = Worker::builder(CLIENT).start().await.unwrap();
         let peer = client.peer_at(server.address()).await.unwrap();
         server.publish("x", filled(&server, 10, 1)).unwrap();
-        client.fetch(&peer, "x").await.unwrap();
+        peer.fetch("x").await.unwrap();
         let info = client.peers().remove(0);
-        assert_eq!(info.transport, Some(FabricKind::Tcp));
+        assert_eq!(info.transport, Some(FabricKind::TCP));
         let why = |kind: &str| info.not_used.iter().find(|why| why.starts_with(kind)).cloned();
         assert!(why("shm").is_some_and(|why| why.contains("does not offer")), "{:?}", info.not_used);
         assert!(why("verbs").is_some_and(|why| why.len() > 10), "{:?}", info.not_used);

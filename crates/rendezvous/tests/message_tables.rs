@@ -2,20 +2,17 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod rdma;
-mod tables;
-
 use std::{sync::Arc, time::Duration};
 
+use crate::rdma::{assert_moves_over, over, patient};
+use crate::tables::{RECEIVER, SENDER, Two};
 use protocol::{Mode, Validation};
-use rdma::{assert_moves_over, over, patient};
 use rendezvous::Worker;
-use tables::{RECEIVER, SENDER, Two};
 use verbs_reactor::{FabricKind, TokioRuntime};
 
 async fn all_cases(kind: FabricKind, mode: Mode, validation: Validation) {
     let start = |name| {
-        let builder = over(Worker::builder(name), kind).mode(mode).validation(validation);
+        let builder = over(Worker::builder(name), kind).flow(|flow| flow.mode = mode).validation(validation);
         builder.timeout(patient(Duration::from_secs(20))).start()
     };
     let (sender, receiver) = (start(SENDER).await.unwrap(), start(RECEIVER).await.unwrap());
@@ -39,64 +36,64 @@ fn run(kind: FabricKind, mode: Mode, validation: Validation) {
 
 #[test]
 fn s3_6_every_case_costs_what_the_original_does_over_shm() {
-    run(FabricKind::Shm, Mode::Original, Validation::Off);
+    run(FabricKind::SHM, Mode::Original, Validation::Off);
 }
 
 #[test]
 fn s3_6_every_case_costs_what_the_original_does_over_tcp() {
-    run(FabricKind::Tcp, Mode::Original, Validation::Off);
+    run(FabricKind::TCP, Mode::Original, Validation::Off);
 }
 
 #[test]
 fn s3_6_every_case_costs_what_the_table_says_over_shm() {
-    run(FabricKind::Shm, Mode::default(), Validation::Off);
+    run(FabricKind::SHM, Mode::default(), Validation::Off);
 }
 
 #[test]
 fn s3_6_every_case_costs_what_the_table_says_over_tcp() {
-    run(FabricKind::Tcp, Mode::default(), Validation::Off);
+    run(FabricKind::TCP, Mode::default(), Validation::Off);
 }
 
 #[test]
 fn s3_11_a_validated_case_costs_what_the_original_does_over_shm() {
-    run(FabricKind::Shm, Mode::Original, Validation::Crc32c);
+    run(FabricKind::SHM, Mode::Original, Validation::Crc32c);
 }
 
 #[test]
 fn s3_11_a_validated_case_costs_what_the_original_does_over_tcp() {
-    run(FabricKind::Tcp, Mode::Original, Validation::Xxh3);
+    run(FabricKind::TCP, Mode::Original, Validation::Xxh3);
 }
 
 #[test]
 fn s3_11_a_validated_case_costs_what_the_table_says_over_shm() {
-    run(FabricKind::Shm, Mode::default(), Validation::Xxh3);
+    run(FabricKind::SHM, Mode::default(), Validation::Xxh3);
 }
 
 #[test]
 fn s3_11_a_validated_case_costs_what_the_table_says_over_tcp() {
-    run(FabricKind::Tcp, Mode::default(), Validation::Crc32c);
+    run(FabricKind::TCP, Mode::default(), Validation::Crc32c);
 }
 
 #[test]
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
 fn s3_6_every_case_costs_what_the_original_does_over_verbs() {
-    run(FabricKind::Verbs, Mode::Original, Validation::Off);
+    run(FabricKind::VERBS, Mode::Original, Validation::Off);
 }
 
 #[test]
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
 fn s3_6_every_case_costs_what_the_table_says_over_verbs() {
-    run(FabricKind::Verbs, Mode::default(), Validation::Off);
+    run(FabricKind::VERBS, Mode::default(), Validation::Off);
 }
 
 #[test]
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
 fn s3_11_a_validated_case_costs_what_the_original_does_over_verbs() {
-    run(FabricKind::Verbs, Mode::Original, Validation::Xxh3);
+    run(FabricKind::VERBS, Mode::Original, Validation::Xxh3);
 }
 
 #[test]
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
 fn s3_11_a_validated_case_costs_what_the_table_says_over_verbs() {
-    run(FabricKind::Verbs, Mode::default(), Validation::Crc32c);
+    run(FabricKind::VERBS, Mode::default(), Validation::Crc32c);
 }

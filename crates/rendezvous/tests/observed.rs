@@ -20,6 +20,7 @@ use tracing::{
 };
 use tracing_subscriber::{
     Layer,
+    filter::Targets,
     layer::{Context, SubscriberExt},
     registry::LookupSpan,
 };
@@ -49,27 +50,32 @@ async fn transfers(kind: FabricKind) -> (Worker, Worker) {
     let peer = client.peer_at(server.address()).await.unwrap();
     server.publish("weights", filled(&server, BYTES)).unwrap();
     for _ in 0..3 {
-        client.fetch(&peer, "weights").await.unwrap();
+        peer.fetch("weights").await.unwrap();
     }
     let device = |worker: &str| format!("{worker}/device:CPU:0");
     let key = |worker: &Worker| worker.key(&device(SERVER), &device(CLIENT), "edge").unwrap();
-    let sending = server.step(5);
+    let sending = server.shared_step(5);
     sending.send(&key(&server), filled(&server, 100)).unwrap();
-    client.step(5).recv(&key(&client)).await.unwrap();
-    assert!(client.fetch(&peer, "nothing").await.is_err());
+    client.shared_step(5).recv(&key(&client)).await.unwrap();
+    assert!(peer.fetch("nothing").await.is_err());
     (server, client)
 }
 
 /// Every figure by name and labels, in one line each.
 fn figures(snapshotter: &Snapshotter) -> BTreeMap<String, u64> {
     let snapshot = snapshotter.snapshot().into_vec().into_iter();
-    let named = snapshot.map(|(key, _, _, value)| {
+    let named = snapshot.map(|(key, unit, help, value)| {
         let mut name = key.key().name().to_owned();
+        assert!(unit.is_some() && help.is_some_and(|help| !help.is_empty()), "{name} has no unit or no HELP");
         key.key().labels().for_each(|label| write!(name, " {}={}", label.key(), label.value()).unwrap());
         let value = match value {
             DebugValue::Counter(value) => value,
             DebugValue::Gauge(value) => value.0 as u64,
-            DebugValue::Histogram(_) => panic!("{name} is a histogram"),
+            // How many times there are; each is of this test.
+            DebugValue::Histogram(times) => {
+                assert!(times.iter().all(|time| (0.0..60.0).contains(&time.0)), "{name}: {times:?}");
+                times.len() as u64
+            }
         };
         (name, value)
     });
@@ -78,11 +84,14 @@ fn figures(snapshotter: &Snapshotter) -> BTreeMap<String, u64> {
 
 #[test]
 fn a_recorder_sees_transfers_errors_connects_and_pools() {
+    if !crate::is_child("observed::a_recorder_sees_transfers_errors_connects_and_pools") {
+        return;
+    }
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     // For all threads: sessions are served on one of their own.
     recorder.install().unwrap();
-    for kind in [FabricKind::Shm, FabricKind::Tcp] {
+    for kind in [FabricKind::SHM, FabricKind::TCP] {
         run(async {
             let (server, client) = transfers(kind).await;
             server.record_metrics();
@@ -92,7 +101,7 @@ fn a_recorder_sees_transfers_errors_connects_and_pools() {
         });
     }
     let found = figures(&snapshotter);
-    for kind in [FabricKind::Shm, FabricKind::Tcp] {
+    for kind in [FabricKind::SHM, FabricKind::TCP] {
         let at = |name: &str| found.get(name).copied().unwrap_or_else(|| panic!("{name} not in {found:#?}"));
         let bytes = 3 * BYTES as u64 + 100;
         for (direction, peer) in [("received", SERVER), ("sent", CLIENT)] {
@@ -104,8 +113,18 @@ fn a_recorder_sees_transfers_errors_connects_and_pools() {
         for peer in [SERVER, CLIENT] {
             assert_eq!(at(&format!("tensorwire_connects_total peer={peer} transport={kind}")), 1);
         }
-        let lost = format!("tensorwire_losses_total kind=goodbye peer={CLIENT} transport={kind}");
-        assert_eq!(at(&lost), 1);
+        // A goodbye is no loss, neither at the end that says it.
+        for (goodbye, peer) in [("goodbye", CLIENT), ("shut_down_here", SERVER)] {
+            assert_eq!(
+                at(&format!("tensorwire_closes_total kind={goodbye} peer={peer} transport={kind}")),
+                1
+            );
+        }
+        assert!(found.keys().all(|name| !name.starts_with("tensorwire_losses_total")), "{found:#?}");
+        // Over both kinds; those that failed have no time.
+        for (operation, times) in [("fetch", 6), ("recv", 2), ("fetch_many", 0), ("recv_many", 0)] {
+            assert_eq!(at(&format!("tensorwire_receive_seconds operation={operation}")), times);
+        }
         assert!(found.keys().all(|name| !name.starts_with("tensorwire_reconnects_total")), "{found:#?}");
         assert!(at(&format!("tensorwire_pool_used_bytes worker={SERVER} pool=source")) >= BYTES as u64);
         assert_eq!(at(&format!("tensorwire_pool_leaked_bytes worker={CLIENT} pool=receive")), 0);
@@ -162,9 +181,12 @@ impl<S: Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Keeping {
 
 #[test]
 fn a_subscriber_sees_a_span_of_each_transfer_at_both_ends() {
-    for kind in [FabricKind::Shm, FabricKind::Tcp] {
+    let _turn = crate::turn();
+    for kind in [FabricKind::SHM, FabricKind::TCP] {
         let spans = Spans::default();
-        let subscriber = tracing_subscriber::registry().with(Keeping(spans.clone()));
+        // As `RUST_LOG=tensorwire=debug` does.
+        let filter = Targets::new().with_target("tensorwire", tracing::Level::DEBUG);
+        let subscriber = tracing_subscriber::registry().with(filter).with(Keeping(spans.clone()));
         tracing::subscriber::with_default(subscriber, || {
             run(async {
                 let (server, client) = transfers(kind).await;
@@ -191,5 +213,39 @@ fn a_subscriber_sees_a_span_of_each_transfer_at_both_ends() {
             // What failed has no bytes.
             assert!(!of(name, "nothing")[0].contains_key("bytes"));
         }
+    }
+}
+
+/// Targets and modules of events.
+#[derive(Default, Clone)]
+struct Noted(Arc<Mutex<Vec<(String, String)>>>);
+
+impl<S: Subscriber> Layer<S> for Noted {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        let metadata = event.metadata();
+        let noted = (metadata.target().to_owned(), metadata.module_path().unwrap_or_default().to_owned());
+        self.0.lock().unwrap().push(noted);
+    }
+}
+
+#[test]
+fn the_log_has_targets_that_users_can_name() {
+    let _turn = crate::turn();
+    let noted = Noted::default();
+    let subscriber = tracing_subscriber::registry().with(noted.clone());
+    tracing::subscriber::with_default(subscriber, || {
+        run(async {
+            let (server, client) = transfers(FabricKind::SHM).await;
+            client.shutdown().await;
+            server.shutdown().await;
+        });
+    });
+    let noted = noted.0.lock().unwrap();
+    for (crate_name, target) in
+        [("rendezvous", "tensorwire::worker"), ("verbs_reactor", "tensorwire::fabric")]
+    {
+        let of_crate = noted.iter().filter(|(_, module)| module.starts_with(crate_name));
+        let targets: std::collections::BTreeSet<_> = of_crate.map(|(target, _)| target.as_str()).collect();
+        assert_eq!(targets.into_iter().collect::<Vec<_>>(), [target], "{crate_name}");
     }
 }

@@ -3,8 +3,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod rdma;
-
 use std::{
     collections::BTreeSet,
     os::unix::{fs::MetadataExt, process::CommandExt},
@@ -17,14 +15,14 @@ use std::{
     time::Duration,
 };
 
+use crate::rdma::{assert_moves_over, kinds, over, over_verbs, patient};
 use protocol::DataType;
-use rdma::{assert_moves_over, kinds, over, over_verbs, patient};
 use rendezvous::{Tensor, Worker};
 use verbs_reactor::FabricKind;
 
 const BYTES: usize = 4 << 20;
 const FETCHES: usize = 12;
-const FABRICS: &[FabricKind] = &[FabricKind::Shm, FabricKind::Tcp];
+const FABRICS: &[FabricKind] = &[FabricKind::SHM, FabricKind::TCP];
 
 fn content(version: usize) -> Vec<u8> {
     (0..BYTES).map(|index| (index * 31 + version * 7 + index / 4096) as u8).collect()
@@ -49,7 +47,7 @@ async fn fetches_are_whole(kind: FabricKind) {
         buffer.copy_from_slice(&wanted);
         server.publish("t", Tensor::new(buffer, DataType::U8, &[BYTES as u64]).unwrap()).unwrap();
         let limit = patient(Duration::from_secs(20));
-        let got = client.fetch(&peer, "t").timeout(limit).await.unwrap();
+        let got = peer.fetch("t").timeout(limit).await.unwrap();
         assert!(got.bytes() == wanted, "version {version} over {kind}");
     }
     assert_moves_over(&client, kind);
@@ -59,6 +57,7 @@ async fn fetches_are_whole(kind: FabricKind) {
 
 #[test]
 fn d_fork_programs_started_in_mid_transfer_disturb_nothing() {
+    let _turn = crate::turn();
     for kind in kinds(FABRICS) {
         let over = Arc::new(AtomicBool::new(false));
         let starter = thread::spawn({
@@ -93,6 +92,7 @@ fn inherited() -> BTreeSet<String> {
 
 #[test]
 fn d_fork_a_started_program_inherits_no_descriptor() {
+    let _turn = crate::turn();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     for kind in kinds(FABRICS) {
         let before = inherited();
@@ -102,7 +102,7 @@ fn d_fork_a_started_program_inherits_no_descriptor() {
             let peer = client.peer_at(server.address()).await.unwrap();
             let buffer = server.pool().alloc(BYTES).await.unwrap();
             server.publish("t", Tensor::new(buffer, DataType::U8, &[BYTES as u64]).unwrap()).unwrap();
-            client.fetch(&peer, "t").await.unwrap();
+            peer.fetch("t").await.unwrap();
             let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
             assert!(
                 descriptors > before.len() + 5,

@@ -2,21 +2,18 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod editions;
-mod rdma;
-
 use std::time::Duration;
 
-use editions::{CLIENT, REQUESTS, SERVER, Two};
+use crate::editions::{CLIENT, REQUESTS, SERVER, Two};
+use crate::rdma::{assert_moves_over, over, patient};
 use protocol::{Mode, Validation};
-use rdma::{assert_moves_over, over, patient};
 use rendezvous::Worker;
 use verbs_reactor::FabricKind;
 
 async fn all_cases(kind: FabricKind, mode: Mode, validation: Validation) {
     let start = |name| {
-        let builder = over(Worker::builder(name), kind).mode(mode).validation(validation);
-        builder.requests_max(REQUESTS).timeout(patient(Duration::from_secs(20))).start()
+        let builder = over(Worker::builder(name), kind).flow(|flow| flow.mode = mode).validation(validation);
+        builder.flow(|flow| flow.requests_max = REQUESTS).timeout(patient(Duration::from_secs(20))).start()
     };
     let (server, client) = (start(SERVER).await.unwrap(), start(CLIENT).await.unwrap());
     let peer = client.peer_at(server.address()).await.unwrap();
@@ -37,25 +34,25 @@ fn run(kind: FabricKind, mode: Mode, validation: Validation) {
 
 #[test]
 fn versions_and_waits_over_shm() {
-    run(FabricKind::Shm, Mode::default(), Validation::Off);
-    run(FabricKind::Shm, Mode::default(), Validation::Xxh3);
+    run(FabricKind::SHM, Mode::default(), Validation::Off);
+    run(FabricKind::SHM, Mode::default(), Validation::Xxh3);
 }
 
 #[test]
 fn versions_and_waits_over_tcp() {
-    run(FabricKind::Tcp, Mode::default(), Validation::Off);
-    run(FabricKind::Tcp, Mode::default(), Validation::Crc32c);
+    run(FabricKind::TCP, Mode::default(), Validation::Off);
+    run(FabricKind::TCP, Mode::default(), Validation::Crc32c);
 }
 
 #[test]
 fn versions_and_waits_in_mode_original() {
-    run(FabricKind::Shm, Mode::Original, Validation::Off);
-    run(FabricKind::Tcp, Mode::Original, Validation::Xxh3);
+    run(FabricKind::SHM, Mode::Original, Validation::Off);
+    run(FabricKind::TCP, Mode::Original, Validation::Xxh3);
 }
 
 #[test]
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
 fn versions_and_waits_over_verbs() {
-    run(FabricKind::Verbs, Mode::default(), Validation::Xxh3);
-    run(FabricKind::Verbs, Mode::Original, Validation::Off);
+    run(FabricKind::VERBS, Mode::default(), Validation::Xxh3);
+    run(FabricKind::VERBS, Mode::Original, Validation::Off);
 }

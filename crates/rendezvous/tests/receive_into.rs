@@ -3,16 +3,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod rdma;
-
 use std::time::Duration;
 
+use crate::rdma::{kinds, only_verbs, over, patient};
 use memory::{
     BufMut,
     copy::{CopyReason, count},
 };
 use protocol::{DataType, Key};
-use rdma::{kinds, only_verbs, over, patient};
 use rendezvous::{Filled, Peer, Tensor, Trust, Validation, Worker, WorkerError};
 use verbs_reactor::FabricKind;
 
@@ -53,7 +51,7 @@ impl Two {
 
     /// Whether what a write brings lands in memory that nothing else uses, and is copied to the buffer from there.
     fn bounces(&self) -> bool {
-        self.manner.trust == Trust::Hostile && self.manner.kind != FabricKind::Grpc
+        self.manner.trust == Trust::Hostile
     }
 
     fn tensor(&self, length: usize, seed: u8) -> Tensor {
@@ -67,14 +65,14 @@ impl Two {
     }
 
     fn send(&self, edge: &str, tensor: &Tensor) {
-        self.server.step(1).send(&self.key(&self.server, edge), tensor.clone()).unwrap();
+        self.server.shared_step(1).send(&self.key(&self.server, edge), tensor.clone()).unwrap();
     }
 
     /// Fetches `name` into a buffer, which must come back; what was copied for it here, beside the write itself.
     async fn fetch(&self, name: &str, buffer: BufMut, expected: &Tensor) -> [u64; 2] {
         let (before, given) = (copied(), buffer.as_ptr());
         let bounced = count(CopyReason::Bounce).bytes;
-        let filled = self.client.fetch_into(&self.peer, name, DataType::U8, buffer).await.unwrap();
+        let filled = self.peer.fetch(name).into_buffer(buffer).dtype(DataType::U8).await.unwrap();
         assert_eq!(filled.buffer.as_ptr(), given, "in the buffer that was given");
         check(&filled, expected);
         let after = copied();
@@ -97,31 +95,11 @@ fn copied() -> [u64; 2] {
     [CopyReason::Local, CopyReason::Eager].map(|reason| count(reason).bytes)
 }
 
-/// Over gRPC every buffer will do: each byte is copied once, out of the frame that brings it. A short tensor leaves in
-/// one frame with its header, which is a copy at the sender.
-async fn published_over_grpc(two: &Two, [large, small]: [&Tensor; 2]) {
-    for pool in [two.client.receive_pool(), two.client.pool()] {
-        for (name, tensor, length) in
-            [("large", large, BYTES), ("large", large, BYTES + 4096), ("small", small, SMALL)]
-        {
-            let before = count(CopyReason::Grpc).bytes;
-            let joined = if name == "small" { SMALL as u64 } else { 0 };
-            let buffer = pool.alloc(length).await.unwrap();
-            assert_eq!(two.fetch(name, buffer, tensor).await, [0, joined]);
-            assert_eq!(count(CopyReason::Grpc).bytes - before, tensor.bytes().len() as u64);
-        }
-    }
-}
-
 async fn published(two: &Two) {
-    let Manner { kind, validation, .. } = two.manner;
-    let is_validated = validation.is_on();
+    let is_validated = two.manner.validation.is_on();
     let (large, small) = (two.tensor(BYTES, 1), two.tensor(SMALL, 2));
     two.server.publish("large", large.clone()).unwrap();
     two.server.publish("small", small.clone()).unwrap();
-    if kind == FabricKind::Grpc {
-        return published_over_grpc(two, [&large, &small]).await;
-    }
     let (pool, other) = (two.client.receive_pool(), two.client.pool());
     let straight = if is_validated { BYTES as u64 } else { 0 };
     // What bounces does so out of the peer's reach, whatever the buffer.
@@ -152,7 +130,7 @@ async fn published(two: &Two) {
 async fn mismatches(two: &Two) {
     let pool = two.client.receive_pool();
     let key = two.key(&two.client, "edge");
-    let step = two.client.step(1);
+    let step = two.client.shared_step(1);
     for length in [SMALL, BYTES] {
         let tensor = two.tensor(length, 3);
         // What it is is unknown, and then known.
@@ -160,7 +138,7 @@ async fn mismatches(two: &Two) {
             two.send("edge", &tensor);
             let short = pool.alloc(length - 1).await.unwrap();
             let given = short.as_ptr();
-            let failed = step.recv_into(&key, DataType::U8, short).await.unwrap_err();
+            let failed = step.recv(&key).into_buffer(short).dtype(DataType::U8).await.unwrap_err();
             let text = failed.to_string();
             assert!(matches!(failed.error, WorkerError::Mismatch { field: "length", .. }), "{text}");
             assert!(text.contains(&format!("{length} bytes")), "{text}");
@@ -170,12 +148,12 @@ async fn mismatches(two: &Two) {
             drop(buffer);
 
             let buffer = pool.alloc(length).await.unwrap();
-            let failed = step.recv_into(&key, DataType::F32, buffer).await.unwrap_err();
+            let failed = step.recv(&key).into_buffer(buffer).dtype(DataType::F32).await.unwrap_err();
             let text = failed.to_string();
             assert!(text.contains("element type is u8, but the buffer is for f32"), "{text}");
 
             let buffer = failed.buffer.expect("the buffer comes back");
-            check(&step.recv_into(&key, DataType::U8, buffer).await.unwrap(), &tensor);
+            check(&step.recv(&key).into_buffer(buffer).dtype(DataType::U8).await.unwrap(), &tensor);
         }
     }
 }
@@ -183,7 +161,7 @@ async fn mismatches(two: &Two) {
 async fn what_does_not_come(two: &Two) {
     let pool = two.client.receive_pool();
     let buffer = pool.alloc(SMALL).await.unwrap();
-    let failed = two.client.fetch_into(&two.peer, "nothing", DataType::U8, buffer).await.unwrap_err();
+    let failed = two.peer.fetch("nothing").into_buffer(buffer).dtype(DataType::U8).await.unwrap_err();
     assert!(matches!(failed.error, WorkerError::Remote { .. }), "{failed}");
     assert!(failed.buffer.is_some());
     // A value without bytes, and one of this worker's own.
@@ -191,14 +169,14 @@ async fn what_does_not_come(two: &Two) {
     two.send("empty", &empty);
     let buffer = pool.alloc(16).await.unwrap();
     let key = two.key(&two.client, "empty");
-    let filled = two.client.step(1).recv_into(&key, DataType::F32, buffer).await.unwrap();
+    let filled = two.client.shared_step(1).recv(&key).into_buffer(buffer).dtype(DataType::F32).await.unwrap();
     assert_eq!((filled.bytes().len(), filled.buffer.len()), (0, 16));
 
     let key = two.server.key(SERVER_CPU, SERVER_CPU, "own").unwrap();
     let (own, before) = (two.tensor(BYTES, 9), copied());
-    two.server.step(2).send(&key, own.clone()).unwrap();
+    two.server.shared_step(2).send(&key, own.clone()).unwrap();
     let buffer = two.server.pool().alloc(BYTES).await.unwrap();
-    let filled = two.server.step(2).recv_into(&key, DataType::U8, buffer).await.unwrap();
+    let filled = two.server.shared_step(2).recv(&key).into_buffer(buffer).dtype(DataType::U8).await.unwrap();
     check(&filled, &own);
     assert_eq!(copied()[0] - before[0], BYTES as u64);
     assert_eq!(filled.into_tensor().bytes(), own.bytes());
@@ -213,23 +191,24 @@ async fn too_late(kind: FabricKind) {
     assert_eq!(peer.name(), SERVER);
     let key = client.key(SERVER_CPU, "/job:worker/replica:0/task:1/device:CPU:0", "late").unwrap();
     let buffer = client.receive_pool().alloc(SMALL).await.unwrap();
-    let failed = client.step(1).recv_into(&key, DataType::U8, buffer).await.unwrap_err();
+    let failed = client.shared_step(1).recv(&key).into_buffer(buffer).dtype(DataType::U8).await.unwrap_err();
     assert!(matches!(failed.error, WorkerError::DeadlineExceeded { .. }), "{failed}");
     assert!(failed.buffer.is_some());
 }
 
 #[test]
 fn values_land_in_the_users_buffer_and_what_does_not_fit_is_not_lost() {
+    let _turn = crate::turn();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let all = async {
-        for &kind in kinds(&[FabricKind::Shm, FabricKind::Tcp, FabricKind::Grpc]) {
+        for &kind in kinds(&[FabricKind::SHM, FabricKind::TCP]) {
             for (validation, trust) in [
                 (Validation::Off, Trust::Cluster),
                 (Validation::Xxh3, Trust::Cluster),
                 (Validation::Off, Trust::Hostile),
                 (Validation::Xxh3, Trust::Hostile),
             ] {
-                if (kind, trust) == (FabricKind::Shm, Trust::Hostile) {
+                if (kind, trust) == (FabricKind::SHM, Trust::Hostile) {
                     continue;
                 }
                 let manner = Manner { kind, validation, trust };
@@ -252,5 +231,6 @@ fn values_land_in_the_users_buffer_and_what_does_not_fit_is_not_lost() {
 #[test]
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
 fn values_land_in_the_users_buffer_over_verbs() {
+    let _turn = crate::turn();
     only_verbs(values_land_in_the_users_buffer_and_what_does_not_fit_is_not_lost);
 }

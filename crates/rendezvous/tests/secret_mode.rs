@@ -6,6 +6,7 @@
 use std::{
     future::Future,
     io::{Read, Write},
+    net::{TcpListener, TcpStream, ToSocketAddrs},
     os::{linux::net::SocketAddrExt, unix::net},
     path::PathBuf,
     sync::{Mutex, Once, mpsc},
@@ -98,12 +99,22 @@ async fn meet(
     dial: Option<Secret>,
     accept: Option<Secret>,
 ) -> (Met, Met) {
+    meet_at(&acceptor.local_address(), dialler, acceptor, dial, accept).await
+}
+
+/// The same by an address that leads to `acceptor`.
+async fn meet_at(
+    address: &str,
+    dialler: &GrpcPlane,
+    acceptor: &GrpcPlane,
+    dial: Option<Secret>,
+    accept: Option<Secret>,
+) -> (Met, Met) {
     let limit = Duration::from_secs(10);
-    let address = acceptor.local_address();
     let runtime = TokioRuntime::current().unwrap();
     let dialling = async {
-        let mut session = dialler.dial(&address).await.unwrap();
-        handshake::dial(&mut session, &me(dialler, "one"), dial.as_ref(), &runtime, limit, &address).await
+        let mut session = dialler.dial(address).await.unwrap();
+        handshake::dial(&mut session, &me(dialler, "one"), dial.as_ref(), &runtime, limit, address).await
     };
     let accepting = async {
         let mut session = acceptor.accept().await.unwrap();
@@ -124,7 +135,7 @@ fn secret_file(content: &str) -> (tempfile::TempDir, PathBuf) {
 }
 
 fn builder(name: &str) -> WorkerBuilder {
-    Worker::builder(name).require(FabricKind::Tcp).timeout(Duration::from_secs(20))
+    Worker::builder(name).require(FabricKind::TCP).timeout(Duration::from_secs(20))
 }
 
 #[test]
@@ -149,6 +160,98 @@ fn e_on_loopback_the_secret_is_handed_over_to_the_same_user() {
         let gone = a.ambient_secret(&b.local_address()).await.unwrap_err();
         assert!(matches!(gone, ControlError::NoSecret { .. }), "{gone}");
         assert_not_logged(asked.expose());
+    });
+}
+
+/// An address that leads to `to`, once.
+fn relay(to: String) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        let (client, server) = (listener.accept().unwrap().0, TcpStream::connect(to).unwrap());
+        let (mut from, mut into) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut from, &mut into));
+        let _ = std::io::copy(&mut &server, &mut &client);
+        let _ = client.shutdown(std::net::Shutdown::Both);
+    });
+    address
+}
+
+#[test]
+fn e_a_secret_that_was_handed_over_is_of_no_use_to_a_relay_and_a_given_one_passes() {
+    bounded(|| async {
+        let given = Secret::new("Yq7-chosen-by-the-user-0Wz");
+        let (a, b) = (plane(), plane());
+        let c = GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0").secret(given.clone())).unwrap();
+        let asked = a.ambient_secret(&b.local_address()).await.unwrap();
+        assert_eq!(asked.as_ref().unwrap().listening_address().unwrap().to_string(), b.local_address());
+        let through = |of: &GrpcPlane| relay(of.local_address());
+        let (dialled, accepted) = meet_at(&through(&b), &a, &b, asked.clone(), b.secret().cloned()).await;
+        assert!(matches!(dialled.unwrap_err(), ControlError::WrongSecret { .. }));
+        assert!(matches!(accepted.unwrap_err(), ControlError::WrongSecret { .. }));
+        let (dialled, accepted) = meet_at(&through(&c), &a, &c, given.clone(), given).await;
+        assert!(dialled.is_ok() && accepted.is_ok());
+        // Without anybody between it was right.
+        let (dialled, accepted) = meet(&a, &b, asked, b.secret().cloned()).await;
+        assert!(dialled.is_ok() && accepted.is_ok());
+    });
+}
+
+/// Whoever asks for localhost finds the first of its addresses first, and there is a stranger. Also an address of the loopback
+/// with the same port that is still free.
+fn stranger() -> (TcpListener, u16, &'static str) {
+    let first = ("localhost", 0).to_socket_addrs().unwrap().next().unwrap().ip();
+    let stranger = TcpListener::bind((first, 0)).unwrap();
+    stranger.set_nonblocking(true).unwrap();
+    let port = stranger.local_addr().unwrap().port();
+    (stranger, port, if first.is_ipv6() { "127.0.0.1" } else { "127.0.0.2" })
+}
+
+fn assert_nobody_came(stranger: &TcpListener) {
+    let came = stranger.accept().unwrap_err();
+    assert_eq!(came.kind(), std::io::ErrorKind::WouldBlock, "a stranger was dialled");
+}
+
+#[test]
+fn e_on_loopback_the_address_is_dialled_that_came_with_the_secret() {
+    bounded(|| async {
+        let (stranger, port, own) = stranger();
+        let server = Worker::builder("/job:ps/replica:0/task:0").bind(format!("{own}:{port}"));
+        let server = server.start().await.unwrap();
+        server.publish("x", Tensor::from_values(server.pool(), &[1], &[1.5f32]).unwrap()).unwrap();
+        for (number, fabric) in [FabricKind::TCP, FabricKind::SHM].into_iter().enumerate() {
+            let client = Worker::builder(&format!("/job:worker/replica:0/task:{number}")).require(fabric);
+            let client = client.timeout(Duration::from_secs(20)).start().await.unwrap();
+            let peer = client.peer_at(&format!("localhost:{port}")).await.unwrap();
+            assert_eq!(peer.fetch("x").await.unwrap().values::<f32>().unwrap(), [1.5], "{fabric}");
+            // The same peer, and no second session.
+            client.peer_at(&format!("localhost:{port}")).await.unwrap();
+            let error = client.peer_at(&format!("127.0.0.9:{port}")).await.unwrap_err().to_string();
+            assert!(error.contains(&format!("listens on {own}:{port}: use that address")), "{error}");
+            client.shutdown().await;
+        }
+        assert_nobody_came(&stranger);
+        server.shutdown().await;
+    });
+}
+
+#[test]
+fn e_a_data_connection_goes_where_the_session_does() {
+    bounded(|| async {
+        let (stranger, port, own) = stranger();
+        let tcp = |name| Worker::builder(name).require(FabricKind::TCP).timeout(Duration::from_secs(20));
+        let (name, server) = ("/job:worker/replica:0/task:0", tcp("/job:ps/replica:0/task:0"));
+        let client = tcp(name).bind(format!("{own}:{port}")).start().await.unwrap();
+        client.publish("x", Tensor::from_values(client.pool(), &[1], &[1.5f32]).unwrap()).unwrap();
+        let server = server.start().await.unwrap();
+        let peer = server.set_address(name, &format!("localhost:{port}")).unwrap();
+        // The session is the client's; the server reaches the client's data port where that is, whatever address it was told.
+        client.peer_at(server.address()).await.unwrap();
+        server.wait_for_peer(name).await.unwrap();
+        assert_eq!(peer.fetch("x").await.unwrap().values::<f32>().unwrap(), [1.5]);
+        assert_nobody_came(&stranger);
+        client.shutdown().await;
+        server.shutdown().await;
     });
 }
 
@@ -224,7 +327,7 @@ fn e_workers_need_the_same_secret_file() {
 
         let client = builder("/job:worker/replica:0/task:0").secret_file(&path).start().await.unwrap();
         let peer = client.peer_at(&address).await.unwrap();
-        assert_eq!(client.fetch(&peer, "x").await.unwrap().values::<f32>().unwrap(), [1.5]);
+        assert_eq!(peer.fetch("x").await.unwrap().values::<f32>().unwrap(), [1.5]);
 
         let stranger = builder("/job:worker/replica:0/task:1").secret_file(&other).start().await.unwrap();
         let error = stranger.peer_at(&address).await.unwrap_err();
@@ -287,6 +390,6 @@ fn e_plain_text_on_the_hand_over_socket_is_not_read() {
         let mut bytes = Vec::new();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let _ = stream.read_to_end(&mut bytes);
-        assert_eq!(bytes, b.secret().unwrap().expose());
+        assert_eq!(bytes, [b.secret().unwrap().expose(), b.local_address().as_bytes()].concat());
     });
 }

@@ -4,19 +4,16 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod shown;
-mod tap;
-
 use std::{future::Future, io::Write as _, net::TcpStream, sync::Arc, time::Duration};
 
+use crate::shown::{assert_not_shown, assert_shown, log_everything, show};
+use crate::tap::Tap;
 use metrics_util::debugging::DebuggingRecorder;
 use protocol::{DataType, limits::WIRE_VERSION, wire::control::ControlFrame};
 use rendezvous::{
     Peer, Sharing, Tensor, Trust, Worker, WorkerBuilder, WorkerError,
     control::{ControlPlane, GrpcConfig, GrpcPlane, Secret, handshake},
 };
-use shown::{assert_not_shown, assert_shown, log_everything, show};
-use tap::Tap;
 use verbs_reactor::{FabricKind, Runtime, TokioRuntime, timeout};
 
 const SERVER: &str = "/job:server/replica:0/task:0";
@@ -68,20 +65,20 @@ async fn transfers(server: &Worker, client: &Worker, step: i64) -> Peer {
     for (name, bytes) in [("small", 100), ("large", 300 << 10)] {
         server.publish(name, filled(server, bytes)).unwrap();
         for sharing in [Sharing::Copy, Sharing::View, Sharing::Copy] {
-            let fetching = client.fetch(&peer, name).sharing(sharing);
+            let fetching = peer.fetch(name).sharing(sharing);
             show(&fetching);
             assert_eq!(fetching.await.unwrap().bytes().len(), bytes);
         }
     }
-    show(&client.list_with_checksums(&peer).await.unwrap());
+    show(&peer.list().with_checksums().await.unwrap());
     let key = |worker: &Worker| worker.key(SERVER_CPU, CLIENT_CPU, "edge").unwrap();
-    let (sending, receiving) = (server.step(step), client.step(step));
+    let (sending, receiving) = (server.shared_step(step), client.shared_step(step));
     sending.send(&key(server), filled(server, 100 << 10)).unwrap();
     show(&receiving.recv(&key(client)).await.unwrap());
     // One that is given up, and one that nobody sends.
     drop(receiving.recv(&key(client)));
-    shown_error(receiving.recv_timeout(&key(client), Duration::from_millis(30)).await);
-    shown_error(client.fetch(&peer, "nothing").await);
+    shown_error(receiving.recv(&key(client)).timeout(Duration::from_millis(30)).await);
+    shown_error(peer.fetch("nothing").await);
     show(&(&sending, &receiving, &peer, client.peers(), server.peers()));
     peer
 }
@@ -92,7 +89,7 @@ async fn life(tap: &Tap, kind: FabricKind, trust: Trust) {
     let server = worker(tap, SERVER, SECRET, kind, trust).await;
     let peer = transfers(&server, &client, 1).await;
     server.shutdown().await;
-    shown_error(client.fetch(&peer, "small").timeout(Duration::from_millis(300)).await);
+    shown_error(peer.fetch("small").timeout(Duration::from_millis(300)).await);
     let server = worker(tap, SERVER, SECRET, kind, trust).await;
     transfers(&server, &client, 2).await;
     misbehave(tap, &server).await;
@@ -110,7 +107,11 @@ async fn misbehave(tap: &Tap, server: &Worker) {
     let _may_be_cut = stream.write_all(&[0xAB; 1000]);
     let frames = tap.connects().into_iter().take(1).map(|offer| {
         let data = offer.data.iter().rev().copied().collect();
-        ControlFrame::Connect(protocol::wire::control::Connect { connection: tap::MADE_UP, data, ..offer })
+        ControlFrame::Connect(protocol::wire::control::Connect {
+            connection: crate::tap::MADE_UP,
+            data,
+            ..offer
+        })
     });
     let (worker, listen_address) = ("/job:rogue/replica:0/task:0".to_owned(), None);
     let hello = ControlFrame::Hello {
@@ -158,6 +159,7 @@ async fn handed_over() -> Vec<u8> {
 
 #[test]
 fn e_no_secret_token_key_proof_or_nonce_is_ever_shown() {
+    let _turn = crate::turn();
     log_everything();
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
@@ -166,10 +168,9 @@ fn e_no_secret_token_key_proof_or_nonce_is_ever_shown() {
         let tap = Tap::default();
         let runtime = TokioRuntime::current().unwrap();
         for (kind, trust) in [
-            (FabricKind::Tcp, Trust::Cluster),
-            (FabricKind::Tcp, Trust::Hostile),
-            (FabricKind::Shm, Trust::Cluster),
-            (FabricKind::Grpc, Trust::Cluster),
+            (FabricKind::TCP, Trust::Cluster),
+            (FabricKind::TCP, Trust::Hostile),
+            (FabricKind::SHM, Trust::Cluster),
         ] {
             let began = runtime.now();
             life(&tap, kind, trust).await;

@@ -2,9 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod rdma;
-mod watched;
-
 use std::{
     future::Future,
     io::{Read, Write},
@@ -16,20 +13,20 @@ use std::{
     time::Duration,
 };
 
+use crate::rdma::{kinds, over, over_verbs, patient};
+use crate::watched::{Watcher, watched};
 use protocol::{Counters, DataType};
-use rdma::{kinds, over, over_verbs, patient};
 use rendezvous::{Damage, Sharing, Tensor, Validation, Worker, WorkerBuilder, WorkerError};
 use verbs_reactor::{
     ConnectionData, FabricKind, TokioRuntime,
     tcp::{TcpConfig, TcpFabric},
 };
-use watched::{Watcher, watched};
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENTS: [&str; 3] =
     ["/job:worker/replica:0/task:0", "/job:worker/replica:0/task:1", "/job:worker/replica:0/task:2"];
 const BYTES: usize = (1 << 20) + 5;
-const KINDS: &[FabricKind] = &[FabricKind::Shm, FabricKind::Tcp];
+const KINDS: &[FabricKind] = &[FabricKind::SHM, FabricKind::TCP];
 
 /// Runs `test` with a watchdog.
 fn run(test: impl Future<Output = ()>) {
@@ -77,22 +74,22 @@ fn a_value_is_summed_once_for_all_its_receivers() {
                 let peer = client.peer_at(server.address()).await.unwrap();
                 clients.push((client, peer));
             }
-            let at_once = clients.iter().map(|(client, peer)| client.fetch(peer, "t"));
+            let at_once = clients.iter().map(|(_, peer)| peer.fetch("t").into_future());
             for got in futures::future::join_all(at_once).await {
                 assert!(got.unwrap().bytes() == pattern(&server, BYTES, 3).bytes());
             }
             let (client, peer) = &clients[0];
             for sharing in [Sharing::View, Sharing::Copy, Sharing::View] {
-                let got = client.fetch(peer, "t").sharing(sharing).await.unwrap();
-                assert_eq!(got.buf().is_foreign(), sharing == Sharing::View && kind == FabricKind::Shm);
+                let got = peer.fetch("t").sharing(sharing).await.unwrap();
+                assert_eq!(got.buf().is_foreign(), sharing == Sharing::View && kind == FabricKind::SHM);
             }
             assert_eq!(clients.iter().map(|(client, _)| matched(client)).sum::<u64>(), 6);
             assert_eq!(computed(&server), 1, "{kind}");
             // What was received and validated is not summed again to be sent on.
-            let got = client.fetch(peer, "t").await.unwrap();
+            let got = peer.fetch("t").await.unwrap();
             client.publish("again", got).unwrap();
             let own = server.peer(CLIENTS[0]).unwrap();
-            server.fetch(&own, "again").await.unwrap();
+            own.fetch("again").await.unwrap();
             assert_eq!((computed(client), matched(&server)), (0, 1));
             for (client, _) in clients {
                 client.shutdown().await;
@@ -118,11 +115,11 @@ fn every_kind_of_value_is_validated() {
                 let tensor = Tensor::shared(own.buf().clone(), DataType::U8, &[100_000]).unwrap();
                 server.publish("own", tensor).unwrap();
                 for round in 1..=3 {
-                    let got = client.fetch(&peer, "strings").await.unwrap().strings().unwrap();
+                    let got = peer.fetch("strings").await.unwrap().strings().unwrap();
                     assert_eq!(got, strings);
-                    let got = client.fetch(&peer, "small").await.unwrap();
+                    let got = peer.fetch("small").await.unwrap();
                     assert!(got.bytes() == pattern(&server, 64, 1).bytes());
-                    let got = client.fetch(&peer, "own").await.unwrap();
+                    let got = peer.fetch("own").await.unwrap();
                     assert!(got.bytes().iter().all(|byte| *byte == 9));
                     assert_eq!((matched(&client), computed(&server)), (round * 3, 3));
                 }
@@ -207,20 +204,20 @@ fn d_flip_bits_flipped_on_tcp_are_errors_and_the_connection_lives_on() {
             let fabric = TcpFabric::new(Arc::new(TokioRuntime::current().unwrap()), TcpConfig::default());
             let proxied = watched(Arc::new(fabric), &proxy);
             let server = Worker::builder(SERVER).local_fabrics(vec![proxied]).start().await.unwrap();
-            let client = builder(CLIENTS[0], FabricKind::Tcp, validation).start().await.unwrap();
+            let client = builder(CLIENTS[0], FabricKind::TCP, validation).start().await.unwrap();
             let peer = client.peer_at(server.address()).await.unwrap();
             server.publish("t", pattern(&server, BYTES, 3)).unwrap();
-            assert!(client.fetch(&peer, "t").await.unwrap().bytes() == pattern(&server, BYTES, 3).bytes());
+            assert!(peer.fetch("t").await.unwrap().bytes() == pattern(&server, BYTES, 3).bytes());
             for mismatches in 1..=5 {
                 proxy.flips.store(1, Ordering::SeqCst);
-                let error = client.fetch(&peer, "t").await.unwrap_err();
+                let error = peer.fetch("t").await.unwrap_err();
                 let WorkerError::Corrupted { sent, received, damage, .. } = &error else { panic!("{error}") };
                 assert!(sent != received && *damage == Damage::Content);
                 let text = error.to_string();
                 for part in ["`t`", SERVER, "tcp", validation.name(), &format!("{sent:016x}")] {
                     assert!(text.contains(part), "{part}: {text}");
                 }
-                assert!(client.fetch(&peer, "t").await.is_ok());
+                assert!(peer.fetch("t").await.is_ok());
                 assert_eq!(sum(&client, |counters| counters.checksums_mismatched), mismatches);
                 assert_eq!(sum(&client, |counters| counters.checksums_matched), mismatches + 1);
             }
@@ -238,21 +235,21 @@ fn d_flip_a_damaged_value_of_a_step_is_gone_and_the_next_comes() {
         let fabric = TcpFabric::new(Arc::new(TokioRuntime::current().unwrap()), TcpConfig::default());
         let proxied = watched(Arc::new(fabric), &proxy);
         let server = Worker::builder(SERVER).local_fabrics(vec![proxied]).start().await.unwrap();
-        let client = builder(CLIENTS[0], FabricKind::Tcp, Validation::Xxh3).start().await.unwrap();
+        let client = builder(CLIENTS[0], FabricKind::TCP, Validation::Xxh3).start().await.unwrap();
         client.peer_at(server.address()).await.unwrap();
         let device = |worker: &str| format!("{worker}/device:CPU:0");
         let key = |worker: &Worker| worker.key(&device(SERVER), &device(CLIENTS[0]), "edge").unwrap();
         for seed in [1, 2, 3] {
-            server.step(7).send(&key(&server), pattern(&server, BYTES, seed)).unwrap();
+            server.shared_step(7).send(&key(&server), pattern(&server, BYTES, seed)).unwrap();
         }
         proxy.flips.store(1, Ordering::SeqCst);
-        let error = client.step(7).recv(&key(&client)).await.unwrap_err();
+        let error = client.shared_step(7).recv(&key(&client)).await.unwrap_err();
         assert!(
             matches!(error, WorkerError::Corrupted { .. }) && error.to_string().contains("step 7"),
             "{error}"
         );
         for seed in [2, 3] {
-            let got = client.step(7).recv(&key(&client)).await.unwrap();
+            let got = client.shared_step(7).recv(&key(&client)).await.unwrap();
             assert!(got.bytes() == pattern(&server, BYTES, seed).bytes());
         }
         client.shutdown().await;
@@ -267,11 +264,11 @@ fn without_validation_a_flip_goes_unseen() {
         let fabric = TcpFabric::new(Arc::new(TokioRuntime::current().unwrap()), TcpConfig::default());
         let proxied = watched(Arc::new(fabric), &proxy);
         let server = Worker::builder(SERVER).local_fabrics(vec![proxied]).start().await.unwrap();
-        let client = builder(CLIENTS[0], FabricKind::Tcp, Validation::Off).start().await.unwrap();
+        let client = builder(CLIENTS[0], FabricKind::TCP, Validation::Off).start().await.unwrap();
         let peer = client.peer_at(server.address()).await.unwrap();
         server.publish("t", pattern(&server, BYTES, 3)).unwrap();
         proxy.flips.store(1, Ordering::SeqCst);
-        let got = client.fetch(&peer, "t").await.unwrap();
+        let got = peer.fetch("t").await.unwrap();
         let whole = pattern(&server, BYTES, 3);
         let differing = got.bytes().iter().zip(whole.bytes()).filter(|(one, other)| one != other).count();
         assert_eq!(differing, 1);

@@ -65,12 +65,12 @@ async fn until(what: &str, is_so: impl Fn() -> bool) {
 #[test]
 fn a_view_is_the_peers_memory_which_comes_back_when_the_view_is_gone() {
     run(async {
-        let (server, client) = pair(FabricKind::Shm, Sharing::Copy).await;
+        let (server, client) = pair(FabricKind::SHM, Sharing::Copy).await;
         let peer = client.peer_at(server.address()).await.unwrap();
         server.publish("t", pattern(&server, BYTES, 3)).unwrap();
         let used = server.pool().stats().used_bytes;
-        let view = client.fetch(&peer, "t").sharing(Sharing::View).await.unwrap();
-        let again = client.fetch(&peer, "t").sharing(Sharing::View).await.unwrap();
+        let view = peer.fetch("t").sharing(Sharing::View).await.unwrap();
+        let again = peer.fetch("t").sharing(Sharing::View).await.unwrap();
         assert!(view.buf().is_foreign() && is_pattern(&view, 3) && is_pattern(&again, 3));
         assert_eq!(view.metadata(), again.metadata());
         let seen = counters(&client);
@@ -87,7 +87,7 @@ fn a_view_is_the_peers_memory_which_comes_back_when_the_view_is_gone() {
         assert!(is_pattern(&part, 3));
         drop(part);
         // The lender learns of it with the next traffic.
-        let newer = client.fetch(&peer, "t").sharing(Sharing::View).await.unwrap();
+        let newer = peer.fetch("t").sharing(Sharing::View).await.unwrap();
         assert!(is_pattern(&newer, 9));
         until("the replaced tensor is given back", || server.pool().stats().used_bytes == used).await;
         end(server, client).await;
@@ -97,12 +97,19 @@ fn a_view_is_the_peers_memory_which_comes_back_when_the_view_is_gone() {
 #[test]
 fn a_full_pool_gets_back_what_was_viewed() {
     run(async {
-        let start = |name| Worker::builder(name).require(FabricKind::Shm).timeout(Duration::from_secs(20));
-        let server = start(SERVER).block_bytes(2 << 20).source_bytes(2 << 20).start().await.unwrap();
+        let start = |name| Worker::builder(name).require(FabricKind::SHM).timeout(Duration::from_secs(20));
+        let server = start(SERVER)
+            .memory(|memory| {
+                memory.block_bytes = 2 << 20;
+                memory.source_bytes = 2 << 20;
+            })
+            .start()
+            .await
+            .unwrap();
         let client = start(CLIENT).start().await.unwrap();
         let peer = client.peer_at(server.address()).await.unwrap();
         server.publish("t", pattern(&server, 2 << 20, 1)).unwrap();
-        let view = client.fetch(&peer, "t").sharing(Sharing::View).await.unwrap();
+        let view = peer.fetch("t").sharing(Sharing::View).await.unwrap();
         assert!(server.withdraw("t"));
         assert!(server.pool().try_alloc(2 << 20).is_err(), "the view keeps the memory");
         let (next, ()) = futures::join!(server.pool().alloc(2 << 20), async {
@@ -117,10 +124,10 @@ fn a_full_pool_gets_back_what_was_viewed() {
 #[test]
 fn a_view_outlives_the_connection_and_the_peer() {
     run(async {
-        let (server, client) = pair(FabricKind::Shm, Sharing::View).await;
+        let (server, client) = pair(FabricKind::SHM, Sharing::View).await;
         let peer = client.peer_at(server.address()).await.unwrap();
         server.publish("t", pattern(&server, BYTES, 5)).unwrap();
-        let view = client.fetch(&peer, "t").await.unwrap();
+        let view = peer.fetch("t").await.unwrap();
         assert!(view.buf().is_foreign());
         server.withdraw("t");
         server.shutdown().await;
@@ -134,10 +141,10 @@ fn a_view_outlives_the_connection_and_the_peer() {
 #[test]
 fn values_of_a_step_come_as_views_in_order() {
     run(async {
-        let (server, client) = pair(FabricKind::Shm, Sharing::View).await;
+        let (server, client) = pair(FabricKind::SHM, Sharing::View).await;
         client.peer_at(server.address()).await.unwrap();
         let key = client.key(SERVER_CPU, CLIENT_CPU, "edge").unwrap();
-        let (here, there) = (client.step(1), server.step(1));
+        let (here, there) = (client.shared_step(1), server.shared_step(1));
         for (seed, bytes) in [BYTES, 10, 0, BYTES, 2 * BYTES, 4097].into_iter().enumerate() {
             there.send(&key, pattern(&server, bytes, seed as u8)).unwrap();
         }
@@ -147,7 +154,7 @@ fn values_of_a_step_come_as_views_in_order() {
             assert!(is_pattern(&got, seed as u8));
             assert_eq!(got.buf().is_foreign(), bytes > 4096, "{bytes}");
         }
-        let copy = here.recv_as(&key, Sharing::Copy).await.unwrap();
+        let copy = here.recv(&key).sharing(Sharing::Copy).await.unwrap();
         assert!(is_pattern(&copy, 5) && !copy.buf().is_foreign());
         end(server, client).await;
     });
@@ -156,10 +163,10 @@ fn values_of_a_step_come_as_views_in_order() {
 #[test]
 fn a_receive_of_a_view_that_is_given_up_loses_nothing() {
     run(async {
-        let (server, client) = pair(FabricKind::Shm, Sharing::View).await;
+        let (server, client) = pair(FabricKind::SHM, Sharing::View).await;
         client.peer_at(server.address()).await.unwrap();
         let key = client.key(SERVER_CPU, CLIENT_CPU, "edge").unwrap();
-        let (here, there) = (client.step(1), server.step(1));
+        let (here, there) = (client.shared_step(1), server.shared_step(1));
         let (mut sent, mut received, mut turns) = (0u8, 0u8, 0usize);
         while received < 200 {
             if sent < 200 && sent - received < 3 {
@@ -170,7 +177,7 @@ fn a_receive_of_a_view_that_is_given_up_loses_nothing() {
             tokio::select! {
                 biased;
                 () = async { for _ in 0..turns { tokio::task::yield_now().await; } } => {}
-                tensor = here.recv(&key) => {
+                tensor = here.recv(&key).into_future() => {
                     assert!(is_pattern(&tensor.unwrap(), received));
                     received += 1;
                 }
@@ -184,11 +191,11 @@ fn a_receive_of_a_view_that_is_given_up_loses_nothing() {
 fn what_cannot_be_lent_is_copied() {
     // Over tcp.
     run(async {
-        let (server, client) = pair(FabricKind::Tcp, Sharing::View).await;
+        let (server, client) = pair(FabricKind::TCP, Sharing::View).await;
         let peer = client.peer_at(server.address()).await.unwrap();
         server.publish("t", pattern(&server, BYTES, 5)).unwrap();
         for _ in 0..2 {
-            let got = client.fetch(&peer, "t").await.unwrap();
+            let got = peer.fetch("t").await.unwrap();
             assert!(is_pattern(&got, 5) && !got.buf().is_foreign());
         }
         assert_eq!((counters(&client).loans_received, counters(&client).contents_received), (0, 2));
@@ -196,25 +203,26 @@ fn what_cannot_be_lent_is_copied() {
     });
     // A view of someone else's memory, published anew.
     run(async {
-        let (server, client) = pair(FabricKind::Shm, Sharing::View).await;
+        let (server, client) = pair(FabricKind::SHM, Sharing::View).await;
         let peer = client.peer_at(server.address()).await.unwrap();
         server.publish("t", pattern(&server, BYTES, 5)).unwrap();
-        let view = client.fetch(&peer, "t").await.unwrap();
+        let view = peer.fetch("t").await.unwrap();
         client.publish("t", view).unwrap();
         let back = server.peer_at(client.address()).await.unwrap();
-        let got = server.fetch(&back, "t").await.unwrap();
+        let got = back.fetch("t").await.unwrap();
         assert!(is_pattern(&got, 5) && !got.buf().is_foreign());
         drop(got);
         end(server, client).await;
     });
     // In mode original.
     run(async {
-        let start = |name| Worker::builder(name).require(FabricKind::Shm).mode(Mode::Original);
+        let start =
+            |name| Worker::builder(name).require(FabricKind::SHM).flow(|flow| flow.mode = Mode::Original);
         let server = start(SERVER).start().await.unwrap();
         let client = start(CLIENT).sharing(Sharing::View).start().await.unwrap();
         let peer = client.peer_at(server.address()).await.unwrap();
         server.publish("t", pattern(&server, BYTES, 5)).unwrap();
-        let got = client.fetch(&peer, "t").await.unwrap();
+        let got = peer.fetch("t").await.unwrap();
         assert!(is_pattern(&got, 5) && !got.buf().is_foreign());
         end(server, client).await;
     });
@@ -225,13 +233,13 @@ fn a_lender_at_its_cap_sends_copies_until_views_are_dropped() {
     /// More than one connection may hold.
     const MANY: usize = 20_000;
     run(async {
-        let (server, client) = pair(FabricKind::Shm, Sharing::View).await;
+        let (server, client) = pair(FabricKind::SHM, Sharing::View).await;
         let peer = client.peer_at(server.address()).await.unwrap();
         server.publish("t", pattern(&server, 5000, 5)).unwrap();
         let mut views = Vec::new();
         let copy = loop {
             assert!(views.len() < MANY, "it lends without end");
-            let got = client.fetch(&peer, "t").await.unwrap();
+            let got = peer.fetch("t").await.unwrap();
             assert!(is_pattern(&got, 5));
             if !got.buf().is_foreign() {
                 break got;
@@ -239,7 +247,7 @@ fn a_lender_at_its_cap_sends_copies_until_views_are_dropped() {
             views.push(got);
         };
         drop((copy, views));
-        let got = client.fetch(&peer, "t").await.unwrap();
+        let got = peer.fetch("t").await.unwrap();
         assert!(got.buf().is_foreign() && is_pattern(&got, 5), "it lends again");
         end(server, client).await;
     });

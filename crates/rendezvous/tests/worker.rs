@@ -2,12 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod rdma;
-
 use std::{future::Future, time::Duration};
 
+use crate::rdma::{kinds, over, over_verbs, patient};
 use protocol::{Code, DataType, Status};
-use rdma::{kinds, over, over_verbs, patient};
 use rendezvous::{Tensor, Worker, WorkerError};
 use verbs_reactor::{FabricKind, Runtime, TokioRuntime};
 
@@ -18,7 +16,7 @@ const CLIENT_CPU: &str = "/job:worker/replica:0/task:0/device:CPU:0";
 
 /// Runs `test` with a watchdog, once per fabric.
 fn on_each_fabric<F: Future<Output = ()>>(test: impl Fn(FabricKind) -> F) {
-    on(&[FabricKind::Shm, FabricKind::Tcp, FabricKind::Grpc], test);
+    on(&[FabricKind::SHM, FabricKind::TCP], test);
 }
 
 fn on<F: Future<Output = ()>>(kinds: &'static [FabricKind], test: impl Fn(FabricKind) -> F) {
@@ -55,15 +53,15 @@ fn a_name_above_the_limit_is_refused_here_and_the_connection_stays() {
         let (server, client) = pair(kind).await;
         let peer = client.peer_at(server.address()).await.unwrap();
         server.publish("w", pattern(&server, 8, 1)).unwrap();
-        client.fetch(&peer, "w").await.unwrap();
-        match client.fetch(&peer, &"w".repeat(1025)).await {
+        peer.fetch("w").await.unwrap();
+        match peer.fetch(&"w".repeat(1025)).await {
             Err(WorkerError::Config { field, value, remedy }) => {
                 assert_eq!((field, value.len()), ("published name", 1025));
                 assert!(remedy.contains("1024"), "{remedy}");
             }
             other => panic!("{other:?}"),
         }
-        client.fetch(&peer, "w").await.unwrap();
+        peer.fetch("w").await.unwrap();
         end(server, client).await;
     });
 }
@@ -78,7 +76,7 @@ fn fetch_gives_the_published_bytes_of_every_size() {
             let sent = pattern(&server, bytes, seed as u8);
             server.publish(&name, sent.clone()).unwrap();
             for _ in 0..2 {
-                let got = client.fetch(&peer, &name).await.unwrap();
+                let got = peer.fetch(&name).await.unwrap();
                 assert_eq!(got.metadata(), sent.metadata());
                 assert!(got.bytes() == sent.bytes(), "{bytes} bytes over {kind}");
             }
@@ -95,7 +93,7 @@ fn shutdown_waits_for_no_timer() {
         let (server, client) = pair(kind).await;
         let peer = client.peer_at(server.address()).await.unwrap();
         server.publish("x", pattern(&server, 10, 1)).unwrap();
-        client.fetch(&peer, "x").await.unwrap();
+        peer.fetch("x").await.unwrap();
         let runtime = TokioRuntime::current().unwrap();
         let begin = runtime.now();
         client.shutdown().await;
@@ -112,7 +110,7 @@ fn a_step_moves_values_in_order_in_both_directions() {
         client.peer_at(server.address()).await.unwrap();
         let down = client.key(SERVER_CPU, CLIENT_CPU, "weights").unwrap();
         let up = client.key(CLIENT_CPU, SERVER_CPU, "gradients").unwrap();
-        let (here, there) = (client.step(3), server.step(3));
+        let (here, there) = (client.shared_step(3), server.shared_step(3));
         for round in 0..20u32 {
             there
                 .send(&down, Tensor::from_values(server.pool(), &[2], &[round, round + 1]).unwrap())
@@ -133,14 +131,14 @@ fn a_receive_posted_first_waits_for_its_value() {
         let (server, client) = pair(kind).await;
         client.peer_at(server.address()).await.unwrap();
         let key = server.key(SERVER_CPU, CLIENT_CPU, "late").unwrap();
-        let step = client.step(1);
-        let receive = step.recv(&key);
+        let step = client.shared_step(1);
+        let receive = step.recv(&key).into_future();
         let send = async {
             // The request is on its way once the server knows the peer; the value may come before or after it.
             while server.peers().is_empty() {
                 tokio::task::yield_now().await;
             }
-            server.step(1).send(&key, pattern(&server, 1000, 9)).unwrap();
+            server.shared_step(1).send(&key, pattern(&server, 1000, 9)).unwrap();
         };
         let (received, ()) = futures::join!(receive, send);
         assert!(received.unwrap().bytes() == pattern(&server, 1000, 9).bytes());
@@ -161,10 +159,10 @@ fn dead_values_and_changed_shapes_arrive_as_they_were_sent() {
             Tensor::from_values(server.pool(), &[1, 3], &[5i64, 6, 7]).unwrap(),
         ];
         for tensor in &sent {
-            server.step(1).send(&key, tensor.clone()).unwrap();
+            server.shared_step(1).send(&key, tensor.clone()).unwrap();
         }
         for tensor in &sent {
-            let got = client.step(1).recv(&key).await.unwrap();
+            let got = client.shared_step(1).recv(&key).await.unwrap();
             assert_eq!(got.metadata(), tensor.metadata());
             assert_eq!(got.bytes(), tensor.bytes());
         }
@@ -177,27 +175,27 @@ fn errors_name_what_they_are_about() {
     on_each_fabric(|kind| async move {
         let (server, client) = pair(kind).await;
         let peer = client.peer_at(server.address()).await.unwrap();
-        let unknown = client.fetch(&peer, "nothing").await.unwrap_err();
+        let unknown = peer.fetch("nothing").await.unwrap_err();
         assert!(matches!(&unknown, WorkerError::Remote { status, .. } if status.code == Code::NotFound));
         assert!(unknown.to_string().contains("nothing") && unknown.to_string().contains(SERVER), "{unknown}");
 
         let key = client.key(SERVER_CPU, CLIENT_CPU, "never").unwrap();
-        let late = client.step(1).recv_timeout(&key, Duration::from_millis(50)).await.unwrap_err();
+        let late = client.shared_step(1).recv(&key).timeout(Duration::from_millis(50)).await.unwrap_err();
         assert!(matches!(late, WorkerError::DeadlineExceeded { .. }), "{late}");
 
         server.cleanup(4);
-        let finished = client.step(4).recv(&key).await.unwrap_err();
+        let finished = client.shared_step(4).recv(&key).await.unwrap_err();
         assert!(
             matches!(&finished, WorkerError::Remote { status, .. } if status.code == Code::Aborted),
             "{finished}"
         );
 
         let stale = key.with_incarnation(0xbad);
-        let restarted = client.step(5).recv(&stale).await.unwrap_err().to_string();
+        let restarted = client.shared_step(5).recv(&stale).await.unwrap_err().to_string();
         assert!(restarted.contains("0000000000000bad"), "{restarted}");
         assert!(restarted.contains(&format!("{:016x}", server.incarnation())), "{restarted}");
 
-        let elsewhere = client.step(1).send(&key, pattern(&client, 1, 1)).unwrap_err();
+        let elsewhere = client.shared_step(1).send(&key, pattern(&client, 1, 1)).unwrap_err();
         assert!(matches!(elsewhere, WorkerError::WrongWorker { .. }), "{elsewhere}");
         end(server, client).await;
     });
@@ -210,11 +208,11 @@ fn a_receive_given_up_leaves_its_value_to_the_next() {
         client.peer_at(server.address()).await.unwrap();
         let key = server.key(SERVER_CPU, CLIENT_CPU, "patient").unwrap();
         for _ in 0..5 {
-            let gave_up = client.step(1).recv_timeout(&key, Duration::from_millis(20)).await;
+            let gave_up = client.shared_step(1).recv(&key).timeout(Duration::from_millis(20)).await;
             assert!(matches!(gave_up, Err(WorkerError::DeadlineExceeded { .. })));
         }
-        server.step(1).send(&key, pattern(&server, 100, 3)).unwrap();
-        let got = client.step(1).recv(&key).await.unwrap();
+        server.shared_step(1).send(&key, pattern(&server, 100, 3)).unwrap();
+        let got = client.shared_step(1).recv(&key).await.unwrap();
         assert!(got.bytes() == pattern(&server, 100, 3).bytes());
         end(server, client).await;
     });
@@ -230,12 +228,12 @@ fn lists_are_sorted_paged_and_carry_checksums() {
             server.publish(&format!("tensor {index:03}"), tensor).unwrap();
         }
         server.withdraw("tensor 599");
-        let listed = client.list(&peer).await.unwrap();
+        let listed = peer.list().await.unwrap();
         assert_eq!(listed.len(), 599);
         assert!(listed.iter().enumerate().all(|(index, entry)| entry.name == format!("tensor {index:03}")));
         assert!(listed.iter().all(|entry| entry.checksum.is_none()));
-        let checked = client.list_with_checksums(&peer).await.unwrap();
-        let got = client.fetch(&peer, "tensor 007").await.unwrap();
+        let checked = peer.list().with_checksums().await.unwrap();
+        let got = peer.fetch("tensor 007").await.unwrap();
         assert_eq!(checked[7].checksum, Some(twox_hash::XxHash3_64::oneshot(got.bytes())));
         end(server, client).await;
     });
@@ -243,13 +241,13 @@ fn lists_are_sorted_paged_and_carry_checksums() {
 
 #[test]
 fn the_second_fetch_needs_no_metadata() {
-    on(&[FabricKind::Shm, FabricKind::Tcp], |kind| async move {
+    on(&[FabricKind::SHM, FabricKind::TCP], |kind| async move {
         let (server, client) = pair(kind).await;
         let peer = client.peer_at(server.address()).await.unwrap();
         server.publish("t", pattern(&server, 5000, 1)).unwrap();
-        client.fetch(&peer, "t").await.unwrap();
+        peer.fetch("t").await.unwrap();
         let first = client.peers()[0].counters.received.meta_data_response;
-        client.fetch(&peer, "t").await.unwrap();
+        peer.fetch("t").await.unwrap();
         assert_eq!((first, client.peers()[0].counters.received.meta_data_response), (1, 1));
         end(server, client).await;
     });
@@ -265,7 +263,8 @@ fn d_ends_that_dial_each_other_use_one_connection() {
             let (of_server, of_client) =
                 futures::join!(client.peer_at(server.address()), server.peer_at(client.address()));
             let (of_server, of_client) = (of_server.unwrap(), of_client.unwrap());
-            let (down, up) = futures::join!(client.fetch(&of_server, "x"), server.fetch(&of_client, "x"));
+            let (down, up) =
+                futures::join!(of_server.fetch("x").into_future(), of_client.fetch("x").into_future());
             assert!(down.unwrap().bytes()[0] == 1 && up.unwrap().bytes()[0] == 2);
             // What one end sent is what the other received: both count the same connection.
             let (here, there) = (client.peers().remove(0), server.peers().remove(0));
@@ -279,6 +278,25 @@ fn d_ends_that_dial_each_other_use_one_connection() {
     });
 }
 
+#[test]
+fn workers_without_a_common_fabric_are_told_what_was_tried_and_what_to_do() {
+    on(&[FabricKind::TCP], |kind| async move {
+        let start = |name, kind| Worker::builder(name).require(kind).timeout(Duration::from_secs(20)).start();
+        let (server, client) =
+            (start(SERVER, FabricKind::SHM).await.unwrap(), start(CLIENT, kind).await.unwrap());
+        server.publish("x", pattern(&server, 1000, 1)).unwrap();
+        let peer = client.peer_at(server.address()).await.unwrap();
+        let error = peer.fetch("x").await.unwrap_err();
+        let WorkerError::NoFabric { peer, tried } = &error else { panic!("{error}") };
+        assert_eq!((&peer[..], &tried[..]), (SERVER, "tcp: the peer does not offer it"));
+        let text = error.to_string();
+        for part in [SERVER, tried, "the setting `fabrics`", "pass TCP through"] {
+            assert!(text.contains(part), "{text}");
+        }
+        end(server, client).await;
+    });
+}
+
 /// Posts a receive from both ends, ends the step at one of them, and gives what the receives got.
 async fn ended_step(kind: FabricKind, end_it: impl Fn(&Worker)) -> (WorkerError, WorkerError) {
     let (server, client) = pair(kind).await;
@@ -288,7 +306,7 @@ async fn ended_step(kind: FabricKind, end_it: impl Fn(&Worker)) -> (WorkerError,
     }
     let down = client.key(SERVER_CPU, CLIENT_CPU, "down").unwrap();
     let up = client.key(CLIENT_CPU, SERVER_CPU, "up").unwrap();
-    let (here, there) = (client.step(9), server.step(9));
+    let (here, there) = (client.shared_step(9), server.shared_step(9));
     let begun = async {
         let requests =
             |worker: &Worker| worker.peers().first().map_or(0, |peer| peer.counters.received.tensor_request);
@@ -297,11 +315,11 @@ async fn ended_step(kind: FabricKind, end_it: impl Fn(&Worker)) -> (WorkerError,
         }
         end_it(&client);
     };
-    let (down, up, ()) = futures::join!(here.recv(&down), there.recv(&up), begun);
+    let (down, up, ()) = futures::join!(here.recv(&down).into_future(), there.recv(&up).into_future(), begun);
     // Another step is not concerned.
     let other = client.key(SERVER_CPU, CLIENT_CPU, "other").unwrap();
-    server.step(10).send(&other, pattern(&server, 10, 1)).unwrap();
-    client.step(10).recv(&other).await.unwrap();
+    server.shared_step(10).send(&other, pattern(&server, 10, 1)).unwrap();
+    client.shared_step(10).recv(&other).await.unwrap();
     end(server, client).await;
     (down.unwrap_err(), up.unwrap_err())
 }
@@ -309,7 +327,8 @@ async fn ended_step(kind: FabricKind, end_it: impl Fn(&Worker)) -> (WorkerError,
 #[test]
 fn an_aborted_step_ends_its_receives_at_both_ends() {
     on_each_fabric(|kind| async move {
-        let abort = |client: &Worker| client.step(9).abort(&Status::new(Code::Cancelled, "no longer wanted"));
+        let abort =
+            |client: &Worker| client.shared_step(9).abort(&Status::new(Code::Cancelled, "no longer wanted"));
         let (own, peers) = ended_step(kind, abort).await;
         assert!(
             matches!(&own, WorkerError::Aborted { step: 9, status } if status.code == Code::Cancelled),
@@ -341,16 +360,16 @@ fn killing_the_peers_worker_ends_receives_with_peer_lost() {
         let (server, client) = pair(kind).await;
         let peer = client.peer_at(server.address()).await.unwrap();
         server.publish("t", pattern(&server, 10, 1)).unwrap();
-        client.fetch(&peer, "t").await.unwrap();
+        peer.fetch("t").await.unwrap();
         let key = client.key(SERVER_CPU, CLIENT_CPU, "never").unwrap();
-        let step = client.step(1);
-        let (lost, ()) = futures::join!(step.recv(&key), server.shutdown());
+        let step = client.shared_step(1);
+        let (lost, ()) = futures::join!(step.recv(&key).into_future(), server.shutdown());
         let lost = lost.unwrap_err();
         assert!(
             matches!(&lost, WorkerError::PeerLost { .. } | WorkerError::Remote { .. }),
             "{lost} over {kind}"
         );
-        assert!(client.fetch(&peer, "t").await.is_err());
+        assert!(peer.fetch("t").await.is_err());
         client.shutdown().await;
     });
 }
@@ -362,7 +381,7 @@ fn receive_pool_is_empty_again_after_everything_was_dropped() {
         let peer = client.peer_at(server.address()).await.unwrap();
         server.publish("t", pattern(&server, 100_000, 1)).unwrap();
         for _ in 0..50 {
-            client.fetch(&peer, "t").await.unwrap();
+            peer.fetch("t").await.unwrap();
         }
         let memory = client.receive_memory();
         assert_eq!((memory.used_bytes, memory.leaked_bytes), (0, 0), "over {kind}");

@@ -1,4 +1,4 @@
-//! Rare branches of the code under test (`testpoints::chance!`), taken as the seed decides.
+//! Rare branches of the code under test (`testpoints::chance!`): the seed decides which are taken.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -8,7 +8,7 @@ use crate::{
     world::{Shared, lock},
 };
 
-/// What decides about every point. Each has its own sequence, so that a new point does not change what the others do.
+/// Decides for every point. Each has a random sequence of its own, so that a new point does not change the others.
 #[derive(Debug)]
 pub(crate) struct Chances {
     rng: Rng,

@@ -1,4 +1,4 @@
-//! S2: contents that tell whose they are.
+//! S2: contents that identify their transfer.
 
 use crate::rng::mix;
 
@@ -9,7 +9,7 @@ pub struct Pattern {
     seed: u64,
 }
 
-/// Bytes that are not the transfer's.
+/// Bytes that do not belong to the transfer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("transfer {transfer}: byte {at} of {length} is {found:#04x} instead of {wanted:#04x}{}", origin(*.other))]
 pub struct Mismatch {
@@ -19,9 +19,9 @@ pub struct Mismatch {
     pub at: usize,
     /// Bytes checked.
     pub length: usize,
-    /// What is there.
+    /// The byte that is there.
     pub found: u8,
-    /// What should be there.
+    /// The byte that should be there.
     pub wanted: u8,
     /// Another transfer whose content fits there: the bytes are stale or mixed, not torn.
     pub other: Option<u64>,
@@ -31,7 +31,7 @@ fn origin(other: Option<u64>) -> String {
     other.map_or_else(String::new, |other| format!("; these are bytes of transfer {other}"))
 }
 
-/// Earlier transfers compared with wrong bytes to tell where they come from.
+/// Earlier transfers that are compared with wrong bytes to find their origin.
 const ORIGINS_TRIED: u64 = 4096;
 
 impl Pattern {

@@ -19,28 +19,28 @@ use crate::{
     world::Shared,
 };
 
-/// What is planned for a time.
+/// An action that is planned for a time.
 #[derive(Debug)]
 pub(crate) enum Action {
-    /// Both ends have met: this one sees it now.
+    /// Both sides have connected: this one sees it now.
     Connect(EndpointId),
-    /// Meeting failed.
+    /// Connecting failed.
     RefuseConnect(EndpointId, FabricError),
-    /// This end of a half-open queue pair learns that connecting failed.
+    /// This side of a half-open queue pair sees that connecting failed.
     LoseHalf(EndpointId),
-    /// A packet arrives after one of its ends has died.
+    /// A packet arrives after its sender or target has died.
     Late(LatePacket),
-    /// This end sees that its connection is over.
+    /// This side sees that its connection is over.
     Fail(EndpointId, FabricError),
-    /// This end's outstanding operations end.
+    /// This side's outstanding operations end.
     Flush(EndpointId),
-    /// Nothing of the peer reaches this end any more.
+    /// Nothing of the peer reaches this side any more.
     Drain(EndpointId),
-    /// The lender at this end hears that a lease is over.
+    /// The lender on this side sees that a lease is over.
     Release(EndpointId, LeaseId),
-    /// The node's process is seen to be dead by those who watch it.
+    /// Those that watch the node's process see that it is dead.
     Bury(NodeId),
-    /// This end of a control session sees that the other is gone.
+    /// This side of a control session sees that the other is gone.
     LoseSession(SessionId),
     /// The scenario's fault.
     Fault(Fault),
@@ -50,7 +50,7 @@ pub(crate) enum Action {
 struct Timer {
     node: NodeId,
     waker: Waker,
-    /// Asked for as a deadline, by its length.
+    /// Whether it is long enough to be a deadline.
     is_deadline: bool,
 }
 
@@ -77,7 +77,7 @@ impl Agenda {
         timers.next().map(|((at, _), _)| *at)
     }
 
-    /// Whether nothing but deadlines (and no plan) is waited for.
+    /// Whether only deadlines are waited for, and no planned action.
     pub(crate) fn only_deadlines(&self) -> bool {
         self.actions.is_empty() && self.timers.values().all(|timer| timer.is_deadline)
     }
@@ -101,7 +101,7 @@ impl Agenda {
         Some((timer.node, key.1, timer.waker))
     }
 
-    /// Forgets the sleeps of `node` (of all if `None`) and gives their wakers out for dropping.
+    /// Removes the sleeps of `node` (of all if `None`) and returns their wakers for dropping.
     pub(crate) fn remove_node(&mut self, node: Option<NodeId>) -> Vec<Waker> {
         let of_node = |timer: &Timer| node.is_none_or(|node| timer.node == node);
         let gone: Vec<_> = self.timers.iter().filter(|(_, t)| of_node(t)).map(|(key, _)| *key).collect();
@@ -152,10 +152,10 @@ impl Future for Sleep {
                     drop(before);
                     Poll::Pending
                 }
-                // Fired, or its node is dead and nobody polls it any more.
+                // Fired, or its node is dead and does not poll it any more.
                 None => Poll::Ready(()),
             },
-            // Its process is gone; nothing of it goes on.
+            // Its process is gone, so it never ends.
             None if !alive => Poll::Pending,
             None => {
                 let key = (self.deadline, agenda.next);

@@ -21,7 +21,7 @@ use crate::{
 type Meeting = oneshot::Sender<Result<QueuePair, FabricError>>;
 
 pub(crate) fn lost(cause: LossCause, detail: &str) -> FabricError {
-    FabricError::PeerLost { kind: FabricKind::Sim, cause, detail: detail.to_owned() }
+    FabricError::PeerLost { kind: FabricKind::SIM, cause, detail: detail.to_owned() }
 }
 
 impl Shared {
@@ -58,7 +58,7 @@ impl Shared {
         id
     }
 
-    /// `id` wants to be connected with `peer`, whose `token` it was told.
+    /// `id` asks to be connected with `peer`, whose `token` it has.
     pub(crate) fn meet(
         &self,
         id: EndpointId,
@@ -116,7 +116,7 @@ impl Shared {
         }
     }
 
-    /// The end that never learns that `id` and `peer` are connected, if that is planned.
+    /// The side that never sees that `id` and `peer` are connected, if that is planned.
     fn take_half_open(&self, state: &mut State, id: EndpointId, peer: EndpointId) -> Option<EndpointId> {
         let nodes = (state.endpoints[id.index()].node, state.endpoints[peer.index()].node);
         let planned = |(one, other): &(NodeId, NodeId)| nodes == (*one, *other) || nodes == (*other, *one);
@@ -127,13 +127,13 @@ impl Shared {
         Some(state.rng.pick([id, peer]))
     }
 
-    /// `id`, one end of a half-open queue pair, gives up: its `connect` fails once nothing of the peer can land.
+    /// `id`, one side of a half-open queue pair, gives up: its `connect` fails once nothing of the peer can land.
     pub(crate) fn lose_half(&self, id: EndpointId) {
         self.record(Event::HalfOpened { endpoint: id });
         self.start_close(id);
     }
 
-    /// The waiting `connect` of `id` ends well.
+    /// The waiting `connect` of `id` succeeds.
     pub(crate) fn hand_over(&self, id: EndpointId) {
         let (meeting, core) = {
             let mut state = self.state();
@@ -164,10 +164,10 @@ impl Shared {
         }
     }
 
-    /// An end is given up before it was handed over.
+    /// A side is given up before its queue pair was returned.
     pub(crate) fn abandon(&self, id: EndpointId) {
         let mut state = self.state();
-        // After the end of the world there is nothing to give back.
+        // After the end of the world there is nothing to release.
         let Some(endpoint) = state.endpoints.get_mut(id.index()) else { return };
         match endpoint.phase {
             Phase::Prepared | Phase::Meeting => {
@@ -177,8 +177,8 @@ impl Shared {
                 drop(state);
                 drop(meeting);
             }
-            // Connected, but the queue pair was never handed over: it is destroyed at once, as a NIC's is that nobody
-            // has posted on, so that nothing can land once `connect` has failed.
+            // Connected, but the queue pair was never returned: it is destroyed at once, as one of a NIC without posts, so
+            // that nothing can land once `connect` has failed.
             Phase::Open | Phase::Failed | Phase::Closing | Phase::Flushed if endpoint.meet.is_some() => {
                 let meeting = endpoint.meet.take();
                 let core = endpoint.core.clone();
@@ -197,7 +197,7 @@ impl Shared {
         }
     }
 
-    /// Whoever waits for `id` is told in a while that it is gone.
+    /// Tasks that wait for `id` see in a while that it is gone.
     pub(crate) fn refuse_suitors(&self, state: &mut State, id: EndpointId) {
         let wants = |endpoint: &Endpoint| {
             endpoint.phase == Phase::Meeting && endpoint.wish.is_some_and(|(wanted, _)| wanted == id)
@@ -211,7 +211,7 @@ impl Shared {
         }
     }
 
-    /// This end sees that its connection is over.
+    /// This side sees that its connection is over.
     pub(crate) fn fail_endpoint(&self, id: EndpointId, error: &FabricError) {
         if !self.complete_delivered(id, error) {
             return;
@@ -220,7 +220,7 @@ impl Shared {
             let mut state = self.state();
             let endpoint = &mut state.endpoints[id.index()];
             endpoint.phase = Phase::Failed;
-            // What is under way may still land at the peer.
+            // Writes under way may still land at the peer.
             endpoint.outbound.cut(|| false);
             (endpoint.core.clone(), endpoint.outbound.end_all())
         };
@@ -229,8 +229,8 @@ impl Shared {
         core.fail(error);
     }
 
-    /// Gives the completions that are due before a failure: all of them when the peer refused a later write,
-    /// else as chance has it. False if the end is no longer open.
+    /// Delivers the completions that are due before a failure: all of them when the peer refused a later write, else a
+    /// random number. False if the side is no longer open.
     fn complete_delivered(&self, id: EndpointId, error: &FabricError) -> bool {
         loop {
             let more = {
@@ -250,7 +250,7 @@ impl Shared {
         }
     }
 
-    /// The user closes this end.
+    /// The user closes this side.
     pub(crate) fn start_close(&self, id: EndpointId) {
         let mut state = self.state();
         let Some(endpoint) = state.endpoints.get(id.index()) else { return };
@@ -265,7 +265,7 @@ impl Shared {
         self.record(Event::Closing { endpoint: id });
     }
 
-    /// The peer of an end that is open, and is about to close, sees that in a while.
+    /// The peer of an open side that is about to close sees that in a while.
     fn tell_peer_of_close(&self, state: &mut State, id: EndpointId) {
         let endpoint = &state.endpoints[id.index()];
         if let Some(peer) = endpoint.peer.filter(|_| endpoint.phase == Phase::Open) {
@@ -275,7 +275,7 @@ impl Shared {
         }
     }
 
-    /// The operations of a closing end that have not completed end now.
+    /// Ends the operations of a closing side that have not completed.
     pub(crate) fn flush(&self, id: EndpointId) {
         let (core, ended) = {
             let mut state = self.state();
@@ -294,14 +294,14 @@ impl Shared {
         core.fail(&FabricError::Closed);
     }
 
-    /// Gives back what the operations of an end that is over held.
+    /// Releases what the operations of a side that is over held.
     fn operations_ended(&self, id: EndpointId, ended: Ended) {
         self.release(ended.sources);
         self.retire_leases(id, ended.leases);
         drop(ended.read);
     }
 
-    /// The user has let go of a queue pair. Arrivals that were never taken go with it.
+    /// The user has dropped a queue pair. Arrivals that were never taken are dropped with it.
     pub(crate) fn queue_pair_dropped(&self, id: EndpointId) {
         let mut state = self.state();
         let Some(endpoint) = state.endpoints.get_mut(id.index()) else { return };
@@ -311,24 +311,23 @@ impl Shared {
         drop(forgotten);
     }
 
-    /// From now on nothing of the peer reaches this end.
+    /// From now on nothing of the peer reaches this side.
     pub(crate) fn drain(&self, id: EndpointId) {
-        let (core, meeting, domain) = {
+        let (core, meeting) = {
             let mut state = self.state();
             let endpoint = &mut state.endpoints[id.index()];
             if endpoint.phase != Phase::Flushed {
                 return;
             }
             endpoint.phase = Phase::Drained;
-            // Nobody ever got it.
+            // It was never returned to the user.
             endpoint.is_dropped |= endpoint.meet.is_some();
-            (endpoint.core.clone(), endpoint.meet.take(), endpoint.domain.clone())
+            (endpoint.core.clone(), endpoint.meet.take())
         };
         if let Some(meeting) = meeting {
             let error = cannot_connect("confirming", "the other end's confirmation was lost");
             drop(meeting.send(Err(error)));
         }
-        domain.table.unbind_all(id.queue_pair());
         self.record(Event::Drained { endpoint: id });
         let outstanding = core.slots().outstanding();
         if outstanding > 0 {
@@ -341,7 +340,7 @@ impl Shared {
         drop(forgotten);
     }
 
-    /// A grant of `span` has ended with evidence: no write that can still land may aim at it.
+    /// A grant of `span` has ended with evidence: checks that no write which can still land targets it.
     pub(crate) fn check_no_write_in_flight(&self, node: NodeId, span: &Span) {
         let found = {
             let state = self.state();
@@ -363,7 +362,7 @@ impl Shared {
     }
 }
 
-/// The core of an end that nobody uses any more, to be dropped without a lock.
+/// The core of a side that is not used any more, to be dropped without a lock.
 fn forget_arrivals(endpoint: &mut Endpoint) -> Option<Arc<QueuePairCore>> {
     let is_over = matches!(endpoint.phase, Phase::Drained | Phase::Dead);
     let core = &endpoint.core;
@@ -372,7 +371,7 @@ fn forget_arrivals(endpoint: &mut Endpoint) -> Option<Arc<QueuePairCore>> {
 }
 
 fn aims_at(state: &State, (number, endpoint): (usize, &Endpoint), node: NodeId, span: &Span) -> bool {
-    // The word of a hostile peer is no evidence; what it writes afterwards is refused.
+    // The messages of a hostile peer are no evidence; its later writes are refused.
     let is_hostile = state.is_hostile_end(EndpointId(number as u32));
     if is_hostile || state.allowed.refusals || endpoint.outbound.writes.is_empty() {
         return false;

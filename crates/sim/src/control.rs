@@ -10,7 +10,9 @@ use std::{
 };
 
 use protocol::limits::CONTROL_FRAME_BYTES_MAX;
-use rendezvous::control::{ControlError, ControlPlane, ControlSession, FrameReceiver, FrameSender, Secret};
+use rendezvous::control::{
+    ControlError, ControlPlane, ControlSession, FrameReceiver, FrameSender, Secret, host_and_port,
+};
 use verbs_reactor::{BoxFuture, Runtime};
 
 use crate::{
@@ -43,39 +45,39 @@ struct Listener {
     closed: bool,
 }
 
-/// Why an end receives nothing more.
+/// Why a side receives nothing more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Over {
     /// The peer ended the session.
     Orderly,
-    /// The peer or the way to it is gone.
+    /// The peer is gone, or cannot be reached.
     Lost,
     /// This side closed its plane.
     Closed,
 }
 
-/// One end of a session.
+/// One side of a session.
 #[derive(Debug)]
 struct End {
     node: NodeId,
     peer: SessionId,
-    /// Sent by the peer, under way.
+    /// Frames that the peer has sent and that are under way.
     wire: VecDeque<Vec<u8>>,
-    /// The peer has ended the session; seen after the last frame.
+    /// Whether the peer has ended the session; visible after the last frame.
     peer_ended: bool,
-    /// Delivered, not yet received.
+    /// Frames that are delivered and not yet received.
     inbox: VecDeque<Vec<u8>>,
     deliver_at: Duration,
     over: Option<Over>,
     reader: Option<Waker>,
-    /// Senders of this end that wait for room at the peer.
+    /// Senders of this side that wait for room at the peer.
     writers: Vec<Waker>,
-    /// Halves of this end that are still held (sender, receiver).
+    /// Halves of this side that still exist (sender, receiver).
     halves: u8,
 }
 
 impl ControlState {
-    /// Offers the ends at which a frame, or the end of the session, can be delivered.
+    /// Offers the sides to which a frame, or the end of the session, can be delivered.
     pub(crate) fn offers(&self, mut offer: impl FnMut(SessionId, Duration)) {
         for (number, end) in self.ends.iter().enumerate() {
             if end.over.is_none() && (end.peer_ended || !end.wire.is_empty()) {
@@ -93,7 +95,7 @@ impl ControlState {
         })
     }
 
-    /// Ends of sessions that `node` holds.
+    /// Sides of sessions that `node` has.
     pub(crate) fn held_by(&self, node: NodeId) -> usize {
         self.ends.iter().filter(|end| end.node == node && end.halves > 0 && end.over.is_none()).count()
     }
@@ -113,7 +115,7 @@ impl ControlState {
         let mut wakers = end.wake_all();
         if let Some(peer) = self.end(peer) {
             peer.peer_ended = true;
-            // Its senders see that nobody listens any more.
+            // Its senders see that the receiver is gone.
             wakers.append(&mut peer.writers);
         }
         wakers
@@ -175,7 +177,7 @@ impl Shared {
         wake(wakers);
     }
 
-    /// `id` sees that the other end, or the way to it, is gone. Frames under way are lost.
+    /// `id` sees that the other side is gone or cannot be reached. Frames under way are lost.
     pub(crate) fn lose_session(&self, id: SessionId) {
         let wakers = {
             let mut state = self.state();
@@ -259,7 +261,7 @@ impl Shared {
         ControlSession {
             sender: Arc::new(SimSender(half(self))),
             receiver: Box::new(SimReceiver(half(self))),
-            peer_host: None,
+            addresses: None,
         }
     }
 }
@@ -326,8 +328,7 @@ impl ControlPlane for SimControl {
     fn dial(&self, address: &str) -> BoxFuture<'static, Result<ControlSession, ControlError>> {
         let (shared, node, address) = (self.shared.clone(), self.node, address.to_owned());
         Box::pin(async move {
-            let well_formed = address.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-            if !well_formed {
+            if host_and_port(&address).is_err() {
                 return Err(ControlError::BadAddress { address });
             }
             let delay = shared.state().rng.duration(shared.swarm.control_latency_max);
@@ -356,7 +357,7 @@ impl ControlPlane for SimControl {
     }
 }
 
-/// One half of one end; the session ends when both are gone.
+/// One half of one side; the session ends when both halves are gone.
 struct Half {
     shared: Arc<Shared>,
     id: SessionId,

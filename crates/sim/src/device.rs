@@ -1,4 +1,4 @@
-//! Devices that fail, and come back.
+//! Devices that fail and come back.
 
 use std::{io, sync::Arc};
 
@@ -15,7 +15,7 @@ use crate::{
 
 impl Shared {
     /// # Errors
-    /// The device that `kind` stands for has failed.
+    /// The device of fabric `kind` has failed.
     pub(crate) fn find_device(&self, node: NodeId, kind: FabricKind) -> Result<(), FabricError> {
         let lost = |node: &NodeState| node.lost_devices.contains(&kind);
         if self.state().nodes.get(node.index()).is_some_and(lost) {
@@ -40,7 +40,7 @@ impl Shared {
         }
         drop(state);
         self.ledger().fault(Reach::Address(address), Some(self.now()));
-        // Wakes those who wait to be connected.
+        // Wakes tasks that wait for a connection.
         drop(trash);
     }
 

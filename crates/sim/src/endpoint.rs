@@ -1,4 +1,4 @@
-//! One end of a queue pair, and the writes that it has under way.
+//! One side of a queue pair, and the writes that it has under way.
 
 use std::{collections::VecDeque, ops::Range, sync::Arc, time::Duration};
 
@@ -6,7 +6,6 @@ use futures::channel::oneshot;
 use memory::{BlockId, Buf, RemoteTarget};
 use verbs_reactor::{
     FabricError, Immediate, QueuePair, QueuePairConfig, QueuePairCore, RemoteRange, Role, SlotKey,
-    WindowBinding,
 };
 
 use crate::{
@@ -18,7 +17,7 @@ use crate::{
     schedule::WireStep,
 };
 
-/// Where an end is in its life.
+/// The state of a side.
 ///
 /// ```text
 /// Prepared → Meeting → Open → Failed → Closing → Flushed → Drained
@@ -29,30 +28,30 @@ use crate::{
 pub(crate) enum Phase {
     /// Made, `connect` not called.
     Prepared,
-    /// Waits for the other end to call `connect`.
+    /// Waits for the other side to call `connect`.
     Meeting,
     /// Connected.
     Open,
-    /// The connection is over and this end knows.
+    /// The connection is over, and this side has seen that.
     Failed,
     /// The user closed it; operations may still complete, the peer's bytes may still land.
     Closing,
     /// Its operations have ended; the peer's bytes may still land.
     Flushed,
-    /// Nothing reaches it any more.
+    /// Nothing of the peer reaches it any more.
     Drained,
     /// Its process is gone.
     Dead,
 }
 
 impl Phase {
-    /// Bytes of the peer may still land.
+    /// Whether bytes of the peer may still land.
     pub(crate) fn is_reachable(self) -> bool {
         (Self::Open..Self::Drained).contains(&self)
     }
 }
 
-/// One end.
+/// One side of a queue pair.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(crate) node: NodeId,
@@ -64,11 +63,11 @@ pub(crate) struct Endpoint {
     pub(crate) peer: Option<EndpointId>,
     /// Gives the connected queue pair to the waiting `connect`.
     pub(crate) meet: Option<oneshot::Sender<Result<QueuePair, FabricError>>>,
-    /// Its process is stopped, and it is what executes this end's part.
+    /// Whether its process is stopped, and executes this side's work itself.
     pub(crate) stopped: bool,
-    /// Completions come once the source is read, as a socket's do.
+    /// Whether completions come once the source is read, as a socket's do.
     pub(crate) completes_after_reading: bool,
-    /// The user has let go of the queue pair.
+    /// Whether the user has dropped the queue pair.
     pub(crate) is_dropped: bool,
     pub(crate) outbound: Outbound,
 }
@@ -78,7 +77,7 @@ impl Endpoint {
         self.core.config()
     }
 
-    /// Offers every step that is possible, with the time from which it is.
+    /// Offers every step that is possible, with the time from which it is possible.
     pub(crate) fn offers(&self, all: &[Endpoint], mut offer: impl FnMut(WireStep, Duration)) {
         let outbound = &self.outbound;
         let Some(peer) = self.peer.and_then(|peer| all.get(peer.index())) else { return };
@@ -105,7 +104,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether this end still executes what it posted.
+    /// Whether this side still executes what it posted.
     fn may_act(&self) -> bool {
         matches!(self.phase, Phase::Open | Phase::Closing) && !self.outbound.cut && !self.stopped
     }
@@ -121,7 +120,7 @@ impl Endpoint {
 pub(crate) struct Outbound {
     pub(crate) writes: VecDeque<Write>,
     pub(crate) next_number: u64,
-    /// Nothing more is read or completed: the way to the peer is gone.
+    /// Whether nothing more is read or completed, because the peer cannot be reached.
     pub(crate) cut: bool,
     pub(crate) unread: usize,
     pub(crate) carried: usize,
@@ -140,13 +139,13 @@ pub(crate) struct SourceSpan {
     pub(crate) range: Range<usize>,
 }
 
-/// The remote end of a write.
+/// The target of a write.
 #[derive(Debug, Clone)]
 pub(crate) struct Remote {
     pub(crate) range: RemoteRange,
     pub(crate) key: u32,
     pub(crate) posted_under: PostedUnder,
-    /// Found by the first piece's check of the whole range.
+    /// The result of the first piece's check, which covers the whole range.
     pub(crate) target: Option<RemoteTarget>,
 }
 
@@ -158,7 +157,7 @@ pub(crate) struct Part {
     pub(crate) remote: Option<Remote>,
 }
 
-/// What an operation is besides its parts.
+/// The kind of an operation, besides its parts.
 #[derive(Debug)]
 pub(crate) enum Kind {
     Write,
@@ -168,12 +167,9 @@ pub(crate) enum Kind {
         withdrawn: bool,
     },
     Read(Box<Read>),
-    Bind,
-    /// The window, until it has ended.
-    Unbind(Option<WindowBinding>),
 }
 
-/// What operations no longer need when they end together.
+/// What operations release when they end together.
 #[derive(Debug, Default)]
 pub(crate) struct Ended {
     pub(crate) sources: Vec<SourceSpan>,
@@ -193,7 +189,7 @@ pub(crate) struct Write {
     pub(crate) immediate: Option<Immediate>,
     pub(crate) parts: Vec<Part>,
     pub(crate) pieces: Vec<Piece>,
-    /// Refused before it left: it only completes, with this.
+    /// The error of a write that was refused before it left; it only completes.
     pub(crate) refused: Option<FabricError>,
     pub(crate) delivered: bool,
     pub(crate) completed: bool,
@@ -220,7 +216,7 @@ impl Write {
         match &self.kind {
             Kind::Loan { withdrawn, .. } => return !withdrawn,
             Kind::Read(read) => return read.is_sampled(),
-            Kind::Write | Kind::Bind | Kind::Unbind(_) => {}
+            Kind::Write => {}
         }
         self.pieces.iter().all(|piece| matches!(piece.state, PieceState::Landed))
     }
@@ -229,16 +225,16 @@ impl Write {
         !self.pieces.iter().any(|piece| matches!(piece.state, PieceState::Unread))
     }
 
-    /// May complete; `after_reading` says when writes do.
+    /// Whether it may complete. `after_reading` is whether writes do once their source is read.
     fn is_done(&self, after_reading: bool) -> bool {
         match &self.kind {
             Kind::Write if after_reading => self.is_read(),
-            Kind::Write | Kind::Loan { .. } | Kind::Bind | Kind::Unbind(_) => self.delivered,
+            Kind::Write | Kind::Loan { .. } => self.delivered,
             Kind::Read(read) => self.delivered && read.has_landed(),
         }
     }
 
-    /// What it takes of the send queue until it has completed.
+    /// Its entries in the send queue, until it has completed.
     pub(crate) fn weight(&self) -> usize {
         match &self.kind {
             _ if self.completed => 0,
@@ -256,7 +252,7 @@ impl Write {
         }
     }
 
-    /// A loan that is on its way never gets there: it, and what comes behind it, is not delivered any more.
+    /// A loan that is on its way never arrives: neither it nor anything posted after it is delivered any more.
     pub(crate) fn withdraw(&mut self) -> Option<LeaseId> {
         match &mut self.kind {
             Kind::Loan { lease, withdrawn } if !self.delivered => {
@@ -267,20 +263,12 @@ impl Write {
         }
     }
 
-    /// The window that ends with it, once.
-    pub(crate) fn take_window(&mut self) -> Option<WindowBinding> {
-        match &mut self.kind {
-            Kind::Unbind(window) => window.take(),
-            Kind::Write | Kind::Loan { .. } | Kind::Read(_) | Kind::Bind => None,
-        }
-    }
-
-    /// The sources it no longer needs.
+    /// The sources that it releases.
     pub(crate) fn take_sources(&mut self) -> Vec<SourceSpan> {
         self.parts.iter_mut().filter_map(|part| part.source.take()).collect()
     }
 
-    /// Bytes of it may still come to `range` of the peer's block.
+    /// Whether bytes of it may still land in `range` of the peer's block.
     pub(crate) fn can_still_touch(
         &self,
         domain: &DomainShared,
@@ -300,12 +288,7 @@ impl Write {
 }
 
 impl Remote {
-    /// Whether it aims at a window.
-    pub(crate) fn is_window(&self) -> bool {
-        self.range.region.is_window()
-    }
-
-    /// Whether `part` of it meets `range` of the peer's block.
+    /// Whether `part` of it overlaps `range` of the peer's block.
     fn overlaps(
         &self,
         domain: &DomainShared,
@@ -319,7 +302,7 @@ impl Remote {
     }
 }
 
-/// What is read at once and lands at once.
+/// Bytes that are read in one step and land in one step.
 #[derive(Debug)]
 pub(crate) struct Piece {
     /// Which part of the write.
@@ -372,7 +355,7 @@ impl Outbound {
         self.writes.iter_mut().find(|write| write.number == number)
     }
 
-    /// Forgets the writes that are through.
+    /// Removes the writes that are completed and delivered.
     pub(crate) fn retire(&mut self) {
         while self.writes.front().is_some_and(|write| write.completed && write.delivered) {
             if let Some(write) = self.writes.pop_front() {
@@ -382,20 +365,20 @@ impl Outbound {
         }
     }
 
-    /// Writes that have landed in part.
+    /// Writes that have landed partly.
     pub(crate) fn torn(&self) -> usize {
         let landed = |write: &Write| count(write, |state| matches!(state, PieceState::Landed));
         self.writes.iter().filter(|write| (1..write.pieces.len()).contains(&landed(write))).count()
     }
 
-    /// The way to the peer is gone: nothing more is read. Of what is under way, each piece is lost if
-    /// `is_lost` says so. Gives how many were.
+    /// The peer cannot be reached any more: nothing more is read. Each piece under way is lost if `is_lost` returns true.
+    /// Returns how many were.
     pub(crate) fn cut(&mut self, mut is_lost: impl FnMut() -> bool) -> usize {
         self.cut = true;
         let carried = self.carried;
         for piece in self.writes.iter_mut().flat_map(|write| &mut write.pieces) {
             if matches!(piece.state, PieceState::Carried(_)) && is_lost() {
-                // Unread and cut: it never comes, and holds back the immediates behind it.
+                // It was not read: it never arrives, and later immediates are not delivered.
                 piece.state = PieceState::Unread;
                 self.carried -= 1;
                 self.unread += 1;
@@ -404,7 +387,7 @@ impl Outbound {
         carried - self.carried
     }
 
-    /// Marks every outstanding operation as ended and gives what they no longer need.
+    /// Marks every outstanding operation as ended and returns what they release.
     pub(crate) fn end_all(&mut self) -> Ended {
         let mut ended = Ended { read: self.take_read(), ..Ended::default() };
         for write in &mut self.writes {
@@ -422,7 +405,7 @@ impl Outbound {
     pub(crate) fn take_read(&mut self) -> Vec<Buf> {
         let reads = self.writes.iter_mut().filter_map(|write| match &mut write.kind {
             Kind::Read(read) => Some(read),
-            Kind::Write | Kind::Loan { .. } | Kind::Bind | Kind::Unbind(_) => None,
+            Kind::Write | Kind::Loan { .. } => None,
         });
         reads.flat_map(|read| read.take_sources()).collect()
     }

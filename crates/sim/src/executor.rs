@@ -1,4 +1,4 @@
-//! Tasks of all nodes on one thread; which ready one runs next is the world's choice.
+//! Tasks of all nodes on one thread. The world chooses which ready task runs next.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,8 +16,8 @@ use crate::{
     world::lock,
 };
 
-/// Tasks that were woken, by their numbers: the order of wake-ups, which a library below may decide by random
-/// numbers of its own, must not matter.
+/// Woken tasks, in the order of their numbers: the order of wake-ups must not matter, since a library may decide it by
+/// random numbers of its own.
 #[derive(Debug, Default)]
 pub(crate) struct ReadyQueue(Mutex<BTreeSet<TaskId>>);
 
@@ -61,7 +61,7 @@ impl Wake for TaskWaker {
 struct Task {
     node: NodeId,
     name: &'static str,
-    /// `None` while the task is being polled, or when its owner polls it.
+    /// `None` while the task is being polled, or if its owner polls it.
     future: Option<BoxFuture<'static, ()>>,
     waker: Arc<TaskWaker>,
 }
@@ -120,7 +120,7 @@ impl Tasks {
         Some(Polling { future, waker: task.waker.clone().into() })
     }
 
-    /// Puts the future back, or gives it out to be dropped when its task is gone.
+    /// Puts the future back, or returns it for dropping when its task is gone.
     pub(crate) fn end_poll(
         &mut self,
         id: TaskId,
@@ -149,7 +149,7 @@ impl Tasks {
         self.tasks.values().filter(|task| task.node == node).count()
     }
 
-    /// The tasks there are, for a report.
+    /// All tasks, for a report.
     pub(crate) fn describe(&self) -> String {
         let lines = self.tasks.iter().map(|(id, task)| format!("{id} `{}` of {}", task.name, task.node));
         lines.collect::<Vec<_>>().join(", ")

@@ -1,7 +1,8 @@
-//! The simulated fabric: domains, and queue pairs whose every step is the world's choice.
+//! The simulated fabric: domains, and queue pairs whose every step the world chooses.
 
 use std::{
     fmt,
+    future::poll_fn,
     ops::Range,
     sync::{Arc, Mutex},
 };
@@ -12,8 +13,8 @@ use futures::{
 };
 use memory::{Block, BlockId};
 use verbs_reactor::{
-    Access, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, Fabric, FabricError, FabricKind,
-    Link, Prepared, Purpose, QueuePair, QueuePairConfig, QueuePairCore, RegionId, RegionTable, RemoteRange,
+    Access, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Fabric, FabricError,
+    FabricKind, Link, Prepared, Purpose, QueuePairConfig, QueuePairCore, RegionId, RegionTable, RemoteRange,
     RemoteRegion, Role, Runtime, SlotKey, WorkRequest,
 };
 
@@ -66,10 +67,7 @@ impl Shared {
         let mut capabilities = Capabilities::WRITES;
         capabilities.vectored = self.swarm.vectored;
         capabilities.read = true;
-        capabilities.read_vectored = true;
         capabilities.lend = true;
-        capabilities.windows = true;
-        capabilities.exact_windows = true;
         capabilities.piece_bytes_max = self.swarm.piece_bytes_max;
         capabilities
     }
@@ -78,7 +76,7 @@ impl Shared {
 /// The registered memory of a domain.
 #[derive(Debug)]
 pub(crate) struct DomainShared {
-    /// What its fabric stands for, which is a device of its own.
+    /// The kind that its fabric stands for. Each kind is a device of its own.
     pub(crate) kind: FabricKind,
     pub(crate) table: RegionTable,
     /// By region number.
@@ -86,19 +84,16 @@ pub(crate) struct DomainShared {
 }
 
 impl DomainShared {
-    /// What the region is for. An unknown one is never landed in.
+    /// The purpose of the region. Nothing lands in an unknown region.
     pub(crate) fn purpose(&self, region: RegionId) -> Purpose {
         let registered = lock(&self.regions).get(region.0 as usize).map(|(_, purpose)| *purpose);
-        let window = || self.table.window(region).map(|(_, _, purpose)| purpose);
-        registered.or_else(window).unwrap_or(Purpose::Payload)
+        registered.unwrap_or(Purpose::Payload)
     }
 
-    /// The block and the bytes in it that `part` of `range` means.
+    /// The block and range in it of `part` of `range`.
     pub(crate) fn place(&self, range: &RemoteRange, part: &Range<usize>) -> Option<(BlockId, Range<usize>)> {
-        let registered = lock(&self.regions).get(range.region.0 as usize).map(|(block, _)| (*block, 0));
-        let window = || self.table.window(range.region).map(|(block, first, _)| (block, first));
-        let (block, first) = registered.or_else(window)?;
-        let first = usize::try_from(first.checked_add(range.offset)?).ok()?;
+        let block = lock(&self.regions).get(range.region.0 as usize).map(|(block, _)| *block)?;
+        let first = usize::try_from(range.offset).ok()?;
         Some((block, first.checked_add(part.start)?..first.checked_add(part.end)?))
     }
 }
@@ -136,13 +131,13 @@ impl Domain for SimDomain {
         self.shared.find_device(self.node, self.domain.kind)?;
         let core = Arc::new(QueuePairCore::new(self.domain.kind, config, self.shared.capabilities()));
         let token = self.runtime.random();
-        let endpoint = self.shared.add_endpoint(self.node, self.domain.clone(), core, token);
+        let endpoint = self.shared.add_endpoint(self.node, self.domain.clone(), core.clone(), token);
         let end = UnconnectedEnd { shared: self.shared.clone(), endpoint, armed: true };
-        Ok(Box::new(SimPrepared { end, token, runtime: self.runtime.clone() }))
+        Ok(Box::new(SimPrepared { end, core, token, runtime: self.runtime.clone() }))
     }
 }
 
-/// Gives an end up unless it was connected.
+/// Gives a side up unless it was connected.
 #[derive(Debug)]
 struct UnconnectedEnd {
     shared: Arc<Shared>,
@@ -167,6 +162,7 @@ impl Drop for UnconnectedEnd {
 #[derive(Debug)]
 struct SimPrepared {
     end: UnconnectedEnd,
+    core: Arc<QueuePairCore>,
     token: u64,
     runtime: SimRuntime,
 }
@@ -191,7 +187,7 @@ fn decode(data: &ConnectionData) -> Option<(EndpointId, u64)> {
 }
 
 pub(crate) fn cannot_connect(step: &'static str, detail: &str) -> FabricError {
-    FabricError::Connect { kind: FabricKind::Sim, step, detail: detail.to_owned() }
+    FabricError::Connect { kind: FabricKind::SIM, step, detail: detail.to_owned() }
 }
 
 impl Prepared for SimPrepared {
@@ -199,8 +195,8 @@ impl Prepared for SimPrepared {
         encode(self.end.endpoint, self.token)
     }
 
-    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<QueuePair, FabricError>> {
-        let Self { end, runtime, .. } = *self;
+    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<Connected, FabricError>> {
+        let Self { end, core, runtime, .. } = *self;
         Box::pin(async move {
             let data = decode(&params.peer);
             let (peer, token) = data.ok_or_else(|| cannot_connect("reading the peer's data", "malformed"))?;
@@ -210,13 +206,15 @@ impl Prepared for SimPrepared {
                 Either::Left((answer, _)) => answer.map_err(|_| FabricError::Closed),
                 Either::Right(((), _)) => {
                     let limit_ms = u64::try_from(params.limit.as_millis()).unwrap_or(u64::MAX);
-                    Err(FabricError::ConnectTimeout { kind: FabricKind::Sim, limit_ms })
+                    Err(FabricError::ConnectTimeout { kind: FabricKind::SIM, limit_ms })
                 }
             };
-            // From here on the queue pair, if there is one, gives the end back.
+            // From here on the queue pair, if there is one, releases the side.
             let queue_pair = answer??;
             end.was_connected();
-            Ok(queue_pair)
+            // The world drives.
+            let driver = Box::pin(poll_fn(move |context| core.poll_drained(context)));
+            Ok(Connected { queue_pair, driver })
         })
     }
 }
@@ -240,7 +238,7 @@ impl Link for SimLink {
     }
 
     fn drive(&self) {
-        // The world drives.
+        // The world makes progress.
     }
 
     fn start_close(&self) {
@@ -248,7 +246,7 @@ impl Link for SimLink {
     }
 }
 
-/// What two ends that want each other must agree on.
+/// What two sides must agree on to be connected.
 pub(crate) fn roles_fit(one: Role, other: Role) -> bool {
     one != other
 }

@@ -1,4 +1,4 @@
-//! Calls on the device and the operating system that fail once, on purpose.
+//! Calls to the device and the operating system that fail once, on purpose.
 
 use std::{io, sync::Arc};
 
@@ -12,7 +12,7 @@ use crate::{ids::NodeId, ledger::Reach, trace::Event, world::Shared};
 pub enum Call {
     /// Registering a block with a domain (ENOMEM: the memlock limit, or the device's table).
     Register,
-    /// Making one end of a connection.
+    /// Making one side of a connection.
     Prepare,
     /// Posting an operation: it fails, and its connection with it.
     Post,
@@ -54,7 +54,7 @@ impl Shared {
         let address = self.state().nodes[node.index()].address.clone();
         self.ledger().fault(Reach::Address(address), Some(self.now()));
         let source = Arc::new(io::Error::from_raw_os_error(ENOMEM));
-        Err(FabricError::Device { kind: FabricKind::Sim, call: call.name(), source })
+        Err(FabricError::Device { kind: FabricKind::SIM, call: call.name(), source })
     }
 }
 

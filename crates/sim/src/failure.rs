@@ -1,10 +1,10 @@
-//! What a run can find, and how it is told.
+//! The findings of a run, and their report.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
 use crate::trace::{Event, line};
 
-/// A broken promise (`TESTING.md` B), or a rule of the simulator itself.
+/// A broken promise (`scripts/promises.txt`), or a broken rule of the simulator itself.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
@@ -14,7 +14,7 @@ pub enum Violation {
     /// A queue held more than it has room for, or was used before it was connected.
     #[error("queue: {0}")]
     Overrun(String),
-    /// A receive that said Ok does not hold what was sent.
+    /// A receive that ended with `Ok` does not hold the bytes that were sent.
     #[error("S2 data: {0}")]
     Data(String),
     /// An operation did not end, or not exactly once.
@@ -26,15 +26,15 @@ pub enum Violation {
     /// A peer broke the fabric contract, or its access was refused.
     #[error("refused access: {0}")]
     Refused(String),
-    /// Something took longer than it may.
+    /// An operation took longer than its bound.
     #[error("{promise} late: {what}")]
     Late {
         /// The promise: L1, L2 or L3.
         promise: &'static str,
-        /// What is late, and by how much.
+        /// The late operation, and by how much.
         what: String,
     },
-    /// Nothing can happen any more, yet something is unfinished.
+    /// No event is possible any more, and an operation is unfinished.
     #[error("stuck: {0}")]
     Stuck(String),
     /// A deadline or a lost peer that no injected fault explains.
@@ -52,7 +52,7 @@ pub enum Violation {
 }
 
 impl Violation {
-    /// What kind it is of, without the particulars of one run: the promise where there is one.
+    /// Its kind, without details of one run: the promise where there is one.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Memory(_) => "S1 memory",
@@ -71,12 +71,12 @@ impl Violation {
     }
 }
 
-/// A run that found something: enough to read what happened and to run it again.
+/// A run with a finding: enough to read what happened and to run it again.
 #[derive(Clone)]
 pub struct Failure {
     /// The seed.
     pub seed: u64,
-    /// What was found.
+    /// The finding.
     pub violation: Violation,
     /// Hash over all events.
     pub hash: u64,
@@ -90,7 +90,7 @@ pub struct Failure {
     pub swarm: String,
     /// The phase it was in.
     pub phase: &'static str,
-    /// What it injected, where the scenario says it.
+    /// What it injected, if the scenario provides it.
     pub plan: String,
     /// The command that runs it again.
     pub replay: String,
@@ -119,7 +119,7 @@ impl fmt::Debug for Failure {
 
 impl std::error::Error for Failure {}
 
-/// A run that found nothing.
+/// A run without findings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Summary {
@@ -131,7 +131,7 @@ pub struct Summary {
     pub events: u64,
     /// Virtual time.
     pub at: Duration,
-    /// Operations that ended well.
+    /// Operations that succeeded.
     pub operations_done: u64,
     /// Operations that ended otherwise.
     pub operations_failed: u64,

@@ -25,24 +25,24 @@ pub enum Fault {
     LoseLink(NodeId, NodeId),
     /// The control sessions between two nodes break; both stay alive.
     LoseControl(NodeId, NodeId),
-    /// The node's process is stopped between two of its steps (SIGSTOP). The seed decides whether its NIC goes on,
-    /// as on verbs, or everything that its process would execute stands still too, as on shm and tcp.
+    /// The node's process is stopped between two of its steps (SIGSTOP). The seed decides whether its NIC goes on, as on
+    /// verbs, or everything that its process would execute stops too, as on shm and tcp.
     Freeze(NodeId),
-    /// The node's process is stopped for so long.
+    /// The node's process is stopped for this time.
     Pause(NodeId, Duration),
     /// A stopped process goes on (SIGCONT).
     Thaw(NodeId),
     /// The node's tasks run late, most of the time, until [`Handle::heal`](crate::Handle::heal).
     Slow(NodeId),
-    /// The next queue pair between two nodes is half-open: one end is connected, the other learns after a while
-    /// that connecting failed.
+    /// The next queue pair between two nodes is half-open: one side is connected, the other sees after a while that
+    /// connecting failed.
     HalfOpen(NodeId, NodeId),
     /// The device of one of the node's fabrics fails: its queue pairs end, their peers see it in a while, and no new
     /// ones can be made.
     LoseDevice(NodeId, FabricKind),
     /// The device is back: new queue pairs can be made.
     RestoreDevice(NodeId, FabricKind),
-    /// The end of all of them: see [`Handle::heal`](crate::Handle::heal).
+    /// The end of all faults: see [`Handle::heal`](crate::Handle::heal).
     Heal,
 }
 
@@ -76,7 +76,7 @@ impl Shared {
         }
     }
 
-    /// Ends every fault that lasts, and begins the liveness phase.
+    /// Ends every lasting fault, and begins the liveness phase.
     fn heal(&self) {
         let nodes = {
             let mut state = self.state();
@@ -126,7 +126,7 @@ impl Shared {
         ledger.fault(Reach::Address(address), None);
         ledger.crashes += 1;
         drop(ledger);
-        // Runs the destructors of a process that is dead: they find nothing left to act on.
+        // Runs the destructors of a dead process: they find nothing left to act on.
         drop(trash);
         mourners.into_iter().for_each(Waker::wake);
     }
@@ -158,7 +158,7 @@ impl Shared {
         let pieces = outbound.cut(|| rng.chance(1, 2));
         for write in &mut outbound.writes {
             if matches!(write.kind, Kind::Loan { .. }) && rng.chance(1, 2) {
-                // Its lease ends with the lender's end, or with the lender.
+                // Its lease ends when the lender's side ends, or with the lender's process.
                 write.lose();
             }
         }

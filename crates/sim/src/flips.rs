@@ -1,4 +1,4 @@
-//! Bits that change on the way, where the wire's own sums do not protect them.
+//! Bits that change on the way and that no checksum of the network would find.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ use crate::{
 const PREFIX: usize = 4;
 
 impl Shared {
-    /// Now and then a bit changes of what lands in memory for contents, result slots included.
+    /// Now and then flips a bit of what lands in memory for contents, result slots included.
     pub(crate) fn flip_payload(&self, state: &mut State, id: EndpointId, purpose: Purpose, bytes: &mut [u8]) {
         if purpose == Purpose::Payload {
             let all = 0..bytes.len();
@@ -28,7 +28,7 @@ impl Shared {
         }
     }
 
-    /// Now and then a bit changes of a content inside a message. `piece` is what was read of `whole`.
+    /// Now and then flips a bit of a content inside a message. `piece` is what was read of `whole`.
     pub(crate) fn flip_message(
         &self,
         id: EndpointId,
@@ -70,7 +70,7 @@ impl Shared {
     }
 }
 
-/// Where the content lies in a record of the message ring, if it has one: at its end.
+/// The range of the content in a record of the message ring, if it has one: its last bytes.
 fn content_of(record: &[u8]) -> Option<Range<usize>> {
     if record.len() < PREFIX {
         return None;

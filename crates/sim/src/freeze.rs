@@ -10,12 +10,12 @@ use crate::{
     world::{Shared, State},
 };
 
-/// What waits for a stopped process to go on.
+/// Work that waits until a stopped process goes on.
 #[derive(Debug, Default)]
 pub(crate) struct Frozen {
-    /// Woken meanwhile.
+    /// Tasks that were woken meanwhile.
     tasks: BTreeSet<TaskId>,
-    /// What its queue pairs would have seen, where its own process executes them.
+    /// Actions of its queue pairs, where its own process executes them.
     actions: Vec<Action>,
 }
 
@@ -68,7 +68,7 @@ impl Shared {
         self.record(Event::Slowed { node });
     }
 
-    /// Keeps `action` for later if it belongs to an end whose process is stopped and executes it.
+    /// Defers `action` if it belongs to a side whose process is stopped and executes it.
     pub(crate) fn unless_stopped(&self, action: Action) -> Option<Action> {
         let mut state = self.state();
         let stopped =
@@ -89,14 +89,14 @@ fn stop_endpoints(state: &mut State, node: NodeId, stopped: bool) {
     ends.for_each(|end| end.stopped = stopped);
 }
 
-/// What happens to a poll that is due.
+/// What becomes of a poll that is due.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Poll {
-    /// It comes.
+    /// It is done.
     Due(TaskId),
     /// Its node is stopped, or the task gone.
     Void,
-    /// Its node is slow: it comes later.
+    /// Its node is slow: it is done later.
     PutOff,
 }
 
@@ -120,7 +120,7 @@ impl State {
 }
 
 impl Action {
-    /// The end that must execute it.
+    /// The side that must execute it.
     fn endpoint(&self) -> Option<EndpointId> {
         match self {
             Self::Connect(id)

@@ -1,4 +1,4 @@
-//! A scenario's grip on the world.
+//! A scenario's handle on the world.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,13 +14,13 @@ use crate::{
     world::{NodeState, Shared, lock},
 };
 
-/// A scenario's grip on the world. Cheap to clone.
+/// A scenario's handle on the world. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Handle {
     shared: Arc<Shared>,
 }
 
-/// A node at that address is alive.
+/// A node at this address is alive.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a living node has the address `{0}`; crash it first")]
 pub struct AddressInUse(pub String);
@@ -67,8 +67,8 @@ impl Handle {
         self.shared.state().triggers.push((at, fault));
     }
 
-    /// Ends every fault that lasts: planned ones are forgotten, stopped nodes go on, slow ones are quick again. From
-    /// here on, the liveness phase, things must succeed, once everyone has seen what was lost before.
+    /// Ends every lasting fault: planned faults are dropped, stopped nodes go on, slow ones run normally. The liveness phase
+    /// begins: operations must succeed, once all nodes have seen what was lost before.
     pub fn heal(&self) {
         self.shared.inject(Fault::Heal);
     }
@@ -78,12 +78,12 @@ impl Handle {
         self.shared.ledger().bound(bounds);
     }
 
-    /// Notes what this run injects, for a report; `is_given` when it is not what the seed drew.
+    /// Notes what this run injects, for a report. `is_given` is whether it was given instead of drawn from the seed.
     pub fn note_plan(&self, plan: &Plan, is_given: bool) {
         *lock(&self.shared.plan) = (plan.to_string(), is_given);
     }
 
-    /// From now on, of 65,536 pieces of contents so many come with one bit flipped; also of contents inside messages,
+    /// From now on, this many of 65,536 pieces of contents arrive with one bit flipped; also of contents inside messages,
     /// and of result slots. Only for scenarios that validate checksums. Until [`heal`](Self::heal).
     pub fn flip_bits(&self, of_65536: u32) {
         self.shared.state().flips_of_65536 = of_65536;
@@ -117,12 +117,12 @@ impl Handle {
         self.shared.state().nodes.get(node.index()).is_some_and(|node| !node.failing.is_empty())
     }
 
-    /// Allows what the scenario does on purpose.
+    /// Allows findings that the scenario causes on purpose.
     pub fn allow(&self, allowed: Allowed) {
         self.shared.state().allowed = allowed;
     }
 
-    /// From now on `node` may do anything: what is refused to it, or fails with it, is no finding.
+    /// From now on `node` may do anything: a refusal or failure that involves it is no finding.
     pub fn turn_hostile(&self, node: NodeId) {
         self.shared.turn_hostile(node);
     }
@@ -133,12 +133,12 @@ impl Handle {
         self.shared.share_domain(node);
     }
 
-    /// `hostile` was told of `range` by `target`, so the grant there is for it.
+    /// `target` has named `range` to `hostile`, so the grant there is for it.
     pub fn claim(&self, hostile: NodeId, target: NodeId, range: &RemoteRange) {
         self.shared.claim(hostile, target, range);
     }
 
-    /// What `node` holds now.
+    /// The resources that `node` holds now.
     pub fn holdings(&self, node: NodeId) -> Holdings {
         self.shared.holdings(node)
     }
@@ -148,7 +148,7 @@ impl Handle {
         self.shared.violated(violation);
     }
 
-    /// The operator's runtime: time and random numbers that no crash takes away.
+    /// The operator's runtime: its time and random numbers survive every crash.
     pub fn runtime(&self) -> Arc<SimRuntime> {
         Arc::new(SimRuntime::new(self.shared.clone(), NodeId::OPERATOR))
     }

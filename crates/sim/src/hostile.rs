@@ -1,12 +1,12 @@
-//! Nodes that do anything: what is a finding among honest ones is theirs to try.
+//! Nodes that may do anything, also what would be a finding among honest nodes.
 //!
-//! A hostile node may have every access refused, post what nobody has a receive for, and give destinations that are
-//! none; whatever is done with it may fail. What it does never excuses anything between honest nodes. Its writes are
-//! real: they land wherever the target's own checks let them.
+//! A hostile node may have every access refused, post immediates without a receive, and name destinations that do not
+//! exist; every operation with it may fail. It never excuses anything between honest nodes. Its writes are real: they land
+//! wherever the target's own checks allow.
 //!
-//! One thing it is kept from. Where a worker's peers share a protection domain (`Trust::Cluster`), a grant does not say
-//! to whom, so that a bad peer can write what another one is about to (SECURITY.md). In such a domain its writes land
-//! only in grants that it [claims](crate::Handle::claim): those that it was told of.
+//! There is one exception. Where a worker's peers share a protection domain (`Trust::Cluster`), a grant does not name its
+//! peer, so a bad peer can write where another one is about to (SECURITY.md). In such a domain its writes land only in
+//! grants that it [claims](crate::Handle::claim): those that were named to it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,8 +34,8 @@ pub(crate) struct Hostility {
     sharing: BTreeSet<NodeId>,
 }
 
-/// What a node holds at a moment: what a hostile peer must not make grow without bound, and what must be back when it is
-/// gone.
+/// The resources of a node at a moment. A hostile peer must not make them grow without bound, and they must be released when
+/// it is gone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct Holdings {
@@ -43,7 +43,7 @@ pub struct Holdings {
     pub tasks: usize,
     /// Queue pairs that are not drained.
     pub queue_pairs: usize,
-    /// Control sessions of which it holds an end.
+    /// Control sessions of which it has one side.
     pub sessions: usize,
     /// Bytes that peers may write.
     pub granted_bytes: usize,
@@ -56,7 +56,7 @@ impl State {
         self.hostility.hostile.contains_key(&node)
     }
 
-    /// Whether the node of either end is hostile.
+    /// Whether the node of either side is hostile.
     pub(crate) fn has_hostile_end(&self, one: EndpointId, other: EndpointId) -> bool {
         self.is_hostile_end(one) || self.is_hostile_end(other)
     }
@@ -65,7 +65,7 @@ impl State {
         self.endpoints.get(id.index()).is_some_and(|end| self.is_hostile(end.node))
     }
 
-    /// The grants to which the writes of `requester` to `target` are kept; `None` for any that the target lets through.
+    /// The grants that the writes of `requester` to `target` are restricted to; `None` if there is no restriction.
     pub(crate) fn kept_to(
         &self,
         requester: EndpointId,
@@ -120,7 +120,7 @@ impl Shared {
         }
     }
 
-    /// Whether a write to `place` is none that the requester is kept from.
+    /// Whether the requester may write to `place`.
     pub(crate) fn is_within(
         &self,
         kept_to: Option<&BTreeSet<GrantNumber>>,
@@ -129,7 +129,7 @@ impl Shared {
         kept_to.is_none_or(|claims| self.grant_at(place).is_some_and(|grant| claims.contains(&grant)))
     }
 
-    /// S1 of a hostile write that has landed in `range`: it was lent.
+    /// S1 for a hostile write that has landed in `range`: the range must be granted.
     pub(crate) fn check_hostile_write(&self, block: BlockNumber, range: &Range<usize>) {
         let checked = self.owners().check_write(block, range, PostedUnder::Unchecked);
         self.check(checked);

@@ -1,4 +1,4 @@
-//! Names of things in a world: small numbers in order of creation, equal in every run of a seed.
+//! Ids of the objects of a world: small numbers in order of creation, equal in every run of a seed.
 
 use std::fmt;
 
@@ -29,20 +29,13 @@ id!(
     u32
 );
 id!(
-    /// One end of a queue pair.
+    /// One side of a queue pair.
     EndpointId,
     "ep",
     u32
 );
-impl EndpointId {
-    /// As the table of its domain's windows names it.
-    pub(crate) fn queue_pair(self) -> u64 {
-        u64::from(self.0)
-    }
-}
-
 id!(
-    /// One end of a control session.
+    /// One side of a control session.
     SessionId,
     "session",
     u32

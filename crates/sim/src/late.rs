@@ -1,4 +1,4 @@
-//! Packets that outlive the process that sent them, or the one they were for.
+//! Packets that arrive after their sender or their target has died.
 
 use std::{
     sync::{Arc, Weak},
@@ -17,19 +17,19 @@ use crate::{
     world::{Shared, State},
 };
 
-/// A piece of a write that arrives after one of its ends has died.
+/// A piece of a write that arrives after its sender or target has died.
 #[derive(Debug)]
 pub(crate) struct LatePacket {
-    /// Where it arrives, whoever lives there then.
+    /// The address at which it arrives, whichever node lives there then.
     address: String,
-    /// The end that it was for, and that end's domain.
+    /// The side that it was for, and that side's domain.
     target: EndpointId,
     domain: Weak<DomainShared>,
     range: RemoteRange,
     key: u32,
 }
 
-/// Longest time that a packet is late by.
+/// Longest delay of a late packet.
 const LATE_MAX: Duration = Duration::from_secs(2);
 
 /// Of 256 pieces under way when a process dies, how many arrive late once more.
@@ -57,14 +57,14 @@ impl Shared {
         }
     }
 
-    /// The queue pair that the packet was for is gone, so its NIC drops it. Another life at the same address must
+    /// The queue pair that the packet was for is gone, so its NIC drops it. Another incarnation at the same address must
     /// refuse it even if it came through: by generation, by key, or because nothing is granted there.
     pub(crate) fn late_packet(&self, packet: &LatePacket) {
         let domains: Vec<_> = {
             let state = self.state();
             let target = state.endpoints.get(packet.target.index());
             if target.is_some_and(|target| target.phase.is_reachable()) {
-                // Not late after all: what is still under way says the same.
+                // It is not late: the same bytes are still under way.
                 return;
             }
             let alive = state.nodes.iter().filter(|node| node.alive && node.address == packet.address);
@@ -72,7 +72,7 @@ impl Shared {
         };
         for domain in domains {
             if packet.domain.as_ptr() == Arc::as_ptr(&domain) {
-                // The same life: only its queue pair is gone, which is what protects it.
+                // The same incarnation: only its queue pair is gone, and that is the protection.
                 self.record(Event::LateRefused { why: "late packet, queue pair gone" });
                 continue;
             }

@@ -1,4 +1,4 @@
-//! S3: every operation ends exactly once, and ends badly only for a reason.
+//! S3: every operation ends exactly once, and fails only for a reason.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +14,7 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// Well.
+    /// It succeeded.
     Done,
     /// Its own side gave it up.
     Cancelled,
@@ -24,8 +24,8 @@ pub enum Outcome {
     PeerLost,
     /// The deadline passed. Needs a fault that explains it.
     Deadline,
-    /// What came was not what was sent, and was found to be so. Needs a flipped bit that explains it, which explains no
-    /// other.
+    /// The bytes that came differ from those that were sent, and that was found. Needs a flipped bit that explains it; each
+    /// flipped bit explains one operation.
     Corrupted,
 }
 
@@ -64,14 +64,14 @@ pub struct Bounds {
     pub after_death: Duration,
 }
 
-/// What a fault touches.
+/// What a fault affects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// Everything that one address does.
+    /// All operations of one address.
     Address(String),
     /// As `Address`, while its process is stopped.
     Stopped(String),
-    /// What two addresses do with each other.
+    /// Operations between two addresses.
     Between(String, String),
 }
 
@@ -86,7 +86,7 @@ impl Reach {
     }
 }
 
-/// An injected fault, for explaining outcomes.
+/// An injected fault, which explains failures.
 #[derive(Debug)]
 struct Fault {
     reach: Reach,
@@ -108,7 +108,7 @@ pub(crate) struct Ledger {
     bounds: Option<Bounds>,
     /// When the liveness phase began.
     healed_at: Option<Duration>,
-    /// No operation is due before.
+    /// No operation is due before this time.
     next_due: Option<Duration>,
     /// Addresses of hostile nodes.
     pub(crate) hostile: BTreeSet<String>,
@@ -125,14 +125,14 @@ impl Ledger {
         id
     }
 
-    /// `id` is part of something that began earlier.
+    /// `id` is part of an operation that began earlier.
     pub(crate) fn part_of(&mut self, id: OperationId, began: Duration) {
         if let Some(operation) = self.open.get_mut(&id) {
             operation.began = operation.began.min(began);
         }
     }
 
-    /// Ends `id`; `slack` is how long after its healing a fault still explains an outcome.
+    /// Ends `id`. `slack` is how long after its healing a fault still explains a failure.
     pub(crate) fn end(
         &mut self,
         id: OperationId,
@@ -176,7 +176,7 @@ impl Ledger {
         self.healed_at.is_some()
     }
 
-    /// The last fault has ended: everything under way must come to an end. False if that was so before.
+    /// The last fault has ended: all operations under way must end. False if that was so before.
     pub(crate) fn all_must_end(&mut self, now: Duration) -> bool {
         let before = self.healed_at.replace(now);
         let due = self.bounds.map(|bounds| (now + bounds.after_faults, "L1"));
@@ -187,7 +187,7 @@ impl Ledger {
 
     fn due_of_new(&self, began: Duration) -> Option<(Duration, &'static str)> {
         let (bounds, healed_at) = self.bounds.zip(self.healed_at)?;
-        // What was lost before is seen in that time.
+        // Within that time nodes see what was lost before.
         Some(((began + bounds.new_work).max(healed_at + bounds.after_faults), "L1"))
     }
 
@@ -195,7 +195,7 @@ impl Ledger {
         self.next_due = self.next_due.into_iter().chain(due.map(|(at, _)| at)).min();
     }
 
-    /// The process at `address` is dead: what others do with it must end soon.
+    /// The process at `address` is dead: operations of others with it must end soon.
     pub(crate) fn death(&mut self, address: &str, now: Duration) {
         let Some(bounds) = self.bounds else { return };
         let due = (now + bounds.after_death, "L2");
@@ -215,7 +215,7 @@ impl Ledger {
         })
     }
 
-    /// The process at `address` is stopped: nothing that it takes part in has a bound.
+    /// The process at `address` is stopped: operations that it takes part in have no bound.
     pub(crate) fn excuse(&mut self, address: &str) {
         let of_it = |operation: &&mut OpenOperation| {
             operation.address == address || operation.peer.as_deref() == Some(address)
@@ -252,7 +252,7 @@ impl Ledger {
         self.faults.push(Fault { reach, until });
     }
 
-    /// What `reach` names works again.
+    /// The fault of `reach` has ended.
     pub(crate) fn healed(&mut self, reach: &Reach, at: Duration) {
         let lasting = self.faults.iter_mut().filter(|fault| fault.until.is_none() && fault.reach == *reach);
         lasting.for_each(|fault| fault.until = Some(at));
@@ -267,7 +267,8 @@ impl Ledger {
         !self.open.is_empty()
     }
 
-    /// An operation is open in which no hostile node takes part: such a one may well have only its deadline to wait for.
+    /// Whether an operation is open in which no hostile node takes part. An operation with a hostile node may have only its
+    /// deadline to wait for.
     pub(crate) fn is_open_among_honest(&self) -> bool {
         let is_hostile = |operation: &OpenOperation| {
             let ends = [Some(&operation.address), operation.peer.as_ref()];

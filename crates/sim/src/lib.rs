@@ -7,14 +7,14 @@
 //!
 //! | oracle | finds |
 //! | --- | --- |
-//! | S1 (owner map) | a peer's write outside the grant it was posted under, a grant ended while a write can still land, a source let go while posted, one range handed out twice |
+//! | S1 (owner map) | a peer's write outside the grant it was posted under, a grant ended while a write can still land, a source released while posted, one range given out twice |
 //! | S2 ([`Pattern`]) | torn, mixed and stale contents |
 //! | S3 ([`Node::begin`]) | operations that end twice, never, or badly without an injected fault |
 //! | L1, L2 ([`Handle::bound`]) | operations that outlast the end of all faults, or their peer's death, by too long |
 //! | always | an immediate without a receive, a refused access, a panic, a standstill, an endless run |
 //!
 //! What a scenario injects is a [`Plan`]. A run has two phases: *safety*, in which anything may be injected, and from
-//! [`Fault::Heal`] on *liveness*, in which everything must come to its end. [`shrink`] makes the plan of a failed run
+//! [`Fault::Heal`] on *liveness*, in which every operation must end. [`shrink`] makes the plan of a failed run
 //! small.
 //!
 //! ```

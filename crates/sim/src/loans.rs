@@ -1,9 +1,9 @@
-//! Loans: views of a peer's memory without a copy, and the lender's books of them.
+//! Loans: views of a peer's memory without a copy, and the lender's table of them.
 //!
-//! The rules are those of shared memory (DESIGN §6): a lease keeps the bytes until the holder's last view is gone and
-//! the lender has heard of it. When the lender's end of the connection is over, what is still lent is retired: it comes
-//! back when the holder lets go, also late, or when the holder's process is seen to be dead. Open and retired leases
-//! count per holder; over the cap a loan is refused at once.
+//! The rules are those of shared memory: a lease holds the bytes until the holder's last view is gone and
+//! the lender has seen that. When the lender's side of the connection is over, open leases are retired: their bytes come
+//! back when the holder drops its views, also late, or when the holder's process is seen to be dead. Open and retired
+//! leases count per holder; over the cap a loan is refused at once.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -19,22 +19,22 @@ use crate::{
     world::{Shared, State},
 };
 
-/// What keeps the bytes.
+/// The holder of the bytes.
 enum Kept {
     /// The connection lives.
     Lent(Buf),
-    /// It does not, and the holder may read on.
+    /// The connection is over, and the holder may still read.
     Retired(Retired),
 }
 
-/// One lease, from the loan until the lender has heard of its end.
+/// One lease, from the loan until the lender has seen that it is over.
 pub(crate) struct Lease {
     lender: EndpointId,
     lender_node: NodeId,
     holder: NodeId,
     /// Only where the owner map watches it.
     source: Option<SourceSpan>,
-    /// Always there, but for the moment of its retirement.
+    /// Always present, except during its retirement.
     kept: Option<Kept>,
     /// Hash of the bytes.
     content: u64,
@@ -51,7 +51,7 @@ impl fmt::Debug for Lease {
 }
 
 impl Drop for Lease {
-    /// At the end of a run nobody releases it any more, and nothing shall be leaked for that.
+    /// At the end of a run it is not released any more, and that must not count as a leak.
     fn drop(&mut self) {
         if let Some(Kept::Retired(retired)) = self.kept.take() {
             retired.release();
@@ -112,16 +112,14 @@ impl Shared {
 
     /// Lender and holder, if `local` can be lent now.
     fn may_lend(&self, id: EndpointId, local: &Buf) -> Result<(NodeId, NodeId), FabricError> {
-        let kind = FabricKind::Sim;
+        let kind = FabricKind::SIM;
         let block = local.block().filter(|block| !local.is_empty() && block.shareable());
         let what = "lend bytes that are in no pool";
         let block = block.map(Block::id).ok_or(FabricError::Unsupported { kind, what })?;
         let (held, nodes) = {
             let state = self.state();
             let endpoint = &state.endpoints[id.index()];
-            if !endpoint.domain.table.contains(block) {
-                return Err(FabricError::NotRegistered { kind, block: block.get() });
-            }
+            endpoint.domain.table.check_local(kind, Some(block))?;
             let peer = endpoint.peer.ok_or(FabricError::Closed)?;
             let nodes = (endpoint.node, state.endpoints[peer.index()].node);
             (state.leases.held(nodes.0, nodes.1), nodes)
@@ -175,7 +173,7 @@ impl Shared {
         state.agenda.plan(at, Action::Release(lender, lease));
     }
 
-    /// The lender hears that `lease` is over.
+    /// The lender sees that `lease` is over.
     pub(crate) fn release_lease(&self, lease: LeaseId) {
         let (found, is_alive) = {
             let mut state = self.state();
@@ -192,7 +190,7 @@ impl Shared {
         drop(found);
     }
 
-    /// The end of `lender`'s connection: what is still lent is retired, and what was never `delivered` comes back.
+    /// The end of `lender`'s connection: open leases are retired, and loans that were never `delivered` come back.
     pub(crate) fn retire_leases(&self, lender: EndpointId, undelivered: Vec<LeaseId>) {
         let lent = {
             let mut state = self.state();
@@ -215,7 +213,7 @@ impl Shared {
         }
     }
 
-    /// `holder` is seen to be dead: it views nothing any more.
+    /// `holder` is seen to be dead: it has no views any more.
     pub(crate) fn bury(&self, holder: NodeId) {
         let held = self.state().leases.of(|lease| lease.holder == holder);
         if !held.is_empty() {

@@ -1,4 +1,4 @@
-//! What a simulated process is made of.
+//! A simulated process.
 
 use std::{fmt, future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     world::Shared,
 };
 
-/// One incarnation of one process: hand its parts to whatever shall live in it. Cheap to clone.
+/// One incarnation of one process: pass its parts to the code that runs in it. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Node {
     shared: Arc<Shared>,
@@ -34,7 +34,7 @@ impl Node {
         self.id
     }
 
-    /// Its control-plane address, kept over restarts.
+    /// Its control-plane address, the same after restarts.
     pub fn address(&self) -> &str {
         &self.address
     }
@@ -46,10 +46,11 @@ impl Node {
 
     /// Its fabric.
     pub fn fabric(&self) -> Arc<SimFabric> {
-        self.fabric_as(FabricKind::Sim)
+        self.fabric_as(FabricKind::SIM)
     }
 
-    /// A fabric of its that stands for one of `kind`, on a device of its own: two of them are two ways to a peer.
+    /// A fabric of the node that stands for one of `kind`, on a device of its own: with two kinds there are two ways to a
+    /// peer.
     pub fn fabric_as(&self, kind: FabricKind) -> Arc<SimFabric> {
         Arc::new(SimFabric::new(self.shared.clone(), self.id, kind))
     }
@@ -59,7 +60,7 @@ impl Node {
         Arc::new(SimControl::new(self.shared.clone(), self.id, &self.address))
     }
 
-    /// What every pool of the node must have as its observer.
+    /// The observer that every pool of the node must have.
     pub fn observer(&self) -> Arc<dyn MemoryObserver> {
         Arc::new(NodeObserver { shared: self.shared.clone(), node: self.id })
     }
@@ -78,14 +79,14 @@ impl Node {
         self.shared.spawn(self.id, name, Box::pin(task));
     }
 
-    /// As [`spawn`](Self::spawn), and gives the task's answer: `None` if the process died before it ended.
+    /// As [`spawn`](Self::spawn), and returns the task's result: `None` if the process died before it ended.
     pub fn run<T: Send + 'static>(
         &self,
         name: &'static str,
         task: impl Future<Output = T> + Send + 'static,
     ) -> BoxFuture<'static, Option<T>> {
         let (give, answer) = oneshot::channel();
-        // Nobody may want the answer any more.
+        // The caller may not want the result any more.
         self.spawn(name, async move { drop(give.send(task.await)) });
         Box::pin(async move { answer.await.ok() })
     }
@@ -132,8 +133,8 @@ impl Node {
     }
 }
 
-/// Control messages that a peer's answer may stand behind, each of which takes a latency of its own: a process that goes on after a
-/// stop first says all that it owes, and what it says of a connection takes effect only then.
+/// Control messages that may precede a peer's answer, each with a latency of its own: a process that goes on after a stop first
+/// sends everything that it owes, and its messages about a connection take effect after that.
 const IN_LINE: u32 = 8;
 
 /// An operation of the ledger under way. Dropping it without [`end`](Self::end) breaks S3, unless its node died.
@@ -157,13 +158,14 @@ impl Operation {
         self.end_with(outcome, None);
     }
 
-    /// It is part of something that began at `began`: a fault that explains how that ended explains its end too.
+    /// Marks it as part of an operation that began at `began`: a fault that explains the end of that operation explains its
+    /// end too.
     pub fn part_of(self, began: Duration) -> Self {
         self.shared.ledger().part_of(self.id, began);
         self
     }
 
-    /// The operation ended because of `error`, which a report then names.
+    /// The operation ended because of `error`, which reports show.
     pub fn end_because(self, outcome: &Outcome, error: &dyn fmt::Display) {
         self.end_with(outcome, Some(error.to_string()));
     }

@@ -17,14 +17,14 @@ use crate::{
     world::Shared,
 };
 
-/// Who owns an allocation. What is in no allocation belongs to its pool.
+/// The owner of an allocation. Bytes outside all allocations belong to their pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owner {
-    /// The process it belongs to.
+    /// The process.
     User,
     /// A peer may write it.
     Granted(GrantNumber),
-    /// Nobody, for ever.
+    /// Nobody, for ever: it is leaked.
     Leaked,
 }
 
@@ -37,13 +37,13 @@ struct Owned {
     posted: u32,
 }
 
-/// The grant in force when a write was posted. The bytes that were lent then are the only ones it may touch:
-/// a later grant of the same bytes is for another write.
+/// The grant in force when a write was posted. The write may touch only the bytes that were granted then: a later grant of
+/// the same bytes is for another write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PostedUnder {
-    /// Not looked at (unobserved memory, hostile peers).
+    /// Not checked (unobserved memory, hostile peers).
     Unchecked,
-    /// Nothing was lent there.
+    /// Nothing was granted there.
     Nothing,
     /// This grant.
     Grant(GrantNumber),
@@ -92,7 +92,7 @@ impl Owners {
         *self.grants.entry(grant).or_insert(next)
     }
 
-    /// From now on nothing of `node` is checked: its process is gone.
+    /// Stops checking memory of `node`: its process is gone.
     pub(crate) fn forget_node(&mut self, node: NodeId) {
         self.dead.insert(node);
         self.allocations.retain(|_, owned| owned.node != node);
@@ -174,7 +174,7 @@ impl Owners {
         lent.map(|((_, start), owned)| owned.end - start).sum()
     }
 
-    /// Under which grant a write of `range` is posted now.
+    /// The grant under which a write of `range` is posted now.
     pub(crate) fn posted_under(&self, block: BlockNumber, range: &Range<usize>) -> PostedUnder {
         match self.covering(block, range) {
             Some(Owned { owner: Owner::Granted(grant), .. }) => PostedUnder::Grant(*grant),
@@ -333,7 +333,6 @@ fn name_of(end: Option<GrantEnd>) -> &'static str {
         Some(GrantEnd::RingMoved) => "ring moved",
         Some(GrantEnd::QueuePairDrained) => "queue pair drained",
         Some(GrantEnd::ReadCompleted) => "read completed",
-        Some(GrantEnd::WindowEnded) => "window ended",
         Some(_) => "other",
     }
 }

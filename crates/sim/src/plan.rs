@@ -1,14 +1,14 @@
-//! What a run injects, as data: drawn from the seed before it happens, printed in reports, read back from there.
+//! The faults of a run, as data: drawn from the seed in advance, printed in reports, and parsed from there.
 
 use std::{fmt, str::FromStr, time::Duration};
 
 use crate::{Call, Fault, Handle, NodeId};
 
-/// Something that a scenario does to its members. They are named by their places, since a restart makes another node.
+/// A fault that a scenario injects. Members are named by their index in the scenario, since a restart makes another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Disturbance {
-    /// The process dies, and is started again after so long.
+    /// The process dies, and is started again after this time.
     Crash(usize, Duration),
     /// [`Fault::LoseLink`].
     LoseLink(usize, usize),
@@ -20,9 +20,9 @@ pub enum Disturbance {
     Slow(usize),
     /// [`Fault::Pause`].
     Pause(usize, Duration),
-    /// A call fails once, after so many of its kind.
+    /// A call fails once, after this many of its kind.
     Fail(usize, Call, u64),
-    /// Of 65,536 pieces of contents, so many come with a bit flipped.
+    /// This many of 65,536 pieces of contents arrive with a bit flipped.
     Flip(u32),
     /// The liveness phase begins: [`Fault::Heal`].
     Heal,
@@ -46,7 +46,7 @@ pub struct Plan {
     pub entries: Vec<Entry>,
 }
 
-/// A text that is no plan.
+/// A text that is not a plan.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is no entry of a plan: write them as `0@512 crash 1 40ms, 1@7 pause 2 90000000us, 0@0 fail 1 post 37`"
@@ -61,8 +61,8 @@ impl Plan {
 }
 
 impl Entry {
-    /// Arranges for it on the nodes that have its places now. A crash is only made: who restarts is the scenario's
-    /// business. An entry for a place that is not there does nothing.
+    /// Injects it into the nodes that are its members now. After a crash, the scenario restarts the node. An entry for a
+    /// member that does not exist does nothing.
     pub fn arrange(&self, handle: &Handle, nodes: &[NodeId]) {
         let node = |place: usize| nodes.get(place).copied();
         let pair = |one, other| node(one).zip(node(other));
@@ -86,7 +86,7 @@ impl Entry {
         }
     }
 
-    /// The same, milder or sooner: simpler to read. Nothing when it is as mild as can be.
+    /// The same disturbance, milder or sooner, which is simpler to read. `None` when it is as mild as possible.
     pub fn milder(&self) -> Vec<Self> {
         let shorter = |length: Duration| (length > Duration::from_micros(10)).then(|| length / 4);
         let micros = |length: Duration| Duration::from_micros(length.as_micros() as u64);

@@ -1,15 +1,15 @@
-//! Posting: what a NIC checks and refuses before anything leaves.
+//! Posting: the checks and refusals of a NIC before anything leaves.
 
 use std::sync::Arc;
 
-use memory::Buf;
+use memory::{Block, Buf};
 use verbs_reactor::{
     FabricError, FabricKind, Piece as WorkPiece, QueuePairCore, RemoteRange, RemoteRegion, SlotKey,
-    WindowBinding, WorkRequest,
+    WorkRequest,
 };
 
 use crate::{
-    SimRuntime, Violation,
+    Violation,
     clock::Action,
     endpoint::{Kind, Part, Phase, Remote, SourceSpan, Write, cut_into_pieces},
     fabric::DomainShared,
@@ -36,16 +36,12 @@ impl Shared {
                 }
                 return;
             }
-            // Without segments it moves nothing, as such a write does.
+            // Without segments it moves no bytes, like a write without segments.
             WorkRequest::ReadVectored { segments } if segments.is_empty() => {}
             WorkRequest::Read { .. } | WorkRequest::ReadVectored { .. } => {
                 return self.post_read(id, key, &core, request);
             }
-            WorkRequest::Bind { window } | WorkRequest::Unbind { window } => {
-                let is_bind = matches!(request, WorkRequest::Bind { .. });
-                return self.post_window(id, key, &core, window, is_bind);
-            }
-            _ => return core.complete(key, 0, Err(request.unsupported(FabricKind::Sim))),
+            _ => return core.complete(key, 0, Err(request.unsupported(FabricKind::SIM))),
         }
         let (parts, lengths, refused) = match self.aim(id, &core, request) {
             Ok((parts, lengths)) => (parts, lengths, None),
@@ -74,32 +70,6 @@ impl Shared {
         let (number, length) = (self.state().endpoints[id.index()].outbound.next_number, request.length());
         self.record(Event::Asked { endpoint: id, read: number, length });
         self.queue(id, Write::new(number, key, length, Kind::Read(read)));
-    }
-
-    /// A window is open as soon as its bind is posted, which nobody can tell from later, and ends when its unbind
-    /// completes.
-    fn post_window(
-        &self,
-        id: EndpointId,
-        key: SlotKey,
-        core: &QueuePairCore,
-        window: &WindowBinding,
-        is_bind: bool,
-    ) {
-        let (domain, node, number) = {
-            let state = self.state();
-            let endpoint = &state.endpoints[id.index()];
-            (endpoint.domain.clone(), endpoint.node, endpoint.outbound.next_number)
-        };
-        let Some(shared) = self.strong() else { return };
-        if is_bind && !domain.table.bind(&SimRuntime::new(shared, node), id.queue_pair(), window) {
-            let (kind, block) = (FabricKind::Sim, window.block().id().get());
-            return core.complete(key, 0, Err(FabricError::NotBindable { kind, block }));
-        }
-        self.record(Event::Posted { endpoint: id, write: number, length: 0, immediate: None });
-        let kind = if is_bind { Kind::Bind } else { Kind::Unbind(Some(window.clone())) };
-        // The peer has no part in it.
-        self.queue(id, Write { delivered: true, ..Write::new(number, key, 0, kind) });
     }
 
     /// Puts a write into the send queue, which must have room for it.
@@ -141,7 +111,7 @@ impl Shared {
                 self.violated(Violation::Overrun(format!("a post on {id}, which is not connected")));
                 return Err(FabricError::Closed);
             }
-            // Flushed: it went into its error state between the caller's look and the post.
+            // Flushed: the queue pair went into its error state between the caller's check and the post.
             Phase::Failed | Phase::Closing | Phase::Flushed | Phase::Drained | Phase::Dead => {
                 return Err(FabricError::Closed);
             }
@@ -158,7 +128,7 @@ impl Shared {
         attempt
     }
 
-    /// The checks that a NIC makes before a write leaves: local keys, remote regions, lengths. Gives the parts with
+    /// The checks that a NIC makes before a write leaves: local keys, remote regions, lengths. Returns the parts with
     /// their lengths; their sources count as posted from here on.
     fn aim(
         &self,
@@ -174,9 +144,7 @@ impl Shared {
         };
         let mut regions = Vec::new();
         for (local, remote) in ranges(request) {
-            if let Some(block) = local.block().filter(|block| !domain.table.contains(block.id())) {
-                return Err(FabricError::NotRegistered { kind: FabricKind::Sim, block: block.id().get() });
-            }
+            domain.table.check_local(FabricKind::SIM, local.block().map(Block::id))?;
             regions.push(core.remote_regions().aim(local.len() as u64, remote)?);
         }
         let limit = core.capabilities().piece_bytes_max;

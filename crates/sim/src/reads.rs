@@ -24,10 +24,10 @@ use crate::{
 /// A read, from post until its last byte has landed.
 #[derive(Debug)]
 pub(crate) struct Read {
-    /// What it takes of the send queue.
+    /// Its entries in the send queue.
     pub(crate) weight: usize,
     sections: Vec<Section>,
-    /// Of all sections, whose place their `part` is.
+    /// The pieces of all sections; `part` is the index of the section.
     pieces: Vec<Piece>,
 }
 
@@ -38,11 +38,11 @@ struct Section {
     key: u32,
     /// `None` if it is empty.
     destination: Option<Landing>,
-    /// What the target's check has found: it stays alive and unchanged while it is sampled.
+    /// The bytes that the target's check has found. They stay alive and unchanged while they are sampled.
     source: Option<Buf>,
 }
 
-/// Where a read lands.
+/// The destination of a read.
 #[derive(Debug)]
 struct Landing {
     target: RemoteTarget,
@@ -52,7 +52,7 @@ struct Landing {
 }
 
 impl Read {
-    /// Every byte has been sampled: the target has executed it.
+    /// Whether every byte was sampled, so that the target has executed it.
     pub(crate) fn is_sampled(&self) -> bool {
         !self.pieces.iter().any(|piece| matches!(piece.state, PieceState::Unread))
     }
@@ -61,12 +61,12 @@ impl Read {
         self.pieces.iter().all(|piece| matches!(piece.state, PieceState::Landed))
     }
 
-    /// The target's bytes, which it no longer needs. To be dropped without a lock.
+    /// Releases the target's bytes. To be dropped without a lock.
     pub(crate) fn take_sources(&mut self) -> impl Iterator<Item = Buf> {
         self.sections.iter_mut().filter_map(|section| section.source.take())
     }
 
-    /// One piece was sampled. Gives the target's bytes if it was the last of its section; to be dropped without a lock.
+    /// One piece was sampled. Returns the target's bytes if it was the last of its section; to be dropped without a lock.
     fn sampled(&mut self, piece: usize, bytes: Vec<u8>, source: &Buf) -> Option<Buf> {
         let part = self.pieces[piece].part;
         self.pieces[piece].state = PieceState::Carried(bytes);
@@ -75,7 +75,7 @@ impl Read {
         std::mem::replace(&mut self.sections[part].source, keep)
     }
 
-    /// The `nth` piece in the state that `matching` looks for.
+    /// The `nth` piece for which `matching` holds.
     fn nth(&self, nth: usize, matching: impl Fn(&PieceState) -> bool) -> Option<usize> {
         let found = self.pieces.iter().enumerate().filter(|(_, piece)| matching(&piece.state));
         found.map(|(index, _)| index).nth(nth)
@@ -102,14 +102,14 @@ fn is_carried(state: &PieceState) -> bool {
 }
 
 impl Outbound {
-    /// The read that the target executes next, if that is what comes next.
+    /// The read that the target executes next, if its next operation is a read.
     pub(crate) fn next_sample(&self) -> Option<usize> {
         let index = self.writes.iter().position(|write| !write.delivered)?;
         let write = self.writes.get(index).filter(|write| !write.completed && write.refused.is_none())?;
         matches!(&write.kind, Kind::Read(read) if !read.is_sampled()).then_some(index)
     }
 
-    /// A read of which something is on its way back.
+    /// A read with bytes on their way back.
     pub(crate) fn next_return(&self) -> Option<usize> {
         self.writes.iter().position(|write| {
             let returning = |read: &Read| read.count(is_carried) > 0;
@@ -124,7 +124,7 @@ impl Outbound {
         }
     }
 
-    /// Bytes of a read may still land in `range` of `block`.
+    /// Whether bytes of a read may still land in `range` of `block`.
     pub(crate) fn reads_into(&self, block: BlockNumber, range: &Range<usize>) -> bool {
         let open = self.writes.iter().filter(|write| !write.completed && write.refused.is_none());
         open.filter_map(|write| match &write.kind {
@@ -161,14 +161,12 @@ impl Shared {
         remote: &RemoteRange,
         into: &ReadDestination,
     ) -> Result<Section, FabricError> {
-        let kind = FabricKind::Sim;
         let region = core.remote_regions().aim(into.length(), Some(remote))?;
         let table = self.state().endpoints[id.index()].domain.clone();
-        let destination = match into.target()? {
+        let target = into.target()?;
+        table.table.check_local(FabricKind::SIM, target.as_ref().map(|(block, _)| block.id()))?;
+        let destination = match target {
             None => None,
-            Some((block, _)) if !table.table.contains(block.id()) => {
-                return Err(FabricError::NotRegistered { kind, block: block.id().get() });
-            }
             Some((block, target)) => {
                 let place = into.offset().and_then(|first| {
                     let length = usize::try_from(into.length()).ok()?;
@@ -221,7 +219,7 @@ impl Shared {
         drop((before, source));
     }
 
-    /// S1: what is read belongs to the process that exposed it, and stays its.
+    /// S1: the bytes that are read belong to the process that exposed them, also afterwards.
     fn check_exposed(&self, source: &Buf, part: &Range<usize>) {
         let Some(block) = source.block().and_then(|block| self.observed(block.id())) else { return };
         let first = source.offset();
@@ -237,7 +235,7 @@ impl Shared {
         self.refused_access(id, peer, violation);
     }
 
-    /// Lands a random piece of what is on its way back.
+    /// Lands a random piece that is on its way back.
     pub(crate) fn return_piece(&self, id: EndpointId) {
         let mut state = self.state();
         let later = self.now() + self.swarm.delay(&mut state.rng, self.swarm.latency_max);
@@ -273,7 +271,7 @@ impl Shared {
         self.record(Event::Returned { endpoint: id, read: number, offset: part.start, length: part.len() });
     }
 
-    /// An end of `node` whose reads may still land in `range` of `block`.
+    /// A side of `node` whose reads may still land in `range` of `block`.
     pub(crate) fn reader_of(
         &self,
         node: NodeId,

@@ -1,4 +1,4 @@
-//! Which event is next.
+//! Chooses the next event.
 
 use std::{task::Waker, time::Duration};
 
@@ -45,11 +45,11 @@ pub(crate) enum WireStep {
     Complete,
     /// A piece of a read is read at the target.
     Sample,
-    /// It lands at the reader.
+    /// A piece of a read lands at the reader.
     Return,
 }
 
-/// Polls in a row, with nothing else enabled, after which the tasks are taken to spin.
+/// Polls in a row, with nothing else enabled, after which tasks count as spinning.
 const SPINS: u32 = 200;
 
 /// Counts polls in a row.
@@ -69,7 +69,7 @@ impl Spins {
     }
 }
 
-/// What is enabled now, and when the next thing will be.
+/// The events that are enabled now, and when the next one will be.
 struct Enabled {
     groups: Vec<(u64, Group)>,
     next: Option<Duration>,
@@ -120,7 +120,7 @@ impl Shared {
         }
     }
 
-    /// Tasks spin on something that takes time: it passes, up to what is on its way, never up to a deadline.
+    /// Tasks spin on something that takes time: time passes, up to the next event on its way, never up to a deadline.
     fn pass_spinning(&self, state: &State, wire: Option<Duration>) {
         let agenda = &state.agenda;
         let next = [wire, agenda.next_action(), agenda.next_timer(false)].into_iter().flatten().min();
@@ -193,12 +193,12 @@ fn pick(state: &mut State, groups: Vec<(u64, Group)>) -> Option<Group> {
     None
 }
 
-/// What taking an event came to.
+/// The result of taking an event.
 enum Taken {
     Step(Step),
     /// A wake-up of a task that is gone, or of a stopped process.
     Void,
-    /// A slow process lets it wait.
+    /// A slow process defers it.
     PutOff,
 }
 

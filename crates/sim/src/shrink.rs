@@ -1,21 +1,21 @@
-//! From a plan that makes a run fail to a small one that makes it fail the same way.
+//! Reduces a plan that makes a run fail to a small one that makes it fail the same way.
 
 use crate::{Entry, Failure, Plan};
 
 /// The smallest plan that was found.
 #[derive(Debug)]
 pub struct Shrunk {
-    /// What it ends in.
+    /// Its failure.
     pub failure: Box<Failure>,
     /// The plan.
     pub plan: Plan,
-    /// Runs that it took.
+    /// Runs that shrinking took.
     pub runs: u32,
 }
 
 /// Shrinks `plan`, which ends in `failure`: drops halves, then ever smaller parts, then single entries, then makes
 /// entries milder. `run` runs a plan with the same seed. A smaller plan counts if its failure is of the same
-/// [kind](crate::Violation::kind). Stops after `runs_max` runs, or when `may_go_on` says no.
+/// [kind](crate::Violation::kind). Stops after `runs_max` runs, or when `may_go_on` returns false.
 pub fn shrink(
     failure: Box<Failure>,
     plan: Plan,
@@ -72,7 +72,7 @@ impl<M: FnMut() -> bool, R: FnMut(&Plan) -> Option<Box<Failure>>> Shrinking<M, R
         }
     }
 
-    /// Makes each entry as mild as it can be; whether that changed anything.
+    /// Makes each entry as mild as possible. Returns whether that changed anything.
     fn make_milder(&mut self) -> bool {
         let mut changed = false;
         for index in 0..self.best.plan.entries.len() {

@@ -1,4 +1,4 @@
-//! What a seed decides about the world before it starts.
+//! The settings of a world that its seed decides before it starts.
 
 use std::time::Duration;
 
@@ -6,19 +6,19 @@ use verbs_reactor::QueuePairConfig;
 
 use crate::Rng;
 
-/// When a write's completion may be given.
+/// When a write may complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Completions {
-    /// Once the target has everything, as an acknowledging NIC does.
+    /// Once all bytes are at the target, as with a NIC that waits for acknowledgements.
     AfterDelivery,
-    /// Once every source byte was read, as a socket does: the bytes may still be under way.
+    /// Once every source byte was read, as with a socket: the bytes may still be under way.
     AfterReading,
     /// Each connection draws one of the two.
     Mixed,
 }
 
-/// The knobs of one world. Every seed draws its own ("swarm testing"), because a mean setting reaches few
-/// corners.
+/// The knobs of one world. Every seed draws its own ("swarm testing"), because average settings reach few
+/// corner cases.
 #[derive(Debug, Clone)]
 pub struct Swarm {
     /// How likely a ready task is picked, relative to the other weights.
@@ -56,7 +56,7 @@ pub struct Swarm {
     pub detection_max: Duration,
     /// Of 256 steps, how many let a little time pass although something else is enabled.
     pub jitter_of_256: u32,
-    /// Most time that passes so.
+    /// Most time that passes then.
     pub jitter_max: Duration,
     /// Depths for the harness to use.
     pub depths: QueuePairConfig,
@@ -64,7 +64,7 @@ pub struct Swarm {
     pub leases_max: u32,
     /// Sleeps at least this long are deadlines: they are not progress (see [`World`](crate::World)).
     pub deadline_at_least: Duration,
-    /// A run of more events than this is taken for endless.
+    /// A run of more events than this counts as endless.
     pub events_max: u64,
 }
 
@@ -72,7 +72,7 @@ pub struct Swarm {
 const PIECE_BYTES_MAX: u64 = 1 << 30;
 
 impl Swarm {
-    /// What `rng` draws.
+    /// The settings that `rng` draws.
     pub fn draw(rng: &mut Rng) -> Self {
         let micros = Duration::from_micros;
         Self {
@@ -108,7 +108,7 @@ impl Swarm {
         }
     }
 
-    /// No delays, whole writes, even odds: for tests of one rule.
+    /// No delays, whole writes, equal weights: for tests of one rule.
     pub fn calm() -> Self {
         Self {
             task_weight: 1,

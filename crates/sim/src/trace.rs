@@ -1,4 +1,4 @@
-//! What happened, in order, as one number and as the last few lines.
+//! The events of a run: as a hash, and the last few as text.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -11,8 +11,7 @@ use verbs_reactor::FabricKind;
 
 use crate::ids::{BlockNumber, EndpointId, GrantNumber, LeaseId, NodeId, OperationId, SessionId, TaskId};
 
-/// One thing that happened. Holds nothing that differs between two runs of a seed: no addresses, no
-/// process-wide numbers.
+/// One event. It holds nothing that differs between two runs of a seed: no addresses, no process-wide numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // the names say it
 #[non_exhaustive]
@@ -75,7 +74,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The rare branch that this event shows to have been taken, if it is one: suites assert that all were.
+    /// The rare branch that this event proves to have been taken, if any. Suites assert that all were taken.
     fn mark(&self) -> Option<&'static str> {
         match self {
             Self::GrantEnded { how, .. } => Some(how),

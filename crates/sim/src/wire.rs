@@ -1,4 +1,4 @@
-//! What happens to a write: its pieces are read and land, its immediate is delivered, it completes.
+//! The steps of a write: its pieces are read and land, its immediate is delivered, it completes.
 
 use memory::{
     BlockId, Buf, RemoteTarget,
@@ -19,7 +19,7 @@ use crate::{
     world::{Shared, State},
 };
 
-/// What the check of a landing piece found.
+/// The result of checking a landing piece.
 type Landing = Result<(RemoteTarget, Purpose), PeerViolation>;
 
 impl Shared {
@@ -109,7 +109,7 @@ impl Shared {
         let Some(write) = outbound.by_number(number) else { return };
         let state_before = std::mem::replace(&mut write.pieces[piece].state, PieceState::Landed);
         let (part, range) = (write.pieces[piece].part, write.pieces[piece].range.clone());
-        let landing = target_of(&domain, peer, &mut write.parts[..=part]);
+        let landing = target_of(&domain, &mut write.parts[..=part]);
         let remote = write.parts[part].remote.as_ref();
         let (PieceState::Carried(mut bytes), Some(remote)) = (state_before, remote) else { return };
         let posted_under = if strict { remote.posted_under } else { PostedUnder::Unchecked };
@@ -156,7 +156,7 @@ impl Shared {
         self.refused_access(requester, target, reason);
     }
 
-    /// Whether a refusal is no finding, because the scenario or a hostile node does it on purpose.
+    /// Whether a refusal is no finding, because the scenario or a hostile node causes it on purpose.
     pub(crate) fn may_be_refused(
         &self,
         requester: EndpointId,
@@ -173,15 +173,15 @@ impl Shared {
         allowed || is_hostile
     }
 
-    /// Tells both ends that the target has refused an access.
+    /// Fails both sides because the target has refused an access.
     pub(crate) fn refused_access(&self, requester: EndpointId, target: EndpointId, reason: PeerViolation) {
-        let kind = FabricKind::Sim;
+        let kind = FabricKind::SIM;
         let misbehaved = FabricError::PeerMisbehaved { kind, violation: reason };
         self.break_both(requester, FabricError::RemoteRefused { kind, reason }, target, &misbehaved);
     }
 
-    /// Ends a connection because of what `requester` did: the target knows at once, the requester later, after
-    /// the completions of what was delivered before.
+    /// Ends a connection because of an access of `requester`: the target sees that at once, the requester later, after the
+    /// completions of what was delivered before.
     fn break_both(
         &self,
         requester: EndpointId,
@@ -197,7 +197,7 @@ impl Shared {
         self.fail_endpoint(target, seen);
     }
 
-    /// Delivers the next write's end to the target, in posting order.
+    /// Delivers the immediate of the next write to the target, in posting order.
     pub(crate) fn deliver(&self, id: EndpointId) {
         let mut state = self.state();
         let later = self.now() + self.swarm.delay(&mut state.rng, self.swarm.latency_max);
@@ -213,7 +213,7 @@ impl Shared {
         let silent = write.refused.is_some() || !matches!(write.kind, Kind::Write | Kind::Loan { .. });
         let lease = match write.kind {
             Kind::Loan { lease, .. } => Some(lease),
-            Kind::Write | Kind::Read(_) | Kind::Bind | Kind::Unbind(_) => None,
+            Kind::Write | Kind::Read(_) => None,
         };
         outbound.retire();
         drop(state);
@@ -248,7 +248,7 @@ impl Shared {
         }
     }
 
-    /// What the target of a write or a loan is told.
+    /// The arrival at the target of a write or a loan.
     fn arrival(
         &self,
         core: &QueuePairCore,
@@ -275,14 +275,9 @@ impl Shared {
         let write = &mut endpoint.outbound.writes[index];
         write.completed = true;
         let (number, key, length) = (write.number, write.key, write.length);
-        let window = write.take_window();
         let (sources, result) = (write.take_sources(), write.refused.clone().map_or(Ok(()), Err));
         endpoint.outbound.retire();
-        let domain = endpoint.domain.clone();
         drop(state);
-        if let Some(window) = window {
-            domain.table.unbind(&window);
-        }
         self.release(sources);
         self.record(Event::Completed { endpoint: id, write: number, ok: result.is_ok() });
         core.complete(key, length, result);
@@ -297,17 +292,14 @@ impl Shared {
     }
 }
 
-/// Where the last of `parts` goes. A NIC takes work requests in order: those before it are checked first.
-fn target_of(domain: &DomainShared, target: EndpointId, parts: &mut [Part]) -> Landing {
+/// The target of the last of `parts`. A NIC executes work requests in order: the earlier ones are checked first.
+fn target_of(domain: &DomainShared, parts: &mut [Part]) -> Landing {
     let mut last = Err(PeerViolation::Malformed);
-    let count = parts.len();
-    for (index, part) in parts.iter_mut().enumerate() {
+    for part in parts {
         let Some(remote) = part.remote.as_mut() else { continue };
-        // A window may end between two packets, each of which is checked.
-        let again = index + 1 == count && remote.is_window();
-        let found = match remote.target.as_ref().filter(|_| !again) {
+        let found = match &remote.target {
             Some(target) => (target.clone(), domain.purpose(remote.range.region)),
-            None => domain.table.write_target_on(target.queue_pair(), &remote.range, remote.key)?,
+            None => domain.table.write_target(&remote.range, remote.key)?,
         };
         remote.target = Some(found.0.clone());
         last = Ok(found);

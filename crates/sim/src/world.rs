@@ -1,4 +1,4 @@
-//! The world: everything that one seed decides, and the loop that lets it happen.
+//! The world: everything that one seed decides, and the loop that runs it.
 
 use std::{
     any::Any,
@@ -40,10 +40,10 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Things to drop after the world's lock is released, because their destructors call back into it.
+/// Values to drop after the world's lock is released, because their destructors call back into it.
 pub(crate) type Trash = Vec<Box<dyn Any + Send>>;
 
-/// What a scenario allows because it does it on purpose.
+/// Findings that a scenario allows because it causes them on purpose.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Allowed {
@@ -60,15 +60,15 @@ pub(crate) struct NodeState {
     pub(crate) address: String,
     pub(crate) alive: bool,
     pub(crate) rng: Rng,
-    /// Wait for its crash.
+    /// Tasks that wait for its crash.
     pub(crate) mourners: Vec<Waker>,
-    /// Stopped between two of its steps.
+    /// Whether it is stopped between two of its steps.
     pub(crate) frozen: Option<Frozen>,
-    /// Of 256 polls that are due, how many are put off.
+    /// Of 256 polls that are due, how many are deferred.
     pub(crate) slow_of_256: u32,
     /// Calls that fail once: which, and how many of its kind succeed before.
     pub(crate) failing: Vec<(Call, u64)>,
-    /// Its domains, while it holds them.
+    /// Its domains, while they exist.
     pub(crate) domains: Vec<Weak<DomainShared>>,
     /// Its devices that have failed, by what their fabrics stand for.
     pub(crate) lost_devices: Vec<FabricKind>,
@@ -90,8 +90,8 @@ impl NodeState {
     }
 }
 
-/// What changes under the scheduler's lock. Nothing that can call back into the world is called or dropped
-/// while it is held.
+/// The state under the scheduler's lock. Nothing that can call back into the world is called or dropped while the lock is
+/// held.
 pub(crate) struct State {
     pub(crate) rng: Rng,
     pub(crate) nodes: Vec<NodeState>,
@@ -105,13 +105,13 @@ pub(crate) struct State {
     pub(crate) triggers: Vec<(u64, Fault)>,
     /// How many nodes are stopped.
     pub(crate) frozen: u32,
-    /// Pairs of nodes whose next queue pair one end never learns of.
+    /// Pairs of nodes whose next queue pair is half-open.
     pub(crate) half_open: Vec<(NodeId, NodeId)>,
     /// Memory that peers view.
     pub(crate) leases: Leases,
     /// Of 65,536 pieces, how many come with one bit flipped.
     pub(crate) flips_of_65536: u32,
-    /// Nodes that do anything.
+    /// Hostile nodes.
     pub(crate) hostility: Hostility,
 }
 
@@ -127,12 +127,12 @@ pub(crate) struct Shared {
     pub(crate) swarm: Swarm,
     now_nanos: AtomicU64,
     pub(crate) trace: Mutex<Trace>,
-    /// Decide about rare branches, if these are to be taken.
+    /// Decides about rare branches, if these are to be taken.
     pub(crate) chances: Mutex<Option<Chances>>,
     failure: Mutex<Option<Violation>>,
     /// The test that runs this world again.
     replay: Mutex<String>,
-    /// What the scenario injects, and whether that is given instead of drawn.
+    /// What the scenario injects, and whether that was given instead of drawn.
     pub(crate) plan: Mutex<(String, bool)>,
     owners: Mutex<Owners>,
     ledger: Mutex<Ledger>,
@@ -150,12 +150,12 @@ impl Shared {
         lock(&self.state)
     }
 
-    /// For what outlives a call.
+    /// A strong handle, for values that outlive a call.
     pub(crate) fn strong(&self) -> Option<Arc<Self>> {
         self.me.upgrade()
     }
 
-    /// For what may outlive the world.
+    /// A weak handle, for values that may outlive the world.
     pub(crate) fn weak(&self) -> Weak<Self> {
         self.me.clone()
     }
@@ -295,7 +295,7 @@ impl Shared {
             phase,
             plan,
             replay: format!(
-                "SIM_SEED={}{given} cargo test -p tensorwire-sim --test {} -- --nocapture",
+                "SIM_SEED={}{given} cargo test -p tensorwire-sim --test all {}:: -- --nocapture",
                 self.seed,
                 lock(&self.replay)
             ),
@@ -403,12 +403,12 @@ impl World {
         Self { shared }
     }
 
-    /// What a scenario uses to act on the world.
+    /// The handle with which a scenario acts on the world.
     pub fn handle(&self) -> Handle {
         Handle::new(self.shared.clone())
     }
 
-    /// Lets things happen until `scenario`, which runs on the [operator](NodeId::OPERATOR), gives its answer.
+    /// Runs events until `scenario`, which runs on the [operator](NodeId::OPERATOR), returns.
     ///
     /// # Errors
     /// The first broken promise.
@@ -429,7 +429,7 @@ impl World {
             }
             shared.state().tasks.begin_poll(id);
             let answer = shared.poll(id, || scenario.as_mut().poll(&mut Context::from_waker(&waker)));
-            // A finding of the same step comes first: the answer may rest on it.
+            // A finding of the same step comes first: the result may be wrong because of it.
             if let Some(answer) = answer
                 && shared.failure().is_none()
             {
@@ -440,7 +440,7 @@ impl World {
         answer
     }
 
-    /// Names the test of this package that runs the world again, for reports. Default `seeds`.
+    /// Names the suite of this package's tests that runs the world again, for reports. Default `seeds`.
     pub fn replayed_by(&self, test: &str) {
         test.clone_into(&mut lock(&self.shared.replay));
     }
@@ -450,7 +450,7 @@ impl World {
         lock(&self.shared.trace).keep(count);
     }
 
-    /// Ends the world and checks what must hold at the end: no operation is open.
+    /// Ends the world and checks that no operation is open.
     ///
     /// # Errors
     /// The broken promise.
@@ -483,8 +483,8 @@ impl World {
 }
 
 impl Drop for World {
-    /// Breaks the circles (tasks hold the world that holds them) with everything already dead, so that nothing
-    /// acts any more.
+    /// Breaks the reference cycles (tasks hold the world that holds them) after everything is dead, so that nothing acts
+    /// any more.
     fn drop(&mut self) {
         let count = self.shared.state().nodes.len() as u32;
         (0..count).for_each(|node| self.shared.owners().forget_node(NodeId(node)));

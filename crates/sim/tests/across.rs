@@ -54,7 +54,11 @@ impl Ground for Simulated {
         let builder = builder.runtime(node.runtime()).observer(node.observer());
         let builder =
             builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-        let builder = builder.source_bytes(64 << 20).receive_bytes(64 << 20).block_bytes(1 << 20);
+        let builder = builder.memory(|memory| {
+            memory.source_bytes = 64 << 20;
+            memory.receive_bytes = 64 << 20;
+            memory.block_bytes = 1 << 20;
+        });
         Box::pin(async move { node.run("start", builder.start()).await.unwrap().unwrap() })
     }
 
@@ -111,10 +115,10 @@ fn run<F: Future<Output = ()> + Send + 'static>(name: &str, case: impl Fn(Given)
 
 macro_rules! simulated {
     ($($module:ident::$case:ident)*) => {
-        $(#[test] fn $case() { crate::run(stringify!($case), crate::cases::$module::$case); })*
+        $(#[test] fn $case() { crate::across::run(stringify!($case), crate::across::cases::$module::$case); })*
     };
 }
 
 mod sim_fabric {
-    crate::cases::every_case!(simulated);
+    super::cases::every_case!(simulated);
 }

@@ -13,14 +13,18 @@ const RIGHT: &str = "/job:b/replica:0/task:0";
 async fn worker(node: &Node, name: &str) -> Worker {
     let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
     let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    let builder = builder.source_bytes(8 << 20).receive_bytes(8 << 20).block_bytes(64 << 10);
+    let builder = builder.memory(|memory| {
+        memory.source_bytes = 8 << 20;
+        memory.receive_bytes = 8 << 20;
+        memory.block_bytes = 64 << 10;
+    });
     let worker = builder.start().await.unwrap();
     worker.publish("x", Tensor::from_values(worker.pool(), &[1], &[7u32]).unwrap()).unwrap();
     worker
 }
 
-async fn fetch(worker: &Worker, peer: &Peer) {
-    let fetched = worker.fetch(peer, "x").await.unwrap();
+async fn fetch(peer: &Peer) {
+    let fetched = peer.fetch("x").await.unwrap();
     assert_eq!(fetched.values::<u32>().unwrap(), [7]);
 }
 
@@ -42,7 +46,7 @@ async fn both_dial(handle: Handle) {
             // Until both ends have seen it, a fetch may still fail.
             left_node.runtime().sleep(handle.swarm().detection_max * 3).await;
         }
-        join(fetch(&left, &to_right), fetch(&right, &to_left)).await;
+        join(fetch(&to_right), fetch(&to_left)).await;
         assert_eq!((requests(&left), requests(&right)), ((1, 1), (1, 1)), "round {round}");
     }
     join(left.shutdown(), right.shutdown()).await;

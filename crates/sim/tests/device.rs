@@ -35,8 +35,19 @@ async fn worker(node: &Node, name: &str, kinds: &[FabricKind]) -> Worker {
     let fabrics = kinds.iter().map(|kind| node.fabric_as(*kind) as Arc<dyn Fabric>);
     let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
     let builder = builder.local_fabrics(fabrics.collect()).dangerous_control_plane(node.control_plane());
-    let builder = builder.source_bytes(16 << 20).receive_bytes(16 << 20).block_bytes(64 << 10);
-    builder.depth(8).ring_bytes(8 << 10).start().await.unwrap()
+    let builder = builder.memory(|memory| {
+        memory.source_bytes = 16 << 20;
+        memory.receive_bytes = 16 << 20;
+        memory.block_bytes = 64 << 10;
+    });
+    builder
+        .flow(|flow| {
+            flow.depth = 8;
+            flow.ring_bytes = 8 << 10;
+        })
+        .start()
+        .await
+        .unwrap()
 }
 
 impl Story {
@@ -49,7 +60,7 @@ impl Story {
         let story = Self { handle, sender, receiver, peer, nodes, rng };
         story.sender.publish("weights", story.tensor(1, 9000)).unwrap();
         story.fetch().await.unwrap();
-        assert_eq!(story.uses(), FabricKind::Verbs, "the first fabric is used while it can be");
+        assert_eq!(story.uses(), kinds[0], "the first fabric is used while it can be");
         story
     }
 
@@ -60,7 +71,7 @@ impl Story {
     }
 
     async fn fetch(&self) -> Result<(), WorkerError> {
-        let fetched = self.receiver.fetch(&self.peer, "weights").await?;
+        let fetched = self.peer.fetch("weights").await?;
         self.handle.verify(1, fetched.bytes());
         Ok(())
     }
@@ -76,10 +87,10 @@ impl Story {
         let key = |value| self.receiver.key(SENDER_CPU, RECEIVER_CPU, &format!("value{value}")).unwrap();
         for value in 0..VALUES {
             let tensor = self.tensor(u64::from(step) * 1000 + value, 3000);
-            self.sender.step(step.into()).send(&key(value), tensor).unwrap();
+            self.sender.shared_step(step.into()).send(&key(value), tensor).unwrap();
         }
         for value in 0..VALUES {
-            let received = self.receiver.step(step.into()).recv(&key(value)).await?;
+            let received = self.receiver.shared_step(step.into()).recv(&key(value)).await?;
             self.handle.verify(u64::from(step) * 1000 + value, received.bytes());
         }
         Ok(())
@@ -88,8 +99,8 @@ impl Story {
     /// The device of one of the two fails now.
     fn lose(&mut self) -> Fault {
         let node = self.rng.pick([0, 1]);
-        self.handle.inject(Fault::LoseDevice(self.nodes[node].id(), FabricKind::Verbs));
-        Fault::RestoreDevice(self.nodes[node].id(), FabricKind::Verbs)
+        self.handle.inject(Fault::LoseDevice(self.nodes[node].id(), FabricKind::VERBS));
+        Fault::RestoreDevice(self.nodes[node].id(), FabricKind::VERBS)
     }
 
     /// Long enough for everyone to have seen what happened.
@@ -112,11 +123,11 @@ const RECEIVER_CPU: &str = "/job:worker/replica:0/task:0/device:CPU:0";
 
 /// Whether the step was in flight when the device failed. Gives that.
 async fn with_another_fabric(handle: Handle) -> bool {
-    let mut story = Story::begin(handle, &[FabricKind::Verbs, FabricKind::Tcp]).await;
+    let mut story = Story::begin(handle, &[FabricKind::VERBS, FabricKind::TCP]).await;
     let moment = story.rng.duration(Duration::from_millis(2));
     let runtime = story.handle.runtime();
     let node = story.rng.pick([0, 1]);
-    let lost = Fault::LoseDevice(story.nodes[node].id(), FabricKind::Verbs);
+    let lost = Fault::LoseDevice(story.nodes[node].id(), FabricKind::VERBS);
     let fail = async {
         runtime.sleep(moment).await;
         story.handle.inject(lost);
@@ -131,13 +142,13 @@ async fn with_another_fabric(handle: Handle) -> bool {
     // The next requests use the next fabric.
     story.fetch().await.unwrap();
     story.stream(2).await.unwrap();
-    assert_eq!(story.uses(), FabricKind::Tcp);
+    assert_eq!(story.uses(), FabricKind::TCP);
     story.end().await;
     streamed.is_err()
 }
 
 async fn with_no_other(handle: Handle) {
-    let mut story = Story::begin(handle, &[FabricKind::Verbs]).await;
+    let mut story = Story::begin(handle, &[FabricKind::VERBS]).await;
     let restore = story.lose();
     story.settle().await;
     let refused = story.fetch().await.unwrap_err();
@@ -146,7 +157,7 @@ async fn with_no_other(handle: Handle) {
     story.handle.inject(restore);
     story.fetch().await.unwrap();
     story.stream(3).await.unwrap();
-    assert_eq!(story.uses(), FabricKind::Verbs);
+    assert_eq!(story.uses(), FabricKind::VERBS);
     story.end().await;
 }
 
@@ -172,6 +183,21 @@ fn d_device_fatal() {
     let broken = (0..seeds).filter(|seed| run_seed(*seed).0).count() as u64;
     assert!(broken > seeds / 20, "only {broken} steps were under way when the device failed");
     eprintln!("{seeds} seeds, {broken} broken steps");
+}
+
+/// Its peers know it by its name alone.
+#[test]
+fn a_fabric_of_a_kind_that_only_its_users_know_is_chosen_by_its_name() {
+    let own = FabricKind::new("of-my-own");
+    let world = World::new(1);
+    let story = |handle: Handle| async move {
+        let story = Story::begin(handle, &[own, FabricKind::TCP]).await;
+        story.stream(1).await.unwrap();
+        assert_eq!(story.uses().to_string(), "of-my-own");
+        story.end().await;
+    };
+    world.run(story(world.handle())).unwrap();
+    world.finish().unwrap();
 }
 
 #[test]

@@ -2,13 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
-
-use common::{Pair, Side, connect, immediate, pair};
 use futures::future::join;
 use memory::GrantEnd;
 use sim::{Failure, Fault, Outcome, Summary, Violation, World};
 use verbs_reactor::{FabricError, Immediate, LossCause};
+
+use crate::common::{Pair, Side, connect, immediate, pair};
 
 #[test]
 fn an_unexplained_loss_fails_the_run_and_an_explained_one_does_not() {

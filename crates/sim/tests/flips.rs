@@ -33,11 +33,21 @@ const COUNTED: Setting =
 const ORIGINAL: Setting = Setting { mode: Mode::Original, ..COUNTED };
 
 async fn worker(node: &Node, name: &str, setting: Setting, validation: Validation) -> Worker {
-    let builder = Worker::builder(name).mode(setting.mode).eager_bytes_max(setting.eager_bytes_max);
+    let builder = Worker::builder(name).flow(|flow| {
+        flow.mode = setting.mode;
+        flow.eager_bytes_max = setting.eager_bytes_max;
+    });
     let builder = builder.validation(validation).runtime(node.runtime());
     let builder = builder.observer(node.observer()).local_fabrics(vec![node.fabric()]);
     let builder = builder.dangerous_control_plane(node.control_plane());
-    builder.source_bytes(8 << 20).receive_bytes(8 << 20).start().await.unwrap()
+    builder
+        .memory(|memory| {
+            memory.source_bytes = 8 << 20;
+            memory.receive_bytes = 8 << 20;
+        })
+        .start()
+        .await
+        .unwrap()
 }
 
 fn tensor(worker: &Worker, handle: &Handle, transfer: u64, length: usize) -> Tensor {
@@ -56,7 +66,7 @@ async fn fetches(handle: &Handle, sender: &Worker, receiver: &Worker, count: u64
         let name = format!("t{}", rng.below(3));
         sender.publish(&name, tensor(sender, handle, transfer, length)).unwrap();
         let before = handle.flips();
-        let fetched = receiver.fetch(&peer, &name).await;
+        let fetched = peer.fetch(&name).await;
         let has_flipped = handle.flips() > before;
         match fetched {
             Ok(got) => {

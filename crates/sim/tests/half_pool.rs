@@ -19,7 +19,11 @@ const RECEIVES: usize = 100;
 async fn worker(node: &Node, name: &str, receive_bytes: usize) -> Worker {
     let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
     let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    let builder = builder.source_bytes(8 << 20).receive_bytes(receive_bytes as u64).block_bytes(64 << 10);
+    let builder = builder.memory(|memory| {
+        memory.source_bytes = 8 << 20;
+        memory.receive_bytes = receive_bytes as u64;
+        memory.block_bytes = 64 << 10;
+    });
     builder.timeout(Duration::from_secs(600)).start().await.unwrap()
 }
 
@@ -29,7 +33,7 @@ async fn produce(server: &Worker, step: i64, keys: &[Key], received: &tokio::syn
         let mut buffer = server.pool().alloc(BYTES).await.unwrap();
         buffer.fill(number as u8);
         let tensor = Tensor::new(buffer, DataType::U8, &[BYTES as u64]).unwrap();
-        server.step(step).send(&keys[number], tensor).unwrap();
+        server.shared_step(step).send(&keys[number], tensor).unwrap();
         received.subscribe().wait_for(|count| *count > sent).await.unwrap();
     }
 }
@@ -45,7 +49,7 @@ async fn late_values(handle: Handle) {
     for step in 0..2 {
         let received = tokio::sync::watch::Sender::new(0);
         let consume = async {
-            let at_step = client.step(step);
+            let at_step = client.shared_step(step);
             let receive = async |number: usize| {
                 let tensor = at_step.recv(&keys[number]).await.unwrap();
                 assert!(tensor.bytes().iter().all(|byte| *byte == number as u8));

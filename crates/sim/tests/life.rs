@@ -17,8 +17,12 @@ const BYTES: usize = 40_000;
 async fn worker(node: &Node, name: &str) -> Worker {
     let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
     let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    let builder = builder.source_bytes(8 << 20).receive_bytes(8 << 20).block_bytes(64 << 10);
-    builder.ring_bytes(8 << 10).start().await.unwrap()
+    let builder = builder.memory(|memory| {
+        memory.source_bytes = 8 << 20;
+        memory.receive_bytes = 8 << 20;
+        memory.block_bytes = 64 << 10;
+    });
+    builder.flow(|flow| flow.ring_bytes = 8 << 10).start().await.unwrap()
 }
 
 fn on_seeds(seeds: u64, scenario: impl AsyncFn(Handle)) {
@@ -50,11 +54,11 @@ fn d_a_fetch_is_made_again_when_its_link_breaks() {
             let delay = Duration::from_micros(20 * (round % 6));
             handle.inject_after(delay, Fault::LoseLink(server_node.id(), client_node.id()));
             let fetched = match round % 3 {
-                0 => client.fetch(&peer, "x").await,
-                1 => client.fetch_many(&peer, &["x", "x"]).await.map(|mut tensors| tensors.remove(1)),
+                0 => peer.fetch("x").await,
+                1 => peer.fetch_many(["x", "x"]).await.map(|mut tensors| tensors.remove(1)),
                 _ => {
                     let buffer = client.receive_pool().alloc(BYTES).await.unwrap();
-                    let filled = client.fetch_into(&peer, "x", DataType::U8, buffer).await;
+                    let filled = peer.fetch("x").into_buffer(buffer).dtype(DataType::U8).await;
                     filled.map(rendezvous::Filled::into_tensor).map_err(WorkerError::from)
                 }
             };
@@ -75,7 +79,7 @@ fn d_a_fetch_is_not_made_again_with_another_life_of_the_peer() {
             (handle.start_node("server:1").unwrap(), handle.start_node("client:1").unwrap());
         let (_server, client) = (worker(&server_node, SERVER).await, worker(&client_node, CLIENT).await);
         let peer = client.peer_at("server:1").await.unwrap();
-        assert!(client.fetch(&peer, "x").await.is_err());
+        assert!(peer.fetch("x").await.is_err());
         let restart = async {
             client_node.runtime().sleep(Duration::from_millis(5)).await;
             server_node.crash();
@@ -84,7 +88,7 @@ fn d_a_fetch_is_not_made_again_with_another_life_of_the_peer() {
             publish(&handle, &server, 1);
             server
         };
-        let (fetched, server) = join(client.fetch(&peer, "x").wait(), restart).await;
+        let (fetched, server) = join(peer.fetch("x").wait().into_future(), restart).await;
         match fetched {
             Err(WorkerError::PeerLost { loss: PeerLoss::Gone, detail, .. }) => {
                 let told = detail.contains("restarted") || detail.contains("connecting again failed");
@@ -94,7 +98,7 @@ fn d_a_fetch_is_not_made_again_with_another_life_of_the_peer() {
         }
         // The next one is the user's decision.
         client_node.runtime().sleep(handle.swarm().detection_max * 3).await;
-        handle.verify(1, client.fetch(&peer, "x").await.unwrap().bytes());
+        handle.verify(1, peer.fetch("x").await.unwrap().bytes());
         client.shutdown().await;
         server.shutdown().await;
     });
@@ -108,13 +112,13 @@ fn d_a_peer_that_comes_back_elsewhere_is_used_again() {
         let (server, client) = (worker(&server_node, SERVER).await, worker(&client_node, CLIENT).await);
         let peer = client.peer_at("server:1").await.unwrap();
         publish(&handle, &server, 0);
-        handle.verify(0, client.fetch(&peer, "x").await.unwrap().bytes());
+        handle.verify(0, peer.fetch("x").await.unwrap().bytes());
         let seen = handle.swarm().detection_max * 3 + Duration::from_millis(1);
         let mut lives = vec![(server_node, server)];
         for life in 1..4 {
             lives.last().unwrap().0.crash();
             client_node.runtime().sleep(seen).await;
-            let error = client.fetch(&peer, "x").await.unwrap_err();
+            let error = peer.fetch("x").await.unwrap_err();
             assert!(matches!(error, WorkerError::Control(_)), "{error}");
             let address = format!("server:{}", 1 + life);
             let node = handle.start_node(&address).unwrap();
@@ -125,9 +129,9 @@ fn d_a_peer_that_comes_back_elsewhere_is_used_again() {
             } else {
                 // It says where it is when it connects. The answer shows that it was heard.
                 let back = server.peer_at("client:1").await.unwrap();
-                server.list(&back).await.unwrap();
+                back.list().await.unwrap();
             }
-            handle.verify(life, client.fetch(&peer, "x").await.unwrap().bytes());
+            handle.verify(life, peer.fetch("x").await.unwrap().bytes());
             assert_eq!(peer.address().as_deref(), Some(address.as_str()));
             lives.push((node, server));
         }
@@ -146,7 +150,7 @@ fn what_is_on_its_way_arrives_when_its_sender_is_shut_down() {
         publish(&handle, &server, 7);
         // With the metadata known, the content answers the request.
         if handle.seed().is_multiple_of(2) {
-            client.fetch(&peer, "x").await.unwrap();
+            peer.fetch("x").await.unwrap();
         }
         let sent = |server: &Worker| {
             let counters = server.peers().first().map(|peer| peer.counters).unwrap_or_default();
@@ -159,7 +163,7 @@ fn what_is_on_its_way_arrives_when_its_sender_is_shut_down() {
             }
             join(server.shutdown(), server.join()).await;
         };
-        let (fetched, ()) = join(client.fetch(&peer, "x"), shutdown).await;
+        let (fetched, ()) = join(peer.fetch("x").into_future(), shutdown).await;
         match fetched {
             Ok(tensor) => handle.verify(7, tensor.bytes()),
             // A fabric whose completions come before delivery may lose what it still has when it is closed. Why it was
@@ -168,7 +172,8 @@ fn what_is_on_its_way_arrives_when_its_sender_is_shut_down() {
                 if handle.swarm().completions != Completions::AfterDelivery => {}
             Err(error) => panic!("{error}"),
         }
-        assert!(matches!(server.fetch(&peer, "x").await, Err(WorkerError::ShutDown)));
+        let itself = server.peer(server.name()).unwrap();
+        assert!(matches!(itself.fetch("x").await, Err(WorkerError::ShutDown)));
         client.shutdown().await;
     });
 }

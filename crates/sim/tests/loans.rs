@@ -2,11 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
-
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use common::{Pair, Side, connect, pair};
 use futures::future::{join, join_all};
 use memory::{Block, BlockVisitor, Buf, Pool, PoolConfig, VisitError};
 use protocol::Mode;
@@ -15,6 +12,8 @@ use sim::{Allowed, Event, Fault, Handle, Rng, Swarm, World};
 use verbs_reactor::{
     Access, Arrival, Domain, FabricError, Immediate, QueuePair, RemoteRange, RemoteRegion, Runtime,
 };
+
+use crate::common::{Pair, Side, connect, pair};
 
 const LENGTH: usize = 5000;
 
@@ -285,9 +284,17 @@ const CLIENT: &str = "/job:worker/replica:0/task:0";
 
 async fn start(handle: &Handle, name: &str, address: &str, mode: Mode) -> Worker {
     let node = handle.start_node(address).unwrap();
-    let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer()).mode(mode);
+    let builder =
+        Worker::builder(name).runtime(node.runtime()).observer(node.observer()).flow(|flow| flow.mode = mode);
     let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    builder.source_bytes(8 << 20).receive_bytes(8 << 20).start().await.unwrap()
+    builder
+        .memory(|memory| {
+            memory.source_bytes = 8 << 20;
+            memory.receive_bytes = 8 << 20;
+        })
+        .start()
+        .await
+        .unwrap()
 }
 
 #[test]
@@ -314,12 +321,12 @@ fn copies_of_a_viewed_tensor_are_none() {
                 events.sum::<usize>()
             };
             for _ in 0..3 {
-                let view = client.fetch(&peer, "x").sharing(Sharing::View).await.unwrap();
+                let view = peer.fetch("x").sharing(Sharing::View).await.unwrap();
                 assert!(view.buf().is_foreign());
                 assert_eq!(view.values::<u32>().unwrap(), [7; 4000]);
             }
             assert_eq!((landed(), client.receive_memory().used_bytes), (0, 0));
-            let copy = client.fetch(&peer, "x").sharing(Sharing::Copy).await.unwrap();
+            let copy = peer.fetch("x").sharing(Sharing::Copy).await.unwrap();
             assert!(!copy.buf().is_foreign());
             assert_eq!(landed(), 16_000);
             drop(copy);

@@ -14,12 +14,19 @@ const SEEDS: u64 = 30;
 
 async fn worker(node: &Node, name: &str, (mode, validation): (Mode, Validation)) -> Worker {
     let builder = Worker::builder(name)
-        .mode(mode)
+        .flow(|flow| flow.mode = mode)
         .validation(validation)
         .runtime(node.runtime())
         .observer(node.observer());
     let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    builder.source_bytes(8 << 20).receive_bytes(8 << 20).start().await.unwrap()
+    builder
+        .memory(|memory| {
+            memory.source_bytes = 8 << 20;
+            memory.receive_bytes = 8 << 20;
+        })
+        .start()
+        .await
+        .unwrap()
 }
 
 async fn scenario(handle: Handle, mode: Mode, validation: Validation) {

@@ -16,7 +16,11 @@ const ATTEMPTS: u32 = 20;
 async fn worker(node: &Node, name: &str, cluster: ClusterSpec) -> Worker {
     let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
     let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    let builder = builder.source_bytes(8 << 20).receive_bytes(8 << 20).block_bytes(64 << 10);
+    let builder = builder.memory(|memory| {
+        memory.source_bytes = 8 << 20;
+        memory.receive_bytes = 8 << 20;
+        memory.block_bytes = 64 << 10;
+    });
     builder.cluster(cluster).start().await.unwrap()
 }
 
@@ -27,7 +31,7 @@ async fn ask_at_the_wrong_address(handle: Handle) {
     let client = worker(&nodes[1], "/job:worker/replica:0/task:0", cluster).await;
     let peer = client.peer(ELSEWHERE).unwrap();
     for _ in 0..ATTEMPTS {
-        let error = client.fetch(&peer, "x").await.unwrap_err();
+        let error = peer.fetch("x").await.unwrap_err();
         assert!(matches!(&error, WorkerError::Config { field: "cluster", .. }), "{error}");
         assert!(error.to_string().contains("/job:ps/replica:0/task:0"), "{error}");
     }
@@ -36,7 +40,7 @@ async fn ask_at_the_wrong_address(handle: Handle) {
     assert_eq!(sessions, [0, 0]);
     // Those two may still meet.
     let met = client.set_address(honest.name(), "honest:1").unwrap();
-    assert_eq!(client.list(&met).await.unwrap(), []);
+    assert_eq!(met.list().await.unwrap(), []);
     client.shutdown().await;
     honest.shutdown().await;
 }

@@ -1,4 +1,4 @@
-//! Mode `original`: the message counts of `tensorflow-verbs.md` §3.6 and §12, by whole workers on the simulator.
+//! Mode `original`: the message counts of TensorFlow's verbs plugin, by whole workers on the simulator.
 //!
 //! | case | messages | acknowledgements | contents |
 //! | --- | --- | --- | --- |
@@ -41,9 +41,14 @@ struct Cluster {
 }
 
 async fn worker(node: &sim::Node, name: &str) -> Worker {
-    let builder = Worker::builder(name).mode(Mode::Original).runtime(node.runtime());
+    let builder = Worker::builder(name).flow(|flow| flow.mode = Mode::Original).runtime(node.runtime());
     let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    let small = builder.source_bytes(8 << 20).receive_bytes(8 << 20).observer(node.observer());
+    let small = builder
+        .memory(|memory| {
+            memory.source_bytes = 8 << 20;
+            memory.receive_bytes = 8 << 20;
+        })
+        .observer(node.observer());
     small.start().await.unwrap()
 }
 
@@ -59,7 +64,7 @@ impl Cluster {
 
     fn send(&self, edge: &str, tensor: &Tensor) {
         let key = self.sender.key(SENDER_CPU, RECEIVER_CPU, edge).unwrap();
-        self.sender.step(1).send(&key, tensor.clone()).unwrap();
+        self.sender.shared_step(1).send(&key, tensor.clone()).unwrap();
     }
 
     /// Receives `edge` and gives the result with what it cost, once both ends are quiet again.
@@ -67,7 +72,7 @@ impl Cluster {
         let before = self.cost();
         let operation = self.receiver_node.begin(Some(self.sender_node.address()), format!("receive {edge}"));
         let key = self.receiver.key(SENDER_CPU, RECEIVER_CPU, edge).unwrap();
-        let result = self.receiver.step(1).recv(&key).await;
+        let result = self.receiver.shared_step(1).recv(&key).await;
         operation.end(if result.is_ok() { &Outcome::Done } else { &Outcome::Refused });
         // The last acknowledgement may still be on its way: what was sent must have been received.
         while !self.is_quiet() {

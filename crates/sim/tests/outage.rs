@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures::future::join;
 use protocol::DataType;
-use rendezvous::{PeerLoss, Tensor, Worker, WorkerError};
+use rendezvous::{CancellationToken, PeerLoss, RecvArgs, Tensor, Worker, WorkerError};
 use sim::{Fault, Handle, Node, Outcome, World};
 use verbs_reactor::Runtime;
 
@@ -20,10 +20,18 @@ const LIVENESS: Duration = Duration::from_secs(5);
 const NETWORK: Duration = Duration::from_millis(200);
 
 async fn worker(node: &Node, name: &str) -> Worker {
+    worker_with(node, name, LIVENESS).await
+}
+
+async fn worker_with(node: &Node, name: &str, liveness: Duration) -> Worker {
     let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
     let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    let builder = builder.source_bytes(8 << 20).receive_bytes(8 << 20).block_bytes(64 << 10);
-    builder.liveness(LIVENESS).timeout(LIVENESS * 100).start().await.unwrap()
+    let builder = builder.memory(|memory| {
+        memory.source_bytes = 8 << 20;
+        memory.receive_bytes = 8 << 20;
+        memory.block_bytes = 64 << 10;
+    });
+    builder.liveness(liveness).timeout(liveness * 100).start().await.unwrap()
 }
 
 /// A receive waits while its sender's process is stopped for `outage`, and its value is sent after that. Gives how the
@@ -39,7 +47,7 @@ async fn receive_across(
     let receiver = worker(&node, "/job:worker/replica:0/task:0").await;
     let peer = receiver.peer_at("sender:1").await.unwrap();
     sender.publish("x", Tensor::from_values(sender.pool(), &[1], &[5u32]).unwrap()).unwrap();
-    receiver.fetch(&peer, "x").await.unwrap();
+    peer.fetch("x").await.unwrap();
     // Wherever in a tenth of the bound the outage begins.
     handle.runtime().sleep(quiet).await;
     let cpu = |worker: &str| format!("{worker}/device:CPU:0");
@@ -53,9 +61,9 @@ async fn receive_across(
         }
         let value = Tensor::dead(DataType::U8, &[0]).unwrap();
         // Where the receiver's end has given up, the step is over here too.
-        let _ = sender.step(1).send(&key, value);
+        let _ = sender.shared_step(1).send(&key, value);
     };
-    let step = receiver.step(1);
+    let step = receiver.shared_step(1);
     let receive = async {
         let received = step.recv(&key).await;
         (received, handle.now() - began)
@@ -101,4 +109,62 @@ fn d_outage_just_over_the_liveness_bound_ends_what_waits() {
         );
         assert!(took >= LIVENESS * 8 / 10 && took <= LIVENESS * 11 / 10 + NETWORK, "{took:?}");
     });
+}
+
+/// Its address may be another one now, and nothing has been transferred yet.
+async fn come_back_elsewhere(handle: Handle) {
+    const NAME: &str = "/job:ps/replica:0/task:0";
+    let [old_node, node, new_node] =
+        ["old:1", "receiver:1", "new:1"].map(|address| handle.start_node(address).unwrap());
+    let (old, receiver) =
+        (worker(&old_node, NAME).await, worker(&node, "/job:worker/replica:0/task:0").await);
+    let peer = receiver.peer_at("old:1").await.unwrap();
+    handle.inject(Fault::Freeze(old_node.id()));
+    let new = worker(&new_node, NAME).await;
+    new.publish("x", Tensor::from_values(new.pool(), &[1], &[5u32]).unwrap()).unwrap();
+    new.peer_at("receiver:1").await.unwrap();
+    let is_known = || receiver.peers().iter().any(|known| known.incarnation == Some(new.incarnation()));
+    let end = handle.now() + LIVENESS;
+    while !is_known() && handle.now() < end {
+        handle.runtime().sleep(Duration::from_millis(10)).await;
+    }
+    assert!(is_known(), "the session of the new life is not used");
+    let fetched = peer.fetch("x").await.unwrap();
+    assert_eq!(fetched.values::<u32>().unwrap(), [5]);
+    handle.inject(Fault::Crash(old_node.id()));
+    join(receiver.shutdown(), new.shutdown()).await;
+    drop(old);
+}
+
+#[test]
+fn d_peer_sigstop_a_new_life_is_used_although_the_session_of_the_old_one_is_still_open() {
+    on_seeds(|world, _| world.run(come_back_elsewhere(world.handle())).unwrap());
+}
+
+/// A receive whose token is cancelled already asks a peer whose process is stopped.
+async fn ask_who_is_silent(handle: Handle) {
+    let [peer_node, node] = ["peer:1", "receiver:1"].map(|address| handle.start_node(address).unwrap());
+    let sender = worker_with(&peer_node, "/job:ps/replica:0/task:0", LIVENESS * 6).await;
+    let receiver = worker_with(&node, "/job:worker/replica:0/task:0", LIVENESS * 6).await;
+    let peer = receiver.peer_at("peer:1").await.unwrap();
+    sender.publish("x", Tensor::from_values(sender.pool(), &[1], &[5u32]).unwrap()).unwrap();
+    peer.fetch("x").await.unwrap();
+    let cpu = |worker: &str| format!("{worker}/device:CPU:0");
+    let key = receiver.key(&cpu(sender.name()), &cpu(receiver.name()), "late").unwrap();
+    let token = CancellationToken::new();
+    token.cancel();
+    handle.inject(Fault::Freeze(peer_node.id()));
+    let began = handle.now();
+    let args = RecvArgs { cancellation: Some(token), ..RecvArgs::default() };
+    let ended = receiver.shared_step(1).recv(&key).with(args).await.unwrap_err();
+    assert!(matches!(ended, WorkerError::Cancelled { .. }), "{ended}");
+    assert!(handle.now() - began <= Duration::from_secs(5) + NETWORK, "{:?}", handle.now() - began);
+    handle.inject(Fault::Crash(peer_node.id()));
+    receiver.shutdown().await;
+    drop(sender);
+}
+
+#[test]
+fn l1_a_cancelled_receive_ends_soon_though_its_peer_is_silent() {
+    on_seeds(|world, _| world.run(ask_who_is_silent(world.handle())).unwrap());
 }

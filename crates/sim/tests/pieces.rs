@@ -15,9 +15,14 @@ const PIECE: usize = 1 << 10;
 const SEND_DEPTH: usize = 64 + 2 + 1;
 
 async fn worker(node: &Node, name: &str) -> Worker {
-    let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer()).depth(4);
+    let builder =
+        Worker::builder(name).runtime(node.runtime()).observer(node.observer()).flow(|flow| flow.depth = 4);
     let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    let builder = builder.source_bytes(8 << 20).receive_bytes(8 << 20).block_bytes(1 << 20);
+    let builder = builder.memory(|memory| {
+        memory.source_bytes = 8 << 20;
+        memory.receive_bytes = 8 << 20;
+        memory.block_bytes = 1 << 20;
+    });
     builder.timeout(Duration::from_secs(600)).start().await.unwrap()
 }
 
@@ -39,8 +44,9 @@ async fn short_queues(handle: Handle) {
     publish(&server, "too long", most + 1).await;
     publish(&server, "small", 10 * PIECE).await;
     for _ in 0..3 {
-        let neighbour = async { client.fetch(&peer, "small").await };
-        let (refused, neighbour) = futures::future::join(client.fetch(&peer, "too long"), neighbour).await;
+        let neighbour = async { peer.fetch("small").await };
+        let (refused, neighbour) =
+            futures::future::join(peer.fetch("too long").into_future(), neighbour).await;
         let error = refused.unwrap_err();
         let WorkerError::Remote { status, .. } = &error else { panic!("{error}") };
         assert_eq!(status.code, Code::ResourceExhausted);
@@ -50,13 +56,13 @@ async fn short_queues(handle: Handle) {
             &format!("takes {pieces} work"),
             "67 deep",
             &most.to_string(),
-            "WorkerBuilder::depth",
+            "the setting `depth`",
         ] {
             assert!(status.message.contains(word), "no `{word}`: {status}");
         }
         // It failed alone.
         assert_eq!(neighbour.unwrap().bytes().len(), 10 * PIECE);
-        let fits = client.fetch(&peer, "fits").await.unwrap();
+        let fits = peer.fetch("fits").await.unwrap();
         assert!(fits.bytes().iter().enumerate().all(|(at, byte)| *byte == (at % 251) as u8));
         assert_eq!(fits.bytes().len(), most);
     }

@@ -7,10 +7,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod cluster;
-mod figures;
-mod points;
-
 use std::{
     collections::BTreeSet,
     sync::{
@@ -20,11 +16,14 @@ use std::{
     thread,
 };
 
-use cluster::run_seed;
-use figures::{any_number, number, threads};
-use points::{Point, in_source};
 use sim::Failure;
 use testpoints::plant;
+
+use crate::{
+    cluster::run_seed,
+    figures::{any_number, number, threads},
+    points::{Point, in_source},
+};
 
 /// Among so many seeds each must be found, unless `SIM_PLANTED_SEEDS` says otherwise.
 const SEEDS: u64 = 256;

@@ -11,10 +11,20 @@ use rendezvous::Worker;
 use sim::{Handle, Node, World};
 
 async fn worker(node: &Node, name: &str, (mode, validation): (Mode, Validation)) -> Worker {
-    let builder = Worker::builder(name).mode(mode).validation(validation).requests_max(REQUESTS);
+    let builder = Worker::builder(name)
+        .flow(|flow| flow.mode = mode)
+        .validation(validation)
+        .flow(|flow| flow.requests_max = REQUESTS);
     let builder = builder.runtime(node.runtime()).observer(node.observer());
     let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    builder.source_bytes(8 << 20).receive_bytes(8 << 20).start().await.unwrap()
+    builder
+        .memory(|memory| {
+            memory.source_bytes = 8 << 20;
+            memory.receive_bytes = 8 << 20;
+        })
+        .start()
+        .await
+        .unwrap()
 }
 
 async fn scenario(handle: Handle, settings: (Mode, Validation)) {

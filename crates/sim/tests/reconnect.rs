@@ -14,8 +14,21 @@ const LOSSES: u32 = 70;
 async fn worker(node: &Node, name: &str) -> Worker {
     let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
     let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    let builder = builder.source_bytes(8 << 20).receive_bytes(8 << 20).block_bytes(64 << 10);
-    builder.depth(4).requests_max(2).contents_max(2).ring_bytes(8 << 10).start().await.unwrap()
+    let builder = builder.memory(|memory| {
+        memory.source_bytes = 8 << 20;
+        memory.receive_bytes = 8 << 20;
+        memory.block_bytes = 64 << 10;
+    });
+    builder
+        .flow(|flow| {
+            flow.depth = 4;
+            flow.requests_max = 2;
+            flow.contents_max = 2;
+            flow.ring_bytes = 8 << 10;
+        })
+        .start()
+        .await
+        .unwrap()
 }
 
 async fn lose_and_fetch(handle: Handle) {
@@ -25,12 +38,12 @@ async fn lose_and_fetch(handle: Handle) {
     let client = worker(&client_node, "/job:worker/replica:0/task:0").await;
     let peer = client.peer_at("server:1").await.unwrap();
     server.publish("x", Tensor::from_values(server.pool(), &[3], &[1u32, 2, 3]).unwrap()).unwrap();
-    client.fetch(&peer, "x").await.unwrap();
+    peer.fetch("x").await.unwrap();
     for loss in 0..LOSSES {
         handle.inject(Fault::LoseLink(server_node.id(), client_node.id()));
         // Until both ends have seen it, a fetch may still fail.
         client_node.runtime().sleep(handle.swarm().detection_max * 2 + Duration::from_millis(1)).await;
-        let fetched = client.fetch(&peer, "x").await;
+        let fetched = peer.fetch("x").await;
         let fetched = fetched.unwrap_or_else(|error| panic!("after {} lost links: {error}", loss + 1));
         assert_eq!(fetched.values::<u32>().unwrap(), [1, 2, 3]);
     }

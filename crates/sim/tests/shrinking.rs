@@ -4,13 +4,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod cluster;
-mod shrunk;
-
-use cluster::{run_planned, run_seed};
-use shrunk::shrunk;
 use sim::Plan;
 use testpoints::plant;
+
+use crate::{
+    cluster::{run_planned, run_seed},
+    shrunk::shrunk,
+};
 
 /// Entries that may be left of a plan: what the bug needs besides traffic, and one more.
 const ENTRIES_MAX: usize = 2;

@@ -2,16 +2,15 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
-
 use std::{collections::BTreeSet, time::Duration};
 
-use common::{Pair, Side, connect, immediate, pair};
 use futures::future::{join, join_all};
 use memory::{GrantEnd, copy::CopyReason};
 use rendezvous::{ClusterSpec, Tensor, Worker, WorkerBuilder};
 use sim::{Call, Event, Fault, Handle, Node, Outcome, Rng, Summary, Swarm, Violation, World};
 use verbs_reactor::{FabricError, Immediate, QueuePairConfig, RemoteRange, Runtime, timeout};
+
+use crate::common::{Pair, Side, connect, immediate, pair};
 
 /// Runs `scenario` under each of so many seeds.
 fn on_seeds(seeds: u64, scenario: impl AsyncFn(Handle)) -> Vec<Summary> {
@@ -112,8 +111,18 @@ fn builder(node: &Node, name: &str) -> WorkerBuilder {
     let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
     let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
     let cluster = ClusterSpec::new().worker(SERVER, "server:1").worker(CLIENT, "client:1");
-    let builder = builder.source_bytes(8 << 20).receive_bytes(8 << 20).block_bytes(64 << 10);
-    builder.requests_max(4).contents_max(2).ring_bytes(8 << 10).cluster(cluster)
+    let builder = builder.memory(|memory| {
+        memory.source_bytes = 8 << 20;
+        memory.receive_bytes = 8 << 20;
+        memory.block_bytes = 64 << 10;
+    });
+    builder
+        .flow(|flow| {
+            flow.requests_max = 4;
+            flow.contents_max = 2;
+            flow.ring_bytes = 8 << 10;
+        })
+        .cluster(cluster)
 }
 
 /// Starts a worker that publishes `x`; a call that fails once is made again.
@@ -135,7 +144,7 @@ async fn fetches(worker: &Worker, node: &Node, peer: (&str, &str), attempts: u32
     for failed in 0..attempts {
         let operation = node.begin(Some(address), format!("fetch from {name}"));
         let peer = worker.peer(name).unwrap();
-        match worker.fetch(&peer, "x").await {
+        match peer.fetch("x").await {
             Ok(tensor) => {
                 assert_eq!(tensor.values::<u32>().unwrap(), [7; 4000]);
                 operation.end(&Outcome::Done);
@@ -195,7 +204,7 @@ fn d_peer_sigstop_is_noticed_and_the_peer_used_again_when_it_goes_on() {
         let began = handle.now();
         let operation = two.client_node.begin(Some("server:1"), "fetch from a stopped worker");
         let peer = two.client.peer(SERVER).unwrap();
-        let fetched = two.client.fetch(&peer, "x").await;
+        let fetched = peer.fetch("x").await;
         match &fetched {
             // Its fabric or its own tasks may have answered before the stop.
             Ok(_) => operation.end(&Outcome::Done),

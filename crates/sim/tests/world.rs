@@ -2,15 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod common;
-
 use std::{collections::BTreeSet, time::Duration};
 
-use common::{Lent, Pair, connect, immediate, pair};
 use futures::future::{join, join_all};
 use memory::GrantEnd;
 use sim::{Allowed, Completions, Event, Failure, Handle, Outcome, Rng, Summary, Swarm, Violation, World};
 use verbs_reactor::{FabricError, Immediate, PeerViolation, QueuePairConfig, Runtime, timeout};
+
+use crate::common::{Lent, Pair, connect, immediate, pair};
 
 /// Sends `count` transfers of odd lengths from left to right and checks each.
 async fn stream(handle: Handle, count: u64) {

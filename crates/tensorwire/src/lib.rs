@@ -18,7 +18,7 @@
 //!
 //! let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
 //! let peer = client.peer_at(server.address()).await?;
-//! let fetched = client.fetch(&peer, "weights").await?;
+//! let fetched = peer.fetch("weights").await?;
 //! assert_eq!(fetched.values::<f32>()?, &[1.0, 2.0, 3.0, 4.0]);
 //!
 //! client.shutdown().await;
@@ -29,14 +29,19 @@
 
 #![forbid(unsafe_code)]
 
-pub use memory::{Buf, BufMut, Joined, Limit, Mapping, MemoryError, Pool, PoolStats, UserMemory, copy};
+/// Element types that Rust has not got: 16-bit floats.
+pub use half::{bf16, f16};
+pub use memory::{
+    Buf, BufMut, Joined, Lease, Limit, Mapping, MemoryError, Pool, PoolStats, UserMemory, copy,
+};
 pub use protocol::{Code, Counters, DataType, DeviceName, Key, Metadata, Mode, Shape, Status};
 pub use rendezvous::{
-    AllocatorAttributes, CancellationToken, ClusterError, ClusterSpec, Damage, Delivered, DeviceContext,
-    DuplicatePolicy, Element, Fetch, FetchInto, FetchMany, FetchManyVersioned, FetchVersioned, Fetched,
-    Filled, IntraProcessRendezvous, KeyEnd, LocalConfig, LocalRendezvous, Peer, PeerInfo, PeerLoss,
-    Published, Receive, ReceiveIntoError, RecvArgs, SendArgs, Sharing, SimpleRendezvous, Step, TF_CONFIG,
-    Tensor, TfConfig, TransferName, Trust, Validation, Version, Worker, WorkerBuilder, WorkerError, control,
+    AllocatorAttributes, AsDelivered, AsTensor, AsVersioned, CancellationToken, ClusterError, ClusterSpec,
+    Damage, Delivered, DeviceContext, DuplicatePolicy, Element, Fetch, FetchMany, Fetched, Filled,
+    IntoBuffer, IntraProcessRendezvous, KeyEnd, Limits, List, LocalConfig, LocalRendezvous, Memory, Peer,
+    PeerInfo, PeerLoss, Published, Receive, ReceiveIntoError, Recv, RecvArgs, RecvMany, SendArgs, Sharing,
+    SimpleRendezvous, Step, StepFrom, StepTo, TF_CONFIG, Tensor, TfConfig, TransferName, Trust, Validation,
+    Version, Worker, WorkerBuilder, WorkerError, control,
 };
 /// Mutual TLS: who a worker is, and what its peers must prove (feature `tls`).
 #[cfg(feature = "tls")]
@@ -47,7 +52,7 @@ pub mod tls {
     };
 }
 pub use verbs_reactor::{
-    FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait,
+    Fabric, FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait,
     verbs::{Mtu, OnDemandPaging, SettingError, VerbsSettings},
 };
 

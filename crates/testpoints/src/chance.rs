@@ -1,8 +1,8 @@
-//! Who answers `chance!`, and hears of `mark!`.
+//! The world that decides `chance!` and records `mark!`, per thread.
 
 use std::{cell::RefCell, fmt, marker::PhantomData, rc::Rc};
 
-/// A simulated world, as the code under test knows it.
+/// A simulated world, as the code under test uses it.
 pub trait World {
     /// Whether the rare branch `name` is taken now.
     fn chance(&self, name: &'static str) -> bool;
@@ -17,24 +17,24 @@ thread_local! {
     static CURRENT: RefCell<Current> = const { RefCell::new(None) };
 }
 
-/// Not borrowed while it is asked, which may come back here.
+/// Not borrowed during a call of the world, which may come back here.
 fn current() -> Current {
     CURRENT.with(|current| current.borrow().clone())
 }
 
-/// What `chance!` answers: `false` on a thread without a world.
+/// The answer of `chance!`: `false` on a thread without a world.
 pub fn decide(name: &'static str) -> bool {
     current().is_some_and(|world| world.chance(name))
 }
 
-/// What `mark!` does: nothing on a thread without a world.
+/// The effect of `mark!`: nothing on a thread without a world.
 pub fn reached(name: &'static str) {
     if let Some(world) = current() {
         world.reached(name);
     }
 }
 
-/// From now on `world` is asked on this thread, until the guard is dropped; then whoever was before is again.
+/// Makes `world` the world of this thread until the guard is dropped, which restores the one before.
 pub fn enter(world: impl World + 'static) -> Entered {
     Entered { before: CURRENT.replace(Some(Rc::new(world))), _of_this_thread: PhantomData }
 }

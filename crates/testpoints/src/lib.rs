@@ -1,13 +1,13 @@
-//! Places in the code where tests interfere or listen. The macros are the constant `false`, or nothing, unless a feature
-//! says otherwise, so a normal build has none of them.
+//! Points in the code at which tests interfere or observe. Without a feature the macros are the constant `false`, or
+//! nothing, so a normal build has none of them.
 //!
-//! - [`chance!`]`("name")` stands where a rare branch begins that is always allowed: a queue that counts as full, a
-//!   wake-up without a reason. The simulator answers it by its seed. Whatever the answer, every promise must be kept.
-//! - [`mark!`]`("name")` stands in a branch that a simulated world must have reached.
-//! - [`planted!`]`("name")` stands where a mistake begins, of a kind that has been made before. A test plants one at a
-//!   time, to see that the simulator finds it without looking for it.
+//! - [`chance!`]`("name")` marks the beginning of a rare branch that is always allowed: a queue that counts as full, a
+//!   wake-up without a reason. The simulator decides it by its seed. Every promise must hold either way.
+//! - [`mark!`]`("name")` marks a branch that a simulated world must reach.
+//! - [`planted!`]`("name")` marks the beginning of a mistake, of a kind that has been made before. A test switches on one
+//!   at a time, to show that the simulator finds it without looking for it.
 //!
-//! Names are unique: a point that is reached is reported by its name, and a test holds the names in the source against
+//! Names are unique: a point that is reached is reported by its name, and a test compares the names in the source with
 //! those that were reached.
 
 #![forbid(unsafe_code)]
@@ -45,14 +45,14 @@ macro_rules! chance {
     };
 }
 
-/// Tells the world that runs on this thread that the branch with this name was taken. Nothing outside simulation.
+/// Reports to the world that runs on this thread that the branch with this name was taken. Nothing outside simulation.
 #[cfg(not(feature = "simulation"))]
 #[macro_export]
 macro_rules! mark {
     ($name:literal) => {};
 }
 
-/// Tells the world that runs on this thread that the branch with this name was taken.
+/// Reports to the world that runs on this thread that the branch with this name was taken.
 #[cfg(feature = "simulation")]
 #[macro_export]
 macro_rules! mark {

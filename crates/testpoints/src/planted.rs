@@ -1,4 +1,4 @@
-//! Which mistake is made.
+//! The mistake that is switched on, per thread.
 
 use std::{cell::Cell, marker::PhantomData};
 
@@ -6,7 +6,7 @@ thread_local! {
     static PLANTED: Cell<Option<&'static str>> = const { Cell::new(None) };
 }
 
-/// What `planted!` answers.
+/// The answer of `planted!`.
 pub fn is_planted(name: &str) -> bool {
     PLANTED.get() == Some(name)
 }

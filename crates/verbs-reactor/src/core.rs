@@ -200,16 +200,33 @@ impl QueuePairCore {
     }
 
     pub(crate) fn poll_arrival(&self, context: &Context<'_>) -> Poll<Result<Arrival, FabricError>> {
+        let Poll::Ready(there) = self.poll_inbound(context) else { return Poll::Pending };
+        match there.map(|()| self.take_arrival()) {
+            Ok(Some(arrival)) => Poll::Ready(Ok(arrival)),
+            // Another task took it: there is to be one consumer only.
+            Ok(None) => {
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Err(failure) => Poll::Ready(Err(failure)),
+        }
+    }
+
+    /// Ready when there is an arrival to take, or will never be one.
+    pub(crate) fn poll_inbound(&self, context: &Context<'_>) -> Poll<Result<(), FabricError>> {
         if testpoints::chance!("an arrival is taken a turn later") {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
         let mut inbound = self.lock();
-        if let Some(arrival) = inbound.arrivals.pop_front() {
-            return Poll::Ready(Ok(arrival));
+        if !inbound.arrivals.is_empty() {
+            return Poll::Ready(Ok(()));
         }
         if let Some(failure) = &inbound.failure {
             return Poll::Ready(Err(failure.clone()));
+        }
+        if inbound.consumer.as_ref().is_some_and(|known| known.will_wake(context.waker())) {
+            return Poll::Pending;
         }
         let before = inbound.consumer.replace(context.waker().clone());
         drop(inbound);
@@ -217,7 +234,9 @@ impl QueuePairCore {
         Poll::Pending
     }
 
-    pub(crate) fn poll_drained(&self, context: &Context<'_>) -> Poll<()> {
+    /// Ready when the connection is over, nothing of the peer can touch local memory any more, and every operation has
+    /// ended.
+    pub fn poll_drained(&self, context: &Context<'_>) -> Poll<()> {
         {
             let mut inbound = self.lock();
             if !inbound.drained {

@@ -58,8 +58,8 @@ pub enum PeerViolation {
     /// More immediates than receives.
     #[error("an immediate came although no receive was posted")]
     ReceiverNotReady,
-    /// A source block without the seals or the size it must have.
-    #[error("a shared block is not sealed as it must be")]
+    /// A source block without the seals, the size or the pages it must have.
+    #[error("a shared block is not sealed as it must be, or has another size or holes")]
     UnsealedBlock,
     /// A token that was never issued, or already used.
     #[error("wrong or used connection token")]
@@ -139,16 +139,6 @@ pub enum FabricError {
         /// The block's number.
         block: u64,
     },
-    /// A window over memory that is not registered for windows with this queue pair's domain.
-    #[error(
-        "block {block} is not registered for windows with this {kind} domain: register it with Access::WINDOWED"
-    )]
-    NotBindable {
-        /// The fabric.
-        kind: FabricKind,
-        /// The block's number.
-        block: u64,
-    },
     /// The peer's region is not known on this queue pair.
     #[error("region {region:?} of the peer is not known on this queue pair, or its generation is outdated")]
     UnknownRemoteRegion {
@@ -194,6 +184,17 @@ pub enum FabricError {
         wanted: u64,
         /// The cap.
         cap: u64,
+    },
+    /// The peer shares more memory over one connection than this side maps; the connection was closed.
+    #[error(
+        "shm: the peer shares {shared} bytes of its memory over one connection, and this side maps at most {most}: \
+         allow more with imported_bytes_per_connection_max"
+    )]
+    ImportedBytesExhausted {
+        /// Of all blocks of that connection, with the one that is refused.
+        shared: u64,
+        /// The cap.
+        most: u64,
     },
     /// Not at this moment, because the peer has not taken in what it was sent before.
     #[error("{kind} cannot {what} now: the peer is busy; try again later, or send a copy")]

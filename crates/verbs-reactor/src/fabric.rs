@@ -1,11 +1,12 @@
 //! The traits a fabric implements.
 
-use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
+use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use memory::{Block, BlockId};
 
 use crate::{
-    Access, BoxFuture, FabricError, FabricKind, QueuePair, QueuePairStats, RemoteRegion, SlotKey, WorkRequest,
+    Access, BoxFuture, FabricError, FabricKind, QueuePair, QueuePairStats, RemoteRegion, Runtime, SlotKey,
+    WorkRequest,
 };
 
 /// What a fabric can and cannot do.
@@ -14,18 +15,10 @@ use crate::{
 pub struct Capabilities {
     /// Many ranges in one logical write.
     pub vectored: bool,
-    /// One-sided reads.
+    /// One-sided reads, of one range or of many.
     pub read: bool,
-    /// Many ranges in one read, where there are reads.
-    pub read_vectored: bool,
     /// Views of the peer's memory without a copy.
     pub lend: bool,
-    /// Memory windows: [`QueuePair::bind`], and blocks that are [registered](Domain::register) with
-    /// [`Access::windows`].
-    pub windows: bool,
-    /// Each access through a window is held against the window's own range. Soft-RoCE looks at queue pair and life of the
-    /// window only, and at the range of the whole block.
-    pub exact_windows: bool,
     /// What travels is encrypted, and held against change, between the two ends.
     pub encrypted: bool,
     /// The largest piece a logical write is split into, in bytes.
@@ -34,16 +27,8 @@ pub struct Capabilities {
 
 impl Capabilities {
     /// Writes of one range only, unsplit.
-    pub const WRITES: Self = Self {
-        vectored: false,
-        read: false,
-        read_vectored: false,
-        lend: false,
-        windows: false,
-        exact_windows: false,
-        encrypted: false,
-        piece_bytes_max: u64::MAX,
-    };
+    pub const WRITES: Self =
+        Self { vectored: false, read: false, lend: false, encrypted: false, piece_bytes_max: u64::MAX };
 
     /// Whether `request` is among what the fabric can do.
     pub fn allow(&self, request: &WorkRequest) -> bool {
@@ -51,9 +36,7 @@ impl Capabilities {
             WorkRequest::Write { .. } => true,
             WorkRequest::WriteVectored { .. } => self.vectored,
             WorkRequest::Lend { .. } => self.lend,
-            WorkRequest::Read { .. } => self.read,
-            WorkRequest::Bind { .. } | WorkRequest::Unbind { .. } => self.windows,
-            WorkRequest::ReadVectored { .. } => self.read && self.read_vectored,
+            WorkRequest::Read { .. } | WorkRequest::ReadVectored { .. } => self.read,
         }
     }
 }
@@ -141,8 +124,8 @@ pub struct ConnectParams {
     pub peer: ConnectionData,
     /// Which end this is.
     pub role: Role,
-    /// The host that the control connection goes to, for fabrics that need an address.
-    pub peer_host: Option<IpAddr>,
+    /// Where the control connection was dialled, if this end has dialled it: for fabrics that need an address.
+    pub peer_address: Option<SocketAddr>,
     /// How long it may take.
     pub limit: Duration,
 }
@@ -152,14 +135,38 @@ pub trait Prepared: Send + fmt::Debug {
     /// What the other end must know.
     fn connection_data(&self) -> ConnectionData;
 
-    /// Connects. Both ends must call this, each with the other's data.
+    /// Connects. Both ends must call this, each with the other's data. Nothing runs in the background before the
+    /// [driver](Connected::driver) is polled.
     ///
     /// # Errors
     /// [`FabricError::Connect`], [`FabricError::ConnectTimeout`], [`FabricError::PeerMisbehaved`].
     ///
     /// # Cancel safety
     /// Dropping the future abandons the connection.
-    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<QueuePair, FabricError>>;
+    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<Connected, FabricError>>;
+}
+
+/// A queue pair that is connected, and the future that drives it.
+pub struct Connected {
+    /// The user's half.
+    pub queue_pair: QueuePair,
+    /// Makes progress when nobody awaits an operation. It ends once the connection is over and nothing is left to do for
+    /// it. Dropping it before ends the connection.
+    pub driver: BoxFuture<'static, ()>,
+}
+
+impl Connected {
+    /// Drives the queue pair in a task of its own.
+    pub fn spawn(self, runtime: &dyn Runtime) -> QueuePair {
+        runtime.spawn("queue pair", self.driver);
+        self.queue_pair
+    }
+}
+
+impl fmt::Debug for Connected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connected").field("queue_pair", &self.queue_pair).finish_non_exhaustive()
+    }
 }
 
 /// The fabric's half of a connected queue pair; [`QueuePair`] is the user's half. Both share a
@@ -176,6 +183,13 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// Looks a little longer, until `is_there`, on behalf of whoever awaits an arrival, after [`drive`](Self::drive). Does
     /// nothing unless the fabric has found that looking pays off now: other tasks of this thread wait meanwhile.
     fn look(&self, _is_there: &dyn Fn() -> bool) {}
+
+    /// Looks a little for work, on behalf of a task that awaits something of the peer's, and does what it finds; whether
+    /// there was any. Does nothing unless the fabric has found that looking pays off now, and waits for no lock that is
+    /// held for long.
+    fn help(&self) -> bool {
+        false
+    }
 
     /// Begins the orderly end: outstanding operations end, the peer's further accesses are refused. When that
     /// is done, and nothing of the peer can touch local memory any more, the fabric calls

@@ -11,7 +11,7 @@
 //! | shm | [`shm`] | a descriptor in a ring; the target copies from a read-only mapping |
 //! | tcp | [`tcp`] | header + payload, read by the target straight into the destination |
 //!
-//! The contract that all of them keep (DESIGN §2):
+//! The contract that all of them implement:
 //! - Writes on one queue pair land in posting order as far as an immediate can tell: when the immediate of a
 //!   write arrives, that write and all earlier ones are visible. A plain write is not visible before that.
 //! - Completion `Ok` means that the local bytes may be reused, not that they were delivered.
@@ -20,30 +20,34 @@
 //!   ([`FabricError::ReceiverNotReady`]), on both sides.
 //! - The target checks region, generation, key, range, right and grant. A violation ends that connection only,
 //!   and touches no memory.
-//! - Where [`Capabilities::windows`] says so, a [`Window`] lets one queue pair's peer write one granted range, of a block
-//!   that nobody may write otherwise.
 //! - A write larger than [`Capabilities::piece_bytes_max`] is split; only its last piece carries the immediate,
 //!   and each piece counts in the send queue.
 //! - Every operation ends exactly once.
 
+#[macro_use]
+mod log;
+
 #[cfg(feature = "bench-limits")]
 pub mod bare;
 mod core;
+mod door;
 mod error;
 mod fabric;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod kind;
+mod pace;
 mod queue_pair;
 mod read;
-mod refusals;
 mod region;
 mod runtime;
 mod slot;
+#[cfg(test)]
+mod slot_model;
+mod strangers;
 mod sync;
 mod wait;
-mod window;
 mod work;
 
 #[cfg(feature = "planted-bugs")]
@@ -55,19 +59,20 @@ pub mod tls;
 pub mod verbs;
 
 pub use self::core::{QueuePairCore, QueuePairStats};
+pub use door::{Door, DoorStats, Guest, Newcomer, Presence, Stranger, Visit, listen};
 pub use error::{FabricError, LossCause, PeerViolation};
 pub use fabric::{
-    Capabilities, ConnectParams, ConnectionData, Domain, Fabric, Link, Prepared, QueuePairConfig, Role,
+    Capabilities, ConnectParams, Connected, ConnectionData, Domain, Fabric, Link, Prepared, QueuePairConfig,
+    Role,
 };
-pub use kind::{FabricKind, UnknownFabric};
+pub use kind::FabricKind;
+pub use pace::Pace;
 pub use queue_pair::{NextArrival, Operation, QueuePair};
 pub use read::{ReadDestination, ReadOperation, VectoredReadOperation, scattered};
-pub use refusals::RefusalPace;
 pub use region::{
     Access, Purpose, RegionGeneration, RegionId, RegionTable, RemoteRange, RemoteRegion, RemoteRegions,
 };
 pub use runtime::{BoxFuture, Elapsed, Runtime, TokioRuntime, timeout};
 pub use slot::{SlotKey, SlotTable};
 pub use wait::{UnknownWait, Wait};
-pub use window::{BindOperation, Window, WindowBinding};
 pub use work::{Arrival, Immediate, Piece, Pieces, ReadPart, ReadSegment, Segment, WorkRequest, paged};

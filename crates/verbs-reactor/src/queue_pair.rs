@@ -10,12 +10,12 @@ use std::{
     task::{Context, Poll},
 };
 
-use memory::{Buf, BufMut, Granted};
+use memory::{Buf, BufMut};
 
 use crate::{
-    Arrival, BindOperation, Capabilities, FabricError, FabricKind, Immediate, Link, QueuePairConfig,
-    QueuePairCore, QueuePairStats, ReadDestination, ReadOperation, ReadSegment, RegionId, RemoteRange,
-    RemoteRegion, Segment, SlotKey, VectoredReadOperation, Window, WindowBinding, WorkRequest,
+    Arrival, Capabilities, FabricError, FabricKind, Immediate, Link, QueuePairConfig, QueuePairCore,
+    QueuePairStats, ReadDestination, ReadOperation, ReadSegment, RegionId, RemoteRange, RemoteRegion,
+    Segment, SlotKey, VectoredReadOperation, WorkRequest,
     slot::{Place, Reserve},
 };
 
@@ -53,11 +53,7 @@ impl Shared {
         match request {
             WorkRequest::WriteVectored { segments, .. } => self.core.remote_regions().aim_all(segments)?,
             WorkRequest::ReadVectored { segments } => self.core.remote_regions().aim_all_reads(segments)?,
-            WorkRequest::Write { .. }
-            | WorkRequest::Lend { .. }
-            | WorkRequest::Read { .. }
-            | WorkRequest::Bind { .. }
-            | WorkRequest::Unbind { .. } => {}
+            WorkRequest::Write { .. } | WorkRequest::Lend { .. } | WorkRequest::Read { .. } => {}
         }
         Ok(request.weight(capabilities.piece_bytes_max))
     }
@@ -196,7 +192,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// As [`read`](Self::read); [`FabricError::TooManyPieces`] if the send queue could never hold it,
-    /// [`FabricError::Unsupported`] where [`Capabilities::read_vectored`] is false. After an error all buffers are back
+    /// [`FabricError::Unsupported`] where [`Capabilities::read`] is false. After an error all buffers are back
     /// in their pools, whatever came into them.
     ///
     /// # Cancel safety
@@ -209,47 +205,6 @@ impl QueuePair {
         let segments: Arc<[ReadSegment]> = segments.into_iter().map(segment).collect();
         let operation = self.start(WorkRequest::ReadVectored { segments: segments.clone() });
         VectoredReadOperation::new(operation, segments, self.kind())
-    }
-
-    /// Opens a window over all of `granted`, whose block must be registered with
-    /// [`Access::windows`](crate::Access::windows): this queue pair's peer may write the range, and nobody else may. It
-    /// is told how by [`Window::region`]. The window ends with [`unbind`](Self::unbind), or when this queue pair is
-    /// [closed](Self::close); the grant must not end before.
-    ///
-    /// # Errors
-    /// As [`write`](Self::write); [`FabricError::Unsupported`] where [`Capabilities::windows`] is false and for a range of
-    /// no bytes, [`FabricError::NotBindable`], [`FabricError::Device`] when the device has no window left.
-    ///
-    /// # Cancel safety
-    /// Dropping the future leaves a window that nobody knows the key of, until this queue pair is closed; one that
-    /// still waits for a slot is never bound.
-    pub fn bind(&self, granted: &Granted) -> BindOperation {
-        let binding = WindowBinding::over(granted);
-        let operation = match &binding {
-            Some(window) => self.start(WorkRequest::Bind { window: window.clone() }),
-            None => self.operation(State::Failed(FabricError::Unsupported {
-                kind: self.kind(),
-                what: "bind a window over no bytes: a write of none needs no window",
-            })),
-        };
-        BindOperation::new(operation, binding, Arc::downgrade(&self.shared.core))
-    }
-
-    /// Ends a window of this queue pair. When that is done, no write through it can land any more: the grant may then
-    /// end with [`GrantEnd::WindowEnded`](memory::GrantEnd::WindowEnded).
-    ///
-    /// # Errors
-    /// As [`write`](Self::write): after an error the window is open until this queue pair is closed.
-    /// [`FabricError::Unsupported`] for a window of another queue pair.
-    ///
-    /// # Cancel safety
-    /// As [`write`](Self::write); an unbind that is never posted leaves the window open until this queue pair is closed.
-    pub fn unbind(&self, window: Window) -> Operation {
-        if !std::ptr::eq(window.owner.as_ptr(), Arc::as_ptr(&self.shared.core)) {
-            let what = "end a window that is bound to another queue pair: end it there";
-            return self.operation(State::Failed(FabricError::Unsupported { kind: self.kind(), what }));
-        }
-        self.start(WorkRequest::Unbind { window: window.binding })
     }
 
     /// What the fabric can do.
@@ -284,19 +239,11 @@ impl QueuePair {
         }
     }
 
-    /// Waits until [`post_now`](Self::post_now) may find a free slot, or the queue pair has failed.
+    /// Waits until [`post_now`](Self::post_now) may find room for an operation of this [weight](WorkRequest::weight), or
+    /// the queue pair has failed. A vectored or split one finds no room in a queue that has just one place left.
     ///
     /// # Cancel safety
-    /// Cancel-safe; no slot is reserved.
-    pub async fn room(&self) {
-        self.room_of(1).await;
-    }
-
-    /// As [`room`](Self::room), for an operation of this [weight](WorkRequest::weight). A vectored or split one finds
-    /// no room in a queue that has just one place left.
-    ///
-    /// # Cancel safety
-    /// As [`room`](Self::room).
+    /// Cancel-safe; no room is reserved.
     pub async fn room_of(&self, weight: u64) {
         poll_fn(|context| {
             self.shared.link.drive();
@@ -314,6 +261,33 @@ impl QueuePair {
     /// Cancel-safe: an arrival is taken only by the poll that returns it.
     pub fn next_arrival(&self) -> NextArrival<'_> {
         NextArrival { shared: &self.shared }
+    }
+
+    /// The next arrival, if one was handed on already. Nothing is driven.
+    pub fn take_arrival(&self) -> Option<Arrival> {
+        self.shared.core.take_arrival()
+    }
+
+    /// Ready when [`take_arrival`](Self::take_arrival) has an arrival to give. For the task that drives this queue pair,
+    /// which takes the arrivals where it finds them.
+    ///
+    /// # Errors
+    /// The connection's failure, after all arrivals before it have been taken.
+    pub fn poll_arrivals(&self, context: &Context<'_>) -> Poll<Result<(), FabricError>> {
+        let Shared { core, link, .. } = &*self.shared;
+        if !core.has_arrival() {
+            // Also posts what waits for a call to the device.
+            link.drive();
+            // Before leaving a waker: what is found here wakes nobody.
+            link.look(&|| core.has_arrival());
+        }
+        core.poll_inbound(context)
+    }
+
+    /// Looks a little for work of the fabric's and does it, if looking pays off now; whether there was any. What arrived by
+    /// that is there to [take](Self::take_arrival).
+    pub fn help(&self) -> bool {
+        self.shared.link.help()
     }
 
     /// Makes a region of the peer usable in writes.

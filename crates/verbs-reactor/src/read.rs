@@ -32,7 +32,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         // Nobody awaits the read, and the slot has let go of it: it is completed, or was never posted.
         if let Some(Err(error)) = self.take().map(|granted| granted.end(GrantEnd::ReadCompleted)) {
-            tracing::warn!(%error, "the destination of a read is lost");
+            log!(WARN, %error, "the destination of a read is lost");
         }
     }
 }

@@ -1,25 +1,18 @@
 //! Registered memory and the checks of a NIC.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     fmt,
     sync::{Mutex, MutexGuard, PoisonError, RwLock},
 };
 
 use memory::{Block, BlockId, Buf, RemoteTarget};
 
-use crate::{FabricError, PeerViolation, ReadSegment, Runtime, Segment, WindowBinding, window::WINDOW};
+use crate::{FabricError, FabricKind, PeerViolation, ReadSegment, Runtime, Segment};
 
 /// Names a region within its domain; never reused within it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RegionId(pub u32);
-
-impl RegionId {
-    /// Whether it names a [window](crate::Window), not a registered block.
-    pub fn is_window(self) -> bool {
-        self.0 & WINDOW != 0
-    }
-}
 
 /// Tells a region from earlier ones that had its number in an earlier life of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -41,23 +34,17 @@ pub struct Access {
     pub remote_write: bool,
     /// Peers may read exposed ranges; over verbs all of the region, because a NIC knows no ranges.
     pub remote_read: bool,
-    /// The peer of a queue pair may write granted ranges through [windows](crate::QueuePair::bind), where the fabric has
-    /// them.
-    pub windows: bool,
     /// What the region is for.
     pub purpose: Purpose,
 }
 
 impl Access {
     /// A source: no remote access at all.
-    pub const LOCAL: Self =
-        Self { remote_write: false, remote_read: false, windows: false, purpose: Purpose::Payload };
+    pub const LOCAL: Self = Self { remote_write: false, remote_read: false, purpose: Purpose::Payload };
     /// A source whose [exposed](memory::Buf::expose) ranges peers may read.
     pub const READABLE: Self = Self { remote_read: true, ..Self::LOCAL };
     /// A destination of tensor bytes.
     pub const RECEIVE: Self = Self { remote_write: true, ..Self::LOCAL };
-    /// A destination that is written through windows only.
-    pub const WINDOWED: Self = Self { windows: true, ..Self::LOCAL };
     /// A message ring.
     pub const RING: Self = Self { purpose: Purpose::Messages, ..Self::RECEIVE };
 }
@@ -198,29 +185,6 @@ struct State {
     /// `None` once deregistered: numbers are never used again.
     regions: Vec<Option<Entry>>,
     by_block: HashMap<BlockId, RegionId>,
-    /// Open ones.
-    windows: BTreeMap<RegionId, OpenWindow>,
-    /// Windows so far.
-    windows_opened: u32,
-}
-
-struct OpenWindow {
-    /// Which of this domain's queue pairs it is open for.
-    queue_pair: u64,
-    binding: WindowBinding,
-    purpose: Purpose,
-    key: u32,
-}
-
-// Without the key, as keys are never shown.
-impl fmt::Debug for OpenWindow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpenWindow")
-            .field("queue_pair", &self.queue_pair)
-            .field("binding", &self.binding)
-            .field("purpose", &self.purpose)
-            .finish_non_exhaustive()
-    }
 }
 
 struct Entry {
@@ -272,9 +236,16 @@ impl RegionTable {
         drop(gone);
     }
 
-    /// Whether `block` may be the source of a write (a NIC's local key check).
-    pub fn contains(&self, block: BlockId) -> bool {
-        self.lock().by_block.contains_key(&block)
+    /// A NIC's local key check, for the `block` that an operation on a queue pair of `kind` has its local bytes in. What
+    /// has no bytes has no block.
+    ///
+    /// # Errors
+    /// [`FabricError::NotRegistered`].
+    pub fn check_local(&self, kind: FabricKind, block: Option<BlockId>) -> Result<(), FabricError> {
+        match block.filter(|block| !self.lock().by_block.contains_key(block)) {
+            Some(block) => Err(FabricError::NotRegistered { kind, block: block.get() }),
+            None => Ok(()),
+        }
     }
 
     /// Checks a peer's write as a NIC does, and gives the memory it may touch.
@@ -293,80 +264,6 @@ impl RegionTable {
             let target = entry.block.remote_target(range.offset, range.length);
             Ok((target.map_err(|_| PeerViolation::NotGranted)?, entry.access.purpose))
         })
-    }
-
-    /// As [`write_target`](Self::write_target), for a write that comes through one queue pair of this domain, whose
-    /// windows it may use.
-    ///
-    /// # Errors
-    /// As [`write_target`](Self::write_target): [`PeerViolation::UnknownRegion`] for a window that has ended,
-    /// [`PeerViolation::WrongKey`] for one of another queue pair.
-    pub fn write_target_on(
-        &self,
-        queue_pair: u64,
-        range: &RemoteRange,
-        key: u32,
-    ) -> Result<(RemoteTarget, Purpose), PeerViolation> {
-        if !range.region.is_window() {
-            return self.write_target(range, key);
-        }
-        let state = self.lock();
-        let window = state.windows.get(&range.region).filter(|_| range.generation == self.generation);
-        let window = window.ok_or(PeerViolation::UnknownRegion)?;
-        if window.key != key || window.queue_pair != queue_pair {
-            return Err(PeerViolation::WrongKey);
-        }
-        let end = range.offset.checked_add(range.length).ok_or(PeerViolation::OutOfBounds)?;
-        if end > window.binding.length() {
-            return Err(PeerViolation::OutOfBounds);
-        }
-        let offset = window.binding.offset() + range.offset;
-        let target = window.binding.block().remote_target(offset, range.length);
-        Ok((target.map_err(|_| PeerViolation::NotGranted)?, window.purpose))
-    }
-
-    /// Opens a window for one queue pair of this domain, and tells `window` what its peer must know. False if the block
-    /// is not registered with [`Access::windows`].
-    pub fn bind(&self, runtime: &dyn Runtime, queue_pair: u64, window: &WindowBinding) -> bool {
-        let key = low_bits(runtime.random());
-        let mut state = self.lock();
-        let registered = state.by_block.get(&window.block().id());
-        let entry = registered.and_then(|region| state.regions.get(region.0 as usize)?.as_ref());
-        let Some(purpose) = entry.filter(|entry| entry.access.windows).map(|entry| entry.access.purpose)
-        else {
-            return false;
-        };
-        let region = WindowBinding::region_id(state.windows_opened);
-        state.windows_opened = state.windows_opened.wrapping_add(1);
-        let (length, generation) = (window.length(), self.generation);
-        window.set_region(RemoteRegion { region, generation, base: 0, length, key });
-        let binding = window.clone();
-        state.windows.insert(region, OpenWindow { queue_pair, binding, purpose, key });
-        true
-    }
-
-    /// Ends a window.
-    pub fn unbind(&self, window: &WindowBinding) {
-        let ended = window.region().and_then(|region| self.lock().windows.remove(&region.region));
-        // Without the lock: it may hold the block's last handle.
-        drop(ended);
-    }
-
-    /// Ends all windows of a queue pair, which is over.
-    pub fn unbind_all(&self, queue_pair: u64) {
-        let ended: Vec<OpenWindow> = {
-            let mut state = self.lock();
-            let of_it = |_: &RegionId, window: &mut OpenWindow| window.queue_pair == queue_pair;
-            state.windows.extract_if(.., of_it).map(|(_, window)| window).collect()
-        };
-        drop(ended);
-    }
-
-    /// The range that a window is open over: its block, and the first byte in it.
-    pub fn window(&self, region: RegionId) -> Option<(BlockId, u64, Purpose)> {
-        let state = self.lock();
-        let window = state.windows.get(&region)?;
-        Some((window.binding.block().id(), window.binding.offset(), window.purpose))
     }
 
     /// Checks a peer's read as a NIC does, and gives the bytes, which stay alive and unchanged meanwhile.

@@ -1,6 +1,13 @@
 //! What this project needs of a runtime, so that tokio and the simulator are interchangeable.
 
-use std::{fmt, future::Future, pin::pin, time::Duration};
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    io,
+    pin::pin,
+    task::Poll,
+    time::Duration,
+};
 
 use futures::future::{Either, select};
 
@@ -18,8 +25,17 @@ pub trait Runtime: Send + Sync + fmt::Debug + 'static {
     /// Monotonic time since some fixed moment.
     fn now(&self) -> Duration;
 
-    /// A random number; unpredictable for peers outside the simulator.
+    /// A random number; unpredictable for peers outside the simulator. Keys, tokens and nonces are made of these, so none
+    /// may be weaker than the others: see [`check_random`](Self::check_random).
     fn random(&self) -> u64;
+
+    /// Looks whether there are random numbers, before anything relies on them. A worker does not start without.
+    ///
+    /// # Errors
+    /// The operating system's words.
+    fn check_random(&self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// The time ran out.
@@ -39,7 +55,12 @@ pub async fn timeout<F: Future>(
     limit: Duration,
     future: F,
 ) -> Result<F::Output, Elapsed> {
-    match select(pin!(future), runtime.sleep(limit)).await {
+    let mut future = pin!(future);
+    // Most need no timer.
+    if let Poll::Ready(output) = poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await {
+        return Ok(output);
+    }
+    match select(future, runtime.sleep(limit)).await {
         Either::Left((output, _)) => Ok(output),
         Either::Right(((), _)) => Err(Elapsed),
     }
@@ -63,7 +84,7 @@ impl TokioRuntime {
 
 impl Runtime for TokioRuntime {
     fn spawn(&self, name: &'static str, task: BoxFuture<'static, ()>) {
-        tracing::trace!(name, "task spawned");
+        log!(TRACE, name, "task spawned");
         self.handle.spawn(task);
     }
 
@@ -77,12 +98,18 @@ impl Runtime for TokioRuntime {
     }
 
     fn random(&self) -> u64 {
-        let mut bytes = [0; 8];
-        if getrandom::fill(&mut bytes).is_err() {
-            // Without the system's entropy (seccomp, early boot), the hasher's keys are the next best thing.
-            use std::hash::{BuildHasher, Hasher};
-            return std::collections::hash_map::RandomState::new().build_hasher().finish();
+        match getrandom::u64() {
+            Ok(number) => number,
+            Err(error) => {
+                // A source that has worked fails when the process takes the right to it away from itself. A number from
+                // elsewhere would be a secret that can be guessed, and nobody would know.
+                log!(ERROR, %error, "the operating system gives no random numbers any more: ending this process");
+                std::process::abort()
+            }
         }
-        u64::from_le_bytes(bytes)
+    }
+
+    fn check_random(&self) -> io::Result<()> {
+        getrandom::u64().map(drop).map_err(io::Error::other)
     }
 }

@@ -219,8 +219,7 @@ impl SlotTable {
     /// completion must not end someone else's operation.
     pub fn complete(&self, key: SlotKey, result: Result<(), FabricError>) -> bool {
         let mut inner = self.lock();
-        let Some(slot) = inner.slots.get_mut(key.index as usize).filter(|s| s.generation == key.generation)
-        else {
+        let Some(slot) = inner.slot_mut(key) else {
             return false;
         };
         let (request, waker) = match mem::replace(&mut slot.state, State::Free) {
@@ -289,8 +288,7 @@ impl SlotTable {
     /// As [`take_done`](Self::take_done); who is `waiting` is woken when it ends.
     fn take_end(&self, key: SlotKey, waiting: Option<&Context<'_>>) -> Option<Result<(), FabricError>> {
         let mut inner = self.lock();
-        let Some(slot) = inner.slots.get_mut(key.index as usize).filter(|s| s.generation == key.generation)
-        else {
+        let Some(slot) = inner.slot_mut(key) else {
             return Some(Err(FabricError::Closed));
         };
         if let State::Posted { waker, .. } = &mut slot.state {
@@ -314,8 +312,7 @@ impl SlotTable {
     /// The future of `key` was dropped.
     pub(crate) fn ignore(&self, key: SlotKey) {
         let mut inner = self.lock();
-        let Some(slot) = inner.slots.get_mut(key.index as usize).filter(|s| s.generation == key.generation)
-        else {
+        let Some(slot) = inner.slot_mut(key) else {
             return;
         };
         let mut wakes = Wakes::default();
@@ -333,16 +330,9 @@ impl SlotTable {
 
     /// Why the operation has failed, if it has already. Its slot is free then.
     pub(crate) fn take_refusal(&self, key: SlotKey) -> Option<FabricError> {
-        let mut inner = self.lock();
-        let slot = inner.slots.get_mut(key.index as usize).filter(|s| s.generation == key.generation)?;
-        let State::Done(Err(error)) = &slot.state else { return None };
-        let error = error.clone();
-        slot.state = State::Free;
-        inner.release(key.index);
-        let wakes = inner.wakes(self.depth);
-        drop(inner);
-        wakes.wake();
-        Some(error)
+        let has_failed =
+            self.lock().slot_mut(key).is_some_and(|slot| matches!(slot.state, State::Done(Err(_))));
+        if has_failed { self.take_done(key)?.err() } else { None }
     }
 
     /// Ready when a slot is free and nobody waits for it, or never will be because the queue pair has failed.
@@ -373,6 +363,11 @@ impl SlotTable {
 }
 
 impl Inner {
+    /// The slot, while `key` names what is in it.
+    fn slot_mut(&mut self, key: SlotKey) -> Option<&mut Slot> {
+        self.slots.get_mut(key.index as usize).filter(|slot| slot.generation == key.generation)
+    }
+
     /// Joins the queue, or stays in it with a new waker.
     fn wait(&mut self, place: &mut Place, weight: u32, waker: &Waker) {
         let place = *place.0.get_or_insert_with(|| {

@@ -11,8 +11,7 @@ use std::{
 
 use crate::Runtime;
 
-/// What a fabric's drivers do when there is nothing to do (DESIGN §3). Set where a fabric is made, for all its
-/// queue pairs.
+/// What a fabric's drivers do when there is nothing to do. Set when a fabric is made, for all its queue pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Wait {
@@ -72,6 +71,12 @@ const MISSES_MAX: u32 = 8;
 /// Waits for which it rests then, so that at most one in nine is looked through in vain.
 const REST_WAITS: u32 = 64;
 
+/// Bytes that a peer copies in a nanosecond when the memory is not in its caches.
+const BYTES_PER_NS: u64 = 8;
+
+/// A peer's copy that takes longer is slept through: it outweighs a sleep and a wake-up at each side.
+const COPY_LONGEST: Duration = Duration::from_micros(300);
+
 /// Looks in one go, with a pause after each: about 2 µs, for which other tasks of the thread wait. A fabric whose looks are
 /// calls has [fewer](Patience::with_looks).
 const LOOKS: u32 = 48;
@@ -126,6 +131,8 @@ pub(crate) struct Patience {
     rest: u32,
     /// When the latest turn was given away, until it is known how long it took.
     gave_way: Option<Duration>,
+    /// How much longer this wait may be looked through, because the peer copies for us meanwhile.
+    copy: Duration,
 }
 
 impl Patience {
@@ -144,6 +151,7 @@ impl Patience {
             misses: 0,
             rest: 0,
             gave_way: None,
+            copy: Duration::ZERO,
         }
     }
 
@@ -165,6 +173,12 @@ impl Patience {
         self.budget_max = (WAKE_UP + ROUND_TRIPS * round_trip).min(BUDGET_LONGEST);
         self.idle_gap = IDLE_GAP.max(4 * self.budget_max);
         self.budget = self.budget.min(self.budget_max);
+    }
+
+    /// The peer has so many bytes of ours to copy before it can complete what was posted. Looking goes on through that.
+    pub(crate) fn expect_copy(&mut self, bytes: u64) {
+        let copy = Duration::from_nanos(bytes / BYTES_PER_NS);
+        self.copy = if copy <= COPY_LONGEST { copy } else { Duration::ZERO };
     }
 
     /// Whether the next wait begins with a sleep.
@@ -208,7 +222,7 @@ impl Patience {
         let now = self.clock.now();
         let since = *self.since.get_or_insert(now);
         self.learn_from_turn(now);
-        if now.saturating_sub(since) >= self.budget {
+        if now.saturating_sub(since) >= self.budget + self.copy {
             return self.sleep();
         }
         self.gave_way = Some(now);
@@ -432,6 +446,22 @@ pub(crate) mod tests {
                 patience.worked();
                 assert_eq!(patience.gave_way, None, "told once");
             }
+        }
+    }
+
+    #[test]
+    fn a_peers_copy_is_looked_through_unless_it_is_long() {
+        for (bytes, looks_on) in [(0, false), (1 << 20, true), (16 << 20, false)] {
+            let (mut patience, clock) = patience(Wait::Adaptive);
+            for _ in 0..5 {
+                wait(&mut patience, &clock, 3);
+            }
+            patience.expect_copy(bytes);
+            assert_eq!(patience.idle(false, || false), Idle::GiveWay);
+            patience.turn_was_used();
+            clock.advance(100);
+            let idle = if looks_on { Idle::GiveWay } else { Idle::Sleep };
+            assert_eq!(patience.idle(false, || false), idle, "{bytes} bytes");
         }
     }
 

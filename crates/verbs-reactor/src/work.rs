@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use memory::Buf;
 
-use crate::{FabricError, FabricKind, ReadDestination, RemoteRange, WindowBinding};
+use crate::{FabricError, FabricKind, ReadDestination, RemoteRange};
 
 /// The 32-bit value that travels with a write and tells the target what landed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -48,9 +48,6 @@ impl WorkRequest {
             Self::WriteVectored { .. } => "write many ranges at once",
             Self::Lend { .. } => "lend memory without a copy",
             Self::Read { .. } => "read the peer's memory",
-            Self::Bind { .. } | Self::Unbind { .. } => {
-                "bind windows: use memory that peers may write as a whole"
-            }
             Self::ReadVectored { .. } => "read many ranges at once",
         };
         FabricError::Unsupported { kind, what }
@@ -96,19 +93,7 @@ pub enum WorkRequest {
         /// Where they go; as long as `remote`.
         into: ReadDestination,
     },
-    /// Lets the peer of this queue pair write a range, until [`Unbind`](Self::Unbind) or the end of the queue pair. Only
-    /// where [`Capabilities::windows`](crate::Capabilities::windows) says so.
-    Bind {
-        /// The range. The fabric tells it the window's key.
-        window: WindowBinding,
-    },
-    /// Ends a window that is bound to this queue pair. When it completes, no write through it can land any more.
-    Unbind {
-        /// The window.
-        window: WindowBinding,
-    },
-    /// Many reads, one completion. Only where [`Capabilities::read_vectored`](crate::Capabilities::read_vectored)
-    /// says so.
+    /// Many reads, one completion. Only where [`Capabilities::read`](crate::Capabilities::read) says so.
     ReadVectored {
         /// The parts, in the order they are asked for.
         segments: Arc<[ReadSegment]>,
@@ -121,7 +106,7 @@ impl WorkRequest {
         match self {
             Self::Write { immediate, .. } | Self::WriteVectored { immediate, .. } => *immediate,
             Self::Lend { immediate, .. } => Some(*immediate),
-            Self::Read { .. } | Self::ReadVectored { .. } | Self::Bind { .. } | Self::Unbind { .. } => None,
+            Self::Read { .. } | Self::ReadVectored { .. } => None,
         }
     }
 
@@ -133,7 +118,6 @@ impl WorkRequest {
                 segments.iter().map(|segment| segment.local.len() as u64).sum()
             }
             Self::Read { into, .. } => into.length(),
-            Self::Bind { .. } | Self::Unbind { .. } => 0,
             Self::ReadVectored { segments } => segments.iter().map(|segment| segment.into.length()).sum(),
         }
     }
@@ -147,7 +131,7 @@ impl WorkRequest {
             Self::WriteVectored { segments, .. } => {
                 segments.iter().map(|segment| pieces(segment.local.len() as u64)).sum::<u64>().max(1)
             }
-            Self::Lend { .. } | Self::Bind { .. } | Self::Unbind { .. } => 1,
+            Self::Lend { .. } => 1,
             Self::Read { into, .. } => pieces(into.length()),
             Self::ReadVectored { segments } => {
                 segments.iter().map(|segment| pieces(segment.into.length())).sum::<u64>().max(1)
@@ -177,11 +161,7 @@ impl WorkRequest {
             Self::WriteVectored { segments, immediate } if segments.is_empty() => (Parts::Bare, *immediate),
             Self::WriteVectored { segments, immediate } => (Parts::Many(segments), *immediate),
             Self::ReadVectored { segments } if segments.is_empty() => (Parts::Bare, None),
-            Self::Lend { .. }
-            | Self::Read { .. }
-            | Self::ReadVectored { .. }
-            | Self::Bind { .. }
-            | Self::Unbind { .. } => (Parts::One(None), None),
+            Self::Lend { .. } | Self::Read { .. } | Self::ReadVectored { .. } => (Parts::One(None), None),
         };
         Pieces { parts, immediate, offset: 0, piece_bytes_max: piece_bytes_max.max(1) }
     }

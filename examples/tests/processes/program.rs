@@ -81,12 +81,6 @@ pub(crate) fn summary_value<'a>(text: &'a str, name: &str) -> &'a str {
     line.unwrap_or_else(|| panic!("no `{name}`: {text}")).trim()
 }
 
-/// The first word after `name` in the summary, as a number.
-pub(crate) fn summary_number(text: &str, name: &str) -> f64 {
-    let word = summary_value(text, name).split_whitespace().next().unwrap();
-    word.replace(',', "").parse().unwrap_or_else(|error| panic!("{name} `{word}`: {error}"))
-}
-
 /// A process that is killed, if it is still there, when the test ends.
 pub(crate) struct Running {
     child: Child,

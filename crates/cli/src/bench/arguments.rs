@@ -8,7 +8,7 @@ use tensorwire::FabricKind;
 
 use crate::arguments::Checksum;
 
-/// Largest size that is measured, in bytes: both processes hold a few copies of it.
+/// Largest size that is measured, in bytes: both processes hold a few buffers of that size.
 const SIZE_MAX: u64 = 1 << 30;
 
 const EXAMPLES: &str = "\
@@ -16,7 +16,6 @@ Examples:
   tensorwire bench --fabric shm --op pingpong
   tensorwire bench --fabric shm,tcp --op pull --size 8,4K,64K,1M,16M,64M
   tensorwire bench --op all --size 8,1M --json > figures.jsonl
-  tensorwire bench --fabric tcp,grpc --op pull --size 8,16M
   tensorwire bench --fabric shm --op pingpong --cpus one --rounds 31
   tensorwire bench --fabric verbs --op pingpong,write --size 8,64K --device rxe1 --peer-device rxe2
 
@@ -29,22 +28,22 @@ its operations are wake-ups, and its median is the time between two of them, 0 i
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Bench {
-    /// How bytes travel.
+    /// The transports to measure.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "shm,tcp")]
     pub(crate) fabric: Vec<BenchFabric>,
-    /// What is measured.
+    /// The operations to measure.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "pull")]
     pub(crate) op: Vec<OpChoice>,
     /// Bytes of a tensor or write, with K, M or G for powers of 1024; several with commas.
     #[arg(long, value_name = "BYTES", value_delimiter = ',', default_value = "8,4K,64K,1M,16M", value_parser = size)]
     pub(crate) size: Vec<u64>,
-    /// How both ends wait for each other.
+    /// How both processes wait.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "sleep")]
     pub(crate) wait: Vec<WaitChoice>,
-    /// How a pull hands its tensor over.
+    /// How a pull receives its tensor.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "copy")]
     pub(crate) mode: Vec<Mode>,
-    /// Checksums by which the workers of pulls and receives validate what arrives.
+    /// Checksums with which pulls and receives validate tensors.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "off")]
     pub(crate) validate: Vec<Checksum>,
     /// Where the two processes run. `auto` is `two`, but `free` from 16 MiB on, where a second core may help to copy.
@@ -53,25 +52,25 @@ pub(crate) struct Bench {
     /// Rounds of a case; each measures tensorwire and its limit once.
     #[arg(long, value_name = "N", default_value = "9")]
     pub(crate) rounds: NonZeroU32,
-    /// How long a round takes, about, in milliseconds.
+    /// Approximate duration of a round, in milliseconds.
     #[arg(long, value_name = "MS", default_value = "300")]
     pub(crate) round_ms: NonZeroU32,
-    /// Operations of a round and side, instead of as many as fit into its time; a few more where several belong
-    /// together.
+    /// Operations per round and side, instead of as many as fit into its time. Rounded up where operations are done in
+    /// batches.
     #[arg(long, value_name = "N", conflicts_with = "round_ms")]
     pub(crate) ops: Option<NonZeroU32>,
-    /// RDMA device of this end; by default the first that works.
+    /// RDMA device of this process; by default the first that works.
     #[arg(long, value_name = "NAME")]
     pub(crate) device: Option<String>,
-    /// RDMA device of the other end; by default the same.
+    /// RDMA device of the second process; by default the same.
     #[arg(long, value_name = "NAME", requires = "device")]
     pub(crate) peer_device: Option<String>,
-    /// Print one JSON object a case instead of a table.
+    /// Print one JSON object per case instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// What the hidden second process is told on its command line; the rest comes over the control stream.
+/// Options of the hidden second process; everything else comes over the control stream.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct BenchPeer {
     /// The CPU to run on.
@@ -87,24 +86,21 @@ pub(crate) enum BenchFabric {
     Shm,
     /// TCP over loopback.
     Tcp,
-    /// RDMA, between two devices of this machine or on one. Measured against the programs of perftest.
+    /// RDMA, between two devices of this machine or on one. Compared with the programs of perftest.
     Verbs,
-    /// Calls on the control plane's port: what is used where nothing else connects. Whole pulls and receives only.
-    Grpc,
 }
 
 impl BenchFabric {
     pub(crate) fn kind(self) -> FabricKind {
         match self {
-            Self::Shm => FabricKind::Shm,
-            Self::Tcp => FabricKind::Tcp,
-            Self::Verbs => FabricKind::Verbs,
-            Self::Grpc => FabricKind::Grpc,
+            Self::Shm => FabricKind::SHM,
+            Self::Tcp => FabricKind::TCP,
+            Self::Verbs => FabricKind::VERBS,
         }
     }
 }
 
-/// The operations as the command line knows them.
+/// The operations on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OpChoice {
     /// Writes with immediate in one direction, several under way.
@@ -117,7 +113,7 @@ pub(crate) enum OpChoice {
     Outstanding,
     /// Receives of a step with 10,000 outstanding, per receive, against 10 outstanding.
     Receives,
-    /// Wake-ups of a connected worker that has nothing to do, without those that watch whether its peer lives.
+    /// Wake-ups of a connected worker that has nothing to do, without those of its liveness checks.
     Idle,
     /// All of them.
     All,
@@ -139,7 +135,7 @@ impl Op {
     pub(crate) const ALL: [Self; 6] =
         [Self::Write, Self::Pingpong, Self::Pull, Self::Outstanding, Self::Receives, Self::Idle];
 
-    /// Whether it is measured once, and not once a size.
+    /// Whether it is measured once, and not once per size.
     pub(crate) fn has_own_size(self) -> bool {
         matches!(self, Self::Outstanding | Self::Receives | Self::Idle)
     }
@@ -160,7 +156,7 @@ impl OpChoice {
     }
 }
 
-/// How an end waits.
+/// How a process waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum WaitChoice {
@@ -176,18 +172,18 @@ pub(crate) enum WaitChoice {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Mode {
-    /// In memory of the puller.
+    /// As a copy in memory of the puller.
     Copy,
-    /// In the server's memory, read-only.
+    /// As a view of the server's memory, read-only.
     View,
-    /// The same, and the puller reads it once.
+    /// As a view that the puller reads once.
     ViewRead,
 }
 
 /// Where the two processes run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CpuChoice {
-    /// As the case needs it.
+    /// Chosen for each case.
     Auto,
     /// Each on a CPU of its own.
     Two,

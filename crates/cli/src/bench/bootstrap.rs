@@ -1,10 +1,10 @@
-//! How sure a median is.
+//! Confidence intervals of medians.
 
 use super::phase::quantile;
 
-/// Samples drawn anew.
+/// Number of resamples.
 const RESAMPLES: usize = 2_000;
-/// Share of them that the interval covers.
+/// Share of the resamples that the interval covers.
 const COVERED: f64 = 0.90;
 
 /// The 90 % bootstrap interval of the median of `values`: medians of as many values, drawn with replacement. The same

@@ -23,9 +23,9 @@ use super::{
 };
 use crate::arguments::Checksum;
 
-/// From this size on a pull is compared by its bandwidth.
+/// From this size on, pulls are compared by bandwidth.
 const BANDWIDTH_BYTES: u64 = 64 << 10;
-/// Up to this size the source is written anew before it is pulled: larger ones come from main memory anyway.
+/// Up to this size the source is written anew before each pull. Larger sources come from main memory anyway.
 const FRESH_BYTES_MAX: u64 = 1 << 20;
 /// Bytes of a header of the TCP fabric, which a raw round trip carries too.
 const TCP_HEADER_BYTES: usize = 40;
@@ -34,7 +34,7 @@ const SMALL_PULL_BYTES: usize = 4 << 10;
 /// Bytes of each value when many are outstanding.
 const SMALL_BYTES: u64 = 8;
 
-/// What is measured.
+/// The subject of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Case {
     pub(super) fabric: BenchFabric,
@@ -45,7 +45,7 @@ pub(super) struct Case {
     pub(super) size: u64,
 }
 
-/// The RDMA devices of both ends, as far as they are named.
+/// The RDMA devices of both processes, as far as they are named.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Devices {
     pub(super) own: Option<String>,
@@ -53,14 +53,14 @@ pub(super) struct Devices {
 }
 
 impl Devices {
-    /// As the command line names them.
+    /// From the names on the command line.
     pub(super) fn new(arguments: &super::arguments::Bench) -> Self {
         let own = arguments.device.clone();
         Self { peer: arguments.peer_device.clone().or_else(|| own.clone()), own }
     }
 }
 
-/// What a ratio is of.
+/// The quantity that a ratio compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Compares {
@@ -82,18 +82,13 @@ pub(super) struct Ready {
 }
 
 impl Case {
-    /// Refuses what this build can't measure, before anything is started.
+    /// Refuses a case that this build cannot measure, before anything is started.
     pub(super) fn check(&self) -> Result<(), BenchError> {
         let refused = |value: &str| {
             let (field, remedy) =
                 ("--mode", "only shared memory can be viewed; use --fabric shm or --mode copy");
             Err(BenchError::NotInThisBuild { field, value: value.to_owned(), remedy })
         };
-        if self.fabric == BenchFabric::Grpc && matches!(self.op, Op::Write | Op::Pingpong) {
-            let remedy = "gRPC moves whole tensors only; use --op pull, outstanding, receives or idle";
-            let value = if self.op == Op::Write { "write" } else { "pingpong" }.to_owned();
-            return Err(BenchError::NotInThisBuild { field: "--op", value, remedy });
-        }
         match (self.mode, self.fabric) {
             (Mode::Copy, _) | (_, BenchFabric::Shm) => Ok(()),
             (Mode::View, _) => refused("view"),
@@ -120,8 +115,11 @@ impl Case {
         clock: Arc<dyn Runtime>,
     ) -> Result<Ready, BenchError> {
         let shared = if self.is_fresh() { FRESH_PIECES * self.bytes() } else { 4096 };
-        let mut stage = Stage { peer: Peer::start(placement.peer, shared)?, clock, opened: None };
-        self.open(&mut stage, devices).await?;
+        let peer = Peer::start(placement.peer, shared)?;
+        let opened = self.choice(devices.own.as_ref()).open(clock.clone())?;
+        let mut stage = Stage { peer, clock, opened };
+        let order = Order::Open { choice: self.choice(devices.peer.as_ref()) };
+        done(stage.peer.ask(&order, "opening the fabric").await?)?;
         let (ours, limit, limit_name) = match self.op {
             Op::Pingpong => self.pingpong(&mut stage).await?,
             Op::Write => self.write(&mut stage).await?,
@@ -134,15 +132,9 @@ impl Case {
         Ok(Ready { stage, ours, limit, limit_name, compares, outstanding })
     }
 
-    /// Opens the fabric in both processes.
-    async fn open(&self, stage: &mut Stage, devices: &Devices) -> Result<(), BenchError> {
-        let (fabric, wait) = (self.fabric, self.wait);
-        let choice = |device: &Option<String>| FabricChoice { fabric, wait, device: device.clone() };
-        if fabric != BenchFabric::Grpc {
-            stage.opened = Some(choice(&devices.own).open(stage.clock.clone())?);
-        }
-        let order = Order::Open { choice: choice(&devices.peer) };
-        done(stage.peer.ask(&order, "opening the fabric").await?)
+    /// The fabric of a process with this device.
+    fn choice(&self, device: Option<&String>) -> FabricChoice {
+        FabricChoice { fabric: self.fabric, wait: self.wait, device: device.cloned() }
     }
 
     fn compares(&self) -> Compares {
@@ -176,7 +168,7 @@ impl Case {
                 let (limit, name) = self.perftest(stage, Perftest::WriteLatency)?;
                 (ours, limit, name)
             }
-            (BenchFabric::Tcp | BenchFabric::Grpc, _) => {
+            (BenchFabric::Tcp, _) => {
                 let (stream, bytes) = (open_stream(stage).await?, self.bytes() + TCP_HEADER_BYTES);
                 (ours, Task::StreamRoundTrips { stream, bytes }, "raw stream + epoll")
             }
@@ -193,7 +185,7 @@ impl Case {
                 (ours, limit, name)
             }
             BenchFabric::Shm => (ours, self.copies(), "memcpy, resident"),
-            BenchFabric::Tcp | BenchFabric::Grpc => {
+            BenchFabric::Tcp => {
                 let stream = open_stream(stage).await?;
                 (ours, Task::StreamWrites { stream, bytes: self.bytes() }, "raw blocking stream")
             }
@@ -206,7 +198,7 @@ impl Case {
             return self.view(stage, puller).await;
         }
         publish(stage, bytes, if self.is_fresh() { FRESH_PIECES } else { 1 }).await?;
-        if self.size < BANDWIDTH_BYTES && self.fabric != BenchFabric::Grpc {
+        if self.size < BANDWIDTH_BYTES {
             let end = self.connect(stage).await?;
             let ours = pulls(puller);
             return Ok((ours, Task::TwoWays { end }, "two writes of the fabric"));
@@ -221,7 +213,7 @@ impl Case {
                 let (limit, name) = self.perftest(stage, Perftest::WriteBandwidth)?;
                 (pulls(puller), limit, name)
             }
-            BenchFabric::Tcp | BenchFabric::Grpc => {
+            BenchFabric::Tcp => {
                 let stream = open_stream(stage).await?;
                 let limit = Task::StreamPulls { stream, bytes };
                 (pulls(puller), limit, "raw blocking stream")
@@ -229,7 +221,7 @@ impl Case {
         })
     }
 
-    /// A view handed over costs what a small pull does; one that is read, what reading costs.
+    /// A view that is not read is compared with a small pull; a view that is read, with reading the bytes.
     async fn view(
         &self,
         stage: &mut Stage,
@@ -276,7 +268,7 @@ impl Case {
         let puller = self.start_workers(stage).await?;
         publish(stage, self.bytes(), 1).await?;
         // Workers connect when the first tensor moves.
-        puller.worker.fetch(&puller.server, &tensor_name(0)).await?;
+        puller.server.fetch(&tensor_name(0)).await?;
         Ok((Task::Idle { _puller: puller }, Task::Nothing, "none"))
     }
 
@@ -287,16 +279,16 @@ impl Case {
     /// A program of perftest between the devices of both processes, and its name.
     fn perftest(&self, stage: &Stage, test: Perftest) -> Result<(Task, &'static str), BenchError> {
         test.check()?;
-        let verbs = stage.opened()?.verbs.as_ref();
+        let verbs = stage.opened.verbs.as_ref();
         let verbs = verbs.ok_or_else(|| BenchError::Unexpected("no device".to_owned()))?;
         let end = VerbsEnd::new(verbs);
         Ok((Task::Perftest { test, end, bytes: self.bytes() }, test.name()))
     }
 
-    /// Connects one end here with one in the second process.
+    /// Connects a side in this process with one in the second process.
     async fn connect(&self, stage: &mut Stage) -> Result<Arc<End>, BenchError> {
         let bytes = self.bytes();
-        let mine = Unconnected::prepare(stage.opened()?, bytes)?;
+        let mine = Unconnected::prepare(&stage.opened, bytes)?;
         let theirs = match stage.peer.ask(&Order::Prepare { bytes }, "preparing an end").await? {
             Answer::End(theirs) => theirs,
             other => return Err(BenchError::Unexpected(format!("{other:?}"))),
@@ -304,7 +296,7 @@ impl Case {
         let order = Order::Connect { end: mine.data() };
         let (end, answer) =
             futures::join!(mine.connect(theirs, Role::Acceptor), stage.peer.ask(&order, "connecting"));
-        // If it is the other process that failed, its reason is the better one.
+        // If the second process failed, its error is the cause.
         done(answer?)?;
         Ok(Arc::new(end?))
     }
@@ -315,8 +307,8 @@ impl Case {
             Answer::Address(address) => address,
             other => return Err(BenchError::Unexpected(format!("{other:?}"))),
         };
-        // It is enough that one end wants it.
-        let worker = start_worker(PULLER, stage.opened.as_ref(), self.validate.validation()).await?;
+        // It is enough that one of the two workers wants it.
+        let worker = start_worker(PULLER, &stage.opened, self.validate.validation()).await?;
         let server = worker.peer_at(&address).await?;
         Ok(Puller { worker, server })
     }
@@ -339,7 +331,7 @@ async fn open_stream(stage: &mut Stage) -> Result<Arc<RawStream>, BenchError> {
     Ok(Arc::new(stream?))
 }
 
-/// The cases of a command line, in order. Operations that have a size of their own come once.
+/// The cases of a command line, in order. Operations with a fixed size occur once.
 pub(super) fn cases(arguments: &super::arguments::Bench) -> Vec<Case> {
     let mut cases = Vec::new();
     for &fabric in &arguments.fabric {
@@ -364,7 +356,7 @@ fn checksums(op: Op, asked: &[Checksum]) -> &[Checksum] {
     if matches!(op, Op::Write | Op::Pingpong) { &[Checksum::Off] } else { asked }
 }
 
-/// Only a pull hands a tensor over.
+/// Only pulls have a mode.
 fn modes(op: Op, asked: &[Mode]) -> &[Mode] {
     if op == Op::Pull { asked } else { &[Mode::Copy] }
 }

@@ -1,4 +1,4 @@
-//! What the two processes tell each other between measurements: lines of JSON over a Unix socket.
+//! Messages of the two processes between measurements: lines of JSON over a Unix socket.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -25,7 +25,7 @@ use super::{
 /// Longest line that is read, in bytes.
 const LINE_MAX: usize = 64 << 10;
 
-/// What the measuring process wants of the other.
+/// Orders of the measuring process to the second one.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum Order {
     /// Answer this many rings of the bell.
@@ -42,13 +42,13 @@ pub(super) enum Order {
     StreamTake { count: u64, bytes: usize },
     /// Answer each of this many bytes with a message.
     StreamServe { count: u64, bytes: usize },
-    /// Open this fabric, for what comes next.
+    /// Open this fabric, for later orders.
     Open { choice: FabricChoice },
-    /// Make one end of a connection for writes of this many bytes.
+    /// Make one side of a connection for writes of this many bytes.
     Prepare { bytes: usize },
-    /// Connect it to the end so described.
+    /// Connect it to the described side.
     Connect { end: EndData },
-    /// Answer this many writes with one each.
+    /// Answer each of this many writes with a write.
     Echo { count: u64 },
     /// Take this many writes, then answer one.
     Take { count: u64 },
@@ -62,22 +62,22 @@ pub(super) enum Order {
     Send { to: String, step: i64, keys: usize },
 }
 
-/// What the other process answers.
+/// Answers of the second process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum Answer {
-    /// The order is carried out.
+    /// The order was executed.
     Done,
-    /// The end that was prepared.
+    /// The side that was prepared.
     End(EndData),
-    /// Where the worker listens.
+    /// The address of the worker.
     Address(String),
-    /// Where a server listens.
+    /// The port of a server.
     Port(u16),
-    /// Why the order was not carried out.
+    /// Why the order was not executed.
     Failed(String),
 }
 
-/// All that one end of a connection must know of the other.
+/// What one side of a connection must know of the other.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct EndData {
     pub(super) connection: Vec<u8>,
@@ -104,7 +104,7 @@ impl Control {
         Ok(Self { stream: BufReader::new(stream) })
     }
 
-    /// Says `message`.
+    /// Sends `message`.
     pub(super) async fn say(
         &mut self,
         message: &impl Serialize,
@@ -144,7 +144,7 @@ fn gone(error: &io::Error, during: &'static str) -> BenchError {
     BenchError::PeerGone { during }
 }
 
-/// Hands descriptors over, with one byte.
+/// Sends descriptors, with one byte.
 pub(super) fn send_descriptors(
     stream: &UnixStream,
     descriptors: &[BorrowedFd<'_>],
@@ -158,7 +158,7 @@ pub(super) fn send_descriptors(
     sendmsg(stream, &bytes, &mut control, SendFlags::empty()).map(drop).map_err(system("sendmsg"))
 }
 
-/// Takes `N` descriptors.
+/// Receives `N` descriptors.
 pub(super) fn receive_descriptors<const N: usize>(stream: &UnixStream) -> Result<[OwnedFd; N], BenchError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -1,4 +1,4 @@
-//! Where the two processes run, and how much of the machine the hypervisor took meanwhile.
+//! The CPUs of the two processes, and the share of CPU time that the hypervisor took.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -74,7 +74,7 @@ impl CpuTime {
         Self { stolen: ticks.get(7).copied().unwrap_or(0), total: ticks.iter().sum() }
     }
 
-    /// The share of the time since `earlier` that the hypervisor gave to others, 0 to 1.
+    /// The share of the time since `earlier` that the hypervisor gave to other machines, 0 to 1.
     pub(super) fn stolen_since(self, earlier: Self) -> f64 {
         let total = self.total.saturating_sub(earlier.total);
         let stolen = self.stolen.saturating_sub(earlier.stolen);
@@ -82,7 +82,7 @@ impl CpuTime {
     }
 }
 
-/// Threads of the control plane begin with this. They wake up to see whether peers are alive.
+/// Names of threads of the control plane begin with this. They wake up for liveness checks.
 const CONTROL_THREAD: &str = "Name:\ttw-ctl";
 
 /// How often the threads of a process have gone to sleep so far, without those of the control plane.
@@ -100,7 +100,7 @@ fn sleeps(status: &std::io::Result<String>) -> u64 {
     count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
-/// The load average of the last minute; how busy others keep the machine.
+/// The load average of the last minute: how busy other processes keep the machine.
 pub(super) fn load() -> f64 {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0.0)

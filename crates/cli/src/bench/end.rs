@@ -1,4 +1,4 @@
-//! One end of a queue pair with its memory: both processes have one.
+//! One side of a queue pair with its memory: both processes have one.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,7 +6,7 @@ use memory::{Buf, Granted, MemoryError, Pool, PoolConfig};
 use tensorwire::FabricError;
 use verbs_reactor::{
     Access, ConnectParams, ConnectionData, Domain, Immediate, Operation, Prepared, QueuePair,
-    QueuePairConfig, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role,
+    QueuePairConfig, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role, TokioRuntime,
 };
 
 use super::{control::EndData, error::BenchError, fabrics::Opened};
@@ -15,7 +15,7 @@ use crate::registered::Registered;
 const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 64, receive_depth: 1024 };
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
-/// An end before it is connected.
+/// One side before it is connected.
 #[derive(Debug)]
 pub(super) struct Unconnected {
     prepared: Box<dyn Prepared>,
@@ -26,7 +26,7 @@ pub(super) struct Unconnected {
     domain: Arc<dyn Domain>,
 }
 
-/// A connected end: writes `bytes` bytes into memory that the other has lent.
+/// A connected side: writes `bytes` bytes into memory that the other process has granted.
 #[derive(Debug)]
 pub(super) struct End {
     queue_pair: QueuePair,
@@ -37,7 +37,7 @@ pub(super) struct End {
 }
 
 impl Unconnected {
-    /// Makes an end for writes of `bytes` bytes, with its memory registered.
+    /// Makes one side for writes of `bytes` bytes, with its memory registered.
     pub(super) fn prepare(opened: &Opened, bytes: usize) -> Result<Self, BenchError> {
         let domain = opened.fabric.open_domain()?;
         let source = registered(&domain, Access::LOCAL, bytes)?.pool;
@@ -59,20 +59,22 @@ impl Unconnected {
         Ok(Self { prepared, source, lent, data, domain })
     }
 
-    /// What the other end must know.
+    /// What the other side must know.
     pub(super) fn data(&self) -> EndData {
         self.data.clone()
     }
 
-    /// Connects to the end that `peer` describes.
+    /// Connects to the side that `peer` describes.
     pub(super) async fn connect(self, peer: EndData, role: Role) -> Result<End, BenchError> {
+        let runtime =
+            TokioRuntime::current().ok_or_else(|| BenchError::Unexpected("no runtime".to_owned()))?;
         let params = ConnectParams {
             peer: ConnectionData(peer.connection),
             role,
-            peer_host: None,
+            peer_address: None,
             limit: CONNECT_LIMIT,
         };
-        let queue_pair = self.prepared.connect(params).await?;
+        let queue_pair = self.prepared.connect(params).await?.spawn(&runtime);
         let (region, generation) = (RegionId(peer.region), RegionGeneration(peer.generation));
         queue_pair.add_remote_region(RemoteRegion {
             region,
@@ -101,18 +103,18 @@ impl End {
         self.queue_pair.write_imm(self.payload.clone(), self.target, Immediate(1))
     }
 
-    /// Starts one write of which the other is not told.
+    /// Starts one write without immediate.
     pub(super) fn write_quietly(&self) -> Operation {
         self.queue_pair.write(self.payload.clone(), self.target)
     }
 
-    /// Waits for one of the other's.
+    /// Waits for one write of the other side.
     pub(super) async fn arrival(&self) -> Result<(), BenchError> {
         self.queue_pair.next_arrival().await?;
         Ok(())
     }
 
-    /// Answers `count` writes with one each.
+    /// Answers each of `count` writes with a write.
     pub(super) async fn echo(&self, count: u64) -> Result<(), BenchError> {
         let mut previous: Option<Operation> = None;
         for _ in 0..count {
@@ -122,8 +124,8 @@ impl End {
                 previous.await?;
             }
         }
-        // The last one goes on by itself: its completion comes with the other end's next turn, which may first want
-        // this process for something else.
+        // The last write is not awaited: over some fabrics it completes only when the other process polls again, and that
+        // process may wait for this one first.
         Ok(())
     }
 

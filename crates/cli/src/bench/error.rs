@@ -1,4 +1,4 @@
-//! Why a benchmark can fail.
+//! Errors of benchmarks.
 
 use std::{io, time::Duration};
 
@@ -21,7 +21,7 @@ pub(crate) enum BenchError {
     PeerSilent { during: &'static str, limit: Duration },
     #[error("the second process failed: {0}")]
     PeerFailed(String),
-    #[error("the second process said what was not expected: {0}")]
+    #[error("the second process sent an unexpected message: {0}")]
     Unexpected(String),
     #[error("{call}: {source}")]
     System { call: &'static str, source: io::Error },

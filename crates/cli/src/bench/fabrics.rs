@@ -47,7 +47,6 @@ impl FabricChoice {
                 let verbs = Arc::new(VerbsFabric::open(runtime, &settings)?.with_wait(wait));
                 return Ok(Opened { fabric: verbs.clone(), verbs: Some(verbs) });
             }
-            BenchFabric::Grpc => return Err(BenchError::Unexpected("gRPC has no queue pairs".to_owned())),
         };
         Ok(Opened { fabric, verbs: None })
     }

@@ -1,4 +1,4 @@
-//! Rounds: tensorwire and its limit in turns, again where the hypervisor took the machine away.
+//! Rounds: tensorwire and its limit in turns, repeated where the hypervisor took CPU time away.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ use super::{
     task::{Stage, Task},
 };
 
-/// A round in which the hypervisor gave more of the machine to others is measured again.
+/// A round in which the hypervisor took a larger share of the CPU time is measured again.
 const STEAL_MAX: f64 = 0.03;
-/// Times that a phase which doesn't count is tried.
+/// How often a warm-up phase is tried.
 const WARM_UPS: usize = 4;
-/// Share of a round's time that finding out how long an operation takes may have.
+/// Share of a round's time for finding out how long an operation takes.
 const PROBE_SHARE: f64 = 0.1;
 
 /// How long to measure.
@@ -36,11 +36,11 @@ struct Round {
     ours: Phase,
     limit: Phase,
     steal: f64,
-    /// What our phase asked of an RDMA device.
+    /// Calls of tensorwire's phase to an RDMA device.
     calls: Option<DeviceCalls>,
 }
 
-/// What a case's rounds say.
+/// The result of a case.
 #[derive(Debug, Clone)]
 pub(super) struct Measurement {
     pub(super) median_ns: f64,
@@ -52,7 +52,7 @@ pub(super) struct Measurement {
     /// The 90 % bootstrap interval of `ratio`.
     pub(super) ratio_interval: (f64, f64),
     pub(super) device_calls: Option<DeviceCalls>,
-    /// The most that was stolen in a round that counts.
+    /// The largest share of stolen CPU time in a round that counts.
     pub(super) steal: f64,
     pub(super) rounds: usize,
     /// Rounds that were thrown away.
@@ -107,11 +107,11 @@ impl Rounds {
         self.undisturbed < self.wanted && self.begun() < 2 * self.wanted
     }
 
-    /// Takes a round; gives whether it counts in any case.
+    /// Takes a round. Returns whether it certainly counts.
     ///
     /// # Errors
-    /// What ended the round, unless it can be repeated: a report without a figure is not our failure. But no round at all
-    /// is one.
+    /// The error of a round that cannot be repeated. A perftest report without a figure only repeats the round, unless no
+    /// round has a figure.
     fn take(&mut self, round: Result<Round, BenchError>) -> Result<bool, BenchError> {
         match round {
             Ok(round) => {
@@ -130,7 +130,7 @@ impl Rounds {
     }
 }
 
-/// What a phase of `task` has to do.
+/// The plan of a phase of `task`.
 async fn plan(task: &mut Task, stage: &mut Stage, settings: Settings) -> Result<Plan, BenchError> {
     let batch = task.batch();
     match settings.ops {
@@ -159,8 +159,8 @@ struct Probe {
     plan: Plan,
     batch: u64,
     budget_ns: f64,
-    /// The first operations have set things up, as workers connect when the first tensor moves. They may take as long as
-    /// hundreds of others, and by them a phase would get so few operations that no end learns how to wait.
+    /// Discards the first operations: workers connect when the first tensor moves, which may take as long as hundreds of
+    /// operations. Planned by that time, a phase would have too few operations for adaptive waiting to take effect.
     is_set_up: bool,
 }
 
@@ -169,7 +169,7 @@ impl Probe {
         Self { plan: Plan { ops: batch, group: 1 }, batch, budget_ns, is_set_up: false }
     }
 
-    /// Takes what the plan gave; once that says enough, gives that of a phase.
+    /// Takes the times of a trial. Once these are long enough, returns the plan of a phase.
     fn take(&mut self, phase: &Phase) -> Option<Plan> {
         if !std::mem::replace(&mut self.is_set_up, true) {
             return None;
@@ -182,7 +182,7 @@ impl Probe {
     }
 }
 
-/// Runs a phase that doesn't count, again if a limit gives no figure.
+/// Runs a warm-up phase, again if a limit gives no figure.
 async fn run_warm_up(task: &mut Task, stage: &mut Stage, plan: Plan) -> Result<Phase, BenchError> {
     for _ in 1..WARM_UPS {
         match task.run(stage, plan).await {
@@ -201,7 +201,7 @@ async fn one_round(
 ) -> Result<Round, BenchError> {
     let before = CpuTime::now();
     let Ready { stage, ours: our_task, limit: limit_task, .. } = ready;
-    // In turns also within rounds, so that a machine that slowly gets slower is unfair to neither.
+    // In turns also within rounds, so that a machine that becomes slower affects both alike.
     let limit_before = if limit_first { Some(limit_task.run(stage, limit).await?) } else { None };
     let counts = stage.verbs_counts();
     let ours = our_task.run(stage, ours).await?;

@@ -1,4 +1,4 @@
-//! `tensorwire bench`: what tensorwire does on this machine, against what the machine allows.
+//! `tensorwire bench`: measures tensorwire on this machine, beside what the machine allows.
 
 pub(crate) mod arguments;
 mod bootstrap;
@@ -65,7 +65,7 @@ pub(crate) async fn bench(arguments: &Bench) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Measures one case, in a task of its own as a user's program would, and not for ever.
+/// Measures one case, in a task of its own as a user's program would, with a time limit.
 async fn run(
     (case, devices): (Case, Devices),
     placement: Placement,
@@ -81,7 +81,7 @@ async fn run(
             Ok(ready) => measure(ready, settings, &bar).await,
             Err(error) => Err(error),
         };
-        // Nobody listens only when the time is up.
+        // The receiver is gone only when the time is up.
         let _ = told.send(measured);
     };
     runtime.spawn("measure", Box::pin(task));

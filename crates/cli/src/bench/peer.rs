@@ -1,4 +1,4 @@
-//! The second process: does what it is told until the control stream ends.
+//! The second process: executes orders until the control stream ends.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use tensorwire::{DataType, Runtime, Tensor, TokioRuntime, Validation, Worker};
 use verbs_reactor::{Role, bare::BareMemory};
 
 use super::{
-    arguments::{BenchFabric, BenchPeer},
+    arguments::BenchPeer,
     control::{Answer, Order},
     end::{End, Unconnected},
     error::BenchError,
@@ -45,7 +45,7 @@ pub(crate) async fn serve(arguments: BenchPeer) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// What it has been told to have.
+/// The resources that it was ordered to make.
 #[derive(Debug)]
 struct BenchServer {
     bells: Bells,
@@ -64,7 +64,7 @@ fn missing(what: &str) -> BenchError {
 }
 
 impl BenchServer {
-    /// Carries out one order; those whose end the other process sees by itself have no answer.
+    /// Executes one order. An order whose effect the other process can see has no answer.
     async fn obey(&mut self, order: Order) -> Result<Option<Answer>, BenchError> {
         match order {
             Order::Bell { count } => return self.answer_bells(count).map(|()| None),
@@ -87,7 +87,7 @@ impl BenchServer {
                 self.end = Some(unconnected.connect(end, Role::Dialer).await?);
             }
             Order::Worker => {
-                let worker = start_worker(SERVER, self.opened.as_ref(), Validation::Off).await?;
+                let worker = start_worker(SERVER, self.opened()?, Validation::Off).await?;
                 let address = worker.address().to_owned();
                 self.worker = Some(worker);
                 return Ok(Some(Answer::Address(address)));
@@ -150,10 +150,7 @@ impl BenchServer {
     }
 
     fn open(&mut self, choice: &FabricChoice) -> Result<(), BenchError> {
-        self.opened = match choice.fabric {
-            BenchFabric::Grpc => None,
-            _ => Some(choice.open(self.clock.clone())?),
-        };
+        self.opened = Some(choice.open(self.clock.clone())?);
         Ok(())
     }
 
@@ -201,7 +198,7 @@ impl BenchServer {
     fn send(&self, to: &str, step: i64, keys: usize) -> Result<(), BenchError> {
         let worker = self.worker()?;
         let (here, there) = (device_of(worker.name()), device_of(to));
-        let step = worker.step(step);
+        let step = worker.shared_step(step);
         for key in 0..keys {
             let key = worker.key(&here, &there, &edge_name(key))?;
             step.send(&key, Tensor::from_bytes(worker.pool(), DataType::U8, &[8], &[7; 8])?)?;

@@ -1,4 +1,4 @@
-//! Times of one phase, and what is told of them.
+//! Times of one phase, and their statistics.
 
 use tensorwire::Runtime;
 
@@ -14,7 +14,7 @@ pub(super) struct Plan {
 const SAMPLE_NS: f64 = 2_000.0;
 
 impl Plan {
-    /// The same with at least `group` operations a sample, as far as there are so many.
+    /// The same plan with at least `group` operations per sample, or all if there are fewer.
     pub(super) fn grouped(self, group: u64) -> Self {
         Self { group: self.group.max(group).min(self.ops.max(1)), ..self }
     }
@@ -37,7 +37,7 @@ pub(super) struct Phase {
 }
 
 impl Phase {
-    /// A phase without operations, that took as long as anyone likes.
+    /// A phase without operations.
     pub(super) fn nothing() -> Self {
         Self { samples: Vec::new(), ops: 0.0, spent_ns: f64::INFINITY }
     }
@@ -63,7 +63,7 @@ impl Phase {
     }
 }
 
-/// Times operations, from its making on.
+/// Times operations, starting when it is made.
 #[derive(Debug)]
 pub(super) struct Watch<'clock> {
     clock: &'clock dyn Runtime,
@@ -89,7 +89,7 @@ impl<'clock> Watch<'clock> {
         self.clock.now().as_nanos() as f64
     }
 
-    /// Begins a sample here, after something that is not to be timed.
+    /// Begins a sample now, so that what came before is not timed.
     fn resume(&mut self) {
         self.last_ns = self.now_ns();
     }

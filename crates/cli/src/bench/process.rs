@@ -1,4 +1,4 @@
-//! The second process, as the measuring one sees it.
+//! The second process, as the measuring process uses it.
 
 use std::{
     env,
@@ -52,7 +52,7 @@ impl Peer {
             command.arg("--cpu").arg(cpu.to_string());
         }
         let child = Reaped(command.spawn().map_err(BenchError::Spawn)?);
-        // The command holds the other end; the stream's end must be seen when the child ends.
+        // The command holds the other socket: it must be closed here, so that the stream ends when the child does.
         drop(command);
         let (mine, their_bell) = (bell()?, bell()?);
         send_descriptors(&stream, &[mine.as_fd(), their_bell.as_fd(), memory.fd()])?;
@@ -97,7 +97,7 @@ pub(super) fn attach() -> Result<(Control, Bells, BareMemory), BenchError> {
     Ok((Control::new(stream)?, bells, memory))
 }
 
-/// Ends this process when the one that started it does, whatever it is doing then.
+/// Ends this process when the process that started it ends.
 pub(super) fn end_with_parent(arguments: BenchPeer) -> Result<(), BenchError> {
     use rustix::process::{Signal, set_parent_process_death_signal};
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(system("prctl"))?;

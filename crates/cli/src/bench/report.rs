@@ -1,4 +1,4 @@
-//! What is printed: a table for people, or a line of JSON a case for programs.
+//! Output: a table for people, or one line of JSON per case for programs.
 
 use std::{fmt, io::Write};
 

@@ -1,4 +1,4 @@
-//! What can be timed: tensorwire's operations and the limits they are measured against.
+//! The tasks that are timed: tensorwire's operations and their limits.
 
 use std::{hint::black_box, sync::Arc, time::Duration};
 
@@ -26,9 +26,9 @@ use super::{
 
 /// Writes under way at once when bandwidth is measured.
 const WRITES_OPEN: usize = 4;
-/// How long nothing is done at a time.
+/// Duration of one idle period.
 const IDLE_TIME: Duration = Duration::from_secs(1);
-/// Bytes a sample has where several operations are under way, and operations at most.
+/// Bytes of a sample where several operations are under way, and most operations of one.
 const STREAMED_BYTES: usize = 8 << 20;
 const STREAMED_MAX: usize = 1024;
 /// Tensors that are written anew before they are pulled, or copied, one after the other.
@@ -38,23 +38,19 @@ pub(super) const PULLED_TENSORS: usize = 64;
 /// Receives of one step.
 pub(super) const RECEIVES: usize = 10_000;
 
-/// What every task needs.
+/// The context of every task.
 #[derive(Debug)]
 pub(super) struct Stage {
     pub(super) peer: Peer,
     pub(super) clock: Arc<dyn Runtime>,
-    /// This process's fabric; none for gRPC.
-    pub(super) opened: Option<Opened>,
+    /// This process's fabric.
+    pub(super) opened: Opened,
 }
 
 impl Stage {
-    pub(super) fn opened(&self) -> Result<&Opened, BenchError> {
-        self.opened.as_ref().ok_or_else(|| BenchError::Unexpected("no fabric".to_owned()))
-    }
-
-    /// What this process has asked of an RDMA device so far.
+    /// The calls of this process to an RDMA device so far.
     pub(super) fn verbs_counts(&self) -> Option<VerbsCounts> {
-        Some(self.opened.as_ref()?.verbs.as_ref()?.counts())
+        Some(self.opened.verbs.as_ref()?.counts())
     }
 }
 
@@ -74,7 +70,7 @@ pub(super) enum Task {
     TwoWays { end: Arc<End> },
     /// Writes in one direction.
     Writes { end: Arc<End> },
-    /// Writes in one direction, as many under way as perftest has; the other end is told of the last one only.
+    /// Writes in one direction, as many under way as perftest has; only the last one has an immediate.
     QuietWrites { end: Arc<End> },
     /// A program of perftest.
     Perftest { test: Perftest, end: VerbsEnd, bytes: usize },
@@ -109,7 +105,7 @@ pub(super) enum Task {
 }
 
 impl Task {
-    /// Operations that only make sense together.
+    /// Operations that must be done together.
     pub(super) fn batch(&self) -> u64 {
         match self {
             Self::FreshPulls { .. } | Self::FreshCopies { .. } => FRESH_PIECES as u64,
@@ -121,7 +117,7 @@ impl Task {
         }
     }
 
-    /// Carries out the operations of `plan`, and times them.
+    /// Executes the operations of `plan`, and times them.
     pub(super) async fn run(&mut self, stage: &mut Stage, plan: Plan) -> Result<Phase, BenchError> {
         match self {
             Self::RoundTrips { end } => Ok(round_trips(stage, end, plan).await?.split(2.0)),
@@ -173,7 +169,7 @@ async fn round_trips(stage: &mut Stage, end: &End, plan: Plan) -> Result<Phase, 
     Ok(watch.stop())
 }
 
-/// Operations a sample has where several are under way: their ends come in bursts, so that single ones say little.
+/// Operations of a sample where several are under way: completions come in bursts, so that single times mean little.
 fn streamed(bytes: usize) -> u64 {
     (STREAMED_BYTES / bytes.max(1)).clamp(WRITES_OPEN, STREAMED_MAX) as u64
 }
@@ -196,7 +192,7 @@ async fn writes(stage: &mut Stage, end: &End, plan: Plan) -> Result<Phase, Bench
         rest.await?;
         watch.tick();
     }
-    // A completion says that the bytes may be reused; the last arrival, that they are there.
+    // A completion means that the bytes may be reused; only the last arrival shows that they have landed.
     end.arrival().await?;
     Ok(watch.stop())
 }
@@ -220,7 +216,7 @@ async fn quiet_writes(stage: &mut Stage, end: &End, plan: Plan) -> Result<Phase,
         watch.tick();
     }
     let phase = watch.stop();
-    // Its answer belongs to no sample: perftest's writes end with their completions too.
+    // The answer belongs to no sample, because perftest's writes end with their completions too.
     end.arrival().await?;
     Ok(phase)
 }
@@ -251,7 +247,7 @@ async fn pulls(
     let name = tensor_name(number);
     let mut watch = Watch::start(&*stage.clock, plan);
     for _ in 0..plan.ops {
-        let tensor = puller.worker.fetch(&puller.server, &name).sharing(sharing).await?;
+        let tensor = puller.server.fetch(&name).sharing(sharing).await?;
         if read {
             read_once(tensor.bytes());
         }
@@ -277,7 +273,7 @@ async fn fresh_pulls(
         done(stage.peer.ask(&order, "publishing").await?)?;
         let mut watch = Watch::start(&*stage.clock, Plan { ops: FRESH_PIECES as u64, group: 1 });
         for name in &names {
-            black_box(puller.worker.fetch(&puller.server, name).await?);
+            black_box(puller.server.fetch(name).await?);
             watch.tick();
         }
         all = all.and(&watch.stop());
@@ -294,11 +290,11 @@ async fn many_pulls(
     let names: Vec<String> = (0..PULLED_TENSORS).map(tensor_name).collect();
     let mut turns =
         names.iter().map(String::as_str).cycle().take(usize::try_from(plan.ops).unwrap_or(usize::MAX));
-    // Answers come in batches, so that single ones say little.
+    // Answers come in batches, so that single times mean little.
     let plan = plan.grouped(4 * PULLED_TENSORS as u64);
     let mut watch = Watch::start(&*stage.clock, plan);
     let mut open = FuturesUnordered::new();
-    let pull = |name| puller.worker.fetch(&puller.server, name);
+    let pull = |name| puller.server.fetch(name).into_future();
     open.extend(turns.by_ref().take(outstanding).map(pull));
     while let Some(pulled) = open.next().await {
         black_box(pulled?);
@@ -308,8 +304,8 @@ async fn many_pulls(
     Ok(watch.stop())
 }
 
-/// One step: all values are sent once the first receives are outstanding, and every receive that ends is followed
-/// by the next.
+/// One step: all values are sent once the first receives are outstanding, and each receive that ends is followed by the
+/// next.
 async fn receives(
     stage: &mut Stage,
     puller: &Puller,
@@ -317,12 +313,12 @@ async fn receives(
     outstanding: usize,
     step: i64,
 ) -> Result<Phase, BenchError> {
-    let receiving = puller.worker.step(step);
+    let receiving = puller.worker.shared_step(step);
     let order = Order::Send { to: PULLER.to_owned(), step, keys: keys.len() };
     let mut watch = Watch::start(&*stage.clock, Plan { ops: keys.len() as u64, group: keys.len() as u64 });
     let mut turns = keys.iter();
     let mut open = FuturesUnordered::new();
-    let receive = |key| receiving.recv(key);
+    let receive = |key| receiving.recv(key).into_future();
     open.extend(turns.by_ref().take(outstanding).map(receive));
     let asked = futures::poll!(open.next());
     if asked.is_ready() {
@@ -339,7 +335,7 @@ async fn receives(
 
 /// The time between two wake-ups of the other process; 0 if there are none.
 async fn idle(stage: &Stage) -> Result<Phase, BenchError> {
-    // The other process is as idle as this one, but has no clock to look at.
+    // The second process is as idle as this one, and reads no clock.
     let before = sleeps_of(stage.peer.id());
     stage.clock.sleep(IDLE_TIME).await;
     let wakeups = sleeps_of(stage.peer.id()).saturating_sub(before);
@@ -361,7 +357,7 @@ async fn bells(stage: &mut Stage, plan: Plan) -> Result<Phase, BenchError> {
 
 async fn words(stage: &mut Stage, plan: Plan) -> Result<Phase, BenchError> {
     let words = Words::new(&stage.peer.memory, true);
-    // Both start from 0 again; the other end reads nothing before the order.
+    // Both start from 0 again; the second process reads nothing before the order.
     words.reset();
     stage.peer.order(&Order::Ring { count: plan.ops }, "words").await?;
     let words = Words::new(&stage.peer.memory, true);
@@ -466,7 +462,7 @@ fn reads(clock: &dyn Runtime, bytes: &[u8], plan: Plan) -> Phase {
     watch.stop()
 }
 
-/// Takes an answer that says nothing but that the order is carried out.
+/// Takes an answer that only confirms the order.
 pub(super) fn done(answer: Answer) -> Result<(), BenchError> {
     match answer {
         Answer::Done => Ok(()),

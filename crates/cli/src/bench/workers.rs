@@ -1,6 +1,6 @@
 //! The two workers of pulls and receives.
 
-use tensorwire::{FabricKind, Validation, Worker};
+use tensorwire::{Validation, Worker};
 
 use super::{error::BenchError, fabrics::Opened};
 
@@ -9,18 +9,14 @@ pub(super) const SERVER: &str = "/job:bench/replica:0/task:0";
 /// The measuring process's worker.
 pub(super) const PULLER: &str = "/job:bench/replica:0/task:1";
 
-/// Starts a worker that uses one fabric alone; without any, gRPC.
+/// Starts a worker that uses one fabric alone.
 pub(super) async fn start_worker(
     name: &str,
-    opened: Option<&Opened>,
+    opened: &Opened,
     validation: Validation,
 ) -> Result<Worker, BenchError> {
     let builder = Worker::builder(name).validation(validation);
-    let builder = match opened {
-        None => builder.require(FabricKind::Grpc),
-        Some(opened) => builder.local_fabrics(vec![opened.fabric.clone()]),
-    };
-    Ok(builder.start().await?)
+    Ok(builder.local_fabrics(vec![opened.fabric.clone()]).start().await?)
 }
 
 /// Name of the `copy`th published tensor.

@@ -1,4 +1,4 @@
-//! `tensorwire devices`: what RDMA devices there are.
+//! `tensorwire devices`: lists RDMA devices.
 
 mod report;
 
@@ -8,7 +8,7 @@ use tensorwire::TokioRuntime;
 
 use crate::{arguments::Devices, failure::Failure, machine::Machine};
 
-/// Lists the devices, and tells by the exit status whether there is one that can be opened.
+/// Lists the devices. The exit status says whether one of them can be opened.
 pub(crate) fn devices(arguments: &Devices) -> Result<ExitCode, Failure> {
     let runtime =
         TokioRuntime::current().ok_or_else(|| Failure::Runtime(std::io::ErrorKind::Other.into()))?;
@@ -23,7 +23,7 @@ pub(crate) fn devices(arguments: &Devices) -> Result<ExitCode, Failure> {
     Ok(if why_none.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Why no device can be opened, with what to do about it; nothing if one can.
+/// Why no device can be opened, with the remedy; `None` if one can.
 fn why_none(machine: &Machine) -> Option<String> {
     if machine.devices.iter().any(|device| device.limits.is_some()) {
         return None;

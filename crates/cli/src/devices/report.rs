@@ -1,4 +1,4 @@
-//! How devices are told.
+//! Output of devices, as text and as JSON.
 
 use std::fmt::Write;
 
@@ -7,10 +7,10 @@ use serde::Serialize;
 
 use crate::machine::{Choice, Device, Library, Limits, Machine, NodeAccess, Port};
 
-/// Counts up when a field of the JSON changes its meaning or goes away.
+/// Version of the JSON: incremented when a field changes its meaning or goes away.
 const VERSION: u32 = 1;
 
-/// What `--json` prints.
+/// The object that `--json` prints.
 #[derive(Debug, Serialize)]
 struct Document<'a> {
     version: u32,
@@ -108,7 +108,7 @@ fn paragraph(device: &Device, choice: Option<&Choice>) -> String {
     lines.0
 }
 
-/// Why it can't be opened. Of a file that may not be used the library says only that it is not there.
+/// Why it cannot be opened. If its file may not be used, the library reports only that there is none.
 fn closed(device: &Device) -> Option<String> {
     let refused = device.refused.clone()?;
     let access = device.node.as_ref().map(|node| &node.access);

@@ -1,4 +1,4 @@
-//! Everything that doctor can find, with its remedy. The book's table is made of this.
+//! Everything that doctor can find, with its remedy. The book's table is generated from this.
 
 use serde::Serialize;
 
@@ -6,11 +6,11 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Status {
-    /// As it should be, or of no consequence.
+    /// Correct, or without effect.
     Ok,
-    /// RDMA works without it, though not for everybody or not as well.
+    /// RDMA works, though not everywhere or not as well.
     Warning,
-    /// RDMA can't be used because of it.
+    /// RDMA cannot be used because of it.
     Problem,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Cause {
     pub(crate) status: Status,
     /// When it is found.
     pub(crate) when: &'static str,
-    /// What to do, with `{words}` for what depends on the machine. Empty where nothing needs to be done.
+    /// The remedy, with `{words}` for what depends on the machine. Empty where none is needed.
     pub(crate) remedy: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! What can be said of each device.
+//! Findings on each device.
 
 use super::{
     cause::{
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::machine::{Address, AddressKind, Device, Interface, Library, Machine, NodeAccess, Port};
 
-/// The findings on one device. What is wrong with a device that isn't wanted does no harm.
+/// The findings on one device. A problem of a device that is not needed is a warning.
 pub(super) fn device_findings(machine: &Machine, wanted: Option<&str>, device: &Device) -> Vec<Finding> {
     let mut found = vec![node(device)];
     found.extend(driver(machine, device));
@@ -53,8 +53,8 @@ fn node(device: &Device) -> Finding {
     finding.with("node", path).with("device", &device.name).of(&device.name)
 }
 
-/// Whether the library has a driver for it and can open it. Nothing where that has been explained before: without a
-/// library, and without a file that may be used (of a device without a file the library does not even know the name).
+/// Whether the library has a driver for it and can open it. No finding where an earlier one explains it: without a library,
+/// and without a usable file (the library does not list a device without a file).
 fn driver(machine: &Machine, device: &Device) -> Option<Finding> {
     let Library::Found { devices, .. } = &machine.library else { return None };
     let access = device.node.as_ref().map(|node| &node.access)?;
@@ -72,7 +72,7 @@ fn driver(machine: &Machine, device: &Device) -> Option<Finding> {
     Some(finding.with("device", &device.name).of(&device.name))
 }
 
-/// Whether users' own memory is locked. Nothing of a device that can't be opened.
+/// Whether users' own memory is locked. No finding on a device that cannot be opened.
 fn paging(device: &Device) -> Option<Finding> {
     let paging = device.on_demand_paging?;
     let finding = if paging.used {
@@ -87,7 +87,7 @@ fn paging(device: &Device) -> Option<Finding> {
     Some(finding.of(&device.name))
 }
 
-/// Of the ports one is needed: others that are down do no harm.
+/// One usable port is enough: others that are down are warnings.
 fn ports(machine: &Machine, device: &Device) -> Vec<Finding> {
     if device.ports.is_empty() {
         let finding = Finding::new(&PORT_NONE, "no ports").with("device", &device.name);

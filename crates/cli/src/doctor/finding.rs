@@ -1,13 +1,13 @@
-//! One thing that doctor found.
+//! One finding of doctor.
 
 use serde::Serialize;
 
 use super::cause::{Cause, Status};
 
-/// A cause that holds here, with what it is about.
+/// A cause that applies to this machine, and its subject.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
-    /// What was looked at, such as `port`.
+    /// What was examined, such as `port`.
     pub(crate) check: &'static str,
     /// What was found, such as `port.down`. Stable.
     pub(crate) cause: &'static str,
@@ -22,7 +22,7 @@ pub(crate) struct Finding {
 }
 
 impl Finding {
-    /// `cause` holds; `message` says it in this machine's words.
+    /// A finding of `cause`, with a `message` for this machine.
     pub(super) fn new(cause: &Cause, message: impl Into<String>) -> Self {
         let remedy = (!cause.remedy.is_empty()).then(|| cause.remedy.to_owned());
         let (check, message) = (cause.check(), message.into());
@@ -41,7 +41,7 @@ impl Finding {
         self
     }
 
-    /// As it is for a device that isn't needed.
+    /// The same finding on a device that is not needed.
     pub(super) fn at_most_a_warning(mut self) -> Self {
         self.status = self.status.min(Status::Warning);
         self

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::machine::{Choice, Library, Machine, MemoryLock};
 
-/// Everything that can be said, in the order in which a user should read it.
+/// All findings, in the order in which a user should read them.
 pub(super) fn findings(seen: &Examination) -> Vec<Finding> {
     let machine = &seen.machine;
     let mut found = of_devices(machine, seen.wanted.as_deref());
@@ -28,7 +28,7 @@ pub(super) fn findings(seen: &Examination) -> Vec<Finding> {
     found
 }
 
-/// What stands between a user and any device.
+/// Findings that concern all devices.
 fn of_devices(machine: &Machine, wanted: Option<&str>) -> Vec<Finding> {
     let mut found = vec![library(machine), kernel(machine), modules(machine), device(machine, wanted)];
     found.extend(machine.devices.iter().flat_map(|device| device_findings(machine, wanted, device)));

@@ -25,7 +25,7 @@ use crate::{
     machine::{Machine, open_fabric},
 };
 
-/// All that the verdict rests on.
+/// The facts from which findings are made.
 #[derive(Debug, Clone)]
 struct Examination {
     machine: Machine,
@@ -50,7 +50,7 @@ pub(crate) fn obstacle(machine: &Machine) -> Option<String> {
     Some(format!("{}; {remedy}", report::sentence(&finding)))
 }
 
-/// Examines this machine, prints what is found, and tells by the exit status whether RDMA can be used.
+/// Examines this machine and prints the findings. The exit status says whether RDMA can be used.
 pub(crate) async fn doctor(arguments: &Doctor) -> Result<ExitCode, Failure> {
     let runtime =
         TokioRuntime::current().ok_or_else(|| Failure::Runtime(std::io::ErrorKind::Other.into()))?;

@@ -1,12 +1,12 @@
-//! A write that really happens: two queue pairs of one fabric, in this process.
+//! A real write between two queue pairs of one fabric, in this process.
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use indicatif::BinaryBytes;
 use memory::{Buf, GrantEnd, Granted, MemoryError, PoolConfig, copy::CopyReason};
 use verbs_reactor::{
-    Access, Arrival, ConnectParams, ConnectionData, Domain, Fabric, FabricError, Immediate, QueuePair,
-    QueuePairConfig, RemoteRange, Role, Runtime, timeout,
+    Access, Arrival, ConnectParams, Connected, ConnectionData, Domain, Fabric, FabricError, Immediate,
+    QueuePair, QueuePairConfig, RemoteRange, Role, Runtime, timeout,
 };
 
 use crate::registered::Registered;
@@ -66,11 +66,11 @@ fn chain(error: &dyn std::error::Error) -> String {
 /// Dropping the future gives everything back.
 pub(super) async fn prove(fabric: &dyn Fabric, runtime: &dyn Runtime) -> Result<Proof, ProofError> {
     let begin = runtime.now();
-    timeout(runtime, LIMIT, write_once(fabric)).await.map_err(|_| ProofError::TimedOut)??;
+    timeout(runtime, LIMIT, write_once(fabric, runtime)).await.map_err(|_| ProofError::TimedOut)??;
     Ok(Proof { took: runtime.now().saturating_sub(begin) })
 }
 
-async fn write_once(fabric: &dyn Fabric) -> Result<(), ProofError> {
+async fn write_once(fabric: &dyn Fabric, runtime: &dyn Runtime) -> Result<(), ProofError> {
     let domain = fabric.open_domain()?;
     let source = registered(&domain, Access::LOCAL)?;
     let receive = registered(&domain, Access::RECEIVE)?;
@@ -79,7 +79,7 @@ async fn write_once(fabric: &dyn Fabric) -> Result<(), ProofError> {
     let mut lent = receive.pool.try_alloc(BYTES)?;
     lent.fill(0);
     let lent = lent.grant();
-    let (near, far) = connect(&*domain).await?;
+    let [near, far] = connect(&*domain).await?.map(|connected| connected.spawn(runtime));
     let sent = send(&near, payload.freeze(), &receive, &lent);
     // The first failure ends it: after it the other end may wait for nothing.
     let ((), arrived) = futures::try_join!(sent, far.next_arrival())?;
@@ -94,12 +94,12 @@ fn content() -> impl Iterator<Item = u8> {
     (0..=250).cycle().take(BYTES)
 }
 
-async fn connect(domain: &dyn Domain) -> Result<(QueuePair, QueuePair), FabricError> {
+async fn connect(domain: &dyn Domain) -> Result<[Connected; 2], FabricError> {
     let (near, far) = (domain.prepare(DEPTHS)?, domain.prepare(DEPTHS)?);
-    let params = |peer: ConnectionData, role| ConnectParams { peer, role, peer_host: None, limit: LIMIT };
+    let params = |peer: ConnectionData, role| ConnectParams { peer, role, peer_address: None, limit: LIMIT };
     let to_far = params(far.connection_data(), Role::Dialer);
     let to_near = params(near.connection_data(), Role::Acceptor);
-    futures::try_join!(near.connect(to_far), far.connect(to_near))
+    futures::try_join!(near.connect(to_far), far.connect(to_near)).map(Into::into)
 }
 
 async fn send(

@@ -1,4 +1,4 @@
-//! How findings are told.
+//! Output of findings, as text and as JSON.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{Examination, cause::Status, finding::Finding, judge::place};
 use crate::machine::Choice;
 
-/// Counts up when a field of the JSON changes its meaning or goes away.
+/// Version of the JSON: incremented when a field changes its meaning or goes away.
 const VERSION: u32 = 1;
 
 /// Whether RDMA can be used, in a sentence.
@@ -29,13 +29,13 @@ pub(super) fn verdict(seen: &Examination, findings: &[Finding]) -> Verdict {
     }
 }
 
-/// What Tensorwire does without RDMA.
+/// What Tensorwire uses without RDMA.
 fn instead(seen: &Examination) -> String {
     let fabrics = match (&seen.shm, &seen.tcp) {
         (Ok(_), Ok(_)) => "shm and tcp",
         (Ok(_), Err(_)) => "shm",
         (Err(_), Ok(_)) => "tcp",
-        (Err(_), Err(_)) => "gRPC at best, since shm and tcp fail too",
+        (Err(_), Err(_)) => return "no fabric is left, since shm and tcp fail too".to_owned(),
     };
     format!("Tensorwire will use {fabrics}")
 }
@@ -48,7 +48,7 @@ pub(super) fn sentence(finding: &Finding) -> String {
     }
 }
 
-/// For people: a line a finding, its remedy below it, the verdict last.
+/// For people: one line per finding with its remedy below, the verdict last.
 pub(super) fn text(findings: &[Finding], verdict: &Verdict) -> String {
     let width = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
     let mut text = String::new();
@@ -64,7 +64,7 @@ pub(super) fn text(findings: &[Finding], verdict: &Verdict) -> String {
     text
 }
 
-/// What `--json` prints.
+/// The object that `--json` prints.
 #[derive(Debug, Serialize)]
 struct Document<'a> {
     version: u32,

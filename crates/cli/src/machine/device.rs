@@ -12,14 +12,14 @@ use super::{Node, Tree};
 const DEVICES: &str = "/sys/class/infiniband";
 const NODES: &str = "/sys/class/infiniband_verbs";
 
-/// A device. What is absent is not known.
+/// A device. An absent field is not known.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Device {
-    /// As the kernel and the library call it.
+    /// Its name in the kernel and the library.
     pub(crate) name: String,
     /// The kernel's driver.
     pub(crate) driver: Option<String>,
-    /// Whether it is software over a network interface.
+    /// Whether it is implemented in software over a network interface.
     pub(crate) software: bool,
     /// The vendor's number among PCI devices, in hexadecimal.
     pub(crate) vendor: Option<String>,
@@ -33,11 +33,11 @@ pub(crate) struct Device {
     pub(crate) numa_node: Option<u32>,
     /// The file through which programs use it.
     pub(crate) node: Option<Node>,
-    /// What it allows, if the library could open it.
+    /// Its limits, if the library could open it.
     pub(crate) limits: Option<Limits>,
-    /// What it does on memory that is not pinned, if the library could open it.
+    /// Its paging on demand, if the library could open it.
     pub(crate) on_demand_paging: Option<Paging>,
-    /// Whether the library takes memory of other devices by a descriptor of the kernel's, if it could open this one.
+    /// Whether the library registers memory of other devices by a descriptor (dma-buf), if it could open this device.
     pub(crate) dma_buf: Option<bool>,
     /// Why the library could not open it.
     pub(crate) refused: Option<String>,
@@ -45,7 +45,7 @@ pub(crate) struct Device {
     pub(crate) ports: Vec<Port>,
 }
 
-/// How much of each thing a device allows.
+/// The limits of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct Limits {
     /// Queue pairs.
@@ -66,21 +66,21 @@ pub(crate) struct Limits {
     pub(crate) region_bytes: u64,
 }
 
-/// What a device does on memory that is not pinned, on reliable connections.
+/// The operations that a device does on memory that is not pinned, on reliable connections.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Paging {
-    /// Sends from it.
+    /// It sends from such memory.
     pub(crate) send: bool,
-    /// Writes from it, and takes peers' writes into it.
+    /// It writes from such memory, and executes peers' writes into it.
     pub(crate) write: bool,
-    /// Reads into it, and lets peers read it.
+    /// It reads into such memory, and lets peers read it.
     pub(crate) read: bool,
-    /// Users' memory is not pinned where it is registered.
+    /// Whether users' memory is registered without being pinned.
     pub(crate) used: bool,
 }
 
 impl Paging {
-    /// What it has, in words.
+    /// The operations, in words.
     pub(crate) fn parts(self) -> String {
         let parts = [(self.send, "sends"), (self.write, "writes"), (self.read, "reads")];
         let parts: Vec<&str> = parts.into_iter().filter(|(has, _)| *has).map(|(_, part)| part).collect();
@@ -133,22 +133,22 @@ pub(crate) struct Interface {
     pub(crate) mtu: Option<u32>,
 }
 
-/// How packets that carry an address look.
+/// The kind of packets that use an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) enum AddressKind {
-    /// InfiniBand's own.
+    /// InfiniBand packets.
     #[serde(rename = "infiniband")]
     InfiniBand,
-    /// An Ethernet type of its own, not routable.
+    /// RoCE v1: an Ethernet type of its own, not routable.
     #[serde(rename = "roce-v1")]
     RoceV1,
-    /// UDP over IP.
+    /// RoCE v2: UDP over IP.
     #[serde(rename = "roce-v2")]
     RoceV2,
 }
 
 impl AddressKind {
-    /// As people write it.
+    /// Its name in text.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::InfiniBand => "InfiniBand",
@@ -161,16 +161,16 @@ impl AddressKind {
 /// An entry of a port's address table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Address {
-    /// Its place in the table.
+    /// Its index in the table.
     pub(crate) index: u32,
     /// The address, an IPv4 address in its own notation.
     pub(crate) gid: String,
-    /// How its packets look.
+    /// The kind of its packets.
     pub(crate) kind: AddressKind,
 }
 
 impl Address {
-    /// Whether it holds on one link only.
+    /// Whether it is link-local.
     pub(crate) fn is_link_local(&self) -> bool {
         self.gid.parse::<Ipv6Addr>().is_ok_and(|address| address.is_unicast_link_local())
     }
@@ -182,13 +182,13 @@ impl Port {
         self.state == "ACTIVE"
     }
 
-    /// Whether it is plugged into Ethernet.
+    /// Whether its link is Ethernet.
     pub(crate) fn is_ethernet(&self) -> bool {
         self.link_layer == "Ethernet"
     }
 }
 
-/// The devices there are.
+/// All devices of the machine.
 pub(super) fn read_all(tree: &Tree) -> Vec<Device> {
     tree.names(DEVICES).into_iter().map(|name| read(tree, name)).collect()
 }
@@ -296,9 +296,9 @@ fn hexadecimal<N: TryFrom<u32>>(tree: &Tree, path: &str) -> Option<N> {
 }
 
 impl Device {
-    /// Adds what only the library knows.
+    /// Adds the fields that only the library knows.
     pub(super) fn ask_library(&mut self) {
-        // Without a library, that is told once and not of every device.
+        // A missing library is reported once, not for every device.
         let Ok(library) = Verbs::open() else { return };
         let asked = Context::open(library, &self.name).and_then(|context| {
             let ports: Vec<_> = self.ports.iter().map(|port| context.port(port.number)).collect();

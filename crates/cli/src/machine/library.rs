@@ -13,9 +13,9 @@ use super::Tree;
 /// The library as it was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Library {
-    /// It can't be opened.
+    /// It cannot be opened.
     Missing {
-        /// Which is said to the user as it is.
+        /// The reason, shown to the user.
         reason: String,
     },
     /// It is open.
@@ -27,14 +27,14 @@ pub(crate) enum Library {
     },
 }
 
-/// What connections would use.
+/// The device, port and address that connections would use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Choice {
     /// The device.
     pub(crate) device: String,
     /// Its port.
     pub(crate) port: u8,
-    /// The place of the address in the port's table.
+    /// The index of the address in the port's table.
     pub(crate) gid_index: u32,
     /// The address.
     pub(crate) gid: String,
@@ -68,7 +68,7 @@ fn mapped_file(tree: &Tree) -> Option<String> {
     files.find(|file| file.contains("/libibverbs.so")).map(str::to_owned)
 }
 
-/// As a worker opens its device: by the environment, except that the user may name a device.
+/// The settings with which a worker opens its device: those of the environment, except that the user may name a device.
 fn verbs_settings(device: Option<&str>) -> Result<VerbsSettings, SettingError> {
     let named = VerbsSettings { device: device.map(str::to_owned), ..VerbsSettings::default() };
     Ok(named.or(VerbsSettings::from_environment()?))
@@ -83,7 +83,7 @@ pub(crate) fn open_fabric(device: Option<&str>, runtime: Arc<dyn Runtime>) -> Re
     VerbsFabric::open(runtime, &settings).map_err(|error| error.to_string())
 }
 
-/// What a worker would use, by the fabric's own rule.
+/// The choice of a worker, made by the fabric.
 pub(super) fn choose(device: Option<&str>, runtime: Arc<dyn Runtime>) -> Result<Choice, String> {
     let fabric = open_fabric(device, runtime)?;
     let source = fabric.source();

@@ -2,14 +2,14 @@
 
 use super::Tree;
 
-/// What makes large pools cheaper, or other memory reachable.
+/// Facts about huge pages and about memory of other devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct MemoryFacts {
     /// Bytes of a huge page.
     pub(crate) huge_page_bytes: u64,
     /// Huge pages that are reserved.
     pub(crate) huge_pages: u64,
-    /// Those of them that nobody uses.
+    /// Reserved huge pages that are free.
     pub(crate) huge_pages_free: u64,
     /// The setting for transparent huge pages in shared memory, if the kernel has them.
     pub(crate) transparent: Option<String>,

@@ -1,4 +1,4 @@
-//! What `tensorwire devices` and `tensorwire doctor` know of the machine: facts, without judgement.
+//! Facts about the machine for `tensorwire devices` and `tensorwire doctor`, without judgement.
 
 mod device;
 mod library;
@@ -33,9 +33,9 @@ pub(crate) struct Machine {
     pub(crate) library: Library,
     /// The kernel's devices.
     pub(crate) devices: Vec<Device>,
-    /// What Tensorwire would use, or why nothing.
+    /// The device that Tensorwire would use, or why it would use none.
     pub(crate) choice: Result<Choice, String>,
-    /// The kernel, and what is around this process.
+    /// The kernel, and the surroundings of this process.
     pub(crate) surroundings: Surroundings,
     /// This process.
     pub(crate) process: ProcessFacts,
@@ -44,7 +44,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Looks at this machine. `device` narrows the choice to one.
+    /// Examines this machine. `device` narrows the choice to one.
     pub(crate) fn look(device: Option<&str>, runtime: Arc<dyn Runtime>) -> Self {
         let library = Library::look();
         let mut machine = Self::read(&Tree::of_this_machine(), library);
@@ -55,7 +55,7 @@ impl Machine {
         machine
     }
 
-    /// What files tell. Nothing is chosen.
+    /// The facts that files contain, without a choice.
     fn read(tree: &Tree, library: Library) -> Self {
         Self {
             library,

@@ -17,18 +17,18 @@ pub(crate) enum NodeAccess {
     Granted,
     /// There is no such file.
     Missing,
-    /// Its owner, group and mode don't admit this user.
+    /// Its owner, group and mode do not allow this user.
     Denied,
-    /// Its mode may admit this user, but something else does not, such as a container's list of devices.
+    /// Its mode may allow this user, but something else does not, such as a container's list of devices.
     Forbidden,
-    /// Something else, in the system's words.
+    /// Another error, in the system's words.
     Failed(String),
 }
 
 /// A device's file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Node {
-    /// Where it is or should be.
+    /// Its path, whether it exists or not.
     pub(crate) path: String,
     /// Its owner's name, or number.
     pub(crate) owner: Option<String>,
@@ -41,7 +41,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Looks at the file at `path`.
+    /// Examines the file at `path`.
     pub(super) fn read(tree: &Tree, path: String) -> Self {
         let metadata = tree.metadata(&path).ok();
         let (owner, group, mode) = match &metadata {
@@ -56,7 +56,7 @@ impl Node {
         Self { path, owner, group, mode, access }
     }
 
-    /// Who may use it, as far as its mode tells.
+    /// Who may use it, according to its mode.
     pub(crate) fn who_may(&self) -> String {
         let (Some(owner), Some(group), Some(mode)) = (&self.owner, &self.group, &self.mode) else {
             return "nobody".to_owned();

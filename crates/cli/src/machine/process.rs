@@ -1,4 +1,4 @@
-//! What this process may do.
+//! The rights of this process.
 
 use super::Tree;
 
@@ -8,11 +8,11 @@ const IPC_LOCK: u32 = 14;
 /// This process's rights.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ProcessFacts {
-    /// The number of the user in whose name it acts.
+    /// Its effective user id.
     pub(crate) user: Option<u32>,
     /// Whether it has CAP_IPC_LOCK.
     pub(crate) may_lock: bool,
-    /// Whether its rights hold in a user namespace only.
+    /// Whether its rights are valid in a user namespace only.
     pub(crate) in_user_namespace: bool,
     /// How much memory it may lock.
     pub(crate) memory_lock: Option<MemoryLock>,
@@ -21,9 +21,9 @@ pub(crate) struct ProcessFacts {
 /// A limit on locked memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MemoryLock {
-    /// So many bytes.
+    /// This many bytes.
     Bytes(u64),
-    /// All there is.
+    /// Unlimited.
     Unlimited,
 }
 
@@ -42,7 +42,7 @@ impl ProcessFacts {
         }
     }
 
-    /// How much memory it may lock, after its rights: the kernel asks for CAP_IPC_LOCK outside of user namespaces.
+    /// How much memory it may lock, considering its rights: CAP_IPC_LOCK counts only outside of user namespaces.
     pub(crate) fn lockable(&self) -> Option<MemoryLock> {
         if self.may_lock && !self.in_user_namespace { Some(MemoryLock::Unlimited) } else { self.memory_lock }
     }

@@ -2,7 +2,7 @@
 
 use super::Tree;
 
-/// Modules worth a look: the interface to programs, the connection manager, and drivers of devices.
+/// Modules for RDMA: the interface to programs, the connection manager, and drivers of devices.
 const MODULES: [&str; 17] = [
     "ib_core",
     "ib_uverbs",
@@ -24,7 +24,7 @@ const MODULES: [&str; 17] = [
 ];
 const GROUPS: [&str; 6] = ["docker", "kubepods", "containerd", "libpod", "lxc", "podman"];
 
-/// What is around this process.
+/// The surroundings of this process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Surroundings {
     /// The kernel's release, as in `6.1.0-56-amd64`.
@@ -33,11 +33,11 @@ pub(crate) struct Surroundings {
     pub(crate) has_verbs: bool,
     /// The modules for RDMA that are loaded.
     pub(crate) modules: Vec<String>,
-    /// What tells that this is a container.
+    /// Why this counts as a container, if it does.
     pub(crate) container: Vec<String>,
-    /// Whether there is a directory for devices' files.
+    /// Whether the directory for devices' files exists.
     pub(crate) has_nodes: bool,
-    /// Yama's rule on looking into other processes, if the kernel has it.
+    /// Yama's rule for access to other processes, if the kernel has it.
     pub(crate) yama: Option<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! Reading what the kernel tells in files, below a directory that tests can choose.
+//! Reads files of the kernel, below a directory that tests can choose.
 
 use std::{fs, io, path::PathBuf};
 
@@ -20,12 +20,12 @@ impl Tree {
         Self { root: root.to_owned() }
     }
 
-    /// Where `path`, which begins with a slash, is found.
+    /// The real path of `path`, which begins with a slash.
     pub(crate) fn at(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// Whether there is something.
+    /// Whether the path exists.
     pub(crate) fn has(&self, path: &str) -> bool {
         self.at(path).exists()
     }

@@ -68,7 +68,7 @@ fn specs() -> Vec<(String, Dtype, Vec<usize>)> {
     specs.push(("größe.权重.🚀".to_owned(), Dtype::F32, vec![5]));
     specs.push(("x".repeat(300), Dtype::I64, vec![3]));
     specs.push(("权".repeat(100), Dtype::BF16, vec![2, 2]));
-    specs.push((" with \"quotes\", \\ and\nlines".to_owned(), Dtype::U8, vec![9]));
+    specs.push((" with \"quotes\", \\ and spaces".to_owned(), Dtype::U8, vec![9]));
     for power in 0..14 {
         specs.push((format!("size.{power}"), Dtype::U8, vec![(1usize << power) * 1024 - 1]));
     }
@@ -149,7 +149,7 @@ pub(crate) fn finish(mut command: Command, limit: Duration) -> Output {
 }
 
 /// [`COMMAND_MAX`], as much longer as `TENSORWIRE_TEST_PATIENCE` says: emulated machines are slow.
-fn command_max() -> Duration {
+pub(crate) fn command_max() -> Duration {
     let patience = std::env::var("TENSORWIRE_TEST_PATIENCE").ok();
     COMMAND_MAX * patience.map_or(1, |value| value.parse().unwrap())
 }

@@ -1,4 +1,4 @@
-//! What a control group leaves of memory, in both versions of the interface.
+//! The memory that a control group has left, in both versions of the interface.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
 
 use super::field_of;
 
-/// Files of one version: the limit, the use, and what of the use the kernel can take back at once.
+/// Files of one version: the limit, the use, and the part of the use that the kernel can reclaim at once.
 struct Version {
     limit: &'static str,
     used: &'static str,
@@ -21,8 +21,8 @@ const FIRST: Version = Version {
     inactive: "total_inactive_file",
 };
 
-/// Bytes that this process's group and all groups above it leave; `None` where nothing is limited. `root` is `/`,
-/// or a directory in its place in tests.
+/// Bytes left by this process's group and all groups above it; `None` where nothing is limited. `root` is `/`, or in
+/// tests a directory that stands for it.
 pub(super) fn room(root: &Path) -> Option<u64> {
     let text = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     let lines = text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
@@ -36,7 +36,7 @@ pub(super) fn room(root: &Path) -> Option<u64> {
     rooms.min()
 }
 
-/// The least room on the way from `group` up to the mount. A container sees its own group at the mount, under
+/// The smallest remainder of all groups from `group` up to the mount. A container sees its own group at the mount, under
 /// which its name does not exist.
 fn least_room(mount: &Path, group: &str, version: &Version) -> Option<u64> {
     let group = Path::new(group.trim_start_matches('/'));

@@ -16,22 +16,22 @@ pub(crate) use shared::{Place, PoolShared};
 use crate::{BlockVisitor, BufMut, HugePages, MemoryError, MemoryObserver};
 use shared::Caller;
 
-/// How a pool is made.
+/// Settings of a pool.
 #[derive(Debug, Clone)]
 pub struct PoolConfig {
-    /// Appears in errors and logs.
+    /// The name in errors and logs.
     pub name: &'static str,
     /// Size of a block in bytes; a larger buffer gets a block of its own, at most a quarter larger than it.
     /// Pre-faulted when made, so this many bytes become resident at the first allocation. Default 16 MiB.
     pub block_bytes: usize,
     /// Bytes that buffers may take together, rounded up to [`ALIGNMENT`](crate::ALIGNMENT) each. Default 1 GiB.
     ///
-    /// Blocks are kept for reuse, so fragmentation can map more than the cap. Small buffers go into the holes of
+    /// Blocks are reused and not given back, so fragmentation can map more than the cap. Small buffers go into the holes of
     /// usual blocks, and into empty large blocks only once the cap is mapped. Large blocks grow in steps of a
     /// quarter, so that buffers of ever larger sizes, one at a time, map about seven times the cap at most.
     pub cap_bytes: u64,
-    /// How much of the cap, in percent, buffers of [`Pool::try_alloc_early`] may take together. What is leaked
-    /// lowers the cap for this purpose. Default 50, more than 100 counts as 100.
+    /// How much of the cap, in percent, buffers of [`Pool::try_alloc_early`] may take together. Leaked bytes lower the cap
+    /// for this purpose. Default 50, more than 100 counts as 100.
     pub early_share: u8,
     /// Whether blocks are backed by huge pages. Default [`HugePages::Never`].
     pub huge_pages: HugePages,
@@ -53,7 +53,7 @@ impl PoolConfig {
     }
 }
 
-/// What a pool holds.
+/// What a pool holds, in bytes and callers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {
@@ -101,9 +101,9 @@ impl Pool {
     /// An empty pool; the first allocation makes its first block.
     ///
     /// # Errors
-    /// None today; kept fallible for limits that are checked at the start.
+    /// None today; fallible so that limits can be checked here.
     pub fn new(mut config: PoolConfig) -> Result<Self, MemoryError> {
-        // Nothing could ever use the rest of a block.
+        // A block larger than the cap could never be used up.
         let cap = usize::try_from(config.cap_bytes).unwrap_or(usize::MAX);
         config.block_bytes = config.block_bytes.min(cap);
         Ok(Self { shared: Arc::new(PoolShared::new(config)) })
@@ -120,15 +120,15 @@ impl Pool {
 
     /// A buffer of `length` bytes for content that may not exist for long: the destination of a request that its
     /// peer has not answered. All of them together take at most [`PoolConfig::early_share`] of the pool, so that
-    /// those whose values exist always find room (DESIGN §4).
+    /// requests whose values exist always find room.
     ///
     /// It counts as early until it is freed, frozen, leaked, or its grant is
-    /// [answered](crate::Granted::answered) or ended. Never waits, and never overtakes those who wait in
+    /// [answered](crate::Granted::answered) or ended. Never waits, and never overtakes callers that wait in
     /// [`alloc`](Self::alloc).
     ///
     /// # Errors
     /// [`MemoryError::EarlyExhausted`] at the share, else as [`try_alloc`](Self::try_alloc).
-    /// [`MemoryError::is_exhausted`] tells the errors after which a request goes out without a destination.
+    /// After an error for which [`MemoryError::is_exhausted`] holds, a request can be sent without a destination.
     pub fn try_alloc_early(&self, length: usize) -> Result<BufMut, MemoryError> {
         self.shared.allocate(length, Caller::Early)
     }
@@ -139,7 +139,7 @@ impl Pool {
     /// As [`try_alloc`](Self::try_alloc) without `Exhausted`.
     ///
     /// # Cancel safety
-    /// Dropping the future gives up the place in the queue and nothing else.
+    /// Dropping the future leaves the queue; nothing else is lost.
     pub fn alloc(&self, length: usize) -> Alloc {
         Alloc { pool: self.shared.clone(), length, ticket: None }
     }
@@ -153,8 +153,8 @@ impl Pool {
         self.shared.add_visitor(visitor)
     }
 
-    /// Tells `visitor` that all blocks it has leave, and hands it no more. Nothing happens if it was not added. The
-    /// pool's buffers stay as they are: no operation of the visitor's device may use them any more.
+    /// Takes all blocks back from `visitor` and hands it no more. Does nothing if it was not added. The pool's buffers do
+    /// not change, but no operation of the visitor's device may use them any more.
     pub fn remove_visitor(&self, visitor: &Arc<dyn BlockVisitor>) {
         self.shared.remove_visitor(visitor);
     }
@@ -184,7 +184,7 @@ impl Future for Alloc {
         let mut answer = self.pool.allocate(self.length, Caller::Waiter(self.ticket));
         if matches!(answer, Err(MemoryError::Exhausted { .. })) {
             self.ticket = Some(self.pool.wait(self.ticket, context.waker()));
-            // Room may have come between the refusal and the place in the queue: nobody would wake us for it.
+            // Memory may have been freed between the refusal and joining the queue, without waking this task: try again.
             answer = self.pool.allocate(self.length, Caller::Waiter(self.ticket));
         }
         if matches!(answer, Err(MemoryError::Exhausted { .. })) {

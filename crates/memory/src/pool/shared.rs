@@ -1,4 +1,4 @@
-//! What all handles on a pool share: its blocks, its counts and who waits.
+//! The state that all handles on a pool share: its blocks, its counts and its waiters.
 
 use std::{collections::VecDeque, fmt, mem, sync::Arc, task::Waker};
 
@@ -13,14 +13,14 @@ use crate::{
     sync::{Mutex, MutexGuard, lock},
 };
 
-/// Who asks for a buffer.
+/// The call that asks for a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Caller {
     /// [`Pool::try_alloc`](crate::Pool::try_alloc).
     Now,
     /// [`Pool::try_alloc_early`](crate::Pool::try_alloc_early).
     Early,
-    /// [`Pool::alloc`](crate::Pool::alloc), with its place in the queue once it has one.
+    /// [`Pool::alloc`](crate::Pool::alloc), with its position in the queue once it has one.
     Waiter(Option<u64>),
 }
 
@@ -33,7 +33,7 @@ impl Caller {
     }
 }
 
-/// Where in a pool a buffer lies.
+/// The position of a buffer in a pool.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     size: BlockSize,
@@ -79,7 +79,7 @@ struct Unfinished {
 }
 
 impl PoolState {
-    /// Those that buffers are cut from.
+    /// The blocks that buffers are cut from.
     fn blocks(&self) -> impl Iterator<Item = &Block> {
         self.usual.blocks().iter().chain(self.large.blocks())
     }
@@ -110,7 +110,7 @@ impl PoolShared {
         PoolStats { waiting: state.waiting.len(), ..state.stats }
     }
 
-    /// Changes the counts of bytes that are neither free nor of use: leaked and retired.
+    /// Changes the counts of bytes that are neither free nor usable: leaked and retired.
     pub(crate) fn count(&self, change: impl FnOnce(&mut PoolStats)) {
         change(&mut self.lock().stats);
     }
@@ -140,12 +140,12 @@ impl PoolShared {
             }
             (removed, blocks)
         };
-        // Without the lock: a device is told, which can take long.
+        // Without the lock: a device deregisters, which can take long.
         blocks.iter().for_each(|block| removed.block_removed(block));
     }
 
     pub(crate) fn give_back(&self, block: &Block, offset: usize, reserved: usize, place: Place, early: bool) {
-        // Before anyone else can be given it.
+        // Before the range can be given out again.
         poison::forbid(block, offset, reserved);
         let waker = {
             let mut state = self.lock();
@@ -161,7 +161,7 @@ impl PoolShared {
         }
     }
 
-    /// Cuts a buffer for `caller`. All but the head of the queue wait behind it.
+    /// Cuts a buffer for `caller`. While callers wait, only the head of the queue gets one.
     pub(super) fn allocate(self: &Arc<Self>, length: usize, caller: Caller) -> Result<BufMut, MemoryError> {
         if length == 0 {
             return Ok(BufMut::from_allocation(Allocation::empty()));
@@ -218,7 +218,7 @@ impl PoolShared {
         Ok(())
     }
 
-    /// Takes room where it is cheapest: a hole in a block of the buffer's own kind, then a new block, while less
+    /// Takes a free piece where that costs least: a hole in a block of the buffer's own kind, then a new block, while less
     /// than the cap is mapped; then an empty large block also for a small buffer, and a new block at last.
     fn take(&self, state: &mut PoolState, reserved: usize) -> Result<(BlockSize, Taken), MemoryError> {
         let size = if reserved <= self.config.block_bytes { BlockSize::Usual } else { BlockSize::Large };
@@ -275,7 +275,7 @@ impl PoolShared {
         MemoryError::Register { pool: self.config.name, source }
     }
 
-    /// Takes a place in the queue, or keeps `ticket`'s, and remembers whom to wake.
+    /// Joins the queue, or stays in it with `ticket`, and stores the waker.
     pub(super) fn wait(&self, ticket: Option<u64>, waker: &Waker) -> u64 {
         let mut state = self.lock();
         if let Some(ticket) = ticket

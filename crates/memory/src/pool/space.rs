@@ -1,4 +1,4 @@
-//! Which bytes of some blocks are free: two-level size classes, constant time per call.
+//! Free and used pieces of blocks: two-level size classes, constant time per call.
 //!
 //! Every block is cut into pieces that know their neighbours, so that a piece that becomes free merges with those
 //! beside it. Free pieces stand in lists by size class: one class per size up to 8 units, then eight per doubling.
@@ -21,7 +21,7 @@ const NONE: u32 = u32::MAX;
 /// Pieces of the request's own class that are tried: the search stays bounded.
 const TRIED_MAX: usize = 8;
 
-/// A piece of a block. Lengths and places are in units of [`ALIGNMENT`].
+/// A piece of a block. Lengths and positions are in units of [`ALIGNMENT`].
 #[derive(Debug, Clone, Copy)]
 struct Piece {
     block: u32,
@@ -36,12 +36,12 @@ struct Piece {
     is_free: bool,
 }
 
-/// Some blocks, and what of them is free.
+/// Some blocks, and their free pieces.
 #[derive(Debug)]
 pub(crate) struct Space {
     blocks: Vec<Block>,
     pieces: Vec<Piece>,
-    /// Places in `pieces` without a piece.
+    /// Unused indices of `pieces`.
     vacant: Vec<u32>,
     /// First free piece of each class.
     heads: Box<[u32; CLASSES]>,
@@ -61,7 +61,7 @@ impl Default for Space {
     }
 }
 
-/// What was taken.
+/// A piece that was taken.
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(crate) block: Block,

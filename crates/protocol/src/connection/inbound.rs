@@ -64,12 +64,13 @@ impl Inbound {
 }
 
 impl<C: Channel> Connection<C> {
-    /// Reads, parses, returns, acts; in this order (`tensorflow-verbs.md` §3.8).
+    /// Reads and parses a record, counts its credit and ring room as returned, then acts on it: what is sent in reply
+    /// carries the new counts.
     pub(super) fn on_message(&self) -> Result<Option<Requested>, Stop> {
         let (length, counts, record) = self.read_record()?;
         let mut state = self.lock();
         match self.agreed.mode {
-            Mode::Original => self.acknowledge(&mut state, length)?,
+            Mode::Original => self.acknowledge(&mut state)?,
             Mode::Counted => state.flow.take_message(length, counts)?,
         }
         state.forget_taken_in();
@@ -112,8 +113,7 @@ impl<C: Channel> Connection<C> {
     }
 
     /// The acknowledgement of mode original.
-    fn acknowledge(&self, state: &mut State<C::Lent>, length: u32) -> Result<(), ChannelError> {
-        state.flow.take_uncounted(length);
+    fn acknowledge(&self, state: &mut State<C::Lent>) -> Result<(), ChannelError> {
         if testpoints::planted!("some messages are not acknowledged")
             && state.counters.received.total() % 8 == 7
         {

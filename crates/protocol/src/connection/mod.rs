@@ -1,6 +1,7 @@
 //! One connection to one peer, both directions.
 
 mod gathered;
+mod housekeeping;
 mod inbound;
 mod outbound;
 mod turn;
@@ -8,13 +9,12 @@ mod turn;
 use std::{
     collections::BTreeSet,
     fmt,
-    future::poll_fn,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    task::{Poll, Waker},
+    task::Waker,
 };
 
-use futures::future::join3;
 use gathered::Gathered;
+use housekeeping::Keeper;
 use inbound::{Inbound, Stop};
 pub(crate) use turn::Turnstile;
 use turn::WaitQueue;
@@ -80,16 +80,12 @@ pub(crate) struct State<L> {
     contents: WaitQueue,
     pub(crate) cache: MetadataCache,
     pub(crate) counters: Counters,
-    /// Waits for memory to take back.
-    returner: Option<Waker>,
-    /// Waits for owed messages.
-    sender: Option<Waker>,
+    /// Waits for something to keep in order.
+    keeper: Option<Keeper>,
     /// Size of the larger ring that is to be made for the peer.
     ring_wanted: Option<u32>,
     /// One is being made, or offered and not moved to.
     is_ring_growing: bool,
-    /// Waits for a ring to make.
-    grower: Option<Waker>,
 }
 
 impl<L> State<L> {
@@ -135,9 +131,7 @@ impl<L> State<L> {
         for turnstile in Turnstile::ALL {
             wakers.extend(self.queue(turnstile).wakers());
         }
-        wakers.extend(self.returner.take());
-        wakers.extend(self.sender.take());
-        wakers.extend(self.grower.take());
+        wakers.extend(self.keeper.take().map(|keeper| keeper.waker));
         wakers
     }
 }
@@ -169,11 +163,9 @@ impl<C: Channel> Connection<C> {
             contents: WaitQueue::default(),
             cache: MetadataCache::new(METADATA_CACHE_MAX, known_max),
             counters: Counters::default(),
-            returner: None,
-            sender: None,
+            keeper: None,
             ring_wanted: None,
             is_ring_growing: false,
-            grower: None,
         };
         Arc::new(Self {
             channel,
@@ -314,62 +306,6 @@ impl<C: Channel> Connection<C> {
         Ok(())
     }
 
-    /// Sends what is owed: CANCEL for receives that were given up, CANCEL_ACK for the peer's; takes back the
-    /// memory of receives that were given up; and offers the peer a larger ring when it needs one. Ends when the
-    /// connection has failed. Must be kept running.
-    ///
-    /// # Cancel safety
-    /// Cancel-safe: nothing is lost, and a new call goes on where this one was.
-    pub async fn housekeeping(self: Arc<Self>) {
-        join3(self.return_memory(), self.send_owed(), self.grow_ring()).await;
-    }
-
-    async fn return_memory(&self) {
-        let next = || {
-            poll_fn(|context| {
-                let mut state = self.lock();
-                if state.failure.is_some() {
-                    return Poll::Ready(None);
-                }
-                if let Some(returned) = state.requests.next_return() {
-                    self.settle(state, None, None);
-                    return Poll::Ready(Some(returned));
-                }
-                let replaced = state.returner.replace(context.waker().clone());
-                drop(state);
-                drop(replaced);
-                Poll::Pending
-            })
-        };
-        while let Some((lent, end)) = next().await {
-            self.channel.take_back(lent, end);
-        }
-    }
-
-    async fn send_owed(&self) {
-        while self.owes_messages().await {
-            let sent = self.turn(Turnstile::Messages, |state| self.try_post_owed(state)).await;
-            if sent.and_then(|posted| self.over_if_failed(posted)).is_err() {
-                return;
-            }
-        }
-    }
-
-    /// Waits for an owed message; false once the connection is over.
-    async fn owes_messages(&self) -> bool {
-        poll_fn(|context| {
-            let mut state = self.lock();
-            if state.failure.is_some() || state.owes_messages() {
-                return Poll::Ready(state.failure.is_none());
-            }
-            let replaced = state.sender.replace(context.waker().clone());
-            drop(state);
-            drop(replaced);
-            Poll::Pending
-        })
-        .await
-    }
-
     pub(crate) fn over_if_failed(&self, posted: Result<(), ChannelError>) -> Result<(), ChannelError> {
         posted.inspect_err(|error| self.fail(&error.0))
     }
@@ -429,11 +365,9 @@ impl<C: Channel> Connection<C> {
         returned: Option<(C::Lent, LentEnd)>,
     ) {
         let line = Turnstile::ALL.map(|turnstile| state.next_in_line(turnstile));
-        let returner = if state.requests.has_returns() { state.returner.take() } else { None };
-        let sender = if state.owes_messages() { state.sender.take() } else { None };
-        let grower = if state.ring_wanted.is_some() { state.grower.take() } else { None };
+        let keeper = state.keeper_with_work();
         drop(state);
-        let woken = [wake, returner, sender, grower].into_iter().chain(line);
+        let woken = [wake, keeper].into_iter().chain(line);
         woken.flatten().for_each(Waker::wake);
         if let Some((lent, end)) = returned {
             self.channel.take_back(lent, end);

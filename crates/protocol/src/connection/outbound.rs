@@ -1,7 +1,5 @@
 //! What is posted: messages, counts, ASK, and the offer of a larger ring.
 
-use std::{future::poll_fn, task::Poll};
-
 use super::{Connection, State, Turnstile};
 use crate::{
     Channel, ChannelError, Message, Mode, RecordSlot, RequestIndex, TensorRequest,
@@ -105,7 +103,7 @@ impl<C: Channel> Connection<C> {
     }
 
     /// Posts a message about flow control if credits and ring allow it now.
-    fn try_post_control(
+    pub(super) fn try_post_control(
         &self,
         state: &mut State<C::Lent>,
         control: Control,
@@ -117,7 +115,11 @@ impl<C: Channel> Connection<C> {
     }
 
     /// Sends ASK unless one is unanswered.
-    fn ask<T>(&self, state: &mut State<C::Lent>, blocked: Blocked) -> Option<Result<T, ChannelError>> {
+    pub(super) fn ask<T>(
+        &self,
+        state: &mut State<C::Lent>,
+        blocked: Blocked,
+    ) -> Option<Result<T, ChannelError>> {
         let ask = state.flow.ask(blocked)?;
         state.counters.asks_sent += 1;
         self.channel.post_record(RecordSlot::Ask, &record::encode_ask(ask)).err().map(Err)
@@ -175,45 +177,5 @@ impl<C: Channel> Connection<C> {
             }
             Err(Blocked { .. }) => Ok(()),
         }
-    }
-
-    /// Makes and offers the larger rings that the peer needs.
-    pub(super) async fn grow_ring(&self) {
-        while let Some(ring_bytes) = self.ring_wanted().await {
-            let Some(ring) = self.channel.make_ring(ring_bytes).await else {
-                self.lock().is_ring_growing = false;
-                continue;
-            };
-            let offered = self.turn(Turnstile::Messages, |state| {
-                let posted = match self.try_post_control(state, Control::RingOffer(ring)) {
-                    Ok(posted) => posted,
-                    Err(blocked) => return self.ask(state, blocked),
-                };
-                state.flow.offer_ring(ring_bytes);
-                state.counters.rings_offered += 1;
-                Some(posted)
-            });
-            if offered.await.and_then(|posted| self.over_if_failed(posted)).is_err() {
-                return;
-            }
-        }
-    }
-
-    /// Waits until a larger ring is to be made; `None` once the connection is over.
-    async fn ring_wanted(&self) -> Option<u32> {
-        poll_fn(|context| {
-            let mut state = self.lock();
-            if state.failure.is_some() {
-                return Poll::Ready(None);
-            }
-            if let Some(wanted) = state.ring_wanted.take() {
-                return Poll::Ready(Some(wanted));
-            }
-            let replaced = state.grower.replace(context.waker().clone());
-            drop(state);
-            drop(replaced);
-            Poll::Pending
-        })
-        .await
     }
 }

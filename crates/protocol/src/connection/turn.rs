@@ -61,10 +61,17 @@ impl WaitQueue {
 }
 
 /// A place in line, given up when dropped.
-struct Place<'connection, C: Channel> {
+pub(super) struct Place<'connection, C: Channel> {
     connection: &'connection Connection<C>,
     turnstile: Turnstile,
-    ticket: Option<u64>,
+    pub(super) ticket: Option<u64>,
+}
+
+impl<'connection, C: Channel> Place<'connection, C> {
+    /// None yet.
+    pub(super) fn new(connection: &'connection Connection<C>, turnstile: Turnstile) -> Self {
+        Self { connection, turnstile, ticket: None }
+    }
 }
 
 impl<C: Channel> Drop for Place<'_, C> {
@@ -94,7 +101,7 @@ impl<C: Channel> Connection<C> {
         turnstile: Turnstile,
         mut attempt: impl FnMut(&mut State<C::Lent>) -> Option<T>,
     ) -> Result<T, ChannelError> {
-        let mut place = Place { connection: self, turnstile, ticket: None };
+        let mut place = Place::new(self, turnstile);
         poll_fn(|context| {
             let mut state = self.lock();
             if let Err(over) = state.failure() {

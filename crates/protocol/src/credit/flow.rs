@@ -1,4 +1,4 @@
-//! The state of flow control at one end: credits, room and counts of both directions.
+//! The state of flow control on one side: credits, ring room and counts of both directions.
 
 use super::{
     Agreed, Mode,
@@ -6,10 +6,10 @@ use super::{
 };
 use crate::{Destination, PeerMisbehaved};
 
-/// Receives that are kept apart from the credits: one for ASK, one for ANSWER.
+/// Receives that are not credits: one for ASK, one for ANSWER.
 const RESERVED: u32 = 2;
 
-/// What an end has taken in since the connection began, modulo 2³².
+/// What a side has read since the connection began, modulo 2³².
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Counts {
     /// Receives reposted after a message or a content.
@@ -21,20 +21,20 @@ pub struct Counts {
 /// ASK: something is blocked for want of credits or ring room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ask {
-    /// What the asking end has taken in.
+    /// What the asking side has read.
     pub counts: Counts,
-    /// ANSWERs that the asking end has taken in, modulo 2³²: the receive of the last one is free again.
+    /// ANSWERs that the asking side has read, modulo 2³²: the receive of the last one is free again.
     pub answers: u32,
     /// Length of the message for which the ring has no room; 0 when only a credit is missing.
     pub wanted: u32,
 }
 
-/// ANSWER: returns all that was taken in before the ASK.
+/// ANSWER: returns everything that was read before the ASK.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Answer {
-    /// What the answering end has taken in.
+    /// What the answering side has read.
     pub counts: Counts,
-    /// ASKs that the answering end has taken in, modulo 2³²: the receive of the last one is free again.
+    /// ASKs that the answering side has read, modulo 2³²: the receive of the last one is free again.
     pub asks: u32,
 }
 
@@ -45,14 +45,14 @@ pub struct Blocked {
     pub wanted: u32,
 }
 
-/// What is open at one end, as a report for tests and models.
+/// What is unreturned on one side, as a report for tests and models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Open {
     /// Immediates posted and not returned.
     pub immediates: u32,
     /// Bytes written into the peer's ring and not returned.
     pub ring_bytes: u32,
-    /// Immediates taken in and not returned.
+    /// Immediates read and not returned.
     pub unreturned: u32,
     /// Bytes read out of the own ring and not returned.
     pub unreturned_bytes: u32,
@@ -60,7 +60,7 @@ pub struct Open {
     pub asked: Option<(u32, u32)>,
 }
 
-/// How an unanswered ASK found things.
+/// The state at the time of the unanswered ASK.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Asking {
     sent: u64,
@@ -68,9 +68,9 @@ struct Asking {
     wanted: u32,
 }
 
-/// Flow control of one end: what it may post, and what it must return.
+/// Flow control of one side: what it may post, and what it must return.
 ///
-/// Whoever owns it posts what its methods say was posted, in their order, and tells it of every arrival, in order.
+/// The owner posts what it has registered by these methods, in that order, and passes every arrival, in order.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Flow {
     mode: Mode,
@@ -92,10 +92,10 @@ pub struct Flow {
     ring_bytes_max: u32,
     /// The larger ring that the peer has offered.
     offered: Option<Destination>,
-    /// Immediates and ring bytes taken in.
+    /// Immediates and ring bytes read.
     taken: u64,
     consumed: u64,
-    /// What of these the peer was told.
+    /// The part of these that was returned to the peer.
     told: u64,
     told_bytes: u64,
     own_ring_bytes: u32,
@@ -137,7 +137,7 @@ impl Flow {
         }
     }
 
-    /// Immediates that this end may have posted and not had returned.
+    /// Most immediates of this side that may be posted and unreturned.
     pub fn credits(&self) -> u32 {
         self.credits
     }
@@ -152,13 +152,13 @@ impl Flow {
         self.mode == Mode::Original || self.has_credit()
     }
 
-    /// Immediates that the peer has returned: what they brought, it has taken in.
+    /// Immediates that the peer has returned: it has read what they announced.
     pub fn returned(&self) -> u64 {
         self.returned
     }
 
-    /// What [`returned`](Self::returned) will be once the peer has taken in all that was posted so far. `None` in mode
-    /// original, which does not count contents.
+    /// What [`returned`](Self::returned) will be once the peer has read everything posted so far. `None` in mode original,
+    /// which does not count contents.
     pub fn posted(&self) -> Option<u64> {
         (self.mode == Mode::Counted).then_some(self.sent)
     }
@@ -168,14 +168,12 @@ impl Flow {
         self.asking.is_some()
     }
 
-    /// Whether it is worth trying again to post a message: it may be possible, or may be asked for.
+    /// Whether a blocked message should be tried again: it can be posted, or an ASK can be.
     pub fn may_try_message(&self) -> bool {
         match (self.mode, self.asking) {
+            (Mode::Original, _) => self.has_credit(),
             (Mode::Counted, None) => true,
-            (_, asking) => {
-                let wanted = asking.map_or(0, |asking| asking.wanted);
-                self.has_credit() && self.room() >= u64::from(wanted)
-            }
+            (Mode::Counted, Some(asking)) => self.has_credit() && self.room() >= u64::from(asking.wanted),
         }
     }
 
@@ -188,7 +186,7 @@ impl Flow {
         u64::from(self.ring.ring_bytes) - (self.produced - self.drained.max(self.ring_from))
     }
 
-    /// What this end has taken in, for the next record.
+    /// What this side has read, for the next record.
     pub fn counts(&self) -> Counts {
         // Modulo 2³², by the wire format.
         Counts { receives: self.taken as u32, ring_bytes: self.consumed as u32 }
@@ -199,7 +197,8 @@ impl Flow {
         self.told_bytes = self.consumed;
     }
 
-    /// A message of `length` bytes, which carries [`counts`](Self::counts), is posted; gives where.
+    /// Registers that a message of `length` bytes, which carries [`counts`](Self::counts), is posted. Returns its position
+    /// in the peer's ring.
     ///
     /// # Errors
     /// [`Blocked`]; nothing has changed.
@@ -216,7 +215,7 @@ impl Flow {
         Ok(self.ring.advance(length))
     }
 
-    /// A content is posted.
+    /// Registers that a content is posted.
     ///
     /// # Errors
     /// [`Blocked`]; nothing has changed.
@@ -228,7 +227,7 @@ impl Flow {
         Ok(())
     }
 
-    /// Something was blocked: the ASK to post, unless one is unanswered.
+    /// Something is blocked. Returns the ASK to post, unless one is unanswered.
     pub fn ask(&mut self, blocked: Blocked) -> Option<Ask> {
         if self.mode == Mode::Original || self.is_asking() {
             return None;
@@ -238,11 +237,6 @@ impl Flow {
         self.asks_sent = self.asks_sent.wrapping_add(1);
         self.tell();
         Some(ask)
-    }
-
-    /// A message was taken in, in mode original.
-    pub fn take_uncounted(&mut self, length: u32) {
-        self.consumed += u64::from(length);
     }
 
     /// The peer's acknowledgement came, in mode original.
@@ -258,7 +252,7 @@ impl Flow {
         Ok(())
     }
 
-    /// A message of `length` bytes was taken in; it carried `counts`.
+    /// A message of `length` bytes was read; it carried `counts`.
     ///
     /// # Errors
     /// The rule that the peer broke.
@@ -268,7 +262,7 @@ impl Flow {
         self.take()
     }
 
-    /// A content was taken in.
+    /// A content has arrived.
     ///
     /// # Errors
     /// The rule that the peer broke.
@@ -281,19 +275,19 @@ impl Flow {
             return Ok(());
         }
         self.taken += 1;
-        // What the peer may have posted without knowing of a return has a credit each.
+        // Each post of the peer takes a credit, also while a return is on its way.
         if self.taken - self.told > u64::from(self.credits) { Err(PeerMisbehaved::Overrun) } else { Ok(()) }
     }
 
-    /// Whether half the depth or half the own ring is unreturned: counts are to go out, if they can. To be asked
-    /// after a message or content was taken in, and never after a message of nothing but counts.
+    /// Whether half the depth or half the own ring is unreturned, so that counts should be sent. Call it after a message or
+    /// a content was read, and never after a message of nothing but counts: two idle peers would exchange counts for ever.
+    /// In mode original it is always false.
     pub fn is_return_due(&self) -> bool {
-        self.mode == Mode::Counted
-            && (self.taken - self.told >= u64::from(self.return_after)
-                || 2 * (self.consumed - self.told_bytes) >= u64::from(self.own_ring_bytes))
+        self.taken - self.told >= u64::from(self.return_after)
+            || 2 * (self.consumed - self.told_bytes) >= u64::from(self.own_ring_bytes)
     }
 
-    /// An ASK was taken in. Gives the ANSWER, which must be posted at once.
+    /// An ASK was read. Returns the ANSWER, which must be posted at once.
     ///
     /// # Errors
     /// The rule that the peer broke.
@@ -307,7 +301,7 @@ impl Flow {
         Ok(Answer { counts: self.counts(), asks: self.asks_taken })
     }
 
-    /// An ANSWER was taken in.
+    /// An ANSWER was read.
     ///
     /// # Errors
     /// The rule that the peer broke.
@@ -323,9 +317,9 @@ impl Flow {
         Ok(())
     }
 
-    /// The peer has taken in what `counts` say.
+    /// Takes the peer's `counts` into account.
     fn learn(&mut self, counts: Counts) -> Result<(), PeerMisbehaved> {
-        // Modulo 2³², by the wire format; what is open is always less.
+        // Modulo 2³², by the wire format; what is unreturned is always less.
         let receives = u64::from(counts.receives.wrapping_sub(self.returned as u32));
         let bytes = u64::from(counts.ring_bytes.wrapping_sub(self.drained as u32));
         if receives > self.sent - self.returned || bytes > self.produced - self.drained {
@@ -357,7 +351,7 @@ impl Flow {
         self.offered.is_some()
     }
 
-    /// RING_MOVED is posted: what follows goes into the ring that was offered. Gives it.
+    /// RING_MOVED is posted: later messages go into the ring that was offered. Returns that ring.
     pub fn move_ring(&mut self) -> Option<Destination> {
         let ring = self.offered.take()?;
         // At most the negotiated size, which is a u32.
@@ -366,8 +360,8 @@ impl Flow {
         Some(ring)
     }
 
-    /// The size of the larger ring that should be offered to the peer, which has no room for a message of
-    /// `wanted` bytes; `None` when none should. No ring is offered while an offer is open.
+    /// The size of the larger ring that should be offered to a peer without room for a message of `wanted` bytes. `None`
+    /// if none should be; no ring is offered while an offer is open.
     pub fn growth(&self, wanted: u32, own_ring_bytes_max: u32) -> Option<u32> {
         let larger = self.own_ring_bytes.saturating_mul(2).min(own_ring_bytes_max);
         (wanted > 0 && self.own_offer.is_none() && larger > self.own_ring_bytes).then_some(larger)
@@ -378,7 +372,7 @@ impl Flow {
         self.own_offer = Some(ring_bytes);
     }
 
-    /// RING_MOVED was taken in. Gives the new ring's size.
+    /// RING_MOVED was read. Returns the new ring's size.
     ///
     /// # Errors
     /// [`PeerMisbehaved::RingMoveUnasked`] when none was offered.
@@ -387,7 +381,7 @@ impl Flow {
         Ok(self.own_ring_bytes)
     }
 
-    /// What is open.
+    /// What is unreturned.
     pub fn open(&self) -> Open {
         // Differences of counts, which credits and ring sizes bound; both are u32.
         let low = |difference: u64| difference as u32;

@@ -1,31 +1,30 @@
-//! Queue arithmetic: how deep queues must be, who may post an immediate when, and who may write where in a
-//! message ring. Plain data.
+//! Queue arithmetic: how deep queues must be, when a side may post an immediate, and where it may write in a message
+//! ring. Plain data.
 //!
 //! # Mode counted
 //!
-//! Every immediate takes a receive at its target: messages and contents alike. Each end posts as many receives
-//! as was agreed, its [depth](Agreed::depth), and keeps two of them apart, for the records below. The others are
-//! the peer's *credits*: a message or a content goes out when a credit is left, and a message when its ring has
-//! room besides. What was taken in is returned by cumulative [`Counts`] that travel in every ring message. There
-//! is no acknowledgement of single messages. When half the depth or half the ring is unreturned and nothing goes
-//! to the peer by itself, a ring message of nothing but counts does, if a credit and room for it exist.
+//! Every immediate takes a receive at its target: messages and contents alike. Each side posts as many receives as was
+//! agreed, its [depth](Agreed::depth). Two of them are reserved for the records below. The others are the peer's
+//! *credits*: a message or a content is posted when a credit is left, and a message only if its ring has room too. What a
+//! side has read is returned by cumulative [`Counts`] in every ring message; single messages are not acknowledged. When
+//! half the depth or half the ring is unreturned and no message goes to the peer, a ring message of only counts is sent,
+//! if a credit and room for it exist.
 //!
 //! Outside the ring there are exactly two records, each with a slot of its own at the peer, a receive of its own
 //! and an entry of its own in the send queue:
 //!
-//! - [`Ask`] goes out when something cannot be posted for want of a credit or of room; at most one is
-//!   unanswered.
-//! - [`Answer`] goes out for each ASK, at once.
+//! - [`Ask`] is sent when something cannot be posted for lack of a credit or of room; at most one is unanswered.
+//! - [`Answer`] is sent for each ASK, at once.
 //!
-//! An ANSWER returns its ASK's receive, the next ASK returns the receive of the ANSWER before it. So each has its
-//! receive whenever it is posted, and no slot is overwritten unread. The ASK is taken in after everything that
-//! was posted before it, so its ANSWER returns all of that: after one exchange every credit and the whole ring
-//! are free, and whoever was blocked is not. Messages of nothing but counts, ASK and ANSWER never cause a return
-//! themselves, so two idle ends are silent.
+//! An ANSWER returns its ASK's receive, and the next ASK returns the receive of the ANSWER before it. So each has its
+//! receive whenever it is posted, and no slot is overwritten unread. The ASK is read after everything that was posted
+//! before it, so its ANSWER returns all of that: after one exchange every credit and the whole ring are free, and the side
+//! that asked is not blocked any more. Messages of only counts, ASK and ANSWER never cause a return themselves, so two idle
+//! peers are silent.
 //!
-//! Rings start at [`RING_BYTES_FIRST`] and grow: an ASK for want of ring room makes the ring's owner offer one of
-//! twice the size, up to the size in its [`Parameters`]. The writer says RING_MOVED in the old ring, as its last
-//! message there, and goes on at the start of the new one.
+//! Rings start at [`RING_BYTES_FIRST`] and grow: after an ASK for ring room the ring's owner offers one of twice the size,
+//! up to the size in its [`Parameters`]. The writer sends RING_MOVED as its last message in the old ring, and continues at
+//! the start of the new one.
 //!
 //! # Mode original
 //!
@@ -38,10 +37,12 @@
 //! fabric that reports the completion of a write before any arrival that the write caused. On a fabric that may
 //! report it later (verbs: the peer's next message can overtake a transport acknowledgement), a post can find
 //! the queue full for a moment. The [`Channel`](crate::Channel) then holds posts back, in order, until
-//! completions come; that is at most [`Depths::send`] posts, and they wait for nothing but the transport.
+//! completions come. At most [`Depths::send`] posts are held back, and they wait only for the transport.
 
 mod flow;
 mod ring;
+#[cfg(test)]
+mod tests;
 
 pub use flow::{Answer, Ask, Blocked, Counts, Flow, Open};
 pub use ring::{RingConsumer, RingPlace};
@@ -59,33 +60,33 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Mode {
-    /// One message in flight per direction, as in `tensorflow-verbs.md` §3.8.
+    /// One message in flight per direction, as in TensorFlow's verbs plugin.
     Original = 0,
     /// As many immediates in flight as the peer has receives, returned by counts that travel with messages.
     #[default]
     Counted = 1,
 }
 
-/// What one end offers for a connection. What holds is agreed from both ends' ([`Agreed::of`]).
+/// What one side offers for a connection. The values in use follow from both sides' offers ([`Agreed::of`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Parameters {
     /// How messages are paced.
     pub mode: Mode,
     /// Receives for the peer's immediates: messages and contents in flight, and two for ASK and ANSWER.
     pub depth: u32,
-    /// Size up to which this end's ring, which the peer writes, may grow, in bytes.
+    /// Size up to which this side's ring, which the peer writes, may grow, in bytes.
     pub ring_bytes: u32,
-    /// Requests that one end may have outstanding at the other.
+    /// Requests that one side may have outstanding at the other.
     pub requests_max: u32,
-    /// Content writes that this end may have under way.
+    /// Content writes that this side may have under way.
     pub contents_max: u32,
-    /// Keys that may have a number per direction; 0 when keys are always to be spelt out.
+    /// Keys that may have a number, per direction; with 0, keys are always spelt out.
     pub names_max: u32,
     /// Longest content that travels inside a message, in bytes; 0 for none.
     pub eager_bytes_max: u32,
     /// Requests that one message may carry. Mode original has one in each.
     pub requests_per_message: u32,
-    /// By which checksum contents are validated; see [`validation`](crate::validation).
+    /// The checksum with which contents are validated; see [`validation`](crate::validation).
     pub validation: Validation,
 }
 
@@ -130,18 +131,18 @@ impl Parameters {
         Ok(())
     }
 
-    /// Size of this end's ring when the connection begins, in bytes.
+    /// Size of this side's ring when the connection begins, in bytes.
     pub fn first_ring_bytes(&self) -> u32 {
         self.ring_bytes.min(RING_BYTES_FIRST)
     }
 }
 
-/// What two ends agreed on. Equal at both.
+/// What two peers agreed on. Equal on both sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Agreed {
-    /// Original if either end wants that.
+    /// Original if either side wants that.
     pub mode: Mode,
-    /// Receives that each end posts: the smaller depth. Unused in mode original.
+    /// Receives that each side posts: the smaller depth. Unused in mode original.
     pub depth: u32,
     /// Outstanding requests per direction: the smaller maximum.
     pub requests_max: u32,
@@ -151,7 +152,7 @@ pub struct Agreed {
     pub eager_bytes_max: u32,
     /// Requests that one message may carry: the smaller maximum, 1 in mode original.
     pub requests_per_message: u32,
-    /// By which checksum contents are validated: the stronger of the two wishes.
+    /// The checksum with which contents are validated: the stronger of the two wishes.
     pub validation: Validation,
 }
 
@@ -161,12 +162,12 @@ impl Agreed {
         self.validation.is_on() && self.mode != Mode::Original
     }
 
-    /// Whether META_DATA_RESPONSE comes before every content, as the original does it when it validates.
+    /// Whether META_DATA_RESPONSE precedes every content, as in mode original with validation.
     pub fn tells_first(&self) -> bool {
         self.validation.is_on() && self.mode == Mode::Original
     }
 
-    /// From both ends' offers. Numbers outside the [limits](crate::limits) are brought inside.
+    /// From both sides' offers. Numbers outside the [limits](crate::limits) are brought inside.
     pub fn of(local: &Parameters, peer: &Parameters) -> Self {
         let original = local.mode == Mode::Original || peer.mode == Mode::Original;
         let mode = if original { Mode::Original } else { Mode::Counted };
@@ -182,7 +183,7 @@ impl Agreed {
     }
 }
 
-/// Depths that one end's queue pair needs.
+/// Depths that one side's queue pair needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Depths {
     /// Operations that may be outstanding at once.
@@ -192,20 +193,20 @@ pub struct Depths {
 }
 
 impl Depths {
-    /// The depths of the `local` end.
+    /// The depths of the `local` side.
     pub fn of(local: &Parameters, peer: &Parameters) -> Self {
         let Agreed { mode, depth, requests_max, .. } = Agreed::of(local, peer);
         match mode {
             // Sent: a message, in two writes when the ring wraps inside it; an acknowledgement; contents.
             // Received: a message, an acknowledgement, and contents of own requests.
             Mode::Original => Self { send: 2 + 1 + contents_max(local), receive: 1 + 1 + requests_max },
-            // Sent: what has credits, ASK and ANSWER: as many as receives. One message of a ring may wrap, and
-            // for a moment two rings are in use.
+            // Sent: messages and contents within the credits, ASK and ANSWER: as many as receives. One message of a ring may
+            // wrap, and for a moment two rings are in use.
             Mode::Counted => Self { send: depth + 2, receive: depth },
         }
     }
 
-    /// Depths of the `local` end that suffice whatever a peer offers: what is agreed never exceeds the own
+    /// Depths of the `local` side that suffice whatever a peer offers: what is agreed never exceeds the own
     /// offer, and the mode may be original.
     pub fn for_any_peer(local: &Parameters) -> Self {
         let original = Self::of(local, &Parameters { mode: Mode::Original, ..*local });

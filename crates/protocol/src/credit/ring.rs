@@ -1,17 +1,17 @@
-//! Places in a message ring.
+//! Positions in a message ring.
 
 use crate::RingSpan;
 
-/// Where a message goes. The second span is empty unless the ring ends inside the message.
+/// The position of a message. The second span is empty unless the message wraps around.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingPlace {
-    /// Its first bytes.
+    /// The span of its first bytes.
     pub first: RingSpan,
-    /// The others.
+    /// The span of the other bytes.
     pub second: RingSpan,
 }
 
-/// Where the next message goes, in a ring of which somebody else knows how full it is.
+/// The next position in a ring. Its caller knows how full the ring is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct RingCursor {
     pub(super) ring_bytes: u32,
@@ -23,7 +23,7 @@ impl RingCursor {
         Self { ring_bytes, position: 0 }
     }
 
-    /// Where `length` bytes from here are; the ring has at least that many.
+    /// The position of the next `length` bytes, at most the ring's size.
     fn place(&self, length: u32) -> RingPlace {
         let first = length.min(self.ring_bytes - self.position);
         RingPlace {
@@ -32,7 +32,7 @@ impl RingCursor {
         }
     }
 
-    /// Goes past `length` bytes, at most the ring's size, and gives where they are.
+    /// Advances by `length` bytes, at most the ring's size, and returns their position.
     pub(super) fn advance(&mut self, length: u32) -> RingPlace {
         let place = self.place(length);
         let to_end = self.ring_bytes - self.position;
@@ -41,27 +41,22 @@ impl RingCursor {
     }
 }
 
-/// The reading end of the own ring.
-#[derive(Debug)]
+/// The reader of the own ring.
+#[derive(Debug, Clone)]
 pub struct RingConsumer(RingCursor);
 
 impl RingConsumer {
-    /// Of an empty ring of `ring_bytes`.
+    /// A reader of an empty ring of `ring_bytes`.
     pub fn new(ring_bytes: u32) -> Self {
         Self(RingCursor::new(ring_bytes))
     }
 
-    /// Size of the ring.
-    pub fn ring_bytes(&self) -> u32 {
-        self.0.ring_bytes
-    }
-
-    /// Where the next `length` bytes are; `None` when the ring is smaller.
+    /// The position of the next `length` bytes; `None` when the ring is smaller.
     pub fn place(&self, length: u32) -> Option<RingPlace> {
         (length <= self.0.ring_bytes).then(|| self.0.place(length))
     }
 
-    /// Goes past a message of `length` bytes, at most the ring's size.
+    /// Advances by a message of `length` bytes, at most the ring's size.
     pub fn advance(&mut self, length: u32) {
         self.0.advance(length);
     }

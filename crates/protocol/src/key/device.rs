@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-/// A device name, parsed (`tensorflow-verbs.md` §2.2). Every part may be absent or `*`, which is the same.
+/// A parsed device name, in TensorFlow's notation. Every part may be absent or `*`, which is the same.
 ///
 /// ```
 /// use protocol::DeviceName;
@@ -28,7 +28,7 @@ pub struct DeviceName {
 
 /// The text is no device name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no device name; one looks like /job:worker/replica:0/task:1/device:CPU:0")]
+#[error("`{}` is no device name; one looks like /job:worker/replica:0/task:1/device:CPU:0", crate::text::escaped(.0))]
 pub struct InvalidDeviceName(pub String);
 
 impl DeviceName {

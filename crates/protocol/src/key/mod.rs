@@ -1,4 +1,4 @@
-//! Keys: which edge of whose graph a value belongs to.
+//! Keys: the edge of a graph, between two devices, that a value belongs to.
 
 mod device;
 
@@ -6,9 +6,12 @@ use std::{fmt, ops::Range, str::FromStr};
 
 pub use device::{DeviceName, InvalidDeviceName};
 
-use crate::{Code, Status};
+use crate::{
+    Code, Status,
+    text::{escaped, is_active},
+};
 
-/// A five-part key, `source;incarnation;destination;edge;frame:iteration` (`tensorflow-verbs.md` §2.1).
+/// A five-part key, `source;incarnation;destination;edge;frame:iteration`.
 ///
 /// Equality and order are those of the text.
 ///
@@ -38,7 +41,7 @@ pub struct Key {
 
 /// The text is no key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("Invalid  rendezvous key: {0}")]
+#[error("Invalid  rendezvous key: {}", escaped(.0))]
 pub struct InvalidKey(pub String);
 
 impl From<InvalidKey> for Status {
@@ -48,9 +51,10 @@ impl From<InvalidKey> for Status {
 }
 
 impl Key {
-    /// Parses `text` by the rules of `tensorflow-verbs.md` §2.2: five parts, of which the second is a
+    /// Parses `text` by TensorFlow's rules for rendezvous keys: five parts, of which the second is a
     /// hexadecimal number of at most 64 bits, the first and third are device names, the fourth and fifth are
-    /// not empty. One semicolon at the end is swallowed; the fifth part is not looked into.
+    /// not empty. One semicolon at the end is ignored; the fifth part is not parsed. No part has a character that
+    /// affects the terminal or log that shows it ([`text`](crate::text)).
     ///
     /// # Errors
     /// [`InvalidKey`].
@@ -59,6 +63,9 @@ impl Key {
     }
 
     fn parse_parts(text: &str) -> Option<Self> {
+        if text.contains(is_active) {
+            return None;
+        }
         let mut parts: [Range<usize>; 5] = Default::default();
         let mut next = 0;
         for part in &mut parts {
@@ -98,12 +105,12 @@ impl Key {
         self.part(0)
     }
 
-    /// The source device. One that specifies nothing means this worker.
+    /// The source device. An empty one means this worker.
     pub fn source_device(&self) -> &DeviceName {
         &self.source
     }
 
-    /// The life of the source that the key was made for.
+    /// The incarnation of the source that the key was made for.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
     }
@@ -128,7 +135,7 @@ impl Key {
         self.part(4)
     }
 
-    /// The same edge for another life of the source.
+    /// The same edge for another incarnation of the source.
     #[must_use]
     pub fn with_incarnation(&self, incarnation: u64) -> Self {
         let (source, destination, edge) = (self.source(), self.destination(), self.edge());
@@ -137,7 +144,7 @@ impl Key {
         Self::parse(&text).unwrap_or_else(|_| self.clone())
     }
 
-    /// The key without its incarnation, which is compared apart: `source;destination;edge;frame:iteration`.
+    /// The key without its incarnation, which is compared separately: `source;destination;edge;frame:iteration`.
     pub fn table_key(&self) -> String {
         [self.source(), self.destination(), self.edge(), self.frame_iteration()].join(";")
     }
@@ -308,9 +315,12 @@ mod tests {
             "/cpu:0;g;/cpu:0;edge;0:0",
             "/cpu:0;00000000000000001;/cpu:0;edge;0:0",
             "/cpu:0;1;cpu;edge;0:0",
+            "/cpu:0;1;/cpu:0;ed\nge;0:0",
+            "/cpu:0;1;/cpu:0;edge;\u{1b}[2J",
+            "/cpu:0;1;/cpu:0;\u{202e}edge;0:0",
         ] {
             let invalid = Key::parse(text).unwrap_err();
-            assert_eq!(invalid.to_string(), format!("Invalid  rendezvous key: {text}"));
+            assert_eq!(invalid.to_string(), format!("Invalid  rendezvous key: {}", escaped(text)));
             assert_eq!(Status::from(invalid).code, Code::InvalidArgument);
         }
     }
@@ -339,7 +349,7 @@ mod tests {
     proptest! {
         #[test]
         fn built_keys_parse_back(
-            incarnation: u64, frame: u64, iteration: i64, edge in "[^;]{1,40}", task: u32,
+            incarnation: u64, frame: u64, iteration: i64, edge in r"[^;\p{Cc}\u{2028}-\u{202e}\u{2066}-\u{2069}]{1,40}", task: u32,
         ) {
             let source = format!("/job:a/replica:0/task:{task}/device:CPU:0");
             let builder = Key::builder().source(&source).incarnation(incarnation).destination("/gpu:1");

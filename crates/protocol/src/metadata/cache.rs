@@ -1,4 +1,4 @@
-//! What the receiver remembers of values it has seen.
+//! The metadata that a receiver remembers for each key.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -18,21 +18,22 @@ enum Kind {
 impl From<Scope> for Kind {
     fn from(scope: Scope) -> Self {
         match scope {
-            Scope::Step(_) => Self::Step,
+            Scope::Step(_) | Scope::StepNow(_) => Self::Step,
             Scope::Published | Scope::Versioned(_) => Self::Published,
         }
     }
 }
 
-/// Metadata by kind of scope and key, bounded: the oldest entry makes room for a new one, and so does the oldest
-/// of several metadata that one key was seen to have. Every lookup is a snapshot, so an update never changes what a request under way believes (`tensorflow-verbs.md` §3.7).
+/// Metadata by kind of scope and key. Bounded: the oldest entry is dropped for a new one, and so is the oldest of
+/// several metadata of one key. Every lookup is a snapshot: a request names its forms by their position in the list that
+/// it sent, so an update must not change that list while the request is under way.
 #[derive(Debug)]
 pub struct MetadataCache {
     capacity: usize,
     per_key: usize,
     steps: HashMap<Arc<str>, Arc<[Metadata]>>,
     published: HashMap<Arc<str>, Arc<[Metadata]>>,
-    /// Every entry once, oldest first.
+    /// Each entry once, oldest first.
     order: VecDeque<(Kind, Arc<str>)>,
 }
 
@@ -52,7 +53,7 @@ impl MetadataCache {
         self.order.is_empty()
     }
 
-    /// What values of `key` were when they were seen, oldest first.
+    /// The metadata that values of `key` had, oldest first.
     pub fn get(&self, scope: Scope, key: &str) -> Arc<[Metadata]> {
         let entries = match Kind::from(scope) {
             Kind::Step => &self.steps,

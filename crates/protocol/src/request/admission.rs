@@ -1,4 +1,5 @@
-//! Before a request: a value that is kept here, the outcome of cancels, and a free entry.
+//! What a receive waits for before its request: the answer to earlier cancels of its key, which may leave a content here, and
+//! a free entry.
 
 use std::{
     future::poll_fn,
@@ -16,7 +17,7 @@ use crate::{Channel, Connection, Scope, TransferError, connection::Turnstile};
 pub(super) enum Admission<'connection, C: Channel> {
     /// With a request of its own.
     Request(Request<'connection, C>),
-    /// It needs none: the content of an earlier receive that was given up.
+    /// Without a request: with the content of an earlier receive that was given up.
     Kept(Landed<C::Lent>),
 }
 
@@ -27,7 +28,7 @@ impl<C: Channel> Connection<C> {
     /// [`TransferError::PeerLost`], [`TransferError::StashFull`].
     ///
     /// # Cancel safety
-    /// Dropping the future gives its places in line up; nothing was taken then.
+    /// Dropping the future leaves both lines; nothing was taken then.
     pub(super) async fn admit(
         &self,
         scope: Scope,
@@ -42,8 +43,8 @@ impl<C: Channel> Connection<C> {
     }
 }
 
-/// Two places in line, given up when dropped: for what is kept at a place and for the outcome of its cancels, and,
-/// once first there, for a free entry.
+/// Two positions in line, given up when dropped: one among the receives of the key, for a content or the answer to a cancel,
+/// and, once first there, one for a free entry.
 struct Standing<'connection, C: Channel> {
     connection: &'connection Connection<C>,
     place: Place,
@@ -81,7 +82,7 @@ impl<'connection, C: Channel> Standing<'connection, C> {
             return Poll::Ready(Ok(Admission::Request(request)));
         }
         let queue = state.queue(Turnstile::Requests);
-        // Whoever must wait for an outcome holds nobody up meanwhile.
+        // A receive that must wait for a cancel's answer does not hold up those behind it.
         let replaced =
             if may_ask { queue.wait(&mut self.entry, context.waker()) } else { queue.leave(&mut self.entry) };
         state.requests.stash.stand(&self.place, &mut self.ticket);
@@ -91,7 +92,7 @@ impl<'connection, C: Channel> Standing<'connection, C> {
         Poll::Pending
     }
 
-    /// Leaves both lines; whoever is next there is woken.
+    /// Leaves both lines and wakes the next receive in each.
     fn leave(&mut self) {
         if self.ticket.is_none() && self.entry.is_none() {
             return;

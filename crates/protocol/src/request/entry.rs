@@ -5,7 +5,7 @@ use std::{sync::Arc, task::Waker};
 use super::stash::{Check, Content, Landed, Place};
 use crate::{LentEnd, Metadata, PeerMisbehaved, Status};
 
-/// How far the exchange with the peer has come.
+/// The state of the exchange with the peer.
 ///
 /// ```text
 /// Unsent ──TENSOR_REQUEST──▶ Asked ──META_DATA_RESPONSE──▶ Told ──TENSOR_RE_REQUEST──▶ ReAsked
@@ -13,8 +13,8 @@ use crate::{LentEnd, Metadata, PeerMisbehaved, Status};
 ///                              └──content or ERROR_STATUS────┴──ERROR_STATUS──────────────┴──▶ Answered
 /// ```
 ///
-/// A view is lent where content would be written. Or META_DATA_RESPONSE promises it (Promised); then it comes, or a
-/// META_DATA_RESPONSE that does not (Told).
+/// A loan comes instead of a written content. Or META_DATA_RESPONSE announces it (Promised); then the loan comes, or a
+/// META_DATA_RESPONSE without that announcement (Told).
 #[derive(Debug)]
 pub(super) enum Phase {
     /// Nothing was posted.
@@ -22,10 +22,10 @@ pub(super) enum Phase {
     /// TENSOR_REQUEST was posted. A written content is a legal answer if it has one of these metadata.
     Asked {
         known: Arc<[Metadata]>,
-        /// The content is to be lent. Only what has no bytes is written.
+        /// A view was asked for: a content comes as a loan. A content of no bytes comes as a bare notification.
         is_view: bool,
     },
-    /// META_DATA_RESPONSE came and promised a loan.
+    /// META_DATA_RESPONSE came and announced a loan.
     Promised { metadata: Metadata },
     /// META_DATA_RESPONSE came.
     Told,
@@ -53,22 +53,22 @@ pub(super) struct Entry<L> {
     pub(super) cancel: Cancel,
     /// Grows with every request of the connection.
     pub(super) number: u64,
-    /// Where its value has an order; `None` for what is published.
+    /// The key and step whose values have an order; `None` for published values.
     pub(super) place: Option<Place>,
     /// The receive future is still there.
     pub(super) is_awaited: bool,
-    /// Given up, and it is not known yet whether a content will come. Receives of its place wait for that.
+    /// Given up, and it is not known yet whether a content comes. Other receives of its key wait for that.
     pub(super) is_unresolved: bool,
-    /// Its step is over: a content that nobody awaits is not kept.
+    /// Its step is over: a content that no receive awaits is dropped.
     pub(super) is_discarded: bool,
-    /// The content of another receive of its place that was given up.
+    /// The content of another receive of its key that was given up.
     pub(super) given: Option<Landed<L>>,
-    /// In the queue of those whose memory goes back.
+    /// In the queue of entries whose memory goes back.
     pub(super) is_returning: bool,
     pub(super) lent: Option<L>,
     /// Why `lent` may be taken back; `None` while the peer may write it.
     pub(super) end: Option<LentEnd>,
-    /// That META_DATA_RESPONSE told.
+    /// The metadata of META_DATA_RESPONSE.
     pub(super) checksum: Option<u64>,
     pub(super) version: Version,
     pub(super) reply: Option<Answer>,
@@ -80,13 +80,13 @@ pub(super) struct Entry<L> {
 pub(super) enum Version {
     /// It was not asked for.
     Unwanted,
-    /// VERSION is to come before any value.
+    /// VERSION must come before any value.
     Wanted,
     /// VERSION came.
     Told(u64),
 }
 
-/// What the peer answered, as the table keeps it.
+/// The peer's answer, as the table stores it.
 #[derive(Debug)]
 pub(super) enum Answer {
     Content { number: u64, metadata: Metadata, eager: Option<Box<[u8]>>, check: Check },
@@ -95,7 +95,7 @@ pub(super) enum Answer {
 }
 
 impl<L> Entry<L> {
-    /// A value may come now: its version did, if that was asked for.
+    /// Whether a value may come now: its version has come, if that was asked for.
     pub(super) fn check_version(&self) -> Result<(), PeerMisbehaved> {
         let is_due =
             self.version == Version::Wanted && !matches!(self.phase, Phase::Answered | Phase::Unsent);
@@ -122,7 +122,7 @@ impl<L> Entry<L> {
         }
     }
 
-    /// Whether nobody needs the entry any more.
+    /// Whether the entry is not needed any more.
     pub(super) fn is_finished(&self) -> bool {
         let settled = match self.cancel {
             Cancel::None => matches!(self.phase, Phase::Unsent | Phase::Answered),
@@ -138,17 +138,17 @@ impl<L> Entry<L> {
         self.lent.take().map(|lent| (lent, end))
     }
 
-    /// Whether memory has to go back that nobody needs.
+    /// Whether there is memory to give back.
     pub(super) fn has_unwanted(&self) -> bool {
         self.given.is_some() || (self.lent.is_some() && self.end.is_some())
     }
 
-    /// Takes memory that nobody needs.
+    /// Takes memory to give back.
     pub(super) fn take_unwanted(&mut self) -> Option<(L, LentEnd)> {
         self.given.take().and_then(Landed::returned).or_else(|| self.take_ended())
     }
 
-    /// The content that was not handed out, if there is one.
+    /// The content that was not returned to a caller, if there is one.
     pub(super) fn take_content(&mut self) -> Option<Landed<L>> {
         match self.reply.take()? {
             Answer::Content { number, metadata, eager, check } => {
@@ -173,7 +173,7 @@ impl<L> Entry<L> {
         Landed { number, metadata, content, check }
     }
 
-    /// Where a content goes that nobody awaits, if anywhere.
+    /// The key and step whose next receive gets a content that no receive awaits, if any.
     pub(super) fn place_to_keep(&self) -> Option<Place> {
         self.place.clone().filter(|_| !self.is_discarded)
     }

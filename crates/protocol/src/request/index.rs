@@ -5,7 +5,7 @@ use crate::RequestIndex;
 /// Immediates from here on are never made of a request index.
 const RESERVED_FROM: u32 = 0xFFFF_FFF0;
 
-/// Above the index, an immediate has two bits for which of the listed metadata was written.
+/// Bits of the index in an immediate. The two bits above name which of the listed metadata was written.
 const INDEX_BITS: u32 = 30;
 
 /// Slots are numbered below 2¹⁴ ([`REQUESTS_MAX`](crate::limits::REQUESTS_MAX)).
@@ -20,13 +20,13 @@ impl RequestIndex {
         self.0 >> INDEX_BITS != 0
     }
 
-    /// The immediate that says that a value with the listed metadata number `which` was written, 0 to 3.
+    /// The immediate for a value with the listed metadata number `which`, 0 to 3.
     pub fn immediate(self, which: usize) -> u32 {
         // Two bits, by the limit of listed metadata.
         ((which as u32) << INDEX_BITS) | self.0
     }
 
-    /// What `immediate` was made of; `None` when it is a marker or kept for one.
+    /// The index and metadata number in `immediate`; `None` when it is a marker or reserved for one.
     pub fn of_immediate(immediate: u32) -> Option<(Self, usize)> {
         let index = Self(immediate & ((1 << INDEX_BITS) - 1));
         (immediate < RESERVED_FROM).then_some((index, (immediate >> INDEX_BITS) as usize))

@@ -1,4 +1,4 @@
-//! The receiver's half of a transfer.
+//! The receiving side of a transfer.
 
 mod admission;
 mod entry;
@@ -21,16 +21,18 @@ pub(crate) use table::{Arrived, Reply, Requests};
 use crate::{
     Agreed, Allocator, Channel, ChannelError, Checksums, Connection, Destination, LentEnd, Message, Metadata,
     Mode, RequestIndex, Scope, Sharing, StepId, TensorReRequest, TensorRequest, TransferError, Want,
-    connection::Turnstile, limits::NAME_BYTES_MAX,
+    connection::Turnstile,
+    limits::NAME_BYTES_MAX,
+    text::{escaped, is_active},
 };
 
 /// How a value is received.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Manner {
-    /// As an own copy; or as a view of the peer's memory, if that is possible.
+    /// Alone: as a copy, or as a view of the peer's memory where that is possible.
     pub sharing: Sharing,
-    /// One of several that one task asks for now, polled one after the other: their requests travel in as few messages
-    /// as they fit. Such a request goes out when its future is polled for the second time, or with the next message.
+    /// One of several receives of one task, which polls them one after the other: their requests travel in as few messages
+    /// as possible. Such a request is posted when its future is polled for the second time, or with the next message.
     pub together: bool,
 }
 
@@ -43,22 +45,22 @@ impl From<Sharing> for Manner {
 /// A value that has arrived.
 #[derive(Debug)]
 pub struct Received<L> {
-    /// What it is.
+    /// Its element type and shape.
     pub metadata: Metadata,
-    /// Its bytes, complete; `None` when there are none. The receiver ends the loan with the evidence
+    /// Its bytes, complete; `None` when there are none. The receiver ends the grant with the evidence
     /// [`LentEnd::Content`].
     pub lent: Option<L>,
-    /// Its checksum, if it was validated: to be remembered beside it when it is sent on.
+    /// Its checksum, if it was validated, so that it need not be computed again when the value is sent on.
     pub checksums: Option<Arc<Checksums>>,
     /// Its version, if that was asked for ([`Scope::Versioned`]).
     pub version: Option<u64>,
-    /// Its place and number, for the case that it is not used after all.
+    /// Its key and its number in the order of arrival, with which it goes back if it is not used.
     origin: Option<(Place, u64)>,
     check: Check,
 }
 
-/// A received value that is not handed out yet: one of several that are wanted together. Dropping it gives a value of a
-/// step to the next receive of its key.
+/// A received value that was not returned to the caller yet: one of several of one call. Dropping it gives a value of a step
+/// to the next receive of its key.
 pub struct Held<C: Channel> {
     connection: Arc<Connection<C>>,
     received: Option<Received<C::Lent>>,
@@ -71,17 +73,17 @@ impl<C: Channel> std::fmt::Debug for Held<C> {
 }
 
 impl<C: Channel> Held<C> {
-    /// The value, until it is handed out.
+    /// The value, until it is taken.
     pub fn get(&self) -> Option<&Received<C::Lent>> {
         self.received.as_ref()
     }
 
-    /// As [`get`](Self::get), to settle where its bytes are.
+    /// As [`get`](Self::get), mutable, so that its bytes can be moved.
     pub fn get_mut(&mut self) -> Option<&mut Received<C::Lent>> {
         self.received.as_mut()
     }
 
-    /// Hands the value out; once.
+    /// Takes the value out, once.
     pub fn take(&mut self) -> Option<Received<C::Lent>> {
         self.received.take()
     }
@@ -104,10 +106,10 @@ impl<C: Channel> Drop for Held<C> {
     }
 }
 
-/// Why a request goes no further.
+/// Why a request ends without an answer of its own.
 enum Stop<L> {
     Failed(TransferError),
-    /// It needs no answer: the content of an earlier receive of its place was given to it.
+    /// It got the content of an earlier receive of its key.
     Given(Landed<L>),
 }
 
@@ -124,17 +126,17 @@ impl<L> From<ChannelError> for Stop<L> {
 }
 
 impl<C: Channel> Connection<C> {
-    /// Asks the peer for the value of `key` and waits for it (`tensorflow-verbs.md` §3.4 and §3.6). Waits
-    /// first while as many requests as agreed are outstanding; receives of one key get their turn in order.
+    /// Asks the peer for the value of `key` and waits for it. First waits while as many requests as agreed are
+    /// outstanding; receives of one key proceed in order.
     ///
     /// # Errors
-    /// [`TransferError`]; memory that `allocator` lent has been or will be taken back.
+    /// [`TransferError`]; memory of `allocator` has been or will be taken back.
     ///
     /// # Cancel safety
-    /// Cancel-safe: dropping the future gives the receive up. The connection keeps the lent memory until the peer
-    /// can no longer write it. A value of a step that the peer has not written stays with it, in its place; one that
-    /// is on its way is kept here for the next receive of its key, which waits until it is known which of the two
-    /// it is. [`discard`](Self::discard) gives up what is kept.
+    /// Cancel-safe: dropping the future gives the receive up. The connection holds the granted memory until the
+    /// peer can no longer write it. A value of a step that the peer has not written stays in the peer's queue; one that is
+    /// on its way is held here for the next receive of its key, which waits until it is known which of the two it is.
+    /// [`discard`](Self::discard) drops values that are held.
     pub async fn receive<A: Allocator<Lent = C::Lent>>(
         self: &Arc<Self>,
         scope: Scope,
@@ -150,7 +152,7 @@ impl<C: Channel> Connection<C> {
     /// As [`receive`](Self::receive).
     ///
     /// # Cancel safety
-    /// As [`receive`](Self::receive); a view that is on its way is kept like a content.
+    /// As [`receive`](Self::receive); a view that is on its way is held like a content.
     pub async fn receive_with<A: Allocator<Lent = C::Lent>>(
         self: &Arc<Self>,
         scope: Scope,
@@ -160,6 +162,9 @@ impl<C: Channel> Connection<C> {
     ) -> Result<Received<C::Lent>, TransferError> {
         if key.len() > NAME_BYTES_MAX {
             return Err(TransferError::KeyTooLong { length: key.len() });
+        }
+        if key.contains(is_active) {
+            return Err(TransferError::KeyActive { shown: escaped(key).into_owned() });
         }
         let key: Arc<str> = key.into();
         let request = match self.admit(scope, &key).await? {
@@ -178,7 +183,8 @@ impl<C: Channel> Connection<C> {
         }
     }
 
-    /// Brings an eager content into memory; until then it still belongs to its place.
+    /// Copies an eager content into memory of the allocator. Until then it goes to the next receive of its key if this
+    /// one is dropped.
     async fn hand_out<A: Allocator<Lent = C::Lent>>(
         self: &Arc<Self>,
         scope: Scope,
@@ -204,7 +210,7 @@ impl<C: Channel> Connection<C> {
         self.validated(Received { metadata, lent, checksums: None, version: None, origin, check }).await
     }
 
-    /// The step is over here: contents that are kept for receives of it go back, and none is kept from now on.
+    /// The step is over here: memory of contents that are held for its receives goes back, and none is held from now on.
     pub fn discard(&self, step: StepId) {
         loop {
             let mut state = self.lock();
@@ -218,14 +224,14 @@ impl<C: Channel> Connection<C> {
         }
     }
 
-    /// Steps whose values may be lost with this connection: their requests or contents are under way, or it is not
-    /// known yet whether the peer has them. Once it has [failed](Self::fail), all for which that was so then, whatever has
-    /// become of their requests since. Each once, in order.
+    /// Steps whose values may be lost with this connection: their requests or contents are under way, or it is not known
+    /// whether the peer has them. After the connection has [failed](Self::fail), the steps at the time of the failure.
+    /// Each once, in order.
     pub fn steps_under_way(&self) -> Vec<StepId> {
         self.lock().steps_under_way().into_iter().collect()
     }
 
-    /// Keeps a received value until others are there too.
+    /// Holds a received value until the others of its call are there.
     pub fn hold(self: &Arc<Self>, received: Received<C::Lent>) -> Held<C> {
         self.lock().requests.reserve_kept();
         Held { connection: self.clone(), received: Some(received) }
@@ -243,7 +249,7 @@ impl<C: Channel> Connection<C> {
     }
 }
 
-/// An eager content that waits for memory. Dropping it keeps a value of a step for the next receive.
+/// An eager content that waits for memory. If it is dropped, a value of a step goes to the next receive of its key.
 struct Kept<'connection, C: Channel> {
     connection: &'connection Connection<C>,
     place: Option<Place>,
@@ -253,7 +259,7 @@ struct Kept<'connection, C: Channel> {
 }
 
 impl<C: Channel> Kept<'_, C> {
-    /// From now on it finds room in the stash.
+    /// Reserves room in the stash, so that a drop need not allocate.
     fn reserve(&self) {
         self.connection.lock().requests.reserve_kept();
     }
@@ -280,15 +286,15 @@ fn accepted<A: Allocator>(known: Arc<[Metadata]>, allocator: &A) -> Arc<[Metadat
     those(known, |metadata| allocator.accepts(metadata).is_ok())
 }
 
-/// Those of `known` that fill at least half of memory for the largest of them, or need none. Of several values that are wanted
-/// together each keeps its memory until the last has come, while others wait for memory: they must not hold much more than
-/// they are.
+/// The metadata of `known` that fill at least half of the memory for the largest of them, or need none. Each value of one call
+/// holds its memory until the last has come, while other receives wait for memory: a small value must not hold memory for
+/// a large one.
 fn of_like_size(known: Arc<[Metadata]>) -> Arc<[Metadata]> {
     let largest = known.iter().map(|metadata| metadata.byte_length).max().unwrap_or_default();
     those(known, |metadata| metadata.byte_length == 0 || metadata.byte_length >= largest / 2)
 }
 
-/// Those of `known` of which `are` holds; nothing is copied where that is so of all.
+/// The metadata of `known` for which `are` holds. Nothing is copied if it holds for all.
 fn those(known: Arc<[Metadata]>, are: impl Fn(&Metadata) -> bool) -> Arc<[Metadata]> {
     if known.iter().all(&are) {
         return known;
@@ -322,7 +328,7 @@ impl<C: Channel> Request<'_, C> {
         loop {
             match self.reply().await? {
                 Reply::Content(landed) => {
-                    // What came with its metadata.
+                    // The content that came with the metadata.
                     if want == Want::View || matches!(landed.content, Content::Eager(_) | Content::None) {
                         self.connection.remember(scope, key, &landed.metadata);
                     }
@@ -347,7 +353,7 @@ impl<C: Channel> Request<'_, C> {
         }
     }
 
-    /// Whether to ask for a view. What is known to be small is copied: that costs less.
+    /// Whether to ask for a view. A value that is known to be small is copied, because that costs less.
     fn is_view(&self, sharing: Sharing, known: &[Metadata]) -> bool {
         let Agreed { mode, eager_bytes_max, .. } = self.connection.agreed();
         let largest = known.iter().map(|metadata| metadata.byte_length).max();
@@ -355,10 +361,10 @@ impl<C: Channel> Request<'_, C> {
         sharing == Sharing::View && mode != Mode::Original && !is_small
     }
 
-    /// How the first request wants its content. It says what is `known` only if it has memory for the largest of that,
-    /// or needs none: small contents can come inside a message where there is no memory to lend before. A published
-    /// value is there or is not, so its request may wait for memory; a value of a step, or a newer version, may be long
-    /// in coming.
+    /// How the first request wants its content. It names `known` metadata only if it has memory for the largest of them, or
+    /// needs none: where no memory can be granted before, small contents can come inside a message. The request for a
+    /// published value is answered at once, so it may wait for memory; a value of a step, or a newer version, may take
+    /// long to come.
     async fn allocate_first<A: Allocator<Lent = C::Lent>>(
         &self,
         allocator: &A,
@@ -385,7 +391,7 @@ impl<C: Channel> Request<'_, C> {
         }
     }
 
-    /// Memory for content of `metadata`, if there is any; kept in the table at once.
+    /// Memory for content of `metadata`, if there is any. The table holds it from now on.
     async fn allocate<A: Allocator<Lent = C::Lent>>(
         &self,
         allocator: &A,
@@ -434,9 +440,12 @@ impl<C: Channel> Request<'_, C> {
         connection.over_if_failed(posted.await?)
     }
 
-    /// The peer's next answer. One that came before the connection's end counts.
+    /// The peer's next answer. An answer that came before the connection failed counts.
     async fn reply(&self) -> Result<Reply<C::Lent>, ChannelError> {
         poll_fn(|context| {
+            // Before the waker is left: a reply that this task finds itself wakes nobody. One that comes later finds the
+            // waker, which is left under the lock that replies are kept under.
+            while self.connection.lock().requests.may_help(self.index) && self.connection.channel().help() {}
             let mut state = self.connection.lock();
             let (reply, replaced) = state.requests.poll_reply(self.index, context.waker());
             let failure = state.failure();
@@ -494,7 +503,8 @@ impl<C: Channel> Drop for Request<'_, C> {
     fn drop(&mut self) {
         let mut state = self.connection.lock();
         let released = state.requests.release(self.index);
-        // After the end nobody keeps house: what was never written goes back here, the rest in `drain`.
+        // After the connection's end `housekeeping` no longer runs: memory that was never written goes back here, the rest in
+        // `drain`.
         let is_over = state.failure().is_err();
         let mut returned = if is_over { state.requests.next_unwanted() } else { None };
         self.connection.settle(state, None, returned.take());

@@ -1,4 +1,4 @@
-//! Contents whose receive was given up, and the receives in line for a place.
+//! Contents whose receive was given up, and the receives in line for each key. A *place* is a key of a step.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -8,7 +8,7 @@ use std::{
 
 use crate::{LentEnd, Metadata, Scope, StepId};
 
-/// One key of one step: where values wait in order.
+/// One key of one step, whose values are in order.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
     pub(crate) step: StepId,
@@ -16,12 +16,9 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// `None` for what is published: fetches are in no order and can be repeated.
+    /// `None` for published values: fetches have no order and can be repeated.
     pub(crate) fn of(scope: Scope, key: &Arc<str>) -> Option<Self> {
-        match scope {
-            Scope::Step(step) => Some(Self { step, key: key.clone() }),
-            Scope::Published | Scope::Versioned(_) => None,
-        }
+        scope.step().map(|step| Self { step, key: key.clone() })
     }
 }
 
@@ -51,7 +48,7 @@ pub(crate) enum Check {
 pub(crate) enum Content<L> {
     /// There are none.
     None,
-    /// In the memory that was lent.
+    /// In the memory that was granted.
     Lent(L),
     /// They came inside META_DATA_RESPONSE.
     Eager(Box<[u8]>),
@@ -73,13 +70,13 @@ impl<L> From<Option<L>> for Content<L> {
 }
 
 impl<L> Landed<L> {
-    /// The memory of a value that nobody wants.
+    /// The memory of a value that no receive wants.
     pub(crate) fn returned(self) -> Option<(L, LentEnd)> {
         self.content.lent().map(|lent| (lent, LentEnd::Content))
     }
 }
 
-/// Receives of one place that have not sent their request, oldest first.
+/// Receives of one key that have not sent their request, oldest first.
 #[derive(Debug, Default)]
 struct Line(BTreeMap<u64, Option<Waker>>);
 
@@ -100,12 +97,12 @@ impl<L> Stash<L> {
         self.contents.len()
     }
 
-    /// From now on `more` contents fit without an allocation.
+    /// Reserves room for `more` contents.
     pub(crate) fn reserve(&mut self, more: usize) {
         self.contents.reserve(more);
     }
 
-    /// Keeps a content at its place in the order of arrival. Allocates nothing that was [reserved](Self::reserve).
+    /// Stores a content in the order of arrival. Allocates nothing if room was [reserved](Self::reserve).
     pub(crate) fn put(&mut self, place: Place, landed: Landed<L>) {
         let at = self.contents.partition_point(|(_, other)| other.number < landed.number);
         self.contents.insert(at, (place, landed));
@@ -135,7 +132,7 @@ impl<L> Stash<L> {
         self.contents.iter().map(|(place, _)| place.step)
     }
 
-    /// Stands in line for `place`, at its end without a ticket.
+    /// Stands in line for `place`; without a ticket, at the back.
     pub(crate) fn stand(&mut self, place: &Place, ticket: &mut Option<u64>) {
         let ticket = ticket.get_or_insert_with(|| {
             self.next_ticket += 1;
@@ -149,12 +146,12 @@ impl<L> Stash<L> {
         first.is_none_or(|(first, _)| Some(*first) == ticket)
     }
 
-    /// Keeps the waker of someone in line. Gives the one that it replaces.
+    /// Stores the waker of a receive in line. Returns the one that it replaces.
     pub(crate) fn wait(&mut self, place: &Place, ticket: Option<u64>, waker: &Waker) -> Option<Waker> {
         self.lines.get_mut(place)?.0.get_mut(&ticket?)?.replace(waker.clone())
     }
 
-    /// Leaves the line. Gives the own waker and that of the next.
+    /// Leaves the line. Returns its own waker and that of the next receive.
     pub(crate) fn leave(&mut self, place: &Place, ticket: &mut Option<u64>) -> [Option<Waker>; 2] {
         let Some(ticket) = ticket.take() else { return [None, None] };
         let Some(line) = self.lines.get_mut(place) else { return [None, None] };
@@ -165,7 +162,7 @@ impl<L> Stash<L> {
         [own, self.first_in_line(place)]
     }
 
-    /// Whom a content or an outcome of `place` concerns.
+    /// The waker of the receive that a content or a cancel's answer for `place` concerns.
     pub(crate) fn first_in_line(&mut self, place: &Place) -> Option<Waker> {
         self.lines.get_mut(place)?.0.values_mut().next()?.take()
     }

@@ -1,4 +1,4 @@
-//! The receiver's table of requests: a home for lent memory from allocation to evidence.
+//! The receiver's table of requests. It holds granted memory from allocation until there is evidence that the grant is over.
 
 use std::{
     collections::VecDeque,
@@ -18,9 +18,9 @@ use crate::{
 /// What the peer answered.
 #[derive(Debug)]
 pub(crate) enum Reply<L> {
-    /// A content has landed; it is what the request believed, or what META_DATA_RESPONSE said.
+    /// A content has landed, with metadata that the request named or META_DATA_RESPONSE announced.
     Content(Landed<L>),
-    /// The value is something else.
+    /// The value has other metadata.
     MetaDataResponse(Metadata),
     /// There is no value.
     ErrorStatus(Status),
@@ -32,16 +32,16 @@ struct Slot<L> {
     entry: Option<Entry<L>>,
 }
 
-/// What an arrival did.
+/// The effects of an arrival.
 #[derive(Debug)]
 pub(crate) struct Arrived<L> {
     /// Whom to wake.
     pub(crate) wake: Option<Waker>,
-    /// Who is first in line for a place whose outcome is known now.
+    /// The first receive in line for a key for which it is now known whether a content comes.
     pub(crate) next: Option<Waker>,
     /// Memory to take back.
     pub(crate) returned: Option<(L, LentEnd)>,
-    /// The index is unknown or its request finished.
+    /// The index is unknown, or its request has finished.
     pub(crate) is_ignored: bool,
     /// Bytes of the content that was written or lent.
     pub(crate) bytes: u64,
@@ -54,7 +54,7 @@ impl<L> Arrived<L> {
 
 type ArrivedResult<L> = Result<Arrived<L>, PeerMisbehaved>;
 
-/// Requests of this end, at most as many as agreed.
+/// Requests of this side, at most as many as agreed.
 #[derive(Debug)]
 pub(crate) struct Requests<L> {
     agreed: Agreed,
@@ -67,16 +67,16 @@ pub(crate) struct Requests<L> {
     returns: VecDeque<u32>,
     /// Contents of receives that were given up.
     pub(super) stash: Stash<L>,
-    /// Entries that are unresolved.
+    /// Entries for which it is not known yet whether a content comes.
     unresolved: usize,
-    /// Contents outside that may come back: eager ones that wait for memory, and values of several that are wanted
-    /// together.
+    /// Contents outside the table that may come back: eager ones that wait for memory, and values whose call waits for
+    /// others.
     kept: usize,
     opened: u64,
     landed: u64,
 }
 
-/// Whom a receive concerns that was given up.
+/// The wakers that a receive which was given up concerns.
 #[derive(Debug, Default)]
 pub(crate) struct Released {
     /// The future's own waker, to be dropped.
@@ -114,13 +114,13 @@ impl<L> Requests<L> {
         !self.free.is_empty() || self.slots.len() < self.capacity as usize
     }
 
-    /// How many contents are kept, if these are so many that no request of a step may be added, whose content might
-    /// have to be kept too. Waiting would not help: perhaps nobody ever asks for them.
+    /// How many contents are held, if these are so many that no request of a step may be added, because its content might
+    /// have to be held too. Waiting would not help: perhaps no receive ever asks for them.
     pub(crate) fn kept_in_excess(&self) -> Option<usize> {
         Some(self.stash.len()).filter(|&kept| kept >= STASH_MAX)
     }
 
-    /// Whether it is unknown yet if a content will come for a receive of `place` that was given up.
+    /// Whether it is not known yet if a content comes for a receive of `place` that was given up.
     pub(crate) fn is_unresolved(&self, place: &Place) -> bool {
         let entries = || self.slots.iter().filter_map(|slot| slot.entry.as_ref());
         self.unresolved > 0
@@ -152,7 +152,7 @@ impl<L> Requests<L> {
     fn grow(&mut self) -> Option<u32> {
         let slot = u32::try_from(self.slots.len()).ok().filter(|&slot| slot < self.capacity)?;
         self.slots.push(Slot { generation: 0, entry: None });
-        // Every slot has its place in each queue from now on, so that a drop need not allocate.
+        // Reserves room for every slot in each queue, so that a drop need not allocate.
         let slots = self.slots.len();
         self.free.reserve(slots - self.free.len());
         self.cancels.reserve(slots - self.cancels.len());
@@ -165,7 +165,7 @@ impl<L> Requests<L> {
         if slot.generation == index.generation() { slot.entry.as_mut() } else { None }
     }
 
-    /// Frees a slot whose entry has no business left.
+    /// Frees a slot whose entry is not needed any more.
     fn free_finished(&mut self, slot: usize) {
         let Some(place) = self.slots.get_mut(slot) else { return };
         if place.entry.as_ref().is_some_and(Entry::is_finished) {
@@ -175,7 +175,7 @@ impl<L> Requests<L> {
         }
     }
 
-    /// Keeps memory for the request; the peer does not know of it yet.
+    /// Stores memory for the request. The peer does not know of it yet.
     pub(crate) fn keep(&mut self, index: RequestIndex, lent: L) {
         if let Some(entry) = self.entry(index) {
             entry.end = Some(LentEnd::NeverSent);
@@ -206,7 +206,7 @@ impl<L> Requests<L> {
         }
     }
 
-    /// What the peer answered, if it has; else `waker` is kept. Gives the waker that it replaces.
+    /// The peer's answer, if it has come; else stores `waker`. Returns the waker that it replaces.
     pub(crate) fn poll_reply(
         &mut self,
         index: RequestIndex,
@@ -227,12 +227,18 @@ impl<L> Requests<L> {
         (Poll::Ready(reply), None)
     }
 
-    /// The content of another receive, if one was given to this one.
+    /// Whether the task that waits for a reply may look for it: it is the only request, and nothing has come.
+    pub(crate) fn may_help(&mut self, index: RequestIndex) -> bool {
+        let is_alone = self.slots.len() - self.free.len() == 1;
+        is_alone && self.entry(index).is_some_and(|entry| entry.given.is_none() && entry.reply.is_none())
+    }
+
+    /// The content of another receive that was assigned to this one, if any.
     pub(crate) fn take_given(&mut self, index: RequestIndex) -> Option<Landed<L>> {
         self.entry(index)?.given.take()
     }
 
-    /// Keeps `waker` for the connection's end. Gives the waker that it replaces.
+    /// Stores `waker` for the connection's end. Returns the waker that it replaces.
     pub(crate) fn keep_waker(&mut self, index: RequestIndex, waker: &Waker) -> Option<Waker> {
         self.entry(index)?.waker.replace(waker.clone())
     }
@@ -242,12 +248,12 @@ impl<L> Requests<L> {
         self.entry(index).is_some_and(|entry| matches!(entry.phase, Phase::Told))
     }
 
-    /// Takes memory whose loan has ended.
+    /// Takes memory whose grant has ended.
     pub(crate) fn take_ended(&mut self, index: RequestIndex) -> Option<(L, LentEnd)> {
         self.entry(index)?.take_ended()
     }
 
-    /// Takes memory that a content which was handed out did not need. Another content may still lie there.
+    /// Takes memory that a returned content did not need. Another content may still be in it.
     pub(crate) fn take_unneeded(&mut self, index: RequestIndex) -> Option<(L, LentEnd)> {
         let entry = self.entry(index)?;
         if entry.reply.is_some() { None } else { entry.take_ended() }
@@ -279,7 +285,7 @@ impl<L> Requests<L> {
         Ok(self.landed(index, metadata, has_slot))
     }
 
-    /// A loan of `length` bytes has come, of the listed metadata number `which`. Taken out of `lent` if it was asked for.
+    /// A loan of `length` bytes has come, of the listed metadata number `which`. Takes it out of `lent` if it was asked for.
     pub(crate) fn loan(
         &mut self,
         index: RequestIndex,
@@ -291,7 +297,7 @@ impl<L> Requests<L> {
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
         entry.check_version()?;
         let metadata = match &entry.phase {
-            // Its checksum comes before it.
+            // The checksum of a loan comes before it, in META_DATA_RESPONSE.
             Phase::Asked { .. } if is_validated => None,
             Phase::Asked { known, is_view: true } => known.get(which),
             Phase::Promised { metadata } if which == 0 => Some(metadata),
@@ -350,8 +356,8 @@ impl<L> Requests<L> {
         arrived
     }
 
-    /// Hands a content of a receive that was given up to the oldest receive of its place, or keeps it for the next
-    /// one. Gives whom to wake; allocates nothing.
+    /// Gives a content of a receive that was given up to the oldest receive of its key, or holds it for the next one.
+    /// Returns the waker to call; allocates nothing.
     pub(crate) fn stash_or_give(&mut self, place: Place, landed: Landed<L>) -> Option<Waker> {
         let entries = self.slots.iter_mut().filter_map(|slot| slot.entry.as_mut());
         let waits = |entry: &&mut Entry<L>| {
@@ -369,7 +375,7 @@ impl<L> Requests<L> {
         next
     }
 
-    /// Whether a content comes for a receive that was given up is known now. Gives whom that concerns.
+    /// It is known now whether a content comes for a receive that was given up. Returns the waker that this concerns.
     fn resolve(&mut self, index: RequestIndex) -> Option<Waker> {
         let entry = self.entry(index)?;
         if !std::mem::take(&mut entry.is_unresolved) {
@@ -392,7 +398,7 @@ impl<L> Requests<L> {
         entry.check_version()?;
         match entry.phase {
             Phase::Asked { .. } => {}
-            // The loan failed after all.
+            // The announced loan has failed.
             Phase::Promised { .. } if content.is_none() => {}
             Phase::Promised { .. } => return Err(PeerMisbehaved::MetaDataTwice),
             Phase::Answered => return Ok(Arrived::IGNORED),
@@ -411,7 +417,7 @@ impl<L> Requests<L> {
         Ok(self.answer(index, Answer::MetaDataResponse(metadata), LentEnd::MetaDataResponse))
     }
 
-    /// META_DATA_RESPONSE came and promises a loan.
+    /// META_DATA_RESPONSE came and announces a loan.
     pub(crate) fn loan_promised(
         &mut self,
         index: RequestIndex,
@@ -459,7 +465,7 @@ impl<L> Requests<L> {
         Ok(Arrived { returned, next, ..Arrived::HANDLED })
     }
 
-    /// The receive future is gone. Queues what is to be done, and keeps what has come for it; allocates nothing.
+    /// The receive future was dropped. Queues its CANCEL and its memory, and holds a content that has come; allocates nothing.
     pub(crate) fn release(&mut self, index: RequestIndex) -> Released {
         let Some(entry) = self.entry(index) else { return Released::default() };
         entry.is_awaited = false;
@@ -518,7 +524,7 @@ impl<L> Requests<L> {
         None
     }
 
-    /// An eager content waits for memory; it has its place in the stash.
+    /// An eager content waits for memory. Room in the stash is reserved for it.
     pub(crate) fn reserve_kept(&mut self) {
         self.kept += 1;
         self.stash.reserve(self.slots.len() - self.free.len() + self.kept);
@@ -529,7 +535,7 @@ impl<L> Requests<L> {
         self.kept -= 1;
     }
 
-    /// After the connection's end: the next memory to take back, contents that were kept included.
+    /// After the connection's end: the next memory to take back, including contents that were held.
     pub(crate) fn next_unwanted(&mut self) -> Option<(L, LentEnd)> {
         let returned = self.next_return();
         returned.or_else(|| std::iter::from_fn(|| self.stash.take_any()).find_map(Landed::returned))
@@ -539,7 +545,7 @@ impl<L> Requests<L> {
         !self.cancels.is_empty()
     }
 
-    /// The next request to cancel. Those that were answered meanwhile need none.
+    /// The next request to cancel. Requests that were answered meanwhile are skipped.
     pub(crate) fn next_cancel(&mut self) -> Option<RequestIndex> {
         while let Some(&slot) = self.cancels.front() {
             let place = self.slots.get_mut(slot as usize)?;
@@ -563,7 +569,7 @@ impl<L> Requests<L> {
         }
     }
 
-    /// Takes all memory that a peer might have written, and all that nobody awaits.
+    /// Takes all memory that a peer might have written, and all contents that no receive awaits.
     pub(crate) fn drain(&mut self) -> Vec<L> {
         let entries = self.slots.iter_mut().filter_map(|place| place.entry.as_mut());
         let over = entries.filter(|entry| !entry.is_awaited || entry.end.is_none());

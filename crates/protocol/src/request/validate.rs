@@ -1,4 +1,4 @@
-//! Validation of contents, before they are handed out.
+//! Validation of contents, before they are returned to the caller.
 
 use std::{future::poll_fn, sync::Arc, task::Poll};
 
@@ -8,19 +8,18 @@ use crate::{
     validation::{Summing, decode_result},
 };
 
-/// What a content came with.
+/// What came with a content.
 struct Sent {
     sum: u64,
-    /// What else came with it fits the content.
+    /// Whether the other fields that came with it match the content.
     fits: bool,
 }
 
 impl<C: Channel> Connection<C> {
-    /// Takes a value out of the reach of a peer that is not trusted, and compares it with its checksum, if it has one to be
-    /// compared with.
+    /// Moves a value out of the reach of a peer that is not trusted, and compares it with its checksum if it has one.
     ///
     /// # Cancel safety
-    /// Dropping the future keeps a value of a step for the next receive of its key, which does the same.
+    /// If the future is dropped, a value of a step goes to the next receive of its key, which validates it again.
     pub(super) async fn validated(
         self: &Arc<Self>,
         received: Received<C::Lent>,
@@ -84,7 +83,7 @@ fn sent<C: Channel>(received: &Received<C::Lent>, validation: crate::Validation)
 }
 
 impl<C: Channel> Held<C> {
-    /// The checksum of the bytes that came. Gives others their turn now and then.
+    /// The checksum of the bytes that came. Yields to other tasks between pieces.
     async fn sum(&mut self) -> u64 {
         let mut summing = Summing::new(self.connection.agreed().validation);
         poll_fn(|context| {
@@ -102,7 +101,7 @@ impl<C: Channel> Held<C> {
     }
 }
 
-/// As many bytes as the metadata says. Fewer have another checksum.
+/// As many bytes as the metadata says. Fewer bytes have another checksum.
 fn content<C: Channel>(received: &Received<C::Lent>) -> &[u8] {
     let bytes = received.lent.as_ref().map(C::content).unwrap_or_default();
     let length = usize::try_from(received.metadata.byte_length).unwrap_or(usize::MAX);

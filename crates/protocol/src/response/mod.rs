@@ -1,4 +1,4 @@
-//! The sender's half of a transfer.
+//! The sending side of a transfer.
 
 mod table;
 
@@ -21,14 +21,14 @@ use crate::{
 struct Ended;
 
 impl<C: Channel> Connection<C> {
-    /// Answers `request`, which [`on_immediate`](Self::on_immediate) gave (`tensorflow-verbs.md` §3.5 and
-    /// §3.6). The source knows of the request when this returns, so that requests are served in the order of
-    /// these calls; the future does the rest and must be run, for instance by spawning it.
+    /// Answers `request`, which [`on_immediate`](Self::on_immediate) returned. The request is registered with the source
+    /// when this call returns, so that requests are served in the order of these calls. The returned future does the rest
+    /// and must be run, for instance by spawning it.
     ///
     /// # Cancel safety
     /// Dropping the future puts a value that was not written back and answers the request with CANCELLED. If
-    /// the content is being written, the write goes on and keeps its place among the contents under way until
-    /// the connection ends.
+    /// the content is being written, the write goes on and counts among the contents under way until the
+    /// connection ends.
     pub fn respond<S: Source<Bytes = C::Bytes> + 'static>(
         self: &Arc<Self>,
         request: TensorRequest,
@@ -42,15 +42,15 @@ impl<C: Channel> Connection<C> {
     }
 }
 
-/// What became of a loan.
+/// The result of posting a loan.
 enum Lending<W> {
-    /// It is on its way.
+    /// It is posted.
     Posted(W),
-    /// It can't be; nothing was posted.
+    /// It cannot be posted; nothing was.
     Refused,
 }
 
-/// One open response. Dropping it settles what the peer waits for.
+/// One open response. If it is dropped, the peer still gets an answer: ERROR_STATUS or CANCEL_ACK.
 struct Response<C: Channel> {
     connection: Arc<Connection<C>>,
     index: RequestIndex,
@@ -103,8 +103,8 @@ impl<C: Channel> Response<C> {
         self.write((metadata.byte_length, checksum), bytes, (which, destination), taken).await;
     }
 
-    /// The checksum of the value, if contents are validated: what is remembered of it, else it is computed, a part at
-    /// a time, and remembered.
+    /// The checksum of the value, if contents are validated: the remembered one, else computed piece by piece and
+    /// remembered.
     async fn checksum(
         &self,
         checksums: Option<Arc<Checksums>>,
@@ -128,7 +128,7 @@ impl<C: Channel> Response<C> {
         Ok(checksum)
     }
 
-    /// Sends VERSION. What is posted after it comes after it.
+    /// Sends VERSION. It arrives before everything that is posted later.
     async fn tell_version(&self, version: u64) -> Result<(), Ended> {
         let message = Message::Version(VersionTold { index: self.index, version });
         let sent = self.connection.send(&message, |_| {});
@@ -140,7 +140,7 @@ impl<C: Channel> Response<C> {
         let index = self.index;
         let message = Message::ErrorStatus(ErrorStatus { index, status });
         let sent = self.connection.send(&message, |state| {
-            // This task is running, so the waker that the entry may hold is of no use.
+            // This task is running, so it need not be woken by the entry's waker.
             let _ = state.responses.close(index, true);
         });
         let _: Result<_, Ended> = self.unless_cancelled(sent).await;
@@ -182,7 +182,7 @@ impl<C: Channel> Response<C> {
         }
     }
 
-    /// Sends META_DATA_RESPONSE: either TENSOR_RE_REQUEST is to follow, or a loan will.
+    /// Sends META_DATA_RESPONSE, which either asks for TENSOR_RE_REQUEST or announces a loan.
     async fn tell(
         &self,
         metadata: &Metadata,
@@ -191,7 +191,7 @@ impl<C: Channel> Response<C> {
     ) -> Result<(), Ended> {
         let (index, bytes) = (self.index, metadata.byte_length);
         let metadata = metadata.clone();
-        // What is written brings its own, in mode counted.
+        // A written content carries its own checksum, in mode counted.
         let checksum = checksum.filter(|_| loan_follows || self.connection.agreed().tells_first());
         let response = MetaDataResponse { index, metadata, content: None, loan_follows, checksum };
         let message = Message::MetaDataResponse(response);
@@ -203,8 +203,8 @@ impl<C: Channel> Response<C> {
         self.unless_cancelled(sent).await?.map_err(|_| Ended)
     }
 
-    /// Lends the content when it is its turn, if that works; `which` of the known metadata it has, else the peer is
-    /// told first. So it is of the checksum, if there is one.
+    /// Posts the content as a loan when it is its turn, if that is possible. `which` is the number of its known metadata. If
+    /// it has none of these, or has a checksum, META_DATA_RESPONSE precedes the loan.
     async fn lend(
         &self,
         which: Option<usize>,
@@ -301,7 +301,7 @@ impl<C: Channel> Response<C> {
             }
             return;
         }
-        // From here on the value belongs to the peer; what it holds stays until the bytes are written.
+        // From here on the value belongs to the peer; its memory is held until the bytes are written.
         let written = taken.keep();
         let result = self.unless_over(write).await;
         drop(written);
@@ -332,7 +332,7 @@ impl<C: Channel> Response<C> {
         .await
     }
 
-    /// Where the response stands, unless the connection is over. `waker` is woken when that changes.
+    /// The state of the response, unless the connection is over. `waker` is woken when that changes.
     fn watch(&self, waker: &Waker) -> Result<Standing, Ended> {
         let mut state = self.connection.lock();
         let is_over = state.failure().is_err();
@@ -385,7 +385,7 @@ impl<S: Source> Drop for Held<S> {
     }
 }
 
-/// Whether a value can travel; what the requester gets if not.
+/// Whether a value can be sent; if not, the status for the requester.
 fn check_value(metadata: &Metadata, has_bytes: bool) -> Result<(), Status> {
     if let Err(error) = wire::check_metadata(metadata) {
         return Err(Status::new(Code::Internal, format!("the sender's value cannot travel: {error}")));

@@ -10,17 +10,17 @@ use crate::{Code, Destination, ErrorStatus, Message, PeerMisbehaved, RequestInde
 /// How many replies may be owed above the agreed number of requests before the peer is refused.
 const OWED_SLACK: usize = 64;
 
-/// How far a response has come.
+/// The state of a response.
 ///
 /// ```text
 /// Waiting ──META_DATA_RESPONSE──▶ Told ──TENSOR_RE_REQUEST──▶ ReRequested
 ///    └──────────────────content posted───────────────────────────┴──▶ Writing
 /// ```
 ///
-/// A META_DATA_RESPONSE that promises a loan changes nothing.
+/// A META_DATA_RESPONSE that announces a loan does not change the state.
 #[derive(Debug, Clone, Copy)]
 enum Phase {
-    /// For the value, or for its turn to be written.
+    /// Waits for the value, or for its turn to be written.
     Waiting,
     /// META_DATA_RESPONSE was posted; the value has that many bytes.
     Told { bytes: u64 },
@@ -33,7 +33,7 @@ enum Phase {
 #[derive(Debug)]
 struct Entry {
     phase: Phase,
-    /// `None` for what is published.
+    /// `None` for published values.
     step: Option<StepId>,
     is_cancelled: bool,
     waker: Option<Waker>,
@@ -46,7 +46,7 @@ impl Entry {
     }
 }
 
-/// A reply whose response is gone.
+/// A reply whose response future is gone.
 #[derive(Debug, Clone, Copy)]
 enum Owed {
     CancelAck(RequestIndex),
@@ -54,7 +54,7 @@ enum Owed {
     GivenUp(RequestIndex),
 }
 
-/// Where a response stands.
+/// What a response waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// Neither of the others.
@@ -78,12 +78,12 @@ pub(crate) struct Responses {
     written: VecDeque<Written>,
 }
 
-/// A value that belongs to the peer, which may not have it.
+/// A value that was written and that the peer may not have read yet.
 #[derive(Debug)]
 struct Written {
     step: StepId,
-    /// The peer has it once it has returned so many immediates. `None` in mode original, where it has once it uses the
-    /// slot again.
+    /// The peer has read it once it has returned so many immediates. `None` in mode original, where the peer has read it once
+    /// it uses the slot again.
     returned: Option<u64>,
     slot: usize,
 }
@@ -99,13 +99,13 @@ impl Responses {
         }
     }
 
-    /// Counts in one more reply that the peer waits for.
+    /// Counts one more reply that the peer waits for.
     fn count_unanswered(&mut self) -> Result<(), PeerMisbehaved> {
         if self.unanswered >= self.unanswered_max {
             return Err(PeerMisbehaved::Flood);
         }
         self.unanswered += 1;
-        // From now on the reply has its place in the queue, so that a drop need not allocate.
+        // Reserves room for the reply, so that a drop need not allocate.
         self.owed.reserve(self.unanswered.saturating_sub(self.owed.len()));
         Ok(())
     }
@@ -119,15 +119,12 @@ impl Responses {
         if self.written.front().is_some_and(|oldest| oldest.returned.is_none()) {
             self.written.retain(|written| written.slot != index.slot());
         }
-        let step = match scope {
-            Scope::Step(step) => Some(step),
-            Scope::Published | Scope::Versioned(_) => None,
-        };
+        let step = scope.step();
         self.entries.insert(index, Entry { phase: Phase::Waiting, step, is_cancelled: false, waker: None });
         Ok(())
     }
 
-    /// Whether a value is on its way to the peer, or its receiver was told of it.
+    /// Whether a value is on its way to the peer, or was announced to it.
     pub(crate) fn is_transferring(&self) -> bool {
         self.entries.values().any(|entry| !matches!(entry.phase, Phase::Waiting))
     }
@@ -162,7 +159,7 @@ impl Responses {
         Ok(Some(entry.waker.take()))
     }
 
-    /// CANCEL came. Gives whom to wake; without a response, the acknowledgement is owed at once.
+    /// CANCEL came. Returns the waker to call; without a response, the acknowledgement is owed at once.
     pub(crate) fn cancel(&mut self, index: RequestIndex) -> Result<Option<Waker>, PeerMisbehaved> {
         let Some(entry) = self.entries.get(&index) else {
             self.count_unanswered()?;
@@ -181,7 +178,7 @@ impl Responses {
         }))
     }
 
-    /// Where the response stands. Keeps `waker` for a change and gives the waker that it replaces.
+    /// The state of the response. Stores `waker` for a change and returns the waker that it replaces.
     pub(crate) fn watch(&mut self, index: RequestIndex, waker: &Waker) -> (Standing, Option<Waker>) {
         let Some(entry) = self.entries.get_mut(&index) else { return (Standing::Open, None) };
         let standing = match entry.phase {
@@ -214,14 +211,14 @@ impl Responses {
         true
     }
 
-    /// The value belongs to the peer from here on, which has taken it in once it has returned so many immediates.
+    /// The value belongs to the peer from here on. The peer has read it once it has returned so many immediates.
     pub(crate) fn wrote(&mut self, index: RequestIndex, returned: Option<u64>) {
         if let Some(step) = self.entries.get(&index).and_then(|entry| entry.step) {
             self.written.push_back(Written { step, returned, slot: index.slot() });
         }
     }
 
-    /// The peer has returned so many immediates: what they brought is its own.
+    /// The peer has returned so many immediates: it has read the values that came with them.
     pub(crate) fn taken_in(&mut self, returned: u64) {
         let has = |written: &Written| written.returned.is_some_and(|needed| needed <= returned);
         while self.written.front().is_some_and(has) {

@@ -1,4 +1,4 @@
-//! Primitive fields, read with every check and written without any.
+//! Primitive fields. Reading checks everything, writing nothing.
 
 use super::WireError;
 use crate::{
@@ -6,6 +6,7 @@ use crate::{
     limits::{
         RANK_MAX, RESULT_SLOT_BYTES, STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX,
     },
+    text::{escaped_within, is_active},
 };
 
 const TARGET_NONE: u8 = 0;
@@ -34,7 +35,7 @@ impl<'bytes> Reader<'bytes> {
         }
     }
 
-    /// Bytes not read yet: what no honest count can exceed.
+    /// Bytes not read yet. No valid count exceeds it.
     pub(super) fn remaining(&self) -> usize {
         self.rest.len()
     }
@@ -116,10 +117,22 @@ impl<'bytes> Reader<'bytes> {
         self.slice(length, field)
     }
 
-    pub(super) fn text(&mut self, field: &'static str, limit: usize) -> Result<String, WireError> {
-        let bytes = self.bytes(field, limit)?;
-        let text = std::str::from_utf8(bytes).map_err(|_| WireError::NotUtf8 { field })?;
-        Ok(text.to_owned())
+    fn text(&mut self, field: &'static str, limit: usize) -> Result<&'bytes str, WireError> {
+        std::str::from_utf8(self.bytes(field, limit)?).map_err(|_| WireError::NotUtf8 { field })
+    }
+
+    /// Text for people, escaped. Only this and [`name`](Self::name) read text of a peer.
+    fn free_text(&mut self, field: &'static str, limit: usize) -> Result<String, WireError> {
+        self.text(field, limit).map(|text| escaped_within(text, limit))
+    }
+
+    /// A name, key or address. It is compared and sent back, so it must be safe to show as it is.
+    pub(super) fn name(&mut self, field: &'static str, limit: usize) -> Result<String, WireError> {
+        let name = self.text(field, limit)?;
+        if name.contains(is_active) {
+            return Err(WireError::ActiveCharacter { field, shown: escaped_within(name, limit) });
+        }
+        Ok(name.to_owned())
     }
 
     pub(super) fn index(&mut self) -> Result<RequestIndex, WireError> {
@@ -184,7 +197,7 @@ impl<'bytes> Reader<'bytes> {
         let number = u32::from(self.u8("status code")?);
         let code = Code::from_number(number)
             .ok_or(WireError::Unknown { field: "status code", value: number.into() })?;
-        let message = self.text("status message", STATUS_MESSAGE_BYTES_MAX)?;
+        let message = self.free_text("status message", STATUS_MESSAGE_BYTES_MAX)?;
         let details = self.bytes("status details", STATUS_DETAILS_BYTES_MAX)?.to_vec();
         Ok(Status { code, message, details })
     }
@@ -195,11 +208,11 @@ impl<'bytes> Reader<'bytes> {
 ///
 /// # Errors
 /// [`WireError`] naming the field that is wrong.
-pub fn check_metadata(metadata: &Metadata) -> Result<(), WireError> {
+pub(crate) fn check_metadata(metadata: &Metadata) -> Result<(), WireError> {
     let expected = if metadata.is_dead {
         Some(0)
     } else if !metadata.dtype.is_plain() {
-        // The encoding says itself how long it is; whether it is whole, its reader sees.
+        // The encoding has its own length; its reader checks that it is complete.
         Some(metadata.byte_length)
     } else {
         Metadata::new(metadata.dtype, metadata.shape.clone()).map(|live| live.byte_length)

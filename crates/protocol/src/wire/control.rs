@@ -22,11 +22,11 @@ use crate::{
 pub struct FabricOffer {
     /// The fabric's number.
     pub kind: u8,
-    /// Equal at two ends that can use it together.
+    /// Two workers can use the fabric together if this is equal.
     pub reach: Vec<u8>,
 }
 
-/// Where the sender of this record is written to by flow control.
+/// Where the peer writes messages and flow control.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingOffer {
     /// The message ring; its capacity is the ring's size, that of [`Parameters::first_ring_bytes`].
@@ -82,8 +82,8 @@ impl ListEntry {
     }
 }
 
-/// One end of a data connection: what the other end must know. `Debug` leaves the connection data out, which may
-/// hold a one-use token.
+/// What one side of a data connection needs to know of the other. `Debug` leaves the connection data out, which may hold a
+/// one-use token.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Connect {
     /// Chosen by the asking end.
@@ -115,36 +115,34 @@ impl fmt::Debug for Connect {
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ControlFrame {
-    /// First frame of both ends; the end that dialled sends its own first.
+    /// The first frame of both sides; the dialling side sends its own first.
     Hello {
-        /// Wire version; checked while decoding, so always the own one in a decoded frame.
+        /// Wire version. Checked while decoding, so a decoded frame has the own one.
         wire_version: u16,
         /// Name of the worker.
         worker: String,
-        /// Tells this life of the worker from others.
+        /// The worker's incarnation.
         incarnation: u64,
         /// Where it accepts control connections itself.
         listen_address: Option<String>,
-        /// For the other end's proof.
+        /// Random, for the peer's proof.
         nonce: [u8; 32],
     },
-    /// That its sender knows the secret; the dialling end's comes first.
+    /// From the dialling side, which proves itself first.
     Proof {
-        /// That the sender knows the secret.
+        /// Proves that the sender knows the secret and has seen both Hello frames. The frame's last bytes.
         proof: [u8; 32],
     },
-    /// The ends trust each other now. Sent by both.
+    /// The sender has accepted the peer's proof. Sent by both, by the accepting side first.
     Welcome {
-        /// Name of the worker.
-        worker: String,
-        /// Tells this life of the worker from others.
-        incarnation: u64,
-        /// What it can use, best first.
+        /// What the worker can use, best first.
         fabrics: Vec<FabricOffer>,
+        /// Proves that the sender knows the secret and has sent these fields. The frame's last bytes.
+        proof: [u8; 32],
     },
     /// Asks for a data connection.
     Connect(Connect),
-    /// Agrees to a data connection; the fields are those of the agreeing end.
+    /// Agrees to a data connection; the fields are those of the agreeing side.
     Connected(Connect),
     /// Refuses a data connection.
     Refused {
@@ -153,8 +151,8 @@ pub enum ControlFrame {
         /// Why.
         status: Status,
     },
-    /// A data connection is over at this end. The peer may not see that by itself: an adapter that has given up says
-    /// nothing over the network that it can't reach.
+    /// A data connection is over on the sender's side. The peer may not notice that otherwise: an adapter that has given up
+    /// sends nothing over a network that it cannot reach.
     Disconnected {
         /// Which.
         connection: u32,
@@ -186,7 +184,7 @@ pub enum ControlFrame {
     ListRequest {
         /// Chosen by the asking end.
         request: u32,
-        /// Go on after this name.
+        /// Continue after this name.
         after: Option<String>,
         /// Whether checksums are wanted.
         with_checksums: bool,
@@ -200,12 +198,12 @@ pub enum ControlFrame {
         /// Whether there are further ones.
         more: bool,
     },
-    /// Are you there?
+    /// Asks for a sign of life.
     Ping {
         /// Comes back in the answer.
         nonce: u64,
     },
-    /// I am.
+    /// Answers a `Ping`.
     Pong {
         /// As asked.
         nonce: u64,
@@ -279,15 +277,14 @@ fn write_frame(writer: &mut Writer<'_>, frame: &ControlFrame) {
             writer.u8(PROOF);
             writer.raw(proof);
         }
-        ControlFrame::Welcome { worker, incarnation, fabrics } => {
+        ControlFrame::Welcome { fabrics, proof } => {
             writer.u8(WELCOME);
-            writer.text(worker);
-            writer.u64(*incarnation);
             writer.count(fabrics.len());
             for fabric in fabrics {
                 writer.u8(fabric.kind);
                 writer.bytes(&fabric.reach);
             }
+            writer.raw(proof);
         }
         ControlFrame::Connect(end) => {
             writer.u8(CONNECT);
@@ -306,7 +303,7 @@ fn write_frame(writer: &mut Writer<'_>, frame: &ControlFrame) {
     }
 }
 
-/// The frames of a connection that stands.
+/// The frames of an established connection.
 fn write_later_frame(writer: &mut Writer<'_>, frame: &ControlFrame) {
     match frame {
         ControlFrame::RegionAdd { connection, region } => {
@@ -448,7 +445,7 @@ fn write_entry(writer: &mut Writer<'_>, entry: &ListEntry) {
 
 fn read_entry(reader: &mut Reader<'_>) -> Result<ListEntry, WireError> {
     Ok(ListEntry {
-        name: reader.text("name", NAME_BYTES_MAX)?,
+        name: reader.name("name", NAME_BYTES_MAX)?,
         metadata: reader.metadata()?,
         version: reader.u64("version")?,
         checksum: reader.option("checksum", |reader| reader.u64("checksum"))?,
@@ -463,15 +460,15 @@ fn read_fabric(reader: &mut Reader<'_>) -> Result<FabricOffer, WireError> {
 fn read_hello(reader: &mut Reader<'_>) -> Result<ControlFrame, WireError> {
     let wire_version = reader.u16("wire version")?;
     if wire_version != WIRE_VERSION {
-        // What follows is laid out as that version likes.
+        // The rest of the frame has that version's layout.
         return Err(WireError::Version { peer: wire_version, own: WIRE_VERSION });
     }
     Ok(ControlFrame::Hello {
         wire_version,
-        worker: reader.text("worker", WORKER_NAME_BYTES_MAX)?,
+        worker: reader.name("worker", WORKER_NAME_BYTES_MAX)?,
         incarnation: reader.u64("incarnation")?,
         listen_address: reader
-            .option("listen address", |reader| reader.text("listen address", ADDRESS_BYTES_MAX))?,
+            .option("listen address", |reader| reader.name("listen address", ADDRESS_BYTES_MAX))?,
         nonce: reader.array("nonce")?,
     })
 }
@@ -481,11 +478,9 @@ fn read_frame(reader: &mut Reader<'_>) -> Result<ControlFrame, WireError> {
         HELLO => read_hello(reader)?,
         PROOF => ControlFrame::Proof { proof: reader.array("proof")? },
         WELCOME => {
-            let worker = reader.text("worker", WORKER_NAME_BYTES_MAX)?;
-            let incarnation = reader.u64("incarnation")?;
             let count = reader.count("fabrics", FABRICS_MAX, FABRIC_BYTES_MIN)?;
             let fabrics = (0..count).map(|_| read_fabric(reader)).collect::<Result<_, _>>()?;
-            ControlFrame::Welcome { worker, incarnation, fabrics }
+            ControlFrame::Welcome { fabrics, proof: reader.array("proof")? }
         }
         CONNECT => ControlFrame::Connect(read_end(reader)?),
         CONNECTED => ControlFrame::Connected(read_end(reader)?),
@@ -502,7 +497,7 @@ fn read_frame(reader: &mut Reader<'_>) -> Result<ControlFrame, WireError> {
         },
         LIST_REQUEST => ControlFrame::ListRequest {
             request: reader.u32("request")?,
-            after: reader.option("after", |reader| reader.text("after", NAME_BYTES_MAX))?,
+            after: reader.option("after", |reader| reader.name("after", NAME_BYTES_MAX))?,
             with_checksums: reader.flag("with_checksums")?,
         },
         LIST_RESPONSE => {
@@ -532,12 +527,9 @@ impl fmt::Debug for ControlFrame {
                 .field("listen_address", listen_address)
                 .finish_non_exhaustive(),
             Self::Proof { .. } => f.debug_struct("Proof").finish_non_exhaustive(),
-            Self::Welcome { worker, incarnation, fabrics } => f
-                .debug_struct("Welcome")
-                .field("worker", worker)
-                .field("incarnation", incarnation)
-                .field("fabrics", fabrics)
-                .finish(),
+            Self::Welcome { fabrics, .. } => {
+                f.debug_struct("Welcome").field("fabrics", fabrics).finish_non_exhaustive()
+            }
             Self::Connect(end) => end.fmt(f),
             Self::Connected(end) => write!(f, "Connected({end:?})"),
             Self::Refused { connection, status } => write!(f, "Refused({connection}, {status})"),

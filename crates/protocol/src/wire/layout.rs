@@ -1,5 +1,5 @@
-//! The page of byte layouts in the book, made from what the decoder reads of samples: so it cannot say anything else than
-//! the code does.
+//! The page of byte layouts in the book, generated from what the decoder reads of samples, so that it always matches the
+//! code.
 
 use std::{cell::RefCell, fmt::Write, fs, path::Path, sync::Arc};
 
@@ -22,7 +22,7 @@ thread_local! {
     static FIELDS: RefCell<Vec<(&'static str, usize)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The decoder has read a field of so many bytes.
+/// Notes that the decoder has read a field of this many bytes.
 pub(super) fn note(field: &'static str, bytes: usize) {
     FIELDS.with_borrow_mut(|fields| fields.push((field, bytes)));
 }
@@ -60,7 +60,7 @@ fn request(known: &[Metadata], want: Want) -> TensorRequest {
 struct Page(String);
 
 impl Page {
-    /// One table: `fields` with their lengths, and the bytes they lie in.
+    /// One table: `fields` with their lengths, and their bytes.
     fn table(&mut self, name: &str, about: &str, fields: &[(&str, usize)], bytes: &[u8]) {
         let _ = writeln!(self.0, "\n## {name}\n\n{about}\n");
         let _ = writeln!(self.0, "| offset | bytes | field | in this example |\n| --- | --- | --- | --- |");
@@ -114,12 +114,12 @@ fn decode_in_ring(bytes: &[u8]) {
 fn head() -> Page {
     Page(format!(
         "# Byte layouts\n\n\
-        Wire version {WIRE_VERSION}. All numbers are little-endian. This page is made by the program: each table is what the \
+        Wire version {WIRE_VERSION}. All numbers are little-endian. This page is generated: each table lists what the \
         decoder reads of the example, field by field (`scripts/gen-layouts`; a test compares). A text or a string of bytes \
         has its length before it, in 2 bytes of the same name; a field that may be absent has 1 byte before it, 0 or 1.\n\n\
         A record in a message ring is at most {RECORD_BYTES_MAX} bytes long, a frame of the control plane at most \
         {CONTROL_FRAME_BYTES_MAX}. In mode `original` ring records have neither the two counts (`receives`, `ring bytes`) nor \
-        the form of a key. What the messages mean is told in [the protocol](protocol.md).\n\n\
+        the form of a key. [The protocol](protocol.md) explains the messages.\n\n\
         # In the message ring\n"
     ))
 }
@@ -156,6 +156,9 @@ fn requests(page: &mut Page) {
     let about = "For a published tensor that is newer than a version (scope 3). Scope 2 is that of the one that there is, \
         with its version; scope 1 without it.";
     page.record("TENSOR_REQUEST, newer", about, &[NameForm::Number(2)], &Message::TensorRequest(newer));
+    let now = TensorRequest { scope: Scope::StepNow(StepId(7)), ..request(&[], Want::Write(None)) };
+    let about = "Of a receiver that does not wait (scope 4): without a value the answer is ERROR_STATUS with CANCELLED.";
+    page.record("TENSOR_REQUEST, now", about, &[NameForm::Number(2)], &Message::TensorRequest(now));
     let again = TensorReRequest { index: INDEX, destination: Some(destination(None)) };
     let about = "The destination for what META_DATA_RESPONSE described.";
     page.record("TENSOR_RE_REQUEST", about, &[], &Message::TensorReRequest(again));
@@ -219,17 +222,18 @@ fn greeting(page: &mut Page) {
         nonce: [0xaa; 32],
     };
     page.control("HELLO", "First frame of both ends.", &hello);
-    let about = "That the sender knows the secret.";
+    let about = "That the dialling end knows the secret, and which HELLO frames it has seen.";
     page.control("PROOF", about, &ControlFrame::Proof { proof: [0xbb; 32] });
     let welcome = ControlFrame::Welcome {
-        worker: "/job:ps/replica:0/task:0".to_owned(),
-        incarnation: 1234,
         fabrics: vec![
             FabricOffer { kind: 2, reach: vec![0xcc; 16] },
             FabricOffer { kind: 3, reach: Vec::new() },
         ],
+        proof: [0xbb; 32],
     };
-    page.control("WELCOME", "Which fabrics the worker has, best first.", &welcome);
+    let about =
+        "Which fabrics the worker has, best first, and the proof that it knows the secret and says so.";
+    page.control("WELCOME", about, &welcome);
     let about = "A data connection is over at this end, and the peer may not see it.";
     let over = Status::new(Code::Unavailable, "device gone");
     page.control("DISCONNECTED", about, &ControlFrame::Disconnected { connection: 7, status: over });

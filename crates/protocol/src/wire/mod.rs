@@ -1,11 +1,12 @@
-//! Encoding: explicit, little-endian, length-prefixed. Every check of a length or an enum is here, and only
-//! here: what [`decode`] gives is within all [limits](crate::limits).
+//! Encoding: explicit, little-endian, length-prefixed. Every check of a length or an enum is in this module:
+//! what [`decode`] returns is within all [limits](crate::limits).
 //!
 //! A frame is a `u32` total length (prefix included), a `u8` kind and the fields of that kind. Texts and byte
-//! strings have a `u16` length, optional fields a `u8` that is 0 or 1. A
+//! strings have a `u16` length, optional fields a `u8` that is 0 or 1. Names that are not safe to show are refused, and
+//! messages of statuses are escaped ([`text`](crate::text)). A
 //! destination has a `u8` before it that is 0 without one, 1, or 2 if a result slot (region, generation, offset) comes
 //! first; META_DATA_RESPONSE's `u8` for how the content comes is 0x80 higher if a checksum (`u64`) follows it. The version is agreed once, in
-//! [`ControlFrame::Hello`](control::ControlFrame::Hello). What lies in a ring is in [`record`].
+//! [`ControlFrame::Hello`](control::ControlFrame::Hello). The records of a ring are in [`record`].
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ pub mod control;
 mod layout;
 pub mod record;
 
-pub use codec::check_metadata;
+pub(crate) use codec::check_metadata;
 use codec::{Reader, Writer};
 
 use crate::{
@@ -37,10 +38,10 @@ pub enum WireError {
         /// The field.
         field: &'static str,
     },
-    /// The frame goes on after its last field.
+    /// The frame has bytes after its last field.
     #[error("the frame goes on for {bytes} bytes after its last field")]
     Trailing {
-        /// How far.
+        /// How many.
         bytes: usize,
     },
     /// A length is above its limit.
@@ -67,6 +68,14 @@ pub enum WireError {
         /// The field.
         field: &'static str,
     },
+    /// A name with characters that affect the terminal or log that shows it.
+    #[error("{field} `{shown}` is no name: {}", crate::text::REMEDY)]
+    ActiveCharacter {
+        /// The field.
+        field: &'static str,
+        /// The name, escaped.
+        shown: String,
+    },
     /// A field contradicts another one.
     #[error("{field} contradicts the fields before it")]
     Inconsistent {
@@ -74,7 +83,7 @@ pub enum WireError {
         field: &'static str,
     },
     /// A key's number that was not agreed or not defined.
-    #[error("{0} is the number of no key")]
+    #[error("no key has the number {0}")]
     UnknownName(u16),
     /// A request index that is never one.
     #[error("{0:#x} is never a request index")]
@@ -91,7 +100,7 @@ pub enum WireError {
         /// Largest allowed.
         maximum: u32,
     },
-    /// The ends speak different versions.
+    /// The two peers have different versions.
     #[error("the peer speaks wire version {peer}, this end {own}: run the same release on both")]
     Version {
         /// Theirs.
@@ -111,7 +120,7 @@ const CANCEL_ACK: u8 = 6;
 const TENSOR_REQUESTS: u8 = 7;
 const VERSION: u8 = 8;
 
-/// What the shortest request takes: index, scope, a key by its number, no metadata, and how it wants the content.
+/// Bytes of the shortest request: index, scope, a key by its number, no metadata, and how it wants the content.
 const REQUEST_BYTES_MIN: usize = 4 + 1 + 3 + 1 + 1;
 
 const NAME_PLAIN: u8 = 0;
@@ -124,15 +133,17 @@ const WANT_VIEW: u8 = 2;
 const CONTENT_ASKED: u8 = 0;
 const CONTENT_HERE: u8 = 1;
 const CONTENT_LENT: u8 = 2;
-/// Beside one of these: a checksum comes first.
+/// Added to one of these: a checksum comes first.
 const CONTENT_CHECKED: u8 = 0x80;
 
 const SCOPE_STEP: u8 = 0;
 const SCOPE_PUBLISHED: u8 = 1;
-/// The version is told.
+/// A published value, with VERSION.
 const SCOPE_VERSIONED: u8 = 2;
 /// As `SCOPE_VERSIONED`, and newer than that of the `u64` incarnation and `u64` version that follow.
 const SCOPE_NEWER: u8 = 3;
+/// As `SCOPE_STEP`, and answered at once.
+const SCOPE_STEP_NOW: u8 = 4;
 
 /// Length prefix and kind.
 const FRAME_BYTES_MIN: usize = 5;
@@ -232,6 +243,10 @@ fn write_scope(writer: &mut Writer<'_>, scope: Scope) {
             writer.u8(SCOPE_STEP);
             writer.i64(step);
         }
+        Scope::StepNow(StepId(step)) => {
+            writer.u8(SCOPE_STEP_NOW);
+            writer.i64(step);
+        }
         Scope::Published => writer.u8(SCOPE_PUBLISHED),
         Scope::Versioned(Wanted::Now) => writer.u8(SCOPE_VERSIONED),
         Scope::Versioned(Wanted::NewerThan { incarnation, version }) => {
@@ -242,7 +257,7 @@ fn write_scope(writer: &mut Writer<'_>, scope: Scope) {
     }
 }
 
-/// The content, or how it will come.
+/// The content, or how it is sent.
 fn write_content(writer: &mut Writer<'_>, response: &MetaDataResponse) {
     let how = match &response.content {
         Some(_) => CONTENT_HERE,
@@ -298,7 +313,7 @@ fn read_name(reader: &mut Reader<'_>, names: Option<&mut NameTable>) -> Result<A
 }
 
 fn read_key(reader: &mut Reader<'_>) -> Result<Arc<str>, WireError> {
-    reader.text("key", NAME_BYTES_MAX).map(Arc::from)
+    reader.name("key", NAME_BYTES_MAX).map(Arc::from)
 }
 
 /// The length of the frame that starts with `prefix`, prefix included.
@@ -351,7 +366,7 @@ fn read_message(
     }
 }
 
-/// Several requests. One alone has a kind of its own, so that no message can be said in two ways.
+/// Several requests. A single request has a kind of its own, so that every message has exactly one encoding.
 fn read_requests(
     reader: &mut Reader<'_>,
     mut names: Option<&mut NameTable>,
@@ -382,6 +397,7 @@ fn read_request(reader: &mut Reader<'_>, names: Option<&mut NameTable>) -> Resul
 fn read_scope(reader: &mut Reader<'_>) -> Result<Scope, WireError> {
     match reader.u8("scope")? {
         SCOPE_STEP => Ok(Scope::Step(StepId(reader.i64("step")?))),
+        SCOPE_STEP_NOW => Ok(Scope::StepNow(StepId(reader.i64("step")?))),
         SCOPE_PUBLISHED => Ok(Scope::Published),
         SCOPE_VERSIONED => Ok(Scope::Versioned(Wanted::Now)),
         SCOPE_NEWER => {
@@ -414,9 +430,9 @@ fn read_answer(kind: u8, reader: &mut Reader<'_>) -> Result<Message, WireError> 
     })
 }
 
-/// What META_DATA_RESPONSE says of the content.
+/// How META_DATA_RESPONSE describes the content.
 struct Content<'bytes> {
-    /// It is here.
+    /// It is in the message.
     content: Option<&'bytes [u8]>,
     loan_follows: bool,
     checksum: Option<u64>,
@@ -443,8 +459,8 @@ fn read_known(reader: &mut Reader<'_>) -> Result<Arc<[Metadata]>, WireError> {
     (0..count).map(|_| reader.metadata()).collect()
 }
 
-/// A destination is there exactly when a known value has bytes, and takes the largest of them. Eager is asked for where
-/// each has bytes, and few.
+/// A destination is present exactly when a known value has bytes, and is large enough for the largest. Eager content is asked
+/// for where each known value has bytes, and few.
 fn check_want(known: &[Metadata], want: Want) -> Result<(), WireError> {
     let needed = known.iter().map(|metadata| metadata.byte_length).max().unwrap_or(0);
     let fits = match want {
@@ -456,7 +472,7 @@ fn check_want(known: &[Metadata], want: Want) -> Result<(), WireError> {
     if fits { Ok(()) } else { Err(WireError::Inconsistent { field: "want" }) }
 }
 
-/// Content has the length that the metadata says; nothing is lent where there are no bytes.
+/// Content has the length that the metadata says; no loan is announced where there are no bytes.
 fn check_content(metadata: &Metadata, content: Option<&[u8]>, loan_follows: bool) -> Result<(), WireError> {
     match content {
         None if loan_follows && metadata.byte_length == 0 => {

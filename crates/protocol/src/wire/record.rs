@@ -1,8 +1,8 @@
-//! What lies in a message ring, and the two records beside it.
+//! The records of a message ring, and the two records outside it.
 //!
 //! In mode original a ring record is the frame of its message. In mode counted it is a `u32` total length (prefix
-//! included), a `u32` of receives and a `u32` of ring bytes (the [`Counts`] of whoever wrote it), a `u8` kind and
-//! the fields of that kind. ASK and ANSWER have fixed lengths, by which they are told apart.
+//! included), a `u32` of receives and a `u32` of ring bytes (the writer's [`Counts`]), a `u8` kind and
+//! the fields of that kind. ASK and ANSWER have different fixed lengths, which distinguish them.
 
 use super::{
     FRAME_BYTES_MIN, WireError,
@@ -16,9 +16,9 @@ use crate::{
     names::{NameForm, NameTable},
 };
 
-/// Length of an encoded ASK: what its arrival says was written.
+/// Length of an encoded ASK, and of its write.
 pub const ASK_BYTES: usize = 16;
-/// Length of an encoded ANSWER: what its arrival says was written.
+/// Length of an encoded ANSWER, and of its write.
 pub const ANSWER_BYTES: usize = 12;
 
 const COUNTS_BYTES: usize = 8;
@@ -33,11 +33,11 @@ const COUNT_ONLY: u8 = 32;
 const RING_OFFER: u8 = 33;
 const RING_MOVED: u8 = 34;
 
-/// A ring record that is about flow control alone. Only in mode counted.
+/// A ring record of flow control. Only in mode counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Control {
-    /// Nothing but counts.
+    /// Only counts.
     CountOnly,
     /// A larger ring that the peer may move to; its capacity is the ring's size.
     RingOffer(Destination),
@@ -102,8 +102,8 @@ fn record_bytes_max(mode: Mode) -> usize {
     }
 }
 
-/// The ring record that `bytes` encode, all of them, and its counts, which are 0 in mode original. Keys that it
-/// gives a number to are kept in `names`, and keys it names by a number are looked up there. It carries at most
+/// The ring record that `bytes` encode, all of them, and its counts, which are 0 in mode original. Numbers that it
+/// defines for keys are stored in `names`, and keys that it names by a number are looked up there. It carries at most
 /// `requests_per_message` requests.
 ///
 /// # Errors

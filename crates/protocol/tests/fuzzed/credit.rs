@@ -100,11 +100,7 @@ impl End {
         let counts = self.counts(input);
         match (self.mode, input.below(8)) {
             (Mode::Original, 0) => self.flow.acknowledged(),
-            (Mode::Original, 1) => self.flow.take_content(),
-            (Mode::Original, _) => {
-                self.flow.take_uncounted(input.below(RECORD_BYTES_MAX) as u32);
-                Ok(())
-            }
+            (Mode::Original, _) => self.flow.take_content(),
             (_, 0 | 1) => self.flow.take_message(input.below(RECORD_BYTES_MAX) as u32, counts),
             (_, 2) => self.flow.take_content(),
             (_, 3) => {

@@ -19,7 +19,7 @@ use crate::support::{
     random::Random,
 };
 
-/// What a case of `tensorflow-verbs.md` §3.6 costs at both ends: messages, flow control, contents.
+/// What a kind of transfer costs on both sides: messages, flow control, contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cost {
     messages: u64,
@@ -129,7 +129,7 @@ fn long_key(key: usize) -> String {
     format!("{key} {}", "x".repeat(900))
 }
 
-fn receive_long_keys(pair: &mut Pair, side: Side, keys: usize) -> Vec<crate::load::Receive> {
+fn receive_long_keys(pair: &mut Pair, side: Side, keys: usize) -> Vec<super::load::Receive> {
     let receive = |key| {
         let name = long_key(key);
         pair.end(side.other()).source.send_bytes(STEP, &name, 8, key as u8);
@@ -138,7 +138,7 @@ fn receive_long_keys(pair: &mut Pair, side: Side, keys: usize) -> Vec<crate::loa
     (0..keys).map(receive).collect()
 }
 
-fn assert_all(handles: &[crate::load::Receive]) {
+fn assert_all(handles: &[super::load::Receive]) {
     for (key, handle) in handles.iter().enumerate() {
         assert_eq!(settled(handle), Ok((bytes_of(8), vec![key as u8; 8])));
     }

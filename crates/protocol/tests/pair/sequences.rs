@@ -1,4 +1,4 @@
-//! The sequences of `tensorflow-verbs.md` §3.6, message by message.
+//! The sequences of a transfer, message by message.
 
 use crate::support::{
     STEP,
@@ -172,6 +172,8 @@ fn s12_keys_up_to_the_limit_travel_and_longer_ones_are_refused_here() {
     }
     let sent = pair.counters().0.sent;
     assert_eq!(pair.pull(STEP, &"k".repeat(1025)), Err(TransferError::KeyTooLong { length: 1025 }));
+    let active = TransferError::KeyActive { shown: r"a\u{1b}b".to_owned() };
+    assert_eq!(pair.pull(STEP, "a\u{1b}b"), Err(active));
     assert_eq!(pair.counters().0.sent, sent, "nothing was sent");
     pair.assert_clean();
 }

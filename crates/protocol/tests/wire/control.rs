@@ -9,7 +9,7 @@ use protocol::{
     wire::control::{Connect, ControlFrame, ListEntry, RegionRecord, RingOffer},
 };
 
-use crate::values::ring_offer;
+use super::values::ring_offer;
 
 #[test]
 fn d_another_wire_version_is_refused_with_both_named() {
@@ -97,6 +97,7 @@ fn keys_proofs_and_connection_data_are_not_in_debug() {
     let regions = vec![region];
     let frames = [
         ControlFrame::Proof { proof: [0xAB; 32] },
+        ControlFrame::Welcome { fabrics: Vec::new(), proof: [0xAB; 32] },
         ControlFrame::Connect(Connect {
             connection: 1,
             kind: 1,

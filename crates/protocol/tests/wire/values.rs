@@ -10,6 +10,7 @@ use protocol::{
         REQUESTS_MAX, REQUESTS_PER_MESSAGE_MAX, RESULT_SLOT_BYTES, RING_BYTES_MAX, RING_BYTES_MIN,
         SLOT_BYTES, STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX, WIRE_VERSION,
     },
+    text::escaped,
     wire::{
         self,
         control::{Connect, ControlFrame, FabricOffer, ListEntry, RegionRecord, RingOffer},
@@ -63,8 +64,10 @@ pub(crate) fn scope() -> impl Strategy<Value = Scope> {
     ]
 }
 
+/// Text that is safe to show, and so travels as it is.
 pub(crate) fn text(bytes_max: usize) -> impl Strategy<Value = String> {
-    ".{0,300}".prop_map(move |mut text: String| {
+    ".{0,300}".prop_map(move |text: String| {
+        let mut text = escaped(&text).into_owned();
         text.truncate(text.floor_char_boundary(bytes_max));
         text
     })
@@ -212,11 +215,7 @@ pub(crate) fn greeting() -> impl Strategy<Value = ControlFrame> {
             }
         ),
         any::<[u8; 32]>().prop_map(|proof| ControlFrame::Proof { proof }),
-        (text(256), any::<u64>(), fabrics).prop_map(|(worker, incarnation, fabrics)| ControlFrame::Welcome {
-            worker,
-            incarnation,
-            fabrics
-        }),
+        (fabrics, any::<[u8; 32]>()).prop_map(|(fabrics, proof)| ControlFrame::Welcome { fabrics, proof }),
     ]
 }
 

@@ -8,7 +8,7 @@ use verbs_reactor::{FabricKind, tcp::TcpFabric};
 use super::WorkerBuilder;
 use crate::WorkerError;
 #[cfg(feature = "tls")]
-use crate::control::{GrpcConfig, TlsNames, check_worker};
+use crate::control::{GrpcConfig, TlsNames, check_worker, named_workers, own_name};
 
 /// The settings of it.
 #[derive(Debug, Clone, Default)]
@@ -24,7 +24,7 @@ pub(super) struct Encryption {
 #[cfg(feature = "tls")]
 impl WorkerBuilder {
     /// Proves by this certificate who this worker is, and lets in only workers that prove themselves by one of the CAs that
-    /// it trusts. Control sessions, tensors over gRPC and tensors over TCP are encrypted. A peer without TLS is refused,
+    /// it trusts. Control sessions and tensors over TCP are encrypted. A peer without TLS is refused,
     /// whoever dials; neither end falls back. Where a [`secret`](Self::secret) is given too, both must hold; none is
     /// handed over on loopback then, and none is needed to listen beyond it.
     ///
@@ -56,13 +56,40 @@ impl WorkerBuilder {
 
 #[cfg(feature = "tls")]
 impl Encryption {
+    /// The name that a worker must have which was given none: the one in its certificate. With `number` as that of its
+    /// task, where the certificate is for all tasks of a job. `None` if it may have any.
+    ///
+    /// # Errors
+    /// [`WorkerError::Config`]: the certificate names no worker, or several.
+    pub(super) fn name(&self, number: u32) -> Result<Option<String>, WorkerError> {
+        let Some(identity) = self.identity.as_ref().filter(|_| self.names != TlsNames::AnyMember) else {
+            return Ok(None);
+        };
+        let uris = identity.certificate().uris();
+        let problem = match &*named_workers(&uris) {
+            [name] => match own_name(name, number) {
+                Ok(name) => return Ok(Some(name)),
+                Err(remedy) => format!("its certificate names `{name}`: {remedy}"),
+            },
+            [] => "its certificate names no worker: put one in, as URI:tensorwire:NAME, or give it a name"
+                .to_owned(),
+            several => {
+                format!(
+                    "its certificate names several workers, {}: give it one of these names",
+                    several.join(", ")
+                )
+            }
+        };
+        Err(WorkerError::Config { field: "name", value: "none".to_owned(), remedy: problem })
+    }
+
     /// # Errors
     /// [`WorkerError::Config`] for settings that contradict each other, or an identity that is not this worker's.
     pub(super) fn check(&self, worker: &str) -> Result<(), WorkerError> {
         let Some(identity) = &self.identity else {
             if self.required == Some(true) {
                 let remedy =
-                    "nothing encrypts without an identity: give one with WorkerBuilder::tls".to_owned();
+                    "nothing encrypts without an identity: give one with the setting `tls`".to_owned();
                 return Err(WorkerError::Config {
                     field: "require_encryption",
                     value: "true".to_owned(),
@@ -89,6 +116,10 @@ impl Encryption {
         }
     }
 
+    pub(super) fn is_on(&self) -> bool {
+        self.identity.is_some()
+    }
+
     pub(super) fn of_tcp(&self, fabric: TcpFabric) -> TcpFabric {
         match &self.identity {
             Some(identity) => fabric.with_tls(identity.clone()),
@@ -102,11 +133,11 @@ impl Encryption {
     /// It does not encrypt, and must.
     pub(super) fn allow(&self, kind: FabricKind, encrypts: bool) -> Result<(), WorkerError> {
         let is_required = self.required.unwrap_or(self.identity.is_some());
-        if encrypts || kind == FabricKind::Shm || !is_required {
+        if encrypts || kind == FabricKind::SHM || !is_required {
             return Ok(());
         }
-        let what = "be used: it does not encrypt, and TLS is on; use tcp or grpc, or let tensors travel in the clear \
-                    with WorkerBuilder::require_encryption(false)";
+        let what = "be used: it does not encrypt, and TLS is on; use tcp, or let tensors travel in the clear \
+                    with the setting `require_encryption` at false";
         Err(FabricError::Unsupported { kind, what }.into())
     }
 }
@@ -114,12 +145,20 @@ impl Encryption {
 #[cfg(not(feature = "tls"))]
 #[allow(clippy::unused_self, clippy::unnecessary_wraps)] // as with the feature
 impl Encryption {
+    pub(super) fn name(&self, _: u32) -> Result<Option<String>, WorkerError> {
+        Ok(None)
+    }
+
     pub(super) fn check(&self, _: &str) -> Result<(), WorkerError> {
         Ok(())
     }
 
     pub(super) fn of_plane(&self, config: crate::control::GrpcConfig) -> crate::control::GrpcConfig {
         config
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        false
     }
 
     pub(super) fn of_tcp(&self, fabric: TcpFabric) -> TcpFabric {

@@ -1,5 +1,7 @@
 //! What is wrong with a cluster's specification.
 
+use protocol::text::escaped;
+
 /// A cluster that contradicts itself, or a worker that is not in it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -29,16 +31,15 @@ pub enum ClusterError {
         second: String,
     },
     /// A name that is no worker's.
-    #[error(
-        "cluster: `{name}` is no worker's name: write it like /job:ps/replica:0/task:1; a job's name has letters, \
-         digits and underscores, and begins with a letter"
-    )]
+    #[error("cluster: `{}` is no worker's name: {remedy}", escaped(name))]
     BadName {
         /// The name.
         name: String,
+        /// What to write.
+        remedy: String,
     },
     /// Text that is no address.
-    #[error("cluster: {field} = `{address}`: {problem}")]
+    #[error("cluster: {} = `{}`: {problem}", escaped(field), escaped(address))]
     BadAddress {
         /// Where it stands.
         field: String,

@@ -5,12 +5,15 @@ mod tf_config;
 
 use std::collections::BTreeMap;
 
-use protocol::{DeviceName, limits::ADDRESS_BYTES_MAX};
+use protocol::DeviceName;
+
+use crate::control::host_and_port;
 
 pub use self::{
     error::ClusterError,
     tf_config::{TF_CONFIG, TfConfig},
 };
+use crate::name::{sought, worker_name};
 
 /// Names and addresses of the workers of a cluster.
 ///
@@ -50,10 +53,11 @@ impl ClusterSpec {
         format!("/job:{job}/replica:0/task:{task}")
     }
 
-    /// Adds the worker `name` (`/job:ps/replica:0/task:0`), which listens on `address` (`host:port`).
+    /// Adds the worker `name` (`/job:ps/replica:0/task:0`, or plainly `ps`, which means the same), which listens on
+    /// `address` (`host:port`).
     #[must_use]
     pub fn worker(mut self, name: impl Into<String>, address: impl Into<String>) -> Self {
-        let (name, address) = (name.into(), normalise(&address.into()));
+        let (name, address) = (sought(&name.into()), normalise(&address.into()));
         if let Some(first) = self.addresses.get(&name) {
             let problem = ClusterError::DuplicateName { name, first: first.clone(), second: address };
             self.problem.get_or_insert(problem);
@@ -100,7 +104,7 @@ impl ClusterSpec {
         }
         let mut owners: BTreeMap<&str, &str> = BTreeMap::new();
         for (name, address) in &self.addresses {
-            check_name(name)?;
+            worker_name(name).map_err(|remedy| ClusterError::BadName { name: name.clone(), remedy })?;
             check_address(address)
                 .map_err(|problem| ClusterError::address(format!("address of {name}"), address, problem))?;
             if let Some(first) = owners.insert(address, name) {
@@ -113,7 +117,7 @@ impl ClusterSpec {
 
     /// The address of the worker `name`.
     pub fn address(&self, name: &str) -> Option<&str> {
-        self.addresses.get(name).map(String::as_str)
+        self.addresses.get(&sought(name)).map(String::as_str)
     }
 
     /// All workers' names, sorted.
@@ -174,14 +178,6 @@ impl ClusterSpec {
     }
 }
 
-fn check_name(name: &str) -> Result<(), ClusterError> {
-    let canonical = name.parse::<DeviceName>().ok().and_then(|parsed| parsed.worker());
-    if canonical.as_deref() == Some(name) {
-        return Ok(());
-    }
-    Err(ClusterError::BadName { name: name.to_owned() })
-}
-
 /// One spelling per address: without scheme and surrounding space.
 pub(crate) fn normalise(address: &str) -> String {
     let address = address.trim();
@@ -192,29 +188,9 @@ pub(crate) fn normalise(address: &str) -> String {
 
 /// What keeps peers from dialling `address`, if anything does.
 pub(crate) fn check_address(address: &str) -> Result<(), &'static str> {
-    if address.len() > ADDRESS_BYTES_MAX {
-        return Err("it is longer than 256 bytes");
-    }
-    if address.contains("://") {
-        return Err("write it as HOST:PORT, without a scheme");
-    }
-    let (host, port) = address.rsplit_once(':').ok_or("it has no port: write HOST:PORT")?;
-    let bracketed = host.strip_prefix('[').map(|rest| rest.strip_suffix(']'));
-    match bracketed {
-        Some(None) => return Err("its bracket is not closed: write [::1]:PORT"),
-        None if host.contains(':') => return Err("write IPv6 addresses in brackets: [::1]:PORT"),
-        _ => {}
-    }
-    let host = bracketed.flatten().unwrap_or(host);
-    if host.is_empty() {
-        return Err("it has no host: write HOST:PORT");
-    }
-    if host.chars().any(|part| part.is_whitespace() || matches!(part, '/' | ',' | '@')) {
-        return Err("its host has characters that no host name has: write HOST:PORT");
-    }
-    match port.parse::<u16>() {
-        Ok(0) | Err(_) => Err("its port is not a number from 1 to 65535"),
-        Ok(_) => Ok(()),
+    match host_and_port(address)? {
+        (_, 0) => Err("its port is not a number from 1 to 65535"),
+        _ => Ok(()),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Bad clusters, and what their errors name.
 
+use protocol::limits::ADDRESS_BYTES_MAX;
+
 use super::*;
 
 fn refused(spec: &ClusterSpec) -> String {
@@ -25,6 +27,16 @@ fn jobs_have_numbered_tasks_with_addresses() {
     assert_eq!(spec.tasks("ps").unwrap(), ["/job:ps/replica:0/task:0", "/job:ps/replica:0/task:1"]);
     assert_eq!(spec.address("/job:ps/replica:0/task:1"), Some("b:2"));
     assert_eq!(spec.task_address("ps", 1).unwrap(), "b:2");
+}
+
+#[test]
+fn a_plain_name_is_that_of_task_0_of_its_job() {
+    let spec = ClusterSpec::new().worker("server", "a:1");
+    spec.check().unwrap();
+    assert_eq!(spec.names().collect::<Vec<_>>(), ["/job:server/replica:0/task:0"]);
+    assert_eq!((spec.address("server"), spec.task_address("server", 0).unwrap()), (Some("a:1"), "a:1"));
+    let twice = refused(&spec.worker("/job:server/replica:0/task:0", "b:2"));
+    names_all(&twice, &["/job:server/replica:0/task:0", "a:1", "b:2"]);
 }
 
 #[test]
@@ -74,10 +86,13 @@ fn e_an_address_that_cannot_be_dialled_is_named_with_its_owner() {
 
 #[test]
 fn e_names_that_are_no_workers_and_jobs_without_hosts() {
-    for name in
-        ["ps", "/job:ps", "/job:ps/task:0", "/task:0/replica:0/job:ps", "/job:ps/replica:0/task:0/cpu:0"]
-    {
+    for name in ["p-s", "/job:ps", "/job:ps/task:0"] {
         names_all(&refused(&ClusterSpec::new().worker(name, "a:1")), &[name, "/job:ps/replica:0/task:1"]);
+    }
+    for name in ["/task:0/replica:0/job:ps", "/job:ps/replica:0/task:0/cpu:0"] {
+        let refused = refused(&ClusterSpec::new().worker(name, "a:1"));
+        let (_, remedy) = refused.split_once(name).expect("the name");
+        names_all(remedy, &["write", "/job:ps/replica:0/task:0"]);
     }
     names_all(&refused(&ClusterSpec::new().hosts("2ps", "a:1")), &["/job:2ps/", "begins with a letter"]);
     for hosts in ["", " , "] {

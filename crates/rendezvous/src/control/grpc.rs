@@ -4,8 +4,9 @@
 //!  user's runtime(s)           │  the plane's thread
 //!  dial ───────────────────────┼─▶ Dialler ──▶ HTTP/2 client ─┐
 //!  accept ◀──── arrivals ──────┼── Attach ◀── HTTP/2 server ◀─┼─ Door ◀── listener
-//!  FrameSender ── frames ──────┼─▶ outgoing stream            │
-//!  FrameReceiver ◀── frames ───┼── SessionTask ◀──────────────┘
+//!  FrameSender ── frames ──────┼─▶ outgoing stream            │    │
+//!  FrameReceiver ◀── frames ───┼── SessionTask ◀──────────────┘    │
+//!  tcp fabric ◀── streams ─────┼── DataPort ◀──────────────────────┘
 //! ```
 //!
 //! The plane runs on a thread and a runtime of its own: user code that blocks its runtime does not keep
@@ -17,13 +18,13 @@
 mod dial;
 mod door;
 mod handover;
-mod recv_tensor;
 #[cfg(feature = "tls")]
 mod secured;
 mod server;
 mod session;
 #[cfg(test)]
 pub(in crate::control) mod tests;
+mod traffic;
 mod wire;
 
 use std::{
@@ -36,31 +37,23 @@ use std::{
 
 use protocol::limits::CONTROL_FRAME_BYTES_MAX;
 use tokio::sync::{mpsc, watch};
-use verbs_reactor::{BoxFuture, Elapsed, Runtime, TokioRuntime};
+use verbs_reactor::{BoxFuture, Door, Elapsed, Runtime, TokioRuntime, listen, tcp::DataPort};
 
-pub use self::recv_tensor::TensorCalls;
-#[cfg(any(test, fuzzing))]
-pub use self::recv_tensor::recv_tensor;
-pub(crate) use self::recv_tensor::{Arrived, Expected, GrpcRoute, HeldArrival, RouteEnds, Token};
 use self::{
-    dial::{Dialler, host_and_port},
-    door::Door,
+    dial::{Dialler, parts},
+    door::Reception,
     handover::Handover,
-    recv_tensor::{MESSAGE_BYTES_MAX, TensorService},
     server::{Arrival, Host, Tasks},
     wire::Security,
 };
 use super::{ControlError, ControlPlane, ControlSession, Secret};
+use crate::log_quota::LogQuota;
 
 /// Largest gRPC message: a largest frame, its checksum, and their tags and lengths.
 const ON_THE_WIRE_MAX: usize = CONTROL_FRAME_BYTES_MAX + 16;
 
 /// HTTP/2 flow control: how far a peer may send ahead of its reader, in bytes.
 const WINDOW_BYTES: u32 = 256 << 10;
-
-/// Connections that the kernel holds until they are accepted, so that a storm of peers waits instead of being dropped and
-/// trying again a second later. The kernel's own limit, `net.core.somaxconn`, may be lower.
-const BACKLOG: i32 = 1024;
 
 /// How often the other end is asked whether it lives, and how long it may take to answer.
 #[derive(Debug, Clone, Copy)]
@@ -79,7 +72,6 @@ pub struct GrpcConfig {
     keepalive: Keepalive,
     strangers_max: usize,
     arrival_limit: Duration,
-    message_bytes_max: usize,
 }
 
 impl GrpcConfig {
@@ -93,7 +85,6 @@ impl GrpcConfig {
             keepalive: Keepalive { interval: Duration::from_secs(10), timeout: Duration::from_secs(20) },
             strangers_max: 64,
             arrival_limit: Duration::from_secs(10),
-            message_bytes_max: MESSAGE_BYTES_MAX,
         }
     }
 
@@ -127,22 +118,15 @@ impl GrpcConfig {
         self
     }
 
-    /// How long a connection may take until its session is open. Default 10 s.
+    /// How long a connection may take until its session is open, or until a data connection has said whose it is. Default 10 s.
     #[must_use]
     pub fn arrival_limit(mut self, limit: Duration) -> Self {
         self.arrival_limit = limit;
         self
     }
 
-    /// The most bytes of a tensor that one gRPC message carries; a larger one travels in several. Default 1 GiB.
-    #[must_use]
-    pub fn message_bytes_max(mut self, bytes: usize) -> Self {
-        self.message_bytes_max = bytes.clamp(1, MESSAGE_BYTES_MAX);
-        self
-    }
-
-    /// The most connections whose peers have not authenticated. One more pushes out the oldest. Each may make
-    /// this process hold up to about 6 MiB. Default 64.
+    /// The most connections whose peers have not authenticated, for sessions and for data together. One more pushes out the
+    /// oldest of the kind that has most. Of each, 64 KiB are taken. Default 64.
     #[must_use]
     pub fn strangers_max(mut self, limit: usize) -> Self {
         self.strangers_max = limit;
@@ -163,8 +147,8 @@ pub struct GrpcPlane {
     served_on: Arc<dyn Runtime>,
     arrivals: Mutex<mpsc::Receiver<Arrival>>,
     tasks: Tasks,
+    data: DataPort,
     closing: watch::Sender<bool>,
-    tensors: Arc<TensorCalls>,
     /// Never sent to: it fails once the thread is done.
     done: watch::Receiver<()>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
@@ -197,7 +181,7 @@ impl GrpcPlane {
     /// [`ControlError::BadAddress`], [`ControlError::Bind`].
     pub fn dangerous_bind_without_secret(config: GrpcConfig) -> Result<Self, ControlError> {
         let addresses = resolve(&config.address)?;
-        tracing::warn!(address = config.address, "listening without a secret: every peer is trusted");
+        log!(WARN, address = config.address, "listening without a secret: every peer is trusted");
         let config = GrpcConfig { secret: None, ..config };
         let ports = Ports::listen(&config, &addresses)?;
         Self::start(config, ports)
@@ -212,7 +196,6 @@ impl GrpcPlane {
         let failed = |error: std::io::Error| bind_error(&config, &error);
         let Ports { listener, handover } = ports;
         let address = listener.local_addr().map_err(failed)?.to_string();
-        listener.set_nonblocking(true).map_err(failed)?;
         let secret = handover.as_ref().map(Handover::secret).or(config.secret.as_ref()).cloned();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let (listener, served_on) = {
@@ -225,17 +208,16 @@ impl GrpcPlane {
         let (running, all_done) = mpsc::channel(1);
         let (finished, done) = watch::channel(());
         let tasks = Tasks(running.downgrade());
-        let tensors = TensorCalls::new(config.message_bytes_max, config.security.clone());
+        let data = config.security.data_port();
         let host = Host {
-            tensors: TensorService::new(tensors.clone()),
             listener,
             handover,
-            door: Door::new(
-                config.strangers_max,
-                config.arrival_limit,
-                served_on.clone(),
-                config.security.clone(),
-            ),
+            reception: Arc::new(Reception {
+                door: Door::new(config.strangers_max, config.arrival_limit, served_on.clone()),
+                security: config.security.clone(),
+                data: data.clone(),
+                log: LogQuota::new(served_on.clone()),
+            }),
             arrivals: arrived,
             closing: close,
             tasks: tasks.clone(),
@@ -258,8 +240,8 @@ impl GrpcPlane {
             served_on,
             arrivals,
             tasks,
+            data,
             closing,
-            tensors,
             done,
             thread,
         })
@@ -271,7 +253,7 @@ impl GrpcPlane {
             match arrivals.poll_recv(context) {
                 Poll::Pending => return Poll::Pending,
                 // Its peer hung up, or was pushed out, while it waited.
-                Poll::Ready(Some(arrival)) if arrival.guest.is_evicted() => {}
+                Poll::Ready(Some(arrival)) if arrival.guest.stranger.is_evicted() => {}
                 Poll::Ready(Some(arrival)) => return Poll::Ready(Ok(arrival.session)),
                 Poll::Ready(None) => return Poll::Ready(Err(ControlError::Closed)),
             }
@@ -328,8 +310,8 @@ impl ControlPlane for GrpcPlane {
         Some(self.served_on.clone())
     }
 
-    fn tensor_calls(&self) -> Option<Arc<TensorCalls>> {
-        Some(self.tensors.clone())
+    fn data_port(&self) -> Option<DataPort> {
+        Some(self.data.clone())
     }
 
     fn ambient_secret(&self, address: &str) -> BoxFuture<'static, Result<Option<Secret>, ControlError>> {
@@ -368,9 +350,7 @@ struct Ports {
 
 impl Ports {
     fn listen(config: &GrpcConfig, addresses: &[SocketAddr]) -> Result<Self, ControlError> {
-        let listener = TcpListener::bind(addresses).map_err(|error| bind_error(config, &error))?;
-        // Again, with a longer queue than the standard library asks for.
-        rustix::net::listen(&listener, BACKLOG).map_err(|error| bind_error(config, &error.into()))?;
+        let listener = listen(addresses).map_err(|error| bind_error(config, &error))?;
         Ok(Self { listener, handover: None })
     }
 
@@ -380,9 +360,10 @@ impl Ports {
         let mut attempts = if any_port { 16 } else { 1 };
         loop {
             let Self { listener, .. } = Self::listen(config, addresses)?;
-            let port = listener.local_addr().map_err(|error| bind_error(config, &error))?.port();
+            let address = listener.local_addr().map_err(|error| bind_error(config, &error))?;
+            let port = address.port();
             attempts -= 1;
-            match Handover::bind(port) {
+            match Handover::bind(address) {
                 Ok(handover) => return Ok(Self { listener, handover: Some(handover) }),
                 Err(error) if memory::Limit::of_files(&error).is_some() => {
                     return Err(bind_error(config, &error));
@@ -444,7 +425,7 @@ fn thread_name(address: &str) -> String {
 }
 
 fn resolve(address: &str) -> Result<Vec<SocketAddr>, ControlError> {
-    let (host, port) = host_and_port(address)?;
+    let (host, port) = parts(address)?;
     let failed = |detail| ControlError::Bind { address: address.to_owned(), detail };
     let found = (host, port).to_socket_addrs().map_err(|error| failed(error.to_string()))?;
     let found: Vec<_> = found.collect();

@@ -4,6 +4,7 @@
 //! `protocol::wire::control::ControlFrame`, and who may speak is decided by the handshake above, so an
 //! in-memory plane (the simulator) and gRPC are interchangeable.
 
+mod address;
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::needless_pass_by_value)] // not written by hand
 mod generated;
 mod grpc;
@@ -12,17 +13,20 @@ mod proven;
 pub mod handshake;
 pub mod secret;
 
-use std::{fmt, net::IpAddr, sync::Arc};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
-use verbs_reactor::{BoxFuture, Runtime};
+use protocol::text::escaped;
+use verbs_reactor::{BoxFuture, Runtime, tcp::DataPort};
 
-#[cfg(any(test, fuzzing))]
-pub use self::grpc::recv_tensor;
-pub(crate) use self::grpc::{Arrived, Expected, GrpcRoute, HeldArrival, RouteEnds, Token};
 #[cfg(feature = "tls")]
-pub(crate) use self::proven::check_worker;
+pub(crate) use self::proven::{check_worker, named_workers, own_name};
 pub use self::{
-    grpc::{GrpcConfig, GrpcPlane, TensorCalls},
+    address::host_and_port,
+    grpc::{GrpcConfig, GrpcPlane},
     proven::{ProvenPeer, TlsNames},
 };
 
@@ -59,20 +63,21 @@ pub trait ControlPlane: Send + Sync + fmt::Debug + 'static {
         None
     }
 
-    /// What carries tensors over this plane itself, where nothing better connects two workers. `None`, unless the plane
-    /// can: the in-memory plane of the simulator cannot.
-    fn tensor_calls(&self) -> Option<Arc<TensorCalls>> {
+    /// Where data connections of the tcp fabric are handed over that come in at this plane's own port. `None`, unless the
+    /// plane tells them from sessions: then the fabric listens on a port of its own.
+    fn data_port(&self) -> Option<DataPort> {
         None
     }
 
     /// The secret to use with the worker at `address` when the user gave none: on loopback it is handed over
-    /// through an abstract Unix socket after both ends' user ids were compared. For the own address, the secret
-    /// that peers of this plane must know. `None` if nobody is to be authenticated: in the simulator, and on
-    /// planes made by a `dangerous_` constructor.
+    /// through an abstract Unix socket after both ends' user ids were compared, and is of use at its
+    /// [`listening_address`](Secret::listening_address) alone, which is to be dialled in place of `address`. For the own
+    /// address, the secret that peers of this plane must know. `None` if nobody is to be authenticated: in the
+    /// simulator, and on planes made by a `dangerous_` constructor.
     ///
     /// # Errors
     /// [`ControlError::NoSecret`] where there is none, [`ControlError::Misbehaved`] if another user has the
-    /// socket.
+    /// socket, [`ControlError::Unreachable`] if the worker with that port listens on another address than `address`.
     ///
     /// # Cancel safety
     /// Cancel-safe.
@@ -86,8 +91,24 @@ pub struct ControlSession {
     pub sender: Arc<dyn FrameSender>,
     /// From the peer.
     pub receiver: Box<dyn FrameReceiver>,
+    /// The connection's two ends, where it has addresses.
+    pub addresses: Option<Addresses>,
+}
+
+impl ControlSession {
     /// The peer's host, where there is one.
-    pub peer_host: Option<IpAddr>,
+    pub fn peer_host(&self) -> Option<IpAddr> {
+        self.addresses.map(|addresses| addresses.peer.ip())
+    }
+}
+
+/// The addresses of a connection's two ends, as one of them sees them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Addresses {
+    /// This end's.
+    pub own: SocketAddr,
+    /// The peer's.
+    pub peer: SocketAddr,
 }
 
 /// Sends frames, in order.
@@ -127,18 +148,33 @@ pub trait FrameReceiver: Send + fmt::Debug + 'static {
 
 /// A shared secret. `Debug` hides it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(Vec<u8>);
+pub struct Secret {
+    bytes: Vec<u8>,
+    /// Of a plane that made it by itself.
+    listens_on: Option<SocketAddr>,
+}
 
 impl Secret {
-    /// At least 16 bytes.
+    /// At least 16 bytes, which a user gives to several workers: it proves nothing about the connections between them.
     pub fn new(bytes: impl Into<Vec<u8>>) -> Option<Self> {
         let bytes = bytes.into();
-        (bytes.len() >= 16).then_some(Self(bytes))
+        (bytes.len() >= 16).then_some(Self { bytes, listens_on: None })
     }
 
     /// The bytes, for computing proofs.
     pub fn expose(&self) -> &[u8] {
-        &self.0
+        &self.bytes
+    }
+
+    /// Where the worker listens that made this secret and hands it over on its host. A proof of such a secret also says
+    /// over which connection it goes, so that nobody can stand in between, be it a proxy that was put there on purpose.
+    /// `None` for a secret that a user gave.
+    pub fn listening_address(&self) -> Option<SocketAddr> {
+        self.listens_on
+    }
+
+    pub(crate) fn is_handed_over(&self) -> bool {
+        self.listens_on.is_some()
     }
 }
 
@@ -161,7 +197,7 @@ pub enum ControlError {
         detail: String,
     },
     /// Text that is no address.
-    #[error("`{address}` is not an address: use HOST:PORT, for instance 127.0.0.1:4242")]
+    #[error("`{}` is not an address: use HOST:PORT, for instance 127.0.0.1:4242", escaped(address))]
     BadAddress {
         /// The text.
         address: String,
@@ -192,7 +228,10 @@ pub enum ControlError {
         address: String,
     },
     /// The peer could not prove that it knows the secret.
-    #[error("the worker at `{address}` does not know the secret; give both ends the same secret file")]
+    #[error(
+        "the worker at `{address}` does not know the secret; give both ends the same secret file (one that is handed over on \
+         loopback goes through no proxy)"
+    )]
     WrongSecret {
         /// The address.
         address: String,

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::name::worker_name;
+
 /// What a certificate that names a worker begins with, in a URI of its subjectAltName: the worker's name follows.
 const SCHEME: &str = "tensorwire:";
 
@@ -27,8 +29,6 @@ pub enum TlsNames {
 /// The other end of a session, as TLS has proven it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ProvenPeer {
-    /// SHA-256 of its certificate.
-    pub(crate) certificate: [u8; 32],
     /// What both ends of this one connection know, and nobody else.
     pub(crate) channel: [u8; 32],
     /// The URIs in its certificate.
@@ -70,20 +70,36 @@ impl ProvenPeer {
 
 /// Whether one of `uris` names `worker`.
 pub(crate) fn check_worker(uris: &[String], worker: &str) -> Result<(), String> {
-    let named = uris.iter().filter_map(|uri| uri.strip_prefix(SCHEME));
-    if named.clone().any(|name| is_for(name, worker)) {
+    let named = named_workers(uris);
+    if named.iter().any(|name| is_for(name, worker)) {
         return Ok(());
     }
-    let named: Vec<_> = named.collect();
     let named = if named.is_empty() { "no worker".to_owned() } else { named.join(", ") };
     Err(format!(
         "names {named}: give {worker} a certificate with URI:{SCHEME}{worker} in its subjectAltName, or let members \
-         go by any name (TlsNames::AnyMember)"
+         go by any name (`tls_names` at AnyMember)"
     ))
 }
 
+/// The names of workers in `uris`, which may be plain, or of any task of a job.
+pub(crate) fn named_workers(uris: &[String]) -> Vec<&str> {
+    uris.iter().filter_map(|uri| uri.strip_prefix(SCHEME)).collect()
+}
+
+/// The name of a worker whose certificate gives it `name`; of any task of a job, one with this number.
+///
+/// # Errors
+/// It names none: what to write.
+#[cfg(feature = "tls")]
+pub(crate) fn own_name(name: &str, number: u32) -> Result<String, String> {
+    match name.strip_suffix(ANY_TASK).filter(|job| job.ends_with("/task:")) {
+        Some(job) => worker_name(&format!("{job}{number}")),
+        None => worker_name(name),
+    }
+}
+
 fn is_for(name: &str, worker: &str) -> bool {
-    if name == worker {
+    if name == worker || worker_name(name).is_ok_and(|name| name == worker) {
         return true;
     }
     let Some(job) = name.strip_suffix(ANY_TASK).filter(|job| job.ends_with("/task:")) else { return false };
@@ -98,8 +114,12 @@ mod tests {
 
     #[test]
     fn e_a_certificate_is_for_the_workers_that_it_names() {
-        let uris =
-            ["tensorwire:/job:ps/replica:0/task:1", "tensorwire:/job:pull/replica:0/task:*", "https://a"];
+        let uris = [
+            "tensorwire:/job:ps/replica:0/task:1",
+            "tensorwire:/job:pull/replica:0/task:*",
+            "tensorwire:plain",
+            "https://a",
+        ];
         let uris = uris.map(str::to_owned);
         for (worker, is_named) in [
             ("/job:ps/replica:0/task:1", true),
@@ -110,6 +130,8 @@ mod tests {
             ("/job:pull/replica:0/task:1/device:CPU:0", false),
             ("/job:pull/replica:1/task:1", false),
             ("/job:pull/replica:0/task:*", true),
+            ("/job:plain/replica:0/task:0", true),
+            ("/job:plain/replica:0/task:1", false),
             ("", false),
             ("https://a", false),
         ] {
@@ -129,7 +151,6 @@ mod tests {
     #[test]
     fn names_are_relaxed_only_when_told() {
         let peer = |names| ProvenPeer {
-            certificate: [0; 32],
             channel: [0; 32],
             uris: vec!["tensorwire:/a".to_owned()],
             host: Err("another host".to_owned()),

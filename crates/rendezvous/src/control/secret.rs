@@ -1,4 +1,4 @@
-//! Secrets from files.
+//! Secrets from files, and those that planes make by themselves.
 //!
 //! A secret file holds one secret: 16 to 4096 bytes after surrounding white space is cut. It should be random
 //! (`head -c 32 /dev/urandom | base64 > FILE`) and readable by its owner alone (`chmod 600 FILE`).
@@ -6,6 +6,7 @@
 use std::{
     fs::File,
     io::{self, Read},
+    net::SocketAddr,
     os::unix::fs::PermissionsExt,
     path::Path,
 };
@@ -17,6 +18,9 @@ pub const SECRET_FILE_VARIABLE: &str = "TENSORWIRE_SECRET_FILE";
 
 /// Longest content of a secret file, in bytes.
 const FILE_BYTES_MAX: u64 = 4096;
+
+/// Length of a secret that is handed over, in bytes.
+const HANDED_OVER_BYTES: usize = 32;
 
 /// The secret in `path`, without surrounding white space. Warns when others than its owner can read the file.
 ///
@@ -37,7 +41,8 @@ pub fn read_secret_file(path: &Path) -> Result<Secret, ControlError> {
     })?;
     if is_exposed(mode) {
         let mode = format!("{:03o}", mode & 0o777);
-        tracing::warn!(
+        log!(
+            WARN,
             path = %path.display(), mode,
             "the secret file can be read by others than its owner: run chmod 600 on it"
         );
@@ -72,13 +77,26 @@ fn is_exposed(mode: u32) -> bool {
 }
 
 impl Secret {
-    /// 32 random bytes from the operating system.
+    /// 32 random bytes from the operating system, to be handed over by a plane that listens on `listens_on`.
     ///
     /// Not from the `Runtime`: its numbers may be a simulator's.
-    pub(super) fn generate() -> Result<Self, getrandom::Error> {
-        let mut bytes = vec![0; 32];
+    pub(super) fn generate(listens_on: SocketAddr) -> Result<Self, getrandom::Error> {
+        let mut bytes = vec![0; HANDED_OVER_BYTES];
         getrandom::fill(&mut bytes)?;
-        Ok(Self(bytes))
+        Ok(Self { bytes, listens_on: Some(listens_on) })
+    }
+
+    /// What is handed over: the secret, and where its plane listens, as text.
+    pub(super) fn to_handed_over(&self) -> Vec<u8> {
+        let listens_on = self.listens_on.map_or_else(String::new, |address| address.to_string());
+        [self.expose(), listens_on.as_bytes()].concat()
+    }
+
+    /// The reverse of [`to_handed_over`](Self::to_handed_over); `None` for anything else.
+    pub(super) fn from_handed_over(bytes: &[u8]) -> Option<Self> {
+        let (secret, listens_on) = bytes.split_at_checked(HANDED_OVER_BYTES)?;
+        let listens_on = str::from_utf8(listens_on).ok()?.parse().ok()?;
+        Some(Self { bytes: secret.to_vec(), listens_on: Some(listens_on) })
     }
 }
 
@@ -142,8 +160,9 @@ mod tests {
 
     #[test]
     fn generated_secrets_differ_and_hide() {
-        let (one, other) = (Secret::generate().unwrap(), Secret::generate().unwrap());
-        assert!(one != other && one.expose().len() == 32);
+        let at = "127.0.0.1:4242".parse().unwrap();
+        let (one, other) = (Secret::generate(at).unwrap(), Secret::generate(at).unwrap());
+        assert!(one != other && one.expose().len() == 32 && one.listening_address() == Some(at));
         assert_eq!(format!("{one:?} {one:#?}"), "Secret(..) Secret(..)");
     }
 }

@@ -2,27 +2,35 @@
 
 use std::sync::Arc;
 
-use protocol::{Manner, Scope};
+use protocol::{Held, Manner, Scope};
 
 use crate::{
-    Peer, PeerLoss, Tensor, Version, Worker, WorkerError, error::TransferName, receive_into::Target,
-    route::Route, step::HeldTensor,
+    PeerLoss, Tensor, Version, Worker, WorkerError, data::DataConnection, error::TransferName,
+    fabric_channel::FabricChannel, peer::KnownPeer, published::Edition, receive_into::Target,
 };
 
 impl Worker {
+    /// What this worker has published itself needs no connection.
+    ///
     /// Fetches are idempotent, so one whose connection broke is made again, once and with the same life of the peer.
     pub(super) async fn fetch_one(
         &self,
-        peer: &Peer,
+        peer: &KnownPeer,
         transfer: &TransferName,
         scope: Scope,
         manner: Manner,
     ) -> Result<(Tensor, Option<Version>), WorkerError> {
-        let route = peer.connected(&self.node).await?;
-        match route.receive(scope, transfer, manner).await {
+        if self.node.is_own(peer) {
+            let remote = |status| WorkerError::Remote { transfer: Box::new(transfer.clone()), status };
+            let Edition { tensor, version } =
+                self.node.values.own(scope, &transfer.key).await.map_err(remote)?;
+            return Ok((tensor, Some(Version { incarnation: self.incarnation(), number: version })));
+        }
+        let connection = peer.connected(&self.node).await?;
+        match connection.receive(scope, transfer, manner).await {
             Err(lost) if is_repeatable(&lost) => {
-                let route = self.connected_again(peer, &route, lost).await?;
-                route.receive(scope, transfer, manner).await
+                let connection = self.connected_again(peer, &connection, lost).await?;
+                connection.receive(scope, transfer, manner).await
             }
             ended => ended,
         }
@@ -31,42 +39,42 @@ impl Worker {
     /// As [`fetch_one`](Self::fetch_one), into `target`.
     pub(super) async fn fetch_held(
         &self,
-        peer: &Peer,
+        peer: &KnownPeer,
         transfer: &TransferName,
         scope: Scope,
-        target: &Arc<Target>,
-    ) -> Result<(HeldTensor, Option<Version>), WorkerError> {
-        let mut route = peer.connected(&self.node).await?;
-        let mut ended = route.receive_into(scope, transfer, target, None).await;
+        target: &Target,
+    ) -> Result<(Held<FabricChannel>, Option<Version>), WorkerError> {
+        let mut connection = peer.connected(&self.node).await?;
+        let mut ended = connection.receive_into(scope, transfer, target).await;
         if let Err(lost) = ended {
             if !is_repeatable(&lost) {
                 return Err(lost);
             }
-            route = self.connected_again(peer, &route, lost).await?;
-            ended = route.receive_into(scope, transfer, target, None).await;
+            connection = self.connected_again(peer, &connection, lost).await?;
+            ended = connection.receive_into(scope, transfer, target).await;
         }
         let held = ended?;
-        let version = route.version(&held);
+        let version = held.get().and_then(|received| connection.version(received));
         Ok((held, version))
     }
 
     /// A connection in place of one that broke with `lost`, to the same life of the peer.
     async fn connected_again(
         &self,
-        peer: &Peer,
-        broken: &Route,
+        peer: &KnownPeer,
+        broken: &Arc<DataConnection>,
         lost: WorkerError,
-    ) -> Result<Route, WorkerError> {
+    ) -> Result<Arc<DataConnection>, WorkerError> {
         match peer.connected(&self.node).await {
-            Ok(next) if next.peer_incarnation() == broken.peer_incarnation() => {
-                tracing::debug!(peer = peer.name(), %lost, "fetching once more");
+            Ok(next) if next.peer_incarnation == broken.peer_incarnation => {
+                log!(DEBUG, peer = peer.name(), %lost, "fetching once more");
                 Ok(next)
             }
             Ok(next) => Err(lost.and(&format!(
                 "it was not fetched again, because the peer was restarted (incarnation {:016x}, now {:016x}) and may \
                  publish something else",
-                broken.peer_incarnation(),
-                next.peer_incarnation()
+                broken.peer_incarnation,
+                next.peer_incarnation
             ))),
             Err(WorkerError::ShutDown) => Err(WorkerError::ShutDown),
             Err(error) => Err(lost.and(&format!("connecting again failed: {error}"))),

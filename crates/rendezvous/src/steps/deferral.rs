@@ -84,7 +84,7 @@ impl Deferred {
         if !waiting.contains_key(peer) && !shared.deferred.add(peer, most) {
             let message = format!(
                 "requests of {peer} wait for {most} steps that {} has not begun: begin them there with Worker::step, or \
-                 allow more with WorkerBuilder::deferred_steps_max",
+                 allow more with the setting `deferred_steps_max`",
                 shared.worker
             );
             return Err(Status::new(Code::ResourceExhausted, message));
@@ -107,7 +107,7 @@ impl Deferred {
             Either::Right(_) => {
                 let message = format!(
                     "{} has not begun step {} within {} ms of this request: call Worker::step({}) there, or allow more \
-                     time with WorkerBuilder::step_init_timeout",
+                     time with the setting `step_init_timeout`",
                     shared.worker,
                     self.step.id.0,
                     limit.as_millis(),
@@ -138,5 +138,10 @@ impl DeferredSteps {
     /// How many steps requests of `peer` wait for.
     pub(super) fn count(&self, peer: &str) -> usize {
         lock(&self.0).get(peer).copied().unwrap_or_default()
+    }
+
+    /// Peers that are kept.
+    pub(super) fn peers(&self) -> usize {
+        lock(&self.0).len()
     }
 }

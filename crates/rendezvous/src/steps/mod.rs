@@ -20,6 +20,7 @@ use std::{
 use dashmap::Entry;
 use deferral::{Deferral, Deferred, DeferredSteps};
 use protocol::{Code, Status, StepId};
+use tokio_util::sync::CancellationToken;
 use verbs_reactor::Runtime;
 
 use crate::{
@@ -340,15 +341,17 @@ impl fmt::Debug for StepRef {
 }
 
 impl Asked {
-    /// The next value of `key`; interest in it is registered before this returns, so requests are served in their order.
-    /// The step stays in use until what comes with the value is dropped.
-    pub(crate) fn take(
+    /// The next value of `key`, until `token` is cancelled: a value that is there wins. Interest in it is registered before
+    /// this returns, so requests are served in their order. The step stays in use until what comes with the value is
+    /// dropped.
+    pub(crate) fn take_unless(
         self,
         key: &str,
+        token: Option<&CancellationToken>,
     ) -> impl Future<Output = Result<(TakenValue, StepRef), Status>> + Send + 'static + use<> {
         let Self { step, deferred } = self;
         // In this order, in which they are dropped if nobody polls: a step goes with its last user only if nobody waits.
-        let held = (step.take(key), step);
+        let held = (step.take_unless(key, token), step);
         async move {
             let (take, step) = held;
             let taken = match deferred {
@@ -357,5 +360,15 @@ impl Asked {
             };
             taken.map(|taken| (taken, step))
         }
+    }
+}
+
+#[cfg(test)]
+impl Asked {
+    fn take(
+        self,
+        key: &str,
+    ) -> impl Future<Output = Result<(TakenValue, StepRef), Status>> + Send + 'static + use<> {
+        self.take_unless(key, None)
     }
 }

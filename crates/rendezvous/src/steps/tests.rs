@@ -169,10 +169,33 @@ fn s4_a_peer_may_wait_for_so_many_steps_only() {
     let more = table.ask(StepId(3), PEER).unwrap().take("k");
     assert_eq!(refusal(&table, StepId(4), PEER).code, Code::ResourceExhausted);
     drop((waiting, others, more, begun));
+    assert_eq!(table.shared.deferred.peers(), 0, "nobody is remembered for nothing");
     assert_eq!(
         (known(&table), table.shared.deferred.count(PEER), table.shared.deferred.count(OTHER)),
         (0, 0, 0)
     );
+}
+
+#[test]
+fn s4_a_peer_that_gave_up_a_step_counts_again_when_it_asks_again() {
+    let table = table(10);
+    let _others = table.ask(STEP, OTHER).unwrap().take("k");
+    drop(table.ask(STEP, PEER).unwrap().take("k"));
+    assert_eq!(table.shared.deferred.count(PEER), 0);
+    let _again = table.ask(STEP, PEER).unwrap().take("k");
+    assert_eq!(table.shared.deferred.count(PEER), 1);
+}
+
+#[test]
+fn all_steps_are_listed_in_order_and_aborted_at_once() {
+    let table = table(10);
+    let steps: Vec<_> = (0..20).rev().map(|step| table.begin(StepId(step)).unwrap()).collect();
+    assert_eq!(table.live(), (0..20).map(StepId).collect::<Vec<_>>());
+    let waiting = table.ask(StepId(3), PEER).unwrap().take("k");
+    let status = Status::new(Code::Unavailable, "shutting down");
+    table.abort_all(&status);
+    assert_eq!(waiting.now_or_never().unwrap().unwrap_err(), status);
+    assert!(steps.iter().all(|step| step.aborted() == Some(status.clone())));
 }
 
 #[test]
@@ -229,10 +252,70 @@ fn an_aborted_step_keeps_its_status_after_its_last_user() {
 }
 
 #[test]
+fn s4_an_aborted_step_is_remembered_no_longer_than_a_finished_one() {
+    let (table, clock) = with_clock(10);
+    let aborted = |id| {
+        let step = table.begin(id).unwrap();
+        step.abort(&Status::new(Code::DataLoss, "spoilt"));
+    };
+    [StepId(1), StepId(2)].into_iter().for_each(aborted);
+    clock.pass(TOMBSTONE_AGE);
+    assert_eq!(refusal(&table, StepId(1), PEER).message, "spoilt");
+    clock.pass(Duration::from_nanos(1));
+    drop(table.begin(StepId(1)).unwrap());
+    table.cleanup(StepId(3));
+    assert_eq!(known(&table), 1, "the other's tombstone has gone, without anybody asking for it");
+}
+
+#[test]
 fn s2_9_11_an_abort_ends_requests_that_wait_for_their_step() {
     let table = table(10);
     let waiting = table.ask(STEP, PEER).unwrap().take("k");
     table.cleanup(STEP);
     assert_eq!(waiting.now_or_never().unwrap().unwrap_err().message, "Cleanup 7");
     assert_eq!(table.shared.deferred.count(PEER), 0);
+}
+
+#[test]
+fn a_step_finished_again_is_remembered_from_then_on() {
+    let (table, clock) = with_clock(10);
+    table.cleanup(STEP);
+    clock.pass(TOMBSTONE_AGE + Duration::from_nanos(1));
+    table.cleanup(STEP);
+    clock.pass(TOMBSTONE_AGE);
+    assert_eq!(refusal(&table, STEP, PEER).code, Code::Aborted);
+    table.cleanup(StepId(8));
+    assert_eq!(known(&table), 2, "what is ten minutes old is not too old");
+}
+
+#[test]
+fn an_aborted_step_goes_although_old_tombstones_go_with_it() {
+    let (table, clock) = with_clock(10);
+    // In every part of the table.
+    (0..1000).for_each(|step| table.cleanup(StepId(step)));
+    clock.pass(TOMBSTONE_AGE + Duration::from_nanos(1));
+    table.begin(StepId(1000)).unwrap().abort(&Status::new(Code::DataLoss, "spoilt"));
+    assert_eq!(known(&table), 1);
+}
+
+#[test]
+fn a_step_that_found_a_user_again_stays() {
+    let table = table(10);
+    let user = table.begin(STEP).unwrap();
+    // As if its last user had gone just before this one came.
+    table.shared.forget_unused(STEP);
+    assert_eq!(known(&table), 1);
+    drop(user);
+    assert_eq!(known(&table), 0);
+}
+
+#[test]
+fn nothing_is_received_for_an_aborted_step() {
+    let table = table(10);
+    let step = table.begin(STEP).unwrap();
+    let receive = |step: &StepRef| step.or_aborted(std::pin::pin!(std::future::ready(4))).now_or_never();
+    assert_eq!(receive(&step), Some(Ok(4)));
+    let spoilt = Status::new(Code::DataLoss, "spoilt");
+    step.abort(&spoilt);
+    assert_eq!(receive(&step), Some(Err(spoilt)));
 }

@@ -116,11 +116,12 @@ impl Step {
     }
 
     /// Interest in the next value of `key`, registered before this returns.
+    #[cfg(test)]
     pub(crate) fn take(self: &Arc<Self>, key: &str) -> Take {
         Take::new(self, self.register(key, None))
     }
 
-    /// As [`take`](Self::take), until `token` is cancelled.
+    /// Interest in the next value of `key` until `token` is cancelled, registered before this returns.
     pub(crate) fn take_unless(
         self: &Arc<Self>,
         key: &str,

@@ -60,26 +60,26 @@ impl Two {
         for (number, length) in [(1, 3), (2, 3), (3, 5000), (4, 5000), (5, 0), (6, 5000), (7, 3)] {
             let version = self.publish("t", number, length);
             for sharing in [Sharing::Copy, Sharing::View] {
-                let fetched = client.fetch(peer, "t").sharing(sharing).versioned().await.unwrap();
+                let fetched = peer.fetch("t").sharing(sharing).versioned().await.unwrap();
                 assert_eq!(fetched.version, version);
                 assert_filled(&fetched.tensor, number, length);
             }
             let buffer = client.receive_pool().alloc(20_000).await.unwrap();
-            let filled = client.fetch_into(peer, "t", DataType::U32, buffer).versioned().await.unwrap();
+            let filled = peer.fetch("t").into_buffer(buffer).dtype(DataType::U32).versioned().await.unwrap();
             assert_eq!((filled.version, filled.bytes().len()), (Some(version), length * 4));
             let plain = client.receive_pool().alloc(20_000).await.unwrap();
-            let plain = client.fetch_into(peer, "t", DataType::U32, plain).await.unwrap();
+            let plain = peer.fetch("t").into_buffer(plain).dtype(DataType::U32).await.unwrap();
             assert_eq!((plain.version, plain.bytes().len()), (None, length * 4));
             let other = self.publish("other", number, 3);
             assert_eq!(other.number(), version.number() + 1);
-            let many = client.fetch_many(peer, &["t", "other", "t"]).versioned().await.unwrap();
+            let many = peer.fetch_many(["t", "other", "t"]).versioned().await.unwrap();
             assert_eq!(many.iter().map(|one| one.version).collect::<Vec<_>>(), [version, other, version]);
-            let listed = client.list(peer).await.unwrap();
+            let listed = peer.list().await.unwrap();
             let listed: Vec<_> = listed.iter().map(|entry| (entry.name.as_str(), entry.version)).collect();
             assert_eq!(listed, [("other", other), ("t", version)]);
             assert_eq!(version.incarnation(), self.server.incarnation());
         }
-        let unknown = client.fetch(peer, "nothing").versioned().await.unwrap_err();
+        let unknown = peer.fetch("nothing").versioned().await.unwrap_err();
         assert_eq!(code(&unknown), Some(Code::NotFound), "{unknown}");
     }
 
@@ -91,13 +91,13 @@ impl Two {
                 let length = [3, 5000, 0, 40][(number % 4) as usize];
                 let version = self.publish("busy", number, length);
                 assert_eq!(version.number(), first + number);
-                drop(self.client.fetch(&self.peer, "other").await.unwrap());
+                drop(self.peer.fetch("other").await.unwrap());
             }
         };
         let fetching = async {
             let mut last = first;
             while last < first + 39 {
-                let fetched = self.client.fetch(&self.peer, "busy").versioned().await.unwrap();
+                let fetched = self.peer.fetch("busy").versioned().await.unwrap();
                 let number = fetched.version.number();
                 assert!(number >= last, "{number} after {last}");
                 let length = fetched.tensor.metadata().shape.dimensions()[0] as usize;
@@ -112,32 +112,36 @@ impl Two {
         let Self { server, client, peer } = self;
         let publish = async |number| {
             // The wait is there by then: what comes after it on the connection is answered.
-            assert!(client.fetch(peer, "never").await.is_err());
+            assert!(peer.fetch("never").await.is_err());
             self.publish("late", number, 10)
         };
-        let (fetched, version) = join(client.fetch(peer, "late").wait().versioned(), publish(1)).await;
+        let (fetched, version) = join(peer.fetch("late").wait().versioned().into_future(), publish(1)).await;
         let mut latest = fetched.unwrap();
         assert_eq!(latest.version, version);
         for number in 2..5 {
             // What is newer already is there at once, and the newest of it.
-            let (fetched, version) =
-                join(client.fetch(peer, "late").versioned().newer_than(latest.version), publish(number))
-                    .await;
+            let (fetched, version) = join(
+                peer.fetch("late").versioned().newer_than(latest.version).into_future(),
+                publish(number),
+            )
+            .await;
             latest = fetched.unwrap();
             assert_eq!(latest.version, version);
             assert_filled(&latest.tensor, number, 10);
         }
         let before = latest.version;
         let (_, newest) = (self.publish("late", 5, 10), self.publish("late", 6, 10));
-        let fetched = client.fetch(peer, "late").newer_than(before).versioned().await.unwrap();
+        let fetched = peer.fetch("late").newer_than(before).versioned().await.unwrap();
         assert_eq!(fetched.version, newest);
         // Any version is newer than one of another life.
         let buffer = client.receive_pool().alloc(40).await.unwrap();
         let own = client.publish("own", filled(client, 1, 1)).unwrap();
-        let filled = client.fetch_into(peer, "late", DataType::U32, buffer).newer_than(own).await.unwrap();
+        let filled =
+            peer.fetch("late").into_buffer(buffer).dtype(DataType::U32).newer_than(own).await.unwrap();
         assert_eq!(filled.version, Some(newest));
         // Many waits for one publication, and one wait for many.
-        let many = try_join_all((0..REQUESTS - 1).map(|_| client.fetch(peer, "late").newer_than(newest)));
+        let many =
+            try_join_all((0..REQUESTS - 1).map(|_| peer.fetch("late").newer_than(newest).into_future()));
         let (many, _) = join(many, publish(7)).await;
         many.unwrap().iter().for_each(|tensor| assert_filled(tensor, 7, 10));
         assert!(server.withdraw("late"));
@@ -146,49 +150,49 @@ impl Two {
             publish(8).await;
             self.publish("later", 9, 10);
         };
-        let (all, ()) = join(client.fetch_many(peer, &names).wait(), both).await;
+        let (all, ()) = join(peer.fetch_many(names).wait().into_future(), both).await;
         let all = all.unwrap();
         assert_filled(&all[0], 8, 10);
         assert_filled(&all[1], 9, 10);
     }
 
     async fn waits_end(&self) {
-        let Self { server, client, peer } = self;
+        let Self { server, peer, .. } = self;
         let version = self.publish("old", 1, 10);
         let withdraw = async {
-            assert!(client.fetch(peer, "never").await.is_err());
+            assert!(peer.fetch("never").await.is_err());
             assert!(server.withdraw("old"));
         };
-        let (fetched, ()) = join(client.fetch(peer, "old").newer_than(version), withdraw).await;
+        let (fetched, ()) = join(peer.fetch("old").newer_than(version).into_future(), withdraw).await;
         let error = fetched.unwrap_err();
         assert_eq!(code(&error), Some(Code::NotFound), "{error}");
         assert!(error.to_string().contains("withdrawn"), "{error}");
         let limit = Duration::from_millis(30);
-        let ended = client.fetch(peer, "never").wait().timeout(limit).await.unwrap_err();
+        let ended = peer.fetch("never").wait().timeout(limit).await.unwrap_err();
         assert!(matches!(ended, WorkerError::DeadlineExceeded { .. }), "{ended}");
     }
 
     /// More than may be outstanding, one after the other.
     async fn waits_that_are_given_up_leave_nothing(&self) {
-        let Self { client, peer, .. } = self;
+        let Self { peer, .. } = self;
         for _ in 0..3 * REQUESTS {
-            let mut waiting = pin!(client.fetch(peer, "never").wait());
+            let mut waiting = pin!(peer.fetch("never").wait().into_future());
             assert!(matches!(poll!(&mut waiting), Poll::Pending));
-            assert!(client.fetch(peer, "never").await.is_err());
+            assert!(peer.fetch("never").await.is_err());
             assert!(matches!(poll!(&mut waiting), Poll::Pending));
         }
         self.publish("after", 1, 10);
-        assert_filled(&client.fetch(peer, "after").await.unwrap(), 1, 10);
+        assert_filled(&peer.fetch("after").await.unwrap(), 1, 10);
     }
 
     /// A wait ends when the server does.
     pub async fn the_end(self) {
         let Self { server, client, peer } = self;
         let end = async {
-            assert!(client.fetch(&peer, "still never").await.is_err());
+            assert!(peer.fetch("still never").await.is_err());
             server.shutdown().await;
         };
-        let (fetched, ()) = join(client.fetch(&peer, "still never").wait(), end).await;
+        let (fetched, ()) = join(peer.fetch("still never").wait().into_future(), end).await;
         let error = fetched.unwrap_err();
         let told = matches!(&error, WorkerError::PeerLost { .. }) || code(&error) == Some(Code::Unavailable);
         assert!(told, "{error}");

@@ -1,4 +1,4 @@
-//! Receives that a token ends (§2.5), and the current set's cases of it.
+//! Receives that a token ends, and TensorFlow's current tests of them.
 
 use std::thread;
 
@@ -6,7 +6,7 @@ use futures::{FutureExt, future::join_all, poll};
 use protocol::{Code, Status};
 use rendezvous::{CancellationToken, LocalRendezvous, RecvArgs, SendArgs};
 
-use crate::support::{key, number, plain, read, read_number, run, text, threads, until, wait};
+use crate::family::support::{key, number, plain, read, read_number, run, text, threads, until, wait};
 
 const CANCELLED: &str = "[_Derived_]RecvAsync is cancelled.";
 

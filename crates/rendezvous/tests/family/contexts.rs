@@ -1,4 +1,4 @@
-//! Who holds the two ends' device contexts, and for how long (§2.6).
+//! Who holds the device contexts of sender and receiver, and for how long.
 
 use std::{any::Any, sync::Arc};
 
@@ -9,7 +9,7 @@ use rendezvous::{
     LocalRendezvous, RecvArgs, SendArgs,
 };
 
-use crate::{
+use crate::family::{
     device::Stream,
     support::{key, number, run},
 };

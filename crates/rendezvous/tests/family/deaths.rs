@@ -7,7 +7,7 @@ use rendezvous::{
     SimpleRendezvous, Tensor,
 };
 
-use crate::{
+use crate::family::{
     device::Masked,
     support::{CPU, GPU, key, key_between},
 };

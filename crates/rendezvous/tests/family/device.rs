@@ -11,7 +11,7 @@ use rendezvous::{AllocatorAttributes, DeviceContext, RecvArgs, SendArgs, Tensor}
 use tokio::sync::Semaphore;
 use verbs_reactor::BoxFuture;
 
-use crate::support::pool;
+use crate::family::support::pool;
 
 /// A context that is only looked at.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Values between the devices of one process (§2.7, §2.8a): shared where both ends are on one kind of memory, else copied.
+//! Values between the devices of one process: shared where both devices have one kind of memory, else copied.
 
 use futures::{FutureExt, poll};
 use protocol::{Code, Status};
@@ -6,7 +6,7 @@ use rendezvous::{
     AllocatorAttributes, CancellationToken, Delivered, IntraProcessRendezvous, RecvArgs, SendArgs, Tensor,
 };
 
-use crate::{
+use crate::family::{
     device::{Masked, Way},
     support::{CPU, GPU, key_between, number, pool, read, run, text},
 };

@@ -1,4 +1,4 @@
-//! Second sends and receives of one key (§2.4), and the older set's cases of it.
+//! Second sends and receives of one key, and TensorFlow's older tests of them.
 
 use std::thread;
 
@@ -8,7 +8,7 @@ use rendezvous::{
     CancellationToken, DuplicatePolicy, LocalConfig, LocalRendezvous, Receive, RecvArgs, SendArgs,
 };
 
-use crate::support::{Numbers, key, number, read_number, run, threads, until, wait};
+use crate::family::support::{Numbers, key, number, read_number, run, threads, until, wait};
 
 fn with(duplicates: DuplicatePolicy) -> LocalRendezvous {
     LocalRendezvous::with_config(LocalConfig { duplicates, ..LocalConfig::default() })
@@ -71,7 +71,7 @@ fn s2_9_a03_duplicate_serial_recv() {
 
 #[test]
 fn s2_9_a04_random_send_recv_of_1000_keys() {
-    crate::random::keys_in_random_order_blocking(&with(DuplicatePolicy::Report), 1000);
+    crate::family::random::keys_in_random_order_blocking(&with(DuplicatePolicy::Report), 1000);
 }
 
 #[test]

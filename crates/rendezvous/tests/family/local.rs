@@ -6,7 +6,7 @@ use futures::{FutureExt, poll};
 use protocol::{Code, Key, Status};
 use rendezvous::{LocalRendezvous, RecvArgs, SendArgs};
 
-use crate::support::{CPU, GPU, key, key_between, plain, read, run, text, threads, wait};
+use crate::family::support::{CPU, GPU, key, key_between, plain, read, run, text, threads, wait};
 
 #[test]
 fn s2_9_01_key() {

@@ -11,7 +11,7 @@ use std::{
 use futures::future::join_all;
 use rendezvous::{LocalRendezvous, RecvArgs, SendArgs};
 
-use crate::support::{Numbers, key, number, read_number, threads, wait};
+use crate::family::support::{Numbers, key, number, read_number, threads, wait};
 
 const THREADS: u64 = 16;
 

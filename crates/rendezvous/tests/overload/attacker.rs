@@ -36,11 +36,17 @@ async fn dial(address: SocketAddr, runtime: &dyn Runtime) -> Option<TcpStream> {
     timeout(runtime, DIAL_LIMIT, TcpStream::connect(address)).await.ok()?.ok()
 }
 
-/// Opens so many connections and says nothing on them, whatever becomes of them.
-pub(crate) async fn silent(words: &[String], runtime: Arc<dyn Runtime>) {
+/// Opens so many connections and says nothing on them, or the beginning of a hello, whatever becomes of them.
+pub(crate) async fn half_open(words: &[String], runtime: Arc<dyn Runtime>) {
     raise_descriptor_limit();
     let (address, count) = (port(&words[1]), words[2].parse::<usize>().unwrap());
-    let dials = stream::iter(0..count).map(|_| dial(address, &*runtime)).buffer_unordered(AT_ONCE);
+    let said = if words[3] == "data" { HALF_A_HELLO } else { &[] };
+    let dials = stream::iter(0..count).map(|_| async {
+        let mut stream = dial(address, &*runtime).await?;
+        let _may_be_cut = stream.write_all(said).await;
+        Some(stream)
+    });
+    let dials = dials.buffer_unordered(AT_ONCE);
     let mut open = Vec::new();
     let mut dials = std::pin::pin!(dials);
     while let Some(dialled) = dials.next().await {
@@ -52,6 +58,9 @@ pub(crate) async fn silent(words: &[String], runtime: Arc<dyn Runtime>) {
     say(&format!("open {}", open.len()));
     parents_lines().recv().await;
 }
+
+/// The beginning of what a data connection says first.
+pub(crate) const HALF_A_HELLO: &[u8] = b"twtcp-h\n\x01\0 and so";
 
 /// What an HTTP/2 client says first: the preface and empty settings.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";

@@ -6,10 +6,7 @@ use rendezvous::{
     Worker,
     control::{GrpcConfig, GrpcPlane, Secret},
 };
-use verbs_reactor::{
-    FabricKind, Runtime,
-    tcp::{TcpConfig, TcpFabric},
-};
+use verbs_reactor::FabricKind;
 
 use crate::{
     attacker,
@@ -23,32 +20,30 @@ use crate::{
 /// How much a worker's process may grow under attack, and what stays of it.
 const GROWTH_MAX: u64 = 32 << 20;
 
-/// Connections of strangers that are kept: 64 at the control port or at the data port, and what is on its way.
+/// Connections of strangers that are kept: 64, and what is on its way.
 const STRANGERS_MAX: usize = 64 + 24;
 
-/// A worker that is attacked at one of its ports, with an honest peer that is connected and goes on fetching.
+/// A worker that is attacked, with an honest peer that is connected and goes on fetching.
 async fn under_attack<F: Future<Output = ()>>(
     server: Worker,
-    at_data_port: bool,
     attack: impl FnOnce(u16) -> (Other, usize),
     outcome: impl FnOnce(Other) -> F,
 ) {
     raise_descriptor_limit();
     publish(&server, 1);
     let address = server.address().to_owned();
-    let control = address.rsplit(':').next().unwrap().parse().unwrap();
-    // Before another worker of this process listens: the server does since it has been connected to.
-    one_honest_visit(&address, FabricKind::Tcp).await;
-    until("the visitor's last port", || other_ports(&address).len() == 1).await;
-    let data = other_ports(&address)[0];
-    let honest = builder(HONEST, FabricKind::Tcp).start().await.unwrap();
+    let port = address.rsplit(':').next().unwrap().parse().unwrap();
+    // Before another worker of this process listens.
+    one_honest_visit(&address, FabricKind::TCP).await;
+    until("one port for all that comes in", || other_ports(&address).is_empty()).await;
+    let honest = builder(HONEST, FabricKind::TCP).start().await.unwrap();
     step("the first fetch", fetch(&honest, &address, 1)).await.unwrap();
     let before = held();
-    let (mut attackers, visits) = attack(if at_data_port { data } else { control });
+    let (mut attackers, visits) = attack(port);
     assert_eq!(attackers.hear().await, "flooding");
     for _ in 0..visits {
         step("a fetch under attack", fetch(&honest, &address, 1)).await.unwrap();
-        one_honest_visit(&address, FabricKind::Tcp).await;
+        one_honest_visit(&address, FabricKind::TCP).await;
         before.assert_at_most(GROWTH_MAX, STRANGERS_MAX, "under attack");
     }
     outcome(attackers).await;
@@ -59,43 +54,41 @@ async fn under_attack<F: Future<Output = ()>>(
     server.shutdown().await;
 }
 
-fn half_open(test: &'static str, at_data_port: bool) {
+fn half_open(test: &'static str, what_is_said: &'static str) {
     if let Some(words) = role() {
         return bounded(Duration::from_secs(200), |runtime| async move {
-            attacker::silent(&words, runtime).await;
+            attacker::half_open(&words, runtime).await;
         });
     }
     let _turn = crate::stage::alone();
     let count = size("TENSORWIRE_DIALS", 500);
     bounded(Duration::from_secs(200), |_| async move {
-        let server = builder(SERVER, FabricKind::Tcp).start().await.unwrap();
-        let attack = |port| (Other::start(test, &format!("silent {port} {count}")), 3);
+        let server = builder(SERVER, FabricKind::TCP).start().await.unwrap();
+        let attack = |port| (Other::start(test, &format!("half-open {port} {count} {what_is_said}")), 3);
         let outcome = |mut attackers: Other| async move {
             println!("half-open: {}", attackers.hear().await);
             attackers.kill();
         };
-        under_attack(server, at_data_port, attack, outcome).await;
+        under_attack(server, attack, outcome).await;
     });
 }
 
 #[test]
-fn e_half_open_dials_of_the_control_port_keep_nobody_out() {
-    half_open("dials::e_half_open_dials_of_the_control_port_keep_nobody_out", false);
+fn e_half_open_dials_that_say_nothing_keep_nobody_out() {
+    half_open("dials::e_half_open_dials_that_say_nothing_keep_nobody_out", "nothing");
 }
 
 #[test]
-fn e_half_open_dials_of_the_data_port_keep_nobody_out() {
-    half_open("dials::e_half_open_dials_of_the_data_port_keep_nobody_out", true);
+fn e_half_open_dials_for_data_keep_nobody_out() {
+    half_open("dials::e_half_open_dials_for_data_keep_nobody_out", "data");
 }
 
 /// A worker whose strangers have a second, so that the test sees the end of it.
-pub(crate) async fn impatient(runtime: Arc<dyn Runtime>) -> Worker {
+pub(crate) async fn impatient() -> Worker {
     let second = Duration::from_secs(1);
     let config = GrpcConfig::new("127.0.0.1:0").secret(Secret::new(SECRET)).arrival_limit(second);
-    let tcp = TcpConfig { handshake_limit: second, ..TcpConfig::default() };
-    let builder = builder(SERVER, FabricKind::Tcp)
-        .dangerous_control_plane(Arc::new(GrpcPlane::bind(config).unwrap()))
-        .local_fabrics(vec![Arc::new(TcpFabric::new(runtime, tcp))]);
+    let plane = Arc::new(GrpcPlane::bind(config).unwrap());
+    let builder = builder(SERVER, FabricKind::TCP).dangerous_control_plane(plane);
     builder.timeout(Duration::from_secs(2)).start().await.unwrap()
 }
 
@@ -109,15 +102,15 @@ fn slow_loris(test: &'static str, stage: &'static str) {
     let _turn = crate::stage::alone();
     // More than there are places for strangers.
     let count = size("TENSORWIRE_DIALS", 100).min(1000);
-    bounded(Duration::from_secs(100), |runtime| async move {
-        let server = impatient(runtime).await;
+    bounded(Duration::from_secs(100), |_| async move {
+        let server = impatient().await;
         let attack = |port| (Other::start(test, &format!("loris {port} {stage} {count}")), 2);
         // Not one of them got to the end of what it had to say.
         let outcome = |mut attackers: Other| async move {
             assert_eq!(attackers.hear().await, format!("cut {count}"));
             attackers.kill();
         };
-        under_attack(server, stage == "data", attack, outcome).await;
+        under_attack(server, attack, outcome).await;
     });
 }
 
@@ -137,6 +130,6 @@ fn e_slow_loris_in_the_handshake_is_cut() {
 }
 
 #[test]
-fn e_slow_loris_at_the_data_port_is_cut() {
-    slow_loris("dials::e_slow_loris_at_the_data_port_is_cut", "data");
+fn e_slow_loris_in_the_hello_of_a_data_connection_is_cut() {
+    slow_loris("dials::e_slow_loris_in_the_hello_of_a_data_connection_is_cut", "data");
 }

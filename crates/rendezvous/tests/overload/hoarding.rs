@@ -28,13 +28,13 @@ fn publish(owner: &Worker, edition: u8) {
 
 async fn fetch(worker: &Worker, address: &str, sharing: Sharing, edition: u8) -> Tensor {
     let peer = worker.peer_at(address).await.unwrap();
-    let fetched = step("a fetch", async { worker.fetch(&peer, "x").sharing(sharing).await }).await.unwrap();
+    let fetched = step("a fetch", async { peer.fetch("x").sharing(sharing).await }).await.unwrap();
     assert!(fetched.bytes().iter().all(|&byte| byte == edition));
     fetched
 }
 
 async fn hoard(words: Vec<String>) {
-    let hoarder = builder("/job:hoarder/replica:0/task:0", FabricKind::Shm).start().await.unwrap();
+    let hoarder = builder("/job:hoarder/replica:0/task:0", FabricKind::SHM).start().await.unwrap();
     let (mut told, mut hoard) = (parents_lines(), Vec::new());
     say("up");
     while let Some(edition) = told.recv().await {
@@ -52,11 +52,15 @@ fn s4_views_that_are_never_let_go_pin_a_part_of_the_owners_memory_and_then_come_
     }
     let _turn = crate::stage::alone();
     bounded(Duration::from_secs(90), |_| async {
-        let owner = builder(SERVER, FabricKind::Shm).source_bytes(SOURCE_BYTES).start().await.unwrap();
+        let owner = builder(SERVER, FabricKind::SHM)
+            .memory(|memory| memory.source_bytes = SOURCE_BYTES)
+            .start()
+            .await
+            .unwrap();
         let address = owner.address().to_owned();
         let mut hoarder = Other::start(TEST, &format!("hoard {address}"));
         assert_eq!(hoarder.hear().await, "up");
-        let honest = builder(HONEST, FabricKind::Shm).start().await.unwrap();
+        let honest = builder(HONEST, FabricKind::SHM).start().await.unwrap();
         for edition in 1..=EDITIONS {
             publish(&owner, edition);
             hoarder.tell(&edition.to_string());

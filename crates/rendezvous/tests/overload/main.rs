@@ -7,6 +7,7 @@
 
 mod attacker;
 mod cores;
+mod descriptors;
 mod dials;
 #[path = "../processes/harness.rs"]
 #[allow(dead_code)] // other tests use the rest

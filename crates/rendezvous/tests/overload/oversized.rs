@@ -129,10 +129,14 @@ async fn refusal(plane: &GrpcPlane, address: &str, frame: Vec<u8>, runtime: &dyn
 fn e_every_length_of_a_members_frame_is_refused_at_its_limit_and_above() {
     let _turn = crate::stage::alone();
     bounded(LIMIT, |runtime: Arc<dyn Runtime>| async move {
-        let server = builder(SERVER, FabricKind::Tcp).sessions_per_peer_max(64).start().await.unwrap();
+        let server = builder(SERVER, FabricKind::TCP)
+            .limits(|limits| limits.sessions_per_peer_max = 64)
+            .start()
+            .await
+            .unwrap();
         publish(&server, 1);
         let address = server.address().to_owned();
-        let honest = builder(HONEST, FabricKind::Tcp).start().await.unwrap();
+        let honest = builder(HONEST, FabricKind::TCP).start().await.unwrap();
         step("the first fetch", fetch(&honest, &address, 1)).await.unwrap();
         let plane = GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0").secret(Secret::new(SECRET))).unwrap();
         let before = held();
@@ -161,11 +165,11 @@ fn is_cut(address: &str, bytes: &[u8]) -> bool {
 #[test]
 fn e_every_length_of_a_strangers_bytes_is_refused_at_its_limit_and_above() {
     let _turn = crate::stage::alone();
-    bounded(LIMIT, |runtime| async move {
-        let server = impatient(runtime).await;
+    bounded(LIMIT, |_| async move {
+        let server = impatient().await;
         publish(&server, 1);
         let address = server.address().to_owned();
-        let honest = builder(HONEST, FabricKind::Tcp).start().await.unwrap();
+        let honest = builder(HONEST, FabricKind::TCP).start().await.unwrap();
         step("the first fetch", fetch(&honest, &address, 1)).await.unwrap();
         let before = held();
         // A frame of HTTP/2, its length in three bytes.

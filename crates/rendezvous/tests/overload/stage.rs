@@ -49,7 +49,11 @@ pub(crate) fn raise_descriptor_limit() {
 /// A worker that takes little memory for itself.
 pub(crate) fn builder(name: &str, kind: FabricKind) -> WorkerBuilder {
     let secret = Secret::new(SECRET).unwrap();
-    Worker::builder(name).require(kind).secret(secret).block_bytes(128 << 10).timeout(Duration::from_secs(30))
+    Worker::builder(name)
+        .require(kind)
+        .secret(secret)
+        .memory(|memory| memory.block_bytes = 128 << 10)
+        .timeout(Duration::from_secs(30))
 }
 
 pub(crate) fn publish(server: &Worker, fill: u8) {
@@ -61,7 +65,7 @@ pub(crate) fn publish(server: &Worker, fill: u8) {
 /// Fetches once over whatever connection there is, or a new one.
 pub(crate) async fn fetch(client: &Worker, address: &str, fill: u8) -> Result<(), String> {
     let peer = client.peer_at(address).await.map_err(|error| error.to_string())?;
-    let fetched = client.fetch(&peer, "x").await.map_err(|error| error.to_string())?;
+    let fetched = peer.fetch("x").await.map_err(|error| error.to_string())?;
     assert!(fetched.bytes().len() == BYTES && fetched.bytes().iter().all(|&byte| byte == fill));
     Ok(())
 }

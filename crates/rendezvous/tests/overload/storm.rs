@@ -137,7 +137,7 @@ fn storm_over(test: &'static str, fabric: &'static str) {
 fn s4_peers_that_all_connect_at_once_are_served_and_again_after_a_restart_over_tcp() {
     storm_over(
         "storm::s4_peers_that_all_connect_at_once_are_served_and_again_after_a_restart_over_tcp",
-        FabricKind::Tcp.name(),
+        FabricKind::TCP.name(),
     );
 }
 
@@ -145,6 +145,6 @@ fn s4_peers_that_all_connect_at_once_are_served_and_again_after_a_restart_over_t
 fn s4_peers_that_all_connect_at_once_are_served_and_again_after_a_restart_over_shm() {
     storm_over(
         "storm::s4_peers_that_all_connect_at_once_are_served_and_again_after_a_restart_over_shm",
-        FabricKind::Shm.name(),
+        FabricKind::SHM.name(),
     );
 }

@@ -77,18 +77,18 @@ fn e_a_storm_of_wrong_secrets_is_refused_and_keeps_nobody_out() {
     let _turn = crate::stage::alone();
     let count = size("TENSORWIRE_DIALS", 200);
     bounded(Duration::from_secs(300), |_| async move {
-        let server = builder(SERVER, FabricKind::Tcp).start().await.unwrap();
+        let server = builder(SERVER, FabricKind::TCP).start().await.unwrap();
         publish(&server, 1);
         let address = server.address().to_owned();
-        let honest = builder(HONEST, FabricKind::Tcp).start().await.unwrap();
+        let honest = builder(HONEST, FabricKind::TCP).start().await.unwrap();
         step("the first fetch", fetch(&honest, &address, 1)).await.unwrap();
-        one_honest_visit(&address, FabricKind::Tcp).await;
+        one_honest_visit(&address, FabricKind::TCP).await;
         let before = held();
         let mut attackers = Other::start(TEST, &format!("guess {address} {count}"));
         assert_eq!(attackers.hear().await, "flooding");
         for _ in 0..3 {
             step("a fetch under attack", fetch(&honest, &address, 1)).await.unwrap();
-            one_honest_visit(&address, FabricKind::Tcp).await;
+            one_honest_visit(&address, FabricKind::TCP).await;
             before.assert_at_most(GROWTH_MAX, STRANGERS_MAX, "under attack");
         }
         let said = attackers.hear().await;
@@ -126,7 +126,7 @@ impl FrameSender for Recorder {
 fn e_a_replayed_handshake_is_refused_by_a_worker() {
     let _turn = crate::stage::alone();
     bounded(LIMIT, |runtime: Arc<dyn Runtime>| async move {
-        let server = builder(SERVER, FabricKind::Tcp).start().await.unwrap();
+        let server = builder(SERVER, FabricKind::TCP).start().await.unwrap();
         let (address, plane) = (server.address().to_owned(), plane());
         let mut session = plane.dial(&address).await.unwrap();
         let recorder = Arc::new(Recorder { sender: session.sender.clone(), sent: Mutex::default() });

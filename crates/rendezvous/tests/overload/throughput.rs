@@ -22,7 +22,7 @@ use crate::{
     attacker,
     cores::{divided, stay_on},
     harness::{Other, bounded, parents_lines, role, say},
-    stage::{HONEST, SECRET, SERVER, builder, other_ports, raise_descriptor_limit, size, until},
+    stage::{HONEST, SECRET, SERVER, builder, raise_descriptor_limit, size},
 };
 
 const BYTES: usize = 1 << 20;
@@ -37,11 +37,11 @@ const TEST: &str = "throughput::e_honest_peers_keep_their_throughput_under_attac
 
 /// Fetches without rest, and tells how many it did when asked.
 async fn honest(address: &str) {
-    let worker = builder(HONEST, FabricKind::Tcp).start().await.unwrap();
+    let worker = builder(HONEST, FabricKind::TCP).start().await.unwrap();
     let peer = worker.peer_at(address).await.unwrap();
     let (mut told, mut fetched) = (parents_lines(), 0_u64);
     loop {
-        assert_eq!(worker.fetch(&peer, "big").await.unwrap().bytes().len(), BYTES);
+        assert_eq!(peer.fetch("big").await.unwrap().bytes().len(), BYTES);
         fetched += 1;
         if fetched == 1 {
             say("fetching");
@@ -116,7 +116,6 @@ fn cpu(process: Option<Pid>) -> u64 {
 /// One attack.
 struct Trial {
     mode: &'static str,
-    at_data_port: bool,
     at_once: usize,
 }
 
@@ -180,16 +179,14 @@ impl Parties {
 }
 
 async fn measure(trial: &Trial, core: usize, rounds: usize, runtime: Arc<dyn Runtime>) -> Outcome {
-    let server = builder(SERVER, FabricKind::Tcp).start().await.unwrap();
+    let server = builder(SERVER, FabricKind::TCP).start().await.unwrap();
     let mut buffer = server.pool().try_alloc(BYTES).unwrap();
     buffer.fill(1);
     server.publish("big", Tensor::new(buffer, DataType::U8, &[BYTES as u64]).unwrap()).unwrap();
     let address = server.address().to_owned();
     let mut honest = Other::start(TEST, &format!("honest {address}"));
     assert_eq!(honest.hear().await, "fetching");
-    until("the server's data port", || other_ports(&address).len() == 1).await;
-    let control: u16 = address.rsplit(':').next().unwrap().parse().unwrap();
-    let port = if trial.at_data_port { other_ports(&address)[0] } else { control };
+    let port = address.rsplit(':').next().unwrap();
     let role = format!("attack {} {address} {port} {} {core}", trial.mode, trial.at_once);
     let mut attacker = Other::start(TEST, &role);
     assert_eq!(attacker.hear().await, "up");
@@ -213,16 +210,14 @@ fn e_honest_peers_keep_their_throughput_under_attack() {
     }
     let dials = size("TENSORWIRE_DIALS", 10_000);
     let trials = [
-        Trial { mode: "nobody", at_data_port: false, at_once: 1 },
-        Trial { mode: "silent", at_data_port: false, at_once: dials },
-        Trial { mode: "silent", at_data_port: true, at_once: dials },
-        Trial { mode: "preface", at_data_port: false, at_once: 1000 },
-        Trial { mode: "attach", at_data_port: false, at_once: 1000 },
-        Trial { mode: "hello", at_data_port: false, at_once: 1000 },
-        Trial { mode: "data", at_data_port: true, at_once: 1000 },
-        Trial { mode: "guess", at_data_port: false, at_once: 16 },
-        Trial { mode: "garbage", at_data_port: false, at_once: 16 },
-        Trial { mode: "garbage", at_data_port: true, at_once: 16 },
+        Trial { mode: "nobody", at_once: 1 },
+        Trial { mode: "silent", at_once: dials },
+        Trial { mode: "preface", at_once: 1000 },
+        Trial { mode: "attach", at_once: 1000 },
+        Trial { mode: "hello", at_once: 1000 },
+        Trial { mode: "data", at_once: 1000 },
+        Trial { mode: "guess", at_once: 16 },
+        Trial { mode: "garbage", at_once: 16 },
     ];
     let rounds = size("TENSORWIRE_ROUNDS", 9);
     // One kind of attack alone, where somebody looks for what it costs.
@@ -234,15 +229,14 @@ fn e_honest_peers_keep_their_throughput_under_attack() {
         let (core, own_cores) = divided();
         stay_on(&own_cores);
         println!(
-            "attack, at port: throughput kept (median; all), MiB/s without, CPU of attacker, of attacked without/with"
+            "attack: throughput kept (median; all), MiB/s without, CPU of attacker, of attacked without/with"
         );
         let mut lost = Vec::new();
         for trial in trials.iter().filter(is_wanted) {
             let outcome = measure(trial, core, rounds, runtime.clone()).await;
-            let port = if trial.at_data_port { "data" } else { "control" };
             let (kept, all) = (outcome.median(), &outcome.ratios);
             println!(
-                "{} x {}, {port}: {kept:.2} ({all:.2?}), {:.0} MiB/s, {:.2}, {:.2}/{:.2}",
+                "{} x {}: {kept:.2} ({all:.2?}), {:.0} MiB/s, {:.2}, {:.2}/{:.2}",
                 trial.mode,
                 trial.at_once,
                 outcome.mib_per_second,
@@ -251,7 +245,7 @@ fn e_honest_peers_keep_their_throughput_under_attack() {
                 outcome.own_cpu.1
             );
             if kept < KEPT_MIN {
-                lost.push(format!("{} at the {port} port: {kept:.2}", trial.mode));
+                lost.push(format!("{}: {kept:.2}", trial.mode));
             }
         }
         assert!(lost.is_empty(), "less than {KEPT_MIN} is kept under {lost:?}");

@@ -38,7 +38,7 @@ async fn victim(words: Vec<String>) {
     let parent = worker.peer_at(address).await.unwrap();
     say(worker.address());
     loop {
-        let got = worker.fetch(&parent, "large").await.unwrap();
+        let got = parent.fetch("large").await.unwrap();
         assert!(is_version(got.bytes(), 0), "wrong bytes before the kill");
     }
 }
@@ -50,7 +50,7 @@ async fn bystander(words: Vec<String>) {
     let mut lines = parents_lines();
     let mut fetched = 0u64;
     while lines.try_recv().is_err() {
-        let got = worker.fetch(&parent, "small").await.unwrap();
+        let got = parent.fetch("small").await.unwrap();
         assert!(is_version(got.bytes(), 7));
         fetched += 1;
         if fetched == 1 {
@@ -93,7 +93,7 @@ impl Killing<'_> {
             return false;
         }
         let peer = self.worker.peer_at(&address).await.unwrap();
-        let fetched = self.worker.fetch(&peer, "large");
+        let fetched = peer.fetch("large").into_future();
         let killed = async {
             self.runtime.sleep(moment(round)).await;
             victim.signal(Signal::KILL);
@@ -172,11 +172,6 @@ fn d_peer_sigkill_at_any_moment_of_a_transfer_over_shm() {
 #[test]
 fn d_peer_sigkill_at_any_moment_of_a_transfer_over_tcp() {
     kill_at_random("crash::d_peer_sigkill_at_any_moment_of_a_transfer_over_tcp", "tcp");
-}
-
-#[test]
-fn d_peer_sigkill_at_any_moment_of_a_transfer_over_grpc() {
-    kill_at_random("crash::d_peer_sigkill_at_any_moment_of_a_transfer_over_grpc", "grpc");
 }
 
 #[test]

@@ -150,10 +150,9 @@ pub(crate) fn builder(name: &str, kind: FabricKind) -> WorkerBuilder {
 
 pub(crate) fn kind(name: &str) -> FabricKind {
     match name {
-        "shm" => FabricKind::Shm,
-        "tcp" => FabricKind::Tcp,
-        "verbs" => FabricKind::Verbs,
-        "grpc" => FabricKind::Grpc,
+        "shm" => FabricKind::SHM,
+        "tcp" => FabricKind::TCP,
+        "verbs" => FabricKind::VERBS,
         other => panic!("no fabric of these tests: {other}"),
     }
 }

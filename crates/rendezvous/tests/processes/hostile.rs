@@ -64,7 +64,7 @@ async fn bystander(words: &[String]) {
     let mut lines = parents_lines();
     let mut said = false;
     while lines.try_recv().is_err() {
-        assert!(is_version(worker.fetch(&parent, "x").await.unwrap().bytes(), 1));
+        assert!(is_version(parent.fetch("x").await.unwrap().bytes(), 1));
         if !std::mem::replace(&mut said, true) {
             say("fetching");
         }
@@ -110,7 +110,7 @@ impl Suffering<'_> {
         let mut rogue = self.start(deed);
         assert_eq!(rogue.hear().await, "up", "{deed}");
         let key = self.worker.key(ROGUE_CPU, PARENT_CPU, "wanted").unwrap();
-        let error = step(deed, self.worker.step(number).recv(&key)).await.unwrap_err();
+        let error = step(deed, self.worker.shared_step(number).recv(&key).into_future()).await.unwrap_err();
         let WorkerError::PeerLost { transfer, loss, detail, .. } = &error else { panic!("{deed}: {error}") };
         assert_eq!((transfer.peer.as_str(), *loss), (ROGUE, PeerLoss::Misbehaved), "{deed}: {error}");
         assert!(detail.contains(words), "{deed}: {error}");
@@ -147,13 +147,14 @@ fn hostile_members(test: &'static str, fabric: &'static str) {
         let mut rogue = suffering.start("connects_over_the_cap");
         assert_eq!(rogue.hear().await, "up");
         let key = worker.key(ROGUE_CPU, PARENT_CPU, "wanted").unwrap();
-        let at_step = worker.step(50);
+        let at_step = worker.shared_step(50);
         let told = async {
             let told = rogue.hear().await;
             assert!(told.contains("ResourceExhausted") && told.contains("16 data connections"), "{told}");
             rogue.kill();
         };
-        let (lost, ()) = step("the last loss", futures::future::join(at_step.recv(&key), told)).await;
+        let (lost, ()) =
+            step("the last loss", futures::future::join(at_step.recv(&key).into_future(), told)).await;
         assert!(matches!(lost, Err(WorkerError::PeerLost { .. })), "{lost:?}");
         bystander.tell("stop");
         assert_eq!(bystander.hear().await, "well");

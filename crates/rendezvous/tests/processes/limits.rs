@@ -23,7 +23,7 @@ const FILES: u64 = 96;
 
 async fn fetch_once(server: &Worker, client: &Worker) -> Result<(), String> {
     let peer = client.peer_at(server.address()).await.map_err(|error| error.to_string())?;
-    let got = client.fetch(&peer, "x").await.map_err(|error| error.to_string())?;
+    let got = peer.fetch("x").await.map_err(|error| error.to_string())?;
     assert!(is_version(got.bytes(), 1) && info(client, &peer).transport.is_some());
     Ok(())
 }
@@ -104,7 +104,7 @@ async fn beside_a_starving_server(test: &str, fabric: &str) {
     let worker = |name: &str| builder(name, kind(fabric)).timeout(Duration::from_secs(5));
     let fetch = async |client: &Worker| {
         let peer = client.peer_at(&address).await.map_err(|error| error.to_string())?;
-        let got = step("a fetch", client.fetch(&peer, "x")).await.map_err(|error| error.to_string())?;
+        let got = step("a fetch", peer.fetch("x").into_future()).await.map_err(|error| error.to_string())?;
         assert!(is_version(got.bytes(), 1));
         Ok::<(), String>(())
     };
@@ -163,7 +163,7 @@ async fn without_address_space(fabric: FabricKind) {
     let limit = pages * rustix::param::page_size() as u64 + SPACE;
     set_limit(Resource::As, Some(limit));
     let peer = client.peer(SERVER).unwrap();
-    let error = client.fetch(&peer, "huge").await.unwrap_err();
+    let error = peer.fetch("huge").await.unwrap_err();
     assert_eq!(error.code(), Code::ResourceExhausted, "{error}");
     for word in ["RLIMIT_AS", &limit.to_string(), "ulimit -v"] {
         assert!(error.to_string().contains(word), "no `{word}`: {error}");
@@ -171,7 +171,7 @@ async fn without_address_space(fabric: FabricKind) {
     // What there is room for goes on, and with more room so does the rest.
     fetch_once(&server, &client).await.unwrap();
     set_limit(Resource::As, None);
-    assert!(is_version(client.fetch(&peer, "huge").await.unwrap().bytes(), 2));
+    assert!(is_version(peer.fetch("huge").await.unwrap().bytes(), 2));
     assert_eq!(client.receive_memory().leaked_bytes, 0);
     client.shutdown().await;
     server.shutdown().await;
@@ -208,7 +208,7 @@ async fn without_locked_memory() {
     }
     set_capabilities(None, sets).unwrap();
     let worker = |name: &str, end: End| -> WorkerBuilder {
-        over_at(Worker::builder(name), FabricKind::Verbs, end).block_bytes(1 << 20)
+        over_at(Worker::builder(name), FabricKind::VERBS, end).memory(|memory| memory.block_bytes = 1 << 20)
     };
     let transfer = async || {
         let server = worker(SERVER, End::Left).start().await.map_err(|error| error.to_string())?;

@@ -36,10 +36,10 @@ async fn stopped_child(words: Vec<String>) {
     say(worker.address());
     let mut lines = parents_lines();
     let parent = worker.peer_at(&lines.recv().await.unwrap()).await.unwrap();
-    worker.fetch(&parent, "x").await.unwrap();
+    parent.fetch("x").await.unwrap();
     let key = worker.key(PARENT_CPU, CHILD_CPU, "never").unwrap();
-    let step = worker.step(7);
-    let (error, _) = join(step.recv(&key), async { say("ready") }).await;
+    let step = worker.shared_step(7);
+    let (error, _) = join(step.recv(&key).into_future(), async { say("ready") }).await;
     let error = error.unwrap_err();
     assert!(matches!(&error, WorkerError::PeerLost { .. }), "{error}");
     say("lost");
@@ -66,7 +66,7 @@ async fn child(words: Vec<String>) {
 async fn traffic(worker: &Worker, address: &str, stop: &AtomicBool, fetched: &AtomicU64) {
     let peer = worker.peer_at(address).await.unwrap();
     while !stop.load(Ordering::Relaxed) {
-        let tensor = worker.fetch(&peer, "x").await.unwrap();
+        let tensor = peer.fetch("x").await.unwrap();
         assert!(is_version(tensor.bytes(), 5));
         fetched.fetch_add(1, Ordering::Relaxed);
     }
@@ -75,21 +75,22 @@ async fn traffic(worker: &Worker, address: &str, stop: &AtomicBool, fetched: &At
 /// The loss of the stopped child, as seen by a receive in flight; gives how long it took.
 async fn loss_of(runtime: &dyn Runtime, worker: &Worker, other: &mut Other, address: &str) -> Duration {
     let peer = worker.peer_at(address).await.unwrap();
-    assert!(is_version(worker.fetch(&peer, "x").await.unwrap().bytes(), 1));
+    assert!(is_version(peer.fetch("x").await.unwrap().bytes(), 1));
     let key = worker.key(CHILD_CPU, PARENT_CPU, "never").unwrap();
-    let (at_step, stopped) = (worker.step(3), async {
+    let (at_step, stopped) = (worker.shared_step(3), async {
         assert_eq!(other.hear().await, "ready");
         other.signal(Signal::STOP);
         runtime.now()
     });
-    let (received, stopped) = join(at_step.recv(&key), stopped).await;
+    let (received, stopped) = join(at_step.recv(&key).into_future(), stopped).await;
     let took = runtime.now() - stopped;
     let error = received.unwrap_err();
     let WorkerError::PeerLost { transfer, transport, loss, .. } = &error else { panic!("{error}") };
     assert_eq!(*loss, PeerLoss::Unresponsive, "{error}");
     assert_eq!((transfer.peer.as_str(), transfer.step), (CHILD, Some(3)));
     assert!(transfer.key.contains("never") && !transport.is_empty(), "{error}");
-    for word in ["answered none of", "2000 ms", "stopped", "WorkerBuilder::liveness"] {
+    let place = format!("the peer at {address} is lost");
+    for word in ["answered none of", "2000 ms", "stopped", "the setting `liveness`", &place] {
         assert!(error.to_string().contains(word), "no `{word}`: {error}");
     }
     took
@@ -118,7 +119,7 @@ fn stop_is_noticed(fabric: &'static str) {
         other.signal(Signal::CONT);
         assert_eq!(other.hear().await, "lost");
         let peer = worker.peer_at(&address).await.unwrap();
-        let again = step("a fetch from the resumed peer", worker.fetch(&peer, "x")).await.unwrap();
+        let again = step("a fetch from the resumed peer", peer.fetch("x").into_future()).await.unwrap();
         assert!(is_version(again.bytes(), 1));
         worker.shutdown().await;
     });
@@ -145,19 +146,19 @@ async fn blocked_child(words: Vec<String>) {
     lines.recv().await;
     thread::sleep(SHORT * 3);
     let key = worker.key(CHILD_CPU, PARENT_CPU, "late").unwrap();
-    worker.step(1).send(&key, tensor(&worker, 5000, 9).await).unwrap();
+    worker.shared_step(1).send(&key, tensor(&worker, 5000, 9).await).unwrap();
     lines.recv().await;
 }
 
 async fn outlives_the_block(runtime: Arc<dyn Runtime>, fabric: FabricKind, mut other: Other) {
     let worker = builder(PARENT, fabric).liveness(SHORT).start().await.unwrap();
     let peer = worker.peer_at(&other.hear().await).await.unwrap();
-    worker.fetch(&peer, "x").await.unwrap();
+    peer.fetch("x").await.unwrap();
     let key = worker.key(CHILD_CPU, PARENT_CPU, "late").unwrap();
-    let at_step = worker.step(1);
+    let at_step = worker.shared_step(1);
     let began = runtime.now();
     let block = async { other.tell("block") };
-    let (received, ()) = join(at_step.recv(&key), block).await;
+    let (received, ()) = join(at_step.recv(&key).into_future(), block).await;
     let took = runtime.now() - began;
     assert!(is_version(received.unwrap().bytes(), 9));
     assert!(took >= SHORT * 3, "the child did not block: {took:?}");
@@ -185,19 +186,19 @@ fn a_worker_that_was_stopped_itself_asks_before_it_judges() {
     const TEST: &str = "liveness::a_worker_that_was_stopped_itself_asks_before_it_judges";
     if let Some(words) = role() {
         return bounded(Duration::from_secs(60), |_| async move {
-            let worker = builder(CHILD, FabricKind::Shm).liveness(SHORT).start().await.unwrap();
+            let worker = builder(CHILD, FabricKind::SHM).liveness(SHORT).start().await.unwrap();
             let parent = worker.peer_at(&words[0]).await.unwrap();
             let key = worker.key(PARENT_CPU, CHILD_CPU, "late").unwrap();
-            worker.fetch(&parent, "x").await.unwrap();
+            parent.fetch("x").await.unwrap();
             say("ready");
-            let received = worker.step(1).recv(&key).await;
+            let received = worker.shared_step(1).recv(&key).await;
             say(if received.is_ok() { "received" } else { "lost" });
         });
     }
     bounded(Duration::from_secs(60), |runtime| async move {
         // This end is patient: only the child could call the other dead.
         let worker =
-            builder(PARENT, FabricKind::Shm).liveness(Duration::from_secs(30)).start().await.unwrap();
+            builder(PARENT, FabricKind::SHM).liveness(Duration::from_secs(30)).start().await.unwrap();
         worker.publish("x", tensor(&worker, 1000, 1).await).unwrap();
         let mut other = Other::start(TEST, worker.address());
         assert_eq!(other.hear().await, "ready");
@@ -206,7 +207,7 @@ fn a_worker_that_was_stopped_itself_asks_before_it_judges() {
         other.signal(Signal::CONT);
         runtime.sleep(SHORT).await;
         let key = worker.key(PARENT_CPU, CHILD_CPU, "late").unwrap();
-        worker.step(1).send(&key, tensor(&worker, 100, 3).await).unwrap();
+        worker.shared_step(1).send(&key, tensor(&worker, 100, 3).await).unwrap();
         assert_eq!(other.hear().await, "received");
         worker.shutdown().await;
     });

@@ -47,7 +47,7 @@ fn shuffled(count: usize) -> impl Iterator<Item = usize> {
 fn send_all(worker: &Worker, count: usize) {
     let value = Tensor::from_values(worker.pool(), &[BYTES as u64 / 4], &vec![7u32; BYTES / 4]).unwrap();
     for number in shuffled(count) {
-        worker.step(1).send(&key_of(worker, number), value.clone()).unwrap();
+        worker.shared_step(1).send(&key_of(worker, number), value.clone()).unwrap();
     }
 }
 
@@ -74,7 +74,7 @@ async fn producer(words: Vec<String>) {
 
 /// Receives `count` values; `ready` runs once all receives have begun.
 async fn receive_all(worker: &Worker, count: usize, ready: impl AsyncFnOnce()) {
-    let at_step = worker.step(1);
+    let at_step = worker.shared_step(1);
     let receive = async |number: usize| {
         let tensor = at_step.recv(&key_of(worker, number)).await.unwrap();
         assert!(tensor.bytes().len() == BYTES && tensor.bytes().iter().all(|byte| matches!(byte, 0 | 7)));
@@ -94,11 +94,10 @@ fn assert_bounded(worker: &Worker, before: usize, count: usize) {
 }
 
 fn parent(fabric: FabricKind) -> rendezvous::WorkerBuilder {
-    builder(PARENT, fabric)
-        .timeout(LIMIT)
-        .liveness(Duration::from_secs(1))
-        .receive_bytes(POOL)
-        .block_bytes(1 << 20)
+    builder(PARENT, fabric).timeout(LIMIT).liveness(Duration::from_secs(1)).memory(|memory| {
+        memory.receive_bytes = POOL;
+        memory.block_bytes = 1 << 20;
+    })
 }
 
 fn ten_thousand(fabric: &'static str) {
@@ -142,7 +141,7 @@ fn stopped_reader(test: &'static str, fabric: &'static str) {
         let worker = parent(kind(fabric)).start().await.unwrap();
         let peer = worker.peer_at(&other.hear().await).await.unwrap();
         // Sets up the data connection, by asking for what is not there.
-        assert!(step("a connection", worker.fetch(&peer, "nothing")).await.is_err());
+        assert!(step("a connection", peer.fetch("nothing").into_future()).await.is_err());
         other.tell("block");
         assert_eq!(other.hear().await, "blocked");
         let before = resident();
@@ -175,7 +174,13 @@ const LONG_NAME: usize = 800;
 
 async fn full_rings(runtime: Arc<dyn Runtime>, fabric: FabricKind) {
     const COUNT: usize = 3000;
-    let small = |name| builder(name, fabric).timeout(LIMIT).ring_bytes(8 << 10).depth(64).requests_max(1024);
+    let small = |name| {
+        builder(name, fabric).timeout(LIMIT).flow(|flow| {
+            flow.ring_bytes = 8 << 10;
+            flow.depth = 64;
+            flow.requests_max = 1024;
+        })
+    };
     let (left, right) = (small(PARENT).start().await.unwrap(), small(CHILD).start().await.unwrap());
     left.peer_at(right.address()).await.unwrap();
     let name = "n".repeat(LONG_NAME);
@@ -183,7 +188,7 @@ async fn full_rings(runtime: Arc<dyn Runtime>, fabric: FabricKind) {
     let to_left = |number| right.key(CHILD_CPU, PARENT_CPU, &edge(number)).unwrap();
     let to_right = |number| left.key(PARENT_CPU, CHILD_CPU, &edge(number)).unwrap();
     let receive = async |worker: &Worker, key: Key, number: usize| {
-        assert_eq!(worker.step(2).recv(&key).await.unwrap().values::<u64>().unwrap(), [number as u64]);
+        assert_eq!(worker.shared_step(2).recv(&key).await.unwrap().values::<u64>().unwrap(), [number as u64]);
     };
     let mut receives: FuturesUnordered<_> = (0..COUNT)
         .flat_map(|number| {
@@ -194,8 +199,8 @@ async fn full_rings(runtime: Arc<dyn Runtime>, fabric: FabricKind) {
     let send = async {
         for number in shuffled(COUNT) {
             let value = |worker: &Worker| Tensor::from_values(worker.pool(), &[1], &[number as u64]).unwrap();
-            right.step(2).send(&to_left(number), value(&right)).unwrap();
-            left.step(2).send(&to_right(number), value(&left)).unwrap();
+            right.shared_step(2).send(&to_left(number), value(&right)).unwrap();
+            left.shared_step(2).send(&to_right(number), value(&left)).unwrap();
             if number % 16 == 0 {
                 tokio::task::yield_now().await;
             }
@@ -216,7 +221,7 @@ async fn full_rings(runtime: Arc<dyn Runtime>, fabric: FabricKind) {
 
 #[test]
 fn rings_that_are_full_in_both_directions_stop_nobody() {
-    for fabric in [FabricKind::Shm, FabricKind::Tcp] {
+    for fabric in [FabricKind::SHM, FabricKind::TCP] {
         bounded(LIMIT, |runtime| full_rings(runtime, fabric));
     }
 }

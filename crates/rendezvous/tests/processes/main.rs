@@ -9,6 +9,7 @@ mod hostile;
 mod limits;
 mod liveness;
 mod load;
+mod one_port;
 mod proxied;
 mod proxy;
 #[path = "../rdma/mod.rs"]
@@ -19,5 +20,7 @@ mod soak;
 mod stop;
 mod storm;
 mod unaffected;
+#[path = "../verbs_network/mod.rs"]
+mod verbs_network;
 #[path = "../watched/mod.rs"]
 mod watched;

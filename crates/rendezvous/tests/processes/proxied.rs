@@ -141,11 +141,11 @@ impl Pair {
         let mut ended = Vec::new();
         for size in SIZES {
             let name = size.to_string();
-            ended.push(step("a fetch", self.client.fetch(&self.peer, &name)).await);
+            ended.push(step("a fetch", self.peer.fetch(&name).into_future()).await);
             let label = Label { owner: 1, life: 0, number: size as u64 };
             let value = label.value(&self.server, size - size % 8).await;
             let key = self.server.key(&device(SERVER), &device(CLIENT), &name).unwrap();
-            let received = match self.server.step(id).send(&key, value) {
+            let received = match self.server.shared_step(id).send(&key, value) {
                 Ok(()) => step("a receive", self.receive(id, &name)).await,
                 // A step in which values may be lost is over.
                 Err(error) => Err(error),
@@ -160,7 +160,7 @@ impl Pair {
     async fn receive(&self, id: i64, edge: &str) -> Result<Tensor, WorkerError> {
         let device = |worker: &str| format!("{worker}/device:CPU:0");
         let key = self.client.key(&device(SERVER), &device(CLIENT), edge)?;
-        self.client.step(id).recv(&key).await
+        self.client.shared_step(id).recv(&key).await
     }
 
     /// Waits until the client knows that its connection is over.
@@ -236,10 +236,11 @@ fn run<F: Future<Output = ()>>(body: impl FnOnce(Arc<dyn Runtime>) -> F) {
     bounded(LIMIT, body);
 }
 
-/// Where harm may come to new connections, and to one that stands, in bytes of a direction.
-fn most(is_control: bool, way: Way, is_new: bool) -> usize {
+/// Where harm may come to new connections, and to one that stands, in bytes of a direction. The first session took `set_up`
+/// there and back, and so does each after it.
+fn most(is_control: bool, way: Way, is_new: bool, set_up: [u64; 2]) -> usize {
     match (is_control, way, is_new) {
-        (true, _, true) => 1_200,
+        (true, _, true) => set_up[way as usize] as usize,
         // Little but pings.
         (true, _, false) => 20,
         (false, _, true) => 120,
@@ -258,9 +259,10 @@ async fn harmed(
     let mut pair = Pair::start(runtime, validation, Pace::AsTheyCome).await;
     pair.recovers("at first").await;
     let is_validated = validation != Validation::Off;
+    let set_up = pair.proxy(is_control).came();
     for round in 0..rounds() * 4 {
         let (way, is_new) = ([Way::There, Way::Back][(round % 2) as usize], round % 4 < 2);
-        let (at, harm) = (draw.below(most(is_control, way, is_new)), harm(&mut draw));
+        let (at, harm) = (draw.below(most(is_control, way, is_new, set_up)), harm(&mut draw));
         let what =
             format!("round {round}, {harm:?} {way:?} after {at} bytes, new {is_new}, control {is_control}");
         let proxy = pair.proxy(is_control);
@@ -349,7 +351,7 @@ async fn outage(pair: &mut Pair, outage: Duration) -> (Duration, Result<Tensor, 
         let took = pair.runtime.now() - began;
         let value = Label { owner: 1, life: 0, number: 0 }.value(&pair.server, 4096).await;
         // An outage that was noticed has ended the step.
-        let _ = pair.server.step(id).send(&key, value);
+        let _ = pair.server.shared_step(id).send(&key, value);
         took
     };
     let (received, took) = join(pair.receive(id, "late"), holding).await;

@@ -60,6 +60,8 @@ struct State {
     pace: Pace,
     /// What happens after so many more bytes of a direction, of all connections together.
     armed: Option<(Way, u64, Harm)>,
+    /// Bytes that came there and back, of all connections together.
+    came: [u64; 2],
     links: Vec<Weak<Link>>,
 }
 
@@ -90,7 +92,7 @@ pub(crate) struct Proxy {
 impl Proxy {
     /// In front of nothing yet.
     pub(crate) fn new() -> Self {
-        let state = State { pace: Pace::AsTheyCome, armed: None, links: Vec::new() };
+        let state = State { pace: Pace::AsTheyCome, armed: None, came: [0; 2], links: Vec::new() };
         let shared =
             Shared { state: Mutex::new(state), done: AtomicU64::new(0), over: AtomicBool::new(false) };
         Self { shared: Arc::new(shared), ports: Mutex::default() }
@@ -126,6 +128,11 @@ impl Proxy {
     /// Nothing happens any more, if nothing has yet.
     pub(crate) fn disarm(&self) {
         self.shared.state.lock().unwrap().armed = None;
+    }
+
+    /// Bytes that came there and back, of all connections together.
+    pub(crate) fn came(&self) -> [u64; 2] {
+        self.shared.state.lock().unwrap().came
     }
 
     /// How much harm was done.
@@ -211,6 +218,7 @@ impl Shared {
     /// What happens to these bytes: how many of them go on, and what then.
     fn harm(&self, way: Way, bytes: &mut [u8]) -> (usize, Option<Harm>) {
         let mut state = self.state.lock().unwrap();
+        state.came[way as usize] += bytes.len() as u64;
         let Some((armed, left, harm)) = &mut state.armed else { return (bytes.len(), None) };
         if *armed != way {
             return (bytes.len(), None);

@@ -26,7 +26,10 @@ async fn sender(words: Vec<String>) {
         let id: i64 = line.parse().unwrap();
         let mut buffer = worker.pool().alloc(BYTES).await.unwrap();
         buffer.fill(id as u8);
-        worker.step(id).send(&key, Tensor::new(buffer, DataType::U8, &[BYTES as u64]).unwrap()).unwrap();
+        worker
+            .shared_step(id)
+            .send(&key, Tensor::new(buffer, DataType::U8, &[BYTES as u64]).unwrap())
+            .unwrap();
     }
 }
 
@@ -68,14 +71,14 @@ fn killed_and_started_again(test: &'static str, fabric: &'static str) {
         for (round, at_same_address) in [true, false, true].into_iter().enumerate() {
             let id = 10 * round as i64;
             life.process.tell(&id.to_string());
-            let got = worker.step(id).recv(&key).await.unwrap();
+            let got = worker.shared_step(id).recv(&key).await.unwrap();
             assert!(got.bytes().len() == BYTES && got.bytes().iter().all(|byte| *byte == id as u8));
-            let lost = worker.step(id + 1);
+            let lost = worker.shared_step(id + 1);
             let killed = async {
                 runtime.sleep(Duration::from_millis(20)).await;
                 life.process.kill();
             };
-            let (waiting, ()) = futures::join!(lost.recv(&key), killed);
+            let (waiting, ()) = futures::join!(lost.recv(&key).into_future(), killed);
             let error = waiting.unwrap_err();
             assert!(matches!(error, WorkerError::PeerLost { .. }), "{error}");
             is_over(&worker, &*runtime, life.incarnation).await;
@@ -86,7 +89,8 @@ fn killed_and_started_again(test: &'static str, fabric: &'static str) {
                 worker.peer_at(&next.address).await.unwrap();
             }
             // A key of the life before is refused by the next one, and both are named.
-            let stale = worker.step(id + 2).recv(&key.with_incarnation(life.incarnation)).await.unwrap_err();
+            let stale =
+                worker.shared_step(id + 2).recv(&key.with_incarnation(life.incarnation)).await.unwrap_err();
             let text = stale.to_string();
             assert_eq!(stale.code(), Code::Aborted, "{text}");
             for life in [life.incarnation, next.incarnation] {

@@ -24,7 +24,7 @@ use rendezvous::control::{ControlPlane, ControlSession, FrameSender, GrpcConfig,
 use tokio::sync::mpsc;
 use verbs_reactor::{
     Access, ConnectParams, ConnectionData, Domain, Fabric, FabricKind, Immediate, QueuePair, QueuePairConfig,
-    RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role, Runtime,
+    RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role, Runtime, TokioRuntime,
     shm::ShmFabric,
     tcp::{TcpConfig, TcpFabric},
 };
@@ -106,7 +106,7 @@ pub(crate) struct Rogue {
 
 fn fabric(kind: FabricKind, runtime: Arc<dyn Runtime>) -> (Arc<dyn Fabric>, u8) {
     match kind {
-        FabricKind::Shm => (Arc::new(ShmFabric::new(runtime).unwrap()), 2),
+        FabricKind::SHM => (Arc::new(ShmFabric::new(runtime).unwrap()), 2),
         _ => (Arc::new(TcpFabric::new(runtime, TcpConfig::default())), 3),
     }
 }
@@ -181,7 +181,7 @@ impl Rogue {
         let prepared = domain.prepare(DEPTHS).unwrap();
         let plane = GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0")).unwrap();
         let session = greet(&plane, address, vec![(number, fabric.reach())], &*runtime).await;
-        let (sender, peer_host) = (session.sender.clone(), session.peer_host);
+        let (sender, peer_address) = (session.sender.clone(), session.addresses.map(|ends| ends.peer));
         let (tell, mut answers) = mpsc::unbounded_channel();
         let (refused, refusals) = mpsc::unbounded_channel();
         runtime.spawn("session", Box::pin(serve(session, tell, refused)));
@@ -203,8 +203,8 @@ impl Rogue {
         sender.send(ControlFrame::Connect(offer).encode()).await.unwrap();
         let peer: Connect = step("the answer to Connect", answers.recv()).await.unwrap();
         let data = ConnectionData(peer.data.clone());
-        let params = ConnectParams { peer: data, role: Role::Dialer, peer_host, limit: LIMIT };
-        let queue_pair = prepared.connect(params).await.unwrap();
+        let params = ConnectParams { peer: data, role: Role::Dialer, peer_address, limit: LIMIT };
+        let queue_pair = prepared.connect(params).await.unwrap().spawn(&TokioRuntime::current().unwrap());
         peer.regions.iter().for_each(|record| queue_pair.add_remote_region(region(record)));
         let (key, _ring) = (key.to_owned(), [ring, slots]);
         Self { queue_pair, sender, refusals, source, peer, at: 0, key, _ring, _plane: plane }

@@ -23,7 +23,7 @@ const LIVENESS: Duration = Duration::from_millis(400);
 
 /// Fetches again and again; tells each round's worst result when asked.
 async fn consumer(address: String) {
-    let worker = builder(CHILD, FabricKind::Shm).start().await.unwrap();
+    let worker = builder(CHILD, FabricKind::SHM).start().await.unwrap();
     let peer = worker.peer_at(&address).await.unwrap();
     let mut lines = parents_lines();
     while let Some(line) = lines.recv().await {
@@ -31,7 +31,7 @@ async fn consumer(address: String) {
         let mut whole = 0;
         say("fetching");
         let ended = loop {
-            match worker.fetch(&peer, "x").await {
+            match peer.fetch("x").await {
                 Ok(tensor) if is_version(tensor.bytes(), version) => whole += 1,
                 Ok(_) => break "torn".to_owned(),
                 // Lost in mid copy, or stopped before its request, which then finds no peer or no value.
@@ -59,8 +59,15 @@ fn a_consumer_stopped_in_mid_copy_never_gets_wrong_bytes() {
     }
     bounded(Duration::from_secs(120), |runtime| async move {
         // Room for one tensor: the next one stands where it stood.
-        let worker = builder(PARENT, FabricKind::Shm).liveness(LIVENESS);
-        let worker = worker.block_bytes(LARGE).source_bytes(LARGE as u64).start().await.unwrap();
+        let worker = builder(PARENT, FabricKind::SHM).liveness(LIVENESS);
+        let worker = worker
+            .memory(|memory| {
+                memory.block_bytes = LARGE;
+                memory.source_bytes = LARGE as u64;
+            })
+            .start()
+            .await
+            .unwrap();
         let mut other = Other::start(TEST, worker.address());
         let mut cut_short = 0;
         for round in 0..ROUNDS {

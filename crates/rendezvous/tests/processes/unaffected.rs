@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures::{FutureExt, StreamExt, future::join_all, stream::FuturesUnordered};
 use protocol::Key;
-use rendezvous::{Peer, Worker};
+use rendezvous::Peer;
 use rustix::process::Signal;
 use verbs_reactor::Runtime;
 
@@ -58,29 +58,30 @@ async fn client(words: &[String], runtime: Arc<dyn Runtime>) {
         builder(CLIENT, kind(&words[1])).timeout(LIVENESS * 60).liveness(LIVENESS).start().await.unwrap();
     let server = worker.peer_at(&words[2]).await.unwrap();
     let other = worker.peer_at(&words[3]).await.unwrap();
-    worker.fetch(&other, "x").await.unwrap();
+    other.fetch("x").await.unwrap();
     let never =
         (0..OUTSTANDING).map(|number| worker.key(&device(STOPPED), &device(CLIENT), &number.to_string()));
     let never: Vec<Key> = never.map(Result::unwrap).collect();
-    let at_step = worker.step(1);
+    let at_step = worker.shared_step(1);
     for number in 0..OUTSTANDING {
         let key = worker.key(&device(CLIENT), &device(STOPPED), &number.to_string()).unwrap();
         at_step.send(&key, tensor(&worker, BYTES, 2).await).unwrap();
     }
-    let mut outstanding: FuturesUnordered<_> = never.iter().map(|key| at_step.recv(key)).collect();
+    let mut outstanding: FuturesUnordered<_> =
+        never.iter().map(|key| at_step.recv(key).into_future()).collect();
     assert!(outstanding.next().now_or_never().is_none());
     let mut lines = parents_lines();
     say("ready");
     while lines.recv().await.is_some() {
-        say(&fetches(&worker, &server, &*runtime).await.to_string());
+        say(&fetches(&server, &*runtime).await.to_string());
     }
 }
 
 /// How many fetches fit into a round.
-async fn fetches(worker: &Worker, server: &Peer, runtime: &dyn Runtime) -> u64 {
+async fn fetches(server: &Peer, runtime: &dyn Runtime) -> u64 {
     let (mut count, began) = (0, runtime.now());
     while runtime.now() - began < ROUND {
-        let got = join_all([worker.fetch(server, "x"), worker.fetch(server, "x")]).await;
+        let got = join_all([server.fetch("x").into_future(), server.fetch("x").into_future()]).await;
         for tensor in got {
             assert!(is_version(tensor.unwrap().bytes(), 1));
             count += 1;

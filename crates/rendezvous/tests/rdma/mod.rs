@@ -41,7 +41,7 @@ pub fn over(builder: WorkerBuilder, kind: FabricKind) -> WorkerBuilder {
 
 /// The same at `end`.
 pub fn over_at(builder: WorkerBuilder, kind: FabricKind, end: End) -> WorkerBuilder {
-    builder.require(kind).verbs(device_at(end))
+    builder.require(kind).rdma(device_at(end))
 }
 
 /// The device at `end`.
@@ -66,7 +66,7 @@ thread_local! {
 
 /// The fabrics that a test runs on: `usual`, or verbs alone inside [`only_verbs`].
 pub fn kinds(usual: &'static [FabricKind]) -> &'static [FabricKind] {
-    if ONLY_VERBS.get() { &[FabricKind::Verbs] } else { usual }
+    if ONLY_VERBS.get() { &[FabricKind::VERBS] } else { usual }
 }
 
 /// Runs `test`, a test of several fabrics, over verbs.

@@ -150,9 +150,15 @@ pub(crate) fn assert_shown(value: &[u8]) {
     let search = search(&[("planted", value.to_vec())]);
     assert!(search.shown().is_empty(), "it is there already");
     let shown = String::from_utf8_lossy(&SHOWN.lock().unwrap()).into_owned();
-    for name in
-        ["rendezvous", "verbs_reactor", "h2::", "TRACE", "NotFound", "tensorwire_bytes_total", "Hello {"]
-    {
+    for name in [
+        "tensorwire::worker",
+        "tensorwire::fabric",
+        "h2::",
+        "TRACE",
+        "NotFound",
+        "tensorwire_bytes_total",
+        "Hello {",
+    ] {
         assert!(shown.contains(name), "nothing of {name} was shown: the search proves nothing");
     }
     search.wanted.iter().for_each(|(_, form)| SHOWN.lock().unwrap().extend_from_slice(form.as_bytes()));

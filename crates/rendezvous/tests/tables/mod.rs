@@ -1,5 +1,4 @@
-//! What each kind of transfer costs, in messages, content writes and flow control, by whole workers on any fabric
-//! (`tensorflow-verbs.md` §3.6).
+//! What each kind of transfer costs, in messages, content writes and flow control, by whole workers on any fabric.
 //!
 //! In mode `original` every figure is exact. In the default mode messages and contents are exact, and flow control takes
 //! no more than there. There a content of up to 4,096 bytes whose metadata is unknown comes inside META_DATA_RESPONSE, and
@@ -76,12 +75,12 @@ pub struct Two {
 impl Two {
     fn send(&self, edge: &str, tensor: &Tensor) {
         let key = self.sender.key(SENDER_CPU, RECEIVER_CPU, edge).unwrap();
-        self.sender.step(1).send(&key, tensor.clone()).unwrap();
+        self.sender.shared_step(1).send(&key, tensor.clone()).unwrap();
     }
 
     async fn receive(&self, edge: &str) -> Result<Tensor, WorkerError> {
         let key = self.receiver.key(SENDER_CPU, RECEIVER_CPU, edge).unwrap();
-        self.receiver.step(1).recv(&key).await
+        self.receiver.shared_step(1).recv(&key).await
     }
 
     /// What a transfer of known metadata costs.
@@ -215,7 +214,7 @@ impl Two {
                 self.sender.publish(name, tensor.clone()).unwrap();
             }
             for (case, one) in [("first fetch of many", first), ("fetch of many again", again)] {
-                let fetched = self.receiver.fetch_many(&peer, &names);
+                let fetched = peer.fetch_many(&names).into_future();
                 let all = self.costs(case, self.together(one, count), fetched).await.unwrap();
                 assert!(all.len() == names.len() && all.iter().all(|got| got.bytes() == tensor.bytes()));
             }
@@ -225,8 +224,10 @@ impl Two {
         edges.iter().for_each(|edge| self.send(edge, &tensor));
         let key = |edge: &String| self.receiver.key(SENDER_CPU, RECEIVER_CPU, edge).unwrap();
         let keys: Vec<_> = edges.iter().map(key).collect();
-        let step = self.receiver.step(1);
-        let all = self.costs("many keys at once", self.together(hit, MANY), step.recv_many(&keys)).await;
+        let step = self.receiver.shared_step(1);
+        let all = self
+            .costs("many keys at once", self.together(hit, MANY), step.recv_many(&keys).into_future())
+            .await;
         assert!(all.unwrap().iter().all(|got| got.bytes() == tensor.bytes()));
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use protocol::wire::control::{Connect, ControlFrame};
 use rendezvous::control::{
-    ControlError, ControlPlane, ControlSession, FrameReceiver, FrameSender, GrpcPlane, Secret, TensorCalls,
+    ControlError, ControlPlane, ControlSession, FrameReceiver, FrameSender, GrpcPlane, Secret,
 };
 use verbs_reactor::{BoxFuture, Runtime};
 
@@ -63,9 +63,7 @@ impl Tap {
             }
         }
         for end in self.connects().into_iter().filter(|end| end.connection != MADE_UP) {
-            // Of gRPC the whole but its version, of the others what comes last.
-            const GRPC: u8 = 5;
-            let token = end.data.len().saturating_sub(if end.kind == GRPC { 32 } else { 16 });
+            let token = end.data.len().saturating_sub(16);
             found.tokens += 1;
             found.values.push(("a token", end.data[token..].to_vec()));
             found.keys.extend(end.regions.iter().map(|region| region.key));
@@ -116,9 +114,9 @@ impl FrameReceiver for Receiver {
 }
 
 fn tapped(session: ControlSession, frames: &Frames) -> ControlSession {
-    let ControlSession { sender, receiver, peer_host } = session;
+    let ControlSession { sender, receiver, addresses } = session;
     let sender = Arc::new(Sender(sender, frames.clone()));
-    ControlSession { sender, receiver: Box::new(Receiver(receiver, frames.clone())), peer_host }
+    ControlSession { sender, receiver: Box::new(Receiver(receiver, frames.clone())), addresses }
 }
 
 impl ControlPlane for Tapped {
@@ -141,10 +139,6 @@ impl ControlPlane for Tapped {
 
     fn runtime(&self) -> Option<Arc<dyn Runtime>> {
         self.plane.runtime()
-    }
-
-    fn tensor_calls(&self) -> Option<Arc<TensorCalls>> {
-        self.plane.tensor_calls()
     }
 
     fn ambient_secret(&self, address: &str) -> BoxFuture<'static, Result<Option<Secret>, ControlError>> {

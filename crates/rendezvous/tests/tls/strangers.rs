@@ -13,10 +13,11 @@ use rendezvous::{
         test_certificates::{Authority, Usage, Validity, Wanted},
     },
 };
-use verbs_reactor::FabricKind;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use verbs_reactor::{FabricKind, TokioRuntime, timeout, tls::TlsPurpose};
 
-use crate::{
-    CLIENT, SERVER, assert_served, authority, bounded, builder, fetch, plain, refusal, serve, values,
+use crate::tls::{
+    CLIENT, SERVER, authority, bounded, builder, fetch, identity, plain, refusal, serve, values,
 };
 
 /// An identity that its own CA may not let in.
@@ -50,8 +51,8 @@ fn e_a_client_with_a_wrong_certificate_is_told_why() {
         bounded(move || async move {
             // Who relaxes names lets in no strangers.
             for names in [TlsNames::Proven, TlsNames::AnyMember] {
-                let server = builder(SERVER, FabricKind::Tcp).tls_names(names);
-                let client = plain(CLIENT, FabricKind::Tcp).tls(stranger.clone());
+                let server = builder(SERVER, FabricKind::TCP).tls_names(names);
+                let client = plain(CLIENT, FabricKind::TCP).tls(stranger.clone());
                 let refused = refusal(server, client).await;
                 assert!(matches!(refused, ControlError::Tls { .. }), "{refused}");
                 assert!(refused.to_string().contains(told), "{refused}");
@@ -69,8 +70,8 @@ fn e_a_server_with_a_wrong_certificate_is_not_talked_to() {
         (unchecked(authority(), SERVER, |it| it.usage = Usage::Client), "serverAuth"),
     ] {
         bounded(move || async move {
-            let server = plain(SERVER, FabricKind::Tcp).tls(stranger);
-            let refused = refusal(server, builder(CLIENT, FabricKind::Tcp)).await;
+            let server = plain(SERVER, FabricKind::TCP).tls(stranger);
+            let refused = refusal(server, builder(CLIENT, FabricKind::TCP)).await;
             assert!(matches!(refused, ControlError::Tls { .. }), "{refused}");
             assert!(refused.to_string().contains(why), "{refused}");
         });
@@ -80,7 +81,7 @@ fn e_a_server_with_a_wrong_certificate_is_not_talked_to() {
 #[test]
 fn e_a_plain_worker_is_told_that_the_other_end_speaks_tls() {
     bounded(|| async {
-        let refused = refusal(builder(SERVER, FabricKind::Tcp), plain(CLIENT, FabricKind::Tcp)).await;
+        let refused = refusal(builder(SERVER, FabricKind::TCP), plain(CLIENT, FabricKind::TCP)).await;
         assert!(matches!(refused, ControlError::Tls { .. }), "{refused}");
         assert!(refused.to_string().contains("speaks TLS, and this worker does not"), "{refused}");
     });
@@ -89,16 +90,38 @@ fn e_a_plain_worker_is_told_that_the_other_end_speaks_tls() {
 #[test]
 fn e_a_tls_worker_does_not_fall_back_to_a_plain_one() {
     bounded(|| async {
-        let refused = refusal(plain(SERVER, FabricKind::Tcp), builder(CLIENT, FabricKind::Tcp)).await;
+        let refused = refusal(plain(SERVER, FabricKind::TCP), builder(CLIENT, FabricKind::TCP)).await;
         assert!(matches!(refused, ControlError::Tls { .. }), "{refused}");
         assert!(refused.to_string().contains("does not speak TLS"), "{refused}");
     });
 }
 
 #[test]
+fn s4_a_flood_under_tls_is_cut_at_once() {
+    bounded(|| async {
+        let server = serve(builder(SERVER, FabricKind::TCP)).await;
+        let stream = tokio::net::TcpStream::connect(server.address()).await.unwrap();
+        let mut stranger = identity(CLIENT).connect(TlsPurpose::Control, stream).await.unwrap();
+        // HTTP/2's preface and settings, and answers to PINGs that nobody sent.
+        let answers = b"\0\0\x08\x06\x01\0\0\0\0flooding".repeat(1000);
+        let flood = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"[..], &answers].concat();
+        let cut = async {
+            let _may_be_cut = stranger.write_all(&flood).await;
+            let _ended = stranger.read_to_end(&mut Vec::new()).await;
+        };
+        // Before its time to arrive is over.
+        let runtime = TokioRuntime::current().unwrap();
+        let in_time = timeout(&runtime, Duration::from_secs(5), cut).await;
+        assert!(in_time.is_ok(), "the connection was kept");
+        let client = builder(CLIENT, FabricKind::TCP).start().await.unwrap();
+        assert_eq!(fetch(&client, server.address()).await.unwrap(), values());
+    });
+}
+
+#[test]
 fn e_what_is_not_tls_1_3_is_turned_away_and_spoils_nothing() {
     bounded(|| async {
-        let server = serve(builder(SERVER, FabricKind::Tcp)).await;
+        let server = serve(builder(SERVER, FabricKind::TCP)).await;
         // The plane answers on a thread of its own.
         let say = |bytes: &[u8]| {
             let mut stream = TcpStream::connect(server.address()).unwrap();
@@ -115,14 +138,11 @@ fn e_what_is_not_tls_1_3_is_turned_away_and_spoils_nothing() {
         assert_eq!(answer.0, alert);
         // A client that offers nothing newer than TLS 1.2: protocol_version.
         assert_eq!(fatal(say(&client_hello_of_tls_1_2())), (alert, Some(70)));
-        let client = builder(CLIENT, FabricKind::Tcp).start().await.unwrap();
+        let client = builder(CLIENT, FabricKind::TCP).start().await.unwrap();
         assert_eq!(fetch(&client, server.address()).await.unwrap(), values());
         assert_eq!(server.peers().len(), 1);
         client.shutdown().await;
         server.shutdown().await;
-    });
-    bounded(|| async {
-        assert_served(builder(SERVER, FabricKind::Grpc), builder(CLIENT, FabricKind::Grpc)).await;
     });
 }
 

@@ -7,16 +7,47 @@ use std::{
     time::Duration,
 };
 
-use rendezvous::WorkerError;
+use rendezvous::{WorkerError, control::Secret};
 use verbs_reactor::FabricKind;
 
-use crate::{CLIENT, KEY, SERVER, bounded, builder, fetch, plain, serve, values};
+use super::{CLIENT, KEY, SERVER, bounded, builder, fetch, plain, serve, values};
 
 /// What passed, of all connections one after the other; each direction for itself.
-#[derive(Clone, Default)]
+#[derive(Debug, Clone, Default)]
 struct Seen {
     from_client: Arc<Mutex<Vec<Vec<u8>>>>,
     from_server: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+/// Stands between a server and its clients: sessions and data connections come in at one port.
+#[derive(Debug)]
+struct Middle {
+    seen: Seen,
+    /// The byte of which a bit is flipped, of those that come from the server on each connection.
+    flip: Option<usize>,
+}
+
+impl Middle {
+    fn new(flip: Option<usize>) -> Arc<Self> {
+        Arc::new(Self { seen: Seen::default(), flip })
+    }
+
+    /// An address that leads to `to`.
+    fn address(&self, to: &str) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (to, recorded, flip) = (to.to_owned(), self.seen.clone(), self.flip);
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let (Ok(client), Ok(server)) = (client, TcpStream::connect(&to)) else { return };
+                let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
+                let (there, here) = (recorded.from_client.clone(), recorded.from_server.clone());
+                std::thread::spawn(move || pass(client, server, &there, None));
+                std::thread::spawn(move || pass(back.0, back.1, &here, flip));
+            }
+        });
+        address
+    }
 }
 
 impl Seen {
@@ -34,24 +65,6 @@ impl Seen {
             .map(|direction| direction.lock().unwrap().iter().map(Vec::len).sum::<usize>())
             .sum()
     }
-}
-
-/// An address that leads to `to`, and flips a bit of the byte number `flip` that comes from there on each connection.
-fn middle(to: &str, flip: Option<usize>) -> (String, Seen) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    let (to, seen) = (to.to_owned(), Seen::default());
-    let recorded = seen.clone();
-    std::thread::spawn(move || {
-        for client in listener.incoming() {
-            let (Ok(client), Ok(server)) = (client, TcpStream::connect(&to)) else { return };
-            let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
-            let (there, here) = (recorded.from_client.clone(), recorded.from_server.clone());
-            std::thread::spawn(move || pass(client, server, &there, None));
-            std::thread::spawn(move || pass(back.0, back.1, &here, flip));
-        }
-    });
-    (address, seen)
 }
 
 fn pass(mut from: TcpStream, mut to: TcpStream, seen: &Mutex<Vec<Vec<u8>>>, flip: Option<usize>) {
@@ -96,53 +109,44 @@ fn e_a_recorder_sees_no_content_key_or_name() {
     // Without TLS it sees all but the certificates: the search finds what is there.
     for (is_encrypted, found) in [(true, 0), (false, 5)] {
         bounded(move || async move {
-            let make = |name| match is_encrypted {
-                true => builder(name, FabricKind::Grpc),
-                false => plain(name, FabricKind::Grpc),
+            let middle = Middle::new(None);
+            // One that is handed over goes through no middle.
+            let clear = |name| plain(name, FabricKind::TCP).secret(Secret::new([1; 32]).unwrap());
+            let (server, client) = match is_encrypted {
+                true => (builder(SERVER, FabricKind::TCP), builder(CLIENT, FabricKind::TCP)),
+                false => (clear(SERVER), clear(CLIENT)),
             };
-            let server = serve(make(SERVER)).await;
-            let (address, seen) = middle(server.address(), None);
-            let client = match is_encrypted {
-                true => make(CLIENT),
-                // The port in the middle hands over no secret.
-                false => make(CLIENT).secret(server_secret(&server).await),
-            };
-            let client = client.start().await.unwrap();
-            assert_eq!(fetch(&client, &address).await.unwrap(), values());
+            let (server, client) = (serve(server).await, client.start().await.unwrap());
+            assert_eq!(fetch(&client, &middle.address(server.address())).await.unwrap(), values());
             client.shutdown().await;
             server.shutdown().await;
-            assert!(seen.bytes() > 400_000, "the tensor did not go through the middle");
-            let seen = secrets().iter().filter(|secret| seen.has(secret)).count();
+            assert!(middle.seen.bytes() > 400_000, "the tensor did not go through the middle");
+            let seen = secrets().iter().filter(|secret| middle.seen.has(secret)).count();
             assert_eq!(seen, found, "encrypted: {is_encrypted}");
         });
     }
 }
 
-/// What a plain server hands over to this user.
-async fn server_secret(server: &rendezvous::Worker) -> rendezvous::control::Secret {
-    use rendezvous::control::{ControlPlane, GrpcConfig, GrpcPlane};
-    let plane = GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0")).unwrap();
-    plane.ambient_secret(server.address()).await.unwrap().unwrap()
-}
-
 #[test]
 fn e_a_bit_flipped_on_the_way_gives_an_error_and_no_wrong_value() {
     bounded(|| async {
-        let server = serve(builder(SERVER, FabricKind::Grpc)).await;
-        let (address, seen) = middle(server.address(), Some(200_000));
-        let client = builder(CLIENT, FabricKind::Grpc).start().await.unwrap();
-        let error = fetch(&client, &address).await.unwrap_err();
+        let middle = Middle::new(Some(200_000));
+        let server = serve(builder(SERVER, FabricKind::TCP)).await;
+        let client = builder(CLIENT, FabricKind::TCP).start().await.unwrap();
+        let error = fetch(&client, &middle.address(server.address())).await.unwrap_err();
         let is_typed = matches!(
             error,
             WorkerError::PeerLost { .. } | WorkerError::Control(_) | WorkerError::NoFabric { .. }
         );
         assert!(is_typed, "{error}");
-        assert!(seen.bytes() > 200_000, "the bit was not flipped: {error}");
+        assert!(middle.seen.bytes() > 200_000, "the bit was not flipped: {error}");
+        client.shutdown().await;
+        server.shutdown().await;
         // The same worker, reached without the middle, has its own and right value.
-        let other = builder("/job:worker/replica:0/task:1", FabricKind::Grpc).start().await.unwrap();
+        let server = serve(builder(SERVER, FabricKind::TCP)).await;
+        let other = builder("/job:worker/replica:0/task:1", FabricKind::TCP).start().await.unwrap();
         assert_eq!(fetch(&other, server.address()).await.unwrap(), values());
         other.shutdown().await;
-        client.shutdown().await;
         server.shutdown().await;
     });
 }
@@ -150,18 +154,18 @@ fn e_a_bit_flipped_on_the_way_gives_an_error_and_no_wrong_value() {
 #[test]
 fn e_a_replayed_session_is_refused() {
     bounded(|| async {
-        let server = serve(builder(SERVER, FabricKind::Grpc)).await;
-        let (address, seen) = middle(server.address(), None);
-        let client = builder(CLIENT, FabricKind::Grpc).start().await.unwrap();
-        assert_eq!(fetch(&client, &address).await.unwrap(), values());
+        let middle = Middle::new(None);
+        let server = serve(builder(SERVER, FabricKind::TCP)).await;
+        let client = builder(CLIENT, FabricKind::TCP).start().await.unwrap();
+        assert_eq!(fetch(&client, &middle.address(server.address())).await.unwrap(), values());
         client.shutdown().await;
-        let connections = seen.from_client.lock().unwrap().clone();
+        let connections = middle.seen.from_client.lock().unwrap().clone();
         assert!(connections.len() > 1, "a session, and a connection for tensors");
-        for recorded in connections {
+        for recorded in &connections {
             // The plane answers on a thread of its own.
             let mut stream = TcpStream::connect(server.address()).unwrap();
             stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-            let _ = stream.write_all(&recorded);
+            let _ = stream.write_all(recorded);
             let mut answer = Vec::new();
             // The end may come as a reset, since not all was read. A time-out would mean that it waits for more.
             let end = stream.read_to_end(&mut answer).err().map(|error| error.kind());

@@ -12,11 +12,13 @@ use rendezvous::{PeerLoss, WorkerError};
 use rustix::process::Signal;
 use verbs_reactor::{FabricKind, timeout};
 
+use crate::verbs_network::{
+    network::LinkDown,
+    traffic::{CHILD, Exchange, Fabrics, Traffic, child},
+};
 use crate::{
     harness::{bounded, role, step},
-    network::LinkDown,
     rdma::patient,
-    traffic::{CHILD, Exchange, Fabrics, Traffic, child},
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -64,10 +66,9 @@ fn is_cut_short(here: Result<(), WorkerError>) -> String {
 }
 
 #[test]
-#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn d_link_down_in_mid_transfer_ends_it_at_both_ends_and_the_next_goes_on_when_it_is_up() {
-    const TEST: &str =
-        "link::d_link_down_in_mid_transfer_ends_it_at_both_ends_and_the_next_goes_on_when_it_is_up";
+    const TEST: &str = "verbs_network::link::d_link_down_in_mid_transfer_ends_it_at_both_ends_and_the_next_goes_on_when_it_is_up";
     if let Some(words) = role() {
         return bounded(LIMIT, |_| child(words));
     }
@@ -127,9 +128,9 @@ impl Write for Log {
 /// The port that goes down ends what is under way; the device is closed, so that it can be removed, and what comes next
 /// goes over tcp.
 #[test]
-#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn d_port_down_under_load_goes_on_over_tcp() {
-    const TEST: &str = "link::d_port_down_under_load_goes_on_over_tcp";
+    const TEST: &str = "verbs_network::link::d_port_down_under_load_goes_on_over_tcp";
     if let Some(words) = role() {
         return bounded(LIMIT, |_| child(words));
     }
@@ -150,7 +151,7 @@ fn d_port_down_under_load_goes_on_over_tcp() {
         };
         timeout(&*runtime, patient(Duration::from_secs(2)), closed).await.expect("the device is still open");
         for step in 8..11 {
-            traffic.is_right_over(FabricKind::Tcp, Exchange { step, bytes: 100_000, count: 4 }).await;
+            traffic.is_right_over(FabricKind::TCP, Exchange { step, bytes: 100_000, count: 4 }).await;
         }
         assert_eq!(log.count(&["an RDMA device is given up"]), 1);
         assert_eq!(log.count(&["connected", "transport=tcp"]), 1);
@@ -160,9 +161,10 @@ fn d_port_down_under_load_goes_on_over_tcp() {
 }
 
 #[test]
-#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn d_peer_sigkill_in_mid_transfer_over_verbs_names_peer_key_and_step() {
-    const TEST: &str = "link::d_peer_sigkill_in_mid_transfer_over_verbs_names_peer_key_and_step";
+    const TEST: &str =
+        "verbs_network::link::d_peer_sigkill_in_mid_transfer_over_verbs_names_peer_key_and_step";
     if let Some(words) = role() {
         return bounded(LIMIT, |_| child(words));
     }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::{
-    harness::{bounded, role},
+use crate::harness::{bounded, role};
+use crate::verbs_network::{
     network::Netem,
     traffic::{Exchange, Traffic, child, name_of},
 };
@@ -57,9 +57,9 @@ macro_rules! over_a_network {
     ($($test:ident: $check:ident($how:literal, $values:expr $(, $loses:literal)?);)*) => {
         $(
             #[test]
-            #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+            #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
             fn $test() {
-                $check(concat!("loss::", stringify!($test)), $how, $values $(, $loses)?);
+                $check(concat!("verbs_network::loss::", stringify!($test)), $how, $values $(, $loses)?);
             }
         )*
     };

@@ -42,7 +42,7 @@ impl Exchange {
     /// receives, not the sends.
     pub(crate) async fn run(&self, worker: &Worker, is_child: bool) -> Result<(), WorkerError> {
         let (own, other) = if is_child { (CHILD_CPU, PARENT_CPU) } else { (PARENT_CPU, CHILD_CPU) };
-        let (at_step, key) = (worker.step(self.step), worker.key(own, other, "value")?);
+        let (at_step, key) = (worker.shared_step(self.step), worker.key(own, other, "value")?);
         let (at_step, key) = (&at_step, &key);
         let send = async |number| {
             at_step.send(key, tensor(worker, self.bytes, self.version(number, is_child)).await)
@@ -52,7 +52,7 @@ impl Exchange {
         }
         let receive = worker.key(other, own, "value")?;
         // Several are on their way at any time, in order.
-        let receives = (0..self.count).map(|_| at_step.recv(&receive));
+        let receives = (0..self.count).map(|_| at_step.recv(&receive).into_future());
         let mut received = stream::iter(receives).buffered(OUTSTANDING).zip(stream::iter(0..));
         let mut sent = Ok(());
         while let Some((got, number)) = received.next().await {
@@ -81,11 +81,11 @@ pub(crate) enum Fabrics {
 impl Fabrics {
     fn worker(self, name: &str, end: End) -> WorkerBuilder {
         let builder = match self {
-            Self::Verbs => Worker::builder(name).require(FabricKind::Verbs),
-            Self::VerbsThenTcp => Worker::builder(name).fabrics([FabricKind::Verbs, FabricKind::Tcp]),
+            Self::Verbs => Worker::builder(name).require(FabricKind::VERBS),
+            Self::VerbsThenTcp => Worker::builder(name).fabrics([FabricKind::VERBS, FabricKind::TCP]),
         };
-        let builder = builder.verbs(device_at(end)).validation(Validation::Xxh3);
-        builder.timeout(LIMIT).liveness(LIVENESS).block_bytes(1 << 20)
+        let builder = builder.rdma(device_at(end)).validation(Validation::Xxh3);
+        builder.timeout(LIMIT).liveness(LIVENESS).memory(|memory| memory.block_bytes = 1 << 20)
     }
 }
 
@@ -158,7 +158,7 @@ impl Traffic {
 
     /// An exchange over verbs, of which nothing may be lost.
     pub(crate) async fn is_right(&mut self, exchange: Exchange) {
-        self.is_right_over(FabricKind::Verbs, exchange).await;
+        self.is_right_over(FabricKind::VERBS, exchange).await;
     }
 
     pub(crate) async fn is_right_over(&mut self, kind: FabricKind, exchange: Exchange) {

@@ -6,8 +6,8 @@ use std::{fmt::Debug, sync::Arc};
 
 use memory::{Block, BlockId};
 use verbs_reactor::{
-    Access, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, Fabric, FabricError, FabricKind,
-    Prepared, QueuePair, QueuePairConfig, RemoteRegion,
+    Access, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Fabric, FabricError,
+    FabricKind, Prepared, QueuePair, QueuePairConfig, RemoteRegion,
 };
 
 /// Is told what is done, and may lead peers elsewhere.
@@ -91,12 +91,12 @@ impl<W: Watcher> Prepared for Watched<Box<dyn Prepared>, W> {
         self.watcher.clone().connection_data(self.inner.connection_data())
     }
 
-    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<QueuePair, FabricError>> {
+    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<Connected, FabricError>> {
         let Self { inner, watcher } = *self;
         Box::pin(async move {
-            let queue_pair = inner.connect(params).await?;
-            watcher.connected(&queue_pair);
-            Ok(queue_pair)
+            let connected = inner.connect(params).await?;
+            watcher.connected(&connected.queue_pair);
+            Ok(connected)
         })
     }
 }

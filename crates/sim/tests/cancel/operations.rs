@@ -20,10 +20,10 @@ const AWAITED: [&str; 11] = [
     "impl Future",
     "Receive",
     "Fetch<",
-    "FetchInto<",
     "FetchMany<",
-    "FetchVersioned<",
-    "FetchManyVersioned<",
+    "List<",
+    "Recv<",
+    "RecvMany<",
 ];
 
 fn files(folder: &Path, found: &mut Vec<String>) {

@@ -1,16 +1,13 @@
 //! Operations of queue pairs and pools, given up.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use futures::future::{join, join_all};
 use memory::{GrantEnd, MemoryError, Pool, PoolConfig};
 use sim::Handle;
 use verbs_reactor::{
-    Arrival, ConnectParams, FabricError, Immediate, QueuePair, QueuePairConfig, RemoteRange, Role, Runtime,
-    Segment, WorkRequest, scattered,
+    Arrival, ConnectParams, Connected, FabricError, Immediate, QueuePair, QueuePairConfig, RemoteRange, Role,
+    Runtime, Segment, WorkRequest, scattered,
 };
 
 use super::{
@@ -19,9 +16,8 @@ use super::{
 };
 
 /// What this file cancels.
-pub(super) const CASES: [&str; 16] = [
+pub(super) const CASES: [&str; 14] = [
     "alloc",
-    "bind",
     "connect",
     "close",
     "lend",
@@ -32,7 +28,6 @@ pub(super) const CASES: [&str; 16] = [
     "read",
     "read_vectored",
     "room",
-    "unbind",
     "write",
     "write_imm",
     "write_vectored",
@@ -137,53 +132,6 @@ fn s3_a_vectored_write_given_up_arrives_once_or_never() {
                 polled(polls, pair.to_right.write_vectored(segments, Some(Immediate(value)))).await
             };
             given_up_operations(&pair, polls, write).await
-        })
-        .await;
-        closed(&handle, pair).await;
-    });
-}
-
-#[test]
-fn s1_a_bind_given_up_leaves_no_window_behind_its_queue_pair() {
-    on_seeds(async |handle: Handle| {
-        let pair = pair(&handle, DEPTHS).await;
-        let kept = Mutex::new(Vec::new());
-        for_every_k("bind", async |polls| {
-            let lent = pair.right.lend_to(&pair.to_right, BYTES).await;
-            let bound = polled(polls, pair.to_left.bind(&lent.granted)).await;
-            let is_bound = bound.is_some();
-            match bound {
-                Some(window) => {
-                    pair.to_left.unbind(window.unwrap()).await.unwrap();
-                    drop(lent.granted.end(GrantEnd::WindowEnded).unwrap());
-                }
-                // Nobody knows its key, but it is there until the queue pair is closed.
-                None => kept.lock().unwrap().push(lent.granted),
-            }
-            is_bound
-        })
-        .await;
-        join(pair.to_right.close(), pair.to_left.close()).await;
-        for granted in kept.into_inner().unwrap() {
-            drop(granted.end(GrantEnd::QueuePairDrained).unwrap());
-        }
-        closed(&handle, pair).await;
-    });
-}
-
-#[test]
-fn s1_the_end_of_a_window_given_up_is_its_end_all_the_same() {
-    on_seeds(async |handle: Handle| {
-        let pair = pair(&handle, DEPTHS).await;
-        for_every_k("unbind", async |polls| {
-            let lent = pair.right.lend_to(&pair.to_right, BYTES).await;
-            let window = pair.to_left.bind(&lent.granted).await.unwrap();
-            let ended = polled(polls, pair.to_left.unbind(window)).await;
-            // What is posted after it is done after it.
-            let later = pair.to_left.bind(&lent.granted).await.unwrap();
-            pair.to_left.unbind(later).await.unwrap();
-            drop(lent.granted.end(GrantEnd::WindowEnded).unwrap());
-            ended.is_some_and(|ended| ended.is_ok())
         })
         .await;
         closed(&handle, pair).await;
@@ -324,7 +272,8 @@ fn s3_a_notification_given_up_arrives_once_or_never() {
 #[test]
 fn s3_operations_that_wait_for_room_can_be_given_up() {
     on_seeds(async |handle: Handle| {
-        let pair = pair(&handle, DEPTHS).await;
+        // Room may come before an arrival is taken, so that a fifth is on its way to the receives of four.
+        let pair = pair(&handle, QueuePairConfig { receive_depth: 8, ..DEPTHS }).await;
         for_every_k("room", async |polls| {
             let posted: Vec<_> = (0..4).map(|value| pair.to_right.notify(Immediate(value))).collect();
             let arrivals = async {
@@ -333,7 +282,7 @@ fn s3_operations_that_wait_for_room_can_be_given_up() {
                 }
             };
             let waiters = async {
-                let room = polled(polls, pair.to_right.room()).await;
+                let room = polled(polls, pair.to_right.room_of(1)).await;
                 (room, polled(polls, pair.to_right.notify(Immediate(4))).await)
             };
             let (ended, ((), (waiting, fifth))) = join(join_all(posted), join(arrivals, waiters)).await;
@@ -407,10 +356,13 @@ fn s3_a_connect_given_up_leaves_nothing_behind() {
             let dialer = first.left.domain.prepare(DEPTHS).unwrap();
             let acceptor = first.right.domain.prepare(DEPTHS).unwrap();
             let limit = Duration::from_millis(900);
-            let params = |peer, role| ConnectParams { peer, role, peer_host: None, limit };
+            let params = |peer, role| ConnectParams { peer, role, peer_address: None, limit };
             let dial = params(acceptor.connection_data(), Role::Dialer);
             let accept = params(dialer.connection_data(), Role::Acceptor);
             let (given_up, other) = join(polled(polls, dialer.connect(dial)), acceptor.connect(accept)).await;
+            let left = |connected: Connected| connected.spawn(&*first.left.node.runtime());
+            let given_up = given_up.map(|one| one.map(left));
+            let other = other.map(|connected| connected.spawn(&*first.right.node.runtime()));
             let completed = given_up.is_some();
             match (given_up, other) {
                 (Some(one), Ok(other)) => {

@@ -50,8 +50,16 @@ const BYTES: usize = 12_000;
 fn builder(node: &Node, name: &str) -> WorkerBuilder {
     let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
     let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    let builder = builder.source_bytes(8 << 20).receive_bytes(32 << 10).block_bytes(32 << 10);
-    builder.requests_max(1).contents_max(1).ring_bytes(8 << 10)
+    let builder = builder.memory(|memory| {
+        memory.source_bytes = 8 << 20;
+        memory.receive_bytes = 32 << 10;
+        memory.block_bytes = 32 << 10;
+    });
+    builder.flow(|flow| {
+        flow.requests_max = 1;
+        flow.contents_max = 1;
+        flow.ring_bytes = 8 << 10;
+    })
 }
 
 /// A server and a client that knows it.
@@ -68,8 +76,8 @@ impl Two {
     async fn start(handle: &Handle, mode: Mode) -> Self {
         let server_node = handle.start_node("server:1").unwrap();
         let client_node = handle.start_node("client:1").unwrap();
-        let server = builder(&server_node, SERVER).mode(mode).start().await.unwrap();
-        let client = builder(&client_node, CLIENT).mode(mode).start().await.unwrap();
+        let server = builder(&server_node, SERVER).flow(|flow| flow.mode = mode).start().await.unwrap();
+        let client = builder(&client_node, CLIENT).flow(|flow| flow.mode = mode).start().await.unwrap();
         let peer = client.peer_at("server:1").await.unwrap();
         Self { handle: handle.clone(), server_node, client_node, server, client, peer }
     }
@@ -86,7 +94,7 @@ impl Two {
 
     /// Fetches what is published, which must be `transfer`.
     async fn fetches(&self, transfer: u64) {
-        let tensor = self.client.fetch(&self.peer, "x").await.unwrap();
+        let tensor = self.peer.fetch("x").await.unwrap();
         self.handle.verify(transfer, tensor.bytes());
     }
 
@@ -133,7 +141,7 @@ fn builder_mode() -> Mode {
 #[test]
 fn s3_a_fetch_given_up_leaves_nothing_behind() {
     every_k_beside_fetches("fetch", &async |two, polls| {
-        let fetched = polled(polls, two.client.fetch(&two.peer, "x")).await;
+        let fetched = polled(polls, two.peer.fetch("x").into_future()).await;
         fetched.map(|tensor| two.handle.verify(1, tensor.unwrap().bytes())).is_some()
     });
 }
@@ -141,11 +149,11 @@ fn s3_a_fetch_given_up_leaves_nothing_behind() {
 #[test]
 fn fetches_of_many_and_of_views_given_up_leave_nothing_behind() {
     every_k_beside_fetches("fetch_many", &async |two, polls| {
-        let fetched = polled(polls, two.client.fetch_many(&two.peer, &["x"])).await;
+        let fetched = polled(polls, two.peer.fetch_many(["x"]).into_future()).await;
         fetched.map(|tensors| two.handle.verify(1, tensors.unwrap()[0].bytes())).is_some()
     });
     every_k_beside_fetches("fetch_as", &async |two, polls| {
-        let fetched = polled(polls, two.client.fetch(&two.peer, "x").sharing(Sharing::View)).await;
+        let fetched = polled(polls, two.peer.fetch("x").sharing(Sharing::View).into_future()).await;
         fetched.map(|tensor| two.handle.verify(1, tensor.unwrap().bytes())).is_some()
     });
 }
@@ -154,7 +162,8 @@ fn fetches_of_many_and_of_views_given_up_leave_nothing_behind() {
 fn s3_a_fetch_into_a_buffer_given_up_leaves_nothing_behind() {
     every_k_beside_fetches("fetch_into", &async |two, polls| {
         let buffer = two.client.receive_pool().alloc(BYTES).await.unwrap();
-        let fetched = polled(polls, two.client.fetch_into(&two.peer, "x", DataType::U8, buffer)).await;
+        let fetched =
+            polled(polls, two.peer.fetch("x").into_buffer(buffer).dtype(DataType::U8).into_future()).await;
         fetched.map(|filled| two.handle.verify(1, filled.unwrap().bytes())).is_some()
     });
 }
@@ -163,7 +172,7 @@ fn s3_a_fetch_into_a_buffer_given_up_leaves_nothing_behind() {
 fn s3_a_fetch_with_a_limit_given_up_leaves_nothing_behind() {
     every_k_beside_fetches("fetch_timeout", &async |two, polls| {
         let limit = Duration::from_secs(30);
-        let fetched = polled(polls, two.client.fetch(&two.peer, "x").timeout(limit)).await;
+        let fetched = polled(polls, two.peer.fetch("x").timeout(limit).into_future()).await;
         fetched.map(|tensor| two.handle.verify(1, tensor.unwrap().bytes())).is_some()
     });
 }
@@ -172,13 +181,13 @@ fn s3_a_fetch_with_a_limit_given_up_leaves_nothing_behind() {
 fn s3_a_fetch_with_a_version_given_up_leaves_nothing_behind() {
     every_k_beside_fetches("fetch_versioned", &async |two, polls| {
         let older = two.client.publish("own", two.tensor(1)).unwrap();
-        let fetch = two.client.fetch(&two.peer, "x").newer_than(older).versioned();
+        let fetch = two.peer.fetch("x").newer_than(older).versioned().into_future();
         let fetched = polled(polls, fetch).await;
         two.client.withdraw("own");
         fetched.map(|fetched| two.handle.verify(1, fetched.unwrap().tensor.bytes())).is_some()
     });
     every_k_beside_fetches("fetch_many_versioned", &async |two, polls| {
-        let fetched = polled(polls, two.client.fetch_many(&two.peer, &["x", "x"]).versioned()).await;
+        let fetched = polled(polls, two.peer.fetch_many(["x", "x"]).versioned().into_future()).await;
         let Some(fetched) = fetched else { return false };
         fetched.unwrap().iter().for_each(|one| two.handle.verify(1, one.tensor.bytes()));
         true
@@ -190,7 +199,7 @@ fn s3_a_fetch_given_up_while_others_fetch_holds_nobody_up() {
     every_k_beside_fetches("fetch", &async |two, polls| {
         // One request at a time: the others queue up behind the one that is given up.
         let others = join(two.fetches(1), two.fetches(1));
-        let (fetched, _) = join(polled(polls, two.client.fetch(&two.peer, "x")), others).await;
+        let (fetched, _) = join(polled(polls, two.peer.fetch("x").into_future()), others).await;
         fetched.map(|tensor| two.handle.verify(1, tensor.unwrap().bytes())).is_some()
     });
 }
@@ -198,7 +207,7 @@ fn s3_a_fetch_given_up_while_others_fetch_holds_nobody_up() {
 #[test]
 fn s3_a_list_given_up_leaves_nothing_behind() {
     every_k_beside_fetches("list", &async |two, polls| {
-        polled(polls, two.client.list(&two.peer))
+        polled(polls, two.peer.list().into_future())
             .await
             .map(|list| assert_eq!(list.unwrap().len(), 1))
             .is_some()
@@ -208,7 +217,7 @@ fn s3_a_list_given_up_leaves_nothing_behind() {
 #[test]
 fn s3_a_list_with_checksums_given_up_leaves_nothing_behind() {
     every_k_beside_fetches("list_with_checksums", &async |two, polls| {
-        let list = polled(polls, two.client.list_with_checksums(&two.peer)).await;
+        let list = polled(polls, two.peer.list().with_checksums().into_future()).await;
         list.map(|list| assert!(list.unwrap()[0].checksum.is_some())).is_some()
     });
 }
@@ -256,21 +265,21 @@ async fn receives(two: &Two, how: Receiving) {
     let device: Arc<dyn DeviceContext> = Arc::new(Slow(two.client_node.runtime()));
     let mut next = 0;
     for_every_k("recv", async |polls| {
-        let step = two.client.step(1);
+        let step = two.client.shared_step(1);
         let receive = async {
             match how {
                 Receiving::Plain => step.recv(&wanted_by).await,
-                Receiving::Limited(limit) => step.recv_timeout(&wanted_by, limit).await,
-                Receiving::Shared(sharing) => step.recv_as(&wanted_by, sharing).await,
+                Receiving::Limited(limit) => step.recv(&wanted_by).timeout(limit).await,
+                Receiving::Shared(sharing) => step.recv(&wanted_by).sharing(sharing).await,
                 Receiving::OnDevice => {
                     let device_context = Some(device.clone());
                     let cancellation = Some(CancellationToken::new());
                     let args = RecvArgs { device_context, cancellation, ..RecvArgs::default() };
-                    step.recv_with(&wanted_by, args).await.map(|delivered| delivered.tensor)
+                    step.recv(&wanted_by).with(args).await.map(|delivered| delivered.tensor)
                 }
                 Receiving::Into => {
                     let buffer = two.client.receive_pool().alloc(BYTES).await.unwrap();
-                    let received = step.recv_into(&wanted_by, DataType::U8, buffer).await;
+                    let received = step.recv(&wanted_by).into_buffer(buffer).dtype(DataType::U8).await;
                     received.map(Filled::into_tensor).map_err(WorkerError::from)
                 }
                 Receiving::Many => {
@@ -288,7 +297,7 @@ async fn receives(two: &Two, how: Receiving) {
             if next % 2 == 1 {
                 two.server_node.runtime().sleep(Duration::from_micros(100)).await;
             }
-            two.server.step(1).send(&sent_by, two.tensor(next)).unwrap();
+            two.server.shared_step(1).send(&sent_by, two.tensor(next)).unwrap();
         };
         let (given_up, ()) = join(polled(polls, receive), send).await;
         let completed = given_up.is_some();
@@ -301,7 +310,7 @@ async fn receives(two: &Two, how: Receiving) {
         completed && polls > 3
     })
     .await;
-    let nothing = two.client.step(1).recv_timeout(&wanted_by, Duration::from_millis(500)).await;
+    let nothing = two.client.shared_step(1).recv(&wanted_by).timeout(Duration::from_millis(500)).await;
     assert!(matches!(nothing, Err(WorkerError::DeadlineExceeded { .. })), "a value came twice: {nothing:?}");
 }
 
@@ -373,7 +382,7 @@ fn first_contacts(what: &'static str, operation: &impl AsyncFn(&Worker, usize) -
             let client = builder(&node, CLIENT).cluster(cluster).start().await.unwrap();
             let completed = operation(&client, polls).await;
             let peer = client.peer_at("server:1").await.unwrap();
-            let fetched = client.fetch(&peer, "x").await.unwrap();
+            let fetched = peer.fetch("x").await.unwrap();
             assert_eq!(fetched.values::<u32>().unwrap(), [1, 2, 3]);
             drop(fetched);
             client.shutdown().await;
@@ -405,7 +414,7 @@ fn s3_a_wait_for_a_peer_given_up_leaves_nothing_behind() {
 fn s3_a_first_fetch_given_up_leaves_nothing_behind() {
     first_contacts("fetch", &async |client, polls| {
         let peer = client.peer(SERVER).unwrap();
-        polled(polls, client.fetch(&peer, "x")).await.map(|fetched| fetched.unwrap()).is_some()
+        polled(polls, peer.fetch("x").into_future()).await.map(|fetched| fetched.unwrap()).is_some()
     });
 }
 
@@ -413,7 +422,7 @@ fn s3_a_first_fetch_given_up_leaves_nothing_behind() {
 fn s3_a_first_list_given_up_leaves_nothing_behind() {
     first_contacts("list", &async |client, polls| {
         let peer = client.peer(SERVER).unwrap();
-        polled(polls, client.list(&peer)).await.map(|list| list.unwrap()).is_some()
+        polled(polls, peer.list().into_future()).await.map(|list| list.unwrap()).is_some()
     });
 }
 
@@ -448,10 +457,10 @@ fn l3_a_shutdown_given_up_goes_on() {
             let node = handle.start_node(&format!("client{number}:1")).unwrap();
             let client = builder(&node, CLIENT).start().await.unwrap();
             let peer = client.peer_at("server:1").await.unwrap();
-            drop(client.fetch(&peer, "x").await.unwrap());
+            drop(peer.fetch("x").await.unwrap());
             let completed = polled(polls, client.shutdown()).await.is_some();
             client.shutdown().await;
-            assert!(matches!(client.fetch(&peer, "x").await, Err(WorkerError::ShutDown)));
+            assert!(matches!(peer.fetch("x").await, Err(WorkerError::ShutDown)));
             handle.runtime().sleep(Duration::from_millis(900)).await;
             let memory = client.receive_memory();
             assert_eq!((memory.used_bytes, memory.leaked_bytes), (0, 0));

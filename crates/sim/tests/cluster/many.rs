@@ -21,7 +21,7 @@ pub(super) async fn fetch(member: &Member, from: usize, rng: &mut Rng) {
     let oldest: Vec<u64> = wanted.iter().map(|which| member.newest(from, *which)).collect();
     let names: Vec<String> = wanted.iter().map(|which| member.run.setup.published(*which)).collect();
     let what = format!("fetch {wanted:?} of worker {from}");
-    let fetch = member.worker.fetch_many(&peer, &names).sharing(sharing(rng));
+    let fetch = peer.fetch_many(&names).sharing(sharing(rng)).into_future();
     let target = Target::any_life(from);
     let fetched = if rng.chance(1, 4) {
         member.impatient(target, what, rng.below(12), fetch).await.ok().flatten()
@@ -84,7 +84,7 @@ async fn sender(member: &Member, to: usize, step: i64, rows: &[[(u64, usize); KE
         for (key, (transfer, length)) in keys.iter().zip(row) {
             pause(member, &mut rng).await;
             let tensor = member.tensor(*transfer, *length, false).await;
-            send(member, to, &member.worker.step(step), key, tensor);
+            send(member, to, &member.worker.shared_step(step), key, tensor);
         }
     }
 }
@@ -99,8 +99,8 @@ async fn receive(
 ) -> Result<Vec<Tensor>, Ended> {
     for attempt in 0.. {
         let what = format!("attempt {attempt} at {KEYS} keys of step {step} from worker {}", target.peer);
-        let step = member.worker.step(step);
-        let receive = step.recv_many(keys);
+        let step = member.worker.shared_step(step);
+        let receive = step.recv_many(keys).into_future();
         if attempt % 4 == 3 || !rng.chance(1, 3) {
             return member.operation(target, what, receive).await.ok_or(Ended);
         }

@@ -169,19 +169,25 @@ impl Member {
             .dangerous_control_plane(node.control_plane())
             .observer(node.observer())
             .cluster(cluster)
-            .mode(setup.modes[index])
-            .depth(setup.depth)
-            .requests_max(setup.requests_max[index])
-            .contents_max(setup.contents_max)
-            .eager_bytes_max(setup.eager_bytes_max[index])
-            .requests_per_message(setup.requests_per_message[index])
-            .ring_bytes(setup.ring_bytes)
+            .flow(|flow| {
+                flow.mode = setup.modes[index];
+                flow.depth = setup.depth;
+                flow.requests_max = setup.requests_max[index];
+                flow.contents_max = setup.contents_max;
+                flow.eager_bytes_max = setup.eager_bytes_max[index];
+                flow.requests_per_message = setup.requests_per_message[index];
+                flow.ring_bytes = setup.ring_bytes;
+            })
             .validation(setup.validation)
-            .source_bytes(64 << 20)
-            .receive_bytes(setup.receive_bytes)
+            .memory(|memory| {
+                memory.source_bytes = 64 << 20;
+                memory.receive_bytes = setup.receive_bytes;
+            })
             .trust(setup.trust[index])
-            .bounce_bytes(setup.receive_bytes)
-            .block_bytes(64 << 10);
+            .memory(|memory| {
+                memory.bounce_bytes = setup.receive_bytes;
+                memory.block_bytes = 64 << 10;
+            });
         let worker = node.run("start", builder.start()).await.unwrap().unwrap();
         run.truth().incarnations[index] = worker.incarnation();
         let member = Self { index, node, worker, run: run.clone() };
@@ -190,6 +196,12 @@ impl Member {
             member.publish(which, length).await;
         }
         member
+    }
+
+    /// The names of the peers that it is connected with.
+    pub(super) fn connected(&self) -> Vec<String> {
+        let peers = self.worker.peers().into_iter();
+        peers.filter(|peer| peer.transport.is_some()).map(|peer| peer.name).collect()
     }
 
     /// Memory to send from.
@@ -325,7 +337,7 @@ impl Member {
         }
     }
 
-    /// Polls `operation` up to `polls` times and then drops it: `None`.
+    /// Polls `operation` up to `polls` times and then drops it, at once or when it is woken again: `None`.
     ///
     /// # Errors
     /// It ended with an error, which is in the ledger.
@@ -389,17 +401,19 @@ impl Member {
     }
 }
 
+/// Polls `future` up to `polls` times. An odd number of times: drops it when it is woken once more, as a `select!` does
+/// whose other branch is ready too.
 async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
     use std::{future::poll_fn, pin::pin, task::Poll};
     let mut future = pin!(future);
-    let mut left = polls;
+    let (mut left, dropped_when_woken) = (polls, polls % 2 == 1);
     poll_fn(|context| {
         if left == 0 {
             return Poll::Ready(None);
         }
         left -= 1;
         let answer = future.as_mut().poll(context).map(Some);
-        if answer.is_pending() && left == 0 {
+        if answer.is_pending() && left == 0 && !dropped_when_woken {
             // Dropped only when something has happened to it, so that every stage is reached.
             return Poll::Ready(None);
         }

@@ -23,7 +23,7 @@ use std::{
 
 use futures::future::{join, join_all};
 pub(crate) use kinds::{Kind, Kinds};
-use member::{Member, Setup};
+use member::{Member, Setup, name};
 use sim::{Bounds, Disturbance, Entry, Failure, Handle, Node, Plan, Rng, Summary, Violation, World};
 use verbs_reactor::Runtime;
 
@@ -167,6 +167,7 @@ async fn scenario(handle: Handle, given: Option<Plan>, rounds: Option<u32>) -> (
         traffic::round(&run, &members, round, &mut rng).await;
         round += 1;
     }
+    rest(&run, &members).await;
     stop(&run, &members).await;
     let transfers = run.truth().transfers;
     (members.len(), transfers, kinds::counted(&run))
@@ -176,6 +177,22 @@ async fn scenario(handle: Handle, given: Option<Plan>, rounds: Option<u32>) -> (
 fn has_all(run: &Run) -> bool {
     let transfers = run.truth().transfers;
     transfers >= TRANSFERS_MIN && kinds::are_complete(run)
+}
+
+/// Longer than the default liveness bound, within which a silent peer counts as lost.
+const REST: Duration = Duration::from_secs(35);
+
+/// Nobody has anything to do: whoever is connected stays so.
+async fn rest(run: &Run, members: &[Member]) {
+    let before: Vec<_> = members.iter().map(Member::connected).collect();
+    run.handle.runtime().sleep(REST).await;
+    for (member, before) in members.iter().zip(before) {
+        let after = member.connected();
+        if let Some(lost) = before.iter().find(|name| !after.contains(name)) {
+            let what = format!("{} lost {lost} within {REST:?} without work and faults", name(member.index));
+            run.handle.fail(Violation::Unexplained(what));
+        }
+    }
 }
 
 /// L3: every worker's end has a bound.

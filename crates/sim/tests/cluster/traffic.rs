@@ -86,7 +86,7 @@ async fn fetcher(member: &Member, from: usize, mut rng: Rng) {
         let (oldest, published) = (member.newest(from, which), member.run.setup.published(which));
         let what = format!("fetch {which} of worker {from}");
         let target = Target { is_fickle: which == FICKLE, ..Target::any_life(from) };
-        let fetch = member.worker.fetch(&peer, &published).sharing(sharing(&mut rng));
+        let fetch = peer.fetch(&published).sharing(sharing(&mut rng)).into_future();
         let fetched = if rng.chance(1, 4) {
             member.impatient(target, what, rng.below(12), fetch).await.ok().flatten()
         } else {
@@ -115,7 +115,7 @@ async fn fetch_into(member: &Member, from: usize, which: usize, rng: &mut Rng) {
     let what = format!("fetch {which} of worker {from} into a buffer");
     let target = Target { is_fickle: which == FICKLE, ..Target::any_life(from) };
     let buffer = member.target(member.longest_of(which)).await;
-    let fetch = member.worker.fetch_into(&peer, &published, DataType::U8, buffer);
+    let fetch = peer.fetch(&published).into_buffer(buffer).dtype(DataType::U8).into_future();
     let fetch = async { fetch.await.map_err(|failed| failed.error) };
     let filled = if rng.chance(1, 4) {
         member.impatient(target, what, rng.below(12), fetch).await.ok().flatten()
@@ -144,10 +144,11 @@ async fn receive(
     rng: &mut Rng,
 ) -> Result<Tensor, WorkerError> {
     if !rng.chance(1, 4) {
-        return step.recv_as(key, sharing(rng)).await;
+        return step.recv(key).sharing(sharing(rng)).await;
     }
     let buffer = member.target(length.max(1)).await;
-    let filled = step.recv_into(key, DataType::U8, buffer).await.map_err(|failed| failed.error)?;
+    let filled =
+        step.recv(key).into_buffer(buffer).dtype(DataType::U8).await.map_err(|failed| failed.error)?;
     member.run.count(Kind::Into);
     Ok(filled.into_tensor())
 }
@@ -189,7 +190,7 @@ impl Drop for Held {
 async fn list(member: &Member, from: usize) {
     let peer = member.worker.peer(&name(from)).unwrap();
     let (target, what) = (Target::any_life(from), format!("list of worker {from}"));
-    let listed = member.operation(target, what, member.worker.list(&peer)).await;
+    let listed = member.operation(target, what, peer.list().into_future()).await;
     let names: Option<Vec<String>> = listed.map(|list| list.into_iter().map(|entry| entry.name).collect());
     let all: Vec<String> = (0..NAMES).map(|which| member.run.setup.published(which)).collect();
     // The last one may be withdrawn, and a worker that has just started again not have published everything.
@@ -230,7 +231,7 @@ fn stream(run: &Run, member: &Member, peer: &Member, step: i64, rng: &mut Rng, j
         let mut held = Held::new(&member);
         for (number, sent) in values.iter().enumerate() {
             pause(&member, &mut rng).await;
-            let step = member.worker.step(step);
+            let step = member.worker.shared_step(step);
             let what = format!("receive {number} of step {} from worker {from}", step.id());
             let received = receive(&member, &step, &key, sent.length, &mut rng);
             let Some(tensor) = member.operation(target, what, received).await else { return };
@@ -253,7 +254,7 @@ async fn sender(member: &Member, to: usize, step: i64, values: &[Sent], mut rng:
         } else {
             member.tensor(sent.transfer, sent.length, false).await
         };
-        send(member, to, &member.worker.step(step), &key, tensor);
+        send(member, to, &member.worker.shared_step(step), &key, tensor);
     }
 }
 
@@ -290,7 +291,7 @@ fn impatient_stream(
         for (transfer, length) in sent.into_iter().zip(lengths) {
             pause(&member, &mut rng).await;
             let tensor = member.tensor(transfer, length, true).await;
-            send(&member, to, &member.worker.step(step), &key, tensor);
+            send(&member, to, &member.worker.shared_step(step), &key, tensor);
         }
     }));
     let (from, incarnation) = (peer.index, peer.worker.incarnation());
@@ -302,7 +303,7 @@ fn impatient_stream(
         let Some(mut next) = left.next() else { return };
         let mut was_cancelled = false;
         for attempt in 0.. {
-            let step = member.worker.step(step);
+            let step = member.worker.shared_step(step);
             let what = format!("attempt {attempt} of step {} from worker {from}", step.id());
             let polls = rng.below(12);
             let receive = receive(&member, &step, &key, longest, &mut rng);

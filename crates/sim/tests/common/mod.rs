@@ -72,7 +72,7 @@ impl Side {
             Arc::new(Registrar { domain, access, regions: Mutex::default() })
         };
         source.add_visitor(registrar(Access::LOCAL)).unwrap();
-        let registrar = registrar(Access { remote_read: true, windows: true, ..Access::RECEIVE });
+        let registrar = registrar(Access { remote_read: true, ..Access::RECEIVE });
         receive.add_visitor(registrar.clone()).unwrap();
         Arc::new(Self { handle: handle.clone(), node, domain, source, receive, registrar })
     }
@@ -115,11 +115,13 @@ impl Side {
 pub async fn connect(left: &Side, right: &Side, depths: QueuePairConfig) -> (QueuePair, QueuePair) {
     let (dialer, acceptor) = (left.domain.prepare(depths).unwrap(), right.domain.prepare(depths).unwrap());
     let limit = Duration::from_secs(10);
-    let params = |peer, role| ConnectParams { peer, role, peer_host: None, limit };
+    let params = |peer, role| ConnectParams { peer, role, peer_address: None, limit };
     let dial = params(acceptor.connection_data(), Role::Dialer);
     let accept = params(dialer.connection_data(), Role::Acceptor);
     let (dialed, accepted) = join(dialer.connect(dial), acceptor.connect(accept)).await;
-    (dialed.unwrap(), accepted.unwrap())
+    let [dialed, accepted] = [(left, dialed), (right, accepted)]
+        .map(|(side, connected)| connected.unwrap().spawn(&*side.node.runtime()));
+    (dialed, accepted)
 }
 
 /// Two connected processes, left writing to right.

@@ -50,18 +50,22 @@ impl Honest {
             .cluster(cluster)
             .timeout(LIMIT)
             .liveness(Duration::from_secs(3))
-            .step_init_timeout(Duration::from_secs(3))
-            .mode(setup.mode)
-            .depth(setup.depth)
-            .requests_max(setup.requests_max)
-            .contents_max(setup.contents_max)
-            .eager_bytes_max(setup.eager_bytes_max)
-            .ring_bytes(setup.ring_bytes)
+            .limits(|limits| limits.step_init_timeout = Duration::from_secs(3))
+            .flow(|flow| {
+                flow.mode = setup.mode;
+                flow.depth = setup.depth;
+                flow.requests_max = setup.requests_max;
+                flow.contents_max = setup.contents_max;
+                flow.eager_bytes_max = setup.eager_bytes_max;
+                flow.ring_bytes = setup.ring_bytes;
+            })
             .validation(setup.validation)
-            .source_bytes(16 << 20)
-            .receive_bytes(2 << 20)
-            .bounce_bytes(256 << 10)
-            .block_bytes(64 << 10)
+            .memory(|memory| {
+                memory.source_bytes = 16 << 20;
+                memory.receive_bytes = 2 << 20;
+                memory.bounce_bytes = 256 << 10;
+                memory.block_bytes = 64 << 10;
+            })
             .trust(trust);
         let worker = node.run("start", builder.start()).await.unwrap().unwrap();
         let honest = Self { index, node, worker, stage: stage.clone() };
@@ -180,7 +184,7 @@ impl Honest {
             let oldest = published(&self.stage).len() - 1;
             let sharing = if rng.chance(1, 3) { Sharing::View } else { Sharing::Copy };
             let published_name = format!("p{which}");
-            let fetch = self.worker.fetch(&peer, &published_name).sharing(sharing);
+            let fetch = peer.fetch(&published_name).sharing(sharing).into_future();
             let what = format!("fetch {which} of worker {from}");
             if let Some(tensor) = self.with_honest(from, what, fetch).await
                 && self.stage.may_rely(self.index, from)
@@ -190,7 +194,7 @@ impl Honest {
         }
         if rng.chance(1, 4) {
             let what = format!("list of worker {from}");
-            let listed = self.with_honest(from, what, self.worker.list(&peer)).await;
+            let listed = self.with_honest(from, what, peer.list().into_future()).await;
             let is_relied_on = self.stage.may_rely(self.index, from);
             if is_relied_on && listed.is_some_and(|listed| listed.len() != NAMES) {
                 self.stage.handle.fail(Violation::Data("a list is not whole".into()));
@@ -202,9 +206,9 @@ impl Honest {
         let key = self.worker.key(&device(from), &device(self.index), "edge").unwrap();
         for transfer in values {
             self.pause(&mut rng, Duration::from_millis(5)).await;
-            let step = self.worker.step(step);
+            let step = self.worker.shared_step(step);
             let what = format!("receive of step {} from worker {from}", step.id());
-            let received = self.with_honest(from, what, step.recv(&key)).await;
+            let received = self.with_honest(from, what, step.recv(&key).into_future()).await;
             let Some(tensor) = received else { return };
             if self.stage.may_rely(self.index, from) {
                 self.check(&tensor, &[transfer]);
@@ -217,7 +221,7 @@ impl Honest {
         for (transfer, length) in values {
             self.pause(&mut rng, Duration::from_millis(5)).await;
             let tensor = self.tensor(transfer, length).await;
-            match self.worker.step(step).send(&key, tensor) {
+            match self.worker.shared_step(step).send(&key, tensor) {
                 Ok(()) => {}
                 Err(WorkerError::Aborted { .. }) if !self.stage.may_rely(self.index, to) => return,
                 Err(error) => {
@@ -237,19 +241,19 @@ impl Honest {
             let sharing = if rng.chance(1, 3) { Sharing::View } else { Sharing::Copy };
             let taken = match rng.below(7) {
                 0 => {
-                    let listed = self.with_rogue(rogue, what, self.worker.list(&peer)).await;
+                    let listed = self.with_rogue(rogue, what, peer.list().into_future()).await;
                     drop(listed);
                     None
                 }
                 1 => {
                     let key = self.worker.key(&rogue_device(rogue), &device(self.index), "edge");
                     let Ok(key) = key else { continue };
-                    let step = self.worker.step(step);
-                    self.with_rogue(rogue, what, step.recv_as(&key, sharing)).await
+                    let step = self.worker.shared_step(step);
+                    self.with_rogue(rogue, what, step.recv(&key).sharing(sharing).into_future()).await
                 }
                 2 => {
                     let Ok(into) = self.worker.receive_pool().alloc(64).await else { continue };
-                    let fetch = self.worker.fetch_into(&peer, "p0", DataType::U8, into);
+                    let fetch = peer.fetch("p0").into_buffer(into).dtype(DataType::U8).into_future();
                     self.with_rogue(rogue, what, async {
                         fetch.await.map(drop).map_err(|failed| failed.error)
                     })
@@ -257,13 +261,13 @@ impl Honest {
                     None
                 }
                 3 | 4 => {
-                    let fetch = self.worker.fetch(&peer, "p1").sharing(sharing).versioned();
+                    let fetch = peer.fetch("p1").sharing(sharing).versioned().into_future();
                     let fetched = self.with_rogue(rogue, what, fetch).await;
                     fetched.map(|fetched| fetched.tensor)
                 }
                 _ => {
                     let published = format!("p{}", rng.below(3));
-                    self.with_rogue(rogue, what, self.worker.fetch(&peer, &published).sharing(sharing)).await
+                    self.with_rogue(rogue, what, peer.fetch(&published).sharing(sharing).into_future()).await
                 }
             };
             // A view is of the rogue's own memory.
@@ -292,7 +296,7 @@ impl Honest {
             let transfer = self.stage.new_transfer(length);
             let tensor = self.tensor(transfer, length).await;
             // The step may be over with it.
-            let _ = self.worker.step(step).send(&key, tensor);
+            let _ = self.worker.shared_step(step).send(&key, tensor);
             self.pause(&mut rng, Duration::from_millis(50)).await;
         }
     }

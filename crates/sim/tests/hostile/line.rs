@@ -281,9 +281,7 @@ impl Line {
         let requests = self.agreed.requests_per_message;
         let (counts, record) = record::decode_record(self.agreed.mode, &bytes, names, requests).ok()?;
         consumer.advance(length as u32);
-        if self.agreed.mode == Mode::Original {
-            flow.take_uncounted(length as u32);
-        } else {
+        if self.agreed.mode == Mode::Counted {
             // Counts that this end has spoilt by what it sent do not matter.
             let _ = flow.take_message(length as u32, counts);
         }

@@ -360,8 +360,9 @@ impl Talk {
         self.rogue.node.spawn("rogue connects", async move {
             let Half { prepared, ring, slots, offer } = half;
             let peer = ConnectionData(other.data.clone());
-            let params = ConnectParams { peer, role, peer_host: None, limit: PATIENCE };
-            let Ok(queue_pair) = prepared.connect(params).await else { return };
+            let params = ConnectParams { peer, role, peer_address: None, limit: PATIENCE };
+            let Ok(connected) = prepared.connect(params).await else { return };
+            let queue_pair = connected.spawn(&*talk.rogue.node.runtime());
             let stingy = rng.chance(1, 6);
             if stingy {
                 talk.stage().did("returns no credits");

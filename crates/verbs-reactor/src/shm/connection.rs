@@ -28,4 +28,6 @@ pub(super) struct Connection {
     pub(super) process: Option<Arc<PeerProcess>>,
     /// The peer's receive depth, for errors.
     pub(super) peer_receive_depth: u32,
+    /// Bytes of the peer's blocks that are mapped.
+    pub(super) imported_bytes_max: u64,
 }

@@ -1,4 +1,4 @@
-//! Waking the peer's driver: one eventfd per direction (DESIGN §3).
+//! Waking the peer's driver: one eventfd per direction.
 //!
 //! The sleeper registers its eventfd edge-triggered and never reads it; every write is an edge. Before it sleeps
 //! it stores a new *epoch* on its own page and looks for work once more. The ringer, after publishing work, looks
@@ -95,7 +95,7 @@ impl Ringer {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             // The peer shows the rest on the socket, which is watched for its end.
-            Err(error) => tracing::debug!(%error, "shm: ringing the peer failed"),
+            Err(error) => log!(DEBUG, %error, "shm: ringing the peer failed"),
         }
     }
 
@@ -113,6 +113,6 @@ impl Ringer {
             }
             thread::yield_now();
         }
-        tracing::warn!("shm: the peer holds a thread of this process in a write that should not block");
+        log!(WARN, "shm: the peer holds a thread of this process in a write that should not block");
     }
 }

@@ -1,6 +1,7 @@
 //! The background task of a connection: the only one that sleeps on the kernel.
 //!
-//! Order: look for work; spin as the fabric's way of waiting wants it; arm (say that we sleep); look again; sleep.
+//! Order: look for work; after work, let the tasks that it woke run; ring for completions; spin as the fabric's way of
+//! waiting wants it; arm (say that we sleep); look again; sleep.
 //! Users' tasks look for work themselves when they are polled, and are woken by completions and arrivals; so the
 //! driver is needed only when all of them sleep.
 
@@ -26,8 +27,9 @@ use crate::{
 
 use super::link::{Outcome, ShmLink};
 
-/// Goes with work after which completions are rung for, whatever user tasks may still answer.
-const DEFERRALS_MAX: u32 = 2;
+/// Goes with work, since there was the first completion to ring for, after which the peer is rung whatever user tasks may
+/// still answer.
+const DEFERRALS_MAX: u32 = 8;
 
 /// Polls without sleep after which the socket is looked at all the same: it may hold the peer's end.
 const POLLS_BETWEEN_EDGES: u32 = 64;
@@ -41,13 +43,15 @@ pub(super) struct Driver {
     process: Option<AsyncFd<OwnedFd>>,
     /// Counts this driver's sleeps; see [`doorbell`](super::doorbell).
     epoch: u64,
-    /// Goes with work since completions were last rung for.
+    /// Goes with work since there is a completion to ring for.
     deferrals: u32,
     patience: Patience,
     /// What [`ShmLink::work_done`] was at the latest poll.
     work_done: u64,
     /// Polls since edges were last taken; 0 after a sleep.
     polls: u32,
+    /// Work was found, and the tasks that it woke may not have run, nor those that they woke.
+    has_woken: bool,
     /// The runtime has many workers, and waking itself would make another one steal this task.
     many_workers: bool,
     /// What a test does at the moment where a wake-up would be lost if we did not look again.
@@ -78,6 +82,7 @@ impl Driver {
             patience,
             work_done: 0,
             polls: 0,
+            has_woken: false,
             many_workers: !matches!(flavor, Ok(RuntimeFlavor::CurrentThread)),
             #[cfg(test)]
             before_arming: None,
@@ -155,11 +160,13 @@ impl Driver {
         if mem::replace(&mut self.work_done, work_done) != work_done {
             self.patience.worked();
         }
+        self.link.set_pays(!self.patience.rests());
     }
 
     /// What to do now that there is nothing to do.
     fn wait(&mut self) -> Idle {
         let link = &self.link;
+        self.patience.expect_copy(link.copied_by_peer());
         self.patience.idle(link.connection().peer.is_here(), || link.may_have_work())
     }
 
@@ -168,7 +175,7 @@ impl Driver {
         let outcome = self.link.progress_or_be_woken();
         match outcome {
             Outcome::Worked | Outcome::More => {
-                self.deferrals += 1;
+                self.deferrals += u32::from(self.link.owes_ring());
                 if self.deferrals >= DEFERRALS_MAX {
                     self.settle();
                 }
@@ -195,6 +202,10 @@ impl Future for Driver {
         }
         let mut outcome = self.look();
         self.learn();
+        if outcome == Outcome::Idle && mem::take(&mut self.has_woken) {
+            give_way(context);
+            return Poll::Pending;
+        }
         if outcome == Outcome::Idle {
             self.settle();
             outcome = match self.wait() {
@@ -221,6 +232,7 @@ impl Future for Driver {
             // Whoever is at it wakes us.
             Outcome::Busy => Poll::Pending,
             Outcome::Worked | Outcome::More => {
+                self.has_woken = true;
                 // Let the tasks that were woken run first; then look again.
                 if self.many_workers {
                     give_way(context);

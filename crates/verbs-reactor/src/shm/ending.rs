@@ -25,7 +25,7 @@ impl End {
 
     /// The peer broke a rule.
     pub(super) fn misbehaved(violation: PeerViolation) -> Self {
-        let error = FabricError::PeerMisbehaved { kind: FabricKind::Shm, violation };
+        let error = FabricError::PeerMisbehaved { kind: FabricKind::SHM, violation };
         Self { code: REFUSED | code_of(violation) << 8, error }
     }
 
@@ -46,12 +46,12 @@ impl End {
 
     /// A system call of this side failed.
     pub(super) fn device(call: &'static str, error: std::io::Error) -> Self {
-        Self { code: GONE, error: FabricError::device(FabricKind::Shm, call, error) }
+        Self { code: GONE, error: FabricError::device(FabricKind::SHM, call, error) }
     }
 
     /// What the peer's `closed` word says. `peer_depth` is its receive depth.
     pub(super) fn told_by_peer(code: u64, peer_depth: u32) -> Self {
-        let kind = FabricKind::Shm;
+        let kind = FabricKind::SHM;
         let error = match (code & 0xFF, violation_of(code >> 8)) {
             (CLOSED, _) => lost(LossCause::ClosedByPeer, "the peer closed the queue pair"),
             (REFUSED, Some(reason)) => FabricError::RemoteRefused { kind, reason },
@@ -79,7 +79,7 @@ impl From<ImportError> for End {
 }
 
 fn lost(cause: LossCause, detail: &str) -> FabricError {
-    FabricError::PeerLost { kind: FabricKind::Shm, cause, detail: detail.to_owned() }
+    FabricError::PeerLost { kind: FabricKind::SHM, cause, detail: detail.to_owned() }
 }
 
 fn code_of(violation: PeerViolation) -> u64 {

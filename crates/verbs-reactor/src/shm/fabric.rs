@@ -10,8 +10,9 @@ use memory::{Block, BlockId};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{
-    Access, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, Fabric, FabricError, FabricKind,
-    Prepared, QueuePair, QueuePairConfig, QueuePairCore, RegionTable, RemoteRegion, Runtime, Wait,
+    Access, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Fabric, FabricError,
+    FabricKind, Prepared, QueuePair, QueuePairConfig, QueuePairCore, RegionTable, RemoteRegion, Runtime,
+    Wait,
     wait::{Patience, Spinner},
 };
 
@@ -28,15 +29,14 @@ use super::{
     sys,
 };
 
-const KIND: FabricKind = FabricKind::Shm;
+const KIND: FabricKind = FabricKind::SHM;
 
-/// The largest piece of a logical write, as on verbs (DESIGN §2).
+/// The largest piece of a logical write. The same as on verbs, so that both split a write alike.
 const PIECE_BYTES_MAX: u64 = 1 << 30;
 
 const CAPABILITIES: Capabilities = Capabilities {
     vectored: true,
     read: true,
-    read_vectored: true,
     lend: true,
     piece_bytes_max: PIECE_BYTES_MAX,
     ..Capabilities::WRITES
@@ -56,6 +56,7 @@ pub struct ShmFabric {
     capabilities: Capabilities,
     spinner: Arc<Spinner>,
     processes: Arc<Processes>,
+    imported_bytes_max: u64,
 }
 
 impl ShmFabric {
@@ -74,6 +75,7 @@ impl ShmFabric {
             capabilities: CAPABILITIES,
             spinner: Spinner::new(Wait::default()),
             processes: Arc::new(Processes::new(LEASE_CAPS)),
+            imported_bytes_max: sys::host_bytes(),
         })
     }
 
@@ -99,6 +101,15 @@ impl ShmFabric {
     #[must_use]
     pub fn with_lease_bytes_cap(mut self, cap: u64) -> Self {
         self.processes = Arc::new(Processes::new(LeaseCaps { bytes: cap, ..self.processes.caps() }));
+        self
+    }
+
+    /// How many bytes of its memory a peer may share over one connection (default: what the host has, with swap). More
+    /// end the connection with [`FabricError::ImportedBytesExhausted`]. All of it that is read costs this process page
+    /// tables, of a 512th with small pages.
+    #[must_use]
+    pub fn with_imported_bytes_cap(mut self, cap: u64) -> Self {
+        self.imported_bytes_max = cap;
         self
     }
 
@@ -131,7 +142,7 @@ fn reach() -> io::Result<Vec<u8>> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let net = std::fs::metadata("/proc/self/ns/net")?;
     let user = std::fs::metadata("/proc/self/ns/user")?;
-    let (boot, uid) = (boot.trim(), sys::effective_uid());
+    let (boot, uid) = (boot.trim(), rustix::process::geteuid().as_raw());
     let reach = format!("shm:{boot}:net{}.{}:user{}.{uid}", net.dev(), net.ino(), user.ino());
     Ok(reach.into_bytes())
 }
@@ -157,6 +168,7 @@ impl Fabric for ShmFabric {
             capabilities: self.capabilities,
             spinner: self.spinner.clone(),
             processes: self.processes.clone(),
+            imported_bytes_max: self.imported_bytes_max,
         };
         Ok(Arc::new(ShmDomain { shared }))
     }
@@ -170,6 +182,7 @@ struct Shared {
     capabilities: Capabilities,
     spinner: Arc<Spinner>,
     processes: Arc<Processes>,
+    imported_bytes_max: u64,
 }
 
 #[derive(Debug)]
@@ -219,19 +232,20 @@ impl Prepared for ShmPrepared {
         self.offer.address.encode()
     }
 
-    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<QueuePair, FabricError>> {
+    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<Connected, FabricError>> {
         Box::pin(self.establish(params))
     }
 }
 
 impl ShmPrepared {
-    async fn establish(self: Box<Self>, params: ConnectParams) -> Result<QueuePair, FabricError> {
+    async fn establish(self: Box<Self>, params: ConnectParams) -> Result<Connected, FabricError> {
         let refused = |step, error: &io::Error| FabricError::refused(KIND, step, error, error.to_string());
         if let Err(error) = tokio::runtime::Handle::try_current() {
             let detail = format!("{error}: await this on a tokio runtime");
             return Err(FabricError::Connect { kind: KIND, step: "finding the reactor", detail });
         }
-        let Self { shared: Shared { runtime, regions, capabilities, spinner, processes }, offer } = *self;
+        let Self { shared, offer } = *self;
+        let Shared { runtime, regions, capabilities, spinner, processes, imported_bytes_max } = shared;
         let accepted = handshake::establish(&runtime, &offer, &params).await?;
         let bell = sys::watch(offer.bell, Interest::READABLE)
             .map_err(|error| refused("registering the doorbell", &error))?;
@@ -248,10 +262,11 @@ impl ShmPrepared {
             socket: accepted.socket,
             process,
             peer_receive_depth: accepted.receive_depth,
+            imported_bytes_max,
         }));
         let patience = Patience::new(spinner, runtime.clone());
-        runtime.spawn("shm driver", Box::pin(Driver::new(link.clone(), bell, death, patience)));
-        Ok(QueuePair::new(core, link))
+        let driver = Box::pin(Driver::new(link.clone(), bell, death, patience));
+        Ok(Connected { queue_pair: QueuePair::new(core, link), driver })
     }
 }
 

@@ -76,7 +76,7 @@ impl Address {
 
     pub(super) fn decode(data: &ConnectionData) -> Result<Self, FabricError> {
         let fail = |detail: String| FabricError::Connect {
-            kind: FabricKind::Shm,
+            kind: FabricKind::SHM,
             step: "reading the peer's connection data",
             detail,
         };

@@ -1,4 +1,4 @@
-//! How two prepared ends become a connection: over a Unix socket with an abstract name (DESIGN §6, §7).
+//! How two prepared ends become a connection: over a Unix socket with an abstract name.
 //!
 //! ```text
 //! dialer                                   acceptor (listens since it was prepared)
@@ -36,10 +36,7 @@ use super::{
     sys,
 };
 
-const KIND: FabricKind = FabricKind::Shm;
-
-/// Strangers of one connection that are logged, so that a local process cannot fill the log.
-const STRANGERS_TOLD: u32 = 3;
+const KIND: FabricKind = FabricKind::SHM;
 
 /// How long a dialer waits before it tries a full backlog again.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
@@ -106,7 +103,10 @@ impl From<Failure> for FabricError {
             },
             Failure::OtherUser(uid) => connect(
                 "checking the peer's user",
-                format!("it runs as user {uid}, this process as {}: run both as one", sys::effective_uid()),
+                format!(
+                    "it runs as user {uid}, this process as {}: run both as one",
+                    rustix::process::geteuid().as_raw()
+                ),
             ),
         }
     }
@@ -171,7 +171,6 @@ async fn accept(
     stranger: &AtomicBool,
 ) -> Result<Accepted, Failure> {
     let failed = |error| Failure::System("listening", error);
-    let mut told = 0_u32;
     let listener = sys::watch_borrowed(offer.listener.as_fd(), Interest::READABLE).map_err(failed)?;
     loop {
         let candidate = listener.async_io(Interest::READABLE, |fd| sys::accept(*fd)).await;
@@ -181,16 +180,12 @@ async fn accept(
             Ok(Ok((socket, hello))) => return answer(offer, peer, socket, hello).await,
             Ok(Err(failure)) => {
                 stranger.fetch_or(matches!(failure, Failure::Violation(_)), Ordering::Relaxed);
-                if told < STRANGERS_TOLD {
-                    tracing::warn!(?failure, "shm: turned a stranger away");
-                }
+                // No more than that: any local process can cause as many as it likes. If none but strangers come, the
+                // error says so, and whoever made the connection tells it within a quota.
+                log!(DEBUG, ?failure, "shm: turned a stranger away");
             }
-            Err(_) if told < STRANGERS_TOLD => {
-                tracing::warn!("shm: turned a stranger away who said nothing");
-            }
-            Err(_) => {}
+            Err(_) => log!(DEBUG, "shm: turned a stranger away who said nothing"),
         }
-        told = told.saturating_add(1);
     }
 }
 
@@ -227,7 +222,7 @@ async fn answer(
 fn check_user(socket: BorrowedFd<'_>) -> Result<(), Failure> {
     let credentials = sys::peer_credentials(socket);
     let uid = credentials.map_err(|error| Failure::System("asking for the peer's user", error))?.uid;
-    if uid == sys::effective_uid() { Ok(()) } else { Err(Failure::OtherUser(uid)) }
+    if uid == rustix::process::geteuid().as_raw() { Ok(()) } else { Err(Failure::OtherUser(uid)) }
 }
 
 fn register(socket: OwnedFd) -> Result<AsyncFd<OwnedFd>, Failure> {

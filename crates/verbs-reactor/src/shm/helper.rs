@@ -1,5 +1,5 @@
 //! A second core for long copies: one thread per process, which takes chunks from the back of a payload while the
-//! connection's task takes them from the front (DESIGN §9: one core copies at half of what two can).
+//! connection's task takes them from the front; one core copies at about half the speed of two.
 //!
 //! Nothing waits for the helper to come: where no core is idle it comes late, and finds nothing left to do. What it
 //! has begun must be waited for, because the completion vouches for every byte; where that took long, other work

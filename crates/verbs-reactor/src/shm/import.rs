@@ -21,13 +21,10 @@ pub(super) enum ImportError {
 }
 
 /// Maps `length` bytes of the peer's memfd read-only, after checking that it is a memfd of exactly this size,
-/// that nobody can resize it or punch holes into it any more, and that every page of it is allocated: reading it
-/// can't fault.
+/// that nobody can resize it or punch holes into it any more, and that it has no hole: reading it can't fault, and takes
+/// no memory but page tables.
 pub(super) fn map_sealed(fd: BorrowedFd<'_>, length: u64) -> Result<Mapping, ImportError> {
-    // A file that cannot be sealed answers EINVAL.
-    let seals = sys::seals(fd).map_err(|_| PeerViolation::UnsealedBlock)?;
-    let (size, allocated) = sys::extent(fd)?;
-    if seals & sys::SEALS != sys::SEALS || size != length || allocated < length || length == 0 {
+    if length == 0 || !sys::is_sealed(fd, length)? {
         return Err(PeerViolation::UnsealedBlock.into());
     }
     let length = usize::try_from(length).map_err(|_| PeerViolation::Malformed)?;

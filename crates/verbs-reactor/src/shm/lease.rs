@@ -1,4 +1,4 @@
-//! Memory that the peer views (DESIGN §6): the producer's books.
+//! Memory that the peer views, as the producer counts it.
 //!
 //! Each lease has a slot and a generation. The peer, which alone writes its page, stores the generation in the
 //! slot's word when its last view is gone. What it stores too early, twice or at random costs it the leases it
@@ -173,7 +173,7 @@ impl Leases {
     ) -> Result<(u32, u64), FabricError> {
         let what =
             "lend to a process whose death it can't see: run both in one process namespace, or send a copy";
-        let process = process.ok_or(FabricError::Unsupported { kind: FabricKind::Shm, what })?;
+        let process = process.ok_or(FabricError::Unsupported { kind: FabricKind::SHM, what })?;
         if self.open.len() >= LEASES_MAX as usize {
             return Err(FabricError::LeasesExhausted { open: LEASES_MAX, cap: LEASES_MAX });
         }

@@ -23,9 +23,6 @@ pub(super) const BATCH_DESCRIPTORS: usize = 64;
 /// Control frames read in one go; each may map a block, which takes some 10 µs.
 pub(super) const BATCH_FRAMES: usize = 16;
 
-/// Completions handed out per lock of the producer.
-pub(super) const BATCH_COMPLETIONS: usize = 32;
-
 /// The longest payload that rides in the descriptor ring itself.
 pub(super) const INLINE_BYTES: usize = 64;
 

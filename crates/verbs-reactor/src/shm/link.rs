@@ -1,8 +1,11 @@
 //! The fabric's half of a connected queue pair.
 
-use std::sync::{
-    Mutex, MutexGuard, PoisonError, TryLockError,
-    atomic::{AtomicBool, AtomicU64, Ordering, fence},
+use std::{
+    hint,
+    sync::{
+        Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
+    },
 };
 
 use futures::task::AtomicWaker;
@@ -13,7 +16,6 @@ use super::{
     connection::Connection,
     ending::End,
     producer::{Post, Producer, Returned},
-    sys,
     target::{Progress, Target},
 };
 
@@ -53,12 +55,25 @@ pub(super) struct ShmLink {
     /// Descriptors executed and completions reaped, as of the latest go: for glances that take no lock.
     executed: AtomicU64,
     reaped: AtomicU64,
+    /// The peer's count of released leases when they were last taken back.
     released: AtomicU64,
+    /// [`Producer::copied_by_peer`], as of the latest post or completion.
+    copied_by_peer: AtomicU64,
     /// The peer's process is known to be dead.
     died: AtomicBool,
     /// The driver found the target locked and wants to be woken when it is free.
     contended: AtomicBool,
+    /// Looking pays off now, as the driver has found.
+    pays: AtomicBool,
+    /// Finds in a row by tasks that [help](Link::help).
+    helped: AtomicU32,
 }
+
+/// Looks of a task that helps: some 4 µs.
+const LOOKS: u32 = 256;
+
+/// Finds in a row after which the runtime's other tasks get a turn.
+const HELPED_MAX: u32 = 64;
 
 impl ShmLink {
     pub(super) fn new(connection: Connection) -> Self {
@@ -73,13 +88,23 @@ impl ShmLink {
             executed: AtomicU64::new(0),
             reaped: AtomicU64::new(0),
             released: AtomicU64::new(0),
+            copied_by_peer: AtomicU64::new(0),
             died: AtomicBool::new(false),
             contended: AtomicBool::new(false),
+            pays: AtomicBool::new(false),
+            helped: AtomicU32::new(0),
         }
     }
 
     pub(super) fn connection(&self) -> &Connection {
         &self.connection
+    }
+
+    /// Lets tasks that wait look for themselves, or not.
+    pub(super) fn set_pays(&self, pays: bool) {
+        if self.pays.load(Ordering::Relaxed) != pays {
+            self.pays.store(pays, Ordering::Relaxed);
+        }
     }
 
     /// The socket became readable.
@@ -97,10 +122,13 @@ impl ShmLink {
         !self.producer().leases().is_empty()
     }
 
-    /// Takes back what the peer has stopped viewing; gives whether there was anything.
+    /// Takes back what the peer has stopped viewing; gives whether there was anything. Two loads if there was no release.
     pub(super) fn reclaim(&self) -> bool {
         let connection = &self.connection;
-        self.released.store(connection.peer.released(), Ordering::Relaxed);
+        let counted = connection.peer.released();
+        if self.released.load(Ordering::Relaxed) == counted {
+            return false;
+        }
         let mut any = false;
         loop {
             let (ended, more) =
@@ -108,9 +136,12 @@ impl ShmLink {
             any |= ended.settle();
             // Open leases bound the loop.
             if !more {
-                return any;
+                break;
             }
         }
+        // Only now: whoever finds the count equal relies on everything having been taken back, and may sleep.
+        self.released.store(counted, Ordering::Relaxed);
+        any
     }
 
     /// Takes back everything that a dead process viewed.
@@ -144,9 +175,19 @@ impl ShmLink {
             || peer.released() != self.released.load(Ordering::Relaxed)
     }
 
+    /// Bytes that the peer has to copy before it can complete everything that was posted here.
+    pub(super) fn copied_by_peer(&self) -> u64 {
+        self.copied_by_peer.load(Ordering::Relaxed)
+    }
+
     /// Changes whenever anyone has found work.
     pub(super) fn work_done(&self) -> u64 {
         self.executed.load(Ordering::Relaxed).wrapping_add(self.reaped.load(Ordering::Relaxed))
+    }
+
+    /// Whether the peer was not rung for completions that it may wait for.
+    pub(super) fn owes_ring(&self) -> bool {
+        self.owed.load(Ordering::Relaxed)
     }
 
     /// Wakes the peer for completions that it was not rung for.
@@ -252,30 +293,33 @@ impl ShmLink {
         })
     }
 
-    /// Hands out completions that the peer returned; gives whether there were any.
+    /// Hands out completions that the peer returned; gives whether there were any. Two loads if there are none.
     fn reap(&self) -> Result<bool, PeerViolation> {
         let mut any = false;
-        loop {
-            let (reaped, more) = {
+        // The producer bounds the loop: only descriptors in the ring can be returned.
+        while self.connection.peer.consumed() != self.reaped.load(Ordering::Relaxed) {
+            let returned = {
                 let mut producer = self.producer();
-                let reaped = producer.reap(&self.connection)?;
+                let returned = producer.reap(&self.connection)?;
                 self.reaped.store(producer.completed(), Ordering::Relaxed);
-                reaped
+                self.note(&producer);
+                returned
             };
-            for returned in reaped.into_iter().flatten() {
-                any = true;
-                match returned {
-                    Returned::Operation(posted) => {
-                        self.connection.core.complete(posted.key, posted.length, Ok(()));
-                    }
-                    Returned::Bytes(read) => drop(read),
+            any = true;
+            match returned {
+                Some(Returned::Operation(posted)) => {
+                    self.connection.core.complete(posted.key, posted.length, Ok(()));
                 }
-            }
-            // The producer bounds the loop: only descriptors in the ring can be returned.
-            if !more {
-                return Ok(any);
+                Some(Returned::Bytes(read)) => drop(read),
+                None => {}
             }
         }
+        Ok(any)
+    }
+
+    /// For glances that take no lock.
+    fn note(&self, producer: &Producer) {
+        self.copied_by_peer.store(producer.copied_by_peer(), Ordering::Relaxed);
     }
 
     /// Posts answers to the peer's reads, and asks for further reads of this side, as far as there is room: whether
@@ -286,7 +330,9 @@ impl ShmLink {
             if !producer.has_reads_waiting() {
                 return Ok((false, false));
             }
-            producer.serve_reads(&self.connection).map_err(End::failed)?
+            let served = producer.serve_reads(&self.connection).map_err(End::failed)?;
+            self.note(&producer);
+            served
         };
         if posted {
             self.connection.ringer.ring_if_asleep(&self.connection.peer);
@@ -298,7 +344,13 @@ impl ShmLink {
     fn retry_waiting(&self) -> bool {
         let mut any = false;
         loop {
-            let Some((posted, post)) = self.producer().retry(&self.connection) else { break };
+            let retried = {
+                let mut producer = self.producer();
+                let retried = producer.retry(&self.connection);
+                self.note(&producer);
+                retried
+            };
+            let Some((posted, post)) = retried else { break };
             match post {
                 Post::Waiting => break,
                 Post::Published => any = true,
@@ -327,8 +379,9 @@ impl ShmLink {
         self.connection.own.set_listens(true);
         self.producer().leases().retire();
         self.connection.core.fail(&end.error);
-        sys::shutdown(std::os::fd::AsFd::as_fd(self.connection.socket.get_ref()));
-        tracing::debug!(error = %end.error, "shm: connection ended");
+        // The peer reads end of file. A socket that is disconnected already is no error.
+        let _ = rustix::net::shutdown(self.connection.socket.get_ref(), rustix::net::Shutdown::Both);
+        log!(DEBUG, error = %end.error, "shm: connection ended");
         self.connection.core.mark_drained();
         self.driver.wake();
     }
@@ -349,7 +402,12 @@ impl Link for ShmLink {
         if matches!(request, WorkRequest::Lend { .. }) {
             self.reclaim();
         }
-        let post = self.producer().submit(&self.connection, key, request);
+        let post = {
+            let mut producer = self.producer();
+            let post = producer.submit(&self.connection, key, request);
+            self.note(&producer);
+            post
+        };
         match post {
             Post::Published => self.connection.ringer.ring_if_asleep(&self.connection.peer),
             Post::Waiting => self.driver.wake(),
@@ -363,11 +421,37 @@ impl Link for ShmLink {
         }
     }
 
+    fn help(&self) -> bool {
+        // A peer on this CPU can do nothing while we look.
+        if !self.pays.load(Ordering::Relaxed) || self.connection.peer.is_here() {
+            return false;
+        }
+        let helped = self.helped.load(Ordering::Relaxed);
+        if helped >= HELPED_MAX {
+            self.helped.store(0, Ordering::Relaxed);
+            return false;
+        }
+        for _ in 0..LOOKS {
+            if !self.may_have_work() {
+                hint::spin_loop();
+                continue;
+            }
+            let outcome = self.progress();
+            if outcome == Outcome::More {
+                // A long copy is the driver's, so that others have their turn.
+                self.driver.wake();
+            }
+            self.helped.store(helped + 1, Ordering::Relaxed);
+            return outcome == Outcome::Worked;
+        }
+        false
+    }
+
     fn withdraw(&self, key: SlotKey) {
         // Alone in its statement: completions are handed out without the lock.
         let withdrawn = self.producer().withdraw(key);
         if withdrawn {
-            let busy = FabricError::Busy { kind: FabricKind::Shm, what: "lend memory of another block" };
+            let busy = FabricError::Busy { kind: FabricKind::SHM, what: "lend memory of another block" };
             self.connection.core.complete(key, 0, Err(busy));
         }
     }

@@ -49,7 +49,7 @@ impl Loan {
 // block), and the mapping lives as long as this value. Every page of it is allocated and the file can't shrink or
 // lose pages, by the seals that `import` verifies. The peer does not write the bytes until the lease is released,
 // which only this value's drop does: the peer's `Leases` enforces that; a peer of the same trust domain that breaks
-// it spoils what it lent (DESIGN §6).
+// it spoils only its own values.
 unsafe impl ForeignMemory for Loan {
     fn base(&self) -> NonNull<u8> {
         // SAFETY: the offset lies inside the mapping.

@@ -1,4 +1,4 @@
-//! Shared memory between processes of one host and one trust domain (DESIGN §6).
+//! Shared memory between processes of one host and one trust domain.
 //!
 //! Each process writes only memory it made itself and maps the other's read-only, so a bad neighbour can spoil
 //! what it sends and nothing else. A write is a descriptor in a ring; the *target* executes it: it checks the

@@ -17,13 +17,13 @@ use super::{
     connection::Connection,
     frame::Frame,
     lease::Leases,
-    limits::{BATCH_COMPLETIONS, BLOCKS_MAX, INLINE_BYTES},
+    limits::{BLOCKS_MAX, INLINE_BYTES},
     reads::{Answer, Answers, Read, Reads},
     ring::{Descriptor, Source},
     sys,
 };
 
-const KIND: FabricKind = FabricKind::Shm;
+const KIND: FabricKind = FabricKind::SHM;
 
 /// An operation that the peer has not executed yet.
 #[derive(Debug, Clone, Copy)]
@@ -32,9 +32,17 @@ pub(super) struct Posted {
     pub(super) length: u64,
 }
 
+/// A descriptor in the ring.
+#[derive(Debug)]
+struct Entry {
+    purpose: Purpose,
+    /// Bytes that the peer copies to execute it.
+    copied: u64,
+}
+
 /// What a descriptor in the ring is for.
 #[derive(Debug)]
-enum Entry {
+enum Purpose {
     /// An earlier part of an operation, or a read, which its answer completes.
     Part,
     /// It completes the operation.
@@ -70,9 +78,6 @@ pub(super) enum Post {
     Failed(FabricError),
 }
 
-/// Up to [`BATCH_COMPLETIONS`] completions.
-pub(super) type Reaped = ([Option<Returned>; BATCH_COMPLETIONS], bool);
-
 /// The state of the requester's half. All of it is this side's own.
 #[derive(Debug, Default)]
 pub(super) struct Producer {
@@ -80,6 +85,8 @@ pub(super) struct Producer {
     tail: u64,
     /// Descriptors whose completion was reaped.
     completed: u64,
+    /// Bytes that the peer copies to execute those in the ring.
+    copied_by_peer: u64,
     /// Descriptors in the ring, oldest first.
     posted: VecDeque<Entry>,
     /// Operations that wait for the socket, at most as many as the send queue is deep.
@@ -131,6 +138,11 @@ impl Producer {
         self.completed
     }
 
+    /// Bytes that the peer has to copy before everything in the ring is executed.
+    pub(super) fn copied_by_peer(&self) -> u64 {
+        self.copied_by_peer
+    }
+
     /// Whether operations or answers wait for the socket or for room in the ring.
     pub(super) fn is_waiting(&self) -> bool {
         !self.waiting.is_empty() || !self.answers.waiting.is_empty()
@@ -141,26 +153,28 @@ impl Producer {
         self.reads.may_ask() || !self.answers.waiting.is_empty()
     }
 
-    /// Takes completions that the peer has returned; the flag says that there may be more.
-    pub(super) fn reap(&mut self, connection: &Connection) -> Result<Reaped, PeerViolation> {
-        let mut reaped = [const { None }; BATCH_COMPLETIONS];
+    /// Takes the next completion that the peer has returned and somebody waits for.
+    pub(super) fn reap(&mut self, connection: &Connection) -> Result<Option<Returned>, PeerViolation> {
         let consumed = connection.peer.consumed();
         if consumed < self.completed || consumed > self.tail {
             return Err(PeerViolation::Malformed);
         }
-        let ready = consumed - self.completed;
-        for (entry, _) in reaped.iter_mut().zip(0..ready) {
-            *entry = match self.posted.pop_front() {
-                Some(Entry::Last(posted)) => Some(Returned::Operation(posted)),
-                Some(Entry::Answer(bytes)) => {
-                    self.answers.reaped();
-                    Some(Returned::Bytes(bytes))
-                }
-                Some(Entry::Part) | None => None,
-            };
+        while self.completed < consumed
+            && let Some(Entry { purpose, copied }) = self.posted.pop_front()
+        {
             self.completed += 1;
+            self.copied_by_peer -= copied;
+            match purpose {
+                Purpose::Last(posted) => return Ok(Some(Returned::Operation(posted))),
+                Purpose::Answer(bytes) => {
+                    self.answers.reaped();
+                    return Ok(Some(Returned::Bytes(bytes)));
+                }
+                Purpose::Part => {}
+            }
         }
-        Ok((reaped, consumed > self.completed))
+        self.completed = consumed;
+        Ok(None)
     }
 
     /// Refuses everything from now on; what waits in line is ended by whoever fails the slots. Gives the bytes that
@@ -169,9 +183,9 @@ impl Producer {
         self.over = Some(error.clone());
         mem::take(&mut self.waiting);
         mem::take(&mut self.reads);
-        let posted = mem::take(&mut self.posted).into_iter().filter_map(|entry| match entry {
-            Entry::Answer(bytes) => Some(bytes),
-            Entry::Part | Entry::Last(_) => None,
+        let posted = mem::take(&mut self.posted).into_iter().filter_map(|entry| match entry.purpose {
+            Purpose::Answer(bytes) => Some(bytes),
+            Purpose::Part | Purpose::Last(_) => None,
         });
         let waiting = mem::take(&mut self.answers).waiting.into_iter().map(|answer| answer.bytes);
         posted.chain(waiting).collect()
@@ -205,7 +219,7 @@ impl Producer {
         {
             let Some(answer) = self.answers.waiting.pop_front() else { break };
             self.answers.published(self.tail);
-            self.put(connection, &descriptor, Entry::Answer(answer.bytes));
+            self.put(connection, &descriptor, Purpose::Answer(answer.bytes));
         }
         self.ask_reads(connection);
         let returned = connection.peer.consumed() > self.completed;
@@ -216,7 +230,7 @@ impl Producer {
         while self.has_room(connection, 1)
             && let Some(descriptor) = self.reads.ask()
         {
-            self.put(connection, &descriptor, Entry::Part);
+            self.put(connection, &descriptor, Purpose::Part);
         }
     }
 
@@ -240,11 +254,13 @@ impl Producer {
         self.tail - self.completed + weight <= u64::from(connection.own.slots())
     }
 
-    fn put(&mut self, connection: &Connection, descriptor: &Descriptor, entry: Entry) {
+    fn put(&mut self, connection: &Connection, descriptor: &Descriptor, purpose: Purpose) {
         connection.own.set_cpu();
         connection.own.publish(self.tail, &descriptor.encode());
         self.tail += 1;
-        self.posted.push_back(entry);
+        let copied = descriptor.copied();
+        self.copied_by_peer += copied;
+        self.posted.push_back(Entry { purpose, copied });
     }
 
     fn post(&mut self, connection: &Connection, key: SlotKey, request: &WorkRequest) -> Post {
@@ -309,8 +325,8 @@ impl Producer {
             if descriptor.source == Source::Inline {
                 stage(connection, self.tail, local);
             }
-            let entry = if descriptor.continues { Entry::Part } else { Entry::Last(posted) };
-            self.put(connection, descriptor, entry);
+            let purpose = if descriptor.continues { Purpose::Part } else { Purpose::Last(posted) };
+            self.put(connection, descriptor, purpose);
         }
     }
 
@@ -407,11 +423,7 @@ fn resolve(connection: &Connection, posted: Posted, part: &ReadPart<'_>) -> Resu
     let regions: &RemoteRegions = connection.core.remote_regions();
     let region = regions.aim(into.length(), Some(remote))?;
     let target = into.target()?;
-    if let Some((block, _)) = &target
-        && !connection.regions.contains(block.id())
-    {
-        return Err(FabricError::NotRegistered { kind: KIND, block: block.id().get() });
-    }
+    connection.regions.check_local(KIND, target.as_ref().map(|(block, _)| block.id()))?;
     let (posted, key) = (is_last.then_some(posted), region.map_or(0, |region| region.key));
     Ok(Read { posted, range: *remote, key, destination: target.map(|(_, target)| target) })
 }
@@ -425,9 +437,7 @@ fn reachable<'buffer>(
         let what = "send memory that is in no pool: copy it into one first";
         return Err(FabricError::Unsupported { kind: KIND, what });
     };
-    if !connection.regions.contains(block.id()) {
-        return Err(FabricError::NotRegistered { kind: KIND, block: block.id().get() });
-    }
+    connection.regions.check_local(KIND, Some(block.id()))?;
     Ok((block, fd))
 }
 

@@ -1,4 +1,4 @@
-//! One-sided reads (DESIGN §6).
+//! One-sided reads.
 //!
 //! A read is a descriptor that names the peer's bytes. The *target* checks it as a NIC would and answers with a
 //! descriptor of its own that says where in its blocks the bytes are; the reader copies them out of its read-only

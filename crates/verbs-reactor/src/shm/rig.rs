@@ -29,6 +29,8 @@ use super::{
 pub(super) const LEASES: u32 = 4;
 /// And their bytes.
 const LEASE_CAPS: LeaseCaps = LeaseCaps { leases: LEASES, bytes: 1 << 20 };
+/// Bytes of the attacker's memory that the victim maps.
+pub(super) const IMPORTED_BYTES_MAX: u64 = 64 << 20;
 const CAPABILITIES: Capabilities = Capabilities { read: true, lend: true, ..Capabilities::WRITES };
 const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 8, receive_depth: 8 };
 
@@ -63,7 +65,7 @@ impl Rig {
         let socket = sys::connect(&name).unwrap();
         let accepted = sys::accept(listener.as_fd()).unwrap();
         let bell = sys::eventfd().unwrap();
-        let core = Arc::new(QueuePairCore::new(FabricKind::Shm, DEPTHS, CAPABILITIES));
+        let core = Arc::new(QueuePairCore::new(FabricKind::SHM, DEPTHS, CAPABILITIES));
         let link = Arc::new(ShmLink::new(Connection {
             core: core.clone(),
             regions: regions.clone(),
@@ -74,6 +76,7 @@ impl Rig {
                 .map(|(id, fd)| Processes::new(LEASE_CAPS).join(id, fd)),
             socket: sys::watch(accepted, Interest::READABLE | Interest::WRITABLE).unwrap(),
             peer_receive_depth: 5,
+            imported_bytes_max: IMPORTED_BYTES_MAX,
         }));
         let sees = PeerPage::import(own_fd.as_fd(), page.slots()).unwrap();
         let pool = Pool::new(PoolConfig { block_bytes: 1 << 20, ..PoolConfig::new("victim") }).unwrap();

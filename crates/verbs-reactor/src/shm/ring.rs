@@ -1,4 +1,4 @@
-//! Descriptors, and the pages they lie in. Every page has one writer (DESIGN §6).
+//! Descriptors, and the pages they lie in. Every page has one writer, so that a peer can spoil only what it sends itself.
 //!
 //! Each side makes one memfd. It holds what that side says as a consumer (how far it has executed the peer's
 //! descriptors, whether it sleeps), what it says about the connection (`closed`), and the ring of its own
@@ -209,6 +209,15 @@ impl Descriptor {
         })
     }
 
+    /// Bytes that the target copies to execute it.
+    pub(super) fn copied(&self) -> u64 {
+        match self.source {
+            Source::Answer { length, .. } => length,
+            Source::Nothing | Source::Lent { .. } | Source::Asked { .. } => 0,
+            Source::Inline | Source::Block { .. } => self.length(),
+        }
+    }
+
     /// Bytes to be written at the target.
     pub(super) fn length(&self) -> u64 {
         match self.source {
@@ -221,7 +230,7 @@ impl Descriptor {
 /// Bytes of a page set with `slots` slots.
 pub(super) fn page_bytes(slots: u32) -> usize {
     (HEADER_BYTES + slots as usize * SLOT_BYTES + LEASES_MAX as usize * WORD_BYTES)
-        .next_multiple_of(sys::page_size())
+        .next_multiple_of(rustix::param::page_size())
 }
 
 /// A mapping with the layout above.
@@ -272,6 +281,8 @@ impl OwnPage {
         let fd = sys::memfd(c"tensorwire-ring")?;
         sys::allocate(fd.as_fd(), length)?;
         let mapping = Mapping::new(fd.as_fd(), length, true)?;
+        // The peer takes allocated pages that were never touched for holes.
+        mapping.populate(0, length)?;
         sys::seal(fd.as_fd())?;
         let own = Self { page: Page { mapping, slots } };
         own.page.word(MAGIC_AT).store(MAGIC, Ordering::Release);

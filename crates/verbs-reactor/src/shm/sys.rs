@@ -1,12 +1,24 @@
-//! The system calls of this fabric, as safe functions.
+//! The system calls of this fabric: with the flags that it needs, and what rustix lacks, as safe functions.
 
 use std::{
     ffi::CStr,
-    io, mem,
+    io::{self, IoSlice, IoSliceMut},
+    mem::{self, MaybeUninit},
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
     ptr::{self, NonNull},
 };
 
+use rustix::{
+    event::{EventfdFlags, PollFd, PollFlags, Timespec},
+    fs::{FallocateFlags, MemfdFlags, OFlags, SealFlags, SeekFrom},
+    io::{Errno, ReadWriteFlags},
+    mm::{Advice, MapFlags, ProtFlags},
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+        SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    },
+    process::{Pid, PidfdFlags},
+};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::{
@@ -16,70 +28,60 @@ use super::{
 
 /// Seals that a shared memfd must have: nobody can resize it under a mapping, map it writable from now on, or
 /// change the seals.
-pub(super) const SEALS: libc::c_int =
-    libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
+pub(super) const SEALS: SealFlags =
+    SealFlags::FUTURE_WRITE.union(SealFlags::GROW).union(SealFlags::SHRINK).union(SealFlags::SEAL);
 
-fn check(result: libc::c_int) -> io::Result<libc::c_int> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
-}
-
-fn owned(result: libc::c_int) -> io::Result<OwnedFd> {
-    let fd = check(result)?;
-    // SAFETY: the kernel just made this descriptor for us; nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// The page size in bytes.
-pub(super) fn page_size() -> usize {
-    // SAFETY: no pointers are involved.
-    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
-}
-
-/// This process's effective user.
-pub(super) fn effective_uid() -> u32 {
-    // SAFETY: no pointers are involved.
-    unsafe { libc::geteuid() }
-}
-
-/// The CPU this thread runs on; 0 where that can't be told.
+/// The CPU this thread runs on; 0 where that can't be told. It is asked for with every batch, and rustix asks the
+/// kernel on some processors.
 pub(super) fn current_cpu() -> u32 {
     // SAFETY: no pointers are involved.
     u32::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
 }
 
+/// Bytes of memory that the host has, with swap: no process shares more, each byte once.
+pub(super) fn host_bytes() -> u64 {
+    let host = rustix::system::sysinfo();
+    (host.totalram as u64).saturating_add(host.totalswap as u64).saturating_mul(host.mem_unit.into())
+}
+
 /// An empty memfd that can be sealed.
 pub(super) fn memfd(name: &CStr) -> io::Result<OwnedFd> {
-    // SAFETY: `name` is a valid C string for the call.
-    owned(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) })
+    Ok(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?)
 }
 
 /// Gives a memfd its size, with every page allocated.
 pub(super) fn allocate(fd: BorrowedFd<'_>, length: usize) -> io::Result<()> {
-    let length = libc::off_t::try_from(length).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
-    // SAFETY: no pointers are involved; the descriptor is borrowed for the call.
-    check(unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, length) }).map(drop)
+    Ok(rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, length as u64)?)
 }
 
 /// Adds [`SEALS`].
 pub(super) fn seal(fd: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: no pointers are involved; the descriptor is borrowed for the call.
-    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS) }).map(drop)
+    Ok(rustix::fs::fcntl_add_seals(fd, SEALS)?)
 }
 
-/// The seals of a memfd; an error for any other kind of file.
-pub(super) fn seals(fd: BorrowedFd<'_>) -> io::Result<libc::c_int> {
-    // SAFETY: no pointers are involved; the descriptor is borrowed for the call.
-    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })
+/// Whether `fd` is a memfd of `length` bytes that has [`SEALS`], and every page of it is there for good, so that reading
+/// it takes no memory of this process.
+pub(super) fn is_sealed(fd: BorrowedFd<'_>, length: u64) -> io::Result<bool> {
+    // A file that cannot be sealed answers EINVAL.
+    let sealed = rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SEALS));
+    // With the seals no page goes, and none comes beyond the end.
+    Ok(sealed && size_and_blocks(fd)?.0 == length && has_every_page(fd, length)?)
 }
 
-/// Size and allocated bytes of a file.
-pub(super) fn extent(fd: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
-    // SAFETY: all-zero is a valid `stat`.
-    let mut stat: libc::stat = unsafe { mem::zeroed() };
-    // SAFETY: `stat` is writable for the call.
-    check(unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) })?;
-    let unsigned = |value: i64| u64::try_from(value).unwrap_or(0);
-    Ok((unsigned(stat.st_size), unsigned(stat.st_blocks).saturating_mul(512)))
+/// Blocks beyond the end count among a file's blocks, so their number proves nothing: the end must be its first hole. In
+/// hugetlbfs no hole is ever found; there blocks are counted, once those beyond the end are gone.
+fn has_every_page(fd: BorrowedFd<'_>, length: u64) -> io::Result<bool> {
+    if rustix::fs::fstatfs(fd)?.f_type != libc::HUGETLBFS_MAGIC {
+        return Ok(rustix::fs::seek(fd, SeekFrom::Hole(0))? == length);
+    }
+    let is_cut = rustix::fs::ftruncate(fd, length).is_ok();
+    Ok(is_cut && size_and_blocks(fd)?.1 >= length)
+}
+
+/// Bytes of a file, and bytes that are allocated for it.
+fn size_and_blocks(fd: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
+    let stat = rustix::fs::fstat(fd)?;
+    Ok((stat.st_size.cast_unsigned(), stat.st_blocks.cast_unsigned().saturating_mul(512)))
 }
 
 /// A shared mapping, unmapped on drop. Knows nothing of who may touch the bytes: the types that hold one do.
@@ -98,13 +100,9 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps all of a memfd of `length` bytes.
     pub(super) fn new(fd: BorrowedFd<'_>, length: usize, writable: bool) -> io::Result<Self> {
-        let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: a fresh mapping chosen by the kernel; no existing memory is replaced.
-        let base =
-            unsafe { libc::mmap(ptr::null_mut(), length, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, fd, 0) }?;
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned address 0"))?;
         Ok(Self { base, length })
     }
@@ -120,102 +118,71 @@ impl Mapping {
     /// Makes `offset..offset + length`, widened to whole pages, resident and readable. What would be a SIGBUS
     /// at the first access is an error here.
     pub(super) fn populate(&self, offset: usize, length: usize) -> io::Result<()> {
-        let start = offset.min(self.length) / page_size() * page_size();
+        let page = rustix::param::page_size();
+        let start = offset.min(self.length) / page * page;
         let end = offset.saturating_add(length).min(self.length);
+        let place = self.base.as_ptr().wrapping_add(start).cast();
         // SAFETY: the range lies inside the mapping; populating changes no byte of it.
-        check(unsafe {
-            libc::madvise(
-                self.base.as_ptr().add(start).cast(),
-                end.saturating_sub(start),
-                libc::MADV_POPULATE_READ,
-            )
-        })
-        .map(drop)
+        Ok(unsafe { rustix::mm::madvise(place, end.saturating_sub(start), Advice::LinuxPopulateRead) }?)
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: `base` and `length` are the mapping this value made; whoever could access it owned this value.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
+        let _cannot_fail = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
     }
 }
 
 /// A non-blocking eventfd.
 pub(super) fn eventfd() -> io::Result<OwnedFd> {
-    // SAFETY: no pointers are involved.
-    owned(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) })
+    Ok(rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?)
 }
 
 /// Whether writing to the descriptor never blocks.
 pub(super) fn is_non_blocking(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    // SAFETY: no pointers are involved; the descriptor is borrowed for the call.
-    Ok(check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })? & libc::O_NONBLOCK != 0)
+    Ok(rustix::fs::fcntl_getfl(fd)?.contains(OFlags::NONBLOCK))
 }
 
 /// Adds one to an eventfd.
 pub(super) fn signal(fd: BorrowedFd<'_>) -> io::Result<()> {
-    let one = 1_u64.to_ne_bytes();
-    // SAFETY: `one` is readable for its length.
-    let written = unsafe { libc::write(fd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
-    if written < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    rustix::io::write(fd, &1_u64.to_ne_bytes())?;
+    Ok(())
 }
 
 /// Takes an eventfd's count away, which lets those go on whose writes wait for room. Never waits itself, whatever the
 /// descriptor's flags are. Before Linux 5.8 an error, and nothing is done.
 pub(super) fn drain_eventfd(fd: BorrowedFd<'_>) -> io::Result<()> {
-    let mut count = 0_u64;
-    let part = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: mem::size_of::<u64>() };
-    // SAFETY: `part` is readable and names eight writable bytes, all alive for the call.
-    let read = unsafe { libc::preadv2(fd.as_raw_fd(), &raw const part, 1, -1, libc::RWF_NOWAIT) };
-    if read < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    // An offset that means the descriptor's own.
+    const HERE: u64 = u64::MAX;
+    let mut count = [0; 8];
+    rustix::io::preadv2(fd, &mut [IoSliceMut::new(&mut count)], HERE, ReadWriteFlags::NOWAIT)?;
+    Ok(())
 }
 
 fn socket() -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: no pointers are involved.
-    owned(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
-}
-
-/// An address in the abstract namespace: a leading zero byte, then `name`.
-fn abstract_address(name: &[u8]) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
-    // SAFETY: all-zero is a valid `sockaddr_un`.
-    let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    let room = address.sun_path.get_mut(1..1 + name.len());
-    let room = room.ok_or_else(|| io::Error::from_raw_os_error(libc::ENAMETOOLONG))?;
-    for (to, from) in room.iter_mut().zip(name) {
-        *to = from.cast_signed();
-    }
-    let length = mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
-    Ok((address, length as libc::socklen_t))
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
 /// A socket that listens under an abstract name.
-pub(super) fn listen(name: &[u8], backlog: libc::c_int) -> io::Result<OwnedFd> {
+pub(super) fn listen(name: &[u8], backlog: i32) -> io::Result<OwnedFd> {
     let socket = socket()?;
-    let (address, length) = abstract_address(name)?;
-    // SAFETY: `address` is readable for `length` bytes, which its constructor computed.
-    check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })?;
-    // SAFETY: no pointers are involved; the descriptor is ours.
-    check(unsafe { libc::listen(socket.as_raw_fd(), backlog) })?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
+    rustix::net::listen(&socket, backlog)?;
     Ok(socket)
 }
 
 /// Connects to an abstract name. `WouldBlock` means that the listener's backlog is full: try again later.
 pub(super) fn connect(name: &[u8]) -> io::Result<OwnedFd> {
     let socket = socket()?;
-    let (address, length) = abstract_address(name)?;
-    // SAFETY: `address` is readable for `length` bytes, which its constructor computed.
-    check(unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) })?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
     Ok(socket)
 }
 
 /// Takes one waiting connection.
 pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: null pointers ask the kernel not to report the address.
-    owned(unsafe { libc::accept4(listener.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), flags) })
+    Ok(rustix::net::accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?)
 }
 
 /// The process at the other end of a Unix socket, as the kernel saw it connect or listen.
@@ -228,19 +195,20 @@ pub(super) struct Credentials {
 
 /// Who is at the other end of a Unix socket.
 pub(super) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
-    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut length = mem::size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: `credentials` is writable for `length` bytes.
-    check(unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut credentials).cast(),
-            &raw mut length,
-        )
-    })?;
-    Ok(Credentials { uid: credentials.uid, pid: u32::try_from(credentials.pid).unwrap_or(0) })
+    // Not by rustix, whose process numbers cannot be 0.
+    let [pid, uid, _gid] = socket_option(socket, libc::SO_PEERCRED)?;
+    Ok(Credentials { uid, pid })
+}
+
+/// An option of a socket that consists of `N` numbers.
+fn socket_option<const N: usize>(socket: BorrowedFd<'_>, option: libc::c_int) -> io::Result<[u32; N]> {
+    let mut value = [0; N];
+    let mut length = mem::size_of_val(&value) as libc::socklen_t;
+    let place = value.as_mut_ptr().cast();
+    // SAFETY: `value` is writable for `length` bytes, and whatever is written there is `N` numbers.
+    let failed =
+        unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, place, &raw mut length) };
+    if failed < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
 }
 
 /// A handle on the process at the other end of a Unix socket, and when that process started; `None` where it can't be
@@ -256,24 +224,14 @@ pub(super) fn peer_process(socket: BorrowedFd<'_>) -> Option<(ProcessId, OwnedFd
 /// Linux 6.5 and newer.
 fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     const SO_PEERPIDFD: libc::c_int = 77;
-    let (mut fd, mut length): (RawFd, _) = (-1, mem::size_of::<RawFd>() as libc::socklen_t);
-    // SAFETY: `fd` is writable for `length` bytes.
-    check(unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_PEERPIDFD,
-            (&raw mut fd).cast(),
-            &raw mut length,
-        )
-    })?;
-    owned(fd)
+    let [fd] = socket_option(socket, SO_PEERPIDFD)?;
+    // SAFETY: the kernel just made this descriptor for us; nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(RawFd::try_from(fd).map_err(io::Error::other)?) })
 }
 
 fn open_pidfd(pid: u32) -> io::Result<OwnedFd> {
-    // SAFETY: no pointers are involved.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    owned(libc::c_int::try_from(fd).unwrap_or(-1))
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
+    Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
 }
 
 /// When a process started, in the kernel's ticks.
@@ -285,53 +243,20 @@ fn start_time(pid: u32) -> Option<u64> {
 }
 
 fn is_alive(pidfd: BorrowedFd<'_>) -> bool {
-    let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: `poll` is one entry, valid for the call.
-    unsafe { libc::poll(&raw mut poll, 1, 0) == 0 }
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&now)) == Ok(0)
 }
-
-/// Ends both directions; the peer reads end of file. A socket that is already disconnected is no error.
-pub(super) fn shutdown(socket: BorrowedFd<'_>) {
-    // SAFETY: no pointers are involved; the descriptor is borrowed for the call.
-    unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
-}
-
-/// Room for one control message with [`FRAME_FDS`] descriptors, aligned as its header must be.
-type Control = [u64; 3];
 
 /// Sends one packet with descriptors attached, without blocking.
 pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    if fds.len() > FRAME_FDS {
-        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FRAME_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut room);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::INVAL.into());
     }
-    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    let mut control: Control = [0; 3];
-    // SAFETY: all-zero is a valid `msghdr`.
-    let mut message: libc::msghdr = unsafe { mem::zeroed() };
-    message.msg_iov = &raw mut part;
-    message.msg_iovlen = 1;
-    if !fds.is_empty() {
-        let payload = (fds.len() * mem::size_of::<RawFd>()) as libc::c_uint;
-        message.msg_control = control.as_mut_ptr().cast();
-        // SAFETY: `CMSG_SPACE` and `CMSG_LEN` only compute; at most two descriptors fit into `Control`, so the
-        // first header and its data lie inside it.
-        unsafe {
-            message.msg_controllen = libc::CMSG_SPACE(payload) as usize;
-            let header = libc::CMSG_FIRSTHDR(&raw const message);
-            (*header).cmsg_level = libc::SOL_SOCKET;
-            (*header).cmsg_type = libc::SCM_RIGHTS;
-            (*header).cmsg_len = libc::CMSG_LEN(payload) as usize;
-            let data = libc::CMSG_DATA(header).cast::<RawFd>();
-            for (index, fd) in fds.iter().enumerate() {
-                data.add(index).write_unaligned(fd.as_raw_fd());
-            }
-        }
-    }
-    // SAFETY: `message` points at `part`, `bytes` and `control`, all alive for the call.
-    let sent = unsafe {
-        libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
-    };
-    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?;
+    Ok(())
 }
 
 /// One received packet.
@@ -341,57 +266,29 @@ pub(super) struct Packet {
     /// Bytes of the packet; 0 at end of file.
     pub(super) length: usize,
     pub(super) fds: Vec<OwnedFd>,
-    /// More bytes or descriptors were sent than a frame may have.
+    /// More bytes or descriptors were sent than there was room for.
     pub(super) truncated: bool,
 }
 
 /// Receives one packet without blocking.
 pub(super) fn receive(socket: BorrowedFd<'_>) -> io::Result<Packet> {
     let mut bytes = [0; FRAME_BYTES];
-    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    let mut control: Control = [0; 3];
-    // SAFETY: all-zero is a valid `msghdr`.
-    let mut message: libc::msghdr = unsafe { mem::zeroed() };
-    message.msg_iov = &raw mut part;
-    message.msg_iovlen = 1;
-    message.msg_control = control.as_mut_ptr().cast();
-    message.msg_controllen = mem::size_of::<Control>();
-    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: `message` points at `part`, `bytes` and `control`, all alive for the call.
-    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
-    let length = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
-    let truncated = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
-    // SAFETY: the kernel filled `message` and its control buffer, which is still alive.
-    let fds = unsafe { attached(&message) };
-    if message.msg_flags & libc::MSG_CTRUNC != 0 && fds.len() < FRAME_FDS {
-        // There was room for more in the message, so it was this process that could have no more: no fault of the peer's.
-        return Err(io::Error::from_raw_os_error(libc::EMFILE));
-    }
-    Ok(Packet { bytes, length, fds, truncated })
-}
-
-/// Takes ownership of the descriptors attached to a received message.
-///
-/// # Safety
-/// `message` was filled by `recvmsg`, its control buffer is alive, and this is called once for it.
-unsafe fn attached(message: &libc::msghdr) -> Vec<OwnedFd> {
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FRAME_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut room);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let message = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
     let mut fds = Vec::new();
-    // SAFETY: the macros walk the control buffer that the kernel filled, within `msg_controllen`; each
-    // descriptor in it was made for this process and is owned by nobody yet.
-    unsafe {
-        let mut header = libc::CMSG_FIRSTHDR(message);
-        while let Some(current) = header.as_ref() {
-            if current.cmsg_level == libc::SOL_SOCKET && current.cmsg_type == libc::SCM_RIGHTS {
-                let payload = current.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
-                let data = libc::CMSG_DATA(header).cast::<RawFd>();
-                for index in 0..payload / mem::size_of::<RawFd>() {
-                    fds.push(OwnedFd::from_raw_fd(data.add(index).read_unaligned()));
-                }
-            }
-            header = libc::CMSG_NXTHDR(message, header);
+    for attached in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = attached {
+            fds.extend(rights);
         }
     }
-    fds
+    if message.flags.contains(ReturnFlags::CTRUNC) && fds.len() < FRAME_FDS {
+        // There was room for more in the message, so it was this process that could have no more: no fault of the peer's.
+        return Err(Errno::MFILE.into());
+    }
+    let truncated = message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+    Ok(Packet { bytes, length: message.bytes, fds, truncated })
 }
 
 /// Registers a descriptor with the current tokio runtime.
@@ -408,5 +305,5 @@ pub(super) fn watch_borrowed(fd: BorrowedFd<'_>, interest: Interest) -> io::Resu
 
 /// What a descriptor is, in the kernel's words (`anon_inode:[eventfd]`).
 pub(super) fn describe(fd: BorrowedFd<'_>) -> io::Result<std::path::PathBuf> {
-    std::fs::read_link(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()))
+    std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
 }

@@ -11,7 +11,7 @@ use memory::{
     copy::{CopyReason, copy_raw},
 };
 
-use crate::{Arrival, Immediate, PeerViolation, Purpose};
+use crate::{Arrival, FabricError, Immediate, PeerViolation, Purpose};
 
 use super::{
     connection::Connection,
@@ -50,6 +50,8 @@ pub(super) struct Target {
     landed: u64,
     /// The peer's blocks, in the order it sent them.
     blocks: Vec<ImportedBlock>,
+    /// Bytes of all of them.
+    imported: u64,
     /// Set once: nothing is executed any more.
     over: bool,
     /// Reads were asked for or answered since that was last looked at.
@@ -407,7 +409,12 @@ impl Target {
         if packet.truncated || index as usize != self.blocks.len() || self.blocks.len() >= BLOCKS_MAX {
             return Err(PeerViolation::Malformed.into());
         }
+        let (shared, most) = (self.imported.saturating_add(length), connection.imported_bytes_max);
+        if shared > most {
+            return Err(End::failed(FabricError::ImportedBytesExhausted { shared, most }));
+        }
         self.blocks.push(ImportedBlock::new(fd.as_fd(), length)?);
+        self.imported = shared;
         Ok(true)
     }
 }

@@ -45,7 +45,7 @@ impl Closing {
     /// The end of a connection that nothing drives.
     pub(super) fn abandoned() -> End {
         let detail = "the runtime that drove the connection has shut down".to_owned();
-        End::silent(FabricError::PeerLost { kind: FabricKind::Tcp, cause: LossCause::DeviceLost, detail })
+        End::silent(FabricError::PeerLost { kind: FabricKind::TCP, cause: LossCause::DeviceLost, detail })
     }
 }
 

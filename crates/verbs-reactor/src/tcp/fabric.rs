@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{Ipv4Addr, SocketAddr},
     sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
@@ -11,29 +11,32 @@ use memory::{Block, BlockId};
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::{
-    handshake::{Address, Hello, Token, VERSION, WELCOME_BYTES, check_welcome, encode_welcome},
+    handshake::{
+        Address, Hello, Token, VERSION, WELCOME_BYTES, answers_in_http, check_welcome, encode_welcome,
+    },
     link::TcpLink,
-    listener::{Counters, Listener, ListenerStats, Ticket},
+    listener::Listener,
+    port::{DataPort, Ticket},
     protection::{Protection, Stream},
     socket::{prefer_cubic, watch},
 };
 use crate::{
-    Access, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, Fabric, FabricError, FabricKind,
-    PeerViolation, Prepared, QueuePair, QueuePairConfig, RegionTable, RemoteRegion, Role, Runtime, Wait,
-    timeout, wait::Spinner,
+    Access, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Door, Fabric,
+    FabricError, FabricKind, PeerViolation, Prepared, QueuePairConfig, RegionTable, RemoteRegion, Role,
+    Runtime, Wait, timeout, wait::Spinner,
 };
 
 /// How the fabric listens and sends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpConfig {
-    /// The address that data connections come to; the port is chosen by the system when the first queue pair is
-    /// prepared. Unspecified (`0.0.0.0`, `::`): dialers use the host of the control connection.
-    /// Default `127.0.0.1`.
-    pub bind: IpAddr,
-    /// How long an accepted stream may take to say who it is. Default 5 s.
+    /// The address that data connections come to. Port 0 lets the system choose one when the first queue pair is
+    /// prepared. Unspecified (`0.0.0.0`, `::`): dialers use the host of the control connection. Not used by a fabric
+    /// [at a port](TcpFabric::at_port) that others listen on. Default `127.0.0.1:0`.
+    pub bind: SocketAddr,
+    /// How long an accepted stream may take to say who it is. Not used [at a port](TcpFabric::at_port). Default 5 s.
     pub handshake_limit: Duration,
     /// Accepted streams that have not said who they are, of all domains together; each holds a descriptor and about 1 KiB.
-    /// One more closes the oldest, once that has had 20 ms. Default 64.
+    /// One more closes the oldest, once that has had 50 ms. Not used [at a port](TcpFabric::at_port). Default 64.
     pub pending_handshakes_max: usize,
     /// A logical write of more bytes is split into pieces of at most as many, each of which counts in the send
     /// queue. Default 1 GiB.
@@ -49,7 +52,7 @@ pub struct TcpConfig {
 impl Default for TcpConfig {
     fn default() -> Self {
         Self {
-            bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            bind: (Ipv4Addr::LOCALHOST, 0).into(),
             handshake_limit: Duration::from_secs(5),
             pending_handshakes_max: 64,
             piece_bytes_max: 1 << 30,
@@ -66,11 +69,31 @@ impl TcpConfig {
             encrypted: protection.encrypts(),
             vectored: true,
             read: true,
-            read_vectored: true,
             piece_bytes_max,
             ..Capabilities::WRITES
         }
     }
+}
+
+/// What the listener of a fabric has seen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListenerStats {
+    /// Streams accepted.
+    pub accepted: u64,
+    /// Streams handed to the end that had issued their token.
+    pub handed_over: u64,
+    /// Streams closed because their token was never issued, or already used.
+    pub bad_tokens: u64,
+    /// Streams closed because their first bytes were no hello of this version.
+    pub malformed: u64,
+    /// Streams closed because the hello did not come in time.
+    pub timed_out: u64,
+    /// Streams closed because newer ones came while too many were waiting for their hello.
+    pub evicted: u64,
+    /// Streams closed because they were to be encrypted, and their other end did not speak TLS or showed no certificate
+    /// that is trusted.
+    pub not_trusted: u64,
 }
 
 /// One TCP stream per queue pair.
@@ -81,26 +104,33 @@ impl TcpConfig {
 pub struct TcpFabric {
     runtime: Arc<dyn Runtime>,
     config: TcpConfig,
-    counters: Arc<Counters>,
     spinner: Arc<Spinner>,
-    listening: Listening,
-    protection: Protection,
+    port: DataPort,
+    listening: Option<Listening>,
+    /// Of a fabric that listens before it has connections.
+    listener: Option<Arc<Listener>>,
 }
 
-/// What all domains of a fabric share while one of them has prepared a queue pair: a worker may have a domain for each
-/// connection, and needs no port for each.
-type Listening = Arc<Mutex<Weak<Listener>>>;
-
 impl TcpFabric {
-    /// A fabric whose connections are driven on `runtime`.
+    /// A fabric whose connections are driven on `runtime`. It listens for itself while there are queue pairs.
     pub fn new(runtime: Arc<dyn Runtime>, config: TcpConfig) -> Self {
+        let door = Door::new(config.pending_handshakes_max, config.handshake_limit, runtime.clone());
+        let listening = Some(Listening { door, current: Arc::default() });
+        let (spinner, port) = (Spinner::new(Wait::default()), DataPort::new());
+        Self { runtime, config, spinner, port, listening, listener: None }
+    }
+
+    /// A fabric that does not listen: whoever listens on the port of the control connection gives its streams to `port`. The
+    /// end that has dialled the control connection must dial here too ([`ConnectParams::peer_address`]). Streams are
+    /// encrypted as `port` says.
+    pub fn at_port(runtime: Arc<dyn Runtime>, config: TcpConfig, port: DataPort) -> Self {
         Self {
             runtime,
             config,
-            counters: Arc::default(),
             spinner: Spinner::new(Wait::default()),
-            listening: Listening::default(),
-            protection: Protection::default(),
+            port,
+            listening: None,
+            listener: None,
         }
     }
 
@@ -109,7 +139,7 @@ impl TcpFabric {
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn with_tls(mut self, identity: crate::tls::TlsIdentity) -> Self {
-        self.protection = Protection::Tls(identity);
+        self.port = DataPort::with_tls(identity);
         self
     }
 
@@ -121,19 +151,72 @@ impl TcpFabric {
         self
     }
 
+    /// Listens from now on, instead of from the first queue pair on.
+    ///
+    /// # Errors
+    /// [`FabricError::Device`] naming the call that the system refused, [`FabricError::Limit`] the limit behind it.
+    pub fn listen(mut self) -> Result<Self, FabricError> {
+        if let Some(listening) = &self.listening {
+            self.listener = Some(listening.listener(&self.runtime, &self.config, &self.port)?);
+        }
+        Ok(self)
+    }
+
     /// What its listener saw, and those before it.
     pub fn listener_stats(&self) -> ListenerStats {
-        self.counters.stats()
+        let door = self.listening.as_ref().map(|listening| listening.door.stats()).unwrap_or_default();
+        let [handed_over, bad_tokens, malformed, not_trusted] = self.port.counts();
+        ListenerStats {
+            accepted: door.accepted,
+            timed_out: door.timed_out,
+            evicted: door.evicted,
+            handed_over,
+            bad_tokens,
+            malformed,
+            not_trusted,
+        }
+    }
+}
+
+/// What all domains of a fabric share while one of them has prepared a queue pair: a worker may have a domain for each
+/// connection, and needs no port for each.
+#[derive(Debug, Clone)]
+struct Listening {
+    door: Arc<Door>,
+    current: Arc<Mutex<Weak<Listener>>>,
+}
+
+impl Listening {
+    /// The listener that there is, or a new one.
+    fn listener(
+        &self,
+        runtime: &Arc<dyn Runtime>,
+        config: &TcpConfig,
+        port: &DataPort,
+    ) -> Result<Arc<Listener>, FabricError> {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(listener) = current.upgrade() {
+            return Ok(listener);
+        }
+        let started = Listener::start(runtime, config.bind, self.door.clone(), port.clone());
+        let listener = started.map_err(|error| match remedy(&error) {
+            Some(remedy) => {
+                FabricError::refused(FabricKind::TCP, "listen", &error, format!("{error}; {remedy}"))
+            }
+            None => FabricError::device(FabricKind::TCP, "listen", error),
+        })?;
+        *current = Arc::downgrade(&listener);
+        Ok(listener)
     }
 }
 
 impl Fabric for TcpFabric {
     fn kind(&self) -> FabricKind {
-        FabricKind::Tcp
+        FabricKind::TCP
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.config.capabilities(&self.protection)
+        self.config.capabilities(self.port.protection())
     }
 
     fn reach(&self) -> Vec<u8> {
@@ -144,12 +227,11 @@ impl Fabric for TcpFabric {
         Ok(Arc::new(TcpDomain {
             runtime: self.runtime.clone(),
             config: self.config.clone(),
-            counters: self.counters.clone(),
             spinner: self.spinner.clone(),
             table: Arc::new(RegionTable::new(&*self.runtime)),
+            port: self.port.clone(),
             listening: self.listening.clone(),
-            protection: self.protection.clone(),
-            listener: Mutex::default(),
+            listener: Mutex::new(self.listener.clone()),
         }))
     }
 }
@@ -159,34 +241,28 @@ impl Fabric for TcpFabric {
 struct TcpDomain {
     runtime: Arc<dyn Runtime>,
     config: TcpConfig,
-    counters: Arc<Counters>,
     spinner: Arc<Spinner>,
     table: Arc<RegionTable>,
-    listening: Listening,
-    protection: Protection,
+    port: DataPort,
+    listening: Option<Listening>,
     listener: Mutex<Option<Arc<Listener>>>,
 }
 
 impl TcpDomain {
-    fn listener(&self) -> Result<Arc<Listener>, FabricError> {
+    /// Where this domain listens; `None` if it is at the port of the control connection.
+    fn listener(&self) -> Result<Option<Arc<Listener>>, FabricError> {
+        let Some(listening) = &self.listening else { return Ok(None) };
         let mut listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(listener) = &*listener {
-            return Ok(listener.clone());
+        if listener.is_none() {
+            *listener = Some(listening.listener(&self.runtime, &self.config, &self.port)?);
         }
-        let mut listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner);
-        let shared = match listening.upgrade() {
-            Some(others) => others,
-            None => Listener::start(&self.runtime, &self.config, &self.counters, &self.protection)?,
-        };
-        *listening = Arc::downgrade(&shared);
-        *listener = Some(shared.clone());
-        Ok(shared)
+        Ok(listener.clone())
     }
 }
 
 impl Domain for TcpDomain {
     fn kind(&self) -> FabricKind {
-        FabricKind::Tcp
+        FabricKind::TCP
     }
 
     fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
@@ -199,16 +275,17 @@ impl Domain for TcpDomain {
 
     fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
         let listener = self.listener()?;
-        let at = listener.address();
+        let at = listener.as_ref().map(|listener| listener.address());
         let token = Token::random(&*self.runtime);
-        let ticket = listener.issue(token);
-        let ip = Some(at.ip()).filter(|ip| !ip.is_unspecified());
-        let certificate = self.protection.certificate();
-        let address = Address { ip, port: at.port(), ticket: ticket.number(), token, certificate };
+        let ticket = self.port.issue(token);
+        let ip = at.map(|at| at.ip()).filter(|ip| !ip.is_unspecified());
+        let port = at.map_or(0, |at| at.port());
+        let certificate = self.port.protection().certificate();
+        let address = Address { ip, port, ticket: ticket.number(), token, certificate };
         let (runtime, spinner, table) = (self.runtime.clone(), self.spinner.clone(), self.table.clone());
-        let capabilities = self.config.capabilities(&self.protection);
+        let capabilities = self.config.capabilities(self.port.protection());
         let limits = (self.config.silence_limit, self.config.stall_limit);
-        let protection = self.protection.clone();
+        let protection = self.port.protection().clone();
         Ok(Box::new(TcpPrepared {
             runtime,
             spinner,
@@ -219,11 +296,12 @@ impl Domain for TcpDomain {
             address,
             ticket,
             protection,
+            _listener: listener,
         }))
     }
 }
 
-/// One end, not connected yet. Its ticket keeps the listener alive.
+/// One end, not connected yet. It keeps the listener alive.
 #[derive(Debug)]
 struct TcpPrepared {
     runtime: Arc<dyn Runtime>,
@@ -236,6 +314,7 @@ struct TcpPrepared {
     address: Address,
     ticket: Ticket,
     protection: Protection,
+    _listener: Option<Arc<Listener>>,
 }
 
 impl Prepared for TcpPrepared {
@@ -243,7 +322,7 @@ impl Prepared for TcpPrepared {
         self.address.encode()
     }
 
-    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<QueuePair, FabricError>> {
+    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<Connected, FabricError>> {
         Box::pin(async move {
             if tokio::runtime::Handle::try_current().is_err() {
                 let detail = "await it on a tokio runtime with IO enabled".to_owned();
@@ -251,23 +330,24 @@ impl Prepared for TcpPrepared {
             }
             let runtime = self.runtime.clone();
             let limit_ms = u64::try_from(params.limit.as_millis()).unwrap_or(u64::MAX);
-            let elapsed = |_| FabricError::ConnectTimeout { kind: FabricKind::Tcp, limit_ms };
+            let elapsed = |_| FabricError::ConnectTimeout { kind: FabricKind::TCP, limit_ms };
             timeout(&*runtime, params.limit, self.establish(&params)).await.map_err(elapsed)?
         })
     }
 }
 
 impl TcpPrepared {
-    async fn establish(self, params: &ConnectParams) -> Result<QueuePair, FabricError> {
+    async fn establish(self, params: &ConnectParams) -> Result<Connected, FabricError> {
         let peer = Address::decode(&params.peer)?;
         self.protection.check(peer.certificate.as_ref())?;
-        let Self { runtime, spinner, table, config, capabilities, limits, address, ticket, protection } =
-            self;
+        let Self {
+            runtime, spinner, table, config, capabilities, limits, address, ticket, protection, ..
+        } = self;
         let stream = match params.role {
             Role::Dialer => {
                 // Nobody is to dial this end any more.
                 drop(ticket);
-                dial(&peer, params.peer_host, address.token, &protection).await?
+                dial(&peer, params.peer_address, address.token, &protection).await?
             }
             Role::Acceptor => accept(ticket, &peer).await?,
         };
@@ -279,22 +359,22 @@ impl TcpPrepared {
     }
 }
 
-/// Opens the stream and shows the acceptor's token.
+/// Opens the stream and shows the acceptor's token. `control` is where the control connection was dialled.
 async fn dial(
     peer: &Address,
-    host: Option<IpAddr>,
+    control: Option<SocketAddr>,
     nonce: Token,
     protection: &Protection,
 ) -> Result<Stream, FabricError> {
-    let Some(ip) = peer.ip.or(host) else {
-        let detail =
-            "the peer listens on every address; give its host in ConnectParams::peer_host".to_owned();
+    let Some(to) = peer.dialled_at(control) else {
+        let detail = "the peer has named no address of its own for data; give the address that the control connection \
+                      was dialled at in ConnectParams::peer_address"
+            .to_owned();
         return Err(failed("finding the peer's address", detail));
     };
-    let to = SocketAddr::new(ip, peer.port);
     let stream = open(to).await.map_err(|error| {
         let remedy = remedy(&error).unwrap_or("is the peer alive, and the port open in its firewall?");
-        FabricError::refused(FabricKind::Tcp, "connecting", &error, format!("{to}: {error}; {remedy}"))
+        FabricError::refused(FabricKind::TCP, "connecting", &error, format!("{to}: {error}; {remedy}"))
     })?;
     let mut stream = protection.dial(stream, peer.certificate.as_ref()).await?;
     let hello = Hello { version: VERSION, ticket: peer.ticket, token: peer.token, nonce };
@@ -303,9 +383,21 @@ async fn dial(
         stream.write_all(&hello.encode()).await?;
         stream.read_exact(&mut welcome).await
     };
-    exchange.await.map_err(|error| {
+    let exchanged = exchange.await;
+    if answers_in_http(&welcome) {
+        let detail = format!(
+            "{to} answers in HTTP, so a proxy or load balancer for HTTP is on the way: tensors over tcp need one that \
+             passes TCP or TLS through unchanged"
+        );
+        return Err(failed("the handshake", detail));
+    }
+    exchanged.map_err(|error| {
         let why = protection.explain(&error);
-        failed("the handshake", format!("{to}: {why}; the peer has given up, or its token was used already"))
+        let detail = format!(
+            "{to}: {why}; the peer has given up, its token was used already, or a proxy on the way carries nothing but \
+             HTTP/2: tensors over tcp need one that passes TCP or TLS through unchanged"
+        );
+        failed("the handshake", detail)
     })?;
     check_welcome(&welcome)?;
     Ok(stream)
@@ -322,11 +414,14 @@ async fn open(to: SocketAddr) -> io::Result<TcpStream> {
 /// Waits for the stream that shows this end's token, and checks that it is the dialer's.
 async fn accept(mut ticket: Ticket, peer: &Address) -> Result<Stream, FabricError> {
     let Some(visitor) = ticket.visitor().await else {
-        return Err(failed("accepting", "the listener ended; see the log for its reason".to_owned()));
+        return Err(failed(
+            "accepting",
+            "nothing listens for it any more; see the log for the reason".to_owned(),
+        ));
     };
     if !visitor.nonce.matches(&peer.token) {
         let violation = PeerViolation::BadToken;
-        return Err(FabricError::PeerMisbehaved { kind: FabricKind::Tcp, violation });
+        return Err(FabricError::PeerMisbehaved { kind: FabricKind::TCP, violation });
     }
     let mut stream = visitor.stream;
     stream.check_peer(peer.certificate.as_ref())?;
@@ -352,5 +447,5 @@ pub(super) fn remedy(error: &io::Error) -> Option<&'static str> {
 }
 
 fn failed(step: &'static str, detail: String) -> FabricError {
-    FabricError::Connect { kind: FabricKind::Tcp, step, detail }
+    FabricError::Connect { kind: FabricKind::TCP, step, detail }
 }

@@ -5,7 +5,7 @@
 //! | 0.. | version u16 | magic 8 bytes | magic 8 bytes |
 //! | | address family u8 (0 none, 4, 6) | version u16 | version u16 |
 //! | | address 16 bytes (4 of them for IPv4) | ticket u64 | |
-//! | | port u16 | token 16 bytes | |
+//! | | port u16 (0: that of the control connection) | token 16 bytes | |
 //! | | ticket u64 | nonce 16 bytes | |
 //! | | token 16 bytes | | |
 //! | | certificate 32 bytes, if encrypted | | |
@@ -17,7 +17,7 @@
 
 use std::{
     fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
 use super::{frame::take, protection::Certificate};
@@ -31,7 +31,7 @@ pub(super) const WELCOME_BYTES: usize = 10;
 const DATA_BYTES: usize = 45;
 const CERTIFICATE_BYTES: usize = 32;
 
-const HELLO_MAGIC: [u8; 8] = *b"twtcp-h\n";
+pub(super) const HELLO_MAGIC: [u8; 8] = *b"twtcp-h\n";
 const WELCOME_MAGIC: [u8; 8] = *b"twtcp-w\n";
 
 /// A one-use secret. `Debug` leaves it out.
@@ -60,8 +60,10 @@ impl Token {
 /// What the other end must know to reach this one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Address {
-    /// `None` when this end listens on every address: the dialer knows the host.
+    /// `None` when the dialer is to use the host that it dialled the control connection at: this end listens on every address,
+    /// or at the control connection's own.
     pub(super) ip: Option<IpAddr>,
+    /// 0 for the port that the dialer dialled the control connection at.
     pub(super) port: u16,
     /// Which of the listener's tickets.
     pub(super) ticket: u64,
@@ -71,6 +73,14 @@ pub(super) struct Address {
 }
 
 impl Address {
+    /// Where to dial it, by an end that dialled the control connection at `control`. `None` if that has to be known, and is
+    /// not.
+    pub(super) fn dialled_at(&self, control: Option<SocketAddr>) -> Option<SocketAddr> {
+        let ip = self.ip.or(control.map(|control| control.ip()))?;
+        let port = if self.port == 0 { control?.port() } else { self.port };
+        Some(SocketAddr::new(ip, port))
+    }
+
     pub(super) fn encode(&self) -> ConnectionData {
         let (family, ip) = match self.ip {
             None => (0, [0; 16]),
@@ -175,12 +185,19 @@ pub(super) fn check_welcome(welcome: &[u8; WELCOME_BYTES]) -> Result<(), FabricE
     check_version(take(&mut rest).map(u16::from_le_bytes).ok_or_else(malformed)?)
 }
 
+/// Whether what came in place of a welcome is the beginning of HTTP/1, or a frame of HTTP/2 that speaks of the whole
+/// connection (SETTINGS, GOAWAY, WINDOW_UPDATE).
+pub(super) fn answers_in_http(welcome: &[u8; WELCOME_BYTES]) -> bool {
+    let [_, _, _, kind, _, stream @ ..] = welcome;
+    welcome.starts_with(b"HTTP/") || matches!(kind, 4 | 7 | 8) && stream.starts_with(&[0; 4])
+}
+
 fn check_version(theirs: u16) -> Result<(), FabricError> {
     if theirs == VERSION {
         return Ok(());
     }
     Err(FabricError::Connect {
-        kind: FabricKind::Tcp,
+        kind: FabricKind::TCP,
         step: "version check",
         detail: format!(
             "the peer speaks version {theirs}, this side version {VERSION}; run the same release"
@@ -189,7 +206,7 @@ fn check_version(theirs: u16) -> Result<(), FabricError> {
 }
 
 fn malformed() -> FabricError {
-    FabricError::PeerMisbehaved { kind: FabricKind::Tcp, violation: PeerViolation::Malformed }
+    FabricError::PeerMisbehaved { kind: FabricKind::TCP, violation: PeerViolation::Malformed }
 }
 
 #[cfg(test)]
@@ -236,6 +253,36 @@ mod tests {
         welcome[8] = 9;
         let error = check_welcome(&welcome).unwrap_err().to_string();
         assert!(error.contains("version 9") && error.contains("version 1"), "{error}");
+    }
+
+    #[test]
+    fn an_answer_in_http_is_told_from_a_welcome_and_from_nonsense() {
+        let first = |bytes: &[u8]| std::array::from_fn(|at| bytes.get(at).copied().unwrap_or_default());
+        let answers: [&[u8]; 4] = [
+            b"HTTP/1.1 400 Bad Request",
+            &[0, 0, 18, 4, 0, 0, 0, 0, 0, 0],
+            &[0, 0, 0, 4, 0, 0, 0, 0, 0, 0],
+            &[0, 0, 8, 7, 0, 0, 0, 0, 0, 0],
+        ];
+        assert!(answers.iter().all(|answer| answers_in_http(&first(answer))));
+        let others: [&[u8]; 3] = [b"", b"220 mail.example ESMTP", &encode_welcome()];
+        assert!(!others.iter().any(|other| answers_in_http(&first(other))));
+    }
+
+    #[test]
+    fn what_an_address_leaves_open_is_that_of_the_control_connection() {
+        let control = Some(SocketAddr::from(([10, 0, 0, 9], 4242)));
+        let ip = Some(IpAddr::V4(Ipv4Addr::new(10, 1, 2, 3)));
+        let at = |address: Address, control| address.dialled_at(control).map(|at| at.to_string());
+        let shared = Address { port: 0, ..address(None) };
+        for (address, with, without) in [
+            (shared, "10.0.0.9:4242", None),
+            (address(None), "10.0.0.9:4711", None),
+            (address(ip), "10.1.2.3:4711", Some("10.1.2.3:4711")),
+        ] {
+            assert_eq!(at(address, control).as_deref(), Some(with));
+            assert_eq!(at(address, None).as_deref(), without);
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::{
 };
 
 use futures::task::AtomicWaker;
+use memory::Block;
 use tokio::io::unix::AsyncFd;
 
 use super::{
@@ -27,7 +28,7 @@ use super::{
     socket::Socket,
 };
 use crate::{
-    Capabilities, FabricError, FabricKind, Link, Piece, QueuePair, QueuePairConfig, QueuePairCore,
+    Capabilities, Connected, FabricError, FabricKind, Link, Piece, QueuePair, QueuePairConfig, QueuePairCore,
     ReadDestination, ReadPart, RegionGeneration, RegionId, RegionTable, RemoteRange, Runtime, SlotKey,
     WorkRequest, wait::Spinner,
 };
@@ -71,11 +72,10 @@ impl TcpLink {
         capabilities: Capabilities,
         spinner: Arc<Spinner>,
         stream: Stream,
-    ) -> Result<QueuePair, FabricError> {
+    ) -> Result<Connected, FabricError> {
         let (link, queue_pair) = Self::new(table, config, capabilities, stream)?;
         let driver = Driver::new(link, runtime.clone(), spinner);
-        runtime.spawn("tcp connection", Box::pin(driver.run()));
-        Ok(queue_pair)
+        Ok(Connected { queue_pair, driver: Box::pin(driver.run()) })
     }
 
     /// A queue pair that nobody drives.
@@ -85,12 +85,12 @@ impl TcpLink {
         capabilities: Capabilities,
         stream: Stream,
     ) -> Result<(Arc<Self>, QueuePair), FabricError> {
-        let fail = |error| FabricError::device(FabricKind::Tcp, "registering the stream", error);
+        let fail = |error| FabricError::device(FabricKind::TCP, "registering the stream", error);
         let socket = Socket::new(stream).map_err(fail)?;
         // SAFETY: a `Socket` owns its descriptor, answers with no other, and closes it only when dropped.
         let socket = unsafe { AsyncFd::register(socket) };
         let socket = socket.map_err(|refused| fail(refused.into()))?;
-        let core = Arc::new(QueuePairCore::new(FabricKind::Tcp, config, capabilities));
+        let core = Arc::new(QueuePairCore::new(FabricKind::TCP, config, capabilities));
         let link = Arc::new(Self {
             core: core.clone(),
             table,
@@ -316,17 +316,13 @@ impl TcpLink {
             let tells = request.immediate().is_some();
             self.resolve_piece(operation, piece, tells)
         };
-        let first = pieces.next().ok_or_else(|| request.unsupported(FabricKind::Tcp))?;
+        let first = pieces.next().ok_or_else(|| request.unsupported(FabricKind::TCP))?;
         Ok((part(first)?, pieces.map(part).collect::<Result<_, _>>()?))
     }
 
     fn resolve_piece(&self, operation: Part, piece: Piece, tells: bool) -> Result<Outgoing, FabricError> {
         let Piece { local, remote, immediate, is_last } = piece;
-        if let Some(block) = local.block()
-            && !self.table.contains(block.id())
-        {
-            return Err(FabricError::NotRegistered { kind: FabricKind::Tcp, block: block.id().get() });
-        }
+        self.table.check_local(FabricKind::TCP, local.block().map(Block::id))?;
         let bytes = local.len() as u64;
         let target = self.core.remote_regions().aim(bytes, remote.as_ref())?;
         // A write of no bytes names no region on the wire.
@@ -366,11 +362,7 @@ impl TcpLink {
         let bytes = into.length();
         let region = self.core.remote_regions().aim(bytes, Some(remote))?;
         let target = into.target()?;
-        if let Some((block, _)) = &target
-            && !self.table.contains(block.id())
-        {
-            return Err(FabricError::NotRegistered { kind: FabricKind::Tcp, block: block.id().get() });
-        }
+        self.table.check_local(FabricKind::TCP, target.as_ref().map(|(block, _)| block.id()))?;
         let (range, remote_key) = match region {
             Some(region) if bytes > 0 => (*remote, Key(region.key)),
             _ => (NOWHERE, Key(0)),

@@ -7,7 +7,8 @@
 //! | module | responsibility |
 //! | --- | --- |
 //! | `fabric` | the fabric, its domains, and connecting a prepared end |
-//! | `listener` | the data listener: bounded pending handshakes, one-use tickets |
+//! | `port` | streams of dialing peers, told apart by one-use tickets |
+//! | `listener` | the listener of a fabric that has a port of its own |
 //! | `handshake` | connection data, hello and welcome, in bytes |
 //! | `frame` | the stream's frames, in bytes |
 //! | `outgoing` | what waits to be sent, and its frames |
@@ -60,6 +61,7 @@ mod handshake;
 mod link;
 mod listener;
 mod outgoing;
+mod port;
 mod protection;
 mod reads;
 mod receiver;
@@ -70,5 +72,7 @@ mod socket;
 #[cfg(test)]
 mod tests;
 
-pub use fabric::{TcpConfig, TcpFabric};
-pub use listener::ListenerStats;
+pub use fabric::{ListenerStats, TcpConfig, TcpFabric};
+pub use port::DataPort;
+pub use protection::Stream;
+pub(crate) use socket::prefer_cubic;

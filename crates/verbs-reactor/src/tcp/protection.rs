@@ -93,19 +93,20 @@ impl Protection {
             #[cfg(feature = "tls")]
             Self::Tls(identity) => {
                 let _ = stream.set_nodelay(true);
-                let secured = identity.accept(TlsPurpose::Data, stream).await;
+                let secured = identity.accept(stream).await;
                 Ok(Stream::Tls(Box::new(secured.map_err(|error| explain_io(&error))?)))
             }
         }
     }
 }
 
-/// A stream during the handshake.
+/// A connected stream before its first frame.
 #[derive(Debug)]
-pub(super) enum Stream {
+#[non_exhaustive]
+pub enum Stream {
     /// As it is.
     Plain(TcpStream),
-    /// Encrypted.
+    /// Under mutual TLS, the handshake of which is done.
     #[cfg(feature = "tls")]
     Tls(Box<tokio_rustls::TlsStream<TcpStream>>),
 }
@@ -113,6 +114,13 @@ pub(super) enum Stream {
 impl From<TcpStream> for Stream {
     fn from(stream: TcpStream) -> Self {
         Self::Plain(stream)
+    }
+}
+
+#[cfg(feature = "tls")]
+impl From<tokio_rustls::TlsStream<TcpStream>> for Stream {
+    fn from(stream: tokio_rustls::TlsStream<TcpStream>) -> Self {
+        Self::Tls(Box::new(stream))
     }
 }
 
@@ -141,7 +149,7 @@ impl Stream {
                     return Ok(());
                 }
                 let violation = PeerViolation::WrongCertificate;
-                Err(FabricError::PeerMisbehaved { kind: FabricKind::Tcp, violation })
+                Err(FabricError::PeerMisbehaved { kind: FabricKind::TCP, violation })
             }
             _ => Err(failed(
                 "agreeing on encryption",
@@ -171,5 +179,5 @@ impl Stream {
 }
 
 fn failed(step: &'static str, detail: String) -> FabricError {
-    FabricError::Connect { kind: FabricKind::Tcp, step, detail }
+    FabricError::Connect { kind: FabricKind::TCP, step, detail }
 }

@@ -34,7 +34,7 @@ impl End {
     }
 
     fn lost(cause: LossCause, detail: &str) -> Self {
-        Self::silent(FabricError::PeerLost { kind: FabricKind::Tcp, cause, detail: detail.to_owned() })
+        Self::silent(FabricError::PeerLost { kind: FabricKind::TCP, cause, detail: detail.to_owned() })
     }
 
     /// Whether the stream just ended, for a reason that it does not know.
@@ -44,7 +44,7 @@ impl End {
 
     /// The peer broke a rule.
     fn violation(violation: PeerViolation) -> Self {
-        let error = FabricError::PeerMisbehaved { kind: FabricKind::Tcp, violation };
+        let error = FabricError::PeerMisbehaved { kind: FabricKind::TCP, violation };
         Self { error, farewell: Some(Frame::Refusal(Refusal { reason: violation, depth: 0 })) }
     }
 
@@ -55,7 +55,7 @@ impl End {
 
     /// The peer says that we broke a rule.
     fn refused(refusal: Refusal) -> Self {
-        let kind = FabricKind::Tcp;
+        let kind = FabricKind::TCP;
         Self::silent(match refusal.reason {
             PeerViolation::ReceiverNotReady => FabricError::ReceiverNotReady { kind, depth: refusal.depth },
             reason => FabricError::RemoteRefused { kind, reason },

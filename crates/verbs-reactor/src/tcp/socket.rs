@@ -120,7 +120,7 @@ impl Socket {
         if let Err(error) = self.bare.0.shutdown(how)
             && error.kind() != io::ErrorKind::NotConnected
         {
-            tracing::debug!(%error, "shutting down a tcp stream");
+            log!(DEBUG, %error, "shutting down a tcp stream");
         }
     }
 }
@@ -205,7 +205,7 @@ fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
 /// Uses the congestion control `cubic`: for loopback, where there is nothing to pace for and the pacing of
 /// others costs a quarter of the bandwidth. Best effort: a kernel without it keeps its own. Before the
 /// connection is made, because pacing once begun stays.
-pub(super) fn prefer_cubic(socket: &impl AsRawFd) {
+pub(crate) fn prefer_cubic(socket: &impl AsRawFd) {
     let name = b"cubic";
     // SAFETY: the pointer and the length are those of `name`, which the call only reads.
     let failed = unsafe {
@@ -218,15 +218,8 @@ pub(super) fn prefer_cubic(socket: &impl AsRawFd) {
         )
     };
     if failed != 0 {
-        tracing::debug!(error = %io::Error::last_os_error(), "congestion control cubic is not available");
+        log!(DEBUG, error = %io::Error::last_os_error(), "congestion control cubic is not available");
     }
-}
-
-/// Lets the kernel hold so many connections until they are accepted; its own limit, `net.core.somaxconn`, may be lower.
-pub(super) fn set_backlog(listener: &std::net::TcpListener, connections: libc::c_int) -> io::Result<()> {
-    // SAFETY: the descriptor is open, because `listener` owns it.
-    let failed = unsafe { libc::listen(listener.as_raw_fd(), connections) };
-    if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Makes the kernel notice a peer whose host is gone. Idle, it asks the peer's kernel, which answers also for a
@@ -253,7 +246,7 @@ fn set(socket: &impl AsRawFd, level: libc::c_int, name: libc::c_int, value: libc
 
 /// What a failed call on a connected stream says about the connection.
 pub(super) fn loss(call: &'static str, error: io::Error) -> FabricError {
-    let kind = FabricKind::Tcp;
+    let kind = FabricKind::TCP;
     #[cfg(feature = "tls")]
     if let Some(tls) = crate::tls::tls_error(&error) {
         let cause = LossCause::Tampered;

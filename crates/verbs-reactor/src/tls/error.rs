@@ -128,7 +128,9 @@ pub enum TlsError {
 pub fn explain(error: &Error) -> String {
     match error {
         Error::InvalidCertificate(why) => {
-            format!("the other end's certificate {} ({why})", CertificateProblem::of(why).words())
+            // It may quote the certificate.
+            let detail = why.to_string().replace(|part: char| part.is_control(), "\u{fffd}");
+            format!("the other end's certificate {} ({detail})", CertificateProblem::of(why).words())
         }
         Error::AlertReceived(alert) => refused_by_peer(*alert),
         Error::NoCertificatesPresented => {
@@ -171,7 +173,8 @@ fn refused_by_peer(alert: AlertDescription) -> String {
         AlertDescription::AccessDenied => "does not let this end in: its log says why",
         AlertDescription::ProtocolVersion => "does not speak TLS 1.3, which alone is spoken here",
         AlertDescription::NoApplicationProtocol => {
-            "expects something else on this port: is it a worker of this version?"
+            "expects something else on this port: is it a worker of this version, and does everything on the way pass TLS \
+             through unchanged?"
         }
         AlertDescription::BadRecordMac => {
             "got a record that was changed on the way: somebody may be at the network between the hosts"

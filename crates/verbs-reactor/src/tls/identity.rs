@@ -40,7 +40,7 @@ const BYTES: &str = "(given as bytes)";
 /// What a connection is for. It is agreed on in the handshake, so that one cannot be taken for the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TlsPurpose {
-    /// Control sessions, and calls for tensors, over HTTP/2.
+    /// Control sessions, over HTTP/2.
     Control,
     /// Data connections of the tcp fabric.
     Data,
@@ -64,14 +64,12 @@ pub struct TlsIdentity(Arc<Inner>);
 
 struct Inner {
     own: PeerCertificate,
-    control: Ends,
-    data: Ends,
-}
-
-/// The settings of both ends of a connection.
-struct Ends {
+    /// For data connections alone.
+    data_server: Arc<ServerConfig>,
+    /// For connections of any purpose.
     server: Arc<ServerConfig>,
-    client: Arc<ClientConfig>,
+    control_client: Arc<ClientConfig>,
+    data_client: Arc<ClientConfig>,
 }
 
 /// PEM, and where it came from.
@@ -152,9 +150,23 @@ impl TlsIdentity {
         };
         let server = server_config(&provider, clients, &chain, &private).map_err(wrong_key)?;
         let client = client_config(&provider, servers, &chain, &private).map_err(wrong_key)?;
-        let ends = |purpose| Ends::new(&server, &client, purpose);
-        let (control, data) = (ends(TlsPurpose::Control), ends(TlsPurpose::Data));
-        Ok(Self(Arc::new(Inner { own: PeerCertificate::new(own), control, data })))
+        let server_for = |purposes: &[TlsPurpose]| {
+            let mut server = server.clone();
+            server.alpn_protocols = protocols(purposes);
+            Arc::new(server)
+        };
+        let client_for = |purpose| {
+            let mut client = client.clone();
+            client.alpn_protocols = protocols(&[purpose]);
+            Arc::new(client)
+        };
+        Ok(Self(Arc::new(Inner {
+            own: PeerCertificate::new(own),
+            data_server: server_for(&[TlsPurpose::Data]),
+            server: server_for(&[TlsPurpose::Control, TlsPurpose::Data]),
+            control_client: client_for(TlsPurpose::Control),
+            data_client: client_for(TlsPurpose::Data),
+        })))
     }
 
     /// What other ends see of this one.
@@ -177,45 +189,58 @@ impl TlsIdentity {
     pub async fn connect(&self, purpose: TlsPurpose, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         // Neither sent nor checked; see `ChainVerifier`.
         let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
-        let connector = TlsConnector::from(self.ends(purpose).client.clone());
+        let client = match purpose {
+            TlsPurpose::Control => &self.0.control_client,
+            TlsPurpose::Data => &self.0.data_client,
+        };
+        let connector = TlsConnector::from(client.clone());
         Ok(connector.connect(name, stream).await?.into())
     }
 
-    /// The handshake of the end that was dialled. As long as the other end takes, also to leave when it is not let in:
-    /// bound it.
+    /// The handshake of the end that was dialled, for a data connection. As long as the other end takes, also to leave when
+    /// it is not let in: bound it.
     ///
     /// # Errors
     /// As of [`connect`](Self::connect).
     ///
     /// # Cancel safety
     /// Dropping the future ends the stream.
-    pub async fn accept(&self, purpose: TlsPurpose, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
-        let acceptor = TlsAcceptor::from(self.ends(purpose).server.clone());
-        match acceptor.accept(stream).into_fallible().await {
-            Ok(stream) => Ok(stream.into()),
-            Err((error, mut stream)) => {
-                let _ = stream.shutdown().await;
-                let _ = tokio::io::copy(&mut stream.take(LEAVING_BYTES_MAX), &mut tokio::io::sink()).await;
-                Err(error)
-            }
-        }
+    pub async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        accept(self.0.data_server.clone(), stream).await
     }
 
-    fn ends(&self, purpose: TlsPurpose) -> &Ends {
-        match purpose {
-            TlsPurpose::Control => &self.0.control,
-            TlsPurpose::Data => &self.0.data,
+    /// As [`accept`](Self::accept), for whatever purpose the other end has.
+    ///
+    /// # Errors
+    /// As of [`connect`](Self::connect).
+    ///
+    /// # Cancel safety
+    /// Dropping the future ends the stream.
+    pub async fn accept_any(&self, stream: TcpStream) -> io::Result<(TlsStream<TcpStream>, TlsPurpose)> {
+        let stream = accept(self.0.server.clone(), stream).await?;
+        let agreed = stream.get_ref().1.alpn_protocol();
+        // An end that names no purpose is refused by who looks at its certificate.
+        let purpose = match agreed == Some(TlsPurpose::Data.protocol()) {
+            true => TlsPurpose::Data,
+            false => TlsPurpose::Control,
+        };
+        Ok((stream, purpose))
+    }
+}
+
+async fn accept(server: Arc<ServerConfig>, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+    match TlsAcceptor::from(server).accept(stream).into_fallible().await {
+        Ok(stream) => Ok(stream.into()),
+        Err((error, mut stream)) => {
+            let _ = stream.shutdown().await;
+            let _ = tokio::io::copy(&mut stream.take(LEAVING_BYTES_MAX), &mut tokio::io::sink()).await;
+            Err(error)
         }
     }
 }
 
-impl Ends {
-    fn new(server: &ServerConfig, client: &ClientConfig, purpose: TlsPurpose) -> Self {
-        let (mut server, mut client) = (server.clone(), client.clone());
-        server.alpn_protocols = vec![purpose.protocol().to_vec()];
-        client.alpn_protocols = vec![purpose.protocol().to_vec()];
-        Self { server: Arc::new(server), client: Arc::new(client) }
-    }
+fn protocols(purposes: &[TlsPurpose]) -> Vec<Vec<u8>> {
+    purposes.iter().map(|purpose| purpose.protocol().to_vec()).collect()
 }
 
 fn server_config(
@@ -283,7 +308,8 @@ impl Input {
         }
         if field == TlsField::Key && mode & 0o044 != 0 {
             let mode = format!("{:03o}", mode & 0o777);
-            tracing::warn!(
+            log!(
+                WARN,
                 path = %path.display(), mode,
                 "the TLS key can be read by others than its owner: run chmod 600 on it"
             );

@@ -57,22 +57,11 @@ pub struct GidEntry {
 }
 
 impl Context {
-    /// The address that a connection from `port` should come from. On Ethernet RoCE v2 alone, IPv4 first, then
-    /// routable IPv6: an IPv4 address is what its network is set up for. On InfiniBand the port's own.
-    ///
-    /// # Errors
-    /// [`VerbsError::NoAddress`], [`VerbsError::Call`].
-    pub fn source_address(&self, port: &Port) -> Result<GidEntry, VerbsError> {
-        let entries = self.addresses(port)?;
-        choose(&entries, port.link)
-            .ok_or_else(|| VerbsError::NoAddress { device: self.name().to_owned(), port: port.number })
-    }
-
     /// The table of `port`, without its empty entries.
     ///
     /// # Errors
     /// [`VerbsError::Call`].
-    pub fn addresses(&self, port: &Port) -> Result<Vec<GidEntry>, VerbsError> {
+    pub(super) fn addresses(&self, port: &Port) -> Result<Vec<GidEntry>, VerbsError> {
         match &self.optional()._ibv_query_gid_table {
             Ok(_) => self.addresses_at_once(port),
             Err(_) => Ok(self.addresses_one_by_one(port)),

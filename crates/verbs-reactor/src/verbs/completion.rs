@@ -300,7 +300,7 @@ impl Drop for CompletionQueue {
         // SAFETY: queue pairs hold an `Arc` of their completion queue, so none is left.
         let result = unsafe { self.context.functions().ibv_destroy_cq(self.raw()) };
         if let Err(error) = zero(result, "ibv_destroy_cq", self.context.name()) {
-            tracing::warn!(%error, "a completion queue is leaked");
+            log!(WARN, %error, "a completion queue is leaked");
         } else {
             drop(Channel { context: &self.context, raw: self.channel });
         }
@@ -336,7 +336,7 @@ impl Drop for Channel<'_> {
         // SAFETY: the channel is ours and no queue uses it.
         let result = unsafe { self.context.functions().ibv_destroy_comp_channel(self.raw.as_ptr()) };
         if let Err(error) = zero(result, "ibv_destroy_comp_channel", self.context.name()) {
-            tracing::warn!(%error, "a completion channel is leaked");
+            log!(WARN, %error, "a completion channel is leaked");
         }
     }
 }

@@ -65,10 +65,6 @@ pub struct DeviceLimits {
     pub regions: u32,
     /// Bytes in one registered region.
     pub region_bytes: u64,
-    /// Memory windows, if they are of type 2, which one queue pair's peer may use; else 0.
-    pub windows: u32,
-    /// Each access through a window is held against the window's own range.
-    pub exact_windows: bool,
 }
 
 /// What connects a port to its neighbours.
@@ -148,8 +144,6 @@ impl Context {
             completions: limit(attributes.max_cqe),
             regions: limit(attributes.max_mr),
             region_bytes: attributes.max_mr_size,
-            windows: windows(&attributes),
-            exact_windows: windows(&attributes) > 0 && attributes.vendor_id != SOFT_ROCE,
         })
     }
 
@@ -167,7 +161,7 @@ impl Context {
         // SAFETY: the context is open, no input is asked for more, and `answer` is a valid place of that size.
         let result = unsafe { query(self.raw(), ptr::null(), answer.as_mut_ptr(), size) };
         if let Err(error) = zero(result, "ibv_query_device_ex", &self.name) {
-            tracing::debug!(%error, "what is unknown of a device counts as missing");
+            log!(DEBUG, %error, "what is unknown of a device counts as missing");
             return None;
         }
         // SAFETY: all-zero bytes are valid attributes, and the call filled in what it knows.
@@ -231,7 +225,7 @@ impl Context {
     ///
     /// # Errors
     /// [`VerbsError::Unfit`] for an entry that the table lacks, or that is empty.
-    pub fn partition_key(&self, number: u8, index: u16) -> Result<u16, VerbsError> {
+    pub(super) fn partition_key(&self, number: u8, index: u16) -> Result<u16, VerbsError> {
         let mut key = 0;
         // SAFETY: the context is open, and `key` is a valid place for the answer.
         let result =
@@ -249,23 +243,6 @@ impl Context {
     pub(crate) fn event_descriptor(&self) -> RawFd {
         // SAFETY: the context is open while `self` lives, and its descriptor never changes.
         unsafe { self.raw.as_ref().async_fd }
-    }
-
-    /// The first port that carries traffic.
-    ///
-    /// # Errors
-    /// [`VerbsError::PortDown`] naming the last port when none does, [`VerbsError::Call`].
-    pub fn active_port(&self) -> Result<Port, VerbsError> {
-        let ports = self.limits()?.ports;
-        let mut last = (1, 0);
-        for number in 1..=ports {
-            let port = self.port(number)?;
-            if port.is_active() {
-                return Ok(port);
-            }
-            last = (number, port.state);
-        }
-        Err(VerbsError::PortDown { device: self.name.clone(), port: last.0, state: last.1 })
     }
 
     pub(crate) fn raw(&self) -> *mut sys::ibv_context {
@@ -292,7 +269,7 @@ impl Drop for Context {
         // SAFETY: everything made from the context holds an `Arc` of it, so nothing is left.
         let result = unsafe { self.functions().ibv_close_device(self.raw()) };
         if let Err(error) = zero(result, "ibv_close_device", &self.name) {
-            tracing::warn!(%error, "an RDMA device stays open");
+            log!(WARN, %error, "an RDMA device stays open");
         }
     }
 }
@@ -341,18 +318,9 @@ impl Drop for ProtectionDomain {
         // SAFETY: regions and queue pairs hold an `Arc` of the domain, so none is left.
         let result = unsafe { self.context.functions().ibv_dealloc_pd(self.raw()) };
         if let Err(error) = zero(result, "ibv_dealloc_pd", self.context.name()) {
-            tracing::warn!(%error, "a protection domain is leaked");
+            log!(WARN, %error, "a protection domain is leaked");
         }
     }
-}
-
-/// The vendor of Soft-RoCE, whose kernel module (`rxe_resp.c`, Linux 6.1 and later) finds the region of a window and checks
-/// the bounds of that.
-const SOFT_ROCE: u32 = 0x00FF_FFFF;
-
-fn windows(attributes: &sys::ibv_device_attr) -> u32 {
-    let type_2 = sys::IBV_DEVICE_MEM_WINDOW_TYPE_2A | sys::IBV_DEVICE_MEM_WINDOW_TYPE_2B;
-    if attributes.device_cap_flags & type_2 == 0 { 0 } else { limit(attributes.max_mw) }
 }
 
 fn limit(value: i32) -> u32 {

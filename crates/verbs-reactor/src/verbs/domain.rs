@@ -9,9 +9,9 @@ use std::{
 use memory::{Block, BlockId};
 
 use crate::{
-    Access, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, FabricError, FabricKind,
-    Prepared, QueuePair, QueuePairConfig, QueuePairCore, RegionGeneration, RemoteRegion, Role, timeout,
-    wait::Spinner,
+    Access, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, FabricError,
+    FabricKind, Prepared, QueuePair, QueuePairConfig, QueuePairCore, RegionGeneration, RemoteRegion, Role,
+    timeout, wait::Spinner,
 };
 
 use super::{
@@ -61,7 +61,7 @@ impl VerbsDomain {
                  smaller depths",
                 self.shared.device
             );
-            Err(FabricError::device(FabricKind::Verbs, "making a queue pair", std::io::Error::other(detail)))
+            Err(FabricError::device(FabricKind::VERBS, "making a queue pair", std::io::Error::other(detail)))
         };
         if receive > limits.work_requests {
             return refused("a receive queue", receive, limits.work_requests);
@@ -125,7 +125,7 @@ impl VerbsDomain {
         let depths = Depths { send, receive, ranges: opened.request_limits().ranges as u32 };
         let queue_pair = RawQueuePair::new(protection, completions.clone(), depths, counters.clone())?;
         let pkey_index = self.shared.settings.pkey_index.unwrap_or(0);
-        queue_pair.initialize(opened.port.number, pkey_index, self.shared.capabilities.windows)?;
+        queue_pair.initialize(opened.port.number, pkey_index)?;
         queue_pair.post_receives(receive as usize).map_err(|refused| refused.error)?;
         let number = queue_pair.number();
         let ends = Arc::new(Ends(Mutex::new(Some((queue_pair, completions)))));
@@ -143,14 +143,10 @@ fn receives(config: QueuePairConfig) -> u32 {
 
 impl Domain for VerbsDomain {
     fn kind(&self) -> FabricKind {
-        FabricKind::Verbs
+        FabricKind::VERBS
     }
 
     fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
-        if access.windows && !self.shared.capabilities.windows {
-            let what = "bind windows: the device has none of type 2; use Access::RECEIVE";
-            return Err(FabricError::Unsupported { kind: FabricKind::Verbs, what });
-        }
         self.registrations.register(block, access).map_err(|error| fabric_error(&error))
     }
 
@@ -211,7 +207,7 @@ impl fmt::Debug for VerbsPrepared {
 impl VerbsPrepared {
     /// Moves the queue pair to where it sends and receives.
     fn attach(&self, queue_pair: &RawQueuePair, peer: &ConnectionData) -> Result<Endpoint, FabricError> {
-        let failed = |step, detail| FabricError::Connect { kind: FabricKind::Verbs, step, detail };
+        let failed = |step, detail| FabricError::Connect { kind: FabricKind::VERBS, step, detail };
         let peer =
             Endpoint::decode(peer).map_err(|detail| failed("reading the peer's connection data", detail))?;
         self.here.check(&peer).map_err(|detail| failed("comparing the two ports", detail))?;
@@ -229,7 +225,7 @@ impl VerbsPrepared {
         let (queue_pair, completions) = self.ends.take().ok_or_else(|| self.lost())?;
         let peer = self.attach(&queue_pair, peer)?;
         let capabilities = Capabilities { read: self.way.reads_of(&peer) > 0, ..self.shared.capabilities };
-        let core = Arc::new(QueuePairCore::new(FabricKind::Verbs, self.config, capabilities));
+        let core = Arc::new(QueuePairCore::new(FabricKind::VERBS, self.config, capabilities));
         let (receive, send) = (receives(self.config) as usize, self.here.send_depth as usize);
         let clock = &self.shared.runtime;
         let round_trip = RoundTrip::new(clock.clone());
@@ -258,26 +254,34 @@ impl Prepared for VerbsPrepared {
 
     /// The dialer greets, which needs the acceptor's `connect` to have begun within the device's retry time (see
     /// [`VerbsSettings::timeout`](super::VerbsSettings::timeout)); the acceptor waits for the greeting.
-    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<QueuePair, FabricError>> {
+    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<Connected, FabricError>> {
         Box::pin(async move {
             let (core, link) = self.join(&params.peer)?;
             let runtime = self.shared.runtime.clone();
             let driver = Driver::new(link.clone(), runtime.clone(), self.spinner.clone())?;
-            runtime.spawn("verbs connection", Box::pin(driver.run()));
+            let mut driver: BoxFuture<'static, ()> = Box::pin(driver.run());
             // From here on dropping this value ends the connection.
             let queue_pair = QueuePair::new(core, link.clone());
             if params.role == Role::Dialer {
                 link.greet();
             }
-            let established = poll_fn(|context| link.poll_established(context));
+            let established = poll_fn(|context| {
+                if driver.as_mut().poll(context).is_ready() {
+                    // It is over already, and is not polled again.
+                    driver = Box::pin(std::future::ready(()));
+                }
+                link.poll_established(context)
+            });
             match timeout(&*runtime, params.limit, established).await {
-                Ok(result) => result.map(|()| queue_pair).map_err(|failure| FabricError::Connect {
-                    kind: FabricKind::Verbs,
-                    step: "greeting the peer",
-                    detail: failure.to_string(),
+                Ok(result) => result.map(|()| Connected { queue_pair, driver }).map_err(|failure| {
+                    FabricError::Connect {
+                        kind: FabricKind::VERBS,
+                        step: "greeting the peer",
+                        detail: failure.to_string(),
+                    }
                 }),
                 Err(_) => Err(FabricError::ConnectTimeout {
-                    kind: FabricKind::Verbs,
+                    kind: FabricKind::VERBS,
                     limit_ms: u64::try_from(params.limit.as_millis()).unwrap_or(u64::MAX),
                 }),
             }

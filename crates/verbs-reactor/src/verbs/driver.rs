@@ -86,7 +86,7 @@ impl Driver {
         spinner: Arc<Spinner>,
     ) -> Result<Self, FabricError> {
         let failed =
-            |source| FabricError::device(FabricKind::Verbs, "watching the completion channel", source);
+            |source| FabricError::device(FabricKind::VERBS, "watching the completion channel", source);
         if tokio::runtime::Handle::try_current().is_err() {
             return Err(failed(io::Error::other("verbs connect on a tokio runtime only")));
         }
@@ -147,7 +147,7 @@ impl Driver {
             Woken::Ending if self.limit.is_none() => self.limit = Some(self.runtime.sleep(DRAIN_LIMIT)),
             Woken::Ending => {}
             Woken::Limit => {
-                tracing::warn!(limit = ?DRAIN_LIMIT, "a queue pair did not drain and is destroyed");
+                log!(WARN, limit = ?DRAIN_LIMIT, "a queue pair did not drain and is destroyed");
                 self.link.abandon(&FabricError::Closed);
             }
         }
@@ -233,7 +233,7 @@ impl Drop for Driver {
     fn drop(&mut self) {
         if !self.link.is_drained() {
             self.link.abandon(&FabricError::PeerLost {
-                kind: FabricKind::Verbs,
+                kind: FabricKind::VERBS,
                 cause: LossCause::DeviceLost,
                 detail: "the runtime that drove the connection is gone".to_owned(),
             });

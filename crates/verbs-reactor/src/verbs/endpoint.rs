@@ -205,8 +205,8 @@ fn host_of(bytes: &[u8]) -> Result<String, String> {
         return Err(format!("a host name of {} bytes, more than {HOST_BYTES_MAX}", bytes.len()));
     }
     let text = str::from_utf8(bytes).map_err(|error| format!("a host name that is no UTF-8: {error}"))?;
-    // Shown in messages and logs: nothing that moves a terminal's cursor.
-    Ok(text.chars().filter(|character| !character.is_control()).collect())
+    // Shown in messages and logs: nothing that acts on what shows it, and no host name has anything else.
+    Ok(text.chars().filter(char::is_ascii_graphic).collect())
 }
 
 /// This host's name.

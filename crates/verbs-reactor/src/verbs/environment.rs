@@ -17,7 +17,7 @@ impl VerbsSettings {
     }
 
     /// What `variables` say, by name. For each setting the project's own variable
-    /// ([`Setting::variable`]) goes before those of TensorFlow's verbs plugin ([`Setting::original_variables`]), which
+    /// ([`Setting::variable`]) goes before those of TensorFlow's verbs plugin (listed by its `Display`), which
     /// must agree where both are set. An empty value counts as not set.
     ///
     /// # Errors

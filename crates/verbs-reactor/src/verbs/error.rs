@@ -2,6 +2,8 @@
 
 use std::{ffi::c_int, fmt, io, ptr::NonNull, sync::Arc};
 
+use memory::Limit;
+
 use crate::{FabricError, FabricKind, LossCause};
 
 use super::{DeviceEvent, Setting, SettingError};
@@ -143,10 +145,7 @@ struct MemoryLock(Option<u64>);
 
 impl MemoryLock {
     fn now() -> Self {
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: `limit` is a valid place for the answer.
-        let failed = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
-        Self((failed == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur))
+        Self(Limit::LockedMemory.value())
     }
 }
 
@@ -179,10 +178,10 @@ pub(crate) fn fabric_error(error: &VerbsError) -> FabricError {
         VerbsError::Call { call, device, source } => {
             let hint = Hint { call, source };
             let detail = format!("{source} on RDMA device {device}{hint}");
-            FabricError::device(FabricKind::Verbs, call, io::Error::new(source.kind(), detail))
+            FabricError::device(FabricKind::VERBS, call, io::Error::new(source.kind(), detail))
         }
         other => FabricError::device(
-            FabricKind::Verbs,
+            FabricKind::VERBS,
             "looking for a device",
             io::Error::other(other.to_string()),
         ),
@@ -191,7 +190,7 @@ pub(crate) fn fabric_error(error: &VerbsError) -> FabricError {
 
 /// What operations end with that were under way when `error` befell their device.
 pub(crate) fn loss(error: &VerbsError) -> FabricError {
-    let (kind, cause) = (FabricKind::Verbs, LossCause::DeviceLost);
+    let (kind, cause) = (FabricKind::VERBS, LossCause::DeviceLost);
     FabricError::PeerLost { kind, cause, detail: error.to_string() }
 }
 

@@ -21,9 +21,6 @@ fn capabilities(opened: &Opened) -> Capabilities {
     Capabilities {
         vectored: true,
         read: opened.reads_started().min(opened.reads_served()) > 0,
-        read_vectored: true,
-        windows: opened.limits.windows > 0,
-        exact_windows: opened.limits.exact_windows,
         ..Capabilities::WRITES
     }
 }
@@ -161,7 +158,7 @@ impl Shared {
                 Ok(opened)
             }
             Err(reason) => {
-                tracing::debug!(%reason, "an RDMA device is not back yet");
+                log!(DEBUG, %reason, "an RDMA device is not back yet");
                 *state = State::Lost(lost.clone(), self.runtime.now() + PROBE_INTERVAL);
                 Err(lost)
             }
@@ -216,7 +213,7 @@ impl Child for Shared {
 
 impl Fabric for VerbsFabric {
     fn kind(&self) -> FabricKind {
-        FabricKind::Verbs
+        FabricKind::VERBS
     }
 
     fn capabilities(&self) -> Capabilities {

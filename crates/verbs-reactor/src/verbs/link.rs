@@ -33,7 +33,6 @@ use super::{
     submissions::Submissions,
     sys,
     tag::Tag,
-    window::Windows,
 };
 
 /// Batches of completions after which other tasks get a turn.
@@ -53,7 +52,6 @@ pub(super) struct VerbsLink {
     /// call takes, else when whoever submitted them begins to wait or something comes back. So what one task submits in
     /// one go, or while another thread is inside a call, is one call.
     send: Submissions<SendSide>,
-    windows: Windows,
     limits: RequestLimits,
     established: AtomicBool,
     /// The phase is not [`Phase::Open`] any more.
@@ -108,7 +106,6 @@ impl VerbsLink {
             receive_depth: peer.receive_depth,
             polling: Mutex::new(inbound),
             send: Submissions::new(send),
-            windows: Windows::default(),
             limits,
             established: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
@@ -247,7 +244,6 @@ impl VerbsLink {
         for ended in ended {
             match *ended {
                 Ended::Operation { key, bytes, is_done: true } => {
-                    self.windows.done(&self.core, key);
                     self.core.complete(key, bytes, Ok(()));
                 }
                 Ended::Operation { key, bytes, is_done: false } => {
@@ -278,7 +274,7 @@ impl VerbsLink {
             Some(Message::Farewell) => self.fail(&lost(LossCause::ClosedByPeer, "the peer said farewell")),
             Some(Message::Overrun) => {
                 let depth = self.core.config().receive_depth;
-                self.fail(&FabricError::ReceiverNotReady { kind: FabricKind::Verbs, depth });
+                self.fail(&FabricError::ReceiverNotReady { kind: FabricKind::VERBS, depth });
             }
             None => self.fail(&misbehaved(PeerViolation::Malformed)),
         }
@@ -354,7 +350,7 @@ impl VerbsLink {
             let result = send.queue_pair.as_ref().map_or(Ok(()), RawQueuePair::fail);
             if let Err(error) = result {
                 // The driver's time limit destroys the queue pair instead.
-                tracing::warn!(%error, "a queue pair does not go into its error state");
+                log!(WARN, %error, "a queue pair does not go into its error state");
             }
             true
         });
@@ -393,7 +389,6 @@ impl VerbsLink {
             Some((send.queue_pair.take(), unfinished))
         });
         let Some((queue_pair, unfinished)) = taken else { return };
-        self.windows.end_all();
         drop(queue_pair);
         let failure = self.core.failure().unwrap_or_else(|| failure.clone());
         for key in unfinished {
@@ -456,11 +451,7 @@ impl Child for VerbsLink {
 impl Link for VerbsLink {
     fn submit(&self, key: SlotKey, request: &WorkRequest) {
         let aim = Aim { core: &self.core, domain: &self.domain };
-        let ranges = match self.windows.pending(key, request, &self.domain) {
-            Some(pending) => pending.map(Ranges::one),
-            None => Ranges::of(request, key, &aim, &self.limits),
-        };
-        let ranges = match ranges {
+        let ranges = match Ranges::of(request, key, &aim, &self.limits) {
             Ok(ranges) => ranges,
             Err(error) => {
                 self.core.complete(key, 0, Err(error));
@@ -512,7 +503,7 @@ fn outcome(completion: &WorkCompletion) -> Outcome {
 /// What a failed request says about the connection; `None` if only that it had failed before. `depth` is the peer's
 /// receive depth.
 fn cause(tag: Tag, status: Status, vendor: u32, depth: u32) -> Option<FabricError> {
-    let kind = FabricKind::Verbs;
+    let kind = FabricKind::VERBS;
     let device = |what: &str| {
         let source = std::io::Error::other(format!("{what} ({status:?}, vendor code {vendor})"));
         FabricError::device(kind, "the work request", source)
@@ -540,11 +531,11 @@ fn cause(tag: Tag, status: Status, vendor: u32, depth: u32) -> Option<FabricErro
 }
 
 fn lost(cause: LossCause, detail: &str) -> FabricError {
-    FabricError::PeerLost { kind: FabricKind::Verbs, cause, detail: detail.to_owned() }
+    FabricError::PeerLost { kind: FabricKind::VERBS, cause, detail: detail.to_owned() }
 }
 
 fn misbehaved(violation: PeerViolation) -> FabricError {
-    FabricError::PeerMisbehaved { kind: FabricKind::Verbs, violation }
+    FabricError::PeerMisbehaved { kind: FabricKind::VERBS, violation }
 }
 
 #[cfg(test)]

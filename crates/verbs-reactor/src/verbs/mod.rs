@@ -45,7 +45,6 @@ mod submissions;
 mod sys;
 mod tag;
 mod watch;
-mod window;
 
 pub use address::{Gid, GidEntry, GidKind};
 pub use counts::VerbsCounts;

@@ -72,7 +72,8 @@ impl Opened {
         let context =
             context.ok_or(VerbsError::UnknownDevice { name: device.clone(), present: Names(vec![]) })?;
         let opened = Self::new(context, port, source, settings)?;
-        tracing::info!(
+        log!(
+            INFO,
             device, port = port.number, gid_index = source.index, address = %source.gid, mtu = %opened.mtu,
             on_demand_paging = opened.user_pages.on_demand(), others = %selection.others(),
             "RDMA port chosen; name another with TENSORWIRE_RDMA_DEVICE, _PORT and _GID_INDEX"
@@ -151,7 +152,7 @@ impl Opened {
                 }
             }
         };
-        tracing::error!(%error, "an RDMA device is given up");
+        log!(ERROR, %error, "an RDMA device is given up");
         let failure = loss(&error);
         // Queue pairs come after the registrations that they use, and go before them.
         for child in children.iter().rev().filter_map(Weak::upgrade) {

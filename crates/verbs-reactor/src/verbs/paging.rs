@@ -24,7 +24,7 @@ impl OnDemandPaging {
     const ALL: [Self; 3] = [Self::Auto, Self::Never, Self::Require];
 
     /// Of its name; `None` for one that there is not.
-    pub fn from_name(name: &str) -> Option<Self> {
+    pub(super) fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|one| one.name() == name)
     }
 
@@ -131,7 +131,7 @@ impl UserPages {
             Self::OnDemand => register(true),
             Self::OnDemandIfTaken => register(true).or_else(|refused| {
                 let refused: Arc<str> = refused.to_string().into();
-                tracing::debug!(%refused, "memory is pinned that was to be paged on demand");
+                log!(DEBUG, %refused, "memory is pinned that was to be paged on demand");
                 register(false)
             }),
         }

@@ -7,7 +7,6 @@ use crate::SlotKey;
 use super::{
     doorbell::{Doorbell, Part, Request, Transfer, Work},
     message::Message,
-    window::Bind,
 };
 
 /// Bytes here.
@@ -34,10 +33,6 @@ impl fmt::Debug for LocalRange {
 pub(super) enum Direction {
     Write,
     Read,
-    /// None: the peer may write a range from then on.
-    Bind(Bind),
-    /// None: the peer may write that range no more.
-    Unbind,
 }
 
 /// How much one work request takes.
@@ -54,7 +49,7 @@ pub(super) struct RequestLimits {
 impl RequestLimits {
     fn ranges(&self, direction: Direction) -> usize {
         match direction {
-            Direction::Write | Direction::Bind(_) | Direction::Unbind => self.ranges,
+            Direction::Write => self.ranges,
             Direction::Read => self.read_ranges,
         }
     }

@@ -16,7 +16,6 @@ use super::{
     pending::Direction,
     sys,
     tag::Tag,
-    window::Bind,
 };
 
 /// Up to this many bytes travel inside the work request, which saves the device one read of memory.
@@ -115,17 +114,13 @@ impl RawQueuePair {
         unsafe { self.raw.as_ref().qp_num }
     }
 
-    /// RESET to INIT: receives may be posted, and peers may write and read what is registered for that; through `windows`
-    /// too, where the device has such.
-    pub(crate) fn initialize(&self, port: u8, pkey_index: u16, windows: bool) -> Result<(), VerbsError> {
+    /// RESET to INIT: receives may be posted, and peers may write and read what is registered for that.
+    pub(crate) fn initialize(&self, port: u8, pkey_index: u16) -> Result<(), VerbsError> {
         let mut attributes = blank();
         attributes.pkey_index = pkey_index;
         attributes.qp_state = sys::IBV_QPS_INIT;
         attributes.port_num = port;
         attributes.qp_access_flags = sys::IBV_ACCESS_REMOTE_WRITE | sys::IBV_ACCESS_REMOTE_READ;
-        if windows {
-            attributes.qp_access_flags |= sys::IBV_ACCESS_MW_BIND;
-        }
         let mask = sys::IBV_QP_STATE | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS;
         self.modify(attributes, mask)
     }
@@ -289,15 +284,6 @@ impl RawQueuePair {
     }
 
     fn fill_transfer(&self, raw: &mut sys::ibv_send_wr, transfer: &Transfer) {
-        match transfer.direction {
-            Direction::Write | Direction::Read => {}
-            Direction::Bind(bind) => return fill_bind(raw, transfer, bind),
-            Direction::Unbind => {
-                raw.opcode = sys::IBV_WR_LOCAL_INV;
-                raw.__bindgen_anon_1.invalidate_rkey = transfer.remote_key;
-                return;
-            }
-        }
         raw.opcode = match (transfer.direction, transfer.immediate) {
             (Direction::Write, Some(immediate)) => {
                 raw.__bindgen_anon_1.imm_data = immediate.to_be();
@@ -366,7 +352,7 @@ impl Drop for RawQueuePair {
         // SAFETY: the queue pair is ours, and nothing of ours uses it after this.
         let result = unsafe { context.functions().ibv_destroy_qp(self.raw.as_ptr()) };
         if let Err(error) = zero(result, "ibv_destroy_qp", context.name()) {
-            tracing::warn!(%error, "a queue pair is leaked");
+            log!(WARN, %error, "a queue pair is leaked");
         }
         #[cfg(feature = "planted-bugs")]
         if crate::planted::is_end(crate::planted::BadEnd::ReadAfterwards) {
@@ -378,20 +364,6 @@ impl Drop for RawQueuePair {
 fn blank() -> sys::ibv_qp_attr {
     // SAFETY: all-zero bytes are a valid set of attributes: numbers only.
     unsafe { MaybeUninit::zeroed().assume_init() }
-}
-
-fn fill_bind(raw: &mut sys::ibv_send_wr, transfer: &Transfer, bind: Bind) {
-    raw.opcode = sys::IBV_WR_BIND_MW;
-    raw.__bindgen_anon_2.bind_mw = sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
-        mw: bind.window.as_ptr(),
-        rkey: transfer.remote_key,
-        bind_info: sys::ibv_mw_bind_info {
-            mr: bind.region.as_ptr(),
-            addr: transfer.remote,
-            length: bind.length,
-            mw_access_flags: sys::IBV_ACCESS_REMOTE_WRITE,
-        },
-    };
 }
 
 fn fill_message(raw: &mut sys::ibv_send_wr, message: Message) {

@@ -37,16 +37,12 @@ impl Ranges {
             return Ok(ranges);
         }
         let mut pieces = request.pieces(u64::MAX);
-        let first = pieces.next().ok_or_else(|| request.unsupported(FabricKind::Verbs))?;
+        let first = pieces.next().ok_or_else(|| request.unsupported(FabricKind::VERBS))?;
         let mut ranges = Self { earlier: Vec::new(), last: aim.write(key, 0, &first)? };
         for piece in pieces {
             ranges.push(|before| aim.write(key, before, &piece), limits)?;
         }
         Ok(ranges)
-    }
-
-    pub(super) fn one(last: Pending) -> Self {
-        Self { earlier: Vec::new(), last }
     }
 
     /// Adds what comes next, which is told how many bytes the operation has before it.
@@ -104,7 +100,7 @@ impl Aim<'_> {
             }),
             None if length > 0 => {
                 let what = "send memory that is not a pool's: copy it into a pool first";
-                Err(FabricError::Unsupported { kind: FabricKind::Verbs, what })
+                Err(FabricError::Unsupported { kind: FabricKind::VERBS, what })
             }
             None => Ok(LocalRange { address: 0, length, key: 0 }),
         }

@@ -8,7 +8,6 @@ use super::{
     ProtectionDomain, VerbsError,
     error::{pointer, zero},
     sys,
-    window::Handle,
 };
 
 /// Memory the device may use, until this is dropped.
@@ -51,22 +50,16 @@ impl MemoryRegion {
         let context = domain.context();
         let flag = |granted: bool, flag: sys::ibv_access_flags| if granted { flag } else { 0 };
         // Writes by peers demand that the device may write at all.
-        let flags = flag(writable || access.remote_write || access.windows, sys::IBV_ACCESS_LOCAL_WRITE)
+        let flags = flag(writable || access.remote_write, sys::IBV_ACCESS_LOCAL_WRITE)
             | flag(access.remote_write, sys::IBV_ACCESS_REMOTE_WRITE)
             | flag(access.remote_read, sys::IBV_ACCESS_REMOTE_READ)
-            | flag(on_demand, sys::IBV_ACCESS_ON_DEMAND)
-            | flag(access.windows, sys::IBV_ACCESS_MW_BIND);
+            | flag(on_demand, sys::IBV_ACCESS_ON_DEMAND);
         let flags = flags.cast_signed();
         // SAFETY: the domain is alive, and the caller vouches for the range.
         let raw =
             unsafe { context.functions().ibv_reg_mr(domain.raw(), base.as_ptr().cast(), length, flags) };
         let raw = pointer(raw, "ibv_reg_mr", context.name())?;
         Ok(Self { domain, raw })
-    }
-
-    /// For a work request that binds a window over a part of it.
-    pub(super) fn handle(&self) -> Handle<sys::ibv_mr> {
-        Handle::new(self.raw)
     }
 
     /// Names the region in this side's work requests.
@@ -87,7 +80,7 @@ impl Drop for MemoryRegion {
         // SAFETY: the region is ours, and work requests that use it are over: their slots keep it.
         let result = unsafe { self.domain.context().functions().ibv_dereg_mr(self.raw.as_ptr()) };
         if let Err(error) = zero(result, "ibv_dereg_mr", self.domain.context().name()) {
-            tracing::warn!(%error, "a memory region stays registered");
+            log!(WARN, %error, "a memory region stays registered");
         }
     }
 }

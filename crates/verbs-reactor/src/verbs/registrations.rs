@@ -43,7 +43,7 @@ struct Inner {
 /// What the device holds.
 struct Live {
     /// Regions go before their domain. Looked up for every request.
-    memory: BTreeMap<BlockId, Arc<MemoryRegion>>,
+    memory: BTreeMap<BlockId, MemoryRegion>,
     protection: Arc<ProtectionDomain>,
     opened: Weak<Opened>,
     user_pages: UserPages,
@@ -71,12 +71,12 @@ impl Live {
         let pages = if is_pools { UserPages::Pinned } else { self.user_pages };
         let memory = pages.register(|on_demand| {
             let protection = protection.clone();
-            // SAFETY: `Kept`, and each window over a part of it, keeps the block mapped for longer than its
+            // SAFETY: `Kept` keeps the block mapped for longer than its
             // registration. Peers can write only blocks registered for that, of which nobody here forms a slice while
             // it is granted (`Granted`).
             unsafe { MemoryRegion::register(protection, base, length, *access, writable, on_demand) }
         })?;
-        self.memory.insert(block.id(), Arc::new(memory));
+        self.memory.insert(block.id(), memory);
         Ok(())
     }
 }
@@ -150,24 +150,8 @@ impl Registrations {
     pub(super) fn local_key(&self, block: &Block) -> Result<u32, FabricError> {
         let inner = self.read();
         let registered = inner.live.as_ref().and_then(|live| live.memory.get(&block.id()));
-        let missing = FabricError::NotRegistered { kind: FabricKind::Verbs, block: block.id().get() };
+        let missing = FabricError::NotRegistered { kind: FabricKind::VERBS, block: block.id().get() };
         registered.map(|memory| memory.local_key()).ok_or(missing)
-    }
-
-    /// What a window over a part of `block` is bound with, if the block is registered for that.
-    pub(super) fn bindable(&self, block: &Block) -> Option<(Arc<ProtectionDomain>, Arc<MemoryRegion>)> {
-        let inner = self.read();
-        inner.blocks.get(&block.id()).filter(|kept| kept.access.windows)?;
-        let live = inner.live.as_ref()?;
-        Some((live.protection.clone(), live.memory.get(&block.id())?.clone()))
-    }
-
-    pub(super) fn generation(&self) -> RegionGeneration {
-        self.generation
-    }
-
-    pub(super) fn random(&self) -> u64 {
-        self.shared.runtime.random()
     }
 
     /// While the device is lost, the block is only noted: memory must be had for other fabrics.

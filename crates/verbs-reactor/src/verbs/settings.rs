@@ -263,7 +263,7 @@ impl Setting {
 
     /// The environment variables of TensorFlow's verbs plugin: what its source reads, then what its README says where
     /// that differs. None for what it has no variable for.
-    pub fn original_variables(self) -> &'static [&'static str] {
+    pub(super) fn original_variables(self) -> &'static [&'static str] {
         match self {
             Self::Device => &["RDMA_DEVICE"],
             Self::Port => &["RDMA_DEVICE_PORT"],

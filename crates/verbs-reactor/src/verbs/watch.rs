@@ -55,7 +55,7 @@ pub(super) fn spawn(runtime: &dyn Runtime, opened: &Arc<Opened>) -> Result<(), V
     let (opened, closing) = (Arc::downgrade(opened), opened.closing.clone());
     let task = async move {
         if let Err(error) = listen(channel, &opened, &closing).await {
-            tracing::warn!(%error, "events of an RDMA device are not heard: a port that goes down is noticed by its connections alone");
+            log!(WARN, %error, "events of an RDMA device are not heard: a port that goes down is noticed by its connections alone");
         }
     };
     runtime.spawn("verbs device events", Box::pin(task));
@@ -92,16 +92,16 @@ fn handle(opened: &Opened, event: DeviceEvent) -> bool {
     let device = opened.context.name();
     let cause = match reaction(event, opened.port.number) {
         Reaction::Nothing => {
-            tracing::debug!(device, %event, "an RDMA device says");
+            log!(DEBUG, device, %event, "an RDMA device says");
             None
         }
         Reaction::Connection => {
-            tracing::warn!(device, %event, "a connection of an RDMA device fails");
+            log!(WARN, device, %event, "a connection of an RDMA device fails");
             opened.tell(event);
             None
         }
         Reaction::LookAgain => {
-            tracing::debug!(device, %event, "an RDMA device says");
+            log!(DEBUG, device, %event, "an RDMA device says");
             opened.look_again(event)
         }
         Reaction::Lose => Some(event),

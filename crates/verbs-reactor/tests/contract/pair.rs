@@ -251,15 +251,15 @@ impl Pair {
         assert_eq!(lent.take()[..], source[..]);
     }
 
-    /// Whether the fabric tells what is granted or exposed from the rest of a region. A NIC does not: it lets a peer of the
-    /// cluster touch all that is registered for that (DESIGN §4).
+    /// Whether the fabric distinguishes granted and exposed ranges from the rest of a region. A NIC does not: a peer may
+    /// touch all of a region that is registered with the right.
     pub fn knows_ranges(&self) -> bool {
         super::is_able(self, "grants and exposures told from their blocks", self.names_violations())
     }
 
     /// Whether the fabric can name the rule that was broken; a NIC cannot.
     pub fn names_violations(&self) -> bool {
-        self.to_right.kind() != FabricKind::Verbs && !super::grants_whole_blocks()
+        self.to_right.kind() != FabricKind::VERBS && !super::grants_whole_blocks()
     }
 }
 
@@ -285,13 +285,17 @@ async fn connect(
     depths: QueuePairConfig,
 ) -> (QueuePair, QueuePair) {
     let (dialer, acceptor) = (dialer.prepare(depths).unwrap(), acceptor.prepare(depths).unwrap());
-    let params =
-        |peer, role| ConnectParams { peer, role, peer_host: setup.peer_host, limit: STEP_LIMIT * patience() };
+    let params = |peer, role| ConnectParams {
+        peer,
+        role,
+        peer_address: setup.peer_address,
+        limit: STEP_LIMIT * patience(),
+    };
     let dial = params(acceptor.connection_data(), Role::Dialer);
     let accept = params(dialer.connection_data(), Role::Acceptor);
     let both = futures::future::join(dialer.connect(dial), acceptor.connect(accept));
     let (dialed, accepted) = step(runtime, "connecting", both).await;
-    (dialed.unwrap(), accepted.unwrap())
+    (dialed.unwrap().spawn(&**runtime), accepted.unwrap().spawn(&**runtime))
 }
 
 /// Fills `bytes` with a pattern of period far above any alignment.

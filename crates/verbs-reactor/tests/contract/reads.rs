@@ -143,7 +143,7 @@ pub async fn many_reads_may_be_outstanding(setup: Setup, runtime: Arc<dyn Runtim
 pub async fn a_read_sees_the_writes_posted_before_it(setup: Setup, runtime: Arc<dyn Runtime>) {
     let Some(readers) = Readers::new(setup, runtime, DEPTHS).await else { return };
     // What is granted whole is never exposed, and only an adapter does not mind.
-    let able = !super::grants_whole_blocks() || readers.pair.to_right.kind() == FabricKind::Verbs;
+    let able = !super::grants_whole_blocks() || readers.pair.to_right.kind() == FabricKind::VERBS;
     if !super::is_able(&readers.pair, "reads of what was granted", able) {
         return;
     }

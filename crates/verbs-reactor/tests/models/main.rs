@@ -1,253 +1,28 @@
-//! The slot table under every interleaving of a few threads, as loom finds them: the table's own source, compiled
-//! over loom's locks.
+//! What several threads or processes do to shared state, under every interleaving that loom finds: the fabrics' own source,
+//! compiled over loom's locks and atomics.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
-#![allow(dead_code, unreachable_pub)] // the table is compiled whole
+#![allow(dead_code, unreachable_pub)] // the sources are compiled whole
 
-#[path = "../../src/slot.rs"]
-mod slot;
-
-/// What the table takes from here in place of the crate's own.
+/// What the sources take from here in place of the crate's own.
 mod sync {
-    pub(crate) use loom::sync::{Mutex, MutexGuard};
+    pub(crate) use loom::sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering, fence},
+    };
 }
 
 pub(crate) use verbs_reactor::{FabricError, WorkRequest};
 
-use std::{
-    future::poll_fn,
-    task::{Context, Poll},
-};
+#[path = "../../src/shm/chunks.rs"]
+mod chunks;
+#[path = "../../src/slot.rs"]
+mod slot;
+#[path = "../../src/verbs/submissions.rs"]
+mod submissions;
+#[path = "../../src/shm/words.rs"]
+mod words;
 
-use futures::task::noop_waker;
-use loom::{
-    future::block_on,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
-    thread,
-};
-use memory::Buf;
-use slot::{Place, Reserve, SlotKey, SlotTable};
-use verbs_reactor::Immediate;
-
-/// Every interleaving with at most three switches that a thread did not ask for.
-fn model(threads: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(threads);
-}
-
-fn request() -> WorkRequest {
-    WorkRequest::Write { local: Buf::empty(), remote: None, immediate: Some(Immediate(1)) }
-}
-
-fn reserved(table: &SlotTable, weight: u64) -> SlotKey {
-    match table.reserve(&request(), weight) {
-        Reserve::Reserved(key) => key,
-        Reserve::Full => panic!("no room"),
-        Reserve::Failed(error) => panic!("{error}"),
-    }
-}
-
-/// As an operation's future does it.
-async fn reserve_in_turn(table: &SlotTable, weight: u64) -> Result<SlotKey, FabricError> {
-    let mut place = Place::default();
-    poll_fn(|context| match table.reserve_or_wait(&request(), weight, &mut place, context.waker()) {
-        Reserve::Reserved(key) => Poll::Ready(Ok(key)),
-        Reserve::Full => Poll::Pending,
-        Reserve::Failed(error) => Poll::Ready(Err(error)),
-    })
-    .await
-}
-
-/// As an operation's future does it.
-async fn done(table: &SlotTable, key: SlotKey) -> Result<(), FabricError> {
-    poll_fn(|context| match table.take_done(key) {
-        Some(result) => Poll::Ready(result),
-        None => table.poll_done(key, context),
-    })
-    .await
-}
-
-/// Nothing is held any more: everything fits again.
-fn assert_free(table: &SlotTable) {
-    assert_eq!(table.outstanding(), 0);
-    let key = reserved(table, u64::from(table.depth()));
-    assert!(table.complete(key, Ok(())));
-}
-
-#[test]
-fn a_completion_reaches_whoever_waits_for_it() {
-    model(|| {
-        let table = Arc::new(SlotTable::new(1));
-        let key = reserved(&table, 1);
-        let device = {
-            let table = table.clone();
-            thread::spawn(move || assert!(table.complete(key, Ok(()))))
-        };
-        block_on(done(&table, key)).unwrap();
-        device.join().unwrap();
-        assert_free(&table);
-    });
-}
-
-#[test]
-fn a_future_dropped_at_its_completion_frees_the_slot_once() {
-    model(|| {
-        let table = Arc::new(SlotTable::new(1));
-        let key = reserved(&table, 1);
-        let device = {
-            let table = table.clone();
-            thread::spawn(move || assert!(table.complete(key, Ok(()))))
-        };
-        table.ignore(key);
-        device.join().unwrap();
-        assert!(!table.complete(key, Ok(())), "a late completion ended someone else's operation");
-        assert_free(&table);
-    });
-}
-
-#[test]
-fn an_operation_ends_once_when_its_completion_meets_a_failure() {
-    model(|| {
-        let table = Arc::new(SlotTable::new(2));
-        let keys = [reserved(&table, 1), reserved(&table, 1)];
-        let completions = Arc::new(AtomicU32::new(0));
-        let device = {
-            let (table, completions) = (table.clone(), completions.clone());
-            thread::spawn(move || {
-                completions.fetch_add(u32::from(table.complete(keys[0], Ok(()))), Ordering::Relaxed);
-            })
-        };
-        let close = {
-            let table = table.clone();
-            thread::spawn(move || table.fail(&FabricError::Closed))
-        };
-        let first = block_on(done(&table, keys[0]));
-        assert!(matches!(block_on(done(&table, keys[1])), Err(FabricError::Closed)));
-        device.join().unwrap();
-        close.join().unwrap();
-        assert_eq!(first.is_ok(), completions.load(Ordering::Relaxed) == 1);
-        assert_eq!(table.outstanding(), 0);
-        assert!(matches!(table.reserve(&request(), 1), Reserve::Failed(FabricError::Closed)));
-    });
-}
-
-#[test]
-fn room_reaches_whoever_waits_for_it() {
-    model(|| {
-        let table = Arc::new(SlotTable::new(1));
-        let key = reserved(&table, 1);
-        let holder = {
-            let table = table.clone();
-            thread::spawn(move || {
-                assert!(table.complete(key, Ok(())));
-                table.ignore(key);
-            })
-        };
-        let next = block_on(reserve_in_turn(&table, 1)).unwrap();
-        holder.join().unwrap();
-        assert!(table.complete(next, Ok(())));
-        table.ignore(next);
-        assert_free(&table);
-    });
-}
-
-#[test]
-fn a_heavy_operation_and_a_light_one_both_find_room() {
-    model(|| {
-        let table = Arc::new(SlotTable::new(2));
-        let held = reserved(&table, 2);
-        let heavy = {
-            let table = table.clone();
-            thread::spawn(move || {
-                let key = block_on(reserve_in_turn(&table, 2)).unwrap();
-                assert!(table.complete(key, Ok(())));
-                table.ignore(key);
-            })
-        };
-        let light = {
-            let table = table.clone();
-            thread::spawn(move || {
-                let key = block_on(reserve_in_turn(&table, 1)).unwrap();
-                table.ignore(key);
-                assert!(table.complete(key, Ok(())));
-            })
-        };
-        assert!(table.complete(held, Ok(())));
-        table.ignore(held);
-        heavy.join().unwrap();
-        light.join().unwrap();
-        assert_free(&table);
-    });
-}
-
-#[test]
-fn a_place_given_up_goes_to_the_next() {
-    model(|| {
-        let table = Arc::new(SlotTable::new(2));
-        let held = reserved(&table, 1);
-        // The first in the queue does not fit beside what is held; the second would.
-        let mut place = Place::default();
-        let gave_up = table.reserve_or_wait(&request(), 2, &mut place, &noop_waker());
-        assert!(matches!(gave_up, Reserve::Full));
-        let next = {
-            let table = table.clone();
-            thread::spawn(move || block_on(reserve_in_turn(&table, 1)).unwrap())
-        };
-        table.leave(&mut place);
-        let key = next.join().unwrap();
-        for key in [held, key] {
-            table.ignore(key);
-            assert!(table.complete(key, Ok(())));
-        }
-        assert_free(&table);
-    });
-}
-
-#[test]
-fn a_failure_ends_every_wait() {
-    model(|| {
-        let table = Arc::new(SlotTable::new(1));
-        let key = reserved(&table, 1);
-        let waiter = {
-            let table = table.clone();
-            thread::spawn(move || {
-                let error = block_on(reserve_in_turn(&table, 1)).unwrap_err();
-                assert!(matches!(error, FabricError::Closed), "unexpected: {error}");
-            })
-        };
-        let onlooker = {
-            let table = table.clone();
-            thread::spawn(move || block_on(poll_fn(|context: &mut Context<'_>| table.poll_room(1, context))))
-        };
-        table.fail(&FabricError::Closed);
-        block_on(poll_fn(|context: &mut Context<'_>| table.poll_idle(context)));
-        waiter.join().unwrap();
-        onlooker.join().unwrap();
-        assert!(matches!(block_on(done(&table, key)), Err(FabricError::Closed)));
-    });
-}
-
-#[test]
-fn a_drain_waits_for_the_last_completion() {
-    model(|| {
-        let table = Arc::new(SlotTable::new(2));
-        let keys = [reserved(&table, 1), reserved(&table, 1)];
-        table.refuse(&FabricError::Closed);
-        let ended = Arc::new(AtomicU32::new(0));
-        let device = keys.map(|key| {
-            let (table, ended) = (table.clone(), ended.clone());
-            thread::spawn(move || {
-                ended.fetch_add(1, Ordering::Relaxed);
-                assert!(table.complete(key, Ok(())));
-            })
-        });
-        block_on(poll_fn(|context: &mut Context<'_>| table.poll_idle(context)));
-        assert_eq!(ended.load(Ordering::Relaxed), 2);
-        device.into_iter().for_each(|thread| thread.join().unwrap());
-        keys.into_iter().for_each(|key| table.ignore(key));
-    });
-}
+mod shm;
+mod slots;
+mod verbs;

@@ -12,9 +12,9 @@ use std::{
 use futures::channel::oneshot;
 use memory::{Block, BlockId, Buf};
 use verbs_reactor::{
-    Access, Arrival, BoxFuture, Capabilities, ConnectParams, ConnectionData, Domain, Fabric, FabricError,
-    FabricKind, Link, LossCause, Prepared, QueuePair, QueuePairConfig, QueuePairCore, QueuePairStats,
-    ReadDestination, ReadPart, RemoteRange, RemoteRegion, SlotKey, WindowBinding, WorkRequest,
+    Access, Arrival, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Fabric,
+    FabricError, FabricKind, Link, LossCause, Prepared, QueuePairConfig, QueuePairCore, QueuePairStats,
+    ReadDestination, ReadPart, RemoteRange, RemoteRegion, SlotKey, WorkRequest,
 };
 
 use super::{
@@ -200,14 +200,16 @@ impl Prepared for AwayPrepared {
         self.data.clone()
     }
 
-    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<QueuePair, FabricError>> {
+    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<Connected, FabricError>> {
         let Self { end, kind, config, blocks, .. } = *self;
         Box::pin(async move {
             let (done, connected) = oneshot::channel();
             let other = end.other.clone();
             end.other.expect_connected(end.end, Connecting { kind, config, blocks, other, done });
             end.other.post(&Command::Connect { end: end.end, params });
-            connected.await.expect("the other process has ended")
+            let queue_pair = connected.await.expect("the other process has ended")?;
+            // The other process drives.
+            Ok(Connected { queue_pair, driver: Box::pin(std::future::pending()) })
         })
     }
 }
@@ -234,12 +236,6 @@ impl AwayLink {
         blocks: Arc<SharedBlocks>,
     ) -> Self {
         Self { end, core, other, blocks, is_asked: Mutex::new(false) }
-    }
-
-    pub(super) fn bound(&self, key: SlotKey, region: RemoteRegion) {
-        if let Some(WorkRequest::Bind { window }) = self.core.slots().request(key) {
-            window.set_region(region);
-        }
     }
 
     pub(super) fn completed(&self, key: SlotKey, result: Result<(), FabricError>) {
@@ -283,11 +279,6 @@ impl AwayLink {
         self.blocks.place(self.core.kind(), block, into.offset().unwrap_or(0), into.length())
     }
 
-    fn window(&self, window: &WindowBinding) -> Result<Place, FabricError> {
-        let offset = usize::try_from(window.offset()).unwrap();
-        self.blocks.place(self.core.kind(), Some(window.block()), offset, window.length())
-    }
-
     /// `request` as the other process can post it.
     fn work(&self, request: &WorkRequest) -> Result<(Work, Vec<RemoteRegion>), FabricError> {
         let mut regions = Vec::new();
@@ -318,10 +309,6 @@ impl AwayLink {
                     WorkRequest::Read { .. } => Work::Read { part: segments.remove(0) },
                     _ => Work::ReadVectored { segments },
                 }
-            }
-            WorkRequest::Bind { window } => Work::Bind { range: self.window(window)? },
-            WorkRequest::Unbind { window } => {
-                Work::Unbind { window: window.region().ok_or(FabricError::Closed)?.region }
             }
             other => return Err(other.unsupported(self.core.kind())),
         };

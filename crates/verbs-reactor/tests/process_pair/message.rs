@@ -3,8 +3,7 @@
 use std::io::{self, Read, Write};
 
 use verbs_reactor::{
-    Access, Capabilities, ConnectParams, FabricError, Immediate, QueuePairConfig, RegionId, RemoteRange,
-    RemoteRegion,
+    Access, Capabilities, ConnectParams, FabricError, Immediate, QueuePairConfig, RemoteRange, RemoteRegion,
 };
 
 use super::wire::{Wire, enums};
@@ -87,37 +86,12 @@ pub(super) enum Command {
 /// What comes back.
 #[derive(Debug)]
 pub(super) enum Event {
-    Answered {
-        call: Number,
-        answer: Result<Vec<u8>, FabricError>,
-    },
-    Connected {
-        end: Number,
-        outcome: Result<Capabilities, FabricError>,
-    },
-    /// What peers must know of the window that this bind opened, before its `Completed`.
-    Bound {
-        end: Number,
-        key: u64,
-        region: RemoteRegion,
-    },
-    Completed {
-        end: Number,
-        key: u64,
-        result: Result<(), FabricError>,
-    },
-    Arrived {
-        end: Number,
-        immediate: Immediate,
-        length: u64,
-    },
-    Failed {
-        end: Number,
-        failure: FabricError,
-    },
-    Drained {
-        end: Number,
-    },
+    Answered { call: Number, answer: Result<Vec<u8>, FabricError> },
+    Connected { end: Number, outcome: Result<Capabilities, FabricError> },
+    Completed { end: Number, key: u64, result: Result<(), FabricError> },
+    Arrived { end: Number, immediate: Immediate, length: u64 },
+    Failed { end: Number, failure: FabricError },
+    Drained { end: Number },
 }
 
 /// A work request whose bytes lie in shared blocks.
@@ -127,8 +101,6 @@ pub(super) enum Work {
     WriteVectored { segments: Vec<Part>, immediate: Option<Immediate> },
     Read { part: Part },
     ReadVectored { segments: Vec<Part> },
-    Bind { range: Place },
-    Unbind { window: RegionId },
 }
 
 /// Bytes of a block; of none where `length` is 0.
@@ -165,7 +137,6 @@ enums! {
     Event {
         Answered { call answer }
         Connected { end outcome }
-        Bound { end key region }
         Completed { end key result }
         Arrived { end immediate length }
         Failed { end failure }
@@ -176,8 +147,6 @@ enums! {
         WriteVectored { segments immediate }
         Read { part }
         ReadVectored { segments }
-        Bind { range }
-        Unbind { window }
     }
 }
 

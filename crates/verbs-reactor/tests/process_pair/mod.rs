@@ -96,7 +96,6 @@ where
 }
 
 /// Ends the other process of the test that runs on this thread.
-#[allow(dead_code)] // for a test of this module
 pub(crate) fn kill() {
     CURRENT.with_borrow(|current| current.as_ref().expect("a test of `run` runs here").other.kill());
 }

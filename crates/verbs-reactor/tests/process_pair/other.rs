@@ -156,9 +156,6 @@ impl Heard {
                 let _gave_up = waiting.expect("an answer to nothing").send(answer);
             }
             Event::Connected { end, outcome } => self.connected(end, outcome),
-            Event::Bound { end, key, region } => {
-                self.with(end, |link| link.bound(SlotKey::from_bits(key), region));
-            }
             Event::Completed { end, key, result } => {
                 self.with(end, |link| link.completed(SlotKey::from_bits(key), result));
             }

@@ -20,8 +20,8 @@ use futures::{
 };
 use memory::{Block, BlockVisitor, Buf, BufMut, Exposure, GrantEnd, Granted, Pool, PoolConfig, VisitError};
 use verbs_reactor::{
-    Access, Arrival, ConnectParams, Domain, Fabric, FabricError, Prepared, QueuePair, RegionId, RemoteRegion,
-    Runtime, Segment, TokioRuntime, WindowBinding, WorkRequest,
+    Access, Arrival, ConnectParams, Domain, Fabric, FabricError, Prepared, QueuePair, RemoteRegion, Runtime,
+    Segment, TokioRuntime, WorkRequest,
 };
 
 use crate::contract::pair::RegisteredPool;
@@ -92,11 +92,7 @@ struct Session {
     fabrics: HashMap<Number, Arc<dyn Fabric>>,
     domains: HashMap<Number, Arc<Hosted>>,
     connections: Arc<Mutex<HashMap<Number, End>>>,
-    windows: Windows,
 }
-
-/// Those that are bound, each of the end whose peer may write through it.
-type Windows = Arc<Mutex<HashMap<(Number, RegionId), WindowBinding>>>;
 
 /// An end of a connection, and the memory of its domain.
 struct End {
@@ -113,8 +109,8 @@ enum State {
 impl Session {
     fn new(ends: &'static Ends, runtime: Arc<dyn Runtime>, events: Events) -> Self {
         let (fabrics, domains) = (HashMap::new(), HashMap::new());
-        let (connections, windows) = (Arc::default(), Arc::default());
-        Self { ends, runtime, events, fabrics, domains, connections, windows }
+        let connections = Arc::default();
+        Self { ends, runtime, events, fabrics, domains, connections }
     }
 
     /// Gives the call that ends the test; `None` where its process has ended.
@@ -219,7 +215,8 @@ impl Session {
                 Ok(outcome) => outcome,
                 Err(_) => Err(FabricError::Closed), // nobody waits for it any more
             };
-            let outcome = outcome.map(|queue_pair| {
+            let outcome = outcome.map(|connected| {
+                let queue_pair = connected.spawn(&*runtime);
                 let (asks, asked) = mpsc::unbounded();
                 let capabilities = queue_pair.capabilities();
                 let watching = watch(end, queue_pair.clone(), asked, runtime.clone(), events.clone());
@@ -273,32 +270,15 @@ impl Session {
                     .map(|part| Segment { local: domain.bytes(part.local), remote: part.remote });
                 WorkRequest::WriteVectored { segments: segment.collect(), immediate }
             }
-            Work::Bind { range } => WorkRequest::Bind { window: domain.window(range) },
-            Work::Unbind { window } => {
-                let bound = self.windows.lock().unwrap().remove(&(end, window));
-                WorkRequest::Unbind { window: bound.expect("a window that is bound") }
-            }
         };
         match queue_pair.post_now(&request) {
             Ok(posted) => {
-                let bound = self.bound(end, key, request);
-                let ended = async move { completed(posted.await.inspect(|()| bound())) };
+                let ended = async move { completed(posted.await) };
                 self.runtime.spawn("operation", Box::pin(ended));
             }
             // The test's half counts its operations as this one does.
             Err(FabricError::SendQueueFull { depth }) => panic!("one more than {depth} operations"),
             Err(failure) => completed(Err(failure)),
-        }
-    }
-
-    /// Tells, once `request` has been done, which window is open by that, if it is a bind.
-    fn bound(&self, end: Number, key: u64, request: WorkRequest) -> impl FnOnce() + Send + use<> {
-        let (events, windows) = (self.events.clone(), self.windows.clone());
-        move || {
-            let WorkRequest::Bind { window } = request else { return };
-            let region = window.region().expect("a window that is bound has a region");
-            windows.lock().unwrap().insert((end, region.region), window);
-            events.tell(&Event::Bound { end, key, region });
         }
     }
 }
@@ -371,7 +351,7 @@ impl Hosted {
         let registrar = Arc::new(registrar);
         pool.add_visitor(registrar.clone()).unwrap();
         let whole: BufMut = pool.try_alloc(bytes).unwrap();
-        let holding = if access.remote_write || access.windows {
+        let holding = if access.remote_write {
             Holding::Granted(whole.grant())
         } else {
             let bytes = whole.freeze();
@@ -393,16 +373,6 @@ impl Hosted {
         };
         let start = usize::try_from(place.offset).unwrap();
         bytes.slice(start..start + usize::try_from(place.length).unwrap()).expect("inside the block")
-    }
-
-    /// A window over `place`, which peers may write.
-    fn window(&self, place: Place) -> WindowBinding {
-        let blocks = self.blocks.lock().unwrap();
-        let Some(Holding::Granted(granted)) = &blocks[&place.block].holding else {
-            panic!("block {} is to be sent from, not the peers' to write", place.block);
-        };
-        let whole = WindowBinding::over(granted).expect("a block has bytes");
-        whole.part(place.offset, place.length).expect("inside the block")
     }
 
     /// As much memory as there is at `place`.

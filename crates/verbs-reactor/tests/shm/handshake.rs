@@ -3,26 +3,24 @@
 use std::{
     io::{Read, Write},
     os::{
-        fd::{AsRawFd, FromRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
         linux::net::SocketAddrExt,
         unix::net::{SocketAddr, UnixStream},
     },
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use futures::future::join;
 use verbs_reactor::{
-    ConnectParams, ConnectionData, Domain, FabricError, Immediate, LossCause, PeerViolation, Prepared,
-    QueuePair, Role, Runtime,
+    ConnectParams, Connected, ConnectionData, Domain, FabricError, Immediate, LossCause, PeerViolation,
+    Prepared, QueuePair, Role, Runtime, TokioRuntime,
 };
 
-use crate::{
-    SETUP,
-    contract::{
-        Flavour, bounded,
-        pair::{DEPTHS, STEP_LIMIT, step, yield_once},
-    },
+use super::SETUP;
+use crate::contract::{
+    Flavour, bounded,
+    pair::{DEPTHS, STEP_LIMIT, step, yield_once},
 };
 
 const SHORT: Duration = Duration::from_millis(300);
@@ -32,7 +30,7 @@ fn domain(runtime: &Arc<dyn Runtime>) -> Arc<dyn Domain> {
 }
 
 fn params(peer: ConnectionData, role: Role, limit: Duration) -> ConnectParams {
-    ConnectParams { peer, role, peer_host: None, limit }
+    ConnectParams { peer, role, peer_address: None, limit }
 }
 
 async fn connect(
@@ -41,7 +39,10 @@ async fn connect(
 ) -> (Result<QueuePair, FabricError>, Result<QueuePair, FabricError>) {
     let dial = params(acceptor.connection_data(), Role::Dialer, STEP_LIMIT);
     let accept = params(dialer.connection_data(), Role::Acceptor, STEP_LIMIT);
-    join(dialer.connect(dial), acceptor.connect(accept)).await
+    let (dialed, accepted) = join(dialer.connect(dial), acceptor.connect(accept)).await;
+    let runtime = TokioRuntime::current().unwrap();
+    let spawn = |connected: Connected| connected.spawn(&runtime);
+    (dialed.map(spawn), accepted.map(spawn))
 }
 
 /// `data` with one bit of its last byte changed: the name stays, the token differs.
@@ -199,6 +200,52 @@ fn strangers_at_the_socket_do_not_keep_the_right_one_out() {
     });
 }
 
+/// Counts the lines of the log by level.
+#[derive(Default, Clone)]
+struct Lines(Arc<Mutex<Vec<tracing::Level>>>);
+
+impl tracing::Subscriber for Lines {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        self.0.lock().unwrap().push(*event.metadata().level());
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn s4_strangers_at_the_socket_write_no_line_of_the_log_that_is_on_by_default() {
+    const STRANGERS: usize = 6;
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        let lines = Lines::default();
+        let _kept = tracing::subscriber::set_default(lines.clone());
+        let domain = domain(&runtime);
+        let (dialer, acceptor) = (domain.prepare(DEPTHS).unwrap(), domain.prepare(DEPTHS).unwrap());
+        let data = acceptor.connection_data();
+        for _ in 0..STRANGERS {
+            let mut socket = std::fs::File::from(stranger(&data).unwrap());
+            socket.write_all(&[0xFF; 20]).unwrap();
+        }
+        let (dialed, accepted) = step(&runtime, "the right one", connect(dialer, acceptor)).await;
+        dialed.unwrap();
+        accepted.unwrap();
+        let lines = lines.0.lock().unwrap();
+        let told = lines.iter().filter(|level| **level == tracing::Level::DEBUG).count();
+        assert!(told >= STRANGERS, "{lines:?}");
+        assert!(lines.iter().all(|level| *level >= tracing::Level::DEBUG), "{lines:?}");
+    });
+}
+
 #[test]
 fn a_stranger_who_only_waits_costs_a_share_of_the_time() {
     bounded(Flavour::CurrentThread, |runtime| async move {
@@ -213,6 +260,22 @@ fn a_stranger_who_only_waits_costs_a_share_of_the_time() {
         accepted.unwrap();
         drop(silent);
     });
+}
+
+/// What a dialler says first who has the token of `data`, with descriptors of the right kinds.
+fn say_hello(socket: &OwnedFd, data: &ConnectionData) {
+    const HELLO: u8 = 1;
+    let (version, token) = (data.0[0], &data.0[18..]);
+    let depths = 8_u64 << 32 | 8;
+    let hello = [b"TWSF", &[version, HELLO][..], token, &depths.to_le_bytes()].concat();
+    let page = rustix::fs::memfd_create("page", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    let fds = [page.as_fd(), bell.as_fd()];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = rustix::net::SendAncillaryBuffer::new(&mut space);
+    assert!(ancillary.push(rustix::net::SendAncillaryMessage::ScmRights(&fds)));
+    let (parts, flags) = ([std::io::IoSlice::new(&hello)], rustix::net::SendFlags::NOSIGNAL);
+    assert_eq!(rustix::net::sendmsg(socket, &parts, &mut ancillary, flags).unwrap(), hello.len());
 }
 
 #[test]
@@ -231,11 +294,12 @@ fn another_user_is_turned_away() {
             // The bare system call changes this thread alone.
             // SAFETY: no pointers are involved.
             assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) }, 0);
-            let mut socket = std::fs::File::from(stranger(&data).unwrap());
+            let socket = stranger(&data).unwrap();
+            say_hello(&socket, &data);
             connected.send(()).unwrap();
             let mut answer = [0; 1];
-            // Turned away: end of file, without having been asked for anything.
-            socket.read(&mut answer).unwrap_or(0)
+            // Turned away: end of file, although it has the token.
+            std::fs::File::from(socket).read(&mut answer).unwrap_or(0)
         });
         waiting.recv_timeout(STEP_LIMIT).unwrap();
         let (dialed, accepted) = step(&runtime, "the right one", connect(dialer, acceptor)).await;

@@ -11,14 +11,16 @@ use std::{
 use memory::GrantEnd;
 use verbs_reactor::{Immediate, Runtime};
 
-use crate::{
+use super::{
     SETUP,
+    processes::{Half, describe, understand},
+};
+use crate::{
     contract::{
         Flavour, bounded,
         pair::{Pair, pattern, step, yield_once},
     },
     process::{Other, is_child, listen, part, say},
-    processes::{Half, describe, understand},
 };
 
 const LENGTH: usize = 1 << 20;
@@ -199,7 +201,7 @@ async fn be_hostile(runtime: Arc<dyn Runtime>) {
 /// Writes, lends and takes what comes on the connection with the hostile process, and works on another one.
 async fn suffer(test: &str, deed: &str, must_end: bool, runtime: Arc<dyn Runtime>) {
     let bystanders = Pair::new(SETUP, runtime.clone()).await;
-    let mut other = Other::start_as(&format!("hostile::{test}"), deed);
+    let mut other = Other::start_as(&format!("shm::hostile::{test}"), deed);
     let half = Half::new(runtime.clone());
     let lent = half.receive.lend(LENGTH);
     let queue_pair = half.accept(&mut other).await;

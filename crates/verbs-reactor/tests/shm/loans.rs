@@ -2,21 +2,23 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::future::join_all;
+use futures::{channel::oneshot, future::join_all};
 use memory::{Buf, copy::CopyReason};
 use verbs_reactor::{
     Access, Arrival, Fabric, FabricError, Immediate, QueuePair, QueuePairConfig, Runtime, WorkRequest,
     shm::ShmFabric,
 };
 
-use crate::{
+use super::{
     SETUP,
+    processes::{DEATH_LIMIT, Half, assert_end_of_file, counted},
+};
+use crate::{
     contract::{
         Flavour, Setup, bounded,
         pair::{Pair, RegisteredPool, pattern, step, yield_once},
     },
     process::{Other, alone, is_child, listen, say},
-    processes::{DEATH_LIMIT, Half, assert_end_of_file, counted},
 };
 
 const LENGTH: usize = 1 << 20;
@@ -35,7 +37,7 @@ fn three_leases(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
 #[test]
 fn leases_count_per_process_through_all_its_connections() {
     bounded(Flavour::CurrentThread, |runtime| async move {
-        let setup = Setup { fabric: three_leases, peer_host: None };
+        let setup = Setup { fabric: three_leases, peer_address: None };
         let pair = Pair::new(setup, runtime.clone()).await;
         let (left, right) = pair.connect_again().await;
         let source = pair.left.source.filled(LENGTH, 1);
@@ -75,7 +77,7 @@ fn s4_bytes_of_leases_count_per_process_too() {
         Arc::new(ShmFabric::new(runtime).unwrap().with_lease_bytes_cap(2 * LENGTH as u64))
     }
     bounded(Flavour::CurrentThread, |runtime| async move {
-        let pair = Pair::new(Setup { fabric: two_lengths, peer_host: None }, runtime.clone()).await;
+        let pair = Pair::new(Setup { fabric: two_lengths, peer_address: None }, runtime.clone()).await;
         let mut views = Vec::new();
         for length in [LENGTH, LENGTH - 1] {
             let lend = pair.to_right.lend(pair.left.source.filled(length, 1), Immediate(1));
@@ -105,7 +107,7 @@ fn s4_bytes_of_leases_count_per_process_too() {
 
 #[test]
 fn a_view_is_not_copied() {
-    alone("loans::a_view_is_not_copied", |runtime| {
+    alone("shm::loans::a_view_is_not_copied", |runtime| {
         Box::pin(async move {
             let pair = Pair::new(SETUP, runtime.clone()).await;
             for length in [1, 64, 16 << 20] {
@@ -127,7 +129,10 @@ async fn view_and_obey(runtime: Arc<dyn Runtime>) {
     let queue_pair = half.dial().await;
     let view = loan(&runtime, &queue_pair).await;
     say("viewing");
-    if listen() == "fork" {
+    // On a thread of its own, so that this side rings for the completion of the loan.
+    let (told, order) = oneshot::channel();
+    std::thread::spawn(move || told.send(listen()));
+    if order.await.unwrap() == "fork" {
         // SAFETY: the child of the fork calls nothing but `pause`.
         let child = unsafe { libc::fork() };
         if child == 0 {
@@ -156,7 +161,7 @@ struct Viewed {
 }
 
 async fn viewed(test: &str, runtime: &Arc<dyn Runtime>) -> Viewed {
-    let mut other = Other::start_as(&format!("loans::{test}"), "1");
+    let mut other = Other::start_as(&format!("shm::loans::{test}"), "1");
     let half = Half::new(runtime.clone());
     let queue_pair = half.accept(&mut other).await;
     let pool = RegisteredPool::new(&half.domain, "two buffers", Access::LOCAL, 2 * LENGTH as u64);
@@ -249,10 +254,10 @@ fn one_lease(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
 fn loans_that_the_socket_has_no_room_for_fail_alone() {
     // More blocks than the socket takes descriptors of, while nobody reads it.
     const BLOCKS: u32 = 400;
-    alone("loans::loans_that_the_socket_has_no_room_for_fail_alone", |runtime| {
+    alone("shm::loans::loans_that_the_socket_has_no_room_for_fail_alone", |runtime| {
         Box::pin(async move {
             let depths = QueuePairConfig { send_depth: 512, receive_depth: 512 };
-            let setup = Setup { fabric: one_lease, peer_host: None };
+            let setup = Setup { fabric: one_lease, peer_address: None };
             let pair = Pair::with_depths(setup, runtime.clone(), depths).await;
             let lend = pair.to_right.lend(pair.left.source.filled(LENGTH, 1), Immediate(1000));
             let (lent, view) = futures::future::join(lend, loan(&runtime, &pair.to_left)).await;
@@ -311,7 +316,7 @@ async fn until_asleep(runtime: &Arc<dyn Runtime>, thread: &str) {
 
 #[test]
 fn a_release_wakes_a_lender_that_sleeps() {
-    const TEST: &str = "loans::a_release_wakes_a_lender_that_sleeps";
+    const TEST: &str = "shm::loans::a_release_wakes_a_lender_that_sleeps";
     const RELEASES: u64 = 10;
     if is_child() {
         return bounded(Flavour::CurrentThread, |runtime| async move {

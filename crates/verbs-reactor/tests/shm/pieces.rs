@@ -24,7 +24,7 @@ fn small_pieces(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
 fn with_pair(test: impl AsyncFn(Pair) + Send + Copy + 'static) {
     for flavour in [Flavour::CurrentThread, Flavour::TwoWorkers] {
         bounded(flavour, move |runtime| async move {
-            let setup = Setup { fabric: small_pieces, peer_host: None };
+            let setup = Setup { fabric: small_pieces, peer_address: None };
             test(Pair::with_depths(setup, runtime, DEPTHS).await).await;
         });
     }

@@ -6,11 +6,12 @@ use futures::future::join_all;
 use memory::{GrantEnd, Granted, copy};
 use verbs_reactor::{
     Access, ConnectParams, ConnectionData, Domain, FabricError, Immediate, LossCause, QueuePair,
-    QueuePairConfig, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role, Runtime, WorkRequest,
+    QueuePairConfig, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role, Runtime, TokioRuntime,
+    WorkRequest,
 };
 
+use super::SETUP;
 use crate::{
-    SETUP,
     contract::{
         Flavour, TEST_LIMIT, bounded,
         pair::{DEPTHS, Lent, Pair, RegisteredPool, immediate, pattern, step, yield_once},
@@ -43,8 +44,8 @@ impl Half {
         let theirs = exchange(&mine.join(" "));
         let bytes = theirs.split(' ').map(|byte| byte.parse().unwrap()).collect();
         let limit = Duration::from_secs(10);
-        let params = ConnectParams { peer: ConnectionData(bytes), role, peer_host: None, limit };
-        prepared.connect(params).await.unwrap()
+        let params = ConnectParams { peer: ConnectionData(bytes), role, peer_address: None, limit };
+        prepared.connect(params).await.unwrap().spawn(&TokioRuntime::current().unwrap())
     }
 
     /// Connects with the other process.
@@ -111,7 +112,7 @@ fn a_killed_writer_is_lost_at_once_and_its_last_write_is_whole_or_absent() {
     bounded(Flavour::TwoWorkers, |runtime| async move {
         for kill_after in [1, 2, 5] {
             let mut other = Other::start_as(
-                "processes::a_killed_writer_is_lost_at_once_and_its_last_write_is_whole_or_absent",
+                "shm::processes::a_killed_writer_is_lost_at_once_and_its_last_write_is_whole_or_absent",
                 "1",
             );
             let half = Half::new(runtime.clone());
@@ -150,8 +151,10 @@ fn a_killed_target_ends_every_operation_and_frees_every_buffer() {
         });
     }
     bounded(Flavour::CurrentThread, |runtime| async move {
-        let mut other =
-            Other::start_as("processes::a_killed_target_ends_every_operation_and_frees_every_buffer", "1");
+        let mut other = Other::start_as(
+            "shm::processes::a_killed_target_ends_every_operation_and_frees_every_buffer",
+            "1",
+        );
         let half = Half::new(runtime.clone());
         let queue_pair = half.accept(&mut other).await;
         let (region, range) = understand(&other.hear());
@@ -184,7 +187,7 @@ pub(crate) fn counted(reason: copy::CopyReason) -> (u64, u64) {
 #[test]
 fn a_write_is_copied_once() {
     use copy::CopyReason::{ShmInline, ShmMessage, ShmPayload};
-    alone("processes::a_write_is_copied_once", |runtime| {
+    alone("shm::processes::a_write_is_copied_once", |runtime| {
         Box::pin(async move {
             let pair = Pair::new(SETUP, runtime).await;
             let ring = RegisteredPool::new(&pair.right.domain, "ring", Access::RING, 1 << 20);
@@ -222,7 +225,7 @@ pub(crate) fn open_descriptors() -> usize {
 
 #[test]
 fn nothing_is_left_behind_by_ended_connections() {
-    alone("processes::nothing_is_left_behind_by_ended_connections", |runtime| {
+    alone("shm::processes::nothing_is_left_behind_by_ended_connections", |runtime| {
         Box::pin(async move {
             let pair = Pair::new(SETUP, runtime.clone()).await;
             let metrics = tokio::runtime::Handle::current().metrics();
@@ -277,7 +280,7 @@ fn a_full_socket_makes_writes_wait_in_order() {
     // Each source lies in a block of its own, whose descriptor must cross the socket before the write can; the
     // socket holds fewer than that at once, and nobody reads it until something is awaited.
     const BLOCKS: u32 = 400;
-    alone("processes::a_full_socket_makes_writes_wait_in_order", |runtime| {
+    alone("shm::processes::a_full_socket_makes_writes_wait_in_order", |runtime| {
         Box::pin(async move {
             let depths = QueuePairConfig { send_depth: 512, receive_depth: 512 };
             let pair = Pair::with_depths(SETUP, runtime, depths).await;
@@ -311,7 +314,7 @@ fn a_full_socket_makes_writes_wait_in_order() {
 
 #[test]
 fn an_idle_connection_costs_no_processor_time() {
-    alone("processes::an_idle_connection_costs_no_processor_time", |runtime| {
+    alone("shm::processes::an_idle_connection_costs_no_processor_time", |runtime| {
         Box::pin(async move {
             let pair = Pair::new(SETUP, runtime.clone()).await;
             pair.works(&pair.to_right, &pair.to_left).await;

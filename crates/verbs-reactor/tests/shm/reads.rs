@@ -6,14 +6,16 @@ use futures::future::join;
 use memory::{Buf, UserMemory, copy::CopyReason};
 use verbs_reactor::{Access, FabricError, PeerViolation, RemoteRange, RemoteRegion, Runtime};
 
-use crate::{
+use super::{
     SETUP,
+    processes::{DEATH_LIMIT, Half, assert_end_of_file, counted, understand},
+};
+use crate::{
     contract::{
         Flavour, bounded,
         pair::{Pair, RegisteredPool, end_of, pattern, step},
     },
     process::{Other, alone, is_child, listen, say},
-    processes::{DEATH_LIMIT, Half, assert_end_of_file, counted, understand},
 };
 
 const LENGTH: usize = 8 << 20;
@@ -28,7 +30,7 @@ fn named(pool: &RegisteredPool, bytes: &Buf) -> (RemoteRegion, RemoteRange) {
 
 #[test]
 fn a_read_is_copied_once() {
-    alone("reads::a_read_is_copied_once", |runtime| {
+    alone("shm::reads::a_read_is_copied_once", |runtime| {
         Box::pin(async move {
             let pair = Pair::new(SETUP, runtime.clone()).await;
             let pool = RegisteredPool::new(&pair.right.domain, "exposed", Access::READABLE, 256 << 20);
@@ -94,7 +96,7 @@ async fn be_read(runtime: Arc<dyn Runtime>) {
 
 #[test]
 fn d_peer_sigkill_a_read_of_the_dead_is_whole_or_lost() {
-    const TEST: &str = "reads::d_peer_sigkill_a_read_of_the_dead_is_whole_or_lost";
+    const TEST: &str = "shm::reads::d_peer_sigkill_a_read_of_the_dead_is_whole_or_lost";
     if is_child() {
         return bounded(Flavour::CurrentThread, be_read);
     }
@@ -143,7 +145,7 @@ async fn read_on(runtime: Arc<dyn Runtime>) {
 
 #[test]
 fn d_peer_sigkill_bytes_that_the_dead_read_come_back() {
-    const TEST: &str = "reads::d_peer_sigkill_bytes_that_the_dead_read_come_back";
+    const TEST: &str = "shm::reads::d_peer_sigkill_bytes_that_the_dead_read_come_back";
     if is_child() {
         return bounded(Flavour::CurrentThread, read_on);
     }

@@ -14,13 +14,13 @@ use std::{
 use memory::GrantEnd;
 use verbs_reactor::{Access, Immediate, QueuePair, Runtime};
 
+use super::processes::{Half, describe, understand};
 use crate::{
     contract::{
         Flavour, bounded,
         pair::{RegisteredPool, checksum, fill, immediate, pattern, step, yield_once},
     },
     process::{Other, is_child, listen, say},
-    processes::{Half, describe, understand},
 };
 
 /// Bytes of a write that is stopped: eight chunks.
@@ -125,7 +125,7 @@ async fn connect(half: &Half, other: &mut Other, page: usize) -> (QueuePair, ver
 }
 
 async fn stop_the_target(test: &str, seed: u64, runtime: Arc<dyn Runtime>) {
-    let mut other = Other::start_as(&format!("stopped::{test}"), "target");
+    let mut other = Other::start_as(&format!("shm::stopped::{test}"), "target");
     let half = Half::new(runtime.clone());
     // Room for one buffer: it comes back the moment the operation has ended.
     let one = RegisteredPool::new(&half.domain, "one buffer", Access::LOCAL, LENGTH as u64);

@@ -9,21 +9,21 @@ use std::{
 
 use verbs_reactor::{FabricError, LossCause, Runtime};
 
+use super::CONTROL;
 use crate::{
-    HOST,
     contract::{Flavour, Setup, pair::Pair},
-    contract_suite, process_pair,
+    process_pair,
 };
 
-const APART: Setup = Setup { fabric: process_pair::fabric, peer_host: Some(HOST) };
+const APART: Setup = Setup { fabric: process_pair::fabric, peer_address: Some(CONTROL) };
 const ENDS: process_pair::Ends = process_pair::Ends {
-    fabric: |runtime, _| crate::fabric(runtime),
-    entrance: "between_processes::two_processes::writes::length_0",
+    fabric: |runtime, _| crate::tcp::fabric(runtime),
+    entrance: "tcp::between_processes::two_processes::writes::length_0",
 };
 
 contract_suite!(
     @flavour two_processes, CurrentThread,
-    crate::between_processes::APART, crate::between_processes::run
+    crate::tcp::between_processes::APART, crate::tcp::between_processes::run
 );
 
 fn run<T, F>(flavour: Flavour, test: T)

@@ -12,12 +12,10 @@ use verbs_reactor::{
     RegionId, RemoteRange, RemoteRegion, Role, Runtime,
 };
 
-use crate::{
-    contract::{
-        Flavour, bounded,
-        pair::{STEP_LIMIT, end_of, yield_once},
-    },
-    raw::Local,
+use super::raw::Local;
+use crate::contract::{
+    Flavour, bounded,
+    pair::{STEP_LIMIT, end_of, yield_once},
 };
 
 const BYTES: usize = 64 << 20;
@@ -107,8 +105,8 @@ async fn connect(
     let prepared = local.prepare();
     say(&hex(&prepared.connection_data().0));
     let peer = unhex(&hear());
-    let params = ConnectParams { peer, role, peer_host: None, limit: STEP_LIMIT };
-    local.step("connecting", prepared.connect(params)).await.unwrap()
+    let params = ConnectParams { peer, role, peer_address: None, limit: STEP_LIMIT };
+    local.step("connecting", prepared.connect(params)).await.unwrap().spawn(&*local.runtime)
 }
 
 async fn connect_child(local: &Local, peer: &mut Peer) -> QueuePair {
@@ -149,7 +147,7 @@ async fn received(queue_pair: &QueuePair, at_least: u64) {
 fn a_writer_killed_in_the_middle_of_64_mib_is_noticed() {
     bounded(Flavour::TwoWorkers, |runtime| async move {
         let local = Local::new(runtime);
-        let mut peer = Peer::start("death::child_that_writes_until_it_is_killed");
+        let mut peer = Peer::start("tcp::death::child_that_writes_until_it_is_killed");
         let queue_pair = connect_child(&local, &mut peer).await;
         let lent = local.receive.lend(BYTES);
         peer.say(&show(&lent.region, &lent.range));
@@ -167,7 +165,7 @@ fn a_writer_killed_in_the_middle_of_64_mib_is_noticed() {
 fn a_target_killed_in_the_middle_of_64_mib_is_noticed() {
     bounded(Flavour::TwoWorkers, |runtime| async move {
         let local = Local::new(runtime);
-        let mut peer = Peer::start("death::child_that_is_written_until_it_is_killed");
+        let mut peer = Peer::start("tcp::death::child_that_is_written_until_it_is_killed");
         let queue_pair = connect_child(&local, &mut peer).await;
         let (region, range) = parse(&peer.hear());
         peer.say(&(BYTES / 4).to_string());
@@ -206,7 +204,7 @@ fn d_peer_sigkill_of_writers_at_many_offsets() {
         let local = Local::new(runtime);
         let whole = local.source.filled(BYTES, CONTENT);
         for round in 0..ROUNDS {
-            let mut peer = Peer::start("death::child_that_writes_once_with_an_immediate");
+            let mut peer = Peer::start("tcp::death::child_that_writes_once_with_an_immediate");
             let queue_pair = connect_child(&local, &mut peer).await;
             let lent = local.receive.lend(BYTES);
             peer.say(&show(&lent.region, &lent.range));
@@ -239,7 +237,7 @@ fn d_peer_sigkill_of_targets_at_many_offsets() {
         let local = Local::new(runtime);
         let source = local.source.filled(BYTES, CONTENT);
         for round in 0..ROUNDS {
-            let mut peer = Peer::start("death::child_that_is_written_until_it_is_killed");
+            let mut peer = Peer::start("tcp::death::child_that_is_written_until_it_is_killed");
             let queue_pair = connect_child(&local, &mut peer).await;
             let (region, range) = parse(&peer.hear());
             peer.say(&offset(round).to_string());

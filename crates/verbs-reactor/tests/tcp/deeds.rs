@@ -7,10 +7,8 @@ use std::{
 
 use verbs_reactor::{ConnectionData, RegionGeneration, RegionId, RemoteRange, RemoteRegion};
 
-use crate::{
-    process::{listen, say},
-    raw::{Frame, NONCE, RawPeer, WELCOME, hello, refusal},
-};
+use super::raw::{Frame, NONCE, RawPeer, WELCOME, hello, refusal};
+use crate::process::{listen, say};
 
 const MIB: u32 = 1 << 20;
 

@@ -7,12 +7,10 @@ use verbs_reactor::{
     FabricError, Immediate, LossCause, PeerViolation, QueuePair, QueuePairConfig, RemoteRegion, Runtime,
 };
 
-use crate::{
-    contract::{
-        Flavour, bounded,
-        pair::{Lent, end_of, immediate, pattern, yield_once},
-    },
-    raw::{Frame, Local, RawPeer, address, aside, refusal},
+use super::raw::{Frame, Local, RawPeer, address, aside, refusal};
+use crate::contract::{
+    Flavour, bounded,
+    pair::{Lent, end_of, immediate, pattern, yield_once},
 };
 
 /// Three arrivals and 23 payload bytes in all the forms that frames have.

@@ -13,13 +13,13 @@ use verbs_reactor::{
     tcp::{ListenerStats, TcpConfig, TcpFabric},
 };
 
-use crate::{
-    HOST,
-    contract::{
-        Flavour, bounded,
-        pair::{DEPTHS, STEP_LIMIT, immediate, step, yield_once},
-    },
+use super::{
+    CONTROL, HOST,
     raw::{Local, NONCE, RawPeer, WELCOME, accept, address, aside, connection_data, hello},
+};
+use crate::contract::{
+    Flavour, bounded,
+    pair::{DEPTHS, STEP_LIMIT, immediate, step, yield_once},
 };
 
 /// Waits until the listeners have seen what `enough` wants.
@@ -35,7 +35,7 @@ async fn stats(local: &Local, enough: impl Fn(&ListenerStats) -> bool) -> Listen
 }
 
 fn params(peer: ConnectionData, role: Role, limit: Duration) -> ConnectParams {
-    ConnectParams { peer, role, peer_host: Some(HOST), limit }
+    ConnectParams { peer, role, peer_address: Some(CONTROL), limit }
 }
 
 async fn connect(runtime: &Arc<dyn Runtime>, dialer: &Local, acceptor: &Local) -> (QueuePair, QueuePair) {
@@ -44,7 +44,7 @@ async fn connect(runtime: &Arc<dyn Runtime>, dialer: &Local, acceptor: &Local) -
     let accept = params(dialing.connection_data(), Role::Acceptor, STEP_LIMIT);
     let both = join(dialing.connect(dial), accepting.connect(accept));
     let (dialed, accepted) = step(runtime, "connecting", both).await;
-    (dialed.unwrap(), accepted.unwrap())
+    (dialed.unwrap().spawn(&**runtime), accepted.unwrap().spawn(&**runtime))
 }
 
 async fn assert_connected(local: &Local, from: &QueuePair, to: &QueuePair) {
@@ -365,16 +365,16 @@ async fn nobody_listens(runtime: &Arc<dyn Runtime>, to: SocketAddr) {
 
 /// Listens on `bind`, and connects with only the host of the control connection to go by if that is every address.
 async fn connects_when_bound_to(runtime: Arc<dyn Runtime>, bind: IpAddr, host: IpAddr) {
-    let config = TcpConfig { bind, ..TcpConfig::default() };
+    let config = TcpConfig { bind: (bind, 0).into(), ..TcpConfig::default() };
     let (dialer, acceptor) =
         (Local::with_config(runtime.clone(), config.clone()), Local::with_config(runtime.clone(), config));
     let (dialing, accepting): (Box<dyn Prepared>, _) = (dialer.prepare(), acceptor.prepare());
     let dial = params(accepting.connection_data(), Role::Dialer, STEP_LIMIT);
-    let dial = ConnectParams { peer_host: Some(host), ..dial };
+    let dial = ConnectParams { peer_address: Some((host, 1).into()), ..dial };
     let accept = params(dialing.connection_data(), Role::Acceptor, STEP_LIMIT);
     let both = join(dialing.connect(dial), accepting.connect(accept));
     let (dialed, accepted) = step(&runtime, "connecting", both).await;
-    let (dialed, accepted) = (dialed.unwrap(), accepted.unwrap());
+    let (dialed, accepted) = (dialed.unwrap().spawn(&*runtime), accepted.unwrap().spawn(&*runtime));
     assert_connected(&acceptor, &dialed, &accepted).await;
     assert_connected(&acceptor, &accepted, &dialed).await;
 }
@@ -386,10 +386,12 @@ fn a_listener_on_every_address_is_dialed_at_the_peers_host() {
         connects_when_bound_to(runtime.clone(), every, HOST).await;
         // Without a host nobody knows where to go.
         let local = Local::new(runtime);
-        let nowhere =
-            ConnectParams { peer_host: None, ..params(connection_data(1, NONCE), Role::Dialer, STEP_LIMIT) };
+        let nowhere = ConnectParams {
+            peer_address: None,
+            ..params(connection_data(1, NONCE), Role::Dialer, STEP_LIMIT)
+        };
         let error = local.step("dialing", local.prepare().connect(nowhere)).await.unwrap_err();
-        assert!(error.to_string().contains("peer_host"), "unexpected: {error}");
+        assert!(error.to_string().contains("peer_address"), "unexpected: {error}");
     });
 }
 

@@ -4,12 +4,10 @@
 use memory::{Buf, Exposure};
 use verbs_reactor::{Access, FabricError, PeerViolation, QueuePair, RemoteRange, RemoteRegion};
 
-use crate::{
-    contract::{
-        Flavour, bounded,
-        pair::{RegisteredPool, end_of, immediate, yield_once},
-    },
-    raw::{Frame, Local, RawPeer},
+use super::raw::{Frame, Local, RawPeer};
+use crate::contract::{
+    Flavour, bounded,
+    pair::{RegisteredPool, end_of, immediate, yield_once},
 };
 
 const MIB: usize = 1 << 20;

@@ -19,11 +19,13 @@ use verbs_reactor::{
     Runtime, tcp::TcpConfig, timeout,
 };
 
+use super::{
+    deeds::{self, Act, Known},
+    raw::{Local, accept},
+};
 use crate::{
     contract::pair::{RegisteredPool, STEP_LIMIT, checksum, immediate, pattern, step, yield_once},
-    deeds::{self, Act, Known},
     process::{Other, alone, part},
-    raw::{Local, accept},
 };
 
 /// Of what the hostile process may write.
@@ -174,12 +176,12 @@ impl Honest {
 
 async fn connect(acceptor: &Local, dialer: &Local) -> (QueuePair, QueuePair) {
     let (accepting, dialing) = (acceptor.prepare(), dialer.prepare());
-    let params = |peer, role| ConnectParams { peer, role, peer_host: None, limit: STEP_LIMIT };
+    let params = |peer, role| ConnectParams { peer, role, peer_address: None, limit: STEP_LIMIT };
     let accept = params(dialing.connection_data(), Role::Acceptor);
     let dial = params(accepting.connection_data(), Role::Dialer);
     let both = join(accepting.connect(accept), dialing.connect(dial));
     let (accepted, dialed) = acceptor.step("an honest connection", both).await;
-    (accepted.unwrap(), dialed.unwrap())
+    (accepted.unwrap().spawn(&*acceptor.runtime), dialed.unwrap().spawn(&*dialer.runtime))
 }
 
 /// The victim: what the hostile process is told, and what must become of it.
@@ -271,7 +273,7 @@ macro_rules! deeds {
     ($($test:ident: $deed:ident x $rounds:literal => $ends:expr,)*) => {$(
         #[test]
         fn $test() {
-            let (path, deed) = (concat!("hostile_process::", stringify!($test)), stringify!($deed));
+            let (path, deed) = (concat!("tcp::hostile_process::", stringify!($test)), stringify!($deed));
             if part() == deed {
                 return deeds::commit(deeds::$deed as Act);
             }
@@ -316,7 +318,7 @@ fn impatient() -> TcpConfig {
 
 #[test]
 fn e_a_hello_that_comes_byte_by_byte_is_held_to_its_limit() {
-    let path = "hostile_process::e_a_hello_that_comes_byte_by_byte_is_held_to_its_limit";
+    let path = "tcp::hostile_process::e_a_hello_that_comes_byte_by_byte_is_held_to_its_limit";
     if part() == "slow_hello" {
         return deeds::commit_outside(deeds::slow_hello);
     }
@@ -353,7 +355,7 @@ fn e_a_hello_that_comes_byte_by_byte_is_held_to_its_limit() {
 
 #[test]
 fn e_a_thousand_half_open_dials_keep_nobody_out() {
-    let path = "hostile_process::e_a_thousand_half_open_dials_keep_nobody_out";
+    let path = "tcp::hostile_process::e_a_thousand_half_open_dials_keep_nobody_out";
     if part() == "half_open" {
         return deeds::commit_outside(deeds::half_open);
     }

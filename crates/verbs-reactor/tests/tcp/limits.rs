@@ -4,12 +4,10 @@ use std::{fs::File, process::Command};
 
 use verbs_reactor::{ConnectParams, FabricError, Role};
 
-use crate::{
-    contract::{
-        Flavour, bounded,
-        pair::{DEPTHS, STEP_LIMIT},
-    },
-    raw::Local,
+use super::raw::Local;
+use crate::contract::{
+    Flavour, bounded,
+    pair::{DEPTHS, STEP_LIMIT},
 };
 
 /// What a user must read: the limit's name, and how to raise it.
@@ -23,7 +21,7 @@ fn the_limit_on_descriptors_is_named_with_its_remedy() {
     let child = Command::new("sh")
         .args(["-c", "ulimit -n 64 && exec \"$0\" \"$@\""])
         .arg(std::env::current_exe().unwrap())
-        .args(["limits::child_that_has_no_descriptors_left", "--exact", "--ignored", "--nocapture"])
+        .args(["tcp::limits::child_that_has_no_descriptors_left", "--exact", "--ignored", "--nocapture"])
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&child.stdout);
@@ -42,7 +40,7 @@ fn child_that_has_no_descriptors_left() {
         let files: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
         assert!((1..64).contains(&files.len()), "{} files were opened", files.len());
         assert_names_the_limit(&unprepared.domain.prepare(DEPTHS).unwrap_err());
-        let params = |peer| ConnectParams { peer, role: Role::Dialer, peer_host: None, limit: STEP_LIMIT };
+        let params = |peer| ConnectParams { peer, role: Role::Dialer, peer_address: None, limit: STEP_LIMIT };
         let dialed = left.step("the dial", dialer.connect(params(to.clone()))).await;
         assert_names_the_limit(&dialed.unwrap_err());
         // With descriptors at hand again, the same process connects.

@@ -11,12 +11,10 @@ use verbs_reactor::{
     TokioRuntime,
 };
 
-use crate::{
-    contract::{
-        Flavour, Setup, bounded,
-        pair::{Pair, end_of, immediate, pattern, step, yield_once},
-    },
-    raw::{Frame, Local, RawPeer, aside},
+use super::raw::{Frame, Local, RawPeer, aside};
+use crate::contract::{
+    Flavour, Setup, bounded,
+    pair::{Pair, end_of, immediate, pattern, step, yield_once},
 };
 
 const MIB: usize = 1 << 20;
@@ -278,7 +276,7 @@ fn payload_is_copied_nowhere_in_user_space() {
             CopyReason::Message,
         ];
         let before = reasons.map(count);
-        let setup = Setup { fabric: crate::fabric, peer_host: Some(crate::HOST) };
+        let setup = Setup { fabric: crate::tcp::fabric, peer_address: Some(crate::tcp::CONTROL) };
         let pair = Arc::new(Pair::new(setup, runtime).await);
         for length in [1, 8, 4096, 3 * MIB + 1, 16 * MIB] {
             let lent = pair.lend_right(length);

@@ -13,13 +13,13 @@ use verbs_reactor::{
     tcp::TcpConfig,
 };
 
-use crate::{
+use super::{
     HOST,
-    contract::{
-        Flavour, bounded,
-        pair::{DEPTHS, STEP_LIMIT, end_of, immediate, pattern, step},
-    },
     raw::{Local, address},
+};
+use crate::contract::{
+    Flavour, bounded,
+    pair::{DEPTHS, STEP_LIMIT, end_of, immediate, pattern, step},
 };
 
 /// What happens to the bytes from the dialer to the acceptor. Counted from the first one, the handshake's too.
@@ -83,7 +83,7 @@ fn through(data: &ConnectionData, middle: Middle) -> ConnectionData {
         } else {
             // The welcome passes; the reading of the stopped direction's partner is what it waits for.
             let (mut from, mut to) = back;
-            let mut welcome = [0; crate::raw::WELCOME.len()];
+            let mut welcome = [0; crate::tcp::raw::WELCOME.len()];
             std::thread::spawn(move || {
                 if from.read_exact(&mut welcome).is_ok() {
                     let _ = to.write_all(&welcome);
@@ -98,12 +98,12 @@ fn through(data: &ConnectionData, middle: Middle) -> ConnectionData {
 /// The two ends of a connection with `middle` between them: the dialer's and the acceptor's.
 async fn connect(left: &Local, right: &Local, middle: Middle) -> (QueuePair, QueuePair) {
     let (dialer, acceptor) = (left.domain.prepare(DEPTHS).unwrap(), right.domain.prepare(DEPTHS).unwrap());
-    let params = |peer, role| ConnectParams { peer, role, peer_host: None, limit: STEP_LIMIT };
+    let params = |peer, role| ConnectParams { peer, role, peer_address: None, limit: STEP_LIMIT };
     let dial = params(through(&acceptor.connection_data(), middle), Role::Dialer);
     let accept = params(dialer.connection_data(), Role::Acceptor);
     let both = join(dialer.connect(dial), acceptor.connect(accept));
     let (dialed, accepted) = step(&left.runtime, "connecting", both).await;
-    (dialed.unwrap(), accepted.unwrap())
+    (dialed.unwrap().spawn(&*left.runtime), accepted.unwrap().spawn(&*right.runtime))
 }
 
 fn sides(runtime: Arc<dyn Runtime>) -> (Local, Local) {

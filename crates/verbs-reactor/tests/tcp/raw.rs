@@ -11,15 +11,13 @@ use std::{
 
 use verbs_reactor::{
     Access, ConnectParams, ConnectionData, Domain, Fabric, FabricError, Prepared, QueuePair, QueuePairConfig,
-    Role, Runtime,
+    Role, Runtime, TokioRuntime,
     tcp::{TcpConfig, TcpFabric},
     timeout,
 };
 
-use crate::{
-    HOST,
-    contract::pair::{DEPTHS, Lent, RegisteredPool, STEP_LIMIT, step},
-};
+use super::HOST;
+use crate::contract::pair::{DEPTHS, Lent, RegisteredPool, STEP_LIMIT, step};
 
 /// How long a blocking read of the raw peer may take.
 const READ_LIMIT: Duration = Duration::from_secs(10);
@@ -77,10 +75,11 @@ pub(crate) async fn accept(prepared: Box<dyn Prepared>) -> Result<QueuePair, Fab
     let params = ConnectParams {
         peer: connection_data(0, NONCE),
         role: Role::Acceptor,
-        peer_host: None,
+        peer_address: None,
         limit: STEP_LIMIT,
     };
-    prepared.connect(params).await
+    let connected = prepared.connect(params).await?;
+    Ok(connected.spawn(&TokioRuntime::current().unwrap()))
 }
 
 /// What connection data says.

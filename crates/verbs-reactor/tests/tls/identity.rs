@@ -7,7 +7,7 @@ use verbs_reactor::tls::{
     test_certificates::{Authority, Issued, Usage, Validity, Wanted},
 };
 
-use crate::authority;
+use crate::tls::authority;
 
 struct Files {
     directory: tempfile::TempDir,

@@ -8,7 +8,7 @@ use std::{
 
 use verbs_reactor::ConnectionData;
 
-use crate::HOST;
+use crate::tls::HOST;
 
 /// Where a port stands in connection data.
 const PORT: std::ops::Range<usize> = 19..21;

@@ -20,13 +20,10 @@ use verbs_reactor::{
     },
 };
 
-use crate::{
-    End, HOST, authority, connect,
-    contract::{
-        Flavour, bounded,
-        pair::{step, yield_once},
-    },
-    member, middle,
+use super::{End, HOST, authority, connect, member, middle};
+use crate::contract::{
+    Flavour, bounded,
+    pair::{step, yield_once},
 };
 
 /// Waits until the listener of `end` has turned away `count` streams.

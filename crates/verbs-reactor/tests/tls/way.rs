@@ -8,13 +8,10 @@ use std::{
 
 use verbs_reactor::{FabricError, Immediate, LossCause};
 
-use crate::{
-    CERTIFICATE_AT, End, HOST, connect,
-    contract::{
-        Flavour, bounded,
-        pair::{immediate, pattern, step},
-    },
-    member, middle,
+use super::{CERTIFICATE_AT, End, HOST, connect, member, middle};
+use crate::contract::{
+    Flavour, bounded,
+    pair::{immediate, pattern, step},
 };
 
 /// Bytes of a token, and where it stands in connection data.

@@ -4,12 +4,10 @@ use futures::future::{join, join_all};
 use memory::BlockId;
 use verbs_reactor::{Access, FabricError, Immediate, QueuePair, QueuePairConfig, RemoteRange, RemoteRegion};
 
-use crate::{
-    SETUP,
-    contract::{
-        Flavour, bounded,
-        pair::{Lent, Pair, RegisteredPool, end_of},
-    },
+use super::SETUP;
+use crate::contract::{
+    Flavour, bounded,
+    pair::{Lent, Pair, RegisteredPool, end_of},
 };
 
 const DEEP: QueuePairConfig = QueuePairConfig { send_depth: 64, receive_depth: 64 };

@@ -5,13 +5,10 @@ use verbs_reactor::{
     Access, FabricError, Immediate, QueuePairConfig, RemoteRange, Wait, verbs::VerbsSettings,
 };
 
-use crate::{
-    MADE, SETUP,
-    contract::{
-        Flavour, bounded,
-        pair::{DEPTHS, Pair, RegisteredPool, immediate, pattern},
-    },
-    counts_at_left, prepare,
+use super::{MADE, SETUP, counts_at_left, prepare};
+use crate::contract::{
+    Flavour, bounded,
+    pair::{DEPTHS, Pair, RegisteredPool, immediate, pattern},
 };
 
 #[test]
@@ -50,6 +47,7 @@ fn writes_and_reads_around_the_message_limit_arrive_whole() {
     bounded(Flavour::CurrentThread, |runtime| async move {
         let pair = Pair::new(SETUP, runtime).await;
         let limit = MADE.with_borrow(|made| made[0].port().message_bytes as usize);
+        let mut operations = 0;
         let around = [limit - 1, limit, limit + 1].into_iter().filter(|&bytes| bytes < 64 << 20);
         for bytes in around.chain([64 << 20]) {
             let pieces = bytes.div_ceil(limit) as u64;
@@ -61,6 +59,8 @@ fn writes_and_reads_around_the_message_limit_arrive_whole() {
             assert_eq!(after.signals - before.signals, after.posts - before.posts, "one a call");
             read(&pair, bytes).await;
             assert_eq!(counts_at_left().requests - after.requests, pieces, "{bytes} bytes");
+            operations += 2;
+            assert_eq!(pair.to_right.stats().operations, operations, "a split one counts once");
         }
     });
 }

@@ -4,11 +4,8 @@
 use futures::future::join;
 use verbs_reactor::planted::{BadEnd, end_queue_pairs_badly};
 
-use crate::{
-    SETUP,
-    contract::{Flavour, bounded, pair::Pair},
-    held::Held,
-};
+use super::{SETUP, held::Held};
+use crate::contract::{Flavour, bounded, pair::Pair};
 
 /// One connection more than that of the pair, opened, used and closed.
 fn one_connection(bad: BadEnd, check: fn(&Held, &Held)) {

@@ -6,14 +6,11 @@ use futures::future::join;
 use memory::{BlockId, Buf};
 use verbs_reactor::{Access, Immediate, QueuePair, RemoteRange, RemoteRegion, Runtime, timeout};
 
-use crate::{
-    SETUP,
-    contract::{
-        Flavour, bounded,
-        pair::{Lent, Pair, RegisteredPool, STEP_LIMIT, immediate, pattern},
-        patience,
-    },
-    held::Held,
+use super::{SETUP, held::Held};
+use crate::contract::{
+    Flavour, bounded,
+    pair::{Lent, Pair, RegisteredPool, STEP_LIMIT, immediate, pattern},
+    patience,
 };
 
 const ROUNDS: u32 = 100;

@@ -5,13 +5,10 @@ use std::{sync::Arc, time::Duration};
 use futures::future::{join, join_all};
 use verbs_reactor::{Immediate, QueuePairConfig, RemoteRange, Runtime, Segment, Wait, verbs::VerbsCounts};
 
-use crate::{
-    SETUP,
-    contract::{
-        Flavour, bounded,
-        pair::{Pair, pattern},
-    },
-    counts_at_left, prepare,
+use super::{SETUP, counts_at_left, prepare};
+use crate::contract::{
+    Flavour, bounded,
+    pair::{Pair, pattern},
 };
 
 const DEEP: QueuePairConfig = QueuePairConfig { send_depth: 64, receive_depth: 64 };

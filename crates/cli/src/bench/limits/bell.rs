@@ -28,8 +28,8 @@ pub(crate) fn bell() -> Result<OwnedFd, BenchError> {
     eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(system("eventfd"))
 }
 
-/// One process's end: the bell that it waits for, and the one that it rings. Bells are edge-triggered and never
-/// read: a read would cost a system call more.
+/// One process's side: the bell that it waits for, and the one that it rings. Bells are edge-triggered and never read: a
+/// read would be one more system call.
 #[derive(Debug)]
 pub(crate) struct Bells {
     epoll: OwnedFd,
@@ -44,13 +44,13 @@ impl Bells {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll_create"))?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, &mine, epoll::EventData::new_u64(BELL), flags).map_err(system("epoll_ctl"))?;
-        // Hang-ups are told without being asked for.
+        // epoll reports hang-ups always.
         epoll::add(&epoll, peer, epoll::EventData::new_u64(0), epoll::EventFlags::empty())
             .map_err(system("epoll_ctl"))?;
         Ok(Self { epoll, theirs, _mine: mine })
     }
 
-    /// Rings the other's bell.
+    /// Rings the other process's bell.
     pub(crate) fn ring(&self) -> Result<(), BenchError> {
         rustix::io::write(self.theirs.as_fd(), &1_u64.to_ne_bytes()).map(drop).map_err(system("write"))
     }
@@ -71,7 +71,7 @@ impl Bells {
     }
 }
 
-/// One process's end of a ring of two words: it writes one and watches the other.
+/// One process's side of two shared words: it writes one and watches the other.
 #[derive(Debug)]
 pub(crate) struct Words<'memory> {
     memory: &'memory BareMemory,
@@ -80,12 +80,12 @@ pub(crate) struct Words<'memory> {
 }
 
 impl<'memory> Words<'memory> {
-    /// `first` says which of the two ends this is.
+    /// `first` is whether this is the first of the two processes.
     pub(crate) fn new(memory: &'memory BareMemory, first: bool) -> Self {
         Self { memory, mine: usize::from(!first), theirs: usize::from(first) }
     }
 
-    /// Sets both words to 0, while the other end says nothing.
+    /// Sets both words to 0, while the other process writes nothing.
     pub(crate) fn reset(&self) {
         for index in [self.mine, self.theirs] {
             if let Some(word) = self.memory.word(index) {
@@ -94,14 +94,14 @@ impl<'memory> Words<'memory> {
         }
     }
 
-    /// Says `value`.
+    /// Writes `value`.
     pub(crate) fn say(&self, value: u64) {
         if let Some(word) = self.memory.word(self.mine) {
             word.store(value, Ordering::Release);
         }
     }
 
-    /// Watches until the other says `value`.
+    /// Waits until the other process writes `value`.
     pub(crate) fn await_value(&self, value: u64, clock: &dyn Runtime) -> Result<(), BenchError> {
         let Some(word) = self.memory.word(self.theirs) else {
             return Err(BenchError::Unexpected("shared memory without words".to_owned()));
@@ -114,7 +114,7 @@ impl<'memory> Words<'memory> {
                 }
                 std::hint::spin_loop();
             }
-            // Where both ends share a CPU the other can't speak before this one lets it.
+            // On a shared CPU the other process cannot write before this one yields.
             std::thread::yield_now();
             let begin = *begin.get_or_insert_with(|| clock.now());
             if clock.now().saturating_sub(begin) > ANSWER_LIMIT {

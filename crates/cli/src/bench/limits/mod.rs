@@ -1,4 +1,4 @@
-//! What the machine allows without tensorwire.
+//! The limits: the same work without tensorwire.
 
 pub(super) mod bell;
 pub(super) mod perftest;

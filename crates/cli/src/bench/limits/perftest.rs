@@ -1,5 +1,5 @@
-//! The limits of RDMA: the programs of the perftest package, between the same two devices. A client runs in the
-//! measuring process's place, a server in the other's.
+//! The limits of RDMA: the programs of the perftest package, between the same two devices. A client runs instead of the
+//! measuring process, a server instead of the second one.
 
 use std::{
     fs, io,
@@ -54,7 +54,7 @@ impl Perftest {
         }
     }
 
-    /// Operations that one run has at least: starting it takes much longer than a few.
+    /// Fewest operations of one run: starting it takes much longer than a few operations.
     pub(crate) fn batch(self, bytes: usize) -> u64 {
         match self {
             Self::WriteBandwidth => ((4 << 20) / bytes.max(1) as u64).clamp(WRITES_OPEN, 64),
@@ -89,7 +89,7 @@ impl Perftest {
     }
 }
 
-/// What perftest must know of an end's device.
+/// What perftest must know of a process's device.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct VerbsEnd {
     device: String,
@@ -98,7 +98,7 @@ pub(crate) struct VerbsEnd {
 }
 
 impl VerbsEnd {
-    /// The end that `fabric` uses.
+    /// The device that `fabric` uses.
     pub(crate) fn new(fabric: &VerbsFabric) -> Self {
         let device = fabric.device().to_owned();
         Self { device, port: fabric.port().number, address: fabric.source().index }
@@ -160,8 +160,8 @@ fn has_listener(table: &str, port: u16) -> bool {
     })
 }
 
-/// Runs the client against the server that listens on `port`; gives nanoseconds an operation. Blocks meanwhile: nothing
-/// else of this process has anything to do.
+/// Runs the client against the server that listens on `port`; returns nanoseconds per operation. Blocks meanwhile:
+/// this process has nothing else to do.
 pub(crate) fn run(
     test: Perftest,
     end: &VerbsEnd,

@@ -1,4 +1,4 @@
-//! What concerns all requests, or those of a step.
+//! Operations on all requests, or on those of a step.
 
 use super::Requests;
 use crate::{
@@ -18,14 +18,14 @@ impl<L> Requests<L> {
         entries.filter(|entry| entry.is_awaited).any(|entry| is_announced(&entry.phase))
     }
 
-    /// The step is over: nothing of it is kept that nobody awaits.
+    /// The step is over: contents that no receive awaits are dropped.
     pub(crate) fn discard(&mut self, step: StepId) {
         let entries = self.slots.iter_mut().filter_map(|slot| slot.entry.as_mut());
         let of_step = |entry: &&mut Entry<L>| entry.place.as_ref().is_some_and(|place| place.step == step);
         entries.filter(of_step).for_each(|entry| entry.is_discarded = true);
     }
 
-    /// Steps that have a request under way here, or a content that was not handed out.
+    /// Steps that have a request under way here, or a content that was not returned yet.
     pub(crate) fn steps(&self) -> impl Iterator<Item = StepId> {
         let entries = self.slots.iter().filter_map(|slot| slot.entry.as_ref());
         let sent = entries.filter(|entry| !matches!(entry.phase, Phase::Unsent) && !entry.is_discarded);

@@ -12,6 +12,7 @@ use std::{
 use futures::{Stream, StreamExt};
 use hyper_util::rt::TokioIo;
 use memory::Limit;
+use protocol::text::escaped;
 use tokio::{net::TcpStream, sync::watch};
 use tonic::{
     Streaming,
@@ -27,8 +28,9 @@ use super::{
     within,
 };
 use crate::control::{
-    ControlError, ControlSession,
+    Addresses, ControlError, ControlSession,
     generated::{Frame, control_client::ControlClient},
+    host_and_port,
 };
 
 /// What dialling works with.
@@ -43,7 +45,7 @@ pub(super) struct Dialler {
 impl Dialler {
     /// Opens a session. Runs on the plane's runtime.
     pub(super) async fn dial(self, address: String) -> Result<ControlSession, ControlError> {
-        let (host, port) = host_and_port(&address)?;
+        let (host, port) = parts(&address)?;
         let unreachable = |Failure { detail, limit, is_tls }| match is_tls {
             true => ControlError::Tls { address: address.clone(), detail },
             false => ControlError::Unreachable { address: address.clone(), detail }.unless_limit(limit),
@@ -65,14 +67,14 @@ impl Dialler {
         let found = lookup(host.clone(), port).await?;
         let mut failure = Failure::from("the name has no address".to_owned());
         for address in found {
-            let wire = match self.connect(address, &host).await {
-                Ok(wire) => wire,
+            let (addresses, wire) = match self.connect(address, &host).await {
+                Ok(connected) => connected,
                 Err(last) => {
                     failure = last;
                     continue;
                 }
             };
-            let Parts { session, task, outgoing } = session(Some(address.ip()), None, wire.proven().cloned());
+            let Parts { session, task, outgoing } = session(addresses, None, wire.proven().cloned());
             match attach(address, wire, outgoing, self.keepalive, self.limit).await {
                 Ok((client, stream)) => {
                     let closing = self.closing.clone();
@@ -88,12 +90,14 @@ impl Dialler {
         Err(failure)
     }
 
-    async fn connect(&self, address: SocketAddr, host: &str) -> Result<Wire, Failure> {
-        let stream = TcpStream::connect(address).await;
-        let stream = stream.map_err(|error| connect_failure(&error, self.limit))?;
+    async fn connect(&self, address: SocketAddr, host: &str) -> Result<(Addresses, Wire), Failure> {
+        let failed = |error| connect_failure(&error, self.limit);
+        let stream = TcpStream::connect(address).await.map_err(failed)?;
+        let addresses = Addresses { own: stream.local_addr().map_err(failed)?, peer: address };
         // Small frames, each awaited by somebody.
         let _ = stream.set_nodelay(true);
-        Wire::dial(stream, &self.security, host).await.map_err(Failure::of_tls)
+        let wire = Wire::dial(stream, &self.security, host).await.map_err(Failure::of_tls)?;
+        Ok((addresses, wire))
     }
 }
 
@@ -132,7 +136,9 @@ async fn attach(
         .initial_connection_window_size(WINDOW_BYTES);
     let trouble = wire.trouble().clone();
     // HTTP/2 keeps little of why its stream ended.
-    let or_trouble = |failure: Failure| trouble.text().map_or(failure, Failure::of_tls);
+    let or_trouble = |failure: Failure| {
+        trouble.why().map_or(failure, |why| Failure { is_tls: why.is_tls, ..why.text.clone().into() })
+    };
     let channel = endpoint.connect_with_connector(OneWire(Some(wire))).await;
     let channel = channel.map_err(|error| or_trouble(connect_failure(&error, limit)))?;
     let mut client = ControlClient::new(channel)
@@ -159,17 +165,9 @@ impl Stream for RequestFrames {
     }
 }
 
-/// Splits `HOST:PORT`; an IPv6 host is in brackets.
-pub(super) fn host_and_port(address: &str) -> Result<(&str, u16), ControlError> {
-    let bad = || ControlError::BadAddress { address: address.to_owned() };
-    let (host, port) = address.rsplit_once(':').ok_or_else(bad)?;
-    let port = port.parse().map_err(|_| bad())?;
-    let host = match host.strip_prefix('[') {
-        Some(host) => host.strip_suffix(']').ok_or_else(bad)?,
-        None if host.contains(':') => return Err(bad()),
-        None => host,
-    };
-    if host.is_empty() || host.chars().any(char::is_whitespace) { Err(bad()) } else { Ok((host, port)) }
+/// The parts of an address.
+pub(super) fn parts(address: &str) -> Result<(&str, u16), ControlError> {
+    host_and_port(address).map_err(|_| ControlError::BadAddress { address: address.to_owned() })
 }
 
 /// Why nobody was reached, for [`ControlError::Unreachable`] or [`ControlError::Tls`].
@@ -231,7 +229,7 @@ fn io_error<'error>(error: &'error (dyn Error + 'static)) -> Option<&'error io::
     None
 }
 
-/// An error with all its causes, in one line.
+/// An error with all its causes, in one line: what the peer says in them is escaped.
 pub(super) fn causes(error: &(dyn Error + 'static)) -> String {
     let mut text = match error.downcast_ref::<tonic::Status>() {
         Some(status) => status.message().to_owned(),
@@ -246,5 +244,5 @@ pub(super) fn causes(error: &(dyn Error + 'static)) -> String {
         }
         next = cause.source();
     }
-    text
+    escaped(&text).into_owned()
 }

@@ -4,6 +4,17 @@
 //! who asks on the abstract Unix socket `tensorwire-<port>` and runs under the same user id, which the kernel
 //! tells (`SO_PEERCRED`). So nothing is on disk, and a crash leaves nothing behind.
 //!
+//! ```text
+//!   asks for localhost:4242                            listens on 127.0.0.1:4242, user 1000
+//!   connects to @tensorwire-4242 ─────────────────▶  same user?
+//!   same user?  ◀───────────────────── 32 bytes of secret, "127.0.0.1:4242"
+//!   dials 127.0.0.1:4242, and proves the secret for this connection ─────▶
+//! ```
+//!
+//! The secret comes with the address that the plane listens on, and that one is dialled, whatever was asked for: on
+//! another address of the loopback with the same port another user may listen. A proof of the secret holds for one
+//! connection, by the addresses of its ends, so that it is of no use to whoever stands in between all the same.
+//!
 //! Abstract names belong to nobody: another user may take the name first, as they may take the port. That is why
 //! the asking end checks the user id too, before it believes what it reads; taking a name is a nuisance
 //! (listening fails, with an error that says so), never a way in. Names and ports are both per network
@@ -12,7 +23,7 @@
 
 use std::{
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     os::{linux::net::SocketAddrExt, unix::net},
     time::Duration,
 };
@@ -23,7 +34,7 @@ use tokio::{
     net::{UnixListener, UnixStream},
 };
 
-use super::{dial::host_and_port, within};
+use super::{dial, within};
 use crate::control::{ControlError, Secret};
 
 /// The longest time that asking takes, and that one who asks is waited for.
@@ -32,8 +43,8 @@ const LIMIT: Duration = Duration::from_secs(2);
 /// Pause before asking again when the queue of those who ask is full.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Length of a secret that is handed over, in bytes.
-const SECRET_BYTES: usize = 32;
+/// Most bytes that are read of what is handed over; there are less.
+const HANDED_OVER_BYTES_MAX: u64 = 128;
 
 /// The end that hands over.
 pub(super) struct Handover {
@@ -43,12 +54,12 @@ pub(super) struct Handover {
 }
 
 impl Handover {
-    /// Takes the name that goes with `port`, and makes a secret.
-    pub(super) fn bind(port: u16) -> io::Result<Self> {
-        let name = net::SocketAddr::from_abstract_name(name(port))?;
+    /// Takes the name that goes with the port of a plane that listens on `address`, and makes a secret.
+    pub(super) fn bind(address: SocketAddr) -> io::Result<Self> {
+        let name = net::SocketAddr::from_abstract_name(name(address.port()))?;
         let listener = net::UnixListener::bind_addr(&name)?;
         listener.set_nonblocking(true)?;
-        let secret = Secret::generate().map_err(io::Error::other)?;
+        let secret = Secret::generate(address).map_err(io::Error::other)?;
         Ok(Self { listener, secret, user: own_user()? })
     }
 
@@ -61,7 +72,7 @@ impl Handover {
     pub(super) async fn serve(self) {
         let listener = match UnixListener::from_std(self.listener) {
             Ok(listener) => listener,
-            Err(error) => return tracing::error!(%error, "the secret cannot be handed over"),
+            Err(error) => return log!(ERROR, %error, "the secret cannot be handed over"),
         };
         loop {
             let answered = match listener.accept().await {
@@ -73,16 +84,16 @@ impl Handover {
             };
             match answered {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::debug!(%error, "the secret was not handed over"),
-                Err(_) => tracing::debug!("the secret was not handed over: the asking end does not read"),
+                Ok(Err(error)) => log!(DEBUG, %error, "the secret was not handed over"),
+                Err(_) => log!(DEBUG, "the secret was not handed over: the asking end does not read"),
             }
         }
     }
 }
 
-/// Asks for the secret of the plane that listens on `address`. `None`: there is nobody to ask.
+/// Asks for the secret of the plane that listens on `address`, and where that is. `None`: there is nobody to ask.
 pub(super) async fn ask(address: &str) -> Result<Option<Secret>, ControlError> {
-    let (host, port) = host_and_port(address)?;
+    let (host, port) = dial::parts(address)?;
     if !is_loopback_host(host) {
         return Ok(None);
     }
@@ -94,7 +105,15 @@ pub(super) async fn ask(address: &str) -> Result<Option<Secret>, ControlError> {
         let Some(stream) = stream else { return Ok(None) };
         take(stream, user).await.map(Some).map_err(fail)
     });
-    asked.await.unwrap_or_else(|_| Err(fail("it did not hand over its secret in time".to_owned())))
+    let asked =
+        asked.await.unwrap_or_else(|_| Err(fail("it did not hand over its secret in time".to_owned())))?;
+    match asked.as_ref().and_then(Secret::listening_address) {
+        Some(listens_on) if !is_at(listens_on, host, port) => {
+            let detail = format!("the worker with that port listens on {listens_on}: use that address");
+            Err(ControlError::Unreachable { address: address.to_owned(), detail })
+        }
+        _ => Ok(asked),
+    }
 }
 
 async fn connect(port: u16) -> io::Result<Option<UnixStream>> {
@@ -117,7 +136,7 @@ async fn give(mut stream: UnixStream, secret: &Secret, user: u32) -> io::Result<
         let refused = format!("user {asking} asked, this process belongs to user {user}");
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, refused));
     }
-    stream.write_all(secret.expose()).await?;
+    stream.write_all(&secret.to_handed_over()).await?;
     stream.shutdown().await
 }
 
@@ -130,13 +149,15 @@ async fn take(stream: UnixStream, user: u32) -> Result<Secret, String> {
              give both ends the same secret file"
         ));
     }
-    let mut bytes = Vec::with_capacity(SECRET_BYTES + 1);
-    let read = stream.take(SECRET_BYTES as u64 + 1).read_to_end(&mut bytes).await;
+    let mut bytes = Vec::new();
+    let read = stream.take(HANDED_OVER_BYTES_MAX).read_to_end(&mut bytes).await;
     read.map_err(|error| format!("it did not hand over its secret: {error}"))?;
-    if bytes.len() != SECRET_BYTES {
-        return Err(format!("it handed over {} bytes as its secret, not {SECRET_BYTES}", bytes.len()));
-    }
-    Secret::new(bytes).ok_or_else(|| "it handed over a short secret".to_owned())
+    Secret::from_handed_over(&bytes).ok_or_else(|| {
+        let count = bytes.len();
+        format!(
+            "it handed over {count} bytes, which are no secret with its address: is it of another version?"
+        )
+    })
 }
 
 fn name(port: u16) -> String {
@@ -149,19 +170,36 @@ fn own_user() -> io::Result<u32> {
     Ok(one.peer_cred()?.uid())
 }
 
+/// The name that stands for every address of the loopback.
+const LOCALHOST: &str = "localhost";
+
 fn is_loopback_host(host: &str) -> bool {
-    host == "localhost" || host.parse().is_ok_and(|ip| super::is_loopback(&SocketAddr::new(ip, 0)))
+    host == LOCALHOST || host.parse().is_ok_and(|ip| super::is_loopback(&SocketAddr::new(ip, 0)))
+}
+
+/// Whether a plane that listens on `address` is the one that is looked for at `host` and `port`. On another address than
+/// one of the loopback there is none that hands over its secret.
+fn is_at(address: SocketAddr, host: &str, port: u16) -> bool {
+    let is_host = |ip: IpAddr| ip.to_canonical() == address.ip().to_canonical();
+    super::is_loopback(&address)
+        && address.port() == port
+        && (host == LOCALHOST || host.parse().is_ok_and(is_host))
 }
 
 #[cfg(test)]
 mod tests {
     use super::{super::tests::bounded, *};
 
+    /// One that is the same each time.
+    fn secret() -> Secret {
+        Secret::from_handed_over(&[&[7; 32][..], b"127.0.0.1:4242"].concat()).unwrap()
+    }
+
     #[test]
     fn e_another_user_is_not_given_the_secret() {
         bounded(|| async {
             let user = own_user().unwrap();
-            let secret = Secret::generate().unwrap();
+            let secret = secret();
             let (giver, mut taker) = UnixStream::pair().unwrap();
             let refused = give(giver, &secret, user + 1).await.unwrap_err();
             assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
@@ -175,7 +213,7 @@ mod tests {
     fn e_a_secret_of_another_user_is_not_taken() {
         bounded(|| async {
             let user = own_user().unwrap();
-            let secret = Secret::generate().unwrap();
+            let secret = secret();
             let (giver, taker) = UnixStream::pair().unwrap();
             give(giver, &secret, user).await.unwrap();
             let refused = take(taker, user + 1).await.unwrap_err();
@@ -187,15 +225,29 @@ mod tests {
     fn e_only_a_whole_secret_is_taken() {
         bounded(|| async {
             let user = own_user().unwrap();
-            for length in [0, 1, SECRET_BYTES - 1, SECRET_BYTES, SECRET_BYTES + 1, 100_000] {
+            let whole = secret().to_handed_over();
+            let cut = [0, 1, 31, 32, 33, whole.len() - 1].map(|length| whole[..length].to_vec());
+            let (mut longer, mut other) = (whole.clone(), whole.clone());
+            longer.resize(100_000, b'2');
+            other[32] = 0xff;
+            // The last one that is cut ends with a port as well, which is another's.
+            let readable = |bytes: &[u8]| {
+                bytes.len() >= whole.len() - 1 && bytes.len() <= whole.len() && bytes[32] < 0x80
+            };
+            for bytes in cut.into_iter().chain([whole.clone(), longer, other]) {
                 let (mut giver, taker) = UnixStream::pair().unwrap();
-                let bytes = vec![1; length];
                 let giving = async {
                     let _ = giver.write_all(&bytes).await;
                     drop(giver);
                 };
                 let (taken, ()) = futures::future::join(take(taker, user), giving).await;
-                assert_eq!(taken.is_ok(), length == SECRET_BYTES, "{length} bytes");
+                assert_eq!(taken.is_ok(), readable(&bytes), "{} bytes", bytes.len());
+                assert_eq!(
+                    taken.is_ok_and(|taken| taken == secret()),
+                    bytes == whole,
+                    "{} bytes",
+                    bytes.len()
+                );
             }
         });
     }
@@ -210,6 +262,33 @@ mod tests {
             let error = ask(&address.to_string()).await.unwrap_err();
             assert!(error.to_string().contains("in time"), "{error}");
         });
+    }
+
+    #[test]
+    fn e_a_secret_is_of_use_at_the_address_that_was_asked_for() {
+        let listens = |on: &str, host: &str| is_at(on.parse().unwrap(), host, 4242);
+        for (on, host) in [
+            ("127.0.0.1:4242", "127.0.0.1"),
+            ("127.0.0.1:4242", "::ffff:127.0.0.1"),
+            ("127.0.0.1:4242", "localhost"),
+            ("127.9.9.9:4242", "localhost"),
+            ("[::1]:4242", "localhost"),
+            ("[::1]:4242", "::1"),
+        ] {
+            assert!(listens(on, host), "{on} for {host}");
+        }
+        for (on, host) in [
+            ("127.0.0.1:4242", "::1"),
+            ("[::1]:4242", "127.0.0.1"),
+            ("127.0.0.1:4242", "127.0.0.2"),
+            ("127.0.0.1:4243", "127.0.0.1"),
+            ("127.0.0.1:4243", "localhost"),
+            // Nobody listens there without a secret of their own.
+            ("192.0.2.1:4242", "localhost"),
+            ("0.0.0.0:4242", "localhost"),
+        ] {
+            assert!(!listens(on, host), "{on} for {host}");
+        }
     }
 
     #[test]

@@ -1,12 +1,6 @@
 //! The accepting side: the listener, the gRPC service, and the plane's main task.
 
-use std::{
-    convert::Infallible,
-    io,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{io, sync::Arc, time::Duration};
 
 use futures::{
     Stream, StreamExt,
@@ -17,17 +11,12 @@ use tokio::{
     net::TcpListener,
     sync::{mpsc, watch},
 };
-use tonic::{
-    Request, Response, Status, Streaming,
-    codegen::{BoxFuture, Service, http},
-    transport::Server,
-};
+use tonic::{Request, Response, Status, Streaming, transport::Server};
 
 use super::{
     Keepalive, ON_THE_WIRE_MAX, WINDOW_BYTES, closed,
-    door::{Door, Guest, GuestStream, Newcomer},
+    door::{Guest, GuestStream, Reception},
     handover::Handover,
-    recv_tensor::{STREAMS_MAX, TensorService},
     session::{OutgoingFrames, Parts, session},
     within,
 };
@@ -42,9 +31,6 @@ use crate::control::{
 /// How long a closing plane waits for its sessions to say goodbye.
 const CLOSING: Duration = Duration::from_millis(1500);
 
-/// The pause after the operating system refused a new connection (no file descriptors left).
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
 /// Largest list of request headers.
 const HEADER_BYTES_MAX: u32 = 8 << 10;
 
@@ -58,12 +44,11 @@ pub(super) struct Arrival {
 pub(super) struct Host {
     pub(super) listener: TcpListener,
     pub(super) handover: Option<Handover>,
-    pub(super) door: Arc<Door>,
+    pub(super) reception: Arc<Reception>,
     pub(super) arrivals: mpsc::Sender<Arrival>,
     pub(super) closing: watch::Receiver<bool>,
     pub(super) tasks: Tasks,
     pub(super) keepalive: Keepalive,
-    pub(super) tensors: TensorService,
 }
 
 impl Host {
@@ -71,7 +56,7 @@ impl Host {
     ///
     /// `running` keeps new session tasks possible; `all_done` ends when it and the tasks are gone.
     pub(super) async fn run(self, running: mpsc::Sender<()>, mut all_done: mpsc::Receiver<()>) {
-        let Self { listener, handover, door, arrivals, closing, tasks, keepalive, tensors } = self;
+        let Self { listener, handover, reception, arrivals, closing, tasks, keepalive } = self;
         let service = Attach { arrivals, closing: closing.clone(), tasks };
         let service = ControlServer::new(service)
             .max_decoding_message_size(ON_THE_WIRE_MAX)
@@ -80,10 +65,10 @@ impl Host {
             .http2_keepalive_interval(Some(keepalive.interval))
             .http2_keepalive_timeout(Some(keepalive.timeout))
             .http2_max_header_list_size(HEADER_BYTES_MAX)
-            .max_concurrent_streams(STREAMS_MAX)
+            .max_concurrent_streams(1)
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES)
-            .serve_with_incoming(ByPath { control: service, tensors }, connections(listener, door));
+            .serve_with_incoming(service, connections(listener, reception));
         let giving = async {
             if let Some(handover) = handover {
                 handover.serve().await;
@@ -95,7 +80,7 @@ impl Host {
             () = closed(closing.clone()) => {}
             served = serving => {
                 if let Err(error) = served {
-                    tracing::error!(%error, "the control plane stopped listening");
+                    log!(ERROR, %error, "the control plane stopped listening");
                 }
                 closed(closing).await;
             }
@@ -125,68 +110,22 @@ impl Tasks {
     }
 }
 
-/// The connections that come in, as guests of `door`, once their peers have said something.
+/// The connections that come in for sessions, once their peers have begun to speak.
 fn connections(
     listener: TcpListener,
-    door: Arc<Door>,
+    reception: Arc<Reception>,
 ) -> impl Stream<Item = Result<GuestStream, io::Error>> + Send {
-    stream::unfold((listener, door, FuturesUnordered::new()), |(listener, door, mut newcomers)| async {
+    let arriving = FuturesUnordered::new();
+    stream::unfold((listener, reception, arriving), |(listener, reception, mut arriving)| async {
         loop {
             tokio::select! {
-                Some(newcomer) = newcomers.next() => if let Some(guest) = newcomer {
-                    return Some((Ok(guest), (listener, door, newcomers)));
+                Some(arrived) = arriving.next() => if let Some(guest) = arrived {
+                    return Some((Ok(guest), (listener, reception, arriving)));
                 },
-                newcomer = accept(&listener, &door) => newcomers.push(newcomer),
+                newcomer = reception.door.accept(&listener) => arriving.push(reception.clone().receive(newcomer)),
             }
         }
     })
-}
-
-/// The next connection, as soon as there is room for it. Cancel-safe.
-async fn accept(listener: &TcpListener, door: &Arc<Door>) -> Newcomer {
-    loop {
-        door.room().await;
-        match listener.accept().await {
-            Ok((stream, peer)) => return door.enter(stream, peer.ip()),
-            Err(error) if is_the_peers_fault(&error) => {}
-            Err(error) => {
-                if let Some(left_out) = door.log.line("accept") {
-                    tracing::warn!(%error, left_out, "cannot accept a control connection; trying again");
-                }
-                let _ = within(ACCEPT_PAUSE, std::future::pending::<()>()).await;
-            }
-        }
-    }
-}
-
-fn is_the_peers_fault(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
-    matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted)
-}
-
-/// Sends each call to its service.
-#[derive(Clone)]
-struct ByPath {
-    control: ControlServer<Attach>,
-    tensors: TensorService,
-}
-
-impl Service<http::Request<tonic::body::Body>> for ByPath {
-    type Response = http::Response<tonic::body::Body>;
-    type Error = Infallible;
-    type Future = BoxFuture<Self::Response, Infallible>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
-        if !TensorService::has(request.uri().path()) {
-            return self.control.call(request);
-        }
-        let answering = self.tensors.clone().call(request);
-        Box::pin(async move { Ok(answering.await) })
-    }
 }
 
 struct Attach {
@@ -205,17 +144,14 @@ impl Control for Attach {
     ) -> Result<Response<Self::AttachStream>, Status> {
         let guest = request.extensions().get::<Arc<Guest>>().cloned();
         let guest = guest.ok_or_else(|| Status::internal("a connection without a guest"))?;
-        if !guest.begin_attach() {
-            return Err(Status::failed_precondition("a connection carries one session"));
-        }
         // Held back here, within the connection's deadline, while sessions are accepted slowly.
         let place = self.arrivals.reserve().await;
         let place = place.map_err(|_| Status::unavailable("the control plane was closed"))?;
-        if !guest.attach() {
+        if !guest.stranger.attach() {
             return Err(Status::failed_precondition("a connection carries one session"));
         }
         let Parts { session, task, outgoing } =
-            session(Some(guest.host()), Some(guest.clone()), guest.proven().cloned());
+            session(guest.addresses(), Some(guest.clone()), guest.proven.clone());
         self.tasks.spawn(task.run(request.into_inner(), self.closing.clone()));
         place.send(Arrival { session, guest });
         Ok(Response::new(outgoing))

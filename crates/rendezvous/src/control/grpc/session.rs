@@ -3,7 +3,7 @@
 //! The halves live on the user's runtime, the task and the stream on the plane's; bounded channels are
 //! between. The task decides how a session ends and says so in [`End`].
 
-use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use futures::{Stream, stream};
 use protocol::limits::CONTROL_FRAME_BYTES_MAX;
@@ -13,7 +13,7 @@ use verbs_reactor::BoxFuture;
 
 use super::{closed, door::Guest, within};
 use crate::control::{
-    ControlError, ControlSession, FrameReceiver, FrameSender, ProvenPeer, generated::Frame,
+    Addresses, ControlError, ControlSession, FrameReceiver, FrameSender, ProvenPeer, generated::Frame,
 };
 
 /// Frames buffered per direction, and their bytes: a largest frame, or several small ones.
@@ -42,9 +42,6 @@ impl Room {
         Queued { _room: self.0.clone().acquire_many_owned(bytes).await.ok(), data }
     }
 }
-
-/// How many bytes a stranger may send ahead of its admission. The frame that crosses the line still counts.
-const STRANGER_BYTES: usize = 64 << 10;
 
 const DAMAGED: &str = "a frame of the peer's was damaged on its way: its checksum is another";
 
@@ -98,9 +95,9 @@ pub(super) struct Parts {
 /// Frames for the peer, the goodbye last. `Err` aborts the stream.
 pub(super) type OutgoingFrames = stream::BoxStream<'static, Result<Frame, Status>>;
 
-/// Makes a session. `guest` is the connection it came in by, if it did; `proven` what TLS has shown of the peer.
+/// Makes a session over the connection between `addresses`. `guest` is the connection it came in by, if it did; `proven` what TLS has shown of the peer.
 pub(super) fn session(
-    peer_host: Option<IpAddr>,
+    addresses: Addresses,
     guest: Option<Arc<Guest>>,
     proven: Option<Arc<ProvenPeer>>,
 ) -> Parts {
@@ -118,7 +115,7 @@ pub(super) fn session(
     let sender = Arc::new(sender);
     let receiver = Box::new(GrpcReceiver { frames: incoming, end });
     Parts {
-        session: ControlSession { sender, receiver, peer_host },
+        session: ControlSession { sender, receiver, addresses: Some(addresses) },
         task: SessionTask {
             incoming: incoming_sender,
             room: Room::new(),
@@ -194,7 +191,7 @@ impl SessionTask {
         drop(incoming);
         match finished {
             Some(End::Lost(detail)) => {
-                tracing::debug!(detail, "control session lost");
+                log!(DEBUG, detail, "control session lost");
                 outgoing.send_replace(Outgoing::Aborted);
             }
             Some(End::Closed) => {
@@ -216,19 +213,13 @@ impl SessionTask {
             }
         }
         if let Some(guest) = guest {
-            guest.leave();
+            guest.stranger.leave();
         }
     }
 
     /// Receives until the peer ends its direction or is lost.
     async fn receive(&self, stream: &mut Streaming<Frame>) -> End {
-        let mut taken = 0;
         loop {
-            if let Some(guest) = &self.guest
-                && taken > STRANGER_BYTES
-            {
-                guest.admission().await;
-            }
             match stream.message().await {
                 Ok(Some(frame)) if frame.goodbye => return End::Orderly,
                 Ok(Some(frame)) if frame.data.len() > CONTROL_FRAME_BYTES_MAX => {
@@ -236,7 +227,6 @@ impl SessionTask {
                 }
                 Ok(Some(frame)) if is_damaged(&frame) => return End::Lost(DAMAGED.to_owned()),
                 Ok(Some(frame)) => {
-                    taken = frame.data.len().saturating_add(taken);
                     // A user who dropped the receiving half still may send: what arrives is discarded.
                     let _ = self.incoming.send(self.room.queue(frame.data).await).await;
                 }
@@ -316,7 +306,7 @@ impl FrameSender for GrpcSender {
 
     fn admitted(&self) {
         if let Some(guest) = &self.guest {
-            guest.admit();
+            guest.stranger.admit();
         }
     }
 

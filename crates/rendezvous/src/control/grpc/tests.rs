@@ -96,9 +96,9 @@ fn frames_arrive_whole_and_in_order_both_ways() {
             futures::future::join(sending, receiving).await;
             (sender, receiver)
         };
-        let one_host = one.peer_host;
-        assert_eq!(one_host, Some("127.0.0.1".parse().unwrap()));
-        assert_eq!(other.peer_host, one_host);
+        let (here, there) = (one.addresses.unwrap(), other.addresses.unwrap());
+        assert_eq!((here.own, here.peer), (there.peer, there.own));
+        assert_eq!((here.peer.to_string(), one.peer_host()), (b.local_address(), other.peer_host()));
         // Both kept until both are through.
         let _kept = futures::future::join(exchange(one), exchange(other)).await;
     });

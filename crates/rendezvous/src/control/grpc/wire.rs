@@ -4,25 +4,27 @@ use std::{
     io,
     pin::Pin,
     sync::{Arc, OnceLock},
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
+use protocol::text::escaped;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
     net::TcpStream,
 };
+use verbs_reactor::tcp::DataPort;
 
 #[cfg(feature = "tls")]
 use super::secured::Secured;
+use super::traffic::Traffic;
 use crate::control::ProvenPeer;
 #[cfg(feature = "tls")]
 use crate::control::TlsNames;
 
 /// What a plane does with its streams, in both directions.
-#[derive(Debug, Clone, Default)]
-pub(crate) enum Security {
+#[derive(Debug, Clone)]
+pub(super) enum Security {
     /// Nothing.
-    #[default]
     None,
     /// Mutual TLS.
     #[cfg(feature = "tls")]
@@ -35,24 +37,44 @@ pub(crate) enum Security {
 }
 
 impl Security {
-    pub(crate) fn encrypts(&self) -> bool {
+    pub(super) fn encrypts(&self) -> bool {
         !matches!(self, Self::None)
+    }
+
+    /// For data connections that come in with the same protection.
+    pub(super) fn data_port(&self) -> DataPort {
+        match self {
+            Self::None => DataPort::new(),
+            #[cfg(feature = "tls")]
+            Self::Tls { identity, .. } => DataPort::with_tls(identity.clone()),
+        }
     }
 }
 
-/// Why TLS, or its absence, has ended a stream: HTTP/2 keeps little of what ends it. The first reason counts.
+/// Why this end has ended a stream: HTTP/2 keeps little of what ends it. The first reason counts.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Trouble(Arc<OnceLock<String>>);
+pub(super) struct Trouble(Arc<OnceLock<Why>>);
+
+/// A reason, for people.
+#[derive(Debug, Clone)]
+pub(super) struct Why {
+    pub(super) text: String,
+    /// TLS, or its absence; else what the peer sent.
+    pub(super) is_tls: bool,
+}
 
 impl Trouble {
-    /// Notes it, and makes it the stream's error.
+    /// Notes what TLS, or its absence, has come to, escaped, and makes it the stream's error.
     pub(super) fn note(&self, text: impl Into<String>) -> io::Error {
-        let text = self.0.get_or_init(|| text.into());
-        io::Error::new(io::ErrorKind::InvalidData, text.clone())
+        self.first(Why { text: escaped(&text.into()).into_owned(), is_tls: true })
     }
 
-    pub(super) fn text(&self) -> Option<String> {
-        self.0.get().cloned()
+    pub(super) fn why(&self) -> Option<&Why> {
+        self.0.get()
+    }
+
+    fn first(&self, why: Why) -> io::Error {
+        io::Error::new(io::ErrorKind::InvalidData, self.0.get_or_init(|| why).text.clone())
     }
 }
 
@@ -61,6 +83,7 @@ impl Trouble {
 pub(super) struct Wire {
     inner: Inner,
     trouble: Trouble,
+    traffic: Traffic,
 }
 
 #[derive(Debug)]
@@ -72,7 +95,7 @@ enum Inner {
 }
 
 impl Wire {
-    /// One that was dialled; `host` as the user named it. The other end has proven itself.
+    /// One that was dialled; `host` as the user named it. Under TLS the other end has proven itself.
     ///
     /// # Errors
     /// Text for people.
@@ -89,29 +112,46 @@ impl Wire {
                 Inner::Secured(Box::new(secured))
             }
         };
-        Ok(Self { inner, trouble })
+        Ok(Self { inner, trouble, traffic: Traffic::dialled() })
     }
 
-    /// One that came in. The other end proves itself before the first byte is read.
-    pub(super) fn accept(stream: TcpStream, security: &Security) -> Self {
+    /// One that came in, as it is.
+    pub(super) fn accepted(stream: TcpStream) -> Self {
+        Self { inner: Inner::Plain(stream, true), trouble: Trouble::default(), traffic: Traffic::accepted() }
+    }
+
+    /// One that came in, and whose TLS handshake is done.
+    ///
+    /// # Errors
+    /// Text for people.
+    #[cfg(feature = "tls")]
+    pub(super) fn accepted_under_tls(
+        stream: tokio_rustls::TlsStream<TcpStream>,
+        names: TlsNames,
+    ) -> Result<Self, String> {
         let trouble = Trouble::default();
-        let inner = match security {
-            Security::None => Inner::Plain(stream, true),
-            #[cfg(feature = "tls")]
-            Security::Tls { identity, names } => {
-                Inner::Secured(Box::new(Secured::accept(stream, identity, *names, trouble.clone())))
-            }
-        };
-        Self { inner, trouble }
+        let secured = Secured::new(stream, names, None, trouble.clone())?;
+        Ok(Self { inner: Inner::Secured(Box::new(secured)), trouble, traffic: Traffic::accepted() })
     }
 
-    /// What the other end has proven so far.
+    /// What the other end has proven.
     pub(super) fn proven(&self) -> Option<&Arc<ProvenPeer>> {
         match &self.inner {
             Inner::Plain(..) => None,
             #[cfg(feature = "tls")]
-            Inner::Secured(secured) => secured.proven(),
+            Inner::Secured(secured) => Some(secured.proven()),
         }
+    }
+
+    /// The peer has proven itself. Whoever says so polls again: reading may have been held back.
+    pub(super) fn admit(&mut self) {
+        self.traffic.admit();
+    }
+
+    /// Whether a peer that has not proven itself has sent all that is taken from it: nothing is read before
+    /// [`admit`](Self::admit).
+    pub(super) fn is_held_back(&self) -> bool {
+        self.traffic.room() == 0
     }
 
     pub(super) fn trouble(&self) -> &Trouble {
@@ -131,21 +171,50 @@ impl AsyncRead for Wire {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        match &mut this.inner {
-            Inner::Plain(stream, is_new) => {
-                let before = buffer.filled().len();
-                let read = Pin::new(stream).poll_read(context, buffer);
-                let first = if *is_new { buffer.filled().get(before) } else { None };
-                if first.is_some_and(|byte| begins_tls(*byte)) {
-                    let trouble = "the other end speaks TLS, and this worker does not: give it a TLS identity of the \
-                                   same CA (WorkerBuilder::tls, --tls-cert)";
-                    return Poll::Ready(Err(this.trouble.note(trouble)));
-                }
-                *is_new &= first.is_none();
-                read
-            }
+        if this.is_held_back() {
+            return Poll::Pending;
+        }
+        let before = buffer.filled().len();
+        let mut inner = (&mut this.inner).take(this.traffic.room() as u64);
+        ready!(Pin::new(&mut inner).poll_read(context, buffer))?;
+        let read = &buffer.filled()[before..];
+        let checked = if this.inner.was_first(read) && read.first().is_some_and(|byte| begins_tls(*byte)) {
+            Err(this.trouble.note(
+                "the other end speaks TLS, and this worker does not: give it a TLS identity of the same CA \
+                 (the setting `tls`, --tls-cert)",
+            ))
+        } else {
+            let counted = this.traffic.received(read);
+            counted.map_err(|text| this.trouble.first(Why { text, is_tls: false }))
+        };
+        if checked.is_err() {
+            buffer.set_filled(before);
+        }
+        Poll::Ready(checked)
+    }
+}
+
+impl Inner {
+    /// Whether `read` is the first that has come, in plain text.
+    fn was_first(&mut self, read: &[u8]) -> bool {
+        match self {
+            Self::Plain(_, is_new) => std::mem::replace(is_new, *is_new && read.is_empty()),
             #[cfg(feature = "tls")]
-            Inner::Secured(secured) => Pin::new(&mut **secured).poll_read(context, buffer),
+            Self::Secured(_) => false,
+        }
+    }
+}
+
+impl AsyncRead for Inner {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream, _) => Pin::new(stream).poll_read(context, buffer),
+            #[cfg(feature = "tls")]
+            Self::Secured(secured) => Pin::new(&mut **secured).poll_read(context, buffer),
         }
     }
 }
@@ -153,7 +222,7 @@ impl AsyncRead for Wire {
 /// Calls the same on whichever stream it is.
 macro_rules! either {
     ($self:ident, $stream:ident => $call:expr) => {
-        match &mut $self.get_mut().inner {
+        match &mut $self.inner {
             Inner::Plain($stream, _) => {
                 let $stream = Pin::new($stream);
                 $call
@@ -169,15 +238,17 @@ macro_rules! either {
 
 impl AsyncWrite for Wire {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        either!(self, stream => stream.poll_write(context, bytes))
+        self.poll_write_vectored(context, &[io::IoSlice::new(bytes)])
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(self, stream => stream.poll_flush(context))
+        let this = self.get_mut();
+        either!(this, stream => stream.poll_flush(context))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(self, stream => stream.poll_shutdown(context))
+        let this = self.get_mut();
+        either!(this, stream => stream.poll_shutdown(context))
     }
 
     fn poll_write_vectored(
@@ -185,7 +256,15 @@ impl AsyncWrite for Wire {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        either!(self, stream => stream.poll_write_vectored(context, slices))
+        let this = self.get_mut();
+        let written = ready!(either!(this, stream => stream.poll_write_vectored(context, slices)))?;
+        let mut left = written;
+        for slice in slices {
+            let part = slice.get(..left).unwrap_or(slice);
+            this.traffic.sent(part);
+            left -= part.len();
+        }
+        Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {

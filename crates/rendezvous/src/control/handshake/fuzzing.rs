@@ -22,7 +22,7 @@ use crate::{
 /// Frames of one input.
 const FRAMES_MAX: usize = 8;
 /// What an honest end says in a handshake at most.
-const SENT_MAX: usize = 4;
+const SENT_MAX: usize = 3;
 const NAMES: [&str; 3] = ["/job:ps/replica:0/task:0", "/job:worker/replica:0/task:1", ""];
 
 #[derive(Debug, Default)]
@@ -83,13 +83,14 @@ pub fn handshake(data: &[u8]) {
         listen_address: Some("10.0.0.1:2222".to_owned()),
         fabrics: vec![(1, b"reach".to_vec())],
     };
-    let frames = Peer { role, knows, secret: &secret, me: &me, theirs: None }.frames(&mut input);
     let sent = Arc::<Sent>::default();
-    let mut session = ControlSession {
-        sender: sent.clone(),
-        receiver: Box::new(Script(frames)),
-        peer_host: input.flag().then(|| IpAddr::from(input.array::<16>())),
-    };
+    let mut session =
+        ControlSession { sender: sent.clone(), receiver: Box::new(Script(VecDeque::new())), addresses: None };
+    let transcript = Transcript::new(role, &session, Some(&secret));
+    let frames = Peer { role, knows, me: &me, transcript }.frames(&mut input);
+    session.receiver = Box::new(Script(frames));
+    let peer = |host: [u8; 16]| SocketAddr::new(IpAddr::from(host), 4242);
+    session.addresses = input.flag().then(|| Addresses { own: peer([0; 16]), peer: peer(input.array()) });
     let limit = Duration::from_secs(1);
     let met = match role {
         Role::Dialling => dial(&mut session, &me, Some(&secret), &Still, limit, "peer").now_or_never(),
@@ -105,7 +106,7 @@ pub fn handshake(data: &[u8]) {
     for frame in told.iter().map(|frame| ControlFrame::decode(frame).unwrap()) {
         assert!(knows || !matches!(frame, ControlFrame::Welcome { .. }), "a stranger was told of fabrics");
         let is_proof = matches!(frame, ControlFrame::Proof { .. });
-        assert!(knows || role == Role::Dialling || !is_proof, "a stranger was given a proof");
+        assert!(role == Role::Dialling || !is_proof, "it is the dialling end that begins with proofs");
     }
 }
 
@@ -114,10 +115,9 @@ struct Peer<'a> {
     /// Of the end that is tried.
     role: Role,
     knows: bool,
-    secret: &'a Secret,
     me: &'a Introduction,
-    /// The latest well-formed Hello.
-    theirs: Option<ControlFrame>,
+    /// Of a handshake that began with its latest Hello, and in which everything since belongs.
+    transcript: Transcript<'a>,
 }
 
 impl Peer<'_> {
@@ -136,13 +136,16 @@ impl Peer<'_> {
                 let wire_version = if input.below(8) > 0 { WIRE_VERSION } else { input.u16() };
                 let nonce = input.array();
                 let hello = ControlFrame::Hello { wire_version, worker, incarnation, listen_address, nonce };
-                self.theirs.insert(hello).encode()
+                self.begin(hello.encode())
             }
-            2 | 3 if self.knows => self.proof().unwrap_or_default(),
+            2 | 3 if self.knows => self.proven(&ControlFrame::Proof { proof: NO_PROOF }),
             2 | 3 => ControlFrame::Proof { proof: input.array() }.encode(),
             4 => {
                 let fabrics = vec![FabricOffer { kind: input.u8(), reach: input.bytes(20).to_vec() }];
-                ControlFrame::Welcome { worker, incarnation, fabrics }.encode()
+                match self.knows {
+                    true => self.proven(&ControlFrame::Welcome { fabrics, proof: NO_PROOF }),
+                    false => ControlFrame::Welcome { fabrics, proof: input.array() }.encode(),
+                }
             }
             5 => {
                 let code = Code::from_number(input.u8().into()).unwrap_or(Code::Unauthenticated);
@@ -153,20 +156,29 @@ impl Peer<'_> {
         }
     }
 
-    /// The right one for the latest Hello.
-    fn proof(&self) -> Option<Vec<u8>> {
-        let theirs = self.theirs.clone()?;
-        let mine = ControlFrame::Hello {
-            wire_version: WIRE_VERSION,
-            worker: self.me.worker.clone(),
-            incarnation: self.me.incarnation,
-            listen_address: self.me.listen_address.clone(),
-            nonce: nonce(&Still),
+    /// A handshake that begins with this Hello, as far as it goes until it is this end's turn.
+    fn begin(&mut self, theirs: Vec<u8>) -> Vec<u8> {
+        let mine = hello(self.me, nonce(&Still)).encode();
+        self.transcript.said = match self.role {
+            Role::Dialling => [&mine[..], &theirs].concat(),
+            Role::Accepting => [&theirs[..], &mine].concat(),
         };
-        let (hellos, role) = match self.role {
-            Role::Dialling => (Hellos { dialling: mine, accepting: theirs, channel: None }, Role::Accepting),
-            Role::Accepting => (Hellos { dialling: theirs, accepting: mine, channel: None }, Role::Dialling),
-        };
-        Some(ControlFrame::Proof { proof: hellos.prove(role, Some(self.secret))? }.encode())
+        if self.role == Role::Dialling {
+            self.say(self.role, &ControlFrame::Proof { proof: NO_PROOF });
+        }
+        theirs
+    }
+
+    /// `frame` with the right proof, and the answer of the end that is tried.
+    fn proven(&mut self, frame: &ControlFrame) -> Vec<u8> {
+        let said = self.say(self.role.other(), frame);
+        self.say(self.role, &welcome(self.me));
+        said
+    }
+
+    fn say(&mut self, role: Role, frame: &ControlFrame) -> Vec<u8> {
+        let said = self.transcript.prove(role, frame).unwrap();
+        self.transcript.said.extend_from_slice(&said);
+        said
     }
 }

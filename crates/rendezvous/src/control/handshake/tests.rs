@@ -1,4 +1,5 @@
 //! Two ends, and what somebody between or in place of one of them can try.
+mod words;
 
 use std::{
     slice::from_ref,
@@ -13,7 +14,7 @@ use tokio::sync::mpsc;
 use verbs_reactor::{BoxFuture, TokioRuntime};
 
 use super::{super::grpc::tests::bounded, *};
-use crate::control::{FrameReceiver, FrameSender};
+use crate::control::{FrameReceiver, FrameSender, ProvenPeer, TlsNames};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -22,6 +23,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 struct Sender {
     frames: mpsc::UnboundedSender<Vec<u8>>,
     admitted: Arc<AtomicBool>,
+    proven: Option<ProvenPeer>,
 }
 
 impl FrameSender for Sender {
@@ -32,6 +34,10 @@ impl FrameSender for Sender {
 
     fn admitted(&self) {
         self.admitted.store(true, Ordering::Relaxed);
+    }
+
+    fn proven(&self) -> Option<&ProvenPeer> {
+        self.proven.as_ref()
     }
 }
 
@@ -54,13 +60,36 @@ struct Wire {
     admitted: Arc<AtomicBool>,
 }
 
+/// What an end of a session knows about its connection.
+#[derive(Clone, Default)]
+struct Connection {
+    addresses: Option<Addresses>,
+    proven: Option<ProvenPeer>,
+}
+
+impl Connection {
+    fn between(own: &str, peer: &str) -> Self {
+        let addresses = Addresses { own: own.parse().unwrap(), peer: peer.parse().unwrap() };
+        Self { addresses: Some(addresses), proven: None }
+    }
+
+    fn under_tls(self, channel: u8) -> Self {
+        let (channel, uris, host) = ([channel; 32], Vec::new(), Ok(()));
+        Self { proven: Some(ProvenPeer { channel, uris, host, names: TlsNames::AnyMember }), ..self }
+    }
+}
+
 fn wire() -> Wire {
+    wire_over(Connection::between("192.0.2.1:4242", "192.0.2.7:50000"))
+}
+
+fn wire_over(connection: Connection) -> Wire {
     let (frames, from) = mpsc::unbounded_channel();
     let (to, receiver) = mpsc::unbounded_channel();
     let admitted = Arc::<AtomicBool>::default();
-    let sender = Arc::new(Sender { frames, admitted: admitted.clone() });
-    let peer_host = Some("192.0.2.7".parse().unwrap());
-    let session = ControlSession { sender, receiver: Box::new(Receiver(receiver)), peer_host };
+    let Connection { addresses, proven } = connection;
+    let sender = Arc::new(Sender { frames, admitted: admitted.clone(), proven });
+    let session = ControlSession { sender, receiver: Box::new(Receiver(receiver)), addresses };
     Wire { session, from, to, admitted }
 }
 
@@ -102,7 +131,15 @@ async fn between(
     secrets: [Option<Secret>; 2],
     alter: impl Fn(bool, ControlFrame) -> ControlFrame,
 ) -> (Met, Met, Vec<(bool, Vec<u8>)>, bool) {
-    let (mut dialler, mut acceptor) = (wire(), wire());
+    relayed(secrets, [wire(), wire()], alter).await
+}
+
+/// The same over two connections that lead to whoever is between.
+async fn relayed(
+    secrets: [Option<Secret>; 2],
+    [mut dialler, mut acceptor]: [Wire; 2],
+    alter: impl Fn(bool, ControlFrame) -> ControlFrame,
+) -> (Met, Met, Vec<(bool, Vec<u8>)>, bool) {
     let seen = Seen::default();
     let [dial_secret, accept_secret] = secrets;
     let relay = |from_dialler: bool, frame: Vec<u8>| {
@@ -179,7 +216,7 @@ fn ends_with_one_secret_learn_who_the_other_is() {
         assert_eq!(dialled.unwrap(), worker("acceptor"));
         assert_eq!(accepted.unwrap(), worker("dialler"));
         assert!(admitted);
-        assert_eq!(seen.len(), 6);
+        assert_eq!(seen.len(), 5);
         let secret = good().unwrap();
         let told =
             |frame: &[u8]| frame.windows(8).any(|part| secret.expose().windows(8).any(|it| it == part));
@@ -256,13 +293,17 @@ fn e_a_recorded_handshake_cannot_be_replayed() {
 #[test]
 fn e_a_workers_own_proof_is_of_no_use_to_it() {
     bounded(|| async {
-        // Everything is sent back, under another name, with the dialling end's own nonce.
+        // Everything is sent back, under another name, with the dialling end's own nonce, its proof where one is due.
         let Wire { session, mut from, to, .. } = wire();
         let reflecting = async {
             while let Some(frame) = from.recv().await {
                 let mut frame = ControlFrame::decode(&frame).unwrap();
-                if let ControlFrame::Hello { worker, .. } = &mut frame {
-                    "somebody else".clone_into(worker);
+                match &mut frame {
+                    ControlFrame::Hello { worker, .. } => "somebody else".clone_into(worker),
+                    ControlFrame::Proof { proof } => {
+                        frame = ControlFrame::Welcome { fabrics: Vec::new(), proof: *proof };
+                    }
+                    _ => {}
                 }
                 let _ = to.send(frame.encode());
             }
@@ -328,19 +369,116 @@ fn e_every_field_of_hello_is_proven() {
     });
 }
 
+/// What is made of a Welcome on its way.
+type Change = fn(&mut Vec<FabricOffer>, &mut [u8; PROOF_BYTES]);
+
 #[test]
-fn e_welcome_must_name_the_proven_worker() {
+fn e_every_field_of_welcome_is_proven() {
     bounded(|| async {
-        let (dialled, accepted, ..) = between([good(), good()], |_, mut frame| {
-            if let ControlFrame::Welcome { worker, .. } = &mut frame {
-                "somebody else".clone_into(worker);
+        // Whoever is between would have the ends go without a fabric, or with those that suit them.
+        let changes: [Change; 6] = [
+            |fabrics, _| fabrics.clear(),
+            |fabrics, _| drop(fabrics.remove(0)),
+            |fabrics, _| fabrics.swap(0, 1),
+            |fabrics, _| fabrics[0].kind += 1,
+            |fabrics, _| fabrics[0].reach[2] ^= 1,
+            |_, proof| proof[31] ^= 1,
+        ];
+        for (number, change) in changes.into_iter().enumerate() {
+            for of_dialler in [true, false] {
+                let changed = |from_dialler, mut frame| {
+                    if let ControlFrame::Welcome { fabrics, proof } = &mut frame
+                        && from_dialler == of_dialler
+                    {
+                        change(fabrics, proof);
+                    }
+                    frame
+                };
+                let (dialled, accepted, _, admitted) = between([good(), good()], changed).await;
+                let is_wrong = |met: &Met| matches!(met, Err(ControlError::WrongSecret { .. }));
+                assert!(is_wrong(&accepted) && !admitted, "change {number} of {of_dialler}: {accepted:?}");
+                // The last word is the dialling end's: what was made of it is told over the session.
+                assert_eq!(is_wrong(&dialled), !of_dialler, "change {number}: {dialled:?}");
             }
-            frame
-        })
-        .await;
-        for met in [dialled, accepted] {
-            let error = met.unwrap_err();
-            assert!(error.to_string().contains("different workers"), "{error}");
+        }
+    });
+}
+
+/// A secret that a plane has made and hands over.
+fn handed_over() -> Option<Secret> {
+    let bytes = [b"the secret of this cluster------", &b"127.0.0.1:4242"[..]].concat();
+    Some(Secret::from_handed_over(&bytes).unwrap())
+}
+
+/// Whether two ends meet, who know what is given of their connections.
+async fn meets(secrets: [Option<Secret>; 2], [dialler, acceptor]: [&Connection; 2]) -> bool {
+    let wires = [wire_over(dialler.clone()), wire_over(acceptor.clone())];
+    let (dialled, accepted, _, admitted) = relayed(secrets, wires, unchanged).await;
+    let is_refused = |met: &Met| matches!(met, Err(ControlError::WrongSecret { .. }));
+    if admitted {
+        assert!(dialled.is_ok() && accepted.is_ok());
+    } else {
+        assert!(is_refused(&dialled) && is_refused(&accepted), "{dialled:?}, {accepted:?}");
+    }
+    admitted
+}
+
+#[test]
+fn e_a_secret_that_was_handed_over_is_proven_for_one_connection() {
+    bounded(|| async {
+        let over = Connection::between;
+        let dialler = over("127.0.0.1:50000", "127.0.0.1:4242");
+        for acceptor in [
+            over("127.0.0.1:4242", "127.0.0.1:50000"),
+            // The same ones.
+            over("[::ffff:127.0.0.1]:4242", "[::ffff:127.0.0.1]:50000"),
+        ] {
+            assert!(meets([handed_over(), handed_over()], [&dialler, &acceptor]).await);
+        }
+        for acceptor in [
+            // A relay on another address, from another port, on another port, and one that turns them round.
+            over("127.0.0.2:4242", "127.0.0.1:50000"),
+            over("[::1]:4242", "[::1]:50000"),
+            over("127.0.0.1:4242", "127.0.0.1:50001"),
+            over("127.0.0.1:4243", "127.0.0.1:50000"),
+            over("127.0.0.1:50000", "127.0.0.1:4242"),
+            Connection::default(),
+        ] {
+            assert!(!meets([handed_over(), handed_over()], [&dialler, &acceptor]).await);
+            // One that was given goes through port forwards.
+            assert!(meets([good(), good()], [&dialler, &acceptor]).await);
+        }
+        // Who does not know its own connection proves nothing.
+        let wires = [wire_over(Connection::default()), wire_over(Connection::default())];
+        let (dialled, _, seen, admitted) = relayed([handed_over(), handed_over()], wires, unchanged).await;
+        assert!(matches!(dialled.unwrap_err(), ControlError::WrongSecret { .. }) && !admitted);
+        assert_eq!(seen.len(), 2, "two Hellos");
+    });
+}
+
+#[test]
+fn e_both_ends_must_say_the_same_of_their_connection() {
+    bounded(|| async {
+        let [dialler, acceptor] =
+            [("127.0.0.1:50000", "127.0.0.1:4242"), ("127.0.0.1:4242", "127.0.0.1:50000")]
+                .map(|(own, peer)| Connection::between(own, peer));
+        let given = || Secret::new(handed_over().unwrap().expose());
+        assert!(meets([given(), given()], [&dialler, &acceptor]).await);
+        // The same bytes, given to one end and handed over to the other.
+        assert!(!meets([given(), handed_over()], [&dialler, &acceptor]).await);
+        assert!(!meets([handed_over(), given()], [&dialler, &acceptor]).await);
+        // Under TLS it is the TLS connection that counts.
+        let tls = |end: &Connection, channel| end.clone().under_tls(channel);
+        for secret in [None, given(), handed_over()] {
+            let secrets = || [secret.clone(), secret.clone()];
+            assert!(meets(secrets(), [&tls(&dialler, 1), &tls(&acceptor, 1)]).await);
+            assert!(meets(secrets(), [&tls(&dialler, 1), &tls(&dialler, 1)]).await);
+        }
+        for secret in [given(), handed_over()] {
+            let secrets = || [secret.clone(), secret.clone()];
+            assert!(!meets(secrets(), [&tls(&dialler, 1), &tls(&acceptor, 2)]).await);
+            assert!(!meets(secrets(), [&tls(&dialler, 1), &acceptor]).await);
+            assert!(!meets(secrets(), [&dialler, &tls(&acceptor, 1)]).await);
         }
     });
 }
@@ -366,7 +504,7 @@ fn e_a_frame_that_does_not_belong_ends_the_handshake() {
     bounded(|| async {
         let ping = ControlFrame::Ping { nonce: 1 }.encode();
         let proof = ControlFrame::Proof { proof: [0; 32] }.encode();
-        let welcome = ControlFrame::Welcome { worker: "x".into(), incarnation: 1, fabrics: vec![] }.encode();
+        let welcome = ControlFrame::Welcome { fabrics: vec![], proof: [0; 32] }.encode();
         for first in [&ping, &proof, &welcome] {
             for (met, _, admitted) in
                 [feed_acceptor(from_ref(first)).await, feed_dialler(from_ref(first)).await]
@@ -375,10 +513,16 @@ fn e_a_frame_that_does_not_belong_ends_the_handshake() {
                 assert!(!admitted);
             }
         }
-        for second in [&ping, &welcome, &hello("y", WIRE_VERSION)] {
+        for second in [&ping, &welcome, &proof, &hello("y", WIRE_VERSION)] {
             let frames = [hello("x", WIRE_VERSION), second.clone()];
-            for (met, _, admitted) in [feed_acceptor(&frames).await, feed_dialler(&frames).await] {
-                assert!(matches!(met.unwrap_err(), ControlError::Misbehaved { .. }));
+            // Each end takes one kind of them for what is due, and looks at its proof.
+            for (kind, (met, _, admitted)) in
+                [(&proof, feed_acceptor(&frames).await), (&welcome, feed_dialler(&frames).await)]
+            {
+                let error = met.unwrap_err();
+                let is_due = second == kind;
+                assert_eq!(matches!(error, ControlError::WrongSecret { .. }), is_due, "{error}");
+                assert_eq!(matches!(error, ControlError::Misbehaved { .. }), !is_due, "{error}");
                 assert!(!admitted);
             }
         }

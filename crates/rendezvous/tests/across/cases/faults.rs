@@ -1,4 +1,4 @@
-//! `tensorflow-verbs.md` §12: ends of steps and peers in every state of a transfer (§3.13), and queues that are full.
+//! Steps and peers that end in every state of a transfer, and queues that are full.
 
 use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
@@ -18,7 +18,7 @@ const MOMENTS: u32 = 40;
 /// The step that goes on beside those that end.
 const OTHER_STEP: i64 = 1_000_000;
 
-/// Where a transfer stands at both ends: the states of §3.13.
+/// The state of a transfer on both sides.
 #[derive(Debug, Clone, Copy)]
 enum Standing {
     /// Nothing was asked.
@@ -73,9 +73,9 @@ async fn length_of_a_transfer(two: &Two) -> Duration {
     let mut longest = Duration::ZERO;
     for value in 0..4 {
         let key = if value == 0 { two.key("first") } else { key.clone() };
-        two.sender.step(0).send(&key, long(&two.sender, value)).unwrap();
+        two.sender.shared_step(0).send(&key, long(&two.sender, value)).unwrap();
         let began = runtime.now();
-        two.receiver.step(0).recv(&key).await.unwrap();
+        two.receiver.shared_step(0).recv(&key).await.unwrap();
         // The first one connects.
         longest = if value == 0 { longest } else { longest.max(runtime.now() - began) };
     }
@@ -91,7 +91,7 @@ async fn abort_in_each_state(ground: &Given, at_sender: bool) {
         let id = i64::from(moment) + 1;
         let key = two.key(&format!("{moment}"));
         let back = two.sender.key(RECEIVER_CPU, SENDER_CPU, &format!("{moment}")).unwrap();
-        let (there, here) = (two.sender.step(id), two.receiver.step(id));
+        let (there, here) = (two.sender.shared_step(id), two.receiver.shared_step(id));
         // Every fourth value never comes, so its request waits at the sender.
         if moment % 4 > 0 {
             there.send(&key, long(&two.sender, 1)).unwrap();
@@ -109,9 +109,10 @@ async fn abort_in_each_state(ground: &Given, at_sender: bool) {
             step.abort(&Status::new(Code::DataLoss, "enough"));
         };
         // The other way, in another step.
-        let others = two.sender.step(OTHER_STEP);
-        two.receiver.step(OTHER_STEP).send(&back.with_incarnation(0), long(&two.receiver, 2)).unwrap();
-        let ((), received, beside) = join3(abort, here.recv(&key), others.recv(&back)).await;
+        let others = two.sender.shared_step(OTHER_STEP);
+        two.receiver.shared_step(OTHER_STEP).send(&back.with_incarnation(0), long(&two.receiver, 2)).unwrap();
+        let ((), received, beside) =
+            join3(abort, here.recv(&key).into_future(), others.recv(&back).into_future()).await;
         match received {
             Ok(tensor) => assert!(moment % 4 > 0 && value_of(&tensor) == 1),
             Err(error) => {
@@ -154,11 +155,11 @@ pub(crate) async fn s12_04_peer_killed_in_each_state(ground: Given) {
         let key = receiver.key(SENDER_CPU, RECEIVER_CPU, &format!("{kill}")).unwrap();
         let others = receiver.key(OTHER_CPU, RECEIVER_CPU, &format!("{kill}")).unwrap();
         if kill > 0 {
-            sender.step(id).send(&key, long(&sender, 1)).unwrap();
+            sender.shared_step(id).send(&key, long(&sender, 1)).unwrap();
         }
-        other.step(id).send(&others, long(&other, 2)).unwrap();
+        other.shared_step(id).send(&others, long(&other, 2)).unwrap();
         let (address, before) = (sender.address().to_owned(), sender.incarnation());
-        let step = receiver.step(id);
+        let step = receiver.shared_step(id);
         // The first end's connection goes on; of each later one nothing is counted before it stands.
         let counted = || [&sender, &receiver].map(live_counters);
         let start = counted();
@@ -169,7 +170,8 @@ pub(crate) async fn s12_04_peer_killed_in_each_state(ground: Given) {
             ground.reached(Standing::of(&start, &counted()).name());
             ground.kill(sender.clone()).await;
         };
-        let ((), received, beside) = join3(killed, step.recv(&key), step.recv(&others)).await;
+        let ((), received, beside) =
+            join3(killed, step.recv(&key).into_future(), step.recv(&others).into_future()).await;
         match received {
             Ok(tensor) => assert!(kill > 0 && value_of(&tensor) == 1),
             Err(error) => assert!(is_loss(&error), "{error}"),
@@ -209,12 +211,12 @@ pub(crate) async fn s12_04_restart_with_a_new_incarnation(ground: Given) {
     let keys: Vec<Key> = (0..OUTSTANDING).map(|edge| two.key(&format!("{edge}"))).collect();
     let Two { receiver, sender, .. } = two;
     let (address, before) = (sender.address().to_owned(), sender.incarnation());
-    let step = receiver.step(1);
+    let step = receiver.shared_step(1);
     let killed = async {
         until(&ground, || Two::peer_counters(&sender).received.tensor_request >= OUTSTANDING).await;
         ground.kill(sender.clone()).await;
     };
-    let (received, ()) = join(join_all(keys.iter().map(|key| step.recv(key))), killed).await;
+    let (received, ()) = join(join_all(keys.iter().map(|key| step.recv(key).into_future())), killed).await;
     let mut answered = 0;
     for error in received {
         let error = error.unwrap_err();
@@ -225,8 +227,8 @@ pub(crate) async fn s12_04_restart_with_a_new_incarnation(ground: Given) {
     let sender = ground.start(Worker::builder(SENDER), Some(&address)).await;
     let two = Two { ground, sender, receiver };
     for (value, key) in keys.iter().enumerate() {
-        two.sender.step(1).send(key, number(&two.sender, value as u64)).unwrap();
-        two.sender.step(2).send(key, number(&two.sender, value as u64)).unwrap();
+        two.sender.shared_step(1).send(key, number(&two.sender, value as u64)).unwrap();
+        two.sender.shared_step(2).send(key, number(&two.sender, value as u64)).unwrap();
     }
     // What was under way is over with this peer for good; everything else goes on. Who shuts down answers what it can before.
     match step.recv(&keys[0]).await {
@@ -235,7 +237,7 @@ pub(crate) async fn s12_04_restart_with_a_new_incarnation(ground: Given) {
         other => panic!("{other:?}"),
     }
     let values =
-        join_all(keys.iter().map(|key| async { two.receiver.step(2).recv(key).await.unwrap() })).await;
+        join_all(keys.iter().map(|key| async { two.receiver.shared_step(2).recv(key).await.unwrap() })).await;
     assert!(values.iter().enumerate().all(|(value, tensor)| value_of(tensor) == value as u64));
     drop((step, values));
     two.end().await;
@@ -244,7 +246,14 @@ pub(crate) async fn s12_04_restart_with_a_new_incarnation(ground: Given) {
 /// Queues of the least depth, one content at a time, and far more transfers than they hold, both ways.
 pub(crate) async fn s12_04_exhausted_queues_delay_and_break_nothing(ground: Given) {
     const MANY: u64 = 200;
-    let two = Two::with(&ground, |builder| builder.depth(4).contents_max(1).ring_bytes(8 << 10)).await;
+    let two = Two::with(&ground, |builder| {
+        builder.flow(|flow| {
+            flow.depth = 4;
+            flow.contents_max = 1;
+            flow.ring_bytes = 8 << 10;
+        })
+    })
+    .await;
     let down: Vec<Key> = (0..MANY).map(|edge| two.key(&format!("{edge}"))).collect();
     let back = |edge: u64| two.sender.key(RECEIVER_CPU, SENDER_CPU, &format!("{edge}")).unwrap();
     let up: Vec<Key> = (0..MANY).map(back).collect();
@@ -252,8 +261,8 @@ pub(crate) async fn s12_04_exhausted_queues_delay_and_break_nothing(ground: Give
     for (worker, sent, received) in [(&two.sender, &down, &up), (&two.receiver, &up, &down)] {
         let (worker, sent, received) = (worker.clone(), sent.clone(), received.clone());
         ends.push(ground.beside(Box::pin(async move {
-            let step = worker.step(1);
-            let receives = join_all(received.iter().map(|key| step.recv(key)));
+            let step = worker.shared_step(1);
+            let receives = join_all(received.iter().map(|key| step.recv(key).into_future()));
             let send = async {
                 for (value, key) in sent.iter().enumerate() {
                     let own = key.with_incarnation(0);
@@ -275,10 +284,10 @@ pub(crate) async fn s12_04_late_content_after_cancel_spoils_nothing(ground: Give
     let whole = length_of_a_transfer(&two).await;
     let key = two.key("late");
     for moment in 0..MOMENTS {
-        two.sender.step(1).send(&key, long(&two.sender, u64::from(moment))).unwrap();
-        let step = two.receiver.step(1);
+        two.sender.shared_step(1).send(&key, long(&two.sender, u64::from(moment))).unwrap();
+        let step = two.receiver.shared_step(1);
         let received = {
-            let mut receive = pin!(step.recv(&key));
+            let mut receive = pin!(step.recv(&key).into_future());
             let mut end = ground.moment(moment, whole * 3 * moment / MOMENTS);
             poll_fn(|context| match receive.as_mut().poll(context) {
                 Poll::Ready(received) => Poll::Ready(Some(received)),
@@ -301,20 +310,26 @@ pub(crate) async fn s12_04_late_content_after_cancel_spoils_nothing(ground: Give
 /// Many requests at once, of which each fails or succeeds for itself.
 pub(crate) async fn s12_05_a_failure_is_a_status_of_its_own_request_alone(ground: Given) {
     let limit = Duration::from_millis(300);
-    let two = Two::with(&ground, |builder| builder.step_init_timeout(limit)).await;
+    let two = Two::with(&ground, |builder| builder.limits(|limits| limits.step_init_timeout = limit)).await;
     let (good, never, token) = (two.key("good"), two.key("never"), CancellationToken::new());
     let dead = two.key("dead");
-    two.sender.step(1).send(&dead, Tensor::dead(DataType::F32, &[]).unwrap()).unwrap();
+    two.sender.shared_step(1).send(&dead, Tensor::dead(DataType::F32, &[]).unwrap()).unwrap();
     two.sender.cleanup(2);
-    let (here, kept) = (two.receiver.step(1), two.sender.step(1));
-    let (finished, unknown, aborted) = (two.receiver.step(2), two.receiver.step(3), two.sender.step(4));
-    let waiting = two.receiver.step(4);
+    let (here, kept) = (two.receiver.shared_step(1), two.sender.shared_step(1));
+    let (finished, unknown, aborted) =
+        (two.receiver.shared_step(2), two.receiver.shared_step(3), two.sender.shared_step(4));
+    let waiting = two.receiver.shared_step(4);
     let stale = good.with_incarnation(1);
     let goods = |edge: u64| two.key(&format!("good {edge}"));
     let bad = async {
-        let steps = join3(finished.recv(&good), unknown.recv(&good), waiting.recv(&good));
-        let answers = join3(steps, here.recv(&stale), here.recv_timeout(&never, limit));
-        let cancelled = here.recv_with(&never, with_token(&token));
+        let steps = join3(
+            finished.recv(&good).into_future(),
+            unknown.recv(&good).into_future(),
+            waiting.recv(&good).into_future(),
+        );
+        let answers =
+            join3(steps, here.recv(&stale).into_future(), here.recv(&never).timeout(limit).into_future());
+        let cancelled = here.recv(&never).with(with_token(&token)).into_future();
         let end = async {
             two.until_asked(6).await;
             token.cancel();
@@ -337,7 +352,7 @@ pub(crate) async fn s12_05_a_failure_is_a_status_of_its_own_request_alone(ground
     // Nobody else's value was taken by those that failed.
     two.send(&never, 9);
     assert_eq!(value_of(&here.recv(&never).await.unwrap()), 9);
-    assert!(polled(pin!(here.recv(&never))).await.is_none());
+    assert!(polled(pin!(here.recv(&never).into_future())).await.is_none());
     drop((here, kept, finished, unknown, waiting));
     two.end().await;
 }

@@ -1,4 +1,4 @@
-//! `tensorflow-verbs.md` §12: the longest and the smallest of everything.
+//! The longest and the smallest of everything.
 
 use futures::future::{join, join_all};
 use memory::Pool;
@@ -11,8 +11,8 @@ use super::{Given, Two, number, value_of};
 async fn travel(two: &Two, edge: &str, tensors: &[Tensor]) {
     let key = two.key(edge);
     for tensor in tensors.iter().flat_map(|tensor| [tensor, tensor]) {
-        two.sender.step(1).send(&key, tensor.clone()).unwrap();
-        let received = two.receiver.step(1).recv(&key).await.unwrap();
+        two.sender.shared_step(1).send(&key, tensor.clone()).unwrap();
+        let received = two.receiver.shared_step(1).recv(&key).await.unwrap();
         assert_eq!((received.metadata(), received.is_dead()), (tensor.metadata(), tensor.is_dead()));
         assert!(received.bytes() == tensor.bytes(), "{edge}");
     }
@@ -31,12 +31,12 @@ pub(crate) async fn s12_03_keys_of_512_513_and_1024_bytes_travel_and_longer_ones
         assert_eq!(key.as_str().len(), length);
         for round in 0..2 {
             two.send(&key, value + round);
-            assert_eq!(value_of(&two.receiver.step(1).recv(&key).await.unwrap()), value + round);
+            assert_eq!(value_of(&two.receiver.shared_step(1).recv(&key).await.unwrap()), value + round);
         }
     }
     assert_eq!(NAME_BYTES_MAX, 1024);
     let over = key_of(&two, 1025);
-    let refused = two.receiver.step(1).recv(&over).await.unwrap_err();
+    let refused = two.receiver.shared_step(1).recv(&over).await.unwrap_err();
     assert!(
         matches!(&refused, WorkerError::Local { .. }) && refused.code() == Code::ResourceExhausted,
         "{refused}"
@@ -44,7 +44,7 @@ pub(crate) async fn s12_03_keys_of_512_513_and_1024_bytes_travel_and_longer_ones
     assert!(refused.to_string().contains("1025") && refused.to_string().contains("1024"), "{refused}");
     // The connection goes on.
     two.send(&two.key("after"), 4);
-    assert_eq!(value_of(&two.receiver.step(1).recv(&two.key("after")).await.unwrap()), 4);
+    assert_eq!(value_of(&two.receiver.shared_step(1).recv(&two.key("after")).await.unwrap()), 4);
     two.end().await;
 }
 
@@ -92,8 +92,8 @@ pub(crate) async fn s12_03_proto_values_change_their_size(ground: Given) {
     for length in [0, 5, 5, 6, 20_000, 5] {
         let strings = ["x".repeat(length), "end".to_owned()];
         let tensor = Tensor::from_strings(two.sender.pool(), &[2], &strings).unwrap();
-        two.sender.step(1).send(&key, tensor).unwrap();
-        let received = two.receiver.step(1).recv(&key).await.unwrap();
+        two.sender.shared_step(1).send(&key, tensor).unwrap();
+        let received = two.receiver.shared_step(1).recv(&key).await.unwrap();
         assert_eq!(received.strings().unwrap(), strings.map(String::into_bytes));
     }
     two.end().await;
@@ -101,19 +101,19 @@ pub(crate) async fn s12_03_proto_values_change_their_size(ground: Given) {
 
 pub(crate) async fn s12_03_ten_thousand_outstanding_receives(ground: Given) {
     const MANY: u64 = 10_000;
-    let two = Two::with(&ground, |builder| builder.requests_max(MANY as u32)).await;
+    let two = Two::with(&ground, |builder| builder.flow(|flow| flow.requests_max = MANY as u32)).await;
     let keys: Vec<Key> = (0..MANY).map(|edge| two.key(&format!("{edge}"))).collect();
-    let step = two.receiver.step(1);
+    let step = two.receiver.shared_step(1);
     let send = async {
         // All of them, or nearly, wait at the sender: each is as long as its key at least.
         let shortest = MANY * keys[0].as_str().len() as u64;
         super::until(&ground, || Two::peer_counters(&two.sender).message_bytes_received >= shortest).await;
-        let step = two.sender.step(1);
+        let step = two.sender.shared_step(1);
         for (value, key) in keys.iter().enumerate().rev() {
             step.send(key, number(&two.sender, value as u64)).unwrap();
         }
     };
-    let (received, ()) = join(join_all(keys.iter().map(|key| step.recv(key))), send).await;
+    let (received, ()) = join(join_all(keys.iter().map(|key| step.recv(key).into_future())), send).await;
     for (value, received) in received.into_iter().enumerate() {
         assert_eq!(value_of(&received.unwrap()), value as u64);
     }

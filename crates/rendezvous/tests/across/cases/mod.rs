@@ -25,6 +25,7 @@ macro_rules! every_case {
             basics::s2_9_05_cancel_before_recv
             basics::s2_9_06_cancel_after_recv
             basics::s2_9_07_cancel_empty_queue
+            basics::s2_5_a_value_that_waits_wins_over_a_cancelled_token
             basics::s2_9_08_cancel_multiple
             basics::s2_9_09_random_send_recv
             basics::s2_9_10_multi_sends
@@ -48,6 +49,7 @@ macro_rules! every_case {
             steps::s2_7_task_1_is_not_task_10
             steps::s2_7_a_key_works_at_its_two_ends_only
             steps::s2_8_a_late_request_gets_the_tombstones_answer
+            steps::s2_8_a_step_ends_with_its_last_clone
             steps::s2_8_a_step_that_is_used_up_is_gone_and_begins_again
             steps::s4_a_full_table_names_its_cap
             steps::s12_01_both_eras_of_duplicates_can_be_chosen
@@ -133,7 +135,7 @@ impl Two {
 
     /// Sends a value of step 1.
     pub(crate) fn send(&self, key: &Key, value: u64) {
-        self.sender.step(1).send(key, number(&self.sender, value)).unwrap();
+        self.sender.shared_step(1).send(key, number(&self.sender, value)).unwrap();
     }
 
     pub(crate) fn peer_counters(worker: &Worker) -> Counters {

@@ -12,10 +12,10 @@ pub(crate) async fn s2_3_inputs_and_outputs_go_by_key(ground: Given) {
     let two = Two::new(&ground).await;
     let keys: Vec<Key> = ["c", "a", "b"].iter().map(|edge| two.key(edge)).collect();
     let inputs = keys.iter().cloned().zip([3, 1, 2].map(|value| long(&two.sender, value)));
-    two.sender.step(1).send_inputs(inputs).unwrap();
+    two.sender.shared_step(1).send_inputs(inputs).unwrap();
     // One of this worker's own beside those of a peer.
     let own = two.receiver.key(RECEIVER_CPU, RECEIVER_CPU, "own").unwrap();
-    let step = two.receiver.step(1);
+    let step = two.receiver.shared_step(1);
     step.send_inputs([(own.clone(), number(&two.receiver, 4))]).unwrap();
     let asked: Vec<Key> = keys.iter().chain([&own]).cloned().collect();
     let outputs = step.recv_outputs(&asked).await.unwrap();
@@ -42,9 +42,9 @@ pub(crate) async fn s2_3_a_dead_output_is_an_error_that_names_its_key(ground: Gi
     let two = Two::new(&ground).await;
     let (live, dead) = (two.key("live"), two.key("dead"));
     let own = two.receiver.key(RECEIVER_CPU, RECEIVER_CPU, "dead").unwrap();
-    two.sender.step(1).send(&live, long(&two.sender, 1)).unwrap();
-    two.sender.step(1).send(&dead, Tensor::dead(DataType::F32, &[]).unwrap()).unwrap();
-    let step = two.receiver.step(1);
+    two.sender.shared_step(1).send(&live, long(&two.sender, 1)).unwrap();
+    two.sender.shared_step(1).send(&dead, Tensor::dead(DataType::F32, &[]).unwrap()).unwrap();
+    let step = two.receiver.shared_step(1);
     step.send(&own, Tensor::dead(DataType::F32, &[]).unwrap()).unwrap();
     for key in [&dead, &own] {
         let error = step.recv_outputs(&[live.clone(), key.clone()]).await.unwrap_err();
@@ -70,9 +70,9 @@ pub(crate) async fn s2_5_a_root_cause_wins_over_what_follows_from_it(ground: Giv
     let keys = [two.receiver.key(OTHER_CPU, RECEIVER_CPU, "out").unwrap(), two.key("out")];
     assert!(keys[0] > keys[1] && two.receiver.key(SENDER_CPU, RECEIVER_CPU, "out").is_ok());
     for id in [1, 2] {
-        let step = two.receiver.step(id);
+        let step = two.receiver.shared_step(id);
         // One worker ends the step because the other has failed, and its answer may well come first.
-        let (follows, cause) = (other.step(id), two.sender.step(id));
+        let (follows, cause) = (other.shared_step(id), two.sender.shared_step(id));
         let end = async {
             let asked = || Two::peer_counters(&other).received.tensor_request;
             super::until(&ground, || asked() >= id as u64 && two.asked() >= id as u64).await;

@@ -310,7 +310,7 @@ impl Member {
                 _ => (0, Sharing::Copy),
             };
             let name = ["small", "large"][which];
-            let fetch = self.worker.fetch(&handle, name).sharing(sharing).versioned();
+            let fetch = handle.fetch(name).sharing(sharing).versioned().into_future();
             let Some(got) = self.operate((peer, "fetch"), self.settings.limit(), fetch).await else {
                 continue;
             };
@@ -351,14 +351,16 @@ impl Member {
     }
 
     async fn receive_all(&self, peer: usize, step: u64) {
-        let at_step = self.worker.step(step as i64);
+        let at_step = self.worker.shared_step(step as i64);
         let key = self.worker.key(&Self::device(peer), &Self::device(self.settings.index), "value").unwrap();
         let lost = Cell::new(false);
         let one = async |_| {
             if lost.get() {
                 return None;
             }
-            let received = self.operate((peer, "receive"), self.settings.limit(), at_step.recv(&key)).await;
+            let received = self
+                .operate((peer, "receive"), self.settings.limit(), at_step.recv(&key).into_future())
+                .await;
             lost.set(received.is_none());
             received
         };
@@ -387,7 +389,7 @@ impl Member {
         let mut former: Option<(Version, i64)> = None;
         loop {
             self.may(Doing::Serving).await;
-            let fetch = self.worker.fetch(&handle, &name).timeout(LOOK);
+            let fetch = handle.fetch(&name).timeout(LOOK);
             let fetch = match former {
                 Some((version, _)) => fetch.newer_than(version),
                 None => fetch.wait(),
@@ -414,7 +416,7 @@ impl Member {
     }
 
     async fn send_all(&self, peer: usize, step: u64) {
-        let at_step = self.worker.step(step as i64);
+        let at_step = self.worker.shared_step(step as i64);
         let key = self.worker.key(&Self::device(self.settings.index), &Self::device(peer), "value").unwrap();
         for number in 0..VALUES {
             let label = Label {

@@ -92,9 +92,9 @@ impl Settings {
     fn apply(&self, builder: WorkerBuilder) -> WorkerBuilder {
         let end = if self.index.is_multiple_of(2) { End::Left } else { End::Right };
         let builder = match self.fabric.as_str() {
-            MIXED if self.index == CUT_OFF => builder.require(FabricKind::Tcp),
-            MIXED => builder.fabrics([FabricKind::Shm, FabricKind::Tcp]),
-            one => builder.require(kind(one)).verbs(device_at(end)),
+            MIXED if self.index == CUT_OFF => builder.require(FabricKind::TCP),
+            MIXED => builder.fabrics([FabricKind::SHM, FabricKind::TCP]),
+            one => builder.require(kind(one)).rdma(device_at(end)),
         };
         // Who is found through a proxy can't be handed a secret by its port.
         let builder = match self.fabric.as_str() {
@@ -104,7 +104,11 @@ impl Settings {
         let builder = builder.bind(format!("127.0.0.1:{}", self.own_port)).liveness(self.liveness);
         let builder = builder.timeout(self.limit());
         let source = if self.is_filled() { SMALL_POOL } else { POOL };
-        builder.source_bytes(source).receive_bytes(POOL).block_bytes(BLOCK)
+        builder.memory(|memory| {
+            memory.source_bytes = source;
+            memory.receive_bytes = POOL;
+            memory.block_bytes = BLOCK;
+        })
     }
 
     /// Whether each byte costs a processor's time many times over.

@@ -169,7 +169,9 @@ fn completions_are_rung_for_after_the_users_tasks_have_run() {
         rig.publish(&notification());
         assert!(hand.poll().is_pending());
         assert_eq!(rig.sees.consumed(), 1, "executed at once");
-        assert_eq!((hand.woken(), rings(&rig.bell)), (1, 0), "others first");
+        assert_eq!((hand.woken(), rings(&rig.bell)), (1, 0), "those whom it woke first");
+        assert!(hand.poll().is_pending());
+        assert_eq!((hand.woken(), rings(&rig.bell)), (1, 0), "and those whom they woke");
         assert!(hand.poll().is_pending());
         assert_eq!((hand.woken(), rings(&rig.bell)), (0, 1), "then the completion");
     });
@@ -221,6 +223,60 @@ fn a_users_poll_leaves_unfinished_work_to_the_driver() {
         rig.publish(&Descriptor { immediate: Some(1), continues: false, remote: Some((range, key)), source });
         rig.link.drive();
         assert_eq!(hand.woken(), 1, "two chunks are left and nobody is awake");
+        hand.sleep();
+        assert_eq!(rig.victim.stats().bytes_received, 3 * CHUNK_BYTES as u64);
+        granted.end(GrantEnd::Content).unwrap();
+    });
+}
+
+#[test]
+fn a_task_helps_only_while_looking_pays_and_the_peer_can_work_meanwhile() {
+    on_a_runtime(|| {
+        let mut rig = Rig::new();
+        rig.publish(&notification());
+        assert!(!rig.link.help(), "the driver has not found that looking pays");
+        rig.link.set_pays(true);
+        assert!(rig.link.help() && rig.victim.take_arrival().is_some());
+        assert!(!rig.link.help(), "there is nothing");
+        // The peer last ran on this very CPU. A thread may be moved between the two lines.
+        for _ in 0..100 {
+            rig.page.set_cpu();
+            rig.publish(&notification());
+            if !rig.link.help() {
+                return;
+            }
+            drop(rig.victim.take_arrival());
+        }
+        panic!("looked a hundred times while the peer could not run");
+    });
+}
+
+#[test]
+fn a_task_that_helps_lets_others_have_their_turn() {
+    on_a_runtime(|| {
+        let mut rig = Rig::new();
+        let mut hand = Hand::new(&rig);
+        hand.sleep();
+        rig.link.set_pays(true);
+        let mut finds = 0;
+        for _ in 0..100 {
+            rig.publish(&notification());
+            if !rig.link.help() {
+                break;
+            }
+            drop(rig.victim.take_arrival());
+            finds += 1;
+        }
+        assert_eq!(finds, 64);
+        assert!(rig.link.help(), "the next time");
+        // One go at a long copy; the rest is the driver's.
+        let (granted, range, key) = rig.lend(3 * CHUNK_BYTES);
+        rig.send_block(0, 3 * CHUNK_BYTES);
+        rig.link.frames_came();
+        let source = Source::Block { index: 0, offset: 0 };
+        rig.publish(&Descriptor { immediate: None, continues: false, remote: Some((range, key)), source });
+        assert!(!rig.link.help());
+        assert_eq!(hand.woken(), 1, "two chunks are left");
         hand.sleep();
         assert_eq!(rig.victim.stats().bytes_received, 3 * CHUNK_BYTES as u64);
         granted.end(GrantEnd::Content).unwrap();

@@ -19,7 +19,7 @@ use super::{
         ring::{Descriptor, Source},
         sys,
     },
-    Rig, memfd_of_sevens, on_a_runtime, sealed_block,
+    IMPORTED_BYTES_MAX, Rig, memfd_of_sevens, on_a_runtime, sealed_block,
 };
 
 const CONSUMED_AT: usize = 128;
@@ -240,6 +240,32 @@ fn blocks_without_end_are_refused_at_the_cap() {
             assert_eq!(outcome == Outcome::Over, index as usize == BLOCKS_MAX, "block {index}");
         }
         expect_misbehaved(&rig, PeerViolation::Malformed);
+    });
+}
+
+#[test]
+fn s4_memory_of_a_peer_is_mapped_up_to_the_cap() {
+    const LENGTH: u64 = IMPORTED_BYTES_MAX / 4;
+    on_a_runtime(|| {
+        let rig = Rig::new();
+        // The same memory again and again costs the peer nothing, and this side page tables.
+        let block = sealed_block(LENGTH as usize);
+        let send = |index| {
+            let frame = Frame::Block { index, length: LENGTH }.encode();
+            sys::send(rig.socket.as_fd(), &frame, &[block.as_fd()]).unwrap();
+            rig.link.frames_came();
+        };
+        for index in 0..4 {
+            send(index);
+            assert_eq!(rig.settle(), Outcome::Idle, "block {index}");
+        }
+        send(4);
+        let error = rig.failure();
+        assert!(error.to_string().contains("imported_bytes_per_connection_max"), "{error}");
+        let told = (5 * LENGTH, IMPORTED_BYTES_MAX);
+        let is_named =
+            matches!(error, FabricError::ImportedBytesExhausted { shared, most } if (shared, most) == told);
+        assert!(is_named, "{error}");
     });
 }
 

@@ -16,7 +16,7 @@ use crate::{
 
 use super::{
     link::Outcome,
-    rig::{LEASES, Rig, memfd_of_sevens, on_a_runtime, sealed_block},
+    rig::{IMPORTED_BYTES_MAX, LEASES, Rig, memfd_of_sevens, on_a_runtime, sealed_block},
 };
 
 impl Rig {

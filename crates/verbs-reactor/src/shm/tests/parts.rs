@@ -1,7 +1,10 @@
 //! Layouts, frames, imports, doorbells and endings, each alone.
 
 use std::{
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::fs::{FileExt, MetadataExt},
+    },
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -9,6 +12,7 @@ use std::{
 };
 
 use proptest::prelude::*;
+use rustix::fs::FallocateFlags;
 
 use crate::{
     ConnectionData, FabricError, LossCause, PeerViolation, RegionGeneration, RegionId, RemoteRange,
@@ -21,7 +25,7 @@ use super::{
         ending::End,
         frame::{Address, Frame},
         import::{ImportError, ImportedBlock, map_sealed},
-        limits::{CHUNK_BYTES, FRAME_BYTES, INLINE_BYTES, SLOTS_MAX},
+        limits::{CHUNK_BYTES, FRAME_BYTES, INLINE_BYTES, LEASES_MAX, SLOTS_MAX},
         ring::{Descriptor, OwnPage, PeerPage, Source, page_bytes},
         sys,
     },
@@ -110,6 +114,57 @@ proptest! {
     }
 }
 
+/// Whether words with these flags are a descriptor, by the format: a bit each for immediate, remote range, inline bytes,
+/// bytes of a block, continuation, loan, question and answer.
+fn is_sound(flags: u64, length: u64, region: u32) -> bool {
+    let [immediate, remote, inline, block, continues, lent, asked, answer] =
+        std::array::from_fn(|bit| flags >> bit & 1 == 1);
+    let of_source = match [inline, block, lent, asked, answer].map(u8::from) {
+        [0, 0, 0, 0, 0] => length == 0,
+        [1, 0, 0, 0, 0] => remote && (1..=64).contains(&length),
+        [0, 1, 0, 0, 0] => remote && length > 0,
+        [0, 0, 1, 0, 0] => immediate && !remote && length > 0 && region < LEASES_MAX,
+        [0, 0, 0, 1, 0] => remote && !immediate && !continues,
+        [0, 0, 0, 0, 1] => !remote && !immediate && !continues,
+        _ => false,
+    };
+    of_source && flags < 256 && !(immediate && continues)
+}
+
+#[test]
+fn every_set_of_flags_is_a_descriptor_or_malformed() {
+    for flags in 0..512_u64 {
+        for length in [0, 1, 64, 65, u64::MAX] {
+            for region in [0, LEASES_MAX - 1, LEASES_MAX] {
+                let words = [flags, region.into(), 0, 0, length, 0, 0];
+                let decoded = Descriptor::decode(&words);
+                assert_eq!(decoded.is_ok(), is_sound(flags, length, region), "{flags:#x} {length} {region}");
+                let Ok(descriptor) = decoded else { continue };
+                assert_eq!(Descriptor::decode(&descriptor.encode()), Ok(descriptor));
+                let is_written = matches!(descriptor.source, Source::Inline | Source::Block { .. });
+                assert_eq!(descriptor.length(), if is_written { length } else { 0 }, "{flags:#x}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_descriptor_does_not_have_travels_as_zeros() {
+    let of = |remote, source| Descriptor { immediate: None, continues: false, remote, source }.encode();
+    let (region, generation) = (RegionId(2), RegionGeneration(3));
+    let remote = Some((RemoteRange { region, generation, offset: 5, length: 6 }, 4));
+    let range: u64 = 3 << 32 | 2;
+    assert_eq!(of(None, Source::Nothing), [0; 7]);
+    assert_eq!(of(remote, Source::Inline), [2 | 4, range, 4, 5, 6, 0, 0]);
+    let block = of(remote, Source::Block { index: 7, offset: 8 });
+    assert_eq!(block, [2 | 8, range, 7 << 32 | 4, 5, 6, 8, 0]);
+    let lent = of(None, Source::Lent { index: 7, offset: 8, length: 9, slot: 10, generation: 11 });
+    assert_eq!(lent, [32, 10, 7 << 32, 0, 9, 8, 11]);
+    assert_eq!(of(remote, Source::Asked { tag: 7 }), [2 | 64, range, 7 << 32 | 4, 5, 6, 0, 0]);
+    let answer = of(None, Source::Answer { tag: 10, index: 7, offset: 8, length: 9 });
+    assert_eq!(answer, [128, 10, 7 << 32, 0, 9, 8, 0]);
+}
+
 #[test]
 fn descriptors_are_seen_once_per_lap_and_never_early() {
     let (own, fd) = OwnPage::new(4).unwrap();
@@ -122,7 +177,9 @@ fn descriptors_are_seen_once_per_lap_and_never_early() {
             remote: None,
             source: Source::Nothing,
         };
+        assert!(!peer.may_have(position));
         own.publish(position, &descriptor.encode());
+        assert!(peer.may_have(position));
         assert_eq!(peer.descriptor(position), Ok(Some(descriptor)));
         assert_eq!(peer.descriptor(position + 4), Ok(None), "the next lap of the same slot");
         assert_eq!(peer.descriptor(position + 8), Err(PeerViolation::Malformed), "two laps ahead");
@@ -131,21 +188,91 @@ fn descriptors_are_seen_once_per_lap_and_never_early() {
 
 #[test]
 fn a_ring_has_at_least_its_depth_and_a_power_of_two() {
-    for (depth, slots) in [(1, 1), (2, 2), (3, 4), (16, 16), (17, 32)] {
+    for (depth, slots) in [(1, 1), (2, 2), (3, 4), (16, 16), (17, 32), (u32::MAX, SLOTS_MAX)] {
         assert_eq!(OwnPage::new(depth).unwrap().0.slots(), slots);
     }
+    // A page of words about the connection, one of slots, and the words of leases: nothing is left over.
+    assert_eq!(page_bytes(32), 2 * 4096 + 8 * LEASES_MAX as usize);
 }
 
 #[test]
 fn a_page_set_of_another_size_or_layout_is_refused() {
     let (own, fd) = OwnPage::new(64).unwrap();
-    for slots in [0, 3, 32 * 1024, SLOTS_MAX * 2, u32::MAX] {
+    // As many pages as 64 slots take, 63 do too.
+    for slots in [0, 3, 63, 32 * 1024, SLOTS_MAX * 2, u32::MAX] {
         assert!(PeerPage::import(fd.as_fd(), slots).is_err(), "{slots} slots");
     }
     assert!(PeerPage::import(fd.as_fd(), own.slots()).is_ok());
     own.forge(0, 0x1234);
     let refused = PeerPage::import(fd.as_fd(), own.slots()).unwrap_err();
     assert!(matches!(refused, ImportError::Refused(PeerViolation::Malformed)));
+}
+
+#[test]
+fn a_page_set_has_at_most_so_many_slots() {
+    let (own, fd) = OwnPage::new(SLOTS_MAX).unwrap();
+    assert!(PeerPage::import(fd.as_fd(), own.slots()).is_ok());
+    let length = page_bytes(2 * SLOTS_MAX);
+    let fd = sys::memfd(c"too many slots").unwrap();
+    sys::allocate(fd.as_fd(), length).unwrap();
+    std::io::Write::write_all(&mut std::fs::File::from(fd.try_clone().unwrap()), b"TWSHM\0\0\x03").unwrap();
+    sys::seal(fd.as_fd()).unwrap();
+    let refused = PeerPage::import(fd.as_fd(), 2 * SLOTS_MAX).unwrap_err();
+    assert!(matches!(refused, ImportError::Refused(PeerViolation::Malformed)));
+}
+
+#[test]
+fn every_slot_and_every_lease_has_words_of_its_own() {
+    let (own, fd) = OwnPage::new(64).unwrap();
+    let seen = PeerPage::import(fd.as_fd(), own.slots()).unwrap();
+    let descriptor = |tag| Descriptor {
+        immediate: None,
+        continues: false,
+        remote: None,
+        source: Source::Answer { tag, index: 0, offset: u64::MAX, length: u64::MAX },
+    };
+    (0..64).for_each(|position| own.publish(position, &descriptor(position as u32).encode()));
+    (0..LEASES_MAX).for_each(|slot| own.release(slot, 1000 + u64::from(slot)));
+    for position in 0..64 {
+        assert_eq!(seen.descriptor(position), Ok(Some(descriptor(position as u32))));
+    }
+    for slot in 0..LEASES_MAX {
+        assert_eq!(seen.lease(slot), 1000 + u64::from(slot), "lease {slot}");
+    }
+    assert_eq!(seen.lease(LEASES_MAX), 1000, "no slot reaches past the words");
+    assert_eq!((seen.consumed(), seen.closed(), seen.sleep()), (0, 0, 0));
+    assert_eq!(seen.released(), LEASES_MAX.into());
+}
+
+#[test]
+fn a_page_says_on_which_cpu_its_side_ran_last() {
+    let (own, seen) = sleeper();
+    assert!(!seen.is_here(), "it has not said");
+    let stayed = (0..1000).any(|_| {
+        let cpu = sys::current_cpu();
+        own.set_cpu();
+        let is_here = seen.is_here();
+        let stayed = sys::current_cpu() == cpu;
+        assert!(is_here || !stayed);
+        stayed
+    });
+    assert!(stayed, "the thread never stays on its CPU");
+    own.forge(144, u64::MAX);
+    assert!(!seen.is_here(), "another CPU");
+}
+
+#[test]
+fn a_release_rings_only_who_listens_and_sleeps() {
+    let (own, seen) = sleeper();
+    let rung = std::sync::atomic::AtomicU64::new(0);
+    own.set_listens(true);
+    assert!(!seen.must_be_rung_for_release(&rung), "it is awake");
+    own.set_listens(false);
+    own.set_sleep(1);
+    assert!(!seen.must_be_rung_for_release(&rung), "it does not listen");
+    own.set_listens(true);
+    assert!(seen.must_be_rung_for_release(&rung));
+    assert!(!seen.must_be_rung_for_release(&rung), "once a sleep");
 }
 
 #[test]
@@ -236,6 +363,39 @@ fn a_block_that_is_not_allocated_is_refused() {
 }
 
 #[test]
+fn e_a_block_with_a_hole_is_refused_whatever_lies_beyond_its_end() {
+    const LENGTH: u64 = 1 << 20;
+    let page = rustix::param::page_size() as u64;
+    // What of it is there: all but its first, a middle and its last page, and nothing.
+    let first = [0..0, page..LENGTH];
+    let middle = [0..LENGTH / 2, LENGTH / 2 + page..LENGTH];
+    let last = [0..LENGTH - page, 0..0];
+    for there in [[0..0, 0..0], first, middle, last] {
+        let fd = sys::memfd(c"holes").unwrap();
+        let file = std::fs::File::from(fd.try_clone().unwrap());
+        file.set_len(LENGTH).unwrap();
+        for part in there {
+            file.write_all_at(&vec![7; (part.end - part.start) as usize], part.start).unwrap();
+        }
+        // These count as the file's, and go with a truncation to the size that it has.
+        rustix::fs::fallocate(&fd, FallocateFlags::KEEP_SIZE, LENGTH, LENGTH).unwrap();
+        assert!(file.metadata().unwrap().blocks() * 512 >= LENGTH, "the count of blocks shows the hole");
+        sys::seal(fd.as_fd()).unwrap();
+        refused_as_unsealed(&fd, LENGTH);
+        file.set_len(LENGTH).unwrap();
+        refused_as_unsealed(&fd, LENGTH);
+    }
+}
+
+#[test]
+fn a_whole_block_may_have_pages_beyond_its_end() {
+    let fd = memfd_of_sevens(8192);
+    rustix::fs::fallocate(&fd, FallocateFlags::KEEP_SIZE, 8192, 4096).unwrap();
+    sys::seal(fd.as_fd()).unwrap();
+    assert!(map_sealed(fd.as_fd(), 8192).is_ok());
+}
+
+#[test]
 fn what_is_not_a_memfd_is_refused() {
     let (reader, writer) = std::io::pipe().unwrap();
     refused_as_unsealed(&reader.into(), 4096);
@@ -260,7 +420,7 @@ fn a_sealed_block_keeps_its_size_and_its_pages() {
         assert_eq!(libc::fallocate(fd.as_raw_fd(), punch, 0, 1 << 20), -1);
         assert_eq!(libc::madvise(writable.base().as_ptr().cast(), 1 << 20, libc::MADV_REMOVE), -1);
     }
-    assert_eq!(sys::extent(fd.as_fd()).unwrap(), (1 << 20, 1 << 20));
+    assert!(sys::is_sealed(fd.as_fd(), 1 << 20).unwrap());
 }
 
 #[test]

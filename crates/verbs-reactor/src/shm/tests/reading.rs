@@ -276,6 +276,12 @@ fn reads_and_answers_share_a_ring_that_is_full() {
         let posted: Vec<_> = (0..8).map(|_| rig.victim.post_now(&notify).unwrap()).collect();
         rig.asks(range, key, 0);
         assert_ne!(rig.settle(), Outcome::Over);
+        assert_eq!(rig.sees.descriptor(8), Ok(None), "there is no room for the answer yet");
+        let first = rig.sees.descriptor(0).unwrap().unwrap();
+        assert_eq!(first.source, Source::Nothing, "what is not executed is not overwritten");
+        rig.page.forge(CONSUMED_AT, 1);
+        assert_ne!(rig.settle(), Outcome::Over);
+        assert!(rig.sees.descriptor(8).unwrap().is_some(), "one place suffices for it");
         rig.page.forge(CONSUMED_AT, 8);
         assert_ne!(rig.settle(), Outcome::Over);
         let answer = rig.sees.descriptor(8).unwrap().unwrap();

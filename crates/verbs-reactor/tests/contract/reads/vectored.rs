@@ -11,7 +11,7 @@ use verbs_reactor::{
 
 use super::{
     super::{
-        Setup, is_able,
+        Setup,
         pair::{DEPTHS, RegisteredPool, end_of},
     },
     Readers, Source, a_close_ends, is_under_way_after,
@@ -27,13 +27,6 @@ const GAP: usize = 10;
 type Ranges = Vec<(RemoteRange, BufMut)>;
 
 impl Readers {
-    /// Readers over a fabric that can read many ranges at once.
-    async fn vectored(setup: Setup, runtime: Arc<dyn Runtime>, depths: QueuePairConfig) -> Option<Self> {
-        let readers = Self::new(setup, runtime, depths).await?;
-        let able = readers.pair.to_right.capabilities().read_vectored;
-        is_able(&readers.pair, "read_vectored", able).then_some(readers)
-    }
-
     /// Ranges of `source` with these starts and lengths, each with a buffer of left's.
     fn ranges(&self, source: &Source, given: impl IntoIterator<Item = (usize, usize)>) -> Ranges {
         let range = |(start, length): (usize, usize)| {
@@ -81,7 +74,7 @@ fn bytes(buffers: &[BufMut]) -> Vec<Vec<u8>> {
 }
 
 pub async fn many_ranges_are_read_by_one_operation(setup: Setup, runtime: Arc<dyn Runtime>) {
-    let Some(readers) = Readers::vectored(setup, runtime, DEPTHS).await else { return };
+    let Some(readers) = Readers::new(setup, runtime, DEPTHS).await else { return };
     let total: usize = LENGTHS.iter().sum();
     for round in 0..10_u64 {
         let (source, _exposure) = readers.exposed(spread_bytes(), round);
@@ -111,7 +104,7 @@ pub async fn one_range_is_scattered_to_many_buffers(setup: Setup, runtime: Arc<d
     // More than one request takes, and than a device is handed at once.
     let lengths: Vec<usize> = (0..100).map(|index| [7, 0, 4096, 513][index % 4]).collect();
     let depths = QueuePairConfig { send_depth: 100, receive_depth: 16 };
-    let Some(readers) = Readers::vectored(setup, runtime, depths).await else { return };
+    let Some(readers) = Readers::new(setup, runtime, depths).await else { return };
     let total: usize = lengths.iter().sum();
     let (source, _exposure) = readers.exposed(total, 5);
     let buffers = || lengths.iter().map(|&length| readers.destination(length)).collect::<Vec<_>>();
@@ -127,7 +120,7 @@ pub async fn one_range_is_scattered_to_many_buffers(setup: Setup, runtime: Arc<d
 
 pub async fn a_range_longer_than_a_piece_is_read_among_short_ones(setup: Setup, runtime: Arc<dyn Runtime>) {
     let depths = QueuePairConfig { send_depth: 64, receive_depth: 16 };
-    let Some(readers) = Readers::vectored(setup, runtime, depths).await else { return };
+    let Some(readers) = Readers::new(setup, runtime, depths).await else { return };
     const LONG: usize = (9 << 20) + 3;
     let (source, _exposure) = readers.exposed(2 * LONG + 300, 8);
     // All of them adjacent.
@@ -139,7 +132,7 @@ pub async fn a_range_longer_than_a_piece_is_read_among_short_ones(setup: Setup, 
 
 pub async fn many_vectored_reads_may_be_outstanding(setup: Setup, runtime: Arc<dyn Runtime>) {
     let depths = QueuePairConfig { send_depth: 128, receive_depth: 16 };
-    let Some(readers) = Readers::vectored(setup, runtime, depths).await else { return };
+    let Some(readers) = Readers::new(setup, runtime, depths).await else { return };
     let (source, _exposure) = readers.exposed(200_000, 3);
     // Beside each, a read of one range: neither ends the other.
     let given = |index: usize| -> Vec<(usize, usize)> {
@@ -159,7 +152,7 @@ pub async fn many_vectored_reads_may_be_outstanding(setup: Setup, runtime: Arc<d
 }
 
 pub async fn a_vectored_read_of_nothing_completes(setup: Setup, runtime: Arc<dyn Runtime>) {
-    let Some(readers) = Readers::vectored(setup, runtime, DEPTHS).await else { return };
+    let Some(readers) = Readers::new(setup, runtime, DEPTHS).await else { return };
     let (source, _exposure) = readers.exposed(100, 3);
     for ranges in [Vec::new(), readers.ranges(&source, [(0, 0)]), readers.ranges(&source, [(5, 0), (7, 0)])] {
         let count = ranges.len();
@@ -171,7 +164,7 @@ pub async fn a_vectored_read_of_nothing_completes(setup: Setup, runtime: Arc<dyn
 }
 
 pub async fn one_bad_range_fails_the_whole_before_anything_is_asked(setup: Setup, runtime: Arc<dyn Runtime>) {
-    let Some(readers) = Readers::vectored(setup, runtime, DEPTHS).await else { return };
+    let Some(readers) = Readers::new(setup, runtime, DEPTHS).await else { return };
     let (source, _exposure) = readers.exposed(spread_bytes(), 1);
     for bad in 0..LENGTHS.len() {
         let mut ranges = readers.ranges(&source, spread());
@@ -194,7 +187,7 @@ pub async fn one_bad_range_fails_the_whole_before_anything_is_asked(setup: Setup
 }
 
 pub async fn an_unregistered_buffer_fails_the_whole(setup: Setup, runtime: Arc<dyn Runtime>) {
-    let Some(readers) = Readers::vectored(setup, runtime, DEPTHS).await else { return };
+    let Some(readers) = Readers::new(setup, runtime, DEPTHS).await else { return };
     let (source, _exposure) = readers.exposed(spread_bytes(), 1);
     let stranger = memory::Pool::new(memory::PoolConfig::new("stranger")).unwrap();
     for bad in [0, 3, LENGTHS.len() - 1] {
@@ -207,7 +200,7 @@ pub async fn an_unregistered_buffer_fails_the_whole(setup: Setup, runtime: Arc<d
 }
 
 pub async fn a_range_without_the_read_right_ends_the_connection(setup: Setup, runtime: Arc<dyn Runtime>) {
-    let Some(readers) = Readers::vectored(setup, runtime, DEPTHS).await else { return };
+    let Some(readers) = Readers::new(setup, runtime, DEPTHS).await else { return };
     let (source, _exposure) = readers.exposed(1000, 1);
     let closed = readers.source(&readers.pair.right.source, 1000, 1);
     let _closed_exposed = closed.buffer.expose();
@@ -237,7 +230,7 @@ pub async fn more_ranges_than_the_send_queue_holds_are_too_many_pieces(
     runtime: Arc<dyn Runtime>,
 ) {
     let depths = QueuePairConfig { send_depth: 4, receive_depth: 16 };
-    let Some(readers) = Readers::vectored(setup, runtime, depths).await else { return };
+    let Some(readers) = Readers::new(setup, runtime, depths).await else { return };
     let (source, _exposure) = readers.exposed(1000, 1);
     let given = |count: usize| -> Vec<(usize, usize)> { (0..count).map(|index| (index * 8, 8)).collect() };
     let is_expected =
@@ -252,7 +245,7 @@ pub async fn more_ranges_than_the_send_queue_holds_are_too_many_pieces(
 
 pub async fn a_vectored_read_that_waits_for_room_is_posted_whole(setup: Setup, runtime: Arc<dyn Runtime>) {
     let depths = QueuePairConfig { send_depth: 4, receive_depth: 16 };
-    let Some(readers) = Readers::vectored(setup, runtime, depths).await else { return };
+    let Some(readers) = Readers::new(setup, runtime, depths).await else { return };
     let pair = &readers.pair;
     let (source, _exposure) = readers.exposed(4000, 2);
     let given = [(0, 1000), (1000, 1000), (2500, 1000), (10, 10)];
@@ -277,7 +270,7 @@ pub async fn a_dropped_vectored_read_keeps_its_buffers_until_it_is_over(
     runtime: Arc<dyn Runtime>,
 ) {
     const BYTES: usize = 4 << 20;
-    let Some(readers) = Readers::vectored(setup, runtime, DEPTHS).await else { return };
+    let Some(readers) = Readers::new(setup, runtime, DEPTHS).await else { return };
     // Room for the buffers of one read only.
     let small =
         RegisteredPool::new(&readers.pair.left.domain, "four buffers", Access::LOCAL, 4 * BYTES as u64);
@@ -306,7 +299,7 @@ pub async fn a_dropped_vectored_read_keeps_its_buffers_until_it_is_over(
 }
 
 pub async fn a_close_ends_vectored_reads_under_way(setup: Setup, runtime: Arc<dyn Runtime>) {
-    let Some(readers) = Readers::vectored(setup, runtime, DEPTHS).await else { return };
+    let Some(readers) = Readers::new(setup, runtime, DEPTHS).await else { return };
     let (source, _exposure) = readers.exposed(4 << 20, 4);
     let given = [(0, 1 << 20), (1 << 20, 70), (2 << 20, 2 << 20)];
     let read = |reader: &QueuePair| reader.read_vectored(readers.ranges(&source, given));

@@ -177,6 +177,8 @@ fn e_a_frame_above_the_limit_loses_the_session() {
         let plane = plane();
         for excess in [1, 100] {
             let (frames, mut back, mut session) = raw_session(&plane).await;
+            // Of a stranger it would not even be read.
+            session.sender.admitted();
             frames
                 .send(Frame {
                     data: vec![0; CONTROL_FRAME_BYTES_MAX + excess],
@@ -251,19 +253,84 @@ fn e_a_stranger_cannot_fill_our_memory() {
             }
         };
         let reading = async {
-            other.receiver.recv().await.unwrap().unwrap();
-            // The second frame is not taken from the connection before the peer is admitted.
+            // Not even the first frame is taken whole from the connection before the peer is admitted.
             let mut next = other.receiver.recv();
             let waited = super::super::within(Duration::from_millis(300), &mut next).await;
-            assert!(waited.is_err(), "a stranger's second large frame was taken");
+            assert!(waited.is_err(), "a stranger's large frame was taken");
             drop(next);
             other.sender.admitted();
-            for _ in 1..64 {
+            for _ in 0..64 {
                 other.receiver.recv().await.unwrap().unwrap();
             }
         };
         futures::future::join(sending, reading).await;
         assert_eq!(sent.into_inner(), 64);
+    });
+}
+
+/// A PING of HTTP/2, or the answer to one.
+fn ping(is_answer: bool) -> Vec<u8> {
+    [&[0, 0, 8, 6, u8::from(is_answer), 0, 0, 0, 0][..], &[7; 8]].concat()
+}
+
+#[test]
+fn s4_a_stranger_whose_frames_carry_nothing_is_cut_at_once() {
+    bounded(|| async {
+        let (a, b) = (plane(), plane());
+        for flood in [ping(true), ping(false).repeat(17)] {
+            let mut stranger = TcpStream::connect(b.local_address()).unwrap();
+            stranger.write_all(&[PREFACE, &flood].concat()).unwrap();
+            // Before its time to arrive is over.
+            assert_hung_up(&stranger, Duration::from_secs(5));
+        }
+        let (mut one, mut other) = connect(&a, &b).await;
+        assert_works(&mut one, &mut other).await;
+    });
+}
+
+#[test]
+fn s4_a_members_flood_ends_its_session_and_says_why() {
+    bounded(|| async {
+        let plane = plane();
+        let path = b"/tensorwire.control.v1.Control/Attach";
+        let headers = [
+            &[0x83, 0x86, 0x04, path.len() as u8][..],
+            path,
+            b"\x01\x01h\x0f\x10\x10application/grpc\x00\x02te\x08trailers",
+        ];
+        let headers = headers.concat();
+        let attach = [&[0, 0, headers.len() as u8, 1, 4, 0, 0, 0, 1][..], &headers].concat();
+        let mut member = TcpStream::connect(plane.local_address()).unwrap();
+        member.write_all(&[PREFACE, &attach].concat()).unwrap();
+        let mut session = plane.accept().await.unwrap();
+        session.sender.admitted();
+        // So many are no flood.
+        member.write_all(&ping(false).repeat(900)).unwrap();
+        member.read_exact(&mut [0; 900 * 17]).unwrap();
+        session.sender.send(b"alive".to_vec()).await.unwrap();
+        // It may be cut before it has sent them all.
+        let _ = member.write_all(&ping(false).repeat(100_000));
+        let error = session.receiver.recv().await.unwrap_err();
+        assert!(error.to_string().contains("1000 at once"), "{error}");
+    });
+}
+
+#[test]
+fn s4_who_is_dialled_cannot_flood_either() {
+    bounded(|| async {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let flooding = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read_exact(&mut [0; 24]).unwrap();
+            let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+            let _may_be_cut = stream.write_all(&[&settings[..], &ping(true).repeat(1000)].concat());
+            assert_hung_up(&stream, Duration::from_secs(5));
+        });
+        let error = plane().dial(&address).await.unwrap_err();
+        assert!(matches!(error, ControlError::Unreachable { .. }), "{error}");
+        assert!(error.to_string().contains("a PING that was not sent"), "{error}");
+        flooding.join().unwrap();
     });
 }
 

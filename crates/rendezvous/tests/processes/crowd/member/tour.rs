@@ -37,7 +37,7 @@ impl Member {
     pub(super) async fn read_parts(&self, peer: usize, parts: usize) {
         let handle = self.peer(peer);
         for number in 0..parts {
-            let fetched = self.worker.fetch(&handle, &part(number)).sharing(Sharing::View).await.unwrap();
+            let fetched = handle.fetch(&part(number)).sharing(Sharing::View).await.unwrap();
             for byte in fetched.bytes().iter().step_by(PAGE) {
                 assert_eq!(*black_box(byte), 1, "part {number} of {peer}");
             }

@@ -1,0 +1,133 @@
+//! Another user of the host between a server and a client of one user, who share its loopback.
+#![allow(clippy::unwrap_used, clippy::panic)] // a helper of tests fails by panicking, as a test does
+
+use std::{
+    env, fs,
+    io::{self, Read, Write},
+    net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs},
+    os::unix::{fs::PermissionsExt, process::CommandExt},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
+
+use rustix::process::geteuid;
+
+use crate::common::{Process, small_checkpoint, succeed_as};
+
+/// In the relay: where the server listens, and where the relay does.
+const RELAY: &str = "TENSORWIRE_TEST_RELAY";
+
+/// Whose server and client are, and whose the relay is. Only root can become them; else all are one user, and the relay,
+/// which uses no right of any, still must get nothing.
+const OWNER: u32 = 60_001;
+const OTHER: u32 = 60_002;
+
+/// A directory that every user reaches, with the programs in it.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        // Where temporary files are kept may be closed to others.
+        let place = Self(tempfile::tempdir_in("/tmp").unwrap());
+        open(place.0.path(), 0o777);
+        fs::copy(env!("CARGO_BIN_EXE_tensorwire"), place.path("tensorwire")).unwrap();
+        fs::copy(env::current_exe().unwrap(), place.path("relay")).unwrap();
+        ["tensorwire", "relay"].iter().for_each(|program| open(&place.path(program), 0o755));
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// `program` as a process of `user`.
+    fn run(&self, user: u32, program: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.path(program));
+        command.args(arguments).current_dir(self.0.path());
+        command.env_remove("TENSORWIRE_SECRET_FILE").env_remove("RUST_LOG");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if geteuid().is_root() {
+            command.uid(user).gid(user);
+        }
+        command
+    }
+
+    /// A process of another user that listens on `on` and leads to the same port of `to`.
+    fn relay(&self, test: &str, to: IpAddr, on: IpAddr) -> Process {
+        let mut command = self.run(OTHER, "relay", &[test, "--exact", "--nocapture"]);
+        command.env(RELAY, format!("{to} {on}")).stdin(Stdio::piped()).stderr(Stdio::inherit());
+        Process(command.spawn().unwrap())
+    }
+}
+
+fn open(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// In the relay: passes on until its standard input ends, and fails if there was anything.
+fn relay(to: IpAddr, on: IpAddr) {
+    let listener = TcpListener::bind((on, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let passed = Arc::new(AtomicU64::new(0));
+    let counted = passed.clone();
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let (client, server) = (client.unwrap(), TcpStream::connect((to, port)).unwrap());
+            let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            for (from, into) in [(client, server), back] {
+                let counted = counted.clone();
+                thread::spawn(move || pass(from, into, &counted));
+            }
+        }
+    });
+    println!("\nlistens {port}");
+    io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    let passed = passed.load(Ordering::SeqCst);
+    assert_eq!(passed, 0, "bytes of a session between processes of another user");
+}
+
+fn pass(mut from: TcpStream, mut into: TcpStream, counted: &AtomicU64) {
+    let mut buffer = [0; 4096];
+    while let Ok(read @ 1..) = from.read(&mut buffer) {
+        counted.fetch_add(read as u64, Ordering::SeqCst);
+        if into.write_all(&buffer[..read]).is_err() {
+            break;
+        }
+    }
+}
+
+#[test]
+fn e_a_relay_of_another_user_on_loopback_gets_nothing() {
+    if let Ok(ends) = env::var(RELAY) {
+        let (to, on) = ends.split_once(' ').unwrap();
+        return relay(to.parse().unwrap(), on.parse().unwrap());
+    }
+    // Whoever asks for localhost finds its first address first, and there is the relay.
+    let first = ("localhost", 0).to_socket_addrs().unwrap().next().unwrap().ip();
+    let own = IpAddr::from(if first.is_ipv6() { [127, 0, 0, 1] } else { [127, 0, 0, 2] });
+    let place = Place::new();
+    let file = small_checkpoint(place.0.path());
+    open(&file, 0o644);
+    let (file, test) =
+        (file.to_str().unwrap(), "loopback::e_a_relay_of_another_user_on_loopback_gets_nothing");
+    for fabric in ["shm", "tcp"] {
+        let mut relay = place.relay(test, own, first);
+        let port = relay.line_after("listens ");
+        let mut server = place.run(OWNER, "tensorwire", &["serve", file, "--bind", &format!("{own}:{port}")]);
+        let mut server = Process(server.stderr(Stdio::inherit()).spawn().unwrap());
+        assert_eq!(server.line_after("address "), format!("{own}:{port}"));
+        let pulled = place.path(fabric);
+        let (address, to) = (format!("localhost:{port}"), pulled.to_str().unwrap());
+        let arguments = ["pull", &address, "-o", to, "--verify", "--fabric", fabric];
+        let output = succeed_as(place.run(OWNER, "tensorwire", &arguments));
+        assert!(output.contains(&format!("over {fabric}")), "{output}");
+        assert!(fs::read(file).unwrap() == fs::read(&pulled).unwrap(), "the files differ");
+        drop(relay.0.stdin.take());
+        assert!(relay.0.wait().unwrap().success(), "{fabric}: the relay on {first} got something");
+    }
+}

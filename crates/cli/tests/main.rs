@@ -1,0 +1,15 @@
+//! The command `tensorwire` as processes, in one binary: a suite is a module.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+#[path = "../../verbs-reactor/tests/rdma_devices/mod.rs"]
+mod rdma_devices;
+
+mod bench;
+mod doctor;
+mod loopback;
+mod pull;
+mod serve_pull;
+#[cfg(feature = "test-certificates")]
+mod tls;

@@ -1,0 +1,85 @@
+//! What two ends agree on, and how deep their queues are.
+
+use super::*;
+
+#[test]
+fn depths_follow_the_agreed_depth_and_in_mode_original_requests_and_contents() {
+    let local = Parameters { depth: 40, requests_max: 100, contents_max: 5, ..Parameters::default() };
+    let peer = Parameters { depth: 30, requests_max: 60, contents_max: 99, ..Parameters::default() };
+    assert_eq!(Depths::of(&local, &peer), Depths { send: 32, receive: 30 });
+    let original = Parameters { mode: Mode::Original, ..peer };
+    assert_eq!(Depths::of(&local, &original), Depths { send: 3 + 5, receive: 2 + 60 });
+    assert_eq!(Depths::for_any_peer(&local), Depths { send: 42, receive: 2 + 100 });
+}
+
+#[test]
+fn numbers_outside_the_limits_are_brought_inside() {
+    let wild = Parameters {
+        mode: Mode::Counted,
+        depth: u32::MAX,
+        ring_bytes: u32::MAX,
+        requests_max: u32::MAX,
+        contents_max: u32::MAX,
+        names_max: u32::MAX,
+        eager_bytes_max: u32::MAX,
+        requests_per_message: u32::MAX,
+        validation: Validation::Off,
+    };
+    let agreed = Agreed::of(&wild, &wild);
+    assert_eq!((agreed.depth, agreed.names_max), (DEPTH_MAX, NAMES_MAX));
+    assert_eq!((agreed.requests_max, agreed.eager_bytes_max), (REQUESTS_MAX, EAGER_BYTES_MAX));
+    assert_eq!(agreed.requests_per_message, REQUESTS_PER_MESSAGE_MAX);
+    let none = Parameters { depth: 0, requests_max: 0, contents_max: 0, requests_per_message: 0, ..wild };
+    let least = Agreed::of(&none, &none);
+    assert_eq!((least.depth, least.requests_max, least.requests_per_message), (DEPTH_MIN, 1, 1));
+    let wild_original = Parameters { mode: Mode::Original, ..wild };
+    let agreed = Agreed::of(&wild_original, &wild);
+    assert_eq!((agreed.names_max, agreed.eager_bytes_max), (0, 0));
+    let most = Depths { send: 3 + CONTENTS_MAX, receive: 2 + REQUESTS_MAX };
+    assert_eq!(Depths::of(&wild_original, &wild), most);
+    let original = Parameters { mode: Mode::Original, ..none };
+    assert_eq!(Agreed::of(&original, &wild).requests_per_message, 1);
+    assert_eq!(Depths::of(&original, &none), Depths { send: 4, receive: 3 });
+}
+
+#[test]
+fn the_smaller_of_two_offers_holds() {
+    let default = Parameters::default();
+    let small = Parameters {
+        depth: 8,
+        requests_max: 2,
+        names_max: 3,
+        eager_bytes_max: 4,
+        requests_per_message: 5,
+        ..default
+    };
+    for agreed in [Agreed::of(&small, &default), Agreed::of(&default, &small)] {
+        assert_eq!((agreed.depth, agreed.requests_max, agreed.names_max), (8, 2, 3));
+        assert_eq!((agreed.eager_bytes_max, agreed.requests_per_message), (4, 5));
+    }
+}
+
+#[test]
+fn each_number_outside_its_limits_is_named_with_them() {
+    type Field = (&'static str, fn(&mut Parameters) -> &mut u32, u32, u32);
+    let fields: [Field; 7] = [
+        ("depth", |of| &mut of.depth, DEPTH_MIN, DEPTH_MAX),
+        ("ring_bytes", |of| &mut of.ring_bytes, RING_BYTES_MIN, RING_BYTES_MAX),
+        ("requests_max", |of| &mut of.requests_max, 1, REQUESTS_MAX),
+        ("contents_max", |of| &mut of.contents_max, 1, CONTENTS_MAX),
+        ("names_max", |of| &mut of.names_max, 0, NAMES_MAX),
+        ("eager_bytes_max", |of| &mut of.eager_bytes_max, 0, EAGER_BYTES_MAX),
+        ("requests_per_message", |of| &mut of.requests_per_message, 1, REQUESTS_PER_MESSAGE_MAX),
+    ];
+    for (name, field_of, minimum, maximum) in fields {
+        let check = |value| {
+            let mut parameters = Parameters::default();
+            *field_of(&mut parameters) = value;
+            parameters.check()
+        };
+        assert_eq!((check(minimum), check(maximum)), (Ok(()), Ok(())), "{name}");
+        for value in [minimum.wrapping_sub(1), maximum + 1] {
+            assert_eq!(check(value), Err(WireError::OutOfRange { field: name, value, minimum, maximum }));
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! What fuzzers do to parsers and flow control, and the inputs they have found so far. For whole connections that is in
+//! `tests/pair/fuzzed.rs`.
+//!
+//! Each body is called by a target of `fuzz/fuzz_targets` with whatever libFuzzer makes up, and here with every file of
+//! the target's committed corpus.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod credit;
+mod keys;
+mod wire;
+
+use crate::replay::replay;
+
+#[test]
+fn d_fuzz_message() {
+    replay("message", wire::message);
+}
+
+#[test]
+fn d_fuzz_control_frame() {
+    replay("control_frame", wire::control_frame);
+}
+
+#[test]
+fn d_fuzz_record() {
+    replay("record", wire::record);
+}
+
+#[test]
+fn d_fuzz_keys() {
+    replay("keys", keys::keys);
+}
+
+#[test]
+fn d_fuzz_credit() {
+    replay("credit", credit::credit);
+}

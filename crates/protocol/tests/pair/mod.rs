@@ -1,0 +1,16 @@
+//! Pairs of connections, moved by hand.
+
+mod cancel;
+mod eager;
+mod failure;
+mod flow;
+mod fuzzed;
+mod known;
+mod load;
+mod misbehaviour;
+mod sequences;
+mod several;
+mod stash;
+mod validation;
+mod version;
+mod view;

@@ -1,0 +1,94 @@
+//! The form of an address.
+
+use protocol::{limits::ADDRESS_BYTES_MAX, text::is_active};
+
+/// Splits `HOST:PORT`, which is what an address looks like everywhere: of the command line, of a cluster, of a peer. An
+/// IPv6 host stands in brackets, and is given without. Port 0 is one that only listeners can use. Whether the host exists
+/// is seen when it is looked up.
+///
+/// ```
+/// use rendezvous::control::host_and_port;
+///
+/// assert_eq!(host_and_port("[::1]:4242"), Ok(("::1", 4242)));
+/// assert!(host_and_port("::1:4242").is_err());
+/// ```
+///
+/// # Errors
+/// What is wrong with it, and the remedy.
+pub fn host_and_port(address: &str) -> Result<(&str, u16), &'static str> {
+    if address.len() > ADDRESS_BYTES_MAX {
+        return Err("it is longer than 256 bytes");
+    }
+    if address.contains("://") {
+        return Err("write it as HOST:PORT, without a scheme");
+    }
+    let (host, port) = address.rsplit_once(':').ok_or("it has no port: write HOST:PORT")?;
+    let host = match host.strip_prefix('[') {
+        Some(rest) => rest.strip_suffix(']').ok_or("its bracket is not closed: write [::1]:PORT")?,
+        None if host.contains(':') => return Err("write IPv6 addresses in brackets: [::1]:PORT"),
+        None => host,
+    };
+    if host.is_empty() {
+        return Err("it has no host: write HOST:PORT");
+    }
+    if host
+        .chars()
+        .any(|part| part.is_whitespace() || is_active(part) || matches!(part, '/' | ',' | '@' | '[' | ']'))
+    {
+        return Err("its host has characters that no host name has: write HOST:PORT");
+    }
+    // `parse` alone takes a sign.
+    let digits = port.bytes().all(|digit| digit.is_ascii_digit()).then_some(port);
+    let port =
+        digits.and_then(|digits| digits.parse().ok()).ok_or("its port is not a number from 1 to 65535")?;
+    Ok((host, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_a_host_and_a_port_and_nothing_else() {
+        let taken = [
+            ("127.0.0.1:1", ("127.0.0.1", 1)),
+            ("127.0.0.1:0", ("127.0.0.1", 0)),
+            ("[::1]:4242", ("::1", 4242)),
+            ("[::ffff:1.2.3.4]:65535", ("::ffff:1.2.3.4", 65535)),
+            ("server.example:65535", ("server.example", 65535)),
+        ];
+        for (address, parts) in taken {
+            assert_eq!(host_and_port(address), Ok(parts));
+        }
+        let refused = [
+            ("", "no port"),
+            ("nowhere", "no port"),
+            (":1", "no host"),
+            ("[]:1", "no host"),
+            ("host:", "port is not a number"),
+            ("host:x", "port is not a number"),
+            ("host:+1", "port is not a number"),
+            ("host:-1", "port is not a number"),
+            ("host: 1", "port is not a number"),
+            ("host:65536", "port is not a number"),
+            ("::1:1", "brackets"),
+            ("a:b:1", "brackets"),
+            ("[::1:1", "not closed"),
+            ("[::1]x:1", "not closed"),
+            ("[[::1]]:1", "characters"),
+            ("::1]:1", "brackets"),
+            ("a]:1", "characters"),
+            ("a b:1", "characters"),
+            ("a/b:1", "characters"),
+            ("a,b:1", "characters"),
+            ("a@b:1", "characters"),
+            ("http://a:1", "without a scheme"),
+        ];
+        for (address, why) in refused {
+            let told = host_and_port(address).unwrap_err();
+            assert!(told.contains(why), "{address}: {told}");
+        }
+        let long = format!("{}:1", "h".repeat(ADDRESS_BYTES_MAX));
+        assert!(host_and_port(&long).is_err() && host_and_port(&long[2..]).is_ok());
+    }
+}

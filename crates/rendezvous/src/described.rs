@@ -1,0 +1,95 @@
+//! What each metric is, for recorders that show it, and the times that operations take. `docs/src/metrics.md` has the labels.
+
+use std::time::Duration;
+
+use metrics::{Histogram, Unit, describe_counter, describe_gauge, describe_histogram, histogram};
+
+const COUNTERS: [(&str, Unit, &str); 10] = [
+    ("tensorwire_transfers_total", Unit::Count, "Values received, and values given to be sent"),
+    ("tensorwire_bytes_total", Unit::Bytes, "Bytes of values received, and of values given to be sent"),
+    ("tensorwire_errors_total", Unit::Count, "Receives and fetches that failed"),
+    ("tensorwire_connects_total", Unit::Count, "Data connections made, by either end"),
+    ("tensorwire_encrypted_connects_total", Unit::Count, "Data connections made that are encrypted"),
+    (
+        "tensorwire_reconnects_total",
+        Unit::Count,
+        "Data connections made that were not the first with the peer",
+    ),
+    ("tensorwire_closes_total", Unit::Count, "Data connections that ended in order"),
+    ("tensorwire_losses_total", Unit::Count, "Data connections that were lost"),
+    ("tensorwire_copies_total", Unit::Count, "Copies of payload bytes by this process"),
+    ("tensorwire_copied_bytes_total", Unit::Bytes, "Payload bytes that this process copied"),
+];
+
+const GAUGES: [(&str, Unit, &str); 8] = [
+    ("tensorwire_pool_block_bytes", Unit::Bytes, "Memory of the pool taken from the system"),
+    ("tensorwire_pool_used_bytes", Unit::Bytes, "Memory of the pool in use"),
+    (
+        "tensorwire_pool_leaked_bytes",
+        Unit::Bytes,
+        "Memory of the pool given up because a peer might still write it",
+    ),
+    (
+        "tensorwire_pool_retired_bytes",
+        Unit::Bytes,
+        "Memory of the pool that peers view although their connection is over",
+    ),
+    ("tensorwire_pool_waiting", Unit::Count, "Tasks that wait for memory of the pool"),
+    ("tensorwire_peers", Unit::Count, "Peers that are known"),
+    ("tensorwire_peers_connected", Unit::Count, "Peers with a data connection"),
+    ("tensorwire_sessions", Unit::Count, "Control sessions that are open"),
+];
+
+const SECONDS: &str = "tensorwire_receive_seconds";
+
+/// Tells the recorder of the `metrics` crate what each metric is. Without one that is nothing.
+pub(crate) fn describe() {
+    for (name, unit, text) in COUNTERS {
+        describe_counter!(name, unit, text);
+    }
+    for (name, unit, text) in GAUGES {
+        describe_gauge!(name, unit, text);
+    }
+    describe_histogram!(SECONDS, Unit::Seconds, "Time from the call of a receive or fetch to its value");
+}
+
+/// How long operations take that give values, from the call to the value. Without a recorder a time is a call that does
+/// nothing.
+#[derive(Debug)]
+pub(crate) struct Times {
+    fetch: Histogram,
+    fetch_many: Histogram,
+    recv: Histogram,
+    recv_many: Histogram,
+}
+
+/// An operation whose time is recorded.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Timed {
+    Fetch,
+    FetchMany,
+    Recv,
+    RecvMany,
+}
+
+impl Times {
+    pub(crate) fn new() -> Self {
+        let of = |operation: &'static str| histogram!(SECONDS, "operation" => operation);
+        Self {
+            fetch: of("fetch"),
+            fetch_many: of("fetch_many"),
+            recv: of("recv"),
+            recv_many: of("recv_many"),
+        }
+    }
+
+    pub(crate) fn took(&self, operation: Timed, time: Duration) {
+        let times = match operation {
+            Timed::Fetch => &self.fetch,
+            Timed::FetchMany => &self.fetch_many,
+            Timed::Recv => &self.recv,
+            Timed::RecvMany => &self.recv_many,
+        };
+        times.record(time);
+    }
+}

@@ -1,0 +1,26 @@
+//! Workers in one process, in one binary: a suite is a module. What needs other processes is in `processes` and `overload`, what
+//! looks at the whole process in `alone` and `secret_mode`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod editions;
+mod rdma;
+mod tables;
+mod watched;
+
+mod across;
+mod bad_input;
+mod cancel;
+mod caps;
+mod family;
+mod half_pool;
+mod life;
+mod message_tables;
+mod names;
+mod published;
+#[cfg(feature = "test-certificates")]
+mod tls;
+mod trust;
+mod validation;
+mod view;
+mod worker;

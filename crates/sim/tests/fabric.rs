@@ -1,0 +1,65 @@
+//! The fabric contract, on worlds of several seeds.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::{cell::RefCell, ops::Range, sync::Arc};
+
+use sim::{Allowed, Handle, Rng, Swarm, World};
+use verbs_reactor::{Fabric, Runtime};
+
+use crate::contract::{self, Flavour};
+
+/// Each rule must hold under this many seeds, unless `SIM_CONTRACT_SEEDS` says otherwise.
+const SEEDS: u64 = 5;
+
+thread_local! {
+    /// The world that the test's rule runs in, and how many processes it has made there.
+    static CURRENT: RefCell<Option<(Handle, u32)>> = const { RefCell::new(None) };
+}
+
+/// One more process of the current world.
+fn fabric(_runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
+    CURRENT.with_borrow_mut(|current| {
+        let (handle, count) = current.as_mut().unwrap();
+        *count += 1;
+        handle.start_node(&format!("process:{count}")).unwrap().fabric()
+    })
+}
+
+fn on_worlds<T, F>(_flavour: Flavour, test: T)
+where
+    T: Fn(Arc<dyn Runtime>) -> F + Send + Clone + 'static,
+    F: Future<Output = ()>,
+{
+    for seed in seeds() {
+        let test = test.clone();
+        // Only for its limit of real time: the world has a runtime of its own.
+        contract::bounded(Flavour::TwoWorkers, move |_runtime| async move { on_world(seed, test) });
+    }
+}
+
+fn seeds() -> Range<u64> {
+    let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    number("SIM_SEED").map_or(0..number("SIM_CONTRACT_SEEDS").unwrap_or(SEEDS), |seed| seed..seed + 1)
+}
+
+fn on_world<F: Future<Output = ()>>(seed: u64, test: impl Fn(Arc<dyn Runtime>) -> F) {
+    // Split at a limit that the rules about it can reach, and with room for every view.
+    let swarm =
+        Swarm { piece_bytes_max: 2 << 20, leases_max: 4096, ..Swarm::draw(&mut Rng::new(seed).fork(1)) };
+    let world = World::with_swarm(seed, swarm);
+    world.replayed_by("fabric");
+    let handle = world.handle();
+    // The rules break rules on purpose, on pools of their own.
+    let mut allowed = Allowed::default();
+    allowed.refusals = true;
+    allowed.receiver_not_ready = true;
+    allowed.unobserved_memory = true;
+    handle.allow(allowed);
+    CURRENT.set(Some((handle.clone(), 0)));
+    world.run(test(handle.runtime())).unwrap();
+    CURRENT.set(None);
+    world.finish().unwrap();
+}
+
+contract_suite!(crate::contract::Setup { fabric: crate::fabric::fabric, peer_address: None }, run: crate::fabric::on_worlds);

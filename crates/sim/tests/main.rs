@@ -1,0 +1,41 @@
+//! All that runs on the simulator, in one binary: a suite is a module.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod cluster;
+mod common;
+#[path = "../../verbs-reactor/tests/contract/mod.rs"]
+#[macro_use]
+mod contract;
+mod figures;
+mod points;
+mod shrunk;
+
+mod across;
+mod both_dial;
+mod cancel;
+mod control;
+mod device;
+mod fabric;
+mod faults;
+mod flips;
+mod half_pool;
+mod hostile;
+mod life;
+mod loans;
+mod message_tables;
+mod misdirected;
+mod original;
+mod outage;
+mod pieces;
+#[cfg(feature = "planted-bugs")]
+mod planted;
+mod published;
+mod reconnect;
+mod seeds;
+mod select;
+#[cfg(feature = "planted-bugs")]
+mod shrinking;
+mod stops;
+mod unanswered;
+mod world;

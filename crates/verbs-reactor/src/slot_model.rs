@@ -1,0 +1,172 @@
+//! The slot table against a model of a few lines, over long random sequences of calls.
+
+use std::{
+    collections::VecDeque,
+    task::{Context, Poll},
+};
+
+use futures::task::noop_waker;
+use memory::Buf;
+use proptest::prelude::*;
+
+use crate::{
+    FabricError, WorkRequest,
+    slot::{Place, Reserve, SlotKey, SlotTable},
+};
+
+const DEPTH: u32 = 4;
+
+/// What a caller of the table may do. Numbers choose among what there is.
+#[derive(Debug, Clone)]
+enum Call {
+    Reserve { weight: u64 },
+    Wait { weight: u64 },
+    PollWaiter { which: usize },
+    Leave { which: usize },
+    Complete { which: usize },
+    CompleteAgain { which: usize },
+    PollDone { which: usize },
+    TakeDone { which: usize },
+    Ignore { which: usize },
+}
+
+fn call() -> impl Strategy<Value = Call> {
+    let weight = 1..=u64::from(DEPTH) + 1;
+    let which = 0..8_usize;
+    prop_oneof![
+        weight.clone().prop_map(|weight| Call::Reserve { weight }),
+        weight.prop_map(|weight| Call::Wait { weight }),
+        which.clone().prop_map(|which| Call::PollWaiter { which }),
+        which.clone().prop_map(|which| Call::Leave { which }),
+        which.clone().prop_map(|which| Call::Complete { which }),
+        which.clone().prop_map(|which| Call::CompleteAgain { which }),
+        which.clone().prop_map(|which| Call::PollDone { which }),
+        which.clone().prop_map(|which| Call::TakeDone { which }),
+        which.prop_map(|which| Call::Ignore { which }),
+    ]
+}
+
+/// One operation as the model knows it.
+#[derive(Debug)]
+struct Operation {
+    key: SlotKey,
+    weight: u64,
+    is_completed: bool,
+    is_ignored: bool,
+}
+
+#[derive(Debug, Default)]
+struct Model {
+    held: Vec<Operation>,
+    waiting: VecDeque<(Place, u64)>,
+    over: Vec<SlotKey>,
+}
+
+impl Model {
+    fn room(&self) -> u64 {
+        u64::from(DEPTH) - self.held.iter().map(|operation| operation.weight).sum::<u64>()
+    }
+
+    fn take(&mut self, reserve: Reserve, weight: u64, fits: bool) {
+        match reserve {
+            Reserve::Reserved(key) => {
+                assert!(fits, "there was no room for {weight}");
+                self.held.push(Operation { key, weight, is_completed: false, is_ignored: false });
+            }
+            Reserve::Full => assert!(!fits, "there was room for {weight}"),
+            Reserve::Failed(FabricError::TooManyPieces { pieces, .. }) => assert!(pieces > u64::from(DEPTH)),
+            Reserve::Failed(error) => panic!("{error}"),
+        }
+    }
+
+    /// An operation that is completed and whose future is gone gives its room back.
+    fn tidy(&mut self) {
+        let (over, held) = self.held.drain(..).partition(|held| held.is_completed && held.is_ignored);
+        self.held = held;
+        self.over.extend(Vec::into_iter(over).map(|operation: Operation| operation.key));
+    }
+
+    fn apply(&mut self, table: &SlotTable, call: &Call) {
+        let request = WorkRequest::Write { local: Buf::empty(), remote: None, immediate: None };
+        let waker = noop_waker();
+        match *call {
+            Call::Reserve { weight } => {
+                let fits = self.waiting.is_empty() && weight <= self.room();
+                self.take(table.reserve(&request, weight), weight, fits);
+            }
+            Call::Wait { weight } => {
+                let mut place = Place::default();
+                let fits = self.waiting.is_empty() && weight <= self.room();
+                let reserve = table.reserve_or_wait(&request, weight, &mut place, &waker);
+                if matches!(reserve, Reserve::Full) {
+                    self.waiting.push_back((place, weight));
+                }
+                self.take(reserve, weight, fits);
+            }
+            Call::PollWaiter { which } => {
+                let room = self.room();
+                let Some((place, weight)) = self.waiting.get_mut(which) else { return };
+                let (weight, fits) = (*weight, which == 0 && *weight <= room);
+                let reserve = table.reserve_or_wait(&request, weight, place, &waker);
+                if fits {
+                    self.waiting.pop_front();
+                }
+                self.take(reserve, weight, fits);
+            }
+            Call::Leave { which } => {
+                if let Some((mut place, _)) = self.waiting.remove(which) {
+                    table.leave(&mut place);
+                }
+            }
+            Call::Complete { which } => {
+                if let Some(operation) = self.held.get_mut(which) {
+                    assert_eq!(table.complete(operation.key, Ok(())), !operation.is_completed);
+                    operation.is_completed = true;
+                }
+            }
+            Call::CompleteAgain { which } => {
+                if let Some(&key) = self.over.get(which) {
+                    assert!(!table.complete(key, Ok(())));
+                }
+            }
+            Call::PollDone { which } => {
+                let Some(operation) = self.held.get_mut(which).filter(|held| !held.is_ignored) else {
+                    return;
+                };
+                let polled = table.poll_done(operation.key, &Context::from_waker(&waker));
+                assert_eq!(matches!(polled, Poll::Ready(Ok(()))), operation.is_completed);
+                operation.is_ignored = operation.is_completed;
+            }
+            Call::TakeDone { which } => {
+                let Some(operation) = self.held.get_mut(which).filter(|held| !held.is_ignored) else {
+                    return;
+                };
+                let taken = table.take_done(operation.key);
+                assert_eq!(matches!(taken, Some(Ok(()))), operation.is_completed);
+                operation.is_ignored = operation.is_completed;
+            }
+            Call::Ignore { which } => {
+                if let Some(operation) = self.held.get_mut(which).filter(|held| !held.is_ignored) {
+                    table.ignore(operation.key);
+                    operation.is_ignored = true;
+                }
+            }
+        }
+        self.tidy();
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_table_does_what_the_model_does(calls in prop::collection::vec(call(), 1..200)) {
+        let (table, mut model) = (SlotTable::new(DEPTH), Model::default());
+        for call in &calls {
+            model.apply(&table, call);
+            let outstanding = model.held.iter().filter(|held| !held.is_completed).count();
+            prop_assert_eq!(table.outstanding() as usize, outstanding, "after {:?}", call);
+            let open = model.waiting.is_empty() && model.room() > 0;
+            let polled = table.poll_room(1, &Context::from_waker(&noop_waker()));
+            prop_assert_eq!(polled.is_ready(), open, "after {:?}", call);
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! All tests of the fabrics but the models, in one binary: a suite is a module. Suites whose names begin with `verbs` need an
+//! RDMA device.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
+
+#[macro_use]
+mod contract;
+mod process;
+mod process_pair;
+mod rdma_devices;
+
+mod shm;
+mod tcp;
+#[cfg(feature = "test-certificates")]
+mod tls;
+mod verbs;
+mod verbs_device;
+mod verbs_faults;

@@ -1,0 +1,270 @@
+//! What two processes say to each other over shared words, under every interleaving that loom finds: the fabric's own
+//! steps, compiled over loom's atomics.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
+
+use loom::{
+    cell::UnsafeCell,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
+
+use crate::{chunks, words as steps};
+
+/// Every interleaving with at most three switches that a thread did not ask for.
+fn model(threads: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(threads);
+}
+
+fn word() -> AtomicU64 {
+    AtomicU64::new(0)
+}
+
+#[test]
+fn a_published_descriptor_is_whole_and_no_slot_is_overwritten_unread() {
+    const SLOTS: usize = 2;
+    const COUNT: u64 = 4;
+    struct Ring {
+        slots: [[AtomicU64; 3]; SLOTS],
+        consumed: AtomicU64,
+    }
+    model(|| {
+        let slots = [0; SLOTS].map(|_| [word(), word(), word()]);
+        let ring = Arc::new(Ring { slots, consumed: word() });
+        let producer = {
+            let ring = ring.clone();
+            thread::spawn(move || {
+                for position in 0..COUNT {
+                    while position - steps::load(&ring.consumed) >= SLOTS as u64 {
+                        thread::yield_now();
+                    }
+                    let [sequence, first, second] = &ring.slots[position as usize % SLOTS];
+                    let words = [(first, 10 + position), (second, 20 + position)];
+                    steps::publish(sequence, words.into_iter(), position + 1);
+                }
+            })
+        };
+        for position in 0..COUNT {
+            let [sequence, first, second] = &ring.slots[position as usize % SLOTS];
+            while steps::load(sequence) != position + 1 {
+                thread::yield_now();
+            }
+            let seen = (first.load(Ordering::Relaxed), second.load(Ordering::Relaxed));
+            assert_eq!(seen, (10 + position, 20 + position));
+            ring.consumed.store(position + 1, Ordering::Release);
+        }
+        producer.join().unwrap();
+    });
+}
+
+/// A sleeper's words, and its eventfd as a number of edges.
+struct Bell {
+    sleep: AtomicU64,
+    rung: AtomicU64,
+    listens: AtomicU64,
+    edges: AtomicU64,
+}
+
+impl Bell {
+    fn new() -> Self {
+        Self { sleep: word(), rung: word(), listens: word(), edges: word() }
+    }
+
+    fn ring(&self) {
+        self.edges.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+#[test]
+fn no_wake_up_is_lost_between_two_ringers_and_one_sleeper() {
+    model(|| {
+        let bell = Arc::new(Bell::new());
+        let work = Arc::new([word(), word()]);
+        let ringers: Vec<_> = (0..2)
+            .map(|index| {
+                let (bell, work) = (bell.clone(), work.clone());
+                thread::spawn(move || {
+                    work[index].store(1, Ordering::Release);
+                    if steps::must_ring(&bell.sleep, &bell.rung) {
+                        bell.ring();
+                    }
+                })
+            })
+            .collect();
+        // The sleeper falls asleep once, and looks again.
+        steps::fall_asleep(&bell.sleep, 1);
+        let seen = [0, 1].map(|index| steps::load(&work[index]) == 1);
+        ringers.into_iter().for_each(|ringer| ringer.join().unwrap());
+        let edges = bell.edges.load(Ordering::Acquire);
+        assert!(seen == [true, true] || edges > 0, "asleep over work: {seen:?}");
+        assert!(edges <= 1, "one sleep is rung once");
+    });
+}
+
+#[test]
+fn a_second_sleep_is_rung_again() {
+    model(|| {
+        let (bell, work) = (Arc::new(Bell::new()), Arc::new(word()));
+        let ringer = {
+            let (bell, work) = (bell.clone(), work.clone());
+            thread::spawn(move || {
+                for round in 1..=2 {
+                    work.store(round, Ordering::Release);
+                    if steps::must_ring(&bell.sleep, &bell.rung) {
+                        bell.ring();
+                    }
+                }
+            })
+        };
+        // Sleeps until all work is seen, as the driver does: takes the edges there are, says so, looks again. Where an
+        // edge that is owed does not come, loom's limit of steps ends the model.
+        for epoch in 1.. {
+            let taken = bell.edges.load(Ordering::Acquire);
+            steps::fall_asleep(&bell.sleep, epoch);
+            if steps::load(&work) == 2 {
+                break;
+            }
+            while bell.edges.load(Ordering::Acquire) == taken {
+                thread::yield_now();
+            }
+        }
+        ringer.join().unwrap();
+        assert!(bell.edges.load(Ordering::Acquire) <= 2, "rung more often than there was work");
+    });
+}
+
+#[test]
+fn a_release_is_seen_or_rung_for_when_the_lender_listens() {
+    model(|| {
+        let (bell, lease, released) = (Arc::new(Bell::new()), Arc::new(word()), Arc::new(word()));
+        let reader = {
+            let (bell, lease, released) = (bell.clone(), lease.clone(), released.clone());
+            thread::spawn(move || {
+                steps::release(&lease, &released, 7);
+                if steps::must_ring_for_release(&bell.listens, &bell.sleep, &bell.rung) {
+                    bell.ring();
+                }
+            })
+        };
+        // The lender's pool runs dry: it says that it listens, falls asleep, looks.
+        bell.listens.store(1, Ordering::Relaxed);
+        steps::fall_asleep(&bell.sleep, 1);
+        let counted = steps::load(&released);
+        if counted == 1 {
+            assert_eq!(steps::load(&lease), 7, "counted before it was there");
+        }
+        reader.join().unwrap();
+        assert!(counted == 1 || bell.edges.load(Ordering::Acquire) == 1, "the pool starves");
+    });
+}
+
+#[test]
+fn released_bytes_are_read_no_more() {
+    model(|| {
+        let (bytes, lease, released) = (Arc::new(UnsafeCell::new(1)), Arc::new(word()), Arc::new(word()));
+        let reader = {
+            let (bytes, lease) = (bytes.clone(), lease.clone());
+            thread::spawn(move || {
+                // SAFETY: loom fails the model if anyone writes meanwhile.
+                assert_eq!(bytes.with(|bytes| unsafe { *bytes }), 1);
+                steps::release(&lease, &released, 7);
+            })
+        };
+        if steps::load(&lease) == 7 {
+            // SAFETY: as above; this is the claim.
+            bytes.with_mut(|bytes| unsafe { *bytes = 2 });
+        }
+        reader.join().unwrap();
+    });
+}
+
+#[test]
+fn bytes_of_a_closed_connection_are_never_delivered() {
+    model(|| {
+        let (byte, closed) = (Arc::new(AtomicU64::new(1)), Arc::new(word()));
+        let target = {
+            let (byte, closed) = (byte.clone(), closed.clone());
+            thread::spawn(move || {
+                let copied = byte.load(Ordering::Relaxed);
+                (steps::is_closed(&closed) == 0).then_some(copied)
+            })
+        };
+        steps::close(&closed, 1);
+        byte.store(2, Ordering::Relaxed); // The source has a new owner.
+        let delivered = target.join().unwrap();
+        assert!(delivered.is_none_or(|byte| byte == 1), "torn");
+    });
+}
+
+/// A payload of chunks that are plain memory to loom: it finds any that two threads touch without order.
+struct Payload {
+    chunks: chunks::Chunks,
+    bytes: [UnsafeCell<u32>; 3],
+}
+
+impl Payload {
+    fn copy(&self, chunk: u32) {
+        // SAFETY: what is to be shown, and loom tells if it does not hold.
+        self.bytes[chunk as usize].with_mut(|bytes| unsafe { *bytes += 1 });
+    }
+
+    fn help(&self) {
+        while let Some(chunk) = self.chunks.take_back() {
+            self.copy(chunk);
+            self.chunks.helped();
+        }
+    }
+}
+
+#[test]
+fn a_helped_copy_copies_each_chunk_once_and_is_over_when_the_helper_has_left() {
+    model(|| {
+        let bytes = [0; 3].map(UnsafeCell::new);
+        let payload = Arc::new(Payload { chunks: chunks::Chunks::new(3), bytes });
+        let helper = {
+            let payload = payload.clone();
+            thread::spawn(move || payload.help())
+        };
+        while let Some(chunk) = payload.chunks.take_front() {
+            payload.copy(chunk);
+        }
+        while !payload.chunks.all_left() {
+            thread::yield_now();
+        }
+        for bytes in &payload.bytes {
+            // SAFETY: as above.
+            assert_eq!(bytes.with(|bytes| unsafe { *bytes }), 1);
+        }
+        helper.join().unwrap();
+    });
+}
+
+#[test]
+fn after_a_stop_the_helper_leaves_what_it_has_and_touches_nothing_more() {
+    model(|| {
+        let bytes = [0; 3].map(UnsafeCell::new);
+        let payload = Arc::new(Payload { chunks: chunks::Chunks::new(3), bytes });
+        let helper = {
+            let payload = payload.clone();
+            thread::spawn(move || payload.help())
+        };
+        payload.chunks.stop();
+        while !payload.chunks.all_left() {
+            thread::yield_now();
+        }
+        for bytes in &payload.bytes {
+            // SAFETY: as above: the memory is someone else's from here on.
+            bytes.with_mut(|bytes| unsafe { *bytes = 7 });
+        }
+        helper.join().unwrap();
+        for bytes in &payload.bytes {
+            // SAFETY: as above.
+            assert_eq!(bytes.with(|bytes| unsafe { *bytes }), 7);
+        }
+    });
+}

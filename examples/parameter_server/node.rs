@@ -1,0 +1,174 @@
+//! One process of the cluster: its tensorwire worker, and how it asks the others.
+
+use std::{error::Error, time::Duration};
+
+use futures::future::try_join_all;
+use tensorwire::{ClusterSpec, Element, FabricKind, Peer, Tensor, Worker, WorkerError};
+use tensorwire_examples::{
+    command_line::{Flags, Job, Role},
+    mlp::TensorSpec,
+    training::Model,
+};
+use tokio::time::Instant;
+
+/// Under this name a process publishes the step that it has reached.
+pub(crate) const STEP: &str = "step";
+/// How long to wait before a peer that was not there is asked again.
+const PAUSE: Duration = Duration::from_millis(50);
+/// After so long a process says whom it waits for, and then each time it is over again.
+const TOLD_EVERY: Duration = Duration::from_secs(2);
+
+/// Why a process ends early.
+pub(crate) type Failure = Box<dyn Error>;
+
+/// This process in the cluster.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) worker: Worker,
+    /// All tensors of the parameters.
+    pub(crate) tensors: Vec<TensorSpec>,
+    pub(crate) servers: u32,
+    pub(crate) workers: u32,
+    patience: Duration,
+}
+
+impl Node {
+    /// Joins the cluster of `flags` as `role`; without one as a client, which is asked for nothing.
+    pub(crate) async fn start(flags: &Flags, role: Option<Role>) -> Result<Self, Failure> {
+        let cluster =
+            ClusterSpec::new().hosts("ps", flags.hosts(Job::Ps)).hosts("worker", flags.hosts(Job::Worker));
+        cluster.check()?;
+        let [servers, workers] = [cluster.tasks("ps")?.len() as u32, cluster.tasks("worker")?.len() as u32];
+        let tensors = Model::new(flags.seed).tensors();
+        if servers as usize > tensors.len() {
+            return Err(format!("--ps-hosts has {servers} hosts: name {} at most", tensors.len()).into());
+        }
+        let mut builder = match role {
+            None => Worker::client().cluster(cluster),
+            Some(Role { job, index }) => {
+                let count = if job == Job::Ps { servers } else { workers };
+                if index >= count {
+                    return Err(format!("--task-index = `{index}`: give 0 to {}", count - 1).into());
+                }
+                Worker::builder_for_task(cluster, job.name(), index)?
+            }
+        };
+        let named = [FabricKind::SHM, FabricKind::TCP, FabricKind::VERBS];
+        if let Some(kind) = named.into_iter().find(|kind| kind.name() == flags.fabric) {
+            builder = builder.require(kind);
+        }
+        if let Some(path) = &flags.secret_file {
+            builder = builder.secret_file(path);
+        }
+        let patience = Duration::from_secs(flags.patience);
+        let worker = builder.timeout(patience).start().await?;
+        Ok(Self { worker, tensors, servers, workers, patience })
+    }
+
+    /// All processes of a job.
+    pub(crate) fn all(&self, job: Job) -> impl Iterator<Item = Role> {
+        let count = if job == Job::Ps { self.servers } else { self.workers };
+        (0..count).map(move |index| Role { job, index })
+    }
+
+    /// The tensors that server `index` holds, by their place among all: they are dealt like cards.
+    pub(crate) fn tensors_of(&self, index: u32) -> impl Iterator<Item = usize> {
+        (index as usize..self.tensors.len()).step_by(self.servers as usize)
+    }
+
+    /// Publishes a tensor of `step` under the name that `name` gives. That of the step before stays, since other processes,
+    /// above all those that were started again, may still be there.
+    pub(crate) fn publish(
+        &self,
+        name: fn(&TensorSpec, u64) -> String,
+        spec: &TensorSpec,
+        step: u64,
+        tensor: Tensor,
+    ) -> Result<(), WorkerError> {
+        self.worker.publish(&name(spec, step), tensor)?;
+        if let Some(old) = step.checked_sub(2) {
+            self.worker.withdraw(&name(spec, old));
+        }
+        Ok(())
+    }
+
+    /// Publishes a few values under a name that stays, in place of what was there.
+    pub(crate) fn tell<T: Element>(&self, name: &str, values: &[T]) -> Result<(), WorkerError> {
+        let tensor = Tensor::from_values(self.worker.pool(), &[values.len() as u64], values)?;
+        self.worker.publish(name, tensor).map(drop)
+    }
+
+    /// A tensor of these values in memory that peers can read.
+    pub(crate) fn tensor(&self, spec: &TensorSpec, values: &[f32]) -> Result<Tensor, WorkerError> {
+        let shape: Vec<u64> = spec.shape.iter().map(|&dimension| dimension as u64).collect();
+        Tensor::from_values(self.worker.pool(), &shape, values)
+    }
+
+    /// The peer that is to be asked. It is connected on first use.
+    pub(crate) fn peer(&self, role: Role) -> Result<Peer, WorkerError> {
+        self.worker.peer(&ClusterSpec::worker_name(role.job.name(), role.index))
+    }
+
+    /// Fetches what `role` publishes under `names`, as soon as it does.
+    pub(crate) async fn fetch(&self, role: Role, names: &[String]) -> Result<Vec<Tensor>, Failure> {
+        let peer = self.peer(role)?;
+        self.patiently(async || peer.fetch_many(names).wait().await).await
+    }
+
+    /// Fetches all parameters at the beginning of `step` from the servers, in their order.
+    pub(crate) async fn fetch_parameters(&self, step: u64) -> Result<Vec<Tensor>, Failure> {
+        let fetching = self.all(Job::Ps).map(|server| async move {
+            let places: Vec<usize> = self.tensors_of(server.index).collect();
+            let names: Vec<String> = places.iter().map(|&place| at(&self.tensors[place], step)).collect();
+            Ok::<_, Failure>(places.into_iter().zip(self.fetch(server, &names).await?))
+        });
+        let mut parameters: Vec<_> = try_join_all(fetching).await?.into_iter().flatten().collect();
+        parameters.sort_by_key(|(place, _)| *place);
+        Ok(parameters.into_iter().map(|(_, tensor)| tensor).collect())
+    }
+
+    /// Does `attempt` until it succeeds: who is not there may be started, or started again. Gives up when the user's
+    /// patience is over.
+    pub(crate) async fn patiently<T>(
+        &self,
+        attempt: impl AsyncFn() -> Result<T, WorkerError>,
+    ) -> Result<T, Failure> {
+        let began = Instant::now();
+        let mut told = began;
+        loop {
+            let error = match attempt().await {
+                Ok(done) => return Ok(done),
+                Err(error) => error,
+            };
+            if began.elapsed() >= self.patience {
+                return Err(format!("given up after {} seconds: {error}", self.patience.as_secs()).into());
+            }
+            if told.elapsed() >= TOLD_EVERY {
+                told = Instant::now();
+                println!("waiting      {error} ({} s so far)", began.elapsed().as_secs());
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}
+
+/// The name of a tensor at the beginning of `step`: `w1@17`.
+pub(crate) fn at(tensor: &TensorSpec, step: u64) -> String {
+    format!("{}@{step}", tensor.name)
+}
+
+/// The name of the gradient that a worker computed in `step`: `gradient of w1@17`.
+pub(crate) fn gradient_at(tensor: &TensorSpec, step: u64) -> String {
+    format!("gradient of {}", at(tensor, step))
+}
+
+/// The values of tensors, which must be as large as `specs` say.
+pub(crate) fn floats(tensors: &[Tensor], specs: &[TensorSpec]) -> Result<Vec<Vec<f32>>, WorkerError> {
+    let checked = tensors.iter().zip(specs).map(|(tensor, spec)| match tensor.values::<f32>() {
+        Ok(values) if values.len() != spec.elements() => Err(WorkerError::InvalidTensor {
+            problem: format!("{tensor:?} came for {spec:?}; run one version of this example everywhere"),
+        }),
+        values => values,
+    });
+    checked.collect()
+}

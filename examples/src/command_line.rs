@@ -1,0 +1,114 @@
+//! The flags of the parameter server example, and which process they make this one.
+
+use std::{fmt, path::PathBuf};
+
+use clap::{Parser, ValueEnum};
+
+use crate::training::Plan;
+
+/// Trains a network with parameter servers and workers, each a process of its own.
+///
+/// Without --job-name this program starts all of them on this host, waits, measures the result, and trains in one
+/// process to compare. With it, it is one of them: start one for each entry of --ps-hosts and --worker-hosts, with the
+/// same flags on every host.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "parameter_server", max_term_width = 100)]
+pub struct Flags {
+    /// Be one process: a parameter server or a worker.
+    #[arg(long, alias = "job_name", value_enum, requires_all = ["task_index", "ps_hosts", "worker_hosts"])]
+    pub job_name: Option<Job>,
+    /// Which entry of its host list this process is, from 0. Worker 0 prints the result.
+    #[arg(long, alias = "task_index", value_name = "N", requires = "job_name")]
+    pub task_index: Option<u32>,
+    /// Where the servers listen: HOST:PORT, separated by commas.
+    #[arg(long, alias = "ps_hosts", value_name = "HOSTS", requires = "job_name")]
+    pub ps_hosts: Option<String>,
+    /// Where the workers listen: HOST:PORT, separated by commas.
+    #[arg(long, alias = "worker_hosts", value_name = "HOSTS", requires = "job_name")]
+    pub worker_hosts: Option<String>,
+    /// A secret that all processes share; needed as soon as one listens beyond loopback.
+    #[arg(long, value_name = "PATH")]
+    pub secret_file: Option<PathBuf>,
+    /// How many seconds a process tries to reach another that is not there before it gives up.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    pub patience: u64,
+    /// How many workers to start.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub workers: u16,
+    /// How many servers to start.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=6))]
+    pub servers: u16,
+    /// How often a process that was killed is started again, in all.
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub restarts: u32,
+    /// How often the parameters are updated. Each update is made from one gradient of each worker.
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub steps: u64,
+    /// How far the parameters follow a gradient.
+    #[arg(long, alias = "learning_rate", value_name = "RATE", default_value_t = 0.2)]
+    pub learning_rate: f32,
+    /// Fixes the first parameters and the order of the samples.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// How tensors travel. `auto` takes shared memory on one host.
+    #[arg(long, default_value = "auto", value_parser = ["auto", "shm", "tcp", "verbs"])]
+    pub fabric: String,
+    /// Print the summary as one line of JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Started by a launcher, and ends with it.
+    #[arg(long, hide = true)]
+    pub launched: bool,
+}
+
+impl Flags {
+    /// Which process of the cluster this is; `None` for the launcher.
+    pub fn role(&self) -> Option<Role> {
+        Some(Role { job: self.job_name?, index: self.task_index? })
+    }
+
+    /// The addresses of a job.
+    pub fn hosts(&self, job: Job) -> &str {
+        let hosts = if job == Job::Ps { &self.ps_hosts } else { &self.worker_hosts };
+        hosts.as_deref().unwrap_or_default()
+    }
+
+    /// What is trained, by so many workers.
+    pub fn plan(&self, workers: u32) -> Plan {
+        Plan { steps: self.steps, workers: workers.into(), rate: self.learning_rate, seed: self.seed }
+    }
+}
+
+/// The jobs of a cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Job {
+    /// Holds parameters.
+    Ps,
+    /// Computes gradients.
+    Worker,
+}
+
+/// A process of the cluster: `ps 0`, `worker 1`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Role {
+    /// What it does.
+    pub job: Job,
+    /// Which of those that do the same, from 0.
+    pub index: u32,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.job.name(), self.index)
+    }
+}
+
+impl Job {
+    /// The job's name in the cluster and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ps => "ps",
+            Self::Worker => "worker",
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Child processes on this machine, which are started again when they are killed and never outlive their parent.
+//!
+//! The parent holds the writing end of each child's standard input. When it ends, in whatever way, the kernel closes
+//! that; the child sees the end of its input and ends too.
+
+use std::{
+    error::Error,
+    io,
+    net::{Ipv4Addr, TcpListener},
+    ops::Range,
+    process::{ExitStatus, Stdio},
+    thread,
+    time::Duration,
+};
+
+use futures::future::select_all;
+use tokio::{
+    process::{Child, ChildStdin, Command},
+    sync::oneshot,
+};
+
+use crate::report::Progress;
+
+/// Where ports are looked for: below those that Linux gives to outgoing connections, so that one is still free when a
+/// process is started again.
+const PORTS: Range<u16> = 10_000..32_000;
+/// Programs that run at the same time begin to look this far from each other.
+const PORTS_APART: u32 = 131;
+/// How long a child that was let go may take to close its connections.
+const FAREWELL: Duration = Duration::from_secs(8);
+
+/// Addresses on this machine that nothing listens on.
+///
+/// # Errors
+/// There are not so many.
+pub fn free_addresses(count: usize) -> io::Result<Vec<String>> {
+    let start = (std::process::id().wrapping_mul(PORTS_APART) % u32::from(PORTS.end - PORTS.start)) as u16;
+    let ports = PORTS.cycle().skip(usize::from(start)).take(PORTS.len());
+    // All are held until the last is found.
+    let listening = ports.filter_map(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()).take(count);
+    let free: Vec<TcpListener> = listening.collect();
+    if free.len() < count {
+        let problem =
+            format!("fewer than {count} ports are free on 127.0.0.1 from {} to {}", PORTS.start, PORTS.end);
+        return Err(io::Error::other(problem));
+    }
+    free.iter().map(|listener| Ok(listener.local_addr()?.to_string())).collect()
+}
+
+/// In a child: ends when the parent has gone or lets go. The process ends within eight seconds of that, whatever it does.
+pub async fn parent_lets_go() {
+    let (told, closed) = oneshot::channel::<()>();
+    thread::spawn(move || {
+        let _ = io::copy(&mut io::stdin(), &mut io::sink());
+        drop(told);
+        thread::sleep(FAREWELL);
+        std::process::exit(1);
+    });
+    let _ = closed.await;
+}
+
+/// The children of this process; killed when dropped.
+#[derive(Debug)]
+pub struct Children<'run> {
+    children: Vec<(Start, Child, Option<ChildStdin>)>,
+    progress: &'run Progress,
+    restarts_left: u32,
+}
+
+/// How a child is started: its name for people, and the arguments of this program.
+pub type Start = (String, Vec<String>);
+
+impl<'run> Children<'run> {
+    /// Starts this program once for each of `starts`. All together, those that are killed are started again `restarts`
+    /// times. Tells about it beside `progress`.
+    ///
+    /// # Errors
+    /// A process can't be started.
+    pub fn start(starts: Vec<Start>, restarts: u32, progress: &'run Progress) -> io::Result<Self> {
+        let mut children = Self { children: Vec::new(), progress, restarts_left: restarts };
+        for start in starts {
+            let (child, pipe) = children.spawn(&start, "")?;
+            children.children.push((start, child, pipe));
+        }
+        Ok(children)
+    }
+
+    fn spawn(&self, (name, arguments): &Start, why: &str) -> io::Result<(Child, Option<ChildStdin>)> {
+        let mut command = Command::new(std::env::current_exe()?);
+        let mut child = command.args(arguments).stdin(Stdio::piped()).kill_on_drop(true).spawn()?;
+        self.progress.tell(format!("{name:<12} pid {:<8}{why}", child.id().unwrap_or(0)).trim_end());
+        let pipe = child.stdin.take();
+        Ok((child, pipe))
+    }
+
+    /// Starts children again that are killed. Ends with the reason when one ends by itself, which has said why and would
+    /// only do so again, or is killed once more than it may be.
+    pub async fn keep_running(&mut self) -> Box<dyn Error> {
+        loop {
+            let waiting = self.children.iter_mut().map(|(_, child, _)| Box::pin(child.wait()));
+            let (status, index, _) = select_all(waiting).await;
+            if let Err(error) = status.map_err(Into::into).and_then(|status| self.again(index, status)) {
+                return error;
+            }
+        }
+    }
+
+    fn again(&mut self, index: usize, status: ExitStatus) -> Result<(), Box<dyn Error>> {
+        let start = self.children[index].0.clone();
+        if status.code().is_some() || self.restarts_left == 0 {
+            return Err(format!("the {} ended before the training did: {status}", start.0).into());
+        }
+        self.restarts_left -= 1;
+        let (child, pipe) = self.spawn(&start, &format!(" again, after {status}"))?;
+        self.children[index] = (start, child, pipe);
+        Ok(())
+    }
+
+    /// Lets all children end, and waits for each.
+    ///
+    /// # Errors
+    /// One did not end well.
+    pub async fn let_go(mut self) -> io::Result<()> {
+        self.children.iter_mut().for_each(|(_, _, pipe)| *pipe = None);
+        for ((name, _), child, _) in &mut self.children {
+            let status = child.wait().await?;
+            if !status.success() {
+                return Err(io::Error::other(format!("the {name} did not end well: {status}")));
+            }
+        }
+        Ok(())
+    }
+}
