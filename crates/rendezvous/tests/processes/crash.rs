@@ -67,10 +67,10 @@ async fn child(words: Vec<String>) {
     }
 }
 
-/// A moment within a transfer and a little after it, another one in each round.
-fn moment(round: u64) -> Duration {
+/// A moment within a transfer that takes `whole`, or up to half as long after it, another one in each round.
+fn moment(round: u64, whole: Duration) -> Duration {
     let mixed = round.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
-    Duration::from_micros(mixed % 60_000)
+    whole.mul_f64(1.5 * (mixed % 1_000) as f64 / 1_000.0)
 }
 
 struct Killing<'test> {
@@ -78,29 +78,40 @@ struct Killing<'test> {
     worker: &'test Worker,
     test: &'test str,
     fabric: &'test str,
+    /// How long the last fetch took that came to its end. Machines differ by a factor of ten: kills that come at fixed
+    /// moments would all be too late on a fast one.
+    whole: Duration,
 }
 
 impl Killing<'_> {
     /// One round; true if a fetch here was cut short. In odd rounds the victim fetches instead.
-    async fn round(&self, round: u64) -> bool {
+    async fn round(&mut self, round: u64) -> bool {
         let role = format!("victim {} {} {round}", self.fabric, self.worker.address());
         let mut victim = Other::start(self.test, &role);
         let address = victim.hear().await;
         if round % 2 == 1 {
             // It fetches from here.
-            self.runtime.sleep(moment(round)).await;
+            self.runtime.sleep(moment(round, self.whole)).await;
             victim.kill();
             return false;
         }
         let peer = self.worker.peer_at(&address).await.unwrap();
-        let fetched = peer.fetch("large").into_future();
+        let began = self.runtime.now();
+        let fetched = async {
+            let fetched = peer.fetch("large").await;
+            (fetched, self.runtime.now() - began)
+        };
         let killed = async {
-            self.runtime.sleep(moment(round)).await;
+            self.runtime.sleep(moment(round, self.whole)).await;
             victim.signal(Signal::KILL);
         };
-        let (fetched, ()) = step("a fetch from a killed peer", futures::future::join(fetched, killed)).await;
+        let ((fetched, took), ()) =
+            step("a fetch from a killed peer", futures::future::join(fetched, killed)).await;
         match fetched {
-            Ok(tensor) => assert!(is_version(tensor.bytes(), round), "round {round}: wrong bytes"),
+            Ok(tensor) => {
+                assert!(is_version(tensor.bytes(), round), "round {round}: wrong bytes");
+                self.whole = took;
+            }
             Err(error) => {
                 let lost =
                     matches!(&error, WorkerError::PeerLost { transfer, .. } if transfer.peer == VICTIM);
@@ -147,7 +158,8 @@ fn kill_at_random(test: &'static str, fabric: &'static str) {
         let mut bystander = Other::start(test, &format!("bystander {fabric} {}", worker.address()));
         assert_eq!(bystander.hear().await, "fetching");
         let neighbour = worker.peer(BYSTANDER).unwrap();
-        let killing = Killing { runtime: &*runtime, worker: &worker, test, fabric };
+        let whole = Duration::from_millis(40);
+        let mut killing = Killing { runtime: &*runtime, worker: &worker, test, fabric, whole };
         let mut cut = 0;
         for round in 0..rounds() {
             cut += u64::from(killing.round(round).await);

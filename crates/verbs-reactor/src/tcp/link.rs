@@ -8,7 +8,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, TryLockError,
-        atomic::{AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
 };
 
@@ -50,6 +50,9 @@ pub(super) struct TcpLink {
     end: AtomicU8,
     /// [`Receiver::finds`] as of the latest turn.
     finds: AtomicU64,
+    /// Bytes may be here that were taken from the socket already, so that no readiness announces them: the records of an
+    /// encrypted stream are taken before they are looked at, the first ones by its handshake.
+    unannounced: AtomicBool,
     driver: AtomicWaker,
 }
 
@@ -91,6 +94,7 @@ impl TcpLink {
         let socket = unsafe { AsyncFd::register(socket) };
         let socket = socket.map_err(|refused| fail(refused.into()))?;
         let core = Arc::new(QueuePairCore::new(FabricKind::TCP, config, capabilities));
+        let unannounced = AtomicBool::new(socket.get_ref().is_encrypted());
         let link = Arc::new(Self {
             core: core.clone(),
             table,
@@ -101,6 +105,7 @@ impl TcpLink {
             closing: Closing::default(),
             end: AtomicU8::new(EndState::Open as u8),
             finds: AtomicU64::new(0),
+            unannounced,
             driver: AtomicWaker::new(),
         });
         Ok((link.clone(), QueuePair::new(core, link)))
@@ -170,13 +175,22 @@ impl TcpLink {
         }
         match received {
             Received::Drained => Progress::Drained,
-            Received::More => Progress::More,
+            Received::More => {
+                let encrypted = self.socket.get_ref().is_encrypted();
+                self.unannounced.fetch_or(encrypted, Ordering::Release);
+                Progress::More
+            }
             Received::Stopped => Progress::Stopped,
             Received::Ended(ending) => {
                 self.end(ending);
                 Progress::Stopped
             }
         }
+    }
+
+    /// Whether bytes may be here that no readiness announces. The caller looks for them.
+    pub(super) fn take_unannounced(&self) -> bool {
+        self.unannounced.swap(false, Ordering::Acquire)
     }
 
     /// Changes whenever anyone has received something.
@@ -286,13 +300,15 @@ impl Link for TcpLink {
         if self.sender.state() == Sent::More {
             self.send();
         }
-        // What is left after a turn is the driver's, which readiness has woken.
-        self.receive();
+        // What is left after a turn is the driver's. Readiness has woken it, or wakes it, only for what the socket still has.
+        if self.receive() == Progress::More && self.unannounced.load(Ordering::Relaxed) {
+            self.driver.wake();
+        }
     }
 
     fn start_close(&self) {
         self.closing.by_user();
-        if self.receive() == Progress::Busy {
+        if matches!(self.receive(), Progress::Busy | Progress::More) {
             self.driver.wake();
         }
     }

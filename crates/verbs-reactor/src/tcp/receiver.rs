@@ -381,7 +381,7 @@ impl Step {
     ) -> Result<Self, End> {
         match answer {
             Ok(0) => Err(End::lost(LossCause::EndOfFile, "its stream ended without a goodbye")),
-            Ok(bytes) => Ok(Self { bytes, drained: bytes < requested && socket.short_reads_drain() }),
+            Ok(bytes) => Ok(Self { bytes, drained: bytes < requested && !socket.is_encrypted() }),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Self { bytes: 0, drained: true }),
             Err(error) => Err(End::silent(loss(call, error))),
         }

@@ -54,12 +54,13 @@ impl Socket {
         }
     }
 
-    /// Whether a read that gives less than was asked for means that nothing more has come.
-    pub(super) fn short_reads_drain(&self) -> bool {
+    /// Whether bytes are taken from the kernel before they are asked for. Then a read that gives less than was asked for
+    /// does not mean that nothing more has come.
+    pub(super) fn is_encrypted(&self) -> bool {
         #[cfg(feature = "tls")]
-        return self.sealed.is_none();
+        return self.sealed.is_some();
         #[cfg(not(feature = "tls"))]
-        true
+        false
     }
 
     /// Takes bytes of `slices`, in order, and tells how many; they are no longer needed then. See [`flush`](Self::flush).

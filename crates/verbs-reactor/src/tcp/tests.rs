@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
 
+#[cfg(feature = "test-certificates")]
+mod encrypted;
+
 use std::{
     io::Write,
     net::{Shutdown, TcpListener, TcpStream},
