@@ -20,6 +20,31 @@ step() {
     step_table+=$(printf '%5d s  %-46s %s' "$((SECONDS - begin))" "$name" "$result")$'\n'
 }
 
+# beside FUNCTION: begins the steps of FUNCTION in the background. Their output is shown when `join_steps` waits for them. Only for steps
+# that are all building or reading, in target directories of their own: what measures time runs alone.
+beside() {
+    beside_files=$(mktemp -d)
+    (
+        trap - EXIT
+        step_log=$beside_files/log step_table="" steps_failed=0
+        : >"$step_log"
+        "$@"
+        printf '%s' "$step_table" >"$beside_files/table"
+        echo "$steps_failed" >"$beside_files/failed"
+    ) >"$beside_files/output" 2>&1 &
+    beside_pid=$!
+}
+
+# join_steps: waits for the steps that `beside` began. If they did not come to their end, that is a failure.
+join_steps() {
+    wait "$beside_pid" || true
+    cat "$beside_files/output"
+    cat "$beside_files/log" >>"$step_log"
+    step_table+=$(cat "$beside_files/table")$'\n'
+    steps_failed=$((steps_failed + $(cat "$beside_files/failed" || echo 1)))
+    rm -rf "$beside_files"
+}
+
 # print_steps: the table of what ran, and how long it took.
 print_steps() {
     printf '\n=== Steps\n%s%5d s  in all\n' "$step_table" "$SECONDS"
