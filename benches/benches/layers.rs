@@ -13,12 +13,12 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use memory::{Block, BlockVisitor, Buf, Granted, Pool, PoolConfig, VisitError};
 use protocol::{DataType, Message, RequestIndex, Scope, StepId, TensorRequest, wire};
 use tensorwire::{Tensor, Worker};
+use tensorwire_fabric_shm::ShmFabric;
+use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 use verbs_reactor::{
     Access, Capabilities, ConnectParams, Domain, Fabric, FabricKind, Immediate, Link, QueuePair,
     QueuePairConfig, QueuePairCore, RemoteRange, RemoteRegion, Role, Runtime, SlotKey, TokioRuntime,
     WorkRequest,
-    shm::ShmFabric,
-    tcp::{TcpConfig, TcpFabric},
 };
 
 const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 64, receive_depth: 256 };

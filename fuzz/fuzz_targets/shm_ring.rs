@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| verbs_reactor::fuzzing::shm_ring(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| tensorwire_fabric_shm::fuzzing::shm_ring(data));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| verbs_reactor::fuzzing::tcp_stream(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| tensorwire_fabric_tcp::fuzzing::tcp_stream(data));

@@ -3,7 +3,7 @@
 
 use std::{fs, net::TcpListener, path::Path};
 
-use verbs_reactor::tls::test_certificates::{Authority, Wanted};
+use tensorwire_fabric_tcp::tls::test_certificates::{Authority, Wanted};
 
 use crate::common::{Server, fail, small_checkpoint, succeed};
 

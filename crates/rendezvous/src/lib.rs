@@ -104,7 +104,7 @@ pub use receive_into::{Filled, ReceiveIntoError};
 pub use simple::SimpleRendezvous;
 pub use step::Step;
 pub use tensor::{Element, Tensor};
-pub use trust::Trust;
 #[cfg(feature = "tls")]
-pub use verbs_reactor::tls;
+pub use tensorwire_fabric_tcp::tls;
+pub use trust::Trust;
 pub use worker::{PeerInfo, Worker};

@@ -118,10 +118,8 @@ impl RingMaker {
 mod tests {
     use futures::FutureExt;
     use memory::{Pool, PoolConfig};
-    use verbs_reactor::{
-        Fabric, TokioRuntime,
-        tcp::{TcpConfig, TcpFabric},
-    };
+    use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
+    use verbs_reactor::{Fabric, TokioRuntime};
 
     use super::*;
     use crate::{

@@ -13,9 +13,9 @@ use crate::watched::{Watcher, watched};
 use memory::{BlockId, Pool, PoolConfig};
 use protocol::DataType;
 use rendezvous::{Peer, Tensor, Trust, Worker, WorkerError};
+use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 use verbs_reactor::{
     Access, Fabric, FabricKind, Purpose, QueuePair, RemoteRange, RemoteRegion, Runtime, TokioRuntime,
-    tcp::{TcpConfig, TcpFabric},
     verbs::VerbsFabric,
 };
 

@@ -17,10 +17,8 @@ use crate::rdma::{kinds, over, over_verbs, patient};
 use crate::watched::{Watcher, watched};
 use protocol::{Counters, DataType};
 use rendezvous::{Damage, Sharing, Tensor, Validation, Worker, WorkerBuilder, WorkerError};
-use verbs_reactor::{
-    ConnectionData, FabricKind, TokioRuntime,
-    tcp::{TcpConfig, TcpFabric},
-};
+use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
+use verbs_reactor::{ConnectionData, FabricKind, TokioRuntime};
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENTS: [&str; 3] =

@@ -69,6 +69,47 @@ pub enum PeerViolation {
     WrongCertificate,
 }
 
+impl PeerViolation {
+    /// All rules, in the order of their codes.
+    pub const ALL: [Self; 12] = [
+        Self::Malformed,
+        Self::UnknownRegion,
+        Self::WrongKey,
+        Self::OutOfBounds,
+        Self::NoRight,
+        Self::NotGranted,
+        Self::ReceiverNotReady,
+        Self::UnsealedBlock,
+        Self::BadToken,
+        Self::NotExposed,
+        Self::TooManyReads,
+        Self::WrongCertificate,
+    ];
+
+    /// The number by which a fabric names this rule to the peer that broke it. A rule keeps its number.
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Malformed => 1,
+            Self::UnknownRegion => 2,
+            Self::WrongKey => 3,
+            Self::OutOfBounds => 4,
+            Self::NoRight => 5,
+            Self::NotGranted => 6,
+            Self::ReceiverNotReady => 7,
+            Self::UnsealedBlock => 8,
+            Self::BadToken => 9,
+            Self::NotExposed => 10,
+            Self::TooManyReads => 11,
+            Self::WrongCertificate => 12,
+        }
+    }
+
+    /// The rule of this [code](Self::code).
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|rule| rule.code() == code)
+    }
+}
+
 /// Why a fabric operation failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -261,7 +302,7 @@ impl FabricError {
     }
 
     /// A step of connecting that the operating system refused; `detail` says how, and what to do.
-    pub(crate) fn refused(kind: FabricKind, step: &'static str, error: &io::Error, detail: String) -> Self {
+    pub fn refused(kind: FabricKind, step: &'static str, error: &io::Error, detail: String) -> Self {
         match Limit::of_files(error) {
             Some(limit) => Self::Limit { kind, step, detail, limit },
             None => Self::Connect { kind, step, detail },
@@ -275,5 +316,19 @@ impl FabricError {
             Self::Device { source, .. } => Limit::of_files(source),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PeerViolation;
+
+    #[test]
+    fn every_violation_has_its_own_code() {
+        for (rule, code) in PeerViolation::ALL.into_iter().zip(1..) {
+            assert_eq!(rule.code(), code);
+            assert_eq!(PeerViolation::from_code(code), Some(rule));
+        }
+        assert_eq!(PeerViolation::from_code(0), None);
     }
 }

@@ -1,15 +1,15 @@
-//! RDMA queue pairs as futures, and fabrics that do what a NIC does where there is none.
+//! RDMA queue pairs as futures: the contract of a fabric, what all fabrics share, and the fabric over RDMA.
 //!
 //! A [`Fabric`] opens [`Domain`]s; a domain registers blocks of memory and prepares queue pairs; two prepared
 //! queue pairs exchange opaque [`ConnectionData`] and become connected [`QueuePair`]s. On a queue pair every
 //! operation is a future that is only a handle on a [slot](SlotKey): the slot owns the buffers from post to
 //! completion, so dropping the future ends interest, not the operation.
 //!
-//! | fabric | module | a write is |
+//! | fabric | where | a write is |
 //! | --- | --- | --- |
 //! | verbs | [`verbs`] | `ibv_post_send` on a reliable connected queue pair |
-//! | shm | [`shm`] | a descriptor in a ring; the target copies from a read-only mapping |
-//! | tcp | [`tcp`] | header + payload, read by the target straight into the destination |
+//! | shm | the crate `tensorwire-fabric-shm` | a descriptor in a ring; the target copies from a read-only mapping |
+//! | tcp | the crate `tensorwire-fabric-tcp` | header + payload, read by the target straight into the destination |
 //!
 //! The contract that all of them implement:
 //! - Writes on one queue pair land in posting order as far as an immediate can tell: when the immediate of a
@@ -27,17 +27,13 @@
 #[macro_use]
 mod log;
 
-#[cfg(feature = "bench-limits")]
-pub mod bare;
 mod core;
-mod door;
 mod error;
 mod fabric;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod kind;
-mod pace;
 mod queue_pair;
 mod read;
 mod region;
@@ -45,28 +41,21 @@ mod runtime;
 mod slot;
 #[cfg(test)]
 mod slot_model;
-mod strangers;
 mod sync;
 mod wait;
 mod work;
 
 #[cfg(feature = "planted-bugs")]
 pub mod planted;
-pub mod shm;
-pub mod tcp;
-#[cfg(feature = "tls")]
-pub mod tls;
 pub mod verbs;
 
 pub use self::core::{QueuePairCore, QueuePairStats};
-pub use door::{Door, DoorStats, Guest, Newcomer, Presence, Stranger, Visit, listen};
 pub use error::{FabricError, LossCause, PeerViolation};
 pub use fabric::{
     Capabilities, ConnectParams, Connected, ConnectionData, Domain, Fabric, Link, Prepared, QueuePairConfig,
     Role,
 };
 pub use kind::FabricKind;
-pub use pace::Pace;
 pub use queue_pair::{NextArrival, Operation, QueuePair};
 pub use read::{ReadDestination, ReadOperation, VectoredReadOperation, scattered};
 pub use region::{
@@ -74,5 +63,5 @@ pub use region::{
 };
 pub use runtime::{BoxFuture, Elapsed, Runtime, TokioRuntime, timeout};
 pub use slot::{SlotKey, SlotTable};
-pub use wait::{UnknownWait, Wait};
+pub use wait::{Idle, Patience, Spinner, UnknownWait, Wait};
 pub use work::{Arrival, Immediate, Piece, Pieces, ReadPart, ReadSegment, Segment, WorkRequest, paged};

@@ -83,20 +83,21 @@ const LOOKS: u32 = 48;
 
 /// What the drivers of one fabric on one runtime share: at most one of them spins.
 #[derive(Debug)]
-pub(crate) struct Spinner {
+pub struct Spinner {
     wait: Wait,
     taken: AtomicBool,
 }
 
 impl Spinner {
-    pub(crate) fn new(wait: Wait) -> Arc<Self> {
+    /// For the drivers of a new fabric, which wait as `wait` says.
+    pub fn new(wait: Wait) -> Arc<Self> {
         Arc::new(Self { wait, taken: AtomicBool::new(false) })
     }
 }
 
 /// What a driver that found nothing to do does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Idle {
+pub enum Idle {
     /// There is work now.
     Work,
     /// Give the core and the runtime a turn, then look again.
@@ -107,7 +108,7 @@ pub(crate) enum Idle {
 
 /// One driver's decisions, and what it learnt from how they turned out.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub struct Patience {
     spinner: Arc<Spinner>,
     clock: Arc<dyn Runtime>,
     /// Looks in one go.
@@ -136,7 +137,8 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
-    pub(crate) fn new(spinner: Arc<Spinner>, clock: Arc<dyn Runtime>) -> Self {
+    /// For one driver of the fabric that `spinner` belongs to. `clock` tells the time.
+    pub fn new(spinner: Arc<Spinner>, clock: Arc<dyn Runtime>) -> Self {
         Self {
             spinner,
             clock,
@@ -157,32 +159,32 @@ impl Patience {
 
     /// Looks `looks` times in one go, which should take about 2 µs. Each look is a call that takes longer than a pause should,
     /// so that there is none: on a virtual machine a pause may be a trap to the hypervisor, many times as long as a look.
-    pub(crate) fn with_looks(mut self, looks: u32) -> Self {
+    pub fn with_looks(mut self, looks: u32) -> Self {
         (self.looks, self.pauses) = (looks, false);
         self
     }
 
     /// Looks for up to `budget_max`.
-    pub(crate) fn with_budgets_up_to(mut self, budget_max: Duration) -> Self {
+    pub fn with_budgets_up_to(mut self, budget_max: Duration) -> Self {
         self.budget_max = budget_max;
         self
     }
 
     /// Looks for as long as suits a device that takes `round_trip` by itself, without either peer's program.
-    pub(crate) fn follow(&mut self, round_trip: Duration) {
+    pub fn follow(&mut self, round_trip: Duration) {
         self.budget_max = (WAKE_UP + ROUND_TRIPS * round_trip).min(BUDGET_LONGEST);
         self.idle_gap = IDLE_GAP.max(4 * self.budget_max);
         self.budget = self.budget.min(self.budget_max);
     }
 
     /// The peer has so many bytes of ours to copy before it can complete what was posted. Looking goes on through that.
-    pub(crate) fn expect_copy(&mut self, bytes: u64) {
+    pub fn expect_copy(&mut self, bytes: u64) {
         let copy = Duration::from_nanos(bytes / BYTES_PER_NS);
         self.copy = if copy <= COPY_LONGEST { copy } else { Duration::ZERO };
     }
 
     /// Whether the next wait begins with a sleep.
-    pub(crate) fn rests(&self) -> bool {
+    pub fn rests(&self) -> bool {
         match self.spinner.wait {
             Wait::Sleep => true,
             Wait::Adaptive => self.budget.is_zero(),
@@ -191,18 +193,18 @@ impl Patience {
     }
 
     /// Whether this driver is the one that looks, or need not ask.
-    pub(crate) fn is_looking(&self) -> bool {
+    pub fn is_looking(&self) -> bool {
         self.holds || self.spinner.wait == Wait::Busy
     }
 
     /// Others of this runtime used the latest turn that was given away, so that its length says nothing.
-    pub(crate) fn turn_was_used(&mut self) {
+    pub fn turn_was_used(&mut self) {
         self.gave_way = None;
     }
 
     /// Nothing was found. `has_work` is a cheap look; with `peer_is_here` the peer last ran on this very CPU, so
     /// that it can work only if we don't.
-    pub(crate) fn idle(&mut self, peer_is_here: bool, has_work: impl Fn() -> bool) -> Idle {
+    pub fn idle(&mut self, peer_is_here: bool, has_work: impl Fn() -> bool) -> Idle {
         match self.spinner.wait {
             Wait::Sleep => Idle::Sleep,
             Wait::Busy if self.looks(&has_work) => Idle::Work,
@@ -272,7 +274,7 @@ impl Patience {
     }
 
     /// Work was found. Ends the wait and learns from it: a budget is worth what it saves of the kernel's wake-up.
-    pub(crate) fn worked(&mut self) {
+    pub fn worked(&mut self) {
         let since = self.since.take();
         if self.spinner.wait != Wait::Adaptive {
             return;

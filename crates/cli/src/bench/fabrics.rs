@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tensorwire::Runtime;
+use tensorwire_fabric_shm::ShmFabric;
+use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 use verbs_reactor::{
     Fabric, Wait,
-    shm::ShmFabric,
-    tcp::{TcpConfig, TcpFabric},
     verbs::{VerbsFabric, VerbsSettings},
 };
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use tensorwire::{DataType, Runtime, Tensor, TokioRuntime, Validation, Worker};
-use verbs_reactor::{Role, bare::BareMemory};
+use tensorwire_fabric_shm::bare::BareMemory;
+use verbs_reactor::Role;
 
 use super::{
     arguments::BenchPeer,

@@ -9,7 +9,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use verbs_reactor::bare::BareMemory;
+use tensorwire_fabric_shm::bare::BareMemory;
 
 use super::{
     arguments::BenchPeer,

@@ -12,11 +12,9 @@ mod tests;
 use std::{process::ExitCode, sync::Arc};
 
 use tensorwire::{Runtime, TokioRuntime};
-use verbs_reactor::{
-    Fabric,
-    shm::ShmFabric,
-    tcp::{TcpConfig, TcpFabric},
-};
+use tensorwire_fabric_shm::ShmFabric;
+use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
+use verbs_reactor::Fabric;
 
 use self::proof::{Proof, prove};
 use crate::{

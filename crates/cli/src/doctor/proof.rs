@@ -139,10 +139,8 @@ fn registered(domain: &Arc<dyn Domain>, access: Access) -> Result<Registered, Me
 #[cfg(test)]
 mod tests {
     use memory::Pool;
-    use verbs_reactor::{
-        BoxFuture, TokioRuntime,
-        tcp::{TcpConfig, TcpFabric},
-    };
+    use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
+    use verbs_reactor::{BoxFuture, TokioRuntime};
 
     use super::*;
 

@@ -1,8 +1,11 @@
 //! What a worker encrypts.
 
+use tensorwire_fabric_tcp::TcpFabric;
 #[cfg(feature = "tls")]
-use verbs_reactor::{FabricError, tls::TlsIdentity};
-use verbs_reactor::{FabricKind, tcp::TcpFabric};
+use tensorwire_fabric_tcp::tls::TlsIdentity;
+#[cfg(feature = "tls")]
+use verbs_reactor::FabricError;
+use verbs_reactor::FabricKind;
 
 #[cfg(feature = "tls")]
 use super::WorkerBuilder;

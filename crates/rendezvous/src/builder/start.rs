@@ -7,11 +7,11 @@ use std::{
 };
 
 use protocol::{DeviceName, InvalidDeviceName, wire::WireError};
+use tensorwire_fabric_shm::ShmFabric;
+use tensorwire_fabric_tcp::{DataPort, TcpConfig, TcpFabric};
 use tokio::sync::{Notify, watch};
 use verbs_reactor::{
     Fabric, FabricError, FabricKind, Runtime, TokioRuntime,
-    shm::ShmFabric,
-    tcp::{DataPort, TcpConfig, TcpFabric},
     verbs::{SettingError, VerbsError, VerbsFabric, VerbsSettings},
 };
 

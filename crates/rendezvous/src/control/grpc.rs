@@ -36,8 +36,9 @@ use std::{
 };
 
 use protocol::limits::CONTROL_FRAME_BYTES_MAX;
+use tensorwire_fabric_tcp::{DataPort, Door, listen};
 use tokio::sync::{mpsc, watch};
-use verbs_reactor::{BoxFuture, Door, Elapsed, Runtime, TokioRuntime, listen, tcp::DataPort};
+use verbs_reactor::{BoxFuture, Elapsed, Runtime, TokioRuntime};
 
 use self::{
     dial::{Dialler, parts},
@@ -98,7 +99,7 @@ impl GrpcConfig {
     /// Mutual TLS under everything: who this end is, and what certificates of peers must say. Then no secret is needed.
     #[cfg(feature = "tls")]
     #[must_use]
-    pub fn tls(mut self, identity: verbs_reactor::tls::TlsIdentity, names: super::TlsNames) -> Self {
+    pub fn tls(mut self, identity: tensorwire_fabric_tcp::tls::TlsIdentity, names: super::TlsNames) -> Self {
         self.security = Security::Tls { identity, names };
         self
     }

@@ -20,7 +20,8 @@ use std::{
 };
 
 use protocol::text::escaped;
-use verbs_reactor::{BoxFuture, Runtime, tcp::DataPort};
+use tensorwire_fabric_tcp::DataPort;
+use verbs_reactor::{BoxFuture, Runtime};
 
 #[cfg(feature = "tls")]
 pub(crate) use self::proven::{check_worker, named_workers, own_name};

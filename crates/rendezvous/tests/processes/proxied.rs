@@ -14,10 +14,8 @@ use std::{
 use futures::future::join;
 use protocol::DataType;
 use rendezvous::{Peer, PeerLoss, Tensor, Validation, Worker, WorkerBuilder, WorkerError, control::Secret};
-use verbs_reactor::{
-    ConnectionData, Runtime, TokioRuntime,
-    tcp::{TcpConfig, TcpFabric},
-};
+use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
+use verbs_reactor::{ConnectionData, Runtime, TokioRuntime};
 
 use crate::{
     crowd::{

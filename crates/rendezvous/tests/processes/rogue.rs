@@ -21,12 +21,12 @@ use protocol::{
     },
 };
 use rendezvous::control::{ControlPlane, ControlSession, FrameSender, GrpcConfig, GrpcPlane, handshake};
+use tensorwire_fabric_shm::ShmFabric;
+use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 use tokio::sync::mpsc;
 use verbs_reactor::{
     Access, ConnectParams, ConnectionData, Domain, Fabric, FabricKind, Immediate, QueuePair, QueuePairConfig,
     RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role, Runtime, TokioRuntime,
-    shm::ShmFabric,
-    tcp::{TcpConfig, TcpFabric},
 };
 
 use crate::harness::step;

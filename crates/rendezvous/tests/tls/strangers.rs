@@ -13,8 +13,9 @@ use rendezvous::{
         test_certificates::{Authority, Usage, Validity, Wanted},
     },
 };
+use tensorwire_fabric_tcp::tls::TlsPurpose;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use verbs_reactor::{FabricKind, TokioRuntime, timeout, tls::TlsPurpose};
+use verbs_reactor::{FabricKind, TokioRuntime, timeout};
 
 use crate::tls::{
     CLIENT, SERVER, authority, bounded, builder, fetch, identity, plain, refusal, serve, values,

@@ -9,7 +9,8 @@ use std::{
 use super::{local, queue_pairs, workers};
 
 /// Packages whose public operations users call.
-const PACKAGES: [&str; 4] = ["memory", "rendezvous", "tensorwire", "verbs-reactor"];
+const PACKAGES: [&str; 6] =
+    ["fabric-shm", "fabric-tcp", "memory", "rendezvous", "tensorwire", "verbs-reactor"];
 
 /// Types that are awaited.
 const AWAITED: [&str; 11] = [

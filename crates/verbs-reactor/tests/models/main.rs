@@ -14,13 +14,13 @@ mod sync {
 
 pub(crate) use verbs_reactor::{FabricError, WorkRequest};
 
-#[path = "../../src/shm/chunks.rs"]
+#[path = "../../../fabric-shm/src/chunks.rs"]
 mod chunks;
 #[path = "../../src/slot.rs"]
 mod slot;
 #[path = "../../src/verbs/submissions.rs"]
 mod submissions;
-#[path = "../../src/shm/words.rs"]
+#[path = "../../../fabric-shm/src/words.rs"]
 mod words;
 
 mod shm;

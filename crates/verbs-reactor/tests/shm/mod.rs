@@ -12,7 +12,8 @@ mod stopped;
 
 use std::sync::Arc;
 
-use verbs_reactor::{Fabric, Runtime, shm::ShmFabric};
+use tensorwire_fabric_shm::ShmFabric;
+use verbs_reactor::{Fabric, Runtime};
 
 use crate::contract::Setup;
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use memory::Buf;
+use tensorwire_fabric_shm::ShmFabric;
 use verbs_reactor::{
     Fabric, FabricError, Immediate, Operation, QueuePairConfig, RemoteRange, Runtime, Segment, paged,
-    shm::ShmFabric,
 };
 
 use crate::contract::{

@@ -7,10 +7,10 @@ use std::{
 };
 
 use futures::future::join;
+use tensorwire_fabric_tcp::{ListenerStats, TcpConfig, TcpFabric};
 use verbs_reactor::{
     ConnectParams, ConnectionData, Domain, Fabric, FabricError, Immediate, PeerViolation, Prepared,
     QueuePair, Role, Runtime,
-    tcp::{ListenerStats, TcpConfig, TcpFabric},
 };
 
 use super::{

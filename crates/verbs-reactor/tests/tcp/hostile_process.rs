@@ -14,9 +14,10 @@ use std::{
 
 use futures::future::{Either, join, select};
 use memory::GrantEnd;
+use tensorwire_fabric_tcp::TcpConfig;
 use verbs_reactor::{
     Access, ConnectParams, FabricError, Immediate, LossCause, PeerViolation, QueuePair, RemoteRegion, Role,
-    Runtime, tcp::TcpConfig, timeout,
+    Runtime, timeout,
 };
 
 use super::{

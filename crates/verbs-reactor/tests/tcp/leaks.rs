@@ -4,9 +4,9 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::future::join;
+use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 use verbs_reactor::{
     ConnectParams, Domain, Fabric, Immediate, QueuePair, QueuePairConfig, Role, Runtime, TokioRuntime,
-    tcp::{TcpConfig, TcpFabric},
     timeout,
 };
 

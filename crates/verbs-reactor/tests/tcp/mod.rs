@@ -21,10 +21,8 @@ use std::{
     sync::Arc,
 };
 
-use verbs_reactor::{
-    Fabric, Runtime,
-    tcp::{TcpConfig, TcpFabric},
-};
+use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
+use verbs_reactor::{Fabric, Runtime};
 
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 

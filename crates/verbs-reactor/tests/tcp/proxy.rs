@@ -8,9 +8,9 @@ use std::{
 };
 
 use futures::future::join;
+use tensorwire_fabric_tcp::TcpConfig;
 use verbs_reactor::{
     ConnectParams, ConnectionData, FabricError, Immediate, LossCause, QueuePair, Role, Runtime,
-    tcp::TcpConfig,
 };
 
 use super::{

@@ -9,11 +9,10 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 use verbs_reactor::{
     Access, ConnectParams, ConnectionData, Domain, Fabric, FabricError, Prepared, QueuePair, QueuePairConfig,
-    Role, Runtime, TokioRuntime,
-    tcp::{TcpConfig, TcpFabric},
-    timeout,
+    Role, Runtime, TokioRuntime, timeout,
 };
 
 use super::HOST;

@@ -8,14 +8,12 @@ use futures::{
     future::{Either, join, select},
     stream::FuturesUnordered,
 };
+use tensorwire_fabric_tcp::{DataPort, Door, TcpConfig, TcpFabric, listen};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
-use verbs_reactor::{
-    ConnectParams, ConnectionData, Door, Fabric, FabricError, Immediate, Prepared, Role, Runtime, listen,
-    tcp::{DataPort, TcpConfig, TcpFabric},
-};
+use verbs_reactor::{ConnectParams, ConnectionData, Fabric, FabricError, Immediate, Prepared, Role, Runtime};
 
 use super::HOST;
 use crate::contract::{

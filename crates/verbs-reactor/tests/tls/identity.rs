@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use verbs_reactor::tls::{
+use tensorwire_fabric_tcp::tls::{
     TlsError, TlsIdentity,
     test_certificates::{Authority, Issued, Usage, Validity, Wanted},
 };

@@ -13,13 +13,15 @@ use std::{
 };
 
 use futures::future::join;
-use verbs_reactor::{
-    Access, ConnectParams, ConnectionData, Domain, Fabric, FabricError, Prepared, QueuePair, Role, Runtime,
-    tcp::{TcpConfig, TcpFabric},
+use tensorwire_fabric_tcp::{
+    TcpConfig, TcpFabric,
     tls::{
         TlsIdentity,
         test_certificates::{Authority, Wanted},
     },
+};
+use verbs_reactor::{
+    Access, ConnectParams, ConnectionData, Domain, Fabric, FabricError, Prepared, QueuePair, Role, Runtime,
 };
 
 use crate::contract::pair::{DEPTHS, RegisteredPool, STEP_LIMIT, step};

@@ -7,18 +7,16 @@ use std::{
     time::Duration,
 };
 
-use rustls::{
-    ClientConfig, ClientConnection, RootCertStore,
+use tensorwire_fabric_tcp::tls::test_certificates::rustls::{
+    self, ClientConfig, ClientConnection, RootCertStore,
     crypto::ring,
     pki_types::{CertificateDer, pem::PemObject},
 };
-use verbs_reactor::{
-    FabricError, Runtime,
-    tls::{
-        TlsIdentity,
-        test_certificates::{Authority, Usage, Validity, Wanted},
-    },
+use tensorwire_fabric_tcp::tls::{
+    TlsIdentity,
+    test_certificates::{Authority, Usage, Validity, Wanted},
 };
+use verbs_reactor::{FabricError, Runtime};
 
 use super::{End, HOST, authority, connect, member, middle};
 use crate::contract::{

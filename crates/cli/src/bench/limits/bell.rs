@@ -12,7 +12,7 @@ use rustix::{
     event::{EventfdFlags, Timespec, epoll, eventfd},
 };
 use tensorwire::Runtime;
-use verbs_reactor::bare::BareMemory;
+use tensorwire_fabric_shm::bare::BareMemory;
 
 use crate::bench::error::{BenchError, system};
 

@@ -14,11 +14,11 @@ use std::{
     task::{Context, Poll},
 };
 
+#[cfg(feature = "tls")]
+use tensorwire_fabric_tcp::tls::{TlsPurpose, explain_io};
+use tensorwire_fabric_tcp::{DataPort, Door, Newcomer, Presence, Stranger, Visit};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
-#[cfg(feature = "tls")]
-use verbs_reactor::tls::{TlsPurpose, explain_io};
-use verbs_reactor::{Door, Newcomer, Presence, Stranger, Visit, tcp::DataPort};
 
 use super::{
     traffic::{STRANGER_BYTES, STRANGER_FRAMES},
@@ -41,7 +41,7 @@ impl Reception {
     /// The stream of a session once its peer has begun to speak; `None` if the connection has come for something else, or was
     /// cut.
     pub(super) async fn receive(self: Arc<Self>, newcomer: Newcomer) -> Option<GuestStream> {
-        let verbs_reactor::Guest { stream, presence, first } = newcomer.await?;
+        let tensorwire_fabric_tcp::Guest { stream, presence, first } = newcomer.await?;
         match &self.security {
             Security::None if DataPort::may_begin_with(first) => {
                 self.data.receive(stream.into(), presence).await;

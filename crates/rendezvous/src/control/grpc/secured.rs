@@ -8,12 +8,12 @@ use std::{
 };
 
 use protocol::text::{escaped, is_active};
+use tensorwire_fabric_tcp::tls::{PeerCertificate, TlsIdentity, TlsPurpose, explain_io, explain_later};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
 };
 use tokio_rustls::TlsStream;
-use verbs_reactor::tls::{PeerCertificate, TlsIdentity, TlsPurpose, explain_io, explain_later};
 
 use super::wire::Trouble;
 use crate::control::{ProvenPeer, TlsNames};

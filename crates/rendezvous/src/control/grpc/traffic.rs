@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use verbs_reactor::Pace;
+use tensorwire_fabric_tcp::Pace;
 
 /// Bytes of a peer that are taken before it has proven itself: the preface, headers and all other frames.
 pub(super) const STRANGER_BYTES: usize = 64 << 10;

@@ -8,11 +8,11 @@ use std::{
 };
 
 use protocol::text::escaped;
+use tensorwire_fabric_tcp::DataPort;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
     net::TcpStream,
 };
-use verbs_reactor::tcp::DataPort;
 
 #[cfg(feature = "tls")]
 use super::secured::Secured;
@@ -30,7 +30,7 @@ pub(super) enum Security {
     #[cfg(feature = "tls")]
     Tls {
         /// Who this end is.
-        identity: verbs_reactor::tls::TlsIdentity,
+        identity: tensorwire_fabric_tcp::tls::TlsIdentity,
         /// What peers' certificates must say.
         names: TlsNames,
     },

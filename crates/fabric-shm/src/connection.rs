@@ -1,0 +1,32 @@
+//! What both halves of a connection use.
+
+use std::{os::fd::OwnedFd, sync::Arc};
+
+use tokio::io::unix::AsyncFd;
+use verbs_reactor::{QueuePairCore, RegionTable};
+
+use crate::{
+    doorbell::Ringer,
+    lease::PeerProcess,
+    ring::{OwnPage, PeerPage},
+};
+
+/// The parts of a connection that do not change.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) core: Arc<QueuePairCore>,
+    /// This side's regions.
+    pub(super) regions: Arc<RegionTable>,
+    pub(super) own: Arc<OwnPage>,
+    pub(super) peer: Arc<PeerPage>,
+    /// Wakes the peer's driver.
+    pub(super) ringer: Arc<Ringer>,
+    /// Carries descriptors of blocks; its end of file is the peer's death.
+    pub(super) socket: AsyncFd<OwnedFd>,
+    /// The peer's process; `None` where it can't be seen.
+    pub(super) process: Option<Arc<PeerProcess>>,
+    /// The peer's receive depth, for errors.
+    pub(super) peer_receive_depth: u32,
+    /// Bytes of the peer's blocks that are mapped.
+    pub(super) imported_bytes_max: u64,
+}

@@ -1,0 +1,197 @@
+//! Connection data and control frames: little-endian, versioned, of fixed length. Lengths and kinds of peers are
+//! checked here.
+
+use std::fmt;
+
+use verbs_reactor::{ConnectionData, FabricError, FabricKind, PeerViolation, Runtime};
+
+use crate::limits::FRAME_BYTES;
+
+/// Version of connection data, frames and ring layout together.
+const VERSION: u8 = 3;
+/// First byte of connection data, so that another fabric's data is told apart from another version.
+const DATA_KIND: u8 = b's';
+const NAME_BYTES: usize = 16;
+const TOKEN_BYTES: usize = 32;
+const DATA_BYTES: usize = 2 + NAME_BYTES + TOKEN_BYTES;
+
+/// A number that only the two ends know. Shown once by each end to the other.
+#[derive(Clone)]
+pub(super) struct Token([u8; TOKEN_BYTES]);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+impl Token {
+    fn random(runtime: &dyn Runtime) -> Self {
+        let mut bytes = [0; TOKEN_BYTES];
+        fill(&mut bytes, runtime);
+        Self(bytes)
+    }
+
+    /// Compares in a time that does not depend on where the tokens differ.
+    pub(super) fn matches(&self, other: &Self) -> bool {
+        let difference = self.0.iter().zip(&other.0).fold(0, |sum, (mine, theirs)| sum | (mine ^ theirs));
+        std::hint::black_box(difference) == 0
+    }
+}
+
+fn fill(bytes: &mut [u8], runtime: &dyn Runtime) {
+    for chunk in bytes.chunks_mut(8) {
+        let random = runtime.random().to_le_bytes();
+        chunk.copy_from_slice(random.get(..chunk.len()).unwrap_or_default());
+    }
+}
+
+/// How to reach one prepared end.
+#[derive(Debug, Clone)]
+pub(super) struct Address {
+    name: [u8; NAME_BYTES],
+    pub(super) token: Token,
+}
+
+impl Address {
+    /// A new address that nobody can guess.
+    pub(super) fn random(runtime: &dyn Runtime) -> Self {
+        let mut name = [0; NAME_BYTES];
+        fill(&mut name, runtime);
+        Self { name, token: Token::random(runtime) }
+    }
+
+    /// The socket's name in the abstract namespace.
+    pub(super) fn socket_name(&self) -> Vec<u8> {
+        let hex: String = self.name.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("tensorwire-shm-{hex}").into_bytes()
+    }
+
+    pub(super) fn encode(&self) -> ConnectionData {
+        let mut bytes = vec![VERSION, DATA_KIND];
+        bytes.extend_from_slice(&self.name);
+        bytes.extend_from_slice(&self.token.0);
+        ConnectionData(bytes)
+    }
+
+    pub(super) fn decode(data: &ConnectionData) -> Result<Self, FabricError> {
+        let fail = |detail: String| FabricError::Connect {
+            kind: FabricKind::SHM,
+            step: "reading the peer's connection data",
+            detail,
+        };
+        let mut reader = Reader(&data.0);
+        match (reader.byte(), reader.byte()) {
+            (Some(VERSION), Some(DATA_KIND)) => {}
+            (Some(other), Some(DATA_KIND)) => {
+                return Err(fail(format!(
+                    "the peer speaks version {other}, this side {VERSION}: run the same release on both"
+                )));
+            }
+            _ => return Err(fail("it is not from a shared-memory end".to_owned())),
+        }
+        let parsed = (reader.array(), reader.array(), data.0.len());
+        let (Some(name), Some(token), DATA_BYTES) = parsed else {
+            return Err(fail(format!("it has {} bytes, expected {DATA_BYTES}", data.0.len())));
+        };
+        Ok(Self { name, token: Token(token) })
+    }
+}
+
+/// What the two ends say on their socket.
+#[derive(Debug)]
+pub(super) enum Frame {
+    /// First of each end. Carries the page set's memfd and the eventfd this end sleeps on.
+    Hello {
+        /// The *other* end's token, which only someone who got its connection data knows.
+        token: Token,
+        /// Slots of this end's ring.
+        slots: u32,
+        /// This end's receive depth.
+        receive_depth: u32,
+    },
+    /// The dialer has mapped what the acceptor sent.
+    Ready,
+    /// Carries the memfd of a block. Sent before the first descriptor that names it.
+    Block {
+        /// Number of the block: they are counted from 0.
+        index: u32,
+        /// Its length in bytes.
+        length: u64,
+    },
+}
+
+const MAGIC: [u8; 4] = *b"TWSF";
+const HELLO: u8 = 1;
+const READY: u8 = 2;
+const BLOCK: u8 = 3;
+
+impl Frame {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(FRAME_BYTES);
+        bytes.extend_from_slice(&MAGIC);
+        bytes.push(VERSION);
+        match self {
+            Self::Hello { token, slots, receive_depth } => {
+                bytes.push(HELLO);
+                bytes.extend_from_slice(&token.0);
+                bytes.extend_from_slice(&slots.to_le_bytes());
+                bytes.extend_from_slice(&receive_depth.to_le_bytes());
+            }
+            Self::Ready => bytes.push(READY),
+            Self::Block { index, length } => {
+                bytes.push(BLOCK);
+                bytes.extend_from_slice(&index.to_le_bytes());
+                bytes.extend_from_slice(&length.to_le_bytes());
+            }
+        }
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, PeerViolation> {
+        let mut reader = Reader(bytes);
+        Self::parse(&mut reader).filter(|_| reader.0.is_empty()).ok_or(PeerViolation::Malformed)
+    }
+
+    fn parse(reader: &mut Reader<'_>) -> Option<Self> {
+        if reader.array()? != MAGIC || reader.byte()? != VERSION {
+            return None;
+        }
+        Some(match reader.byte()? {
+            HELLO => {
+                let token = Token(reader.array()?);
+                Self::Hello { token, slots: reader.u32()?, receive_depth: reader.u32()? }
+            }
+            READY => Self::Ready,
+            BLOCK => Self::Block { index: reader.u32()?, length: u64::from_le_bytes(reader.array()?) },
+            _ => return None,
+        })
+    }
+
+    /// How many descriptors come with it.
+    pub(super) fn fds(&self) -> usize {
+        match self {
+            Self::Hello { .. } => 2,
+            Self::Ready => 0,
+            Self::Block { .. } => 1,
+        }
+    }
+}
+
+struct Reader<'bytes>(&'bytes [u8]);
+
+impl Reader<'_> {
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*head)
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        self.array::<1>().map(|[byte]| byte)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+}

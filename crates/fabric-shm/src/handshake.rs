@@ -1,0 +1,291 @@
+//! How two prepared ends become a connection: over a Unix socket with an abstract name.
+//!
+//! ```text
+//! dialer                                   acceptor (listens since it was prepared)
+//!   connect, check the other end's user      accept, check the other end's user
+//!   Hello {acceptor's token} + 2 fds   --->  token right? check and map the page set
+//!   token right? check and map         <---  Hello {dialer's token} + 2 fds
+//!   Ready                              --->
+//! ```
+//! A stranger who finds the name (abstract names are public) but not the token is turned away, and the acceptor
+//! goes on waiting. The token is used up by the first who shows it.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::io::{Interest, unix::AsyncFd};
+use verbs_reactor::{
+    ConnectParams, FabricError, FabricKind, LossCause, PeerViolation, QueuePairConfig, Role, Runtime, timeout,
+};
+
+use crate::{
+    doorbell::Ringer,
+    frame::{Address, Frame, Token},
+    import::ImportError,
+    lease::ProcessId,
+    limits::CANDIDATE_SHARE,
+    ring::{OwnPage, PeerPage},
+    sys,
+};
+
+const KIND: FabricKind = FabricKind::SHM;
+
+/// How long a dialer waits before it tries a full backlog again.
+const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
+
+/// What this end brings to the connection.
+#[derive(Debug)]
+pub(super) struct Offer {
+    pub(super) address: Address,
+    pub(super) config: QueuePairConfig,
+    pub(super) listener: OwnedFd,
+    pub(super) page: OwnPage,
+    /// The memfd of `page`.
+    pub(super) page_fd: OwnedFd,
+    /// The eventfd this end sleeps on.
+    pub(super) bell: OwnedFd,
+}
+
+/// What the other end brought.
+#[derive(Debug)]
+pub(super) struct Accepted {
+    pub(super) socket: AsyncFd<OwnedFd>,
+    pub(super) page: PeerPage,
+    pub(super) ringer: Ringer,
+    pub(super) receive_depth: u32,
+    /// Its process, if that can be seen.
+    pub(super) process: Option<(ProcessId, OwnedFd)>,
+}
+
+/// Why a handshake failed.
+#[derive(Debug)]
+enum Failure {
+    System(&'static str, io::Error),
+    Violation(PeerViolation),
+    EndOfFile,
+    OtherUser(u32),
+}
+
+impl From<PeerViolation> for Failure {
+    fn from(violation: PeerViolation) -> Self {
+        Self::Violation(violation)
+    }
+}
+
+impl From<ImportError> for Failure {
+    fn from(error: ImportError) -> Self {
+        match error {
+            ImportError::Refused(violation) => Self::Violation(violation),
+            ImportError::System(error) => Self::System("mapping the peer's rings", error),
+        }
+    }
+}
+
+impl From<Failure> for FabricError {
+    fn from(failure: Failure) -> Self {
+        let connect = |step, detail| Self::Connect { kind: KIND, step, detail };
+        match failure {
+            Failure::System(step, error) => Self::refused(KIND, step, &error, error.to_string()),
+            Failure::Violation(violation) => Self::PeerMisbehaved { kind: KIND, violation },
+            Failure::EndOfFile => Self::PeerLost {
+                kind: KIND,
+                cause: LossCause::EndOfFile,
+                detail: "it closed the socket during the handshake: it gave up, or our token was wrong"
+                    .into(),
+            },
+            Failure::OtherUser(uid) => connect(
+                "checking the peer's user",
+                format!(
+                    "it runs as user {uid}, this process as {}: run both as one",
+                    rustix::process::geteuid().as_raw()
+                ),
+            ),
+        }
+    }
+}
+
+/// Connects within `params.limit`.
+///
+/// # Cancel safety
+/// Dropping the future closes the socket; the other end sees that.
+pub(super) async fn establish(
+    runtime: &Arc<dyn Runtime>,
+    offer: &Offer,
+    params: &ConnectParams,
+) -> Result<Accepted, FabricError> {
+    let peer = Address::decode(&params.peer)?;
+    let stranger = AtomicBool::new(false);
+    let handshake = async {
+        match params.role {
+            Role::Dialer => dial(runtime.as_ref(), offer, &peer).await,
+            Role::Acceptor => accept(runtime.as_ref(), offer, &peer, params.limit, &stranger).await,
+        }
+    };
+    match timeout(runtime.as_ref(), params.limit, handshake).await {
+        Ok(result) => result.map_err(FabricError::from),
+        Err(_) if stranger.load(Ordering::Relaxed) => {
+            Err(FabricError::PeerMisbehaved { kind: KIND, violation: PeerViolation::BadToken })
+        }
+        Err(_) => {
+            let limit_ms = u64::try_from(params.limit.as_millis()).unwrap_or(u64::MAX);
+            Err(FabricError::ConnectTimeout { kind: KIND, limit_ms })
+        }
+    }
+}
+
+async fn dial(runtime: &dyn Runtime, offer: &Offer, peer: &Address) -> Result<Accepted, Failure> {
+    let socket = loop {
+        match sys::connect(&peer.socket_name()) {
+            Ok(socket) => break socket,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => runtime.sleep(BACKLOG_PAUSE).await,
+            Err(error) => return Err(Failure::System("connecting to the peer's socket", error)),
+        }
+    };
+    check_user(socket.as_fd())?;
+    let socket = register(socket)?;
+    send_hello(&socket, offer, &peer.token).await?;
+    let hello = receive_hello(&socket).await?;
+    if !hello.token.matches(&offer.address.token) {
+        return Err(PeerViolation::BadToken.into());
+    }
+    let receive_depth = hello.receive_depth;
+    let (page, ringer) = hello.import()?;
+    send(&socket, &Frame::Ready, &[]).await?;
+    let process = sys::peer_process(socket.get_ref().as_fd());
+    Ok(Accepted { socket, page, ringer, receive_depth, process })
+}
+
+async fn accept(
+    runtime: &dyn Runtime,
+    offer: &Offer,
+    peer: &Address,
+    limit: Duration,
+    stranger: &AtomicBool,
+) -> Result<Accepted, Failure> {
+    let failed = |error| Failure::System("listening", error);
+    let listener = sys::watch_borrowed(offer.listener.as_fd(), Interest::READABLE).map_err(failed)?;
+    loop {
+        let candidate = listener.async_io(Interest::READABLE, |fd| sys::accept(*fd)).await;
+        let candidate = candidate.map_err(failed)?;
+        let screened = timeout(runtime, limit / CANDIDATE_SHARE, screen(candidate, offer)).await;
+        match screened {
+            Ok(Ok((socket, hello))) => return answer(offer, peer, socket, hello).await,
+            Ok(Err(failure)) => {
+                stranger.fetch_or(matches!(failure, Failure::Violation(_)), Ordering::Relaxed);
+                // No more than that: any local process can cause as many as it likes. If none but strangers come, the
+                // error says so, and whoever made the connection tells it within a quota.
+                log!(DEBUG, ?failure, "shm: turned a stranger away");
+            }
+            Err(_) => log!(DEBUG, "shm: turned a stranger away who said nothing"),
+        }
+    }
+}
+
+/// Lets only the holder of our token through.
+async fn screen(candidate: OwnedFd, offer: &Offer) -> Result<(AsyncFd<OwnedFd>, Hello), Failure> {
+    check_user(candidate.as_fd())?;
+    let socket = register(candidate)?;
+    let hello = receive_hello(&socket).await?;
+    if !hello.token.matches(&offer.address.token) {
+        return Err(PeerViolation::BadToken.into());
+    }
+    Ok((socket, hello))
+}
+
+/// The acceptor's half after the token was right.
+async fn answer(
+    offer: &Offer,
+    peer: &Address,
+    socket: AsyncFd<OwnedFd>,
+    hello: Hello,
+) -> Result<Accepted, Failure> {
+    let receive_depth = hello.receive_depth;
+    let (page, ringer) = hello.import()?;
+    send_hello(&socket, offer, &peer.token).await?;
+    match receive(&socket).await? {
+        (Frame::Ready, _) => {
+            let process = sys::peer_process(socket.get_ref().as_fd());
+            Ok(Accepted { socket, page, ringer, receive_depth, process })
+        }
+        _ => Err(PeerViolation::Malformed.into()),
+    }
+}
+
+fn check_user(socket: BorrowedFd<'_>) -> Result<(), Failure> {
+    let credentials = sys::peer_credentials(socket);
+    let uid = credentials.map_err(|error| Failure::System("asking for the peer's user", error))?.uid;
+    if uid == rustix::process::geteuid().as_raw() { Ok(()) } else { Err(Failure::OtherUser(uid)) }
+}
+
+fn register(socket: OwnedFd) -> Result<AsyncFd<OwnedFd>, Failure> {
+    let interest = Interest::READABLE | Interest::WRITABLE;
+    sys::watch(socket, interest).map_err(|error| Failure::System("registering the socket", error))
+}
+
+/// The other end's first frame, its descriptors not looked at yet.
+#[derive(Debug)]
+struct Hello {
+    token: Token,
+    slots: u32,
+    receive_depth: u32,
+    page: OwnedFd,
+    bell: OwnedFd,
+}
+
+impl Hello {
+    fn import(self) -> Result<(PeerPage, Ringer), ImportError> {
+        Ok((PeerPage::import(self.page.as_fd(), self.slots)?, Ringer::import(self.bell)?))
+    }
+}
+
+async fn send_hello(socket: &AsyncFd<OwnedFd>, offer: &Offer, token: &Token) -> Result<(), Failure> {
+    let frame = Frame::Hello {
+        token: token.clone(),
+        slots: offer.page.slots(),
+        receive_depth: offer.config.receive_depth,
+    };
+    send(socket, &frame, &[offer.page_fd.as_fd(), offer.bell.as_fd()]).await
+}
+
+async fn receive_hello(socket: &AsyncFd<OwnedFd>) -> Result<Hello, Failure> {
+    let (frame, fds) = receive(socket).await?;
+    let Ok([page, bell]) = <[OwnedFd; 2]>::try_from(fds) else {
+        return Err(PeerViolation::Malformed.into());
+    };
+    match frame {
+        Frame::Hello { token, slots, receive_depth } => Ok(Hello { token, slots, receive_depth, page, bell }),
+        Frame::Ready | Frame::Block { .. } => Err(PeerViolation::Malformed.into()),
+    }
+}
+
+async fn send(socket: &AsyncFd<OwnedFd>, frame: &Frame, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
+    let bytes = frame.encode();
+    let sent = socket.async_io(Interest::WRITABLE, |fd| sys::send(fd.as_fd(), &bytes, fds)).await;
+    sent.map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Failure::EndOfFile,
+        _ => Failure::System("sending to the peer", error),
+    })
+}
+
+async fn receive(socket: &AsyncFd<OwnedFd>) -> Result<(Frame, Vec<OwnedFd>), Failure> {
+    let packet = socket.async_io(Interest::READABLE, |fd| sys::receive(fd.as_fd())).await;
+    let packet = packet.map_err(|error| match error.kind() {
+        io::ErrorKind::ConnectionReset => Failure::EndOfFile,
+        _ => Failure::System("hearing from the peer", error),
+    })?;
+    if packet.length == 0 {
+        return Err(Failure::EndOfFile);
+    }
+    let frame = Frame::decode(packet.bytes.get(..packet.length).unwrap_or_default())?;
+    if packet.truncated || packet.fds.len() != frame.fds() {
+        return Err(PeerViolation::Malformed.into());
+    }
+    Ok((frame, packet.fds))
+}

@@ -1,0 +1,185 @@
+//! A second core for long copies: one thread per process, which takes chunks from the back of a payload while the
+//! connection's task takes them from the front; one core copies at about half the speed of two.
+//!
+//! Nothing waits for the helper to come: where no core is idle it comes late, and finds nothing left to do. What it
+//! has begun must be waited for, because the completion vouches for every byte; where that took long, other work
+//! needs the cores, and the next copies are not shared.
+
+use std::{
+    num::NonZeroUsize,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    thread,
+};
+
+use memory::{
+    MemoryError, RemoteTarget,
+    copy::{CopyReason, copy_raw},
+};
+use verbs_reactor::PeerViolation;
+
+use crate::{
+    chunks::Chunks,
+    limits::{CHUNK_BYTES, HELP_BYTES, HELP_PAUSE, HELP_QUEUE, HELP_WAITS},
+    sys::Mapping,
+};
+
+/// The helper's queue; `None` where the process has one core only, or no thread to spare.
+static HELPER: OnceLock<Option<SyncSender<Arc<SharedCopy>>>> = OnceLock::new();
+
+/// Copies that are not to be shared, since the helper made others wait.
+static PAUSE: AtomicU32 = AtomicU32::new(0);
+
+/// A payload in the peer's memory on its way into a grant.
+#[derive(Debug)]
+pub(super) struct SharedCopy {
+    source: Arc<Mapping>,
+    /// The payload's first byte in `source`; the whole payload lies inside it.
+    offset: usize,
+    destination: RemoteTarget,
+    reason: CopyReason,
+    chunks: Chunks,
+    /// The grant ended under the helper.
+    refused: AtomicBool,
+}
+
+impl SharedCopy {
+    /// `None` if `source` does not hold as many bytes from `offset` on as `destination` takes.
+    pub(super) fn new(
+        source: Arc<Mapping>,
+        offset: usize,
+        destination: RemoteTarget,
+        reason: CopyReason,
+    ) -> Option<Self> {
+        let end = offset.checked_add(destination.length())?;
+        let count = u32::try_from(destination.length().div_ceil(CHUNK_BYTES)).ok()?;
+        let (chunks, refused) = (Chunks::new(count), AtomicBool::new(false));
+        (end <= source.length()).then_some(Self { source, offset, destination, reason, chunks, refused })
+    }
+
+    /// Copies one chunk and gives its length.
+    fn copy(&self, chunk: u32) -> Result<usize, MemoryError> {
+        let start = chunk as usize * CHUNK_BYTES;
+        let length = CHUNK_BYTES.min(self.destination.length().saturating_sub(start));
+        let access = self.destination.access(start, length)?;
+        // SAFETY: `new` has checked that the payload lies inside the mapping, which `self` keeps; every page of a
+        // sealed block is allocated, so that reading cannot fault. `access` covers `length` bytes of a live grant that
+        // no slice of this process aliases, and `chunks` gives each chunk to one thread only. The peer may change the
+        // source meanwhile: the target looks at its `closed` word before anyone is told.
+        unsafe {
+            let source = self.source.base().as_ptr().add(self.offset + start);
+            copy_raw(access.pointer(), source, length, self.reason);
+        }
+        Ok(length)
+    }
+
+    /// The helper's part.
+    pub(super) fn help(&self) {
+        while let Some(chunk) = self.chunks.take_back() {
+            if self.copy(chunk).is_err() {
+                self.refused.store(true, Ordering::Relaxed);
+            }
+            self.chunks.helped();
+        }
+    }
+}
+
+/// What one step of a shared copy came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shared {
+    /// So many bytes were copied by this step.
+    Copied(usize),
+    /// The helper is still at its last chunk.
+    HelperIsAtIt,
+    /// All bytes are there.
+    Done,
+}
+
+/// The task's end of a shared copy. Dropping it waits for the helper to leave the memory, for the length of a chunk at
+/// most.
+#[derive(Debug)]
+pub(super) struct HelpedCopy {
+    copy: Arc<SharedCopy>,
+    /// Steps that found the helper at its last chunk.
+    waits: u32,
+}
+
+impl HelpedCopy {
+    /// Shares the copy with the helper, if it is long enough and there is one with time.
+    pub(super) fn begin(
+        source: &Arc<Mapping>,
+        offset: usize,
+        destination: &RemoteTarget,
+        reason: CopyReason,
+    ) -> Option<Self> {
+        if destination.length() < HELP_BYTES || is_paused() {
+            return None;
+        }
+        let helper = HELPER.get_or_init(start).as_ref()?;
+        let copy = Arc::new(SharedCopy::new(source.clone(), offset, destination.clone(), reason)?);
+        helper.try_send(copy.clone()).ok()?;
+        Some(Self::of(copy))
+    }
+
+    /// The task's end of `copy`.
+    pub(super) fn of(copy: Arc<SharedCopy>) -> Self {
+        Self { copy, waits: 0 }
+    }
+
+    /// Copies the next chunk.
+    ///
+    /// # Errors
+    /// [`PeerViolation::NotGranted`] once the grant has ended.
+    pub(super) fn step(&mut self) -> Result<Shared, PeerViolation> {
+        if let Some(chunk) = self.copy.chunks.take_front() {
+            let copied = self.copy.copy(chunk);
+            return copied.map(Shared::Copied).map_err(|_| PeerViolation::NotGranted);
+        }
+        if !self.copy.chunks.all_left() {
+            self.waits = self.waits.saturating_add(1);
+            if self.waits == HELP_WAITS {
+                PAUSE.store(HELP_PAUSE, Ordering::Relaxed);
+            }
+            thread::yield_now();
+            return Ok(Shared::HelperIsAtIt);
+        }
+        match self.copy.refused.load(Ordering::Relaxed) {
+            true => Err(PeerViolation::NotGranted),
+            false => Ok(Shared::Done),
+        }
+    }
+}
+
+impl Drop for HelpedCopy {
+    fn drop(&mut self) {
+        self.copy.chunks.stop();
+        while !self.copy.chunks.all_left() {
+            thread::yield_now();
+        }
+    }
+}
+
+fn is_paused() -> bool {
+    let paused = PAUSE.load(Ordering::Relaxed);
+    if paused > 0 {
+        PAUSE.store(paused - 1, Ordering::Relaxed);
+    }
+    paused > 0
+}
+
+fn start() -> Option<SyncSender<Arc<SharedCopy>>> {
+    thread::available_parallelism().ok().filter(|cores| *cores > NonZeroUsize::MIN)?;
+    let (sender, copies) = sync_channel(HELP_QUEUE);
+    let name = "tensorwire-copy".to_owned();
+    let started = thread::Builder::new().name(name).spawn(move || serve(&copies));
+    started.is_ok().then_some(sender)
+}
+
+fn serve(copies: &Receiver<Arc<SharedCopy>>) {
+    for copy in copies {
+        copy.help();
+    }
+}

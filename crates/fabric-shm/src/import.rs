@@ -1,0 +1,107 @@
+//! Checking and mapping what the peer shares.
+
+use std::{io, os::fd::BorrowedFd, sync::Arc};
+
+use verbs_reactor::PeerViolation;
+
+use crate::{
+    limits::CHUNK_BYTES,
+    sys::{self, Mapping},
+};
+
+/// Why shared memory could not be imported.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ImportError {
+    /// It is not what the contract demands.
+    #[error(transparent)]
+    Refused(#[from] PeerViolation),
+    /// The operating system said no.
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
+/// Maps `length` bytes of the peer's memfd read-only, after checking that it is a memfd of exactly this size,
+/// that nobody can resize it or punch holes into it any more, and that it has no hole: reading it can't fault, and takes
+/// no memory but page tables.
+pub(super) fn map_sealed(fd: BorrowedFd<'_>, length: u64) -> Result<Mapping, ImportError> {
+    if length == 0 || !sys::is_sealed(fd, length)? {
+        return Err(PeerViolation::UnsealedBlock.into());
+    }
+    let length = usize::try_from(length).map_err(|_| PeerViolation::Malformed)?;
+    Ok(Mapping::new(fd, length, false)?)
+}
+
+/// One block of the peer.
+#[derive(Debug)]
+pub(super) struct ImportedBlock {
+    mapping: Arc<Mapping>,
+    /// Which chunks are known to be resident in our page table.
+    populated: Vec<bool>,
+    /// How many are not.
+    missing: usize,
+}
+
+impl ImportedBlock {
+    pub(super) fn new(fd: BorrowedFd<'_>, length: u64) -> Result<Self, ImportError> {
+        let mapping = Arc::new(map_sealed(fd, length)?);
+        let missing = mapping.length().div_ceil(CHUNK_BYTES);
+        Ok(Self { mapping, populated: vec![false; missing], missing })
+    }
+
+    /// Whether `offset..offset + length` lies inside the block.
+    pub(super) fn covers(&self, offset: u64, length: u64) -> bool {
+        offset.checked_add(length).is_some_and(|end| end <= self.mapping.length() as u64)
+    }
+
+    /// The address of `length` bytes from `offset` on, resident; `None` outside the block. Populates what is
+    /// touched for the first time, chunk by chunk, so that a huge block costs a small write nothing.
+    pub(super) fn resident(&mut self, offset: u64, length: usize) -> io::Result<Option<*const u8>> {
+        if !self.covers(offset, length as u64) {
+            return Ok(None);
+        }
+        let start = offset as usize;
+        self.populate(start, length, usize::MAX)?;
+        // SAFETY: `covers` has checked the range against the mapping.
+        Ok(Some(unsafe { self.mapping.base().as_ptr().add(start) }))
+    }
+
+    /// Makes up to `limit` bytes (at least a chunk) of what is missing in the range resident, and gives how many that
+    /// were and whether the whole range is resident now.
+    pub(super) fn populate(
+        &mut self,
+        start: usize,
+        length: usize,
+        limit: usize,
+    ) -> io::Result<(usize, bool)> {
+        let mut bytes = 0;
+        if self.missing == 0 {
+            return Ok((bytes, true));
+        }
+        let end = start.saturating_add(length).div_ceil(CHUNK_BYTES).min(self.populated.len());
+        for index in start / CHUNK_BYTES..end {
+            let Some(done) = self.populated.get_mut(index).filter(|done| !**done) else { continue };
+            if bytes >= limit {
+                return Ok((bytes, false));
+            }
+            self.mapping.populate(index * CHUNK_BYTES, CHUNK_BYTES)?;
+            *done = true;
+            self.missing -= 1;
+            bytes += CHUNK_BYTES;
+        }
+        Ok((bytes, true))
+    }
+
+    /// Whether the whole range lies inside the block and is known to be resident.
+    pub(super) fn is_resident(&self, offset: u64, length: usize) -> bool {
+        let chunks =
+            offset as usize / CHUNK_BYTES..(offset as usize).saturating_add(length).div_ceil(CHUNK_BYTES);
+        self.covers(offset, length as u64)
+            && (self.missing == 0
+                || self.populated.get(chunks).is_some_and(|range| range.iter().all(|done| *done)))
+    }
+
+    /// The mapping, for a view that outlives the connection.
+    pub(super) fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+}

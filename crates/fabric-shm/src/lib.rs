@@ -1,0 +1,59 @@
+//! Shared memory between processes of one host and one trust domain.
+//!
+//! Each process writes only memory it made itself and maps the other's read-only, so a bad neighbour can spoil
+//! what it sends and nothing else. A write is a descriptor in a ring; the *target* executes it: it checks the
+//! access as a NIC would, copies the bytes out of a read-only mapping of the source block, and delivers the
+//! immediate. The requester spends no CPU on copies.
+//!
+//! | file | what it is responsible for |
+//! | --- | --- |
+//! | `fabric` | the fabric's objects |
+//! | `handshake`, `frame` | from two prepared ends to a connection, over a Unix socket |
+//! | `ring` | descriptors, and the shared pages they lie in |
+//! | `import` | checking and mapping what the peer shares |
+//! | `doorbell` | waking the peer |
+//! | `lease`, `loan` | views without a copy: the producer's books, the consumer's end |
+//! | `producer` | the requester's half of a connection |
+//! | `reads` | one-sided reads, both ways |
+//! | `target` | the target's half |
+//! | `helper`, `chunks` | a second core for long copies |
+//! | `link`, `driver` | who makes progress, and when |
+//! | `ending` | why a connection ends, and how each side learns of it |
+//! | `words` | what single words of the pages say, for models |
+//! | `sys` | system calls as safe functions |
+
+#[macro_use]
+mod log;
+
+#[cfg(feature = "bench-limits")]
+pub mod bare;
+mod chunks;
+mod connection;
+mod doorbell;
+mod driver;
+mod ending;
+mod fabric;
+mod frame;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
+mod handshake;
+mod helper;
+mod import;
+mod lease;
+mod limits;
+mod link;
+mod loan;
+mod producer;
+mod reads;
+#[cfg(any(test, fuzzing))]
+mod rig;
+mod ring;
+mod sync;
+mod sys;
+mod target;
+#[cfg(test)]
+mod tests;
+mod words;
+
+pub use fabric::ShmFabric;

@@ -1,0 +1,471 @@
+//! The fabric's half of a connected queue pair.
+
+use std::{
+    hint,
+    sync::{
+        Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
+    },
+};
+
+use futures::task::AtomicWaker;
+use verbs_reactor::{FabricError, FabricKind, Link, PeerViolation, SlotKey, WorkRequest};
+
+use crate::{
+    connection::Connection,
+    ending::End,
+    producer::{Post, Producer, Returned},
+    target::{Progress, Target},
+};
+
+/// What an attempt to make progress came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// Nothing to do.
+    Idle,
+    /// All there was is done.
+    Worked,
+    /// There is more to do at once.
+    More,
+    /// Someone else is at it.
+    Busy,
+    /// The connection is over.
+    Over,
+}
+
+/// A connected end. Driven by whoever awaits and by one [driver](super::driver) task.
+///
+/// Two locks: `target` is held while the peer's writes are executed and is only ever *tried*, so nobody waits
+/// for a copy; `producer` is held for the few instructions of posting or reaping. `target` comes first where
+/// both are held. Neither is held while completions are handed out.
+#[derive(Debug)]
+pub(super) struct ShmLink {
+    connection: Connection,
+    producer: Mutex<Producer>,
+    target: Mutex<Target>,
+    /// Wakes this side's driver.
+    pub(super) driver: AtomicWaker,
+    /// The user wants the end, or the runtime dropped the driver.
+    closing: AtomicBool,
+    /// The socket has something to read.
+    frames: AtomicBool,
+    /// Completions were returned, and the peer was not rung for them yet.
+    owed: AtomicBool,
+    /// Descriptors executed and completions reaped, as of the latest go: for glances that take no lock.
+    executed: AtomicU64,
+    reaped: AtomicU64,
+    /// The peer's count of released leases when they were last taken back.
+    released: AtomicU64,
+    /// [`Producer::copied_by_peer`], as of the latest post or completion.
+    copied_by_peer: AtomicU64,
+    /// The peer's process is known to be dead.
+    died: AtomicBool,
+    /// The driver found the target locked and wants to be woken when it is free.
+    contended: AtomicBool,
+    /// Looking pays off now, as the driver has found.
+    pays: AtomicBool,
+    /// Finds in a row by tasks that [help](Link::help).
+    helped: AtomicU32,
+}
+
+/// Looks of a task that helps: some 4 µs.
+const LOOKS: u32 = 256;
+
+/// Finds in a row after which the runtime's other tasks get a turn.
+const HELPED_MAX: u32 = 64;
+
+impl ShmLink {
+    pub(super) fn new(connection: Connection) -> Self {
+        Self {
+            connection,
+            producer: Mutex::default(),
+            target: Mutex::default(),
+            driver: AtomicWaker::new(),
+            closing: AtomicBool::new(false),
+            frames: AtomicBool::new(false),
+            owed: AtomicBool::new(false),
+            executed: AtomicU64::new(0),
+            reaped: AtomicU64::new(0),
+            released: AtomicU64::new(0),
+            copied_by_peer: AtomicU64::new(0),
+            died: AtomicBool::new(false),
+            contended: AtomicBool::new(false),
+            pays: AtomicBool::new(false),
+            helped: AtomicU32::new(0),
+        }
+    }
+
+    pub(super) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// Lets tasks that wait look for themselves, or not.
+    pub(super) fn set_pays(&self, pays: bool) {
+        if self.pays.load(Ordering::Relaxed) != pays {
+            self.pays.store(pays, Ordering::Relaxed);
+        }
+    }
+
+    /// The socket became readable.
+    pub(super) fn frames_came(&self) {
+        self.frames.store(true, Ordering::Release);
+    }
+
+    /// The peer's process has ended, whoever may hold its sockets open.
+    pub(super) fn peer_died(&self) {
+        self.died.store(true, Ordering::Release);
+    }
+
+    /// Whether the peer views memory of this side.
+    pub(super) fn has_leases(&self) -> bool {
+        !self.producer().leases().is_empty()
+    }
+
+    /// Takes back what the peer has stopped viewing; gives whether there was anything. Two loads if there was no release.
+    pub(super) fn reclaim(&self) -> bool {
+        let connection = &self.connection;
+        let counted = connection.peer.released();
+        if self.released.load(Ordering::Relaxed) == counted {
+            return false;
+        }
+        let mut any = false;
+        loop {
+            let (ended, more) =
+                self.producer().leases().released(&connection.peer, connection.process.as_ref());
+            any |= ended.settle();
+            // Open leases bound the loop.
+            if !more {
+                break;
+            }
+        }
+        // Only now: whoever finds the count equal relies on everything having been taken back, and may sleep.
+        self.released.store(counted, Ordering::Relaxed);
+        any
+    }
+
+    /// Takes back everything that a dead process viewed.
+    pub(super) fn bury(&self) {
+        loop {
+            let (ended, more) = self.producer().leases().bury(self.connection.process.as_ref());
+            ended.settle();
+            if !more {
+                return;
+            }
+        }
+    }
+
+    /// Whether operations wait for the socket to become writable.
+    pub(super) fn waits_for_socket(&self) -> bool {
+        self.producer().is_waiting()
+    }
+
+    /// Whether operations, reads or answers wait for room.
+    fn something_waits(&self) -> bool {
+        let producer = self.producer();
+        producer.is_waiting() || producer.has_reads_waiting()
+    }
+
+    /// A glance, without a lock, at whether the peer has given us something to do.
+    pub(super) fn may_have_work(&self) -> bool {
+        let peer = &self.connection.peer;
+        peer.may_have(self.executed.load(Ordering::Relaxed))
+            || peer.consumed() != self.reaped.load(Ordering::Relaxed)
+            || peer.closed() != 0
+            || peer.released() != self.released.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that the peer has to copy before it can complete everything that was posted here.
+    pub(super) fn copied_by_peer(&self) -> u64 {
+        self.copied_by_peer.load(Ordering::Relaxed)
+    }
+
+    /// Changes whenever anyone has found work.
+    pub(super) fn work_done(&self) -> u64 {
+        self.executed.load(Ordering::Relaxed).wrapping_add(self.reaped.load(Ordering::Relaxed))
+    }
+
+    /// Whether the peer was not rung for completions that it may wait for.
+    pub(super) fn owes_ring(&self) -> bool {
+        self.owed.load(Ordering::Relaxed)
+    }
+
+    /// Wakes the peer for completions that it was not rung for.
+    ///
+    /// Completions are left to the driver, which rings only when the user tasks that arrivals woke have run: an
+    /// answer of theirs rings as well, and then the peer wakes once for both.
+    pub(super) fn settle(&self) {
+        if self.owed.swap(false, Ordering::AcqRel) {
+            self.connection.ringer.ring_if_asleep(&self.connection.peer);
+        }
+    }
+
+    /// Reaps completions, executes some of the peer's writes, and carries a close out.
+    pub(super) fn progress(&self) -> Outcome {
+        loop {
+            let mut target = match self.target.try_lock() {
+                Ok(target) => target,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return Outcome::Busy,
+            };
+            let outcome = self.progress_locked(&mut target);
+            drop(target);
+            // Pairs with the fences in `start_close` and `progress_or_be_woken`: whoever found the lock taken
+            // meanwhile relies on us.
+            fence(Ordering::SeqCst);
+            if self.contended.load(Ordering::Relaxed) {
+                self.contended.store(false, Ordering::Relaxed);
+                self.driver.wake();
+            }
+            if outcome == Outcome::Over || !self.closing.load(Ordering::Relaxed) {
+                return outcome;
+            }
+        }
+    }
+
+    /// As [`progress`](Self::progress), for the driver: after `Busy`, whoever is at it wakes the driver.
+    pub(super) fn progress_or_be_woken(&self) -> Outcome {
+        match self.progress() {
+            Outcome::Busy => {
+                self.contended.store(true, Ordering::Relaxed);
+                fence(Ordering::SeqCst);
+                self.progress()
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn progress_locked(&self, target: &mut Target) -> Outcome {
+        if target.is_over() {
+            return Outcome::Over;
+        }
+        let result = if self.closing.load(Ordering::Acquire) { Err(End::closed()) } else { self.go(target) };
+        result.unwrap_or_else(|end| {
+            self.end(target, &end);
+            Outcome::Over
+        })
+    }
+
+    /// One bounded go at everything there may be to do.
+    fn go(&self, target: &mut Target) -> Result<Outcome, End> {
+        let connection = &self.connection;
+        let mut worked = self.reap()?;
+        let mut more = false;
+        if self.frames.swap(false, Ordering::AcqRel) && target.read_frames(connection)? {
+            self.frames_came();
+            more = true;
+        }
+        let closed = connection.peer.closed();
+        if closed != 0 {
+            return Err(End::told_by_peer(closed, connection.peer_receive_depth));
+        }
+        if self.died.load(Ordering::Acquire) {
+            return Err(End::end_of_file("its process has ended"));
+        }
+        if connection.ringer.is_spoilt() {
+            return Err(PeerViolation::Malformed.into());
+        }
+        let mut more_reads = false;
+        // One look for both: hardly ever does anything wait.
+        if self.something_waits() {
+            worked |= self.retry_waiting();
+            let (served, may_serve) = self.serve_reads()?;
+            worked |= served;
+            more_reads = may_serve;
+        }
+        worked |= self.reclaim();
+        let before = target.executed();
+        let run = target.run(connection, &self.producer);
+        self.executed.store(target.executed(), Ordering::Relaxed);
+        if target.executed() != before {
+            self.owed.store(true, Ordering::Release);
+        }
+        more |= run? == Progress::More;
+        if target.take_reads() {
+            more_reads |= self.serve_reads()?.1;
+        }
+        more |= more_reads;
+        worked |= target.executed() != before;
+        Ok(match (more, worked) {
+            (true, _) => Outcome::More,
+            (false, true) => Outcome::Worked,
+            (false, false) => Outcome::Idle,
+        })
+    }
+
+    /// Hands out completions that the peer returned; gives whether there were any. Two loads if there are none.
+    fn reap(&self) -> Result<bool, PeerViolation> {
+        let mut any = false;
+        // The producer bounds the loop: only descriptors in the ring can be returned.
+        while self.connection.peer.consumed() != self.reaped.load(Ordering::Relaxed) {
+            let returned = {
+                let mut producer = self.producer();
+                let returned = producer.reap(&self.connection)?;
+                self.reaped.store(producer.completed(), Ordering::Relaxed);
+                self.note(&producer);
+                returned
+            };
+            any = true;
+            match returned {
+                Some(Returned::Operation(posted)) => {
+                    self.connection.core.complete(posted.key, posted.length, Ok(()));
+                }
+                Some(Returned::Bytes(read)) => drop(read),
+                None => {}
+            }
+        }
+        Ok(any)
+    }
+
+    /// For glances that take no lock.
+    fn note(&self, producer: &Producer) {
+        self.copied_by_peer.store(producer.copied_by_peer(), Ordering::Relaxed);
+    }
+
+    /// Posts answers to the peer's reads, and asks for further reads of this side, as far as there is room: whether
+    /// anything was posted, and whether there is room for more once completions are reaped.
+    fn serve_reads(&self) -> Result<(bool, bool), End> {
+        let (posted, more) = {
+            let mut producer = self.producer();
+            if !producer.has_reads_waiting() {
+                return Ok((false, false));
+            }
+            let served = producer.serve_reads(&self.connection).map_err(End::failed)?;
+            self.note(&producer);
+            served
+        };
+        if posted {
+            self.connection.ringer.ring_if_asleep(&self.connection.peer);
+        }
+        Ok((posted, more))
+    }
+
+    /// Posts operations that waited for the socket, as far as it has room now.
+    fn retry_waiting(&self) -> bool {
+        let mut any = false;
+        loop {
+            let retried = {
+                let mut producer = self.producer();
+                let retried = producer.retry(&self.connection);
+                self.note(&producer);
+                retried
+            };
+            let Some((posted, post)) = retried else { break };
+            match post {
+                Post::Waiting => break,
+                Post::Published => any = true,
+                Post::Failed(error) => {
+                    self.connection.core.complete(posted.key, posted.length, Err(error));
+                }
+            }
+        }
+        if any {
+            self.connection.ringer.ring_if_asleep(&self.connection.peer);
+        }
+        any
+    }
+
+    /// Ends the connection. The order matters: once the `closed` word is out, the peer delivers nothing that it
+    /// copied later, so only then may the sources of unfinished writes go back to their owners.
+    fn end(&self, target: &mut Target, end: &End) {
+        target.decline_loans(&self.connection);
+        target.end();
+        self.connection.own.set_closed(end.code);
+        // What the peer has executed before is Ok; a page of nonsense changes nothing any more.
+        let _nonsense_is_ignored = self.reap();
+        let read_by_peer = self.producer().end(&end.error);
+        drop(read_by_peer);
+        // From here on only the peer's word, or its death, ends a lease: the driver waits for both.
+        self.connection.own.set_listens(true);
+        self.producer().leases().retire();
+        self.connection.core.fail(&end.error);
+        // The peer reads end of file. A socket that is disconnected already is no error.
+        let _ = rustix::net::shutdown(self.connection.socket.get_ref(), rustix::net::Shutdown::Both);
+        log!(DEBUG, error = %end.error, "shm: connection ended");
+        self.connection.core.mark_drained();
+        self.driver.wake();
+    }
+
+    /// Keeps everyone else from executing writes, as a long copy on another thread would.
+    #[cfg(test)]
+    pub(super) fn hold_target(&self) -> MutexGuard<'_, Target> {
+        self.target.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn producer(&self) -> MutexGuard<'_, Producer> {
+        self.producer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Link for ShmLink {
+    fn submit(&self, key: SlotKey, request: &WorkRequest) {
+        if matches!(request, WorkRequest::Lend { .. }) {
+            self.reclaim();
+        }
+        let post = {
+            let mut producer = self.producer();
+            let post = producer.submit(&self.connection, key, request);
+            self.note(&producer);
+            post
+        };
+        match post {
+            Post::Published => self.connection.ringer.ring_if_asleep(&self.connection.peer),
+            Post::Waiting => self.driver.wake(),
+            Post::Failed(error) => self.connection.core.complete(key, request.length(), Err(error)),
+        }
+    }
+
+    fn drive(&self) {
+        if self.progress() == Outcome::More {
+            self.driver.wake();
+        }
+    }
+
+    fn help(&self) -> bool {
+        // A peer on this CPU can do nothing while we look.
+        if !self.pays.load(Ordering::Relaxed) || self.connection.peer.is_here() {
+            return false;
+        }
+        let helped = self.helped.load(Ordering::Relaxed);
+        if helped >= HELPED_MAX {
+            self.helped.store(0, Ordering::Relaxed);
+            return false;
+        }
+        for _ in 0..LOOKS {
+            if !self.may_have_work() {
+                hint::spin_loop();
+                continue;
+            }
+            let outcome = self.progress();
+            if outcome == Outcome::More {
+                // A long copy is the driver's, so that others have their turn.
+                self.driver.wake();
+            }
+            self.helped.store(helped + 1, Ordering::Relaxed);
+            return outcome == Outcome::Worked;
+        }
+        false
+    }
+
+    fn withdraw(&self, key: SlotKey) {
+        // Alone in its statement: completions are handed out without the lock.
+        let withdrawn = self.producer().withdraw(key);
+        if withdrawn {
+            let busy = FabricError::Busy { kind: FabricKind::SHM, what: "lend memory of another block" };
+            self.connection.core.complete(key, 0, Err(busy));
+        }
+    }
+
+    fn free_threads(&self) {
+        self.connection.ringer.free();
+    }
+
+    fn start_close(&self) {
+        self.closing.store(true, Ordering::Release);
+        self.free_threads();
+        // Pairs with the fence in `progress`: either we get the lock, or its holder sees the wish.
+        fence(Ordering::SeqCst);
+        if self.progress() == Outcome::Busy {
+            self.driver.wake();
+        }
+    }
+}

@@ -1,0 +1,457 @@
+//! The requester's half: posts descriptors, reaps completions.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    io, mem,
+    os::fd::{AsFd, BorrowedFd},
+};
+
+use memory::{
+    Block, BlockId, Buf,
+    copy::{CopyReason, copy_raw},
+};
+use verbs_reactor::{FabricError, FabricKind, PeerViolation, ReadPart, RemoteRegions, SlotKey, WorkRequest};
+
+use crate::{
+    connection::Connection,
+    frame::Frame,
+    lease::Leases,
+    limits::{BLOCKS_MAX, INLINE_BYTES},
+    reads::{Answer, Answers, Read, Reads},
+    ring::{Descriptor, Source},
+    sys,
+};
+
+const KIND: FabricKind = FabricKind::SHM;
+
+/// An operation that the peer has not executed yet.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Posted {
+    pub(super) key: SlotKey,
+    pub(super) length: u64,
+}
+
+/// A descriptor in the ring.
+#[derive(Debug)]
+struct Entry {
+    purpose: Purpose,
+    /// Bytes that the peer copies to execute it.
+    copied: u64,
+}
+
+/// What a descriptor in the ring is for.
+#[derive(Debug)]
+enum Purpose {
+    /// An earlier part of an operation, or a read, which its answer completes.
+    Part,
+    /// It completes the operation.
+    Last(Posted),
+    /// It answers a read of the peer; the bytes stay until the peer has executed it.
+    Answer(Buf),
+}
+
+/// What an executed descriptor gives back.
+#[derive(Debug)]
+pub(super) enum Returned {
+    /// A completion to be handed out.
+    Operation(Posted),
+    /// Bytes that the peer has read, to be dropped without a lock.
+    Bytes(Buf),
+}
+
+/// A descriptor that is not in the ring yet, and its bytes.
+#[derive(Debug)]
+struct Prepared {
+    descriptor: Descriptor,
+    local: Buf,
+}
+
+/// What became of an attempt to post.
+#[derive(Debug)]
+pub(super) enum Post {
+    /// The descriptor is in the ring.
+    Published,
+    /// The socket that must carry a block's descriptor first is full for now: the operation waits in line.
+    Waiting,
+    /// This operation cannot be posted.
+    Failed(FabricError),
+}
+
+/// The state of the requester's half. All of it is this side's own.
+#[derive(Debug, Default)]
+pub(super) struct Producer {
+    /// Position of the next descriptor.
+    tail: u64,
+    /// Descriptors whose completion was reaped.
+    completed: u64,
+    /// Bytes that the peer copies to execute those in the ring.
+    copied_by_peer: u64,
+    /// Descriptors in the ring, oldest first.
+    posted: VecDeque<Entry>,
+    /// Operations that wait for the socket, at most as many as the send queue is deep.
+    waiting: VecDeque<(SlotKey, WorkRequest)>,
+    /// Numbers of the blocks that the peer was sent.
+    blocks: HashMap<BlockId, u32>,
+    leases: Leases,
+    reads: Reads,
+    answers: Answers,
+    /// Room for the descriptors of one operation, empty between calls.
+    prepared: Vec<Prepared>,
+    /// Set once: nothing is posted any more.
+    over: Option<FabricError>,
+}
+
+impl Producer {
+    /// Posts one operation, or puts it in line behind those that wait.
+    pub(super) fn submit(&mut self, connection: &Connection, key: SlotKey, request: &WorkRequest) -> Post {
+        if let Some(error) = &self.over {
+            return Post::Failed(error.clone());
+        }
+        let post = if self.waiting.is_empty() { self.post(connection, key, request) } else { Post::Waiting };
+        if matches!(post, Post::Waiting) {
+            self.waiting.push_back((key, request.clone()));
+        }
+        post
+    }
+
+    /// Posts the oldest operation that waits for the socket, and gives it with the outcome.
+    pub(super) fn retry(&mut self, connection: &Connection) -> Option<(Posted, Post)> {
+        let (key, request) = self.waiting.pop_front()?;
+        let post = self.post(connection, key, &request);
+        let posted = Posted { key, length: request.length() };
+        if matches!(post, Post::Waiting) {
+            self.waiting.push_front((key, request));
+        }
+        Some((posted, post))
+    }
+
+    /// Takes an operation out of the line; whether it stood there.
+    pub(super) fn withdraw(&mut self, key: SlotKey) -> bool {
+        let before = self.waiting.len();
+        self.waiting.retain(|(waiting, _)| *waiting != key);
+        self.waiting.len() < before
+    }
+
+    /// Descriptors whose completion was reaped.
+    pub(super) fn completed(&self) -> u64 {
+        self.completed
+    }
+
+    /// Bytes that the peer has to copy before everything in the ring is executed.
+    pub(super) fn copied_by_peer(&self) -> u64 {
+        self.copied_by_peer
+    }
+
+    /// Whether operations or answers wait for the socket or for room in the ring.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty() || !self.answers.waiting.is_empty()
+    }
+
+    /// Whether reads or answers wait for something.
+    pub(super) fn has_reads_waiting(&self) -> bool {
+        self.reads.may_ask() || !self.answers.waiting.is_empty()
+    }
+
+    /// Takes the next completion that the peer has returned and somebody waits for.
+    pub(super) fn reap(&mut self, connection: &Connection) -> Result<Option<Returned>, PeerViolation> {
+        let consumed = connection.peer.consumed();
+        if consumed < self.completed || consumed > self.tail {
+            return Err(PeerViolation::Malformed);
+        }
+        while self.completed < consumed
+            && let Some(Entry { purpose, copied }) = self.posted.pop_front()
+        {
+            self.completed += 1;
+            self.copied_by_peer -= copied;
+            match purpose {
+                Purpose::Last(posted) => return Ok(Some(Returned::Operation(posted))),
+                Purpose::Answer(bytes) => {
+                    self.answers.reaped();
+                    return Ok(Some(Returned::Bytes(bytes)));
+                }
+                Purpose::Part => {}
+            }
+        }
+        self.completed = consumed;
+        Ok(None)
+    }
+
+    /// Refuses everything from now on; what waits in line is ended by whoever fails the slots. Gives the bytes that
+    /// the peer was reading, to be dropped without a lock once it was told that the connection is over.
+    pub(super) fn end(&mut self, error: &FabricError) -> Vec<Buf> {
+        self.over = Some(error.clone());
+        mem::take(&mut self.waiting);
+        mem::take(&mut self.reads);
+        let posted = mem::take(&mut self.posted).into_iter().filter_map(|entry| match entry.purpose {
+            Purpose::Answer(bytes) => Some(bytes),
+            Purpose::Part | Purpose::Last(_) => None,
+        });
+        let waiting = mem::take(&mut self.answers).waiting.into_iter().map(|answer| answer.bytes);
+        posted.chain(waiting).collect()
+    }
+
+    /// Whether the peer may have one more read answered.
+    pub(super) fn may_answer(&self, connection: &Connection) -> Result<(), PeerViolation> {
+        let room = self.answers.have_room(connection.peer.consumed());
+        room.then_some(()).ok_or(PeerViolation::TooManyReads)
+    }
+
+    /// Takes the answer to a read of the peer, which [may](Self::may_answer) have it.
+    pub(super) fn answer(&mut self, answer: Answer) {
+        self.answers.waiting.push_back(answer);
+    }
+
+    /// Reads of this side under way.
+    pub(super) fn reads(&mut self) -> &mut Reads {
+        &mut self.reads
+    }
+
+    /// Posts answers, and asks for reads, as far as there is room: whether anything was posted, and whether there will
+    /// be room at once for what is left.
+    ///
+    /// # Errors
+    /// An answer can't be given, which ends the connection.
+    pub(super) fn serve_reads(&mut self, connection: &Connection) -> Result<(bool, bool), FabricError> {
+        let before = self.tail;
+        while self.has_room(connection, 1)
+            && let Some(descriptor) = self.next_answer(connection)?
+        {
+            let Some(answer) = self.answers.waiting.pop_front() else { break };
+            self.answers.published(self.tail);
+            self.put(connection, &descriptor, Purpose::Answer(answer.bytes));
+        }
+        self.ask_reads(connection);
+        let returned = connection.peer.consumed() > self.completed;
+        Ok((self.tail != before, self.has_reads_waiting() && returned))
+    }
+
+    fn ask_reads(&mut self, connection: &Connection) {
+        while self.has_room(connection, 1)
+            && let Some(descriptor) = self.reads.ask()
+        {
+            self.put(connection, &descriptor, Purpose::Part);
+        }
+    }
+
+    /// The first waiting answer as it travels; `None` while the socket has no room for its block's descriptor.
+    fn next_answer(&mut self, connection: &Connection) -> Result<Option<Descriptor>, FabricError> {
+        let Some(Answer { tag, bytes }) = self.answers.waiting.front() else { return Ok(None) };
+        let (tag, bytes) = (*tag, bytes.clone());
+        let (mut index, offset, length) = (0, bytes.offset() as u64, bytes.len() as u64);
+        if length > 0 {
+            let (block, fd) = reachable(connection, &bytes)?;
+            let Some(known) = self.share(connection, block, fd)? else { return Ok(None) };
+            index = known;
+        }
+        let source = Source::Answer { tag, index, offset, length };
+        Ok(Some(Descriptor { immediate: None, continues: false, remote: None, source }))
+    }
+
+    /// Whether `weight` more descriptors fit the ring. Slots of operations are reserved first and answers are few, but
+    /// the peer may have taken descriptors whose completions were not reaped yet; and none is ever overwritten.
+    fn has_room(&self, connection: &Connection, weight: u64) -> bool {
+        self.tail - self.completed + weight <= u64::from(connection.own.slots())
+    }
+
+    fn put(&mut self, connection: &Connection, descriptor: &Descriptor, purpose: Purpose) {
+        connection.own.set_cpu();
+        connection.own.publish(self.tail, &descriptor.encode());
+        self.tail += 1;
+        let copied = descriptor.copied();
+        self.copied_by_peer += copied;
+        self.posted.push_back(Entry { purpose, copied });
+    }
+
+    fn post(&mut self, connection: &Connection, key: SlotKey, request: &WorkRequest) -> Post {
+        let posted = Posted { key, length: request.length() };
+        if let Some(read) = resolve_reads(connection, posted, request).transpose() {
+            return read.map_or_else(Post::Failed, |(first, rest)| {
+                [first].into_iter().chain(rest).for_each(|read| self.reads.post(read));
+                self.ask_reads(connection);
+                Post::Published
+            });
+        }
+        // Kept between calls for its memory.
+        let mut prepared = mem::take(&mut self.prepared);
+        let result = self.prepare(connection, request, &mut prepared);
+        let post = match result {
+            Ok(true) => {
+                self.publish(connection, posted, &prepared);
+                Post::Published
+            }
+            Ok(false) => Post::Waiting,
+            Err(error) => Post::Failed(error),
+        };
+        prepared.clear();
+        self.prepared = prepared;
+        post
+    }
+
+    /// Makes the descriptors of `request`, all of them or none. False when they can't be posted yet.
+    fn prepare(
+        &mut self,
+        connection: &Connection,
+        request: &WorkRequest,
+        prepared: &mut Vec<Prepared>,
+    ) -> Result<bool, FabricError> {
+        aim(connection, request)?;
+        let limit = connection.core.capabilities().piece_bytes_max;
+        if !self.has_room(connection, request.weight(limit)) {
+            return Ok(false);
+        }
+        if let WorkRequest::Lend { local, immediate } = request {
+            let Some(source) = self.lent(connection, local)? else { return Ok(false) };
+            let immediate = Some(immediate.0);
+            let descriptor = Descriptor { immediate, continues: false, remote: None, source };
+            prepared.push(Prepared { descriptor, local: Buf::empty() });
+            return Ok(true);
+        }
+        for piece in request.pieces(limit) {
+            let Some(source) = self.source(connection, &piece.local)? else { return Ok(false) };
+            let regions = connection.core.remote_regions();
+            let region = regions.aim(piece.local.len() as u64, piece.remote.as_ref())?;
+            let remote = piece.remote.zip(region).map(|(range, region)| (range, region.key));
+            let immediate = piece.immediate.map(|immediate| immediate.0);
+            let descriptor = Descriptor { immediate, continues: !piece.is_last, remote, source };
+            prepared.push(Prepared { descriptor, local: piece.local });
+        }
+        Ok(true)
+    }
+
+    /// Puts descriptors into the ring; the last one completes the operation.
+    fn publish(&mut self, connection: &Connection, posted: Posted, prepared: &[Prepared]) {
+        for Prepared { descriptor, local } in prepared {
+            if descriptor.source == Source::Inline {
+                stage(connection, self.tail, local);
+            }
+            let purpose = if descriptor.continues { Purpose::Part } else { Purpose::Last(posted) };
+            self.put(connection, descriptor, purpose);
+        }
+    }
+
+    /// Where the peer finds the bytes, which must lie in memory that it can map; `None` while the socket has no room
+    /// for the block's descriptor.
+    fn source(&mut self, connection: &Connection, local: &Buf) -> Result<Option<Source>, FabricError> {
+        if local.is_empty() {
+            return Ok(Some(Source::Nothing));
+        }
+        let (block, fd) = reachable(connection, local)?;
+        if local.len() <= INLINE_BYTES {
+            return Ok(Some(Source::Inline));
+        }
+        let offset = local.offset() as u64;
+        Ok(self.share(connection, block, fd)?.map(|index| Source::Block { index, offset }))
+    }
+
+    /// A lease of `local`; `None` while the socket has no room for the block's descriptor.
+    fn lent(&mut self, connection: &Connection, local: &Buf) -> Result<Option<Source>, FabricError> {
+        if local.is_empty() {
+            return Err(FabricError::Unsupported { kind: KIND, what: "lend an empty buffer" });
+        }
+        let (block, fd) = reachable(connection, local)?;
+        let Some(index) = self.share(connection, block, fd)? else { return Ok(None) };
+        let (slot, generation) = self.leases.lend(connection.process.as_ref(), local.clone())?;
+        let (offset, length) = (local.offset() as u64, local.len() as u64);
+        Ok(Some(Source::Lent { index, offset, length, slot, generation }))
+    }
+
+    /// What the peer views.
+    pub(super) fn leases(&mut self) -> &mut Leases {
+        &mut self.leases
+    }
+
+    /// The number under which the peer knows `block`, which it is sent first if need be.
+    fn share(
+        &mut self,
+        connection: &Connection,
+        block: &Block,
+        fd: BorrowedFd<'_>,
+    ) -> Result<Option<u32>, FabricError> {
+        if let Some(&index) = self.blocks.get(&block.id()) {
+            return Ok(Some(index));
+        }
+        if self.blocks.len() >= BLOCKS_MAX {
+            let what = "send from more than 4096 blocks on one connection: give the pool larger blocks";
+            return Err(FabricError::Unsupported { kind: KIND, what });
+        }
+        let index = self.blocks.len() as u32;
+        let frame = Frame::Block { index, length: block.length() as u64 };
+        match sys::send(connection.socket.get_ref().as_fd(), &frame.encode(), &[fd]) {
+            Ok(()) => {
+                self.blocks.insert(block.id(), index);
+                Ok(Some(index))
+            }
+            // A peer that is gone is seen by the driver, which ends the operations that wait.
+            Err(error) if will_be_told(&error) => Ok(None),
+            Err(error) => Err(FabricError::device(KIND, "sending a block's descriptor", error)),
+        }
+    }
+}
+
+/// The checks that a NIC makes before a write leaves, of the whole operation before any of its pieces.
+fn aim(connection: &Connection, request: &WorkRequest) -> Result<(), FabricError> {
+    let regions = connection.core.remote_regions();
+    match request {
+        WorkRequest::Write { local, remote, .. } => {
+            regions.aim(local.len() as u64, remote.as_ref()).map(drop)
+        }
+        WorkRequest::WriteVectored { segments, .. } => segments
+            .iter()
+            .try_for_each(|segment| regions.aim(segment.local.len() as u64, Some(&segment.remote)).map(drop)),
+        _ => Ok(()),
+    }
+}
+
+/// The parts of a read, all of them checked; `None` for other operations. Most have one only, and allocate nothing
+/// here.
+fn resolve_reads(
+    connection: &Connection,
+    posted: Posted,
+    request: &WorkRequest,
+) -> Result<Option<(Read, Vec<Read>)>, FabricError> {
+    let mut parts = request.reads();
+    let Some(first) = parts.next() else { return Ok(None) };
+    let first = resolve(connection, posted, &first)?;
+    let rest = parts.map(|part| resolve(connection, posted, &part)).collect::<Result<_, _>>()?;
+    Ok(Some((first, rest)))
+}
+
+/// The checks that a NIC makes before a read leaves.
+fn resolve(connection: &Connection, posted: Posted, part: &ReadPart<'_>) -> Result<Read, FabricError> {
+    let ReadPart { remote, into, is_last } = *part;
+    let regions: &RemoteRegions = connection.core.remote_regions();
+    let region = regions.aim(into.length(), Some(remote))?;
+    let target = into.target()?;
+    connection.regions.check_local(KIND, target.as_ref().map(|(block, _)| block.id()))?;
+    let (posted, key) = (is_last.then_some(posted), region.map_or(0, |region| region.key));
+    Ok(Read { posted, range: *remote, key, destination: target.map(|(_, target)| target) })
+}
+
+/// The block of `local`, if the peer can map it and the domain knows it.
+fn reachable<'buffer>(
+    connection: &Connection,
+    local: &'buffer Buf,
+) -> Result<(&'buffer Block, BorrowedFd<'buffer>), FabricError> {
+    let Some((block, fd)) = local.block().and_then(|block| Some((block, block.fd()?))) else {
+        let what = "send memory that is in no pool: copy it into one first";
+        return Err(FabricError::Unsupported { kind: KIND, what });
+    };
+    connection.regions.check_local(KIND, Some(block.id()))?;
+    Ok((block, fd))
+}
+
+/// Whether the socket will show readiness or its end after this error.
+fn will_be_told(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, Interrupted, NotConnected, WouldBlock};
+    matches!(error.kind(), WouldBlock | Interrupted | BrokenPipe | ConnectionReset | NotConnected)
+}
+
+/// Puts a tiny payload into the slot of `position`.
+fn stage(connection: &Connection, position: u64, local: &Buf) {
+    let length = local.len().min(INLINE_BYTES);
+    // SAFETY: the slot has room for `INLINE_BYTES` and is not published, so nobody reads it; `local` is readable
+    // for its length and lies in another mapping.
+    unsafe {
+        copy_raw(connection.own.inline_pointer(position), local.as_ptr(), length, CopyReason::ShmInline);
+    };
+}

@@ -1,0 +1,460 @@
+//! Descriptors, and the pages they lie in. Every page has one writer, so that a peer can spoil only what it sends itself.
+//!
+//! Each side makes one memfd. It holds what that side says as a consumer (how far it has executed the peer's
+//! descriptors, whether it sleeps), what it says about the connection (`closed`), and the ring of its own
+//! descriptors:
+//!
+//! ```text
+//! 0     magic and version
+//! 64    sleep      epoch of the latest sleep of this side's driver
+//! 128   consumed   descriptors of the peer that this side has executed
+//! 136   closed     0, or why this side ended the connection
+//! 144   cpu        1 + the CPU on which this side last published or executed something
+//! 192   released   how many leases of the peer's memory this side has released
+//! 256   listens    1 while this side wants to be woken for releases
+//! 4096  slots of 128 bytes: sequence word, seven words of descriptor, 64 bytes of inline payload
+//! then  lease words: the generation that was released last, of each slot of the peer's lease table
+//! ```
+
+use std::{
+    fmt, io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use verbs_reactor::{PeerViolation, RegionGeneration, RegionId, RemoteRange};
+
+use crate::{
+    limits::{INLINE_BYTES, LEASES_MAX, SLOTS_MAX},
+    sys::{self, Mapping},
+    words,
+};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"TWSHM\0\0\x03");
+const MAGIC_AT: usize = 0;
+const SLEEP_AT: usize = 64;
+const CONSUMED_AT: usize = 128;
+const CLOSED_AT: usize = 136;
+const CPU_AT: usize = 144;
+const RELEASED_AT: usize = 192;
+const LISTENS_AT: usize = 256;
+const HEADER_BYTES: usize = 4096;
+const SLOT_BYTES: usize = 128;
+const WORD_BYTES: usize = 8;
+const DESCRIPTOR_WORDS: usize = 7;
+const INLINE_AT: usize = SLOT_BYTES - INLINE_BYTES;
+
+/// The words of a descriptor in a slot.
+pub(super) type Words = [u64; DESCRIPTOR_WORDS];
+
+/// Where the bytes of a write are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// There are none.
+    Nothing,
+    /// In the slot itself.
+    Inline,
+    /// In the peer's block of this number, from this offset on.
+    Block { index: u32, offset: u64 },
+    /// There, and they stay there: the target may look at them under this lease.
+    Lent { index: u32, offset: u64, length: u64, slot: u32, generation: u64 },
+    /// They are the target's own: it is asked for those of the remote range, and answers under this tag.
+    Asked { tag: u32 },
+    /// In the peer's block, for the read that was asked for under this tag.
+    Answer { tag: u32, index: u32, offset: u64, length: u64 },
+}
+
+/// One piece of a write, a notification, a read or its answer, as it travels.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Descriptor {
+    /// Only the last piece of a write has one.
+    pub(super) immediate: Option<u32>,
+    /// The next descriptor is a piece of the same logical write.
+    pub(super) continues: bool,
+    /// Range and key; `None` for a bare notification, a loan and an answer.
+    pub(super) remote: Option<(RemoteRange, u32)>,
+    pub(super) source: Source,
+}
+
+// Without the key, as keys are never shown.
+impl fmt::Debug for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Descriptor")
+            .field("immediate", &self.immediate)
+            .field("continues", &self.continues)
+            .field("remote", &self.remote.map(|(range, _)| range))
+            .field("source", &self.source)
+            .finish()
+    }
+}
+
+const HAS_IMMEDIATE: u32 = 1;
+const HAS_REMOTE: u32 = 2;
+const IS_INLINE: u32 = 4;
+const IS_BLOCK: u32 = 8;
+const CONTINUES: u32 = 16;
+const IS_LENT: u32 = 32;
+const IS_ASKED: u32 = 64;
+const IS_ANSWER: u32 = 128;
+/// At most one of these is set; without any, there are no bytes.
+const SOURCES: u32 = IS_INLINE | IS_BLOCK | IS_LENT | IS_ASKED | IS_ANSWER;
+
+fn pair(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+fn halves(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
+
+impl Descriptor {
+    pub(super) fn encode(&self) -> Words {
+        let mut flags = 0;
+        if self.immediate.is_some() {
+            flags |= HAS_IMMEDIATE;
+        }
+        if self.continues {
+            flags |= CONTINUES;
+        }
+        let (mut region, mut generation, mut key, mut offset, mut length) = (0, 0, 0, 0, 0);
+        let mut lease_generation = 0;
+        if let Some((range, remote_key)) = self.remote {
+            flags |= HAS_REMOTE;
+            (region, generation, key) = (range.region.0, range.generation.0, remote_key);
+            (offset, length) = (range.offset, range.length);
+        }
+        let (block, source_offset) = match self.source {
+            Source::Nothing => (0, 0),
+            Source::Inline => {
+                flags |= IS_INLINE;
+                (0, 0)
+            }
+            Source::Block { index, offset } => {
+                flags |= IS_BLOCK;
+                (index, offset)
+            }
+            Source::Lent { index, offset, length: lent, slot, generation } => {
+                flags |= IS_LENT;
+                (region, length, lease_generation) = (slot, lent, generation);
+                (index, offset)
+            }
+            Source::Asked { tag } => {
+                flags |= IS_ASKED;
+                (tag, 0)
+            }
+            Source::Answer { tag, index, offset, length: answered } => {
+                flags |= IS_ANSWER;
+                (region, length) = (tag, answered);
+                (index, offset)
+            }
+        };
+        let immediate = self.immediate.unwrap_or(0);
+        [
+            pair(flags, immediate),
+            pair(region, generation),
+            pair(key, block),
+            offset,
+            length,
+            source_offset,
+            lease_generation,
+        ]
+    }
+
+    /// Parses words that a neighbour wrote.
+    pub(super) fn decode(words: &Words) -> Result<Self, PeerViolation> {
+        let [first, region, key, offset, length, source_offset, lease_generation] = *words;
+        let (flags, immediate) = halves(first);
+        let (region, generation) = halves(region);
+        let (key, block) = halves(key);
+        let range = RemoteRange {
+            region: RegionId(region),
+            generation: RegionGeneration(generation),
+            offset,
+            length,
+        };
+        let source = match flags & SOURCES {
+            0 if length == 0 => Source::Nothing,
+            IS_INLINE if (1..=INLINE_BYTES as u64).contains(&length) => Source::Inline,
+            IS_BLOCK if length > 0 => Source::Block { index: block, offset: source_offset },
+            IS_LENT if length > 0 && range.region.0 < LEASES_MAX => Source::Lent {
+                index: block,
+                offset: source_offset,
+                length,
+                slot: range.region.0,
+                generation: lease_generation,
+            },
+            IS_ASKED => Source::Asked { tag: block },
+            IS_ANSWER => Source::Answer { tag: range.region.0, index: block, offset: source_offset, length },
+            _ => return Err(PeerViolation::Malformed),
+        };
+        let known = HAS_IMMEDIATE | HAS_REMOTE | CONTINUES | SOURCES;
+        let has_remote = flags & HAS_REMOTE != 0;
+        let has_immediate = flags & HAS_IMMEDIATE != 0;
+        let continues = flags & CONTINUES != 0;
+        let sound = match source {
+            Source::Nothing => true,
+            Source::Inline | Source::Block { .. } => has_remote,
+            Source::Lent { .. } => has_immediate && !has_remote,
+            Source::Asked { .. } => has_remote && !has_immediate && !continues,
+            Source::Answer { .. } => !has_remote && !has_immediate && !continues,
+        };
+        if flags & !known != 0 || !sound || (continues && has_immediate) {
+            return Err(PeerViolation::Malformed);
+        }
+        Ok(Self {
+            immediate: has_immediate.then_some(immediate),
+            continues,
+            remote: has_remote.then_some((range, key)),
+            source,
+        })
+    }
+
+    /// Bytes that the target copies to execute it.
+    pub(super) fn copied(&self) -> u64 {
+        match self.source {
+            Source::Answer { length, .. } => length,
+            Source::Nothing | Source::Lent { .. } | Source::Asked { .. } => 0,
+            Source::Inline | Source::Block { .. } => self.length(),
+        }
+    }
+
+    /// Bytes to be written at the target.
+    pub(super) fn length(&self) -> u64 {
+        match self.source {
+            Source::Asked { .. } => 0,
+            _ => self.remote.map_or(0, |(range, _)| range.length),
+        }
+    }
+}
+
+/// Bytes of a page set with `slots` slots.
+pub(super) fn page_bytes(slots: u32) -> usize {
+    (HEADER_BYTES + slots as usize * SLOT_BYTES + LEASES_MAX as usize * WORD_BYTES)
+        .next_multiple_of(rustix::param::page_size())
+}
+
+/// A mapping with the layout above.
+#[derive(Debug)]
+struct Page {
+    mapping: Mapping,
+    slots: u32,
+}
+
+impl Page {
+    /// `slots` is a power of two up to [`SLOTS_MAX`], and `mapping` has `page_bytes(slots)` bytes: the two
+    /// constructors below see to it.
+    fn word(&self, at: usize) -> &AtomicU64 {
+        debug_assert!(at.is_multiple_of(WORD_BYTES) && at + WORD_BYTES <= self.mapping.length());
+        // SAFETY: every `at` in this file is a multiple of 8 inside the mapping, which lives as long as `self`.
+        // All words are accessed atomically by both processes; readers of a read-only mapping use relaxed loads
+        // only, which work on read-only memory.
+        unsafe { AtomicU64::from_ptr(self.mapping.base().as_ptr().add(at).cast()) }
+    }
+
+    fn slot_at(&self, position: u64) -> usize {
+        let index = position as usize & (self.slots as usize - 1);
+        HEADER_BYTES + index * SLOT_BYTES
+    }
+
+    /// `slot` is less than [`LEASES_MAX`].
+    fn lease_at(&self, slot: u32) -> usize {
+        HEADER_BYTES + self.slots as usize * SLOT_BYTES + (slot % LEASES_MAX) as usize * WORD_BYTES
+    }
+
+    /// The sequence word that a slot has once `position` is published in it.
+    fn sequence(position: u64) -> u64 {
+        position.wrapping_add(1)
+    }
+}
+
+/// The page set that this side writes.
+#[derive(Debug)]
+pub(super) struct OwnPage {
+    page: Page,
+}
+
+impl OwnPage {
+    /// Makes, maps and seals a page set of at least `depth` slots, and gives the memfd for the peer.
+    pub(super) fn new(depth: u32) -> io::Result<(Self, OwnedFd)> {
+        let slots = depth.clamp(1, SLOTS_MAX).next_power_of_two();
+        let length = page_bytes(slots);
+        let fd = sys::memfd(c"tensorwire-ring")?;
+        sys::allocate(fd.as_fd(), length)?;
+        let mapping = Mapping::new(fd.as_fd(), length, true)?;
+        // The peer takes allocated pages that were never touched for holes.
+        mapping.populate(0, length)?;
+        sys::seal(fd.as_fd())?;
+        let own = Self { page: Page { mapping, slots } };
+        own.page.word(MAGIC_AT).store(MAGIC, Ordering::Release);
+        Ok((own, fd))
+    }
+
+    /// Number of slots, a power of two.
+    pub(super) fn slots(&self) -> u32 {
+        self.page.slots
+    }
+
+    /// Where the inline payload of `position` goes; writable for [`INLINE_BYTES`] until `position` is published.
+    pub(super) fn inline_pointer(&self, position: u64) -> *mut u8 {
+        // SAFETY: the slot lies inside the mapping.
+        unsafe { self.page.mapping.base().as_ptr().add(self.page.slot_at(position) + INLINE_AT) }
+    }
+
+    /// Makes `words` visible to the peer as descriptor number `position`.
+    pub(super) fn publish(&self, position: u64, words: &Words) {
+        let slot = self.page.slot_at(position);
+        let places = (1..).map(|index| self.page.word(slot + index * WORD_BYTES));
+        words::publish(self.page.word(slot), places.zip(words.iter().copied()), Page::sequence(position));
+    }
+
+    /// Says on which CPU this side runs, as a hint.
+    pub(super) fn set_cpu(&self) {
+        let cpu = u64::from(sys::current_cpu()) + 1;
+        if self.page.word(CPU_AT).load(Ordering::Relaxed) != cpu {
+            self.page.word(CPU_AT).store(cpu, Ordering::Relaxed);
+        }
+    }
+
+    /// Says that `count` descriptors of the peer are executed.
+    pub(super) fn set_consumed(&self, count: u64) {
+        self.page.word(CONSUMED_AT).store(count, Ordering::Release);
+    }
+
+    /// Ends a lease: nothing here reads the bytes any more.
+    pub(super) fn release(&self, slot: u32, generation: u64) {
+        words::release(self.page.word(self.page.lease_at(slot)), self.page.word(RELEASED_AT), generation);
+    }
+
+    /// Says whether releases of the peer should wake this side. Say so before saying that it sleeps.
+    pub(super) fn set_listens(&self, listens: bool) {
+        let word = self.page.word(LISTENS_AT);
+        if word.load(Ordering::Relaxed) != u64::from(listens) {
+            word.store(u64::from(listens), Ordering::Relaxed);
+        }
+    }
+
+    /// Says that this side's driver is about to sleep for the `epoch`th time. Look for work again after this.
+    pub(super) fn set_sleep(&self, epoch: u64) {
+        words::fall_asleep(self.page.word(SLEEP_AT), epoch);
+    }
+
+    /// Says that the connection is over. Sources of unfinished writes may be reused after this: a peer that
+    /// copied bytes written after it will see the word (`PeerPage::closed`).
+    pub(super) fn set_closed(&self, code: u64) {
+        words::close(self.page.word(CLOSED_AT), code);
+    }
+
+    /// Writes any word of the page, as a hostile neighbour would.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn forge(&self, at: usize, value: u64) {
+        self.page.word(at).store(value, Ordering::SeqCst);
+    }
+}
+
+/// The page set that the peer writes, mapped read-only. Nothing in it is trusted.
+#[derive(Debug)]
+pub(super) struct PeerPage {
+    page: Page,
+}
+
+impl PeerPage {
+    /// Checks and maps the peer's page set.
+    pub(super) fn import(fd: BorrowedFd<'_>, slots: u32) -> Result<Self, super::import::ImportError> {
+        if slots > SLOTS_MAX || !slots.is_power_of_two() {
+            return Err(super::import::ImportError::Refused(PeerViolation::Malformed));
+        }
+        let mapping = super::import::map_sealed(fd, page_bytes(slots) as u64)?;
+        mapping.populate(0, mapping.length())?;
+        let peer = Self { page: Page { mapping, slots } };
+        if peer.load(MAGIC_AT) != MAGIC {
+            return Err(super::import::ImportError::Refused(PeerViolation::Malformed));
+        }
+        Ok(peer)
+    }
+
+    fn load(&self, at: usize) -> u64 {
+        words::load(self.page.word(at))
+    }
+
+    /// Copies descriptor number `position` out, once, if it is there.
+    pub(super) fn descriptor(&self, position: u64) -> Result<Option<Descriptor>, PeerViolation> {
+        let slot = self.page.slot_at(position);
+        let sequence = self.load(slot);
+        if sequence != Page::sequence(position) {
+            let previous = Page::sequence(position).saturating_sub(u64::from(self.page.slots));
+            return if sequence == previous { Ok(None) } else { Err(PeerViolation::Malformed) };
+        }
+        let mut words = Words::default();
+        for (index, word) in words.iter_mut().enumerate() {
+            *word = self.page.word(slot + (1 + index) * WORD_BYTES).load(Ordering::Relaxed);
+        }
+        Descriptor::decode(&words).map(Some)
+    }
+
+    /// Number of slots.
+    pub(super) fn slots(&self) -> u32 {
+        self.page.slots
+    }
+
+    /// The inline payload of `position`, readable for [`INLINE_BYTES`].
+    pub(super) fn inline_pointer(&self, position: u64) -> *const u8 {
+        // SAFETY: the slot lies inside the mapping.
+        unsafe { self.page.mapping.base().as_ptr().add(self.page.slot_at(position) + INLINE_AT) }
+    }
+
+    /// A glance at whether [`descriptor`](Self::descriptor) would find anything at `position`.
+    pub(super) fn may_have(&self, position: u64) -> bool {
+        let sequence = self.page.word(self.page.slot_at(position)).load(Ordering::Relaxed);
+        sequence != Page::sequence(position).saturating_sub(u64::from(self.page.slots))
+    }
+
+    /// Whether the peer last ran on the CPU that we run on.
+    pub(super) fn is_here(&self) -> bool {
+        self.page.word(CPU_AT).load(Ordering::Relaxed) == u64::from(sys::current_cpu()) + 1
+    }
+
+    /// How many of our descriptors the peer says it has executed.
+    pub(super) fn consumed(&self) -> u64 {
+        self.load(CONSUMED_AT)
+    }
+
+    /// How many leases of ours the peer says it has released.
+    pub(super) fn released(&self) -> u64 {
+        self.load(RELEASED_AT)
+    }
+
+    /// The generation of the lease in `slot` that the peer says it has released last.
+    pub(super) fn lease(&self, slot: u32) -> u64 {
+        self.load(self.page.lease_at(slot))
+    }
+
+    /// Whether the peer sleeps and was not rung for this sleep; `rung` remembers. After a yes, ring it.
+    pub(super) fn must_be_rung(&self, rung: &AtomicU64) -> bool {
+        words::must_ring(self.page.word(SLEEP_AT), rung)
+    }
+
+    /// As [`must_be_rung`](Self::must_be_rung), after the release of a lease.
+    pub(super) fn must_be_rung_for_release(&self, rung: &AtomicU64) -> bool {
+        words::must_ring_for_release(self.page.word(LISTENS_AT), self.page.word(SLEEP_AT), rung)
+    }
+
+    /// The epoch of the peer's latest sleep.
+    #[cfg(test)]
+    pub(super) fn sleep(&self) -> u64 {
+        self.page.word(SLEEP_AT).load(Ordering::Relaxed)
+    }
+
+    /// Whether releases should wake the peer.
+    #[cfg(test)]
+    pub(super) fn listens(&self) -> bool {
+        self.page.word(LISTENS_AT).load(Ordering::Relaxed) != 0
+    }
+
+    /// Why the peer ended the connection; 0 while it has not.
+    ///
+    /// Called after a copy out of the peer's memory, this says whether the bytes were still its to send: the
+    /// fence keeps the copy before the load, and pairs with the one in [`OwnPage::set_closed`].
+    pub(super) fn closed(&self) -> u64 {
+        words::is_closed(self.page.word(CLOSED_AT))
+    }
+}

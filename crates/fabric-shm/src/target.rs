@@ -1,0 +1,453 @@
+//! The target's half: executes the peer's writes as a NIC would.
+
+use std::{
+    io, mem,
+    os::fd::AsFd,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use memory::{
+    Buf, Limit, RemoteTarget,
+    copy::{CopyReason, copy_raw},
+};
+use verbs_reactor::{Arrival, FabricError, Immediate, PeerViolation, Purpose};
+
+use crate::{
+    connection::Connection,
+    ending::End,
+    frame::Frame,
+    helper::{HelpedCopy, Shared},
+    import::ImportedBlock,
+    limits::{BATCH_DESCRIPTORS, BATCH_FRAMES, BLOCKS_MAX, CHUNK_BYTES},
+    loan::{Loan, Release},
+    producer::Producer,
+    reads::Answer,
+    ring::{Descriptor, Source},
+    sys,
+};
+
+/// What one go came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// There was nothing to execute.
+    Idle,
+    /// Everything there was is executed.
+    Worked,
+    /// The go's budget is used up; there may be more.
+    More,
+}
+
+/// The state of the target's half. Whoever holds its lock is the only one who touches local memory on behalf of
+/// the peer.
+#[derive(Debug, Default)]
+pub(super) struct Target {
+    /// Position of the next descriptor.
+    head: u64,
+    /// The descriptor under way.
+    current: Option<Execution>,
+    /// Bytes of the pieces so far of the logical write under way.
+    landed: u64,
+    /// The peer's blocks, in the order it sent them.
+    blocks: Vec<ImportedBlock>,
+    /// Bytes of all of them.
+    imported: u64,
+    /// Set once: nothing is executed any more.
+    over: bool,
+    /// Reads were asked for or answered since that was last looked at.
+    reads: bool,
+}
+
+#[derive(Debug)]
+struct Execution {
+    immediate: Option<u32>,
+    continues: bool,
+    job: Option<Job>,
+    length: u64,
+    /// It is no part of a write of the peer.
+    read: Option<Side>,
+}
+
+/// Whose read it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    /// The peer's, which gets an answer.
+    Peer,
+    /// Ours, whose answer this is.
+    Own,
+}
+
+/// What takes time.
+#[derive(Debug)]
+enum Job {
+    Copy(Copy),
+    View(View),
+}
+
+/// Memory of the peer on its way to be looked at.
+#[derive(Debug)]
+struct View {
+    index: u32,
+    offset: usize,
+    length: usize,
+    slot: u32,
+    generation: u64,
+}
+
+/// A payload on its way.
+#[derive(Debug)]
+struct Copy {
+    source: Source,
+    destination: RemoteTarget,
+    reason: CopyReason,
+    /// Bytes copied so far.
+    done: usize,
+    /// What a second core helps with.
+    helped: Option<HelpedCopy>,
+}
+
+impl Target {
+    pub(super) fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// Stops executing, for good, and lets go of the peer's memory.
+    pub(super) fn end(&mut self) {
+        self.over = true;
+        self.current = None;
+        self.blocks = Vec::new();
+    }
+
+    /// Executes descriptors for about [`CHUNK_BYTES`] of payload and returns their completions.
+    pub(super) fn run(
+        &mut self,
+        connection: &Connection,
+        producer: &Mutex<Producer>,
+    ) -> Result<Progress, End> {
+        let before = self.head;
+        let result = self.execute_batch(connection, producer);
+        if self.head != before {
+            connection.own.set_cpu();
+            connection.own.set_consumed(self.head);
+        }
+        match result? {
+            true => Ok(Progress::More),
+            false if self.head != before => Ok(Progress::Worked),
+            false => Ok(Progress::Idle),
+        }
+    }
+
+    /// Whether reads were asked for or answered since the last call.
+    pub(super) fn take_reads(&mut self) -> bool {
+        mem::take(&mut self.reads)
+    }
+
+    /// Descriptors executed so far.
+    pub(super) fn executed(&self) -> u64 {
+        self.head
+    }
+
+    /// Takes in what the peer sent on the socket: descriptors of its blocks, or its end. Gives whether there
+    /// may be more.
+    pub(super) fn read_frames(&mut self, connection: &Connection) -> Result<bool, End> {
+        for _ in 0..BATCH_FRAMES {
+            if !self.read_frame(connection)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether there may be more to do at once.
+    fn execute_batch(&mut self, connection: &Connection, producer: &Mutex<Producer>) -> Result<bool, End> {
+        let mut budget = CHUNK_BYTES;
+        for _ in 0..BATCH_DESCRIPTORS {
+            let mut execution = match self.current.take() {
+                Some(execution) => execution,
+                None => match connection.peer.descriptor(self.head)? {
+                    Some(descriptor) => self.begin(connection, producer, &descriptor)?,
+                    None => return Ok(false),
+                },
+            };
+            if let Some(job) = &mut execution.job {
+                let (bytes, is_done) = self.advance(connection, job, budget)?;
+                budget = budget.saturating_sub(bytes);
+                if !is_done {
+                    self.current = Some(execution);
+                    return Ok(true);
+                }
+            }
+            self.finish(connection, producer, &execution)?;
+            if budget == 0 {
+                return Ok(true);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The checks of a NIC, before anything is touched.
+    fn begin(
+        &mut self,
+        connection: &Connection,
+        producer: &Mutex<Producer>,
+        descriptor: &Descriptor,
+    ) -> Result<Execution, End> {
+        let mut execution = Execution {
+            immediate: descriptor.immediate,
+            continues: descriptor.continues,
+            job: None,
+            length: descriptor.length(),
+            read: None,
+        };
+        match descriptor.source {
+            Source::Asked { tag } => {
+                answer(connection, producer, descriptor, tag)?;
+                execution.read = Some(Side::Peer);
+                return Ok(execution);
+            }
+            Source::Answer { tag, index, offset, length } => {
+                let destination = lock(producer).reads().expected(tag, length)?;
+                execution.read = Some(Side::Own);
+                execution.job = self.copy_of(connection, destination, index, offset, length)?.map(Job::Copy);
+                return Ok(execution);
+            }
+            _ => {}
+        }
+        if let Source::Lent { index, offset, length, slot, generation } = descriptor.source {
+            if !self.block(connection, index)?.covers(offset, length) {
+                return Err(PeerViolation::OutOfBounds.into());
+            }
+            // `covers` has shown that both fit the address space.
+            let (offset, length) = (offset as usize, length as usize);
+            execution.job = Some(Job::View(View { index, offset, length, slot, generation }));
+            return Ok(execution);
+        }
+        let Some((range, key)) = descriptor.remote else { return Ok(execution) };
+        let (destination, purpose) = connection.regions.write_target(&range, key)?;
+        let reason = match purpose {
+            Purpose::Payload => CopyReason::ShmPayload,
+            Purpose::Messages => CopyReason::ShmMessage,
+        };
+        execution.job = match descriptor.source {
+            Source::Block { index, offset } => {
+                Some(Job::Copy(self.copy_out_of(connection, (index, offset), destination, reason)?))
+            }
+            Source::Nothing => None,
+            source => Some(Job::Copy(Copy { source, destination, reason, done: 0, helped: None })),
+        };
+        Ok(execution)
+    }
+
+    /// The copy of `length` bytes of the peer's that it answers a read with; `None` if there are none.
+    fn copy_of(
+        &mut self,
+        connection: &Connection,
+        destination: Option<RemoteTarget>,
+        index: u32,
+        offset: u64,
+        length: u64,
+    ) -> Result<Option<Copy>, End> {
+        let Some(destination) = destination.filter(|_| length > 0) else { return Ok(None) };
+        self.copy_out_of(connection, (index, offset), destination, CopyReason::ShmRead).map(Some)
+    }
+
+    /// The copy that fills `destination` from `offset` of the peer's block `index` on.
+    fn copy_out_of(
+        &mut self,
+        connection: &Connection,
+        (index, offset): (u32, u64),
+        destination: RemoteTarget,
+        reason: CopyReason,
+    ) -> Result<Copy, End> {
+        let block = self.block(connection, index)?;
+        if !block.covers(offset, destination.length() as u64) {
+            return Err(PeerViolation::OutOfBounds.into());
+        }
+        // The first copy out of a block is made alone: it keeps the book of what is resident.
+        let helped = block.is_resident(offset, destination.length()).then(|| {
+            // `covers` has shown that the offset fits the address space.
+            HelpedCopy::begin(block.mapping(), offset as usize, &destination, reason)
+        });
+        let source = Source::Block { index, offset };
+        Ok(Copy { source, destination, reason, done: 0, helped: helped.flatten() })
+    }
+
+    /// The peer's block of this number. It was sent before the descriptor that names it, so if it is not here
+    /// yet, it waits in the socket.
+    fn block(&mut self, connection: &Connection, index: u32) -> Result<&mut ImportedBlock, End> {
+        let index = index as usize;
+        while index >= self.blocks.len() && self.read_frame(connection)? {}
+        self.blocks.get_mut(index).ok_or_else(|| PeerViolation::Malformed.into())
+    }
+
+    /// Goes on with `job` for about `limit` bytes: how many they were, and whether it is done.
+    fn advance(
+        &mut self,
+        connection: &Connection,
+        job: &mut Job,
+        limit: usize,
+    ) -> Result<(usize, bool), End> {
+        match job {
+            Job::Copy(Copy { helped: Some(helped), .. }) => match helped.step()? {
+                Shared::Copied(bytes) => Ok((bytes, false)),
+                Shared::HelperIsAtIt => Ok((0, false)),
+                Shared::Done => Ok((0, true)),
+            },
+            Job::Copy(copy) => {
+                let bytes = self.copy(connection, copy, limit)?;
+                Ok((bytes, copy.done >= copy.destination.length()))
+            }
+            Job::View(view) => {
+                let block = self.block(connection, view.index)?;
+                let populated = block.populate(view.offset, view.length, limit);
+                populated.map_err(|error| End::device("reading a block of the peer", error))
+            }
+        }
+    }
+
+    /// Copies up to `limit` bytes of `copy` and gives their number.
+    fn copy(&mut self, connection: &Connection, copy: &mut Copy, limit: usize) -> Result<usize, End> {
+        let length = limit.min(copy.destination.length() - copy.done);
+        let source = match copy.source {
+            // Never past the slot: an inline length is at most its room, and `done` is less.
+            Source::Inline => connection.peer.inline_pointer(self.head).wrapping_add(copy.done),
+            Source::Block { index, offset } => {
+                let block = self.block(connection, index)?;
+                let resident = block.resident(offset + copy.done as u64, length);
+                let resident = resident.map_err(|error| End::device("reading a block of the peer", error))?;
+                resident.ok_or(PeerViolation::OutOfBounds)?
+            }
+            _ => return Ok(0),
+        };
+        let access = copy.destination.access(copy.done, length).map_err(|_| PeerViolation::NotGranted)?;
+        // SAFETY: `source` is readable for `length` bytes: `resident` and the slot's layout promise it. `access`
+        // covers `length` bytes of a live grant that no slice of this process aliases, in another mapping. The
+        // peer may change the source meanwhile: `finish` looks at its `closed` word before anyone is told.
+        unsafe { copy_raw(access.pointer(), source, length, copy.reason) };
+        copy.done += length;
+        Ok(length)
+    }
+
+    /// Tells the user, if the bytes were the peer's to send until now, and moves on.
+    fn finish(
+        &mut self,
+        connection: &Connection,
+        producer: &Mutex<Producer>,
+        execution: &Execution,
+    ) -> Result<(), End> {
+        let closed = connection.peer.closed();
+        if closed != 0 {
+            return Err(End::told_by_peer(closed, connection.peer_receive_depth));
+        }
+        if let (Some(Job::View(view)), Some(immediate)) = (&execution.job, execution.immediate) {
+            return self.hand_over(connection, view, Immediate(immediate));
+        }
+        if let Some(side) = execution.read {
+            // Before this side may ask for one more: the peer counts what is unanswered by what we have executed.
+            connection.own.set_consumed(self.head + 1);
+            let read = (side == Side::Own).then(|| lock(producer).reads().answered()).flatten();
+            if let Some(read) = read {
+                connection.core.complete(read.key, read.length, Ok(()));
+            }
+            self.reads = true;
+            self.head += 1;
+            return Ok(());
+        }
+        connection.core.count_received(execution.length);
+        self.landed = self.landed.saturating_add(execution.length);
+        if !execution.continues {
+            let length = mem::take(&mut self.landed);
+            if let Some(immediate) = execution.immediate {
+                let arrival = Arrival::Immediate { immediate: Immediate(immediate), length };
+                connection.core.deliver(arrival).map_err(End::not_ready)?;
+            }
+        }
+        self.head += 1;
+        Ok(())
+    }
+
+    /// Gives the user a view of the peer's memory.
+    fn hand_over(&mut self, connection: &Connection, view: &View, immediate: Immediate) -> Result<(), End> {
+        let mapping = self.block(connection, view.index)?.mapping().clone();
+        let release = release(connection, view.slot, view.generation);
+        let buffer = Buf::foreign(Arc::new(Loan::new(mapping, view.offset, view.length, release)));
+        // What can't be delivered is released as it is dropped.
+        connection.core.deliver(Arrival::Loan { immediate, buffer }).map_err(End::not_ready)?;
+        self.head += 1;
+        Ok(())
+    }
+
+    /// The connection is over: loans that were not executed never will be.
+    pub(super) fn decline_loans(&self, connection: &Connection) {
+        // The ring bounds the loop: a slot published out of turn ends it.
+        for position in self.head..self.head.saturating_add(u64::from(connection.peer.slots())) {
+            let Ok(Some(descriptor)) = connection.peer.descriptor(position) else { return };
+            if let Source::Lent { slot, generation, .. } = descriptor.source {
+                release(connection, slot, generation).tell();
+            }
+        }
+    }
+
+    /// Reads one frame; false when there is none.
+    fn read_frame(&mut self, connection: &Connection) -> Result<bool, End> {
+        let packet = match sys::receive(connection.socket.get_ref().as_fd()) {
+            Ok(packet) => packet,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(true),
+            Err(error) if Limit::of_files(&error).is_some() => {
+                return Err(End::device("receiving the descriptor of a block of the peer", error));
+            }
+            Err(error) => return Err(ended(connection, &format!("the socket broke: {error}"))),
+        };
+        if packet.length == 0 {
+            return Err(ended(connection, "its end of the socket was closed: its process has ended"));
+        }
+        let frame = Frame::decode(packet.bytes.get(..packet.length).unwrap_or_default())?;
+        let (Frame::Block { index, length }, [fd]) = (frame, packet.fds.as_slice()) else {
+            return Err(PeerViolation::Malformed.into());
+        };
+        if packet.truncated || index as usize != self.blocks.len() || self.blocks.len() >= BLOCKS_MAX {
+            return Err(PeerViolation::Malformed.into());
+        }
+        let (shared, most) = (self.imported.saturating_add(length), connection.imported_bytes_max);
+        if shared > most {
+            return Err(End::failed(FabricError::ImportedBytesExhausted { shared, most }));
+        }
+        self.blocks.push(ImportedBlock::new(fd.as_fd(), length)?);
+        self.imported = shared;
+        Ok(true)
+    }
+}
+
+fn lock(producer: &Mutex<Producer>) -> MutexGuard<'_, Producer> {
+    producer.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Checks a read of the peer as a NIC does, which asks nothing of a read of no bytes, and has it answered.
+fn answer(
+    connection: &Connection,
+    producer: &Mutex<Producer>,
+    descriptor: &Descriptor,
+    tag: u32,
+) -> Result<(), End> {
+    let (range, key) = descriptor.remote.ok_or(PeerViolation::Malformed)?;
+    lock(producer).may_answer(connection)?;
+    let bytes = match range.length {
+        0 => Buf::empty(),
+        _ => connection.regions.read_source(&range, key)?,
+    };
+    lock(producer).answer(Answer { tag, bytes });
+    Ok(())
+}
+
+fn release(connection: &Connection, slot: u32, generation: u64) -> Release {
+    let (own, peer) = (connection.own.clone(), connection.peer.clone());
+    Release { own, peer, ringer: connection.ringer.clone(), slot, generation }
+}
+
+/// The peer's end of the socket is closed: by its word if it left one.
+pub(super) fn ended(connection: &Connection, detail: &str) -> End {
+    match connection.peer.closed() {
+        0 => End::end_of_file(detail),
+        code => End::told_by_peer(code, connection.peer_receive_depth),
+    }
+}

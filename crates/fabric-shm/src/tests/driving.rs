@@ -1,0 +1,378 @@
+//! Who makes progress, who sleeps, and who is woken: the driver polled by hand.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
+};
+
+use memory::{GrantEnd, GrantId, MemoryObserver, Pool, PoolConfig, Span};
+use tokio::io::Interest;
+use verbs_reactor::{
+    Access, FabricError, Immediate, Link, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Wait,
+    WorkRequest,
+};
+
+use super::{
+    super::{
+        driver::Driver,
+        limits::CHUNK_BYTES,
+        link::Outcome,
+        ring::{Descriptor, PeerPage, Source},
+        sys,
+    },
+    Rig, on_a_runtime, rings,
+};
+
+/// Counts how often it is woken.
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// The victim's driver under a hand-held waker.
+struct Hand {
+    driver: Pin<Box<Driver>>,
+    count: Arc<Count>,
+    waker: Waker,
+}
+
+impl Hand {
+    fn new(rig: &Rig) -> Self {
+        Self::waiting(rig, Wait::Sleep)
+    }
+
+    fn waiting(rig: &Rig, wait: Wait) -> Self {
+        let bell = sys::watch(sys::eventfd().unwrap(), Interest::READABLE).unwrap();
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(count.clone());
+        Self { driver: Box::pin(Driver::new(rig.link.clone(), bell, None, rig.patience(wait))), count, waker }
+    }
+
+    fn poll(&mut self) -> Poll<()> {
+        self.driver.as_mut().poll(&mut Context::from_waker(&self.waker))
+    }
+
+    /// Wake-ups since the last call.
+    fn woken(&self) -> usize {
+        self.count.0.swap(0, Ordering::SeqCst)
+    }
+
+    /// Polls until the driver sleeps.
+    fn sleep(&mut self) {
+        for _ in 0..100 {
+            assert!(self.poll().is_pending());
+            if self.woken() == 0 {
+                return;
+            }
+        }
+        panic!("the driver does not come to rest");
+    }
+}
+
+fn notification() -> Descriptor {
+    Descriptor { immediate: Some(1), continues: false, remote: None, source: Source::Nothing }
+}
+
+#[test]
+fn an_idle_driver_arms_once_and_sleeps() {
+    on_a_runtime(|| {
+        let rig = Rig::new();
+        let mut hand = Hand::new(&rig);
+        assert_eq!(rig.sees.sleep(), 0);
+        assert!(hand.poll().is_pending());
+        assert_eq!(hand.woken(), 0, "nothing to do, yet not asleep");
+        assert_eq!(rig.sees.sleep(), 1);
+        // Each sleep is a new one for the peer.
+        assert!(hand.poll().is_pending());
+        assert_eq!(rig.sees.sleep(), 2);
+        assert_eq!(rings(&rig.bell), 0);
+    });
+}
+
+#[test]
+fn an_idle_driver_costs_nothing_however_it_waits() {
+    // Adaptive has nothing to go by at first, so it sleeps at once; its own wake-ups end.
+    for wait in [Wait::Sleep, Wait::Adaptive] {
+        on_a_runtime(|| {
+            let mut rig = Rig::new();
+            let mut hand = Hand::waiting(&rig, wait);
+            hand.sleep();
+            for _ in 0..8 {
+                rig.publish(&notification());
+                hand.sleep();
+            }
+            let epoch = rig.sees.sleep();
+            for _ in 0..3 {
+                assert!(hand.poll().is_pending());
+                assert_eq!(hand.woken(), 0, "{wait:?}: woke itself over nothing");
+            }
+            assert_eq!(rig.sees.sleep(), epoch + 3);
+            assert_eq!(rig.victim.stats().arrivals, 8, "all of them");
+        });
+    }
+}
+
+#[test]
+fn a_busy_driver_never_says_that_it_sleeps() {
+    on_a_runtime(|| {
+        let mut rig = Rig::new();
+        let mut hand = Hand::waiting(&rig, Wait::Busy);
+        for round in 0..200 {
+            assert!(hand.poll().is_pending());
+            assert_eq!(hand.woken(), 1, "others have a turn, then it looks again");
+            if round == 100 {
+                rig.publish(&notification());
+            }
+        }
+        assert_eq!((rig.sees.sleep(), rig.victim.stats().arrivals), (0, 1));
+        // The peer's end is seen although the driver never sleeps.
+        let Rig { socket, victim, link, .. } = rig;
+        drop(socket);
+        link.frames_came(); // What the edge, for which no runtime turns here, would say.
+        assert!(hand.poll().is_ready());
+        assert!(victim.failure().is_some());
+    });
+}
+
+#[test]
+fn work_that_comes_while_the_driver_falls_asleep_is_not_overlooked() {
+    on_a_runtime(|| {
+        let rig = Rig::new();
+        let mut hand = Hand::new(&rig);
+        let Rig { page, sees, victim, .. } = rig;
+        // Published after the driver has looked; the producer still sees an awake consumer and does not ring.
+        let publish = move || page.publish(0, &notification().encode());
+        hand.driver.before_arming = Some(Box::new(publish));
+        assert!(hand.poll().is_pending());
+        assert_eq!(hand.woken(), 1, "asleep over work");
+        assert_eq!((sees.consumed(), victim.stats().arrivals), (1, 1));
+    });
+}
+
+#[test]
+fn completions_are_rung_for_after_the_users_tasks_have_run() {
+    on_a_runtime(|| {
+        let mut rig = Rig::new();
+        let mut hand = Hand::new(&rig);
+        hand.sleep();
+        rig.page.set_sleep(1); // The attacker sleeps.
+        rig.publish(&notification());
+        assert!(hand.poll().is_pending());
+        assert_eq!(rig.sees.consumed(), 1, "executed at once");
+        assert_eq!((hand.woken(), rings(&rig.bell)), (1, 0), "those whom it woke first");
+        assert!(hand.poll().is_pending());
+        assert_eq!((hand.woken(), rings(&rig.bell)), (1, 0), "and those whom they woke");
+        assert!(hand.poll().is_pending());
+        assert_eq!((hand.woken(), rings(&rig.bell)), (0, 1), "then the completion");
+    });
+}
+
+#[test]
+fn an_answer_and_a_completion_ring_once_together() {
+    on_a_runtime(|| {
+        let mut rig = Rig::new();
+        let mut hand = Hand::new(&rig);
+        hand.sleep();
+        rig.page.set_sleep(1);
+        rig.publish(&notification());
+        assert!(hand.poll().is_pending());
+        let answer = rig.victim.notify(Immediate(2));
+        assert_eq!(rings(&rig.bell), 1);
+        hand.sleep();
+        assert_eq!(rings(&rig.bell), 0, "already awake");
+        drop(answer);
+    });
+}
+
+#[test]
+fn completions_are_rung_for_even_while_work_keeps_coming() {
+    on_a_runtime(|| {
+        let mut rig = Rig::new();
+        let mut hand = Hand::new(&rig);
+        rig.page.set_sleep(1);
+        for poll in 1.. {
+            rig.publish(&notification());
+            assert!(hand.poll().is_pending());
+            if rings(&rig.bell) == 1 {
+                break;
+            }
+            assert!(poll < 8, "never rung");
+        }
+    });
+}
+
+#[test]
+fn a_users_poll_leaves_unfinished_work_to_the_driver() {
+    on_a_runtime(|| {
+        let mut rig = Rig::new();
+        let mut hand = Hand::new(&rig);
+        hand.sleep();
+        let (granted, range, key) = rig.lend(3 * CHUNK_BYTES);
+        rig.send_block(0, 3 * CHUNK_BYTES);
+        let source = Source::Block { index: 0, offset: 0 };
+        rig.publish(&Descriptor { immediate: Some(1), continues: false, remote: Some((range, key)), source });
+        rig.link.drive();
+        assert_eq!(hand.woken(), 1, "two chunks are left and nobody is awake");
+        hand.sleep();
+        assert_eq!(rig.victim.stats().bytes_received, 3 * CHUNK_BYTES as u64);
+        granted.end(GrantEnd::Content).unwrap();
+    });
+}
+
+#[test]
+fn a_task_helps_only_while_looking_pays_and_the_peer_can_work_meanwhile() {
+    on_a_runtime(|| {
+        let mut rig = Rig::new();
+        rig.publish(&notification());
+        assert!(!rig.link.help(), "the driver has not found that looking pays");
+        rig.link.set_pays(true);
+        assert!(rig.link.help() && rig.victim.take_arrival().is_some());
+        assert!(!rig.link.help(), "there is nothing");
+        // The peer last ran on this very CPU. A thread may be moved between the two lines.
+        for _ in 0..100 {
+            rig.page.set_cpu();
+            rig.publish(&notification());
+            if !rig.link.help() {
+                return;
+            }
+            drop(rig.victim.take_arrival());
+        }
+        panic!("looked a hundred times while the peer could not run");
+    });
+}
+
+#[test]
+fn a_task_that_helps_lets_others_have_their_turn() {
+    on_a_runtime(|| {
+        let mut rig = Rig::new();
+        let mut hand = Hand::new(&rig);
+        hand.sleep();
+        rig.link.set_pays(true);
+        let mut finds = 0;
+        for _ in 0..100 {
+            rig.publish(&notification());
+            if !rig.link.help() {
+                break;
+            }
+            drop(rig.victim.take_arrival());
+            finds += 1;
+        }
+        assert_eq!(finds, 64);
+        assert!(rig.link.help(), "the next time");
+        // One go at a long copy; the rest is the driver's.
+        let (granted, range, key) = rig.lend(3 * CHUNK_BYTES);
+        rig.send_block(0, 3 * CHUNK_BYTES);
+        rig.link.frames_came();
+        let source = Source::Block { index: 0, offset: 0 };
+        rig.publish(&Descriptor { immediate: None, continues: false, remote: Some((range, key)), source });
+        assert!(!rig.link.help());
+        assert_eq!(hand.woken(), 1, "two chunks are left");
+        hand.sleep();
+        assert_eq!(rig.victim.stats().bytes_received, 3 * CHUNK_BYTES as u64);
+        granted.end(GrantEnd::Content).unwrap();
+    });
+}
+
+#[test]
+fn a_driver_that_finds_someone_at_work_is_woken_by_them() {
+    on_a_runtime(|| {
+        let mut rig = Rig::new();
+        let mut hand = Hand::new(&rig);
+        hand.sleep();
+        let (epoch, held) = (rig.sees.sleep(), rig.link.hold_target());
+        assert!(hand.poll().is_pending());
+        assert_eq!(hand.woken(), 0, "spins");
+        assert_eq!(rig.sees.sleep(), epoch, "must not say that it sleeps without having looked");
+        drop(held);
+        // Whoever held it goes through `progress`, which wakes the driver on the way out.
+        rig.publish(&notification());
+        assert_eq!(rig.link.progress(), Outcome::Worked);
+        assert_eq!(hand.woken(), 1);
+        hand.sleep();
+        assert!(rig.sees.sleep() > epoch);
+    });
+}
+
+#[test]
+fn a_close_that_finds_someone_at_work_is_carried_out() {
+    on_a_runtime(|| {
+        let rig = Rig::new();
+        let mut hand = Hand::new(&rig);
+        hand.sleep();
+        let held = rig.link.hold_target();
+        rig.link.start_close();
+        assert_eq!(rig.sees.closed(), 0, "someone may be inside local memory");
+        assert_eq!(hand.woken(), 1);
+        drop(held);
+        assert_eq!(hand.poll(), Poll::Ready(()));
+        assert_ne!(rig.sees.closed(), 0);
+    });
+}
+
+#[test]
+fn a_dropped_driver_ends_the_connection() {
+    // The runtime is going down: nobody would execute the peer's writes or see its death any more.
+    on_a_runtime(|| {
+        let rig = Rig::new();
+        let mut hand = Hand::new(&rig);
+        hand.sleep();
+        drop(hand);
+        assert_ne!(rig.sees.closed(), 0);
+        assert!(matches!(rig.victim.failure(), Some(FabricError::Closed)));
+    });
+}
+
+/// Looks at the peer-visible `closed` word whenever memory comes back to the pool.
+#[derive(Debug, Default)]
+struct Watch {
+    page: Mutex<Option<PeerPage>>,
+    /// 1 + the word seen at the last return.
+    seen: AtomicU64,
+}
+
+impl MemoryObserver for Watch {
+    fn allocated(&self, _: &Span) {}
+
+    fn freed(&self, _: &Span) {
+        if let Some(page) = &*self.page.lock().unwrap() {
+            self.seen.store(1 + page.closed(), Ordering::SeqCst);
+        }
+    }
+
+    fn granted(&self, _: &Span, _: GrantId) {}
+
+    fn grant_ended(&self, _: &Span, _: GrantId, _: Option<GrantEnd>) {}
+}
+
+#[test]
+fn the_peer_is_told_of_a_close_before_any_source_comes_back() {
+    on_a_runtime(|| {
+        let rig = Rig::new();
+        let Rig { victim, link, regions, runtime, sees, .. } = rig;
+        let watch = Arc::new(Watch::default());
+        let observer: Option<Arc<dyn MemoryObserver>> = Some(watch.clone());
+        let config = PoolConfig { block_bytes: 1 << 16, observer, ..PoolConfig::new("watched") };
+        let pool = Pool::new(config).unwrap();
+        let local = pool.try_alloc(4096).unwrap().freeze();
+        regions.register(runtime.as_ref(), local.block().unwrap(), Access::LOCAL);
+        let (region, generation) = (RegionId(0), RegionGeneration(0));
+        victim.add_remote_region(RemoteRegion { region, generation, base: 0, length: 1 << 20, key: 1 });
+        let remote = Some(RemoteRange { region, generation, offset: 0, length: 4096 });
+        let operation = victim.post_now(&WorkRequest::Write { local, remote, immediate: None }).unwrap();
+        assert_eq!((sees.closed(), pool.stats().used_bytes), (0, 4096));
+        *watch.page.lock().unwrap() = Some(sees);
+        link.start_close();
+        assert_eq!(pool.stats().used_bytes, 0, "the operation has let go");
+        assert!(watch.seen.load(Ordering::SeqCst) > 1, "the bytes came back while the peer could send on");
+        drop(operation);
+    });
+}

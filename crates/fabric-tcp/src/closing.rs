@@ -1,0 +1,68 @@
+//! The wish to end a connection, said by whoever cannot have the receiver just now.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use verbs_reactor::{FabricError, FabricKind, LossCause};
+
+use crate::sender::End;
+
+const OPEN: u8 = 0;
+const CLOSED_BY_USER: u8 = 1;
+const DRIVER_GONE: u8 = 2;
+
+/// What has been wished. It only grows: once the driver is gone, that is the reason whatever else was wished.
+#[derive(Debug, Default)]
+pub(super) struct Closing(AtomicU8);
+
+impl Closing {
+    /// The user wants to close.
+    pub(super) fn by_user(&self) {
+        self.0.fetch_max(CLOSED_BY_USER, Ordering::Release);
+    }
+
+    /// Nothing drives the connection any more.
+    pub(super) fn driver_gone(&self) {
+        self.0.fetch_max(DRIVER_GONE, Ordering::Release);
+    }
+
+    pub(super) fn is_wished(&self) -> bool {
+        self.0.load(Ordering::Acquire) != OPEN
+    }
+
+    /// The end that is wished.
+    pub(super) fn end(&self) -> Option<End> {
+        match self.0.load(Ordering::Acquire) {
+            OPEN => None,
+            CLOSED_BY_USER => Some(End::closed()),
+            _ => Some(Self::abandoned()),
+        }
+    }
+
+    /// The end, if nothing drives the connection.
+    pub(super) fn end_without_driver(&self) -> Option<End> {
+        (self.0.load(Ordering::Acquire) == DRIVER_GONE).then(Self::abandoned)
+    }
+
+    /// The end of a connection that nothing drives.
+    pub(super) fn abandoned() -> End {
+        let detail = "the runtime that drove the connection has shut down".to_owned();
+        End::silent(FabricError::PeerLost { kind: FabricKind::TCP, cause: LossCause::DeviceLost, detail })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_driver_is_the_reason_whatever_else_was_wished() {
+        let closing = Closing::default();
+        assert!(closing.end().is_none() && !closing.is_wished());
+        closing.by_user();
+        assert!(matches!(closing.end(), Some(End { error: FabricError::Closed, .. })));
+        closing.driver_gone();
+        closing.by_user();
+        let error = closing.end().map(|end| end.error);
+        assert!(matches!(error, Some(FabricError::PeerLost { cause: LossCause::DeviceLost, .. })));
+    }
+}

@@ -1,0 +1,586 @@
+//! The door of a port: which connections are kept whose peers have not proven themselves.
+//!
+//! A stranger is a connection whose peer has not proven itself. A port keeps a limited number of them; one more pushes out
+//! another, so that peers who connect and say nothing cannot keep honest ones away. Each stranger has a grace in which it is
+//! not pushed out, so that a storm of honest peers does not push out its own; newer ones wait in the kernel's queue meanwhile.
+//! The next to go is one that is leaving, else one that has sent nothing, else one of the [`Visit`] that has most
+//! strangers, and of these the one that has come least far, the oldest first. So dials of one kind do not push out those of
+//! the other. Where descriptors run short, strangers make room at once, and for a while fewer are kept. While many peers are
+//! refused for what they send, others are let in at the pace of refusals.
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::VecDeque,
+    fmt, io,
+    net::SocketAddr,
+    os::fd::{AsFd, AsRawFd},
+    pin::{Pin, pin},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use futures::task::AtomicWaker;
+use memory::Limit;
+use tokio::{
+    io::ReadBuf,
+    net::{TcpListener, TcpStream},
+    sync::Notify,
+};
+use verbs_reactor::{BoxFuture, Runtime, timeout};
+
+use crate::{
+    socket::prefer_cubic,
+    strangers::{StrangerLimit, somebody_waits},
+};
+
+/// Connections that the kernel holds until they are accepted, so that a storm of peers waits instead of being dropped and
+/// trying again a second later. The kernel's own limit, `net.core.somaxconn`, may be lower.
+const BACKLOG: i32 = 1024;
+
+/// The pause after the operating system refused a new connection, where no stranger makes room for it.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How often at most it is logged that accepting fails.
+const COMPLAINT: Duration = Duration::from_secs(10);
+
+/// How long a peer may take to hang up after it was asked to leave.
+const LEAVING: Duration = Duration::from_secs(2);
+
+/// For how long at least a connection may say what it is for, however many newer ones come.
+const ARRIVING_GRACE: Duration = Duration::from_millis(50);
+
+/// For how long at least a connection that has opened its session may prove itself.
+const ATTACHED_GRACE: Duration = Duration::from_millis(500);
+
+/// Listens on the first of `addresses` that can be bound, with a long queue. On loopback without pacing; accepted streams
+/// inherit that from their first packet on.
+///
+/// # Errors
+/// Those of the operating system.
+pub fn listen(addresses: &[SocketAddr]) -> io::Result<std::net::TcpListener> {
+    let listener = std::net::TcpListener::bind(addresses)?;
+    // Again, with a longer queue than the standard library asks for.
+    rustix::net::listen(&listener, BACKLOG)?;
+    listener.set_nonblocking(true)?;
+    if listener.local_addr()?.ip().is_loopback() {
+        prefer_cubic(&listener);
+    }
+    Ok(listener)
+}
+
+/// What a connection has come for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Visit {
+    /// A control session.
+    Session,
+    /// A data connection of the tcp fabric.
+    Data,
+}
+
+/// What the door of a port has seen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DoorStats {
+    /// Connections accepted.
+    pub accepted: u64,
+    /// Connections that were closed because they did not say in time what they are for.
+    pub timed_out: u64,
+    /// Connections that were closed because newer ones came while too many had not proven themselves.
+    pub evicted: u64,
+}
+
+/// Accepts connections, and limits how many of them are kept before their peers have proven themselves.
+pub struct Door {
+    arrival_limit: Duration,
+    clock: Arc<dyn Runtime>,
+    strangers: Mutex<VecDeque<Arc<Stranger>>>,
+    limit: Mutex<StrangerLimit>,
+    /// One has gone, or is about to.
+    changed: Notify,
+    /// When it was last logged that accepting fails.
+    complained: Mutex<Option<Duration>>,
+    accepted: AtomicU64,
+    timed_out: AtomicU64,
+    evicted: AtomicU64,
+}
+
+impl Door {
+    /// A door that keeps at most `strangers_max` connections, and at least one, whose peers have not proven themselves. Each
+    /// may take `arrival_limit` to say what it is for. `clock` tells the time and sleeps.
+    pub fn new(strangers_max: usize, arrival_limit: Duration, clock: Arc<dyn Runtime>) -> Arc<Self> {
+        Arc::new(Self {
+            arrival_limit,
+            clock,
+            strangers: Mutex::default(),
+            limit: Mutex::new(StrangerLimit::new(strangers_max)),
+            changed: Notify::new(),
+            complained: Mutex::default(),
+            accepted: AtomicU64::new(0),
+            timed_out: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+        })
+    }
+
+    /// What has happened at this door so far.
+    pub fn stats(&self) -> DoorStats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        DoorStats {
+            accepted: read(&self.accepted),
+            timed_out: read(&self.timed_out),
+            evicted: read(&self.evicted),
+        }
+    }
+
+    /// The next connection, as soon as there is room for it. Must be awaited on a tokio runtime with IO enabled.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
+    pub async fn accept(self: &Arc<Self>, listener: &TcpListener) -> Newcomer {
+        loop {
+            self.room().await;
+            match listener.accept().await {
+                Ok((stream, peer)) => match stream.local_addr() {
+                    Ok(own) => return self.enter(stream, own, peer),
+                    Err(error) => log!(DEBUG, %error, "a connection without an address"),
+                },
+                Err(error) if is_the_peers_fault(&error) => {}
+                Err(error) => self.recover(listener, &error).await,
+            }
+        }
+    }
+
+    /// After accepting failed. Out of descriptors, strangers make room if somebody waits; else accepting rests.
+    async fn recover(&self, listener: &TcpListener, error: &io::Error) {
+        let is_short = Limit::of_files(error).is_some();
+        // Without a descriptor to be had, accepting fails with the same error whether somebody waits or not.
+        if is_short && !somebody_waits(listener.as_fd()) {
+            return self.clock.sleep(ACCEPT_PAUSE).await;
+        }
+        self.complain(error);
+        if !is_short {
+            return self.clock.sleep(ACCEPT_PAUSE).await;
+        }
+        self.out_of_descriptors(ACCEPT_PAUSE).await;
+    }
+
+    fn complain(&self, error: &io::Error) {
+        let now = self.clock.now();
+        let mut complained = self.complained.lock().unwrap_or_else(PoisonError::into_inner);
+        if complained.is_none_or(|then| now.saturating_sub(then) >= COMPLAINT) {
+            *complained = Some(now);
+            log!(WARN, %error, "cannot accept a connection, trying again; is the limit on open files too low?");
+        }
+    }
+
+    /// Waits until one more stranger may enter.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
+    async fn room(&self) {
+        loop {
+            // Told of what changes from here on, be it before it is polled.
+            let changed = self.changed.notified();
+            let wait = self.wait();
+            if wait.is_zero() {
+                return;
+            }
+            let _ = timeout(&*self.clock, wait, changed).await;
+        }
+    }
+
+    /// For how long nobody further is to be let in.
+    fn wait(&self) -> Duration {
+        let (now, strangers) = (self.clock.now(), self.lock());
+        self.limit().wait(strangers.iter().map(|stranger| stranger.grace(now)), now)
+    }
+
+    /// The process has no descriptor left for one who waits: strangers whose grace is over make room at once. Waits until
+    /// one has gone, for at most `pause`.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
+    async fn out_of_descriptors(&self, pause: Duration) {
+        let changed = self.changed.notified();
+        self.give_up_descriptors();
+        let _ = timeout(&*self.clock, pause, changed).await;
+    }
+
+    fn give_up_descriptors(&self) {
+        let (now, mut strangers) = (self.clock.now(), self.lock());
+        self.limit().out_of_descriptors(strangers.len(), now);
+        self.make_room(&mut strangers, now);
+    }
+
+    /// Lets `stream` in as a stranger, and pushes another out if there are too many.
+    fn enter(self: &Arc<Self>, stream: TcpStream, own: SocketAddr, peer: SocketAddr) -> Newcomer {
+        count(&self.accepted);
+        let now = self.clock.now();
+        let stranger = Stranger::new(self, own, peer, now);
+        let mut strangers = self.lock();
+        self.limit().accepted(stream.as_raw_fd(), strangers.len(), now);
+        self.make_room(&mut strangers, now);
+        strangers.push_back(stranger.clone());
+        let timer = Some(self.clock.sleep(self.arrival_limit));
+        let presence = Presence { stranger, timer, leaving: false, was_held_back: false };
+        Newcomer(Some((stream, presence)))
+    }
+
+    /// Pushes strangers out until there is room for one more, as far as their grace is over or there are too many.
+    fn make_room(&self, strangers: &mut VecDeque<Arc<Stranger>>, now: Duration) {
+        // Two locks in one expression would be held together.
+        let most = self.limit().most();
+        let most_now = self.limit().most_now(now);
+        while strangers.len() >= most_now {
+            let oldest = if strangers.len() >= most { Some(0) } else { None };
+            let index = least_deserving(strangers, now).or(oldest);
+            let Some(pushed) = index.and_then(|index| strangers.remove(index)) else { return };
+            log!(DEBUG, peer = %pushed.peer.ip(), "too many unauthenticated peers: one is dropped");
+            count(&self.evicted);
+            pushed.evict();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Stranger>>> {
+        self.strangers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// To be locked after the strangers, where both are.
+    fn limit(&self) -> MutexGuard<'_, StrangerLimit> {
+        self.limit.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One who has sent something did not prove itself.
+    fn refused(&self) {
+        self.limit().refused(self.clock.now());
+    }
+
+    fn forget(&self, stranger: &Stranger) {
+        self.lock().retain(|other| !std::ptr::eq(&**other, stranger));
+        self.changed.notify_waiters();
+    }
+}
+
+impl fmt::Debug for Door {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Door").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+fn is_the_peers_fault(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted)
+}
+
+/// Which of the strangers, oldest first, is to make room: of those whose grace is over the one with the least merit, and the
+/// oldest of these.
+fn least_deserving(strangers: &VecDeque<Arc<Stranger>>, now: Duration) -> Option<usize> {
+    let visits = |visit| strangers.iter().filter(|stranger| stranger.said() == visit).count();
+    let (sessions, data) = (visits(said::SESSION), visits(said::DATA));
+    let is_crowded = |visit| match visit {
+        said::SESSION => sessions >= data,
+        said::DATA => data >= sessions,
+        _ => true,
+    };
+    let over = strangers.iter().enumerate().filter(|(_, stranger)| stranger.grace(now).is_zero());
+    over.min_by_key(|(_, stranger)| stranger.merit(is_crowded)).map(|(index, _)| index)
+}
+
+/// Where a connection is in its life. It only moves forward.
+///
+/// ```text
+/// ARRIVING ──attach──▶ ATTACHED ──leave──▶ LEAVING
+///     └──────────────evict─┴──────────────────┴──▶ EVICTED
+/// ```
+mod stage {
+    pub(super) const ARRIVING: u8 = 0;
+    pub(super) const ATTACHED: u8 = 1;
+    pub(super) const LEAVING: u8 = 2;
+    pub(super) const EVICTED: u8 = 3;
+}
+
+/// What a connection's peer has sent so far. It only grows.
+mod said {
+    pub(super) const NOTHING: u8 = 0;
+    /// Something, be it the end of the stream.
+    pub(super) const SOMETHING: u8 = 1;
+    /// That it wants a session.
+    pub(super) const SESSION: u8 = 2;
+    /// That it is a data connection.
+    pub(super) const DATA: u8 = 3;
+}
+
+/// One connection, as the door sees it.
+pub struct Stranger {
+    door: Arc<Door>,
+    own: SocketAddr,
+    peer: SocketAddr,
+    /// When it came, by the door's clock.
+    since: Duration,
+    stage: AtomicU8,
+    said: AtomicU8,
+    is_admitted: AtomicBool,
+    waker: AtomicWaker,
+}
+
+impl Stranger {
+    fn new(door: &Arc<Door>, own: SocketAddr, peer: SocketAddr, since: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            door: door.clone(),
+            own,
+            peer,
+            since,
+            stage: AtomicU8::new(stage::ARRIVING),
+            said: AtomicU8::new(said::NOTHING),
+            is_admitted: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
+        })
+    }
+
+    /// The address that it came to.
+    pub fn own_address(&self) -> SocketAddr {
+        self.own
+    }
+
+    /// The address that it came from.
+    pub fn peer_address(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// Notes what it has come for, once that is known.
+    pub fn note(&self, visit: Visit) {
+        let said = match visit {
+            Visit::Session => said::SESSION,
+            Visit::Data => said::DATA,
+        };
+        self.said.fetch_max(said, Ordering::AcqRel);
+    }
+
+    /// Its session is open, so it has come further than others. False if it has or had one.
+    pub fn attach(&self) -> bool {
+        self.note(Visit::Session);
+        let attached = self.advance(stage::ATTACHED);
+        self.waker.wake();
+        attached
+    }
+
+    /// The peer has proven itself: it is no stranger any more.
+    pub fn admit(&self) {
+        self.is_admitted.store(true, Ordering::Release);
+        self.waker.wake();
+        self.door.forget(self);
+    }
+
+    /// Whether the peer has proven itself.
+    pub fn is_admitted(&self) -> bool {
+        self.is_admitted.load(Ordering::Acquire)
+    }
+
+    /// It is over: the peer has a moment to hang up.
+    pub fn leave(&self) {
+        if self.advance(stage::LEAVING) && !self.is_admitted() {
+            self.door.refused();
+        }
+        self.waker.wake();
+        self.door.changed.notify_waiters();
+    }
+
+    /// Whether the connection has not got further than saying what it is for.
+    pub fn is_arriving(&self) -> bool {
+        self.stage() == stage::ARRIVING
+    }
+
+    /// Whether the connection was cut.
+    pub fn is_evicted(&self) -> bool {
+        self.stage() == stage::EVICTED
+    }
+
+    fn evict(&self) {
+        self.advance(stage::EVICTED);
+        self.waker.wake();
+    }
+
+    /// How long it may not be pushed out yet.
+    fn grace(&self, now: Duration) -> Duration {
+        let grace = match self.stage() {
+            stage::ARRIVING => ARRIVING_GRACE,
+            stage::ATTACHED => ATTACHED_GRACE,
+            _ => Duration::ZERO,
+        };
+        grace.saturating_sub(now.saturating_sub(self.since))
+    }
+
+    /// The less, the sooner it is pushed out.
+    fn merit(&self, is_crowded: impl Fn(u8) -> bool) -> u8 {
+        let how_far = match (self.stage(), self.said()) {
+            (stage::ATTACHED, _) => 3,
+            (stage::ARRIVING, said::NOTHING) => return 1,
+            (stage::ARRIVING, _) => 2,
+            _ => return 0,
+        };
+        if is_crowded(self.said()) { how_far } else { how_far + 2 }
+    }
+
+    fn stage(&self) -> u8 {
+        self.stage.load(Ordering::Acquire)
+    }
+
+    fn said(&self) -> u8 {
+        self.said.load(Ordering::Acquire)
+    }
+
+    /// Moves to a later stage; false if this stage or a later one was reached before.
+    fn advance(&self, to: u8) -> bool {
+        self.stage.fetch_max(to, Ordering::AcqRel) < to
+    }
+
+    /// Its connection has ended. Whoever hung up, or was hung up on, before it proved itself was refused, and so was who had
+    /// sent all that it may; whoever was pushed out or had no time left, or sent nothing, was not, and one that was leaving
+    /// has been counted.
+    fn gone(&self, was_held_back: bool) {
+        let before = self.stage.fetch_max(stage::EVICTED, Ordering::AcqRel);
+        self.door.forget(self);
+        if self.is_admitted() {
+            return;
+        }
+        let has_spoken = self.said() != said::NOTHING;
+        if has_spoken && before < stage::LEAVING || was_held_back && before != stage::LEAVING {
+            self.door.refused();
+        }
+    }
+}
+
+impl fmt::Debug for Stranger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stranger")
+            .field("peer", &self.peer)
+            .field("stage", &self.stage())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The side of a stranger that its connection holds: the door forgets it with the connection.
+pub struct Presence {
+    stranger: Arc<Stranger>,
+    timer: Option<BoxFuture<'static, ()>>,
+    leaving: bool,
+    was_held_back: bool,
+}
+
+impl Presence {
+    /// The connection, as the door sees it.
+    pub fn stranger(&self) -> &Arc<Stranger> {
+        &self.stranger
+    }
+
+    /// The peer has sent all that is taken of one that has not proven itself. If it never does, that is a refusal.
+    pub fn hold_back(&mut self) {
+        self.was_held_back = true;
+    }
+
+    /// Whether [`hold_back`](Self::hold_back) was called, and the peer has not proven itself.
+    pub fn is_held_back(&self) -> bool {
+        self.was_held_back && !self.stranger.is_admitted()
+    }
+
+    /// Fails once the connection has been cut or its time is over. Wakes who polls when that changes.
+    ///
+    /// # Errors
+    /// `ConnectionAborted` or `TimedOut`: the connection is to be dropped.
+    pub fn poll_cut(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        self.stranger.waker.register(context.waker());
+        let stage = self.stranger.stage();
+        match stage {
+            stage::ARRIVING => {}
+            stage::ATTACHED => self.timer = None,
+            stage::LEAVING if self.leaving => {}
+            stage::LEAVING => {
+                self.leaving = true;
+                self.timer = Some(self.stranger.door.clock.sleep(LEAVING));
+            }
+            _ => return Err(io::ErrorKind::ConnectionAborted.into()),
+        }
+        let Some(timer) = &mut self.timer else { return Ok(()) };
+        if timer.as_mut().poll(context).is_pending() {
+            return Ok(());
+        }
+        if stage == stage::ARRIVING {
+            count(&self.stranger.door.timed_out);
+        }
+        self.stranger.evict();
+        Err(io::ErrorKind::TimedOut.into())
+    }
+
+    /// Awaits `future`; `None` if the connection is cut or its time is over first.
+    ///
+    /// # Cancel safety
+    /// As cancel-safe as `future`.
+    pub async fn unless_cut<T>(&mut self, future: impl Future<Output = T>) -> Option<T> {
+        let mut future = pin!(future);
+        std::future::poll_fn(|context| match self.poll_cut(context) {
+            Ok(()) => future.as_mut().poll(context).map(Some),
+            Err(_) => Poll::Ready(None),
+        })
+        .await
+    }
+}
+
+impl fmt::Debug for Presence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Presence").field("stranger", &self.stranger).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        self.stranger.gone(self.was_held_back);
+    }
+}
+
+/// A connection that has sent nothing yet. It becomes a [`Guest`] with its peer's first byte, and nothing once it was cut or
+/// ended: until then it costs a descriptor and a timer.
+#[derive(Debug)]
+pub struct Newcomer(Option<(TcpStream, Presence)>);
+
+/// A connection whose peer has begun to speak.
+#[derive(Debug)]
+pub struct Guest {
+    /// The connection. Nothing has been read from it.
+    pub stream: TcpStream,
+    /// Its side of the door.
+    pub presence: Presence,
+    /// The first byte that it will give.
+    pub first: u8,
+}
+
+impl Future for Newcomer {
+    type Output = Option<Guest>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some((stream, presence)) = &mut self.0 else { return Poll::Ready(None) };
+        if presence.poll_cut(context).is_err() {
+            self.0 = None;
+            return Poll::Ready(None);
+        }
+        // Being told that it is ready does not do: new streams were, with nothing to read.
+        let mut byte = [0; 1];
+        let peeked = ready!(stream.poll_peek(context, &mut ReadBuf::new(&mut byte)));
+        let Some((stream, presence)) = self.0.take() else { return Poll::Ready(None) };
+        presence.stranger.said.fetch_max(said::SOMETHING, Ordering::AcqRel);
+        if !matches!(peeked, Ok(1..)) {
+            return Poll::Ready(None);
+        }
+        // What comes first are small messages that are awaited.
+        let _ = stream.set_nodelay(true);
+        Poll::Ready(Some(Guest { stream, presence, first: byte[0] }))
+    }
+}

@@ -1,0 +1,450 @@
+//! The fabric, its domains, and connecting a prepared end.
+
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
+
+use memory::{Block, BlockId};
+use tokio::net::{TcpSocket, TcpStream};
+use verbs_reactor::{
+    Access, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Fabric, FabricError,
+    FabricKind, PeerViolation, Prepared, QueuePairConfig, RegionTable, RemoteRegion, Role, Runtime, Spinner,
+    Wait, timeout,
+};
+
+use crate::{
+    door::Door,
+    handshake::{
+        Address, Hello, Token, VERSION, WELCOME_BYTES, answers_in_http, check_welcome, encode_welcome,
+    },
+    link::TcpLink,
+    listener::Listener,
+    port::{DataPort, Ticket},
+    protection::{Protection, Stream},
+    socket::{prefer_cubic, watch},
+};
+
+/// How the fabric listens and sends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TcpConfig {
+    /// The address that data connections come to. Port 0 lets the system choose one when the first queue pair is
+    /// prepared. Unspecified (`0.0.0.0`, `::`): dialers use the host of the control connection. Not used by a fabric
+    /// [at a port](TcpFabric::at_port) that others listen on. Default `127.0.0.1:0`.
+    pub bind: SocketAddr,
+    /// How long an accepted stream may take to say who it is. Not used [at a port](TcpFabric::at_port). Default 5 s.
+    pub handshake_limit: Duration,
+    /// Accepted streams that have not said who they are, of all domains together; each holds a descriptor and about 1 KiB.
+    /// One more closes the oldest, once that has had 50 ms. Not used [at a port](TcpFabric::at_port). Default 64.
+    pub pending_handshakes_max: usize,
+    /// A logical write of more bytes is split into pieces of at most as many, each of which counts in the send
+    /// queue. Default 1 GiB.
+    pub piece_bytes_max: u64,
+    /// An idle connection whose peer's host answers nothing for about this long is lost. Its kernel is asked, not
+    /// its process: one that is stopped answers. Whole seconds; at least 6. Default 30 s.
+    pub silence_limit: Duration,
+    /// A connection whose peer's host has taken none of the bytes under way for this long is lost, also when the
+    /// peer lives and reads nothing. Default 2 min.
+    pub stall_limit: Duration,
+}
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        Self {
+            bind: (Ipv4Addr::LOCALHOST, 0).into(),
+            handshake_limit: Duration::from_secs(5),
+            pending_handshakes_max: 64,
+            piece_bytes_max: 1 << 30,
+            silence_limit: Duration::from_secs(30),
+            stall_limit: Duration::from_secs(120),
+        }
+    }
+}
+
+impl TcpConfig {
+    fn capabilities(&self, protection: &Protection) -> Capabilities {
+        let mut capabilities = Capabilities::WRITES;
+        capabilities.encrypted = protection.encrypts();
+        capabilities.vectored = true;
+        capabilities.read = true;
+        capabilities.piece_bytes_max = self.piece_bytes_max.max(1);
+        capabilities
+    }
+}
+
+/// What the listener of a fabric has seen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListenerStats {
+    /// Streams accepted.
+    pub accepted: u64,
+    /// Streams handed to the end that had issued their token.
+    pub handed_over: u64,
+    /// Streams closed because their token was never issued, or already used.
+    pub bad_tokens: u64,
+    /// Streams closed because their first bytes were no hello of this version.
+    pub malformed: u64,
+    /// Streams closed because the hello did not come in time.
+    pub timed_out: u64,
+    /// Streams closed because newer ones came while too many were waiting for their hello.
+    pub evicted: u64,
+    /// Streams closed because they were to be encrypted, and their other end did not speak TLS or showed no certificate
+    /// that is trusted.
+    pub not_trusted: u64,
+}
+
+/// One TCP stream per queue pair.
+///
+/// Its connections and listeners use tokio's reactor: `runtime` must spawn onto a tokio runtime with IO
+/// enabled, and connecting must be awaited on one.
+#[derive(Debug)]
+pub struct TcpFabric {
+    runtime: Arc<dyn Runtime>,
+    config: TcpConfig,
+    spinner: Arc<Spinner>,
+    port: DataPort,
+    listening: Option<Listening>,
+    /// Of a fabric that listens before it has connections.
+    listener: Option<Arc<Listener>>,
+}
+
+impl TcpFabric {
+    /// A fabric whose connections are driven on `runtime`. It listens for itself while there are queue pairs.
+    pub fn new(runtime: Arc<dyn Runtime>, config: TcpConfig) -> Self {
+        let door = Door::new(config.pending_handshakes_max, config.handshake_limit, runtime.clone());
+        let listening = Some(Listening { door, current: Arc::default() });
+        let (spinner, port) = (Spinner::new(Wait::default()), DataPort::new());
+        Self { runtime, config, spinner, port, listening, listener: None }
+    }
+
+    /// A fabric that does not listen: whoever listens on the port of the control connection gives its streams to `port`. The
+    /// end that has dialled the control connection must dial here too ([`ConnectParams::peer_address`]). Streams are
+    /// encrypted as `port` says.
+    pub fn at_port(runtime: Arc<dyn Runtime>, config: TcpConfig, port: DataPort) -> Self {
+        Self {
+            runtime,
+            config,
+            spinner: Spinner::new(Wait::default()),
+            port,
+            listening: None,
+            listener: None,
+        }
+    }
+
+    /// Encrypts every connection by mutual TLS, and refuses ends that don't, or whose certificate is another one than
+    /// their connection data says. Costs one copy of what is received.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn with_tls(mut self, identity: crate::tls::TlsIdentity) -> Self {
+        self.port = DataPort::with_tls(identity);
+        self
+    }
+
+    /// How drivers wait. At most one driver of this fabric spins at a time; each of its looks is a read of the socket
+    /// that does not wait.
+    #[must_use]
+    pub fn with_wait(mut self, wait: Wait) -> Self {
+        self.spinner = Spinner::new(wait);
+        self
+    }
+
+    /// Listens from now on, instead of from the first queue pair on.
+    ///
+    /// # Errors
+    /// [`FabricError::Device`] naming the call that the system refused, [`FabricError::Limit`] the limit behind it.
+    pub fn listen(mut self) -> Result<Self, FabricError> {
+        if let Some(listening) = &self.listening {
+            self.listener = Some(listening.listener(&self.runtime, &self.config, &self.port)?);
+        }
+        Ok(self)
+    }
+
+    /// What its listener saw, and those before it.
+    pub fn listener_stats(&self) -> ListenerStats {
+        let door = self.listening.as_ref().map(|listening| listening.door.stats()).unwrap_or_default();
+        let [handed_over, bad_tokens, malformed, not_trusted] = self.port.counts();
+        ListenerStats {
+            accepted: door.accepted,
+            timed_out: door.timed_out,
+            evicted: door.evicted,
+            handed_over,
+            bad_tokens,
+            malformed,
+            not_trusted,
+        }
+    }
+}
+
+/// What all domains of a fabric share while one of them has prepared a queue pair: a worker may have a domain for each
+/// connection, and needs no port for each.
+#[derive(Debug, Clone)]
+struct Listening {
+    door: Arc<Door>,
+    current: Arc<Mutex<Weak<Listener>>>,
+}
+
+impl Listening {
+    /// The listener that there is, or a new one.
+    fn listener(
+        &self,
+        runtime: &Arc<dyn Runtime>,
+        config: &TcpConfig,
+        port: &DataPort,
+    ) -> Result<Arc<Listener>, FabricError> {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(listener) = current.upgrade() {
+            return Ok(listener);
+        }
+        let started = Listener::start(runtime, config.bind, self.door.clone(), port.clone());
+        let listener = started.map_err(|error| match remedy(&error) {
+            Some(remedy) => {
+                FabricError::refused(FabricKind::TCP, "listen", &error, format!("{error}; {remedy}"))
+            }
+            None => FabricError::device(FabricKind::TCP, "listen", error),
+        })?;
+        *current = Arc::downgrade(&listener);
+        Ok(listener)
+    }
+}
+
+impl Fabric for TcpFabric {
+    fn kind(&self) -> FabricKind {
+        FabricKind::TCP
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.config.capabilities(self.port.protection())
+    }
+
+    fn reach(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn open_domain(&self) -> Result<Arc<dyn Domain>, FabricError> {
+        Ok(Arc::new(TcpDomain {
+            runtime: self.runtime.clone(),
+            config: self.config.clone(),
+            spinner: self.spinner.clone(),
+            table: Arc::new(RegionTable::new(&*self.runtime)),
+            port: self.port.clone(),
+            listening: self.listening.clone(),
+            listener: Mutex::new(self.listener.clone()),
+        }))
+    }
+}
+
+/// Regions, and the listener once a queue pair was prepared.
+#[derive(Debug)]
+struct TcpDomain {
+    runtime: Arc<dyn Runtime>,
+    config: TcpConfig,
+    spinner: Arc<Spinner>,
+    table: Arc<RegionTable>,
+    port: DataPort,
+    listening: Option<Listening>,
+    listener: Mutex<Option<Arc<Listener>>>,
+}
+
+impl TcpDomain {
+    /// Where this domain listens; `None` if it is at the port of the control connection.
+    fn listener(&self) -> Result<Option<Arc<Listener>>, FabricError> {
+        let Some(listening) = &self.listening else { return Ok(None) };
+        let mut listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner);
+        if listener.is_none() {
+            *listener = Some(listening.listener(&self.runtime, &self.config, &self.port)?);
+        }
+        Ok(listener.clone())
+    }
+}
+
+impl Domain for TcpDomain {
+    fn kind(&self) -> FabricKind {
+        FabricKind::TCP
+    }
+
+    fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
+        Ok(self.table.register(&*self.runtime, block, access))
+    }
+
+    fn deregister(&self, block: BlockId) {
+        self.table.deregister(block);
+    }
+
+    fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
+        let listener = self.listener()?;
+        let at = listener.as_ref().map(|listener| listener.address());
+        let token = Token::random(&*self.runtime);
+        let ticket = self.port.issue(token);
+        let ip = at.map(|at| at.ip()).filter(|ip| !ip.is_unspecified());
+        let port = at.map_or(0, |at| at.port());
+        let certificate = self.port.protection().certificate();
+        let address = Address { ip, port, ticket: ticket.number(), token, certificate };
+        let (runtime, spinner, table) = (self.runtime.clone(), self.spinner.clone(), self.table.clone());
+        let capabilities = self.config.capabilities(self.port.protection());
+        let limits = (self.config.silence_limit, self.config.stall_limit);
+        let protection = self.port.protection().clone();
+        Ok(Box::new(TcpPrepared {
+            runtime,
+            spinner,
+            table,
+            config,
+            capabilities,
+            limits,
+            address,
+            ticket,
+            protection,
+            _listener: listener,
+        }))
+    }
+}
+
+/// One end, not connected yet. It keeps the listener alive.
+#[derive(Debug)]
+struct TcpPrepared {
+    runtime: Arc<dyn Runtime>,
+    spinner: Arc<Spinner>,
+    table: Arc<RegionTable>,
+    config: QueuePairConfig,
+    capabilities: Capabilities,
+    /// Of silence, and of a stall.
+    limits: (Duration, Duration),
+    address: Address,
+    ticket: Ticket,
+    protection: Protection,
+    _listener: Option<Arc<Listener>>,
+}
+
+impl Prepared for TcpPrepared {
+    fn connection_data(&self) -> ConnectionData {
+        self.address.encode()
+    }
+
+    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<Connected, FabricError>> {
+        Box::pin(async move {
+            if tokio::runtime::Handle::try_current().is_err() {
+                let detail = "await it on a tokio runtime with IO enabled".to_owned();
+                return Err(failed("finding the tokio runtime", detail));
+            }
+            let runtime = self.runtime.clone();
+            let limit_ms = u64::try_from(params.limit.as_millis()).unwrap_or(u64::MAX);
+            let elapsed = |_| FabricError::ConnectTimeout { kind: FabricKind::TCP, limit_ms };
+            timeout(&*runtime, params.limit, self.establish(&params)).await.map_err(elapsed)?
+        })
+    }
+}
+
+impl TcpPrepared {
+    async fn establish(self, params: &ConnectParams) -> Result<Connected, FabricError> {
+        let peer = Address::decode(&params.peer)?;
+        self.protection.check(peer.certificate.as_ref())?;
+        let Self {
+            runtime, spinner, table, config, capabilities, limits, address, ticket, protection, ..
+        } = self;
+        let stream = match params.role {
+            Role::Dialer => {
+                // Nobody is to dial this end any more.
+                drop(ticket);
+                dial(&peer, params.peer_address, address.token, &protection).await?
+            }
+            Role::Acceptor => accept(ticket, &peer).await?,
+        };
+        let tcp = stream.tcp();
+        tcp.set_nodelay(true).map_err(|error| failed("setting TCP_NODELAY", error.to_string()))?;
+        let watched = watch(tcp, limits.0, limits.1);
+        watched.map_err(|error| failed("setting the limits of silence", error.to_string()))?;
+        TcpLink::start(&runtime, table, config, capabilities, spinner, stream)
+    }
+}
+
+/// Opens the stream and shows the acceptor's token. `control` is where the control connection was dialled.
+async fn dial(
+    peer: &Address,
+    control: Option<SocketAddr>,
+    nonce: Token,
+    protection: &Protection,
+) -> Result<Stream, FabricError> {
+    let Some(to) = peer.dialled_at(control) else {
+        let detail = "the peer has named no address of its own for data; give the address that the control connection \
+                      was dialled at in ConnectParams::peer_address"
+            .to_owned();
+        return Err(failed("finding the peer's address", detail));
+    };
+    let stream = open(to).await.map_err(|error| {
+        let remedy = remedy(&error).unwrap_or("is the peer alive, and the port open in its firewall?");
+        FabricError::refused(FabricKind::TCP, "connecting", &error, format!("{to}: {error}; {remedy}"))
+    })?;
+    let mut stream = protection.dial(stream, peer.certificate.as_ref()).await?;
+    let hello = Hello { version: VERSION, ticket: peer.ticket, token: peer.token, nonce };
+    let mut welcome = [0; WELCOME_BYTES];
+    let exchange = async {
+        stream.write_all(&hello.encode()).await?;
+        stream.read_exact(&mut welcome).await
+    };
+    let exchanged = exchange.await;
+    if answers_in_http(&welcome) {
+        let detail = format!(
+            "{to} answers in HTTP, so a proxy or load balancer for HTTP is on the way: tensors over tcp need one that \
+             passes TCP or TLS through unchanged"
+        );
+        return Err(failed("the handshake", detail));
+    }
+    exchanged.map_err(|error| {
+        let why = protection.explain(&error);
+        let detail = format!(
+            "{to}: {why}; the peer has given up, its token was used already, or a proxy on the way carries nothing but \
+             HTTP/2: tensors over tcp need one that passes TCP or TLS through unchanged"
+        );
+        failed("the handshake", detail)
+    })?;
+    check_welcome(&welcome)?;
+    Ok(stream)
+}
+
+async fn open(to: SocketAddr) -> io::Result<TcpStream> {
+    let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    if to.ip().is_loopback() {
+        prefer_cubic(&socket);
+    }
+    socket.connect(to).await
+}
+
+/// Waits for the stream that shows this end's token, and checks that it is the dialer's.
+async fn accept(mut ticket: Ticket, peer: &Address) -> Result<Stream, FabricError> {
+    let Some(visitor) = ticket.visitor().await else {
+        return Err(failed(
+            "accepting",
+            "nothing listens for it any more; see the log for the reason".to_owned(),
+        ));
+    };
+    if !visitor.nonce.matches(&peer.token) {
+        let violation = PeerViolation::BadToken;
+        return Err(FabricError::PeerMisbehaved { kind: FabricKind::TCP, violation });
+    }
+    let mut stream = visitor.stream;
+    stream.check_peer(peer.certificate.as_ref())?;
+    if stream.tcp().peer_addr().is_ok_and(|peer| peer.ip().is_loopback()) {
+        // Already so, unless the listener is bound to every address.
+        prefer_cubic(stream.tcp());
+    }
+    let answered = stream.write_all(&encode_welcome()).await;
+    answered.map_err(|error| failed("the handshake", format!("{error}; the dialer has gone")))?;
+    Ok(stream)
+}
+
+/// What to do about a limit of this process or host.
+pub(super) fn remedy(error: &io::Error) -> Option<&'static str> {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => Some(
+            "this process has as many descriptors open as its limit RLIMIT_NOFILE allows, and each connection takes \
+             one: raise the limit (`ulimit -n`, LimitNOFILE= of a systemd unit)",
+        ),
+        Some(libc::ENFILE) => Some("this host has as many files open as fs.file-max allows: raise it"),
+        _ => None,
+    }
+}
+
+fn failed(step: &'static str, detail: String) -> FabricError {
+    FabricError::Connect { kind: FabricKind::TCP, step, detail }
+}

@@ -1,0 +1,388 @@
+//! One connection: both halves, and how it ends.
+//!
+//! An end has three steps, whoever begins it: the receiver stops, so that nothing of the peer touches memory any
+//! more; every outstanding operation ends; a farewell (a goodbye, or a refusal with its reason) goes out behind
+//! the frame under way. The driver then waits a moment for the peer to take it.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, TryLockError,
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
+    },
+};
+
+use futures::task::AtomicWaker;
+use memory::Block;
+use tokio::io::unix::AsyncFd;
+use verbs_reactor::{
+    Capabilities, Connected, FabricError, FabricKind, Link, Piece, QueuePair, QueuePairConfig, QueuePairCore,
+    ReadDestination, ReadPart, RegionGeneration, RegionId, RegionTable, RemoteRange, Runtime, SlotKey,
+    Spinner, WorkRequest,
+};
+
+use crate::{
+    closing::Closing,
+    driver::Driver,
+    frame::{Ending, Key},
+    outgoing::{Outgoing, Part},
+    protection::Stream,
+    reads::{Read, Reads},
+    receiver::{Ground, Received, Receiver},
+    sender::{End, Sender, Sent},
+    socket::Socket,
+};
+
+/// The range of a write of no bytes.
+const NOWHERE: RemoteRange =
+    RemoteRange { region: RegionId(0), generation: RegionGeneration(0), offset: 0, length: 0 };
+
+/// The fabric's half of a queue pair. `Debug` shows no frames, because they carry keys.
+pub(super) struct TcpLink {
+    core: Arc<QueuePairCore>,
+    table: Arc<RegionTable>,
+    socket: AsyncFd<Socket>,
+    sender: Sender,
+    reads: Reads,
+    receiver: Mutex<Receiver>,
+    closing: Closing,
+    /// An [`EndState`].
+    end: AtomicU8,
+    /// [`Receiver::finds`] as of the latest turn.
+    finds: AtomicU64,
+    /// Bytes may be here that were taken from the socket already, so that no readiness announces them: the records of an
+    /// encrypted stream are taken before they are looked at, the first ones by its handshake.
+    unannounced: AtomicBool,
+    driver: AtomicWaker,
+}
+
+impl fmt::Debug for TcpLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (sending, end) = (self.sending(), self.end_state());
+        f.debug_struct("TcpLink").field("sending", &sending).field("end", &end).finish_non_exhaustive()
+    }
+}
+
+impl TcpLink {
+    /// Turns a greeted stream into a queue pair.
+    ///
+    /// # Errors
+    /// [`FabricError::Device`] when the stream cannot be registered with tokio's reactor.
+    pub(super) fn start(
+        runtime: &Arc<dyn Runtime>,
+        table: Arc<RegionTable>,
+        config: QueuePairConfig,
+        capabilities: Capabilities,
+        spinner: Arc<Spinner>,
+        stream: Stream,
+    ) -> Result<Connected, FabricError> {
+        let (link, queue_pair) = Self::new(table, config, capabilities, stream)?;
+        let driver = Driver::new(link, runtime.clone(), spinner);
+        Ok(Connected { queue_pair, driver: Box::pin(driver.run()) })
+    }
+
+    /// A queue pair that nobody drives.
+    pub(super) fn new(
+        table: Arc<RegionTable>,
+        config: QueuePairConfig,
+        capabilities: Capabilities,
+        stream: Stream,
+    ) -> Result<(Arc<Self>, QueuePair), FabricError> {
+        let fail = |error| FabricError::device(FabricKind::TCP, "registering the stream", error);
+        let socket = Socket::new(stream).map_err(fail)?;
+        // SAFETY: a `Socket` owns its descriptor, answers with no other, and closes it only when dropped.
+        let socket = unsafe { AsyncFd::register(socket) };
+        let socket = socket.map_err(|refused| fail(refused.into()))?;
+        let core = Arc::new(QueuePairCore::new(FabricKind::TCP, config, capabilities));
+        let unannounced = AtomicBool::new(socket.get_ref().is_encrypted());
+        let link = Arc::new(Self {
+            core: core.clone(),
+            table,
+            socket,
+            sender: Sender::new(config.send_depth),
+            reads: Reads::default(),
+            receiver: Mutex::new(Receiver::new()),
+            closing: Closing::default(),
+            end: AtomicU8::new(EndState::Open as u8),
+            finds: AtomicU64::new(0),
+            unannounced,
+            driver: AtomicWaker::new(),
+        });
+        Ok((link.clone(), QueuePair::new(core, link)))
+    }
+}
+
+/// Where a connection stands, for its driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// Nothing more can be received now.
+    Drained,
+    /// There may be more; give others a turn first.
+    More,
+    /// Someone else is receiving.
+    Busy,
+    /// Nothing is received any more.
+    Stopped,
+}
+
+/// For the driver.
+impl TcpLink {
+    pub(super) fn socket(&self) -> &AsyncFd<Socket> {
+        &self.socket
+    }
+
+    pub(super) fn waker(&self) -> &AtomicWaker {
+        &self.driver
+    }
+
+    /// Whether the connection is over, and if so, whether the peer is yet to be told.
+    pub(super) fn end_state(&self) -> EndState {
+        EndState::from_bits(self.end.load(Ordering::Acquire))
+    }
+
+    /// Something must be settled that no readiness of the socket announces.
+    pub(super) fn wants_settling(&self) -> bool {
+        let open = self.end_state() == EndState::Open;
+        open && (self.closing.is_wished() || self.sender.state() == Sent::Broken)
+    }
+
+    pub(super) fn sending(&self) -> Sent {
+        self.sender.state()
+    }
+
+    /// A turn of sending, though the socket was full; `None` if someone else is at it.
+    pub(super) fn send_again(&self) -> Option<Sent> {
+        self.sender.retry(self.socket.get_ref(), &self.core)
+    }
+
+    /// One turn of receiving.
+    pub(super) fn receive(&self) -> Progress {
+        let (received, spoke) = {
+            let mut receiver = match self.receiver.try_lock() {
+                Ok(receiver) => receiver,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return Progress::Busy,
+            };
+            let (socket, table) = (self.socket.get_ref(), &*self.table);
+            let (sender, reads) = (&self.sender, &self.reads);
+            let ground = Ground { socket, table, core: &self.core, sender, reads, closing: &self.closing };
+            let received = receiver.turn(ground);
+            self.finds.store(receiver.finds(), Ordering::Relaxed);
+            (self.heed_broken(&mut receiver, received), receiver.spoke())
+        };
+        if spoke {
+            self.send();
+        }
+        match received {
+            Received::Drained => Progress::Drained,
+            Received::More => {
+                let encrypted = self.socket.get_ref().is_encrypted();
+                self.unannounced.fetch_or(encrypted, Ordering::Release);
+                Progress::More
+            }
+            Received::Stopped => Progress::Stopped,
+            Received::Ended(ending) => {
+                self.end(ending);
+                Progress::Stopped
+            }
+        }
+    }
+
+    /// Whether bytes may be here that no readiness announces. The caller looks for them.
+    pub(super) fn take_unannounced(&self) -> bool {
+        self.unannounced.swap(false, Ordering::Acquire)
+    }
+
+    /// Changes whenever anyone has received something.
+    pub(super) fn finds(&self) -> u64 {
+        self.finds.load(Ordering::Relaxed)
+    }
+
+    /// Looks whether there is something to receive, whatever readiness says, and receives it.
+    pub(super) fn look(&self) -> bool {
+        let before = self.finds();
+        self.receive();
+        self.finds() != before
+    }
+
+    /// If nothing can be sent any more, and the peer has left no word of its own, sending's error is the end.
+    fn heed_broken(&self, receiver: &mut Receiver, received: Received) -> Received {
+        if !matches!(received, Received::Drained) || self.sender.state() != Sent::Broken {
+            return received;
+        }
+        let Some(error) = self.sender.broken() else { return received };
+        receiver.stop();
+        Received::Ended(End::silent(error))
+    }
+
+    /// The receiver has stopped; ends everything else. Happens once.
+    fn end(&self, end: End) {
+        let state = if end.farewell.is_some() { EndState::Lingering } else { EndState::Silent };
+        self.core.mark_drained();
+        self.sender.end(end);
+        self.send_again();
+        self.end.store(state as u8, Ordering::Release);
+        self.driver.wake();
+    }
+
+    /// Nothing more is sent, not even what a farewell was waiting for.
+    pub(super) fn cut(&self) {
+        if let Some(error) = self.core.failure() {
+            self.sender.end(End::silent(error));
+            self.send_again();
+        }
+    }
+
+    /// The driver is gone: nobody would wake those who wait.
+    pub(super) fn abandon(&self) {
+        let mut receiver = match self.receiver.try_lock() {
+            Ok(receiver) => receiver,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // It sees this at its next step, or the next one who awaits does.
+            Err(TryLockError::WouldBlock) => return self.closing.driver_gone(),
+        };
+        let stopped = receiver.stop();
+        drop(receiver);
+        if stopped {
+            self.end(Closing::abandoned());
+        }
+    }
+}
+
+/// How far the end has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum EndState {
+    /// The connection is up.
+    Open,
+    /// Over, and the peer is being told.
+    Lingering,
+    /// Over without a word.
+    Silent,
+}
+
+impl EndState {
+    fn from_bits(bits: u8) -> Self {
+        [Self::Open, Self::Lingering].into_iter().find(|state| *state as u8 == bits).unwrap_or(Self::Silent)
+    }
+}
+
+impl Link for TcpLink {
+    fn submit(&self, key: SlotKey, request: &WorkRequest) {
+        match self.resolve_reads(key, request) {
+            Ok(None) => {}
+            Ok(Some((first, rest))) => {
+                self.reads.post([first].into_iter().chain(rest));
+                if self.reads.ask(&self.sender) {
+                    self.send();
+                }
+                return;
+            }
+            Err(error) => {
+                self.core.complete(key, request.length(), Err(error));
+                return;
+            }
+        }
+        match self.resolve(key, request) {
+            Ok((first, rest)) => {
+                if self.sender.post([first].into_iter().chain(rest)) {
+                    return self.send();
+                }
+                let error = self.core.failure().or_else(|| self.sender.broken());
+                let error = error.unwrap_or(FabricError::Closed);
+                self.core.complete(key, request.length(), Err(error));
+            }
+            Err(error) => self.core.complete(key, request.length(), Err(error)),
+        }
+    }
+
+    fn drive(&self) {
+        if self.sender.state() == Sent::More {
+            self.send();
+        }
+        // What is left after a turn is the driver's. Readiness has woken it, or wakes it, only for what the socket still has.
+        if self.receive() == Progress::More && self.unannounced.load(Ordering::Relaxed) {
+            self.driver.wake();
+        }
+    }
+
+    fn start_close(&self) {
+        self.closing.by_user();
+        if matches!(self.receive(), Progress::Busy | Progress::More) {
+            self.driver.wake();
+        }
+    }
+}
+
+impl TcpLink {
+    fn send(&self) {
+        match self.sender.pump(self.socket.get_ref(), &self.core) {
+            None | Some(Sent::Idle) => {}
+            Some(Sent::More | Sent::Blocked | Sent::Broken | Sent::Finished) => self.driver.wake(),
+        }
+    }
+
+    /// The checks of a NIC on its own side, for all pieces before the first is posted. Most writes have one only,
+    /// and allocate nothing here.
+    fn resolve(&self, key: SlotKey, request: &WorkRequest) -> Result<(Outgoing, Vec<Outgoing>), FabricError> {
+        let bytes = request.length();
+        let mut pieces = request.pieces(self.core.capabilities().piece_bytes_max);
+        let part = |piece: Piece| {
+            let operation = Part { key, bytes, is_last: piece.is_last };
+            let tells = request.immediate().is_some();
+            self.resolve_piece(operation, piece, tells)
+        };
+        let first = pieces.next().ok_or_else(|| request.unsupported(FabricKind::TCP))?;
+        Ok((part(first)?, pieces.map(part).collect::<Result<_, _>>()?))
+    }
+
+    fn resolve_piece(&self, operation: Part, piece: Piece, tells: bool) -> Result<Outgoing, FabricError> {
+        let Piece { local, remote, immediate, is_last } = piece;
+        self.table.check_local(FabricKind::TCP, local.block().map(Block::id))?;
+        let bytes = local.len() as u64;
+        let target = self.core.remote_regions().aim(bytes, remote.as_ref())?;
+        // A write of no bytes names no region on the wire.
+        let (range, remote_key) = match (remote, target) {
+            (Some(range), Some(region)) if bytes > 0 => (range, Key(region.key)),
+            _ => (NOWHERE, Key(0)),
+        };
+        let ending = match immediate {
+            Some(immediate) => Ending::Immediate(immediate),
+            None if tells && !is_last => Ending::Segment,
+            None => Ending::Plain,
+        };
+        Ok(Outgoing::write(operation, local, range, remote_key, ending))
+    }
+
+    /// As [`resolve`](Self::resolve), for the parts of a read; `None` for other operations.
+    fn resolve_reads(
+        &self,
+        key: SlotKey,
+        request: &WorkRequest,
+    ) -> Result<Option<(Read, Vec<Read>)>, FabricError> {
+        let mut parts = request.reads();
+        let Some(first) = parts.next() else { return Ok(None) };
+        let bytes = request.length();
+        let part = |part: ReadPart<'_>| {
+            self.resolve_read(Part { key, bytes, is_last: part.is_last }, part.remote, part.into)
+        };
+        Ok(Some((part(first)?, parts.map(part).collect::<Result<_, _>>()?)))
+    }
+
+    fn resolve_read(
+        &self,
+        operation: Part,
+        remote: &RemoteRange,
+        into: &ReadDestination,
+    ) -> Result<Read, FabricError> {
+        let bytes = into.length();
+        let region = self.core.remote_regions().aim(bytes, Some(remote))?;
+        let target = into.target()?;
+        self.table.check_local(FabricKind::TCP, target.as_ref().map(|(block, _)| block.id()))?;
+        let (range, remote_key) = match region {
+            Some(region) if bytes > 0 => (*remote, Key(region.key)),
+            _ => (NOWHERE, Key(0)),
+        };
+        Ok(Read { operation, range, remote_key, target: target.map(|(_, target)| target) })
+    }
+}

@@ -1,0 +1,202 @@
+//! Where the streams of dialling peers become the connections that they were meant for.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use futures::channel::oneshot;
+
+use crate::{
+    door::{Presence, Visit},
+    handshake::{HELLO_BYTES, HELLO_MAGIC, Hello, Token, VERSION, encode_welcome},
+    protection::{Protection, Stream},
+};
+
+/// Hands each stream of a dialling peer to the queue pair that has issued its token. Whoever listens gives it the streams
+/// that begin with a hello; a fabric [made for it](super::TcpFabric::at_port) then needs no port of its own. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct DataPort(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    tickets: Tickets,
+    counters: Counters,
+    protection: Protection,
+}
+
+#[derive(Default)]
+struct Counters {
+    handed_over: AtomicU64,
+    bad_tokens: AtomicU64,
+    malformed: AtomicU64,
+    not_trusted: AtomicU64,
+}
+
+impl DataPort {
+    /// For streams that are not encrypted.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// For streams under mutual TLS.
+    #[cfg(feature = "tls")]
+    pub fn with_tls(identity: crate::tls::TlsIdentity) -> Self {
+        Self(Arc::new(Inner { protection: Protection::Tls(identity), ..Inner::default() }))
+    }
+
+    /// Whether a stream that begins with this byte may begin with a hello. No stream of HTTP/2 and none of TLS does.
+    pub fn may_begin_with(first: u8) -> bool {
+        first == HELLO_MAGIC[0]
+    }
+
+    /// Whether its streams are encrypted.
+    pub fn encrypts(&self) -> bool {
+        self.0.protection.encrypts()
+    }
+
+    /// Reads the hello of a stream that has been let in by a door, within the time that the door gives, and hands the stream
+    /// over. Closes it if its token was never issued, or already used.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the stream.
+    pub async fn receive(&self, stream: Stream, mut presence: Presence) {
+        presence.stranger().note(Visit::Data);
+        match presence.unless_cut(self.greet(stream)).await {
+            Some(Ok(())) => presence.stranger().admit(),
+            // It counts as refused with the end of its presence.
+            Some(Err(counter)) => count(counter),
+            None => {}
+        }
+    }
+
+    /// The counter of its failure.
+    async fn greet(&self, mut stream: Stream) -> Result<(), &AtomicU64> {
+        let counters = &self.0.counters;
+        let mut bytes = [0; HELLO_BYTES];
+        stream.read_exact(&mut bytes).await.map_err(|_| &counters.malformed)?;
+        let hello = Hello::decode(&bytes).ok_or(&counters.malformed)?;
+        if hello.version != VERSION {
+            // Ours, so that the dialer can name both.
+            let _ = stream.write_all(&encode_welcome()).await;
+            return Err(&counters.malformed);
+        }
+        let Some(waiting) = self.0.tickets.claim(hello.ticket, &hello.token) else {
+            log!(DEBUG, "a data connection with a wrong or used token was closed");
+            return Err(&counters.bad_tokens);
+        };
+        if waiting.send(Visitor { stream, nonce: hello.nonce }).is_ok() {
+            count(&counters.handed_over);
+        }
+        Ok(())
+    }
+
+    pub(super) fn protection(&self) -> &Protection {
+        &self.0.protection
+    }
+
+    /// A stream was closed because its peer did not speak TLS, or showed no certificate that is trusted.
+    pub(super) fn count_not_trusted(&self) {
+        count(&self.0.counters.not_trusted);
+    }
+
+    /// Streams handed over, with wrong tokens, without a hello of this version, and not trusted.
+    pub(super) fn counts(&self) -> [u64; 4] {
+        let Counters { handed_over, bad_tokens, malformed, not_trusted } = &self.0.counters;
+        [handed_over, bad_tokens, malformed, not_trusted].map(|counter| counter.load(Ordering::Relaxed))
+    }
+
+    /// A place for one stream.
+    pub(super) fn issue(&self, token: Token) -> Ticket {
+        let (sender, visitor) = oneshot::channel();
+        let number = self.0.tickets.add(Issued { token, sender });
+        Ticket { port: self.clone(), number, visitor }
+    }
+}
+
+impl fmt::Debug for DataPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DataPort").field("encrypts", &self.encrypts()).finish_non_exhaustive()
+    }
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A stream that showed the right token.
+#[derive(Debug)]
+pub(super) struct Visitor {
+    pub(super) stream: Stream,
+    pub(super) nonce: Token,
+}
+
+/// The right to receive one stream; withdrawn on drop.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    port: DataPort,
+    number: u64,
+    visitor: oneshot::Receiver<Visitor>,
+}
+
+impl Ticket {
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The stream that showed this ticket's token; `None` if nobody can show it any more.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: the stream stays with the ticket.
+    pub(super) async fn visitor(&mut self) -> Option<Visitor> {
+        (&mut self.visitor).await.ok()
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.port.0.tickets.withdraw(self.number);
+    }
+}
+
+struct Issued {
+    token: Token,
+    sender: oneshot::Sender<Visitor>,
+}
+
+/// The tickets that no stream has claimed yet.
+#[derive(Default)]
+struct Tickets {
+    next: AtomicU64,
+    issued: Mutex<HashMap<u64, Issued>>,
+}
+
+impl Tickets {
+    fn add(&self, issued: Issued) -> u64 {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.lock().insert(number, issued);
+        number
+    }
+
+    fn withdraw(&self, number: u64) {
+        let withdrawn = self.lock().remove(&number);
+        drop(withdrawn);
+    }
+
+    /// Takes the ticket, if the token is its own. A wrong token leaves it for the right one.
+    fn claim(&self, number: u64, token: &Token) -> Option<oneshot::Sender<Visitor>> {
+        let mut issued = self.lock();
+        if !issued.get(&number)?.token.matches(token) {
+            return None;
+        }
+        issued.remove(&number).map(|ticket| ticket.sender)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Issued>> {
+        self.issued.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,182 @@
+//! Whether streams are encrypted, and the handshake of those that are.
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+#[cfg(feature = "tls")]
+use verbs_reactor::PeerViolation;
+use verbs_reactor::{FabricError, FabricKind};
+
+#[cfg(feature = "tls")]
+use crate::tls::{PeerCertificate, TlsIdentity, TlsPurpose, explain_io};
+
+/// SHA-256 of the certificate that an end of an encrypted connection shows.
+pub(super) type Certificate = [u8; 32];
+
+/// What a fabric does with its streams.
+#[derive(Debug, Clone, Default)]
+pub(super) enum Protection {
+    /// Nothing.
+    #[default]
+    None,
+    /// Mutual TLS.
+    #[cfg(feature = "tls")]
+    Tls(TlsIdentity),
+}
+
+impl Protection {
+    pub(super) fn encrypts(&self) -> bool {
+        !matches!(self, Self::None)
+    }
+
+    /// What this end shows.
+    pub(super) fn certificate(&self) -> Option<Certificate> {
+        match self {
+            Self::None => None,
+            #[cfg(feature = "tls")]
+            Self::Tls(identity) => Some(identity.digest()),
+        }
+    }
+
+    /// What an error of a stream means to people.
+    pub(super) fn explain(&self, error: &std::io::Error) -> String {
+        match self {
+            Self::None => error.to_string(),
+            #[cfg(feature = "tls")]
+            Self::Tls(_) => explain_io(error),
+        }
+    }
+
+    /// Whether both ends do the same.
+    ///
+    /// # Errors
+    /// [`FabricError::Connect`]: they don't. Neither end ever falls back to less.
+    pub(super) fn check(&self, peer: Option<&Certificate>) -> Result<(), FabricError> {
+        let detail = match (self.encrypts(), peer) {
+            (true, Some(_)) | (false, None) => return Ok(()),
+            (true, None) => "this end encrypts tcp, and the peer does not: give the peer a TLS identity too",
+            (false, Some(_)) => "the peer encrypts tcp, and this end does not: give it a TLS identity too",
+        };
+        Err(failed("agreeing on encryption", detail.to_owned()))
+    }
+
+    /// Protects a stream that was dialled, whose other end must show the certificate `peer`.
+    pub(super) async fn dial(
+        &self,
+        stream: TcpStream,
+        peer: Option<&Certificate>,
+    ) -> Result<Stream, FabricError> {
+        self.check(peer)?;
+        let stream = match self {
+            Self::None => Stream::Plain(stream),
+            #[cfg(feature = "tls")]
+            Self::Tls(identity) => {
+                // Its handshake is several small messages that answer each other.
+                let _ = stream.set_nodelay(true);
+                let secured = identity.connect(TlsPurpose::Data, stream).await;
+                Stream::Tls(Box::new(secured.map_err(|error| failed("TLS", explain_io(&error)))?))
+            }
+        };
+        stream.check_peer(peer)?;
+        Ok(stream)
+    }
+
+    /// Protects a stream that came in. Whose it is, its token tells; see [`Stream::check_peer`].
+    ///
+    /// # Errors
+    /// Text for people.
+    pub(super) async fn accept(&self, stream: TcpStream) -> Result<Stream, String> {
+        match self {
+            Self::None => Ok(Stream::Plain(stream)),
+            #[cfg(feature = "tls")]
+            Self::Tls(identity) => {
+                let _ = stream.set_nodelay(true);
+                let secured = identity.accept(stream).await;
+                Ok(Stream::Tls(Box::new(secured.map_err(|error| explain_io(&error))?)))
+            }
+        }
+    }
+}
+
+/// A connected stream before its first frame.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Stream {
+    /// As it is.
+    Plain(TcpStream),
+    /// Under mutual TLS, the handshake of which is done.
+    #[cfg(feature = "tls")]
+    Tls(Box<tokio_rustls::TlsStream<TcpStream>>),
+}
+
+impl From<TcpStream> for Stream {
+    fn from(stream: TcpStream) -> Self {
+        Self::Plain(stream)
+    }
+}
+
+#[cfg(feature = "tls")]
+impl From<tokio_rustls::TlsStream<TcpStream>> for Stream {
+    fn from(stream: tokio_rustls::TlsStream<TcpStream>) -> Self {
+        Self::Tls(Box::new(stream))
+    }
+}
+
+impl Stream {
+    pub(super) fn tcp(&self) -> &TcpStream {
+        match self {
+            Self::Plain(stream) => stream,
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => stream.get_ref().0,
+        }
+    }
+
+    /// Whether the other end has shown the certificate that it said it would, over the control session: so both belong to
+    /// one worker, whoever may have learnt the token.
+    ///
+    /// # Errors
+    /// [`FabricError::PeerMisbehaved`]: it has shown another one, or none.
+    pub(super) fn check_peer(&self, expected: Option<&Certificate>) -> Result<(), FabricError> {
+        match (self, expected) {
+            (Self::Plain(_), None) => Ok(()),
+            #[cfg(feature = "tls")]
+            (Self::Tls(stream), Some(expected)) => {
+                let shown = PeerCertificate::of(stream.get_ref().1, TlsPurpose::Data);
+                let shown = shown.map_err(|detail| failed("TLS", detail))?;
+                if shown.digest() == *expected {
+                    return Ok(());
+                }
+                let violation = PeerViolation::WrongCertificate;
+                Err(FabricError::PeerMisbehaved { kind: FabricKind::TCP, violation })
+            }
+            _ => Err(failed(
+                "agreeing on encryption",
+                "one end encrypts tcp, and the other does not".to_owned(),
+            )),
+        }
+    }
+
+    pub(super) async fn read_exact(&mut self, into: &mut [u8]) -> std::io::Result<()> {
+        match self {
+            Self::Plain(stream) => stream.read_exact(into).await.map(drop),
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => stream.read_exact(into).await.map(drop),
+        }
+    }
+
+    pub(super) async fn write_all(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        match self {
+            Self::Plain(stream) => stream.write_all(bytes).await,
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => {
+                stream.write_all(bytes).await?;
+                stream.flush().await
+            }
+        }
+    }
+}
+
+fn failed(step: &'static str, detail: String) -> FabricError {
+    FabricError::Connect { kind: FabricKind::TCP, step, detail }
+}

@@ -1,0 +1,374 @@
+//! Posted writes, in order, into the stream.
+//!
+//! What is posted goes out at once, in the poster's own call, if nothing is ahead of it and the socket takes it.
+//! The rest is the connection's task's: a dropped future never leaves half a frame.
+
+use std::{
+    collections::VecDeque,
+    io::{self, IoSlice},
+    sync::{
+        Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicU8, AtomicU32, Ordering, fence},
+    },
+};
+
+use verbs_reactor::{FabricError, QueuePairCore};
+
+use crate::{
+    frame::{Frame, HEADER_BYTES, Header, READS_MAX},
+    outgoing::{FRAME_BYTES, Outgoing, Pieces},
+    socket::{Socket, loss},
+};
+
+/// Payload bytes of one system call at most, and of one turn: more would hold a runtime's thread too long.
+const TURN_BYTES: usize = 1 << 20;
+
+/// Frames of one system call at most.
+const TURN_FRAMES: usize = 16;
+
+/// Turns that one thread takes in a row while others post.
+const TURNS_MAX: u32 = 16;
+
+/// Where sending stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Sent {
+    /// Everything posted is with the kernel, records included.
+    Idle,
+    /// More is ready to go; give others a turn first.
+    More,
+    /// The socket is full; its task goes on when it is writable.
+    Blocked,
+    /// The stream takes nothing any more; see [`Sender::broken`].
+    Broken,
+    /// The end is with the kernel, farewell included.
+    Finished,
+}
+
+impl Sent {
+    const ALL: [Self; 5] = [Self::Idle, Self::More, Self::Blocked, Self::Broken, Self::Finished];
+}
+
+/// The sending half of a connection.
+#[derive(Debug)]
+pub(super) struct Sender {
+    posted: Mutex<Posted>,
+    stream: Mutex<Stream>,
+    /// A [`Sent`]; written by the stream's holder only.
+    state: AtomicU8,
+    /// Answers that are not with the kernel whole.
+    answers: AtomicU32,
+}
+
+#[derive(Debug, Default)]
+struct Posted {
+    writes: VecDeque<Outgoing>,
+    /// Nothing can be posted any more.
+    over: bool,
+    /// The end that the stream's holder has not taken up yet.
+    end: Option<End>,
+    broken: Option<FabricError>,
+}
+
+/// How a connection ends.
+#[derive(Debug, Clone)]
+pub(super) struct End {
+    /// What this side is told.
+    pub(super) error: FabricError,
+    /// What the peer is told; `None` if the stream is down, or the peer knows.
+    pub(super) farewell: Option<Frame>,
+}
+
+/// What the stream's holder works on.
+#[derive(Debug)]
+enum Stream {
+    Open {
+        queue: VecDeque<Outgoing>,
+        /// Bytes of the front write's encoded form that are with the kernel.
+        position: u64,
+    },
+    /// Finishes the frame under way, so that the peer can read what comes behind it, and says why it ends.
+    Closing { under_way: Option<(Outgoing, u64)>, error: FabricError, farewell: Header, farewell_sent: usize },
+    /// Nothing goes out any more.
+    Over(Sent),
+}
+
+impl Sender {
+    pub(super) fn new(depth: u32) -> Self {
+        let posted = Posted { writes: VecDeque::with_capacity(depth as usize), ..Posted::default() };
+        let stream = Stream::Open { queue: VecDeque::with_capacity(depth as usize), position: 0 };
+        let state = AtomicU8::new(Sent::Idle as u8);
+        Self { posted: Mutex::new(posted), stream: Mutex::new(stream), state, answers: AtomicU32::new(0) }
+    }
+
+    /// Queues all of `writes`, whose number is bounded by the slots' weights; none of them after the end, which
+    /// gives `false`.
+    pub(super) fn post(&self, writes: impl IntoIterator<Item = Outgoing>) -> bool {
+        let mut posted = self.posted();
+        if !posted.over {
+            posted.writes.extend(writes);
+        }
+        !posted.over
+    }
+
+    /// Queues the answer to a read; `false` if the peer has more of them outstanding than it may.
+    pub(super) fn answer(&self, answer: Outgoing) -> bool {
+        let allowed = self.answers.fetch_add(1, Ordering::Relaxed) < READS_MAX;
+        if allowed {
+            self.post([answer]);
+        }
+        allowed
+    }
+
+    /// Ends the connection for this side, once someone [retries](Self::retry): what is with the kernel completes,
+    /// all else fails, in this order whoever sends meanwhile. A later end without a farewell cuts off an earlier
+    /// one with it.
+    pub(super) fn end(&self, end: End) {
+        let mut posted = self.posted();
+        posted.over = true;
+        posted.end = Some(end);
+    }
+
+    /// Where sending stood after the last turn.
+    pub(super) fn state(&self) -> Sent {
+        let state = self.state.load(Ordering::Acquire);
+        Sent::ALL.into_iter().find(|known| *known as u8 == state).unwrap_or(Sent::Broken)
+    }
+
+    /// Why the stream takes nothing any more.
+    pub(super) fn broken(&self) -> Option<FabricError> {
+        self.posted().broken.clone()
+    }
+
+    /// One turn of sending; says where it then stands. `None` if there is nothing to do for the caller: the
+    /// socket is full, and [`retry`](Self::retry) follows when it is not; or someone else is at it, and sees
+    /// what was posted before this call.
+    pub(super) fn pump(&self, socket: &Socket, core: &QueuePairCore) -> Option<Sent> {
+        // With the fence in `retry`: of a poster that finds the stream taken or blocked, and its holder, which
+        // looks for posts after its turn, at least one sees the other.
+        fence(Ordering::SeqCst);
+        if self.state() == Sent::Blocked { None } else { self.retry(socket, core) }
+    }
+
+    /// As [`pump`](Self::pump), also if the socket was full. `None` if someone else is at it.
+    pub(super) fn retry(&self, socket: &Socket, core: &QueuePairCore) -> Option<Sent> {
+        let mut turns = 0;
+        loop {
+            turns += 1;
+            let sent = {
+                let mut stream = match self.stream.try_lock() {
+                    Ok(stream) => stream,
+                    Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                    Err(TryLockError::WouldBlock) => return None,
+                };
+                let sent = match self.step(&mut stream, socket, core) {
+                    // Others post as fast as this thread sends: it has its own work to do.
+                    Sent::Idle if turns >= TURNS_MAX => Sent::More,
+                    sent => sent,
+                };
+                self.state.store(sent as u8, Ordering::Release);
+                sent
+            };
+            fence(Ordering::SeqCst);
+            let posted = self.posted();
+            let news = sent == Sent::Idle && !posted.writes.is_empty();
+            if !news && posted.end.is_none() {
+                return Some(sent);
+            }
+        }
+    }
+
+    /// Takes what was posted and hands it to the kernel, as far as one turn goes.
+    fn step(&self, stream: &mut Stream, socket: &Socket, core: &QueuePairCore) -> Sent {
+        self.take_posted(stream, core);
+        let mut turn = Turn { socket, core, answers: &self.answers, left: TURN_BYTES };
+        let result = match stream {
+            Stream::Open { queue, position } => turn.send_writes(queue, position),
+            Stream::Closing { under_way, error, farewell, farewell_sent } => {
+                turn.send_farewell(under_way, error, farewell, farewell_sent)
+            }
+            Stream::Over(sent) => return *sent,
+        };
+        match result {
+            Ok(Sent::Finished) => {
+                socket.shutdown(std::net::Shutdown::Write);
+                *stream = Stream::Over(Sent::Finished);
+                Sent::Finished
+            }
+            Ok(sent) => sent,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Sent::Blocked,
+            Err(error) => {
+                self.breaks(stream, core, loss("sendmsg", error));
+                Sent::Broken
+            }
+        }
+    }
+
+    /// The stream takes nothing any more. Operations under way stay so until the end: the peer may have sent a
+    /// better reason.
+    fn breaks(&self, stream: &mut Stream, core: &QueuePairCore, error: FabricError) {
+        if let Stream::Closing { error, .. } = std::mem::replace(stream, Stream::Over(Sent::Broken)) {
+            core.fail(&error);
+        }
+        let mut posted = self.posted();
+        posted.over = true;
+        posted.broken = Some(error);
+    }
+
+    fn take_posted(&self, stream: &mut Stream, core: &QueuePairCore) {
+        let mut posted = self.posted();
+        let mut late = VecDeque::new();
+        match stream {
+            Stream::Open { queue, .. } => queue.append(&mut posted.writes),
+            Stream::Closing { .. } | Stream::Over(_) => late = std::mem::take(&mut posted.writes),
+        }
+        let end = posted.end.take();
+        let broken = posted.broken.clone();
+        // Buffers go back to their pool, and wakers run, outside the lock.
+        drop(posted);
+        drop(late);
+        if let Some(mut end) = end {
+            if let Some(reason) = broken.filter(|_| end.is_end_of_file()) {
+                // Whichever half meets a reset first takes its error: the other one sees a bare end of file.
+                end.error = reason;
+            }
+            take_end(stream, core, end);
+        }
+    }
+
+    fn posted(&self) -> MutexGuard<'_, Posted> {
+        self.posted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Fails what is not with the kernel, except for a frame under way that a farewell must follow.
+fn take_end(stream: &mut Stream, core: &QueuePairCore, end: End) {
+    let End { error, farewell } = end;
+    let over = match stream {
+        Stream::Over(sent) => *sent,
+        Stream::Open { .. } | Stream::Closing { .. } => Sent::Finished,
+    };
+    let (mut queue, position) = match std::mem::replace(stream, Stream::Over(over)) {
+        Stream::Open { queue, position } => (queue, position),
+        Stream::Closing { .. } | Stream::Over(_) => (VecDeque::new(), 0),
+    };
+    let farewell = farewell.filter(|_| over == Sent::Finished);
+    let must_finish = farewell.is_some() && !position.is_multiple_of(FRAME_BYTES);
+    let under_way = if must_finish { queue.pop_front().map(|write| (write, position)) } else { None };
+    let kept = under_way.as_ref().and_then(|(front, _)| front.operation()).map(|operation| operation.key);
+    let others: Vec<_> = queue.into_iter().filter_map(|outgoing| outgoing.operation()).collect();
+    // Their buffers are free before they are told so; those of the frame under way are not.
+    for operation in others.into_iter().filter(|operation| Some(operation.key) != kept) {
+        core.complete(operation.key, operation.bytes, Err(error.clone()));
+    }
+    core.fail_arrivals(&error);
+    if under_way.is_none() {
+        core.fail(&error);
+    }
+    if let Some(farewell) = farewell {
+        *stream = Stream::Closing { under_way, error, farewell: farewell.encode(), farewell_sent: 0 };
+    }
+}
+
+/// A bounded amount of sending.
+struct Turn<'link> {
+    socket: &'link Socket,
+    core: &'link QueuePairCore,
+    answers: &'link AtomicU32,
+    /// Bytes that may still go out.
+    left: usize,
+}
+
+impl Turn<'_> {
+    fn send_writes(&mut self, queue: &mut VecDeque<Outgoing>, position: &mut u64) -> io::Result<Sent> {
+        while !queue.is_empty() {
+            if self.left == 0 {
+                return Ok(Sent::More);
+            }
+            let sent = self.send_gathered(queue, *position)?;
+            self.left = self.left.saturating_sub(sent);
+            self.complete(queue, position, sent as u64);
+        }
+        self.socket.flush()?;
+        Ok(Sent::Idle)
+    }
+
+    /// Several frames of several writes in one system call.
+    fn send_gathered(&self, queue: &VecDeque<Outgoing>, position: u64) -> io::Result<usize> {
+        let mut headers = [([0; HEADER_BYTES], 0); TURN_FRAMES];
+        let mut bodies = [&[] as &[u8]; TURN_FRAMES];
+        let (mut frames, mut left) = (0, self.left);
+        for piece in Pieces::new(queue, position).take(TURN_FRAMES) {
+            let body = &piece.body[..piece.body.len().min(left)];
+            headers[frames] = (piece.header, piece.header_sent);
+            bodies[frames] = body;
+            frames += 1;
+            left -= body.len();
+            if body.len() < piece.body.len() || left == 0 {
+                break;
+            }
+        }
+        let mut slices = [IoSlice::new(&[]); 2 * TURN_FRAMES];
+        for (pair, (header, body)) in slices.chunks_exact_mut(2).zip(headers.iter().zip(bodies)) {
+            pair[0] = IoSlice::new(&header.0[header.1..]);
+            pair[1] = IoSlice::new(body);
+        }
+        self.socket.send(&slices[..2 * frames])
+    }
+
+    /// Moves on by `sent` bytes, and completes the writes that are over.
+    fn complete(&self, queue: &mut VecDeque<Outgoing>, position: &mut u64, mut sent: u64) {
+        while let Some(front) = queue.front() {
+            let missing = front.encoded_length() - *position;
+            if sent < missing {
+                *position += sent;
+                return;
+            }
+            sent -= missing;
+            *position = 0;
+            if let Some(front) = queue.pop_front() {
+                let ended = front.operation().filter(|operation| operation.is_last);
+                if front.is_answer() {
+                    self.answers.fetch_sub(1, Ordering::Relaxed);
+                }
+                // Before the completion: it says that these bytes are no longer needed.
+                drop(front);
+                if let Some(operation) = ended {
+                    self.core.complete(operation.key, operation.bytes, Ok(()));
+                }
+            }
+        }
+    }
+
+    fn send_farewell(
+        &self,
+        under_way: &mut Option<(Outgoing, u64)>,
+        error: &FabricError,
+        farewell: &Header,
+        farewell_sent: &mut usize,
+    ) -> io::Result<Sent> {
+        while let Some((write, position)) = under_way {
+            let piece = write.piece(*position);
+            let header = IoSlice::new(&piece.header[piece.header_sent..]);
+            let sent = self.socket.send(&[header, IoSlice::new(piece.body)])?;
+            let frame_ends = sent == piece.length();
+            *position += sent as u64;
+            if frame_ends && let Some((write, position)) = under_way.take() {
+                let operation = write.operation();
+                let is_whole = position == write.encoded_length();
+                drop(write);
+                if let Some(operation) = operation {
+                    let whole = is_whole && operation.is_last;
+                    let result = if whole { Ok(()) } else { Err(error.clone()) };
+                    self.core.complete(operation.key, operation.bytes, result);
+                }
+                self.core.fail(error);
+            }
+        }
+        while *farewell_sent < HEADER_BYTES {
+            *farewell_sent += self.socket.send(&[IoSlice::new(&farewell[*farewell_sent..])])?;
+        }
+        self.socket.finish()?;
+        Ok(Sent::Finished)
+    }
+}

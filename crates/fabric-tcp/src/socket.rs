@@ -1,0 +1,264 @@
+//! The system calls of a connected stream. All of them return at once.
+
+use std::{
+    io::{self, IoSlice, Read},
+    net::{Shutdown, TcpStream},
+    os::fd::{AsRawFd, RawFd},
+    time::Duration,
+};
+
+use memory::RemoteAccess;
+use verbs_reactor::{FabricError, FabricKind, LossCause};
+
+use crate::protection::Stream;
+#[cfg(feature = "tls")]
+use crate::sealed::{Bare, Sealed};
+
+/// A connected, non-blocking stream, encrypted or not.
+#[derive(Debug)]
+pub(super) struct Socket {
+    bare: BareSocket,
+    #[cfg(feature = "tls")]
+    sealed: Option<Sealed>,
+}
+
+impl AsRawFd for Socket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.bare.as_raw_fd()
+    }
+}
+
+impl Socket {
+    /// The streams of tokio are in non-blocking mode, and stay so.
+    pub(super) fn new(stream: Stream) -> io::Result<Self> {
+        match stream {
+            Stream::Plain(stream) => Ok(Self {
+                bare: BareSocket(stream.into_std()?),
+                #[cfg(feature = "tls")]
+                sealed: None,
+            }),
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => {
+                let (stream, connection) = match *stream {
+                    tokio_rustls::TlsStream::Client(stream) => {
+                        let (stream, connection) = stream.into_inner();
+                        (stream, connection.into())
+                    }
+                    tokio_rustls::TlsStream::Server(stream) => {
+                        let (stream, connection) = stream.into_inner();
+                        (stream, connection.into())
+                    }
+                };
+                Ok(Self { bare: BareSocket(stream.into_std()?), sealed: Some(Sealed::new(connection)) })
+            }
+        }
+    }
+
+    /// Whether bytes are taken from the kernel before they are asked for. Then a read that gives less than was asked for
+    /// does not mean that nothing more has come.
+    pub(super) fn is_encrypted(&self) -> bool {
+        #[cfg(feature = "tls")]
+        return self.sealed.is_some();
+        #[cfg(not(feature = "tls"))]
+        false
+    }
+
+    /// Takes bytes of `slices`, in order, and tells how many; they are no longer needed then. See [`flush`](Self::flush).
+    pub(super) fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        #[cfg(feature = "tls")]
+        if let Some(sealed) = &self.sealed {
+            return sealed.send(&self.bare, slices);
+        }
+        self.bare.send(slices)
+    }
+
+    /// Hands to the kernel what was taken and is not with it.
+    ///
+    /// # Errors
+    /// `WouldBlock`: the socket is full.
+    pub(super) fn flush(&self) -> io::Result<()> {
+        #[cfg(feature = "tls")]
+        if let Some(sealed) = &self.sealed {
+            return sealed.flush(&self.bare);
+        }
+        Ok(())
+    }
+
+    /// Says that nothing more is sent, in a way that nobody on the way can forge, where there is one.
+    pub(super) fn finish(&self) -> io::Result<()> {
+        #[cfg(feature = "tls")]
+        if let Some(sealed) = &self.sealed {
+            return sealed.finish(&self.bare);
+        }
+        Ok(())
+    }
+
+    /// Reads bytes of a header or of a handshake, never of a payload.
+    pub(super) fn receive(&self, into: &mut [u8]) -> io::Result<usize> {
+        #[cfg(feature = "tls")]
+        if let Some(sealed) = &self.sealed {
+            return sealed.receive(&self.bare, into);
+        }
+        self.bare.receive(into)
+    }
+
+    /// Reads payload bytes into granted memory, and what follows them, if there is more, into `next`.
+    pub(super) fn receive_into(&self, access: &RemoteAccess<'_>, next: &mut [u8]) -> io::Result<usize> {
+        #[cfg(feature = "tls")]
+        if let Some(sealed) = &self.sealed {
+            return sealed.receive_into(&self.bare, access, next);
+        }
+        self.bare.receive_into(access, next)
+    }
+
+    /// Throws away up to `limit` received bytes, without touching memory.
+    pub(super) fn discard(&self, limit: usize) -> io::Result<usize> {
+        self.bare.discard(limit)
+    }
+
+    /// Ends one or both directions. A stream that is already down needs no ending.
+    pub(super) fn shutdown(&self, how: Shutdown) {
+        if let Err(error) = self.bare.0.shutdown(how)
+            && error.kind() != io::ErrorKind::NotConnected
+        {
+            log!(DEBUG, %error, "shutting down a tcp stream");
+        }
+    }
+}
+
+#[cfg(feature = "tls")]
+impl Bare for BareSocket {
+    fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.send(slices)
+    }
+
+    fn receive(&self, into: &mut [u8]) -> io::Result<usize> {
+        self.receive(into)
+    }
+}
+
+/// The stream as the kernel has it.
+#[derive(Debug)]
+struct BareSocket(TcpStream);
+
+impl AsRawFd for BareSocket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl BareSocket {
+    /// Hands bytes of `slices`, in order, to the kernel, and tells how many it took.
+    fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        // SAFETY: all-zero is a valid `msghdr`: null pointers with zero lengths.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = slices.as_ptr().cast::<libc::iovec>().cast_mut();
+        message.msg_iovlen = slices.len();
+        // Not `writev`: that raises SIGPIPE in programs that have not ignored it.
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        // SAFETY: `IoSlice` has the layout of `iovec` on Unix (its documentation promises so), and the slices
+        // outlive the call, which only reads them.
+        retry(|| unsafe { libc::sendmsg(self.as_raw_fd(), &raw const message, flags) })
+    }
+
+    fn receive(&self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match (&self.0).read(into) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    fn receive_into(&self, access: &RemoteAccess<'_>, next: &mut [u8]) -> io::Result<usize> {
+        let mut slices = [
+            libc::iovec { iov_base: access.pointer().cast(), iov_len: access.length() },
+            libc::iovec { iov_base: next.as_mut_ptr().cast(), iov_len: next.len() },
+        ];
+        // SAFETY: all-zero is a valid `msghdr`: null pointers with zero lengths.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = slices.as_mut_ptr();
+        message.msg_iovlen = slices.len();
+        // SAFETY: a `RemoteAccess` is writable for its length while it lives, which is beyond the call, and
+        // `next` is borrowed exclusively.
+        retry(|| unsafe { libc::recvmsg(self.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) })
+    }
+
+    fn discard(&self, limit: usize) -> io::Result<usize> {
+        let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
+        // SAFETY: with MSG_TRUNC a TCP socket drops the bytes and writes nothing to the (null) buffer.
+        retry(|| unsafe { libc::recv(self.as_raw_fd(), std::ptr::null_mut(), limit, flags) })
+    }
+}
+
+fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
+    loop {
+        if let Ok(bytes) = usize::try_from(call()) {
+            return Ok(bytes);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// Uses the congestion control `cubic`: for loopback, where there is nothing to pace for and the pacing of
+/// others costs a quarter of the bandwidth. Best effort: a kernel without it keeps its own. Before the
+/// connection is made, because pacing once begun stays.
+pub(crate) fn prefer_cubic(socket: &impl AsRawFd) {
+    let name = b"cubic";
+    // SAFETY: the pointer and the length are those of `name`, which the call only reads.
+    let failed = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_CONGESTION,
+            name.as_ptr().cast(),
+            name.len() as libc::socklen_t,
+        )
+    };
+    if failed != 0 {
+        log!(DEBUG, error = %io::Error::last_os_error(), "congestion control cubic is not available");
+    }
+}
+
+/// Makes the kernel notice a peer whose host is gone. Idle, it asks the peer's kernel, which answers also for a
+/// process that is stopped, and gives up after `silence`; with bytes under way it gives up when the peer's kernel
+/// has taken none of them for `stall`.
+pub(super) fn watch(socket: &impl AsRawFd, silence: Duration, stall: Duration) -> io::Result<()> {
+    // Three questions, the first after half the time.
+    let seconds = |part: Duration| libc::c_int::try_from(part.as_secs().max(1)).unwrap_or(libc::c_int::MAX);
+    let milliseconds = libc::c_int::try_from(stall.as_millis()).unwrap_or(libc::c_int::MAX);
+    set(socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
+    set(socket, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds(silence / 2))?;
+    set(socket, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, seconds(silence / 6))?;
+    set(socket, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3)?;
+    set(socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, milliseconds.max(1))
+}
+
+fn set(socket: &impl AsRawFd, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
+    let length = std::mem::size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: pointer and length are those of `value`, which the call only reads.
+    let answer =
+        unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), length) };
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// What a failed call on a connected stream says about the connection.
+pub(super) fn loss(call: &'static str, error: io::Error) -> FabricError {
+    let kind = FabricKind::TCP;
+    #[cfg(feature = "tls")]
+    if let Some(tls) = crate::tls::tls_error(&error) {
+        let cause = LossCause::Tampered;
+        return FabricError::PeerLost { kind, cause, detail: crate::tls::explain(tls) };
+    }
+    let cause = match error.raw_os_error() {
+        Some(libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED) => LossCause::Reset,
+        Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ENETDOWN) => {
+            LossCause::RetryExceeded
+        }
+        _ => return FabricError::device(kind, call, error),
+    };
+    FabricError::PeerLost { kind, cause, detail: format!("{call}: {error}") }
+}

@@ -1,0 +1,250 @@
+//! Who reads the socket when, and who sleeps: the driver polled by hand, on a runtime whose IO turns only when a
+//! test says so.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
+
+#[cfg(feature = "test-certificates")]
+mod encrypted;
+
+use std::{
+    io::Write,
+    net::{Shutdown, TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
+    time::Duration,
+};
+
+use tokio::runtime::Runtime as Tokio;
+use verbs_reactor::{Capabilities, QueuePair, QueuePairConfig, RegionTable, Spinner, Wait};
+
+use crate::{clock::Clock, driver::Driver, frame::HEADER_BYTES, link::TcpLink};
+
+/// A bound on what takes a few polls, if the kernel is not slow.
+const POLLS_MAX: usize = 1_000_000;
+
+/// Counts how often it is woken.
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// One end of a stream under its driver; the other end is bare.
+struct Hand {
+    driver: Driver,
+    queue_pair: QueuePair,
+    peer: TcpStream,
+    clock: Clock,
+    count: Arc<Count>,
+    waker: Waker,
+}
+
+impl Hand {
+    fn waiting(wait: Wait) -> Self {
+        Self::sharing(&Spinner::new(wait))
+    }
+
+    /// Must be called on a runtime.
+    fn sharing(spinner: &Arc<Spinner>) -> Self {
+        let clock = Clock::default();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        peer.set_nodelay(true).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let table = Arc::new(RegionTable::new(&clock));
+        let depths = QueuePairConfig { send_depth: 16, receive_depth: 1024 };
+        let stream = tokio::net::TcpStream::from_std(stream).unwrap();
+        let (link, queue_pair) = TcpLink::new(table, depths, Capabilities::WRITES, stream.into()).unwrap();
+        let driver = Driver::new(link, Arc::new(clock.clone()), spinner.clone());
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(count.clone());
+        Self { driver, queue_pair, peer, clock, count, waker }
+    }
+
+    fn poll(&mut self) -> Poll<()> {
+        self.driver.poll(&mut Context::from_waker(&self.waker))
+    }
+
+    /// Wake-ups since the last call.
+    fn woken(&self) -> usize {
+        self.count.0.swap(0, Ordering::SeqCst)
+    }
+
+    fn arrivals(&self) -> u64 {
+        self.queue_pair.stats().arrivals
+    }
+
+    /// The peer writes a notification.
+    fn notify(&mut self) {
+        let mut header = [0; HEADER_BYTES];
+        header[0] = 2; // a write with immediate
+        self.peer.write_all(&header).unwrap();
+    }
+
+    /// Lets IO turn until the driver is woken.
+    fn turn(&self, tokio: &Tokio) {
+        for _ in 0..POLLS_MAX {
+            if self.woken() > 0 {
+                return;
+            }
+            tokio.block_on(tokio::task::yield_now());
+        }
+        panic!("not woken");
+    }
+
+    /// Polls until the driver sleeps, a microsecond apart: some more than the longest budget has.
+    fn sleep(&mut self) {
+        for _ in 0..1000 {
+            assert!(self.poll().is_pending());
+            if self.woken() == 0 {
+                return;
+            }
+            self.clock.pass(Duration::from_micros(1));
+        }
+        panic!("the driver does not come to rest");
+    }
+
+    /// A notification that readiness announces, at once on this end's clock; leaves the driver awake.
+    fn receive_one(&mut self, tokio: &Tokio) {
+        let before = self.arrivals();
+        self.notify();
+        while self.arrivals() == before {
+            self.turn(tokio);
+            assert!(self.poll().is_pending());
+        }
+    }
+
+    /// Polls, with no turn of IO, while the driver keeps itself awake and `done` does not hold.
+    fn look_until(&mut self, done: impl Fn(&Self) -> bool) {
+        for _ in 0..POLLS_MAX {
+            if done(self) {
+                return;
+            }
+            assert!(self.poll().is_pending());
+            assert!(self.woken() > 0, "fell asleep");
+        }
+        panic!("looked in vain");
+    }
+}
+
+fn on_a_runtime(test: impl FnOnce(&Tokio)) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _guard = runtime.enter();
+    test(&runtime);
+}
+
+#[test]
+fn an_idle_driver_costs_nothing_however_it_waits() {
+    for wait in [Wait::Sleep, Wait::Adaptive] {
+        on_a_runtime(|tokio| {
+            let mut hand = Hand::waiting(wait);
+            hand.sleep();
+            for _ in 0..8 {
+                hand.receive_one(tokio);
+                hand.sleep();
+            }
+            for _ in 0..3 {
+                assert!(hand.poll().is_pending());
+                assert_eq!(hand.woken(), 0, "{wait:?}: woke itself over nothing");
+            }
+            assert_eq!(hand.arrivals(), 8, "all of them");
+        });
+    }
+}
+
+#[test]
+fn a_sleeping_driver_reads_only_what_readiness_announces() {
+    on_a_runtime(|tokio| {
+        let mut hand = Hand::waiting(Wait::Sleep);
+        hand.sleep();
+        hand.notify();
+        for _ in 0..100 {
+            assert!(hand.poll().is_pending());
+            assert_eq!((hand.woken(), hand.arrivals()), (0, 0));
+        }
+        hand.turn(tokio);
+        assert!(hand.poll().is_pending());
+        assert_eq!(hand.arrivals(), 1);
+    });
+}
+
+#[test]
+fn a_busy_driver_finds_bytes_and_the_end_without_readiness() {
+    on_a_runtime(|_| {
+        let mut hand = Hand::waiting(Wait::Busy);
+        for _ in 0..200 {
+            assert!(hand.poll().is_pending());
+            assert_eq!(hand.woken(), 1, "others have a turn, then it looks again");
+            hand.clock.pass(Duration::from_micros(1_000_000));
+        }
+        hand.notify();
+        hand.look_until(|hand| hand.arrivals() == 1);
+        hand.peer.shutdown(Shutdown::Write).unwrap();
+        for _ in 0..POLLS_MAX {
+            if hand.poll().is_ready() {
+                break;
+            }
+        }
+        assert!(hand.queue_pair.failure().is_some(), "the end was not found");
+    });
+}
+
+#[test]
+fn an_adaptive_driver_looks_while_its_budget_lasts_then_sleeps() {
+    on_a_runtime(|tokio| {
+        let mut hand = Hand::waiting(Wait::Adaptive);
+        assert!(hand.poll().is_pending());
+        assert_eq!(hand.woken(), 0, "nothing to go by at first");
+        // Answers that come at once: looking would have been worth it.
+        for _ in 0..8 {
+            hand.receive_one(tokio);
+        }
+        hand.notify();
+        hand.look_until(|hand| hand.arrivals() == 9);
+        // Nothing comes any more.
+        assert!(hand.poll().is_pending());
+        assert!(hand.woken() > 0, "gave up at once");
+        hand.clock.pass(Duration::from_micros(1_000));
+        hand.sleep();
+        // What comes now wakes it, although its bytes were looked for before.
+        hand.notify();
+        hand.turn(tokio);
+        assert!(hand.poll().is_pending());
+        assert_eq!(hand.arrivals(), 10);
+    });
+}
+
+#[test]
+fn a_connection_that_is_ending_gives_the_turn_to_look_back() {
+    on_a_runtime(|tokio| {
+        let spinner = Spinner::new(Wait::Adaptive);
+        let mut hands = [Hand::sharing(&spinner), Hand::sharing(&spinner)];
+        for hand in &mut hands {
+            hand.sleep();
+            for _ in 0..8 {
+                hand.receive_one(tokio);
+            }
+        }
+        let [first, second] = &mut hands;
+        assert!(first.woken() > 0, "looks");
+        assert_eq!(second.woken(), 0, "not both");
+        // A frame of no kind: this end lingers until the peer has taken the refusal.
+        first.peer.write_all(&[99; HEADER_BYTES]).unwrap();
+        for _ in 0..POLLS_MAX {
+            assert!(first.poll().is_pending());
+            if first.queue_pair.failure().is_some() {
+                break;
+            }
+        }
+        assert!(first.poll().is_pending(), "lingers");
+        second.receive_one(tokio);
+        assert!(second.woken() > 0, "the turn did not come back");
+    });
+}
