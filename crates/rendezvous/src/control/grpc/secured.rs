@@ -15,7 +15,7 @@ use tokio::{
 use tokio_rustls::TlsStream;
 use verbs_reactor::tls::{PeerCertificate, TlsIdentity, TlsPurpose, explain_io, explain_later};
 
-use super::wire::Trouble;
+use super::trouble::Trouble;
 use crate::control::{ProvenPeer, TlsNames};
 
 /// What both ends derive from their connection alone.

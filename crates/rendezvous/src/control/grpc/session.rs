@@ -3,10 +3,10 @@
 //! The halves live on the user's runtime, the task and the stream on the plane's; bounded channels are
 //! between. The task decides how a session ends and says so in [`End`].
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use futures::{Stream, stream};
-use protocol::limits::CONTROL_FRAME_BYTES_MAX;
+use protocol::{limits::CONTROL_FRAME_BYTES_MAX, text::escaped};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tonic::{Status, Streaming};
 use verbs_reactor::BoxFuture;
@@ -263,8 +263,26 @@ fn lost_text(status: &Status) -> String {
         _ => "the peer ended, or the way to it broke".to_owned(),
     };
     text.push_str(": ");
-    text.push_str(&super::dial::causes(status));
+    text.push_str(&causes(status));
     text
+}
+
+/// An error with all its causes, in one line: what the peer says in them is escaped.
+pub(super) fn causes(error: &(dyn Error + 'static)) -> String {
+    let mut text = match error.downcast_ref::<tonic::Status>() {
+        Some(status) => status.message().to_owned(),
+        None => error.to_string(),
+    };
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        next = cause.source();
+    }
+    escaped(&text).into_owned()
 }
 
 struct GrpcSender {

@@ -3,11 +3,10 @@
 use std::{
     io,
     pin::Pin,
-    sync::{Arc, OnceLock},
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
-use protocol::text::escaped;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -16,7 +15,10 @@ use verbs_reactor::tcp::DataPort;
 
 #[cfg(feature = "tls")]
 use super::secured::Secured;
-use super::traffic::Traffic;
+use super::{
+    traffic::Traffic,
+    trouble::{Trouble, Why},
+};
 use crate::control::ProvenPeer;
 #[cfg(feature = "tls")]
 use crate::control::TlsNames;
@@ -48,33 +50,6 @@ impl Security {
             #[cfg(feature = "tls")]
             Self::Tls { identity, .. } => DataPort::with_tls(identity.clone()),
         }
-    }
-}
-
-/// Why this end has ended a stream: HTTP/2 keeps little of what ends it. The first reason counts.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Trouble(Arc<OnceLock<Why>>);
-
-/// A reason, for people.
-#[derive(Debug, Clone)]
-pub(super) struct Why {
-    pub(super) text: String,
-    /// TLS, or its absence; else what the peer sent.
-    pub(super) is_tls: bool,
-}
-
-impl Trouble {
-    /// Notes what TLS, or its absence, has come to, escaped, and makes it the stream's error.
-    pub(super) fn note(&self, text: impl Into<String>) -> io::Error {
-        self.first(Why { text: escaped(&text.into()).into_owned(), is_tls: true })
-    }
-
-    pub(super) fn why(&self) -> Option<&Why> {
-        self.0.get()
-    }
-
-    fn first(&self, why: Why) -> io::Error {
-        io::Error::new(io::ErrorKind::InvalidData, self.0.get_or_init(|| why).text.clone())
     }
 }
 
