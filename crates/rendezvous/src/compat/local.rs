@@ -18,7 +18,7 @@ use verbs_reactor::{Runtime, TokioRuntime, timeout};
 use crate::values::{
     arguments::{Delivered, RecvArgs, SendArgs},
     duplicates::DuplicatePolicy,
-    table::{CancellableTake, Step},
+    table::{CancellableTake, StepQueues},
     tensor::Tensor,
 };
 
@@ -74,18 +74,18 @@ impl Default for LocalConfig {
 /// ```
 #[derive(Debug, Clone)]
 pub struct LocalRendezvous {
-    shared: Arc<Shared>,
+    shared: Arc<SharedRendezvous>,
 }
 
 /// What the clones share. Receives don't, so that they end with the last clone.
 #[derive(Debug)]
-struct Shared {
-    step: Arc<Step>,
+struct SharedRendezvous {
+    step: Arc<StepQueues>,
     waiting_values: Arc<AtomicUsize>,
     config: LocalConfig,
 }
 
-impl Drop for Shared {
+impl Drop for SharedRendezvous {
     fn drop(&mut self) {
         self.step.abort(&Status::new(Code::Cancelled, "the rendezvous was deleted").derived());
     }
@@ -106,8 +106,8 @@ impl LocalRendezvous {
     /// With these settings.
     pub fn with_config(config: LocalConfig) -> Self {
         let waiting_values = Arc::default();
-        let step = Arc::new(Step::new(&waiting_values, config.duplicates));
-        Self { shared: Arc::new(Shared { step, waiting_values, config }) }
+        let step = Arc::new(StepQueues::new(&waiting_values, config.duplicates));
+        Self { shared: Arc::new(SharedRendezvous { step, waiting_values, config }) }
     }
 
     /// Makes `tensor` available under `key`: to the oldest receive that waits for it, which has it when this returns,
@@ -166,7 +166,7 @@ impl LocalRendezvous {
         self.shared.waiting_values.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn step(&self) -> &Arc<Step> {
+    pub(crate) fn step(&self) -> &Arc<StepQueues> {
         &self.shared.step
     }
 

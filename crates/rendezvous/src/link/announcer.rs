@@ -21,11 +21,11 @@ pub(crate) struct Announcer {
     /// Weak, because connections that are over are remembered, and must not keep their session from ending.
     sender: Weak<dyn FrameSender>,
     runtime: Arc<dyn Runtime>,
-    state: Mutex<State>,
+    state: Mutex<AnnouncedRegions>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct AnnouncedRegions {
     regions: BTreeMap<u32, Announced>,
     over: Option<String>,
 }
@@ -46,7 +46,7 @@ impl Announcer {
     ) -> Self {
         let regions = known.iter().map(|region| (region.region.0, Announced::Confirmed)).collect();
         let sender = Arc::downgrade(sender);
-        Self { connection, sender, runtime, state: Mutex::new(State { regions, over: None }) }
+        Self { connection, sender, runtime, state: Mutex::new(AnnouncedRegions { regions, over: None }) }
     }
 
     /// Announces `region` unless that was done, and waits for the peer's confirmation.
@@ -140,7 +140,7 @@ impl Announcer {
         self.lock().over.clone().unwrap_or_else(|| "the connection is over".to_owned())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, AnnouncedRegions> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -37,7 +37,7 @@ use crate::{
         ring::{OwnRing, RingMaker},
         session::Session,
     },
-    values::{end_signal::unless, latch::Teller},
+    values::{end_signal::unless, latch::LatchSetter},
 };
 
 /// How much later one side is up, where the simulator decides so. The peer announces regions meanwhile.
@@ -66,7 +66,7 @@ impl Node {
                 ConnectionOrAttempt::Connection(connection) => return Ok(connection),
                 ConnectionOrAttempt::UnderWay(attempt) => (attempt, false),
                 ConnectionOrAttempt::Begun(attempt) => {
-                    self.spawn_attempt(peer, attempt.teller());
+                    self.spawn_attempt(peer, attempt.setter());
                     (attempt, true)
                 }
             };
@@ -79,11 +79,11 @@ impl Node {
         Err(failed.unwrap_or(WorkerError::ShutDown))
     }
 
-    fn spawn_attempt(self: &Arc<Self>, peer: &KnownPeer, teller: Teller<Attempt>) {
+    fn spawn_attempt(self: &Arc<Self>, peer: &KnownPeer, setter: LatchSetter<Attempt>) {
         let (node, peer) = (self.clone(), peer.clone());
         let attempt = async move {
             let ended = node.connect(&peer).await.map_err(WorkerError::or_limit);
-            teller.tell(peer.end_attempt(ended));
+            setter.set(peer.end_attempt(ended));
         };
         self.runtime.spawn("connect", Box::pin(attempt));
     }

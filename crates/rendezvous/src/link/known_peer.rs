@@ -15,7 +15,7 @@ use verbs_reactor::{QueuePairStats, Runtime, timeout};
 use crate::{
     error::{Lost, WorkerError},
     link::{connection::DataConnection, session::Session},
-    values::latch::Outcome,
+    values::latch::Latch,
 };
 
 /// How long an end whose Connect was refused, because the peer's own counts, waits for that before it asks again.
@@ -28,19 +28,19 @@ const REFUSAL_PAUSE: Duration = Duration::from_secs(1);
 /// peer.
 #[derive(Debug, Clone)]
 pub(crate) struct KnownPeer {
-    inner: Arc<Inner>,
+    inner: Arc<PeerRecord>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct PeerRecord {
     name: String,
-    state: Mutex<State>,
+    state: Mutex<PeerState>,
     /// An attempt of the peer's has ended.
     accepted: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PeerState {
     address: Option<String>,
     /// All of one life.
     sessions: Vec<Arc<Session>>,
@@ -69,9 +69,9 @@ enum Link {
     #[default]
     Idle,
     /// One attempt of this end at a time; everyone who needs the peer waits for its end.
-    Connecting(Outcome<Attempt>),
+    Connecting(Latch<Attempt>),
     /// The peer attempts it, and whoever needs it waits for that.
-    Accepting(Outcome<Attempt>),
+    Accepting(Latch<Attempt>),
     Up {
         connection: Arc<DataConnection>,
         /// The peer was told once that this connection counts. If it asks again, it has lost its end.
@@ -83,9 +83,9 @@ enum Link {
 pub(crate) enum ConnectionOrAttempt {
     Connection(Arc<DataConnection>),
     /// An attempt that began before.
-    UnderWay(Outcome<Attempt>),
+    UnderWay(Latch<Attempt>),
     /// A new attempt, which the caller makes.
-    Begun(Outcome<Attempt>),
+    Begun(Latch<Attempt>),
 }
 
 impl Link {
@@ -96,18 +96,18 @@ impl Link {
 
 impl KnownPeer {
     pub(crate) fn new(name: &str) -> Self {
-        Self::of(name, State::default())
+        Self::of(name, PeerState::default())
     }
 
     /// As [`new`](Self::new), with an address and a life that are known.
     pub(crate) fn known(name: &str, address: &str, incarnation: u64) -> Self {
         let (address, incarnation) = (Some(address.to_owned()), Some(incarnation));
-        Self::of(name, State { address, incarnation, ..State::default() })
+        Self::of(name, PeerState { address, incarnation, ..PeerState::default() })
     }
 
-    fn of(name: &str, state: State) -> Self {
+    fn of(name: &str, state: PeerState) -> Self {
         let (name, state) = (name.to_owned(), Mutex::new(state));
-        Self { inner: Arc::new(Inner { name, state, accepted: Notify::new() }) }
+        Self { inner: Arc::new(PeerRecord { name, state, accepted: Notify::new() }) }
     }
 
     /// The peer's worker name.
@@ -206,7 +206,7 @@ impl KnownPeer {
             Link::Connecting(_) => first,
             Link::Up { connection, told } if !connection.is_over() => first && !std::mem::replace(told, true),
             Link::Up { .. } | Link::Idle => {
-                state.link = Link::Accepting(Outcome::new());
+                state.link = Link::Accepting(Latch::new());
                 false
             }
             Link::Accepting(_) => false,
@@ -236,20 +236,20 @@ impl KnownPeer {
                 _ => Some(Link::up(connection)),
             };
             match link.map(|link| std::mem::replace(&mut state.link, link)) {
-                Some(Link::Accepting(outcome)) => told = Some((outcome, Some(Ok(connection.clone())))),
+                Some(Link::Accepting(latch)) => told = Some((latch, Some(Ok(connection.clone())))),
                 Some(Link::Up { connection, .. }) => replaced = Some(connection),
                 _ => {}
             }
         } else if state.accepting == 0
-            && let Link::Accepting(outcome) = &state.link
+            && let Link::Accepting(latch) = &state.link
         {
             // Whoever waits dials now.
-            told = Some((outcome.clone(), None));
+            told = Some((latch.clone(), None));
             state.link = Link::Idle;
         }
         drop(state);
-        if let Some((outcome, ended)) = told {
-            outcome.tell(ended);
+        if let Some((latch, ended)) = told {
+            latch.set(ended);
         }
         self.inner.accepted.notify_waiters();
         replaced
@@ -340,7 +340,7 @@ impl KnownPeer {
             }
             Link::Up { .. } | Link::Idle => {}
         }
-        let attempt = Outcome::new();
+        let attempt = Latch::new();
         state.link = Link::Connecting(attempt.clone());
         state.accepted = None;
         ConnectionOrAttempt::Begun(attempt)
@@ -355,7 +355,7 @@ impl KnownPeer {
         ended
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PeerState> {
         self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

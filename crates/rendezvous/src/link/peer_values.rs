@@ -16,7 +16,7 @@ use crate::{
         steps::StepRef,
         table::{TakenValue, dropped},
         tensor::Tensor,
-        value_guard::HeldValue,
+        value_guard::ValueGuard,
     },
 };
 
@@ -83,7 +83,7 @@ impl PeerValues {
         match take() {
             Ok((take, key)) => Either::Right(Either::Right(async move {
                 let (value, step) = take.await?;
-                let mut held = HeldValue::new(value);
+                let mut held = ValueGuard::new(value);
                 held.bring_to_host(&key).await?;
                 let (value, on_host) = held.hand_on().ok_or_else(dropped)?;
                 Ok(Taken::Step { value, on_host, step })

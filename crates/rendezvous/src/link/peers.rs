@@ -11,13 +11,13 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Peers {
     most: usize,
-    by_name: BTreeMap<String, Known>,
+    by_name: BTreeMap<String, NotedPeer>,
     by_address: BTreeMap<String, KnownPeer>,
     noted: u64,
 }
 
 #[derive(Debug)]
-struct Known {
+struct NotedPeer {
     peer: KnownPeer,
     /// Grows with every peer that is noted.
     number: u64,
@@ -62,7 +62,7 @@ impl Peers {
         }
         let peer = KnownPeer::new(name);
         self.noted += 1;
-        let known = Known { peer: peer.clone(), number: self.noted, is_named };
+        let known = NotedPeer { peer: peer.clone(), number: self.noted, is_named };
         self.by_name.insert(name.to_owned(), known);
         Ok(peer)
     }
@@ -70,7 +70,7 @@ impl Peers {
     /// Forgets the oldest peer that nobody uses; false when there is none.
     fn forget_one(&mut self) -> bool {
         let addresses = |peer: &KnownPeer| self.by_address.values().filter(|other| other.is(peer)).count();
-        let idle = |known: &&Known| !known.is_named && known.peer.is_idle(1 + addresses(&known.peer));
+        let idle = |known: &&NotedPeer| !known.is_named && known.peer.is_idle(1 + addresses(&known.peer));
         let oldest = self.by_name.values().filter(idle).min_by_key(|known| known.number);
         let Some(name) = oldest.map(|known| known.peer.name().to_owned()) else { return false };
         self.by_address.retain(|_, peer| peer.name() != name);

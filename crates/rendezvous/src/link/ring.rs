@@ -18,10 +18,10 @@ pub(crate) fn slot_offset(slot: RecordSlot) -> u64 {
 /// The message ring that the peer writes, and the slots beside it: lent to it for the life of the connection,
 /// except a ring that was replaced by a larger one, whose loan ends when the peer has said that it moved.
 #[derive(Debug)]
-pub(crate) struct OwnRing(Mutex<Lent>);
+pub(crate) struct OwnRing(Mutex<LentRings>);
 
 #[derive(Debug)]
-struct Lent {
+struct LentRings {
     ring: Option<Granted>,
     /// The larger ring that was offered.
     offered: Option<Granted>,
@@ -30,7 +30,7 @@ struct Lent {
 
 impl OwnRing {
     pub(crate) fn new(ring: Granted, slots: Granted) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Lent { ring: Some(ring), offered: None, slots: Some(slots) })))
+        Arc::new(Self(Mutex::new(LentRings { ring: Some(ring), offered: None, slots: Some(slots) })))
     }
 
     pub(crate) fn read(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError> {
@@ -76,7 +76,7 @@ impl OwnRing {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Lent> {
+    fn lock(&self) -> MutexGuard<'_, LentRings> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

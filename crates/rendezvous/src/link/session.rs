@@ -61,21 +61,21 @@ pub(crate) struct Session {
     connections: Arc<Connections>,
     /// One page is made and sent at a time: a peer that asks for many and reads none holds one.
     list_turn: Semaphore,
-    state: Mutex<State>,
+    state: Mutex<SessionState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SessionState {
     over: Option<Lost>,
     next: u32,
-    connections: BTreeMap<u32, Entry>,
+    connections: BTreeMap<u32, OpenConnection>,
     connects: BTreeMap<u32, oneshot::Sender<ConnectAnswer>>,
     lists: BTreeMap<u32, oneshot::Sender<ListPage>>,
     /// By their numbers, pings whose answers are waited for.
     pings: BTreeMap<u64, oneshot::Sender<()>>,
 }
 
-impl State {
+impl SessionState {
     /// Connections that are over end by themselves, and no longer count.
     fn forget_ended(&mut self) {
         self.connections
@@ -85,7 +85,7 @@ impl State {
 
 /// A data connection of this session.
 #[derive(Debug)]
-struct Entry {
+struct OpenConnection {
     stage: Stage,
     _counted: Counted,
 }
@@ -232,7 +232,7 @@ impl Session {
         }
         state.forget_ended();
         let number = self.number(&mut state);
-        let entry = Entry { stage: Stage::opening(), _counted: self.connections.count() };
+        let entry = OpenConnection { stage: Stage::opening(), _counted: self.connections.count() };
         state.connections.insert(number, entry);
         state.connects.insert(number, answer);
         Ok((number, answered))
@@ -264,7 +264,7 @@ impl Session {
             );
             return Err(Status::new(Code::ResourceExhausted, message));
         };
-        state.connections.insert(number, Entry { stage: Stage::opening(), _counted });
+        state.connections.insert(number, OpenConnection { stage: Stage::opening(), _counted });
         Ok(())
     }
 
@@ -465,12 +465,12 @@ impl Session {
         up.inspect(|connection| connection.fail(why)).collect()
     }
 
-    fn number(&self, state: &mut State) -> u32 {
+    fn number(&self, state: &mut SessionState) -> u32 {
         state.next = (state.next + 1) & !ACCEPTED;
         if self.dialled { state.next } else { state.next | ACCEPTED }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SessionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

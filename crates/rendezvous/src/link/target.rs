@@ -26,11 +26,11 @@ pub(crate) struct Target {
     /// Any if it is `None`.
     dtype: Option<DataType>,
     length: usize,
-    state: Mutex<State>,
+    state: Mutex<TargetState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct TargetState {
     /// Here, unless it is lent or has been handed on.
     buffer: Option<BufMut>,
     /// Under which it is lent.
@@ -41,7 +41,7 @@ struct State {
 
 impl Target {
     pub(crate) fn new(dtype: Option<DataType>, buffer: BufMut) -> Self {
-        let state = State { lent: None, refused: None, buffer: None };
+        let state = TargetState { lent: None, refused: None, buffer: None };
         let target = Self { dtype, length: buffer.len(), state: Mutex::new(state) };
         target.lock().buffer = Some(buffer);
         target
@@ -156,7 +156,7 @@ impl Target {
         self.lock().buffer.take()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, TargetState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

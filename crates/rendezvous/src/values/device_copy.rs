@@ -13,12 +13,12 @@ use crate::values::{
 
 /// Where one end has a value.
 #[derive(Debug, Clone, Copy)]
-enum Side<'end> {
+enum MemorySide<'end> {
     Host,
     Device(&'end DeviceName, &'end Arc<dyn DeviceContext>),
 }
 
-impl<'end> Side<'end> {
+impl<'end> MemorySide<'end> {
     fn of(
         device: &'end DeviceName,
         context: Option<&'end Arc<dyn DeviceContext>>,
@@ -39,8 +39,8 @@ impl<'end> Side<'end> {
 /// A copy of the value where its receiver in the same process wants it, made by the contexts of the devices involved.
 /// `None` where the value is shared: both ends are on the host, or on the same device.
 pub(crate) async fn copy_for(key: &Key, value: &Value, to: &RecvArgs) -> Result<Option<Tensor>, Status> {
-    let source = Side::of_sender(key, &value.send_args);
-    let destination = Side::of(key.destination_device(), to.device_context.as_ref(), to.attributes);
+    let source = MemorySide::of_sender(key, &value.send_args);
+    let destination = MemorySide::of(key.destination_device(), to.device_context.as_ref(), to.attributes);
     let gpu_compatible = value.send_args.attributes.gpu_compatible || to.attributes.gpu_compatible;
     let attributes = AllocatorAttributes { gpu_compatible, ..to.attributes };
     copied(key, &value.tensor, source, destination, attributes).await
@@ -50,7 +50,8 @@ pub(crate) async fn copy_for(key: &Key, value: &Value, to: &RecvArgs) -> Result<
 pub(crate) async fn copy_on_host(key: &Key, value: &Value) -> Result<Option<Tensor>, Status> {
     let gpu_compatible = value.send_args.attributes.gpu_compatible;
     let attributes = AllocatorAttributes { on_host: true, gpu_compatible, nic_compatible: true };
-    copied(key, &value.tensor, Side::of_sender(key, &value.send_args), Side::Host, attributes).await
+    copied(key, &value.tensor, MemorySide::of_sender(key, &value.send_args), MemorySide::Host, attributes)
+        .await
 }
 
 /// A copy of a value that came from another worker, where its receiver wants it. `None` if that is host memory.
@@ -59,20 +60,20 @@ pub(crate) async fn copy_from_host(
     tensor: &Tensor,
     to: &RecvArgs,
 ) -> Result<Option<Tensor>, Status> {
-    let destination = Side::of(key.destination_device(), to.device_context.as_ref(), to.attributes);
-    copied(key, tensor, Side::Host, destination, to.attributes).await
+    let destination = MemorySide::of(key.destination_device(), to.device_context.as_ref(), to.attributes);
+    copied(key, tensor, MemorySide::Host, destination, to.attributes).await
 }
 
 async fn copied(
     key: &Key,
     tensor: &Tensor,
-    source: Side<'_>,
-    destination: Side<'_>,
+    source: MemorySide<'_>,
+    destination: MemorySide<'_>,
     attributes: AllocatorAttributes,
 ) -> Result<Option<Tensor>, Status> {
     let is_shared = match (source, destination) {
-        (Side::Host, Side::Host) => true,
-        (Side::Device(one, _), Side::Device(other, _)) => one == other,
+        (MemorySide::Host, MemorySide::Host) => true,
+        (MemorySide::Device(one, _), MemorySide::Device(other, _)) => one == other,
         _ => false,
     };
     if is_shared || tensor.is_dead() {
@@ -87,12 +88,12 @@ async fn copied(
         return Err(Status::new(Code::InvalidArgument, message));
     }
     let mut copy = tensor.clone();
-    if let Side::Device(_, context) = source {
+    if let MemorySide::Device(_, context) = source {
         let on_the_way = AllocatorAttributes { on_host: true, gpu_compatible: true, nic_compatible: false };
-        let is_last = matches!(destination, Side::Host);
+        let is_last = matches!(destination, MemorySide::Host);
         copy = context.to_host(copy, if is_last { attributes } else { on_the_way }).await?;
     }
-    if let Side::Device(_, context) = destination {
+    if let MemorySide::Device(_, context) = destination {
         copy = context.to_device(copy, attributes).await?;
     }
     if copy.metadata() != tensor.metadata() {

@@ -1,4 +1,4 @@
-//! An outcome that several wait for, first come first served.
+//! A value that is set once and that several tasks wait for, first come first served.
 
 use std::{
     collections::BTreeMap,
@@ -7,98 +7,102 @@ use std::{
     task::{Poll, Waker},
 };
 
-/// What something under way comes to: told once, waited for by any number of tasks, which are woken in the order in
-/// which they began to wait. Cheap to clone.
+/// A value that is set once. Any number of tasks wait for it, and are woken in the order in which they began to wait.
+/// Cheap to clone: all clones are the same latch.
 #[derive(Debug)]
-pub(crate) struct Outcome<T>(Arc<Mutex<State<T>>>);
+pub(crate) struct Latch<T>(Arc<Mutex<LatchState<T>>>);
 
 #[derive(Debug)]
-struct State<T> {
-    /// `Some(None)`: it came to nothing.
-    told: Option<Option<T>>,
-    next_place: u64,
-    waiting: BTreeMap<u64, Waker>,
+struct LatchState<T> {
+    /// `Some(None)`: set without a value.
+    value: Option<Option<T>>,
+    next_waiter: u64,
+    waiters: BTreeMap<u64, Waker>,
 }
 
-impl<T> Clone for Outcome<T> {
+impl<T> Clone for Latch<T> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
-/// Whoever makes the outcome. Dropped without one, it comes to nothing.
+/// Sets a latch; dropped unused, it sets the latch without a value.
 #[derive(Debug)]
-pub(crate) struct Teller<T>(Outcome<T>);
+pub(crate) struct LatchSetter<T>(Latch<T>);
 
-impl<T> Teller<T> {
-    pub(crate) fn tell(self, outcome: T) {
-        self.0.tell(Some(outcome));
+impl<T> LatchSetter<T> {
+    pub(crate) fn set(self, value: T) {
+        self.0.set(Some(value));
     }
 }
 
-impl<T> Drop for Teller<T> {
+impl<T> Drop for LatchSetter<T> {
     fn drop(&mut self) {
-        self.0.tell(None);
+        self.0.set(None);
     }
 }
 
-/// A place among those who wait, given up when dropped.
-struct Place<'outcome, T> {
-    outcome: &'outcome Outcome<T>,
-    place: Option<u64>,
+/// One task's registration with a latch, removed when dropped.
+struct LatchWaiter<'latch, T> {
+    latch: &'latch Latch<T>,
+    /// `None` before the first poll.
+    number: Option<u64>,
 }
 
-impl<T> Drop for Place<'_, T> {
+impl<T> Drop for LatchWaiter<'_, T> {
     fn drop(&mut self) {
-        let waker = self.place.and_then(|place| self.outcome.lock().waiting.remove(&place));
+        let waker = self.number.and_then(|number| self.latch.lock().waiters.remove(&number));
+        // Dropped outside the lock, because a waker's drop may run foreign code.
         drop(waker);
     }
 }
 
-impl<T> Outcome<T> {
+impl<T> Latch<T> {
     pub(crate) fn new() -> Self {
-        Self(Arc::new(Mutex::new(State { told: None, next_place: 0, waiting: BTreeMap::new() })))
+        let state = LatchState { value: None, next_waiter: 0, waiters: BTreeMap::new() };
+        Self(Arc::new(Mutex::new(state)))
     }
 
-    /// The duty to tell.
-    pub(crate) fn teller(&self) -> Teller<T> {
-        Teller(self.clone())
+    pub(crate) fn setter(&self) -> LatchSetter<T> {
+        LatchSetter(self.clone())
     }
 
-    /// Tells everyone, first come first; `None` when it came to nothing. Only the first call counts.
-    pub(crate) fn tell(&self, outcome: Option<T>) {
-        let waiting = {
+    /// Sets the value and wakes every waiter in order. `None` sets the latch without a value. Later calls change nothing.
+    pub(crate) fn set(&self, value: Option<T>) {
+        let waiters = {
             let mut state = self.lock();
-            state.told.get_or_insert(outcome);
-            std::mem::take(&mut state.waiting)
+            state.value.get_or_insert(value);
+            std::mem::take(&mut state.waiters)
         };
-        waiting.into_values().for_each(Waker::wake);
+        waiters.into_values().for_each(Waker::wake);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, LatchState<T>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<T: Clone> Outcome<T> {
-    /// What was told, once it is.
+impl<T: Clone> Latch<T> {
+    /// The value, once it is set; `None` when it is set without one.
     ///
     /// # Cancel safety
-    /// Dropping the future gives its place up.
+    /// Cancel-safe. A later call waits behind the tasks that wait then.
     pub(crate) async fn wait(&self) -> Option<T> {
-        let mut place = Place { outcome: self, place: None };
+        let mut waiter = LatchWaiter { latch: self, number: None };
         poll_fn(|context| {
             let mut state = self.lock();
-            if let Some(told) = &state.told {
-                return Poll::Ready(told.clone());
+            if let Some(value) = &state.value {
+                return Poll::Ready(value.clone());
             }
-            let State { next_place, waiting, .. } = &mut *state;
-            let own = *place.place.get_or_insert_with(|| {
-                *next_place += 1;
-                *next_place
+            let LatchState { next_waiter, waiters, .. } = &mut *state;
+            // The number of the first poll stays: polling again does not move a task back.
+            let own = *waiter.number.get_or_insert_with(|| {
+                *next_waiter += 1;
+                *next_waiter
             });
-            let replaced = waiting.insert(own, context.waker().clone());
+            let replaced = waiters.insert(own, context.waker().clone());
             drop(state);
+            // Outside the lock, as above.
             drop(replaced);
             Poll::Pending
         })
@@ -123,9 +127,9 @@ mod tests {
 
     #[test]
     fn those_who_wait_are_woken_first_come_first_served() {
-        let (outcome, woken) = (Outcome::new(), Arc::new(Mutex::new(Vec::new())));
+        let (latch, woken) = (Latch::new(), Arc::new(Mutex::new(Vec::new())));
         let waker = |number| Waker::from(Arc::new(Noted(number, woken.clone())));
-        let mut waiting: Vec<_> = (0..100).map(|_| Box::pin(outcome.wait())).collect();
+        let mut waiting: Vec<_> = (0..100).map(|_| Box::pin(latch.wait())).collect();
         let order: Vec<usize> = (0..100).map(|number| number * 37 % 100).collect();
         for &number in &order {
             assert!(waiting[number].as_mut().poll(&mut Context::from_waker(&waker(number))).is_pending());
@@ -133,25 +137,25 @@ mod tests {
         // Looking again costs nobody a place; leaving gives it up.
         assert!(waiting[50].as_mut().poll(&mut Context::from_waker(&waker(50))).is_pending());
         waiting.truncate(90);
-        outcome.tell(Some(7));
-        outcome.tell(Some(8));
+        latch.set(Some(7));
+        latch.set(Some(8));
         let expected: Vec<usize> = order.into_iter().filter(|&number| number < 90).collect();
         assert_eq!(*woken.lock().unwrap(), expected);
         for one in &mut waiting {
             assert_eq!(one.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(Some(7)));
         }
-        let late = pin!(outcome.wait());
+        let late = pin!(latch.wait());
         assert_eq!(late.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(Some(7)));
     }
 
     #[test]
-    fn nobody_waits_for_a_teller_that_is_gone() {
-        let outcome = Outcome::<u8>::new();
-        let teller = outcome.teller();
-        let mut waiting = pin!(outcome.wait());
+    fn nobody_waits_for_a_setter_that_is_gone() {
+        let latch = Latch::<u8>::new();
+        let setter = latch.setter();
+        let mut waiting = pin!(latch.wait());
         let mut context = Context::from_waker(Waker::noop());
         assert!(waiting.as_mut().poll(&mut context).is_pending());
-        drop(teller);
+        drop(setter);
         assert_eq!(waiting.poll(&mut context), Poll::Ready(None));
     }
 }

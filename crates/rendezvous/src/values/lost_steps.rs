@@ -21,14 +21,14 @@ const LOST_OF_A_PEER_MAX: usize = 16_384;
 #[derive(Debug, Default)]
 pub(crate) struct LostSteps {
     any: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<LostIndex>,
 }
 
 /// With whom a step is over: when that was noted, and why.
 type OverWith = BTreeMap<Arc<str>, (u64, Arc<str>)>;
 
 #[derive(Debug, Default)]
-struct State {
+struct LostIndex {
     steps: BTreeMap<StepId, OverWith>,
     /// All of them, oldest first.
     order: BTreeMap<u64, (StepId, Arc<str>)>,
@@ -37,7 +37,7 @@ struct State {
     noted: u64,
 }
 
-impl State {
+impl LostIndex {
     fn note(&mut self, step: StepId, peer: &str, why: &Arc<str>) {
         if self.steps.get(&step).is_some_and(|peers| peers.contains_key(peer)) {
             return;
@@ -121,7 +121,7 @@ impl LostSteps {
         self.any.store(!state.steps.is_empty(), Ordering::Release);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LostIndex> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -14,7 +14,7 @@ use protocol::{Code, Metadata, Status, Wanted};
 
 use crate::{
     error::WorkerError,
-    values::{latch::Outcome, tensor::Tensor},
+    values::{latch::Latch, tensor::Tensor},
 };
 
 /// Tells one publication from every other: of which life of which worker, and its number there. Numbers grow with every
@@ -86,7 +86,7 @@ pub(crate) struct PublishedSet {
     /// In the order of names, so that a page of a list costs what it has, not what is published.
     entries: RwLock<BTreeMap<String, Edition>>,
     versions: AtomicU64,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<WaitLists>,
     /// Entries that were looked at for pages.
     #[cfg(test)]
     visited: AtomicU64,
@@ -94,27 +94,27 @@ pub(crate) struct PublishedSet {
 
 /// Those who wait for news, by name.
 #[derive(Debug, Default)]
-struct Waiting {
+struct WaitLists {
     /// Why nobody waits any more.
     over: Option<Status>,
     /// Without names that nobody waits for, so that names which come and go take no memory.
-    lines: BTreeMap<String, Line>,
+    lines: BTreeMap<String, WaitList>,
     next: u64,
 }
 
 #[derive(Debug)]
-struct Line {
+struct WaitList {
     number: u64,
-    news: Outcome<()>,
+    news: Latch<()>,
     waiting: usize,
 }
 
 /// A place in a line, given up when dropped.
-struct Place<'set> {
+struct WaitListPlace<'set> {
     set: &'set PublishedSet,
     name: &'set str,
     line: u64,
-    news: Outcome<()>,
+    news: Latch<()>,
 }
 
 /// What is found of a name.
@@ -122,10 +122,10 @@ enum Stand<'set> {
     /// What is wanted.
     Found(Edition),
     /// It is not there yet, though an older one may be.
-    Waits { place: Place<'set>, is_there: bool },
+    Waits { place: WaitListPlace<'set>, is_there: bool },
 }
 
-impl Drop for Place<'_> {
+impl Drop for WaitListPlace<'_> {
     fn drop(&mut self) {
         let mut waiting = self.set.waiting();
         let line = waiting.lines.get_mut(self.name).filter(|line| line.number == self.line);
@@ -172,7 +172,7 @@ impl PublishedSet {
             waiting.over.get_or_insert(status);
             std::mem::take(&mut waiting.lines)
         };
-        lines.into_values().for_each(|line| line.news.tell(Some(())));
+        lines.into_values().for_each(|line| line.news.set(Some(())));
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<Edition> {
@@ -220,13 +220,13 @@ impl PublishedSet {
             let message = format!("`{name}` was withdrawn while a newer version was waited for");
             return Err(Status::new(Code::NotFound, message));
         }
-        let Waiting { lines, next, .. } = &mut *waiting;
+        let WaitLists { lines, next, .. } = &mut *waiting;
         let line = lines.entry(name.to_owned()).or_insert_with(|| {
             *next += 1;
-            Line { number: *next, news: Outcome::new(), waiting: 0 }
+            WaitList { number: *next, news: Latch::new(), waiting: 0 }
         });
         line.waiting += 1;
-        let place = Place { set: self, name, line: line.number, news: line.news.clone() };
+        let place = WaitListPlace { set: self, name, line: line.number, news: line.news.clone() };
         Ok(Stand::Waits { place, is_there })
     }
 
@@ -243,7 +243,7 @@ impl PublishedSet {
     fn tell(&self, name: &str) {
         let line = self.waiting().lines.remove(name);
         if let Some(line) = line {
-            line.news.tell(Some(()));
+            line.news.set(Some(()));
         }
     }
 
@@ -253,7 +253,7 @@ impl PublishedSet {
         self.waiting().lines.len()
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+    fn waiting(&self) -> MutexGuard<'_, WaitLists> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

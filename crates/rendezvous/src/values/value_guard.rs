@@ -11,13 +11,13 @@ use crate::values::{
 
 /// A value that goes back to its place in the table when this is dropped before it is handed out.
 #[derive(Debug)]
-pub(crate) struct HeldValue {
+pub(crate) struct ValueGuard {
     taken: Option<TakenValue>,
     /// Where the receiver wants it, if it had to be copied there.
     copy: Option<Tensor>,
 }
 
-impl HeldValue {
+impl ValueGuard {
     pub(crate) fn new(taken: TakenValue) -> Self {
         Self { taken: Some(taken), copy: None }
     }
@@ -55,7 +55,7 @@ impl HeldValue {
     }
 }
 
-impl Drop for HeldValue {
+impl Drop for ValueGuard {
     fn drop(&mut self) {
         if let Some(taken) = self.taken.take() {
             taken.put_back();
@@ -65,7 +65,7 @@ impl Drop for HeldValue {
 
 /// What a receiver in the same process gets.
 pub(crate) async fn deliver(key: &Key, taken: TakenValue, recv_args: RecvArgs) -> Result<Delivered, Status> {
-    let mut held = HeldValue::new(taken);
+    let mut held = ValueGuard::new(taken);
     held.bring(key, &recv_args).await?;
     let (tensor, send_args) = held.hand_out().ok_or_else(dropped)?;
     Ok(Delivered { tensor, send_args, recv_args })

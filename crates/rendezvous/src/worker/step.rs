@@ -21,7 +21,7 @@ use crate::{
         steps::StepRef,
         table::{SendRefused, cancelled},
         tensor::Tensor,
-        value_guard::HeldValue,
+        value_guard::ValueGuard,
     },
     worker::{Worker, metrics::Timed},
 };
@@ -270,7 +270,7 @@ impl Step {
         }
         if self.is_from_here(key)? {
             let taken = step.take_unless(&key.table_key(), args.cancellation.as_ref()).await;
-            let mut held = HeldValue::new(taken.map_err(|status| self.given_up(key, args, status))?);
+            let mut held = ValueGuard::new(taken.map_err(|status| self.given_up(key, args, status))?);
             held.bring(key, args).await.map_err(|status| self.not_here(key, status))?;
             return Ok(HeldTensor::Own(held));
         }
@@ -393,7 +393,7 @@ pub(crate) enum Receiving<'target> {
 /// A value that is not handed out yet. Dropping it gives it to the next receive of its key.
 pub(crate) enum HeldTensor {
     /// Of this worker's own table.
-    Own(HeldValue),
+    Own(ValueGuard),
     /// Of a peer.
     Peers(Held<FabricChannel>),
 }

@@ -56,13 +56,13 @@ impl Security {
 /// A stream.
 #[derive(Debug)]
 pub(super) struct Wire {
-    inner: Inner,
+    inner: WireStream,
     trouble: Trouble,
     traffic: Traffic,
 }
 
 #[derive(Debug)]
-enum Inner {
+enum WireStream {
     /// As it is; whether nothing has come yet.
     Plain(TcpStream, bool),
     #[cfg(feature = "tls")]
@@ -79,12 +79,12 @@ impl Wire {
         let inner = match security {
             Security::None => {
                 let _ = host;
-                Inner::Plain(stream, true)
+                WireStream::Plain(stream, true)
             }
             #[cfg(feature = "tls")]
             Security::Tls { identity, names } => {
                 let secured = Secured::dial(stream, identity, *names, host, trouble.clone()).await?;
-                Inner::Secured(Box::new(secured))
+                WireStream::Secured(Box::new(secured))
             }
         };
         Ok(Self { inner, trouble, traffic: Traffic::dialled() })
@@ -92,7 +92,11 @@ impl Wire {
 
     /// One that came in, as it is.
     pub(super) fn accepted(stream: TcpStream) -> Self {
-        Self { inner: Inner::Plain(stream, true), trouble: Trouble::default(), traffic: Traffic::accepted() }
+        Self {
+            inner: WireStream::Plain(stream, true),
+            trouble: Trouble::default(),
+            traffic: Traffic::accepted(),
+        }
     }
 
     /// One that came in, and whose TLS handshake is done.
@@ -106,15 +110,15 @@ impl Wire {
     ) -> Result<Self, String> {
         let trouble = Trouble::default();
         let secured = Secured::new(stream, names, None, trouble.clone())?;
-        Ok(Self { inner: Inner::Secured(Box::new(secured)), trouble, traffic: Traffic::accepted() })
+        Ok(Self { inner: WireStream::Secured(Box::new(secured)), trouble, traffic: Traffic::accepted() })
     }
 
     /// What the other end has proven.
     pub(super) fn proven(&self) -> Option<&Arc<ProvenPeer>> {
         match &self.inner {
-            Inner::Plain(..) => None,
+            WireStream::Plain(..) => None,
             #[cfg(feature = "tls")]
-            Inner::Secured(secured) => Some(secured.proven()),
+            WireStream::Secured(secured) => Some(secured.proven()),
         }
     }
 
@@ -169,7 +173,7 @@ impl AsyncRead for Wire {
     }
 }
 
-impl Inner {
+impl WireStream {
     /// Whether `read` is the first that has come, in plain text.
     fn was_first(&mut self, read: &[u8]) -> bool {
         match self {
@@ -180,7 +184,7 @@ impl Inner {
     }
 }
 
-impl AsyncRead for Inner {
+impl AsyncRead for WireStream {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -198,12 +202,12 @@ impl AsyncRead for Inner {
 macro_rules! either {
     ($self:ident, $stream:ident => $call:expr) => {
         match &mut $self.inner {
-            Inner::Plain($stream, _) => {
+            WireStream::Plain($stream, _) => {
                 let $stream = Pin::new($stream);
                 $call
             }
             #[cfg(feature = "tls")]
-            Inner::Secured($stream) => {
+            WireStream::Secured($stream) => {
                 let $stream = Pin::new(&mut **$stream);
                 $call
             }

@@ -17,8 +17,8 @@ fn gone() -> Lost {
     Lost::gone("it is gone")
 }
 
-fn connecting(peer: &KnownPeer) -> Outcome<Attempt> {
-    let attempt = Outcome::new();
+fn connecting(peer: &KnownPeer) -> Latch<Attempt> {
+    let attempt = Latch::new();
     peer.lock().link = Link::Connecting(attempt.clone());
     attempt
 }
@@ -27,8 +27,8 @@ fn is_up(peer: &KnownPeer, connection: &Arc<DataConnection>) -> bool {
     peer.connection().is_some_and(|up| Arc::ptr_eq(&up, connection))
 }
 
-fn told(outcome: &Outcome<Attempt>) -> Option<Option<Attempt>> {
-    outcome.wait().now_or_never()
+fn told(latch: &Latch<Attempt>) -> Option<Option<Attempt>> {
+    latch.wait().now_or_never()
 }
 
 #[test]
@@ -150,19 +150,19 @@ async fn a_peer_that_asks_twice_has_lost_its_end() {
 async fn who_waits_for_the_peers_attempt_is_told_of_its_end() {
     let (worker, peer) = (worker().await, peer());
     let waits = |peer: &KnownPeer| match &peer.lock().link {
-        Link::Accepting(outcome) => outcome.clone(),
+        Link::Accepting(latch) => latch.clone(),
         link => panic!("{link:?}"),
     };
     peer.begin_accept(true).unwrap();
     peer.begin_accept(true).unwrap();
-    let outcome = waits(&peer);
-    assert!(peer.end_accept(None).is_none() && told(&outcome).is_none(), "another is under way");
+    let latch = waits(&peer);
+    assert!(peer.end_accept(None).is_none() && told(&latch).is_none(), "another is under way");
     assert!(peer.end_accept(None).is_none());
-    assert!(matches!(told(&outcome), Some(None)) && matches!(peer.lock().link, Link::Idle));
+    assert!(matches!(told(&latch), Some(None)) && matches!(peer.lock().link, Link::Idle));
     peer.begin_accept(true).unwrap();
-    let (outcome, accepted) = (waits(&peer), connection(&worker).await);
+    let (latch, accepted) = (waits(&peer), connection(&worker).await);
     assert!(peer.end_accept(Some(&accepted)).is_none() && is_up(&peer, &accepted));
-    assert!(matches!(told(&outcome), Some(Some(Ok(connection))) if Arc::ptr_eq(&connection, &accepted)));
+    assert!(matches!(told(&latch), Some(Some(Ok(connection))) if Arc::ptr_eq(&connection, &accepted)));
 }
 
 #[tokio::test]
@@ -250,7 +250,7 @@ async fn the_end_of_a_connection_is_noted_before_the_next() {
 async fn who_waited_for_an_attempt_that_failed_waits_for_one_more() {
     let (worker, peer) = (worker().await, peer());
     let accepting = || {
-        let attempt = Outcome::new();
+        let attempt = Latch::new();
         peer.lock().link = Link::Accepting(attempt.clone());
         attempt
     };
@@ -262,10 +262,10 @@ async fn who_waited_for_an_attempt_that_failed_waits_for_one_more() {
     let mut waiting = Box::pin(worker.node.connected(&peer));
     assert!(waiting.as_mut().now_or_never().is_none());
     let second = accepting();
-    first.tell(failed("first"));
+    first.set(failed("first"));
     assert!(waiting.as_mut().now_or_never().is_none(), "it began before this one asked");
     let _third = accepting();
-    second.tell(failed("second"));
+    second.set(failed("second"));
     let error = waiting.now_or_never().unwrap().unwrap_err();
     assert!(error.to_string().contains("second"), "{error}");
     // What another attempt would not change is told at once.
@@ -273,7 +273,7 @@ async fn who_waited_for_an_attempt_that_failed_waits_for_one_more() {
     let mut waiting = Box::pin(worker.node.connected(&peer));
     assert!(waiting.as_mut().now_or_never().is_none());
     let _next = accepting();
-    attempt.tell(Some(Err(WorkerError::ShutDown)));
+    attempt.set(Some(Err(WorkerError::ShutDown)));
     assert!(matches!(waiting.now_or_never(), Some(Err(WorkerError::ShutDown))));
     // Nor is an attempt of this end, which began for it, made twice.
     peer.lock().link = Link::Idle;
@@ -284,7 +284,7 @@ async fn who_waited_for_an_attempt_that_failed_waits_for_one_more() {
         link => panic!("{link:?}"),
     };
     let _next = accepting();
-    own.tell(failed("own"));
+    own.set(failed("own"));
     let error = waiting.now_or_never().unwrap().unwrap_err();
     assert!(error.to_string().contains("own"), "{error}");
 }

@@ -28,7 +28,7 @@ use crate::values::{
     duplicates::DuplicatePolicy,
     end_signal::unless,
     sharded_map::{ShardedMap, sharded_map},
-    table::{SendRefused, Step, TakenValue, dropped},
+    table::{SendRefused, StepQueues, TakenValue, dropped},
     tensor::Tensor,
 };
 
@@ -54,15 +54,15 @@ pub(crate) struct StepSettings {
 /// Every step of this worker.
 #[derive(Debug)]
 pub(crate) struct StepTable {
-    shared: Arc<Shared>,
+    shared: Arc<SharedTable>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SharedTable {
     worker: String,
     settings: StepSettings,
     runtime: Arc<dyn Runtime>,
-    steps: ShardedMap<StepId, Known>,
+    steps: ShardedMap<StepId, StepEntry>,
     /// Of the finished steps, oldest first.
     tombstones: Mutex<VecDeque<(Duration, StepId)>>,
     deferred: DeferredSteps,
@@ -71,7 +71,7 @@ struct Shared {
 
 /// What is known of a step.
 #[derive(Debug)]
-enum Known {
+enum StepEntry {
     Live(Arc<Live>),
     /// It was finished at this time of the runtime's clock.
     Finished {
@@ -84,7 +84,7 @@ enum Known {
 /// A step that is in use.
 #[derive(Debug)]
 struct Live {
-    queues: Arc<Step>,
+    queues: Arc<StepQueues>,
     /// The [`StepRef`]s on it. From none to one only under the lock of its entry in the table.
     users: AtomicUsize,
     deferral: Deferral,
@@ -92,7 +92,7 @@ struct Live {
 
 /// A user of a step. With the last one, a step that holds nothing goes.
 pub(crate) struct StepRef {
-    shared: Arc<Shared>,
+    shared: Arc<SharedTable>,
     id: StepId,
     live: Arc<Live>,
 }
@@ -107,7 +107,7 @@ pub(crate) struct Asked {
 impl StepTable {
     /// An empty table of the worker called `worker`.
     pub(crate) fn new(worker: &str, settings: StepSettings, runtime: Arc<dyn Runtime>) -> Self {
-        let shared = Shared {
+        let shared = SharedTable {
             worker: worker.to_owned(),
             settings,
             runtime,
@@ -152,7 +152,7 @@ impl StepTable {
     /// Hands `tensor` to the oldest receiver of `key`, or queues it.
     pub(crate) fn send(
         &self,
-        step: &Step,
+        step: &StepQueues,
         key: &str,
         args: SendArgs,
         tensor: Tensor,
@@ -175,7 +175,7 @@ impl StepTable {
     /// The steps that are in use, or hold something.
     pub(crate) fn live(&self) -> Vec<StepId> {
         let steps = self.shared.steps.iter();
-        let live = steps.filter(|entry| matches!(entry.value(), Known::Live(_)));
+        let live = steps.filter(|entry| matches!(entry.value(), StepEntry::Live(_)));
         let mut live: Vec<_> = live.map(|entry| *entry.key()).collect();
         live.sort_unstable();
         live
@@ -189,36 +189,36 @@ impl StepTable {
     }
 }
 
-impl Shared {
+impl SharedTable {
     /// A user of the step, which is made if there is none.
     ///
     /// # Errors
     /// It is finished.
     fn find_or_make(self: &Arc<Self>, id: StepId) -> Result<StepRef, Status> {
         let mut known = self.steps.entry(id).or_insert_with(|| self.new_step());
-        if let Known::Finished { at, status } = known.value() {
+        if let StepEntry::Finished { at, status } = known.value() {
             if self.runtime.now().saturating_sub(*at) <= TOMBSTONE_AGE {
                 return Err(status.clone().unwrap_or_else(|| cleaned_up(id)));
             }
             *known = self.new_step();
         }
         match known.value() {
-            Known::Live(live) => Ok(self.user(id, live)),
-            Known::Finished { .. } => Err(cleaned_up(id)),
+            StepEntry::Live(live) => Ok(self.user(id, live)),
+            StepEntry::Finished { .. } => Err(cleaned_up(id)),
         }
     }
 
     /// A user of the step, if it is in use or holds something.
     fn find(self: &Arc<Self>, id: StepId) -> Option<StepRef> {
         match self.steps.get(&id)?.value() {
-            Known::Live(live) => Some(self.user(id, live)),
-            Known::Finished { .. } => None,
+            StepEntry::Live(live) => Some(self.user(id, live)),
+            StepEntry::Finished { .. } => None,
         }
     }
 
-    fn new_step(&self) -> Known {
-        let queues = Arc::new(Step::new(&self.waiting_values, self.settings.duplicates));
-        Known::Live(Arc::new(Live { queues, users: AtomicUsize::new(0), deferral: Deferral::default() }))
+    fn new_step(&self) -> StepEntry {
+        let queues = Arc::new(StepQueues::new(&self.waiting_values, self.settings.duplicates));
+        StepEntry::Live(Arc::new(Live { queues, users: AtomicUsize::new(0), deferral: Deferral::default() }))
     }
 
     /// The caller holds the lock of the step's entry.
@@ -230,10 +230,10 @@ impl Shared {
     /// Finishes a step, which need not be known: gives what is to be ended.
     fn finish(&self, id: StepId) -> Option<Arc<Live>> {
         let at = self.runtime.now();
-        let finished = Known::Finished { at, status: None };
+        let finished = StepEntry::Finished { at, status: None };
         let was = match self.steps.entry(id) {
             Entry::Occupied(mut entry) => match entry.get() {
-                Known::Finished { at: before, .. } if at.saturating_sub(*before) <= TOMBSTONE_AGE => {
+                StepEntry::Finished { at: before, .. } if at.saturating_sub(*before) <= TOMBSTONE_AGE => {
                     return None;
                 }
                 _ => Some(entry.insert(finished)),
@@ -245,7 +245,7 @@ impl Shared {
         };
         self.remember(at, id);
         match was {
-            Some(Known::Live(live)) => Some(live),
+            Some(StepEntry::Live(live)) => Some(live),
             _ => None,
         }
     }
@@ -264,7 +264,7 @@ impl Shared {
         };
         for (then, id) in forgotten {
             // Unless it was finished again.
-            let is_that = |known: &Known| matches!(known, Known::Finished { at, .. } if *at == then);
+            let is_that = |known: &StepEntry| matches!(known, StepEntry::Finished { at, .. } if *at == then);
             self.steps.remove_if(&id, |_, known| is_that(known));
         }
     }
@@ -273,12 +273,12 @@ impl Shared {
     fn forget_unused(&self, id: StepId) {
         let at = self.runtime.now();
         let Entry::Occupied(mut entry) = self.steps.entry(id) else { return };
-        let Known::Live(live) = entry.get() else { return };
+        let StepEntry::Live(live) = entry.get() else { return };
         if live.users.load(Ordering::Acquire) > 0 {
             return;
         }
         let gone = if let Some(status) = live.queues.aborted() {
-            let was = entry.insert(Known::Finished { at, status: Some(status) });
+            let was = entry.insert(StepEntry::Finished { at, status: Some(status) });
             drop(entry);
             self.remember(at, id);
             was
@@ -314,9 +314,9 @@ impl StepRef {
 }
 
 impl Deref for StepRef {
-    type Target = Arc<Step>;
+    type Target = Arc<StepQueues>;
 
-    fn deref(&self) -> &Arc<Step> {
+    fn deref(&self) -> &Arc<StepQueues> {
         &self.live.queues
     }
 }

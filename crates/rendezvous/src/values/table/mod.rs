@@ -20,7 +20,7 @@ pub(crate) use self::take::{CancellableTake, Take};
 use self::{
     queues::{Found, Offered, Queues},
     take::TakeState,
-    waiters::{Entry, Look, Place},
+    waiters::{Look, WaiterEntry, WaiterIndex},
 };
 use crate::values::{arguments::SendArgs, duplicates::DuplicatePolicy, tensor::Tensor};
 
@@ -37,7 +37,7 @@ pub(crate) struct Value {
 #[derive(Debug)]
 pub(crate) struct TakenValue {
     pub(crate) value: Value,
-    step: Arc<Step>,
+    step: Arc<StepQueues>,
     key: Arc<str>,
 }
 
@@ -50,8 +50,8 @@ impl TakenValue {
 
 /// One step's queues.
 #[derive(Debug)]
-pub(crate) struct Step {
-    inner: Mutex<StepInner>,
+pub(crate) struct StepQueues {
+    inner: Mutex<LockedQueues>,
     /// Turns true with the abort.
     ended: watch::Sender<bool>,
     waiting_values: Arc<AtomicUsize>,
@@ -59,7 +59,7 @@ pub(crate) struct Step {
 }
 
 #[derive(Debug, Default)]
-struct StepInner {
+struct LockedQueues {
     aborted: Option<Status>,
     /// Grows with every value of the step, so that a value put back finds its place even after its queue was
     /// emptied and made anew.
@@ -92,7 +92,7 @@ pub(crate) enum SendRefused {
     Aborted(Status),
 }
 
-impl Step {
+impl StepQueues {
     /// A step whose values are counted in `waiting_values` too.
     pub(crate) fn new(waiting_values: &Arc<AtomicUsize>, duplicates: DuplicatePolicy) -> Self {
         let waiting_values = waiting_values.clone();
@@ -152,7 +152,7 @@ impl Step {
         }
         match inner.queues.receive(self.duplicates, key, token) {
             Found::Value(key, value) => TakeState::Ready(Ok(self.popped((key, value)))),
-            Found::Place(key, place) => TakeState::Waiting(key, place),
+            Found::Waits(key, place) => TakeState::Waiting(key, place),
             Found::Cancelled => TakeState::Ready(Err(cancelled())),
             Found::Duplicate => TakeState::Ready(Err(duplicated("recv", key))),
         }
@@ -190,7 +190,7 @@ impl Step {
         }
     }
 
-    fn offer(&self, mut inner: MutexGuard<'_, StepInner>, key: &str, value: Value) {
+    fn offer(&self, mut inner: MutexGuard<'_, LockedQueues>, key: &str, value: Value) {
         let Offered { given_to, queued } = inner.queues.offer(self.duplicates, key, value);
         self.waiting_values.fetch_add(usize::from(queued), Ordering::Relaxed);
         drop(inner);
@@ -209,7 +209,7 @@ impl Step {
         };
         self.waiting_values.fetch_sub(ended.values.len(), Ordering::Relaxed);
         self.ended.send_replace(true);
-        ended.waiting.into_iter().for_each(waiters::Waiting::wake);
+        ended.waiting.into_iter().for_each(waiters::Waiter::wake);
     }
 
     /// Drops the values whose keys `is_meant`; they are given out to be dropped outside other locks too.
@@ -220,7 +220,7 @@ impl Step {
     }
 
     /// How the waiting of the receiver at `place` ended, if it has: then the place is free.
-    fn look(&self, place: Place, waker: &Waker) -> Option<Entry> {
+    fn look(&self, place: WaiterIndex, waker: &Waker) -> Option<WaiterEntry> {
         let look = self.lock().queues.look(place, waker);
         match look {
             Look::Waits(_replaced) => None,
@@ -229,11 +229,11 @@ impl Step {
     }
 
     /// The receiver at `place` waits no longer for `key`.
-    fn leave(&self, key: &str, place: Place) -> Entry {
+    fn leave(&self, key: &str, place: WaiterIndex) -> WaiterEntry {
         self.lock().queues.leave(key, place)
     }
 
-    fn lock(&self) -> MutexGuard<'_, StepInner> {
+    fn lock(&self) -> MutexGuard<'_, LockedQueues> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

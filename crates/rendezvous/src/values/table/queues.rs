@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Value,
-    waiters::{Entry as WaiterEntry, Line, Look, Place, Waiters, Waiting},
+    waiters::{Look, Waiter, WaiterEntry, WaiterIndex, WaiterLine, Waiters},
 };
 use crate::values::{duplicates::DuplicatePolicy, sharded_map::FixedHasher};
 
@@ -26,7 +26,7 @@ pub(super) struct Queues {
 struct Queue {
     key: Arc<str>,
     values: VecDeque<Value>,
-    receivers: Line,
+    receivers: WaiterLine,
     /// Its one value was handed out ([`DuplicatePolicy::Report`]).
     is_spent: bool,
 }
@@ -42,13 +42,13 @@ pub(super) struct Offered {
 /// Receivers that were given a value.
 #[derive(Debug, Default)]
 pub(super) struct Receivers {
-    first: Option<Waiting>,
+    first: Option<Waiter>,
     /// Of one value only where duplicates are tolerated.
-    others: Vec<Waiting>,
+    others: Vec<Waiter>,
 }
 
 impl Receivers {
-    fn add(&mut self, receiver: Option<Waiting>) {
+    fn add(&mut self, receiver: Option<Waiter>) {
         if self.first.is_some() {
             self.others.extend(receiver);
         } else {
@@ -57,7 +57,7 @@ impl Receivers {
     }
 
     pub(super) fn wake(self) {
-        self.first.into_iter().chain(self.others).for_each(Waiting::wake);
+        self.first.into_iter().chain(self.others).for_each(Waiter::wake);
     }
 }
 
@@ -65,7 +65,7 @@ impl Receivers {
 #[derive(Debug, Default)]
 pub(super) struct EndedQueues {
     pub(super) values: Vec<Value>,
-    pub(super) waiting: Vec<Waiting>,
+    pub(super) waiting: Vec<Waiter>,
 }
 
 /// What a receiver finds.
@@ -73,7 +73,7 @@ pub(super) struct EndedQueues {
 pub(super) enum Found {
     Value(Arc<str>, Value),
     /// Nothing yet: it has a place in line.
-    Place(Arc<str>, Place),
+    Waits(Arc<str>, WaiterIndex),
     /// Nothing, and its token is cancelled.
     Cancelled,
     /// It is one receiver too many.
@@ -82,7 +82,7 @@ pub(super) enum Found {
 
 impl Queue {
     fn new(key: &str) -> Self {
-        Self { key: key.into(), values: VecDeque::new(), receivers: Line::default(), is_spent: false }
+        Self { key: key.into(), values: VecDeque::new(), receivers: WaiterLine::default(), is_spent: false }
     }
 
     fn is_unused(&self) -> bool {
@@ -157,7 +157,7 @@ impl Queues {
         if may_have_one && (*is_spent || waiters.oldest(receivers).is_some()) {
             return Found::Duplicate;
         }
-        Found::Place(key, waiters.join(receivers, token.cloned()))
+        Found::Waits(key, waiters.join(receivers, token.cloned()))
     }
 
     /// Whether a value of `key` would be one too many.
@@ -192,12 +192,12 @@ impl Queues {
         Offered { given_to, queued: true }
     }
 
-    pub(super) fn look(&mut self, place: Place, waker: &Waker) -> Look {
+    pub(super) fn look(&mut self, place: WaiterIndex, waker: &Waker) -> Look {
         self.waiters.look(place, waker)
     }
 
     /// Removes the receiver at `place`, of `key`. Gives what was there.
-    pub(super) fn leave(&mut self, key: &str, place: Place) -> WaiterEntry {
+    pub(super) fn leave(&mut self, key: &str, place: WaiterIndex) -> WaiterEntry {
         let Self { by_key, waiters } = self;
         let Ok(mut queue) = by_key.find_entry(hash(key), |queue| *queue.key == *key) else {
             return waiters.leave(None, place);

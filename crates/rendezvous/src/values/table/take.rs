@@ -13,8 +13,8 @@ use protocol::Status;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::{
-    Step, TakenValue, Value, cancelled, dropped,
-    waiters::{Entry, Place},
+    StepQueues, TakenValue, Value, cancelled, dropped,
+    waiters::{WaiterEntry, WaiterIndex},
 };
 
 /// Waits for a value.
@@ -22,7 +22,7 @@ use super::{
 /// Dropping it ends interest; a value already given to it goes back to its place.
 #[derive(Debug)]
 pub(crate) struct Take {
-    step: Arc<Step>,
+    step: Arc<StepQueues>,
     state: TakeState,
 }
 
@@ -30,13 +30,13 @@ pub(crate) struct Take {
 pub(super) enum TakeState {
     /// The value was there, or it failed.
     Ready(Result<(Arc<str>, Value), Status>),
-    Waiting(Arc<str>, Place),
+    Waiting(Arc<str>, WaiterIndex),
     /// Handed out.
     Over,
 }
 
 impl Take {
-    pub(super) fn new(step: &Arc<Step>, state: TakeState) -> Self {
+    pub(super) fn new(step: &Arc<StepQueues>, state: TakeState) -> Self {
         Self { step: step.clone(), state }
     }
 
@@ -48,11 +48,13 @@ impl Take {
         TakenValue { value, step: self.step.clone(), key }
     }
 
-    fn ended(&self, key: Arc<str>, how: Entry) -> Result<TakenValue, Status> {
+    fn ended(&self, key: Arc<str>, how: WaiterEntry) -> Result<TakenValue, Status> {
         match how {
-            Entry::Given(value) => Ok(self.taken(key, value)),
-            Entry::Aborted => Err(self.step.aborted().unwrap_or_else(dropped)),
-            Entry::Waiting(_) | Entry::Cancelled { .. } | Entry::Free { .. } => Err(cancelled()),
+            WaiterEntry::Given(value) => Ok(self.taken(key, value)),
+            WaiterEntry::Aborted => Err(self.step.aborted().unwrap_or_else(dropped)),
+            WaiterEntry::Waiting(_) | WaiterEntry::Cancelled { .. } | WaiterEntry::Free { .. } => {
+                Err(cancelled())
+            }
         }
     }
 
@@ -91,7 +93,7 @@ impl Drop for Take {
         match mem::replace(&mut self.state, TakeState::Over) {
             TakeState::Ready(Ok((key, value))) => self.step.put_back(&key, value),
             TakeState::Waiting(key, place) => {
-                if let Entry::Given(value) = self.step.leave(&key, place) {
+                if let WaiterEntry::Given(value) = self.step.leave(&key, place) {
                     self.step.put_back(&key, value);
                 }
             }

@@ -16,7 +16,7 @@ fn number(taken: &TakenValue) -> u32 {
     taken.value.tensor.values::<u32>().unwrap()[0]
 }
 
-fn take_now(step: &Arc<Step>, key: &str) -> Option<Result<u32, Status>> {
+fn take_now(step: &Arc<StepQueues>, key: &str) -> Option<Result<u32, Status>> {
     step.take(key).now_or_never().map(|taken| taken.map(|value| number(&value)))
 }
 

@@ -8,23 +8,23 @@ use super::Value;
 
 /// Where a receiver is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place(usize);
+pub(super) struct WaiterIndex(usize);
 
 /// The receivers of one step.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
-    entries: Vec<Entry>,
-    free: Option<Place>,
+    entries: Vec<WaiterEntry>,
+    free: Option<WaiterIndex>,
 }
 
 /// The receivers of one key that wait, oldest first. Its links are in [`Waiters`].
 #[derive(Debug, Default)]
-pub(super) struct Line {
-    first: Option<Place>,
-    last: Option<Place>,
+pub(super) struct WaiterLine {
+    first: Option<WaiterIndex>,
+    last: Option<WaiterIndex>,
 }
 
-impl Line {
+impl WaiterLine {
     pub(super) fn is_empty(&self) -> bool {
         self.first.is_none()
     }
@@ -32,15 +32,15 @@ impl Line {
 
 /// What is at a place.
 #[derive(Debug)]
-pub(super) enum Entry {
+pub(super) enum WaiterEntry {
     Free {
-        next: Option<Place>,
+        next: Option<WaiterIndex>,
     },
     /// A receiver in its key's line.
-    Waiting(Waiting),
+    Waiting(Waiter),
     /// Its token was cancelled before a value came, so it was passed over.
     Cancelled {
-        _dropped_unlocked: Waiting,
+        _dropped_unlocked: Waiter,
     },
     /// It has not looked yet.
     Given(Value),
@@ -50,9 +50,9 @@ pub(super) enum Entry {
 
 /// What a receiver needs while it waits. Dropping it may run foreign code, so it is dropped outside the table's lock.
 #[derive(Debug)]
-pub(super) struct Waiting {
-    before: Option<Place>,
-    after: Option<Place>,
+pub(super) struct Waiter {
+    before: Option<WaiterIndex>,
+    after: Option<WaiterIndex>,
     waker: Option<Waker>,
     token: Option<CancellationToken>,
 }
@@ -63,16 +63,16 @@ pub(super) enum Look {
     /// With the waker that was replaced.
     Waits(Option<Waker>),
     /// Its waiting ended so, and the place is free.
-    Ended(Entry),
+    Ended(WaiterEntry),
 }
 
 impl Waiters {
     /// Adds a receiver at the end of `line`.
-    pub(super) fn join(&mut self, line: &mut Line, token: Option<CancellationToken>) -> Place {
-        let entry = Entry::Waiting(Waiting { before: line.last, after: None, waker: None, token });
-        let place = self.free.unwrap_or(Place(self.entries.len()));
+    pub(super) fn join(&mut self, line: &mut WaiterLine, token: Option<CancellationToken>) -> WaiterIndex {
+        let entry = WaiterEntry::Waiting(Waiter { before: line.last, after: None, waker: None, token });
+        let place = self.free.unwrap_or(WaiterIndex(self.entries.len()));
         match self.replace(place, entry) {
-            Ok(Entry::Free { next }) => self.free = next,
+            Ok(WaiterEntry::Free { next }) => self.free = next,
             Ok(_) => self.free = None,
             Err(entry) => self.entries.push(entry),
         }
@@ -85,10 +85,10 @@ impl Waiters {
     }
 
     /// The oldest receiver in `line` that still wants a value. Those before it whose token was cancelled leave the line.
-    pub(super) fn oldest(&mut self, line: &mut Line) -> Option<Place> {
+    pub(super) fn oldest(&mut self, line: &mut WaiterLine) -> Option<WaiterIndex> {
         while let Some(first) = line.first {
             match self.waiting(first) {
-                Some(Waiting { token: Some(token), after, .. }) if token.is_cancelled() => {
+                Some(Waiter { token: Some(token), after, .. }) if token.is_cancelled() => {
                     line.first = *after;
                     match line.first {
                         Some(next) => self.link(next, |waiting| waiting.before = None),
@@ -104,9 +104,9 @@ impl Waiters {
 
     /// Ends the waiting of the first receiver in `line`. Gives what is to be woken outside the lock.
     #[must_use]
-    pub(super) fn end_first(&mut self, line: &mut Line, ended: Entry) -> Option<Waiting> {
+    pub(super) fn end_first(&mut self, line: &mut WaiterLine, ended: WaiterEntry) -> Option<Waiter> {
         let place = line.first?;
-        let Ok(Entry::Waiting(waiting)) = self.replace(place, ended) else {
+        let Ok(WaiterEntry::Waiting(waiting)) = self.replace(place, ended) else {
             line.first = None;
             return None;
         };
@@ -115,7 +115,7 @@ impl Waiters {
     }
 
     /// What became of the receiver at `place`; `waker` is woken when that changes.
-    pub(super) fn look(&mut self, place: Place, waker: &Waker) -> Look {
+    pub(super) fn look(&mut self, place: WaiterIndex, waker: &Waker) -> Look {
         if let Some(waiting) = self.waiting(place) {
             let is_known = waiting.waker.as_ref().is_some_and(|known| known.will_wake(waker));
             return Look::Waits(if is_known { None } else { waiting.waker.replace(waker.clone()) });
@@ -126,55 +126,55 @@ impl Waiters {
     /// Removes the receiver at `place`, of the key whose line is `line`. Gives what was there, to be dropped outside the
     /// lock.
     #[must_use]
-    pub(super) fn leave(&mut self, line: Option<&mut Line>, place: Place) -> Entry {
+    pub(super) fn leave(&mut self, line: Option<&mut WaiterLine>, place: WaiterIndex) -> WaiterEntry {
         let left = self.vacate(place);
-        if let (Some(line), Entry::Waiting(waiting)) = (line, &left) {
+        if let (Some(line), WaiterEntry::Waiting(waiting)) = (line, &left) {
             self.unlink(line, waiting);
         }
         left
     }
 
-    fn waiting(&mut self, place: Place) -> Option<&mut Waiting> {
+    fn waiting(&mut self, place: WaiterIndex) -> Option<&mut Waiter> {
         match self.entries.get_mut(place.0)? {
-            Entry::Waiting(waiting) => Some(waiting),
+            WaiterEntry::Waiting(waiting) => Some(waiting),
             _ => None,
         }
     }
 
     /// Gives `entry` back if there is no such place.
-    fn replace(&mut self, place: Place, entry: Entry) -> Result<Entry, Entry> {
+    fn replace(&mut self, place: WaiterIndex, entry: WaiterEntry) -> Result<WaiterEntry, WaiterEntry> {
         match self.entries.get_mut(place.0) {
             Some(old) => Ok(mem::replace(old, entry)),
             None => Err(entry),
         }
     }
 
-    fn mark_cancelled(&mut self, place: Place) {
+    fn mark_cancelled(&mut self, place: WaiterIndex) {
         if let Some(entry) = self.entries.get_mut(place.0) {
-            *entry = match mem::replace(entry, Entry::Aborted) {
-                Entry::Waiting(waiting) => Entry::Cancelled { _dropped_unlocked: waiting },
+            *entry = match mem::replace(entry, WaiterEntry::Aborted) {
+                WaiterEntry::Waiting(waiting) => WaiterEntry::Cancelled { _dropped_unlocked: waiting },
                 other => other,
             };
         }
     }
 
-    fn vacate(&mut self, place: Place) -> Entry {
-        match self.replace(place, Entry::Free { next: self.free }) {
+    fn vacate(&mut self, place: WaiterIndex) -> WaiterEntry {
+        match self.replace(place, WaiterEntry::Free { next: self.free }) {
             Ok(left) => {
                 self.free = Some(place);
                 left
             }
-            Err(_) => Entry::Aborted,
+            Err(_) => WaiterEntry::Aborted,
         }
     }
 
-    fn link(&mut self, place: Place, change: impl FnOnce(&mut Waiting)) {
+    fn link(&mut self, place: WaiterIndex, change: impl FnOnce(&mut Waiter)) {
         if let Some(waiting) = self.waiting(place) {
             change(waiting);
         }
     }
 
-    fn unlink(&mut self, line: &mut Line, gone: &Waiting) {
+    fn unlink(&mut self, line: &mut WaiterLine, gone: &Waiter) {
         match gone.before {
             Some(before) => self.link(before, |waiting| waiting.after = gone.after),
             None => line.first = gone.after,
@@ -186,7 +186,7 @@ impl Waiters {
     }
 }
 
-impl Waiting {
+impl Waiter {
     /// Tells the receiver's task. Outside the lock.
     pub(super) fn wake(self) {
         if let Some(waker) = self.waker {
