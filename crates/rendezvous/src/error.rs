@@ -6,7 +6,7 @@ use memory::{Limit, MemoryError};
 use protocol::{Code, Damage, Status, Validation, text::escaped};
 use verbs_reactor::{FabricError, LossCause};
 
-use crate::{ClusterError, control::ControlError};
+use crate::control::{ControlError, cluster::ClusterError};
 
 /// Names a transfer in errors: which peer, which key, which step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -425,6 +425,11 @@ impl WorkerError {
             Self::Control(error) => error.limit(),
             _ => None,
         }
+    }
+
+    /// A value is asked for that was handed out before.
+    pub(crate) fn handed_out() -> Self {
+        Self::InvalidTensor { problem: "the value was handed out before".to_owned() }
     }
 
     /// `what` failed at `limit`.

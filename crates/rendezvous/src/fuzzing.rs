@@ -10,10 +10,7 @@ pub(crate) mod input;
 #[path = "../../../fuzz/replay.rs"]
 mod replay;
 
-use crate::{
-    ClusterSpec, TfConfig,
-    cluster::{check_address, normalise},
-};
+use crate::control::cluster::{ClusterSpec, TfConfig, check_address, normalise};
 
 pub use crate::control::handshake::fuzzing::handshake;
 

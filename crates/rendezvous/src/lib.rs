@@ -27,84 +27,41 @@ mod log;
 
 pub mod control;
 
-mod announce;
-mod arguments;
-mod awaited;
-mod builder;
-mod cluster;
-mod connect;
-mod data;
-mod described;
-mod destinations;
-mod device_context;
-mod driver;
-mod duplicates;
-mod enclosure;
-mod encoded;
+mod compat;
 mod error;
-mod fabric_channel;
-mod fetch;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
-mod gauges;
-mod held_posts;
-mod held_value;
-mod import;
-mod intra_process;
-mod lent;
-mod list;
-mod liveness;
-mod local;
-mod log_quota;
-mod lost;
-mod meter;
-mod name;
-mod node;
-mod outcome;
-mod outputs;
-mod peer;
-mod peer_handle;
-mod peers;
-mod pools;
-mod published;
-mod receive;
-mod receive_into;
-mod ring;
-mod serve;
-mod session;
-mod sessions;
-mod sharded;
-mod shutdown;
-mod simple;
-mod step;
-mod steps;
-mod table;
-mod tensor;
-mod trust;
+mod link;
 mod values;
 mod worker;
 
-pub use arguments::{AllocatorAttributes, CancellationToken, Delivered, RecvArgs, SendArgs};
-pub use awaited::{AsDelivered, AsTensor, AsVersioned, IntoBuffer};
-pub use builder::{Flow, Limits, Memory, WorkerBuilder};
-pub use cluster::{ClusterError, ClusterSpec, TF_CONFIG, TfConfig};
-pub use device_context::DeviceContext;
-pub use duplicates::DuplicatePolicy;
+pub use compat::{
+    intra_process::IntraProcessRendezvous,
+    local::{LocalConfig, LocalRendezvous, Receive},
+    simple::SimpleRendezvous,
+};
+pub use control::cluster::{ClusterError, ClusterSpec, TF_CONFIG, TfConfig};
 pub use error::{KeyEnd, PeerLoss, TransferName, WorkerError};
-pub use fetch::{Fetch, FetchMany, Fetched};
-pub use intra_process::IntraProcessRendezvous;
-pub use list::List;
-pub use local::{LocalConfig, LocalRendezvous, Receive};
-pub use peer_handle::Peer;
+pub use link::trust::Trust;
 pub use protocol::{Damage, Sharing, Validation};
-pub use published::{Published, Version};
-pub use receive::{Recv, RecvMany, StepFrom, StepTo};
-pub use receive_into::{Filled, ReceiveIntoError};
-pub use simple::SimpleRendezvous;
-pub use step::Step;
-pub use tensor::{Element, Tensor};
 #[cfg(feature = "tls")]
 pub use tensorwire_fabric_tcp::tls;
-pub use trust::Trust;
-pub use worker::{PeerInfo, Worker};
+pub use values::{
+    arguments::{CancellationToken, Delivered, RecvArgs, SendArgs},
+    device_context::{AllocatorAttributes, DeviceContext},
+    duplicates::DuplicatePolicy,
+    published::{Published, Version},
+    tensor::{Element, Tensor},
+};
+pub use worker::{
+    PeerInfo, Worker,
+    builder::{Flow, Limits, Memory, WorkerBuilder},
+    fetch::{Fetch, FetchMany, Fetched},
+    list::List,
+    peer::Peer,
+    receive::{Recv, RecvMany, StepFrom, StepTo},
+    receive_into::{Filled, ReceiveIntoError},
+    result_form::{AsDelivered, AsTensor, AsVersioned, IntoBuffer},
+    step::Step,
+};

@@ -2,6 +2,8 @@
 
 use protocol::{limits::ADDRESS_BYTES_MAX, text::is_active};
 
+use super::ControlError;
+
 /// Splits `HOST:PORT`, which is what an address looks like everywhere: of the command line, of a cluster, of a peer. An
 /// IPv6 host stands in brackets, and is given without. Port 0 is one that only listeners can use. Whether the host exists
 /// is seen when it is looked up.
@@ -42,6 +44,11 @@ pub fn host_and_port(address: &str) -> Result<(&str, u16), &'static str> {
     let port =
         digits.and_then(|digits| digits.parse().ok()).ok_or("its port is not a number from 1 to 65535")?;
     Ok((host, port))
+}
+
+/// As [`host_and_port`], for an address to listen on or to dial.
+pub(super) fn parts(address: &str) -> Result<(&str, u16), ControlError> {
+    host_and_port(address).map_err(|_| ControlError::BadAddress { address: address.to_owned() })
 }
 
 #[cfg(test)]

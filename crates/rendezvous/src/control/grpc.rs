@@ -25,6 +25,7 @@ mod session;
 #[cfg(test)]
 pub(in crate::control) mod tests;
 mod traffic;
+mod trouble;
 mod wire;
 
 use std::{
@@ -41,14 +42,14 @@ use tokio::sync::{mpsc, watch};
 use verbs_reactor::{BoxFuture, Elapsed, Runtime, TokioRuntime};
 
 use self::{
-    dial::{Dialler, parts},
+    dial::Dialler,
     door::Reception,
     handover::Handover,
     server::{Arrival, Host, Tasks},
     wire::Security,
 };
-use super::{ControlError, ControlPlane, ControlSession, Secret};
-use crate::log_quota::LogQuota;
+use super::{ControlError, ControlPlane, ControlSession, Secret, address::parts};
+use crate::log::quota::LogQuota;
 
 /// Largest gRPC message: a largest frame, its checksum, and their tags and lengths.
 const ON_THE_WIRE_MAX: usize = CONTROL_FRAME_BYTES_MAX + 16;

@@ -87,7 +87,7 @@ pub async fn dial(
     limit: Duration,
     address: &str,
 ) -> Result<Introduction, ControlError> {
-    let mut end = End::new(Role::Dialling, session, me, secret, address);
+    let mut end = Side::new(Role::Dialling, session, me, secret, address);
     let met = timeout(runtime, limit, end.dial(nonce(runtime))).await;
     met.unwrap_or_else(|_| {
         let detail = format!("no handshake within {} ms; is it overloaded or stopped?", limit.as_millis());
@@ -110,7 +110,7 @@ pub async fn accept(
     limit: Duration,
 ) -> Result<Introduction, ControlError> {
     let peer = session.peer_host().map_or_else(|| "the dialling end".to_owned(), |host| host.to_string());
-    let mut end = End::new(Role::Accepting, session, me, secret, &peer);
+    let mut end = Side::new(Role::Accepting, session, me, secret, &peer);
     let met = timeout(runtime, limit, end.accept(nonce(runtime))).await;
     met.unwrap_or_else(|_| {
         Err(ControlError::Lost { detail: format!("{peer}: no handshake within {} ms", limit.as_millis()) })
@@ -208,7 +208,7 @@ impl Addresses {
 }
 
 /// One end of a handshake.
-struct End<'a> {
+struct Side<'a> {
     role: Role,
     session: &'a mut ControlSession,
     me: &'a Introduction,
@@ -216,7 +216,7 @@ struct End<'a> {
     transcript: Transcript<'a>,
 }
 
-impl<'a> End<'a> {
+impl<'a> Side<'a> {
     fn new(
         role: Role,
         session: &'a mut ControlSession,

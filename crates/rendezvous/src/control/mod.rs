@@ -5,9 +5,11 @@
 //! in-memory plane (the simulator) and gRPC are interchangeable.
 
 mod address;
+pub(crate) mod cluster;
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::needless_pass_by_value)] // not written by hand
 mod generated;
 mod grpc;
+pub(crate) mod name;
 mod proven;
 
 pub mod handshake;

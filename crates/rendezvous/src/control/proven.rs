@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::name::worker_name;
+use crate::control::name::worker_name;
 
 /// What a certificate that names a worker begins with, in a URI of its subjectAltName: the worker's name follows.
 const SCHEME: &str = "tensorwire:";

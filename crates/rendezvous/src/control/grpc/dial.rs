@@ -12,7 +12,6 @@ use std::{
 use futures::{Stream, StreamExt};
 use hyper_util::rt::TokioIo;
 use memory::Limit;
-use protocol::text::escaped;
 use tokio::{net::TcpStream, sync::watch};
 use tonic::{
     Streaming,
@@ -23,14 +22,14 @@ use tonic::{
 use super::{
     Keepalive, ON_THE_WIRE_MAX, WINDOW_BYTES, closed,
     server::Tasks,
-    session::{OutgoingFrames, Parts, session},
+    session::{OutgoingFrames, Parts, causes, session},
     wire::{Security, Wire},
     within,
 };
 use crate::control::{
     Addresses, ControlError, ControlSession,
+    address::parts,
     generated::{Frame, control_client::ControlClient},
-    host_and_port,
 };
 
 /// What dialling works with.
@@ -165,11 +164,6 @@ impl Stream for RequestFrames {
     }
 }
 
-/// The parts of an address.
-pub(super) fn parts(address: &str) -> Result<(&str, u16), ControlError> {
-    host_and_port(address).map_err(|_| ControlError::BadAddress { address: address.to_owned() })
-}
-
 /// Why nobody was reached, for [`ControlError::Unreachable`] or [`ControlError::Tls`].
 #[derive(Debug)]
 struct Failure {
@@ -227,22 +221,4 @@ fn io_error<'error>(error: &'error (dyn Error + 'static)) -> Option<&'error io::
         next = error.source();
     }
     None
-}
-
-/// An error with all its causes, in one line: what the peer says in them is escaped.
-pub(super) fn causes(error: &(dyn Error + 'static)) -> String {
-    let mut text = match error.downcast_ref::<tonic::Status>() {
-        Some(status) => status.message().to_owned(),
-        None => error.to_string(),
-    };
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        next = cause.source();
-    }
-    escaped(&text).into_owned()
 }

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     control::{Addresses, ProvenPeer},
-    log_quota::LogQuota,
+    log::quota::LogQuota,
 };
 
 /// Tells apart what comes in, and hands it over.

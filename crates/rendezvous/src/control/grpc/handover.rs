@@ -34,8 +34,8 @@ use tokio::{
     net::{UnixListener, UnixStream},
 };
 
-use super::{dial, within};
-use crate::control::{ControlError, Secret};
+use super::within;
+use crate::control::{ControlError, Secret, address::parts};
 
 /// The longest time that asking takes, and that one who asks is waited for.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -93,7 +93,7 @@ impl Handover {
 
 /// Asks for the secret of the plane that listens on `address`, and where that is. `None`: there is nobody to ask.
 pub(super) async fn ask(address: &str) -> Result<Option<Secret>, ControlError> {
-    let (host, port) = dial::parts(address)?;
+    let (host, port) = parts(address)?;
     if !is_loopback_host(host) {
         return Ok(None);
     }

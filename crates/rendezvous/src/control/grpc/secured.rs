@@ -15,7 +15,7 @@ use tokio::{
 };
 use tokio_rustls::TlsStream;
 
-use super::wire::Trouble;
+use super::trouble::Trouble;
 use crate::control::{ProvenPeer, TlsNames};
 
 /// What both ends derive from their connection alone.

@@ -1,12 +1,12 @@
 //! One session: the two halves its user holds, and the task that joins them to a gRPC stream.
 //!
 //! The halves live on the user's runtime, the task and the stream on the plane's; bounded channels are
-//! between. The task decides how a session ends and says so in [`End`].
+//! between. The task decides how a session ends and says so in [`SessionEnd`].
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use futures::{Stream, stream};
-use protocol::limits::CONTROL_FRAME_BYTES_MAX;
+use protocol::{limits::CONTROL_FRAME_BYTES_MAX, text::escaped};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tonic::{Status, Streaming};
 use verbs_reactor::BoxFuture;
@@ -28,9 +28,9 @@ struct Queued {
 
 /// A queue's room for bytes.
 #[derive(Clone)]
-struct Room(Arc<Semaphore>);
+struct QueueRoom(Arc<Semaphore>);
 
-impl Room {
+impl QueueRoom {
     fn new() -> Self {
         Self(Arc::new(Semaphore::new(QUEUE_BYTES)))
     }
@@ -50,7 +50,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Why nothing more arrives.
 #[derive(Debug, Clone)]
-enum End {
+enum SessionEnd {
     /// Not yet.
     Open,
     /// The peer ended its direction.
@@ -61,7 +61,7 @@ enum End {
     Closed,
 }
 
-impl End {
+impl SessionEnd {
     fn error(&self) -> ControlError {
         match self {
             Self::Closed => ControlError::Closed,
@@ -103,11 +103,11 @@ pub(super) fn session(
 ) -> Parts {
     let (outgoing_sender, outgoing) = mpsc::channel(QUEUE_FRAMES);
     let (incoming_sender, incoming) = mpsc::channel(QUEUE_FRAMES);
-    let (end_sender, end) = watch::channel(End::Open);
+    let (end_sender, end) = watch::channel(SessionEnd::Open);
     let (control_sender, control) = watch::channel(Outgoing::Running);
     let sender = GrpcSender {
         frames: outgoing_sender,
-        room: Room::new(),
+        room: QueueRoom::new(),
         end: end.clone(),
         guest: guest.clone(),
         proven,
@@ -118,7 +118,7 @@ pub(super) fn session(
         session: ControlSession { sender, receiver, addresses: Some(addresses) },
         task: SessionTask {
             incoming: incoming_sender,
-            room: Room::new(),
+            room: QueueRoom::new(),
             end: end_sender,
             outgoing: control_sender,
             guest,
@@ -169,8 +169,8 @@ async fn stopped(mut control: watch::Receiver<Outgoing>) {
 /// Runs on the plane's runtime as long as the session.
 pub(super) struct SessionTask {
     incoming: mpsc::Sender<Queued>,
-    room: Room,
-    end: watch::Sender<End>,
+    room: QueueRoom,
+    end: watch::Sender<SessionEnd>,
     outgoing: watch::Sender<Outgoing>,
     guest: Option<Arc<Guest>>,
 }
@@ -180,7 +180,7 @@ impl SessionTask {
     pub(super) async fn run(self, mut stream: Streaming<Frame>, closing: watch::Receiver<bool>) {
         let finished = tokio::select! {
             biased;
-            () = closed(closing.clone()) => Some(End::Closed),
+            () = closed(closing.clone()) => Some(SessionEnd::Closed),
             () = self.end.closed() => None,
             end = self.receive(&mut stream) => Some(end),
         };
@@ -190,22 +190,22 @@ impl SessionTask {
         }
         drop(incoming);
         match finished {
-            Some(End::Lost(detail)) => {
+            Some(SessionEnd::Lost(detail)) => {
                 log!(DEBUG, detail, "control session lost");
                 outgoing.send_replace(Outgoing::Aborted);
             }
-            Some(End::Closed) => {
+            Some(SessionEnd::Closed) => {
                 outgoing.send_replace(Outgoing::Finishing);
                 farewell(&mut stream, &outgoing).await;
             }
             // The user dropped both halves; the outgoing frames end by themselves.
             None => farewell(&mut stream, &outgoing).await,
-            Some(End::Orderly | End::Open) => {
+            Some(SessionEnd::Orderly | SessionEnd::Open) => {
                 tokio::select! {
                     () = end.closed() => {}
                     () = outgoing.closed() => {}
                     () = closed(closing.clone()) => {
-                        end.send_replace(End::Closed);
+                        end.send_replace(SessionEnd::Closed);
                         outgoing.send_replace(Outgoing::Finishing);
                     }
                 }
@@ -218,20 +218,20 @@ impl SessionTask {
     }
 
     /// Receives until the peer ends its direction or is lost.
-    async fn receive(&self, stream: &mut Streaming<Frame>) -> End {
+    async fn receive(&self, stream: &mut Streaming<Frame>) -> SessionEnd {
         loop {
             match stream.message().await {
-                Ok(Some(frame)) if frame.goodbye => return End::Orderly,
+                Ok(Some(frame)) if frame.goodbye => return SessionEnd::Orderly,
                 Ok(Some(frame)) if frame.data.len() > CONTROL_FRAME_BYTES_MAX => {
-                    return End::Lost(oversize(frame.data.len()));
+                    return SessionEnd::Lost(oversize(frame.data.len()));
                 }
-                Ok(Some(frame)) if is_damaged(&frame) => return End::Lost(DAMAGED.to_owned()),
+                Ok(Some(frame)) if is_damaged(&frame) => return SessionEnd::Lost(DAMAGED.to_owned()),
                 Ok(Some(frame)) => {
                     // A user who dropped the receiving half still may send: what arrives is discarded.
                     let _ = self.incoming.send(self.room.queue(frame.data).await).await;
                 }
-                Ok(None) => return End::Lost("the peer is gone, without a goodbye".to_owned()),
-                Err(status) => return End::Lost(lost_text(&status)),
+                Ok(None) => return SessionEnd::Lost("the peer is gone, without a goodbye".to_owned()),
+                Err(status) => return SessionEnd::Lost(lost_text(&status)),
             }
         }
     }
@@ -263,14 +263,32 @@ fn lost_text(status: &Status) -> String {
         _ => "the peer ended, or the way to it broke".to_owned(),
     };
     text.push_str(": ");
-    text.push_str(&super::dial::causes(status));
+    text.push_str(&causes(status));
     text
+}
+
+/// An error with all its causes, in one line: what the peer says in them is escaped.
+pub(super) fn causes(error: &(dyn Error + 'static)) -> String {
+    let mut text = match error.downcast_ref::<tonic::Status>() {
+        Some(status) => status.message().to_owned(),
+        None => error.to_string(),
+    };
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        next = cause.source();
+    }
+    escaped(&text).into_owned()
 }
 
 struct GrpcSender {
     frames: mpsc::Sender<Queued>,
-    room: Room,
-    end: watch::Receiver<End>,
+    room: QueueRoom,
+    end: watch::Receiver<SessionEnd>,
     guest: Option<Arc<Guest>>,
     proven: Option<Arc<ProvenPeer>>,
 }
@@ -295,8 +313,8 @@ impl GrpcSender {
     }
 }
 
-async fn broken(mut end: watch::Receiver<End>) {
-    let _ = end.wait_for(|end| matches!(end, End::Lost(_) | End::Closed)).await;
+async fn broken(mut end: watch::Receiver<SessionEnd>) {
+    let _ = end.wait_for(|end| matches!(end, SessionEnd::Lost(_) | SessionEnd::Closed)).await;
 }
 
 impl FrameSender for GrpcSender {
@@ -323,7 +341,7 @@ impl fmt::Debug for GrpcSender {
 
 struct GrpcReceiver {
     frames: mpsc::Receiver<Queued>,
-    end: watch::Receiver<End>,
+    end: watch::Receiver<SessionEnd>,
 }
 
 impl FrameReceiver for GrpcReceiver {
@@ -333,9 +351,9 @@ impl FrameReceiver for GrpcReceiver {
                 return Ok(Some(frame.data));
             }
             match &*self.end.borrow() {
-                End::Orderly => Ok(None),
+                SessionEnd::Orderly => Ok(None),
                 // The task went away with the plane's runtime.
-                End::Open => Err(ControlError::Closed),
+                SessionEnd::Open => Err(ControlError::Closed),
                 end => Err(end.error()),
             }
         })

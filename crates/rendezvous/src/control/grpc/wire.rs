@@ -3,11 +3,10 @@
 use std::{
     io,
     pin::Pin,
-    sync::{Arc, OnceLock},
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
-use protocol::text::escaped;
 use tensorwire_fabric_tcp::DataPort;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
@@ -16,7 +15,10 @@ use tokio::{
 
 #[cfg(feature = "tls")]
 use super::secured::Secured;
-use super::traffic::Traffic;
+use super::{
+    traffic::Traffic,
+    trouble::{Trouble, Why},
+};
 use crate::control::ProvenPeer;
 #[cfg(feature = "tls")]
 use crate::control::TlsNames;
@@ -51,43 +53,16 @@ impl Security {
     }
 }
 
-/// Why this end has ended a stream: HTTP/2 keeps little of what ends it. The first reason counts.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Trouble(Arc<OnceLock<Why>>);
-
-/// A reason, for people.
-#[derive(Debug, Clone)]
-pub(super) struct Why {
-    pub(super) text: String,
-    /// TLS, or its absence; else what the peer sent.
-    pub(super) is_tls: bool,
-}
-
-impl Trouble {
-    /// Notes what TLS, or its absence, has come to, escaped, and makes it the stream's error.
-    pub(super) fn note(&self, text: impl Into<String>) -> io::Error {
-        self.first(Why { text: escaped(&text.into()).into_owned(), is_tls: true })
-    }
-
-    pub(super) fn why(&self) -> Option<&Why> {
-        self.0.get()
-    }
-
-    fn first(&self, why: Why) -> io::Error {
-        io::Error::new(io::ErrorKind::InvalidData, self.0.get_or_init(|| why).text.clone())
-    }
-}
-
 /// A stream.
 #[derive(Debug)]
 pub(super) struct Wire {
-    inner: Inner,
+    inner: WireStream,
     trouble: Trouble,
     traffic: Traffic,
 }
 
 #[derive(Debug)]
-enum Inner {
+enum WireStream {
     /// As it is; whether nothing has come yet.
     Plain(TcpStream, bool),
     #[cfg(feature = "tls")]
@@ -104,12 +79,12 @@ impl Wire {
         let inner = match security {
             Security::None => {
                 let _ = host;
-                Inner::Plain(stream, true)
+                WireStream::Plain(stream, true)
             }
             #[cfg(feature = "tls")]
             Security::Tls { identity, names } => {
                 let secured = Secured::dial(stream, identity, *names, host, trouble.clone()).await?;
-                Inner::Secured(Box::new(secured))
+                WireStream::Secured(Box::new(secured))
             }
         };
         Ok(Self { inner, trouble, traffic: Traffic::dialled() })
@@ -117,7 +92,11 @@ impl Wire {
 
     /// One that came in, as it is.
     pub(super) fn accepted(stream: TcpStream) -> Self {
-        Self { inner: Inner::Plain(stream, true), trouble: Trouble::default(), traffic: Traffic::accepted() }
+        Self {
+            inner: WireStream::Plain(stream, true),
+            trouble: Trouble::default(),
+            traffic: Traffic::accepted(),
+        }
     }
 
     /// One that came in, and whose TLS handshake is done.
@@ -131,15 +110,15 @@ impl Wire {
     ) -> Result<Self, String> {
         let trouble = Trouble::default();
         let secured = Secured::new(stream, names, None, trouble.clone())?;
-        Ok(Self { inner: Inner::Secured(Box::new(secured)), trouble, traffic: Traffic::accepted() })
+        Ok(Self { inner: WireStream::Secured(Box::new(secured)), trouble, traffic: Traffic::accepted() })
     }
 
     /// What the other end has proven.
     pub(super) fn proven(&self) -> Option<&Arc<ProvenPeer>> {
         match &self.inner {
-            Inner::Plain(..) => None,
+            WireStream::Plain(..) => None,
             #[cfg(feature = "tls")]
-            Inner::Secured(secured) => Some(secured.proven()),
+            WireStream::Secured(secured) => Some(secured.proven()),
         }
     }
 
@@ -194,7 +173,7 @@ impl AsyncRead for Wire {
     }
 }
 
-impl Inner {
+impl WireStream {
     /// Whether `read` is the first that has come, in plain text.
     fn was_first(&mut self, read: &[u8]) -> bool {
         match self {
@@ -205,7 +184,7 @@ impl Inner {
     }
 }
 
-impl AsyncRead for Inner {
+impl AsyncRead for WireStream {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -223,12 +202,12 @@ impl AsyncRead for Inner {
 macro_rules! either {
     ($self:ident, $stream:ident => $call:expr) => {
         match &mut $self.inner {
-            Inner::Plain($stream, _) => {
+            WireStream::Plain($stream, _) => {
                 let $stream = Pin::new($stream);
                 $call
             }
             #[cfg(feature = "tls")]
-            Inner::Secured($stream) => {
+            WireStream::Secured($stream) => {
                 let $stream = Pin::new(&mut **$stream);
                 $call
             }

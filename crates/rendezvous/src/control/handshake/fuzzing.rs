@@ -26,12 +26,12 @@ const SENT_MAX: usize = 3;
 const NAMES: [&str; 3] = ["/job:ps/replica:0/task:0", "/job:worker/replica:0/task:1", ""];
 
 #[derive(Debug, Default)]
-struct Sent {
+struct SentFrames {
     frames: Mutex<Vec<Vec<u8>>>,
     admitted: AtomicBool,
 }
 
-impl FrameSender for Sent {
+impl FrameSender for SentFrames {
     fn send(&self, frame: Vec<u8>) -> BoxFuture<'_, Result<(), ControlError>> {
         self.frames.lock().unwrap().push(frame);
         Box::pin(std::future::ready(Ok(())))
@@ -83,11 +83,11 @@ pub fn handshake(data: &[u8]) {
         listen_address: Some("10.0.0.1:2222".to_owned()),
         fabrics: vec![(1, b"reach".to_vec())],
     };
-    let sent = Arc::<Sent>::default();
+    let sent = Arc::<SentFrames>::default();
     let mut session =
         ControlSession { sender: sent.clone(), receiver: Box::new(Script(VecDeque::new())), addresses: None };
     let transcript = Transcript::new(role, &session, Some(&secret));
-    let frames = Peer { role, knows, me: &me, transcript }.frames(&mut input);
+    let frames = ScriptedPeer { role, knows, me: &me, transcript }.frames(&mut input);
     session.receiver = Box::new(Script(frames));
     let peer = |host: [u8; 16]| SocketAddr::new(IpAddr::from(host), 4242);
     session.addresses = input.flag().then(|| Addresses { own: peer([0; 16]), peer: peer(input.array()) });
@@ -111,7 +111,7 @@ pub fn handshake(data: &[u8]) {
 }
 
 /// What the other end says.
-struct Peer<'a> {
+struct ScriptedPeer<'a> {
     /// Of the end that is tried.
     role: Role,
     knows: bool,
@@ -120,7 +120,7 @@ struct Peer<'a> {
     transcript: Transcript<'a>,
 }
 
-impl Peer<'_> {
+impl ScriptedPeer<'_> {
     fn frames(mut self, input: &mut Input<'_>) -> VecDeque<Vec<u8>> {
         let count = input.below(FRAMES_MAX + 1);
         (0..count).map(|_| self.frame(input)).collect()

@@ -51,7 +51,7 @@ impl FrameReceiver for Receiver {
 }
 
 /// An in-memory session with somebody else at its other end.
-struct Wire {
+struct TestSession {
     session: ControlSession,
     /// What the session's end sends.
     from: mpsc::UnboundedReceiver<Vec<u8>>,
@@ -79,18 +79,18 @@ impl Connection {
     }
 }
 
-fn wire() -> Wire {
+fn wire() -> TestSession {
     wire_over(Connection::between("192.0.2.1:4242", "192.0.2.7:50000"))
 }
 
-fn wire_over(connection: Connection) -> Wire {
+fn wire_over(connection: Connection) -> TestSession {
     let (frames, from) = mpsc::unbounded_channel();
     let (to, receiver) = mpsc::unbounded_channel();
     let admitted = Arc::<AtomicBool>::default();
     let Connection { addresses, proven } = connection;
     let sender = Arc::new(Sender { frames, admitted: admitted.clone(), proven });
     let session = ControlSession { sender, receiver: Box::new(Receiver(receiver)), addresses };
-    Wire { session, from, to, admitted }
+    TestSession { session, from, to, admitted }
 }
 
 fn worker(name: &str) -> Introduction {
@@ -137,7 +137,7 @@ async fn between(
 /// The same over two connections that lead to whoever is between.
 async fn relayed(
     secrets: [Option<Secret>; 2],
-    [mut dialler, mut acceptor]: [Wire; 2],
+    [mut dialler, mut acceptor]: [TestSession; 2],
     alter: impl Fn(bool, ControlFrame) -> ControlFrame,
 ) -> (Met, Met, Vec<(bool, Vec<u8>)>, bool) {
     let seen = Seen::default();
@@ -181,7 +181,7 @@ async fn fed(
     frames: &[Vec<u8>],
     end: impl AsyncFnOnce(ControlSession) -> Met,
 ) -> (Met, Vec<ControlFrame>, bool) {
-    let Wire { session, mut from, to, admitted } = wire();
+    let TestSession { session, mut from, to, admitted } = wire();
     frames.iter().for_each(|frame| to.send(frame.clone()).unwrap());
     drop(to);
     let met = end(session).await;
@@ -294,7 +294,7 @@ fn e_a_recorded_handshake_cannot_be_replayed() {
 fn e_a_workers_own_proof_is_of_no_use_to_it() {
     bounded(|| async {
         // Everything is sent back, under another name, with the dialling end's own nonce, its proof where one is due.
-        let Wire { session, mut from, to, .. } = wire();
+        let TestSession { session, mut from, to, .. } = wire();
         let reflecting = async {
             while let Some(frame) = from.recv().await {
                 let mut frame = ControlFrame::decode(&frame).unwrap();

@@ -9,7 +9,7 @@ use tokio::{
 use verbs_reactor::Runtime;
 
 use super::*;
-use crate::steps::tests::Clock;
+use crate::values::steps::tests::Clock;
 
 const LIMIT: Duration = Duration::from_secs(30);
 

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn a_proof_is_over_the_role_the_connection_and_all_that_was_said() {
     let key = good();
-    let Wire { session, .. } = wire();
+    let TestSession { session, .. } = wire();
     let frame = ControlFrame::Proof { proof: NO_PROOF };
     for (role, label) in [
         (Role::Dialling, "tensorwire control, dialling end\0"),
@@ -30,7 +30,7 @@ fn e_under_tls_a_name_must_be_in_the_certificate() {
         let mut connection = Connection::default().under_tls(1);
         connection.proven.as_mut().unwrap().names = TlsNames::Proven;
         for is_dialling in [true, false] {
-            let Wire { session, mut from, to, admitted } = wire_over(connection.clone());
+            let TestSession { session, mut from, to, admitted } = wire_over(connection.clone());
             frames.iter().for_each(|frame| to.send(frame.clone()).unwrap());
             let met = match is_dialling {
                 true => dialling(session, key.clone(), LIMIT).await,

@@ -1,0 +1,87 @@
+//! Workers' names.
+
+use protocol::{DeviceName, limits::WORKER_NAME_BYTES_MAX, text::check_name};
+use verbs_reactor::Runtime;
+
+/// The name of a task's worker, in replica 0.
+pub(crate) fn task_name(job: &str, task: u32) -> String {
+    format!("/job:{job}/replica:0/task:{task}")
+}
+
+/// The name of the worker that `text` names: `/job:J/replica:R/task:T` as it stands, a plain name `J` as that of task 0 of
+/// the job J. So every name has one spelling, and devices of every worker can stand in keys.
+///
+/// # Errors
+/// It names none: what to write.
+pub(crate) fn worker_name(text: &str) -> Result<String, String> {
+    check_name(text)?;
+    if text.len() > WORKER_NAME_BYTES_MAX {
+        return Err(format!("a name has at most {WORKER_NAME_BYTES_MAX} bytes"));
+    }
+    let job = DeviceName::parse(&format!("/job:{text}")).ok().and_then(|parsed| parsed.job);
+    if job.as_deref() == Some(text) {
+        return Ok(task_name(text, 0));
+    }
+    let parsed = DeviceName::parse(text).ok();
+    let (worker, device) = parsed.map(|parsed| (parsed.worker(), parsed.device_type)).unwrap_or_default();
+    match (worker, device) {
+        (Some(worker), _) if worker == text => Ok(worker),
+        (Some(worker), Some(_)) => Err(format!("that is a device of a worker: write the worker's name, {worker}")),
+        (Some(worker), None) => Err(format!("write it as {worker}")),
+        (None, _) => Err(
+            "write it like server or like /job:ps/replica:0/task:1; a plain name or a job's has letters, digits and \
+             underscores, and begins with a letter"
+                .to_owned(),
+        ),
+    }
+}
+
+/// As [`worker_name`]; what names no worker stays as it is, and is nobody's.
+pub(crate) fn sought(text: &str) -> String {
+    worker_name(text).unwrap_or_else(|_| text.to_owned())
+}
+
+/// A name for a worker that was given none, which no other worker has.
+pub(crate) fn client_name(runtime: &dyn Runtime) -> String {
+    task_name(&format!("client_{}_{:016x}", std::process::id(), runtime.random()), 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plain_name_is_task_0_of_its_job_and_full_names_stay() {
+        assert_eq!(worker_name("server").unwrap(), "/job:server/replica:0/task:0");
+        assert_eq!(worker_name("Web_2").unwrap(), "/job:Web_2/replica:0/task:0");
+        for full in ["/job:server/replica:0/task:0", "/job:ps/replica:3/task:12"] {
+            assert_eq!(worker_name(full).unwrap(), full);
+        }
+    }
+
+    #[test]
+    fn e_what_is_no_workers_name_is_told_what_to_write() {
+        for (text, remedy) in [
+            ("/job:ps/replica:0/task:0/device:CPU:0", "write the worker's name, /job:ps/replica:0/task:0"),
+            ("/job:ps/replica:0/task:0/cpu:1", "write the worker's name, /job:ps/replica:0/task:0"),
+            ("/task:1/job:ps/replica:0", "write it as /job:ps/replica:0/task:1"),
+            ("/job:ps/replica:00/task:1", "write it as /job:ps/replica:0/task:1"),
+            ("", "like server"),
+            ("/", "like server"),
+            ("*", "like server"),
+            ("my-server", "letters, digits and underscores"),
+            ("2nd", "begins with a letter"),
+            ("ps/task:0", "like server"),
+            ("ps;worker", "like server"),
+            ("/job:ps", "/job:ps/replica:0/task:1"),
+            ("/job:*/replica:0/task:0", "like server"),
+            ("/device:CPU:0", "like server"),
+        ] {
+            let problem = worker_name(text).unwrap_err();
+            assert!(problem.contains(remedy), "{text}: {problem}");
+            assert_eq!(sought(text), text);
+        }
+        let long = "n".repeat(WORKER_NAME_BYTES_MAX + 1);
+        assert!(worker_name(&long).unwrap_err().contains("bytes"));
+    }
+}

@@ -1,0 +1,146 @@
+//! Regions are used in a request only after the peer has confirmed them.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+
+use protocol::wire::control::ControlFrame;
+use tokio::sync::oneshot;
+use verbs_reactor::{RemoteRegion, Runtime, timeout};
+
+use crate::{
+    control::FrameSender,
+    link::frames::{FAREWELL, disconnected, record},
+};
+
+/// Which regions of this worker one peer knows, for one data connection.
+#[derive(Debug)]
+pub(crate) struct Announcer {
+    connection: u32,
+    /// Weak, because connections that are over are remembered, and must not keep their session from ending.
+    sender: Weak<dyn FrameSender>,
+    runtime: Arc<dyn Runtime>,
+    state: Mutex<AnnouncedRegions>,
+}
+
+#[derive(Debug, Default)]
+struct AnnouncedRegions {
+    regions: BTreeMap<u32, Announced>,
+    over: Option<String>,
+}
+
+#[derive(Debug)]
+enum Announced {
+    Waiting(Vec<oneshot::Sender<()>>),
+    Confirmed,
+}
+
+impl Announcer {
+    /// `known` went to the peer with the connection's set-up, which confirms them.
+    pub(crate) fn new(
+        connection: u32,
+        sender: &Arc<dyn FrameSender>,
+        runtime: Arc<dyn Runtime>,
+        known: &[RemoteRegion],
+    ) -> Self {
+        let regions = known.iter().map(|region| (region.region.0, Announced::Confirmed)).collect();
+        let sender = Arc::downgrade(sender);
+        Self { connection, sender, runtime, state: Mutex::new(AnnouncedRegions { regions, over: None }) }
+    }
+
+    /// Announces `region` unless that was done, and waits for the peer's confirmation.
+    ///
+    /// # Errors
+    /// Why the connection is over.
+    pub(crate) async fn confirmed(&self, region: RemoteRegion) -> Result<(), String> {
+        let Some(confirmation) = self.announce(region)? else { return Ok(()) };
+        if testpoints::planted!("a region counts as known once it is announced") {
+            return Ok(());
+        }
+        confirmation.await.map_err(|_| self.over())
+    }
+
+    /// `None` when the peer knows the region already.
+    fn announce(&self, region: RemoteRegion) -> Result<Option<oneshot::Receiver<()>>, String> {
+        let mut state = self.lock();
+        if let Some(why) = &state.over {
+            return Err(why.clone());
+        }
+        let (confirm, confirmation) = oneshot::channel();
+        match state.regions.get_mut(&region.region.0) {
+            Some(known @ Announced::Confirmed) => {
+                if !testpoints::chance!("a region is announced again") {
+                    return Ok(None);
+                }
+                *known = Announced::Waiting(vec![confirm]);
+            }
+            Some(Announced::Waiting(waiting)) => {
+                waiting.retain(|waiter| !waiter.is_closed());
+                waiting.push(confirm);
+                return Ok(Some(confirmation));
+            }
+            None => {
+                state.regions.insert(region.region.0, Announced::Waiting(vec![confirm]));
+            }
+        }
+        drop(state);
+        let frame = ControlFrame::RegionAdd { connection: self.connection, region: record(&region) };
+        let sender = self.sender.clone();
+        // A task of its own, so that a dropped receive does not leave others waiting for a frame never sent.
+        self.runtime.spawn(
+            "announce region",
+            Box::pin(async move {
+                let Some(sender) = sender.upgrade() else { return };
+                if let Err(error) = sender.send(frame.encode()).await {
+                    log!(DEBUG, %error, "a region could not be announced");
+                }
+            }),
+        );
+        Ok(Some(confirmation))
+    }
+
+    /// The peer confirmed `region`.
+    pub(crate) fn confirm(&self, region: u32) {
+        let before = {
+            let mut state = self.lock();
+            let Some(entry) = state.regions.get_mut(&region) else { return };
+            std::mem::replace(entry, Announced::Confirmed)
+        };
+        if let Announced::Waiting(waiting) = before {
+            for waiter in waiting {
+                let _ = waiter.send(());
+            }
+        }
+    }
+
+    /// Tells the peer that the connection is over here, for `why`: over a fabric whose other end sees nothing of that it
+    /// would wait on. A session that is over needs no word of it.
+    pub(crate) async fn tell_end(&self, why: &str) {
+        let Some(sender) = self.sender.upgrade() else { return };
+        let frame = disconnected(self.connection, why);
+        // A peer that reads nothing must not keep what it was lent from being given back.
+        let told = timeout(&*self.runtime, FAREWELL, sender.send(frame.encode())).await;
+        if !matches!(told, Ok(Ok(()))) {
+            log!(DEBUG, ?told, "the peer could not be told of the end of a connection");
+        }
+    }
+
+    /// The connection is over: everyone who waits is told.
+    pub(crate) fn fail(&self, why: &str) {
+        let regions = {
+            let mut state = self.lock();
+            state.over.get_or_insert_with(|| why.to_owned());
+            std::mem::take(&mut state.regions)
+        };
+        drop(regions);
+    }
+
+    fn over(&self) -> String {
+        self.lock().over.clone().unwrap_or_else(|| "the connection is over".to_owned())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, AnnouncedRegions> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

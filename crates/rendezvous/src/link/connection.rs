@@ -1,0 +1,345 @@
+//! One data connection: a queue pair with the protocol on it.
+
+pub(crate) mod driver;
+pub(crate) mod fabric_channel;
+
+use std::{
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use memory::Buf;
+use protocol::{
+    Checksums, Code, Connection, Held, Manner, Metadata, Received, Scope, Sharing, Status, TransferError,
+    wire::control::Parameters,
+};
+use tokio::sync::{Notify, watch};
+use tracing::Instrument as _;
+use verbs_reactor::{BoxFuture, FabricError, FabricKind, LossCause, QueuePair, Runtime, timeout};
+
+use crate::{
+    control::handshake::Introduction,
+    error::{Lost, PeerLoss, TransferName, WorkerError},
+    link::{
+        announcer::Announcer,
+        connection::{
+            driver::{Driver, Pump},
+            fabric_channel::{FabricChannel, held_posts::HeldPosts},
+        },
+        destinations::ReceiveAllocator,
+        loan::Lent,
+        meter::{Meter, receive_span},
+        peer_values::PeerValues,
+        ring::OwnRing,
+        target::{Target, TargetAllocator},
+    },
+    values::{SharedValues, published::Version, tensor::Tensor},
+};
+
+/// How long the reason of a peer that closed its end may take. A peer that gives none, because it has no memory for a
+/// message, holds up what is under way for as long; the next transfer connects again at once.
+pub(crate) const REASON: Duration = Duration::from_millis(500);
+
+/// A connection that tensors move over.
+#[derive(Debug)]
+pub(crate) struct DataConnection {
+    pub(crate) kind: FabricKind,
+    /// The life of the peer that it leads to.
+    pub(crate) peer_incarnation: u64,
+    /// Where the peer is, for people.
+    peer_at: String,
+    pub(crate) queue_pair: QueuePair,
+    pub(crate) protocol: Arc<Connection<FabricChannel>>,
+    pub(crate) announcer: Arc<Announcer>,
+    allocator: ReceiveAllocator,
+    ring: Arc<OwnRing>,
+    held: Arc<HeldPosts>,
+    pub(crate) pump: Pump,
+    pub(crate) values: Arc<PeerValues>,
+    pub(crate) meter: Arc<Meter>,
+    /// The first reason, once it is over.
+    lost: OnceLock<Lost>,
+    /// Told when that is known.
+    told: Notify,
+    /// What it may have lost is noted.
+    over: watch::Sender<bool>,
+    /// Locked while that is noted; true once it is.
+    ended: Mutex<bool>,
+}
+
+impl DataConnection {
+    pub(crate) fn new(
+        channel: FabricChannel,
+        (own, peers): (Parameters, Parameters),
+        allocator: ReceiveAllocator,
+        (peer, peer_at): (&Introduction, String),
+        values: &SharedValues,
+        meter: Arc<Meter>,
+    ) -> Arc<Self> {
+        let queue_pair = channel.queue_pair.clone();
+        let (ring, held) = (channel.own_ring.clone(), channel.held.clone());
+        Arc::new(Self {
+            kind: queue_pair.kind(),
+            peer_incarnation: peer.incarnation,
+            peer_at,
+            queue_pair,
+            protocol: Connection::new(channel, own, peers),
+            announcer: allocator.announcer.clone(),
+            allocator,
+            ring,
+            held,
+            pump: Pump::default(),
+            values: Arc::new(PeerValues::new(values, &peer.worker, meter.clone())),
+            meter,
+            lost: OnceLock::new(),
+            told: Notify::new(),
+            over: watch::Sender::new(false),
+            ended: Mutex::new(false),
+        })
+    }
+
+    /// Whether it can carry no more transfers.
+    pub(crate) fn is_over(&self) -> bool {
+        self.lost.get().is_some() || self.queue_pair.failure().is_some()
+    }
+
+    /// Whether what travels over it is encrypted.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.queue_pair.capabilities().encrypted
+    }
+
+    /// Counts that it stands, for the first time with its peer or once more.
+    pub(crate) fn count_connect(&self, is_again: bool) {
+        self.meter.connected(is_again, self.is_encrypted());
+    }
+
+    /// Starts the connection's task, which drives its queue pair with `fabric`.
+    pub(crate) fn start(self: &Arc<Self>, fabric: BoxFuture<'static, ()>, runtime: &Arc<dyn Runtime>) {
+        let _once = self.protocol.channel().helper.set(Arc::downgrade(self));
+        runtime.spawn("connection", Box::pin(Driver::new(self.clone(), fabric, runtime.clone())));
+    }
+
+    /// Sends what is owed until the protocol has failed, be it by itself (no memory for a message): then the queue
+    /// pair is closed, so that the next transfer gets a new connection.
+    pub(crate) async fn keep_house(self: Arc<Self>) {
+        let held = self.held.clone().post_when_possible(self.queue_pair.clone());
+        let close = async {
+            self.protocol.clone().housekeeping().await;
+            self.queue_pair.close().await;
+        };
+        futures::future::join(held, close).await;
+    }
+
+    /// Gives everything back, once no arrival is taken any more: for a reason of this side, or because the fabric has failed.
+    pub(crate) async fn end(self: Arc<Self>, why: Result<Lost, FabricError>, runtime: Arc<dyn Runtime>) {
+        let why = match why {
+            Ok(lost) => lost,
+            Err(error) if is_peers_doing(&error) => self.why_closed(error.into(), &runtime).await,
+            Err(error) => error.into(),
+        };
+        log!(DEBUG, peer = %self.values.peer, transport = %self.kind, why = why.detail, "data connection over");
+        self.fail(&why);
+        if !self.is_ended_by_peer() && !self.is_shut_down() {
+            self.announcer.tell_end(&why.detail).await;
+        }
+        self.queue_pair.close().await;
+        self.held.wake();
+        self.protocol.drain().into_iter().for_each(Lent::end_drained);
+        self.ring.end();
+        self.allocator.enclosure.end();
+    }
+
+    /// Whether the peer knows of the end, because the fabric has said so.
+    fn is_ended_by_peer(&self) -> bool {
+        self.queue_pair.failure().as_ref().is_some_and(is_close)
+    }
+
+    /// Whether this worker is being shut down: its goodbye tells the peer of that, and should not come second to the end of
+    /// a connection, which the peer would take for a loss.
+    fn is_shut_down(&self) -> bool {
+        self.lost.get().is_some_and(|lost| lost.loss == PeerLoss::ShutDownHere)
+    }
+
+    /// The peer closed its end, or gave it up. It says why over the control connection, which may be the slower of the two; if
+    /// nothing comes, what was `seen` is the reason.
+    async fn why_closed(&self, seen: Lost, runtime: &Arc<dyn Runtime>) -> Lost {
+        let _ = timeout(&**runtime, REASON, self.told.notified()).await;
+        self.lost.get().cloned().unwrap_or(seen)
+    }
+
+    /// The peer has said why it will close this connection. Nothing new goes over it.
+    pub(crate) fn expect_end(&self, why: &Lost) {
+        self.end_for(why);
+    }
+
+    /// Notes `why` unless another reason came before. The one that counts.
+    fn end_for(&self, why: &Lost) -> &Lost {
+        let why = self.lost.get_or_init(|| why.clone());
+        self.told.notify_one();
+        why
+    }
+
+    /// Waits until its end is known.
+    pub(crate) async fn until_end(&self) {
+        // The sender lives in `self`, so waiting cannot fail.
+        let _ = self.over.subscribe().wait_for(|is_over| *is_over).await;
+    }
+
+    /// Whether its end is known here, and what it may have lost is noted.
+    pub(crate) fn has_ended(&self) -> bool {
+        *self.over.borrow()
+    }
+
+    /// Ends every transfer of this connection. The connection's task notices, and closes the queue pair.
+    ///
+    /// Steps whose values may be lost are over with this peer before another connection can carry them on.
+    pub(crate) fn fail(&self, why: &Lost) {
+        let why = self.end_for(why);
+        // A thread that a hostile peer holds may hold the protocol's lock.
+        self.queue_pair.free_threads();
+        self.protocol.fail(&why.detail);
+        self.announcer.fail(&why.detail);
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*ended {
+            *ended = true;
+            self.meter.over(why.loss);
+            let steps = self.protocol.steps_under_way();
+            self.values.values.lose(&self.values.peer, &steps, &why.detail);
+            self.over.send_replace(true);
+        }
+    }
+
+    /// Begins the end of a connection that is not needed any more: its task sees the queue pair close and gives
+    /// everything back.
+    pub(crate) async fn close(&self, why: &Lost) {
+        self.fail(why);
+        self.queue_pair.close().await;
+    }
+
+    /// Receives one value; with its version, if `scope` asks for that.
+    pub(crate) async fn receive(
+        &self,
+        scope: Scope,
+        name: &TransferName,
+        manner: Manner,
+    ) -> Result<(Tensor, Option<Version>), WorkerError> {
+        let received = self.received(scope, name, manner).await?;
+        let version = self.version(&received);
+        Ok((Self::tensor(received)?, version))
+    }
+
+    /// The version that a value came with.
+    pub(crate) fn version(&self, received: &Received<Lent>) -> Option<Version> {
+        received.version.map(|number| Version { incarnation: self.peer_incarnation, number })
+    }
+
+    /// Views are asked for only where the fabric can lend, and of peers that are trusted not to change them.
+    async fn received(
+        &self,
+        scope: Scope,
+        name: &TransferName,
+        manner: Manner,
+    ) -> Result<Received<Lent>, WorkerError> {
+        let may_view = self.queue_pair.capabilities().lend && !self.allocator.enclosure.is_bouncing();
+        let sharing = if may_view { manner.sharing } else { Sharing::Copy };
+        let manner = Manner { sharing, ..manner };
+        let span = receive_span(name, self.kind);
+        let receive = self.protocol.receive_with(scope, &name.key, &self.allocator, manner);
+        let received = receive.instrument(span.clone()).await;
+        let received = received.map_err(|error| self.transfer_error(name, error));
+        self.meter.ended(&span, received.as_ref().map(|received| received.metadata.byte_length));
+        received
+    }
+
+    /// Receives one of several values that are wanted together: it is not lost if the others do not come.
+    pub(crate) async fn receive_held(
+        &self,
+        scope: Scope,
+        name: &TransferName,
+        manner: Manner,
+    ) -> Result<Held<FabricChannel>, WorkerError> {
+        let received = self.received(scope, name, manner).await?;
+        Ok(self.protocol.hold(received))
+    }
+
+    /// Receives one value into `target` if that is possible; [`Target::fill`] does the rest.
+    pub(crate) async fn receive_into(
+        &self,
+        scope: Scope,
+        name: &TransferName,
+        target: &Target,
+    ) -> Result<Held<FabricChannel>, WorkerError> {
+        let is_validated = self.protocol.agreed().validation.is_on();
+        let allocator = TargetAllocator { receive: &self.allocator, target, is_validated };
+        let span = receive_span(name, self.kind);
+        let receive = self.protocol.receive_with(scope, &name.key, &allocator, Manner::default());
+        let received = receive.instrument(span.clone()).await.map_err(|error| {
+            let mismatch = match &error {
+                TransferError::Local(status) if status.code == Code::InvalidArgument => target.mismatch(name),
+                _ => None,
+            };
+            mismatch.unwrap_or_else(|| self.transfer_error(name, error))
+        });
+        self.meter.ended(&span, received.as_ref().map(|received| received.metadata.byte_length));
+        received.map(|received| self.protocol.hold(received))
+    }
+
+    /// The value as a tensor that shares its bytes with what is held.
+    pub(crate) fn shared_tensor(held: &mut Held<FabricChannel>) -> Result<Tensor, WorkerError> {
+        let received = held.get_mut().ok_or_else(WorkerError::handed_out)?;
+        let bytes = received.lent.take().map(Lent::received).transpose()?;
+        received.lent = bytes.clone().map(Lent::view);
+        Ok(received_tensor(received.metadata.clone(), bytes, received.checksums.clone()))
+    }
+
+    pub(crate) fn tensor(received: Received<Lent>) -> Result<Tensor, WorkerError> {
+        let Received { metadata, lent, checksums, .. } = received;
+        Ok(received_tensor(metadata, lent.map(Lent::received).transpose()?, checksums))
+    }
+
+    fn lost_error(&self, transfer: Box<TransferName>, seen: String) -> WorkerError {
+        let Lost { loss, detail } = self.lost.get().cloned().unwrap_or_else(|| Lost::gone(seen));
+        let (address, transport) = (self.peer_at.clone(), self.kind.name());
+        WorkerError::PeerLost { transfer, address, transport, loss, detail }
+    }
+
+    fn transfer_error(&self, name: &TransferName, error: TransferError) -> WorkerError {
+        let transfer = Box::new(name.clone());
+        match error {
+            TransferError::Remote(status) => WorkerError::Remote { transfer, status },
+            TransferError::Local(status) if status.code == Code::ResourceExhausted => {
+                WorkerError::Local { transfer, status }
+            }
+            TransferError::KeyTooLong { .. } | TransferError::StashFull { .. } => {
+                let status = Status::new(Code::ResourceExhausted, error.to_string());
+                WorkerError::Local { transfer, status }
+            }
+            TransferError::KeyActive { .. } => {
+                let status = Status::new(Code::InvalidArgument, error.to_string());
+                WorkerError::Local { transfer, status }
+            }
+            TransferError::Corrupted { validation, sent, received, damage } => {
+                let transport = self.kind.name();
+                WorkerError::Corrupted { transfer, transport, validation, sent, received, damage }
+            }
+            other => self.lost_error(transfer, other.to_string()),
+        }
+    }
+}
+
+fn received_tensor(metadata: Metadata, bytes: Option<Buf>, checksums: Option<Arc<Checksums>>) -> Tensor {
+    // Memory lent for several known shapes is as large as the largest.
+    let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
+    let bytes = bytes.filter(|_| length > 0).and_then(|bytes| bytes.slice(0..length));
+    Tensor::received(metadata, bytes.unwrap_or_else(Buf::empty), checksums)
+}
+
+/// Whether the peer ended the connection, in order or because it can't go on: it says why.
+fn is_peers_doing(error: &FabricError) -> bool {
+    is_close(error) || matches!(error, FabricError::PeerLost { cause: LossCause::Reset, .. })
+}
+
+/// Whether the peer ended the connection in order.
+fn is_close(error: &FabricError) -> bool {
+    matches!(error, FabricError::PeerLost { cause: LossCause::ClosedByPeer, .. })
+}

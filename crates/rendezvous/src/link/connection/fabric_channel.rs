@@ -1,0 +1,311 @@
+//! The protocol's channel over a queue pair.
+
+pub(crate) mod held_posts;
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
+    task::{Context, Poll, ready},
+};
+
+use memory::{
+    Block, Buf, GrantEnd, Pool,
+    copy::{CopyReason, copy_bytes},
+};
+use protocol::{
+    Channel, ChannelError, Code, Destination, LentEnd, RecordSlot, ResultSlot, RingSpan, Status,
+    limits::RESULT_BYTES,
+};
+use tokio::sync::oneshot;
+use verbs_reactor::{
+    FabricError, Immediate, Operation, QueuePair, RegionGeneration, RegionId, RemoteRange, Segment,
+    WorkRequest,
+};
+
+use self::held_posts::HeldPosts;
+use crate::link::{
+    connection::DataConnection,
+    import::Import,
+    loan::{Lent, RESULT_SLOT, ended},
+    ring::{OwnRing, RingMaker, slot_offset},
+};
+
+/// "A message is in your ring."
+const MESSAGE: Immediate = Immediate(0xFFFF_FFFF);
+/// "Your message was taken", or "an ASK or ANSWER is in its slot".
+const ACKNOWLEDGEMENT: Immediate = Immediate(0xFFFF_FFFE);
+
+/// A queue pair, the ring at the peer and the ring here.
+#[derive(Debug)]
+pub(crate) struct FabricChannel {
+    pub(crate) queue_pair: QueuePair,
+    pub(crate) message_pool: Pool,
+    pub(crate) own_ring: Arc<OwnRing>,
+    pub(crate) ring_maker: RingMaker,
+    pub(crate) peer_ring: Mutex<Destination>,
+    pub(crate) peer_slots: Destination,
+    pub(crate) held: Arc<HeldPosts>,
+    pub(crate) import: Import,
+    /// The connection that it belongs to, which finds what tasks wait for.
+    pub(crate) helper: OnceLock<Weak<DataConnection>>,
+}
+
+impl FabricChannel {
+    fn post(
+        &self,
+        local: Buf,
+        remote: Option<RemoteRange>,
+        immediate: Option<Immediate>,
+    ) -> Result<(), ChannelError> {
+        self.held.post(&self.queue_pair, WorkRequest::Write { local, remote, immediate })
+    }
+
+    /// Whether the send queue can hold all pieces of a content, and a result beside it. One that it can't is refused
+    /// before anything of it is posted, so that it costs no other transfer its connection.
+    fn check_pieces(&self, bytes: u64) -> Result<(), Status> {
+        let (piece, depth) =
+            (self.queue_pair.capabilities().piece_bytes_max.max(1), self.queue_pair.config().send_depth);
+        let most = piece.saturating_mul(depth.saturating_sub(1).into());
+        if bytes <= most {
+            return Ok(());
+        }
+        let message = format!(
+            "a value of {bytes} bytes takes {} work requests of {piece} bytes over {} and may need one more, and the \
+             send queue is {depth} deep: send at most {most} bytes at once, or allow more with the setting `depth`",
+            bytes.div_ceil(piece),
+            self.queue_pair.kind()
+        );
+        Err(Status::new(Code::ResourceExhausted, message))
+    }
+
+    /// One write of content and result where the fabric can, else the result first.
+    fn write_with_result(
+        &self,
+        content: Segment,
+        slot: ResultSlot,
+        result: &[u8; RESULT_BYTES],
+        immediate: Option<Immediate>,
+    ) -> ContentWrite {
+        let mut record = match self.message_pool.try_alloc(RESULT_BYTES) {
+            Ok(record) => record,
+            Err(error) => return ContentWrite::Refused(ChannelError(error.to_string())),
+        };
+        record.copy_from_slice(result);
+        let remote = RemoteRange {
+            region: RegionId(slot.region),
+            generation: RegionGeneration(slot.generation),
+            offset: slot.offset,
+            length: RESULT_BYTES as u64,
+        };
+        let record = Segment { local: record.freeze(), remote };
+        if self.queue_pair.capabilities().vectored {
+            let segments = Arc::from([record, content]);
+            return self
+                .held
+                .post_awaited(&self.queue_pair, WorkRequest::WriteVectored { segments, immediate });
+        }
+        if let Err(error) = self.post(record.local, Some(record.remote), None) {
+            return ContentWrite::Refused(error);
+        }
+        let Segment { local, remote } = content;
+        self.held
+            .post_awaited(&self.queue_pair, WorkRequest::Write { local, remote: Some(remote), immediate })
+    }
+
+    fn ring_range(&self, span: RingSpan) -> RemoteRange {
+        let ring = *self.peer_ring.lock().unwrap_or_else(PoisonError::into_inner);
+        range_of(ring, span.offset.into(), span.length.into())
+    }
+}
+
+fn range_of(at: Destination, offset: u64, length: u64) -> RemoteRange {
+    RemoteRange {
+        region: RegionId(at.region),
+        generation: RegionGeneration(at.generation),
+        offset: at.offset + offset,
+        length,
+    }
+}
+
+pub(crate) fn lost(error: &FabricError) -> ChannelError {
+    ChannelError(error.to_string())
+}
+
+impl Channel for FabricChannel {
+    type Bytes = Buf;
+    type Lent = Lent;
+    type Write = ContentWrite;
+
+    fn post_message(&self, first: RingSpan, second: RingSpan, bytes: &[u8]) -> Result<(), ChannelError> {
+        let mut buffer =
+            self.message_pool.try_alloc(bytes.len()).map_err(|error| ChannelError(error.to_string()))?;
+        buffer.copy_from_slice(bytes);
+        let buffer = buffer.freeze();
+        let split = first.length as usize;
+        let (Some(head), Some(tail)) = (buffer.slice(0..split), buffer.slice(split..bytes.len())) else {
+            return Err(ChannelError("a message is shorter than its place in the ring".to_owned()));
+        };
+        if tail.is_empty() {
+            return self.post(head, Some(self.ring_range(first)), Some(MESSAGE));
+        }
+        self.post(head, Some(self.ring_range(first)), None)?;
+        self.post(tail, Some(self.ring_range(second)), Some(MESSAGE))
+    }
+
+    fn post_acknowledgement(&self) -> Result<(), ChannelError> {
+        self.post(Buf::empty(), None, Some(ACKNOWLEDGEMENT))
+    }
+
+    fn post_record(&self, slot: RecordSlot, bytes: &[u8]) -> Result<(), ChannelError> {
+        let mut buffer =
+            self.message_pool.try_alloc(bytes.len()).map_err(|error| ChannelError(error.to_string()))?;
+        buffer.copy_from_slice(bytes);
+        let remote = range_of(self.peer_slots, slot_offset(slot), bytes.len() as u64);
+        self.post(buffer.freeze(), Some(remote), Some(ACKNOWLEDGEMENT))
+    }
+
+    async fn stage(&self, bytes: Buf) -> Result<Buf, Status> {
+        self.check_pieces(bytes.len() as u64)?;
+        if self.import.needs(self.queue_pair.kind(), &bytes) {
+            self.import.copy_of(&bytes).await
+        } else {
+            Ok(bytes)
+        }
+    }
+
+    fn write_content(
+        &self,
+        bytes: Option<Buf>,
+        destination: Option<Destination>,
+        immediate: u32,
+        result: Option<[u8; RESULT_BYTES]>,
+    ) -> ContentWrite {
+        let immediate = Some(Immediate(immediate));
+        let (Some(local), Some(destination)) = (bytes, destination) else {
+            let request = WorkRequest::Write { local: Buf::empty(), remote: None, immediate };
+            return self.held.post_awaited(&self.queue_pair, request);
+        };
+        let remote = range_of(destination, 0, local.len() as u64);
+        let (Some(result), Some(slot)) = (result, destination.result) else {
+            let request = WorkRequest::Write { local, remote: Some(remote), immediate };
+            return self.held.post_awaited(&self.queue_pair, request);
+        };
+        self.write_with_result(Segment { local, remote }, slot, &result, immediate)
+    }
+
+    fn is_exposed(lent: &Lent) -> bool {
+        matches!(lent, Lent::Bouncing { .. })
+    }
+
+    async fn set_apart(lent: &mut Lent, bytes: u64) -> Result<(), Status> {
+        let error = |error| Status::new(Code::Internal, format!("lent memory: {error}"));
+        lent.copy_apart(bytes).await.map_err(error)?;
+        lent.leave_exposed();
+        Ok(())
+    }
+
+    fn settle(lent: Lent) -> Result<Lent, Status> {
+        let Lent::Granted { granted, has_slot } = lent else { return Ok(lent) };
+        let error = |error| Status::new(Code::Internal, format!("lent memory: {error}"));
+        let buffer = granted.end(GrantEnd::Content).map_err(error)?;
+        let slot = buffer.len().checked_sub(RESULT_SLOT).filter(|_| has_slot);
+        let result = slot.and_then(|at| buffer.get(at..)?.first_chunk().copied());
+        Ok(Lent::Here { bytes: buffer.freeze(), result })
+    }
+
+    fn content(lent: &Lent) -> &[u8] {
+        match lent {
+            // The peer may still write it.
+            Lent::Granted { .. } | Lent::Bouncing { .. } => &[],
+            Lent::Here { bytes, .. } => bytes,
+        }
+    }
+
+    fn result(lent: &Lent) -> Option<[u8; RESULT_BYTES]> {
+        match lent {
+            Lent::Granted { .. } | Lent::Bouncing { .. } => None,
+            Lent::Here { result, .. } => *result,
+        }
+    }
+
+    fn can_lend(&self, bytes: &Buf) -> bool {
+        // A neighbour that maps a block can read all of it, and for longer than it is lent.
+        !bytes.is_empty()
+            && !self.import.enclosure.is_bouncing()
+            && self.queue_pair.capabilities().lend
+            && bytes.block().is_some_and(Block::shareable)
+    }
+
+    fn lend_content(&self, bytes: &Buf, immediate: u32) -> Option<ContentWrite> {
+        let lent = self.held.lend(&self.queue_pair, bytes.clone(), Immediate(immediate));
+        lent.inspect_err(|error| log!(DEBUG, %error, "a value is copied instead of lent")).ok()
+    }
+
+    fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError> {
+        self.own_ring.read(offset, into)
+    }
+
+    fn read_record(&self, slot: RecordSlot, into: &mut [u8]) -> Result<(), ChannelError> {
+        self.own_ring.read_slot(slot, into)
+    }
+
+    async fn make_ring(&self, ring_bytes: u32) -> Option<Destination> {
+        let (granted, destination) = self.ring_maker.make(ring_bytes).await?;
+        self.own_ring.offer(granted);
+        Some(destination)
+    }
+
+    fn own_ring_moved(&self) {
+        self.own_ring.moved();
+    }
+
+    fn move_to_ring(&self, ring: Destination) {
+        *self.peer_ring.lock().unwrap_or_else(PoisonError::into_inner) = ring;
+    }
+
+    fn help(&self) -> bool {
+        self.helper.get().and_then(Weak::upgrade).is_some_and(|connection| connection.help())
+    }
+
+    fn copy_out(&self, bytes: &Buf) -> Box<[u8]> {
+        let mut copy = vec![0; bytes.len()];
+        copy_bytes(&mut copy, bytes, CopyReason::Eager);
+        copy.into()
+    }
+
+    fn take_back(&self, lent: Lent, end: LentEnd) {
+        // What is not lent ends with its buffer.
+        let (Lent::Granted { granted, .. } | Lent::Bouncing { exposed: granted, .. }) = lent else { return };
+        drop(ended(granted, end));
+    }
+}
+
+/// A content write under way.
+#[pin_project::pin_project(project = ContentWriteProjection)]
+pub(crate) enum ContentWrite {
+    /// In a slot of the queue pair.
+    Posted(#[pin] Operation),
+    /// Behind other posts.
+    Held(oneshot::Receiver<Operation>),
+    /// The queue pair had failed.
+    Refused(ChannelError),
+}
+
+impl Future for ContentWrite {
+    type Output = Result<(), ChannelError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        loop {
+            let posted = match self.as_mut().project() {
+                ContentWriteProjection::Posted(operation) => {
+                    return operation.poll(context).map_err(|error| lost(&error));
+                }
+                ContentWriteProjection::Refused(error) => return Poll::Ready(Err(error.clone())),
+                ContentWriteProjection::Held(posted) => ready!(Pin::new(posted).poll(context)),
+            };
+            let over = |_| Self::Refused(ChannelError("the connection is over".to_owned()));
+            self.set(posted.map_or_else(over, Self::Posted));
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Memory that received values are written into.
+
+use std::{pin::pin, sync::Arc, task::Poll};
+
+use futures::poll;
+use memory::{
+    BufMut, MemoryError, Pool,
+    copy::{CopyReason, copy_bytes},
+};
+use protocol::{Allocator, Code, Destination, Metadata, ResultSlot, Status};
+use verbs_reactor::RemoteRegion;
+
+use crate::link::{
+    announcer::Announcer,
+    enclosure::Enclosure,
+    loan::{Lent, RESULT_SLOT},
+};
+
+/// Destinations, announced to one peer: of the receive pool, or of a pool of this connection's, beside memory of the
+/// receive pool that no peer can write.
+#[derive(Debug, Clone)]
+pub(crate) struct ReceiveAllocator {
+    /// Where received values stay.
+    pub(crate) pool: Pool,
+    pub(crate) enclosure: Arc<Enclosure>,
+    pub(crate) announcer: Arc<Announcer>,
+    /// Destinations have a result slot behind the content.
+    pub(crate) has_slots: bool,
+}
+
+impl ReceiveAllocator {
+    /// Bytes to take for a content that the peer writes.
+    fn lent_bytes(&self, metadata: &Metadata) -> Result<usize, Status> {
+        let content = length_of(metadata)?;
+        if !self.has_slots {
+            return Ok(content);
+        }
+        let whole =
+            content.checked_next_multiple_of(RESULT_SLOT).and_then(|whole| whole.checked_add(RESULT_SLOT));
+        whole.ok_or_else(|| exhausted(&format!("{content} bytes and a result slot are too many")))
+    }
+
+    /// The region of `buffer`, which the peer may write, once the peer has confirmed it.
+    pub(crate) async fn confirmed(&self, buffer: &BufMut) -> Result<RemoteRegion, Status> {
+        let region = buffer.block().and_then(|block| self.enclosure.regions.get(block.id()));
+        let region = region.ok_or_else(|| exhausted(&"its block is not registered with the fabric"))?;
+        self.confirm(region).await?;
+        Ok(region)
+    }
+
+    /// Waits until the peer has confirmed the region.
+    pub(crate) async fn confirm(&self, region: RemoteRegion) -> Result<(), Status> {
+        self.announcer.confirmed(region).await.map_err(|why| Status::new(Code::Unavailable, why))
+    }
+
+    /// Lends memory to the peer, once it has confirmed its region.
+    async fn lend(&self, room: Room) -> Result<(Lent, Destination), Status> {
+        let region = self.confirmed(&room.exposed).await?;
+        Ok(room.lend(region, self.has_slots))
+    }
+
+    /// Memory of `bytes` that the peer may write, where content bounces; `None` where it stays where it lands.
+    pub(crate) async fn bounce(&self, bytes: usize) -> Result<Option<BufMut>, Status> {
+        let Some(pool) = self.bounce_pool()? else { return Ok(None) };
+        pool.alloc(bytes).await.map(Some).map_err(|error| exhausted(&error))
+    }
+
+    /// As [`bounce`](Self::bounce), of the part that unanswered requests may hold; an error that [is
+    /// exhausted](MemoryError::is_exhausted) beyond.
+    pub(crate) fn bounce_early(&self, bytes: usize) -> Result<Option<BufMut>, Early> {
+        let Some(pool) = self.bounce_pool().map_err(Early::Refused)? else { return Ok(None) };
+        pool.try_alloc_early(bytes).map(Some).map_err(Early::from)
+    }
+
+    /// `None` where content stays where it lands. Never is memory of the receive pool lent where it bounces.
+    fn bounce_pool(&self) -> Result<Option<Pool>, Status> {
+        let pool = self.enclosure.bounce();
+        if pool.is_none() && self.enclosure.is_bouncing() {
+            return Err(Status::new(Code::Unavailable, "the connection is over"));
+        }
+        Ok(pool)
+    }
+}
+
+/// Memory for a content.
+pub(crate) struct Room {
+    /// The peer may write it.
+    pub(crate) exposed: BufMut,
+    /// Where it goes then, if it does not stay.
+    pub(crate) private: Option<BufMut>,
+}
+
+impl Room {
+    /// `stays` is memory of the receive pool.
+    fn new(stays: BufMut, bounce: Option<BufMut>) -> Self {
+        match bounce {
+            Some(exposed) => Self { exposed, private: Some(stays) },
+            None => Self { exposed: stays, private: None },
+        }
+    }
+
+    /// Lends it; `region` is that of the exposed memory.
+    pub(crate) fn lend(self, region: RemoteRegion, has_slot: bool) -> (Lent, Destination) {
+        let granted = self.exposed.grant();
+        let (region, generation) = (region.region.0, region.generation.0);
+        let offset = granted.offset() as u64;
+        let capacity = granted.length().saturating_sub(if has_slot { RESULT_SLOT } else { 0 }) as u64;
+        let slot = ResultSlot { region, generation, offset: offset + capacity };
+        let result = has_slot.then_some(slot);
+        let destination = Destination { region, generation, offset, capacity, result };
+        let lent = match self.private {
+            Some(private) => Lent::Bouncing { exposed: granted, private, has_slot },
+            None => Lent::Granted { granted, has_slot },
+        };
+        (lent, destination)
+    }
+}
+
+/// Why there is no destination for a request that its peer has not answered.
+pub(crate) enum Early {
+    /// The request goes out without one.
+    Without,
+    /// There will be none.
+    Refused(Status),
+}
+
+impl From<MemoryError> for Early {
+    fn from(error: MemoryError) -> Self {
+        if error.is_exhausted() { Self::Without } else { Self::Refused(exhausted(&error)) }
+    }
+}
+
+impl Early {
+    pub(crate) fn without<T>(self) -> Result<Option<T>, Status> {
+        match self {
+            Self::Without => Ok(None),
+            Self::Refused(status) => Err(status),
+        }
+    }
+}
+
+fn exhausted(error: &dyn std::fmt::Display) -> Status {
+    Status::new(Code::ResourceExhausted, format!("no memory for the tensor: {error}"))
+}
+
+pub(crate) fn length_of(metadata: &Metadata) -> Result<usize, Status> {
+    usize::try_from(metadata.byte_length).map_err(|error| exhausted(&error))
+}
+
+impl Allocator for ReceiveAllocator {
+    type Lent = Lent;
+
+    async fn keep(&self, metadata: &Metadata, content: &[u8]) -> Result<Lent, Status> {
+        let buffer = self.pool.alloc(length_of(metadata)?).await;
+        let mut buffer = buffer.map_err(|error| exhausted(&error))?;
+        copy_bytes(&mut buffer, content, CopyReason::Eager);
+        Ok(Lent::Granted { granted: buffer.grant(), has_slot: false })
+    }
+
+    async fn allocate(&self, metadata: &Metadata) -> Result<(Lent, Destination), Status> {
+        let bytes = self.lent_bytes(metadata)?;
+        let stays = self.pool.alloc(bytes).await.map_err(|error| exhausted(&error))?;
+        let bounce = self.bounce(bytes).await?;
+        self.lend(Room::new(stays, bounce)).await
+    }
+
+    /// From the part of the pool that unanswered requests may hold; what is beyond goes out without a destination.
+    async fn allocate_early(&self, metadata: &Metadata) -> Result<Option<(Lent, Destination)>, Status> {
+        let bytes = self.lent_bytes(metadata)?;
+        let stays = self.pool.try_alloc_early(bytes).map_err(Early::from);
+        let room = stays.and_then(|stays| Ok(Room::new(stays, self.bounce_early(bytes)?)));
+        let room = match room {
+            Ok(room) => room,
+            Err(early) => return early.without(),
+        };
+        let lending = pin!(self.lend(room));
+        match poll!(lending) {
+            Poll::Ready(lent) => lent.map(Some),
+            // The peer does not know the region yet: waiting for that would delay the request.
+            Poll::Pending => Ok(None),
+        }
+    }
+}

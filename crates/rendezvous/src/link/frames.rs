@@ -1,0 +1,39 @@
+//! What the control frames of data connections carry.
+
+use std::time::Duration;
+
+use protocol::{
+    Code, Status,
+    wire::control::{ControlFrame, RegionRecord},
+};
+use verbs_reactor::{RegionGeneration, RegionId, RemoteRegion};
+
+/// How long a goodbye may wait for a peer that reads slowly.
+pub(crate) const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Tells the peer that the data connection of this number is over at this end.
+pub(crate) fn disconnected(connection: u32, why: &str) -> ControlFrame {
+    ControlFrame::Disconnected { connection, status: Status::new(Code::Unavailable, why) }
+}
+
+/// A region as it travels.
+pub(crate) fn record(region: &RemoteRegion) -> RegionRecord {
+    RegionRecord {
+        region: region.region.0,
+        generation: region.generation.0,
+        base: region.base,
+        length: region.length,
+        key: region.key,
+    }
+}
+
+/// The region that a peer announced.
+pub(crate) fn region(record: &RegionRecord) -> RemoteRegion {
+    RemoteRegion {
+        region: RegionId(record.region),
+        generation: RegionGeneration(record.generation),
+        base: record.base,
+        length: record.length,
+        key: record.key,
+    }
+}

@@ -1,0 +1,67 @@
+//! Users' memory on its way over a fabric that can't send it from where it lies.
+
+use std::{future::poll_fn, sync::Arc, task::Poll};
+
+use memory::{Buf, Pool, copy::CopyReason, copy::copy_bytes};
+use protocol::{Code, Status};
+use verbs_reactor::FabricKind;
+
+use crate::link::enclosure::Enclosure;
+
+/// Copied at a time, before other tasks get their turn.
+pub(crate) const PIECE_BYTES: usize = 256 << 10;
+
+/// Copies users' memory into a pool.
+#[derive(Debug, Clone)]
+pub(crate) struct Import {
+    pub(crate) pool: Pool,
+    /// What the fabric can send from.
+    pub(crate) enclosure: Arc<Enclosure>,
+}
+
+impl Import {
+    /// Whether a fabric of this kind can't send `bytes` in place: shared memory needs a block that its neighbour can
+    /// map, an adapter any. None can send out of a block of another pool than this worker's.
+    pub(crate) fn needs(&self, kind: FabricKind, bytes: &Buf) -> bool {
+        if bytes.is_empty() {
+            return false;
+        }
+        if testpoints::chance!("a value that could be sent in place is copied") {
+            return true;
+        }
+        match (kind, bytes.block()) {
+            (FabricKind::SHM | FabricKind::VERBS, None) => true,
+            (_, None) => false,
+            (FabricKind::SHM, Some(block)) if !block.shareable() => true,
+            (_, Some(block)) => !self.enclosure.regions.contains(block.id()),
+        }
+    }
+
+    /// A copy in the pool, for which it waits while there is no room.
+    pub(crate) async fn copy_of(&self, bytes: &Buf) -> Result<Buf, Status> {
+        let failed = |error| {
+            let text = format!("cannot copy users' memory to where it can be sent: {error}");
+            Status::new(Code::ResourceExhausted, text)
+        };
+        let mut copy = self.pool.alloc(bytes.len()).await.map_err(failed)?;
+        for (into, from) in copy.chunks_mut(PIECE_BYTES).zip(bytes.chunks(PIECE_BYTES)) {
+            copy_bytes(into, from, CopyReason::Import);
+            others_turn().await;
+        }
+        Ok(copy.freeze())
+    }
+}
+
+/// Lets the runtime poll other tasks first.
+pub(crate) async fn others_turn() {
+    let mut had_theirs = false;
+    poll_fn(|context| {
+        if had_theirs {
+            return Poll::Ready(());
+        }
+        had_theirs = true;
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}

@@ -1,0 +1,212 @@
+//! What is counted and traced of the transfers with one peer. `docs/src/metrics.md` lists the names.
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use metrics::{Counter, Label, SharedString, counter};
+use tracing::Span;
+use verbs_reactor::FabricKind;
+
+use crate::{
+    error::{PeerLoss, TransferName, WorkerError},
+    log::quota::LogQuota,
+};
+
+/// Peers that have labels of their own; later ones share one.
+const LABELS_MAX: usize = 1024;
+
+/// What the label of those says.
+const OTHERS: &str = "others";
+
+/// The labels of peers, so many at most: members of a cluster can use ever new names.
+#[derive(Debug, Default)]
+pub(crate) struct Labels(Mutex<BTreeSet<Arc<str>>>);
+
+impl Labels {
+    pub(crate) fn of(&self, peer: &str) -> Arc<str> {
+        let mut labels = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(label) = labels.get(peer) {
+            return label.clone();
+        }
+        if labels.len() >= LABELS_MAX {
+            return OTHERS.into();
+        }
+        let label: Arc<str> = peer.into();
+        labels.insert(label.clone());
+        label
+    }
+}
+
+/// Transfers and bytes of one direction.
+struct Direction {
+    transfers: Counter,
+    bytes: Counter,
+}
+
+impl Direction {
+    fn new(direction: &'static str, peer: &Arc<str>, transport: &'static str) -> Self {
+        let labels = vec![
+            Label::new("direction", direction),
+            Label::new("peer", peer.clone()),
+            Label::new("transport", transport),
+        ];
+        Self {
+            transfers: counter!("tensorwire_transfers_total", labels.clone()),
+            bytes: counter!("tensorwire_bytes_total", labels),
+        }
+    }
+
+    fn count(&self, bytes: u64) {
+        self.transfers.increment(1);
+        self.bytes.increment(bytes);
+    }
+}
+
+/// Counters of one connection, found once. Without a recorder they cost a call that does nothing.
+pub(crate) struct Meter {
+    peer: Arc<str>,
+    transport: &'static str,
+    received: Direction,
+    sent: Direction,
+    /// Of the worker's peers.
+    pub(crate) log: Arc<LogQuota>,
+}
+
+impl fmt::Debug for Meter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Meter({} over {})", self.peer, self.transport)
+    }
+}
+
+impl Meter {
+    pub(crate) fn new(peer: Arc<str>, kind: FabricKind, log: &Arc<LogQuota>) -> Arc<Self> {
+        let transport = kind.name();
+        let (received, sent) =
+            (Direction::new("received", &peer, transport), Direction::new("sent", &peer, transport));
+        Arc::new(Self { peer, transport, received, sent, log: log.clone() })
+    }
+
+    /// A value of so many bytes goes to the peer.
+    pub(crate) fn sends(&self, bytes: u64) {
+        self.sent.count(bytes);
+        if tracing::span_enabled!(target: "tensorwire", tracing::Level::DEBUG) {
+            Span::current().record("bytes", bytes);
+        }
+    }
+
+    /// A receive has ended, within `span`.
+    pub(crate) fn ended(&self, span: &Span, ended: Result<u64, &WorkerError>) {
+        match ended {
+            Ok(bytes) => {
+                self.received.count(bytes);
+                span.record("bytes", bytes);
+            }
+            Err(error) => self.failed(error),
+        }
+    }
+
+    fn failed(&self, error: &WorkerError) {
+        let (kind, peer) = (kind(error), SharedString::from(self.peer.clone()));
+        counter!("tensorwire_errors_total", "kind" => kind, "peer" => peer, "transport" => self.transport)
+            .increment(1);
+    }
+
+    /// The connection stands, for the first time with this peer or once more.
+    pub(crate) fn connected(&self, is_again: bool, encrypted: bool) {
+        let label = || SharedString::from(self.peer.clone());
+        counter!("tensorwire_connects_total", "peer" => label(), "transport" => self.transport).increment(1);
+        if encrypted {
+            counter!("tensorwire_encrypted_connects_total", "peer" => label(), "transport" => self.transport)
+                .increment(1);
+        }
+        if is_again {
+            counter!("tensorwire_reconnects_total", "peer" => label(), "transport" => self.transport)
+                .increment(1);
+        }
+    }
+
+    /// The connection is over: in order, or lost.
+    pub(crate) fn over(&self, why: PeerLoss) {
+        let (kind, peer) = (loss_kind(why), SharedString::from(self.peer.clone()));
+        let name = match why {
+            PeerLoss::Goodbye | PeerLoss::ShutDownHere => "tensorwire_closes_total",
+            _ => "tensorwire_losses_total",
+        };
+        counter!(name, "kind" => kind, "peer" => peer, "transport" => self.transport).increment(1);
+    }
+}
+
+/// The span of a receive. It costs next to nothing where nobody wants it.
+pub(crate) fn receive_span(name: &TransferName, kind: FabricKind) -> Span {
+    tracing::debug_span!(
+        target: "tensorwire",
+        "receive",
+        key = %name.key,
+        step = name.step,
+        peer = %name.peer,
+        transport = kind.name(),
+        bytes = tracing::field::Empty,
+    )
+}
+
+/// The span of an answer.
+pub(crate) fn send_span(peer: &str, key: &str, step: Option<i64>, kind: FabricKind) -> Span {
+    // Whoever reads the request may be inside a span of its own, which has nothing to do with this answer.
+    tracing::debug_span!(
+        target: "tensorwire",
+        parent: None,
+        "send",
+        key,
+        step,
+        peer,
+        transport = kind.name(),
+        bytes = tracing::field::Empty,
+    )
+}
+
+fn loss_kind(loss: PeerLoss) -> &'static str {
+    match loss {
+        PeerLoss::Gone => "gone",
+        PeerLoss::Unresponsive => "unresponsive",
+        PeerLoss::Goodbye => "goodbye",
+        PeerLoss::Misbehaved => "misbehaved",
+        PeerLoss::ShutDownHere => "shut_down_here",
+        PeerLoss::StepBroken => "step_broken",
+        PeerLoss::NameTaken => "name_taken",
+    }
+}
+
+/// What an error counts as.
+fn kind(error: &WorkerError) -> &'static str {
+    match error {
+        WorkerError::Remote { .. } => "remote",
+        WorkerError::Local { .. } => "local",
+        WorkerError::Mismatch { .. } => "mismatch",
+        WorkerError::Corrupted { .. } => "corrupted",
+        WorkerError::PeerLost { .. } => "peer_lost",
+        WorkerError::Aborted { .. } => "aborted",
+        WorkerError::Memory(_) => "memory",
+        WorkerError::Fabric(_) => "fabric",
+        WorkerError::Control(_) => "control",
+        WorkerError::Limit { .. } => "limit",
+        _ => "other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s4_ever_new_names_share_one_label() {
+        let labels = Labels::default();
+        for number in 0..LABELS_MAX {
+            assert_eq!(&*labels.of(&number.to_string()), number.to_string());
+        }
+        assert_eq!(&*labels.of("one more"), OTHERS);
+        assert_eq!(&*labels.of("7"), "7");
+    }
+}

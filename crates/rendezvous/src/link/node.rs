@@ -1,0 +1,201 @@
+//! What the connections of one worker share.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use protocol::wire::control::Parameters;
+use tokio::sync::{Notify, watch};
+use verbs_reactor::{FabricKind, Runtime};
+
+use crate::{
+    control::{
+        ControlPlane, Secret,
+        cluster::{ClusterSpec, normalise},
+        handshake::Introduction,
+    },
+    error::WorkerError,
+    link::{
+        enclosure::LocalFabric,
+        known_peer::KnownPeer,
+        meter::Labels,
+        peers::Peers,
+        pools::Pools,
+        session_counts::{Full, SessionCounter},
+    },
+    log::quota::LogQuota,
+    values::SharedValues,
+};
+
+/// A worker's settings, memory, fabrics, values and peers.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) name: String,
+    pub(crate) incarnation: u64,
+    pub(crate) address: String,
+    /// Where tensors move.
+    pub(crate) runtime: Arc<dyn Runtime>,
+    /// Where sessions are served, so that pings are answered while user code blocks `runtime`.
+    pub(crate) control_runtime: Arc<dyn Runtime>,
+    /// How long a peer may give no sign of life.
+    pub(crate) liveness: Duration,
+    pub(crate) control: Arc<dyn ControlPlane>,
+    /// What the user gave; else each address's own is asked for.
+    pub(crate) secret: Option<Secret>,
+    /// What peers that dial here must know.
+    pub(crate) accept_secret: Option<Secret>,
+    /// In order of preference.
+    pub(crate) fabrics: Vec<LocalFabric>,
+    /// Fabrics that were wanted but cannot be used here, and why.
+    pub(crate) unavailable: Vec<(FabricKind, String)>,
+    pub(crate) pools: Pools,
+    pub(crate) values: SharedValues,
+    pub(crate) parameters: Parameters,
+    pub(crate) connect_limit: Duration,
+    pub(crate) cluster: ClusterSpec,
+    pub(crate) peers: Mutex<Peers>,
+    /// A session with a peer has begun.
+    pub(crate) met: Notify,
+    pub(crate) closing: watch::Sender<bool>,
+    pub(crate) labels: Labels,
+    /// Lines that peers may cause.
+    pub(crate) log: Arc<LogQuota>,
+    /// Sessions that are served.
+    pub(crate) sessions: Arc<SessionCounter>,
+}
+
+impl Node {
+    pub(crate) fn introduction(&self) -> Introduction {
+        Introduction {
+            worker: self.name.clone(),
+            incarnation: self.incarnation,
+            listen_address: Some(self.address.clone()),
+            fabrics: self
+                .fabrics
+                .iter()
+                .map(|fabric| (fabric_number(fabric.kind), fabric.reach.clone()))
+                .collect(),
+        }
+    }
+
+    /// The peer `name`, noted on first sight; `address` is where it was dialled.
+    ///
+    /// # Errors
+    /// There are as many as may be, and each is in use.
+    pub(crate) fn note_peer(&self, name: &str, address: Option<&str>) -> Result<KnownPeer, Full> {
+        self.lock_peers().note(name, address, self.cluster.address(name).is_some())
+    }
+
+    /// The peer `name`, which the user says is at `address`.
+    pub(crate) fn name_peer(&self, name: &str, address: &str) -> Result<KnownPeer, WorkerError> {
+        let named = self.lock_peers().note(name, Some(address), true);
+        named.map_err(|Full { field, most }| WorkerError::Config {
+            field,
+            value: most.to_string(),
+            remedy: "allow more".to_owned(),
+        })
+    }
+
+    /// The peer that was dialled at `address` before, or this worker itself.
+    pub(crate) fn peer_by_address(&self, address: &str) -> Option<KnownPeer> {
+        if self.is_own_address(address) {
+            return Some(self.own_peer());
+        }
+        self.lock_peers().at(address).cloned()
+    }
+
+    /// This worker, as a peer of itself: what it has published is had without a connection.
+    fn own_peer(&self) -> KnownPeer {
+        KnownPeer::known(&self.name, &self.address, self.incarnation)
+    }
+
+    /// Whether `peer` is this worker.
+    pub(crate) fn is_own(&self, peer: &KnownPeer) -> bool {
+        peer.name() == self.name
+    }
+
+    /// Whether this worker itself listens on `address`.
+    fn is_own_address(&self, address: &str) -> bool {
+        let address = normalise(address);
+        if address == self.address || self.cluster.address(&self.name) == Some(&address) {
+            return true;
+        }
+        let (Ok(own), Some((host, port))) = (self.address.parse::<SocketAddr>(), address.rsplit_once(':'))
+        else {
+            return false;
+        };
+        let is_everywhere = own.ip().is_unspecified();
+        let is_own_host = match host.trim_matches(['[', ']']).parse::<IpAddr>() {
+            Ok(ip) => ip == own.ip() || is_everywhere && ip.is_loopback(),
+            Err(_) => host == "localhost" && (is_everywhere || own.ip().is_loopback()),
+        };
+        is_own_host && port.parse() == Ok(own.port())
+    }
+
+    /// The peer with this name, if it is in the cluster or known already.
+    pub(crate) fn peer_by_name(&self, name: &str) -> Result<KnownPeer, WorkerError> {
+        if name == self.name {
+            return Ok(self.own_peer());
+        }
+        if let Some(peer) = self.lock_peers().get(name) {
+            return Ok(peer.clone());
+        }
+        if let Some(address) = self.cluster.address(name) {
+            return self.name_peer(name, address);
+        }
+        let mut known: Vec<String> = self.cluster.names().map(str::to_owned).collect();
+        known.extend(self.lock_peers().all().map(|peer| peer.name().to_owned()));
+        known.sort();
+        known.dedup();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        Err(WorkerError::UnknownWorker { name: name.to_owned(), known })
+    }
+
+    /// Where `peer` may be: what was learnt last, then what the cluster says.
+    pub(crate) fn addresses(&self, peer: &KnownPeer) -> Vec<String> {
+        let learnt = peer.address();
+        let of_cluster = self.cluster.address(peer.name()).map(str::to_owned);
+        let of_cluster = of_cluster.filter(|address| learnt.as_ref() != Some(address));
+        learnt.into_iter().chain(of_cluster).collect()
+    }
+
+    /// The peer `name`, if it is connected now.
+    pub(crate) fn met_peer(&self, name: &str) -> Option<KnownPeer> {
+        if name == self.name {
+            return Some(self.own_peer());
+        }
+        self.known_peer(name).filter(|peer| peer.live_session().is_some())
+    }
+
+    /// The peer `name`, if it was met or named.
+    pub(crate) fn known_peer(&self, name: &str) -> Option<KnownPeer> {
+        self.lock_peers().get(name).cloned()
+    }
+
+    /// All peers, sorted by name.
+    pub(crate) fn all_peers(&self) -> Vec<KnownPeer> {
+        self.lock_peers().all().cloned().collect()
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        *self.closing.borrow()
+    }
+
+    fn lock_peers(&self) -> MutexGuard<'_, Peers> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Fabric kinds as they travel. 5 is not free: earlier versions use it.
+const NUMBERS: [(FabricKind, u8); 4] =
+    [(FabricKind::VERBS, 1), (FabricKind::SHM, 2), (FabricKind::TCP, 3), (FabricKind::SIM, 4)];
+
+/// The number of a kind that is not in the list comes from its name, and has the highest bit set. Two such kinds may have
+/// one number: then their reaches tell them apart.
+pub(crate) fn fabric_number(kind: FabricKind) -> u8 {
+    let known = NUMBERS.iter().find(|(known, _)| *known == kind).map(|(_, number)| *number);
+    let of_name = || kind.name().bytes().fold(0_u8, |number, byte| number.wrapping_mul(31) ^ byte) | 0x80;
+    known.unwrap_or_else(of_name)
+}

@@ -1,0 +1,151 @@
+//! Answers to a peer's requests: values of steps, and published tensors.
+
+use std::{future::Future, sync::Arc};
+
+use futures::{TryFutureExt as _, future::Either};
+use memory::Buf;
+use protocol::{Checksums, Code, DeviceName, Key, Scope, Source, Status, Value, Wanted};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    error::KeyEnd,
+    link::meter::Meter,
+    values::{
+        SharedValues,
+        published::Edition,
+        steps::StepRef,
+        table::{TakenValue, dropped},
+        tensor::Tensor,
+        value_guard::ValueGuard,
+    },
+};
+
+/// What this worker has to give to one peer.
+#[derive(Debug)]
+pub(crate) struct PeerValues {
+    pub(crate) values: SharedValues,
+    pub(crate) peer: String,
+    /// Its name, parsed; of a peer whose name is none, one that no key names.
+    device: DeviceName,
+    pub(crate) meter: Arc<Meter>,
+}
+
+impl PeerValues {
+    pub(crate) fn new(values: &SharedValues, peer: &str, meter: Arc<Meter>) -> Self {
+        let device = peer.parse().unwrap_or_default();
+        Self { values: values.clone(), peer: peer.to_owned(), device, meter }
+    }
+
+    /// Checks that the source of `key` is a device of this worker, and its destination one of the peer.
+    fn check_ends(&self, key: &Key) -> Result<(), Status> {
+        let ends = [
+            (KeyEnd::Source, key.source_device(), &self.values.device, &self.values.worker),
+            (KeyEnd::Destination, key.destination_device(), &self.device, &self.peer),
+        ];
+        for (end, device, own, worker) in ends {
+            if !device.is_same_address_space(own) {
+                let message = format!("Invalid rendezvous key ({end}): {key} @ {worker}");
+                return Err(Status::new(Code::InvalidArgument, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Interest in a value, registered before this returns.
+    fn taking(
+        &self,
+        scope: Scope,
+        key: &str,
+    ) -> impl Future<Output = Result<Taken, Status>> + Send + 'static {
+        let values = &self.values;
+        let step = match scope {
+            Scope::Published | Scope::Versioned(Wanted::Now) => {
+                return Either::Left(futures::future::ready(values.published(key).map(Taken::Published)));
+            }
+            Scope::Versioned(wanted) => {
+                let (values, name) = (values.clone(), key.to_owned());
+                let newer = async move { values.published.edition(&name, wanted).await };
+                return Either::Right(Either::Left(newer.map_ok(Taken::Published)));
+            }
+            Scope::Step(step) | Scope::StepNow(step) => step,
+        };
+        let take = || {
+            let key: Key = key.parse()?;
+            let asked = values.steps.ask(step, &self.peer)?;
+            self.check_ends(&key)?;
+            values.check_incarnation(&key)?;
+            values.lost.status(step, &self.peer).map_or(Ok(()), Err)?;
+            // A receiver that does not wait is one that has cancelled.
+            let cancelled = matches!(scope, Scope::StepNow(_)).then(CancellationToken::new);
+            cancelled.iter().for_each(CancellationToken::cancel);
+            Ok((asked.take_unless(&key.table_key(), cancelled.as_ref()), key))
+        };
+        match take() {
+            Ok((take, key)) => Either::Right(Either::Right(async move {
+                let (value, step) = take.await?;
+                let mut held = ValueGuard::new(value);
+                held.bring_to_host(&key).await?;
+                let (value, on_host) = held.hand_on().ok_or_else(dropped)?;
+                Ok(Taken::Step { value, on_host, step })
+            })),
+            Err(status) => Either::Left(futures::future::ready(Err(status))),
+        }
+    }
+}
+
+/// A value taken for one answer.
+#[derive(Debug)]
+pub(crate) enum Taken {
+    /// Out of a step's queue.
+    Step {
+        value: TakenValue,
+        /// Its bytes, if the value itself is in a device's memory.
+        on_host: Option<Tensor>,
+        /// Keeps the step in use, so that the value can go back.
+        step: StepRef,
+    },
+    /// Shared: it stays published.
+    Published(Edition),
+}
+
+impl Taken {
+    pub(crate) fn tensor(&self) -> &Tensor {
+        match self {
+            Self::Step { value, on_host, .. } => on_host.as_ref().unwrap_or(&value.value.tensor),
+            Self::Published(edition) => &edition.tensor,
+        }
+    }
+}
+
+impl Source for PeerValues {
+    type Bytes = Buf;
+    type Taken = Taken;
+
+    fn take(&self, scope: Scope, key: &str) -> impl Future<Output = Result<Taken, Status>> + Send + 'static {
+        let meter = self.meter.clone();
+        self.taking(scope, key).inspect_ok(move |taken| meter.sends(taken.tensor().metadata().byte_length))
+    }
+
+    fn value(taken: &Taken) -> Value<Buf> {
+        let tensor = taken.tensor();
+        let bytes = (!tensor.bytes().is_empty()).then(|| tensor.buf().clone());
+        Value { metadata: tensor.metadata().clone(), bytes }
+    }
+
+    fn checksums(taken: &Taken) -> Option<Arc<Checksums>> {
+        taken.tensor().checksums()
+    }
+
+    fn version(taken: &Taken) -> u64 {
+        match taken {
+            Taken::Step { .. } => 0,
+            Taken::Published(edition) => edition.version,
+        }
+    }
+
+    fn put_back(&self, taken: Taken) {
+        if let Taken::Step { value, step: _step, .. } = taken {
+            value.put_back();
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Setting up sessions, from both ends.
+
+use std::sync::Arc;
+
+use protocol::{Code, Status, wire::control::ControlFrame};
+use verbs_reactor::timeout;
+
+use crate::{
+    control::{ControlError, ControlSession, FrameReceiver, FrameSender, Secret, handshake},
+    error::{Lost, PeerLoss, WorkerError},
+    link::{
+        frames::FAREWELL,
+        known_peer::KnownPeer,
+        node::Node,
+        session::{Session, whereabouts},
+    },
+};
+
+/// Whom the user has named, where TLS can prove it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Meant {
+    /// A worker; who answers is held against its name.
+    Worker,
+    /// An address, and nothing more.
+    Host,
+}
+
+impl Node {
+    /// A live session with `peer`.
+    pub(crate) async fn session(self: &Arc<Self>, peer: &KnownPeer) -> Result<Arc<Session>, WorkerError> {
+        if let Some(session) = peer.live_session() {
+            return Ok(session);
+        }
+        if let Some(taken) = self.name_taken(peer) {
+            return Err(taken);
+        }
+        let mut failed = None;
+        for address in self.addresses(peer) {
+            let failure = match self.meet(&address, Meant::Worker).await {
+                Ok((session, them)) if them.worker == peer.name() => {
+                    let begun = self.begin_session(session, them, Some(&address)).await;
+                    return begun.map(|(session, _)| session);
+                }
+                // The session ends here: who tells wrong addresses must not make two others meet again and again.
+                Ok((_, them)) => WorkerError::Config {
+                    field: "cluster",
+                    value: format!("{} at {address}", peer.name()),
+                    remedy: format!(
+                        "the worker there is {}; correct the cluster's addresses, or tell where the peer is with \
+                         Worker::set_address",
+                        them.worker
+                    ),
+                },
+                Err(error) => error,
+            };
+            failed.get_or_insert(failure);
+        }
+        Err(failed.unwrap_or_else(|| WorkerError::UnknownWorker {
+            name: peer.name().to_owned(),
+            known: "it connected from an address that nobody told".to_owned(),
+        }))
+    }
+
+    /// Opens a session to `address`, proves the secret, and learns who is there.
+    pub(crate) async fn dial(
+        self: &Arc<Self>,
+        address: &str,
+        meant: Meant,
+    ) -> Result<(Arc<Session>, KnownPeer), WorkerError> {
+        let (session, them) = self.meet(address, meant).await?;
+        self.begin_session(session, them, Some(address)).await
+    }
+
+    /// Dials `address`, proves the secret, and learns who is there.
+    async fn meet(
+        &self,
+        address: &str,
+        meant: Meant,
+    ) -> Result<(ControlSession, handshake::Introduction), WorkerError> {
+        if self.is_closing() {
+            return Err(WorkerError::ShutDown);
+        }
+        let (secret, handed_over_at) = self.secret_for(address).await?;
+        let mut session = self.control.dial(handed_over_at.as_deref().unwrap_or(address)).await?;
+        if let (Meant::Host, Some(proven)) = (meant, session.sender.proven()) {
+            let address = address.to_owned();
+            proven.check_host().map_err(|detail| ControlError::Tls { address, detail })?;
+        }
+        let me = self.introduction();
+        let limit = self.connect_limit;
+        let them =
+            handshake::dial(&mut session, &me, secret.as_ref(), &*self.runtime, limit, address).await?;
+        Ok((session, them))
+    }
+
+    /// What to prove to the worker at `address`, and where alone that may be done, if it was handed over.
+    async fn secret_for(&self, address: &str) -> Result<(Option<Secret>, Option<String>), ControlError> {
+        if self.secret.is_some() {
+            return Ok((self.secret.clone(), None));
+        }
+        let asked = self.control.ambient_secret(address).await;
+        if let Err(ControlError::NoSecret { .. }) = &asked {
+            // A worker that is not running is reported as that.
+            self.control.dial(address).await?;
+        }
+        let secret = asked?;
+        let handed_over_at = secret.as_ref().and_then(Secret::listening_address).map(|it| it.to_string());
+        Ok((secret, handed_over_at))
+    }
+
+    /// Authenticates a session that a peer opened.
+    pub(crate) async fn welcome(self: Arc<Self>, mut session: ControlSession) {
+        let me = self.introduction();
+        let secret = self.accept_secret.clone();
+        let host = session.peer_host().map_or_else(|| "unknown".to_owned(), |host| host.to_string());
+        let met =
+            handshake::accept(&mut session, &me, secret.as_ref(), &*self.control_runtime, self.connect_limit)
+                .await;
+        let begun = match met {
+            Ok(them) => self.begin_session(session, them, None).await.map(drop),
+            Err(error) => Err(error.into()),
+        };
+        if let Err(error) = begun
+            && let Some(left_out) = self.log.line(&host)
+        {
+            log!(WARN, host, %error, left_out, "a control session was refused");
+        }
+    }
+
+    async fn begin_session(
+        self: &Arc<Self>,
+        session: ControlSession,
+        them: handshake::Introduction,
+        dialled: Option<&str>,
+    ) -> Result<(Arc<Session>, KnownPeer), WorkerError> {
+        let name = them.worker.clone();
+        let ControlSession { sender, receiver, addresses } = session;
+        if name == self.name {
+            let (own, other) = (self.address.clone(), whereabouts(&them, addresses));
+            let (holder, newcomer) = if dialled.is_some() { (other, own) } else { (own, other) };
+            let detail = name_taken(&holder, &newcomer);
+            self.refuse(sender, receiver, Status::new(Code::AlreadyExists, detail.as_str()));
+            return Err(WorkerError::NameTaken { name, detail });
+        }
+        let room =
+            self.sessions.serve_one(&name).and_then(|served| Ok((served, self.note_peer(&name, None)?)));
+        let (served, peer) = match room {
+            Ok(room) => room,
+            Err(full) => {
+                let remedy = full.remedy(&name);
+                let message = format!("{}: {remedy}", self.name);
+                self.refuse(sender, receiver, Status::new(Code::ResourceExhausted, message));
+                return Err(WorkerError::Config { field: full.field, value: full.most.to_string(), remedy });
+            }
+        };
+        let session = Session::new(them, addresses, sender.clone(), dialled.is_some(), served.connections());
+        if let Err(detail) = self.claim_name(&peer, &session, dialled.is_some()).await {
+            self.refuse(sender, receiver, Status::new(Code::AlreadyExists, detail.as_str()));
+            return Err(WorkerError::NameTaken { name, detail });
+        }
+        // Only now: where a worker was dialled that is refused, this peer is not. It is noted, so there is room for it.
+        let peer = self.note_peer(&name, dialled).unwrap_or(peer);
+        self.met.notify_waiters();
+        let serving = self.clone().serve_session(session.clone(), receiver, served);
+        self.control_runtime.spawn("session", Box::pin(serving));
+        self.control_runtime.spawn("liveness", Box::pin(self.clone().watch_over(session.clone())));
+        Ok((session, peer))
+    }
+
+    /// Notes the session as one of the peer's, unless another worker has its name and answers. One that does not is dead,
+    /// stopped or cut off: the peer takes its place.
+    ///
+    /// # Errors
+    /// Where both are, and what to do.
+    async fn claim_name(
+        &self,
+        peer: &KnownPeer,
+        session: &Arc<Session>,
+        is_dialled: bool,
+    ) -> Result<(), String> {
+        while let Err(holder) = peer.note_session(session, is_dialled) {
+            let newcomer = session.whereabouts();
+            if self.answers(&holder).await {
+                return Err(name_taken(&holder.whereabouts(), &newcomer));
+            }
+            let detail =
+                format!("it did not answer when another life of it connected, which is at {newcomer}");
+            holder.condemn(Lost::new(PeerLoss::Unresponsive, detail));
+        }
+        Ok(())
+    }
+
+    /// That `peer` refused this worker because of its name, if that was lately.
+    pub(crate) fn name_taken(&self, peer: &KnownPeer) -> Option<WorkerError> {
+        let detail = peer.refusal(self.runtime.now())?;
+        Some(WorkerError::NameTaken { name: self.name.clone(), detail })
+    }
+
+    /// Ends a session that has not begun, and tells the peer why.
+    fn refuse(
+        self: &Arc<Self>,
+        sender: Arc<dyn FrameSender>,
+        receiver: Box<dyn FrameReceiver>,
+        status: Status,
+    ) {
+        let node = self.clone();
+        let refuse = async move {
+            let goodbye = ControlFrame::Goodbye { status }.encode();
+            let _ = timeout(&*node.control_runtime, FAREWELL, sender.send(goodbye)).await;
+            drop(receiver);
+        };
+        self.control_runtime.spawn("refuse session", Box::pin(refuse));
+    }
+}
+
+/// Why a worker is refused whose name another one has.
+fn name_taken(holder: &str, newcomer: &str) -> String {
+    format!(
+        "the worker at {holder} has it and answers, so the one at {newcomer} is refused; stop one of them, or give each a \
+         name of its own: a client needs none"
+    )
+}

@@ -1,0 +1,302 @@
+//! Receiving into a buffer of the user's.
+
+use std::{
+    pin::pin,
+    sync::{Mutex, MutexGuard, PoisonError},
+    task::Poll,
+};
+
+use futures::poll;
+use memory::{BufMut, GrantEnd, GrantId, MemoryError, Pool, copy::CopyReason, copy::copy_bytes};
+use protocol::{Allocator, Channel, Code, DataType, Destination, Held, LentEnd, Metadata, Received, Status};
+use verbs_reactor::RemoteRegion;
+
+use crate::{
+    error::{TransferName, WorkerError},
+    link::{
+        destinations::{ReceiveAllocator, Room, length_of},
+        import::{PIECE_BYTES, others_turn},
+        loan::{Lent, ended},
+    },
+};
+
+/// What a value is received into.
+#[derive(Debug)]
+pub(crate) struct Target {
+    /// Any if it is `None`.
+    dtype: Option<DataType>,
+    length: usize,
+    state: Mutex<TargetState>,
+}
+
+#[derive(Debug)]
+struct TargetState {
+    /// Here, unless it is lent or has been handed on.
+    buffer: Option<BufMut>,
+    /// Under which it is lent.
+    lent: Option<GrantId>,
+    /// A value that does not go into it.
+    refused: Option<Metadata>,
+}
+
+impl Target {
+    pub(crate) fn new(dtype: Option<DataType>, buffer: BufMut) -> Self {
+        let state = TargetState { lent: None, refused: None, buffer: None };
+        let target = Self { dtype, length: buffer.len(), state: Mutex::new(state) };
+        target.lock().buffer = Some(buffer);
+        target
+    }
+
+    pub(crate) fn fits(&self, metadata: &Metadata) -> bool {
+        self.dtype.is_none_or(|dtype| metadata.dtype == dtype) && metadata.byte_length <= self.length as u64
+    }
+
+    /// The error for a value that was refused, if one was.
+    pub(crate) fn mismatch(&self, transfer: &TransferName) -> Option<WorkerError> {
+        self.lock().refused.take().map(|metadata| self.refusal(transfer, &metadata))
+    }
+
+    fn refusal(&self, transfer: &TransferName, metadata: &Metadata) -> WorkerError {
+        let transfer = Box::new(transfer.clone());
+        if let Some(dtype) = self.dtype.filter(|dtype| metadata.dtype != *dtype) {
+            return WorkerError::Mismatch {
+                transfer,
+                field: "element type",
+                expected: dtype.to_string(),
+                found: metadata.dtype.to_string(),
+                remedy: "name the element type that is sent",
+            };
+        }
+        WorkerError::Mismatch {
+            transfer,
+            field: "length",
+            expected: format!("at most {} bytes", self.length),
+            found: format!("{} bytes", metadata.byte_length),
+            remedy: "give a buffer that is as long",
+        }
+    }
+
+    /// Brings a value of a peer into the buffer, if it is not there yet. What does not fit is not lost.
+    pub(crate) async fn fill(
+        &self,
+        transfer: &TransferName,
+        held: &mut Held<impl Channel<Lent = Lent>>,
+        pool: &Pool,
+    ) -> Result<(Metadata, BufMut), WorkerError> {
+        let Received { metadata, lent, .. } = held.get().ok_or_else(WorkerError::handed_out)?;
+        if !self.fits(metadata) {
+            return Err(self.refusal(transfer, metadata));
+        }
+        let metadata = metadata.clone();
+        if let Some(Lent::Granted { .. }) = lent
+            && self.lock().buffer.is_none()
+        {
+            // It lies in the buffer; or in that of an earlier receive, whose value this one got while its own buffer
+            // was with the peer, where it goes back to its pool.
+            let Some(Lent::Granted { granted, .. }) = held.take().and_then(|received| received.lent) else {
+                return Err(WorkerError::handed_out());
+            };
+            testpoints::mark!("a value lay in the user's buffer without a copy");
+            return Ok((metadata, granted.end(GrantEnd::Content)?));
+        }
+        if self.lock().buffer.is_none() {
+            let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
+            let instead = pool.alloc(length).await?;
+            self.lock().buffer = Some(instead);
+        }
+        self.copy(&metadata, |offset, into| read(lent.as_ref(), offset, into)).await?;
+        let buffer = self.take().ok_or_else(WorkerError::handed_out)?;
+        if let Some(lent) = held.take().and_then(|received| received.lent) {
+            drop(lent.received()?);
+        }
+        Ok((metadata, buffer))
+    }
+
+    /// As [`fill`](Self::fill), with a value whose bytes are elsewhere in this process.
+    pub(crate) async fn fill_with(
+        &self,
+        transfer: &TransferName,
+        metadata: &Metadata,
+        bytes: &[u8],
+    ) -> Result<(Metadata, BufMut), WorkerError> {
+        if !self.fits(metadata) {
+            return Err(self.refusal(transfer, metadata));
+        }
+        self.copy(metadata, |offset, into| {
+            copy_bytes(into, bytes.get(offset..).unwrap_or_default(), CopyReason::Local);
+            Ok(())
+        })
+        .await?;
+        let buffer = self.take().ok_or_else(WorkerError::handed_out)?;
+        Ok((metadata.clone(), buffer))
+    }
+
+    /// Copies a value's bytes into the buffer, which stays here meanwhile.
+    async fn copy(
+        &self,
+        metadata: &Metadata,
+        mut read: impl FnMut(usize, &mut [u8]) -> Result<(), MemoryError>,
+    ) -> Result<(), MemoryError> {
+        let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX).min(self.length);
+        for offset in (0..length).step_by(PIECE_BYTES) {
+            if offset > 0 {
+                others_turn().await;
+            }
+            let mut state = self.lock();
+            let piece = offset..length.min(offset + PIECE_BYTES);
+            if let Some(into) = state.buffer.as_mut().and_then(|buffer| buffer.get_mut(piece)) {
+                read(offset, into)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The buffer, if it is here.
+    pub(crate) fn take(&self) -> Option<BufMut> {
+        self.lock().buffer.take()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, TargetState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Copies bytes of a value that has come.
+fn read(lent: Option<&Lent>, offset: usize, into: &mut [u8]) -> Result<(), MemoryError> {
+    match lent {
+        Some(Lent::Granted { granted, .. } | Lent::Bouncing { exposed: granted, .. }) => {
+            granted.read_at(offset, into, CopyReason::Local)
+        }
+        Some(Lent::Here { bytes, .. }) => {
+            copy_bytes(into, bytes.get(offset..).unwrap_or_default(), CopyReason::Local);
+            Ok(())
+        }
+        None => Ok(()),
+    }
+}
+
+/// Gives a [`Target`]'s buffer as the destination if the peer may write its block, or to be copied to where content bounces;
+/// else memory of the receive pool.
+#[derive(Debug)]
+pub(crate) struct TargetAllocator<'receive> {
+    pub(crate) receive: &'receive ReceiveAllocator,
+    pub(crate) target: &'receive Target,
+    /// Contents are validated, for which they must not change: they are copied after that.
+    pub(crate) is_validated: bool,
+}
+
+impl TargetAllocator<'_> {
+    /// The region of the buffer, if it is here and in one, and may be lent.
+    fn region(&self) -> Option<RemoteRegion> {
+        let state = self.target.lock();
+        if self.is_validated {
+            return None;
+        }
+        state.buffer.as_ref()?.block().and_then(|block| self.receive.enclosure.regions.get(block.id()))
+    }
+
+    /// Lends the buffer, once the peer has confirmed its region. It stays here until then.
+    async fn lend(&self, region: RemoteRegion) -> Result<Option<(Lent, Destination)>, Status> {
+        self.receive.confirm(region).await?;
+        Ok(self.lend_as(region, |buffer| Room { exposed: buffer, private: None }))
+    }
+
+    /// As [`lend`](Self::lend), of `exposed`, out of which the value goes into the buffer.
+    async fn lend_bouncing(&self, exposed: BufMut) -> Result<Option<(Lent, Destination)>, Status> {
+        let region = self.receive.confirmed(&exposed).await?;
+        Ok(self.lend_as(region, |buffer| Room { exposed, private: Some(buffer) }))
+    }
+
+    /// Lends what `room` makes of the buffer, if that is here; `region` is that of what the peer may write.
+    fn lend_as(
+        &self,
+        region: RemoteRegion,
+        room: impl FnOnce(BufMut) -> Room,
+    ) -> Option<(Lent, Destination)> {
+        let mut state = self.target.lock();
+        let (lent, destination) = room(state.buffer.take()?).lend(region, false);
+        state.lent = lent.grant();
+        Some((lent, destination))
+    }
+
+    /// Bytes to take for a value that bounces and is copied into the buffer; `None` if it can't be.
+    fn bounced(&self, metadata: &Metadata) -> Result<Option<usize>, Status> {
+        if self.is_validated || !self.receive.enclosure.is_bouncing() {
+            return Ok(None);
+        }
+        let bytes = length_of(metadata)?;
+        Ok(self.target.lock().buffer.as_ref().map(|_| bytes).filter(|_| self.target.fits(metadata)))
+    }
+}
+
+impl Allocator for TargetAllocator<'_> {
+    type Lent = Lent;
+
+    fn accepts(&self, metadata: &Metadata) -> Result<(), Status> {
+        let mut state = self.target.lock();
+        if self.target.fits(metadata) {
+            return Ok(());
+        }
+        state.refused = Some(metadata.clone());
+        Err(Status::new(Code::InvalidArgument, "the value does not go into the buffer"))
+    }
+
+    fn take_back(&self, lent: Lent, end: LentEnd) -> Option<Lent> {
+        let mut state = self.target.lock();
+        match lent {
+            Lent::Granted { granted, .. } if state.lent == Some(granted.id()) => {
+                state.lent = None;
+                state.buffer = ended(granted, end);
+                None
+            }
+            Lent::Bouncing { exposed, private, .. } if state.lent == Some(exposed.id()) => {
+                state.lent = None;
+                drop(ended(exposed, end));
+                state.buffer = Some(private);
+                None
+            }
+            other => Some(other),
+        }
+    }
+
+    async fn keep(&self, metadata: &Metadata, content: &[u8]) -> Result<Lent, Status> {
+        let own = if self.target.fits(metadata) && !self.is_validated { self.target.take() } else { None };
+        let Some(mut buffer) = own else { return self.receive.keep(metadata, content).await };
+        copy_bytes(&mut buffer, content, CopyReason::Eager);
+        Ok(Lent::Granted { granted: buffer.grant(), has_slot: false })
+    }
+
+    async fn allocate(&self, metadata: &Metadata) -> Result<(Lent, Destination), Status> {
+        if let Some(region) = self.region()
+            && let Some(lent) = self.lend(region).await?
+        {
+            return Ok(lent);
+        }
+        if let Some(bytes) = self.bounced(metadata)?
+            && let Some(exposed) = self.receive.bounce(bytes).await?
+            && let Some(lent) = self.lend_bouncing(exposed).await?
+        {
+            return Ok(lent);
+        }
+        self.receive.allocate(metadata).await
+    }
+
+    async fn allocate_early(&self, metadata: &Metadata) -> Result<Option<(Lent, Destination)>, Status> {
+        let lent = if let Some(region) = self.region() {
+            poll!(pin!(self.lend(region)))
+        } else if let Some(bytes) = self.bounced(metadata)? {
+            match self.receive.bounce_early(bytes) {
+                Ok(Some(exposed)) => poll!(pin!(self.lend_bouncing(exposed))),
+                Ok(None) => Poll::Ready(Ok(None)),
+                Err(early) => Poll::Ready(early.without()),
+            }
+        } else {
+            return self.receive.allocate_early(metadata).await;
+        };
+        match lent {
+            Poll::Ready(lent) => lent,
+            // Waiting for the peer to confirm the region would delay the request.
+            Poll::Pending => Ok(None),
+        }
+    }
+}

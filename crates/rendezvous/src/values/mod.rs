@@ -1,0 +1,92 @@
+//! What a worker has to give: values of steps, and published tensors.
+
+pub(crate) mod arguments;
+pub(crate) mod device_context;
+pub(crate) mod device_copy;
+pub(crate) mod duplicates;
+pub(crate) mod end_signal;
+pub(crate) mod latch;
+pub(crate) mod lost_steps;
+pub(crate) mod published;
+mod sharded_map;
+pub(crate) mod steps;
+pub(crate) mod table;
+pub(crate) mod tensor;
+mod tensor_proto;
+pub(crate) mod value_guard;
+
+use std::sync::Arc;
+
+use protocol::{Code, DeviceName, Key, Scope, Status, StepId, Wanted};
+
+use self::{
+    lost_steps::LostSteps,
+    published::{Edition, PublishedSet},
+    steps::StepTable,
+};
+
+/// What this worker has to give.
+#[derive(Debug)]
+pub(crate) struct Values {
+    pub(crate) worker: String,
+    /// Its name, parsed.
+    pub(crate) device: DeviceName,
+    pub(crate) incarnation: u64,
+    pub(crate) steps: StepTable,
+    pub(crate) published: PublishedSet,
+    pub(crate) lost: LostSteps,
+}
+
+impl Values {
+    /// A connection to `peer` broke for `why` while values of `steps` were under way: they are over with that peer.
+    pub(crate) fn lose(&self, peer: &str, steps: &[StepId], why: &str) {
+        self.lost.note(steps, peer, why);
+        for &step in steps {
+            self.steps.drop_values(step, |key| destination_worker(key).is_some_and(|worker| worker == peer));
+        }
+    }
+
+    /// What is published under `name`, for this worker's own user.
+    pub(crate) async fn own(&self, scope: Scope, name: &str) -> Result<Edition, Status> {
+        match scope {
+            Scope::Versioned(wanted @ Wanted::NewerThan { .. }) => self.published.edition(name, wanted).await,
+            _ => self.published(name),
+        }
+    }
+
+    /// What is published under `name` now.
+    pub(crate) fn published(&self, name: &str) -> Result<Edition, Status> {
+        self.published.get(name).ok_or_else(|| {
+            let message = format!(
+                "{} has published nothing under `{name}`: its list tells what it has, and a fetch can wait for it",
+                self.worker
+            );
+            Status::new(Code::NotFound, message)
+        })
+    }
+
+    /// Checks that `key` names this life of this worker.
+    pub(crate) fn check_incarnation(&self, key: &Key) -> Result<(), Status> {
+        if key.incarnation() == self.incarnation
+            || testpoints::planted!("a key of an earlier life is accepted")
+        {
+            return Ok(());
+        }
+        let message = format!(
+            "`{key}` names incarnation {:016x} of {}, which is now {:016x}: it was restarted; make the key anew with \
+             Worker::key",
+            key.incarnation(),
+            self.worker,
+            self.incarnation
+        );
+        Err(Status::new(Code::Aborted, message))
+    }
+}
+
+/// The worker that the value of a table key is for.
+fn destination_worker(table_key: &str) -> Option<String> {
+    table_key.split(';').nth(1)?.parse::<DeviceName>().ok()?.worker()
+}
+
+/// Values are shared with every response task.
+pub(crate) type SharedValues = Arc<Values>;

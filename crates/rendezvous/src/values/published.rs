@@ -1,0 +1,411 @@
+//! Tensors that stay until they are replaced or withdrawn, and serve any number of receivers.
+
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    fmt,
+    ops::Bound,
+    sync::{
+        Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use protocol::{Code, Metadata, Status, Wanted};
+
+use crate::{
+    error::WorkerError,
+    values::{latch::Latch, tensor::Tensor},
+};
+
+/// Tells one publication from every other: of which life of which worker, and its number there. Numbers grow with every
+/// publication under any name of that worker, and begin anew with each of its lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Version {
+    pub(crate) incarnation: u64,
+    pub(crate) number: u64,
+}
+
+impl Version {
+    /// Its number. Versions of one life of a worker can be compared by it.
+    pub fn number(self) -> u64 {
+        self.number
+    }
+
+    /// The life of the worker that published it.
+    pub fn incarnation(self) -> u64 {
+        self.incarnation
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{:016x}", self.number, self.incarnation)
+    }
+}
+
+/// What a worker's list says of one published tensor.
+///
+/// ```
+/// use rendezvous::{Tensor, Worker};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
+/// # server.publish("w", Tensor::from_values(server.pool(), &[4], &[1u8, 2, 3, 4])?)?;
+/// # let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
+/// # let peer = client.peer_at(server.address()).await?;
+/// let listed = peer.list().await?;
+/// assert_eq!((listed[0].name.as_str(), listed[0].metadata.byte_length), ("w", 4));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Published {
+    /// Its name.
+    pub name: String,
+    /// Element type, shape and size.
+    pub metadata: Metadata,
+    /// Which publication it is.
+    pub version: Version,
+    /// XXH3-64 of the bytes, when asked for.
+    pub checksum: Option<u64>,
+}
+
+/// A published tensor and the number of its version.
+#[derive(Debug, Clone)]
+pub(crate) struct Edition {
+    pub(crate) version: u64,
+    pub(crate) tensor: Tensor,
+}
+
+/// The published tensors of this worker.
+#[derive(Debug)]
+pub(crate) struct PublishedSet {
+    /// Tells the life of the worker.
+    incarnation: u64,
+    /// In the order of names, so that a page of a list costs what it has, not what is published.
+    entries: RwLock<BTreeMap<String, Edition>>,
+    versions: AtomicU64,
+    waiting: Mutex<WaitLists>,
+    /// Entries that were looked at for pages.
+    #[cfg(test)]
+    visited: AtomicU64,
+}
+
+/// Those who wait for news, by name.
+#[derive(Debug, Default)]
+struct WaitLists {
+    /// Why nobody waits any more.
+    over: Option<Status>,
+    /// Without names that nobody waits for, so that names which come and go take no memory.
+    lines: BTreeMap<String, WaitList>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct WaitList {
+    number: u64,
+    news: Latch<()>,
+    waiting: usize,
+}
+
+/// A place in a line, given up when dropped.
+struct WaitListPlace<'set> {
+    set: &'set PublishedSet,
+    name: &'set str,
+    line: u64,
+    news: Latch<()>,
+}
+
+/// What is found of a name.
+enum Stand<'set> {
+    /// What is wanted.
+    Found(Edition),
+    /// It is not there yet, though an older one may be.
+    Waits { place: WaitListPlace<'set>, is_there: bool },
+}
+
+impl Drop for WaitListPlace<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.set.waiting();
+        let line = waiting.lines.get_mut(self.name).filter(|line| line.number == self.line);
+        let Some(line) = line else { return };
+        line.waiting -= 1;
+        if line.waiting == 0 {
+            waiting.lines.remove(self.name);
+        }
+    }
+}
+
+impl PublishedSet {
+    pub(crate) fn new(incarnation: u64) -> Self {
+        Self {
+            incarnation,
+            entries: RwLock::default(),
+            versions: AtomicU64::new(0),
+            waiting: Mutex::default(),
+            #[cfg(test)]
+            visited: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn publish(&self, name: &str, tensor: Tensor) -> Version {
+        let (version, replaced) = self.put(name, tensor);
+        // Outside the lock: its last drop gives memory back, which may wake.
+        drop(replaced);
+        self.tell(name);
+        Version { incarnation: self.incarnation, number: version }
+    }
+
+    pub(crate) fn withdraw(&self, name: &str) -> bool {
+        let withdrawn = self.entries_mut().remove(name);
+        let was_there = withdrawn.is_some();
+        drop(withdrawn);
+        self.tell(name);
+        was_there
+    }
+
+    /// Ends every wait with `status`, also of those who come later.
+    pub(crate) fn close(&self, status: Status) {
+        let lines = {
+            let mut waiting = self.waiting();
+            waiting.over.get_or_insert(status);
+            std::mem::take(&mut waiting.lines)
+        };
+        lines.into_values().for_each(|line| line.news.set(Some(())));
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<Edition> {
+        self.entries().get(name).cloned()
+    }
+
+    /// What is published under `name`, once it is what is `wanted`.
+    ///
+    /// # Errors
+    /// It is withdrawn while a newer one is waited for, or the worker is shut down.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
+    pub(crate) async fn edition(&self, name: &str, wanted: Wanted) -> Result<Edition, Status> {
+        let mut was_there = false;
+        loop {
+            match self.stand(name, wanted, was_there)? {
+                Stand::Found(edition) => return Ok(edition),
+                Stand::Waits { place, is_there } => {
+                    was_there |= is_there;
+                    place.news.wait().await;
+                }
+            }
+        }
+    }
+
+    /// The edition, or a place in line for news of it.
+    fn stand<'set>(
+        &'set self,
+        name: &'set str,
+        wanted: Wanted,
+        was_there: bool,
+    ) -> Result<Stand<'set>, Status> {
+        let mut waiting = self.waiting();
+        // With the line locked: who publishes tells the line afterwards.
+        let edition = self.get(name);
+        let is_there = edition.is_some();
+        if let Some(edition) = edition.filter(|edition| self.is_wanted(edition, wanted)) {
+            return Ok(Stand::Found(edition));
+        }
+        if let Some(status) = &waiting.over {
+            return Err(status.clone());
+        }
+        if was_there && !is_there {
+            let message = format!("`{name}` was withdrawn while a newer version was waited for");
+            return Err(Status::new(Code::NotFound, message));
+        }
+        let WaitLists { lines, next, .. } = &mut *waiting;
+        let line = lines.entry(name.to_owned()).or_insert_with(|| {
+            *next += 1;
+            WaitList { number: *next, news: Latch::new(), waiting: 0 }
+        });
+        line.waiting += 1;
+        let place = WaitListPlace { set: self, name, line: line.number, news: line.news.clone() };
+        Ok(Stand::Waits { place, is_there })
+    }
+
+    fn is_wanted(&self, edition: &Edition, wanted: Wanted) -> bool {
+        match wanted {
+            Wanted::Now => true,
+            Wanted::NewerThan { incarnation, version } => {
+                incarnation != self.incarnation || edition.version > version
+            }
+        }
+    }
+
+    /// Wakes those who wait for news of `name`.
+    fn tell(&self, name: &str) {
+        let line = self.waiting().lines.remove(name);
+        if let Some(line) = line {
+            line.news.set(Some(()));
+        }
+    }
+
+    /// Names that somebody waits for.
+    #[cfg(test)]
+    fn awaited(&self) -> usize {
+        self.waiting().lines.len()
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, WaitLists> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Up to `most` entries with names after `after`, sorted by name. Looks at no other entry.
+    pub(crate) fn page(&self, after: Option<&str>, most: usize) -> Vec<(String, Edition)> {
+        let begin = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let entries = self.entries();
+        let page = entries.range::<str, _>((begin, Bound::Unbounded)).take(most);
+        #[cfg(test)]
+        let page = page.inspect(|_| {
+            self.visited.fetch_add(1, Ordering::Relaxed);
+        });
+        page.map(|(name, edition)| (name.clone(), edition.clone())).collect()
+    }
+
+    /// Enters an edition, and gives its number and the one that it replaces.
+    fn put(&self, name: &str, tensor: Tensor) -> (u64, Option<Edition>) {
+        let mut entries = self.entries_mut();
+        // Under the lock, so that of two publications the one with the greater number stays.
+        let version = self.versions.fetch_add(1, Ordering::Relaxed) + 1;
+        let edition = Edition { version, tensor };
+        let replaced = match entries.entry(name.to_owned()) {
+            Entry::Occupied(mut place) => {
+                if testpoints::planted!("a version of the same shape does not replace the one before")
+                    && place.get().tensor.metadata() == edition.tensor.metadata()
+                {
+                    place.get_mut().version = version;
+                    None
+                } else {
+                    Some(place.insert(edition))
+                }
+            }
+            Entry::Vacant(place) => {
+                place.insert(edition);
+                None
+            }
+        };
+        (version, replaced)
+    }
+
+    fn entries(&self) -> RwLockReadGuard<'_, BTreeMap<String, Edition>> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn entries_mut(&self) -> RwLockWriteGuard<'_, BTreeMap<String, Edition>> {
+        self.entries.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether something can be published under `name`.
+pub(crate) fn check_published(name: &str) -> Result<(), WorkerError> {
+    let most = protocol::limits::NAME_BYTES_MAX;
+    let checked = match (1..=most).contains(&name.len()) {
+        true => protocol::text::check_name(name),
+        false => Err(format!("a published name has 1 to {most} bytes")),
+    };
+    checked.map_err(|remedy| WorkerError::Config { field: "published name", value: name.to_owned(), remedy })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::Future,
+        pin::{Pin, pin},
+        task::{Context, Poll, Waker},
+    };
+
+    use protocol::{DataType, Metadata, Shape};
+
+    use super::*;
+
+    const FIRST: Wanted = Wanted::NewerThan { incarnation: 0, version: 0 };
+
+    fn poll<T>(future: Pin<&mut impl Future<Output = T>>) -> Poll<T> {
+        future.poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    fn tensor() -> Tensor {
+        Tensor::received(Metadata::dead(DataType::U8, Shape::default()), memory::Buf::empty(), None)
+    }
+
+    #[test]
+    fn s6_a_page_of_a_list_looks_at_its_own_entries_only() {
+        const NAMES: usize = 100_000;
+        const PAGE: usize = 256;
+        let set = PublishedSet::new(7);
+        // In an order that is not theirs.
+        for number in 0..NAMES {
+            set.publish(&format!("{:06}", number * 7919 % NAMES), tensor());
+        }
+        let (mut after, mut listed, mut visited) = (None::<String>, 0, 0);
+        loop {
+            let page = set.page(after.as_deref(), PAGE);
+            let looked_at = set.visited.load(Ordering::Relaxed) - visited;
+            visited += looked_at;
+            assert!(
+                looked_at <= PAGE as u64,
+                "{looked_at} entries were looked at for a page of {}",
+                page.len()
+            );
+            for (name, _) in &page {
+                assert_eq!(*name, format!("{listed:06}"));
+                listed += 1;
+            }
+            let Some((last, _)) = page.into_iter().next_back() else { break };
+            after = Some(last);
+        }
+        assert_eq!(listed, NAMES);
+        assert!(set.page(Some("999999"), PAGE).is_empty());
+        assert_eq!(
+            set.page(Some("000041x"), 1)[0].0,
+            "000042",
+            "a page may begin after a name that is not there"
+        );
+    }
+
+    #[test]
+    fn s4_names_that_nobody_waits_for_any_more_take_no_memory() {
+        let set = PublishedSet::new(7);
+        for name in ["a", "b", "c"] {
+            let (mut one, mut two) = (Box::pin(set.edition(name, FIRST)), Box::pin(set.edition(name, FIRST)));
+            assert!(poll(one.as_mut()).is_pending() && poll(two.as_mut()).is_pending());
+            assert!(poll(one.as_mut()).is_pending());
+            assert_eq!(set.awaited(), 1);
+            drop(one);
+            assert_eq!(set.awaited(), 1);
+            set.publish("another", tensor());
+            assert!(poll(two.as_mut()).is_pending());
+            if name == "c" {
+                assert_eq!(set.publish(name, tensor()).number(), 4);
+                assert!(matches!(poll(two.as_mut()), Poll::Ready(Ok(Edition { version: 4, .. }))));
+            }
+            drop(two);
+            assert_eq!(set.awaited(), 0);
+        }
+    }
+
+    #[test]
+    fn a_place_of_an_old_line_leaves_the_new_one_alone() {
+        let set = PublishedSet::new(7);
+        let mut old = Box::pin(set.edition("a", FIRST));
+        assert!(poll(old.as_mut()).is_pending());
+        let version = set.publish("a", tensor());
+        let newer = Wanted::NewerThan { incarnation: 7, version: version.number() };
+        let mut new = pin!(set.edition("a", newer));
+        assert!(poll(new.as_mut()).is_pending());
+        drop(old);
+        assert_eq!(set.awaited(), 1);
+        set.close(Status::new(Code::Unavailable, "over"));
+        assert!(matches!(poll(new), Poll::Ready(Err(status)) if status.message == "over"));
+        // What is there is still given; nothing is waited for.
+        assert!(matches!(poll(pin!(set.edition("a", FIRST))), Poll::Ready(Ok(_))));
+        assert!(matches!(poll(pin!(set.edition("b", FIRST))), Poll::Ready(Err(_))));
+    }
+}

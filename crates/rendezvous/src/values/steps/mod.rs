@@ -1,0 +1,376 @@
+//! The steps of a worker: made on use, gone with their last user, and remembered for a while once they are finished.
+
+mod deferral;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    future::Future,
+    ops::Deref,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use dashmap::Entry;
+use deferral::{Deferral, Deferred, DeferredSteps};
+use protocol::{Code, Status, StepId};
+use tokio_util::sync::CancellationToken;
+use verbs_reactor::Runtime;
+
+use crate::values::{
+    arguments::SendArgs,
+    duplicates::DuplicatePolicy,
+    end_signal::unless,
+    sharded_map::{ShardedMap, sharded_map},
+    table::{SendRefused, StepQueues, TakenValue, dropped},
+    tensor::Tensor,
+};
+
+/// Finished steps that are remembered, so that a late request is answered instead of waiting for ever.
+const TOMBSTONES_MAX: usize = 65_536;
+
+/// How long they are remembered at most.
+const TOMBSTONE_AGE: Duration = Duration::from_secs(600);
+
+/// What sends mean, how much of a worker's memory steps may take, and for how long requests wait for one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StepSettings {
+    /// Sent values that nobody has received yet.
+    pub(crate) values_max: usize,
+    /// What a second send or receive of a key means.
+    pub(crate) duplicates: DuplicatePolicy,
+    /// Steps that nobody has begun here, and that requests of one peer wait for.
+    pub(crate) deferred_steps_max: usize,
+    /// How long a request waits for its step to begin.
+    pub(crate) init_timeout: Duration,
+}
+
+/// Every step of this worker.
+#[derive(Debug)]
+pub(crate) struct StepTable {
+    shared: Arc<SharedTable>,
+}
+
+#[derive(Debug)]
+struct SharedTable {
+    worker: String,
+    settings: StepSettings,
+    runtime: Arc<dyn Runtime>,
+    steps: ShardedMap<StepId, StepEntry>,
+    /// Of the finished steps, oldest first.
+    tombstones: Mutex<VecDeque<(Duration, StepId)>>,
+    deferred: DeferredSteps,
+    waiting_values: Arc<AtomicUsize>,
+}
+
+/// What is known of a step.
+#[derive(Debug)]
+enum StepEntry {
+    Live(Arc<Live>),
+    /// It was finished at this time of the runtime's clock.
+    Finished {
+        at: Duration,
+        /// Why, if it was aborted before anybody cleaned it up.
+        status: Option<Status>,
+    },
+}
+
+/// A step that is in use.
+#[derive(Debug)]
+struct Live {
+    queues: Arc<StepQueues>,
+    /// The [`StepRef`]s on it. From none to one only under the lock of its entry in the table.
+    users: AtomicUsize,
+    deferral: Deferral,
+}
+
+/// A user of a step. With the last one, a step that holds nothing goes.
+pub(crate) struct StepRef {
+    shared: Arc<SharedTable>,
+    id: StepId,
+    live: Arc<Live>,
+}
+
+/// A peer's request for a value of a step.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    step: StepRef,
+    deferred: Option<Deferred>,
+}
+
+impl StepTable {
+    /// An empty table of the worker called `worker`.
+    pub(crate) fn new(worker: &str, settings: StepSettings, runtime: Arc<dyn Runtime>) -> Self {
+        let shared = SharedTable {
+            worker: worker.to_owned(),
+            settings,
+            runtime,
+            steps: sharded_map(),
+            tombstones: Mutex::default(),
+            deferred: DeferredSteps::default(),
+            waiting_values: Arc::default(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// The step, which begins here if it has not yet.
+    ///
+    /// # Errors
+    /// It is finished.
+    pub(crate) fn begin(&self, id: StepId) -> Result<StepRef, Status> {
+        let step = self.shared.find_or_make(id)?;
+        step.live.deferral.begin(&self.shared.deferred);
+        Ok(step)
+    }
+
+    /// The step, for a request of `peer`. Until this worker begins it, the request is deferred.
+    ///
+    /// # Errors
+    /// The step is finished or aborted, or requests of the peer wait for too many steps.
+    pub(crate) fn ask(&self, id: StepId, peer: &str) -> Result<Asked, Status> {
+        let step = self.shared.find_or_make(id)?;
+        if let Some(status) = step.aborted() {
+            return Err(status);
+        }
+        let deferred = Deferred::unless_begun(&step, peer)?;
+        Ok(Asked { step, deferred })
+    }
+
+    /// Drops the values of a step whose keys `is_meant`.
+    pub(crate) fn drop_values(&self, id: StepId, is_meant: impl Fn(&str) -> bool) {
+        let dropped = self.shared.find(id).map(|step| step.drop_values(is_meant));
+        // Outside the locks: the last drop of a value gives memory back, which may wake.
+        drop(dropped);
+    }
+
+    /// Hands `tensor` to the oldest receiver of `key`, or queues it.
+    pub(crate) fn send(
+        &self,
+        step: &StepQueues,
+        key: &str,
+        args: SendArgs,
+        tensor: Tensor,
+    ) -> Result<(), SendRefused> {
+        let (waiting, cap) =
+            (self.shared.waiting_values.load(Ordering::Relaxed), self.shared.settings.values_max);
+        if waiting >= cap {
+            return Err(SendRefused::Full { waiting, cap });
+        }
+        step.send(key, args, tensor).map_err(SendRefused::Aborted)
+    }
+
+    /// Ends a step: receivers get ABORTED, values are dropped, and so ends every later use.
+    pub(crate) fn cleanup(&self, id: StepId) {
+        if let Some(live) = self.shared.finish(id) {
+            live.queues.abort(&Status::new(Code::Aborted, format!("Cleanup {}", id.0)));
+        }
+    }
+
+    /// The steps that are in use, or hold something.
+    pub(crate) fn live(&self) -> Vec<StepId> {
+        let steps = self.shared.steps.iter();
+        let live = steps.filter(|entry| matches!(entry.value(), StepEntry::Live(_)));
+        let mut live: Vec<_> = live.map(|entry| *entry.key()).collect();
+        live.sort_unstable();
+        live
+    }
+
+    /// Ends every step with `status`.
+    pub(crate) fn abort_all(&self, status: &Status) {
+        for step in self.live().into_iter().filter_map(|id| self.shared.find(id)) {
+            step.abort(status);
+        }
+    }
+}
+
+impl SharedTable {
+    /// A user of the step, which is made if there is none.
+    ///
+    /// # Errors
+    /// It is finished.
+    fn find_or_make(self: &Arc<Self>, id: StepId) -> Result<StepRef, Status> {
+        let mut known = self.steps.entry(id).or_insert_with(|| self.new_step());
+        if let StepEntry::Finished { at, status } = known.value() {
+            if self.runtime.now().saturating_sub(*at) <= TOMBSTONE_AGE {
+                return Err(status.clone().unwrap_or_else(|| cleaned_up(id)));
+            }
+            *known = self.new_step();
+        }
+        match known.value() {
+            StepEntry::Live(live) => Ok(self.user(id, live)),
+            StepEntry::Finished { .. } => Err(cleaned_up(id)),
+        }
+    }
+
+    /// A user of the step, if it is in use or holds something.
+    fn find(self: &Arc<Self>, id: StepId) -> Option<StepRef> {
+        match self.steps.get(&id)?.value() {
+            StepEntry::Live(live) => Some(self.user(id, live)),
+            StepEntry::Finished { .. } => None,
+        }
+    }
+
+    fn new_step(&self) -> StepEntry {
+        let queues = Arc::new(StepQueues::new(&self.waiting_values, self.settings.duplicates));
+        StepEntry::Live(Arc::new(Live { queues, users: AtomicUsize::new(0), deferral: Deferral::default() }))
+    }
+
+    /// The caller holds the lock of the step's entry.
+    fn user(self: &Arc<Self>, id: StepId, live: &Arc<Live>) -> StepRef {
+        live.users.fetch_add(1, Ordering::Relaxed);
+        StepRef { shared: self.clone(), id, live: live.clone() }
+    }
+
+    /// Finishes a step, which need not be known: gives what is to be ended.
+    fn finish(&self, id: StepId) -> Option<Arc<Live>> {
+        let at = self.runtime.now();
+        let finished = StepEntry::Finished { at, status: None };
+        let was = match self.steps.entry(id) {
+            Entry::Occupied(mut entry) => match entry.get() {
+                StepEntry::Finished { at: before, .. } if at.saturating_sub(*before) <= TOMBSTONE_AGE => {
+                    return None;
+                }
+                _ => Some(entry.insert(finished)),
+            },
+            Entry::Vacant(entry) => {
+                drop(entry.insert(finished));
+                None
+            }
+        };
+        self.remember(at, id);
+        match was {
+            Some(StepEntry::Live(live)) => Some(live),
+            _ => None,
+        }
+    }
+
+    /// Notes a tombstone, and forgets what is too old or too many.
+    fn remember(&self, at: Duration, id: StepId) {
+        let forgotten = {
+            let mut tombstones = lock(&self.tombstones);
+            // Room first: one more than the most would double what the line takes.
+            let many = (tombstones.len() + 1).saturating_sub(TOMBSTONES_MAX);
+            let is_old = |(then, _): &&(Duration, StepId)| at.saturating_sub(*then) > TOMBSTONE_AGE;
+            let old = tombstones.iter().take_while(is_old).count();
+            let forgotten: Vec<_> = tombstones.drain(..many.max(old)).collect();
+            tombstones.push_back((at, id));
+            forgotten
+        };
+        for (then, id) in forgotten {
+            // Unless it was finished again.
+            let is_that = |known: &StepEntry| matches!(known, StepEntry::Finished { at, .. } if *at == then);
+            self.steps.remove_if(&id, |_, known| is_that(known));
+        }
+    }
+
+    /// The last user of the step has gone, or had: a step that holds nothing goes too, an aborted one is finished.
+    fn forget_unused(&self, id: StepId) {
+        let at = self.runtime.now();
+        let Entry::Occupied(mut entry) = self.steps.entry(id) else { return };
+        let StepEntry::Live(live) = entry.get() else { return };
+        if live.users.load(Ordering::Acquire) > 0 {
+            return;
+        }
+        let gone = if let Some(status) = live.queues.aborted() {
+            let was = entry.insert(StepEntry::Finished { at, status: Some(status) });
+            drop(entry);
+            self.remember(at, id);
+            was
+        } else if live.queues.is_unused() {
+            entry.remove()
+        } else {
+            return;
+        };
+        drop(gone);
+    }
+}
+
+fn cleaned_up(id: StepId) -> Status {
+    Status::new(Code::Aborted, format!("step {} has been cleaned up", id.0))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl StepRef {
+    /// What `receive` gives, unless the step ends first: then why.
+    pub(crate) async fn or_aborted<T>(
+        &self,
+        receive: Pin<&mut impl Future<Output = T>>,
+    ) -> Result<T, Status> {
+        if let Some(status) = self.aborted() {
+            return Err(status);
+        }
+        let received = unless(self.ended(), receive).await;
+        received.ok_or_else(|| self.aborted().unwrap_or_else(dropped))
+    }
+}
+
+impl Deref for StepRef {
+    type Target = Arc<StepQueues>;
+
+    fn deref(&self) -> &Arc<StepQueues> {
+        &self.live.queues
+    }
+}
+
+impl Clone for StepRef {
+    fn clone(&self) -> Self {
+        self.live.users.fetch_add(1, Ordering::Relaxed);
+        Self { shared: self.shared.clone(), id: self.id, live: self.live.clone() }
+    }
+}
+
+impl Drop for StepRef {
+    fn drop(&mut self) {
+        if self.live.users.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.shared.forget_unused(self.id);
+        }
+    }
+}
+
+impl fmt::Debug for StepRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StepRef").field("id", &self.id).field("live", &self.live).finish_non_exhaustive()
+    }
+}
+
+impl Asked {
+    /// The next value of `key`, until `token` is cancelled: a value that is there wins. Interest in it is registered before
+    /// this returns, so requests are served in their order. The step stays in use until what comes with the value is
+    /// dropped.
+    pub(crate) fn take_unless(
+        self,
+        key: &str,
+        token: Option<&CancellationToken>,
+    ) -> impl Future<Output = Result<(TakenValue, StepRef), Status>> + Send + 'static + use<> {
+        let Self { step, deferred } = self;
+        // In this order, in which they are dropped if nobody polls: a step goes with its last user only if nobody waits.
+        let held = (step.take_unless(key, token), step);
+        async move {
+            let (take, step) = held;
+            let taken = match deferred {
+                Some(deferred) => deferred.until_begun(take).await,
+                None => take.await,
+            };
+            taken.map(|taken| (taken, step))
+        }
+    }
+}
+
+#[cfg(test)]
+impl Asked {
+    fn take(
+        self,
+        key: &str,
+    ) -> impl Future<Output = Result<(TakenValue, StepRef), Status>> + Send + 'static + use<> {
+        self.take_unless(key, None)
+    }
+}

@@ -1,0 +1,142 @@
+//! Waiting for a value.
+
+use std::{
+    fmt,
+    future::Future,
+    mem,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use protocol::Status;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+use super::{
+    StepQueues, TakenValue, Value, cancelled, dropped,
+    waiters::{WaiterEntry, WaiterIndex},
+};
+
+/// Waits for a value.
+///
+/// Dropping it ends interest; a value already given to it goes back to its place.
+#[derive(Debug)]
+pub(crate) struct Take {
+    step: Arc<StepQueues>,
+    state: TakeState,
+}
+
+#[derive(Debug)]
+pub(super) enum TakeState {
+    /// The value was there, or it failed.
+    Ready(Result<(Arc<str>, Value), Status>),
+    Waiting(Arc<str>, WaiterIndex),
+    /// Handed out.
+    Over,
+}
+
+impl Take {
+    pub(super) fn new(step: &Arc<StepQueues>, state: TakeState) -> Self {
+        Self { step: step.clone(), state }
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        matches!(self.state, TakeState::Waiting(..))
+    }
+
+    fn taken(&self, key: Arc<str>, value: Value) -> TakenValue {
+        TakenValue { value, step: self.step.clone(), key }
+    }
+
+    fn ended(&self, key: Arc<str>, how: WaiterEntry) -> Result<TakenValue, Status> {
+        match how {
+            WaiterEntry::Given(value) => Ok(self.taken(key, value)),
+            WaiterEntry::Aborted => Err(self.step.aborted().unwrap_or_else(dropped)),
+            WaiterEntry::Waiting(_) | WaiterEntry::Cancelled { .. } | WaiterEntry::Free { .. } => {
+                Err(cancelled())
+            }
+        }
+    }
+
+    /// Ends the wait, unless the value has come.
+    fn cancel(&mut self) -> Result<TakenValue, Status> {
+        match mem::replace(&mut self.state, TakeState::Over) {
+            TakeState::Ready(ready) => ready.map(|(key, value)| self.taken(key, value)),
+            TakeState::Waiting(key, place) => {
+                let left = self.step.leave(&key, place);
+                self.ended(key, left)
+            }
+            TakeState::Over => Err(cancelled()),
+        }
+    }
+}
+
+impl Future for Take {
+    type Output = Result<TakenValue, Status>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let (key, place) = match mem::replace(&mut self.state, TakeState::Over) {
+            TakeState::Ready(ready) => return Poll::Ready(ready.map(|(key, value)| self.taken(key, value))),
+            TakeState::Over => return Poll::Ready(Err(dropped())),
+            TakeState::Waiting(key, place) => (key, place),
+        };
+        let Some(ended) = self.step.look(place, context.waker()) else {
+            self.state = TakeState::Waiting(key, place);
+            return Poll::Pending;
+        };
+        Poll::Ready(self.ended(key, ended))
+    }
+}
+
+impl Drop for Take {
+    fn drop(&mut self) {
+        match mem::replace(&mut self.state, TakeState::Over) {
+            TakeState::Ready(Ok((key, value))) => self.step.put_back(&key, value),
+            TakeState::Waiting(key, place) => {
+                if let WaiterEntry::Given(value) = self.step.leave(&key, place) {
+                    self.step.put_back(&key, value);
+                }
+            }
+            TakeState::Ready(Err(_)) | TakeState::Over => {}
+        }
+    }
+}
+
+/// A [`Take`] that a token ends. A value that is there wins.
+pub(crate) struct CancellableTake {
+    take: Take,
+    /// Boxed, so that a receive can be moved. Only one that has to wait and has a token needs it.
+    cancellation: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+}
+
+impl CancellableTake {
+    pub(super) fn new(take: Take, token: Option<&CancellationToken>) -> Self {
+        let token = token.filter(|_| take.is_waiting());
+        Self { cancellation: token.map(|token| Box::pin(token.clone().cancelled_owned())), take }
+    }
+}
+
+impl fmt::Debug for CancellableTake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.take.fmt(f)
+    }
+}
+
+impl Future for CancellableTake {
+    type Output = Result<TakenValue, Status>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        if let Poll::Ready(taken) = Pin::new(&mut this.take).poll(context) {
+            // The token may be freed by whoever gets this.
+            this.cancellation = None;
+            return Poll::Ready(taken);
+        }
+        let Some(cancellation) = &mut this.cancellation else { return Poll::Pending };
+        if cancellation.as_mut().poll(context).is_pending() {
+            return Poll::Pending;
+        }
+        this.cancellation = None;
+        Poll::Ready(this.take.cancel())
+    }
+}

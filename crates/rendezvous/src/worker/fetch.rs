@@ -1,0 +1,308 @@
+//! Fetching published tensors.
+
+mod attempt;
+mod many;
+
+use std::{future::IntoFuture, pin::pin, time::Duration};
+
+use memory::BufMut;
+use protocol::{DataType, Manner, Scope, Sharing, Wanted};
+use verbs_reactor::BoxFuture;
+
+pub use self::many::FetchMany;
+use crate::{
+    error::{TransferName, WorkerError},
+    values::{
+        published::{Version, check_published},
+        tensor::Tensor,
+    },
+    worker::{
+        Worker,
+        metrics::Timed,
+        peer::Peer,
+        receive_into::{Filled, ReceiveIntoError},
+        result_form::{AsTensor, AsVersioned, IntoBuffer},
+    },
+};
+
+/// A tensor, and which publication it is.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Fetched {
+    /// The tensor.
+    pub tensor: Tensor,
+    /// Its version: that of exactly this tensor.
+    pub version: Version,
+}
+
+/// How a fetch is made.
+#[derive(Debug, Clone, Copy)]
+struct Settings {
+    limit: Duration,
+    sharing: Sharing,
+    wanted: Option<Wanted>,
+}
+
+impl Settings {
+    fn of(worker: &Worker) -> Self {
+        Self {
+            limit: worker.operations.defaults.limit,
+            sharing: worker.operations.defaults.sharing,
+            wanted: None,
+        }
+    }
+
+    fn scope(&self) -> Scope {
+        self.wanted.map_or(Scope::Published, Scope::Versioned)
+    }
+
+    fn versioned(&mut self) {
+        self.wanted.get_or_insert(Wanted::Now);
+    }
+
+    fn newer_than(&mut self, version: Option<Version>) {
+        let Version { incarnation, number } = version.unwrap_or(Version { incarnation: 0, number: 0 });
+        self.wanted = Some(Wanted::NewerThan { incarnation, version: number });
+    }
+}
+
+fn transfer(peer: &Peer, name: String) -> Result<TransferName, WorkerError> {
+    check_published(&name)?;
+    Ok(TransferName { peer: peer.name().to_owned(), key: name, step: None })
+}
+
+/// The version is there: the protocol refuses peers that do not tell it.
+fn fetched((tensor, version): (Tensor, Option<Version>)) -> Result<Fetched, WorkerError> {
+    let untold = || WorkerError::InvalidTensor { problem: "it came without its version".to_owned() };
+    Ok(Fetched { tensor, version: version.ok_or_else(untold)? })
+}
+
+/// A fetch of one published tensor, made by [`Peer::fetch`]. Nothing is fetched until it is awaited.
+///
+/// Awaiting it gives the [`Tensor`]; after [`versioned`](Self::versioned) a [`Fetched`], after
+/// [`into_buffer`](Self::into_buffer) a [`Filled`].
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use rendezvous::{Tensor, Worker};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # let server = Worker::builder("ps").start().await?;
+/// # server.publish("w", Tensor::from_values(server.pool(), &[4], &[1u8, 2, 3, 4])?)?;
+/// # let client = Worker::client().start().await?;
+/// # let peer = client.peer_at(server.address()).await?;
+/// let limit = Duration::from_secs(5);
+/// let fetched = peer.fetch("w").timeout(limit).versioned().await?;
+/// // Newer than what is here, whenever there is one.
+/// let next = peer.fetch("w").newer_than(fetched.version);
+/// server.publish("w", Tensor::from_values(server.pool(), &[1], &[9u8])?)?;
+/// assert_eq!(next.await?.values::<u8>()?, [9]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "nothing is fetched until it is awaited"]
+pub struct Fetch<'a, As = AsTensor> {
+    peer: &'a Peer,
+    name: &'a str,
+    settings: Settings,
+    gives: As,
+}
+
+impl<'a> Fetch<'a> {
+    pub(crate) fn new(peer: &'a Peer, name: &'a str) -> Self {
+        Self { peer, name, settings: Settings::of(&peer.worker), gives: AsTensor::new() }
+    }
+
+    /// Gives the version too, of exactly the tensor that comes. Costs one message more.
+    pub fn versioned(mut self) -> Fetch<'a, AsVersioned> {
+        self.settings.versioned();
+        self.giving(AsVersioned { _private: () })
+    }
+
+    /// Into `buffer`, which must be long enough. The bytes land there without a copy if the buffer is of
+    /// [`Worker::receive_pool`], and the tensor is not so small that it travels inside a message; else with one copy.
+    ///
+    /// The buffer that comes back is the one given, except in one case: if the connection broke and the fetch was made
+    /// again, the peer may still be able to write it. Then the tensor comes in other memory, and the buffer goes back to
+    /// its pool when the peer no longer can.
+    ///
+    /// # Errors
+    /// As [`Peer::fetch`], and [`WorkerError::Mismatch`] for a tensor that does not fit. The buffer comes back with the
+    /// error, unless the peer may still write it.
+    ///
+    /// # Cancel safety
+    /// As [`Peer::fetch`]. The buffer goes back to its pool once the peer can't write it any more.
+    pub fn into_buffer(self, buffer: BufMut) -> Fetch<'a, IntoBuffer> {
+        self.giving(IntoBuffer::new(buffer))
+    }
+}
+
+impl<'a, As> Fetch<'a, As> {
+    /// The longest that it may take, connecting included, instead of the worker's
+    /// [`timeout`](crate::WorkerBuilder::timeout).
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.settings.limit = limit;
+        self
+    }
+
+    /// Whether a view is wanted or a copy, instead of the worker's [`sharing`](crate::WorkerBuilder::sharing). A buffer
+    /// is always filled.
+    pub fn sharing(mut self, sharing: Sharing) -> Self {
+        self.settings.sharing = sharing;
+        self
+    }
+
+    /// Waits until something is published under the name, instead of failing at once with NOT_FOUND.
+    ///
+    /// A wait counts among the requests that may be outstanding at the peer
+    /// ([`Flow::requests_max`](crate::Flow::requests_max)). It ends with the tensor, the timeout, the connection, or
+    /// the peer's shutdown.
+    pub fn wait(mut self) -> Self {
+        self.settings.newer_than(None);
+        self
+    }
+
+    /// Waits for a newer version than this: a later publication of the same life of the peer, or any of another life. As
+    /// [`wait`](Self::wait), and ends with NOT_FOUND when the tensor is withdrawn meanwhile.
+    pub fn newer_than(mut self, version: Version) -> Self {
+        self.settings.newer_than(Some(version));
+        self
+    }
+
+    fn giving<Other>(self, gives: Other) -> Fetch<'a, Other> {
+        Fetch { peer: self.peer, name: self.name, settings: self.settings, gives }
+    }
+}
+
+impl Fetch<'_, IntoBuffer> {
+    /// Refuses a tensor whose elements are of another type. Without it any that is not too long is taken;
+    /// [`Filled::metadata`] tells its type.
+    pub fn dtype(mut self, dtype: DataType) -> Self {
+        self.gives.dtype = Some(dtype);
+        self
+    }
+
+    /// [`Filled::version`] tells the version.
+    pub fn versioned(mut self) -> Self {
+        self.settings.versioned();
+        self
+    }
+}
+
+impl Peer {
+    /// The tensor that the peer has published under `name`. Nothing happens until the fetch is awaited; its methods are
+    /// the options. If the peer is the worker itself, the tensor comes without a copy and without a connection.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    ///
+    /// use rendezvous::{Peer, WorkerError};
+    ///
+    /// # async fn example(peer: Peer) -> Result<(), WorkerError> {
+    /// // What is published now.
+    /// let now = peer.fetch("weights").timeout(Duration::from_secs(5)).await?;
+    /// // The first version, as soon as it is published.
+    /// let mut latest = peer.fetch("weights").wait().versioned().await?;
+    /// // Each version once.
+    /// loop {
+    ///     println!("{:?} is version {}", latest.tensor, latest.version);
+    ///     latest = peer.fetch("weights").newer_than(latest.version).versioned().await?;
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// If the connection breaks, the fetch is made once more within its time, unless the peer was restarted: what it
+    /// publishes now may be something else.
+    ///
+    /// # Errors
+    /// Awaiting it gives [`WorkerError::Remote`] with NOT_FOUND when there is none;
+    /// [`WorkerError::PeerLost`], [`WorkerError::NoFabric`],
+    /// [`WorkerError::DeadlineExceeded`] after its [`timeout`](Fetch::timeout).
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: nothing is lost by dropping the future, because the tensor stays published.
+    pub fn fetch<'a>(&'a self, name: &'a str) -> Fetch<'a> {
+        Fetch::new(self, name)
+    }
+
+    /// The tensors that the peer has published under `names`, in their order. All are asked for at once, in as few
+    /// messages as they fit ([`Flow::requests_per_message`](crate::Flow::requests_per_message)). Nothing happens until
+    /// it is awaited; its methods are the options.
+    ///
+    /// # Memory
+    /// As [`Step::recv_many`](crate::Step::recv_many): what has come stays in the receive pool until the last has.
+    ///
+    /// # Errors
+    /// As [`fetch`](Self::fetch), for the first name whose fetch fails; the error names it.
+    ///
+    /// # Cancel safety
+    /// As [`fetch`](Self::fetch).
+    pub fn fetch_many(&self, names: impl IntoIterator<Item = impl AsRef<str>>) -> FetchMany<'_> {
+        FetchMany::new(self, names.into_iter().map(|name| name.as_ref().to_owned()).collect())
+    }
+}
+
+async fn run(peer: &Peer, name: &str, settings: Settings) -> Result<(Tensor, Option<Version>), WorkerError> {
+    let (worker, transfer) = (&peer.worker, transfer(peer, name.to_owned())?);
+    let manner = Manner { sharing: settings.sharing, together: false };
+    let fetched = pin!(worker.fetch_one(&peer.known, &transfer, settings.scope(), manner));
+    worker.timed(Timed::Fetch, settings.limit, || format!("fetching {transfer}"), fetched).await
+}
+
+async fn run_into(
+    peer: &Peer,
+    name: &str,
+    settings: Settings,
+    into: IntoBuffer,
+) -> Result<Filled, ReceiveIntoError> {
+    let (worker, target) = (&peer.worker, into.target());
+    let fetched = async {
+        let transfer = transfer(peer, name.to_owned())?;
+        if worker.node.is_own(&peer.known) {
+            let (tensor, version) =
+                worker.fetch_one(&peer.known, &transfer, settings.scope(), Manner::default()).await?;
+            let (metadata, buffer) = target.fill_with(&transfer, tensor.metadata(), tensor.bytes()).await?;
+            return Ok(Filled { metadata, buffer, version: version.filter(|_| settings.wanted.is_some()) });
+        }
+        let (mut held, version) =
+            worker.fetch_held(&peer.known, &transfer, settings.scope(), &target).await?;
+        let (metadata, buffer) = target.fill(&transfer, &mut held, &worker.node.pools.receive).await?;
+        Ok(Filled { metadata, buffer, version })
+    };
+    let what = || format!("fetching `{name}` from {}", peer.name());
+    let filled = worker.timed(Timed::Fetch, settings.limit, what, pin!(fetched)).await;
+    filled.map_err(|error| ReceiveIntoError { error, buffer: target.take() })
+}
+
+impl<'a> IntoFuture for Fetch<'a> {
+    type Output = Result<Tensor, WorkerError>;
+    type IntoFuture = BoxFuture<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let Self { peer, name, settings, .. } = self;
+        Box::pin(async move { run(peer, name, settings).await.map(|(tensor, _)| tensor) })
+    }
+}
+
+impl<'a> IntoFuture for Fetch<'a, AsVersioned> {
+    type Output = Result<Fetched, WorkerError>;
+    type IntoFuture = BoxFuture<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let Self { peer, name, settings, .. } = self;
+        Box::pin(async move { run(peer, name, settings).await.and_then(fetched) })
+    }
+}
+
+impl<'a> IntoFuture for Fetch<'a, IntoBuffer> {
+    type Output = Result<Filled, ReceiveIntoError>;
+    type IntoFuture = BoxFuture<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let Self { peer, name, settings, gives } = self;
+        Box::pin(run_into(peer, name, settings, gives))
+    }
+}

@@ -1,0 +1,97 @@
+//! One fetch, made again once if its connection breaks.
+
+use std::sync::Arc;
+
+use protocol::{Held, Manner, Scope};
+
+use crate::{
+    error::{PeerLoss, TransferName, WorkerError},
+    link::{
+        connection::{DataConnection, fabric_channel::FabricChannel},
+        known_peer::KnownPeer,
+        target::Target,
+    },
+    values::{
+        published::{Edition, Version},
+        tensor::Tensor,
+    },
+    worker::Worker,
+};
+
+impl Worker {
+    /// What this worker has published itself needs no connection.
+    ///
+    /// Fetches are idempotent, so one whose connection broke is made again, once and with the same life of the peer.
+    pub(super) async fn fetch_one(
+        &self,
+        peer: &KnownPeer,
+        transfer: &TransferName,
+        scope: Scope,
+        manner: Manner,
+    ) -> Result<(Tensor, Option<Version>), WorkerError> {
+        if self.node.is_own(peer) {
+            let remote = |status| WorkerError::Remote { transfer: Box::new(transfer.clone()), status };
+            let Edition { tensor, version } =
+                self.node.values.own(scope, &transfer.key).await.map_err(remote)?;
+            return Ok((tensor, Some(Version { incarnation: self.incarnation(), number: version })));
+        }
+        let connection = self.node.connected(peer).await?;
+        match connection.receive(scope, transfer, manner).await {
+            Err(lost) if is_repeatable(&lost) => {
+                let connection = self.connected_again(peer, &connection, lost).await?;
+                connection.receive(scope, transfer, manner).await
+            }
+            ended => ended,
+        }
+    }
+
+    /// As [`fetch_one`](Self::fetch_one), into `target`.
+    pub(super) async fn fetch_held(
+        &self,
+        peer: &KnownPeer,
+        transfer: &TransferName,
+        scope: Scope,
+        target: &Target,
+    ) -> Result<(Held<FabricChannel>, Option<Version>), WorkerError> {
+        let mut connection = self.node.connected(peer).await?;
+        let mut ended = connection.receive_into(scope, transfer, target).await;
+        if let Err(lost) = ended {
+            if !is_repeatable(&lost) {
+                return Err(lost);
+            }
+            connection = self.connected_again(peer, &connection, lost).await?;
+            ended = connection.receive_into(scope, transfer, target).await;
+        }
+        let held = ended?;
+        let version = held.get().and_then(|received| connection.version(received));
+        Ok((held, version))
+    }
+
+    /// A connection in place of one that broke with `lost`, to the same life of the peer.
+    async fn connected_again(
+        &self,
+        peer: &KnownPeer,
+        broken: &Arc<DataConnection>,
+        lost: WorkerError,
+    ) -> Result<Arc<DataConnection>, WorkerError> {
+        match self.node.connected(peer).await {
+            Ok(next) if next.peer_incarnation == broken.peer_incarnation => {
+                log!(DEBUG, peer = peer.name(), %lost, "fetching once more");
+                Ok(next)
+            }
+            Ok(next) => Err(lost.and(&format!(
+                "it was not fetched again, because the peer was restarted (incarnation {:016x}, now {:016x}) and may \
+                 publish something else",
+                broken.peer_incarnation,
+                next.peer_incarnation
+            ))),
+            Err(WorkerError::ShutDown) => Err(WorkerError::ShutDown),
+            Err(error) => Err(lost.and(&format!("connecting again failed: {error}"))),
+        }
+    }
+}
+
+/// Whether the connection broke in a way that another one may mend.
+fn is_repeatable(error: &WorkerError) -> bool {
+    matches!(error, WorkerError::PeerLost { loss: PeerLoss::Gone, .. })
+}

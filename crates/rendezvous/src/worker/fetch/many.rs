@@ -1,0 +1,123 @@
+//! Fetching several tensors at once.
+
+use std::{future::IntoFuture, marker::PhantomData, pin::pin, time::Duration};
+
+use futures::future::try_join_all;
+use protocol::{Manner, Sharing};
+use verbs_reactor::BoxFuture;
+
+use super::{Fetched, Settings, fetched, transfer};
+use crate::{
+    error::WorkerError,
+    values::{published::Version, tensor::Tensor},
+    worker::{
+        metrics::Timed,
+        peer::Peer,
+        result_form::{AsTensor, AsVersioned},
+    },
+};
+
+/// A fetch of several published tensors, made by [`Peer::fetch_many`]. Nothing is fetched until it is awaited.
+///
+/// Awaiting it gives the tensors in the order of their names; after [`versioned`](Self::versioned) a [`Fetched`] each.
+///
+/// ```
+/// use rendezvous::{Tensor, Worker};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # let server = Worker::builder("ps").start().await?;
+/// # server.publish("w", Tensor::from_values(server.pool(), &[4], &[1u8, 2, 3, 4])?)?;
+/// # let client = Worker::client().start().await?;
+/// # let peer = client.peer_at(server.address()).await?;
+/// server.publish("b", Tensor::from_values(server.pool(), &[1], &[5u8])?)?;
+/// let both = peer.fetch_many(["w", "b"]).await?;
+/// assert_eq!(both[1].values::<u8>()?, [5]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "nothing is fetched until it is awaited"]
+pub struct FetchMany<'a, As = AsTensor> {
+    peer: &'a Peer,
+    names: Vec<String>,
+    settings: Settings,
+    gives: PhantomData<As>,
+}
+
+type Editions = Result<Vec<(Tensor, Option<Version>)>, WorkerError>;
+
+impl<'a> FetchMany<'a> {
+    pub(crate) fn new(peer: &'a Peer, names: Vec<String>) -> Self {
+        Self { peer, names, settings: Settings::of(&peer.worker), gives: PhantomData }
+    }
+
+    /// As [`Fetch::versioned`](super::Fetch::versioned). The versions of several names may be of different moments.
+    pub fn versioned(mut self) -> FetchMany<'a, AsVersioned> {
+        self.settings.versioned();
+        let Self { peer, names, settings, .. } = self;
+        FetchMany { peer, names, settings, gives: PhantomData }
+    }
+}
+
+impl<As> FetchMany<'_, As> {
+    /// As [`Fetch::timeout`](super::Fetch::timeout), for all of them together.
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.settings.limit = limit;
+        self
+    }
+
+    /// As [`Fetch::sharing`](super::Fetch::sharing).
+    pub fn sharing(mut self, sharing: Sharing) -> Self {
+        self.settings.sharing = sharing;
+        self
+    }
+
+    /// As [`Fetch::wait`](super::Fetch::wait): until all of them are published.
+    pub fn wait(mut self) -> Self {
+        self.settings.newer_than(None);
+        self
+    }
+
+    /// As [`Fetch::newer_than`](super::Fetch::newer_than), for each of them.
+    pub fn newer_than(mut self, version: Version) -> Self {
+        self.settings.newer_than(Some(version));
+        self
+    }
+
+    async fn run(self) -> Editions {
+        let Self { peer, names, settings, .. } = self;
+        let worker = &peer.worker;
+        let transfers = names.into_iter().map(|name| transfer(peer, name));
+        let transfers = transfers.collect::<Result<Vec<_>, _>>()?;
+        let manner = Manner { sharing: settings.sharing, together: true };
+        let fetched = pin!(async {
+            // First, so that the requests find each other.
+            if !worker.node.is_own(&peer.known) {
+                worker.node.connected(&peer.known).await?;
+            }
+            let fetch = |transfer| worker.fetch_one(&peer.known, transfer, settings.scope(), manner);
+            try_join_all(transfers.iter().map(fetch)).await
+        });
+        let what = || format!("fetching {} tensors from {}", transfers.len(), peer.name());
+        worker.timed(Timed::FetchMany, settings.limit, what, fetched).await
+    }
+}
+
+impl<'a> IntoFuture for FetchMany<'a> {
+    type Output = Result<Vec<Tensor>, WorkerError>;
+    type IntoFuture = BoxFuture<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { Ok(self.run().await?.into_iter().map(|(tensor, _)| tensor).collect()) })
+    }
+}
+
+impl<'a> IntoFuture for FetchMany<'a, AsVersioned> {
+    type Output = Result<Vec<Fetched>, WorkerError>;
+    type IntoFuture = BoxFuture<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.run().await?.into_iter().map(fetched).collect() })
+    }
+}

@@ -1,0 +1,217 @@
+//! What a peer has published, page by page, as far as a peer may go on.
+
+use std::{future::IntoFuture, pin::pin, time::Duration};
+
+use protocol::{
+    Code, Status,
+    wire::control::{ControlFrame, ListEntry},
+};
+use verbs_reactor::BoxFuture;
+
+use crate::{
+    error::{Lost, PeerLoss, TransferName, WorkerError},
+    link::session::{ListPage, Session},
+    values::published::{Published, Version},
+    worker::peer::Peer,
+};
+
+impl Peer {
+    /// What the peer has published, sorted by name.
+    ///
+    /// # Errors
+    /// Awaiting it gives [`WorkerError::Control`](crate::WorkerError::Control),
+    /// [`WorkerError::PeerLost`](crate::WorkerError::PeerLost),
+    /// [`WorkerError::DeadlineExceeded`](crate::WorkerError::DeadlineExceeded).
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
+    pub fn list(&self) -> List<'_> {
+        List::new(self)
+    }
+}
+
+/// The list of what a peer has published, made by [`Peer::list`]. Nothing is asked for until it is awaited; that gives
+/// a [`Published`] for each tensor, sorted by name.
+#[derive(Debug)]
+#[must_use = "nothing is listed until it is awaited"]
+pub struct List<'a> {
+    peer: &'a Peer,
+    limit: Duration,
+    with_checksums: bool,
+}
+
+impl<'a> List<'a> {
+    pub(crate) fn new(peer: &'a Peer) -> Self {
+        Self { peer, limit: peer.worker.operations.defaults.limit, with_checksums: false }
+    }
+
+    /// The longest that it may take, connecting included, instead of the worker's
+    /// [`timeout`](crate::WorkerBuilder::timeout).
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// With the XXH3-64 of each tensor's bytes, which the peer computes now.
+    pub fn with_checksums(mut self) -> Self {
+        self.with_checksums = true;
+        self
+    }
+
+    async fn run(self) -> Result<Vec<Published>, WorkerError> {
+        let (node, known) = (&self.peer.worker.node, &self.peer.known);
+        let session = if node.is_own(known) { None } else { Some(node.session(known).await?) };
+        let incarnation = session.as_ref().map_or(node.incarnation, |session| session.peer.incarnation);
+        let pages = async {
+            let mut list = ListSoFar::new(LIST_BYTES_MAX);
+            loop {
+                let after = list.last_name();
+                let page = match &session {
+                    Some(session) => self.peers_page(session, after).await?,
+                    None => node.list_page(after.as_deref(), self.with_checksums).await,
+                };
+                let more = page.more && !page.entries.is_empty();
+                match (list.take(page.entries, incarnation), &session) {
+                    (Err(ListRefused::Disordered), Some(session)) => {
+                        session.condemn(Lost::misbehaved("the peer's list is not in the order of names"));
+                        return Err(self.lost(session));
+                    }
+                    (Err(ListRefused::TooLong(status)), _) => {
+                        let transfer = Box::new(list_of(known.name()));
+                        return Err(WorkerError::Local { transfer, status });
+                    }
+                    (Ok(()) | Err(ListRefused::Disordered), _) => {}
+                }
+                if !more {
+                    return Ok(list.entries);
+                }
+            }
+        };
+        let what = || format!("listing what {} has published", known.name());
+        self.peer.worker.within(self.limit, what, pin!(pages)).await
+    }
+
+    /// The page of the peer's list that comes after the name `after`.
+    async fn peers_page(&self, session: &Session, after: Option<String>) -> Result<ListPage, WorkerError> {
+        let (request, page) = session.ask_list().map_err(|_| self.lost(session))?;
+        let with_checksums = self.with_checksums;
+        session.send(ControlFrame::ListRequest { request, after, with_checksums }).await?;
+        page.await.map_err(|_| self.lost(session))
+    }
+
+    fn lost(&self, session: &Session) -> WorkerError {
+        let Lost { loss, detail } = session.lost();
+        if loss == PeerLoss::NameTaken {
+            return WorkerError::NameTaken { name: self.peer.worker.name().to_owned(), detail };
+        }
+        let (transfer, address) = (Box::new(list_of(&session.peer.worker)), session.whereabouts());
+        WorkerError::PeerLost { transfer, address, transport: "control plane", loss, detail }
+    }
+}
+
+impl<'a> IntoFuture for List<'a> {
+    type Output = Result<Vec<Published>, WorkerError>;
+    type IntoFuture = BoxFuture<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.run())
+    }
+}
+
+/// The list of what a peer has published, as a transfer.
+fn list_of(peer: &str) -> TransferName {
+    TransferName { peer: peer.to_owned(), key: "list".to_owned(), step: None }
+}
+
+/// Longest list of one peer, in bytes as it travels: some millions of usual names.
+const LIST_BYTES_MAX: usize = 256 << 20;
+
+/// The pages that have come.
+#[derive(Debug)]
+struct ListSoFar {
+    entries: Vec<Published>,
+    bytes: usize,
+    bytes_max: usize,
+}
+
+/// Why a page is not taken.
+#[derive(Debug, PartialEq, Eq)]
+enum ListRefused {
+    /// Its names do not go on where the page before ended: it would never end.
+    Disordered,
+    /// The list is longer than may be.
+    TooLong(Status),
+}
+
+impl ListSoFar {
+    /// No page yet.
+    fn new(bytes_max: usize) -> Self {
+        Self { entries: Vec::new(), bytes: 0, bytes_max }
+    }
+
+    /// The name that the next page begins after.
+    fn last_name(&self) -> Option<String> {
+        self.entries.last().map(|entry| entry.name.clone())
+    }
+
+    /// Takes a page of a peer in that life.
+    ///
+    /// # Errors
+    /// Why the list is over.
+    fn take(&mut self, page: Vec<ListEntry>, incarnation: u64) -> Result<(), ListRefused> {
+        for entry in page {
+            if self.entries.last().is_some_and(|last| last.name >= entry.name) {
+                return Err(ListRefused::Disordered);
+            }
+            self.bytes += entry.encoded_length();
+            if self.bytes > self.bytes_max {
+                let message = format!(
+                    "the peer lists more than {} bytes of names and shapes: fetch by name instead",
+                    self.bytes_max
+                );
+                return Err(ListRefused::TooLong(Status::new(Code::ResourceExhausted, message)));
+            }
+            let version = Version { incarnation, number: entry.version };
+            let ListEntry { name, metadata, checksum, .. } = entry;
+            self.entries.push(Published { name, metadata, version, checksum });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use protocol::{DataType, Metadata, Shape};
+
+    use super::*;
+
+    fn entry(name: String, rank: usize) -> ListEntry {
+        let shape = Shape::new(vec![1; rank]).unwrap();
+        let metadata = Metadata::new(DataType::U8, shape).unwrap();
+        ListEntry { name, metadata, version: 1, checksum: None }
+    }
+
+    #[test]
+    fn s5_a_list_that_does_not_go_on_is_refused() {
+        let mut list = ListSoFar::new(1 << 20);
+        assert_eq!(list.take(vec![entry("a".into(), 0), entry("b".into(), 0)], 7), Ok(()));
+        assert_eq!(list.last_name().as_deref(), Some("b"));
+        assert_eq!(list.take(Vec::new(), 7), Ok(()));
+        assert_eq!(
+            list.take(vec![entry("c".into(), 0), entry("c".into(), 0)], 7),
+            Err(ListRefused::Disordered)
+        );
+        assert_eq!(list.take(vec![entry("a".into(), 0)], 7), Err(ListRefused::Disordered));
+        assert_eq!(list.entries.len(), 3);
+    }
+
+    #[test]
+    fn s4_a_list_without_an_end_is_refused() {
+        let mut list = ListSoFar::new(1 << 20);
+        let page = |number: usize| vec![entry(format!("{number:08}{}", "x".repeat(1000)), 254)];
+        let pages = (0..1_000_000).take_while(|&number| list.take(page(number), 7).is_ok()).count();
+        assert!((300..400).contains(&pages), "{pages}");
+        let refused = list.take(page(usize::MAX), 7).unwrap_err();
+        assert!(matches!(refused, ListRefused::TooLong(status) if status.message.contains("1048576")));
+    }
+}

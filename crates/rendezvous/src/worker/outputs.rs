@@ -1,0 +1,89 @@
+//! Maps of values: the inputs and outputs of a step.
+
+use std::{collections::BTreeMap, pin::pin, sync::OnceLock};
+
+use futures::stream::{FuturesUnordered, StreamExt};
+use protocol::{Key, Manner};
+
+use crate::{
+    error::WorkerError,
+    values::tensor::Tensor,
+    worker::{
+        metrics::Timed,
+        step::{HeldTensor, Receiving, Step},
+    },
+};
+
+impl Step {
+    /// Sends each tensor under its key, in their order, as [`send`](Self::send) does.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send), for the first key that is refused; the tensors before it are sent.
+    pub fn send_inputs(&self, inputs: impl IntoIterator<Item = (Key, Tensor)>) -> Result<(), WorkerError> {
+        inputs.into_iter().try_for_each(|(key, tensor)| self.send(&key, tensor))
+    }
+
+    /// The next value under each of `keys`, by key. All are asked for at once, as [`recv_many`](Self::recv_many) does.
+    ///
+    /// Where several receives fail, the error is that of a cause, not of what only follows from one
+    /// ([`WorkerError::is_derived`]): such a failure is given only once no other receive is under way, or the time is
+    /// over.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv), and [`WorkerError::DeadOutput`] for a value of a branch that was not taken. Values of
+    /// keys that have come are kept for the next receives of these. [`WorkerError::BadKey`] for a key that occurs twice.
+    ///
+    /// # Cancel safety
+    /// As [`recv`](Self::recv): a value that has come for one of the keys is not lost when the future is dropped.
+    pub async fn recv_outputs(&self, keys: &[Key]) -> Result<BTreeMap<Key, Tensor>, WorkerError> {
+        let mut outputs: BTreeMap<&Key, Option<HeldTensor>> = BTreeMap::new();
+        for key in keys {
+            if outputs.insert(key, None).is_some() {
+                let problem = "it is named twice, and a map has room for one value: use recv_many".to_owned();
+                return Err(WorkerError::BadKey { key: key.to_string(), problem });
+            }
+        }
+        let derived = OnceLock::new();
+        let received = {
+            let all = pin!(self.receive_outputs(&mut outputs, &derived));
+            let what = || format!("receiving {} outputs of step {}", keys.len(), self.id.0);
+            self.worker.timed(Timed::RecvMany, self.worker.operations.defaults.limit, what, all).await
+        };
+        match received {
+            Ok(()) => {}
+            Err(late @ WorkerError::DeadlineExceeded { .. }) => {
+                return Err(derived.into_inner().unwrap_or(late));
+            }
+            Err(error) => return Err(error),
+        }
+        let came = outputs.into_iter().filter_map(|(key, held)| held.map(|held| (key, held)));
+        came.map(|(key, held)| Ok((key.clone(), held.into_tensor()?))).collect()
+    }
+
+    /// Receives what is to come for each key. The first failure that only follows from another is put by.
+    async fn receive_outputs(
+        &self,
+        outputs: &mut BTreeMap<&Key, Option<HeldTensor>>,
+        derived: &OnceLock<WorkerError>,
+    ) -> Result<(), WorkerError> {
+        self.connect_sources(outputs.keys().copied()).await?;
+        let manner = Manner { sharing: self.worker.operations.defaults.sharing, together: true };
+        let receives = outputs.iter_mut().map(|(key, place)| async move {
+            let held = self.receive_held(key, Receiving::As(manner)).await?;
+            if held.is_dead() {
+                return Err(WorkerError::DeadOutput { key: key.to_string() });
+            }
+            *place = Some(held);
+            Ok(())
+        });
+        let mut receives: FuturesUnordered<_> = receives.collect();
+        while let Some(received) = receives.next().await {
+            match received {
+                Err(error) if error.is_derived() => drop(derived.set(error)),
+                Err(error) => return Err(error),
+                Ok(()) => {}
+            }
+        }
+        derived.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+}

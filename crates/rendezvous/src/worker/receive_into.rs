@@ -1,0 +1,83 @@
+//! A value in a buffer of the user's, and why there is none.
+
+use std::fmt;
+
+use memory::BufMut;
+use protocol::Metadata;
+
+use crate::{
+    error::WorkerError,
+    values::{published::Version, tensor::Tensor},
+};
+
+/// A value in the buffer that it was received into.
+///
+/// ```
+/// use rendezvous::{Tensor, Worker};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
+/// # server.publish("w", Tensor::from_values(server.pool(), &[4], &[1u8, 2, 3, 4])?)?;
+/// # let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
+/// # let peer = client.peer_at(server.address()).await?;
+/// let buffer = client.receive_pool().alloc(16).await?;
+/// let filled = peer.fetch("w").into_buffer(buffer).await.map_err(|failed| failed.error)?;
+/// assert_eq!(filled.bytes(), [1, 2, 3, 4]);
+/// let _for_the_next_one = filled.buffer;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Filled {
+    /// What the value is. Its bytes are the first of the buffer.
+    pub metadata: Metadata,
+    /// The buffer.
+    pub buffer: BufMut,
+    /// Its version, of a published tensor whose fetch asked for that.
+    pub version: Option<Version>,
+}
+
+impl Filled {
+    /// The value's bytes.
+    pub fn bytes(&self) -> &[u8] {
+        let length = usize::try_from(self.metadata.byte_length).unwrap_or(usize::MAX);
+        self.buffer.get(..length).unwrap_or(&self.buffer)
+    }
+
+    /// The value as a tensor, without a copy. The buffer goes back to its pool with the tensor's last clone.
+    pub fn into_tensor(self) -> Tensor {
+        let length = self.bytes().len();
+        let whole = self.buffer.freeze();
+        Tensor::received(self.metadata, whole.slice(0..length).unwrap_or(whole), None)
+    }
+}
+
+/// Why nothing was received into a buffer.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct ReceiveIntoError {
+    /// Why.
+    pub error: WorkerError,
+    /// The buffer, unless the peer may still write it: then it goes back to its pool as soon as that is over.
+    pub buffer: Option<BufMut>,
+}
+
+impl fmt::Display for ReceiveIntoError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for ReceiveIntoError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+impl From<ReceiveIntoError> for WorkerError {
+    fn from(failed: ReceiveIntoError) -> Self {
+        failed.error
+    }
+}

@@ -1,0 +1,52 @@
+//! What awaiting a fetch or a receive gives.
+
+use memory::BufMut;
+use protocol::DataType;
+
+use crate::{link::target::Target, values::arguments::RecvArgs, worker::receive_into::ReceiveIntoError};
+
+/// Awaiting gives a [`Tensor`](crate::Tensor).
+#[derive(Debug)]
+pub struct AsTensor {
+    pub(crate) _private: (),
+}
+
+/// Awaiting gives a [`Fetched`](crate::Fetched): the tensor and its version.
+#[derive(Debug)]
+pub struct AsVersioned {
+    pub(crate) _private: (),
+}
+
+/// Awaiting gives a [`Delivered`](crate::Delivered): the tensor, and what its sender and its receiver said beside it.
+#[derive(Debug)]
+pub struct AsDelivered {
+    pub(crate) args: RecvArgs,
+}
+
+/// Awaiting gives a [`Filled`](crate::Filled) buffer, or a [`ReceiveIntoError`] with the buffer.
+#[derive(Debug)]
+pub struct IntoBuffer {
+    pub(crate) buffer: BufMut,
+    pub(crate) dtype: Option<DataType>,
+}
+
+impl AsTensor {
+    pub(crate) const fn new() -> Self {
+        Self { _private: () }
+    }
+}
+
+impl IntoBuffer {
+    pub(crate) fn new(buffer: BufMut) -> Self {
+        Self { buffer, dtype: None }
+    }
+
+    pub(crate) fn target(self) -> Target {
+        Target::new(self.dtype, self.buffer)
+    }
+
+    /// Nothing was begun.
+    pub(crate) fn given_back(self, error: crate::WorkerError) -> ReceiveIntoError {
+        ReceiveIntoError { error, buffer: Some(self.buffer) }
+    }
+}

@@ -1,0 +1,60 @@
+//! The end of a worker.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use protocol::{Code, Status};
+use verbs_reactor::timeout;
+
+use crate::{error::Lost, link::known_peer::KnownPeer, worker::Worker};
+
+/// How long a shutdown waits for the sessions' goodbyes.
+const GOODBYES: Duration = Duration::from_secs(2);
+
+/// How often it looks whether values are still on their way.
+const LOOK: Duration = Duration::from_millis(1);
+
+impl Worker {
+    /// Ends everything in order. From now on operations here fail with [`WorkerError::ShutDown`](crate::WorkerError), and
+    /// peers that wait for something to be published are told. Values that this end is writing, or whose receiver was
+    /// told of them, get the time of [`WorkerBuilder::shutdown_grace`](crate::WorkerBuilder::shutdown_grace). Then steps end with ABORTED, peers are
+    /// told, connections close, and the address is free again.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: nothing new is accepted any more, and calling again goes on and waits for the same end.
+    pub async fn shutdown(&self) {
+        let node = &self.node;
+        self.operations.refusing.store(true, Ordering::Release);
+        let over = Status::new(Code::Unavailable, format!("{} is shut down", node.name));
+        node.values.published.close(over);
+        let _ = timeout(&*node.runtime, self.operations.defaults.grace, self.quiet()).await;
+        node.closing.send_replace(true);
+        node.values.steps.abort_all(&Status::new(Code::Aborted, "Shutdown"));
+        // Each session says goodbye and closes its connections; one whose peer does not listen is not waited for.
+        let _ = timeout(&*node.runtime, GOODBYES, node.sessions.none_served()).await;
+        for peer in node.all_peers() {
+            if let Some(connection) = peer.connection() {
+                connection.close(&Lost::shut_down_here()).await;
+            }
+        }
+        node.control.close().await;
+        self.operations.closed.send_replace(true);
+    }
+
+    /// Waits until this worker is shut down, by whoever holds a clone of it: what a server's main does.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
+    pub async fn join(&self) {
+        // The sender lives in `self`, so waiting cannot fail.
+        let _ = self.operations.closed.subscribe().wait_for(|is_closed| *is_closed).await;
+    }
+
+    /// Waits until no value is on its way.
+    async fn quiet(&self) {
+        let is_transferring =
+            |peer: &KnownPeer| peer.connection().is_some_and(|link| link.protocol.is_transferring());
+        while self.node.all_peers().iter().any(is_transferring) {
+            self.node.runtime.sleep(LOOK).await;
+        }
+    }
+}

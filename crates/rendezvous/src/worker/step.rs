@@ -1,0 +1,437 @@
+//! A step of a worker: what users send and receive in.
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use futures::future::{Either, select};
+use memory::{BufMut, Pool};
+use protocol::{Code, Held, Key, Manner, Metadata, Scope, Status, StepId};
+use tokio_util::sync::CancellationToken;
+use verbs_reactor::timeout;
+
+use crate::{
+    error::{KeyEnd, PeerLoss, TransferName, WorkerError},
+    link::{
+        connection::{DataConnection, fabric_channel::FabricChannel},
+        known_peer::KnownPeer,
+        target::Target,
+    },
+    values::{
+        arguments::{Delivered, RecvArgs, SendArgs},
+        device_copy::copy_from_host,
+        steps::StepRef,
+        table::{SendRefused, cancelled},
+        tensor::Tensor,
+        value_guard::ValueGuard,
+    },
+    worker::{Worker, metrics::Timed},
+};
+
+/// How long a receive whose token is cancelled already waits to hear whether its value is there.
+const ASKED_AT_ONCE: Duration = Duration::from_secs(5);
+
+/// One step of this worker: sends and receives of different steps never mix.
+///
+/// [`Worker::step`] begins it, and the drop of the last clone ends it: pending receives get ABORTED, values that nobody has
+/// received are dropped, and late requests of peers are answered with ABORTED. Peers' requests wait in it until then.
+/// [`Worker::shared_step`] gives a step that goes on when it is dropped. Every step belongs to the one worker that it was
+/// begun with.
+///
+/// ```
+/// use rendezvous::{Tensor, Worker};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// let worker = Worker::builder("/job:trainer/replica:0/task:0").start().await?;
+/// let cpu = "/job:trainer/replica:0/task:0/device:CPU:0";
+/// let key = worker.key(cpu, cpu, "loss")?;
+///
+/// let step = worker.step(1);
+/// step.send(&key, Tensor::from_values(worker.pool(), &[], &[0.5f32])?)?;
+/// assert_eq!(step.recv(&key).await?.values::<f32>()?, [0.5]);
+/// drop(step);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "the step may end when this is dropped"]
+pub struct Step {
+    pub(crate) worker: Worker,
+    pub(crate) id: StepId,
+    /// Or why it had been finished before.
+    live: Result<StepRef, Status>,
+    /// Shared by all clones of a step that ends with them.
+    _end: Option<Arc<EndOnDrop>>,
+}
+
+/// Ends a step when it is dropped.
+#[derive(Debug)]
+struct EndOnDrop {
+    worker: Worker,
+    id: StepId,
+}
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        self.worker.end_step(self.id);
+    }
+}
+
+impl Worker {
+    /// The step with this number, which begins here with this call: requests that peers have made for it are served
+    /// from now on, in the order in which they came.
+    ///
+    /// It ends here when the last clone of the answer is dropped, as by [`cleanup`](Self::cleanup). So keep it until
+    /// peers have received what was sent in it, and clone it instead of asking for the same number again. A step that
+    /// has ended does not begin again.
+    pub fn step(&self, id: i64) -> Step {
+        Step::begin(self, StepId(id))
+    }
+
+    /// As [`step`](Self::step), for programs that find a step by its number at several places: dropping the answer does
+    /// not end it, [`cleanup`](Self::cleanup) does. A step that nobody keeps and that holds no value is forgotten; a
+    /// request for it waits until it begins again ([`Limits::step_init_timeout`](crate::Limits::step_init_timeout)).
+    pub fn shared_step(&self, id: i64) -> Step {
+        Step::share(self, StepId(id))
+    }
+
+    /// Ends a step, whoever keeps it: its pending receives get ABORTED, its unreceived values are dropped, and a late
+    /// request for it is answered with ABORTED. So is every later use of it here, for 10 minutes or until 65,536 further
+    /// steps are finished, whichever comes first. Ending it once more changes nothing.
+    pub fn cleanup(&self, step: i64) {
+        self.end_step(StepId(step));
+    }
+
+    /// Ends every step that is in use or holds values, as [`cleanup`](Self::cleanup) does.
+    pub fn cleanup_all(&self) {
+        self.node.values.steps.live().into_iter().for_each(|step| self.end_step(step));
+    }
+
+    pub(crate) fn end_step(&self, step: StepId) {
+        self.node.values.steps.cleanup(step);
+        self.node.values.lost.forget(step);
+        self.discard(step);
+    }
+
+    /// What was received for a step and not handed out goes back.
+    pub(crate) fn discard(&self, step: StepId) {
+        for connection in self.node.all_peers().iter().filter_map(KnownPeer::connection) {
+            connection.protocol.discard(step);
+        }
+    }
+}
+
+impl Step {
+    /// The step, which ends with its last clone.
+    pub(crate) fn begin(worker: &Worker, id: StepId) -> Self {
+        let end = EndOnDrop { worker: worker.clone(), id };
+        Self { _end: Some(Arc::new(end)), ..Self::share(worker, id) }
+    }
+
+    /// The step, which goes on without its clones.
+    pub(crate) fn share(worker: &Worker, id: StepId) -> Self {
+        let live = worker.node.values.steps.begin(id);
+        Self { worker: worker.clone(), id, live, _end: None }
+    }
+
+    /// Its number.
+    pub fn id(&self) -> i64 {
+        self.id.0
+    }
+
+    /// Makes `tensor` available under `key`, whose source must be a device of this worker. Never waits: the
+    /// value stays here until its receiver asks.
+    ///
+    /// # Errors
+    /// [`WorkerError::Aborted`] when the step is over, or the key names another life of this worker;
+    /// [`WorkerError::WrongWorker`] when the source is elsewhere; [`WorkerError::TableFull`].
+    pub fn send(&self, key: &Key, tensor: Tensor) -> Result<(), WorkerError> {
+        self.send_with(key, SendArgs::default(), tensor)
+    }
+
+    /// As [`send`](Self::send), with more to say. A receiver on this worker gets `args` as they are, with the very
+    /// context object; for one on another worker a value in device memory is copied to the host first.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn send_with(&self, key: &Key, args: SendArgs, tensor: Tensor) -> Result<(), WorkerError> {
+        if self.worker.is_refusing() {
+            return Err(WorkerError::ShutDown);
+        }
+        let step = self.live()?;
+        if !self.is_from_here(key)? {
+            return Err(self.wrong_worker(KeyEnd::Source, key));
+        }
+        let values = &self.worker.node.values;
+        let receiver = if values.lost.is_empty() { None } else { key.destination_device().worker() };
+        if let Some(status) = receiver.and_then(|receiver| values.lost.status(self.id, &receiver)) {
+            return Err(self.aborted(status));
+        }
+        let sent = values.steps.send(step, &key.table_key(), args, tensor.remember_checksums());
+        sent.map_err(|refused| match refused {
+            SendRefused::Full { waiting, cap } => WorkerError::TableFull { waiting, cap },
+            SendRefused::Aborted(status) => self.aborted(status),
+        })
+    }
+
+    /// As [`recv`](Self::recv), with `args`.
+    pub(crate) async fn receive_with(
+        &self,
+        key: &Key,
+        manner: Manner,
+        limit: Duration,
+        args: RecvArgs,
+    ) -> Result<Delivered, WorkerError> {
+        let what = || format!("receiving `{key}` of step {}", self.id.0);
+        let how = Receiving::As(manner);
+        let received = pin!(async move {
+            let (tensor, send_args) = match self.receive_for(key, how, &args).await? {
+                HeldTensor::Own(mut held) => held.hand_out().ok_or_else(WorkerError::handed_out)?,
+                HeldTensor::Peers(held) => (self.bring(key, held, &args).await?, SendArgs::default()),
+            };
+            Ok(Delivered { tensor, send_args, recv_args: args })
+        });
+        self.worker.timed(Timed::Recv, limit, what, received).await
+    }
+
+    /// Hands out a value of another worker where it is wanted.
+    async fn bring(
+        &self,
+        key: &Key,
+        mut held: Held<FabricChannel>,
+        to: &RecvArgs,
+    ) -> Result<Tensor, WorkerError> {
+        let copy = if to.device_context.is_some() {
+            let tensor = DataConnection::shared_tensor(&mut held)?;
+            copy_from_host(key, &tensor, to).await.map_err(|status| self.not_here(key, status))?
+        } else {
+            None
+        };
+        let received = held.take().ok_or_else(WorkerError::handed_out)?;
+        copy.map_or_else(|| DataConnection::tensor(received), Ok)
+    }
+
+    pub(crate) async fn receive_within(
+        &self,
+        key: &Key,
+        manner: Manner,
+        limit: Duration,
+    ) -> Result<Tensor, WorkerError> {
+        let what = || format!("receiving `{key}` of step {}", self.id.0);
+        let received = pin!(async {
+            let blank = RecvArgs::default();
+            self.receive_for(key, Receiving::As(manner), &blank).await?.into_tensor()
+        });
+        self.worker.timed(Timed::Recv, limit, what, received).await
+    }
+
+    /// Connects to the workers that have the sources of `keys`, so that requests for several find each other.
+    pub(crate) async fn connect_sources(&self, keys: impl Iterator<Item = &Key>) -> Result<(), WorkerError> {
+        for source in keys.filter_map(|key| key.source_device().worker()) {
+            if source != self.worker.name() {
+                self.worker.node.connected(&self.worker.peer(&source)?.known).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the step here with `status`: pending and later receives and sends fail with it; of several, the first stays.
+    /// Receives of this step that peers have posted here get it as the sender's answer; those posted from here are given
+    /// up, and their senders told.
+    ///
+    /// A status of CANCELLED or ABORTED is marked as one that follows from another, so that whoever merges statuses
+    /// prefers its cause ([`Status::derived`]).
+    pub fn abort(&self, status: &Status) {
+        if let Ok(step) = &self.live {
+            match status.code {
+                Code::Cancelled | Code::Aborted => step.abort(&status.clone().derived()),
+                _ => step.abort(status),
+            }
+        }
+        self.worker.discard(self.id);
+    }
+
+    pub(crate) async fn receive_held(
+        &self,
+        key: &Key,
+        how: Receiving<'_>,
+    ) -> Result<HeldTensor, WorkerError> {
+        self.receive_for(key, how, &RecvArgs::default()).await
+    }
+
+    async fn receive_for(
+        &self,
+        key: &Key,
+        how: Receiving<'_>,
+        args: &RecvArgs,
+    ) -> Result<HeldTensor, WorkerError> {
+        let step = self.live()?;
+        if !self.worker.is_own(key.destination_device()) {
+            return Err(self.wrong_worker(KeyEnd::Destination, key));
+        }
+        if self.is_from_here(key)? {
+            let taken = step.take_unless(&key.table_key(), args.cancellation.as_ref()).await;
+            let mut held = ValueGuard::new(taken.map_err(|status| self.given_up(key, args, status))?);
+            held.bring(key, args).await.map_err(|status| self.not_here(key, status))?;
+            return Ok(HeldTensor::Own(held));
+        }
+        // Only the sender knows whether a value is there, which wins over a token that is cancelled already.
+        let token = args.cancellation.as_ref();
+        let is_now = token.is_some_and(CancellationToken::is_cancelled);
+        let scope = if is_now { Scope::StepNow(self.id) } else { Scope::Step(self.id) };
+        let received = pin!(self.receive_from_peer(key, scope, how));
+        let received = pin!(step.or_aborted(received));
+        let received = match token.filter(|_| !is_now) {
+            Some(token) => match select(received, pin!(token.cancelled())).await {
+                Either::Left((received, _)) => received,
+                Either::Right(_) => Err(cancelled()),
+            },
+            None if is_now => {
+                let asked = timeout(&*self.worker.node.runtime, ASKED_AT_ONCE, received).await;
+                asked.unwrap_or_else(|_| Err(cancelled()))
+            }
+            None => received.await,
+        };
+        match received.map_err(|status| self.given_up(key, args, status))? {
+            Err(WorkerError::Remote { status, .. }) if is_now && status == cancelled() => {
+                Err(self.given_up(key, args, status))
+            }
+            received => received,
+        }
+    }
+
+    async fn receive_from_peer(
+        &self,
+        key: &Key,
+        scope: Scope,
+        how: Receiving<'_>,
+    ) -> Result<HeldTensor, WorkerError> {
+        let source = key.source_device().worker().ok_or_else(|| WorkerError::BadKey {
+            key: key.to_string(),
+            problem: "its source names no worker: give job, replica and task".to_owned(),
+        })?;
+        let peer = self.worker.peer(&source)?.known;
+        let connected = self.worker.node.connected(&peer).await;
+        let key = match (key.incarnation(), &connected) {
+            (0, Ok(connection)) => key.with_incarnation(connection.peer_incarnation).to_string(),
+            _ => key.to_string(),
+        };
+        let transfer = TransferName { peer: peer.name().to_owned(), key, step: Some(self.id.0) };
+        // A step that is over with the peer is so whether or not there is a way to it again.
+        if let Some(detail) = self.worker.node.values.lost.why(self.id, peer.name()) {
+            let transport = connected.map_or("no fabric", |connection| connection.kind.name());
+            let loss = PeerLoss::StepBroken;
+            let address = peer.address().unwrap_or_else(|| "an unknown address".to_owned());
+            let transfer = Box::new(transfer);
+            return Err(WorkerError::PeerLost { transfer, address, transport, loss, detail });
+        }
+        let connection = connected?;
+        let held = match how {
+            Receiving::As(manner) => connection.receive_held(scope, &transfer, manner).await,
+            Receiving::Into(target) => connection.receive_into(scope, &transfer, target).await,
+        };
+        held.map(HeldTensor::Peers)
+    }
+
+    /// What holds its queues, unless it is over.
+    fn live(&self) -> Result<&StepRef, WorkerError> {
+        let step = self.live.as_ref().map_err(|status| self.aborted(status.clone()))?;
+        step.aborted().map_or(Ok(step), |status| Err(self.aborted(status)))
+    }
+
+    /// Whether the source of `key` is a device of this worker, or not named, which means the same.
+    ///
+    /// # Errors
+    /// The key names another life of this worker.
+    fn is_from_here(&self, key: &Key) -> Result<bool, WorkerError> {
+        if key.source().is_empty() {
+            return Ok(true);
+        }
+        let own = self.worker.is_own(key.source_device());
+        if own && key.incarnation() != 0 {
+            let checked = self.worker.node.values.check_incarnation(key);
+            checked.map_err(|status| self.aborted(status))?;
+        }
+        Ok(own)
+    }
+
+    fn wrong_worker(&self, end: KeyEnd, key: &Key) -> WorkerError {
+        WorkerError::WrongWorker { end, key: key.to_string(), worker: self.worker.name().to_owned() }
+    }
+
+    fn aborted(&self, status: Status) -> WorkerError {
+        WorkerError::Aborted { step: self.id.0, status }
+    }
+
+    /// The end of a receive that waited: by the step, or by its token.
+    fn given_up(&self, key: &Key, args: &RecvArgs, status: Status) -> WorkerError {
+        if args.cancellation.is_some() && status == cancelled() {
+            return WorkerError::Cancelled { transfer: Box::new(self.transfer(key)), status };
+        }
+        self.aborted(status)
+    }
+
+    /// The value can't be brought to where it is wanted.
+    fn not_here(&self, key: &Key, status: Status) -> WorkerError {
+        WorkerError::Local { transfer: Box::new(self.transfer(key)), status }
+    }
+
+    fn transfer(&self, key: &Key) -> TransferName {
+        let peer = key.source_device().worker().unwrap_or_default();
+        TransferName { peer, key: key.to_string(), step: Some(self.id.0) }
+    }
+}
+
+/// How a value is received.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Receiving<'target> {
+    /// As a tensor.
+    As(Manner),
+    /// Into the user's buffer.
+    Into(&'target Target),
+}
+
+/// A value that is not handed out yet. Dropping it gives it to the next receive of its key.
+pub(crate) enum HeldTensor {
+    /// Of this worker's own table.
+    Own(ValueGuard),
+    /// Of a peer.
+    Peers(Held<FabricChannel>),
+}
+
+impl HeldTensor {
+    /// Whether it comes from a branch that was not taken.
+    pub(crate) fn is_dead(&self) -> bool {
+        match self {
+            Self::Own(held) => held.tensor().is_some_and(Tensor::is_dead),
+            Self::Peers(held) => held.get().is_some_and(|received| received.metadata.is_dead),
+        }
+    }
+
+    /// Brings it into the buffer of `target`, if it is not there yet. A value of a peer's that lies elsewhere goes by way of
+    /// `pool`. What does not fit is not lost.
+    pub(crate) async fn fill(
+        &mut self,
+        target: &Target,
+        transfer: &TransferName,
+        pool: &Pool,
+    ) -> Result<(Metadata, BufMut), WorkerError> {
+        match self {
+            Self::Peers(held) => target.fill(transfer, held, pool).await,
+            Self::Own(held) => {
+                let tensor = held.tensor().cloned().ok_or_else(WorkerError::handed_out)?;
+                let filled = target.fill_with(transfer, tensor.metadata(), tensor.bytes()).await?;
+                drop(held.hand_out());
+                Ok(filled)
+            }
+        }
+    }
+
+    pub(crate) fn into_tensor(self) -> Result<Tensor, WorkerError> {
+        match self {
+            Self::Own(mut held) => {
+                held.hand_out().map(|(tensor, _)| tensor).ok_or_else(WorkerError::handed_out)
+            }
+            Self::Peers(mut held) => DataConnection::tensor(held.take().ok_or_else(WorkerError::handed_out)?),
+        }
+    }
+}
