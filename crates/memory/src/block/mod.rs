@@ -1,7 +1,18 @@
-//! Blocks: memory that devices register and that buffers are cut from.
+//! Blocks: memory that devices register and that buffers are cut from; what is cut from them, and which of their ranges
+//! peers may write and read.
+
+mod allocation;
+mod exposure_table;
+mod grant_table;
+mod joined;
+mod observer;
+mod poison;
+mod remote_target;
+mod stock;
 
 use std::{
     fmt,
+    ops::Range,
     os::fd::BorrowedFd,
     ptr::NonNull,
     sync::{
@@ -10,13 +21,18 @@ use std::{
     },
 };
 
-use crate::{
-    Buf, ForeignMemory, HugePages, MemoryError, RemoteTarget,
-    exposure::{self, ExposureTable},
-    grant::GrantTable,
-    memfd::Memfd,
-    sync::Mutex,
-};
+use crate::{ForeignMemory, HugePages, MemoryError, memfd::Memfd, sync::Mutex};
+use exposure_table::ExposureTable;
+use grant_table::GrantTable;
+
+pub(crate) use allocation::Allocation;
+pub(crate) use grant_table::GrantState;
+pub use grant_table::{GrantEnd, GrantId};
+pub(crate) use joined::JoinedBlock;
+pub use observer::{BlockVisitor, MemoryObserver, Span};
+pub use remote_target::{RemoteAccess, RemoteTarget};
+pub(crate) use stock::{Caller, Stock};
+pub use stock::{PoolConfig, PoolStats};
 
 /// Names a block within this process; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -132,15 +148,6 @@ impl Block {
         RemoteTarget::find(self, offset, length)
     }
 
-    /// The bytes `offset..offset + length`, for a fabric that executes a peer's read. They stay alive and unchanged while
-    /// the returned buffer lives, also when the exposure ends meanwhile.
-    ///
-    /// # Errors
-    /// [`MemoryError::NotExposed`] when no single [`Exposure`](crate::Exposure) covers the whole range now.
-    pub fn exposed(&self, offset: u64, length: u64) -> Result<Buf, MemoryError> {
-        exposure::find(self, offset, length)
-    }
-
     pub(crate) fn exposures(&self) -> &Mutex<ExposureTable> {
         &self.inner.exposures
     }
@@ -148,6 +155,13 @@ impl Block {
     pub(crate) fn grants(&self) -> &Mutex<GrantTable> {
         &self.inner.grants
     }
+}
+
+/// `offset..offset + length`; `None` when it exceeds the address space.
+pub(crate) fn range_of(offset: u64, length: u64) -> Option<Range<usize>> {
+    let start = usize::try_from(offset).ok()?;
+    let end = start.checked_add(usize::try_from(length).ok()?)?;
+    Some(start..end)
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Hooks: for devices, which register every block, and for tests that watch who owns every byte.
 
-use std::{fmt, ops::Range, sync::Arc};
+use std::{fmt, ops::Range};
 
-use crate::{Block, BlockId, GrantEnd, GrantId};
+use super::{Block, BlockId, GrantEnd, GrantId};
+use crate::VisitError;
 
 /// A range of one block.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -28,24 +29,6 @@ pub trait BlockVisitor: Send + Sync + fmt::Debug {
     /// dropped. Pools do not give blocks back.
     fn block_removed(&self, _block: &Block) {}
 }
-
-/// A visitor's refusal, shared so that it can be cloned into every waiter's error.
-#[derive(Clone)]
-pub struct VisitError(pub Arc<dyn std::error::Error + Send + Sync>);
-
-impl fmt::Debug for VisitError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Display for VisitError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl std::error::Error for VisitError {}
 
 /// Watches every change of ownership. The simulator's owner map is one; production pools have none.
 ///

@@ -2,7 +2,7 @@
 
 use std::{fmt, mem};
 
-use crate::Buf;
+use super::Buf;
 
 /// Bytes that a peer was reading when its connection ended. The pool does not reuse them before
 /// [`release`](Self::release), which the holder of this value calls when the peer's process is known to be dead.

@@ -61,9 +61,9 @@ impl Default for Space {
     }
 }
 
-/// A piece that was taken.
+/// A piece that was cut off.
 #[derive(Debug)]
-pub(crate) struct Taken {
+pub(crate) struct Cut {
     pub(crate) block: Block,
     pub(crate) piece: PieceId,
     /// Bytes inside the block.
@@ -96,7 +96,7 @@ impl Space {
     }
 
     /// Takes `bytes`, a multiple of [`ALIGNMENT`] greater than 0.
-    pub(crate) fn take(&mut self, bytes: usize) -> Option<Taken> {
+    pub(crate) fn take(&mut self, bytes: usize) -> Option<Cut> {
         let units = (bytes / ALIGNMENT) as u64;
         let id = self.find(units)?;
         self.unlink(id);
@@ -106,7 +106,7 @@ impl Space {
         }
         let block = self.blocks[piece.block as usize].clone();
         let start = piece.start as usize * ALIGNMENT;
-        Some(Taken { block, piece: PieceId(id), range: start..start + bytes })
+        Some(Cut { block, piece: PieceId(id), range: start..start + bytes })
     }
 
     /// Gives a piece back and merges it with free neighbours.
@@ -305,7 +305,7 @@ mod tests {
     }
 
     /// All pieces of a block, found from its first one, tile it; no two free ones are neighbours.
-    fn check(space: &Space, taken: &[Taken]) {
+    fn check(space: &Space, taken: &[Cut]) {
         let mut free = 0;
         for (number, block) in space.blocks.iter().enumerate() {
             let live = |id: &usize| !space.vacant.contains(&(*id as u32));
@@ -332,7 +332,7 @@ mod tests {
         #[test]
         fn pieces_tile_their_blocks_and_merge(ops in prop::collection::vec((any::<bool>(), 1..70usize), 1..120)) {
             let mut space = space(3);
-            let mut taken: Vec<Taken> = Vec::new();
+            let mut taken: Vec<Cut> = Vec::new();
             for (is_take, number) in ops {
                 if is_take {
                     taken.extend(space.take(number * ALIGNMENT));

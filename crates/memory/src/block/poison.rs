@@ -1,7 +1,7 @@
 //! Marks free bytes for the address sanitizer (`scripts/check-asan`), which reports every access to them.
 
 #[cfg(not(asan))]
-use crate::Block;
+use super::Block;
 
 /// The sanitizer reports accesses to the range from now on.
 #[cfg(not(asan))]

@@ -1,5 +1,10 @@
 //! Buffers: types that say who may touch the bytes.
 
+mod exposure;
+mod grant;
+mod loan;
+mod retirement;
+
 use std::{
     fmt,
     ops::{Deref, DerefMut, Range},
@@ -8,7 +13,15 @@ use std::{
 
 use bytes::Bytes;
 
-use crate::{Block, Exposure, ForeignMemory, Granted, Retired, allocation::Allocation, user::JoinedBlock};
+use crate::{
+    Block, ForeignMemory,
+    block::{Allocation, JoinedBlock},
+};
+
+pub use exposure::Exposure;
+pub use grant::Granted;
+pub use loan::Loan;
+pub use retirement::Retired;
 
 /// A buffer with one owner, which alone reads and writes it. Its bytes are not cleared: they may be those of an earlier
 /// buffer.

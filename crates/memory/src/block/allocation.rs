@@ -2,11 +2,13 @@
 
 use std::{fmt, mem, ops::Range, sync::Arc};
 
+use super::{
+    Block, JoinedBlock, MemoryObserver, Span,
+    stock::{Caller, Stock, Taken},
+};
 use crate::{
-    Block, ForeignMemory, MemoryObserver, Span,
-    pool::{Place, PoolShared},
+    ForeignMemory, MemoryError,
     sync::{AtomicBool, AtomicU64, Ordering},
-    user::JoinedBlock,
 };
 
 /// A range of memory under a buffer. A range of a pool returns to the pool on drop.
@@ -21,17 +23,15 @@ pub(crate) struct Allocation {
 enum Home {
     /// An empty buffer needs no memory.
     Nowhere,
-    Pool(PoolHome),
+    Pool(PoolRange),
     Joined(JoinedBlock),
     Foreign(Arc<dyn ForeignMemory>),
 }
 
-struct PoolHome {
-    pool: Arc<PoolShared>,
-    block: Block,
-    place: Place,
-    /// Bytes taken from the pool, a multiple of [`crate::ALIGNMENT`].
-    reserved: usize,
+/// A range of a pool; at least as long as the allocation.
+struct PoolRange {
+    stock: Arc<Stock>,
+    taken: Taken,
     /// Whether it counts against the pool's early share.
     early: AtomicBool,
     /// How many [`crate::Retired`] hold it.
@@ -40,12 +40,18 @@ struct PoolHome {
     leaked: AtomicBool,
 }
 
+impl PoolRange {
+    fn bytes(&self) -> u64 {
+        self.taken.range.len() as u64
+    }
+}
+
 impl fmt::Debug for Allocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut out = f.debug_struct("Allocation");
         match &self.home {
             Home::Nowhere => out.field("home", &"nowhere"),
-            Home::Pool(home) => out.field("block", &home.block.id().get()),
+            Home::Pool(home) => out.field("block", &home.taken.block.id().get()),
             Home::Joined(home) => out.field("block", &home.block().id().get()),
             Home::Foreign(owner) => out.field("owner", owner),
         };
@@ -58,32 +64,20 @@ impl Allocation {
         Self { home: Home::Nowhere, offset: 0, length: 0 }
     }
 
-    /// The first `length` bytes of `range`, which the pool gave out.
-    pub(crate) fn pooled(
-        pool: Arc<PoolShared>,
-        block: Block,
-        range: Range<usize>,
-        place: Place,
-        length: usize,
-    ) -> Self {
-        let home = PoolHome {
-            pool,
-            block,
-            place,
-            reserved: range.len(),
-            early: AtomicBool::new(false),
+    /// `length` bytes, more than 0, of a pool.
+    pub(crate) fn from_stock(stock: &Arc<Stock>, length: usize, caller: Caller) -> Result<Self, MemoryError> {
+        let taken = stock.take(length, caller)?;
+        let offset = taken.range.start;
+        let range = PoolRange {
+            stock: stock.clone(),
+            taken,
+            early: AtomicBool::new(caller == Caller::Early),
             retired: AtomicU64::new(0),
             leaked: AtomicBool::new(false),
         };
-        Self { home: Home::Pool(home), offset: range.start, length }
-    }
-
-    /// Notes whether the pool counted it against its early share.
-    pub(crate) fn counted_early(mut self, early: bool) -> Self {
-        if let Home::Pool(home) = &mut self.home {
-            home.early = AtomicBool::new(early);
-        }
-        self
+        let allocation = Self { home: Home::Pool(range), offset, length };
+        allocation.observe(|observer, span| observer.allocated(span));
+        Ok(allocation)
     }
 
     /// All of a joined block.
@@ -100,7 +94,7 @@ impl Allocation {
 
     pub(crate) fn block(&self) -> Option<&Block> {
         match &self.home {
-            Home::Pool(home) => Some(&home.block),
+            Home::Pool(home) => Some(&home.taken.block),
             Home::Joined(home) => Some(home.block()),
             Home::Nowhere | Home::Foreign(_) => None,
         }
@@ -133,7 +127,7 @@ impl Allocation {
     pub(crate) fn pointer(&self) -> *mut u8 {
         match &self.home {
             // SAFETY: `offset` lies inside the block, by the pool's construction.
-            Home::Pool(home) => unsafe { home.block.base().as_ptr().add(self.offset) },
+            Home::Pool(home) => unsafe { home.taken.block.base().as_ptr().add(self.offset) },
             Home::Joined(home) => home.block().base().as_ptr(),
             Home::Foreign(owner) => owner.base().as_ptr(),
             Home::Nowhere => std::ptr::without_provenance_mut(crate::ALIGNMENT),
@@ -142,8 +136,8 @@ impl Allocation {
 
     pub(crate) fn observe(&self, tell: impl FnOnce(&dyn MemoryObserver, &Span)) {
         let Home::Pool(home) = &self.home else { return };
-        if let Some(observer) = home.pool.observer() {
-            tell(observer, &Span { block: home.block.id(), range: self.range() });
+        if let Some(observer) = home.stock.observer() {
+            tell(observer, &Span { block: home.taken.block.id(), range: self.range() });
         }
     }
 
@@ -152,7 +146,7 @@ impl Allocation {
         if let Home::Pool(home) = &self.home
             && home.early.swap(false, Ordering::AcqRel)
         {
-            home.pool.count(|stats| stats.early_bytes -= home.reserved as u64);
+            home.stock.count(|stats| stats.early_bytes -= home.bytes());
         }
     }
 
@@ -161,7 +155,7 @@ impl Allocation {
         if let Home::Pool(home) = &self.home
             && home.retired.fetch_add(1, Ordering::AcqRel) == 0
         {
-            home.pool.count(|stats| stats.retired_bytes += home.reserved as u64);
+            home.stock.count(|stats| stats.retired_bytes += home.bytes());
         }
     }
 
@@ -169,7 +163,7 @@ impl Allocation {
         if let Home::Pool(home) = &self.home
             && home.retired.fetch_sub(1, Ordering::AcqRel) == 1
         {
-            home.pool.count(|stats| stats.retired_bytes -= home.reserved as u64);
+            home.stock.count(|stats| stats.retired_bytes -= home.bytes());
         }
     }
 
@@ -178,7 +172,7 @@ impl Allocation {
         if let Home::Pool(home) = &self.home
             && !home.leaked.swap(true, Ordering::AcqRel)
         {
-            home.pool.count(|stats| stats.leaked_bytes += home.reserved as u64);
+            home.stock.count(|stats| stats.leaked_bytes += home.bytes());
         }
     }
 
@@ -195,8 +189,7 @@ impl Drop for Allocation {
     fn drop(&mut self) {
         self.observe(|observer, span| observer.freed(span));
         if let Home::Pool(home) = mem::replace(&mut self.home, Home::Nowhere) {
-            let early = home.early.load(Ordering::Acquire);
-            home.pool.give_back(&home.block, self.offset, home.reserved, home.place, early);
+            home.stock.give_back(&home.taken, home.early.load(Ordering::Acquire));
         }
     }
 }

@@ -1,21 +1,76 @@
-//! The state that all handles on a pool share: its blocks, its counts and its waiters.
+//! What all handles on a pool share: its blocks, what of them is free, its counts and its waiters.
 
-use std::{collections::VecDeque, fmt, mem, sync::Arc, task::Waker};
+mod space;
 
-use super::{
-    PoolConfig, PoolStats,
-    space::{PieceId, Space, Taken},
-};
+use std::{collections::VecDeque, fmt, mem, ops::Range, sync::Arc, task::Waker};
+
+use super::{Block, BlockVisitor, MemoryObserver, poison};
 use crate::{
-    ALIGNMENT, Block, BlockVisitor, BufMut, MemoryError, MemoryObserver,
-    allocation::Allocation,
-    poison,
+    ALIGNMENT, HugePages, MemoryError, VisitError,
     sync::{Mutex, MutexGuard, lock},
 };
+use space::{Cut, PieceId, Space};
+
+/// Settings of a pool.
+#[derive(Debug, Clone)]
+pub struct PoolConfig {
+    /// The name in errors and logs.
+    pub name: &'static str,
+    /// Size of a block in bytes; a larger buffer gets a block of its own, at most a quarter larger than it.
+    /// Pre-faulted when made, so this many bytes become resident at the first allocation. Default 16 MiB.
+    pub block_bytes: usize,
+    /// Bytes that buffers may take together, rounded up to [`ALIGNMENT`] each. Default 1 GiB.
+    ///
+    /// Blocks are reused and not given back, so fragmentation can map more than the cap. Small buffers go into the holes of
+    /// usual blocks, and into empty large blocks only once the cap is mapped. Large blocks grow in steps of a
+    /// quarter, so that buffers of ever larger sizes, one at a time, map about seven times the cap at most.
+    pub cap_bytes: u64,
+    /// How much of the cap, in percent, buffers of
+    /// [`Pool::try_alloc_early`](crate::Pool::try_alloc_early) may take together. Leaked bytes lower the cap for this purpose. Default 50, more than 100 counts as 100.
+    pub early_share: u8,
+    /// Whether blocks are backed by huge pages. Default [`HugePages::Never`].
+    pub huge_pages: HugePages,
+    /// Watches ownership in tests. Default none.
+    pub observer: Option<Arc<dyn MemoryObserver>>,
+}
+
+impl PoolConfig {
+    /// The defaults under `name`.
+    pub fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            block_bytes: 16 << 20,
+            cap_bytes: 1 << 30,
+            early_share: 50,
+            huge_pages: HugePages::Never,
+            observer: None,
+        }
+    }
+}
+
+/// What a pool holds, in bytes and callers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolStats {
+    /// Bytes mapped.
+    pub block_bytes: u64,
+    /// Bytes of them that are backed by huge pages.
+    pub huge_bytes: u64,
+    /// Bytes in use by buffers, retired and leaked ones included.
+    pub used_bytes: u64,
+    /// Bytes in use by buffers taken early whose content does not exist yet.
+    pub early_bytes: u64,
+    /// Bytes leaked because a peer may still write or read them.
+    pub leaked_bytes: u64,
+    /// Bytes that a dead or lost peer may still read ([`Buf::retire`](crate::Buf::retire)).
+    pub retired_bytes: u64,
+    /// Callers waiting in [`Pool::alloc`](crate::Pool::alloc).
+    pub waiting: usize,
+}
 
 /// The call that asks for a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Caller {
+pub(crate) enum Caller {
     /// [`Pool::try_alloc`](crate::Pool::try_alloc).
     Now,
     /// [`Pool::try_alloc_early`](crate::Pool::try_alloc_early).
@@ -33,9 +88,12 @@ impl Caller {
     }
 }
 
-/// The position of a buffer in a pool.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
+/// A range that was taken from a pool and must be given back.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) block: Block,
+    /// Bytes inside the block; the length is a multiple of [`ALIGNMENT`].
+    pub(crate) range: Range<usize>,
     size: BlockSize,
     piece: PieceId,
 }
@@ -47,14 +105,15 @@ enum BlockSize {
     Large,
 }
 
-pub(crate) struct PoolShared {
-    pub(super) config: PoolConfig,
+/// The blocks of a pool, and the order in which callers get parts of them.
+pub(crate) struct Stock {
+    config: PoolConfig,
     state: Mutex<PoolState>,
 }
 
-impl fmt::Debug for PoolShared {
+impl fmt::Debug for Stock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PoolShared").field("config", &self.config).finish_non_exhaustive()
+        f.debug_struct("Stock").field("config", &self.config).finish_non_exhaustive()
     }
 }
 
@@ -91,21 +150,26 @@ impl PoolState {
         }
     }
 
-    fn take(&mut self, size: BlockSize, reserved: usize) -> Option<(BlockSize, Taken)> {
-        self.space(size).take(reserved).map(|taken| (size, taken))
+    fn take(&mut self, size: BlockSize, reserved: usize) -> Option<Taken> {
+        let Cut { block, piece, range } = self.space(size).take(reserved)?;
+        Some(Taken { block, range, size, piece })
     }
 }
 
-impl PoolShared {
-    pub(super) fn new(config: PoolConfig) -> Self {
+impl Stock {
+    pub(crate) fn new(config: PoolConfig) -> Self {
         Self { config, state: Mutex::default() }
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.config.name
     }
 
     pub(crate) fn observer(&self) -> Option<&dyn MemoryObserver> {
         self.config.observer.as_deref()
     }
 
-    pub(super) fn stats(&self) -> PoolStats {
+    pub(crate) fn stats(&self) -> PoolStats {
         let state = self.lock();
         PoolStats { waiting: state.waiting.len(), ..state.stats }
     }
@@ -115,7 +179,7 @@ impl PoolShared {
         change(&mut self.lock().stats);
     }
 
-    pub(super) fn add_visitor(&self, visitor: Arc<dyn BlockVisitor>) -> Result<(), MemoryError> {
+    pub(crate) fn add_visitor(&self, visitor: Arc<dyn BlockVisitor>) -> Result<(), MemoryError> {
         let mut state = self.lock();
         for (number, block) in state.blocks().enumerate() {
             if let Err(source) = visitor.block_added(block) {
@@ -127,7 +191,7 @@ impl PoolShared {
         Ok(())
     }
 
-    pub(super) fn remove_visitor(&self, visitor: &Arc<dyn BlockVisitor>) {
+    pub(crate) fn remove_visitor(&self, visitor: &Arc<dyn BlockVisitor>) {
         let (removed, blocks) = {
             let mut state = self.lock();
             let place = state.visitors.iter().position(|known| Arc::ptr_eq(known, visitor));
@@ -144,16 +208,17 @@ impl PoolShared {
         blocks.iter().for_each(|block| removed.block_removed(block));
     }
 
-    pub(crate) fn give_back(&self, block: &Block, offset: usize, reserved: usize, place: Place, early: bool) {
+    pub(crate) fn give_back(&self, taken: &Taken, early: bool) {
+        let reserved = taken.range.len();
         // Before the range can be given out again.
-        poison::forbid(block, offset, reserved);
+        poison::forbid(&taken.block, taken.range.start, reserved);
         let waker = {
             let mut state = self.lock();
             state.stats.used_bytes -= reserved as u64;
             if early {
                 state.stats.early_bytes -= reserved as u64;
             }
-            state.space(place.size).put(place.piece);
+            state.space(taken.size).put(taken.piece);
             state.waiting.front().map(|(_, waker)| waker.clone())
         };
         if let Some(waker) = waker {
@@ -161,11 +226,9 @@ impl PoolShared {
         }
     }
 
-    /// Cuts a buffer for `caller`. While callers wait, only the head of the queue gets one.
-    pub(super) fn allocate(self: &Arc<Self>, length: usize, caller: Caller) -> Result<BufMut, MemoryError> {
-        if length == 0 {
-            return Ok(BufMut::from_allocation(Allocation::empty()));
-        }
+    /// Takes a range of at least `length` bytes, more than 0, for `caller`. While callers wait, only the head of the queue
+    /// gets one.
+    pub(crate) fn take(&self, length: usize, caller: Caller) -> Result<Taken, MemoryError> {
         let reserved = length.checked_next_multiple_of(ALIGNMENT).unwrap_or(usize::MAX);
         let (pool, cap) = (self.config.name, self.config.cap_bytes);
         if reserved as u64 > cap || block_bytes_for(reserved, self.config.block_bytes).is_none() {
@@ -181,7 +244,7 @@ impl PoolShared {
         if early {
             self.check_early(&state, length, reserved)?;
         }
-        let (size, taken) = self.take(&mut state, reserved)?;
+        let taken = self.find_room(&mut state, reserved)?;
         state.stats.used_bytes += reserved as u64;
         if early {
             state.stats.early_bytes += reserved as u64;
@@ -189,17 +252,12 @@ impl PoolShared {
         drop(state);
         let refused = self.observer().and_then(|observer| observer.allocating(length).err());
         if let Some(source) = refused {
-            let place = Place { size, piece: taken.piece };
-            self.give_back(&taken.block, taken.range.start, reserved, place, early);
+            self.give_back(&taken, early);
             let source = Arc::new(source);
             return Err(MemoryError::Block { pool, bytes: reserved, step: "memfd_create", source });
         }
         poison::permit(&taken.block, taken.range.start, reserved);
-        let place = Place { size, piece: taken.piece };
-        let allocation =
-            Allocation::pooled(self.clone(), taken.block, taken.range, place, length).counted_early(early);
-        allocation.observe(|observer, span| observer.allocated(span));
-        Ok(BufMut::from_allocation(allocation))
+        Ok(taken)
     }
 
     fn check_early(&self, state: &PoolState, length: usize, reserved: usize) -> Result<(), MemoryError> {
@@ -220,7 +278,7 @@ impl PoolShared {
 
     /// Takes a free piece where that costs least: a hole in a block of the buffer's own kind, then a new block, while less
     /// than the cap is mapped; then an empty large block also for a small buffer, and a new block at last.
-    fn take(&self, state: &mut PoolState, reserved: usize) -> Result<(BlockSize, Taken), MemoryError> {
+    fn find_room(&self, state: &mut PoolState, reserved: usize) -> Result<Taken, MemoryError> {
         let size = if reserved <= self.config.block_bytes { BlockSize::Usual } else { BlockSize::Large };
         if let Some(found) = state.take(size, reserved) {
             return Ok(found);
@@ -238,12 +296,7 @@ impl PoolShared {
         }
     }
 
-    fn grow(
-        &self,
-        state: &mut PoolState,
-        size: BlockSize,
-        reserved: usize,
-    ) -> Result<(BlockSize, Taken), MemoryError> {
+    fn grow(&self, state: &mut PoolState, size: BlockSize, reserved: usize) -> Result<Taken, MemoryError> {
         let refused = state.unfinished.take_if(|unfinished| unfinished.block.length() >= reserved);
         let Unfinished { block, size, served } = match refused {
             Some(unfinished) => unfinished,
@@ -271,12 +324,12 @@ impl PoolShared {
         state.take(size, reserved).ok_or(too_large)
     }
 
-    fn refused(&self, source: crate::VisitError) -> MemoryError {
+    fn refused(&self, source: VisitError) -> MemoryError {
         MemoryError::Register { pool: self.config.name, source }
     }
 
     /// Joins the queue, or stays in it with `ticket`, and stores the waker.
-    pub(super) fn wait(&self, ticket: Option<u64>, waker: &Waker) -> u64 {
+    pub(crate) fn wait(&self, ticket: Option<u64>, waker: &Waker) -> u64 {
         let mut state = self.lock();
         if let Some(ticket) = ticket
             && let Ok(place) = state.waiting.binary_search_by_key(&ticket, |(held, _)| *held)
@@ -293,7 +346,7 @@ impl PoolShared {
         ticket
     }
 
-    pub(super) fn stop_waiting(&self, ticket: u64) {
+    pub(crate) fn stop_waiting(&self, ticket: u64) {
         let mut state = self.lock();
         let place = state.waiting.binary_search_by_key(&ticket, |(held, _)| *held).ok();
         let left = place.and_then(|place| state.waiting.remove(place));
