@@ -128,11 +128,11 @@ fn watching_tells_what_has_happened() {
     let mut responses = Responses::new(CAPACITY);
     let index = RequestIndex(9);
     responses.open(index, Scope::Published).unwrap();
-    assert_eq!(responses.watch(index, Waker::noop()).0, Standing::Open);
+    assert_eq!(responses.watch(index, Waker::noop()).0, ResponseState::Open);
     responses.told(index, 8);
     assert!(responses.re_request(index, destination()).unwrap().is_some());
-    assert_eq!(responses.watch(index, Waker::noop()).0, Standing::ReRequested(destination()));
+    assert_eq!(responses.watch(index, Waker::noop()).0, ResponseState::ReRequested(destination()));
     responses.cancel(index).unwrap();
-    assert_eq!(responses.watch(index, Waker::noop()).0, Standing::Cancelled);
-    assert_eq!(responses.watch(RequestIndex(1), Waker::noop()).0, Standing::Open);
+    assert_eq!(responses.watch(index, Waker::noop()).0, ResponseState::Cancelled);
+    assert_eq!(responses.watch(RequestIndex(1), Waker::noop()).0, ResponseState::Open);
 }

@@ -1,7 +1,5 @@
 //! Request indices: slot and generation in one number, and the immediates made of them.
 
-use crate::RequestIndex;
-
 /// Immediates from here on are never made of a request index.
 const RESERVED_FROM: u32 = 0xFFFF_FFF0;
 
@@ -13,6 +11,11 @@ const SLOT_BITS: u32 = 14;
 
 /// Generations count to here and start over: one less than fits, so that no immediate is reserved.
 const GENERATION_MAX: u32 = (1 << (INDEX_BITS - SLOT_BITS)) - 2;
+
+/// Names one request of one connection and direction; also the immediate of its content. It
+/// matches an arrival with its request and does not protect memory: bytes land before an immediate is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestIndex(pub u32);
 
 impl RequestIndex {
     /// Whether this number is too large to name a request.

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, task::Waker};
 
-use super::stash::{Check, Content, Landed, Place};
+use super::stash::{Check, Content, Landed, StepKey};
 use crate::{LentEnd, Metadata, PeerMisbehaved, Status};
 
 /// The state of the exchange with the peer.
@@ -16,7 +16,7 @@ use crate::{LentEnd, Metadata, PeerMisbehaved, Status};
 /// A loan comes instead of a written content. Or META_DATA_RESPONSE announces it (Promised); then the loan comes, or a
 /// META_DATA_RESPONSE without that announcement (Told).
 #[derive(Debug)]
-pub(super) enum Phase {
+pub(super) enum RequestPhase {
     /// Nothing was posted.
     Unsent,
     /// TENSOR_REQUEST was posted. A written content is a legal answer if it has one of these metadata.
@@ -48,13 +48,13 @@ pub(super) enum Cancel {
 }
 
 #[derive(Debug)]
-pub(super) struct Entry<L> {
-    pub(super) phase: Phase,
+pub(super) struct RequestEntry<L> {
+    pub(super) phase: RequestPhase,
     pub(super) cancel: Cancel,
     /// Grows with every request of the connection.
     pub(super) number: u64,
     /// The key and step whose values have an order; `None` for published values.
-    pub(super) place: Option<Place>,
+    pub(super) step_key: Option<StepKey>,
     /// The receive future is still there.
     pub(super) is_awaited: bool,
     /// Given up, and it is not known yet whether a content comes. Other receives of its key wait for that.
@@ -71,7 +71,7 @@ pub(super) struct Entry<L> {
     /// The metadata of META_DATA_RESPONSE.
     pub(super) checksum: Option<u64>,
     pub(super) version: Version,
-    pub(super) reply: Option<Answer>,
+    pub(super) reply: Option<StoredAnswer>,
     pub(super) waker: Option<Waker>,
 }
 
@@ -88,26 +88,26 @@ pub(super) enum Version {
 
 /// The peer's answer, as the table stores it.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum StoredAnswer {
     Content { number: u64, metadata: Metadata, eager: Option<Box<[u8]>>, check: Check },
     MetaDataResponse(Metadata),
     ErrorStatus(Status),
 }
 
-impl<L> Entry<L> {
+impl<L> RequestEntry<L> {
     /// Whether a value may come now: its version has come, if that was asked for.
     pub(super) fn check_version(&self) -> Result<(), PeerMisbehaved> {
-        let is_due =
-            self.version == Version::Wanted && !matches!(self.phase, Phase::Answered | Phase::Unsent);
+        let is_due = self.version == Version::Wanted
+            && !matches!(self.phase, RequestPhase::Answered | RequestPhase::Unsent);
         if is_due { Err(PeerMisbehaved::VersionMissing) } else { Ok(()) }
     }
 
-    pub(super) fn new(number: u64, place: Option<Place>) -> Self {
+    pub(super) fn new(number: u64, step_key: Option<StepKey>) -> Self {
         Self {
-            phase: Phase::Unsent,
+            phase: RequestPhase::Unsent,
             cancel: Cancel::None,
             number,
-            place,
+            step_key,
             is_awaited: true,
             is_unresolved: false,
             is_discarded: false,
@@ -125,7 +125,7 @@ impl<L> Entry<L> {
     /// Whether the entry is not needed any more.
     pub(super) fn is_finished(&self) -> bool {
         let settled = match self.cancel {
-            Cancel::None => matches!(self.phase, Phase::Unsent | Phase::Answered),
+            Cancel::None => matches!(self.phase, RequestPhase::Unsent | RequestPhase::Answered),
             Cancel::Owed | Cancel::Sent => false,
             Cancel::Acknowledged => true,
         };
@@ -151,10 +151,10 @@ impl<L> Entry<L> {
     /// The content that was not returned to a caller, if there is one.
     pub(super) fn take_content(&mut self) -> Option<Landed<L>> {
         match self.reply.take()? {
-            Answer::Content { number, metadata, eager, check } => {
+            StoredAnswer::Content { number, metadata, eager, check } => {
                 Some(self.landed(number, metadata, eager, check))
             }
-            Answer::MetaDataResponse(_) | Answer::ErrorStatus(_) => None,
+            StoredAnswer::MetaDataResponse(_) | StoredAnswer::ErrorStatus(_) => None,
         }
     }
 
@@ -174,7 +174,7 @@ impl<L> Entry<L> {
     }
 
     /// The key and step whose next receive gets a content that no receive awaits, if any.
-    pub(super) fn place_to_keep(&self) -> Option<Place> {
-        self.place.clone().filter(|_| !self.is_discarded)
+    pub(super) fn step_key_to_keep(&self) -> Option<StepKey> {
+        self.step_key.clone().filter(|_| !self.is_discarded)
     }
 }

@@ -1,10 +1,6 @@
 //! The receiving side of a transfer.
 
 mod admission;
-mod entry;
-mod index;
-mod stash;
-mod table;
 mod validate;
 
 use std::{
@@ -14,17 +10,15 @@ use std::{
     task::Poll,
 };
 
-use admission::Admission;
-use stash::{Check, Content, Landed, Place};
-pub(crate) use table::{Arrived, Reply, Requests};
-
 use crate::{
     Agreed, Allocator, Channel, ChannelError, Checksums, Connection, Destination, LentEnd, Message, Metadata,
     Mode, RequestIndex, Scope, Sharing, StepId, TensorReRequest, TensorRequest, TransferError, Want,
     connection::Turnstile,
     limits::NAME_BYTES_MAX,
+    requests::{Check, Content, Landed, Reply, StepKey},
     text::{escaped, is_active},
 };
+use admission::Admission;
 
 /// How a value is received.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -55,7 +49,7 @@ pub struct Received<L> {
     /// Its version, if that was asked for ([`Scope::Versioned`]).
     pub version: Option<u64>,
     /// Its key and its number in the order of arrival, with which it goes back if it is not used.
-    origin: Option<(Place, u64)>,
+    origin: Option<(StepKey, u64)>,
     check: Check,
 }
 
@@ -96,9 +90,9 @@ impl<C: Channel> Drop for Held<C> {
         let Some(Received { metadata, lent, origin, check, .. }) = self.received.take() else { return };
         let is_over = state.failure().is_err();
         match origin.filter(|_| !is_over) {
-            Some((place, number)) => {
+            Some((step_key, number)) => {
                 let landed = Landed { number, metadata, content: lent.into(), check };
-                let next = state.requests.stash_or_give(place, landed);
+                let next = state.requests.stash_or_give(step_key, landed);
                 self.connection.settle(state, next, None);
             }
             None => self.connection.settle(state, None, lent.map(|lent| (lent, LentEnd::Content))),
@@ -193,19 +187,19 @@ impl<C: Channel> Connection<C> {
         allocator: &A,
     ) -> Result<Received<C::Lent>, TransferError> {
         let Landed { number, metadata, content, check } = landed;
-        let place = Place::of(scope, key);
+        let step_key = StepKey::of(scope, key);
         let Content::Eager(bytes) = content else {
-            let origin = place.map(|place| (place, number));
+            let origin = step_key.map(|step_key| (step_key, number));
             let lent = content.lent();
             let received = Received { metadata, lent, checksums: None, version: None, origin, check };
             return self.validated(received).await;
         };
-        let mut kept = Kept { connection: self, place, number, value: Some((metadata, bytes)), check };
+        let mut kept = Kept { connection: self, step_key, number, value: Some((metadata, bytes)), check };
         kept.reserve();
         let Some((metadata, bytes)) = &kept.value else { return Err(TransferError::gone()) };
         let lent = allocator.keep(metadata, bytes).await.map_err(TransferError::Local)?;
         let Some((metadata, _)) = kept.value.take() else { return Err(TransferError::gone()) };
-        let origin = kept.place.take().map(|place| (place, number));
+        let origin = kept.step_key.take().map(|step_key| (step_key, number));
         let lent = Some(lent);
         self.validated(Received { metadata, lent, checksums: None, version: None, origin, check }).await
     }
@@ -252,7 +246,7 @@ impl<C: Channel> Connection<C> {
 /// An eager content that waits for memory. If it is dropped, a value of a step goes to the next receive of its key.
 struct Kept<'connection, C: Channel> {
     connection: &'connection Connection<C>,
-    place: Option<Place>,
+    step_key: Option<StepKey>,
     number: u64,
     value: Option<(Metadata, Box<[u8]>)>,
     check: Check,
@@ -269,11 +263,11 @@ impl<C: Channel> Drop for Kept<'_, C> {
     fn drop(&mut self) {
         let mut state = self.connection.lock();
         state.requests.forget_kept();
-        let next = match (self.place.take(), self.value.take()) {
-            (Some(place), Some((metadata, bytes))) => {
+        let next = match (self.step_key.take(), self.value.take()) {
+            (Some(step_key), Some((metadata, bytes))) => {
                 let content = Content::Eager(bytes);
                 let landed = Landed { number: self.number, metadata, content, check: self.check };
-                state.requests.stash_or_give(place, landed)
+                state.requests.stash_or_give(step_key, landed)
             }
             _ => None,
         };

@@ -14,13 +14,13 @@ use crate::{
     wire::record::{RECORD_BYTES_MAX, SEVERAL_BYTES},
 };
 
-/// TENSOR_REQUESTs that are not posted, by their place in line. Whoever finds them at its head posts them, also for
+/// TENSOR_REQUESTs that are not posted, by their position in line. Whoever finds them at its head posts them, also for
 /// others: a future that is not polled holds nobody up.
 #[derive(Debug, Default)]
-pub(super) struct Gathered(BTreeMap<u64, TensorRequest>);
+pub(super) struct RequestLine(BTreeMap<u64, TensorRequest>);
 
-/// A request's place in line, given up when dropped.
-struct Asking<'connection, C: Channel> {
+/// A request in line, which it leaves when dropped.
+struct RequestInLine<'connection, C: Channel> {
     connection: &'connection Connection<C>,
     request: Option<TensorRequest>,
     ticket: Option<u64>,
@@ -28,7 +28,7 @@ struct Asking<'connection, C: Channel> {
 
 impl<C: Channel> Connection<C> {
     /// Sends TENSOR_REQUEST when it is its turn, in one message with others that stand next to it in line. One that goes
-    /// `together` with others of its task lets these take their places first.
+    /// `together` with others of its task lets these take their positions first.
     ///
     /// # Cancel safety
     /// A request that is not posted when the future is dropped never will be.
@@ -37,12 +37,12 @@ impl<C: Channel> Connection<C> {
         request: TensorRequest,
         together: bool,
     ) -> Result<(), ChannelError> {
-        let mut asking = Asking { connection: self, request: Some(request), ticket: None };
+        let mut asking = RequestInLine { connection: self, request: Some(request), ticket: None };
         poll_fn(|context| asking.poll(together, context)).await
     }
 
     /// Posts requests as long as there are some at the head of the line, and credits and ring allow it.
-    pub(super) fn post_gathered(&self, state: &mut State<C::Lent>) -> Posted {
+    pub(super) fn post_requests_in_line(&self, state: &mut State<C::Lent>) -> Posted {
         let mut done = Posted::default();
         while done.end.is_none()
             && state.flow.may_try_message()
@@ -53,7 +53,7 @@ impl<C: Channel> Connection<C> {
         done
     }
 
-    /// Unlocks, and wakes those whose requests were posted, except the one with place `own`, which knows. If
+    /// Unlocks, and wakes those whose requests were posted, except the one with ticket `own`, which knows. If
     /// that or anything else has changed the line, whoever is first there now is woken too. A post that failed ends the
     /// connection, and those who left the line before are told all the same.
     pub(super) fn settle_posted(
@@ -85,12 +85,12 @@ impl<C: Channel> Connection<C> {
     ) -> Option<Result<(), ChannelError>> {
         let tickets = self.next_message(state);
         let requests: Vec<_> =
-            tickets.iter().filter_map(|ticket| state.gathered.0.get(ticket)).cloned().collect();
+            tickets.iter().filter_map(|ticket| state.request_line.0.get(ticket)).cloned().collect();
         let message = message_of(requests)?;
         let posted = self.try_post(state, &message)?;
         state.count_asked(&message);
         for ticket in tickets {
-            state.gathered.0.remove(&ticket);
+            state.request_line.0.remove(&ticket);
             wakers.extend(state.messages.leave(&mut Some(ticket)).map(|waker| (ticket, waker)));
         }
         Some(posted)
@@ -98,8 +98,8 @@ impl<C: Channel> Connection<C> {
 
     /// The requests at the head of the line that one message takes.
     fn next_message(&self, state: &mut State<C::Lent>) -> Vec<u64> {
-        let State { gathered, messages, measure, names, .. } = state;
-        if gathered.0.is_empty() {
+        let State { request_line, messages, measure, names, .. } = state;
+        if request_line.0.is_empty() {
             return Vec::new();
         }
         let alone = testpoints::chance!("requests travel one by one");
@@ -107,7 +107,7 @@ impl<C: Channel> Connection<C> {
         let (mut bytes, mut fresh) = (SEVERAL_BYTES, Some(names.unassigned()));
         let mut next = Vec::new();
         for ticket in messages.tickets().take(most) {
-            let Some(request) = gathered.0.get(&ticket) else { break };
+            let Some(request) = request_line.0.get(&ticket) else { break };
             if most > 1 {
                 let form = form_at_most(names.form(&request.key), &mut fresh);
                 bytes += crate::wire::request_bytes(request, form, measure);
@@ -164,7 +164,7 @@ fn expected(request: &TensorRequest) -> std::sync::Arc<[Metadata]> {
     if request.want == Want::Eager { [].into() } else { request.known.clone() }
 }
 
-impl<C: Channel> Asking<'_, C> {
+impl<C: Channel> RequestInLine<'_, C> {
     fn poll(&mut self, together: bool, context: &Context<'_>) -> Poll<Result<(), ChannelError>> {
         let connection = self.connection;
         let mut state = connection.lock();
@@ -186,8 +186,8 @@ impl<C: Channel> Asking<'_, C> {
                 None => {}
             }
         }
-        let posted = connection.post_gathered(&mut state);
-        if self.ticket.is_some_and(|ticket| state.gathered.0.contains_key(&ticket)) {
+        let posted = connection.post_requests_in_line(&mut state);
+        if self.ticket.is_some_and(|ticket| state.request_line.0.contains_key(&ticket)) {
             let replaced = state.messages.wait(&mut self.ticket, context.waker());
             connection.settle_posted(state, posted, None, false)?;
             drop(replaced);
@@ -196,7 +196,7 @@ impl<C: Channel> Asking<'_, C> {
         Poll::Ready(connection.settle_posted(state, posted, self.ticket.take(), true))
     }
 
-    /// Posts a request that has nobody before it and waits for nobody, else takes a place in line.
+    /// Posts a request that has nobody before it and waits for nobody, else joins the line.
     fn begin(
         &mut self,
         state: &mut State<C::Lent>,
@@ -215,17 +215,17 @@ impl<C: Channel> Asking<'_, C> {
         // A new ticket replaces no waker.
         let _ = state.messages.wait(&mut self.ticket, context.waker());
         if let (Message::TensorRequest(request), Some(ticket)) = (message, self.ticket) {
-            state.gathered.0.insert(ticket, request);
+            state.request_line.0.insert(ticket, request);
         }
         None
     }
 }
 
-impl<C: Channel> Drop for Asking<'_, C> {
+impl<C: Channel> Drop for RequestInLine<'_, C> {
     fn drop(&mut self) {
         let Some(ticket) = self.ticket else { return };
         let mut state = self.connection.lock();
-        let request = state.gathered.0.remove(&ticket);
+        let request = state.request_line.0.remove(&ticket);
         let waker = state.messages.leave(&mut self.ticket);
         self.connection.settle(state, None, None);
         drop((request, waker));

@@ -2,7 +2,7 @@ use std::{collections::BTreeMap, task::Waker};
 
 use proptest::prelude::*;
 
-use super::{super::stash::Content, *};
+use super::*;
 use crate::{Code, DataType, Shape};
 
 fn agreed(requests_max: u32) -> Agreed {

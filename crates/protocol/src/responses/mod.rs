@@ -1,5 +1,8 @@
 //! The sender's table of responses, and the replies it owes.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::{BTreeMap, VecDeque},
     task::Waker,
@@ -19,7 +22,7 @@ const OWED_SLACK: usize = 64;
 ///
 /// A META_DATA_RESPONSE that announces a loan does not change the state.
 #[derive(Debug, Clone, Copy)]
-enum Phase {
+enum ResponsePhase {
     /// Waits for the value, or for its turn to be written.
     Waiting,
     /// META_DATA_RESPONSE was posted; the value has that many bytes.
@@ -31,18 +34,18 @@ enum Phase {
 }
 
 #[derive(Debug)]
-struct Entry {
-    phase: Phase,
+struct ResponseEntry {
+    phase: ResponsePhase,
     /// `None` for published values.
     step: Option<StepId>,
     is_cancelled: bool,
     waker: Option<Waker>,
 }
 
-impl Entry {
+impl ResponseEntry {
     /// Whether the peer still waits for a message or content.
     fn is_unanswered(&self) -> bool {
-        self.is_cancelled || !matches!(self.phase, Phase::Writing)
+        self.is_cancelled || !matches!(self.phase, ResponsePhase::Writing)
     }
 }
 
@@ -56,7 +59,7 @@ enum Owed {
 
 /// What a response waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum ResponseState {
     /// Neither of the others.
     Open,
     /// The peer has named a destination.
@@ -70,7 +73,7 @@ pub(crate) enum Standing {
 pub(crate) struct Responses {
     /// Most unanswered requests and cancels together.
     unanswered_max: usize,
-    entries: BTreeMap<RequestIndex, Entry>,
+    entries: BTreeMap<RequestIndex, ResponseEntry>,
     owed: VecDeque<Owed>,
     /// Entries that the peer still waits for, and owed replies.
     unanswered: usize,
@@ -120,13 +123,16 @@ impl Responses {
             self.written.retain(|written| written.slot != index.slot());
         }
         let step = scope.step();
-        self.entries.insert(index, Entry { phase: Phase::Waiting, step, is_cancelled: false, waker: None });
+        self.entries.insert(
+            index,
+            ResponseEntry { phase: ResponsePhase::Waiting, step, is_cancelled: false, waker: None },
+        );
         Ok(())
     }
 
     /// Whether a value is on its way to the peer, or was announced to it.
     pub(crate) fn is_transferring(&self) -> bool {
-        self.entries.values().any(|entry| !matches!(entry.phase, Phase::Waiting))
+        self.entries.values().any(|entry| !matches!(entry.phase, ResponsePhase::Waiting))
     }
 
     /// Steps that have a response under way, or a value written that the peer may not have yet.
@@ -144,7 +150,7 @@ impl Responses {
         destination: Option<Destination>,
     ) -> Result<Option<Option<Waker>>, PeerMisbehaved> {
         let Some(entry) = self.entries.get_mut(&index) else { return Ok(None) };
-        let Phase::Told { bytes } = entry.phase else { return Err(PeerMisbehaved::ReRequestUnasked) };
+        let ResponsePhase::Told { bytes } = entry.phase else { return Err(PeerMisbehaved::ReRequestUnasked) };
         if entry.is_cancelled {
             return Err(PeerMisbehaved::ReRequestUnasked);
         }
@@ -155,7 +161,7 @@ impl Responses {
         if !fits {
             return Err(PeerMisbehaved::DestinationMismatch);
         }
-        entry.phase = Phase::ReRequested(destination);
+        entry.phase = ResponsePhase::ReRequested(destination);
         Ok(Some(entry.waker.take()))
     }
 
@@ -179,12 +185,14 @@ impl Responses {
     }
 
     /// The state of the response. Stores `waker` for a change and returns the waker that it replaces.
-    pub(crate) fn watch(&mut self, index: RequestIndex, waker: &Waker) -> (Standing, Option<Waker>) {
-        let Some(entry) = self.entries.get_mut(&index) else { return (Standing::Open, None) };
+    pub(crate) fn watch(&mut self, index: RequestIndex, waker: &Waker) -> (ResponseState, Option<Waker>) {
+        let Some(entry) = self.entries.get_mut(&index) else { return (ResponseState::Open, None) };
         let standing = match entry.phase {
-            _ if entry.is_cancelled => Standing::Cancelled,
-            Phase::ReRequested(destination) => Standing::ReRequested(destination),
-            Phase::Waiting | Phase::Told { .. } | Phase::Writing => Standing::Open,
+            _ if entry.is_cancelled => ResponseState::Cancelled,
+            ResponsePhase::ReRequested(destination) => ResponseState::ReRequested(destination),
+            ResponsePhase::Waiting | ResponsePhase::Told { .. } | ResponsePhase::Writing => {
+                ResponseState::Open
+            }
         };
         (standing, entry.waker.replace(waker.clone()))
     }
@@ -192,7 +200,7 @@ impl Responses {
     /// META_DATA_RESPONSE is being posted for a value of `bytes` bytes.
     pub(crate) fn told(&mut self, index: RequestIndex, bytes: u64) {
         if let Some(entry) = self.entries.get_mut(&index) {
-            entry.phase = Phase::Told { bytes };
+            entry.phase = ResponsePhase::Told { bytes };
         }
     }
 
@@ -206,7 +214,7 @@ impl Responses {
         let Some(entry) = self.entries.get_mut(&index).filter(|entry| !entry.is_cancelled) else {
             return false;
         };
-        entry.phase = Phase::Writing;
+        entry.phase = ResponsePhase::Writing;
         self.unanswered -= 1;
         true
     }
@@ -274,6 +282,3 @@ impl Responses {
         (self.entries.len(), self.owed.len())
     }
 }
-
-#[cfg(test)]
-mod tests;

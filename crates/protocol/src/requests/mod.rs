@@ -1,19 +1,25 @@
 //! The receiver's table of requests. It holds granted memory from allocation until there is evidence that the grant is over.
 
+mod entry;
+mod of_step;
+mod stash;
+#[cfg(test)]
+mod tests;
+mod version;
+
 use std::{
     collections::VecDeque,
     sync::Arc,
     task::{Poll, Waker},
 };
 
-use super::{
-    entry::{Answer, Cancel, Entry, Phase, Version},
-    stash::{Check, Landed, Place, Stash},
-};
 use crate::{
     Agreed, LentEnd, Metadata, PeerMisbehaved, RequestIndex, Status,
     limits::{RESULT_BYTES, STASH_MAX},
 };
+use entry::{Cancel, RequestEntry, RequestPhase, StoredAnswer, Version};
+use stash::Stash;
+pub(crate) use stash::{Check, Content, Landed, StepKey};
 
 /// What the peer answered.
 #[derive(Debug)]
@@ -29,7 +35,7 @@ pub(crate) enum Reply<L> {
 #[derive(Debug)]
 struct Slot<L> {
     generation: u32,
-    entry: Option<Entry<L>>,
+    entry: Option<RequestEntry<L>>,
 }
 
 /// The effects of an arrival.
@@ -66,7 +72,7 @@ pub(crate) struct Requests<L> {
     /// Slots whose memory is to be taken back, each once.
     returns: VecDeque<u32>,
     /// Contents of receives that were given up.
-    pub(super) stash: Stash<L>,
+    pub(crate) stash: Stash<L>,
     /// Entries for which it is not known yet whether a content comes.
     unresolved: usize,
     /// Contents outside the table that may come back: eager ones that wait for memory, and values whose call waits for
@@ -120,11 +126,11 @@ impl<L> Requests<L> {
         Some(self.stash.len()).filter(|&kept| kept >= STASH_MAX)
     }
 
-    /// Whether it is not known yet if a content comes for a receive of `place` that was given up.
-    pub(crate) fn is_unresolved(&self, place: &Place) -> bool {
+    /// Whether it is not known yet if a content comes for a receive of `step_key` that was given up.
+    pub(crate) fn is_unresolved(&self, step_key: &StepKey) -> bool {
         let entries = || self.slots.iter().filter_map(|slot| slot.entry.as_ref());
         self.unresolved > 0
-            && entries().any(|entry| entry.is_unresolved && entry.place.as_ref() == Some(place))
+            && entries().any(|entry| entry.is_unresolved && entry.step_key.as_ref() == Some(step_key))
     }
 
     /// Entries in use.
@@ -134,7 +140,7 @@ impl<L> Requests<L> {
     }
 
     /// A new request, unless as many as agreed are outstanding.
-    pub(crate) fn open(&mut self, place: Option<Place>) -> Option<RequestIndex> {
+    pub(crate) fn open(&mut self, step_key: Option<StepKey>) -> Option<RequestIndex> {
         if !self.has_room() {
             return None;
         }
@@ -145,7 +151,7 @@ impl<L> Requests<L> {
         self.stash.reserve(self.slots.len() - self.free.len() + self.kept);
         self.opened += 1;
         let opened = self.slots.get_mut(slot as usize)?;
-        opened.entry = Some(Entry::new(self.opened, place));
+        opened.entry = Some(RequestEntry::new(self.opened, step_key));
         Some(RequestIndex::new(slot, opened.generation))
     }
 
@@ -160,17 +166,17 @@ impl<L> Requests<L> {
         Some(slot)
     }
 
-    fn entry(&mut self, index: RequestIndex) -> Option<&mut Entry<L>> {
+    fn entry(&mut self, index: RequestIndex) -> Option<&mut RequestEntry<L>> {
         let slot = self.slots.get_mut(index.slot())?;
         if slot.generation == index.generation() { slot.entry.as_mut() } else { None }
     }
 
     /// Frees a slot whose entry is not needed any more.
     fn free_finished(&mut self, slot: usize) {
-        let Some(place) = self.slots.get_mut(slot) else { return };
-        if place.entry.as_ref().is_some_and(Entry::is_finished) {
-            place.entry = None;
-            place.generation = RequestIndex::generation_after(place.generation);
+        let Some(step_key) = self.slots.get_mut(slot) else { return };
+        if step_key.entry.as_ref().is_some_and(RequestEntry::is_finished) {
+            step_key.entry = None;
+            step_key.generation = RequestIndex::generation_after(step_key.generation);
             self.free.push(slot as u32);
         }
     }
@@ -192,7 +198,7 @@ impl<L> Requests<L> {
         is_versioned: bool,
     ) {
         if let Some(entry) = self.entry(index) {
-            entry.phase = Phase::Asked { known, is_view };
+            entry.phase = RequestPhase::Asked { known, is_view };
             entry.version = if is_versioned { Version::Wanted } else { Version::Unwanted };
             entry.end = None;
         }
@@ -201,7 +207,7 @@ impl<L> Requests<L> {
     /// TENSOR_RE_REQUEST is being posted.
     pub(crate) fn asked_again(&mut self, index: RequestIndex, metadata: Metadata) {
         if let Some(entry) = self.entry(index) {
-            entry.phase = Phase::ReAsked { metadata };
+            entry.phase = RequestPhase::ReAsked { metadata };
             entry.end = None;
         }
     }
@@ -217,11 +223,11 @@ impl<L> Requests<L> {
             return (Poll::Ready(Reply::Content(given)), None);
         }
         let reply = match entry.reply.take() {
-            Some(Answer::Content { number, metadata, eager, check }) => {
+            Some(StoredAnswer::Content { number, metadata, eager, check }) => {
                 Reply::Content(entry.landed(number, metadata, eager, check))
             }
-            Some(Answer::MetaDataResponse(metadata)) => Reply::MetaDataResponse(metadata),
-            Some(Answer::ErrorStatus(status)) => Reply::ErrorStatus(status),
+            Some(StoredAnswer::MetaDataResponse(metadata)) => Reply::MetaDataResponse(metadata),
+            Some(StoredAnswer::ErrorStatus(status)) => Reply::ErrorStatus(status),
             None => return (Poll::Pending, entry.waker.replace(waker.clone())),
         };
         (Poll::Ready(reply), None)
@@ -245,7 +251,7 @@ impl<L> Requests<L> {
 
     /// Whether META_DATA_RESPONSE came and TENSOR_RE_REQUEST is due.
     pub(crate) fn is_told(&mut self, index: RequestIndex) -> bool {
-        self.entry(index).is_some_and(|entry| matches!(entry.phase, Phase::Told))
+        self.entry(index).is_some_and(|entry| matches!(entry.phase, RequestPhase::Told))
     }
 
     /// Takes memory whose grant has ended.
@@ -265,15 +271,15 @@ impl<L> Requests<L> {
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
         entry.check_version()?;
         let metadata = match &mut entry.phase {
-            Phase::Asked { .. } if tells_first => return Err(PeerMisbehaved::ContentUnasked),
-            Phase::Asked { known, is_view } => {
+            RequestPhase::Asked { .. } if tells_first => return Err(PeerMisbehaved::ContentUnasked),
+            RequestPhase::Asked { known, is_view } => {
                 let written = known.get(which).filter(|metadata| !*is_view || metadata.byte_length == 0);
                 written.cloned().ok_or(PeerMisbehaved::ContentUnasked)?
             }
-            Phase::ReAsked { metadata } if which == 0 => metadata.clone(),
-            Phase::ReAsked { .. } => return Err(PeerMisbehaved::ContentUnasked),
-            Phase::Answered => return Ok(Arrived::IGNORED),
-            Phase::Unsent | Phase::Told | Phase::Promised { .. } => {
+            RequestPhase::ReAsked { metadata } if which == 0 => metadata.clone(),
+            RequestPhase::ReAsked { .. } => return Err(PeerMisbehaved::ContentUnasked),
+            RequestPhase::Answered => return Ok(Arrived::IGNORED),
+            RequestPhase::Unsent | RequestPhase::Told | RequestPhase::Promised { .. } => {
                 return Err(PeerMisbehaved::ContentUnasked);
             }
         };
@@ -298,10 +304,10 @@ impl<L> Requests<L> {
         entry.check_version()?;
         let metadata = match &entry.phase {
             // The checksum of a loan comes before it, in META_DATA_RESPONSE.
-            Phase::Asked { .. } if is_validated => None,
-            Phase::Asked { known, is_view: true } => known.get(which),
-            Phase::Promised { metadata } if which == 0 => Some(metadata),
-            Phase::Answered => return Ok(Arrived::IGNORED),
+            RequestPhase::Asked { .. } if is_validated => None,
+            RequestPhase::Asked { known, is_view: true } => known.get(which),
+            RequestPhase::Promised { metadata } if which == 0 => Some(metadata),
+            RequestPhase::Answered => return Ok(Arrived::IGNORED),
             _ => None,
         };
         let metadata = metadata.cloned().ok_or(PeerMisbehaved::LoanUnasked)?;
@@ -317,33 +323,33 @@ impl<L> Requests<L> {
     fn landed(&mut self, index: RequestIndex, metadata: Metadata, has_slot: bool) -> Arrived<L> {
         let mut check = if has_slot { Check::Slot } else { Check::None };
         if let Some(entry) = self.entry(index) {
-            entry.phase = Phase::Answered;
+            entry.phase = RequestPhase::Answered;
             check = entry.checksum.map_or(check, Check::Told);
         }
         self.landed += 1;
         let bytes = metadata.byte_length;
-        let answer = Answer::Content { number: self.landed, metadata, eager: None, check };
+        let answer = StoredAnswer::Content { number: self.landed, metadata, eager: None, check };
         Arrived { bytes, ..self.answer(index, answer, LentEnd::Content) }
     }
 
     /// The peer answered, which is the evidence `end`.
-    fn answer(&mut self, index: RequestIndex, answer: Answer, end: LentEnd) -> Arrived<L> {
+    fn answer(&mut self, index: RequestIndex, answer: StoredAnswer, end: LentEnd) -> Arrived<L> {
         let Some(entry) = self.entry(index) else { return Arrived::IGNORED };
         entry.end = Some(end);
-        let is_final = matches!(entry.phase, Phase::Answered);
+        let is_final = matches!(entry.phase, RequestPhase::Answered);
         entry.reply = Some(answer);
         if entry.is_awaited {
             return Arrived { wake: entry.waker.take(), ..Arrived::HANDLED };
         }
         let mut arrived = Arrived::HANDLED;
-        let place = entry.place_to_keep();
+        let step_key = entry.step_key_to_keep();
         let landed = if entry.is_returning { None } else { entry.take_content() };
         entry.reply = None;
-        match (place, landed) {
-            (Some(place), Some(landed)) => {
+        match (step_key, landed) {
+            (Some(step_key), Some(landed)) => {
                 // Memory that an eager content left unused.
                 arrived.returned = entry.take_ended();
-                arrived.wake = self.stash_or_give(place, landed);
+                arrived.wake = self.stash_or_give(step_key, landed);
             }
             (None, Some(landed)) => arrived.returned = landed.returned().or_else(|| entry.take_ended()),
             (_, None) if entry.is_returning => {}
@@ -358,20 +364,20 @@ impl<L> Requests<L> {
 
     /// Gives a content of a receive that was given up to the oldest receive of its key, or holds it for the next one.
     /// Returns the waker to call; allocates nothing.
-    pub(crate) fn stash_or_give(&mut self, place: Place, landed: Landed<L>) -> Option<Waker> {
+    pub(crate) fn stash_or_give(&mut self, step_key: StepKey, landed: Landed<L>) -> Option<Waker> {
         let entries = self.slots.iter_mut().filter_map(|slot| slot.entry.as_mut());
-        let waits = |entry: &&mut Entry<L>| {
+        let waits = |entry: &&mut RequestEntry<L>| {
             entry.is_awaited
                 && entry.given.is_none()
-                && !matches!(entry.reply, Some(Answer::Content { .. }))
-                && entry.place.as_ref() == Some(&place)
+                && !matches!(entry.reply, Some(StoredAnswer::Content { .. }))
+                && entry.step_key.as_ref() == Some(&step_key)
         };
         if let Some(oldest) = entries.filter(waits).min_by_key(|entry| entry.number) {
             oldest.given = Some(landed);
             return oldest.waker.take();
         }
-        let next = self.stash.first_in_line(&place);
-        self.stash.put(place, landed);
+        let next = self.stash.first_in_line(&step_key);
+        self.stash.put(step_key, landed);
         next
     }
 
@@ -381,9 +387,9 @@ impl<L> Requests<L> {
         if !std::mem::take(&mut entry.is_unresolved) {
             return None;
         }
-        let place = entry.place.clone();
+        let step_key = entry.step_key.clone();
         self.unresolved -= 1;
-        place.and_then(|place| self.stash.first_in_line(&place))
+        step_key.and_then(|step_key| self.stash.first_in_line(&step_key))
     }
 
     /// META_DATA_RESPONSE came, perhaps with the content.
@@ -397,24 +403,24 @@ impl<L> Requests<L> {
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
         entry.check_version()?;
         match entry.phase {
-            Phase::Asked { .. } => {}
+            RequestPhase::Asked { .. } => {}
             // The announced loan has failed.
-            Phase::Promised { .. } if content.is_none() => {}
-            Phase::Promised { .. } => return Err(PeerMisbehaved::MetaDataTwice),
-            Phase::Answered => return Ok(Arrived::IGNORED),
-            Phase::Unsent => return Err(PeerMisbehaved::AnswerUnasked),
-            Phase::Told | Phase::ReAsked { .. } => return Err(PeerMisbehaved::MetaDataTwice),
+            RequestPhase::Promised { .. } if content.is_none() => {}
+            RequestPhase::Promised { .. } => return Err(PeerMisbehaved::MetaDataTwice),
+            RequestPhase::Answered => return Ok(Arrived::IGNORED),
+            RequestPhase::Unsent => return Err(PeerMisbehaved::AnswerUnasked),
+            RequestPhase::Told | RequestPhase::ReAsked { .. } => return Err(PeerMisbehaved::MetaDataTwice),
         }
         entry.checksum = checksum;
         if content.is_some() {
-            entry.phase = Phase::Answered;
+            entry.phase = RequestPhase::Answered;
             self.landed += 1;
             let check = checksum.map_or(Check::None, Check::Told);
-            let answer = Answer::Content { number: self.landed, metadata, eager: content, check };
+            let answer = StoredAnswer::Content { number: self.landed, metadata, eager: content, check };
             return Ok(self.answer(index, answer, LentEnd::MetaDataResponse));
         }
-        entry.phase = Phase::Told;
-        Ok(self.answer(index, Answer::MetaDataResponse(metadata), LentEnd::MetaDataResponse))
+        entry.phase = RequestPhase::Told;
+        Ok(self.answer(index, StoredAnswer::MetaDataResponse(metadata), LentEnd::MetaDataResponse))
     }
 
     /// META_DATA_RESPONSE came and announces a loan.
@@ -427,11 +433,11 @@ impl<L> Requests<L> {
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
         entry.check_version()?;
         match entry.phase {
-            Phase::Asked { is_view: true, .. } => entry.phase = Phase::Promised { metadata },
-            Phase::Asked { .. } => return Err(PeerMisbehaved::LoanUnasked),
-            Phase::Answered => return Ok(Arrived::IGNORED),
-            Phase::Unsent => return Err(PeerMisbehaved::AnswerUnasked),
-            Phase::Told | Phase::Promised { .. } | Phase::ReAsked { .. } => {
+            RequestPhase::Asked { is_view: true, .. } => entry.phase = RequestPhase::Promised { metadata },
+            RequestPhase::Asked { .. } => return Err(PeerMisbehaved::LoanUnasked),
+            RequestPhase::Answered => return Ok(Arrived::IGNORED),
+            RequestPhase::Unsent => return Err(PeerMisbehaved::AnswerUnasked),
+            RequestPhase::Told | RequestPhase::Promised { .. } | RequestPhase::ReAsked { .. } => {
                 return Err(PeerMisbehaved::MetaDataTwice);
             }
         }
@@ -443,12 +449,15 @@ impl<L> Requests<L> {
     pub(crate) fn error_status(&mut self, index: RequestIndex, status: Status) -> ArrivedResult<L> {
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
         match entry.phase {
-            Phase::Asked { .. } | Phase::Told | Phase::Promised { .. } | Phase::ReAsked { .. } => {}
-            Phase::Answered => return Ok(Arrived::IGNORED),
-            Phase::Unsent => return Err(PeerMisbehaved::AnswerUnasked),
+            RequestPhase::Asked { .. }
+            | RequestPhase::Told
+            | RequestPhase::Promised { .. }
+            | RequestPhase::ReAsked { .. } => {}
+            RequestPhase::Answered => return Ok(Arrived::IGNORED),
+            RequestPhase::Unsent => return Err(PeerMisbehaved::AnswerUnasked),
         }
-        entry.phase = Phase::Answered;
-        Ok(self.answer(index, Answer::ErrorStatus(status), LentEnd::ErrorStatus))
+        entry.phase = RequestPhase::Answered;
+        Ok(self.answer(index, StoredAnswer::ErrorStatus(status), LentEnd::ErrorStatus))
     }
 
     /// CANCEL_ACK came.
@@ -473,21 +482,21 @@ impl<L> Requests<L> {
         if testpoints::planted!("a receive's memory goes back while the peer may write it") {
             entry.end.get_or_insert(LentEnd::CancelAck);
         }
-        let place = entry.place_to_keep();
-        let given = if place.is_some() { entry.given.take() } else { None };
-        let content = if place.is_some() { entry.take_content() } else { None };
+        let step_key = entry.step_key_to_keep();
+        let given = if step_key.is_some() { entry.given.take() } else { None };
+        let content = if step_key.is_some() { entry.take_content() } else { None };
         entry.reply = None;
         let is_returning = entry.has_unwanted();
         entry.is_returning = is_returning;
-        let is_owed = !matches!(entry.phase, Phase::Unsent | Phase::Answered);
+        let is_owed = !matches!(entry.phase, RequestPhase::Unsent | RequestPhase::Answered);
         if is_owed {
             entry.cancel = Cancel::Owed;
-            entry.is_unresolved = entry.place.is_some();
-            self.unresolved += usize::from(entry.place.is_some());
+            entry.is_unresolved = entry.step_key.is_some();
+            self.unresolved += usize::from(entry.step_key.is_some());
         }
         self.queue_released(index.slot(), is_returning, is_owed);
         self.free_finished(index.slot());
-        let keep = |landed: Option<Landed<L>>| self.stash_or_give(place.clone()?, landed?);
+        let keep = |landed: Option<Landed<L>>| self.stash_or_give(step_key.clone()?, landed?);
         Released { own, wake: [given, content].map(keep) }
     }
 
@@ -507,7 +516,7 @@ impl<L> Requests<L> {
     /// The next memory to take back.
     pub(crate) fn next_return(&mut self) -> Option<(L, LentEnd)> {
         while let Some(slot) = self.returns.pop_front() {
-            let entry = self.slots.get_mut(slot as usize).and_then(|place| place.entry.as_mut());
+            let entry = self.slots.get_mut(slot as usize).and_then(|step_key| step_key.entry.as_mut());
             let (returned, has_more) = entry.map_or((None, false), |entry| {
                 let returned = entry.take_unwanted();
                 entry.is_returning = entry.has_unwanted();
@@ -548,10 +557,10 @@ impl<L> Requests<L> {
     /// The next request to cancel. Requests that were answered meanwhile are skipped.
     pub(crate) fn next_cancel(&mut self) -> Option<RequestIndex> {
         while let Some(&slot) = self.cancels.front() {
-            let place = self.slots.get_mut(slot as usize)?;
-            if let Some(entry) = &mut place.entry {
-                if !matches!(entry.phase, Phase::Answered) {
-                    return Some(RequestIndex::new(slot, place.generation));
+            let at = self.slots.get_mut(slot as usize)?;
+            if let Some(entry) = &mut at.entry {
+                if !matches!(entry.phase, RequestPhase::Answered) {
+                    return Some(RequestIndex::new(slot, at.generation));
                 }
                 entry.cancel = Cancel::None;
             }
@@ -571,7 +580,7 @@ impl<L> Requests<L> {
 
     /// Takes all memory that a peer might have written, and all contents that no receive awaits.
     pub(crate) fn drain(&mut self) -> Vec<L> {
-        let entries = self.slots.iter_mut().filter_map(|place| place.entry.as_mut());
+        let entries = self.slots.iter_mut().filter_map(|step_key| step_key.entry.as_mut());
         let over = entries.filter(|entry| !entry.is_awaited || entry.end.is_none());
         let lent = over.flat_map(|entry| {
             let given = if entry.is_awaited { None } else { entry.given.take() };
@@ -582,13 +591,7 @@ impl<L> Requests<L> {
     }
 
     pub(crate) fn wakers(&mut self) -> impl Iterator<Item = Waker> {
-        let entries = self.slots.iter_mut().filter_map(|place| place.entry.as_mut());
+        let entries = self.slots.iter_mut().filter_map(|step_key| step_key.entry.as_mut());
         entries.filter_map(|entry| entry.waker.take()).chain(self.stash.wakers())
     }
 }
-
-mod of_step;
-mod version;
-
-#[cfg(test)]
-mod tests;

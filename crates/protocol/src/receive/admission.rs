@@ -7,11 +7,12 @@ use std::{
     task::{Context, Poll},
 };
 
-use super::{
-    Request,
-    stash::{Landed, Place},
+use super::Request;
+use crate::{
+    Channel, Connection, Scope, TransferError,
+    connection::Turnstile,
+    requests::{Landed, StepKey},
 };
-use crate::{Channel, Connection, Scope, TransferError, connection::Turnstile};
 
 /// How a receive begins.
 pub(super) enum Admission<'connection, C: Channel> {
@@ -34,47 +35,47 @@ impl<C: Channel> Connection<C> {
         scope: Scope,
         key: &Arc<str>,
     ) -> Result<Admission<'_, C>, TransferError> {
-        let Some(place) = Place::of(scope, key) else {
+        let Some(step_key) = StepKey::of(scope, key) else {
             let index = self.turn(Turnstile::Requests, |state| state.requests.open(None)).await?;
             return Ok(Admission::Request(Request { connection: self, index }));
         };
-        let mut standing = Standing { connection: self, place, ticket: None, entry: None };
-        poll_fn(|context| standing.poll(context)).await
+        let mut receive = ReceiveInLine { connection: self, step_key, ticket: None, entry: None };
+        poll_fn(|context| receive.poll(context)).await
     }
 }
 
 /// Two positions in line, given up when dropped: one among the receives of the key, for a content or the answer to a cancel,
 /// and, once first there, one for a free entry.
-struct Standing<'connection, C: Channel> {
+struct ReceiveInLine<'connection, C: Channel> {
     connection: &'connection Connection<C>,
-    place: Place,
+    step_key: StepKey,
     ticket: Option<u64>,
     entry: Option<u64>,
 }
 
-impl<'connection, C: Channel> Standing<'connection, C> {
+impl<'connection, C: Channel> ReceiveInLine<'connection, C> {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Admission<'connection, C>, TransferError>> {
         let connection = self.connection;
         let mut state = connection.lock();
         if let Err(over) = state.failure() {
             return Poll::Ready(Err(over.into()));
         }
-        let is_first = state.requests.stash.is_first(&self.place, self.ticket);
-        if is_first && let Some(landed) = state.requests.stash.take(&self.place) {
+        let is_first = state.requests.stash.is_first(&self.step_key, self.ticket);
+        if is_first && let Some(landed) = state.requests.stash.take(&self.step_key) {
             testpoints::mark!("a kept content was handed out");
             // There may be room for a request now.
             connection.settle(state, None, None);
             self.leave();
             return Poll::Ready(Ok(Admission::Kept(landed)));
         }
-        let may_ask = is_first && !state.requests.is_unresolved(&self.place);
+        let may_ask = is_first && !state.requests.is_unresolved(&self.step_key);
         if may_ask && let Some(kept) = state.requests.kept_in_excess() {
             return Poll::Ready(Err(TransferError::StashFull { kept }));
         }
         let queue = state.queue(Turnstile::Requests);
         if may_ask
             && queue.is_turn(self.entry)
-            && let Some(index) = state.requests.open(Some(self.place.clone()))
+            && let Some(index) = state.requests.open(Some(self.step_key.clone()))
         {
             drop(state);
             let request = Request { connection, index };
@@ -85,8 +86,8 @@ impl<'connection, C: Channel> Standing<'connection, C> {
         // A receive that must wait for a cancel's answer does not hold up those behind it.
         let replaced =
             if may_ask { queue.wait(&mut self.entry, context.waker()) } else { queue.leave(&mut self.entry) };
-        state.requests.stash.stand(&self.place, &mut self.ticket);
-        let own = state.requests.stash.wait(&self.place, self.ticket, context.waker());
+        state.requests.stash.stand(&self.step_key, &mut self.ticket);
+        let own = state.requests.stash.wait(&self.step_key, self.ticket, context.waker());
         connection.settle(state, None, None);
         drop((replaced, own));
         Poll::Pending
@@ -99,14 +100,14 @@ impl<'connection, C: Channel> Standing<'connection, C> {
         }
         let mut state = self.connection.lock();
         let waker = state.queue(Turnstile::Requests).leave(&mut self.entry);
-        let [own, next] = state.requests.stash.leave(&self.place, &mut self.ticket);
+        let [own, next] = state.requests.stash.leave(&self.step_key, &mut self.ticket);
         self.connection.settle(state, None, None);
         drop((waker, own));
         next.into_iter().for_each(std::task::Waker::wake);
     }
 }
 
-impl<C: Channel> Drop for Standing<'_, C> {
+impl<C: Channel> Drop for ReceiveInLine<'_, C> {
     fn drop(&mut self) {
         self.leave();
     }

@@ -5,8 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use super::Metadata;
-use crate::{Scope, limits::KNOWN_BYTES_MAX};
+use crate::{Metadata, Scope, limits::KNOWN_BYTES_MAX};
 
 /// The two name spaces of keys. A key's metadata is the same in every step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

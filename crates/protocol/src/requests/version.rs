@@ -1,17 +1,17 @@
 //! VERSION, of published values.
 
-use super::{Arrived, ArrivedResult, Requests};
-use crate::{
-    PeerMisbehaved, RequestIndex, VersionTold,
-    request::entry::{Phase, Version},
+use super::{
+    Arrived, ArrivedResult, Requests,
+    entry::{RequestPhase, Version},
 };
+use crate::{PeerMisbehaved, RequestIndex, VersionTold};
 
 impl<L> Requests<L> {
     /// VERSION came.
     pub(crate) fn version_told(&mut self, told: VersionTold) -> ArrivedResult<L> {
         let Some(entry) = self.entry(told.index) else { return Ok(Arrived::IGNORED) };
         match (&entry.phase, entry.version) {
-            (Phase::Asked { .. }, Version::Wanted) => entry.version = Version::Told(told.version),
+            (RequestPhase::Asked { .. }, Version::Wanted) => entry.version = Version::Told(told.version),
             _ => return Err(PeerMisbehaved::VersionUnasked),
         }
         Ok(Arrived::HANDLED)

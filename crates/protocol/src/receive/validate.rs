@@ -2,9 +2,10 @@
 
 use std::{future::poll_fn, sync::Arc, task::Poll};
 
-use super::{Held, Received, stash::Check};
+use super::{Held, Received};
 use crate::{
     Channel, Checksums, Connection, Damage, LentEnd, TransferError,
+    requests::Check,
     validation::{Summing, decode_result},
 };
 

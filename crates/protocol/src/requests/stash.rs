@@ -1,4 +1,4 @@
-//! Contents whose receive was given up, and the receives in line for each key. A *place* is a key of a step.
+//! Contents whose receive was given up, and the receives in line for each key.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -10,12 +10,12 @@ use crate::{LentEnd, Metadata, Scope, StepId};
 
 /// One key of one step, whose values are in order.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct StepKey {
     pub(crate) step: StepId,
     pub(crate) key: Arc<str>,
 }
 
-impl Place {
+impl StepKey {
     /// `None` for published values: fetches have no order and can be repeated.
     pub(crate) fn of(scope: Scope, key: &Arc<str>) -> Option<Self> {
         scope.step().map(|step| Self { step, key: key.clone() })
@@ -83,8 +83,8 @@ struct Line(BTreeMap<u64, Option<Waker>>);
 /// See the module's documentation. Empty as long as no receive is given up while its content is on its way.
 #[derive(Debug)]
 pub(crate) struct Stash<L> {
-    contents: VecDeque<(Place, Landed<L>)>,
-    lines: BTreeMap<Place, Line>,
+    contents: VecDeque<(StepKey, Landed<L>)>,
+    lines: BTreeMap<StepKey, Line>,
     next_ticket: u64,
 }
 
@@ -103,16 +103,17 @@ impl<L> Stash<L> {
     }
 
     /// Stores a content in the order of arrival. Allocates nothing if room was [reserved](Self::reserve).
-    pub(crate) fn put(&mut self, place: Place, landed: Landed<L>) {
+    pub(crate) fn put(&mut self, step_key: StepKey, landed: Landed<L>) {
         let at = self.contents.partition_point(|(_, other)| other.number < landed.number);
-        self.contents.insert(at, (place, landed));
+        self.contents.insert(at, (step_key, landed));
     }
 
-    /// The oldest content of `place`.
-    pub(crate) fn take(&mut self, place: &Place) -> Option<Landed<L>> {
-        let is_same = |other: &Place| {
-            other == place
-                || testpoints::planted!("a kept content is found by its key alone") && other.key == place.key
+    /// The oldest content of `step_key`.
+    pub(crate) fn take(&mut self, step_key: &StepKey) -> Option<Landed<L>> {
+        let is_same = |other: &StepKey| {
+            other == step_key
+                || testpoints::planted!("a kept content is found by its key alone")
+                    && other.key == step_key.key
         };
         let at = self.contents.iter().position(|(other, _)| is_same(other))?;
         self.contents.remove(at).map(|(_, landed)| landed)
@@ -120,7 +121,7 @@ impl<L> Stash<L> {
 
     /// Takes a content of `step`, any of them; `None` when there are none.
     pub(crate) fn take_of_step(&mut self, step: StepId) -> Option<Landed<L>> {
-        let at = self.contents.iter().position(|(place, _)| place.step == step)?;
+        let at = self.contents.iter().position(|(step_key, _)| step_key.step == step)?;
         self.contents.remove(at).map(|(_, landed)| landed)
     }
 
@@ -129,42 +130,42 @@ impl<L> Stash<L> {
     }
 
     pub(crate) fn steps(&self) -> impl Iterator<Item = StepId> {
-        self.contents.iter().map(|(place, _)| place.step)
+        self.contents.iter().map(|(step_key, _)| step_key.step)
     }
 
-    /// Stands in line for `place`; without a ticket, at the back.
-    pub(crate) fn stand(&mut self, place: &Place, ticket: &mut Option<u64>) {
+    /// Stands in line for `step_key`; without a ticket, at the back.
+    pub(crate) fn stand(&mut self, step_key: &StepKey, ticket: &mut Option<u64>) {
         let ticket = ticket.get_or_insert_with(|| {
             self.next_ticket += 1;
             self.next_ticket
         });
-        self.lines.entry(place.clone()).or_default().0.entry(*ticket).or_insert(None);
+        self.lines.entry(step_key.clone()).or_default().0.entry(*ticket).or_insert(None);
     }
 
-    pub(crate) fn is_first(&self, place: &Place, ticket: Option<u64>) -> bool {
-        let first = self.lines.get(place).and_then(|line| line.0.first_key_value());
+    pub(crate) fn is_first(&self, step_key: &StepKey, ticket: Option<u64>) -> bool {
+        let first = self.lines.get(step_key).and_then(|line| line.0.first_key_value());
         first.is_none_or(|(first, _)| Some(*first) == ticket)
     }
 
     /// Stores the waker of a receive in line. Returns the one that it replaces.
-    pub(crate) fn wait(&mut self, place: &Place, ticket: Option<u64>, waker: &Waker) -> Option<Waker> {
-        self.lines.get_mut(place)?.0.get_mut(&ticket?)?.replace(waker.clone())
+    pub(crate) fn wait(&mut self, step_key: &StepKey, ticket: Option<u64>, waker: &Waker) -> Option<Waker> {
+        self.lines.get_mut(step_key)?.0.get_mut(&ticket?)?.replace(waker.clone())
     }
 
     /// Leaves the line. Returns its own waker and that of the next receive.
-    pub(crate) fn leave(&mut self, place: &Place, ticket: &mut Option<u64>) -> [Option<Waker>; 2] {
+    pub(crate) fn leave(&mut self, step_key: &StepKey, ticket: &mut Option<u64>) -> [Option<Waker>; 2] {
         let Some(ticket) = ticket.take() else { return [None, None] };
-        let Some(line) = self.lines.get_mut(place) else { return [None, None] };
+        let Some(line) = self.lines.get_mut(step_key) else { return [None, None] };
         let own = line.0.remove(&ticket).flatten();
         if line.0.is_empty() {
-            self.lines.remove(place);
+            self.lines.remove(step_key);
         }
-        [own, self.first_in_line(place)]
+        [own, self.first_in_line(step_key)]
     }
 
-    /// The waker of the receive that a content or a cancel's answer for `place` concerns.
-    pub(crate) fn first_in_line(&mut self, place: &Place) -> Option<Waker> {
-        self.lines.get_mut(place)?.0.values_mut().next()?.take()
+    /// The waker of the receive that a content or a cancel's answer for `step_key` concerns.
+    pub(crate) fn first_in_line(&mut self, step_key: &StepKey) -> Option<Waker> {
+        self.lines.get_mut(step_key)?.0.values_mut().next()?.take()
     }
 
     pub(crate) fn wakers(&mut self) -> impl Iterator<Item = Waker> {
@@ -176,8 +177,8 @@ impl<L> Stash<L> {
 mod tests {
     use super::*;
 
-    fn place(step: i64, key: &str) -> Place {
-        Place { step: StepId(step), key: key.into() }
+    fn step_key(step: i64, key: &str) -> StepKey {
+        StepKey { step: StepId(step), key: key.into() }
     }
 
     fn landed(number: u64) -> Landed<u64> {
@@ -186,17 +187,17 @@ mod tests {
     }
 
     #[test]
-    fn contents_of_a_place_come_out_in_the_order_of_arrival() {
+    fn contents_of_a_key_come_out_in_the_order_of_arrival() {
         let mut stash = Stash::new();
         for number in [3, 1, 2] {
-            stash.put(place(1, "a"), landed(number));
-            stash.put(place(2, "a"), landed(10 + number));
+            stash.put(step_key(1, "a"), landed(number));
+            stash.put(step_key(2, "a"), landed(10 + number));
         }
         for number in 1..=3 {
-            assert_eq!(stash.take(&place(1, "a")).unwrap().number, number);
+            assert_eq!(stash.take(&step_key(1, "a")).unwrap().number, number);
         }
-        assert!(stash.take(&place(1, "a")).is_none());
-        assert!(stash.take(&place(2, "b")).is_none());
+        assert!(stash.take(&step_key(1, "a")).is_none());
+        assert!(stash.take(&step_key(2, "b")).is_none());
         assert_eq!(stash.take_of_step(StepId(2)).unwrap().number, 11);
         assert_eq!(stash.len(), 2);
     }
@@ -204,17 +205,21 @@ mod tests {
     #[test]
     fn a_line_is_first_come_first_served() {
         let mut stash: Stash<u64> = Stash::new();
-        let place = place(1, "a");
+        let step_key = step_key(1, "a");
         let (mut one, mut two) = (None, None);
-        stash.stand(&place, &mut one);
-        stash.stand(&place, &mut two);
-        stash.stand(&place, &mut one);
-        assert!(stash.is_first(&place, one) && !stash.is_first(&place, two) && !stash.is_first(&place, None));
-        stash.wait(&place, two, Waker::noop());
-        let [own, next] = stash.leave(&place, &mut one);
+        stash.stand(&step_key, &mut one);
+        stash.stand(&step_key, &mut two);
+        stash.stand(&step_key, &mut one);
+        assert!(
+            stash.is_first(&step_key, one)
+                && !stash.is_first(&step_key, two)
+                && !stash.is_first(&step_key, None)
+        );
+        stash.wait(&step_key, two, Waker::noop());
+        let [own, next] = stash.leave(&step_key, &mut one);
         assert!(own.is_none() && next.is_some() && one.is_none());
-        assert!(stash.is_first(&place, two));
-        stash.leave(&place, &mut two);
-        assert!(stash.is_first(&place, None));
+        assert!(stash.is_first(&step_key, two));
+        stash.leave(&step_key, &mut two);
+        assert!(stash.is_first(&step_key, None));
     }
 }

@@ -1,7 +1,5 @@
 //! The sending side of a transfer.
 
-mod table;
-
 use std::{
     future::{Future, poll_fn},
     pin::pin,
@@ -10,11 +8,11 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-pub(crate) use table::{Responses, Standing};
 
 use crate::{
     Channel, Checksums, Code, Connection, Destination, ErrorStatus, Message, MetaDataResponse, Metadata,
-    RequestIndex, Source, Status, TensorRequest, Value, VersionTold, Want, validation::encode_result, wire,
+    RequestIndex, Source, Status, TensorRequest, Value, VersionTold, Want, responses::ResponseState,
+    validation::encode_result, wire,
 };
 
 /// The response cannot go on: the peer has sent CANCEL, or the connection is over.
@@ -64,7 +62,7 @@ impl<C: Channel> Response<C> {
         take: BoxFuture<'static, Result<S::Taken, Status>>,
     ) {
         let taken = match self.unless_cancelled(take).await {
-            Ok(Ok(taken)) => Held { source, taken: Some(taken) },
+            Ok(Ok(taken)) => TakenValue { source, taken: Some(taken) },
             Ok(Err(status)) => return self.refuse(status).await,
             Err(Ended) => return,
         };
@@ -159,7 +157,7 @@ impl<C: Channel> Response<C> {
         metadata: Metadata,
         bytes: Option<C::Bytes>,
         checksum: Option<u64>,
-        taken: Held<S>,
+        taken: TakenValue<S>,
     ) {
         let (index, length) = (self.index, metadata.byte_length);
         let bytes = bytes.filter(|_| length > 0);
@@ -250,9 +248,9 @@ impl<C: Channel> Response<C> {
 
     async fn re_request(&self) -> Result<Option<Destination>, Ended> {
         poll_fn(|context| match self.watch(context.waker()) {
-            Ok(Standing::ReRequested(destination)) => Poll::Ready(Ok(destination)),
-            Ok(Standing::Open) => Poll::Pending,
-            Ok(Standing::Cancelled) | Err(Ended) => Poll::Ready(Err(Ended)),
+            Ok(ResponseState::ReRequested(destination)) => Poll::Ready(Ok(destination)),
+            Ok(ResponseState::Open) => Poll::Pending,
+            Ok(ResponseState::Cancelled) | Err(Ended) => Poll::Ready(Err(Ended)),
         })
         .await
     }
@@ -263,7 +261,7 @@ impl<C: Channel> Response<C> {
         (length, checksum): (u64, Option<u64>),
         bytes: Option<C::Bytes>,
         (which, destination): (usize, Option<Destination>),
-        taken: Held<S>,
+        taken: TakenValue<S>,
     ) {
         let (connection, index) = (&self.connection, self.index);
         let mut bytes = bytes.filter(|_| length > 0);
@@ -292,7 +290,7 @@ impl<C: Channel> Response<C> {
     }
 
     /// Waits until the posted content is written.
-    async fn finish<S: Source>(&self, write: C::Write, taken: Held<S>) {
+    async fn finish<S: Source>(&self, write: C::Write, taken: TakenValue<S>) {
         let (connection, index) = (&self.connection, self.index);
         if testpoints::planted!("a cancel is acknowledged before the write is done") {
             if let Ok(Ok(())) = self.unless_cancelled(write).await {
@@ -316,7 +314,7 @@ impl<C: Channel> Response<C> {
     async fn unless_cancelled<F: Future>(&self, future: F) -> Result<F::Output, Ended> {
         let mut future = pin!(future);
         poll_fn(|context| match self.watch(context.waker()) {
-            Ok(Standing::Cancelled) | Err(Ended) => Poll::Ready(Err(Ended)),
+            Ok(ResponseState::Cancelled) | Err(Ended) => Poll::Ready(Err(Ended)),
             Ok(_) => future.as_mut().poll(context).map(Ok),
         })
         .await
@@ -333,7 +331,7 @@ impl<C: Channel> Response<C> {
     }
 
     /// The state of the response, unless the connection is over. `waker` is woken when that changes.
-    fn watch(&self, waker: &Waker) -> Result<Standing, Ended> {
+    fn watch(&self, waker: &Waker) -> Result<ResponseState, Ended> {
         let mut state = self.connection.lock();
         let is_over = state.failure().is_err();
         let (standing, replaced) = state.responses.watch(self.index, waker);
@@ -353,12 +351,12 @@ impl<C: Channel> Drop for Response<C> {
 }
 
 /// A value that goes back to its source unless it is written.
-struct Held<S: Source> {
+struct TakenValue<S: Source> {
     source: Arc<S>,
     taken: Option<S::Taken>,
 }
 
-impl<S: Source> Held<S> {
+impl<S: Source> TakenValue<S> {
     fn value(&self) -> Option<Value<S::Bytes>> {
         self.taken.as_ref().map(S::value)
     }
@@ -377,7 +375,7 @@ impl<S: Source> Held<S> {
     }
 }
 
-impl<S: Source> Drop for Held<S> {
+impl<S: Source> Drop for TakenValue<S> {
     fn drop(&mut self) {
         if let Some(taken) = self.taken.take() {
             self.source.put_back(taken);
