@@ -6,7 +6,6 @@ use tensorwire::{DataType, Runtime, Tensor, TokioRuntime, Validation, Worker};
 use verbs_reactor::{Role, bare::BareMemory};
 
 use super::{
-    arguments::BenchPeer,
     control::{Answer, Order},
     end::{End, Unconnected},
     error::BenchError,
@@ -19,6 +18,7 @@ use super::{
     process,
     workers::{SERVER, device_of, edge_name, start_worker, tensor_name},
 };
+use crate::arguments::bench::BenchPeer;
 
 /// `tensorwire bench-peer`.
 pub(crate) async fn serve(arguments: BenchPeer) -> Result<(), BenchError> {

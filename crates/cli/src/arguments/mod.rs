@@ -1,12 +1,14 @@
 //! The command line.
 
+pub(crate) mod bench;
+
 use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use tensorwire::{FabricKind, Validation};
 
-use crate::bench::arguments::{Bench, BenchPeer};
+use bench::{Bench, BenchPeer};
 
 /// Moves tensors between processes.
 #[derive(Debug, Parser)]

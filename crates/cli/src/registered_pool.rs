@@ -6,12 +6,12 @@ use memory::{Block, BlockVisitor, MemoryError, Pool, PoolConfig, VisitError};
 use verbs_reactor::{Access, Domain, RemoteRegion};
 
 /// A pool whose blocks are registered with a domain.
-pub(crate) struct Registered {
+pub(crate) struct RegisteredPool {
     pub(crate) pool: Pool,
     regions: Arc<Regions>,
 }
 
-impl Registered {
+impl RegisteredPool {
     /// A pool with the settings `config`. Peers have the rights `access`.
     pub(crate) fn new(
         domain: &Arc<dyn Domain>,

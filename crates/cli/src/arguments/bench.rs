@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use tensorwire::FabricKind;
 
-use crate::arguments::Checksum;
+use super::Checksum;
 
 /// Largest size that is measured, in bytes: both processes hold a few buffers of that size.
 const SIZE_MAX: u64 = 1 << 30;
