@@ -10,18 +10,18 @@ pub(crate) fn byte_bar(what: &str, bytes: u64) -> ProgressBar {
 }
 
 /// A line for work of unknown duration. Dropping it removes the line.
-pub(crate) fn phase(what: &str) -> Phase {
+pub(crate) fn phase(what: &str) -> StatusLine {
     let bar = styled(ProgressBar::new_spinner(), what, "{prefix} …");
     bar.tick();
-    Phase(bar)
+    StatusLine(bar)
 }
 
 /// A line that says what is being done, until it is dropped.
 #[derive(Debug)]
 #[must_use = "the line goes when it is dropped"]
-pub(crate) struct Phase(ProgressBar);
+pub(crate) struct StatusLine(ProgressBar);
 
-impl Drop for Phase {
+impl Drop for StatusLine {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }

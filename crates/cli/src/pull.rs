@@ -15,7 +15,7 @@ use crate::{
     print,
     progress::{byte_bar, phase},
     round::Round,
-    sink::{Sink, Task},
+    sink::{Sink, TensorWork},
 };
 
 /// Fetches under way at once.
@@ -68,7 +68,7 @@ async fn pull_with(
         let round = Round::begin((rounds > 1).then_some(number), link.info());
         let what = if arguments.verify { "pulling and verifying" } else { "pulling" };
         let progress = byte_bar(what, plan.header.data_bytes());
-        let begun = Task { plan: plan.clone(), verify: arguments.verify, output, done: 0, progress };
+        let begun = TensorWork { plan: plan.clone(), verify: arguments.verify, output, done: 0, progress };
         let task;
         (link, task) = fetch_all(link, arguments, begun).await?;
         task.progress.finish_and_clear();
@@ -83,7 +83,11 @@ async fn pull_with(
 }
 
 /// Runs one round. After the loss of the server it continues, if that is wanted.
-async fn fetch_all(mut link: Link, arguments: &Pull, mut task: Task) -> Result<(Link, Task), Failure> {
+async fn fetch_all(
+    mut link: Link,
+    arguments: &Pull,
+    mut task: TensorWork,
+) -> Result<(Link, TensorWork), Failure> {
     let mut done_before = None;
     loop {
         let lost;
@@ -115,8 +119,8 @@ fn is_stuck(lost: &Failure, done_before: Option<usize>, done_now: Option<usize>)
 async fn fetch_until_lost(
     link: &Link,
     arguments: &Pull,
-    task: Task,
-) -> Result<(Task, Option<Failure>), Failure> {
+    task: TensorWork,
+) -> Result<(TensorWork, Option<Failure>), Failure> {
     let (plan, progress) = (task.plan.clone(), task.progress.clone());
     let (budget, rest) = (Budget::of(in_flight(arguments)), &plan.header.entries()[task.done..]);
     let sink = Sink::start(task);

@@ -13,10 +13,10 @@ use crate::{
     dtype,
     failure::Failure,
     header::{Entry, HEADER_NAME},
-    mapped::{Changes, MappedFile},
+    mapped_file::{Changes, MappedFile},
     print,
     progress::byte_bar,
-    reachable::instead_of_all,
+    reachable_address::instead_of_all,
     tls,
 };
 

@@ -29,7 +29,7 @@ fn checksum(bytes: &[u8]) -> u64 {
 
 /// The work of the thread for each tensor.
 #[derive(Debug)]
-pub(crate) struct Task {
+pub(crate) struct TensorWork {
     pub(crate) plan: Arc<Plan>,
     /// Compare checksums.
     pub(crate) verify: bool,
@@ -41,7 +41,7 @@ pub(crate) struct Task {
     pub(crate) progress: ProgressBar,
 }
 
-impl Task {
+impl TensorWork {
     /// Processes the next tensor, unless it `is_stopped` meanwhile.
     fn take(&mut self, tensor: &Tensor, is_stopped: &AtomicBool) -> Result<(), Failure> {
         let plan = self.plan.clone();
@@ -78,7 +78,7 @@ impl Task {
 #[derive(Debug)]
 pub(crate) struct Sink {
     tensors: mpsc::Sender<(Tensor, Room)>,
-    result: oneshot::Receiver<Result<Task, Failure>>,
+    result: oneshot::Receiver<Result<TensorWork, Failure>>,
     is_stopped: Arc<AtomicBool>,
     /// Its reader may hang, and the thread with it.
     is_stream: bool,
@@ -86,7 +86,7 @@ pub(crate) struct Sink {
 
 impl Sink {
     /// Starts the thread.
-    pub(crate) fn start(mut task: Task) -> Self {
+    pub(crate) fn start(mut task: TensorWork) -> Self {
         // The channel has room for everything that may be held, so that sending never waits.
         let (tensors, mut waiting) = mpsc::channel::<(Tensor, Room)>(HELD_MAX as usize);
         let (end, result) = oneshot::channel();
@@ -117,7 +117,7 @@ impl Sink {
     }
 
     /// Waits until all is done, and returns the task.
-    pub(crate) async fn finish(self) -> Result<Task, Failure> {
+    pub(crate) async fn finish(self) -> Result<TensorWork, Failure> {
         drop(self.tensors);
         self.result.await.unwrap_or(Err(Failure::WriterGone))
     }
@@ -144,7 +144,7 @@ mod tests {
     use indicatif::ProgressBar;
     use tensorwire::{DataType, Tensor, Worker};
 
-    use super::{Sink, Task, checksum};
+    use super::{Sink, TensorWork, checksum};
     use crate::{budget::Budget, failure::Failure, header::Header, output::Output, plan::Plan};
 
     /// What the progress shows after a tensor of six bytes went to `path`.
@@ -157,7 +157,7 @@ mod tests {
         // A full device takes none of it.
         let _ = output.begin(&plan.header.prefix(), plan.header.file_bytes());
         let progress = ProgressBar::hidden();
-        let mut task = Task { plan, verify: false, output: Some(output), done: 0, progress };
+        let mut task = TensorWork { plan, verify: false, output: Some(output), done: 0, progress };
         let taken = task.take(&tensor, &AtomicBool::new(false));
         (task.progress.position(), taken)
     }
@@ -183,7 +183,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let output = Output::open(&directory.path().join("file"), false).unwrap();
         let progress = ProgressBar::hidden();
-        let task = Task { plan: plan.clone(), verify: false, output: Some(output), done: 0, progress };
+        let task = TensorWork { plan: plan.clone(), verify: false, output: Some(output), done: 0, progress };
         let sink = Sink::start(task);
         assert!(sink.put(tensor, Budget::of(1).take(1).await).await);
         sink.stop().await;

@@ -1,8 +1,8 @@
 //! The errors of this crate.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
-use crate::{Limit, VisitError, limits::Shown};
+use crate::limits::{Limit, Shown};
 
 /// Why memory could not be allocated, granted or taken back.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -159,3 +159,21 @@ impl MemoryError {
         matches!(self, Self::Exhausted { .. } | Self::EarlyExhausted { .. })
     }
 }
+
+/// A visitor's refusal, shared so that it can be cloned into every waiter's error.
+#[derive(Clone)]
+pub struct VisitError(pub Arc<dyn std::error::Error + Send + Sync>);
+
+impl fmt::Debug for VisitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for VisitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for VisitError {}

@@ -2,7 +2,7 @@
 
 use std::{fs, sync::OnceLock};
 
-use crate::memfd::Mapped;
+use crate::pages::Pages;
 
 /// Whether the blocks of a pool are backed by huge pages. A neighbour maps such a block in a hundredth of the time,
 /// and copies miss fewer address translations.
@@ -34,15 +34,15 @@ pub(crate) fn page_size() -> usize {
     })
 }
 
-/// Asks the kernel to make the pages of `mapping` huge. Returns how many bytes are.
-pub(crate) fn collapse(mapping: &Mapped, huge_page: usize) -> usize {
-    let base = mapping.base().as_ptr();
-    let whole = mapping.length() / huge_page;
+/// Asks the kernel to make the pages of `pages` huge. Returns how many bytes are.
+pub(crate) fn collapse(pages: &Pages, huge_page: usize) -> usize {
+    let base = pages.base().as_ptr();
+    let whole = pages.length() / huge_page;
     let advise = |place: *mut u8, length, advice| {
         // SAFETY: the range is a part of our own mapping; these kinds of advice don't change its bytes.
         unsafe { libc::madvise(place.cast(), length, advice) == 0 }
     };
-    advise(base, mapping.length(), libc::MADV_HUGEPAGE);
+    advise(base, pages.length(), libc::MADV_HUGEPAGE);
     let is_huge = |page: &usize| advise(base.wrapping_add(page * huge_page), huge_page, libc::MADV_COLLAPSE);
     (0..whole).filter(is_huge).count() * huge_page
 }

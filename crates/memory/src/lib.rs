@@ -27,39 +27,33 @@
 //! # Ok::<(), memory::MemoryError>(())
 //! ```
 
-mod allocation;
 mod block;
 mod buffer;
 pub mod copy;
 mod error;
-mod exposure;
 mod foreign;
-mod grant;
 mod huge;
 mod lease;
 mod limits;
 mod mapping;
 mod memfd;
-mod observer;
-mod poison;
+mod pages;
 mod pool;
-mod retired;
 mod sync;
 mod user;
 
-pub use block::{Block, BlockId};
-pub use buffer::{Buf, BufMut};
-pub use error::MemoryError;
-pub use exposure::Exposure;
-pub use foreign::{ForeignMemory, Loan};
-pub use grant::{GrantEnd, GrantId, Granted, RemoteAccess, RemoteTarget};
+pub use block::{
+    Block, BlockId, BlockVisitor, GrantEnd, GrantId, MemoryObserver, PoolConfig, PoolStats, RemoteAccess,
+    RemoteTarget, Span,
+};
+pub use buffer::{Buf, BufMut, Exposure, Granted, Loan, Retired};
+pub use error::{MemoryError, VisitError};
+pub use foreign::ForeignMemory;
 pub use huge::HugePages;
 pub use lease::Lease;
 pub use limits::Limit;
 pub use mapping::Mapping;
-pub use observer::{BlockVisitor, MemoryObserver, Span, VisitError};
-pub use pool::{Alloc, Pool, PoolConfig, PoolStats};
-pub use retired::Retired;
+pub use pool::{Alloc, Pool};
 pub use user::{Joined, UserMemory};
 
 /// Every buffer starts at a multiple of this many bytes, so that rows of any element type are aligned and no

@@ -18,7 +18,7 @@ use rustix::{
 
 use crate::{
     ForeignMemory, Lease, MemoryError, limits,
-    memfd::{Mapped, page_size},
+    pages::{Pages, page_size},
 };
 
 /// Mode bits that let others than the owner write.
@@ -36,7 +36,7 @@ const ROOT: u32 = 0;
 #[derive(Debug)]
 pub struct Mapping {
     /// `None` for an empty file, which can't be mapped.
-    mapped: Option<Mapped>,
+    pages: Option<Pages>,
     /// Dropped after the pages.
     lease: Mutex<Option<Lease>>,
 }
@@ -89,8 +89,8 @@ impl Mapping {
         let length = file.metadata().map_err(failed("fstat"))?.len();
         let length = usize::try_from(length).ok().filter(|length| *length <= isize::MAX as usize);
         let length = length.ok_or_else(|| refused(Errno::FBIG.into()))?;
-        let mapped = if length == 0 { None } else { Some(map(file, length)?) };
-        Ok(Self { mapped, lease: Mutex::new(lease) })
+        let pages = if length == 0 { None } else { Some(map(file, length)?) };
+        Ok(Self { pages, lease: Mutex::new(lease) })
     }
 
     /// Whether a process waits for the lease, or its time has run out.
@@ -115,9 +115,9 @@ impl Mapping {
     /// mapped there next.
     pub fn detach(&self) -> Result<Option<Lease>, MemoryError> {
         let mut held = self.lease();
-        if let (Some(mapped), Some(lease)) = (&self.mapped, &*held) {
-            let copy = copy_of(lease.file(), mapped.length())?;
-            mapped.replace(copy).map_err(failed("mremap"))?;
+        if let (Some(pages), Some(lease)) = (&self.pages, &*held) {
+            let copy = copy_of(lease.file(), pages.length())?;
+            pages.replace(copy).map_err(failed("mremap"))?;
         }
         Ok(held.take())
     }
@@ -138,11 +138,11 @@ impl Mapping {
 // writing it by the checks of owner and mode, and under a lease the kernel keeps the owner from it.
 unsafe impl ForeignMemory for Mapping {
     fn base(&self) -> NonNull<u8> {
-        self.mapped.as_ref().map_or(NonNull::dangling(), Mapped::base)
+        self.pages.as_ref().map_or(NonNull::dangling(), Pages::base)
     }
 
     fn length(&self) -> usize {
-        self.mapped.as_ref().map_or(0, Mapped::length)
+        self.pages.as_ref().map_or(0, Pages::length)
     }
 }
 
@@ -161,8 +161,8 @@ fn check_owner(owner: u32, own: u32) -> io::Result<()> {
     )))
 }
 
-fn map(file: &File, length: usize) -> Result<Mapped, MemoryError> {
-    let mapped = Mapped::new(file.as_fd(), length, ProtFlags::READ, MapFlags::PRIVATE, page_size());
+fn map(file: &File, length: usize) -> Result<Pages, MemoryError> {
+    let mapped = Pages::new(file.as_fd(), length, ProtFlags::READ, MapFlags::PRIVATE, page_size());
     let mapped = mapped.map_err(|source| match limits::behind("mmap", &source, length as u64) {
         Some((limit, value)) => MemoryError::Limit { pool: "a mapped file", bytes: length, limit, value },
         None => failed("mmap")(source),
@@ -174,12 +174,12 @@ fn map(file: &File, length: usize) -> Result<Mapped, MemoryError> {
 }
 
 /// The first `length` bytes of `file`, in memory of this process.
-fn copy_of(file: &File, length: usize) -> Result<Mapped, MemoryError> {
+fn copy_of(file: &File, length: usize) -> Result<Pages, MemoryError> {
     let pool = "a copy of a mapped file";
     if let Some((limit, value)) = limits::leaves_no_room(length as u64) {
         return Err(MemoryError::Limit { pool, bytes: length, limit, value });
     }
-    let copy = Mapped::anonymous(length).map_err(|source| MemoryError::Block {
+    let copy = Pages::anonymous(length).map_err(|source| MemoryError::Block {
         pool,
         bytes: length,
         step: "mmap",

@@ -7,11 +7,15 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use crate::{Block, BlockVisitor, Buf, ForeignMemory, MemoryError, allocation::Allocation};
+use crate::{
+    BlockVisitor, Buf, ForeignMemory, MemoryError,
+    block::{Allocation, JoinedBlock},
+};
 
 /// Memory that users have joined: registered with the devices, and found again by address.
 ///
-/// Joined memory lies in a [`Block`] of its own that neighbours can't map ([`Block::shareable`] is false). A fabric
+/// Joined memory lies in a [`Block`](crate::Block) of its own that neighbours can't map
+/// ([`Block::shareable`](crate::Block::shareable) is false). A fabric
 /// over shared memory takes it with one copy into a pool (`CopyReason::Import`); others send it in place. Nothing is
 /// ever received into it.
 ///
@@ -102,7 +106,7 @@ impl UserMemory {
         if before.is_some_and(|(start, bytes)| start + bytes.len() > addresses.start) {
             return Err(MemoryError::Overlaps { length: addresses.len() });
         }
-        let block = JoinedBlock { block: Block::joined(owner), visitors: RwLock::default() };
+        let block = JoinedBlock::new(owner);
         for visitor in &registry.visitors {
             // A refusal drops the block, which leaves those that took it.
             block.visit(visitor).map_err(|source| MemoryError::Register { pool: POOL, source })?;
@@ -168,46 +172,5 @@ impl Drop for Joined {
         };
         // Without the lock: if it is the last buffer, devices are told.
         drop(left);
-    }
-}
-
-/// The block of a joined memory, and the devices that have it.
-pub(crate) struct JoinedBlock {
-    block: Block,
-    visitors: RwLock<Vec<Arc<dyn BlockVisitor>>>,
-}
-
-impl JoinedBlock {
-    pub(crate) fn block(&self) -> &Block {
-        &self.block
-    }
-
-    fn visit(&self, visitor: &Arc<dyn BlockVisitor>) -> Result<(), crate::VisitError> {
-        visitor.block_added(&self.block)?;
-        self.visitors.write().unwrap_or_else(PoisonError::into_inner).push(visitor.clone());
-        Ok(())
-    }
-
-    fn visit_again(&self) {
-        // Under the lock, so that a visitor that leaves meanwhile does not come back.
-        let mut visitors = self.visitors.write().unwrap_or_else(PoisonError::into_inner);
-        visitors.retain(|visitor| {
-            visitor.block_removed(&self.block);
-            visitor.block_added(&self.block).is_ok()
-        });
-    }
-
-    fn leave(&self, visitor: &Arc<dyn BlockVisitor>) {
-        let mut visitors = self.visitors.write().unwrap_or_else(PoisonError::into_inner);
-        visitors.retain(|other| !Arc::ptr_eq(other, visitor));
-        drop(visitors);
-        visitor.block_removed(&self.block);
-    }
-}
-
-impl Drop for JoinedBlock {
-    fn drop(&mut self) {
-        let visitors = self.visitors.get_mut().unwrap_or_else(PoisonError::into_inner);
-        visitors.drain(..).for_each(|visitor| visitor.block_removed(&self.block));
     }
 }

@@ -34,9 +34,13 @@ pub mod key;
 pub mod limits;
 pub mod message;
 pub mod metadata;
+mod metadata_cache;
 pub mod names;
-mod request;
-mod response;
+mod receive;
+mod request_index;
+mod requests;
+mod respond;
+mod responses;
 pub mod status;
 pub mod text;
 pub mod validation;
@@ -46,14 +50,15 @@ pub use channel::{Allocator, Channel, ChannelError, LentEnd, RecordSlot, RingSpa
 pub use connection::{ACKNOWLEDGEMENT_IMMEDIATE, Connection, MESSAGE_IMMEDIATE};
 pub use counters::{Counters, MessageCounts};
 pub use credit::{Agreed, Depths, Mode, Parameters};
-pub use error::{PeerMisbehaved, TransferError};
+pub use error::{PeerMisbehaved, TransferError, WireError};
 pub use key::{DeviceName, InvalidDeviceName, InvalidKey, Key, KeyBuilder};
 pub use message::{
-    Destination, ErrorStatus, Message, MetaDataResponse, RequestIndex, Requested, ResultSlot, Scope, Sharing,
-    StepId, TensorReRequest, TensorRequest, VersionTold, Want, Wanted,
+    Destination, ErrorStatus, Message, MetaDataResponse, Requested, ResultSlot, Scope, Sharing, StepId,
+    TensorReRequest, TensorRequest, VersionTold, Want, Wanted,
 };
-pub use metadata::{DataType, Metadata, MetadataCache, Shape, UnknownDataType};
-pub use request::{Held, Manner, Received};
+pub use metadata::{DataType, Metadata, Shape, UnknownDataType};
+pub use metadata_cache::MetadataCache;
+pub use receive::{Held, Manner, Received};
+pub use request_index::RequestIndex;
 pub use status::{Code, Status};
 pub use validation::{Checksums, Damage, Validation};
-pub use wire::WireError;

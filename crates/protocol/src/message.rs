@@ -2,16 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::{Metadata, Status};
+use crate::{Metadata, RequestIndex, Status};
 
 /// One execution of the user's program; sends and receives of different steps never mix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StepId(pub i64);
-
-/// Names one request of one connection and direction; also the immediate of its content. It
-/// matches an arrival with its request and does not protect memory: bytes land before an immediate is read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RequestIndex(pub u32);
 
 /// Where the sender looks for the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

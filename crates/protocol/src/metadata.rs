@@ -1,10 +1,6 @@
 //! Everything about a tensor except its bytes.
 
-mod cache;
-
 use std::fmt;
-
-pub use cache::MetadataCache;
 
 use crate::limits::RANK_MAX;
 

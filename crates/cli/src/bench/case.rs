@@ -7,7 +7,6 @@ use tensorwire::{Key, Runtime, Sharing};
 use verbs_reactor::Role;
 
 use super::{
-    arguments::{BenchFabric, Mode, Op, WaitChoice},
     control::{Answer, Order},
     cpus::Placement,
     end::{End, Unconnected},
@@ -21,7 +20,10 @@ use super::{
     task::{FRESH_PIECES, PULLED_TENSORS, Puller, RECEIVES, Stage, Task, done},
     workers::{PULLER, SERVER, device_of, edge_name, start_worker, tensor_name},
 };
-use crate::arguments::Checksum;
+use crate::arguments::{
+    Checksum,
+    bench::{BenchFabric, Mode, Op, WaitChoice},
+};
 
 /// From this size on, pulls are compared by bandwidth.
 const BANDWIDTH_BYTES: u64 = 64 << 10;
@@ -47,14 +49,14 @@ pub(super) struct Case {
 
 /// The RDMA devices of both processes, as far as they are named.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Devices {
+pub(super) struct DevicePair {
     pub(super) own: Option<String>,
     pub(super) peer: Option<String>,
 }
 
-impl Devices {
+impl DevicePair {
     /// From the names on the command line.
-    pub(super) fn new(arguments: &super::arguments::Bench) -> Self {
+    pub(super) fn new(arguments: &crate::arguments::bench::Bench) -> Self {
         let own = arguments.device.clone();
         Self { peer: arguments.peer_device.clone().or_else(|| own.clone()), own }
     }
@@ -111,7 +113,7 @@ impl Case {
     pub(super) async fn set_up(
         &self,
         placement: Placement,
-        devices: &Devices,
+        devices: &DevicePair,
         clock: Arc<dyn Runtime>,
     ) -> Result<Ready, BenchError> {
         let shared = if self.is_fresh() { FRESH_PIECES * self.bytes() } else { 4096 };
@@ -332,7 +334,7 @@ async fn open_stream(stage: &mut Stage) -> Result<Arc<RawStream>, BenchError> {
 }
 
 /// The cases of a command line, in order. Operations with a fixed size occur once.
-pub(super) fn cases(arguments: &super::arguments::Bench) -> Vec<Case> {
+pub(super) fn cases(arguments: &crate::arguments::bench::Bench) -> Vec<Case> {
     let mut cases = Vec::new();
     for &fabric in &arguments.fabric {
         for op in arguments.op.iter().flat_map(|choice| choice.ops().iter().copied()) {

@@ -2,10 +2,8 @@
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use super::{
-    arguments::CpuChoice,
-    error::{BenchError, system},
-};
+use super::error::{BenchError, system};
+use crate::arguments::bench::CpuChoice;
 
 /// From this size on a second core may help to copy.
 const HELPED_BYTES: u64 = 16 << 20;

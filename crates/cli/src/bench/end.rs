@@ -10,7 +10,7 @@ use verbs_reactor::{
 };
 
 use super::{control::EndData, error::BenchError, fabrics::Opened};
-use crate::registered::Registered;
+use crate::registered_pool::RegisteredPool;
 
 const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 64, receive_depth: 1024 };
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
@@ -141,8 +141,8 @@ impl End {
 }
 
 /// A pool of one block for a buffer of `bytes` bytes.
-fn registered(domain: &Arc<dyn Domain>, access: Access, bytes: usize) -> Result<Registered, MemoryError> {
+fn registered(domain: &Arc<dyn Domain>, access: Access, bytes: usize) -> Result<RegisteredPool, MemoryError> {
     let config = PoolConfig { block_bytes: bytes, ..PoolConfig::new("measured") };
     let cap_bytes = config.cap_bytes.max(2 * bytes as u64);
-    Registered::new(domain, access, PoolConfig { cap_bytes, ..config })
+    RegisteredPool::new(domain, access, PoolConfig { cap_bytes, ..config })
 }

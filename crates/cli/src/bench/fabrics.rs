@@ -11,10 +11,8 @@ use verbs_reactor::{
     verbs::{VerbsFabric, VerbsSettings},
 };
 
-use super::{
-    arguments::{BenchFabric, WaitChoice},
-    error::BenchError,
-};
+use super::error::BenchError;
+use crate::arguments::bench::{BenchFabric, WaitChoice};
 
 /// One end's fabric.
 #[derive(Debug, Clone, Serialize, Deserialize)]

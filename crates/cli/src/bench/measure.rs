@@ -10,7 +10,7 @@ use super::{
     cpus::{self, CpuTime},
     device_calls::DeviceCalls,
     error::BenchError,
-    phase::{Phase, Plan, quantile},
+    phase::{Phase, PhaseLength, quantile},
     task::{Stage, Task},
 };
 
@@ -32,7 +32,7 @@ pub(super) struct Settings {
 
 /// One round.
 #[derive(Debug, Clone)]
-struct Round {
+struct RoundTimes {
     ours: Phase,
     limit: Phase,
     steal: f64,
@@ -86,7 +86,7 @@ pub(super) async fn measure(
 #[derive(Debug)]
 struct Rounds {
     wanted: usize,
-    measured: Vec<Round>,
+    measured: Vec<RoundTimes>,
     /// Of those, the ones that count in any case.
     undisturbed: usize,
     /// Rounds whose limit gave no figure.
@@ -112,7 +112,7 @@ impl Rounds {
     /// # Errors
     /// The error of a round that cannot be repeated. A perftest report without a figure only repeats the round, unless no
     /// round has a figure.
-    fn take(&mut self, round: Result<Round, BenchError>) -> Result<bool, BenchError> {
+    fn take(&mut self, round: Result<RoundTimes, BenchError>) -> Result<bool, BenchError> {
         match round {
             Ok(round) => {
                 let counts = round.steal <= STEAL_MAX;
@@ -131,11 +131,11 @@ impl Rounds {
 }
 
 /// The plan of a phase of `task`.
-async fn plan(task: &mut Task, stage: &mut Stage, settings: Settings) -> Result<Plan, BenchError> {
+async fn plan(task: &mut Task, stage: &mut Stage, settings: Settings) -> Result<PhaseLength, BenchError> {
     let batch = task.batch();
     match settings.ops {
         Some(ops) => {
-            let plan = Plan { ops: ops.next_multiple_of(batch.max(1)), group: 1 };
+            let plan = PhaseLength { ops: ops.next_multiple_of(batch.max(1)), group: 1 };
             // Once for nothing, to warm everything up.
             run_warm_up(task, stage, plan).await?;
             Ok(plan)
@@ -156,7 +156,7 @@ async fn plan(task: &mut Task, stage: &mut Stage, settings: Settings) -> Result<
 #[derive(Debug)]
 struct Probe {
     /// What to try next.
-    plan: Plan,
+    plan: PhaseLength,
     batch: u64,
     budget_ns: f64,
     /// Discards the first operations: workers connect when the first tensor moves, which may take as long as hundreds of
@@ -166,16 +166,20 @@ struct Probe {
 
 impl Probe {
     fn new(batch: u64, budget_ns: f64) -> Self {
-        Self { plan: Plan { ops: batch, group: 1 }, batch, budget_ns, is_set_up: false }
+        Self { plan: PhaseLength { ops: batch, group: 1 }, batch, budget_ns, is_set_up: false }
     }
 
     /// Takes the times of a trial. Once these are long enough, returns the plan of a phase.
-    fn take(&mut self, phase: &Phase) -> Option<Plan> {
+    fn take(&mut self, phase: &Phase) -> Option<PhaseLength> {
         if !std::mem::replace(&mut self.is_set_up, true) {
             return None;
         }
         if phase.spent_ns >= self.budget_ns * PROBE_SHARE || self.plan.ops >= 1 << 24 {
-            return Some(Plan::for_budget(phase.spent_ns / self.plan.ops as f64, self.budget_ns, self.batch));
+            return Some(PhaseLength::for_budget(
+                phase.spent_ns / self.plan.ops as f64,
+                self.budget_ns,
+                self.batch,
+            ));
         }
         self.plan.ops *= 2;
         None
@@ -183,7 +187,7 @@ impl Probe {
 }
 
 /// Runs a warm-up phase, again if a limit gives no figure.
-async fn run_warm_up(task: &mut Task, stage: &mut Stage, plan: Plan) -> Result<Phase, BenchError> {
+async fn run_warm_up(task: &mut Task, stage: &mut Stage, plan: PhaseLength) -> Result<Phase, BenchError> {
     for _ in 1..WARM_UPS {
         match task.run(stage, plan).await {
             Err(BenchError::NoFigure { .. }) => {}
@@ -195,10 +199,10 @@ async fn run_warm_up(task: &mut Task, stage: &mut Stage, plan: Plan) -> Result<P
 
 async fn one_round(
     ready: &mut Ready,
-    ours: Plan,
-    limit: Plan,
+    ours: PhaseLength,
+    limit: PhaseLength,
     limit_first: bool,
-) -> Result<Round, BenchError> {
+) -> Result<RoundTimes, BenchError> {
     let before = CpuTime::now();
     let Ready { stage, ours: our_task, limit: limit_task, .. } = ready;
     // In turns also within rounds, so that a machine that becomes slower affects both alike.
@@ -210,7 +214,7 @@ async fn one_round(
         Some(limit) => limit,
         None => limit_task.run(stage, limit).await?,
     };
-    Ok(Round { ours, limit, steal: CpuTime::now().stolen_since(before), calls })
+    Ok(RoundTimes { ours, limit, steal: CpuTime::now().stolen_since(before), calls })
 }
 
 /// Sums up the `wanted` rounds with the least steal.
@@ -220,7 +224,7 @@ fn sum_up(all: Rounds, ready: &Ready, load: f64) -> Measurement {
     rounds.sort_by(|a, b| a.steal.total_cmp(&b.steal));
     rounds.truncate(wanted);
     let over_rounds =
-        |value: &dyn Fn(&Round) -> f64| quantile(&rounds.iter().map(value).collect::<Vec<_>>(), 0.5);
+        |value: &dyn Fn(&RoundTimes) -> f64| quantile(&rounds.iter().map(value).collect::<Vec<_>>(), 0.5);
     let ratios: Vec<f64> = rounds.iter().map(|round| ratio(ready.compares, round)).collect();
     let calls = rounds.iter().filter_map(|round| Some((round.calls.as_ref()?, round.ours.ops)));
     let device_calls = DeviceCalls::per_operation(calls);
@@ -242,7 +246,7 @@ fn sum_up(all: Rounds, ready: &Ready, load: f64) -> Measurement {
     }
 }
 
-fn ratio(compares: Compares, round: &Round) -> f64 {
+fn ratio(compares: Compares, round: &RoundTimes) -> f64 {
     if round.limit.samples.is_empty() {
         return 0.0;
     }
@@ -258,12 +262,12 @@ fn ratio(compares: Compares, round: &Round) -> f64 {
 mod tests {
     use super::*;
 
-    fn round(steal: f64) -> Result<Round, BenchError> {
+    fn round(steal: f64) -> Result<RoundTimes, BenchError> {
         let phase = || Phase { samples: vec![1.0], ops: 1.0, spent_ns: 1.0 };
-        Ok(Round { ours: phase(), limit: phase(), steal, calls: None })
+        Ok(RoundTimes { ours: phase(), limit: phase(), steal, calls: None })
     }
 
-    fn no_figure() -> Result<Round, BenchError> {
+    fn no_figure() -> Result<RoundTimes, BenchError> {
         Err(BenchError::NoFigure { program: "ib_write_bw" })
     }
 
@@ -279,7 +283,7 @@ mod tests {
                 break plan;
             }
         };
-        assert_eq!(plan, Plan { ops: 50, group: 1 });
+        assert_eq!(plan, PhaseLength { ops: 50, group: 1 });
     }
 
     #[test]

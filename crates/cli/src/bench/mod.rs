@@ -1,6 +1,5 @@
 //! `tensorwire bench`: measures tensorwire on this machine, beside what the machine allows.
 
-pub(crate) mod arguments;
 mod bootstrap;
 mod case;
 mod control;
@@ -27,12 +26,12 @@ use verbs_reactor::timeout;
 
 pub(crate) use self::error::BenchError;
 use self::{
-    arguments::Bench,
-    case::{Case, Devices, cases},
+    case::{Case, DevicePair, cases},
     cpus::Placement,
     measure::{Measurement, Settings, measure},
     report::Report,
 };
+use crate::arguments::bench::Bench;
 
 /// How much longer than planned a case may take before it counts as stuck.
 const SLACK: u32 = 20;
@@ -51,7 +50,7 @@ pub(crate) async fn bench(arguments: &Bench) -> Result<(), BenchError> {
         round: Duration::from_millis(arguments.round_ms.get().into()),
         ops: arguments.ops.map(|ops| ops.get().into()),
     };
-    let devices = Devices::new(arguments);
+    let devices = DevicePair::new(arguments);
     let bar = bar(cases.len() as u64 * u64::from(settings.rounds));
     let mut report = Report::new(arguments.json);
     for case in cases {
@@ -67,7 +66,7 @@ pub(crate) async fn bench(arguments: &Bench) -> Result<(), BenchError> {
 
 /// Measures one case, in a task of its own as a user's program would, with a time limit.
 async fn run(
-    (case, devices): (Case, Devices),
+    (case, devices): (Case, DevicePair),
     placement: Placement,
     settings: Settings,
     bar: ProgressBar,

@@ -7,7 +7,6 @@ use tensorwire_fabric_shm::bare::BareMemory;
 use verbs_reactor::Role;
 
 use super::{
-    arguments::BenchPeer,
     control::{Answer, Order},
     end::{End, Unconnected},
     error::BenchError,
@@ -20,6 +19,7 @@ use super::{
     process,
     workers::{SERVER, device_of, edge_name, start_worker, tensor_name},
 };
+use crate::arguments::bench::BenchPeer;
 
 /// `tensorwire bench-peer`.
 pub(crate) async fn serve(arguments: BenchPeer) -> Result<(), BenchError> {

@@ -5,7 +5,7 @@ use tensorwire::Runtime;
 /// How many operations a phase has, and how many of them each sample takes together. One reading of the clock takes
 /// some 25 ns, so that short operations are timed in groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(super) struct PhaseLength {
     pub(super) ops: u64,
     pub(super) group: u64,
 }
@@ -13,7 +13,7 @@ pub(super) struct Plan {
 /// Shortest sample, in nanoseconds.
 const SAMPLE_NS: f64 = 2_000.0;
 
-impl Plan {
+impl PhaseLength {
     /// The same plan with at least `group` operations per sample, or all if there are fewer.
     pub(super) fn grouped(self, group: u64) -> Self {
         Self { group: self.group.max(group).min(self.ops.max(1)), ..self }
@@ -76,7 +76,7 @@ pub(super) struct Watch<'clock> {
 }
 
 impl<'clock> Watch<'clock> {
-    pub(super) fn start(clock: &'clock dyn Runtime, plan: Plan) -> Self {
+    pub(super) fn start(clock: &'clock dyn Runtime, plan: PhaseLength) -> Self {
         let samples = Vec::with_capacity(usize::try_from(plan.ops / plan.group.max(1)).unwrap_or(0) + 1);
         let mut watch =
             Self { clock, group: plan.group.max(1), open: 0, ops: 0, begin_ns: 0.0, last_ns: 0.0, samples };
@@ -131,7 +131,7 @@ pub(super) fn quantile(values: &[f64], q: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Phase, Plan, quantile};
+    use super::{Phase, PhaseLength, quantile};
 
     #[test]
     fn quantiles_are_values_that_were_measured() {
@@ -142,9 +142,9 @@ mod tests {
 
     #[test]
     fn short_operations_are_timed_in_groups() {
-        assert_eq!(Plan::for_budget(100.0, 1e6, 1), Plan { ops: 10_000, group: 20 });
-        assert_eq!(Plan::for_budget(5e6, 1e6, 16), Plan { ops: 16, group: 1 });
-        assert_eq!(Plan::for_budget(0.0, 100.0, 1).group, 100);
+        assert_eq!(PhaseLength::for_budget(100.0, 1e6, 1), PhaseLength { ops: 10_000, group: 20 });
+        assert_eq!(PhaseLength::for_budget(5e6, 1e6, 16), PhaseLength { ops: 16, group: 1 });
+        assert_eq!(PhaseLength::for_budget(0.0, 100.0, 1).group, 100);
     }
 
     #[test]

@@ -12,11 +12,11 @@ use std::{
 use tensorwire_fabric_shm::bare::BareMemory;
 
 use super::{
-    arguments::BenchPeer,
     control::{Answer, Control, Order, receive_descriptors, send_descriptors},
     error::{BenchError, system},
     limits::bell::{Bells, bell},
 };
+use crate::arguments::bench::BenchPeer;
 
 /// Name of the hidden subcommand.
 pub(super) const PEER_COMMAND: &str = "bench-peer";

@@ -6,14 +6,16 @@ use indicatif::BinaryBytes;
 use serde::Serialize;
 
 use super::{
-    arguments::{BenchFabric, Mode, Op, WaitChoice},
     case::{Case, Compares},
     cpus::Placement,
     device_calls::DeviceCalls,
     error::BenchError,
     measure::Measurement,
 };
-use crate::arguments::Checksum;
+use crate::arguments::{
+    Checksum,
+    bench::{BenchFabric, Mode, Op, WaitChoice},
+};
 
 /// One line of `--json`. Times in nanoseconds an operation; rates follow from the medians; shares from 0 to 1.
 #[derive(Debug, Serialize)]

@@ -19,7 +19,7 @@ use super::{
         read_once,
         stream::RawStream,
     },
-    phase::{Phase, Plan, Watch},
+    phase::{Phase, PhaseLength, Watch},
     process::Peer,
     workers::{PULLER, tensor_name},
 };
@@ -118,7 +118,7 @@ impl Task {
     }
 
     /// Executes the operations of `plan`, and times them.
-    pub(super) async fn run(&mut self, stage: &mut Stage, plan: Plan) -> Result<Phase, BenchError> {
+    pub(super) async fn run(&mut self, stage: &mut Stage, plan: PhaseLength) -> Result<Phase, BenchError> {
         match self {
             Self::RoundTrips { end } => Ok(round_trips(stage, end, plan).await?.split(2.0)),
             Self::TwoWays { end } => round_trips(stage, end, plan).await,
@@ -156,7 +156,7 @@ impl Task {
     }
 }
 
-async fn round_trips(stage: &mut Stage, end: &End, plan: Plan) -> Result<Phase, BenchError> {
+async fn round_trips(stage: &mut Stage, end: &End, plan: PhaseLength) -> Result<Phase, BenchError> {
     stage.peer.order(&Order::Echo { count: plan.ops }, "round trips").await?;
     let mut watch = Watch::start(&*stage.clock, plan);
     for _ in 0..plan.ops {
@@ -174,7 +174,7 @@ fn streamed(bytes: usize) -> u64 {
     (STREAMED_BYTES / bytes.max(1)).clamp(WRITES_OPEN, STREAMED_MAX) as u64
 }
 
-async fn writes(stage: &mut Stage, end: &End, plan: Plan) -> Result<Phase, BenchError> {
+async fn writes(stage: &mut Stage, end: &End, plan: PhaseLength) -> Result<Phase, BenchError> {
     stage.peer.order(&Order::Take { count: plan.ops }, "writes").await?;
     let plan = plan.grouped(streamed(end.bytes()));
     let mut watch = Watch::start(&*stage.clock, plan);
@@ -197,7 +197,7 @@ async fn writes(stage: &mut Stage, end: &End, plan: Plan) -> Result<Phase, Bench
     Ok(watch.stop())
 }
 
-async fn quiet_writes(stage: &mut Stage, end: &End, plan: Plan) -> Result<Phase, BenchError> {
+async fn quiet_writes(stage: &mut Stage, end: &End, plan: PhaseLength) -> Result<Phase, BenchError> {
     stage.peer.order(&Order::Take { count: 1 }, "writes").await?;
     // One sample, as perftest's average is one.
     let mut watch = Watch::start(&*stage.clock, plan.grouped(plan.ops));
@@ -225,7 +225,7 @@ async fn run_perftest(
     stage: &mut Stage,
     (test, end): (Perftest, &VerbsEnd),
     bytes: usize,
-    plan: Plan,
+    plan: PhaseLength,
 ) -> Result<Phase, BenchError> {
     let order = Order::Perftest { test, operations: plan.ops, bytes };
     let port = match stage.peer.ask(&order, "starting a server of perftest").await? {
@@ -242,7 +242,7 @@ async fn pulls(
     puller: &Puller,
     (number, sharing): (usize, Sharing),
     read: bool,
-    plan: Plan,
+    plan: PhaseLength,
 ) -> Result<Phase, BenchError> {
     let name = tensor_name(number);
     let mut watch = Watch::start(&*stage.clock, plan);
@@ -263,7 +263,7 @@ async fn fresh_pulls(
     puller: &Puller,
     bytes: usize,
     value: &mut u8,
-    plan: Plan,
+    plan: PhaseLength,
 ) -> Result<Phase, BenchError> {
     let names: Vec<String> = (0..FRESH_PIECES).map(tensor_name).collect();
     let mut all = Phase::default();
@@ -271,7 +271,7 @@ async fn fresh_pulls(
         *value = value.wrapping_add(1);
         let order = Order::Publish { value: *value, bytes, copies: FRESH_PIECES };
         done(stage.peer.ask(&order, "publishing").await?)?;
-        let mut watch = Watch::start(&*stage.clock, Plan { ops: FRESH_PIECES as u64, group: 1 });
+        let mut watch = Watch::start(&*stage.clock, PhaseLength { ops: FRESH_PIECES as u64, group: 1 });
         for name in &names {
             black_box(puller.server.fetch(name).await?);
             watch.tick();
@@ -285,7 +285,7 @@ async fn many_pulls(
     stage: &Stage,
     puller: &Puller,
     outstanding: usize,
-    plan: Plan,
+    plan: PhaseLength,
 ) -> Result<Phase, BenchError> {
     let names: Vec<String> = (0..PULLED_TENSORS).map(tensor_name).collect();
     let mut turns =
@@ -315,7 +315,8 @@ async fn receives(
 ) -> Result<Phase, BenchError> {
     let receiving = puller.worker.shared_step(step);
     let order = Order::Send { to: PULLER.to_owned(), step, keys: keys.len() };
-    let mut watch = Watch::start(&*stage.clock, Plan { ops: keys.len() as u64, group: keys.len() as u64 });
+    let mut watch =
+        Watch::start(&*stage.clock, PhaseLength { ops: keys.len() as u64, group: keys.len() as u64 });
     let mut turns = keys.iter();
     let mut open = FuturesUnordered::new();
     let receive = |key| receiving.recv(key).into_future();
@@ -344,7 +345,7 @@ async fn idle(stage: &Stage) -> Result<Phase, BenchError> {
     Ok(Phase { samples: vec![between], ops: 1.0, spent_ns })
 }
 
-async fn bells(stage: &mut Stage, plan: Plan) -> Result<Phase, BenchError> {
+async fn bells(stage: &mut Stage, plan: PhaseLength) -> Result<Phase, BenchError> {
     stage.peer.order(&Order::Bell { count: plan.ops }, "bells").await?;
     let mut watch = Watch::start(&*stage.clock, plan);
     for _ in 0..plan.ops {
@@ -355,7 +356,7 @@ async fn bells(stage: &mut Stage, plan: Plan) -> Result<Phase, BenchError> {
     Ok(watch.stop())
 }
 
-async fn words(stage: &mut Stage, plan: Plan) -> Result<Phase, BenchError> {
+async fn words(stage: &mut Stage, plan: PhaseLength) -> Result<Phase, BenchError> {
     let words = Words::new(&stage.peer.memory, true);
     // Both start from 0 again; the second process reads nothing before the order.
     words.reset();
@@ -374,7 +375,7 @@ async fn stream_round_trips(
     stage: &mut Stage,
     stream: &RawStream,
     bytes: usize,
-    plan: Plan,
+    plan: PhaseLength,
 ) -> Result<Phase, BenchError> {
     stage.peer.order(&Order::StreamEcho { count: plan.ops, bytes }, "raw round trips").await?;
     stream.prepare_message(bytes)?;
@@ -393,7 +394,7 @@ async fn stream_writes(
     stage: &mut Stage,
     stream: &RawStream,
     bytes: usize,
-    plan: Plan,
+    plan: PhaseLength,
 ) -> Result<Phase, BenchError> {
     stage.peer.order(&Order::StreamTake { count: plan.ops, bytes }, "raw writes").await?;
     let (message, plan) = (vec![7; bytes], plan.grouped(streamed(bytes)));
@@ -410,7 +411,7 @@ async fn stream_pulls(
     stage: &mut Stage,
     stream: &RawStream,
     bytes: usize,
-    plan: Plan,
+    plan: PhaseLength,
 ) -> Result<Phase, BenchError> {
     stage.peer.order(&Order::StreamServe { count: plan.ops, bytes }, "raw pulls").await?;
     let mut message = vec![0; bytes];
@@ -423,7 +424,7 @@ async fn stream_pulls(
     Ok(watch.stop())
 }
 
-fn copies(clock: &dyn Runtime, from: &[u8], to: &mut [u8], plan: Plan) -> Phase {
+fn copies(clock: &dyn Runtime, from: &[u8], to: &mut [u8], plan: PhaseLength) -> Phase {
     let mut watch = Watch::start(clock, plan);
     for _ in 0..plan.ops {
         copy_bytes(black_box(to), black_box(from), CopyReason::Local);
@@ -436,14 +437,14 @@ async fn fresh_copies(
     stage: &mut Stage,
     to: &mut [u8],
     value: &mut u8,
-    plan: Plan,
+    plan: PhaseLength,
 ) -> Result<Phase, BenchError> {
     let mut all = Phase::default();
     for _ in 0..plan.ops / FRESH_PIECES as u64 {
         *value = value.wrapping_add(1);
         let order = Order::Fill { value: *value, bytes: to.len(), pieces: FRESH_PIECES };
         done(stage.peer.ask(&order, "filling").await?)?;
-        let mut watch = Watch::start(&*stage.clock, Plan { ops: FRESH_PIECES as u64, group: 1 });
+        let mut watch = Watch::start(&*stage.clock, PhaseLength { ops: FRESH_PIECES as u64, group: 1 });
         for piece in 0..FRESH_PIECES {
             stage.peer.memory.read(piece * to.len(), black_box(to));
             watch.tick();
@@ -453,7 +454,7 @@ async fn fresh_copies(
     Ok(all)
 }
 
-fn reads(clock: &dyn Runtime, bytes: &[u8], plan: Plan) -> Phase {
+fn reads(clock: &dyn Runtime, bytes: &[u8], plan: PhaseLength) -> Phase {
     let mut watch = Watch::start(clock, plan);
     for _ in 0..plan.ops {
         read_once(black_box(bytes));

@@ -12,7 +12,7 @@ const VERSION: u32 = 1;
 
 /// The object that `--json` prints.
 #[derive(Debug, Serialize)]
-struct Document<'a> {
+struct DevicesJson<'a> {
     version: u32,
     tensorwire: &'static str,
     library: LibraryLine<'a>,
@@ -36,7 +36,7 @@ pub(super) fn json(machine: &Machine, why_none: Option<&str>) -> Result<String, 
         Library::Missing { .. } => None,
     };
     let found = matches!(machine.library, Library::Found { .. });
-    let document = Document {
+    let document = DevicesJson {
         version: VERSION,
         tensorwire: env!("CARGO_PKG_VERSION"),
         library: LibraryLine { found, path, version: machine.library.version() },

@@ -9,7 +9,7 @@ use verbs_reactor::{
     QueuePair, QueuePairConfig, RemoteRange, Role, Runtime, timeout,
 };
 
-use crate::registered::Registered;
+use crate::registered_pool::RegisteredPool;
 
 /// What is written.
 pub(super) const BYTES: usize = 1 << 20;
@@ -105,7 +105,7 @@ async fn connect(domain: &dyn Domain) -> Result<[Connected; 2], FabricError> {
 async fn send(
     near: &QueuePair,
     payload: Buf,
-    receive: &Registered,
+    receive: &RegisteredPool,
     lent: &Granted,
 ) -> Result<(), FabricError> {
     let region = receive.region().ok_or(FabricError::Closed)?;
@@ -130,10 +130,10 @@ fn check(arrival: &Arrival, lent: &Granted) -> Result<(), ProofError> {
 }
 
 /// A pool of one block, registered with a domain.
-fn registered(domain: &Arc<dyn Domain>, access: Access) -> Result<Registered, MemoryError> {
+fn registered(domain: &Arc<dyn Domain>, access: Access) -> Result<RegisteredPool, MemoryError> {
     let cap_bytes = 2 * BYTES as u64;
     let config = PoolConfig { block_bytes: BYTES, cap_bytes, ..PoolConfig::new("doctor") };
-    Registered::new(domain, access, config)
+    RegisteredPool::new(domain, access, config)
 }
 
 #[cfg(test)]

@@ -66,7 +66,7 @@ pub(super) fn text(findings: &[Finding], verdict: &Verdict) -> String {
 
 /// The object that `--json` prints.
 #[derive(Debug, Serialize)]
-struct Document<'a> {
+struct DoctorJson<'a> {
     version: u32,
     tensorwire: &'static str,
     usable: bool,
@@ -82,7 +82,7 @@ pub(super) fn json(
     findings: &[Finding],
     verdict: &Verdict,
 ) -> Result<String, serde_json::Error> {
-    let document = Document {
+    let document = DoctorJson {
         version: VERSION,
         tensorwire: env!("CARGO_PKG_VERSION"),
         usable: verdict.usable,

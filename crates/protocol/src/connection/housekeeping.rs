@@ -9,7 +9,7 @@ use std::{
 
 use futures::{FutureExt, future::Fuse};
 
-use super::{Connection, State, Turnstile, turn::Place};
+use super::{Connection, State, Turnstile, turn::PositionInLine};
 use crate::{Channel, ChannelError, Destination, LentEnd, wire::record::Control};
 
 /// The waker of the task that keeps house.
@@ -43,7 +43,7 @@ enum Chore<L> {
 struct Housekeeping<'connection, C: Channel> {
     connection: &'connection Connection<C>,
     /// Where the next message stands in line.
-    place: Place<'connection, C>,
+    position: PositionInLine<'connection, C>,
     /// Size of the ring that is being made.
     ring_bytes: u32,
     /// The ring that was made and is to be offered.
@@ -58,8 +58,8 @@ impl<C: Channel> Connection<C> {
     /// # Cancel safety
     /// Dropping it while it makes a ring loses that ring; nothing else is lost, and a new call goes on where this one was.
     pub async fn housekeeping(self: Arc<Self>) {
-        let place = Place::new(&self, Turnstile::Messages);
-        let mut house = Housekeeping { connection: &self, place, ring_bytes: 0, made: None };
+        let position = PositionInLine::new(&self, Turnstile::Messages);
+        let mut house = Housekeeping { connection: &self, position, ring_bytes: 0, made: None };
         let mut ring = pin!(Fuse::terminated());
         poll_fn(|context| house.poll(ring.as_mut(), |bytes| self.channel.make_ring(bytes).fuse(), context))
             .await;
@@ -109,12 +109,12 @@ impl<C: Channel> Housekeeping<'_, C> {
             return Poll::Ready(Ok(Chore::MakeRing(bytes)));
         }
         let owes = self.made.is_some() || state.owes_messages();
-        let before = owes.then(|| connection.post_gathered(&mut state));
+        let before = owes.then(|| connection.post_requests_in_line(&mut state));
         if before.is_some()
-            && state.messages.is_turn(self.place.ticket)
+            && state.messages.is_turn(self.position.ticket)
             && let Some(posted) = self.post(&mut state)
         {
-            let left = state.messages.leave(&mut self.place.ticket);
+            let left = state.messages.leave(&mut self.position.ticket);
             connection.settle_posted(state, before.unwrap_or_default(), None, true)?;
             drop(left);
             return Poll::Ready(posted.map(|()| Chore::Posted));
@@ -126,7 +126,7 @@ impl<C: Channel> Housekeeping<'_, C> {
             drop(replaced);
             return Poll::Pending;
         };
-        let left = state.messages.wait(&mut self.place.ticket, context.waker());
+        let left = state.messages.wait(&mut self.position.ticket, context.waker());
         connection.settle_posted(state, before, None, false)?;
         drop((left, replaced));
         Poll::Pending

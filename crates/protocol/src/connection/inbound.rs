@@ -8,7 +8,7 @@ use crate::{
     Requested, TensorRequest, Want,
     credit::{Counts, RingConsumer},
     names::NameTable,
-    request::Arrived,
+    requests::Arrived,
     wire::{
         WireError,
         record::{self, ANSWER_BYTES, ASK_BYTES, Control, RECORD_BYTES_MAX, Record},
@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Why an arrival cannot be taken in. The connection is over.
-pub(super) enum Stop {
+pub(super) enum ArrivalError {
     /// What lies in the ring is no message.
     Malformed(WireError),
     /// The peer broke another rule.
@@ -25,19 +25,19 @@ pub(super) enum Stop {
     Lost(ChannelError),
 }
 
-impl From<PeerMisbehaved> for Stop {
+impl From<PeerMisbehaved> for ArrivalError {
     fn from(rule: PeerMisbehaved) -> Self {
         Self::Broken(rule)
     }
 }
 
-impl From<ChannelError> for Stop {
+impl From<ChannelError> for ArrivalError {
     fn from(error: ChannelError) -> Self {
         Self::Lost(error)
     }
 }
 
-impl From<WireError> for Stop {
+impl From<WireError> for ArrivalError {
     fn from(error: WireError) -> Self {
         match error {
             WireError::UnknownName(_) => Self::Broken(PeerMisbehaved::UnknownName),
@@ -66,7 +66,7 @@ impl Inbound {
 impl<C: Channel> Connection<C> {
     /// Reads and parses a record, counts its credit and ring room as returned, then acts on it: what is sent in reply
     /// carries the new counts.
-    pub(super) fn on_message(&self) -> Result<Option<Requested>, Stop> {
+    pub(super) fn on_message(&self) -> Result<Option<Requested>, ArrivalError> {
         let (length, counts, record) = self.read_record()?;
         let mut state = self.lock();
         match self.agreed.mode {
@@ -89,7 +89,7 @@ impl<C: Channel> Connection<C> {
     }
 
     /// The next record of the ring, its length and its counts.
-    fn read_record(&self) -> Result<(u32, Counts, Record), Stop> {
+    fn read_record(&self) -> Result<(u32, Counts, Record), ArrivalError> {
         let mut inbound = self.inbound.lock().unwrap_or_else(PoisonError::into_inner);
         let Inbound { consumer, bytes, names } = &mut *inbound;
         let Agreed { mode, requests_per_message, .. } = self.agreed;
@@ -125,9 +125,9 @@ impl<C: Channel> Connection<C> {
 
     /// An arrival with immediate [`ACKNOWLEDGEMENT_IMMEDIATE`](super::ACKNOWLEDGEMENT_IMMEDIATE): in mode
     /// original an acknowledgement, in mode counted ASK or ANSWER, which its length tells.
-    pub(super) fn on_return(&self, length: u64) -> Result<(), Stop> {
+    pub(super) fn on_return(&self, length: u64) -> Result<(), ArrivalError> {
         if self.agreed.mode == Mode::Original {
-            return self.on_acknowledgement().map_err(Stop::from);
+            return self.on_acknowledgement().map_err(ArrivalError::from);
         }
         match usize::try_from(length) {
             Ok(ASK_BYTES) => self.on_ask(),
@@ -145,7 +145,7 @@ impl<C: Channel> Connection<C> {
     }
 
     /// Answers at once, and has a larger ring made if the peer's messages do not fit.
-    fn on_ask(&self) -> Result<(), Stop> {
+    fn on_ask(&self) -> Result<(), ArrivalError> {
         let mut bytes = [0; ASK_BYTES];
         self.channel.read_record(RecordSlot::Ask, &mut bytes)?;
         let ask = record::decode_ask(bytes);
@@ -165,7 +165,7 @@ impl<C: Channel> Connection<C> {
         Ok(())
     }
 
-    fn on_answer(&self) -> Result<(), Stop> {
+    fn on_answer(&self) -> Result<(), ArrivalError> {
         let mut bytes = [0; ANSWER_BYTES];
         self.channel.read_record(RecordSlot::Answer, &mut bytes)?;
         let mut state = self.lock();
@@ -176,7 +176,11 @@ impl<C: Channel> Connection<C> {
         Ok(())
     }
 
-    fn on_control(&self, mut state: MutexGuard<'_, State<C::Lent>>, control: Control) -> Result<(), Stop> {
+    fn on_control(
+        &self,
+        mut state: MutexGuard<'_, State<C::Lent>>,
+        control: Control,
+    ) -> Result<(), ArrivalError> {
         match control {
             Control::CountOnly => state.counters.count_only_received += 1,
             Control::RingOffer(ring) => {
@@ -249,7 +253,7 @@ impl<C: Channel> Connection<C> {
         &self,
         mut state: MutexGuard<'_, State<C::Lent>>,
         message: Message,
-    ) -> Result<Option<Requested>, Stop> {
+    ) -> Result<Option<Requested>, ArrivalError> {
         let arrived = match message {
             Message::TensorRequest(request) => {
                 self.take_request(&mut state, &request)?;

@@ -1,9 +1,9 @@
 //! One connection to one peer, both directions.
 
-mod gathered;
 mod housekeeping;
 mod inbound;
 mod outbound;
+mod request_line;
 mod turn;
 
 use std::{
@@ -13,9 +13,9 @@ use std::{
     task::Waker,
 };
 
-use gathered::Gathered;
 use housekeeping::Keeper;
-use inbound::{Inbound, Stop};
+use inbound::{ArrivalError, Inbound};
+use request_line::RequestLine;
 pub(crate) use turn::Turnstile;
 use turn::WaitQueue;
 
@@ -25,8 +25,8 @@ use crate::{
     credit::{Flow, contents_max},
     limits::{KNOWN_METADATA_MAX, METADATA_CACHE_MAX},
     names::{NameForm, Names},
-    request::{Arrived, Requests},
-    response::Responses,
+    requests::{Arrived, Requests},
+    responses::Responses,
     wire::record::RECORD_BYTES_MAX,
 };
 
@@ -71,7 +71,7 @@ pub(crate) struct State<L> {
     pub(crate) contents_in_flight: u32,
     contents_max: u32,
     messages: WaitQueue,
-    gathered: Gathered,
+    request_line: RequestLine,
     /// Where requests are measured.
     measure: Vec<u8>,
     /// How the requests of a message name their keys.
@@ -156,7 +156,7 @@ impl<C: Channel> Connection<C> {
             contents_in_flight: 0,
             contents_max,
             messages: WaitQueue::default(),
-            gathered: Gathered::default(),
+            request_line: RequestLine::default(),
             measure: Vec::new(),
             forms: Vec::new(),
             entries: WaitQueue::default(),
@@ -238,7 +238,7 @@ impl<C: Channel> Connection<C> {
         } else {
             let index = RequestIndex::of_immediate(immediate).ok_or(PeerMisbehaved::ReservedImmediate);
             index
-                .map_err(Stop::from)
+                .map_err(ArrivalError::from)
                 .and_then(|(index, which)| self.take_loan(index, which, length, &mut lent))
         };
         if let Some(unwanted) = lent {
@@ -253,7 +253,7 @@ impl<C: Channel> Connection<C> {
         which: usize,
         length: u64,
         lent: &mut Option<C::Lent>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), ArrivalError> {
         let mut state = self.lock();
         state.flow.take_content()?;
         self.return_if_due(&mut state)?;
@@ -267,17 +267,17 @@ impl<C: Channel> Connection<C> {
     }
 
     /// The connection is over for `stop`; an error if that is the peer's fault.
-    fn stopped(&self, stop: Stop) -> Result<(), PeerMisbehaved> {
+    fn stopped(&self, stop: ArrivalError) -> Result<(), PeerMisbehaved> {
         match stop {
-            Stop::Lost(error) => {
+            ArrivalError::Lost(error) => {
                 self.fail(&error.0);
                 Ok(())
             }
-            Stop::Malformed(error) => {
+            ArrivalError::Malformed(error) => {
                 let rule = PeerMisbehaved::Malformed;
                 Err(self.misbehaved(rule, &format!("{rule}: {error}")))
             }
-            Stop::Broken(rule) => Err(self.misbehaved(rule, &rule.to_string())),
+            ArrivalError::Broken(rule) => Err(self.misbehaved(rule, &rule.to_string())),
         }
     }
 
@@ -293,7 +293,7 @@ impl<C: Channel> Connection<C> {
         rule
     }
 
-    fn on_content(&self, index: RequestIndex, which: usize, length: u64) -> Result<(), Stop> {
+    fn on_content(&self, index: RequestIndex, which: usize, length: u64) -> Result<(), ArrivalError> {
         let mut state = self.lock();
         state.flow.take_content()?;
         self.return_if_due(&mut state)?;

@@ -1,8 +1,8 @@
-//! Waiting in line: for room for a message, for a request entry, for a place among the contents under way.
+//! Waiting in line: for room for a message, for a request entry, for a position among the contents under way.
 
 use std::{collections::BTreeMap, future::poll_fn, task::Poll, task::Waker};
 
-use super::{Connection, State, gathered::Posted};
+use super::{Connection, State, request_line::Posted};
 use crate::{Channel, ChannelError};
 
 /// What can be waited for in line.
@@ -12,7 +12,7 @@ pub(crate) enum Turnstile {
     Messages,
     /// A free request entry.
     Requests,
-    /// A place among the contents under way.
+    /// A position among the contents under way.
     Contents,
 }
 
@@ -60,21 +60,21 @@ impl WaitQueue {
     }
 }
 
-/// A place in line, given up when dropped.
-pub(super) struct Place<'connection, C: Channel> {
+/// A position in line, given up when dropped.
+pub(super) struct PositionInLine<'connection, C: Channel> {
     connection: &'connection Connection<C>,
     turnstile: Turnstile,
     pub(super) ticket: Option<u64>,
 }
 
-impl<'connection, C: Channel> Place<'connection, C> {
+impl<'connection, C: Channel> PositionInLine<'connection, C> {
     /// None yet.
     pub(super) fn new(connection: &'connection Connection<C>, turnstile: Turnstile) -> Self {
         Self { connection, turnstile, ticket: None }
     }
 }
 
-impl<C: Channel> Drop for Place<'_, C> {
+impl<C: Channel> Drop for PositionInLine<'_, C> {
     fn drop(&mut self) {
         if self.ticket.is_some() {
             let mut state = self.connection.lock();
@@ -95,28 +95,28 @@ impl<C: Channel> Connection<C> {
     /// The connection is over.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the place in line up; `attempt` has not given anything then.
+    /// Dropping the future gives the position in line up; `attempt` has not given anything then.
     pub(crate) async fn turn<T>(
         &self,
         turnstile: Turnstile,
         mut attempt: impl FnMut(&mut State<C::Lent>) -> Option<T>,
     ) -> Result<T, ChannelError> {
-        let mut place = Place::new(self, turnstile);
+        let mut position = PositionInLine::new(self, turnstile);
         poll_fn(|context| {
             let mut state = self.lock();
             if let Err(over) = state.failure() {
                 return Poll::Ready(Err(over));
             }
             let asked = self.post_before(turnstile, &mut state);
-            if state.queue(turnstile).is_turn(place.ticket)
+            if state.queue(turnstile).is_turn(position.ticket)
                 && let Some(value) = attempt(&mut state)
             {
-                let waker = state.queue(turnstile).leave(&mut place.ticket);
+                let waker = state.queue(turnstile).leave(&mut position.ticket);
                 let settled = self.settle_posted(state, asked, None, true);
                 drop(waker);
                 return Poll::Ready(settled.map(|()| value));
             }
-            let replaced = state.queue(turnstile).wait(&mut place.ticket, context.waker());
+            let replaced = state.queue(turnstile).wait(&mut position.ticket, context.waker());
             self.settle_posted(state, asked, None, false)?;
             drop(replaced);
             Poll::Pending
@@ -126,6 +126,6 @@ impl<C: Channel> Connection<C> {
 
     /// Posts the requests that stand before a message in line, whose futures may not have been polled.
     fn post_before(&self, turnstile: Turnstile, state: &mut State<C::Lent>) -> Posted {
-        if turnstile == Turnstile::Messages { self.post_gathered(state) } else { Posted::default() }
+        if turnstile == Turnstile::Messages { self.post_requests_in_line(state) } else { Posted::default() }
     }
 }

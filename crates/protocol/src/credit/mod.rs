@@ -48,12 +48,11 @@ pub use flow::{Answer, Ask, Blocked, Counts, Flow, Open};
 pub use ring::{RingConsumer, RingPlace};
 
 use crate::{
-    Validation,
+    Validation, WireError,
     limits::{
         CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, NAMES_MAX, REQUESTS_MAX,
         REQUESTS_PER_MESSAGE_MAX, RING_BYTES_FIRST, RING_BYTES_MAX, RING_BYTES_MIN,
     },
-    wire::WireError,
 };
 
 /// How messages are paced.

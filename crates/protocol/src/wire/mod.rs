@@ -16,6 +16,7 @@ pub mod control;
 mod layout;
 pub mod record;
 
+pub use crate::WireError;
 pub(crate) use codec::check_metadata;
 use codec::{Reader, Writer};
 
@@ -27,88 +28,6 @@ use crate::{
     },
     names::{NameForm, NameTable},
 };
-
-/// Why bytes are no message.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum WireError {
-    /// The frame ends early.
-    #[error("the frame ends inside its {field}")]
-    Truncated {
-        /// The field.
-        field: &'static str,
-    },
-    /// The frame has bytes after its last field.
-    #[error("the frame goes on for {bytes} bytes after its last field")]
-    Trailing {
-        /// How many.
-        bytes: usize,
-    },
-    /// A length is above its limit.
-    #[error("{field} is {length}, the limit is {limit}")]
-    TooLong {
-        /// The field.
-        field: &'static str,
-        /// What it says.
-        length: usize,
-        /// What is allowed.
-        limit: usize,
-    },
-    /// An enum has no such value.
-    #[error("{field} has the unknown value {value}; is the peer of a newer version?")]
-    Unknown {
-        /// The field.
-        field: &'static str,
-        /// What it says.
-        value: u64,
-    },
-    /// A text is not UTF-8.
-    #[error("{field} is not UTF-8")]
-    NotUtf8 {
-        /// The field.
-        field: &'static str,
-    },
-    /// A name with characters that affect the terminal or log that shows it.
-    #[error("{field} `{shown}` is no name: {}", crate::text::REMEDY)]
-    ActiveCharacter {
-        /// The field.
-        field: &'static str,
-        /// The name, escaped.
-        shown: String,
-    },
-    /// A field contradicts another one.
-    #[error("{field} contradicts the fields before it")]
-    Inconsistent {
-        /// The field.
-        field: &'static str,
-    },
-    /// A key's number that was not agreed or not defined.
-    #[error("no key has the number {0}")]
-    UnknownName(u16),
-    /// A request index that is never one.
-    #[error("{0:#x} is never a request index")]
-    ReservedIndex(u32),
-    /// A number that must lie within a range.
-    #[error("{field} is {value}, it must be {minimum} to {maximum}")]
-    OutOfRange {
-        /// The field.
-        field: &'static str,
-        /// What it says.
-        value: u32,
-        /// Smallest allowed.
-        minimum: u32,
-        /// Largest allowed.
-        maximum: u32,
-    },
-    /// The two peers have different versions.
-    #[error("the peer speaks wire version {peer}, this end {own}: run the same release on both")]
-    Version {
-        /// Theirs.
-        peer: u16,
-        /// Ours.
-        own: u16,
-    },
-}
 
 const TENSOR_REQUEST: u8 = 1;
 const META_DATA_RESPONSE: u8 = 2;

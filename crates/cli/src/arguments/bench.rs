@@ -1,0 +1,217 @@
+//! `tensorwire bench`'s part of the command line.
+
+use std::num::NonZeroU32;
+
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+use tensorwire::FabricKind;
+
+use super::Checksum;
+
+/// Largest size that is measured, in bytes: both processes hold a few buffers of that size.
+const SIZE_MAX: u64 = 1 << 30;
+
+const EXAMPLES: &str = "\
+Examples:
+  tensorwire bench --fabric shm --op pingpong
+  tensorwire bench --fabric shm,tcp --op pull --size 8,4K,64K,1M,16M,64M
+  tensorwire bench --op all --size 8,1M --json > figures.jsonl
+  tensorwire bench --fabric shm --op pingpong --cpus one --rounds 31
+  tensorwire bench --fabric verbs --op pingpong,write --size 8,64K --device rxe1 --peer-device rxe2
+
+Each case runs against a second process, started for it, and against what the machine allows without tensorwire, in
+turns: the limit. `ratio` is the median over the rounds; of times for pingpong, outstanding, receives and small pulls
+(below 1 is faster than the limit), of bandwidths for the others (above 1 is faster than the limit). `idle` has no limit:
+its operations are wake-ups, and its median is the time between two of them, 0 if there are none.";
+
+/// `tensorwire bench`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Bench {
+    /// The transports to measure.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "shm,tcp")]
+    pub(crate) fabric: Vec<BenchFabric>,
+    /// The operations to measure.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "pull")]
+    pub(crate) op: Vec<OpChoice>,
+    /// Bytes of a tensor or write, with K, M or G for powers of 1024; several with commas.
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', default_value = "8,4K,64K,1M,16M", value_parser = size)]
+    pub(crate) size: Vec<u64>,
+    /// How both processes wait.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "sleep")]
+    pub(crate) wait: Vec<WaitChoice>,
+    /// How a pull receives its tensor.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "copy")]
+    pub(crate) mode: Vec<Mode>,
+    /// Checksums with which pulls and receives validate tensors.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "off")]
+    pub(crate) validate: Vec<Checksum>,
+    /// Where the two processes run. `auto` is `two`, but `free` from 16 MiB on, where a second core may help to copy.
+    #[arg(long, value_enum, default_value_t = CpuChoice::Auto)]
+    pub(crate) cpus: CpuChoice,
+    /// Rounds of a case; each measures tensorwire and its limit once.
+    #[arg(long, value_name = "N", default_value = "9")]
+    pub(crate) rounds: NonZeroU32,
+    /// Approximate duration of a round, in milliseconds.
+    #[arg(long, value_name = "MS", default_value = "300")]
+    pub(crate) round_ms: NonZeroU32,
+    /// Operations per round and side, instead of as many as fit into its time. Rounded up where operations are done in
+    /// batches.
+    #[arg(long, value_name = "N", conflicts_with = "round_ms")]
+    pub(crate) ops: Option<NonZeroU32>,
+    /// RDMA device of this process; by default the first that works.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) device: Option<String>,
+    /// RDMA device of the second process; by default the same.
+    #[arg(long, value_name = "NAME", requires = "device")]
+    pub(crate) peer_device: Option<String>,
+    /// Print one JSON object per case instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Options of the hidden second process; everything else comes over the control stream.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct BenchPeer {
+    /// The CPU to run on.
+    #[arg(long)]
+    pub(crate) cpu: Option<usize>,
+}
+
+/// The fabrics that can be measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum BenchFabric {
+    /// Shared memory.
+    Shm,
+    /// TCP over loopback.
+    Tcp,
+    /// RDMA, between two devices of this machine or on one. Compared with the programs of perftest.
+    Verbs,
+}
+
+impl BenchFabric {
+    pub(crate) fn kind(self) -> FabricKind {
+        match self {
+            Self::Shm => FabricKind::SHM,
+            Self::Tcp => FabricKind::TCP,
+            Self::Verbs => FabricKind::VERBS,
+        }
+    }
+}
+
+/// The operations on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OpChoice {
+    /// Writes with immediate in one direction, several under way.
+    Write,
+    /// Half a round trip of a write with immediate.
+    Pingpong,
+    /// Whole pulls of a published tensor by a worker, one after the other.
+    Pull,
+    /// Pulls of 8 bytes with 64 outstanding, per pull, against one at a time.
+    Outstanding,
+    /// Receives of a step with 10,000 outstanding, per receive, against 10 outstanding.
+    Receives,
+    /// Wake-ups of a connected worker that has nothing to do, without those of its liveness checks.
+    Idle,
+    /// All of them.
+    All,
+}
+
+/// One operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Op {
+    Write,
+    Pingpong,
+    Pull,
+    Outstanding,
+    Receives,
+    Idle,
+}
+
+impl Op {
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Write, Self::Pingpong, Self::Pull, Self::Outstanding, Self::Receives, Self::Idle];
+
+    /// Whether it is measured once, and not once per size.
+    pub(crate) fn has_own_size(self) -> bool {
+        matches!(self, Self::Outstanding | Self::Receives | Self::Idle)
+    }
+}
+
+impl OpChoice {
+    /// The operations it stands for.
+    pub(crate) fn ops(self) -> &'static [Op] {
+        match self {
+            Self::Write => &[Op::Write],
+            Self::Pingpong => &[Op::Pingpong],
+            Self::Pull => &[Op::Pull],
+            Self::Outstanding => &[Op::Outstanding],
+            Self::Receives => &[Op::Receives],
+            Self::Idle => &[Op::Idle],
+            Self::All => &Op::ALL,
+        }
+    }
+}
+
+/// How a process waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum WaitChoice {
+    /// Sleeps until it is woken.
+    Sleep,
+    /// Polls for a short while, then sleeps.
+    Adaptive,
+    /// Never sleeps.
+    Busy,
+}
+
+/// How a pull hands its tensor over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Mode {
+    /// As a copy in memory of the puller.
+    Copy,
+    /// As a view of the server's memory, read-only.
+    View,
+    /// As a view that the puller reads once.
+    ViewRead,
+}
+
+/// Where the two processes run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CpuChoice {
+    /// Chosen for each case.
+    Auto,
+    /// Each on a CPU of its own.
+    Two,
+    /// Both on one.
+    One,
+    /// Where the scheduler puts them.
+    Free,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    crate::size::size(text, SIZE_MAX, "give a number of bytes from 1 to 1G, for instance 8, 64K, 1M")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::size;
+
+    #[test]
+    fn sizes_have_units_of_1024() {
+        let read = ["8", "4K", "64k", "1M", "1G"].map(|text| size(text).unwrap());
+        assert_eq!(read, [8, 4096, 65536, 1 << 20, 1 << 30]);
+    }
+
+    #[test]
+    fn sizes_out_of_range_or_without_a_number_are_refused() {
+        for text in ["", "K", "0", "-1", "1.5M", "2G", "1T", "99999999999999999999", "18014398509481985K"] {
+            let error = size(text).unwrap_err();
+            assert!(error.contains("from 1 to 1G"), "{text}: {error}");
+        }
+    }
+}

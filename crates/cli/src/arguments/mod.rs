@@ -1,0 +1,400 @@
+//! The command line.
+
+pub(crate) mod bench;
+
+use std::{num::NonZeroU32, path::PathBuf, time::Duration};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
+use tensorwire::{FabricKind, Validation};
+
+use bench::{Bench, BenchPeer};
+
+/// Moves tensors between processes.
+#[derive(Debug, Parser)]
+#[command(name = "tensorwire", version, max_term_width = 100)]
+pub(crate) struct Arguments {
+    /// The subcommand.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Read a safetensors file into memory and serve its tensors until Ctrl-C.
+    Serve(Serve),
+    /// Fetch tensors from a server, and write them to a safetensors file.
+    Pull(Pull),
+    /// List the RDMA devices, their ports and addresses, and which one Tensorwire would use.
+    Devices(Devices),
+    /// Check whether RDMA can be used here, and if not, why and what to do.
+    Doctor(Doctor),
+    /// Measure tensorwire on this machine, beside what the machine allows.
+    Bench(Bench),
+    /// The second process of `bench`.
+    #[command(hide = true)]
+    BenchPeer(BenchPeer),
+}
+
+/// `tensorwire serve`.
+#[derive(Debug, Args)]
+pub(crate) struct Serve {
+    /// The file to serve.
+    #[arg(value_name = "FILE.safetensors")]
+    pub(crate) file: PathBuf,
+    /// Address to listen at, for sessions and data; port 0 takes a free one. Anything beyond loopback needs --secret-file or --tls-cert.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0", value_parser = address)]
+    pub(crate) bind: String,
+    /// Address of its own for data connections over TCP, for instance on a faster network. Without it they come in at --bind.
+    #[arg(long, value_name = "HOST:PORT", value_parser = address)]
+    pub(crate) data_bind: Option<String>,
+    /// Map the file instead of reading it, and send from the mapping. It must belong to this user or to root, and only its
+    /// owner may have the right to write it. A process that changes it in place waits until it is copied into memory. Where
+    /// the system cannot do that, the file is read as without this option. Receivers over shared memory get copies, one for
+    /// each receiver; over TCP nothing is copied.
+    #[arg(long)]
+    pub(crate) mmap: bool,
+    #[command(flatten)]
+    pub(crate) validate: Validate,
+    #[command(flatten)]
+    pub(crate) trust: Trust,
+    #[command(flatten)]
+    pub(crate) liveness: Liveness,
+    #[command(flatten)]
+    pub(crate) secret: Secret,
+    #[command(flatten)]
+    pub(crate) tls: Tls,
+}
+
+/// `tensorwire pull`.
+#[derive(Debug, Args)]
+pub(crate) struct Pull {
+    /// Address that the server printed, for instance 127.0.0.1:4242.
+    #[arg(value_name = "HOST:PORT", value_parser = address)]
+    pub(crate) address: String,
+    /// File to write. It appears when it is complete, or not at all. It gets the mode and, where that is allowed, the owner
+    /// of a file that it replaces; a symbolic link is followed. A FIFO, a character device, or standard output (`-`) is
+    /// written in order instead; all messages go to standard error then. Without this option tensors are fetched and dropped.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Do not replace a file: if there is one at --output, fail before anything is fetched.
+    #[arg(long, requires = "output")]
+    pub(crate) no_clobber: bool,
+    /// Fetch this tensor only. Can be repeated for several tensors.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) tensor: Vec<String>,
+    /// Memory for tensors that are under way or wait to be written, in bytes, with K, M or G for powers of 1024. A tensor
+    /// that is larger is fetched alone, and takes up to a quarter more than its own size. Tensors that are read out of the
+    /// server's memory, on one host, take none.
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = memory_bytes)]
+    pub(crate) memory: u64,
+    /// If the server is lost during the pull, try for this many seconds to reach it again, each time, and continue. If it
+    /// then serves another file, the pull fails.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) retry: Option<u32>,
+    /// The transport. `auto` takes shared memory from this host; from another host RDMA where both have it, else TCP. If a
+    /// named one cannot be used, that is an error.
+    #[arg(long, value_enum, default_value_t = Fabric::Auto)]
+    pub(crate) fabric: Fabric,
+    /// Fetch everything this many times, and report each round.
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(crate) repeat: NonZeroU32,
+    /// Compare each tensor with the checksum that the server publishes.
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// Print the messages of each round by kind, the bytes and the transport.
+    #[arg(long)]
+    pub(crate) stats: bool,
+    #[command(flatten)]
+    pub(crate) validate: Validate,
+    #[command(flatten)]
+    pub(crate) trust: Trust,
+    #[command(flatten)]
+    pub(crate) liveness: Liveness,
+    #[command(flatten)]
+    pub(crate) secret: Secret,
+    #[command(flatten)]
+    pub(crate) tls: Tls,
+}
+
+const DEVICES_STATUS: &str = "\
+Exit status: 0 if a device can be opened, 1 if none can (the last line says why), 2 for a wrong command line.
+With --json the same is one object; its fields are in the book's page on devices and doctor.";
+
+/// `tensorwire devices`.
+#[derive(Debug, Args)]
+#[command(after_help = DEVICES_STATUS)]
+pub(crate) struct Devices {
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+const DOCTOR_STATUS: &str = "\
+Each line is a finding: ok, warning (RDMA works all the same) or problem, with a remedy below. The proof is a write of
+1 MiB between two queue pairs of the device, and the same over shared memory and TCP. The last line is the verdict.
+
+Exit status: 0 if RDMA can be used, 1 if not, 2 for a wrong command line.
+With --json the same is one object; its fields, and all findings, are in the book's page on devices and doctor.";
+
+/// `tensorwire doctor`.
+#[derive(Debug, Args)]
+#[command(after_help = DOCTOR_STATUS)]
+pub(crate) struct Doctor {
+    /// Examine this device. Without it, the one that Tensorwire would use.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) device: Option<String>,
+    /// Bytes of memory that workers are going to register, with K, M or G for powers of 1024. The limit on locked memory
+    /// is compared with it.
+    #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = pool_bytes)]
+    pub(crate) pool: u64,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Whether received bytes are validated.
+#[derive(Debug, Args)]
+pub(crate) struct Validate {
+    /// Validate each transfer end to end by this checksum. If the peer wants a stronger one, that is used.
+    #[arg(long = "validate", value_enum, default_value_t = Checksum::Off, env = "TENSORWIRE_VALIDATE")]
+    pub(crate) checksum: Checksum,
+}
+
+/// The checksums that can be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Checksum {
+    /// None.
+    Off,
+    /// CRC-32C.
+    Crc32c,
+    /// XXH3, of 64 bits.
+    Xxh3,
+}
+
+impl Checksum {
+    pub(crate) fn validation(self) -> Validation {
+        match self {
+            Self::Off => Validation::Off,
+            Self::Crc32c => Validation::Crc32c,
+            Self::Xxh3 => Validation::Xxh3,
+        }
+    }
+}
+
+/// Whether peers are trusted.
+#[derive(Debug, Args)]
+pub(crate) struct Trust {
+    /// Whether peers that know the secret are trusted. With `hostile` each peer can write only memory of its own, which
+    /// costs one copy of received tensors; shared memory is not used.
+    #[arg(long = "trust", value_enum, default_value_t = Peers::Cluster, env = "TENSORWIRE_TRUST")]
+    pub(crate) peers: Peers,
+}
+
+/// The levels of trust.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Peers {
+    /// Members of one cluster, which are trusted.
+    Cluster,
+    /// Peers that may write everything that they can.
+    Hostile,
+}
+
+impl Peers {
+    pub(crate) fn trust(self) -> tensorwire::Trust {
+        match self {
+            Self::Cluster => tensorwire::Trust::Cluster,
+            Self::Hostile => tensorwire::Trust::Hostile,
+        }
+    }
+}
+
+/// When a silent peer counts as lost.
+#[derive(Debug, Args)]
+pub(crate) struct Liveness {
+    /// How long a peer may be silent, answering no ping and moving no data, before it counts as lost.
+    #[arg(long = "liveness", value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) seconds: u32,
+}
+
+impl Liveness {
+    pub(crate) fn limit(&self) -> Duration {
+        Duration::from_secs(self.seconds.into())
+    }
+}
+
+/// How the two peers authenticate each other.
+#[derive(Debug, Args)]
+pub(crate) struct Secret {
+    /// File with the secret that both peers share. On loopback none is needed if both run as one user.
+    #[arg(long, value_name = "PATH", env = "TENSORWIRE_SECRET_FILE")]
+    pub(crate) secret_file: Option<PathBuf>,
+}
+
+/// How the two peers authenticate each other by certificates. A program that is built without TLS has these options too and
+/// refuses them, so that they are never ignored.
+#[derive(Debug, Args)]
+pub(crate) struct Tls {
+    /// Certificate chain of this worker, as PEM: turns on mutual TLS. Its subjectAltName names the worker:
+    /// URI:tensorwire:/job:serve/replica:0/task:0 of a server, URI:tensorwire:/job:pull/replica:0/task:* of a client.
+    #[arg(long, value_name = "PATH", env = TLS_CERT, requires_all = ["tls_key", "tls_ca"])]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Its private key, as PEM.
+    #[arg(long, value_name = "PATH", env = TLS_KEY, requires_all = ["tls_cert", "tls_ca"])]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Certificates of the trusted CAs, as PEM.
+    #[arg(long, value_name = "PATH", env = TLS_CA, requires_all = ["tls_cert", "tls_key"])]
+    pub(crate) tls_ca: Option<PathBuf>,
+    /// What a peer's certificate must have besides a trusted CA's signature: the worker's name and, for a server, the
+    /// dialled host; the worker's name alone; or nothing more.
+    #[arg(long, value_enum, value_name = "NAMES", env = TLS_NAMES, requires = "tls_cert")]
+    pub(crate) tls_names: Option<Names>,
+}
+
+/// The variables that stand for options.
+pub(crate) const TLS_CERT: &str = "TENSORWIRE_TLS_CERT";
+pub(crate) const TLS_KEY: &str = "TENSORWIRE_TLS_KEY";
+pub(crate) const TLS_CA: &str = "TENSORWIRE_TLS_CA";
+pub(crate) const TLS_NAMES: &str = "TENSORWIRE_TLS_NAMES";
+
+/// What peers' certificates must have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Names {
+    /// The worker, and the host that was dialled.
+    Proven,
+    /// The worker.
+    AnyHost,
+    /// A trusted CA's signature.
+    AnyMember,
+}
+
+/// The fabrics that can be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Fabric {
+    /// The fastest that both peers have.
+    Auto,
+    /// Shared memory.
+    Shm,
+    /// RDMA.
+    Verbs,
+    /// TCP.
+    Tcp,
+}
+
+impl Fabric {
+    /// The required fabric; none for `auto`.
+    pub(crate) fn required(self) -> Option<FabricKind> {
+        match self {
+            Self::Auto => None,
+            Self::Shm => Some(FabricKind::SHM),
+            Self::Verbs => Some(FabricKind::VERBS),
+            Self::Tcp => Some(FabricKind::TCP),
+        }
+    }
+}
+
+/// Checks the form of an address. Whether the host exists shows when it is used.
+fn address(text: &str) -> Result<String, String> {
+    let example = "for instance 127.0.0.1:4242 or [::1]:4242";
+    let checked = tensorwire::control::host_and_port(text).map(|_| text.to_owned());
+    checked.map_err(|problem| format!("an address has the form HOST:PORT, {example}: {problem}"))
+}
+
+fn memory_bytes(text: &str) -> Result<u64, String> {
+    crate::size::size(text, u64::MAX, "give a number of bytes, for instance 67108864, 256M or 4G")
+}
+
+fn pool_bytes(text: &str) -> Result<u64, String> {
+    crate::size::size(text, u64::MAX, "give a number of bytes, for instance 67108864, 64M or 4G")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, Parser};
+
+    use super::{Arguments, Checksum, Command, Fabric, address, pool_bytes};
+
+    #[test]
+    fn definition_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn pull_takes_one_tensor_name_with_each_option() {
+        let line = ["tensorwire", "pull", "--tensor", "a", "127.0.0.1:1", "--tensor", "c", "--fabric", "tcp"];
+        let Command::Pull(pull) = Arguments::parse_from(line).command else { panic!("not a pull") };
+        assert_eq!(
+            (pull.tensor, pull.address.as_str()),
+            (vec!["a".to_owned(), "c".to_owned()], "127.0.0.1:1")
+        );
+        assert_eq!(pull.fabric, Fabric::Tcp);
+        let two = ["tensorwire", "pull", "127.0.0.1:1", "--tensor", "a", "b"];
+        assert!(Arguments::try_parse_from(two).is_err());
+    }
+
+    #[test]
+    fn memory_is_small_unless_told_otherwise_and_has_units_of_1024() {
+        for (line, expected) in [
+            (vec!["tensorwire", "pull", "127.0.0.1:1"], 256 << 20),
+            (vec!["tensorwire", "pull", "127.0.0.1:1", "--memory", "64K"], 64 << 10),
+        ] {
+            let Command::Pull(pull) = Arguments::parse_from(line).command else { panic!("not a pull") };
+            assert_eq!(pull.memory, expected);
+        }
+        for memory in ["0", "lots", "1.5G"] {
+            assert!(
+                Arguments::try_parse_from(["tensorwire", "pull", "127.0.0.1:1", "--memory", memory]).is_err()
+            );
+        }
+    }
+
+    #[test]
+    fn checksums_have_the_names_of_the_library() {
+        for checksum in <Checksum as clap::ValueEnum>::value_variants() {
+            let line = ["tensorwire", "serve", "a", "--validate", checksum.validation().name()];
+            let Command::Serve(serve) = Arguments::parse_from(line).command else { panic!("not a serve") };
+            assert_eq!(serve.validate.checksum, *checksum);
+        }
+        let refused = Arguments::try_parse_from(["tensorwire", "serve", "a", "--validate", "md5"]);
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains("md5") && text.contains("off, crc32c, xxh3"), "{text}");
+    }
+
+    #[test]
+    fn peers_are_trusted_unless_told_otherwise() {
+        for (line, expected) in [
+            (vec!["tensorwire", "pull", "127.0.0.1:1"], tensorwire::Trust::Cluster),
+            (vec!["tensorwire", "pull", "127.0.0.1:1", "--trust", "hostile"], tensorwire::Trust::Hostile),
+        ] {
+            let Command::Pull(pull) = Arguments::parse_from(line).command else { panic!("not a pull") };
+            assert_eq!(pull.trust.peers.trust(), expected);
+        }
+    }
+
+    #[test]
+    fn pools_have_units_of_1024_and_at_least_a_byte() {
+        let read = ["1", "4K", "64m", "2G"].map(|text| pool_bytes(text).unwrap());
+        assert_eq!(read, [1, 4096, 64 << 20, 2 << 30]);
+        for text in ["", "0", "K", "-1", "1.5M", "1T", "99999999999999999999", "17179869184G"] {
+            let error = pool_bytes(text).unwrap_err();
+            assert!(error.contains("64M"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn repeat_of_zero_is_refused() {
+        assert!(Arguments::try_parse_from(["tensorwire", "pull", "127.0.0.1:1", "--repeat", "0"]).is_err());
+    }
+
+    #[test]
+    fn addresses_need_a_host_and_a_port() {
+        for text in ["127.0.0.1:1", "127.0.0.1:0", "[::1]:1", "server.example:65535"] {
+            assert_eq!(address(text).as_deref(), Ok(text));
+        }
+        for text in ["", "nowhere", ":1", "host:", "host:65536", "host:x", "::1:1", "a b:1"] {
+            assert!(address(text).unwrap_err().contains("HOST:PORT"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The memory under a buffer, and its return to the pool.
+
+use std::{fmt, mem, ops::Range, sync::Arc};
+
+use super::{
+    Block, JoinedBlock, MemoryObserver, Span,
+    stock::{Caller, Stock, Taken},
+};
+use crate::{
+    ForeignMemory, MemoryError,
+    sync::{AtomicBool, AtomicU64, Ordering},
+};
+
+/// A range of memory under a buffer. A range of a pool returns to the pool on drop.
+pub(crate) struct Allocation {
+    home: Home,
+    /// First byte inside the block; 0 for memory without one.
+    offset: usize,
+    /// Bytes the user sees.
+    length: usize,
+}
+
+enum Home {
+    /// An empty buffer needs no memory.
+    Nowhere,
+    Pool(PoolRange),
+    Joined(JoinedBlock),
+    Foreign(Arc<dyn ForeignMemory>),
+}
+
+/// A range of a pool; at least as long as the allocation.
+struct PoolRange {
+    stock: Arc<Stock>,
+    taken: Taken,
+    /// Whether it counts against the pool's early share.
+    early: AtomicBool,
+    /// How many [`crate::Retired`] hold it.
+    retired: AtomicU64,
+    /// Whether one of those was dropped without a release.
+    leaked: AtomicBool,
+}
+
+impl PoolRange {
+    fn bytes(&self) -> u64 {
+        self.taken.range.len() as u64
+    }
+}
+
+impl fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("Allocation");
+        match &self.home {
+            Home::Nowhere => out.field("home", &"nowhere"),
+            Home::Pool(home) => out.field("block", &home.taken.block.id().get()),
+            Home::Joined(home) => out.field("block", &home.block().id().get()),
+            Home::Foreign(owner) => out.field("owner", owner),
+        };
+        out.field("range", &self.range()).finish()
+    }
+}
+
+impl Allocation {
+    pub(crate) fn empty() -> Self {
+        Self { home: Home::Nowhere, offset: 0, length: 0 }
+    }
+
+    /// `length` bytes, more than 0, of a pool.
+    pub(crate) fn from_stock(stock: &Arc<Stock>, length: usize, caller: Caller) -> Result<Self, MemoryError> {
+        let taken = stock.take(length, caller)?;
+        let offset = taken.range.start;
+        let range = PoolRange {
+            stock: stock.clone(),
+            taken,
+            early: AtomicBool::new(caller == Caller::Early),
+            retired: AtomicU64::new(0),
+            leaked: AtomicBool::new(false),
+        };
+        let allocation = Self { home: Home::Pool(range), offset, length };
+        allocation.observe(|observer, span| observer.allocated(span));
+        Ok(allocation)
+    }
+
+    /// All of a joined block.
+    pub(crate) fn joined(block: JoinedBlock) -> Self {
+        let length = block.block().length();
+        Self { home: Home::Joined(block), offset: 0, length }
+    }
+
+    /// All bytes of `owner`.
+    pub(crate) fn foreign(owner: Arc<dyn ForeignMemory>) -> Self {
+        let length = owner.length();
+        Self { home: Home::Foreign(owner), offset: 0, length }
+    }
+
+    pub(crate) fn block(&self) -> Option<&Block> {
+        match &self.home {
+            Home::Pool(home) => Some(&home.taken.block),
+            Home::Joined(home) => Some(home.block()),
+            Home::Nowhere | Home::Foreign(_) => None,
+        }
+    }
+
+    pub(crate) fn joined_block(&self) -> Option<&JoinedBlock> {
+        match &self.home {
+            Home::Joined(home) => Some(home),
+            Home::Nowhere | Home::Pool(_) | Home::Foreign(_) => None,
+        }
+    }
+
+    pub(crate) fn is_foreign(&self) -> bool {
+        matches!(self.home, Home::Foreign(_))
+    }
+
+    pub(crate) fn offset(&self) -> usize {
+        self.offset
+    }
+
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
+    fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.length
+    }
+
+    /// First byte; dangling (but aligned) for an empty allocation.
+    pub(crate) fn pointer(&self) -> *mut u8 {
+        match &self.home {
+            // SAFETY: `offset` lies inside the block, by the pool's construction.
+            Home::Pool(home) => unsafe { home.taken.block.base().as_ptr().add(self.offset) },
+            Home::Joined(home) => home.block().base().as_ptr(),
+            Home::Foreign(owner) => owner.base().as_ptr(),
+            Home::Nowhere => std::ptr::without_provenance_mut(crate::ALIGNMENT),
+        }
+    }
+
+    pub(crate) fn observe(&self, tell: impl FnOnce(&dyn MemoryObserver, &Span)) {
+        let Home::Pool(home) = &self.home else { return };
+        if let Some(observer) = home.stock.observer() {
+            tell(observer, &Span { block: home.taken.block.id(), range: self.range() });
+        }
+    }
+
+    /// Stops counting it against the pool's early share.
+    pub(crate) fn answered(&self) {
+        if let Home::Pool(home) = &self.home
+            && home.early.swap(false, Ordering::AcqRel)
+        {
+            home.stock.count(|stats| stats.early_bytes -= home.bytes());
+        }
+    }
+
+    /// Counts it as retired until [`release`](Self::release) was called as often.
+    pub(crate) fn retire(&self) {
+        if let Home::Pool(home) = &self.home
+            && home.retired.fetch_add(1, Ordering::AcqRel) == 0
+        {
+            home.stock.count(|stats| stats.retired_bytes += home.bytes());
+        }
+    }
+
+    pub(crate) fn release(&self) {
+        if let Home::Pool(home) = &self.home
+            && home.retired.fetch_sub(1, Ordering::AcqRel) == 1
+        {
+            home.stock.count(|stats| stats.retired_bytes -= home.bytes());
+        }
+    }
+
+    /// Counts it as leaked, once, however often this is called.
+    pub(crate) fn count_leak(&self) {
+        if let Home::Pool(home) = &self.home
+            && !home.leaked.swap(true, Ordering::AcqRel)
+        {
+            home.stock.count(|stats| stats.leaked_bytes += home.bytes());
+        }
+    }
+
+    /// Keeps it from ever returning to the pool: a peer may still write it.
+    pub(crate) fn leak(self) {
+        self.answered();
+        self.count_leak();
+        // The mapping stays for the life of the process.
+        mem::forget(self);
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        self.observe(|observer, span| observer.freed(span));
+        if let Home::Pool(home) = mem::replace(&mut self.home, Home::Nowhere) {
+            home.stock.give_back(&home.taken, home.early.load(Ordering::Acquire));
+        }
+    }
+}

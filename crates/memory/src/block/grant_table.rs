@@ -1,0 +1,98 @@
+//! The grants on a block: ranges that a peer may write, and the count of writes that are under way.
+
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{Arc, atomic},
+};
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// Names one grant within this process; never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GrantId(u64);
+
+impl GrantId {
+    pub(crate) fn next() -> Self {
+        Self(NEXT_GRANT.fetch_add(1, atomic::Ordering::Relaxed))
+    }
+}
+
+static NEXT_GRANT: atomic::AtomicU64 = atomic::AtomicU64::new(1);
+
+/// The evidence that no write of the peer can still land in the granted range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GrantEnd {
+    /// The content arrived: the peer writes a range once per request phase.
+    Content,
+    /// The peer answered with META_DATA_RESPONSE, which it sends only when no write is posted.
+    MetaDataResponse,
+    /// The peer answered with ERROR_STATUS, likewise.
+    ErrorStatus,
+    /// The peer answered a CANCEL, likewise.
+    CancelAck,
+    /// The request was never sent, so no peer knows the range.
+    NeverSent,
+    /// The range was a message ring, and the peer's last message in it has arrived: RING_MOVED, after which it
+    /// writes another ring.
+    RingMoved,
+    /// This end's own `read` into the range completed, and no peer was told of it.
+    ReadCompleted,
+    /// Every queue pair the peer could write through is destroyed and drained.
+    QueuePairDrained,
+}
+
+/// The grants on one block, by first byte. Ranges never overlap, because allocations do not.
+#[derive(Debug, Default)]
+pub(crate) struct GrantTable {
+    entries: BTreeMap<usize, GrantEntry>,
+}
+
+impl GrantTable {
+    pub(crate) fn add(&mut self, offset: usize, length: usize, state: Arc<GrantState>) {
+        self.entries.insert(offset, GrantEntry { length, state });
+    }
+
+    pub(crate) fn remove(&mut self, offset: usize) {
+        self.entries.remove(&offset);
+    }
+
+    /// The grant that covers all of `range`.
+    pub(super) fn find(&self, range: &Range<usize>) -> Option<&Arc<GrantState>> {
+        let (&first, entry) = self.entries.range(..=range.start).next_back()?;
+        (range.end <= first + entry.length).then_some(&entry.state)
+    }
+}
+
+#[derive(Debug)]
+struct GrantEntry {
+    length: usize,
+    state: Arc<GrantState>,
+}
+
+/// Count of fabric accesses under way, with [`ENDED`] set once the grant is over.
+#[derive(Debug, Default)]
+pub(crate) struct GrantState(AtomicU64);
+
+const ENDED: u64 = 1 << 63;
+
+impl GrantState {
+    /// Counts an access in; false once the grant has ended.
+    pub(super) fn enter(&self) -> bool {
+        let before = self.0.fetch_add(1, Ordering::Acquire);
+        if before & ENDED != 0 {
+            self.0.fetch_sub(1, Ordering::Release);
+        }
+        before & ENDED == 0
+    }
+
+    pub(super) fn leave(&self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Ends the grant; false if an access was under way.
+    pub(crate) fn close(&self) -> bool {
+        self.0.fetch_or(ENDED, Ordering::AcqRel) & !ENDED == 0
+    }
+}

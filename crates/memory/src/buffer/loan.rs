@@ -1,0 +1,49 @@
+//! Views of a buffer that do not know its pool.
+
+use std::{fmt, ptr::NonNull};
+
+use super::Buf;
+use crate::ForeignMemory;
+
+/// A buffer's bytes as a view: a foreign buffer over this does not know the pool or block of the bytes. For fabrics
+/// whose two sides are in one process: they lend without a copy and without `unsafe`.
+///
+/// A callback runs once, when the last view is dropped.
+pub struct Loan {
+    bytes: Buf,
+    ended: Option<Box<dyn FnOnce() + Send + Sync>>,
+}
+
+impl Loan {
+    /// Holds `bytes` until it is dropped, and calls `ended` then. `ended` runs in whatever thread drops the last view, so it
+    /// must not wait, nor take a lock under which buffers are dropped.
+    pub fn new(bytes: Buf, ended: impl FnOnce() + Send + Sync + 'static) -> Self {
+        Self { bytes, ended: Some(Box::new(ended)) }
+    }
+}
+
+impl fmt::Debug for Loan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loan").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+// SAFETY: a `Buf` shows the same immutable, initialised bytes for as long as it lives, which is as long as this value
+// does; the buffer types of this crate keep everybody from writing them.
+unsafe impl ForeignMemory for Loan {
+    fn base(&self) -> NonNull<u8> {
+        NonNull::from(&*self.bytes).cast()
+    }
+
+    fn length(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        if let Some(ended) = self.ended.take() {
+            ended();
+        }
+    }
+}

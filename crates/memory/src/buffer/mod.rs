@@ -1,0 +1,188 @@
+//! Buffers: types that say who may touch the bytes.
+
+mod exposure;
+mod grant;
+mod loan;
+mod retirement;
+
+use std::{
+    fmt,
+    ops::{Deref, DerefMut, Range},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+
+use crate::{
+    Block, ForeignMemory,
+    block::{Allocation, JoinedBlock},
+};
+
+pub use exposure::Exposure;
+pub use grant::Granted;
+pub use loan::Loan;
+pub use retirement::Retired;
+
+/// A buffer with one owner, which alone reads and writes it. Its bytes are not cleared: they may be those of an earlier
+/// buffer.
+#[derive(Debug)]
+pub struct BufMut {
+    allocation: Allocation,
+}
+
+impl BufMut {
+    pub(crate) fn from_allocation(allocation: Allocation) -> Self {
+        Self { allocation }
+    }
+
+    /// Ends writing: the bytes can be shared and sent from now on, and never change again.
+    ///
+    /// A buffer taken early no longer counts against its pool's early share: its content exists.
+    pub fn freeze(self) -> Buf {
+        self.allocation.answered();
+        Buf::whole(self.allocation)
+    }
+
+    /// The block the bytes lie in; `None` for an empty buffer.
+    pub fn block(&self) -> Option<&Block> {
+        self.allocation.block()
+    }
+
+    /// Grants the whole buffer to a peer.
+    pub fn grant(self) -> Granted {
+        Granted::new(self.allocation)
+    }
+}
+
+impl Deref for BufMut {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: this value owns the range alone, and it is mapped while the allocation lives.
+        unsafe { std::slice::from_raw_parts(self.allocation.pointer(), self.allocation.length()) }
+    }
+}
+
+impl DerefMut for BufMut {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and `&mut self` excludes any other slice of it.
+        unsafe { std::slice::from_raw_parts_mut(self.allocation.pointer(), self.allocation.length()) }
+    }
+}
+
+/// Immutable bytes, shared by reference count. The memory goes back to its pool or owner when the last clone is
+/// dropped.
+#[derive(Clone)]
+pub struct Buf {
+    allocation: Arc<Allocation>,
+    range: Range<usize>,
+}
+
+impl fmt::Debug for Buf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buf").field("allocation", &self.allocation).field("range", &self.range).finish()
+    }
+}
+
+impl Buf {
+    /// A buffer of no bytes, which needs no pool.
+    pub fn empty() -> Self {
+        Self { allocation: Arc::new(Allocation::empty()), range: 0..0 }
+    }
+
+    /// All bytes of `owner`, which are not a pool's. `owner` lives until the last `Buf` of it is dropped. No copy.
+    pub fn foreign(owner: Arc<dyn ForeignMemory>) -> Self {
+        Self::whole(Allocation::foreign(owner))
+    }
+
+    /// All bytes of an allocation without a writer.
+    pub(crate) fn whole(allocation: Allocation) -> Self {
+        let length = allocation.length();
+        Self { allocation: Arc::new(allocation), range: 0..length }
+    }
+
+    /// Whether the bytes lie in no block ([`foreign`](Self::foreign)). A fabric that sends from registered memory
+    /// needs a copy of them in a pool first (`CopyReason::Import`).
+    pub fn is_foreign(&self) -> bool {
+        self.allocation.is_foreign()
+    }
+
+    /// Lets peers with the read right read exactly these bytes while the returned value lives.
+    #[must_use = "the permission ends when the exposure is dropped"]
+    pub fn expose(&self) -> Exposure {
+        Exposure::new(self.clone())
+    }
+
+    /// Keeps the pool from reusing the bytes until it is certain that a lost peer no longer reads them.
+    pub fn retire(self) -> Retired {
+        Retired::new(self)
+    }
+
+    /// Whether both are the same range of the same allocation.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.allocation, &other.allocation) && self.range == other.range
+    }
+
+    pub(crate) fn joined_block(&self) -> Option<&JoinedBlock> {
+        self.allocation.joined_block()
+    }
+
+    pub(crate) fn allocation(&self) -> &Arc<Allocation> {
+        &self.allocation
+    }
+
+    /// The range inside the allocation.
+    pub(crate) fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
+    /// `range` must lie inside `allocation`, which must be frozen.
+    pub(crate) fn part_of(allocation: Arc<Allocation>, range: Range<usize>) -> Self {
+        Self { allocation, range }
+    }
+
+    /// The block the bytes lie in; `None` for an empty buffer and for a foreign one
+    /// ([`is_foreign`](Self::is_foreign)).
+    pub fn block(&self) -> Option<&Block> {
+        self.allocation.block()
+    }
+
+    /// First byte inside the block; inside the owner's memory for a foreign buffer.
+    pub fn offset(&self) -> usize {
+        self.allocation.offset() + self.range.start
+    }
+
+    /// A view of a part of the bytes, or `None` when `range` leaves them. No copy.
+    pub fn slice(&self, range: Range<usize>) -> Option<Self> {
+        if range.start > range.end || range.end > self.range.len() {
+            return None;
+        }
+        let start = self.range.start;
+        Some(Self { allocation: self.allocation.clone(), range: start + range.start..start + range.end })
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the range lies inside the allocation, which is mapped while this handle lives, and nobody
+        // writes these bytes: `BufMut::freeze` consumed the only writer, or `ForeignMemory` promises it.
+        unsafe {
+            std::slice::from_raw_parts(self.allocation.pointer().add(self.range.start), self.range.len())
+        }
+    }
+}
+
+impl AsRef<[u8]> for Buf {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl From<Buf> for Bytes {
+    /// Without a copy: the `Bytes` keeps the buffer alive.
+    fn from(buffer: Buf) -> Self {
+        Self::from_owner(buffer)
+    }
+}

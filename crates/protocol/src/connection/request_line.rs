@@ -1,0 +1,233 @@
+//! Requests in line for a message. Those that stand next to each other travel together.
+
+use std::{
+    collections::BTreeMap,
+    future::poll_fn,
+    sync::MutexGuard,
+    task::{Context, Poll, Waker},
+};
+
+use super::{Connection, State};
+use crate::{
+    Channel, ChannelError, Message, Metadata, TensorRequest, Want,
+    names::NameForm,
+    wire::record::{RECORD_BYTES_MAX, SEVERAL_BYTES},
+};
+
+/// TENSOR_REQUESTs that are not posted, by their position in line. Whoever finds them at its head posts them, also for
+/// others: a future that is not polled holds nobody up.
+#[derive(Debug, Default)]
+pub(super) struct RequestLine(BTreeMap<u64, TensorRequest>);
+
+/// A request in line, which it leaves when dropped.
+struct RequestInLine<'connection, C: Channel> {
+    connection: &'connection Connection<C>,
+    request: Option<TensorRequest>,
+    ticket: Option<u64>,
+}
+
+impl<C: Channel> Connection<C> {
+    /// Sends TENSOR_REQUEST when it is its turn, in one message with others that stand next to it in line. One that goes
+    /// `together` with others of its task lets these take their positions first.
+    ///
+    /// # Cancel safety
+    /// A request that is not posted when the future is dropped never will be.
+    pub(crate) async fn send_request(
+        &self,
+        request: TensorRequest,
+        together: bool,
+    ) -> Result<(), ChannelError> {
+        let mut asking = RequestInLine { connection: self, request: Some(request), ticket: None };
+        poll_fn(|context| asking.poll(together, context)).await
+    }
+
+    /// Posts requests as long as there are some at the head of the line, and credits and ring allow it.
+    pub(super) fn post_requests_in_line(&self, state: &mut State<C::Lent>) -> Posted {
+        let mut done = Posted::default();
+        while done.end.is_none()
+            && state.flow.may_try_message()
+            && let Some(posted) = self.try_post_head(state, &mut done.wakers)
+        {
+            done.end = posted.err();
+        }
+        done
+    }
+
+    /// Unlocks, and wakes those whose requests were posted, except the one with ticket `own`, which knows. If
+    /// that or anything else has changed the line, whoever is first there now is woken too. A post that failed ends the
+    /// connection, and those who left the line before are told all the same.
+    pub(super) fn settle_posted(
+        &self,
+        state: MutexGuard<'_, State<C::Lent>>,
+        Posted { wakers, end }: Posted,
+        own: Option<u64>,
+        has_changed: bool,
+    ) -> Result<(), ChannelError> {
+        if has_changed || !wakers.is_empty() {
+            self.settle(state, None, None);
+        } else {
+            drop(state);
+        }
+        if let Some(error) = &end {
+            self.fail(&error.0);
+        }
+        for (_, waker) in wakers.into_iter().filter(|(ticket, _)| Some(*ticket) != own) {
+            waker.wake();
+        }
+        end.map_or(Ok(()), Err)
+    }
+
+    /// Posts one message of the requests at the head of the line. `None` when there is none, or it must wait.
+    fn try_post_head(
+        &self,
+        state: &mut State<C::Lent>,
+        wakers: &mut Vec<(u64, Waker)>,
+    ) -> Option<Result<(), ChannelError>> {
+        let tickets = self.next_message(state);
+        let requests: Vec<_> =
+            tickets.iter().filter_map(|ticket| state.request_line.0.get(ticket)).cloned().collect();
+        let message = message_of(requests)?;
+        let posted = self.try_post(state, &message)?;
+        state.count_asked(&message);
+        for ticket in tickets {
+            state.request_line.0.remove(&ticket);
+            wakers.extend(state.messages.leave(&mut Some(ticket)).map(|waker| (ticket, waker)));
+        }
+        Some(posted)
+    }
+
+    /// The requests at the head of the line that one message takes.
+    fn next_message(&self, state: &mut State<C::Lent>) -> Vec<u64> {
+        let State { request_line, messages, measure, names, .. } = state;
+        if request_line.0.is_empty() {
+            return Vec::new();
+        }
+        let alone = testpoints::chance!("requests travel one by one");
+        let most = if alone { 1 } else { self.agreed.requests_per_message as usize };
+        let (mut bytes, mut fresh) = (SEVERAL_BYTES, Some(names.unassigned()));
+        let mut next = Vec::new();
+        for ticket in messages.tickets().take(most) {
+            let Some(request) = request_line.0.get(&ticket) else { break };
+            if most > 1 {
+                let form = form_at_most(names.form(&request.key), &mut fresh);
+                bytes += crate::wire::request_bytes(request, form, measure);
+            }
+            // The first always fits: alone it needs no number of requests.
+            if bytes > RECORD_BYTES_MAX && !next.is_empty() {
+                break;
+            }
+            next.push(ticket);
+        }
+        next
+    }
+}
+
+/// The longest form in which a key may be named that has `form` now, when `fresh` numbers are left before one is given
+/// anew, which changes the forms of those after it. Spelling the key out with a number is the longest.
+fn form_at_most(form: NameForm, fresh: &mut Option<usize>) -> NameForm {
+    if !matches!(form, NameForm::Number(_)) {
+        *fresh = fresh.and_then(|fresh| fresh.checked_sub(1));
+    }
+    if fresh.is_some() { form } else { NameForm::Define(0) }
+}
+
+/// What became of requests in line.
+#[derive(Default)]
+pub(super) struct Posted {
+    /// Whose left the line.
+    wakers: Vec<(u64, Waker)>,
+    /// Why the connection is over, if the last post failed.
+    end: Option<ChannelError>,
+}
+
+impl<L> State<L> {
+    /// The requests of `message` are being posted.
+    fn count_asked(&mut self, message: &Message) {
+        for request in message.requests() {
+            let (is_view, is_versioned) = (request.want == Want::View, request.scope.is_versioned());
+            self.requests.asked(request.index, expected(request), is_view, is_versioned);
+        }
+    }
+}
+
+/// One request or several in one message.
+fn message_of(mut requests: Vec<TensorRequest>) -> Option<Message> {
+    match requests.len() {
+        0 => None,
+        1 => requests.pop().map(Message::TensorRequest),
+        _ => Some(Message::TensorRequests(requests)),
+    }
+}
+
+/// What may be written.
+fn expected(request: &TensorRequest) -> std::sync::Arc<[Metadata]> {
+    if request.want == Want::Eager { [].into() } else { request.known.clone() }
+}
+
+impl<C: Channel> RequestInLine<'_, C> {
+    fn poll(&mut self, together: bool, context: &Context<'_>) -> Poll<Result<(), ChannelError>> {
+        let connection = self.connection;
+        let mut state = connection.lock();
+        if let Err(over) = state.failure() {
+            return Poll::Ready(Err(over));
+        }
+        if let Some(request) = self.request.take() {
+            match self.begin(&mut state, request, together, context) {
+                Some(posted) => {
+                    connection.settle(state, None, None);
+                    return Poll::Ready(connection.over_if_failed(posted));
+                }
+                None if together => {
+                    drop(state);
+                    // The others of the task are polled before this one is again.
+                    context.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                None => {}
+            }
+        }
+        let posted = connection.post_requests_in_line(&mut state);
+        if self.ticket.is_some_and(|ticket| state.request_line.0.contains_key(&ticket)) {
+            let replaced = state.messages.wait(&mut self.ticket, context.waker());
+            connection.settle_posted(state, posted, None, false)?;
+            drop(replaced);
+            return Poll::Pending;
+        }
+        Poll::Ready(connection.settle_posted(state, posted, self.ticket.take(), true))
+    }
+
+    /// Posts a request that has nobody before it and waits for nobody, else joins the line.
+    fn begin(
+        &mut self,
+        state: &mut State<C::Lent>,
+        request: TensorRequest,
+        together: bool,
+        context: &Context<'_>,
+    ) -> Option<Result<(), ChannelError>> {
+        let message = Message::TensorRequest(request);
+        if !together
+            && state.messages.is_turn(None)
+            && let Some(posted) = self.connection.try_post(state, &message)
+        {
+            state.count_asked(&message);
+            return Some(posted);
+        }
+        // A new ticket replaces no waker.
+        let _ = state.messages.wait(&mut self.ticket, context.waker());
+        if let (Message::TensorRequest(request), Some(ticket)) = (message, self.ticket) {
+            state.request_line.0.insert(ticket, request);
+        }
+        None
+    }
+}
+
+impl<C: Channel> Drop for RequestInLine<'_, C> {
+    fn drop(&mut self) {
+        let Some(ticket) = self.ticket else { return };
+        let mut state = self.connection.lock();
+        let request = state.request_line.0.remove(&ticket);
+        let waker = state.messages.leave(&mut self.ticket);
+        self.connection.settle(state, None, None);
+        drop((request, waker));
+    }
+}

@@ -1,0 +1,511 @@
+//! The receiving side of a transfer.
+
+mod admission;
+mod validate;
+
+use std::{
+    future::{Future, poll_fn},
+    pin::pin,
+    sync::Arc,
+    task::Poll,
+};
+
+use crate::{
+    Agreed, Allocator, Channel, ChannelError, Checksums, Connection, Destination, LentEnd, Message, Metadata,
+    Mode, RequestIndex, Scope, Sharing, StepId, TensorReRequest, TensorRequest, TransferError, Want,
+    connection::Turnstile,
+    limits::NAME_BYTES_MAX,
+    requests::{Check, Content, Landed, Reply, StepKey},
+    text::{escaped, is_active},
+};
+use admission::Admission;
+
+/// How a value is received.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Manner {
+    /// Alone: as a copy, or as a view of the peer's memory where that is possible.
+    pub sharing: Sharing,
+    /// One of several receives of one task, which polls them one after the other: their requests travel in as few messages
+    /// as possible. Such a request is posted when its future is polled for the second time, or with the next message.
+    pub together: bool,
+}
+
+impl From<Sharing> for Manner {
+    fn from(sharing: Sharing) -> Self {
+        Self { sharing, together: false }
+    }
+}
+
+/// A value that has arrived.
+#[derive(Debug)]
+pub struct Received<L> {
+    /// Its element type and shape.
+    pub metadata: Metadata,
+    /// Its bytes, complete; `None` when there are none. The receiver ends the grant with the evidence
+    /// [`LentEnd::Content`].
+    pub lent: Option<L>,
+    /// Its checksum, if it was validated, so that it need not be computed again when the value is sent on.
+    pub checksums: Option<Arc<Checksums>>,
+    /// Its version, if that was asked for ([`Scope::Versioned`]).
+    pub version: Option<u64>,
+    /// Its key and its number in the order of arrival, with which it goes back if it is not used.
+    origin: Option<(StepKey, u64)>,
+    check: Check,
+}
+
+/// A received value that was not returned to the caller yet: one of several of one call. Dropping it gives a value of a step
+/// to the next receive of its key.
+pub struct Held<C: Channel> {
+    connection: Arc<Connection<C>>,
+    received: Option<Received<C::Lent>>,
+}
+
+impl<C: Channel> std::fmt::Debug for Held<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Held").finish_non_exhaustive()
+    }
+}
+
+impl<C: Channel> Held<C> {
+    /// The value, until it is taken.
+    pub fn get(&self) -> Option<&Received<C::Lent>> {
+        self.received.as_ref()
+    }
+
+    /// As [`get`](Self::get), mutable, so that its bytes can be moved.
+    pub fn get_mut(&mut self) -> Option<&mut Received<C::Lent>> {
+        self.received.as_mut()
+    }
+
+    /// Takes the value out, once.
+    pub fn take(&mut self) -> Option<Received<C::Lent>> {
+        self.received.take()
+    }
+}
+
+impl<C: Channel> Drop for Held<C> {
+    fn drop(&mut self) {
+        let mut state = self.connection.lock();
+        state.requests.forget_kept();
+        let Some(Received { metadata, lent, origin, check, .. }) = self.received.take() else { return };
+        let is_over = state.failure().is_err();
+        match origin.filter(|_| !is_over) {
+            Some((step_key, number)) => {
+                let landed = Landed { number, metadata, content: lent.into(), check };
+                let next = state.requests.stash_or_give(step_key, landed);
+                self.connection.settle(state, next, None);
+            }
+            None => self.connection.settle(state, None, lent.map(|lent| (lent, LentEnd::Content))),
+        }
+    }
+}
+
+/// Why a request ends without an answer of its own.
+enum Stop<L> {
+    Failed(TransferError),
+    /// It got the content of an earlier receive of its key.
+    Given(Landed<L>),
+}
+
+impl<L> From<TransferError> for Stop<L> {
+    fn from(error: TransferError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl<L> From<ChannelError> for Stop<L> {
+    fn from(error: ChannelError) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl<C: Channel> Connection<C> {
+    /// Asks the peer for the value of `key` and waits for it. First waits while as many requests as agreed are
+    /// outstanding; receives of one key proceed in order.
+    ///
+    /// # Errors
+    /// [`TransferError`]; memory of `allocator` has been or will be taken back.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: dropping the future gives the receive up. The connection holds the granted memory until the
+    /// peer can no longer write it. A value of a step that the peer has not written stays in the peer's queue; one that is
+    /// on its way is held here for the next receive of its key, which waits until it is known which of the two it is.
+    /// [`discard`](Self::discard) drops values that are held.
+    pub async fn receive<A: Allocator<Lent = C::Lent>>(
+        self: &Arc<Self>,
+        scope: Scope,
+        key: &str,
+        allocator: &A,
+    ) -> Result<Received<C::Lent>, TransferError> {
+        self.receive_with(scope, key, allocator, Manner::default()).await
+    }
+
+    /// As [`receive`](Self::receive), in another [`Manner`].
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive).
+    ///
+    /// # Cancel safety
+    /// As [`receive`](Self::receive); a view that is on its way is held like a content.
+    pub async fn receive_with<A: Allocator<Lent = C::Lent>>(
+        self: &Arc<Self>,
+        scope: Scope,
+        key: &str,
+        allocator: &A,
+        manner: Manner,
+    ) -> Result<Received<C::Lent>, TransferError> {
+        if key.len() > NAME_BYTES_MAX {
+            return Err(TransferError::KeyTooLong { length: key.len() });
+        }
+        if key.contains(is_active) {
+            return Err(TransferError::KeyActive { shown: escaped(key).into_owned() });
+        }
+        let key: Arc<str> = key.into();
+        let request = match self.admit(scope, &key).await? {
+            Admission::Request(request) => request,
+            Admission::Kept(landed) => return self.hand_out(scope, &key, landed, allocator).await,
+        };
+        let pulled = request.pull(scope, &key, allocator, manner).await;
+        let version = if scope.is_versioned() { self.lock().requests.version(request.index) } else { None };
+        drop(request);
+        match pulled {
+            Ok(landed) | Err(Stop::Given(landed)) => {
+                let received = self.hand_out(scope, &key, landed, allocator).await?;
+                Ok(Received { version, ..received })
+            }
+            Err(Stop::Failed(error)) => Err(error),
+        }
+    }
+
+    /// Copies an eager content into memory of the allocator. Until then it goes to the next receive of its key if this
+    /// one is dropped.
+    async fn hand_out<A: Allocator<Lent = C::Lent>>(
+        self: &Arc<Self>,
+        scope: Scope,
+        key: &Arc<str>,
+        landed: Landed<C::Lent>,
+        allocator: &A,
+    ) -> Result<Received<C::Lent>, TransferError> {
+        let Landed { number, metadata, content, check } = landed;
+        let step_key = StepKey::of(scope, key);
+        let Content::Eager(bytes) = content else {
+            let origin = step_key.map(|step_key| (step_key, number));
+            let lent = content.lent();
+            let received = Received { metadata, lent, checksums: None, version: None, origin, check };
+            return self.validated(received).await;
+        };
+        let mut kept = Kept { connection: self, step_key, number, value: Some((metadata, bytes)), check };
+        kept.reserve();
+        let Some((metadata, bytes)) = &kept.value else { return Err(TransferError::gone()) };
+        let lent = allocator.keep(metadata, bytes).await.map_err(TransferError::Local)?;
+        let Some((metadata, _)) = kept.value.take() else { return Err(TransferError::gone()) };
+        let origin = kept.step_key.take().map(|step_key| (step_key, number));
+        let lent = Some(lent);
+        self.validated(Received { metadata, lent, checksums: None, version: None, origin, check }).await
+    }
+
+    /// The step is over here: memory of contents that are held for its receives goes back, and none is held from now on.
+    pub fn discard(&self, step: StepId) {
+        loop {
+            let mut state = self.lock();
+            state.requests.discard(step);
+            let kept = state.requests.take_kept_of(step);
+            let is_last = kept.is_none();
+            self.settle(state, None, kept.and_then(Landed::returned));
+            if is_last {
+                return;
+            }
+        }
+    }
+
+    /// Steps whose values may be lost with this connection: their requests or contents are under way, or it is not known
+    /// whether the peer has them. After the connection has [failed](Self::fail), the steps at the time of the failure.
+    /// Each once, in order.
+    pub fn steps_under_way(&self) -> Vec<StepId> {
+        self.lock().steps_under_way().into_iter().collect()
+    }
+
+    /// Holds a received value until the others of its call are there.
+    pub fn hold(self: &Arc<Self>, received: Received<C::Lent>) -> Held<C> {
+        self.lock().requests.reserve_kept();
+        Held { connection: self.clone(), received: Some(received) }
+    }
+
+    fn known(&self, scope: Scope, key: &str) -> Arc<[Metadata]> {
+        if testpoints::chance!("what is known of a value is forgotten") {
+            return Arc::default();
+        }
+        self.lock().cache.get(scope, key)
+    }
+
+    fn remember(&self, scope: Scope, key: &Arc<str>, metadata: &Metadata) {
+        self.lock().cache.insert(scope, key, metadata.clone());
+    }
+}
+
+/// An eager content that waits for memory. If it is dropped, a value of a step goes to the next receive of its key.
+struct Kept<'connection, C: Channel> {
+    connection: &'connection Connection<C>,
+    step_key: Option<StepKey>,
+    number: u64,
+    value: Option<(Metadata, Box<[u8]>)>,
+    check: Check,
+}
+
+impl<C: Channel> Kept<'_, C> {
+    /// Reserves room in the stash, so that a drop need not allocate.
+    fn reserve(&self) {
+        self.connection.lock().requests.reserve_kept();
+    }
+}
+
+impl<C: Channel> Drop for Kept<'_, C> {
+    fn drop(&mut self) {
+        let mut state = self.connection.lock();
+        state.requests.forget_kept();
+        let next = match (self.step_key.take(), self.value.take()) {
+            (Some(step_key), Some((metadata, bytes))) => {
+                let content = Content::Eager(bytes);
+                let landed = Landed { number: self.number, metadata, content, check: self.check };
+                state.requests.stash_or_give(step_key, landed)
+            }
+            _ => None,
+        };
+        self.connection.settle(state, next, None);
+    }
+}
+
+/// Those of the `known` metadata that the receive accepts.
+fn accepted<A: Allocator>(known: Arc<[Metadata]>, allocator: &A) -> Arc<[Metadata]> {
+    those(known, |metadata| allocator.accepts(metadata).is_ok())
+}
+
+/// The metadata of `known` that fill at least half of the memory for the largest of them, or need none. Each value of one call
+/// holds its memory until the last has come, while other receives wait for memory: a small value must not hold memory for
+/// a large one.
+fn of_like_size(known: Arc<[Metadata]>) -> Arc<[Metadata]> {
+    let largest = known.iter().map(|metadata| metadata.byte_length).max().unwrap_or_default();
+    those(known, |metadata| metadata.byte_length == 0 || metadata.byte_length >= largest / 2)
+}
+
+/// The metadata of `known` for which `are` holds. Nothing is copied if it holds for all.
+fn those(known: Arc<[Metadata]>, are: impl Fn(&Metadata) -> bool) -> Arc<[Metadata]> {
+    if known.iter().all(&are) {
+        return known;
+    }
+    known.iter().filter(|metadata| are(metadata)).cloned().collect()
+}
+
+/// One open request. Dropping it gives the request up.
+struct Request<'connection, C: Channel> {
+    connection: &'connection Connection<C>,
+    index: RequestIndex,
+}
+
+impl<C: Channel> Request<'_, C> {
+    async fn pull<A: Allocator<Lent = C::Lent>>(
+        &self,
+        scope: Scope,
+        key: &Arc<str>,
+        allocator: &A,
+        manner: Manner,
+    ) -> Result<Landed<C::Lent>, Stop<C::Lent>> {
+        let known = accepted(self.connection.known(scope, key), allocator);
+        let (known, want) = if self.is_view(manner.sharing, &known) {
+            (known, Want::View)
+        } else {
+            let known = if manner.together { of_like_size(known) } else { known };
+            self.allocate_first(allocator, scope, known).await?
+        };
+        let request = TensorRequest { index: self.index, scope, key: key.clone(), known, want };
+        self.connection.send_request(request, manner.together).await?;
+        loop {
+            match self.reply().await? {
+                Reply::Content(landed) => {
+                    // The content that came with the metadata.
+                    if want == Want::View || matches!(landed.content, Content::Eager(_) | Content::None) {
+                        self.connection.remember(scope, key, &landed.metadata);
+                    }
+                    let unneeded = self.connection.lock().requests.take_unneeded(self.index);
+                    if let Some((lent, end)) = unneeded {
+                        self.end_loan(allocator, lent, end);
+                    }
+                    return Ok(landed);
+                }
+                Reply::ErrorStatus(status) => {
+                    self.take_back(allocator);
+                    return Err(TransferError::Remote(status).into());
+                }
+                Reply::MetaDataResponse(metadata) => {
+                    self.take_back(allocator);
+                    self.connection.remember(scope, key, &metadata);
+                    allocator.accepts(&metadata).map_err(TransferError::Local)?;
+                    let destination = self.allocate(allocator, &metadata).await?;
+                    self.ask_again(metadata, destination).await?;
+                }
+            }
+        }
+    }
+
+    /// Whether to ask for a view. A value that is known to be small is copied, because that costs less.
+    fn is_view(&self, sharing: Sharing, known: &[Metadata]) -> bool {
+        let Agreed { mode, eager_bytes_max, .. } = self.connection.agreed();
+        let largest = known.iter().map(|metadata| metadata.byte_length).max();
+        let is_small = largest.is_some_and(|largest| largest <= eager_bytes_max.into());
+        sharing == Sharing::View && mode != Mode::Original && !is_small
+    }
+
+    /// How the first request wants its content. It names `known` metadata only if it has memory for the largest of them, or
+    /// needs none: where no memory can be granted before, small contents can come inside a message. The request for a
+    /// published value is answered at once, so it may wait for memory; a value of a step, or a newer version, may take
+    /// long to come.
+    async fn allocate_first<A: Allocator<Lent = C::Lent>>(
+        &self,
+        allocator: &A,
+        scope: Scope,
+        known: Arc<[Metadata]>,
+    ) -> Result<(Arc<[Metadata]>, Want), Stop<C::Lent>> {
+        let largest = known.iter().max_by_key(|metadata| metadata.byte_length);
+        let Some(metadata) = largest.filter(|metadata| metadata.byte_length > 0) else {
+            return Ok((known, Want::Write(None)));
+        };
+        let is_small = metadata.byte_length <= self.connection.agreed().eager_bytes_max.into();
+        if scope.is_immediate() && !is_small {
+            let destination = self.allocate(allocator, metadata).await?;
+            return Ok((known, Want::Write(destination)));
+        }
+        let early = self.unless_over(allocator.allocate_early(metadata)).await?;
+        match early.map_err(TransferError::Local)? {
+            Some((lent, destination)) => {
+                self.keep(allocator, lent)?;
+                Ok((known, Want::Write(Some(destination))))
+            }
+            None if is_small => Ok((known, Want::Eager)),
+            None => Ok((Arc::default(), Want::Write(None))),
+        }
+    }
+
+    /// Memory for content of `metadata`, if there is any. The table holds it from now on.
+    async fn allocate<A: Allocator<Lent = C::Lent>>(
+        &self,
+        allocator: &A,
+        metadata: &Metadata,
+    ) -> Result<Option<Destination>, Stop<C::Lent>> {
+        if metadata.byte_length == 0 {
+            return Ok(None);
+        }
+        let allocated = self.unless_over(allocator.allocate(metadata)).await?;
+        let (lent, destination) = allocated.map_err(TransferError::Local)?;
+        self.keep(allocator, lent)?;
+        Ok(Some(destination))
+    }
+
+    fn keep<A: Allocator<Lent = C::Lent>>(&self, allocator: &A, lent: C::Lent) -> Result<(), ChannelError> {
+        let mut state = self.connection.lock();
+        match state.failure() {
+            Ok(()) => {
+                state.requests.keep(self.index, lent);
+                Ok(())
+            }
+            Err(over) => {
+                drop(state);
+                self.end_loan(allocator, lent, LentEnd::NeverSent);
+                Err(over)
+            }
+        }
+    }
+
+    /// Sends TENSOR_RE_REQUEST, unless the peer has given up meanwhile.
+    async fn ask_again(
+        &self,
+        metadata: Metadata,
+        destination: Option<Destination>,
+    ) -> Result<(), ChannelError> {
+        let (connection, index) = (self.connection, self.index);
+        let message = Message::TensorReRequest(TensorReRequest { index, destination });
+        let posted = connection.turn(Turnstile::Messages, |state| {
+            if !state.requests.is_told(index) {
+                return Some(Ok(()));
+            }
+            let posted = connection.try_post(state, &message)?;
+            state.requests.asked_again(index, metadata.clone());
+            Some(posted)
+        });
+        connection.over_if_failed(posted.await?)
+    }
+
+    /// The peer's next answer. An answer that came before the connection failed counts.
+    async fn reply(&self) -> Result<Reply<C::Lent>, ChannelError> {
+        poll_fn(|context| {
+            // Before the waker is left: a reply that this task finds itself wakes nobody. One that comes later finds the
+            // waker, which is left under the lock that replies are kept under.
+            while self.connection.lock().requests.may_help(self.index) && self.connection.channel().help() {}
+            let mut state = self.connection.lock();
+            let (reply, replaced) = state.requests.poll_reply(self.index, context.waker());
+            let failure = state.failure();
+            drop(state);
+            drop(replaced);
+            match (reply, failure) {
+                (Poll::Ready(reply), _) => Poll::Ready(Ok(reply)),
+                (Poll::Pending, Err(over)) => Poll::Ready(Err(over)),
+                (Poll::Pending, Ok(())) => {
+                    if testpoints::chance!("a receive is woken for nothing") {
+                        context.waker().wake_by_ref();
+                    }
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
+
+    /// Polls `future` until the connection is over, or the request needs no answer any more.
+    async fn unless_over<F: Future>(&self, future: F) -> Result<F::Output, Stop<C::Lent>> {
+        let mut future = pin!(future);
+        poll_fn(|context| {
+            let mut state = self.connection.lock();
+            let failure = state.failure();
+            let given = state.requests.take_given(self.index);
+            let replaced = state.requests.keep_waker(self.index, context.waker());
+            drop(state);
+            drop(replaced);
+            match (given, failure) {
+                (Some(landed), _) => Poll::Ready(Err(Stop::Given(landed))),
+                (None, Err(over)) => Poll::Ready(Err(over.into())),
+                (None, Ok(())) => future.as_mut().poll(context).map(Ok),
+            }
+        })
+        .await
+    }
+
+    /// Takes back memory that the peer's answer has freed.
+    fn take_back<A: Allocator<Lent = C::Lent>>(&self, allocator: &A) {
+        let ended = self.connection.lock().requests.take_ended(self.index);
+        if let Some((lent, end)) = ended {
+            self.end_loan(allocator, lent, end);
+        }
+    }
+
+    fn end_loan<A: Allocator<Lent = C::Lent>>(&self, allocator: &A, lent: C::Lent, end: LentEnd) {
+        if let Some(lent) = allocator.take_back(lent, end) {
+            self.connection.channel().take_back(lent, end);
+        }
+    }
+}
+
+impl<C: Channel> Drop for Request<'_, C> {
+    fn drop(&mut self) {
+        let mut state = self.connection.lock();
+        let released = state.requests.release(self.index);
+        // After the connection's end `housekeeping` no longer runs: memory that was never written goes back here, the rest in
+        // `drain`.
+        let is_over = state.failure().is_err();
+        let mut returned = if is_over { state.requests.next_unwanted() } else { None };
+        self.connection.settle(state, None, returned.take());
+        released.wake();
+        let next = || if is_over { self.connection.lock().requests.next_unwanted() } else { None };
+        while let Some((lent, end)) = next() {
+            self.connection.channel().take_back(lent, end);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Validation of contents, before they are returned to the caller.
+
+use std::{future::poll_fn, sync::Arc, task::Poll};
+
+use super::{Held, Received};
+use crate::{
+    Channel, Checksums, Connection, Damage, LentEnd, TransferError,
+    requests::Check,
+    validation::{Summing, decode_result},
+};
+
+/// What came with a content.
+struct Sent {
+    sum: u64,
+    /// Whether the other fields that came with it match the content.
+    fits: bool,
+}
+
+impl<C: Channel> Connection<C> {
+    /// Moves a value out of the reach of a peer that is not trusted, and compares it with its checksum if it has one.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, a value of a step goes to the next receive of its key, which validates it again.
+    pub(super) async fn validated(
+        self: &Arc<Self>,
+        received: Received<C::Lent>,
+    ) -> Result<Received<C::Lent>, TransferError> {
+        let mut received = self.apart(received).await?;
+        if received.check == Check::None {
+            return Ok(received);
+        }
+        received.lent = received.lent.map(C::settle).transpose().map_err(TransferError::Local)?;
+        let mut held = self.hold(received);
+        let found = held.sum().await;
+        let Some(mut received) = held.take() else { return Err(TransferError::gone()) };
+        let sent = sent::<C>(&received, self.agreed().validation);
+        let matches = sent.fits && sent.sum == found;
+        let mut state = self.lock();
+        state.counters.checksums_matched += u64::from(matches);
+        state.counters.checksums_mismatched += u64::from(!matches);
+        drop(state);
+        if matches {
+            received.check = Check::None;
+            let known = Checksums::known(self.agreed().validation, found);
+            received.checksums = Some(Arc::new(known));
+            return Ok(received);
+        }
+        if let Some(lent) = received.lent {
+            self.channel().take_back(lent, LentEnd::Content);
+        }
+        let damage = if sent.fits { Damage::Content } else { Damage::ResultSlot };
+        let validation = self.agreed().validation;
+        Err(TransferError::Corrupted { validation, sent: sent.sum, received: found, damage })
+    }
+}
+
+impl<C: Channel> Connection<C> {
+    /// The value where the peer cannot change it any more.
+    async fn apart(
+        self: &Arc<Self>,
+        received: Received<C::Lent>,
+    ) -> Result<Received<C::Lent>, TransferError> {
+        if !received.lent.as_ref().is_some_and(C::is_exposed) {
+            return Ok(received);
+        }
+        let mut held = self.hold(received);
+        if let Some(Received { metadata, lent: Some(lent), .. }) = held.get_mut() {
+            C::set_apart(lent, metadata.byte_length).await.map_err(TransferError::Local)?;
+        }
+        held.take().ok_or_else(TransferError::gone)
+    }
+}
+
+fn sent<C: Channel>(received: &Received<C::Lent>, validation: crate::Validation) -> Sent {
+    let record = received.lent.as_ref().and_then(C::result);
+    match (received.check, record) {
+        (Check::Told(sum), _) => Sent { sum, fits: true },
+        (_, Some(record)) => {
+            let (sum, fits) = decode_result(&record, validation, received.metadata.byte_length);
+            Sent { sum, fits }
+        }
+        (_, None) => Sent { sum: 0, fits: false },
+    }
+}
+
+impl<C: Channel> Held<C> {
+    /// The checksum of the bytes that came. Yields to other tasks between pieces.
+    async fn sum(&mut self) -> u64 {
+        let mut summing = Summing::new(self.connection.agreed().validation);
+        poll_fn(|context| {
+            let content = self.received.as_ref().map(content::<C>).unwrap_or_default();
+            let sum = summing.as_mut().map_or(Some(0), |summing| summing.go_on(content));
+            sum.map_or_else(
+                || {
+                    context.waker().wake_by_ref();
+                    Poll::Pending
+                },
+                Poll::Ready,
+            )
+        })
+        .await
+    }
+}
+
+/// As many bytes as the metadata says. Fewer bytes have another checksum.
+fn content<C: Channel>(received: &Received<C::Lent>) -> &[u8] {
+    let bytes = received.lent.as_ref().map(C::content).unwrap_or_default();
+    let length = usize::try_from(received.metadata.byte_length).unwrap_or(usize::MAX);
+    bytes.get(..length).unwrap_or(bytes)
+}

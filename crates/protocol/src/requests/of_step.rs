@@ -1,0 +1,41 @@
+//! Operations on all requests, or on those of a step.
+
+use super::{
+    Landed, Requests,
+    entry::{RequestEntry, RequestPhase},
+};
+use crate::StepId;
+
+impl<L> Requests<L> {
+    /// Whether a value was announced to a receive that has not ended.
+    pub(crate) fn is_transferring(&self) -> bool {
+        let entries = self.slots.iter().filter_map(|slot| slot.entry.as_ref());
+        let is_announced = |phase: &RequestPhase| {
+            matches!(phase, RequestPhase::Told | RequestPhase::Promised { .. } | RequestPhase::ReAsked { .. })
+        };
+        entries.filter(|entry| entry.is_awaited).any(|entry| is_announced(&entry.phase))
+    }
+
+    /// The step is over: contents that no receive awaits are dropped.
+    pub(crate) fn discard(&mut self, step: StepId) {
+        let entries = self.slots.iter_mut().filter_map(|slot| slot.entry.as_mut());
+        let of_step = |entry: &&mut RequestEntry<L>| {
+            entry.step_key.as_ref().is_some_and(|step_key| step_key.step == step)
+        };
+        entries.filter(of_step).for_each(|entry| entry.is_discarded = true);
+    }
+
+    /// Steps that have a request under way here, or a content that was not returned yet.
+    pub(crate) fn steps(&self) -> impl Iterator<Item = StepId> {
+        let entries = self.slots.iter().filter_map(|slot| slot.entry.as_ref());
+        let sent =
+            entries.filter(|entry| !matches!(entry.phase, RequestPhase::Unsent) && !entry.is_discarded);
+        sent.filter_map(|entry| entry.step_key.as_ref())
+            .map(|step_key| step_key.step)
+            .chain(self.stash.steps())
+    }
+
+    pub(crate) fn take_kept_of(&mut self, step: StepId) -> Option<Landed<L>> {
+        self.stash.take_of_step(step)
+    }
+}

@@ -1,0 +1,225 @@
+//! Contents whose receive was given up, and the receives in line for each key.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    task::Waker,
+};
+
+use crate::{LentEnd, Metadata, Scope, StepId};
+
+/// One key of one step, whose values are in order.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct StepKey {
+    pub(crate) step: StepId,
+    pub(crate) key: Arc<str>,
+}
+
+impl StepKey {
+    /// `None` for published values: fetches have no order and can be repeated.
+    pub(crate) fn of(scope: Scope, key: &Arc<str>) -> Option<Self> {
+        scope.step().map(|step| Self { step, key: key.clone() })
+    }
+}
+
+/// A value that has arrived.
+#[derive(Debug)]
+pub(crate) struct Landed<L> {
+    /// Grows with every arrival of the connection.
+    pub(crate) number: u64,
+    pub(crate) metadata: Metadata,
+    pub(crate) content: Content<L>,
+    pub(crate) check: Check,
+}
+
+/// How a content is to be validated before it is handed out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Check {
+    /// It has no checksum, or matched it.
+    None,
+    /// By the checksum that came in a message.
+    Told(u64),
+    /// By what lies in its result slot.
+    Slot,
+}
+
+/// Where the bytes of a value are.
+#[derive(Debug)]
+pub(crate) enum Content<L> {
+    /// There are none.
+    None,
+    /// In the memory that was granted.
+    Lent(L),
+    /// They came inside META_DATA_RESPONSE.
+    Eager(Box<[u8]>),
+}
+
+impl<L> Content<L> {
+    pub(crate) fn lent(self) -> Option<L> {
+        match self {
+            Self::Lent(lent) => Some(lent),
+            Self::None | Self::Eager(_) => None,
+        }
+    }
+}
+
+impl<L> From<Option<L>> for Content<L> {
+    fn from(lent: Option<L>) -> Self {
+        lent.map_or(Self::None, Self::Lent)
+    }
+}
+
+impl<L> Landed<L> {
+    /// The memory of a value that no receive wants.
+    pub(crate) fn returned(self) -> Option<(L, LentEnd)> {
+        self.content.lent().map(|lent| (lent, LentEnd::Content))
+    }
+}
+
+/// Receives of one key that have not sent their request, oldest first.
+#[derive(Debug, Default)]
+struct Line(BTreeMap<u64, Option<Waker>>);
+
+/// See the module's documentation. Empty as long as no receive is given up while its content is on its way.
+#[derive(Debug)]
+pub(crate) struct Stash<L> {
+    contents: VecDeque<(StepKey, Landed<L>)>,
+    lines: BTreeMap<StepKey, Line>,
+    next_ticket: u64,
+}
+
+impl<L> Stash<L> {
+    pub(crate) fn new() -> Self {
+        Self { contents: VecDeque::new(), lines: BTreeMap::new(), next_ticket: 0 }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.contents.len()
+    }
+
+    /// Reserves room for `more` contents.
+    pub(crate) fn reserve(&mut self, more: usize) {
+        self.contents.reserve(more);
+    }
+
+    /// Stores a content in the order of arrival. Allocates nothing if room was [reserved](Self::reserve).
+    pub(crate) fn put(&mut self, step_key: StepKey, landed: Landed<L>) {
+        let at = self.contents.partition_point(|(_, other)| other.number < landed.number);
+        self.contents.insert(at, (step_key, landed));
+    }
+
+    /// The oldest content of `step_key`.
+    pub(crate) fn take(&mut self, step_key: &StepKey) -> Option<Landed<L>> {
+        let is_same = |other: &StepKey| {
+            other == step_key
+                || testpoints::planted!("a kept content is found by its key alone")
+                    && other.key == step_key.key
+        };
+        let at = self.contents.iter().position(|(other, _)| is_same(other))?;
+        self.contents.remove(at).map(|(_, landed)| landed)
+    }
+
+    /// Takes a content of `step`, any of them; `None` when there are none.
+    pub(crate) fn take_of_step(&mut self, step: StepId) -> Option<Landed<L>> {
+        let at = self.contents.iter().position(|(step_key, _)| step_key.step == step)?;
+        self.contents.remove(at).map(|(_, landed)| landed)
+    }
+
+    pub(crate) fn take_any(&mut self) -> Option<Landed<L>> {
+        self.contents.pop_front().map(|(_, landed)| landed)
+    }
+
+    pub(crate) fn steps(&self) -> impl Iterator<Item = StepId> {
+        self.contents.iter().map(|(step_key, _)| step_key.step)
+    }
+
+    /// Stands in line for `step_key`; without a ticket, at the back.
+    pub(crate) fn stand(&mut self, step_key: &StepKey, ticket: &mut Option<u64>) {
+        let ticket = ticket.get_or_insert_with(|| {
+            self.next_ticket += 1;
+            self.next_ticket
+        });
+        self.lines.entry(step_key.clone()).or_default().0.entry(*ticket).or_insert(None);
+    }
+
+    pub(crate) fn is_first(&self, step_key: &StepKey, ticket: Option<u64>) -> bool {
+        let first = self.lines.get(step_key).and_then(|line| line.0.first_key_value());
+        first.is_none_or(|(first, _)| Some(*first) == ticket)
+    }
+
+    /// Stores the waker of a receive in line. Returns the one that it replaces.
+    pub(crate) fn wait(&mut self, step_key: &StepKey, ticket: Option<u64>, waker: &Waker) -> Option<Waker> {
+        self.lines.get_mut(step_key)?.0.get_mut(&ticket?)?.replace(waker.clone())
+    }
+
+    /// Leaves the line. Returns its own waker and that of the next receive.
+    pub(crate) fn leave(&mut self, step_key: &StepKey, ticket: &mut Option<u64>) -> [Option<Waker>; 2] {
+        let Some(ticket) = ticket.take() else { return [None, None] };
+        let Some(line) = self.lines.get_mut(step_key) else { return [None, None] };
+        let own = line.0.remove(&ticket).flatten();
+        if line.0.is_empty() {
+            self.lines.remove(step_key);
+        }
+        [own, self.first_in_line(step_key)]
+    }
+
+    /// The waker of the receive that a content or a cancel's answer for `step_key` concerns.
+    pub(crate) fn first_in_line(&mut self, step_key: &StepKey) -> Option<Waker> {
+        self.lines.get_mut(step_key)?.0.values_mut().next()?.take()
+    }
+
+    pub(crate) fn wakers(&mut self) -> impl Iterator<Item = Waker> {
+        self.lines.values_mut().flat_map(|line| line.0.values_mut()).filter_map(Option::take)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step_key(step: i64, key: &str) -> StepKey {
+        StepKey { step: StepId(step), key: key.into() }
+    }
+
+    fn landed(number: u64) -> Landed<u64> {
+        let metadata = crate::Metadata::dead(crate::DataType::U8, crate::Shape::default());
+        Landed { number, metadata, content: Content::Lent(number), check: Check::None }
+    }
+
+    #[test]
+    fn contents_of_a_key_come_out_in_the_order_of_arrival() {
+        let mut stash = Stash::new();
+        for number in [3, 1, 2] {
+            stash.put(step_key(1, "a"), landed(number));
+            stash.put(step_key(2, "a"), landed(10 + number));
+        }
+        for number in 1..=3 {
+            assert_eq!(stash.take(&step_key(1, "a")).unwrap().number, number);
+        }
+        assert!(stash.take(&step_key(1, "a")).is_none());
+        assert!(stash.take(&step_key(2, "b")).is_none());
+        assert_eq!(stash.take_of_step(StepId(2)).unwrap().number, 11);
+        assert_eq!(stash.len(), 2);
+    }
+
+    #[test]
+    fn a_line_is_first_come_first_served() {
+        let mut stash: Stash<u64> = Stash::new();
+        let step_key = step_key(1, "a");
+        let (mut one, mut two) = (None, None);
+        stash.stand(&step_key, &mut one);
+        stash.stand(&step_key, &mut two);
+        stash.stand(&step_key, &mut one);
+        assert!(
+            stash.is_first(&step_key, one)
+                && !stash.is_first(&step_key, two)
+                && !stash.is_first(&step_key, None)
+        );
+        stash.wait(&step_key, two, Waker::noop());
+        let [own, next] = stash.leave(&step_key, &mut one);
+        assert!(own.is_none() && next.is_some() && one.is_none());
+        assert!(stash.is_first(&step_key, two));
+        stash.leave(&step_key, &mut two);
+        assert!(stash.is_first(&step_key, None));
+    }
+}

@@ -1,0 +1,395 @@
+//! The sending side of a transfer.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::pin,
+    sync::Arc,
+    task::{Poll, Waker},
+};
+
+use futures::future::BoxFuture;
+
+use crate::{
+    Channel, Checksums, Code, Connection, Destination, ErrorStatus, Message, MetaDataResponse, Metadata,
+    RequestIndex, Source, Status, TensorRequest, Value, VersionTold, Want, responses::ResponseState,
+    validation::encode_result, wire,
+};
+
+/// The response cannot go on: the peer has sent CANCEL, or the connection is over.
+struct Ended;
+
+impl<C: Channel> Connection<C> {
+    /// Answers `request`, which [`on_immediate`](Self::on_immediate) returned. The request is registered with the source
+    /// when this call returns, so that requests are served in the order of these calls. The returned future does the rest
+    /// and must be run, for instance by spawning it.
+    ///
+    /// # Cancel safety
+    /// Dropping the future puts a value that was not written back and answers the request with CANCELLED. If
+    /// the content is being written, the write goes on and counts among the contents under way until the
+    /// connection ends.
+    pub fn respond<S: Source<Bytes = C::Bytes> + 'static>(
+        self: &Arc<Self>,
+        request: TensorRequest,
+        source: &Arc<S>,
+    ) -> impl Future<Output = ()> + Send + 'static + use<C, S> {
+        // Boxed, because its type would otherwise name the lifetimes of this call.
+        let take: BoxFuture<'static, _> = Box::pin(source.take(request.scope, &request.key));
+        let response = Response { connection: self.clone(), index: request.index };
+        let source = source.clone();
+        async move { response.serve(request, source, take).await }
+    }
+}
+
+/// The result of posting a loan.
+enum Lending<W> {
+    /// It is posted.
+    Posted(W),
+    /// It cannot be posted; nothing was.
+    Refused,
+}
+
+/// One open response. If it is dropped, the peer still gets an answer: ERROR_STATUS or CANCEL_ACK.
+struct Response<C: Channel> {
+    connection: Arc<Connection<C>>,
+    index: RequestIndex,
+}
+
+impl<C: Channel> Response<C> {
+    async fn serve<S: Source<Bytes = C::Bytes>>(
+        self,
+        request: TensorRequest,
+        source: Arc<S>,
+        take: BoxFuture<'static, Result<S::Taken, Status>>,
+    ) {
+        let taken = match self.unless_cancelled(take).await {
+            Ok(Ok(taken)) => TakenValue { source, taken: Some(taken) },
+            Ok(Err(status)) => return self.refuse(status).await,
+            Err(Ended) => return,
+        };
+        let Some(Value { metadata, bytes }) = taken.value() else { return };
+        if let Err(status) = check_value(&metadata, bytes.is_some()) {
+            drop(taken.keep());
+            return self.refuse(status).await;
+        }
+        if request.scope.is_versioned() && self.tell_version(taken.version()).await.is_err() {
+            return;
+        }
+        let Ok(checksum) = self.checksum(taken.checksums(), bytes.as_ref()).await else { return };
+        let known = if self.connection.agreed().tells_first() { &[] } else { &*request.known };
+        let which = known.iter().position(|known| *known == metadata);
+        let (which, destination) = match (which, request.want) {
+            (Some(which), Want::Write(destination)) => (which, destination),
+            (Some(which), Want::View) if metadata.byte_length == 0 => (which, None),
+            _ if self.is_eager(&metadata) => {
+                return self.send_eagerly(metadata, bytes, checksum, taken).await;
+            }
+            (which, want) => {
+                if want == Want::View {
+                    match self.lend(which, &metadata, checksum, bytes.as_ref()).await {
+                        Ok(Lending::Posted(write)) => return self.finish(write, taken).await,
+                        Ok(Lending::Refused) => {}
+                        Err(Ended) => return,
+                    }
+                }
+                match self.tell_and_wait(&metadata, checksum).await {
+                    Ok(destination) => (0, destination),
+                    Err(Ended) => return,
+                }
+            }
+        };
+        let destination = destination.filter(|_| metadata.byte_length > 0);
+        self.write((metadata.byte_length, checksum), bytes, (which, destination), taken).await;
+    }
+
+    /// The checksum of the value, if contents are validated: the remembered one, else computed piece by piece and
+    /// remembered.
+    async fn checksum(
+        &self,
+        checksums: Option<Arc<Checksums>>,
+        bytes: Option<&C::Bytes>,
+    ) -> Result<Option<u64>, Ended> {
+        let validation = self.connection.agreed().validation;
+        if !validation.is_on() {
+            return Ok(None);
+        }
+        let checksums = checksums.unwrap_or_default();
+        let content = bytes.map(AsRef::as_ref).unwrap_or_default();
+        let summed = poll_fn(|context| match checksums.go_on(validation, content) {
+            Some(summed) => Poll::Ready(summed),
+            None => {
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+        });
+        let (checksum, is_computed) = self.unless_cancelled(summed).await?;
+        self.connection.lock().counters.checksums_computed += u64::from(is_computed);
+        Ok(checksum)
+    }
+
+    /// Sends VERSION. It arrives before everything that is posted later.
+    async fn tell_version(&self, version: u64) -> Result<(), Ended> {
+        let message = Message::Version(VersionTold { index: self.index, version });
+        let sent = self.connection.send(&message, |_| {});
+        self.unless_cancelled(sent).await?.map_err(|_| Ended)
+    }
+
+    /// Sends ERROR_STATUS.
+    async fn refuse(&self, status: Status) {
+        let index = self.index;
+        let message = Message::ErrorStatus(ErrorStatus { index, status });
+        let sent = self.connection.send(&message, |state| {
+            // This task is running, so it need not be woken by the entry's waker.
+            let _ = state.responses.close(index, true);
+        });
+        let _: Result<_, Ended> = self.unless_cancelled(sent).await;
+    }
+
+    /// Whether the content may travel inside META_DATA_RESPONSE.
+    fn is_eager(&self, metadata: &Metadata) -> bool {
+        let most = self.connection.agreed().eager_bytes_max;
+        let is_small = most > 0 && metadata.byte_length <= most.into();
+        is_small && !testpoints::chance!("a small content is not sent eagerly")
+    }
+
+    /// Sends META_DATA_RESPONSE with the content, which answers the request.
+    async fn send_eagerly<S: Source>(
+        &self,
+        metadata: Metadata,
+        bytes: Option<C::Bytes>,
+        checksum: Option<u64>,
+        taken: TakenValue<S>,
+    ) {
+        let (index, length) = (self.index, metadata.byte_length);
+        let bytes = bytes.filter(|_| length > 0);
+        let content = bytes.map_or_else(Box::default, |bytes| self.connection.channel().copy_out(&bytes));
+        if content.len() as u64 != length {
+            drop(taken);
+            return self.refuse(Status::new(Code::Internal, "the sender's value has too few bytes")).await;
+        }
+        let content = Some(content);
+        let response = MetaDataResponse { index, metadata, content, loan_follows: false, checksum };
+        let message = Message::MetaDataResponse(response);
+        let sent = self.connection.send(&message, |state| {
+            state.counters.eager_sent += 1;
+            state.counters.eager_bytes_sent += length;
+            state.count_written(index);
+            let _ = state.responses.close(index, true);
+        });
+        if let Ok(Ok(())) = self.unless_cancelled(sent).await {
+            drop(taken.keep());
+        }
+    }
+
+    /// Sends META_DATA_RESPONSE, which either asks for TENSOR_RE_REQUEST or announces a loan.
+    async fn tell(
+        &self,
+        metadata: &Metadata,
+        checksum: Option<u64>,
+        loan_follows: bool,
+    ) -> Result<(), Ended> {
+        let (index, bytes) = (self.index, metadata.byte_length);
+        let metadata = metadata.clone();
+        // A written content carries its own checksum, in mode counted.
+        let checksum = checksum.filter(|_| loan_follows || self.connection.agreed().tells_first());
+        let response = MetaDataResponse { index, metadata, content: None, loan_follows, checksum };
+        let message = Message::MetaDataResponse(response);
+        let sent = self.connection.send(&message, |state| {
+            if !loan_follows {
+                state.responses.told(index, bytes);
+            }
+        });
+        self.unless_cancelled(sent).await?.map_err(|_| Ended)
+    }
+
+    /// Posts the content as a loan when it is its turn, if that is possible. `which` is the number of its known metadata. If
+    /// it has none of these, or has a checksum, META_DATA_RESPONSE precedes the loan.
+    async fn lend(
+        &self,
+        which: Option<usize>,
+        metadata: &Metadata,
+        checksum: Option<u64>,
+        bytes: Option<&C::Bytes>,
+    ) -> Result<Lending<C::Write>, Ended> {
+        let (connection, index) = (&self.connection, self.index);
+        let lendable = bytes.filter(|bytes| connection.channel().can_lend(bytes));
+        let Some(bytes) = lendable.filter(|_| !testpoints::chance!("a value is not lent")) else {
+            return Ok(Lending::Refused);
+        };
+        let which = which.filter(|_| checksum.is_none());
+        if which.is_none() {
+            self.tell(metadata, checksum, true).await?;
+        }
+        let posted = connection.content_turn(|state| {
+            if !state.responses.may_write(index) {
+                return Err(Ended);
+            }
+            let immediate = index.immediate(which.unwrap_or(0));
+            let Some(write) = connection.channel().lend_content(bytes, immediate) else {
+                return Ok(Lending::Refused);
+            };
+            state.responses.start_writing(index);
+            state.count_content(index);
+            state.counters.loans_sent += 1;
+            state.counters.loan_bytes_sent += metadata.byte_length;
+            Ok(Lending::Posted(write))
+        });
+        self.unless_cancelled(posted).await?.map_err(|_| Ended)?
+    }
+
+    /// Sends META_DATA_RESPONSE and waits for TENSOR_RE_REQUEST.
+    async fn tell_and_wait(
+        &self,
+        metadata: &Metadata,
+        checksum: Option<u64>,
+    ) -> Result<Option<Destination>, Ended> {
+        self.tell(metadata, checksum, false).await?;
+        self.re_request().await
+    }
+
+    async fn re_request(&self) -> Result<Option<Destination>, Ended> {
+        poll_fn(|context| match self.watch(context.waker()) {
+            Ok(ResponseState::ReRequested(destination)) => Poll::Ready(Ok(destination)),
+            Ok(ResponseState::Open) => Poll::Pending,
+            Ok(ResponseState::Cancelled) | Err(Ended) => Poll::Ready(Err(Ended)),
+        })
+        .await
+    }
+
+    /// Writes the content when it is its turn, and waits until its bytes may be reused.
+    async fn write<S: Source>(
+        &self,
+        (length, checksum): (u64, Option<u64>),
+        bytes: Option<C::Bytes>,
+        (which, destination): (usize, Option<Destination>),
+        taken: TakenValue<S>,
+    ) {
+        let (connection, index) = (&self.connection, self.index);
+        let mut bytes = bytes.filter(|_| length > 0);
+        let slot = destination.and_then(|destination| destination.result);
+        let validation = connection.agreed().validation;
+        let result = checksum.filter(|_| slot.is_some()).map(|sum| encode_result(validation, length, sum));
+        if let Some(unstaged) = bytes.take() {
+            match self.unless_cancelled(connection.channel().stage(unstaged)).await {
+                Ok(Ok(staged)) => bytes = Some(staged),
+                Ok(Err(status)) => return self.refuse(status).await,
+                Err(Ended) => return,
+            }
+        }
+        let posted = connection.content_turn(|state| {
+            state.responses.start_writing(index).then(|| {
+                state.count_content(index);
+                state.counters.contents_sent += 1;
+                state.counters.content_bytes_sent += length;
+                let immediate = index.immediate(which);
+                connection.channel().write_content(bytes.take(), destination, immediate, result)
+            })
+        });
+        if let Ok(Ok(Some(write))) = self.unless_cancelled(posted).await {
+            self.finish(write, taken).await;
+        }
+    }
+
+    /// Waits until the posted content is written.
+    async fn finish<S: Source>(&self, write: C::Write, taken: TakenValue<S>) {
+        let (connection, index) = (&self.connection, self.index);
+        if testpoints::planted!("a cancel is acknowledged before the write is done") {
+            if let Ok(Ok(())) = self.unless_cancelled(write).await {
+                drop(taken.keep());
+                connection.content_written(index);
+            }
+            return;
+        }
+        // From here on the value belongs to the peer; its memory is held until the bytes are written.
+        let written = taken.keep();
+        let result = self.unless_over(write).await;
+        drop(written);
+        match result {
+            Ok(Ok(())) => connection.content_written(index),
+            Ok(Err(error)) => connection.fail(&error.0),
+            Err(Ended) => {}
+        }
+    }
+
+    /// Polls `future` until the peer cancels or the connection is over.
+    async fn unless_cancelled<F: Future>(&self, future: F) -> Result<F::Output, Ended> {
+        let mut future = pin!(future);
+        poll_fn(|context| match self.watch(context.waker()) {
+            Ok(ResponseState::Cancelled) | Err(Ended) => Poll::Ready(Err(Ended)),
+            Ok(_) => future.as_mut().poll(context).map(Ok),
+        })
+        .await
+    }
+
+    /// Polls `future` until the connection is over: a posted write cannot be cancelled.
+    async fn unless_over<F: Future>(&self, future: F) -> Result<F::Output, Ended> {
+        let mut future = pin!(future);
+        poll_fn(|context| match self.watch(context.waker()) {
+            Err(Ended) => Poll::Ready(Err(Ended)),
+            Ok(_) => future.as_mut().poll(context).map(Ok),
+        })
+        .await
+    }
+
+    /// The state of the response, unless the connection is over. `waker` is woken when that changes.
+    fn watch(&self, waker: &Waker) -> Result<ResponseState, Ended> {
+        let mut state = self.connection.lock();
+        let is_over = state.failure().is_err();
+        let (standing, replaced) = state.responses.watch(self.index, waker);
+        drop(state);
+        drop(replaced);
+        if is_over { Err(Ended) } else { Ok(standing) }
+    }
+}
+
+impl<C: Channel> Drop for Response<C> {
+    fn drop(&mut self) {
+        let mut state = self.connection.lock();
+        let waker = state.responses.close(self.index, false);
+        self.connection.settle(state, None, None);
+        drop(waker);
+    }
+}
+
+/// A value that goes back to its source unless it is written.
+struct TakenValue<S: Source> {
+    source: Arc<S>,
+    taken: Option<S::Taken>,
+}
+
+impl<S: Source> TakenValue<S> {
+    fn value(&self) -> Option<Value<S::Bytes>> {
+        self.taken.as_ref().map(S::value)
+    }
+
+    fn checksums(&self) -> Option<Arc<Checksums>> {
+        self.taken.as_ref().and_then(S::checksums)
+    }
+
+    fn version(&self) -> u64 {
+        self.taken.as_ref().map_or(0, S::version)
+    }
+
+    /// The value will not go back.
+    fn keep(mut self) -> Option<S::Taken> {
+        self.taken.take()
+    }
+}
+
+impl<S: Source> Drop for TakenValue<S> {
+    fn drop(&mut self) {
+        if let Some(taken) = self.taken.take() {
+            self.source.put_back(taken);
+        }
+    }
+}
+
+/// Whether a value can be sent; if not, the status for the requester.
+fn check_value(metadata: &Metadata, has_bytes: bool) -> Result<(), Status> {
+    if let Err(error) = wire::check_metadata(metadata) {
+        return Err(Status::new(Code::Internal, format!("the sender's value cannot travel: {error}")));
+    }
+    if metadata.byte_length > 0 && !has_bytes {
+        return Err(Status::new(Code::Internal, "the sender's value has no bytes"));
+    }
+    Ok(())
+}

@@ -1,0 +1,284 @@
+//! The sender's table of responses, and the replies it owes.
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    task::Waker,
+};
+
+use crate::{Code, Destination, ErrorStatus, Message, PeerMisbehaved, RequestIndex, Scope, Status, StepId};
+
+/// How many replies may be owed above the agreed number of requests before the peer is refused.
+const OWED_SLACK: usize = 64;
+
+/// The state of a response.
+///
+/// ```text
+/// Waiting ──META_DATA_RESPONSE──▶ Told ──TENSOR_RE_REQUEST──▶ ReRequested
+///    └──────────────────content posted───────────────────────────┴──▶ Writing
+/// ```
+///
+/// A META_DATA_RESPONSE that announces a loan does not change the state.
+#[derive(Debug, Clone, Copy)]
+enum ResponsePhase {
+    /// Waits for the value, or for its turn to be written.
+    Waiting,
+    /// META_DATA_RESPONSE was posted; the value has that many bytes.
+    Told { bytes: u64 },
+    /// TENSOR_RE_REQUEST came.
+    ReRequested(Option<Destination>),
+    /// The content was posted. The peer may regard the request as finished.
+    Writing,
+}
+
+#[derive(Debug)]
+struct ResponseEntry {
+    phase: ResponsePhase,
+    /// `None` for published values.
+    step: Option<StepId>,
+    is_cancelled: bool,
+    waker: Option<Waker>,
+}
+
+impl ResponseEntry {
+    /// Whether the peer still waits for a message or content.
+    fn is_unanswered(&self) -> bool {
+        self.is_cancelled || !matches!(self.phase, ResponsePhase::Writing)
+    }
+}
+
+/// A reply whose response future is gone.
+#[derive(Debug, Clone, Copy)]
+enum Owed {
+    CancelAck(RequestIndex),
+    /// The response future was dropped.
+    GivenUp(RequestIndex),
+}
+
+/// What a response waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ResponseState {
+    /// Neither of the others.
+    Open,
+    /// The peer has named a destination.
+    ReRequested(Option<Destination>),
+    /// The peer has sent CANCEL.
+    Cancelled,
+}
+
+/// Requests of the peer that are being answered.
+#[derive(Debug)]
+pub(crate) struct Responses {
+    /// Most unanswered requests and cancels together.
+    unanswered_max: usize,
+    entries: BTreeMap<RequestIndex, ResponseEntry>,
+    owed: VecDeque<Owed>,
+    /// Entries that the peer still waits for, and owed replies.
+    unanswered: usize,
+    /// Values of steps that were written and that the peer may not have taken in yet, oldest first.
+    written: VecDeque<Written>,
+}
+
+/// A value that was written and that the peer may not have read yet.
+#[derive(Debug)]
+struct Written {
+    step: StepId,
+    /// The peer has read it once it has returned so many immediates. `None` in mode original, where the peer has read it once
+    /// it uses the slot again.
+    returned: Option<u64>,
+    slot: usize,
+}
+
+impl Responses {
+    pub(crate) fn new(requests_max: u32) -> Self {
+        Self {
+            unanswered_max: requests_max as usize + OWED_SLACK,
+            entries: BTreeMap::new(),
+            owed: VecDeque::new(),
+            unanswered: 0,
+            written: VecDeque::new(),
+        }
+    }
+
+    /// Counts one more reply that the peer waits for.
+    fn count_unanswered(&mut self) -> Result<(), PeerMisbehaved> {
+        if self.unanswered >= self.unanswered_max {
+            return Err(PeerMisbehaved::Flood);
+        }
+        self.unanswered += 1;
+        // Reserves room for the reply, so that a drop need not allocate.
+        self.owed.reserve(self.unanswered.saturating_sub(self.owed.len()));
+        Ok(())
+    }
+
+    /// TENSOR_REQUEST came.
+    pub(crate) fn open(&mut self, index: RequestIndex, scope: Scope) -> Result<(), PeerMisbehaved> {
+        if self.entries.contains_key(&index) {
+            return Err(PeerMisbehaved::DuplicateRequest);
+        }
+        self.count_unanswered()?;
+        if self.written.front().is_some_and(|oldest| oldest.returned.is_none()) {
+            self.written.retain(|written| written.slot != index.slot());
+        }
+        let step = scope.step();
+        self.entries.insert(
+            index,
+            ResponseEntry { phase: ResponsePhase::Waiting, step, is_cancelled: false, waker: None },
+        );
+        Ok(())
+    }
+
+    /// Whether a value is on its way to the peer, or was announced to it.
+    pub(crate) fn is_transferring(&self) -> bool {
+        self.entries.values().any(|entry| !matches!(entry.phase, ResponsePhase::Waiting))
+    }
+
+    /// Steps that have a response under way, or a value written that the peer may not have yet.
+    pub(crate) fn steps(&self) -> impl Iterator<Item = StepId> {
+        self.entries
+            .values()
+            .filter_map(|entry| entry.step)
+            .chain(self.written.iter().map(|written| written.step))
+    }
+
+    /// TENSOR_RE_REQUEST came. `None`: the index is unknown.
+    pub(crate) fn re_request(
+        &mut self,
+        index: RequestIndex,
+        destination: Option<Destination>,
+    ) -> Result<Option<Option<Waker>>, PeerMisbehaved> {
+        let Some(entry) = self.entries.get_mut(&index) else { return Ok(None) };
+        let ResponsePhase::Told { bytes } = entry.phase else { return Err(PeerMisbehaved::ReRequestUnasked) };
+        if entry.is_cancelled {
+            return Err(PeerMisbehaved::ReRequestUnasked);
+        }
+        let fits = match destination {
+            Some(destination) => bytes > 0 && destination.capacity >= bytes,
+            None => bytes == 0,
+        };
+        if !fits {
+            return Err(PeerMisbehaved::DestinationMismatch);
+        }
+        entry.phase = ResponsePhase::ReRequested(destination);
+        Ok(Some(entry.waker.take()))
+    }
+
+    /// CANCEL came. Returns the waker to call; without a response, the acknowledgement is owed at once.
+    pub(crate) fn cancel(&mut self, index: RequestIndex) -> Result<Option<Waker>, PeerMisbehaved> {
+        let Some(entry) = self.entries.get(&index) else {
+            self.count_unanswered()?;
+            self.owed.push_back(Owed::CancelAck(index));
+            return Ok(None);
+        };
+        if entry.is_cancelled {
+            return Err(PeerMisbehaved::DuplicateCancel);
+        }
+        if !entry.is_unanswered() {
+            self.count_unanswered()?;
+        }
+        Ok(self.entries.get_mut(&index).and_then(|entry| {
+            entry.is_cancelled = true;
+            entry.waker.take()
+        }))
+    }
+
+    /// The state of the response. Stores `waker` for a change and returns the waker that it replaces.
+    pub(crate) fn watch(&mut self, index: RequestIndex, waker: &Waker) -> (ResponseState, Option<Waker>) {
+        let Some(entry) = self.entries.get_mut(&index) else { return (ResponseState::Open, None) };
+        let standing = match entry.phase {
+            _ if entry.is_cancelled => ResponseState::Cancelled,
+            ResponsePhase::ReRequested(destination) => ResponseState::ReRequested(destination),
+            ResponsePhase::Waiting | ResponsePhase::Told { .. } | ResponsePhase::Writing => {
+                ResponseState::Open
+            }
+        };
+        (standing, entry.waker.replace(waker.clone()))
+    }
+
+    /// META_DATA_RESPONSE is being posted for a value of `bytes` bytes.
+    pub(crate) fn told(&mut self, index: RequestIndex, bytes: u64) {
+        if let Some(entry) = self.entries.get_mut(&index) {
+            entry.phase = ResponsePhase::Told { bytes };
+        }
+    }
+
+    /// Whether the content may still be posted: the peer has not sent CANCEL.
+    pub(crate) fn may_write(&self, index: RequestIndex) -> bool {
+        self.entries.get(&index).is_some_and(|entry| !entry.is_cancelled)
+    }
+
+    /// The content is being posted, unless the peer has sent CANCEL.
+    pub(crate) fn start_writing(&mut self, index: RequestIndex) -> bool {
+        let Some(entry) = self.entries.get_mut(&index).filter(|entry| !entry.is_cancelled) else {
+            return false;
+        };
+        entry.phase = ResponsePhase::Writing;
+        self.unanswered -= 1;
+        true
+    }
+
+    /// The value belongs to the peer from here on. The peer has read it once it has returned so many immediates.
+    pub(crate) fn wrote(&mut self, index: RequestIndex, returned: Option<u64>) {
+        if let Some(step) = self.entries.get(&index).and_then(|entry| entry.step) {
+            self.written.push_back(Written { step, returned, slot: index.slot() });
+        }
+    }
+
+    /// The peer has returned so many immediates: it has read the values that came with them.
+    pub(crate) fn taken_in(&mut self, returned: u64) {
+        let has = |written: &Written| written.returned.is_some_and(|needed| needed <= returned);
+        while self.written.front().is_some_and(has) {
+            self.written.pop_front();
+        }
+    }
+
+    /// The response is over: ERROR_STATUS is being posted, the content is written locally, or the future is
+    /// dropped. A CANCEL that came is acknowledged now.
+    pub(crate) fn close(&mut self, index: RequestIndex, is_answered: bool) -> Option<Waker> {
+        let entry = self.entries.remove(&index)?;
+        if entry.is_cancelled {
+            self.owed.push_back(Owed::CancelAck(index));
+        } else if entry.is_unanswered() {
+            if is_answered {
+                self.unanswered -= 1;
+            } else {
+                self.owed.push_back(Owed::GivenUp(index));
+            }
+        }
+        entry.waker
+    }
+
+    pub(crate) fn has_owed(&self) -> bool {
+        !self.owed.is_empty()
+    }
+
+    /// The next owed reply.
+    pub(crate) fn next_owed(&self) -> Option<Message> {
+        self.owed.front().map(|owed| match *owed {
+            Owed::CancelAck(index) => Message::CancelAck(index),
+            Owed::GivenUp(index) => {
+                let status = Status::new(Code::Cancelled, "the sender gave the answer up");
+                Message::ErrorStatus(ErrorStatus { index, status })
+            }
+        })
+    }
+
+    /// The reply that [`next_owed`](Self::next_owed) gave is being posted.
+    pub(crate) fn owed_posted(&mut self) {
+        if self.owed.pop_front().is_some() {
+            self.unanswered -= 1;
+        }
+    }
+
+    pub(crate) fn wakers(&mut self) -> impl Iterator<Item = Waker> {
+        self.entries.values_mut().filter_map(|entry| entry.waker.take())
+    }
+
+    /// Entries and owed replies.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> (usize, usize) {
+        (self.entries.len(), self.owed.len())
+    }
+}
