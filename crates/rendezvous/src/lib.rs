@@ -33,6 +33,8 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod link;
+#[cfg(not(feature = "metrics"))]
+mod unmetered;
 mod values;
 mod worker;
 

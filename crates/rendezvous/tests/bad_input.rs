@@ -15,7 +15,7 @@ use std::{
 
 use protocol::DataType;
 use rendezvous::{ClusterSpec, Tensor, Worker, WorkerError};
-use verbs_reactor::{BoxFuture, FabricKind, Runtime, TokioRuntime, verbs::VerbsSettings};
+use verbs_reactor::{BoxFuture, FabricKind, Runtime, TokioRuntime};
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENT: &str = "/job:worker/replica:0/task:0";
@@ -274,12 +274,11 @@ fn bad_input_rdma_settings() {
     assert!(started_with(&settled).contains("started"));
     // In code it goes the same way.
     bounded(async {
-        let settings = VerbsSettings { timeout: Some(0), ..VerbsSettings::default() };
-        let error = builder().rdma(settings.clone()).start().await.unwrap_err();
+        let error = builder().rdma(|rdma| rdma.timeout = Some(0)).start().await.unwrap_err();
         assert!(matches!(error, WorkerError::Config { field: "timeout", .. }), "{error}");
         assert_says(&error, &["timeout", "0", "1 to 31"]);
         // Not where RDMA is not wanted.
-        let tcp = Worker::builder(CLIENT).fabrics([FabricKind::TCP]).rdma(settings);
+        let tcp = Worker::builder(CLIENT).fabrics([FabricKind::TCP]).rdma(|rdma| rdma.timeout = Some(0));
         tcp.start().await.unwrap().shutdown().await;
     });
 }

@@ -26,6 +26,18 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Features
+//! | feature | default | what it adds |
+//! | --- | --- | --- |
+//! | `shm` | yes | shared memory, between processes of one host |
+//! | `tcp` | yes | tensors over TCP; control sessions use TCP in any case |
+//! | `verbs` | yes | RDMA, where libibverbs is installed (found at run time) |
+//! | `metrics` | yes | counts for the recorder of the `metrics` crate |
+//! | `tls` | no | mutual TLS; needs a C compiler |
+//!
+//! A worker tells of a fabric that its program was built without by [`Worker::peers`], and as an error with
+//! [`WorkerBuilder::require`].
 
 #![forbid(unsafe_code)]
 
@@ -51,10 +63,9 @@ pub mod tls {
         tls::{CertificateProblem, TlsError, TlsField, TlsIdentity},
     };
 }
-pub use verbs_reactor::{
-    Fabric, FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait,
-    verbs::{Mtu, OnDemandPaging, SettingError, VerbsSettings},
-};
+#[cfg(feature = "verbs")]
+pub use verbs_reactor::verbs::{Mtu, OnDemandPaging, Rdma, SettingError};
+pub use verbs_reactor::{Fabric, FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait};
 
 /// The programs in the book, compiled with the documentation's tests.
 #[cfg(doctest)]

@@ -30,7 +30,7 @@ mod log;
 mod core;
 mod error;
 mod fabric;
-#[cfg(any(test, fuzzing))]
+#[cfg(all(any(test, fuzzing), feature = "verbs"))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod kind;
@@ -47,6 +47,7 @@ mod work;
 
 #[cfg(feature = "planted-bugs")]
 pub mod planted;
+#[cfg(feature = "verbs")]
 pub mod verbs;
 
 pub use self::core::{QueuePairCore, QueuePairStats};

@@ -15,7 +15,7 @@ use std::{
 
 use verbs_reactor::{
     ConnectParams, ConnectionData, Fabric, FabricError, LossCause, Role, Runtime,
-    verbs::{VerbsFabric, VerbsSettings},
+    verbs::{Rdma, VerbsFabric},
 };
 
 use crate::{
@@ -69,7 +69,7 @@ fn fabric_of(runtime: Arc<dyn Runtime>, side: Side) -> Arc<dyn Fabric> {
     let ends = rdma_devices::ends();
     let device = if side == Side::Left { ends.left } else { ends.right };
     // No retries for a receive that is not posted: there must always be one.
-    let settings = VerbsSettings { device, receiver_retry_count: Some(0), ..VerbsSettings::default() };
+    let settings = Rdma { device, receiver_retry_count: Some(0), ..Rdma::default() };
     Arc::new(VerbsFabric::open(runtime, &settings).unwrap())
 }
 

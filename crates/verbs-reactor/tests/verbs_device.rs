@@ -10,7 +10,7 @@ use memory::{GrantEnd, UserMemory};
 use verbs_reactor::{
     Access, ConnectParams, Fabric, FabricError, Immediate, LossCause, QueuePair, RemoteRange, Role, Runtime,
     scattered,
-    verbs::{Availability, Context, Library, Mtu, OnDemandPaging, VerbsFabric, VerbsSettings},
+    verbs::{Availability, Context, Library, Mtu, OnDemandPaging, Rdma, VerbsFabric},
 };
 
 use crate::{
@@ -33,13 +33,13 @@ const TUNED: Setup = Setup { fabric: tuned, peer_address: None };
 const PLAIN: Setup = Setup { fabric: plain, peer_address: None };
 
 fn on_the_dummy(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
-    open(runtime, &VerbsSettings { device: Some(DUMMY.0.to_owned()), ..VerbsSettings::default() })
+    open(runtime, &Rdma { device: Some(DUMMY.0.to_owned()), ..Rdma::default() })
 }
 
 /// Each setting other than its default.
 fn tuned(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
     let chosen = VerbsFabric::open(runtime.clone(), &named()).unwrap();
-    let settings = VerbsSettings {
+    let settings = Rdma {
         device: Some(chosen.device().to_owned()),
         port: Some(chosen.port().number),
         gid_index: Some(chosen.source().index),
@@ -60,12 +60,12 @@ fn plain(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
     open(runtime, &named())
 }
 
-fn open(runtime: Arc<dyn Runtime>, settings: &VerbsSettings) -> Arc<dyn Fabric> {
+fn open(runtime: Arc<dyn Runtime>, settings: &Rdma) -> Arc<dyn Fabric> {
     Arc::new(VerbsFabric::open(runtime, settings).unwrap())
 }
 
-fn named() -> VerbsSettings {
-    VerbsSettings { device: rdma_devices::ends().left, ..VerbsSettings::default() }
+fn named() -> Rdma {
+    Rdma { device: rdma_devices::ends().left, ..Rdma::default() }
 }
 
 #[test]
@@ -94,20 +94,19 @@ fn a_connection_with_every_setting_changed_moves_bytes() {
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn settings_that_the_device_cannot_fulfil_are_told_with_their_names() {
     bounded(Flavour::CurrentThread, |runtime| async move {
-        let refused = |settings: VerbsSettings| {
-            VerbsFabric::open(runtime.clone(), &settings).map(drop).unwrap_err().to_string()
-        };
+        let refused =
+            |settings: Rdma| VerbsFabric::open(runtime.clone(), &settings).map(drop).unwrap_err().to_string();
         let device = VerbsFabric::open(runtime.clone(), &named()).unwrap().device().to_owned();
-        let settings = VerbsSettings { device: Some(device.clone()), ..VerbsSettings::default() };
+        let settings = Rdma { device: Some(device.clone()), ..Rdma::default() };
         for (settings, words) in [
-            (VerbsSettings { port: Some(99), ..settings.clone() }, ["99", "RDMA_DEVICE_PORT"]),
-            (VerbsSettings { gid_index: Some(250), ..settings.clone() }, ["250", "RDMA_GID_INDEX"]),
-            (VerbsSettings { pkey_index: Some(65_000), ..settings }, ["65000", "RDMA_QP_PKEY_INDEX"]),
+            (Rdma { port: Some(99), ..settings.clone() }, ["99", "RDMA_DEVICE_PORT"]),
+            (Rdma { gid_index: Some(250), ..settings.clone() }, ["250", "RDMA_GID_INDEX"]),
+            (Rdma { pkey_index: Some(65_000), ..settings }, ["65000", "RDMA_QP_PKEY_INDEX"]),
         ] {
             let error = refused(settings);
             assert!(words.iter().all(|word| error.contains(word)) && error.contains(&device), "{error}");
         }
-        let absent = refused(VerbsSettings { device: Some("rxe99".into()), ..VerbsSettings::default() });
+        let absent = refused(Rdma { device: Some("rxe99".into()), ..Rdma::default() });
         assert!(absent.contains("rxe99") && absent.contains(&device), "{absent}");
     });
 }
@@ -123,7 +122,7 @@ fn paging_on_demand_is_required_of_devices_that_have_it_alone() {
             assert_eq!(paging.to_string(), "no on-demand paging");
         }
         for wish in [OnDemandPaging::Never, OnDemandPaging::Auto, OnDemandPaging::Require] {
-            let settings = VerbsSettings { on_demand_paging: Some(wish), ..named() };
+            let settings = Rdma { on_demand_paging: Some(wish), ..named() };
             let opened = VerbsFabric::open(runtime.clone(), &settings);
             match opened {
                 Ok(fabric) => {
@@ -180,7 +179,7 @@ fn users_memory_is_sent_and_read_from_where_it_lies() {
 fn among_several_devices_the_same_one_is_chosen_each_time() {
     bounded(Flavour::CurrentThread, |runtime| async move {
         let Availability::Devices(present) = Availability::probe() else { panic!("there is no device") };
-        let chosen = || VerbsFabric::open(runtime.clone(), &VerbsSettings::default()).unwrap();
+        let chosen = || VerbsFabric::open(runtime.clone(), &Rdma::default()).unwrap();
         let first = chosen();
         assert!(present.iter().any(|name| name == first.device()), "{present:?}");
         assert!(first.port().is_active());

@@ -8,7 +8,7 @@ use tensorwire_fabric_shm::ShmFabric;
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 use verbs_reactor::{
     Fabric, Wait,
-    verbs::{VerbsFabric, VerbsSettings},
+    verbs::{Rdma, VerbsFabric},
 };
 
 use super::error::BenchError;
@@ -40,8 +40,8 @@ impl FabricChoice {
             BenchFabric::Shm => Arc::new(ShmFabric::new(runtime)?.with_wait(wait)),
             BenchFabric::Tcp => Arc::new(TcpFabric::new(runtime, TcpConfig::default()).with_wait(wait)),
             BenchFabric::Verbs => {
-                let settings = VerbsSettings { device: self.device.clone(), ..VerbsSettings::default() };
-                let settings = settings.or(VerbsSettings::from_environment()?);
+                let settings = Rdma { device: self.device.clone(), ..Rdma::default() };
+                let settings = settings.or(Rdma::from_environment()?);
                 let verbs = Arc::new(VerbsFabric::open(runtime, &settings)?.with_wait(wait));
                 return Ok(Opened { fabric: verbs.clone(), verbs: Some(verbs) });
             }

@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc};
 use serde::Serialize;
 use verbs_reactor::{
     Runtime,
-    verbs::{Library as Verbs, SettingError, VerbsError, VerbsFabric, VerbsSettings},
+    verbs::{Library as Verbs, Rdma, SettingError, VerbsError, VerbsFabric},
 };
 
 use super::Tree;
@@ -69,9 +69,9 @@ fn mapped_file(tree: &Tree) -> Option<String> {
 }
 
 /// The settings with which a worker opens its device: those of the environment, except that the user may name a device.
-fn verbs_settings(device: Option<&str>) -> Result<VerbsSettings, SettingError> {
-    let named = VerbsSettings { device: device.map(str::to_owned), ..VerbsSettings::default() };
-    Ok(named.or(VerbsSettings::from_environment()?))
+fn verbs_settings(device: Option<&str>) -> Result<Rdma, SettingError> {
+    let named = Rdma { device: device.map(str::to_owned), ..Rdma::default() };
+    Ok(named.or(Rdma::from_environment()?))
 }
 
 /// Opens the device that a worker would use, or the one that is named.

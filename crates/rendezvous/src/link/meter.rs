@@ -6,6 +6,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+#[cfg(not(feature = "metrics"))]
+use crate::unmetered::{Counter, Label, SharedString, counter};
+#[cfg(feature = "metrics")]
 use metrics::{Counter, Label, SharedString, counter};
 use tracing::Span;
 use verbs_reactor::FabricKind;

@@ -1,9 +1,12 @@
 //! Figures that are read when somebody wants them.
 
+#[cfg(not(feature = "metrics"))]
+use crate::unmetered::{counter, gauge};
 use memory::{
     Pool,
     copy::{self, CopyReason},
 };
+#[cfg(feature = "metrics")]
 use metrics::{counter, gauge};
 
 use crate::worker::Worker;

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+#[cfg(not(feature = "metrics"))]
+use crate::unmetered::{Histogram, Unit, describe_counter, describe_gauge, describe_histogram, histogram};
+#[cfg(feature = "metrics")]
 use metrics::{Histogram, Unit, describe_counter, describe_gauge, describe_histogram, histogram};
 
 const COUNTERS: [(&str, Unit, &str); 10] = [

@@ -17,7 +17,7 @@ use std::{
 
 use rdma_devices::Ends;
 use rendezvous::{Worker, WorkerBuilder};
-use verbs_reactor::{FabricKind, verbs::VerbsSettings};
+use verbs_reactor::{FabricKind, verbs::Rdma};
 
 /// `limit`, as much longer as `TENSORWIRE_TEST_PATIENCE` says: emulated machines are slow.
 pub fn patient(limit: Duration) -> Duration {
@@ -41,14 +41,14 @@ pub fn over(builder: WorkerBuilder, kind: FabricKind) -> WorkerBuilder {
 
 /// The same at `end`.
 pub fn over_at(builder: WorkerBuilder, kind: FabricKind, end: End) -> WorkerBuilder {
-    builder.require(kind).rdma(device_at(end))
+    builder.require(kind).rdma(|rdma| *rdma = device_at(end))
 }
 
 /// The device at `end`.
-pub fn device_at(end: End) -> VerbsSettings {
+pub fn device_at(end: End) -> Rdma {
     let Ends { left, right } = rdma_devices::ends();
     let device = if end == End::Left { left } else { right };
-    VerbsSettings { device, ..VerbsSettings::default() }
+    Rdma { device, ..Rdma::default() }
 }
 
 /// All that `worker` knows moves over `kind`.

@@ -84,7 +84,7 @@ impl Fabrics {
             Self::Verbs => Worker::builder(name).require(FabricKind::VERBS),
             Self::VerbsThenTcp => Worker::builder(name).fabrics([FabricKind::VERBS, FabricKind::TCP]),
         };
-        let builder = builder.rdma(device_at(end)).validation(Validation::Xxh3);
+        let builder = builder.rdma(|rdma| *rdma = device_at(end)).validation(Validation::Xxh3);
         builder.timeout(LIMIT).liveness(LIVENESS).memory(|memory| memory.block_bytes = 1 << 20)
     }
 }

@@ -253,7 +253,7 @@ impl Prepared for VerbsPrepared {
     }
 
     /// The dialer greets, which needs the acceptor's `connect` to have begun within the device's retry time (see
-    /// [`VerbsSettings::timeout`](super::VerbsSettings::timeout)); the acceptor waits for the greeting.
+    /// [`Rdma::timeout`](super::Rdma::timeout)); the acceptor waits for the greeting.
     fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<Connected, FabricError>> {
         Box::pin(async move {
             let (core, link) = self.join(&params.peer)?;

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Mtu, OnDemandPaging, Setting, SettingError, VerbsSettings};
+use super::{Mtu, OnDemandPaging, Rdma, Setting, SettingError};
 
-impl VerbsSettings {
+impl Rdma {
     /// What the process's environment says. See [`from_variables`](Self::from_variables).
     ///
     /// # Errors
@@ -96,13 +96,13 @@ fn number(text: &str) -> Option<u32> {
 mod tests {
     use super::*;
 
-    fn from(variables: &[(&str, &str)]) -> Result<VerbsSettings, SettingError> {
+    fn from(variables: &[(&str, &str)]) -> Result<Rdma, SettingError> {
         let map = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        VerbsSettings::from_variables(&map.collect())
+        Rdma::from_variables(&map.collect())
     }
 
     /// The number that a setting has, however many bits it is kept in.
-    fn value(settings: &VerbsSettings, setting: Setting) -> Option<u32> {
+    fn value(settings: &Rdma, setting: Setting) -> Option<u32> {
         match setting {
             Setting::Device | Setting::OnDemandPaging => None,
             Setting::Port => settings.port.map(u32::from),
@@ -125,9 +125,9 @@ mod tests {
 
     #[test]
     fn an_empty_environment_says_nothing() {
-        assert_eq!(from(&[]), Ok(VerbsSettings::default()));
+        assert_eq!(from(&[]), Ok(Rdma::default()));
         for name in Setting::ALL.into_iter().flat_map(names) {
-            assert_eq!(from(&[(name, "")]), Ok(VerbsSettings::default()), "{name}");
+            assert_eq!(from(&[(name, "")]), Ok(Rdma::default()), "{name}");
         }
     }
 
@@ -143,7 +143,7 @@ mod tests {
             }
         }
         for name in names(Setting::Device) {
-            let expected = VerbsSettings { device: Some("mlx5_0".into()), ..VerbsSettings::default() };
+            let expected = Rdma { device: Some("mlx5_0".into()), ..Rdma::default() };
             assert_eq!(from(&[(name, "mlx5_0")]), Ok(expected));
         }
     }
@@ -202,7 +202,7 @@ mod tests {
             ("never", OnDemandPaging::Never),
             ("require", OnDemandPaging::Require),
         ] {
-            let expected = VerbsSettings { on_demand_paging: Some(expected), ..VerbsSettings::default() };
+            let expected = Rdma { on_demand_paging: Some(expected), ..Rdma::default() };
             assert_eq!(from(&[(name, word)]), Ok(expected));
         }
         for word in ["1", "Auto", "always", " auto"] {
@@ -246,8 +246,8 @@ mod tests {
     #[test]
     fn the_builder_goes_before_the_environment() {
         let environment = from(&[("RDMA_MTU", "512"), ("TENSORWIRE_RDMA_PORT", "2")]).unwrap();
-        let builder = VerbsSettings { mtu: Some(Mtu::Bytes4096), ..VerbsSettings::default() };
-        let expected = VerbsSettings { mtu: Some(Mtu::Bytes4096), port: Some(2), ..VerbsSettings::default() };
+        let builder = Rdma { mtu: Some(Mtu::Bytes4096), ..Rdma::default() };
+        let expected = Rdma { mtu: Some(Mtu::Bytes4096), port: Some(2), ..Rdma::default() };
         assert_eq!(builder.or(environment), expected);
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use crate::{Capabilities, Domain, Fabric, FabricError, FabricKind, Runtime, Wait, wait::Spinner};
 
 use super::{
-    Counters, DeviceEvent, GidEntry, GidKind, LinkLayer, Mtu, Port, VerbsCounts, VerbsError, VerbsSettings,
+    Counters, DeviceEvent, GidEntry, GidKind, LinkLayer, Mtu, Port, Rdma, VerbsCounts, VerbsError,
     domain::VerbsDomain,
     error::fabric_error,
     opened::{Child, Opened, piece_bytes},
@@ -45,7 +45,7 @@ pub struct VerbsFabric {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) runtime: Arc<dyn Runtime>,
-    pub(super) settings: VerbsSettings,
+    pub(super) settings: Rdma,
     pub(super) counters: Arc<Counters>,
     pub(super) device: String,
     /// As they were when the device was opened first.
@@ -77,7 +77,7 @@ impl VerbsFabric {
     ///
     /// # Errors
     /// Every [`VerbsError`]; each says what is missing.
-    pub fn open(runtime: Arc<dyn Runtime>, settings: &VerbsSettings) -> Result<Self, VerbsError> {
+    pub fn open(runtime: Arc<dyn Runtime>, settings: &Rdma) -> Result<Self, VerbsError> {
         let opened = Arc::new(Opened::choose(settings)?);
         let shared = Arc::new(Shared {
             runtime,
@@ -186,7 +186,7 @@ impl Shared {
     /// The same port; its address may be another.
     fn open_again(&self) -> Result<Arc<Opened>, VerbsError> {
         let (device, port) = (Some(self.device.clone()), Some(self.port.number));
-        Ok(Arc::new(Opened::choose(&VerbsSettings { device, port, ..self.settings.clone() })?))
+        Ok(Arc::new(Opened::choose(&Rdma { device, port, ..self.settings.clone() })?))
     }
 
     fn look_after(self: &Arc<Self>, opened: &Arc<Opened>) -> Result<(), VerbsError> {

@@ -54,7 +54,7 @@ pub use event::DeviceEvent;
 pub use fabric::VerbsFabric;
 pub use library::{Availability, Library};
 pub use paging::{OnDemandPaging, Paging};
-pub use settings::{Mtu, Setting, SettingError, VerbsSettings};
+pub use settings::{Mtu, Rdma, Setting, SettingError};
 
 use counts::Counters;
 use device::ProtectionDomain;

@@ -7,8 +7,7 @@ use tokio::sync::Notify;
 use crate::FabricError;
 
 use super::{
-    Context, DeviceEvent, DeviceLimits, GidEntry, Library, Mtu, Names, Port, Setting, VerbsError,
-    VerbsSettings,
+    Context, DeviceEvent, DeviceLimits, GidEntry, Library, Mtu, Names, Port, Rdma, Setting, VerbsError,
     doorbell::RANGES_OF_REQUEST,
     error::loss,
     paging::UserPages,
@@ -55,7 +54,7 @@ impl std::fmt::Debug for Opened {
 
 impl Opened {
     /// The best of all devices and ports that `settings` allow, which is logged.
-    pub(super) fn choose(settings: &VerbsSettings) -> Result<Self, VerbsError> {
+    pub(super) fn choose(settings: &Rdma) -> Result<Self, VerbsError> {
         settings.check()?;
         let library = Library::open()?;
         let names = match &settings.device {
@@ -81,12 +80,7 @@ impl Opened {
         Ok(opened)
     }
 
-    fn new(
-        context: Arc<Context>,
-        port: Port,
-        source: GidEntry,
-        settings: &VerbsSettings,
-    ) -> Result<Self, VerbsError> {
+    fn new(context: Arc<Context>, port: Port, source: GidEntry, settings: &Rdma) -> Result<Self, VerbsError> {
         let limits = context.limits()?;
         let mtu = packet_size(context.name(), &port, settings)?;
         let partition_key = context.partition_key(port.number, settings.pkey_index.unwrap_or(0))?;
@@ -215,7 +209,7 @@ fn ports(context: &Context) -> Result<Vec<(Port, Vec<GidEntry>)>, VerbsError> {
 }
 
 /// The largest packet: what was asked for if the port is set to as much, else what it is set to.
-fn packet_size(device: &str, port: &Port, settings: &VerbsSettings) -> Result<Mtu, VerbsError> {
+fn packet_size(device: &str, port: &Port, settings: &Rdma) -> Result<Mtu, VerbsError> {
     let active = Mtu::from_code(port.mtu).unwrap_or(Mtu::Bytes256);
     match settings.mtu {
         Some(wanted) if wanted > active => {
@@ -239,7 +233,7 @@ mod tests {
     #[test]
     fn packets_may_be_as_large_as_the_port_has_them() {
         let port = Port { mtu: 3, ..Port::sample(LinkLayer::Ethernet) };
-        let with = |mtu| packet_size("rxe0", &port, &VerbsSettings { mtu, ..VerbsSettings::default() });
+        let with = |mtu| packet_size("rxe0", &port, &Rdma { mtu, ..Rdma::default() });
         assert_eq!(with(None).unwrap(), Mtu::Bytes1024);
         assert_eq!(with(Some(Mtu::Bytes1024)).unwrap(), Mtu::Bytes1024);
         assert_eq!(with(Some(Mtu::Bytes256)).unwrap(), Mtu::Bytes256);

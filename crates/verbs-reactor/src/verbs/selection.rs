@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{
-    GidEntry, Names, Port, Setting, VerbsError, VerbsSettings,
+    GidEntry, Names, Port, Rdma, Setting, VerbsError,
     address::{choose, rank},
 };
 
@@ -46,7 +46,7 @@ impl Selection {
 
 /// The port whose address is of the best kind; of equals that of the device whose name comes first, then the port
 /// with the lowest number. Both peers on a host that has several devices find the same one.
-pub(super) fn select(seen: &[Seen], settings: &VerbsSettings) -> Result<Selection, VerbsError> {
+pub(super) fn select(seen: &[Seen], settings: &Rdma) -> Result<Selection, VerbsError> {
     let (mut candidates, mut reasons) = (Vec::new(), Vec::new());
     for device in seen {
         match of_device(device, settings) {
@@ -74,7 +74,7 @@ fn none_usable(mut reasons: Vec<VerbsError>) -> VerbsError {
 }
 
 /// The device's ports that can be used; at least one, or why there is none.
-fn of_device(seen: &Seen, settings: &VerbsSettings) -> Result<Vec<Candidate>, VerbsError> {
+fn of_device(seen: &Seen, settings: &Rdma) -> Result<Vec<Candidate>, VerbsError> {
     let ports = seen.ports.as_ref().map_err(Clone::clone)?;
     let wanted: Vec<_> =
         ports.iter().filter(|(port, _)| settings.port.is_none_or(|number| number == port.number)).collect();
@@ -99,12 +99,7 @@ fn of_device(seen: &Seen, settings: &VerbsSettings) -> Result<Vec<Candidate>, Ve
     }
 }
 
-fn source(
-    seen: &Seen,
-    port: &Port,
-    addresses: &[GidEntry],
-    settings: &VerbsSettings,
-) -> Result<GidEntry, VerbsError> {
+fn source(seen: &Seen, port: &Port, addresses: &[GidEntry], settings: &Rdma) -> Result<GidEntry, VerbsError> {
     let (device, number) = (seen.device.clone(), port.number);
     if !port.is_active() {
         return Err(VerbsError::PortDown { device, port: number, state: port.state });
@@ -149,13 +144,13 @@ mod tests {
         Seen { device: name.to_owned(), ports: Ok(ports.collect()) }
     }
 
-    fn chosen(seen: &[Seen], settings: &VerbsSettings) -> (String, u8, u8) {
+    fn chosen(seen: &[Seen], settings: &Rdma) -> (String, u8, u8) {
         let Candidate { device, port, source } = select(seen, settings).unwrap().chosen;
         (device, port.number, source.index)
     }
 
-    fn any() -> VerbsSettings {
-        VerbsSettings::default()
+    fn any() -> Rdma {
+        Rdma::default()
     }
 
     #[test]
@@ -196,20 +191,20 @@ mod tests {
     #[test]
     fn a_named_port_or_address_is_taken_as_it_is() {
         let seen = [device("a", &[(1, ACTIVE)]), device("b", &[(1, ACTIVE), (2, ACTIVE)])];
-        let second = VerbsSettings { port: Some(2), ..any() };
+        let second = Rdma { port: Some(2), ..any() };
         assert_eq!(chosen(&seen, &second), ("b".into(), 2, 1));
-        let local = VerbsSettings { gid_index: Some(0), ..any() };
+        let local = Rdma { gid_index: Some(0), ..any() };
         assert_eq!(chosen(&seen, &local), ("a".into(), 1, 0));
     }
 
     #[test]
     fn a_port_or_address_that_is_not_there_is_told_which_are() {
         let seen = [device("a", &[(1, ACTIVE)])];
-        let error = select(&seen, &VerbsSettings { port: Some(3), ..any() }).unwrap_err().to_string();
+        let error = select(&seen, &Rdma { port: Some(3), ..any() }).unwrap_err().to_string();
         for part in ["device a", "3", "1 to 1", "RDMA_DEVICE_PORT", "TENSORWIRE_RDMA_PORT"] {
             assert!(error.contains(part), "{part} is missing: {error}");
         }
-        let error = select(&seen, &VerbsSettings { gid_index: Some(7), ..any() }).unwrap_err().to_string();
+        let error = select(&seen, &Rdma { gid_index: Some(7), ..any() }).unwrap_err().to_string();
         for part in ["device a", "7", "0 (fe80::1), 1 (10.9.0.1)", "RDMA_GID_INDEX"] {
             assert!(error.contains(part), "{part} is missing: {error}");
         }

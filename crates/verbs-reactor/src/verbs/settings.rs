@@ -11,14 +11,14 @@ const QUEUE_DEPTH: u32 = 1024;
 /// [`VerbsFabric::open`](super::VerbsFabric::open) and the fields.
 ///
 /// ```
-/// use verbs_reactor::verbs::{Mtu, VerbsSettings};
+/// use verbs_reactor::verbs::{Mtu, Rdma};
 ///
-/// let wishes = VerbsSettings { mtu: Some(Mtu::Bytes1024), ..VerbsSettings::default() };
-/// let settings = wishes.or(VerbsSettings::from_environment()?);
+/// let wishes = Rdma { mtu: Some(Mtu::Bytes1024), ..Rdma::default() };
+/// let settings = wishes.or(Rdma::from_environment()?);
 /// # Ok::<(), verbs_reactor::verbs::SettingError>(())
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct VerbsSettings {
+pub struct Rdma {
     /// The device's name. Default: see [`VerbsFabric::open`](super::VerbsFabric::open).
     pub device: Option<String>,
     /// Its port, counted from 1. Default: the first active one with the best address.
@@ -51,7 +51,7 @@ pub struct VerbsSettings {
     pub on_demand_paging: Option<OnDemandPaging>,
 }
 
-impl VerbsSettings {
+impl Rdma {
     /// These, and where they say nothing `other`.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
@@ -179,32 +179,32 @@ impl fmt::Display for Mtu {
     }
 }
 
-/// One of the [`VerbsSettings`].
+/// One of the [`Rdma`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Setting {
-    /// [`VerbsSettings::device`].
+    /// [`Rdma::device`].
     Device,
-    /// [`VerbsSettings::port`].
+    /// [`Rdma::port`].
     Port,
-    /// [`VerbsSettings::gid_index`].
+    /// [`Rdma::gid_index`].
     GidIndex,
-    /// [`VerbsSettings::pkey_index`].
+    /// [`Rdma::pkey_index`].
     PkeyIndex,
-    /// [`VerbsSettings::queue_depth`](field@VerbsSettings::queue_depth).
+    /// [`Rdma::queue_depth`](field@Rdma::queue_depth).
     QueueDepth,
-    /// [`VerbsSettings::timeout`].
+    /// [`Rdma::timeout`].
     Timeout,
-    /// [`VerbsSettings::retry_count`].
+    /// [`Rdma::retry_count`].
     RetryCount,
-    /// [`VerbsSettings::receiver_retry_count`].
+    /// [`Rdma::receiver_retry_count`].
     ReceiverRetryCount,
-    /// [`VerbsSettings::service_level`].
+    /// [`Rdma::service_level`].
     ServiceLevel,
-    /// [`VerbsSettings::mtu`].
+    /// [`Rdma::mtu`].
     Mtu,
-    /// [`VerbsSettings::traffic_class`].
+    /// [`Rdma::traffic_class`].
     TrafficClass,
-    /// [`VerbsSettings::on_demand_paging`].
+    /// [`Rdma::on_demand_paging`].
     OnDemandPaging,
 }
 
@@ -225,7 +225,7 @@ impl Setting {
         Self::OnDemandPaging,
     ];
 
-    /// The field of [`VerbsSettings`].
+    /// The field of [`Rdma`].
     pub fn field(self) -> &'static str {
         match self {
             Self::Device => "device",
@@ -312,7 +312,7 @@ impl Setting {
 
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "VerbsSettings::{}, {}", self.field(), self.variable())?;
+        write!(f, "Rdma::{}, {}", self.field(), self.variable())?;
         self.original_variables().iter().try_for_each(|name| write!(f, ", {name}"))
     }
 }
@@ -324,7 +324,7 @@ pub enum SettingError {
     /// Not a value of this setting.
     #[error("{name} is `{value}`: use {allowed}")]
     Invalid {
-        /// The variable, or the field of [`VerbsSettings`].
+        /// The variable, or the field of [`Rdma`].
         name: &'static str,
         /// What it holds.
         value: String,
@@ -374,28 +374,27 @@ mod tests {
 
     #[test]
     fn retries_are_finite_whatever_is_asked_for() {
-        let asked = VerbsSettings { retry_count: Some(7), timeout: Some(31), ..VerbsSettings::default() };
+        let asked = Rdma { retry_count: Some(7), timeout: Some(31), ..Rdma::default() };
         asked.check().unwrap();
         assert_eq!(asked.timing(), Timing { acknowledgement: 31, retries: 6, ..Timing::default() });
-        let unchecked =
-            VerbsSettings { retry_count: Some(255), timeout: Some(0), ..VerbsSettings::default() };
+        let unchecked = Rdma { retry_count: Some(255), timeout: Some(0), ..Rdma::default() };
         assert_eq!(unchecked.timing(), Timing { acknowledgement: 1, retries: 6, ..Timing::default() });
-        assert_eq!(VerbsSettings::default().timing(), Timing::default());
+        assert_eq!(Rdma::default().timing(), Timing::default());
     }
 
     #[test]
     fn settings_of_the_builder_are_checked_as_variables_are() {
-        let none = VerbsSettings::default();
+        let none = Rdma::default();
         none.check().unwrap();
         for (settings, field, value) in [
-            (VerbsSettings { port: Some(0), ..none.clone() }, "port", "0"),
-            (VerbsSettings { queue_depth: Some(3), ..none.clone() }, "queue_depth", "3"),
-            (VerbsSettings { timeout: Some(0), ..none.clone() }, "timeout", "0"),
-            (VerbsSettings { timeout: Some(32), ..none.clone() }, "timeout", "32"),
-            (VerbsSettings { retry_count: Some(8), ..none.clone() }, "retry_count", "8"),
-            (VerbsSettings { receiver_retry_count: Some(7), ..none.clone() }, "receiver_retry_count", "7"),
-            (VerbsSettings { service_level: Some(8), ..none.clone() }, "service_level", "8"),
-            (VerbsSettings { device: Some(String::new()), ..none }, "device", ""),
+            (Rdma { port: Some(0), ..none.clone() }, "port", "0"),
+            (Rdma { queue_depth: Some(3), ..none.clone() }, "queue_depth", "3"),
+            (Rdma { timeout: Some(0), ..none.clone() }, "timeout", "0"),
+            (Rdma { timeout: Some(32), ..none.clone() }, "timeout", "32"),
+            (Rdma { retry_count: Some(8), ..none.clone() }, "retry_count", "8"),
+            (Rdma { receiver_retry_count: Some(7), ..none.clone() }, "receiver_retry_count", "7"),
+            (Rdma { service_level: Some(8), ..none.clone() }, "service_level", "8"),
+            (Rdma { device: Some(String::new()), ..none }, "device", ""),
         ] {
             let error = settings.check().unwrap_err();
             assert_eq!((error.name(), error.value()), (field, value), "{error}");

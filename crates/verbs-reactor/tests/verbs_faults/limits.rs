@@ -1,9 +1,7 @@
 //! The device's limits.
 
 use futures::future::{join, join_all};
-use verbs_reactor::{
-    Access, FabricError, Immediate, QueuePairConfig, RemoteRange, Wait, verbs::VerbsSettings,
-};
+use verbs_reactor::{Access, FabricError, Immediate, QueuePairConfig, RemoteRange, Wait, verbs::Rdma};
 
 use super::{MADE, SETUP, counts_at_left, prepare};
 use crate::contract::{
@@ -95,7 +93,7 @@ async fn read(pair: &Pair, bytes: usize) {
 fn a_send_queue_may_be_shallower_than_the_operations_under_way() {
     const DEEP: QueuePairConfig = QueuePairConfig { send_depth: 200, receive_depth: 200 };
     bounded(Flavour::CurrentThread, |runtime| async move {
-        prepare(VerbsSettings { queue_depth: Some(8), ..VerbsSettings::default() }, Wait::default());
+        prepare(Rdma { queue_depth: Some(8), ..Rdma::default() }, Wait::default());
         let pair = Pair::with_depths(SETUP, runtime, DEEP).await;
         let lent = pair.lend_right(200 * 100);
         let write = |index: u32| {

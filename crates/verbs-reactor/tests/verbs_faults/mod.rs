@@ -15,7 +15,7 @@ use std::{cell::RefCell, sync::Arc};
 
 use verbs_reactor::{
     Fabric, Runtime, Wait,
-    verbs::{VerbsCounts, VerbsFabric, VerbsSettings},
+    verbs::{Rdma, VerbsCounts, VerbsFabric},
 };
 
 use crate::{contract::Setup, rdma_devices};
@@ -26,7 +26,7 @@ thread_local! {
     /// Those of the test that runs on this thread: left, right, left of the next pair and so on.
     static MADE: RefCell<Vec<Arc<VerbsFabric>>> = const { RefCell::new(Vec::new()) };
     /// How those made from now on differ from the others.
-    static PREPARATION: RefCell<(VerbsSettings, Wait)> = RefCell::default();
+    static PREPARATION: RefCell<(Rdma, Wait)> = RefCell::default();
 }
 
 /// Makes the two ends of a pair one after the other. No retries for a receive that is not posted: there must always be
@@ -36,14 +36,14 @@ fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
     let is_left = MADE.with_borrow(Vec::len).is_multiple_of(2);
     let device = if is_left { ends.left } else { ends.right };
     let (settings, wait) = PREPARATION.with_borrow(Clone::clone);
-    let settings = VerbsSettings { device, receiver_retry_count: Some(0), ..settings };
+    let settings = Rdma { device, receiver_retry_count: Some(0), ..settings };
     let fabric = Arc::new(VerbsFabric::open(runtime, &settings).unwrap().with_wait(wait));
     MADE.with_borrow_mut(|made| made.push(fabric.clone()));
     fabric
 }
 
 /// Prepares the pairs that this test makes.
-fn prepare(settings: VerbsSettings, wait: Wait) {
+fn prepare(settings: Rdma, wait: Wait) {
     PREPARATION.set((settings, wait));
 }
 

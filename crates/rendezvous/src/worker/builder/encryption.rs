@@ -1,5 +1,6 @@
 //! What a worker encrypts.
 
+#[cfg(feature = "tcp")]
 use tensorwire_fabric_tcp::TcpFabric;
 #[cfg(feature = "tls")]
 use tensorwire_fabric_tcp::tls::TlsIdentity;
@@ -119,10 +120,12 @@ impl Encryption {
         }
     }
 
+    #[cfg(feature = "tcp")]
     pub(super) fn is_on(&self) -> bool {
         self.identity.is_some()
     }
 
+    #[cfg(feature = "tcp")]
     pub(super) fn of_tcp(&self, fabric: TcpFabric) -> TcpFabric {
         match &self.identity {
             Some(identity) => fabric.with_tls(identity.clone()),
@@ -160,10 +163,12 @@ impl Encryption {
         config
     }
 
+    #[cfg(feature = "tcp")]
     pub(super) fn is_on(&self) -> bool {
         false
     }
 
+    #[cfg(feature = "tcp")]
     pub(super) fn of_tcp(&self, fabric: TcpFabric) -> TcpFabric {
         fabric
     }

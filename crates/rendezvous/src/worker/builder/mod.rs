@@ -1,6 +1,7 @@
 //! Making a worker.
 
 mod encryption;
+mod fabrics;
 mod settings;
 mod start;
 
@@ -8,7 +9,9 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use memory::MemoryObserver;
 use protocol::{Sharing, Validation};
-use verbs_reactor::{Fabric, FabricKind, Runtime, Wait, verbs::VerbsSettings};
+#[cfg(feature = "verbs")]
+use verbs_reactor::verbs::Rdma;
+use verbs_reactor::{Fabric, FabricKind, Runtime, Wait};
 
 use self::encryption::Encryption;
 pub use self::settings::{Flow, Limits, Memory};
@@ -56,7 +59,8 @@ pub struct WorkerBuilder {
     /// The user named them.
     is_chosen: bool,
     required: bool,
-    rdma: VerbsSettings,
+    #[cfg(feature = "verbs")]
+    rdma: Rdma,
     encryption: Encryption,
     secret: Option<Secret>,
     secret_file: Option<PathBuf>,
@@ -168,7 +172,8 @@ impl WorkerBuilder {
             fabrics: AUTO.to_vec(),
             is_chosen: false,
             required: false,
-            rdma: VerbsSettings::default(),
+            #[cfg(feature = "verbs")]
+            rdma: Rdma::default(),
             encryption: Encryption::default(),
             secret: None,
             secret_file: None,
@@ -233,13 +238,19 @@ impl WorkerBuilder {
         self
     }
 
-    /// Which RDMA device to use and how, where verbs is among the fabrics. What these settings leave open the
-    /// environment may say (`TENSORWIRE_RDMA_…`, else the variables of TensorFlow's verbs plugin, see
-    /// [`VerbsSettings::from_variables`]), and the rest is chosen (see
-    /// [`VerbsFabric::open`](verbs_reactor::verbs::VerbsFabric::open)).
+    /// Which RDMA device to use and how, where verbs is among the fabrics: `set` changes what differs from the defaults. What these
+    /// settings leave open the environment may say (`TENSORWIRE_RDMA_…`, else the variables of TensorFlow's verbs plugin, see
+    /// [`Rdma::from_variables`]), and the rest is chosen (see [`VerbsFabric::open`](verbs_reactor::verbs::VerbsFabric::open)).
+    ///
+    /// ```
+    /// use rendezvous::Worker;
+    ///
+    /// let builder = Worker::builder("ps").rdma(|rdma| rdma.device = Some("mlx5_0".to_owned()));
+    /// ```
+    #[cfg(feature = "verbs")]
     #[must_use]
-    pub fn rdma(mut self, settings: VerbsSettings) -> Self {
-        self.rdma = settings;
+    pub fn rdma(mut self, set: impl FnOnce(&mut Rdma)) -> Self {
+        set(&mut self.rdma);
         self
     }
 

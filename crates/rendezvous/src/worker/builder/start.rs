@@ -1,30 +1,23 @@
 //! From settings to a running worker.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, ToSocketAddrs},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use protocol::{DeviceName, InvalidDeviceName, wire::WireError};
-use tensorwire_fabric_shm::ShmFabric;
-use tensorwire_fabric_tcp::{DataPort, TcpConfig, TcpFabric};
 use tokio::sync::{Notify, watch};
-use verbs_reactor::{
-    Fabric, FabricError, FabricKind, Runtime, TokioRuntime,
-    verbs::{SettingError, VerbsError, VerbsFabric, VerbsSettings},
-};
+use verbs_reactor::{Runtime, TokioRuntime};
 
 use super::{GIB, KEEPALIVE_MIN, LIVENESS_MIN, OpenedFabrics, WorkerBuilder};
 use crate::{
     control::{
-        ControlPlane, GrpcConfig, GrpcPlane, Secret, host_and_port,
+        ControlPlane, GrpcConfig, GrpcPlane, Secret,
         name::{client_name, worker_name},
         secret::{read_secret_file, secret_from_environment},
     },
     error::WorkerError,
     link::{
-        enclosure::LocalFabric,
         meter::Labels,
         node::Node,
         peers::Peers,
@@ -230,124 +223,8 @@ impl WorkerBuilder {
         let accept = plane.secret().cloned();
         Ok((Arc::new(plane), accept))
     }
-
-    fn open_fabrics(
-        &self,
-        runtime: &Arc<dyn Runtime>,
-        pools: &Pools,
-        port: Option<&DataPort>,
-    ) -> Result<OpenedFabrics, WorkerError> {
-        if let Some(own) = &self.local_fabrics {
-            let opened = own.iter().map(|fabric| {
-                self.encryption.allow(fabric.kind(), fabric.capabilities().encrypted)?;
-                LocalFabric::open(fabric, pools, self.trust)
-            });
-            return Ok(OpenedFabrics { usable: opened.collect::<Result<_, _>>()?, unavailable: Vec::new() });
-        }
-        let mut fabrics = OpenedFabrics::default();
-        let rdma = self.rdma_settings()?;
-        let is_chosen =
-            |kind| self.is_chosen || kind == FabricKind::VERBS && rdma != VerbsSettings::default();
-        for &kind in &self.fabrics {
-            let opened = self.built_in(kind, runtime, &rdma, port);
-            match opened.and_then(|fabric| LocalFabric::open(&fabric, pools, self.trust)) {
-                Ok(fabric) => fabrics.usable.push(fabric),
-                Err(error) if kind == FabricKind::TCP && self.data_bind.is_some() => return Err(error),
-                Err(error) if self.required => return Err(unfit(kind, error)),
-                Err(error) => {
-                    if is_chosen(kind) {
-                        log!(WARN, fabric = %kind, %error, "this fabric cannot be used here");
-                    } else {
-                        log!(DEBUG, fabric = %kind, %error, "this fabric cannot be used here");
-                    }
-                    fabrics.unavailable.push((kind, error.to_string()));
-                }
-            }
-        }
-        Ok(fabrics)
-    }
-
-    /// What the builder and the environment say. A setting that cannot be is an error also where another fabric
-    /// would do: else nobody would see why RDMA is not used.
-    fn rdma_settings(&self) -> Result<VerbsSettings, WorkerError> {
-        if !self.fabrics.contains(&FabricKind::VERBS) {
-            return Ok(VerbsSettings::default());
-        }
-        let wrong = |error: SettingError| config(error.name(), error.value(), &error.to_string());
-        self.rdma.check().map_err(wrong)?;
-        Ok(self.rdma.clone().or(VerbsSettings::from_environment().map_err(wrong)?))
-    }
-
-    /// The tcp fabric: at the port of the control plane, unless that has none for data, or an address of its own is named.
-    fn tcp(&self, runtime: &Arc<dyn Runtime>, port: Option<&DataPort>) -> Result<TcpFabric, WorkerError> {
-        let own = |bind| {
-            let config = TcpConfig { bind, ..TcpConfig::default() };
-            self.encryption.of_tcp(TcpFabric::new(runtime.clone(), config))
-        };
-        if let Some(address) = &self.data_bind {
-            let remedy = "use HOST:PORT with an address of this host, for instance 10.1.0.5:0";
-            let wrong = || config("data_bind", address, remedy);
-            let bind = host_and_port(address).ok().and_then(|parts| parts.to_socket_addrs().ok()?.next());
-            return Ok(own(bind.ok_or_else(wrong)?).listen()?);
-        }
-        match port {
-            // A plane that was given may protect its connections otherwise than this worker is to.
-            Some(port) if self.control.is_none() || port.encrypts() == self.encryption.is_on() => {
-                Ok(TcpFabric::at_port(runtime.clone(), TcpConfig::default(), port.clone()))
-            }
-            _ => {
-                let ip = host_and_port(&self.bind).ok().and_then(|(host, _)| host.parse().ok());
-                Ok(own((ip.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)), 0).into()))
-            }
-        }
-    }
-
-    fn built_in(
-        &self,
-        kind: FabricKind,
-        runtime: &Arc<dyn Runtime>,
-        rdma: &VerbsSettings,
-        port: Option<&DataPort>,
-    ) -> Result<Arc<dyn Fabric>, WorkerError> {
-        match kind {
-            FabricKind::SHM => {
-                let viewed = self.memory.viewed_bytes_per_peer_max.unwrap_or(self.memory.source_bytes / 4);
-                let fabric = ShmFabric::new(runtime.clone())?.with_wait(self.wait);
-                let fabric = fabric.with_lease_bytes_cap(viewed);
-                Ok(Arc::new(match self.memory.imported_bytes_per_connection_max {
-                    Some(cap) => fabric.with_imported_bytes_cap(cap),
-                    None => fabric,
-                }))
-            }
-            FabricKind::TCP => {
-                let fabric = self.tcp(runtime, port)?;
-                Ok(Arc::new(fabric.with_wait(self.wait)))
-            }
-            FabricKind::VERBS => {
-                self.encryption.allow(kind, false)?;
-                let opened = VerbsFabric::open(runtime.clone(), rdma);
-                let lacking = |error: VerbsError| config("fabrics", "verbs", &error.to_string());
-                Ok(Arc::new(opened.map_err(lacking)?.with_wait(self.wait)))
-            }
-            other => {
-                let what = "be opened by a worker: use shm, verbs or tcp, or give it with local_fabrics";
-                Err(FabricError::Unsupported { kind: other, what }.into())
-            }
-        }
-    }
 }
 
-/// Why a fabric that is required cannot be used. A limit of the operating system is named as that.
-fn unfit(kind: FabricKind, error: WorkerError) -> WorkerError {
-    match error {
-        WorkerError::Config { remedy, .. } => {
-            let remedy = format!("{remedy}; or allow others with the setting `fabrics`");
-            config("require", kind.name(), &remedy)
-        }
-        other => other,
-    }
-}
-
-fn config(field: &'static str, value: &str, remedy: &str) -> WorkerError {
+pub(super) fn config(field: &'static str, value: &str, remedy: &str) -> WorkerError {
     WorkerError::Config { field, value: value.to_owned(), remedy: remedy.to_owned() }
 }

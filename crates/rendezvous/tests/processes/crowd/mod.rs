@@ -94,7 +94,7 @@ impl Settings {
         let builder = match self.fabric.as_str() {
             MIXED if self.index == CUT_OFF => builder.require(FabricKind::TCP),
             MIXED => builder.fabrics([FabricKind::SHM, FabricKind::TCP]),
-            one => builder.require(kind(one)).rdma(device_at(end)),
+            one => builder.require(kind(one)).rdma(|rdma| *rdma = device_at(end)),
         };
         // Who is found through a proxy can't be handed a secret by its port.
         let builder = match self.fabric.as_str() {
