@@ -19,9 +19,9 @@ impl Peer {
     /// What the peer has published, sorted by name.
     ///
     /// # Errors
-    /// Awaiting it gives [`WorkerError::Control`](crate::WorkerError::Control),
-    /// [`WorkerError::PeerLost`](crate::WorkerError::PeerLost),
-    /// [`WorkerError::DeadlineExceeded`](crate::WorkerError::DeadlineExceeded).
+    /// Awaiting it gives [`WorkerError::Control`],
+    /// [`WorkerError::PeerLost`],
+    /// [`WorkerError::DeadlineExceeded`].
     ///
     /// # Cancel safety
     /// Cancel-safe.

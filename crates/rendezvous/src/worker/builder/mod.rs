@@ -348,7 +348,7 @@ impl WorkerBuilder {
     }
 
     /// Validates the contents of tensors end to end by a checksum: what was changed on the way, by an adapter, a driver
-    /// or memory, ends its receive with [`WorkerError::Corrupted`](crate::WorkerError::Corrupted). Of the wishes of two
+    /// or memory, ends its receive with [`WorkerError::Corrupted`]. Of the wishes of two
     /// workers the stronger holds, so it is enough to set it at one. Costs a pass over the bytes at each end: at the
     /// sender once per tensor, at the receiver each time. Default [`Validation::Off`].
     #[must_use]
