@@ -60,7 +60,7 @@ fn the_driver_is_woken_for_what_a_turn_leaves_decrypted() {
         let (near, far) = tokio.block_on(streams());
         let (link_here, here) = link(&clock, near);
         let (_link_there, there) = link(&clock, far);
-        let mut driver = Driver::new(link_here, clock.clone(), Spinner::new(Wait::Sleep));
+        let mut driver = Driver::new(link_here, clock, Spinner::new(Wait::Sleep));
         let count = Arc::new(Count::default());
         let waker = Waker::from(count.clone());
         // Readiness of the handshake is over.
