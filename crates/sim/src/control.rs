@@ -1,12 +1,11 @@
 //! The control plane in memory: frames are delivered by the scheduler, in order per direction.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     fmt,
     future::poll_fn,
     sync::Arc,
-    task::{Context, Poll, Waker},
-    time::Duration,
+    task::{Context, Poll},
 };
 
 use protocol::limits::CONTROL_FRAME_BYTES_MAX;
@@ -17,254 +16,16 @@ use verbs_reactor::{BoxFuture, Runtime};
 
 use crate::{
     SimRuntime,
-    clock::Action,
     ids::{NodeId, SessionId},
     rng::mix,
+    shared::Shared,
+    state::{Listener, Over},
+    steps::wake,
     trace::{Event, Fnv},
-    world::{Shared, State},
 };
 
 /// Frames that a direction holds before its sender waits.
 const FRAMES_MAX: usize = 8;
-
-/// Sessions dialled and not yet accepted, before further ones are refused.
-const BACKLOG_MAX: usize = 16;
-
-#[derive(Debug, Default)]
-pub(crate) struct ControlState {
-    /// By address.
-    listeners: BTreeMap<String, Listener>,
-    ends: Vec<End>,
-}
-
-#[derive(Debug)]
-struct Listener {
-    node: NodeId,
-    backlog: VecDeque<SessionId>,
-    waker: Option<Waker>,
-    closed: bool,
-}
-
-/// Why a side receives nothing more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Over {
-    /// The peer ended the session.
-    Orderly,
-    /// The peer is gone, or cannot be reached.
-    Lost,
-    /// This side closed its plane.
-    Closed,
-}
-
-/// One side of a session.
-#[derive(Debug)]
-struct End {
-    node: NodeId,
-    peer: SessionId,
-    /// Frames that the peer has sent and that are under way.
-    wire: VecDeque<Vec<u8>>,
-    /// Whether the peer has ended the session; visible after the last frame.
-    peer_ended: bool,
-    /// Frames that are delivered and not yet received.
-    inbox: VecDeque<Vec<u8>>,
-    deliver_at: Duration,
-    over: Option<Over>,
-    reader: Option<Waker>,
-    /// Senders of this side that wait for room at the peer.
-    writers: Vec<Waker>,
-    /// Halves of this side that still exist (sender, receiver).
-    halves: u8,
-}
-
-impl ControlState {
-    /// Offers the sides to which a frame, or the end of the session, can be delivered.
-    pub(crate) fn offers(&self, mut offer: impl FnMut(SessionId, Duration)) {
-        for (number, end) in self.ends.iter().enumerate() {
-            if end.over.is_none() && (end.peer_ended || !end.wire.is_empty()) {
-                offer(SessionId(number as u32), end.deliver_at);
-            }
-        }
-    }
-
-    /// Whether there is a session that `dialler` opened to `listener`. The end that dialled comes first.
-    fn has_dialled(&self, dialler: NodeId, listener: NodeId) -> bool {
-        let mut sessions = self.ends.chunks_exact(2);
-        sessions.any(|ends| {
-            let [one, other] = ends else { return false };
-            one.node == dialler && other.node == listener && one.over.is_none() && other.over.is_none()
-        })
-    }
-
-    /// Sides of sessions that `node` has.
-    pub(crate) fn held_by(&self, node: NodeId) -> usize {
-        self.ends.iter().filter(|end| end.node == node && end.halves > 0 && end.over.is_none()).count()
-    }
-
-    fn end(&mut self, id: SessionId) -> Option<&mut End> {
-        self.ends.get_mut(id.index())
-    }
-
-    /// Ends `id`'s side: the peer sees an orderly end after the frames under way.
-    fn finish(&mut self, id: SessionId, over: Over) -> Vec<Waker> {
-        let Some(end) = self.end(id) else { return Vec::new() };
-        if end.over.is_some() {
-            return Vec::new();
-        }
-        end.over = Some(over);
-        let peer = end.peer;
-        let mut wakers = end.wake_all();
-        if let Some(peer) = self.end(peer) {
-            peer.peer_ended = true;
-            // Its senders see that the receiver is gone.
-            wakers.append(&mut peer.writers);
-        }
-        wakers
-    }
-}
-
-impl End {
-    fn new(node: NodeId, peer: SessionId) -> Self {
-        Self {
-            node,
-            peer,
-            wire: VecDeque::new(),
-            peer_ended: false,
-            inbox: VecDeque::new(),
-            deliver_at: Duration::ZERO,
-            over: None,
-            reader: None,
-            writers: Vec::new(),
-            halves: 2,
-        }
-    }
-
-    fn wake_all(&mut self) -> Vec<Waker> {
-        let mut wakers = std::mem::take(&mut self.writers);
-        wakers.extend(self.reader.take());
-        wakers
-    }
-}
-
-fn wake(wakers: Vec<Waker>) {
-    wakers.into_iter().for_each(Waker::wake);
-}
-
-fn gone() -> ControlError {
-    ControlError::Lost { detail: "the peer's end of the session is gone".into() }
-}
-
-impl Shared {
-    /// Delivers the next frame, or the end of the session, to `id`.
-    pub(crate) fn deliver_frame(&self, id: SessionId) {
-        let mut state = self.state();
-        let later = self.now() + self.swarm.delay(&mut state.rng, self.swarm.control_latency_max);
-        let Some(end) = state.control.end(id) else { return };
-        end.deliver_at = later;
-        let event = match end.wire.pop_front() {
-            Some(frame) => {
-                let length = frame.len();
-                end.inbox.push_back(frame);
-                Event::ControlDelivered { session: id, length }
-            }
-            None => {
-                end.over = Some(Over::Orderly);
-                Event::ControlEnded { session: id, orderly: true }
-            }
-        };
-        let wakers = end.wake_all();
-        drop(state);
-        self.record(event);
-        wake(wakers);
-    }
-
-    /// `id` sees that the other side is gone or cannot be reached. Frames under way are lost.
-    pub(crate) fn lose_session(&self, id: SessionId) {
-        let wakers = {
-            let mut state = self.state();
-            let Some(end) = state.control.end(id).filter(|end| end.over.is_none()) else { return };
-            end.over = Some(Over::Lost);
-            end.wire.clear();
-            end.wake_all()
-        };
-        self.record(Event::ControlEnded { session: id, orderly: false });
-        wake(wakers);
-    }
-
-    /// The sessions and the listener of a dead node. Of the frames under way to a peer, some arrive.
-    pub(crate) fn kill_sessions(&self, state: &mut State, node: NodeId) {
-        state.control.listeners.retain(|_, listener| listener.node != node);
-        for index in 0..state.control.ends.len() {
-            let end = &mut state.control.ends[index];
-            if end.node == node && end.over.is_none() {
-                end.over = Some(Over::Lost);
-                end.wire.clear();
-                end.inbox.clear();
-                let peer = end.peer;
-                self.break_session(state, peer);
-            }
-        }
-    }
-
-    pub(crate) fn lose_sessions(&self, one: NodeId, other: NodeId) {
-        let mut state = self.state();
-        for index in 0..state.control.ends.len() {
-            let end = &state.control.ends[index];
-            let ends = (end.node, state.control.ends[end.peer.index()].node);
-            if end.over.is_none() && (ends == (one, other) || ends == (other, one)) {
-                self.break_session(&mut state, SessionId(index as u32));
-            }
-        }
-    }
-
-    /// Some of the frames under way to `id` are lost, and in a while it sees that the session is.
-    fn break_session(&self, state: &mut State, id: SessionId) {
-        let at = self.now() + state.rng.duration(self.swarm.detection_max);
-        let State { rng, control, agenda, .. } = state;
-        if let Some(end) = control.end(id) {
-            end.wire.truncate(rng.below(end.wire.len() + 1));
-            end.peer_ended = false;
-        }
-        agenda.plan(at, Action::LoseSession(id));
-    }
-
-    fn open_session(&self, node: NodeId, address: &str) -> Result<SessionId, ControlError> {
-        let unreachable = |detail: &str| ControlError::Unreachable {
-            address: address.to_owned(),
-            detail: detail.to_owned(),
-        };
-        let mut state = self.state();
-        if !state.is_alive(node) {
-            return Err(ControlError::Closed);
-        }
-        let State { control, .. } = &mut *state;
-        let listener = control.listeners.get_mut(address).filter(|listener| !listener.closed);
-        let listener = listener.ok_or_else(|| unreachable("connection refused"))?;
-        if listener.backlog.len() >= BACKLOG_MAX {
-            return Err(unreachable("too many sessions wait to be accepted"));
-        }
-        let own = SessionId(control.ends.len() as u32);
-        let theirs = SessionId(own.0 + 1);
-        listener.backlog.push_back(theirs);
-        let waker = listener.waker.take();
-        let peer = listener.node;
-        let crossed = control.has_dialled(peer, node);
-        control.ends.push(End::new(node, theirs));
-        control.ends.push(End::new(peer, own));
-        drop(state);
-        self.record(Event::Dialled { session: own, node, peer: Some(peer), crossed });
-        wake(waker.into_iter().collect());
-        Ok(own)
-    }
-
-    fn session(self: &Arc<Self>, id: SessionId) -> ControlSession {
-        let half = |shared: &Arc<Self>| Half { shared: shared.clone(), id };
-        ControlSession {
-            sender: Arc::new(SimSender(half(self))),
-            receiver: Box::new(SimReceiver(half(self))),
-            addresses: None,
-        }
-    }
-}
 
 /// The control plane of one node.
 #[derive(Debug)]
@@ -334,14 +95,14 @@ impl ControlPlane for SimControl {
             let delay = shared.state().rng.duration(shared.swarm.control_latency_max);
             SimRuntime::new(shared.clone(), node).sleep(delay).await;
             let id = shared.open_session(node, &address)?;
-            Ok(shared.session(id))
+            Ok(session(&shared, id))
         })
     }
 
     fn accept(&self) -> BoxFuture<'_, Result<ControlSession, ControlError>> {
         Box::pin(async move {
             let id = poll_fn(|context| self.poll_accept(context)).await?;
-            Ok(self.shared.session(id))
+            Ok(session(&self.shared, id))
         })
     }
 
@@ -355,6 +116,20 @@ impl ControlPlane for SimControl {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         Box::pin(std::future::ready(Ok(Secret::new(bytes))))
     }
+}
+
+/// Both halves of side `id`.
+fn session(shared: &Arc<Shared>, id: SessionId) -> ControlSession {
+    let half = || Half { shared: shared.clone(), id };
+    ControlSession {
+        sender: Arc::new(SimSender(half())),
+        receiver: Box::new(SimReceiver(half())),
+        addresses: None,
+    }
+}
+
+fn gone() -> ControlError {
+    ControlError::Lost { detail: "the peer's end of the session is gone".into() }
 }
 
 /// One half of one side; the session ends when both halves are gone.

@@ -1,28 +1,24 @@
 //! The simulated fabric: domains, and queue pairs whose every step the world chooses.
 
-use std::{
-    fmt,
-    future::poll_fn,
-    ops::Range,
-    sync::{Arc, Mutex},
-};
+use std::{fmt, future::poll_fn, sync::Arc};
 
 use futures::{
     channel::oneshot,
     future::{Either, select},
 };
-use memory::{Block, BlockId};
+use memory::Block;
 use verbs_reactor::{
     Access, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Fabric, FabricError,
-    FabricKind, Link, Prepared, Purpose, QueuePairConfig, QueuePairCore, RegionId, RegionTable, RemoteRange,
-    RemoteRegion, Role, Runtime, SlotKey, WorkRequest,
+    FabricKind, Prepared, QueuePairConfig, QueuePairCore, RegionTable, RemoteRegion, Runtime,
 };
 
 use crate::{
     SimRuntime,
-    failing::Call,
+    fault::Call,
     ids::{EndpointId, NodeId},
-    world::{Shared, lock},
+    shared::Shared,
+    state::DomainShared,
+    steps::cannot_connect,
 };
 
 /// The fabric of one node.
@@ -55,7 +51,7 @@ impl Fabric for SimFabric {
     fn open_domain(&self) -> Result<Arc<dyn Domain>, FabricError> {
         let runtime = SimRuntime::new(self.shared.clone(), self.node);
         let table = RegionTable::new(&runtime);
-        let domain = Arc::new(DomainShared { kind: self.kind, table, regions: Mutex::default() });
+        let domain = Arc::new(DomainShared::new(self.kind, table));
         self.shared.note_domain(self.node, &domain);
         Ok(Arc::new(SimDomain { runtime, shared: self.shared.clone(), node: self.node, domain }))
     }
@@ -70,31 +66,6 @@ impl Shared {
         capabilities.lend = true;
         capabilities.piece_bytes_max = self.swarm.piece_bytes_max;
         capabilities
-    }
-}
-
-/// The registered memory of a domain.
-#[derive(Debug)]
-pub(crate) struct DomainShared {
-    /// The kind that its fabric stands for. Each kind is a device of its own.
-    pub(crate) kind: FabricKind,
-    pub(crate) table: RegionTable,
-    /// By region number.
-    regions: Mutex<Vec<(BlockId, Purpose)>>,
-}
-
-impl DomainShared {
-    /// The purpose of the region. Nothing lands in an unknown region.
-    pub(crate) fn purpose(&self, region: RegionId) -> Purpose {
-        let registered = lock(&self.regions).get(region.0 as usize).map(|(_, purpose)| *purpose);
-        registered.unwrap_or(Purpose::Payload)
-    }
-
-    /// The block and range in it of `part` of `range`.
-    pub(crate) fn place(&self, range: &RemoteRange, part: &Range<usize>) -> Option<(BlockId, Range<usize>)> {
-        let block = lock(&self.regions).get(range.region.0 as usize).map(|(block, _)| *block)?;
-        let first = usize::try_from(range.offset).ok()?;
-        Some((block, first.checked_add(part.start)?..first.checked_add(part.end)?))
     }
 }
 
@@ -119,10 +90,7 @@ impl Domain for SimDomain {
     fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
         self.shared.attempt(self.node, Call::Register)?;
         let region = self.domain.table.register(&self.runtime, block, access);
-        let mut regions = lock(&self.domain.regions);
-        if regions.len() == region.region.0 as usize {
-            regions.push((block.id(), access.purpose));
-        }
+        self.domain.note(region.region, block.id(), access.purpose);
         Ok(region)
     }
 
@@ -186,10 +154,6 @@ fn decode(data: &ConnectionData) -> Option<(EndpointId, u64)> {
     known.then_some((EndpointId(u32::from_le_bytes(*endpoint)), u64::from_le_bytes(token)))
 }
 
-pub(crate) fn cannot_connect(step: &'static str, detail: &str) -> FabricError {
-    FabricError::Connect { kind: FabricKind::SIM, step, detail: detail.to_owned() }
-}
-
 impl Prepared for SimPrepared {
     fn connection_data(&self) -> ConnectionData {
         encode(self.end.endpoint, self.token)
@@ -217,36 +181,4 @@ impl Prepared for SimPrepared {
             Ok(Connected { queue_pair, driver })
         })
     }
-}
-
-/// The fabric's half of a queue pair.
-#[derive(Debug)]
-pub(crate) struct SimLink {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) endpoint: EndpointId,
-}
-
-impl Drop for SimLink {
-    fn drop(&mut self) {
-        self.shared.queue_pair_dropped(self.endpoint);
-    }
-}
-
-impl Link for SimLink {
-    fn submit(&self, key: SlotKey, request: &WorkRequest) {
-        self.shared.post(self.endpoint, key, request);
-    }
-
-    fn drive(&self) {
-        // The world makes progress.
-    }
-
-    fn start_close(&self) {
-        self.shared.start_close(self.endpoint);
-    }
-}
-
-/// What two sides must agree on to be connected.
-pub(crate) fn roles_fit(one: Role, other: Role) -> bool {
-    one != other
 }

@@ -5,13 +5,12 @@ use std::{sync::Arc, time::Duration};
 use verbs_reactor::RemoteRange;
 
 use crate::{
-    Allowed, Bounds, Event, Fault, Holdings, Node, Pattern, Plan, Rng, SimRuntime, Swarm, Violation,
-    chances::Chances,
-    clock::Action,
-    failing::Call,
+    Allowed, Bounds, Call, Disturbance, Entry, Event, Fault, Holdings, Node, Pattern, Plan, Rng, SimRuntime,
+    Swarm, Violation,
     ids::NodeId,
-    ledger::Reach,
-    world::{NodeState, Shared, lock},
+    lock::lock,
+    shared::Shared,
+    state::{Action, Chances, NodeState, Reach},
 };
 
 /// A scenario's handle on the world. Cheap to clone.
@@ -65,6 +64,31 @@ impl Handle {
     pub fn inject_at_event(&self, events: u64, fault: Fault) {
         let at = lock(&self.shared.trace).events() + events;
         self.shared.state().triggers.push((at, fault));
+    }
+
+    /// Injects `entry` of a plan into `nodes`, which are its members now. After a crash, the scenario restarts the node. An
+    /// entry for a member that does not exist does nothing.
+    pub fn arrange(&self, entry: &Entry, nodes: &[NodeId]) {
+        let node = |place: usize| nodes.get(place).copied();
+        let pair = |one, other| node(one).zip(node(other));
+        let fault = match entry.what {
+            Disturbance::Crash(place, _) => node(place).map(Fault::Crash),
+            Disturbance::LoseLink(one, other) => pair(one, other).map(|(a, b)| Fault::LoseLink(a, b)),
+            Disturbance::LoseControl(one, other) => pair(one, other).map(|(a, b)| Fault::LoseControl(a, b)),
+            Disturbance::HalfOpen(one, other) => pair(one, other).map(|(a, b)| Fault::HalfOpen(a, b)),
+            Disturbance::Slow(place) => node(place).map(Fault::Slow),
+            Disturbance::Pause(place, length) => node(place).map(|node| Fault::Pause(node, length)),
+            Disturbance::Heal => Some(Fault::Heal),
+            Disturbance::Fail(place, call, successes) => {
+                return node(place).into_iter().for_each(|node| self.fail_call(node, call, successes));
+            }
+            Disturbance::Flip(of_65536) => return self.flip_bits(of_65536),
+        };
+        match (fault, entry.after) {
+            (Some(fault), 0) => self.inject(fault),
+            (Some(fault), after) => self.inject_at_event(after, fault),
+            (None, _) => {}
+        }
     }
 
     /// Ends every lasting fault: planned faults are dropped, stopped nodes go on, slow ones run normally. The liveness phase

@@ -4,16 +4,15 @@ use std::{fmt, future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
 use futures::channel::oneshot;
 use memory::{MemoryError, MemoryObserver, Pool, PoolConfig};
-use verbs_reactor::{BoxFuture, FabricKind, Runtime};
+use verbs_reactor::{BoxFuture, FabricKind};
 
 use crate::{
-    Fault, Outcome, SimControl, SimFabric, Violation,
-    clock::Sleep,
+    Fault, Outcome, SimControl, SimFabric, SimRuntime, Violation,
     ids::{NodeId, OperationId},
-    ledger::OpenOperation,
-    owners::NodeObserver,
+    observer::NodeObserver,
+    shared::Shared,
+    state::OpenOperation,
     trace::Event,
-    world::Shared,
 };
 
 /// One incarnation of one process: pass its parts to the code that runs in it. Cheap to clone.
@@ -62,7 +61,7 @@ impl Node {
 
     /// The observer that every pool of the node must have.
     pub fn observer(&self) -> Arc<dyn MemoryObserver> {
-        Arc::new(NodeObserver { shared: self.shared.clone(), node: self.id })
+        Arc::new(NodeObserver::new(self.shared.clone(), self.id))
     }
 
     /// A pool of the node, watched by the owner map.
@@ -187,36 +186,5 @@ impl Drop for Operation {
                 format!("{} was dropped without an end; {}", self.id, self.shared.ledger().describe_open());
             self.shared.violated(Violation::Operation(text));
         }
-    }
-}
-
-/// One node's view of the world's executor, clock and random numbers.
-#[derive(Debug, Clone)]
-pub struct SimRuntime {
-    shared: Arc<Shared>,
-    node: NodeId,
-}
-
-impl SimRuntime {
-    pub(crate) fn new(shared: Arc<Shared>, node: NodeId) -> Self {
-        Self { shared, node }
-    }
-}
-
-impl Runtime for SimRuntime {
-    fn spawn(&self, name: &'static str, task: BoxFuture<'static, ()>) {
-        self.shared.spawn(self.node, name, task);
-    }
-
-    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
-        Box::pin(Sleep::new(self.shared.clone(), self.node, duration))
-    }
-
-    fn now(&self) -> Duration {
-        self.shared.now()
-    }
-
-    fn random(&self) -> u64 {
-        self.shared.state().nodes.get_mut(self.node.index()).map_or(0, |node| node.rng.next_u64())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use crate::{Call, Fault, Handle, NodeId};
+use crate::fault::Call;
 
 /// A fault that a scenario injects. Members are named by their index in the scenario, since a restart makes another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,21 +10,21 @@ use crate::{Call, Fault, Handle, NodeId};
 pub enum Disturbance {
     /// The process dies, and is started again after this time.
     Crash(usize, Duration),
-    /// [`Fault::LoseLink`].
+    /// [`Fault::LoseLink`](crate::Fault::LoseLink).
     LoseLink(usize, usize),
-    /// [`Fault::LoseControl`].
+    /// [`Fault::LoseControl`](crate::Fault::LoseControl).
     LoseControl(usize, usize),
-    /// [`Fault::HalfOpen`].
+    /// [`Fault::HalfOpen`](crate::Fault::HalfOpen).
     HalfOpen(usize, usize),
-    /// [`Fault::Slow`].
+    /// [`Fault::Slow`](crate::Fault::Slow).
     Slow(usize),
-    /// [`Fault::Pause`].
+    /// [`Fault::Pause`](crate::Fault::Pause).
     Pause(usize, Duration),
     /// A call fails once, after this many of its kind.
     Fail(usize, Call, u64),
     /// This many of 65,536 pieces of contents arrive with a bit flipped.
     Flip(u32),
-    /// The liveness phase begins: [`Fault::Heal`].
+    /// The liveness phase begins: [`Fault::Heal`](crate::Fault::Heal).
     Heal,
 }
 
@@ -61,31 +61,6 @@ impl Plan {
 }
 
 impl Entry {
-    /// Injects it into the nodes that are its members now. After a crash, the scenario restarts the node. An entry for a
-    /// member that does not exist does nothing.
-    pub fn arrange(&self, handle: &Handle, nodes: &[NodeId]) {
-        let node = |place: usize| nodes.get(place).copied();
-        let pair = |one, other| node(one).zip(node(other));
-        let fault = match self.what {
-            Disturbance::Crash(place, _) => node(place).map(Fault::Crash),
-            Disturbance::LoseLink(one, other) => pair(one, other).map(|(a, b)| Fault::LoseLink(a, b)),
-            Disturbance::LoseControl(one, other) => pair(one, other).map(|(a, b)| Fault::LoseControl(a, b)),
-            Disturbance::HalfOpen(one, other) => pair(one, other).map(|(a, b)| Fault::HalfOpen(a, b)),
-            Disturbance::Slow(place) => node(place).map(Fault::Slow),
-            Disturbance::Pause(place, length) => node(place).map(|node| Fault::Pause(node, length)),
-            Disturbance::Heal => Some(Fault::Heal),
-            Disturbance::Fail(place, call, successes) => {
-                return node(place).into_iter().for_each(|node| handle.fail_call(node, call, successes));
-            }
-            Disturbance::Flip(of_65536) => return handle.flip_bits(of_65536),
-        };
-        match (fault, self.after) {
-            (Some(fault), 0) => handle.inject(fault),
-            (Some(fault), after) => handle.inject_at_event(after, fault),
-            (None, _) => {}
-        }
-    }
-
     /// The same disturbance, milder or sooner, which is simpler to read. `None` when it is as mild as possible.
     pub fn milder(&self) -> Vec<Self> {
         let shorter = |length: Duration| (length > Duration::from_micros(10)).then(|| length / 4);

@@ -6,208 +6,38 @@ use std::{
     future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicU64, Ordering},
-    },
-    task::{Context, Poll, Waker},
-    time::Duration,
+    sync::Arc,
+    task::{Context, Poll},
 };
-
-use verbs_reactor::FabricKind;
 
 use crate::{
-    Failure, Fault, Handle, Rng, Summary, Swarm, Violation,
-    chances::{Asked, Chances},
-    clock::{Action, Agenda},
-    control::ControlState,
-    descriptors,
-    endpoint::Endpoint,
-    executor::Tasks,
-    fabric::DomainShared,
-    failing::Call,
-    freeze::Frozen,
-    hostile::Hostility,
+    Failure, Fault, Handle, Rng, Summary, Swarm, Violation, descriptors,
     ids::{NodeId, TaskId},
-    ledger::Ledger,
-    loans::Leases,
-    owners::Owners,
-    schedule::{Spins, Step},
-    trace::{Event, Trace},
+    lock::lock,
+    shared::Shared,
+    state::{Action, Trash},
+    steps::Step,
+    trace::Event,
 };
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// The world that the code under test asks while it runs.
+struct Asked(Arc<Shared>);
 
-/// Values to drop after the world's lock is released, because their destructors call back into it.
-pub(crate) type Trash = Vec<Box<dyn Any + Send>>;
-
-/// Findings that a scenario allows because it causes them on purpose.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Allowed {
-    /// Accesses that the target refuses (hostile peers).
-    pub refusals: bool,
-    /// Immediates without a receive.
-    pub receiver_not_ready: bool,
-    /// Pools without the node's observer.
-    pub unobserved_memory: bool,
-}
-
-#[derive(Debug)]
-pub(crate) struct NodeState {
-    pub(crate) address: String,
-    pub(crate) alive: bool,
-    pub(crate) rng: Rng,
-    /// Tasks that wait for its crash.
-    pub(crate) mourners: Vec<Waker>,
-    /// Whether it is stopped between two of its steps.
-    pub(crate) frozen: Option<Frozen>,
-    /// Of 256 polls that are due, how many are deferred.
-    pub(crate) slow_of_256: u32,
-    /// Calls that fail once: which, and how many of its kind succeed before.
-    pub(crate) failing: Vec<(Call, u64)>,
-    /// Its domains, while they exist.
-    pub(crate) domains: Vec<Weak<DomainShared>>,
-    /// Its devices that have failed, by what their fabrics stand for.
-    pub(crate) lost_devices: Vec<FabricKind>,
-}
-
-impl NodeState {
-    pub(crate) fn new(address: &str, rng: Rng) -> Self {
-        Self {
-            address: address.to_owned(),
-            alive: true,
-            rng,
-            mourners: Vec::new(),
-            frozen: None,
-            slow_of_256: 0,
-            failing: Vec::new(),
-            domains: Vec::new(),
-            lost_devices: Vec::new(),
+impl testpoints::World for Asked {
+    fn chance(&self, name: &'static str) -> bool {
+        let is_taken = lock(&self.0.chances).as_mut().is_some_and(|chances| chances.take(name));
+        if is_taken {
+            self.reached(name);
         }
+        is_taken
     }
-}
 
-/// The state under the scheduler's lock. Nothing that can call back into the world is called or dropped while the lock is
-/// held.
-pub(crate) struct State {
-    pub(crate) rng: Rng,
-    pub(crate) nodes: Vec<NodeState>,
-    pub(crate) tasks: Tasks,
-    pub(crate) agenda: Agenda,
-    pub(crate) endpoints: Vec<Endpoint>,
-    pub(crate) control: ControlState,
-    pub(crate) allowed: Allowed,
-    pub(crate) spins: Spins,
-    /// Faults planned for a number of events.
-    pub(crate) triggers: Vec<(u64, Fault)>,
-    /// How many nodes are stopped.
-    pub(crate) frozen: u32,
-    /// Pairs of nodes whose next queue pair is half-open.
-    pub(crate) half_open: Vec<(NodeId, NodeId)>,
-    /// Memory that peers view.
-    pub(crate) leases: Leases,
-    /// Of 65,536 pieces, how many come with one bit flipped.
-    pub(crate) flips_of_65536: u32,
-    /// Hostile nodes.
-    pub(crate) hostility: Hostility,
-}
-
-impl State {
-    pub(crate) fn is_alive(&self, node: NodeId) -> bool {
-        self.nodes.get(node.index()).is_some_and(|node| node.alive)
-    }
-}
-
-pub(crate) struct Shared {
-    me: Weak<Shared>,
-    pub(crate) seed: u64,
-    pub(crate) swarm: Swarm,
-    now_nanos: AtomicU64,
-    pub(crate) trace: Mutex<Trace>,
-    /// Decides about rare branches, if these are to be taken.
-    pub(crate) chances: Mutex<Option<Chances>>,
-    failure: Mutex<Option<Violation>>,
-    /// The test that runs this world again.
-    replay: Mutex<String>,
-    /// What the scenario injects, and whether that was given instead of drawn.
-    pub(crate) plan: Mutex<(String, bool)>,
-    owners: Mutex<Owners>,
-    ledger: Mutex<Ledger>,
-    state: Mutex<State>,
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("World").field("seed", &self.seed).field("now", &self.now()).finish_non_exhaustive()
+    fn reached(&self, name: &'static str) {
+        self.0.record(Event::Reached { name });
     }
 }
 
 impl Shared {
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
-    }
-
-    /// A strong handle, for values that outlive a call.
-    pub(crate) fn strong(&self) -> Option<Arc<Self>> {
-        self.me.upgrade()
-    }
-
-    /// A weak handle, for values that may outlive the world.
-    pub(crate) fn weak(&self) -> Weak<Self> {
-        self.me.clone()
-    }
-
-    pub(crate) fn owners(&self) -> MutexGuard<'_, Owners> {
-        lock(&self.owners)
-    }
-
-    pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        lock(&self.ledger)
-    }
-
-    pub(crate) fn now(&self) -> Duration {
-        Duration::from_nanos(self.now_nanos.load(Ordering::Relaxed))
-    }
-
-    pub(crate) fn advance_to(&self, at: Duration) {
-        let nanos = u64::try_from(at.as_nanos()).unwrap_or(u64::MAX);
-        self.now_nanos.fetch_max(nanos, Ordering::Relaxed);
-    }
-
-    pub(crate) fn record(&self, event: Event) {
-        lock(&self.trace).record(self.now(), event);
-    }
-
-    /// The first violation ends the run; later ones are its consequences.
-    pub(crate) fn violated(&self, violation: Violation) {
-        lock(&self.failure).get_or_insert(violation);
-    }
-
-    pub(crate) fn check(&self, result: Result<(), Violation>) {
-        if let Err(violation) = result {
-            self.violated(violation);
-        }
-    }
-
-    pub(crate) fn spawn(
-        &self,
-        node: NodeId,
-        name: &'static str,
-        task: verbs_reactor::BoxFuture<'static, ()>,
-    ) {
-        let mut state = self.state();
-        if !state.is_alive(node) {
-            drop(state);
-            drop(task);
-            return;
-        }
-        let id = state.tasks.spawn(node, name, task);
-        self.record(Event::Spawned { node, task: id, name });
-    }
-
     fn poll_task(&self, id: TaskId) {
         let Some(mut polling) = self.state().tasks.begin_poll(id) else { return };
         let waker = polling.waker;
@@ -367,40 +197,8 @@ impl World {
     /// A world with given knobs.
     pub fn with_swarm(seed: u64, swarm: Swarm) -> Self {
         descriptors::raise_limit();
-        let rng = Rng::new(seed);
-        let operator = NodeState::new("operator", rng.fork(2));
-        let state = State {
-            rng: rng.fork(3),
-            nodes: vec![operator],
-            tasks: Tasks::default(),
-            agenda: Agenda::default(),
-            endpoints: Vec::new(),
-            control: ControlState::default(),
-            allowed: Allowed::default(),
-            spins: Spins::default(),
-            triggers: Vec::new(),
-            frozen: 0,
-            half_open: Vec::new(),
-            leases: Leases::default(),
-            flips_of_65536: swarm.flips_of_65536,
-            hostility: Hostility::default(),
-        };
         let tail = std::env::var("SIM_TAIL").ok().and_then(|text| text.parse().ok()).unwrap_or(TAIL);
-        let shared = Arc::new_cyclic(|me| Shared {
-            me: me.clone(),
-            seed,
-            swarm,
-            now_nanos: AtomicU64::new(0),
-            trace: Mutex::new(Trace::new(tail)),
-            chances: Mutex::default(),
-            failure: Mutex::default(),
-            replay: Mutex::new("seeds".to_owned()),
-            plan: Mutex::default(),
-            owners: Mutex::default(),
-            ledger: Mutex::default(),
-            state: Mutex::new(state),
-        });
-        Self { shared }
+        Self { shared: Shared::new(seed, swarm, tail) }
     }
 
     /// The handle with which a scenario acts on the world.

@@ -210,7 +210,7 @@ async fn stop(run: &Run, members: &[Member]) {
 async fn faulty_round(run: &Run, members: &mut [Member], round: u32, entries: &[Entry], rng: &mut Rng) {
     let nodes: Vec<Node> = members.iter().map(|member| member.node.clone()).collect();
     let ids: Vec<_> = nodes.iter().map(Node::id).collect();
-    entries.iter().for_each(|entry| entry.arrange(&run.handle, &ids));
+    entries.iter().for_each(|entry| run.handle.arrange(entry, &ids));
     let mut crashes = BTreeMap::new();
     for entry in entries {
         if let Disturbance::Crash(place, pause) = entry.what

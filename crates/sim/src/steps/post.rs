@@ -10,14 +10,13 @@ use verbs_reactor::{
 
 use crate::{
     Violation,
-    clock::Action,
-    endpoint::{Kind, Part, Phase, Remote, SourceSpan, Write, cut_into_pieces},
-    fabric::DomainShared,
-    failing::Call,
+    fault::Call,
     ids::EndpointId,
-    owners::PostedUnder,
+    shared::Shared,
+    state::{
+        Action, DomainShared, Kind, Part, Phase, PostedUnder, Remote, SourceSpan, Write, cut_into_pieces,
+    },
     trace::Event,
-    world::Shared,
 };
 
 impl Shared {

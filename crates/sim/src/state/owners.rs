@@ -2,19 +2,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt, io,
     ops::Range,
-    sync::Arc,
 };
 
-use memory::{BlockId, GrantEnd, GrantId, MemoryObserver, Span};
+use memory::{BlockId, GrantId};
 
 use crate::{
     Violation,
-    failing::Call,
     ids::{BlockNumber, GrantNumber, NodeId},
-    trace::Event,
-    world::Shared,
 };
 
 /// The owner of an allocation. Bytes outside all allocations belong to their pool.
@@ -59,18 +54,18 @@ impl PostedUnder {
     }
 }
 
-/// The map. Every change comes from a [`MemoryObserver`], every check from the fabric.
+/// The map. Every change comes from a [`MemoryObserver`](memory::MemoryObserver), every check from the fabric.
 #[derive(Debug, Default)]
 pub(crate) struct Owners {
     blocks: BTreeMap<BlockId, BlockNumber>,
     grants: BTreeMap<GrantId, GrantNumber>,
     allocations: BTreeMap<(BlockNumber, usize), Owned>,
-    dead: BTreeSet<NodeId>,
+    pub(crate) dead: BTreeSet<NodeId>,
     /// Leaks of living nodes.
     pub(crate) leaks: u64,
 }
 
-type Checked<T> = Result<T, Violation>;
+pub(crate) type Checked<T> = Result<T, Violation>;
 
 fn broken<T>(text: String) -> Checked<T> {
     Err(Violation::Memory(text))
@@ -82,12 +77,12 @@ impl Owners {
         self.blocks.get(&block).copied()
     }
 
-    fn block(&mut self, block: BlockId) -> BlockNumber {
+    pub(crate) fn block(&mut self, block: BlockId) -> BlockNumber {
         let next = BlockNumber(self.blocks.len() as u32);
         *self.blocks.entry(block).or_insert(next)
     }
 
-    fn grant(&mut self, grant: GrantId) -> GrantNumber {
+    pub(crate) fn grant(&mut self, grant: GrantId) -> GrantNumber {
         let next = GrantNumber(self.grants.len() as u32);
         *self.grants.entry(grant).or_insert(next)
     }
@@ -110,7 +105,12 @@ impl Owners {
         }
     }
 
-    fn allocated(&mut self, node: NodeId, block: BlockNumber, range: &Range<usize>) -> Checked<()> {
+    pub(crate) fn allocated(
+        &mut self,
+        node: NodeId,
+        block: BlockNumber,
+        range: &Range<usize>,
+    ) -> Checked<()> {
         let before = self.allocations.range((block, 0)..(block, range.end)).next_back();
         if let Some((&(_, start), owned)) = before
             && owned.end > range.start
@@ -125,7 +125,7 @@ impl Owners {
         Ok(())
     }
 
-    fn freed(&mut self, block: BlockNumber, range: &Range<usize>) -> Checked<()> {
+    pub(crate) fn freed(&mut self, block: BlockNumber, range: &Range<usize>) -> Checked<()> {
         let owned = self.exact("freeing", block, range)?;
         if owned.owner != Owner::User || owned.posted > 0 {
             let (owner, posted) = (owned.owner, owned.posted);
@@ -138,7 +138,12 @@ impl Owners {
         Ok(())
     }
 
-    fn granted(&mut self, block: BlockNumber, range: &Range<usize>, grant: GrantNumber) -> Checked<()> {
+    pub(crate) fn granted(
+        &mut self,
+        block: BlockNumber,
+        range: &Range<usize>,
+        grant: GrantNumber,
+    ) -> Checked<()> {
         let owned = self.exact("granting", block, range)?;
         if owned.owner != Owner::User || owned.posted > 0 {
             let (owner, posted) = (owned.owner, owned.posted);
@@ -150,7 +155,7 @@ impl Owners {
         Ok(())
     }
 
-    fn grant_ended(
+    pub(crate) fn grant_ended(
         &mut self,
         block: BlockNumber,
         range: &Range<usize>,
@@ -248,92 +253,6 @@ fn describe(owned: Option<&Owned>) -> String {
     match owned {
         None => "the pool's, or not of one owner".into(),
         Some(owned) => format!("{:?} of {} with {} posted", owned.owner, owned.node, owned.posted),
-    }
-}
-
-/// Reports the ownership changes of one node's pools.
-pub(crate) struct NodeObserver {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) node: NodeId,
-}
-
-impl fmt::Debug for NodeObserver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NodeObserver").field("node", &self.node).finish_non_exhaustive()
-    }
-}
-
-impl NodeObserver {
-    fn change(&self, span: &Span, change: impl FnOnce(&mut Owners, BlockNumber) -> (Checked<()>, Event)) {
-        let mut owners = self.shared.owners();
-        if owners.dead.contains(&self.node) {
-            return;
-        }
-        let block = owners.block(span.block);
-        let (result, event) = change(&mut owners, block);
-        drop(owners);
-        self.shared.record(event);
-        self.shared.check(result);
-    }
-
-    fn place(&self, span: &Span) -> (NodeId, usize, usize) {
-        (self.node, span.range.start, span.range.len())
-    }
-}
-
-impl MemoryObserver for NodeObserver {
-    fn allocating(&self, _bytes: usize) -> io::Result<()> {
-        self.shared.attempt(self.node, Call::Allocate).map_err(io::Error::other)
-    }
-
-    fn allocated(&self, span: &Span) {
-        let (node, offset, length) = self.place(span);
-        self.change(span, |owners, block| {
-            let event = Event::Allocated { node, block, offset, length };
-            (owners.allocated(node, block, &span.range), event)
-        });
-    }
-
-    fn freed(&self, span: &Span) {
-        let (node, offset, length) = self.place(span);
-        self.change(span, |owners, block| {
-            (owners.freed(block, &span.range), Event::Freed { node, block, offset, length })
-        });
-    }
-
-    fn granted(&self, span: &Span, grant: GrantId) {
-        let (node, offset, length) = self.place(span);
-        self.change(span, |owners, block| {
-            let grant = owners.grant(grant);
-            let event = Event::Granted { node, block, offset, length, grant };
-            (owners.granted(block, &span.range, grant), event)
-        });
-    }
-
-    fn grant_ended(&self, span: &Span, grant: GrantId, end: Option<GrantEnd>) {
-        self.change(span, |owners, block| {
-            let grant = owners.grant(grant);
-            let event = Event::GrantEnded { node: self.node, grant, how: name_of(end) };
-            (owners.grant_ended(block, &span.range, grant, end.is_none()), event)
-        });
-        if end.is_some() {
-            self.shared.check_no_write_in_flight(self.node, span);
-        }
-    }
-}
-
-fn name_of(end: Option<GrantEnd>) -> &'static str {
-    match end {
-        None => "leaked",
-        Some(GrantEnd::Content) => "content",
-        Some(GrantEnd::MetaDataResponse) => "metadata response",
-        Some(GrantEnd::ErrorStatus) => "error status",
-        Some(GrantEnd::CancelAck) => "cancel acknowledged",
-        Some(GrantEnd::NeverSent) => "never sent",
-        Some(GrantEnd::RingMoved) => "ring moved",
-        Some(GrantEnd::QueuePairDrained) => "queue pair drained",
-        Some(GrantEnd::ReadCompleted) => "read completed",
-        Some(_) => "other",
     }
 }
 

@@ -1,119 +1,17 @@
-//! One side of a queue pair, and the writes that it has under way.
+//! The operations that one side of a queue pair has under way: writes, loans and reads.
 
-use std::{collections::VecDeque, ops::Range, sync::Arc, time::Duration};
+use std::{collections::VecDeque, ops::Range, time::Duration};
 
-use futures::channel::oneshot;
 use memory::{BlockId, Buf, RemoteTarget};
-use verbs_reactor::{
-    FabricError, Immediate, QueuePair, QueuePairConfig, QueuePairCore, RemoteRange, Role, SlotKey,
-};
+use verbs_reactor::{FabricError, Immediate, RemoteRange, SlotKey};
 
-use crate::{
-    Rng, Swarm,
-    fabric::DomainShared,
-    ids::{BlockNumber, EndpointId, LeaseId, NodeId},
+use super::{
+    domain::DomainShared,
     owners::PostedUnder,
-    reads::Read,
-    schedule::WireStep,
+    pieces::{Piece, PieceState},
+    read::{Read, is_carried},
 };
-
-/// The state of a side.
-///
-/// ```text
-/// Prepared → Meeting → Open → Failed → Closing → Flushed → Drained
-///                        └──────────────↗
-/// any → Dead (its node crashed)
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Phase {
-    /// Made, `connect` not called.
-    Prepared,
-    /// Waits for the other side to call `connect`.
-    Meeting,
-    /// Connected.
-    Open,
-    /// The connection is over, and this side has seen that.
-    Failed,
-    /// The user closed it; operations may still complete, the peer's bytes may still land.
-    Closing,
-    /// Its operations have ended; the peer's bytes may still land.
-    Flushed,
-    /// Nothing of the peer reaches it any more.
-    Drained,
-    /// Its process is gone.
-    Dead,
-}
-
-impl Phase {
-    /// Whether bytes of the peer may still land.
-    pub(crate) fn is_reachable(self) -> bool {
-        (Self::Open..Self::Drained).contains(&self)
-    }
-}
-
-/// One side of a queue pair.
-#[derive(Debug)]
-pub(crate) struct Endpoint {
-    pub(crate) node: NodeId,
-    pub(crate) domain: Arc<DomainShared>,
-    pub(crate) core: Arc<QueuePairCore>,
-    pub(crate) token: u64,
-    pub(crate) phase: Phase,
-    pub(crate) wish: Option<(EndpointId, Role)>,
-    pub(crate) peer: Option<EndpointId>,
-    /// Gives the connected queue pair to the waiting `connect`.
-    pub(crate) meet: Option<oneshot::Sender<Result<QueuePair, FabricError>>>,
-    /// Whether its process is stopped, and executes this side's work itself.
-    pub(crate) stopped: bool,
-    /// Whether completions come once the source is read, as a socket's do.
-    pub(crate) completes_after_reading: bool,
-    /// Whether the user has dropped the queue pair.
-    pub(crate) is_dropped: bool,
-    pub(crate) outbound: Outbound,
-}
-
-impl Endpoint {
-    pub(crate) fn config(&self) -> QueuePairConfig {
-        self.core.config()
-    }
-
-    /// Offers every step that is possible, with the time from which it is possible.
-    pub(crate) fn offers(&self, all: &[Endpoint], mut offer: impl FnMut(WireStep, Duration)) {
-        let outbound = &self.outbound;
-        let Some(peer) = self.peer.and_then(|peer| all.get(peer.index())) else { return };
-        if outbound.writes.is_empty() {
-            return;
-        }
-        if self.may_act() && outbound.unread > 0 {
-            offer(WireStep::Read, outbound.read_at);
-        }
-        if peer.can_be_reached() && outbound.carried > 0 {
-            offer(WireStep::Land, outbound.land_at);
-        }
-        if peer.phase == Phase::Open && !peer.stopped && outbound.next_delivery().is_some() {
-            offer(WireStep::Deliver, outbound.deliver_at);
-        }
-        if self.may_act() && peer.phase == Phase::Open && !peer.stopped && outbound.next_sample().is_some() {
-            offer(WireStep::Sample, outbound.sample_at);
-        }
-        if self.may_act() && outbound.next_return().is_some() {
-            offer(WireStep::Return, outbound.return_at);
-        }
-        if self.may_act() && outbound.next_completion(self.completes_after_reading).is_some() {
-            offer(WireStep::Complete, outbound.complete_at);
-        }
-    }
-
-    /// Whether this side still executes what it posted.
-    fn may_act(&self) -> bool {
-        matches!(self.phase, Phase::Open | Phase::Closing) && !self.outbound.cut && !self.stopped
-    }
-
-    /// Whether the peer's bytes can land here now.
-    pub(crate) fn can_be_reached(&self) -> bool {
-        self.phase.is_reachable() && !self.stopped
-    }
-}
+use crate::ids::{BlockNumber, LeaseId};
 
 /// The writes of one direction, in posting order, from post until both completed and delivered.
 #[derive(Debug, Default)]
@@ -302,24 +200,6 @@ impl Remote {
     }
 }
 
-/// Bytes that are read in one step and land in one step.
-#[derive(Debug)]
-pub(crate) struct Piece {
-    /// Which part of the write.
-    pub(crate) part: usize,
-    /// Bytes of that part.
-    pub(crate) range: Range<usize>,
-    pub(crate) state: PieceState,
-}
-
-#[derive(Debug)]
-pub(crate) enum PieceState {
-    Unread,
-    /// Read, not yet written at the target.
-    Carried(Vec<u8>),
-    Landed,
-}
-
 impl Outbound {
     pub(crate) fn next_delivery(&self) -> Option<usize> {
         let index = self.writes.iter().position(|write| !write.delivered)?;
@@ -411,44 +291,40 @@ impl Outbound {
     }
 }
 
-fn count(write: &Write, matching: impl Fn(&PieceState) -> bool) -> usize {
-    write.pieces.iter().filter(|piece| matching(&piece.state)).count()
-}
-
-/// Cuts the `length` bytes of a part into pieces at random places.
-pub(crate) fn cut_into_pieces(part: usize, length: usize, swarm: &Swarm, rng: &mut Rng) -> Vec<Piece> {
-    let mut cuts = vec![0, length];
-    if swarm.tiny_pieces {
-        cuts.extend(1..length.min(swarm.pieces_max));
-    } else {
-        let inner = rng.below(swarm.pieces_max);
-        cuts.extend((0..inner).map(|_| rng.below(length + 1)));
+impl Outbound {
+    /// The read that the target executes next, if its next operation is a read.
+    pub(crate) fn next_sample(&self) -> Option<usize> {
+        let index = self.writes.iter().position(|write| !write.delivered)?;
+        let write = self.writes.get(index).filter(|write| !write.completed && write.refused.is_none())?;
+        matches!(&write.kind, Kind::Read(read) if !read.is_sampled()).then_some(index)
     }
-    cuts.sort_unstable();
-    cuts.dedup();
-    let ranges = cuts.windows(2).map(|ends| ends[0]..ends[1]);
-    ranges.map(|range| Piece { part, range, state: PieceState::Unread }).collect()
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    /// A read with bytes on their way back.
+    pub(crate) fn next_return(&self) -> Option<usize> {
+        self.writes.iter().position(|write| {
+            let returning = |read: &Read| read.count(is_carried) > 0;
+            !write.completed && matches!(&write.kind, Kind::Read(read) if returning(read))
+        })
+    }
 
-    #[test]
-    fn pieces_cover_a_write_once_and_stay_few() {
-        let mut rng = Rng::new(1);
-        for length in [0, 1, 2, 63, 64, 10_000] {
-            for tiny_pieces in [false, true] {
-                let swarm = Swarm { pieces_max: 16, tiny_pieces, ..Swarm::calm() };
-                let pieces = cut_into_pieces(0, length, &swarm, &mut rng);
-                let end = pieces.iter().fold(0, |end, piece| {
-                    assert_eq!(piece.range.start, end);
-                    assert!(!piece.range.is_empty());
-                    piece.range.end
-                });
-                assert_eq!(end, length);
-                assert!(pieces.len() <= 17);
-            }
+    pub(crate) fn read_mut(&mut self, number: u64) -> Option<&mut Read> {
+        match &mut self.by_number(number)?.kind {
+            Kind::Read(read) => Some(read),
+            _ => None,
         }
     }
+
+    /// Whether bytes of a read may still land in `range` of `block`.
+    pub(crate) fn reads_into(&self, block: BlockNumber, range: &Range<usize>) -> bool {
+        let open = self.writes.iter().filter(|write| !write.completed && write.refused.is_none());
+        open.filter_map(|write| match &write.kind {
+            Kind::Read(read) => Some(read),
+            _ => None,
+        })
+        .any(|read| read.lands_in(block, range))
+    }
+}
+
+fn count(write: &Write, matching: impl Fn(&PieceState) -> bool) -> usize {
+    write.pieces.iter().filter(|piece| matching(&piece.state)).count()
 }

@@ -1,22 +1,13 @@
-//! Virtual time: sleeps, and things planned for a time.
+//! What is planned for a time: sleeps, and actions.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    future::Future,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, Waker},
-    time::Duration,
-};
+use std::{collections::BTreeMap, task::Waker, time::Duration};
 
 use verbs_reactor::FabricError;
 
+use super::late_packet::LatePacket;
 use crate::{
-    Fault,
+    fault::Fault,
     ids::{EndpointId, LeaseId, NodeId, SessionId},
-    late::LatePacket,
-    world::Shared,
 };
 
 /// An action that is planned for a time.
@@ -44,6 +35,22 @@ pub(crate) enum Action {
     LoseSession(SessionId),
     /// The scenario's fault.
     Fault(Fault),
+}
+
+impl Action {
+    /// The side that must execute it.
+    pub(crate) fn endpoint(&self) -> Option<EndpointId> {
+        match self {
+            Self::Connect(id)
+            | Self::RefuseConnect(id, _)
+            | Self::LoseHalf(id)
+            | Self::Fail(id, _)
+            | Self::Flush(id)
+            | Self::Drain(id)
+            | Self::Release(id, _) => Some(*id),
+            Self::LoseSession(_) | Self::Late(_) | Self::Bury(_) | Self::Fault(_) => None,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -101,6 +108,30 @@ impl Agenda {
         Some((timer.node, key.1, timer.waker))
     }
 
+    /// Begins a sleep. The key names it.
+    pub(crate) fn sleep(
+        &mut self,
+        node: NodeId,
+        until: Duration,
+        is_deadline: bool,
+        waker: Waker,
+    ) -> (Duration, u64) {
+        let key = (until, self.next);
+        self.next += 1;
+        self.timers.insert(key, Timer { node, waker, is_deadline });
+        key
+    }
+
+    /// The waker of a sleep that has not ended.
+    pub(crate) fn sleeper(&mut self, key: (Duration, u64)) -> Option<&mut Waker> {
+        self.timers.get_mut(&key).map(|timer| &mut timer.waker)
+    }
+
+    /// Ends a sleep without waking. Returns its waker for dropping.
+    pub(crate) fn end_sleep(&mut self, key: (Duration, u64)) -> Option<Waker> {
+        self.timers.remove(&key).map(|timer| timer.waker)
+    }
+
     /// Removes the sleeps of `node` (of all if `None`) and returns their wakers for dropping.
     pub(crate) fn remove_node(&mut self, node: Option<NodeId>) -> Vec<Waker> {
         let of_node = |timer: &Timer| node.is_none_or(|node| timer.node == node);
@@ -110,71 +141,5 @@ impl Agenda {
 
     pub(crate) fn clear_actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions).into_values().collect()
-    }
-}
-
-/// A sleep in virtual time.
-pub(crate) struct Sleep {
-    shared: Arc<Shared>,
-    node: NodeId,
-    deadline: Duration,
-    is_deadline: bool,
-    key: Option<(Duration, u64)>,
-}
-
-impl fmt::Debug for Sleep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sleep").field("deadline", &self.deadline).finish_non_exhaustive()
-    }
-}
-
-impl Sleep {
-    pub(crate) fn new(shared: Arc<Shared>, node: NodeId, duration: Duration) -> Self {
-        let deadline = shared.now().saturating_add(duration);
-        let is_deadline = duration >= shared.swarm.deadline_at_least;
-        Self { shared, node, deadline, is_deadline, key: None }
-    }
-}
-
-impl Future for Sleep {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let shared = self.shared.clone();
-        let mut state = shared.state();
-        let alive = state.is_alive(self.node);
-        let agenda = &mut state.agenda;
-        match self.key {
-            Some(key) => match agenda.timers.get_mut(&key) {
-                Some(timer) => {
-                    let before = std::mem::replace(&mut timer.waker, context.waker().clone());
-                    drop(state);
-                    drop(before);
-                    Poll::Pending
-                }
-                // Fired, or its node is dead and does not poll it any more.
-                None => Poll::Ready(()),
-            },
-            // Its process is gone, so it never ends.
-            None if !alive => Poll::Pending,
-            None => {
-                let key = (self.deadline, agenda.next);
-                agenda.next += 1;
-                let (node, is_deadline) = (self.node, self.is_deadline);
-                agenda.timers.insert(key, Timer { node, waker: context.waker().clone(), is_deadline });
-                drop(state);
-                self.key = Some(key);
-                Poll::Pending
-            }
-        }
-    }
-}
-
-impl Drop for Sleep {
-    fn drop(&mut self) {
-        if let Some(key) = self.key {
-            let timer = self.shared.state().agenda.timers.remove(&key);
-            drop(timer);
-        }
     }
 }

@@ -8,31 +8,17 @@
 //! peer, so a bad peer can write where another one is about to (SECURITY.md). In such a domain its writes land only in
 //! grants that it [claims](crate::Handle::claim): those that were named to it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    ops::Range,
-};
+use std::{collections::BTreeSet, ops::Range};
 
 use memory::BlockId;
 use verbs_reactor::RemoteRange;
 
 use crate::{
-    endpoint::Phase,
     ids::{BlockNumber, EndpointId, GrantNumber, NodeId},
-    ledger::Reach,
-    owners::PostedUnder,
+    shared::Shared,
+    state::{Phase, PostedUnder, Reach, State},
     trace::Event,
-    world::{Shared, State},
 };
-
-/// Who is hostile, and what it may write.
-#[derive(Debug, Default)]
-pub(crate) struct Hostility {
-    /// With the grants that each claims.
-    hostile: BTreeMap<NodeId, BTreeSet<GrantNumber>>,
-    /// Nodes whose peers share a domain.
-    sharing: BTreeSet<NodeId>,
-}
 
 /// The resources of a node at a moment. A hostile peer must not make them grow without bound, and they must be released when
 /// it is gone.

@@ -88,7 +88,7 @@ impl Reach {
 
 /// An injected fault, which explains failures.
 #[derive(Debug)]
-struct Fault {
+struct PastFault {
     reach: Reach,
     /// When it was healed; `None` while it lasts.
     until: Option<Duration>,
@@ -98,7 +98,7 @@ struct Fault {
 pub(crate) struct Ledger {
     open: BTreeMap<OperationId, OpenOperation>,
     next: u64,
-    faults: Vec<Fault>,
+    faults: Vec<PastFault>,
     pub(crate) done: u64,
     pub(crate) failed: u64,
     pub(crate) crashes: u64,
@@ -249,7 +249,7 @@ impl Ledger {
     }
 
     pub(crate) fn fault(&mut self, reach: Reach, until: Option<Duration>) {
-        self.faults.push(Fault { reach, until });
+        self.faults.push(PastFault { reach, until });
     }
 
     /// The fault of `reach` has ended.

@@ -1,12 +1,8 @@
 //! Rare branches of the code under test (`testpoints::chance!`): the seed decides which are taken.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
-use crate::{
-    Rng,
-    trace::Event,
-    world::{Shared, lock},
-};
+use crate::Rng;
 
 /// Decides for every point. Each has a random sequence of its own, so that a new point does not change the others.
 #[derive(Debug)]
@@ -29,7 +25,7 @@ impl Chances {
         Self { rng, points: BTreeMap::new() }
     }
 
-    fn take(&mut self, name: &'static str) -> bool {
+    pub(crate) fn take(&mut self, name: &'static str) -> bool {
         let purpose = &self.rng;
         let point = self.points.entry(name).or_insert_with(|| {
             let hash = name.bytes().fold(0, |hash: u64, byte| hash.wrapping_mul(31) ^ u64::from(byte));
@@ -38,22 +34,5 @@ impl Chances {
             Point { rng, of_256 }
         });
         point.rng.chance(point.of_256, 256)
-    }
-}
-
-/// The world that the code under test asks while it runs.
-pub(crate) struct Asked(pub(crate) Arc<Shared>);
-
-impl testpoints::World for Asked {
-    fn chance(&self, name: &'static str) -> bool {
-        let is_taken = lock(&self.0.chances).as_mut().is_some_and(|chances| chances.take(name));
-        if is_taken {
-            self.reached(name);
-        }
-        is_taken
-    }
-
-    fn reached(&self, name: &'static str) {
-        self.0.record(Event::Reached { name });
     }
 }

@@ -13,7 +13,7 @@ use verbs_reactor::BoxFuture;
 
 use crate::{
     ids::{NodeId, TaskId},
-    world::lock,
+    lock::lock,
 };
 
 /// Woken tasks, in the order of their numbers: the order of wake-ups must not matter, since a library may decide it by
@@ -160,5 +160,24 @@ impl Tasks {
         let of_node = |task: &Task| node.is_none_or(|node| task.node == node);
         let ids: Vec<TaskId> = self.tasks.iter().filter(|(_, t)| of_node(t)).map(|(id, _)| *id).collect();
         ids.iter().filter_map(|id| self.tasks.remove(id)?.future).collect()
+    }
+}
+
+/// Polls in a row, with nothing else enabled, after which tasks count as spinning.
+const SPINS: u32 = 200;
+
+/// Counts polls in a row.
+#[derive(Debug, Default)]
+pub(crate) struct Spins(u32);
+
+impl Spins {
+    /// Whether the tasks have spun long enough for time to pass.
+    pub(crate) fn note(&mut self, only_tasks: bool) -> bool {
+        self.0 = if only_tasks { self.0 + 1 } else { 0 };
+        let spinning = self.0 > SPINS;
+        if spinning {
+            self.0 = 0;
+        }
+        spinning
     }
 }

@@ -10,17 +10,14 @@ use verbs_reactor::{
 
 use crate::{
     Violation,
-    clock::Action,
-    endpoint::{Kind, Part, PieceState, SourceSpan},
-    fabric::DomainShared,
     ids::{BlockNumber, EndpointId, LeaseId},
-    owners::PostedUnder,
+    shared::Shared,
+    state::{Action, DomainShared, Kind, Part, PieceState, PostedUnder, SourceSpan},
     trace::{Event, Fnv},
-    world::{Shared, State},
 };
 
 /// The result of checking a landing piece.
-type Landing = Result<(RemoteTarget, Purpose), PeerViolation>;
+type CheckedTarget = Result<(RemoteTarget, Purpose), PeerViolation>;
 
 impl Shared {
     /// Reads one random unread piece of the source, through the slot that must still own it.
@@ -60,7 +57,7 @@ impl Shared {
             outbound.unread -= 1;
             outbound.carried += 1;
         }
-        if direct && peer_of(&state, id).is_some_and(|peer| state.endpoints[peer.index()].can_be_reached()) {
+        if direct && state.peer_of(id).is_some_and(|peer| state.endpoints[peer.index()].can_be_reached()) {
             drop(state);
             self.land(id, number, piece);
         }
@@ -100,7 +97,7 @@ impl Shared {
     fn land(&self, id: EndpointId, number: u64, piece: usize) {
         let mut state = self.state();
         let strict = !state.allowed.refusals;
-        let Some(peer) = peer_of(&state, id) else { return };
+        let Some(peer) = state.peer_of(id) else { return };
         let is_hostile = state.has_hostile_end(id, peer);
         let kept_to = state.kept_to(id, peer).cloned();
         let domain = state.endpoints[peer.index()].domain.clone();
@@ -201,7 +198,7 @@ impl Shared {
     pub(crate) fn deliver(&self, id: EndpointId) {
         let mut state = self.state();
         let later = self.now() + self.swarm.delay(&mut state.rng, self.swarm.latency_max);
-        let Some(peer) = peer_of(&state, id) else { return };
+        let Some(peer) = state.peer_of(id) else { return };
         let core = state.endpoints[peer.index()].core.clone();
         let depth = state.endpoints[peer.index()].config().receive_depth;
         let outbound = &mut state.endpoints[id.index()].outbound;
@@ -293,7 +290,7 @@ impl Shared {
 }
 
 /// The target of the last of `parts`. A NIC executes work requests in order: the earlier ones are checked first.
-fn target_of(domain: &DomainShared, parts: &mut [Part]) -> Landing {
+fn target_of(domain: &DomainShared, parts: &mut [Part]) -> CheckedTarget {
     let mut last = Err(PeerViolation::Malformed);
     for part in parts {
         let Some(remote) = part.remote.as_mut() else { continue };
@@ -312,16 +309,12 @@ fn local_of(request: &WorkRequest, part: usize, core: &QueuePairCore) -> Option<
     request.pieces(core.capabilities().piece_bytes_max).nth(part).map(|piece| piece.local)
 }
 
-fn write_piece(landing: Landing, offset: usize, bytes: &[u8]) -> Result<Purpose, PeerViolation> {
+fn write_piece(landing: CheckedTarget, offset: usize, bytes: &[u8]) -> Result<Purpose, PeerViolation> {
     let (target, purpose) = landing?;
     match target.write_at(offset, bytes, CopyReason::SimPiece) {
         Ok(()) => Ok(purpose),
         Err(_) => Err(PeerViolation::NotGranted),
     }
-}
-
-pub(crate) fn peer_of(state: &State, id: EndpointId) -> Option<EndpointId> {
-    state.endpoints.get(id.index())?.peer
 }
 
 fn name_of(violation: PeerViolation) -> &'static str {

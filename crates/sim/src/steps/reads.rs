@@ -1,9 +1,9 @@
-//! One-sided reads: their pieces are sampled at the target over time, in any order, come back, and land.
+//! The steps of a read: it is aimed, its pieces are sampled at the target, and land at the reader.
 
 use std::ops::Range;
 
 use memory::{
-    Buf, RemoteTarget,
+    Buf,
     copy::{CopyReason, copy_bytes},
 };
 use verbs_reactor::{
@@ -13,127 +13,14 @@ use verbs_reactor::{
 
 use crate::{
     Violation,
-    endpoint::{Kind, Outbound, Piece, PieceState, Write, cut_into_pieces},
     ids::{BlockNumber, EndpointId, NodeId},
-    owners::PostedUnder,
+    shared::Shared,
+    state::{
+        Endpoint, Kind, PieceState, PostedUnder, Read, ReadTarget, Section, Write, cut_into_pieces,
+        is_carried, is_unread,
+    },
     trace::Event,
-    wire::peer_of,
-    world::Shared,
 };
-
-/// A read, from post until its last byte has landed.
-#[derive(Debug)]
-pub(crate) struct Read {
-    /// Its entries in the send queue.
-    pub(crate) weight: usize,
-    sections: Vec<Section>,
-    /// The pieces of all sections; `part` is the index of the section.
-    pieces: Vec<Piece>,
-}
-
-/// One range of a read.
-#[derive(Debug)]
-struct Section {
-    range: RemoteRange,
-    key: u32,
-    /// `None` if it is empty.
-    destination: Option<Landing>,
-    /// The bytes that the target's check has found. They stay alive and unchanged while they are sampled.
-    source: Option<Buf>,
-}
-
-/// The destination of a read.
-#[derive(Debug)]
-struct Landing {
-    target: RemoteTarget,
-    /// Only where the owner map watches it.
-    place: Option<(BlockNumber, Range<usize>)>,
-    posted_under: PostedUnder,
-}
-
-impl Read {
-    /// Whether every byte was sampled, so that the target has executed it.
-    pub(crate) fn is_sampled(&self) -> bool {
-        !self.pieces.iter().any(|piece| matches!(piece.state, PieceState::Unread))
-    }
-
-    pub(crate) fn has_landed(&self) -> bool {
-        self.pieces.iter().all(|piece| matches!(piece.state, PieceState::Landed))
-    }
-
-    /// Releases the target's bytes. To be dropped without a lock.
-    pub(crate) fn take_sources(&mut self) -> impl Iterator<Item = Buf> {
-        self.sections.iter_mut().filter_map(|section| section.source.take())
-    }
-
-    /// One piece was sampled. Returns the target's bytes if it was the last of its section; to be dropped without a lock.
-    fn sampled(&mut self, piece: usize, bytes: Vec<u8>, source: &Buf) -> Option<Buf> {
-        let part = self.pieces[piece].part;
-        self.pieces[piece].state = PieceState::Carried(bytes);
-        let is_through = !self.pieces.iter().any(|piece| piece.part == part && is_unread(&piece.state));
-        let keep = (!is_through).then(|| source.clone());
-        std::mem::replace(&mut self.sections[part].source, keep)
-    }
-
-    /// The `nth` piece for which `matching` holds.
-    fn nth(&self, nth: usize, matching: impl Fn(&PieceState) -> bool) -> Option<usize> {
-        let found = self.pieces.iter().enumerate().filter(|(_, piece)| matching(&piece.state));
-        found.map(|(index, _)| index).nth(nth)
-    }
-
-    fn count(&self, matching: impl Fn(&PieceState) -> bool) -> usize {
-        self.pieces.iter().filter(|piece| matching(&piece.state)).count()
-    }
-
-    fn lands_in(&self, block: BlockNumber, range: &Range<usize>) -> bool {
-        let places = self.sections.iter().filter_map(|section| section.destination.as_ref()?.place.as_ref());
-        places
-            .into_iter()
-            .any(|(at, place)| *at == block && place.start < range.end && range.start < place.end)
-    }
-}
-
-fn is_unread(state: &PieceState) -> bool {
-    matches!(state, PieceState::Unread)
-}
-
-fn is_carried(state: &PieceState) -> bool {
-    matches!(state, PieceState::Carried(_))
-}
-
-impl Outbound {
-    /// The read that the target executes next, if its next operation is a read.
-    pub(crate) fn next_sample(&self) -> Option<usize> {
-        let index = self.writes.iter().position(|write| !write.delivered)?;
-        let write = self.writes.get(index).filter(|write| !write.completed && write.refused.is_none())?;
-        matches!(&write.kind, Kind::Read(read) if !read.is_sampled()).then_some(index)
-    }
-
-    /// A read with bytes on their way back.
-    pub(crate) fn next_return(&self) -> Option<usize> {
-        self.writes.iter().position(|write| {
-            let returning = |read: &Read| read.count(is_carried) > 0;
-            !write.completed && matches!(&write.kind, Kind::Read(read) if returning(read))
-        })
-    }
-
-    fn read_mut(&mut self, number: u64) -> Option<&mut Read> {
-        match &mut self.by_number(number)?.kind {
-            Kind::Read(read) => Some(read),
-            _ => None,
-        }
-    }
-
-    /// Whether bytes of a read may still land in `range` of `block`.
-    pub(crate) fn reads_into(&self, block: BlockNumber, range: &Range<usize>) -> bool {
-        let open = self.writes.iter().filter(|write| !write.completed && write.refused.is_none());
-        open.filter_map(|write| match &write.kind {
-            Kind::Read(read) => Some(read),
-            _ => None,
-        })
-        .any(|read| read.lands_in(block, range))
-    }
-}
 
 impl Shared {
     /// The checks that a NIC makes before a read leaves, of all its parts.
@@ -176,7 +63,7 @@ impl Shared {
                     Some((block, range)) => self.owners().posted_under(*block, range),
                     None => PostedUnder::Unchecked,
                 };
-                Some(Landing { target, place, posted_under })
+                Some(ReadTarget { target, place, posted_under })
             }
         };
         let key = region.map_or(0, |region| region.key);
@@ -187,7 +74,7 @@ impl Shared {
     pub(crate) fn sample_piece(&self, id: EndpointId) {
         let mut state = self.state();
         let later = self.now() + self.swarm.delay(&mut state.rng, self.swarm.latency_max);
-        let Some(peer) = peer_of(&state, id) else { return };
+        let Some(peer) = state.peer_of(id) else { return };
         let domain = state.endpoints[peer.index()].domain.clone();
         let random = state.rng.next_u64();
         let outbound = &mut state.endpoints[id.index()].outbound;
@@ -256,7 +143,7 @@ impl Shared {
             return;
         };
         let landing = read.sections[read.pieces[piece].part].destination.as_ref();
-        let Some(Landing { target, place, posted_under }) = landing else { return };
+        let Some(ReadTarget { target, place, posted_under }) = landing else { return };
         let (target, place, posted_under) = (target.clone(), place.clone(), *posted_under);
         drop(state);
         if let Some((block, whole)) = place {
@@ -279,7 +166,7 @@ impl Shared {
         range: &Range<usize>,
     ) -> Option<EndpointId> {
         let state = self.state();
-        let reads = |end: &crate::endpoint::Endpoint| {
+        let reads = |end: &Endpoint| {
             end.node == node && end.phase.is_reachable() && end.outbound.reads_into(block, range)
         };
         state.endpoints.iter().position(reads).map(|index| EndpointId(index as u32))

@@ -4,24 +4,59 @@ use std::{ops::Range, sync::Arc};
 
 use futures::channel::oneshot;
 use memory::Span;
-use verbs_reactor::{FabricError, FabricKind, LossCause, QueuePair, QueuePairCore, Role};
+use verbs_reactor::{
+    FabricError, FabricKind, Link, LossCause, QueuePair, QueuePairCore, Role, SlotKey, WorkRequest,
+};
 
 use crate::{
     Violation,
-    clock::Action,
-    endpoint::{Ended, Endpoint, Outbound, Phase},
-    fabric::{DomainShared, SimLink, cannot_connect, roles_fit},
     ids::{EndpointId, NodeId},
-    ledger::Reach,
+    shared::Shared,
+    state::{Action, DomainShared, Ended, Endpoint, Outbound, Phase, Reach, State},
     swarm::Completions,
     trace::Event,
-    world::{Shared, State},
 };
 
 type Meeting = oneshot::Sender<Result<QueuePair, FabricError>>;
 
 pub(crate) fn lost(cause: LossCause, detail: &str) -> FabricError {
     FabricError::PeerLost { kind: FabricKind::SIM, cause, detail: detail.to_owned() }
+}
+
+pub(crate) fn cannot_connect(step: &'static str, detail: &str) -> FabricError {
+    FabricError::Connect { kind: FabricKind::SIM, step, detail: detail.to_owned() }
+}
+
+/// The fabric's half of a queue pair.
+#[derive(Debug)]
+struct SimLink {
+    shared: Arc<Shared>,
+    endpoint: EndpointId,
+}
+
+impl Drop for SimLink {
+    fn drop(&mut self) {
+        self.shared.queue_pair_dropped(self.endpoint);
+    }
+}
+
+impl Link for SimLink {
+    fn submit(&self, key: SlotKey, request: &WorkRequest) {
+        self.shared.post(self.endpoint, key, request);
+    }
+
+    fn drive(&self) {
+        // The world makes progress.
+    }
+
+    fn start_close(&self) {
+        self.shared.start_close(self.endpoint);
+    }
+}
+
+/// What two sides must agree on to be connected.
+fn roles_fit(one: Role, other: Role) -> bool {
+    one != other
 }
 
 impl Shared {

@@ -1,33 +1,14 @@
 //! Packets that arrive after their sender or their target has died.
 
-use std::{
-    sync::{Arc, Weak},
-    time::Duration,
-};
-
-use verbs_reactor::RemoteRange;
+use std::{sync::Arc, time::Duration};
 
 use crate::{
     Violation,
-    clock::Action,
-    endpoint::{PieceState, Write},
-    fabric::DomainShared,
     ids::{EndpointId, NodeId},
+    shared::Shared,
+    state::{Action, DomainShared, LatePacket, PieceState, State, Write},
     trace::Event,
-    world::{Shared, State},
 };
-
-/// A piece of a write that arrives after its sender or target has died.
-#[derive(Debug)]
-pub(crate) struct LatePacket {
-    /// The address at which it arrives, whichever node lives there then.
-    address: String,
-    /// The side that it was for, and that side's domain.
-    target: EndpointId,
-    domain: Weak<DomainShared>,
-    range: RemoteRange,
-    key: u32,
-}
 
 /// Longest delay of a late packet.
 const LATE_MAX: Duration = Duration::from_secs(2);

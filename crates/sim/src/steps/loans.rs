@@ -1,86 +1,22 @@
-//! Loans: views of a peer's memory without a copy, and the lender's table of them.
+//! Loans: views of a peer's memory without a copy.
 //!
 //! The rules are those of shared memory: a lease holds the bytes until the holder's last view is gone and
 //! the lender has seen that. When the lender's side of the connection is over, open leases are retired: their bytes come
 //! back when the holder drops its views, also late, or when the holder's process is seen to be dead. Open and retired
 //! leases count per holder; over the cap a loan is refused at once.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::sync::Arc;
 
-use memory::{Block, Buf, Loan, Retired};
+use memory::{Block, Buf, Loan};
 use verbs_reactor::{FabricError, FabricKind, Immediate, SlotKey};
 
 use crate::{
     Violation,
-    clock::Action,
-    endpoint::{Kind, SourceSpan, Write},
     ids::{EndpointId, LeaseId, NodeId},
+    shared::Shared,
+    state::{Action, Kind, Lease, LentBytes, State, Write},
     trace::{Event, Fnv},
-    world::{Shared, State},
 };
-
-/// The holder of the bytes.
-enum Kept {
-    /// The connection lives.
-    Lent(Buf),
-    /// The connection is over, and the holder may still read.
-    Retired(Retired),
-}
-
-/// One lease, from the loan until the lender has seen that it is over.
-pub(crate) struct Lease {
-    lender: EndpointId,
-    lender_node: NodeId,
-    holder: NodeId,
-    /// Only where the owner map watches it.
-    source: Option<SourceSpan>,
-    /// Always present, except during its retirement.
-    kept: Option<Kept>,
-    /// Hash of the bytes.
-    content: u64,
-}
-
-impl fmt::Debug for Lease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let is_retired = matches!(self.kept, Some(Kept::Retired(_)));
-        f.debug_struct("Lease")
-            .field("lender", &self.lender)
-            .field("retired", &is_retired)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Drop for Lease {
-    /// At the end of a run it is not released any more, and that must not count as a leak.
-    fn drop(&mut self) {
-        if let Some(Kept::Retired(retired)) = self.kept.take() {
-            retired.release();
-        }
-    }
-}
-
-/// All leases of the world.
-#[derive(Debug, Default)]
-pub(crate) struct Leases {
-    open: BTreeMap<LeaseId, Lease>,
-    next: u64,
-}
-
-impl Leases {
-    fn held(&self, lender: NodeId, holder: NodeId) -> u32 {
-        let held = |lease: &&Lease| lease.lender_node == lender && lease.holder == holder;
-        self.open.values().filter(held).count() as u32
-    }
-
-    /// Leases of `lender`'s memory.
-    pub(crate) fn lent_by(&self, lender: NodeId) -> usize {
-        self.open.values().filter(|lease| lease.lender_node == lender).count()
-    }
-
-    fn of(&self, matching: impl Fn(&Lease) -> bool) -> Vec<LeaseId> {
-        self.open.iter().filter(|(_, lease)| matching(lease)).map(|(id, _)| *id).collect()
-    }
-}
 
 impl Shared {
     /// Posts a loan, or refuses it at once.
@@ -99,8 +35,8 @@ impl Shared {
             let mut state = self.state();
             let lease = LeaseId(state.leases.next);
             state.leases.next += 1;
-            let kept = Some(Kept::Lent(local.clone()));
-            let entry = Lease { lender: id, lender_node, holder, source, kept, content };
+            let bytes = Some(LentBytes::Lent(local.clone()));
+            let entry = Lease { lender: id, lender_node, holder, source, bytes, content };
             state.leases.open.insert(lease, entry);
             (lease, state.endpoints[id.index()].outbound.next_number)
         };
@@ -137,9 +73,9 @@ impl Shared {
         let (bytes, content, is_alive) = {
             let state = self.state();
             let found = state.leases.open.get(&lease)?;
-            let bytes = match found.kept.as_ref()? {
-                Kept::Lent(bytes) => bytes.clone(),
-                Kept::Retired(retired) => retired.buf()?.clone(),
+            let bytes = match found.bytes.as_ref()? {
+                LentBytes::Lent(bytes) => bytes.clone(),
+                LentBytes::Retired(retired) => retired.buf()?.clone(),
             };
             (bytes, found.content, state.is_alive(found.lender_node))
         };
@@ -182,7 +118,7 @@ impl Shared {
             (found, is_alive)
         };
         let mut found = found;
-        let retired = matches!(found.kept, Some(Kept::Retired(_)));
+        let retired = matches!(found.bytes, Some(LentBytes::Retired(_)));
         self.record(Event::Released { lease, retired });
         if is_alive {
             self.release(found.source.take());
@@ -198,17 +134,17 @@ impl Shared {
                 self.plan_release(&mut state, lender, lease);
             }
             let ours = state.leases.of(|lease| lease.lender == lender);
-            let take = |id: &LeaseId| Some((*id, state.leases.open.get_mut(id)?.kept.take()?));
+            let take = |id: &LeaseId| Some((*id, state.leases.open.get_mut(id)?.bytes.take()?));
             ours.iter().filter_map(take).collect::<Vec<_>>()
         };
-        for (lease, kept) in lent {
-            let kept = match kept {
-                Kept::Lent(bytes) => Kept::Retired(bytes.retire()),
-                retired @ Kept::Retired(_) => retired,
+        for (lease, bytes) in lent {
+            let bytes = match bytes {
+                LentBytes::Lent(bytes) => LentBytes::Retired(bytes.retire()),
+                retired @ LentBytes::Retired(_) => retired,
             };
             self.record(Event::Retired { lease });
             if let Some(found) = self.state().leases.open.get_mut(&lease) {
-                found.kept = Some(kept);
+                found.bytes = Some(bytes);
             }
         }
     }

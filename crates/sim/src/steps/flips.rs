@@ -10,11 +10,7 @@ use protocol::{
 };
 use verbs_reactor::{Immediate, Purpose};
 
-use crate::{
-    ids::EndpointId,
-    trace::Event,
-    world::{Shared, State},
-};
+use crate::{ids::EndpointId, shared::Shared, state::State, trace::Event};
 
 /// Longest length prefix of a message.
 const PREFIX: usize = 4;

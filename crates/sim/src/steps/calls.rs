@@ -4,32 +4,7 @@ use std::{io, sync::Arc};
 
 use verbs_reactor::{FabricError, FabricKind};
 
-use crate::{ids::NodeId, ledger::Reach, trace::Event, world::Shared};
-
-/// A call that can be made to fail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Call {
-    /// Registering a block with a domain (ENOMEM: the memlock limit, or the device's table).
-    Register,
-    /// Making one side of a connection.
-    Prepare,
-    /// Posting an operation: it fails, and its connection with it.
-    Post,
-    /// Taking a buffer from a pool that has room (ENOMEM: no memory for a block).
-    Allocate,
-}
-
-impl Call {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Register => "register memory",
-            Self::Prepare => "make a queue pair",
-            Self::Post => "post a work request",
-            Self::Allocate => "allocate memory",
-        }
-    }
-}
+use crate::{fault::Call, ids::NodeId, shared::Shared, state::Reach, trace::Event};
 
 impl Shared {
     /// Counts one `call` of `node`; an error if this is the one that fails.

@@ -5,12 +5,10 @@ use std::{io, sync::Arc};
 use verbs_reactor::{FabricError, FabricKind, LossCause};
 
 use crate::{
-    clock::Action,
-    endpoint::Phase,
     ids::{EndpointId, NodeId},
-    ledger::Reach,
+    shared::Shared,
+    state::{Action, NodeState, Phase, Reach, State, Trash},
     trace::Event,
-    world::{NodeState, Shared, State, Trash},
 };
 
 impl Shared {

@@ -1,23 +1,13 @@
 //! Processes that are stopped, or slow.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::time::Duration;
 
 use crate::{
-    clock::Action,
-    ids::{EndpointId, NodeId, TaskId},
-    ledger::Reach,
+    ids::{NodeId, TaskId},
+    shared::Shared,
+    state::{Action, Frozen, Reach, State},
     trace::Event,
-    world::{Shared, State},
 };
-
-/// Work that waits until a stopped process goes on.
-#[derive(Debug, Default)]
-pub(crate) struct Frozen {
-    /// Tasks that were woken meanwhile.
-    tasks: BTreeSet<TaskId>,
-    /// Actions of its queue pairs, where its own process executes them.
-    actions: Vec<Action>,
-}
 
 /// Of 256 polls of a slow node's tasks, how many are put off.
 const SLOW_OF_256: u32 = 224;
@@ -91,7 +81,7 @@ fn stop_endpoints(state: &mut State, node: NodeId, stopped: bool) {
 
 /// What becomes of a poll that is due.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Poll {
+pub(crate) enum DuePoll {
     /// It is done.
     Due(TaskId),
     /// Its node is stopped, or the task gone.
@@ -102,35 +92,19 @@ pub(crate) enum Poll {
 
 impl State {
     /// Takes one of the woken tasks.
-    pub(crate) fn take_task(&mut self, index: usize) -> Poll {
-        let Some(task) = self.tasks.ready.take(index) else { return Poll::Void };
-        let Some(node) = self.tasks.node_of(task) else { return Poll::Void };
+    pub(crate) fn take_task(&mut self, index: usize) -> DuePoll {
+        let Some(task) = self.tasks.ready.take(index) else { return DuePoll::Void };
+        let Some(node) = self.tasks.node_of(task) else { return DuePoll::Void };
         let Self { nodes, rng, tasks, .. } = self;
-        let Some(node) = nodes.get_mut(node.index()) else { return Poll::Void };
+        let Some(node) = nodes.get_mut(node.index()) else { return DuePoll::Void };
         if let Some(frozen) = &mut node.frozen {
             frozen.tasks.insert(task);
-            return Poll::Void;
+            return DuePoll::Void;
         }
         if node.slow_of_256 > 0 && rng.chance(node.slow_of_256, 256) {
             tasks.ready.put(task);
-            return Poll::PutOff;
+            return DuePoll::PutOff;
         }
-        Poll::Due(task)
-    }
-}
-
-impl Action {
-    /// The side that must execute it.
-    fn endpoint(&self) -> Option<EndpointId> {
-        match self {
-            Self::Connect(id)
-            | Self::RefuseConnect(id, _)
-            | Self::LoseHalf(id)
-            | Self::Fail(id, _)
-            | Self::Flush(id)
-            | Self::Drain(id)
-            | Self::Release(id, _) => Some(*id),
-            Self::LoseSession(_) | Self::Late(_) | Self::Bury(_) | Self::Fault(_) => None,
-        }
+        DuePoll::Due(task)
     }
 }

@@ -2,13 +2,13 @@
 
 use std::{task::Waker, time::Duration};
 
+use super::freeze::{DuePoll, PUT_OFF_MAX};
 use crate::{
     Violation,
-    clock::Action,
-    freeze::{self, PUT_OFF_MAX},
     ids::{EndpointId, NodeId, SessionId, TaskId},
+    shared::Shared,
+    state::{Action, State, WireStep},
     trace::Event,
-    world::{Shared, State},
 };
 
 /// One enabled event, taken.
@@ -36,39 +36,6 @@ enum Group {
     Frame(SessionId),
 }
 
-/// The steps of a write, as the endpoint that posted it offers them.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum WireStep {
-    Read,
-    Land,
-    Deliver,
-    Complete,
-    /// A piece of a read is read at the target.
-    Sample,
-    /// A piece of a read lands at the reader.
-    Return,
-}
-
-/// Polls in a row, with nothing else enabled, after which tasks count as spinning.
-const SPINS: u32 = 200;
-
-/// Counts polls in a row.
-#[derive(Debug, Default)]
-pub(crate) struct Spins(u32);
-
-impl Spins {
-    /// Whether the tasks have spun long enough for time to pass.
-    fn note(&mut self, enabled: &Enabled) -> bool {
-        let only_tasks = matches!(enabled.groups[..], [(_, Group::Tasks(_))]);
-        self.0 = if only_tasks { self.0 + 1 } else { 0 };
-        let spinning = self.0 > SPINS;
-        if spinning {
-            self.0 = 0;
-        }
-        spinning
-    }
-}
-
 /// The events that are enabled now, and when the next one will be.
 struct Enabled {
     groups: Vec<(u64, Group)>,
@@ -80,6 +47,10 @@ impl Enabled {
         if count > 0 {
             self.groups.push((u64::from(weight) * count as u64, group));
         }
+    }
+
+    fn has_only_tasks(&self) -> bool {
+        matches!(self.groups[..], [(_, Group::Tasks(_))])
     }
 
     fn later(&mut self, at: Duration) {
@@ -104,7 +75,7 @@ impl Shared {
             let mut state = self.state();
             let now = self.now();
             let enabled = self.enabled(&state, now);
-            if state.spins.note(&enabled) {
+            if state.spins.note(enabled.has_only_tasks()) {
                 self.pass_spinning(&state, enabled.next);
                 continue;
             }
@@ -213,9 +184,9 @@ fn take(state: &mut State, now: Duration, group: Group) -> Taken {
         Group::Tasks(count) => {
             let index = state.rng.below(count);
             return match state.take_task(index) {
-                freeze::Poll::Due(task) => Taken::Step(Step::Task(task)),
-                freeze::Poll::Void => Taken::Void,
-                freeze::Poll::PutOff => Taken::PutOff,
+                DuePoll::Due(task) => Taken::Step(Step::Task(task)),
+                DuePoll::Void => Taken::Void,
+                DuePoll::PutOff => Taken::PutOff,
             };
         }
         Group::Actions(count) => {

@@ -1,0 +1,20 @@
+//! Packets that arrive after their sender or their target has died.
+
+use std::sync::Weak;
+
+use verbs_reactor::RemoteRange;
+
+use super::domain::DomainShared;
+use crate::ids::EndpointId;
+
+/// A piece of a write that arrives after its sender or target has died.
+#[derive(Debug)]
+pub(crate) struct LatePacket {
+    /// The address at which it arrives, whichever node lives there then.
+    pub(crate) address: String,
+    /// The side that it was for, and that side's domain.
+    pub(crate) target: EndpointId,
+    pub(crate) domain: Weak<DomainShared>,
+    pub(crate) range: RemoteRange,
+    pub(crate) key: u32,
+}
