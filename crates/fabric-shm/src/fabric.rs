@@ -161,7 +161,7 @@ impl Fabric for ShmFabric {
 
     fn open_domain(&self) -> Result<Arc<dyn Domain>, FabricError> {
         let regions = Arc::new(RegionTable::new(self.runtime.as_ref()));
-        let shared = Shared {
+        let domain = ShmDomain {
             runtime: self.runtime.clone(),
             regions,
             capabilities: self.capabilities,
@@ -169,24 +169,19 @@ impl Fabric for ShmFabric {
             processes: self.processes.clone(),
             imported_bytes_max: self.imported_bytes_max,
         };
-        Ok(Arc::new(ShmDomain { shared }))
+        Ok(Arc::new(domain))
     }
 }
 
-/// What a domain hands to its connections.
+/// What its connections need of the fabric and of its regions. Each has a copy.
 #[derive(Debug, Clone)]
-struct Shared {
+struct ShmDomain {
     runtime: Arc<dyn Runtime>,
     regions: Arc<RegionTable>,
     capabilities: Capabilities,
     spinner: Arc<Spinner>,
     processes: Arc<Processes>,
     imported_bytes_max: u64,
-}
-
-#[derive(Debug)]
-struct ShmDomain {
-    shared: Shared,
 }
 
 impl Domain for ShmDomain {
@@ -197,11 +192,11 @@ impl Domain for ShmDomain {
     fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
         // What a neighbour can't map, it can't read: users' memory is not readable here, whatever was asked for.
         let access = Access { remote_read: access.remote_read && block.shareable(), ..access };
-        Ok(self.shared.regions.register(self.shared.runtime.as_ref(), block, access))
+        Ok(self.regions.register(self.runtime.as_ref(), block, access))
     }
 
     fn deregister(&self, block: BlockId) {
-        self.shared.regions.deregister(block);
+        self.regions.deregister(block);
     }
 
     fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
@@ -210,19 +205,19 @@ impl Domain for ShmDomain {
                 "make this queue pair: the send depth must be 1 to 65536, the receive depth at least 1";
             return Err(FabricError::Unsupported { kind: KIND, what });
         }
-        let address = Address::random(self.shared.runtime.as_ref());
+        let address = Address::random(self.runtime.as_ref());
         let listener = sys::listen(&address.socket_name(), BACKLOG).map_err(device("listen"))?;
         let (page, page_fd) = OwnPage::new(config.send_depth + READS_MAX).map_err(device("memfd_create"))?;
         let bell = sys::eventfd().map_err(device("eventfd"))?;
         let offer = Offer { address, config, listener, page, page_fd, bell };
-        Ok(Box::new(ShmPrepared { shared: self.shared.clone(), offer }))
+        Ok(Box::new(ShmPrepared { domain: self.clone(), offer }))
     }
 }
 
 /// An end that listens already.
 #[derive(Debug)]
 struct ShmPrepared {
-    shared: Shared,
+    domain: ShmDomain,
     offer: Offer,
 }
 
@@ -243,8 +238,8 @@ impl ShmPrepared {
             let detail = format!("{error}: await this on a tokio runtime");
             return Err(FabricError::Connect { kind: KIND, step: "finding the reactor", detail });
         }
-        let Self { shared, offer } = *self;
-        let Shared { runtime, regions, capabilities, spinner, processes, imported_bytes_max } = shared;
+        let Self { domain, offer } = *self;
+        let ShmDomain { runtime, regions, capabilities, spinner, processes, imported_bytes_max } = domain;
         let accepted = handshake::establish(&runtime, &offer, &params).await?;
         let bell = sys::watch(offer.bell, Interest::READABLE)
             .map_err(|error| refused("registering the doorbell", &error))?;

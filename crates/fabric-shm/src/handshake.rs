@@ -29,10 +29,9 @@ use crate::{
     doorbell::Ringer,
     frame::{Address, Frame, Token},
     import::ImportError,
-    lease::ProcessId,
     limits::CANDIDATE_SHARE,
     ring::{OwnPage, PeerPage},
-    sys,
+    sys::{self, ProcessId},
 };
 
 const KIND: FabricKind = FabricKind::SHM;

@@ -16,17 +16,10 @@ use std::{
 use memory::{Buf, Retired};
 use verbs_reactor::{FabricError, FabricKind};
 
-use crate::{limits::LEASES_MAX, ring::PeerPage};
+use crate::{limits::LEASES_MAX, ring::PeerPage, sys::ProcessId};
 
 /// Leases whose end is settled per lock of the producer.
 const BATCH: usize = 32;
-
-/// Names a process for as long as the host runs: its number, and when it started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct ProcessId {
-    pub(super) pid: u32,
-    pub(super) started: u64,
-}
 
 /// The other process, which may hold leases through several connections, also through ended ones.
 #[derive(Debug)]

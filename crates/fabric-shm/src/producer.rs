@@ -17,19 +17,12 @@ use crate::{
     frame::Frame,
     lease::Leases,
     limits::{BLOCKS_MAX, INLINE_BYTES},
-    reads::{Answer, Answers, Read, Reads},
+    reads::{Answer, Answers, Posted, Read, Reads},
     ring::{Descriptor, Source},
     sys,
 };
 
 const KIND: FabricKind = FabricKind::SHM;
-
-/// An operation that the peer has not executed yet.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Posted {
-    pub(super) key: SlotKey,
-    pub(super) length: u64,
-}
 
 /// A descriptor in the ring.
 #[derive(Debug)]

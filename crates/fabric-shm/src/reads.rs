@@ -13,13 +13,19 @@
 use std::{collections::VecDeque, fmt};
 
 use memory::{Buf, RemoteTarget};
-use verbs_reactor::{PeerViolation, RemoteRange};
+use verbs_reactor::{PeerViolation, RemoteRange, SlotKey};
 
 use crate::{
     limits::READS_MAX,
-    producer::Posted,
     ring::{Descriptor, Source},
 };
+
+/// An operation that the peer has not executed yet.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Posted {
+    pub(super) key: SlotKey,
+    pub(super) length: u64,
+}
 
 /// A read of the peer's memory, checked and resolved.
 pub(super) struct Read {

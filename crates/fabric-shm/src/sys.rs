@@ -21,10 +21,7 @@ use rustix::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-use crate::{
-    lease::ProcessId,
-    limits::{FRAME_BYTES, FRAME_FDS},
-};
+use crate::limits::{FRAME_BYTES, FRAME_FDS};
 
 /// Seals that a shared memfd must have: nobody can resize it under a mapping, map it writable from now on, or
 /// change the seals.
@@ -209,6 +206,13 @@ fn socket_option<const N: usize>(socket: BorrowedFd<'_>, option: libc::c_int) ->
     let failed =
         unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, place, &raw mut length) };
     if failed < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
+}
+
+/// Names a process for as long as the host runs: its number, and when it started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ProcessId {
+    pub(super) pid: u32,
+    pub(super) started: u64,
 }
 
 /// A handle on the process at the other end of a Unix socket, and when that process started; `None` where it can't be

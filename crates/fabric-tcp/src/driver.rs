@@ -19,10 +19,14 @@ use std::{
 
 use futures::FutureExt;
 use tokio::runtime::{Handle, RuntimeFlavor};
-use verbs_reactor::{BoxFuture, Idle, Patience, Runtime, Spinner};
+use verbs_reactor::{
+    BoxFuture, Capabilities, Connected, FabricError, Idle, Patience, QueuePairConfig, RegionTable, Runtime,
+    Spinner,
+};
 
 use crate::{
     link::{EndState, Progress, TcpLink},
+    protection::Stream,
     sender::Sent,
 };
 
@@ -64,6 +68,23 @@ pub(super) struct Driver {
 }
 
 impl Driver {
+    /// Turns a greeted stream into a queue pair.
+    ///
+    /// # Errors
+    /// [`FabricError::Device`] when the stream cannot be registered with tokio's reactor.
+    pub(super) fn start(
+        runtime: &Arc<dyn Runtime>,
+        table: Arc<RegionTable>,
+        config: QueuePairConfig,
+        capabilities: Capabilities,
+        spinner: Arc<Spinner>,
+        stream: Stream,
+    ) -> Result<Connected, FabricError> {
+        let (link, queue_pair) = TcpLink::new(table, config, capabilities, stream)?;
+        let driver = Self::new(link, runtime.clone(), spinner);
+        Ok(Connected { queue_pair, driver: Box::pin(driver.run()) })
+    }
+
     pub(super) fn new(link: Arc<TcpLink>, runtime: Arc<dyn Runtime>, spinner: Arc<Spinner>) -> Self {
         let flavor = Handle::try_current().map(|handle| handle.runtime_flavor());
         Self {

@@ -17,10 +17,10 @@ use verbs_reactor::{
 
 use crate::{
     door::Door,
+    driver::Driver,
     handshake::{
         Address, Hello, Token, VERSION, WELCOME_BYTES, answers_in_http, check_welcome, encode_welcome,
     },
-    link::TcpLink,
     listener::Listener,
     port::{DataPort, Ticket},
     protection::{Protection, Stream},
@@ -354,7 +354,7 @@ impl TcpPrepared {
         tcp.set_nodelay(true).map_err(|error| failed("setting TCP_NODELAY", error.to_string()))?;
         let watched = watch(tcp, limits.0, limits.1);
         watched.map_err(|error| failed("setting the limits of silence", error.to_string()))?;
-        TcpLink::start(&runtime, table, config, capabilities, spinner, stream)
+        Driver::start(&runtime, table, config, capabilities, spinner, stream)
     }
 }
 

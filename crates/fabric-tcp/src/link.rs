@@ -16,14 +16,12 @@ use futures::task::AtomicWaker;
 use memory::Block;
 use tokio::io::unix::AsyncFd;
 use verbs_reactor::{
-    Capabilities, Connected, FabricError, FabricKind, Link, Piece, QueuePair, QueuePairConfig, QueuePairCore,
-    ReadDestination, ReadPart, RegionGeneration, RegionId, RegionTable, RemoteRange, Runtime, SlotKey,
-    Spinner, WorkRequest,
+    Capabilities, FabricError, FabricKind, Link, Piece, QueuePair, QueuePairConfig, QueuePairCore,
+    ReadDestination, ReadPart, RegionGeneration, RegionId, RegionTable, RemoteRange, SlotKey, WorkRequest,
 };
 
 use crate::{
     closing::Closing,
-    driver::Driver,
     frame::{Ending, Key},
     outgoing::{Outgoing, Part},
     protection::Stream,
@@ -64,23 +62,6 @@ impl fmt::Debug for TcpLink {
 }
 
 impl TcpLink {
-    /// Turns a greeted stream into a queue pair.
-    ///
-    /// # Errors
-    /// [`FabricError::Device`] when the stream cannot be registered with tokio's reactor.
-    pub(super) fn start(
-        runtime: &Arc<dyn Runtime>,
-        table: Arc<RegionTable>,
-        config: QueuePairConfig,
-        capabilities: Capabilities,
-        spinner: Arc<Spinner>,
-        stream: Stream,
-    ) -> Result<Connected, FabricError> {
-        let (link, queue_pair) = Self::new(table, config, capabilities, stream)?;
-        let driver = Driver::new(link, runtime.clone(), spinner);
-        Ok(Connected { queue_pair, driver: Box::pin(driver.run()) })
-    }
-
     /// A queue pair that nobody drives.
     pub(super) fn new(
         table: Arc<RegionTable>,

@@ -20,10 +20,10 @@ use crate::{
 /// Hands each stream of a dialling peer to the queue pair that has issued its token. Whoever listens gives it the streams
 /// that begin with a hello; a fabric [made for it](super::TcpFabric::at_port) then needs no port of its own. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct DataPort(Arc<Inner>);
+pub struct DataPort(Arc<Port>);
 
 #[derive(Default)]
-struct Inner {
+struct Port {
     tickets: Tickets,
     counters: Counters,
     protection: Protection,
@@ -46,7 +46,7 @@ impl DataPort {
     /// For streams under mutual TLS.
     #[cfg(feature = "tls")]
     pub fn with_tls(identity: crate::tls::TlsIdentity) -> Self {
-        Self(Arc::new(Inner { protection: Protection::Tls(identity), ..Inner::default() }))
+        Self(Arc::new(Port { protection: Protection::Tls(identity), ..Port::default() }))
     }
 
     /// Whether a stream that begins with this byte may begin with a hello. No stream of HTTP/2 and none of TLS does.
@@ -113,7 +113,7 @@ impl DataPort {
     /// A place for one stream.
     pub(super) fn issue(&self, token: Token) -> Ticket {
         let (sender, visitor) = oneshot::channel();
-        let number = self.0.tickets.add(Issued { token, sender });
+        let number = self.0.tickets.add(IssuedTicket { token, sender });
         Ticket { port: self.clone(), number, visitor }
     }
 }
@@ -163,7 +163,7 @@ impl Drop for Ticket {
     }
 }
 
-struct Issued {
+struct IssuedTicket {
     token: Token,
     sender: oneshot::Sender<Visitor>,
 }
@@ -172,11 +172,11 @@ struct Issued {
 #[derive(Default)]
 struct Tickets {
     next: AtomicU64,
-    issued: Mutex<HashMap<u64, Issued>>,
+    issued: Mutex<HashMap<u64, IssuedTicket>>,
 }
 
 impl Tickets {
-    fn add(&self, issued: Issued) -> u64 {
+    fn add(&self, issued: IssuedTicket) -> u64 {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.lock().insert(number, issued);
         number
@@ -196,7 +196,7 @@ impl Tickets {
         issued.remove(&number).map(|ticket| ticket.sender)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Issued>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, IssuedTicket>> {
         self.issued.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -39,10 +39,10 @@ struct Asked {
 
 /// The reads of one connection.
 #[derive(Debug, Default)]
-pub(super) struct Reads(Mutex<Inner>);
+pub(super) struct Reads(Mutex<Waiting>);
 
 #[derive(Debug, Default)]
-struct Inner {
+struct Waiting {
     /// Not asked for, or not completely; the number is what was. Bounded by the slots.
     posted: VecDeque<(Read, u64)>,
     /// In the order in which they are answered. At most [`READS_MAX`].
@@ -92,12 +92,12 @@ impl Reads {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Inner {
+impl Waiting {
     fn next_request(&mut self) -> Option<Outgoing> {
         if self.asked.len() >= READS_MAX as usize {
             return None;

@@ -126,7 +126,7 @@ impl Sealed {
 impl Records {
     fn flush(&mut self, bare: &impl Bare) -> io::Result<()> {
         while self.connection.wants_write() {
-            self.connection.write_tls(&mut Outgoing(bare))?;
+            self.connection.write_tls(&mut ToKernel(bare))?;
         }
         Ok(())
     }
@@ -193,9 +193,9 @@ impl Records {
 }
 
 /// Records on their way to the kernel.
-struct Outgoing<'socket, B>(&'socket B);
+struct ToKernel<'socket, B>(&'socket B);
 
-impl<B: Bare> Write for Outgoing<'_, B> {
+impl<B: Bare> Write for ToKernel<'_, B> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.send(&[IoSlice::new(bytes)])
     }

@@ -53,7 +53,7 @@ impl Sent {
 #[derive(Debug)]
 pub(super) struct Sender {
     posted: Mutex<Posted>,
-    stream: Mutex<Stream>,
+    stream: Mutex<Sending>,
     /// A [`Sent`]; written by the stream's holder only.
     state: AtomicU8,
     /// Answers that are not with the kernel whole.
@@ -81,7 +81,7 @@ pub(super) struct End {
 
 /// What the stream's holder works on.
 #[derive(Debug)]
-enum Stream {
+enum Sending {
     Open {
         queue: VecDeque<Outgoing>,
         /// Bytes of the front write's encoded form that are with the kernel.
@@ -96,7 +96,7 @@ enum Stream {
 impl Sender {
     pub(super) fn new(depth: u32) -> Self {
         let posted = Posted { writes: VecDeque::with_capacity(depth as usize), ..Posted::default() };
-        let stream = Stream::Open { queue: VecDeque::with_capacity(depth as usize), position: 0 };
+        let stream = Sending::Open { queue: VecDeque::with_capacity(depth as usize), position: 0 };
         let state = AtomicU8::new(Sent::Idle as u8);
         Self { posted: Mutex::new(posted), stream: Mutex::new(stream), state, answers: AtomicU32::new(0) }
     }
@@ -179,20 +179,20 @@ impl Sender {
     }
 
     /// Takes what was posted and hands it to the kernel, as far as one turn goes.
-    fn step(&self, stream: &mut Stream, socket: &Socket, core: &QueuePairCore) -> Sent {
+    fn step(&self, stream: &mut Sending, socket: &Socket, core: &QueuePairCore) -> Sent {
         self.take_posted(stream, core);
-        let mut turn = Turn { socket, core, answers: &self.answers, left: TURN_BYTES };
+        let mut turn = Sends { socket, core, answers: &self.answers, left: TURN_BYTES };
         let result = match stream {
-            Stream::Open { queue, position } => turn.send_writes(queue, position),
-            Stream::Closing { under_way, error, farewell, farewell_sent } => {
+            Sending::Open { queue, position } => turn.send_writes(queue, position),
+            Sending::Closing { under_way, error, farewell, farewell_sent } => {
                 turn.send_farewell(under_way, error, farewell, farewell_sent)
             }
-            Stream::Over(sent) => return *sent,
+            Sending::Over(sent) => return *sent,
         };
         match result {
             Ok(Sent::Finished) => {
                 socket.shutdown(std::net::Shutdown::Write);
-                *stream = Stream::Over(Sent::Finished);
+                *stream = Sending::Over(Sent::Finished);
                 Sent::Finished
             }
             Ok(sent) => sent,
@@ -206,8 +206,8 @@ impl Sender {
 
     /// The stream takes nothing any more. Operations under way stay so until the end: the peer may have sent a
     /// better reason.
-    fn breaks(&self, stream: &mut Stream, core: &QueuePairCore, error: FabricError) {
-        if let Stream::Closing { error, .. } = std::mem::replace(stream, Stream::Over(Sent::Broken)) {
+    fn breaks(&self, stream: &mut Sending, core: &QueuePairCore, error: FabricError) {
+        if let Sending::Closing { error, .. } = std::mem::replace(stream, Sending::Over(Sent::Broken)) {
             core.fail(&error);
         }
         let mut posted = self.posted();
@@ -215,12 +215,12 @@ impl Sender {
         posted.broken = Some(error);
     }
 
-    fn take_posted(&self, stream: &mut Stream, core: &QueuePairCore) {
+    fn take_posted(&self, stream: &mut Sending, core: &QueuePairCore) {
         let mut posted = self.posted();
         let mut late = VecDeque::new();
         match stream {
-            Stream::Open { queue, .. } => queue.append(&mut posted.writes),
-            Stream::Closing { .. } | Stream::Over(_) => late = std::mem::take(&mut posted.writes),
+            Sending::Open { queue, .. } => queue.append(&mut posted.writes),
+            Sending::Closing { .. } | Sending::Over(_) => late = std::mem::take(&mut posted.writes),
         }
         let end = posted.end.take();
         let broken = posted.broken.clone();
@@ -242,15 +242,15 @@ impl Sender {
 }
 
 /// Fails what is not with the kernel, except for a frame under way that a farewell must follow.
-fn take_end(stream: &mut Stream, core: &QueuePairCore, end: End) {
+fn take_end(stream: &mut Sending, core: &QueuePairCore, end: End) {
     let End { error, farewell } = end;
     let over = match stream {
-        Stream::Over(sent) => *sent,
-        Stream::Open { .. } | Stream::Closing { .. } => Sent::Finished,
+        Sending::Over(sent) => *sent,
+        Sending::Open { .. } | Sending::Closing { .. } => Sent::Finished,
     };
-    let (mut queue, position) = match std::mem::replace(stream, Stream::Over(over)) {
-        Stream::Open { queue, position } => (queue, position),
-        Stream::Closing { .. } | Stream::Over(_) => (VecDeque::new(), 0),
+    let (mut queue, position) = match std::mem::replace(stream, Sending::Over(over)) {
+        Sending::Open { queue, position } => (queue, position),
+        Sending::Closing { .. } | Sending::Over(_) => (VecDeque::new(), 0),
     };
     let farewell = farewell.filter(|_| over == Sent::Finished);
     let must_finish = farewell.is_some() && !position.is_multiple_of(FRAME_BYTES);
@@ -266,12 +266,12 @@ fn take_end(stream: &mut Stream, core: &QueuePairCore, end: End) {
         core.fail(&error);
     }
     if let Some(farewell) = farewell {
-        *stream = Stream::Closing { under_way, error, farewell: farewell.encode(), farewell_sent: 0 };
+        *stream = Sending::Closing { under_way, error, farewell: farewell.encode(), farewell_sent: 0 };
     }
 }
 
 /// A bounded amount of sending.
-struct Turn<'link> {
+struct Sends<'link> {
     socket: &'link Socket,
     core: &'link QueuePairCore,
     answers: &'link AtomicU32,
@@ -279,7 +279,7 @@ struct Turn<'link> {
     left: usize,
 }
 
-impl Turn<'_> {
+impl Sends<'_> {
     fn send_writes(&mut self, queue: &mut VecDeque<Outgoing>, position: &mut u64) -> io::Result<Sent> {
         while !queue.is_empty() {
             if self.left == 0 {

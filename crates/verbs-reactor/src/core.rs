@@ -11,9 +11,17 @@ use std::{
 };
 
 use crate::{
-    Arrival, Capabilities, FabricError, FabricKind, QueuePairConfig, RemoteRegions, SlotKey, SlotTable,
-    slot::remember,
+    Arrival, Capabilities, FabricError, FabricKind, RemoteRegions, SlotKey, SlotTable, slot::remember,
 };
+
+/// Depths of a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueuePairConfig {
+    /// Operations that may be outstanding at once.
+    pub send_depth: u32,
+    /// Immediates that may arrive before the first is taken.
+    pub receive_depth: u32,
+}
 
 /// Counters of one queue pair, by the fabric itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -27,6 +27,7 @@
 #[macro_use]
 mod log;
 
+mod capabilities;
 mod core;
 mod error;
 mod fabric;
@@ -34,7 +35,9 @@ mod fabric;
 #[doc(hidden)]
 pub mod fuzzing;
 mod kind;
+mod link;
 mod queue_pair;
+mod range;
 mod read;
 mod region;
 mod runtime;
@@ -50,18 +53,16 @@ pub mod planted;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 
-pub use self::core::{QueuePairCore, QueuePairStats};
+pub use self::core::{QueuePairConfig, QueuePairCore, QueuePairStats};
+pub use capabilities::Capabilities;
 pub use error::{FabricError, LossCause, PeerViolation};
-pub use fabric::{
-    Capabilities, ConnectParams, Connected, ConnectionData, Domain, Fabric, Link, Prepared, QueuePairConfig,
-    Role,
-};
+pub use fabric::{ConnectParams, Connected, ConnectionData, Domain, Fabric, Prepared, Role};
 pub use kind::FabricKind;
-pub use queue_pair::{NextArrival, Operation, QueuePair};
-pub use read::{ReadDestination, ReadOperation, VectoredReadOperation, scattered};
-pub use region::{
-    Access, Purpose, RegionGeneration, RegionId, RegionTable, RemoteRange, RemoteRegion, RemoteRegions,
-};
+pub use link::Link;
+pub use queue_pair::{NextArrival, Operation, QueuePair, ReadOperation, VectoredReadOperation};
+pub use range::{RegionGeneration, RegionId, RemoteRange};
+pub use read::{ReadDestination, scattered};
+pub use region::{Access, Purpose, RegionTable, RemoteRegion, RemoteRegions};
 pub use runtime::{BoxFuture, Elapsed, Runtime, TokioRuntime, timeout};
 pub use slot::{SlotKey, SlotTable};
 pub use wait::{Idle, Patience, Spinner, UnknownWait, Wait};

@@ -1,5 +1,7 @@
 //! The user's half of a connected queue pair.
 
+mod reads;
+
 use std::{
     future::{Future, poll_fn},
     pin::Pin,
@@ -14,10 +16,12 @@ use memory::{Buf, BufMut};
 
 use crate::{
     Arrival, Capabilities, FabricError, FabricKind, Immediate, Link, QueuePairConfig, QueuePairCore,
-    QueuePairStats, ReadDestination, ReadOperation, ReadSegment, RegionId, RemoteRange, RemoteRegion,
-    Segment, SlotKey, VectoredReadOperation, WorkRequest,
+    QueuePairStats, ReadDestination, ReadSegment, RegionId, RemoteRange, RemoteRegion, Segment, SlotKey,
+    WorkRequest,
     slot::{Place, Reserve},
 };
+
+pub use reads::{ReadOperation, VectoredReadOperation};
 
 /// A connected queue pair. Cheap to clone; all clones are one connection.
 ///

@@ -1,34 +1,29 @@
 //! One-sided reads: where their bytes go.
 
-use std::{
-    future::Future,
-    pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
-    task::{Context, Poll},
-};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use memory::{Block, BufMut, GrantEnd, Granted, RemoteTarget};
 
-use crate::{FabricError, FabricKind, Operation, ReadSegment, RemoteRange};
+use crate::{FabricError, FabricKind, RemoteRange};
 
 /// The destination of a read. The slot of the operation owns it until the completion, so that bytes which come
 /// after the future was dropped land where nothing else is.
 #[derive(Debug, Clone)]
-pub struct ReadDestination(Arc<Inner>);
+pub struct ReadDestination(Arc<Destination>);
 
 #[derive(Debug)]
-struct Inner {
+struct Destination {
     length: u64,
     granted: Mutex<Option<Granted>>,
 }
 
-impl Inner {
+impl Destination {
     fn take(&self) -> Option<Granted> {
         self.granted.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-impl Drop for Inner {
+impl Drop for Destination {
     fn drop(&mut self) {
         // Nobody awaits the read, and the slot has let go of it: it is completed, or was never posted.
         if let Some(Err(error)) = self.take().map(|granted| granted.end(GrantEnd::ReadCompleted)) {
@@ -41,7 +36,7 @@ impl ReadDestination {
     /// Gives `into` to a read.
     pub fn new(into: BufMut) -> Self {
         let length = into.len() as u64;
-        Self(Arc::new(Inner { length, granted: Mutex::new(Some(into.grant())) }))
+        Self(Arc::new(Destination { length, granted: Mutex::new(Some(into.grant())) }))
     }
 
     /// Length in bytes.
@@ -68,66 +63,10 @@ impl ReadDestination {
     }
 
     /// Gives the memory back after the read's completion.
-    fn finish(&self, kind: FabricKind) -> Result<BufMut, FabricError> {
+    pub(crate) fn finish(&self, kind: FabricKind) -> Result<BufMut, FabricError> {
         let granted = self.0.take().ok_or(FabricError::Closed)?;
         let ended = granted.end(GrantEnd::ReadCompleted);
         ended.map_err(|error| FabricError::device(kind, "ending a read", std::io::Error::other(error)))
-    }
-}
-
-/// A read under way: a handle on its slot.
-///
-/// Dropping it ends interest in the bytes, not the operation: the destination goes back to its pool when the read
-/// is over.
-#[derive(Debug)]
-#[must_use = "a read that still waits for a slot is posted only when polled"]
-pub struct ReadOperation {
-    operation: Operation,
-    into: ReadDestination,
-    kind: FabricKind,
-}
-
-impl ReadOperation {
-    pub(crate) fn new(operation: Operation, into: ReadDestination, kind: FabricKind) -> Self {
-        Self { operation, into, kind }
-    }
-}
-
-impl Future for ReadOperation {
-    type Output = Result<BufMut, FabricError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Poll::Ready(result) = Pin::new(&mut self.operation).poll(context) else { return Poll::Pending };
-        let memory = self.into.finish(self.kind);
-        Poll::Ready(result.and(memory))
-    }
-}
-
-/// A vectored read under way: a handle on its slot.
-///
-/// Dropping it ends interest in the bytes, not the operation: the buffers go back to their pools when the read is over.
-#[derive(Debug)]
-#[must_use = "a read that still waits for a slot is posted only when polled"]
-pub struct VectoredReadOperation {
-    operation: Operation,
-    segments: Arc<[ReadSegment]>,
-    kind: FabricKind,
-}
-
-impl VectoredReadOperation {
-    pub(crate) fn new(operation: Operation, segments: Arc<[ReadSegment]>, kind: FabricKind) -> Self {
-        Self { operation, segments, kind }
-    }
-}
-
-impl Future for VectoredReadOperation {
-    type Output = Result<Vec<BufMut>, FabricError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Poll::Ready(result) = Pin::new(&mut self.operation).poll(context) else { return Poll::Pending };
-        // All of them, also after one that fails.
-        let memory: Vec<_> = self.segments.iter().map(|segment| segment.into.finish(self.kind)).collect();
-        Poll::Ready(result.and_then(|()| memory.into_iter().collect()))
     }
 }
 

@@ -8,15 +8,10 @@ use std::{
 
 use memory::{Block, BlockId, Buf, RemoteTarget};
 
-use crate::{FabricError, FabricKind, PeerViolation, ReadSegment, Runtime, Segment};
-
-/// Names a region within its domain; never reused within it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RegionId(pub u32);
-
-/// Tells a region from earlier ones that had its number in an earlier life of the peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RegionGeneration(pub u32);
+use crate::{
+    FabricError, FabricKind, PeerViolation, ReadSegment, RegionGeneration, RegionId, RemoteRange, Runtime,
+    Segment,
+};
 
 /// What a region is for. Decides how copies into it are counted, nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -75,19 +70,6 @@ impl std::fmt::Debug for RemoteRegion {
             .field("length", &self.length)
             .finish_non_exhaustive()
     }
-}
-
-/// A range of a peer's region.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct RemoteRange {
-    /// The region.
-    pub region: RegionId,
-    /// The generation it had when it was announced.
-    pub generation: RegionGeneration,
-    /// First byte.
-    pub offset: u64,
-    /// Length in bytes.
-    pub length: u64,
 }
 
 /// The peer's regions on one queue pair, with the checks that a NIC makes before a write leaves.
@@ -177,11 +159,11 @@ fn check_neighbours(mut ranges: impl Iterator<Item = RemoteRange>) -> Result<(),
 #[derive(Debug)]
 pub struct RegionTable {
     generation: RegionGeneration,
-    state: Mutex<State>,
+    state: Mutex<Registered>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Registered {
     /// `None` once deregistered: numbers are never used again.
     regions: Vec<Option<Entry>>,
     by_block: HashMap<BlockId, RegionId>,
@@ -300,7 +282,7 @@ impl RegionTable {
         access(entry)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Registered> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -34,7 +34,7 @@ impl SlotKey {
 
 /// The state of one slot.
 #[derive(Debug)]
-enum State {
+enum SlotState {
     /// Unused.
     Free,
     /// Posted, and someone awaits it.
@@ -50,7 +50,7 @@ struct Slot {
     generation: u32,
     /// Work requests that the operation in it takes.
     weight: u32,
-    state: State,
+    state: SlotState,
 }
 
 #[derive(Debug, Default)]
@@ -119,7 +119,7 @@ pub(crate) enum Reserve {
 impl SlotTable {
     /// A table of `depth` slots.
     pub fn new(depth: u32) -> Self {
-        let slots = (0..depth).map(|_| Slot { generation: 0, weight: 0, state: State::Free }).collect();
+        let slots = (0..depth).map(|_| Slot { generation: 0, weight: 0, state: SlotState::Free }).collect();
         let inner = Inner { slots, free: (0..depth).rev().collect(), ..Inner::default() };
         Self { depth, inner: Mutex::new(inner) }
     }
@@ -140,8 +140,8 @@ impl SlotTable {
         let inner = self.lock();
         let slot = inner.slots.get(key.index as usize).filter(|s| s.generation == key.generation)?;
         match &slot.state {
-            State::Posted { request, .. } | State::Ignored { request } => Some(request.clone()),
-            State::Free | State::Done(_) => None,
+            SlotState::Posted { request, .. } | SlotState::Ignored { request } => Some(request.clone()),
+            SlotState::Free | SlotState::Done(_) => None,
         }
     }
 
@@ -192,7 +192,7 @@ impl SlotTable {
         inner.weight += weight;
         let slot = &mut inner.slots[index as usize];
         slot.weight = weight;
-        slot.state = State::Posted { request: request.clone(), waker: None };
+        slot.state = SlotState::Posted { request: request.clone(), waker: None };
         let key = SlotKey { index, generation: slot.generation };
         let left =
             queued.and_then(|(place, _)| place.0.take()).and_then(|place| inner.waiting.remove(&place));
@@ -222,12 +222,12 @@ impl SlotTable {
         let Some(slot) = inner.slot_mut(key) else {
             return false;
         };
-        let (request, waker) = match mem::replace(&mut slot.state, State::Free) {
-            State::Posted { request, waker } => {
-                slot.state = State::Done(result);
+        let (request, waker) = match mem::replace(&mut slot.state, SlotState::Free) {
+            SlotState::Posted { request, waker } => {
+                slot.state = SlotState::Done(result);
                 (request, waker)
             }
-            State::Ignored { request } => {
+            SlotState::Ignored { request } => {
                 if !testpoints::planted!("the slot of a dropped operation is not freed") {
                     inner.release(key.index);
                 }
@@ -254,7 +254,8 @@ impl SlotTable {
         let keys: Vec<SlotKey> = {
             let mut inner = self.lock();
             inner.failure.get_or_insert_with(|| failure.clone());
-            let posted = |slot: &Slot| matches!(slot.state, State::Posted { .. } | State::Ignored { .. });
+            let posted =
+                |slot: &Slot| matches!(slot.state, SlotState::Posted { .. } | SlotState::Ignored { .. });
             let slots = inner.slots.iter().enumerate().filter(|(_, slot)| posted(slot));
             slots.map(|(index, slot)| SlotKey { index: index as u32, generation: slot.generation }).collect()
         };
@@ -291,7 +292,7 @@ impl SlotTable {
         let Some(slot) = inner.slot_mut(key) else {
             return Some(Err(FabricError::Closed));
         };
-        if let State::Posted { waker, .. } = &mut slot.state {
+        if let SlotState::Posted { waker, .. } = &mut slot.state {
             match (waker, waiting) {
                 (_, None) => {}
                 (Some(known), Some(context)) => known.clone_from(context.waker()),
@@ -299,7 +300,7 @@ impl SlotTable {
             }
             return None;
         }
-        let State::Done(result) = mem::replace(&mut slot.state, State::Free) else {
+        let SlotState::Done(result) = mem::replace(&mut slot.state, SlotState::Free) else {
             return Some(Err(FabricError::Closed));
         };
         inner.release(key.index);
@@ -316,9 +317,9 @@ impl SlotTable {
             return;
         };
         let mut wakes = Wakes::default();
-        match mem::replace(&mut slot.state, State::Free) {
-            State::Posted { request, .. } => slot.state = State::Ignored { request },
-            State::Done(_) => {
+        match mem::replace(&mut slot.state, SlotState::Free) {
+            SlotState::Posted { request, .. } => slot.state = SlotState::Ignored { request },
+            SlotState::Done(_) => {
                 inner.release(key.index);
                 wakes = inner.wakes(self.depth);
             }
@@ -331,7 +332,7 @@ impl SlotTable {
     /// Why the operation has failed, if it has already. Its slot is free then.
     pub(crate) fn take_refusal(&self, key: SlotKey) -> Option<FabricError> {
         let has_failed =
-            self.lock().slot_mut(key).is_some_and(|slot| matches!(slot.state, State::Done(Err(_))));
+            self.lock().slot_mut(key).is_some_and(|slot| matches!(slot.state, SlotState::Done(Err(_))));
         if has_failed { self.take_done(key)?.err() } else { None }
     }
 
@@ -399,7 +400,7 @@ impl Inner {
     fn release(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         self.weight -= mem::take(&mut slot.weight);
-        slot.state = State::Free;
+        slot.state = SlotState::Free;
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(index);
     }

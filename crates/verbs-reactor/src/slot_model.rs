@@ -48,7 +48,7 @@ fn call() -> impl Strategy<Value = Call> {
 
 /// One operation as the model knows it.
 #[derive(Debug)]
-struct Operation {
+struct Step {
     key: SlotKey,
     weight: u64,
     is_completed: bool,
@@ -57,7 +57,7 @@ struct Operation {
 
 #[derive(Debug, Default)]
 struct Model {
-    held: Vec<Operation>,
+    held: Vec<Step>,
     waiting: VecDeque<(Place, u64)>,
     over: Vec<SlotKey>,
 }
@@ -71,7 +71,7 @@ impl Model {
         match reserve {
             Reserve::Reserved(key) => {
                 assert!(fits, "there was no room for {weight}");
-                self.held.push(Operation { key, weight, is_completed: false, is_ignored: false });
+                self.held.push(Step { key, weight, is_completed: false, is_ignored: false });
             }
             Reserve::Full => assert!(!fits, "there was room for {weight}"),
             Reserve::Failed(FabricError::TooManyPieces { pieces, .. }) => assert!(pieces > u64::from(DEPTH)),
@@ -83,7 +83,7 @@ impl Model {
     fn tidy(&mut self) {
         let (over, held) = self.held.drain(..).partition(|held| held.is_completed && held.is_ignored);
         self.held = held;
-        self.over.extend(Vec::into_iter(over).map(|operation: Operation| operation.key));
+        self.over.extend(Vec::into_iter(over).map(|operation: Step| operation.key));
     }
 
     fn apply(&mut self, table: &SlotTable, call: &Call) {

@@ -24,7 +24,8 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use super::{
-    CertificateDigest, CertificateProblem, PeerCertificate, TlsError, TlsField, verifier::ChainVerifier,
+    CertificateDigest, CertificateProblem, PeerCertificate, TlsError, TlsField, TlsPurpose,
+    verifier::ChainVerifier,
 };
 
 /// Longest content of a file, in bytes.
@@ -37,32 +38,14 @@ const LEAVING_BYTES_MAX: u64 = 64 << 10;
 /// Where bytes came from that no file gave.
 const BYTES: &str = "(given as bytes)";
 
-/// What a connection is for. It is agreed on in the handshake, so that one cannot be taken for the other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum TlsPurpose {
-    /// Control sessions, over HTTP/2.
-    Control,
-    /// Data connections of the tcp fabric.
-    Data,
-}
-
-impl TlsPurpose {
-    pub(super) fn protocol(self) -> &'static [u8] {
-        match self {
-            Self::Control => b"h2",
-            Self::Data => b"tensorwire-data/1",
-        }
-    }
-}
-
 /// A certificate chain with its private key, and the CAs whose members are let in. Cheap to clone. `Debug` shows the
 /// names in the certificate, and nothing of the key.
 ///
 /// It is read once: a renewed certificate is used by workers that are started with it.
 #[derive(Clone)]
-pub struct TlsIdentity(Arc<Inner>);
+pub struct TlsIdentity(Arc<Credentials>);
 
-struct Inner {
+struct Credentials {
     own: PeerCertificate,
     /// For data connections alone.
     data_server: Arc<ServerConfig>,
@@ -160,7 +143,7 @@ impl TlsIdentity {
             client.alpn_protocols = protocols(&[purpose]);
             Arc::new(client)
         };
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(Credentials {
             own: PeerCertificate::new(own),
             data_server: server_for(&[TlsPurpose::Data]),
             server: server_for(&[TlsPurpose::Control, TlsPurpose::Data]),

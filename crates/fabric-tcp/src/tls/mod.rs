@@ -11,11 +11,13 @@
 mod error;
 mod identity;
 mod peer;
+mod purpose;
 #[cfg(feature = "test-certificates")]
 pub mod test_certificates;
 mod verifier;
 
 pub(crate) use error::tls_error;
 pub use error::{CertificateProblem, TlsError, TlsField, explain, explain_io, explain_later};
-pub use identity::{TlsIdentity, TlsPurpose};
+pub use identity::TlsIdentity;
 pub use peer::{CertificateDigest, PeerCertificate};
+pub use purpose::TlsPurpose;

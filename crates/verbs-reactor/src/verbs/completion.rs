@@ -12,7 +12,7 @@ use std::{
 };
 
 use super::{
-    Context, Counters, VerbsError,
+    CallCounters, Context, VerbsError,
     error::{pointer, refused, zero},
     sys,
     tag::Tag,
@@ -173,7 +173,7 @@ pub(crate) struct CompletionQueue {
     channel: NonNull<sys::ibv_comp_channel>,
     raw: NonNull<sys::ibv_cq>,
     unacknowledged: AtomicU32,
-    counters: Arc<Counters>,
+    counters: Arc<CallCounters>,
 }
 
 // SAFETY: as for `Context`; polling from several threads is the library's to serialise.
@@ -195,7 +195,7 @@ impl CompletionQueue {
     pub(crate) fn new(
         context: Arc<Context>,
         depth: u32,
-        counters: Arc<Counters>,
+        counters: Arc<CallCounters>,
     ) -> Result<Arc<Self>, VerbsError> {
         let channel = Channel::new(&context)?;
         let wanted = i32::try_from(depth).unwrap_or(i32::MAX);

@@ -29,7 +29,7 @@ pub struct VerbsCounts {
 
 /// Counts as they grow, shared by all queue pairs of a fabric.
 #[derive(Debug, Default)]
-pub(super) struct Counters {
+pub(super) struct CallCounters {
     posts: AtomicU64,
     requests: AtomicU64,
     signals: AtomicU64,
@@ -40,7 +40,7 @@ pub(super) struct Counters {
     events: AtomicU64,
 }
 
-impl Counters {
+impl CallCounters {
     pub(super) fn read(&self) -> VerbsCounts {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         VerbsCounts {

@@ -16,11 +16,11 @@ use crate::{
 
 use super::{
     DeviceLimits, Endpoint, VerbsError,
+    adapter::Adapter,
     completion::CompletionQueue,
     driver::Driver,
     endpoint::{host_name, sequence},
     error::{fabric_error, loss},
-    fabric::Shared,
     glance::Glances,
     link::VerbsLink,
     message::SIGNALS,
@@ -36,30 +36,30 @@ use super::{
 /// A protection domain of the device.
 #[derive(Debug)]
 pub(super) struct VerbsDomain {
-    shared: Arc<Shared>,
+    adapter: Arc<Adapter>,
     registrations: Arc<Registrations>,
     spinner: Arc<Spinner>,
 }
 
 impl VerbsDomain {
-    pub(super) fn new(shared: Arc<Shared>, spinner: Arc<Spinner>) -> Result<Self, VerbsError> {
-        let generation = RegionGeneration(sequence(shared.runtime.random()));
-        let registrations = Arc::new(Registrations::new(shared.clone(), generation));
-        registrations.on(&shared.opened()?)?;
-        Ok(Self { shared, registrations, spinner })
+    pub(super) fn new(adapter: Arc<Adapter>, spinner: Arc<Spinner>) -> Result<Self, VerbsError> {
+        let generation = RegionGeneration(sequence(adapter.runtime.random()));
+        let registrations = Arc::new(Registrations::new(adapter.clone(), generation));
+        registrations.on(&adapter.opened()?)?;
+        Ok(Self { adapter, registrations, spinner })
     }
 
     /// Entries of the send and the receive queue. The send queue is as deep as everyone allows; a receive queue that is
     /// not as deep as asked for is refused, since the peer counts on its receives.
     fn entries(&self, config: QueuePairConfig, limits: &DeviceLimits) -> Result<(u32, u32), FabricError> {
         let allowed = limits.work_requests.saturating_sub(SIGNALS).max(1);
-        let send = config.send_depth.min(self.shared.settings.queue_depth()).min(allowed) + SIGNALS;
+        let send = config.send_depth.min(self.adapter.settings.queue_depth()).min(allowed) + SIGNALS;
         let receive = receives(config);
         let refused = |what: &str, wanted: u32, limit: u32| {
             let detail = format!(
                 "{config:?} needs {what} of {wanted} entries, and the limit of RDMA device {} is {limit}: use \
                  smaller depths",
-                self.shared.device
+                self.adapter.device
             );
             Err(FabricError::device(FabricKind::VERBS, "making a queue pair", std::io::Error::other(detail)))
         };
@@ -83,11 +83,11 @@ impl VerbsDomain {
             link: opened.port.link,
             kind: opened.source.kind,
             mtu: opened.mtu,
-            service_level: self.shared.settings.service_level.unwrap_or(0),
+            service_level: self.adapter.settings.service_level.unwrap_or(0),
             partition_key: opened.partition_key,
             local_identifier: opened.port.local_identifier,
             number: made.number,
-            sequence: sequence(self.shared.runtime.random()),
+            sequence: sequence(self.adapter.runtime.random()),
             piece_bytes: opened.piece_bytes(),
             send_depth: send - SIGNALS,
             receive_depth: config.receive_depth,
@@ -98,17 +98,17 @@ impl VerbsDomain {
         let way = Way {
             port: opened.port.number,
             gid_index: opened.source.index,
-            traffic_class: self.shared.settings.traffic_class.unwrap_or(0),
-            timing: self.shared.settings.timing(),
+            traffic_class: self.adapter.settings.traffic_class.unwrap_or(0),
+            timing: self.adapter.settings.timing(),
             reads_started: opened.reads_started(),
         };
         let limits = opened.request_limits();
         let (opened, registrations) = (Arc::downgrade(opened), self.registrations.clone());
-        let (shared, spinner) = (self.shared.clone(), self.spinner.clone());
+        let (adapter, spinner) = (self.adapter.clone(), self.spinner.clone());
         Ok(VerbsPrepared {
             ends: made.ends,
             opened,
-            shared,
+            adapter,
             registrations,
             spinner,
             config,
@@ -120,11 +120,11 @@ impl VerbsDomain {
 
     fn make_ends(&self, opened: &Arc<Opened>, send: u32, receive: u32) -> Result<MadeEnds, VerbsError> {
         let protection = self.registrations.on(opened)?;
-        let counters = &self.shared.counters;
+        let counters = &self.adapter.counters;
         let completions = CompletionQueue::new(opened.context.clone(), send + receive, counters.clone())?;
         let depths = Depths { send, receive, ranges: opened.request_limits().ranges as u32 };
         let queue_pair = RawQueuePair::new(protection, completions.clone(), depths, counters.clone())?;
-        let pkey_index = self.shared.settings.pkey_index.unwrap_or(0);
+        let pkey_index = self.adapter.settings.pkey_index.unwrap_or(0);
         queue_pair.initialize(opened.port.number, pkey_index)?;
         queue_pair.post_receives(receive as usize).map_err(|refused| refused.error)?;
         let number = queue_pair.number();
@@ -159,7 +159,7 @@ impl Domain for VerbsDomain {
     }
 
     fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
-        let opened = self.shared.opened().map_err(|error| fabric_error(&error))?;
+        let opened = self.adapter.opened().map_err(|error| fabric_error(&error))?;
         Ok(Box::new(self.prepare_on(&opened, config)?))
     }
 }
@@ -189,7 +189,7 @@ struct VerbsPrepared {
     ends: Arc<Ends>,
     /// Not kept open by what waits for a peer.
     opened: Weak<Opened>,
-    shared: Arc<Shared>,
+    adapter: Arc<Adapter>,
     registrations: Arc<Registrations>,
     spinner: Arc<Spinner>,
     config: QueuePairConfig,
@@ -224,10 +224,10 @@ impl VerbsPrepared {
     fn join(&self, peer: &ConnectionData) -> Result<(Arc<QueuePairCore>, Arc<VerbsLink>), FabricError> {
         let (queue_pair, completions) = self.ends.take().ok_or_else(|| self.lost())?;
         let peer = self.attach(&queue_pair, peer)?;
-        let capabilities = Capabilities { read: self.way.reads_of(&peer) > 0, ..self.shared.capabilities };
+        let capabilities = Capabilities { read: self.way.reads_of(&peer) > 0, ..self.adapter.capabilities };
         let core = Arc::new(QueuePairCore::new(FabricKind::VERBS, self.config, capabilities));
         let (receive, send) = (receives(self.config) as usize, self.here.send_depth as usize);
-        let clock = &self.shared.runtime;
+        let clock = &self.adapter.runtime;
         let round_trip = RoundTrip::new(clock.clone());
         let send = SendSide::new(queue_pair, receive, SendQueue::new(send, self.limits), round_trip);
         let glances = Glances::new(clock.clone());
@@ -243,7 +243,7 @@ impl VerbsPrepared {
     }
 
     fn lost(&self) -> FabricError {
-        self.shared.lost().map_or(FabricError::Closed, |lost| loss(&lost))
+        self.adapter.lost().map_or(FabricError::Closed, |lost| loss(&lost))
     }
 }
 
@@ -257,7 +257,7 @@ impl Prepared for VerbsPrepared {
     fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<Connected, FabricError>> {
         Box::pin(async move {
             let (core, link) = self.join(&params.peer)?;
-            let runtime = self.shared.runtime.clone();
+            let runtime = self.adapter.runtime.clone();
             let driver = Driver::new(link.clone(), runtime.clone(), self.spinner.clone())?;
             let mut driver: BoxFuture<'static, ()> = Box::pin(driver.run());
             // From here on dropping this value ends the connection.

@@ -4,10 +4,7 @@ use std::fmt;
 
 use crate::SlotKey;
 
-use super::{
-    message::Message,
-    pending::{Direction, LocalRange},
-};
+use super::message::Message;
 
 /// Work requests in one call.
 pub(super) const BATCH: usize = 16;
@@ -21,6 +18,32 @@ pub(super) const RANGES_OF_REQUEST: usize = 16;
 /// An operation may wait for its completion until this many bytes posted after it in the same call have gone too. On
 /// a network of 100 Gbit/s they take 5 µs, about what a completion with its event costs.
 const SIGNAL_BYTES: u64 = 64 << 10;
+
+/// Bytes here.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct LocalRange {
+    pub(super) address: u64,
+    pub(super) length: u64,
+    /// Names the region they lie in.
+    pub(super) key: u32,
+}
+
+// Without the key, as keys are never shown.
+impl fmt::Debug for LocalRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalRange")
+            .field("address", &self.address)
+            .field("length", &self.length)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Which way bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Direction {
+    Write,
+    Read,
+}
 
 /// A one-sided write or read. The device splits it into packets, nobody splits it further.
 #[derive(Clone, Copy, PartialEq, Eq)]

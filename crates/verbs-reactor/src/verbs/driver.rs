@@ -39,9 +39,9 @@ const LOOKS: u32 = 40;
 const BUDGET_MAX: Duration = Duration::from_micros(100);
 
 /// The completion channel, open as long as it is registered with the runtime.
-struct Channel(Arc<CompletionQueue>);
+struct Readable(Arc<CompletionQueue>);
 
-impl AsRawFd for Channel {
+impl AsRawFd for Readable {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
@@ -52,7 +52,7 @@ impl AsRawFd for Channel {
 pub(super) struct Driver {
     link: Arc<VerbsLink>,
     runtime: Arc<dyn Runtime>,
-    channel: AsyncFd<Channel>,
+    channel: AsyncFd<Readable>,
     armed: bool,
     patience: Patience,
     /// What [`VerbsLink::finds`] was at the latest turn.
@@ -91,7 +91,7 @@ impl Driver {
             return Err(failed(io::Error::other("verbs connect on a tokio runtime only")));
         }
         let completions = link.completions().ok_or_else(|| link.failure())?;
-        let channel = Channel(completions);
+        let channel = Readable(completions);
         // SAFETY: the descriptor belongs to the completion queue, which `channel` keeps, and never changes.
         let channel = unsafe { AsyncFd::register_with_interest(channel, Interest::READABLE) };
         let channel = channel.map_err(|error| failed(error.into_parts().1))?;

@@ -47,7 +47,7 @@ pub(super) struct VerbsLink {
     /// The peer's.
     receive_depth: u32,
     /// Held while completions are taken and handed on, so that they are handed on in order.
-    polling: Mutex<Inbound>,
+    polling: Mutex<Receiving>,
     /// Operations go there with the next call to the device: at once if nothing is outstanding or as many wait as one
     /// call takes, else when whoever submitted them begins to wait or something comes back. So what one task submits in
     /// one go, or while another thread is inside a call, is one call.
@@ -69,7 +69,7 @@ pub(super) struct VerbsLink {
 
 /// What came before the next immediate.
 #[derive(Debug)]
-struct Inbound {
+struct Receiving {
     /// `None` once drained: it would keep the device open as long as somebody holds the queue pair.
     completions: Option<Arc<CompletionQueue>>,
     /// Into pieces of how many bytes the peer splits its writes.
@@ -83,7 +83,7 @@ struct Inbound {
 /// What a batch of completions asks for besides handing its parts on.
 #[derive(Default)]
 struct Tally {
-    /// How much of [`Inbound::ended`] each completion of the batch and all before it ended.
+    /// How much of [`Receiving::ended`] each completion of the batch and all before it ended.
     ends: [usize; Batch::SIZE],
     trouble: Option<VerbsError>,
 }
@@ -99,7 +99,7 @@ impl VerbsLink {
         peer: &Endpoint,
     ) -> Self {
         let (completions, piece_bytes) = (Some(completions), peer.piece_bytes);
-        let inbound = Inbound { completions, piece_bytes, earlier_bytes: 0, ended: Vec::new() };
+        let inbound = Receiving { completions, piece_bytes, earlier_bytes: 0, ended: Vec::new() };
         Self {
             core,
             domain,
@@ -179,7 +179,7 @@ impl VerbsLink {
         self.progress_locked(&mut self.lock_polling())
     }
 
-    fn progress_locked(&self, inbound: &mut Inbound) -> bool {
+    fn progress_locked(&self, inbound: &mut Receiving) -> bool {
         let mut batch = Batch::new();
         let Some(completions) = &inbound.completions else { return false };
         if let Err(error) = completions.poll(&mut batch) {
@@ -231,7 +231,7 @@ impl VerbsLink {
         })
     }
 
-    fn hand_on(&self, completion: &WorkCompletion, ended: &[Ended], inbound: &mut Inbound) {
+    fn hand_on(&self, completion: &WorkCompletion, ended: &[Ended], inbound: &mut Receiving) {
         match (completion.tag, completion.completion) {
             (tag, Completion::Failed { status, vendor }) => self.failed(tag, status, vendor, ended),
             (Tag::Send(_), Completion::Ok { .. }) => self.end(ended, &FabricError::Closed),
@@ -256,7 +256,7 @@ impl VerbsLink {
         }
     }
 
-    fn arrived(&self, done: Done, inbound: &mut Inbound) {
+    fn arrived(&self, done: Done, inbound: &mut Receiving) {
         let message = match done {
             Done::Written { bytes, immediate } => return self.written(bytes, immediate, inbound),
             Done::Message(bits) => Message::from_bits(bits),
@@ -280,7 +280,7 @@ impl VerbsLink {
         }
     }
 
-    fn written(&self, bytes: u32, immediate: u32, inbound: &mut Inbound) {
+    fn written(&self, bytes: u32, immediate: u32, inbound: &mut Receiving) {
         let length = std::mem::take(&mut inbound.earlier_bytes).saturating_add(u64::from(bytes));
         if self.core.failure().is_some() {
             return;
@@ -419,7 +419,7 @@ impl VerbsLink {
         acted
     }
 
-    fn lock_polling(&self) -> MutexGuard<'_, Inbound> {
+    fn lock_polling(&self) -> MutexGuard<'_, Receiving> {
         self.polling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

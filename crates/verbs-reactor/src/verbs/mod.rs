@@ -13,6 +13,7 @@
 //!
 //! A process that uses verbs must not go on using them in a forked child; starting other programs is fine.
 
+mod adapter;
 mod address;
 mod completion;
 mod counts;
@@ -24,6 +25,7 @@ pub(crate) mod endpoint;
 mod environment;
 mod error;
 mod event;
+mod event_channel;
 mod fabric;
 mod glance;
 mod library;
@@ -53,10 +55,10 @@ pub use error::{Names, VerbsError};
 pub use event::DeviceEvent;
 pub use fabric::VerbsFabric;
 pub use library::{Availability, Library};
-pub use paging::{OnDemandPaging, Paging};
-pub use settings::{Mtu, Rdma, Setting, SettingError};
+pub use paging::Paging;
+pub use settings::{Mtu, OnDemandPaging, Rdma, Setting, SettingError};
 
-use counts::Counters;
+use counts::CallCounters;
 use device::ProtectionDomain;
 use endpoint::Endpoint;
 use settings::Timing;

@@ -2,41 +2,9 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{Setting, VerbsError, sys};
-
-/// Whether users' own memory is registered without being pinned, where the device can page on demand.
-///
-/// Pinned memory is resident and counts against the limit on locked memory. What is registered on demand does neither,
-/// so that a mapped file may be larger than both; the device asks the kernel for each page at its first use, which costs
-/// tens of microseconds a page. Memory of pools is resident anyway and stays pinned.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum OnDemandPaging {
-    /// On demand where the device can, else pinned.
-    #[default]
-    Auto,
-    /// Pinned.
-    Never,
-    /// On demand; a device that can't is an error.
-    Require,
-}
+use super::{OnDemandPaging, Setting, VerbsError, sys};
 
 impl OnDemandPaging {
-    const ALL: [Self; 3] = [Self::Auto, Self::Never, Self::Require];
-
-    /// Of its name; `None` for one that there is not.
-    pub(super) fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|one| one.name() == name)
-    }
-
-    /// As a setting has it: `auto`, `never` or `require`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Never => "never",
-            Self::Require => "require",
-        }
-    }
-
     /// What becomes of users' memory on the device of that name, which can do that much.
     ///
     /// # Errors
@@ -56,12 +24,6 @@ impl OnDemandPaging {
                 Err(VerbsError::Unfit { setting: Setting::OnDemandPaging, value, device, remedy })
             }
         }
-    }
-}
-
-impl fmt::Display for OnDemandPaging {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

@@ -5,35 +5,9 @@ use std::fmt;
 use crate::SlotKey;
 
 use super::{
-    doorbell::{Doorbell, Part, Request, Transfer, Work},
+    doorbell::{Direction, Doorbell, LocalRange, Part, Request, Transfer, Work},
     message::Message,
 };
-
-/// Bytes here.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct LocalRange {
-    pub(super) address: u64,
-    pub(super) length: u64,
-    /// Names the region they lie in.
-    pub(super) key: u32,
-}
-
-// Without the key, as keys are never shown.
-impl fmt::Debug for LocalRange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LocalRange")
-            .field("address", &self.address)
-            .field("length", &self.length)
-            .finish_non_exhaustive()
-    }
-}
-
-/// Which way bytes go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Direction {
-    Write,
-    Read,
-}
 
 /// How much one work request takes.
 #[derive(Debug, Clone, Copy)]

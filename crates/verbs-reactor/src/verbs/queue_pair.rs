@@ -8,12 +8,11 @@ use std::{
 };
 
 use super::{
-    Counters, Endpoint, LinkLayer, ProtectionDomain, Timing, VerbsError,
+    CallCounters, Endpoint, LinkLayer, ProtectionDomain, Timing, VerbsError,
     completion::CompletionQueue,
-    doorbell::{BATCH, Doorbell, RANGES, Transfer, Work},
+    doorbell::{BATCH, Direction, Doorbell, RANGES, Transfer, Work},
     error::{pointer, refused, zero},
     message::Message,
-    pending::Direction,
     sys,
     tag::Tag,
 };
@@ -65,7 +64,7 @@ pub(crate) struct RawQueuePair {
     _completions: Arc<CompletionQueue>,
     raw: NonNull<sys::ibv_qp>,
     inline_bytes: u32,
-    counters: Arc<Counters>,
+    counters: Arc<CallCounters>,
 }
 
 // SAFETY: as for `Context`; posting from several threads is the library's to serialise.
@@ -85,7 +84,7 @@ impl RawQueuePair {
         domain: Arc<ProtectionDomain>,
         completions: Arc<CompletionQueue>,
         depths: Depths,
-        counters: Arc<Counters>,
+        counters: Arc<CallCounters>,
     ) -> Result<Self, VerbsError> {
         // SAFETY: all-zero bytes are a valid set of attributes: null pointers and numbers.
         let mut attributes: sys::ibv_qp_init_attr = unsafe { MaybeUninit::zeroed().assume_init() };

@@ -7,7 +7,8 @@ use crate::{
 };
 
 use super::{
-    pending::{Direction, LocalRange, Pending, RequestLimits},
+    doorbell::{Direction, LocalRange},
+    pending::{Pending, RequestLimits},
     registrations::Registrations,
 };
 

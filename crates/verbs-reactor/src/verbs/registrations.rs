@@ -12,8 +12,8 @@ use crate::{Access, FabricError, FabricKind, LossCause, RegionGeneration, Region
 
 use super::{
     ProtectionDomain, VerbsError,
+    adapter::Adapter,
     error::loss,
-    fabric::Shared,
     opened::{Child, Opened},
     paging::UserPages,
     region::MemoryRegion,
@@ -23,14 +23,14 @@ use super::{
 /// same numbers and other keys.
 pub(super) struct Registrations {
     /// What is heard of the device concerns connections, which have this.
-    shared: Arc<Shared>,
+    adapter: Arc<Adapter>,
     generation: RegionGeneration,
-    inner: RwLock<Inner>,
+    inner: RwLock<Memory>,
 }
 
 /// In this order: the device lets go of the memory before it is unmapped.
 #[derive(Default)]
-struct Inner {
+struct Memory {
     /// `None` while the device is lost.
     live: Option<Live>,
     blocks: BTreeMap<BlockId, Kept>,
@@ -81,7 +81,7 @@ impl Live {
     }
 }
 
-impl Inner {
+impl Memory {
     /// What a peer must know of a block. Its key is 0 while the device is lost: no peer gets it then.
     fn announce(&self, kept: &Kept, generation: RegionGeneration) -> RemoteRegion {
         let memory = self.live.as_ref().and_then(|live| live.memory.get(&kept.block.id()));
@@ -96,8 +96,8 @@ impl Inner {
 }
 
 impl Registrations {
-    pub(super) fn new(shared: Arc<Shared>, generation: RegionGeneration) -> Self {
-        Self { shared, generation, inner: RwLock::default() }
+    pub(super) fn new(adapter: Arc<Adapter>, generation: RegionGeneration) -> Self {
+        Self { adapter, generation, inner: RwLock::default() }
     }
 
     /// The protection domain on `opened`, where all blocks are registered.
@@ -132,15 +132,15 @@ impl Registrations {
     pub(super) fn explain(&self, cause: FabricError) -> FabricError {
         match cause {
             FabricError::PeerLost { cause: LossCause::DeviceLost, kind, detail } => {
-                let shared = &self.shared;
-                let detail = match shared.ask() {
+                let adapter = &self.adapter;
+                let detail = match adapter.ask() {
                     Some(lost) => lost.to_string(),
-                    None => format!("RDMA device {}, port {}: {detail}", shared.device, shared.port.number),
+                    None => format!("RDMA device {}, port {}: {detail}", adapter.device, adapter.port.number),
                 };
                 FabricError::PeerLost { cause: LossCause::DeviceLost, kind, detail }
             }
             FabricError::PeerLost { cause: LossCause::RetryExceeded, .. } => {
-                self.shared.ask().map_or(cause, |lost| loss(&lost))
+                self.adapter.ask().map_or(cause, |lost| loss(&lost))
             }
             other => other,
         }
@@ -187,11 +187,11 @@ impl Registrations {
         drop(live);
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Inner> {
+    fn read(&self) -> RwLockReadGuard<'_, Memory> {
         self.inner.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Inner> {
+    fn write(&self) -> RwLockWriteGuard<'_, Memory> {
         self.inner.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

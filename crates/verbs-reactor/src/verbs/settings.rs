@@ -2,8 +2,6 @@
 
 use std::{fmt, ops::RangeInclusive};
 
-use super::OnDemandPaging;
-
 /// Work requests that a connection posts to send at once, where nothing else is said.
 const QUEUE_DEPTH: u32 = 1024;
 
@@ -365,6 +363,46 @@ impl SettingError {
             Self::Invalid { value, .. } => value,
             Self::Conflict { first_value, .. } => first_value,
         }
+    }
+}
+
+/// Whether users' own memory is registered without being pinned, where the device can page on demand.
+///
+/// Pinned memory is resident and counts against the limit on locked memory. What is registered on demand does neither,
+/// so that a mapped file may be larger than both; the device asks the kernel for each page at its first use, which costs
+/// tens of microseconds a page. Memory of pools is resident anyway and stays pinned.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum OnDemandPaging {
+    /// On demand where the device can, else pinned.
+    #[default]
+    Auto,
+    /// Pinned.
+    Never,
+    /// On demand; a device that can't is an error.
+    Require,
+}
+
+impl OnDemandPaging {
+    pub(super) const ALL: [Self; 3] = [Self::Auto, Self::Never, Self::Require];
+
+    /// Of its name; `None` for one that there is not.
+    pub(super) fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|one| one.name() == name)
+    }
+
+    /// As a setting has it: `auto`, `never` or `require`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Never => "never",
+            Self::Require => "require",
+        }
+    }
+}
+
+impl fmt::Display for OnDemandPaging {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

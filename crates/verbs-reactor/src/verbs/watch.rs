@@ -14,7 +14,7 @@ use tokio::{
 
 use crate::Runtime;
 
-use super::{DeviceEvent, VerbsError, error::refused, event::EventChannel, opened::Opened};
+use super::{DeviceEvent, VerbsError, error::refused, event_channel::EventChannel, opened::Opened};
 
 /// What an event asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,10 +3,7 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 
 use super::*;
-use crate::verbs::{
-    doorbell::{BATCH, Transfer},
-    pending::{Direction, LocalRange},
-};
+use crate::verbs::doorbell::{BATCH, Direction, LocalRange, Transfer};
 
 const LIMITS: RequestLimits = RequestLimits { piece_bytes: 100, ranges: 4, read_ranges: 2 };
 

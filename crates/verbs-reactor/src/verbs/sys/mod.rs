@@ -5,11 +5,11 @@
 #![allow(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks, clippy::missing_safety_doc)] // the callers argue
 #![allow(clippy::all, clippy::expect_used, clippy::semicolon_if_nothing_returned)]
 
-mod contexts;
 mod functions;
 mod layout;
+mod numbers;
 mod types;
 
-pub use contexts::*;
 pub use functions::{Optional, Required};
+pub use numbers::*;
 pub use types::*;

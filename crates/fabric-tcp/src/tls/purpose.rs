@@ -1,0 +1,19 @@
+//! What an encrypted connection is for.
+
+/// What a connection is for. It is agreed on in the handshake, so that one cannot be taken for the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TlsPurpose {
+    /// Control sessions, over HTTP/2.
+    Control,
+    /// Data connections of the tcp fabric.
+    Data,
+}
+
+impl TlsPurpose {
+    pub(super) fn protocol(self) -> &'static [u8] {
+        match self {
+            Self::Control => b"h2",
+            Self::Data => b"tensorwire-data/1",
+        }
+    }
+}

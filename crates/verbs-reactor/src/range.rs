@@ -1,0 +1,22 @@
+//! Which bytes of a peer are meant.
+
+/// Names a region within its domain; never reused within it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RegionId(pub u32);
+
+/// Tells a region from earlier ones that had its number in an earlier life of the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RegionGeneration(pub u32);
+
+/// A range of a peer's region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RemoteRange {
+    /// The region.
+    pub region: RegionId,
+    /// The generation it had when it was announced.
+    pub generation: RegionGeneration,
+    /// First byte.
+    pub offset: u64,
+    /// Length in bytes.
+    pub length: u64,
+}

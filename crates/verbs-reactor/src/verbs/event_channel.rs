@@ -1,0 +1,49 @@
+//! Where a device tells its events.
+
+use std::{
+    io,
+    mem::MaybeUninit,
+    os::fd::{AsRawFd, RawFd},
+    sync::Arc,
+};
+
+use super::{Context, DeviceEvent, VerbsError, completion::set_nonblocking, error::refused, sys};
+
+/// The descriptor that is readable when the device has something to say. Keeps the device open.
+#[derive(Debug)]
+pub(super) struct EventChannel(Arc<Context>);
+
+impl EventChannel {
+    /// The events of `context`, not waited for in the kernel.
+    pub(super) fn new(context: Arc<Context>) -> Result<Self, VerbsError> {
+        set_nonblocking(context.event_descriptor())
+            .map_err(|error| refused(error, "fcntl", context.name()))?;
+        Ok(Self(context))
+    }
+
+    /// Takes the next event, if there is one, and acknowledges it at once: whatever it is about can be destroyed.
+    pub(super) fn take(&self) -> Result<Option<DeviceEvent>, VerbsError> {
+        let mut raw = MaybeUninit::<sys::ibv_async_event>::zeroed();
+        // SAFETY: the context is open and its descriptor non-blocking; `raw` is a valid place for an event.
+        let result = unsafe { self.0.functions().ibv_get_async_event(self.0.raw(), raw.as_mut_ptr()) };
+        if result != 0 {
+            let error = io::Error::last_os_error(); // it returns -1 and sets errno
+            return match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+                _ => Err(refused(error, "ibv_get_async_event", self.0.name())),
+            };
+        }
+        // SAFETY: all-zero bytes are a valid event, and the call filled it in.
+        let mut raw = unsafe { raw.assume_init() };
+        let event = DeviceEvent::parse(&raw);
+        // SAFETY: the event was taken above and is acknowledged once.
+        unsafe { self.0.functions().ibv_ack_async_event(&raw mut raw) };
+        Ok(Some(event))
+    }
+}
+
+impl AsRawFd for EventChannel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.event_descriptor()
+    }
+}
