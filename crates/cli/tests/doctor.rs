@@ -13,7 +13,7 @@ use std::{
 use serde_json::Value;
 
 use crate::common::{finish, run, tensorwire, text};
-use crate::rdma_devices::need_own_network;
+use crate::own_network::need_own_network;
 
 /// How long one command may take, on a machine that is not emulated.
 const COMMAND_MAX: Duration = Duration::from_secs(60);

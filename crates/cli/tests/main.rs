@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
+#[path = "../../verbs-reactor/tests/own_network/mod.rs"]
+mod own_network;
 #[path = "../../verbs-reactor/tests/rdma_devices/mod.rs"]
 mod rdma_devices;
 

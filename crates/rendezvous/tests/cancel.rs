@@ -4,7 +4,10 @@
 
 use std::{future::Future, time::Duration};
 
-use crate::rdma::{kinds, over, over_verbs, patient};
+use crate::{
+    fabrics::{kinds, over, over_verbs},
+    rdma::patient,
+};
 use protocol::{Code, Key, Status};
 use rendezvous::{CancellationToken, RecvArgs, Tensor, Worker, WorkerError};
 use verbs_reactor::FabricKind;

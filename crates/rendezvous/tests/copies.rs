@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use crate::rdma::{over, patient};
+use crate::{fabrics::over, rdma::patient};
 use memory::{
     GrantEnd, GrantId, MemoryObserver, Span,
     copy::{CopyReason, count},

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::rdma::{over, patient};
+use crate::{fabrics::over, rdma::patient};
 use futures::{StreamExt, future::join, stream::FuturesUnordered};
 use protocol::{DataType, Key};
 use rendezvous::{Tensor, Worker};

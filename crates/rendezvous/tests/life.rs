@@ -4,7 +4,10 @@
 
 use std::{future::Future, time::Duration};
 
-use crate::rdma::{kinds, over, over_verbs, patient};
+use crate::{
+    fabrics::{kinds, over, over_verbs},
+    rdma::patient,
+};
 use futures::future::join;
 use protocol::DataType;
 use rendezvous::{ClusterSpec, Tensor, Worker, WorkerBuilder, WorkerError};

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod editions;
+mod fabrics;
 mod rdma;
 mod tables;
 mod watched;

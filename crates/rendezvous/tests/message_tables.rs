@@ -4,8 +4,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::rdma::{assert_moves_over, over, patient};
 use crate::tables::{RECEIVER, SENDER, Two};
+use crate::{
+    fabrics::{assert_moves_over, over},
+    rdma::patient,
+};
 use protocol::{Mode, Validation};
 use rendezvous::Worker;
 use verbs_reactor::{FabricKind, TokioRuntime};

@@ -15,7 +15,10 @@ use std::{
     time::Duration,
 };
 
-use crate::rdma::{assert_moves_over, kinds, over, over_verbs, patient};
+use crate::{
+    fabrics::{assert_moves_over, kinds, over, over_verbs},
+    rdma::patient,
+};
 use protocol::DataType;
 use rendezvous::{Tensor, Worker};
 use verbs_reactor::FabricKind;

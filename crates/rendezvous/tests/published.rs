@@ -5,7 +5,10 @@
 use std::time::Duration;
 
 use crate::editions::{CLIENT, REQUESTS, SERVER, Two};
-use crate::rdma::{assert_moves_over, over, patient};
+use crate::{
+    fabrics::{assert_moves_over, over},
+    rdma::patient,
+};
 use protocol::{Mode, Validation};
 use rendezvous::Worker;
 use verbs_reactor::FabricKind;

@@ -5,7 +5,10 @@
 
 use std::time::Duration;
 
-use crate::rdma::{kinds, only_verbs, over, patient};
+use crate::{
+    fabrics::{kinds, only_verbs, over},
+    rdma::patient,
+};
 use memory::{
     BufMut,
     copy::{CopyReason, count},

@@ -8,8 +8,11 @@ use std::{
     time::Duration,
 };
 
-use crate::rdma::{End, device_at, kinds, over_verbs, patient};
 use crate::watched::{Watcher, watched};
+use crate::{
+    fabrics::{kinds, over_verbs},
+    rdma::{End, device_at, patient},
+};
 use memory::{BlockId, Pool, PoolConfig};
 use protocol::DataType;
 use rendezvous::{Peer, Tensor, Trust, Worker, WorkerError};

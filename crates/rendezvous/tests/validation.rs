@@ -13,8 +13,11 @@ use std::{
     time::Duration,
 };
 
-use crate::rdma::{kinds, over, over_verbs, patient};
 use crate::watched::{Watcher, watched};
+use crate::{
+    fabrics::{kinds, over, over_verbs},
+    rdma::patient,
+};
 use protocol::{Counters, DataType};
 use rendezvous::{Damage, Sharing, Tensor, Validation, Worker, WorkerBuilder, WorkerError};
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};

@@ -4,7 +4,10 @@
 
 use std::{future::Future, time::Duration};
 
-use crate::rdma::{kinds, over, over_verbs, patient};
+use crate::{
+    fabrics::{kinds, over, over_verbs},
+    rdma::patient,
+};
 use protocol::{Code, DataType, Status};
 use rendezvous::{Tensor, Worker, WorkerError};
 use verbs_reactor::{FabricKind, Runtime, TokioRuntime};

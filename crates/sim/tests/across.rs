@@ -21,6 +21,8 @@ use rendezvous::{Worker, WorkerBuilder};
 use sim::{Handle, Node, World};
 use verbs_reactor::{BoxFuture, Runtime};
 
+use crate::common::within;
+
 /// Seeds of each case.
 const SEEDS: u64 = 12;
 
@@ -51,10 +53,7 @@ impl Ground for Simulated {
         let new = || format!("w{}:1", self.next.fetch_add(1, Ordering::Relaxed));
         let node = self.handle.start_node(&address.map_or_else(new, str::to_owned)).unwrap();
         self.nodes.lock().unwrap().push(node.clone());
-        let builder = builder.runtime(node.runtime()).observer(node.observer());
-        let builder =
-            builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-        let builder = builder.memory(|memory| {
+        let builder = within(&node, builder).memory(|memory| {
             memory.source_bytes = 64 << 20;
             memory.receive_bytes = 64 << 20;
             memory.block_bytes = 1 << 20;

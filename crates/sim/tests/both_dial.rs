@@ -7,18 +7,13 @@ use rendezvous::{Peer, Tensor, Worker};
 use sim::{Fault, Handle, Node, World};
 use verbs_reactor::Runtime;
 
+use crate::common::builder;
+
 const LEFT: &str = "/job:a/replica:0/task:0";
 const RIGHT: &str = "/job:b/replica:0/task:0";
 
 async fn worker(node: &Node, name: &str) -> Worker {
-    let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
-    let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    let builder = builder.memory(|memory| {
-        memory.source_bytes = 8 << 20;
-        memory.receive_bytes = 8 << 20;
-        memory.block_bytes = 64 << 10;
-    });
-    let worker = builder.start().await.unwrap();
+    let worker = builder(node, name).start().await.unwrap();
     worker.publish("x", Tensor::from_values(worker.pool(), &[1], &[7u32]).unwrap()).unwrap();
     worker
 }

@@ -12,6 +12,8 @@ use rendezvous::{Peer, Tensor, Worker, WorkerError};
 use sim::{Fault, Handle, Node, Rng, Summary, World};
 use verbs_reactor::{Fabric, FabricKind, Runtime};
 
+use crate::common::builder;
+
 /// Seeds that run unless `SIM_SEEDS` says otherwise.
 const SEEDS: u64 = 200;
 
@@ -33,21 +35,15 @@ struct Story {
 
 async fn worker(node: &Node, name: &str, kinds: &[FabricKind]) -> Worker {
     let fabrics = kinds.iter().map(|kind| node.fabric_as(*kind) as Arc<dyn Fabric>);
-    let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
-    let builder = builder.local_fabrics(fabrics.collect()).dangerous_control_plane(node.control_plane());
-    let builder = builder.memory(|memory| {
+    let builder = builder(node, name).local_fabrics(fabrics.collect()).memory(|memory| {
         memory.source_bytes = 16 << 20;
         memory.receive_bytes = 16 << 20;
-        memory.block_bytes = 64 << 10;
     });
-    builder
-        .flow(|flow| {
-            flow.depth = 8;
-            flow.ring_bytes = 8 << 10;
-        })
-        .start()
-        .await
-        .unwrap()
+    let builder = builder.flow(|flow| {
+        flow.depth = 8;
+        flow.ring_bytes = 8 << 10;
+    });
+    builder.start().await.unwrap()
 }
 
 impl Story {

@@ -9,6 +9,8 @@ use rendezvous::{Tensor, Worker, WorkerError};
 use sim::{Handle, Node, Rng, Swarm, World};
 use verbs_reactor::Runtime;
 
+use crate::common::builder;
+
 const SENDER: &str = "/job:ps/replica:0/task:0";
 const RECEIVER: &str = "/job:worker/replica:0/task:0";
 
@@ -33,21 +35,11 @@ const COUNTED: Setting =
 const ORIGINAL: Setting = Setting { mode: Mode::Original, ..COUNTED };
 
 async fn worker(node: &Node, name: &str, setting: Setting, validation: Validation) -> Worker {
-    let builder = Worker::builder(name).flow(|flow| {
+    let builder = builder(node, name).validation(validation).flow(|flow| {
         flow.mode = setting.mode;
         flow.eager_bytes_max = setting.eager_bytes_max;
     });
-    let builder = builder.validation(validation).runtime(node.runtime());
-    let builder = builder.observer(node.observer()).local_fabrics(vec![node.fabric()]);
-    let builder = builder.dangerous_control_plane(node.control_plane());
-    builder
-        .memory(|memory| {
-            memory.source_bytes = 8 << 20;
-            memory.receive_bytes = 8 << 20;
-        })
-        .start()
-        .await
-        .unwrap()
+    builder.start().await.unwrap()
 }
 
 fn tensor(worker: &Worker, handle: &Handle, transfer: u64, length: usize) -> Tensor {

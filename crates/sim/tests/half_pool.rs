@@ -9,6 +9,8 @@ use protocol::{DataType, Key};
 use rendezvous::{Tensor, Worker};
 use sim::{Handle, Node, World};
 
+use crate::common::builder;
+
 const SERVER_CPU: &str = "/job:ps/replica:0/task:0/device:CPU:0";
 const CLIENT_CPU: &str = "/job:worker/replica:0/task:0/device:CPU:0";
 /// Too much to travel within a message.
@@ -17,13 +19,7 @@ const POOL_TENSORS: usize = 4;
 const RECEIVES: usize = 100;
 
 async fn worker(node: &Node, name: &str, receive_bytes: usize) -> Worker {
-    let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
-    let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    let builder = builder.memory(|memory| {
-        memory.source_bytes = 8 << 20;
-        memory.receive_bytes = receive_bytes as u64;
-        memory.block_bytes = 64 << 10;
-    });
+    let builder = builder(node, name).memory(|memory| memory.receive_bytes = receive_bytes as u64);
     builder.timeout(Duration::from_secs(600)).start().await.unwrap()
 }
 

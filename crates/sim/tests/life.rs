@@ -10,19 +10,14 @@ use rendezvous::{PeerLoss, Tensor, Worker, WorkerError};
 use sim::{Completions, Fault, Handle, Node, World};
 use verbs_reactor::Runtime;
 
+use crate::common::builder;
+
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENT: &str = "/job:worker/replica:0/task:0";
 const BYTES: usize = 40_000;
 
 async fn worker(node: &Node, name: &str) -> Worker {
-    let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
-    let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    let builder = builder.memory(|memory| {
-        memory.source_bytes = 8 << 20;
-        memory.receive_bytes = 8 << 20;
-        memory.block_bytes = 64 << 10;
-    });
-    builder.flow(|flow| flow.ring_bytes = 8 << 10).start().await.unwrap()
+    builder(node, name).flow(|flow| flow.ring_bytes = 8 << 10).start().await.unwrap()
 }
 
 fn on_seeds(seeds: u64, scenario: impl AsyncFn(Handle)) {

@@ -13,7 +13,7 @@ use verbs_reactor::{
     Access, Arrival, Domain, FabricError, Immediate, QueuePair, RemoteRange, RemoteRegion, Runtime,
 };
 
-use crate::common::{Pair, Side, connect, pair};
+use crate::common::{Pair, Side, builder, connect, pair};
 
 const LENGTH: usize = 5000;
 
@@ -284,17 +284,7 @@ const CLIENT: &str = "/job:worker/replica:0/task:0";
 
 async fn start(handle: &Handle, name: &str, address: &str, mode: Mode) -> Worker {
     let node = handle.start_node(address).unwrap();
-    let builder =
-        Worker::builder(name).runtime(node.runtime()).observer(node.observer()).flow(|flow| flow.mode = mode);
-    let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    builder
-        .memory(|memory| {
-            memory.source_bytes = 8 << 20;
-            memory.receive_bytes = 8 << 20;
-        })
-        .start()
-        .await
-        .unwrap()
+    builder(&node, name).flow(|flow| flow.mode = mode).start().await.unwrap()
 }
 
 #[test]

@@ -10,23 +10,12 @@ use rendezvous::Worker;
 use sim::{Handle, Node, World};
 use tables::{RECEIVER, SENDER, Two};
 
+use crate::common::builder;
+
 const SEEDS: u64 = 30;
 
 async fn worker(node: &Node, name: &str, (mode, validation): (Mode, Validation)) -> Worker {
-    let builder = Worker::builder(name)
-        .flow(|flow| flow.mode = mode)
-        .validation(validation)
-        .runtime(node.runtime())
-        .observer(node.observer());
-    let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    builder
-        .memory(|memory| {
-            memory.source_bytes = 8 << 20;
-            memory.receive_bytes = 8 << 20;
-        })
-        .start()
-        .await
-        .unwrap()
+    builder(node, name).flow(|flow| flow.mode = mode).validation(validation).start().await.unwrap()
 }
 
 async fn scenario(handle: Handle, mode: Mode, validation: Validation) {

@@ -8,20 +8,15 @@ use rendezvous::{ClusterSpec, Worker, WorkerError};
 use sim::{Handle, Node, World};
 use verbs_reactor::Runtime;
 
+use crate::common::builder;
+
 const ELSEWHERE: &str = "/job:elsewhere/replica:0/task:0";
 
 /// More than the sessions that one pair of workers may have.
 const ATTEMPTS: u32 = 20;
 
 async fn worker(node: &Node, name: &str, cluster: ClusterSpec) -> Worker {
-    let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
-    let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    let builder = builder.memory(|memory| {
-        memory.source_bytes = 8 << 20;
-        memory.receive_bytes = 8 << 20;
-        memory.block_bytes = 64 << 10;
-    });
-    builder.cluster(cluster).start().await.unwrap()
+    builder(node, name).cluster(cluster).start().await.unwrap()
 }
 
 async fn ask_at_the_wrong_address(handle: Handle) {

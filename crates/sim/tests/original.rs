@@ -14,6 +14,8 @@ use protocol::{Code, Counters, DataType, Mode};
 use rendezvous::{Tensor, Worker, WorkerError};
 use sim::{Handle, Outcome, World};
 
+use crate::common::builder;
+
 const SENDER: &str = "/job:ps/replica:0/task:0";
 const RECEIVER: &str = "/job:worker/replica:0/task:0";
 const SENDER_CPU: &str = "/job:ps/replica:0/task:0/device:CPU:0";
@@ -41,15 +43,7 @@ struct Cluster {
 }
 
 async fn worker(node: &sim::Node, name: &str) -> Worker {
-    let builder = Worker::builder(name).flow(|flow| flow.mode = Mode::Original).runtime(node.runtime());
-    let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    let small = builder
-        .memory(|memory| {
-            memory.source_bytes = 8 << 20;
-            memory.receive_bytes = 8 << 20;
-        })
-        .observer(node.observer());
-    small.start().await.unwrap()
+    builder(node, name).flow(|flow| flow.mode = Mode::Original).start().await.unwrap()
 }
 
 impl Cluster {

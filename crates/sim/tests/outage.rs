@@ -14,6 +14,8 @@ use rendezvous::{CancellationToken, PeerLoss, RecvArgs, Tensor, Worker, WorkerEr
 use sim::{Fault, Handle, Node, Outcome, World};
 use verbs_reactor::Runtime;
 
+use crate::common::builder;
+
 const LIVENESS: Duration = Duration::from_secs(5);
 
 /// What the simulated network adds at most: delays and stalls of both ways of a ping.
@@ -24,14 +26,7 @@ async fn worker(node: &Node, name: &str) -> Worker {
 }
 
 async fn worker_with(node: &Node, name: &str, liveness: Duration) -> Worker {
-    let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
-    let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    let builder = builder.memory(|memory| {
-        memory.source_bytes = 8 << 20;
-        memory.receive_bytes = 8 << 20;
-        memory.block_bytes = 64 << 10;
-    });
-    builder.liveness(liveness).timeout(liveness * 100).start().await.unwrap()
+    builder(node, name).liveness(liveness).timeout(liveness * 100).start().await.unwrap()
 }
 
 /// A receive waits while its sender's process is stopped for `outage`, and its value is sent after that. Gives how the

@@ -8,6 +8,8 @@ use protocol::{Code, DataType};
 use rendezvous::{Tensor, Worker, WorkerError};
 use sim::{Handle, Node, Swarm, World};
 
+use crate::common::builder;
+
 /// Of one work request.
 const PIECE: usize = 1 << 10;
 
@@ -15,15 +17,8 @@ const PIECE: usize = 1 << 10;
 const SEND_DEPTH: usize = 64 + 2 + 1;
 
 async fn worker(node: &Node, name: &str) -> Worker {
-    let builder =
-        Worker::builder(name).runtime(node.runtime()).observer(node.observer()).flow(|flow| flow.depth = 4);
-    let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    let builder = builder.memory(|memory| {
-        memory.source_bytes = 8 << 20;
-        memory.receive_bytes = 8 << 20;
-        memory.block_bytes = 1 << 20;
-    });
-    builder.timeout(Duration::from_secs(600)).start().await.unwrap()
+    let builder = builder(node, name).memory(|memory| memory.block_bytes = 1 << 20);
+    builder.flow(|flow| flow.depth = 4).timeout(Duration::from_secs(600)).start().await.unwrap()
 }
 
 async fn publish(server: &Worker, name: &str, bytes: usize) {

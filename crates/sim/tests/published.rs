@@ -10,21 +10,14 @@ use protocol::{Mode, Validation};
 use rendezvous::Worker;
 use sim::{Handle, Node, World};
 
+use crate::common::builder;
+
 async fn worker(node: &Node, name: &str, (mode, validation): (Mode, Validation)) -> Worker {
-    let builder = Worker::builder(name)
-        .flow(|flow| flow.mode = mode)
-        .validation(validation)
-        .flow(|flow| flow.requests_max = REQUESTS);
-    let builder = builder.runtime(node.runtime()).observer(node.observer());
-    let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    builder
-        .memory(|memory| {
-            memory.source_bytes = 8 << 20;
-            memory.receive_bytes = 8 << 20;
-        })
-        .start()
-        .await
-        .unwrap()
+    let builder = builder(node, name).validation(validation).flow(|flow| {
+        flow.mode = mode;
+        flow.requests_max = REQUESTS;
+    });
+    builder.start().await.unwrap()
 }
 
 async fn scenario(handle: Handle, settings: (Mode, Validation)) {

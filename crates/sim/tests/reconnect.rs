@@ -8,18 +8,13 @@ use rendezvous::{Tensor, Worker};
 use sim::{Fault, Handle, Node, World};
 use verbs_reactor::Runtime;
 
+use crate::common::builder;
+
 /// More than a session may have at once.
 const LOSSES: u32 = 70;
 
 async fn worker(node: &Node, name: &str) -> Worker {
-    let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
-    let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    let builder = builder.memory(|memory| {
-        memory.source_bytes = 8 << 20;
-        memory.receive_bytes = 8 << 20;
-        memory.block_bytes = 64 << 10;
-    });
-    builder
+    builder(node, name)
         .flow(|flow| {
             flow.depth = 4;
             flow.requests_max = 2;

@@ -12,6 +12,8 @@ use rendezvous::{CancellationToken, RecvArgs, Step, Tensor, Worker, WorkerError}
 use sim::{Handle, Node, Rng, Summary, World};
 use verbs_reactor::Runtime;
 
+use crate::common::builder;
+
 /// Seeds that run unless `SIM_SEEDS` says otherwise.
 const SEEDS: u64 = 500;
 
@@ -47,28 +49,18 @@ impl Setup {
 }
 
 async fn worker(node: &Node, name: &str, setup: Setup) -> Worker {
-    let builder = Worker::builder(name)
-        .runtime(node.runtime())
-        .observer(node.observer())
-        .flow(|flow| flow.mode = setup.mode);
-    let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    let builder = builder.memory(|memory| {
+    let builder = builder(node, name).memory(|memory| {
         memory.source_bytes = 16 << 20;
         memory.receive_bytes = 64 << 10;
-        memory.block_bytes = 64 << 10;
     });
     let builder = builder.flow(|flow| {
+        flow.mode = setup.mode;
         flow.requests_max = setup.requests_max;
         flow.contents_max = setup.contents_max;
+        flow.depth = setup.depth;
+        flow.ring_bytes = 8 << 10;
     });
-    builder
-        .flow(|flow| {
-            flow.depth = setup.depth;
-            flow.ring_bytes = 8 << 10;
-        })
-        .start()
-        .await
-        .unwrap()
+    builder.start().await.unwrap()
 }
 
 fn tensor(handle: &Handle, worker: &Worker, transfer: u64, length: usize) -> Tensor {

@@ -10,7 +10,7 @@ use rendezvous::{ClusterSpec, Tensor, Worker, WorkerBuilder};
 use sim::{Call, Event, Fault, Handle, Node, Outcome, Rng, Summary, Swarm, Violation, World};
 use verbs_reactor::{FabricError, Immediate, QueuePairConfig, RemoteRange, Runtime, timeout};
 
-use crate::common::{Pair, Side, connect, immediate, pair};
+use crate::common::{Pair, Side, builder, connect, immediate, pair};
 
 /// Runs `scenario` under each of so many seeds.
 fn on_seeds(seeds: u64, scenario: impl AsyncFn(Handle)) -> Vec<Summary> {
@@ -107,28 +107,19 @@ fn s1_a_write_under_way_to_a_stopped_process_lands_whole_or_not_at_all() {
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENT: &str = "/job:worker/replica:0/task:0";
 
-fn builder(node: &Node, name: &str) -> WorkerBuilder {
-    let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
-    let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
+fn known(node: &Node, name: &str) -> WorkerBuilder {
     let cluster = ClusterSpec::new().worker(SERVER, "server:1").worker(CLIENT, "client:1");
-    let builder = builder.memory(|memory| {
-        memory.source_bytes = 8 << 20;
-        memory.receive_bytes = 8 << 20;
-        memory.block_bytes = 64 << 10;
-    });
-    builder
-        .flow(|flow| {
-            flow.requests_max = 4;
-            flow.contents_max = 2;
-            flow.ring_bytes = 8 << 10;
-        })
-        .cluster(cluster)
+    builder(node, name).cluster(cluster).flow(|flow| {
+        flow.requests_max = 4;
+        flow.contents_max = 2;
+        flow.ring_bytes = 8 << 10;
+    })
 }
 
 /// Starts a worker that publishes `x`; a call that fails once is made again.
 async fn start(node: &Node, name: &str) -> Worker {
     loop {
-        let Ok(worker) = builder(node, name).start().await else { continue };
+        let Ok(worker) = known(node, name).start().await else { continue };
         loop {
             if let Ok(tensor) = Tensor::from_values(worker.pool(), &[4000], &[7u32; 4000]) {
                 worker.publish("x", tensor).unwrap();

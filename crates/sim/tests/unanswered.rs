@@ -12,6 +12,8 @@ use rendezvous::{
 use sim::{Handle, Node, World};
 use verbs_reactor::{BoxFuture, Runtime};
 
+use crate::common::builder;
+
 /// The most that setting up a connection may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
@@ -70,17 +72,7 @@ impl ControlPlane for Unanswered {
 }
 
 async fn worker(node: &Node, name: &str, plane: Arc<dyn ControlPlane>) -> Worker {
-    let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
-    let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(plane);
-    builder
-        .memory(|memory| {
-            memory.source_bytes = 8 << 20;
-            memory.receive_bytes = 8 << 20;
-            memory.block_bytes = 64 << 10;
-        })
-        .start()
-        .await
-        .unwrap()
+    builder(node, name).dangerous_control_plane(plane).start().await.unwrap()
 }
 
 async fn unanswered(handle: Handle) {

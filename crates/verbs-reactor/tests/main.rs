@@ -5,6 +5,7 @@
 
 #[macro_use]
 mod contract;
+mod own_network;
 mod process;
 mod process_pair;
 mod rdma_devices;

@@ -19,6 +19,7 @@ use crate::{
         pair::{DEPTHS, Lent, Pair, STEP_LIMIT, pattern},
         patience,
     },
+    own_network::need_own_network,
     rdma_devices,
 };
 
@@ -329,13 +330,13 @@ fn run(program: &str, arguments: &[&str]) {
 #[test]
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn d_port_down_on_one_thread() {
-    rdma_devices::need_own_network();
+    need_own_network();
     bounded(Flavour::CurrentThread, port_down);
 }
 
 #[test]
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn d_port_down_on_two_threads() {
-    rdma_devices::need_own_network();
+    need_own_network();
     bounded(Flavour::TwoWorkers, port_down);
 }

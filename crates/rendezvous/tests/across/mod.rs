@@ -6,7 +6,7 @@ mod cases;
 
 use std::{sync::Arc, time::Duration};
 
-use crate::rdma::{over, patient};
+use crate::{fabrics::over, rdma::patient};
 use cases::{Given, Ground};
 use rendezvous::{Worker, WorkerBuilder};
 use verbs_reactor::{BoxFuture, FabricKind, Runtime, TokioRuntime};

@@ -10,11 +10,12 @@ mod cores;
 mod descriptors;
 mod dials;
 #[path = "../processes/harness.rs"]
-#[allow(dead_code)] // other tests use the rest
+#[allow(dead_code)] // `processes` uses the rest
 mod harness;
 mod hoarding;
 mod oversized;
 #[path = "../rdma/mod.rs"]
+#[allow(dead_code)] // `processes` uses the rest
 mod rdma;
 mod stage;
 mod storm;

@@ -10,6 +10,8 @@ mod limits;
 mod liveness;
 mod load;
 mod one_port;
+#[path = "../../../verbs-reactor/tests/own_network/mod.rs"]
+mod own_network;
 mod proxied;
 mod proxy;
 #[path = "../rdma/mod.rs"]

@@ -4,7 +4,7 @@ use std::{fs, process::Command, thread, time::Duration};
 
 use tokio::sync::oneshot;
 
-use crate::rdma::{patient, rdma_devices::need_own_network};
+use crate::{own_network::need_own_network, rdma::patient};
 
 /// Its two ends.
 const ENDS: [&str; 2] = ["ve1", "ve2"];

@@ -13,6 +13,8 @@ use verbs_reactor::{BoxFuture, Runtime};
 
 use super::{for_every_k, on_seeds, polled};
 
+use crate::common::builder;
+
 /// What this file cancels.
 pub(super) const CASES: [&str; 20] = [
     "fetch",
@@ -47,11 +49,8 @@ const CLIENT_GPU: &str = "/job:worker/replica:0/task:0/device:GPU:0";
 const BYTES: usize = 12_000;
 
 /// A worker with one request at a time and memory for two tensors.
-fn builder(node: &Node, name: &str) -> WorkerBuilder {
-    let builder = Worker::builder(name).runtime(node.runtime()).observer(node.observer());
-    let builder = builder.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane());
-    let builder = builder.memory(|memory| {
-        memory.source_bytes = 8 << 20;
+fn narrow(node: &Node, name: &str) -> WorkerBuilder {
+    let builder = builder(node, name).memory(|memory| {
         memory.receive_bytes = 32 << 10;
         memory.block_bytes = 32 << 10;
     });
@@ -76,8 +75,8 @@ impl Two {
     async fn start(handle: &Handle, mode: Mode) -> Self {
         let server_node = handle.start_node("server:1").unwrap();
         let client_node = handle.start_node("client:1").unwrap();
-        let server = builder(&server_node, SERVER).flow(|flow| flow.mode = mode).start().await.unwrap();
-        let client = builder(&client_node, CLIENT).flow(|flow| flow.mode = mode).start().await.unwrap();
+        let server = narrow(&server_node, SERVER).flow(|flow| flow.mode = mode).start().await.unwrap();
+        let client = narrow(&client_node, CLIENT).flow(|flow| flow.mode = mode).start().await.unwrap();
         let peer = client.peer_at("server:1").await.unwrap();
         Self { handle: handle.clone(), server_node, client_node, server, client, peer }
     }
@@ -372,14 +371,14 @@ fn s3_a_receive_with_a_limit_given_up_loses_and_doubles_nothing() {
 fn first_contacts(what: &'static str, operation: &impl AsyncFn(&Worker, usize) -> bool) {
     on_seeds(async |handle: Handle| {
         let server_node = handle.start_node("server:1").unwrap();
-        let server = builder(&server_node, SERVER).start().await.unwrap();
+        let server = narrow(&server_node, SERVER).start().await.unwrap();
         server.publish("x", Tensor::from_values(server.pool(), &[3], &[1u32, 2, 3]).unwrap()).unwrap();
         let mut clients = 0;
         for_every_k(what, async |polls| {
             clients += 1;
             let node = handle.start_node(&format!("client{clients}:1")).unwrap();
             let cluster = ClusterSpec::new().worker(SERVER, "server:1");
-            let client = builder(&node, CLIENT).cluster(cluster).start().await.unwrap();
+            let client = narrow(&node, CLIENT).cluster(cluster).start().await.unwrap();
             let completed = operation(&client, polls).await;
             let peer = client.peer_at("server:1").await.unwrap();
             let fetched = peer.fetch("x").await.unwrap();
@@ -433,11 +432,11 @@ fn s3_a_start_given_up_leaves_nothing_behind() {
         for_every_k("start", async |polls| {
             number += 1;
             let node = handle.start_node(&format!("w{number}:1")).unwrap();
-            let started = polled(polls, builder(&node, CLIENT).start()).await;
+            let started = polled(polls, narrow(&node, CLIENT).start()).await;
             let completed = started.is_some();
             drop(started);
             handle.runtime().sleep(Duration::from_millis(100)).await;
-            let again = builder(&node, CLIENT).start().await.unwrap();
+            let again = narrow(&node, CLIENT).start().await.unwrap();
             again.shutdown().await;
             completed
         })
@@ -449,13 +448,13 @@ fn s3_a_start_given_up_leaves_nothing_behind() {
 fn l3_a_shutdown_given_up_goes_on() {
     on_seeds(async |handle: Handle| {
         let server_node = handle.start_node("server:1").unwrap();
-        let server = builder(&server_node, SERVER).start().await.unwrap();
+        let server = narrow(&server_node, SERVER).start().await.unwrap();
         server.publish("x", Tensor::from_values(server.pool(), &[3], &[1u32, 2, 3]).unwrap()).unwrap();
         let mut number = 0;
         for_every_k("shutdown", async |polls| {
             number += 1;
             let node = handle.start_node(&format!("client{number}:1")).unwrap();
-            let client = builder(&node, CLIENT).start().await.unwrap();
+            let client = narrow(&node, CLIENT).start().await.unwrap();
             let peer = client.peer_at("server:1").await.unwrap();
             drop(peer.fetch("x").await.unwrap());
             let completed = polled(polls, client.shutdown()).await.is_some();

@@ -10,6 +10,8 @@ use verbs_reactor::Runtime;
 
 use super::{Kind, Run, WORKERS_MIN, kinds::LARGE};
 
+use crate::common::builder;
+
 /// Published names of each worker. The first ones are small, so that several can be wanted together. The last one is
 /// withdrawn now and then.
 pub(super) const NAMES: usize = 7;
@@ -163,11 +165,7 @@ impl Member {
         let setup = &run.setup;
         let others = (0..setup.workers).filter(|other| *other != index);
         let cluster = others.fold(ClusterSpec::new(), |all, other| all.worker(name(other), address(other)));
-        let builder = Worker::builder(&name(index))
-            .runtime(node.runtime())
-            .local_fabrics(vec![node.fabric()])
-            .dangerous_control_plane(node.control_plane())
-            .observer(node.observer())
+        let builder = builder(&node, &name(index))
             .cluster(cluster)
             .flow(|flow| {
                 flow.mode = setup.modes[index];
@@ -182,12 +180,9 @@ impl Member {
             .memory(|memory| {
                 memory.source_bytes = 64 << 20;
                 memory.receive_bytes = setup.receive_bytes;
-            })
-            .trust(setup.trust[index])
-            .memory(|memory| {
                 memory.bounce_bytes = setup.receive_bytes;
-                memory.block_bytes = 64 << 10;
-            });
+            })
+            .trust(setup.trust[index]);
         let worker = node.run("start", builder.start()).await.unwrap().unwrap();
         run.truth().incarnations[index] = worker.incarnation();
         let member = Self { index, node, worker, run: run.clone() };

@@ -7,7 +7,6 @@
 //! in which everything under way must end within a bound (L1) and all new work succeed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
-#![allow(dead_code, unused_imports)] // each test binary uses its part
 
 mod faults;
 mod kinds;

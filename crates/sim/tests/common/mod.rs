@@ -1,7 +1,6 @@
 //! Two processes of a world with memory and a connection between them.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
-#![allow(unreachable_pub, dead_code)] // each test binary compiles this as its own module
 
 use std::{
     collections::BTreeMap,
@@ -11,6 +10,7 @@ use std::{
 
 use futures::future::join;
 use memory::{Block, BlockId, BlockVisitor, Buf, GrantEnd, Granted, Pool, PoolConfig, VisitError};
+use rendezvous::{Worker, WorkerBuilder};
 use sim::{Handle, Node};
 use verbs_reactor::{
     Access, Arrival, ConnectParams, Domain, Fabric, QueuePair, QueuePairConfig, RemoteRange, RemoteRegion,
@@ -35,32 +35,32 @@ impl BlockVisitor for Registrar {
 
 /// One process: a domain, a pool to send from and a pool to receive into.
 #[derive(Debug)]
-pub struct Side {
-    pub handle: Handle,
-    pub node: Node,
-    pub domain: Arc<dyn Domain>,
-    pub source: Pool,
-    pub receive: Pool,
+pub(crate) struct Side {
+    pub(crate) handle: Handle,
+    pub(crate) node: Node,
+    pub(crate) domain: Arc<dyn Domain>,
+    pub(crate) source: Pool,
+    pub(crate) receive: Pool,
     registrar: Arc<Registrar>,
 }
 
 /// Memory lent to the peer.
 #[derive(Debug)]
-pub struct Lent {
-    pub granted: Granted,
-    pub range: RemoteRange,
-    pub region: RemoteRegion,
+pub(crate) struct Lent {
+    pub(crate) granted: Granted,
+    pub(crate) range: RemoteRange,
+    pub(crate) region: RemoteRegion,
 }
 
 impl Lent {
     /// Its content, once that has come.
-    pub fn take(self) -> Buf {
+    pub(crate) fn take(self) -> Buf {
         self.granted.end(GrantEnd::Content).unwrap().freeze()
     }
 }
 
 impl Side {
-    pub fn new(handle: &Handle, address: &str) -> Arc<Self> {
+    pub(crate) fn new(handle: &Handle, address: &str) -> Arc<Self> {
         let node = handle.start_node(address).unwrap();
         let domain = node.fabric().open_domain().unwrap();
         let config =
@@ -78,20 +78,20 @@ impl Side {
     }
 
     /// Registers the blocks of a further pool of this process, for local use.
-    pub fn register(&self, pool: &Pool) {
+    pub(crate) fn register(&self, pool: &Pool) {
         let (domain, access) = (self.domain.clone(), Access::LOCAL);
         pool.add_visitor(Arc::new(Registrar { domain, access, regions: Mutex::default() })).unwrap();
     }
 
     /// A frozen buffer with the content of `transfer`.
-    pub async fn filled(&self, length: usize, transfer: u64) -> Buf {
+    pub(crate) async fn filled(&self, length: usize, transfer: u64) -> Buf {
         let mut buffer = self.source.alloc(length).await.unwrap();
         self.handle.pattern().fill(transfer, &mut buffer);
         buffer.freeze()
     }
 
     /// Lends a buffer with whatever was in it.
-    pub async fn lend(&self, length: usize) -> Lent {
+    pub(crate) async fn lend(&self, length: usize) -> Lent {
         let granted = self.receive.alloc(length).await.unwrap().grant();
         let region = self.registrar.regions.lock().unwrap()[&granted.block().unwrap().id()];
         let range = RemoteRange {
@@ -104,7 +104,7 @@ impl Side {
     }
 
     /// Lends a buffer and tells `writer` of it.
-    pub async fn lend_to(&self, writer: &QueuePair, length: usize) -> Lent {
+    pub(crate) async fn lend_to(&self, writer: &QueuePair, length: usize) -> Lent {
         let lent = self.lend(length).await;
         writer.add_remote_region(lent.region);
         lent
@@ -112,7 +112,7 @@ impl Side {
 }
 
 /// Connects two sides.
-pub async fn connect(left: &Side, right: &Side, depths: QueuePairConfig) -> (QueuePair, QueuePair) {
+pub(crate) async fn connect(left: &Side, right: &Side, depths: QueuePairConfig) -> (QueuePair, QueuePair) {
     let (dialer, acceptor) = (left.domain.prepare(depths).unwrap(), right.domain.prepare(depths).unwrap());
     let limit = Duration::from_secs(10);
     let params = |peer, role| ConnectParams { peer, role, peer_address: None, limit };
@@ -126,23 +126,39 @@ pub async fn connect(left: &Side, right: &Side, depths: QueuePairConfig) -> (Que
 
 /// Two connected processes, left writing to right.
 #[derive(Debug)]
-pub struct Pair {
-    pub left: Arc<Side>,
-    pub right: Arc<Side>,
-    pub to_right: QueuePair,
-    pub to_left: QueuePair,
+pub(crate) struct Pair {
+    pub(crate) left: Arc<Side>,
+    pub(crate) right: Arc<Side>,
+    pub(crate) to_right: QueuePair,
+    pub(crate) to_left: QueuePair,
 }
 
-pub async fn pair(handle: &Handle, depths: QueuePairConfig) -> Pair {
+pub(crate) async fn pair(handle: &Handle, depths: QueuePairConfig) -> Pair {
     let (left, right) = (Side::new(handle, "left:1"), Side::new(handle, "right:1"));
     let (to_right, to_left) = connect(&left, &right, depths).await;
     Pair { left, right, to_right, to_left }
 }
 
 /// The value and length of an arrival.
-pub fn immediate(arrival: Arrival) -> (u32, u64) {
+pub(crate) fn immediate(arrival: Arrival) -> (u32, u64) {
     match arrival {
         Arrival::Immediate { immediate, length } => (immediate.0, length),
         other => panic!("not an immediate: {other:?}"),
     }
+}
+
+/// A worker in the process `node`, on the world's runtime, fabric and control plane, with 8 MiB to send from and 8 MiB to
+/// receive into.
+pub(crate) fn builder(node: &Node, name: &str) -> WorkerBuilder {
+    within(node, Worker::builder(name)).memory(|memory| {
+        memory.source_bytes = 8 << 20;
+        memory.receive_bytes = 8 << 20;
+        memory.block_bytes = 64 << 10;
+    })
+}
+
+/// Puts a worker into the process `node`.
+pub(crate) fn within(node: &Node, worker: WorkerBuilder) -> WorkerBuilder {
+    let worker = worker.runtime(node.runtime()).observer(node.observer());
+    worker.local_fabrics(vec![node.fabric()]).dangerous_control_plane(node.control_plane())
 }

@@ -1,6 +1,5 @@
 //! What many runs came to.
 
-#![allow(dead_code)] // each test binary uses its part
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
 
 use std::{collections::BTreeMap, fmt, time::Duration};

@@ -11,6 +11,8 @@ use verbs_reactor::Runtime;
 
 use super::stage::{LIMIT, Stage, address, device, name, rogue_address, rogue_device, rogue_name};
 
+use crate::common::builder;
+
 /// Published names of each worker.
 const NAMES: usize = 2;
 
@@ -42,11 +44,7 @@ impl Honest {
         if trust == Trust::Cluster {
             stage.handle.share_domain(node.id());
         }
-        let builder = Worker::builder(&name(index))
-            .runtime(node.runtime())
-            .local_fabrics(vec![node.fabric()])
-            .dangerous_control_plane(node.control_plane())
-            .observer(node.observer())
+        let builder = builder(&node, &name(index))
             .cluster(cluster)
             .timeout(LIMIT)
             .liveness(Duration::from_secs(3))
@@ -64,7 +62,6 @@ impl Honest {
                 memory.source_bytes = 16 << 20;
                 memory.receive_bytes = 2 << 20;
                 memory.bounce_bytes = 256 << 10;
-                memory.block_bytes = 64 << 10;
             })
             .trust(trust);
         let worker = node.run("start", builder.start()).await.unwrap().unwrap();

@@ -89,14 +89,13 @@ thread_local! {
 }
 
 /// Says which test begins on this thread, by its full name.
-#[allow(dead_code)] // not every test binary runs the suite
 pub fn begin(test: &'static str) {
     TEST.set(test);
 }
 
 /// Says for the test on this thread that its target grants and exposes whole blocks, as an RDMA adapter does, whatever
 /// its fabric can do.
-#[allow(dead_code)] // not every test binary needs it
+#[allow(dead_code)] // only RDMA adapters do
 pub fn grant_whole_blocks() {
     WHOLE_BLOCKS.set(true);
 }

@@ -194,7 +194,6 @@ impl Pair {
     }
 
     /// As [`connect_again`](Self::connect_again), with these depths.
-    #[allow(dead_code)] // not every test binary needs it
     pub async fn connect_with(&self, depths: QueuePairConfig) -> (QueuePair, QueuePair) {
         connect(self.setup, &self.runtime, &self.left.domain, &self.right.domain, depths).await
     }

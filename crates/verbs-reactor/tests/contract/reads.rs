@@ -2,7 +2,6 @@
 
 mod vectored;
 
-#[allow(unused_imports)] // not every test binary runs the suite
 pub use vectored::*;
 
 use std::{future::Future, pin::pin, sync::Arc};

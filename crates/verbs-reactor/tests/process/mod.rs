@@ -3,8 +3,6 @@
 //! It is the test binary again, asked to run the same test with [`CHILD`] set. They talk in lines of text that
 //! begin with `@@`; all else on the child's standard output is the test harness's.
 
-#![allow(dead_code)] // each test binary uses what it needs
-
 use std::{
     env,
     io::{BufRead, BufReader, Write},

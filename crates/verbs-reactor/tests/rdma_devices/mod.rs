@@ -4,14 +4,12 @@
 //! - `TENSORWIRE_TEST_RDMA=LEFT,RIGHT` names a device for each of a test's two ends, as in the virtual machine,
 //! - `TENSORWIRE_TEST_DEVICE=NAME` names one for both, as on a machine with one NIC,
 //! - and without either both ends use what the fabric chooses by itself.
-//! - `TENSORWIRE_TEST_NETEM=1` says that the machine is the tests' own: they may break its network.
 
 #![allow(clippy::panic)] // test support: a setting that can't be read is a failed test
-#![allow(dead_code, unreachable_pub)] // each test binary compiles this as its own module, and needs some of it
+#![allow(unreachable_pub)] // each test binary compiles this as its own module
 
 const PAIR: &str = "TENSORWIRE_TEST_RDMA";
 const DEVICE: &str = "TENSORWIRE_TEST_DEVICE";
-const NETEM: &str = "TENSORWIRE_TEST_NETEM";
 
 /// The devices of a test's two ends; `None` is the fabric's own choice.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,20 +22,6 @@ pub struct Ends {
 pub fn ends() -> Ends {
     ends_from(variable(PAIR).as_deref(), variable(DEVICE).as_deref())
         .unwrap_or_else(|problem| panic!("{problem}"))
-}
-
-/// Whether the test may break this machine's network: take links down, lose packets, remove devices.
-pub fn network_is_ours() -> bool {
-    variable(NETEM).as_deref() == Some("1")
-}
-
-/// For tests that break the network: fails, with the remedy, where that is not allowed.
-#[track_caller]
-pub fn need_own_network() {
-    assert!(
-        network_is_ours(),
-        "this test breaks the machine's network: run it with scripts/rxe-vm/suite, or set {NETEM}=1 on a machine of its own"
-    );
 }
 
 /// The ends for the two variables' values. Where both are set, the pair counts.
