@@ -1,6 +1,6 @@
 //! One connection: both halves, and how it ends.
 //!
-//! An end has three steps, whoever begins it: the receiver stops, so that nothing of the peer touches memory any
+//! A connection ends in three steps, whichever side begins: the receiver stops, so that nothing of the peer touches memory any
 //! more; every outstanding operation ends; a farewell (a goodbye, or a refusal with its reason) goes out behind
 //! the frame under way. The driver then waits a moment for the peer to take it.
 
@@ -59,7 +59,7 @@ impl fmt::Debug for TcpLink {
 }
 
 impl TcpLink {
-    /// A queue pair that nobody drives.
+    /// A queue pair without a driver.
     pub(super) fn new(
         table: Arc<RegionTable>,
         config: QueuePairConfig,
@@ -111,7 +111,7 @@ impl TcpLink {
         &self.driver
     }
 
-    /// Whether the connection is over, and if so, whether the peer is yet to be told.
+    /// Whether the connection is over, and if so, whether a farewell is still to be sent.
     pub(super) fn end_state(&self) -> EndState {
         EndState::from_bits(self.end.load(Ordering::Acquire))
     }
@@ -200,7 +200,7 @@ impl TcpLink {
         }
     }
 
-    /// The driver is gone: nobody would wake those who wait.
+    /// The driver is gone, so that nothing would wake the tasks that wait.
     pub(super) fn abandon(&self) {
         let mut receiver = match self.receiver.try_lock() {
             Ok(receiver) => receiver,
@@ -222,9 +222,9 @@ impl TcpLink {
 pub(super) enum EndState {
     /// The connection is up.
     Open,
-    /// Over, and the peer is being told.
+    /// Over, and a farewell is being sent.
     Lingering,
-    /// Over without a word.
+    /// Over without a farewell.
     Silent,
 }
 

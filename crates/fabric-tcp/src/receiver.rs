@@ -282,7 +282,7 @@ impl Receiver {
             Frame::Write(write) => Body::Write(write),
             Frame::Answer(answer) => Body::Answer(answer),
             Frame::Read(read) => return self.answer(&read, ground),
-            Frame::Goodbye => return Err(End::lost(LossCause::ClosedByPeer, "it said goodbye")),
+            Frame::Goodbye => return Err(End::lost(LossCause::ClosedByPeer, "the peer closed it")),
             Frame::Refusal(refusal) => return Err(End::refused(refusal)),
         };
         let landing = match (&self.landing, body) {

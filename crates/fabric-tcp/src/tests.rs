@@ -32,7 +32,7 @@ impl Wake for Count {
     }
 }
 
-/// One end of a stream under its driver; the other end is bare.
+/// One end of a stream under its driver; the peer is bare.
 struct Hand {
     driver: Driver,
     queue_pair: QueuePair,
@@ -108,7 +108,7 @@ impl Hand {
         panic!("the driver does not come to rest");
     }
 
-    /// A notification that readiness announces, at once on this end's clock; leaves the driver awake.
+    /// A notification that readiness announces, at once on this side's clock; leaves the driver awake.
     fn receive_one(&mut self, tokio: &Tokio) {
         let before = self.arrivals();
         self.notify();
@@ -232,7 +232,7 @@ fn a_connection_that_is_ending_gives_the_turn_to_look_back() {
         let [first, second] = &mut hands;
         assert!(first.woken() > 0, "looks");
         assert_eq!(second.woken(), 0, "not both");
-        // A frame of no kind: this end lingers until the peer has taken the refusal.
+        // A frame of no kind: this side lingers until the peer has taken the refusal.
         first.peer.write_all(&[99; HEADER_BYTES]).unwrap();
         for _ in 0..POLLS_MAX {
             assert!(first.poll().is_pending());
