@@ -57,8 +57,6 @@ pub(super) struct Driver {
     link: Arc<TcpLink>,
     runtime: Arc<dyn Runtime>,
     linger: Option<BoxFuture<'static, ()>>,
-    /// Nothing was received yet.
-    is_new: bool,
     /// The peer sends nothing more.
     peer_ended: bool,
     /// `None` once the connection is over: what remains is not worth looking for.
@@ -92,7 +90,6 @@ impl Driver {
         Self {
             link,
             linger: None,
-            is_new: true,
             peer_ended: false,
             patience: Some(
                 Patience::new(spinner, runtime.clone()).with_looks(LOOKS).with_budgets_up_to(BUDGET_MAX),
@@ -110,9 +107,9 @@ impl Driver {
 
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         self.link.waker().register(context.waker());
-        // The handshake of an encrypted stream may have read bytes that follow it: no readiness announces those.
-        let unseen = mem::take(&mut self.is_new) && !self.link.socket().get_ref().short_reads_drain();
-        let unsettled = (unseen || self.link.wants_settling())
+        // Taken first: a turn that leaves bytes from here on sets it again, and wakes this task.
+        let holds_bytes = self.link.take_held_bytes();
+        let unsettled = (holds_bytes || self.link.wants_settling())
             && !matches!(self.link.receive(), Progress::Drained | Progress::Stopped);
         let receiving = self.receive(context);
         let sending = self.send(context);

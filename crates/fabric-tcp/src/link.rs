@@ -8,7 +8,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, TryLockError,
-        atomic::{AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
 };
 
@@ -48,6 +48,8 @@ pub(super) struct TcpLink {
     end: AtomicU8,
     /// [`Receiver::finds`] as of the latest turn.
     finds: AtomicU64,
+    /// The socket may hold bytes that it has taken from the kernel: no readiness announces those.
+    holds_bytes: AtomicBool,
     driver: AtomicWaker,
 }
 
@@ -72,6 +74,8 @@ impl TcpLink {
         let socket = unsafe { AsyncFd::register(socket) };
         let socket = socket.map_err(|refused| fail(refused.into()))?;
         let core = Arc::new(QueuePairCore::new(FabricKind::TCP, config, capabilities));
+        // A handshake may have taken bytes that follow it.
+        let holds_bytes = AtomicBool::new(!socket.get_ref().short_reads_drain());
         let link = Arc::new(Self {
             core: core.clone(),
             table,
@@ -82,6 +86,7 @@ impl TcpLink {
             closing: Closing::default(),
             end: AtomicU8::new(EndState::Open as u8),
             finds: AtomicU64::new(0),
+            holds_bytes,
             driver: AtomicWaker::new(),
         });
         Ok((link.clone(), QueuePair::new(core, link)))
@@ -151,13 +156,30 @@ impl TcpLink {
         }
         match received {
             Received::Drained => Progress::Drained,
-            Received::More => Progress::More,
+            Received::More => {
+                self.leave_rest();
+                Progress::More
+            }
             Received::Stopped => Progress::Stopped,
             Received::Ended(ending) => {
                 self.end(ending);
                 Progress::Stopped
             }
         }
+    }
+
+    /// A turn of whichever task has ended before all was received. What is left in the kernel, readiness announces; the
+    /// rest of an encrypted stream may be here already.
+    fn leave_rest(&self) {
+        if !self.socket.get_ref().short_reads_drain() {
+            self.holds_bytes.store(true, Ordering::Release);
+            self.driver.wake();
+        }
+    }
+
+    /// Whether bytes may be here that no readiness announces. They are the caller's to receive.
+    pub(super) fn take_held_bytes(&self) -> bool {
+        self.holds_bytes.swap(false, Ordering::AcqRel)
     }
 
     /// Changes whenever anyone has received something.
@@ -267,7 +289,7 @@ impl Link for TcpLink {
         if self.sender.state() == Sent::More {
             self.send();
         }
-        // What is left after a turn is the driver's, which readiness has woken.
+        // What is left after a turn is the driver's: readiness wakes it, or the turn did.
         self.receive();
     }
 
