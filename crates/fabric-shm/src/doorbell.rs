@@ -3,7 +3,7 @@
 //! The sleeper registers its eventfd edge-triggered and never reads it; every write is an edge. Before it sleeps
 //! it stores a new *epoch* on its own page and looks for work once more. The ringer, after publishing work, looks
 //! at the epoch and writes the eventfd once per epoch, so a burst costs one system call and an awake sleeper
-//! none. The epoch takes the place of a flag that the ringer would clear: the page has one writer.
+//! none. There is an epoch and not a flag that the ringer clears, because each page has one writer.
 
 use std::{
     io,
@@ -18,10 +18,10 @@ use crate::{import::ImportError, ring::PeerPage, sys};
 
 /// The ringing end of a doorbell.
 ///
-/// The peer holds the same open file and may do to it what it likes. A full counter answers EAGAIN, which counts
-/// as woken: whoever filled it made an edge. A peer that clears `O_NONBLOCK` is found out before the next ring, and
-/// its connection ends. Filling the counter and clearing the flag in the instant between the look and the write holds
-/// the writing thread, until anyone lets it go with [`free`](Self::free): whoever closes the connection does.
+/// The peer holds the same open file and may do to it what it likes. A full counter answers EAGAIN. That counts
+/// as woken, because filling the counter made an edge. A peer that clears `O_NONBLOCK` is found out before the next ring, and
+/// its connection ends. Filling the counter and clearing the flag in the instant between the look and the write blocks
+/// the writing thread until somebody calls [`free`](Self::free), as closing the connection does.
 ///
 /// A bell that cannot be made to block (a pipe written by `vmsplice` with `SPLICE_F_NONBLOCK`, or a socket written with
 /// `MSG_DONTWAIT`) was measured: waking through it takes 1.2 and 1.6 times as long on one CPU.
@@ -58,7 +58,8 @@ impl Ringer {
         }
     }
 
-    /// As [`ring_if_asleep`](Self::ring_if_asleep) after the release of a lease, which the peer may not care for.
+    /// As [`ring_if_asleep`](Self::ring_if_asleep), after the release of a lease. Does nothing unless the peer waits for
+    /// releases.
     pub(super) fn ring_for_release(&self, peer: &PeerPage) {
         if peer.must_be_rung_for_release(&self.rung) {
             self.ring();
@@ -95,7 +96,7 @@ impl Ringer {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             // The peer shows the rest on the socket, which is watched for its end.
-            Err(error) => log!(DEBUG, %error, "shm: ringing the peer failed"),
+            Err(error) => log!(DEBUG, %error, "shm: could not wake the peer"),
         }
     }
 
@@ -113,6 +114,9 @@ impl Ringer {
             }
             thread::yield_now();
         }
-        log!(WARN, "shm: the peer holds a thread of this process in a write that should not block");
+        log!(
+            WARN,
+            "shm: the peer made its eventfd block, which holds a thread of this process in a write; releasing it"
+        );
     }
 }

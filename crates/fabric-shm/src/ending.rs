@@ -1,4 +1,4 @@
-//! Why a connection ends, on this side and as told to the peer.
+//! Why a connection ends: the error of this side, and the code that the peer reads.
 
 use verbs_reactor::{FabricError, FabricKind, LossCause, PeerViolation};
 
@@ -34,12 +34,12 @@ impl End {
         Self { code: NOT_READY, error }
     }
 
-    /// The peer's end of the socket is closed, and it did not say why.
+    /// The peer closed its socket without a reason in its `closed` word.
     pub(super) fn end_of_file(detail: &str) -> Self {
         Self { code: GONE, error: lost(LossCause::EndOfFile, detail) }
     }
 
-    /// This side can't go on.
+    /// This side cannot continue.
     pub(super) fn failed(error: FabricError) -> Self {
         Self { code: GONE, error }
     }
@@ -49,14 +49,14 @@ impl End {
         Self { code: GONE, error: FabricError::device(FabricKind::SHM, call, error) }
     }
 
-    /// What the peer's `closed` word says. `peer_depth` is its receive depth.
+    /// What the peer's `closed` word means. `peer_depth` is its receive depth.
     pub(super) fn told_by_peer(code: u64, peer_depth: u32) -> Self {
         let kind = FabricKind::SHM;
         let error = match (code & 0xFF, violation_of(code)) {
             (CLOSED, _) => lost(LossCause::ClosedByPeer, "the peer closed the queue pair"),
             (REFUSED, Some(reason)) => FabricError::RemoteRefused { kind, reason },
             (NOT_READY, _) => FabricError::ReceiverNotReady { kind, depth: peer_depth },
-            (GONE, _) => lost(LossCause::Reset, "the peer gave the connection up"),
+            (GONE, _) => lost(LossCause::Reset, "the peer gave up the connection after a failure of its own"),
             _ => return Self::misbehaved(PeerViolation::Malformed),
         };
         Self { code: GONE, error }

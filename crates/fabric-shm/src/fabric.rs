@@ -79,7 +79,7 @@ impl ShmFabric {
     }
 
     /// Splits logical writes into pieces of at most `bytes` bytes (at least 1; default 1 GiB). Each piece takes
-    /// one place in the send queue.
+    /// one entry of the send queue.
     #[must_use]
     pub fn with_piece_bytes(mut self, bytes: u64) -> Self {
         self.capabilities.piece_bytes_max = bytes.max(1);
@@ -96,16 +96,17 @@ impl ShmFabric {
     }
 
     /// How many bytes those views may have together (default: any number). One more that would be above fails with
-    /// [`FabricError::LeasedBytesExhausted`]: a process that holds views for ever pins no more of this one's memory.
+    /// [`FabricError::LeasedBytesExhausted`], so that a process that holds views for ever pins no more of this process's
+    /// memory than that.
     #[must_use]
     pub fn with_lease_bytes_cap(mut self, cap: u64) -> Self {
         self.processes = Arc::new(Processes::new(LeaseCaps { bytes: cap, ..self.processes.caps() }));
         self
     }
 
-    /// How many bytes of its memory a peer may share over one connection (default: what the host has, with swap). More
-    /// end the connection with [`FabricError::ImportedBytesExhausted`]. All of it that is read costs this process page
-    /// tables, of a 512th with small pages.
+    /// How many bytes of its memory a peer may share over one connection (default: what the host has, with swap). A peer
+    /// that shares more loses the connection ([`FabricError::ImportedBytesExhausted`]). Reading shared memory costs this
+    /// process page tables: a 512th of what is read, with small pages.
     #[must_use]
     pub fn with_imported_bytes_cap(mut self, cap: u64) -> Self {
         self.imported_bytes_max = cap;
@@ -124,7 +125,7 @@ fn device(call: &'static str) -> impl FnOnce(io::Error) -> FabricError {
     move |error| FabricError::device(KIND, call, error)
 }
 
-/// Shares a page set with ourselves.
+/// Tries what a connection needs: this process shares a page set with itself.
 fn probe() -> Result<(), FabricError> {
     use std::os::fd::AsFd;
     let (own, fd) = OwnPage::new(1).map_err(device("making a sealed memfd (Linux 5.1 or newer)"))?;
@@ -135,7 +136,7 @@ fn probe() -> Result<(), FabricError> {
     }
 }
 
-/// What two ends must have in common: the running kernel, the network namespace (abstract socket names are its),
+/// What two sides must have in common: the running kernel, the network namespace (which holds abstract socket names),
 /// the user, and the namespace that gives the user's number its meaning.
 fn reach() -> io::Result<Vec<u8>> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
@@ -190,7 +191,7 @@ impl Domain for ShmDomain {
     }
 
     fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError> {
-        // What a neighbour can't map, it can't read: users' memory is not readable here, whatever was asked for.
+        // A peer can read only what it can map, and users' memory cannot be mapped: that right is dropped.
         let access = Access { remote_read: access.remote_read && block.shareable(), ..access };
         Ok(self.regions.register(self.runtime.as_ref(), block, access))
     }
@@ -214,7 +215,7 @@ impl Domain for ShmDomain {
     }
 }
 
-/// An end that listens already.
+/// A side that listens already.
 #[derive(Debug)]
 struct ShmPrepared {
     domain: ShmDomain,
@@ -264,7 +265,7 @@ impl ShmPrepared {
     }
 }
 
-/// Each connection watches with a descriptor of its own: a reactor takes each once.
+/// A descriptor of its own for each connection, because a reactor registers a descriptor only once.
 fn watch_death(process: Option<&PeerProcess>) -> io::Result<Option<AsyncFd<OwnedFd>>> {
     let pidfd = process.map(|process| process.pidfd().try_clone()).transpose()?;
     pidfd.map(|pidfd| sys::watch(pidfd, Interest::READABLE)).transpose()

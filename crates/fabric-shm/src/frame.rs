@@ -9,13 +9,13 @@ use crate::limits::FRAME_BYTES;
 
 /// Version of connection data, frames and ring layout together.
 const VERSION: u8 = 3;
-/// First byte of connection data, so that another fabric's data is told apart from another version.
+/// First byte of connection data, which tells the data of another fabric from those of another version.
 const DATA_KIND: u8 = b's';
 const NAME_BYTES: usize = 16;
 const TOKEN_BYTES: usize = 32;
 const DATA_BYTES: usize = 2 + NAME_BYTES + TOKEN_BYTES;
 
-/// A number that only the two ends know. Shown once by each end to the other.
+/// A secret of the two sides. Each side shows the other's once.
 #[derive(Clone)]
 pub(super) struct Token([u8; TOKEN_BYTES]);
 
@@ -54,7 +54,7 @@ pub(super) struct Address {
 }
 
 impl Address {
-    /// A new address that nobody can guess.
+    /// A new address that cannot be guessed.
     pub(super) fn random(runtime: &dyn Runtime) -> Self {
         let mut name = [0; NAME_BYTES];
         fill(&mut name, runtime);
@@ -98,16 +98,16 @@ impl Address {
     }
 }
 
-/// What the two ends say on their socket.
+/// What the two sides send on their socket.
 #[derive(Debug)]
 pub(super) enum Frame {
-    /// First of each end. Carries the page set's memfd and the eventfd this end sleeps on.
+    /// The first frame of each side. Carries the page set's memfd and the eventfd this side sleeps on.
     Hello {
         /// The *other* end's token, which only someone who got its connection data knows.
         token: Token,
-        /// Slots of this end's ring.
+        /// Slots of this side's ring.
         slots: u32,
-        /// This end's receive depth.
+        /// This side's receive depth.
         receive_depth: u32,
     },
     /// The dialer has mapped what the acceptor sent.

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! dialer                                   acceptor (listens since it was prepared)
-//!   connect, check the other end's user      accept, check the other end's user
+//!   connect, check the peer's user          accept, check the peer's user
 //!   Hello {acceptor's token} + 2 fds   --->  token right? check and map the page set
 //!   token right? check and map         <---  Hello {dialer's token} + 2 fds
 //!   Ready                              --->
 //! ```
-//! A stranger who finds the name (abstract names are public) but not the token is turned away, and the acceptor
-//! goes on waiting. The token is used up by the first who shows it.
+//! Abstract names are public. A process that connects without the right token is refused, and the acceptor goes on
+//! waiting. The token can be used once.
 
 use std::{
     io,
@@ -39,7 +39,7 @@ const KIND: FabricKind = FabricKind::SHM;
 /// How long a dialer waits before it tries a full backlog again.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
 
-/// What this end brings to the connection.
+/// What this side brings to the connection.
 #[derive(Debug)]
 pub(super) struct Offer {
     pub(super) address: Address,
@@ -48,11 +48,11 @@ pub(super) struct Offer {
     pub(super) page: OwnPage,
     /// The memfd of `page`.
     pub(super) page_fd: OwnedFd,
-    /// The eventfd this end sleeps on.
+    /// The eventfd this side sleeps on.
     pub(super) bell: OwnedFd,
 }
 
-/// What the other end brought.
+/// What the peer brought.
 #[derive(Debug)]
 pub(super) struct Accepted {
     pub(super) socket: AsyncFd<OwnedFd>,
@@ -113,7 +113,7 @@ impl From<Failure> for FabricError {
 /// Connects within `params.limit`.
 ///
 /// # Cancel safety
-/// Dropping the future closes the socket; the other end sees that.
+/// Dropping the future closes the socket; the peer sees that.
 pub(super) async fn establish(
     runtime: &Arc<dyn Runtime>,
     offer: &Offer,
@@ -178,16 +178,16 @@ async fn accept(
             Ok(Ok((socket, hello))) => return answer(offer, peer, socket, hello).await,
             Ok(Err(failure)) => {
                 stranger.fetch_or(matches!(failure, Failure::Violation(_)), Ordering::Relaxed);
-                // No more than that: any local process can cause as many as it likes. If none but strangers come, the
-                // error says so, and whoever made the connection tells it within a quota.
-                log!(DEBUG, ?failure, "shm: turned a stranger away");
+                // At DEBUG only: any local process can cause any number of these lines. If nobody shows the right token,
+                // the error of the connection attempt says so, and its caller logs that within a quota.
+                log!(DEBUG, ?failure, "shm: refused a process without the right token");
             }
-            Err(_) => log!(DEBUG, "shm: turned a stranger away who said nothing"),
+            Err(_) => log!(DEBUG, "shm: refused a process that sent no hello in time"),
         }
     }
 }
 
-/// Lets only the holder of our token through.
+/// Accepts only a peer that shows our token.
 async fn screen(candidate: OwnedFd, offer: &Offer) -> Result<(AsyncFd<OwnedFd>, Hello), Failure> {
     check_user(candidate.as_fd())?;
     let socket = register(candidate)?;
@@ -198,7 +198,7 @@ async fn screen(candidate: OwnedFd, offer: &Offer) -> Result<(AsyncFd<OwnedFd>, 
     Ok((socket, hello))
 }
 
-/// The acceptor's half after the token was right.
+/// The acceptor's half, once the peer has shown the right token.
 async fn answer(
     offer: &Offer,
     peer: &Address,
@@ -228,7 +228,7 @@ fn register(socket: OwnedFd) -> Result<AsyncFd<OwnedFd>, Failure> {
     sys::watch(socket, interest).map_err(|error| Failure::System("registering the socket", error))
 }
 
-/// The other end's first frame, its descriptors not looked at yet.
+/// The peer's first frame. Its descriptors have not been checked yet.
 #[derive(Debug)]
 struct Hello {
     token: Token,

@@ -12,10 +12,10 @@ use crate::{
 /// Why shared memory could not be imported.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ImportError {
-    /// It is not what the contract demands.
+    /// The memory breaks a rule of the contract.
     #[error(transparent)]
     Refused(#[from] PeerViolation),
-    /// The operating system said no.
+    /// A system call failed.
     #[error(transparent)]
     System(#[from] io::Error),
 }

@@ -18,7 +18,7 @@ use verbs_reactor::{FabricError, FabricKind};
 
 use crate::{limits::LEASES_MAX, ring::PeerPage, sys::ProcessId};
 
-/// Leases whose end is settled per lock of the producer.
+/// Leases that are ended per lock of the producer.
 const BATCH: usize = 32;
 
 /// The other process, which may hold leases through several connections, also through ended ones.
@@ -95,12 +95,12 @@ impl Processes {
     }
 }
 
-/// What keeps the bytes.
+/// Why the bytes must stay as they are.
 #[derive(Debug)]
 pub(super) enum Kept {
-    /// The connection lives.
+    /// The connection is up.
     Lent(Buf),
-    /// It does not, and the peer may read on.
+    /// The connection is over, and the peer may still read.
     Retired(Retired),
 }
 
@@ -121,7 +121,7 @@ pub(super) struct Ended {
 }
 
 impl Ended {
-    /// Gives the memory back; whether there was any.
+    /// Gives the memory back. True if there was any.
     pub(super) fn settle(self) -> bool {
         self.kept.into_iter().flatten().map(Kept::release).count() > 0
     }
@@ -154,17 +154,17 @@ impl Leases {
         self.open.is_empty()
     }
 
-    /// Books `buffer` as lent: slot and generation.
+    /// Opens a lease of `buffer`: its slot and generation.
     ///
     /// # Errors
-    /// [`FabricError::LeasesExhausted`], [`FabricError::LeasedBytesExhausted`], [`FabricError::Unsupported`] when the peer's death could not be seen.
+    /// [`FabricError::LeasesExhausted`], [`FabricError::LeasedBytesExhausted`]; [`FabricError::Unsupported`] when the
+    /// peer's process cannot be watched.
     pub(super) fn lend(
         &mut self,
         process: Option<&Arc<PeerProcess>>,
         buffer: Buf,
     ) -> Result<(u32, u64), FabricError> {
-        let what =
-            "lend to a process whose death it can't see: run both in one process namespace, or send a copy";
+        let what = "lend to a process that it can't watch: run both in one process namespace, or send a copy";
         let process = process.ok_or(FabricError::Unsupported { kind: FabricKind::SHM, what })?;
         if self.open.len() >= LEASES_MAX as usize {
             return Err(FabricError::LeasesExhausted { open: LEASES_MAX, cap: LEASES_MAX });
@@ -184,7 +184,7 @@ impl Leases {
         Ok((slot, lease.generation))
     }
 
-    /// Takes leases that the peer has released, up to some at a time; the flag says that there may be more.
+    /// Ends leases that the peer has released, a bounded number at a time. The flag is true if there may be more.
     pub(super) fn released(&mut self, peer: &PeerPage, process: Option<&Arc<PeerProcess>>) -> (Ended, bool) {
         let mut ended = Ended::default();
         if self.open.is_empty() {
@@ -221,7 +221,7 @@ impl Leases {
         (ended, false)
     }
 
-    /// The connection is over: what is still lent is retired.
+    /// The connection is over: open leases become retired ones.
     pub(super) fn retire(&mut self) {
         for &slot in &self.open {
             let kept = &mut self.leases[slot as usize].kept;
@@ -232,7 +232,7 @@ impl Leases {
         }
     }
 
-    /// The peer's process is dead: it reads nothing any more. The flag says that there are more.
+    /// The peer's process is dead, so that it reads nothing any more. The flag is true if there are more leases.
     pub(super) fn bury(&mut self, process: Option<&Arc<PeerProcess>>) -> (Ended, bool) {
         let mut ended = Ended::default();
         for entry in &mut ended.kept {

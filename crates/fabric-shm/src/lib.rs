@@ -1,25 +1,25 @@
 //! Shared memory between processes of one host and one trust domain.
 //!
-//! Each process writes only memory it made itself and maps the other's read-only, so a bad neighbour can spoil
+//! Each process writes only memory it made itself and maps the other's read-only, so a hostile peer can spoil
 //! what it sends and nothing else. A write is a descriptor in a ring; the *target* executes it: it checks the
 //! access as a NIC would, copies the bytes out of a read-only mapping of the source block, and delivers the
 //! immediate. The requester spends no CPU on copies.
 //!
-//! | file | what it is responsible for |
+//! | module | responsibility |
 //! | --- | --- |
 //! | `fabric` | the fabric's objects |
-//! | `handshake`, `frame` | from two prepared ends to a connection, over a Unix socket |
+//! | `handshake`, `frame` | from two prepared sides to a connection, over a Unix socket |
 //! | `ring` | descriptors, and the shared pages they lie in |
 //! | `import` | checking and mapping what the peer shares |
 //! | `doorbell` | waking the peer |
-//! | `lease`, `loan` | views without a copy: the producer's books, the consumer's end |
+//! | `lease`, `loan` | views without a copy: the producer's records, the consumer's half |
 //! | `producer` | the requester's half of a connection |
 //! | `reads` | one-sided reads, both ways |
 //! | `target` | the target's half |
 //! | `helper`, `chunks` | a second core for long copies |
 //! | `link`, `driver` | who makes progress, and when |
 //! | `ending` | why a connection ends, and how each side learns of it |
-//! | `words` | what single words of the pages say, for models |
+//! | `words` | the steps on single shared words, for models |
 //! | `sys` | system calls as safe functions |
 
 #[macro_use]

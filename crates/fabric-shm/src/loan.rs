@@ -1,4 +1,4 @@
-//! Memory of the peer that this side views: the consumer's end of a lease.
+//! Memory of the peer that this side views: the consumer's half of a lease.
 
 use std::{ptr::NonNull, sync::Arc};
 
@@ -10,7 +10,7 @@ use crate::{
     sys::Mapping,
 };
 
-/// How a lease is told to be over.
+/// What releases a lease.
 #[derive(Debug)]
 pub(super) struct Release {
     pub(super) own: Arc<OwnPage>,
@@ -21,7 +21,7 @@ pub(super) struct Release {
 }
 
 impl Release {
-    /// Says that nobody here reads the bytes any more.
+    /// Tells the peer that this process reads the bytes no more.
     pub(super) fn tell(&self) {
         self.own.release(self.slot, self.generation);
         self.ringer.ring_for_release(&self.peer);

@@ -28,7 +28,7 @@ use crate::limits::{FRAME_BYTES, FRAME_FDS};
 pub(super) const SEALS: SealFlags =
     SealFlags::FUTURE_WRITE.union(SealFlags::GROW).union(SealFlags::SHRINK).union(SealFlags::SEAL);
 
-/// The CPU this thread runs on; 0 where that can't be told. It is asked for with every batch, and rustix asks the
+/// The CPU this thread runs on; 0 where that is unknown. It is asked for with every batch, and rustix asks the
 /// kernel on some processors.
 pub(super) fn current_cpu() -> u32 {
     // SAFETY: no pointers are involved.
@@ -190,7 +190,7 @@ pub(super) struct Credentials {
     pub(super) pid: u32,
 }
 
-/// Who is at the other end of a Unix socket.
+/// The user at the other end of a Unix socket.
 pub(super) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     // Not by rustix, whose process numbers cannot be 0.
     let [pid, uid, _gid] = socket_option(socket, libc::SO_PEERCRED)?;

@@ -1,5 +1,5 @@
-//! What the two processes say to each other with single words, apart from where the words lie: `tests/shm_models`
-//! compiles these steps over loom's atomics and tries every interleaving.
+//! The steps of the two processes on single shared words, apart from where the words lie. The test binary `models` of
+//! `verbs-reactor` compiles them over loom's atomics and tries every interleaving.
 //!
 //! Readers of memory that is mapped read-only use relaxed loads only, because only those are promised to work there;
 //! fences make them what they must be.
@@ -13,7 +13,7 @@ pub(super) fn load(word: &AtomicU64) -> u64 {
     value
 }
 
-/// Fills a slot, and then says so.
+/// Fills a slot, and then publishes its sequence.
 pub(super) fn publish<'page>(
     sequence: &AtomicU64,
     words: impl Iterator<Item = (&'page AtomicU64, u64)>,
@@ -25,14 +25,15 @@ pub(super) fn publish<'page>(
     sequence.store(value, Ordering::Release);
 }
 
-/// Says that the sleeper is about to sleep for the `epoch`th time. It looks for work once more after this.
+/// Announces that the sleeper is about to sleep for the `epoch`th time. It looks for work once more after this.
 pub(super) fn fall_asleep(sleep: &AtomicU64, epoch: u64) {
     sleep.store(epoch, Ordering::Relaxed);
     // Pairs with the fence in `must_ring`: either the ringer sees the epoch or the sleeper sees its work.
     fence(Ordering::SeqCst);
 }
 
-/// Whether the sleeper sleeps and was not rung since it fell asleep. Asked after work was published; after a yes, ring.
+/// Whether the sleeper sleeps and was not rung since it fell asleep. Called after work was published. The caller rings
+/// if this is true.
 ///
 /// Epochs only grow here: a ringer that read an older one, and comes after one that rang for a newer one, must not put
 /// the older one back, or the sleeper would be rung twice.
@@ -42,27 +43,27 @@ pub(super) fn must_ring(sleep: &AtomicU64, rung: &AtomicU64) -> bool {
     rung.load(Ordering::Relaxed) < epoch && rung.fetch_max(epoch, Ordering::AcqRel) < epoch
 }
 
-/// Ends a lease: nothing here reads its bytes any more.
+/// Ends a lease: this process reads its bytes no more.
 pub(super) fn release(lease: &AtomicU64, released: &AtomicU64, generation: u64) {
     lease.store(generation, Ordering::Release);
     released.fetch_add(1, Ordering::Release);
 }
 
-/// As [`must_ring`] after a release, of which the lender may not want to hear. It has said that before it fell asleep.
+/// As [`must_ring`], after a release. False unless the lender wrote, before it fell asleep, that it waits for releases.
 pub(super) fn must_ring_for_release(listens: &AtomicU64, sleep: &AtomicU64, rung: &AtomicU64) -> bool {
     fence(Ordering::SeqCst);
     listens.load(Ordering::Relaxed) != 0 && must_ring(sleep, rung)
 }
 
-/// Says that the connection is over. Sources of unfinished writes may be reused after this: whoever copied bytes that
-/// were written after it sees the word ([`is_closed`]).
+/// Marks the connection as over. Sources of unfinished writes may be reused after this: a peer that copied bytes written
+/// later sees the word ([`is_closed`]).
 pub(super) fn close(closed: &AtomicU64, code: u64) {
     closed.store(code, Ordering::Relaxed);
     fence(Ordering::SeqCst);
 }
 
-/// Why the peer ended the connection; 0 while it has not. Asked after a copy out of its memory, this says whether the
-/// bytes were still its to send: the fence keeps the copy before the load, and pairs with the one in [`close`].
+/// Why the peer ended the connection; 0 while it has not. Read after a copy out of its memory: the copy is valid if this
+/// is 0. The fence keeps the copy before the load, and pairs with the one in [`close`].
 pub(super) fn is_closed(closed: &AtomicU64) -> u64 {
     fence(Ordering::Acquire);
     load(closed)

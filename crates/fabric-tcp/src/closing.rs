@@ -1,4 +1,4 @@
-//! The wish to end a connection, said by whoever cannot have the receiver just now.
+//! A request to end a connection, left by a task that cannot take the receiver now.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -10,7 +10,7 @@ const OPEN: u8 = 0;
 const CLOSED_BY_USER: u8 = 1;
 const DRIVER_GONE: u8 = 2;
 
-/// What has been wished. It only grows: once the driver is gone, that is the reason whatever else was wished.
+/// What was requested. It only grows: once the driver is gone, that is the reason, whatever was requested before.
 #[derive(Debug, Default)]
 pub(super) struct Closing(AtomicU8);
 
@@ -29,7 +29,7 @@ impl Closing {
         self.0.load(Ordering::Acquire) != OPEN
     }
 
-    /// The end that is wished.
+    /// The end that was requested.
     pub(super) fn end(&self) -> Option<End> {
         match self.0.load(Ordering::Acquire) {
             OPEN => None,

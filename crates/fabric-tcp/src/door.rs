@@ -1,11 +1,11 @@
-//! The door of a port: which connections are kept whose peers have not proven themselves.
+//! The door of a port: limits connections whose peers have not proven themselves.
 //!
 //! A stranger is a connection whose peer has not proven itself. A port keeps a limited number of them; one more pushes out
-//! another, so that peers who connect and say nothing cannot keep honest ones away. Each stranger has a grace in which it is
+//! another, so that peers that connect and send nothing cannot keep honest ones away. Each stranger has a grace in which it is
 //! not pushed out, so that a storm of honest peers does not push out its own; newer ones wait in the kernel's queue meanwhile.
 //! The next to go is one that is leaving, else one that has sent nothing, else one of the [`Visit`] that has most
 //! strangers, and of these the one that has come least far, the oldest first. So dials of one kind do not push out those of
-//! the other. Where descriptors run short, strangers make room at once, and for a while fewer are kept. While many peers are
+//! the other. Where descriptors run short, strangers make room at once, and for a while fewer are allowed. While many peers are
 //! refused for what they send, others are let in at the pace of refusals.
 
 #[cfg(test)]
@@ -49,10 +49,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How often at most it is logged that accepting fails.
 const COMPLAINT: Duration = Duration::from_secs(10);
 
-/// How long a peer may take to hang up after it was asked to leave.
+/// How long a peer may take to hang up after its session was ended.
 const LEAVING: Duration = Duration::from_secs(2);
 
-/// For how long at least a connection may say what it is for, however many newer ones come.
+/// For how long at least a connection may take to show what it is for, however many newer ones come.
 const ARRIVING_GRACE: Duration = Duration::from_millis(50);
 
 /// For how long at least a connection that has opened its session may prove itself.
@@ -83,19 +83,19 @@ pub enum Visit {
     Data,
 }
 
-/// What the door of a port has seen.
+/// Counters of a port's door.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DoorStats {
     /// Connections accepted.
     pub accepted: u64,
-    /// Connections that were closed because they did not say in time what they are for.
+    /// Connections that were closed because they did not show in time what they are for.
     pub timed_out: u64,
     /// Connections that were closed because newer ones came while too many had not proven themselves.
     pub evicted: u64,
 }
 
-/// Accepts connections, and limits how many of them are kept before their peers have proven themselves.
+/// Accepts connections, and limits how many of them stay open before their peers have proven themselves.
 pub struct Door {
     arrival_limit: Duration,
     clock: Arc<dyn Runtime>,
@@ -111,8 +111,8 @@ pub struct Door {
 }
 
 impl Door {
-    /// A door that keeps at most `strangers_max` connections, and at least one, whose peers have not proven themselves. Each
-    /// may take `arrival_limit` to say what it is for. `clock` tells the time and sleeps.
+    /// A door that admits at most `strangers_max` connections, and at least one, whose peers have not proven themselves. Each
+    /// may take `arrival_limit` to show what it is for. `clock` measures time and sleeps.
     pub fn new(strangers_max: usize, arrival_limit: Duration, clock: Arc<dyn Runtime>) -> Arc<Self> {
         Arc::new(Self {
             arrival_limit,
@@ -147,7 +147,7 @@ impl Door {
             match listener.accept().await {
                 Ok((stream, peer)) => match stream.local_addr() {
                     Ok(own) => return self.enter(stream, own, peer),
-                    Err(error) => log!(DEBUG, %error, "a connection without an address"),
+                    Err(error) => log!(DEBUG, %error, "closed a connection that has no local address"),
                 },
                 Err(error) if is_the_peers_fault(&error) => {}
                 Err(error) => self.recover(listener, &error).await,
@@ -155,10 +155,11 @@ impl Door {
         }
     }
 
-    /// After accepting failed. Out of descriptors, strangers make room if somebody waits; else accepting rests.
+    /// Called after accepting failed. If descriptors ran out and a connection waits, strangers make room. Else accepting
+    /// pauses.
     async fn recover(&self, listener: &TcpListener, error: &io::Error) {
         let is_short = Limit::of_files(error).is_some();
-        // Without a descriptor to be had, accepting fails with the same error whether somebody waits or not.
+        // Without a free descriptor, accepting fails with the same error whether a connection waits or not.
         if is_short && !somebody_waits(listener.as_fd()) {
             return self.clock.sleep(ACCEPT_PAUSE).await;
         }
@@ -194,13 +195,13 @@ impl Door {
         }
     }
 
-    /// For how long nobody further is to be let in.
+    /// For how long no further connection is accepted.
     fn wait(&self) -> Duration {
         let (now, strangers) = (self.clock.now(), self.lock());
         self.limit().wait(strangers.iter().map(|stranger| stranger.grace(now)), now)
     }
 
-    /// The process has no descriptor left for one who waits: strangers whose grace is over make room at once. Waits until
+    /// The process has no descriptor for a waiting connection: strangers whose grace is over make room at once. Waits until
     /// one has gone, for at most `pause`.
     ///
     /// # Cancel safety
@@ -240,7 +241,7 @@ impl Door {
             let oldest = if strangers.len() >= most { Some(0) } else { None };
             let index = least_deserving(strangers, now).or(oldest);
             let Some(pushed) = index.and_then(|index| strangers.remove(index)) else { return };
-            log!(DEBUG, peer = %pushed.peer.ip(), "too many unauthenticated peers: one is dropped");
+            log!(DEBUG, peer = %pushed.peer.ip(), "too many unauthenticated connections: closed the least promising one");
             count(&self.evicted);
             pushed.evict();
         }
@@ -255,7 +256,7 @@ impl Door {
         self.limit.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One who has sent something did not prove itself.
+    /// A peer that had sent something did not prove itself.
     fn refused(&self) {
         self.limit().refused(self.clock.now());
     }
@@ -356,7 +357,7 @@ impl Stranger {
         self.peer
     }
 
-    /// Notes what it has come for, once that is known.
+    /// Records what the connection is for, once that is known.
     pub fn note(&self, visit: Visit) {
         let said = match visit {
             Visit::Session => said::SESSION,
@@ -443,9 +444,9 @@ impl Stranger {
         self.stage.fetch_max(to, Ordering::AcqRel) < to
     }
 
-    /// Its connection has ended. Whoever hung up, or was hung up on, before it proved itself was refused, and so was who had
-    /// sent all that it may; whoever was pushed out or had no time left, or sent nothing, was not, and one that was leaving
-    /// has been counted.
+    /// Its connection has ended. It counts as refused if its peer had sent something and the connection ended before the peer
+    /// proved itself, or if the peer had sent all that it may. It does not if it was pushed out, ran out of time or sent
+    /// nothing. One that was leaving has been counted before.
     fn gone(&self, was_held_back: bool) {
         let before = self.stage.fetch_max(stage::EVICTED, Ordering::AcqRel);
         self.door.forget(self);
@@ -492,7 +493,7 @@ impl Presence {
         self.was_held_back && !self.stranger.is_admitted()
     }
 
-    /// Fails once the connection has been cut or its time is over. Wakes who polls when that changes.
+    /// Fails once the connection has been cut or its time is over. The task that polls is woken when that changes.
     ///
     /// # Errors
     /// `ConnectionAborted` or `TimedOut`: the connection is to be dropped.
@@ -551,7 +552,7 @@ impl Drop for Presence {
 #[derive(Debug)]
 pub struct Newcomer(Option<(TcpStream, Presence)>);
 
-/// A connection whose peer has begun to speak.
+/// A connection whose peer has sent its first byte.
 #[derive(Debug)]
 pub struct Guest {
     /// The connection. Nothing has been read from it.
@@ -571,7 +572,7 @@ impl Future for Newcomer {
             self.0 = None;
             return Poll::Ready(None);
         }
-        // Being told that it is ready does not do: new streams were, with nothing to read.
+        // Readiness is not enough: new streams were ready with nothing to read.
         let mut byte = [0; 1];
         let peeked = ready!(stream.poll_peek(context, &mut ReadBuf::new(&mut byte)));
         let Some((stream, presence)) = self.0.take() else { return Poll::Ready(None) };

@@ -1,8 +1,8 @@
-//! The background task of one connection: it does what nobody else is there to do.
+//! The background task of one connection: makes progress when no task awaits an operation.
 //!
-//! Whoever awaits an operation makes progress by itself, on whatever the socket has; the driver alone waits for
-//! readiness, and it alone clears it, after its own call found the socket empty or full. So no readiness is
-//! lost, whoever consumed the bytes that it announced.
+//! A task that awaits an operation makes progress by itself, on whatever the socket has. The driver alone waits for
+//! readiness, and it alone clears it, after its own call found the socket empty or full. So no readiness is lost,
+//! whichever task consumed the bytes that it announced.
 //!
 //! Order: take what readiness announced, until a wait for the next one has begun; look again, by reads that do not
 //! wait, as the fabric's way of waiting wants it; sleep. What comes after the first step is announced anew.
@@ -49,7 +49,7 @@ enum Turn {
 /// Looks in one go: each is a system call of some 100 ns.
 const LOOKS: u32 = 6;
 
-/// Over loopback an answer takes 20 to 25 µs when nobody sleeps. Two ends that both sleep meet awake only if one looks
+/// Over loopback an answer takes 20 to 25 µs when nobody sleeps. Two sides that both sleep meet awake only if one looks
 /// for as long as the other takes to wake up and to answer, which on idle cores of a virtual machine is 60 to 90 µs.
 const BUDGET_MAX: Duration = Duration::from_micros(100);
 
@@ -107,7 +107,9 @@ impl Driver {
 
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         self.link.waker().register(context.waker());
-        let unsettled = (self.link.take_unannounced() || self.link.wants_settling())
+        // Taken first: a turn that leaves bytes from here on sets it again, and wakes this task.
+        let holds_bytes = self.link.take_held_bytes();
+        let unsettled = (holds_bytes || self.link.wants_settling())
             && !matches!(self.link.receive(), Progress::Drained | Progress::Stopped);
         let receiving = self.receive(context);
         let sending = self.send(context);
@@ -177,7 +179,7 @@ impl Driver {
             self.patience = None;
         }
         let Some(patience) = &mut self.patience else { return };
-        // Writability is what such a connection waits for, and no read tells of it.
+        // Such a connection waits for writability, which no read shows.
         let in_vain = self.link.sending() == Sent::Blocked;
         match patience.idle(in_vain, || self.link.look()) {
             // The tasks that were woken run first.

@@ -34,16 +34,16 @@ pub struct TcpConfig {
     /// prepared. Unspecified (`0.0.0.0`, `::`): dialers use the host of the control connection. Not used by a fabric
     /// [at a port](TcpFabric::at_port) that others listen on. Default `127.0.0.1:0`.
     pub bind: SocketAddr,
-    /// How long an accepted stream may take to say who it is. Not used [at a port](TcpFabric::at_port). Default 5 s.
+    /// How long an accepted stream may take to send its hello. Not used [at a port](TcpFabric::at_port). Default 5 s.
     pub handshake_limit: Duration,
-    /// Accepted streams that have not said who they are, of all domains together; each holds a descriptor and about 1 KiB.
-    /// One more closes the oldest, once that has had 50 ms. Not used [at a port](TcpFabric::at_port). Default 64.
+    /// The most accepted streams without a hello, of all domains together. Each holds a descriptor and about 1 KiB. One more
+    /// closes the oldest that has had 50 ms. Not used [at a port](TcpFabric::at_port). Default 64.
     pub pending_handshakes_max: usize,
     /// A logical write of more bytes is split into pieces of at most as many, each of which counts in the send
     /// queue. Default 1 GiB.
     pub piece_bytes_max: u64,
-    /// An idle connection whose peer's host answers nothing for about this long is lost. Its kernel is asked, not
-    /// its process: one that is stopped answers. Whole seconds; at least 6. Default 30 s.
+    /// An idle connection whose peer's host answers nothing for about this long is lost. The peer's kernel answers, also
+    /// while its process is stopped. Whole seconds; at least 6. Default 30 s.
     pub silence_limit: Duration,
     /// A connection whose peer's host has taken none of the bytes under way for this long is lost, also when the
     /// peer lives and reads nothing. Default 2 min.
@@ -74,13 +74,13 @@ impl TcpConfig {
     }
 }
 
-/// What the listener of a fabric has seen.
+/// Counters of a fabric's listener.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ListenerStats {
     /// Streams accepted.
     pub accepted: u64,
-    /// Streams handed to the end that had issued their token.
+    /// Streams handed to the queue pair that had issued their token.
     pub handed_over: u64,
     /// Streams closed because their token was never issued, or already used.
     pub bad_tokens: u64,
@@ -90,8 +90,7 @@ pub struct ListenerStats {
     pub timed_out: u64,
     /// Streams closed because newer ones came while too many were waiting for their hello.
     pub evicted: u64,
-    /// Streams closed because they were to be encrypted, and their other end did not speak TLS or showed no certificate
-    /// that is trusted.
+    /// Streams closed because they must be encrypted, and the peer did not speak TLS or showed no trusted certificate.
     pub not_trusted: u64,
 }
 
@@ -106,7 +105,7 @@ pub struct TcpFabric {
     spinner: Arc<Spinner>,
     port: DataPort,
     listening: Option<Listening>,
-    /// Of a fabric that listens before it has connections.
+    /// The listener of a fabric that listens before it has connections.
     listener: Option<Arc<Listener>>,
 }
 
@@ -119,9 +118,9 @@ impl TcpFabric {
         Self { runtime, config, spinner, port, listening, listener: None }
     }
 
-    /// A fabric that does not listen: whoever listens on the port of the control connection gives its streams to `port`. The
-    /// end that has dialled the control connection must dial here too ([`ConnectParams::peer_address`]). Streams are
-    /// encrypted as `port` says.
+    /// A fabric that does not listen: the listener of the control connection gives its streams to `port`. The side that
+    /// dialled the control connection must dial here too ([`ConnectParams::peer_address`]). Streams are encrypted if those
+    /// of `port` are.
     pub fn at_port(runtime: Arc<dyn Runtime>, config: TcpConfig, port: DataPort) -> Self {
         Self {
             runtime,
@@ -133,8 +132,8 @@ impl TcpFabric {
         }
     }
 
-    /// Encrypts every connection by mutual TLS, and refuses ends that don't, or whose certificate is another one than
-    /// their connection data says. Costs one copy of what is received.
+    /// Encrypts every connection by mutual TLS. Refuses peers that do not, and peers whose certificate is not the one named
+    /// in their connection data. Costs one copy of what is received.
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn with_tls(mut self, identity: crate::tls::TlsIdentity) -> Self {
@@ -161,7 +160,7 @@ impl TcpFabric {
         Ok(self)
     }
 
-    /// What its listener saw, and those before it.
+    /// Counters of its listener, with those of earlier listeners.
     pub fn listener_stats(&self) -> ListenerStats {
         let door = self.listening.as_ref().map(|listening| listening.door.stats()).unwrap_or_default();
         let [handed_over, bad_tokens, malformed, not_trusted] = self.port.counts();
@@ -186,7 +185,7 @@ struct Listening {
 }
 
 impl Listening {
-    /// The listener that there is, or a new one.
+    /// The present listener, or a new one.
     fn listener(
         &self,
         runtime: &Arc<dyn Runtime>,
@@ -300,7 +299,7 @@ impl Domain for TcpDomain {
     }
 }
 
-/// One end, not connected yet. It keeps the listener alive.
+/// One side, not connected yet. It keeps the listener alive.
 #[derive(Debug)]
 struct TcpPrepared {
     runtime: Arc<dyn Runtime>,
@@ -308,7 +307,7 @@ struct TcpPrepared {
     table: Arc<RegionTable>,
     config: QueuePairConfig,
     capabilities: Capabilities,
-    /// Of silence, and of a stall.
+    /// The limits on silence and on a stall.
     limits: (Duration, Duration),
     address: Address,
     ticket: Ticket,
@@ -344,7 +343,7 @@ impl TcpPrepared {
         } = self;
         let stream = match params.role {
             Role::Dialer => {
-                // Nobody is to dial this end any more.
+                // The ticket is used: no other stream may come for this side.
                 drop(ticket);
                 dial(&peer, params.peer_address, address.token, &protection).await?
             }
@@ -410,7 +409,7 @@ async fn open(to: SocketAddr) -> io::Result<TcpStream> {
     socket.connect(to).await
 }
 
-/// Waits for the stream that shows this end's token, and checks that it is the dialer's.
+/// Waits for the stream that shows this side's token, and checks that it is the dialer's.
 async fn accept(mut ticket: Ticket, peer: &Address) -> Result<Stream, FabricError> {
     let Some(visitor) = ticket.visitor().await else {
         return Err(failed(

@@ -37,7 +37,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// What a header says.
+/// A header's meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Frame {
     /// Payload follows.
@@ -70,7 +70,7 @@ pub(super) struct WriteFrame {
 pub(super) enum Ending {
     /// Nothing, or not yet.
     Plain,
-    /// The target is told.
+    /// The target's user gets this immediate.
     Immediate(Immediate),
     /// The next range of the same logical write.
     Segment,

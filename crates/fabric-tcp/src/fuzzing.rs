@@ -1,4 +1,4 @@
-//! A peer that writes whatever it likes into the stream, while this end works.
+//! A peer that writes whatever it likes into the stream, while this side works.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a finding
 
@@ -57,7 +57,7 @@ fn address(data: &[u8]) {
     }
 }
 
-/// The first bytes of either end, and a header.
+/// The first bytes of either side, and a header.
 fn greeting(data: &[u8]) {
     let mut input = Input::new(data);
     let hello: [u8; HELLO_BYTES] = input.array();
@@ -214,7 +214,7 @@ impl Attack {
         let _the_victim_may_have_hung_up = self.peer.write(bytes);
     }
 
-    /// This end posts something of its own.
+    /// This side posts something of its own.
     fn post(&mut self, input: &mut Input<'_>) {
         let length = input.pick(&[0, 1, 64, 1000]);
         let bytes = ones(&self.pool, length);
@@ -252,7 +252,7 @@ impl Attack {
 
     fn end(self) {
         let turns = (0..1000).find(|_| self.link.receive() != Progress::More);
-        assert!(turns.is_some(), "a bounded stream keeps this end busy");
+        assert!(turns.is_some(), "a bounded stream keeps this side busy");
         let is_over = self.link.end_state() != EndState::Open;
         assert_eq!(is_over, self.victim.failure().is_some());
         if is_over {
@@ -264,7 +264,7 @@ impl Attack {
             }
         }
         for own in &self.own {
-            assert!(own.iter().all(|&byte| byte == 1), "memory changed that is nobody's but this end's");
+            assert!(own.iter().all(|&byte| byte == 1), "memory changed that is nobody's but this side's");
         }
         assert!(self.exposure.buf().iter().all(|&byte| byte == 1), "what may be read was written");
         // Memory that stayed lent would be leaked, and thousands of inputs run in one process.
@@ -274,7 +274,7 @@ impl Attack {
     }
 }
 
-/// Where the peer says that this end may write.
+/// Where the peer says that this side may write.
 fn peers() -> RemoteRegion {
     RemoteRegion { region: RegionId(9), generation: RegionGeneration(1), base: 0, length: 1 << 20, key: 5 }
 }

@@ -11,9 +11,9 @@
 //! | | certificate 32 bytes, if encrypted | | |
 //!
 //! The dialer shows the acceptor's token, which reached it over the control plane, and as its nonce the token of
-//! its own connection data, which reached the acceptor the same way: so each end knows that the other end of
-//! the stream is the one that the control plane spoke to. Of an encrypted stream, hello and welcome are the first bytes
-//! that travel encrypted, and each end must show the certificate whose SHA-256 is in its connection data.
+//! its own connection data, which reached the acceptor the same way: so each side knows that the stream's
+//! peer is that of the control session. Of an encrypted stream, hello and welcome are the first bytes
+//! that travel encrypted, and each side must show the certificate whose SHA-256 is in its connection data.
 
 use std::{
     fmt,
@@ -58,18 +58,18 @@ impl Token {
     }
 }
 
-/// What the other end must know to reach this one.
+/// What the peer must know to reach this side.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Address {
-    /// `None` when the dialer is to use the host that it dialled the control connection at: this end listens on every address,
+    /// `None` when the dialer is to use the host that it dialled the control connection at: this side listens on every address,
     /// or at the control connection's own.
     pub(super) ip: Option<IpAddr>,
     /// 0 for the port that the dialer dialled the control connection at.
     pub(super) port: u16,
-    /// Which of the listener's tickets.
+    /// The number of this side's ticket.
     pub(super) ticket: u64,
     pub(super) token: Token,
-    /// What this end will show, if the stream is to be encrypted.
+    /// The certificate that this side will show, if the stream is to be encrypted.
     pub(super) certificate: Option<Certificate>,
 }
 

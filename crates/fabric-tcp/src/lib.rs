@@ -7,7 +7,7 @@
 //! | module | responsibility |
 //! | --- | --- |
 //! | `fabric` | the fabric, its domains, and connecting a prepared end |
-//! | `port` | streams of dialing peers, told apart by one-use tickets |
+//! | `port` | streams of dialing peers, distinguished by one-use tickets |
 //! | `listener` | the listener of a fabric that has a port of its own |
 //! | `handshake` | connection data, hello and welcome, in bytes |
 //! | `frame` | the stream's frames, in bytes |
@@ -16,7 +16,9 @@
 //! | `reads` | one-sided reads of this side, a few parts at a time |
 //! | `receiver` | frames in, checked and landed |
 //! | `link` | one connection: both halves, and how it ends |
-//! | `closing` | the wish to end a connection |
+//! | `closing` | a request to end a connection |
+//! | `door`, `strangers`, `pace` | which peers of a port are let in before they have proven who they are |
+//! | [`tls`] | certificates and TLS handshakes (feature `tls`) |
 //! | `driver` | the background task of one connection |
 //! | `protection` | whether streams are encrypted, and the handshake of those that are |
 //! | `sealed` | the records of an encrypted stream (feature `tls`) |
@@ -42,14 +44,14 @@
 //! `rest`) can be of kind 2 or 5. The first one announces the whole range in `rest`, and the target checks all of
 //! it before it reads a byte of the payload, as a NIC does. An empty write touches no memory and names no region.
 //! A logical write with immediate and many ranges (segments, or the pieces of a very long one) is those ranges one
-//! after the other, all but the last ending in kind 5 and the last in kind 2, which tells the bytes of all; without
+//! after the other, all but the last ending in kind 5 and the last in kind 2, whose arrival has the bytes of all; without
 //! an immediate its ranges are writes of their own. Between two frames of one logical write nothing can come but a
 //! goodbye or a refusal.
 //!
 //! A read is a header of kind 6 without payload: region, generation, key, offset and `rest`, the bytes asked for (at
-//! most 4 MiB, so a longer one is asked for in parts), and a number in the place of the immediate. Its answer, of
+//! most 4 MiB, so a longer one is asked for in parts), and a number in the field of the immediate. Its answer, of
 //! kind 7, carries that number, `length` and `rest`, and payload as a write does. Reads are answered in their order,
-//! between logical writes. At most 16 may be unanswered, which bounds what the target holds for its peer.
+//! between logical writes. At most 16 may be unanswered, which bounds the memory that the target keeps for its peer.
 
 #[macro_use]
 mod log;

@@ -1,6 +1,6 @@
 //! One connection: both halves, and how it ends.
 //!
-//! An end has three steps, whoever begins it: the receiver stops, so that nothing of the peer touches memory any
+//! A connection ends in three steps, whichever side begins: the receiver stops, so that nothing of the peer touches memory any
 //! more; every outstanding operation ends; a farewell (a goodbye, or a refusal with its reason) goes out behind
 //! the frame under way. The driver then waits a moment for the peer to take it.
 
@@ -48,9 +48,8 @@ pub(super) struct TcpLink {
     end: AtomicU8,
     /// [`Receiver::finds`] as of the latest turn.
     finds: AtomicU64,
-    /// Bytes may be here that were taken from the socket already, so that no readiness announces them: the records of an
-    /// encrypted stream are taken before they are looked at, the first ones by its handshake.
-    unannounced: AtomicBool,
+    /// The socket may hold bytes that it has taken from the kernel: no readiness announces those.
+    holds_bytes: AtomicBool,
     driver: AtomicWaker,
 }
 
@@ -62,7 +61,7 @@ impl fmt::Debug for TcpLink {
 }
 
 impl TcpLink {
-    /// A queue pair that nobody drives.
+    /// A queue pair without a driver.
     pub(super) fn new(
         table: Arc<RegionTable>,
         config: QueuePairConfig,
@@ -75,7 +74,8 @@ impl TcpLink {
         let socket = unsafe { AsyncFd::register(socket) };
         let socket = socket.map_err(|refused| fail(refused.into()))?;
         let core = Arc::new(QueuePairCore::new(FabricKind::TCP, config, capabilities));
-        let unannounced = AtomicBool::new(socket.get_ref().is_encrypted());
+        // A handshake may have taken bytes that follow it.
+        let holds_bytes = AtomicBool::new(!socket.get_ref().short_reads_drain());
         let link = Arc::new(Self {
             core: core.clone(),
             table,
@@ -86,7 +86,7 @@ impl TcpLink {
             closing: Closing::default(),
             end: AtomicU8::new(EndState::Open as u8),
             finds: AtomicU64::new(0),
-            unannounced,
+            holds_bytes,
             driver: AtomicWaker::new(),
         });
         Ok((link.clone(), QueuePair::new(core, link)))
@@ -116,7 +116,7 @@ impl TcpLink {
         &self.driver
     }
 
-    /// Whether the connection is over, and if so, whether the peer is yet to be told.
+    /// Whether the connection is over, and if so, whether a farewell is still to be sent.
     pub(super) fn end_state(&self) -> EndState {
         EndState::from_bits(self.end.load(Ordering::Acquire))
     }
@@ -157,8 +157,7 @@ impl TcpLink {
         match received {
             Received::Drained => Progress::Drained,
             Received::More => {
-                let encrypted = self.socket.get_ref().is_encrypted();
-                self.unannounced.fetch_or(encrypted, Ordering::Release);
+                self.leave_rest();
                 Progress::More
             }
             Received::Stopped => Progress::Stopped,
@@ -169,9 +168,18 @@ impl TcpLink {
         }
     }
 
-    /// Whether bytes may be here that no readiness announces. The caller looks for them.
-    pub(super) fn take_unannounced(&self) -> bool {
-        self.unannounced.swap(false, Ordering::Acquire)
+    /// A turn of whichever task has ended before all was received. What is left in the kernel, readiness announces; the
+    /// rest of an encrypted stream may be here already.
+    fn leave_rest(&self) {
+        if !self.socket.get_ref().short_reads_drain() {
+            self.holds_bytes.store(true, Ordering::Release);
+            self.driver.wake();
+        }
+    }
+
+    /// Whether bytes may be here that no readiness announces. They are the caller's to receive.
+    pub(super) fn take_held_bytes(&self) -> bool {
+        self.holds_bytes.swap(false, Ordering::AcqRel)
     }
 
     /// Changes whenever anyone has received something.
@@ -214,7 +222,7 @@ impl TcpLink {
         }
     }
 
-    /// The driver is gone: nobody would wake those who wait.
+    /// The driver is gone, so that nothing would wake the tasks that wait.
     pub(super) fn abandon(&self) {
         let mut receiver = match self.receiver.try_lock() {
             Ok(receiver) => receiver,
@@ -236,9 +244,9 @@ impl TcpLink {
 pub(super) enum EndState {
     /// The connection is up.
     Open,
-    /// Over, and the peer is being told.
+    /// Over, and a farewell is being sent.
     Lingering,
-    /// Over without a word.
+    /// Over without a farewell.
     Silent,
 }
 
@@ -281,15 +289,13 @@ impl Link for TcpLink {
         if self.sender.state() == Sent::More {
             self.send();
         }
-        // What is left after a turn is the driver's. Readiness has woken it, or wakes it, only for what the socket still has.
-        if self.receive() == Progress::More && self.unannounced.load(Ordering::Relaxed) {
-            self.driver.wake();
-        }
+        // What is left after a turn is the driver's: readiness wakes it, or the turn did.
+        self.receive();
     }
 
     fn start_close(&self) {
         self.closing.by_user();
-        if matches!(self.receive(), Progress::Busy | Progress::More) {
+        if self.receive() == Progress::Busy {
             self.driver.wake();
         }
     }

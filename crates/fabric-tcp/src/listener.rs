@@ -1,4 +1,4 @@
-//! The listener of a fabric that has a port of its own.
+//! The listener of a fabric with a port of its own.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -20,7 +20,7 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Listens on `bind`, and gives `port` what comes through `door`.
+    /// Listens on `bind`, and gives `port` the streams that `door` lets in.
     ///
     /// # Errors
     /// Those of the operating system.

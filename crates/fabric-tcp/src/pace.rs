@@ -1,4 +1,4 @@
-//! How fast something may go on that others cause.
+//! A limit on how often peers may cause something.
 
 use std::time::Duration;
 

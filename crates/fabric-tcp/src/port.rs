@@ -1,4 +1,4 @@
-//! Where the streams of dialling peers become the connections that they were meant for.
+//! Hands the streams of dialling peers to the connections that they are for.
 
 use std::{
     collections::HashMap,
@@ -17,8 +17,9 @@ use crate::{
     protection::{Protection, Stream},
 };
 
-/// Hands each stream of a dialling peer to the queue pair that has issued its token. Whoever listens gives it the streams
-/// that begin with a hello; a fabric [made for it](super::TcpFabric::at_port) then needs no port of its own. Cheap to clone.
+/// Hands each stream of a dialling peer to the queue pair that has issued its token. The owner of the listener gives it
+/// the streams that begin with a hello. A fabric [at this port](super::TcpFabric::at_port) needs no port of its own.
+/// Cheap to clone.
 #[derive(Clone, Default)]
 pub struct DataPort(Arc<Port>);
 
@@ -49,7 +50,7 @@ impl DataPort {
         Self(Arc::new(Port { protection: Protection::Tls(identity), ..Port::default() }))
     }
 
-    /// Whether a stream that begins with this byte may begin with a hello. No stream of HTTP/2 and none of TLS does.
+    /// Whether a hello may begin with this byte. Neither HTTP/2 nor TLS begins with it.
     pub fn may_begin_with(first: u8) -> bool {
         first == HELLO_MAGIC[0]
     }
@@ -68,7 +69,7 @@ impl DataPort {
         presence.stranger().note(Visit::Data);
         match presence.unless_cut(self.greet(stream)).await {
             Some(Ok(())) => presence.stranger().admit(),
-            // It counts as refused with the end of its presence.
+            // Dropping its presence counts it as refused.
             Some(Err(counter)) => count(counter),
             None => {}
         }
@@ -110,7 +111,7 @@ impl DataPort {
         [handed_over, bad_tokens, malformed, not_trusted].map(|counter| counter.load(Ordering::Relaxed))
     }
 
-    /// A place for one stream.
+    /// A ticket for one stream.
     pub(super) fn issue(&self, token: Token) -> Ticket {
         let (sender, visitor) = oneshot::channel();
         let number = self.0.tickets.add(IssuedTicket { token, sender });
@@ -148,7 +149,7 @@ impl Ticket {
         self.number
     }
 
-    /// The stream that showed this ticket's token; `None` if nobody can show it any more.
+    /// The stream that showed this ticket's token; `None` if the port is gone.
     ///
     /// # Cancel safety
     /// Cancel-safe: the stream stays with the ticket.

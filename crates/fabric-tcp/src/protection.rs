@@ -14,10 +14,10 @@ use crate::tls::{PeerCertificate, TlsIdentity, TlsPurpose, explain_io};
 /// SHA-256 of the certificate that an end of an encrypted connection shows.
 pub(super) type Certificate = [u8; 32];
 
-/// What a fabric does with its streams.
+/// How a fabric protects its streams.
 #[derive(Debug, Clone, Default)]
 pub(super) enum Protection {
-    /// Nothing.
+    /// Not at all.
     #[default]
     None,
     /// Mutual TLS.
@@ -30,7 +30,7 @@ impl Protection {
         !matches!(self, Self::None)
     }
 
-    /// What this end shows.
+    /// What this side shows.
     pub(super) fn certificate(&self) -> Option<Certificate> {
         match self {
             Self::None => None,
@@ -39,7 +39,7 @@ impl Protection {
         }
     }
 
-    /// What an error of a stream means to people.
+    /// The text of an error of a stream: what was seen, and what to do.
     pub(super) fn explain(&self, error: &std::io::Error) -> String {
         match self {
             Self::None => error.to_string(),
@@ -48,15 +48,17 @@ impl Protection {
         }
     }
 
-    /// Whether both ends do the same.
+    /// Whether both sides do the same.
     ///
     /// # Errors
-    /// [`FabricError::Connect`]: they don't. Neither end ever falls back to less.
+    /// [`FabricError::Connect`] if they don't. Neither side falls back to less.
     pub(super) fn check(&self, peer: Option<&Certificate>) -> Result<(), FabricError> {
         let detail = match (self.encrypts(), peer) {
             (true, Some(_)) | (false, None) => return Ok(()),
-            (true, None) => "this end encrypts tcp, and the peer does not: give the peer a TLS identity too",
-            (false, Some(_)) => "the peer encrypts tcp, and this end does not: give it a TLS identity too",
+            (true, None) => "this side encrypts tcp and the peer does not: give the peer a TLS identity too",
+            (false, Some(_)) => {
+                "the peer encrypts tcp and this side does not: give this side a TLS identity too"
+            }
         };
         Err(failed("agreeing on encryption", detail.to_owned()))
     }
@@ -82,10 +84,10 @@ impl Protection {
         Ok(stream)
     }
 
-    /// Protects a stream that came in. Whose it is, its token tells; see [`Stream::check_peer`].
+    /// Protects an accepted stream. Which peer it belongs to is known from its token; see [`Stream::check_peer`].
     ///
     /// # Errors
-    /// Text for people.
+    /// What was seen, and what to do.
     pub(super) async fn accept(&self, stream: TcpStream) -> Result<Stream, String> {
         match self {
             Self::None => Ok(Stream::Plain(stream)),
@@ -132,8 +134,8 @@ impl Stream {
         }
     }
 
-    /// Whether the other end has shown the certificate that it said it would, over the control session: so both belong to
-    /// one worker, whoever may have learnt the token.
+    /// Checks that the peer has shown the certificate that it announced over the control session. So both connections
+    /// belong to one worker, and a stolen token is of no use.
     ///
     /// # Errors
     /// [`FabricError::PeerMisbehaved`]: it has shown another one, or none.

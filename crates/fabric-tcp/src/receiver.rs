@@ -282,7 +282,7 @@ impl Receiver {
             Frame::Write(write) => Body::Write(write),
             Frame::Answer(answer) => Body::Answer(answer),
             Frame::Read(read) => return self.answer(&read, ground),
-            Frame::Goodbye => return Err(End::lost(LossCause::ClosedByPeer, "it said goodbye")),
+            Frame::Goodbye => return Err(End::lost(LossCause::ClosedByPeer, "the peer closed it")),
             Frame::Refusal(refusal) => return Err(End::refused(refusal)),
         };
         let landing = match (&self.landing, body) {
@@ -381,7 +381,7 @@ impl Step {
     ) -> Result<Self, End> {
         match answer {
             Ok(0) => Err(End::lost(LossCause::EndOfFile, "its stream ended without a goodbye")),
-            Ok(bytes) => Ok(Self { bytes, drained: bytes < requested && !socket.is_encrypted() }),
+            Ok(bytes) => Ok(Self { bytes, drained: bytes < requested && socket.short_reads_drain() }),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Self { bytes: 0, drained: true }),
             Err(error) => Err(End::silent(loss(call, error))),
         }

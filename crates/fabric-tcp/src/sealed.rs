@@ -24,7 +24,7 @@ const SEALED_BYTES_MAX: usize = 128 << 10;
 
 /// The bare stream under the records.
 pub(super) trait Bare {
-    /// Hands bytes of `slices`, in order, to the kernel, and tells how many it took.
+    /// Hands bytes of `slices`, in order, to the kernel, and returns how many it took.
     fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize>;
 
     /// Takes what has come; 0 at the end of the stream.
@@ -57,8 +57,8 @@ impl Sealed {
         Self(Mutex::new(Records { connection, taken, rest: (0, 0), is_finished: false }))
     }
 
-    /// Encrypts bytes of `slices`, in order, and hands records to the socket. Tells how many bytes were taken; not all of
-    /// their records may be with the kernel, see [`flush`](Self::flush).
+    /// Encrypts bytes of `slices`, in order, and hands records to the socket. Returns how many bytes were taken. Some of
+    /// their records may still wait here; see [`flush`](Self::flush).
     pub(super) fn send(&self, bare: &impl Bare, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut records = self.records();
         records.flush(bare)?;
@@ -77,7 +77,7 @@ impl Sealed {
         self.records().flush(bare)
     }
 
-    /// Says that nothing more is sent.
+    /// Sends TLS's close alert: nothing more follows.
     pub(super) fn finish(&self, bare: &impl Bare) -> io::Result<()> {
         let mut records = self.records();
         if !std::mem::replace(&mut records.is_finished, true) {
@@ -158,7 +158,7 @@ impl Records {
         let mut rest = self.taken.get(self.rest.0..self.rest.1).unwrap_or_default();
         self.rest.0 += self.connection.read_tls(&mut rest)?;
         let opened = self.connection.process_new_packets();
-        // The peer is told why this end ends, or what it must answer; what does not go out now goes with the next bytes.
+        // Alerts and answers of TLS leave here. What the socket does not take now goes with the next bytes.
         match self.flush(bare) {
             Err(error) if opened.is_ok() && error.kind() != io::ErrorKind::WouldBlock => return Err(error),
             _ => {}
@@ -166,7 +166,7 @@ impl Records {
         opened.map(drop).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    /// Copies bytes that are ready to their place, behind the first `done` ones.
+    /// Copies bytes that are ready into granted memory, after the first `done` bytes.
     fn copy_out(&mut self, access: &RemoteAccess<'_>, done: usize) -> io::Result<usize> {
         let mut reader = self.connection.reader();
         let chunk = reader.fill_buf()?;

@@ -73,9 +73,9 @@ struct Posted {
 /// How a connection ends.
 #[derive(Debug, Clone)]
 pub(super) struct End {
-    /// What this side is told.
+    /// The error of this side's operations.
     pub(super) error: FabricError,
-    /// What the peer is told; `None` if the stream is down, or the peer knows.
+    /// The last frame for the peer; `None` if the stream is down, or the peer has ended it.
     pub(super) farewell: Option<Frame>,
 }
 

@@ -54,16 +54,15 @@ impl Socket {
         }
     }
 
-    /// Whether bytes are taken from the kernel before they are asked for. Then a read that gives less than was asked for
-    /// does not mean that nothing more has come.
-    pub(super) fn is_encrypted(&self) -> bool {
+    /// Whether a read that gives less than was asked for means that nothing more has come.
+    pub(super) fn short_reads_drain(&self) -> bool {
         #[cfg(feature = "tls")]
-        return self.sealed.is_some();
+        return self.sealed.is_none();
         #[cfg(not(feature = "tls"))]
-        false
+        true
     }
 
-    /// Takes bytes of `slices`, in order, and tells how many; they are no longer needed then. See [`flush`](Self::flush).
+    /// Takes bytes of `slices`, in order, and returns how many. Those are no longer needed then. See [`flush`](Self::flush).
     pub(super) fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         #[cfg(feature = "tls")]
         if let Some(sealed) = &self.sealed {
@@ -84,7 +83,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Says that nothing more is sent, in a way that nobody on the way can forge, where there is one.
+    /// Ends this direction of an encrypted stream by TLS's close alert, which nobody on the network can forge.
     pub(super) fn finish(&self) -> io::Result<()> {
         #[cfg(feature = "tls")]
         if let Some(sealed) = &self.sealed {
@@ -121,7 +120,7 @@ impl Socket {
         if let Err(error) = self.bare.0.shutdown(how)
             && error.kind() != io::ErrorKind::NotConnected
         {
-            log!(DEBUG, %error, "shutting down a tcp stream");
+            log!(DEBUG, %error, "cannot shut down a tcp stream");
         }
     }
 }
@@ -148,7 +147,7 @@ impl AsRawFd for BareSocket {
 }
 
 impl BareSocket {
-    /// Hands bytes of `slices`, in order, to the kernel, and tells how many it took.
+    /// Hands bytes of `slices`, in order, to the kernel, and returns how many it took.
     fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         // SAFETY: all-zero is a valid `msghdr`: null pointers with zero lengths.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -219,7 +218,7 @@ pub(crate) fn prefer_cubic(socket: &impl AsRawFd) {
         )
     };
     if failed != 0 {
-        log!(DEBUG, error = %io::Error::last_os_error(), "congestion control cubic is not available");
+        log!(DEBUG, error = %io::Error::last_os_error(), "the congestion control `cubic` is not available");
     }
 }
 
@@ -245,7 +244,7 @@ fn set(socket: &impl AsRawFd, level: libc::c_int, name: libc::c_int, value: libc
     if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What a failed call on a connected stream says about the connection.
+/// The error of a connection whose stream had a failed call.
 pub(super) fn loss(call: &'static str, error: io::Error) -> FabricError {
     let kind = FabricKind::TCP;
     #[cfg(feature = "tls")]

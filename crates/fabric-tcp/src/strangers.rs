@@ -21,15 +21,15 @@ const AT_ONCE_SHARE: usize = 8;
 /// Descriptors of the process that strangers leave to everything else: an honest peer needs some for its connections.
 const DESCRIPTORS_LEFT: u64 = 16;
 
-/// How many strangers are kept while there are some of these left, but fewer than that: several, so that one who only waits does
+/// How many strangers are allowed while fewer descriptors than that are left: several, so that one that only waits does
 /// not keep the others out.
 const FEWEST_WHILE_SOME_ARE_LEFT: usize = 4;
 
-/// For how long fewer strangers are kept after descriptors ran short.
+/// For how long fewer strangers are allowed after descriptors ran short.
 const SHORTAGE: Duration = Duration::from_secs(10);
 
-/// What one listener decides about its strangers: the connections whose peers have not said who they are. The listener
-/// keeps the list of them, and says for each how long it may not be pushed out yet: its grace.
+/// What one listener decides about its strangers: the connections whose peers have not proven themselves. The
+/// listener has the list of them, and knows for how long each may not be pushed out yet: its grace.
 ///
 /// Whoever comes with a wrong secret, garbage or nothing but an end costs the listener some work, and the next of them follows
 /// at once: without a pace they take all the time that there is. So each refusal takes a place in a line that moves at
@@ -52,7 +52,7 @@ impl StrangerLimit {
         Self { most: most.max(1), fewer: None, refusals }
     }
 
-    /// A peer was refused for what it said.
+    /// A peer was refused for what it sent.
     pub(crate) fn refused(&mut self, now: Duration) {
         self.refusals.count(now);
     }
@@ -62,7 +62,7 @@ impl StrangerLimit {
     pub(crate) fn accepted(&mut self, newest: RawFd, strangers: usize, now: Duration) {
         let used = u64::try_from(newest).unwrap_or(0) + 1;
         if Limit::OpenFiles.value().is_some_and(|most| used + DESCRIPTORS_LEFT > most) {
-            // Not down to one: whoever keeps that place for its grace would keep all others out.
+            // More than one: a single stranger would keep all others out for its grace.
             self.make_fewer((strangers / 2).max(FEWEST_WHILE_SOME_ARE_LEFT), now);
         }
     }
@@ -91,7 +91,7 @@ impl StrangerLimit {
         }
     }
 
-    /// For how long nobody further is to be let in; zero if the next may come. `graces` are those of all strangers.
+    /// For how long no further connection is accepted; zero if the next may come. `graces` are those of all strangers.
     ///
     /// Where it has to be waited until somebody may be pushed out, the wait lasts until several may be, so that a flood wakes
     /// the process for every few of its connections instead of for each.

@@ -3,9 +3,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
 
-#[cfg(feature = "test-certificates")]
-mod encrypted;
-
 use std::{
     io::Write,
     net::{Shutdown, TcpListener, TcpStream},
@@ -17,10 +14,18 @@ use std::{
     time::Duration,
 };
 
+#[cfg(feature = "test-certificates")]
+use rustls::ClientConnection;
 use tokio::runtime::Runtime as Tokio;
 use verbs_reactor::{Capabilities, QueuePair, QueuePairConfig, RegionTable, Spinner, Wait};
 
-use crate::{clock::Clock, driver::Driver, frame::HEADER_BYTES, link::TcpLink};
+use crate::{Stream, clock::Clock, driver::Driver, frame::HEADER_BYTES, link::TcpLink};
+
+#[cfg(feature = "test-certificates")]
+use crate::tls::{
+    TlsPurpose,
+    test_certificates::{Authority, Wanted},
+};
 
 /// A bound on what takes a few polls, if the kernel is not slow.
 const POLLS_MAX: usize = 1_000_000;
@@ -35,7 +40,7 @@ impl Wake for Count {
     }
 }
 
-/// One end of a stream under its driver; the other end is bare.
+/// One end of a stream under its driver; the peer is bare.
 struct Hand {
     driver: Driver,
     queue_pair: QueuePair,
@@ -52,16 +57,19 @@ impl Hand {
 
     /// Must be called on a runtime.
     fn sharing(spinner: &Arc<Spinner>) -> Self {
-        let clock = Clock::default();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, _) = listener.accept().unwrap();
         peer.set_nodelay(true).unwrap();
         stream.set_nonblocking(true).unwrap();
+        Self::over(tokio::net::TcpStream::from_std(stream).unwrap().into(), peer, spinner)
+    }
+
+    fn over(stream: Stream, peer: TcpStream, spinner: &Arc<Spinner>) -> Self {
+        let clock = Clock::default();
         let table = Arc::new(RegionTable::new(&clock));
         let depths = QueuePairConfig { send_depth: 16, receive_depth: 1024 };
-        let stream = tokio::net::TcpStream::from_std(stream).unwrap();
-        let (link, queue_pair) = TcpLink::new(table, depths, Capabilities::WRITES, stream.into()).unwrap();
+        let (link, queue_pair) = TcpLink::new(table, depths, Capabilities::WRITES, stream).unwrap();
         let driver = Driver::new(link, Arc::new(clock.clone()), spinner.clone());
         let count = Arc::new(Count::default());
         let waker = Waker::from(count.clone());
@@ -111,7 +119,7 @@ impl Hand {
         panic!("the driver does not come to rest");
     }
 
-    /// A notification that readiness announces, at once on this end's clock; leaves the driver awake.
+    /// A notification that readiness announces, at once on this side's clock; leaves the driver awake.
     fn receive_one(&mut self, tokio: &Tokio) {
         let before = self.arrivals();
         self.notify();
@@ -235,7 +243,7 @@ fn a_connection_that_is_ending_gives_the_turn_to_look_back() {
         let [first, second] = &mut hands;
         assert!(first.woken() > 0, "looks");
         assert_eq!(second.woken(), 0, "not both");
-        // A frame of no kind: this end lingers until the peer has taken the refusal.
+        // A frame of no kind: this side lingers until the peer has taken the refusal.
         first.peer.write_all(&[99; HEADER_BYTES]).unwrap();
         for _ in 0..POLLS_MAX {
             assert!(first.poll().is_pending());
@@ -246,5 +254,44 @@ fn a_connection_that_is_ending_gives_the_turn_to_look_back() {
         assert!(first.poll().is_pending(), "lingers");
         second.receive_one(tokio);
         assert!(second.woken() > 0, "the turn did not come back");
+    });
+}
+
+/// An encrypted stream, and its peer's socket with the records of that side.
+#[cfg(feature = "test-certificates")]
+fn encrypted(tokio: &Tokio) -> (Stream, TcpStream, ClientConnection) {
+    let member = Authority::new().unwrap().issue(&Wanted::worker("/job:a/replica:0/task:0")).unwrap();
+    let identity = member.identity().unwrap();
+    let (dialled, accepted) = tokio.block_on(async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (accepted, _) = listener.accept().await.unwrap();
+        tokio::join!(identity.connect(TlsPurpose::Data, stream), identity.accept(accepted))
+    });
+    let tokio_rustls::TlsStream::Client(dialled) = dialled.unwrap() else { unreachable!() };
+    let (peer, records) = dialled.into_inner();
+    (accepted.unwrap().into(), peer.into_std().unwrap(), records)
+}
+
+#[cfg(feature = "test-certificates")]
+#[test]
+fn decrypted_bytes_that_a_task_leaves_behind_wake_the_driver() {
+    /// More than one turn takes, and all in one record.
+    const FRAMES: usize = 400;
+    on_a_runtime(|tokio| {
+        let (stream, peer, mut records) = encrypted(tokio);
+        let mut hand = Hand::over(stream, peer, &Spinner::new(Wait::Sleep));
+        hand.sleep();
+        let mut notification = [0; HEADER_BYTES];
+        notification[0] = 2; // a write with immediate
+        records.writer().write_all(&notification.repeat(FRAMES)).unwrap();
+        records.write_tls(&mut hand.peer).unwrap();
+        // A task empties the socket before the runtime sees that bytes have come: it will never announce them.
+        let task = Context::from_waker(Waker::noop());
+        assert!((0..POLLS_MAX).any(|_| hand.queue_pair.poll_arrivals(&task).is_ready()), "nothing came");
+        assert!(hand.arrivals() < FRAMES as u64, "all in one turn");
+        hand.turn(tokio);
+        hand.sleep();
+        assert_eq!(hand.arrivals(), FRAMES as u64);
     });
 }

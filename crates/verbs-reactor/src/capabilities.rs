@@ -12,7 +12,7 @@ pub struct Capabilities {
     pub read: bool,
     /// Views of the peer's memory without a copy.
     pub lend: bool,
-    /// What travels is encrypted, and held against change, between the two ends.
+    /// Bytes are encrypted between the two sides, and changes on the way are detected.
     pub encrypted: bool,
     /// The largest piece a logical write is split into, in bytes.
     pub piece_bytes_max: u64,

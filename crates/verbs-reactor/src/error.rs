@@ -6,11 +6,11 @@ use memory::Limit;
 
 use crate::{FabricKind, RegionId};
 
-/// Why a connection ended without our asking.
+/// Why a connection ended that this side did not close.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossCause {
-    /// The peer's end of the stream or socket was closed, as when its process ends.
+    /// The peer's stream or socket was closed, as when its process ends.
     EndOfFile,
     /// The peer's host reset the connection.
     Reset,
@@ -22,8 +22,7 @@ pub enum LossCause {
     ClosedByPeer,
     /// The local device went away.
     DeviceLost,
-    /// What came over an encrypted connection is not what its other end sent: it was changed, repeated or cut out on the
-    /// way. None of it was delivered.
+    /// Bytes of an encrypted connection were changed, repeated or removed on the way. None of them was delivered.
     Tampered,
 }
 
@@ -64,8 +63,8 @@ pub enum PeerViolation {
     /// A token that was never issued, or already used.
     #[error("wrong or used connection token")]
     BadToken,
-    /// A data connection whose end shows another certificate than the worker that it was agreed on with.
-    #[error("another certificate than that of the worker that the connection was agreed on with")]
+    /// The peer of a data connection shows another certificate than the worker of the control session.
+    #[error("another certificate than that of the worker of the control session")]
     WrongCertificate,
 }
 
@@ -114,14 +113,14 @@ impl PeerViolation {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum FabricError {
-    /// The peer or the way to it is gone.
+    /// The peer, or the network to it, is gone.
     #[error("{kind}: the connection to the peer is lost ({cause:?}): {detail}")]
     PeerLost {
         /// The fabric.
         kind: FabricKind,
         /// What was seen.
         cause: LossCause,
-        /// The operating system's or device's words.
+        /// The text of the operating system or device.
         detail: String,
     },
     /// The peer refused our access; the connection is down.
@@ -150,7 +149,7 @@ pub enum FabricError {
         /// The queue pair's receive depth.
         depth: u32,
     },
-    /// This side closed the queue pair.
+    /// This side has closed the queue pair.
     #[error("the queue pair was closed")]
     Closed,
     /// A caller that counts its own operations posted one too many.
@@ -172,7 +171,7 @@ pub enum FabricError {
     },
     /// A buffer whose block is not registered with this queue pair's domain.
     #[error(
-        "block {block} is not registered with this {kind} domain: allocate from a pool the domain visits"
+        "block {block} is not registered with this {kind} domain: allocate from a pool whose blocks are registered with the domain"
     )]
     NotRegistered {
         /// The fabric.
@@ -186,7 +185,7 @@ pub enum FabricError {
         /// The region.
         region: RegionId,
     },
-    /// The write's two ends differ in length, or leave the region.
+    /// The local and the remote range differ in length, or the remote one leaves the region.
     #[error("a write of {local} bytes does not fit the remote range of {remote} bytes")]
     LengthMismatch {
         /// Bytes of the local buffer.
@@ -197,7 +196,7 @@ pub enum FabricError {
     /// Two segments of a vectored write name the same byte of the peer.
     #[error(
         "two segments of one vectored write overlap in region {region:?} at offset {offset}, and the order in \
-         which they land is open: name each byte once"
+         which they land is undefined: name each byte once"
     )]
     OverlappingSegments {
         /// The region.
@@ -237,7 +236,7 @@ pub enum FabricError {
         /// The cap.
         most: u64,
     },
-    /// Not at this moment, because the peer has not taken in what it was sent before.
+    /// Not now: the peer has not processed what it was sent before.
     #[error("{kind} cannot {what} now: the peer is busy; try again later, or send a copy")]
     Busy {
         /// The fabric.
@@ -275,7 +274,7 @@ pub enum FabricError {
         /// The limit.
         limit: Limit,
     },
-    /// The other end did not answer in time.
+    /// The peer did not answer in time.
     #[error("{kind}: connecting took longer than {limit_ms} ms; is the peer alive and reachable?")]
     ConnectTimeout {
         /// The fabric.
@@ -301,7 +300,7 @@ impl FabricError {
         Self::Device { kind, call, source: Arc::new(source) }
     }
 
-    /// A step of connecting that the operating system refused; `detail` says how, and what to do.
+    /// For a step of connecting that the operating system refused. `detail` is what was seen, and what to do.
     pub fn refused(kind: FabricKind, step: &'static str, error: &io::Error, detail: String) -> Self {
         match Limit::of_files(error) {
             Some(limit) => Self::Limit { kind, step, detail, limit },

@@ -17,8 +17,8 @@ pub trait Fabric: Send + Sync + fmt::Debug + 'static {
     /// What it can do.
     fn capabilities(&self) -> Capabilities;
 
-    /// Two ends can use this fabric only if their reach is equal: boot id, network namespace and user for shm,
-    /// empty for tcp.
+    /// Two sides can use this fabric only if their reach is equal. Over shm that is boot id, network namespace and user;
+    /// over tcp it is empty.
     fn reach(&self) -> Vec<u8>;
 
     /// Opens a protection domain.
@@ -33,30 +33,31 @@ pub trait Domain: Send + Sync + fmt::Debug + 'static {
     /// Which kind of fabric this belongs to.
     fn kind(&self) -> FabricKind;
 
-    /// Registers `block` (idempotent per block: once more, it tells the region that the block is). The domain keeps the block mapped as long as it lives itself.
+    /// Registers `block`. Registering a block again returns its existing region. The domain keeps the block mapped for as long
+    /// as the domain lives.
     ///
     /// # Errors
     /// [`FabricError::Device`] when the device refuses, naming the limit to raise.
     fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError>;
 
-    /// Lets go of a block that no operation uses any more and that no peer can access: a user's memory that leaves, or
-    /// any when the domain's queue pairs are closed. A domain that can't do that keeps the block for as long as it lives.
+    /// Forgets a block that no operation uses and no peer can access any more: a user's memory that is withdrawn, or any
+    /// block once the domain's queue pairs are closed. A domain that cannot do that keeps the block for as long as it lives.
     fn deregister(&self, _block: BlockId) {}
 
-    /// A number that changes when the device was lost and opened again: from then on blocks have other keys, and
-    /// [`register`](Self::register) tells them. All connections from before are over.
+    /// A number that changes when the device was lost and opened again. From then on blocks have other keys, which
+    /// [`register`](Self::register) returns, and all earlier connections are over.
     fn epoch(&self) -> u64 {
         0
     }
 
-    /// Makes one end of a connection, with its receives posted.
+    /// Makes one side of a connection, with its receives posted.
     ///
     /// # Errors
     /// [`FabricError::Device`] when the device refuses.
     fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError>;
 }
 
-/// What one end must know of the other to connect: opaque, versioned, carried by the control plane.
+/// What one side must know of the other to connect: opaque, versioned, carried by the control plane.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConnectionData(pub Vec<u8>);
 
@@ -67,7 +68,7 @@ impl fmt::Debug for ConnectionData {
     }
 }
 
-/// Which end this is. The control plane decides: the end that asked for the connection dials.
+/// Which side this is. The control plane decides: the side that asked for the connection dials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Opens the stream or socket, where there is one.
@@ -76,25 +77,25 @@ pub enum Role {
     Acceptor,
 }
 
-/// How to connect a prepared end.
+/// How to connect a prepared side.
 #[derive(Debug, Clone)]
 pub struct ConnectParams {
-    /// The other end's data.
+    /// The peer's data.
     pub peer: ConnectionData,
-    /// Which end this is.
+    /// Which side this is.
     pub role: Role,
-    /// Where the control connection was dialled, if this end has dialled it: for fabrics that need an address.
+    /// Where the control connection was dialled, if this side has dialled it: for fabrics that need an address.
     pub peer_address: Option<SocketAddr>,
     /// How long it may take.
     pub limit: Duration,
 }
 
-/// One end of a connection that is not connected yet. Dropping it gives everything back.
+/// One side of a connection that is not connected yet. Dropping it gives everything back.
 pub trait Prepared: Send + fmt::Debug {
-    /// What the other end must know.
+    /// What the peer must know.
     fn connection_data(&self) -> ConnectionData;
 
-    /// Connects. Both ends must call this, each with the other's data. Nothing runs in the background before the
+    /// Connects. Both sides must call this, each with the other's data. Nothing runs in the background before the
     /// [driver](Connected::driver) is polled.
     ///
     /// # Errors
@@ -109,8 +110,8 @@ pub trait Prepared: Send + fmt::Debug {
 pub struct Connected {
     /// The user's half.
     pub queue_pair: QueuePair,
-    /// Makes progress when nobody awaits an operation. It ends once the connection is over and nothing is left to do for
-    /// it. Dropping it before ends the connection.
+    /// Makes progress when no task awaits an operation. It ends once the connection is over and nothing is left to do for
+    /// it. Dropping it earlier ends the connection.
     pub driver: BoxFuture<'static, ()>,
 }
 

@@ -12,8 +12,8 @@
 //! | tcp | the crate `tensorwire-fabric-tcp` | header + payload, read by the target straight into the destination |
 //!
 //! The contract that all of them implement:
-//! - Writes on one queue pair land in posting order as far as an immediate can tell: when the immediate of a
-//!   write arrives, that write and all earlier ones are visible. A plain write is not visible before that.
+//! - Writes on one queue pair land in posting order as far as immediates show: when the immediate of a write
+//!   arrives, that write and all earlier ones are visible. A plain write is not visible before that.
 //! - Completion `Ok` means that the local bytes may be reused, not that they were delivered.
 //! - Every immediate consumes one of the target's `receive_depth` receives, given back when the arrival is
 //!   taken ([`QueuePair::next_arrival`]). Without one the connection fails

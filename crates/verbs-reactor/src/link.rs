@@ -12,21 +12,22 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// [pieces](WorkRequest::pieces).
     fn submit(&self, key: SlotKey, request: &WorkRequest);
 
-    /// Makes progress on behalf of whoever awaits: cheap when there is nothing to do, never blocks.
+    /// Makes progress on behalf of a task that awaits an operation. Cheap when there is nothing to do; never blocks.
     fn drive(&self);
 
-    /// Looks a little longer, until `is_there`, on behalf of whoever awaits an arrival, after [`drive`](Self::drive). Does
-    /// nothing unless the fabric has found that looking pays off now: other tasks of this thread wait meanwhile.
+    /// Looks a little longer, until `is_there`, on behalf of a task that awaits an arrival. Called after
+    /// [`drive`](Self::drive). Does nothing unless the fabric has found that looking pays off now, because other tasks of
+    /// this thread wait meanwhile.
     fn look(&self, _is_there: &dyn Fn() -> bool) {}
 
-    /// Looks a little for work, on behalf of a task that awaits something of the peer's, and does what it finds; whether
-    /// there was any. Does nothing unless the fabric has found that looking pays off now, and waits for no lock that is
-    /// held for long.
+    /// Looks a little for work, on behalf of a task that awaits something of the peer's, and does what it finds. True if
+    /// there was any. Does nothing unless the fabric has found that looking pays off now. Waits for no lock that is held
+    /// for long.
     fn help(&self) -> bool {
         false
     }
 
-    /// Begins the orderly end: outstanding operations end, the peer's further accesses are refused. When that
+    /// Begins the orderly close: outstanding operations end, and further accesses of the peer are refused. When that
     /// is done, and nothing of the peer can touch local memory any more, the fabric calls
     /// [`QueuePairCore::mark_drained`](crate::QueuePairCore::mark_drained). Called once; also after a failure.
     fn start_close(&self);
@@ -35,11 +36,11 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// [`FabricError::Busy`](crate::FabricError::Busy), and is never posted. For callers that have another way.
     fn withdraw(&self, _key: SlotKey) {}
 
-    /// The queue pair's counters, for a link whose operations are counted elsewhere. `counted` is what the core has counted.
+    /// The queue pair's counters. `counted` are those of the core; a link whose operations are counted elsewhere replaces them.
     fn stats(&self, counted: QueuePairStats) -> QueuePairStats {
         counted
     }
 
-    /// Lets threads go that the peer holds inside a call of this link, if it has a way to do that. Never blocks.
+    /// Releases threads of this process that the peer blocks inside a call of this link, where a peer can. Never blocks.
     fn free_threads(&self) {}
 }

@@ -1,10 +1,10 @@
-//! Which bytes of a peer are meant.
+//! Names for ranges of a peer's memory.
 
 /// Names a region within its domain; never reused within it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RegionId(pub u32);
 
-/// Tells a region from earlier ones that had its number in an earlier life of the peer.
+/// Distinguishes a region from one that had its number before the peer restarted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RegionGeneration(pub u32);
 

@@ -6,8 +6,8 @@ use memory::{Block, BufMut, GrantEnd, Granted, RemoteTarget};
 
 use crate::{FabricError, FabricKind, RemoteRange};
 
-/// The destination of a read. The slot of the operation owns it until the completion, so that bytes which come
-/// after the future was dropped land where nothing else is.
+/// The destination of a read. The slot of the operation owns it until the completion, so that bytes which arrive
+/// after the future was dropped land in memory that nothing else uses.
 #[derive(Debug, Clone)]
 pub struct ReadDestination(Arc<Destination>);
 
@@ -25,9 +25,9 @@ impl Destination {
 
 impl Drop for Destination {
     fn drop(&mut self) {
-        // Nobody awaits the read, and the slot has let go of it: it is completed, or was never posted.
+        // No future and no slot refers to the read any more: it has completed, or was never posted.
         if let Some(Err(error)) = self.take().map(|granted| granted.end(GrantEnd::ReadCompleted)) {
-            log!(WARN, %error, "the destination of a read is lost");
+            log!(WARN, %error, "cannot give back the destination of a read: its memory is leaked");
         }
     }
 }

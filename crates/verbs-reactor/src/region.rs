@@ -191,7 +191,7 @@ impl RegionTable {
         Self { generation: RegionGeneration(low_bits(runtime.random())), state: Mutex::default() }
     }
 
-    /// Registers `block` once; a second call for the same block answers with the first registration.
+    /// Registers `block`. Registering a block again returns its existing region.
     pub fn register(&self, runtime: &dyn Runtime, block: &Block, access: Access) -> RemoteRegion {
         let mut state = self.lock();
         let known = state.by_block.get(&block.id()).copied();
@@ -207,7 +207,7 @@ impl RegionTable {
         RemoteRegion { region, generation: self.generation, base: 0, length: block.length() as u64, key }
     }
 
-    /// Lets go of a block: it can be neither sent from nor written any more.
+    /// Forgets a block: it can be neither sent from nor written any more.
     pub fn deregister(&self, block: BlockId) {
         let gone = {
             let mut state = self.lock();

@@ -14,7 +14,7 @@ use futures::future::{Either, select};
 /// A boxed, sendable future.
 pub type BoxFuture<'a, T> = futures::future::BoxFuture<'a, T>;
 
-/// Spawns tasks, tells the time and gives random numbers.
+/// Spawns tasks, measures time and gives random numbers.
 pub trait Runtime: Send + Sync + fmt::Debug + 'static {
     /// Runs `task` to its end in the background. `name` appears in traces.
     fn spawn(&self, name: &'static str, task: BoxFuture<'static, ()>);
@@ -29,10 +29,10 @@ pub trait Runtime: Send + Sync + fmt::Debug + 'static {
     /// may be weaker than the others: see [`check_random`](Self::check_random).
     fn random(&self) -> u64;
 
-    /// Looks whether there are random numbers, before anything relies on them. A worker does not start without.
+    /// Checks that there are random numbers before anything relies on them. A worker does not start without them.
     ///
     /// # Errors
-    /// The operating system's words.
+    /// Those of the operating system.
     fn check_random(&self) -> io::Result<()> {
         Ok(())
     }
@@ -101,9 +101,9 @@ impl Runtime for TokioRuntime {
         match getrandom::u64() {
             Ok(number) => number,
             Err(error) => {
-                // A source that has worked fails when the process takes the right to it away from itself. A number from
-                // elsewhere would be a secret that can be guessed, and nobody would know.
-                log!(ERROR, %error, "the operating system gives no random numbers any more: ending this process");
+                // A source that has worked fails when the process drops its right to it, as by a seccomp filter. Any other
+                // number would be a secret that can be guessed without anybody noticing.
+                log!(ERROR, %error, "the operating system no longer gives random numbers: aborting this process");
                 std::process::abort()
             }
         }

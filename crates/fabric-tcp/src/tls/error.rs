@@ -29,9 +29,9 @@ impl fmt::Display for TlsField {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CertificateProblem {
-    /// Its time is over.
+    /// It has expired.
     Expired,
-    /// Its time has not begun.
+    /// It is not valid yet.
     NotYetValid,
     /// No trusted CA signed it.
     UnknownAuthority,
@@ -66,10 +66,10 @@ impl CertificateProblem {
             Self::Expired => "has expired: renew it, or set the clock of this host right",
             Self::NotYetValid => "is not valid yet: wait for its time, or set the clock of this host right",
             Self::UnknownAuthority => {
-                "is signed by no CA that is trusted here: give both ends certificates of one CA, and that CA"
+                "is signed by no CA that is trusted here: give both sides certificates of one CA, and that CA"
             }
             Self::WrongUsage => {
-                "may not be used by this end of a connection: a worker both dials and is dialled, so its extended key \
+                "may not be used by this side of a connection: a worker both dials and is dialled, so its extended key \
                  usage must have serverAuth and clientAuth, or be absent"
             }
             Self::WrongHost => "is not for the host that was dialled: put the host into its subjectAltName",
@@ -92,7 +92,7 @@ pub enum TlsError {
         /// What was seen, and what to do.
         detail: String,
     },
-    /// Text that holds nothing of what it should.
+    /// A text without the expected content.
     #[error("{field} {place}: {detail}")]
     Malformed {
         /// Which part.
@@ -112,7 +112,7 @@ pub enum TlsError {
         /// The certificate's.
         certificate: String,
     },
-    /// A certificate that its own CA does not let in.
+    /// A certificate that peers with these CAs would refuse.
     #[error("TLS certificate {place}: it {} ({detail})", problem.words())]
     Unusable {
         /// The file, or that it was given as bytes.
@@ -124,26 +124,26 @@ pub enum TlsError {
     },
 }
 
-/// What a failed TLS connection means to people: what was seen, and what to do.
+/// The text of a failed TLS connection: what was seen, and what to do.
 pub fn explain(error: &Error) -> String {
     match error {
         Error::InvalidCertificate(why) => {
             // It may quote the certificate.
             let detail = why.to_string().replace(|part: char| part.is_control(), "\u{fffd}");
-            format!("the other end's certificate {} ({detail})", CertificateProblem::of(why).words())
+            format!("the peer's certificate {} ({detail})", CertificateProblem::of(why).words())
         }
         Error::AlertReceived(alert) => refused_by_peer(*alert),
         Error::NoCertificatesPresented => {
-            "the other end showed no certificate: give it one, signed by the common CA".to_owned()
+            "the peer showed no certificate: give it one, signed by the common CA".to_owned()
         }
         Error::InvalidMessage(_) => {
-            "the other end does not speak TLS: it runs without, or is no worker; turn TLS on at both ends".to_owned()
+            "the peer does not speak TLS: it runs without, or is no worker; turn TLS on at both sides".to_owned()
         }
         Error::PeerIncompatible(why) => {
-            format!("the other end does not speak TLS 1.3, which alone is spoken here ({why:?})")
+            format!("the peer does not speak TLS 1.3, which alone is spoken here ({why:?})")
         }
         Error::DecryptError => {
-            "a record was changed, repeated or left out on the way: somebody may be at the network between the hosts"
+            "a record was changed, repeated or left out on the way: somebody may tamper with the network between the hosts"
                 .to_owned()
         }
         other => other.to_string(),
@@ -153,46 +153,46 @@ pub fn explain(error: &Error) -> String {
 fn refused_by_peer(alert: AlertDescription) -> String {
     let why = match alert {
         AlertDescription::CertificateRequired => {
-            "wants a certificate: give this end one, signed by the common CA"
+            "wants a certificate: give this side one, signed by the common CA"
         }
         // Of a CA with the name of a trusted one and another key, the signature is what fails.
         AlertDescription::UnknownCA | AlertDescription::DecryptError => {
-            "does not trust the CA of this end's certificate: give both ends certificates of one CA, and that CA"
+            "does not trust the CA of this side's certificate: give both sides certificates of one CA, and that CA"
         }
         AlertDescription::CertificateExpired => {
-            "says that this end's certificate has expired or is not valid yet: renew it, or set the clocks of both \
+            "says that this side's certificate has expired or is not valid yet: renew it, or set the clocks of both \
              hosts right"
         }
         AlertDescription::UnsupportedCertificate => {
-            "does not accept what this end's certificate may be used for: a worker's extended key usage must have \
+            "does not accept what this side's certificate may be used for: a worker's extended key usage must have \
              serverAuth and clientAuth, or be absent"
         }
         AlertDescription::BadCertificate | AlertDescription::CertificateUnknown => {
-            "does not accept this end's certificate: its log says why"
+            "does not accept this side's certificate: its log says why"
         }
-        AlertDescription::AccessDenied => "does not let this end in: its log says why",
+        AlertDescription::AccessDenied => "does not let this side in: its log says why",
         AlertDescription::ProtocolVersion => "does not speak TLS 1.3, which alone is spoken here",
         AlertDescription::NoApplicationProtocol => {
             "expects something else on this port: is it a worker of this version, and does everything on the way pass TLS \
              through unchanged?"
         }
         AlertDescription::BadRecordMac => {
-            "got a record that was changed on the way: somebody may be at the network between the hosts"
+            "got a record that was changed on the way: somebody may tamper with the network between the hosts"
         }
-        other => return format!("the other end ended TLS with the alert {other:?}: its log says why"),
+        other => return format!("the peer ended TLS with the alert {other:?}: its log says why"),
     };
-    format!("the other end {why}")
+    format!("the peer {why}")
 }
 
-/// As [`explain`], of an error of a stream during the handshake, or before the other end has said anything after it.
+/// As [`explain`], of an error of a stream during the handshake, or before the peer's first bytes after it.
 pub fn explain_io(error: &io::Error) -> String {
     if let Some(tls) = tls_error(error) {
         return explain(tls);
     }
     match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => format!(
-            "the other end ended the connection during the TLS handshake ({error}): it runs without TLS, or does not let \
-             this end in; its log says why"
+            "the peer ended the connection during the TLS handshake ({error}): it runs without TLS, or does not let \
+             this side in; its log says why"
         ),
         _ => error.to_string(),
     }

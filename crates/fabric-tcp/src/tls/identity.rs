@@ -1,4 +1,4 @@
-//! Who this end is.
+//! The identity of this side.
 
 use std::{
     fmt,
@@ -31,8 +31,8 @@ use super::{
 /// Longest content of a file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Bytes that are read, and thrown away, of an end that is not let in. It has sent what follows its own part of the handshake
-/// already: closing on that would reset the connection, and with it the alert that says why.
+/// Bytes of a refused peer that are read and discarded. It may have sent more than its part of the handshake: closing with
+/// unread bytes would reset the connection, and the alert with the reason would be lost.
 const LEAVING_BYTES_MAX: u64 = 64 << 10;
 
 /// Where bytes came from that no file gave.
@@ -69,12 +69,12 @@ impl fmt::Debug for TlsIdentity {
 }
 
 impl TlsIdentity {
-    /// From PEM files: the certificate chain (this end's own certificate first), its private key, and the certificates of
+    /// From PEM files: the certificate chain (this side's own certificate first), its private key, and the certificates of
     /// the trusted CAs. Warns when others than its owner can read the key.
     ///
     /// # Errors
     /// [`TlsError`], which names the file: it cannot be read, holds something else, the key is another certificate's, or
-    /// the certificate would not be let in by those CAs now, as the one end of a connection or the other.
+    /// peers with those CAs would refuse the certificate now, as a dialler or as an acceptor.
     pub fn from_files(
         certificate: impl AsRef<Path>,
         key: impl AsRef<Path>,
@@ -99,7 +99,7 @@ impl TlsIdentity {
         )
     }
 
-    /// As [`from_pem`](Self::from_pem), also if nobody would let this end in: to test that nobody does.
+    /// As [`from_pem`](Self::from_pem), without the check that peers would accept it: for tests of peers that refuse it.
     ///
     /// # Errors
     /// As [`from_files`](Self::from_files), but for a certificate that is not let in.
@@ -152,20 +152,20 @@ impl TlsIdentity {
         })))
     }
 
-    /// What other ends see of this one.
+    /// The certificate that peers see.
     pub fn certificate(&self) -> &PeerCertificate {
         &self.0.own
     }
 
-    /// Tells this end's certificate from every other.
+    /// The digest of this side's certificate.
     pub fn digest(&self) -> CertificateDigest {
         self.0.own.digest()
     }
 
-    /// The handshake of the end that has dialled. As long as the other end takes: bound it.
+    /// The dialler's handshake. It lasts as long as the peer takes, so bound it.
     ///
     /// # Errors
-    /// As the stream or TLS has them; [`explain_io`](super::explain_io) says what they mean.
+    /// Those of the stream or of TLS; [`explain_io`](super::explain_io) explains them.
     ///
     /// # Cancel safety
     /// Dropping the future ends the stream.
@@ -180,8 +180,8 @@ impl TlsIdentity {
         Ok(connector.connect(name, stream).await?.into())
     }
 
-    /// The handshake of the end that was dialled, for a data connection. As long as the other end takes, also to leave when
-    /// it is not let in: bound it.
+    /// The acceptor's handshake, for a data connection. It lasts as long as the peer takes, also to hang up after it was
+    /// refused, so bound it.
     ///
     /// # Errors
     /// As of [`connect`](Self::connect).
@@ -192,7 +192,7 @@ impl TlsIdentity {
         accept(self.0.data_server.clone(), stream).await
     }
 
-    /// As [`accept`](Self::accept), for whatever purpose the other end has.
+    /// As [`accept`](Self::accept), for whatever purpose the peer has.
     ///
     /// # Errors
     /// As of [`connect`](Self::connect).
@@ -202,7 +202,7 @@ impl TlsIdentity {
     pub async fn accept_any(&self, stream: TcpStream) -> io::Result<(TlsStream<TcpStream>, TlsPurpose)> {
         let stream = accept(self.0.server.clone(), stream).await?;
         let agreed = stream.get_ref().1.alpn_protocol();
-        // An end that names no purpose is refused by who looks at its certificate.
+        // A peer that names no purpose is refused later, by the check of its certificate.
         let purpose = match agreed == Some(TlsPurpose::Data.protocol()) {
             true => TlsPurpose::Data,
             false => TlsPurpose::Control,
@@ -254,7 +254,7 @@ fn client_config(
     Ok(config)
 }
 
-/// Whether peers with these CAs would let this end in, now: better said here than at each peer.
+/// Whether peers with these CAs would accept this side now. An error here is better than one at each peer.
 fn check_own(
     input: &Input,
     chain: &[CertificateDer<'static>],

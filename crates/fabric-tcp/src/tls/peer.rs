@@ -1,4 +1,4 @@
-//! What the other end has proven.
+//! What the peer has proven.
 
 use rustls::{
     CommonState,
@@ -13,7 +13,7 @@ use super::{TlsPurpose, explain};
 /// SHA-256 of a certificate.
 pub type CertificateDigest = [u8; 32];
 
-/// The certificate that the other end of a connection has shown, and has the key of.
+/// The certificate that the peer of a connection has shown, and has the key of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerCertificate {
     leaf: CertificateDer<'static>,
@@ -23,16 +23,16 @@ impl PeerCertificate {
     /// Of a connection whose handshake is done.
     ///
     /// # Errors
-    /// There is none, or the connection was made for another purpose: text for people.
+    /// What was seen, and what to do: there is no certificate, or the connection was made for another purpose.
     pub fn of(connection: &CommonState, purpose: TlsPurpose) -> Result<Self, String> {
         if connection.alpn_protocol() != Some(purpose.protocol()) {
             return Err(
-                "the other end expects something else on this connection: is it a worker of this version?"
+                "the peer expects something else on this connection: is it a worker of this version?"
                     .to_owned(),
             );
         }
         let leaf = connection.peer_certificates().and_then(|chain| chain.first());
-        let leaf = leaf.ok_or_else(|| "the other end showed no certificate".to_owned())?;
+        let leaf = leaf.ok_or_else(|| "the peer showed no certificate".to_owned())?;
         Ok(Self { leaf: leaf.clone() })
     }
 
@@ -40,7 +40,7 @@ impl PeerCertificate {
         Self { leaf }
     }
 
-    /// Tells it from every other certificate.
+    /// The digest of this certificate.
     pub fn digest(&self) -> CertificateDigest {
         Sha256::digest(&self.leaf).into()
     }
@@ -55,7 +55,7 @@ impl PeerCertificate {
     /// Whether `host`, a DNS name or an IP address, is among its alternative names.
     ///
     /// # Errors
-    /// It is not: text for people.
+    /// What was seen, and what to do, if it is not.
     pub fn is_for_host(&self, host: &str) -> Result<(), String> {
         let name =
             ServerName::try_from(host).map_err(|error| format!("`{host}` is no host name: {error}"))?;

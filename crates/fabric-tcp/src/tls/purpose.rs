@@ -1,6 +1,6 @@
 //! What an encrypted connection is for.
 
-/// What a connection is for. It is agreed on in the handshake, so that one cannot be taken for the other.
+/// What a connection is for. The handshake agrees on it, so that a connection for one purpose is not taken for the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TlsPurpose {
     /// Control sessions, over HTTP/2.

@@ -1,4 +1,4 @@
-//! Checks the chain of an end that was dialled.
+//! Checks the chain of an acceptor.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use rustls::{
     server::ParsedCertificate,
 };
 
-/// Lets in whom a trusted CA signed as a server. Not by host name: workers are known by their own names, so which name
-/// must be in the certificate is decided by whoever dials.
+/// Accepts certificates that a trusted CA signed for servers, whatever host name they have: workers have names of their
+/// own, so the dialler decides which name must be in the certificate.
 #[derive(Debug)]
 pub(super) struct ChainVerifier {
     pub(super) roots: Arc<RootCertStore>,

@@ -153,7 +153,7 @@ fn d_port_down_under_load_goes_on_over_tcp() {
         for step in 8..11 {
             traffic.is_right_over(FabricKind::TCP, Exchange { step, bytes: 100_000, count: 4 }).await;
         }
-        assert_eq!(log.count(&["an RDMA device is given up"]), 1);
+        assert_eq!(log.count(&["an RDMA device is lost"]), 1);
         assert_eq!(log.count(&["connected", "transport=tcp"]), 1);
         drop(down);
         traffic.end().await;

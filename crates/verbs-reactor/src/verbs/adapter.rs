@@ -14,7 +14,7 @@ use super::{
     watch,
 };
 
-/// A device that is lost is looked for at most this often, and only when somebody wants to connect.
+/// A lost device is looked for at most this often, and only when a connection is wanted.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// One port of one device: opened, or lost and to be opened again. Everything that is made on the device has this.
@@ -83,7 +83,7 @@ impl Adapter {
                 Ok(opened)
             }
             Err(reason) => {
-                log!(DEBUG, %reason, "an RDMA device is not back yet");
+                log!(DEBUG, %reason, "a lost RDMA device cannot be opened again yet");
                 *state = Device::Lost(lost.clone(), self.runtime.now() + PROBE_INTERVAL);
                 Err(lost)
             }

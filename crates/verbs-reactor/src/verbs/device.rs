@@ -147,13 +147,13 @@ impl Context {
         })
     }
 
-    /// What the device does on memory that is not pinned: nothing, where library, driver or device can't tell.
+    /// What the device does on memory that is not pinned: nothing, where that is unknown to library, driver or device.
     pub fn paging(&self) -> Paging {
         let Some(answer) = self.extended_attributes() else { return Paging::default() };
         Paging::of(answer.odp_caps.general_caps, answer.odp_caps.per_transport_caps.rc_odp_caps)
     }
 
-    /// What newer libraries tell of a device; `None` where library, driver or device can't.
+    /// The extended attributes of a device; `None` where library, driver or device have none.
     fn extended_attributes(&self) -> Option<sys::ibv_device_attr_ex> {
         let query = self.query_device_ex()?;
         let mut answer = MaybeUninit::<sys::ibv_device_attr_ex>::zeroed();
@@ -161,7 +161,7 @@ impl Context {
         // SAFETY: the context is open, no input is asked for more, and `answer` is a valid place of that size.
         let result = unsafe { query(self.raw(), ptr::null(), answer.as_mut_ptr(), size) };
         if let Err(error) = zero(result, "ibv_query_device_ex", &self.name) {
-            log!(DEBUG, %error, "what is unknown of a device counts as missing");
+            log!(DEBUG, %error, "cannot query a device's extended attributes: they count as absent");
             return None;
         }
         // SAFETY: all-zero bytes are valid attributes, and the call filled in what it knows.
@@ -239,7 +239,7 @@ impl Context {
         Ok(key)
     }
 
-    /// Readable when the device has an event to tell. Open while the context is.
+    /// Readable when the device has an event. Open while the context is.
     pub(crate) fn event_descriptor(&self) -> RawFd {
         // SAFETY: the context is open while `self` lives, and its descriptor never changes.
         unsafe { self.raw.as_ref().async_fd }
@@ -269,7 +269,7 @@ impl Drop for Context {
         // SAFETY: everything made from the context holds an `Arc` of it, so nothing is left.
         let result = unsafe { self.functions().ibv_close_device(self.raw()) };
         if let Err(error) = zero(result, "ibv_close_device", &self.name) {
-            log!(WARN, %error, "an RDMA device stays open");
+            log!(WARN, %error, "cannot close an RDMA device");
         }
     }
 }

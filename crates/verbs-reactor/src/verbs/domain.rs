@@ -187,7 +187,7 @@ impl Child for Ends {
 /// A queue pair with its receives posted, not connected yet.
 struct VerbsPrepared {
     ends: Arc<Ends>,
-    /// Not kept open by what waits for a peer.
+    /// Weak: waiting for a peer must not keep the device open.
     opened: Weak<Opened>,
     adapter: Arc<Adapter>,
     registrations: Arc<Registrations>,
@@ -205,7 +205,7 @@ impl fmt::Debug for VerbsPrepared {
 }
 
 impl VerbsPrepared {
-    /// Moves the queue pair to where it sends and receives.
+    /// Moves the queue pair to the state in which it sends and receives.
     fn attach(&self, queue_pair: &RawQueuePair, peer: &ConnectionData) -> Result<Endpoint, FabricError> {
         let failed = |step, detail| FabricError::Connect { kind: FabricKind::VERBS, step, detail };
         let peer =
@@ -220,7 +220,7 @@ impl VerbsPrepared {
         Ok(peer)
     }
 
-    /// Connects this end, and lets it end with the device.
+    /// Connects this side, and lets it end with the device.
     fn join(&self, peer: &ConnectionData) -> Result<(Arc<QueuePairCore>, Arc<VerbsLink>), FabricError> {
         let (queue_pair, completions) = self.ends.take().ok_or_else(|| self.lost())?;
         let peer = self.attach(&queue_pair, peer)?;

@@ -73,7 +73,7 @@ impl fmt::Debug for Transfer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
     Transfer(Transfer),
-    /// A message of no bytes, told from a write with immediate by how it arrives.
+    /// A message of no bytes. It arrives by another opcode than a write with immediate.
     Message(Message),
 }
 

@@ -11,7 +11,7 @@ const HOST_BYTES_MAX: usize = 64;
 const NUMBER_MAX: u32 = (1 << 24) - 1;
 const SERVICE_LEVEL_MAX: u8 = 15;
 
-/// One end of a connection: what the original tells in `GetRemoteAddress`, and what else both ends must agree on.
+/// One side of a connection: what TensorFlow's plugin sends in `GetRemoteAddress`, and what else both sides must know.
 /// As connection data, version 2, little-endian:
 ///
 /// | bytes | content |
@@ -19,17 +19,17 @@ const SERVICE_LEVEL_MAX: u8 = 15;
 /// | 0 | version |
 /// | 1 | link layer: 1 InfiniBand, 2 Ethernet |
 /// | 2 | packets: 0 InfiniBand, 1 RoCE v1, 2 RoCE v2 |
-/// | 3 | largest packet as `enum ibv_mtu`, 1 to 5; the smaller of both ends' holds |
-/// | 4 | service level of this end's packets, 0 to 15 |
+/// | 3 | largest packet as `enum ibv_mtu`, 1 to 5; the smaller of both sides' holds |
+/// | 4 | service level of this side's packets, 0 to 15 |
 /// | 5..7 | partition key |
 /// | 7..9 | local identifier |
 /// | 9..13 | queue pair number, 24 bits |
 /// | 13..17 | first packet sequence number, 24 bits |
 /// | 17..21 | bytes of a piece, at least 1 |
 /// | 21..25 | writes posted at once, at least 1 |
-/// | 25..29 | immediates that may be on their way to this end, at least 1 |
+/// | 25..29 | immediates that may be on their way to this side, at least 1 |
 /// | 29..45 | GID: subnet prefix and interface identifier, as the library gives them |
-/// | 45 | reads of the other end that this one serves at once |
+/// | 45 | reads of the peer that this side serves at once |
 /// | 46.. | the host's name in UTF-8, at most 64 bytes, for messages |
 ///
 /// Regions are announced by the control plane.
@@ -44,12 +44,12 @@ pub(crate) struct Endpoint {
     pub(crate) number: u32,
     /// Random, so that nobody off the path guesses what the connection accepts.
     pub(crate) sequence: u32,
-    /// Into pieces of how many bytes this end splits its writes.
+    /// Into pieces of how many bytes this side splits its writes.
     pub(crate) piece_bytes: u32,
     pub(crate) send_depth: u32,
     pub(crate) receive_depth: u32,
     pub(crate) gid: Gid,
-    /// Reads of the other end that this one serves at once; 0 for none.
+    /// Reads of the peer that this side serves at once; 0 for none.
     pub(crate) reads: u8,
     pub(crate) host: String,
 }
@@ -79,7 +79,7 @@ impl Endpoint {
         ConnectionData(bytes)
     }
 
-    /// Parses the peer's data. The error says what is wrong with them.
+    /// Parses the peer's data. The error names what is wrong with them.
     pub(crate) fn decode(data: &ConnectionData) -> Result<Self, String> {
         let version = data.0.first().copied();
         if version != Some(VERSION) {

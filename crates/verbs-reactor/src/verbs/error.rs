@@ -1,4 +1,4 @@
-//! What can go wrong between us and libibverbs.
+//! Errors of libibverbs and of devices.
 
 use std::{ffi::c_int, fmt, io, ptr::NonNull, sync::Arc};
 
@@ -87,7 +87,7 @@ pub enum VerbsError {
         device: String,
         /// The port that was in use, counted from 1.
         port: u8,
-        /// What it said.
+        /// What happened to it.
         event: DeviceEvent,
     },
     /// A call was refused.
@@ -128,7 +128,7 @@ impl fmt::Display for Hint<'_> {
                     MemoryLock::now()
                 )
             }
-            // libibverbs looks for the file elsewhere when it may not use it, and then tells of that.
+            // When libibverbs may not use the file, it looks elsewhere and reports the error of that.
             ("ibv_open_device", Some(libc::ENOENT)) => {
                 f.write_str(": check that /dev/infiniband/uverbs* are there, and the rights on them")
             }

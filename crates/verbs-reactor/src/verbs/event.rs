@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::sys;
 
-/// What a device says on its own.
+/// An asynchronous event of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceEvent {
@@ -62,7 +62,7 @@ pub enum DeviceEvent {
     },
     /// A completion queue overflowed, or failed otherwise.
     CompletionQueue {
-        /// Where it is, to tell it from others.
+        /// Its address in memory, which distinguishes it from others.
         queue: usize,
     },
     /// `enum ibv_event_type`: nothing that concerns this crate.

@@ -1,4 +1,4 @@
-//! Where a device tells its events.
+//! The channel of a device's asynchronous events.
 
 use std::{
     io,
@@ -9,7 +9,7 @@ use std::{
 
 use super::{Context, DeviceEvent, VerbsError, completion::set_nonblocking, error::refused, sys};
 
-/// The descriptor that is readable when the device has something to say. Keeps the device open.
+/// The descriptor that is readable when the device has an event. Keeps the device open.
 #[derive(Debug)]
 pub(super) struct EventChannel(Arc<Context>);
 

@@ -13,7 +13,7 @@ use super::{
 ///
 /// When the port goes down or the device fails, all its connections end with
 /// [`LossCause::DeviceLost`](crate::LossCause::DeviceLost), all memory is deregistered and the device closed, so
-/// that it can be removed. Until the port is active again, which is looked after whenever somebody wants to connect,
+/// that it can be removed. Until the port is active again, which each attempt to connect checks,
 /// new connections are refused with [`VerbsError::DeviceLost`]; then the device is opened again, and memory
 /// registered anew.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl VerbsFabric {
     /// What was chosen, among what, is logged at info.
     ///
     /// # Errors
-    /// Every [`VerbsError`]; each says what is missing.
+    /// Every [`VerbsError`]; each names what is missing.
     pub fn open(runtime: Arc<dyn Runtime>, settings: &Rdma) -> Result<Self, VerbsError> {
         let adapter = Adapter::open(runtime, settings)?;
         Ok(Self { adapter, spinner: Spinner::new(Wait::default()) })

@@ -164,7 +164,7 @@ impl VerbsLink {
         }
     }
 
-    /// Ready once both ends are known to be ready.
+    /// Ready once both sides are known to be ready.
     pub(super) fn poll_established(&self, context: &Context<'_>) -> Poll<Result<(), FabricError>> {
         self.connecting.register(context.waker());
         self.drive();
@@ -271,7 +271,7 @@ impl VerbsLink {
             Some(Message::Residue(bytes)) => {
                 inbound.earlier_bytes = inbound.earlier_bytes.saturating_add(u64::from(bytes));
             }
-            Some(Message::Farewell) => self.fail(&lost(LossCause::ClosedByPeer, "the peer said farewell")),
+            Some(Message::Farewell) => self.fail(&lost(LossCause::ClosedByPeer, "the peer closed it")),
             Some(Message::Overrun) => {
                 let depth = self.core.config().receive_depth;
                 self.fail(&FabricError::ReceiverNotReady { kind: FabricKind::VERBS, depth });
@@ -350,7 +350,7 @@ impl VerbsLink {
             let result = send.queue_pair.as_ref().map_or(Ok(()), RawQueuePair::fail);
             if let Err(error) = result {
                 // The driver's time limit destroys the queue pair instead.
-                log!(WARN, %error, "a queue pair does not go into its error state");
+                log!(WARN, %error, "cannot move a queue pair to its error state");
             }
             true
         });

@@ -1,5 +1,5 @@
-//! What two ends of a connection tell each other besides writes: the immediates of messages without bytes, which
-//! arrive told apart from the immediates of writes.
+//! What the two sides of a connection send besides writes: messages without bytes, whose immediates arrive by another
+//! opcode than those of writes.
 
 const GREETING: u32 = 1;
 const FAREWELL: u32 = 2;

@@ -1,14 +1,13 @@
 //! RDMA through libibverbs, opened at run time.
 //!
 //! Nothing links against libibverbs and no build needs its headers: [`Library`] opens it while the program runs,
-//! through bindings that were generated ahead. [`Availability`] tells what is missing where there is no
+//! through bindings that were generated ahead. [`Availability`] names what is missing where there is no
 //! RDMA; [`VerbsFabric`] is the [`Fabric`](crate::Fabric) on a device.
 //!
 //! A connection is a reliable connected queue pair with a completion queue and a completion channel of its own.
-//! Messages without bytes, which a target tells from writes by how they arrive, frame it: a greeting from the
-//! dialer, so that `connect` ends when both ends are ready, and a farewell, so that a peer learns of an orderly
-//! end. A write longer than the port's messages is split, and before its last piece a message says how much went
-//! before. A peer that dies says nothing: it is noticed by the next operation, whose retries run out, or by the
+//! Messages without bytes, which arrive by another opcode than writes, frame it: a greeting from the dialer, so that
+//! `connect` ends when both sides are ready, and a farewell, so that a peer learns of an orderly close. A write longer than the port's messages is split, and before its last piece a message says how much went
+//! before. A peer that dies sends nothing: it is noticed by the next operation, whose retries run out, or by the
 //! control connection.
 //!
 //! A process that uses verbs must not go on using them in a forked child; starting other programs is fine.

@@ -146,7 +146,7 @@ impl Opened {
                 }
             }
         };
-        log!(ERROR, %error, "an RDMA device is given up");
+        log!(ERROR, %error, "an RDMA device is lost");
         let failure = loss(&error);
         // Queue pairs come after the registrations that they use, and go before them.
         for child in children.iter().rev().filter_map(Weak::upgrade) {
@@ -165,7 +165,7 @@ impl Opened {
         }
     }
 
-    /// Whether port and address are still what they were: else the event that tells why not.
+    /// The event that explains why port or address are not what they were; `None` if they are.
     pub(super) fn look_again(&self, event: DeviceEvent) -> Option<DeviceEvent> {
         let number = self.port.number;
         let Ok(port) = self.context.port(number) else { return Some(DeviceEvent::DeviceFatal) };

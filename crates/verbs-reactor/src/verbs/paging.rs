@@ -83,7 +83,7 @@ impl UserPages {
         self != Self::Pinned
     }
 
-    /// Registers memory by `register`, which is told whether that is on demand.
+    /// Registers memory by `register`, whose argument is true if that is on demand.
     pub(super) fn register<T>(
         self,
         mut register: impl FnMut(bool) -> Result<T, VerbsError>,
@@ -93,7 +93,7 @@ impl UserPages {
             Self::OnDemand => register(true),
             Self::OnDemandIfTaken => register(true).or_else(|refused| {
                 let refused: Arc<str> = refused.to_string().into();
-                log!(DEBUG, %refused, "memory is pinned that was to be paged on demand");
+                log!(DEBUG, %refused, "the device refused to page this memory on demand: it is pinned instead");
                 register(false)
             }),
         }
@@ -111,11 +111,7 @@ mod tests {
     #[test]
     fn capabilities_are_those_of_reliable_connections() {
         let support = u64::from(sys::IBV_ODP_SUPPORT);
-        assert_eq!(
-            Paging::of(0, u32::MAX),
-            Paging::default(),
-            "a device without it says nothing by the rest"
-        );
+        assert_eq!(Paging::of(0, u32::MAX), Paging::default(), "without that bit the others mean nothing");
         assert_eq!(Paging::of(support, 0), Paging::default());
         assert_eq!(Paging::of(support, u32::MAX), ALL);
         let send = Paging { send: true, ..Paging::default() };

@@ -80,7 +80,7 @@ impl Drop for MemoryRegion {
         // SAFETY: the region is ours, and work requests that use it are over: their slots keep it.
         let result = unsafe { self.domain.context().functions().ibv_dereg_mr(self.raw.as_ptr()) };
         if let Err(error) = zero(result, "ibv_dereg_mr", self.domain.context().name()) {
-            log!(WARN, %error, "a memory region stays registered");
+            log!(WARN, %error, "cannot deregister a memory region: it stays registered");
         }
     }
 }

@@ -22,7 +22,7 @@ use super::{
 /// The blocks of a domain. Those of a device that was lost are registered again with its successor, under the
 /// same numbers and other keys.
 pub(super) struct Registrations {
-    /// What is heard of the device concerns connections, which have this.
+    /// For the cause of a failed request: the device is asked.
     adapter: Arc<Adapter>,
     generation: RegionGeneration,
     inner: RwLock<Memory>,

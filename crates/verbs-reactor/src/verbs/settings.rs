@@ -2,7 +2,7 @@
 
 use std::{fmt, ops::RangeInclusive};
 
-/// Work requests that a connection posts to send at once, where nothing else is said.
+/// Default of the work requests that a connection may have on its send queue.
 const QUEUE_DEPTH: u32 = 1024;
 
 /// How a device is chosen, and how connections on it behave. What is `None` is chosen: see
@@ -41,7 +41,7 @@ pub struct Rdma {
     pub receiver_retry_count: Option<u8>,
     /// The service level of packets, 0 to 7. Default 0.
     pub service_level: Option<u8>,
-    /// The largest packet, at most what the port is set to; the smaller of both ends' holds. Default: the port's.
+    /// The largest packet, at most what the port is set to; the smaller of both sides' holds. Default: the port's.
     pub mtu: Option<Mtu>,
     /// The traffic class (DSCP and ECN bits) of packets. Default 0.
     pub traffic_class: Option<u8>,
@@ -69,7 +69,7 @@ impl Rdma {
         }
     }
 
-    /// Whether each is in its range. What only a device can tell is checked when it is opened.
+    /// Whether each is in its range. Limits of the device are checked when it is opened.
     ///
     /// # Errors
     /// [`SettingError::Invalid`].

@@ -1,4 +1,4 @@
-//! The task that listens to what an opened device says.
+//! The task that watches the events of an opened device.
 
 use std::{
     io,
@@ -49,13 +49,13 @@ fn reaction(event: DeviceEvent, ours: u8) -> Reaction {
     }
 }
 
-/// Listens until the device is lost or nobody has it any more.
+/// Watches until the device is lost or nothing uses it any more.
 pub(super) fn spawn(runtime: &dyn Runtime, opened: &Arc<Opened>) -> Result<(), VerbsError> {
     let channel = EventChannel::new(opened.context.clone())?;
     let (opened, closing) = (Arc::downgrade(opened), opened.closing.clone());
     let task = async move {
         if let Err(error) = listen(channel, &opened, &closing).await {
-            log!(WARN, %error, "events of an RDMA device are not heard: a port that goes down is noticed by its connections alone");
+            log!(WARN, %error, "cannot watch device events; a lost port will show only when operations fail");
         }
     };
     runtime.spawn("verbs device events", Box::pin(task));
@@ -65,7 +65,7 @@ pub(super) fn spawn(runtime: &dyn Runtime, opened: &Arc<Opened>) -> Result<(), V
 async fn listen(channel: EventChannel, opened: &Weak<Opened>, closing: &Notify) -> Result<(), VerbsError> {
     let failed = |source| refused(source, "epoll_ctl", "events");
     if tokio::runtime::Handle::try_current().is_err() {
-        return Err(failed(io::Error::other("events are heard on a tokio runtime only")));
+        return Err(failed(io::Error::other("device events can be watched on a tokio runtime only")));
     }
     // SAFETY: the descriptor belongs to the context, which `channel` keeps open, and never changes.
     let channel = unsafe { AsyncFd::register_with_interest(channel, Interest::READABLE) };
@@ -92,16 +92,16 @@ fn handle(opened: &Opened, event: DeviceEvent) -> bool {
     let device = opened.context.name();
     let cause = match reaction(event, opened.port.number) {
         Reaction::Nothing => {
-            log!(DEBUG, device, %event, "an RDMA device says");
+            log!(DEBUG, device, %event, "an event of an RDMA device");
             None
         }
         Reaction::Connection => {
-            log!(WARN, device, %event, "a connection of an RDMA device fails");
+            log!(WARN, device, %event, "a queue pair or completion queue of an RDMA device failed");
             opened.tell(event);
             None
         }
         Reaction::LookAgain => {
-            log!(DEBUG, device, %event, "an RDMA device says");
+            log!(DEBUG, device, %event, "an event of an RDMA device");
             opened.look_again(event)
         }
         Reaction::Lose => Some(event),
