@@ -129,6 +129,15 @@ where
     T: FnOnce(Arc<dyn Runtime>) -> F + Send + 'static,
     F: Future<Output = ()>,
 {
+    bounded_by(TEST_LIMIT, flavour, test);
+}
+
+/// As [`bounded`], with another limit, for a test of many rounds.
+pub fn bounded_by<T, F>(limit: Duration, flavour: Flavour, test: T)
+where
+    T: FnOnce(Arc<dyn Runtime>) -> F + Send + 'static,
+    F: Future<Output = ()>,
+{
     let (done, watchdog) = mpsc::channel();
     let worker = thread::spawn(move || {
         let runtime = match flavour {
@@ -142,7 +151,7 @@ where
         drop(runtime);
         let _ = done.send(());
     });
-    let limit = TEST_LIMIT * patience();
+    let limit = limit * patience();
     match watchdog.recv_timeout(limit) {
         Ok(()) => worker.join().unwrap(),
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test took longer than {limit:?}"),

@@ -4,6 +4,7 @@ use std::{
     io::{BufRead, BufReader, Write},
     process::{Child, ChildStdin, Command, Stdio},
     sync::Arc,
+    time::Duration,
 };
 
 use memory::GrantEnd;
@@ -14,7 +15,7 @@ use verbs_reactor::{
 
 use super::raw::Local;
 use crate::contract::{
-    Flavour, bounded,
+    Flavour, bounded, bounded_by,
     pair::{STEP_LIMIT, end_of, yield_once},
 };
 
@@ -22,6 +23,9 @@ const BYTES: usize = 64 << 20;
 
 /// Peers that are killed, each elsewhere.
 const ROUNDS: u64 = 20;
+
+/// Of all rounds together: each starts a process and moves up to 64 MiB.
+const ROUNDS_LIMIT: Duration = Duration::from_secs(60);
 
 /// What sources are filled with, as `filled` knows it.
 const CONTENT: u64 = 5;
@@ -200,7 +204,7 @@ fn offset(round: u64) -> u64 {
 /// Peers that die while they write: what was announced is whole, the end is told, and memory comes back.
 #[test]
 fn d_peer_sigkill_of_writers_at_many_offsets() {
-    bounded(Flavour::TwoWorkers, |runtime| async move {
+    bounded_by(ROUNDS_LIMIT, Flavour::TwoWorkers, |runtime| async move {
         let local = Local::new(runtime);
         let whole = local.source.filled(BYTES, CONTENT);
         for round in 0..ROUNDS {
@@ -233,7 +237,7 @@ fn d_peer_sigkill_of_writers_at_many_offsets() {
 /// Peers that die while they are written to: every write ends, and sources come back.
 #[test]
 fn d_peer_sigkill_of_targets_at_many_offsets() {
-    bounded(Flavour::TwoWorkers, |runtime| async move {
+    bounded_by(ROUNDS_LIMIT, Flavour::TwoWorkers, |runtime| async move {
         let local = Local::new(runtime);
         let source = local.source.filled(BYTES, CONTENT);
         for round in 0..ROUNDS {
