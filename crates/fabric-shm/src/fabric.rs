@@ -21,7 +21,7 @@ use crate::{
     handshake::{self, Offer},
     import::ImportError,
     lease::{LeaseCaps, PeerProcess, Processes},
-    limits::{DEPTH_MAX, LEASES_PER_PROCESS, READS_MAX},
+    limits::{DEPTH_MAX, LEASES_PER_PROCESS, QUIET_MIN, READS_MAX},
     link::ShmLink,
     ring::{OwnPage, PeerPage},
     sys,
@@ -208,7 +208,8 @@ impl Domain for ShmDomain {
         }
         let address = Address::random(self.runtime.as_ref());
         let listener = sys::listen(&address.socket_name(), BACKLOG).map_err(device("listen"))?;
-        let (page, page_fd) = OwnPage::new(config.send_depth + READS_MAX).map_err(device("memfd_create"))?;
+        let (page, page_fd) =
+            OwnPage::new(config.send_depth + READS_MAX + QUIET_MIN).map_err(device("memfd_create"))?;
         let bell = sys::eventfd().map_err(device("eventfd"))?;
         let offer = Offer { address, config, listener, page, page_fd, bell };
         Ok(Box::new(ShmPrepared { domain: self.clone(), offer }))

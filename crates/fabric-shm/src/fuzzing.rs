@@ -184,7 +184,7 @@ impl Attack {
         };
         let (immediate, remote) = if input.below(16) == 0 { (immediate, remote) } else { fitting };
         let continues = immediate.is_none() && input.below(4) == 0;
-        self.rig.publish(&Descriptor { immediate, continues, remote, source });
+        self.rig.publish(&Descriptor { immediate, continues, is_quiet: false, remote, source });
     }
 
     /// A block that is mostly as the contract demands it.

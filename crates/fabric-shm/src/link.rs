@@ -3,13 +3,16 @@
 use std::{
     hint,
     sync::{
-        Mutex, MutexGuard, PoisonError, TryLockError,
+        MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
     },
 };
 
 use futures::task::AtomicWaker;
-use verbs_reactor::{FabricError, FabricKind, Link, PeerViolation, SlotKey, WorkRequest};
+use testpoints::sync::Mutex;
+use verbs_reactor::{
+    FabricError, FabricKind, Immediate, Link, PeerViolation, RemoteRange, SlotKey, WorkRequest,
+};
 
 use crate::{
     connection::Connection,
@@ -54,10 +57,15 @@ pub(super) struct ShmLink {
     /// Descriptors executed and completions reaped, as of the latest go: for glances that take no lock.
     executed: AtomicU64,
     reaped: AtomicU64,
+    /// [`Producer::awaited`] and [`Producer::posted`], as of the latest post.
+    awaited: AtomicU64,
+    posted: AtomicU64,
     /// The peer's count of released leases when they were last taken back.
     released: AtomicU64,
     /// [`Producer::copied_by_peer`], as of the latest post or completion.
     copied_by_peer: AtomicU64,
+    /// Operations, reads or answers wait for room, as of the latest change.
+    waits: AtomicBool,
     /// The peer's process is known to be dead.
     died: AtomicBool,
     /// The driver found the target locked and wants to be woken when it is free.
@@ -86,8 +94,11 @@ impl ShmLink {
             owed: AtomicBool::new(false),
             executed: AtomicU64::new(0),
             reaped: AtomicU64::new(0),
+            awaited: AtomicU64::new(0),
+            posted: AtomicU64::new(0),
             released: AtomicU64::new(0),
             copied_by_peer: AtomicU64::new(0),
+            waits: AtomicBool::new(false),
             died: AtomicBool::new(false),
             contended: AtomicBool::new(false),
             pays: AtomicBool::new(false),
@@ -159,19 +170,30 @@ impl ShmLink {
         self.producer().is_waiting()
     }
 
-    /// Whether operations, reads or answers wait for room.
-    fn something_waits(&self) -> bool {
-        let producer = self.producer();
-        producer.is_waiting() || producer.has_reads_waiting()
-    }
-
     /// A glance, without a lock, at whether the peer has given us something to do.
     pub(super) fn may_have_work(&self) -> bool {
         let peer = &self.connection.peer;
         peer.may_have(self.executed.load(Ordering::Relaxed))
-            || peer.consumed() != self.reaped.load(Ordering::Relaxed)
+            || self.has_completions()
             || peer.closed() != 0
             || peer.released() != self.released.load(Ordering::Relaxed)
+    }
+
+    /// Whether the peer has returned completions that mean something here, or that it can't have.
+    fn has_completions(&self) -> bool {
+        let (reaped, consumed) = (self.reaped.load(Ordering::Relaxed), self.connection.peer.consumed());
+        let is_sound = (reaped..=self.posted.load(Ordering::Relaxed)).contains(&consumed);
+        consumed != reaped && (!is_sound || self.awaited.load(Ordering::Relaxed) > reaped)
+    }
+
+    /// Whether [`progress`](Self::progress) may find anything to do: a few loads.
+    fn has_something(&self) -> bool {
+        self.may_have_work()
+            || self.waits.load(Ordering::Relaxed)
+            || self.frames.load(Ordering::Relaxed)
+            || self.closing.load(Ordering::Relaxed)
+            || self.died.load(Ordering::Relaxed)
+            || self.connection.ringer.is_spoilt()
     }
 
     /// Bytes that the peer has to copy before it can complete everything that was posted here.
@@ -224,6 +246,9 @@ impl ShmLink {
 
     /// As [`progress`](Self::progress), for the driver: after `Busy`, whoever is at it wakes the driver.
     pub(super) fn progress_or_be_woken(&self) -> Outcome {
+        if !self.has_something() {
+            return Outcome::Idle;
+        }
         match self.progress() {
             Outcome::Busy => {
                 self.contended.store(true, Ordering::Relaxed);
@@ -265,8 +290,7 @@ impl ShmLink {
             return Err(PeerViolation::Malformed.into());
         }
         let mut more_reads = false;
-        // One look for both: hardly ever does anything wait.
-        if self.something_waits() {
+        if self.waits.load(Ordering::Relaxed) {
             worked |= self.retry_waiting();
             let (served, may_serve) = self.serve_reads()?;
             worked |= served;
@@ -276,7 +300,7 @@ impl ShmLink {
         let before = target.executed();
         let run = target.run(connection, &self.producer);
         self.executed.store(target.executed(), Ordering::Relaxed);
-        if target.executed() != before {
+        if target.take_awaited() {
             self.owed.store(true, Ordering::Release);
         }
         more |= run? == Progress::More;
@@ -296,7 +320,7 @@ impl ShmLink {
     fn reap(&self) -> Result<bool, PeerViolation> {
         let mut any = false;
         // The producer bounds the loop: only descriptors in the ring can be returned.
-        while self.connection.peer.consumed() != self.reaped.load(Ordering::Relaxed) {
+        while self.has_completions() {
             let returned = {
                 let mut producer = self.producer();
                 let returned = producer.reap(&self.connection)?;
@@ -319,6 +343,10 @@ impl ShmLink {
     /// For glances that take no lock.
     fn note(&self, producer: &Producer) {
         self.copied_by_peer.store(producer.copied_by_peer(), Ordering::Relaxed);
+        self.awaited.store(producer.awaited(), Ordering::Relaxed);
+        self.posted.store(producer.posted(), Ordering::Relaxed);
+        let waits = producer.is_waiting() || producer.has_reads_waiting();
+        self.waits.store(waits, Ordering::Relaxed);
     }
 
     /// Posts answers to the peer's reads, and asks for further reads of this side, as far as there is room: whether
@@ -327,6 +355,7 @@ impl ShmLink {
         let (posted, more) = {
             let mut producer = self.producer();
             if !producer.has_reads_waiting() {
+                self.note(&producer);
                 return Ok((false, false));
             }
             let served = producer.serve_reads(&self.connection).map_err(End::failed)?;
@@ -367,6 +396,8 @@ impl ShmLink {
     /// Ends the connection. The order matters: once the `closed` word is out, the peer delivers nothing that it
     /// copied later, so only then may the sources of unfinished writes go back to their owners.
     fn end(&self, target: &mut Target, end: &End) {
+        // Whoever looks finds that it is over.
+        self.closing.store(true, Ordering::Release);
         target.decline_loans(&self.connection);
         target.end();
         self.connection.own.set_closed(end.code);
@@ -414,15 +445,38 @@ impl Link for ShmLink {
         }
     }
 
+    fn submit_inline(
+        &self,
+        bytes: &[u8],
+        remote: Option<&RemoteRange>,
+        immediate: Option<Immediate>,
+    ) -> Option<Result<(), FabricError>> {
+        let posted = {
+            let mut producer = self.producer();
+            let posted = producer.submit_inline(&self.connection, bytes, remote, immediate);
+            self.reaped.store(producer.completed(), Ordering::Relaxed);
+            self.posted.store(producer.posted(), Ordering::Relaxed);
+            posted
+        };
+        if let Some(Ok(())) = posted {
+            self.connection.ringer.ring_if_asleep(&self.connection.peer);
+        }
+        posted
+    }
+
     fn drive(&self) {
-        if self.progress() == Outcome::More {
+        if self.has_something() && self.progress() == Outcome::More {
             self.driver.wake();
         }
     }
 
-    fn help(&self) -> bool {
+    fn may_help(&self) -> bool {
         // A peer on this CPU can do nothing while we look.
-        if !self.pays.load(Ordering::Relaxed) || self.connection.peer.is_here() {
+        self.pays.load(Ordering::Relaxed) && !self.connection.peer.is_here()
+    }
+
+    fn help(&self) -> bool {
+        if !self.may_help() {
             return false;
         }
         let helped = self.helped.load(Ordering::Relaxed);
@@ -448,7 +502,12 @@ impl Link for ShmLink {
 
     fn withdraw(&self, key: SlotKey) {
         // Alone in its statement: completions are handed out without the lock.
-        let withdrawn = self.producer().withdraw(key);
+        let withdrawn = {
+            let mut producer = self.producer();
+            let withdrawn = producer.withdraw(key);
+            self.note(&producer);
+            withdrawn
+        };
         if withdrawn {
             let busy = FabricError::Busy { kind: FabricKind::SHM, what: "lend memory of another block" };
             self.connection.core.complete(key, 0, Err(busy));

@@ -10,13 +10,16 @@ use memory::{
     Block, BlockId, Buf,
     copy::{CopyReason, copy_raw},
 };
-use verbs_reactor::{FabricError, FabricKind, PeerViolation, ReadPart, RemoteRegions, SlotKey, WorkRequest};
+use verbs_reactor::{
+    FabricError, FabricKind, Immediate, LatestRegions, PeerViolation, ReadPart, RemoteRange, RemoteRegions,
+    SlotKey, WorkRequest,
+};
 
 use crate::{
     connection::Connection,
     frame::Frame,
     lease::Leases,
-    limits::{BLOCKS_MAX, INLINE_BYTES},
+    limits::{BLOCKS_MAX, INLINE_BYTES, READS_MAX},
     reads::{Answer, Answers, Posted, Read, Reads},
     ring::{Descriptor, Source},
     sys,
@@ -37,6 +40,8 @@ struct Entry {
 enum Purpose {
     /// An earlier part of an operation, or a read, which its answer completes.
     Part,
+    /// It was complete when it was posted.
+    Quiet,
     /// It completes the operation.
     Last(Posted),
     /// It answers a read of the peer; the bytes stay until the peer has executed it.
@@ -79,6 +84,10 @@ pub(super) struct Producer {
     completed: u64,
     /// Bytes that the peer copies to execute those in the ring.
     copied_by_peer: u64,
+    /// Position after the latest descriptor whose completion means something here.
+    awaited: u64,
+    /// Quiet descriptors in the ring.
+    quiet: u64,
     /// Descriptors in the ring, oldest first.
     posted: VecDeque<Entry>,
     /// Operations that wait for the socket, at most as many as the send queue is deep.
@@ -88,6 +97,8 @@ pub(super) struct Producer {
     leases: Leases,
     reads: Reads,
     answers: Answers,
+    /// Regions of the peer, for `submit_inline`.
+    latest: LatestRegions,
     /// Room for the descriptors of one operation, empty between calls.
     prepared: Vec<Prepared>,
     /// Set once: nothing is posted any more.
@@ -135,6 +146,16 @@ impl Producer {
         self.copied_by_peer
     }
 
+    /// Position after the latest descriptor.
+    pub(super) fn posted(&self) -> u64 {
+        self.tail
+    }
+
+    /// Position after the latest descriptor whose completion somebody waits for, or that holds room for others.
+    pub(super) fn awaited(&self) -> u64 {
+        self.awaited
+    }
+
     /// Whether operations or answers wait for the socket or for room in the ring.
     pub(super) fn is_waiting(&self) -> bool {
         !self.waiting.is_empty() || !self.answers.waiting.is_empty()
@@ -163,10 +184,55 @@ impl Producer {
                     return Ok(Some(Returned::Bytes(bytes)));
                 }
                 Purpose::Part => {}
+                Purpose::Quiet => self.quiet -= 1,
             }
         }
         self.completed = consumed;
         Ok(None)
+    }
+
+    /// Posts a write of bytes that travel in the descriptor, if there is room for one beside all that operations and
+    /// answers are promised; `None` if not.
+    ///
+    /// # Errors
+    /// The checks of a NIC.
+    pub(super) fn submit_inline(
+        &mut self,
+        connection: &Connection,
+        bytes: &[u8],
+        remote: Option<&RemoteRange>,
+        immediate: Option<Immediate>,
+    ) -> Option<Result<(), FabricError>> {
+        if self.over.is_some() || !self.waiting.is_empty() || bytes.len() > INLINE_BYTES {
+            return None;
+        }
+        self.forget_quiet(connection.peer.consumed());
+        let promised = u64::from(connection.core.config().send_depth + READS_MAX);
+        if self.quiet + promised >= u64::from(connection.own.slots()) || !self.has_room(connection, 1) {
+            return None;
+        }
+        let known = connection.core.remote_regions();
+        let region = match self.latest.aim(known, bytes.len() as u64, remote) {
+            Ok(region) => region,
+            Err(error) => return Some(Err(error)),
+        };
+        let remote = remote.zip(region).map(|(range, region)| (*range, region.key));
+        let source = if bytes.is_empty() { Source::Nothing } else { Source::Inline };
+        stage(connection, self.tail, bytes);
+        let immediate = immediate.map(|immediate| immediate.0);
+        let descriptor = Descriptor { immediate, continues: false, is_quiet: true, remote, source };
+        self.put(connection, &descriptor, Purpose::Quiet);
+        Some(Ok(()))
+    }
+
+    /// Forgets the oldest descriptors, as far as they are quiet and among the `consumed` that the peer has executed.
+    fn forget_quiet(&mut self, consumed: u64) {
+        while self.completed < consumed.min(self.tail)
+            && self.posted.pop_front_if(|oldest| matches!(oldest.purpose, Purpose::Quiet)).is_some()
+        {
+            self.completed += 1;
+            self.quiet -= 1;
+        }
     }
 
     /// Refuses everything from now on; what waits in line is ended by whoever fails the slots. Gives the bytes that
@@ -177,7 +243,7 @@ impl Producer {
         mem::take(&mut self.reads);
         let posted = mem::take(&mut self.posted).into_iter().filter_map(|entry| match entry.purpose {
             Purpose::Answer(bytes) => Some(bytes),
-            Purpose::Part | Purpose::Last(_) => None,
+            Purpose::Part | Purpose::Quiet | Purpose::Last(_) => None,
         });
         let waiting = mem::take(&mut self.answers).waiting.into_iter().map(|answer| answer.bytes);
         posted.chain(waiting).collect()
@@ -237,7 +303,7 @@ impl Producer {
             index = known;
         }
         let source = Source::Answer { tag, index, offset, length };
-        Ok(Some(Descriptor { immediate: None, continues: false, remote: None, source }))
+        Ok(Some(Descriptor { immediate: None, continues: false, is_quiet: false, remote: None, source }))
     }
 
     /// Whether `weight` more descriptors fit the ring. Slots of operations are reserved first and answers are few, but
@@ -250,7 +316,12 @@ impl Producer {
         connection.own.set_cpu();
         connection.own.publish(self.tail, &descriptor.encode());
         self.tail += 1;
-        let copied = descriptor.copied();
+        if descriptor.is_quiet {
+            self.quiet += 1;
+        } else {
+            self.awaited = self.tail;
+        }
+        let copied = if descriptor.is_quiet { 0 } else { descriptor.copied() };
         self.copied_by_peer += copied;
         self.posted.push_back(Entry { purpose, copied });
     }
@@ -295,7 +366,8 @@ impl Producer {
         if let WorkRequest::Lend { local, immediate } = request {
             let Some(source) = self.lent(connection, local)? else { return Ok(false) };
             let immediate = Some(immediate.0);
-            let descriptor = Descriptor { immediate, continues: false, remote: None, source };
+            let descriptor =
+                Descriptor { immediate, continues: false, is_quiet: false, remote: None, source };
             prepared.push(Prepared { descriptor, local: Buf::empty() });
             return Ok(true);
         }
@@ -305,7 +377,8 @@ impl Producer {
             let region = regions.aim(piece.local.len() as u64, piece.remote.as_ref())?;
             let remote = piece.remote.zip(region).map(|(range, region)| (range, region.key));
             let immediate = piece.immediate.map(|immediate| immediate.0);
-            let descriptor = Descriptor { immediate, continues: !piece.is_last, remote, source };
+            let continues = !piece.is_last;
+            let descriptor = Descriptor { immediate, continues, is_quiet: false, remote, source };
             prepared.push(Prepared { descriptor, local: piece.local });
         }
         Ok(true)
@@ -440,7 +513,7 @@ fn will_be_told(error: &io::Error) -> bool {
 }
 
 /// Puts a tiny payload into the slot of `position`.
-fn stage(connection: &Connection, position: u64, local: &Buf) {
+fn stage(connection: &Connection, position: u64, local: &[u8]) {
     let length = local.len().min(INLINE_BYTES);
     // SAFETY: the slot has room for `INLINE_BYTES` and is not published, so nobody reads it; `local` is readable
     // for its length and lies in another mapping.

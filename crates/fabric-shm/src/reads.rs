@@ -78,7 +78,13 @@ impl Reads {
         let tag = self.first.wrapping_add(self.asked.len() as u32);
         let remote = Some((read.range, read.key));
         self.asked.push_back(read);
-        Some(Descriptor { immediate: None, continues: false, remote, source: Source::Asked { tag } })
+        Some(Descriptor {
+            immediate: None,
+            continues: false,
+            is_quiet: false,
+            remote,
+            source: Source::Asked { tag },
+        })
     }
 
     /// Where the answer of `length` bytes under `tag` goes.

@@ -12,7 +12,7 @@
 //! 144   cpu        1 + the CPU on which this side last published or executed something
 //! 192   released   how many leases of the peer's memory this side has released
 //! 256   listens    1 while this side wants to be woken for releases
-//! 4096  slots of 128 bytes: sequence word, seven words of descriptor, 64 bytes of inline payload
+//! 4096  slots of 256 bytes: sequence word, seven words of descriptor, 192 bytes of inline payload
 //! then  lease words: the generation that was released last, of each slot of the peer's lease table
 //! ```
 
@@ -30,7 +30,7 @@ use crate::{
     words,
 };
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TWSHM\0\0\x03");
+const MAGIC: u64 = u64::from_le_bytes(*b"TWSHM\0\0\x04");
 const MAGIC_AT: usize = 0;
 const SLEEP_AT: usize = 64;
 const CONSUMED_AT: usize = 128;
@@ -39,7 +39,7 @@ const CPU_AT: usize = 144;
 const RELEASED_AT: usize = 192;
 const LISTENS_AT: usize = 256;
 const HEADER_BYTES: usize = 4096;
-const SLOT_BYTES: usize = 128;
+const SLOT_BYTES: usize = 256;
 const WORD_BYTES: usize = 8;
 const DESCRIPTOR_WORDS: usize = 7;
 const INLINE_AT: usize = SLOT_BYTES - INLINE_BYTES;
@@ -71,6 +71,8 @@ pub(super) struct Descriptor {
     pub(super) immediate: Option<u32>,
     /// The next descriptor is a piece of the same logical write.
     pub(super) continues: bool,
+    /// Nobody waits for its completion.
+    pub(super) is_quiet: bool,
     /// Range and key; `None` for a bare notification, a loan and an answer.
     pub(super) remote: Option<(RemoteRange, u32)>,
     pub(super) source: Source,
@@ -82,6 +84,7 @@ impl fmt::Debug for Descriptor {
         f.debug_struct("Descriptor")
             .field("immediate", &self.immediate)
             .field("continues", &self.continues)
+            .field("is_quiet", &self.is_quiet)
             .field("remote", &self.remote.map(|(range, _)| range))
             .field("source", &self.source)
             .finish()
@@ -96,6 +99,7 @@ const CONTINUES: u32 = 16;
 const IS_LENT: u32 = 32;
 const IS_ASKED: u32 = 64;
 const IS_ANSWER: u32 = 128;
+const IS_QUIET: u32 = 256;
 /// At most one of these is set; without any, there are no bytes.
 const SOURCES: u32 = IS_INLINE | IS_BLOCK | IS_LENT | IS_ASKED | IS_ANSWER;
 
@@ -115,6 +119,9 @@ impl Descriptor {
         }
         if self.continues {
             flags |= CONTINUES;
+        }
+        if self.is_quiet {
+            flags |= IS_QUIET;
         }
         let (mut region, mut generation, mut key, mut offset, mut length) = (0, 0, 0, 0, 0);
         let mut lease_generation = 0;
@@ -187,7 +194,7 @@ impl Descriptor {
             IS_ANSWER => Source::Answer { tag: range.region.0, index: block, offset: source_offset, length },
             _ => return Err(PeerViolation::Malformed),
         };
-        let known = HAS_IMMEDIATE | HAS_REMOTE | CONTINUES | SOURCES;
+        let known = HAS_IMMEDIATE | HAS_REMOTE | CONTINUES | IS_QUIET | SOURCES;
         let has_remote = flags & HAS_REMOTE != 0;
         let has_immediate = flags & HAS_IMMEDIATE != 0;
         let continues = flags & CONTINUES != 0;
@@ -204,6 +211,7 @@ impl Descriptor {
         Ok(Self {
             immediate: has_immediate.then_some(immediate),
             continues,
+            is_quiet: flags & IS_QUIET != 0,
             remote: has_remote.then_some((range, key)),
             source,
         })

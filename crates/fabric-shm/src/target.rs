@@ -3,13 +3,14 @@
 use std::{
     io, mem,
     os::fd::AsFd,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard, PoisonError},
 };
 
 use memory::{
     Buf, Limit, RemoteTarget,
     copy::{CopyReason, copy_raw},
 };
+use testpoints::sync::Mutex;
 use verbs_reactor::{Arrival, FabricError, Immediate, PeerViolation, Purpose};
 
 use crate::{
@@ -55,12 +56,15 @@ pub(super) struct Target {
     over: bool,
     /// Reads were asked for or answered since that was last looked at.
     reads: bool,
+    /// Descriptors were executed whose completion the peer may wait for, since that was last looked at.
+    is_awaited: bool,
 }
 
 #[derive(Debug)]
 struct Execution {
     immediate: Option<u32>,
     continues: bool,
+    is_quiet: bool,
     job: Option<Job>,
     length: u64,
     /// It is no part of a write of the peer.
@@ -141,6 +145,11 @@ impl Target {
         mem::take(&mut self.reads)
     }
 
+    /// Whether descriptors were executed, since the last call, whose completion the peer may wait for.
+    pub(super) fn take_awaited(&mut self) -> bool {
+        mem::take(&mut self.is_awaited)
+    }
+
     /// Descriptors executed so far.
     pub(super) fn executed(&self) -> u64 {
         self.head
@@ -176,6 +185,7 @@ impl Target {
                     return Ok(true);
                 }
             }
+            self.is_awaited |= !execution.is_quiet;
             self.finish(connection, producer, &execution)?;
             if budget == 0 {
                 return Ok(true);
@@ -194,6 +204,7 @@ impl Target {
         let mut execution = Execution {
             immediate: descriptor.immediate,
             continues: descriptor.continues,
+            is_quiet: descriptor.is_quiet,
             job: None,
             length: descriptor.length(),
             read: None,

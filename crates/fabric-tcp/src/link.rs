@@ -7,13 +7,14 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, TryLockError,
+        Arc, TryLockError,
         atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
 };
 
 use futures::task::AtomicWaker;
 use memory::Block;
+use testpoints::sync::Mutex;
 use tokio::io::unix::AsyncFd;
 use verbs_reactor::{
     Capabilities, FabricError, FabricKind, Link, Piece, QueuePair, QueuePairConfig, QueuePairCore,

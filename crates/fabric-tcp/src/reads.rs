@@ -3,10 +3,11 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{MutexGuard, PoisonError},
 };
 
 use memory::RemoteTarget;
+use testpoints::sync::Mutex;
 use verbs_reactor::{QueuePairCore, RemoteRange};
 
 use crate::{

@@ -7,11 +7,12 @@ use std::{
     collections::VecDeque,
     io::{self, IoSlice},
     sync::{
-        Mutex, MutexGuard, PoisonError, TryLockError,
+        MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicU8, AtomicU32, Ordering, fence},
     },
 };
 
+use testpoints::sync::Mutex;
 use verbs_reactor::{FabricError, QueuePairCore};
 
 use crate::{

@@ -7,9 +7,12 @@ pub(crate) use shuttle::sync::{
 };
 #[cfg(not(shuttle))]
 pub(crate) use std::sync::{
-    Mutex, MutexGuard,
+    MutexGuard,
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
+
+#[cfg(not(shuttle))]
+pub(crate) use testpoints::sync::Mutex;
 
 /// Locks `mutex`. A holder that panicked has left no half-made state: what it changed is whole at every step.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

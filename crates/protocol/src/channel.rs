@@ -104,6 +104,12 @@ pub trait Channel: Send + Sync + 'static {
         result: Option<[u8; RESULT_BYTES]>,
     ) -> Self::Write;
 
+    /// Whether a write that was just posted has ended already: its bytes were copied. Default: `false`.
+    fn is_written(write: &Self::Write) -> bool {
+        let _ = write;
+        false
+    }
+
     /// Whether a content has landed in memory that the peer may still write and is not trusted with. It is then
     /// [copied](Self::set_apart) before anyone reads it. Default: `false`.
     fn is_exposed(lent: &Self::Lent) -> bool {
@@ -178,8 +184,13 @@ pub trait Channel: Send + Sync + 'static {
     /// Messages posted from now on go into `ring` at the peer.
     fn move_to_ring(&self, ring: Destination);
 
+    /// Whether [`help`](Self::help) may find anything, as of now. Default: `false`.
+    fn may_help(&self) -> bool {
+        false
+    }
+
     /// Looks for a moment for what the calling task waits for, and takes it in, where that pays; whether there was
-    /// anything. Called without locks. As it stands: never.
+    /// anything. Called without locks, after [`may_help`](Self::may_help). Default: never.
     fn help(&self) -> bool {
         false
     }

@@ -34,7 +34,7 @@ impl<C: Channel> Connection<C> {
     ) -> impl Future<Output = ()> + Send + 'static + use<C, S> {
         // Boxed, because its type would otherwise name the lifetimes of this call.
         let take: BoxFuture<'static, _> = Box::pin(source.take(request.scope, &request.key));
-        let response = Response { connection: self.clone(), index: request.index };
+        let response = Response { connection: self.clone(), index: request.index, is_closed: false };
         let source = source.clone();
         async move { response.serve(request, source, take).await }
     }
@@ -52,11 +52,13 @@ enum Lending<W> {
 struct Response<C: Channel> {
     connection: Arc<Connection<C>>,
     index: RequestIndex,
+    /// The table has let go of it.
+    is_closed: bool,
 }
 
 impl<C: Channel> Response<C> {
     async fn serve<S: Source<Bytes = C::Bytes>>(
-        self,
+        mut self,
         request: TensorRequest,
         source: Arc<S>,
         take: BoxFuture<'static, Result<S::Taken, Status>>,
@@ -257,7 +259,7 @@ impl<C: Channel> Response<C> {
 
     /// Writes the content when it is its turn, and waits until its bytes may be reused.
     async fn write<S: Source>(
-        &self,
+        &mut self,
         (length, checksum): (u64, Option<u64>),
         bytes: Option<C::Bytes>,
         (which, destination): (usize, Option<Destination>),
@@ -281,17 +283,27 @@ impl<C: Channel> Response<C> {
                 state.counters.contents_sent += 1;
                 state.counters.content_bytes_sent += length;
                 let immediate = index.immediate(which);
-                connection.channel().write_content(bytes.take(), destination, immediate, result)
+                let write = connection.channel().write_content(bytes.take(), destination, immediate, result);
+                if !C::is_written(&write) {
+                    return Some(write);
+                }
+                let _nobody_is_woken = state.end_content(index);
+                None
             })
         });
-        if let Ok(Ok(Some(write))) = self.unless_cancelled(posted).await {
-            self.finish(write, taken).await;
+        match self.unless_cancelled(posted).await {
+            Ok(Ok(Some(Some(write)))) => self.finish(write, taken).await,
+            Ok(Ok(Some(None))) => {
+                self.is_closed = true;
+                drop(taken.keep());
+            }
+            Ok(Ok(None) | Err(_)) | Err(Ended) => {}
         }
     }
 
     /// Waits until the posted content is written.
-    async fn finish<S: Source>(&self, write: C::Write, taken: TakenValue<S>) {
-        let (connection, index) = (&self.connection, self.index);
+    async fn finish<S: Source>(&mut self, write: C::Write, taken: TakenValue<S>) {
+        let (connection, index) = (self.connection.clone(), self.index);
         if testpoints::planted!("a cancel is acknowledged before the write is done") {
             if let Ok(Ok(())) = self.unless_cancelled(write).await {
                 drop(taken.keep());
@@ -304,7 +316,10 @@ impl<C: Channel> Response<C> {
         let result = self.unless_over(write).await;
         drop(written);
         match result {
-            Ok(Ok(())) => connection.content_written(index),
+            Ok(Ok(())) => {
+                connection.content_written(index);
+                self.is_closed = true;
+            }
             Ok(Err(error)) => connection.fail(&error.0),
             Err(Ended) => {}
         }
@@ -313,9 +328,15 @@ impl<C: Channel> Response<C> {
     /// Polls `future` until the peer cancels or the connection is over.
     async fn unless_cancelled<F: Future>(&self, future: F) -> Result<F::Output, Ended> {
         let mut future = pin!(future);
-        poll_fn(|context| match self.watch(context.waker()) {
-            Ok(ResponseState::Cancelled) | Err(Ended) => Poll::Ready(Err(Ended)),
-            Ok(_) => future.as_mut().poll(context).map(Ok),
+        poll_fn(|context| {
+            // What need not be waited for needs no waker. Whoever posts looks again.
+            if let Poll::Ready(output) = future.as_mut().poll(context) {
+                return Poll::Ready(Ok(output));
+            }
+            match self.watch(context.waker()) {
+                Ok(ResponseState::Cancelled) | Err(Ended) => Poll::Ready(Err(Ended)),
+                Ok(_) => Poll::Pending,
+            }
         })
         .await
     }
@@ -323,9 +344,14 @@ impl<C: Channel> Response<C> {
     /// Polls `future` until the connection is over: a posted write cannot be cancelled.
     async fn unless_over<F: Future>(&self, future: F) -> Result<F::Output, Ended> {
         let mut future = pin!(future);
-        poll_fn(|context| match self.watch(context.waker()) {
-            Err(Ended) => Poll::Ready(Err(Ended)),
-            Ok(_) => future.as_mut().poll(context).map(Ok),
+        poll_fn(|context| {
+            if let Poll::Ready(output) = future.as_mut().poll(context) {
+                return Poll::Ready(Ok(output));
+            }
+            match self.watch(context.waker()) {
+                Err(Ended) => Poll::Ready(Err(Ended)),
+                Ok(_) => Poll::Pending,
+            }
         })
         .await
     }
@@ -343,6 +369,9 @@ impl<C: Channel> Response<C> {
 
 impl<C: Channel> Drop for Response<C> {
     fn drop(&mut self) {
+        if self.is_closed {
+            return;
+        }
         let mut state = self.connection.lock();
         let waker = state.responses.close(self.index, false);
         self.connection.settle(state, None, None);

@@ -8,6 +8,7 @@ mod shown;
 mod tap;
 
 mod copies;
+mod costs;
 mod observed;
 mod programs;
 mod receive_into;

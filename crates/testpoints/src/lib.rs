@@ -14,13 +14,25 @@
 
 #[cfg(feature = "simulation")]
 mod chance;
+#[cfg(feature = "counts")]
+mod counts;
 #[cfg(feature = "planted-bugs")]
 mod planted;
 
 #[cfg(feature = "simulation")]
 pub use chance::{Entered, World, decide, enter, reached};
+#[cfg(feature = "counts")]
+pub use counts::locks_taken;
 #[cfg(feature = "planted-bugs")]
 pub use planted::{Planted, is_planted, plant};
+
+/// The locks of what a transfer passes through: the standard library's, which a test can have counted.
+pub mod sync {
+    #[cfg(feature = "counts")]
+    pub use crate::counts::{Mutex, RwLock};
+    #[cfg(not(feature = "counts"))]
+    pub use std::sync::{Mutex, RwLock};
+}
 
 /// Whether the rare branch with this name is to be taken here. `false`, as a constant, outside simulation.
 ///

@@ -4,11 +4,14 @@ use std::{
     collections::VecDeque,
     mem,
     sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
 };
+
+use futures::task::AtomicWaker;
+use testpoints::sync::Mutex;
 
 use crate::{
     Arrival, Capabilities, FabricError, FabricKind, RemoteRegions, SlotKey, SlotTable, slot::remember,
@@ -55,13 +58,18 @@ pub struct QueuePairCore {
     slots: SlotTable,
     remote: RemoteRegions,
     inbound: Mutex<Inbound>,
+    /// Arrivals in `inbound`, for looks without the lock.
+    arrivals: AtomicUsize,
+    /// There is a failure in `inbound`.
+    has_failed: AtomicBool,
+    /// Takes the arrivals.
+    consumer: AtomicWaker,
     counters: Counters,
 }
 
 #[derive(Debug, Default)]
 struct Inbound {
     arrivals: VecDeque<Arrival>,
-    consumer: Option<Waker>,
     failure: Option<FabricError>,
     drained: bool,
     /// Everyone who waits for the drain: several may close at once.
@@ -79,6 +87,9 @@ impl QueuePairCore {
             slots: SlotTable::new(config.send_depth),
             remote: RemoteRegions::default(),
             inbound: Mutex::default(),
+            arrivals: AtomicUsize::new(0),
+            has_failed: AtomicBool::new(false),
+            consumer: AtomicWaker::new(),
             counters: Counters::default(),
         }
     }
@@ -122,10 +133,15 @@ impl QueuePairCore {
     /// Reports the end of one operation of `length` payload bytes.
     pub fn complete(&self, key: SlotKey, length: u64, result: Result<(), FabricError>) {
         if result.is_ok() {
-            self.counters.operations.fetch_add(1, Ordering::Relaxed);
-            self.counters.bytes_sent.fetch_add(length, Ordering::Relaxed);
+            self.count_sent(length);
         }
         self.slots.complete(key, result);
+    }
+
+    /// Counts an operation of `length` payload bytes that is complete.
+    pub(crate) fn count_sent(&self, length: u64) {
+        self.counters.operations.fetch_add(1, Ordering::Relaxed);
+        self.counters.bytes_sent.fetch_add(length, Ordering::Relaxed);
     }
 
     /// Counts `length` bytes that a write of the peer put into local memory.
@@ -145,18 +161,23 @@ impl QueuePairCore {
         }
         self.counters.arrivals.fetch_add(1, Ordering::Relaxed);
         inbound.arrivals.push_back(arrival);
-        let consumer = inbound.consumer.take();
+        self.count_arrivals(&inbound);
         drop(inbound);
         let is_lost = testpoints::planted!("some arrivals wake nobody") && self.stats().arrivals % 8 == 7;
-        if let Some(waker) = consumer.filter(|_| !is_lost) {
-            waker.wake();
+        if !is_lost {
+            self.consumer.wake();
         }
         Ok(())
     }
 
     /// Arrivals that nobody has taken yet; each holds its receive.
     pub fn arrivals_waiting(&self) -> usize {
-        self.lock().arrivals.len()
+        self.arrivals.load(Ordering::Acquire)
+    }
+
+    /// Wakes the task that takes the arrivals.
+    pub(crate) fn wake_consumer(&self) {
+        self.consumer.wake();
     }
 
     /// Reports that the connection is over. Ends every outstanding operation and, once the arrivals before it
@@ -171,19 +192,19 @@ impl QueuePairCore {
     /// As [`fail`](Self::fail), but leaves operations under way to end by themselves.
     pub fn fail_arrivals(&self, failure: &FabricError) {
         self.slots.refuse(failure);
-        let consumer = {
-            let mut inbound = self.lock();
-            inbound.failure.get_or_insert_with(|| failure.clone());
-            inbound.consumer.take()
-        };
-        if let Some(waker) = consumer {
-            waker.wake();
-        }
+        self.lock().failure.get_or_insert_with(|| failure.clone());
+        self.has_failed.store(true, Ordering::Release);
+        self.consumer.wake();
     }
 
     /// The failure, if there was one.
     pub fn failure(&self) -> Option<FabricError> {
-        self.lock().failure.clone()
+        if self.has_failed() { self.lock().failure.clone() } else { None }
+    }
+
+    /// Whether there was one.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Acquire)
     }
 
     /// Reports that nothing of the peer can touch local memory any more.
@@ -198,13 +219,22 @@ impl QueuePairCore {
 
     /// Whether an arrival, or the end of them, is there to be taken.
     pub(crate) fn has_arrival(&self) -> bool {
-        let inbound = self.lock();
-        !inbound.arrivals.is_empty() || inbound.failure.is_some()
+        self.arrivals_waiting() > 0 || self.has_failed()
     }
 
     /// The next arrival, if one has been handed on.
     pub(crate) fn take_arrival(&self) -> Option<Arrival> {
-        self.lock().arrivals.pop_front()
+        if self.arrivals_waiting() == 0 {
+            return None;
+        }
+        let mut inbound = self.lock();
+        let arrival = inbound.arrivals.pop_front();
+        self.count_arrivals(&inbound);
+        arrival
+    }
+
+    fn count_arrivals(&self, inbound: &Inbound) {
+        self.arrivals.store(inbound.arrivals.len(), Ordering::Release);
     }
 
     pub(crate) fn poll_arrival(&self, context: &Context<'_>) -> Poll<Result<Arrival, FabricError>> {
@@ -226,20 +256,19 @@ impl QueuePairCore {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let mut inbound = self.lock();
-        if !inbound.arrivals.is_empty() {
+        if self.arrivals_waiting() > 0 {
             return Poll::Ready(Ok(()));
         }
-        if let Some(failure) = &inbound.failure {
-            return Poll::Ready(Err(failure.clone()));
-        }
-        if inbound.consumer.as_ref().is_some_and(|known| known.will_wake(context.waker())) {
+        self.consumer.register(context.waker());
+        // What came before the waker was left woke nobody.
+        if !self.has_arrival() {
             return Poll::Pending;
         }
-        let before = inbound.consumer.replace(context.waker().clone());
-        drop(inbound);
-        drop(before);
-        Poll::Pending
+        let inbound = self.lock();
+        match &inbound.failure {
+            Some(failure) if inbound.arrivals.is_empty() => Poll::Ready(Err(failure.clone())),
+            _ => Poll::Ready(Ok(())),
+        }
     }
 
     /// Ready when the connection is over, nothing of the peer can touch local memory any more, and every operation has

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{QueuePairStats, SlotKey, WorkRequest};
+use crate::{FabricError, Immediate, QueuePairStats, RemoteRange, SlotKey, WorkRequest};
 
 /// The fabric's half of a connected queue pair; [`QueuePair`](crate::QueuePair) is the user's half. Both share a
 /// [`QueuePairCore`](crate::QueuePairCore), on which the fabric reports completions, arrivals and failure.
@@ -12,6 +12,21 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// [pieces](WorkRequest::pieces).
     fn submit(&self, key: SlotKey, request: &WorkRequest);
 
+    /// Posts a write of a few bytes, or a bare notification, that is complete when this returns: the bytes were copied, it
+    /// takes no slot, and nothing is reported of it. It is posted after all that was submitted before. `None` if the
+    /// fabric has no such writes, or no room for one now.
+    ///
+    /// # Errors
+    /// The write cannot be posted; nothing was.
+    fn submit_inline(
+        &self,
+        _bytes: &[u8],
+        _remote: Option<&RemoteRange>,
+        _immediate: Option<Immediate>,
+    ) -> Option<Result<(), FabricError>> {
+        None
+    }
+
     /// Makes progress on behalf of a task that awaits an operation. Cheap when there is nothing to do; never blocks.
     fn drive(&self);
 
@@ -19,6 +34,11 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// [`drive`](Self::drive). Does nothing unless the fabric has found that looking pays off now, because other tasks of
     /// this thread wait meanwhile.
     fn look(&self, _is_there: &dyn Fn() -> bool) {}
+
+    /// Whether [`help`](Self::help) may look, as of now.
+    fn may_help(&self) -> bool {
+        false
+    }
 
     /// Looks a little for work, on behalf of a task that awaits something of the peer's, and does what it finds. True if
     /// there was any. Does nothing unless the fabric has found that looking pays off now. Waits for no lock that is held

@@ -61,6 +61,18 @@ impl Shared {
         }
         Ok(request.weight(capabilities.piece_bytes_max))
     }
+
+    /// Submits those in line for which there is room.
+    fn submit_line(&self) {
+        let slots = self.core.slots();
+        if slots.waiting() == 0 {
+            return;
+        }
+        while let Some((key, request)) = slots.next_in_line() {
+            self.link.submit(key, &request);
+            slots.submitted();
+        }
+    }
 }
 
 impl Drop for Shared {
@@ -93,6 +105,11 @@ impl QueuePair {
     /// Why the connection is over, if it is.
     pub fn failure(&self) -> Option<FabricError> {
         self.shared.core.failure()
+    }
+
+    /// Whether the connection is over.
+    pub fn has_failed(&self) -> bool {
+        self.shared.core.has_failed()
     }
 
     /// Writes `local` to `remote` without telling the peer. Posted in the order of calls, when there is room in the send
@@ -238,22 +255,60 @@ impl QueuePair {
                 self.shared.link.submit(key, request);
                 Ok(self.operation(State::Posted(key)))
             }
+            Reserve::InLine(_) | Reserve::Full => {
+                Err(FabricError::SendQueueFull { depth: self.config().send_depth })
+            }
+            Reserve::Failed(failure) => Err(failure),
+        }
+    }
+
+    /// Posts `request` in the order of such calls, for callers that count their own operations: now, or when there is room
+    /// for it. The task that [polls](Self::poll_arrivals) this queue pair sees to that, and so does whoever awaits an
+    /// operation of it.
+    ///
+    /// # Errors
+    /// [`FabricError::SendQueueFull`] if as many wait already as the send queue is deep, or the queue pair's failure.
+    ///
+    /// # Cancel safety
+    /// Dropping the operation ends interest in the result. It is posted all the same.
+    pub fn post(&self, request: &WorkRequest) -> Result<Operation, FabricError> {
+        let Shared { core, link, .. } = &*self.shared;
+        let weight = self.shared.check(request)?;
+        match core.slots().post(request, weight) {
+            Reserve::Reserved(key) => {
+                link.submit(key, request);
+                Ok(self.operation(State::Posted(key)))
+            }
+            Reserve::InLine(key) => {
+                core.wake_consumer();
+                Ok(self.operation(State::Posted(key)))
+            }
             Reserve::Full => Err(FabricError::SendQueueFull { depth: self.config().send_depth }),
             Reserve::Failed(failure) => Err(failure),
         }
     }
 
-    /// Waits until [`post_now`](Self::post_now) may find room for an operation of this [weight](WorkRequest::weight), or
-    /// the queue pair has failed. A vectored or split one finds no room in a queue that has just one place left.
+    /// Writes `bytes` to `remote`, tells the peer `immediate`, or both: posted and complete when this returns. For callers that
+    /// count their own operations. `None` where that is not possible now: the fabric copies no so many bytes at once, or
+    /// has no room. Then nothing was posted.
     ///
-    /// # Cancel safety
-    /// Cancel-safe; no room is reserved.
-    pub async fn room_of(&self, weight: u64) {
-        poll_fn(|context| {
-            self.shared.link.drive();
-            self.shared.core.slots().poll_room(weight, context)
-        })
-        .await;
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn post_inline(
+        &self,
+        bytes: &[u8],
+        remote: Option<&RemoteRange>,
+        immediate: Option<Immediate>,
+    ) -> Option<Result<(), FabricError>> {
+        let Shared { core, link, closing } = &*self.shared;
+        if core.has_failed() || closing.load(Ordering::Acquire) || core.slots().waiting() > 0 {
+            return None;
+        }
+        let posted = link.submit_inline(bytes, remote, immediate);
+        if let Some(Ok(())) = posted {
+            core.count_sent(bytes.len() as u64);
+        }
+        posted
     }
 
     /// The next arrival, in the peer's posting order. One consumer at a time.
@@ -272,6 +327,11 @@ impl QueuePair {
         self.shared.core.take_arrival()
     }
 
+    /// Whether there is one to take.
+    pub fn has_arrivals(&self) -> bool {
+        self.shared.core.arrivals_waiting() > 0
+    }
+
     /// Ready when [`take_arrival`](Self::take_arrival) has an arrival to give. For the task that drives this queue pair,
     /// which takes the arrivals where it finds them.
     ///
@@ -285,7 +345,18 @@ impl QueuePair {
             // Before leaving a waker: what is found here wakes nobody.
             link.look(&|| core.has_arrival());
         }
-        core.poll_inbound(context)
+        let polled = core.poll_inbound(context);
+        // After the waker was left with the core: whoever stands in line later wakes this task.
+        if core.slots().waiting() > 0 {
+            core.slots().leave_poster(context.waker());
+            self.shared.submit_line();
+        }
+        polled
+    }
+
+    /// Whether [`help`](Self::help) may find anything, as of now.
+    pub fn may_help(&self) -> bool {
+        self.shared.link.may_help()
     }
 
     /// Looks a little for work of the fabric's and does it, if looking pays off now; whether there was any. What arrived by
@@ -342,7 +413,9 @@ impl QueuePair {
                 self.shared.link.submit(key, &request);
                 self.operation(State::Posted(key))
             }
-            Reserve::Full => self.operation(State::Waiting { request, weight, place: Place::default() }),
+            Reserve::InLine(_) | Reserve::Full => {
+                self.operation(State::Waiting { request, weight, place: Place::default() })
+            }
             Reserve::Failed(failure) => self.operation(State::Failed(failure)),
         }
     }
@@ -400,7 +473,7 @@ impl Operation {
                 self.shared.link.submit(key, request);
                 State::Posted(key)
             }
-            Reserve::Full => return Poll::Pending,
+            Reserve::InLine(_) | Reserve::Full => return Poll::Pending,
             Reserve::Failed(failure) => State::Failed(failure),
         };
         Poll::Ready(())
@@ -415,6 +488,7 @@ impl Future for Operation {
             return Poll::Ready(result);
         }
         self.shared.link.drive();
+        self.shared.submit_line();
         if self.try_post(context).is_pending() {
             return Poll::Pending;
         }

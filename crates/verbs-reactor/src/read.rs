@@ -1,8 +1,9 @@
 //! One-sided reads: where their bytes go.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use memory::{Block, BufMut, GrantEnd, Granted, RemoteTarget};
+use testpoints::sync::Mutex;
 
 use crate::{FabricError, FabricKind, RemoteRange};
 

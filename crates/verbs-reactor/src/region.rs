@@ -3,10 +3,14 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Mutex, MutexGuard, PoisonError, RwLock},
+    sync::{
+        MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use memory::{Block, BlockId, Buf, RemoteTarget};
+use testpoints::sync::{Mutex, RwLock};
 
 use crate::{
     FabricError, FabricKind, PeerViolation, ReadSegment, RegionGeneration, RegionId, RemoteRange, Runtime,
@@ -76,11 +80,64 @@ impl std::fmt::Debug for RemoteRegion {
 #[derive(Debug, Default)]
 pub struct RemoteRegions {
     known: RwLock<HashMap<RegionId, RemoteRegion>>,
+    /// Grows with every change of `known`, under its lock.
+    changes: AtomicU64,
+}
+
+/// The regions that were aimed at last, for one thread at a time: most writes need no lock.
+#[derive(Debug, Default)]
+pub struct LatestRegions {
+    changes: u64,
+    /// The newest first.
+    regions: [Option<RemoteRegion>; 2],
+}
+
+impl LatestRegions {
+    /// As [`RemoteRegions::aim`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn aim(
+        &mut self,
+        known: &RemoteRegions,
+        bytes: u64,
+        range: Option<&RemoteRange>,
+    ) -> Result<Option<RemoteRegion>, FabricError> {
+        let changes = known.changes.load(Ordering::Acquire);
+        if self.changes != changes {
+            *self = Self { changes, regions: [None; 2] };
+        }
+        let latest = self.regions.iter().flatten();
+        let region = range.and_then(|range| latest.clone().find(|region| region.region == range.region));
+        if let (Some(range), Some(region)) = (range, region) {
+            return aim_at(*region, bytes, range).map(Some);
+        }
+        let region = known.aim(bytes, range)?;
+        if region.is_some() {
+            self.regions = [region, self.regions[0]];
+        }
+        Ok(region)
+    }
+}
+
+/// The checks of a write of `bytes` bytes to `range`, which names `region`.
+fn aim_at(region: RemoteRegion, bytes: u64, range: &RemoteRange) -> Result<RemoteRegion, FabricError> {
+    let mismatch = |remote| FabricError::LengthMismatch { local: bytes, remote };
+    if region.generation != range.generation {
+        return Err(FabricError::UnknownRemoteRegion { region: range.region });
+    }
+    if range.length != bytes {
+        return Err(mismatch(range.length));
+    }
+    let room = region.length.saturating_sub(range.offset);
+    if bytes > room { Err(mismatch(room)) } else { Ok(region) }
 }
 
 impl RemoteRegions {
     pub(crate) fn add(&self, region: RemoteRegion) {
-        self.known.write().unwrap_or_else(PoisonError::into_inner).insert(region.region, region);
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        known.insert(region.region, region);
+        self.changes.fetch_add(1, Ordering::Release);
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -88,7 +145,9 @@ impl RemoteRegions {
     }
 
     pub(crate) fn remove(&self, region: RegionId) {
-        self.known.write().unwrap_or_else(PoisonError::into_inner).remove(&region);
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        known.remove(&region);
+        self.changes.fetch_add(1, Ordering::Release);
     }
 
     /// The region that a write of `bytes` bytes to `range` goes to; `None` for a bare notification.
@@ -96,18 +155,14 @@ impl RemoteRegions {
     /// # Errors
     /// [`FabricError::UnknownRemoteRegion`], [`FabricError::LengthMismatch`]; they fail that operation only.
     pub fn aim(&self, bytes: u64, range: Option<&RemoteRange>) -> Result<Option<RemoteRegion>, FabricError> {
-        let mismatch = |remote| FabricError::LengthMismatch { local: bytes, remote };
         let Some(range) = range else {
-            return if bytes == 0 { Ok(None) } else { Err(mismatch(0)) };
+            let mismatch = FabricError::LengthMismatch { local: bytes, remote: 0 };
+            return if bytes == 0 { Ok(None) } else { Err(mismatch) };
         };
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        let region = known.get(&range.region).filter(|known| known.generation == range.generation);
+        let region = known.get(&range.region);
         let region = region.ok_or(FabricError::UnknownRemoteRegion { region: range.region })?;
-        if range.length != bytes {
-            return Err(mismatch(range.length));
-        }
-        let room = region.length.saturating_sub(range.offset);
-        if bytes > room { Err(mismatch(room)) } else { Ok(Some(*region)) }
+        aim_at(*region, bytes, range).map(Some)
     }
 
     /// Checks every segment of a vectored read, before any of it is posted.

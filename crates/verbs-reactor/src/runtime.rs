@@ -9,8 +9,6 @@ use std::{
     time::Duration,
 };
 
-use futures::future::{Either, select};
-
 /// A boxed, sendable future.
 pub type BoxFuture<'a, T> = futures::future::BoxFuture<'a, T>;
 
@@ -55,15 +53,16 @@ pub async fn timeout<F: Future>(
     limit: Duration,
     future: F,
 ) -> Result<F::Output, Elapsed> {
-    let mut future = pin!(future);
-    // Most need no timer.
-    if let Poll::Ready(output) = poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await {
-        return Ok(output);
-    }
-    match select(future, runtime.sleep(limit)).await {
-        Either::Left((output, _)) => Ok(output),
-        Either::Right(((), _)) => Err(Elapsed),
-    }
+    let (mut future, mut timer) = (pin!(future), None);
+    poll_fn(|context| {
+        if let Poll::Ready(output) = future.as_mut().poll(context) {
+            return Poll::Ready(Ok(output));
+        }
+        // Most need none.
+        let timer = timer.get_or_insert_with(|| runtime.sleep(limit));
+        timer.as_mut().poll(context).map(|()| Err(Elapsed))
+    })
+    .await
 }
 
 /// The tokio runtime that was current when this was made.

@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     FabricError, WorkRequest,
-    sync::{Mutex, MutexGuard},
+    sync::{AtomicU64, Mutex, MutexGuard, Ordering},
 };
 
 /// Names one use of one slot. Travels with a completion (as `wr_id` on verbs); a key whose use is over is
@@ -37,6 +37,8 @@ impl SlotKey {
 enum SlotState {
     /// Unused.
     Free,
+    /// Waits in line for room, and is posted whether anybody awaits it or not.
+    InLine { request: WorkRequest, waker: Option<Waker>, is_ignored: bool },
     /// Posted, and someone awaits it.
     Posted { request: WorkRequest, waker: Option<Waker> },
     /// Posted, and its future was dropped: the buffers stay until the completion all the same.
@@ -66,8 +68,12 @@ struct Inner {
     waiting: BTreeMap<u64, Waiter>,
     /// The next place in that queue.
     next_place: u64,
-    /// Those who wait until an operation could be posted without waiting, and queue for nothing.
-    onlookers: Vec<Waker>,
+    /// How many in that queue have a slot.
+    in_line: u32,
+    /// The first in that queue has its room, and is being submitted: it stays the first until it is.
+    is_submitting: bool,
+    /// Submits those in line.
+    poster: Option<Waker>,
     /// Set once: nothing can be posted any more.
     failure: Option<FabricError>,
     /// Everyone who waits for `outstanding` to reach zero.
@@ -77,7 +83,16 @@ struct Inner {
 #[derive(Debug)]
 struct Waiter {
     weight: u32,
-    waker: Waker,
+    who: Who,
+}
+
+/// Who takes the room.
+#[derive(Debug)]
+enum Who {
+    /// The operation's future, once it is polled.
+    Future(Waker),
+    /// Whoever [submits](SlotTable::next_in_line) what is in this slot.
+    Slot(SlotKey),
 }
 
 /// An operation's place among those that wait for room. Must be [given back](SlotTable::leave) if the operation
@@ -89,12 +104,11 @@ pub(crate) struct Place(Option<u64>);
 #[derive(Debug, Default)]
 struct Wakes {
     first: Option<Waker>,
-    onlookers: Vec<Waker>,
 }
 
 impl Wakes {
     fn wake(self) {
-        self.first.into_iter().chain(self.onlookers).for_each(Waker::wake);
+        self.first.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -104,12 +118,16 @@ impl Wakes {
 pub struct SlotTable {
     depth: u32,
     inner: Mutex<Inner>,
+    /// Operations that wait for room, for looks without the lock.
+    waiting: AtomicU64,
 }
 
 /// What became of an attempt to reserve a slot.
 pub(crate) enum Reserve {
     /// The slot holds the request now.
     Reserved(SlotKey),
+    /// The slot holds the request, which waits in line.
+    InLine(SlotKey),
     /// All slots are taken.
     Full,
     /// The queue pair has failed.
@@ -121,7 +139,7 @@ impl SlotTable {
     pub fn new(depth: u32) -> Self {
         let slots = (0..depth).map(|_| Slot { generation: 0, weight: 0, state: SlotState::Free }).collect();
         let inner = Inner { slots, free: (0..depth).rev().collect(), ..Inner::default() };
-        Self { depth, inner: Mutex::new(inner) }
+        Self { depth, inner: Mutex::new(inner), waiting: AtomicU64::new(0) }
     }
 
     /// The number of slots.
@@ -141,13 +159,93 @@ impl SlotTable {
         let slot = inner.slots.get(key.index as usize).filter(|s| s.generation == key.generation)?;
         match &slot.state {
             SlotState::Posted { request, .. } | SlotState::Ignored { request } => Some(request.clone()),
-            SlotState::Free | SlotState::Done(_) => None,
+            SlotState::Free | SlotState::InLine { .. } | SlotState::Done(_) => None,
         }
     }
 
     /// Takes a slot for an operation of `weight` work requests, if there is room and nobody waits for it.
     pub(crate) fn reserve(&self, request: &WorkRequest, weight: u64) -> Reserve {
         self.reserve_in_turn(request, weight, None)
+    }
+
+    /// As [`reserve`](Self::reserve). What finds no room stands in line in its slot, at most as many as the table is deep.
+    pub(crate) fn post(&self, request: &WorkRequest, weight: u64) -> Reserve {
+        let Some(needed) = self.weight_of(weight) else {
+            return Reserve::Failed(FabricError::TooManyPieces { pieces: weight, depth: self.depth });
+        };
+        let mut inner = self.lock();
+        if let Some(failure) = &inner.failure {
+            return Reserve::Failed(failure.clone());
+        }
+        let must_wait =
+            !inner.waiting.is_empty() && !testpoints::planted!("a post goes past those that are held");
+        let waits = must_wait || testpoints::chance!("a post is held though the send queue has room");
+        if !waits && let Some(key) = self.take_room(&mut inner, request, needed) {
+            return Reserve::Reserved(key);
+        }
+        if inner.in_line >= self.depth {
+            return Reserve::Full;
+        }
+        let key = inner.stand_in_line(request, needed);
+        self.count_waiting(&inner);
+        Reserve::InLine(key)
+    }
+
+    /// Operations that wait for room.
+    pub(crate) fn waiting(&self) -> u64 {
+        self.waiting.load(Ordering::Acquire)
+    }
+
+    /// Has the task of `waker` woken when there may be room for the first in line.
+    pub(crate) fn leave_poster(&self, waker: &Waker) {
+        let before = self.lock().poster.replace(waker.clone());
+        drop(before);
+    }
+
+    /// The first in line that is in a slot, if there is room for it: to be submitted, and then
+    /// [counted as that](Self::submitted).
+    pub(crate) fn next_in_line(&self) -> Option<(SlotKey, WorkRequest)> {
+        let mut inner = self.lock();
+        let (_, first) = inner.waiting.first_key_value()?;
+        let (Who::Slot(key), weight) = (&first.who, first.weight) else { return None };
+        let key = *key;
+        if inner.is_submitting || weight > self.depth - inner.weight {
+            return None;
+        }
+        let slot = inner.slot_mut(key)?;
+        let SlotState::InLine { request, waker, is_ignored } = mem::replace(&mut slot.state, SlotState::Free)
+        else {
+            return None;
+        };
+        let posted = request.clone();
+        slot.weight = weight;
+        slot.state =
+            if is_ignored { SlotState::Ignored { request } } else { SlotState::Posted { request, waker } };
+        inner.is_submitting = true;
+        inner.outstanding += 1;
+        inner.weight += weight;
+        Some((key, posted))
+    }
+
+    /// The first in line was submitted.
+    pub(crate) fn submitted(&self) {
+        let mut inner = self.lock();
+        if mem::take(&mut inner.is_submitting) {
+            inner.waiting.pop_first();
+            inner.in_line -= 1;
+        }
+        self.count_waiting(&inner);
+        let wakes = inner.wakes(self.depth);
+        drop(inner);
+        wakes.wake();
+    }
+
+    fn count_waiting(&self, inner: &Inner) {
+        self.waiting.store(inner.waiting.len() as u64, Ordering::Release);
+    }
+
+    fn weight_of(&self, weight: u64) -> Option<u32> {
+        u32::try_from(weight).ok().filter(|&weight| weight <= self.depth)
     }
 
     /// As [`reserve`](Self::reserve), in turn: room goes to operations in the order in which they began to wait.
@@ -169,7 +267,7 @@ impl SlotTable {
         weight: u64,
         mut queued: Option<(&mut Place, &Waker)>,
     ) -> Reserve {
-        let Some(weight) = u32::try_from(weight).ok().filter(|&weight| weight <= self.depth) else {
+        let Some(needed) = self.weight_of(weight) else {
             return Reserve::Failed(FabricError::TooManyPieces { pieces: weight, depth: self.depth });
         };
         let mut inner = self.lock();
@@ -178,24 +276,16 @@ impl SlotTable {
         }
         let place = queued.as_ref().and_then(|(place, _)| place.0);
         let in_turn = inner.waiting.first_key_value().is_none_or(|(&first, _)| Some(first) == place);
-        // With something outstanding, whose end wakes whoever waits.
-        let counts_as_full =
-            inner.outstanding > 0 && testpoints::chance!("a send queue with room counts as full");
-        let room = in_turn && self.depth - inner.weight >= weight && !counts_as_full;
-        let Some(index) = inner.free.pop_if(|_| room) else {
+        let Some(key) = (if in_turn { self.take_room(&mut inner, request, needed) } else { None }) else {
             if let Some((place, waker)) = &mut queued {
-                inner.wait(place, weight, waker);
+                inner.wait(place, needed, waker);
+                self.count_waiting(&inner);
             }
             return Reserve::Full;
         };
-        inner.outstanding += 1;
-        inner.weight += weight;
-        let slot = &mut inner.slots[index as usize];
-        slot.weight = weight;
-        slot.state = SlotState::Posted { request: request.clone(), waker: None };
-        let key = SlotKey { index, generation: slot.generation };
         let left =
             queued.and_then(|(place, _)| place.0.take()).and_then(|place| inner.waiting.remove(&place));
+        self.count_waiting(&inner);
         // The next in the queue may fit beside this one.
         let wakes = inner.wakes(self.depth);
         drop(inner);
@@ -204,11 +294,29 @@ impl SlotTable {
         Reserve::Reserved(key)
     }
 
+    /// Takes a slot if there is room, whoever waits for it.
+    fn take_room(&self, inner: &mut Inner, request: &WorkRequest, weight: u32) -> Option<SlotKey> {
+        // With something outstanding, whose end wakes whoever waits.
+        let counts_as_full =
+            inner.outstanding > 0 && testpoints::chance!("a send queue with room counts as full");
+        if weight > self.depth - inner.weight || counts_as_full {
+            return None;
+        }
+        inner.outstanding += 1;
+        inner.weight += weight;
+        let index = inner.free_slot();
+        let slot = &mut inner.slots[index as usize];
+        slot.weight = weight;
+        slot.state = SlotState::Posted { request: request.clone(), waker: None };
+        Some(SlotKey { index, generation: slot.generation })
+    }
+
     /// An operation that waited was dropped: its place goes to the next.
     pub(crate) fn leave(&self, place: &mut Place) {
         let Some(place) = place.0.take() else { return };
         let mut inner = self.lock();
         let left = inner.waiting.remove(&place);
+        self.count_waiting(&inner);
         let wakes = inner.wakes(self.depth);
         drop(inner);
         drop(left);
@@ -268,13 +376,19 @@ impl SlotTable {
     /// Refuses new operations with `failure` and lets those under way end by themselves (a fabric whose device
     /// still holds the buffers). The first failure stays.
     pub fn refuse(&self, failure: &FabricError) {
-        let (waiting, onlookers) = {
+        let (waiting, poster) = {
             let mut inner = self.lock();
             inner.failure.get_or_insert_with(|| failure.clone());
-            (mem::take(&mut inner.waiting), mem::take(&mut inner.onlookers))
+            let waiting = inner.end_line(failure);
+            self.count_waiting(&inner);
+            (waiting, inner.poster.take())
         };
-        let waiting = waiting.into_values().map(|waiter| waiter.waker);
-        waiting.chain(onlookers).for_each(Waker::wake);
+        // Buffers go back to their pool, and wakers run, outside the lock.
+        let wakers = waiting.into_iter().filter_map(|(request, waker)| {
+            drop(request);
+            waker
+        });
+        wakers.chain(poster).for_each(Waker::wake);
     }
 
     pub(crate) fn poll_done(&self, key: SlotKey, context: &Context<'_>) -> Poll<Result<(), FabricError>> {
@@ -292,7 +406,7 @@ impl SlotTable {
         let Some(slot) = inner.slot_mut(key) else {
             return Some(Err(FabricError::Closed));
         };
-        if let SlotState::Posted { waker, .. } = &mut slot.state {
+        if let SlotState::Posted { waker, .. } | SlotState::InLine { waker, .. } = &mut slot.state {
             match (waker, waiting) {
                 (_, None) => {}
                 (Some(known), Some(context)) => known.clone_from(context.waker()),
@@ -319,6 +433,9 @@ impl SlotTable {
         let mut wakes = Wakes::default();
         match mem::replace(&mut slot.state, SlotState::Free) {
             SlotState::Posted { request, .. } => slot.state = SlotState::Ignored { request },
+            SlotState::InLine { request, .. } => {
+                slot.state = SlotState::InLine { request, waker: None, is_ignored: true };
+            }
             SlotState::Done(_) => {
                 inner.release(key.index);
                 wakes = inner.wakes(self.depth);
@@ -334,19 +451,6 @@ impl SlotTable {
         let has_failed =
             self.lock().slot_mut(key).is_some_and(|slot| matches!(slot.state, SlotState::Done(Err(_))));
         if has_failed { self.take_done(key)?.err() } else { None }
-    }
-
-    /// Ready when a slot is free and nobody waits for it, or never will be because the queue pair has failed.
-    pub(crate) fn poll_room(&self, weight: u64, context: &Context<'_>) -> Poll<()> {
-        // What is heavier than the whole queue is refused, not waited for.
-        let weight = u32::try_from(weight).unwrap_or(u32::MAX).clamp(1, self.depth);
-        let mut inner = self.lock();
-        let has_room = inner.has_open_room(self.depth) && weight <= self.depth - inner.weight;
-        if inner.failure.is_some() || has_room {
-            return Poll::Ready(());
-        }
-        remember(&mut inner.onlookers, context.waker());
-        Poll::Pending
     }
 
     pub(crate) fn poll_idle(&self, context: &Context<'_>) -> Poll<()> {
@@ -376,25 +480,70 @@ impl Inner {
             self.next_place
         });
         match self.waiting.get_mut(&place) {
-            Some(waiter) => waiter.waker.clone_from(waker),
-            None => {
-                self.waiting.insert(place, Waiter { weight, waker: waker.clone() });
+            Some(Waiter { who: Who::Future(known), .. }) => known.clone_from(waker),
+            _ => {
+                self.waiting.insert(place, Waiter { weight, who: Who::Future(waker.clone()) });
             }
         }
     }
 
-    /// There is room for a light operation, and nobody waits for it.
-    fn has_open_room(&self, depth: u32) -> bool {
-        self.waiting.is_empty() && self.weight < depth
+    /// Puts `request` into a slot at the end of the line.
+    fn stand_in_line(&mut self, request: &WorkRequest, weight: u32) -> SlotKey {
+        let index = self.free_slot();
+        let slot = &mut self.slots[index as usize];
+        slot.state = SlotState::InLine { request: request.clone(), waker: None, is_ignored: false };
+        let key = SlotKey { index, generation: slot.generation };
+        self.next_place += 1;
+        self.waiting.insert(self.next_place, Waiter { weight, who: Who::Slot(key) });
+        self.in_line += 1;
+        key
+    }
+
+    /// Ends the line. Gives the requests that will not be posted, and whom to wake.
+    fn end_line(&mut self, failure: &FabricError) -> Vec<(Option<WorkRequest>, Option<Waker>)> {
+        // One that is being submitted ends as those do that were.
+        (self.in_line, self.is_submitting) = (0, false);
+        let mut ended = Vec::new();
+        for waiter in mem::take(&mut self.waiting).into_values() {
+            let key = match waiter.who {
+                Who::Future(waker) => {
+                    ended.push((None, Some(waker)));
+                    continue;
+                }
+                Who::Slot(key) => key,
+            };
+            let Some(slot) = self.slot_mut(key) else { continue };
+            match mem::replace(&mut slot.state, SlotState::Done(Err(failure.clone()))) {
+                SlotState::InLine { request, waker, is_ignored } => {
+                    if is_ignored {
+                        self.release(key.index);
+                    }
+                    ended.push((Some(request), waker));
+                }
+                other => slot.state = other,
+            }
+        }
+        ended
+    }
+
+    /// A slot that is free, beyond the table's depth if need be: at most as many stand in line as it is deep.
+    fn free_slot(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot { generation: 0, weight: 0, state: SlotState::Free });
+            self.slots.len() as u32 - 1
+        })
     }
 
     /// Whom the room there is now is for.
     fn wakes(&mut self, depth: u32) -> Wakes {
         let room = depth - self.weight;
         let first = self.waiting.first_key_value().filter(|(_, first)| first.weight <= room);
-        let first = first.map(|(_, first)| first.waker.clone());
-        let open = self.has_open_room(depth);
-        Wakes { first, onlookers: if open { mem::take(&mut self.onlookers) } else { Vec::new() } }
+        let first = match first.map(|(_, first)| &first.who) {
+            Some(Who::Future(waker)) => Some(waker.clone()),
+            Some(Who::Slot(_)) if !self.is_submitting => self.poster.take(),
+            Some(Who::Slot(_)) | None => None,
+        };
+        Wakes { first }
     }
 
     fn release(&mut self, index: u32) {

@@ -1,3 +1,8 @@
 //! The locks of what is model-checked: `tests/models` compiles the same source over loom's.
 
-pub(crate) use std::sync::{Mutex, MutexGuard};
+pub(crate) use std::sync::{
+    MutexGuard,
+    atomic::{AtomicU64, Ordering},
+};
+
+pub(crate) use testpoints::sync::Mutex;

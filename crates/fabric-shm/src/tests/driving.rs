@@ -79,7 +79,13 @@ impl Hand {
 }
 
 fn notification() -> Descriptor {
-    Descriptor { immediate: Some(1), continues: false, remote: None, source: Source::Nothing }
+    Descriptor {
+        immediate: Some(1),
+        continues: false,
+        is_quiet: false,
+        remote: None,
+        source: Source::Nothing,
+    }
 }
 
 #[test]
@@ -219,7 +225,13 @@ fn a_users_poll_leaves_unfinished_work_to_the_driver() {
         let (granted, range, key) = rig.lend(3 * CHUNK_BYTES);
         rig.send_block(0, 3 * CHUNK_BYTES);
         let source = Source::Block { index: 0, offset: 0 };
-        rig.publish(&Descriptor { immediate: Some(1), continues: false, remote: Some((range, key)), source });
+        rig.publish(&Descriptor {
+            immediate: Some(1),
+            continues: false,
+            is_quiet: false,
+            remote: Some((range, key)),
+            source,
+        });
         rig.link.drive();
         assert_eq!(hand.woken(), 1, "two chunks are left and nobody is awake");
         hand.sleep();
@@ -273,7 +285,13 @@ fn a_task_that_helps_lets_others_have_their_turn() {
         rig.send_block(0, 3 * CHUNK_BYTES);
         rig.link.frames_came();
         let source = Source::Block { index: 0, offset: 0 };
-        rig.publish(&Descriptor { immediate: None, continues: false, remote: Some((range, key)), source });
+        rig.publish(&Descriptor {
+            immediate: None,
+            continues: false,
+            is_quiet: false,
+            remote: Some((range, key)),
+            source,
+        });
         assert!(!rig.link.help());
         assert_eq!(hand.woken(), 1, "two chunks are left");
         hand.sleep();
@@ -288,13 +306,13 @@ fn a_driver_that_finds_someone_at_work_is_woken_by_them() {
         let mut rig = Rig::new();
         let mut hand = Hand::new(&rig);
         hand.sleep();
+        rig.publish(&notification());
         let (epoch, held) = (rig.sees.sleep(), rig.link.hold_target());
         assert!(hand.poll().is_pending());
         assert_eq!(hand.woken(), 0, "spins");
         assert_eq!(rig.sees.sleep(), epoch, "must not say that it sleeps without having looked");
         drop(held);
         // Whoever held it goes through `progress`, which wakes the driver on the way out.
-        rig.publish(&notification());
         assert_eq!(rig.link.progress(), Outcome::Worked);
         assert_eq!(hand.woken(), 1);
         hand.sleep();

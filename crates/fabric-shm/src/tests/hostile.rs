@@ -39,11 +39,17 @@ fn bytes_of(granted: &Granted) -> Vec<u8> {
 }
 
 fn notification(value: u32) -> Descriptor {
-    Descriptor { immediate: Some(value), continues: false, remote: None, source: Source::Nothing }
+    Descriptor {
+        immediate: Some(value),
+        continues: false,
+        is_quiet: false,
+        remote: None,
+        source: Source::Nothing,
+    }
 }
 
 fn write_of(range: RemoteRange, key: u32, source: Source) -> Descriptor {
-    Descriptor { immediate: Some(1), continues: false, remote: Some((range, key)), source }
+    Descriptor { immediate: Some(1), continues: false, is_quiet: false, remote: Some((range, key)), source }
 }
 
 #[test]
@@ -330,7 +336,7 @@ fn closing_between_the_copy_and_the_delivery_delivers_nothing() {
         assert_eq!(before, 0);
         rig.page.set_closed(1);
         let mut target = super::super::target::Target::default();
-        let end = target.run(rig.link.connection(), &std::sync::Mutex::default()).unwrap_err();
+        let end = target.run(rig.link.connection(), &testpoints::sync::Mutex::default()).unwrap_err();
         assert!(matches!(end.error, FabricError::PeerLost { .. }));
         assert_eq!(rig.victim.stats().arrivals, 0);
         drop(granted);
@@ -374,7 +380,7 @@ fn commit(rig: &mut Rig, blocks: &mut u32, range: RemoteRange, key: u32, step: M
             };
             let range = RemoteRange { offset: range.offset.wrapping_add(offset), length, ..range };
             let remote = (!matches!(source, Source::Answer { .. })).then_some((range, key));
-            rig.publish(&Descriptor { immediate, continues: false, remote, source });
+            rig.publish(&Descriptor { immediate, continues: false, is_quiet: false, remote, source });
         }
         Mischief::Block => {
             rig.send_block(*blocks, 8192);

@@ -38,7 +38,13 @@ impl Rig {
     /// The attacker lends a range of its block 0 under the given lease.
     fn offer(&mut self, offset: u64, length: u64, slot: u32) {
         let source = Source::Lent { index: 0, offset, length, slot, generation: 7 };
-        self.publish(&Descriptor { immediate: Some(3), continues: false, remote: None, source });
+        self.publish(&Descriptor {
+            immediate: Some(3),
+            continues: false,
+            is_quiet: false,
+            remote: None,
+            source,
+        });
     }
 
     fn violation(&self) -> PeerViolation {

@@ -59,6 +59,7 @@ fn descriptors() -> impl Strategy<Value = Descriptor> {
     let read = prop_oneof![asked, answer].prop_map(|(remote, source)| Descriptor {
         immediate: None,
         continues: false,
+        is_quiet: false,
         remote,
         source,
     });
@@ -66,12 +67,10 @@ fn descriptors() -> impl Strategy<Value = Descriptor> {
         any::<u32>().prop_map(|immediate| (Some(immediate), false)),
         any::<bool>().prop_map(|continues| (None, continues)),
     ];
-    let write = (last, payload).prop_map(|((immediate, continues), (remote, source))| Descriptor {
-        immediate,
-        continues,
-        remote,
-        source,
-    });
+    let write =
+        (last, payload, any::<bool>()).prop_map(|((immediate, continues), (remote, source), is_quiet)| {
+            Descriptor { immediate, continues, is_quiet, remote, source }
+        });
     prop_oneof![write, read]
 }
 
@@ -114,26 +113,26 @@ proptest! {
 }
 
 /// Whether words with these flags are a descriptor, by the format: a bit each for immediate, remote range, inline bytes,
-/// bytes of a block, continuation, loan, question and answer.
+/// bytes of a block, continuation, loan, question, answer and quiet.
 fn is_sound(flags: u64, length: u64, region: u32) -> bool {
     let [immediate, remote, inline, block, continues, lent, asked, answer] =
         std::array::from_fn(|bit| flags >> bit & 1 == 1);
     let of_source = match [inline, block, lent, asked, answer].map(u8::from) {
         [0, 0, 0, 0, 0] => length == 0,
-        [1, 0, 0, 0, 0] => remote && (1..=64).contains(&length),
+        [1, 0, 0, 0, 0] => remote && (1..=INLINE_BYTES as u64).contains(&length),
         [0, 1, 0, 0, 0] => remote && length > 0,
         [0, 0, 1, 0, 0] => immediate && !remote && length > 0 && region < LEASES_MAX,
         [0, 0, 0, 1, 0] => remote && !immediate && !continues,
         [0, 0, 0, 0, 1] => !remote && !immediate && !continues,
         _ => false,
     };
-    of_source && flags < 256 && !(immediate && continues)
+    of_source && flags < 512 && !(immediate && continues)
 }
 
 #[test]
 fn every_set_of_flags_is_a_descriptor_or_malformed() {
-    for flags in 0..512_u64 {
-        for length in [0, 1, 64, 65, u64::MAX] {
+    for flags in 0..1024_u64 {
+        for length in [0, 1, INLINE_BYTES as u64, INLINE_BYTES as u64 + 1, u64::MAX] {
             for region in [0, LEASES_MAX - 1, LEASES_MAX] {
                 let words = [flags, region.into(), 0, 0, length, 0, 0];
                 let decoded = Descriptor::decode(&words);
@@ -149,7 +148,9 @@ fn every_set_of_flags_is_a_descriptor_or_malformed() {
 
 #[test]
 fn what_a_descriptor_does_not_have_travels_as_zeros() {
-    let of = |remote, source| Descriptor { immediate: None, continues: false, remote, source }.encode();
+    let of = |remote, source| {
+        Descriptor { immediate: None, continues: false, is_quiet: false, remote, source }.encode()
+    };
     let (region, generation) = (RegionId(2), RegionGeneration(3));
     let remote = Some((RemoteRange { region, generation, offset: 5, length: 6 }, 4));
     let range: u64 = 3 << 32 | 2;
@@ -162,6 +163,14 @@ fn what_a_descriptor_does_not_have_travels_as_zeros() {
     assert_eq!(of(remote, Source::Asked { tag: 7 }), [2 | 64, range, 7 << 32 | 4, 5, 6, 0, 0]);
     let answer = of(None, Source::Answer { tag: 10, index: 7, offset: 8, length: 9 });
     assert_eq!(answer, [128, 10, 7 << 32, 0, 9, 8, 0]);
+    let quiet = Descriptor {
+        immediate: None,
+        continues: false,
+        is_quiet: true,
+        remote: None,
+        source: Source::Nothing,
+    };
+    assert_eq!(quiet.encode(), [256, 0, 0, 0, 0, 0, 0]);
 }
 
 #[test]
@@ -173,6 +182,7 @@ fn descriptors_are_seen_once_per_lap_and_never_early() {
         let descriptor = Descriptor {
             immediate: Some(position as u32),
             continues: false,
+            is_quiet: false,
             remote: None,
             source: Source::Nothing,
         };
@@ -191,7 +201,7 @@ fn a_ring_has_at_least_its_depth_and_a_power_of_two() {
         assert_eq!(OwnPage::new(depth).unwrap().0.slots(), slots);
     }
     // A page of words about the connection, one of slots, and the words of leases: nothing is left over.
-    assert_eq!(page_bytes(32), 2 * 4096 + 8 * LEASES_MAX as usize);
+    assert_eq!(page_bytes(32), 3 * 4096 + 8 * LEASES_MAX as usize);
 }
 
 #[test]
@@ -214,7 +224,7 @@ fn a_page_set_has_at_most_so_many_slots() {
     let length = page_bytes(2 * SLOTS_MAX);
     let fd = sys::memfd(c"too many slots").unwrap();
     sys::allocate(fd.as_fd(), length).unwrap();
-    std::io::Write::write_all(&mut std::fs::File::from(fd.try_clone().unwrap()), b"TWSHM\0\0\x03").unwrap();
+    std::io::Write::write_all(&mut std::fs::File::from(fd.try_clone().unwrap()), b"TWSHM\0\0\x04").unwrap();
     sys::seal(fd.as_fd()).unwrap();
     let refused = PeerPage::import(fd.as_fd(), 2 * SLOTS_MAX).unwrap_err();
     assert!(matches!(refused, ImportError::Refused(PeerViolation::Malformed)));
@@ -227,6 +237,7 @@ fn every_slot_and_every_lease_has_words_of_its_own() {
     let descriptor = |tag| Descriptor {
         immediate: None,
         continues: false,
+        is_quiet: false,
         remote: None,
         source: Source::Answer { tag, index: 0, offset: u64::MAX, length: u64::MAX },
     };

@@ -37,7 +37,13 @@ impl Rig {
 
     fn answers(&mut self, tag: u32, offset: u64, length: u64) {
         let source = Source::Answer { tag, index: 0, offset, length };
-        self.publish(&Descriptor { immediate: None, continues: false, remote: None, source });
+        self.publish(&Descriptor {
+            immediate: None,
+            continues: false,
+            is_quiet: false,
+            remote: None,
+            source,
+        });
     }
 
     /// The victim's memory, exposed, and what the attacker may say of it.
@@ -59,6 +65,7 @@ impl Rig {
         self.publish(&Descriptor {
             immediate: None,
             continues: false,
+            is_quiet: false,
             remote,
             source: Source::Asked { tag },
         });

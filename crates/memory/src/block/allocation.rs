@@ -146,7 +146,7 @@ impl Allocation {
         if let Home::Pool(home) = &self.home
             && home.early.swap(false, Ordering::AcqRel)
         {
-            home.stock.count(|stats| stats.early_bytes -= home.bytes());
+            home.stock.answered(home.bytes());
         }
     }
 

@@ -1,6 +1,6 @@
 //! What arrives: ring records, ASK and ANSWER.
 
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use super::{Connection, State};
 use crate::{
@@ -46,6 +46,9 @@ impl From<WireError> for ArrivalError {
     }
 }
 
+/// Bytes of a record that tell its length.
+const PREFIX_BYTES: usize = 4;
+
 /// The own ring, read by the driver.
 pub(super) struct Inbound {
     consumer: RingConsumer,
@@ -66,9 +69,11 @@ impl Inbound {
 impl<C: Channel> Connection<C> {
     /// Reads and parses a record, counts its credit and ring room as returned, then acts on it: what is sent in reply
     /// carries the new counts.
-    pub(super) fn on_message(&self) -> Result<Option<Requested>, ArrivalError> {
-        let (length, counts, record) = self.read_record()?;
+    ///
+    /// `written` bytes were written last: the whole record, or what of it lies at the start of the ring.
+    pub(super) fn on_message(&self, written: u64) -> Result<Option<Requested>, ArrivalError> {
         let mut state = self.lock();
+        let (length, counts, record) = self.read_record(&mut state.inbound, written)?;
         match self.agreed.mode {
             Mode::Original => self.acknowledge(&mut state)?,
             Mode::Counted => state.flow.take_message(length, counts)?,
@@ -89,15 +94,25 @@ impl<C: Channel> Connection<C> {
     }
 
     /// The next record of the ring, its length and its counts.
-    fn read_record(&self) -> Result<(u32, Counts, Record), ArrivalError> {
-        let mut inbound = self.inbound.lock().unwrap_or_else(PoisonError::into_inner);
-        let Inbound { consumer, bytes, names } = &mut *inbound;
+    fn read_record(
+        &self,
+        inbound: &mut Inbound,
+        written: u64,
+    ) -> Result<(u32, Counts, Record), ArrivalError> {
+        let Inbound { consumer, bytes, names } = inbound;
         let Agreed { mode, requests_per_message, .. } = self.agreed;
-        let mut prefix = [0; 4];
-        self.read_ring(consumer, &mut prefix)?;
+        let mut prefix = [0; PREFIX_BYTES];
+        // Most records were written at once, and are read at once.
+        let at_once = usize::try_from(written).unwrap_or(usize::MAX).clamp(PREFIX_BYTES, bytes.len());
+        let at_once = if consumer.place(at_once as u32).is_some() { at_once } else { PREFIX_BYTES };
+        let read = bytes.get_mut(..at_once).unwrap_or_default();
+        self.read_ring(consumer, read)?;
+        read.iter().zip(&mut prefix).for_each(|(byte, into)| *into = *byte);
         let length = record::record_length(mode, prefix)?;
         let bytes = bytes.get_mut(..length).ok_or(WireError::Truncated { field: "ring" })?;
-        self.read_ring(consumer, bytes)?;
+        if length > at_once {
+            self.read_ring(consumer, bytes)?;
+        }
         let (counts, record) = record::decode_record(mode, bytes, names, requests_per_message)?;
         let length = length as u32; // at most that of the largest record
         consumer.advance(length);
@@ -193,8 +208,7 @@ impl<C: Channel> Connection<C> {
                 self.return_if_due(&mut state)?;
                 self.settle(state, None, None);
                 self.channel.own_ring_moved();
-                let mut inbound = self.inbound.lock().unwrap_or_else(PoisonError::into_inner);
-                inbound.consumer = RingConsumer::new(ring_bytes);
+                self.lock().inbound.consumer = RingConsumer::new(ring_bytes);
                 return Ok(());
             }
         }

@@ -9,13 +9,17 @@ mod turn;
 use std::{
     collections::BTreeSet,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     task::Waker,
 };
 
 use housekeeping::Keeper;
 use inbound::{ArrivalError, Inbound};
 use request_line::RequestLine;
+use testpoints::sync::Mutex;
 pub(crate) use turn::Turnstile;
 use turn::WaitQueue;
 
@@ -47,7 +51,8 @@ pub struct Connection<C: Channel> {
     contents_max: u32,
     own_ring_bytes_max: u32,
     state: Mutex<State<C::Lent>>,
-    inbound: Mutex<Inbound>,
+    /// `state` has a failure.
+    is_over: AtomicBool,
 }
 
 impl<C: Channel> fmt::Debug for Connection<C> {
@@ -62,6 +67,7 @@ pub(crate) struct State<L> {
     failure: Option<String>,
     /// Steps that were under way when it failed: whoever is woken by that gives its requests up, on any thread.
     under_way_at_end: BTreeSet<StepId>,
+    inbound: Inbound,
     flow: Flow,
     names: Names,
     /// Where messages are encoded.
@@ -120,6 +126,12 @@ impl<L> State<L> {
         queue.first().filter(|_| is_open).cloned()
     }
 
+    /// The bytes of the content of request `index` may be reused. Gives the waker of its response.
+    pub(crate) fn end_content(&mut self, index: RequestIndex) -> Option<Waker> {
+        self.contents_in_flight -= 1;
+        self.responses.close(index, true)
+    }
+
     fn owes_messages(&self) -> bool {
         self.responses.has_owed() || self.requests.has_cancels()
     }
@@ -148,6 +160,7 @@ impl<C: Channel> Connection<C> {
         let state = State {
             failure: None,
             under_way_at_end: BTreeSet::new(),
+            inbound: Inbound::new(local.first_ring_bytes(), agreed.names_max),
             flow: Flow::new(&agreed, peer.first_ring_bytes(), peer.ring_bytes, local.first_ring_bytes()),
             names: Names::new(agreed.names_max),
             scratch: Vec::with_capacity(RECORD_BYTES_MAX),
@@ -173,7 +186,7 @@ impl<C: Channel> Connection<C> {
             contents_max,
             own_ring_bytes_max: local.ring_bytes,
             state: Mutex::new(state),
-            inbound: Mutex::new(Inbound::new(local.first_ring_bytes(), agreed.names_max)),
+            is_over: AtomicBool::new(false),
         })
     }
 
@@ -216,7 +229,7 @@ impl<C: Channel> Connection<C> {
             return Ok(None);
         }
         let result = match immediate {
-            MESSAGE_IMMEDIATE => self.on_message(),
+            MESSAGE_IMMEDIATE => self.on_message(length),
             ACKNOWLEDGEMENT_IMMEDIATE => self.on_return(length).map(|()| None),
             _ => match RequestIndex::of_immediate(immediate) {
                 None => Err(PeerMisbehaved::ReservedImmediate.into()),
@@ -282,9 +295,10 @@ impl<C: Channel> Connection<C> {
     }
 
     fn is_over_count_ignored(&self) -> bool {
-        let mut state = self.lock();
-        let is_over = state.failure.is_some();
-        state.counters.ignored += u64::from(is_over);
+        let is_over = self.is_over.load(Ordering::Acquire);
+        if is_over {
+            self.lock().counters.ignored += 1;
+        }
         is_over
     }
 
@@ -313,8 +327,7 @@ impl<C: Channel> Connection<C> {
     /// The bytes of a content may be reused.
     pub(crate) fn content_written(&self, index: RequestIndex) {
         let mut state = self.lock();
-        state.contents_in_flight -= 1;
-        let waker = state.responses.close(index, true);
+        let waker = state.end_content(index);
         self.settle(state, None, None);
         drop(waker);
     }
@@ -334,6 +347,7 @@ impl<C: Channel> Connection<C> {
                 return;
             }
             state.failure = Some(why.to_owned());
+            self.is_over.store(true, Ordering::Release);
             state.under_way_at_end = state.steps_under_way();
             state.wakers()
         };

@@ -23,21 +23,25 @@ pub(super) struct RequestLine(BTreeMap<u64, TensorRequest>);
 struct RequestInLine<'connection, C: Channel> {
     connection: &'connection Connection<C>,
     request: Option<TensorRequest>,
+    /// Memory of the request, until the table has it.
+    lent: &'connection mut Option<C::Lent>,
     ticket: Option<u64>,
 }
 
 impl<C: Channel> Connection<C> {
-    /// Sends TENSOR_REQUEST when it is its turn, in one message with others that stand next to it in line. One that goes
-    /// `together` with others of its task lets these take their positions first.
+    /// Has the table hold `lent`, unless the connection is over, and sends TENSOR_REQUEST when it is its turn, in one message
+    /// with others that stand next to it in line. One that goes `together` with others of its task lets these take their
+    /// positions first.
     ///
     /// # Cancel safety
     /// A request that is not posted when the future is dropped never will be.
     pub(crate) async fn send_request(
         &self,
         request: TensorRequest,
+        lent: &mut Option<C::Lent>,
         together: bool,
     ) -> Result<(), ChannelError> {
-        let mut asking = RequestInLine { connection: self, request: Some(request), ticket: None };
+        let mut asking = RequestInLine { connection: self, request: Some(request), lent, ticket: None };
         poll_fn(|context| asking.poll(together, context)).await
     }
 
@@ -172,6 +176,9 @@ impl<C: Channel> RequestInLine<'_, C> {
             return Poll::Ready(Err(over));
         }
         if let Some(request) = self.request.take() {
+            if let Some(lent) = self.lent.take() {
+                state.requests.keep(request.index, lent);
+            }
             match self.begin(&mut state, request, together, context) {
                 Some(posted) => {
                     connection.settle(state, None, None);

@@ -9,15 +9,15 @@ use std::{
 
 use super::Request;
 use crate::{
-    Channel, Connection, Scope, TransferError,
+    Channel, Connection, Metadata, Scope, TransferError,
     connection::Turnstile,
     requests::{Landed, StepKey},
 };
 
 /// How a receive begins.
 pub(super) enum Admission<'connection, C: Channel> {
-    /// With a request of its own.
-    Request(Request<'connection, C>),
+    /// With a request of its own, and what is known of the value.
+    Request(Request<'connection, C>, Arc<[Metadata]>),
     /// Without a request: with the content of an earlier receive that was given up.
     Kept(Landed<C::Lent>),
 }
@@ -36,10 +36,14 @@ impl<C: Channel> Connection<C> {
         key: &Arc<str>,
     ) -> Result<Admission<'_, C>, TransferError> {
         let Some(step_key) = StepKey::of(scope, key) else {
-            let index = self.turn(Turnstile::Requests, |state| state.requests.open(None)).await?;
-            return Ok(Admission::Request(Request { connection: self, index }));
+            let opened = self.turn(Turnstile::Requests, |state| {
+                let index = state.requests.open(None)?;
+                Some((index, state.known(scope, key)))
+            });
+            let (index, known) = opened.await?;
+            return Ok(Admission::Request(Request::new(self, index), known));
         };
-        let mut receive = ReceiveInLine { connection: self, step_key, ticket: None, entry: None };
+        let mut receive = ReceiveInLine { connection: self, scope, step_key, ticket: None, entry: None };
         poll_fn(|context| receive.poll(context)).await
     }
 }
@@ -48,6 +52,7 @@ impl<C: Channel> Connection<C> {
 /// and, once first there, one for a free entry.
 struct ReceiveInLine<'connection, C: Channel> {
     connection: &'connection Connection<C>,
+    scope: Scope,
     step_key: StepKey,
     ticket: Option<u64>,
     entry: Option<u64>,
@@ -77,10 +82,11 @@ impl<'connection, C: Channel> ReceiveInLine<'connection, C> {
             && queue.is_turn(self.entry)
             && let Some(index) = state.requests.open(Some(self.step_key.clone()))
         {
+            let known = state.known(self.scope, &self.step_key.key);
             drop(state);
-            let request = Request { connection, index };
+            let request = Request::new(connection, index);
             self.leave();
-            return Poll::Ready(Ok(Admission::Request(request)));
+            return Poll::Ready(Ok(Admission::Request(request, known)));
         }
         let queue = state.queue(Turnstile::Requests);
         // A receive that must wait for a cancel's answer does not hold up those behind it.

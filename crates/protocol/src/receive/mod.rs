@@ -6,14 +6,14 @@ mod validate;
 use std::{
     future::{Future, poll_fn},
     pin::pin,
-    sync::Arc,
+    sync::{Arc, MutexGuard},
     task::Poll,
 };
 
 use crate::{
     Agreed, Allocator, Channel, ChannelError, Checksums, Connection, Destination, LentEnd, Message, Metadata,
     Mode, RequestIndex, Scope, Sharing, StepId, TensorReRequest, TensorRequest, TransferError, Want,
-    connection::Turnstile,
+    connection::{State, Turnstile},
     limits::NAME_BYTES_MAX,
     requests::{Check, Content, Landed, Reply, StepKey},
     text::{escaped, is_active},
@@ -161,12 +161,12 @@ impl<C: Channel> Connection<C> {
             return Err(TransferError::KeyActive { shown: escaped(key).into_owned() });
         }
         let key: Arc<str> = key.into();
-        let request = match self.admit(scope, &key).await? {
-            Admission::Request(request) => request,
+        let (mut request, known) = match self.admit(scope, &key).await? {
+            Admission::Request(request, known) => (request, known),
             Admission::Kept(landed) => return self.hand_out(scope, &key, landed, allocator).await,
         };
-        let pulled = request.pull(scope, &key, allocator, manner).await;
-        let version = if scope.is_versioned() { self.lock().requests.version(request.index) } else { None };
+        let pulled = request.pull((scope, &key), known, allocator, manner).await;
+        let version = request.version;
         drop(request);
         match pulled {
             Ok(landed) | Err(Stop::Given(landed)) => {
@@ -231,13 +231,6 @@ impl<C: Channel> Connection<C> {
         Held { connection: self.clone(), received: Some(received) }
     }
 
-    fn known(&self, scope: Scope, key: &str) -> Arc<[Metadata]> {
-        if testpoints::chance!("what is known of a value is forgotten") {
-            return Arc::default();
-        }
-        self.lock().cache.get(scope, key)
-    }
-
     fn remember(&self, scope: Scope, key: &Arc<str>, metadata: &Metadata) {
         self.lock().cache.insert(scope, key, metadata.clone());
     }
@@ -296,37 +289,69 @@ fn those(known: Arc<[Metadata]>, are: impl Fn(&Metadata) -> bool) -> Arc<[Metada
     known.iter().filter(|metadata| are(metadata)).cloned().collect()
 }
 
+impl<L> State<L> {
+    fn known(&self, scope: Scope, key: &str) -> Arc<[Metadata]> {
+        if testpoints::chance!("what is known of a value is forgotten") {
+            return Arc::default();
+        }
+        self.cache.get(scope, key)
+    }
+}
+
 /// One open request. Dropping it gives the request up.
 struct Request<'connection, C: Channel> {
     connection: &'connection Connection<C>,
     index: RequestIndex,
+    /// That of the value, if it was asked for and the value has come.
+    version: Option<u64>,
+    /// The table has let go of it.
+    is_released: bool,
 }
 
-impl<C: Channel> Request<'_, C> {
+/// What a request asks for first, and memory for that, of which the table does not know yet.
+struct First<L> {
+    known: Arc<[Metadata]>,
+    want: Want,
+    lent: Option<L>,
+}
+
+/// An answer, and memory that it did not need.
+type Answered<L> = (Reply<L>, Option<(L, LentEnd)>);
+
+impl<'connection, C: Channel> Request<'connection, C> {
+    fn new(connection: &'connection Connection<C>, index: RequestIndex) -> Self {
+        Self { connection, index, version: None, is_released: false }
+    }
+
     async fn pull<A: Allocator<Lent = C::Lent>>(
-        &self,
-        scope: Scope,
-        key: &Arc<str>,
+        &mut self,
+        (scope, key): (Scope, &Arc<str>),
+        known: Arc<[Metadata]>,
         allocator: &A,
         manner: Manner,
     ) -> Result<Landed<C::Lent>, Stop<C::Lent>> {
-        let known = accepted(self.connection.known(scope, key), allocator);
-        let (known, want) = if self.is_view(manner.sharing, &known) {
-            (known, Want::View)
+        let known = accepted(known, allocator);
+        let First { known, want, mut lent } = if self.is_view(manner.sharing, &known) {
+            First { known, want: Want::View, lent: None }
         } else {
             let known = if manner.together { of_like_size(known) } else { known };
             self.allocate_first(allocator, scope, known).await?
         };
         let request = TensorRequest { index: self.index, scope, key: key.clone(), known, want };
-        self.connection.send_request(request, manner.together).await?;
+        // The table has the memory from the first poll on, unless the connection is over.
+        let sent = self.connection.send_request(request, &mut lent, manner.together).await;
+        if let Some(lent) = lent {
+            self.end_loan(allocator, lent, LentEnd::NeverSent);
+        }
+        sent?;
         loop {
-            match self.reply().await? {
+            let (reply, unneeded) = self.reply(scope).await?;
+            match reply {
                 Reply::Content(landed) => {
                     // The content that came with the metadata.
                     if want == Want::View || matches!(landed.content, Content::Eager(_) | Content::None) {
                         self.connection.remember(scope, key, &landed.metadata);
                     }
-                    let unneeded = self.connection.lock().requests.take_unneeded(self.index);
                     if let Some((lent, end)) = unneeded {
                         self.end_loan(allocator, lent, end);
                     }
@@ -340,7 +365,11 @@ impl<C: Channel> Request<'_, C> {
                     self.take_back(allocator);
                     self.connection.remember(scope, key, &metadata);
                     allocator.accepts(&metadata).map_err(TransferError::Local)?;
-                    let destination = self.allocate(allocator, &metadata).await?;
+                    let allocated = self.allocate(allocator, &metadata).await?;
+                    let destination = allocated.as_ref().map(|(_, destination)| *destination);
+                    if let Some((lent, _)) = allocated {
+                        self.keep(allocator, lent)?;
+                    }
                     self.ask_again(metadata, destination).await?;
                 }
             }
@@ -364,42 +393,42 @@ impl<C: Channel> Request<'_, C> {
         allocator: &A,
         scope: Scope,
         known: Arc<[Metadata]>,
-    ) -> Result<(Arc<[Metadata]>, Want), Stop<C::Lent>> {
+    ) -> Result<First<C::Lent>, Stop<C::Lent>> {
+        let first = |known, allocated: Option<(C::Lent, Destination)>| {
+            let (lent, destination) = allocated.unzip();
+            First { known, want: Want::Write(destination), lent }
+        };
         let largest = known.iter().max_by_key(|metadata| metadata.byte_length);
         let Some(metadata) = largest.filter(|metadata| metadata.byte_length > 0) else {
-            return Ok((known, Want::Write(None)));
+            return Ok(first(known, None));
         };
         let is_small = metadata.byte_length <= self.connection.agreed().eager_bytes_max.into();
         if scope.is_immediate() && !is_small {
-            let destination = self.allocate(allocator, metadata).await?;
-            return Ok((known, Want::Write(destination)));
+            let allocated = self.allocate(allocator, metadata).await?;
+            return Ok(first(known, allocated));
         }
         let early = self.unless_over(allocator.allocate_early(metadata)).await?;
-        match early.map_err(TransferError::Local)? {
-            Some((lent, destination)) => {
-                self.keep(allocator, lent)?;
-                Ok((known, Want::Write(Some(destination))))
-            }
-            None if is_small => Ok((known, Want::Eager)),
-            None => Ok((Arc::default(), Want::Write(None))),
-        }
+        Ok(match early.map_err(TransferError::Local)? {
+            None if is_small => First { known, want: Want::Eager, lent: None },
+            None => first(Arc::default(), None),
+            some => first(known, some),
+        })
     }
 
-    /// Memory for content of `metadata`, if there is any. The table holds it from now on.
+    /// Memory for content of `metadata`, if there is any.
     async fn allocate<A: Allocator<Lent = C::Lent>>(
         &self,
         allocator: &A,
         metadata: &Metadata,
-    ) -> Result<Option<Destination>, Stop<C::Lent>> {
+    ) -> Result<Option<(C::Lent, Destination)>, Stop<C::Lent>> {
         if metadata.byte_length == 0 {
             return Ok(None);
         }
         let allocated = self.unless_over(allocator.allocate(metadata)).await?;
-        let (lent, destination) = allocated.map_err(TransferError::Local)?;
-        self.keep(allocator, lent)?;
-        Ok(Some(destination))
+        Ok(Some(allocated.map_err(TransferError::Local)?))
     }
 
+    /// The table holds `lent` from now on.
     fn keep<A: Allocator<Lent = C::Lent>>(&self, allocator: &A, lent: C::Lent) -> Result<(), ChannelError> {
         let mut state = self.connection.lock();
         match state.failure() {
@@ -434,35 +463,69 @@ impl<C: Channel> Request<'_, C> {
         connection.over_if_failed(posted.await?)
     }
 
-    /// The peer's next answer. An answer that came before the connection failed counts.
-    async fn reply(&self) -> Result<Reply<C::Lent>, ChannelError> {
+    /// The peer's next answer, and memory that it did not need. An answer that came before the connection failed counts.
+    async fn reply(&mut self, scope: Scope) -> Result<Answered<C::Lent>, ChannelError> {
         poll_fn(|context| {
+            let connection = self.connection;
+            let mut state = connection.lock();
             // Before the waker is left: a reply that this task finds itself wakes nobody. One that comes later finds the
             // waker, which is left under the lock that replies are kept under.
-            while self.connection.lock().requests.may_help(self.index) && self.connection.channel().help() {}
-            let mut state = self.connection.lock();
-            let (reply, replaced) = state.requests.poll_reply(self.index, context.waker());
-            let failure = state.failure();
-            drop(state);
-            drop(replaced);
-            match (reply, failure) {
-                (Poll::Ready(reply), _) => Poll::Ready(Ok(reply)),
-                (Poll::Pending, Err(over)) => Poll::Ready(Err(over)),
-                (Poll::Pending, Ok(())) => {
-                    if testpoints::chance!("a receive is woken for nothing") {
-                        context.waker().wake_by_ref();
-                    }
-                    Poll::Pending
+            while state.requests.may_help(self.index) && connection.channel().may_help() {
+                drop(state);
+                let has_helped = connection.channel().help();
+                state = connection.lock();
+                if !has_helped {
+                    break;
                 }
             }
+            let (reply, replaced) = state.requests.poll_reply(self.index, context.waker());
+            let failure = state.failure();
+            if let Poll::Ready(reply) = reply {
+                return Poll::Ready(Ok(self.answered(state, scope, reply)));
+            }
+            drop(state);
+            drop(replaced);
+            failure?;
+            if testpoints::chance!("a receive is woken for nothing") {
+                context.waker().wake_by_ref();
+            }
+            Poll::Pending
         })
         .await
+    }
+
+    /// After a content the request is over.
+    fn answered(
+        &mut self,
+        mut state: MutexGuard<'_, State<C::Lent>>,
+        scope: Scope,
+        reply: Reply<C::Lent>,
+    ) -> Answered<C::Lent> {
+        if !matches!(reply, Reply::Content(_)) {
+            return (reply, None);
+        }
+        let unneeded = state.requests.take_unneeded(self.index);
+        if scope.is_versioned() {
+            self.version = state.requests.version(self.index);
+        }
+        if state.failure().is_err() {
+            return (reply, unneeded);
+        }
+        self.is_released = true;
+        let released = state.requests.release(self.index);
+        self.connection.settle(state, None, None);
+        released.wake();
+        (reply, unneeded)
     }
 
     /// Polls `future` until the connection is over, or the request needs no answer any more.
     async fn unless_over<F: Future>(&self, future: F) -> Result<F::Output, Stop<C::Lent>> {
         let mut future = pin!(future);
         poll_fn(|context| {
+            // What need not be waited for needs no waker: whoever uses it finds out whether the connection is over.
+            if let Poll::Ready(output) = future.as_mut().poll(context) {
+                return Poll::Ready(Ok(output));
+            }
             let mut state = self.connection.lock();
             let failure = state.failure();
             let given = state.requests.take_given(self.index);
@@ -472,7 +535,7 @@ impl<C: Channel> Request<'_, C> {
             match (given, failure) {
                 (Some(landed), _) => Poll::Ready(Err(Stop::Given(landed))),
                 (None, Err(over)) => Poll::Ready(Err(over.into())),
-                (None, Ok(())) => future.as_mut().poll(context).map(Ok),
+                (None, Ok(())) => Poll::Pending,
             }
         })
         .await
@@ -495,6 +558,9 @@ impl<C: Channel> Request<'_, C> {
 
 impl<C: Channel> Drop for Request<'_, C> {
     fn drop(&mut self) {
+        if self.is_released {
+            return;
+        }
         let mut state = self.connection.lock();
         let released = state.requests.release(self.index);
         // After the connection's end `housekeeping` no longer runs: memory that was never written goes back here, the rest in

@@ -2,10 +2,12 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, MutexGuard, OnceLock, PoisonError, Weak},
 };
 
+use memory::BlockId;
 use protocol::wire::control::ControlFrame;
+use testpoints::sync::Mutex;
 use tokio::sync::oneshot;
 use verbs_reactor::{RemoteRegion, Runtime, timeout};
 
@@ -22,6 +24,8 @@ pub(crate) struct Announcer {
     sender: Weak<dyn FrameSender>,
     runtime: Arc<dyn Runtime>,
     state: Mutex<AnnouncedRegions>,
+    /// The first region that was asked for and is confirmed, and its block, which has no other on this connection.
+    first: OnceLock<(BlockId, RemoteRegion)>,
 }
 
 #[derive(Debug, Default)]
@@ -46,7 +50,20 @@ impl Announcer {
     ) -> Self {
         let regions = known.iter().map(|region| (region.region.0, Announced::Confirmed)).collect();
         let sender = Arc::downgrade(sender);
-        Self { connection, sender, runtime, state: Mutex::new(AnnouncedRegions { regions, over: None }) }
+        let state = Mutex::new(AnnouncedRegions { regions, over: None });
+        Self { connection, sender, runtime, state, first: OnceLock::new() }
+    }
+
+    /// The region of `block`, if it was remembered.
+    pub(crate) fn remembered(&self, block: BlockId) -> Option<RemoteRegion> {
+        let (known, region) = self.first.get()?;
+        let is_forgotten = testpoints::chance!("a confirmed region is looked up again");
+        (*known == block && !is_forgotten).then_some(*region)
+    }
+
+    /// `region`, which is that of `block`, is confirmed: most destinations lie in the first block.
+    pub(crate) fn remember(&self, block: BlockId, region: RemoteRegion) {
+        let _is_first = self.first.set((block, region));
     }
 
     /// Announces `region` unless that was done, and waits for the peer's confirmation.

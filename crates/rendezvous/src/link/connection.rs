@@ -4,7 +4,7 @@ pub(crate) mod driver;
 pub(crate) mod fabric_channel;
 
 use std::{
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -13,6 +13,7 @@ use protocol::{
     Checksums, Code, Connection, Held, Manner, Metadata, Received, Scope, Sharing, Status, TransferError,
     wire::control::Parameters,
 };
+use testpoints::sync::Mutex;
 use tokio::sync::{Notify, watch};
 use tracing::Instrument as _;
 use verbs_reactor::{BoxFuture, FabricError, FabricKind, LossCause, QueuePair, Runtime, timeout};
@@ -24,7 +25,7 @@ use crate::{
         announcer::Announcer,
         connection::{
             driver::{Driver, Pump},
-            fabric_channel::{FabricChannel, held_posts::HeldPosts},
+            fabric_channel::FabricChannel,
         },
         destinations::ReceiveAllocator,
         loan::Lent,
@@ -53,7 +54,6 @@ pub(crate) struct DataConnection {
     pub(crate) announcer: Arc<Announcer>,
     allocator: ReceiveAllocator,
     ring: Arc<OwnRing>,
-    held: Arc<HeldPosts>,
     pub(crate) pump: Pump,
     pub(crate) values: Arc<PeerValues>,
     pub(crate) meter: Arc<Meter>,
@@ -77,7 +77,7 @@ impl DataConnection {
         meter: Arc<Meter>,
     ) -> Arc<Self> {
         let queue_pair = channel.queue_pair.clone();
-        let (ring, held) = (channel.own_ring.clone(), channel.held.clone());
+        let ring = channel.own_ring.clone();
         Arc::new(Self {
             kind: queue_pair.kind(),
             peer_incarnation: peer.incarnation,
@@ -87,7 +87,6 @@ impl DataConnection {
             announcer: allocator.announcer.clone(),
             allocator,
             ring,
-            held,
             pump: Pump::default(),
             values: Arc::new(PeerValues::new(values, &peer.worker, meter.clone())),
             meter,
@@ -100,7 +99,7 @@ impl DataConnection {
 
     /// Whether it can carry no more transfers.
     pub(crate) fn is_over(&self) -> bool {
-        self.lost.get().is_some() || self.queue_pair.failure().is_some()
+        self.lost.get().is_some() || self.queue_pair.has_failed()
     }
 
     /// Whether what travels over it is encrypted.
@@ -122,12 +121,8 @@ impl DataConnection {
     /// Sends what is owed until the protocol has failed, be it by itself (no memory for a message): then the queue
     /// pair is closed, so that the next transfer gets a new connection.
     pub(crate) async fn keep_house(self: Arc<Self>) {
-        let held = self.held.clone().post_when_possible(self.queue_pair.clone());
-        let close = async {
-            self.protocol.clone().housekeeping().await;
-            self.queue_pair.close().await;
-        };
-        futures::future::join(held, close).await;
+        self.protocol.clone().housekeeping().await;
+        self.queue_pair.close().await;
     }
 
     /// Gives everything back, once no arrival is taken any more: for a reason of this side, or because the fabric has failed.
@@ -143,7 +138,6 @@ impl DataConnection {
             self.announcer.tell_end(&why.detail).await;
         }
         self.queue_pair.close().await;
-        self.held.wake();
         self.protocol.drain().into_iter().for_each(Lent::end_drained);
         self.ring.end();
         self.allocator.enclosure.end();

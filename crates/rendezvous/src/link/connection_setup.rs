@@ -4,7 +4,7 @@
 pub(crate) mod tests;
 
 use std::{
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -376,9 +376,9 @@ impl Node {
             message_pool: self.pools.message.clone(),
             own_ring: ring,
             ring_maker: RingMaker { enclosure: enclosure.clone(), announcer: announcer.clone() },
-            peer_ring: Mutex::new(other.ring.destination),
+            peer_ring: other.ring.destination,
+            later_ring: OnceLock::new(),
             peer_slots: other.ring.slots,
-            held: Arc::default(),
             helper: OnceLock::new(),
             import: Import { pool: self.pools.source.clone(), enclosure: enclosure.clone() },
         };

@@ -4,7 +4,7 @@ use std::{pin::pin, sync::Arc, task::Poll};
 
 use futures::poll;
 use memory::{
-    BufMut, MemoryError, Pool,
+    Block, BufMut, MemoryError, Pool,
     copy::{CopyReason, copy_bytes},
 };
 use protocol::{Allocator, Code, Destination, Metadata, ResultSlot, Status};
@@ -42,9 +42,15 @@ impl ReceiveAllocator {
 
     /// The region of `buffer`, which the peer may write, once the peer has confirmed it.
     pub(crate) async fn confirmed(&self, buffer: &BufMut) -> Result<RemoteRegion, Status> {
-        let region = buffer.block().and_then(|block| self.enclosure.regions.get(block.id()));
-        let region = region.ok_or_else(|| exhausted(&"its block is not registered with the fabric"))?;
+        let block = buffer.block().map(Block::id);
+        if let Some(region) = block.and_then(|block| self.announcer.remembered(block)) {
+            return Ok(region);
+        }
+        let known = block.and_then(|block| Some((block, self.enclosure.regions.get(block)?)));
+        let (block, region) =
+            known.ok_or_else(|| exhausted(&"its block is not registered with the fabric"))?;
         self.confirm(region).await?;
+        self.announcer.remember(block, region);
         Ok(region)
     }
 

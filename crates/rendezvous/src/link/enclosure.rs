@@ -2,11 +2,12 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard, PoisonError},
 };
 
 use memory::{Block, BlockId, BlockVisitor, Granted, MemoryError, Pool, VisitError};
 use protocol::Destination;
+use testpoints::sync::Mutex;
 use verbs_reactor::{
     Access, Domain, Fabric, FabricError, FabricKind, Prepared, QueuePairConfig, RemoteRegion,
 };

@@ -4,11 +4,12 @@
 mod tests;
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use protocol::{Code, Counters, Status};
+use testpoints::sync::Mutex;
 use tokio::sync::Notify;
 use verbs_reactor::{QueuePairStats, Runtime, timeout};
 
@@ -327,8 +328,18 @@ impl KnownPeer {
         }
     }
 
+    fn live_connection(&self) -> Option<Arc<DataConnection>> {
+        match &self.lock().link {
+            Link::Up { connection, .. } if !connection.is_over() => Some(connection.clone()),
+            _ => None,
+        }
+    }
+
     /// The connection in use, or the attempt to wait for.
     pub(crate) fn connection_or_attempt(&self) -> ConnectionOrAttempt {
+        if let Some(connection) = self.live_connection() {
+            return ConnectionOrAttempt::Connection(connection);
+        }
         self.end_former();
         let mut state = self.lock();
         match &state.link {

@@ -2,11 +2,12 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use protocol::wire::control::Parameters;
+use testpoints::sync::Mutex;
 use tokio::sync::{Notify, watch};
 use verbs_reactor::{FabricKind, Runtime};
 

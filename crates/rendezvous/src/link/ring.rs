@@ -1,9 +1,10 @@
 //! The memory that flow control is written into: the message ring, and the slots of ASK and ANSWER.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use memory::{GrantEnd, Granted, copy::CopyReason};
 use protocol::{ChannelError, Destination, RecordSlot, limits::SLOT_BYTES};
+use testpoints::sync::Mutex;
 
 use crate::link::{announcer::Announcer, enclosure::Enclosure};
 

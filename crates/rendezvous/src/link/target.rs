@@ -2,13 +2,14 @@
 
 use std::{
     pin::pin,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{MutexGuard, PoisonError},
     task::Poll,
 };
 
 use futures::poll;
 use memory::{BufMut, GrantEnd, GrantId, MemoryError, Pool, copy::CopyReason, copy::copy_bytes};
 use protocol::{Allocator, Channel, Code, DataType, Destination, Held, LentEnd, Metadata, Received, Status};
+use testpoints::sync::Mutex;
 use verbs_reactor::RemoteRegion;
 
 use crate::{

@@ -2,10 +2,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 
+use testpoints::sync::Mutex;
 use verbs_reactor::Runtime;
 
 /// Lines that one peer may cause within a [`WINDOW`].

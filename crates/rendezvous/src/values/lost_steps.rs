@@ -3,12 +3,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
 
 use protocol::{Code, Status, StepId};
+use testpoints::sync::Mutex;
 
 /// Steps that are remembered of all peers; the oldest is forgotten for a new one.
 const LOST_MAX: usize = 65_536;

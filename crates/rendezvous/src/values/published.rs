@@ -5,12 +5,13 @@ use std::{
     fmt,
     ops::Bound,
     sync::{
-        Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use protocol::{Code, Metadata, Status, Wanted};
+use testpoints::sync::{Mutex, RwLock};
 
 use crate::{
     error::WorkerError,

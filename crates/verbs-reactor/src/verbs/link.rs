@@ -2,13 +2,14 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll},
 };
 
 use futures::task::AtomicWaker;
+use testpoints::sync::Mutex;
 use tokio::sync::Notify;
 
 use crate::{

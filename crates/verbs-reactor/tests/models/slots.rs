@@ -12,7 +12,7 @@ use futures::task::noop_waker;
 use loom::{
     future::block_on,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU32, Ordering},
     },
     thread,
@@ -36,7 +36,7 @@ fn request() -> WorkRequest {
 fn reserved(table: &SlotTable, weight: u64) -> SlotKey {
     match table.reserve(&request(), weight) {
         Reserve::Reserved(key) => key,
-        Reserve::Full => panic!("no room"),
+        Reserve::InLine(_) | Reserve::Full => panic!("no room"),
         Reserve::Failed(error) => panic!("{error}"),
     }
 }
@@ -46,7 +46,7 @@ async fn reserve_in_turn(table: &SlotTable, weight: u64) -> Result<SlotKey, Fabr
     let mut place = Place::default();
     poll_fn(|context| match table.reserve_or_wait(&request(), weight, &mut place, context.waker()) {
         Reserve::Reserved(key) => Poll::Ready(Ok(key)),
-        Reserve::Full => Poll::Pending,
+        Reserve::InLine(_) | Reserve::Full => Poll::Pending,
         Reserve::Failed(error) => Poll::Ready(Err(error)),
     })
     .await
@@ -59,6 +59,21 @@ async fn done(table: &SlotTable, key: SlotKey) -> Result<(), FabricError> {
         None => table.poll_done(key, context),
     })
     .await
+}
+
+fn in_line(table: &SlotTable, weight: u64) -> SlotKey {
+    match table.post(&request(), weight) {
+        Reserve::InLine(key) => key,
+        _ => panic!("there was room"),
+    }
+}
+
+/// As a queue pair does it.
+fn submit_line(table: &SlotTable, submitted: &Mutex<Vec<SlotKey>>) {
+    while let Some((key, _)) = table.next_in_line() {
+        submitted.lock().unwrap().push(key);
+        table.submitted();
+    }
 }
 
 /// Nothing is held any more: everything fits again.
@@ -198,6 +213,61 @@ fn a_place_given_up_goes_to_the_next() {
 }
 
 #[test]
+fn what_stands_in_line_is_submitted_once_and_in_order() {
+    model(|| {
+        let table = Arc::new(SlotTable::new(2));
+        let held = reserved(&table, 2);
+        let line = [in_line(&table, 1), in_line(&table, 1)];
+        let submitted = Arc::new(Mutex::new(Vec::new()));
+        let other = {
+            let (table, submitted) = (table.clone(), submitted.clone());
+            thread::spawn(move || submit_line(&table, &submitted))
+        };
+        assert!(table.complete(held, Ok(())));
+        table.ignore(held);
+        submit_line(&table, &submitted);
+        other.join().unwrap();
+        // The other may have been at the first when this one looked, and the first may have had no room then.
+        submit_line(&table, &submitted);
+        assert_eq!(*submitted.lock().unwrap(), line);
+        for key in line {
+            table.ignore(key);
+            assert!(table.complete(key, Ok(())));
+        }
+        assert_free(&table);
+    });
+}
+
+#[test]
+fn room_reaches_the_task_that_submits_the_line() {
+    model(|| {
+        let table = Arc::new(SlotTable::new(1));
+        let held = reserved(&table, 1);
+        let line = in_line(&table, 1);
+        let holder = {
+            let table = table.clone();
+            thread::spawn(move || {
+                assert!(table.complete(held, Ok(())));
+                table.ignore(held);
+            })
+        };
+        let submitted = block_on(poll_fn(|context: &mut Context<'_>| {
+            table.leave_poster(context.waker());
+            match table.next_in_line() {
+                Some((key, _)) => Poll::Ready(key),
+                None => Poll::Pending,
+            }
+        }));
+        table.submitted();
+        assert_eq!(submitted, line);
+        holder.join().unwrap();
+        assert!(table.complete(line, Ok(())));
+        table.ignore(line);
+        assert_free(&table);
+    });
+}
+
+#[test]
 fn a_failure_ends_every_wait() {
     model(|| {
         let table = Arc::new(SlotTable::new(1));
@@ -209,14 +279,15 @@ fn a_failure_ends_every_wait() {
                 assert!(matches!(error, FabricError::Closed), "unexpected: {error}");
             })
         };
-        let onlooker = {
+        let line = in_line(&table, 1);
+        let in_line = {
             let table = table.clone();
-            thread::spawn(move || block_on(poll_fn(|context: &mut Context<'_>| table.poll_room(1, context))))
+            thread::spawn(move || block_on(done(&table, line)))
         };
         table.fail(&FabricError::Closed);
         block_on(poll_fn(|context: &mut Context<'_>| table.poll_idle(context)));
         waiter.join().unwrap();
-        onlooker.join().unwrap();
+        assert!(matches!(in_line.join().unwrap(), Err(FabricError::Closed)));
         assert!(matches!(block_on(done(&table, key)), Err(FabricError::Closed)));
     });
 }

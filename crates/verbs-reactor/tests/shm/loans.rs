@@ -254,6 +254,8 @@ fn one_lease(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
 fn loans_that_the_socket_has_no_room_for_fail_alone() {
     // More blocks than the socket takes descriptors of, while nobody reads it.
     const BLOCKS: u32 = 400;
+    // Too many to travel in a descriptor.
+    const BYTES: usize = 200;
     alone("shm::loans::loans_that_the_socket_has_no_room_for_fail_alone", |runtime| {
         Box::pin(async move {
             let depths = QueuePairConfig { send_depth: 512, receive_depth: 512 };
@@ -264,12 +266,12 @@ fn loans_that_the_socket_has_no_room_for_fail_alone() {
             lent.unwrap();
             let single = |seed| {
                 let pool = RegisteredPool::new(&pair.left.domain, "single", Access::LOCAL, 4096);
-                pool.filled(100, seed)
+                pool.filled(BYTES, seed)
             };
-            let lent = pair.lend_right(100 * BLOCKS as usize);
+            let lent = pair.lend_right(BYTES * BLOCKS as usize);
             let mut posted = Vec::new();
             for value in 0..BLOCKS {
-                let remote = Some(lent.part(u64::from(value) * 100, 100));
+                let remote = Some(lent.part(u64::from(value) * BYTES as u64, BYTES as u64));
                 let (local, immediate) = (single(u64::from(value)), Some(Immediate(value)));
                 let request = WorkRequest::Write { local, remote, immediate };
                 posted.push(pair.to_right.post_now(&request).unwrap());
@@ -280,7 +282,7 @@ fn loans_that_the_socket_has_no_room_for_fail_alone() {
             // Now or later: later, and by then the peer has as many as it may.
             let later = pair.to_right.lend(single(1), Immediate(2001));
             for value in 0..BLOCKS {
-                assert_eq!(pair.arrival_at_right().await, (value, 100));
+                assert_eq!(pair.arrival_at_right().await, (value, BYTES as u64));
             }
             for result in pair.step("the writes", join_all(posted)).await {
                 result.unwrap();
@@ -293,7 +295,7 @@ fn loans_that_the_socket_has_no_room_for_fail_alone() {
             let again = again.expect("room for the loan, and a lease");
             let (lent, view) = futures::future::join(again, loan(&runtime, &pair.to_left)).await;
             lent.unwrap();
-            assert!(view[..] == pattern(100, 7)[..]);
+            assert!(view[..] == pattern(BYTES, 7)[..]);
         })
     });
 }

@@ -191,7 +191,7 @@ fn a_write_is_copied_once() {
         Box::pin(async move {
             let pair = Pair::new(SETUP, runtime).await;
             let ring = RegisteredPool::new(&pair.right.domain, "ring", Access::RING, 1 << 20);
-            for (length, calls) in [(65, 1), (4096, 1), (256 << 10, 1), (16 << 20, 64)] {
+            for (length, calls) in [(193, 1), (4096, 1), (256 << 10, 1), (16 << 20, 64)] {
                 let before = counted(ShmPayload);
                 let lent = pair.lend_right(length);
                 let write =

@@ -7,7 +7,7 @@ use std::{collections::VecDeque, fmt, mem, ops::Range, sync::Arc, task::Waker};
 use super::{Block, BlockVisitor, MemoryObserver, poison};
 use crate::{
     ALIGNMENT, HugePages, MemoryError, VisitError,
-    sync::{Mutex, MutexGuard, lock},
+    sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock},
 };
 use space::{Cut, PieceId, Space};
 
@@ -109,6 +109,8 @@ enum BlockSize {
 pub(crate) struct Stock {
     config: PoolConfig,
     state: Mutex<PoolState>,
+    /// Bytes of `used_bytes` that are counted against the early share. Grows under the lock only.
+    early_bytes: AtomicU64,
 }
 
 impl fmt::Debug for Stock {
@@ -158,7 +160,7 @@ impl PoolState {
 
 impl Stock {
     pub(crate) fn new(config: PoolConfig) -> Self {
-        Self { config, state: Mutex::default() }
+        Self { config, state: Mutex::default(), early_bytes: AtomicU64::new(0) }
     }
 
     pub(crate) fn name(&self) -> &'static str {
@@ -171,12 +173,18 @@ impl Stock {
 
     pub(crate) fn stats(&self) -> PoolStats {
         let state = self.lock();
-        PoolStats { waiting: state.waiting.len(), ..state.stats }
+        let early_bytes = self.early_bytes.load(Ordering::Acquire);
+        PoolStats { waiting: state.waiting.len(), early_bytes, ..state.stats }
     }
 
     /// Changes the counts of bytes that are neither free nor usable: leaked and retired.
     pub(crate) fn count(&self, change: impl FnOnce(&mut PoolStats)) {
         change(&mut self.lock().stats);
+    }
+
+    /// Stops counting `bytes` against the early share.
+    pub(crate) fn answered(&self, bytes: u64) {
+        self.early_bytes.fetch_sub(bytes, Ordering::AcqRel);
     }
 
     pub(crate) fn add_visitor(&self, visitor: Arc<dyn BlockVisitor>) -> Result<(), MemoryError> {
@@ -210,14 +218,14 @@ impl Stock {
 
     pub(crate) fn give_back(&self, taken: &Taken, early: bool) {
         let reserved = taken.range.len();
+        if early {
+            self.answered(reserved as u64);
+        }
         // Before the range can be given out again.
         poison::forbid(&taken.block, taken.range.start, reserved);
         let waker = {
             let mut state = self.lock();
             state.stats.used_bytes -= reserved as u64;
-            if early {
-                state.stats.early_bytes -= reserved as u64;
-            }
             state.space(taken.size).put(taken.piece);
             state.waiting.front().map(|(_, waker)| waker.clone())
         };
@@ -247,7 +255,7 @@ impl Stock {
         let taken = self.find_room(&mut state, reserved)?;
         state.stats.used_bytes += reserved as u64;
         if early {
-            state.stats.early_bytes += reserved as u64;
+            self.early_bytes.fetch_add(reserved as u64, Ordering::AcqRel);
         }
         drop(state);
         let refused = self.observer().and_then(|observer| observer.allocating(length).err());
@@ -261,7 +269,8 @@ impl Stock {
     }
 
     fn check_early(&self, state: &PoolState, length: usize, reserved: usize) -> Result<(), MemoryError> {
-        let PoolStats { early_bytes: early, leaked_bytes, retired_bytes, .. } = state.stats;
+        let PoolStats { leaked_bytes, retired_bytes, .. } = state.stats;
+        let early = self.early_bytes.load(Ordering::Acquire);
         let usable = self.config.cap_bytes.saturating_sub(leaked_bytes).saturating_sub(retired_bytes);
         let share = percent_of(usable, self.config.early_share);
         let is_beyond = early.saturating_add(reserved as u64) > share;

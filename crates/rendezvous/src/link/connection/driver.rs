@@ -8,7 +8,7 @@ use std::{
     panic::AssertUnwindSafe,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+        Arc, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, Ordering, fence},
     },
     task::{Context, Poll, Waker},
@@ -21,6 +21,7 @@ use futures::{
     task::AtomicWaker,
 };
 use protocol::TensorRequest;
+use testpoints::sync::Mutex;
 use tracing::Instrument as _;
 use verbs_reactor::{Arrival, BoxFuture, Runtime};
 
@@ -42,10 +43,14 @@ pub(crate) struct Pump {
     /// Held while arrivals are handed on, so that they are handed on in order; only ever tried. Why the connection is
     /// over, once the peer has broken the protocol.
     over: Mutex<Option<Lost>>,
+    /// That is known.
+    is_over: AtomicBool,
     /// The task found the lock taken and wants to be woken when it is free.
     is_contended: AtomicBool,
     /// Futures for the task to run; `None` once it runs none any more.
     work: Mutex<Option<Vec<Work>>>,
+    /// There are some in `work`.
+    has_work: AtomicBool,
     task: AtomicWaker,
 }
 
@@ -58,7 +63,14 @@ impl std::fmt::Debug for Pump {
 impl Default for Pump {
     fn default() -> Self {
         let work = Mutex::new(Some(Vec::new()));
-        Self { over: Mutex::default(), is_contended: AtomicBool::new(false), work, task: AtomicWaker::new() }
+        Self {
+            over: Mutex::default(),
+            is_over: AtomicBool::new(false),
+            is_contended: AtomicBool::new(false),
+            work,
+            has_work: AtomicBool::new(false),
+            task: AtomicWaker::new(),
+        }
     }
 }
 
@@ -86,11 +98,19 @@ impl Pump {
             Some(waiting) => waiting.push(work),
             None => return Err(work),
         }
+        self.has_work.store(true, Ordering::Release);
         Ok(())
     }
 
     fn has_work(&self) -> bool {
-        self.lock_work().as_ref().is_some_and(|waiting| !waiting.is_empty())
+        self.has_work.load(Ordering::Acquire)
+    }
+
+    /// Takes the futures for the task to run.
+    fn take_work(&self) -> Vec<Work> {
+        let mut work = self.lock_work();
+        self.has_work.store(false, Ordering::Relaxed);
+        work.as_mut().map(mem::take).unwrap_or_default()
     }
 
     fn lock_work(&self) -> MutexGuard<'_, Option<Vec<Work>>> {
@@ -102,9 +122,9 @@ impl DataConnection {
     /// Looks for what a task waits for, in that task, if the fabric finds that this pays now, and does what there is to
     /// do. Whether there was anything. Never waits for a lock that is held for long.
     pub(crate) fn help(&self) -> bool {
-        // The simulated world drives itself, so that looking is a matter of chance there.
-        let is_chosen = testpoints::chance!("a task that waits takes arrivals by itself");
-        let has_found = self.queue_pair.help() || is_chosen;
+        // In a simulated world nothing has to be found.
+        let is_chosen = !self.queue_pair.may_help();
+        let has_found = is_chosen || self.queue_pair.help();
         if has_found && !testpoints::chance!("help declines") {
             let is_left = !matches!(self.pump(), Some(Go::Done));
             if is_left || self.pump.has_work() {
@@ -137,6 +157,11 @@ impl DataConnection {
         Some(go)
     }
 
+    /// Whether [`pump`](Self::pump) may find anything.
+    fn may_pump(&self) -> bool {
+        self.queue_pair.has_arrivals() || self.pump.is_over.load(Ordering::Acquire)
+    }
+
     /// As [`pump`](Self::pump), for the task: after `None`, whoever is at it wakes the task.
     fn pump_or_be_woken(&self) -> Option<Go> {
         self.pump().or_else(|| {
@@ -154,6 +179,7 @@ impl DataConnection {
             let Some(arrival) = self.queue_pair.take_arrival() else { return Go::Done };
             if let Err(lost) = self.take(arrival) {
                 *over = Some(lost.clone());
+                self.pump.is_over.store(true, Ordering::Release);
                 self.pump.task.wake();
                 return Go::Over(lost);
             }
@@ -225,11 +251,8 @@ impl Driver {
 
     /// Runs what can go on.
     fn work(&mut self, context: &mut Context<'_>) {
-        if let Some(connection) = &self.connection
-            && let Some(waiting) = &mut *connection.pump.lock_work()
-            && !waiting.is_empty()
-        {
-            self.work.extend(mem::take(waiting));
+        if let Some(connection) = self.connection.as_ref().filter(|connection| connection.pump.has_work()) {
+            self.work.extend(connection.pump.take_work());
         }
         while let Poll::Ready(Some(())) = self.work.poll_next_unpin(context) {}
     }
@@ -239,25 +262,34 @@ impl Driver {
     fn take_arrivals(&mut self, context: &mut Context<'_>) {
         for _ in 0..GOES_PER_POLL {
             let Some(connection) = self.connection.clone().filter(|_| self.is_open) else { return };
-            match connection.pump_or_be_woken() {
-                None => return self.work(context),
-                Some(Go::Over(lost)) => self.end(connection.clone().end(Ok(lost), self.runtime.clone())),
-                Some(Go::Done | Go::More) => {}
-            }
-            self.work(context);
-            if !self.is_open {
+            if connection.may_pump() && !self.pump(&connection, context) {
                 return;
             }
             match connection.queue_pair.poll_arrivals(context) {
                 Poll::Pending => return,
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(failure)) => {
-                    self.end(connection.clone().end(Err(failure), self.runtime.clone()));
-                    return self.work(context);
+                    // A helper may still be handing on the last ones.
+                    if self.pump(&connection, context) {
+                        self.end(connection.clone().end(Err(failure), self.runtime.clone()));
+                        self.work(context);
+                    }
+                    return;
                 }
             }
         }
         context.waker().wake_by_ref();
+    }
+
+    /// Hands on what there is, and does what comes of it. False if others are at it, or if no more is to be taken.
+    fn pump(&mut self, connection: &Arc<DataConnection>, context: &mut Context<'_>) -> bool {
+        let go = connection.pump_or_be_woken();
+        let is_mine = go.is_some();
+        if let Some(Go::Over(lost)) = go {
+            self.end(connection.clone().end(Ok(lost), self.runtime.clone()));
+        }
+        self.work(context);
+        is_mine && self.is_open
     }
 
     /// No arrival is taken any more.

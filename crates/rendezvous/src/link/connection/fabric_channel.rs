@@ -1,12 +1,10 @@
 //! The protocol's channel over a queue pair.
 
-pub(crate) mod held_posts;
-
 use std::{
     future::Future,
     pin::Pin,
-    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
-    task::{Context, Poll, ready},
+    sync::{Arc, OnceLock, PoisonError, Weak},
+    task::{Context, Poll},
 };
 
 use memory::{
@@ -17,13 +15,12 @@ use protocol::{
     Channel, ChannelError, Code, Destination, LentEnd, RecordSlot, ResultSlot, RingSpan, Status,
     limits::RESULT_BYTES,
 };
-use tokio::sync::oneshot;
+use testpoints::sync::Mutex;
 use verbs_reactor::{
     FabricError, Immediate, Operation, QueuePair, RegionGeneration, RegionId, RemoteRange, Segment,
     WorkRequest,
 };
 
-use self::held_posts::HeldPosts;
 use crate::link::{
     connection::DataConnection,
     import::Import,
@@ -43,9 +40,10 @@ pub(crate) struct FabricChannel {
     pub(crate) message_pool: Pool,
     pub(crate) own_ring: Arc<OwnRing>,
     pub(crate) ring_maker: RingMaker,
-    pub(crate) peer_ring: Mutex<Destination>,
+    pub(crate) peer_ring: Destination,
+    /// The ring that the peer has offered in its place.
+    pub(crate) later_ring: OnceLock<Mutex<Destination>>,
     pub(crate) peer_slots: Destination,
-    pub(crate) held: Arc<HeldPosts>,
     pub(crate) import: Import,
     /// The connection that it belongs to, which finds what tasks wait for.
     pub(crate) helper: OnceLock<Weak<DataConnection>>,
@@ -58,7 +56,45 @@ impl FabricChannel {
         remote: Option<RemoteRange>,
         immediate: Option<Immediate>,
     ) -> Result<(), ChannelError> {
-        self.held.post(&self.queue_pair, WorkRequest::Write { local, remote, immediate })
+        // Nobody awaits it: the slot keeps the bytes, and a failure shows as the connection's.
+        let posted = self.queue_pair.post(&WorkRequest::Write { local, remote, immediate });
+        posted.map(drop).map_err(|error| lost(&error))
+    }
+
+    /// As [`post`](Self::post), of a request whose end is awaited.
+    fn post_awaited(&self, request: &WorkRequest) -> ContentWrite {
+        let posted = self.queue_pair.post(request);
+        posted.map_or_else(|error| ContentWrite::Refused(lost(&error)), ContentWrite::Posted)
+    }
+
+    /// As [`post`](Self::post), of bytes that may be reused when this returns.
+    fn post_bytes(
+        &self,
+        bytes: &[u8],
+        remote: RemoteRange,
+        immediate: Option<Immediate>,
+    ) -> Result<(), ChannelError> {
+        if let Some(posted) = self.queue_pair.post_inline(bytes, Some(&remote), immediate) {
+            return posted.map_err(|error| lost(&error));
+        }
+        let buffer = self.message_pool.try_alloc(bytes.len());
+        let mut buffer = buffer.map_err(|error| ChannelError(error.to_string()))?;
+        buffer.copy_from_slice(bytes);
+        self.post(buffer.freeze(), Some(remote), immediate)
+    }
+
+    /// Posts a content, or the notification of one that has no bytes.
+    fn post_content(
+        &self,
+        local: Buf,
+        remote: Option<RemoteRange>,
+        immediate: Option<Immediate>,
+    ) -> ContentWrite {
+        match self.queue_pair.post_inline(&local, remote.as_ref(), immediate) {
+            Some(Ok(())) => ContentWrite::Done,
+            Some(Err(error)) => ContentWrite::Refused(lost(&error)),
+            None => self.post_awaited(&WorkRequest::Write { local, remote, immediate }),
+        }
     }
 
     /// Whether the send queue can hold all pieces of a content, and a result beside it. One that it can't is refused
@@ -101,20 +137,18 @@ impl FabricChannel {
         let record = Segment { local: record.freeze(), remote };
         if self.queue_pair.capabilities().vectored {
             let segments = Arc::from([record, content]);
-            return self
-                .held
-                .post_awaited(&self.queue_pair, WorkRequest::WriteVectored { segments, immediate });
+            return self.post_awaited(&WorkRequest::WriteVectored { segments, immediate });
         }
         if let Err(error) = self.post(record.local, Some(record.remote), None) {
             return ContentWrite::Refused(error);
         }
         let Segment { local, remote } = content;
-        self.held
-            .post_awaited(&self.queue_pair, WorkRequest::Write { local, remote: Some(remote), immediate })
+        self.post_awaited(&WorkRequest::Write { local, remote: Some(remote), immediate })
     }
 
     fn ring_range(&self, span: RingSpan) -> RemoteRange {
-        let ring = *self.peer_ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let later = self.later_ring.get();
+        let ring = later.map_or(self.peer_ring, |ring| *ring.lock().unwrap_or_else(PoisonError::into_inner));
         range_of(ring, span.offset.into(), span.length.into())
     }
 }
@@ -138,19 +172,14 @@ impl Channel for FabricChannel {
     type Write = ContentWrite;
 
     fn post_message(&self, first: RingSpan, second: RingSpan, bytes: &[u8]) -> Result<(), ChannelError> {
-        let mut buffer =
-            self.message_pool.try_alloc(bytes.len()).map_err(|error| ChannelError(error.to_string()))?;
-        buffer.copy_from_slice(bytes);
-        let buffer = buffer.freeze();
-        let split = first.length as usize;
-        let (Some(head), Some(tail)) = (buffer.slice(0..split), buffer.slice(split..bytes.len())) else {
+        let Some((head, tail)) = bytes.split_at_checked(first.length as usize) else {
             return Err(ChannelError("a message is shorter than its place in the ring".to_owned()));
         };
         if tail.is_empty() {
-            return self.post(head, Some(self.ring_range(first)), Some(MESSAGE));
+            return self.post_bytes(head, self.ring_range(first), Some(MESSAGE));
         }
-        self.post(head, Some(self.ring_range(first)), None)?;
-        self.post(tail, Some(self.ring_range(second)), Some(MESSAGE))
+        self.post_bytes(head, self.ring_range(first), None)?;
+        self.post_bytes(tail, self.ring_range(second), Some(MESSAGE))
     }
 
     fn post_acknowledgement(&self) -> Result<(), ChannelError> {
@@ -158,11 +187,8 @@ impl Channel for FabricChannel {
     }
 
     fn post_record(&self, slot: RecordSlot, bytes: &[u8]) -> Result<(), ChannelError> {
-        let mut buffer =
-            self.message_pool.try_alloc(bytes.len()).map_err(|error| ChannelError(error.to_string()))?;
-        buffer.copy_from_slice(bytes);
         let remote = range_of(self.peer_slots, slot_offset(slot), bytes.len() as u64);
-        self.post(buffer.freeze(), Some(remote), Some(ACKNOWLEDGEMENT))
+        self.post_bytes(bytes, remote, Some(ACKNOWLEDGEMENT))
     }
 
     async fn stage(&self, bytes: Buf) -> Result<Buf, Status> {
@@ -183,15 +209,17 @@ impl Channel for FabricChannel {
     ) -> ContentWrite {
         let immediate = Some(Immediate(immediate));
         let (Some(local), Some(destination)) = (bytes, destination) else {
-            let request = WorkRequest::Write { local: Buf::empty(), remote: None, immediate };
-            return self.held.post_awaited(&self.queue_pair, request);
+            return self.post_content(Buf::empty(), None, immediate);
         };
         let remote = range_of(destination, 0, local.len() as u64);
         let (Some(result), Some(slot)) = (result, destination.result) else {
-            let request = WorkRequest::Write { local, remote: Some(remote), immediate };
-            return self.held.post_awaited(&self.queue_pair, request);
+            return self.post_content(local, Some(remote), immediate);
         };
         self.write_with_result(Segment { local, remote }, slot, &result, immediate)
+    }
+
+    fn is_written(write: &ContentWrite) -> bool {
+        matches!(write, ContentWrite::Done)
     }
 
     fn is_exposed(lent: &Lent) -> bool {
@@ -238,8 +266,9 @@ impl Channel for FabricChannel {
     }
 
     fn lend_content(&self, bytes: &Buf, immediate: u32) -> Option<ContentWrite> {
-        let lent = self.held.lend(&self.queue_pair, bytes.clone(), Immediate(immediate));
-        lent.inspect_err(|error| log!(DEBUG, %error, "a value is copied instead of lent")).ok()
+        let lent = self.queue_pair.lend_now(bytes.clone(), Immediate(immediate));
+        let lent = lent.inspect_err(|error| log!(DEBUG, %error, "a value is copied instead of lent"));
+        lent.ok().map(ContentWrite::Posted)
     }
 
     fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError> {
@@ -261,7 +290,13 @@ impl Channel for FabricChannel {
     }
 
     fn move_to_ring(&self, ring: Destination) {
-        *self.peer_ring.lock().unwrap_or_else(PoisonError::into_inner) = ring;
+        let later = self.later_ring.get_or_init(|| Mutex::new(ring));
+        *later.lock().unwrap_or_else(PoisonError::into_inner) = ring;
+    }
+
+    fn may_help(&self) -> bool {
+        // The simulated world drives itself, so that looking is a matter of chance there.
+        self.queue_pair.may_help() || testpoints::chance!("a task that waits takes arrivals by itself")
     }
 
     fn help(&self) -> bool {
@@ -286,8 +321,8 @@ impl Channel for FabricChannel {
 pub(crate) enum ContentWrite {
     /// In a slot of the queue pair.
     Posted(#[pin] Operation),
-    /// Behind other posts.
-    Held(oneshot::Receiver<Operation>),
+    /// Its bytes were copied.
+    Done,
     /// The queue pair had failed.
     Refused(ChannelError),
 }
@@ -295,17 +330,13 @@ pub(crate) enum ContentWrite {
 impl Future for ContentWrite {
     type Output = Result<(), ChannelError>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        loop {
-            let posted = match self.as_mut().project() {
-                ContentWriteProjection::Posted(operation) => {
-                    return operation.poll(context).map_err(|error| lost(&error));
-                }
-                ContentWriteProjection::Refused(error) => return Poll::Ready(Err(error.clone())),
-                ContentWriteProjection::Held(posted) => ready!(Pin::new(posted).poll(context)),
-            };
-            let over = |_| Self::Refused(ChannelError("the connection is over".to_owned()));
-            self.set(posted.map_or_else(over, Self::Posted));
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project() {
+            ContentWriteProjection::Posted(operation) => {
+                operation.poll(context).map_err(|error| lost(&error))
+            }
+            ContentWriteProjection::Done => Poll::Ready(Ok(())),
+            ContentWriteProjection::Refused(error) => Poll::Ready(Err(error.clone())),
         }
     }
 }

@@ -1,11 +1,9 @@
 //! From settings to a running worker.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use protocol::{DeviceName, InvalidDeviceName, wire::WireError};
+use testpoints::sync::Mutex;
 use tokio::sync::{Notify, watch};
 use verbs_reactor::{Runtime, TokioRuntime};
 

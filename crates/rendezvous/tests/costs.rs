@@ -1,0 +1,140 @@
+//! What a pull over shared memory costs each of two processes: locks, allocations, wake-ups, tasks.
+//!
+//! Both workers are in this process, each on a thread of its own, and what is counted is counted per thread.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::{sync::mpsc, thread};
+
+use allocation_counter::measure;
+use rendezvous::{Tensor, Worker};
+use tokio::{runtime::Runtime, sync::mpsc::UnboundedReceiver};
+use verbs_reactor::{FabricKind, Wait};
+
+/// Pulls that are counted.
+const PULLS: u64 = 100;
+
+/// What one side spent on the counted pulls.
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    locks: f64,
+    allocations: f64,
+    /// How often the thread slept in the kernel.
+    sleeps: f64,
+    tasks: usize,
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Runs `work` on this thread and counts.
+fn counted(runtime: &Runtime, work: impl Future<Output = ()>) -> Cost {
+    let (locks, parks) = (testpoints::locks_taken(), runtime.metrics().worker_park_count(0));
+    let allocated = measure(|| runtime.block_on(work));
+    let of_one = |count: u64| count as f64 / PULLS as f64;
+    Cost {
+        locks: of_one(testpoints::locks_taken() - locks),
+        allocations: of_one(allocated.count_total),
+        sleeps: of_one(runtime.metrics().worker_park_count(0) - parks),
+        tasks: runtime.metrics().num_alive_tasks(),
+    }
+}
+
+fn worker(name: &str, wait: Wait) -> rendezvous::WorkerBuilder {
+    Worker::builder(name).require(FabricKind::SHM).wait(wait)
+}
+
+/// Publishes, and counts from one message to the next.
+fn serve(
+    wait: Wait,
+    bytes: usize,
+    address: &mpsc::Sender<String>,
+    mut marks: UnboundedReceiver<()>,
+    done: &mpsc::Sender<Cost>,
+) {
+    let runtime = runtime();
+    let server = runtime.block_on(async {
+        let server = worker("server", wait).start().await.unwrap();
+        server
+            .publish("w", Tensor::from_values(server.pool(), &[bytes as u64], &vec![7u8; bytes]).unwrap())
+            .unwrap();
+        address.send(server.address().to_owned()).unwrap();
+        server
+    });
+    loop {
+        let cost = counted(&runtime, async {
+            let _mark = marks.recv().await;
+        });
+        done.send(cost).unwrap();
+        if marks.is_closed() && marks.is_empty() {
+            break;
+        }
+    }
+    runtime.block_on(server.shutdown());
+}
+
+/// The costs of a pull at the receiver and at the sender.
+fn costs(wait: Wait, bytes: usize) -> (Cost, Cost) {
+    let (say, address) = mpsc::channel();
+    let (mark, marks) = tokio::sync::mpsc::unbounded_channel();
+    let (done, spent) = mpsc::channel();
+    let server = thread::spawn(move || serve(wait, bytes, &say, marks, &done));
+    let runtime = runtime();
+    let address = address.recv().unwrap();
+    let (client, peer) = runtime.block_on(async {
+        let client = worker("client", wait).start().await.unwrap();
+        let peer = client.peer_at(&address).await.unwrap();
+        (client, peer)
+    });
+    let pull = async || {
+        for _ in 0..PULLS {
+            assert_eq!(peer.fetch("w").await.unwrap().bytes().len(), bytes);
+        }
+    };
+    runtime.block_on(pull());
+    mark.send(()).unwrap();
+    spent.recv().unwrap();
+    let receiver = counted(&runtime, pull());
+    mark.send(()).unwrap();
+    let sender = spent.recv().unwrap();
+    drop(mark);
+    runtime.block_on(client.shutdown());
+    server.join().unwrap();
+    (receiver, sender)
+}
+
+/// What happens beside the pulls once in a while counts too.
+const BESIDE: f64 = 0.5;
+
+#[test]
+fn a_small_pull_takes_few_locks_and_allocations() {
+    let _turn = super::turn();
+    for wait in [Wait::Sleep, Wait::Busy] {
+        let (receiver, sender) = costs(wait, 8);
+        for (side, cost, locks, allocations) in
+            [("receiver", receiver, 18.0, 8.0), ("sender", sender, 16.0, 9.0)]
+        {
+            println!("8 B, {wait:?}, {side}: {cost:?}");
+            assert!(cost.locks < locks + BESIDE, "{wait:?}, {side}: {cost:?}");
+            assert!(cost.allocations < allocations + BESIDE, "{wait:?}, {side}: {cost:?}");
+            assert_eq!(cost.tasks, 1, "{wait:?}, {side}");
+            let most_sleeps = if wait == Wait::Busy { 0.0 } else { 1.0 + BESIDE };
+            assert!(cost.sleeps <= most_sleeps, "{wait:?}, {side}: {cost:?}");
+        }
+    }
+}
+
+#[test]
+fn a_large_pull_takes_no_allocation_and_at_most_one_lock_for_each_piece() {
+    /// What a poll copies at most.
+    const PIECE: usize = 256 << 10;
+    const BYTES: usize = 64 << 20;
+    let _turn = super::turn();
+    let (receiver, sender) = costs(Wait::Sleep, BYTES);
+    println!("64 MiB: {receiver:?}, {sender:?}");
+    let pieces = (BYTES / PIECE) as f64;
+    // Beside those of any pull.
+    assert!(receiver.locks < pieces + 40.0 && sender.locks < 40.0, "{receiver:?}, {sender:?}");
+    assert!(receiver.allocations < 12.0 && sender.allocations < 12.0, "{receiver:?}, {sender:?}");
+}
