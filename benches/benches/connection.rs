@@ -15,7 +15,7 @@ use futures::{
     future::BoxFuture,
     stream::{FuturesUnordered, StreamExt},
 };
-use protocol::{
+use tensorwire_protocol::{
     Allocator, Channel, ChannelError, Connection, DataType, Destination, LentEnd, Metadata, Mode, Parameters,
     RecordSlot, RingSpan, Scope, Shape, Source, Status, Value,
     limits::{RESULT_BYTES, RING_BYTES_MAX},
@@ -61,19 +61,19 @@ impl Channel for Memory {
             let start = span.offset as usize;
             peer.ring[start..start + part.len()].copy_from_slice(part);
         }
-        peer.arrivals.push_back((protocol::MESSAGE_IMMEDIATE, bytes.len() as u64));
+        peer.arrivals.push_back((tensorwire_protocol::MESSAGE_IMMEDIATE, bytes.len() as u64));
         Ok(())
     }
 
     fn post_acknowledgement(&self) -> Result<(), ChannelError> {
-        lock(&self.peer).arrivals.push_back((protocol::ACKNOWLEDGEMENT_IMMEDIATE, 0));
+        lock(&self.peer).arrivals.push_back((tensorwire_protocol::ACKNOWLEDGEMENT_IMMEDIATE, 0));
         Ok(())
     }
 
     fn post_record(&self, slot: RecordSlot, bytes: &[u8]) -> Result<(), ChannelError> {
         let mut peer = lock(&self.peer);
         peer.slots[slot as usize] = bytes.to_vec();
-        peer.arrivals.push_back((protocol::ACKNOWLEDGEMENT_IMMEDIATE, bytes.len() as u64));
+        peer.arrivals.push_back((tensorwire_protocol::ACKNOWLEDGEMENT_IMMEDIATE, bytes.len() as u64));
         Ok(())
     }
 

@@ -10,12 +10,12 @@ use std::{
 };
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use memory::{Block, BlockVisitor, Buf, Granted, Pool, PoolConfig, VisitError};
-use protocol::{DataType, Message, RequestIndex, Scope, StepId, TensorRequest, wire};
 use tensorwire::{Tensor, Worker};
 use tensorwire_fabric_shm::ShmFabric;
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
-use verbs_reactor::{
+use tensorwire_memory::{Block, BlockVisitor, Buf, Granted, Pool, PoolConfig, VisitError};
+use tensorwire_protocol::{DataType, Message, RequestIndex, Scope, StepId, TensorRequest, wire};
+use tensorwire_verbs_reactor::{
     Access, Capabilities, ConnectParams, Domain, Fabric, FabricKind, Immediate, Link, QueuePair,
     QueuePairConfig, QueuePairCore, RemoteRange, RemoteRegion, Role, Runtime, SlotKey, TokioRuntime,
     WorkRequest,
@@ -39,7 +39,7 @@ fn memory_layer(criterion: &mut Criterion) {
     criterion.bench_function("memory/grant and end", |bencher| {
         bencher.iter(|| {
             let granted = pool.try_alloc(4096).expect("a buffer").grant();
-            black_box(granted.end(memory::GrantEnd::Content).expect("the buffer back"))
+            black_box(granted.end(tensorwire_memory::GrantEnd::Content).expect("the buffer back"))
         });
     });
 }
@@ -51,7 +51,7 @@ fn wire_layer(criterion: &mut Criterion) {
         key: "/job:ps/replica:0/task:0/device:CPU:0;0000000000001ed2;/job:w/replica:0/task:0/device:CPU:0;var0;0:0"
             .into(),
         known: [].into(),
-        want: protocol::Want::Write(None),
+        want: tensorwire_protocol::Want::Write(None),
     });
     let bytes = wire::encode(&request);
     criterion.bench_function("wire/encode a request", |bencher| {

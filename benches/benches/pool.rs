@@ -5,7 +5,7 @@
 use std::{hint::black_box, thread};
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use memory::{BufMut, Pool, PoolConfig};
+use tensorwire_memory::{BufMut, Pool, PoolConfig};
 
 const BLOCK_BYTES: usize = 1 << 20;
 

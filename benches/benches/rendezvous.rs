@@ -6,8 +6,8 @@ use std::{hint::black_box, sync::Arc};
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use futures::FutureExt;
-use memory::{Pool, PoolConfig};
 use tensorwire::{CancellationToken, Key, LocalRendezvous, RecvArgs, SendArgs, Tensor};
+use tensorwire_memory::{Pool, PoolConfig};
 
 fn key(edge: &str) -> Key {
     let cpu = "/job:mnist/replica:1/task:2/device:CPU:0";

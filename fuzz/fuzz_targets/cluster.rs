@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| rendezvous::fuzzing::cluster(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| tensorwire_rendezvous::fuzzing::cluster(data));

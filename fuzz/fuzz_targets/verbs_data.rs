@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| verbs_reactor::fuzzing::verbs_data(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| tensorwire_verbs_reactor::fuzzing::verbs_data(data));

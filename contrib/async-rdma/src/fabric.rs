@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use async_rdma::{ConnectionType, MRManageStrategy, MTU, Rdma, RdmaBuilder};
-use memory::{Block, BlockId};
-use verbs_reactor::{
+use tensorwire_memory::{Block, BlockId};
+use tensorwire_verbs_reactor::{
     Access, Capabilities, Domain, Fabric, FabricError, FabricKind, Prepared, QueuePairConfig, RegionTable,
     RemoteRegion, Runtime,
 };

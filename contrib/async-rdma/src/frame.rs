@@ -12,7 +12,7 @@
 //! | 40..44 | 1 if the peer is told an immediate |
 //! | 44..48 | the immediate, or a refusal's reason |
 
-use verbs_reactor::{Immediate, PeerViolation, RegionGeneration, RegionId, RemoteRange};
+use tensorwire_verbs_reactor::{Immediate, PeerViolation, RegionGeneration, RegionId, RemoteRange};
 
 /// Bytes of a header.
 pub(crate) const HEADER: usize = 64;

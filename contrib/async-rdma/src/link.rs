@@ -6,9 +6,9 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use memory::{Block, Buf};
+use tensorwire_memory::{Block, Buf};
 use tokio::sync::Notify;
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     FabricError, Link, Piece, QueuePair, QueuePairConfig, QueuePairCore, RegionTable, SlotKey, WorkRequest,
 };
 

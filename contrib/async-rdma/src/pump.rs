@@ -16,8 +16,8 @@ use futures::{
     future::BoxFuture,
     stream::{FuturesOrdered, FuturesUnordered},
 };
-use memory::copy::{CopyReason, copy_bytes};
-use verbs_reactor::{
+use tensorwire_memory::copy::{CopyReason, copy_bytes};
+use tensorwire_verbs_reactor::{
     Arrival, FabricError, Immediate, LossCause, PeerViolation, RegionTable, RemoteRange, Runtime, SlotKey,
 };
 
@@ -290,7 +290,7 @@ impl Pump {
                 return;
             }
         }
-        self.send(Outgoing { frame, payload: memory::Buf::empty(), ends: None });
+        self.send(Outgoing { frame, payload: tensorwire_memory::Buf::empty(), ends: None });
         while let Some(written) = self.writes.next().await {
             if written.result.is_err() {
                 return;

@@ -14,7 +14,7 @@ use std::sync::{
 };
 
 use tensorwire_async_rdma::{AsyncRdmaFabric, PathMtu, Settings};
-use verbs_reactor::{Fabric, Runtime};
+use tensorwire_verbs_reactor::{Fabric, Runtime};
 
 const SETUP: contract::Setup = contract::Setup { fabric, peer_address: None };
 

@@ -33,7 +33,7 @@ use std::{
 };
 
 use clap::Parser;
-use protocol::text::escaped;
+use tensorwire_protocol::text::escaped;
 use tracing_subscriber::EnvFilter;
 
 use crate::{

@@ -17,7 +17,7 @@ use tokio::{
     sync::oneshot,
 };
 
-use protocol::text::escaped;
+use tensorwire_protocol::text::escaped;
 
 use crate::{failure::Failure, print};
 

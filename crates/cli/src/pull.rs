@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use futures::{StreamExt, stream};
-use protocol::text::escaped;
+use tensorwire_protocol::text::escaped;
 
 use crate::{
     arguments::Pull,

@@ -3,8 +3,8 @@
 use std::future::pending;
 
 use indicatif::BinaryBytes;
-use protocol::text::escaped;
 use tensorwire::{Buf, DataType, Tensor, Worker, WorkerError};
+use tensorwire_protocol::text::escaped;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{

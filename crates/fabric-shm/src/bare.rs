@@ -8,7 +8,7 @@ use std::{
     sync::atomic::AtomicU64,
 };
 
-use memory::copy::{CopyReason, copy_raw};
+use tensorwire_memory::copy::{CopyReason, copy_raw};
 
 /// Bytes from one word of [`BareMemory::word`] to the next: two cache lines, since the prefetcher takes pairs.
 const WORD_STRIDE: usize = 128;

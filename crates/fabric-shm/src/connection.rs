@@ -2,8 +2,8 @@
 
 use std::{os::fd::OwnedFd, sync::Arc};
 
+use tensorwire_verbs_reactor::{QueuePairCore, RegionTable};
 use tokio::io::unix::AsyncFd;
-use verbs_reactor::{QueuePairCore, RegionTable};
 
 use crate::{
     doorbell::Ringer,

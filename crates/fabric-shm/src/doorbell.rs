@@ -12,7 +12,7 @@ use std::{
     thread,
 };
 
-use verbs_reactor::PeerViolation;
+use tensorwire_verbs_reactor::PeerViolation;
 
 use crate::{import::ImportError, ring::PeerPage, sys};
 

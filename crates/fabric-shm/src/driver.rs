@@ -15,11 +15,11 @@ use std::{
     task::{Context, Poll},
 };
 
+use tensorwire_verbs_reactor::{Idle, Link, Patience};
 use tokio::{
     io::unix::AsyncFd,
     runtime::{Handle, RuntimeFlavor},
 };
-use verbs_reactor::{Idle, Link, Patience};
 
 use crate::link::{Outcome, ShmLink};
 

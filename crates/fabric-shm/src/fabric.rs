@@ -6,13 +6,13 @@ use std::{
     sync::Arc,
 };
 
-use memory::{Block, BlockId};
-use tokio::io::{Interest, unix::AsyncFd};
-use verbs_reactor::{
+use tensorwire_memory::{Block, BlockId};
+use tensorwire_verbs_reactor::{
     Access, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Fabric, FabricError,
     FabricKind, Patience, Prepared, QueuePair, QueuePairConfig, QueuePairCore, RegionTable, RemoteRegion,
     Runtime, Spinner, Wait,
 };
+use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{
     connection::Connection,

@@ -11,8 +11,8 @@ mod replay;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use futures::FutureExt;
-use memory::{Buf, BufMut, Exposure, GrantEnd, Granted};
-use verbs_reactor::{
+use tensorwire_memory::{Buf, BufMut, Exposure, GrantEnd, Granted};
+use tensorwire_verbs_reactor::{
     Access, Arrival, ConnectionData, Immediate, Operation, ReadDestination, RegionGeneration, RegionId,
     RemoteRange, RemoteRegion, WorkRequest,
 };

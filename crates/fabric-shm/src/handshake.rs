@@ -20,10 +20,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::io::{Interest, unix::AsyncFd};
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     ConnectParams, FabricError, FabricKind, LossCause, PeerViolation, QueuePairConfig, Role, Runtime, timeout,
 };
+use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{
     doorbell::Ringer,

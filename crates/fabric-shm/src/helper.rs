@@ -15,11 +15,11 @@ use std::{
     thread,
 };
 
-use memory::{
+use tensorwire_memory::{
     MemoryError, RemoteTarget,
     copy::{CopyReason, copy_raw},
 };
-use verbs_reactor::PeerViolation;
+use tensorwire_verbs_reactor::PeerViolation;
 
 use crate::{
     chunks::Chunks,

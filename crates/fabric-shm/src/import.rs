@@ -2,7 +2,7 @@
 
 use std::{io, os::fd::BorrowedFd, sync::Arc};
 
-use verbs_reactor::PeerViolation;
+use tensorwire_verbs_reactor::PeerViolation;
 
 use crate::{
     limits::CHUNK_BYTES,

@@ -13,8 +13,8 @@ use std::{
     },
 };
 
-use memory::{Buf, Retired};
-use verbs_reactor::{FabricError, FabricKind};
+use tensorwire_memory::{Buf, Retired};
+use tensorwire_verbs_reactor::{FabricError, FabricKind};
 
 use crate::{limits::LEASES_MAX, ring::PeerPage, sys::ProcessId};
 

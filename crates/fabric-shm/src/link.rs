@@ -9,8 +9,8 @@ use std::{
 };
 
 use futures::task::AtomicWaker;
-use testpoints::sync::Mutex;
-use verbs_reactor::{
+use tensorwire_testpoints::sync::Mutex;
+use tensorwire_verbs_reactor::{
     FabricError, FabricKind, Immediate, Link, PeerViolation, RemoteRange, SlotKey, WorkRequest,
 };
 

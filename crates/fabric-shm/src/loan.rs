@@ -2,7 +2,7 @@
 
 use std::{ptr::NonNull, sync::Arc};
 
-use memory::ForeignMemory;
+use tensorwire_memory::ForeignMemory;
 
 use crate::{
     doorbell::Ringer,

@@ -6,11 +6,11 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
 };
 
-use memory::{
+use tensorwire_memory::{
     Block, BlockId, Buf,
     copy::{CopyReason, copy_raw},
 };
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     FabricError, FabricKind, Immediate, LatestRegions, PeerViolation, ReadPart, RemoteRange, RemoteRegions,
     SlotKey, WorkRequest,
 };

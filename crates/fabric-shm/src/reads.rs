@@ -12,8 +12,8 @@
 
 use std::{collections::VecDeque, fmt};
 
-use memory::{Buf, RemoteTarget};
-use verbs_reactor::{PeerViolation, RemoteRange, SlotKey};
+use tensorwire_memory::{Buf, RemoteTarget};
+use tensorwire_verbs_reactor::{PeerViolation, RemoteRange, SlotKey};
 
 use crate::{
     limits::READS_MAX,

@@ -7,12 +7,12 @@ use std::{
     sync::Arc,
 };
 
-use memory::{BufMut, Granted, Pool, PoolConfig};
-use tokio::io::Interest;
-use verbs_reactor::{
+use tensorwire_memory::{BufMut, Granted, Pool, PoolConfig};
+use tensorwire_verbs_reactor::{
     Access, Capabilities, FabricKind, QueuePair, QueuePairConfig, QueuePairCore, RegionTable, RemoteRange,
     Runtime, TokioRuntime,
 };
+use tokio::io::Interest;
 
 use crate::{
     connection::Connection,

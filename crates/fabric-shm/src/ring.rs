@@ -22,7 +22,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use verbs_reactor::{PeerViolation, RegionGeneration, RegionId, RemoteRange};
+use tensorwire_verbs_reactor::{PeerViolation, RegionGeneration, RegionId, RemoteRange};
 
 use crate::{
     limits::{INLINE_BYTES, LEASES_MAX, SLOTS_MAX},

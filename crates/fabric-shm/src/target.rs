@@ -6,12 +6,12 @@ use std::{
     sync::{Arc, MutexGuard, PoisonError},
 };
 
-use memory::{
+use tensorwire_memory::{
     Buf, Limit, RemoteTarget,
     copy::{CopyReason, copy_raw},
 };
-use testpoints::sync::Mutex;
-use verbs_reactor::{Arrival, FabricError, Immediate, PeerViolation, Purpose};
+use tensorwire_testpoints::sync::Mutex;
+use tensorwire_verbs_reactor::{Arrival, FabricError, Immediate, PeerViolation, Purpose};
 
 use crate::{
     connection::Connection,

@@ -26,13 +26,13 @@ use std::{
 };
 
 use futures::task::AtomicWaker;
-use memory::Limit;
+use tensorwire_memory::Limit;
+use tensorwire_verbs_reactor::{BoxFuture, Runtime, timeout};
 use tokio::{
     io::ReadBuf,
     net::{TcpListener, TcpStream},
     sync::Notify,
 };
-use verbs_reactor::{BoxFuture, Runtime, timeout};
 
 use crate::{
     socket::prefer_cubic,

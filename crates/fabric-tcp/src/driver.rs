@@ -18,11 +18,11 @@ use std::{
 };
 
 use futures::FutureExt;
-use tokio::runtime::{Handle, RuntimeFlavor};
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     BoxFuture, Capabilities, Connected, FabricError, Idle, Patience, QueuePairConfig, RegionTable, Runtime,
     Spinner,
 };
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::{
     link::{EndState, Progress, TcpLink},

@@ -7,13 +7,13 @@ use std::{
     time::Duration,
 };
 
-use memory::{Block, BlockId};
-use tokio::net::{TcpSocket, TcpStream};
-use verbs_reactor::{
+use tensorwire_memory::{Block, BlockId};
+use tensorwire_verbs_reactor::{
     Access, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Fabric, FabricError,
     FabricKind, PeerViolation, Prepared, QueuePairConfig, RegionTable, RemoteRegion, Role, Runtime, Spinner,
     Wait, timeout,
 };
+use tokio::net::{TcpSocket, TcpStream};
 
 use crate::{
     door::Door,

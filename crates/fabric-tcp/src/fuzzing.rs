@@ -16,8 +16,8 @@ use std::{
 };
 
 use futures::FutureExt;
-use memory::{Buf, BufMut, Exposure, GrantEnd, Granted, Pool, PoolConfig};
-use verbs_reactor::{
+use tensorwire_memory::{Buf, BufMut, Exposure, GrantEnd, Granted, Pool, PoolConfig};
+use tensorwire_verbs_reactor::{
     Access, Capabilities, ConnectionData, Immediate, Operation, PeerViolation, QueuePair, QueuePairConfig,
     ReadDestination, RegionGeneration, RegionId, RegionTable, RemoteRange, RemoteRegion, Runtime,
     TokioRuntime, WorkRequest,

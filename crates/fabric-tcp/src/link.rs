@@ -13,13 +13,13 @@ use std::{
 };
 
 use futures::task::AtomicWaker;
-use memory::Block;
-use testpoints::sync::Mutex;
-use tokio::io::unix::AsyncFd;
-use verbs_reactor::{
+use tensorwire_memory::Block;
+use tensorwire_testpoints::sync::Mutex;
+use tensorwire_verbs_reactor::{
     Capabilities, FabricError, FabricKind, Link, Piece, QueuePair, QueuePairConfig, QueuePairCore,
     ReadDestination, ReadPart, RegionGeneration, RegionId, RegionTable, RemoteRange, SlotKey, WorkRequest,
 };
+use tokio::io::unix::AsyncFd;
 
 use crate::{
     closing::Closing,

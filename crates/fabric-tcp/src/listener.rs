@@ -3,8 +3,8 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use futures::{StreamExt, channel::oneshot, stream::FuturesUnordered};
+use tensorwire_verbs_reactor::{BoxFuture, Runtime};
 use tokio::net::TcpListener;
-use verbs_reactor::{BoxFuture, Runtime};
 
 use crate::{
     door::{Door, Newcomer, listen},

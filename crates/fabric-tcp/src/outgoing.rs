@@ -5,8 +5,8 @@
 
 use std::collections::{VecDeque, vec_deque};
 
-use memory::Buf;
-use verbs_reactor::{RemoteRange, SlotKey};
+use tensorwire_memory::Buf;
+use tensorwire_verbs_reactor::{RemoteRange, SlotKey};
 
 use crate::frame::{
     AnswerFrame, BODY_BYTES_MAX, Ending, Frame, HEADER_BYTES, Header, Key, ReadFrame, WriteFrame,
@@ -155,10 +155,10 @@ impl<'queue> Iterator for Pieces<'queue> {
 
 #[cfg(test)]
 mod tests {
-    use memory::{Pool, PoolConfig};
+    use tensorwire_memory::{Pool, PoolConfig};
 
     use super::*;
-    use verbs_reactor::{Immediate, RegionGeneration, RegionId};
+    use tensorwire_verbs_reactor::{Immediate, RegionGeneration, RegionId};
 
     const RANGE: RemoteRange =
         RemoteRange { region: RegionId(1), generation: RegionGeneration(2), offset: 100, length: 0 };

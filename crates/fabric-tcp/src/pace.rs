@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// A pace: each event takes a place in a line that moves on at fixed intervals, and up to `burst` may stand there at once.
 ///
-/// Times are those of [`Runtime::now`](verbs_reactor::Runtime::now), or any others that do not go back.
+/// Times are those of [`Runtime::now`](tensorwire_verbs_reactor::Runtime::now), or any others that do not go back.
 #[derive(Debug, Clone)]
 pub struct Pace {
     interval: Duration,

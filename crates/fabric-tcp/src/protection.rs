@@ -1,12 +1,12 @@
 //! Whether streams are encrypted, and the handshake of those that are.
 
+#[cfg(feature = "tls")]
+use tensorwire_verbs_reactor::PeerViolation;
+use tensorwire_verbs_reactor::{FabricError, FabricKind};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
-#[cfg(feature = "tls")]
-use verbs_reactor::PeerViolation;
-use verbs_reactor::{FabricError, FabricKind};
 
 #[cfg(feature = "tls")]
 use crate::tls::{PeerCertificate, TlsIdentity, TlsPurpose, explain_io};

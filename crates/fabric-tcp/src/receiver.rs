@@ -2,8 +2,8 @@
 
 use std::io;
 
-use memory::{Buf, RemoteTarget};
-use verbs_reactor::{
+use tensorwire_memory::{Buf, RemoteTarget};
+use tensorwire_verbs_reactor::{
     Arrival, FabricError, FabricKind, LossCause, PeerViolation, QueuePairCore, RegionTable, RemoteRange,
 };
 

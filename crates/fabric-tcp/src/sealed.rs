@@ -10,11 +10,11 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use memory::{
+use rustls::Connection;
+use tensorwire_memory::{
     RemoteAccess,
     copy::{CopyReason, copy_raw},
 };
-use rustls::Connection;
 
 /// Bytes taken from the socket at once. A record has at most 16 KiB, and a little more.
 const TAKEN_BYTES: usize = 64 << 10;

@@ -12,8 +12,8 @@ use std::{
     },
 };
 
-use testpoints::sync::Mutex;
-use verbs_reactor::{FabricError, QueuePairCore};
+use tensorwire_testpoints::sync::Mutex;
+use tensorwire_verbs_reactor::{FabricError, QueuePairCore};
 
 use crate::{
     frame::{Frame, HEADER_BYTES, Header, READS_MAX},

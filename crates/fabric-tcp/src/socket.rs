@@ -7,8 +7,8 @@ use std::{
     time::Duration,
 };
 
-use memory::RemoteAccess;
-use verbs_reactor::{FabricError, FabricKind, LossCause};
+use tensorwire_memory::RemoteAccess;
+use tensorwire_verbs_reactor::{FabricError, FabricKind, LossCause};
 
 use crate::protection::Stream;
 #[cfg(feature = "tls")]

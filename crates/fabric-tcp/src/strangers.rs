@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use memory::Limit;
+use tensorwire_memory::Limit;
 
 use crate::pace::Pace;
 
@@ -36,7 +36,7 @@ const SHORTAGE: Duration = Duration::from_secs(10);
 /// 200 a second, and while more than 64 stand there nobody further is let in. Peers who prove themselves take no place,
 /// however many come.
 ///
-/// Times are those of [`Runtime::now`](verbs_reactor::Runtime::now).
+/// Times are those of [`Runtime::now`](tensorwire_verbs_reactor::Runtime::now).
 #[derive(Debug)]
 pub(crate) struct StrangerLimit {
     most: usize,

@@ -16,8 +16,8 @@ use std::{
 
 #[cfg(feature = "test-certificates")]
 use rustls::ClientConnection;
+use tensorwire_verbs_reactor::{Capabilities, QueuePair, QueuePairConfig, RegionTable, Spinner, Wait};
 use tokio::runtime::Runtime as Tokio;
-use verbs_reactor::{Capabilities, QueuePair, QueuePairConfig, RegionTable, Spinner, Wait};
 
 use crate::{Stream, clock::Clock, driver::Driver, frame::HEADER_BYTES, link::TcpLink};
 

@@ -17,14 +17,14 @@
 //! often a tensor was copied.
 //!
 //! ```
-//! use memory::{Pool, PoolConfig};
+//! use tensorwire_memory::{Pool, PoolConfig};
 //!
 //! let pool = Pool::new(PoolConfig::new("source"))?;
 //! let mut buffer = pool.try_alloc(16)?;
 //! buffer.fill(7);
 //! let shared = buffer.freeze();
 //! assert_eq!(&shared[..], &[7; 16]);
-//! # Ok::<(), memory::MemoryError>(())
+//! # Ok::<(), tensorwire_memory::MemoryError>(())
 //! ```
 
 mod block;

@@ -16,7 +16,7 @@ use crate::{
 /// A bounded source of buffers. Cheap to clone.
 ///
 /// ```
-/// use memory::{Pool, PoolConfig};
+/// use tensorwire_memory::{Pool, PoolConfig};
 ///
 /// let pool = Pool::new(PoolConfig { block_bytes: 64 << 10, ..PoolConfig::new("example") })?;
 /// let mut buffer = pool.try_alloc(4096)?;
@@ -24,7 +24,7 @@ use crate::{
 /// // From now on its bytes never change, and clones share them.
 /// let shared = buffer.freeze();
 /// assert_eq!(shared.clone().len(), 4096);
-/// # Ok::<(), memory::MemoryError>(())
+/// # Ok::<(), tensorwire_memory::MemoryError>(())
 /// ```
 #[derive(Clone)]
 pub struct Pool {
@@ -123,7 +123,7 @@ impl Future for Alloc {
     type Output = Result<BufMut, MemoryError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.ticket.is_none() && testpoints::chance!("an allocation lets others go first") {
+        if self.ticket.is_none() && tensorwire_testpoints::chance!("an allocation lets others go first") {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -145,7 +145,7 @@ impl Future for Alloc {
 
 impl Drop for Alloc {
     fn drop(&mut self) {
-        if testpoints::planted!("an allocation that is given up stays in line") {
+        if tensorwire_testpoints::planted!("an allocation that is given up stays in line") {
             return;
         }
         if let Some(ticket) = self.ticket.take() {

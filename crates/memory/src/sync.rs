@@ -12,7 +12,7 @@ pub(crate) use std::sync::{
 };
 
 #[cfg(not(shuttle))]
-pub(crate) use testpoints::sync::Mutex;
+pub(crate) use tensorwire_testpoints::sync::Mutex;
 
 /// Locks `mutex`. A holder that panicked has left no half-made state: what it changed is whole at every step.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

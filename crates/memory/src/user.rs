@@ -22,7 +22,7 @@ use crate::{
 /// ```no_run
 /// use std::{fs::File, sync::Arc};
 ///
-/// use memory::{Mapping, UserMemory};
+/// use tensorwire_memory::{Mapping, UserMemory};
 ///
 /// fn join(memory: &UserMemory) -> Result<(), Box<dyn std::error::Error>> {
 ///     let file = File::open("weights.bin")?;

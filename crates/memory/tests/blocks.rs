@@ -4,7 +4,7 @@
 
 use std::{fs::File, io, os::fd::AsRawFd, os::unix::fs::FileExt, ptr};
 
-use memory::{Block, Pool, PoolConfig};
+use tensorwire_memory::{Block, Pool, PoolConfig};
 
 fn block() -> (Pool, Block) {
     let pool = Pool::new(PoolConfig { block_bytes: 8192, ..PoolConfig::new("blocks") }).unwrap();

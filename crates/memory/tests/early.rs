@@ -8,14 +8,14 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use memory::{GrantEnd, MemoryError, Pool, PoolConfig};
+use tensorwire_memory::{GrantEnd, MemoryError, Pool, PoolConfig};
 
 fn pool(early_share: u8) -> Pool {
     let config = PoolConfig { block_bytes: 4096, cap_bytes: 1024, early_share, ..PoolConfig::new("early") };
     Pool::new(config).unwrap()
 }
 
-fn is_early(result: &Result<memory::BufMut, MemoryError>) -> bool {
+fn is_early(result: &Result<tensorwire_memory::BufMut, MemoryError>) -> bool {
     matches!(result, Err(MemoryError::EarlyExhausted { .. }))
 }
 

@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use memory::{Block, Buf, MemoryError, Pool, PoolConfig};
 use proptest::prelude::*;
+use tensorwire_memory::{Block, Buf, MemoryError, Pool, PoolConfig};
 
 fn pool() -> Pool {
     Pool::new(PoolConfig { block_bytes: 4096, cap_bytes: 4096, ..PoolConfig::new("exposures") }).unwrap()

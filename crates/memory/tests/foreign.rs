@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use memory::{Buf, ForeignMemory, Loan, Pool, PoolConfig};
+use tensorwire_memory::{Buf, ForeignMemory, Loan, Pool, PoolConfig};
 
 /// A lease on some bytes, which counts its end.
 #[derive(Debug)]

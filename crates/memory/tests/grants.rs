@@ -11,8 +11,10 @@ use std::{
     thread,
 };
 
-use memory::{Block, GrantEnd, Granted, MemoryError, Pool, PoolConfig, RemoteTarget, copy::CopyReason};
 use proptest::prelude::*;
+use tensorwire_memory::{
+    Block, GrantEnd, Granted, MemoryError, Pool, PoolConfig, RemoteTarget, copy::CopyReason,
+};
 
 fn pool() -> Pool {
     Pool::new(PoolConfig { block_bytes: 4096, cap_bytes: 4096, ..PoolConfig::new("grants") }).unwrap()

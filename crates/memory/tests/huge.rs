@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use memory::{HugePages, MemoryError, Pool, PoolConfig};
+use tensorwire_memory::{HugePages, MemoryError, Pool, PoolConfig};
 
 const HUGE: usize = 2 << 20;
 

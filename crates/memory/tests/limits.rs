@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use memory::{Limit, MemoryError, Pool, PoolConfig};
+use tensorwire_memory::{Limit, MemoryError, Pool, PoolConfig};
 
 const CHILD: &str = "TENSORWIRE_LIMITS_CHILD";
 const BLOCK: usize = 1 << 20;

@@ -10,8 +10,8 @@ mod models {
         task::{Context, Waker},
     };
 
-    use memory::{Buf, BufMut, GrantEnd, MemoryError, Pool, PoolConfig, copy::CopyReason};
     use shuttle::{future::block_on, thread};
+    use tensorwire_memory::{Buf, BufMut, GrantEnd, MemoryError, Pool, PoolConfig, copy::CopyReason};
 
     /// Schedules tried per model: half drawn at random, half with few forced switches at random places.
     const SCHEDULES: usize = 4000;

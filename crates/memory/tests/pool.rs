@@ -16,7 +16,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use memory::{
+use tensorwire_memory::{
     ALIGNMENT, Block, BlockId, BlockVisitor, Buf, BufMut, GrantEnd, MemoryError, Pool, PoolConfig,
     VisitError,
     copy::{CopyReason, copy_bytes, count},

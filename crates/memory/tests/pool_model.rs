@@ -13,11 +13,11 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-use memory::{
+use proptest::{collection::vec, prelude::*};
+use tensorwire_memory::{
     ALIGNMENT, Alloc, Block, BlockId, Buf, BufMut, Exposure, GrantEnd, GrantId, Granted, MemoryError,
     MemoryObserver, Pool, PoolConfig, Retired, Span,
 };
-use proptest::{collection::vec, prelude::*};
 
 /// Two blocks and a half: they fill up to the last byte, so that a piece which is too small shows.
 const CAP: usize = 5 * BLOCK / 2;

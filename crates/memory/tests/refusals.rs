@@ -12,7 +12,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use memory::{GrantEnd, GrantId, MemoryError, MemoryObserver, Pool, PoolConfig, Span};
+use tensorwire_memory::{GrantEnd, GrantId, MemoryError, MemoryObserver, Pool, PoolConfig, Span};
 
 /// Refuses the allocation after `successes` others.
 #[derive(Debug, Default)]

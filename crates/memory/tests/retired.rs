@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use memory::{Buf, ForeignMemory, MemoryError, Pool, PoolConfig};
+use tensorwire_memory::{Buf, ForeignMemory, MemoryError, Pool, PoolConfig};
 
 fn pool() -> Pool {
     Pool::new(PoolConfig { block_bytes: 4096, cap_bytes: 1024, ..PoolConfig::new("retired") }).unwrap()

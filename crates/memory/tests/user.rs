@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use memory::{
+use tensorwire_memory::{
     Block, BlockId, BlockVisitor, Buf, ForeignMemory, Mapping, MemoryError, UserMemory, VisitError,
 };
 

@@ -80,7 +80,7 @@ pub struct UnknownDataType(pub u32);
 /// Lengths of the dimensions; none for a scalar.
 ///
 /// ```
-/// use protocol::Shape;
+/// use tensorwire_protocol::Shape;
 ///
 /// let shape = Shape::new([2, 3]).expect("few enough elements");
 /// assert_eq!((shape.dimensions(), shape.elements()), (&[2, 3][..], 6));

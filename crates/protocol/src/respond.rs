@@ -150,7 +150,7 @@ impl<C: Channel> Response<C> {
     fn is_eager(&self, metadata: &Metadata) -> bool {
         let most = self.connection.agreed().eager_bytes_max;
         let is_small = most > 0 && metadata.byte_length <= most.into();
-        is_small && !testpoints::chance!("a small content is not sent eagerly")
+        is_small && !tensorwire_testpoints::chance!("a small content is not sent eagerly")
     }
 
     /// Sends META_DATA_RESPONSE with the content, which answers the request.
@@ -214,7 +214,7 @@ impl<C: Channel> Response<C> {
     ) -> Result<Lending<C::Write>, Ended> {
         let (connection, index) = (&self.connection, self.index);
         let lendable = bytes.filter(|bytes| connection.channel().can_lend(bytes));
-        let Some(bytes) = lendable.filter(|_| !testpoints::chance!("a value is not lent")) else {
+        let Some(bytes) = lendable.filter(|_| !tensorwire_testpoints::chance!("a value is not lent")) else {
             return Ok(Lending::Refused);
         };
         let which = which.filter(|_| checksum.is_none());
@@ -304,7 +304,7 @@ impl<C: Channel> Response<C> {
     /// Waits until the posted content is written.
     async fn finish<S: Source>(&mut self, write: C::Write, taken: TakenValue<S>) {
         let (connection, index) = (self.connection.clone(), self.index);
-        if testpoints::planted!("a cancel is acknowledged before the write is done") {
+        if tensorwire_testpoints::planted!("a cancel is acknowledged before the write is done") {
             if let Ok(Ok(())) = self.unless_cancelled(write).await {
                 drop(taken.keep());
                 connection.content_written(index);

@@ -105,7 +105,7 @@ impl Status {
     /// The status that names the cause: the first that is not derived, else the first. `None` if there are none.
     ///
     /// ```
-    /// use protocol::{Code, Status};
+    /// use tensorwire_protocol::{Code, Status};
     ///
     /// let given_up = Status::new(Code::Cancelled, "RecvAsync is cancelled.").derived();
     /// let cause = Status::new(Code::InvalidArgument, "`weights` is no matrix");

@@ -15,7 +15,7 @@ pub(crate) const REMEDY: &str =
 /// lines or paragraphs, or a mark that embeds, overrides or isolates a direction of text.
 ///
 /// ```
-/// use protocol::text::is_active;
+/// use tensorwire_protocol::text::is_active;
 ///
 /// assert!("\n\u{1b}\u{9b}\u{202e}\u{2028}".chars().all(is_active));
 /// assert!(!"größe.权重.🚀 `\\`".contains(is_active));
@@ -27,7 +27,7 @@ pub fn is_active(character: char) -> bool {
 /// `text` with each active character as Rust's literals write it: `\n`, `\u{1b}`. Escaped text stays as it is.
 ///
 /// ```
-/// use protocol::text::escaped;
+/// use tensorwire_protocol::text::escaped;
 ///
 /// assert_eq!(escaped("no `w`\n\u{1b}[2J"), r"no `w`\n\u{1b}[2J");
 /// ```

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
-use protocol::{
+use tensorwire_protocol::{
     Agreed, Depths, Destination, Mode, Parameters, PeerMisbehaved, Validation,
     credit::{Answer, Ask, Blocked, Counts, Flow, RingConsumer, RingPlace},
     limits::{DEPTH_MIN, RING_BYTES_MIN},

@@ -11,7 +11,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use protocol::{
+use tensorwire_protocol::{
     Agreed, Parameters, PeerMisbehaved, RingSpan,
     credit::{Answer, Ask, Blocked, Counts, Flow, Open, RingConsumer, RingPlace},
 };

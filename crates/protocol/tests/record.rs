@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "the lints spare test functions, not their helpers")]
 
-use protocol::{
+use tensorwire_protocol::{
     Destination, Message, Mode, RequestIndex, Scope, TensorRequest, Want, WireError,
     credit::{Answer, Ask, Counts},
     limits::{MESSAGE_BYTES_MAX, SLOT_BYTES},

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use proptest::prelude::*;
-use protocol::Validation;
+use tensorwire_protocol::Validation;
 
 fn validation() -> impl Strategy<Value = Validation> {
     prop_oneof![Just(Validation::Crc32c), Just(Validation::Xxh3)]

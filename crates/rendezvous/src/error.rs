@@ -2,9 +2,9 @@
 
 use std::{fmt, time::Duration};
 
-use memory::{Limit, MemoryError};
-use protocol::{Code, Damage, Status, Validation, text::escaped};
-use verbs_reactor::{FabricError, LossCause};
+use tensorwire_memory::{Limit, MemoryError};
+use tensorwire_protocol::{Code, Damage, Status, Validation, text::escaped};
+use tensorwire_verbs_reactor::{FabricError, LossCause};
 
 use crate::control::{ControlError, cluster::ClusterError};
 
@@ -136,11 +136,11 @@ impl From<FabricError> for Lost {
 /// Why a worker's operation failed.
 ///
 /// ```
-/// use protocol::Code;
-/// use rendezvous::{Tensor, Worker, WorkerError};
+/// use tensorwire_protocol::Code;
+/// use tensorwire_rendezvous::{Tensor, Worker, WorkerError};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
 /// # let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
 /// # server.publish("w", Tensor::from_values(server.pool(), &[4], &[1u8, 2, 3, 4])?)?;
 /// # let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
@@ -446,7 +446,7 @@ fn shown(value: Option<u64>) -> String {
 mod tests {
     use std::io;
 
-    use verbs_reactor::FabricKind;
+    use tensorwire_verbs_reactor::FabricKind;
 
     use super::*;
 

@@ -5,9 +5,9 @@
 //! one is logged once and told by [`Worker::peers`].
 //!
 //! ```no_run
-//! use rendezvous::{Tensor, Worker};
+//! use tensorwire_rendezvous::{Tensor, Worker};
 //!
-//! # async fn example() -> Result<(), rendezvous::WorkerError> {
+//! # async fn example() -> Result<(), tensorwire_rendezvous::WorkerError> {
 //! let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
 //! let weights = Tensor::from_values(server.pool(), &[2, 2], &[1.0f32, 2.0, 3.0, 4.0])?;
 //! server.publish("weights", weights)?;
@@ -46,9 +46,9 @@ pub use compat::{
 pub use control::cluster::{ClusterError, ClusterSpec, TF_CONFIG, TfConfig};
 pub use error::{KeyEnd, PeerLoss, TransferName, WorkerError};
 pub use link::trust::Trust;
-pub use protocol::{Damage, Sharing, Validation};
 #[cfg(feature = "tls")]
 pub use tensorwire_fabric_tcp::tls;
+pub use tensorwire_protocol::{Damage, Sharing, Validation};
 pub use values::{
     arguments::{CancellationToken, Delivered, RecvArgs, SendArgs},
     device_context::{AllocatorAttributes, DeviceContext},

@@ -13,9 +13,9 @@ use std::{
     time::Duration,
 };
 
-use protocol::DataType;
-use rendezvous::{ClusterSpec, Tensor, Worker, WorkerError};
-use verbs_reactor::{BoxFuture, FabricKind, Runtime, TokioRuntime};
+use tensorwire_protocol::DataType;
+use tensorwire_rendezvous::{ClusterSpec, Tensor, Worker, WorkerError};
+use tensorwire_verbs_reactor::{BoxFuture, FabricKind, Runtime, TokioRuntime};
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENT: &str = "/job:worker/replica:0/task:0";
@@ -64,7 +64,7 @@ fn e_names_that_act_on_what_shows_them_are_refused_with_field_value_and_remedy()
     let refused = |field: &str, error: WorkerError| {
         assert_says(&error, &[field, r"w\u{1b}[2J\n\u{202e}"]);
         let shown = format!("{error} {error:?}");
-        assert!(!shown.contains(protocol::text::is_active), "{shown:?}");
+        assert!(!shown.contains(tensorwire_protocol::text::is_active), "{shown:?}");
     };
     bounded(async {
         let (server, client) = (start(SERVER).await, start(CLIENT).await);

@@ -4,16 +4,16 @@
 
 use std::{future::Future, time::Duration};
 
-use protocol::{
+use tensorwire_protocol::{
     Code, Destination, Parameters, Status,
     limits::{REGIONS_MAX, SLOT_BYTES},
     wire::control::{Connect, ControlFrame, RegionRecord, RingOffer},
 };
-use rendezvous::{
+use tensorwire_rendezvous::{
     Tensor, Worker, WorkerBuilder, WorkerError,
     control::{ControlPlane, ControlSession, GrpcConfig, GrpcPlane, handshake},
 };
-use verbs_reactor::{FabricKind, TokioRuntime, timeout};
+use tensorwire_verbs_reactor::{FabricKind, TokioRuntime, timeout};
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const LIMIT: Duration = Duration::from_secs(30);

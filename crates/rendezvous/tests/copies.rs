@@ -8,13 +8,13 @@ use std::{
 };
 
 use crate::{fabrics::over, rdma::patient};
-use memory::{
+use tensorwire_memory::{
     GrantEnd, GrantId, MemoryObserver, Span,
     copy::{CopyReason, count},
 };
-use protocol::DataType;
-use rendezvous::{Sharing, Tensor, Worker};
-use verbs_reactor::FabricKind;
+use tensorwire_protocol::DataType;
+use tensorwire_rendezvous::{Sharing, Tensor, Worker};
+use tensorwire_verbs_reactor::FabricKind;
 
 const BYTES: usize = (3 << 20) + 77;
 const PAYLOAD_REASONS: [CopyReason; 4] =

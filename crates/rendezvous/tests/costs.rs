@@ -7,9 +7,9 @@
 use std::{sync::mpsc, thread};
 
 use allocation_counter::measure;
-use rendezvous::{Tensor, Worker};
+use tensorwire_rendezvous::{Tensor, Worker};
+use tensorwire_verbs_reactor::{FabricKind, Wait};
 use tokio::{runtime::Runtime, sync::mpsc::UnboundedReceiver};
-use verbs_reactor::{FabricKind, Wait};
 
 /// Pulls that are counted.
 const PULLS: u64 = 100;
@@ -30,18 +30,18 @@ fn runtime() -> Runtime {
 
 /// Runs `work` on this thread and counts.
 fn counted(runtime: &Runtime, work: impl Future<Output = ()>) -> Cost {
-    let (locks, parks) = (testpoints::locks_taken(), runtime.metrics().worker_park_count(0));
+    let (locks, parks) = (tensorwire_testpoints::locks_taken(), runtime.metrics().worker_park_count(0));
     let allocated = measure(|| runtime.block_on(work));
     let of_one = |count: u64| count as f64 / PULLS as f64;
     Cost {
-        locks: of_one(testpoints::locks_taken() - locks),
+        locks: of_one(tensorwire_testpoints::locks_taken() - locks),
         allocations: of_one(allocated.count_total),
         sleeps: of_one(runtime.metrics().worker_park_count(0) - parks),
         tasks: runtime.metrics().num_alive_tasks(),
     }
 }
 
-fn worker(name: &str, wait: Wait) -> rendezvous::WorkerBuilder {
+fn worker(name: &str, wait: Wait) -> tensorwire_rendezvous::WorkerBuilder {
     Worker::builder(name).require(FabricKind::SHM).wait(wait)
 }
 

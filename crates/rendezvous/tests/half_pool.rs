@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use crate::{fabrics::over, rdma::patient};
 use futures::{StreamExt, future::join, stream::FuturesUnordered};
-use protocol::{DataType, Key};
-use rendezvous::{Tensor, Worker};
+use tensorwire_protocol::{DataType, Key};
+use tensorwire_rendezvous::{Tensor, Worker};
+use tensorwire_verbs_reactor::{FabricKind, TokioRuntime, timeout};
 use tokio::sync::watch;
-use verbs_reactor::{FabricKind, TokioRuntime, timeout};
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENT: &str = "/job:worker/replica:0/task:0";

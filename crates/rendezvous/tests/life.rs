@@ -9,9 +9,9 @@ use crate::{
     rdma::patient,
 };
 use futures::future::join;
-use protocol::DataType;
-use rendezvous::{ClusterSpec, Tensor, Worker, WorkerBuilder, WorkerError};
-use verbs_reactor::{FabricKind, Runtime, TokioRuntime};
+use tensorwire_protocol::DataType;
+use tensorwire_rendezvous::{ClusterSpec, Tensor, Worker, WorkerBuilder, WorkerError};
+use tensorwire_verbs_reactor::{FabricKind, Runtime, TokioRuntime};
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENT: &str = "/job:worker/replica:0/task:0";

@@ -11,13 +11,13 @@ use std::{
     time::Duration,
 };
 
-use protocol::{Code, DataType, wire::control::ControlFrame};
-use rendezvous::{
+use tensorwire_protocol::{Code, DataType, wire::control::ControlFrame};
+use tensorwire_rendezvous::{
     ClusterSpec, Tensor, Worker, WorkerBuilder, WorkerError,
     control::{ControlPlane, ControlSession, GrpcConfig, GrpcPlane, Secret, handshake},
 };
+use tensorwire_verbs_reactor::{FabricKind, Runtime as _, TokioRuntime, timeout};
 use tokio::net::{TcpListener, TcpStream};
-use verbs_reactor::{FabricKind, Runtime as _, TokioRuntime, timeout};
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const TWIN: &str = "/job:twin/replica:0/task:0";

@@ -11,8 +11,9 @@ use std::{
 };
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
-use protocol::DataType;
-use rendezvous::{Tensor, Worker};
+use tensorwire_protocol::DataType;
+use tensorwire_rendezvous::{Tensor, Worker};
+use tensorwire_verbs_reactor::FabricKind;
 use tracing::{
     Subscriber,
     field::{Field, Visit},
@@ -24,7 +25,6 @@ use tracing_subscriber::{
     layer::{Context, SubscriberExt},
     registry::LookupSpan,
 };
-use verbs_reactor::FabricKind;
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENT: &str = "/job:worker/replica:0/task:0";

@@ -13,11 +13,11 @@ use std::{
     time::Duration,
 };
 
-use rendezvous::{
+use tensorwire_rendezvous::{
     Tensor, Worker, WorkerBuilder, WorkerError,
     control::{ControlError, ControlPlane, GrpcConfig, GrpcPlane, Secret, handshake},
 };
-use verbs_reactor::{FabricKind, TokioRuntime};
+use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
 
 static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 static LOGGING: Once = Once::new();
@@ -353,7 +353,7 @@ fn e_an_exposed_secret_file_is_warned_about() {
     bounded(|| async {
         let (_keep, path) = secret_file("Lw4-exposed-to-all-6Ny");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
-        rendezvous::control::secret::read_secret_file(&path).unwrap();
+        tensorwire_rendezvous::control::secret::read_secret_file(&path).unwrap();
         let log = String::from_utf8_lossy(&LOG.lock().unwrap()).into_owned();
         let warned = log.lines().any(|line| {
             line.contains("WARN") && line.contains("chmod 600") && line.contains(&path.display().to_string())

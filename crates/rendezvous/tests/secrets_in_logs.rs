@@ -9,12 +9,12 @@ use std::{future::Future, io::Write as _, net::TcpStream, sync::Arc, time::Durat
 use crate::shown::{assert_not_shown, assert_shown, log_everything, show};
 use crate::tap::Tap;
 use metrics_util::debugging::DebuggingRecorder;
-use protocol::{DataType, limits::WIRE_VERSION, wire::control::ControlFrame};
-use rendezvous::{
+use tensorwire_protocol::{DataType, limits::WIRE_VERSION, wire::control::ControlFrame};
+use tensorwire_rendezvous::{
     Peer, Sharing, Tensor, Trust, Worker, WorkerBuilder, WorkerError,
     control::{ControlPlane, GrpcConfig, GrpcPlane, Secret, handshake},
 };
-use verbs_reactor::{FabricKind, Runtime, TokioRuntime, timeout};
+use tensorwire_verbs_reactor::{FabricKind, Runtime, TokioRuntime, timeout};
 
 const SERVER: &str = "/job:server/replica:0/task:0";
 const CLIENT: &str = "/job:client/replica:0/task:0";
@@ -107,7 +107,7 @@ async fn misbehave(tap: &Tap, server: &Worker) {
     let _may_be_cut = stream.write_all(&[0xAB; 1000]);
     let frames = tap.connects().into_iter().take(1).map(|offer| {
         let data = offer.data.iter().rev().copied().collect();
-        ControlFrame::Connect(protocol::wire::control::Connect {
+        ControlFrame::Connect(tensorwire_protocol::wire::control::Connect {
             connection: crate::tap::MADE_UP,
             data,
             ..offer

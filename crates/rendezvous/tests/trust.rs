@@ -13,11 +13,11 @@ use crate::{
     fabrics::{kinds, over_verbs},
     rdma::{End, device_at, patient},
 };
-use memory::{BlockId, Pool, PoolConfig};
-use protocol::DataType;
-use rendezvous::{Peer, Tensor, Trust, Worker, WorkerError};
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
-use verbs_reactor::{
+use tensorwire_memory::{BlockId, Pool, PoolConfig};
+use tensorwire_protocol::DataType;
+use tensorwire_rendezvous::{Peer, Tensor, Trust, Worker, WorkerError};
+use tensorwire_verbs_reactor::{
     Access, Fabric, FabricKind, Purpose, QueuePair, RemoteRange, RemoteRegion, Runtime, TokioRuntime,
     verbs::VerbsFabric,
 };
@@ -299,7 +299,7 @@ fn a_buffer_of_any_pool_can_be_filled() {
 }
 
 async fn step<T>(what: &str, future: impl Future<Output = T>) -> T {
-    verbs_reactor::timeout(&*runtime(), patient(LIMIT), future)
+    tensorwire_verbs_reactor::timeout(&*runtime(), patient(LIMIT), future)
         .await
         .unwrap_or_else(|_| panic!("{what} hangs"))
 }

@@ -8,9 +8,9 @@ use crate::{
     fabrics::{kinds, over, over_verbs},
     rdma::patient,
 };
-use protocol::{Code, DataType, Status};
-use rendezvous::{Tensor, Worker, WorkerError};
-use verbs_reactor::{FabricKind, Runtime, TokioRuntime};
+use tensorwire_protocol::{Code, DataType, Status};
+use tensorwire_rendezvous::{Tensor, Worker, WorkerError};
+use tensorwire_verbs_reactor::{FabricKind, Runtime, TokioRuntime};
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENT: &str = "/job:worker/replica:0/task:0";

@@ -8,11 +8,11 @@ use std::{
     task::{Context, Poll},
 };
 
-use protocol::limits::CONTROL_FRAME_BYTES_MAX;
-use rendezvous::control::{
+use tensorwire_protocol::limits::CONTROL_FRAME_BYTES_MAX;
+use tensorwire_rendezvous::control::{
     ControlError, ControlPlane, ControlSession, FrameReceiver, FrameSender, Secret, host_and_port,
 };
-use verbs_reactor::{BoxFuture, Runtime};
+use tensorwire_verbs_reactor::{BoxFuture, Runtime};
 
 use crate::{
     SimRuntime,

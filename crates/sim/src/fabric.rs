@@ -6,8 +6,8 @@ use futures::{
     channel::oneshot,
     future::{Either, select},
 };
-use memory::Block;
-use verbs_reactor::{
+use tensorwire_memory::Block;
+use tensorwire_verbs_reactor::{
     Access, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Fabric, FabricError,
     FabricKind, Prepared, QueuePairConfig, QueuePairCore, RegionTable, RemoteRegion, Runtime,
 };

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use verbs_reactor::RemoteRange;
+use tensorwire_verbs_reactor::RemoteRange;
 
 use crate::{
     Allowed, Bounds, Call, Disturbance, Entry, Event, Fault, Holdings, Node, Pattern, Plan, Rng, SimRuntime,
@@ -113,7 +113,7 @@ impl Handle {
         self.shared.state().flips_of_65536 = of_65536;
     }
 
-    /// From now on the rare branches of the code under test (`testpoints::chance!`) are taken or not by the seed, each
+    /// From now on the rare branches of the code under test (`tensorwire_testpoints::chance!`) are taken or not by the seed, each
     /// as often as this world draws for it. Each one that is taken is a mark ([`Summary::marks`](crate::Summary::marks)) under its name.
     pub fn take_chances(&self) {
         lock(&self.shared.chances).get_or_insert_with(|| Chances::new(Rng::new(self.shared.seed).fork(4)));

@@ -19,8 +19,8 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use sim::World;
-//! use verbs_reactor::Runtime;
+//! use tensorwire_sim::World;
+//! use tensorwire_verbs_reactor::Runtime;
 //!
 //! let world = World::new(7);
 //! let runtime = world.handle().runtime();
@@ -29,7 +29,7 @@
 //!     runtime.now()
 //! })?;
 //! assert!(slept >= Duration::from_secs(3600));
-//! # Ok::<(), Box<sim::Failure>>(())
+//! # Ok::<(), Box<tensorwire_sim::Failure>>(())
 //! ```
 
 #![forbid(unsafe_code)]

@@ -2,7 +2,7 @@
 
 use std::{fmt, io, sync::Arc};
 
-use memory::{GrantEnd, GrantId, MemoryObserver, Span};
+use tensorwire_memory::{GrantEnd, GrantId, MemoryObserver, Span};
 
 use crate::{
     fault::Call,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use verbs_reactor::QueuePairConfig;
+use tensorwire_verbs_reactor::QueuePairConfig;
 
 use crate::Rng;
 

@@ -23,7 +23,7 @@ use crate::{
 /// The world that the code under test asks while it runs.
 struct Asked(Arc<Shared>);
 
-impl testpoints::World for Asked {
+impl tensorwire_testpoints::World for Asked {
     fn chance(&self, name: &'static str) -> bool {
         let is_taken = lock(&self.0.chances).as_mut().is_some_and(|chances| chances.take(name));
         if is_taken {
@@ -212,7 +212,7 @@ impl World {
     /// The first broken promise.
     pub fn run<T>(&self, scenario: impl Future<Output = T>) -> Result<T, Box<Failure>> {
         let shared = &self.shared;
-        let _entered = testpoints::enter(Asked(shared.clone()));
+        let _entered = tensorwire_testpoints::enter(Asked(shared.clone()));
         let mut scenario = pin!(scenario);
         let (id, waker) = shared.state().tasks.reserve(NodeId::OPERATOR, "scenario");
         shared.record(Event::Spawned { node: NodeId::OPERATOR, task: id, name: "scenario" });

@@ -11,9 +11,9 @@ use std::{
 };
 
 use futures::future::join;
-use rendezvous::control::{ControlError, ControlPlane, ControlSession};
-use sim::{Fault, Handle, Node, SimControl, World};
-use verbs_reactor::Runtime;
+use tensorwire_rendezvous::control::{ControlError, ControlPlane, ControlSession};
+use tensorwire_sim::{Fault, Handle, Node, SimControl, World};
+use tensorwire_verbs_reactor::Runtime;
 
 struct Ends {
     nodes: [Node; 2],
@@ -196,7 +196,7 @@ fn sessions_that_nobody_accepts_are_bounded() {
 fn a_frame_over_the_limit_is_refused_and_the_session_lives() {
     on_seeds(|handle| async move {
         let Ends { left, mut right, .. } = connected(&handle).await;
-        let limit = protocol::limits::CONTROL_FRAME_BYTES_MAX;
+        let limit = tensorwire_protocol::limits::CONTROL_FRAME_BYTES_MAX;
         assert!(left.sender.send(vec![0; limit + 1]).await.is_err());
         left.sender.send(vec![0; limit]).await.unwrap();
         assert_eq!(right.receiver.recv().await.unwrap().unwrap().len(), limit);

@@ -5,9 +5,9 @@
 use std::time::Duration;
 
 use futures::{StreamExt, future::join, stream::FuturesUnordered};
-use protocol::{DataType, Key};
-use rendezvous::{Tensor, Worker};
-use sim::{Handle, Node, World};
+use tensorwire_protocol::{DataType, Key};
+use tensorwire_rendezvous::{Tensor, Worker};
+use tensorwire_sim::{Handle, Node, World};
 
 use crate::common::builder;
 

@@ -5,10 +5,10 @@
 use std::time::Duration;
 
 use futures::future::join;
-use protocol::DataType;
-use rendezvous::{PeerLoss, Tensor, Worker, WorkerError};
-use sim::{Completions, Fault, Handle, Node, World};
-use verbs_reactor::Runtime;
+use tensorwire_protocol::DataType;
+use tensorwire_rendezvous::{PeerLoss, Tensor, Worker, WorkerError};
+use tensorwire_sim::{Completions, Fault, Handle, Node, World};
+use tensorwire_verbs_reactor::Runtime;
 
 use crate::common::builder;
 
@@ -54,7 +54,7 @@ fn d_a_fetch_is_made_again_when_its_link_breaks() {
                 _ => {
                     let buffer = client.receive_pool().alloc(BYTES).await.unwrap();
                     let filled = peer.fetch("x").into_buffer(buffer).dtype(DataType::U8).await;
-                    filled.map(rendezvous::Filled::into_tensor).map_err(WorkerError::from)
+                    filled.map(tensorwire_rendezvous::Filled::into_tensor).map_err(WorkerError::from)
                 }
             };
             let tensor = fetched.unwrap_or_else(|error| panic!("round {round}: {error}"));

@@ -5,11 +5,11 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::future::{join, join_all};
-use memory::{Block, BlockVisitor, Buf, Pool, PoolConfig, VisitError};
-use protocol::Mode;
-use rendezvous::{Sharing, Tensor, Worker};
-use sim::{Allowed, Event, Fault, Handle, Rng, Swarm, World};
-use verbs_reactor::{
+use tensorwire_memory::{Block, BlockVisitor, Buf, Pool, PoolConfig, VisitError};
+use tensorwire_protocol::Mode;
+use tensorwire_rendezvous::{Sharing, Tensor, Worker};
+use tensorwire_sim::{Allowed, Event, Fault, Handle, Rng, Swarm, World};
+use tensorwire_verbs_reactor::{
     Access, Arrival, Domain, FabricError, Immediate, QueuePair, RemoteRange, RemoteRegion, Runtime,
 };
 
@@ -57,7 +57,7 @@ fn figures(pool: &Pool) -> (u64, u64, u64) {
     (stats.used_bytes, stats.retired_bytes, stats.leaked_bytes)
 }
 
-const KEPT: u64 = (LENGTH as u64).next_multiple_of(memory::ALIGNMENT as u64);
+const KEPT: u64 = (LENGTH as u64).next_multiple_of(tensorwire_memory::ALIGNMENT as u64);
 
 #[test]
 fn over_the_cap_a_loan_is_refused_at_once_and_lent_again_when_views_are_gone() {

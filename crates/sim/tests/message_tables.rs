@@ -5,10 +5,10 @@
 #[path = "../../rendezvous/tests/tables/mod.rs"]
 mod tables;
 
-use protocol::{Mode, Validation};
-use rendezvous::Worker;
-use sim::{Handle, Node, World};
 use tables::{RECEIVER, SENDER, Two};
+use tensorwire_protocol::{Mode, Validation};
+use tensorwire_rendezvous::Worker;
+use tensorwire_sim::{Handle, Node, World};
 
 use crate::common::builder;
 

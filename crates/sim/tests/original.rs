@@ -10,9 +10,9 @@
 
 use std::sync::Arc;
 
-use protocol::{Code, Counters, DataType, Mode};
-use rendezvous::{Tensor, Worker, WorkerError};
-use sim::{Handle, Outcome, World};
+use tensorwire_protocol::{Code, Counters, DataType, Mode};
+use tensorwire_rendezvous::{Tensor, Worker, WorkerError};
+use tensorwire_sim::{Handle, Outcome, World};
 
 use crate::common::builder;
 
@@ -36,13 +36,13 @@ const ERROR: Cost = Cost { messages: [1, 0, 0, 1], acknowledgements: 2, contents
 
 /// Two workers in mode original.
 struct Cluster {
-    sender_node: sim::Node,
-    receiver_node: sim::Node,
+    sender_node: tensorwire_sim::Node,
+    receiver_node: tensorwire_sim::Node,
     sender: Worker,
     receiver: Worker,
 }
 
-async fn worker(node: &sim::Node, name: &str) -> Worker {
+async fn worker(node: &tensorwire_sim::Node, name: &str) -> Worker {
     builder(node, name).flow(|flow| flow.mode = Mode::Original).start().await.unwrap()
 }
 
@@ -116,8 +116,8 @@ impl Cluster {
     }
 }
 
-async fn tick(node: &sim::Node) {
-    use verbs_reactor::Runtime;
+async fn tick(node: &tensorwire_sim::Node) {
+    use tensorwire_verbs_reactor::Runtime;
     node.runtime().sleep(std::time::Duration::from_micros(50)).await;
 }
 

@@ -4,9 +4,9 @@
 
 use std::time::Duration;
 
-use protocol::{Code, DataType};
-use rendezvous::{Tensor, Worker, WorkerError};
-use sim::{Handle, Node, Swarm, World};
+use tensorwire_protocol::{Code, DataType};
+use tensorwire_rendezvous::{Tensor, Worker, WorkerError};
+use tensorwire_sim::{Handle, Node, Swarm, World};
 
 use crate::common::builder;
 

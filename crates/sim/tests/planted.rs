@@ -1,5 +1,5 @@
 //! Mistakes of kinds that have been made before, planted one at a time: the same scenario and the same general checks as for
-//! every seed find each. The list of them is what stands in the source (`testpoints::planted!`).
+//! every seed find each. The list of them is what stands in the source (`tensorwire_testpoints::planted!`).
 //!
 //! Runs only with `--features planted-bugs`. `SIM_PLANTED_SEEDS=2000` tries up to so many seeds for each;
 //! `SIM_PLANTED_FROM=any` begins anywhere (and says where), `SIM_PLANTED_FROM=7` with that seed; `SIM_PLANTED=WORD` plants
@@ -16,8 +16,8 @@ use std::{
     thread,
 };
 
-use sim::Failure;
-use testpoints::plant;
+use tensorwire_sim::Failure;
+use tensorwire_testpoints::plant;
 
 use crate::{
     cluster::run_seed,

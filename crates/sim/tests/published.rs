@@ -6,9 +6,9 @@
 mod editions;
 
 use editions::{CLIENT, REQUESTS, SERVER, Two};
-use protocol::{Mode, Validation};
-use rendezvous::Worker;
-use sim::{Handle, Node, World};
+use tensorwire_protocol::{Mode, Validation};
+use tensorwire_rendezvous::Worker;
+use tensorwire_sim::{Handle, Node, World};
 
 use crate::common::builder;
 

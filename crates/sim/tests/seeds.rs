@@ -16,7 +16,7 @@ use std::{
     thread,
 };
 
-use sim::{Failure, Plan};
+use tensorwire_sim::{Failure, Plan};
 
 use crate::{
     cluster::{Report, TRANSFERS_MIN, WORKERS_MIN, run_long, run_planned, run_seed},

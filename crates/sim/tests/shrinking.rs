@@ -4,8 +4,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use sim::Plan;
-use testpoints::plant;
+use tensorwire_sim::Plan;
+use tensorwire_testpoints::plant;
 
 use crate::{
     cluster::{run_planned, run_seed},

@@ -5,10 +5,10 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use futures::future::{join, join_all};
-use memory::{GrantEnd, copy::CopyReason};
-use rendezvous::{ClusterSpec, Tensor, Worker, WorkerBuilder};
-use sim::{Call, Event, Fault, Handle, Node, Outcome, Rng, Summary, Swarm, Violation, World};
-use verbs_reactor::{FabricError, Immediate, QueuePairConfig, RemoteRange, Runtime, timeout};
+use tensorwire_memory::{GrantEnd, copy::CopyReason};
+use tensorwire_rendezvous::{ClusterSpec, Tensor, Worker, WorkerBuilder};
+use tensorwire_sim::{Call, Event, Fault, Handle, Node, Outcome, Rng, Summary, Swarm, Violation, World};
+use tensorwire_verbs_reactor::{FabricError, Immediate, QueuePairConfig, RemoteRange, Runtime, timeout};
 
 use crate::common::{Pair, Side, builder, connect, immediate, pair};
 

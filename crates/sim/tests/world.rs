@@ -5,9 +5,11 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use futures::future::{join, join_all};
-use memory::GrantEnd;
-use sim::{Allowed, Completions, Event, Failure, Handle, Outcome, Rng, Summary, Swarm, Violation, World};
-use verbs_reactor::{FabricError, Immediate, PeerViolation, QueuePairConfig, Runtime, timeout};
+use tensorwire_memory::GrantEnd;
+use tensorwire_sim::{
+    Allowed, Completions, Event, Failure, Handle, Outcome, Rng, Summary, Swarm, Violation, World,
+};
+use tensorwire_verbs_reactor::{FabricError, Immediate, PeerViolation, QueuePairConfig, Runtime, timeout};
 
 use crate::common::{Lent, Pair, connect, immediate, pair};
 

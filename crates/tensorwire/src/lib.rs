@@ -43,11 +43,11 @@
 
 /// Element types that Rust has not got: 16-bit floats.
 pub use half::{bf16, f16};
-pub use memory::{
+pub use tensorwire_memory::{
     Buf, BufMut, Joined, Lease, Limit, Mapping, MemoryError, Pool, PoolStats, UserMemory, copy,
 };
-pub use protocol::{Code, Counters, DataType, DeviceName, Key, Metadata, Mode, Shape, Status};
-pub use rendezvous::{
+pub use tensorwire_protocol::{Code, Counters, DataType, DeviceName, Key, Metadata, Mode, Shape, Status};
+pub use tensorwire_rendezvous::{
     AllocatorAttributes, AsDelivered, AsTensor, AsVersioned, CancellationToken, ClusterError, ClusterSpec,
     Damage, Delivered, DeviceContext, DuplicatePolicy, Element, Fetch, FetchMany, Fetched, Filled,
     IntoBuffer, IntraProcessRendezvous, KeyEnd, Limits, List, LocalConfig, LocalRendezvous, Memory, Peer,
@@ -58,14 +58,16 @@ pub use rendezvous::{
 /// Mutual TLS: who a worker is, and what its peers must prove (feature `tls`).
 #[cfg(feature = "tls")]
 pub mod tls {
-    pub use rendezvous::{
+    pub use tensorwire_rendezvous::{
         control::TlsNames,
         tls::{CertificateProblem, TlsError, TlsField, TlsIdentity},
     };
 }
 #[cfg(feature = "verbs")]
-pub use verbs_reactor::verbs::{Mtu, OnDemandPaging, Rdma, SettingError};
-pub use verbs_reactor::{Fabric, FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait};
+pub use tensorwire_verbs_reactor::verbs::{Mtu, OnDemandPaging, Rdma, SettingError};
+pub use tensorwire_verbs_reactor::{
+    Fabric, FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait,
+};
 
 /// The programs in the book, compiled with the documentation's tests.
 #[cfg(doctest)]

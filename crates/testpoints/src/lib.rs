@@ -38,7 +38,7 @@ pub mod sync {
 ///
 /// ```
 /// let is_full = false;
-/// assert!(!(is_full || testpoints::chance!("the example's queue counts as full")));
+/// assert!(!(is_full || tensorwire_testpoints::chance!("the example's queue counts as full")));
 /// ```
 #[cfg(not(feature = "simulation"))]
 #[macro_export]

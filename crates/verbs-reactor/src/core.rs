@@ -11,7 +11,7 @@ use std::{
 };
 
 use futures::task::AtomicWaker;
-use testpoints::sync::Mutex;
+use tensorwire_testpoints::sync::Mutex;
 
 use crate::{
     Arrival, Capabilities, FabricError, FabricKind, RemoteRegions, SlotKey, SlotTable, slot::remember,
@@ -163,7 +163,8 @@ impl QueuePairCore {
         inbound.arrivals.push_back(arrival);
         self.count_arrivals(&inbound);
         drop(inbound);
-        let is_lost = testpoints::planted!("some arrivals wake nobody") && self.stats().arrivals % 8 == 7;
+        let is_lost =
+            tensorwire_testpoints::planted!("some arrivals wake nobody") && self.stats().arrivals % 8 == 7;
         if !is_lost {
             self.consumer.wake();
         }
@@ -252,7 +253,7 @@ impl QueuePairCore {
 
     /// Ready when there is an arrival to take, or will never be one.
     pub(crate) fn poll_inbound(&self, context: &Context<'_>) -> Poll<Result<(), FabricError>> {
-        if testpoints::chance!("an arrival is taken a turn later") {
+        if tensorwire_testpoints::chance!("an arrival is taken a turn later") {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }

@@ -2,7 +2,7 @@
 
 use std::{io, sync::Arc};
 
-use memory::Limit;
+use tensorwire_memory::Limit;
 
 use crate::{FabricKind, RegionId};
 

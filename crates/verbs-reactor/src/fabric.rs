@@ -2,7 +2,7 @@
 
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
-use memory::{Block, BlockId};
+use tensorwire_memory::{Block, BlockId};
 
 use crate::{
     Access, BoxFuture, Capabilities, FabricError, FabricKind, QueuePair, QueuePairConfig, RemoteRegion,

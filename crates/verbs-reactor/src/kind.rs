@@ -8,7 +8,7 @@ use std::fmt;
 /// kind of its own:
 ///
 /// ```
-/// use verbs_reactor::FabricKind;
+/// use tensorwire_verbs_reactor::FabricKind;
 ///
 /// const KIND: FabricKind = FabricKind::new("ucx");
 /// assert_eq!(KIND.to_string(), "ucx");

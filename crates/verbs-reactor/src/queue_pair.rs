@@ -12,7 +12,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use memory::{Buf, BufMut};
+use tensorwire_memory::{Buf, BufMut};
 
 use crate::{
     Arrival, Capabilities, FabricError, FabricKind, Immediate, Link, QueuePairConfig, QueuePairCore,
@@ -185,7 +185,7 @@ impl QueuePair {
         }
     }
 
-    /// Reads `remote`, which the peer has [exposed](memory::Buf::expose) in a region with
+    /// Reads `remote`, which the peer has [exposed](tensorwire_memory::Buf::expose) in a region with
     /// [`Access::remote_read`](crate::Access::remote_read), into `into`, and gives it back. The peer is not told.
     ///
     /// The read sees at least what the peer's memory held when it asked; nothing is promised about writes that are
@@ -383,7 +383,7 @@ impl QueuePair {
 
     /// Closes the connection and waits until every operation has ended and nothing of the peer can touch local
     /// memory: grants lent through it may then end with
-    /// [`GrantEnd::QueuePairDrained`](memory::GrantEnd::QueuePairDrained). Operations under way end with
+    /// [`GrantEnd::QueuePairDrained`](tensorwire_memory::GrantEnd::QueuePairDrained). Operations under way end with
     /// [`FabricError::Closed`] unless they complete first.
     ///
     /// # Cancel safety

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, PoisonError};
 
-use memory::{Block, BufMut, GrantEnd, Granted, RemoteTarget};
-use testpoints::sync::Mutex;
+use tensorwire_memory::{Block, BufMut, GrantEnd, Granted, RemoteTarget};
+use tensorwire_testpoints::sync::Mutex;
 
 use crate::{FabricError, FabricKind, RemoteRange};
 
@@ -75,8 +75,8 @@ impl ReadDestination {
 /// [`QueuePair::read_vectored`](crate::QueuePair::read_vectored).
 ///
 /// ```no_run
-/// use memory::{BufMut, Pool};
-/// use verbs_reactor::{FabricError, QueuePair, RemoteRange, scattered};
+/// use tensorwire_memory::{BufMut, Pool};
+/// use tensorwire_verbs_reactor::{FabricError, QueuePair, RemoteRange, scattered};
 ///
 /// /// Reads a table of the peer's, row by row, into memory of their own, by one operation.
 /// async fn rows(

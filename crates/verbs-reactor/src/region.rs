@@ -9,8 +9,8 @@ use std::{
     },
 };
 
-use memory::{Block, BlockId, Buf, RemoteTarget};
-use testpoints::sync::{Mutex, RwLock};
+use tensorwire_memory::{Block, BlockId, Buf, RemoteTarget};
+use tensorwire_testpoints::sync::{Mutex, RwLock};
 
 use crate::{
     FabricError, FabricKind, PeerViolation, ReadSegment, RegionGeneration, RegionId, RemoteRange, Runtime,
@@ -40,7 +40,7 @@ pub struct Access {
 impl Access {
     /// A source: no remote access at all.
     pub const LOCAL: Self = Self { remote_write: false, remote_read: false, purpose: Purpose::Payload };
-    /// A source whose [exposed](memory::Buf::expose) ranges peers may read.
+    /// A source whose [exposed](tensorwire_memory::Buf::expose) ranges peers may read.
     pub const READABLE: Self = Self { remote_read: true, ..Self::LOCAL };
     /// A destination of tensor bytes.
     pub const RECEIVE: Self = Self { remote_write: true, ..Self::LOCAL };

@@ -177,9 +177,10 @@ impl SlotTable {
         if let Some(failure) = &inner.failure {
             return Reserve::Failed(failure.clone());
         }
-        let must_wait =
-            !inner.waiting.is_empty() && !testpoints::planted!("a post goes past those that are held");
-        let waits = must_wait || testpoints::chance!("a post is held though the send queue has room");
+        let must_wait = !inner.waiting.is_empty()
+            && !tensorwire_testpoints::planted!("a post goes past those that are held");
+        let waits =
+            must_wait || tensorwire_testpoints::chance!("a post is held though the send queue has room");
         if !waits && let Some(key) = self.take_room(&mut inner, request, needed) {
             return Reserve::Reserved(key);
         }
@@ -298,7 +299,7 @@ impl SlotTable {
     fn take_room(&self, inner: &mut Inner, request: &WorkRequest, weight: u32) -> Option<SlotKey> {
         // With something outstanding, whose end wakes whoever waits.
         let counts_as_full =
-            inner.outstanding > 0 && testpoints::chance!("a send queue with room counts as full");
+            inner.outstanding > 0 && tensorwire_testpoints::chance!("a send queue with room counts as full");
         if weight > self.depth - inner.weight || counts_as_full {
             return None;
         }
@@ -336,7 +337,7 @@ impl SlotTable {
                 (request, waker)
             }
             SlotState::Ignored { request } => {
-                if !testpoints::planted!("the slot of a dropped operation is not freed") {
+                if !tensorwire_testpoints::planted!("the slot of a dropped operation is not freed") {
                     inner.release(key.index);
                 }
                 (request, None)

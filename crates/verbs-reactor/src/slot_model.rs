@@ -6,8 +6,8 @@ use std::{
 };
 
 use futures::task::noop_waker;
-use memory::Buf;
 use proptest::prelude::*;
+use tensorwire_memory::Buf;
 
 use crate::{
     FabricError, WorkRequest,

@@ -5,4 +5,4 @@ pub(crate) use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-pub(crate) use testpoints::sync::Mutex;
+pub(crate) use tensorwire_testpoints::sync::Mutex;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use memory::Buf;
+use tensorwire_memory::Buf;
 
 use crate::{FabricError, FabricKind, ReadDestination, RemoteRange};
 
@@ -85,7 +85,7 @@ pub enum WorkRequest {
         /// What the target is told.
         immediate: Immediate,
     },
-    /// A one-sided read of `remote`, whose bytes the peer must have [exposed](memory::Buf::expose) in a region with
+    /// A one-sided read of `remote`, whose bytes the peer must have [exposed](tensorwire_memory::Buf::expose) in a region with
     /// the read right. The peer is not told. Only where [`Capabilities::read`](crate::Capabilities::read) says so.
     Read {
         /// Where the bytes are.
@@ -302,7 +302,7 @@ impl Eq for Arrival {}
 
 #[cfg(test)]
 mod tests {
-    use memory::{Pool, PoolConfig};
+    use tensorwire_memory::{Pool, PoolConfig};
 
     use super::*;
     use crate::{RegionGeneration, RegionId};

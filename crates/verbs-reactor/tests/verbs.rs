@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     ConnectParams, ConnectionData, Fabric, FabricError, LossCause, Role, Runtime,
     verbs::{Rdma, VerbsFabric},
 };

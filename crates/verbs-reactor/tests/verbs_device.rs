@@ -6,8 +6,8 @@
 use std::{process::Command, sync::Arc, thread, time::Duration};
 
 use futures::future::{join, join_all};
-use memory::{GrantEnd, UserMemory};
-use verbs_reactor::{
+use tensorwire_memory::{GrantEnd, UserMemory};
+use tensorwire_verbs_reactor::{
     Access, ConnectParams, Fabric, FabricError, Immediate, LossCause, QueuePair, RemoteRange, Role, Runtime,
     scattered,
     verbs::{Availability, Context, Library, Mtu, OnDemandPaging, Rdma, VerbsFabric},
@@ -259,7 +259,7 @@ async fn works_again(pair: &Pair) {
 
 async fn connect_with(
     pair: &Pair,
-    left: Box<dyn verbs_reactor::Prepared>,
+    left: Box<dyn tensorwire_verbs_reactor::Prepared>,
 ) -> Result<(QueuePair, QueuePair), FabricError> {
     let right = pair.right.domain.prepare(DEPTHS)?;
     let params =

@@ -4,7 +4,7 @@ use std::sync::{Arc, atomic::AtomicI64};
 
 use serde::Serialize;
 use tensorwire::{Key, Runtime, Sharing};
-use verbs_reactor::Role;
+use tensorwire_verbs_reactor::Role;
 
 use super::{
     control::{Answer, Order},

@@ -2,9 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use memory::{Buf, Granted, MemoryError, Pool, PoolConfig};
 use tensorwire::FabricError;
-use verbs_reactor::{
+use tensorwire_memory::{Buf, Granted, MemoryError, Pool, PoolConfig};
+use tensorwire_verbs_reactor::{
     Access, ConnectParams, ConnectionData, Domain, Immediate, Operation, Prepared, QueuePair,
     QueuePairConfig, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role, TokioRuntime,
 };

@@ -3,7 +3,7 @@
 use std::{io, time::Duration};
 
 use tensorwire::{FabricError, MemoryError, WorkerError};
-use verbs_reactor::verbs::{SettingError, VerbsError};
+use tensorwire_verbs_reactor::verbs::{SettingError, VerbsError};
 
 /// A failure of `tensorwire bench`; its text is what the user sees.
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use tensorwire::Runtime;
 use tensorwire_fabric_shm::ShmFabric;
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     Fabric, Wait,
     verbs::{Rdma, VerbsFabric},
 };

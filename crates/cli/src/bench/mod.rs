@@ -22,7 +22,7 @@ use std::{sync::Arc, time::Duration};
 use futures::channel::oneshot;
 use indicatif::{ProgressBar, ProgressStyle};
 use tensorwire::{Runtime, TokioRuntime};
-use verbs_reactor::timeout;
+use tensorwire_verbs_reactor::timeout;
 
 pub(crate) use self::error::BenchError;
 use self::{

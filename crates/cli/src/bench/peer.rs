@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tensorwire::{DataType, Runtime, Tensor, TokioRuntime, Validation, Worker};
 use tensorwire_fabric_shm::bare::BareMemory;
-use verbs_reactor::Role;
+use tensorwire_verbs_reactor::Role;
 
 use super::{
     control::{Answer, Order},

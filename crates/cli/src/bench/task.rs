@@ -3,9 +3,9 @@
 use std::{hint::black_box, sync::Arc, time::Duration};
 
 use futures::{StreamExt, stream::FuturesUnordered};
-use memory::copy::{CopyReason, copy_bytes};
 use tensorwire::{Key, Runtime, Sharing, Worker};
-use verbs_reactor::{Operation, verbs::VerbsCounts};
+use tensorwire_memory::copy::{CopyReason, copy_bytes};
+use tensorwire_verbs_reactor::{Operation, verbs::VerbsCounts};
 
 use super::{
     control::{Answer, Order},

@@ -14,7 +14,7 @@ use std::{process::ExitCode, sync::Arc};
 use tensorwire::{Runtime, TokioRuntime};
 use tensorwire_fabric_shm::ShmFabric;
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
-use verbs_reactor::Fabric;
+use tensorwire_verbs_reactor::Fabric;
 
 use self::proof::{Proof, prove};
 use crate::{

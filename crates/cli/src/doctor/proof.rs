@@ -3,8 +3,8 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use indicatif::BinaryBytes;
-use memory::{Buf, GrantEnd, Granted, MemoryError, PoolConfig, copy::CopyReason};
-use verbs_reactor::{
+use tensorwire_memory::{Buf, GrantEnd, Granted, MemoryError, PoolConfig, copy::CopyReason};
+use tensorwire_verbs_reactor::{
     Access, Arrival, ConnectParams, Connected, ConnectionData, Domain, Fabric, FabricError, Immediate,
     QueuePair, QueuePairConfig, RemoteRange, Role, Runtime, timeout,
 };
@@ -138,9 +138,9 @@ fn registered(domain: &Arc<dyn Domain>, access: Access) -> Result<RegisteredPool
 
 #[cfg(test)]
 mod tests {
-    use memory::Pool;
     use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
-    use verbs_reactor::{BoxFuture, TokioRuntime};
+    use tensorwire_memory::Pool;
+    use tensorwire_verbs_reactor::{BoxFuture, TokioRuntime};
 
     use super::*;
 

@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use serde::Serialize;
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     Runtime,
     verbs::{Library as Verbs, Rdma, SettingError, VerbsError, VerbsFabric},
 };

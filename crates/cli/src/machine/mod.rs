@@ -14,7 +14,7 @@ mod tree;
 
 use std::sync::Arc;
 
-use verbs_reactor::Runtime;
+use tensorwire_verbs_reactor::Runtime;
 
 #[cfg(test)]
 pub(crate) use device::Paging;

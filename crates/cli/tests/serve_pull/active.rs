@@ -11,15 +11,15 @@ use std::{
     time::Duration,
 };
 
-use protocol::{
+use tensorwire::{
+    Tensor, TokioRuntime, Worker,
+    control::{ControlPlane, ControlSession, GrpcConfig, GrpcPlane, handshake},
+};
+use tensorwire_protocol::{
     Code, DataType, Metadata, Shape, Status,
     limits::WIRE_VERSION,
     text::is_active,
     wire::control::{ControlFrame, ListEntry},
-};
-use tensorwire::{
-    Tensor, TokioRuntime, Worker,
-    control::{ControlPlane, ControlSession, GrpcConfig, GrpcPlane, handshake},
 };
 
 use crate::common::{Process, finish, small_checkpoint, tensorwire};

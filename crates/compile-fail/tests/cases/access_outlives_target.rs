@@ -1,6 +1,6 @@
 //! While an access lives, so does what counts it.
 
-use memory::{Block, RemoteAccess};
+use tensorwire_memory::{Block, RemoteAccess};
 
 fn access(block: &Block) -> RemoteAccess<'static> {
     let target = block.remote_target(0, 64).unwrap();

@@ -2,8 +2,8 @@
 
 #![deny(unused_must_use)]
 
-use memory::Buf;
-use verbs_reactor::{QueuePair, RemoteRange};
+use tensorwire_memory::Buf;
+use tensorwire_verbs_reactor::{QueuePair, RemoteRange};
 
 fn write(queue_pair: &QueuePair, remote: RemoteRange, bytes: Buf) {
     queue_pair.write(bytes, remote);

@@ -1,6 +1,6 @@
 //! A grant ends once.
 
-use memory::{BufMut, GrantEnd};
+use tensorwire_memory::{BufMut, GrantEnd};
 
 fn end(buffer: BufMut) {
     let granted = buffer.grant();

@@ -1,6 +1,6 @@
 //! Granting takes the buffer.
 
-use memory::{BufMut, Granted};
+use tensorwire_memory::{BufMut, Granted};
 
 fn grant(mut buffer: BufMut) -> Granted {
     let granted = buffer.grant();

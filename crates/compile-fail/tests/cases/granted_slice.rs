@@ -1,6 +1,6 @@
 //! Memory that a peer may write has no bytes that this process could borrow.
 
-use memory::BufMut;
+use tensorwire_memory::BufMut;
 
 fn first(buffer: BufMut) -> u8 {
     let granted = buffer.grant();

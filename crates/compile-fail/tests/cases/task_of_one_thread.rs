@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use verbs_reactor::{QueuePair, Runtime};
+use tensorwire_verbs_reactor::{QueuePair, Runtime};
 
 fn spawn(runtime: &dyn Runtime, queue_pair: QueuePair) {
     let own = Rc::new(());

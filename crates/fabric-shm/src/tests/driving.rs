@@ -10,12 +10,12 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-use memory::{GrantEnd, GrantId, MemoryObserver, Pool, PoolConfig, Span};
-use tokio::io::Interest;
-use verbs_reactor::{
+use tensorwire_memory::{GrantEnd, GrantId, MemoryObserver, Pool, PoolConfig, Span};
+use tensorwire_verbs_reactor::{
     Access, FabricError, Immediate, Link, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Wait,
     WorkRequest,
 };
+use tokio::io::Interest;
 
 use super::{
     super::{

@@ -2,8 +2,8 @@
 
 use std::{os::fd::AsFd, sync::Arc, thread};
 
-use memory::{GrantEnd, RemoteTarget, copy::CopyReason};
-use verbs_reactor::PeerViolation;
+use tensorwire_memory::{GrantEnd, RemoteTarget, copy::CopyReason};
+use tensorwire_verbs_reactor::PeerViolation;
 
 use super::{Rig, sealed_block};
 use crate::{
@@ -19,7 +19,7 @@ fn source(length: usize) -> Arc<Mapping> {
     Arc::new(Mapping::new(sealed_block(length).as_fd(), length, false).unwrap())
 }
 
-fn target(rig: &Rig, length: usize) -> (memory::Granted, RemoteTarget) {
+fn target(rig: &Rig, length: usize) -> (tensorwire_memory::Granted, RemoteTarget) {
     let (granted, range, key) = rig.lend(length);
     let (target, _) = rig.regions.write_target(&range, key).unwrap();
     (granted, target)

@@ -3,12 +3,12 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use memory::{
+use proptest::prelude::*;
+use tensorwire_memory::{
     Buf, Granted,
     copy::{CopyReason, copy_raw},
 };
-use proptest::prelude::*;
-use verbs_reactor::{FabricError, Immediate, LossCause, PeerViolation, RemoteRange, WorkRequest};
+use tensorwire_verbs_reactor::{FabricError, Immediate, LossCause, PeerViolation, RemoteRange, WorkRequest};
 
 use super::{
     super::{
@@ -336,7 +336,8 @@ fn closing_between_the_copy_and_the_delivery_delivers_nothing() {
         assert_eq!(before, 0);
         rig.page.set_closed(1);
         let mut target = super::super::target::Target::default();
-        let end = target.run(rig.link.connection(), &testpoints::sync::Mutex::default()).unwrap_err();
+        let end =
+            target.run(rig.link.connection(), &tensorwire_testpoints::sync::Mutex::default()).unwrap_err();
         assert!(matches!(end.error, FabricError::PeerLost { .. }));
         assert_eq!(rig.victim.stats().arrivals, 0);
         drop(granted);

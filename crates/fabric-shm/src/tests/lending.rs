@@ -1,7 +1,9 @@
 //! Views, with a neighbour that breaks the rules on either side.
 
-use memory::Buf;
-use verbs_reactor::{Access, Arrival, FabricError, Immediate, Link, Operation, PeerViolation, WorkRequest};
+use tensorwire_memory::Buf;
+use tensorwire_verbs_reactor::{
+    Access, Arrival, FabricError, Immediate, Link, Operation, PeerViolation, WorkRequest,
+};
 
 use super::{
     super::{

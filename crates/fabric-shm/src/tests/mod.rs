@@ -9,7 +9,7 @@ mod reading;
 
 use std::os::fd::OwnedFd;
 
-use verbs_reactor::{FabricError, Patience, Spinner, Wait};
+use tensorwire_verbs_reactor::{FabricError, Patience, Spinner, Wait};
 
 use super::{
     link::Outcome,

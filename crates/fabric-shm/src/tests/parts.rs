@@ -13,7 +13,7 @@ use std::{
 
 use proptest::prelude::*;
 use rustix::fs::FallocateFlags;
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     ConnectionData, FabricError, LossCause, PeerViolation, RegionGeneration, RegionId, RemoteRange,
     TokioRuntime,
 };

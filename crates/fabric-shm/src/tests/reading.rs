@@ -1,8 +1,8 @@
 //! One-sided reads, with a neighbour that breaks the rules on either side.
 
 use futures::FutureExt;
-use memory::{Buf, Exposure};
-use verbs_reactor::{
+use tensorwire_memory::{Buf, Exposure};
+use tensorwire_verbs_reactor::{
     Access, FabricError, LossCause, PeerViolation, ReadOperation, RegionGeneration, RegionId, RemoteRange,
     RemoteRegion,
 };
@@ -84,7 +84,7 @@ impl Rig {
     }
 }
 
-fn is_read(result: Option<Result<memory::BufMut, FabricError>>, length: usize) -> bool {
+fn is_read(result: Option<Result<tensorwire_memory::BufMut, FabricError>>, length: usize) -> bool {
     matches!(result, Some(Ok(bytes)) if bytes[..] == vec![7; length][..])
 }
 
@@ -274,10 +274,10 @@ fn reads_and_answers_share_a_ring_that_is_full() {
         let mut rig = Rig::new();
         let (_exposure, range, key) = rig.exposes(64);
         // The victim's ring of eight is full of its own notifications.
-        let notify = verbs_reactor::WorkRequest::Write {
+        let notify = tensorwire_verbs_reactor::WorkRequest::Write {
             local: Buf::empty(),
             remote: None,
-            immediate: Some(verbs_reactor::Immediate(1)),
+            immediate: Some(tensorwire_verbs_reactor::Immediate(1)),
         };
         let posted: Vec<_> = (0..8).map(|_| rig.victim.post_now(&notify).unwrap()).collect();
         rig.asks(range, key, 0);

@@ -129,7 +129,7 @@ impl<C: Channel> Connection<C> {
 
     /// The acknowledgement of mode original.
     fn acknowledge(&self, state: &mut State<C::Lent>) -> Result<(), ChannelError> {
-        if testpoints::planted!("some messages are not acknowledged")
+        if tensorwire_testpoints::planted!("some messages are not acknowledged")
             && state.counters.received.total() % 8 == 7
         {
             return Ok(());
@@ -245,7 +245,7 @@ impl<C: Channel> Connection<C> {
         }
         let arrived = state.requests.meta_data_response(index, metadata, content, checksum)?;
         if let Some(bytes) = eager.filter(|_| !arrived.is_ignored) {
-            testpoints::mark!("a content came inside a message");
+            tensorwire_testpoints::mark!("a content came inside a message");
             state.counters.eager_received += 1;
             state.counters.eager_bytes_received += bytes;
         }
@@ -275,7 +275,7 @@ impl<C: Channel> Connection<C> {
                 return Ok(Some(request.into()));
             }
             Message::TensorRequests(requests) => {
-                testpoints::mark!("several keys in one message");
+                tensorwire_testpoints::mark!("several keys in one message");
                 for request in &requests {
                     self.take_request(&mut state, request)?;
                 }

@@ -19,7 +19,7 @@ use std::{
 use housekeeping::Keeper;
 use inbound::{ArrivalError, Inbound};
 use request_line::RequestLine;
-use testpoints::sync::Mutex;
+use tensorwire_testpoints::sync::Mutex;
 pub(crate) use turn::Turnstile;
 use turn::WaitQueue;
 

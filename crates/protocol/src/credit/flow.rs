@@ -271,7 +271,7 @@ impl Flow {
     }
 
     fn take(&mut self) -> Result<(), PeerMisbehaved> {
-        if testpoints::planted!("some arrivals are not returned") && self.consumed % 8 == 5 {
+        if tensorwire_testpoints::planted!("some arrivals are not returned") && self.consumed % 8 == 5 {
             return Ok(());
         }
         self.taken += 1;

@@ -5,12 +5,12 @@ use std::{fmt, str::FromStr};
 /// A parsed device name, in TensorFlow's notation. Every part may be absent or `*`, which is the same.
 ///
 /// ```
-/// use protocol::DeviceName;
+/// use tensorwire_protocol::DeviceName;
 ///
 /// let device = DeviceName::parse("/job:worker/replica:0/task:1/device:GPU:2")?;
 /// assert_eq!(device.worker().as_deref(), Some("/job:worker/replica:0/task:1"));
 /// assert_eq!(device.id, Some(2));
-/// # Ok::<(), protocol::InvalidDeviceName>(())
+/// # Ok::<(), tensorwire_protocol::InvalidDeviceName>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct DeviceName {

@@ -16,7 +16,7 @@ use crate::{
 /// Equality and order are those of the text.
 ///
 /// ```
-/// use protocol::Key;
+/// use tensorwire_protocol::Key;
 ///
 /// let key = Key::builder()
 ///     .source("/job:ps/replica:0/task:0/device:CPU:0")

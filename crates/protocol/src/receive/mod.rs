@@ -291,7 +291,7 @@ fn those(known: Arc<[Metadata]>, are: impl Fn(&Metadata) -> bool) -> Arc<[Metada
 
 impl<L> State<L> {
     fn known(&self, scope: Scope, key: &str) -> Arc<[Metadata]> {
-        if testpoints::chance!("what is known of a value is forgotten") {
+        if tensorwire_testpoints::chance!("what is known of a value is forgotten") {
             return Arc::default();
         }
         self.cache.get(scope, key)
@@ -486,7 +486,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
             drop(state);
             drop(replaced);
             failure?;
-            if testpoints::chance!("a receive is woken for nothing") {
+            if tensorwire_testpoints::chance!("a receive is woken for nothing") {
                 context.waker().wake_by_ref();
             }
             Poll::Pending

@@ -1,6 +1,6 @@
 //! Flow control of one end whose peer says whatever it likes. The end never posts more than it may, and never loses count.
 
-use protocol::{
+use tensorwire_protocol::{
     Agreed, Destination, Mode, Parameters, PeerMisbehaved,
     credit::{Answer, Ask, Blocked, Counts, Flow},
     limits::{DEPTH_MAX, DEPTH_MIN, RING_BYTES_MAX, RING_BYTES_MIN},

@@ -1,6 +1,6 @@
 //! Text is a key or a device name, or is refused; what is one says so again.
 
-use protocol::{DeviceName, Key};
+use tensorwire_protocol::{DeviceName, Key};
 
 pub(crate) fn keys(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };

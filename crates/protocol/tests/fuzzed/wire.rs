@@ -1,7 +1,7 @@
 //! Whatever decodes is encoded in the same bytes, but for texts that decoding escapes; nothing else than an error comes of
 //! the rest.
 
-use protocol::{
+use tensorwire_protocol::{
     Message, Mode, Status, WireError,
     limits::{MESSAGE_BYTES_MAX, NAMES_MAX, REQUESTS_PER_MESSAGE_MAX, STATUS_MESSAGE_BYTES_MAX},
     names::NameTable,
@@ -116,7 +116,7 @@ fn names_keys(record: &Record) -> bool {
 }
 
 /// The record with all its keys written out.
-fn plain(mode: Mode, counts: protocol::credit::Counts, record: &Record) -> Vec<u8> {
+fn plain(mode: Mode, counts: tensorwire_protocol::credit::Counts, record: &Record) -> Vec<u8> {
     let mut bytes = Vec::new();
     match record {
         Record::Message(message) => {

@@ -1,7 +1,7 @@
 //! A receive that is given up, in every state: memory stays away until the evidence is there, the value goes
 //! back unless it was written and is kept for the next receive if it was, CANCEL is always answered.
 
-use protocol::{Code, LentEnd, Metadata, Parameters, Scope, Status, TransferError};
+use tensorwire_protocol::{Code, LentEnd, Metadata, Parameters, Scope, Status, TransferError};
 
 use crate::support::{
     STEP,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use protocol::{
+use tensorwire_protocol::{
     LentEnd, Message, MetaDataResponse, Metadata, Parameters, PeerMisbehaved, RequestIndex, Scope,
     TransferError, Want, WireError, wire,
 };

@@ -1,6 +1,6 @@
 //! The connection fails, in every state: everything ends, memory comes back when the queue pair is gone.
 
-use protocol::{Parameters, Scope, TransferError};
+use tensorwire_protocol::{Parameters, Scope, TransferError};
 
 use crate::support::{
     STEP,

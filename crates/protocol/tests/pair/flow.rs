@@ -1,7 +1,7 @@
 //! Flow control of mode counted: what it costs, what blocks and comes free, rings that grow, and one test for each
 //! of its rules that a peer can break.
 
-use protocol::{
+use tensorwire_protocol::{
     Code, Counters, Destination, Message, Metadata, Parameters, PeerMisbehaved, RequestIndex, Scope, Status,
     TensorRequest,
     credit::{Answer, Ask, Counts},
@@ -411,7 +411,7 @@ fn request(index: u32, key: &str) -> Message {
         scope: STEP,
         key: key.into(),
         known: [].into(),
-        want: protocol::Want::Write(None),
+        want: tensorwire_protocol::Want::Write(None),
     })
 }
 

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use protocol::{
+use tensorwire_protocol::{
     ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, Code, Connection, DataType, Destination, ErrorStatus,
     MESSAGE_IMMEDIATE, Message, MetaDataResponse, Metadata, Mode, Parameters, RecordSlot, RequestIndex,
     ResultSlot, Scope, Shape, Sharing, Status, StepId, TensorReRequest, TensorRequest, Validation,

@@ -1,6 +1,6 @@
 //! Listed metadata: a value that flips between known shapes is written at once.
 
-use protocol::{Metadata, PeerMisbehaved, Want};
+use tensorwire_protocol::{Metadata, PeerMisbehaved, Want};
 
 use crate::support::{
     STEP, bytes_of, dead,

@@ -3,7 +3,7 @@
 use std::pin::pin;
 
 use futures::poll;
-use protocol::{Depths, Parameters, Scope, limits::RING_BYTES_MIN};
+use tensorwire_protocol::{Depths, Parameters, Scope, limits::RING_BYTES_MIN};
 
 use crate::support::{
     STEP,

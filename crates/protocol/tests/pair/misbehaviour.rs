@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use protocol::{
+use tensorwire_protocol::{
     Code, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Parameters, PeerMisbehaved,
     RequestIndex, Status, TensorReRequest, TensorRequest, TransferError, Want,
 };

@@ -6,7 +6,9 @@ use crate::support::{
     bytes_of, dead,
     pair::{Pair, original, settled, small},
 };
-use protocol::{Code, DataType, LentEnd, Metadata, Shape, Status, TransferError, limits::RANK_MAX};
+use tensorwire_protocol::{
+    Code, DataType, LentEnd, Metadata, Shape, Status, TransferError, limits::RANK_MAX,
+};
 
 /// What a pair posted since `from`, as text.
 fn trace(pair: &Pair, from: usize) -> Vec<String> {

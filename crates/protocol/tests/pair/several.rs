@@ -1,6 +1,6 @@
 //! Several keys in one TENSOR_REQUEST.
 
-use protocol::{
+use tensorwire_protocol::{
     Code, Message, Mode, Parameters, PeerMisbehaved, RequestIndex, Status, TensorRequest, TransferError,
     Want, credit::Counts, names::NameForm, wire::record,
 };

@@ -1,6 +1,6 @@
 //! Contents that come for receives that were given up: kept for the next receive, in order, until the step is over.
 
-use protocol::{Parameters, Scope, StepId, TransferError, limits::STASH_MAX};
+use tensorwire_protocol::{Parameters, Scope, StepId, TransferError, limits::STASH_MAX};
 
 use crate::support::{
     STEP,

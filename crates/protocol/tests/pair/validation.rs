@@ -1,6 +1,6 @@
 //! Contents that are validated by checksums.
 
-use protocol::{
+use tensorwire_protocol::{
     Agreed, Damage, Destination, LentEnd, Message, MetaDataResponse, Metadata, Parameters, PeerMisbehaved,
     RequestIndex, ResultSlot, Scope, TensorReRequest, TransferError, Validation, Want, limits::RESULT_BYTES,
 };

@@ -1,6 +1,6 @@
 //! Versions of published values: told before the answer, of exactly the value that comes.
 
-use protocol::{
+use tensorwire_protocol::{
     ErrorStatus, Message, MetaDataResponse, Metadata, Parameters, PeerMisbehaved, RequestIndex, Scope,
     Status, VersionTold, Wanted, limits::EAGER_BYTES_MAX,
 };
@@ -154,7 +154,7 @@ fn s10_a_value_without_the_version_that_was_asked_for_is_misbehaviour() {
 fn an_error_needs_no_version() {
     let mut lone = Lone::new(small());
     let refused = lone.receive(NOW, "k");
-    let status = Status::new(protocol::Code::NotFound, "nothing");
+    let status = Status::new(tensorwire_protocol::Code::NotFound, "nothing");
     let error = ErrorStatus { index: RequestIndex(0), status };
     assert_eq!(lone.message(&Message::ErrorStatus(error)), Ok(None));
     assert!(settled(&refused).is_err());

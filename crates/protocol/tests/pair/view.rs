@@ -1,6 +1,6 @@
 //! Views: contents that are lent instead of written.
 
-use protocol::{
+use tensorwire_protocol::{
     Code, ErrorStatus, LentEnd, Message, MetaDataResponse, Metadata, Parameters, PeerMisbehaved,
     RequestIndex, Status, TransferError, Want,
 };
@@ -174,7 +174,7 @@ fn a_loan_of_a_discarded_step_ends() {
     let (mut pair, handle) = waiting(true);
     pair.b.source.send_bytes(STEP, "k", 24, 2);
     pair.tasks.run();
-    pair.a.connection.discard(protocol::StepId(7));
+    pair.a.connection.discard(tensorwire_protocol::StepId(7));
     pair.tasks.cancel(handle.task);
     pair.run();
     assert_eq!(pair.a.memory.viewed(), 0);

@@ -1,6 +1,6 @@
 //! Frames of the control plane: refusals, lengths, and what is not shown.
 
-use protocol::{
+use tensorwire_protocol::{
     DataType, Destination, Metadata, Parameters, Shape, WireError,
     limits::{
         CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, NAMES_MAX, REQUESTS_MAX,

@@ -12,7 +12,7 @@ mod shown;
 mod values;
 
 use proptest::prelude::*;
-use protocol::{
+use tensorwire_protocol::{
     Code, DataType, ErrorStatus, Message, MetaDataResponse, Metadata, RequestIndex, Scope, Shape, Status,
     TensorRequest, Want, WireError,
     limits::{

@@ -1,7 +1,7 @@
 //! Texts of a peer that act on the terminal or log that shows them, in every field that has text.
 
 use proptest::prelude::*;
-use protocol::{
+use tensorwire_protocol::{
     Code, ErrorStatus, Message, RequestIndex, Scope, Status, TensorRequest, Want, WireError,
     credit::{Counts, Mode},
     limits::{NAMES_MAX, STATUS_MESSAGE_BYTES_MAX, WIRE_VERSION},
@@ -30,7 +30,10 @@ fn hello(worker: &str, listen_address: Option<&str>) -> ControlFrame {
 
 /// Each field of the control plane that is a name, with the frame that has `name` in it.
 fn named(name: &str) -> [(&'static str, ControlFrame); 4] {
-    let metadata = protocol::Metadata::dead(protocol::DataType::U8, protocol::Shape::default());
+    let metadata = tensorwire_protocol::Metadata::dead(
+        tensorwire_protocol::DataType::U8,
+        tensorwire_protocol::Shape::default(),
+    );
     let entry = ListEntry { name: name.to_owned(), metadata, version: 1, checksum: None };
     let after = Some(name.to_owned());
     [

@@ -1,7 +1,7 @@
 //! Values of every kind, for properties.
 
 use proptest::prelude::*;
-use protocol::{
+use tensorwire_protocol::{
     Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Mode, Parameters,
     RequestIndex, ResultSlot, Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, Validation,
     VersionTold, Want, Wanted,

@@ -2,7 +2,7 @@
 
 use std::{future::Future, time::Duration};
 
-use protocol::{Key, Status};
+use tensorwire_protocol::{Key, Status};
 
 use crate::{
     compat::local::{LocalConfig, LocalRendezvous},
@@ -23,9 +23,9 @@ use crate::{
 /// Both ends on the host ([`DeviceContext`](crate::DeviceContext) has an example with a device):
 ///
 /// ```
-/// use memory::{Pool, PoolConfig};
-/// use protocol::Key;
-/// use rendezvous::{IntraProcessRendezvous, RecvArgs, SendArgs, Tensor};
+/// use tensorwire_memory::{Pool, PoolConfig};
+/// use tensorwire_protocol::Key;
+/// use tensorwire_rendezvous::{IntraProcessRendezvous, RecvArgs, SendArgs, Tensor};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {

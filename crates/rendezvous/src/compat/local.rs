@@ -12,8 +12,8 @@ use std::{
     time::Duration,
 };
 
-use protocol::{Code, Key, Status};
-use verbs_reactor::{Runtime, TokioRuntime, timeout};
+use tensorwire_protocol::{Code, Key, Status};
+use tensorwire_verbs_reactor::{Runtime, TokioRuntime, timeout};
 
 use crate::values::{
     arguments::{Delivered, RecvArgs, SendArgs},
@@ -25,7 +25,7 @@ use crate::values::{
 /// Settings of a rendezvous of one process.
 ///
 /// ```
-/// use rendezvous::{DuplicatePolicy, LocalConfig, LocalRendezvous};
+/// use tensorwire_rendezvous::{DuplicatePolicy, LocalConfig, LocalRendezvous};
 ///
 /// let config = LocalConfig { duplicates: DuplicatePolicy::Report, ..LocalConfig::default() };
 /// let rendezvous = LocalRendezvous::with_config(config);
@@ -55,9 +55,9 @@ impl Default for LocalConfig {
 /// With the last clone the rendezvous ends: receives that still wait get CANCELLED.
 ///
 /// ```
-/// use memory::{Pool, PoolConfig};
-/// use protocol::Key;
-/// use rendezvous::{LocalRendezvous, RecvArgs, SendArgs, Tensor};
+/// use tensorwire_memory::{Pool, PoolConfig};
+/// use tensorwire_protocol::Key;
+/// use tensorwire_rendezvous::{LocalRendezvous, RecvArgs, SendArgs, Tensor};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -210,8 +210,8 @@ impl LocalRendezvous {
 ///
 /// ```
 /// use futures::FutureExt;
-/// use protocol::Key;
-/// use rendezvous::{LocalRendezvous, Receive, RecvArgs};
+/// use tensorwire_protocol::Key;
+/// use tensorwire_rendezvous::{LocalRendezvous, Receive, RecvArgs};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let rendezvous = LocalRendezvous::new();

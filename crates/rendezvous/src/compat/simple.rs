@@ -1,6 +1,6 @@
 //! The rendezvous of producers and consumers that run in sequence.
 
-use protocol::{Code, Status};
+use tensorwire_protocol::{Code, Status};
 
 use crate::{
     compat::local::{LocalConfig, LocalRendezvous},
@@ -11,9 +11,9 @@ use crate::{
 /// and a value stays for any number of receives. Cheap to clone: all clones are the same rendezvous.
 ///
 /// ```
-/// use memory::{Pool, PoolConfig};
-/// use protocol::Code;
-/// use rendezvous::{SimpleRendezvous, Tensor};
+/// use tensorwire_memory::{Pool, PoolConfig};
+/// use tensorwire_protocol::Code;
+/// use tensorwire_rendezvous::{SimpleRendezvous, Tensor};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let pool = Pool::new(PoolConfig { block_bytes: 4096, ..PoolConfig::new("example") })?;
@@ -42,7 +42,7 @@ impl SimpleRendezvous {
         Self::default()
     }
 
-    /// Makes `tensor` available under the name of its edge ([`Key::edge`](protocol::Key::edge)).
+    /// Makes `tensor` available under the name of its edge ([`Key::edge`](tensorwire_protocol::Key::edge)).
     ///
     /// # Errors
     /// ABORTED for an edge that has a value already; the status of [`abort`](Self::abort).

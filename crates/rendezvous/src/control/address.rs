@@ -1,6 +1,6 @@
 //! The form of an address.
 
-use protocol::{limits::ADDRESS_BYTES_MAX, text::is_active};
+use tensorwire_protocol::{limits::ADDRESS_BYTES_MAX, text::is_active};
 
 use super::ControlError;
 
@@ -9,7 +9,7 @@ use super::ControlError;
 /// is seen when it is looked up.
 ///
 /// ```
-/// use rendezvous::control::host_and_port;
+/// use tensorwire_rendezvous::control::host_and_port;
 ///
 /// assert_eq!(host_and_port("[::1]:4242"), Ok(("::1", 4242)));
 /// assert!(host_and_port("::1:4242").is_err());

@@ -36,10 +36,10 @@ use std::{
     time::Duration,
 };
 
-use protocol::limits::CONTROL_FRAME_BYTES_MAX;
 use tensorwire_fabric_tcp::{DataPort, Door, listen};
+use tensorwire_protocol::limits::CONTROL_FRAME_BYTES_MAX;
+use tensorwire_verbs_reactor::{BoxFuture, Elapsed, Runtime, TokioRuntime};
 use tokio::sync::{mpsc, watch};
-use verbs_reactor::{BoxFuture, Elapsed, Runtime, TokioRuntime};
 
 use self::{
     dial::Dialler,
@@ -367,7 +367,7 @@ impl Ports {
             attempts -= 1;
             match Handover::bind(address) {
                 Ok(handover) => return Ok(Self { listener, handover: Some(handover) }),
-                Err(error) if memory::Limit::of_files(&error).is_some() => {
+                Err(error) if tensorwire_memory::Limit::of_files(&error).is_some() => {
                     return Err(bind_error(config, &error));
                 }
                 Err(error) if attempts == 0 => {
@@ -385,7 +385,7 @@ impl Ports {
 
 fn bind_error(config: &GrpcConfig, error: &std::io::Error) -> ControlError {
     let bind = ControlError::Bind { address: config.address.clone(), detail: error.to_string() };
-    bind.unless_limit(memory::Limit::of_files(error))
+    bind.unless_limit(tensorwire_memory::Limit::of_files(error))
 }
 
 /// Runs `work` on the plane's runtime; dropping the returned future ends it.

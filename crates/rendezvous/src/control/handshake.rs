@@ -42,7 +42,8 @@ use std::{
 };
 
 use hmac::{Hmac, KeyInit, Mac};
-use protocol::{
+use sha2::Sha256;
+use tensorwire_protocol::{
     Code, Status,
     limits::WIRE_VERSION,
     wire::{
@@ -50,8 +51,7 @@ use protocol::{
         control::{ControlFrame, FabricOffer},
     },
 };
-use sha2::Sha256;
-use verbs_reactor::{Runtime, timeout};
+use tensorwire_verbs_reactor::{Runtime, timeout};
 
 use super::{Addresses, ControlError, ControlSession, Secret};
 

@@ -1,7 +1,7 @@
 //! The control plane: how workers find, authenticate and describe themselves to each other.
 //!
 //! A [`ControlPlane`] carries opaque frames in order between two workers; what is in them is
-//! `protocol::wire::control::ControlFrame`, and who may speak is decided by the handshake above, so an
+//! `tensorwire_protocol::wire::control::ControlFrame`, and who may speak is decided by the handshake above, so an
 //! in-memory plane (the simulator) and gRPC are interchangeable.
 
 mod address;
@@ -21,9 +21,9 @@ use std::{
     sync::Arc,
 };
 
-use protocol::text::escaped;
 use tensorwire_fabric_tcp::DataPort;
-use verbs_reactor::{BoxFuture, Runtime};
+use tensorwire_protocol::text::escaped;
+use tensorwire_verbs_reactor::{BoxFuture, Runtime};
 
 #[cfg(feature = "tls")]
 pub(crate) use self::proven::{check_worker, named_workers, own_name};
@@ -116,7 +116,7 @@ pub struct Addresses {
 
 /// Sends frames, in order.
 pub trait FrameSender: Send + Sync + fmt::Debug + 'static {
-    /// Sends one frame of at most [`CONTROL_FRAME_BYTES_MAX`](protocol::limits::CONTROL_FRAME_BYTES_MAX) bytes.
+    /// Sends one frame of at most [`CONTROL_FRAME_BYTES_MAX`](tensorwire_protocol::limits::CONTROL_FRAME_BYTES_MAX) bytes.
     /// Waits while the peer is slow (bounded buffering).
     ///
     /// # Errors
@@ -219,7 +219,7 @@ pub enum ControlError {
         /// What failed, where, and with which answer.
         what: String,
         /// The limit.
-        limit: memory::Limit,
+        limit: tensorwire_memory::Limit,
     },
     /// Listening beyond loopback needs a secret.
     #[error(
@@ -293,7 +293,7 @@ pub enum ControlError {
     /// A frame that may not be sent.
     #[error(
         "a control frame of {bytes} bytes is above the limit of {} bytes; announce fewer or shorter things at once",
-        protocol::limits::CONTROL_FRAME_BYTES_MAX
+        tensorwire_protocol::limits::CONTROL_FRAME_BYTES_MAX
     )]
     FrameTooLarge {
         /// Its length.
@@ -312,7 +312,7 @@ pub enum ControlError {
 
 impl ControlError {
     /// The limit of this process or host that is behind it, if one is.
-    pub fn limit(&self) -> Option<memory::Limit> {
+    pub fn limit(&self) -> Option<tensorwire_memory::Limit> {
         match self {
             Self::Limit { limit, .. } => Some(*limit),
             _ => None,
@@ -320,7 +320,7 @@ impl ControlError {
     }
 
     /// This error, unless `limit` is behind it.
-    fn unless_limit(self, limit: Option<memory::Limit>) -> Self {
+    fn unless_limit(self, limit: Option<tensorwire_memory::Limit>) -> Self {
         match limit {
             Some(limit) => Self::Limit { what: self.to_string(), limit },
             None => self,

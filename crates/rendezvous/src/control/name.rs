@@ -1,7 +1,7 @@
 //! Workers' names.
 
-use protocol::{DeviceName, limits::WORKER_NAME_BYTES_MAX, text::check_name};
-use verbs_reactor::Runtime;
+use tensorwire_protocol::{DeviceName, limits::WORKER_NAME_BYTES_MAX, text::check_name};
+use tensorwire_verbs_reactor::Runtime;
 
 /// The name of a task's worker, in replica 0.
 pub(crate) fn task_name(job: &str, task: u32) -> String {

@@ -5,11 +5,11 @@ use std::{
     sync::{Arc, MutexGuard, OnceLock, PoisonError, Weak},
 };
 
-use memory::BlockId;
-use protocol::wire::control::ControlFrame;
-use testpoints::sync::Mutex;
+use tensorwire_memory::BlockId;
+use tensorwire_protocol::wire::control::ControlFrame;
+use tensorwire_testpoints::sync::Mutex;
+use tensorwire_verbs_reactor::{RemoteRegion, Runtime, timeout};
 use tokio::sync::oneshot;
-use verbs_reactor::{RemoteRegion, Runtime, timeout};
 
 use crate::{
     control::FrameSender,
@@ -57,7 +57,7 @@ impl Announcer {
     /// The region of `block`, if it was remembered.
     pub(crate) fn remembered(&self, block: BlockId) -> Option<RemoteRegion> {
         let (known, region) = self.first.get()?;
-        let is_forgotten = testpoints::chance!("a confirmed region is looked up again");
+        let is_forgotten = tensorwire_testpoints::chance!("a confirmed region is looked up again");
         (*known == block && !is_forgotten).then_some(*region)
     }
 
@@ -72,7 +72,7 @@ impl Announcer {
     /// Why the connection is over.
     pub(crate) async fn confirmed(&self, region: RemoteRegion) -> Result<(), String> {
         let Some(confirmation) = self.announce(region)? else { return Ok(()) };
-        if testpoints::planted!("a region counts as known once it is announced") {
+        if tensorwire_testpoints::planted!("a region counts as known once it is announced") {
             return Ok(());
         }
         confirmation.await.map_err(|_| self.over())
@@ -87,7 +87,7 @@ impl Announcer {
         let (confirm, confirmation) = oneshot::channel();
         match state.regions.get_mut(&region.region.0) {
             Some(known @ Announced::Confirmed) => {
-                if !testpoints::chance!("a region is announced again") {
+                if !tensorwire_testpoints::chance!("a region is announced again") {
                     return Ok(None);
                 }
                 *known = Announced::Waiting(vec![confirm]);

@@ -8,15 +8,15 @@ use std::{
     time::Duration,
 };
 
-use memory::Buf;
-use protocol::{
+use tensorwire_memory::Buf;
+use tensorwire_protocol::{
     Checksums, Code, Connection, Held, Manner, Metadata, Received, Scope, Sharing, Status, TransferError,
     wire::control::Parameters,
 };
-use testpoints::sync::Mutex;
+use tensorwire_testpoints::sync::Mutex;
+use tensorwire_verbs_reactor::{BoxFuture, FabricError, FabricKind, LossCause, QueuePair, Runtime, timeout};
 use tokio::sync::{Notify, watch};
 use tracing::Instrument as _;
-use verbs_reactor::{BoxFuture, FabricError, FabricKind, LossCause, QueuePair, Runtime, timeout};
 
 use crate::{
     control::handshake::Introduction,

@@ -9,14 +9,14 @@ use std::{
 };
 
 use futures::FutureExt;
-use memory::GrantEnd;
-use protocol::{
+use tensorwire_memory::GrantEnd;
+use tensorwire_protocol::{
     Agreed, Code, Status,
     credit::Depths,
     limits::SLOT_BYTES,
     wire::control::{Connect, ControlFrame, RingOffer},
 };
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     ConnectParams, Connected, ConnectionData, FabricError, FabricKind, Prepared, QueuePairConfig,
     RemoteRegion, Role, timeout,
 };
@@ -390,7 +390,7 @@ impl Node {
         let peer = (&session.peer, session.whereabouts());
         let connection = DataConnection::new(channel, parameters, allocator, peer, &self.values, meter);
         connection.start(driver, &self.runtime);
-        if testpoints::chance!("a connection is up later at one of its sides") {
+        if tensorwire_testpoints::chance!("a connection is up later at one of its sides") {
             self.runtime.sleep(LATE).await;
         }
         match confirm_regions(session, other.connection, &connection).await {

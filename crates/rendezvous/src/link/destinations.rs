@@ -3,12 +3,12 @@
 use std::{pin::pin, sync::Arc, task::Poll};
 
 use futures::poll;
-use memory::{
+use tensorwire_memory::{
     Block, BufMut, MemoryError, Pool,
     copy::{CopyReason, copy_bytes},
 };
-use protocol::{Allocator, Code, Destination, Metadata, ResultSlot, Status};
-use verbs_reactor::RemoteRegion;
+use tensorwire_protocol::{Allocator, Code, Destination, Metadata, ResultSlot, Status};
+use tensorwire_verbs_reactor::RemoteRegion;
 
 use crate::link::{
     announcer::Announcer,

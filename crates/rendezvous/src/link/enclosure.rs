@@ -5,10 +5,10 @@ use std::{
     sync::{Arc, MutexGuard, PoisonError},
 };
 
-use memory::{Block, BlockId, BlockVisitor, Granted, MemoryError, Pool, VisitError};
-use protocol::Destination;
-use testpoints::sync::Mutex;
-use verbs_reactor::{
+use tensorwire_memory::{Block, BlockId, BlockVisitor, Granted, MemoryError, Pool, VisitError};
+use tensorwire_protocol::Destination;
+use tensorwire_testpoints::sync::Mutex;
+use tensorwire_verbs_reactor::{
     Access, Domain, Fabric, FabricError, FabricKind, Prepared, QueuePairConfig, RemoteRegion,
 };
 

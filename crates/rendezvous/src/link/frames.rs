@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use protocol::{
+use tensorwire_protocol::{
     Code, Status,
     wire::control::{ControlFrame, RegionRecord},
 };
-use verbs_reactor::{RegionGeneration, RegionId, RemoteRegion};
+use tensorwire_verbs_reactor::{RegionGeneration, RegionId, RemoteRegion};
 
 /// How long a goodbye may wait for a peer that reads slowly.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(1);

@@ -2,9 +2,9 @@
 
 use std::{future::poll_fn, sync::Arc, task::Poll};
 
-use memory::{Buf, Pool, copy::CopyReason, copy::copy_bytes};
-use protocol::{Code, Status};
-use verbs_reactor::FabricKind;
+use tensorwire_memory::{Buf, Pool, copy::CopyReason, copy::copy_bytes};
+use tensorwire_protocol::{Code, Status};
+use tensorwire_verbs_reactor::FabricKind;
 
 use crate::link::enclosure::Enclosure;
 
@@ -26,7 +26,7 @@ impl Import {
         if bytes.is_empty() {
             return false;
         }
-        if testpoints::chance!("a value that could be sent in place is copied") {
+        if tensorwire_testpoints::chance!("a value that could be sent in place is copied") {
             return true;
         }
         match (kind, bytes.block()) {

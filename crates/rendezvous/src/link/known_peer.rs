@@ -8,10 +8,10 @@ use std::{
     time::Duration,
 };
 
-use protocol::{Code, Counters, Status};
-use testpoints::sync::Mutex;
+use tensorwire_protocol::{Code, Counters, Status};
+use tensorwire_testpoints::sync::Mutex;
+use tensorwire_verbs_reactor::{QueuePairStats, Runtime, timeout};
 use tokio::sync::Notify;
-use verbs_reactor::{QueuePairStats, Runtime, timeout};
 
 use crate::{
     error::{Lost, WorkerError},

@@ -7,8 +7,8 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures::future::join;
-use protocol::wire::control::ControlFrame;
-use verbs_reactor::timeout;
+use tensorwire_protocol::wire::control::ControlFrame;
+use tensorwire_verbs_reactor::timeout;
 
 use crate::{
     error::{Lost, PeerLoss},
@@ -62,7 +62,7 @@ impl Node {
         let runtime = &*self.control_runtime;
         let step = self.liveness / STEPS;
         let ping = async {
-            if ask && !testpoints::planted!("a silent peer is not asked whether it lives") {
+            if ask && !tensorwire_testpoints::planted!("a silent peer is not asked whether it lives") {
                 // A peer that reads nothing must not keep the watch from going on.
                 let ping = ControlFrame::Ping { nonce: runtime.random() };
                 let _ = timeout(runtime, step, session.send(ping)).await;

@@ -1,7 +1,7 @@
 //! Where received values lie until they are handed out.
 
-use memory::{Buf, BufMut, GrantEnd, GrantId, Granted, MemoryError, copy::CopyReason};
-use protocol::{
+use tensorwire_memory::{Buf, BufMut, GrantEnd, GrantId, Granted, MemoryError, copy::CopyReason};
+use tensorwire_protocol::{
     LentEnd,
     limits::{RESULT_BYTES, RESULT_SLOT_BYTES},
 };
@@ -111,7 +111,7 @@ impl Lent {
     /// The connection is over and the peer can't write any more.
     pub(crate) fn end_drained(self) {
         let (Self::Granted { granted, .. } | Self::Bouncing { exposed: granted, .. }) = self else { return };
-        if testpoints::planted!("memory of a broken connection stays lent") {
+        if tensorwire_testpoints::planted!("memory of a broken connection stays lent") {
             return;
         }
         if let Err(error) = granted.end(GrantEnd::QueuePairDrained) {

@@ -10,8 +10,8 @@ use std::{
 use crate::unmetered::{Counter, Label, SharedString, counter};
 #[cfg(feature = "metrics")]
 use metrics::{Counter, Label, SharedString, counter};
+use tensorwire_verbs_reactor::FabricKind;
 use tracing::Span;
-use verbs_reactor::FabricKind;
 
 use crate::{
     error::{PeerLoss, TransferName, WorkerError},

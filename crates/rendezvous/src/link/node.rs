@@ -6,10 +6,10 @@ use std::{
     time::Duration,
 };
 
-use protocol::wire::control::Parameters;
-use testpoints::sync::Mutex;
+use tensorwire_protocol::wire::control::Parameters;
+use tensorwire_testpoints::sync::Mutex;
+use tensorwire_verbs_reactor::{FabricKind, Runtime};
 use tokio::sync::{Notify, watch};
-use verbs_reactor::{FabricKind, Runtime};
 
 use crate::{
     control::{

@@ -3,8 +3,8 @@
 use std::{future::Future, sync::Arc};
 
 use futures::{TryFutureExt as _, future::Either};
-use memory::Buf;
-use protocol::{Checksums, Code, DeviceName, Key, Scope, Source, Status, Value, Wanted};
+use tensorwire_memory::Buf;
+use tensorwire_protocol::{Checksums, Code, DeviceName, Key, Scope, Source, Status, Value, Wanted};
 use tokio_util::sync::CancellationToken;
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use memory::{MemoryError, MemoryObserver, Pool, PoolConfig, UserMemory};
+use tensorwire_memory::{MemoryError, MemoryObserver, Pool, PoolConfig, UserMemory};
 
 /// Caps of a worker's pools, in bytes.
 #[derive(Debug, Clone, Copy)]

@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use memory::{GrantEnd, Granted, copy::CopyReason};
-use protocol::{ChannelError, Destination, RecordSlot, limits::SLOT_BYTES};
-use testpoints::sync::Mutex;
+use tensorwire_memory::{GrantEnd, Granted, copy::CopyReason};
+use tensorwire_protocol::{ChannelError, Destination, RecordSlot, limits::SLOT_BYTES};
+use tensorwire_testpoints::sync::Mutex;
 
 use crate::link::{announcer::Announcer, enclosure::Enclosure};
 
@@ -118,9 +118,9 @@ impl RingMaker {
 #[cfg(test)]
 mod tests {
     use futures::FutureExt;
-    use memory::{Pool, PoolConfig};
     use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
-    use verbs_reactor::{Fabric, TokioRuntime};
+    use tensorwire_memory::{Pool, PoolConfig};
+    use tensorwire_verbs_reactor::{Fabric, TokioRuntime};
 
     use super::*;
     use crate::{

@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use protocol::{
+use tensorwire_protocol::{
     Code, Status,
     limits::REGIONS_MAX,
     wire::control::{Connect, ControlFrame, ListEntry, RegionRecord},
@@ -358,7 +358,7 @@ impl Session {
                 Ok(true)
             }
             Some(Stage::Opening(waiting, _)) => {
-                if !testpoints::planted!("a region that is announced during set-up is lost") {
+                if !tensorwire_testpoints::planted!("a region that is announced during set-up is lost") {
                     waiting.push(record);
                 }
                 Ok(false)

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use protocol::{Code, Status, wire::control::ControlFrame};
-use verbs_reactor::timeout;
+use tensorwire_protocol::{Code, Status, wire::control::ControlFrame};
+use tensorwire_verbs_reactor::timeout;
 
 use crate::{
     control::{ControlError, ControlSession, FrameReceiver, FrameSender, Secret, handshake},

@@ -7,10 +7,12 @@ use std::{
 };
 
 use futures::poll;
-use memory::{BufMut, GrantEnd, GrantId, MemoryError, Pool, copy::CopyReason, copy::copy_bytes};
-use protocol::{Allocator, Channel, Code, DataType, Destination, Held, LentEnd, Metadata, Received, Status};
-use testpoints::sync::Mutex;
-use verbs_reactor::RemoteRegion;
+use tensorwire_memory::{BufMut, GrantEnd, GrantId, MemoryError, Pool, copy::CopyReason, copy::copy_bytes};
+use tensorwire_protocol::{
+    Allocator, Channel, Code, DataType, Destination, Held, LentEnd, Metadata, Received, Status,
+};
+use tensorwire_testpoints::sync::Mutex;
+use tensorwire_verbs_reactor::RemoteRegion;
 
 use crate::{
     error::{TransferName, WorkerError},
@@ -97,7 +99,7 @@ impl Target {
             let Some(Lent::Granted { granted, .. }) = held.take().and_then(|received| received.lent) else {
                 return Err(WorkerError::handed_out());
             };
-            testpoints::mark!("a value lay in the user's buffer without a copy");
+            tensorwire_testpoints::mark!("a value lay in the user's buffer without a copy");
             return Ok((metadata, granted.end(GrantEnd::Content)?));
         }
         if self.lock().buffer.is_none() {

@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
-use testpoints::sync::Mutex;
-use verbs_reactor::Runtime;
+use tensorwire_testpoints::sync::Mutex;
+use tensorwire_verbs_reactor::Runtime;
 
 /// Lines that one peer may cause within a [`WINDOW`].
 const LINES_MAX: u32 = 8;

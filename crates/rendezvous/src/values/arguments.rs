@@ -12,7 +12,7 @@ use crate::values::{
 /// What a sender says beside key and value. The default is right for values in host memory.
 ///
 /// ```
-/// use rendezvous::{AllocatorAttributes, SendArgs};
+/// use tensorwire_rendezvous::{AllocatorAttributes, SendArgs};
 ///
 /// let pinned = AllocatorAttributes { gpu_compatible: true, ..AllocatorAttributes::default() };
 /// let args = SendArgs { attributes: pinned, ..SendArgs::default() };
@@ -29,7 +29,7 @@ pub struct SendArgs {
 /// What a receiver says beside the key. The default is right for values that are wanted in host memory.
 ///
 /// ```
-/// use rendezvous::{CancellationToken, RecvArgs};
+/// use tensorwire_rendezvous::{CancellationToken, RecvArgs};
 ///
 /// let token = CancellationToken::new();
 /// let args = RecvArgs { cancellation: Some(token.clone()), ..RecvArgs::default() };
@@ -50,7 +50,7 @@ pub struct RecvArgs {
 /// [`Recv::with`](crate::Recv::with)).
 ///
 /// ```
-/// use rendezvous::Delivered;
+/// use tensorwire_rendezvous::Delivered;
 ///
 /// /// Whether the sender had the value in memory that a GPU can copy from.
 /// fn came_pinned(delivered: &Delivered) -> bool {

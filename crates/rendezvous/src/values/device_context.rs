@@ -2,15 +2,15 @@
 
 use std::{any::Any, fmt};
 
-use protocol::Status;
-use verbs_reactor::BoxFuture;
+use tensorwire_protocol::Status;
+use tensorwire_verbs_reactor::BoxFuture;
 
 use crate::values::tensor::Tensor;
 
 /// Demands on the memory that a value lies in.
 ///
 /// ```
-/// use rendezvous::AllocatorAttributes;
+/// use tensorwire_rendezvous::AllocatorAttributes;
 ///
 /// let none = AllocatorAttributes::default();
 /// assert!(!none.on_host && !none.gpu_compatible && !none.nic_compatible);
@@ -38,10 +38,10 @@ pub struct AllocatorAttributes {
 /// ```
 /// use std::sync::Arc;
 ///
-/// use memory::{Pool, PoolConfig};
-/// use protocol::{Code, Key, Status};
-/// use rendezvous::{AllocatorAttributes, DeviceContext, IntraProcessRendezvous, RecvArgs, SendArgs, Tensor};
-/// use verbs_reactor::BoxFuture;
+/// use tensorwire_memory::{Pool, PoolConfig};
+/// use tensorwire_protocol::{Code, Key, Status};
+/// use tensorwire_rendezvous::{AllocatorAttributes, DeviceContext, IntraProcessRendezvous, RecvArgs, SendArgs, Tensor};
+/// use tensorwire_verbs_reactor::BoxFuture;
 ///
 /// #[derive(Debug)]
 /// struct Inverting(Pool);

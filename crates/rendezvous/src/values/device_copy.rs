@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use protocol::{Code, DeviceName, Key, Status};
+use tensorwire_protocol::{Code, DeviceName, Key, Status};
 
 use crate::values::{
     arguments::{RecvArgs, SendArgs},

@@ -13,9 +13,9 @@
 /// dropping its future or by its token, doesn't count.
 ///
 /// ```
-/// use memory::{Pool, PoolConfig};
-/// use protocol::{Code, Key};
-/// use rendezvous::{DuplicatePolicy, LocalConfig, LocalRendezvous, SendArgs, Tensor};
+/// use tensorwire_memory::{Pool, PoolConfig};
+/// use tensorwire_protocol::{Code, Key};
+/// use tensorwire_rendezvous::{DuplicatePolicy, LocalConfig, LocalRendezvous, SendArgs, Tensor};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = Pool::new(PoolConfig { block_bytes: 4096, ..PoolConfig::new("example") })?;

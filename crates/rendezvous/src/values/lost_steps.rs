@@ -8,8 +8,8 @@ use std::{
     },
 };
 
-use protocol::{Code, Status, StepId};
-use testpoints::sync::Mutex;
+use tensorwire_protocol::{Code, Status, StepId};
+use tensorwire_testpoints::sync::Mutex;
 
 /// Steps that are remembered of all peers; the oldest is forgotten for a new one.
 const LOST_MAX: usize = 65_536;
@@ -76,7 +76,7 @@ impl LostIndex {
 impl LostSteps {
     /// Notes that `steps` are over with `peer`, and why.
     pub(crate) fn note(&self, steps: &[StepId], peer: &str, why: &str) {
-        if steps.is_empty() || testpoints::planted!("a step whose connection broke goes on") {
+        if steps.is_empty() || tensorwire_testpoints::planted!("a step whose connection broke goes on") {
             return;
         }
         let why: Arc<str> = why.into();

@@ -17,7 +17,7 @@ pub(crate) mod value_guard;
 
 use std::sync::Arc;
 
-use protocol::{Code, DeviceName, Key, Scope, Status, StepId, Wanted};
+use tensorwire_protocol::{Code, DeviceName, Key, Scope, Status, StepId, Wanted};
 
 use self::{
     lost_steps::LostSteps,
@@ -68,7 +68,7 @@ impl Values {
     /// Checks that `key` names this life of this worker.
     pub(crate) fn check_incarnation(&self, key: &Key) -> Result<(), Status> {
         if key.incarnation() == self.incarnation
-            || testpoints::planted!("a key of an earlier life is accepted")
+            || tensorwire_testpoints::planted!("a key of an earlier life is accepted")
         {
             return Ok(());
         }

@@ -10,8 +10,8 @@ use std::{
     },
 };
 
-use protocol::{Code, Metadata, Status, Wanted};
-use testpoints::sync::{Mutex, RwLock};
+use tensorwire_protocol::{Code, Metadata, Status, Wanted};
+use tensorwire_testpoints::sync::{Mutex, RwLock};
 
 use crate::{
     error::WorkerError,
@@ -47,10 +47,10 @@ impl fmt::Display for Version {
 /// What a worker's list says of one published tensor.
 ///
 /// ```
-/// use rendezvous::{Tensor, Worker};
+/// use tensorwire_rendezvous::{Tensor, Worker};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
 /// # let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
 /// # server.publish("w", Tensor::from_values(server.pool(), &[4], &[1u8, 2, 3, 4])?)?;
 /// # let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
@@ -278,8 +278,9 @@ impl PublishedSet {
         let edition = Edition { version, tensor };
         let replaced = match entries.entry(name.to_owned()) {
             Entry::Occupied(mut place) => {
-                if testpoints::planted!("a version of the same shape does not replace the one before")
-                    && place.get().tensor.metadata() == edition.tensor.metadata()
+                if tensorwire_testpoints::planted!(
+                    "a version of the same shape does not replace the one before"
+                ) && place.get().tensor.metadata() == edition.tensor.metadata()
                 {
                     place.get_mut().version = version;
                     None
@@ -306,9 +307,9 @@ impl PublishedSet {
 
 /// Whether something can be published under `name`.
 pub(crate) fn check_published(name: &str) -> Result<(), WorkerError> {
-    let most = protocol::limits::NAME_BYTES_MAX;
+    let most = tensorwire_protocol::limits::NAME_BYTES_MAX;
     let checked = match (1..=most).contains(&name.len()) {
-        true => protocol::text::check_name(name),
+        true => tensorwire_protocol::text::check_name(name),
         false => Err(format!("a published name has 1 to {most} bytes")),
     };
     checked.map_err(|remedy| WorkerError::Config { field: "published name", value: name.to_owned(), remedy })
@@ -322,7 +323,7 @@ mod tests {
         task::{Context, Poll, Waker},
     };
 
-    use protocol::{DataType, Metadata, Shape};
+    use tensorwire_protocol::{DataType, Metadata, Shape};
 
     use super::*;
 
@@ -333,7 +334,11 @@ mod tests {
     }
 
     fn tensor() -> Tensor {
-        Tensor::received(Metadata::dead(DataType::U8, Shape::default()), memory::Buf::empty(), None)
+        Tensor::received(
+            Metadata::dead(DataType::U8, Shape::default()),
+            tensorwire_memory::Buf::empty(),
+            None,
+        )
     }
 
     #[test]

@@ -4,9 +4,9 @@ use std::{any::type_name, fmt, sync::Arc};
 
 use bytes::Bytes;
 use half::{bf16, f16};
-use memory::{Buf, BufMut, Pool, UserMemory, copy::CopyReason, copy::copy_bytes};
 use prost::Message;
-use protocol::{Checksums, DataType, Metadata, Shape};
+use tensorwire_memory::{Buf, BufMut, Pool, UserMemory, copy::CopyReason, copy::copy_bytes};
+use tensorwire_protocol::{Checksums, DataType, Metadata, Shape};
 use zerocopy::{ConvertError, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use crate::{error::WorkerError, values::tensor_proto::TensorProto};
@@ -14,11 +14,11 @@ use crate::{error::WorkerError, values::tensor_proto::TensorProto};
 /// An immutable tensor over pool memory. Cheap to clone: the bytes are shared.
 ///
 /// ```
-/// use protocol::DataType;
-/// use rendezvous::{Tensor, Worker};
+/// use tensorwire_protocol::DataType;
+/// use tensorwire_rendezvous::{Tensor, Worker};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
 /// let worker = Worker::builder("/job:trainer/replica:0/task:0").start().await?;
 /// let matrix = Tensor::from_values(worker.pool(), &[2, 2], &[1.0f32, 2.0, 3.0, 4.0])?;
 /// assert_eq!((matrix.shape(), matrix.bytes().len()), (&[2, 2][..], 16));
@@ -107,10 +107,10 @@ impl Tensor {
     /// each time such a peer receives the tensor, its bytes are first copied into [`Worker::pool`](crate::Worker::pool).
     ///
     /// ```
-    /// use rendezvous::{Tensor, Worker};
+    /// use tensorwire_rendezvous::{Tensor, Worker};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), rendezvous::WorkerError> {
+    /// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
     /// # let worker = Worker::client().start().await?;
     /// let weights = vec![0.5f32; 1000];
     /// let tensor = Tensor::from_vec(worker.user_memory(), &[10, 100], weights)?;
@@ -239,10 +239,10 @@ impl Tensor {
     /// ([`shared`](Self::shared)), such as a mapped file, and a value received as a view of it, may not be.
     ///
     /// ```
-    /// use rendezvous::{Tensor, Worker};
+    /// use tensorwire_rendezvous::{Tensor, Worker};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), rendezvous::WorkerError> {
+    /// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
     /// # let worker = Worker::client().start().await?;
     /// let tensor = Tensor::from_values(worker.pool(), &[2], &[1.0f32, 2.0])?;
     /// assert_eq!(tensor.as_slice::<f32>()?, [1.0, 2.0]);
@@ -303,14 +303,16 @@ fn describe(dtype: DataType, shape: &[u64]) -> Result<Metadata, WorkerError> {
         return Err(WorkerError::InvalidTensor { problem });
     }
     let metadata = Shape::new(shape).and_then(|shape| Metadata::new(dtype, shape));
-    metadata.filter(|metadata| metadata.byte_length <= protocol::limits::TENSOR_BYTES_MAX).ok_or_else(|| {
-        let problem = format!(
-            "shape {shape:?} of {dtype} is too large: at most {} dimensions and {} bytes",
-            protocol::limits::RANK_MAX,
-            protocol::limits::TENSOR_BYTES_MAX
-        );
-        WorkerError::InvalidTensor { problem }
-    })
+    metadata
+        .filter(|metadata| metadata.byte_length <= tensorwire_protocol::limits::TENSOR_BYTES_MAX)
+        .ok_or_else(|| {
+            let problem = format!(
+                "shape {shape:?} of {dtype} is too large: at most {} dimensions and {} bytes",
+                tensorwire_protocol::limits::RANK_MAX,
+                tensorwire_protocol::limits::TENSOR_BYTES_MAX
+            );
+            WorkerError::InvalidTensor { problem }
+        })
 }
 
 /// A Rust type that is an element type: the integers, `f32`, `f64`, `f16` and `bf16` of the crate `half`, `bool`, and
@@ -420,7 +422,7 @@ complex! {
 
 #[cfg(test)]
 mod tests {
-    use memory::PoolConfig;
+    use tensorwire_memory::PoolConfig;
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use bytes::{Buf as _, Bytes};
 use prost::Message;
-use protocol::{DataType, Metadata};
+use tensorwire_protocol::{DataType, Metadata};
 
 use crate::error::WorkerError;
 
@@ -77,7 +77,7 @@ impl TensorProto {
 
 #[cfg(test)]
 mod tests {
-    use protocol::Shape;
+    use tensorwire_protocol::Shape;
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! A value of this worker's or process's own, between its queue and whoever receives it.
 
-use protocol::{Key, Status};
+use tensorwire_protocol::{Key, Status};
 
 use crate::values::{
     arguments::{Delivered, RecvArgs, SendArgs},

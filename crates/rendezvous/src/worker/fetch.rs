@@ -5,9 +5,9 @@ mod many;
 
 use std::{future::IntoFuture, pin::pin, time::Duration};
 
-use memory::BufMut;
-use protocol::{DataType, Manner, Scope, Sharing, Wanted};
-use verbs_reactor::BoxFuture;
+use tensorwire_memory::BufMut;
+use tensorwire_protocol::{DataType, Manner, Scope, Sharing, Wanted};
+use tensorwire_verbs_reactor::BoxFuture;
 
 pub use self::many::FetchMany;
 use crate::{
@@ -85,10 +85,10 @@ fn fetched((tensor, version): (Tensor, Option<Version>)) -> Result<Fetched, Work
 /// ```
 /// use std::time::Duration;
 ///
-/// use rendezvous::{Tensor, Worker};
+/// use tensorwire_rendezvous::{Tensor, Worker};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
 /// # let server = Worker::builder("ps").start().await?;
 /// # server.publish("w", Tensor::from_values(server.pool(), &[4], &[1u8, 2, 3, 4])?)?;
 /// # let client = Worker::client().start().await?;
@@ -199,7 +199,7 @@ impl Peer {
     /// ```no_run
     /// use std::time::Duration;
     ///
-    /// use rendezvous::{Peer, WorkerError};
+    /// use tensorwire_rendezvous::{Peer, WorkerError};
     ///
     /// # async fn example(peer: Peer) -> Result<(), WorkerError> {
     /// // What is published now.

@@ -2,12 +2,12 @@
 
 #[cfg(not(feature = "metrics"))]
 use crate::unmetered::{counter, gauge};
-use memory::{
+#[cfg(feature = "metrics")]
+use metrics::{counter, gauge};
+use tensorwire_memory::{
     Pool,
     copy::{self, CopyReason},
 };
-#[cfg(feature = "metrics")]
-use metrics::{counter, gauge};
 
 use crate::worker::Worker;
 

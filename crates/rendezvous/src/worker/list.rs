@@ -2,11 +2,11 @@
 
 use std::{future::IntoFuture, pin::pin, time::Duration};
 
-use protocol::{
+use tensorwire_protocol::{
     Code, Status,
     wire::control::{ControlFrame, ListEntry},
 };
-use verbs_reactor::BoxFuture;
+use tensorwire_verbs_reactor::BoxFuture;
 
 use crate::{
     error::{Lost, PeerLoss, TransferName, WorkerError},
@@ -181,7 +181,7 @@ impl ListSoFar {
 
 #[cfg(test)]
 mod tests {
-    use protocol::{DataType, Metadata, Shape};
+    use tensorwire_protocol::{DataType, Metadata, Shape};
 
     use super::*;
 

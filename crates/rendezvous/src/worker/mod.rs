@@ -25,10 +25,10 @@ use std::{
     time::Duration,
 };
 
-use memory::{Pool, PoolStats, UserMemory};
-use protocol::{Counters, DeviceName, Key, Sharing, text::check_name};
+use tensorwire_memory::{Pool, PoolStats, UserMemory};
+use tensorwire_protocol::{Counters, DeviceName, Key, Sharing, text::check_name};
+use tensorwire_verbs_reactor::{FabricKind, QueuePairStats, timeout};
 use tokio::sync::watch;
-use verbs_reactor::{FabricKind, QueuePairStats, timeout};
 
 use self::metrics::{Timed, Times};
 use crate::{
@@ -44,10 +44,10 @@ use crate::{
 /// A worker. Cheap to clone; the last clone's drop begins the shutdown without waiting for it.
 ///
 /// ```
-/// use rendezvous::{Tensor, Worker};
+/// use tensorwire_rendezvous::{Tensor, Worker};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
 /// let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
 /// server.publish("bias", Tensor::from_values(server.pool(), &[3], &[0.1f32, 0.2, 0.3])?)?;
 ///
@@ -95,10 +95,10 @@ impl Drop for Operations {
 /// What is known of a peer now.
 ///
 /// ```
-/// use rendezvous::Worker;
+/// use tensorwire_rendezvous::Worker;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
 /// # let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
 /// let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
 /// client.peer_at(server.address()).await?;

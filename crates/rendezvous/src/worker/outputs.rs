@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, pin::pin, sync::OnceLock};
 
 use futures::stream::{FuturesUnordered, StreamExt};
-use protocol::{Key, Manner};
+use tensorwire_protocol::{Key, Manner};
 
 use crate::{
     error::WorkerError,

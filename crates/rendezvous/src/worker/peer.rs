@@ -15,10 +15,10 @@ use crate::{
 /// [`Worker::peer`], [`Worker::peer_at`] and [`Worker::wait_for_peer`] give it. It is connected on first use.
 ///
 /// ```
-/// use rendezvous::Worker;
+/// use tensorwire_rendezvous::Worker;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
 /// # let server = Worker::builder("ps").start().await?;
 /// let client = Worker::client().start().await?;
 /// let peer = client.peer_at(server.address()).await?;

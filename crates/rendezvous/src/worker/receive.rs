@@ -3,9 +3,9 @@
 use std::{borrow::Cow, future::IntoFuture, pin::pin, time::Duration};
 
 use futures::future::try_join_all;
-use memory::BufMut;
-use protocol::{DataType, Key, Manner, Sharing};
-use verbs_reactor::BoxFuture;
+use tensorwire_memory::BufMut;
+use tensorwire_protocol::{DataType, Key, Manner, Sharing};
+use tensorwire_verbs_reactor::BoxFuture;
 
 use crate::{
     error::{TransferName, WorkerError},
@@ -50,7 +50,7 @@ impl<'a> Recv<'a> {
     /// The buffer is owned, because the peer may write it for longer than the future lives:
     ///
     /// ```
-    /// # use {memory::BufMut, protocol::Key, rendezvous::Step};
+    /// # use {tensorwire_memory::BufMut, tensorwire_protocol::Key, tensorwire_rendezvous::Step};
     /// async fn receive(step: &Step, key: &Key, buffer: BufMut) {
     ///     let _ = step.recv(key).into_buffer(buffer).await;
     /// }
@@ -59,7 +59,7 @@ impl<'a> Recv<'a> {
     /// A borrowed one is refused by the compiler:
     ///
     /// ```compile_fail,E0308
-    /// # use {memory::BufMut, protocol::Key, rendezvous::Step};
+    /// # use {tensorwire_memory::BufMut, tensorwire_protocol::Key, tensorwire_rendezvous::Step};
     /// async fn receive(step: &Step, key: &Key, buffer: &mut [u8]) {
     ///     let _ = step.recv(key).into_buffer(buffer).await;
     /// }
@@ -87,7 +87,7 @@ impl<'a> Recv<'a> {
     /// ([`DeviceContext`](crate::DeviceContext)).
     ///
     /// ```
-    /// use rendezvous::{CancellationToken, RecvArgs, Worker, WorkerError};
+    /// use tensorwire_rendezvous::{CancellationToken, RecvArgs, Worker, WorkerError};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), WorkerError> {
@@ -314,10 +314,10 @@ impl Step {
 /// A step and the peer that values are sent to, made by [`Step::to`].
 ///
 /// ```
-/// use rendezvous::{Tensor, Worker};
+/// use tensorwire_rendezvous::{Tensor, Worker};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
 /// let left = Worker::builder("left").start().await?;
 /// let right = Worker::builder("right").start().await?;
 /// let (to_right, to_left) = (left.peer_at(right.address()).await?, right.peer_at(left.address()).await?);

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use memory::BufMut;
-use protocol::Metadata;
+use tensorwire_memory::BufMut;
+use tensorwire_protocol::Metadata;
 
 use crate::{
     error::WorkerError,
@@ -13,10 +13,10 @@ use crate::{
 /// A value in the buffer that it was received into.
 ///
 /// ```
-/// use rendezvous::{Tensor, Worker};
+/// use tensorwire_rendezvous::{Tensor, Worker};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
 /// # let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
 /// # server.publish("w", Tensor::from_values(server.pool(), &[4], &[1u8, 2, 3, 4])?)?;
 /// # let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;

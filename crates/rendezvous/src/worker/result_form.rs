@@ -1,7 +1,7 @@
 //! What awaiting a fetch or a receive gives.
 
-use memory::BufMut;
-use protocol::DataType;
+use tensorwire_memory::BufMut;
+use tensorwire_protocol::DataType;
 
 use crate::{link::target::Target, values::arguments::RecvArgs, worker::receive_into::ReceiveIntoError};
 

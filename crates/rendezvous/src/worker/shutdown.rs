@@ -2,8 +2,8 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use protocol::{Code, Status};
-use verbs_reactor::timeout;
+use tensorwire_protocol::{Code, Status};
+use tensorwire_verbs_reactor::timeout;
 
 use crate::{error::Lost, link::known_peer::KnownPeer, worker::Worker};
 

@@ -3,10 +3,10 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures::future::{Either, select};
-use memory::{BufMut, Pool};
-use protocol::{Code, Held, Key, Manner, Metadata, Scope, Status, StepId};
+use tensorwire_memory::{BufMut, Pool};
+use tensorwire_protocol::{Code, Held, Key, Manner, Metadata, Scope, Status, StepId};
+use tensorwire_verbs_reactor::timeout;
 use tokio_util::sync::CancellationToken;
-use verbs_reactor::timeout;
 
 use crate::{
     error::{KeyEnd, PeerLoss, TransferName, WorkerError},
@@ -37,10 +37,10 @@ const ASKED_AT_ONCE: Duration = Duration::from_secs(5);
 /// begun with.
 ///
 /// ```
-/// use rendezvous::{Tensor, Worker};
+/// use tensorwire_rendezvous::{Tensor, Worker};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
 /// let worker = Worker::builder("/job:trainer/replica:0/task:0").start().await?;
 /// let cpu = "/job:trainer/replica:0/task:0/device:CPU:0";
 /// let key = worker.key(cpu, cpu, "loss")?;

@@ -9,8 +9,8 @@ use futures::{
     future::{join, try_join_all},
     poll,
 };
-use protocol::{Code, DataType};
-use rendezvous::{Peer, Sharing, Tensor, Version, Worker, WorkerError};
+use tensorwire_protocol::{Code, DataType};
+use tensorwire_rendezvous::{Peer, Sharing, Tensor, Version, Worker, WorkerError};
 
 pub const SERVER: &str = "/job:ps/replica:0/task:0";
 pub const CLIENT: &str = "/job:worker/replica:0/task:0";

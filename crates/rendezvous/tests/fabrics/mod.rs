@@ -7,8 +7,8 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use rendezvous::{Worker, WorkerBuilder};
-use verbs_reactor::FabricKind;
+use tensorwire_rendezvous::{Worker, WorkerBuilder};
+use tensorwire_verbs_reactor::FabricKind;
 
 use crate::rdma::{End, over_at};
 

@@ -3,8 +3,8 @@
 use std::thread;
 
 use futures::{FutureExt, future::join_all, poll};
-use protocol::{Code, Status};
-use rendezvous::{CancellationToken, LocalRendezvous, RecvArgs, SendArgs};
+use tensorwire_protocol::{Code, Status};
+use tensorwire_rendezvous::{CancellationToken, LocalRendezvous, RecvArgs, SendArgs};
 
 use crate::family::support::{key, number, plain, read, read_number, run, text, threads, until, wait};
 

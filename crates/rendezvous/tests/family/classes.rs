@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use futures::{FutureExt, future::join};
-use protocol::{Code, Status};
-use rendezvous::{IntraProcessRendezvous, LocalRendezvous, RecvArgs, SendArgs, SimpleRendezvous};
+use tensorwire_protocol::{Code, Status};
+use tensorwire_rendezvous::{IntraProcessRendezvous, LocalRendezvous, RecvArgs, SendArgs, SimpleRendezvous};
 
 use crate::family::support::{key, number, read_number, run};
 

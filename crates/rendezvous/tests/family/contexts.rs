@@ -3,8 +3,8 @@
 use std::{any::Any, sync::Arc};
 
 use futures::{FutureExt, poll};
-use protocol::{Code, Status};
-use rendezvous::{
+use tensorwire_protocol::{Code, Status};
+use tensorwire_rendezvous::{
     AllocatorAttributes, DeviceContext, DuplicatePolicy, IntraProcessRendezvous, LocalConfig,
     LocalRendezvous, RecvArgs, SendArgs,
 };

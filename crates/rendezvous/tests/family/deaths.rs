@@ -1,8 +1,8 @@
 //! Values of branches not taken pass through every member of the family.
 
 use futures::FutureExt;
-use protocol::DataType;
-use rendezvous::{
+use tensorwire_protocol::DataType;
+use tensorwire_rendezvous::{
     DuplicatePolicy, IntraProcessRendezvous, LocalConfig, LocalRendezvous, RecvArgs, SendArgs,
     SimpleRendezvous, Tensor,
 };

@@ -5,11 +5,11 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use memory::Pool;
-use protocol::{Code, Status};
-use rendezvous::{AllocatorAttributes, DeviceContext, RecvArgs, SendArgs, Tensor};
+use tensorwire_memory::Pool;
+use tensorwire_protocol::{Code, Status};
+use tensorwire_rendezvous::{AllocatorAttributes, DeviceContext, RecvArgs, SendArgs, Tensor};
+use tensorwire_verbs_reactor::BoxFuture;
 use tokio::sync::Semaphore;
-use verbs_reactor::BoxFuture;
 
 use crate::family::support::pool;
 

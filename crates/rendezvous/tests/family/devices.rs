@@ -1,8 +1,8 @@
 //! Values between the devices of one process: shared where both devices have one kind of memory, else copied.
 
 use futures::{FutureExt, poll};
-use protocol::{Code, Status};
-use rendezvous::{
+use tensorwire_protocol::{Code, Status};
+use tensorwire_rendezvous::{
     AllocatorAttributes, CancellationToken, Delivered, IntraProcessRendezvous, RecvArgs, SendArgs, Tensor,
 };
 

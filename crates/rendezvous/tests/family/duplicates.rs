@@ -3,8 +3,8 @@
 use std::thread;
 
 use futures::{FutureExt, future::join_all, poll};
-use protocol::Code;
-use rendezvous::{
+use tensorwire_protocol::Code;
+use tensorwire_rendezvous::{
     CancellationToken, DuplicatePolicy, LocalConfig, LocalRendezvous, Receive, RecvArgs, SendArgs,
 };
 

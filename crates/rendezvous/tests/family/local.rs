@@ -3,8 +3,8 @@
 use std::thread;
 
 use futures::{FutureExt, poll};
-use protocol::{Code, Key, Status};
-use rendezvous::{LocalRendezvous, RecvArgs, SendArgs};
+use tensorwire_protocol::{Code, Key, Status};
+use tensorwire_rendezvous::{LocalRendezvous, RecvArgs, SendArgs};
 
 use crate::family::support::{CPU, GPU, key, key_between, plain, read, run, text, threads, wait};
 

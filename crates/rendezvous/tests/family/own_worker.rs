@@ -3,13 +3,13 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use futures::{FutureExt, poll};
-use memory::copy::{CopyReason, count};
-use protocol::{Code, DataType, Key};
-use rendezvous::{
+use tensorwire_memory::copy::{CopyReason, count};
+use tensorwire_protocol::{Code, DataType, Key};
+use tensorwire_rendezvous::{
     AllocatorAttributes, CancellationToken, DuplicatePolicy, RecvArgs, SendArgs, Sharing, Tensor, Worker,
     WorkerBuilder, WorkerError,
 };
-use verbs_reactor::FabricKind;
+use tensorwire_verbs_reactor::FabricKind;
 
 use crate::family::{
     device::{Masked, Stream, Way},

@@ -9,7 +9,7 @@ use std::{
 };
 
 use futures::future::join_all;
-use rendezvous::{LocalRendezvous, RecvArgs, SendArgs};
+use tensorwire_rendezvous::{LocalRendezvous, RecvArgs, SendArgs};
 
 use crate::family::support::{Numbers, key, number, read_number, threads, wait};
 

@@ -2,9 +2,9 @@
 
 use std::{future::Future, time::Duration};
 
-use memory::{Pool, PoolConfig};
-use protocol::Key;
-use rendezvous::{CancellationToken, RecvArgs, SendArgs, Tensor};
+use tensorwire_memory::{Pool, PoolConfig};
+use tensorwire_protocol::Key;
+use tensorwire_rendezvous::{CancellationToken, RecvArgs, SendArgs, Tensor};
 use tokio::runtime::{Builder, Runtime};
 
 pub(crate) const CPU: &str = "/job:mnist/replica:1/task:2/CPU:0";

@@ -7,12 +7,12 @@ use std::{
 };
 
 use futures::{StreamExt, future::join_all, stream};
+use tensorwire_verbs_reactor::{Runtime, timeout};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     sync::watch,
 };
-use verbs_reactor::{Runtime, timeout};
 
 use crate::{
     harness::{parents_lines, say},

@@ -11,14 +11,14 @@ use std::{
 };
 
 use futures::future::join_all;
-use rendezvous::control::{GrpcConfig, GrpcPlane, Secret};
 use rustix::process::{Resource, Rlimit, setrlimit};
+use tensorwire_rendezvous::control::{GrpcConfig, GrpcPlane, Secret};
+use tensorwire_verbs_reactor::{FabricKind, Runtime};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     sync::watch,
 };
-use verbs_reactor::{FabricKind, Runtime};
 
 use crate::{
     attacker::HALF_A_HELLO,

@@ -2,11 +2,11 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use rendezvous::{
+use tensorwire_rendezvous::{
     Worker,
     control::{GrpcConfig, GrpcPlane, Secret},
 };
-use verbs_reactor::FabricKind;
+use tensorwire_verbs_reactor::FabricKind;
 
 use crate::{
     attacker,

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use protocol::{
+use tensorwire_protocol::{
     Code, DataType, Destination, Metadata, Parameters, Shape, Status,
     limits::{
         CONNECTION_DATA_BYTES_MAX, CONTROL_FRAME_BYTES_MAX, LIST_ENTRIES_MAX, NAME_BYTES_MAX, REGIONS_MAX,
@@ -16,8 +16,8 @@ use protocol::{
     },
     wire::control::{Connect, ControlFrame, ListEntry, RegionRecord, RingOffer},
 };
-use rendezvous::control::{ControlPlane, GrpcConfig, GrpcPlane, Secret, handshake};
-use verbs_reactor::{FabricKind, Runtime};
+use tensorwire_rendezvous::control::{ControlPlane, GrpcConfig, GrpcPlane, Secret, handshake};
+use tensorwire_verbs_reactor::{FabricKind, Runtime};
 
 use crate::{
     attacker::opening,
@@ -196,7 +196,7 @@ fn e_every_length_of_a_strangers_bytes_is_refused_at_its_limit_and_above() {
         ];
         // Hello, with each of its lengths.
         let hello = ControlFrame::Hello {
-            wire_version: protocol::limits::WIRE_VERSION,
+            wire_version: tensorwire_protocol::limits::WIRE_VERSION,
             worker: "w".repeat(0x71),
             incarnation: 1,
             listen_address: Some("a".repeat(0x72)),

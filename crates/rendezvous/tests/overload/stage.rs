@@ -10,10 +10,10 @@ use std::{
     time::Duration,
 };
 
-use protocol::DataType;
-use rendezvous::{Tensor, Worker, WorkerBuilder, control::Secret};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use verbs_reactor::{FabricKind, Runtime, TokioRuntime};
+use tensorwire_protocol::DataType;
+use tensorwire_rendezvous::{Tensor, Worker, WorkerBuilder, control::Secret};
+use tensorwire_verbs_reactor::{FabricKind, Runtime, TokioRuntime};
 
 use crate::{
     harness::{STEP, step},

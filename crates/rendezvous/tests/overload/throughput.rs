@@ -9,14 +9,14 @@
 use std::{fs, sync::Arc, time::Duration};
 
 use futures::future::join_all;
-use protocol::DataType;
-use rendezvous::{
+use rustix::process::Pid;
+use tensorwire_protocol::DataType;
+use tensorwire_rendezvous::{
     Tensor,
     control::{ControlPlane, GrpcConfig, GrpcPlane, Secret, handshake},
 };
-use rustix::process::Pid;
+use tensorwire_verbs_reactor::{FabricKind, Runtime, TokioRuntime};
 use tokio::sync::watch;
-use verbs_reactor::{FabricKind, Runtime, TokioRuntime};
 
 use crate::{
     attacker,

@@ -2,9 +2,9 @@
 
 use std::{env, time::Duration};
 
-use rendezvous::{Peer, Worker, WorkerError};
 use rustix::process::Signal;
-use verbs_reactor::Runtime;
+use tensorwire_rendezvous::{Peer, Worker, WorkerError};
+use tensorwire_verbs_reactor::Runtime;
 
 use crate::harness::{
     Other, PARENT, bounded, builder, info, is_version, kind, parents_lines, role, say, step, tensor,

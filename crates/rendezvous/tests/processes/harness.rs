@@ -13,11 +13,11 @@ use std::{
     time::Duration,
 };
 
-use protocol::DataType;
-use rendezvous::{Peer, PeerInfo, Tensor, Worker, WorkerBuilder};
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use tensorwire_protocol::DataType;
+use tensorwire_rendezvous::{Peer, PeerInfo, Tensor, Worker, WorkerBuilder};
+use tensorwire_verbs_reactor::{FabricKind, Runtime, TokioRuntime, timeout};
 use tokio::sync::mpsc;
-use verbs_reactor::{FabricKind, Runtime, TokioRuntime, timeout};
 
 use crate::rdma::{End, over_at, patient};
 

@@ -2,13 +2,13 @@
 
 use std::{fs, fs::File, time::Duration};
 
-use protocol::Code;
-use rendezvous::{Worker, WorkerBuilder};
 use rustix::{
     process::{Resource, Rlimit, getrlimit, setrlimit},
     thread::{CapabilitySet, capabilities, set_capabilities},
 };
-use verbs_reactor::FabricKind;
+use tensorwire_protocol::Code;
+use tensorwire_rendezvous::{Worker, WorkerBuilder};
+use tensorwire_verbs_reactor::FabricKind;
 
 use crate::{
     harness::{Other, bounded, builder, info, is_version, kind, parents_lines, role, say, step, tensor},

@@ -10,9 +10,9 @@ use std::{
 };
 
 use futures::future::join;
-use rendezvous::{PeerLoss, Worker, WorkerError};
 use rustix::process::Signal;
-use verbs_reactor::{FabricKind, Runtime};
+use tensorwire_rendezvous::{PeerLoss, Worker, WorkerError};
+use tensorwire_verbs_reactor::{FabricKind, Runtime};
 
 use crate::harness::{
     CHILD_CPU, Other, PARENT, PARENT_CPU, bounded, builder, info, is_version, kind, parents_lines, role, say,

@@ -3,9 +3,9 @@
 use std::{fs, sync::Arc, thread, time::Duration};
 
 use futures::{StreamExt, future::join, stream::FuturesUnordered};
-use protocol::Key;
-use rendezvous::{Tensor, Worker};
-use verbs_reactor::{FabricKind, Runtime};
+use tensorwire_protocol::Key;
+use tensorwire_rendezvous::{Tensor, Worker};
+use tensorwire_verbs_reactor::{FabricKind, Runtime};
 
 use crate::harness::{
     CHILD_CPU, Other, PARENT, PARENT_CPU, bounded, builder, info, kind, parents_lines, role, say, step,
@@ -93,7 +93,7 @@ fn assert_bounded(worker: &Worker, before: usize, count: usize) {
     assert!(pool.block_bytes <= POOL && pool.leaked_bytes == 0, "{pool:?}");
 }
 
-fn parent(fabric: FabricKind) -> rendezvous::WorkerBuilder {
+fn parent(fabric: FabricKind) -> tensorwire_rendezvous::WorkerBuilder {
     builder(PARENT, fabric).timeout(LIMIT).liveness(Duration::from_secs(1)).memory(|memory| {
         memory.receive_bytes = POOL;
         memory.block_bytes = 1 << 20;

@@ -11,11 +11,11 @@ use std::{
 };
 
 use h2::{RecvStream, SendStream};
-use protocol::DataType;
-use rendezvous::{Peer, Tensor, Worker, WorkerBuilder, WorkerError, control::Secret};
+use tensorwire_protocol::DataType;
+use tensorwire_rendezvous::{Peer, Tensor, Worker, WorkerBuilder, WorkerError, control::Secret};
+use tensorwire_verbs_reactor::FabricKind;
 use tokio::net::{TcpListener, TcpStream};
 use tonic::codegen::{Bytes, http};
-use verbs_reactor::FabricKind;
 
 use crate::harness::{bounded, step};
 

@@ -7,8 +7,10 @@ use std::{
     time::Duration,
 };
 
-use memory::{Block, BlockId, BlockVisitor, Granted, Pool, PoolConfig, VisitError};
-use protocol::{
+use tensorwire_fabric_shm::ShmFabric;
+use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
+use tensorwire_memory::{Block, BlockId, BlockVisitor, Granted, Pool, PoolConfig, VisitError};
+use tensorwire_protocol::{
     DataType, Destination, MESSAGE_IMMEDIATE, Message, MetaDataResponse, Metadata, Parameters, RequestIndex,
     Scope, Shape, TensorReRequest, TensorRequest, Want,
     credit::{Answer, Counts},
@@ -20,14 +22,14 @@ use protocol::{
         record,
     },
 };
-use rendezvous::control::{ControlPlane, ControlSession, FrameSender, GrpcConfig, GrpcPlane, handshake};
-use tensorwire_fabric_shm::ShmFabric;
-use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
-use tokio::sync::mpsc;
-use verbs_reactor::{
+use tensorwire_rendezvous::control::{
+    ControlPlane, ControlSession, FrameSender, GrpcConfig, GrpcPlane, handshake,
+};
+use tensorwire_verbs_reactor::{
     Access, ConnectParams, ConnectionData, Domain, Fabric, FabricKind, Immediate, QueuePair, QueuePairConfig,
     RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role, Runtime, TokioRuntime,
 };
+use tokio::sync::mpsc;
 
 use crate::harness::step;
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use rendezvous::Worker;
 use rustix::process::Signal;
-use verbs_reactor::{FabricKind, Runtime};
+use tensorwire_rendezvous::Worker;
+use tensorwire_verbs_reactor::{FabricKind, Runtime};
 
 use crate::harness::{
     Other, PARENT, bounded, builder, info, is_version, parents_lines, role, say, step, tensor,

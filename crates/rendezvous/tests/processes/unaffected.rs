@@ -3,10 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::{FutureExt, StreamExt, future::join_all, stream::FuturesUnordered};
-use protocol::Key;
-use rendezvous::Peer;
 use rustix::process::Signal;
-use verbs_reactor::Runtime;
+use tensorwire_protocol::Key;
+use tensorwire_rendezvous::Peer;
+use tensorwire_verbs_reactor::Runtime;
 
 use crate::{
     crowd::number,

@@ -11,8 +11,8 @@ pub mod rdma_devices;
 use std::{env, time::Duration};
 
 use rdma_devices::Ends;
-use rendezvous::WorkerBuilder;
-use verbs_reactor::{FabricKind, verbs::Rdma};
+use tensorwire_rendezvous::WorkerBuilder;
+use tensorwire_verbs_reactor::{FabricKind, verbs::Rdma};
 
 /// `limit`, as much longer as `TENSORWIRE_TEST_PATIENCE` says: emulated machines are slow.
 pub fn patient(limit: Duration) -> Duration {

@@ -12,9 +12,9 @@ use std::{
     time::Duration,
 };
 
-use memory::copy::{CopyReason, count};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
-use rendezvous::{
+use tensorwire_memory::copy::{CopyReason, count};
+use tensorwire_rendezvous::{
     Tensor, Worker, WorkerBuilder, WorkerError,
     control::{ControlError, Secret},
     tls::{
@@ -22,7 +22,7 @@ use rendezvous::{
         test_certificates::{Authority, Wanted},
     },
 };
-use verbs_reactor::FabricKind;
+use tensorwire_verbs_reactor::FabricKind;
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENT: &str = "/job:worker/replica:0/task:0";

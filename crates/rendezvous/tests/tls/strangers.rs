@@ -6,16 +6,16 @@ use std::{
     time::Duration,
 };
 
-use rendezvous::{
+use tensorwire_fabric_tcp::tls::TlsPurpose;
+use tensorwire_rendezvous::{
     control::{ControlError, TlsNames},
     tls::{
         TlsIdentity,
         test_certificates::{Authority, Usage, Validity, Wanted},
     },
 };
-use tensorwire_fabric_tcp::tls::TlsPurpose;
+use tensorwire_verbs_reactor::{FabricKind, TokioRuntime, timeout};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use verbs_reactor::{FabricKind, TokioRuntime, timeout};
 
 use crate::tls::{
     CLIENT, SERVER, authority, bounded, builder, fetch, identity, plain, refusal, serve, values,

@@ -8,9 +8,9 @@ use std::{
 };
 
 use futures::future::join;
-use rendezvous::{PeerLoss, WorkerError};
 use rustix::process::Signal;
-use verbs_reactor::{FabricKind, timeout};
+use tensorwire_rendezvous::{PeerLoss, WorkerError};
+use tensorwire_verbs_reactor::{FabricKind, timeout};
 
 use crate::verbs_network::{
     network::LinkDown,

@@ -4,8 +4,8 @@
 
 use std::{fmt::Debug, sync::Arc};
 
-use memory::{Block, BlockId};
-use verbs_reactor::{
+use tensorwire_memory::{Block, BlockId};
+use tensorwire_verbs_reactor::{
     Access, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Fabric, FabricError,
     FabricKind, Prepared, QueuePair, QueuePairConfig, RemoteRegion,
 };

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, task::Waker, time::Duration};
 
-use verbs_reactor::FabricError;
+use tensorwire_verbs_reactor::FabricError;
 
 use super::late_packet::LatePacket;
 use crate::{

@@ -1,4 +1,4 @@
-//! Rare branches of the code under test (`testpoints::chance!`): the seed decides which are taken.
+//! Rare branches of the code under test (`tensorwire_testpoints::chance!`): the seed decides which are taken.
 
 use std::collections::BTreeMap;
 

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::channel::oneshot;
-use verbs_reactor::{FabricError, QueuePair, QueuePairConfig, QueuePairCore, Role};
+use tensorwire_verbs_reactor::{FabricError, QueuePair, QueuePairConfig, QueuePairCore, Role};
 
 use super::{domain::DomainShared, outbound::Outbound};
 use crate::ids::{EndpointId, NodeId};

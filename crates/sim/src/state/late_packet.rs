@@ -2,7 +2,7 @@
 
 use std::sync::Weak;
 
-use verbs_reactor::RemoteRange;
+use tensorwire_verbs_reactor::RemoteRange;
 
 use super::domain::DomainShared;
 use crate::ids::EndpointId;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use memory::{Buf, Retired};
+use tensorwire_memory::{Buf, Retired};
 
 use super::outbound::SourceSpan;
 use crate::ids::{EndpointId, LeaseId, NodeId};

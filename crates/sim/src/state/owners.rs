@@ -5,7 +5,7 @@ use std::{
     ops::Range,
 };
 
-use memory::{BlockId, GrantId};
+use tensorwire_memory::{BlockId, GrantId};
 
 use crate::{
     Violation,
@@ -54,7 +54,7 @@ impl PostedUnder {
     }
 }
 
-/// The map. Every change comes from a [`MemoryObserver`](memory::MemoryObserver), every check from the fabric.
+/// The map. Every change comes from a [`MemoryObserver`](tensorwire_memory::MemoryObserver), every check from the fabric.
 #[derive(Debug, Default)]
 pub(crate) struct Owners {
     blocks: BTreeMap<BlockId, BlockNumber>,

@@ -3,8 +3,8 @@
 use std::{ops::Range, sync::Arc};
 
 use futures::channel::oneshot;
-use memory::Span;
-use verbs_reactor::{
+use tensorwire_memory::Span;
+use tensorwire_verbs_reactor::{
     FabricError, FabricKind, Link, LossCause, QueuePair, QueuePairCore, Role, SlotKey, WorkRequest,
 };
 

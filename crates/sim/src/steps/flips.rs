@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use protocol::{
+use tensorwire_protocol::{
     MESSAGE_IMMEDIATE, Message, Mode,
     limits::REQUESTS_PER_MESSAGE_MAX,
     names::NameTable,
     wire::record::{Record, decode_record},
 };
-use verbs_reactor::{Immediate, Purpose};
+use tensorwire_verbs_reactor::{Immediate, Purpose};
 
 use crate::{ids::EndpointId, shared::Shared, state::State, trace::Event};
 
@@ -81,7 +81,7 @@ fn content_of(record: &[u8]) -> Option<Range<usize>> {
 
 #[cfg(test)]
 mod tests {
-    use protocol::{
+    use tensorwire_protocol::{
         DataType, MetaDataResponse, Metadata, RequestIndex, Shape, credit::Counts, names::NameForm,
         wire::record::encode_message,
     };

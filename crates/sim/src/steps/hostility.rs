@@ -10,8 +10,8 @@
 
 use std::{collections::BTreeSet, ops::Range};
 
-use memory::BlockId;
-use verbs_reactor::RemoteRange;
+use tensorwire_memory::BlockId;
+use tensorwire_verbs_reactor::RemoteRange;
 
 use crate::{
     ids::{BlockNumber, EndpointId, GrantNumber, NodeId},

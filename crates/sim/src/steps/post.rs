@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use memory::{Block, Buf};
-use verbs_reactor::{
+use tensorwire_memory::{Block, Buf};
+use tensorwire_verbs_reactor::{
     FabricError, FabricKind, Piece as WorkPiece, QueuePairCore, RemoteRange, RemoteRegion, SlotKey,
     WorkRequest,
 };

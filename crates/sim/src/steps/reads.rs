@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use memory::{
+use tensorwire_memory::{
     Buf,
     copy::{CopyReason, copy_bytes},
 };
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     FabricError, FabricKind, PeerViolation, QueuePairCore, ReadDestination, ReadPart, RemoteRange,
     WorkRequest,
 };

@@ -2,7 +2,7 @@
 
 use std::task::Waker;
 
-use rendezvous::control::ControlError;
+use tensorwire_rendezvous::control::ControlError;
 
 use crate::{
     ids::{NodeId, SessionId},

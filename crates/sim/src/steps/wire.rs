@@ -1,10 +1,10 @@
 //! The steps of a write: its pieces are read and land, its immediate is delivered, it completes.
 
-use memory::{
+use tensorwire_memory::{
     BlockId, Buf, RemoteTarget,
     copy::{CopyReason, copy_bytes},
 };
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     Arrival, FabricError, FabricKind, Immediate, PeerViolation, Purpose, QueuePairCore, WorkRequest,
 };
 

@@ -15,7 +15,7 @@ mod workers;
 
 use std::{future::poll_fn, pin::pin, task::Poll};
 
-use sim::{Rng, Swarm, World};
+use tensorwire_sim::{Rng, Swarm, World};
 
 /// Seeds of each case, unless `SIM_CANCEL_SEEDS` says otherwise.
 const SEEDS: u64 = 40;
@@ -54,7 +54,7 @@ async fn for_every_k(what: &str, mut attempt: impl AsyncFnMut(usize) -> bool) {
 
 /// Runs `scenario` in one world of each seed. Latencies are short, so that what was given up and what comes next
 /// meet on the wire.
-fn on_seeds(scenario: impl AsyncFn(sim::Handle)) {
+fn on_seeds(scenario: impl AsyncFn(tensorwire_sim::Handle)) {
     let seeds = std::env::var("SIM_CANCEL_SEEDS").ok().map_or(SEEDS, |text| text.parse().unwrap());
     for seed in 0..seeds {
         let world = World::with_swarm(seed, Swarm::draw(&mut Rng::new(seed).fork(5)));

@@ -3,9 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::future::{join, join_all};
-use memory::{Buf, GrantEnd, MemoryError, Pool, PoolConfig};
-use sim::Handle;
-use verbs_reactor::{
+use tensorwire_memory::{Buf, GrantEnd, MemoryError, Pool, PoolConfig};
+use tensorwire_sim::Handle;
+use tensorwire_verbs_reactor::{
     Arrival, ConnectParams, Connected, FabricError, Immediate, QueuePair, QueuePairConfig, RemoteRange, Role,
     Runtime, Segment, WorkRequest, scattered,
 };
@@ -122,7 +122,7 @@ fn s3_a_vectored_write_given_up_arrives_once_or_never() {
             let write = async |value, lent: &Lent| {
                 let part = |from: usize, to: usize| Segment {
                     local: source.slice(from..to).unwrap(),
-                    remote: verbs_reactor::RemoteRange {
+                    remote: tensorwire_verbs_reactor::RemoteRange {
                         offset: lent.range.offset + from as u64,
                         length: (to - from) as u64,
                         ..lent.range
@@ -256,7 +256,7 @@ fn s3_a_notification_given_up_arrives_once_or_never() {
         for_every_k("post_now", async |polls| {
             let post = async |value, _: &Lent| {
                 let request = WorkRequest::Write {
-                    local: memory::Buf::empty(),
+                    local: tensorwire_memory::Buf::empty(),
                     remote: None,
                     immediate: Some(Immediate(value)),
                 };

@@ -3,13 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::future::join;
-use protocol::{DataType, Mode, Status};
-use rendezvous::{
+use tensorwire_protocol::{DataType, Mode, Status};
+use tensorwire_rendezvous::{
     AllocatorAttributes, CancellationToken, ClusterSpec, DeviceContext, Filled, Peer, RecvArgs, Sharing,
     Tensor, Worker, WorkerBuilder, WorkerError,
 };
-use sim::{Handle, Node};
-use verbs_reactor::{BoxFuture, Runtime};
+use tensorwire_sim::{Handle, Node};
+use tensorwire_verbs_reactor::{BoxFuture, Runtime};
 
 use super::{for_every_k, on_seeds, polled};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sim::{Call, Disturbance, Entry, Plan, Rng};
+use tensorwire_sim::{Call, Disturbance, Entry, Plan, Rng};
 
 use super::Run;
 

@@ -1,8 +1,8 @@
 //! Several tensors that are wanted together.
 
-use protocol::Key;
-use rendezvous::Tensor;
-use sim::Rng;
+use tensorwire_protocol::Key;
+use tensorwire_rendezvous::Tensor;
+use tensorwire_sim::Rng;
 
 use super::{
     Kind, Run,

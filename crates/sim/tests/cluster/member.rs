@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use memory::{BufMut, MemoryError, Pool};
-use protocol::{Code, DataType, Mode, Validation};
-use rendezvous::{ClusterSpec, Tensor, Trust, Worker, WorkerError};
-use sim::{Node, Operation, Outcome, Rng, Violation};
-use verbs_reactor::Runtime;
+use tensorwire_memory::{BufMut, MemoryError, Pool};
+use tensorwire_protocol::{Code, DataType, Mode, Validation};
+use tensorwire_rendezvous::{ClusterSpec, Tensor, Trust, Worker, WorkerError};
+use tensorwire_sim::{Node, Operation, Outcome, Rng, Violation};
+use tensorwire_verbs_reactor::Runtime;
 
 use super::{Kind, Run, WORKERS_MIN, kinds::LARGE};
 

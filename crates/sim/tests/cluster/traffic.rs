@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use futures::future::{BoxFuture, join_all};
-use protocol::{DataType, Key};
-use rendezvous::{Sharing, Step, Tensor, WorkerError};
-use sim::{Outcome, Rng, Violation};
-use verbs_reactor::Runtime;
+use tensorwire_protocol::{DataType, Key};
+use tensorwire_rendezvous::{Sharing, Step, Tensor, WorkerError};
+use tensorwire_sim::{Outcome, Rng, Violation};
+use tensorwire_verbs_reactor::Runtime;
 
 use super::{
     Kind, Run, many,

@@ -9,10 +9,10 @@ use std::{
 };
 
 use futures::future::join;
-use memory::{Block, BlockId, BlockVisitor, Buf, GrantEnd, Granted, Pool, PoolConfig, VisitError};
-use rendezvous::{Worker, WorkerBuilder};
-use sim::{Handle, Node};
-use verbs_reactor::{
+use tensorwire_memory::{Block, BlockId, BlockVisitor, Buf, GrantEnd, Granted, Pool, PoolConfig, VisitError};
+use tensorwire_rendezvous::{Worker, WorkerBuilder};
+use tensorwire_sim::{Handle, Node};
+use tensorwire_verbs_reactor::{
     Access, Arrival, ConnectParams, Domain, Fabric, QueuePair, QueuePairConfig, RemoteRange, RemoteRegion,
     Role,
 };

@@ -2,13 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use protocol::{
+use tensorwire_protocol::{
     Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, RequestIndex, ResultSlot,
     Scope, Shape, Status, TensorReRequest, TensorRequest, Validation, VersionTold, Want,
     limits::{RESULT_BYTES, RESULT_SLOT_BYTES},
 };
-use sim::Rng;
-use verbs_reactor::Immediate;
+use tensorwire_sim::Rng;
+use tensorwire_verbs_reactor::Immediate;
 
 use super::{line::Line, memory_of::range_of};
 

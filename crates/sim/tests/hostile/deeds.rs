@@ -2,15 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use protocol::{
+use tensorwire_protocol::{
     Code, Destination, ErrorStatus, Message, RequestIndex, ResultSlot, Scope, Status, StepId,
     TensorReRequest, TensorRequest, VersionTold, Want, Wanted,
     credit::{Answer, Ask, Counts},
     names::NameForm,
     wire::record::{self, Control},
 };
-use sim::Rng;
-use verbs_reactor::{RegionGeneration, RegionId, RemoteRange};
+use tensorwire_sim::Rng;
+use tensorwire_verbs_reactor::{RegionGeneration, RegionId, RemoteRange};
 
 use super::{
     answers, frames,
@@ -200,7 +200,7 @@ fn message(line: &Line, rng: &mut Rng) {
             line.did("answers a request that may not be");
             let content = rng.chance(1, 2).then_some(value.as_slice()).filter(|value| value.len() < 4096);
             let response = answers::response(line, index, &value, content);
-            Message::MetaDataResponse(protocol::MetaDataResponse { metadata, ..response })
+            Message::MetaDataResponse(tensorwire_protocol::MetaDataResponse { metadata, ..response })
         }
         5 => {
             line.did("sends an error for a request that may not be");

@@ -2,14 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use protocol::{
+use tensorwire_protocol::{
     Code, Parameters, Status,
     limits::WIRE_VERSION,
     wire::control::{Connect, ControlFrame, ListEntry, RegionRecord},
 };
-use rendezvous::control::{ControlSession, handshake};
-use sim::Rng;
-use verbs_reactor::timeout;
+use tensorwire_rendezvous::control::{ControlSession, handshake};
+use tensorwire_sim::Rng;
+use tensorwire_verbs_reactor::timeout;
 
 use super::{
     answers::value_of,
@@ -228,8 +228,8 @@ async fn odd(talk: &Arc<Talk>, rng: &mut Rng) -> bool {
     }
 }
 
-fn offer_of(rng: &mut Rng) -> protocol::wire::control::RingOffer {
-    let destination = |capacity| protocol::Destination {
+fn offer_of(rng: &mut Rng) -> tensorwire_protocol::wire::control::RingOffer {
+    let destination = |capacity| tensorwire_protocol::Destination {
         region: rng.next_u64() as u32,
         generation: 0,
         offset: 0,
@@ -237,7 +237,10 @@ fn offer_of(rng: &mut Rng) -> protocol::wire::control::RingOffer {
         result: None,
     };
     let mut destination = destination;
-    protocol::wire::control::RingOffer { destination: destination(16 << 10), slots: destination(128) }
+    tensorwire_protocol::wire::control::RingOffer {
+        destination: destination(16 << 10),
+        slots: destination(128),
+    }
 }
 
 fn entries(rng: &mut Rng) -> Vec<ListEntry> {

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use futures::future::{BoxFuture, join_all};
-use memory::{BufMut, MemoryError};
-use protocol::DataType;
-use rendezvous::{ClusterSpec, Sharing, Tensor, Trust, Worker, WorkerError};
-use sim::{Holdings, Node, Outcome, Rng, Violation};
-use verbs_reactor::Runtime;
+use tensorwire_memory::{BufMut, MemoryError};
+use tensorwire_protocol::DataType;
+use tensorwire_rendezvous::{ClusterSpec, Sharing, Tensor, Trust, Worker, WorkerError};
+use tensorwire_sim::{Holdings, Node, Outcome, Rng, Violation};
+use tensorwire_verbs_reactor::Runtime;
 
 use super::stage::{LIMIT, Stage, address, device, name, rogue_address, rogue_device, rogue_name};
 

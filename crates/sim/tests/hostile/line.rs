@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use memory::{Buf, Granted, copy::CopyReason};
-use protocol::{
+use tensorwire_memory::{Buf, Granted, copy::CopyReason};
+use tensorwire_protocol::{
     ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Destination, MESSAGE_IMMEDIATE, Message, Metadata, Mode,
     TensorRequest, Want,
     credit::{Counts, Flow, RingConsumer, RingPlace},
@@ -14,8 +14,8 @@ use protocol::{
         record::{self, ANSWER_BYTES, ASK_BYTES, Control, Record},
     },
 };
-use sim::Rng;
-use verbs_reactor::{Arrival, Immediate, QueuePair, RemoteRange};
+use tensorwire_sim::Rng;
+use tensorwire_verbs_reactor::{Arrival, Immediate, QueuePair, RemoteRange};
 
 use super::{
     answers,

@@ -5,10 +5,10 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use memory::{Block, BlockId, BlockVisitor, BufMut, Granted, Pool, PoolConfig, VisitError};
-use protocol::{Destination, wire::control::RegionRecord};
-use sim::Node;
-use verbs_reactor::{Access, Domain, RegionGeneration, RegionId, RemoteRange, RemoteRegion};
+use tensorwire_memory::{Block, BlockId, BlockVisitor, BufMut, Granted, Pool, PoolConfig, VisitError};
+use tensorwire_protocol::{Destination, wire::control::RegionRecord};
+use tensorwire_sim::Node;
+use tensorwire_verbs_reactor::{Access, Domain, RegionGeneration, RegionId, RemoteRange, RemoteRegion};
 
 #[derive(Debug)]
 struct Registrar {

@@ -27,7 +27,7 @@ use std::{
 };
 
 use scenario::{Report, run_seed};
-use sim::Failure;
+use tensorwire_sim::Failure;
 
 /// Seeds that run unless `SIM_SEEDS` says otherwise.
 const SEEDS: u64 = 40;

@@ -7,15 +7,17 @@ use std::{
     time::Duration,
 };
 
-use memory::Granted;
-use protocol::{
+use tensorwire_memory::Granted;
+use tensorwire_protocol::{
     Parameters,
     limits::SLOT_BYTES,
     wire::control::{Connect, ControlFrame, RegionRecord, RingOffer},
 };
-use rendezvous::control::{ControlPlane, ControlSession, FrameReceiver, FrameSender, Secret, handshake};
-use sim::{Node, Rng, SimControl};
-use verbs_reactor::{
+use tensorwire_rendezvous::control::{
+    ControlPlane, ControlSession, FrameReceiver, FrameSender, Secret, handshake,
+};
+use tensorwire_sim::{Node, Rng, SimControl};
+use tensorwire_verbs_reactor::{
     Access, ConnectParams, ConnectionData, Domain, Fabric, Prepared, QueuePairConfig, Role, Runtime, timeout,
 };
 

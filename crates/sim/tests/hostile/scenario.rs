@@ -3,9 +3,9 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use futures::future::{join, join_all};
-use protocol::PeerMisbehaved;
-use sim::{Bounds, Failure, Handle, Holdings, Rng, Summary, Violation, World};
-use verbs_reactor::Runtime;
+use tensorwire_protocol::PeerMisbehaved;
+use tensorwire_sim::{Bounds, Failure, Handle, Holdings, Rng, Summary, Violation, World};
+use tensorwire_verbs_reactor::Runtime;
 
 use super::{
     honest::{self, Honest},

@@ -6,9 +6,9 @@ use std::{
     time::Duration,
 };
 
-use protocol::{Mode, Validation};
-use rendezvous::Trust;
-use sim::{Handle, NodeId, Rng};
+use tensorwire_protocol::{Mode, Validation};
+use tensorwire_rendezvous::Trust;
+use tensorwire_sim::{Handle, NodeId, Rng};
 
 /// Settings that the seed draws.
 #[derive(Debug)]

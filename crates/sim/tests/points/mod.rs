@@ -56,7 +56,7 @@ fn names(text: &str, kind: &str) -> impl Iterator<Item = String> {
 
 #[test]
 fn points_are_found_in_code_and_not_in_comments() {
-    let text = "a(testpoints::chance!(\n    \"one\"\n)); // chance!(\"two\")\nchance!(\"three\")";
+    let text = "a(tensorwire_testpoints::chance!(\n    \"one\"\n)); // chance!(\"two\")\nchance!(\"three\")";
     assert_eq!(names(text, "chance").collect::<Vec<_>>(), ["one", "three"]);
     assert!(in_source("chance").len() >= 10 && in_source("mark").len() >= 5);
 }

@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use sim::Failure;
+use tensorwire_sim::Failure;
 
 use super::promised;
 use crate::{

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use sim::{Failure, Shrunk, shrink};
+use tensorwire_sim::{Failure, Shrunk, shrink};
 
 use crate::cluster::run_planned;
 

@@ -7,7 +7,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use memory::BufMut;
+use tensorwire_memory::BufMut;
 
 use super::Operation;
 use crate::{FabricError, FabricKind, ReadDestination, ReadSegment};

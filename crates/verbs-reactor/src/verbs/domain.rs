@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
-use memory::{Block, BlockId};
+use tensorwire_memory::{Block, BlockId};
 
 use crate::{
     Access, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, FabricError,

@@ -2,7 +2,7 @@
 
 use std::{ffi::c_int, fmt, io, ptr::NonNull, sync::Arc};
 
-use memory::Limit;
+use tensorwire_memory::Limit;
 
 use crate::{FabricError, FabricKind, LossCause};
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use futures::task::AtomicWaker;
-use testpoints::sync::Mutex;
+use tensorwire_testpoints::sync::Mutex;
 use tokio::sync::Notify;
 
 use crate::{

@@ -1,6 +1,6 @@
 //! Where the bytes of an operation are, here and there.
 
-use memory::Buf;
+use tensorwire_memory::Buf;
 
 use crate::{
     FabricError, FabricKind, Immediate, Piece, QueuePairCore, ReadPart, RemoteRange, SlotKey, WorkRequest,

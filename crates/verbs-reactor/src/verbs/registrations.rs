@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
 };
 
-use memory::{Block, BlockId};
+use tensorwire_memory::{Block, BlockId};
 
 use crate::{Access, FabricError, FabricKind, LossCause, RegionGeneration, RegionId, RemoteRegion};
 

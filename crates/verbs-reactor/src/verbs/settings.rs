@@ -9,11 +9,11 @@ const QUEUE_DEPTH: u32 = 1024;
 /// [`VerbsFabric::open`](super::VerbsFabric::open) and the fields.
 ///
 /// ```
-/// use verbs_reactor::verbs::{Mtu, Rdma};
+/// use tensorwire_verbs_reactor::verbs::{Mtu, Rdma};
 ///
 /// let wishes = Rdma { mtu: Some(Mtu::Bytes1024), ..Rdma::default() };
 /// let settings = wishes.or(Rdma::from_environment()?);
-/// # Ok::<(), verbs_reactor::verbs::SettingError>(())
+/// # Ok::<(), tensorwire_verbs_reactor::verbs::SettingError>(())
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rdma {

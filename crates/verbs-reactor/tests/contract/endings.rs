@@ -6,8 +6,8 @@ use futures::{
     FutureExt,
     future::{join, join_all},
 };
-use memory::GrantEnd;
-use verbs_reactor::{FabricError, Immediate, LossCause, QueuePairConfig, Runtime};
+use tensorwire_memory::GrantEnd;
+use tensorwire_verbs_reactor::{FabricError, Immediate, LossCause, QueuePairConfig, Runtime};
 
 use super::{
     Setup,

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use futures::future::{join, join_all};
-use memory::Buf;
-use verbs_reactor::{Access, Arrival, FabricError, Immediate, Runtime};
+use tensorwire_memory::Buf;
+use tensorwire_verbs_reactor::{Access, Arrival, FabricError, Immediate, Runtime};
 
 use super::{
     Setup, is_able,

@@ -26,7 +26,7 @@ use std::{
     time::Duration,
 };
 
-use verbs_reactor::{Fabric, FabricKind, Runtime, TokioRuntime};
+use tensorwire_verbs_reactor::{Fabric, FabricKind, Runtime, TokioRuntime};
 
 /// No test may take longer than this, whatever goes wrong in it.
 pub const TEST_LIMIT: Duration = Duration::from_secs(20);

@@ -8,11 +8,11 @@ use std::{
     time::Duration,
 };
 
-use memory::{
+use tensorwire_memory::{
     Block, BlockId, BlockVisitor, Buf, BufMut, GrantEnd, Granted, Pool, PoolConfig, VisitError,
     copy::CopyReason,
 };
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     Access, Arrival, ConnectParams, Domain, FabricError, FabricKind, Immediate, QueuePair, QueuePairConfig,
     RemoteRange, RemoteRegion, Role, Runtime, timeout,
 };

@@ -7,8 +7,8 @@ pub use vectored::*;
 use std::{future::Future, pin::pin, sync::Arc};
 
 use futures::future::{join, join_all};
-use memory::{Buf, BufMut, Exposure};
-use verbs_reactor::{
+use tensorwire_memory::{Buf, BufMut, Exposure};
+use tensorwire_verbs_reactor::{
     Access, FabricError, FabricKind, Immediate, PeerViolation, QueuePair, QueuePairConfig, RemoteRange,
     RemoteRegion, Runtime,
 };
@@ -310,7 +310,7 @@ pub async fn a_read_that_cannot_be_posted_fails_alone(setup: Setup, runtime: Arc
     unknown.region.0 += 1000;
     let error = to_right.read(unknown, readers.destination(1000)).await.unwrap_err();
     assert!(matches!(error, FabricError::UnknownRemoteRegion { .. }), "unexpected: {error}");
-    let stranger = memory::Pool::new(memory::PoolConfig::new("stranger")).unwrap();
+    let stranger = tensorwire_memory::Pool::new(tensorwire_memory::PoolConfig::new("stranger")).unwrap();
     let error = to_right.read(source.range, stranger.try_alloc(1000).unwrap()).await.unwrap_err();
     assert!(matches!(error, FabricError::NotRegistered { .. }), "unexpected: {error}");
     assert_eq!(readers.pair.left.receive.pool.stats().used_bytes, 0);

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use memory::{GrantEnd, Pool, PoolConfig};
-use verbs_reactor::{
+use tensorwire_memory::{GrantEnd, Pool, PoolConfig};
+use tensorwire_verbs_reactor::{
     Access, FabricError, Immediate, PeerViolation, QueuePairConfig, RegionGeneration, RegionId, RemoteRange,
     RemoteRegion, Runtime,
 };

@@ -3,8 +3,8 @@
 use std::{pin::pin, sync::Arc};
 
 use futures::future::{join, join_all};
-use memory::Buf;
-use verbs_reactor::{
+use tensorwire_memory::Buf;
+use tensorwire_verbs_reactor::{
     FabricError, Immediate, Operation, PeerViolation, QueuePairConfig, RemoteRange, Runtime, Segment,
     WorkRequest, paged,
 };
@@ -149,7 +149,7 @@ pub async fn one_bad_segment_fails_the_whole_before_anything_is_posted(
 pub async fn an_unregistered_segment_fails_the_whole(setup: Setup, runtime: Arc<dyn Runtime>) {
     let Some(pair) = vectored_pair(setup, runtime, DEPTHS).await else { return };
     let lent = pair.lend_right(scattered_bytes());
-    let stranger = memory::Pool::new(memory::PoolConfig::new("stranger")).unwrap();
+    let stranger = tensorwire_memory::Pool::new(tensorwire_memory::PoolConfig::new("stranger")).unwrap();
     for bad in [0, 3, LENGTHS.len() - 1] {
         let mut segments = scattered(&pair, &lent, 1);
         segments[bad].local = stranger.try_alloc(LENGTHS[bad]).unwrap().freeze();

@@ -3,8 +3,10 @@
 use std::{pin::pin, sync::Arc, task::Poll};
 
 use futures::future::{join, join_all};
-use memory::Buf;
-use verbs_reactor::{Access, FabricError, Immediate, QueuePair, QueuePairConfig, Runtime, WorkRequest};
+use tensorwire_memory::Buf;
+use tensorwire_verbs_reactor::{
+    Access, FabricError, Immediate, QueuePair, QueuePairConfig, Runtime, WorkRequest,
+};
 
 use super::{
     Setup,

@@ -12,7 +12,7 @@ mod sync {
     };
 }
 
-pub(crate) use verbs_reactor::{FabricError, WorkRequest};
+pub(crate) use tensorwire_verbs_reactor::{FabricError, WorkRequest};
 
 #[path = "../../../fabric-shm/src/chunks.rs"]
 mod chunks;

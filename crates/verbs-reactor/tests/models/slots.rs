@@ -17,8 +17,8 @@ use loom::{
     },
     thread,
 };
-use memory::Buf;
-use verbs_reactor::{FabricError, Immediate, WorkRequest};
+use tensorwire_memory::Buf;
+use tensorwire_verbs_reactor::{FabricError, Immediate, WorkRequest};
 
 use crate::slot::{Place, Reserve, SlotKey, SlotTable};
 

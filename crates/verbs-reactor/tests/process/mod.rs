@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use verbs_reactor::Runtime;
+use tensorwire_verbs_reactor::Runtime;
 
 use crate::contract::{
     Flavour, bounded,

@@ -10,8 +10,8 @@ use std::{
 };
 
 use futures::channel::oneshot;
-use memory::{Block, BlockId, Buf};
-use verbs_reactor::{
+use tensorwire_memory::{Block, BlockId, Buf};
+use tensorwire_verbs_reactor::{
     Access, Arrival, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Fabric,
     FabricError, FabricKind, Link, LossCause, Prepared, QueuePairConfig, QueuePairCore, QueuePairStats,
     ReadDestination, ReadPart, RemoteRange, RemoteRegion, SlotKey, WorkRequest,
@@ -292,7 +292,7 @@ impl AwayLink {
                 Work::Write { local: self.sent(local)?, remote: *remote, immediate: *immediate }
             }
             WorkRequest::WriteVectored { segments, immediate } => {
-                let part = |segment: &verbs_reactor::Segment| {
+                let part = |segment: &tensorwire_verbs_reactor::Segment| {
                     aim(segment.local.len() as u64, Some(&segment.remote))?;
                     Ok(Part { local: self.sent(&segment.local)?, remote: segment.remote })
                 };

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     Access, Capabilities, ConnectParams, FabricError, Immediate, QueuePairConfig, RemoteRange, RemoteRegion,
 };
 

@@ -25,7 +25,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use verbs_reactor::{Fabric, Runtime};
+use tensorwire_verbs_reactor::{Fabric, Runtime};
 
 use crate::contract::{Flavour, bounded, grant_whole_blocks};
 

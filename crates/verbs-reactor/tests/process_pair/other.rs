@@ -15,7 +15,7 @@ use std::{
 };
 
 use futures::channel::oneshot;
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     Arrival, Capabilities, FabricError, FabricKind, QueuePair, QueuePairConfig, QueuePairCore, SlotKey,
 };
 

@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use memory::Block;
+use tensorwire_memory::Block;
 
 /// Puts pages that another process can have too under `block`, from which no buffer was cut yet.
 pub(super) fn share(block: &Block) -> File {

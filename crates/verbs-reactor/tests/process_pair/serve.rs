@@ -18,8 +18,10 @@ use futures::{
     channel::mpsc,
     future::{AbortHandle, Either, abortable, select},
 };
-use memory::{Block, BlockVisitor, Buf, BufMut, Exposure, GrantEnd, Granted, Pool, PoolConfig, VisitError};
-use verbs_reactor::{
+use tensorwire_memory::{
+    Block, BlockVisitor, Buf, BufMut, Exposure, GrantEnd, Granted, Pool, PoolConfig, VisitError,
+};
+use tensorwire_verbs_reactor::{
     Access, Arrival, ConnectParams, Domain, Fabric, FabricError, Prepared, QueuePair, RemoteRegion, Runtime,
     Segment, TokioRuntime, WorkRequest,
 };

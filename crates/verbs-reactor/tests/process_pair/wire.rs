@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     Access, Capabilities, ConnectParams, ConnectionData, FabricError, FabricKind, Immediate, LossCause,
     PeerViolation, Purpose, QueuePairConfig, QueuePairStats, RegionGeneration, RegionId, RemoteRange,
     RemoteRegion, Role,

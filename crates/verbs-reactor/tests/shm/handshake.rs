@@ -12,7 +12,7 @@ use std::{
 };
 
 use futures::future::join;
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     ConnectParams, Connected, ConnectionData, Domain, FabricError, Immediate, LossCause, PeerViolation,
     Prepared, QueuePair, Role, Runtime, TokioRuntime,
 };
@@ -352,7 +352,7 @@ fn depths_of_zero_or_without_end_are_refused() {
     bounded(Flavour::CurrentThread, |runtime| async move {
         let domain = domain(&runtime);
         for (send_depth, receive_depth) in [(0, 1), (1, 0), (65537, 1), (u32::MAX, 1)] {
-            let config = verbs_reactor::QueuePairConfig { send_depth, receive_depth };
+            let config = tensorwire_verbs_reactor::QueuePairConfig { send_depth, receive_depth };
             let error = domain.prepare(config).unwrap_err();
             assert!(matches!(error, FabricError::Unsupported { .. }), "unexpected: {error}");
         }

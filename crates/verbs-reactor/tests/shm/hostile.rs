@@ -8,8 +8,8 @@ use std::{
     sync::Arc,
 };
 
-use memory::GrantEnd;
-use verbs_reactor::{Immediate, Runtime};
+use tensorwire_memory::GrantEnd;
+use tensorwire_verbs_reactor::{Immediate, Runtime};
 
 use super::{
     SETUP,

@@ -3,9 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::{channel::oneshot, future::join_all};
-use memory::{Buf, copy::CopyReason};
 use tensorwire_fabric_shm::ShmFabric;
-use verbs_reactor::{
+use tensorwire_memory::{Buf, copy::CopyReason};
+use tensorwire_verbs_reactor::{
     Access, Arrival, Fabric, FabricError, Immediate, QueuePair, QueuePairConfig, Runtime, WorkRequest,
 };
 

@@ -13,7 +13,7 @@ mod stopped;
 use std::sync::Arc;
 
 use tensorwire_fabric_shm::ShmFabric;
-use verbs_reactor::{Fabric, Runtime};
+use tensorwire_verbs_reactor::{Fabric, Runtime};
 
 use crate::contract::Setup;
 

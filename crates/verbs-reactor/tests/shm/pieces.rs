@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use memory::Buf;
 use tensorwire_fabric_shm::ShmFabric;
-use verbs_reactor::{
+use tensorwire_memory::Buf;
+use tensorwire_verbs_reactor::{
     Fabric, FabricError, Immediate, Operation, QueuePairConfig, RemoteRange, Runtime, Segment, paged,
 };
 

@@ -3,8 +3,8 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use futures::future::join_all;
-use memory::{GrantEnd, Granted, copy};
-use verbs_reactor::{
+use tensorwire_memory::{GrantEnd, Granted, copy};
+use tensorwire_verbs_reactor::{
     Access, ConnectParams, ConnectionData, Domain, FabricError, Immediate, LossCause, QueuePair,
     QueuePairConfig, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role, Runtime, TokioRuntime,
     WorkRequest,

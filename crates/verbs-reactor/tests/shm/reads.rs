@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use futures::future::join;
-use memory::{Buf, UserMemory, copy::CopyReason};
-use verbs_reactor::{Access, FabricError, PeerViolation, RemoteRange, RemoteRegion, Runtime};
+use tensorwire_memory::{Buf, UserMemory, copy::CopyReason};
+use tensorwire_verbs_reactor::{Access, FabricError, PeerViolation, RemoteRange, RemoteRegion, Runtime};
 
 use super::{
     SETUP,

@@ -11,8 +11,8 @@ use std::{
     },
 };
 
-use memory::GrantEnd;
-use verbs_reactor::{Access, Immediate, QueuePair, Runtime};
+use tensorwire_memory::GrantEnd;
+use tensorwire_verbs_reactor::{Access, Immediate, QueuePair, Runtime};
 
 use super::processes::{Half, describe, understand};
 use crate::{
@@ -115,7 +115,11 @@ fn draw(random: &mut u64) -> Draw {
 }
 
 /// The connection of one round, with the page of the target guarded.
-async fn connect(half: &Half, other: &mut Other, page: usize) -> (QueuePair, verbs_reactor::RemoteRange) {
+async fn connect(
+    half: &Half,
+    other: &mut Other,
+    page: usize,
+) -> (QueuePair, tensorwire_verbs_reactor::RemoteRange) {
     let queue_pair = half.accept(other).await;
     let (region, range) = understand(&other.hear());
     queue_pair.add_remote_region(region);

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use verbs_reactor::{FabricError, LossCause, Runtime};
+use tensorwire_verbs_reactor::{FabricError, LossCause, Runtime};
 
 use super::CONTROL;
 use crate::{

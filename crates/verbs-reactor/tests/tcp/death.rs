@@ -7,8 +7,8 @@ use std::{
     time::Duration,
 };
 
-use memory::GrantEnd;
-use verbs_reactor::{
+use tensorwire_memory::GrantEnd;
+use tensorwire_verbs_reactor::{
     Arrival, ConnectParams, ConnectionData, FabricError, Immediate, LossCause, QueuePair, RegionGeneration,
     RegionId, RemoteRange, RemoteRegion, Role, Runtime,
 };

@@ -5,7 +5,7 @@ use std::{
     net::{Shutdown, TcpStream},
 };
 
-use verbs_reactor::{ConnectionData, RegionGeneration, RegionId, RemoteRange, RemoteRegion};
+use tensorwire_verbs_reactor::{ConnectionData, RegionGeneration, RegionId, RemoteRange, RemoteRegion};
 
 use super::raw::{Frame, NONCE, RawPeer, WELCOME, hello, refusal};
 use crate::process::{listen, say};

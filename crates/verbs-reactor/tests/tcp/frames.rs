@@ -2,8 +2,8 @@
 
 use std::{pin::pin, sync::Arc, task::Poll};
 
-use memory::GrantEnd;
-use verbs_reactor::{
+use tensorwire_memory::GrantEnd;
+use tensorwire_verbs_reactor::{
     FabricError, Immediate, LossCause, PeerViolation, QueuePair, QueuePairConfig, RemoteRegion, Runtime,
 };
 

@@ -8,7 +8,7 @@ use std::{
 
 use futures::future::join;
 use tensorwire_fabric_tcp::{ListenerStats, TcpConfig, TcpFabric};
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     ConnectParams, ConnectionData, Domain, Fabric, FabricError, Immediate, PeerViolation, Prepared,
     QueuePair, Role, Runtime,
 };

@@ -1,8 +1,8 @@
 //! Peers that break the rules of segments and reads, or hold what they began for ever: each ends, or holds, its own
 //! connection only.
 
-use memory::{Buf, Exposure};
-use verbs_reactor::{Access, FabricError, PeerViolation, QueuePair, RemoteRange, RemoteRegion};
+use tensorwire_memory::{Buf, Exposure};
+use tensorwire_verbs_reactor::{Access, FabricError, PeerViolation, QueuePair, RemoteRange, RemoteRegion};
 
 use super::raw::{Frame, Local, RawPeer};
 use crate::contract::{
@@ -193,7 +193,7 @@ fn what_is_begun_and_never_ended_holds_one_connection() {
             local.step("the close", queue_pair.close()).await;
             drop(raw);
         }
-        let mut memory = lent.granted.end(memory::GrantEnd::QueuePairDrained).unwrap();
+        let mut memory = lent.granted.end(tensorwire_memory::GrantEnd::QueuePairDrained).unwrap();
         memory.fill(0);
         assert_works(&local, &neighbour, &mut raw_neighbour).await;
     });

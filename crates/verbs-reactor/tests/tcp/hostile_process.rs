@@ -13,9 +13,9 @@ use std::{
 };
 
 use futures::future::{Either, join, select};
-use memory::GrantEnd;
 use tensorwire_fabric_tcp::TcpConfig;
-use verbs_reactor::{
+use tensorwire_memory::GrantEnd;
+use tensorwire_verbs_reactor::{
     Access, ConnectParams, FabricError, Immediate, LossCause, PeerViolation, QueuePair, RemoteRegion, Role,
     Runtime, timeout,
 };

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures::future::join;
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     ConnectParams, Domain, Fabric, Immediate, QueuePair, QueuePairConfig, Role, Runtime, TokioRuntime,
     timeout,
 };

@@ -2,7 +2,7 @@
 
 use std::{fs::File, process::Command};
 
-use verbs_reactor::{ConnectParams, FabricError, Role};
+use tensorwire_verbs_reactor::{ConnectParams, FabricError, Role};
 
 use super::raw::Local;
 use crate::contract::{

@@ -2,11 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use memory::{
+use tensorwire_memory::{
     GrantEnd,
     copy::{CopyReason, count},
 };
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     FabricError, Immediate, LossCause, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Runtime,
     TokioRuntime,
 };

@@ -22,7 +22,7 @@ use std::{
 };
 
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
-use verbs_reactor::{Fabric, Runtime};
+use tensorwire_verbs_reactor::{Fabric, Runtime};
 
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 

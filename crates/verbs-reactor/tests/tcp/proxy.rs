@@ -9,7 +9,7 @@ use std::{
 
 use futures::future::join;
 use tensorwire_fabric_tcp::TcpConfig;
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     ConnectParams, ConnectionData, FabricError, Immediate, LossCause, QueuePair, Role, Runtime,
 };
 
@@ -156,7 +156,7 @@ fn a_cut_anywhere_is_a_loss_at_both_ends() {
                 // The half-closed end hears that its peer has left.
                 end_of(&left.runtime, &to_right).await;
                 right.step("the close", to_left.close()).await;
-                lent.granted.end(memory::GrantEnd::QueuePairDrained).unwrap();
+                lent.granted.end(tensorwire_memory::GrantEnd::QueuePairDrained).unwrap();
             }
         }
         assert_eq!(left.source.pool.stats().used_bytes, 0);
@@ -183,6 +183,6 @@ fn a_middle_that_takes_nothing_is_a_loss_within_the_stall_limit() {
         assert_eq!(left.source.pool.stats().used_bytes, 0);
         // The other end heard nothing of it, and can leave all the same.
         right.step("the close", to_left.close()).await;
-        lent.granted.end(memory::GrantEnd::QueuePairDrained).unwrap();
+        lent.granted.end(tensorwire_memory::GrantEnd::QueuePairDrained).unwrap();
     });
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     Access, ConnectParams, ConnectionData, Domain, Fabric, FabricError, Prepared, QueuePair, QueuePairConfig,
     Role, Runtime, TokioRuntime, timeout,
 };

@@ -9,11 +9,13 @@ use futures::{
     stream::FuturesUnordered,
 };
 use tensorwire_fabric_tcp::{DataPort, Door, TcpConfig, TcpFabric, listen};
+use tensorwire_verbs_reactor::{
+    ConnectParams, ConnectionData, Fabric, FabricError, Immediate, Prepared, Role, Runtime,
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
-use verbs_reactor::{ConnectParams, ConnectionData, Fabric, FabricError, Immediate, Prepared, Role, Runtime};
 
 use super::HOST;
 use crate::contract::{

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use verbs_reactor::ConnectionData;
+use tensorwire_verbs_reactor::ConnectionData;
 
 use crate::tls::HOST;
 

@@ -20,7 +20,7 @@ use tensorwire_fabric_tcp::{
         test_certificates::{Authority, Wanted},
     },
 };
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     Access, ConnectParams, ConnectionData, Domain, Fabric, FabricError, Prepared, QueuePair, Role, Runtime,
 };
 

@@ -16,7 +16,7 @@ use tensorwire_fabric_tcp::tls::{
     TlsIdentity,
     test_certificates::{Authority, Usage, Validity, Wanted},
 };
-use verbs_reactor::{FabricError, Runtime};
+use tensorwire_verbs_reactor::{FabricError, Runtime};
 
 use super::{End, HOST, authority, connect, member, middle};
 use crate::contract::{

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use verbs_reactor::{FabricError, Immediate, LossCause};
+use tensorwire_verbs_reactor::{FabricError, Immediate, LossCause};
 
 use super::{CERTIFICATE_AT, End, HOST, connect, member, middle};
 use crate::contract::{

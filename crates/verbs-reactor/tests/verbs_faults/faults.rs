@@ -1,8 +1,10 @@
 //! Queue pairs that fail, and their neighbours, which do not.
 
 use futures::future::{join, join_all};
-use memory::BlockId;
-use verbs_reactor::{Access, FabricError, Immediate, QueuePair, QueuePairConfig, RemoteRange, RemoteRegion};
+use tensorwire_memory::BlockId;
+use tensorwire_verbs_reactor::{
+    Access, FabricError, Immediate, QueuePair, QueuePairConfig, RemoteRange, RemoteRegion,
+};
 
 use super::SETUP;
 use crate::contract::{
@@ -51,8 +53,8 @@ fn d_verbs_64_queued_writes_end_once_each_with_the_cause() {
     }
 }
 
-fn other(lent: &Lent) -> verbs_reactor::RegionId {
-    verbs_reactor::RegionId(lent.region.region.0 + 1000)
+fn other(lent: &Lent) -> tensorwire_verbs_reactor::RegionId {
+    tensorwire_verbs_reactor::RegionId(lent.region.region.0 + 1000)
 }
 
 /// The immediates that arrive before the connection ends.

@@ -1,7 +1,9 @@
 //! The device's limits.
 
 use futures::future::{join, join_all};
-use verbs_reactor::{Access, FabricError, Immediate, QueuePairConfig, RemoteRange, Wait, verbs::Rdma};
+use tensorwire_verbs_reactor::{
+    Access, FabricError, Immediate, QueuePairConfig, RemoteRange, Wait, verbs::Rdma,
+};
 
 use super::{MADE, SETUP, counts_at_left, prepare};
 use crate::contract::{

@@ -13,7 +13,7 @@ mod thrift;
 
 use std::{cell::RefCell, sync::Arc};
 
-use verbs_reactor::{
+use tensorwire_verbs_reactor::{
     Fabric, Runtime, Wait,
     verbs::{Rdma, VerbsCounts, VerbsFabric},
 };

@@ -2,7 +2,7 @@
 //! processes pass, which `scripts/rxe-vm/asan` wants to see.
 
 use futures::future::join;
-use verbs_reactor::planted::{BadEnd, end_queue_pairs_badly};
+use tensorwire_verbs_reactor::planted::{BadEnd, end_queue_pairs_badly};
 
 use super::{SETUP, held::Held};
 use crate::contract::{Flavour, bounded, pair::Pair};

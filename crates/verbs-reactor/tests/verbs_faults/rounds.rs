@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::future::join;
-use memory::{BlockId, Buf};
-use verbs_reactor::{Access, Immediate, QueuePair, RemoteRange, RemoteRegion, Runtime, timeout};
+use tensorwire_memory::{BlockId, Buf};
+use tensorwire_verbs_reactor::{Access, Immediate, QueuePair, RemoteRange, RemoteRegion, Runtime, timeout};
 
 use super::{SETUP, held::Held};
 use crate::contract::{
@@ -75,7 +75,7 @@ pub(crate) async fn is_back(runtime: &Arc<dyn Runtime>, before: &Held) {
 struct Exposed {
     bytes: Buf,
     region: RemoteRegion,
-    _exposure: memory::Exposure,
+    _exposure: tensorwire_memory::Exposure,
     _pool: RegisteredPool,
 }
 

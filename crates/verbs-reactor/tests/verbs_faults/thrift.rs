@@ -3,7 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::future::{join, join_all};
-use verbs_reactor::{Immediate, QueuePairConfig, RemoteRange, Runtime, Segment, Wait, verbs::VerbsCounts};
+use tensorwire_verbs_reactor::{
+    Immediate, QueuePairConfig, RemoteRange, Runtime, Segment, Wait, verbs::VerbsCounts,
+};
 
 use super::{SETUP, counts_at_left, prepare};
 use crate::contract::{

@@ -8,7 +8,7 @@ use std::{
     task::{Poll, Waker},
 };
 
-use protocol::{
+use tensorwire_protocol::{
     ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, ChannelError, Depths, Destination, LentEnd,
     MESSAGE_IMMEDIATE, Message, Mode, Parameters, RecordSlot, RingSpan, Status, WireError,
     limits::RESULT_BYTES,

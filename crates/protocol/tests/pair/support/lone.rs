@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use protocol::{
+use tensorwire_protocol::{
     ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, Connection, MESSAGE_IMMEDIATE, Message, MetaDataResponse,
     Metadata, Mode, Parameters, PeerMisbehaved, RecordSlot, RequestIndex, Scope, Sharing, TensorRequest,
     credit::{Answer, Ask, Blocked, Counts, Flow},

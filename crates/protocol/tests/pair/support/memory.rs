@@ -7,7 +7,9 @@ use std::{
     task::{Poll, Waker},
 };
 
-use protocol::{Allocator, Code, Destination, LentEnd, Metadata, ResultSlot, Status, limits::RESULT_BYTES};
+use tensorwire_protocol::{
+    Allocator, Code, Destination, LentEnd, Metadata, ResultSlot, Status, limits::RESULT_BYTES,
+};
 
 /// Longest that a block can be.
 const BLOCK_BYTES_MAX: u64 = 1 << 20;

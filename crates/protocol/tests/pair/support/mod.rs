@@ -8,7 +8,7 @@ pub(crate) mod random;
 pub(crate) mod source;
 pub(crate) mod tasks;
 
-use protocol::{DataType, Metadata, Scope, Shape, StepId};
+use tensorwire_protocol::{DataType, Metadata, Scope, Shape, StepId};
 
 /// One end of a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures::future::join_all;
-use protocol::{
+use tensorwire_protocol::{
     Agreed, Connection, Counters, Manner, Mode, Parameters, PeerMisbehaved, Received, Scope, Sharing,
     TensorRequest, TransferError, Validation,
 };
@@ -236,7 +236,7 @@ impl Pair {
         &mut self,
         scope: Scope,
         key: &str,
-    ) -> Result<(protocol::Metadata, Vec<u8>), TransferError> {
+    ) -> Result<(tensorwire_protocol::Metadata, Vec<u8>), TransferError> {
         let handle = self.receive(Side::A, scope, key);
         self.run();
         settled(&handle)
@@ -269,7 +269,9 @@ impl Pair {
 }
 
 /// What a receive gave, with its bytes; the loan is ended.
-pub(crate) fn settled(handle: &Handle<Outcome>) -> Result<(protocol::Metadata, Vec<u8>), TransferError> {
+pub(crate) fn settled(
+    handle: &Handle<Outcome>,
+) -> Result<(tensorwire_protocol::Metadata, Vec<u8>), TransferError> {
     let received = handle.take().expect("the receive has ended")?;
     let length = received.metadata.byte_length as usize;
     Ok((received.metadata, received.lent.map(|lent| lent.finish(length)).unwrap_or_default()))

@@ -7,7 +7,7 @@ use std::{
     task::{Poll, Waker},
 };
 
-use protocol::{Metadata, Scope, Source, Status, Value};
+use tensorwire_protocol::{Metadata, Scope, Source, Status, Value};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TestValue {

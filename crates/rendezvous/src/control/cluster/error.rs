@@ -1,6 +1,6 @@
 //! What is wrong with a cluster's specification.
 
-use protocol::text::escaped;
+use tensorwire_protocol::text::escaped;
 
 /// A cluster that contradicts itself, or a worker that is not in it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,6 +1,6 @@
 //! Bad clusters, and what their errors name.
 
-use protocol::limits::ADDRESS_BYTES_MAX;
+use tensorwire_protocol::limits::ADDRESS_BYTES_MAX;
 
 use super::*;
 

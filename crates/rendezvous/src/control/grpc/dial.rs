@@ -11,7 +11,7 @@ use std::{
 
 use futures::{Stream, StreamExt};
 use hyper_util::rt::TokioIo;
-use memory::Limit;
+use tensorwire_memory::Limit;
 use tokio::{net::TcpStream, sync::watch};
 use tonic::{
     Streaming,

@@ -63,7 +63,7 @@ impl Reception {
                 match wire {
                     Ok(wire) => Some(GuestStream::new(wire, presence, &self)),
                     Err(why) => {
-                        self.complain(presence.stranger(), &protocol::text::escaped(&why));
+                        self.complain(presence.stranger(), &tensorwire_protocol::text::escaped(&why));
                         None
                     }
                 }

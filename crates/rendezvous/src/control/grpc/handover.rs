@@ -28,7 +28,7 @@ use std::{
     time::Duration,
 };
 
-use memory::Limit;
+use tensorwire_memory::Limit;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},

@@ -7,8 +7,8 @@ use std::{
     task::{Context, Poll},
 };
 
-use protocol::text::{escaped, is_active};
 use tensorwire_fabric_tcp::tls::{PeerCertificate, TlsIdentity, TlsPurpose, explain_io, explain_later};
+use tensorwire_protocol::text::{escaped, is_active};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,

@@ -6,7 +6,7 @@ use futures::{
     Stream, StreamExt,
     stream::{self, FuturesUnordered},
 };
-use protocol::limits::CONTROL_FRAME_BYTES_MAX;
+use tensorwire_protocol::limits::CONTROL_FRAME_BYTES_MAX;
 use tokio::{
     net::TcpListener,
     sync::{mpsc, watch},

@@ -6,10 +6,10 @@
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use futures::{Stream, stream};
-use protocol::{limits::CONTROL_FRAME_BYTES_MAX, text::escaped};
+use tensorwire_protocol::{limits::CONTROL_FRAME_BYTES_MAX, text::escaped};
+use tensorwire_verbs_reactor::BoxFuture;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tonic::{Status, Streaming};
-use verbs_reactor::BoxFuture;
 
 use super::{closed, door::Guest, within};
 use crate::control::{

@@ -5,7 +5,7 @@ mod life;
 
 use std::{future::Future, sync::mpsc, time::Duration};
 
-use protocol::limits::CONTROL_FRAME_BYTES_MAX;
+use tensorwire_protocol::limits::CONTROL_FRAME_BYTES_MAX;
 
 use super::{GrpcConfig, GrpcPlane};
 use crate::control::{ControlError, ControlPlane, ControlSession};

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use protocol::text::escaped;
+use tensorwire_protocol::text::escaped;
 
 /// Why this end has ended a stream: HTTP/2 keeps little of what ends it. The first reason counts.
 #[derive(Debug, Clone, Default)]

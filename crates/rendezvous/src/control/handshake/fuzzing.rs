@@ -11,7 +11,7 @@ use std::{
 };
 
 use futures::FutureExt;
-use verbs_reactor::BoxFuture;
+use tensorwire_verbs_reactor::BoxFuture;
 
 use super::*;
 use crate::{

@@ -10,8 +10,8 @@ use std::{
 };
 
 use proptest::prelude::*;
+use tensorwire_verbs_reactor::{BoxFuture, TokioRuntime};
 use tokio::sync::mpsc;
-use verbs_reactor::{BoxFuture, TokioRuntime};
 
 use super::{super::grpc::tests::bounded, *};
 use crate::control::{FrameReceiver, FrameSender, ProvenPeer, TlsNames};

@@ -20,10 +20,10 @@ use futures::{
     stream::FuturesUnordered,
     task::AtomicWaker,
 };
-use protocol::TensorRequest;
-use testpoints::sync::Mutex;
+use tensorwire_protocol::TensorRequest;
+use tensorwire_testpoints::sync::Mutex;
+use tensorwire_verbs_reactor::{Arrival, BoxFuture, Runtime};
 use tracing::Instrument as _;
-use verbs_reactor::{Arrival, BoxFuture, Runtime};
 
 use crate::{
     error::Lost,
@@ -125,7 +125,7 @@ impl DataConnection {
         // In a simulated world nothing has to be found.
         let is_chosen = !self.queue_pair.may_help();
         let has_found = is_chosen || self.queue_pair.help();
-        if has_found && !testpoints::chance!("help declines") {
+        if has_found && !tensorwire_testpoints::chance!("help declines") {
             let is_left = !matches!(self.pump(), Some(Go::Done));
             if is_left || self.pump.has_work() {
                 self.pump.task.wake();
@@ -136,7 +136,7 @@ impl DataConnection {
 
     /// Hands arrivals on, for a while. `None` if another thread is at it.
     fn pump(&self) -> Option<Go> {
-        if testpoints::chance!("the pump is taken") {
+        if tensorwire_testpoints::chance!("the pump is taken") {
             self.pump.task.wake();
             return None;
         }
@@ -220,7 +220,7 @@ impl DataConnection {
         let response = self.protocol.respond(request, &self.values).instrument(span);
         // A device's code may panic, which ends that answer alone.
         let mut response: Work = Box::pin(AssertUnwindSafe(response).catch_unwind().map(drop));
-        let is_later = testpoints::chance!("the first poll of an answer is left to the task");
+        let is_later = tensorwire_testpoints::chance!("the first poll of an answer is left to the task");
         // Nobody needs to be woken for this poll: the task polls again, and leaves its waker.
         let mut nobody = Context::from_waker(Waker::noop());
         if is_later || response.as_mut().poll(&mut nobody).is_pending() {

@@ -7,16 +7,16 @@ use std::{
     task::{Context, Poll},
 };
 
-use memory::{
+use tensorwire_memory::{
     Block, Buf, GrantEnd, Pool,
     copy::{CopyReason, copy_bytes},
 };
-use protocol::{
+use tensorwire_protocol::{
     Channel, ChannelError, Code, Destination, LentEnd, RecordSlot, ResultSlot, RingSpan, Status,
     limits::RESULT_BYTES,
 };
-use testpoints::sync::Mutex;
-use verbs_reactor::{
+use tensorwire_testpoints::sync::Mutex;
+use tensorwire_verbs_reactor::{
     FabricError, Immediate, Operation, QueuePair, RegionGeneration, RegionId, RemoteRange, Segment,
     WorkRequest,
 };
@@ -296,7 +296,8 @@ impl Channel for FabricChannel {
 
     fn may_help(&self) -> bool {
         // The simulated world drives itself, so that looking is a matter of chance there.
-        self.queue_pair.may_help() || testpoints::chance!("a task that waits takes arrivals by itself")
+        self.queue_pair.may_help()
+            || tensorwire_testpoints::chance!("a task that waits takes arrivals by itself")
     }
 
     fn help(&self) -> bool {

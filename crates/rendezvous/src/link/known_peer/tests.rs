@@ -1,5 +1,5 @@
 use futures::FutureExt;
-use verbs_reactor::TokioRuntime;
+use tensorwire_verbs_reactor::TokioRuntime;
 
 use super::*;
 use crate::link::{

@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 
 use futures::FutureExt;
-use verbs_reactor::{BoxFuture, FabricKind};
+use tensorwire_verbs_reactor::{BoxFuture, FabricKind};
 
 use super::*;
 use crate::{link::connection_setup::tests::connection, worker::Worker};

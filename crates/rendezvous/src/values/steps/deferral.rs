@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt, future::Future, pin::pin, sync::Mutex};
 
 use futures::future::{Either, select};
-use protocol::{Code, Status};
+use tensorwire_protocol::{Code, Status};
 
 use super::{StepRef, lock};
 

@@ -19,9 +19,9 @@ use std::{
 
 use dashmap::Entry;
 use deferral::{Deferral, Deferred, DeferredSteps};
-use protocol::{Code, Status, StepId};
+use tensorwire_protocol::{Code, Status, StepId};
+use tensorwire_verbs_reactor::Runtime;
 use tokio_util::sync::CancellationToken;
-use verbs_reactor::Runtime;
 
 use crate::values::{
     arguments::SendArgs,

@@ -1,7 +1,7 @@
 use std::sync::atomic::AtomicU64;
 
 use futures::FutureExt;
-use verbs_reactor::BoxFuture;
+use tensorwire_verbs_reactor::BoxFuture;
 
 use super::*;
 
@@ -57,7 +57,10 @@ fn with_clock(cap: usize) -> (StepTable, Clock) {
 }
 
 fn tensor(value: u32) -> Tensor {
-    let pool = memory::Pool::new(memory::PoolConfig { block_bytes: 4096, ..memory::PoolConfig::new("test") });
+    let pool = tensorwire_memory::Pool::new(tensorwire_memory::PoolConfig {
+        block_bytes: 4096,
+        ..tensorwire_memory::PoolConfig::new("test")
+    });
     Tensor::from_values(&pool.unwrap(), &[], &[value]).unwrap()
 }
 

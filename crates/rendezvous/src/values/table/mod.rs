@@ -12,7 +12,7 @@ use std::{
     task::Waker,
 };
 
-use protocol::{Code, Status};
+use tensorwire_protocol::{Code, Status};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -182,7 +182,7 @@ impl StepQueues {
 
     /// Puts a value back to its place by sequence number, or gives it to the oldest receiver.
     fn put_back(&self, key: &str, value: Value) {
-        testpoints::mark!("a value was put back");
+        tensorwire_testpoints::mark!("a value was put back");
         let inner = self.lock();
         // What is tolerated to be received again is still there.
         if inner.aborted.is_none() && self.duplicates != DuplicatePolicy::Tolerate {

@@ -184,7 +184,7 @@ impl Queues {
             return Offered { given_to, queued: false };
         }
         let mut place = queue.values.partition_point(|queued| queued.sequence < value.sequence);
-        if testpoints::planted!("a value goes back behind later ones") {
+        if tensorwire_testpoints::planted!("a value goes back behind later ones") {
             place = queue.values.len();
         }
         queue.values.insert(place, value);

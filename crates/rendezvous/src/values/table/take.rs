@@ -9,7 +9,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use protocol::Status;
+use tensorwire_protocol::Status;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::{

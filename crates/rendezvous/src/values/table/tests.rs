@@ -1,6 +1,6 @@
 use futures::FutureExt;
-use memory::{Pool, PoolConfig};
-use protocol::StepId;
+use tensorwire_memory::{Pool, PoolConfig};
+use tensorwire_protocol::StepId;
 
 use super::*;
 use crate::values::steps::tests::table;

@@ -5,8 +5,8 @@ use tensorwire_fabric_tcp::TcpFabric;
 #[cfg(feature = "tls")]
 use tensorwire_fabric_tcp::tls::TlsIdentity;
 #[cfg(feature = "tls")]
-use verbs_reactor::FabricError;
-use verbs_reactor::FabricKind;
+use tensorwire_verbs_reactor::FabricError;
+use tensorwire_verbs_reactor::FabricKind;
 
 #[cfg(feature = "tls")]
 use super::WorkerBuilder;
@@ -48,7 +48,7 @@ impl WorkerBuilder {
     }
 
     /// Whether tensors may leave this host only encrypted. Default: yes with [`tls`](Self::tls), else no. RDMA and
-    /// fabrics of the user's own that don't encrypt ([`Capabilities::encrypted`](verbs_reactor::Capabilities::encrypted))
+    /// fabrics of the user's own that don't encrypt ([`Capabilities::encrypted`](tensorwire_verbs_reactor::Capabilities::encrypted))
     /// are not used then, and [`Worker::peers`](crate::Worker::peers) says why. Shared memory is: it stays within one host
     /// and user.
     #[must_use]

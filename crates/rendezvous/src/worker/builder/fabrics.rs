@@ -10,10 +10,10 @@ use tensorwire_fabric_tcp::DataPort;
 #[cfg(feature = "tcp")]
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 #[cfg(any(feature = "shm", feature = "tcp", feature = "verbs"))]
-use verbs_reactor::Fabric;
+use tensorwire_verbs_reactor::Fabric;
 #[cfg(feature = "verbs")]
-use verbs_reactor::verbs::{Rdma, SettingError, VerbsError, VerbsFabric};
-use verbs_reactor::{FabricError, FabricKind, Runtime};
+use tensorwire_verbs_reactor::verbs::{Rdma, SettingError, VerbsError, VerbsFabric};
+use tensorwire_verbs_reactor::{FabricError, FabricKind, Runtime};
 
 use super::{AUTO, OpenedFabrics, WorkerBuilder, start::config};
 #[cfg(feature = "tcp")]

@@ -7,11 +7,11 @@ mod start;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use memory::MemoryObserver;
-use protocol::{Sharing, Validation};
+use tensorwire_memory::MemoryObserver;
+use tensorwire_protocol::{Sharing, Validation};
 #[cfg(feature = "verbs")]
-use verbs_reactor::verbs::Rdma;
-use verbs_reactor::{Fabric, FabricKind, Runtime, Wait};
+use tensorwire_verbs_reactor::verbs::Rdma;
+use tensorwire_verbs_reactor::{Fabric, FabricKind, Runtime, Wait};
 
 use self::encryption::Encryption;
 pub use self::settings::{Flow, Limits, Memory};
@@ -32,11 +32,11 @@ use crate::{
 /// ```
 /// use std::time::Duration;
 ///
-/// use rendezvous::Worker;
-/// use verbs_reactor::FabricKind;
+/// use tensorwire_rendezvous::Worker;
+/// use tensorwire_verbs_reactor::FabricKind;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
 /// let worker = Worker::builder("/job:worker/replica:0/task:0")
 ///     .bind("127.0.0.1:0")
 ///     .fabrics([FabricKind::TCP])
@@ -114,10 +114,10 @@ impl Worker {
     /// certificate names, with a random number where that is for all tasks of a job.
     ///
     /// ```
-    /// use rendezvous::Worker;
+    /// use tensorwire_rendezvous::Worker;
     ///
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), rendezvous::WorkerError> {
+    /// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
     /// let (one, other) = (Worker::client().start().await?, Worker::client().start().await?);
     /// assert!(one.name().starts_with("/job:client_") && one.name() != other.name());
     /// # Ok(())
@@ -240,10 +240,10 @@ impl WorkerBuilder {
 
     /// Which RDMA device to use and how, where verbs is among the fabrics: `set` changes what differs from the defaults. What these
     /// settings leave open the environment may say (`TENSORWIRE_RDMA_…`, else the variables of TensorFlow's verbs plugin, see
-    /// [`Rdma::from_variables`]), and the rest is chosen (see [`VerbsFabric::open`](verbs_reactor::verbs::VerbsFabric::open)).
+    /// [`Rdma::from_variables`]), and the rest is chosen (see [`VerbsFabric::open`](tensorwire_verbs_reactor::verbs::VerbsFabric::open)).
     ///
     /// ```
-    /// use rendezvous::Worker;
+    /// use tensorwire_rendezvous::Worker;
     ///
     /// let builder = Worker::builder("ps").rdma(|rdma| rdma.device = Some("mlx5_0".to_owned()));
     /// ```
@@ -272,7 +272,7 @@ impl WorkerBuilder {
     /// Memory that this worker takes: `set` changes what differs from the defaults.
     ///
     /// ```
-    /// use rendezvous::Worker;
+    /// use tensorwire_rendezvous::Worker;
     ///
     /// let builder = Worker::builder("ps").memory(|memory| {
     ///     memory.source_bytes = 8 << 30;

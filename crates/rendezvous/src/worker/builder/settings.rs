@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use protocol::{Mode, Validation, wire::control::Parameters};
+use tensorwire_protocol::{Mode, Validation, wire::control::Parameters};
 
 use crate::{
     link::session_counts::SessionCaps,
@@ -145,7 +145,7 @@ impl Default for Flow {
             ring_bytes: 256 << 10,
             requests_max: 256,
             contents_max: 64,
-            eager_bytes_max: protocol::limits::EAGER_BYTES_MAX,
+            eager_bytes_max: tensorwire_protocol::limits::EAGER_BYTES_MAX,
             requests_per_message: 128,
         }
     }

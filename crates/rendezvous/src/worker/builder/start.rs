@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use protocol::{DeviceName, InvalidDeviceName, wire::WireError};
-use testpoints::sync::Mutex;
+use tensorwire_protocol::{DeviceName, InvalidDeviceName, wire::WireError};
+use tensorwire_testpoints::sync::Mutex;
+use tensorwire_verbs_reactor::{Runtime, TokioRuntime};
 use tokio::sync::{Notify, watch};
-use verbs_reactor::{Runtime, TokioRuntime};
 
 use super::{GIB, KEEPALIVE_MIN, LIVENESS_MIN, OpenedFabrics, WorkerBuilder};
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use protocol::{Held, Manner, Scope};
+use tensorwire_protocol::{Held, Manner, Scope};
 
 use crate::{
     error::{PeerLoss, TransferName, WorkerError},

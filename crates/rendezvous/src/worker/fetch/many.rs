@@ -3,8 +3,8 @@
 use std::{future::IntoFuture, marker::PhantomData, pin::pin, time::Duration};
 
 use futures::future::try_join_all;
-use protocol::{Manner, Sharing};
-use verbs_reactor::BoxFuture;
+use tensorwire_protocol::{Manner, Sharing};
+use tensorwire_verbs_reactor::BoxFuture;
 
 use super::{Fetched, Settings, fetched, transfer};
 use crate::{
@@ -22,10 +22,10 @@ use crate::{
 /// Awaiting it gives the tensors in the order of their names; after [`versioned`](Self::versioned) a [`Fetched`] each.
 ///
 /// ```
-/// use rendezvous::{Tensor, Worker};
+/// use tensorwire_rendezvous::{Tensor, Worker};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
 /// # let server = Worker::builder("ps").start().await?;
 /// # server.publish("w", Tensor::from_values(server.pool(), &[4], &[1u8, 2, 3, 4])?)?;
 /// # let client = Worker::client().start().await?;

@@ -3,8 +3,8 @@
 use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
 use futures::future::{join, join_all, join3};
-use protocol::{Code, Counters, DataType, Key, Status};
-use rendezvous::{CancellationToken, PeerLoss, Tensor, Worker, WorkerError};
+use tensorwire_protocol::{Code, Counters, DataType, Key, Status};
+use tensorwire_rendezvous::{CancellationToken, PeerLoss, Tensor, Worker, WorkerError};
 
 use super::{
     Given, LONG, RECEIVER_CPU, SENDER, SENDER_CPU, Two,

@@ -1,8 +1,8 @@
 //! Lives of a worker, apart from its keys.
 
 use futures::future::join;
-use protocol::Code;
-use rendezvous::{Worker, WorkerError};
+use tensorwire_protocol::Code;
+use tensorwire_rendezvous::{Worker, WorkerError};
 
 use super::{Given, SENDER, SENDER_CPU, Two, faults::forgotten, long, number, value_of};
 

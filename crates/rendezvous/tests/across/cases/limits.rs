@@ -1,9 +1,9 @@
 //! The longest and the smallest of everything.
 
 use futures::future::{join, join_all};
-use memory::Pool;
-use protocol::{Code, DataType, Key, limits::NAME_BYTES_MAX};
-use rendezvous::{Tensor, WorkerError};
+use tensorwire_memory::Pool;
+use tensorwire_protocol::{Code, DataType, Key, limits::NAME_BYTES_MAX};
+use tensorwire_rendezvous::{Tensor, WorkerError};
 
 use super::{Given, Two, number, value_of};
 

@@ -4,8 +4,8 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::future::{join, join_all};
-use protocol::{Code, Key, Status};
-use rendezvous::{CancellationToken, DeviceContext, RecvArgs, SendArgs, WorkerError};
+use tensorwire_protocol::{Code, Key, Status};
+use tensorwire_rendezvous::{CancellationToken, DeviceContext, RecvArgs, SendArgs, WorkerError};
 
 use super::{
     Given, RECEIVER, SENDER, SENDER_CPU, Two,

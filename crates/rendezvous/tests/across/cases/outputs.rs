@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use futures::future::join;
-use protocol::{Code, DataType, Key, Status};
-use rendezvous::{Tensor, Worker, WorkerError};
+use tensorwire_protocol::{Code, DataType, Key, Status};
+use tensorwire_rendezvous::{Tensor, Worker, WorkerError};
 
 use super::{Given, RECEIVER_CPU, SENDER_CPU, Two, long, number, value_of};
 

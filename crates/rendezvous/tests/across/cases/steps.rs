@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use futures::future::{join, join_all};
-use protocol::{Code, Key, Status};
-use rendezvous::{DuplicatePolicy, KeyEnd, Worker, WorkerError};
+use tensorwire_protocol::{Code, Key, Status};
+use tensorwire_rendezvous::{DuplicatePolicy, KeyEnd, Worker, WorkerError};
 
 use super::{Given, RECEIVER_CPU, SENDER, SENDER_CPU, Two, number, until, value_of};
 

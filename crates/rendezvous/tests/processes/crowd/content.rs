@@ -1,7 +1,7 @@
 //! Values that tell whose they are: each byte is checked by whoever receives them.
 
-use protocol::DataType;
-use rendezvous::{Tensor, Worker};
+use tensorwire_protocol::DataType;
+use tensorwire_rendezvous::{Tensor, Worker};
 
 /// Words that a value begins with.
 const WORDS: usize = 3;

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs};
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use rendezvous::Worker;
+use tensorwire_rendezvous::Worker;
 
 use super::BLOCK;
 

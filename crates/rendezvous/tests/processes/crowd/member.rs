@@ -11,10 +11,10 @@ use std::{
 };
 
 use futures::{StreamExt, future::join_all, stream};
-use protocol::Sharing;
-use rendezvous::{ClusterSpec, Peer, Tensor, Version, Worker, WorkerError};
+use tensorwire_protocol::Sharing;
+use tensorwire_rendezvous::{ClusterSpec, Peer, Tensor, Version, Worker, WorkerError};
+use tensorwire_verbs_reactor::Runtime;
 use tokio::sync::Notify;
-use verbs_reactor::Runtime;
 
 use super::{
     BLOCK, COUNT, JOB, Settings,

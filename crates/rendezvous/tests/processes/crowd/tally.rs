@@ -1,8 +1,8 @@
 //! What became of operations.
 
-use rendezvous::WorkerError;
+use tensorwire_rendezvous::WorkerError;
 
-use protocol::Code;
+use tensorwire_protocol::Code;
 
 /// Operations of one member with one peer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use std::{pin::pin, sync::Arc};
 
 use futures::future::{join, join_all};
-use memory::BufMut;
-use verbs_reactor::{
+use tensorwire_memory::BufMut;
+use tensorwire_verbs_reactor::{
     Access, FabricError, Immediate, Operation, PeerViolation, QueuePair, QueuePairConfig, RemoteRange,
     Runtime, scattered,
 };
@@ -189,7 +189,7 @@ pub async fn one_bad_range_fails_the_whole_before_anything_is_asked(setup: Setup
 pub async fn an_unregistered_buffer_fails_the_whole(setup: Setup, runtime: Arc<dyn Runtime>) {
     let Some(readers) = Readers::new(setup, runtime, DEPTHS).await else { return };
     let (source, _exposure) = readers.exposed(spread_bytes(), 1);
-    let stranger = memory::Pool::new(memory::PoolConfig::new("stranger")).unwrap();
+    let stranger = tensorwire_memory::Pool::new(tensorwire_memory::PoolConfig::new("stranger")).unwrap();
     for bad in [0, 3, LENGTHS.len() - 1] {
         let mut ranges = readers.ranges(&source, spread());
         ranges[bad].1 = stranger.try_alloc(LENGTHS[bad]).unwrap();

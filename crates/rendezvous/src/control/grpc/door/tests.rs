@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use tensorwire_verbs_reactor::Runtime;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
-use verbs_reactor::Runtime;
 
 use super::*;
 use crate::values::steps::tests::Clock;

@@ -6,14 +6,14 @@ use std::{
     time::Duration,
 };
 
-use protocol::limits::CONTROL_FRAME_BYTES_MAX;
+use tensorwire_protocol::limits::CONTROL_FRAME_BYTES_MAX;
+use tensorwire_verbs_reactor::{Runtime, TokioRuntime};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
     Streaming,
     transport::{Channel, Endpoint},
 };
-use verbs_reactor::{Runtime, TokioRuntime};
 
 use super::{
     ControlPlane, GrpcPlane, assert_works, bounded, config, connect, connect_past_the_dead, life::Part, plane,

@@ -3,8 +3,8 @@
 
 use std::hint::black_box;
 
-use protocol::{DataType, Sharing};
-use rendezvous::Tensor;
+use tensorwire_protocol::{DataType, Sharing};
+use tensorwire_rendezvous::Tensor;
 
 use super::Member;
 
