@@ -111,10 +111,11 @@ impl From<WorkerError> for Failure {
 }
 
 /// Names of settings in errors of the library, and the corresponding options of the command line.
-const OPTIONS: [(&str, &str); 5] = [
+const OPTIONS: [(&str, &str); 6] = [
     ("require = `", "--fabric = `"),
     ("the setting `liveness`", "--liveness"),
     ("; or allow others with the setting `fabrics`", "; or take another with --fabric"),
+    ("the setting `fabrics`", "--fabric"),
     ("the setting `tls`", "--tls-cert"),
     ("Trust::Hostile", "--trust hostile"),
 ];
@@ -141,9 +142,16 @@ fn in_words_of(words: &[(&str, &str)], error: &impl ToString) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tensorwire::{Limit, MemoryError};
+    use tensorwire::{Limit, MemoryError, WorkerError};
 
     use super::Failure;
+
+    #[test]
+    fn a_missing_fabric_is_told_with_the_option() {
+        let error = WorkerError::NoFabric { peer: "ps".to_owned(), tried: "tcp: no".to_owned() };
+        let said = Failure::from(error).to_string();
+        assert!(said.contains("(--fabric)") && !said.contains("setting"), "{said}");
+    }
 
     #[test]
     fn too_much_memory_is_told_with_the_option_and_its_value() {

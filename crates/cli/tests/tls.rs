@@ -49,7 +49,7 @@ fn e_a_server_and_a_client_prove_themselves_by_certificates() {
     );
     let other = member(here, &authority, "/job:worker/replica:0/task:0", "other");
     let output = fail(&with(&["pull", &address, "--tls-names", "any-member"], &other));
-    assert!(output.contains("does not let this one in"), "{output}");
+    assert!(output.contains("refuses this one"), "{output}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The errors of this layer.
+//! The errors of workers.
 
 use std::{fmt, time::Duration};
 
@@ -8,7 +8,7 @@ use tensorwire_verbs_reactor::{FabricError, LossCause};
 
 use crate::control::{ControlError, cluster::ClusterError};
 
-/// Names a transfer in errors: which peer, which key, which step.
+/// Identifies a transfer in errors, by peer, key and step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransferName {
     /// The peer's worker name.
@@ -32,20 +32,21 @@ impl std::fmt::Display for TransferName {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PeerLoss {
-    /// Its process ended, or the connection to it broke.
+    /// Its process ended, or the connection broke.
     Gone,
-    /// It answered no ping and moved no data for the liveness bound: it is stopped, its machine is overloaded, or
-    /// the network drops everything.
+    /// It neither answered a ping nor moved data within the liveness bound: it is stopped, its machine is overloaded,
+    /// or the network drops everything.
     Unresponsive,
     /// It was shut down in order.
     Goodbye,
-    /// It broke a rule, and its connection was closed for that.
+    /// It violated the protocol, so the connection was closed.
     Misbehaved,
     /// This worker was shut down.
     ShutDownHere,
-    /// A connection broke earlier while values of this step were under way: the step is over with this peer.
+    /// A connection broke earlier while values of this step were under way, which ended the step between the two
+    /// workers.
     StepBroken,
-    /// It has a session with another worker of this worker's name, and refused this one.
+    /// It has a session with another worker of this worker's name, and refused this worker.
     NameTaken,
 }
 
@@ -53,33 +54,33 @@ impl PeerLoss {
     /// What to do.
     pub fn advice(self) -> &'static str {
         match self {
-            Self::Gone => "see whether its process still runs; once it is back, the next use connects again",
+            Self::Gone => "check whether its process still runs; the next use connects again",
             Self::Unresponsive => {
-                "see whether its process is stopped or its machine overloaded, or allow more with the setting \
+                "check whether its process is stopped or its machine overloaded, or allow more with the setting \
                  `liveness`; the next use connects again"
             }
             Self::Goodbye => "start it again if it is still needed; the next use connects again",
             Self::Misbehaved => {
-                "run the same version of Tensorwire at both ends, and report this if they are"
+                "run the same version of Tensorwire on both sides, and report this if they are the same"
             }
             Self::ShutDownHere => "receive before shutting this worker down",
-            Self::StepBroken => "repeat the step's values in another step",
-            Self::NameTaken => "stop the other worker, or give each a name of its own",
+            Self::StepBroken => "send and receive the step's values again in another step",
+            Self::NameTaken => "stop the other worker, or give each worker its own name",
         }
     }
 }
 
-/// One of the two ends of a key.
+/// Source or destination of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KeyEnd {
-    /// Its source, where values are sent.
+    /// The source, where values are sent.
     Source,
-    /// Its destination, where they are received.
+    /// The destination, where values are received.
     Destination,
 }
 
 impl KeyEnd {
-    /// What to do when the device is another worker's.
+    /// What to do if the device belongs to another worker.
     fn remedy(self) -> &'static str {
         match self {
             Self::Source => "send on the worker that has the source device",
@@ -160,12 +161,12 @@ pub enum WorkerError {
     Config {
         /// The setting.
         field: &'static str,
-        /// What it was set to.
+        /// The value of the setting.
         value: String,
         /// What to do.
         remedy: String,
     },
-    /// The cluster contradicts itself, or this worker is not in it.
+    /// The cluster is invalid, or this worker is not in it.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
     /// A name that is neither in the cluster nor connected.
@@ -179,7 +180,13 @@ pub enum WorkerError {
         /// The names that are known.
         known: String,
     },
-    /// Another worker has the name and answers: one of the two was refused, this worker or a peer.
+    /// A peer that dialled this worker gave no address to dial back, and the cluster has none.
+    #[error("{peer} dialled this worker and gave no address to dial back; set one with Worker::set_address")]
+    NoAddress {
+        /// The peer.
+        peer: String,
+    },
+    /// Another running worker has the name. This worker was refused, or it refused a peer.
     #[error("the name {name} is taken: {detail}")]
     NameTaken {
         /// The name.
@@ -187,50 +194,50 @@ pub enum WorkerError {
         /// Where both workers are, and what to do.
         detail: String,
     },
-    /// Text that is no key or device name.
+    /// Text that is not a key or a device name.
     #[error("key `{}`: {problem}", escaped(key))]
     BadKey {
         /// The text.
         key: String,
-        /// What is wrong with it, and the remedy.
+        /// What is wrong, and what to do.
         problem: String,
     },
-    /// An output of a step that comes from a branch that was not taken.
+    /// An output of a step is from a branch that was not taken.
     #[error(
-        "the output of `{key}` is dead: the branch that makes it was not taken; ask for outputs of taken branches"
+        "the output of `{key}` is dead: the branch that makes it was not taken; receive only outputs of taken branches"
     )]
     DeadOutput {
         /// Its key.
         key: String,
     },
-    /// Bytes, shape and element type do not go together.
+    /// Bytes, shape and element type do not match.
     #[error("tensor: {problem}")]
     InvalidTensor {
-        /// What does not fit, and the remedy.
+        /// What does not match, and what to do.
         problem: String,
     },
     /// Too many sent values wait for their receivers.
     #[error(
-        "{waiting} sent values wait for their receivers, and {cap} may: receive them or clean up their steps, or allow \
+        "{waiting} sent values wait for their receivers, the maximum is {cap}: receive them or clean up their steps, or allow \
          more with the setting `values_max`"
     )]
     TableFull {
-        /// Values waiting.
+        /// How many values wait.
         waiting: usize,
-        /// As many may.
+        /// The maximum.
         cap: usize,
     },
-    /// A key was used at a worker that is not the one of its device.
+    /// A key was used on a worker that does not have the key's device.
     #[error("Invalid rendezvous key ({end}): {key} @ {worker}; {}", end.remedy())]
     WrongWorker {
-        /// Whose device it should be.
+        /// The device of the key that must belong to this worker.
         end: KeyEnd,
         /// The key.
         key: String,
-        /// The worker it was used at.
+        /// The worker on which it was used.
         worker: String,
     },
-    /// The step was aborted or cleaned up here.
+    /// The step was aborted or cleaned up on this worker.
     #[error("step {step}: {status}")]
     Aborted {
         /// The step.
@@ -243,19 +250,19 @@ pub enum WorkerError {
     Remote {
         /// The transfer.
         transfer: Box<TransferName>,
-        /// Its answer.
+        /// The sender's answer.
         status: Status,
     },
-    /// This end cannot receive it: no memory, or a limit that was exceeded (RESOURCE_EXHAUSTED), or a device that it
-    /// can't be copied from or to (the device context's status, or INVALID_ARGUMENT).
+    /// This worker cannot receive the value: memory or another limit is exhausted (RESOURCE_EXHAUSTED), or a device
+    /// copy failed (the status of the device context, or INVALID_ARGUMENT).
     #[error("receiving {transfer}: {status}")]
     Local {
         /// The transfer.
         transfer: Box<TransferName>,
-        /// What is exhausted or cannot be done.
+        /// The cause.
         status: Status,
     },
-    /// The receive's own token was cancelled before a value came. The status is marked as derived.
+    /// The receive's own token was cancelled before a value arrived. The status is derived.
     #[error("receiving {transfer}: {status}")]
     Cancelled {
         /// The transfer.
@@ -263,25 +270,27 @@ pub enum WorkerError {
         /// CANCELLED.
         status: Status,
     },
-    /// The value does not go into the buffer that was given for it. It is not lost: the next receive of its key gets it.
-    #[error("receiving {transfer}: its {field} is {found}, but the buffer is for {expected}; {remedy}")]
+    /// The value does not fit the buffer. The value is not lost: the next receive of its key gets it.
+    #[error(
+        "receiving {transfer}: the value's {field} is {found}, but the buffer accepts {expected}; {remedy}"
+    )]
     Mismatch {
         /// The transfer.
         transfer: Box<TransferName>,
         /// What differs.
         field: &'static str,
-        /// What the buffer is for.
+        /// What the buffer accepts.
         expected: String,
         /// What the value has.
         found: String,
         /// What to do.
         remedy: &'static str,
     },
-    /// What arrived is not what was sent: its checksum differs. The connection goes on. A published tensor can be
-    /// fetched again; a sent value is gone.
+    /// The received bytes are not the sent bytes: their checksum differs. The connection stays open. A published tensor
+    /// can be fetched again; a sent value is lost.
     #[error(
-        "receiving {transfer} over {transport}: {damage}; the sender's {validation} checksum is {sent:016x}, that of \
-         the bytes here is {received:016x}. Look for faulty memory, adapters or drivers at both ends and on the way"
+        "receiving {transfer} over {transport}: {damage}; the sender's {validation} checksum is {sent:016x}, the checksum of \
+         the received bytes is {received:016x}. Check memory, adapters and drivers on both sides and on the path for faults"
     )]
     Corrupted {
         /// The transfer.
@@ -290,28 +299,28 @@ pub enum WorkerError {
         transport: &'static str,
         /// The algorithm.
         validation: Validation,
-        /// The checksum that came with the content.
+        /// The sender's checksum.
         sent: u64,
-        /// That of the bytes that came.
+        /// The checksum of the received bytes.
         received: u64,
-        /// What was changed.
+        /// How the content differs.
         damage: Damage,
     },
-    /// The peer or the way to it is gone.
+    /// The peer, or the connection to it, is lost.
     #[error("receiving {transfer} over {transport}: the peer at {address} is lost: {detail}; {}", loss.advice())]
     PeerLost {
         /// The transfer.
         transfer: Box<TransferName>,
-        /// Where the peer is, or was.
+        /// The peer's last known address.
         address: String,
         /// The fabric in use.
         transport: &'static str,
-        /// Why, in kind.
+        /// The kind of loss.
         loss: PeerLoss,
-        /// What was seen, and what was tried.
+        /// What was observed, and what was tried.
         detail: String,
     },
-    /// The time ran out.
+    /// The deadline passed.
     #[error("{what} took longer than {} ms; is the sender running, and does it send this key?", limit.as_millis())]
     DeadlineExceeded {
         /// The operation.
@@ -321,32 +330,32 @@ pub enum WorkerError {
     },
     /// No fabric works between the two workers.
     #[error(
-        "no fabric connects to {peer}: {tried}; allow one that both ends can use (the setting `fabrics`), and let what is \
-         between them pass TCP through: a proxy that speaks HTTP/2 carries no tensors"
+        "no fabric connects to {peer}: {tried}; allow one that both workers can use (the setting `fabrics`), and let \
+         every proxy between them pass TCP through: one that speaks only HTTP/2 carries no tensors"
     )]
     NoFabric {
         /// The peer.
         peer: String,
-        /// Each fabric that was considered, and why it was not used.
+        /// Each fabric that was tried, with the reason why it is not used.
         tried: String,
     },
-    /// A limit of the operating system is in the way.
+    /// A limit of the operating system is reached.
     #[error("{what}; {limit} is {}: {}", shown(*value), limit.remedy())]
     Limit {
         /// What failed, and where.
         what: String,
         /// The limit.
         limit: Limit,
-        /// Its value; `None` where it cannot be read.
+        /// Its value; `None` if it cannot be read.
         value: Option<u64>,
     },
-    /// Memory.
+    /// Memory cannot be allocated or registered.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// A fabric.
+    /// A fabric failed.
     #[error(transparent)]
     Fabric(#[from] FabricError),
-    /// The control plane.
+    /// The control plane failed.
     #[error(transparent)]
     Control(#[from] ControlError),
     /// This worker was shut down.
@@ -354,7 +363,7 @@ pub enum WorkerError {
     ShutDown,
 }
 
-/// As it is shown: what `main` prints of an error that it returns should be for people, and the text has all there is.
+/// The same text as `Display`, because `main` prints a returned error with `Debug`.
 impl fmt::Debug for WorkerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -362,7 +371,7 @@ impl fmt::Debug for WorkerError {
 }
 
 impl WorkerError {
-    /// What kind of failure it is, in gRPC's terms: that of the status it carries, if it carries one.
+    /// The gRPC code of this error: that of its status, if it has one.
     pub fn code(&self) -> Code {
         match self {
             Self::Aborted { status, .. }
@@ -376,7 +385,7 @@ impl WorkerError {
             | Self::DeadOutput { .. }
             | Self::InvalidTensor { .. }
             | Self::Mismatch { .. } => Code::InvalidArgument,
-            Self::UnknownWorker { .. } => Code::NotFound,
+            Self::UnknownWorker { .. } | Self::NoAddress { .. } => Code::NotFound,
             Self::NameTaken { .. } => Code::AlreadyExists,
             Self::TableFull { .. } | Self::Limit { .. } | Self::Memory(_) => Code::ResourceExhausted,
             Self::Corrupted { .. } => Code::DataLoss,
@@ -388,7 +397,7 @@ impl WorkerError {
         }
     }
 
-    /// Whether it only follows from another failure, which somebody else was told.
+    /// Whether this error is only a consequence of another failure, which was reported elsewhere.
     pub fn is_derived(&self) -> bool {
         match self {
             Self::Aborted { status, .. }
@@ -400,7 +409,7 @@ impl WorkerError {
         }
     }
 
-    /// Names the limit that is behind this error, if one is.
+    /// This error as [`WorkerError::Limit`], if a limit of the operating system is its cause.
     pub(crate) fn or_limit(self) -> Self {
         match self.limit() {
             Some(limit) => Self::at_limit(self.to_string(), limit),
@@ -408,7 +417,7 @@ impl WorkerError {
         }
     }
 
-    /// This loss of a peer, with what was tried after it.
+    /// Appends what was tried after the loss of a peer.
     pub(crate) fn and(mut self, more: &str) -> Self {
         if let Self::PeerLost { detail, .. } = &mut self {
             detail.push_str("; ");
@@ -417,8 +426,8 @@ impl WorkerError {
         self
     }
 
-    /// The limit of the operating system that is behind this error, if one is and it was seen here: what a peer says
-    /// of its own limits is its text.
+    /// The limit of the operating system that caused this error on this host. Limits on the peer's host appear only in
+    /// the text.
     pub(crate) fn limit(&self) -> Option<Limit> {
         match self {
             Self::Fabric(error) => error.limit(),
@@ -427,9 +436,9 @@ impl WorkerError {
         }
     }
 
-    /// A value is asked for that was handed out before.
+    /// The value was already returned to the user.
     pub(crate) fn handed_out() -> Self {
-        Self::InvalidTensor { problem: "the value was handed out before".to_owned() }
+        Self::InvalidTensor { problem: "the value was already taken".to_owned() }
     }
 
     /// `what` failed at `limit`.
@@ -439,7 +448,7 @@ impl WorkerError {
 }
 
 fn shown(value: Option<u64>) -> String {
-    value.map_or_else(|| "not known".to_owned(), |value| value.to_string())
+    value.map_or_else(|| "unknown".to_owned(), |value| value.to_string())
 }
 
 #[cfg(test)]

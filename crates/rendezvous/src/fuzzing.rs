@@ -1,6 +1,6 @@
-//! What fuzzers do to workers' parsers: the bodies of targets in `fuzz/fuzz_targets`, and the replay of their corpora.
+//! Fuzzing of the parsers of workers: the bodies of targets in `fuzz/fuzz_targets`, and the replay of their corpora.
 //!
-//! There is nothing of it in a normal build.
+//! Not part of a normal build.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a finding
 
@@ -14,7 +14,7 @@ use crate::control::cluster::{ClusterSpec, TfConfig, check_address, normalise};
 
 pub use crate::control::handshake::fuzzing::handshake;
 
-/// The text of `TF_CONFIG`, of host lists and of addresses. What is accepted holds together.
+/// Parses `TF_CONFIG`, host lists and addresses. What is accepted must be consistent.
 pub fn cluster(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     match text.parse::<TfConfig>() {
@@ -37,7 +37,7 @@ pub fn cluster(data: &[u8]) {
     }
 }
 
-/// Every task of every job has an address that can be dialled, and is named.
+/// Checks that every task of every job has a name, and an address that can be dialled.
 fn holds_together(cluster: &ClusterSpec) {
     cluster.check().unwrap();
     let mut tasks = 0;

@@ -1,8 +1,8 @@
-//! Keys, steps, published tensors and workers: what users program against.
+//! Keys, steps, published tensors and workers: the API that users program against.
 //!
-//! A [`Worker`] is one process of a cluster. It publishes tensors that any peer may fetch, and sends tensors
-//! of a step that one peer receives. Peers connect on first use, over the best fabric both ends have; which
-//! one is logged once and told by [`Worker::peers`].
+//! A [`Worker`] is one process of a cluster. It publishes tensors that any peer may fetch, and sends tensors of a step
+//! that one peer receives. Peers connect on first use, over the best fabric that both support; it is logged once and
+//! shown by [`Worker::peers`].
 //!
 //! ```no_run
 //! use tensorwire_rendezvous::{Tensor, Worker};

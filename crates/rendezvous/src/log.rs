@@ -1,7 +1,8 @@
-//! Events of the log. They go through this macro, so that filters can name them: not by the module that they are in, which
-//! is nobody's business, but by `tensorwire::worker`.
+//! Log events. The macro gives all of them the target `tensorwire::worker`, so that filters do not depend on the
+//! modules of this crate.
 
-/// An event about sessions, connections and transfers, of a level from `ERROR` to `TRACE`; the rest is as for `tracing::event`.
+/// Logs an event about sessions, connections and transfers, with a level from `ERROR` to `TRACE`. The other arguments
+/// are those of `tracing::event`.
 macro_rules! log {
     ($level:ident, $($event:tt)+) => {
         tracing::event!(target: "tensorwire::worker", tracing::Level::$level, $($event)+)

@@ -1,14 +1,14 @@
-//! What stands for the `metrics` crate where the feature `metrics` is off: counts that are not kept.
+//! Replacement of the `metrics` crate without the feature `metrics`: nothing is counted.
 
-/// Stands for a counter, a gauge and a histogram.
+/// Replaces a counter, a gauge and a histogram.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Unkept;
+pub(crate) struct Unmetered;
 
-pub(crate) type Counter = Unkept;
-pub(crate) type Histogram = Unkept;
+pub(crate) type Counter = Unmetered;
+pub(crate) type Histogram = Unmetered;
 pub(crate) type SharedString = std::sync::Arc<str>;
 
-impl Unkept {
+impl Unmetered {
     pub(crate) fn increment(self, _: u64) {}
 
     pub(crate) fn absolute(self, _: u64) {}
@@ -18,7 +18,7 @@ impl Unkept {
     pub(crate) fn record(self, _: std::time::Duration) {}
 }
 
-/// Stands for a label.
+/// Replaces a label.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Label;
 
@@ -28,7 +28,7 @@ impl Label {
     }
 }
 
-/// Stands for a unit.
+/// Replaces a unit.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Unit {
     Bytes,
@@ -36,17 +36,17 @@ pub(crate) enum Unit {
     Seconds,
 }
 
-/// Takes what `metrics::counter!` and its siblings take: labels are made and dropped.
-macro_rules! unkept {
+/// Accepts the arguments of `metrics::counter!`, `gauge!` and `histogram!`. Labels are evaluated and dropped.
+macro_rules! unmetered {
     ($($name:expr $(=> $value:expr)?),* $(,)?) => {{
         $(let _ = (&$name, $(&$value)?);)*
-        $crate::unmetered::Unkept
+        $crate::unmetered::Unmetered
     }};
 }
 
-pub(crate) use unkept as counter;
-pub(crate) use unkept as gauge;
-pub(crate) use unkept as histogram;
-pub(crate) use unkept as describe_counter;
-pub(crate) use unkept as describe_gauge;
-pub(crate) use unkept as describe_histogram;
+pub(crate) use unmetered as counter;
+pub(crate) use unmetered as gauge;
+pub(crate) use unmetered as histogram;
+pub(crate) use unmetered as describe_counter;
+pub(crate) use unmetered as describe_gauge;
+pub(crate) use unmetered as describe_histogram;

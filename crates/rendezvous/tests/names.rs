@@ -93,10 +93,7 @@ fn d_of_two_live_workers_of_one_name_the_second_is_refused_and_comes_again_at_a_
             let error = fetch(&second, &door).await.unwrap_err();
             let WorkerError::NameTaken { name, .. } = &error else { panic!("{error}") };
             assert_eq!((name.as_str(), error.code()), (TWIN, Code::AlreadyExists));
-            assert_names_all(
-                &error.to_string(),
-                &[TWIN, first.address(), second.address(), "name of its own"],
-            );
+            assert_names_all(&error.to_string(), &[TWIN, first.address(), second.address(), "its own name"]);
             refused += 1;
             // The one that has the name is not concerned.
             assert_eq!(fetch(&first, server.address()).await.unwrap(), 5);

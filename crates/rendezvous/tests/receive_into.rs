@@ -153,7 +153,7 @@ async fn mismatches(two: &Two) {
             let buffer = pool.alloc(length).await.unwrap();
             let failed = step.recv(&key).into_buffer(buffer).dtype(DataType::F32).await.unwrap_err();
             let text = failed.to_string();
-            assert!(text.contains("element type is u8, but the buffer is for f32"), "{text}");
+            assert!(text.contains("element type is u8, but the buffer accepts f32"), "{text}");
 
             let buffer = failed.buffer.expect("the buffer comes back");
             check(&step.recv(&key).into_buffer(buffer).dtype(DataType::U8).await.unwrap(), &tensor);

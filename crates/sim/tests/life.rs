@@ -86,7 +86,7 @@ fn d_a_fetch_is_not_made_again_with_another_life_of_the_peer() {
         let (fetched, server) = join(peer.fetch("x").wait().into_future(), restart).await;
         match fetched {
             Err(WorkerError::PeerLost { loss: PeerLoss::Gone, detail, .. }) => {
-                let told = detail.contains("restarted") || detail.contains("connecting again failed");
+                let told = detail.contains("restarted") || detail.contains("reconnecting failed");
                 assert!(told, "{detail}");
             }
             other => panic!("{other:?}"),

@@ -1,4 +1,4 @@
-//! The rendezvous of several devices in one process.
+//! [`IntraProcessRendezvous`]: the rendezvous of several devices in one process.
 
 use std::{future::Future, time::Duration};
 
@@ -13,14 +13,14 @@ use crate::{
     },
 };
 
-/// As [`LocalRendezvous`], for the devices of one process: where the ends of a key are on different kinds of memory, the
-/// value is copied by their [`DeviceContext`](crate::DeviceContext)s before it is delivered; where both are on the host
-/// or on the same device, it is shared.
+/// A [`LocalRendezvous`] for several devices. If source and destination of a key have different memory, the value is
+/// copied by their [`DeviceContext`](crate::DeviceContext)s before it is delivered. If both are on the host or on the
+/// same device, it is shared.
 ///
-/// The copy is made in memory with the receiver's attributes, and [`gpu_compatible`] if the sender's are. Elements must
-/// be plain bytes for it. Cheap to clone: all clones are the same rendezvous.
+/// The copy has the receiver's memory attributes, and is [`gpu_compatible`] if the sender's memory is. Only plain
+/// elements can be copied. Cheap to clone: all clones are the same rendezvous.
 ///
-/// Both ends on the host ([`DeviceContext`](crate::DeviceContext) has an example with a device):
+/// Source and destination on the host ([`DeviceContext`](crate::DeviceContext) has an example with a device):
 ///
 /// ```
 /// use tensorwire_memory::{Pool, PoolConfig};
@@ -65,11 +65,11 @@ impl IntraProcessRendezvous {
         self.local.send(key, args, tensor)
     }
 
-    /// As [`LocalRendezvous::recv`], with the value where `args` want it.
+    /// As [`LocalRendezvous::recv`], with the value in the memory that `args` describe.
     ///
     /// # Errors
-    /// As [`LocalRendezvous::recv`]; INVALID_ARGUMENT when a value is to be copied whose elements are no plain bytes;
-    /// what a device context fails with. In these cases the next receive of the key gets the value.
+    /// As [`LocalRendezvous::recv`]; INVALID_ARGUMENT if the value must be copied and its elements are not plain bytes;
+    /// the error of a device context. In the last two cases the next receive of the key gets the value.
     ///
     /// # Cancel safety
     /// As [`LocalRendezvous::recv`], also while the value is copied.

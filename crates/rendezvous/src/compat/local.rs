@@ -1,4 +1,4 @@
-//! The rendezvous of one process, without a worker.
+//! [`LocalRendezvous`]: the rendezvous of one process, without a worker.
 
 use std::{
     fmt,
@@ -22,7 +22,7 @@ use crate::values::{
     tensor::Tensor,
 };
 
-/// Settings of a rendezvous of one process.
+/// Settings of a [`LocalRendezvous`].
 ///
 /// ```
 /// use tensorwire_rendezvous::{DuplicatePolicy, LocalConfig, LocalRendezvous};
@@ -32,11 +32,12 @@ use crate::values::{
 /// ```
 #[derive(Debug, Clone)]
 pub struct LocalConfig {
-    /// What a second send or receive of one key means. Default [`DuplicatePolicy::Queue`].
+    /// The meaning of a second send or receive of a key. Default [`DuplicatePolicy::Queue`].
     pub duplicates: DuplicatePolicy,
-    /// Values that may wait for their receivers; one more is refused with RESOURCE_EXHAUSTED. Default 1 Mi.
+    /// Maximum number of values that wait for their receivers. A further one is refused with RESOURCE_EXHAUSTED.
+    /// Default 1,048,576.
     pub values_max: usize,
-    /// The clock of receives with a timeout. Default: the tokio runtime that they are called on.
+    /// The clock for receives with a timeout. Default: the current tokio runtime.
     pub runtime: Option<Arc<dyn Runtime>>,
 }
 
@@ -46,13 +47,13 @@ impl Default for LocalConfig {
     }
 }
 
-/// Where sends and receives of one process meet; never copies a value. Cheap to clone: all clones are the same
+/// Matches sends and receives within one process, and never copies a value. Cheap to clone: all clones are the same
 /// rendezvous.
 ///
-/// Keys are compared whole, the incarnation with them. Values of one key are received in the order in which they were
-/// sent (unless [`LocalConfig::duplicates`] says otherwise); there is no order between keys.
+/// Keys are compared as a whole, including the incarnation. Values of one key are received in the order in which they
+/// were sent, unless [`LocalConfig::duplicates`] is changed. There is no order between keys.
 ///
-/// With the last clone the rendezvous ends: receives that still wait get CANCELLED.
+/// Dropping the last clone ends the rendezvous: pending receives get CANCELLED.
 ///
 /// ```
 /// use tensorwire_memory::{Pool, PoolConfig};
@@ -77,7 +78,7 @@ pub struct LocalRendezvous {
     shared: Arc<SharedRendezvous>,
 }
 
-/// What the clones share. Receives don't, so that they end with the last clone.
+/// Shared by the clones, but not by receives, so that dropping the last clone ends them.
 #[derive(Debug)]
 struct SharedRendezvous {
     step: Arc<StepQueues>,
@@ -110,8 +111,8 @@ impl LocalRendezvous {
         Self { shared: Arc::new(SharedRendezvous { step, waiting_values, config }) }
     }
 
-    /// Makes `tensor` available under `key`: to the oldest receive that waits for it, which has it when this returns,
-    /// or to the next one. Never waits.
+    /// Makes `tensor` available under `key`. The oldest waiting receive of the key gets it before this returns;
+    /// otherwise it waits for the next one. Never blocks.
     ///
     /// # Errors
     /// The status of [`abort`](Self::abort); ABORTED for a duplicate; RESOURCE_EXHAUSTED above
@@ -120,27 +121,27 @@ impl LocalRendezvous {
         self.send_text(key.as_str(), args, tensor)
     }
 
-    /// The next value of `key`. The receive waits in line from this call on, not only from the first poll.
+    /// Receives the next value of `key`. The receive is queued by this call, not by the first poll.
     ///
     /// # Errors
-    /// The status of [`abort`](Self::abort); ABORTED for a duplicate; CANCELLED, derived, if it has to wait and
-    /// [`RecvArgs::cancellation`] is or gets cancelled.
+    /// The status of [`abort`](Self::abort); ABORTED for a duplicate; CANCELLED, derived, if no value is available and
+    /// [`RecvArgs::cancellation`] is cancelled.
     ///
     /// # Cancel safety
-    /// Cancel-safe: dropping the future gives the receive up. A value that it had already goes back to its place, or to
-    /// the next receive.
+    /// Cancel-safe: dropping the future cancels the receive. A value that it was already given goes to the next
+    /// receive, or returns to its position in the queue.
     pub fn recv(&self, key: &Key, args: RecvArgs) -> Receive {
         let take = self.shared.step.take_unless(key.as_str(), args.cancellation.as_ref());
         Receive { take, args: Some(args) }
     }
 
-    /// As [`recv`](Self::recv), within `limit`. A value that is there is given also if `limit` is zero.
+    /// As [`recv`](Self::recv), with a deadline. An available value is returned even if `limit` is zero.
     ///
     /// # Errors
-    /// As [`recv`](Self::recv); DEADLINE_EXCEEDED; FAILED_PRECONDITION without a runtime to measure time with.
+    /// As [`recv`](Self::recv); DEADLINE_EXCEEDED; FAILED_PRECONDITION if there is no runtime to measure time.
     ///
     /// # Cancel safety
-    /// As [`recv`](Self::recv). A value that comes when the time has run out is for the next receive.
+    /// As [`recv`](Self::recv). A value that arrives after the deadline goes to the next receive.
     pub async fn recv_timeout(
         &self,
         key: &Key,
@@ -150,8 +151,8 @@ impl LocalRendezvous {
         self.within(key, limit, self.recv(key, args)).await
     }
 
-    /// Ends this rendezvous: receives that wait fail with `status`, values that nobody has received are dropped, and
-    /// later sends and receives fail with `status` too. The first status stays.
+    /// Ends this rendezvous: pending and later sends and receives fail with `status`, and values that were not received
+    /// are dropped. Of several calls, the status of the first is used.
     pub fn abort(&self, status: &Status) {
         self.shared.step.abort(status);
     }
@@ -161,7 +162,7 @@ impl LocalRendezvous {
         self.shared.step.aborted()
     }
 
-    /// Values that wait for their receivers.
+    /// The number of values that wait for their receivers.
     pub fn waiting_values(&self) -> usize {
         self.shared.waiting_values.load(Ordering::Relaxed)
     }
@@ -170,7 +171,7 @@ impl LocalRendezvous {
         &self.shared.step
     }
 
-    /// As [`send`](Self::send), for what is no key.
+    /// As [`send`](Self::send), for text that need not be a key.
     pub(crate) fn send_text(&self, key: &str, args: SendArgs, tensor: Tensor) -> Result<(), Status> {
         let (waiting, most) = (self.waiting_values(), self.shared.config.values_max);
         if waiting >= most {
@@ -206,7 +207,7 @@ impl LocalRendezvous {
     }
 }
 
-/// A receive that is under way ([`LocalRendezvous::recv`]).
+/// A pending receive ([`LocalRendezvous::recv`]).
 ///
 /// ```
 /// use futures::FutureExt;
@@ -221,7 +222,7 @@ impl LocalRendezvous {
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "dropping it gives the receive up"]
+#[must_use = "dropping it cancels the receive"]
 pub struct Receive {
     take: CancellableTake,
     args: Option<RecvArgs>,

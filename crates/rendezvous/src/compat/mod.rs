@@ -1,4 +1,4 @@
-//! The rendezvous classes of TensorFlow that need no worker.
+//! Counterparts of TensorFlow's rendezvous classes within one process, without a worker.
 
 pub(crate) mod intra_process;
 pub(crate) mod local;

@@ -1,4 +1,4 @@
-//! The rendezvous of producers and consumers that run in sequence.
+//! [`SimpleRendezvous`]: the rendezvous of producers and consumers that run one after the other.
 
 use tensorwire_protocol::{Code, Status};
 
@@ -7,8 +7,8 @@ use crate::{
     values::{arguments::SendArgs, duplicates::DuplicatePolicy, tensor::Tensor},
 };
 
-/// Values by the name of their edge, for producers and consumers that run one after the other: a receive never waits,
-/// and a value stays for any number of receives. Cheap to clone: all clones are the same rendezvous.
+/// Stores values by the name of their edge, for producers and consumers that run one after the other. A receive never
+/// waits, and a value can be received any number of times. Cheap to clone: all clones are the same rendezvous.
 ///
 /// ```
 /// use tensorwire_memory::{Pool, PoolConfig};
@@ -37,7 +37,7 @@ impl Default for SimpleRendezvous {
 }
 
 impl SimpleRendezvous {
-    /// Without any value.
+    /// An empty rendezvous.
     pub fn new() -> Self {
         Self::default()
     }
@@ -45,7 +45,7 @@ impl SimpleRendezvous {
     /// Makes `tensor` available under the name of its edge ([`Key::edge`](tensorwire_protocol::Key::edge)).
     ///
     /// # Errors
-    /// ABORTED for an edge that has a value already; the status of [`abort`](Self::abort).
+    /// ABORTED if the edge already has a value; the status of [`abort`](Self::abort).
     pub fn send(&self, edge: &str, tensor: Tensor) -> Result<(), Status> {
         self.local.send_text(edge, SendArgs::default(), tensor)
     }
@@ -53,7 +53,7 @@ impl SimpleRendezvous {
     /// The value of `edge`.
     ///
     /// # Errors
-    /// NOT_FOUND when nothing was sent under it; the status of [`abort`](Self::abort).
+    /// NOT_FOUND if the edge has no value; the status of [`abort`](Self::abort).
     pub fn recv(&self, edge: &str) -> Result<Tensor, Status> {
         let taken = self.local.step().take_now(edge)?;
         taken.map(|taken| taken.value.tensor).ok_or_else(|| {
@@ -63,7 +63,8 @@ impl SimpleRendezvous {
         })
     }
 
-    /// Drops all values; later sends and receives fail with `status`. The first status stays.
+    /// Drops all values. Later sends and receives fail with `status`. Of several calls, the status of the first is
+    /// used.
     pub fn abort(&self, status: &Status) {
         self.local.abort(status);
     }

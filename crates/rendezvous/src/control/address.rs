@@ -1,12 +1,12 @@
-//! The form of an address.
+//! The syntax of addresses.
 
 use tensorwire_protocol::{limits::ADDRESS_BYTES_MAX, text::is_active};
 
 use super::ControlError;
 
-/// Splits `HOST:PORT`, which is what an address looks like everywhere: of the command line, of a cluster, of a peer. An
-/// IPv6 host stands in brackets, and is given without. Port 0 is one that only listeners can use. Whether the host exists
-/// is seen when it is looked up.
+/// Splits an address of the form `HOST:PORT`. This is the form of addresses on the command line, in a cluster, and of
+/// peers. An IPv6 host is written in brackets and returned without them. Port 0 is allowed; only listeners can use it.
+/// The host is not looked up.
 ///
 /// ```
 /// use tensorwire_rendezvous::control::host_and_port;
@@ -16,7 +16,7 @@ use super::ControlError;
 /// ```
 ///
 /// # Errors
-/// What is wrong with it, and the remedy.
+/// What is wrong, and what to do.
 pub fn host_and_port(address: &str) -> Result<(&str, u16), &'static str> {
     if address.len() > ADDRESS_BYTES_MAX {
         return Err("it is longer than 256 bytes");
@@ -37,9 +37,9 @@ pub fn host_and_port(address: &str) -> Result<(&str, u16), &'static str> {
         .chars()
         .any(|part| part.is_whitespace() || is_active(part) || matches!(part, '/' | ',' | '@' | '[' | ']'))
     {
-        return Err("its host has characters that no host name has: write HOST:PORT");
+        return Err("its host has characters that are not allowed in host names: write HOST:PORT");
     }
-    // `parse` alone takes a sign.
+    // `parse` alone would accept a sign.
     let digits = port.bytes().all(|digit| digit.is_ascii_digit()).then_some(port);
     let port =
         digits.and_then(|digits| digits.parse().ok()).ok_or("its port is not a number from 1 to 65535")?;

@@ -9,11 +9,11 @@
 //!  tcp fabric ◀── streams ─────┼── DataPort ◀──────────────────────┘
 //! ```
 //!
-//! The plane runs on a thread and a runtime of its own: user code that blocks its runtime does not keep
-//! pings from being answered, so peers do not take a busy worker for a dead one; the worker serves its sessions
-//! there too. All channels between the two sides are bounded.
+//! The plane runs on a separate thread with its own runtime, on which the worker also serves its sessions. So pings are
+//! answered while user code blocks its runtime, and peers do not take a busy worker for a dead one. All channels
+//! between the two runtimes are bounded.
 //!
-//! The service is `proto/control.proto`; the code made from it is committed.
+//! The service is `proto/control.proto`; the code generated from it is committed.
 
 mod dial;
 mod door;
@@ -51,13 +51,13 @@ use self::{
 use super::{ControlError, ControlPlane, ControlSession, Secret, address::parts};
 use crate::log::quota::LogQuota;
 
-/// Largest gRPC message: a largest frame, its checksum, and their tags and lengths.
+/// Maximum length of a gRPC message: the longest frame, its checksum, and their tags and lengths.
 const ON_THE_WIRE_MAX: usize = CONTROL_FRAME_BYTES_MAX + 16;
 
-/// HTTP/2 flow control: how far a peer may send ahead of its reader, in bytes.
+/// HTTP/2 flow control window: how many bytes a peer may send before they are read.
 const WINDOW_BYTES: u32 = 256 << 10;
 
-/// How often the other end is asked whether it lives, and how long it may take to answer.
+/// Interval of HTTP/2 pings, and how long an answer may take.
 #[derive(Debug, Clone, Copy)]
 struct Keepalive {
     interval: Duration,
@@ -77,7 +77,7 @@ pub struct GrpcConfig {
 }
 
 impl GrpcConfig {
-    /// Listens on `address`, `HOST:PORT`; port 0 lets the system choose one.
+    /// Listens on `address`, `HOST:PORT`. With port 0 the system chooses a port.
     pub fn new(address: impl Into<String>) -> Self {
         Self {
             address: address.into(),
@@ -90,14 +90,15 @@ impl GrpcConfig {
         }
     }
 
-    /// The secret that peers must know. Without one, only loopback addresses can be bound.
+    /// The secret that peers must prove. Without one, only loopback addresses can be bound.
     #[must_use]
     pub fn secret(mut self, secret: Option<Secret>) -> Self {
         self.secret = secret;
         self
     }
 
-    /// Mutual TLS under everything: who this end is, and what certificates of peers must say. Then no secret is needed.
+    /// Turns mutual TLS on: the identity of this worker, and what certificates of peers must contain. With TLS no
+    /// secret is needed.
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn tls(mut self, identity: tensorwire_fabric_tcp::tls::TlsIdentity, names: super::TlsNames) -> Self {
@@ -105,30 +106,31 @@ impl GrpcConfig {
         self
     }
 
-    /// The longest time that dialling may take, name resolution included. Default 10 s.
+    /// Maximum time to dial, including name resolution. Default 10 s.
     #[must_use]
     pub fn dial_limit(mut self, limit: Duration) -> Self {
         self.dial_limit = limit;
         self
     }
 
-    /// A peer is asked for a sign of life after `interval` without one, and its sessions are lost when none
-    /// comes within `timeout`. Defaults 10 s and 20 s: a host that vanished is noticed within 30 s.
+    /// After `interval` without data from a peer it is pinged; if no answer arrives within `timeout`, its sessions are
+    /// lost. Defaults 10 s and 20 s: a host that has vanished is noticed within 30 s.
     #[must_use]
     pub fn keepalive(mut self, interval: Duration, timeout: Duration) -> Self {
         self.keepalive = Keepalive { interval, timeout };
         self
     }
 
-    /// How long a connection may take until its session is open, or until a data connection has said whose it is. Default 10 s.
+    /// How long a connection may take until its session is open, or until a data connection has presented its token.
+    /// Default 10 s.
     #[must_use]
     pub fn arrival_limit(mut self, limit: Duration) -> Self {
         self.arrival_limit = limit;
         self
     }
 
-    /// The most connections whose peers have not authenticated, for sessions and for data together. One more pushes out the
-    /// oldest of the kind that has most. Of each, 64 KiB are taken. Default 64.
+    /// Maximum number of connections whose peers are not authenticated, for sessions and for data together. A further
+    /// one replaces the oldest of the kind that has more. From each, at most 64 KiB are read. Default 64.
     #[must_use]
     pub fn strangers_max(mut self, limit: usize) -> Self {
         self.strangers_max = limit;
@@ -136,32 +138,32 @@ impl GrpcConfig {
     }
 }
 
-/// Dials and accepts control sessions over gRPC, on a thread of its own.
+/// Dials and accepts control sessions over gRPC, on a separate thread.
 ///
-/// Dropping it closes it without waiting.
+/// Dropping it closes the plane without waiting.
 pub struct GrpcPlane {
     address: String,
     config: GrpcConfig,
-    /// The secret that peers must know; `None` if it is known that anybody may connect.
+    /// The secret that peers must prove; `None` if anybody may connect.
     secret: Option<Secret>,
     runtime: tokio::runtime::Handle,
-    /// The same, for whoever serves sessions.
+    /// The runtime as a [`Runtime`], on which sessions are served.
     served_on: Arc<dyn Runtime>,
     arrivals: Mutex<mpsc::Receiver<Arrival>>,
     tasks: Tasks,
     data: DataPort,
     closing: watch::Sender<bool>,
-    /// Never sent to: it fails once the thread is done.
+    /// Nothing is sent on it: receiving fails when the thread ends.
     done: watch::Receiver<()>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
 impl GrpcPlane {
-    /// Listens. Resolving a host name in the address blocks.
+    /// Starts to listen. Blocks while a host name in the address is resolved.
     ///
     /// # Errors
-    /// [`ControlError::BadAddress`], [`ControlError::Bind`]; [`ControlError::SecretNeeded`] for an address
-    /// beyond loopback without a secret or TLS.
+    /// [`ControlError::BadAddress`], [`ControlError::Bind`]; [`ControlError::SecretNeeded`] for an address that other
+    /// hosts reach, without a secret or TLS.
     pub fn bind(config: GrpcConfig) -> Result<Self, ControlError> {
         let addresses = resolve(&config.address)?;
         let needs_secret = config.secret.is_none() && !config.security.encrypts();
@@ -176,8 +178,8 @@ impl GrpcPlane {
         Self::start(config, ports?)
     }
 
-    /// Listens without any secret, whatever the address: everyone who reaches the port is served and can read
-    /// and replace tensors. For networks that are closed by other means.
+    /// Starts to listen without a secret on any address: everyone who reaches the port can read and replace tensors.
+    /// For networks that are protected by other means.
     ///
     /// # Errors
     /// [`ControlError::BadAddress`], [`ControlError::Bind`].
@@ -189,7 +191,7 @@ impl GrpcPlane {
         Self::start(config, ports)
     }
 
-    /// The secret that peers of this plane must know.
+    /// The secret that peers of this plane must prove.
     pub fn secret(&self) -> Option<&Secret> {
         self.secret.as_ref()
     }
@@ -228,7 +230,7 @@ impl GrpcPlane {
         let handle = runtime.handle().clone();
         let thread = std::thread::Builder::new().name(thread_name(&address)).spawn(move || {
             runtime.block_on(host.run(running, all_done));
-            // A name resolution may still be under way; it must not hold up the end.
+            // A blocking name resolution may still run, and must not delay the shutdown.
             runtime.shutdown_background();
             drop(finished);
         });
@@ -254,7 +256,7 @@ impl GrpcPlane {
         loop {
             match arrivals.poll_recv(context) {
                 Poll::Pending => return Poll::Pending,
-                // Its peer hung up, or was pushed out, while it waited.
+                // The peer disconnected, or its connection was replaced, while it waited.
                 Poll::Ready(Some(arrival)) if arrival.guest.stranger.is_evicted() => {}
                 Poll::Ready(Some(arrival)) => return Poll::Ready(Ok(arrival.session)),
                 Poll::Ready(None) => return Poll::Ready(Err(ControlError::Closed)),
@@ -298,11 +300,11 @@ impl ControlPlane for GrpcPlane {
         self.begin_close();
         let mut done = self.done.clone();
         Box::pin(async move {
-            // Fails when the thread is done, which is what is waited for.
+            // Fails when the thread ends, which is what this waits for.
             let _ = done.changed().await;
             let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(thread) = thread {
-                // It has nothing left to do but return.
+                // The thread returns at once.
                 let _ = thread.join();
             }
         })
@@ -317,7 +319,8 @@ impl ControlPlane for GrpcPlane {
     }
 
     fn ambient_secret(&self, address: &str) -> BoxFuture<'static, Result<Option<Secret>, ControlError>> {
-        // With TLS the other end is known by its certificate: nothing is asked of whoever has a socket's name.
+        // With TLS the peer is known by its certificate, so no secret is requested from a socket that anybody may have
+        // bound.
         if address == self.address || self.config.security.encrypts() {
             return Box::pin(std::future::ready(Ok(self.secret.clone())));
         }
@@ -344,7 +347,7 @@ impl fmt::Debug for GrpcPlane {
     }
 }
 
-/// What a plane listens on.
+/// The sockets that a plane listens on.
 struct Ports {
     listener: TcpListener,
     handover: Option<Handover>,
@@ -356,7 +359,7 @@ impl Ports {
         Ok(Self { listener, handover: None })
     }
 
-    /// Listens on a port whose name for the hand-over is free.
+    /// Listens on a port for which the name of the hand-over socket is free.
     fn listen_with_handover(config: &GrpcConfig, addresses: &[SocketAddr]) -> Result<Self, ControlError> {
         let any_port = addresses.iter().all(|address| address.port() == 0);
         let mut attempts = if any_port { 16 } else { 1 };
@@ -388,17 +391,17 @@ fn bind_error(config: &GrpcConfig, error: &std::io::Error) -> ControlError {
     bind.unless_limit(tensorwire_memory::Limit::of_files(error))
 }
 
-/// Runs `work` on the plane's runtime; dropping the returned future ends it.
+/// Runs `work` on the plane's runtime. Dropping the returned future cancels it.
 async fn on_plane<T: Send + 'static>(
     runtime: tokio::runtime::Handle,
     work: impl Future<Output = Result<T, ControlError>> + Send + 'static,
 ) -> Result<T, ControlError> {
     let mut task = AbortOnDrop(runtime.spawn(work));
-    // The task is only cancelled by the end of the plane's runtime.
+    // The task is cancelled only when the plane's runtime ends.
     (&mut task.0).await.unwrap_or(Err(ControlError::Closed))
 }
 
-/// Ends a task when nobody waits for it any more.
+/// Cancels a task when it is dropped.
 struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
 
 impl<T> Drop for AbortOnDrop<T> {
@@ -413,15 +416,15 @@ async fn within<F: Future>(limit: Duration, future: F) -> Result<F::Output, Elap
     tokio::time::timeout(limit, future).await.map_err(|_| Elapsed)
 }
 
-/// Waits until the plane is being closed.
+/// Waits until the plane begins to close.
 fn closed(mut closing: watch::Receiver<bool>) -> BoxFuture<'static, ()> {
     Box::pin(async move {
-        // Fails when the plane is gone, which is the same.
+        // Fails when the plane is dropped, which means the same.
         let _ = closing.wait_for(|closing| *closing).await;
     })
 }
 
-/// At most 15 bytes, which is what the operating system shows.
+/// At most 15 bytes, because the operating system truncates longer thread names.
 fn thread_name(address: &str) -> String {
     format!("tw-ctl-{}", address.rsplit(':').next().unwrap_or_default())
 }

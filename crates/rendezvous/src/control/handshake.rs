@@ -1,7 +1,7 @@
 //! Authentication and introductions on a control session.
 //!
 //! ```text
-//!   dialling end                                          accepting end
+//!   dialling side                                         accepting side
 //!   Hello{version, name, incarnation, address, nonce} ──▶
 //!                                                     ◀── Hello{version, name, incarnation, address, nonce}
 //!   Proof{proof}                                      ──▶ checked, else Goodbye
@@ -11,25 +11,25 @@
 //!   proof = HMAC-SHA256(secret, role ‖ connection ‖ all frames so far ‖ this frame without its proof)
 //! ```
 //!
-//! Every frame that counts is under a proof, byte by byte as it was sent: names, incarnations, listen addresses, nonces,
-//! the wire version and the fabrics. Only a refusal (Goodbye) is not, and all that can be done by it is to refuse. Neither
-//! end tells the secret. A proof made in another session has other nonces and fails, as does one sent back to the end
-//! that made it (its role differs) and one that this same worker was talked into making in a session with itself (refused
-//! by name). The dialling end proves itself first: whoever merely reaches the port is given nothing to try guesses on, and
-//! is not told of fabrics. Whoever gets a worker to dial them is given a proof, so a secret should be random, not a word.
+//! A proof covers all frames, byte by byte as they were sent: names, incarnations, listen addresses, nonces, the wire
+//! version and the fabrics. Only a refusal (Goodbye) is not covered; a forged one can only refuse. The secret itself is
+//! never sent. A proof from another session fails, because the nonces differ. A proof that is sent back to the side
+//! that made it fails, because the role differs. A proof that a worker makes in a session with itself is refused by
+//! name. The dialling side proves itself first, so that a stranger who merely reaches the port gets no proof to test
+//! guesses on, and does not learn the fabrics. A stranger whom a worker dials does get a proof, so a secret should be
+//! random and not a word.
 //!
-//! *Connection* says what the session runs over, and as what kind: both ends know that by themselves, and a proof of
-//! another kind fails.
+//! *Connection* identifies the connection under the session, and its kind. Both sides know it without exchanging it. A
+//! proof for another connection or kind fails.
 //!
-//! | secret | what both ends put there | so a proof is of use |
+//! | secret | connection | so a proof is valid |
 //! | --- | --- | --- |
 //! | any, or none, under TLS | the connection's exporter | on this TLS connection |
-//! | handed over on this host | the addresses of both ends of the connection | on this connection: nobody can relay it |
+//! | handed over on this host | both addresses of the connection | on this connection: nobody can relay it |
 //! | given by the user | nothing | through port forwards and proxies, too |
 //!
-//! A secret that was given authenticates the ends. It does not hide or protect what is sent later from somebody who sits
-//! *between* them; that is what TLS is for. Where a session runs over TLS, the name in a Hello must be in the certificate of
-//! the end that sends it, too.
+//! A user's secret authenticates both sides. It neither encrypts nor protects later frames from an attacker *between*
+//! them; TLS does that. Under TLS, the name in a Hello must also be in the certificate of the side that sends it.
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
@@ -55,27 +55,28 @@ use tensorwire_verbs_reactor::{Runtime, timeout};
 
 use super::{Addresses, ControlError, ControlSession, Secret};
 
-/// Who a worker says it is.
+/// The identity that a worker claims.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Introduction {
     /// Its name.
     pub worker: String,
-    /// Tells this life of it from others.
+    /// Its incarnation.
     pub incarnation: u64,
-    /// Where it accepts sessions itself.
+    /// The address at which it accepts sessions.
     pub listen_address: Option<String>,
-    /// Numbers and reaches of the fabrics it has, best first.
+    /// Numbers and reaches of its fabrics, in order of preference.
     pub fabrics: Vec<(u8, Vec<u8>)>,
 }
 
 /// Authenticates the worker that was dialled at `address`, and introduces `me` to it.
 ///
-/// Without a `secret` nobody is authenticated: for the simulator, and planes made by a `dangerous_` constructor. One that
-/// was handed over proves this one connection, see the module.
+/// Without a `secret` no peer is authenticated: for the simulator, and planes made by a `dangerous_` constructor. The
+/// proof of a secret that was handed over is bound to this connection, see the module.
 ///
 /// # Errors
 /// [`ControlError::WrongSecret`], [`ControlError::NoSecret`], [`ControlError::Misbehaved`] (also for another wire
-/// version), [`ControlError::Unreachable`] after `limit`, and those of the session. It is of no use after one.
+/// version), [`ControlError::Unreachable`] after `limit`, and errors of the session. The session cannot be used after
+/// an error.
 ///
 /// # Cancel safety
 /// Not cancel-safe: drop the session too.
@@ -87,8 +88,8 @@ pub async fn dial(
     limit: Duration,
     address: &str,
 ) -> Result<Introduction, ControlError> {
-    let mut end = Side::new(Role::Dialling, session, me, secret, address);
-    let met = timeout(runtime, limit, end.dial(nonce(runtime))).await;
+    let mut side = Side::new(Role::Dialling, session, me, secret, address);
+    let met = timeout(runtime, limit, side.dial(nonce(runtime))).await;
     met.unwrap_or_else(|_| {
         let detail = format!("no handshake within {} ms; is it overloaded or stopped?", limit.as_millis());
         Err(ControlError::Unreachable { address: address.to_owned(), detail })
@@ -109,15 +110,15 @@ pub async fn accept(
     runtime: &dyn Runtime,
     limit: Duration,
 ) -> Result<Introduction, ControlError> {
-    let peer = session.peer_host().map_or_else(|| "the dialling end".to_owned(), |host| host.to_string());
-    let mut end = Side::new(Role::Accepting, session, me, secret, &peer);
-    let met = timeout(runtime, limit, end.accept(nonce(runtime))).await;
+    let peer = session.peer_host().map_or_else(|| "the dialling worker".to_owned(), |host| host.to_string());
+    let mut side = Side::new(Role::Accepting, session, me, secret, &peer);
+    let met = timeout(runtime, limit, side.accept(nonce(runtime))).await;
     met.unwrap_or_else(|_| {
         Err(ControlError::Lost { detail: format!("{peer}: no handshake within {} ms", limit.as_millis()) })
     })
 }
 
-/// Which end makes a proof; its label is part of what is proven.
+/// The side that makes a proof. Its label is part of the proven text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     Dialling,
@@ -140,21 +141,21 @@ impl Role {
     }
 }
 
-/// The key of sessions in which nobody is authenticated. Everybody knows it.
+/// The public key for sessions without authentication.
 const NO_SECRET: &[u8] = b"tensorwire without a secret";
 
 /// Length of a proof, in bytes.
 const PROOF_BYTES: usize = 32;
 
-/// Stands in a frame until its proof is made.
+/// Placeholder in a frame until its proof is computed.
 const NO_PROOF: [u8; PROOF_BYTES] = [0; PROOF_BYTES];
 
-/// What both ends have said, and what proves it.
+/// The frames so far, and the secret that proves them.
 struct Transcript<'a> {
     secret: Option<&'a Secret>,
-    /// What the session runs over, and as what kind; `None` if a proof must say it and this end does not know it.
+    /// The connection and its kind; `None` if a proof must contain it and it is not known on this side.
     connection: Option<Vec<u8>>,
-    /// The frames so far, in the order in which both ends take turns. Each begins with its length.
+    /// The frames of both sides, in order. Each begins with its length.
     said: Vec<u8>,
 }
 
@@ -180,7 +181,7 @@ impl<'a> Transcript<'a> {
         Some(authenticator)
     }
 
-    /// `frame`, whose last bytes are its proof, with the right one.
+    /// Encodes `frame`, whose last bytes are its proof, with the correct proof.
     fn prove(&self, role: Role, frame: &ControlFrame) -> Option<Vec<u8>> {
         let mut bytes = frame.encode();
         let (said, proof) = bytes.split_last_chunk_mut::<PROOF_BYTES>()?;
@@ -188,7 +189,7 @@ impl<'a> Transcript<'a> {
         Some(bytes)
     }
 
-    /// Whether the proof at the end of `frame` is right. In constant time.
+    /// Whether the proof at the end of `frame` is correct. In constant time.
     fn verify(&self, role: Role, frame: &[u8]) -> bool {
         let Some((said, proof)) = frame.split_last_chunk::<PROOF_BYTES>() else { return false };
         self.authenticator(role, said).is_some_and(|it| it.verify_slice(proof).is_ok())
@@ -196,7 +197,8 @@ impl<'a> Transcript<'a> {
 }
 
 impl Addresses {
-    /// The dialling end's, then the accepting end's; the same text at both ends, if nobody is between them.
+    /// The dialling side's address, then the accepting side's. Both sides compute the same text, unless somebody is
+    /// between them.
     fn seen_by(&self, role: Role) -> String {
         let canonical = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
         let (own, peer) = (canonical(self.own), canonical(self.peer));
@@ -207,7 +209,7 @@ impl Addresses {
     }
 }
 
-/// One end of a handshake.
+/// One side of a handshake.
 struct Side<'a> {
     role: Role,
     session: &'a mut ControlSession,
@@ -243,7 +245,8 @@ impl<'a> Side<'a> {
             Ok(hello) => hello,
             Err(error @ ControlError::NameNotProven { .. }) => return Err(error),
             Err(error) => {
-                // Tells a peer of another version which one this is; anything else it may know, too.
+                // Sent also to a peer of another version, so that it learns this version. The Hello contains nothing
+                // secret.
                 let _ = self.send(mine).await;
                 return Err(error);
             }
@@ -252,12 +255,13 @@ impl<'a> Side<'a> {
         self.receive_proof().await?;
         self.send_proven(&welcome(self.me)).await?;
         let fabrics = self.receive_welcome().await?;
-        // A peer that stops before its last frame stays a stranger: it counts against no cap of sessions yet.
+        // Only now: a peer that does not send its last frame stays a stranger, and does not count towards the limits of
+        // sessions.
         self.session.sender.admitted();
         Ok(Introduction { fabrics, ..them })
     }
 
-    /// Whether the peer may go by the name `worker`; it is told if not.
+    /// Checks that the peer may use the name `worker`. If not, the peer is refused with the reason.
     async fn check_name(&mut self, worker: &str) -> Result<(), ControlError> {
         let checked = self.session.sender.proven().map_or(Ok(()), |proven| proven.check_worker(worker));
         let Err(problem) = checked else { return Ok(()) };
@@ -275,7 +279,7 @@ impl<'a> Side<'a> {
         self.transcript.said.extend_from_slice(&bytes);
         self.check_name(&worker).await?;
         if worker == self.me.worker && incarnation == self.me.incarnation {
-            return Err(self.misbehaved("it is this worker itself; use its own values without a connection"));
+            return Err(self.misbehaved("it is this worker itself; its own values need no connection"));
         }
         let listen_address = listen_address.map(|address| dialable(&address, self.session.peer_host()));
         Ok(Introduction { worker, incarnation, listen_address, fabrics: Vec::new() })
@@ -284,7 +288,7 @@ impl<'a> Side<'a> {
     async fn receive_proof(&mut self) -> Result<(), ControlError> {
         let (frame, bytes) = self.receive().await?;
         let ControlFrame::Proof { .. } = frame else {
-            return Err(self.unless_refused(&frame, "it sent something else than the proof of its secret"));
+            return Err(self.unless_refused(&frame, "it did not send the proof of its secret"));
         };
         self.verify(&bytes).await
     }
@@ -292,13 +296,13 @@ impl<'a> Side<'a> {
     async fn receive_welcome(&mut self) -> Result<Vec<(u8, Vec<u8>)>, ControlError> {
         let (frame, bytes) = self.receive().await?;
         let ControlFrame::Welcome { fabrics, .. } = frame else {
-            return Err(self.unless_refused(&frame, "it sent something else than Welcome"));
+            return Err(self.unless_refused(&frame, "it did not send Welcome"));
         };
         self.verify(&bytes).await?;
         Ok(fabrics.into_iter().map(|offer| (offer.kind, offer.reach)).collect())
     }
 
-    /// Checks the proof of the peer's `frame`, and tells it when it is wrong.
+    /// Checks the proof in the peer's `frame`. If it is wrong, the peer is refused.
     async fn verify(&mut self, frame: &[u8]) -> Result<(), ControlError> {
         if self.transcript.verify(self.role.other(), frame) {
             self.transcript.said.extend_from_slice(frame);
@@ -308,7 +312,7 @@ impl<'a> Side<'a> {
         Err(self.wrong_secret())
     }
 
-    /// The peer may be gone; this end has its answer.
+    /// Sends a refusal. An error is ignored, because the result of the handshake is already known.
     async fn refuse(&mut self, status: Status) {
         let _ = self.send(ControlFrame::Goodbye { status }.encode()).await;
     }
@@ -323,7 +327,7 @@ impl<'a> Side<'a> {
         self.session.sender.send(frame).await
     }
 
-    /// The peer's next frame, and as it was sent.
+    /// The peer's next frame, decoded and as bytes.
     async fn receive(&mut self) -> Result<(ControlFrame, Vec<u8>), ControlError> {
         let Some(bytes) = self.session.receiver.recv().await? else {
             let detail = format!("{} ended the session during the handshake", self.peer);
@@ -334,7 +338,7 @@ impl<'a> Side<'a> {
         Ok((frame, bytes))
     }
 
-    /// That the peer broke a rule by `frame`, unless it says with it that it does not let this worker in.
+    /// The error for an unexpected `frame`: the peer's refusal, if it is one, or the violated `rule`.
     fn unless_refused(&self, frame: &ControlFrame, rule: &str) -> ControlError {
         match frame {
             ControlFrame::Goodbye { status } if status.code == Code::PermissionDenied => {
@@ -382,8 +386,8 @@ fn nonce(runtime: &dyn Runtime) -> [u8; 32] {
     nonce
 }
 
-/// `address` as this end can dial it: a worker that listens on all its addresses tells none of them, but is
-/// known to have the one that this session uses.
+/// `address` in a form that this worker can dial: if the peer listens on all its addresses, the host that this session
+/// uses.
 fn dialable(address: &str, peer_host: Option<IpAddr>) -> String {
     let wildcard = ["0.0.0.0:", "[::]:"].into_iter().find_map(|any| address.strip_prefix(any));
     match (wildcard, peer_host.map(|host| host.to_canonical())) {

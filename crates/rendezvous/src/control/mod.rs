@@ -1,8 +1,8 @@
 //! The control plane: how workers find, authenticate and describe themselves to each other.
 //!
-//! A [`ControlPlane`] carries opaque frames in order between two workers; what is in them is
-//! `tensorwire_protocol::wire::control::ControlFrame`, and who may speak is decided by the handshake above, so an
-//! in-memory plane (the simulator) and gRPC are interchangeable.
+//! A [`ControlPlane`] carries opaque frames in order between two workers. The frames are
+//! `tensorwire_protocol::wire::control::ControlFrame`s, and the [`handshake`] authenticates the peer. So an in-memory plane (the
+//! simulator) and gRPC are interchangeable.
 
 mod address;
 pub(crate) mod cluster;
@@ -35,7 +35,7 @@ pub use self::{
 
 /// Dials and accepts sessions.
 pub trait ControlPlane: Send + Sync + fmt::Debug + 'static {
-    /// The address peers dial, as text (`127.0.0.1:4242`).
+    /// The address that peers dial, as text (`127.0.0.1:4242`).
     fn local_address(&self) -> String;
 
     /// Opens a session to the worker at `address`.
@@ -44,11 +44,11 @@ pub trait ControlPlane: Send + Sync + fmt::Debug + 'static {
     /// [`ControlError::Unreachable`], [`ControlError::BadAddress`].
     ///
     /// # Cancel safety
-    /// Dropping the future abandons the attempt.
+    /// Dropping the future cancels the attempt.
     fn dial(&self, address: &str) -> BoxFuture<'static, Result<ControlSession, ControlError>>;
 
-    /// The next session that a peer has opened. Bounded: a plane holds back or refuses peers that come faster
-    /// than sessions are accepted. One caller at a time.
+    /// The next session that a peer has opened. If peers connect faster than sessions are accepted, the plane delays or
+    /// refuses them. One caller at a time.
     ///
     /// # Errors
     /// [`ControlError::Closed`] once the plane is closed.
@@ -57,60 +57,60 @@ pub trait ControlPlane: Send + Sync + fmt::Debug + 'static {
     /// Cancel-safe.
     fn accept(&self) -> BoxFuture<'_, Result<ControlSession, ControlError>>;
 
-    /// Stops listening and ends every session. Waits for background work to end.
+    /// Stops listening, ends every session, and waits for background tasks.
     fn close(&self) -> BoxFuture<'_, ()>;
 
-    /// The runtime that sessions should be served on, so that they are served while user code blocks the worker's.
-    /// `None`, unless the plane has one of its own: the worker's.
+    /// The plane's own runtime, if it has one. Sessions are served on it, so that they are served while user code
+    /// blocks the worker's runtime.
     fn runtime(&self) -> Option<Arc<dyn Runtime>> {
         None
     }
 
-    /// Where data connections of the tcp fabric are handed over that come in at this plane's own port. `None`, unless the
-    /// plane tells them from sessions: then the fabric listens on a port of its own.
+    /// Passes data connections that arrive at this plane's port to the tcp fabric. `None` if the plane accepts only
+    /// sessions; then the fabric listens on a separate port.
     fn data_port(&self) -> Option<DataPort> {
         None
     }
 
-    /// The secret to use with the worker at `address` when the user gave none: on loopback it is handed over
-    /// through an abstract Unix socket after both ends' user ids were compared, and is of use at its
-    /// [`listening_address`](Secret::listening_address) alone, which is to be dialled in place of `address`. For the own
-    /// address, the secret that peers of this plane must know. `None` if nobody is to be authenticated: in the
-    /// simulator, and on planes made by a `dangerous_` constructor.
+    /// The secret for the worker at `address` if the user gave none. On loopback, that worker hands its secret over
+    /// through an abstract Unix socket, after both sides have compared their user ids. It is valid only at its
+    /// [`listening_address`](Secret::listening_address), which must be dialled instead of `address`. For the plane's
+    /// own address: the secret that peers must prove. `None` if peers are not authenticated: in the simulator, and on
+    /// planes made by a `dangerous_` constructor.
     ///
     /// # Errors
-    /// [`ControlError::NoSecret`] where there is none, [`ControlError::Misbehaved`] if another user has the
-    /// socket, [`ControlError::Unreachable`] if the worker with that port listens on another address than `address`.
+    /// [`ControlError::NoSecret`] if there is none, [`ControlError::Misbehaved`] if the socket belongs to another user,
+    /// [`ControlError::Unreachable`] if the worker with that port listens on another address than `address`.
     ///
     /// # Cancel safety
     /// Cancel-safe.
     fn ambient_secret(&self, address: &str) -> BoxFuture<'static, Result<Option<Secret>, ControlError>>;
 }
 
-/// One session, split into its two directions. Dropping both ends it.
+/// A session, split into its two directions. Dropping both ends it.
 #[derive(Debug)]
 pub struct ControlSession {
     /// To the peer.
     pub sender: Arc<dyn FrameSender>,
     /// From the peer.
     pub receiver: Box<dyn FrameReceiver>,
-    /// The connection's two ends, where it has addresses.
+    /// The addresses of the connection, if it has any.
     pub addresses: Option<Addresses>,
 }
 
 impl ControlSession {
-    /// The peer's host, where there is one.
+    /// The peer's host, if the connection has addresses.
     pub fn peer_host(&self) -> Option<IpAddr> {
         self.addresses.map(|addresses| addresses.peer.ip())
     }
 }
 
-/// The addresses of a connection's two ends, as one of them sees them.
+/// The local and the remote address of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Addresses {
-    /// This end's.
+    /// The local address.
     pub own: SocketAddr,
-    /// The peer's.
+    /// The remote address.
     pub peer: SocketAddr,
 }
 
@@ -126,12 +126,11 @@ pub trait FrameSender: Send + Sync + fmt::Debug + 'static {
     /// A frame is sent whole or not at all.
     fn send(&self, frame: Vec<u8>) -> BoxFuture<'_, Result<(), ControlError>>;
 
-    /// Tells the plane that the peer has proven itself, so that the session no longer counts among the few
-    /// that unauthenticated peers may have. The handshake calls it.
+    /// Called by the handshake when the peer is authenticated, so that the session no longer counts towards the limit
+    /// of unauthenticated sessions.
     fn admitted(&self) {}
 
-    /// What the peer has proven by TLS; `None` unless the plane speaks it. The handshake holds what the peer says against
-    /// it.
+    /// What the peer has proven by TLS; `None` without TLS. The handshake compares the peer's claims with it.
     fn proven(&self) -> Option<&ProvenPeer> {
         None
     }
@@ -139,10 +138,10 @@ pub trait FrameSender: Send + Sync + fmt::Debug + 'static {
 
 /// Receives frames, in order.
 pub trait FrameReceiver: Send + fmt::Debug + 'static {
-    /// The next frame, or `None` after the peer's orderly end.
+    /// The next frame, or `None` after the peer has ended the session in order.
     ///
     /// # Errors
-    /// [`ControlError::Lost`] when the peer or the way to it is gone.
+    /// [`ControlError::Lost`] if the peer or the connection is lost.
     ///
     /// # Cancel safety
     /// Cancel-safe.
@@ -153,25 +152,25 @@ pub trait FrameReceiver: Send + fmt::Debug + 'static {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     bytes: Vec<u8>,
-    /// Of a plane that made it by itself.
+    /// The address of the plane that generated the secret; `None` for a user's secret.
     listens_on: Option<SocketAddr>,
 }
 
 impl Secret {
-    /// At least 16 bytes, which a user gives to several workers: it proves nothing about the connections between them.
+    /// A user's secret of at least 16 bytes, for several workers. Proofs of it are not bound to a connection.
     pub fn new(bytes: impl Into<Vec<u8>>) -> Option<Self> {
         let bytes = bytes.into();
         (bytes.len() >= 16).then_some(Self { bytes, listens_on: None })
     }
 
-    /// The bytes, for computing proofs.
+    /// The bytes, to compute proofs.
     pub fn expose(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Where the worker listens that made this secret and hands it over on its host. A proof of such a secret also says
-    /// over which connection it goes, so that nobody can stand in between, be it a proxy that was put there on purpose.
-    /// `None` for a secret that a user gave.
+    /// The listen address of the worker that generated this secret and hands it over on its host. A proof of such a
+    /// secret is bound to the connection, so that nobody can relay it, not even an intended proxy. `None` for a user's
+    /// secret.
     pub fn listening_address(&self) -> Option<SocketAddr> {
         self.listens_on
     }
@@ -196,10 +195,10 @@ pub enum ControlError {
     Unreachable {
         /// The address dialled.
         address: String,
-        /// What was seen.
+        /// What was observed.
         detail: String,
     },
-    /// Text that is no address.
+    /// Text that is not an address.
     #[error("`{}` is not an address: use HOST:PORT, for instance 127.0.0.1:4242", escaped(address))]
     BadAddress {
         /// The text.
@@ -210,18 +209,18 @@ pub enum ControlError {
     Bind {
         /// The address.
         address: String,
-        /// The operating system's answer.
+        /// The error of the operating system.
         detail: String,
     },
-    /// A limit of the operating system is in the way.
+    /// A limit of the operating system is reached.
     #[error("{what}")]
     Limit {
-        /// What failed, where, and with which answer.
+        /// What failed, and the error of the operating system.
         what: String,
         /// The limit.
         limit: tensorwire_memory::Limit,
     },
-    /// Listening beyond loopback needs a secret.
+    /// Listening on an address that other hosts reach needs a secret.
     #[error(
         "refusing to listen on `{address}`: it is reachable from other hosts and no secret is set; \
          give one with a secret file (TENSORWIRE_SECRET_FILE), use TLS, or bind to 127.0.0.1"
@@ -230,59 +229,59 @@ pub enum ControlError {
         /// The address.
         address: String,
     },
-    /// The peer could not prove that it knows the secret.
+    /// The peer did not prove the secret.
     #[error(
-        "the worker at `{address}` does not know the secret; give both ends the same secret file (one that is handed over on \
-         loopback goes through no proxy)"
+        "the worker at `{address}` does not know the secret; give both workers the same secret file (a secret handed over on \
+         loopback cannot be used through a proxy)"
     )]
     WrongSecret {
         /// The address.
         address: String,
     },
-    /// TLS with the peer failed, or only one end speaks it.
+    /// TLS with the peer failed, or only one side uses it.
     #[error("TLS with the worker at `{address}`: {detail}")]
     Tls {
         /// The address.
         address: String,
-        /// What was seen, and what to do.
+        /// What was observed, and what to do.
         detail: String,
     },
-    /// The peer goes by a name that its certificate does not have.
-    #[error("the worker at `{address}` says that it is {worker}, but its certificate {problem}")]
+    /// The peer uses a name that its certificate does not contain.
+    #[error("the worker at `{address}` claims to be {worker}, but its certificate {problem}")]
     NameNotProven {
         /// The address.
         address: String,
         /// The name.
         worker: String,
-        /// What the certificate has, and what to do.
+        /// What the certificate contains, and what to do.
         problem: String,
     },
-    /// The peer does not let this worker in.
-    #[error("the worker at `{address}` does not let this one in: {detail}")]
+    /// The peer refuses this worker.
+    #[error("the worker at `{address}` refuses this one: {detail}")]
     Refused {
         /// The address.
         address: String,
-        /// What it said.
+        /// The peer's message.
         detail: String,
     },
-    /// No secret is known that the peer could be asked for.
+    /// No secret is known for the peer.
     #[error(
-        "no secret is known for the worker at `{address}`: give this end the secret file of that worker \
+        "no secret is known for the worker at `{address}`: give this worker the secret file of that one \
          (TENSORWIRE_SECRET_FILE), or run both under the same user on one host and without secret files"
     )]
     NoSecret {
         /// The address.
         address: String,
     },
-    /// A secret file that cannot be used.
+    /// A secret file cannot be used.
     #[error("secret file `{}`: {problem}", path.display())]
     SecretFile {
         /// The file.
         path: std::path::PathBuf,
-        /// What is wrong with it, and the remedy.
+        /// What is wrong with it, and what to do.
         problem: String,
     },
-    /// The peer is of another version or sent what it must not.
+    /// The peer has another version, or violated the protocol.
     #[error("the worker at `{address}` broke the control protocol: {detail}")]
     Misbehaved {
         /// The address.
@@ -290,7 +289,7 @@ pub enum ControlError {
         /// The rule.
         detail: String,
     },
-    /// A frame that may not be sent.
+    /// A frame is too long to be sent.
     #[error(
         "a control frame of {bytes} bytes is above the limit of {} bytes; announce fewer or shorter things at once",
         tensorwire_protocol::limits::CONTROL_FRAME_BYTES_MAX
@@ -299,19 +298,19 @@ pub enum ControlError {
         /// Its length.
         bytes: usize,
     },
-    /// The session broke.
+    /// The session is lost.
     #[error("the control session is lost: {detail}")]
     Lost {
-        /// What was seen.
+        /// What was observed.
         detail: String,
     },
-    /// This side closed it.
+    /// The plane was closed on this side.
     #[error("the control plane was closed")]
     Closed,
 }
 
 impl ControlError {
-    /// The limit of this process or host that is behind it, if one is.
+    /// The limit of this process or host that caused the error, if one did.
     pub fn limit(&self) -> Option<tensorwire_memory::Limit> {
         match self {
             Self::Limit { limit, .. } => Some(*limit),
@@ -319,7 +318,7 @@ impl ControlError {
         }
     }
 
-    /// This error, unless `limit` is behind it.
+    /// This error, or [`ControlError::Limit`] if `limit` caused it.
     fn unless_limit(self, limit: Option<tensorwire_memory::Limit>) -> Self {
         match limit {
             Some(limit) => Self::Limit { what: self.to_string(), limit },

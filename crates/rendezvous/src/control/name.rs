@@ -1,4 +1,4 @@
-//! Workers' names.
+//! Names of workers.
 
 use tensorwire_protocol::{DeviceName, limits::WORKER_NAME_BYTES_MAX, text::check_name};
 use tensorwire_verbs_reactor::Runtime;
@@ -8,11 +8,11 @@ pub(crate) fn task_name(job: &str, task: u32) -> String {
     format!("/job:{job}/replica:0/task:{task}")
 }
 
-/// The name of the worker that `text` names: `/job:J/replica:R/task:T` as it stands, a plain name `J` as that of task 0 of
-/// the job J. So every name has one spelling, and devices of every worker can stand in keys.
+/// The worker name in `text`: `/job:J/replica:R/task:T` unchanged, or the short form `J` for task 0 of the job J. So
+/// every worker has one spelling of its name, and its devices can be used in keys.
 ///
 /// # Errors
-/// It names none: what to write.
+/// What to write instead, if it is not a worker name.
 pub(crate) fn worker_name(text: &str) -> Result<String, String> {
     check_name(text)?;
     if text.len() > WORKER_NAME_BYTES_MAX {
@@ -26,22 +26,22 @@ pub(crate) fn worker_name(text: &str) -> Result<String, String> {
     let (worker, device) = parsed.map(|parsed| (parsed.worker(), parsed.device_type)).unwrap_or_default();
     match (worker, device) {
         (Some(worker), _) if worker == text => Ok(worker),
-        (Some(worker), Some(_)) => Err(format!("that is a device of a worker: write the worker's name, {worker}")),
+        (Some(worker), Some(_)) => Err(format!("it is a device of a worker: write the worker's name, {worker}")),
         (Some(worker), None) => Err(format!("write it as {worker}")),
         (None, _) => Err(
-            "write it like server or like /job:ps/replica:0/task:1; a plain name or a job's has letters, digits and \
+            "write it like server or like /job:ps/replica:0/task:1; a short name or a job name has letters, digits and \
              underscores, and begins with a letter"
                 .to_owned(),
         ),
     }
 }
 
-/// As [`worker_name`]; what names no worker stays as it is, and is nobody's.
+/// As [`worker_name`], but text that is not a worker name is returned unchanged. No worker has it as a name.
 pub(crate) fn sought(text: &str) -> String {
     worker_name(text).unwrap_or_else(|_| text.to_owned())
 }
 
-/// A name for a worker that was given none, which no other worker has.
+/// A unique name for a worker that was given none.
 pub(crate) fn client_name(runtime: &dyn Runtime) -> String {
     task_name(&format!("client_{}_{:016x}", std::process::id(), runtime.random()), 0)
 }

@@ -1,39 +1,40 @@
-//! What TLS has proven of the other end of a session, and which of its words that covers.
+//! What TLS proves about the peer of a session, and which claims of the peer are checked against it.
 
 use std::fmt;
 
 use crate::control::name::worker_name;
 
-/// What a certificate that names a worker begins with, in a URI of its subjectAltName: the worker's name follows.
+/// The scheme of URIs in a certificate's subjectAltName that contain a worker name.
 const SCHEME: &str = "tensorwire:";
 
-/// In the place of a task's number: the worker may be any task of its job.
+/// Instead of a task number: the certificate is valid for every task of the job.
 const ANY_TASK: &str = "*";
 
-/// What a peer's certificate must say, beside being signed by a trusted CA.
+/// What a peer's certificate must contain besides the signature of a trusted CA.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TlsNames {
-    /// What the user named. Always the worker: the name that a peer goes by must be in its certificate, as the URI
-    /// `tensorwire:` and the name, for instance `tensorwire:/job:ps/replica:0/task:0`; `task:*` is every task of a job.
-    /// And where a worker is dialled by its address alone ([`Worker::peer_at`](crate::Worker::peer_at)), the host too: as
-    /// a DNS name or an IP address in the certificate's subjectAltName.
+    /// The peer's worker name, as a URI in the subjectAltName: `tensorwire:` and the name, for instance
+    /// `tensorwire:/job:ps/replica:0/task:0`; `task:*` stands for every task of a job. If a worker is dialled by its
+    /// address alone ([`Worker::peer_at`](crate::Worker::peer_at)), also the host, as a DNS name or an IP address in
+    /// the subjectAltName.
     #[default]
     Proven,
-    /// As [`Proven`](Self::Proven), but for the host: whoever answers at an address may be any worker, by its own name.
+    /// The peer's worker name, as with [`Proven`](Self::Proven), but not the host: any worker may answer at an address,
+    /// with its own name.
     AnyHost,
-    /// Nothing: a member may come under every name, also another member's.
+    /// Nothing: a member may use any name, also that of another member.
     AnyMember,
 }
 
-/// The other end of a session, as TLS has proven it.
+/// What TLS has proven about the peer of a session.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ProvenPeer {
-    /// What both ends of this one connection know, and nobody else.
+    /// Keying material that only the two sides of this connection know.
     pub(crate) channel: [u8; 32],
     /// The URIs in its certificate.
     pub(crate) uris: Vec<String>,
-    /// Whether its certificate is for the host that was dialled, if one was; else why not.
+    /// Whether the certificate is valid for the dialled host. The error says why not. `Ok` if the peer dialled.
     pub(crate) host: Result<(), String>,
     pub(crate) names: TlsNames,
 }
@@ -45,10 +46,10 @@ impl fmt::Debug for ProvenPeer {
 }
 
 impl ProvenPeer {
-    /// Whether the certificate lets it go by the name `worker`.
+    /// Checks that the certificate contains the name `worker`.
     ///
     /// # Errors
-    /// It does not: what follows "the certificate", for people.
+    /// A text that continues "the certificate".
     pub(crate) fn check_worker(&self, worker: &str) -> Result<(), String> {
         match self.names {
             TlsNames::AnyMember => Ok(()),
@@ -56,10 +57,10 @@ impl ProvenPeer {
         }
     }
 
-    /// Whether the certificate is for the host that was dialled.
+    /// Checks that the certificate is valid for the dialled host.
     ///
     /// # Errors
-    /// It is not: text for people.
+    /// The reason, for an error message.
     pub(crate) fn check_host(&self) -> Result<(), String> {
         match self.names {
             TlsNames::AnyMember | TlsNames::AnyHost => Ok(()),
@@ -68,7 +69,7 @@ impl ProvenPeer {
     }
 }
 
-/// Whether one of `uris` names `worker`.
+/// Checks that one of `uris` contains the name `worker`.
 pub(crate) fn check_worker(uris: &[String], worker: &str) -> Result<(), String> {
     let named = named_workers(uris);
     if named.iter().any(|name| is_for(name, worker)) {
@@ -77,19 +78,20 @@ pub(crate) fn check_worker(uris: &[String], worker: &str) -> Result<(), String> 
     let named = if named.is_empty() { "no worker".to_owned() } else { named.join(", ") };
     Err(format!(
         "names {named}: give {worker} a certificate with URI:{SCHEME}{worker} in its subjectAltName, or let members \
-         go by any name (`tls_names` at AnyMember)"
+         use any name (`tls_names` at AnyMember)"
     ))
 }
 
-/// The names of workers in `uris`, which may be plain, or of any task of a job.
+/// The worker names in `uris`. They may be short names, or names for any task of a job.
 pub(crate) fn named_workers(uris: &[String]) -> Vec<&str> {
     uris.iter().filter_map(|uri| uri.strip_prefix(SCHEME)).collect()
 }
 
-/// The name of a worker whose certificate gives it `name`; of any task of a job, one with this number.
+/// The worker name for `name` in its certificate. If the certificate is valid for any task of a job, the name has the
+/// task number `number`.
 ///
 /// # Errors
-/// It names none: what to write.
+/// What to write instead, if it is not a worker name.
 #[cfg(feature = "tls")]
 pub(crate) fn own_name(name: &str, number: u32) -> Result<String, String> {
     match name.strip_suffix(ANY_TASK).filter(|job| job.ends_with("/task:")) {

@@ -1,7 +1,7 @@
-//! Secrets from files, and those that planes make by themselves.
+//! Secrets from files, and secrets that planes generate.
 //!
-//! A secret file holds one secret: 16 to 4096 bytes after surrounding white space is cut. It should be random
-//! (`head -c 32 /dev/urandom | base64 > FILE`) and readable by its owner alone (`chmod 600 FILE`).
+//! A secret file contains one secret of 16 to 4096 bytes, without surrounding white space. It should be random (`head
+//! -c 32 /dev/urandom | base64 > FILE`) and readable only by its owner (`chmod 600 FILE`).
 
 use std::{
     fs::File,
@@ -13,29 +13,30 @@ use std::{
 
 use super::{ControlError, Secret};
 
-/// The variable that names the secret file.
+/// The environment variable with the path of the secret file.
 pub const SECRET_FILE_VARIABLE: &str = "TENSORWIRE_SECRET_FILE";
 
-/// Longest content of a secret file, in bytes.
+/// Maximum length of a secret file, in bytes.
 const FILE_BYTES_MAX: u64 = 4096;
 
-/// Length of a secret that is handed over, in bytes.
+/// Length of a generated secret, in bytes.
 const HANDED_OVER_BYTES: usize = 32;
 
-/// The secret in `path`, without surrounding white space. Warns when others than its owner can read the file.
+/// Reads the secret in `path`, without surrounding white space. Logs a warning if users other than its owner can read
+/// the file.
 ///
 /// # Errors
-/// [`ControlError::SecretFile`]: the file cannot be read, or holds too little or too much.
+/// [`ControlError::SecretFile`]: the file cannot be read, or is too short or too long.
 pub fn read_secret_file(path: &Path) -> Result<Secret, ControlError> {
     let fail = |problem: String| ControlError::SecretFile { path: path.to_owned(), problem };
     let (bytes, mode) = read(path).map_err(|error| fail(error.to_string()))?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(fail(format!("it holds more than {FILE_BYTES_MAX} bytes; is it the right file?")));
+        return Err(fail(format!("it has more than {FILE_BYTES_MAX} bytes; is it the right file?")));
     }
     let trimmed = bytes.trim_ascii();
     let secret = Secret::new(trimmed).ok_or_else(|| {
         fail(format!(
-            "it holds {} bytes, a secret has at least 16: make one with `head -c 32 /dev/urandom | base64`",
+            "it has {} bytes, and a secret needs at least 16: make one with `head -c 32 /dev/urandom | base64`",
             trimmed.len()
         ))
     })?;
@@ -44,13 +45,13 @@ pub fn read_secret_file(path: &Path) -> Result<Secret, ControlError> {
         log!(
             WARN,
             path = %path.display(), mode,
-            "the secret file can be read by others than its owner: run chmod 600 on it"
+            "users other than its owner can read the secret file: run chmod 600 on it"
         );
     }
     Ok(secret)
 }
 
-/// The secret in the file that [`SECRET_FILE_VARIABLE`] names, if it is set.
+/// Reads the secret in the file of [`SECRET_FILE_VARIABLE`], if the variable is set.
 ///
 /// # Errors
 /// As [`read_secret_file`].
@@ -59,7 +60,7 @@ pub fn secret_from_environment() -> Result<Option<Secret>, ControlError> {
     path.map(|path| read_secret_file(Path::new(&path))).transpose()
 }
 
-/// Content and mode of the same open file. One byte more than allowed is read, to tell.
+/// Content and mode of the same open file. Reads one byte more than allowed, to detect a file that is too long.
 fn read(path: &Path) -> io::Result<(Vec<u8>, u32)> {
     let file = File::open(path)?;
     let metadata = file.metadata()?;
@@ -77,16 +78,16 @@ fn is_exposed(mode: u32) -> bool {
 }
 
 impl Secret {
-    /// 32 random bytes from the operating system, to be handed over by a plane that listens on `listens_on`.
+    /// Generates a secret of 32 random bytes from the operating system, for a plane that listens on `listens_on`.
     ///
-    /// Not from the `Runtime`: its numbers may be a simulator's.
+    /// Does not use the `Runtime`, whose numbers may come from a simulator.
     pub(super) fn generate(listens_on: SocketAddr) -> Result<Self, getrandom::Error> {
         let mut bytes = vec![0; HANDED_OVER_BYTES];
         getrandom::fill(&mut bytes)?;
         Ok(Self { bytes, listens_on: Some(listens_on) })
     }
 
-    /// What is handed over: the secret, and where its plane listens, as text.
+    /// The bytes that are handed over: the secret, and the listen address of its plane as text.
     pub(super) fn to_handed_over(&self) -> Vec<u8> {
         let listens_on = self.listens_on.map_or_else(String::new, |address| address.to_string());
         [self.expose(), listens_on.as_bytes()].concat()
@@ -130,7 +131,7 @@ mod tests {
         let long = file(&[b'x'; 4097]);
         let directory = tempfile::tempdir().unwrap();
         for (path, problem) in [
-            (short.path(), "15 bytes, a secret has at least 16: make one with"),
+            (short.path(), "15 bytes, and a secret needs at least 16: make one with"),
             (long.path(), "more than 4096 bytes"),
             (directory.path(), "is a directory"),
             (Path::new("/no/such/file"), "No such file"),

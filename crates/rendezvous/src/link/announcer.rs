@@ -1,4 +1,4 @@
-//! Regions are used in a request only after the peer has confirmed them.
+//! Announces regions to a peer. A request uses a region only after the peer has confirmed it.
 
 use std::{
     collections::BTreeMap,
@@ -16,11 +16,11 @@ use crate::{
     link::frames::{FAREWELL, disconnected, record},
 };
 
-/// Which regions of this worker one peer knows, for one data connection.
+/// The regions of this worker that the peer of one data connection knows.
 #[derive(Debug)]
 pub(crate) struct Announcer {
     connection: u32,
-    /// Weak, because connections that are over are remembered, and must not keep their session from ending.
+    /// Weak, because connections that have ended are still referenced, and must not keep their session open.
     sender: Weak<dyn FrameSender>,
     runtime: Arc<dyn Runtime>,
     state: Mutex<AnnouncedRegions>,
@@ -41,7 +41,7 @@ enum Announced {
 }
 
 impl Announcer {
-    /// `known` went to the peer with the connection's set-up, which confirms them.
+    /// `known` are the regions sent with the connection's set-up, which confirms them.
     pub(crate) fn new(
         connection: u32,
         sender: &Arc<dyn FrameSender>,
@@ -66,10 +66,10 @@ impl Announcer {
         let _is_first = self.first.set((block, region));
     }
 
-    /// Announces `region` unless that was done, and waits for the peer's confirmation.
+    /// Announces `region`, unless it was announced before, and waits until the peer has confirmed it.
     ///
     /// # Errors
-    /// Why the connection is over.
+    /// Why the connection has ended.
     pub(crate) async fn confirmed(&self, region: RemoteRegion) -> Result<(), String> {
         let Some(confirmation) = self.announce(region)? else { return Ok(()) };
         if tensorwire_testpoints::planted!("a region counts as known once it is announced") {
@@ -78,7 +78,7 @@ impl Announcer {
         confirmation.await.map_err(|_| self.over())
     }
 
-    /// `None` when the peer knows the region already.
+    /// `None` if the peer has already confirmed the region.
     fn announce(&self, region: RemoteRegion) -> Result<Option<oneshot::Receiver<()>>, String> {
         let mut state = self.lock();
         if let Some(why) = &state.over {
@@ -104,7 +104,8 @@ impl Announcer {
         drop(state);
         let frame = ControlFrame::RegionAdd { connection: self.connection, region: record(&region) };
         let sender = self.sender.clone();
-        // A task of its own, so that a dropped receive does not leave others waiting for a frame never sent.
+        // Sent by a separate task: if the receive that announces the region is dropped, others still wait for this
+        // frame.
         self.runtime.spawn(
             "announce region",
             Box::pin(async move {
@@ -131,19 +132,19 @@ impl Announcer {
         }
     }
 
-    /// Tells the peer that the connection is over here, for `why`: over a fabric whose other end sees nothing of that it
-    /// would wait on. A session that is over needs no word of it.
+    /// Sends the peer a `Disconnected` frame with the reason `why`. Needed for fabrics whose peer does not notice the
+    /// end of the connection by itself. Does nothing if the session has ended.
     pub(crate) async fn tell_end(&self, why: &str) {
         let Some(sender) = self.sender.upgrade() else { return };
         let frame = disconnected(self.connection, why);
-        // A peer that reads nothing must not keep what it was lent from being given back.
+        // The limit is for a peer that reads nothing, which must not delay the release of memory.
         let told = timeout(&*self.runtime, FAREWELL, sender.send(frame.encode())).await;
         if !matches!(told, Ok(Ok(()))) {
-            log!(DEBUG, ?told, "the peer could not be told of the end of a connection");
+            log!(DEBUG, ?told, "the end of a connection could not be sent to the peer");
         }
     }
 
-    /// The connection is over: everyone who waits is told.
+    /// The connection has ended: all waits fail.
     pub(crate) fn fail(&self, why: &str) {
         let regions = {
             let mut state = self.lock();

@@ -37,17 +37,17 @@ use crate::{
     values::{SharedValues, published::Version, tensor::Tensor},
 };
 
-/// How long the reason of a peer that closed its end may take. A peer that gives none, because it has no memory for a
-/// message, holds up what is under way for as long; the next transfer connects again at once.
+/// How long to wait for the reason of a peer that closed the connection. A peer without memory for a message sends
+/// none; then transfers under way fail only after this time. The next transfer reconnects at once.
 pub(crate) const REASON: Duration = Duration::from_millis(500);
 
-/// A connection that tensors move over.
+/// A connection for tensors: a queue pair with the protocol, its memory and its counters.
 #[derive(Debug)]
 pub(crate) struct DataConnection {
     pub(crate) kind: FabricKind,
-    /// The life of the peer that it leads to.
+    /// The peer's incarnation.
     pub(crate) peer_incarnation: u64,
-    /// Where the peer is, for people.
+    /// The peer's address, for error messages.
     peer_at: String,
     pub(crate) queue_pair: QueuePair,
     pub(crate) protocol: Arc<Connection<FabricChannel>>,
@@ -57,13 +57,13 @@ pub(crate) struct DataConnection {
     pub(crate) pump: Pump,
     pub(crate) values: Arc<PeerValues>,
     pub(crate) meter: Arc<Meter>,
-    /// The first reason, once it is over.
+    /// The first reason why it ended.
     lost: OnceLock<Lost>,
-    /// Told when that is known.
+    /// Notified when `lost` is set.
     told: Notify,
-    /// What it may have lost is noted.
+    /// True once the steps whose values may be lost are stored.
     over: watch::Sender<bool>,
-    /// Locked while that is noted; true once it is.
+    /// Locked while those steps are stored, and true afterwards.
     ended: Mutex<bool>,
 }
 
@@ -97,17 +97,17 @@ impl DataConnection {
         })
     }
 
-    /// Whether it can carry no more transfers.
+    /// Whether it has failed and accepts no more transfers.
     pub(crate) fn is_over(&self) -> bool {
         self.lost.get().is_some() || self.queue_pair.has_failed()
     }
 
-    /// Whether what travels over it is encrypted.
+    /// Whether it is encrypted.
     pub(crate) fn is_encrypted(&self) -> bool {
         self.queue_pair.capabilities().encrypted
     }
 
-    /// Counts that it stands, for the first time with its peer or once more.
+    /// Counts the connection in the metrics; `is_again` if it is not the first with its peer.
     pub(crate) fn count_connect(&self, is_again: bool) {
         self.meter.connected(is_again, self.is_encrypted());
     }
@@ -118,21 +118,22 @@ impl DataConnection {
         runtime.spawn("connection", Box::pin(Driver::new(self.clone(), fabric, runtime.clone())));
     }
 
-    /// Sends what is owed until the protocol has failed, be it by itself (no memory for a message): then the queue
-    /// pair is closed, so that the next transfer gets a new connection.
+    /// Runs the protocol's housekeeping until the protocol fails, for instance because there is no memory for a
+    /// message. Then closes the queue pair, so that the next transfer uses a new connection.
     pub(crate) async fn keep_house(self: Arc<Self>) {
         self.protocol.clone().housekeeping().await;
         self.queue_pair.close().await;
     }
 
-    /// Gives everything back, once no arrival is taken any more: for a reason of this side, or because the fabric has failed.
+    /// Ends the connection after the last arrival: `Ok` for a reason of this side, `Err` if the fabric has failed.
+    /// Releases all memory.
     pub(crate) async fn end(self: Arc<Self>, why: Result<Lost, FabricError>, runtime: Arc<dyn Runtime>) {
         let why = match why {
             Ok(lost) => lost,
             Err(error) if is_peers_doing(&error) => self.why_closed(error.into(), &runtime).await,
             Err(error) => error.into(),
         };
-        log!(DEBUG, peer = %self.values.peer, transport = %self.kind, why = why.detail, "data connection over");
+        log!(DEBUG, peer = %self.values.peer, transport = %self.kind, why = why.detail, "data connection ended");
         self.fail(&why);
         if !self.is_ended_by_peer() && !self.is_shut_down() {
             self.announcer.tell_end(&why.detail).await;
@@ -143,53 +144,53 @@ impl DataConnection {
         self.allocator.enclosure.end();
     }
 
-    /// Whether the peer knows of the end, because the fabric has said so.
+    /// Whether the fabric reported that the peer closed the connection.
     fn is_ended_by_peer(&self) -> bool {
         self.queue_pair.failure().as_ref().is_some_and(is_close)
     }
 
-    /// Whether this worker is being shut down: its goodbye tells the peer of that, and should not come second to the end of
-    /// a connection, which the peer would take for a loss.
+    /// Whether this worker is shutting down. Then its goodbye gives the reason. A `Disconnected` frame before it would
+    /// look like a loss to the peer.
     fn is_shut_down(&self) -> bool {
         self.lost.get().is_some_and(|lost| lost.loss == PeerLoss::ShutDownHere)
     }
 
-    /// The peer closed its end, or gave it up. It says why over the control connection, which may be the slower of the two; if
-    /// nothing comes, what was `seen` is the reason.
+    /// The peer closed or dropped the connection. Its reason arrives on the control session, possibly later. If none
+    /// arrives within [`REASON`], `seen` is the reason.
     async fn why_closed(&self, seen: Lost, runtime: &Arc<dyn Runtime>) -> Lost {
         let _ = timeout(&**runtime, REASON, self.told.notified()).await;
         self.lost.get().cloned().unwrap_or(seen)
     }
 
-    /// The peer has said why it will close this connection. Nothing new goes over it.
+    /// The peer announced that it will close this connection for `why`. New transfers use another one.
     pub(crate) fn expect_end(&self, why: &Lost) {
         self.end_for(why);
     }
 
-    /// Notes `why` unless another reason came before. The one that counts.
+    /// Stores `why`, unless a reason is stored already. Returns the stored reason.
     fn end_for(&self, why: &Lost) -> &Lost {
         let why = self.lost.get_or_init(|| why.clone());
         self.told.notify_one();
         why
     }
 
-    /// Waits until its end is known.
+    /// Waits until the connection has ended and its lost steps are stored.
     pub(crate) async fn until_end(&self) {
         // The sender lives in `self`, so waiting cannot fail.
         let _ = self.over.subscribe().wait_for(|is_over| *is_over).await;
     }
 
-    /// Whether its end is known here, and what it may have lost is noted.
+    /// Whether the connection has ended and its lost steps are stored.
     pub(crate) fn has_ended(&self) -> bool {
         *self.over.borrow()
     }
 
-    /// Ends every transfer of this connection. The connection's task notices, and closes the queue pair.
+    /// Fails every transfer of this connection. The connection's task then closes the queue pair.
     ///
-    /// Steps whose values may be lost are over with this peer before another connection can carry them on.
+    /// Steps whose values may be lost are ended with this peer before another connection can be used for them.
     pub(crate) fn fail(&self, why: &Lost) {
         let why = self.end_for(why);
-        // A thread that a hostile peer holds may hold the protocol's lock.
+        // First: a thread that a hostile peer blocks inside the fabric may own the protocol's lock.
         self.queue_pair.free_threads();
         self.protocol.fail(&why.detail);
         self.announcer.fail(&why.detail);
@@ -203,14 +204,13 @@ impl DataConnection {
         }
     }
 
-    /// Begins the end of a connection that is not needed any more: its task sees the queue pair close and gives
-    /// everything back.
+    /// Closes a connection. Its task notices that the queue pair is closed, and releases all memory.
     pub(crate) async fn close(&self, why: &Lost) {
         self.fail(why);
         self.queue_pair.close().await;
     }
 
-    /// Receives one value; with its version, if `scope` asks for that.
+    /// Receives one value, with its version if `scope` requests it.
     pub(crate) async fn receive(
         &self,
         scope: Scope,
@@ -222,12 +222,12 @@ impl DataConnection {
         Ok((Self::tensor(received)?, version))
     }
 
-    /// The version that a value came with.
+    /// The version of a received value.
     pub(crate) fn version(&self, received: &Received<Lent>) -> Option<Version> {
         received.version.map(|number| Version { incarnation: self.peer_incarnation, number })
     }
 
-    /// Views are asked for only where the fabric can lend, and of peers that are trusted not to change them.
+    /// Requests a view only if the fabric supports it and the peer is trusted not to change the memory.
     async fn received(
         &self,
         scope: Scope,
@@ -245,7 +245,7 @@ impl DataConnection {
         received
     }
 
-    /// Receives one of several values that are wanted together: it is not lost if the others do not come.
+    /// Receives one of several values. It is not lost if the others fail.
     pub(crate) async fn receive_held(
         &self,
         scope: Scope,
@@ -256,7 +256,7 @@ impl DataConnection {
         Ok(self.protocol.hold(received))
     }
 
-    /// Receives one value into `target` if that is possible; [`Target::fill`] does the rest.
+    /// Receives one value directly into `target` if possible. [`Target::fill`] completes it.
     pub(crate) async fn receive_into(
         &self,
         scope: Scope,
@@ -278,7 +278,7 @@ impl DataConnection {
         received.map(|received| self.protocol.hold(received))
     }
 
-    /// The value as a tensor that shares its bytes with what is held.
+    /// The value as a tensor that shares the bytes of `held`.
     pub(crate) fn shared_tensor(held: &mut Held<FabricChannel>) -> Result<Tensor, WorkerError> {
         let received = held.get_mut().ok_or_else(WorkerError::handed_out)?;
         let bytes = received.lent.take().map(Lent::received).transpose()?;
@@ -322,13 +322,13 @@ impl DataConnection {
 }
 
 fn received_tensor(metadata: Metadata, bytes: Option<Buf>, checksums: Option<Arc<Checksums>>) -> Tensor {
-    // Memory lent for several known shapes is as large as the largest.
+    // A buffer for a key with several known shapes is as large as the largest of them.
     let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
     let bytes = bytes.filter(|_| length > 0).and_then(|bytes| bytes.slice(0..length));
     Tensor::received(metadata, bytes.unwrap_or_else(Buf::empty), checksums)
 }
 
-/// Whether the peer ended the connection, in order or because it can't go on: it says why.
+/// Whether the peer ended the connection, in order or by a reset. Then its reason may follow.
 fn is_peers_doing(error: &FabricError) -> bool {
     is_close(error) || matches!(error, FabricError::PeerLost { cause: LossCause::Reset, .. })
 }

@@ -1,4 +1,4 @@
-//! Setting up data connections, from both ends.
+//! Setting up data connections, dialled and accepted.
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -40,10 +40,10 @@ use crate::{
     values::{end_signal::unless, latch::LatchSetter},
 };
 
-/// How much later one side is up, where the simulator decides so. The peer announces regions meanwhile.
+/// How much later one side is up, if the simulator chooses so. The peer announces regions in this time.
 const LATE: Duration = Duration::from_millis(20);
 
-/// This end of a data connection that is being set up.
+/// The local side of a data connection that is being set up.
 struct Half {
     enclosure: Arc<Enclosure>,
     prepared: Box<dyn Prepared>,
@@ -53,13 +53,14 @@ struct Half {
 }
 
 impl Node {
-    /// A live data connection to `peer`; connects if there is none. Those who wait for one go on in the order of their
-    /// calls.
+    /// A live data connection to `peer`; connects if there is none. Tasks that wait for the same attempt resume in the
+    /// order of their calls.
     ///
     /// # Cancel safety
-    /// Cancel-safe: an attempt under way goes on for others.
+    /// Cancel-safe: an attempt under way continues.
     pub(crate) async fn connected(self: &Arc<Self>, peer: &KnownPeer) -> Attempt {
-        // An attempt that began earlier may fail for what is over by now, and the peer's may fail: then this end makes its own.
+        // A caller that joined an attempt which began before retries once if that attempt fails: its cause may be gone,
+        // or it was the peer's attempt.
         let mut failed = None;
         for _ in 0..2 {
             let (attempt, is_new) = match peer.connection_or_attempt() {
@@ -88,7 +89,7 @@ impl Node {
         self.runtime.spawn("connect", Box::pin(attempt));
     }
 
-    /// A data connection to `peer`, over a session that exists or a new one.
+    /// Sets up a data connection to `peer`, by an existing session or a new one.
     async fn connect(self: &Arc<Self>, peer: &KnownPeer) -> Result<Arc<DataConnection>, WorkerError> {
         let end = self.runtime.now() + self.connect_limit;
         let (mut was_lost, mut told) = (false, None);
@@ -108,28 +109,28 @@ impl Node {
             match opened {
                 Ok(Some(connection)) => return Ok(connection),
                 Ok(None) => {}
-                // It had been lost, and nobody had noticed: the peer may be there all the same. Once that is tried however
-                // late it is, for this process may have been stopped meanwhile.
+                // The existing session was lost before this was noticed, so a new session may succeed. The first retry
+                // is made even after the deadline, because this process may have been stopped.
                 Err(_) if known.is_some() && session.is_over() && (!was_lost || self.runtime.now() < end) => {
                     was_lost = true;
                     continue;
                 }
                 Err(error) => return Err(error),
             }
-            // Since then it could have connected; before, this process may have been stopped.
+            // The time limit starts here and not earlier, because this process may have been stopped before.
             let told = *told.get_or_insert(self.runtime.now());
             if let Some(connection) = peer.accepted(&*self.runtime).await {
                 return Ok(connection);
             }
             if self.runtime.now() >= told + self.connect_limit {
-                let tried = "the peer says that it connects itself, and does not".to_owned();
+                let tried = "the peer announced that it connects itself, and did not".to_owned();
                 return Err(WorkerError::NoFabric { peer: peer.name().to_owned(), tried });
             }
         }
     }
 
-    /// Tries the fabrics both ends have, in this worker's order of preference. `None` when the peer is connecting
-    /// at the same moment, and its connection counts.
+    /// Tries the fabrics that both workers have, in this worker's order of preference. `None` if the peer is connecting
+    /// at the same time and its connection takes precedence.
     async fn open_data(
         self: &Arc<Self>,
         peer: &KnownPeer,
@@ -175,7 +176,7 @@ impl Node {
         })
     }
 
-    /// Nothing that belongs to a connection is kept with its peer beyond its end.
+    /// Releases the peer's reference to the connection when the connection has ended.
     fn let_go_at_end(&self, peer: &KnownPeer, connection: &Arc<DataConnection>) {
         let (peer, ending) = (peer.clone(), connection.clone());
         let ending = Box::pin(async move {
@@ -183,7 +184,7 @@ impl Node {
             peer.let_go(&ending);
         });
         if let Err(ending) = connection.pump.run(ending) {
-            // Its task has ended already, and so has it.
+            // The connection's task has ended, so this future completes at once.
             let _done = ending.now_or_never();
         }
     }
@@ -200,7 +201,7 @@ impl Node {
             step: "agreeing with the peer",
             detail,
         };
-        // The session may have ended meanwhile: then the peer was not told of the ring.
+        // If the session has ended, the offer was never sent, and the ring can be released.
         let (number, answered) = session.open().map_err(lost).inspect_err(|_| ring.end())?;
         let opened = async {
             let offer = self.offer(number, fabric, &half);
@@ -225,7 +226,7 @@ impl Node {
         opened
     }
 
-    /// Answers the peer's Connect, whose number the session has noted, and sets up this end.
+    /// Answers the peer's Connect, whose number the session has registered, and sets up the local side.
     pub(crate) async fn accept_data(self: Arc<Self>, session: Arc<Session>, offer: Connect) {
         let number = offer.connection;
         let (peer, (fabric, half)) = match self.begin_accepting(&session.peer.worker, &offer) {
@@ -257,14 +258,16 @@ impl Node {
             }
         }
         if let Some(replaced) = replaced {
-            replaced.close(&Lost::gone("the peer lost its end, and connected again")).await;
+            replaced.close(&Lost::gone("the peer lost its side, and connected again")).await;
         }
     }
 
-    /// Tells the peer that this end could not set the connection up: the peer's end may stand already, and wait.
+    /// Sends the peer a `Disconnected` frame, because the local side could not be set up and the peer's side may
+    /// already be up.
     async fn disown(&self, session: &Session, number: u32, why: &WorkerError) {
         let frame = disconnected(number, &why.to_string());
-        // Without a session there is no connection either, and a peer that reads nothing holds nobody up.
+        // A failure means that the session has ended, which ends the peer's side, too. The limit is for a peer that
+        // reads nothing.
         let _ = timeout(&*self.runtime, REASON, session.send(frame)).await;
     }
 
@@ -297,7 +300,7 @@ impl Node {
         opened.inspect_err(|_| ring.end())
     }
 
-    /// The fabric that a peer's Connect asks for, and this end of a connection over it.
+    /// The fabric that a peer's Connect requests, and the local side of a connection over it.
     fn consider(&self, offer: &Connect) -> Result<(&LocalFabric, Half), Status> {
         let fabric = self.fabrics.iter().find(|fabric| fabric_number(fabric.kind) == offer.kind);
         let fabric = fabric.ok_or_else(|| {
@@ -310,7 +313,7 @@ impl Node {
         Ok((fabric, half))
     }
 
-    /// A queue pair end with a ring. Its depths suffice whatever the peer offers.
+    /// A queue pair with a ring. Its depths are sufficient for any parameters of the peer.
     fn prepare(&self, fabric: &LocalFabric) -> Result<Half, WorkerError> {
         let depths = Depths::for_any_peer(&self.parameters);
         let config = QueuePairConfig { send_depth: depths.send, receive_depth: depths.receive };
@@ -340,7 +343,7 @@ impl Node {
         }
     }
 
-    /// Connects this end with what the other end said, and starts the protocol on it. `asked` if this end has sent the
+    /// Connects the queue pair with the peer's parameters, and starts the protocol. `asked` if this worker sent the
     /// Connect.
     async fn join(
         self: &Arc<Self>,
@@ -354,8 +357,9 @@ impl Node {
         let (peer, limit) = (ConnectionData(other.data), self.connect_limit);
         let announcer = Announcer::new(other.connection, &session.sender()?, self.runtime.clone(), &known);
         let announcer = Arc::new(announcer);
-        // The side that dialled the session dials for data too: a firewall or an address translation may close the other
-        // direction. Other fabrics need a peer that is ready when the side that asked begins.
+        // With tcp, the side that dialled the session also dials for data, because a firewall or address translation
+        // may block the other direction. With other fabrics, the side that asked dials, because the peer is ready by
+        // then.
         let dials = if fabric.kind == FabricKind::TCP { session.is_dialled() } else { asked };
         let role = if dials { Role::Dialer } else { Role::Acceptor };
         let params = ConnectParams { peer, role, peer_address: session.dialled_at(), limit };
@@ -366,7 +370,8 @@ impl Node {
                 why = session.disowned(other.connection) => Err(could_not_connect(fabric.kind, &why)),
             }
         };
-        // A peer that died after its Connect never comes, and its next life would be kept waiting for the whole limit.
+        // Ends with the session: a peer that died after its Connect never connects, and its next incarnation would have
+        // to wait for the whole limit.
         let connected = unless(session.ended(), connecting).await;
         let Connected { queue_pair, driver } =
             connected.ok_or_else(|| ControlError::Lost { detail: session.why_over() })??;
@@ -396,7 +401,8 @@ impl Node {
         match confirm_regions(session, other.connection, &connection).await {
             Ok(()) => Ok(connection),
             Err(error) => {
-                // From here on the peer can write this end's ring: it must not be given back before the drain.
+                // The peer can write the local ring from here on, so the ring must not be released before the queue
+                // pair is drained.
                 connection.close(&Lost::gone(error.to_string())).await;
                 Err(error)
             }
@@ -404,7 +410,7 @@ impl Node {
     }
 }
 
-/// Makes the connection known to its session, and confirms the regions that the peer announced meanwhile.
+/// Registers the connection with its session, and confirms the regions that the peer has announced in the meantime.
 async fn confirm_regions(
     session: &Session,
     number: u32,
@@ -417,13 +423,13 @@ async fn confirm_regions(
     Ok(())
 }
 
-/// What a connection fails with that the peer could not set up.
+/// The error of a connection that the peer could not set up.
 fn could_not_connect(kind: FabricKind, why: &str) -> WorkerError {
-    let detail = format!("the peer could not: {why}");
+    let detail = format!("the peer failed: {why}");
     FabricError::Connect { kind, step: "connecting", detail }.into()
 }
 
-/// Why the fabric is not used; most errors name it themselves.
+/// Why the fabric is not used, prefixed with its name unless the error names it.
 fn named(kind: FabricKind, why: &WorkerError) -> String {
     let (prefix, why) = (format!("{kind}: "), why.to_string());
     if why.starts_with(&prefix) { why } else { prefix + &why }

@@ -1,4 +1,4 @@
-//! Memory that received values are written into.
+//! Allocation of the memory that received values are written into.
 
 use std::{pin::pin, sync::Arc, task::Poll};
 
@@ -16,20 +16,20 @@ use crate::link::{
     loan::{Lent, RESULT_SLOT},
 };
 
-/// Destinations, announced to one peer: of the receive pool, or of a pool of this connection's, beside memory of the
-/// receive pool that no peer can write.
+/// Allocates destinations for values of one peer. They are in the receive pool; or in a bounce pool of this connection,
+/// paired with memory of the receive pool that no peer can write.
 #[derive(Debug, Clone)]
 pub(crate) struct ReceiveAllocator {
-    /// Where received values stay.
+    /// The receive pool.
     pub(crate) pool: Pool,
     pub(crate) enclosure: Arc<Enclosure>,
     pub(crate) announcer: Arc<Announcer>,
-    /// Destinations have a result slot behind the content.
+    /// Destinations have a result slot after the content.
     pub(crate) has_slots: bool,
 }
 
 impl ReceiveAllocator {
-    /// Bytes to take for a content that the peer writes.
+    /// The length of a destination for a content.
     fn lent_bytes(&self, metadata: &Metadata) -> Result<usize, Status> {
         let content = length_of(metadata)?;
         if !self.has_slots {
@@ -37,10 +37,10 @@ impl ReceiveAllocator {
         }
         let whole =
             content.checked_next_multiple_of(RESULT_SLOT).and_then(|whole| whole.checked_add(RESULT_SLOT));
-        whole.ok_or_else(|| exhausted(&format!("{content} bytes and a result slot are too many")))
+        whole.ok_or_else(|| exhausted(&format!("{content} bytes and a result slot are too long")))
     }
 
-    /// The region of `buffer`, which the peer may write, once the peer has confirmed it.
+    /// The region of `buffer`, after the peer has confirmed it.
     pub(crate) async fn confirmed(&self, buffer: &BufMut) -> Result<RemoteRegion, Status> {
         let block = buffer.block().map(Block::id);
         if let Some(region) = block.and_then(|block| self.announcer.remembered(block)) {
@@ -59,26 +59,27 @@ impl ReceiveAllocator {
         self.announcer.confirmed(region).await.map_err(|why| Status::new(Code::Unavailable, why))
     }
 
-    /// Lends memory to the peer, once it has confirmed its region.
+    /// Grants memory to the peer, after it has confirmed the region.
     async fn lend(&self, room: Room) -> Result<(Lent, Destination), Status> {
         let region = self.confirmed(&room.exposed).await?;
         Ok(room.lend(region, self.has_slots))
     }
 
-    /// Memory of `bytes` that the peer may write, where content bounces; `None` where it stays where it lands.
+    /// Memory of the bounce pool; `None` if the peer writes directly into the receive pool.
     pub(crate) async fn bounce(&self, bytes: usize) -> Result<Option<BufMut>, Status> {
         let Some(pool) = self.bounce_pool()? else { return Ok(None) };
         pool.alloc(bytes).await.map(Some).map_err(|error| exhausted(&error))
     }
 
-    /// As [`bounce`](Self::bounce), of the part that unanswered requests may hold; an error that [is
-    /// exhausted](MemoryError::is_exhausted) beyond.
+    /// As [`bounce`](Self::bounce), for a request whose metadata is not confirmed. Such requests may use only part of
+    /// the pool.
     pub(crate) fn bounce_early(&self, bytes: usize) -> Result<Option<BufMut>, Early> {
         let Some(pool) = self.bounce_pool().map_err(Early::Refused)? else { return Ok(None) };
         pool.try_alloc_early(bytes).map(Some).map_err(Early::from)
     }
 
-    /// `None` where content stays where it lands. Never is memory of the receive pool lent where it bounces.
+    /// The bounce pool; `None` if the peer writes directly into the receive pool. Fails if the bounce pool is closed,
+    /// so that the receive pool is never granted instead.
     fn bounce_pool(&self) -> Result<Option<Pool>, Status> {
         let pool = self.enclosure.bounce();
         if pool.is_none() && self.enclosure.is_bouncing() {
@@ -88,16 +89,16 @@ impl ReceiveAllocator {
     }
 }
 
-/// Memory for a content.
+/// Memory for a content that is not granted yet.
 pub(crate) struct Room {
-    /// The peer may write it.
+    /// The memory that the peer will write.
     pub(crate) exposed: BufMut,
-    /// Where it goes then, if it does not stay.
+    /// The memory that the content is copied to afterwards, if it bounces.
     pub(crate) private: Option<BufMut>,
 }
 
 impl Room {
-    /// `stays` is memory of the receive pool.
+    /// `stays` is in the receive pool.
     fn new(stays: BufMut, bounce: Option<BufMut>) -> Self {
         match bounce {
             Some(exposed) => Self { exposed, private: Some(stays) },
@@ -105,7 +106,7 @@ impl Room {
         }
     }
 
-    /// Lends it; `region` is that of the exposed memory.
+    /// Grants it; `region` is the region of the exposed memory.
     pub(crate) fn lend(self, region: RemoteRegion, has_slot: bool) -> (Lent, Destination) {
         let granted = self.exposed.grant();
         let (region, generation) = (region.region.0, region.generation.0);
@@ -122,11 +123,11 @@ impl Room {
     }
 }
 
-/// Why there is no destination for a request that its peer has not answered.
+/// Why a request has no destination yet.
 pub(crate) enum Early {
-    /// The request goes out without one.
+    /// The request is sent without one.
     Without,
-    /// There will be none.
+    /// The receive fails.
     Refused(Status),
 }
 
@@ -170,7 +171,8 @@ impl Allocator for ReceiveAllocator {
         self.lend(Room::new(stays, bounce)).await
     }
 
-    /// From the part of the pool that unanswered requests may hold; what is beyond goes out without a destination.
+    /// Uses the part of the pool for requests whose metadata is not confirmed. If it is exhausted, the request is sent
+    /// without a destination.
     async fn allocate_early(&self, metadata: &Metadata) -> Result<Option<(Lent, Destination)>, Status> {
         let bytes = self.lent_bytes(metadata)?;
         let stays = self.pool.try_alloc_early(bytes).map_err(Early::from);
@@ -182,7 +184,7 @@ impl Allocator for ReceiveAllocator {
         let lending = pin!(self.lend(room));
         match poll!(lending) {
             Poll::Ready(lent) => lent.map(Some),
-            // The peer does not know the region yet: waiting for that would delay the request.
+            // The peer has not confirmed the region yet, and waiting would delay the request.
             Poll::Pending => Ok(None),
         }
     }

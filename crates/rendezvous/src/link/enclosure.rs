@@ -1,4 +1,4 @@
-//! What of a worker's memory the peers of one protection domain may write.
+//! Protection domains: which memory of a worker a peer may write.
 
 use std::{
     collections::BTreeMap,
@@ -27,20 +27,20 @@ pub(crate) struct LocalFabric {
 
 #[derive(Debug)]
 enum Enclosures {
-    /// One for all connections.
+    /// One domain for all connections.
     Shared(Arc<Enclosure>),
-    /// A new one for each.
+    /// A new domain for each connection.
     PerConnection { fabric: Arc<dyn Fabric>, pools: Pools },
 }
 
 impl LocalFabric {
-    /// Opens a domain, or sees that one can be opened for each connection.
+    /// Opens the shared domain, or checks that a domain for a connection can be opened.
     pub(crate) fn open(fabric: &Arc<dyn Fabric>, pools: &Pools, trust: Trust) -> Result<Self, WorkerError> {
         let kind = fabric.kind();
         let enclosures = match trust {
             Trust::Cluster => Enclosures::Shared(Enclosure::shared(&**fabric, pools)?),
             Trust::Hostile if kind == FabricKind::SHM => {
-                let what = "be used under Trust::Hostile: a neighbour could read whole blocks of memory; use tcp \
+                let what = "be used under Trust::Hostile: another process could read whole blocks of memory; use tcp \
                             or verbs";
                 return Err(FabricError::Unsupported { kind, what }.into());
             }
@@ -52,7 +52,7 @@ impl LocalFabric {
         Ok(Self { kind, reach: fabric.reach(), enclosures })
     }
 
-    /// What the peer of a new connection may write.
+    /// The domain of a new connection.
     pub(crate) fn enclosure(&self) -> Result<Arc<Enclosure>, WorkerError> {
         match &self.enclosures {
             Enclosures::Shared(enclosure) => Ok(enclosure.clone()),
@@ -61,39 +61,40 @@ impl LocalFabric {
     }
 }
 
-/// A protection domain, with every block that its queue pairs send from or are written into: memory of the same
-/// worker that is not in it is out of its peers' reach.
+/// A protection domain, with every block that its queue pairs send from or that peers write. Other memory of the worker
+/// is out of the peers' reach.
 #[derive(Debug)]
 pub(crate) struct Enclosure {
     kind: FabricKind,
     pub(crate) regions: Arc<Regions>,
-    /// Message rings.
+    /// The pool of message rings.
     pub(crate) ring: Pool,
     domain: Arc<dyn Domain>,
-    /// The domain's, when its regions were read.
+    /// The domain's epoch when the regions were read.
     epoch: Mutex<u64>,
-    /// Where content lands that is copied then; else it stays where it lands.
+    /// The pool that bouncing content is written into; the inner `None` after the end of the connection. `None` if the
+    /// peer writes directly into the receive pool.
     bounce: Option<Mutex<Option<Pool>>>,
-    /// To be let go of when this ends, if it ends before the worker.
+    /// The visitors to remove when the connection ends. Empty for a shared domain.
     registered: Mutex<Vec<Registering>>,
     pools: Pools,
 }
 
-/// Blocks that a domain is handed.
+/// A visitor that registers blocks with the domain.
 #[derive(Debug)]
 enum Registering {
     Pool(Pool, Arc<dyn BlockVisitor>),
-    /// Of the worker's users.
+    /// For the memory that users have joined.
     Users(Arc<dyn BlockVisitor>),
 }
 
 impl Enclosure {
-    /// Of all peers together: content stays where they write it.
+    /// A domain that all peers share, in which content does not bounce.
     fn shared(fabric: &dyn Fabric, pools: &Pools) -> Result<Arc<Self>, WorkerError> {
         Self::open(fabric, pools, &pools.ring, None)
     }
 
-    /// Of one peer, which can write its own ring and the pool that its content bounces in.
+    /// A domain of one peer, which can write its own ring and its bounce pool.
     fn own(fabric: &dyn Fabric, pools: &Pools) -> Result<Arc<Self>, WorkerError> {
         Self::open(fabric, pools, &pools.own_ring()?, Some(pools.bounce()?))
     }
@@ -117,7 +118,7 @@ impl Enclosure {
             registered: Mutex::default(),
             pools: pools.clone(),
         };
-        // What was registered before one is refused, its drop lets go of.
+        // If a registration fails, dropping the enclosure removes the earlier ones.
         enclosure.register(&pools.source, Access::LOCAL)?;
         enclosure.register(&pools.message, Access::LOCAL)?;
         enclosure.register_users()?;
@@ -126,12 +127,12 @@ impl Enclosure {
             None => enclosure.register(&pools.receive, Access::RECEIVE)?,
             Some(bounce) => {
                 enclosure.register(&bounce, Access::RECEIVE)?;
-                // Received values can be sent on from where they are.
+                // So that received values can be sent without a copy.
                 enclosure.register(&pools.receive, Access::LOCAL)?;
             }
         }
         if !enclosure.is_bouncing() {
-            // It lives as long as anything that uses it: its domain lets go of everything at once.
+            // A shared domain lives as long as everything that uses it, and its drop deregisters everything at once.
             lock(&enclosure.registered).clear();
         }
         Ok(Arc::new(enclosure))
@@ -155,8 +156,8 @@ impl Enclosure {
         Ok(())
     }
 
-    /// One end of a connection. Where the domain's device was opened again for it, what peers must know of the
-    /// blocks is read anew.
+    /// Prepares the local side of a connection. If this reopened the domain's device, the regions have new keys, and
+    /// are read again.
     pub(crate) fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
         let prepared = self.domain.prepare(config)?;
         let mut epoch = lock(&self.epoch);
@@ -168,7 +169,7 @@ impl Enclosure {
         Ok(prepared)
     }
 
-    /// Memory of a ring pool for the peer's messages.
+    /// Grants memory of the ring pool for messages of the peer.
     pub(crate) fn lend_ring(&self, bytes: u32) -> Result<(Granted, Destination), WorkerError> {
         let granted = self.ring.try_alloc(bytes as usize)?.grant();
         let destination = self.regions.destination(&granted).ok_or(FabricError::NotRegistered {
@@ -178,18 +179,18 @@ impl Enclosure {
         Ok((granted, destination))
     }
 
-    /// Whether content bounces, so that nothing of the peer's is handed out of memory that it can write.
+    /// Whether content bounces: the peer writes it into a separate pool, and it is copied out before it is used.
     pub(crate) fn is_bouncing(&self) -> bool {
         self.bounce.is_some()
     }
 
-    /// The pool that content lands in to be copied; `None` when it stays where it lands, or the connection is over.
+    /// The bounce pool; `None` if content does not bounce, or the connection has ended.
     pub(crate) fn bounce(&self) -> Option<Pool> {
         self.bounce.as_ref().and_then(|bounce| lock(bounce).clone())
     }
 
-    /// The one connection of this enclosure is over, and its queue pair drained: the domain lets go of all memory. An
-    /// enclosure of all peers stays.
+    /// The connection of this enclosure has ended and its queue pair is drained: deregisters all memory. Does nothing
+    /// for an enclosure that all connections share.
     pub(crate) fn end(&self) {
         let Some(bounce) = &self.bounce else { return };
         let registered = std::mem::take(&mut *lock(&self.registered));
@@ -207,8 +208,7 @@ impl Enclosure {
     }
 }
 
-/// Lets go of what [`end`](Enclosure::end) has not: of an enclosure that was not made whole, or whose connection never
-/// stood.
+/// Deregisters what [`end`](Enclosure::end) did not, if `open` failed or the connection was never set up.
 impl Drop for Enclosure {
     fn drop(&mut self) {
         let registered = std::mem::take(&mut *lock(&self.registered));
@@ -234,14 +234,14 @@ struct Registered {
 }
 
 impl Registered {
-    /// The region, where peers may write.
+    /// The region, if peers may write it.
     fn exported(&self) -> Option<RemoteRegion> {
         self.access.remote_write.then_some(self.region)
     }
 }
 
 impl Regions {
-    /// The region of a block that peers may write.
+    /// The region of a block, if peers may write it.
     pub(crate) fn get(&self, block: BlockId) -> Option<RemoteRegion> {
         self.lock().get(&block).and_then(Registered::exported)
     }
@@ -267,19 +267,19 @@ impl Regions {
         })
     }
 
-    /// All that peers may write, oldest block first.
+    /// All regions that peers may write, oldest block first.
     pub(crate) fn all(&self) -> Vec<RemoteRegion> {
         self.lock().values().filter_map(Registered::exported).collect()
     }
 
-    /// Asks `domain` for the regions of its blocks, which have other keys than before.
+    /// Reads the regions of all blocks from `domain` again, after their keys have changed.
     fn read_again(&self, domain: &dyn Domain) -> Result<(), FabricError> {
         let blocks: Vec<_> = self.lock().values().map(|known| (known.block.clone(), known.access)).collect();
         for (block, access) in blocks {
             let region = domain.register(&block, access)?;
             let is_known = self.lock().get_mut(&block.id()).map(|known| known.region = region).is_some();
             if !is_known {
-                // The pool has given it up meanwhile.
+                // The pool has released the block in the meantime.
                 domain.deregister(block.id());
             }
         }

@@ -1,4 +1,4 @@
-//! What the control frames of data connections carry.
+//! Contents of the control frames of data connections.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use tensorwire_protocol::{
 };
 use tensorwire_verbs_reactor::{RegionGeneration, RegionId, RemoteRegion};
 
-/// How long a goodbye may wait for a peer that reads slowly.
+/// How long sending a goodbye may take if the peer reads slowly.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Tells the peer that the data connection of this number is over at this end.
+/// The frame that announces the end of the data connection with this number.
 pub(crate) fn disconnected(connection: u32, why: &str) -> ControlFrame {
     ControlFrame::Disconnected { connection, status: Status::new(Code::Unavailable, why) }
 }
 
-/// A region as it travels.
+/// A region in the form in which it is sent.
 pub(crate) fn record(region: &RemoteRegion) -> RegionRecord {
     RegionRecord {
         region: region.region.0,

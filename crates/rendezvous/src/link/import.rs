@@ -1,4 +1,4 @@
-//! Users' memory on its way over a fabric that can't send it from where it lies.
+//! Copies of users' memory, for fabrics that cannot send it in place.
 
 use std::{future::poll_fn, sync::Arc, task::Poll};
 
@@ -8,20 +8,20 @@ use tensorwire_verbs_reactor::FabricKind;
 
 use crate::link::enclosure::Enclosure;
 
-/// Copied at a time, before other tasks get their turn.
+/// Bytes that are copied before the task yields.
 pub(crate) const PIECE_BYTES: usize = 256 << 10;
 
 /// Copies users' memory into a pool.
 #[derive(Debug, Clone)]
 pub(crate) struct Import {
     pub(crate) pool: Pool,
-    /// What the fabric can send from.
+    /// The memory that the fabric can send from.
     pub(crate) enclosure: Arc<Enclosure>,
 }
 
 impl Import {
-    /// Whether a fabric of this kind can't send `bytes` in place: shared memory needs a block that its neighbour can
-    /// map, an adapter any. None can send out of a block of another pool than this worker's.
+    /// Whether a fabric of this kind cannot send `bytes` in place. Shared memory needs a block that the peer can map,
+    /// verbs any block. No fabric can send from a block that is not registered with this worker.
     pub(crate) fn needs(&self, kind: FabricKind, bytes: &Buf) -> bool {
         if bytes.is_empty() {
             return false;
@@ -37,10 +37,10 @@ impl Import {
         }
     }
 
-    /// A copy in the pool, for which it waits while there is no room.
+    /// Copies `bytes` into the pool. Waits while the pool is full.
     pub(crate) async fn copy_of(&self, bytes: &Buf) -> Result<Buf, Status> {
         let failed = |error| {
-            let text = format!("cannot copy users' memory to where it can be sent: {error}");
+            let text = format!("cannot copy users' memory into a pool that can be sent from: {error}");
             Status::new(Code::ResourceExhausted, text)
         };
         let mut copy = self.pool.alloc(bytes.len()).await.map_err(failed)?;
@@ -52,7 +52,7 @@ impl Import {
     }
 }
 
-/// Lets the runtime poll other tasks first.
+/// Yields to other tasks once.
 pub(crate) async fn others_turn() {
     let mut had_theirs = false;
     poll_fn(|context| {

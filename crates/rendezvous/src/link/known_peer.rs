@@ -1,4 +1,4 @@
-//! What is known of a peer: its sessions and its connection, which is made on first use.
+//! The state of a peer: its sessions, and its connection, which is made on first use.
 
 #[cfg(test)]
 mod tests;
@@ -19,14 +19,15 @@ use crate::{
     values::latch::Latch,
 };
 
-/// How long an end whose Connect was refused, because the peer's own counts, waits for that before it asks again.
+/// How long a worker whose Connect was refused, because the peer's connection takes precedence, waits for the peer's
+/// Connect before it sends another.
 const PEERS_TURN: Duration = Duration::from_millis(50);
 
-/// How long a peer that refused this worker for its name is not asked again.
+/// How long a peer that refused this worker because of its name is not dialled again.
 const REFUSAL_PAUSE: Duration = Duration::from_secs(1);
 
-/// What is known of a peer. Cheap to clone: all clones are the same. Stays valid over reconnects and restarts of the
-/// peer.
+/// The state of a peer. Cheap to clone: all clones are the same. Stays valid when the connection or the peer is
+/// restarted.
 #[derive(Debug, Clone)]
 pub(crate) struct KnownPeer {
     inner: Arc<PeerRecord>,
@@ -36,56 +37,57 @@ pub(crate) struct KnownPeer {
 struct PeerRecord {
     name: String,
     state: Mutex<PeerState>,
-    /// An attempt of the peer's has ended.
+    /// Notified when an attempt of the peer has ended.
     accepted: Notify,
 }
 
 #[derive(Debug, Default)]
 struct PeerState {
     address: Option<String>,
-    /// All of one life.
+    /// All of one incarnation.
     sessions: Vec<Arc<Session>>,
-    /// When, and with which words, the peer refused this worker because another one has its name.
+    /// When the peer refused this worker because another one has its name, and the peer's message.
     refused: Option<(Duration, String)>,
-    /// Its last known life.
+    /// The last known incarnation.
     incarnation: Option<u64>,
     not_used: Vec<String>,
     was_connected: bool,
     link: Link,
-    /// Attempts of the peer's that are under way.
+    /// How many attempts of the peer are under way.
     accepting: usize,
-    /// What the last of them gave.
+    /// The connection of the last of them.
     accepted: Option<Arc<DataConnection>>,
-    /// What the last connection that is over had moved.
+    /// The counters of the last connection that has ended.
     former: (QueuePairStats, Counters),
 }
 
-/// How a connection attempt ended.
+/// The result of a connection attempt.
 pub(crate) type Attempt = Result<Arc<DataConnection>, WorkerError>;
 
-/// The one connection that requests go over. When both ends dial at the same moment, the attempt of the worker
-/// whose name sorts first counts, and the other's is refused: so both ends use the same one.
+/// The connection for requests. If both workers connect at the same time, the attempt of the worker whose name sorts
+/// first takes precedence and the other is refused, so that both use the same connection.
 #[derive(Debug, Default)]
 enum Link {
     #[default]
     Idle,
-    /// One attempt of this end at a time; everyone who needs the peer waits for its end.
+    /// An attempt of this worker is under way. There is one at a time, and all callers wait for it.
     Connecting(Latch<Attempt>),
-    /// The peer attempts it, and whoever needs it waits for that.
+    /// An attempt of the peer is under way, and callers wait for it.
     Accepting(Latch<Attempt>),
     Up {
         connection: Arc<DataConnection>,
-        /// The peer was told once that this connection counts. If it asks again, it has lost its end.
+        /// A Connect of the peer was refused once because of this connection. If the peer sends another, it has lost
+        /// its side.
         told: bool,
     },
 }
 
-/// What there is for somebody who wants a connection.
+/// What a caller finds who needs a connection.
 pub(crate) enum ConnectionOrAttempt {
     Connection(Arc<DataConnection>),
-    /// An attempt that began before.
+    /// An attempt that began before this call.
     UnderWay(Latch<Attempt>),
-    /// A new attempt, which the caller makes.
+    /// A new attempt, which the caller must make.
     Begun(Latch<Attempt>),
 }
 
@@ -100,7 +102,7 @@ impl KnownPeer {
         Self::of(name, PeerState::default())
     }
 
-    /// As [`new`](Self::new), with an address and a life that are known.
+    /// As [`new`](Self::new), with a known address and incarnation.
     pub(crate) fn known(name: &str, address: &str, incarnation: u64) -> Self {
         let (address, incarnation) = (Some(address.to_owned()), Some(incarnation));
         Self::of(name, PeerState { address, incarnation, ..PeerState::default() })
@@ -116,22 +118,22 @@ impl KnownPeer {
         &self.inner.name
     }
 
-    /// The address it was dialled at or says that it listens on.
+    /// The address at which it was dialled, or on which it announced that it listens.
     pub(crate) fn address(&self) -> Option<String> {
         self.lock().address.clone()
     }
 
-    /// The number of its present life, or of the last one that is known; `None` before the first session.
+    /// Its current incarnation, or the last known one; `None` before the first session.
     pub(crate) fn incarnation(&self) -> Option<u64> {
         self.lock().incarnation
     }
 
-    /// Whether this is the same peer.
+    /// Whether both are clones of the same peer.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Whether there is no connection to it, and nobody but `holders` has a handle on it.
+    /// Whether there is no session and no connection, and no more than `holders` clones exist.
     pub(crate) fn is_idle(&self, holders: usize) -> bool {
         if Arc::strong_count(&self.inner) > holders {
             return false;
@@ -145,12 +147,12 @@ impl KnownPeer {
         !is_up && state.accepting == 0 && state.sessions.iter().all(|session| session.is_over())
     }
 
-    /// The fabrics that were considered before the one in use, and why they were not used.
+    /// The fabrics that were tried before the one in use, each with the reason why it is not used.
     pub(crate) fn not_used(&self) -> Vec<String> {
         self.lock().not_used.clone()
     }
 
-    /// One more connection stands. Whether there was one before.
+    /// Records a new connection. Returns whether there was one before.
     pub(crate) fn note_connect(&self) -> bool {
         std::mem::replace(&mut self.lock().was_connected, true)
     }
@@ -163,11 +165,11 @@ impl KnownPeer {
         self.lock().address = Some(address.to_owned());
     }
 
-    /// A new session with the peer, beside others of this life of it. A peer that opened it in a new life may have
-    /// moved, and says where it listens now.
+    /// Adds a session with the peer to the others of the same incarnation. If the peer opened it in a new incarnation,
+    /// its announced address is stored, because it may have moved.
     ///
     /// # Errors
-    /// A session of another life, which is not over: that of a worker that goes by the same name.
+    /// An open session of another incarnation, which is another worker of the same name.
     pub(crate) fn note_session(&self, session: &Arc<Session>, is_dialled: bool) -> Result<(), Arc<Session>> {
         let mut state = self.lock();
         let incarnation = session.peer.incarnation;
@@ -184,22 +186,22 @@ impl KnownPeer {
         Ok(())
     }
 
-    /// The peer refused this worker because another one has its name.
+    /// Records that the peer refused this worker because another one has its name.
     pub(crate) fn note_refusal(&self, now: Duration, why: &str) {
         self.lock().refused = Some((now, why.to_owned()));
     }
 
-    /// Why the peer is not to be asked again yet, if it refused this worker for its name lately.
+    /// The peer's message, if it has refused this worker because of its name within [`REFUSAL_PAUSE`].
     pub(crate) fn refusal(&self, now: Duration) -> Option<String> {
         let state = self.lock();
         let (at, why) = state.refused.as_ref()?;
         (now.saturating_sub(*at) < REFUSAL_PAUSE).then(|| why.clone())
     }
 
-    /// Begins an attempt of the peer's. `first` says whether this end's name sorts first.
+    /// Begins an attempt of the peer. `first` if this worker's name sorts first.
     ///
     /// # Errors
-    /// This end's own connection, or attempt, counts.
+    /// This worker's own connection or attempt takes precedence.
     pub(crate) fn begin_accept(&self, first: bool) -> Result<(), Status> {
         self.end_former();
         let mut state = self.lock();
@@ -215,15 +217,15 @@ impl KnownPeer {
         if counts {
             return Err(Status::new(
                 Code::AlreadyExists,
-                "this end's connection counts, by the workers' names",
+                "the other worker's connection takes precedence, by the order of the workers' names",
             ));
         }
         state.accepting += 1;
         Ok(())
     }
 
-    /// An attempt of the peer's has ended. Gives the connection that it replaces: one whose other end the peer has
-    /// lost, or it would not have asked.
+    /// Ends an attempt of the peer. Returns the connection that it replaces: the peer has lost its side of that one, or
+    /// it would not have connected again.
     #[must_use]
     pub(crate) fn end_accept(&self, accepted: Option<&Arc<DataConnection>>) -> Option<Arc<DataConnection>> {
         let mut state = self.lock();
@@ -232,7 +234,7 @@ impl KnownPeer {
         if let Some(connection) = accepted {
             state.accepted = Some(connection.clone());
             let link = match &state.link {
-                // The own attempt will be refused, and find it.
+                // This worker's own attempt will be refused, and will then find `accepted`.
                 Link::Connecting(_) => None,
                 _ => Some(Link::up(connection)),
             };
@@ -244,7 +246,7 @@ impl KnownPeer {
         } else if state.accepting == 0
             && let Link::Accepting(latch) = &state.link
         {
-            // Whoever waits dials now.
+            // Callers that waited for the peer's attempt make their own.
             told = Some((latch.clone(), None));
             state.link = Link::Idle;
         }
@@ -256,14 +258,14 @@ impl KnownPeer {
         replaced
     }
 
-    /// The connection that the peer is setting up, after this end's attempt was refused for it; `None` if there is
-    /// no sign of it.
+    /// Waits for the connection that the peer is setting up, after this worker's attempt was refused for it. `None` if
+    /// the peer does not begin within [`PEERS_TURN`].
     ///
     /// # Cancel safety
     /// Cancel-safe.
     pub(crate) async fn accepted(&self, runtime: &dyn Runtime) -> Option<Arc<DataConnection>> {
         loop {
-            // Told of each end from here on, be it before it is polled.
+            // Created before the state is checked, so that no notification in between is missed.
             let ended = self.inner.accepted.notified();
             let under_way = {
                 let state = self.lock();
@@ -280,12 +282,12 @@ impl KnownPeer {
         }
     }
 
-    /// The session in use, if it is alive.
+    /// An open session, if there is one.
     pub(crate) fn live_session(&self) -> Option<Arc<Session>> {
         self.lock().sessions.iter().find(|session| !session.is_over()).cloned()
     }
 
-    /// The connection in use, alive or not.
+    /// The connection in use, which may have failed.
     pub(crate) fn connection(&self) -> Option<Arc<DataConnection>> {
         match &self.lock().link {
             Link::Up { connection, .. } => Some(connection.clone()),
@@ -293,7 +295,7 @@ impl KnownPeer {
         }
     }
 
-    /// What went over the connection in use, or over the last one.
+    /// The counters of the connection in use, or of the last one.
     pub(crate) fn figures(&self) -> (QueuePairStats, Counters) {
         match self.connection() {
             Some(connection) => figures(&connection),
@@ -301,8 +303,8 @@ impl KnownPeer {
         }
     }
 
-    /// Lets go of a connection whose end is noted: a peer is remembered for long, and its sockets and mappings are not to
-    /// be.
+    /// Drops the references to a connection that has ended. The peer itself lives long, and must not keep sockets and
+    /// mappings open.
     pub(crate) fn let_go(&self, ended: &Arc<DataConnection>) {
         let figures = figures(ended);
         let mut state = self.lock();
@@ -316,11 +318,12 @@ impl KnownPeer {
             _ => None,
         };
         drop(state);
-        // Outside the lock: they may be the last handles on it.
+        // Dropped outside the lock: these may be the last references to the connection.
         drop((accepted, link));
     }
 
-    /// Has the end of a connection noted that is over, so that nothing goes on over the next one that it has lost.
+    /// Fails a connection that has broken but not ended yet, so that its lost steps are stored before the next
+    /// connection is used.
     fn end_former(&self) {
         let former = self.connection().filter(|connection| connection.is_over() && !connection.has_ended());
         if let Some(former) = former {
@@ -335,7 +338,7 @@ impl KnownPeer {
         }
     }
 
-    /// The connection in use, or the attempt to wait for.
+    /// The connection in use, or the attempt to wait for or to make.
     pub(crate) fn connection_or_attempt(&self) -> ConnectionOrAttempt {
         if let Some(connection) = self.live_connection() {
             return ConnectionOrAttempt::Connection(connection);
@@ -357,7 +360,8 @@ impl KnownPeer {
         ConnectionOrAttempt::Begun(attempt)
     }
 
-    /// What an attempt of this end gave, or the peer's in its place.
+    /// Ends an attempt of this worker. If it failed and the peer has connected in the meantime, returns the peer's
+    /// connection.
     pub(crate) fn end_attempt(&self, ended: Attempt) -> Attempt {
         let mut state = self.lock();
         let accepted = state.accepted.take().filter(|connection| !connection.is_over());

@@ -1,8 +1,8 @@
-//! Whether a peer's process still runs.
+//! Detection of peers whose process has stopped.
 //!
-//! A process that is stopped keeps its sockets and its adapter answering, so only its own answers count: frames on
-//! the control session, and data that arrives. The session is served on a thread of its own, so user code that
-//! blocks its runtime is no silence.
+//! The kernel and the adapter of a stopped process still answer, so only what the process itself sends counts as a sign
+//! of life: frames on the control session, and data. Sessions are served on a separate thread, so a worker whose user
+//! code blocks its runtime still answers.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -16,17 +16,18 @@ use crate::{
     values::end_signal::unless,
 };
 
-/// The liveness bound is watched in this many steps, so a silent peer is noticed within a tenth of the bound.
+/// The liveness bound is divided into this many intervals, so a silent peer is detected at most a tenth of the bound
+/// late.
 const STEPS: u32 = 10;
 
-/// How long a worker may take to answer when another one comes by its name.
+/// How long a worker may take to answer if another worker of the same name connects.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 
 impl Node {
-    /// Pings the peer when it is silent, and ends the session when it stays so for the liveness bound.
+    /// Pings the peer when it is silent, and ends the session when the silence lasts for the liveness bound.
     ///
-    /// Silence is counted in steps, not read off a clock: a worker that was itself stopped for long finds one long
-    /// step behind it, and still asks before it judges.
+    /// Silence is counted in intervals and not read from a clock. A worker that was itself stopped for long sees one
+    /// long interval, and still pings before it decides.
     pub(crate) async fn watch_over(self: Arc<Self>, session: Arc<Session>) {
         let (mut seen, mut silent) = (session.signs_of_life(), 0);
         while unless(session.ended(), self.step_and_ping(&session, silent > 0)).await.is_some() {
@@ -39,9 +40,9 @@ impl Node {
         }
     }
 
-    /// Whether the peer answers on this session now: whether its process runs and can be reached.
+    /// Whether the peer answers a ping on this session, so that its process runs and can be reached.
     ///
-    /// Counted in steps as silence is. What came before the question is no answer.
+    /// Counted in intervals, as silence is. Only the answer to this ping counts.
     pub(crate) async fn answers(&self, session: &Session) -> bool {
         let runtime = &*self.control_runtime;
         let nonce = runtime.random();
@@ -63,7 +64,7 @@ impl Node {
         let step = self.liveness / STEPS;
         let ping = async {
             if ask && !tensorwire_testpoints::planted!("a silent peer is not asked whether it lives") {
-                // A peer that reads nothing must not keep the watch from going on.
+                // The limit is for a peer that reads nothing, which must not stop the watch.
                 let ping = ControlFrame::Ping { nonce: runtime.random() };
                 let _ = timeout(runtime, step, session.send(ping)).await;
             }

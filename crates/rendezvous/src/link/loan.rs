@@ -1,4 +1,4 @@
-//! Where received values lie until they are handed out.
+//! The memory of received values until they are returned to the user.
 
 use tensorwire_memory::{Buf, BufMut, GrantEnd, GrantId, Granted, MemoryError, copy::CopyReason};
 use tensorwire_protocol::{
@@ -8,10 +8,10 @@ use tensorwire_protocol::{
 
 use crate::link::import::{PIECE_BYTES, others_turn};
 
-/// Size of a result slot, which lies behind its content.
+/// Size of a result slot, which follows the content.
 pub(crate) const RESULT_SLOT: usize = RESULT_SLOT_BYTES as usize;
 
-/// The memory of a loan that ended for `end`.
+/// Ends the grant for the reason `end`, and returns the memory.
 pub(crate) fn ended(lent: Granted, end: LentEnd) -> Option<BufMut> {
     let why = match end {
         LentEnd::MetaDataResponse => GrantEnd::MetaDataResponse,
@@ -19,34 +19,35 @@ pub(crate) fn ended(lent: Granted, end: LentEnd) -> Option<BufMut> {
         LentEnd::CancelAck => GrantEnd::CancelAck,
         LentEnd::Content => GrantEnd::Content,
         LentEnd::NeverSent => GrantEnd::NeverSent,
-        // A reason this version does not know is no evidence: the memory is leaked and counted.
+        // An unknown reason does not prove that the peer can no longer write, so the memory is leaked and counted.
         _ => return None,
     };
     let taken = lent.end(why);
-    taken.inspect_err(|error| log!(WARN, %error, "lent memory could not be taken back")).ok()
+    taken.inspect_err(|error| log!(WARN, %error, "granted memory could not be reclaimed")).ok()
 }
 
-/// Where a received value lies.
+/// The memory of a received value.
 #[derive(Debug)]
 pub(crate) enum Lent {
-    /// In memory of this end, which the peer may write.
+    /// Local memory that the peer may write.
     Granted {
         granted: Granted,
-        /// Its last bytes are a result slot.
+        /// The last bytes are a result slot.
         has_slot: bool,
     },
-    /// In memory of this end that nothing else uses, and that the peer may write whenever it likes.
+    /// Local memory of a bounce pool, which the peer can write at any time.
     Bouncing {
         exposed: Granted,
-        /// As long, or longer: where it goes before anyone looks at it. No peer can write it.
+        /// At least as long; no peer can write it. The content is copied here before it is used.
         private: BufMut,
         /// The last bytes of both are a result slot.
         has_slot: bool,
     },
-    /// In memory that is not lent to the peer: a view of the peer's, or a content that was settled to be validated.
+    /// Memory that is not granted: a view of the peer's memory, or a content whose grant was ended so that it can be
+    /// validated.
     Here {
         bytes: Buf,
-        /// What lay in its result slot, if it had one.
+        /// The content of the result slot, if there was one.
         result: Option<[u8; RESULT_BYTES]>,
     },
 }
@@ -57,7 +58,7 @@ impl Lent {
         Self::Here { bytes, result: None }
     }
 
-    /// The number under which the peer may write it.
+    /// The number of the grant.
     pub(crate) fn grant(&self) -> Option<GrantId> {
         match self {
             Self::Granted { granted, .. } | Self::Bouncing { exposed: granted, .. } => Some(granted.id()),
@@ -65,17 +66,17 @@ impl Lent {
         }
     }
 
-    /// The bytes of a value that is complete.
+    /// The bytes of a complete value.
     pub(crate) fn received(self) -> Result<Buf, MemoryError> {
         match self {
             Self::Granted { granted, .. } => granted.end(GrantEnd::Content).map(BufMut::freeze),
-            // Never handed out like that: it is set apart before.
+            // Not reached: bouncing content is copied to private memory before.
             Self::Bouncing { private, .. } => Ok(private.freeze()),
             Self::Here { bytes, .. } => Ok(bytes),
         }
     }
 
-    /// Copies `content` bytes and the result out of memory that the peer can write.
+    /// Copies `content` bytes and the result slot to private memory.
     pub(crate) async fn copy_apart(&mut self, content: u64) -> Result<(), MemoryError> {
         let Self::Bouncing { exposed, private, has_slot } = self else { return Ok(()) };
         let whole = exposed.length().min(private.len());
@@ -96,7 +97,7 @@ impl Lent {
         Ok(())
     }
 
-    /// From now on it is the private memory, whose copy is complete.
+    /// Ends the grant of the exposed memory, and continues with the private memory, whose copy is complete.
     pub(crate) fn leave_exposed(&mut self) {
         let here = Self::Here { bytes: Buf::empty(), result: None };
         *self = match std::mem::replace(self, here) {
@@ -108,14 +109,14 @@ impl Lent {
         };
     }
 
-    /// The connection is over and the peer can't write any more.
+    /// Ends the grant after the connection has ended and the peer can no longer write.
     pub(crate) fn end_drained(self) {
         let (Self::Granted { granted, .. } | Self::Bouncing { exposed: granted, .. }) = self else { return };
         if tensorwire_testpoints::planted!("memory of a broken connection stays lent") {
             return;
         }
         if let Err(error) = granted.end(GrantEnd::QueuePairDrained) {
-            log!(WARN, %error, "lent memory could not be taken back");
+            log!(WARN, %error, "granted memory could not be reclaimed");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is counted and traced of the transfers with one peer. `docs/src/metrics.md` lists the names.
+//! Metrics and spans of the transfers with one peer. `docs/src/metrics.md` lists the names.
 
 use std::{
     collections::BTreeSet,
@@ -18,13 +18,13 @@ use crate::{
     log::quota::LogQuota,
 };
 
-/// Peers that have labels of their own; later ones share one.
+/// Maximum number of peers with their own label. Further ones share one.
 const LABELS_MAX: usize = 1024;
 
-/// What the label of those says.
+/// The shared label.
 const OTHERS: &str = "others";
 
-/// The labels of peers, so many at most: members of a cluster can use ever new names.
+/// The labels of peers. Their number is limited, because members of a cluster can use new names without end.
 #[derive(Debug, Default)]
 pub(crate) struct Labels(Mutex<BTreeSet<Arc<str>>>);
 
@@ -68,13 +68,13 @@ impl Direction {
     }
 }
 
-/// Counters of one connection, found once. Without a recorder they cost a call that does nothing.
+/// Counters of one connection, looked up once. Without a recorder, counting does nothing.
 pub(crate) struct Meter {
     peer: Arc<str>,
     transport: &'static str,
     received: Direction,
     sent: Direction,
-    /// Of the worker's peers.
+    /// Limits the log lines that peers cause.
     pub(crate) log: Arc<LogQuota>,
 }
 
@@ -92,7 +92,7 @@ impl Meter {
         Arc::new(Self { peer, transport, received, sent, log: log.clone() })
     }
 
-    /// A value of so many bytes goes to the peer.
+    /// Counts a value that is sent to the peer.
     pub(crate) fn sends(&self, bytes: u64) {
         self.sent.count(bytes);
         if tracing::span_enabled!(target: "tensorwire", tracing::Level::DEBUG) {
@@ -100,7 +100,7 @@ impl Meter {
         }
     }
 
-    /// A receive has ended, within `span`.
+    /// Counts a receive that has ended, within `span`.
     pub(crate) fn ended(&self, span: &Span, ended: Result<u64, &WorkerError>) {
         match ended {
             Ok(bytes) => {
@@ -117,7 +117,7 @@ impl Meter {
             .increment(1);
     }
 
-    /// The connection stands, for the first time with this peer or once more.
+    /// Counts a new connection; `is_again` if it is not the first with this peer.
     pub(crate) fn connected(&self, is_again: bool, encrypted: bool) {
         let label = || SharedString::from(self.peer.clone());
         counter!("tensorwire_connects_total", "peer" => label(), "transport" => self.transport).increment(1);
@@ -131,7 +131,7 @@ impl Meter {
         }
     }
 
-    /// The connection is over: in order, or lost.
+    /// Counts the end of the connection, in order or by a loss.
     pub(crate) fn over(&self, why: PeerLoss) {
         let (kind, peer) = (loss_kind(why), SharedString::from(self.peer.clone()));
         let name = match why {
@@ -142,7 +142,7 @@ impl Meter {
     }
 }
 
-/// The span of a receive. It costs next to nothing where nobody wants it.
+/// The span of a receive. It costs a check of its level if no subscriber wants it.
 pub(crate) fn receive_span(name: &TransferName, kind: FabricKind) -> Span {
     tracing::debug_span!(
         target: "tensorwire",
@@ -157,7 +157,7 @@ pub(crate) fn receive_span(name: &TransferName, kind: FabricKind) -> Span {
 
 /// The span of an answer.
 pub(crate) fn send_span(peer: &str, key: &str, step: Option<i64>, kind: FabricKind) -> Span {
-    // Whoever reads the request may be inside a span of its own, which has nothing to do with this answer.
+    // The task that reads the request may be inside an unrelated span.
     tracing::debug_span!(
         target: "tensorwire",
         parent: None,
@@ -182,7 +182,7 @@ fn loss_kind(loss: PeerLoss) -> &'static str {
     }
 }
 
-/// What an error counts as.
+/// The label of an error.
 fn kind(error: &WorkerError) -> &'static str {
     match error {
         WorkerError::Remote { .. } => "remote",

@@ -1,4 +1,4 @@
-//! What leads to one peer: its control session, the data connections, and the memory it may write.
+//! Links to peers: control sessions, data connections, and the memory that a peer may write.
 
 pub(crate) mod announcer;
 pub(crate) mod connection;

@@ -1,4 +1,4 @@
-//! What the connections of one worker share.
+//! [`Node`]: the state that all connections of a worker share.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -36,20 +36,20 @@ pub(crate) struct Node {
     pub(crate) name: String,
     pub(crate) incarnation: u64,
     pub(crate) address: String,
-    /// Where tensors move.
+    /// The runtime of data connections.
     pub(crate) runtime: Arc<dyn Runtime>,
-    /// Where sessions are served, so that pings are answered while user code blocks `runtime`.
+    /// The runtime of sessions, so that pings are answered while user code blocks `runtime`.
     pub(crate) control_runtime: Arc<dyn Runtime>,
-    /// How long a peer may give no sign of life.
+    /// The liveness bound.
     pub(crate) liveness: Duration,
     pub(crate) control: Arc<dyn ControlPlane>,
-    /// What the user gave; else each address's own is asked for.
+    /// The user's secret. If there is none, the control plane is asked for the secret of each address.
     pub(crate) secret: Option<Secret>,
-    /// What peers that dial here must know.
+    /// The secret that peers must prove when they dial this worker.
     pub(crate) accept_secret: Option<Secret>,
     /// In order of preference.
     pub(crate) fabrics: Vec<LocalFabric>,
-    /// Fabrics that were wanted but cannot be used here, and why.
+    /// Fabrics that cannot be used on this host, with the reasons.
     pub(crate) unavailable: Vec<(FabricKind, String)>,
     pub(crate) pools: Pools,
     pub(crate) values: SharedValues,
@@ -57,13 +57,13 @@ pub(crate) struct Node {
     pub(crate) connect_limit: Duration,
     pub(crate) cluster: ClusterSpec,
     pub(crate) peers: Mutex<Peers>,
-    /// A session with a peer has begun.
+    /// Notified when a session with a peer begins.
     pub(crate) met: Notify,
     pub(crate) closing: watch::Sender<bool>,
     pub(crate) labels: Labels,
-    /// Lines that peers may cause.
+    /// Limits the log lines that peers cause.
     pub(crate) log: Arc<LogQuota>,
-    /// Sessions that are served.
+    /// The sessions in use.
     pub(crate) sessions: Arc<SessionCounter>,
 }
 
@@ -81,21 +81,21 @@ impl Node {
         }
     }
 
-    /// The peer `name`, noted on first sight; `address` is where it was dialled.
+    /// The peer `name`, which is added on first use. `address` is the address at which it was dialled.
     ///
     /// # Errors
-    /// There are as many as may be, and each is in use.
+    /// The maximum number of peers is known, and each is in use.
     pub(crate) fn note_peer(&self, name: &str, address: Option<&str>) -> Result<KnownPeer, Full> {
         self.lock_peers().note(name, address, self.cluster.address(name).is_some())
     }
 
-    /// The peer `name`, which the user says is at `address`.
+    /// The peer `name`, whose address the user has set.
     pub(crate) fn name_peer(&self, name: &str, address: &str) -> Result<KnownPeer, WorkerError> {
         let named = self.lock_peers().note(name, Some(address), true);
         named.map_err(|Full { field, most }| WorkerError::Config {
             field,
             value: most.to_string(),
-            remedy: "allow more".to_owned(),
+            remedy: "allow more peers".to_owned(),
         })
     }
 
@@ -107,7 +107,7 @@ impl Node {
         self.lock_peers().at(address).cloned()
     }
 
-    /// This worker, as a peer of itself: what it has published is had without a connection.
+    /// This worker as a peer of itself. Its own publications are fetched without a connection.
     fn own_peer(&self) -> KnownPeer {
         KnownPeer::known(&self.name, &self.address, self.incarnation)
     }
@@ -135,7 +135,7 @@ impl Node {
         is_own_host && port.parse() == Ok(own.port())
     }
 
-    /// The peer with this name, if it is in the cluster or known already.
+    /// The peer with this name, if it is known or in the cluster.
     pub(crate) fn peer_by_name(&self, name: &str) -> Result<KnownPeer, WorkerError> {
         if name == self.name {
             return Ok(self.own_peer());
@@ -154,7 +154,7 @@ impl Node {
         Err(WorkerError::UnknownWorker { name: name.to_owned(), known })
     }
 
-    /// Where `peer` may be: what was learnt last, then what the cluster says.
+    /// The addresses of `peer` to try: the last known one, then the one in the cluster.
     pub(crate) fn addresses(&self, peer: &KnownPeer) -> Vec<String> {
         let learnt = peer.address();
         let of_cluster = self.cluster.address(peer.name()).map(str::to_owned);
@@ -170,7 +170,7 @@ impl Node {
         self.known_peer(name).filter(|peer| peer.live_session().is_some())
     }
 
-    /// The peer `name`, if it was met or named.
+    /// The peer `name`, if it is known.
     pub(crate) fn known_peer(&self, name: &str) -> Option<KnownPeer> {
         self.lock_peers().get(name).cloned()
     }
@@ -189,12 +189,12 @@ impl Node {
     }
 }
 
-/// Fabric kinds as they travel. 5 is not free: earlier versions use it.
+/// The numbers of fabric kinds on the wire. Earlier versions use 5 for another kind.
 const NUMBERS: [(FabricKind, u8); 4] =
     [(FabricKind::VERBS, 1), (FabricKind::SHM, 2), (FabricKind::TCP, 3), (FabricKind::SIM, 4)];
 
-/// The number of a kind that is not in the list comes from its name, and has the highest bit set. Two such kinds may have
-/// one number: then their reaches tell them apart.
+/// The number of a kind on the wire. For a kind that is not in the list it is computed from the name, with the highest
+/// bit set. If two such kinds have the same number, their reaches differ.
 pub(crate) fn fabric_number(kind: FabricKind) -> u8 {
     let known = NUMBERS.iter().find(|(known, _)| *known == kind).map(|(_, number)| *number);
     let of_name = || kind.name().bytes().fold(0_u8, |number, byte| number.wrapping_mul(31) ^ byte) | 0x80;

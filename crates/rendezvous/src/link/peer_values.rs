@@ -20,12 +20,12 @@ use crate::{
     },
 };
 
-/// What this worker has to give to one peer.
+/// The values of this worker, as one peer may request them.
 #[derive(Debug)]
 pub(crate) struct PeerValues {
     pub(crate) values: SharedValues,
     pub(crate) peer: String,
-    /// Its name, parsed; of a peer whose name is none, one that no key names.
+    /// The peer's name, parsed; empty if it is not a worker's name, so that no key matches it.
     device: DeviceName,
     pub(crate) meter: Arc<Meter>,
 }
@@ -36,7 +36,7 @@ impl PeerValues {
         Self { values: values.clone(), peer: peer.to_owned(), device, meter }
     }
 
-    /// Checks that the source of `key` is a device of this worker, and its destination one of the peer.
+    /// Checks that the source of `key` is a device of this worker and the destination a device of the peer.
     fn check_ends(&self, key: &Key) -> Result<(), Status> {
         let ends = [
             (KeyEnd::Source, key.source_device(), &self.values.device, &self.values.worker),
@@ -51,7 +51,7 @@ impl PeerValues {
         Ok(())
     }
 
-    /// Interest in a value, registered before this returns.
+    /// Takes a value. The receiver is queued before this returns.
     fn taking(
         &self,
         scope: Scope,
@@ -75,7 +75,7 @@ impl PeerValues {
             self.check_ends(&key)?;
             values.check_incarnation(&key)?;
             values.lost.status(step, &self.peer).map_or(Ok(()), Err)?;
-            // A receiver that does not wait is one that has cancelled.
+            // A request that must not wait is made with a cancelled token.
             let cancelled = matches!(scope, Scope::StepNow(_)).then(CancellationToken::new);
             cancelled.iter().for_each(CancellationToken::cancel);
             Ok((asked.take_unless(&key.table_key(), cancelled.as_ref()), key))
@@ -93,18 +93,18 @@ impl PeerValues {
     }
 }
 
-/// A value taken for one answer.
+/// A value taken to answer one request.
 #[derive(Debug)]
 pub(crate) enum Taken {
-    /// Out of a step's queue.
+    /// From the queue of a step.
     Step {
         value: TakenValue,
-        /// Its bytes, if the value itself is in a device's memory.
+        /// The copy in host memory, if the value is in device memory.
         on_host: Option<Tensor>,
-        /// Keeps the step in use, so that the value can go back.
+        /// A reference to the step, so that the value can be put back.
         step: StepRef,
     },
-    /// Shared: it stays published.
+    /// A published tensor, which stays published.
     Published(Edition),
 }
 

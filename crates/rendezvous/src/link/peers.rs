@@ -1,4 +1,4 @@
-//! The peers that a worker knows, by name and by the address they were dialled at.
+//! The peers that a worker knows, by name and by the addresses at which they were dialled.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use crate::{
     link::{known_peer::KnownPeer, session_counts::Full},
 };
 
-/// Bounded: members of the cluster can use ever new names.
+/// The known peers. Their number is limited, because members of a cluster can use new names without end.
 #[derive(Debug)]
 pub(crate) struct Peers {
     most: usize,
@@ -19,22 +19,22 @@ pub(crate) struct Peers {
 #[derive(Debug)]
 struct NotedPeer {
     peer: KnownPeer,
-    /// Grows with every peer that is noted.
+    /// Grows with every added peer.
     number: u64,
-    /// The user named it: it is of the cluster, or its address was given.
+    /// It is in the cluster, or the user has set its address.
     is_named: bool,
 }
 
 impl Peers {
-    /// Without any, for at most `most` that nobody named here.
+    /// Empty, for at most `most` peers that are not in the cluster and whose address the user has not set.
     pub(crate) fn new(most: usize) -> Self {
         Self { most, by_name: BTreeMap::new(), by_address: BTreeMap::new(), noted: 0 }
     }
 
-    /// The peer `name`, noted on first sight. `address` is where it was dialled.
+    /// The peer `name`, which is added on first use. `address` is the address at which it was dialled.
     ///
     /// # Errors
-    /// There are as many as may be, and each is in use.
+    /// The maximum is reached, and each peer is in use.
     pub(crate) fn note(
         &mut self,
         name: &str,
@@ -67,7 +67,7 @@ impl Peers {
         Ok(peer)
     }
 
-    /// Forgets the oldest peer that nobody uses; false when there is none.
+    /// Removes the oldest peer that is not in use. False if there is none.
     fn forget_one(&mut self) -> bool {
         let addresses = |peer: &KnownPeer| self.by_address.values().filter(|other| other.is(peer)).count();
         let idle = |known: &&NotedPeer| !known.is_named && known.peer.is_idle(1 + addresses(&known.peer));
@@ -87,7 +87,7 @@ impl Peers {
         self.by_name.get(name).map(|known| &known.peer)
     }
 
-    /// All of them, sorted by name.
+    /// All peers, sorted by name.
     pub(crate) fn all(&self) -> impl Iterator<Item = &KnownPeer> {
         self.by_name.values().map(|known| &known.peer)
     }

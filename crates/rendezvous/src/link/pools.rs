@@ -1,35 +1,35 @@
-//! A worker's memory.
+//! The memory pools of a worker.
 
 use std::sync::Arc;
 
 use tensorwire_memory::{MemoryError, MemoryObserver, Pool, PoolConfig, UserMemory};
 
-/// Caps of a worker's pools, in bytes.
+/// Maximum sizes of a worker's pools, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PoolCaps {
     pub(crate) source_bytes: u64,
     pub(crate) receive_bytes: u64,
     pub(crate) ring_bytes: u64,
     pub(crate) message_bytes: u64,
-    /// Of each pool that one peer's content bounces in.
+    /// Of each bounce pool.
     pub(crate) bounce_bytes: u64,
-    /// Size of the blocks in which memory is taken.
+    /// Size of the blocks in which memory is allocated.
     pub(crate) block_bytes: usize,
 }
 
-/// The pools of a worker. Sources and destinations have caps of their own, so that unsent values never starve
+/// The pools of a worker. Sources and destinations have separate maximums, so that unsent values do not starve
 /// receives.
 #[derive(Debug, Clone)]
 pub(crate) struct Pools {
-    /// What is published and sent; no remote access.
+    /// For published and sent values; no remote access.
     pub(crate) source: Pool,
-    /// Where received values stay; remote write under [`Trust::Cluster`](crate::Trust::Cluster).
+    /// For received values; remote write under [`Trust::Cluster`](crate::Trust::Cluster).
     pub(crate) receive: Pool,
-    /// Message rings under [`Trust::Cluster`](crate::Trust::Cluster); remote write.
+    /// For message rings under [`Trust::Cluster`](crate::Trust::Cluster); remote write.
     pub(crate) ring: Pool,
-    /// Encoded messages under way; no remote access.
+    /// For encoded messages that are being sent; no remote access.
     pub(crate) message: Pool,
-    /// What users have joined; no remote access.
+    /// Memory that users have joined; no remote access.
     pub(crate) user: UserMemory,
     caps: PoolCaps,
     observer: Option<Arc<dyn MemoryObserver>>,
@@ -37,7 +37,7 @@ pub(crate) struct Pools {
 
 const SMALL_BLOCK_BYTES: usize = 1 << 20;
 
-/// Of a ring pool that has one connection's rings alone.
+/// Block size of a ring pool for one connection.
 const RING_BLOCK_BYTES: usize = 64 << 10;
 
 impl Pools {
@@ -64,7 +64,7 @@ impl Pools {
         new_pool("own ring", self.caps.ring_bytes, block, self.observer.as_ref())
     }
 
-    /// A pool for the content of one connection's peer.
+    /// A bounce pool for one connection.
     pub(crate) fn bounce(&self) -> Result<Pool, MemoryError> {
         let block = self.caps.block_bytes.min(SMALL_BLOCK_BYTES);
         new_pool("bounce", self.caps.bounce_bytes, block, self.observer.as_ref())

@@ -1,4 +1,4 @@
-//! The memory that flow control is written into: the message ring, and the slots of ASK and ANSWER.
+//! The memory that a peer writes messages into: the message ring, and the slots of ASK and ANSWER.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
@@ -8,7 +8,7 @@ use tensorwire_testpoints::sync::Mutex;
 
 use crate::link::{announcer::Announcer, enclosure::Enclosure};
 
-/// Where a slot begins among the slots.
+/// The offset of a slot.
 pub(crate) fn slot_offset(slot: RecordSlot) -> u64 {
     match slot {
         RecordSlot::Ask => 0,
@@ -16,8 +16,8 @@ pub(crate) fn slot_offset(slot: RecordSlot) -> u64 {
     }
 }
 
-/// The message ring that the peer writes, and the slots beside it: lent to it for the life of the connection,
-/// except a ring that was replaced by a larger one, whose loan ends when the peer has said that it moved.
+/// The message ring and the slots that the peer writes. They are granted until the connection ends. A ring that a
+/// larger one replaces is released when the peer has confirmed the move.
 #[derive(Debug)]
 pub(crate) struct OwnRing(Mutex<LentRings>);
 
@@ -42,19 +42,19 @@ impl OwnRing {
         read(self.lock().slots.as_ref(), slot_offset(slot) as usize, into)
     }
 
-    /// Keeps a larger ring that the peer will be offered.
+    /// Stores a larger ring that will be offered to the peer.
     pub(crate) fn offer(&self, granted: Granted) {
         let mut lent = self.lock();
         if lent.ring.is_some() {
             lent.offered = Some(granted);
         } else {
-            // The connection ended meanwhile, and the peer never heard of this ring.
+            // The connection has ended, and this ring was never sent to the peer.
             drop(lent);
             take_back(granted, GrantEnd::NeverSent);
         }
     }
 
-    /// The peer's last message in the old ring has arrived: it writes the offered one from now on.
+    /// The peer's last message in the old ring has arrived, and the peer writes the offered ring from now on.
     pub(crate) fn moved(&self) {
         let old = {
             let mut lent = self.lock();
@@ -66,7 +66,7 @@ impl OwnRing {
         }
     }
 
-    /// The queue pair is destroyed and drained, or never was connected: everything goes back to its pool.
+    /// Releases all memory. The queue pair is destroyed and drained, or was never connected.
     pub(crate) fn end(&self) {
         let lent = {
             let mut lent = self.lock();
@@ -90,11 +90,11 @@ fn read(granted: Option<&Granted>, offset: usize, into: &mut [u8]) -> Result<(),
 
 fn take_back(granted: Granted, why: GrantEnd) {
     if let Err(error) = granted.end(why) {
-        log!(WARN, %error, "a message ring could not be taken back");
+        log!(WARN, %error, "a message ring could not be reclaimed");
     }
 }
 
-/// Makes larger rings for one peer.
+/// Allocates larger rings for one peer.
 #[derive(Debug)]
 pub(crate) struct RingMaker {
     pub(crate) enclosure: Arc<Enclosure>,
@@ -102,8 +102,7 @@ pub(crate) struct RingMaker {
 }
 
 impl RingMaker {
-    /// A ring that the peer may write as soon as it is told of it; `None` without memory for one, or when the
-    /// connection is over.
+    /// A ring whose region the peer has confirmed; `None` if there is no memory, or the connection has ended.
     pub(crate) async fn make(&self, ring_bytes: u32) -> Option<(Granted, Destination)> {
         let buffer = self.enclosure.ring.try_alloc(ring_bytes as usize).ok()?;
         let regions = &self.enclosure.regions;

@@ -1,4 +1,4 @@
-//! Taking sessions, and the frames of one session.
+//! Accepting sessions, and acting on the frames of a session.
 
 use std::{slice, sync::Arc, time::Duration};
 
@@ -22,14 +22,14 @@ use crate::{
     values::{end_signal::unless, published::Edition},
 };
 
-/// Entries of one page of a list; with the longest names and shapes a page stays below the frame limit.
+/// Entries in one page of a list. A page stays below the frame limit even with the longest names and shapes.
 const PAGE_ENTRIES: usize = 256;
 
-/// How much of an illegal frame is told.
+/// How many characters of an illegal frame are shown.
 const ILLEGAL_FRAME_CHARS: usize = 256;
 
 impl Node {
-    /// Takes sessions that peers open, until the worker is shut down.
+    /// Accepts sessions that peers open, until the worker is shut down.
     pub(crate) async fn accept_sessions(self: Arc<Self>) {
         let closing = self.closing.subscribe();
         loop {
@@ -44,7 +44,7 @@ impl Node {
         }
     }
 
-    /// Acts on the peer's frames until the session is over, then ends everything that was set up over it.
+    /// Acts on the peer's frames until the session ends, then closes the connections that were set up by it.
     pub(crate) async fn serve_session(
         self: Arc<Self>,
         session: Arc<Session>,
@@ -63,7 +63,7 @@ impl Node {
         {
             log!(WARN, peer, why = lost.detail, left_out, "closing the session of a misbehaving peer");
         } else {
-            log!(DEBUG, peer, why = lost.detail, "session over");
+            log!(DEBUG, peer, why = lost.detail, "session ended");
         }
         if lost.loss == PeerLoss::Goodbye {
             self.take_in(&session.up_connections(), &lost, FAREWELL).await;
@@ -82,7 +82,7 @@ impl Node {
         drop(served);
     }
 
-    /// The peer's end of one connection is over: so is this one, once what is still on its way has come.
+    /// The peer has ended a connection: closes it after data in flight has arrived.
     fn follow(self: &Arc<Self>, connection: Arc<DataConnection>, lost: Lost) {
         let is_over = connection.is_over();
         connection.expect_end(&lost);
@@ -97,8 +97,8 @@ impl Node {
         self.control_runtime.spawn("follow the peer's end", Box::pin(following));
     }
 
-    /// What the peer sent over its data connections before it left is still on its way: it closes them, and until that
-    /// has come they go on, for `limit` at most.
+    /// Waits until the peer has closed `connections`, for at most `limit`, because data that it sent before may still
+    /// be in flight.
     async fn take_in(&self, connections: &[Arc<DataConnection>], lost: &Lost, limit: Duration) {
         connections.iter().for_each(|connection| connection.expect_end(lost));
         let ends = join_all(connections.iter().map(|connection| connection.until_end()));
@@ -121,7 +121,7 @@ impl Node {
         }
     }
 
-    /// Tells the peer why this end is leaving, unless it is the peer that left.
+    /// Sends the peer the reason for the end of the session, unless the peer has ended it.
     async fn say_goodbye(&self, session: &Session, lost: &Lost) {
         let code = match lost.loss {
             PeerLoss::Gone | PeerLoss::Goodbye | PeerLoss::NameTaken | PeerLoss::StepBroken => return,
@@ -129,7 +129,7 @@ impl Node {
             PeerLoss::Unresponsive | PeerLoss::ShutDownHere => Code::Unavailable,
         };
         let goodbye = ControlFrame::Goodbye { status: Status::new(code, lost.detail.as_str()) };
-        // A peer that reads nothing would keep it waiting.
+        // The limit is for a peer that reads nothing.
         let _ = timeout(&*self.control_runtime, FAREWELL, session.send(goodbye)).await;
     }
 
@@ -148,7 +148,7 @@ impl Node {
             ControlFrame::Refused { connection, status } => session.answer(connection, Err(status)),
             ControlFrame::Disconnected { connection, status } => match session.connection(connection) {
                 Some(connection) => {
-                    let why = format!("the peer's end is over: {}", status.message);
+                    let why = format!("the peer ended the connection: {}", status.message);
                     self.follow(connection, Lost::gone(why));
                 }
                 None => session.note_disowned(connection, status.message),
@@ -172,7 +172,7 @@ impl Node {
             ControlFrame::ListRequest { request, after, with_checksums } => {
                 let room = session.begin_list()?;
                 let (node, session) = (self.clone(), session.clone());
-                // Checksums of many bytes take a while, and pings are to be answered meanwhile.
+                // Made by a separate task, so that pings are answered while checksums are computed.
                 let listing = async move {
                     let _turn = session.list_turn().await;
                     if !session.is_over() {
@@ -193,7 +193,7 @@ impl Node {
             ControlFrame::Pong { nonce } => session.pong(nonce),
             ControlFrame::Goodbye { status } => return Err(farewell(&status)),
             other => {
-                // Some kinds name what the peer chose, which may be long.
+                // Cut, because the peer chooses the content of some frames.
                 let frame: String = format!("{other:?}").chars().take(ILLEGAL_FRAME_CHARS).collect();
                 return Err(Lost::misbehaved(format!("the peer sent a frame that is illegal now: {frame}")));
             }
@@ -201,14 +201,14 @@ impl Node {
         Ok(())
     }
 
-    /// The page of this worker's list that comes after the name `after`.
+    /// The page of this worker's list that follows the name `after`.
     pub(crate) async fn list_page(&self, after: Option<&str>, with_checksums: bool) -> ListPage {
         let mut page = self.values.published.page(after, PAGE_ENTRIES + 1);
         let more = page.len() > PAGE_ENTRIES;
         page.truncate(PAGE_ENTRIES);
         let mut entries = Vec::with_capacity(page.len());
         for (name, Edition { version, tensor }) in page {
-            // Remembered beside the tensor, so that a peer that asks again and again costs one pass over the bytes.
+            // Stored with the tensor, so that repeated requests cost one pass over the bytes.
             let checksum = match with_checksums {
                 true => tensor.checksums().unwrap_or_default().sum(Validation::Xxh3, tensor.bytes()).await,
                 false => None,
@@ -227,5 +227,5 @@ fn farewell(status: &Status) -> Lost {
     if status.code == Code::AlreadyExists {
         return Lost::new(PeerLoss::NameTaken, status.message.as_str());
     }
-    Lost::new(PeerLoss::Goodbye, format!("the peer said goodbye: {status}"))
+    Lost::new(PeerLoss::Goodbye, format!("the peer sent a goodbye: {status}"))
 }

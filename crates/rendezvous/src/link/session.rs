@@ -1,4 +1,4 @@
-//! One control session: who the peer is, what it announces, and the data connections set up over it.
+//! One control session: the peer's identity, its regions, and the data connections that are set up by the session.
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -29,7 +29,7 @@ use crate::{
     },
 };
 
-/// What the peer answered to a Connect.
+/// The peer's answer to a Connect.
 pub(crate) type ConnectAnswer = Result<Connect, Status>;
 /// One page of the peer's list.
 pub(crate) struct ListPage {
@@ -37,11 +37,11 @@ pub(crate) struct ListPage {
     pub(crate) more: bool,
 }
 
-/// Connection numbers of the end that accepted the session have this bit set, so that both ends may choose
-/// numbers without asking.
+/// Set in connection numbers that the accepting side of the session chooses, so that both sides can choose numbers
+/// independently.
 const ACCEPTED: u32 = 1 << 31;
 
-/// Requests for a list that may be unanswered at once on one session, in each direction.
+/// Maximum number of unanswered list requests on one session, in each direction.
 const LISTS_MAX: usize = 64;
 
 /// An authenticated control session.
@@ -49,17 +49,17 @@ const LISTS_MAX: usize = 64;
 pub(crate) struct Session {
     pub(crate) peer: Introduction,
     addresses: Option<Addresses>,
-    /// `None` once this end has hung up.
+    /// `None` once the outgoing direction was ended.
     sender: Mutex<Option<Arc<dyn FrameSender>>>,
     dialled: bool,
-    /// Frames that came.
+    /// The number of received frames.
     frames: AtomicU64,
     ended: watch::Sender<bool>,
-    /// Lists that the peer waits for.
+    /// Limits the lists that the peer requests.
     lists_served: Arc<Semaphore>,
-    /// Of the peer's sessions together.
+    /// Shared by all sessions with the peer.
     connections: Arc<Connections>,
-    /// One page is made and sent at a time: a peer that asks for many and reads none holds one.
+    /// One page is made and sent at a time, so that a peer that requests many and reads none uses the memory of one.
     list_turn: Semaphore,
     state: Mutex<SessionState>,
 }
@@ -71,12 +71,12 @@ struct SessionState {
     connections: BTreeMap<u32, OpenConnection>,
     connects: BTreeMap<u32, oneshot::Sender<ConnectAnswer>>,
     lists: BTreeMap<u32, oneshot::Sender<ListPage>>,
-    /// By their numbers, pings whose answers are waited for.
+    /// Unanswered pings whose answers a task waits for, by their numbers.
     pings: BTreeMap<u64, oneshot::Sender<()>>,
 }
 
 impl SessionState {
-    /// Connections that are over end by themselves, and no longer count.
+    /// Removes connections that have failed. They end by themselves.
     fn forget_ended(&mut self) {
         self.connections
             .retain(|_, entry| !matches!(&entry.stage, Stage::Up(connection) if connection.is_over()));
@@ -92,12 +92,12 @@ struct OpenConnection {
 
 #[derive(Debug)]
 enum Stage {
-    /// Being set up; regions announced meanwhile wait here.
+    /// Being set up, with the regions that the peer has announced so far.
     Opening(Vec<RegionRecord>, Disowned),
     Up(Arc<DataConnection>),
 }
 
-/// Both sides of where it is told that the peer could not set a connection up, and why.
+/// A channel for the reason why the peer could not set up a connection.
 #[derive(Debug)]
 struct Disowned {
     tell: Option<oneshot::Sender<String>>,
@@ -143,22 +143,22 @@ impl Session {
         self.addresses.map(|addresses| addresses.peer.ip())
     }
 
-    /// Whether this end has dialled the peer.
+    /// Whether this worker dialled the peer.
     pub(crate) fn is_dialled(&self) -> bool {
         self.dialled
     }
 
-    /// The address that this end has dialled the peer at, if it has.
+    /// The address at which this worker dialled the peer, if it did.
     pub(crate) fn dialled_at(&self) -> Option<SocketAddr> {
         self.addresses.filter(|_| self.dialled).map(|addresses| addresses.peer)
     }
 
-    /// Where the peer is, for people.
+    /// The peer's address, for error messages.
     pub(crate) fn whereabouts(&self) -> String {
         whereabouts(&self.peer, self.addresses)
     }
 
-    /// Where the peer says that it listens, as this end can dial it.
+    /// The peer's announced listen address, in a form that this worker can dial.
     pub(crate) fn listen_address(&self) -> Option<String> {
         let address = self.peer.listen_address.as_ref()?;
         let Ok(listens) = address.parse::<SocketAddr>() else { return Some(address.clone()) };
@@ -172,7 +172,7 @@ impl Session {
         self.lock().over.is_some()
     }
 
-    /// Why it is over.
+    /// Why the session ended.
     pub(crate) fn lost(&self) -> Lost {
         self.lock().over.clone().unwrap_or_else(|| Lost::gone("the control session is over"))
     }
@@ -181,7 +181,7 @@ impl Session {
         self.lost().detail
     }
 
-    /// Turns true when the session is over.
+    /// A receiver that becomes true when the session ends.
     pub(crate) fn ended(&self) -> watch::Receiver<bool> {
         self.ended.subscribe()
     }
@@ -195,8 +195,8 @@ impl Session {
         frame.map_err(|error| Lost::misbehaved(format!("the peer broke the control protocol: {error}")))
     }
 
-    /// Grows with everything that shows that the peer's process runs: frames, arrivals, and bytes that it wrote
-    /// here. Completions of own writes are none: the peer's kernel or adapter gives them without its process.
+    /// Grows with every sign that the peer's process runs: frames, arrivals, and bytes that it wrote. Completions of
+    /// this worker's own writes do not count, because the peer's kernel or adapter produces them without its process.
     pub(crate) fn signs_of_life(&self) -> u64 {
         let state = self.lock();
         let up = state.connections.values().filter_map(|entry| match &entry.stage {
@@ -211,19 +211,19 @@ impl Session {
         self.sender()?.send(frame.encode()).await
     }
 
-    /// What sends on this session, for as long as it is not hung up.
+    /// The sender, unless the outgoing direction was ended.
     pub(crate) fn sender(&self) -> Result<Arc<dyn FrameSender>, ControlError> {
         let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner).clone();
         sender.ok_or_else(|| ControlError::Lost { detail: self.why_over() })
     }
 
-    /// Ends this end's direction of a session that is over. The peer waits for that before its own end is done, so
-    /// a session that is only remembered would hold up the peer's shutdown.
+    /// Ends the outgoing direction of a session that has ended. The peer waits for this, so a session that is merely
+    /// still referenced would delay the peer's shutdown.
     pub(crate) fn hang_up(&self) {
         self.sender.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
-    /// A number for a connection that this end sets up; its entry waits for regions.
+    /// Registers a connection that this worker sets up. Returns its number, and the receiver of the peer's answer.
     pub(crate) fn open(&self) -> Result<(u32, oneshot::Receiver<ConnectAnswer>), String> {
         let (answer, answered) = oneshot::channel();
         let mut state = self.lock();
@@ -238,28 +238,29 @@ impl Session {
         Ok((number, answered))
     }
 
-    /// Notes a connection that the peer sets up.
+    /// Registers a connection that the peer sets up.
     ///
     /// # Errors
-    /// The number is in use, or the peer has as many connections as it may.
+    /// The number is in use, or the peer has the maximum number of connections.
     pub(crate) fn open_for_peer(&self, number: u32) -> Result<(), Status> {
         let mut state = self.lock();
         state.forget_ended();
         let ours = (number & ACCEPTED == 0) == self.dialled;
         if ours || state.connections.contains_key(&number) {
-            let message =
-                format!("connection number {number} cannot be used: it is taken, or this end's to give");
+            let message = format!(
+                "connection number {number} cannot be used: it is in use, or reserved for the other side"
+            );
             return Err(Status::new(Code::InvalidArgument, message));
         }
         if state.connections.len() >= CONNECTIONS_MAX {
             let message =
-                format!("{CONNECTIONS_MAX} data connections of this session are open: end some first");
+                format!("{CONNECTIONS_MAX} data connections of this session are open: close some first");
             return Err(Status::new(Code::ResourceExhausted, message));
         }
         let Some(_counted) = self.connections.count_unless_full() else {
             let (peer, most) = (&self.peer.worker, self.connections.most());
             let message = format!(
-                "{most} data connections with {peer} are open: end some first, or allow more with the setting \
+                "{most} data connections with {peer} are open: close some first, or allow more with the setting \
                  `connections_per_peer_max`"
             );
             return Err(Status::new(Code::ResourceExhausted, message));
@@ -268,10 +269,10 @@ impl Session {
         Ok(())
     }
 
-    /// The connection is up: gives the regions that were announced meanwhile, which the caller confirms.
+    /// Marks a connection as up. Returns the regions that the peer has announced so far, for the caller to confirm.
     ///
     /// # Errors
-    /// Why the session is over; the caller closes the connection then.
+    /// Why the session or the connection has ended. Then the caller closes the connection.
     pub(crate) fn up(&self, number: u32, connection: &Arc<DataConnection>) -> Result<Vec<u32>, String> {
         let mut state = self.lock();
         if let Some(why) = &state.over {
@@ -286,8 +287,8 @@ impl Session {
         Ok(waiting.iter().map(|record| record.region).collect())
     }
 
-    /// Why the peer could not set up the connection with this number, once it says so. Never, if that was asked before or the
-    /// connection is not being set up.
+    /// Waits until the peer reports that it could not set up the connection, and returns the reason. Never completes
+    /// for a connection that is not being set up, or on a second call.
     pub(crate) async fn disowned(&self, number: u32) -> String {
         let told = match self.lock().connections.get_mut(&number).map(|entry| &mut entry.stage) {
             Some(Stage::Opening(_, disowned)) => disowned.told.take(),
@@ -296,14 +297,14 @@ impl Session {
         match told {
             Some(told) => match told.await {
                 Ok(why) => why,
-                // The session has forgotten the connection.
+                // The connection was removed.
                 Err(_) => std::future::pending().await,
             },
             None => std::future::pending().await,
         }
     }
 
-    /// The peer could not set up the connection with this number.
+    /// Stores the peer's report that it could not set up the connection.
     pub(crate) fn note_disowned(&self, number: u32, why: String) {
         if let Some(Stage::Opening(_, disowned)) =
             self.lock().connections.get_mut(&number).map(|entry| &mut entry.stage)
@@ -313,7 +314,7 @@ impl Session {
         }
     }
 
-    /// The connection was not set up, or is over.
+    /// Removes a connection that was not set up or has ended.
     pub(crate) fn forget(&self, number: u32) {
         let mut state = self.lock();
         state.connections.remove(&number);
@@ -329,17 +330,17 @@ impl Session {
         })
     }
 
-    /// The peer answered a Connect.
+    /// Stores the peer's answer to a Connect.
     pub(crate) fn answer(&self, number: u32, answer: ConnectAnswer) {
         if let Some(waiting) = self.lock().connects.remove(&number) {
             let _ = waiting.send(answer);
         }
     }
 
-    /// A region of the peer for connection `number`; true when it can be confirmed now.
+    /// Adds a region of the peer to connection `number`. True if it can be confirmed now.
     ///
     /// # Errors
-    /// The peer has announced more than it may.
+    /// The peer has announced too many regions.
     pub(crate) fn add_region(&self, number: u32, record: RegionRecord) -> Result<bool, Lost> {
         let mut state = self.lock();
         let known = match state.connections.get(&number).map(|entry| &entry.stage) {
@@ -385,7 +386,7 @@ impl Session {
         }
     }
 
-    /// Where it will be told that the peer has answered the ping with this number.
+    /// A receiver for the answer to the ping with this number.
     pub(crate) fn expect_pong(&self, nonce: u64) -> oneshot::Receiver<()> {
         let (give, answered) = oneshot::channel();
         let mut state = self.lock();
@@ -394,14 +395,14 @@ impl Session {
         answered
     }
 
-    /// The peer answered a ping.
+    /// Stores the answer to a ping.
     pub(crate) fn pong(&self, nonce: u64) {
         if let Some(waiting) = self.lock().pings.remove(&nonce) {
             let _ = waiting.send(());
         }
     }
 
-    /// A number for a list request, and where its page will come.
+    /// A number for a list request, and the receiver of the page.
     pub(crate) fn ask_list(&self) -> Result<(u32, oneshot::Receiver<ListPage>), String> {
         let (give, page) = oneshot::channel();
         let mut state = self.lock();
@@ -417,7 +418,7 @@ impl Session {
         Ok((number, page))
     }
 
-    /// Room to make one list for the peer, which asks for no more than a peer may.
+    /// Counts a list request of the peer. Fails if the peer has too many unanswered ones.
     pub(crate) fn begin_list(&self) -> Result<OwnedSemaphorePermit, Lost> {
         let room = self.lists_served.clone().try_acquire_owned();
         room.map_err(|_| {
@@ -425,30 +426,30 @@ impl Session {
         })
     }
 
-    /// Waits until no other list is on its way to the peer over this session.
+    /// Waits until no other page is being made or sent on this session.
     pub(crate) async fn list_turn(&self) -> Option<SemaphorePermit<'_>> {
         self.list_turn.acquire().await.ok()
     }
 
-    /// What the peer's sessions share.
+    /// The state that all sessions with the peer share.
     pub(crate) fn connections(&self) -> &Connections {
         &self.connections
     }
 
-    /// A page of the peer's list.
+    /// Stores a page of the peer's list.
     pub(crate) fn give_list(&self, request: u32, page: ListPage) {
         if let Some(waiting) = self.lock().lists.remove(&request) {
             let _ = waiting.send(page);
         }
     }
 
-    /// Makes whoever serves the session end it, for this reason.
+    /// Lets the task that serves the session end it, for this reason.
     pub(crate) fn condemn(&self, why: Lost) {
         self.lock().over.get_or_insert(why);
         self.ended.send_replace(true);
     }
 
-    /// Ends the session and every transfer over it. The first reason stays.
+    /// Ends the session and every transfer of its connections. The first reason is used.
     pub(crate) fn fail(&self, why: &Lost) -> Vec<Arc<DataConnection>> {
         self.condemn(why.clone());
         let connections = {
@@ -475,7 +476,7 @@ impl Session {
     }
 }
 
-/// Where a worker is, for people: where it listens, and on which host if that does not tell.
+/// The address of a worker, for error messages: its listen address, with the host if that is a loopback address.
 pub(crate) fn whereabouts(worker: &Introduction, addresses: Option<Addresses>) -> String {
     let host = addresses.map(|addresses| addresses.peer.ip());
     let Some(listens) = &worker.listen_address else {
@@ -488,5 +489,5 @@ pub(crate) fn whereabouts(worker: &Introduction, addresses: Option<Addresses>) -
     }
 }
 
-/// Data connections that one session may have at once.
+/// Maximum number of data connections of one session.
 const CONNECTIONS_MAX: usize = 16;

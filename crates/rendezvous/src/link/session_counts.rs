@@ -1,4 +1,4 @@
-//! How many control sessions are served, in all and of each peer.
+//! Counts and limits of open sessions and connections.
 
 use std::{
     collections::BTreeMap,
@@ -10,30 +10,30 @@ use std::{
 
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
-/// The most sessions that may be open at once.
+/// Maximum numbers of open sessions and connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SessionCaps {
     pub(crate) in_all: usize,
     pub(crate) of_a_peer: usize,
-    /// Data connections that one peer may have set up, over all of its sessions.
+    /// Data connections that one peer has set up, over all of its sessions.
     pub(crate) connections_of_a_peer: usize,
 }
 
-/// Why one more session is refused.
+/// The limit that a further session or peer exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Full {
-    /// The setting that allows more.
+    /// The setting.
     pub(crate) field: &'static str,
     /// Its value.
     pub(crate) most: usize,
 }
 
 impl Full {
-    /// What there is no room for with `peer`, and the remedy.
+    /// The error text for `peer`.
     pub(crate) fn remedy(self, peer: &str) -> String {
         let Self { field, most } = self;
         let what = match field {
-            "peers_max" => "other peers are connected or in use".to_owned(),
+            "peers_max" => "other peers are in use".to_owned(),
             "sessions_max" => "sessions are open".to_owned(),
             _ => format!("sessions with {peer} are open"),
         };
@@ -41,7 +41,7 @@ impl Full {
     }
 }
 
-/// The data connections of one peer, over all of its sessions, and its turn to be given a list.
+/// The state shared by all sessions with one peer: its data connections, and a permit to make list pages.
 #[derive(Debug)]
 pub(crate) struct Connections {
     open: AtomicUsize,
@@ -49,7 +49,7 @@ pub(crate) struct Connections {
     listing: Semaphore,
 }
 
-/// A data connection that counts until this is dropped.
+/// A counted data connection, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Counted(Arc<Connections>);
 
@@ -58,24 +58,24 @@ impl Connections {
         Arc::new(Self { open: AtomicUsize::new(0), most, listing: Semaphore::new(1) })
     }
 
-    /// Waits until no page of a list is being made for the peer. With many sessions it gets no more of this worker's
-    /// time than with one. Hold it while the page is made, not while it is sent.
+    /// Waits until no list page is being made for the peer, so that a peer with many sessions gets no more processing
+    /// time than one with a single session. Hold the permit while the page is made, not while it is sent.
     pub(crate) async fn listing_turn(&self) -> Option<SemaphorePermit<'_>> {
         self.listing.acquire().await.ok()
     }
 
-    /// How many the peer may set up.
+    /// How many connections the peer may set up.
     pub(crate) fn most(&self) -> usize {
         self.most
     }
 
-    /// Counts one that this worker sets up.
+    /// Counts a connection that this worker sets up.
     pub(crate) fn count(self: &Arc<Self>) -> Counted {
         self.open.fetch_add(1, Ordering::Relaxed);
         Counted(self.clone())
     }
 
-    /// Counts one that the peer sets up, if there are fewer than may be.
+    /// Counts a connection that the peer sets up, unless the maximum is reached.
     pub(crate) fn count_unless_full(self: &Arc<Self>) -> Option<Counted> {
         let more = |open: usize| (open < self.most).then_some(open + 1);
         let counted = self.open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
@@ -89,18 +89,18 @@ impl Drop for Counted {
     }
 }
 
-/// What is open with one peer.
+/// The open sessions and connections of one peer.
 #[derive(Debug)]
 struct OfPeer {
     sessions: usize,
     connections: Arc<Connections>,
 }
 
-/// The sessions that are open.
+/// The open sessions.
 #[derive(Debug, Default)]
 struct SessionCounts {
     in_all: usize,
-    /// Without those that have none, so that names which come and go take no memory.
+    /// Peers without sessions are removed, so that names which are no longer used take no memory.
     of_peers: BTreeMap<String, OfPeer>,
 }
 
@@ -135,14 +135,14 @@ impl SessionCounts {
     }
 }
 
-/// Counts the sessions that are served, within caps.
+/// Counts open sessions, and enforces the limits.
 #[derive(Debug)]
 pub(crate) struct SessionCounter {
     counts: watch::Sender<SessionCounts>,
     caps: SessionCaps,
 }
 
-/// A session that counts as served until this is dropped.
+/// A counted session, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Served {
     counter: Arc<SessionCounter>,
@@ -151,7 +151,7 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Of all sessions with its peer.
+    /// The state shared by all sessions with the peer.
     pub(crate) fn connections(&self) -> Arc<Connections> {
         self.connections.clone()
     }
@@ -168,7 +168,7 @@ impl SessionCounter {
         Arc::new(Self { counts: watch::Sender::new(SessionCounts::default()), caps })
     }
 
-    /// Counts one more session with `peer`, unless there are as many as may be.
+    /// Counts a session with `peer`, unless a limit is reached.
     pub(crate) fn serve_one(self: &Arc<Self>, peer: &str) -> Result<Served, Full> {
         let mut counted = None;
         self.counts.send_if_modified(|counts| match counts.add(peer, self.caps) {
@@ -186,12 +186,12 @@ impl SessionCounter {
         counted.unwrap_or(Err(Full { field: "sessions_max", most: self.caps.in_all }))
     }
 
-    /// How many are served now.
+    /// The number of open sessions.
     pub(crate) fn in_all(&self) -> usize {
         self.counts.borrow().in_all
     }
 
-    /// Waits until no session is served.
+    /// Waits until no session is open.
     pub(crate) async fn none_served(&self) {
         // The sender lives in `self`, so waiting cannot fail.
         let _ = self.counts.subscribe().wait_for(SessionCounts::is_none).await;

@@ -1,4 +1,4 @@
-//! Setting up sessions, from both ends.
+//! Setting up sessions, dialled and accepted.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ use crate::{
     },
 };
 
-/// Whom the user has named, where TLS can prove it.
+/// What the user has specified, so that TLS can verify it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Meant {
-    /// A worker; who answers is held against its name.
+pub(crate) enum Verify {
+    /// A worker name; the name that the peer proves must be this one.
     Worker,
-    /// An address, and nothing more.
+    /// Only an address; the certificate must be valid for its host.
     Host,
 }
 
@@ -36,17 +36,18 @@ impl Node {
         }
         let mut failed = None;
         for address in self.addresses(peer) {
-            let failure = match self.meet(&address, Meant::Worker).await {
+            let failure = match self.meet(&address, Verify::Worker).await {
                 Ok((session, them)) if them.worker == peer.name() => {
                     let begun = self.begin_session(session, them, Some(&address)).await;
                     return begun.map(|(session, _)| session);
                 }
-                // The session ends here: who tells wrong addresses must not make two others meet again and again.
+                // The session is dropped: a wrong address, which another worker may have announced, must not cause
+                // sessions between two workers that did not ask for them.
                 Ok((_, them)) => WorkerError::Config {
                     field: "cluster",
                     value: format!("{} at {address}", peer.name()),
                     remedy: format!(
-                        "the worker there is {}; correct the cluster's addresses, or tell where the peer is with \
+                        "the worker there is {}; correct the address in the cluster, or set the peer's address with \
                          Worker::set_address",
                         them.worker
                     ),
@@ -55,34 +56,31 @@ impl Node {
             };
             failed.get_or_insert(failure);
         }
-        Err(failed.unwrap_or_else(|| WorkerError::UnknownWorker {
-            name: peer.name().to_owned(),
-            known: "it connected from an address that nobody told".to_owned(),
-        }))
+        Err(failed.unwrap_or_else(|| WorkerError::NoAddress { peer: peer.name().to_owned() }))
     }
 
-    /// Opens a session to `address`, proves the secret, and learns who is there.
+    /// Opens a session to `address`: connects, proves the secret, and learns the peer's identity.
     pub(crate) async fn dial(
         self: &Arc<Self>,
         address: &str,
-        meant: Meant,
+        verify: Verify,
     ) -> Result<(Arc<Session>, KnownPeer), WorkerError> {
-        let (session, them) = self.meet(address, meant).await?;
+        let (session, them) = self.meet(address, verify).await?;
         self.begin_session(session, them, Some(address)).await
     }
 
-    /// Dials `address`, proves the secret, and learns who is there.
+    /// Connects to `address`, proves the secret, and learns the peer's identity.
     async fn meet(
         &self,
         address: &str,
-        meant: Meant,
+        verify: Verify,
     ) -> Result<(ControlSession, handshake::Introduction), WorkerError> {
         if self.is_closing() {
             return Err(WorkerError::ShutDown);
         }
         let (secret, handed_over_at) = self.secret_for(address).await?;
         let mut session = self.control.dial(handed_over_at.as_deref().unwrap_or(address)).await?;
-        if let (Meant::Host, Some(proven)) = (meant, session.sender.proven()) {
+        if let (Verify::Host, Some(proven)) = (verify, session.sender.proven()) {
             let address = address.to_owned();
             proven.check_host().map_err(|detail| ControlError::Tls { address, detail })?;
         }
@@ -93,14 +91,15 @@ impl Node {
         Ok((session, them))
     }
 
-    /// What to prove to the worker at `address`, and where alone that may be done, if it was handed over.
+    /// The secret for the worker at `address`. If that worker handed it over, also the only address at which it may be
+    /// used.
     async fn secret_for(&self, address: &str) -> Result<(Option<Secret>, Option<String>), ControlError> {
         if self.secret.is_some() {
             return Ok((self.secret.clone(), None));
         }
         let asked = self.control.ambient_secret(address).await;
         if let Err(ControlError::NoSecret { .. }) = &asked {
-            // A worker that is not running is reported as that.
+            // If the worker is not running, this returns that error instead.
             self.control.dial(address).await?;
         }
         let secret = asked?;
@@ -158,7 +157,8 @@ impl Node {
             self.refuse(sender, receiver, Status::new(Code::AlreadyExists, detail.as_str()));
             return Err(WorkerError::NameTaken { name, detail });
         }
-        // Only now: where a worker was dialled that is refused, this peer is not. It is noted, so there is room for it.
+        // The address is stored only after the name was claimed, because a refused worker's address is not this peer's.
+        // The peer is already known, so this cannot exceed the limit.
         let peer = self.note_peer(&name, dialled).unwrap_or(peer);
         self.met.notify_waiters();
         let serving = self.clone().serve_session(session.clone(), receiver, served);
@@ -167,11 +167,11 @@ impl Node {
         Ok((session, peer))
     }
 
-    /// Notes the session as one of the peer's, unless another worker has its name and answers. One that does not is dead,
-    /// stopped or cut off: the peer takes its place.
+    /// Adds the session to the peer, unless another worker has its name and answers. A worker that does not answer is
+    /// dead, stopped or unreachable, and the new one replaces it.
     ///
     /// # Errors
-    /// Where both are, and what to do.
+    /// The addresses of both workers, and what to do.
     async fn claim_name(
         &self,
         peer: &KnownPeer,
@@ -183,20 +183,21 @@ impl Node {
             if self.answers(&holder).await {
                 return Err(name_taken(&holder.whereabouts(), &newcomer));
             }
-            let detail =
-                format!("it did not answer when another life of it connected, which is at {newcomer}");
+            let detail = format!(
+                "it did not answer when another worker of its name connected, which is at {newcomer}"
+            );
             holder.condemn(Lost::new(PeerLoss::Unresponsive, detail));
         }
         Ok(())
     }
 
-    /// That `peer` refused this worker because of its name, if that was lately.
+    /// The error for a peer that has refused this worker because of its name within the last second.
     pub(crate) fn name_taken(&self, peer: &KnownPeer) -> Option<WorkerError> {
         let detail = peer.refusal(self.runtime.now())?;
         Some(WorkerError::NameTaken { name: self.name.clone(), detail })
     }
 
-    /// Ends a session that has not begun, and tells the peer why.
+    /// Refuses a session, and sends the peer the reason.
     fn refuse(
         self: &Arc<Self>,
         sender: Arc<dyn FrameSender>,
@@ -213,10 +214,10 @@ impl Node {
     }
 }
 
-/// Why a worker is refused whose name another one has.
+/// The error text for two workers of the same name.
 fn name_taken(holder: &str, newcomer: &str) -> String {
     format!(
-        "the worker at {holder} has it and answers, so the one at {newcomer} is refused; stop one of them, or give each a \
-         name of its own: a client needs none"
+        "the worker at {holder} has it and answers, so the one at {newcomer} is refused; stop one of them, or give each its \
+         own name (a client needs none)"
     )
 }

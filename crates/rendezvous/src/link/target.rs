@@ -1,4 +1,4 @@
-//! Receiving into a buffer of the user's.
+//! Receiving into a user's buffer.
 
 use std::{
     pin::pin,
@@ -23,10 +23,10 @@ use crate::{
     },
 };
 
-/// What a value is received into.
+/// A user's buffer for one receive.
 #[derive(Debug)]
 pub(crate) struct Target {
-    /// Any if it is `None`.
+    /// The accepted element type; `None` for any.
     dtype: Option<DataType>,
     length: usize,
     state: Mutex<TargetState>,
@@ -34,11 +34,11 @@ pub(crate) struct Target {
 
 #[derive(Debug)]
 struct TargetState {
-    /// Here, unless it is lent or has been handed on.
+    /// `None` while it is granted to the peer, and after it was returned.
     buffer: Option<BufMut>,
-    /// Under which it is lent.
+    /// The grant of the buffer.
     lent: Option<GrantId>,
-    /// A value that does not go into it.
+    /// The metadata of a value that does not fit.
     refused: Option<Metadata>,
 }
 
@@ -54,7 +54,7 @@ impl Target {
         self.dtype.is_none_or(|dtype| metadata.dtype == dtype) && metadata.byte_length <= self.length as u64
     }
 
-    /// The error for a value that was refused, if one was.
+    /// The error for a refused value, if one was refused.
     pub(crate) fn mismatch(&self, transfer: &TransferName) -> Option<WorkerError> {
         self.lock().refused.take().map(|metadata| self.refusal(transfer, &metadata))
     }
@@ -67,7 +67,7 @@ impl Target {
                 field: "element type",
                 expected: dtype.to_string(),
                 found: metadata.dtype.to_string(),
-                remedy: "name the element type that is sent",
+                remedy: "use the element type that is sent",
             };
         }
         WorkerError::Mismatch {
@@ -75,11 +75,12 @@ impl Target {
             field: "length",
             expected: format!("at most {} bytes", self.length),
             found: format!("{} bytes", metadata.byte_length),
-            remedy: "give a buffer that is as long",
+            remedy: "give a longer buffer",
         }
     }
 
-    /// Brings a value of a peer into the buffer, if it is not there yet. What does not fit is not lost.
+    /// Moves a received value of a peer into the buffer, with a copy if it lies elsewhere. A value that does not fit is
+    /// not lost.
     pub(crate) async fn fill(
         &self,
         transfer: &TransferName,
@@ -94,8 +95,8 @@ impl Target {
         if let Some(Lent::Granted { .. }) = lent
             && self.lock().buffer.is_none()
         {
-            // It lies in the buffer; or in that of an earlier receive, whose value this one got while its own buffer
-            // was with the peer, where it goes back to its pool.
+            // The value lies in the buffer; or in the buffer of an earlier, dropped receive whose value this one got.
+            // In the second case, this receive's own buffer is still granted, and returns to its pool later.
             let Some(Lent::Granted { granted, .. }) = held.take().and_then(|received| received.lent) else {
                 return Err(WorkerError::handed_out());
             };
@@ -115,7 +116,7 @@ impl Target {
         Ok((metadata, buffer))
     }
 
-    /// As [`fill`](Self::fill), with a value whose bytes are elsewhere in this process.
+    /// As [`fill`](Self::fill), with bytes of a value of this worker.
     pub(crate) async fn fill_with(
         &self,
         transfer: &TransferName,
@@ -134,7 +135,8 @@ impl Target {
         Ok((metadata.clone(), buffer))
     }
 
-    /// Copies a value's bytes into the buffer, which stays here meanwhile.
+    /// Copies a value's bytes into the buffer. The buffer stays in `self`, so that it is not lost if the future is
+    /// dropped.
     async fn copy(
         &self,
         metadata: &Metadata,
@@ -154,7 +156,7 @@ impl Target {
         Ok(())
     }
 
-    /// The buffer, if it is here.
+    /// Takes the buffer, unless it is granted to the peer.
     pub(crate) fn take(&self) -> Option<BufMut> {
         self.lock().buffer.take()
     }
@@ -164,7 +166,7 @@ impl Target {
     }
 }
 
-/// Copies bytes of a value that has come.
+/// Copies bytes of a received value.
 fn read(lent: Option<&Lent>, offset: usize, into: &mut [u8]) -> Result<(), MemoryError> {
     match lent {
         Some(Lent::Granted { granted, .. } | Lent::Bouncing { exposed: granted, .. }) => {
@@ -178,18 +180,19 @@ fn read(lent: Option<&Lent>, offset: usize, into: &mut [u8]) -> Result<(), Memor
     }
 }
 
-/// Gives a [`Target`]'s buffer as the destination if the peer may write its block, or to be copied to where content bounces;
-/// else memory of the receive pool.
+/// Allocates a [`Target`]'s buffer as the destination if the peer may write its block, or as the private memory of
+/// bouncing content; otherwise memory of the receive pool.
 #[derive(Debug)]
 pub(crate) struct TargetAllocator<'receive> {
     pub(crate) receive: &'receive ReceiveAllocator,
     pub(crate) target: &'receive Target,
-    /// Contents are validated, for which they must not change: they are copied after that.
+    /// Contents are validated. The content must not change afterwards, so it is validated in other memory and then
+    /// copied.
     pub(crate) is_validated: bool,
 }
 
 impl TargetAllocator<'_> {
-    /// The region of the buffer, if it is here and in one, and may be lent.
+    /// The region of the buffer, if it may be granted to the peer.
     fn region(&self) -> Option<RemoteRegion> {
         let state = self.target.lock();
         if self.is_validated {
@@ -198,19 +201,20 @@ impl TargetAllocator<'_> {
         state.buffer.as_ref()?.block().and_then(|block| self.receive.enclosure.regions.get(block.id()))
     }
 
-    /// Lends the buffer, once the peer has confirmed its region. It stays here until then.
+    /// Grants the buffer after the peer has confirmed its region. Until then the buffer stays in the target.
     async fn lend(&self, region: RemoteRegion) -> Result<Option<(Lent, Destination)>, Status> {
         self.receive.confirm(region).await?;
         Ok(self.lend_as(region, |buffer| Room { exposed: buffer, private: None }))
     }
 
-    /// As [`lend`](Self::lend), of `exposed`, out of which the value goes into the buffer.
+    /// Grants `exposed`, from which the value is copied into the buffer.
     async fn lend_bouncing(&self, exposed: BufMut) -> Result<Option<(Lent, Destination)>, Status> {
         let region = self.receive.confirmed(&exposed).await?;
         Ok(self.lend_as(region, |buffer| Room { exposed, private: Some(buffer) }))
     }
 
-    /// Lends what `room` makes of the buffer, if that is here; `region` is that of what the peer may write.
+    /// Grants the memory that `room` makes of the buffer; `region` is the region of the exposed memory. `None` if the
+    /// buffer is already granted.
     fn lend_as(
         &self,
         region: RemoteRegion,
@@ -222,7 +226,7 @@ impl TargetAllocator<'_> {
         Some((lent, destination))
     }
 
-    /// Bytes to take for a value that bounces and is copied into the buffer; `None` if it can't be.
+    /// The length of the bounce memory for a value that is copied into the buffer; `None` if it cannot be.
     fn bounced(&self, metadata: &Metadata) -> Result<Option<usize>, Status> {
         if self.is_validated || !self.receive.enclosure.is_bouncing() {
             return Ok(None);
@@ -241,7 +245,7 @@ impl Allocator for TargetAllocator<'_> {
             return Ok(());
         }
         state.refused = Some(metadata.clone());
-        Err(Status::new(Code::InvalidArgument, "the value does not go into the buffer"))
+        Err(Status::new(Code::InvalidArgument, "the value does not fit the buffer"))
     }
 
     fn take_back(&self, lent: Lent, end: LentEnd) -> Option<Lent> {
@@ -298,7 +302,7 @@ impl Allocator for TargetAllocator<'_> {
         };
         match lent {
             Poll::Ready(lent) => lent,
-            // Waiting for the peer to confirm the region would delay the request.
+            // The peer has not confirmed the region yet, and waiting would delay the request.
             Poll::Pending => Ok(None),
         }
     }

@@ -1,4 +1,4 @@
-//! How many lines of the log peers may cause.
+//! Limits the log lines that peers can cause.
 
 use std::{
     collections::BTreeMap,
@@ -9,19 +9,20 @@ use std::{
 use tensorwire_testpoints::sync::Mutex;
 use tensorwire_verbs_reactor::Runtime;
 
-/// Lines that one peer may cause within a [`WINDOW`].
+/// Maximum number of lines that one peer can cause within a [`WINDOW`].
 const LINES_MAX: u32 = 8;
 
-/// For so long further ones are counted instead.
+/// Within this time, further lines are counted instead of written.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Peers that are counted one by one; all others together: they can come under ever new names, from ever new addresses.
+/// Maximum number of peers with their own count. All others share one, because peers can use new names and addresses
+/// without end.
 const PEERS_MAX: usize = 256;
 
-/// Who is counted where there is no place of one's own.
+/// The name of the shared count.
 const OTHERS: &str = "";
 
-/// Counts the lines that peers cause. A peer that does the same thing again and again fills no disk.
+/// Counts the log lines that peers cause, so that a peer cannot fill the disk by repeating an action.
 #[derive(Debug)]
 pub(crate) struct LogQuota {
     runtime: Arc<dyn Runtime>,
@@ -40,7 +41,7 @@ impl LogQuota {
         Self { runtime, windows: Mutex::default() }
     }
 
-    /// Whether a line that `peer` causes is to be written: then how many before it were not.
+    /// Whether a line that `peer` causes is to be written. If so, returns how many lines before it were left out.
     pub(crate) fn line(&self, peer: &str) -> Option<u64> {
         let now = self.runtime.now();
         let is_over = |window: &Window| now.saturating_sub(window.since) >= WINDOW;

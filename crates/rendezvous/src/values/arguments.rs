@@ -1,4 +1,4 @@
-//! What the two ends of a transfer say beside the key.
+//! The arguments of senders and receivers: devices, memory attributes and cancellation.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::values::{
     tensor::Tensor,
 };
 
-/// What a sender says beside key and value. The default is right for values in host memory.
+/// The arguments of a send besides key and value. The default is right for values in host memory.
 ///
 /// ```
 /// use tensorwire_rendezvous::{AllocatorAttributes, SendArgs};
@@ -20,13 +20,13 @@ use crate::values::{
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct SendArgs {
-    /// The device that the value lies on. `None`: in host memory.
+    /// The device that the value is on; `None` for host memory.
     pub device_context: Option<Arc<dyn DeviceContext>>,
-    /// The memory that the value lies in.
+    /// Attributes of the memory that the value is in.
     pub attributes: AllocatorAttributes,
 }
 
-/// What a receiver says beside the key. The default is right for values that are wanted in host memory.
+/// The arguments of a receive besides the key. The default is right for values that are wanted in host memory.
 ///
 /// ```
 /// use tensorwire_rendezvous::{CancellationToken, RecvArgs};
@@ -38,16 +38,17 @@ pub struct SendArgs {
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct RecvArgs {
-    /// The device that the value is wanted on. `None`: in host memory.
+    /// The device that the value is wanted on; `None` for host memory.
     pub device_context: Option<Arc<dyn DeviceContext>>,
-    /// The memory that the value is wanted in.
+    /// Attributes of the memory that the value is wanted in.
     pub attributes: AllocatorAttributes,
-    /// Ends the receive with CANCELLED while it waits. A value that is there already wins, whatever the token says.
+    /// Ends the receive with CANCELLED while it waits. A value that is already available is received even if the token
+    /// is cancelled.
     pub cancellation: Option<CancellationToken>,
 }
 
-/// A value as it was received, with what both ends said ([`LocalRendezvous::recv`](crate::LocalRendezvous::recv),
-/// [`Recv::with`](crate::Recv::with)).
+/// A received value with the arguments of its sender and its receiver
+/// ([`LocalRendezvous::recv`](crate::LocalRendezvous::recv), [`Recv::with`](crate::Recv::with)).
 ///
 /// ```
 /// use tensorwire_rendezvous::Delivered;
@@ -62,8 +63,8 @@ pub struct RecvArgs {
 pub struct Delivered {
     /// The value.
     pub tensor: Tensor,
-    /// The sender's own arguments, with its very context object; blank if the value comes from another worker.
+    /// The arguments of the sender, with the same context object; the default if the value comes from another worker.
     pub send_args: SendArgs,
-    /// The receiver's, as given.
+    /// The arguments of the receiver.
     pub recv_args: RecvArgs,
 }

@@ -1,4 +1,4 @@
-//! Devices whose memory is not the host's.
+//! Devices with their own memory.
 
 use std::{any::Any, fmt};
 
@@ -7,7 +7,7 @@ use tensorwire_verbs_reactor::BoxFuture;
 
 use crate::values::tensor::Tensor;
 
-/// Demands on the memory that a value lies in.
+/// Attributes of the memory that a value is in.
 ///
 /// ```
 /// use tensorwire_rendezvous::AllocatorAttributes;
@@ -17,23 +17,23 @@ use crate::values::tensor::Tensor;
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct AllocatorAttributes {
-    /// In host memory, although the device is another.
+    /// In host memory, although the key names another device.
     pub on_host: bool,
-    /// A GPU can copy from and to it: it is pinned.
+    /// Pinned, so that a GPU can copy from and to it.
     pub gpu_compatible: bool,
-    /// A network adapter can read and write it: it is registered.
+    /// Registered, so that a network adapter can read and write it.
     pub nic_compatible: bool,
 }
 
 /// A stream of a device: copies between the device's memory and the host's.
 ///
-/// A value belongs to a device's memory if its sender names the device's context, does not say
-/// [`on_host`](AllocatorAttributes::on_host), and the device in the key is no CPU. What a [`Tensor`] in such memory
-/// holds as its bytes is the device's own matter, as long as element type and shape are right.
+/// A value is in device memory if its sender gives the device's context, does not set
+/// [`on_host`](AllocatorAttributes::on_host), and the device in the key is not a CPU. The meaning of the bytes of such
+/// a [`Tensor`] is up to the device; element type and shape must be right.
 ///
-/// Errors are what the receive fails with; the value is not lost then.
+/// If a method returns an error, the receive fails with it, and the value is not lost.
 ///
-/// A device whose memory keeps every byte inverted:
+/// A device that stores every byte inverted:
 ///
 /// ```
 /// use std::sync::Arc;
@@ -79,14 +79,14 @@ pub struct AllocatorAttributes {
 /// # }
 /// ```
 pub trait DeviceContext: Any + fmt::Debug + Send + Sync {
-    /// Copies `tensor`, which lies in the device's memory, into host memory of these attributes.
+    /// Copies `tensor` from the device's memory into host memory with these attributes.
     fn to_host(
         &self,
         tensor: Tensor,
         attributes: AllocatorAttributes,
     ) -> BoxFuture<'_, Result<Tensor, Status>>;
 
-    /// Copies `tensor`, which lies in host memory, into the device's memory of these attributes.
+    /// Copies `tensor` from host memory into the device's memory with these attributes.
     fn to_device(
         &self,
         tensor: Tensor,

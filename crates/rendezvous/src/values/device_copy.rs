@@ -1,4 +1,4 @@
-//! Copies between the devices of the two ends of a transfer in one process.
+//! Copies between the devices of sender and receiver.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::values::{
     tensor::Tensor,
 };
 
-/// Where one end has a value.
+/// Where the sender or the receiver has a value.
 #[derive(Debug, Clone, Copy)]
 enum MemorySide<'end> {
     Host,
@@ -36,8 +36,8 @@ impl<'end> MemorySide<'end> {
     }
 }
 
-/// A copy of the value where its receiver in the same process wants it, made by the contexts of the devices involved.
-/// `None` where the value is shared: both ends are on the host, or on the same device.
+/// Copies the value to the memory that a receiver in the same process wants, by the contexts of the devices. `None` if
+/// the value is shared, because both sides are on the host or on the same device.
 pub(crate) async fn copy_for(key: &Key, value: &Value, to: &RecvArgs) -> Result<Option<Tensor>, Status> {
     let source = MemorySide::of_sender(key, &value.send_args);
     let destination = MemorySide::of(key.destination_device(), to.device_context.as_ref(), to.attributes);
@@ -46,7 +46,7 @@ pub(crate) async fn copy_for(key: &Key, value: &Value, to: &RecvArgs) -> Result<
     copied(key, &value.tensor, source, destination, attributes).await
 }
 
-/// A copy of the value in host memory, for another worker. `None` if that is where it is.
+/// Copies the value to host memory, for another worker. `None` if it is in host memory.
 pub(crate) async fn copy_on_host(key: &Key, value: &Value) -> Result<Option<Tensor>, Status> {
     let gpu_compatible = value.send_args.attributes.gpu_compatible;
     let attributes = AllocatorAttributes { on_host: true, gpu_compatible, nic_compatible: true };
@@ -54,7 +54,7 @@ pub(crate) async fn copy_on_host(key: &Key, value: &Value) -> Result<Option<Tens
         .await
 }
 
-/// A copy of a value that came from another worker, where its receiver wants it. `None` if that is host memory.
+/// Copies a value from another worker to the memory that the receiver wants. `None` if that is host memory.
 pub(crate) async fn copy_from_host(
     key: &Key,
     tensor: &Tensor,
@@ -82,8 +82,8 @@ async fn copied(
     if !tensor.dtype().is_plain() {
         let dtype = tensor.dtype();
         let message = format!(
-            "`{key}`: a {dtype} tensor may not be copied from or to a device, because its elements are no plain bytes; \
-             say on_host at the end that is on a device"
+            "`{key}`: a {dtype} tensor cannot be copied from or to a device, because its elements are not plain bytes; \
+             set on_host on the side that is on a device"
         );
         return Err(Status::new(Code::InvalidArgument, message));
     }

@@ -1,6 +1,6 @@
-//! What a second send or receive of one key means.
+//! The meaning of a second send or receive of a key.
 
-/// What happens when a key of a step is sent or received more than once.
+/// What happens if a key is sent or received more than once within a step.
 ///
 /// | | a second send, nobody waits | a second receive while one waits | a receive after the value was taken |
 /// | --- | --- | --- | --- |
@@ -8,9 +8,9 @@
 /// | [`Report`](Self::Report) | ABORTED | ABORTED; the first goes on waiting | ABORTED |
 /// | [`Tolerate`](Self::Tolerate) | ABORTED | waits for the same value | gets the same value |
 ///
-/// The texts are `Duplicated send: KEY` and `Duplicated recv: KEY`. Under the last two a key has one value for the life
-/// of its step, and a send is a second one also when the first was received long ago. A receive that was given up, by
-/// dropping its future or by its token, doesn't count.
+/// The error texts are `Duplicated send: KEY` and `Duplicated recv: KEY`. With `Report` and `Tolerate` a key has one
+/// value until its step ends: a second send is a duplicate even if the first value was already received. A receive that
+/// was cancelled, by dropping its future or by its token, does not count.
 ///
 /// ```
 /// use tensorwire_memory::{Pool, PoolConfig};
@@ -36,10 +36,10 @@ pub enum DuplicatePolicy {
     /// Sends and receives of a key are matched in order.
     #[default]
     Queue,
-    /// One send and one receive for each key: more are errors, which find mistakes in a graph. What is kept for the
-    /// life of the step is the key, not the value.
+    /// One send and one receive for each key. Further ones are errors, which reveal mistakes in a graph. The key is
+    /// stored until the step ends, the value only until it is received.
     Report,
-    /// One send for each key, received any number of times. The value is kept for the life of the step, and counts as
-    /// long among those that wait for a receiver.
+    /// One send for each key, received any number of times. The value is stored until the step ends, and counts towards
+    /// the values that wait for receivers.
     Tolerate,
 }

@@ -1,11 +1,11 @@
-//! Signals that turn true once, and futures that they end.
+//! Running a future until a signal is set.
 
 use std::{future::Future, pin::pin};
 
 use futures::future::{Either, select};
 use tokio::sync::watch;
 
-/// Waits for `future` unless `stop` turns true first, or its sender is gone.
+/// The output of `future`, or `None` if `stop` becomes true or its sender is dropped first.
 pub(crate) async fn unless<T>(mut stop: watch::Receiver<bool>, future: impl Future<Output = T>) -> Option<T> {
     let stopped = pin!(stop.wait_for(|stop| *stop));
     match select(pin!(future), stopped).await {

@@ -11,29 +11,29 @@ use std::{
 use tensorwire_protocol::{Code, Status, StepId};
 use tensorwire_testpoints::sync::Mutex;
 
-/// Steps that are remembered of all peers; the oldest is forgotten for a new one.
+/// Maximum number of pairs of step and peer that are stored. A new one replaces the oldest.
 const LOST_MAX: usize = 65_536;
 
-/// Those of them that one peer may have: it pushes out its own, so that what others lost stays known.
+/// Maximum number for one peer. A new one replaces the peer's oldest, so that a peer cannot displace those of others.
 const LOST_OF_A_PEER_MAX: usize = 16_384;
 
-/// Steps that are over between this worker and one of its peers: a connection broke while values of them were under
-/// way, and whether those arrived is unknown. Everything else of the steps goes on.
+/// Steps that have ended between this worker and one of its peers, because a connection broke while values of them were
+/// under way and it is unknown which arrived. With other peers the steps continue.
 #[derive(Debug, Default)]
 pub(crate) struct LostSteps {
     any: AtomicBool,
     state: Mutex<LostIndex>,
 }
 
-/// With whom a step is over: when that was noted, and why.
+/// By peer, the number of the entry and the reason.
 type OverWith = BTreeMap<Arc<str>, (u64, Arc<str>)>;
 
 #[derive(Debug, Default)]
 struct LostIndex {
     steps: BTreeMap<StepId, OverWith>,
-    /// All of them, oldest first.
+    /// All entries, oldest first.
     order: BTreeMap<u64, (StepId, Arc<str>)>,
-    /// Each peer's, oldest first.
+    /// The entries of each peer, oldest first.
     of_peers: BTreeMap<Arc<str>, BTreeSet<u64>>,
     noted: u64,
 }
@@ -74,7 +74,7 @@ impl LostIndex {
 }
 
 impl LostSteps {
-    /// Notes that `steps` are over with `peer`, and why.
+    /// Stores that `steps` have ended with `peer`, and why.
     pub(crate) fn note(&self, steps: &[StepId], peer: &str, why: &str) {
         if steps.is_empty() || tensorwire_testpoints::planted!("a step whose connection broke goes on") {
             return;
@@ -85,7 +85,7 @@ impl LostSteps {
         self.any.store(true, Ordering::Release);
     }
 
-    /// Why `step` is over with `peer`, if it is.
+    /// Why `step` has ended with `peer`; `None` if it has not.
     pub(crate) fn why(&self, step: StepId, peer: &str) -> Option<String> {
         if !self.any.load(Ordering::Acquire) {
             return None;
@@ -98,17 +98,17 @@ impl LostSteps {
         ))
     }
 
-    /// As [`why`](Self::why), as it travels.
+    /// As [`why`](Self::why), as a status to send to the peer.
     pub(crate) fn status(&self, step: StepId, peer: &str) -> Option<Status> {
         self.why(step, peer).map(|why| Status::new(Code::Aborted, why))
     }
 
-    /// Whether there is nothing to look up.
+    /// Whether no step is stored. Cheaper than a lookup.
     pub(crate) fn is_empty(&self) -> bool {
         !self.any.load(Ordering::Acquire)
     }
 
-    /// The step is finished.
+    /// Removes a step that was cleaned up.
     pub(crate) fn forget(&self, step: StepId) {
         if self.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! What a worker has to give: values of steps, and published tensors.
+//! The values that a worker offers: values of steps, and published tensors.
 
 pub(crate) mod arguments;
 pub(crate) mod device_context;
@@ -25,11 +25,11 @@ use self::{
     steps::StepTable,
 };
 
-/// What this worker has to give.
+/// The values of this worker.
 #[derive(Debug)]
 pub(crate) struct Values {
     pub(crate) worker: String,
-    /// Its name, parsed.
+    /// The worker's name, parsed.
     pub(crate) device: DeviceName,
     pub(crate) incarnation: u64,
     pub(crate) steps: StepTable,
@@ -38,7 +38,7 @@ pub(crate) struct Values {
 }
 
 impl Values {
-    /// A connection to `peer` broke for `why` while values of `steps` were under way: they are over with that peer.
+    /// Ends `steps` with `peer`, because a connection to it broke for `why` while values of them were under way.
     pub(crate) fn lose(&self, peer: &str, steps: &[StepId], why: &str) {
         self.lost.note(steps, peer, why);
         for &step in steps {
@@ -46,7 +46,7 @@ impl Values {
         }
     }
 
-    /// What is published under `name`, for this worker's own user.
+    /// The tensor published under `name`, for this worker's own user.
     pub(crate) async fn own(&self, scope: Scope, name: &str) -> Result<Edition, Status> {
         match scope {
             Scope::Versioned(wanted @ Wanted::NewerThan { .. }) => self.published.edition(name, wanted).await,
@@ -54,18 +54,18 @@ impl Values {
         }
     }
 
-    /// What is published under `name` now.
+    /// The tensor that is published under `name` now.
     pub(crate) fn published(&self, name: &str) -> Result<Edition, Status> {
         self.published.get(name).ok_or_else(|| {
             let message = format!(
-                "{} has published nothing under `{name}`: its list tells what it has, and a fetch can wait for it",
+                "{} has published nothing under `{name}`: list what it has published, or let the fetch wait for it",
                 self.worker
             );
             Status::new(Code::NotFound, message)
         })
     }
 
-    /// Checks that `key` names this life of this worker.
+    /// Checks that `key` names this incarnation of the worker.
     pub(crate) fn check_incarnation(&self, key: &Key) -> Result<(), Status> {
         if key.incarnation() == self.incarnation
             || tensorwire_testpoints::planted!("a key of an earlier life is accepted")
@@ -73,7 +73,7 @@ impl Values {
             return Ok(());
         }
         let message = format!(
-            "`{key}` names incarnation {:016x} of {}, which is now {:016x}: it was restarted; make the key anew with \
+            "`{key}` names incarnation {:016x} of {}, which is now {:016x}: it has restarted; make a new key with \
              Worker::key",
             key.incarnation(),
             self.worker,
@@ -83,10 +83,10 @@ impl Values {
     }
 }
 
-/// The worker that the value of a table key is for.
+/// The destination worker in a table key.
 fn destination_worker(table_key: &str) -> Option<String> {
     table_key.split(';').nth(1)?.parse::<DeviceName>().ok()?.worker()
 }
 
-/// Values are shared with every response task.
+/// Shared by all connections of the worker.
 pub(crate) type SharedValues = Arc<Values>;

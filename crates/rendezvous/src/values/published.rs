@@ -1,4 +1,4 @@
-//! Tensors that stay until they are replaced or withdrawn, and serve any number of receivers.
+//! Published tensors: they stay until they are replaced or withdrawn, and any number of receivers may fetch them.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -18,8 +18,8 @@ use crate::{
     values::{latch::Latch, tensor::Tensor},
 };
 
-/// Tells one publication from every other: of which life of which worker, and its number there. Numbers grow with every
-/// publication under any name of that worker, and begin anew with each of its lives.
+/// Identifies a publication by the worker's incarnation and a number. The number grows with every publication of that
+/// worker under any name, and starts again in each incarnation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Version {
     pub(crate) incarnation: u64,
@@ -27,12 +27,12 @@ pub struct Version {
 }
 
 impl Version {
-    /// Its number. Versions of one life of a worker can be compared by it.
+    /// The number. A larger number of the same incarnation is newer.
     pub fn number(self) -> u64 {
         self.number
     }
 
-    /// The life of the worker that published it.
+    /// The incarnation of the worker that published it.
     pub fn incarnation(self) -> u64 {
         self.incarnation
     }
@@ -44,7 +44,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// What a worker's list says of one published tensor.
+/// An entry in the list of what a worker has published.
 ///
 /// ```
 /// use tensorwire_rendezvous::{Tensor, Worker};
@@ -66,9 +66,9 @@ pub struct Published {
     pub name: String,
     /// Element type, shape and size.
     pub metadata: Metadata,
-    /// Which publication it is.
+    /// The version.
     pub version: Version,
-    /// XXH3-64 of the bytes, when asked for.
+    /// XXH3-64 of the bytes, if it was requested.
     pub checksum: Option<u64>,
 }
 
@@ -82,23 +82,24 @@ pub(crate) struct Edition {
 /// The published tensors of this worker.
 #[derive(Debug)]
 pub(crate) struct PublishedSet {
-    /// Tells the life of the worker.
+    /// The incarnation of the worker.
     incarnation: u64,
-    /// In the order of names, so that a page of a list costs what it has, not what is published.
+    /// Sorted by name, so that the cost of a page of a list depends on the length of the page, not on how much is
+    /// published.
     entries: RwLock<BTreeMap<String, Edition>>,
     versions: AtomicU64,
     waiting: Mutex<WaitLists>,
-    /// Entries that were looked at for pages.
+    /// How many entries were visited to make pages.
     #[cfg(test)]
     visited: AtomicU64,
 }
 
-/// Those who wait for news, by name.
+/// The wait lists for publications, by name.
 #[derive(Debug, Default)]
 struct WaitLists {
-    /// Why nobody waits any more.
+    /// Set by the shutdown: new waits end with this status.
     over: Option<Status>,
-    /// Without names that nobody waits for, so that names which come and go take no memory.
+    /// Empty lists are removed, so that names which are no longer waited for use no memory.
     lines: BTreeMap<String, WaitList>,
     next: u64,
 }
@@ -110,7 +111,7 @@ struct WaitList {
     waiting: usize,
 }
 
-/// A place in a line, given up when dropped.
+/// Membership in a wait list, which ends when this is dropped.
 struct WaitListPlace<'set> {
     set: &'set PublishedSet,
     name: &'set str,
@@ -118,11 +119,11 @@ struct WaitListPlace<'set> {
     news: Latch<()>,
 }
 
-/// What is found of a name.
+/// The result of a lookup.
 enum Stand<'set> {
-    /// What is wanted.
+    /// The wanted edition.
     Found(Edition),
-    /// It is not there yet, though an older one may be.
+    /// It is not published yet, though an older one may be.
     Waits { place: WaitListPlace<'set>, is_there: bool },
 }
 
@@ -152,7 +153,7 @@ impl PublishedSet {
 
     pub(crate) fn publish(&self, name: &str, tensor: Tensor) -> Version {
         let (version, replaced) = self.put(name, tensor);
-        // Outside the lock: its last drop gives memory back, which may wake.
+        // Dropped outside the lock: the last drop of a tensor frees pool memory, which may wake tasks.
         drop(replaced);
         self.tell(name);
         Version { incarnation: self.incarnation, number: version }
@@ -166,7 +167,7 @@ impl PublishedSet {
         was_there
     }
 
-    /// Ends every wait with `status`, also of those who come later.
+    /// Ends every current and later wait with `status`.
     pub(crate) fn close(&self, status: Status) {
         let lines = {
             let mut waiting = self.waiting();
@@ -180,10 +181,10 @@ impl PublishedSet {
         self.entries().get(name).cloned()
     }
 
-    /// What is published under `name`, once it is what is `wanted`.
+    /// Waits for the `wanted` edition under `name`.
     ///
     /// # Errors
-    /// It is withdrawn while a newer one is waited for, or the worker is shut down.
+    /// The tensor was withdrawn during the wait, or the worker is shut down.
     ///
     /// # Cancel safety
     /// Cancel-safe.
@@ -200,7 +201,7 @@ impl PublishedSet {
         }
     }
 
-    /// The edition, or a place in line for news of it.
+    /// The edition, or membership in the wait list of the name.
     fn stand<'set>(
         &'set self,
         name: &'set str,
@@ -208,7 +209,8 @@ impl PublishedSet {
         was_there: bool,
     ) -> Result<Stand<'set>, Status> {
         let mut waiting = self.waiting();
-        // With the line locked: who publishes tells the line afterwards.
+        // Looked up with the wait lists locked: `publish` inserts the edition first and wakes the list afterwards, so
+        // an edition that is missed here wakes the list joined below.
         let edition = self.get(name);
         let is_there = edition.is_some();
         if let Some(edition) = edition.filter(|edition| self.is_wanted(edition, wanted)) {
@@ -240,7 +242,7 @@ impl PublishedSet {
         }
     }
 
-    /// Wakes those who wait for news of `name`.
+    /// Wakes the tasks that wait for a publication of `name`.
     fn tell(&self, name: &str) {
         let line = self.waiting().lines.remove(name);
         if let Some(line) = line {
@@ -248,7 +250,7 @@ impl PublishedSet {
         }
     }
 
-    /// Names that somebody waits for.
+    /// The number of names with waiting tasks.
     #[cfg(test)]
     fn awaited(&self) -> usize {
         self.waiting().lines.len()
@@ -258,7 +260,7 @@ impl PublishedSet {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Up to `most` entries with names after `after`, sorted by name. Looks at no other entry.
+    /// Up to `most` entries with names after `after`, sorted by name. Visits no other entry.
     pub(crate) fn page(&self, after: Option<&str>, most: usize) -> Vec<(String, Edition)> {
         let begin = after.map_or(Bound::Unbounded, Bound::Excluded);
         let entries = self.entries();
@@ -270,10 +272,10 @@ impl PublishedSet {
         page.map(|(name, edition)| (name.clone(), edition.clone())).collect()
     }
 
-    /// Enters an edition, and gives its number and the one that it replaces.
+    /// Inserts an edition. Returns its number and the edition that it replaces.
     fn put(&self, name: &str, tensor: Tensor) -> (u64, Option<Edition>) {
         let mut entries = self.entries_mut();
-        // Under the lock, so that of two publications the one with the greater number stays.
+        // Numbered under the lock, so that of two concurrent publications the one with the greater number stays.
         let version = self.versions.fetch_add(1, Ordering::Relaxed) + 1;
         let edition = Edition { version, tensor };
         let replaced = match entries.entry(name.to_owned()) {
@@ -305,7 +307,7 @@ impl PublishedSet {
     }
 }
 
-/// Whether something can be published under `name`.
+/// Checks that `name` can be the name of a published tensor.
 pub(crate) fn check_published(name: &str) -> Result<(), WorkerError> {
     let most = tensorwire_protocol::limits::NAME_BYTES_MAX;
     let checked = match (1..=most).contains(&name.len()) {

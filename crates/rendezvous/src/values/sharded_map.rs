@@ -1,13 +1,13 @@
-//! Maps that many tasks use at once, and that are alike in runs of one seed.
+//! Concurrent maps with a deterministic order, so that simulator runs with equal seeds are equal.
 
 use std::hash::{BuildHasherDefault, DefaultHasher, Hash};
 
 use dashmap::DashMap;
 
-/// Fixed keys, so that equal runs meet equal shards.
+/// A hasher without a random key, so that equal runs use equal shards.
 pub(crate) type FixedHasher = BuildHasherDefault<DefaultHasher>;
 
-/// A map in a fixed number of shards. Collect and sort before anything that wakes, sends or lists.
+/// A map with a fixed number of shards. Sort what is collected from it before waking, sending or listing.
 pub(crate) type ShardedMap<K, V> = DashMap<K, V, FixedHasher>;
 
 /// An empty map.

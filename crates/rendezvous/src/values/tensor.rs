@@ -11,7 +11,7 @@ use zerocopy::{ConvertError, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use crate::{error::WorkerError, values::tensor_proto::TensorProto};
 
-/// An immutable tensor over pool memory. Cheap to clone: the bytes are shared.
+/// An immutable tensor in pool memory. Cheap to clone: clones share the bytes.
 ///
 /// ```
 /// use tensorwire_protocol::DataType;
@@ -47,16 +47,16 @@ impl fmt::Debug for Tensor {
 }
 
 impl Tensor {
-    /// A tensor over `bytes`, without a copy. `bytes` hold the elements in row-major order, little-endian.
+    /// Makes a tensor of `bytes` without a copy. They contain the elements in row-major order, little-endian.
     ///
     /// # Errors
-    /// [`WorkerError::InvalidTensor`] when the shape is too large or the length does not fit it.
+    /// [`WorkerError::InvalidTensor`] if the shape is too large or the length does not match it.
     pub fn new(bytes: BufMut, dtype: DataType, shape: &[u64]) -> Result<Self, WorkerError> {
         Self::shared(bytes.freeze(), dtype, shape)
     }
 
-    /// As [`new`](Self::new), over bytes that others may hold too: a part of another buffer, or memory that has
-    /// joined ([`Worker::user_memory`](crate::Worker::user_memory)).
+    /// As [`new`](Self::new), for bytes that may be shared: a part of another buffer, or memory that has joined
+    /// ([`Worker::user_memory`](crate::Worker::user_memory)).
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -73,10 +73,10 @@ impl Tensor {
         Ok(Self { metadata, bytes, checksums: Some(Arc::default()) })
     }
 
-    /// A tensor with a copy of `bytes` in `pool` (one counted copy).
+    /// Makes a tensor of a copy of `bytes` in `pool` (one counted copy).
     ///
     /// # Errors
-    /// As [`new`](Self::new), and [`WorkerError::Memory`] when the pool is full.
+    /// As [`new`](Self::new), and [`WorkerError::Memory`] if the pool is full.
     pub fn from_bytes(
         pool: &Pool,
         dtype: DataType,
@@ -88,7 +88,7 @@ impl Tensor {
         Self::new(buffer, dtype, shape)
     }
 
-    /// A tensor with `values` encoded into `pool`.
+    /// Makes a tensor of `values`, encoded into `pool`.
     ///
     /// # Errors
     /// As [`from_bytes`](Self::from_bytes).
@@ -101,10 +101,11 @@ impl Tensor {
         Self::new(buffer, T::DTYPE, shape)
     }
 
-    /// A tensor of `values`, which stay where they lie: the vector joins `memory`, which is
-    /// [`Worker::user_memory`](crate::Worker::user_memory) of the worker that publishes or sends it, and is dropped with
-    /// the last clone of the tensor. TCP and RDMA send from there. Shared memory can't show a vector to another process:
-    /// each time such a peer receives the tensor, its bytes are first copied into [`Worker::pool`](crate::Worker::pool).
+    /// Makes a tensor of `values` without a copy. The vector joins `memory`, the
+    /// [`user_memory`](crate::Worker::user_memory) of the worker that publishes or sends the tensor, and is dropped
+    /// with the last clone of the tensor. TCP and RDMA send directly from the vector. Shared memory cannot: each time a
+    /// peer on shared memory receives the tensor, the bytes are first copied into
+    /// [`Worker::pool`](crate::Worker::pool).
     ///
     /// ```
     /// use tensorwire_rendezvous::{Tensor, Worker};
@@ -120,8 +121,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`new`](Self::new), and [`WorkerError::Memory`] when an RDMA device refuses the memory. The vector is dropped
-    /// then.
+    /// As [`new`](Self::new), and [`WorkerError::Memory`] if an RDMA device refuses the memory. Then the vector is
+    /// dropped.
     pub fn from_vec<T: Element>(
         memory: &UserMemory,
         shape: &[u64],
@@ -130,17 +131,17 @@ impl Tensor {
         if let Some(problem) = unlike_here::<T>() {
             return Err(WorkerError::InvalidTensor { problem });
         }
-        // Its buffers keep the memory when the guard is gone.
+        // The buffers of the tensor hold the memory after the guard is dropped.
         let joined = memory.join(Arc::new(values))?;
         Self::shared(joined.buf().clone(), T::DTYPE, shape)
     }
 
-    /// A tensor of byte strings in row-major order, encoded into `pool` as TensorFlow's `TensorProto` (one counted
-    /// copy).
+    /// Makes a tensor of byte strings in row-major order, encoded into `pool` as TensorFlow's `TensorProto` (one
+    /// counted copy).
     ///
     /// # Errors
-    /// [`WorkerError::InvalidTensor`] when the number of strings does not fit the shape, [`WorkerError::Memory`] when
-    /// the pool is full.
+    /// [`WorkerError::InvalidTensor`] if the number of strings does not match the shape, [`WorkerError::Memory`] if the
+    /// pool is full.
     pub fn from_strings<S: AsRef<[u8]>>(
         pool: &Pool,
         shape: &[u64],
@@ -148,8 +149,10 @@ impl Tensor {
     ) -> Result<Self, WorkerError> {
         let checked = Shape::new(shape).filter(|shape| shape.elements() == strings.len() as u64);
         let Some(checked) = checked else {
-            let problem =
-                format!("{} strings do not fill shape {shape:?}; give one for each element", strings.len());
+            let problem = format!(
+                "{} strings do not fill shape {shape:?}; give one string for each element",
+                strings.len()
+            );
             return Err(WorkerError::InvalidTensor { problem });
         };
         let strings = strings.iter().map(|string| Bytes::copy_from_slice(string.as_ref())).collect();
@@ -157,18 +160,18 @@ impl Tensor {
         let mut buffer = pool.try_alloc(encoded.len())?;
         copy_bytes(&mut buffer, &encoded, CopyReason::Import);
         let metadata = Metadata::encoded(DataType::String, checked, encoded.len() as u64);
-        let metadata =
-            metadata.ok_or_else(|| WorkerError::InvalidTensor { problem: "no string".to_owned() })?;
+        let metadata = metadata
+            .ok_or_else(|| WorkerError::InvalidTensor { problem: "strings cannot be encoded".to_owned() })?;
         Ok(Self { metadata, bytes: buffer.freeze(), checksums: Some(Arc::default()) })
     }
 
-    /// The strings of a string tensor, which share its bytes. What a peer sent is checked here.
+    /// The strings of a string tensor. They share its bytes. The encoding of a received tensor is checked here.
     ///
     /// # Errors
-    /// [`WorkerError::InvalidTensor`] when the element type is another, or the encoding is not what the metadata says.
+    /// [`WorkerError::InvalidTensor`] if the element type is not string, or the encoding contradicts the metadata.
     pub fn strings(&self) -> Result<Vec<Bytes>, WorkerError> {
         if self.dtype() != DataType::String {
-            let problem = format!("it holds {}, not string; ask for the type it has", self.dtype());
+            let problem = format!("its element type is {}, not string; use the type it has", self.dtype());
             return Err(WorkerError::InvalidTensor { problem });
         }
         if self.is_dead() {
@@ -177,10 +180,10 @@ impl Tensor {
         TensorProto::strings(Bytes::from(self.bytes.clone()), &self.metadata)
     }
 
-    /// The value of a branch not taken: no bytes.
+    /// Makes the value of a branch that was not taken. It has no bytes.
     ///
     /// # Errors
-    /// [`WorkerError::InvalidTensor`] when the shape is too large.
+    /// [`WorkerError::InvalidTensor`] if the shape is too large.
     pub fn dead(dtype: DataType, shape: &[u64]) -> Result<Self, WorkerError> {
         let shape = if dtype.is_plain() { Some(describe(dtype, shape)?.shape) } else { Shape::new(shape) };
         let problem = "the shape of the dead value is too large".to_owned();
@@ -192,7 +195,7 @@ impl Tensor {
         Self { metadata, bytes, checksums }
     }
 
-    /// From now on its checksums are remembered for all its clones, also if it was received.
+    /// Lets all clones made from now on share computed checksums, also for a received tensor.
     pub(crate) fn remember_checksums(mut self) -> Self {
         self.checksums.get_or_insert_default();
         self
@@ -212,7 +215,7 @@ impl Tensor {
         self.metadata.shape.dimensions()
     }
 
-    /// Whether this is the value of a branch not taken.
+    /// Whether this is the value of a branch that was not taken.
     pub fn is_dead(&self) -> bool {
         self.metadata.is_dead
     }
@@ -222,21 +225,21 @@ impl Tensor {
         &self.metadata
     }
 
-    /// The elements' bytes, row-major, little-endian; an encoded `TensorProto` where elements are not
+    /// The bytes of the elements, row-major and little-endian; an encoded `TensorProto` if the elements are not
     /// [plain](DataType::is_plain).
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The shared buffer; converts into `bytes::Bytes` without a copy.
+    /// The shared buffer. It converts into `bytes::Bytes` without a copy.
     pub fn buf(&self) -> &Buf {
         &self.bytes
     }
 
-    /// The elements where they lie, row-major, without a copy. No elements for the value of a branch not taken.
+    /// The elements, row-major, without a copy. Empty for the value of a branch that was not taken.
     ///
-    /// What is allocated from a pool, and what is received, is aligned for every element type. A part of other memory
-    /// ([`shared`](Self::shared)), such as a mapped file, and a value received as a view of it, may not be.
+    /// Memory that is allocated from a pool, and received values, are aligned for every element type. A part of other
+    /// memory ([`shared`](Self::shared)), such as a mapped file, may not be aligned, nor may a view of it.
     ///
     /// ```
     /// use tensorwire_rendezvous::{Tensor, Worker};
@@ -252,9 +255,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`WorkerError::InvalidTensor`] when the element type is another, when the bytes are not aligned for it, when they
-    /// are no values of it (a `bool` that is neither 0 nor 1), or on a machine that is not little-endian.
-    /// [`values`](Self::values) reads what is not aligned.
+    /// [`WorkerError::InvalidTensor`] if the tensor has another element type, if the bytes are not aligned for it or
+    /// are not valid values of it (a `bool` that is neither 0 nor 1), or on a big-endian machine.
+    /// [`values`](Self::values) needs no alignment.
     pub fn as_slice<T: Element>(&self) -> Result<&[T], WorkerError> {
         self.check_type::<T>()?;
         if self.bytes.is_empty() {
@@ -262,21 +265,23 @@ impl Tensor {
         }
         let of_bytes = <[T]>::try_ref_from_bytes(&self.bytes).map_err(|error| match error {
             ConvertError::Alignment(_) => format!(
-                "its bytes do not begin at a multiple of {}, where {} can be; read them with values()",
+                "its bytes do not begin at a multiple of {}, as {} requires; read them with values()",
                 align_of::<T>(),
                 type_name::<T>()
             ),
-            ConvertError::Size(_) => format!("its {} bytes are no whole elements", self.bytes.len()),
-            ConvertError::Validity(_) => format!("some of its bytes are no {}", type_name::<T>()),
+            ConvertError::Size(_) => {
+                format!("its {} bytes are not a whole number of elements", self.bytes.len())
+            }
+            ConvertError::Validity(_) => format!("some of its bytes are not a valid {}", type_name::<T>()),
         });
         let elements = unlike_here::<T>().map_or(of_bytes, Err);
         elements.map_err(|problem| WorkerError::InvalidTensor { problem })
     }
 
-    /// The elements, copied and decoded. Needs no alignment. A byte of a `bool` that is not 0 counts as true.
+    /// The elements, copied and decoded. Needs no alignment. Any byte of a `bool` except 0 counts as true.
     ///
     /// # Errors
-    /// [`WorkerError::InvalidTensor`] when the element type is another.
+    /// [`WorkerError::InvalidTensor`] if the tensor has another element type.
     pub fn values<T: Element>(&self) -> Result<Vec<T>, WorkerError> {
         self.check_type::<T>()?;
         Ok(self.bytes.chunks_exact(size_of::<T>()).map(T::decode).collect())
@@ -286,12 +291,12 @@ impl Tensor {
         if self.dtype() == T::DTYPE {
             return Ok(());
         }
-        let problem = format!("it holds {}, not {}; ask for the type it has", self.dtype(), T::DTYPE);
+        let problem = format!("its element type is {}, not {}; use the type it has", self.dtype(), T::DTYPE);
         Err(WorkerError::InvalidTensor { problem })
     }
 }
 
-/// Why elements in memory here are not as tensors hold them, if they are not.
+/// Why elements in this machine's memory differ from those in tensors, if they do.
 fn unlike_here<T>() -> Option<String> {
     let differs = cfg!(target_endian = "big") && size_of::<T>() > 1;
     differs.then(|| "tensors are little-endian, and this machine is not; copy with values()".to_owned())
@@ -299,7 +304,7 @@ fn unlike_here<T>() -> Option<String> {
 
 fn describe(dtype: DataType, shape: &[u64]) -> Result<Metadata, WorkerError> {
     if !dtype.is_plain() {
-        let problem = format!("{dtype} elements are no plain bytes; make it with Tensor::from_strings");
+        let problem = format!("{dtype} elements are not plain bytes; use Tensor::from_strings");
         return Err(WorkerError::InvalidTensor { problem });
     }
     let metadata = Shape::new(shape).and_then(|shape| Metadata::new(dtype, shape));
@@ -315,21 +320,21 @@ fn describe(dtype: DataType, shape: &[u64]) -> Result<Metadata, WorkerError> {
         })
 }
 
-/// A Rust type that is an element type: the integers, `f32`, `f64`, `f16` and `bf16` of the crate `half`, `bool`, and
-/// `[f32; 2]` and `[f64; 2]` for complex numbers (real, imaginary). There is none for 8-bit floats; [`Tensor::bytes`]
-/// gives those.
+/// A Rust type that can be an element: the integers, `f32`, `f64`, `f16` and `bf16` of the crate `half`, `bool`, and
+/// `[f32; 2]` and `[f64; 2]` for complex numbers (real, imaginary). There is none for 8-bit floats; read them with
+/// [`Tensor::bytes`].
 pub trait Element: Copy + Plain {
     /// The element type.
     const DTYPE: DataType;
 
-    /// Writes the little-endian bytes over `into`, which has exactly the element's length.
+    /// Writes the little-endian bytes to `into`, which has exactly the element's length.
     fn encode(self, into: &mut [u8]);
 
     /// Reads the little-endian bytes of one element; missing bytes count as zero.
     fn decode(from: &[u8]) -> Self;
 }
 
-/// What lies in memory as plain bytes.
+/// Types whose memory is plain bytes.
 pub trait Plain:
     TryFromBytes + IntoBytes + KnownLayout + Immutable + fmt::Debug + Send + Sync + 'static
 {
@@ -475,7 +480,7 @@ mod tests {
         let floats = of_type(DataType::F32, &[2], bytes.slice(0..8).unwrap());
         assert_eq!(
             problem(floats.as_slice::<i32>().unwrap_err()),
-            "it holds f32, not i32; ask for the type it has"
+            "its element type is f32, not i32; use the type it has"
         );
         let odd = of_type(DataType::U32, &[2], bytes.slice(1..9).unwrap());
         assert!(problem(odd.as_slice::<u32>().unwrap_err()).contains("values()"));
@@ -483,7 +488,7 @@ mod tests {
         let truths = of_type(DataType::Bool, &[4], bytes.slice(0..4).unwrap());
         assert_eq!(truths.as_slice::<bool>().unwrap(), [true, false, true, false]);
         let more = of_type(DataType::Bool, &[5], bytes.slice(0..5).unwrap());
-        assert!(problem(more.as_slice::<bool>().unwrap_err()).contains("no bool"));
+        assert!(problem(more.as_slice::<bool>().unwrap_err()).contains("not a valid bool"));
         let dead = Tensor::dead(DataType::F64, &[3]).unwrap();
         assert!(dead.as_slice::<f64>().unwrap().is_empty());
     }

@@ -1,4 +1,4 @@
-//! Tensors whose elements are not plain bytes, encoded as TensorFlow's `TensorProto`.
+//! Encoding of string tensors as TensorFlow's `TensorProto`.
 
 use bytes::{Buf as _, Bytes};
 use prost::Message;
@@ -6,7 +6,7 @@ use tensorwire_protocol::{DataType, Metadata};
 
 use crate::error::WorkerError;
 
-/// The part of `tensorflow.TensorProto` that string tensors use, with its field numbers.
+/// The fields of `tensorflow.TensorProto` that string tensors use.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct TensorProto {
     #[prost(int32, tag = "1")]
@@ -32,10 +32,10 @@ struct Dim {
 }
 
 impl TensorProto {
-    /// Of byte strings in row-major order.
+    /// Encodes byte strings in row-major order.
     ///
     /// # Errors
-    /// [`WorkerError::InvalidTensor`] when a dimension is above 2⁶³−1.
+    /// [`WorkerError::InvalidTensor`] if a dimension is above 2⁶³−1.
     pub(crate) fn of_strings(shape: &[u64], strings: Vec<Bytes>) -> Result<Self, WorkerError> {
         let dim = shape.iter().map(|&size| i64::try_from(size).map(|size| Dim { size }));
         let dim = dim.collect::<Result<_, _>>().map_err(|_| WorkerError::InvalidTensor {
@@ -45,15 +45,15 @@ impl TensorProto {
         Ok(Self { dtype: DataType::String as i32, tensor_shape, string_val: strings })
     }
 
-    /// The strings of an encoded tensor that must be what `metadata` says. They share `content`.
+    /// The strings of an encoded tensor, which must match `metadata`. They share `content`.
     ///
     /// # Errors
-    /// [`WorkerError::InvalidTensor`] names what contradicts what.
+    /// [`WorkerError::InvalidTensor`] names the contradiction.
     pub(crate) fn strings(content: Bytes, metadata: &Metadata) -> Result<Vec<Bytes>, WorkerError> {
         let invalid = |problem: String| WorkerError::InvalidTensor { problem };
         let length = content.remaining();
         let proto = Self::decode(content).map_err(|error| {
-            invalid(format!("its {length} bytes are no TensorProto: {error}; send it anew"))
+            invalid(format!("its {length} bytes are not a TensorProto: {error}; send it again"))
         })?;
         if proto.dtype != DataType::String as i32 {
             return Err(invalid(format!("its TensorProto has element type {}, not string (7)", proto.dtype)));
@@ -63,12 +63,12 @@ impl TensorProto {
         let dimensions = metadata.shape.dimensions();
         let is_same = shape.dim.len() == dimensions.len() && shape.dim.iter().zip(dimensions).all(fits);
         if shape.unknown_rank || !is_same {
-            return Err(invalid(format!("its TensorProto has another shape than {}", metadata.shape)));
+            return Err(invalid(format!("the shape of its TensorProto is not {}", metadata.shape)));
         }
         if proto.string_val.len() as u64 != metadata.shape.elements() {
             let (found, shape) = (proto.string_val.len(), &metadata.shape);
             return Err(invalid(format!(
-                "its TensorProto has {found} strings, which is not what shape {shape} needs"
+                "its TensorProto has {found} strings, which does not match shape {shape}"
             )));
         }
         Ok(proto.string_val)
@@ -113,8 +113,8 @@ mod tests {
     fn s5_hostile_encodings_are_errors_that_name_the_contradiction() {
         let good = encoded(&[2], &["a", "bc"]);
         let problem = |bytes: &[u8], shape: &[u64]| read(bytes, shape).unwrap_err().to_string();
-        assert!(problem(&good, &[3]).contains("another shape"));
-        assert!(problem(&good, &[2, 1]).contains("another shape"));
+        assert!(problem(&good, &[3]).contains("the shape of its TensorProto is not"));
+        assert!(problem(&good, &[2, 1]).contains("the shape of its TensorProto is not"));
         assert!(problem(&encoded(&[2], &["a"]), &[2]).contains("1 strings"));
         assert!(problem(&encoded(&[1 << 40], &["a"]), &[1 << 40]).contains("1 strings"));
         let mut other_type = good.clone();
@@ -124,11 +124,11 @@ mod tests {
             assert!(read(&good[..cut], &[2]).is_err(), "cut at {cut}");
         }
         // A string that says it goes on for ever.
-        assert!(problem(&[66, 0xFF, 0xFF, 0xFF, 0xFF, 0x0F, 1], &[1]).contains("no TensorProto"));
+        assert!(problem(&[66, 0xFF, 0xFF, 0xFF, 0xFF, 0x0F, 1], &[1]).contains("not a TensorProto"));
         // A negative dimension, and an unknown rank.
         let negative = [8, 7, 18, 13, 18, 11, 8, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 1];
-        assert!(problem(&negative, &[1]).contains("another shape"));
-        assert!(problem(&[8, 7, 18, 2, 24, 1, 66, 0], &[]).contains("another shape"));
+        assert!(problem(&negative, &[1]).contains("the shape of its TensorProto is not"));
+        assert!(problem(&[8, 7, 18, 2, 24, 1, 66, 0], &[]).contains("the shape of its TensorProto is not"));
         assert!(problem(&[], &[]).contains("element type 0"));
     }
 }

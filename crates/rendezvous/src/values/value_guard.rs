@@ -1,4 +1,4 @@
-//! A value of this worker's or process's own, between its queue and whoever receives it.
+//! Values taken from a table that are not delivered yet.
 
 use tensorwire_protocol::{Key, Status};
 
@@ -9,11 +9,12 @@ use crate::values::{
     tensor::Tensor,
 };
 
-/// A value that goes back to its place in the table when this is dropped before it is handed out.
+/// A value taken from a table. If this is dropped before the value is delivered, the value returns to its position in
+/// the queue.
 #[derive(Debug)]
 pub(crate) struct ValueGuard {
     taken: Option<TakenValue>,
-    /// Where the receiver wants it, if it had to be copied there.
+    /// The copy in the memory that the receiver wants, if one was needed.
     copy: Option<Tensor>,
 }
 
@@ -22,7 +23,7 @@ impl ValueGuard {
         Self { taken: Some(taken), copy: None }
     }
 
-    /// Copies it to where its receiver wants it, if it isn't there.
+    /// Copies the value to the memory that the receiver wants, if needed.
     pub(crate) async fn bring(&mut self, key: &Key, to: &RecvArgs) -> Result<(), Status> {
         if let Some(taken) = &self.taken {
             self.copy = copy_for(key, &taken.value, to).await?;
@@ -30,7 +31,7 @@ impl ValueGuard {
         Ok(())
     }
 
-    /// Copies it to host memory, if it isn't there.
+    /// Copies the value to host memory, if needed.
     pub(crate) async fn bring_to_host(&mut self, key: &Key) -> Result<(), Status> {
         if let Some(taken) = &self.taken {
             self.copy = copy_on_host(key, &taken.value).await?;
@@ -38,18 +39,18 @@ impl ValueGuard {
         Ok(())
     }
 
-    /// The tensor, where its receiver wants it.
+    /// The tensor in the memory that the receiver wants.
     pub(crate) fn tensor(&self) -> Option<&Tensor> {
         self.copy.as_ref().or_else(|| self.taken.as_ref().map(|taken| &taken.value.tensor))
     }
 
-    /// Hands it out, with what its sender said; once.
+    /// Delivers the tensor with the sender's arguments. `None` on a second call.
     pub(crate) fn hand_out(&mut self) -> Option<(Tensor, SendArgs)> {
         let value = self.taken.take()?.value;
         Some((self.copy.take().unwrap_or(value.tensor), value.send_args))
     }
 
-    /// Hands it on as it was taken, beside the copy; once.
+    /// Returns the value as it was taken, and the copy. `None` on a second call.
     pub(crate) fn hand_on(&mut self) -> Option<(TakenValue, Option<Tensor>)> {
         Some((self.taken.take()?, self.copy.take()))
     }
@@ -63,7 +64,7 @@ impl Drop for ValueGuard {
     }
 }
 
-/// What a receiver in the same process gets.
+/// Delivers a value to a receiver in the same process.
 pub(crate) async fn deliver(key: &Key, taken: TakenValue, recv_args: RecvArgs) -> Result<Delivered, Status> {
     let mut held = ValueGuard::new(taken);
     held.bring(key, &recv_args).await?;

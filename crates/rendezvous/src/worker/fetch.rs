@@ -25,17 +25,17 @@ use crate::{
     },
 };
 
-/// A tensor, and which publication it is.
+/// A fetched tensor and its version.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Fetched {
     /// The tensor.
     pub tensor: Tensor,
-    /// Its version: that of exactly this tensor.
+    /// The version of this tensor.
     pub version: Version,
 }
 
-/// How a fetch is made.
+/// The options of a fetch.
 #[derive(Debug, Clone, Copy)]
 struct Settings {
     limit: Duration,
@@ -71,7 +71,7 @@ fn transfer(peer: &Peer, name: String) -> Result<TransferName, WorkerError> {
     Ok(TransferName { peer: peer.name().to_owned(), key: name, step: None })
 }
 
-/// The version is there: the protocol refuses peers that do not tell it.
+/// Returns the tensor with its version, which is present because the protocol refuses a peer that does not send it.
 fn fetched((tensor, version): (Tensor, Option<Version>)) -> Result<Fetched, WorkerError> {
     let untold = || WorkerError::InvalidTensor { problem: "it came without its version".to_owned() };
     Ok(Fetched { tensor, version: version.ok_or_else(untold)? })
@@ -79,7 +79,7 @@ fn fetched((tensor, version): (Tensor, Option<Version>)) -> Result<Fetched, Work
 
 /// A fetch of one published tensor, made by [`Peer::fetch`]. Nothing is fetched until it is awaited.
 ///
-/// Awaiting it gives the [`Tensor`]; after [`versioned`](Self::versioned) a [`Fetched`], after
+/// Awaiting it returns the [`Tensor`]; after [`versioned`](Self::versioned) a [`Fetched`], after
 /// [`into_buffer`](Self::into_buffer) a [`Filled`].
 ///
 /// ```
@@ -116,57 +116,57 @@ impl<'a> Fetch<'a> {
         Self { peer, name, settings: Settings::of(&peer.worker), gives: AsTensor::new() }
     }
 
-    /// Gives the version too, of exactly the tensor that comes. Costs one message more.
+    /// Returns the version of the tensor, too. Costs one more message.
     pub fn versioned(mut self) -> Fetch<'a, AsVersioned> {
         self.settings.versioned();
         self.giving(AsVersioned { _private: () })
     }
 
-    /// Into `buffer`, which must be long enough. The bytes land there without a copy if the buffer is of
-    /// [`Worker::receive_pool`], and the tensor is not so small that it travels inside a message; else with one copy.
+    /// Receives into `buffer`, which must be long enough. This takes no copy if the buffer is from
+    /// [`Worker::receive_pool`] and the tensor is too large to travel inside a message; otherwise it takes one copy.
     ///
-    /// The buffer that comes back is the one given, except in one case: if the connection broke and the fetch was made
-    /// again, the peer may still be able to write it. Then the tensor comes in other memory, and the buffer goes back to
-    /// its pool when the peer no longer can.
+    /// The returned buffer is the one given, except in one case: if the connection broke and the fetch was repeated,
+    /// the peer may still be able to write the given buffer. Then the tensor is returned in other memory, and the given
+    /// buffer returns to its pool when the peer can no longer write it.
     ///
     /// # Errors
-    /// As [`Peer::fetch`], and [`WorkerError::Mismatch`] for a tensor that does not fit. The buffer comes back with the
-    /// error, unless the peer may still write it.
+    /// As [`Peer::fetch`], and [`WorkerError::Mismatch`] for a tensor that does not fit. The error contains the buffer,
+    /// unless the peer may still write it.
     ///
     /// # Cancel safety
-    /// As [`Peer::fetch`]. The buffer goes back to its pool once the peer can't write it any more.
+    /// As [`Peer::fetch`]. The buffer returns to its pool once the peer can no longer write it.
     pub fn into_buffer(self, buffer: BufMut) -> Fetch<'a, IntoBuffer> {
         self.giving(IntoBuffer::new(buffer))
     }
 }
 
 impl<'a, As> Fetch<'a, As> {
-    /// The longest that it may take, connecting included, instead of the worker's
-    /// [`timeout`](crate::WorkerBuilder::timeout).
+    /// The deadline, including the time to connect. Default: the worker's [`timeout`](crate::WorkerBuilder::timeout).
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.settings.limit = limit;
         self
     }
 
-    /// Whether a view is wanted or a copy, instead of the worker's [`sharing`](crate::WorkerBuilder::sharing). A buffer
-    /// is always filled.
+    /// Requests a view or a copy. Default: the worker's [`sharing`](crate::WorkerBuilder::sharing). A buffer is always
+    /// filled by a copy.
     pub fn sharing(mut self, sharing: Sharing) -> Self {
         self.settings.sharing = sharing;
         self
     }
 
-    /// Waits until something is published under the name, instead of failing at once with NOT_FOUND.
+    /// Waits until a tensor is published under the name, instead of failing at once with NOT_FOUND.
     ///
-    /// A wait counts among the requests that may be outstanding at the peer
-    /// ([`Flow::requests_max`](crate::Flow::requests_max)). It ends with the tensor, the timeout, the connection, or
-    /// the peer's shutdown.
+    /// A wait counts towards the requests that may be outstanding at the peer
+    /// ([`Flow::requests_max`](crate::Flow::requests_max)). It ends with the tensor, the timeout, the loss of the
+    /// connection, or the peer's shutdown.
     pub fn wait(mut self) -> Self {
         self.settings.newer_than(None);
         self
     }
 
-    /// Waits for a newer version than this: a later publication of the same life of the peer, or any of another life. As
-    /// [`wait`](Self::wait), and ends with NOT_FOUND when the tensor is withdrawn meanwhile.
+    /// Waits for a version newer than `version`: a later one of the same incarnation of the peer, or any of another
+    /// incarnation. Behaves as [`wait`](Self::wait), and also ends with NOT_FOUND when the tensor is withdrawn while
+    /// this waits.
     pub fn newer_than(mut self, version: Version) -> Self {
         self.settings.newer_than(Some(version));
         self
@@ -178,14 +178,13 @@ impl<'a, As> Fetch<'a, As> {
 }
 
 impl Fetch<'_, IntoBuffer> {
-    /// Refuses a tensor whose elements are of another type. Without it any that is not too long is taken;
-    /// [`Filled::metadata`] tells its type.
+    /// Refuses a tensor of another element type. By default any type is accepted; [`Filled::metadata`] contains it.
     pub fn dtype(mut self, dtype: DataType) -> Self {
         self.gives.dtype = Some(dtype);
         self
     }
 
-    /// [`Filled::version`] tells the version.
+    /// Returns the version in [`Filled::version`].
     pub fn versioned(mut self) -> Self {
         self.settings.versioned();
         self
@@ -193,8 +192,9 @@ impl Fetch<'_, IntoBuffer> {
 }
 
 impl Peer {
-    /// The tensor that the peer has published under `name`. Nothing happens until the fetch is awaited; its methods are
-    /// the options. If the peer is the worker itself, the tensor comes without a copy and without a connection.
+    /// Fetches the tensor that the peer has published under `name`. Nothing is sent until the fetch is awaited; its
+    /// methods are the options. If the peer is the worker itself, the tensor is returned without a copy and without a
+    /// connection.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -214,13 +214,13 @@ impl Peer {
     /// # }
     /// ```
     ///
-    /// If the connection breaks, the fetch is made once more within its time, unless the peer was restarted: what it
-    /// publishes now may be something else.
+    /// If the connection breaks, the fetch is repeated once within its deadline, unless the peer has restarted: it may
+    /// publish other content now.
     ///
     /// # Errors
-    /// Awaiting it gives [`WorkerError::Remote`] with NOT_FOUND when there is none;
-    /// [`WorkerError::PeerLost`], [`WorkerError::NoFabric`],
-    /// [`WorkerError::DeadlineExceeded`] after its [`timeout`](Fetch::timeout).
+    /// Awaiting it returns [`WorkerError::Remote`] with NOT_FOUND if nothing is published under the name,
+    /// [`WorkerError::PeerLost`], [`WorkerError::NoFabric`], or [`WorkerError::DeadlineExceeded`] after its
+    /// [`timeout`](Fetch::timeout).
     ///
     /// # Cancel safety
     /// Cancel-safe: nothing is lost by dropping the future, because the tensor stays published.
@@ -228,12 +228,13 @@ impl Peer {
         Fetch::new(self, name)
     }
 
-    /// The tensors that the peer has published under `names`, in their order. All are asked for at once, in as few
-    /// messages as they fit ([`Flow::requests_per_message`](crate::Flow::requests_per_message)). Nothing happens until
-    /// it is awaited; its methods are the options.
+    /// Fetches the tensors that the peer has published under `names`. All are requested at once, in as few messages as
+    /// possible ([`Flow::requests_per_message`](crate::Flow::requests_per_message)). Nothing is sent until the fetch is
+    /// awaited; its methods are the options.
     ///
     /// # Memory
-    /// As [`Step::recv_many`](crate::Step::recv_many): what has come stays in the receive pool until the last has.
+    /// As [`Step::recv_many`](crate::Step::recv_many): tensors that have arrived stay in the receive pool until the
+    /// last one has.
     ///
     /// # Errors
     /// As [`fetch`](Self::fetch), for the first name whose fetch fails; the error names it.

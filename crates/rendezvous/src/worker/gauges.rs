@@ -1,4 +1,4 @@
-//! Figures that are read when somebody wants them.
+//! Metrics that are read when they are collected.
 
 #[cfg(not(feature = "metrics"))]
 use crate::unmetered::{counter, gauge};
@@ -11,7 +11,7 @@ use tensorwire_memory::{
 
 use crate::worker::Worker;
 
-/// Reasons of copies, and what they are called.
+/// The reasons for copies, with their labels.
 const REASONS: [(CopyReason, &str); 10] = [
     (CopyReason::Import, "import"),
     (CopyReason::ShmPayload, "shm_payload"),
@@ -27,8 +27,8 @@ const REASONS: [(CopyReason, &str); 10] = [
 
 impl Worker {
     /// Sets the gauges of this worker's pools, peers and sessions, and the counters of this process's copies, in the
-    /// recorder of the `metrics` crate. To be called whenever figures are collected: a timer of this worker's own would
-    /// wake an idle process. Transfers are counted as they happen.
+    /// recorder of the `metrics` crate. Call it whenever metrics are collected. The worker has no timer for it, because
+    /// that would wake an idle process. Transfers are counted as they happen.
     pub fn record_metrics(&self) {
         let node = &self.node;
         let pools = [

@@ -1,4 +1,4 @@
-//! What a peer has published, page by page, as far as a peer may go on.
+//! Lists of what a peer has published, fetched page by page.
 
 use std::{future::IntoFuture, pin::pin, time::Duration};
 
@@ -16,12 +16,10 @@ use crate::{
 };
 
 impl Peer {
-    /// What the peer has published, sorted by name.
+    /// Lists what the peer has published, sorted by name.
     ///
     /// # Errors
-    /// Awaiting it gives [`WorkerError::Control`],
-    /// [`WorkerError::PeerLost`],
-    /// [`WorkerError::DeadlineExceeded`].
+    /// Awaiting it returns [`WorkerError::Control`], [`WorkerError::PeerLost`] or [`WorkerError::DeadlineExceeded`].
     ///
     /// # Cancel safety
     /// Cancel-safe.
@@ -30,8 +28,8 @@ impl Peer {
     }
 }
 
-/// The list of what a peer has published, made by [`Peer::list`]. Nothing is asked for until it is awaited; that gives
-/// a [`Published`] for each tensor, sorted by name.
+/// A request for the list of what a peer has published, made by [`Peer::list`]. Nothing is sent until it is awaited.
+/// Awaiting it returns a [`Published`] for each tensor, sorted by name.
 #[derive(Debug)]
 #[must_use = "nothing is listed until it is awaited"]
 pub struct List<'a> {
@@ -45,14 +43,13 @@ impl<'a> List<'a> {
         Self { peer, limit: peer.worker.operations.defaults.limit, with_checksums: false }
     }
 
-    /// The longest that it may take, connecting included, instead of the worker's
-    /// [`timeout`](crate::WorkerBuilder::timeout).
+    /// The deadline, including the time to connect. Default: the worker's [`timeout`](crate::WorkerBuilder::timeout).
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
-    /// With the XXH3-64 of each tensor's bytes, which the peer computes now.
+    /// Adds the XXH3-64 checksum of each tensor, which the peer computes unless it has done so before.
     pub fn with_checksums(mut self) -> Self {
         self.with_checksums = true;
         self
@@ -73,7 +70,7 @@ impl<'a> List<'a> {
                 let more = page.more && !page.entries.is_empty();
                 match (list.take(page.entries, incarnation), &session) {
                     (Err(ListRefused::Disordered), Some(session)) => {
-                        session.condemn(Lost::misbehaved("the peer's list is not in the order of names"));
+                        session.condemn(Lost::misbehaved("the peer's list is not sorted by name"));
                         return Err(self.lost(session));
                     }
                     (Err(ListRefused::TooLong(status)), _) => {
@@ -118,15 +115,15 @@ impl<'a> IntoFuture for List<'a> {
     }
 }
 
-/// The list of what a peer has published, as a transfer.
+/// How errors name the transfer of a list.
 fn list_of(peer: &str) -> TransferName {
     TransferName { peer: peer.to_owned(), key: "list".to_owned(), step: None }
 }
 
-/// Longest list of one peer, in bytes as it travels: some millions of usual names.
+/// Longest list that is accepted from one peer, in encoded bytes: some millions of names of usual length.
 const LIST_BYTES_MAX: usize = 256 << 20;
 
-/// The pages that have come.
+/// The pages received so far.
 #[derive(Debug)]
 struct ListSoFar {
     entries: Vec<Published>,
@@ -134,30 +131,30 @@ struct ListSoFar {
     bytes_max: usize,
 }
 
-/// Why a page is not taken.
+/// Why a page is refused.
 #[derive(Debug, PartialEq, Eq)]
 enum ListRefused {
-    /// Its names do not go on where the page before ended: it would never end.
+    /// Its names do not follow those of the previous page, so the list might never end.
     Disordered,
-    /// The list is longer than may be.
+    /// The list is longer than the limit.
     TooLong(Status),
 }
 
 impl ListSoFar {
-    /// No page yet.
+    /// An empty list.
     fn new(bytes_max: usize) -> Self {
         Self { entries: Vec::new(), bytes: 0, bytes_max }
     }
 
-    /// The name that the next page begins after.
+    /// The last name so far; the next page begins after it.
     fn last_name(&self) -> Option<String> {
         self.entries.last().map(|entry| entry.name.clone())
     }
 
-    /// Takes a page of a peer in that life.
+    /// Appends a page of the peer's incarnation `incarnation`.
     ///
     /// # Errors
-    /// Why the list is over.
+    /// The page is refused, and no further one is requested.
     fn take(&mut self, page: Vec<ListEntry>, incarnation: u64) -> Result<(), ListRefused> {
         for entry in page {
             if self.entries.last().is_some_and(|last| last.name >= entry.name) {
@@ -166,7 +163,7 @@ impl ListSoFar {
             self.bytes += entry.encoded_length();
             if self.bytes > self.bytes_max {
                 let message = format!(
-                    "the peer lists more than {} bytes of names and shapes: fetch by name instead",
+                    "the peer's list has more than {} bytes of names and shapes: fetch by name instead",
                     self.bytes_max
                 );
                 return Err(ListRefused::TooLong(Status::new(Code::ResourceExhausted, message)));

@@ -1,4 +1,4 @@
-//! What each metric is, for recorders that show it, and the times that operations take. `docs/src/metrics.md` has the labels.
+//! Descriptions of all metrics, and the durations of operations. `docs/src/metrics.md` has the labels.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use crate::unmetered::{Histogram, Unit, describe_counter, describe_gauge, descri
 use metrics::{Histogram, Unit, describe_counter, describe_gauge, describe_histogram, histogram};
 
 const COUNTERS: [(&str, Unit, &str); 10] = [
-    ("tensorwire_transfers_total", Unit::Count, "Values received, and values given to be sent"),
-    ("tensorwire_bytes_total", Unit::Bytes, "Bytes of values received, and of values given to be sent"),
+    ("tensorwire_transfers_total", Unit::Count, "Values received and sent"),
+    ("tensorwire_bytes_total", Unit::Bytes, "Bytes of values received and sent"),
     ("tensorwire_errors_total", Unit::Count, "Receives and fetches that failed"),
-    ("tensorwire_connects_total", Unit::Count, "Data connections made, by either end"),
+    ("tensorwire_connects_total", Unit::Count, "Data connections made by either side"),
     ("tensorwire_encrypted_connects_total", Unit::Count, "Data connections made that are encrypted"),
     (
         "tensorwire_reconnects_total",
@@ -30,12 +30,12 @@ const GAUGES: [(&str, Unit, &str); 8] = [
     (
         "tensorwire_pool_leaked_bytes",
         Unit::Bytes,
-        "Memory of the pool given up because a peer might still write it",
+        "Memory of the pool that is never reused because a peer might still write it",
     ),
     (
         "tensorwire_pool_retired_bytes",
         Unit::Bytes,
-        "Memory of the pool that peers view although their connection is over",
+        "Memory of the pool that peers still view after their connection ended",
     ),
     ("tensorwire_pool_waiting", Unit::Count, "Tasks that wait for memory of the pool"),
     ("tensorwire_peers", Unit::Count, "Peers that are known"),
@@ -45,7 +45,7 @@ const GAUGES: [(&str, Unit, &str); 8] = [
 
 const SECONDS: &str = "tensorwire_receive_seconds";
 
-/// Tells the recorder of the `metrics` crate what each metric is. Without one that is nothing.
+/// Describes each metric to the recorder of the `metrics` crate, if one is installed.
 pub(crate) fn describe() {
     for (name, unit, text) in COUNTERS {
         describe_counter!(name, unit, text);
@@ -56,8 +56,7 @@ pub(crate) fn describe() {
     describe_histogram!(SECONDS, Unit::Seconds, "Time from the call of a receive or fetch to its value");
 }
 
-/// How long operations take that give values, from the call to the value. Without a recorder a time is a call that does
-/// nothing.
+/// Durations of fetches and receives, from the call to the value. Without a recorder, recording does nothing.
 #[derive(Debug)]
 pub(crate) struct Times {
     fetch: Histogram,

@@ -1,7 +1,7 @@
-//! A worker: one process of a cluster, as its users hold it.
+//! [`Worker`]: one process of a cluster, as users hold it.
 //!
-//! [`Worker`] itself imports nothing of this folder but the times of operations. What it makes (builders, peers, steps) adds the methods that
-//! make it, each in its own module.
+//! `Worker` imports nothing of this folder except the times of operations. Methods that return a builder, a peer or a
+//! step are defined in the module of that type.
 
 pub(crate) mod builder;
 pub(crate) mod fetch;
@@ -41,7 +41,7 @@ use crate::{
     },
 };
 
-/// A worker. Cheap to clone; the last clone's drop begins the shutdown without waiting for it.
+/// A worker. Cheap to clone. Dropping the last clone starts the shutdown without waiting for it.
 ///
 /// ```
 /// use tensorwire_rendezvous::{Tensor, Worker};
@@ -65,19 +65,19 @@ pub struct Worker {
     pub(crate) operations: Arc<Operations>,
 }
 
-/// What a worker's own operations share. Its drop, with the last handle on the worker, begins the shutdown.
+/// State shared by all clones of a worker. Dropping it, with the last clone, starts the shutdown.
 #[derive(Debug)]
 pub(crate) struct Operations {
     node: Arc<Node>,
     pub(crate) defaults: Defaults,
     times: Times,
-    /// A shutdown has begun: nothing new is accepted here.
+    /// A shutdown has started: new operations are refused.
     refusing: AtomicBool,
-    /// The shutdown is done.
+    /// The shutdown is complete.
     closed: watch::Sender<bool>,
 }
 
-/// Settings of operations that do not name their own.
+/// Settings for operations that do not set their own.
 #[derive(Debug)]
 pub(crate) struct Defaults {
     pub(crate) sharing: Sharing,
@@ -92,7 +92,7 @@ impl Drop for Operations {
     }
 }
 
-/// What is known of a peer now.
+/// The current state of a peer.
 ///
 /// ```
 /// use tensorwire_rendezvous::Worker;
@@ -117,16 +117,17 @@ pub struct PeerInfo {
     pub address: Option<String>,
     /// The fabric in use; `None` while not connected.
     pub transport: Option<FabricKind>,
-    /// Whether what travels over it is encrypted, by TLS; `None` while not connected. Never over shared memory, which does
-    /// not leave the host.
+    /// Whether TLS encrypts the connection; `None` while not connected. Shared memory is never encrypted, because it
+    /// does not leave the host.
     pub encrypted: Option<bool>,
-    /// The fabrics that were considered before it, and why each is not used. Empty when the peer made the connection.
+    /// The fabrics that were tried before it, each with the reason why it is not used. Empty if the peer made the
+    /// connection.
     pub not_used: Vec<String>,
     /// Its incarnation; `None` before the first session.
     pub incarnation: Option<u64>,
-    /// The fabric's counters of the present connection.
+    /// The fabric's counters for the current connection, or for the last one.
     pub fabric: QueuePairStats,
-    /// The protocol's counters of the present connection.
+    /// The protocol's counters for the current connection, or for the last one.
     pub counters: Counters,
 }
 
@@ -142,60 +143,60 @@ impl Worker {
         &self.node.name
     }
 
-    /// Where peers reach it.
+    /// The address that peers dial, `host:port`.
     pub fn address(&self) -> &str {
         &self.node.address
     }
 
-    /// Tells this life of the worker from earlier ones.
+    /// A random number that changes with each start of the worker.
     pub fn incarnation(&self) -> u64 {
         self.node.incarnation
     }
 
-    /// Memory for values to publish and send. A value in the memory of another pool is copied here each time it is sent to
+    /// The pool for values to publish and send. A value in another pool is copied into this one each time it is sent to
     /// another worker.
     pub fn pool(&self) -> &Pool {
         &self.node.pools.source
     }
 
-    /// The user's own memory, to publish and send from where it lies: join it, then
-    /// [`Tensor::shared`](crate::Tensor::shared). A peer that uses shared memory gets a copy, which is made in
-    /// [`pool`](Self::pool) each time.
+    /// Registers memory of your own, so that values are published and sent from it without a copy: join it, then make a
+    /// tensor with [`Tensor::shared`](crate::Tensor::shared). A peer connected over shared memory gets a copy, made in
+    /// [`pool`](Self::pool) for each transfer.
     pub fn user_memory(&self) -> &UserMemory {
         &self.node.pools.user
     }
 
-    /// Memory that peers may write: what received values lie in. [`Fetch::into_buffer`](crate::Fetch::into_buffer) and
-    /// [`Recv::into_buffer`](crate::Recv::into_buffer) fill a buffer of it without a copy. Under [`Trust::Hostile`](crate::Trust::Hostile) no peer can
-    /// write it, and any buffer is filled with one copy.
+    /// The pool for received values, which peers may write. [`Fetch::into_buffer`](crate::Fetch::into_buffer) and
+    /// [`Recv::into_buffer`](crate::Recv::into_buffer) fill a buffer of it without a copy. Under
+    /// [`Trust::Hostile`](crate::Trust::Hostile) no peer can write it, and every buffer is filled by one copy.
     pub fn receive_pool(&self) -> &Pool {
         &self.node.pools.receive
     }
 
-    /// What the memory for received values holds.
+    /// How much of the pool for received values is in use.
     pub fn receive_memory(&self) -> PoolStats {
         self.node.pools.receive.stats()
     }
 
-    /// Publishes `tensor` under `name`, in place of an earlier one; gives its version. Receivers that are being
-    /// served keep the tensor they were promised.
+    /// Publishes `tensor` under `name`, replaces an earlier one, and returns the version. A fetch that is being
+    /// answered still gets the tensor it was answered with.
     ///
     /// # Errors
-    /// [`WorkerError::Config`] when the name is empty or too long, or has a control character.
+    /// [`WorkerError::Config`] if the name is empty, too long or contains a control character.
     pub fn publish(&self, name: &str, tensor: Tensor) -> Result<Version, WorkerError> {
         check_published(name)?;
         Ok(self.node.values.published.publish(name, tensor.remember_checksums()))
     }
 
-    /// Withdraws a published tensor; false if there was none.
+    /// Withdraws a published tensor. Returns false if nothing was published under `name`.
     pub fn withdraw(&self, name: &str) -> bool {
         self.node.values.published.withdraw(name)
     }
 
-    /// The key of `edge` from `source_device` to `destination_device`
-    /// (`/job:ps/replica:0/task:0/device:CPU:0`, or a worker's name where its devices need not be told apart). Of a
-    /// device of this worker it names this incarnation; of a peer's, the incarnation is filled in when the key is used, so
-    /// the key stays valid over restarts.
+    /// The key of `edge` from `source_device` to `destination_device` (`/job:ps/replica:0/task:0/device:CPU:0`, or a
+    /// worker's name if its devices need not be distinguished). If the source is a device of this worker, the key names
+    /// this incarnation. If it is a peer's, the incarnation is filled in when the key is used, so the key stays valid
+    /// when the peer restarts.
     ///
     /// # Errors
     /// [`WorkerError::BadKey`].
@@ -222,12 +223,12 @@ impl Worker {
         device.is_same_address_space(&self.node.values.device)
     }
 
-    /// Whether operations of this worker's user are refused.
+    /// Whether new operations are refused, because a shutdown has started.
     pub(crate) fn is_refusing(&self) -> bool {
         self.operations.refusing.load(Ordering::Acquire) || self.node.is_closing()
     }
 
-    /// As [`within`](Self::within); how long the operation took to give its value is recorded.
+    /// As [`within`](Self::within). Records the time that a successful operation took.
     pub(crate) async fn timed<T>(
         &self,
         timed: Timed,
@@ -241,7 +242,8 @@ impl Worker {
         Ok(value)
     }
 
-    /// Takes the operation pinned: a future that is handed on by value is kept at every stage.
+    /// Awaits `operation` for at most `limit`. It is pinned by the caller, because passing a future by value would
+    /// embed a copy of it in each calling future.
     pub(crate) async fn within<T>(
         &self,
         limit: Duration,

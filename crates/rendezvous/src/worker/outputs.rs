@@ -1,4 +1,4 @@
-//! Maps of values: the inputs and outputs of a step.
+//! Sending and receiving maps of values: the inputs and outputs of a step.
 
 use std::{collections::BTreeMap, pin::pin, sync::OnceLock};
 
@@ -15,31 +15,32 @@ use crate::{
 };
 
 impl Step {
-    /// Sends each tensor under its key, in their order, as [`send`](Self::send) does.
+    /// Sends each tensor under its key, in order, as [`send`](Self::send) does.
     ///
     /// # Errors
-    /// As [`send`](Self::send), for the first key that is refused; the tensors before it are sent.
+    /// As [`send`](Self::send), for the first key that is refused. The tensors before it are sent.
     pub fn send_inputs(&self, inputs: impl IntoIterator<Item = (Key, Tensor)>) -> Result<(), WorkerError> {
         inputs.into_iter().try_for_each(|(key, tensor)| self.send(&key, tensor))
     }
 
-    /// The next value under each of `keys`, by key. All are asked for at once, as [`recv_many`](Self::recv_many) does.
+    /// Receives the next value of each of `keys`. All are requested at once, as by [`recv_many`](Self::recv_many).
     ///
-    /// Where several receives fail, the error is that of a cause, not of what only follows from one
-    /// ([`WorkerError::is_derived`]): such a failure is given only once no other receive is under way, or the time is
-    /// over.
+    /// If several receives fail, the returned error is an original cause. A derived error ([`WorkerError::is_derived`])
+    /// is returned only when no receive is pending any more or the deadline has passed.
     ///
     /// # Errors
-    /// As [`recv`](Self::recv), and [`WorkerError::DeadOutput`] for a value of a branch that was not taken. Values of
-    /// keys that have come are kept for the next receives of these. [`WorkerError::BadKey`] for a key that occurs twice.
+    /// As [`recv`](Self::recv); [`WorkerError::DeadOutput`] for a value of a branch that was not taken;
+    /// [`WorkerError::BadKey`] for a key that occurs twice. Values that have arrived for other keys are not lost: the
+    /// next receives of these keys get them.
     ///
     /// # Cancel safety
-    /// As [`recv`](Self::recv): a value that has come for one of the keys is not lost when the future is dropped.
+    /// As [`recv`](Self::recv): a value that has arrived for one of the keys is not lost when the future is dropped.
     pub async fn recv_outputs(&self, keys: &[Key]) -> Result<BTreeMap<Key, Tensor>, WorkerError> {
         let mut outputs: BTreeMap<&Key, Option<HeldTensor>> = BTreeMap::new();
         for key in keys {
             if outputs.insert(key, None).is_some() {
-                let problem = "it is named twice, and a map has room for one value: use recv_many".to_owned();
+                let problem =
+                    "it is given twice, and a map has one value for each key: use recv_many".to_owned();
                 return Err(WorkerError::BadKey { key: key.to_string(), problem });
             }
         }
@@ -60,7 +61,7 @@ impl Step {
         came.map(|(key, held)| Ok((key.clone(), held.into_tensor()?))).collect()
     }
 
-    /// Receives what is to come for each key. The first failure that only follows from another is put by.
+    /// Receives the value of each key. The first derived error is stored in `derived`, and the other receives go on.
     async fn receive_outputs(
         &self,
         outputs: &mut BTreeMap<&Key, Option<HeldTensor>>,

@@ -1,18 +1,18 @@
-//! A peer, as users hold it.
+//! [`Peer`]: a peer, as users hold it.
 
 use std::pin::pin;
 
 use crate::{
     control::{cluster::ClusterSpec, name::sought},
     error::WorkerError,
-    link::{known_peer::KnownPeer, session_setup::Meant},
+    link::{known_peer::KnownPeer, session_setup::Verify},
     worker::Worker,
 };
 
-/// Another worker: what is fetched from it, and whom a step sends to. Cheap to clone. It stays valid over reconnects
-/// and restarts of the peer, and keeps the worker that it is of running.
+/// Another worker, to fetch from and to send to. Cheap to clone. It stays valid when the connection or the peer is
+/// restarted, and keeps the worker that returned it running.
 ///
-/// [`Worker::peer`], [`Worker::peer_at`] and [`Worker::wait_for_peer`] give it. It is connected on first use.
+/// Returned by [`Worker::peer`], [`Worker::peer_at`] and [`Worker::wait_for_peer`]. It is connected on first use.
 ///
 /// ```
 /// use tensorwire_rendezvous::Worker;
@@ -43,20 +43,20 @@ impl Peer {
         self.known.name()
     }
 
-    /// The address it was dialled at or says that it listens on.
+    /// The address at which it was dialled, or on which it announced that it listens.
     pub fn address(&self) -> Option<String> {
         self.known.address()
     }
 
-    /// The number of its present life, or of the last one that is known; `None` before the first session.
+    /// Its current incarnation, or the last known one; `None` before the first session.
     pub fn incarnation(&self) -> Option<u64> {
         self.known.incarnation()
     }
 }
 
 impl Worker {
-    /// The peer called `name`: of the cluster, or one that has connected. Does not connect. The own name gives this
-    /// worker itself, whose tensors are fetched without a connection.
+    /// The peer called `name`, if it is in the cluster or has connected. Does not connect. This worker's own name
+    /// returns the worker itself, whose tensors are fetched without a connection.
     ///
     /// # Errors
     /// [`WorkerError::UnknownWorker`].
@@ -64,13 +64,13 @@ impl Worker {
         Ok(Peer::new(self, self.node.peer_by_name(&sought(name))?))
     }
 
-    /// The peer that listens on `address` (`host:port`). Asks it for its name unless that is known already, or the
-    /// address is this worker's own.
+    /// The peer that listens on `address` (`host:port`). Opens a session to learn its name, unless the name is already
+    /// known or the address is this worker's own.
     ///
     /// # Errors
-    /// [`WorkerError::Control`] when it cannot be reached or does not share the secret, [`WorkerError::Limit`]
-    /// when this process may open no more files, [`WorkerError::NameTaken`] when its name is that of another worker that
-    /// is connected and answers.
+    /// [`WorkerError::Control`] if it cannot be reached or does not share the secret, [`WorkerError::Limit`] if this
+    /// process may open no more files, [`WorkerError::NameTaken`] if another worker of the same name is connected and
+    /// answers.
     ///
     /// # Cancel safety
     /// Cancel-safe.
@@ -78,12 +78,12 @@ impl Worker {
         if let Some(peer) = self.node.peer_by_address(address) {
             return Ok(Peer::new(self, peer));
         }
-        let (_, known) = self.node.dial(address, Meant::Host).await.map_err(WorkerError::or_limit)?;
+        let (_, known) = self.node.dial(address, Verify::Host).await.map_err(WorkerError::or_limit)?;
         Ok(Peer::new(self, known))
     }
 
-    /// The peer called `name`, as soon as it is connected with this worker: for a service whose clients come by
-    /// themselves. Does not connect; waits at most for the worker's default timeout.
+    /// Waits until the peer called `name` has connected to this worker, for at most the worker's default timeout. Does
+    /// not connect: this is for a service whose clients dial it.
     ///
     /// # Errors
     /// [`WorkerError::DeadlineExceeded`], [`WorkerError::ShutDown`].
@@ -106,18 +106,19 @@ impl Worker {
             .await
     }
 
-    /// Says that the worker `name` listens on `address` (`host:port`): one that is in no cluster, or that has moved. A
-    /// connection that stands stays; the next one goes there, or else to where the cluster says.
+    /// Sets the address (`host:port`) of the worker `name`, which is not in the cluster or has moved. An open
+    /// connection stays; the next one dials this address first, then the address in the cluster.
     ///
-    /// A peer that was restarted elsewhere and connects here says itself where it listens.
+    /// This is not needed for a peer that restarts elsewhere and dials this worker: it announces its new address.
     ///
     /// # Errors
-    /// [`WorkerError::Cluster`] for a name or an address that is none, [`WorkerError::Config`] for this worker's own name.
+    /// [`WorkerError::Cluster`] if the name or the address is invalid, [`WorkerError::Config`] for this worker's own
+    /// name.
     pub fn set_address(&self, name: &str, address: &str) -> Result<Peer, WorkerError> {
         ClusterSpec::new().worker(name, address).check()?;
         let name = sought(name);
         if name == self.node.name {
-            let remedy = "that is this worker itself: name a peer".to_owned();
+            let remedy = "that is this worker itself: use the name of a peer".to_owned();
             return Err(WorkerError::Config { field: "name", value: name, remedy });
         }
         Ok(Peer::new(self, self.node.name_peer(&name, address)?))

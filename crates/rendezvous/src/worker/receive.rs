@@ -1,4 +1,4 @@
-//! Receives and sends of a step, as users write them.
+//! Receives of a step, and sends and receives by the name of a peer.
 
 use std::{borrow::Cow, future::IntoFuture, pin::pin, time::Duration};
 
@@ -24,8 +24,8 @@ use crate::{
 
 /// A receive of one value, made by [`Step::recv`] and [`StepFrom::recv`]. Nothing happens until it is awaited.
 ///
-/// Awaiting it gives the [`Tensor`]; after [`into_buffer`](Self::into_buffer) a [`Filled`], after [`with`](Self::with)
-/// a [`Delivered`].
+/// Awaiting it returns the [`Tensor`]; after [`into_buffer`](Self::into_buffer) a [`Filled`], after
+/// [`with`](Self::with) a [`Delivered`].
 #[derive(Debug)]
 #[must_use = "nothing is received until it is awaited"]
 pub struct Recv<'a, As = AsTensor> {
@@ -43,11 +43,11 @@ impl<'a> Recv<'a> {
         Self { step, key, limit, sharing, gives: AsTensor::new() }
     }
 
-    /// Into `buffer`, which must be long enough. The bytes land there without a copy if the buffer is of
-    /// [`Worker::receive_pool`](crate::Worker::receive_pool), and the value is not so small that it travels inside a
-    /// message; else with one copy.
+    /// Receives into `buffer`, which must be long enough. This takes no copy if the buffer is from
+    /// [`Worker::receive_pool`](crate::Worker::receive_pool) and the value is too large to travel inside a message;
+    /// otherwise it takes one copy.
     ///
-    /// The buffer is owned, because the peer may write it for longer than the future lives:
+    /// The buffer is owned, because the peer may still write it after the future is dropped:
     ///
     /// ```
     /// # use {tensorwire_memory::BufMut, tensorwire_protocol::Key, tensorwire_rendezvous::Step};
@@ -56,7 +56,7 @@ impl<'a> Recv<'a> {
     /// }
     /// ```
     ///
-    /// A borrowed one is refused by the compiler:
+    /// A borrowed buffer does not compile:
     ///
     /// ```compile_fail,E0308
     /// # use {tensorwire_memory::BufMut, tensorwire_protocol::Key, tensorwire_rendezvous::Step};
@@ -65,26 +65,28 @@ impl<'a> Recv<'a> {
     /// }
     /// ```
     ///
-    /// The buffer that comes back is the one given, except in one case: the value may be that of another receive of the
-    /// key that was given up meanwhile. Then it comes in that one's memory, and the buffer goes back to its pool.
+    /// The returned buffer is the one given, except in one case: the value may have been written for another receive of
+    /// the key whose future was dropped. Then the value is returned in the memory of that receive, and the given buffer
+    /// returns to its pool.
     ///
     /// # Errors
-    /// As [`Step::recv`], and [`WorkerError::Mismatch`] for a value that does not fit, which the next receive of the key
-    /// gets. The buffer comes back with the error, unless the peer may still write it.
+    /// As [`Step::recv`], and [`WorkerError::Mismatch`] for a value that does not fit; the next receive of the key gets
+    /// that value. The error contains the buffer, unless the peer may still write it.
     ///
     /// # Cancel safety
-    /// As [`Step::recv`]. The buffer goes back to its pool once the peer can't write it any more and no value is kept in
-    /// it.
+    /// As [`Step::recv`]. The buffer returns to its pool once the peer can no longer write it and the next receive of
+    /// the key does not need a value in it.
     pub fn into_buffer(self, buffer: BufMut) -> Recv<'a, IntoBuffer> {
         self.giving(IntoBuffer::new(buffer))
     }
 
-    /// With more to say: where the value is wanted, and a token that ends the receive while it waits. A value that is
-    /// there wins over a token that was cancelled before. From a sender on this worker the value comes with what that
-    /// said; from another worker with blank [`SendArgs`](crate::SendArgs).
+    /// Receives with arguments: the memory in which the value is wanted, and a token that cancels the receive while it
+    /// waits. A value that is available takes precedence over a token that is already cancelled. A value from this
+    /// worker comes with the arguments of its sender, one from another worker with default
+    /// [`SendArgs`](crate::SendArgs).
     ///
-    /// A value that is wanted on another kind of memory than it is on is copied by the device contexts of the two ends
-    /// ([`DeviceContext`](crate::DeviceContext)).
+    /// If the value is in another kind of memory than it is wanted in, the device contexts of sender and receiver copy
+    /// it ([`DeviceContext`](crate::DeviceContext)).
     ///
     /// ```
     /// use tensorwire_rendezvous::{CancellationToken, RecvArgs, Worker, WorkerError};
@@ -105,9 +107,9 @@ impl<'a> Recv<'a> {
     /// ```
     ///
     /// # Errors
-    /// As [`Step::recv`]; [`WorkerError::Cancelled`], derived, when the token gets cancelled while the receive waits, or
-    /// was cancelled before and the sender has no value; [`WorkerError::Local`] when the value can't be copied to where
-    /// it is wanted, which the next receive of the key gets then.
+    /// As [`Step::recv`]; [`WorkerError::Cancelled`], derived, if the token is cancelled while the receive waits, or
+    /// was already cancelled and the sender has no value; [`WorkerError::Local`] if the value cannot be copied to the
+    /// memory that it is wanted in. The next receive of the key gets that value.
     ///
     /// # Cancel safety
     /// As [`Step::recv`], also while the value is copied.
@@ -117,15 +119,15 @@ impl<'a> Recv<'a> {
 }
 
 impl<'a, As> Recv<'a, As> {
-    /// The longest that it may take, connecting included, instead of the worker's
-    /// [`timeout`](crate::WorkerBuilder::timeout).
+    /// The deadline, including the time to connect. Default: the worker's [`timeout`](crate::WorkerBuilder::timeout).
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
-    /// Whether a view is wanted or a copy, instead of the worker's [`sharing`](crate::WorkerBuilder::sharing). A buffer
-    /// is always filled. A value that is kept for the next receive of its key is what that one gets, view or copy.
+    /// Requests a view or a copy. Default: the worker's [`sharing`](crate::WorkerBuilder::sharing). A buffer is always
+    /// filled by a copy. A receive that gets the value of an earlier, dropped receive gets it in the form that the
+    /// earlier one requested.
     pub fn sharing(mut self, sharing: Sharing) -> Self {
         self.sharing = sharing;
         self
@@ -138,8 +140,7 @@ impl<'a, As> Recv<'a, As> {
 }
 
 impl Recv<'_, IntoBuffer> {
-    /// Refuses a value whose elements are of another type. Without it any that is not too long is taken;
-    /// [`Filled::metadata`] tells its type.
+    /// Refuses a value of another element type. By default any type is accepted; [`Filled::metadata`] contains it.
     pub fn dtype(mut self, dtype: DataType) -> Self {
         self.gives.dtype = Some(dtype);
         self
@@ -202,7 +203,7 @@ async fn receive_into(
 }
 
 /// A receive of several values, made by [`Step::recv_many`] and [`StepFrom::recv_many`]. Nothing happens until it is
-/// awaited; that gives the tensors in the order of their keys.
+/// awaited. Awaiting it returns the tensors in the order of their keys.
 #[derive(Debug)]
 #[must_use = "nothing is received until it is awaited"]
 pub struct RecvMany<'a> {
@@ -258,60 +259,60 @@ impl<'a> IntoFuture for RecvMany<'a> {
 }
 
 impl Step {
-    /// The next value under `key`, from the worker of its source device; from this worker's own table, without
-    /// a copy, when that is itself. Nothing happens until it is awaited; its methods are the options.
+    /// Receives the next value of `key` from the worker of its source device. If that is this worker, the value comes
+    /// from its own table without a copy. Nothing happens until the receive is awaited; its methods are the options.
     ///
     /// # Errors
-    /// Awaiting it gives [`WorkerError::WrongWorker`] when the destination is not a device of this worker;
-    /// [`WorkerError::Remote`] with the sender's status, also when the key names another life of it;
-    /// [`WorkerError::PeerLost`], [`WorkerError::Aborted`], [`WorkerError::DeadlineExceeded`] after its
+    /// Awaiting it returns [`WorkerError::WrongWorker`] if the destination is not a device of this worker;
+    /// [`WorkerError::Remote`] with the sender's status, also if the key names another incarnation of the sender;
+    /// [`WorkerError::PeerLost`], [`WorkerError::Aborted`], or [`WorkerError::DeadlineExceeded`] after its
     /// [`timeout`](Recv::timeout).
     ///
     /// # Cancel safety
-    /// Cancel-safe: in a loop around `select!`, nothing is lost, doubled or out of order. Dropping the future gives
-    /// the receive up: the sender is told, and a value that it has not written yet stays there in its place. One
-    /// that is being written is kept here, in the receive's own memory, for the next receive of the key; that waits
-    /// until it is known which of the two it is. Of several receives of a key that are outstanding at once when one
-    /// of them is dropped, any may get the value. Kept values end with the step.
+    /// Cancel-safe: in a loop around `select!`, no value is lost, duplicated or reordered. Dropping the future cancels
+    /// the receive at the sender. A value that the sender has not written yet stays there, in order. A value that is
+    /// being written is stored here, in the memory of the dropped receive, for the next receive of the key; that
+    /// receive waits until it is known which of the two cases it is. If several receives of a key are outstanding and
+    /// one is dropped, any of the others may get the value. Stored values are dropped when the step ends.
     ///
-    /// If the connection breaks while values of the step are under way, the step is over with this peer at both
-    /// ends, for good: later receives fail with [`WorkerError::PeerLost`] too.
+    /// If the connection breaks while values of the step are under way, the step has ended between the two workers,
+    /// also after a reconnect: later receives fail with [`WorkerError::PeerLost`], too.
     pub fn recv<'a>(&'a self, key: &'a Key) -> Recv<'a> {
         Recv::new(self, Ok(Cow::Borrowed(key)))
     }
 
-    /// The next value under each of `keys`, in their order. All are asked for at once, each worker in as few messages as
-    /// its keys fit ([`Flow::requests_per_message`](crate::Flow::requests_per_message)); they may come from different
+    /// Receives the next value of each of `keys`. All are requested at once, from each worker in as few messages as
+    /// possible ([`Flow::requests_per_message`](crate::Flow::requests_per_message)). The sources may be on different
     /// workers, and a key may occur more than once.
     ///
     /// # Memory
-    /// Values that have come stay in the receive pool while the others are waited for. So all that is wanted together at a
-    /// time must fit into it ([`Memory::receive_bytes`](crate::Memory::receive_bytes)), with as much beside as
-    /// the largest of other values: else some of it may wait for memory until the deadline. A value takes at most twice its
-    /// bytes meanwhile.
+    /// Values that have arrived stay in the receive pool until the last one has. So the pool
+    /// ([`Memory::receive_bytes`](crate::Memory::receive_bytes)) must have room for all values that are requested
+    /// together at a time, plus the largest other value; otherwise some receives may wait for memory until the
+    /// deadline. A value takes at most twice its length.
     ///
     /// # Errors
-    /// As [`recv`](Self::recv), for the first key whose receive fails; the error names it. Values of other keys that
-    /// have come are kept for the next receives of these.
+    /// As [`recv`](Self::recv), for the first key whose receive fails; the error names it. Values that have arrived for
+    /// other keys are not lost: the next receives of these keys get them.
     ///
     /// # Cancel safety
-    /// As [`recv`](Self::recv): a value that has come for one of the keys is not lost when the future is dropped.
+    /// As [`recv`](Self::recv): a value that has arrived for one of the keys is not lost when the future is dropped.
     pub fn recv_many<'a>(&'a self, keys: &'a [Key]) -> RecvMany<'a> {
         RecvMany::new(self, Ok(Cow::Borrowed(keys)))
     }
 
-    /// Sends to `peer`, by the names of the two workers and of each value.
+    /// For sends to `peer` by plain names instead of keys.
     pub fn to<'a>(&'a self, peer: &'a Peer) -> StepTo<'a> {
         StepTo { step: self, peer }
     }
 
-    /// Receives from `peer`, by the names of the two workers and of each value.
+    /// For receives from `peer` by plain names instead of keys.
     pub fn from<'a>(&'a self, peer: &'a Peer) -> StepFrom<'a> {
         StepFrom { step: self, peer }
     }
 }
 
-/// A step and the peer that values are sent to, made by [`Step::to`].
+/// A step and a peer to send to, made by [`Step::to`].
 ///
 /// ```
 /// use tensorwire_rendezvous::{Tensor, Worker};
@@ -335,18 +336,18 @@ pub struct StepTo<'a> {
 }
 
 impl StepTo<'_> {
-    /// Makes `tensor` available to the peer under `name`, as [`Step::send`] does under a whole key. The peer receives it
-    /// with [`StepFrom::recv`].
+    /// Makes `tensor` available to the peer under `name`, as [`Step::send`] does under a key. The peer receives it with
+    /// [`StepFrom::recv`].
     ///
     /// # Errors
-    /// As [`Step::send`]; [`WorkerError::BadKey`] when the name is none.
+    /// As [`Step::send`]; [`WorkerError::BadKey`] if the name is invalid.
     pub fn send(self, name: &str, tensor: Tensor) -> Result<(), WorkerError> {
         let worker = &self.step.worker;
         self.step.send(&worker.key(worker.name(), self.peer.name(), name)?, tensor)
     }
 }
 
-/// A step and the peer that values are received from, made by [`Step::from`]. [`StepTo`] has an example.
+/// A step and a peer to receive from, made by [`Step::from`]. [`StepTo`] has an example.
 #[derive(Debug, Clone, Copy)]
 pub struct StepFrom<'a> {
     step: &'a Step,
@@ -354,10 +355,10 @@ pub struct StepFrom<'a> {
 }
 
 impl<'a> StepFrom<'a> {
-    /// The next value that the peer sends to this worker under `name`, as [`Step::recv`] receives by a whole key.
+    /// Receives the next value that the peer sends to this worker under `name`, as [`Step::recv`] does by a key.
     ///
     /// # Errors
-    /// Awaiting it fails as [`Step::recv`] does; [`WorkerError::BadKey`] when the name is none.
+    /// As [`Step::recv`]; [`WorkerError::BadKey`] if the name is invalid.
     ///
     /// # Cancel safety
     /// As [`Step::recv`].
@@ -365,10 +366,10 @@ impl<'a> StepFrom<'a> {
         Recv::new(self.step, self.key(name).map(Cow::Owned))
     }
 
-    /// The next value under each of `names`, as [`Step::recv_many`] receives by whole keys.
+    /// Receives the next value under each of `names`, as [`Step::recv_many`] does by keys.
     ///
     /// # Errors
-    /// As [`recv`](Self::recv), for the first that fails.
+    /// As [`recv`](Self::recv), for the first name whose receive fails.
     ///
     /// # Cancel safety
     /// As [`Step::recv_many`].

@@ -1,4 +1,4 @@
-//! A value in a buffer of the user's, and why there is none.
+//! Values received into a user's buffer.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::{
     values::{published::Version, tensor::Tensor},
 };
 
-/// A value in the buffer that it was received into.
+/// A buffer with the value that was received into it.
 ///
 /// ```
 /// use tensorwire_rendezvous::{Tensor, Worker};
@@ -31,11 +31,11 @@ use crate::{
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Filled {
-    /// What the value is. Its bytes are the first of the buffer.
+    /// Element type, shape and length of the value, whose bytes lie at the start of the buffer.
     pub metadata: Metadata,
     /// The buffer.
     pub buffer: BufMut,
-    /// Its version, of a published tensor whose fetch asked for that.
+    /// The version, if a published tensor was fetched with `versioned`, `wait` or `newer_than`.
     pub version: Option<Version>,
 }
 
@@ -46,7 +46,8 @@ impl Filled {
         self.buffer.get(..length).unwrap_or(&self.buffer)
     }
 
-    /// The value as a tensor, without a copy. The buffer goes back to its pool with the tensor's last clone.
+    /// The value as a tensor, without a copy. The buffer returns to its pool when the last clone of the tensor is
+    /// dropped.
     pub fn into_tensor(self) -> Tensor {
         let length = self.bytes().len();
         let whole = self.buffer.freeze();
@@ -54,13 +55,14 @@ impl Filled {
     }
 }
 
-/// Why nothing was received into a buffer.
+/// The error of a receive into a buffer, with the buffer.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ReceiveIntoError {
-    /// Why.
+    /// The cause.
     pub error: WorkerError,
-    /// The buffer, unless the peer may still write it: then it goes back to its pool as soon as that is over.
+    /// The buffer; `None` if the peer may still write it. Then it returns to its pool as soon as the peer no longer
+    /// can.
     pub buffer: Option<BufMut>,
 }
 

@@ -1,29 +1,29 @@
-//! What awaiting a fetch or a receive gives.
+//! Type parameters that select what awaiting a fetch or a receive returns.
 
 use tensorwire_memory::BufMut;
 use tensorwire_protocol::DataType;
 
 use crate::{link::target::Target, values::arguments::RecvArgs, worker::receive_into::ReceiveIntoError};
 
-/// Awaiting gives a [`Tensor`](crate::Tensor).
+/// Awaiting returns a [`Tensor`](crate::Tensor).
 #[derive(Debug)]
 pub struct AsTensor {
     pub(crate) _private: (),
 }
 
-/// Awaiting gives a [`Fetched`](crate::Fetched): the tensor and its version.
+/// Awaiting returns a [`Fetched`](crate::Fetched): the tensor and its version.
 #[derive(Debug)]
 pub struct AsVersioned {
     pub(crate) _private: (),
 }
 
-/// Awaiting gives a [`Delivered`](crate::Delivered): the tensor, and what its sender and its receiver said beside it.
+/// Awaiting returns a [`Delivered`](crate::Delivered): the tensor with the arguments of its sender and its receiver.
 #[derive(Debug)]
 pub struct AsDelivered {
     pub(crate) args: RecvArgs,
 }
 
-/// Awaiting gives a [`Filled`](crate::Filled) buffer, or a [`ReceiveIntoError`] with the buffer.
+/// Awaiting returns a [`Filled`](crate::Filled) buffer, or a [`ReceiveIntoError`] with the buffer.
 #[derive(Debug)]
 pub struct IntoBuffer {
     pub(crate) buffer: BufMut,
@@ -45,7 +45,7 @@ impl IntoBuffer {
         Target::new(self.dtype, self.buffer)
     }
 
-    /// Nothing was begun.
+    /// The error of a receive that did not start.
     pub(crate) fn given_back(self, error: crate::WorkerError) -> ReceiveIntoError {
         ReceiveIntoError { error, buffer: Some(self.buffer) }
     }

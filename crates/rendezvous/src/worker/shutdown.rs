@@ -1,4 +1,4 @@
-//! The end of a worker.
+//! Shutting a worker down.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -10,17 +10,17 @@ use crate::{error::Lost, link::known_peer::KnownPeer, worker::Worker};
 /// How long a shutdown waits for the sessions' goodbyes.
 const GOODBYES: Duration = Duration::from_secs(2);
 
-/// How often it looks whether values are still on their way.
+/// Interval at which a shutdown checks whether transfers are still under way.
 const LOOK: Duration = Duration::from_millis(1);
 
 impl Worker {
-    /// Ends everything in order. From now on operations here fail with [`WorkerError::ShutDown`](crate::WorkerError), and
-    /// peers that wait for something to be published are told. Values that this end is writing, or whose receiver was
-    /// told of them, get the time of [`WorkerBuilder::shutdown_grace`](crate::WorkerBuilder::shutdown_grace). Then steps end with ABORTED, peers are
-    /// told, connections close, and the address is free again.
+    /// Shuts the worker down in order. New operations fail with [`WorkerError::ShutDown`](crate::WorkerError), and
+    /// peers that wait for a publication get UNAVAILABLE. Transfers under way may take
+    /// [`WorkerBuilder::shutdown_grace`](crate::WorkerBuilder::shutdown_grace). Then steps end with ABORTED, peers get
+    /// a goodbye, connections close, and the address is free again.
     ///
     /// # Cancel safety
-    /// Cancel-safe: nothing new is accepted any more, and calling again goes on and waits for the same end.
+    /// Cancel-safe: new operations stay refused, and another call continues the shutdown.
     pub async fn shutdown(&self) {
         let node = &self.node;
         self.operations.refusing.store(true, Ordering::Release);
@@ -29,7 +29,7 @@ impl Worker {
         let _ = timeout(&*node.runtime, self.operations.defaults.grace, self.quiet()).await;
         node.closing.send_replace(true);
         node.values.steps.abort_all(&Status::new(Code::Aborted, "Shutdown"));
-        // Each session says goodbye and closes its connections; one whose peer does not listen is not waited for.
+        // Each session sends a goodbye and closes its connections. The limit is for peers that read nothing.
         let _ = timeout(&*node.runtime, GOODBYES, node.sessions.none_served()).await;
         for peer in node.all_peers() {
             if let Some(connection) = peer.connection() {
@@ -40,7 +40,7 @@ impl Worker {
         self.operations.closed.send_replace(true);
     }
 
-    /// Waits until this worker is shut down, by whoever holds a clone of it: what a server's main does.
+    /// Waits until this worker is shut down through any of its clones. For the main function of a server.
     ///
     /// # Cancel safety
     /// Cancel-safe.
@@ -49,7 +49,7 @@ impl Worker {
         let _ = self.operations.closed.subscribe().wait_for(|is_closed| *is_closed).await;
     }
 
-    /// Waits until no value is on its way.
+    /// Waits until no transfer is under way.
     async fn quiet(&self) {
         let is_transferring =
             |peer: &KnownPeer| peer.connection().is_some_and(|link| link.protocol.is_transferring());

@@ -1,4 +1,4 @@
-//! A step of a worker: what users send and receive in.
+//! [`Step`]: the scope in which users send and receive values.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -26,15 +26,14 @@ use crate::{
     worker::{Worker, metrics::Timed},
 };
 
-/// How long a receive whose token is cancelled already waits to hear whether its value is there.
+/// How long a receive whose token is already cancelled waits for the sender's answer whether the value is available.
 const ASKED_AT_ONCE: Duration = Duration::from_secs(5);
 
 /// One step of this worker: sends and receives of different steps never mix.
 ///
-/// [`Worker::step`] begins it, and the drop of the last clone ends it: pending receives get ABORTED, values that nobody has
-/// received are dropped, and late requests of peers are answered with ABORTED. Peers' requests wait in it until then.
-/// [`Worker::shared_step`] gives a step that goes on when it is dropped. Every step belongs to the one worker that it was
-/// begun with.
+/// [`Worker::step`] begins it. Dropping the last clone ends it: pending receives get ABORTED, values that were not
+/// received are dropped, and later requests of peers are answered with ABORTED. A step from [`Worker::shared_step`]
+/// does not end when it is dropped. A step belongs to the worker that began it.
 ///
 /// ```
 /// use tensorwire_rendezvous::{Tensor, Worker};
@@ -57,9 +56,9 @@ const ASKED_AT_ONCE: Duration = Duration::from_secs(5);
 pub struct Step {
     pub(crate) worker: Worker,
     pub(crate) id: StepId,
-    /// Or why it had been finished before.
+    /// `Err` if the step had already ended.
     live: Result<StepRef, Status>,
-    /// Shared by all clones of a step that ends with them.
+    /// Shared by all clones; `None` for a step from [`Worker::shared_step`].
     _end: Option<Arc<EndOnDrop>>,
 }
 
@@ -77,31 +76,33 @@ impl Drop for EndOnDrop {
 }
 
 impl Worker {
-    /// The step with this number, which begins here with this call: requests that peers have made for it are served
-    /// from now on, in the order in which they came.
+    /// Begins the step with this number on this worker. From now on, requests of peers for it are served in the order
+    /// in which they arrived.
     ///
-    /// It ends here when the last clone of the answer is dropped, as by [`cleanup`](Self::cleanup). So keep it until
-    /// peers have received what was sent in it, and clone it instead of asking for the same number again. A step that
-    /// has ended does not begin again.
+    /// The step ends on this worker when the last clone of the returned [`Step`] is dropped, as by
+    /// [`cleanup`](Self::cleanup). So hold it until peers have received what was sent in it, and clone it instead of
+    /// calling this again with the same number. A step that has ended cannot begin again.
     pub fn step(&self, id: i64) -> Step {
         Step::begin(self, StepId(id))
     }
 
-    /// As [`step`](Self::step), for programs that find a step by its number at several places: dropping the answer does
-    /// not end it, [`cleanup`](Self::cleanup) does. A step that nobody keeps and that holds no value is forgotten; a
-    /// request for it waits until it begins again ([`Limits::step_init_timeout`](crate::Limits::step_init_timeout)).
+    /// As [`step`](Self::step), for programs that look a step up by its number in several parts of the code: dropping
+    /// the returned [`Step`] does not end it, only [`cleanup`](Self::cleanup) does. A step without a [`Step`] and
+    /// without values is forgotten; a later request of a peer waits until the step begins again
+    /// ([`Limits::step_init_timeout`](crate::Limits::step_init_timeout)).
     pub fn shared_step(&self, id: i64) -> Step {
         Step::share(self, StepId(id))
     }
 
-    /// Ends a step, whoever keeps it: its pending receives get ABORTED, its unreceived values are dropped, and a late
-    /// request for it is answered with ABORTED. So is every later use of it here, for 10 minutes or until 65,536 further
-    /// steps are finished, whichever comes first. Ending it once more changes nothing.
+    /// Ends a step, even if a [`Step`] of it exists: its pending receives get ABORTED, its values that were not
+    /// received are dropped, and later requests for it are answered with ABORTED. Every later use of it on this worker
+    /// fails with ABORTED, too, for 10 minutes or until 65,536 further steps have ended, whichever comes first. Ending
+    /// a step twice has no further effect.
     pub fn cleanup(&self, step: i64) {
         self.end_step(StepId(step));
     }
 
-    /// Ends every step that is in use or holds values, as [`cleanup`](Self::cleanup) does.
+    /// Ends every step that is in use or contains values, as [`cleanup`](Self::cleanup) does.
     pub fn cleanup_all(&self) {
         self.node.values.steps.live().into_iter().for_each(|step| self.end_step(step));
     }
@@ -112,7 +113,7 @@ impl Worker {
         self.discard(step);
     }
 
-    /// What was received for a step and not handed out goes back.
+    /// Releases values that were received for a step and not returned to the user.
     pub(crate) fn discard(&self, step: StepId) {
         for connection in self.node.all_peers().iter().filter_map(KnownPeer::connection) {
             connection.protocol.discard(step);
@@ -121,13 +122,13 @@ impl Worker {
 }
 
 impl Step {
-    /// The step, which ends with its last clone.
+    /// Begins a step that ends when its last clone is dropped.
     pub(crate) fn begin(worker: &Worker, id: StepId) -> Self {
         let end = EndOnDrop { worker: worker.clone(), id };
         Self { _end: Some(Arc::new(end)), ..Self::share(worker, id) }
     }
 
-    /// The step, which goes on without its clones.
+    /// Begins a step that does not end when its clones are dropped.
     pub(crate) fn share(worker: &Worker, id: StepId) -> Self {
         let live = worker.node.values.steps.begin(id);
         Self { worker: worker.clone(), id, live, _end: None }
@@ -138,18 +139,18 @@ impl Step {
         self.id.0
     }
 
-    /// Makes `tensor` available under `key`, whose source must be a device of this worker. Never waits: the
-    /// value stays here until its receiver asks.
+    /// Makes `tensor` available under `key`, whose source must be a device of this worker. Never waits: the value stays
+    /// on this worker until its receiver requests it.
     ///
     /// # Errors
-    /// [`WorkerError::Aborted`] when the step is over, or the key names another life of this worker;
-    /// [`WorkerError::WrongWorker`] when the source is elsewhere; [`WorkerError::TableFull`].
+    /// [`WorkerError::Aborted`] if the step has ended or the key names another incarnation of this worker;
+    /// [`WorkerError::WrongWorker`] if the source is a device of another worker; [`WorkerError::TableFull`].
     pub fn send(&self, key: &Key, tensor: Tensor) -> Result<(), WorkerError> {
         self.send_with(key, SendArgs::default(), tensor)
     }
 
-    /// As [`send`](Self::send), with more to say. A receiver on this worker gets `args` as they are, with the very
-    /// context object; for one on another worker a value in device memory is copied to the host first.
+    /// As [`send`](Self::send), with arguments. A receiver on this worker gets `args` unchanged, with the same context
+    /// object. For a receiver on another worker, a value in device memory is copied to the host first.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -193,7 +194,7 @@ impl Step {
         self.worker.timed(Timed::Recv, limit, what, received).await
     }
 
-    /// Hands out a value of another worker where it is wanted.
+    /// Returns a value of another worker in the memory that the receiver wants it in.
     async fn bring(
         &self,
         key: &Key,
@@ -224,7 +225,8 @@ impl Step {
         self.worker.timed(Timed::Recv, limit, what, received).await
     }
 
-    /// Connects to the workers that have the sources of `keys`, so that requests for several find each other.
+    /// Connects to the workers of the sources of `keys`, so that requests to the same worker are queued together and
+    /// share messages.
     pub(crate) async fn connect_sources(&self, keys: impl Iterator<Item = &Key>) -> Result<(), WorkerError> {
         for source in keys.filter_map(|key| key.source_device().worker()) {
             if source != self.worker.name() {
@@ -234,12 +236,12 @@ impl Step {
         Ok(())
     }
 
-    /// Ends the step here with `status`: pending and later receives and sends fail with it; of several, the first stays.
-    /// Receives of this step that peers have posted here get it as the sender's answer; those posted from here are given
-    /// up, and their senders told.
+    /// Ends the step on this worker with `status`: pending and later receives and sends fail with it. The first status
+    /// of several is used. Pending requests of peers are answered with it; pending receives of this worker are
+    /// cancelled at their senders.
     ///
-    /// A status of CANCELLED or ABORTED is marked as one that follows from another, so that whoever merges statuses
-    /// prefers its cause ([`Status::derived`]).
+    /// A status of CANCELLED or ABORTED is marked as derived ([`Status::derived`]), so that code which merges the
+    /// statuses of several workers prefers the original cause.
     pub fn abort(&self, status: &Status) {
         if let Ok(step) = &self.live {
             match status.code {
@@ -274,7 +276,8 @@ impl Step {
             held.bring(key, args).await.map_err(|status| self.not_here(key, status))?;
             return Ok(HeldTensor::Own(held));
         }
-        // Only the sender knows whether a value is there, which wins over a token that is cancelled already.
+        // A value that is available takes precedence over a token that is already cancelled, and only the sender knows
+        // whether one is available.
         let token = args.cancellation.as_ref();
         let is_now = token.is_some_and(CancellationToken::is_cancelled);
         let scope = if is_now { Scope::StepNow(self.id) } else { Scope::Step(self.id) };
@@ -316,7 +319,7 @@ impl Step {
             _ => key.to_string(),
         };
         let transfer = TransferName { peer: peer.name().to_owned(), key, step: Some(self.id.0) };
-        // A step that is over with the peer is so whether or not there is a way to it again.
+        // A step that a broken connection has ended stays ended after a reconnect.
         if let Some(detail) = self.worker.node.values.lost.why(self.id, peer.name()) {
             let transport = connected.map_or("no fabric", |connection| connection.kind.name());
             let loss = PeerLoss::StepBroken;
@@ -332,16 +335,16 @@ impl Step {
         held.map(HeldTensor::Peers)
     }
 
-    /// What holds its queues, unless it is over.
+    /// The step's queues, unless the step has ended.
     fn live(&self) -> Result<&StepRef, WorkerError> {
         let step = self.live.as_ref().map_err(|status| self.aborted(status.clone()))?;
         step.aborted().map_or(Ok(step), |status| Err(self.aborted(status)))
     }
 
-    /// Whether the source of `key` is a device of this worker, or not named, which means the same.
+    /// Whether the source of `key` is a device of this worker. An empty source counts as this worker.
     ///
     /// # Errors
-    /// The key names another life of this worker.
+    /// The key names another incarnation of this worker.
     fn is_from_here(&self, key: &Key) -> Result<bool, WorkerError> {
         if key.source().is_empty() {
             return Ok(true);
@@ -362,7 +365,7 @@ impl Step {
         WorkerError::Aborted { step: self.id.0, status }
     }
 
-    /// The end of a receive that waited: by the step, or by its token.
+    /// The error of a receive that the step or its token ended.
     fn given_up(&self, key: &Key, args: &RecvArgs, status: Status) -> WorkerError {
         if args.cancellation.is_some() && status == cancelled() {
             return WorkerError::Cancelled { transfer: Box::new(self.transfer(key)), status };
@@ -370,7 +373,7 @@ impl Step {
         self.aborted(status)
     }
 
-    /// The value can't be brought to where it is wanted.
+    /// The error of a value that cannot be copied to the memory that the receiver wants.
     fn not_here(&self, key: &Key, status: Status) -> WorkerError {
         WorkerError::Local { transfer: Box::new(self.transfer(key)), status }
     }
@@ -390,16 +393,16 @@ pub(crate) enum Receiving<'target> {
     Into(&'target Target),
 }
 
-/// A value that is not handed out yet. Dropping it gives it to the next receive of its key.
+/// A value that is not returned to the user yet. If it is dropped, the next receive of its key gets the value.
 pub(crate) enum HeldTensor {
-    /// Of this worker's own table.
+    /// From this worker's own table.
     Own(ValueGuard),
-    /// Of a peer.
+    /// From a peer.
     Peers(Held<FabricChannel>),
 }
 
 impl HeldTensor {
-    /// Whether it comes from a branch that was not taken.
+    /// Whether it is the output of a branch that was not taken.
     pub(crate) fn is_dead(&self) -> bool {
         match self {
             Self::Own(held) => held.tensor().is_some_and(Tensor::is_dead),
@@ -407,8 +410,8 @@ impl HeldTensor {
         }
     }
 
-    /// Brings it into the buffer of `target`, if it is not there yet. A value of a peer's that lies elsewhere goes by way of
-    /// `pool`. What does not fit is not lost.
+    /// Moves it into the buffer of `target`, with a copy if it lies elsewhere. If the peer may still write that buffer,
+    /// memory of `pool` replaces it. A value that does not fit is not lost.
     pub(crate) async fn fill(
         &mut self,
         target: &Target,

@@ -1,15 +1,13 @@
-//! What is wrong with a cluster's specification.
+//! The errors of cluster specifications.
 
 use tensorwire_protocol::text::escaped;
 
-/// A cluster that contradicts itself, or a worker that is not in it.
+/// An invalid cluster, or a worker that is not in it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClusterError {
-    /// A name given twice.
-    #[error(
-        "cluster: `{name}` is given twice, at {first} and at {second}: every worker needs a name of its own"
-    )]
+    /// A name is given twice.
+    #[error("cluster: `{name}` is given twice, at {first} and at {second}: every worker needs its own name")]
     DuplicateName {
         /// The name.
         name: String,
@@ -18,9 +16,9 @@ pub enum ClusterError {
         /// The address given later.
         second: String,
     },
-    /// An address given twice.
+    /// An address is given twice.
     #[error(
-        "cluster: address `{address}` is that of {first} and of {second}: every worker needs an address of its own"
+        "cluster: address `{address}` is given to {first} and to {second}: every worker needs its own address"
     )]
     DuplicateAddress {
         /// The address.
@@ -30,22 +28,22 @@ pub enum ClusterError {
         /// The other.
         second: String,
     },
-    /// A name that is no worker's.
-    #[error("cluster: `{}` is no worker's name: {remedy}", escaped(name))]
+    /// Text that is not a worker name.
+    #[error("cluster: `{}` is not a worker name: {remedy}", escaped(name))]
     BadName {
         /// The name.
         name: String,
         /// What to write.
         remedy: String,
     },
-    /// Text that is no address.
+    /// Text that is not an address.
     #[error("cluster: {} = `{}`: {problem}", escaped(field), escaped(address))]
     BadAddress {
-        /// Where it stands.
+        /// The field that contains it.
         field: String,
         /// The text.
         address: String,
-        /// What is wrong with it, and how to write it.
+        /// What is wrong, and how to write it.
         problem: String,
     },
     /// A job without a single address.
@@ -59,7 +57,7 @@ pub enum ClusterError {
     UnknownJob {
         /// The job.
         job: String,
-        /// Those that are.
+        /// The jobs that are.
         known: Vec<String>,
     },
     /// A task that its job does not have.
@@ -72,15 +70,15 @@ pub enum ClusterError {
         job: String,
         /// The number.
         index: String,
-        /// Those that the job has.
+        /// The numbers that the job has.
         known: Vec<u32>,
     },
-    /// The environment variable that should describe the cluster does not.
+    /// The environment variable does not describe a cluster.
     #[error("TF_CONFIG: {field} = `{value}`: {remedy}")]
     TfConfig {
-        /// The part of it.
+        /// The part of the variable.
         field: String,
-        /// What it says; cut if long.
+        /// The value, cut if it is long.
         value: String,
         /// What to do.
         remedy: String,
@@ -95,7 +93,7 @@ impl ClusterError {
 
 fn listed<T: ToString>(known: &[T]) -> String {
     if known.is_empty() {
-        return "none, for there are none".to_owned();
+        return "none (there are none)".to_owned();
     }
     known.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -1,4 +1,4 @@
-//! Which workers there are, and where.
+//! [`ClusterSpec`]: the names and addresses of the workers of a cluster.
 
 mod error;
 mod tf_config;
@@ -18,9 +18,9 @@ use crate::control::name::{sought, task_name, worker_name};
 /// Names and addresses of the workers of a cluster.
 ///
 /// Workers are grouped in jobs, and numbered within their job: task 1 of job `ps` is the worker
-/// `/job:ps/replica:0/task:1`. What contradicts itself (a name or address given twice, an address that is none) is kept
-/// and told by [`check`](Self::check), which [`WorkerBuilder::start`](crate::WorkerBuilder::start) calls, so that
-/// specifications can be written as one expression.
+/// `/job:ps/replica:0/task:1`. Errors (a name or address given twice, an invalid address) are reported by
+/// [`check`](Self::check), which [`WorkerBuilder::start`](crate::WorkerBuilder::start) calls. So a specification can be
+/// written as one expression.
 ///
 /// ```
 /// use tensorwire_rendezvous::ClusterSpec;
@@ -38,12 +38,12 @@ use crate::control::name::{sought, task_name, worker_name};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterSpec {
     addresses: BTreeMap<String, String>,
-    /// The first thing that no later call can repair.
+    /// The first error that later calls cannot repair.
     problem: Option<ClusterError>,
 }
 
 impl ClusterSpec {
-    /// No workers.
+    /// An empty cluster.
     pub fn new() -> Self {
         Self::default()
     }
@@ -53,8 +53,8 @@ impl ClusterSpec {
         task_name(job, task)
     }
 
-    /// Adds the worker `name` (`/job:ps/replica:0/task:0`, or plainly `ps`, which means the same), which listens on
-    /// `address` (`host:port`).
+    /// Adds the worker `name` (`/job:ps/replica:0/task:0`, or its short form `ps`), which listens on `address`
+    /// (`host:port`).
     #[must_use]
     pub fn worker(mut self, name: impl Into<String>, address: impl Into<String>) -> Self {
         let (name, address) = (sought(&name.into()), normalise(&address.into()));
@@ -67,7 +67,7 @@ impl ClusterSpec {
         self
     }
 
-    /// Adds the tasks of `job` as flags like `--ps-hosts` give them: addresses with commas between, task 0 first.
+    /// Adds the tasks of `job`, in the form of flags like `--ps-hosts`: addresses separated by commas, task 0 first.
     #[must_use]
     pub fn hosts(self, job: &str, hosts: &str) -> Self {
         let hosts: Vec<&str> = hosts.split(',').map(str::trim).filter(|host| !host.is_empty()).collect();
@@ -77,7 +77,7 @@ impl ClusterSpec {
         self.with_problem(ClusterError::NoHosts { job: job.to_owned() })
     }
 
-    /// Adds the tasks of `job`, which listen on these addresses, task 0 first.
+    /// Adds the tasks of `job` with these addresses, task 0 first.
     #[must_use]
     pub fn tasks_at<A: Into<String>>(self, job: &str, addresses: impl IntoIterator<Item = A>) -> Self {
         (0..).zip(addresses).fold(self, |spec, (task, address)| spec.task(job, task, address))
@@ -94,10 +94,10 @@ impl ClusterSpec {
         self
     }
 
-    /// Whether it makes sense: every name a worker's, every address a `host:port`, none of them twice.
+    /// Checks that every name is a worker name, that every address is a `host:port`, and that none is given twice.
     ///
     /// # Errors
-    /// [`ClusterError`] names the first thing that does not, and the remedy.
+    /// [`ClusterError`] names the first error, and what to do.
     pub fn check(&self) -> Result<(), ClusterError> {
         if let Some(problem) = &self.problem {
             return Err(problem.clone());
@@ -169,7 +169,7 @@ impl ClusterSpec {
         })
     }
 
-    /// Workers of replica 0 whose names can be read.
+    /// The workers of replica 0 with valid names.
     fn parsed(&self) -> impl Iterator<Item = (DeviceName, &str)> {
         let parsed = self.addresses.iter().map(|(name, address)| (name.parse::<DeviceName>(), address));
         parsed
@@ -178,7 +178,7 @@ impl ClusterSpec {
     }
 }
 
-/// One spelling per address: without scheme and surrounding space.
+/// The normal form of an address, without scheme and surrounding space.
 pub(crate) fn normalise(address: &str) -> String {
     let address = address.trim();
     let schemes = ["http://", "grpc://"];
@@ -186,7 +186,7 @@ pub(crate) fn normalise(address: &str) -> String {
     bare.trim_end_matches('/').to_owned()
 }
 
-/// What keeps peers from dialling `address`, if anything does.
+/// Checks that `address` can be dialled.
 pub(crate) fn check_address(address: &str) -> Result<(), &'static str> {
     match host_and_port(address)? {
         (_, 0) => Err("its port is not a number from 1 to 65535"),

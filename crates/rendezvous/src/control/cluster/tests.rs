@@ -56,7 +56,10 @@ fn tasks_come_in_the_order_of_their_numbers_and_may_have_gaps() {
 fn e_duplicates_are_named_with_both_places() {
     names_all(&refused(&two_jobs().task("ps", 1, "e:5")), &["/job:ps/replica:0/task:1", "b:2", "e:5"]);
     let address = refused(&two_jobs().task("chief", 0, "b:2"));
-    names_all(&address, &["`b:2`", "/job:chief/replica:0/task:0", "/job:ps/replica:0/task:1", "of its own"]);
+    names_all(
+        &address,
+        &["`b:2`", "/job:chief/replica:0/task:0", "/job:ps/replica:0/task:1", "its own address"],
+    );
     // Also in another spelling.
     assert_eq!(refused(&two_jobs().task("chief", 0, " grpc://b:2/")), address);
 }

@@ -1,4 +1,4 @@
-//! The cluster as the environment variable `TF_CONFIG` describes it.
+//! The cluster in the environment variable `TF_CONFIG`.
 
 use std::fmt;
 
@@ -6,13 +6,13 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor}
 
 use super::{ClusterError, ClusterSpec};
 
-/// The environment variable that training jobs find their cluster in.
+/// The environment variable that describes the cluster to training jobs.
 pub const TF_CONFIG: &str = "TF_CONFIG";
 
-/// Bytes of a value that an error shows.
+/// Maximum number of bytes of a value in an error.
 const SHOWN_BYTES: usize = 120;
 
-/// What `TF_CONFIG` says: the cluster, and which task of it this process is.
+/// The content of `TF_CONFIG`: the cluster, and the task of this process.
 ///
 /// ```
 /// let text = r#"{"cluster": {"ps": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222", "10.0.0.3:2222"]},
@@ -27,15 +27,15 @@ const SHOWN_BYTES: usize = 120;
 pub struct TfConfig {
     /// The cluster, checked.
     pub cluster: ClusterSpec,
-    /// Job and number of this process's task, which is in the cluster; `None` if it says nothing of a task.
+    /// Job and number of this process's task, which is in the cluster; `None` if the variable has no task.
     pub task: Option<(String, u32)>,
 }
 
 impl TfConfig {
-    /// What the environment of this process says.
+    /// Reads the environment variable of this process.
     ///
     /// # Errors
-    /// [`ClusterError::TfConfig`] also when the variable is not set.
+    /// [`ClusterError::TfConfig`], also if the variable is not set.
     pub fn from_environment() -> Result<Self, ClusterError> {
         match std::env::var(TF_CONFIG) {
             Ok(text) => text.parse(),
@@ -48,13 +48,13 @@ impl TfConfig {
         }
     }
 
-    /// The cluster, and which task of it this process is.
+    /// The cluster, and the task of this process.
     ///
     /// # Errors
-    /// [`ClusterError::TfConfig`] when no task is named.
+    /// [`ClusterError::TfConfig`] if it has no task.
     pub(crate) fn into_task(self) -> Result<(ClusterSpec, String, u32), ClusterError> {
         let (job, task) = self.task.ok_or_else(|| {
-            problem("task", "missing", "say which task this process is: {\"type\": JOB, \"index\": NUMBER}")
+            problem("task", "missing", "give the task of this process: {\"type\": JOB, \"index\": NUMBER}")
         })?;
         Ok((self.cluster, job, task))
     }
@@ -65,12 +65,12 @@ impl std::str::FromStr for TfConfig {
 
     fn from_str(text: &str) -> Result<Self, ClusterError> {
         let json: Json = serde_json::from_str(text).map_err(|error| {
-            problem("the variable", text, format!("it is no JSON object: {error}; {EXPECTED}"))
+            problem("the variable", text, format!("it is not a JSON object: {error}; {EXPECTED}"))
         })?;
         let Json::Object(fields) = json else {
-            return Err(problem("the variable", text, format!("it is no JSON object; {EXPECTED}")));
+            return Err(problem("the variable", text, format!("it is not a JSON object; {EXPECTED}")));
         };
-        // Others, like "environment" and "rpc_layer", say nothing about who is where.
+        // Other fields, such as "environment" and "rpc_layer", have no meaning here.
         let jobs = only("cluster", &fields)?;
         let jobs = jobs.ok_or_else(|| problem("cluster", "missing", EXPECTED))?;
         let cluster = read_cluster(jobs)?;
@@ -96,7 +96,7 @@ fn only<'json>(name: &str, fields: &'json [(String, Json)]) -> Result<Option<&'j
     let mut found = fields.iter().filter(|(field, _)| field == name).map(|(_, value)| value);
     let first = found.next();
     match found.next() {
-        Some(second) => Err(problem(name, second, format!("`{name}` stands twice: keep one"))),
+        Some(second) => Err(problem(name, second, format!("`{name}` is given twice: keep one"))),
         None => Ok(first),
     }
 }
@@ -114,7 +114,7 @@ fn read_cluster(jobs: &Json) -> Result<ClusterSpec, ClusterError> {
     Ok(spec)
 }
 
-/// A job's addresses, in a list, or by the numbers of its tasks.
+/// Reads a job's addresses, from a list or from an object with task numbers as names.
 fn read_job(mut spec: ClusterSpec, job: &str, tasks: &Json) -> Result<ClusterSpec, ClusterError> {
     let field = format!("cluster.{job}");
     let numbered: Vec<(String, &Json)> = match tasks {
@@ -145,8 +145,8 @@ fn read_task(cluster: &ClusterSpec, task: &Json) -> Result<(String, u32), Cluste
     };
     let job = match only("type", fields)? {
         Some(Json::Text(job)) => job,
-        Some(other) => return Err(problem("task.type", other, "write the name of a job as a text")),
-        None => return Err(problem("task.type", "missing", "name the job of this process")),
+        Some(other) => return Err(problem("task.type", other, "write the name of a job as a string")),
+        None => return Err(problem("task.type", "missing", "give the job of this process")),
     };
     let shown = match only("index", fields)? {
         Some(Json::Text(index)) => index.clone(),
@@ -160,13 +160,13 @@ fn read_task(cluster: &ClusterSpec, task: &Json) -> Result<(String, u32), Cluste
     Ok((job.clone(), index))
 }
 
-/// JSON as far as it matters here. Objects keep what stands twice, in the order of the text.
+/// A JSON value. Objects contain duplicate fields, in the order of the text.
 #[derive(Debug)]
 enum Json {
     Object(Vec<(String, Json)>),
     List(Vec<Json>),
     Text(String),
-    /// A number, true, false or null, as it is written.
+    /// A number, true, false or null, as text.
     Other(String),
 }
 

@@ -1,4 +1,4 @@
-//! The dialling side.
+//! Dialling sessions.
 
 use std::{
     error::Error,
@@ -32,7 +32,7 @@ use crate::control::{
     generated::{Frame, control_client::ControlClient},
 };
 
-/// What dialling works with.
+/// The parameters of dialling.
 pub(super) struct Dialler {
     pub(super) tasks: Tasks,
     pub(super) closing: watch::Receiver<bool>,
@@ -93,14 +93,14 @@ impl Dialler {
         let failed = |error| connect_failure(&error, self.limit);
         let stream = TcpStream::connect(address).await.map_err(failed)?;
         let addresses = Addresses { own: stream.local_addr().map_err(failed)?, peer: address };
-        // Small frames, each awaited by somebody.
+        // Frames are small, and each is awaited.
         let _ = stream.set_nodelay(true);
         let wire = Wire::dial(stream, &self.security, host).await.map_err(Failure::of_tls)?;
         Ok((addresses, wire))
     }
 }
 
-/// Gives the one stream that was connected.
+/// A connector that returns an already connected stream.
 struct OneWire(Option<Wire>);
 
 impl Service<Uri> for OneWire {
@@ -134,7 +134,7 @@ async fn attach(
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES);
     let trouble = wire.trouble().clone();
-    // HTTP/2 keeps little of why its stream ended.
+    // The errors of HTTP/2 do not contain why its stream ended.
     let or_trouble = |failure: Failure| {
         trouble.why().map_or(failure, |why| Failure { is_tls: why.is_tls, ..why.text.clone().into() })
     };
@@ -144,16 +144,13 @@ async fn attach(
         .max_decoding_message_size(ON_THE_WIRE_MAX)
         .max_encoding_message_size(ON_THE_WIRE_MAX);
     let stream = client.attach(RequestFrames(outgoing)).await.map_err(|status| {
-        let detail = format!(
-            "what answers there is no Tensorwire control plane, or it is closing: {}",
-            causes(&status)
-        );
+        let detail = format!("it is not a Tensorwire control plane, or it is closing: {}", causes(&status));
         or_trouble(detail.into())
     })?;
     Ok((client, stream.into_inner()))
 }
 
-/// The frames of a request stream, which aborts by ending without a goodbye.
+/// The frames of a request stream. To abort, it ends without a goodbye.
 struct RequestFrames(OutgoingFrames);
 
 impl Stream for RequestFrames {
@@ -164,7 +161,7 @@ impl Stream for RequestFrames {
     }
 }
 
-/// Why nobody was reached, for [`ControlError::Unreachable`] or [`ControlError::Tls`].
+/// The cause of [`ControlError::Unreachable`] or [`ControlError::Tls`].
 #[derive(Debug)]
 struct Failure {
     detail: String,
@@ -200,7 +197,7 @@ fn silence(limit: Duration) -> String {
     )
 }
 
-/// What a failed connection attempt means to people.
+/// The error message for a failed connection attempt.
 fn connect_failure(error: &(dyn Error + 'static), limit: Duration) -> Failure {
     let io = io_error(error);
     let detail = match io.map(io::Error::kind) {
@@ -211,7 +208,7 @@ fn connect_failure(error: &(dyn Error + 'static), limit: Duration) -> Failure {
     Failure { detail, limit: io.and_then(Limit::of_files), is_tls: false }
 }
 
-/// The operating system's answer behind an error.
+/// The error of the operating system that caused `error`, if one did.
 fn io_error<'error>(error: &'error (dyn Error + 'static)) -> Option<&'error io::Error> {
     let mut next = Some(error);
     while let Some(error) = next {

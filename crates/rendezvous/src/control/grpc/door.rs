@@ -1,7 +1,7 @@
-//! What comes in at the plane's port. The [`Door`] decides which connections are kept before their peers have proven
-//! themselves. A connection begins with the protocol that it speaks: HTTP/2 for a session, or the hello of a data
-//! connection; under TLS, ALPN names it. A data connection is handed over to the tcp fabric. A session must be opened in time,
-//! one connection carries one session, and a peer that has not proven itself sends a bounded number of bytes and frames (see
+//! Connections that arrive at the plane's port. The [`Door`] limits connections whose peers are not authenticated. The
+//! first bytes of a connection show its protocol: HTTP/2 for a session, or the hello of a data connection; under TLS,
+//! ALPN names it. A data connection is passed to the tcp fabric. A session must be opened in time, and a connection
+//! carries one session. A peer that is not authenticated can send a limited number of bytes and frames (see
 //! [`traffic`](super::traffic)).
 
 #[cfg(test)]
@@ -29,7 +29,7 @@ use crate::{
     log::quota::LogQuota,
 };
 
-/// Tells apart what comes in, and hands it over.
+/// Distinguishes sessions from data connections.
 pub(super) struct Reception {
     pub(super) door: Arc<Door>,
     pub(super) security: Security,
@@ -38,8 +38,8 @@ pub(super) struct Reception {
 }
 
 impl Reception {
-    /// The stream of a session once its peer has begun to speak; `None` if the connection has come for something else, or was
-    /// cut.
+    /// The stream of a session, after its peer has sent the first bytes; `None` if it is a data connection, or was
+    /// closed.
     pub(super) async fn receive(self: Arc<Self>, newcomer: Newcomer) -> Option<GuestStream> {
         let tensorwire_fabric_tcp::Guest { stream, presence, first } = newcomer.await?;
         match &self.security {
@@ -71,7 +71,7 @@ impl Reception {
         }
     }
 
-    /// Logs why a connection is cut.
+    /// Logs why a connection is closed.
     fn complain(&self, stranger: &Stranger, why: &str) {
         let peer = stranger.peer_address().ip();
         if let Some(left_out) = self.log.line(&peer.to_string()) {
@@ -80,16 +80,16 @@ impl Reception {
     }
 }
 
-/// Whose connection a session has come by.
+/// The connection of an accepted session.
 pub(super) struct Guest {
-    /// As the door sees it.
+    /// The door's state of the connection.
     pub(super) stranger: Arc<Stranger>,
     /// What the peer has proven by TLS.
     pub(super) proven: Option<Arc<ProvenPeer>>,
 }
 
 impl Guest {
-    /// The connection's two ends.
+    /// The addresses of the connection.
     pub(super) fn addresses(&self) -> Addresses {
         Addresses { own: self.stranger.own_address(), peer: self.stranger.peer_address() }
     }
@@ -101,7 +101,7 @@ impl fmt::Debug for Guest {
     }
 }
 
-/// A connection for a session, which the door can cut.
+/// The stream of a session, which the door can close.
 pub(super) struct GuestStream {
     stream: Wire,
     presence: Presence,
@@ -117,11 +117,7 @@ impl GuestStream {
         Self { stream, presence, guest, reception: reception.clone() }
     }
 
-    fn poll_cut(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        self.presence.poll_cut(context)
-    }
-
-    /// Tells what was wrong with the peer's bytes.
+    /// Logs what was wrong with the peer's bytes.
     fn note<T>(&self, polled: &Poll<io::Result<T>>) {
         if matches!(polled, Poll::Ready(Err(_)))
             && let Some(why) = self.stream.trouble().why()
@@ -136,7 +132,7 @@ impl Drop for GuestStream {
     fn drop(&mut self) {
         if self.presence.is_held_back() {
             let why = format!(
-                "the peer sent {STRANGER_BYTES} bytes or {STRANGER_FRAMES} frames before it had proven itself, and that is the limit"
+                "the peer reached the limit of {STRANGER_BYTES} bytes or {STRANGER_FRAMES} frames before it was authenticated"
             );
             self.reception.complain(&self.guest.stranger, &why);
         }
@@ -158,7 +154,7 @@ impl AsyncRead for GuestStream {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        this.poll_cut(context)?;
+        this.presence.poll_cut(context)?;
         if this.guest.stranger.is_admitted() {
             this.stream.admit();
         }
@@ -174,7 +170,7 @@ impl AsyncRead for GuestStream {
 impl AsyncWrite for GuestStream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        this.poll_cut(context)?;
+        this.presence.poll_cut(context)?;
         Pin::new(&mut this.stream).poll_write(context, bytes)
     }
 
@@ -192,7 +188,7 @@ impl AsyncWrite for GuestStream {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        this.poll_cut(context)?;
+        this.presence.poll_cut(context)?;
         Pin::new(&mut this.stream).poll_write_vectored(context, slices)
     }
 

@@ -1,25 +1,24 @@
-//! Handing the secret over between processes of one user on one host.
+//! Hand-over of the secret between processes of one user on one host.
 //!
-//! A plane that listens on loopback without a secret of its user's makes a random one, and gives it to everybody
-//! who asks on the abstract Unix socket `tensorwire-<port>` and runs under the same user id, which the kernel
-//! tells (`SO_PEERCRED`). So nothing is on disk, and a crash leaves nothing behind.
+//! A plane that listens on loopback without a user's secret generates a random one. It gives the secret to every
+//! process of the same user that connects to the abstract Unix socket `tensorwire-<port>`; the kernel reports the user
+//! id (`SO_PEERCRED`). So nothing is on disk, and a crash leaves nothing behind.
 //!
 //! ```text
-//!   asks for localhost:4242                            listens on 127.0.0.1:4242, user 1000
+//!   dials localhost:4242                               listens on 127.0.0.1:4242, user 1000
 //!   connects to @tensorwire-4242 ─────────────────▶  same user?
 //!   same user?  ◀───────────────────── 32 bytes of secret, "127.0.0.1:4242"
 //!   dials 127.0.0.1:4242, and proves the secret for this connection ─────▶
 //! ```
 //!
-//! The secret comes with the address that the plane listens on, and that one is dialled, whatever was asked for: on
-//! another address of the loopback with the same port another user may listen. A proof of the secret holds for one
-//! connection, by the addresses of its ends, so that it is of no use to whoever stands in between all the same.
+//! The secret comes with the plane's listen address, and this address is dialled instead of the requested one, because
+//! another user may listen on another loopback address with the same port. A proof of the secret is bound to the
+//! addresses of one connection, so that nobody can relay it.
 //!
-//! Abstract names belong to nobody: another user may take the name first, as they may take the port. That is why
-//! the asking end checks the user id too, before it believes what it reads; taking a name is a nuisance
-//! (listening fails, with an error that says so), never a way in. Names and ports are both per network
-//! namespace. Two planes that listen on one port of different loopback addresses collide here; give them a
-//! secret file.
+//! Abstract names have no owner: another user may bind the name first, as they may bind the port. So the side that
+//! reads the secret checks the user id, too. Binding the name only makes listening fail, with an error that says so.
+//! Names and ports are both per network namespace. Two planes that listen on the same port of different loopback
+//! addresses need the same name; give them a secret file.
 
 use std::{
     io,
@@ -37,16 +36,16 @@ use tokio::{
 use super::within;
 use crate::control::{ControlError, Secret, address::parts};
 
-/// The longest time that asking takes, and that one who asks is waited for.
+/// Maximum time of a hand-over, on either side.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// Pause before asking again when the queue of those who ask is full.
+/// Pause before another attempt if the socket's queue is full.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Most bytes that are read of what is handed over; there are less.
+/// Maximum number of bytes that are read; a hand-over has fewer.
 const HANDED_OVER_BYTES_MAX: u64 = 128;
 
-/// The end that hands over.
+/// The side that hands the secret over.
 pub(super) struct Handover {
     listener: net::UnixListener,
     secret: Secret,
@@ -54,7 +53,7 @@ pub(super) struct Handover {
 }
 
 impl Handover {
-    /// Takes the name that goes with the port of a plane that listens on `address`, and makes a secret.
+    /// Binds the name for the port of a plane that listens on `address`, and generates a secret.
     pub(super) fn bind(address: SocketAddr) -> io::Result<Self> {
         let name = net::SocketAddr::from_abstract_name(name(address.port()))?;
         let listener = net::UnixListener::bind_addr(&name)?;
@@ -68,7 +67,7 @@ impl Handover {
         &self.secret
     }
 
-    /// Hands over to everybody of the same user, one after the other.
+    /// Hands the secret over to processes of the same user, one after the other.
     pub(super) async fn serve(self) {
         let listener = match UnixListener::from_std(self.listener) {
             Ok(listener) => listener,
@@ -85,13 +84,13 @@ impl Handover {
             match answered {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => log!(DEBUG, %error, "the secret was not handed over"),
-                Err(_) => log!(DEBUG, "the secret was not handed over: the asking end does not read"),
+                Err(_) => log!(DEBUG, "the secret was not handed over: the other process does not read it"),
             }
         }
     }
 }
 
-/// Asks for the secret of the plane that listens on `address`, and where that is. `None`: there is nobody to ask.
+/// Requests the secret of the plane that listens on `address`. `None` if no plane hands one over there.
 pub(super) async fn ask(address: &str) -> Result<Option<Secret>, ControlError> {
     let (host, port) = parts(address)?;
     if !is_loopback_host(host) {
@@ -129,7 +128,7 @@ async fn connect(port: u16) -> io::Result<Option<UnixStream>> {
     }
 }
 
-/// Gives `secret` to the other end if its user is `user`.
+/// Sends `secret` to the other process if its user is `user`.
 async fn give(mut stream: UnixStream, secret: &Secret, user: u32) -> io::Result<()> {
     let asking = stream.peer_cred()?.uid();
     if asking != user {
@@ -140,13 +139,13 @@ async fn give(mut stream: UnixStream, secret: &Secret, user: u32) -> io::Result<
     stream.shutdown().await
 }
 
-/// Takes a secret from the other end if its user is `user`. Errors are texts for people.
+/// Reads a secret from the other process if its user is `user`. The error is a message for users.
 async fn take(stream: UnixStream, user: u32) -> Result<Secret, String> {
     let giving = stream.peer_cred().map_err(|error| error.to_string())?.uid();
     if giving != user {
         return Err(format!(
             "the socket that hands over its secret belongs to user {giving}, this process to user {user}; \
-             give both ends the same secret file"
+             give both workers the same secret file"
         ));
     }
     let mut bytes = Vec::new();
@@ -155,7 +154,7 @@ async fn take(stream: UnixStream, user: u32) -> Result<Secret, String> {
     Secret::from_handed_over(&bytes).ok_or_else(|| {
         let count = bytes.len();
         format!(
-            "it handed over {count} bytes, which are no secret with its address: is it of another version?"
+            "it handed over {count} bytes, which are not a secret with its address: does it have another version?"
         )
     })
 }
@@ -164,21 +163,21 @@ fn name(port: u16) -> String {
     format!("tensorwire-{port}")
 }
 
-/// The user id under which others see this process, asked for in the way in which theirs is.
+/// The user id that other processes see for this one, obtained in the same way.
 fn own_user() -> io::Result<u32> {
     let (one, _other) = UnixStream::pair()?;
     Ok(one.peer_cred()?.uid())
 }
 
-/// The name that stands for every address of the loopback.
+/// The host name for every loopback address.
 const LOCALHOST: &str = "localhost";
 
 fn is_loopback_host(host: &str) -> bool {
     host == LOCALHOST || host.parse().is_ok_and(|ip| super::is_loopback(&SocketAddr::new(ip, 0)))
 }
 
-/// Whether a plane that listens on `address` is the one that is looked for at `host` and `port`. On another address than
-/// one of the loopback there is none that hands over its secret.
+/// Whether a plane that listens on `address` is the one at `host` and `port`. Planes hand their secret over only on
+/// loopback addresses.
 fn is_at(address: SocketAddr, host: &str, port: u16) -> bool {
     let is_host = |ip: IpAddr| ip.to_canonical() == address.ip().to_canonical();
     super::is_loopback(&address)

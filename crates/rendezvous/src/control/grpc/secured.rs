@@ -18,10 +18,10 @@ use tokio_rustls::TlsStream;
 use super::trouble::Trouble;
 use crate::control::{ProvenPeer, TlsNames};
 
-/// What both ends derive from their connection alone.
+/// The label of the keying material that both sides export from the connection.
 const CHANNEL: &[u8] = b"EXPORTER-tensorwire control channel";
 
-/// An encrypted stream, whose handshake is done.
+/// An encrypted stream, after the handshake.
 pub(super) struct Secured {
     stream: TlsStream<TcpStream>,
     proven: Arc<ProvenPeer>,
@@ -35,10 +35,10 @@ impl fmt::Debug for Secured {
 }
 
 impl Secured {
-    /// Shakes hands with the end at `host`.
+    /// Makes a TLS handshake with `host`.
     ///
     /// # Errors
-    /// Text for people.
+    /// A message for users.
     pub(super) async fn dial(
         stream: TcpStream,
         identity: &TlsIdentity,
@@ -51,10 +51,10 @@ impl Secured {
         Self::new(stream, names, Some(host), trouble)
     }
 
-    /// A stream that is for sessions. `host` is what the user has dialled, if this end has.
+    /// The stream of a session. `host` is the dialled host; `None` if the peer dialled.
     ///
     /// # Errors
-    /// Text for people.
+    /// A message for users.
     pub(super) fn new(
         stream: TlsStream<TcpStream>,
         names: TlsNames,
@@ -74,7 +74,7 @@ impl Secured {
     }
 }
 
-/// What the other end has proven.
+/// What the peer has proven.
 fn prove(stream: &TlsStream<TcpStream>, names: TlsNames, host: Option<&str>) -> Result<ProvenPeer, String> {
     let (_, connection) = stream.get_ref();
     let peer = PeerCertificate::of(connection, TlsPurpose::Control)?;
@@ -85,7 +85,7 @@ fn prove(stream: &TlsStream<TcpStream>, names: TlsNames, host: Option<&str>) -> 
     let channel = channel.map_err(|error| error.to_string())?;
     let host = host.map_or(Ok(()), |host| peer.is_for_host(host));
     let host = host.map_err(|problem| escaped(&problem).into_owned());
-    // They are shown where the name is another, and no worker's name has such characters.
+    // They appear in error messages, and no worker name contains such characters.
     let uris = peer.uris().into_iter().filter(|uri| !uri.contains(is_active)).collect();
     Ok(ProvenPeer { channel, uris, host, names })
 }
@@ -98,7 +98,7 @@ impl AsyncRead for Secured {
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let read = Pin::new(&mut this.stream).poll_read(context, buffer);
-        // What an error of the stream means; HTTP/2 would lose its cause.
+        // The cause of a stream's error is stored, because HTTP/2 would lose it.
         read.map_err(|error| match explain_later(&error) {
             Some(why) => this.trouble.note(why),
             None => error,

@@ -1,4 +1,4 @@
-//! The accepting side: the listener, the gRPC service, and the plane's main task.
+//! Accepting sessions: the listener, the gRPC service, and the plane's main task.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -28,19 +28,19 @@ use crate::control::{
     },
 };
 
-/// How long a closing plane waits for its sessions to say goodbye.
+/// How long a closing plane waits for the goodbyes of its sessions.
 const CLOSING: Duration = Duration::from_millis(1500);
 
-/// Largest list of request headers.
+/// Maximum size of request headers.
 const HEADER_BYTES_MAX: u32 = 8 << 10;
 
-/// A session waiting to be accepted, and the connection it came by.
+/// A session that waits to be accepted, and its connection.
 pub(super) struct Arrival {
     pub(super) session: ControlSession,
     pub(super) guest: Arc<Guest>,
 }
 
-/// What the plane's main task works with.
+/// The state of the plane's main task.
 pub(super) struct Host {
     pub(super) listener: TcpListener,
     pub(super) handover: Option<Handover>,
@@ -52,9 +52,9 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Serves until the plane is closed, then gives the sessions a moment to end.
+    /// Serves until the plane is closed, then waits a limited time for the sessions to end.
     ///
-    /// `running` keeps new session tasks possible; `all_done` ends when it and the tasks are gone.
+    /// While `running` exists, new session tasks can start; `all_done` ends when it and the tasks are dropped.
     pub(super) async fn run(self, running: mpsc::Sender<()>, mut all_done: mpsc::Receiver<()>) {
         let Self { listener, handover, reception, arrivals, closing, tasks, keepalive } = self;
         let service = Attach { arrivals, closing: closing.clone(), tasks };
@@ -87,19 +87,19 @@ impl Host {
         }
         drop(running);
         let _ = within(CLOSING, all_done.recv()).await;
-        // What the sessions wrote last is in the connections' buffers: let them be polled once more.
+        // The last frames of the sessions are in the connections' buffers: let the connections be polled once more.
         for _ in 0..16 {
             tokio::task::yield_now().await;
         }
     }
 }
 
-/// Counts the running session tasks: each holds a clone, and the receiving end learns when all are gone.
+/// Tracks the running session tasks. Each task holds a sender, and the receiver ends when all are dropped.
 #[derive(Clone)]
 pub(super) struct Tasks(pub(super) mpsc::WeakSender<()>);
 
 impl Tasks {
-    /// Runs `task` on the plane's own runtime, unless the plane is closed.
+    /// Runs `task` on the plane's runtime, unless the plane is closed.
     #[allow(clippy::disallowed_methods)] // the plane owns its runtime; no simulated task runs there
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let Some(running) = self.0.upgrade() else { return };
@@ -110,7 +110,7 @@ impl Tasks {
     }
 }
 
-/// The connections that come in for sessions, once their peers have begun to speak.
+/// The connections for sessions, after their peers have sent the first bytes.
 fn connections(
     listener: TcpListener,
     reception: Arc<Reception>,
@@ -144,7 +144,7 @@ impl Control for Attach {
     ) -> Result<Response<Self::AttachStream>, Status> {
         let guest = request.extensions().get::<Arc<Guest>>().cloned();
         let guest = guest.ok_or_else(|| Status::internal("a connection without a guest"))?;
-        // Held back here, within the connection's deadline, while sessions are accepted slowly.
+        // Waits here, within the connection's deadline, while sessions are accepted slowly.
         let place = self.arrivals.reserve().await;
         let place = place.map_err(|_| Status::unavailable("the control plane was closed"))?;
         if !guest.stranger.attach() {
@@ -158,5 +158,5 @@ impl Control for Attach {
     }
 }
 
-// A frame's own limit is checked by the session, which names it; this one bounds what gRPC buffers.
+// The session checks the limit of a frame and names it in the error. This limit bounds what gRPC buffers.
 const _: () = assert!(ON_THE_WIRE_MAX > CONTROL_FRAME_BYTES_MAX);

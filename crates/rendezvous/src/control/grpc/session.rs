@@ -1,7 +1,7 @@
-//! One session: the two halves its user holds, and the task that joins them to a gRPC stream.
+//! A session: the two halves that its user holds, and the task that connects them to a gRPC stream.
 //!
-//! The halves live on the user's runtime, the task and the stream on the plane's; bounded channels are
-//! between. The task decides how a session ends and says so in [`SessionEnd`].
+//! The halves are used on the user's runtime, the task and the stream run on the plane's, with bounded channels
+//! between. The task decides how a session ends ([`SessionEnd`]).
 
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 
@@ -16,17 +16,17 @@ use crate::control::{
     Addresses, ControlError, ControlSession, FrameReceiver, FrameSender, ProvenPeer, generated::Frame,
 };
 
-/// Frames buffered per direction, and their bytes: a largest frame, or several small ones.
+/// Maximum number of buffered frames per direction, and of their bytes: one of maximum length, or several short ones.
 const QUEUE_FRAMES: usize = 8;
 const QUEUE_BYTES: usize = CONTROL_FRAME_BYTES_MAX;
 
-/// A frame, and its room among the bytes of its queue.
+/// A frame, with its share of the queue's bytes.
 struct Queued {
     data: Vec<u8>,
     _room: Option<OwnedSemaphorePermit>,
 }
 
-/// A queue's room for bytes.
+/// Limits the bytes in a queue.
 #[derive(Clone)]
 struct QueueRoom(Arc<Semaphore>);
 
@@ -38,24 +38,24 @@ impl QueueRoom {
     /// Waits until there is room for `data`. Cancel-safe.
     async fn queue(&self, data: Vec<u8>) -> Queued {
         let bytes = u32::try_from(data.len().clamp(1, QUEUE_BYTES)).unwrap_or(u32::MAX);
-        // It is never closed.
+        // The semaphore is never closed.
         Queued { _room: self.0.clone().acquire_many_owned(bytes).await.ok(), data }
     }
 }
 
-const DAMAGED: &str = "a frame of the peer's was damaged on its way: its checksum is another";
+const DAMAGED: &str = "a frame of the peer was damaged in transit: its checksum differs";
 
-/// How long an ended session waits for the peer to end it too.
+/// How long a session that has ended on this side waits for the peer to end it.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Why nothing more arrives.
+/// How the incoming direction ended.
 #[derive(Debug, Clone)]
 enum SessionEnd {
-    /// Not yet.
+    /// It has not ended.
     Open,
-    /// The peer ended its direction.
+    /// The peer ended it in order.
     Orderly,
-    /// The peer, or the way to it, is gone.
+    /// The peer or the connection is lost.
     Lost(String),
     /// This plane was closed.
     Closed,
@@ -71,14 +71,14 @@ impl SessionEnd {
     }
 }
 
-/// What is left of a direction to the peer.
+/// The state of the outgoing direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outgoing {
-    /// Frames are taken and sent.
+    /// Frames are accepted and sent.
     Running,
-    /// No more are taken; those already taken are sent.
+    /// No more frames are accepted; those already accepted are sent.
     Finishing,
-    /// Ends at once, with an error.
+    /// The direction ends at once, with an error.
     Aborted,
 }
 
@@ -88,14 +88,15 @@ pub(super) struct Parts {
     pub(super) session: ControlSession,
     /// For the plane's runtime.
     pub(super) task: SessionTask,
-    /// What is sent to the peer.
+    /// The outgoing stream.
     pub(super) outgoing: OutgoingFrames,
 }
 
-/// Frames for the peer, the goodbye last. `Err` aborts the stream.
+/// Frames for the peer, with the goodbye at the end. `Err` aborts the stream.
 pub(super) type OutgoingFrames = stream::BoxStream<'static, Result<Frame, Status>>;
 
-/// Makes a session over the connection between `addresses`. `guest` is the connection it came in by, if it did; `proven` what TLS has shown of the peer.
+/// Makes a session over the connection between `addresses`. `guest` is the connection of an accepted session; `proven`
+/// is what TLS has proven about the peer.
 pub(super) fn session(
     addresses: Addresses,
     guest: Option<Arc<Guest>>,
@@ -127,7 +128,7 @@ pub(super) fn session(
     }
 }
 
-/// The frames of `frames`, as long as `control` lets them.
+/// The frames of `frames`, until `control` changes.
 fn outgoing_frames(
     frames: mpsc::Receiver<Queued>,
     control: watch::Receiver<Outgoing>,
@@ -154,7 +155,7 @@ async fn next_outgoing(
         () = stopped(control.clone()) => {}
         frame = frames.recv() => return Ok(frame.map(|frame| frame.data)),
     }
-    // Still running means that the task is gone, because the plane's runtime is going away.
+    // If the state is still `Running`, the task was dropped with the plane's runtime.
     if *control.borrow() != Outgoing::Finishing {
         return Err(Status::aborted("the session was aborted"));
     }
@@ -166,7 +167,7 @@ async fn stopped(mut control: watch::Receiver<Outgoing>) {
     let _ = control.wait_for(|it| *it != Outgoing::Running).await;
 }
 
-/// Runs on the plane's runtime as long as the session.
+/// The session's task on the plane's runtime.
 pub(super) struct SessionTask {
     incoming: mpsc::Sender<Queued>,
     room: QueueRoom,
@@ -176,7 +177,7 @@ pub(super) struct SessionTask {
 }
 
 impl SessionTask {
-    /// Moves frames from `stream` to the user until the session has ended in both directions.
+    /// Passes frames from `stream` to the user until the session has ended in both directions.
     pub(super) async fn run(self, mut stream: Streaming<Frame>, closing: watch::Receiver<bool>) {
         let finished = tokio::select! {
             biased;
@@ -198,7 +199,7 @@ impl SessionTask {
                 outgoing.send_replace(Outgoing::Finishing);
                 farewell(&mut stream, &outgoing).await;
             }
-            // The user dropped both halves; the outgoing frames end by themselves.
+            // The user dropped both halves, so the outgoing frames end by themselves.
             None => farewell(&mut stream, &outgoing).await,
             Some(SessionEnd::Orderly | SessionEnd::Open) => {
                 tokio::select! {
@@ -227,17 +228,20 @@ impl SessionTask {
                 }
                 Ok(Some(frame)) if is_damaged(&frame) => return SessionEnd::Lost(DAMAGED.to_owned()),
                 Ok(Some(frame)) => {
-                    // A user who dropped the receiving half still may send: what arrives is discarded.
+                    // If the user has dropped the receiving half, frames are discarded, because the sending half may
+                    // still be in use.
                     let _ = self.incoming.send(self.room.queue(frame.data).await).await;
                 }
-                Ok(None) => return SessionEnd::Lost("the peer is gone, without a goodbye".to_owned()),
+                Ok(None) => {
+                    return SessionEnd::Lost("the peer closed the connection without a goodbye".to_owned());
+                }
                 Err(status) => return SessionEnd::Lost(lost_text(&status)),
             }
         }
     }
 }
 
-/// Lets frames on their way out leave, and the peer end its direction, for a bounded time.
+/// Waits a limited time until accepted frames are sent and the peer has ended its direction.
 async fn farewell(stream: &mut Streaming<Frame>, outgoing: &watch::Sender<Outgoing>) {
     let _ = within(FAREWELL, async {
         outgoing.closed().await;
@@ -246,7 +250,8 @@ async fn farewell(stream: &mut Streaming<Frame>, outgoing: &watch::Sender<Outgoi
     .await;
 }
 
-/// A bit that changes on the way can make two workers agree on a connection of which each knows something else.
+/// Whether the checksum is wrong. Without this check, a changed bit could make two workers set up a connection with
+/// different parameters.
 fn is_damaged(frame: &Frame) -> bool {
     frame.checksum.is_some_and(|checksum| checksum != crc32c::crc32c(&frame.data))
 }
@@ -255,19 +260,19 @@ fn oversize(bytes: usize) -> String {
     format!("the peer sent a frame of {bytes} bytes, the limit is {CONTROL_FRAME_BYTES_MAX}")
 }
 
-/// What a stream's failure means to people.
+/// The error message for a failed stream.
 fn lost_text(status: &Status) -> String {
     let mut text = match status.code() {
         tonic::Code::OutOfRange => format!("the peer sent a frame above {CONTROL_FRAME_BYTES_MAX} bytes"),
         tonic::Code::Aborted => "the peer aborted the session".to_owned(),
-        _ => "the peer ended, or the way to it broke".to_owned(),
+        _ => "the peer or the connection is lost".to_owned(),
     };
     text.push_str(": ");
     text.push_str(&causes(status));
     text
 }
 
-/// An error with all its causes, in one line: what the peer says in them is escaped.
+/// An error with all its causes, in one line and escaped, because it may contain text of the peer.
 pub(super) fn causes(error: &(dyn Error + 'static)) -> String {
     let mut text = match error.downcast_ref::<tonic::Status>() {
         Some(status) => status.message().to_owned(),
@@ -352,7 +357,7 @@ impl FrameReceiver for GrpcReceiver {
             }
             match &*self.end.borrow() {
                 SessionEnd::Orderly => Ok(None),
-                // The task went away with the plane's runtime.
+                // The task was dropped with the plane's runtime.
                 SessionEnd::Open => Err(ControlError::Closed),
                 end => Err(end.error()),
             }

@@ -1,30 +1,32 @@
-//! The bytes of one HTTP/2 connection, counted below HTTP/2.
+//! Counts the bytes and frames of an HTTP/2 connection, below HTTP/2.
 //!
-//! The library that speaks HTTP/2 takes frames that carry nothing as fast as they come, and writes a line to the log for some
-//! of them. So what a peer may send is counted before that library sees it, by the nine bytes that each frame begins
-//! with. Whoever has not proven itself may send so much, and what is above waits in the kernel. Whoever sends more
-//! frames that carry nothing than it may, or acknowledges a PING that was not sent, loses the connection.
+//! The HTTP/2 library reads frames without content as fast as they arrive, and logs some of them. So frames are counted
+//! before the library sees them, by their nine-byte headers. A peer that is not authenticated may send a limited
+//! amount; more waits in the kernel. A peer that sends too many frames without content, or acknowledges a PING that was
+//! not sent, is disconnected.
 
 use std::time::{Duration, Instant};
 
 use tensorwire_fabric_tcp::Pace;
 
-/// Bytes of a peer that are taken before it has proven itself: the preface, headers and all other frames.
+/// Maximum number of bytes that are read from a peer before it is authenticated: the preface and all frames.
 pub(super) const STRANGER_BYTES: usize = 64 << 10;
 
-/// Frames of a peer that are taken before it has proven itself. A member may go on before its proof is checked.
+/// Maximum number of frames that are read from a peer before it is authenticated. A member may send further frames
+/// before its proof is checked.
 pub(super) const STRANGER_FRAMES: usize = 256;
 
-/// How many of these may carry nothing. HTTP/2 itself logs the end of a connection with 20 streams that were reset early.
+/// How many of these may be without content. The HTTP/2 library logs the end of a connection with 20 streams that were
+/// reset early.
 const STRANGER_IDLE_FRAMES: u32 = 16;
 
-/// Frames that carry nothing, of any peer: 1,000 a second.
+/// Rate of frames without content, for every peer: 1,000 per second.
 const IDLE_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How many of them may come at once.
+/// How many of them may arrive at once.
 const IDLE_BURST: u32 = 1000;
 
-/// What a client's first frame follows.
+/// Length of the preface before a client's first frame.
 const PREFACE_BYTES: usize = 24;
 
 const HEADER_BYTES: usize = 9;
@@ -35,19 +37,19 @@ const PING: u8 = 6;
 const WINDOW_UPDATE: u8 = 8;
 const CONTINUATION: u8 = 9;
 
-/// Of DATA and HEADERS.
+/// A flag of DATA and HEADERS.
 const END_STREAM: u8 = 1;
-/// Of PING.
+/// A flag of PING.
 const ACK: u8 = 1;
 
-/// What has passed, and what may.
+/// The counts of a connection, and its limits.
 #[derive(Debug)]
 pub(super) struct Traffic {
     incoming: Frames,
     outgoing: Frames,
-    /// PINGs that were sent and are not acknowledged.
+    /// PINGs that were sent and not acknowledged.
     pings: u32,
-    /// What a peer has sent that has not proven itself.
+    /// What a peer that is not authenticated has sent; `None` once it is.
     stranger: Option<Spent>,
     idle: Pace,
     since: Instant,
@@ -61,12 +63,12 @@ struct Spent {
 }
 
 impl Traffic {
-    /// Of a connection that came in, from a stranger.
+    /// For an accepted connection, whose peer is not authenticated.
     pub(super) fn accepted() -> Self {
         Self::new(Frames::after(PREFACE_BYTES), Frames::after(0), Some(Spent::default()))
     }
 
-    /// Of a connection that was dialled.
+    /// For a dialled connection.
     pub(super) fn dialled() -> Self {
         Self::new(Frames::after(0), Frames::after(PREFACE_BYTES), None)
     }
@@ -77,15 +79,15 @@ impl Traffic {
         Self { incoming, outgoing, pings: 0, stranger, idle, since: Instant::now() }
     }
 
-    /// The peer has proven itself.
+    /// The peer is authenticated.
     pub(super) fn admit(&mut self) {
         self.stranger = None;
     }
 
-    /// How many bytes may be read next; zero if a stranger has had what it may.
+    /// How many bytes may be read next; zero if the peer has reached its limit.
     pub(super) fn room(&self) -> usize {
         let Some(Spent { bytes, frames, .. }) = self.stranger else { return usize::MAX };
-        // As many frames cannot begin in fewer bytes.
+        // So few bytes cannot contain more frame headers.
         let of_frames = STRANGER_FRAMES.saturating_sub(frames) * HEADER_BYTES;
         STRANGER_BYTES.saturating_sub(bytes).min(of_frames)
     }
@@ -102,7 +104,7 @@ impl Traffic {
     /// Counts what was read.
     ///
     /// # Errors
-    /// Why the connection has to end, for people. HTTP/2 must not see these bytes.
+    /// Why the connection must be closed, as a message for users. HTTP/2 must not see these bytes.
     pub(super) fn received(&mut self, mut bytes: &[u8]) -> Result<(), String> {
         if let Some(spent) = &mut self.stranger {
             spent.bytes += bytes.len();
@@ -122,23 +124,25 @@ impl Traffic {
     }
 
     fn count_idle(&mut self) -> Result<(), String> {
-        let what = "frames that carry nothing (PING, SETTINGS, RST_STREAM and the like)";
+        let what = "frames without content (PING, SETTINGS, RST_STREAM and others)";
         let now = self.since.elapsed();
         self.idle.count(now);
         if !self.idle.wait(now).is_zero() {
-            return Err(format!("the peer sent too many {what}: {IDLE_BURST} at once, or more a second"));
+            return Err(format!(
+                "the peer sent too many {what}: the limit is {IDLE_BURST} at once and 1,000 per second"
+            ));
         }
         let Some(spent) = &mut self.stranger else { return Ok(()) };
         spent.idle += 1;
         if spent.idle > STRANGER_IDLE_FRAMES {
             let limit = format!("the limit is {STRANGER_IDLE_FRAMES}");
-            return Err(format!("the peer sent too many {what} before it had proven itself: {limit}"));
+            return Err(format!("the peer sent too many {what} before it was authenticated: {limit}"));
         }
         Ok(())
     }
 }
 
-/// What the header of a frame says.
+/// The header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Header {
     length: usize,
@@ -151,20 +155,20 @@ impl Header {
         match self.kind {
             DATA | HEADERS => self.length == 0 && self.flags & END_STREAM == 0,
             CONTINUATION => self.length == 0,
-            // They come in proportion to what is sent.
+            // Their number is proportional to what is sent.
             WINDOW_UPDATE => false,
             _ => true,
         }
     }
 }
 
-/// Finds the headers in one direction's bytes, however these are cut.
+/// Finds the frame headers in the bytes of one direction, which arrive in parts of any length.
 #[derive(Debug)]
 struct Frames {
     /// Bytes until the next header.
     skip: usize,
     header: [u8; HEADER_BYTES],
-    /// How much of it is there.
+    /// How many bytes of the header have arrived.
     have: usize,
 }
 
@@ -173,7 +177,7 @@ impl Frames {
         Self { skip, header: [0; HEADER_BYTES], have: 0 }
     }
 
-    /// The next header that is whole; `bytes` is what follows it. `None` once there are no more bytes.
+    /// The next complete header; `bytes` becomes what follows it. `None` if there are no more bytes.
     fn next(&mut self, bytes: &mut &[u8]) -> Option<Header> {
         *bytes = bytes.split_off(self.skipped(bytes.len())..)?;
         let part = bytes.split_off(..bytes.len().min(HEADER_BYTES - self.have))?;
@@ -188,7 +192,7 @@ impl Frames {
         Some(Header { length: self.skip, kind, flags })
     }
 
-    /// How many of `bytes` bytes belong to no header.
+    /// How many of the next `bytes` bytes are not part of a header.
     fn skipped(&mut self, bytes: usize) -> usize {
         let skipped = self.skip.min(bytes);
         self.skip -= skipped;
@@ -283,7 +287,7 @@ mod tests {
             let frame = frame(kind, flags, length);
             let (passed, why) = passed(&mut stranger(), &frame, 1000);
             assert_eq!(passed, STRANGER_IDLE_FRAMES as usize, "kind {kind}");
-            assert!(why.contains("before it had proven itself: the limit is 16"), "{why}");
+            assert!(why.contains("before it was authenticated: the limit is 16"), "{why}");
         }
     }
 

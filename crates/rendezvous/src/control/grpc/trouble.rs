@@ -7,20 +7,20 @@ use std::{
 
 use tensorwire_protocol::text::escaped;
 
-/// Why this end has ended a stream: HTTP/2 keeps little of what ends it. The first reason counts.
+/// Why this side has ended a stream. Stored here, because HTTP/2's errors do not contain it. The first reason is used.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Trouble(Arc<OnceLock<Why>>);
 
-/// A reason, for people.
+/// A reason, as a message for users.
 #[derive(Debug, Clone)]
 pub(super) struct Why {
     pub(super) text: String,
-    /// TLS, or its absence; else what the peer sent.
+    /// Whether TLS or its absence is the cause; otherwise it is what the peer sent.
     pub(super) is_tls: bool,
 }
 
 impl Trouble {
-    /// Notes what TLS, or its absence, has come to, escaped, and makes it the stream's error.
+    /// Stores an error of TLS, or of its absence, escaped, and returns it as the stream's error.
     pub(super) fn note(&self, text: impl Into<String>) -> io::Error {
         self.first(Why { text: escaped(&text.into()).into_owned(), is_tls: true })
     }

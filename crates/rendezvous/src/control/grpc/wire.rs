@@ -1,4 +1,4 @@
-//! The stream under HTTP/2, encrypted or not.
+//! The stream under HTTP/2, with or without TLS.
 
 use std::{
     io,
@@ -23,17 +23,17 @@ use crate::control::ProvenPeer;
 #[cfg(feature = "tls")]
 use crate::control::TlsNames;
 
-/// What a plane does with its streams, in both directions.
+/// The protection of a plane's streams, dialled and accepted.
 #[derive(Debug, Clone)]
 pub(super) enum Security {
-    /// Nothing.
+    /// None.
     None,
     /// Mutual TLS.
     #[cfg(feature = "tls")]
     Tls {
-        /// Who this end is.
+        /// The identity of this worker.
         identity: tensorwire_fabric_tcp::tls::TlsIdentity,
-        /// What peers' certificates must say.
+        /// What certificates of peers must contain.
         names: TlsNames,
     },
 }
@@ -43,7 +43,7 @@ impl Security {
         !matches!(self, Self::None)
     }
 
-    /// For data connections that come in with the same protection.
+    /// A port for data connections with the same protection.
     pub(super) fn data_port(&self) -> DataPort {
         match self {
             Self::None => DataPort::new(),
@@ -63,17 +63,17 @@ pub(super) struct Wire {
 
 #[derive(Debug)]
 enum WireStream {
-    /// As it is; whether nothing has come yet.
+    /// Without TLS. The flag is true until the first bytes arrive.
     Plain(TcpStream, bool),
     #[cfg(feature = "tls")]
     Secured(Box<Secured>),
 }
 
 impl Wire {
-    /// One that was dialled; `host` as the user named it. Under TLS the other end has proven itself.
+    /// A dialled stream, with the dialled `host`. Under TLS, after the handshake.
     ///
     /// # Errors
-    /// Text for people.
+    /// A message for users.
     pub(super) async fn dial(stream: TcpStream, security: &Security, host: &str) -> Result<Self, String> {
         let trouble = Trouble::default();
         let inner = match security {
@@ -90,7 +90,7 @@ impl Wire {
         Ok(Self { inner, trouble, traffic: Traffic::dialled() })
     }
 
-    /// One that came in, as it is.
+    /// An accepted stream without TLS.
     pub(super) fn accepted(stream: TcpStream) -> Self {
         Self {
             inner: WireStream::Plain(stream, true),
@@ -99,10 +99,10 @@ impl Wire {
         }
     }
 
-    /// One that came in, and whose TLS handshake is done.
+    /// An accepted stream, after the TLS handshake.
     ///
     /// # Errors
-    /// Text for people.
+    /// A message for users.
     #[cfg(feature = "tls")]
     pub(super) fn accepted_under_tls(
         stream: tokio_rustls::TlsStream<TcpStream>,
@@ -113,7 +113,7 @@ impl Wire {
         Ok(Self { inner: WireStream::Secured(Box::new(secured)), trouble, traffic: Traffic::accepted() })
     }
 
-    /// What the other end has proven.
+    /// What the peer has proven by TLS.
     pub(super) fn proven(&self) -> Option<&Arc<ProvenPeer>> {
         match &self.inner {
             WireStream::Plain(..) => None,
@@ -122,12 +122,13 @@ impl Wire {
         }
     }
 
-    /// The peer has proven itself. Whoever says so polls again: reading may have been held back.
+    /// Removes the limits, because the peer is authenticated. The caller must poll again, because a read may have been
+    /// held back.
     pub(super) fn admit(&mut self) {
         self.traffic.admit();
     }
 
-    /// Whether a peer that has not proven itself has sent all that is taken from it: nothing is read before
+    /// Whether the peer has reached its limit before it was authenticated. Then nothing is read before
     /// [`admit`](Self::admit).
     pub(super) fn is_held_back(&self) -> bool {
         self.traffic.room() == 0
@@ -138,7 +139,7 @@ impl Wire {
     }
 }
 
-/// Whether a record of TLS begins with this byte; no HTTP/2 connection does, from either end.
+/// Whether a TLS record can begin with this byte. No HTTP/2 connection begins with it.
 fn begins_tls(byte: u8) -> bool {
     (0x14..=0x17).contains(&byte)
 }
@@ -159,7 +160,7 @@ impl AsyncRead for Wire {
         let read = &buffer.filled()[before..];
         let checked = if this.inner.was_first(read) && read.first().is_some_and(|byte| begins_tls(*byte)) {
             Err(this.trouble.note(
-                "the other end speaks TLS, and this worker does not: give it a TLS identity of the same CA \
+                "the peer speaks TLS, and this worker does not: give it a TLS identity of the same CA \
                  (the setting `tls`, --tls-cert)",
             ))
         } else {
@@ -174,7 +175,7 @@ impl AsyncRead for Wire {
 }
 
 impl WireStream {
-    /// Whether `read` is the first that has come, in plain text.
+    /// Whether `read` contains the first bytes of a stream without TLS.
     fn was_first(&mut self, read: &[u8]) -> bool {
         match self {
             Self::Plain(_, is_new) => std::mem::replace(is_new, *is_new && read.is_empty()),
@@ -198,7 +199,7 @@ impl AsyncRead for WireStream {
     }
 }
 
-/// Calls the same on whichever stream it is.
+/// Calls the same method on either kind of stream.
 macro_rules! either {
     ($self:ident, $stream:ident => $call:expr) => {
         match &mut $self.inner {
@@ -247,7 +248,7 @@ impl AsyncWrite for Wire {
     }
 
     fn is_write_vectored(&self) -> bool {
-        // Both kinds take many slices at once.
+        // Both kinds accept several slices at once.
         true
     }
 }

@@ -1,4 +1,4 @@
-//! Somebody at the other end of a handshake who says whatever it likes, and who knows the secret or not.
+//! Fuzzing of a handshake with a peer that sends arbitrary frames, with or without knowledge of the secret.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a finding
 
@@ -21,7 +21,7 @@ use crate::{
 
 /// Frames of one input.
 const FRAMES_MAX: usize = 8;
-/// What an honest end says in a handshake at most.
+/// Maximum number of frames that an honest side sends in a handshake.
 const SENT_MAX: usize = 3;
 const NAMES: [&str; 3] = ["/job:ps/replica:0/task:0", "/job:worker/replica:0/task:1", ""];
 
@@ -106,17 +106,17 @@ pub fn handshake(data: &[u8]) {
     for frame in told.iter().map(|frame| ControlFrame::decode(frame).unwrap()) {
         assert!(knows || !matches!(frame, ControlFrame::Welcome { .. }), "a stranger was told of fabrics");
         let is_proof = matches!(frame, ControlFrame::Proof { .. });
-        assert!(role == Role::Dialling || !is_proof, "it is the dialling end that begins with proofs");
+        assert!(role == Role::Dialling || !is_proof, "only the dialling side sends a Proof");
     }
 }
 
-/// What the other end says.
+/// The peer of the side under test.
 struct ScriptedPeer<'a> {
-    /// Of the end that is tried.
+    /// The role of the side under test.
     role: Role,
     knows: bool,
     me: &'a Introduction,
-    /// Of a handshake that began with its latest Hello, and in which everything since belongs.
+    /// The transcript since the peer's latest Hello.
     transcript: Transcript<'a>,
 }
 
@@ -156,7 +156,7 @@ impl ScriptedPeer<'_> {
         }
     }
 
-    /// A handshake that begins with this Hello, as far as it goes until it is this end's turn.
+    /// Begins the transcript of a handshake with this Hello, up to the peer's next turn.
     fn begin(&mut self, theirs: Vec<u8>) -> Vec<u8> {
         let mine = hello(self.me, nonce(&Still)).encode();
         self.transcript.said = match self.role {
@@ -169,7 +169,7 @@ impl ScriptedPeer<'_> {
         theirs
     }
 
-    /// `frame` with the right proof, and the answer of the end that is tried.
+    /// `frame` with the correct proof. Adds the answer of the side under test to the transcript.
     fn proven(&mut self, frame: &ControlFrame) -> Vec<u8> {
         let said = self.say(self.role.other(), frame);
         self.say(self.role, &welcome(self.me));

@@ -242,7 +242,8 @@ async fn the_end_of_a_connection_is_noted_before_the_next() {
     assert!(over.has_ended() && matches!(peer.lock().link, Link::Connecting(_)), "this end makes a new one");
     assert!(peer.lock().accepted.is_none(), "what the peer set up before is not what it comes to");
     assert!(matches!(peer.connection_or_attempt(), ConnectionOrAttempt::UnderWay(_)));
-    assert!(attempt.await.is_err(), "nobody knows where the peer is");
+    let error = attempt.await.unwrap_err();
+    assert!(matches!(&error, WorkerError::NoAddress { peer } if peer == NAME), "{error}");
     assert!(matches!(peer.lock().link, Link::Idle));
 }
 

@@ -1,4 +1,4 @@
-//! Requests for steps that this worker has not begun: they wait for that, for a while, in bounded number.
+//! Requests for steps that this worker has not begun. They wait for a limited time, and their number is limited.
 
 use std::{collections::BTreeMap, fmt, future::Future, pin::pin, sync::Mutex};
 
@@ -7,10 +7,10 @@ use tensorwire_protocol::{Code, Status};
 
 use super::{StepRef, lock};
 
-/// The requests that wait for one step to begin.
+/// The requests that wait until one step begins.
 #[derive(Debug)]
 pub(super) struct Deferral {
-    /// By peer, how many; `None` once the step has begun.
+    /// By peer, the number of requests; `None` once the step has begun.
     waiting: Mutex<Option<BTreeMap<String, usize>>>,
 }
 
@@ -20,12 +20,12 @@ impl Default for Deferral {
     }
 }
 
-/// By peer, how many steps its requests wait for.
+/// By peer, the number of steps that its requests wait for.
 #[derive(Debug, Default)]
 pub(super) struct DeferredSteps(Mutex<BTreeMap<String, usize>>);
 
 impl DeferredSteps {
-    /// Counts one more step of `peer`, if it has fewer than `most`.
+    /// Counts one more step of `peer`. False if it has `most` already.
     fn add(&self, peer: &str, most: usize) -> bool {
         let mut steps = lock(&self.0);
         let count = steps.get(peer).copied().unwrap_or_default();
@@ -59,7 +59,7 @@ impl Deferral {
     }
 }
 
-/// One request that waits for its step to begin.
+/// A request that waits until its step begins.
 pub(super) struct Deferred {
     step: StepRef,
     peer: String,
@@ -72,7 +72,7 @@ impl fmt::Debug for Deferred {
 }
 
 impl Deferred {
-    /// A request of `peer` for a value of `step`; `None` once that has begun.
+    /// Registers a request of `peer` for a value of `step`; `None` if the step has begun.
     ///
     /// # Errors
     /// Requests of the peer wait for too many steps.
@@ -93,7 +93,7 @@ impl Deferred {
         Ok(Some(Self { step: step.clone(), peer: peer.to_owned() }))
     }
 
-    /// What `take` gives, if it gives it or the step begins before the limit for that is over.
+    /// The output of `take`. Fails if neither `take` completes nor the step begins within the time limit.
     pub(super) async fn until_begun<T>(
         self,
         take: impl Future<Output = Result<T, Status>>,
@@ -140,7 +140,7 @@ impl DeferredSteps {
         lock(&self.0).get(peer).copied().unwrap_or_default()
     }
 
-    /// Peers that are kept.
+    /// The number of peers with counted steps.
     pub(super) fn peers(&self) -> usize {
         lock(&self.0).len()
     }

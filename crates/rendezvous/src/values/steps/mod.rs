@@ -1,4 +1,5 @@
-//! The steps of a worker: made on use, gone with their last user, and remembered for a while once they are finished.
+//! The steps of a worker. They are created on first use, removed with their last user, and remembered for a while once
+//! they have ended.
 
 mod deferral;
 #[cfg(test)]
@@ -32,20 +33,20 @@ use crate::values::{
     tensor::Tensor,
 };
 
-/// Finished steps that are remembered, so that a late request is answered instead of waiting for ever.
+/// Maximum number of ended steps that are remembered, so that late requests are answered instead of waiting.
 const TOMBSTONES_MAX: usize = 65_536;
 
-/// How long they are remembered at most.
+/// How long an ended step is remembered at most.
 const TOMBSTONE_AGE: Duration = Duration::from_secs(600);
 
-/// What sends mean, how much of a worker's memory steps may take, and for how long requests wait for one.
+/// Settings of all steps.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepSettings {
-    /// Sent values that nobody has received yet.
+    /// Maximum number of sent values that wait for their receivers.
     pub(crate) values_max: usize,
-    /// What a second send or receive of a key means.
+    /// The meaning of a second send or receive of a key.
     pub(crate) duplicates: DuplicatePolicy,
-    /// Steps that nobody has begun here, and that requests of one peer wait for.
+    /// Maximum number of steps that are not begun on this worker and that requests of one peer wait for.
     pub(crate) deferred_steps_max: usize,
     /// How long a request waits for its step to begin.
     pub(crate) init_timeout: Duration,
@@ -63,20 +64,20 @@ struct SharedTable {
     settings: StepSettings,
     runtime: Arc<dyn Runtime>,
     steps: ShardedMap<StepId, StepEntry>,
-    /// Of the finished steps, oldest first.
+    /// The ended steps, oldest first.
     tombstones: Mutex<VecDeque<(Duration, StepId)>>,
     deferred: DeferredSteps,
     waiting_values: Arc<AtomicUsize>,
 }
 
-/// What is known of a step.
+/// The state of a step in the table.
 #[derive(Debug)]
 enum StepEntry {
     Live(Arc<Live>),
-    /// It was finished at this time of the runtime's clock.
+    /// It has ended, at this time of the runtime's clock.
     Finished {
         at: Duration,
-        /// Why, if it was aborted before anybody cleaned it up.
+        /// Why, if it was aborted and not cleaned up.
         status: Option<Status>,
     },
 }
@@ -85,12 +86,13 @@ enum StepEntry {
 #[derive(Debug)]
 struct Live {
     queues: Arc<StepQueues>,
-    /// The [`StepRef`]s on it. From none to one only under the lock of its entry in the table.
+    /// The number of [`StepRef`]s. It goes from zero to one only under the lock of the step's table entry, so that a
+    /// step is not removed while a user is added.
     users: AtomicUsize,
     deferral: Deferral,
 }
 
-/// A user of a step. With the last one, a step that holds nothing goes.
+/// A reference to a step in use. When the last one is dropped, an empty step is removed.
 pub(crate) struct StepRef {
     shared: Arc<SharedTable>,
     id: StepId,
@@ -119,7 +121,7 @@ impl StepTable {
         Self { shared: Arc::new(shared) }
     }
 
-    /// The step, which begins here if it has not yet.
+    /// Begins the step on this worker, if it has not begun yet.
     ///
     /// # Errors
     /// It is finished.
@@ -129,10 +131,10 @@ impl StepTable {
         Ok(step)
     }
 
-    /// The step, for a request of `peer`. Until this worker begins it, the request is deferred.
+    /// The step for a request of `peer`. The request is deferred until this worker begins the step.
     ///
     /// # Errors
-    /// The step is finished or aborted, or requests of the peer wait for too many steps.
+    /// The step has ended or was aborted, or requests of the peer wait for too many steps.
     pub(crate) fn ask(&self, id: StepId, peer: &str) -> Result<Asked, Status> {
         let step = self.shared.find_or_make(id)?;
         if let Some(status) = step.aborted() {
@@ -145,11 +147,11 @@ impl StepTable {
     /// Drops the values of a step whose keys `is_meant`.
     pub(crate) fn drop_values(&self, id: StepId, is_meant: impl Fn(&str) -> bool) {
         let dropped = self.shared.find(id).map(|step| step.drop_values(is_meant));
-        // Outside the locks: the last drop of a value gives memory back, which may wake.
+        // Dropped outside the locks: the last drop of a value frees pool memory, which may wake tasks.
         drop(dropped);
     }
 
-    /// Hands `tensor` to the oldest receiver of `key`, or queues it.
+    /// Gives `tensor` to the oldest receiver of `key`, or queues it.
     pub(crate) fn send(
         &self,
         step: &StepQueues,
@@ -165,14 +167,14 @@ impl StepTable {
         step.send(key, args, tensor).map_err(SendRefused::Aborted)
     }
 
-    /// Ends a step: receivers get ABORTED, values are dropped, and so ends every later use.
+    /// Ends a step: its receivers and every later use get ABORTED, and its values are dropped.
     pub(crate) fn cleanup(&self, id: StepId) {
         if let Some(live) = self.shared.finish(id) {
             live.queues.abort(&Status::new(Code::Aborted, format!("Cleanup {}", id.0)));
         }
     }
 
-    /// The steps that are in use, or hold something.
+    /// The steps that are in use or contain values, sorted.
     pub(crate) fn live(&self) -> Vec<StepId> {
         let steps = self.shared.steps.iter();
         let live = steps.filter(|entry| matches!(entry.value(), StepEntry::Live(_)));
@@ -190,7 +192,7 @@ impl StepTable {
 }
 
 impl SharedTable {
-    /// A user of the step, which is made if there is none.
+    /// A reference to the step, which is created if needed.
     ///
     /// # Errors
     /// It is finished.
@@ -208,7 +210,7 @@ impl SharedTable {
         }
     }
 
-    /// A user of the step, if it is in use or holds something.
+    /// A reference to the step, if it exists.
     fn find(self: &Arc<Self>, id: StepId) -> Option<StepRef> {
         match self.steps.get(&id)?.value() {
             StepEntry::Live(live) => Some(self.user(id, live)),
@@ -221,13 +223,14 @@ impl SharedTable {
         StepEntry::Live(Arc::new(Live { queues, users: AtomicUsize::new(0), deferral: Deferral::default() }))
     }
 
-    /// The caller holds the lock of the step's entry.
+    /// A new reference. The caller holds the lock of the step's table entry.
     fn user(self: &Arc<Self>, id: StepId, live: &Arc<Live>) -> StepRef {
         live.users.fetch_add(1, Ordering::Relaxed);
         StepRef { shared: self.clone(), id, live: live.clone() }
     }
 
-    /// Finishes a step, which need not be known: gives what is to be ended.
+    /// Marks a step as ended, also one that does not exist. Returns its state, for the caller to abort outside the
+    /// lock.
     fn finish(&self, id: StepId) -> Option<Arc<Live>> {
         let at = self.runtime.now();
         let finished = StepEntry::Finished { at, status: None };
@@ -250,11 +253,11 @@ impl SharedTable {
         }
     }
 
-    /// Notes a tombstone, and forgets what is too old or too many.
+    /// Remembers an ended step, and forgets those that are too old or too many.
     fn remember(&self, at: Duration, id: StepId) {
         let forgotten = {
             let mut tombstones = lock(&self.tombstones);
-            // Room first: one more than the most would double what the line takes.
+            // Removed before the push: one element above the maximum would double the capacity of the deque.
             let many = (tombstones.len() + 1).saturating_sub(TOMBSTONES_MAX);
             let is_old = |(then, _): &&(Duration, StepId)| at.saturating_sub(*then) > TOMBSTONE_AGE;
             let old = tombstones.iter().take_while(is_old).count();
@@ -263,13 +266,13 @@ impl SharedTable {
             forgotten
         };
         for (then, id) in forgotten {
-            // Unless it was finished again.
+            // Unless the step has ended a second time since.
             let is_that = |known: &StepEntry| matches!(known, StepEntry::Finished { at, .. } if *at == then);
             self.steps.remove_if(&id, |_, known| is_that(known));
         }
     }
 
-    /// The last user of the step has gone, or had: a step that holds nothing goes too, an aborted one is finished.
+    /// Called after the last reference was dropped: removes an empty step, and marks an aborted one as ended.
     fn forget_unused(&self, id: StepId) {
         let at = self.runtime.now();
         let Entry::Occupied(mut entry) = self.steps.entry(id) else { return };
@@ -300,7 +303,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl StepRef {
-    /// What `receive` gives, unless the step ends first: then why.
+    /// The output of `receive`, or the status of the step if the step ends first.
     pub(crate) async fn or_aborted<T>(
         &self,
         receive: Pin<&mut impl Future<Output = T>>,
@@ -343,16 +346,17 @@ impl fmt::Debug for StepRef {
 }
 
 impl Asked {
-    /// The next value of `key`, until `token` is cancelled: a value that is there wins. Interest in it is registered before
-    /// this returns, so requests are served in their order. The step stays in use until what comes with the value is
-    /// dropped.
+    /// Takes the next value of `key`, unless `token` is cancelled; an available value takes precedence over the token.
+    /// The receiver is queued before this returns, so that requests are served in order. The step stays in use until
+    /// the returned [`StepRef`] is dropped.
     pub(crate) fn take_unless(
         self,
         key: &str,
         token: Option<&CancellationToken>,
     ) -> impl Future<Output = Result<(TakenValue, StepRef), Status>> + Send + 'static + use<> {
         let Self { step, deferred } = self;
-        // In this order, in which they are dropped if nobody polls: a step goes with its last user only if nobody waits.
+        // The order matters if the future is dropped unpolled: the take must leave the queue first, because dropping
+        // the last reference removes the step only if its queues are empty.
         let held = (step.take_unless(key, token), step);
         async move {
             let (take, step) = held;

@@ -1,4 +1,4 @@
-//! Where sends and receives of a step meet: in order for each key, never blocking the sender.
+//! Matching of sends and receives of a step: in order for each key, without blocking the sender.
 
 mod queues;
 mod take;
@@ -24,16 +24,16 @@ use self::{
 };
 use crate::values::{arguments::SendArgs, duplicates::DuplicatePolicy, tensor::Tensor};
 
-/// A value, and what its sender said of it.
+/// A value with its sender's arguments.
 #[derive(Debug, Clone)]
 pub(crate) struct Value {
     pub(crate) tensor: Tensor,
     pub(crate) send_args: SendArgs,
-    /// Its place among the values of the step.
+    /// The position among all values of the step.
     sequence: u64,
 }
 
-/// A value taken out of the table for one receiver.
+/// A value taken out of the queues for one receiver.
 #[derive(Debug)]
 pub(crate) struct TakenValue {
     pub(crate) value: Value,
@@ -42,17 +42,17 @@ pub(crate) struct TakenValue {
 }
 
 impl TakenValue {
-    /// Puts the value back to where it was.
+    /// Returns the value to its position in the queue.
     pub(crate) fn put_back(self) {
         self.step.put_back(&self.key, self.value);
     }
 }
 
-/// One step's queues.
+/// The queues of values and receivers of one step.
 #[derive(Debug)]
 pub(crate) struct StepQueues {
     inner: Mutex<LockedQueues>,
-    /// Turns true with the abort.
+    /// Set by the abort.
     ended: watch::Sender<bool>,
     waiting_values: Arc<AtomicUsize>,
     duplicates: DuplicatePolicy,
@@ -61,18 +61,18 @@ pub(crate) struct StepQueues {
 #[derive(Debug, Default)]
 struct LockedQueues {
     aborted: Option<Status>,
-    /// Grows with every value of the step, so that a value put back finds its place even after its queue was
-    /// emptied and made anew.
+    /// Grows with every value of the step. It orders values that are put back, also after their queue was removed and
+    /// created again.
     next_sequence: u64,
     queues: Queues,
 }
 
-/// The step went away under a receiver.
+/// The status of a receiver whose step was dropped.
 pub(crate) fn dropped() -> Status {
     Status::new(Code::Aborted, "the step was dropped")
 }
 
-/// A receive was given up by its token.
+/// The status of a receive that its token cancelled.
 pub(crate) fn cancelled() -> Status {
     Status::new(Code::Cancelled, "RecvAsync is cancelled.").derived()
 }
@@ -84,7 +84,7 @@ fn duplicated(what: &str, key: &str) -> Status {
 /// Why a value was not accepted.
 #[derive(Debug)]
 pub(crate) enum SendRefused {
-    /// So many values wait already, of so many that may.
+    /// Too many values wait.
     Full {
         waiting: usize,
         cap: usize,
@@ -93,35 +93,35 @@ pub(crate) enum SendRefused {
 }
 
 impl StepQueues {
-    /// A step whose values are counted in `waiting_values` too.
+    /// Empty queues. Their values are also counted in `waiting_values`.
     pub(crate) fn new(waiting_values: &Arc<AtomicUsize>, duplicates: DuplicatePolicy) -> Self {
         let waiting_values = waiting_values.clone();
         Self { inner: Mutex::default(), ended: watch::Sender::new(false), waiting_values, duplicates }
     }
 
-    /// Why it is over, if it is.
+    /// The status of the abort, if the step was aborted.
     pub(crate) fn aborted(&self) -> Option<Status> {
         self.lock().aborted.clone()
     }
 
-    /// Turns true with the abort.
+    /// Becomes true with the abort.
     pub(crate) fn ended(&self) -> watch::Receiver<bool> {
         self.ended.subscribe()
     }
 
-    /// Whether nothing was sent, nobody waits, and it isn't over.
+    /// Whether there are no values and no receivers, and the step was not aborted.
     pub(crate) fn is_unused(&self) -> bool {
         let inner = self.lock();
         inner.aborted.is_none() && inner.queues.is_empty()
     }
 
-    /// Interest in the next value of `key`, registered before this returns.
+    /// Takes the next value of `key`. The receiver is queued before this returns.
     #[cfg(test)]
     pub(crate) fn take(self: &Arc<Self>, key: &str) -> Take {
         Take::new(self, self.register(key, None))
     }
 
-    /// Interest in the next value of `key` until `token` is cancelled, registered before this returns.
+    /// Takes the next value of `key`, unless `token` is cancelled. The receiver is queued before this returns.
     pub(crate) fn take_unless(
         self: &Arc<Self>,
         key: &str,
@@ -130,7 +130,7 @@ impl StepQueues {
         CancellableTake::new(Take::new(self, self.register(key, token)), token)
     }
 
-    /// The next value of `key`, if it is there.
+    /// Takes the next value of `key`, if one is available.
     pub(crate) fn take_now(self: &Arc<Self>, key: &str) -> Result<Option<TakenValue>, Status> {
         let mut inner = self.lock();
         if let Some(status) = &inner.aborted {
@@ -165,7 +165,7 @@ impl StepQueues {
         taken
     }
 
-    /// Hands `tensor` to the oldest receiver of `key`, or queues it.
+    /// Gives `tensor` to the oldest receiver of `key`, or queues it.
     pub(crate) fn send(&self, key: &str, send_args: SendArgs, tensor: Tensor) -> Result<(), Status> {
         let mut inner = self.lock();
         if let Some(status) = &inner.aborted {
@@ -180,11 +180,11 @@ impl StepQueues {
         Ok(())
     }
 
-    /// Puts a value back to its place by sequence number, or gives it to the oldest receiver.
+    /// Gives a returned value to the oldest receiver, or queues it by its sequence number.
     fn put_back(&self, key: &str, value: Value) {
         tensorwire_testpoints::mark!("a value was put back");
         let inner = self.lock();
-        // What is tolerated to be received again is still there.
+        // With `Tolerate`, taking a value does not remove it from the queue.
         if inner.aborted.is_none() && self.duplicates != DuplicatePolicy::Tolerate {
             self.offer(inner, key, value);
         }
@@ -197,7 +197,7 @@ impl StepQueues {
         given_to.wake();
     }
 
-    /// Ends this step with `status`; the first status stays.
+    /// Ends the step with `status`, unless it was aborted before.
     pub(crate) fn abort(&self, status: &Status) {
         let ended = {
             let mut inner = self.lock();
@@ -212,14 +212,14 @@ impl StepQueues {
         ended.waiting.into_iter().for_each(waiters::Waiter::wake);
     }
 
-    /// Drops the values whose keys `is_meant`; they are given out to be dropped outside other locks too.
+    /// Removes the values whose keys `is_meant`. The caller drops them, outside its own locks.
     pub(crate) fn drop_values(&self, is_meant: impl Fn(&str) -> bool) -> Vec<Value> {
         let dropped = self.lock().queues.drain(is_meant);
         self.waiting_values.fetch_sub(dropped.len(), Ordering::Relaxed);
         dropped
     }
 
-    /// How the waiting of the receiver at `place` ended, if it has: then the place is free.
+    /// How the wait of the receiver `place` ended, if it has. Then its entry is freed.
     fn look(&self, place: WaiterIndex, waker: &Waker) -> Option<WaiterEntry> {
         let look = self.lock().queues.look(place, waker);
         match look {
@@ -228,7 +228,7 @@ impl StepQueues {
         }
     }
 
-    /// The receiver at `place` waits no longer for `key`.
+    /// Removes the receiver `place` of `key`, and returns its entry.
     fn leave(&self, key: &str, place: WaiterIndex) -> WaiterEntry {
         self.lock().queues.leave(key, place)
     }

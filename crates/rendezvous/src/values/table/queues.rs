@@ -1,4 +1,5 @@
-//! The values and receivers of one step, by key. Nothing here wakes or drops what is foreign: the caller does, unlocked.
+//! The values and receivers of one step, by key. Wakers, tokens and values are returned to the caller, which wakes and
+//! drops them outside the lock, because this may run foreign code.
 
 use std::{collections::VecDeque, hash::BuildHasher, sync::Arc, task::Waker};
 
@@ -14,28 +15,28 @@ use super::{
 };
 use crate::values::{duplicates::DuplicatePolicy, sharded_map::FixedHasher};
 
-/// Every key that is in use. Found by one hash for each operation: a step may have ten thousand receives outstanding.
+/// All keys in use. Each operation computes one hash, because a step may have ten thousand outstanding receives.
 #[derive(Debug, Default)]
 pub(super) struct Queues {
     by_key: HashTable<Queue>,
     waiters: Waiters,
 }
 
-/// The values or the receivers of one key; never both at once.
+/// The values or the receivers of one key; never both.
 #[derive(Debug)]
 struct Queue {
     key: Arc<str>,
     values: VecDeque<Value>,
     receivers: WaiterLine,
-    /// Its one value was handed out ([`DuplicatePolicy::Report`]).
+    /// Its only value was taken ([`DuplicatePolicy::Report`]).
     is_spent: bool,
 }
 
-/// What became of an offered value.
+/// The result of offering a value.
 #[derive(Debug)]
 pub(super) struct Offered {
     pub(super) given_to: Receivers,
-    /// It is kept here.
+    /// The value was queued.
     pub(super) queued: bool,
 }
 
@@ -43,7 +44,7 @@ pub(super) struct Offered {
 #[derive(Debug, Default)]
 pub(super) struct Receivers {
     first: Option<Waiter>,
-    /// Of one value only where duplicates are tolerated.
+    /// Not empty only with [`DuplicatePolicy::Tolerate`].
     others: Vec<Waiter>,
 }
 
@@ -61,22 +62,22 @@ impl Receivers {
     }
 }
 
-/// What was in the queues of a step that is over.
+/// The content of the queues of a step that has ended.
 #[derive(Debug, Default)]
 pub(super) struct EndedQueues {
     pub(super) values: Vec<Value>,
     pub(super) waiting: Vec<Waiter>,
 }
 
-/// What a receiver finds.
+/// The result of a receive.
 #[derive(Debug)]
 pub(super) enum Found {
     Value(Arc<str>, Value),
-    /// Nothing yet: it has a place in line.
+    /// No value yet; the receiver was queued.
     Waits(Arc<str>, WaiterIndex),
-    /// Nothing, and its token is cancelled.
+    /// No value, and the token is cancelled.
     Cancelled,
-    /// It is one receiver too many.
+    /// A second receiver, which the policy does not allow.
     Duplicate,
 }
 
@@ -89,7 +90,7 @@ impl Queue {
         self.values.is_empty() && self.receivers.is_empty() && !self.is_spent
     }
 
-    /// The oldest value, which stays too where duplicates are tolerated.
+    /// Takes the oldest value, or clones it with [`DuplicatePolicy::Tolerate`].
     fn pop(&mut self, duplicates: DuplicatePolicy) -> Option<Value> {
         if duplicates == DuplicatePolicy::Tolerate {
             return self.values.front().cloned();
@@ -100,12 +101,12 @@ impl Queue {
     }
 }
 
-/// The same in every run.
+/// Equal in every run.
 fn hash(key: &str) -> u64 {
     FixedHasher::default().hash_one(key)
 }
 
-/// The queue of `key`, made if there is none.
+/// The queue of `key`, which is created if needed.
 fn find_or_make<'table>(by_key: &'table mut HashTable<Queue>, key: &str) -> OccupiedEntry<'table, Queue> {
     match by_key.entry(hash(key), |queue| *queue.key == *key, |queue| hash(&queue.key)) {
         Entry::Occupied(queue) => queue,
@@ -124,7 +125,7 @@ impl Queues {
         self.by_key.is_empty()
     }
 
-    /// Takes the oldest value of `key`; leaves it too where duplicates are tolerated.
+    /// Takes the oldest value of `key`, or clones it with [`DuplicatePolicy::Tolerate`].
     pub(super) fn pop(&mut self, duplicates: DuplicatePolicy, key: &str) -> Option<(Arc<str>, Value)> {
         let mut queue = self.find(key)?;
         let value = queue.get_mut().pop(duplicates)?;
@@ -133,7 +134,7 @@ impl Queues {
         Some((key, value))
     }
 
-    /// As [`pop`](Self::pop), or else a place in line.
+    /// As [`pop`](Self::pop); queues the receiver if there is no value.
     pub(super) fn receive(
         &mut self,
         duplicates: DuplicatePolicy,
@@ -147,7 +148,7 @@ impl Queues {
             remove_if_unused(queue);
             return Found::Value(key, value);
         }
-        // Not before: a value that is there wins.
+        // Checked after the value, because an available value takes precedence.
         if token.is_some_and(CancellationToken::is_cancelled) {
             remove_if_unused(queue);
             return Found::Cancelled;
@@ -160,14 +161,14 @@ impl Queues {
         Found::Waits(key, waiters.join(receivers, token.cloned()))
     }
 
-    /// Whether a value of `key` would be one too many.
+    /// Whether another value of `key` would be a duplicate.
     pub(super) fn would_duplicate(&mut self, duplicates: DuplicatePolicy, key: &str) -> bool {
         let is_taken = |queue: &Queue| queue.is_spent || !queue.values.is_empty();
         duplicates != DuplicatePolicy::Queue && self.find(key).is_some_and(|queue| is_taken(queue.get()))
     }
 
-    /// Gives `value` to the oldest receiver of `key`, or queues it in its place. Where duplicates are tolerated, all
-    /// receivers get it, and it stays.
+    /// Gives `value` to the oldest receiver of `key`, or queues it by its sequence number. With
+    /// [`DuplicatePolicy::Tolerate`], all receivers get the value, and it is queued, too.
     pub(super) fn offer(&mut self, duplicates: DuplicatePolicy, key: &str, value: Value) -> Offered {
         let Self { by_key, waiters } = self;
         let mut found = find_or_make(by_key, key);
@@ -196,7 +197,7 @@ impl Queues {
         self.waiters.look(place, waker)
     }
 
-    /// Removes the receiver at `place`, of `key`. Gives what was there.
+    /// Removes the receiver `place` of `key`, and returns its entry.
     pub(super) fn leave(&mut self, key: &str, place: WaiterIndex) -> WaiterEntry {
         let Self { by_key, waiters } = self;
         let Ok(mut queue) = by_key.find_entry(hash(key), |queue| *queue.key == *key) else {
@@ -207,7 +208,7 @@ impl Queues {
         left
     }
 
-    /// Takes out the values of the keys that `is_meant`, in the order in which they came.
+    /// Removes the values of the keys that `is_meant`, and returns them in the order in which they were sent.
     pub(super) fn drain(&mut self, is_meant: impl Fn(&str) -> bool) -> Vec<Value> {
         let mut drained = Vec::new();
         for queue in self.by_key.iter_mut().filter(|queue| is_meant(&queue.key)) {
@@ -218,7 +219,7 @@ impl Queues {
         drained
     }
 
-    /// Ends every key.
+    /// Removes all values and receivers.
     pub(super) fn end(&mut self) -> EndedQueues {
         let mut ended = EndedQueues::default();
         let mut queues: Vec<_> = self.by_key.drain().collect();

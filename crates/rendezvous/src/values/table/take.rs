@@ -1,4 +1,4 @@
-//! Waiting for a value.
+//! The futures that wait for a value.
 
 use std::{
     fmt,
@@ -19,7 +19,7 @@ use super::{
 
 /// Waits for a value.
 ///
-/// Dropping it ends interest; a value already given to it goes back to its place.
+/// Dropping it removes the receiver from the queue. A value that it was already given returns to its position.
 #[derive(Debug)]
 pub(crate) struct Take {
     step: Arc<StepQueues>,
@@ -28,10 +28,10 @@ pub(crate) struct Take {
 
 #[derive(Debug)]
 pub(super) enum TakeState {
-    /// The value was there, or it failed.
+    /// The value was available, or the receive failed.
     Ready(Result<(Arc<str>, Value), Status>),
     Waiting(Arc<str>, WaiterIndex),
-    /// Handed out.
+    /// The value was returned.
     Over,
 }
 
@@ -58,7 +58,7 @@ impl Take {
         }
     }
 
-    /// Ends the wait, unless the value has come.
+    /// Ends the wait, unless the receiver was given a value.
     fn cancel(&mut self) -> Result<TakenValue, Status> {
         match mem::replace(&mut self.state, TakeState::Over) {
             TakeState::Ready(ready) => ready.map(|(key, value)| self.taken(key, value)),
@@ -102,10 +102,10 @@ impl Drop for Take {
     }
 }
 
-/// A [`Take`] that a token ends. A value that is there wins.
+/// A [`Take`] that a token can cancel. An available value takes precedence.
 pub(crate) struct CancellableTake {
     take: Take,
-    /// Boxed, so that a receive can be moved. Only one that has to wait and has a token needs it.
+    /// Boxed, so that the future is `Unpin`. `None` unless the receive has to wait and has a token.
     cancellation: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
@@ -128,7 +128,7 @@ impl Future for CancellableTake {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         if let Poll::Ready(taken) = Pin::new(&mut this.take).poll(context) {
-            // The token may be freed by whoever gets this.
+            // Dropped before the value is returned, because its receiver may drop the token.
             this.cancellation = None;
             return Poll::Ready(taken);
         }

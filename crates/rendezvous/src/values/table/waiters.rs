@@ -1,4 +1,4 @@
-//! Receivers that wait, in one block of memory: a receive takes a place there, not an allocation of its own.
+//! Waiting receivers, as linked lists in one vector, so that a receive needs no allocation of its own.
 
 use std::{mem, task::Waker};
 
@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Value;
 
-/// Where a receiver is.
+/// The index of a receiver's entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WaiterIndex(usize);
 
@@ -17,7 +17,7 @@ pub(super) struct Waiters {
     free: Option<WaiterIndex>,
 }
 
-/// The receivers of one key that wait, oldest first. Its links are in [`Waiters`].
+/// The waiting receivers of one key, oldest first. The links are in [`Waiters`].
 #[derive(Debug, Default)]
 pub(super) struct WaiterLine {
     first: Option<WaiterIndex>,
@@ -30,25 +30,25 @@ impl WaiterLine {
     }
 }
 
-/// What is at a place.
+/// An entry of the vector.
 #[derive(Debug)]
 pub(super) enum WaiterEntry {
     Free {
         next: Option<WaiterIndex>,
     },
-    /// A receiver in its key's line.
+    /// A receiver that waits in the line of its key.
     Waiting(Waiter),
-    /// Its token was cancelled before a value came, so it was passed over.
+    /// The receiver's token was cancelled before a value arrived.
     Cancelled {
         _dropped_unlocked: Waiter,
     },
-    /// It has not looked yet.
+    /// The receiver was given a value and was not polled since.
     Given(Value),
-    /// With the step.
+    /// The step was aborted.
     Aborted,
 }
 
-/// What a receiver needs while it waits. Dropping it may run foreign code, so it is dropped outside the table's lock.
+/// The state of a waiting receiver. It is dropped outside the table's lock, because this may run foreign code.
 #[derive(Debug)]
 pub(super) struct Waiter {
     before: Option<WaiterIndex>,
@@ -57,12 +57,12 @@ pub(super) struct Waiter {
     token: Option<CancellationToken>,
 }
 
-/// A receiver's look at its place.
+/// The result of polling a receiver.
 #[derive(Debug)]
 pub(super) enum Look {
-    /// With the waker that was replaced.
+    /// It still waits. Contains the replaced waker, to be dropped outside the lock.
     Waits(Option<Waker>),
-    /// Its waiting ended so, and the place is free.
+    /// The wait has ended like this, and the entry is free.
     Ended(WaiterEntry),
 }
 
@@ -84,7 +84,7 @@ impl Waiters {
         place
     }
 
-    /// The oldest receiver in `line` that still wants a value. Those before it whose token was cancelled leave the line.
+    /// The oldest receiver in `line` whose token is not cancelled. Those before it are removed from the line.
     pub(super) fn oldest(&mut self, line: &mut WaiterLine) -> Option<WaiterIndex> {
         while let Some(first) = line.first {
             match self.waiting(first) {
@@ -102,7 +102,7 @@ impl Waiters {
         None
     }
 
-    /// Ends the waiting of the first receiver in `line`. Gives what is to be woken outside the lock.
+    /// Ends the wait of the first receiver in `line`. Returns it, to be woken outside the lock.
     #[must_use]
     pub(super) fn end_first(&mut self, line: &mut WaiterLine, ended: WaiterEntry) -> Option<Waiter> {
         let place = line.first?;
@@ -114,7 +114,7 @@ impl Waiters {
         Some(waiting)
     }
 
-    /// What became of the receiver at `place`; `waker` is woken when that changes.
+    /// The state of the receiver `place`. If it waits, `waker` is stored.
     pub(super) fn look(&mut self, place: WaiterIndex, waker: &Waker) -> Look {
         if let Some(waiting) = self.waiting(place) {
             let is_known = waiting.waker.as_ref().is_some_and(|known| known.will_wake(waker));
@@ -123,7 +123,7 @@ impl Waiters {
         Look::Ended(self.vacate(place))
     }
 
-    /// Removes the receiver at `place`, of the key whose line is `line`. Gives what was there, to be dropped outside the
+    /// Removes the receiver `place` from `line`, the line of its key. Returns its entry, to be dropped outside the
     /// lock.
     #[must_use]
     pub(super) fn leave(&mut self, line: Option<&mut WaiterLine>, place: WaiterIndex) -> WaiterEntry {
@@ -141,7 +141,7 @@ impl Waiters {
         }
     }
 
-    /// Gives `entry` back if there is no such place.
+    /// Replaces an entry and returns the old one. If the index is out of range, `entry` is returned as the error.
     fn replace(&mut self, place: WaiterIndex, entry: WaiterEntry) -> Result<WaiterEntry, WaiterEntry> {
         match self.entries.get_mut(place.0) {
             Some(old) => Ok(mem::replace(old, entry)),
@@ -187,7 +187,7 @@ impl Waiters {
 }
 
 impl Waiter {
-    /// Tells the receiver's task. Outside the lock.
+    /// Wakes the receiver's task. Called outside the lock.
     pub(super) fn wake(self) {
         if let Some(waker) = self.waker {
             waker.wake();

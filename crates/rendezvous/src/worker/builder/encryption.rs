@@ -1,4 +1,4 @@
-//! What a worker encrypts.
+//! The TLS settings of a worker.
 
 #[cfg(feature = "tcp")]
 use tensorwire_fabric_tcp::TcpFabric;
@@ -14,7 +14,7 @@ use super::WorkerBuilder;
 use crate::control::{GrpcConfig, TlsNames, check_worker, named_workers, own_name};
 use crate::error::WorkerError;
 
-/// The settings of it.
+/// Identity, name checks and requirement, as the user set them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Encryption {
     #[cfg(feature = "tls")]
@@ -27,30 +27,32 @@ pub(super) struct Encryption {
 
 #[cfg(feature = "tls")]
 impl WorkerBuilder {
-    /// Proves by this certificate who this worker is, and lets in only workers that prove themselves by one of the CAs that
-    /// it trusts. Control sessions and tensors over TCP are encrypted. A peer without TLS is refused,
-    /// whoever dials; neither end falls back. Where a [`secret`](Self::secret) is given too, both must hold; none is
-    /// handed over on loopback then, and none is needed to listen beyond it.
+    /// Turns mutual TLS on: this worker proves its identity by this certificate and accepts only peers with a
+    /// certificate of a CA that the identity trusts. Control sessions and tensors over TCP are encrypted. A peer
+    /// without TLS is refused, whichever side dials; there is no fallback. If a [`secret`](Self::secret) is set, too,
+    /// peers must prove both. With TLS, no secret is exchanged automatically on loopback, and none is needed to listen
+    /// on other addresses.
     ///
-    /// Default: none, TLS is off.
+    /// Default: off.
     #[must_use]
     pub fn tls(mut self, identity: TlsIdentity) -> Self {
         self.encryption.identity = Some(identity);
         self
     }
 
-    /// What a peer's certificate must say, beside being signed by a trusted CA. Default [`TlsNames::Proven`]: the name
-    /// that the peer goes by, and the host where it was dialled by address alone.
+    /// What a peer's certificate must contain besides the signature of a trusted CA. Default [`TlsNames::Proven`]: the
+    /// peer's worker name, or its host if it was dialled by address alone.
     #[must_use]
     pub fn tls_names(mut self, names: TlsNames) -> Self {
         self.encryption.names = names;
         self
     }
 
-    /// Whether tensors may leave this host only encrypted. Default: yes with [`tls`](Self::tls), else no. RDMA and
-    /// fabrics of the user's own that don't encrypt ([`Capabilities::encrypted`](tensorwire_verbs_reactor::Capabilities::encrypted))
-    /// are not used then, and [`Worker::peers`](crate::Worker::peers) says why. Shared memory is: it stays within one host
-    /// and user.
+    /// Whether tensors may leave this host only encrypted. Default: `true` with [`tls`](Self::tls), otherwise `false`.
+    /// If `true`, RDMA and custom fabrics that do not encrypt
+    /// ([`Capabilities::encrypted`](tensorwire_verbs_reactor::Capabilities::encrypted)) are not used, and
+    /// [`Worker::peers`](crate::Worker::peers) gives the reason. Shared memory is used, because it stays within one
+    /// host and user.
     #[must_use]
     pub fn require_encryption(mut self, required: bool) -> Self {
         self.encryption.required = Some(required);
@@ -60,11 +62,11 @@ impl WorkerBuilder {
 
 #[cfg(feature = "tls")]
 impl Encryption {
-    /// The name that a worker must have which was given none: the one in its certificate. With `number` as that of its
-    /// task, where the certificate is for all tasks of a job. `None` if it may have any.
+    /// The name in the certificate, for a worker that was given no name. If the certificate is valid for all tasks of a
+    /// job, the name has the task number `number`. `None` if any name is allowed.
     ///
     /// # Errors
-    /// [`WorkerError::Config`]: the certificate names no worker, or several.
+    /// [`WorkerError::Config`]: the certificate contains no worker name, or several.
     pub(super) fn name(&self, number: u32) -> Result<Option<String>, WorkerError> {
         let Some(identity) = self.identity.as_ref().filter(|_| self.names != TlsNames::AnyMember) else {
             return Ok(None);
@@ -75,11 +77,10 @@ impl Encryption {
                 Ok(name) => return Ok(Some(name)),
                 Err(remedy) => format!("its certificate names `{name}`: {remedy}"),
             },
-            [] => "its certificate names no worker: put one in, as URI:tensorwire:NAME, or give it a name"
-                .to_owned(),
+            [] => "its certificate names no worker: add one as URI:tensorwire:NAME, or set a name".to_owned(),
             several => {
                 format!(
-                    "its certificate names several workers, {}: give it one of these names",
+                    "its certificate names several workers, {}: set one of them as the name",
                     several.join(", ")
                 )
             }
@@ -88,12 +89,12 @@ impl Encryption {
     }
 
     /// # Errors
-    /// [`WorkerError::Config`] for settings that contradict each other, or an identity that is not this worker's.
+    /// [`WorkerError::Config`] if settings contradict each other, or the certificate does not contain this worker's
+    /// name.
     pub(super) fn check(&self, worker: &str) -> Result<(), WorkerError> {
         let Some(identity) = &self.identity else {
             if self.required == Some(true) {
-                let remedy =
-                    "nothing encrypts without an identity: give one with the setting `tls`".to_owned();
+                let remedy = "encryption needs an identity: give one with the setting `tls`".to_owned();
                 return Err(WorkerError::Config {
                     field: "require_encryption",
                     value: "true".to_owned(),
@@ -136,13 +137,13 @@ impl Encryption {
     /// Whether a fabric may be used.
     ///
     /// # Errors
-    /// It does not encrypt, and must.
+    /// The fabric does not encrypt, and encryption is required.
     pub(super) fn allow(&self, kind: FabricKind, encrypts: bool) -> Result<(), WorkerError> {
         let is_required = self.required.unwrap_or(self.identity.is_some());
         if encrypts || kind == FabricKind::SHM || !is_required {
             return Ok(());
         }
-        let what = "be used: it does not encrypt, and TLS is on; use tcp, or let tensors travel in the clear \
+        let what = "be used: it does not encrypt, and TLS is on; use tcp, or allow unencrypted tensors \
                     with the setting `require_encryption` at false";
         Err(FabricError::Unsupported { kind, what }.into())
     }

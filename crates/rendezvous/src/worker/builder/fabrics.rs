@@ -39,7 +39,8 @@ impl WorkerBuilder {
             return Ok(OpenedFabrics { usable: opened.collect::<Result<_, _>>()?, unavailable: Vec::new() });
         }
         let mut fabrics = OpenedFabrics::default();
-        // A setting that cannot be is an error also where another fabric would do: else nobody would see why RDMA is not used.
+        // An invalid RDMA setting is an error even if another fabric could be used: otherwise the reason why RDMA is
+        // not used would go unnoticed.
         #[cfg(feature = "verbs")]
         let rdma = self.rdma_settings()?;
         #[cfg(feature = "verbs")]
@@ -74,7 +75,7 @@ impl WorkerBuilder {
         Ok(fabrics)
     }
 
-    /// What the builder and the environment say.
+    /// The RDMA settings of the builder and the environment.
     #[cfg(feature = "verbs")]
     fn rdma_settings(&self) -> Result<Rdma, WorkerError> {
         if !self.fabrics.contains(&FabricKind::VERBS) {
@@ -112,7 +113,8 @@ impl WorkerBuilder {
         Ok(Arc::new(self.tcp_at(runtime, port)?.with_wait(self.wait)))
     }
 
-    /// The tcp fabric: at the port of the control plane, unless that has none for data, or an address of its own is named.
+    /// The tcp fabric. It uses the port of the control plane, unless `data_bind` is set or the plane does not accept
+    /// data connections.
     #[cfg(feature = "tcp")]
     fn tcp_at(&self, runtime: &Arc<dyn Runtime>, port: Option<&DataPort>) -> Result<TcpFabric, WorkerError> {
         let own = |bind| {
@@ -126,7 +128,7 @@ impl WorkerBuilder {
             return Ok(own(bind.ok_or_else(wrong)?).listen()?);
         }
         match port {
-            // A plane that was given may protect its connections otherwise than this worker is to.
+            // A custom plane's port is used only if it encrypts exactly when this worker does.
             Some(port) if self.control.is_none() || port.encrypts() == self.encryption.is_on() => {
                 Ok(TcpFabric::at_port(runtime.clone(), TcpConfig::default(), port.clone()))
             }
@@ -138,7 +140,7 @@ impl WorkerBuilder {
     }
 }
 
-/// Why a worker cannot open a fabric of this kind.
+/// The error for a kind of fabric that a worker cannot open.
 fn not_built_in(kind: FabricKind) -> WorkerError {
     if AUTO.contains(&kind) {
         let remedy = format!("this program was built without it: enable the feature `{kind}` of tensorwire");
@@ -148,7 +150,7 @@ fn not_built_in(kind: FabricKind) -> WorkerError {
     FabricError::Unsupported { kind, what }.into()
 }
 
-/// Why a fabric that is required cannot be used. A limit of the operating system is named as that.
+/// The error of a required fabric that cannot be used.
 fn unfit(kind: FabricKind, error: WorkerError) -> WorkerError {
     match error {
         WorkerError::Config { remedy, .. } => {

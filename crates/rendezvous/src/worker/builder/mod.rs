@@ -1,4 +1,4 @@
-//! Making a worker.
+//! [`WorkerBuilder`]: the settings of a worker, and starting it.
 
 mod encryption;
 mod fabrics;
@@ -26,8 +26,8 @@ use crate::{
     worker::Worker,
 };
 
-/// Settings of a [`Worker`]. The defaults are right for a worker on one host; a worker that other hosts reach
-/// needs [`bind`](Self::bind) and a secret.
+/// Settings of a [`Worker`]. The defaults are right for workers on one host. A worker that other hosts reach needs
+/// [`bind`](Self::bind), and a secret or TLS.
 ///
 /// ```
 /// use std::time::Duration;
@@ -56,7 +56,7 @@ pub struct WorkerBuilder {
     data_bind: Option<String>,
     cluster: ClusterSpec,
     fabrics: Vec<FabricKind>,
-    /// The user named them.
+    /// The user set `fabrics`.
     is_chosen: bool,
     required: bool,
     #[cfg(feature = "verbs")]
@@ -84,16 +84,16 @@ pub struct WorkerBuilder {
 
 const GIB: u64 = 1 << 30;
 
-/// Fabrics in order of preference, where the user names none.
+/// The default of `fabrics`, in order of preference.
 const AUTO: [FabricKind; 3] = [FabricKind::SHM, FabricKind::VERBS, FabricKind::TCP];
 
-/// Least time between the transport's own pings.
+/// Minimum interval between HTTP/2 keepalive pings.
 const KEEPALIVE_MIN: Duration = Duration::from_secs(10);
 
-/// Least liveness bound: below it, a peer that is only scheduled late would count as lost.
+/// Minimum liveness bound. With a shorter one, a peer that is merely scheduled late would count as lost.
 const LIVENESS_MIN: Duration = Duration::from_millis(100);
 
-/// The fabrics that work here, in order of preference, and why the others do not.
+/// The fabrics that work on this host, in order of preference, and the reasons why others do not.
 #[derive(Debug, Default)]
 struct OpenedFabrics {
     usable: Vec<LocalFabric>,
@@ -101,17 +101,17 @@ struct OpenedFabrics {
 }
 
 impl Worker {
-    /// Settings for a worker called `name`: `/job:ps/replica:0/task:0`, or plainly `ps`, which means the same.
+    /// Settings for a worker called `name`: `/job:ps/replica:0/task:0`, or the short form `ps` of the same name.
     ///
-    /// No two workers that live at once can have one name: while the first answers, peers refuse the other with
+    /// A name is used by one running worker at a time: while it answers, peers refuse another worker of this name with
     /// [`WorkerError::NameTaken`].
     pub fn builder(name: &str) -> WorkerBuilder {
         WorkerBuilder::new(Some(name))
     }
 
-    /// Settings for a worker that nobody looks for by name: it fetches, and needs no name of its own. It is given one
-    /// that no other has, such as `/job:client_4711_9f86d081884c7d65/replica:0/task:0`; under TLS the one that its
-    /// certificate names, with a random number where that is for all tasks of a job.
+    /// Settings for a worker that other workers do not address by name, for instance one that only fetches. It gets a
+    /// unique name such as `/job:client_4711_9f86d081884c7d65/replica:0/task:0`. Under TLS it gets the name in its
+    /// certificate, with a random task number if the certificate is valid for all tasks of a job.
     ///
     /// ```
     /// use tensorwire_rendezvous::Worker;
@@ -127,11 +127,11 @@ impl Worker {
         WorkerBuilder::new(None)
     }
 
-    /// Settings for task `task` of `job` in `cluster`: its name, the cluster, and to listen on the address that the
-    /// cluster says.
+    /// Settings for task `task` of `job` in `cluster`: the task's name, the cluster, and the task's address to listen
+    /// on.
     ///
     /// # Errors
-    /// [`WorkerError::Cluster`] when the cluster contradicts itself or has no such task.
+    /// [`WorkerError::Cluster`] if the cluster is invalid or has no such task.
     pub fn builder_for_task(
         cluster: ClusterSpec,
         job: &str,
@@ -142,20 +142,20 @@ impl Worker {
         Ok(Self::builder(&ClusterSpec::worker_name(job, task)).bind(address).cluster(cluster))
     }
 
-    /// Settings for the task that the environment variable [`TF_CONFIG`](crate::TF_CONFIG) says this process is.
+    /// Settings for the task of this process in the environment variable [`TF_CONFIG`](crate::TF_CONFIG).
     ///
     /// # Errors
-    /// [`WorkerError::Cluster`] when it is not set, describes no cluster or no task, or its cluster contradicts itself.
+    /// [`WorkerError::Cluster`] if the variable is not set, has no valid cluster, or has no task.
     pub fn builder_from_tf_config() -> Result<WorkerBuilder, WorkerError> {
         TfConfig::from_environment()?.builder()
     }
 }
 
 impl TfConfig {
-    /// Settings for the worker that this process is.
+    /// Settings for the worker of this process.
     ///
     /// # Errors
-    /// [`WorkerError::Cluster`] when no task is named.
+    /// [`WorkerError::Cluster`] if it has no task.
     pub fn builder(self) -> Result<WorkerBuilder, WorkerError> {
         let (cluster, job, task) = self.into_task()?;
         Worker::builder_for_task(cluster, &job, task)
@@ -196,18 +196,18 @@ impl WorkerBuilder {
         }
     }
 
-    /// Where this worker listens, `host:port`, for control sessions and for data connections over tcp: it is the one port to
-    /// open in a firewall. Default `127.0.0.1:0`: loopback, any free port. Anything that other hosts reach needs a secret, or
-    /// TLS.
+    /// The address, `host:port`, to listen on for control sessions and for data connections over tcp. It is the only
+    /// port to open in a firewall. Default `127.0.0.1:0`: loopback, any free port. An address that other hosts reach
+    /// needs a secret or TLS.
     #[must_use]
     pub fn bind(mut self, address: impl Into<String>) -> Self {
         self.bind = address.into();
         self
     }
 
-    /// A port of its own for data connections over tcp, `host:port`: for instance on a faster network than the one that
-    /// [`bind`](Self::bind) is on. Peers that dial this worker must reach it there, too. Default: none, data connections come
-    /// in at the port of [`bind`](Self::bind).
+    /// A separate address, `host:port`, for data connections over tcp, for instance on a faster network than that of
+    /// [`bind`](Self::bind). Peers that dial this worker must reach both. Default: none; data connections use the port
+    /// of [`bind`](Self::bind).
     #[must_use]
     pub fn data_bind(mut self, address: impl Into<String>) -> Self {
         self.data_bind = Some(address.into());
@@ -221,8 +221,9 @@ impl WorkerBuilder {
         self
     }
 
-    /// The fabrics to try, best first. Default: shm for peers on the same host, then verbs where there is an RDMA device,
-    /// then tcp. Which one a peer uses, and why none before it, is logged once and told by [`Worker::peers`].
+    /// The fabrics to try, in order of preference. Default: shm for peers on the same host, then verbs if there is an
+    /// RDMA device, then tcp. The fabric in use for a peer, and the reasons against those before it, are logged once
+    /// and shown by [`Worker::peers`].
     #[must_use]
     pub fn fabrics(mut self, kinds: impl IntoIterator<Item = FabricKind>) -> Self {
         self.fabrics = kinds.into_iter().collect();
@@ -230,7 +231,7 @@ impl WorkerBuilder {
         self
     }
 
-    /// Exactly this fabric: if it cannot be used, that is an error, not a fallback.
+    /// Uses only this fabric. It is an error if it cannot be used.
     #[must_use]
     pub fn require(mut self, kind: FabricKind) -> Self {
         self.fabrics = vec![kind];
@@ -238,9 +239,10 @@ impl WorkerBuilder {
         self
     }
 
-    /// Which RDMA device to use and how, where verbs is among the fabrics: `set` changes what differs from the defaults. What these
-    /// settings leave open the environment may say (`TENSORWIRE_RDMA_…`, else the variables of TensorFlow's verbs plugin, see
-    /// [`Rdma::from_variables`]), and the rest is chosen (see [`VerbsFabric::open`](tensorwire_verbs_reactor::verbs::VerbsFabric::open)).
+    /// The RDMA device and its settings, if verbs is among the fabrics: `set` changes what differs from the defaults. Settings
+    /// that are not given here come from the environment (`TENSORWIRE_RDMA_…`, or the variables of TensorFlow's verbs
+    /// plugin, see [`Rdma::from_variables`]). The remaining ones are chosen (see
+    /// [`VerbsFabric::open`](tensorwire_verbs_reactor::verbs::VerbsFabric::open)).
     ///
     /// ```
     /// use tensorwire_rendezvous::Worker;
@@ -254,8 +256,8 @@ impl WorkerBuilder {
         self
     }
 
-    /// The secret that all workers of the cluster share. Default: the file that `TENSORWIRE_SECRET_FILE` names,
-    /// else on loopback one that is handed over to processes of the same user.
+    /// The secret that all workers of the cluster share. Default: the content of the file in `TENSORWIRE_SECRET_FILE`;
+    /// without that variable, on loopback, a random one that processes of the same user exchange automatically.
     #[must_use]
     pub fn secret(mut self, secret: Secret) -> Self {
         self.secret = Some(secret);
@@ -269,7 +271,7 @@ impl WorkerBuilder {
         self
     }
 
-    /// Memory that this worker takes: `set` changes what differs from the defaults.
+    /// Sets how much memory this worker uses: `set` changes what differs from the defaults.
     ///
     /// ```
     /// use tensorwire_rendezvous::Worker;
@@ -285,79 +287,78 @@ impl WorkerBuilder {
         self
     }
 
-    /// How much peers and steps may take of this worker: `set` changes what differs from the defaults.
+    /// Sets limits for peers and steps: `set` changes what differs from the defaults.
     #[must_use]
     pub fn limits(mut self, set: impl FnOnce(&mut Limits)) -> Self {
         set(&mut self.limits);
         self
     }
 
-    /// How messages and values flow: `set` changes what differs from the defaults.
+    /// Sets the flow of messages and values: `set` changes what differs from the defaults.
     #[must_use]
     pub fn flow(mut self, set: impl FnOnce(&mut Flow)) -> Self {
         set(&mut self.flow);
         self
     }
 
-    /// What peers are taken for. Default [`Trust::Cluster`].
+    /// How far peers are trusted. Default [`Trust::Cluster`].
     #[must_use]
     pub fn trust(mut self, trust: Trust) -> Self {
         self.trust = trust;
         self
     }
 
-    /// How values come that are received without naming it. Default [`Sharing::Copy`]. With [`Sharing::View`] a large
-    /// value of a peer on the same host is a read-only view of that peer's memory, where shared memory is used: no copy,
-    /// and the peer can't reuse that memory until the tensor and its clones are dropped here. Elsewhere, and where the
-    /// peer can't lend, it is a copy.
+    /// Whether receives and fetches request a copy or a view by default. Default [`Sharing::Copy`]. With
+    /// [`Sharing::View`], a large value from a peer on the same host is a read-only view of the peer's memory, if
+    /// shared memory is used. A view needs no copy, but the peer cannot reuse that memory until the tensor and its
+    /// clones are dropped here. If a view is not possible, the value is copied.
     #[must_use]
     pub fn sharing(mut self, sharing: Sharing) -> Self {
         self.sharing = sharing;
         self
     }
 
-    /// Deadline of every operation that does not name its own. Default 60 s.
+    /// Deadline of every operation that does not set its own. Default 60 s.
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
-    /// How long [`Worker::shutdown`] waits for values that are on their way. Default 1 s.
+    /// How long [`Worker::shutdown`] waits for transfers under way. Default 1 s.
     #[must_use]
     pub fn shutdown_grace(mut self, limit: Duration) -> Self {
         self.grace = limit;
         self
     }
 
-    /// How long a peer may neither answer a ping on its control session nor move data, before it counts as lost and
-    /// everything in flight with it ends. Idle peers are pinged a few times in this span. Default 30 s, at least
-    /// 0.1 s. A peer whose user code blocks its runtime still answers.
+    /// How long a peer may neither answer a ping on its control session nor move data before it counts as lost and all
+    /// transfers with it fail. A silent peer is pinged several times within this bound. Default 30 s, at least 0.1 s. A
+    /// peer whose user code blocks its runtime still answers pings.
     #[must_use]
     pub fn liveness(mut self, limit: Duration) -> Self {
         self.liveness = limit;
         self
     }
 
-    /// How the built-in fabrics wait for the peer. Default [`Wait::Adaptive`]: some microseconds of looking again, then
-    /// sleep.
+    /// How the built-in fabrics wait for the peer. Default [`Wait::Adaptive`]: poll for some microseconds, then sleep.
     #[must_use]
     pub fn wait(mut self, wait: Wait) -> Self {
         self.wait = wait;
         self
     }
 
-    /// Validates the contents of tensors end to end by a checksum: what was changed on the way, by an adapter, a driver
-    /// or memory, ends its receive with [`WorkerError::Corrupted`]. Of the wishes of two
-    /// workers the stronger holds, so it is enough to set it at one. Costs a pass over the bytes at each end: at the
-    /// sender once per tensor, at the receiver each time. Default [`Validation::Off`].
+    /// Validates the content of tensors end to end by a checksum. Content that an adapter, a driver or faulty memory
+    /// has changed fails its receive with [`WorkerError::Corrupted`]. Of the settings of two workers, the stronger
+    /// applies. It costs a pass over the bytes: at the sender once per tensor, at the receiver each time. Default
+    /// [`Validation::Off`].
     #[must_use]
     pub fn validation(mut self, validation: Validation) -> Self {
         self.validation = validation;
         self
     }
 
-    /// What a second send or receive of a key of a step means here: of values that are sent on this worker, also where
+    /// The meaning of a second send or receive of a key within a step, for values that are sent on this worker, also if
     /// peers receive them. Default [`DuplicatePolicy::Queue`].
     #[must_use]
     pub fn duplicates(mut self, policy: DuplicatePolicy) -> Self {
@@ -365,7 +366,7 @@ impl WorkerBuilder {
         self
     }
 
-    /// The runtime to spawn on. Default: the tokio runtime this is started on.
+    /// The runtime to spawn tasks on. Default: the tokio runtime that `start` is called on.
     #[must_use]
     #[doc(hidden)]
     pub fn runtime(mut self, runtime: Arc<dyn Runtime>) -> Self {
@@ -373,8 +374,8 @@ impl WorkerBuilder {
         self
     }
 
-    /// The runtime to serve control sessions on. Default: a thread of its own, so that peers' pings are answered
-    /// while user code blocks the runtime that tensors move on.
+    /// The runtime to serve control sessions on. Default: a separate thread, so that pings of peers are answered while
+    /// user code blocks the runtime of the data connections.
     #[must_use]
     #[doc(hidden)]
     pub fn control_runtime(mut self, runtime: Arc<dyn Runtime>) -> Self {
@@ -382,16 +383,16 @@ impl WorkerBuilder {
         self
     }
 
-    /// Fabrics of your own, instead of the built-in ones; in this order.
+    /// Custom fabrics instead of the built-in ones, in order of preference.
     #[must_use]
     pub fn local_fabrics(mut self, fabrics: Vec<Arc<dyn Fabric>>) -> Self {
         self.local_fabrics = Some(fabrics);
         self
     }
 
-    /// A control plane of your own, instead of gRPC. Unless a [`secret`](Self::secret) is set too, peers must
-    /// know what the plane's `ambient_secret` tells; if that is nothing, they are not authenticated, and the
-    /// plane must vouch for them.
+    /// A custom control plane instead of gRPC. Unless a [`secret`](Self::secret) is set, peers must prove the secret
+    /// that the plane's `ambient_secret` returns. If it returns none, peers are not authenticated by this worker, and
+    /// the plane must do so.
     #[must_use]
     #[doc(hidden)]
     pub fn dangerous_control_plane(mut self, control: Arc<dyn ControlPlane>) -> Self {
@@ -399,7 +400,7 @@ impl WorkerBuilder {
         self
     }
 
-    /// Watches who owns which memory.
+    /// Observes the ownership of memory.
     #[must_use]
     #[doc(hidden)]
     pub fn observer(mut self, observer: Arc<dyn MemoryObserver>) -> Self {
@@ -407,15 +408,15 @@ impl WorkerBuilder {
         self
     }
 
-    /// Starts the worker: it listens, and connects to peers on first use.
+    /// Starts the worker. It listens at once, and connects to peers on first use.
     ///
     /// # Errors
-    /// [`WorkerError::Config`] for a setting that cannot be used, [`WorkerError::Control`] when the address
-    /// cannot be bound, [`WorkerError::Fabric`] when a required fabric cannot be opened, [`WorkerError::Limit`]
-    /// when a limit of the operating system is behind one of these.
+    /// [`WorkerError::Config`] for an invalid setting, [`WorkerError::Control`] if the address cannot be bound,
+    /// [`WorkerError::Fabric`] if a required fabric cannot be opened, [`WorkerError::Limit`] if a limit of the
+    /// operating system is the cause of one of these.
     ///
     /// # Cancel safety
-    /// Dropping the future gives everything back.
+    /// Dropping the future releases everything.
     pub async fn start(self) -> Result<Worker, WorkerError> {
         self.start_within_limits().await.map_err(WorkerError::or_limit)
     }

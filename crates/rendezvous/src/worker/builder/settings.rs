@@ -1,4 +1,4 @@
-//! Settings in groups.
+//! Groups of settings: memory, limits and flow.
 
 use std::time::Duration;
 
@@ -11,29 +11,28 @@ use crate::{
 
 const GIB: u64 = 1 << 30;
 
-/// Memory that a worker takes ([`WorkerBuilder::memory`](crate::WorkerBuilder::memory)).
+/// How much memory a worker uses ([`WorkerBuilder::memory`](crate::WorkerBuilder::memory)).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Memory {
-    /// Cap of the memory for values that are published and sent, in bytes. Memory is taken as it is needed.
-    /// Default 64 GiB.
+    /// Maximum memory for published and sent values, in bytes. Memory is allocated as it is needed. Default 64 GiB.
     pub source_bytes: u64,
-    /// Cap of the memory that received values take, in bytes; at the cap receives wait. Default 64 GiB.
+    /// Maximum memory for received values, in bytes. At the maximum, receives wait. Default 64 GiB.
     pub receive_bytes: u64,
-    /// Memory is taken in blocks of this many bytes, which are resident from then on; a larger tensor gets a
-    /// block of its own. Default 16 MiB.
+    /// Size of the blocks in which memory is allocated, in bytes. A block stays resident. A larger tensor gets a
+    /// separate block. Default 16 MiB.
     pub block_bytes: usize,
-    /// Under [`Trust::Hostile`](crate::Trust::Hostile), cap of the memory that one connection's peer may be lent for
-    /// values at once, in bytes; at the cap receives wait, and a value that is longer cannot be received. Memory is taken
-    /// as it is needed, and let go of with the connection. Default 1 GiB.
+    /// Under [`Trust::Hostile`](crate::Trust::Hostile), maximum memory that the peer of one connection may write values
+    /// into, in bytes. At the maximum, receives wait; a longer value cannot be received. Memory is allocated as it is
+    /// needed, and freed with the connection. Default 1 GiB.
     pub bounce_bytes: u64,
-    /// Memory of this worker that one other process may view at once over shared memory, in bytes; above it, it gets
-    /// copies. A process that never lets go of its views pins no more. Default: `None`, a quarter of
-    /// [`source_bytes`](Self::source_bytes).
+    /// Memory of this worker that one other process may view at once over shared memory, in bytes. Above it, the
+    /// process gets copies, so that a process which never drops its views pins no more memory. Default: `None`, a
+    /// quarter of [`source_bytes`](Self::source_bytes).
     pub viewed_bytes_per_peer_max: Option<u64>,
-    /// Bytes of its memory that a peer on the same host may share with this worker over one connection; with more the
-    /// connection ends. What is read of it costs this process page tables, of a 512th with small pages: lower it where
-    /// this process may have little memory. Default: `None`, what the host has, with swap.
+    /// Memory that a peer on the same host may map into this process over one connection, in bytes. The connection ends
+    /// if the peer offers more. Reading mapped memory costs this process page tables of 1/512 of its size, so lower
+    /// this value where the process may use little memory. Default: `None`, the size of the host's memory and swap.
     pub imported_bytes_per_connection_max: Option<u64>,
 }
 
@@ -50,31 +49,30 @@ impl Default for Memory {
     }
 }
 
-/// How much peers and steps may take of a worker ([`WorkerBuilder::limits`](crate::WorkerBuilder::limits)).
+/// Limits for peers and steps ([`WorkerBuilder::limits`](crate::WorkerBuilder::limits)).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Sent values that may wait for their receivers. Default 1 Mi.
+    /// Maximum number of sent values that wait for their receivers. Default 1,048,576.
     pub values_max: usize,
-    /// How long a peer's request for a value of a step waits for this worker to begin the step with
-    /// [`Worker::step`](crate::Worker::step); then its receive ends with DEADLINE_EXCEEDED, and the text says what to
-    /// do. Default 60 s.
+    /// How long a peer's request for a value of a step waits until this worker begins the step with
+    /// [`Worker::step`](crate::Worker::step). Then the receive fails with DEADLINE_EXCEEDED. Default 60 s.
     pub step_init_timeout: Duration,
-    /// Steps that this worker has not begun, and that requests of one peer may wait for at once: a peer may name any
-    /// step. A request for one more ends with RESOURCE_EXHAUSTED. Default 1024.
+    /// Maximum number of steps that this worker has not begun and that requests of one peer wait for. A request for a
+    /// further step fails with RESOURCE_EXHAUSTED. The limit exists because a peer may request any step number. Default
+    /// 1024.
     pub deferred_steps_max: usize,
-    /// Control sessions, dialled and accepted, that may be open at once; one more is refused. Two workers have one,
-    /// or two when each dialled the other. Default 1024.
+    /// Maximum number of open control sessions, dialled and accepted. A further one is refused. Two workers have one
+    /// session, or two if each dialled the other. Default 1024.
     pub sessions_max: usize,
-    /// Control sessions that may be open at once with the worker of one name; one more is refused. Two workers have one,
-    /// or two when each dialled the other; more are of a peer that lost its side of one. Default 8.
+    /// Maximum number of open control sessions with one peer. A further one is refused. More than two exist if the peer
+    /// has lost its side of some. Default 8.
     pub sessions_per_peer_max: usize,
-    /// Data connections that workers of one name may have set up at once, over all of their sessions; one more is
-    /// refused. Two workers have one; more are left over from connections whose end has not been noticed. One session
-    /// may have 16. Default 16.
+    /// Maximum number of data connections that one peer has set up, over all of its sessions. A further one is refused.
+    /// Two workers need one; others are connections whose loss is not noticed yet. One session may have 16. Default 16.
     pub connections_per_peer_max: usize,
-    /// Peers that may be known at once beside those of the cluster and those whose address was given; the one noted
-    /// longest ago that nobody uses makes room for another, and without one its session is refused. Default 4096.
+    /// Maximum number of known peers that are not in the cluster and whose address the user did not set. A further peer
+    /// replaces the oldest one that is not in use; if all are in use, its session is refused. Default 4096.
     pub peers_max: usize,
 }
 
@@ -111,29 +109,31 @@ impl Limits {
     }
 }
 
-/// How messages and values flow between two workers ([`WorkerBuilder::flow`](crate::WorkerBuilder::flow)).
+/// The flow of messages and values between two workers ([`WorkerBuilder::flow`](crate::WorkerBuilder::flow)).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Flow {
-    /// How messages flow. Default [`Mode::Counted`]; [`Mode::Original`] is the protocol of TensorFlow's verbs
-    /// plugin, one message in flight per direction.
+    /// How messages are acknowledged. Default [`Mode::Counted`]. [`Mode::Original`] is the protocol of TensorFlow's
+    /// verbs plugin, with one message in flight per direction.
     pub mode: Mode,
-    /// Messages and values that may be on their way from one peer at once, counted with two of the protocol's own:
-    /// the receives that each connection posts. 4 to 4096, default 256; the smaller of both workers' holds.
+    /// Maximum number of messages and values in flight from one peer, including two of the protocol's own. Each
+    /// connection posts as many receives. 4 to 4096, default 256. Of the settings of two workers, the smaller applies.
     pub depth: u32,
-    /// Bytes up to which each peer's message ring here may grow; it begins with 16 KiB. Default 256 KiB.
+    /// Maximum size of the message ring that each peer writes on this worker, in bytes. It starts with 16 KiB and
+    /// grows. Default 256 KiB.
     pub ring_bytes: u32,
-    /// Receives that may be outstanding at one peer; further ones wait. Default 256. In
-    /// mode original each costs one queue-pair receive.
+    /// Maximum number of receives that are outstanding at one peer; further ones wait. Default 256. In mode original,
+    /// each needs one queue-pair receive.
     pub requests_max: u32,
-    /// Values that may be on their way to one peer at once. Default 64.
+    /// Maximum number of values in flight to one peer. Default 64.
     pub contents_max: u32,
-    /// Longest tensor that travels inside a message when its receiver does not know its shape, in bytes; what both
-    /// workers allow holds. It saves a round trip and costs a copy at each side. Default and most 4096; 0 for none.
+    /// Maximum length, in bytes, of a tensor that travels inside a message if its receiver does not know its shape.
+    /// This saves a round trip and costs a copy on each side. Of the settings of two workers, the smaller applies.
+    /// Default and maximum 4096; 0 turns it off.
     pub eager_bytes_max: u32,
-    /// Requests that one message may carry when several tensors are asked for at once
-    /// ([`Step::recv_many`](crate::Step::recv_many), [`Peer::fetch_many`](crate::Peer::fetch_many)), 1 to 512; the
-    /// smaller of both workers' holds. Default 128.
+    /// Maximum number of requests in one message if several tensors are requested at once
+    /// ([`Step::recv_many`](crate::Step::recv_many), [`Peer::fetch_many`](crate::Peer::fetch_many)), 1 to 512. Of the
+    /// settings of two workers, the smaller applies. Default 128.
     pub requests_per_message: u32,
 }
 

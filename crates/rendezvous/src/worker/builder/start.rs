@@ -1,4 +1,4 @@
-//! From settings to a running worker.
+//! Starts a worker from its settings.
 
 use std::{sync::Arc, time::Duration};
 
@@ -88,7 +88,7 @@ impl WorkerBuilder {
         Ok(Worker::new(node, defaults))
     }
 
-    /// The worker's name, and the same parsed.
+    /// The worker's name, as text and parsed.
     fn pick_name(&self, runtime: &dyn Runtime) -> Result<(String, DeviceName), WorkerError> {
         let name = match &self.name {
             Some(name) => worker_name(name).map_err(|remedy| config("name", name, &remedy))?,
@@ -111,42 +111,55 @@ impl WorkerBuilder {
             other => config("parameters", "as set", &other.to_string()),
         })?;
         if self.liveness < LIVENESS_MIN {
-            let remedy = "use at least 100 ms: a peer that is only scheduled late would count as lost";
+            let remedy = "use at least 100 ms: otherwise a peer that is merely scheduled late counts as lost";
             return Err(config("liveness", &format!("{:?}", self.liveness), remedy));
         }
+        self.check_not_zero()?;
+        self.cluster.check()?;
+        if self.fabrics.is_empty() && self.local_fabrics.is_none() {
+            return Err(config(
+                "fabrics",
+                "none",
+                "no tensor could be transferred: use one or more of shm, verbs and tcp",
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_not_zero(&self) -> Result<(), WorkerError> {
         let needed = [
             (
                 "timeout",
                 self.limit.is_zero(),
                 "every operation would fail at once: use the longest wait you accept",
             ),
-            ("sessions_max", self.limits.sessions_max == 0, "no peer could be talked to: use at least 1"),
+            ("sessions_max", self.limits.sessions_max == 0, "no peer could connect: use at least 1"),
             (
                 "sessions_per_peer_max",
                 self.limits.sessions_per_peer_max == 0,
-                "no peer could be talked to: use at least 1",
+                "no peer could connect: use at least 1",
             ),
             (
                 "connections_per_peer_max",
                 self.limits.connections_per_peer_max == 0,
-                "no peer could connect here: use at least 1",
+                "no peer could connect: use at least 1",
             ),
-            ("peers_max", self.limits.peers_max == 0, "no peer could be talked to: use at least 1"),
+            ("peers_max", self.limits.peers_max == 0, "no peer could connect: use at least 1"),
             ("values_max", self.limits.values_max == 0, "nothing could be sent: use at least 1"),
             (
                 "deferred_steps_max",
                 self.limits.deferred_steps_max == 0,
-                "no receiver could ask before its sender has begun the step: use at least 1",
+                "no receiver could request a value before its sender has begun the step: use at least 1",
             ),
             (
                 "step_init_timeout",
                 self.limits.step_init_timeout.is_zero(),
-                "no receiver could ask before its sender has begun the step: use the longest wait you accept",
+                "no receiver could request a value before its sender has begun the step: use the longest wait you accept",
             ),
             (
                 "block_bytes",
                 self.memory.block_bytes == 0,
-                "memory is taken in blocks: use 16777216, or at least 4096",
+                "memory is allocated in blocks: use 16777216, or at least 4096",
             ),
             (
                 "source_bytes",
@@ -167,10 +180,6 @@ impl WorkerBuilder {
         if let Some((field, _, remedy)) = needed.into_iter().find(|(_, is_zero, _)| *is_zero) {
             return Err(config(field, "0", remedy));
         }
-        self.cluster.check()?;
-        if self.fabrics.is_empty() && self.local_fabrics.is_none() {
-            return Err(config("fabrics", "none", "no tensor could move: name some of shm, verbs and tcp"));
-        }
         Ok(())
     }
 
@@ -185,7 +194,7 @@ impl WorkerBuilder {
         };
         runtime.check_random().map_err(|error| {
             let remedy = format!(
-                "it gives no random numbers, of which secrets are made ({error}): allow getrandom(2) to this process, or \
+                "it gives no random numbers, which secrets need ({error}): allow getrandom(2) to this process, or \
                  give it /dev/urandom"
             );
             config("runtime", &format!("{runtime:?}"), &remedy)
@@ -214,7 +223,7 @@ impl WorkerBuilder {
             };
             return Ok((control.clone(), accept));
         }
-        // The worker's own pings decide; the transport's are for sessions that are not served yet.
+        // HTTP/2's keepalive is for sessions that are not served yet; afterwards the worker's own pings decide earlier.
         let keepalive = self.liveness.max(KEEPALIVE_MIN);
         let config = GrpcConfig::new(self.bind.clone()).secret(secret).keepalive(keepalive, keepalive);
         let plane = GrpcPlane::bind(self.encryption.of_plane(config))?;

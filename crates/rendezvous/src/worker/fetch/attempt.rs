@@ -1,4 +1,4 @@
-//! One fetch, made again once if its connection breaks.
+//! A single fetch, which is repeated once if its connection breaks.
 
 use std::sync::Arc;
 
@@ -19,9 +19,9 @@ use crate::{
 };
 
 impl Worker {
-    /// What this worker has published itself needs no connection.
+    /// Fetches one tensor. A tensor that this worker has published itself needs no connection.
     ///
-    /// Fetches are idempotent, so one whose connection broke is made again, once and with the same life of the peer.
+    /// Fetches are idempotent, so one whose connection broke is repeated once, with the same incarnation of the peer.
     pub(super) async fn fetch_one(
         &self,
         peer: &KnownPeer,
@@ -67,7 +67,7 @@ impl Worker {
         Ok((held, version))
     }
 
-    /// A connection in place of one that broke with `lost`, to the same life of the peer.
+    /// A connection that replaces one that broke with `lost`, to the same incarnation of the peer.
     async fn connected_again(
         &self,
         peer: &KnownPeer,
@@ -76,22 +76,22 @@ impl Worker {
     ) -> Result<Arc<DataConnection>, WorkerError> {
         match self.node.connected(peer).await {
             Ok(next) if next.peer_incarnation == broken.peer_incarnation => {
-                log!(DEBUG, peer = peer.name(), %lost, "fetching once more");
+                log!(DEBUG, peer = peer.name(), %lost, "the connection broke; repeating the fetch");
                 Ok(next)
             }
             Ok(next) => Err(lost.and(&format!(
-                "it was not fetched again, because the peer was restarted (incarnation {:016x}, now {:016x}) and may \
+                "the fetch was not repeated, because the peer restarted (incarnation {:016x}, now {:016x}) and may \
                  publish something else",
                 broken.peer_incarnation,
                 next.peer_incarnation
             ))),
             Err(WorkerError::ShutDown) => Err(WorkerError::ShutDown),
-            Err(error) => Err(lost.and(&format!("connecting again failed: {error}"))),
+            Err(error) => Err(lost.and(&format!("reconnecting failed: {error}"))),
         }
     }
 }
 
-/// Whether the connection broke in a way that another one may mend.
+/// Whether a new connection may succeed where this one failed.
 fn is_repeatable(error: &WorkerError) -> bool {
     matches!(error, WorkerError::PeerLost { loss: PeerLoss::Gone, .. })
 }

@@ -19,7 +19,8 @@ use crate::{
 
 /// A fetch of several published tensors, made by [`Peer::fetch_many`]. Nothing is fetched until it is awaited.
 ///
-/// Awaiting it gives the tensors in the order of their names; after [`versioned`](Self::versioned) a [`Fetched`] each.
+/// Awaiting it returns the tensors in the order of their names; after [`versioned`](Self::versioned) a [`Fetched`] for
+/// each.
 ///
 /// ```
 /// use tensorwire_rendezvous::{Tensor, Worker};
@@ -52,7 +53,8 @@ impl<'a> FetchMany<'a> {
         Self { peer, names, settings: Settings::of(&peer.worker), gives: PhantomData }
     }
 
-    /// As [`Fetch::versioned`](super::Fetch::versioned). The versions of several names may be of different moments.
+    /// As [`Fetch::versioned`](super::Fetch::versioned). The tensors are not a snapshot: each is read at a different
+    /// moment.
     pub fn versioned(mut self) -> FetchMany<'a, AsVersioned> {
         self.settings.versioned();
         let Self { peer, names, settings, .. } = self;
@@ -92,7 +94,7 @@ impl<As> FetchMany<'_, As> {
         let transfers = transfers.collect::<Result<Vec<_>, _>>()?;
         let manner = Manner { sharing: settings.sharing, together: true };
         let fetched = pin!(async {
-            // First, so that the requests find each other.
+            // Connects first, so that all requests are queued together and share messages.
             if !worker.node.is_own(&peer.known) {
                 worker.node.connected(&peer.known).await?;
             }

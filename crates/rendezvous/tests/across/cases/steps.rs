@@ -238,7 +238,10 @@ pub(crate) async fn s4_a_full_table_names_its_cap(ground: Given) {
     let refused = two.sender.shared_step(4).send(&key, number(&two.sender, 4)).unwrap_err();
     assert!(matches!(&refused, WorkerError::TableFull { waiting: 3, cap: 3 }), "{refused}");
     assert_eq!(refused.code(), Code::ResourceExhausted);
-    assert!(refused.to_string().contains("3 may") && refused.to_string().contains("values_max"), "{refused}");
+    assert!(
+        refused.to_string().contains("the maximum is 3") && refused.to_string().contains("values_max"),
+        "{refused}"
+    );
     assert_eq!(value_of(&two.receiver.shared_step(1).recv(&key).await.unwrap()), 1);
     two.sender.shared_step(4).send(&key, number(&two.sender, 4)).unwrap();
     two.sender.cleanup_all();
