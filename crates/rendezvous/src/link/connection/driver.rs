@@ -1,6 +1,6 @@
-//! The one task of a data connection, and what others may do in its place.
+//! The driver of a data connection: its only task, and the parts of its work that other tasks may do.
 //!
-//! `docs/src/connection.md` says what it does in a poll, in which order, and where its wake-ups come from.
+//! `docs/src/connection.md` describes a poll of the task, and the sources of its wake-ups.
 
 use std::{
     future::Future,
@@ -30,24 +30,24 @@ use crate::{
     link::{connection::DataConnection, loan::Lent, meter::send_span},
 };
 
-/// Arrivals that are handed on in one go, before other tasks have their turn.
+/// Maximum number of arrivals that are processed before the lock is released.
 const ARRIVALS_PER_GO: usize = 64;
 
-/// Goes at arrivals in one poll of the task.
+/// How many times one poll of the task processes arrivals before it yields.
 const GOES_PER_POLL: usize = 4;
 
 type Work = BoxFuture<'static, ()>;
 
-/// What the task and those who help it share.
+/// The state that the connection's task shares with tasks that help it.
 pub(crate) struct Pump {
-    /// Held while arrivals are handed on, so that they are handed on in order; only ever tried. Why the connection is
-    /// over, once the peer has broken the protocol.
+    /// Locked while arrivals are processed, so that they are processed in order. Only `try_lock` is used. Contains the
+    /// reason once the peer has broken the protocol.
     over: Mutex<Option<Lost>>,
     /// That is known.
     is_over: AtomicBool,
-    /// The task found the lock taken and wants to be woken when it is free.
+    /// The task found `over` locked, and must be woken when it is unlocked.
     is_contended: AtomicBool,
-    /// Futures for the task to run; `None` once it runs none any more.
+    /// Futures for the task to run; `None` once the task runs no more.
     work: Mutex<Option<Vec<Work>>>,
     /// There are some in `work`.
     has_work: AtomicBool,
@@ -74,9 +74,9 @@ impl Default for Pump {
     }
 }
 
-/// What a go at the arrivals came to.
+/// The result of processing arrivals.
 enum Go {
-    /// There were no more.
+    /// All arrivals were processed.
     Done,
     /// There may be more.
     More,
@@ -85,14 +85,14 @@ enum Go {
 }
 
 impl Pump {
-    /// Has the task run `work` to its end; gives it back if the task runs nothing any more.
+    /// Lets the task run `work`. Returns it as the error if the task runs no more futures.
     pub(crate) fn run(&self, work: Work) -> Result<(), Work> {
         self.add(work)?;
         self.task.wake();
         Ok(())
     }
 
-    /// As [`run`](Self::run), from inside the pump: who holds that sees to it that the task is polled.
+    /// As [`run`](Self::run), called while `over` is locked. The owner of the lock makes sure that the task is polled.
     fn add(&self, work: Work) -> Result<(), Work> {
         match &mut *self.lock_work() {
             Some(waiting) => waiting.push(work),
@@ -119,8 +119,8 @@ impl Pump {
 }
 
 impl DataConnection {
-    /// Looks for what a task waits for, in that task, if the fabric finds that this pays now, and does what there is to
-    /// do. Whether there was anything. Never waits for a lock that is held for long.
+    /// Polls the fabric and processes arrivals in the calling task, which waits for a reply, if the fabric considers
+    /// this worthwhile now. Returns whether there was anything to do. Never waits for a lock that is held for long.
     pub(crate) fn help(&self) -> bool {
         // In a simulated world nothing has to be found.
         let is_chosen = !self.queue_pair.may_help();
@@ -134,7 +134,7 @@ impl DataConnection {
         has_found && !is_chosen
     }
 
-    /// Hands arrivals on, for a while. `None` if another thread is at it.
+    /// Processes arrivals, up to a limit. `None` if another thread is processing them.
     fn pump(&self) -> Option<Go> {
         if tensorwire_testpoints::chance!("the pump is taken") {
             self.pump.task.wake();
@@ -148,7 +148,8 @@ impl DataConnection {
             };
             self.take_arrivals(&mut over)
         };
-        // Pairs with the fence in `pump_or_be_woken`: who found the lock taken meanwhile relies on us.
+        // Pairs with the fence in `pump_or_be_woken`. If the task found the lock taken in the meantime, it relies on
+        // this wake-up.
         fence(Ordering::SeqCst);
         if self.pump.is_contended.load(Ordering::Relaxed) {
             self.pump.is_contended.store(false, Ordering::Relaxed);
@@ -162,7 +163,7 @@ impl DataConnection {
         self.queue_pair.has_arrivals() || self.pump.is_over.load(Ordering::Acquire)
     }
 
-    /// As [`pump`](Self::pump), for the task: after `None`, whoever is at it wakes the task.
+    /// As [`pump`](Self::pump), for the connection's task: after `None`, the owner of the lock wakes the task.
     fn pump_or_be_woken(&self) -> Option<Go> {
         self.pump().or_else(|| {
             self.pump.is_contended.store(true, Ordering::Relaxed);
@@ -187,7 +188,7 @@ impl DataConnection {
         Go::More
     }
 
-    /// Hands one arrival to the protocol, and answers the requests in it.
+    /// Passes one arrival to the protocol, and answers the requests in it.
     fn take(&self, arrival: Arrival) -> Result<(), Lost> {
         let taken = match arrival {
             Arrival::Immediate { immediate, length } => self.protocol.on_immediate(immediate.0, length),
@@ -213,31 +214,33 @@ impl DataConnection {
         Ok(())
     }
 
-    /// Answers `request` here if its value is there and may be sent; else the task goes on with the answer.
+    /// Answers `request` here if its value is available and can be sent at once. Otherwise the task completes the
+    /// answer.
     fn respond(&self, request: TensorRequest) {
         let step = request.scope.step().map(|step| step.0);
         let span = send_span(&self.values.peer, &request.key, step, self.kind);
         let response = self.protocol.respond(request, &self.values).instrument(span);
-        // A device's code may panic, which ends that answer alone.
+        // A panic in a device context's code ends only this answer.
         let mut response: Work = Box::pin(AssertUnwindSafe(response).catch_unwind().map(drop));
         let is_later = tensorwire_testpoints::chance!("the first poll of an answer is left to the task");
-        // Nobody needs to be woken for this poll: the task polls again, and leaves its waker.
+        // This poll needs no waker: if it is pending, the task polls again with its own.
         let mut nobody = Context::from_waker(Waker::noop());
         if is_later || response.as_mut().poll(&mut nobody).is_pending() {
-            // After the end nothing is answered any more.
+            // After the end of the connection the answer is dropped.
             drop(self.pump.add(response));
         }
     }
 }
 
-/// Runs until the connection is over, everything has gone back, and nobody views memory that was lent over it.
+/// The connection's task. Completes when the connection has ended, all memory is released, and no view of memory that
+/// was lent over the connection exists.
 pub(crate) struct Driver {
-    /// `None` once it has nothing to do any more but what the fabric has.
+    /// `None` once only the fabric's driver is left to run.
     connection: Option<Arc<DataConnection>>,
-    /// Arrivals are taken.
+    /// Whether arrivals are still processed.
     is_open: bool,
     fabric: Fuse<Work>,
-    /// Answers that wait, messages that are owed, and in the end the end.
+    /// Pending answers, housekeeping, and at last the end of the connection.
     work: FuturesUnordered<Work>,
     runtime: Arc<dyn Runtime>,
 }
@@ -249,7 +252,7 @@ impl Driver {
         Self { connection: Some(connection), is_open: true, fabric: fabric.fuse(), work, runtime }
     }
 
-    /// Runs what can go on.
+    /// Polls all futures that can make progress.
     fn work(&mut self, context: &mut Context<'_>) {
         if let Some(connection) = self.connection.as_ref().filter(|connection| connection.pump.has_work()) {
             self.work.extend(connection.pump.take_work());
@@ -257,8 +260,8 @@ impl Driver {
         while let Poll::Ready(Some(())) = self.work.poll_next_unpin(context) {}
     }
 
-    /// Takes arrivals and does what comes of them, until there are none and the fabric will wake this task for the next,
-    /// or others are to have their turn.
+    /// Processes arrivals until there are none and the fabric will wake this task for the next one, or until the task
+    /// must yield.
     fn take_arrivals(&mut self, context: &mut Context<'_>) {
         for _ in 0..GOES_PER_POLL {
             let Some(connection) = self.connection.clone().filter(|_| self.is_open) else { return };
@@ -292,13 +295,13 @@ impl Driver {
         is_mine && self.is_open
     }
 
-    /// No arrival is taken any more.
+    /// Stops processing arrivals, and runs `end`.
     fn end(&mut self, end: impl Future<Output = ()> + Send + 'static) {
         self.is_open = false;
         self.work.push(end.boxed());
     }
 
-    /// Lets go of the connection when nothing is left to run for it.
+    /// Drops the reference to the connection when nothing is left to run for it.
     fn let_go(&mut self) {
         let Some(connection) = &self.connection else { return };
         if self.is_open || !self.work.is_empty() {
@@ -320,7 +323,7 @@ impl Future for Driver {
         if let Some(connection) = &self.connection {
             connection.pump.task.register(context.waker());
         }
-        // Before the fabric: it may look for more for a while.
+        // Before the fabric's driver, which may poll for a while.
         self.work(context);
         if !self.fabric.is_terminated() {
             let _over = self.fabric.poll_unpin(context);
@@ -333,7 +336,7 @@ impl Future for Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // These may hold the connection, which holds them.
+        // Breaks the cycle: the futures may hold the connection, which holds them.
         let waiting = self.connection.as_ref().and_then(|connection| connection.pump.lock_work().take());
         drop(waiting);
     }

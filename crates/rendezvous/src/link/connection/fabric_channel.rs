@@ -1,4 +1,4 @@
-//! The protocol's channel over a queue pair.
+//! The protocol's channel on a queue pair.
 
 use std::{
     future::Future,
@@ -33,7 +33,7 @@ const MESSAGE: Immediate = Immediate(0xFFFF_FFFF);
 /// "Your message was taken", or "an ASK or ANSWER is in its slot".
 const ACKNOWLEDGEMENT: Immediate = Immediate(0xFFFF_FFFE);
 
-/// A queue pair, the ring at the peer and the ring here.
+/// A queue pair with the peer's ring and the local ring.
 #[derive(Debug)]
 pub(crate) struct FabricChannel {
     pub(crate) queue_pair: QueuePair,
@@ -45,7 +45,7 @@ pub(crate) struct FabricChannel {
     pub(crate) later_ring: OnceLock<Mutex<Destination>>,
     pub(crate) peer_slots: Destination,
     pub(crate) import: Import,
-    /// The connection that it belongs to, which finds what tasks wait for.
+    /// The connection, which a waiting task asks to process arrivals.
     pub(crate) helper: OnceLock<Weak<DataConnection>>,
 }
 
@@ -97,8 +97,8 @@ impl FabricChannel {
         }
     }
 
-    /// Whether the send queue can hold all pieces of a content, and a result beside it. One that it can't is refused
-    /// before anything of it is posted, so that it costs no other transfer its connection.
+    /// Checks that the send queue has room for all pieces of a content and a result. A content that does not fit is
+    /// refused before any of it is posted, so that the connection and its other transfers are not affected.
     fn check_pieces(&self, bytes: u64) -> Result<(), Status> {
         let (piece, depth) =
             (self.queue_pair.capabilities().piece_bytes_max.max(1), self.queue_pair.config().send_depth);
@@ -115,7 +115,7 @@ impl FabricChannel {
         Err(Status::new(Code::ResourceExhausted, message))
     }
 
-    /// One write of content and result where the fabric can, else the result first.
+    /// Writes content and result by one vectored write if the fabric supports it, otherwise the result first.
     fn write_with_result(
         &self,
         content: Segment,
@@ -173,7 +173,7 @@ impl Channel for FabricChannel {
 
     fn post_message(&self, first: RingSpan, second: RingSpan, bytes: &[u8]) -> Result<(), ChannelError> {
         let Some((head, tail)) = bytes.split_at_checked(first.length as usize) else {
-            return Err(ChannelError("a message is shorter than its place in the ring".to_owned()));
+            return Err(ChannelError("a message is shorter than its span in the ring".to_owned()));
         };
         if tail.is_empty() {
             return self.post_bytes(head, self.ring_range(first), Some(MESSAGE));
@@ -244,7 +244,7 @@ impl Channel for FabricChannel {
 
     fn content(lent: &Lent) -> &[u8] {
         match lent {
-            // The peer may still write it.
+            // Not readable: the peer may still write it.
             Lent::Granted { .. } | Lent::Bouncing { .. } => &[],
             Lent::Here { bytes, .. } => bytes,
         }
@@ -258,7 +258,8 @@ impl Channel for FabricChannel {
     }
 
     fn can_lend(&self, bytes: &Buf) -> bool {
-        // A neighbour that maps a block can read all of it, and for longer than it is lent.
+        // With separate domains nothing is lent: a peer that maps a block can read all of it, and after the loan has
+        // ended.
         !bytes.is_empty()
             && !self.import.enclosure.is_bouncing()
             && self.queue_pair.capabilities().lend
@@ -311,13 +312,13 @@ impl Channel for FabricChannel {
     }
 
     fn take_back(&self, lent: Lent, end: LentEnd) {
-        // What is not lent ends with its buffer.
+        // Memory that is not granted is released by its drop.
         let (Lent::Granted { granted, .. } | Lent::Bouncing { exposed: granted, .. }) = lent else { return };
         drop(ended(granted, end));
     }
 }
 
-/// A content write under way.
+/// A pending content write.
 #[pin_project::pin_project(project = ContentWriteProjection)]
 pub(crate) enum ContentWrite {
     /// In a slot of the queue pair.
