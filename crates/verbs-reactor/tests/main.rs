@@ -10,6 +10,7 @@ mod process;
 mod process_pair;
 mod rdma_devices;
 
+mod loopback;
 mod shm;
 mod tcp;
 #[cfg(feature = "test-certificates")]

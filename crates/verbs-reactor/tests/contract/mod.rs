@@ -40,7 +40,8 @@ pub fn patience() -> u32 {
 const EXCEPTIONS: &str = include_str!("exceptions.txt");
 
 /// The fabrics that this file is about.
-const LISTED: [FabricKind; 4] = [FabricKind::SIM, FabricKind::SHM, FabricKind::TCP, FabricKind::VERBS];
+const LISTED: [FabricKind; 5] =
+    [FabricKind::SIM, FabricKind::SHM, FabricKind::TCP, FabricKind::VERBS, FabricKind::new("loopback")];
 
 /// Names a file that gets a line for each rule that was not tried: what [`is_able`] prints.
 const SKIPPED: &str = "TENSORWIRE_TEST_SKIPPED";
