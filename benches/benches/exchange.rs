@@ -77,7 +77,7 @@ async fn publishing(builder: WorkerBuilder) -> Worker {
     worker
 }
 
-/// A child that is a worker, told what to do by lines.
+/// A child that is a worker, controlled by lines on its standard input.
 struct Process {
     child: Child,
     input: Option<ChildStdin>,
@@ -94,7 +94,7 @@ impl Process {
         Self { input: child.stdin.take(), output, child }
     }
 
-    fn tell(&mut self, line: &str) {
+    fn command(&mut self, line: &str) {
         writeln!(self.input.as_mut().expect("its input"), "{line}").expect("a child that listens");
     }
 
@@ -112,12 +112,12 @@ impl Drop for Process {
     }
 }
 
-fn tell_all(processes: &mut [Process], line: &str) {
-    processes.iter_mut().for_each(|process| process.tell(line));
+fn command_all(processes: &mut [Process], line: &str) {
+    processes.iter_mut().for_each(|process| process.command(line));
     processes.iter_mut().for_each(Process::is_done);
 }
 
-/// Instead of the benchmarks in a child: does what the parent tells until that goes.
+/// The main function of a child: executes the parent's commands until the parent closes the stream.
 fn work_if_child() {
     let Ok(index) = std::env::var(WORKER) else { return };
     let runtime = runtime();
@@ -172,14 +172,14 @@ fn exchanges(criterion: &mut Criterion) {
     group.sample_size(10).throughput(Throughput::Bytes((2 * WORKERS * bytes) as u64));
     for way in WAYS {
         let server = runtime.block_on(publishing(builder(way, "ps")));
-        tell_all(&mut processes, &format!("{way} {}", server.address()));
+        command_all(&mut processes, &format!("{way} {}", server.address()));
         // Connects. Only then the server knows its workers by name.
-        tell_all(&mut processes, "round");
+        command_all(&mut processes, "round");
         let worker = |index| server.peer(&format!("worker_{index}_{way}")).expect("a worker");
         let (workers, names) = ((0..WORKERS).map(worker).collect::<Vec<_>>(), names());
         group.bench_function(way, |bencher| {
             bencher.iter(|| {
-                tell_all(&mut processes, "round");
+                command_all(&mut processes, "round");
                 runtime.block_on(async {
                     let fetching = workers.iter().map(|worker| worker.fetch_many(&names).into_future());
                     join_all(fetching).await.into_iter().collect::<Result<Vec<_>, _>>().expect("gradients")
@@ -188,14 +188,14 @@ fn exchanges(criterion: &mut Criterion) {
         });
         runtime.block_on(server.shutdown());
     }
-    let (told, address) = mpsc::channel();
+    let (sender, address) = mpsc::channel();
     runtime.spawn(async move {
         let sizes: Vec<usize> = resnet50().into_iter().map(|size| size * size_of::<f32>()).collect();
-        let told = move |address| told.send(address).expect("a parent that listens");
-        grpc::serve(&sizes, told, pending()).await.expect("a gRPC server");
+        let listening = move |address| sender.send(address).expect("a parent that listens");
+        grpc::serve(&sizes, listening, pending()).await.expect("a gRPC server");
     });
-    tell_all(&mut processes, &format!("grpc {}", address.recv().expect("an address")));
-    group.bench_function("grpc", |bencher| bencher.iter(|| tell_all(&mut processes, "round")));
+    command_all(&mut processes, &format!("grpc {}", address.recv().expect("an address")));
+    group.bench_function("grpc", |bencher| bencher.iter(|| command_all(&mut processes, "round")));
     group.finish();
     drop(processes);
     runtime.shutdown_background();

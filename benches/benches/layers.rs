@@ -128,7 +128,7 @@ impl Pair {
         let (receive, regions) = pool(&domains[1], Access::RECEIVE);
         let bytes = source.try_alloc(SMALL).expect("a buffer").freeze();
         let lent = receive.try_alloc(SMALL).expect("a buffer").grant();
-        let ends = domains.each_ref().map(|domain| domain.prepare(DEPTHS).expect("an end"));
+        let ends = domains.each_ref().map(|domain| domain.prepare(DEPTHS).expect("a side"));
         let data = ends.each_ref().map(|end| end.connection_data());
         let [first, second] = ends;
         let limit = Duration::from_secs(10);

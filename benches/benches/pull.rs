@@ -8,7 +8,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group};
 use tensorwire::{FabricKind, Sharing, Wait};
 use tensorwire_benches::{RawPull, SIZES, Server, grpc, puller, serve_if_child, tensor_name};
 
-/// How tensors are pulled: name, fabric, how both ends wait, and what the puller gets.
+/// How tensors are pulled: name, fabric, how both sides wait, and what the puller gets.
 const WAYS: [(&str, FabricKind, Wait, Sharing); 5] = [
     ("shm", FabricKind::SHM, Wait::Sleep, Sharing::Copy),
     ("shm adaptive", FabricKind::SHM, Wait::Adaptive, Sharing::Copy),

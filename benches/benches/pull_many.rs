@@ -1,4 +1,4 @@
-//! A hundred tensors fetched by one call: their requests in one message, against one message for each. Both ends are
+//! A hundred tensors fetched by one call: their requests in one message, against one message for each. Both sides are
 //! in this process, on one runtime.
 
 #![allow(clippy::expect_used, missing_docs)] // a benchmark that cannot run stops, and its groups are its own

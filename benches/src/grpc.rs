@@ -92,17 +92,17 @@ impl NamedService for PullService {
     const NAME: &'static str = "tensorwire.bench.Pull";
 }
 
-/// Serves on a free port of loopback, which it tells, until `closed` ends.
+/// Serves on a free port of loopback, which it passes to `listening`, until `closed` ends.
 ///
 /// # Errors
 /// The port can't be had, or the server fails.
 pub async fn serve(
     sizes: &[usize],
-    told: impl FnOnce(std::net::SocketAddr),
+    listening: impl FnOnce(std::net::SocketAddr),
     closed: impl Future<Output = ()>,
 ) -> Result<(), StdError> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
-    told(listener.local_addr()?);
+    listening(listener.local_addr()?);
     let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
     let server = Server::builder()
         .initial_stream_window_size(WINDOW_BYTES)

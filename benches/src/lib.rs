@@ -35,18 +35,18 @@ pub fn serve_if_child() {
     std::process::exit(i32::from(served.is_err()));
 }
 
-/// Publishes a tensor of each size, tells the address, and ends when the parent's end of stdin closes.
+/// Publishes a tensor of each size, prints the addresses, and ends when the parent closes its stdin.
 async fn serve() -> Result<(), WorkerError> {
     let sleeping = serving(Wait::Sleep).await?;
     let adaptive = serving(Wait::Adaptive).await?;
-    let (told, closed) = tokio::sync::oneshot::channel::<()>();
+    let (close, closed) = tokio::sync::oneshot::channel::<()>();
     std::thread::spawn(move || {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        let _ = told.send(());
+        let _ = close.send(());
     });
-    let tell = |grpc: std::net::SocketAddr| println!("{} {} {grpc}", sleeping.address(), adaptive.address());
+    let print = |grpc: std::net::SocketAddr| println!("{} {} {grpc}", sleeping.address(), adaptive.address());
     let closed = async { closed.await.unwrap_or_default() };
-    if let Err(error) = grpc::serve(&SIZES, tell, closed).await {
+    if let Err(error) = grpc::serve(&SIZES, print, closed).await {
         eprintln!("the benchmark's gRPC server failed: {error}");
     }
     sleeping.shutdown().await;
@@ -81,7 +81,7 @@ impl Server {
     /// Starts this program again as the server.
     ///
     /// # Errors
-    /// The child cannot be started, or says nothing.
+    /// The child cannot be started, or prints nothing.
     pub fn start() -> std::io::Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .env(SERVE, "1")
@@ -105,7 +105,7 @@ impl Drop for Server {
     }
 }
 
-/// A worker that pulls from `server` over `kind` alone, where both ends wait as `wait` says: sleeping or adaptively.
+/// A worker that pulls from `server` over `kind` alone, where both sides wait as set by `wait`: sleeping or adaptively.
 ///
 /// # Errors
 /// The server cannot be reached over that fabric.
@@ -121,7 +121,7 @@ pub async fn puller(
     Ok((worker, peer))
 }
 
-/// A blocking TCP stream over loopback whose other end, a thread, answers every byte with as many bytes as were
+/// A blocking TCP stream over loopback whose peer, a thread, answers every byte with as many bytes as were
 /// agreed: the physical limit of a pull over TCP.
 #[derive(Debug)]
 pub struct RawPull {

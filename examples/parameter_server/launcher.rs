@@ -50,7 +50,7 @@ fn start(flags: &Flags, role: Role) -> Start {
     (role.to_string(), arguments)
 }
 
-/// Shows how far worker 0 is until the training is over, and fetches what came of it.
+/// Shows how far worker 0 is until the training is over, and fetches the result.
 async fn follow(node: &Node, flags: &Flags, progress: &Progress) -> Result<Trained, Failure> {
     let worker_0 = Role { job: Job::Worker, index: 0 };
     let (first, _) = look(node, worker_0).await?;

@@ -7,8 +7,8 @@
 //! - The **launcher** starts the others on this machine, and again those that are killed. It fetches from worker 0 how far
 //!   they are, at the end the parameters from the servers, and measures them.
 //!
-//! Everybody asks for what is needed, and whatever breaks, asks again. Begin with `server.rs` and `worker.rs`; `node.rs`
-//! has how they ask.
+//! Each process fetches what it needs, and fetches again when that fails. Begin with `server.rs` and `worker.rs`; `node.rs`
+//! has the code that fetches.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "this is a user's program: it has tokio's clock")]
 

@@ -15,8 +15,8 @@ use tokio::time::Instant;
 pub(crate) const STEP: &str = "step";
 /// How long to wait before a peer that was not there is asked again.
 const PAUSE: Duration = Duration::from_millis(50);
-/// After so long a process says whom it waits for, and then each time it is over again.
-const TOLD_EVERY: Duration = Duration::from_secs(2);
+/// After this time, and again each time it has passed, a process prints which peer it waits for.
+const REPORT_EVERY: Duration = Duration::from_secs(2);
 
 /// Why a process ends early.
 pub(crate) type Failure = Box<dyn Error>;
@@ -71,7 +71,7 @@ impl Node {
         (0..count).map(move |index| Role { job, index })
     }
 
-    /// The tensors that server `index` holds, by their place among all: they are dealt like cards.
+    /// The tensors that server `index` holds, by their index: tensor `n` is at server `n % servers`.
     pub(crate) fn tensors_of(&self, index: u32) -> impl Iterator<Item = usize> {
         (index as usize..self.tensors.len()).step_by(self.servers as usize)
     }
@@ -92,8 +92,8 @@ impl Node {
         Ok(())
     }
 
-    /// Publishes a few values under a name that stays, in place of what was there.
-    pub(crate) fn tell<T: Element>(&self, name: &str, values: &[T]) -> Result<(), WorkerError> {
+    /// Publishes a few values under a name that stays, instead of the earlier values.
+    pub(crate) fn publish_values<T: Element>(&self, name: &str, values: &[T]) -> Result<(), WorkerError> {
         let tensor = Tensor::from_values(self.worker.pool(), &[values.len() as u64], values)?;
         self.worker.publish(name, tensor).map(drop)
     }
@@ -127,14 +127,14 @@ impl Node {
         Ok(parameters.into_iter().map(|(_, tensor)| tensor).collect())
     }
 
-    /// Does `attempt` until it succeeds: who is not there may be started, or started again. Gives up when the user's
+    /// Does `attempt` until it succeeds: a peer that cannot be reached may still be started, or started again. Gives up when the user's
     /// patience is over.
     pub(crate) async fn patiently<T>(
         &self,
         attempt: impl AsyncFn() -> Result<T, WorkerError>,
     ) -> Result<T, Failure> {
         let began = Instant::now();
-        let mut told = began;
+        let mut reported = began;
         loop {
             let error = match attempt().await {
                 Ok(done) => return Ok(done),
@@ -143,8 +143,8 @@ impl Node {
             if began.elapsed() >= self.patience {
                 return Err(format!("given up after {} seconds: {error}", self.patience.as_secs()).into());
             }
-            if told.elapsed() >= TOLD_EVERY {
-                told = Instant::now();
+            if reported.elapsed() >= REPORT_EVERY {
+                reported = Instant::now();
                 println!("waiting      {error} ({} s so far)", began.elapsed().as_secs());
             }
             tokio::time::sleep(PAUSE).await;
@@ -162,7 +162,7 @@ pub(crate) fn gradient_at(tensor: &TensorSpec, step: u64) -> String {
     format!("gradient of {}", at(tensor, step))
 }
 
-/// The values of tensors, which must be as large as `specs` say.
+/// The values of tensors, whose sizes must be those of `specs`.
 pub(crate) fn floats(tensors: &[Tensor], specs: &[TensorSpec]) -> Result<Vec<Vec<f32>>, WorkerError> {
     let checked = tensors.iter().zip(specs).map(|(tensor, spec)| match tensor.values::<f32>() {
         Ok(values) if values.len() != spec.elements() => Err(WorkerError::InvalidTensor {

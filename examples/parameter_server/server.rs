@@ -74,7 +74,7 @@ impl Server<'_> {
         for (spec, values) in self.tensors.iter().zip(values) {
             self.node.publish(at, spec, step, self.node.tensor(spec, values)?)?;
         }
-        self.node.tell(STEP, &[step])
+        self.node.publish_values(STEP, &[step])
     }
 
     /// The mean of all workers' gradients for each tensor, summed in the order of the workers whatever order they come in,

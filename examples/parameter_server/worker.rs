@@ -17,7 +17,7 @@ use crate::node::{Failure, Node, STEP, at, floats, gradient_at};
 pub(crate) const LOSS: &str = "loss";
 /// Under this name a worker publishes at the end how many bytes it has sent and received.
 pub(crate) const MOVED: &str = "bytes moved";
-/// Under this name a worker publishes at the end what they travelled by.
+/// Under this name a worker publishes at the end the transport of these bytes.
 pub(crate) const TRANSPORT: &str = "transport";
 
 /// Computes gradients until the training is over. Gives the last parameters.
@@ -39,10 +39,10 @@ pub(crate) async fn run(node: &Node, flags: &Flags, index: u32) -> Result<Traine
     }
     let parameters = fetch_and_copy(node, flags.steps).await?;
     let (seconds, (moved, transport)) = (began.elapsed().as_secs_f64(), traffic(&node.worker));
-    node.tell(MOVED, &[moved])?;
-    node.tell(TRANSPORT, transport.as_bytes())?;
-    node.tell(LOSS, &[loss])?;
-    node.tell(STEP, &[flags.steps])?;
+    node.publish_values(MOVED, &[moved])?;
+    node.publish_values(TRANSPORT, transport.as_bytes())?;
+    node.publish_values(LOSS, &[loss])?;
+    node.publish_values(STEP, &[flags.steps])?;
     Ok(Trained { parameters, steps: flags.steps - first, seconds, moved, transport })
 }
 
@@ -71,11 +71,11 @@ fn publish(node: &Node, step: u64, loss: f32, gradients: &[Vec<f32>]) -> Result<
     for (spec, gradient) in node.tensors.iter().zip(gradients) {
         node.publish(gradient_at, spec, step, node.tensor(spec, gradient)?)?;
     }
-    node.tell(LOSS, &[loss])?;
-    node.tell(STEP, &[step])
+    node.publish_values(LOSS, &[loss])?;
+    node.publish_values(STEP, &[step])
 }
 
-/// Bytes sent to and received from the servers, as the fabrics count them, and what they travelled by.
+/// Bytes sent to and received from the servers, as the fabrics count them, and their transport.
 fn traffic(worker: &Worker) -> (u64, String) {
     let mut servers = worker.peers();
     servers.retain(|peer| peer.name.starts_with("/job:ps/"));

@@ -1,8 +1,8 @@
-//! What the parameter server example trains, and how it starts processes and speaks to people.
+//! The model of the parameter server example, its child processes, its flags and its output.
 //!
 //! Nothing here knows about tensorwire. [`training`] has the model with its samples and the loop that a single process
 //! runs, [`mlp`] the network, [`digits`] the samples. The `parameter_server` example spreads that loop over
-//! [`processes`]; [`command_line`] has its flags, and [`report`] tells what came of it.
+//! [`processes`]; [`command_line`] has its flags, and [`report`] prints the result.
 #![forbid(unsafe_code)]
 
 pub mod command_line;

@@ -26,7 +26,7 @@ use crate::report::Progress;
 const PORTS: Range<u16> = 10_000..32_000;
 /// Programs that run at the same time begin to look this far from each other.
 const PORTS_APART: u32 = 131;
-/// How long a child that was let go may take to close its connections.
+/// How long a child that was asked to end may take to close its connections.
 const FAREWELL: Duration = Duration::from_secs(8);
 
 /// Addresses on this machine that nothing listens on.
@@ -49,10 +49,10 @@ pub fn free_addresses(count: usize) -> io::Result<Vec<String>> {
 
 /// In a child: ends when the parent has gone or lets go. The process ends within eight seconds of that, whatever it does.
 pub async fn parent_lets_go() {
-    let (told, closed) = oneshot::channel::<()>();
+    let (close, closed) = oneshot::channel::<()>();
     thread::spawn(move || {
         let _ = io::copy(&mut io::stdin(), &mut io::sink());
-        drop(told);
+        drop(close);
         thread::sleep(FAREWELL);
         std::process::exit(1);
     });
@@ -72,7 +72,7 @@ pub type Start = (String, Vec<String>);
 
 impl<'run> Children<'run> {
     /// Starts this program once for each of `starts`. All together, those that are killed are started again `restarts`
-    /// times. Tells about it beside `progress`.
+    /// times. Prints each start beside `progress`.
     ///
     /// # Errors
     /// A process can't be started.
@@ -88,13 +88,13 @@ impl<'run> Children<'run> {
     fn spawn(&self, (name, arguments): &Start, why: &str) -> io::Result<(Child, Option<ChildStdin>)> {
         let mut command = Command::new(std::env::current_exe()?);
         let mut child = command.args(arguments).stdin(Stdio::piped()).kill_on_drop(true).spawn()?;
-        self.progress.tell(format!("{name:<12} pid {:<8}{why}", child.id().unwrap_or(0)).trim_end());
+        self.progress.print(format!("{name:<12} pid {:<8}{why}", child.id().unwrap_or(0)).trim_end());
         let pipe = child.stdin.take();
         Ok((child, pipe))
     }
 
-    /// Starts children again that are killed. Ends with the reason when one ends by itself, which has said why and would
-    /// only do so again, or is killed once more than it may be.
+    /// Starts children again that are killed. Returns the reason when a child ends by itself, because it has printed why and
+    /// would end the same way again, or when children are killed more often than allowed.
     pub async fn keep_running(&mut self) -> Box<dyn Error> {
         loop {
             let waiting = self.children.iter_mut().map(|(_, child, _)| Box::pin(child.wait()));

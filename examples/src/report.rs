@@ -1,4 +1,4 @@
-//! What people and programs are told of a training: how far it is, and what came of it.
+//! The output of a training, for people and programs: its progress, and its result.
 
 use std::fmt;
 
@@ -38,12 +38,12 @@ impl Progress {
         self.bar.set_message(format!("loss {loss:.3}"));
         let is_news = step > former && (former == 0 || step / tenth > former / tenth);
         if is_news && self.bar.is_hidden() {
-            self.tell(&format!("{:<12} {step}/{} steps, loss {loss:.3}", self.what, self.steps));
+            self.print(&format!("{:<12} {step}/{} steps, loss {loss:.3}", self.what, self.steps));
         }
     }
 
     /// A line that stays.
-    pub fn tell(&self, line: &str) {
+    pub fn print(&self, line: &str) {
         let is_bar_drawn = !self.bar.is_hidden() && self.bar.position() > 0;
         match (self.is_shown, is_bar_drawn) {
             (false, _) => {}
@@ -58,7 +58,7 @@ impl Progress {
     }
 }
 
-/// What a training on several processes ends with.
+/// The result of a training on several processes.
 #[derive(Debug)]
 pub struct Trained {
     /// The last ones.
@@ -69,7 +69,7 @@ pub struct Trained {
     pub seconds: f64,
     /// Bytes that workers sent and received.
     pub moved: u64,
-    /// What they travelled by.
+    /// The transport of these bytes.
     pub transport: String,
 }
 
@@ -126,7 +126,7 @@ fn largest_difference(ones: &[Vec<f32>], others: &[Vec<f32>]) -> f32 {
     pairs.map(|(one, other)| (one - other).abs()).fold(0.0, f32::max)
 }
 
-/// Tells parameters apart that differ in a bit (FNV-1a).
+/// A hash that distinguishes parameters which differ in one bit (FNV-1a).
 fn fingerprint(parameters: &[Vec<f32>]) -> u64 {
     let bytes = parameters.iter().flatten().flat_map(|value| value.to_le_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))

@@ -23,7 +23,7 @@ pub(crate) enum CheckpointError {
     #[error("{path}: {source}; or serve it without --mmap")]
     Map { path: PathBuf, source: Box<MemoryError> },
     #[error(
-        "{path}: the header is said to be {claimed} bytes long, but the file has {file} bytes and a header at most \
+        "{path}: the length field of the header is {claimed}, but the file has {file} bytes and a header at most \
          {HEADER_BYTES_MAX}: it is no safetensors file, or it is truncated"
     )]
     HeaderLength { path: PathBuf, claimed: u64, file: u64 },
@@ -59,7 +59,7 @@ pub(crate) struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a file and checks that it is as long as its header says. With `map` it is mapped too, where that is safe; a
+    /// Opens a file and checks that it has the length that its header declares. With `map` it is mapped too, where that is safe; a
     /// handler of SIGIO must be installed then.
     pub(crate) fn open(path: &Path, map: bool) -> Result<Self, CheckpointError> {
         let path = path.to_owned();

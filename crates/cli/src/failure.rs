@@ -39,7 +39,7 @@ pub(crate) enum Failure {
          serve it again, or without --mmap"
     )]
     Unmapped { path: PathBuf, problem: String },
-    #[error("the thread that takes the tensors has ended early")]
+    #[error("the thread that verifies and writes the tensors has ended early")]
     WriterGone,
     #[error("a tensor of the file is called `{HEADER_NAME}`, which the server itself publishes: rename it")]
     ReservedName,

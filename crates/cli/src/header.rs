@@ -72,7 +72,7 @@ impl Header {
         Ok(header)
     }
 
-    /// The header of a file with `entries` alone, in their order. Their ranges are laid out anew.
+    /// The header of a file with `entries` alone, in their order, with new ranges.
     pub(crate) fn of(
         metadata: Option<HashMap<String, String>>,
         entries: &[Entry],

@@ -132,7 +132,7 @@ impl Link {
         self.worker.receive_memory().block_bytes
     }
 
-    /// Says goodbye.
+    /// Shuts the worker down, which notifies the server.
     pub(crate) async fn close(&self) {
         self.worker.shutdown().await;
     }

@@ -2,7 +2,7 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A bar for `bytes` bytes; `what` stands before it, and the message behind it.
+/// A bar for `bytes` bytes; `what` is shown before it, and the message after it.
 pub(crate) fn byte_bar(what: &str, bytes: u64) -> ProgressBar {
     let template =
         "{prefix} {bar:30} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {eta} left  {msg}";
@@ -16,7 +16,7 @@ pub(crate) fn phase(what: &str) -> StatusLine {
     StatusLine(bar)
 }
 
-/// A line that says what is being done, until it is dropped.
+/// A line that shows what is being done, until it is dropped.
 #[derive(Debug)]
 #[must_use = "the line goes when it is dropped"]
 pub(crate) struct StatusLine(ProgressBar);

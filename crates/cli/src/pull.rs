@@ -72,11 +72,11 @@ async fn pull_with(
         let task;
         (link, task) = fetch_all(link, arguments, begun).await?;
         task.progress.finish_and_clear();
-        let mut told = round.end(link.info().as_ref(), &plan, task.progress.elapsed(), arguments.stats);
+        let mut text = round.end(link.info().as_ref(), &plan, task.progress.elapsed(), arguments.stats);
         if arguments.stats {
-            told.push_str(&format!("\n  memory   {} bytes", link.memory_bytes()));
+            text.push_str(&format!("\n  memory   {} bytes", link.memory_bytes()));
         }
-        report(is_stream, &format!("{told}\n"))?;
+        report(is_stream, &format!("{text}\n"))?;
         output = task.output;
     }
     Ok((link, output))
@@ -155,7 +155,7 @@ async fn fetch_until_lost(
     Ok((sink.finish().await?, lost))
 }
 
-/// Tells the user; on standard error where the output may be standard output.
+/// Prints a message for the user; on standard error where the output may be standard output.
 fn report(is_stream: bool, text: &str) -> Result<(), Failure> {
     if is_stream {
         // A message that cannot be written is dropped.

@@ -16,7 +16,7 @@ use zerocopy::{Immutable, IntoBytes};
 /// - the `length` bytes from `base` are mapped, initialised and readable by any thread; `base` need not be
 ///   readable where `length` is 0;
 /// - nobody, in this process or another, writes them. Where another process could write them, a lease
-///   keeps it from that, and an implementation documents who enforces the lease.
+///   prevents that, and an implementation documents who enforces the lease.
 pub unsafe trait ForeignMemory: fmt::Debug + Send + Sync {
     /// First byte.
     fn base(&self) -> NonNull<u8>;

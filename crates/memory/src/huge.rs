@@ -7,7 +7,7 @@ use crate::pages::Pages;
 /// Whether the blocks of a pool are backed by huge pages. A neighbour maps such a block in a hundredth of the time,
 /// and copies miss fewer address translations.
 ///
-/// Where the system keeps huge pages for this (`sysctl vm.nr_hugepages`), they are taken and cost nothing more.
+/// Where the system has reserved huge pages (`sysctl vm.nr_hugepages`), these are used at no extra cost.
 /// Otherwise the kernel is asked to collapse a block's pages after they were allocated, which makes a new block several times
 /// as expensive. [`PoolStats::huge_bytes`](crate::PoolStats::huge_bytes) is how much was obtained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

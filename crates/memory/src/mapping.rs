@@ -27,12 +27,12 @@ const ROOT: u32 = 0;
 
 /// A file's bytes, mapped for reading and read from disk as they are used.
 ///
-/// The file must stay as it is while the mapping lives. Where someone writes it, readers get a mixture of old and new
-/// bytes; where someone truncates it, the kernel ends this process with SIGBUS. That is why only a file is mapped that
-/// belongs to root or to this process's user, and that nobody but its owner may write. Renaming another file over it is fine:
+/// The file must not change while the mapping lives. If it is written, readers get a mixture of old and new bytes; if it
+/// is truncated, the kernel ends this process with SIGBUS. So a file is mapped only if it belongs to root or to this
+/// process's user, and only its owner may write it. Renaming another file over it is fine:
 /// the mapping is of the old file.
 ///
-/// [`leased`](Self::leased) also holds off the owner until the mapping is [`detach`](Self::detach)ed.
+/// [`leased`](Self::leased) also makes the owner wait until the mapping is [`detach`](Self::detach)ed.
 #[derive(Debug)]
 pub struct Mapping {
     /// `None` for an empty file, which can't be mapped.
@@ -134,8 +134,8 @@ impl Mapping {
 }
 
 // SAFETY: the mapping is made once, stays until the value is dropped and is never written here; `detach` puts pages with
-// the same bytes in its place. That others leave the file as it is, is what the type asks for; it keeps strangers from
-// writing it by the checks of owner and mode, and under a lease the kernel keeps the owner from it.
+// the same bytes in its place. The type requires that nobody changes the file: the checks of owner and mode prevent
+// other users from writing it, and under a lease the kernel makes the owner wait.
 unsafe impl ForeignMemory for Mapping {
     fn base(&self) -> NonNull<u8> {
         self.pages.as_ref().map_or(NonNull::dangling(), Pages::base)
@@ -150,7 +150,7 @@ fn failed(step: &'static str) -> impl Fn(io::Error) -> MemoryError + Copy {
     move |source| MemoryError::Mapping { step, source: Arc::new(source) }
 }
 
-/// Whoever owns a file may shorten it at any time, which ends a process that has it mapped.
+/// The owner of a file may shorten it at any time, which ends a process that has it mapped.
 fn check_owner(owner: u32, own: u32) -> io::Result<()> {
     if owner == ROOT || owner == own {
         return Ok(());

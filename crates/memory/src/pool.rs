@@ -87,8 +87,8 @@ impl Pool {
     /// Hands every block, present and future, to `visitor` once.
     ///
     /// # Errors
-    /// [`MemoryError::Register`] when the visitor refuses a present block; it is not added then, and has been told
-    /// that the blocks it took leave.
+    /// [`MemoryError::Register`] when the visitor refuses a present block; it is not added then, and the
+    /// blocks that it had registered are deregistered.
     pub fn add_visitor(&self, visitor: Arc<dyn BlockVisitor>) -> Result<(), MemoryError> {
         self.stock.add_visitor(visitor)
     }

@@ -56,11 +56,11 @@ impl UserMemory {
         Self::default()
     }
 
-    /// Hands every joined block, present and future, to `visitor`, and tells it when one leaves.
+    /// Hands every joined block, present and future, to `visitor`, and calls it again when one leaves.
     ///
     /// # Errors
-    /// [`MemoryError::Register`] when the visitor refuses a present block; it is not added then, and has been told
-    /// that the blocks it took leave.
+    /// [`MemoryError::Register`] when the visitor refuses a present block; it is not added then, and the
+    /// blocks that it had registered are deregistered.
     pub fn add_visitor(&self, visitor: Arc<dyn BlockVisitor>) -> Result<(), MemoryError> {
         let mut registry = self.shared.write().unwrap_or_else(PoisonError::into_inner);
         let blocks: Vec<_> = registry.joined.values().filter_map(Buf::joined_block).collect();
@@ -74,8 +74,8 @@ impl UserMemory {
         Ok(())
     }
 
-    /// Tells `visitor` that all joined blocks leave, and hands it no more. Nothing happens if it was not added. A
-    /// memory whose guard is gone already, and of which buffers are left, leaves with the last of these.
+    /// Lets `visitor` deregister all joined blocks, and hands it no more. Does nothing if it was not added. Memory
+    /// whose [`Joined`] was dropped while buffers of it are left is deregistered with the last of them.
     pub fn remove_visitor(&self, visitor: &Arc<dyn BlockVisitor>) {
         let blocks: Vec<Buf> = {
             let mut registry = self.shared.write().unwrap_or_else(PoisonError::into_inner);
@@ -86,12 +86,12 @@ impl UserMemory {
             }
             registry.joined.values().cloned().collect()
         };
-        // Without the lock: devices are told, which can take long.
+        // Without the lock: devices deregister the blocks, which can take long.
         blocks.iter().filter_map(Buf::joined_block).for_each(|block| block.leave(visitor));
     }
 
-    /// Takes `owner`'s memory in for as long as the answer lives. Buffers that were made of it keep it longer: it is
-    /// let go, and devices are told, when the answer and the last buffer are gone.
+    /// Registers `owner`'s memory with the devices for as long as the returned value lives. Buffers that were made of it
+    /// extend that: devices deregister it when the returned value and the last buffer are gone.
     ///
     /// # Errors
     /// [`MemoryError::Overlaps`] when some of it has joined already; [`MemoryError::Register`] when a device refuses
@@ -108,7 +108,7 @@ impl UserMemory {
         }
         let block = JoinedBlock::new(owner);
         for visitor in &registry.visitors {
-            // A refusal drops the block, which leaves those that took it.
+            // A refusal drops the block, and the devices that registered it deregister it.
             block.visit(visitor).map_err(|source| MemoryError::Register { pool: POOL, source })?;
         }
         let bytes = Buf::whole(Allocation::joined(block));
@@ -148,13 +148,13 @@ pub struct Joined {
 }
 
 impl Joined {
-    /// All bytes of it. A buffer outlives this value, and keeps the memory.
+    /// All bytes of it. The buffer may outlive this value, and keeps the memory registered.
     pub fn buf(&self) -> &Buf {
         &self.bytes
     }
 
-    /// Has all devices let the memory go and register it anew: other pages lie at its addresses now. One that refuses is
-    /// left without it, and gets copies.
+    /// Deregisters the memory from all devices and registers it again: other pages are at its addresses now. A device that
+    /// refuses is left without it, and gets copies.
     pub fn register_again(&self) {
         if let Some(block) = self.bytes.joined_block() {
             block.visit_again();
@@ -170,7 +170,7 @@ impl Drop for Joined {
             let ours = registry.joined.get(&start).is_some_and(|bytes| bytes.is_same(&self.bytes));
             ours.then(|| registry.joined.remove(&start)).flatten()
         };
-        // Without the lock: if it is the last buffer, devices are told.
+        // Without the lock: if it is the last buffer, devices deregister the memory.
         drop(left);
     }
 }

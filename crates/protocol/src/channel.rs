@@ -24,7 +24,7 @@ pub enum RecordSlot {
     Answer,
 }
 
-/// The connection below is over; the text says why. Ends every request and response of the connection.
+/// The connection below is over, for the reason in the text. Ends every request and response of the connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ChannelError(pub String);
@@ -137,7 +137,7 @@ pub trait Channel: Send + Sync + 'static {
     /// A status for the caller of the receive. The memory is back in its pool, or is leaked and counted.
     fn settle(lent: Self::Lent) -> Result<Self::Lent, Status>;
 
-    /// The bytes of a content that is [settled](Self::settle), at least as many as its metadata says.
+    /// The bytes of a content that is [settled](Self::settle), at least as many as its metadata declares.
     fn content(lent: &Self::Lent) -> &[u8];
 
     /// The bytes of the result slot of a content that is [settled](Self::settle), if it has one.
@@ -157,13 +157,13 @@ pub trait Channel: Send + Sync + 'static {
         None
     }
 
-    /// Copies `into.len()` bytes of the own ring, from `offset`, out.
+    /// Copies `into.len()` bytes of the own ring, from `offset` on, into `into`.
     ///
     /// # Errors
     /// The range leaves the ring.
     fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError>;
 
-    /// Copies the first bytes of an own slot out, at most [`SLOT_BYTES`](crate::limits::SLOT_BYTES).
+    /// Copies the first bytes of an own slot into `into`, at most [`SLOT_BYTES`](crate::limits::SLOT_BYTES).
     ///
     /// # Errors
     /// The connection is over.
@@ -189,8 +189,9 @@ pub trait Channel: Send + Sync + 'static {
         false
     }
 
-    /// Looks for a moment for what the calling task waits for, and takes it in, where that pays; whether there was
-    /// anything. Called without locks, after [`may_help`](Self::may_help). Default: never.
+    /// Polls briefly for the arrival that the calling task waits for, and processes it, where that pays. Returns whether
+    /// anything was processed. Called without locks, after
+    /// [`may_help`](Self::may_help). Default: does nothing and returns `false`.
     fn help(&self) -> bool {
         false
     }
@@ -219,8 +220,8 @@ pub trait Allocator: Send + Sync {
         Ok(())
     }
 
-    /// Offered memory of a receive that goes on or has failed, whose grant ended for `end`. Returns memory that is not this
-    /// allocator's, which then goes to [`Channel::take_back`]. Default: returns it.
+    /// Takes back memory that was offered for a receive and is not needed; `end` is the evidence with which its grant
+    /// ended. Returns memory that is not this allocator's, which then goes to [`Channel::take_back`]. Default: returns it.
     fn take_back(&self, lent: Self::Lent, end: LentEnd) -> Option<Self::Lent> {
         let _ = end;
         Some(lent)

@@ -82,7 +82,7 @@ pub enum PeerMisbehaved {
     #[error("the peer used a reserved immediate")]
     ReservedImmediate,
     /// A key's number that was not agreed or not defined.
-    #[error("the peer named a key by a number that stands for none")]
+    #[error("the peer named a key by an undefined number")]
     UnknownName,
     /// An immediate of flow control with the length of neither ASK nor ANSWER.
     #[error("the peer sent a flow control record that is neither ASK nor ANSWER")]
@@ -120,7 +120,7 @@ pub enum PeerMisbehaved {
     /// Content for a request that named no destination.
     #[error("the peer sent content that no request allowed")]
     ContentUnasked,
-    /// Content of another length than the metadata says.
+    /// Content whose length differs from the metadata.
     #[error("the peer sent content of the wrong length")]
     ContentLength,
     /// META_DATA_RESPONSE with more content than agreed.
@@ -185,7 +185,7 @@ pub enum WireError {
     TooLong {
         /// The field.
         field: &'static str,
-        /// What it says.
+        /// Its value.
         length: usize,
         /// What is allowed.
         limit: usize,
@@ -195,7 +195,7 @@ pub enum WireError {
     Unknown {
         /// The field.
         field: &'static str,
-        /// What it says.
+        /// Its value.
         value: u64,
     },
     /// A text is not UTF-8.
@@ -229,7 +229,7 @@ pub enum WireError {
     OutOfRange {
         /// The field.
         field: &'static str,
-        /// What it says.
+        /// Its value.
         value: u32,
         /// Smallest allowed.
         minimum: u32,
@@ -237,7 +237,7 @@ pub enum WireError {
         maximum: u32,
     },
     /// The two peers have different versions.
-    #[error("the peer speaks wire version {peer}, this end {own}: run the same release on both")]
+    #[error("the peer uses wire version {peer}, this side {own}: run the same release on both")]
     Version {
         /// Theirs.
         peer: u16,

@@ -13,7 +13,7 @@
 //! | TENSOR_RE_REQUEST | receiver → sender | [`TensorReRequest`] |
 //! | ERROR_STATUS | sender → receiver | [`ErrorStatus`] |
 //! | CANCEL / CANCEL_ACK | receiver ↔ sender | [`Message::Cancel`], [`Message::CancelAck`] |
-//! | VERSION | sender → receiver | [`VersionTold`] |
+//! | VERSION | sender → receiver | [`VersionNotice`] |
 //!
 //! Content is one logical write whose immediate is the request index. If both peers agree on a checksum, contents are
 //! validated by it ([`validation`]).
@@ -54,7 +54,7 @@ pub use error::{PeerMisbehaved, TransferError, WireError};
 pub use key::{DeviceName, InvalidDeviceName, InvalidKey, Key, KeyBuilder};
 pub use message::{
     Destination, ErrorStatus, Message, MetaDataResponse, Requested, ResultSlot, Scope, Sharing, StepId,
-    TensorReRequest, TensorRequest, VersionTold, Want, Wanted,
+    TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
 };
 pub use metadata::{DataType, Metadata, Shape, UnknownDataType};
 pub use metadata_cache::MetadataCache;

@@ -141,7 +141,7 @@ pub struct MetaDataResponse {
 /// VERSION: comes before the answer to a request of [`Scope::Versioned`] and has the version of that answer's value. It
 /// ends no grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct VersionTold {
+pub struct VersionNotice {
     /// The request.
     pub index: RequestIndex,
     /// The version.
@@ -185,7 +185,7 @@ pub enum Message {
     /// Sender → receiver: no write of the request is posted or in flight any more.
     CancelAck(RequestIndex),
     /// Sender → receiver: the version of the value that will be the answer.
-    Version(VersionTold),
+    Version(VersionNotice),
 }
 
 impl Message {

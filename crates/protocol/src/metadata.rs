@@ -72,7 +72,7 @@ impl fmt::Display for DataType {
     }
 }
 
-/// A number that stands for no element type.
+/// A number of no element type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("element type number {0} is unknown; is the peer of a newer version?")]
 pub struct UnknownDataType(pub u32);

@@ -106,7 +106,7 @@ impl NameTable {
         Self { most: bounded(most), keys: Vec::new() }
     }
 
-    /// `number` stands for `key` from now on; false if there is no such number.
+    /// Assigns `number` to `key`; false if there is no such number.
     pub fn define(&mut self, number: u16, key: Arc<str>) -> bool {
         let number = usize::from(number);
         if number >= self.most {
@@ -121,7 +121,7 @@ impl NameTable {
         true
     }
 
-    /// The key that `number` stands for, if it was defined.
+    /// The key that `number` is assigned to, if any.
     pub fn get(&self, number: u16) -> Option<Arc<str>> {
         self.keys.get(usize::from(number))?.clone()
     }

@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 
 use crate::{
     Channel, Checksums, Code, Connection, Destination, ErrorStatus, Message, MetaDataResponse, Metadata,
-    RequestIndex, Source, Status, TensorRequest, Value, VersionTold, Want, responses::ResponseState,
+    RequestIndex, Source, Status, TensorRequest, Value, VersionNotice, Want, responses::ResponseState,
     validation::encode_result, wire,
 };
 
@@ -130,7 +130,7 @@ impl<C: Channel> Response<C> {
 
     /// Sends VERSION. It arrives before everything that is posted later.
     async fn tell_version(&self, version: u64) -> Result<(), Ended> {
-        let message = Message::Version(VersionTold { index: self.index, version });
+        let message = Message::Version(VersionNotice { index: self.index, version });
         let sent = self.connection.send(&message, |_| {});
         self.unless_cancelled(sent).await?.map_err(|_| Ended)
     }
@@ -197,7 +197,7 @@ impl<C: Channel> Response<C> {
         let message = Message::MetaDataResponse(response);
         let sent = self.connection.send(&message, |state| {
             if !loan_follows {
-                state.responses.told(index, bytes);
+                state.responses.described(index, bytes);
             }
         });
         self.unless_cancelled(sent).await?.map_err(|_| Ended)

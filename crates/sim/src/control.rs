@@ -129,7 +129,7 @@ fn session(shared: &Arc<Shared>, id: SessionId) -> ControlSession {
 }
 
 fn gone() -> ControlError {
-    ControlError::Lost { detail: "the peer's end of the session is gone".into() }
+    ControlError::Lost { detail: "the peer's side of the session is gone".into() }
 }
 
 /// One half of one side; the session ends when both halves are gone.

@@ -58,7 +58,7 @@ impl Fabric for SimFabric {
 }
 
 impl Shared {
-    /// What the simulated fabric can do, as the knobs say.
+    /// The capabilities of the simulated fabric, as the knobs set them.
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::WRITES;
         capabilities.vectored = self.swarm.vectored;

@@ -8,7 +8,7 @@ use crate::trace::{Event, line};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// Bytes were touched by someone who does not own them.
+    /// A process or peer accessed bytes that it does not own.
     #[error("S1 memory: {0}")]
     Memory(String),
     /// A queue held more than it has room for, or was used before it was connected.
@@ -133,7 +133,7 @@ pub struct Summary {
     pub at: Duration,
     /// Operations that succeeded.
     pub operations_done: u64,
-    /// Operations that ended otherwise.
+    /// Operations that failed, or that their own side gave up.
     pub operations_failed: u64,
     /// Nodes that crashed.
     pub crashes: u64,

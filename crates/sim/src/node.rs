@@ -48,7 +48,7 @@ impl Node {
         self.fabric_as(FabricKind::SIM)
     }
 
-    /// A fabric of the node that stands for one of `kind`, on a device of its own: with two kinds there are two ways to a
+    /// A fabric of the node that simulates one of `kind`, on a device of its own: with two kinds there are two paths to a
     /// peer.
     pub fn fabric_as(&self, kind: FabricKind) -> Arc<SimFabric> {
         Arc::new(SimFabric::new(self.shared.clone(), self.id, kind))
@@ -157,8 +157,8 @@ impl Operation {
         self.end_with(outcome, None);
     }
 
-    /// Marks it as part of an operation that began at `began`: a fault that explains the end of that operation explains its
-    /// end too.
+    /// Marks it as part of an operation that began at `began`: a fault that explains the failure of that operation explains
+    /// this failure too.
     pub fn part_of(self, began: Duration) -> Self {
         self.shared.ledger().part_of(self.id, began);
         self
@@ -182,8 +182,11 @@ impl Operation {
 impl Drop for Operation {
     fn drop(&mut self) {
         if !self.ended && self.shared.state().is_alive(self.node) {
-            let text =
-                format!("{} was dropped without an end; {}", self.id, self.shared.ledger().describe_open());
+            let text = format!(
+                "{} was dropped before it was ended; {}",
+                self.id,
+                self.shared.ledger().describe_open()
+            );
             self.shared.violated(Violation::Operation(text));
         }
     }

@@ -83,10 +83,10 @@ impl Future for Sleep {
                     drop(before);
                     Poll::Pending
                 }
-                // Fired, or its node is dead and does not poll it any more.
+                // It fired, or its node is dead and no longer polls it.
                 None => Poll::Ready(()),
             },
-            // Its process is gone, so it never ends.
+            // Its process is dead, so the sleep never ends.
             None if !alive => Poll::Pending,
             None => {
                 let key = agenda.sleep(self.node, self.deadline, self.is_deadline, context.waker().clone());

@@ -121,7 +121,7 @@ mod tests {
         })
     }
 
-    /// Entries 0 to 15; a run fails while both a pause of at least a second and the crash of place 3 are in it.
+    /// Entries 0 to 15; a run fails while both a pause of at least a second and the crash of member 3 are in it.
     fn plan() -> Plan {
         let what = |number: u64| match number {
             5 => Disturbance::Pause(1, Duration::from_secs(90)),

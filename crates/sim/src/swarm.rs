@@ -37,12 +37,12 @@ pub struct Swarm {
     pub piece_bytes_max: u64,
     /// Whether the fabric writes many ranges at once.
     pub vectored: bool,
-    /// Of 65,536 pieces of contents, how many come with one bit flipped, until
-    /// [`Handle::flip_bits`](crate::Handle::flip_bits) says otherwise. Only for scenarios that validate checksums.
+    /// Of 65,536 pieces of contents, how many arrive with one bit flipped, until
+    /// [`Handle::flip_bits`](crate::Handle::flip_bits) changes that. Only for scenarios that validate checksums.
     pub flips_of_65536: u32,
     /// Of 256 pieces, how many land in the same step that reads them.
     pub direct_of_256: u32,
-    /// When completions are given.
+    /// When completions are reported.
     pub completions: Completions,
     /// Longest delay before a write's next step.
     pub latency_max: Duration,
@@ -56,7 +56,7 @@ pub struct Swarm {
     pub detection_max: Duration,
     /// Of 256 steps, how many let a little time pass although something else is enabled.
     pub jitter_of_256: u32,
-    /// Most time that passes then.
+    /// Longest time that such a step lets pass.
     pub jitter_max: Duration,
     /// Depths for the harness to use.
     pub depths: QueuePairConfig,
@@ -68,7 +68,7 @@ pub struct Swarm {
     pub events_max: u64,
 }
 
-/// The limit of a work request unless a world says otherwise.
+/// The default limit of a work request.
 const PIECE_BYTES_MAX: u64 = 1 << 30;
 
 impl Swarm {

@@ -13,7 +13,7 @@ use crate::ids::{BlockNumber, EndpointId, GrantNumber, LeaseId, NodeId, Operatio
 
 /// One event. It holds nothing that differs between two runs of a seed: no addresses, no process-wide numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-#[allow(missing_docs)] // the names say it
+#[allow(missing_docs)] // the names are the documentation
 #[non_exhaustive]
 pub enum Event {
     Started { node: NodeId },
@@ -90,7 +90,7 @@ impl Event {
             Self::HalfOpened { .. } => Some("half-open"),
             Self::LateRefused { why } => Some(why),
             Self::BitFlipped { how, .. } => Some(how),
-            Self::Dialled { crossed: true, .. } => Some("both ends dialled"),
+            Self::Dialled { crossed: true, .. } => Some("both sides dialled"),
             Self::Parted { .. } => Some("write of many parts"),
             Self::DeviceLost { .. } => Some("device lost"),
             Self::DeviceRestored { .. } => Some("device restored"),

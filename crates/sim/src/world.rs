@@ -184,11 +184,11 @@ impl fmt::Debug for World {
     }
 }
 
-/// Events kept for a report, unless `SIM_TAIL` says otherwise.
+/// Events in a report, unless `SIM_TAIL` sets another number.
 const TAIL: usize = 60;
 
 impl World {
-    /// A world whose knobs `seed` draws too.
+    /// A world whose knobs are drawn from `seed` too.
     pub fn new(seed: u64) -> Self {
         let swarm = Swarm::draw(&mut Rng::new(seed).fork(1));
         Self::with_swarm(seed, swarm)

@@ -38,7 +38,7 @@ async fn both_dial(handle: Handle) {
     for round in 0..4 {
         if round > 0 {
             handle.inject(Fault::LoseLink(left_node.id(), right_node.id()));
-            // Until both ends have seen it, a fetch may still fail.
+            // Until both sides have seen it, a fetch may still fail.
             left_node.runtime().sleep(handle.swarm().detection_max * 3).await;
         }
         join(fetch(&to_right), fetch(&to_left)).await;

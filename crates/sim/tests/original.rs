@@ -22,7 +22,7 @@ const SENDER_CPU: &str = "/job:ps/replica:0/task:0/device:CPU:0";
 const RECEIVER_CPU: &str = "/job:worker/replica:0/task:0/device:CPU:0";
 const SEEDS: u64 = 12;
 
-/// What one transfer cost, at both ends together; messages in the order request, response, re-request, error.
+/// What one transfer cost, on both sides together; messages in the order request, response, re-request, error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cost {
     messages: [u64; 4],
@@ -61,7 +61,7 @@ impl Cluster {
         self.sender.shared_step(1).send(&key, tensor.clone()).unwrap();
     }
 
-    /// Receives `edge` and gives the result with what it cost, once both ends are quiet again.
+    /// Receives `edge` and gives the result with what it cost, once both sides are quiet again.
     async fn receive(&self, edge: &str) -> (Result<Tensor, WorkerError>, Cost) {
         let before = self.cost();
         let operation = self.receiver_node.begin(Some(self.sender_node.address()), format!("receive {edge}"));

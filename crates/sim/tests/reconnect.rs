@@ -36,7 +36,7 @@ async fn lose_and_fetch(handle: Handle) {
     peer.fetch("x").await.unwrap();
     for loss in 0..LOSSES {
         handle.inject(Fault::LoseLink(server_node.id(), client_node.id()));
-        // Until both ends have seen it, a fetch may still fail.
+        // Until both sides have seen it, a fetch may still fail.
         client_node.runtime().sleep(handle.swarm().detection_max * 2 + Duration::from_millis(1)).await;
         let fetched = peer.fetch("x").await;
         let fetched = fetched.unwrap_or_else(|error| panic!("after {} lost links: {error}", loss + 1));

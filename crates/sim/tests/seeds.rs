@@ -57,7 +57,7 @@ const MARKS: [&str; 44] = [
     "control session lost",
     "control session ended",
     "send queue full",
-    "both ends dialled",
+    "both sides dialled",
     "half-open",
     "late packet, earlier life",
     "late packet, queue pair gone",

@@ -240,7 +240,7 @@ fn d_both_ends_dial_and_at_most_two_connections_come_of_it() {
             two.end(&handle).await;
         };
         world.run(scenario).unwrap();
-        crossed += u32::from(world.finish().unwrap().marks.contains_key("both ends dialled"));
+        crossed += u32::from(world.finish().unwrap().marks.contains_key("both sides dialled"));
     }
     assert!(crossed > 0);
 }

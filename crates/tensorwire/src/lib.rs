@@ -4,7 +4,7 @@
 //! land in the consumer's own memory by a one-sided write. On one host they go through shared memory, between
 //! hosts by RDMA where both have it, else over TCP; the program is the same.
 //!
-//! The types that matter are [`Worker`], [`Tensor`] and [`Step`]. A whole example, with both ends in one
+//! The types that matter are [`Worker`], [`Tensor`] and [`Step`]. A whole example, with both sides in one
 //! process:
 //!
 //! ```
@@ -36,8 +36,8 @@
 //! | `metrics` | yes | counts for the recorder of the `metrics` crate |
 //! | `tls` | no | mutual TLS; needs a C compiler |
 //!
-//! A worker tells of a fabric that its program was built without by [`Worker::peers`], and as an error with
-//! [`WorkerBuilder::require`].
+//! Where the program was built without a fabric, [`Worker::peers`] shows that, and [`WorkerBuilder::require`] of that fabric is
+//! an error.
 
 #![forbid(unsafe_code)]
 

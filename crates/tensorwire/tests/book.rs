@@ -1,4 +1,4 @@
-//! What the book lists must be all there is.
+//! The lists in the book are complete.
 
 #![allow(
     clippy::unwrap_used,
@@ -10,7 +10,7 @@
 const ERRORS: &str = include_str!("../../../docs/src/errors.md");
 const WORKER_ERROR: &str = include_str!("../../rendezvous/src/error.rs");
 
-/// The names of the variants of `pub enum WorkerError`, by their place in the formatted source.
+/// The names of the variants of `pub enum WorkerError`, by their position in the formatted source.
 fn variants() -> Vec<&'static str> {
     let (_, body) = WORKER_ERROR.split_once("pub enum WorkerError {").expect("the enum");
     let (body, _) = body.split_once("\n}\n").expect("its end");
@@ -25,5 +25,5 @@ fn the_page_of_errors_has_every_kind() {
     assert!(variants.len() > 15, "{variants:?}");
     let missing: Vec<_> =
         variants.into_iter().filter(|kind| !ERRORS.contains(&format!("| `{kind}` |"))).collect();
-    assert!(missing.is_empty(), "docs/src/errors.md does not tell of {missing:?}");
+    assert!(missing.is_empty(), "docs/src/errors.md does not list {missing:?}");
 }

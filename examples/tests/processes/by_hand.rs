@@ -46,7 +46,7 @@ pub(crate) fn ends_well(process: Running) -> String {
 fn processes_started_by_hand_in_any_order_train_and_end() {
     let cluster = cluster(2, 2, "--steps=40 --learning_rate=0.1");
     let second = start(&cluster, "worker", 1);
-    // Who waits says for whom.
+    // A process that waits prints which peer it waits for.
     second.line(|line| line.starts_with("waiting "));
     let servers = [0, 1].map(|index| start(&cluster, "ps", index));
     servers.iter().for_each(|server| drop(server.line(|line| line.starts_with("waiting      cannot reach"))));

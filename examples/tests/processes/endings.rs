@@ -1,4 +1,4 @@
-//! How it ends when it does not end well: with an error that says why, and without a process left.
+//! Trainings that fail: they print the reason, and leave no process behind.
 
 use rustix::process::{Pid, Signal, kill_process};
 

@@ -22,7 +22,7 @@ impl Training {
         training
     }
 
-    /// Reads to the line that says that a process was started, and ends so.
+    /// Reads to the next line that reports the start of a process and ends with `end`.
     fn note_start(&mut self, end: &str) {
         let line = self.launcher.line(|line| line.contains(" pid ") && line.ends_with(end));
         let (name, rest) = line.split_once(" pid ").unwrap();
@@ -55,7 +55,7 @@ impl Training {
     }
 }
 
-/// Trains once for each of `kills`, which tell at which step who is killed.
+/// Trains once for each of `kills`: the steps, and the processes that are killed at them.
 fn ends_with_the_very_parameters_after(kills: &[&[(u64, &[&str])]]) {
     let undisturbed = trained(FLAGS);
     for kills in kills {

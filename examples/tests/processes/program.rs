@@ -14,7 +14,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long anything may take: a minute, or as much more as `TENSORWIRE_TEST_PATIENCE` says, for emulated machines.
+/// How long anything may take: a minute, times `TENSORWIRE_TEST_PATIENCE` where that is set, for emulated machines.
 pub(crate) static LIMIT: LazyLock<Duration> = LazyLock::new(|| {
     let patience = std::env::var("TENSORWIRE_TEST_PATIENCE").ok();
     Duration::from_secs(60) * patience.map_or(1, |value| value.parse().unwrap())
@@ -75,7 +75,7 @@ pub(crate) fn failed(flags: &str) -> String {
     text
 }
 
-/// What stands after `name` in the summary.
+/// The text after `name` in the summary.
 pub(crate) fn summary_value<'a>(text: &'a str, name: &str) -> &'a str {
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     line.unwrap_or_else(|| panic!("no `{name}`: {text}")).trim()

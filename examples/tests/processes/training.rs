@@ -1,4 +1,4 @@
-//! What is learnt, by how many processes ever.
+//! The results of trainings with different numbers of processes.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use crate::program::trained;
 /// Bytes of the network's parameters.
 const PARAMETER_BYTES: f64 = 1_204_264.0;
 
-/// What a training says for programs.
+/// The summary of a training for programs.
 fn summary(flags: &str) -> Value {
     let text = trained(&format!("{flags} --json"));
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))

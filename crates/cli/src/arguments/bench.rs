@@ -142,7 +142,7 @@ impl Op {
 }
 
 impl OpChoice {
-    /// The operations it stands for.
+    /// The operations that it includes.
     pub(crate) fn ops(self) -> &'static [Op] {
         match self {
             Self::Write => &[Op::Write],

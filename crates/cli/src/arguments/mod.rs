@@ -253,7 +253,7 @@ pub(crate) struct Tls {
     pub(crate) tls_names: Option<Names>,
 }
 
-/// The variables that stand for options.
+/// The environment variables that set options.
 pub(crate) const TLS_CERT: &str = "TENSORWIRE_TLS_CERT";
 pub(crate) const TLS_KEY: &str = "TENSORWIRE_TLS_KEY";
 pub(crate) const TLS_CA: &str = "TENSORWIRE_TLS_CA";

@@ -9,14 +9,14 @@ use tensorwire_verbs_reactor::Role;
 use super::{
     control::{Answer, Order},
     cpus::Placement,
-    end::{End, Unconnected},
     error::BenchError,
     fabrics::FabricChoice,
     limits::{
-        perftest::{Perftest, VerbsEnd},
+        perftest::{Perftest, VerbsSide},
         stream::{RawStream, listen},
     },
     process::Peer,
+    side::{Side, Unconnected},
     task::{FRESH_PIECES, PULLED_TENSORS, Puller, RECEIVES, Stage, Task, done},
     workers::{PULLER, SERVER, device_of, edge_name, start_worker, tensor_name},
 };
@@ -27,7 +27,7 @@ use crate::arguments::{
 
 /// From this size on, pulls are compared by bandwidth.
 const BANDWIDTH_BYTES: u64 = 64 << 10;
-/// Up to this size the source is written anew before each pull. Larger sources come from main memory anyway.
+/// Up to this size the source is rewritten before each pull. Larger sources come from main memory anyway.
 const FRESH_BYTES_MAX: u64 = 1 << 20;
 /// Bytes of a header of the TCP fabric, which a raw round trip carries too.
 const TCP_HEADER_BYTES: usize = 40;
@@ -158,7 +158,7 @@ impl Case {
     }
 
     async fn pingpong(&self, stage: &mut Stage) -> Result<(Task, Task, &'static str), BenchError> {
-        let ours = Task::RoundTrips { end: self.connect(stage).await? };
+        let ours = Task::RoundTrips { side: self.connect(stage).await? };
         Ok(match (self.fabric, self.wait) {
             (BenchFabric::Shm, WaitChoice::Busy) => (ours, Task::Words, "words in shared memory"),
             (BenchFabric::Shm, _) => (ours, Task::Bells, "eventfd + epoll"),
@@ -178,9 +178,12 @@ impl Case {
     }
 
     async fn write(&self, stage: &mut Stage) -> Result<(Task, Task, &'static str), BenchError> {
-        let end = self.connect(stage).await?;
-        let ours =
-            if self.fabric == BenchFabric::Verbs { Task::QuietWrites { end } } else { Task::Writes { end } };
+        let side = self.connect(stage).await?;
+        let ours = if self.fabric == BenchFabric::Verbs {
+            Task::QuietWrites { side }
+        } else {
+            Task::Writes { side }
+        };
         Ok(match self.fabric {
             BenchFabric::Verbs => {
                 let (limit, name) = self.perftest(stage, Perftest::WriteBandwidth)?;
@@ -201,9 +204,9 @@ impl Case {
         }
         publish(stage, bytes, if self.is_fresh() { FRESH_PIECES } else { 1 }).await?;
         if self.size < BANDWIDTH_BYTES {
-            let end = self.connect(stage).await?;
+            let side = self.connect(stage).await?;
             let ours = pulls(puller);
-            return Ok((ours, Task::TwoWays { end }, "two writes of the fabric"));
+            return Ok((ours, Task::TwoWays { side }, "two writes of the fabric"));
         }
         Ok(match self.fabric {
             BenchFabric::Shm if self.is_fresh() => {
@@ -283,24 +286,24 @@ impl Case {
         test.check()?;
         let verbs = stage.opened.verbs.as_ref();
         let verbs = verbs.ok_or_else(|| BenchError::Unexpected("no device".to_owned()))?;
-        let end = VerbsEnd::new(verbs);
-        Ok((Task::Perftest { test, end, bytes: self.bytes() }, test.name()))
+        let side = VerbsSide::new(verbs);
+        Ok((Task::Perftest { test, side, bytes: self.bytes() }, test.name()))
     }
 
     /// Connects a side in this process with one in the second process.
-    async fn connect(&self, stage: &mut Stage) -> Result<Arc<End>, BenchError> {
+    async fn connect(&self, stage: &mut Stage) -> Result<Arc<Side>, BenchError> {
         let bytes = self.bytes();
         let mine = Unconnected::prepare(&stage.opened, bytes)?;
-        let theirs = match stage.peer.ask(&Order::Prepare { bytes }, "preparing an end").await? {
-            Answer::End(theirs) => theirs,
+        let theirs = match stage.peer.ask(&Order::Prepare { bytes }, "preparing a side").await? {
+            Answer::Side(theirs) => theirs,
             other => return Err(BenchError::Unexpected(format!("{other:?}"))),
         };
-        let order = Order::Connect { end: mine.data() };
-        let (end, answer) =
+        let order = Order::Connect { side: mine.data() };
+        let (side, answer) =
             futures::join!(mine.connect(theirs, Role::Acceptor), stage.peer.ask(&order, "connecting"));
         // If the second process failed, its error is the cause.
         done(answer?)?;
-        Ok(Arc::new(end?))
+        Ok(Arc::new(side?))
     }
 
     /// Starts a worker in each process.

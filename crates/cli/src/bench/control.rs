@@ -47,7 +47,7 @@ pub(super) enum Order {
     /// Make one side of a connection for writes of this many bytes.
     Prepare { bytes: usize },
     /// Connect it to the described side.
-    Connect { end: EndData },
+    Connect { side: SideData },
     /// Answer each of this many writes with a write.
     Echo { count: u64 },
     /// Take this many writes, then answer one.
@@ -56,7 +56,7 @@ pub(super) enum Order {
     Worker,
     /// Start a server of this program for one run.
     Perftest { test: Perftest, operations: u64, bytes: usize },
-    /// Publish this many tensors, anew, filled with `value`.
+    /// Publish this many tensors again, filled with `value`.
     Publish { value: u8, bytes: usize, copies: usize },
     /// Send a tensor of 8 bytes under each of this many keys of a step, to the worker of this name.
     Send { to: String, step: i64, keys: usize },
@@ -68,7 +68,7 @@ pub(super) enum Answer {
     /// The order was executed.
     Done,
     /// The side that was prepared.
-    End(EndData),
+    Side(SideData),
     /// The address of the worker.
     Address(String),
     /// The port of a server.
@@ -79,7 +79,7 @@ pub(super) enum Answer {
 
 /// What one side of a connection must know of the other.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct EndData {
+pub(super) struct SideData {
     pub(super) connection: Vec<u8>,
     pub(super) region: u32,
     pub(super) generation: u32,
@@ -89,7 +89,7 @@ pub(super) struct EndData {
     pub(super) offset: u64,
 }
 
-/// One end of the control stream.
+/// One side of the control stream.
 #[derive(Debug)]
 pub(super) struct Control {
     stream: BufReader<tokio::net::UnixStream>,
@@ -105,7 +105,7 @@ impl Control {
     }
 
     /// Sends `message`.
-    pub(super) async fn say(
+    pub(super) async fn send(
         &mut self,
         message: &impl Serialize,
         during: &'static str,
@@ -117,7 +117,7 @@ impl Control {
     }
 
     /// The next message; `None` at the stream's end.
-    pub(super) async fn hear<M: DeserializeOwned>(
+    pub(super) async fn receive<M: DeserializeOwned>(
         &mut self,
         during: &'static str,
     ) -> Result<Option<M>, BenchError> {
@@ -187,17 +187,17 @@ mod tests {
         ours.write_all(b"\"Done\"\n{\"Bell\":{\"count\":3}}\n").unwrap();
         drop(ours);
         let mut control = Control::new(theirs).unwrap();
-        assert!(matches!(control.hear("test").await.unwrap(), Some(Answer::Done)));
-        assert!(matches!(control.hear("test").await.unwrap(), Some(Order::Bell { count: 3 })));
-        assert!(control.hear::<Answer>("test").await.unwrap().is_none());
+        assert!(matches!(control.receive("test").await.unwrap(), Some(Answer::Done)));
+        assert!(matches!(control.receive("test").await.unwrap(), Some(Order::Bell { count: 3 })));
+        assert!(control.receive::<Answer>("test").await.unwrap().is_none());
     }
 
     #[tokio::test(flavor = "current_thread")]
     async fn line_that_is_no_message_is_an_error() {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         ours.write_all(b"hello\n").unwrap();
-        let heard = Control::new(theirs).unwrap().hear::<Answer>("test").await;
-        assert!(matches!(heard, Err(BenchError::Unexpected(_))));
+        let received = Control::new(theirs).unwrap().receive::<Answer>("test").await;
+        assert!(matches!(received, Err(BenchError::Unexpected(_))));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use tensorwire_verbs_reactor::{
 use super::error::BenchError;
 use crate::arguments::bench::{BenchFabric, WaitChoice};
 
-/// One end's fabric.
+/// One side's fabric.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct FabricChoice {
     pub(super) fabric: BenchFabric,

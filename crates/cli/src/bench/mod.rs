@@ -5,7 +5,6 @@ mod case;
 mod control;
 mod cpus;
 mod device_calls;
-mod end;
 mod error;
 mod fabrics;
 mod limits;
@@ -14,6 +13,7 @@ pub(crate) mod peer;
 mod phase;
 mod process;
 mod report;
+mod side;
 mod task;
 mod workers;
 

@@ -8,15 +8,15 @@ use tensorwire_verbs_reactor::Role;
 
 use super::{
     control::{Answer, Order},
-    end::{End, Unconnected},
     error::BenchError,
     fabrics::{FabricChoice, Opened},
     limits::{
         bell::{Bells, Words},
-        perftest::{Perftest, Server, VerbsEnd},
+        perftest::{Perftest, Server, VerbsSide},
         stream::RawStream,
     },
     process,
+    side::{Side, Unconnected},
     workers::{SERVER, device_of, edge_name, start_worker, tensor_name},
 };
 use crate::arguments::bench::BenchPeer;
@@ -34,13 +34,13 @@ pub(crate) async fn serve(arguments: BenchPeer) -> Result<(), BenchError> {
         opened: None,
         server: None,
         unconnected: None,
-        end: None,
+        side: None,
         worker: None,
     };
-    while let Some(order) = control.hear::<Order>("the next order").await? {
+    while let Some(order) = control.receive::<Order>("the next order").await? {
         let answer = peer.obey(order).await.unwrap_or_else(|error| Some(Answer::Failed(error.to_string())));
         if let Some(answer) = answer {
-            control.say(&answer, "an answer").await?;
+            control.send(&answer, "an answer").await?;
         }
     }
     Ok(())
@@ -56,7 +56,7 @@ struct BenchServer {
     opened: Option<Opened>,
     server: Option<Server>,
     unconnected: Option<Unconnected>,
-    end: Option<End>,
+    side: Option<Side>,
     worker: Option<Worker>,
 }
 
@@ -73,8 +73,8 @@ impl BenchServer {
             Order::StreamEcho { count, bytes } => return self.echo_stream(count, bytes).map(|()| None),
             Order::StreamTake { count, bytes } => return self.take_stream(count, bytes).map(|()| None),
             Order::StreamServe { count, bytes } => return self.serve_stream(count, bytes).map(|()| None),
-            Order::Echo { count } => return self.end()?.echo(count).await.map(|()| None),
-            Order::Take { count } => return self.end()?.take(count).await.map(|()| None),
+            Order::Echo { count } => return self.side()?.echo(count).await.map(|()| None),
+            Order::Take { count } => return self.side()?.take(count).await.map(|()| None),
             Order::Send { to, step, keys } => return self.send(&to, step, keys).map(|()| None),
             Order::Fill { value, bytes, pieces } => self.fill(value, bytes, pieces),
             Order::Stream { port } => self.stream = Some(RawStream::connect(port).await?),
@@ -83,9 +83,9 @@ impl BenchServer {
             Order::Perftest { test, operations, bytes } => {
                 return self.serve_perftest(test, (operations, bytes)).await.map(Some);
             }
-            Order::Connect { end } => {
-                let unconnected = self.unconnected.take().ok_or_else(|| missing("a prepared end"))?;
-                self.end = Some(unconnected.connect(end, Role::Dialer).await?);
+            Order::Connect { side } => {
+                let unconnected = self.unconnected.take().ok_or_else(|| missing("a prepared side"))?;
+                self.side = Some(unconnected.connect(side, Role::Dialer).await?);
             }
             Order::Worker => {
                 let worker = start_worker(SERVER, self.opened()?, Validation::Off).await?;
@@ -110,7 +110,7 @@ impl BenchServer {
         let words = Words::new(&self.memory, false);
         for value in 1..=count {
             words.await_value(value, &*self.clock)?;
-            words.say(value);
+            words.store(value);
         }
         Ok(())
     }
@@ -146,8 +146,8 @@ impl BenchServer {
         Ok(())
     }
 
-    fn end(&self) -> Result<&End, BenchError> {
-        self.end.as_ref().ok_or_else(|| missing("a connection"))
+    fn side(&self) -> Result<&Side, BenchError> {
+        self.side.as_ref().ok_or_else(|| missing("a connection"))
     }
 
     fn open(&mut self, choice: &FabricChoice) -> Result<(), BenchError> {
@@ -163,7 +163,7 @@ impl BenchServer {
         // The one before has ended with its client.
         self.server = None;
         let verbs = self.opened()?.verbs.as_ref().ok_or_else(|| missing("a device"))?;
-        let (server, port) = Server::start(test, &VerbsEnd::new(verbs), size, &*self.clock).await?;
+        let (server, port) = Server::start(test, &VerbsSide::new(verbs), size, &*self.clock).await?;
         self.server = Some(server);
         Ok(Answer::Port(port))
     }
@@ -172,7 +172,7 @@ impl BenchServer {
         let unconnected = Unconnected::prepare(self.opened()?, bytes)?;
         let data = unconnected.data();
         self.unconnected = Some(unconnected);
-        Ok(Answer::End(data))
+        Ok(Answer::Side(data))
     }
 
     fn fill(&self, value: u8, bytes: usize, pieces: usize) {

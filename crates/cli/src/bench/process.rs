@@ -67,12 +67,12 @@ impl Peer {
 
     /// Gives an order without waiting for an answer.
     pub(super) async fn order(&mut self, order: &Order, during: &'static str) -> Result<(), BenchError> {
-        self.control.say(order, during).await
+        self.control.send(order, during).await
     }
 
     /// The answer to the last order.
     pub(super) async fn answer(&mut self, during: &'static str) -> Result<Answer, BenchError> {
-        match self.control.hear(during).await? {
+        match self.control.receive(during).await? {
             Some(Answer::Failed(why)) => Err(BenchError::PeerFailed(why)),
             Some(answer) => Ok(answer),
             None => Err(BenchError::PeerGone { during }),

@@ -10,17 +10,17 @@ use tensorwire_verbs_reactor::{Operation, verbs::VerbsCounts};
 use super::{
     control::{Answer, Order},
     cpus::sleeps_of,
-    end::End,
     error::BenchError,
     fabrics::Opened,
     limits::{
         bell::Words,
-        perftest::{self, Perftest, VerbsEnd},
+        perftest::{self, Perftest, VerbsSide},
         read_once,
         stream::RawStream,
     },
     phase::{Phase, PhaseLength, Watch},
     process::Peer,
+    side::Side,
     workers::{PULLER, tensor_name},
 };
 
@@ -31,7 +31,7 @@ const IDLE_TIME: Duration = Duration::from_secs(1);
 /// Bytes of a sample where several operations are under way, and most operations of one.
 const STREAMED_BYTES: usize = 8 << 20;
 const STREAMED_MAX: usize = 1024;
-/// Tensors that are written anew before they are pulled, or copied, one after the other.
+/// Tensors that are rewritten before they are pulled, or copied, one after the other.
 pub(super) const FRESH_PIECES: usize = 16;
 /// Tensors that pulls with several outstanding take in turns.
 pub(super) const PULLED_TENSORS: usize = 64;
@@ -65,15 +65,15 @@ pub(super) struct Puller {
 #[derive(Debug)]
 pub(super) enum Task {
     /// Round trips of writes, each counted as two ways.
-    RoundTrips { end: Arc<End> },
+    RoundTrips { side: Arc<Side> },
     /// Round trips, each counted as one operation.
-    TwoWays { end: Arc<End> },
+    TwoWays { side: Arc<Side> },
     /// Writes in one direction.
-    Writes { end: Arc<End> },
+    Writes { side: Arc<Side> },
     /// Writes in one direction, as many under way as perftest has; only the last one has an immediate.
-    QuietWrites { end: Arc<End> },
+    QuietWrites { side: Arc<Side> },
     /// A program of perftest.
-    Perftest { test: Perftest, end: VerbsEnd, bytes: usize },
+    Perftest { test: Perftest, side: VerbsSide, bytes: usize },
     /// Pulls of the tensor with this number, one after the other.
     Pulls { puller: Puller, number: usize, sharing: Sharing, read: bool },
     /// Pulls of tensors that the other process has just written.
@@ -111,7 +111,7 @@ impl Task {
             Self::FreshPulls { .. } | Self::FreshCopies { .. } => FRESH_PIECES as u64,
             Self::ManyPulls { outstanding, .. } => (4 * outstanding) as u64,
             Self::Receives { .. } => RECEIVES as u64,
-            Self::QuietWrites { end } => Perftest::WriteBandwidth.batch(end.bytes()),
+            Self::QuietWrites { side } => Perftest::WriteBandwidth.batch(side.bytes()),
             Self::Perftest { test, bytes, .. } => test.batch(*bytes),
             _ => 1,
         }
@@ -120,11 +120,11 @@ impl Task {
     /// Executes the operations of `plan`, and times them.
     pub(super) async fn run(&mut self, stage: &mut Stage, plan: PhaseLength) -> Result<Phase, BenchError> {
         match self {
-            Self::RoundTrips { end } => Ok(round_trips(stage, end, plan).await?.split(2.0)),
-            Self::TwoWays { end } => round_trips(stage, end, plan).await,
-            Self::Writes { end } => writes(stage, end, plan).await,
-            Self::QuietWrites { end } => quiet_writes(stage, end, plan).await,
-            Self::Perftest { test, end, bytes } => run_perftest(stage, (*test, end), *bytes, plan).await,
+            Self::RoundTrips { side } => Ok(round_trips(stage, side, plan).await?.split(2.0)),
+            Self::TwoWays { side } => round_trips(stage, side, plan).await,
+            Self::Writes { side } => writes(stage, side, plan).await,
+            Self::QuietWrites { side } => quiet_writes(stage, side, plan).await,
+            Self::Perftest { test, side, bytes } => run_perftest(stage, (*test, side), *bytes, plan).await,
             Self::Pulls { puller, number, sharing, read } => {
                 pulls(stage, puller, (*number, *sharing), *read, plan).await
             }
@@ -156,12 +156,12 @@ impl Task {
     }
 }
 
-async fn round_trips(stage: &mut Stage, end: &End, plan: PhaseLength) -> Result<Phase, BenchError> {
+async fn round_trips(stage: &mut Stage, side: &Side, plan: PhaseLength) -> Result<Phase, BenchError> {
     stage.peer.order(&Order::Echo { count: plan.ops }, "round trips").await?;
     let mut watch = Watch::start(&*stage.clock, plan);
     for _ in 0..plan.ops {
-        let write = end.write();
-        end.arrival().await?;
+        let write = side.write();
+        side.arrival().await?;
         // Complete by now, since its answer has come.
         write.await?;
         watch.tick();
@@ -174,9 +174,9 @@ fn streamed(bytes: usize) -> u64 {
     (STREAMED_BYTES / bytes.max(1)).clamp(WRITES_OPEN, STREAMED_MAX) as u64
 }
 
-async fn writes(stage: &mut Stage, end: &End, plan: PhaseLength) -> Result<Phase, BenchError> {
+async fn writes(stage: &mut Stage, side: &Side, plan: PhaseLength) -> Result<Phase, BenchError> {
     stage.peer.order(&Order::Take { count: plan.ops }, "writes").await?;
-    let plan = plan.grouped(streamed(end.bytes()));
+    let plan = plan.grouped(streamed(side.bytes()));
     let mut watch = Watch::start(&*stage.clock, plan);
     let mut open = std::collections::VecDeque::<Operation>::with_capacity(WRITES_OPEN);
     for _ in 0..plan.ops {
@@ -186,18 +186,18 @@ async fn writes(stage: &mut Stage, end: &End, plan: PhaseLength) -> Result<Phase
             oldest.await?;
             watch.tick();
         }
-        open.push_back(end.write());
+        open.push_back(side.write());
     }
     for rest in open {
         rest.await?;
         watch.tick();
     }
     // A completion means that the bytes may be reused; only the last arrival shows that they have landed.
-    end.arrival().await?;
+    side.arrival().await?;
     Ok(watch.stop())
 }
 
-async fn quiet_writes(stage: &mut Stage, end: &End, plan: PhaseLength) -> Result<Phase, BenchError> {
+async fn quiet_writes(stage: &mut Stage, side: &Side, plan: PhaseLength) -> Result<Phase, BenchError> {
     stage.peer.order(&Order::Take { count: 1 }, "writes").await?;
     // One sample, as perftest's average is one.
     let mut watch = Watch::start(&*stage.clock, plan.grouped(plan.ops));
@@ -209,7 +209,7 @@ async fn quiet_writes(stage: &mut Stage, end: &End, plan: PhaseLength) -> Result
             oldest.await?;
             watch.tick();
         }
-        open.push_back(if number == plan.ops { end.write() } else { end.write_quietly() });
+        open.push_back(if number == plan.ops { side.write() } else { side.write_quietly() });
     }
     for rest in open {
         rest.await?;
@@ -217,13 +217,13 @@ async fn quiet_writes(stage: &mut Stage, end: &End, plan: PhaseLength) -> Result
     }
     let phase = watch.stop();
     // The answer belongs to no sample, because perftest's writes end with their completions too.
-    end.arrival().await?;
+    side.arrival().await?;
     Ok(phase)
 }
 
 async fn run_perftest(
     stage: &mut Stage,
-    (test, end): (Perftest, &VerbsEnd),
+    (test, side): (Perftest, &VerbsSide),
     bytes: usize,
     plan: PhaseLength,
 ) -> Result<Phase, BenchError> {
@@ -232,7 +232,7 @@ async fn run_perftest(
         Answer::Port(port) => port,
         other => return Err(BenchError::Unexpected(format!("{other:?}"))),
     };
-    let ns = perftest::run(test, end, (plan.ops, bytes), port)?;
+    let ns = perftest::run(test, side, (plan.ops, bytes), port)?;
     let ops = plan.ops as f64;
     Ok(Phase { samples: vec![ns], ops, spent_ns: ns * ops })
 }
@@ -364,7 +364,7 @@ async fn words(stage: &mut Stage, plan: PhaseLength) -> Result<Phase, BenchError
     let words = Words::new(&stage.peer.memory, true);
     let mut watch = Watch::start(&*stage.clock, plan);
     for value in 1..=plan.ops {
-        words.say(value);
+        words.store(value);
         words.await_value(value, &*stage.clock)?;
         watch.tick();
     }

@@ -8,7 +8,7 @@ use tensorwire::TokioRuntime;
 
 use crate::{arguments::Devices, failure::Failure, machine::Machine};
 
-/// Lists the devices. The exit status says whether one of them can be opened.
+/// Lists the devices. The exit status shows whether one of them can be opened.
 pub(crate) fn devices(arguments: &Devices) -> Result<ExitCode, Failure> {
     let runtime =
         TokioRuntime::current().ok_or_else(|| Failure::Runtime(std::io::ErrorKind::Other.into()))?;
@@ -28,7 +28,7 @@ fn why_none(machine: &Machine) -> Option<String> {
     if machine.devices.iter().any(|device| device.limits.is_some()) {
         return None;
     }
-    let unexplained = || "tensorwire doctor tells more".to_owned();
+    let unexplained = || "run tensorwire doctor for the reason".to_owned();
     Some(crate::doctor::obstacle(machine).unwrap_or_else(unexplained))
 }
 

@@ -143,7 +143,7 @@ fn limit_lines(lines: &mut Paragraph, limits: &Limits) {
     lines.line("", &[count(limits.regions, "regions"), bytes]);
 }
 
-/// Many drivers say "all".
+/// Many drivers report "all".
 fn region_bytes(bytes: u64) -> String {
     if bytes >= 1 << 60 { "any size".to_owned() } else { BinaryBytes(bytes).to_string() }
 }

@@ -1,4 +1,4 @@
-//! How made-up devices are told.
+//! The output for made-up devices.
 
 use serde_json::Value;
 

@@ -87,7 +87,7 @@ causes! {
     PROVIDER_MISSING "provider.missing" Problem "the library has no driver for the device, or cannot list devices",
         "install the library's drivers of the same release (Debian, Ubuntu: apt-get install ibverbs-providers)";
     OPEN_FAILED "open.failed" Problem "the library cannot open the device although its file can be",
-        "bring kernel and library to releases that fit each other; dmesg may tell more about {device}";
+        "bring kernel and library to releases that fit each other; see dmesg for messages about {device}";
     PAGING_ON_DEMAND "paging.on-demand" Ok "the device pages on demand: users' own memory, such as a mapped file, is \
         registered without being locked", "";
     PAGING_NONE "paging.none" Ok "the device does not page on demand, or not all that is needed: users' own memory is \
@@ -96,10 +96,10 @@ causes! {
     PORT_INTERFACE_DOWN "port.interface-down" Problem "a port is down because its network interface is switched off",
         "switch it on: ip link set {interface} up";
     PORT_NO_SUBNET "port.no-subnet" Problem "the link of an InfiniBand port is up, but no subnet manager has set it up",
-        "start a subnet manager in this subnet (opensm), or look after the one there is";
+        "start a subnet manager in this subnet (opensm), or repair the one there is";
     PORT_DOWN "port.down" Problem "a port is down",
         "check cable, switch and transceiver of {port}; rdma link shows its state";
-    PORT_NONE "port.none" Problem "a device has no port", "load the driver of {device} again; dmesg may tell more";
+    PORT_NONE "port.none" Problem "a device has no port", "load the driver of {device} again; see dmesg for messages about it";
     ADDRESS_FOUND "address.found" Ok "a port has an address that connections can use", "";
     ADDRESS_LINK_LOCAL "address.link-local" Warning "the only RoCE v2 addresses are link-local, which no router passes on",
         "give the network interface an IP address: ip address add ADDRESS/24 dev {interface}";

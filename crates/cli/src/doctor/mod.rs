@@ -44,11 +44,11 @@ struct Examination {
 /// Why no device of `machine` can be opened, with the remedy.
 pub(crate) fn obstacle(machine: &Machine) -> Option<String> {
     let finding = judge::obstacle(machine)?;
-    let remedy = finding.remedy.as_deref().unwrap_or("tensorwire doctor tells more");
+    let remedy = finding.remedy.as_deref().unwrap_or("run tensorwire doctor for the reason");
     Some(format!("{}; {remedy}", report::sentence(&finding)))
 }
 
-/// Examines this machine and prints the findings. The exit status says whether RDMA can be used.
+/// Examines this machine and prints the findings. The exit status shows whether RDMA can be used.
 pub(crate) async fn doctor(arguments: &Doctor) -> Result<ExitCode, Failure> {
     let runtime =
         TokioRuntime::current().ok_or_else(|| Failure::Runtime(std::io::ErrorKind::Other.into()))?;

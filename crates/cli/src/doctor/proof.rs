@@ -81,7 +81,7 @@ async fn write_once(fabric: &dyn Fabric, runtime: &dyn Runtime) -> Result<(), Pr
     let lent = lent.grant();
     let [near, far] = connect(&*domain).await?.map(|connected| connected.spawn(runtime));
     let sent = send(&near, payload.freeze(), &receive, &lent);
-    // The first failure ends it: after it the other end may wait for nothing.
+    // Stops at the first failure, after which the other side may wait in vain.
     let ((), arrived) = futures::try_join!(sent, far.next_arrival())?;
     check(&arrived, &lent)?;
     lent.end(GrantEnd::Content)?;
@@ -89,7 +89,7 @@ async fn write_once(fabric: &dyn Fabric, runtime: &dyn Runtime) -> Result<(), Pr
     Ok(())
 }
 
-/// What is written: a period that is no power of two, so that a part in the wrong place differs.
+/// What is written: a period that is no power of two, so that a part at a wrong position differs.
 fn content() -> impl Iterator<Item = u8> {
     (0..=250).cycle().take(BYTES)
 }

@@ -1,4 +1,4 @@
-//! What doctor says of machines that exist in a directory only.
+//! The findings of doctor on machines that exist in a directory only.
 
 use std::time::Duration;
 
@@ -170,7 +170,7 @@ fn doctor_device_that_the_container_forbids() {
 fn doctor_device_without_a_file() {
     closed(NodeAccess::Missing).refuses(&["node.missing", "choice.none"]);
     closed(NodeAccess::Failed("No such device".to_owned())).refuses(&["node.failed", "choice.none"]);
-    // The library's own words are told only where the file does not explain them.
+    // The library's own words are shown only where the file does not explain them.
     closed(NodeAccess::Granted).refuses(&["open.failed", "choice.none"]);
 }
 

@@ -4,7 +4,7 @@
 
 use super::Header;
 
-/// A header that is accepted is what it says: ranges follow each other, subsets are headers again.
+/// An accepted header is consistent: its ranges follow each other, and its subsets are headers again.
 pub(crate) fn header(data: &[u8]) {
     let Ok(text) = String::from_utf8(data.to_vec()) else { return };
     let Ok(header) = Header::parse(text.clone()) else { return };

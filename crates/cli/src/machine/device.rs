@@ -329,7 +329,7 @@ impl Port {
     }
 }
 
-/// The bytes that an `enum ibv_mtu` stands for.
+/// The bytes of an `enum ibv_mtu`.
 fn packet_bytes(code: u32) -> Option<u32> {
     (1..=5).contains(&code).then(|| 128 << code)
 }

@@ -33,7 +33,7 @@ impl MadeUp {
         machine
     }
 
-    /// With RDMA in kernel and library, and one device of the kind that `software` says, called `name`.
+    /// With RDMA in kernel and library, and one device called `name`, as [`software`](Self::software) makes it.
     pub(crate) fn healthy(name: &str) -> Self {
         let machine = Self::bare();
         machine.verbs();

@@ -14,7 +14,7 @@ impl Tree {
         Self { root: PathBuf::from("/") }
     }
 
-    /// A tree that stands for another machine.
+    /// A tree that represents another machine.
     #[cfg(test)]
     pub(crate) fn below(root: &std::path::Path) -> Self {
         Self { root: root.to_owned() }

@@ -89,7 +89,7 @@ impl Draft {
         Ok(system.f_bavail.saturating_mul(system.f_frsize))
     }
 
-    /// Bytes that are free there, those kept for the administrator among them; `None` where it does not tell.
+    /// Bytes that are free there, including those reserved for the administrator; `None` where it does not report them.
     fn capacity(&self) -> io::Result<Option<u64>> {
         let system = rustix::fs::fstatvfs(self.file())?;
         Ok((system.f_blocks > 0).then(|| system.f_bfree.saturating_mul(system.f_frsize)))
@@ -173,7 +173,7 @@ fn followed(path: &Path) -> io::Result<PathBuf> {
     Err(Errno::LOOP.into())
 }
 
-/// Whether the name after the last `/` can be a file's. [`Path`] itself takes no notice of a `/` at the end.
+/// Whether the name after the last `/` can be a file's. [`Path`] itself ignores a `/` at the end.
 fn names_a_file(target: &Path) -> bool {
     let name = target.as_os_str().as_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default();
     !matches!(name, b"" | b"." | b"..")

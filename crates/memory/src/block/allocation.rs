@@ -176,7 +176,7 @@ impl Allocation {
         }
     }
 
-    /// Keeps it from ever returning to the pool: a peer may still write it.
+    /// Prevents its return to the pool for ever: a peer may still write it.
     pub(crate) fn leak(self) {
         self.answered();
         self.count_leak();

@@ -37,7 +37,7 @@ pub enum GrantEnd {
     /// The range was a message ring, and the peer's last message in it has arrived: RING_MOVED, after which it
     /// writes another ring.
     RingMoved,
-    /// This end's own `read` into the range completed, and no peer was told of it.
+    /// This side's own `read` into the range completed, and the range was announced to no peer.
     ReadCompleted,
     /// Every queue pair the peer could write through is destroyed and drained.
     QueuePairDrained,

@@ -27,7 +27,7 @@ impl JoinedBlock {
     }
 
     pub(crate) fn visit_again(&self) {
-        // Under the lock, so that a visitor that leaves meanwhile does not come back.
+        // Under the lock, so that a visitor that leaves meanwhile is not added again.
         let mut visitors = self.visitors.write().unwrap_or_else(PoisonError::into_inner);
         visitors.retain(|visitor| {
             visitor.block_removed(&self.block);

@@ -59,7 +59,7 @@ impl Granted {
         self.allocation.as_ref().map_or(0, Allocation::length)
     }
 
-    /// The peer has said that the content exists: the range no longer counts against its pool's early share
+    /// The peer has announced the content, so it exists: the range no longer counts against its pool's early share
     /// ([`Pool::try_alloc_early`](crate::Pool::try_alloc_early)). Ending the grant does the same; for a buffer that
     /// was not taken early there is nothing to do.
     pub fn answered(&self) {
@@ -82,7 +82,7 @@ impl Granted {
         if !into.is_empty() {
             // SAFETY: the range lies inside this allocation, which stays mapped while `self` owns it; the
             // protocol reads a range only after the immediate that ends the peer's write of it. No reference into it is
-            // formed: a peer that writes it all the same spoils the bytes that are copied, and nothing else.
+            // formed: a peer that writes it nevertheless corrupts the bytes that are copied, and nothing else.
             unsafe {
                 copy_raw(into.as_mut_ptr(), allocation.pointer().add(offset), into.len(), reason);
             };

@@ -22,7 +22,7 @@ const FIRST: Version = Version {
 };
 
 /// Bytes left by this process's group and all groups above it; `None` where nothing is limited. `root` is `/`, or in
-/// tests a directory that stands for it.
+/// tests a directory that replaces it.
 pub(super) fn room(root: &Path) -> Option<u64> {
     let text = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     let lines = text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));

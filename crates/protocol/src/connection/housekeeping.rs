@@ -12,16 +12,16 @@ use futures::{FutureExt, future::Fuse};
 use super::{Connection, State, Turnstile, turn::PositionInLine};
 use crate::{Channel, ChannelError, Destination, LentEnd, wire::record::Control};
 
-/// The waker of the task that keeps house.
+/// The waker of the task that runs [`Connection::housekeeping`].
 #[derive(Debug)]
 pub(super) struct Keeper {
     pub(super) waker: Waker,
-    /// It stands in line to post a message, and is woken there when it may.
+    /// Whether the task is in line to post a message, where it is woken when it may.
     is_in_line: bool,
 }
 
 impl<L> State<L> {
-    /// Whom to wake because there is something to keep in order, if anyone waits for that.
+    /// The waker of the housekeeping task, if that sleeps and there is work for it.
     pub(super) fn keeper_with_work(&mut self) -> Option<Waker> {
         let keeper = self.keeper.as_ref()?;
         let owes = !keeper.is_in_line && self.owes_messages();
@@ -42,7 +42,7 @@ enum Chore<L> {
 
 struct Housekeeping<'connection, C: Channel> {
     connection: &'connection Connection<C>,
-    /// Where the next message stands in line.
+    /// The position of the next message in line.
     position: PositionInLine<'connection, C>,
     /// Size of the ring that is being made.
     ring_bytes: u32,

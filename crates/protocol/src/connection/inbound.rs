@@ -139,7 +139,7 @@ impl<C: Channel> Connection<C> {
     }
 
     /// An arrival with immediate [`ACKNOWLEDGEMENT_IMMEDIATE`](super::ACKNOWLEDGEMENT_IMMEDIATE): in mode
-    /// original an acknowledgement, in mode counted ASK or ANSWER, which its length tells.
+    /// original an acknowledgement, in mode counted ASK or ANSWER, which have different lengths.
     pub(super) fn on_return(&self, length: u64) -> Result<(), ArrivalError> {
         if self.agreed.mode == Mode::Original {
             return self.on_acknowledgement().map_err(ArrivalError::from);
@@ -297,7 +297,7 @@ impl<C: Channel> Connection<C> {
             Message::MetaDataResponse(response) => self.take_meta_data_response(&mut state, response)?,
             Message::ErrorStatus(error) => state.requests.error_status(error.index, error.status)?,
             Message::CancelAck(index) => state.requests.cancel_ack(index)?,
-            Message::Version(told) => state.requests.version_told(told)?,
+            Message::Version(notice) => state.requests.version_came(notice)?,
         };
         self.settle_arrival(state, arrived);
         Ok(None)

@@ -43,7 +43,7 @@ pub const ACKNOWLEDGEMENT_IMMEDIATE: u32 = 0xFFFF_FFFE;
 
 /// The protocol on one [`Channel`]. A driver feeds it every arrival
 /// ([`on_immediate`](Self::on_immediate)), runs the responses that come of them
-/// ([`respond`](Self::respond)) and keeps [`housekeeping`](Self::housekeeping) running; users
+/// ([`respond`](Self::respond)) and runs [`housekeeping`](Self::housekeeping); users
 /// [`receive`](Self::receive).
 pub struct Connection<C: Channel> {
     channel: C,
@@ -65,7 +65,7 @@ impl<C: Channel> fmt::Debug for Connection<C> {
 /// of memory.
 pub(crate) struct State<L> {
     failure: Option<String>,
-    /// Steps that were under way when it failed: whoever is woken by that gives its requests up, on any thread.
+    /// Steps that were under way when it failed. Stored, because each task that the failure wakes gives its requests up.
     under_way_at_end: BTreeSet<StepId>,
     inbound: Inbound,
     flow: Flow,
@@ -86,7 +86,7 @@ pub(crate) struct State<L> {
     contents: WaitQueue,
     pub(crate) cache: MetadataCache,
     pub(crate) counters: Counters,
-    /// Waits for something to keep in order.
+    /// The housekeeping task, while it sleeps.
     keeper: Option<Keeper>,
     /// Size of the larger ring that is to be made for the peer.
     ring_wanted: Option<u32>,
@@ -149,7 +149,7 @@ impl<L> State<L> {
 }
 
 impl<C: Channel> Connection<C> {
-    /// A connection on `channel` with what both ends offered. Both [`Parameters`] must be within the limits
+    /// A connection on `channel` with the offers of both sides. Both [`Parameters`] must be within the limits
     /// ([`Parameters::check`]), the rings of their [first sizes](Parameters::first_ring_bytes), and the queue pair of the depths of
     /// [`Depths::of`](crate::Depths::of).
     pub fn new(channel: C, local: Parameters, peer: Parameters) -> Arc<Self> {
@@ -195,7 +195,7 @@ impl<C: Channel> Connection<C> {
         &self.channel
     }
 
-    /// What both ends agreed on.
+    /// What both sides agreed on.
     pub fn agreed(&self) -> Agreed {
         self.agreed
     }
@@ -205,8 +205,8 @@ impl<C: Channel> Connection<C> {
         self.lock().counters
     }
 
-    /// Whether a value is on its way in either direction, as far as this end can tell: it was written and the write has
-    /// not ended, or one end was told of it. Requests that only wait are none, and nothing is once the connection is over.
+    /// Whether a value is on its way in either direction, as far as this side knows: its write is under way, or the
+    /// sender has announced it. Requests that only wait do not count. Returns `false` once the connection is over.
     pub fn is_transferring(&self) -> bool {
         let state = self.lock();
         state.failure().is_ok() && (state.responses.is_transferring() || state.requests.is_transferring())
@@ -337,7 +337,7 @@ impl<C: Channel> Connection<C> {
     }
 
     /// Ends the connection: every receive ends with [`PeerLost`](crate::TransferError::PeerLost), except those
-    /// whose answer is there already; every response ends; later receives fail at once. The first reason stays.
+    /// whose answer has arrived; every response ends; later receives fail at once. The first reason stays.
     ///
     /// Memory that the peer may have been writing stays here until [`drain`](Self::drain).
     pub fn fail(&self, why: &str) {
@@ -371,7 +371,7 @@ impl<C: Channel> Connection<C> {
         next.into_iter().for_each(Waker::wake);
     }
 
-    /// Unlocks, then wakes `wake` and whoever else has something to do now, and takes memory back.
+    /// Unlocks, then wakes `wake` and every other task that can go on now, and takes memory back.
     pub(crate) fn settle(
         &self,
         mut state: MutexGuard<'_, State<C::Lent>>,

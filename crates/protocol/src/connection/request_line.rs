@@ -1,4 +1,4 @@
-//! Requests in line for a message. Those that stand next to each other travel together.
+//! Requests in line for a message. Neighbours in line travel together.
 
 use std::{
     collections::BTreeMap,
@@ -14,8 +14,8 @@ use crate::{
     wire::record::{RECORD_BYTES_MAX, SEVERAL_BYTES},
 };
 
-/// TENSOR_REQUESTs that are not posted, by their position in line. Whoever finds them at its head posts them, also for
-/// others: a future that is not polled holds nobody up.
+/// TENSOR_REQUESTs that are not posted, by their position in line. A task that finds some at the head of the line posts
+/// them, also those of other tasks, so that a future that is not polled delays no other.
 #[derive(Debug, Default)]
 pub(super) struct RequestLine(BTreeMap<u64, TensorRequest>);
 
@@ -57,9 +57,9 @@ impl<C: Channel> Connection<C> {
         done
     }
 
-    /// Unlocks, and wakes those whose requests were posted, except the one with ticket `own`, which knows. If
-    /// that or anything else has changed the line, whoever is first there now is woken too. A post that failed ends the
-    /// connection, and those who left the line before are told all the same.
+    /// Unlocks, and wakes those whose requests were posted, except the one with ticket `own`, which is running. If
+    /// the line has changed, the task that is first now is woken too. A post that failed ends the connection; the tasks whose
+    /// requests left the line before that are woken all the same.
     pub(super) fn settle_posted(
         &self,
         state: MutexGuard<'_, State<C::Lent>>,
@@ -126,8 +126,8 @@ impl<C: Channel> Connection<C> {
     }
 }
 
-/// The longest form in which a key may be named that has `form` now, when `fresh` numbers are left before one is given
-/// anew, which changes the forms of those after it. Spelling the key out with a number is the longest.
+/// The longest form in which a key may be named that has `form` now, when `fresh` numbers are left before one is
+/// reused, which changes the forms of those after it. Spelling the key out with a number is the longest.
 fn form_at_most(form: NameForm, fresh: &mut Option<usize>) -> NameForm {
     if !matches!(form, NameForm::Number(_)) {
         *fresh = fresh.and_then(|fresh| fresh.checked_sub(1));

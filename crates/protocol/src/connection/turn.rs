@@ -20,7 +20,7 @@ impl Turnstile {
     pub(super) const ALL: [Self; 3] = [Self::Messages, Self::Requests, Self::Contents];
 }
 
-/// Tasks in line, first come first served. As long as the futures that wait.
+/// Tasks in line, first come, first served. One entry for each future that waits.
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueue {
     next_ticket: u64,
@@ -33,7 +33,7 @@ impl WaitQueue {
         self.waiting.first_key_value().is_none_or(|(&first, _)| Some(first) == ticket)
     }
 
-    /// Stands in line. Gives the waker that is replaced.
+    /// Joins the line, or stays in it with a ticket. Returns the waker that is replaced.
     pub(crate) fn wait(&mut self, ticket: &mut Option<u64>, waker: &Waker) -> Option<Waker> {
         let ticket = ticket.get_or_insert_with(|| {
             self.next_ticket += 1;
@@ -46,7 +46,7 @@ impl WaitQueue {
         ticket.take().and_then(|ticket| self.waiting.remove(&ticket))
     }
 
-    /// Places in line, the first first.
+    /// The positions in line, first one first.
     pub(super) fn tickets(&self) -> impl Iterator<Item = u64> {
         self.waiting.keys().copied()
     }
@@ -124,7 +124,7 @@ impl<C: Channel> Connection<C> {
         .await
     }
 
-    /// Posts the requests that stand before a message in line, whose futures may not have been polled.
+    /// Posts the requests that are before a message in line, whose futures may not have been polled.
     fn post_before(&self, turnstile: Turnstile, state: &mut State<C::Lent>) -> Posted {
         if turnstile == Turnstile::Messages { self.post_requests_in_line(state) } else { Posted::default() }
     }

@@ -1,4 +1,4 @@
-//! What two ends agree on, and how deep their queues are.
+//! What two peers agree on, and how deep their queues are.
 
 use super::*;
 

@@ -74,7 +74,7 @@ impl<C: Channel> Connection<C> {
 fn sent<C: Channel>(received: &Received<C::Lent>, validation: crate::Validation) -> Sent {
     let record = received.lent.as_ref().and_then(C::result);
     match (received.check, record) {
-        (Check::Told(sum), _) => Sent { sum, fits: true },
+        (Check::InMessage(sum), _) => Sent { sum, fits: true },
         (_, Some(record)) => {
             let (sum, fits) = decode_result(&record, validation, received.metadata.byte_length);
             Sent { sum, fits }
@@ -102,7 +102,7 @@ impl<C: Channel> Held<C> {
     }
 }
 
-/// As many bytes as the metadata says. Fewer bytes have another checksum.
+/// The first bytes of the content, as many as the metadata declares. If there are fewer, the checksum differs.
 fn content<C: Channel>(received: &Received<C::Lent>) -> &[u8] {
     let bytes = received.lent.as_ref().map(C::content).unwrap_or_default();
     let length = usize::try_from(received.metadata.byte_length).unwrap_or(usize::MAX);

@@ -8,13 +8,13 @@ use crate::{LentEnd, Metadata, PeerMisbehaved, Status};
 /// The state of the exchange with the peer.
 ///
 /// ```text
-/// Unsent ──TENSOR_REQUEST──▶ Asked ──META_DATA_RESPONSE──▶ Told ──TENSOR_RE_REQUEST──▶ ReAsked
-///                              │                             │                            │
-///                              └──content or ERROR_STATUS────┴──ERROR_STATUS──────────────┴──▶ Answered
+/// Unsent ──TENSOR_REQUEST──▶ Asked ──META_DATA_RESPONSE──▶ Described ──TENSOR_RE_REQUEST──▶ ReAsked
+///                              │                               │                              │
+///                              └──content or ERROR_STATUS──────┴──ERROR_STATUS────────────────┴──▶ Answered
 /// ```
 ///
 /// A loan comes instead of a written content. Or META_DATA_RESPONSE announces it (Promised); then the loan comes, or a
-/// META_DATA_RESPONSE without that announcement (Told).
+/// META_DATA_RESPONSE without that announcement (Described).
 #[derive(Debug)]
 pub(super) enum RequestPhase {
     /// Nothing was posted.
@@ -28,7 +28,7 @@ pub(super) enum RequestPhase {
     /// META_DATA_RESPONSE came and announced a loan.
     Promised { metadata: Metadata },
     /// META_DATA_RESPONSE came.
-    Told,
+    Described,
     /// TENSOR_RE_REQUEST was posted.
     ReAsked { metadata: Metadata },
     /// Content or ERROR_STATUS came.
@@ -83,7 +83,7 @@ pub(super) enum Version {
     /// VERSION must come before any value.
     Wanted,
     /// VERSION came.
-    Told(u64),
+    Known(u64),
 }
 
 /// The peer's answer, as the table stores it.

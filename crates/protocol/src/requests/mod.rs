@@ -233,7 +233,7 @@ impl<L> Requests<L> {
         (Poll::Ready(reply), None)
     }
 
-    /// Whether the task that waits for a reply may look for it: it is the only request, and nothing has come.
+    /// Whether the task that waits for a reply may poll for it: there is no other request, and no reply has come.
     pub(crate) fn may_help(&mut self, index: RequestIndex) -> bool {
         let is_alone = self.slots.len() - self.free.len() == 1;
         is_alone && self.entry(index).is_some_and(|entry| entry.given.is_none() && entry.reply.is_none())
@@ -251,7 +251,7 @@ impl<L> Requests<L> {
 
     /// Whether META_DATA_RESPONSE came and TENSOR_RE_REQUEST is due.
     pub(crate) fn is_told(&mut self, index: RequestIndex) -> bool {
-        self.entry(index).is_some_and(|entry| matches!(entry.phase, RequestPhase::Told))
+        self.entry(index).is_some_and(|entry| matches!(entry.phase, RequestPhase::Described))
     }
 
     /// Takes memory whose grant has ended.
@@ -279,7 +279,7 @@ impl<L> Requests<L> {
             RequestPhase::ReAsked { metadata } if which == 0 => metadata.clone(),
             RequestPhase::ReAsked { .. } => return Err(PeerMisbehaved::ContentUnasked),
             RequestPhase::Answered => return Ok(Arrived::IGNORED),
-            RequestPhase::Unsent | RequestPhase::Told | RequestPhase::Promised { .. } => {
+            RequestPhase::Unsent | RequestPhase::Described | RequestPhase::Promised { .. } => {
                 return Err(PeerMisbehaved::ContentUnasked);
             }
         };
@@ -324,7 +324,7 @@ impl<L> Requests<L> {
         let mut check = if has_slot { Check::Slot } else { Check::None };
         if let Some(entry) = self.entry(index) {
             entry.phase = RequestPhase::Answered;
-            check = entry.checksum.map_or(check, Check::Told);
+            check = entry.checksum.map_or(check, Check::InMessage);
         }
         self.landed += 1;
         let bytes = metadata.byte_length;
@@ -409,17 +409,19 @@ impl<L> Requests<L> {
             RequestPhase::Promised { .. } => return Err(PeerMisbehaved::MetaDataTwice),
             RequestPhase::Answered => return Ok(Arrived::IGNORED),
             RequestPhase::Unsent => return Err(PeerMisbehaved::AnswerUnasked),
-            RequestPhase::Told | RequestPhase::ReAsked { .. } => return Err(PeerMisbehaved::MetaDataTwice),
+            RequestPhase::Described | RequestPhase::ReAsked { .. } => {
+                return Err(PeerMisbehaved::MetaDataTwice);
+            }
         }
         entry.checksum = checksum;
         if content.is_some() {
             entry.phase = RequestPhase::Answered;
             self.landed += 1;
-            let check = checksum.map_or(Check::None, Check::Told);
+            let check = checksum.map_or(Check::None, Check::InMessage);
             let answer = StoredAnswer::Content { number: self.landed, metadata, eager: content, check };
             return Ok(self.answer(index, answer, LentEnd::MetaDataResponse));
         }
-        entry.phase = RequestPhase::Told;
+        entry.phase = RequestPhase::Described;
         Ok(self.answer(index, StoredAnswer::MetaDataResponse(metadata), LentEnd::MetaDataResponse))
     }
 
@@ -437,7 +439,7 @@ impl<L> Requests<L> {
             RequestPhase::Asked { .. } => return Err(PeerMisbehaved::LoanUnasked),
             RequestPhase::Answered => return Ok(Arrived::IGNORED),
             RequestPhase::Unsent => return Err(PeerMisbehaved::AnswerUnasked),
-            RequestPhase::Told | RequestPhase::Promised { .. } | RequestPhase::ReAsked { .. } => {
+            RequestPhase::Described | RequestPhase::Promised { .. } | RequestPhase::ReAsked { .. } => {
                 return Err(PeerMisbehaved::MetaDataTwice);
             }
         }
@@ -450,7 +452,7 @@ impl<L> Requests<L> {
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
         match entry.phase {
             RequestPhase::Asked { .. }
-            | RequestPhase::Told
+            | RequestPhase::Described
             | RequestPhase::Promised { .. }
             | RequestPhase::ReAsked { .. } => {}
             RequestPhase::Answered => return Ok(Arrived::IGNORED),

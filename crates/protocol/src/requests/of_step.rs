@@ -11,7 +11,10 @@ impl<L> Requests<L> {
     pub(crate) fn is_transferring(&self) -> bool {
         let entries = self.slots.iter().filter_map(|slot| slot.entry.as_ref());
         let is_announced = |phase: &RequestPhase| {
-            matches!(phase, RequestPhase::Told | RequestPhase::Promised { .. } | RequestPhase::ReAsked { .. })
+            matches!(
+                phase,
+                RequestPhase::Described | RequestPhase::Promised { .. } | RequestPhase::ReAsked { .. }
+            )
         };
         entries.filter(|entry| entry.is_awaited).any(|entry| is_announced(&entry.phase))
     }

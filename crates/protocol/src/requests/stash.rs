@@ -38,7 +38,7 @@ pub(crate) enum Check {
     /// It has no checksum, or matched it.
     None,
     /// By the checksum that came in a message.
-    Told(u64),
+    InMessage(u64),
     /// By what lies in its result slot.
     Slot,
 }
@@ -133,7 +133,7 @@ impl<L> Stash<L> {
         self.contents.iter().map(|(step_key, _)| step_key.step)
     }
 
-    /// Stands in line for `step_key`; without a ticket, at the back.
+    /// Joins the line for `step_key`, at the back unless it has a ticket.
     pub(crate) fn stand(&mut self, step_key: &StepKey, ticket: &mut Option<u64>) {
         let ticket = ticket.get_or_insert_with(|| {
             self.next_ticket += 1;

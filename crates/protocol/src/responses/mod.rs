@@ -16,8 +16,8 @@ const OWED_SLACK: usize = 64;
 /// The state of a response.
 ///
 /// ```text
-/// Waiting ──META_DATA_RESPONSE──▶ Told ──TENSOR_RE_REQUEST──▶ ReRequested
-///    └──────────────────content posted───────────────────────────┴──▶ Writing
+/// Waiting ──META_DATA_RESPONSE──▶ Described ──TENSOR_RE_REQUEST──▶ ReRequested
+///    └────────────────────content posted──────────────────────────────┴──▶ Writing
 /// ```
 ///
 /// A META_DATA_RESPONSE that announces a loan does not change the state.
@@ -26,7 +26,7 @@ enum ResponsePhase {
     /// Waits for the value, or for its turn to be written.
     Waiting,
     /// META_DATA_RESPONSE was posted; the value has that many bytes.
-    Told { bytes: u64 },
+    Described { bytes: u64 },
     /// TENSOR_RE_REQUEST came.
     ReRequested(Option<Destination>),
     /// The content was posted. The peer may regard the request as finished.
@@ -150,7 +150,9 @@ impl Responses {
         destination: Option<Destination>,
     ) -> Result<Option<Option<Waker>>, PeerMisbehaved> {
         let Some(entry) = self.entries.get_mut(&index) else { return Ok(None) };
-        let ResponsePhase::Told { bytes } = entry.phase else { return Err(PeerMisbehaved::ReRequestUnasked) };
+        let ResponsePhase::Described { bytes } = entry.phase else {
+            return Err(PeerMisbehaved::ReRequestUnasked);
+        };
         if entry.is_cancelled {
             return Err(PeerMisbehaved::ReRequestUnasked);
         }
@@ -190,7 +192,7 @@ impl Responses {
         let standing = match entry.phase {
             _ if entry.is_cancelled => ResponseState::Cancelled,
             ResponsePhase::ReRequested(destination) => ResponseState::ReRequested(destination),
-            ResponsePhase::Waiting | ResponsePhase::Told { .. } | ResponsePhase::Writing => {
+            ResponsePhase::Waiting | ResponsePhase::Described { .. } | ResponsePhase::Writing => {
                 ResponseState::Open
             }
         };
@@ -198,9 +200,9 @@ impl Responses {
     }
 
     /// META_DATA_RESPONSE is being posted for a value of `bytes` bytes.
-    pub(crate) fn told(&mut self, index: RequestIndex, bytes: u64) {
+    pub(crate) fn described(&mut self, index: RequestIndex, bytes: u64) {
         if let Some(entry) = self.entries.get_mut(&index) {
-            entry.phase = ResponsePhase::Told { bytes };
+            entry.phase = ResponsePhase::Described { bytes };
         }
     }
 

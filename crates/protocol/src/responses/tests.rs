@@ -10,7 +10,7 @@ const MOST: usize = CAPACITY as usize + OWED_SLACK;
 #[derive(Debug, Clone)]
 enum Op {
     Open,
-    Told,
+    Described,
     ReRequest,
     Cancel,
     StartWriting,
@@ -21,7 +21,7 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         3 => Just(Op::Open),
-        1 => Just(Op::Told),
+        1 => Just(Op::Described),
         1 => Just(Op::ReRequest),
         1 => Just(Op::Cancel),
         1 => Just(Op::StartWriting),
@@ -58,8 +58,8 @@ proptest! {
                     open.push(next);
                     next += 1;
                 }
-                (Op::Told, Some(index)) if !writing.contains(&index) => {
-                    responses.told(RequestIndex(index), 8);
+                (Op::Described, Some(index)) if !writing.contains(&index) => {
+                    responses.described(RequestIndex(index), 8);
                 }
                 (Op::ReRequest, Some(index)) => {
                     // Legal or not: no panic, no change of what is owed.
@@ -129,7 +129,7 @@ fn watching_tells_what_has_happened() {
     let index = RequestIndex(9);
     responses.open(index, Scope::Published).unwrap();
     assert_eq!(responses.watch(index, Waker::noop()).0, ResponseState::Open);
-    responses.told(index, 8);
+    responses.described(index, 8);
     assert!(responses.re_request(index, destination()).unwrap().is_some());
     assert_eq!(responses.watch(index, Waker::noop()).0, ResponseState::ReRequested(destination()));
     responses.cancel(index).unwrap();

@@ -19,7 +19,7 @@ pub(super) struct Reader<'bytes> {
 }
 
 impl<'bytes> Reader<'bytes> {
-    /// Starts after the length prefix of `frame`, which must be exactly as long as `declared` says.
+    /// Starts after the length prefix of `frame`, whose length must be exactly `declared`.
     pub(super) fn new(frame: &'bytes [u8], declared: usize) -> Result<Self, WireError> {
         let body = frame.get(4..declared).ok_or(WireError::Truncated { field: "frame" })?;
         match frame.len() - declared {

@@ -86,7 +86,7 @@ impl ListEntry {
 /// one-use token.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Connect {
-    /// Chosen by the asking end.
+    /// Chosen by the asking side.
     pub connection: u32,
     /// The fabric's number.
     pub kind: u8,
@@ -182,7 +182,7 @@ pub enum ControlFrame {
     },
     /// Asks for published tensors, in the order of their names.
     ListRequest {
-        /// Chosen by the asking end.
+        /// Chosen by the asking side.
         request: u32,
         /// Continue after this name.
         after: Option<String>,

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, RequestIndex, ResultSlot,
-    Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, VersionTold, Want, Wanted,
+    Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
     credit::{Answer, Ask, Counts, Mode},
     limits::{CONTROL_FRAME_BYTES_MAX, SLOT_BYTES, WIRE_VERSION},
     names::{NameForm, NameTable},
@@ -130,8 +130,8 @@ fn requests(page: &mut Page) {
         tensor, and so has no destination.";
     page.record("TENSOR_REQUEST, first", about, &[NameForm::Define(2)], &first);
     let later = request(&[matrix()], Want::Write(Some(destination(None))));
-    let about = "A later one names the key by its number (form 2), lists what is known of the tensor, and says where the \
-        content may be written.";
+    let about = "A later one names the key by its number (form 2), lists what is known of the tensor, and gives the range \
+        where the content may be written.";
     page.record("TENSOR_REQUEST, later", about, &[NameForm::Number(2)], &Message::TensorRequest(later));
     let slot = ResultSlot { region: 3, generation: 1, offset: 8192 };
     let checked = request(&[matrix()], Want::Write(Some(destination(Some(slot)))));
@@ -160,7 +160,7 @@ fn requests(page: &mut Page) {
     let about = "Of a receiver that does not wait (scope 4): without a value the answer is ERROR_STATUS with CANCELLED.";
     page.record("TENSOR_REQUEST, now", about, &[NameForm::Number(2)], &Message::TensorRequest(now));
     let again = TensorReRequest { index: INDEX, destination: Some(destination(None)) };
-    let about = "The destination for what META_DATA_RESPONSE described.";
+    let about = "The destination for the content that META_DATA_RESPONSE described.";
     page.record("TENSOR_RE_REQUEST", about, &[], &Message::TensorReRequest(again));
     let about = "The receive was given up.";
     page.record("CANCEL", about, &[], &Message::Cancel(INDEX));
@@ -176,10 +176,9 @@ fn answers(page: &mut Page) {
             checksum,
         })
     };
-    let about =
-        "What the tensor is; the content (0) waits for TENSOR_RE_REQUEST. 2 says that a loan follows.";
+    let about = "What the tensor is; the content (0) waits for TENSOR_RE_REQUEST. With 2, a loan follows.";
     page.record("META_DATA_RESPONSE", about, &[], &response(None, None));
-    let about = "Eager: the content (1) is in the message. 0x80 more says that a checksum comes first.";
+    let about = "Eager: the content (1) is in the message. With 0x80 added, a checksum comes first.";
     page.record(
         "META_DATA_RESPONSE with content and checksum",
         about,
@@ -187,7 +186,7 @@ fn answers(page: &mut Page) {
         &response(Some([7; 24].into()), Some(0xfeed)),
     );
     let about = "Comes before the answer to a request of scope 2 or 3, and is about its value.";
-    page.record("VERSION", about, &[], &Message::Version(VersionTold { index: INDEX, version: 4 }));
+    page.record("VERSION", about, &[], &Message::Version(VersionNotice { index: INDEX, version: 4 }));
     let status = Status::new(Code::NotFound, "no such tensor");
     let about = "There is no value.";
     page.record("ERROR_STATUS", about, &[], &Message::ErrorStatus(ErrorStatus { index: INDEX, status }));
@@ -203,7 +202,8 @@ fn flow_control(page: &mut Page) {
     page.0.push_str("\n# Beside the ring\n");
     let ask = encode_ask(Ask { counts: COUNTS, answers: 1, wanted: 512 });
     let about = format!(
-        "In a slot of {SLOT_BYTES} bytes of its own. Sent when blocked; has no length, its arrival tells it."
+        "In a slot of {SLOT_BYTES} bytes of its own. Sent when blocked. It has no length field: the length of the write \
+         tells ASK from ANSWER."
     );
     let fields = [("receives", 4), ("ring bytes", 4), ("ANSWERs received", 4), ("ring bytes wanted", 4)];
     page.table("ASK", &about, &fields, &ask);
@@ -221,8 +221,8 @@ fn greeting(page: &mut Page) {
         listen_address: Some("10.0.0.1:2222".to_owned()),
         nonce: [0xaa; 32],
     };
-    page.control("HELLO", "First frame of both ends.", &hello);
-    let about = "That the dialling end knows the secret, and which HELLO frames it has seen.";
+    page.control("HELLO", "First frame of both sides.", &hello);
+    let about = "Proves that the dialling side knows the secret, and which HELLO frames it has seen.";
     page.control("PROOF", about, &ControlFrame::Proof { proof: [0xbb; 32] });
     let welcome = ControlFrame::Welcome {
         fabrics: vec![
@@ -231,10 +231,9 @@ fn greeting(page: &mut Page) {
         ],
         proof: [0xbb; 32],
     };
-    let about =
-        "Which fabrics the worker has, best first, and the proof that it knows the secret and says so.";
+    let about = "Which fabrics the worker has, best first, and the proof that it knows the secret and has sent these fields.";
     page.control("WELCOME", about, &welcome);
-    let about = "A data connection is over at this end, and the peer may not see it.";
+    let about = "A data connection is over on the sender's side; the peer may not notice that otherwise.";
     let over = Status::new(Code::Unavailable, "device gone");
     page.control("DISCONNECTED", about, &ControlFrame::Disconnected { connection: 7, status: over });
     let about = "Orderly end.";
@@ -263,7 +262,7 @@ fn connections(page: &mut Page) {
         ring: RingOffer { destination: ring, slots },
         regions: vec![region()],
     };
-    let about = "One end of a data connection. CONNECTED, the answer, has the fields of the answering end.";
+    let about = "One side of a data connection. CONNECTED, the answer, has the fields of the answering side.";
     page.control("CONNECT", about, &ControlFrame::Connect(connect));
     let refused =
         ControlFrame::Refused { connection: 1, status: Status::new(Code::ResourceExhausted, "full") };

@@ -22,7 +22,7 @@ use codec::{Reader, Writer};
 
 use crate::{
     ErrorStatus, Message, MetaDataResponse, Metadata, Scope, StepId, TensorReRequest, TensorRequest,
-    VersionTold, Want, Wanted,
+    VersionNotice, Want, Wanted,
     limits::{
         EAGER_BYTES_MAX, KNOWN_METADATA_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, REQUESTS_PER_MESSAGE_MAX,
     },
@@ -118,10 +118,10 @@ fn write_message(writer: &mut Writer<'_>, message: &Message, forms: Option<&[Nam
             writer.u8(CANCEL_ACK);
             writer.u32(index.0);
         }
-        Message::Version(told) => {
+        Message::Version(notice) => {
             writer.u8(VERSION);
-            writer.u32(told.index.0);
-            writer.u64(told.version);
+            writer.u32(notice.index.0);
+            writer.u64(notice.version);
         }
     }
 }
@@ -344,7 +344,7 @@ fn read_answer(kind: u8, reader: &mut Reader<'_>) -> Result<Message, WireError> 
         }
         ERROR_STATUS => Message::ErrorStatus(ErrorStatus { index, status: reader.status()? }),
         CANCEL => Message::Cancel(index),
-        VERSION => Message::Version(VersionTold { index, version: reader.u64("version")? }),
+        VERSION => Message::Version(VersionNotice { index, version: reader.u64("version")? }),
         _ => Message::CancelAck(index),
     })
 }
@@ -391,7 +391,7 @@ fn check_want(known: &[Metadata], want: Want) -> Result<(), WireError> {
     if fits { Ok(()) } else { Err(WireError::Inconsistent { field: "want" }) }
 }
 
-/// Content has the length that the metadata says; no loan is announced where there are no bytes.
+/// Content has the length that the metadata declares; no loan is announced where there are no bytes.
 fn check_content(metadata: &Metadata, content: Option<&[u8]>, loan_follows: bool) -> Result<(), WireError> {
     match content {
         None if loan_follows && metadata.byte_length == 0 => {

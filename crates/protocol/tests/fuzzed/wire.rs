@@ -16,7 +16,7 @@ use tensorwire_protocol::{
 use crate::input::{Input, framed};
 
 /// An error has words, and the same bytes get the same error.
-fn told(error: &WireError) {
+fn displayed(error: &WireError) {
     let shown = error.to_string();
     assert!(!shown.is_empty() && !shown.contains(is_active));
 }
@@ -33,7 +33,7 @@ pub(crate) fn message(data: &[u8]) {
                 }
                 assert_eq!(wire::encoded_length(*bytes.first_chunk().unwrap()), Ok(bytes.len()));
             }
-            Err(error) => told(&error),
+            Err(error) => displayed(&error),
         }
     }
 }
@@ -52,7 +52,7 @@ pub(crate) fn control_frame(data: &[u8]) {
                 assert!(!shown.is_empty() && !shown.contains(is_active), "frames are logged");
                 assert_eq!(control::encoded_length(*bytes.first_chunk().unwrap()), Ok(bytes.len()));
             }
-            Err(error) => told(&error),
+            Err(error) => displayed(&error),
         }
     }
 }
@@ -87,7 +87,7 @@ pub(crate) fn record(data: &[u8]) {
                     assert_eq!(again, bytes);
                 }
             }
-            Err(error) => return told(&error),
+            Err(error) => return displayed(&error),
         }
     }
 }

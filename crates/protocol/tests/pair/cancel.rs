@@ -154,7 +154,7 @@ fn assert_value_is_kept(pair: &mut Pair, length: u64, fill: u8) {
 }
 
 /// A receive of `k` by a receiver that knows nothing, up to where META_DATA_RESPONSE is posted.
-fn told() -> (Pair, Handle<Outcome>) {
+fn described() -> (Pair, Handle<Outcome>) {
     let mut pair = Pair::new(small());
     pair.b.source.send_bytes(STEP, "k", 24, 2);
     let handle = pair.receive(A, STEP, "k");
@@ -167,7 +167,7 @@ fn told() -> (Pair, Handle<Outcome>) {
 
 #[test]
 fn while_meta_data_response_is_under_way() {
-    let (mut pair, handle) = told();
+    let (mut pair, handle) = described();
     pair.tasks.cancel(handle.task);
     pair.run();
     assert_eq!(names(&pair, 0)[2..], ["CANCEL", "CANCEL_ACK"]);
@@ -176,7 +176,7 @@ fn while_meta_data_response_is_under_way() {
 
 #[test]
 fn after_meta_data_response_has_arrived() {
-    let (mut pair, handle) = told();
+    let (mut pair, handle) = described();
     pair.deliver(B);
     pair.tasks.cancel(handle.task);
     pair.run();
@@ -186,7 +186,7 @@ fn after_meta_data_response_has_arrived() {
 
 #[test]
 fn while_allocating_for_the_re_request() {
-    let (mut pair, handle) = told();
+    let (mut pair, handle) = described();
     pair.a.memory.stick(true);
     pair.run();
     pair.tasks.cancel(handle.task);
@@ -219,7 +219,7 @@ fn before_the_re_request_is_sent() {
 
 #[test]
 fn after_the_re_request_before_the_content() {
-    let (mut pair, handle) = told();
+    let (mut pair, handle) = described();
     pair.deliver(B);
     pair.tasks.run();
     pair.tasks.cancel(handle.task);

@@ -9,7 +9,7 @@ use tensorwire_protocol::{
     ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, Code, Connection, DataType, Destination, ErrorStatus,
     MESSAGE_IMMEDIATE, Message, MetaDataResponse, Metadata, Mode, Parameters, RecordSlot, RequestIndex,
     ResultSlot, Scope, Shape, Sharing, Status, StepId, TensorReRequest, TensorRequest, Validation,
-    VersionTold, Want, Wanted,
+    VersionNotice, Want, Wanted,
     credit::{Answer, Ask, Counts},
     names::NameForm,
     wire::record::{self, ASK_BYTES, Control, RECORD_BYTES_MAX},
@@ -397,7 +397,7 @@ fn message(kind: usize, input: &mut Input<'_>) -> Message {
         }
         9 | 10 => Message::Cancel(index(input)),
         11 => Message::CancelAck(index(input)),
-        _ => Message::Version(VersionTold { index: index(input), version: input.number() }),
+        _ => Message::Version(VersionNotice { index: index(input), version: input.number() }),
     }
 }
 

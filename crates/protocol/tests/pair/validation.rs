@@ -266,7 +266,7 @@ fn a_response_cancelled_while_it_sums_puts_its_value_back() {
     pair.assert_clean();
 }
 
-fn told(content: Option<Box<[u8]>>, checksum: Option<u64>) -> Message {
+fn described(content: Option<Box<[u8]>>, checksum: Option<u64>) -> Message {
     let (index, metadata) = (RequestIndex(0), bytes_of(8));
     Message::MetaDataResponse(MetaDataResponse { index, metadata, content, loan_follows: false, checksum })
 }
@@ -275,11 +275,11 @@ fn told(content: Option<Box<[u8]>>, checksum: Option<u64>) -> Message {
 fn s10_checksums_against_the_agreement_are_misbehaviour() {
     let content = || Some(Box::from([0; 8]));
     let cases = [
-        (eager(Validation::Off), told(None, Some(1))),
-        (eager(Validation::Off), told(content(), Some(1))),
-        (eager(Validation::Xxh3), told(content(), None)),
-        (eager(Validation::Xxh3), told(None, Some(1))),
-        (Parameters { validation: Validation::Xxh3, ..original() }, told(None, None)),
+        (eager(Validation::Off), described(None, Some(1))),
+        (eager(Validation::Off), described(content(), Some(1))),
+        (eager(Validation::Xxh3), described(content(), None)),
+        (eager(Validation::Xxh3), described(None, Some(1))),
+        (Parameters { validation: Validation::Xxh3, ..original() }, described(None, None)),
     ];
     for (parameters, message) in cases {
         let mut lone = Lone::new(parameters);
@@ -304,7 +304,7 @@ fn s10_a_loan_or_content_whose_checksum_was_not_told_is_misbehaviour() {
     // In mode original no content comes before the checksum, even if the metadata is known.
     let mut lone = Lone::new(Parameters { validation: Validation::Xxh3, ..original() });
     let handle = lone.receive(STEP, "k");
-    assert_eq!(lone.message(&told(None, Validation::Xxh3.checksum(&[0xDD; 8]))), Ok(None));
+    assert_eq!(lone.message(&described(None, Validation::Xxh3.checksum(&[0xDD; 8]))), Ok(None));
     assert_eq!(lone.immediate(0, 8), Ok(()));
     settled(&handle).unwrap();
     let _again = lone.receive(STEP, "k");
@@ -321,7 +321,7 @@ fn s10_a_loan_or_content_whose_checksum_was_not_told_is_misbehaviour() {
 fn s10_a_content_that_comes_without_its_result_is_damaged() {
     let mut lone = Lone::new(validating(Validation::Xxh3));
     let handle = lone.receive(STEP, "k");
-    assert_eq!(lone.message(&told(None, None)), Ok(None));
+    assert_eq!(lone.message(&described(None, None)), Ok(None));
     // A fabric that writes in two goes tells of the content alone.
     assert_eq!(lone.immediate(0, 8), Ok(()));
     let error = settled(&handle).unwrap_err();
@@ -330,7 +330,7 @@ fn s10_a_content_that_comes_without_its_result_is_damaged() {
     for length in [7, 9, 8 + RESULT_BYTES as u64 - 1, 8 + RESULT_BYTES as u64 + 1] {
         let mut lone = Lone::new(validating(Validation::Xxh3));
         let _receive = lone.receive(STEP, "k");
-        assert_eq!(lone.message(&told(None, None)), Ok(None));
+        assert_eq!(lone.message(&described(None, None)), Ok(None));
         assert_eq!(lone.immediate(0, length), Err(PeerMisbehaved::ContentLength));
     }
 }

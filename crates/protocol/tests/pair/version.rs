@@ -1,8 +1,8 @@
-//! Versions of published values: told before the answer, of exactly the value that comes.
+//! Versions of published values: sent before the answer, of exactly the value that comes.
 
 use tensorwire_protocol::{
     ErrorStatus, Message, MetaDataResponse, Metadata, Parameters, PeerMisbehaved, RequestIndex, Scope,
-    Status, VersionTold, Wanted, limits::EAGER_BYTES_MAX,
+    Status, VersionNotice, Wanted, limits::EAGER_BYTES_MAX,
 };
 
 use crate::support::{
@@ -99,8 +99,8 @@ fn a_wait_for_a_newer_version_lends_memory_only_if_there_is_some_and_can_be_give
     }
 }
 
-fn told(version: u64) -> Message {
-    Message::Version(VersionTold { index: RequestIndex(0), version })
+fn notice(version: u64) -> Message {
+    Message::Version(VersionNotice { index: RequestIndex(0), version })
 }
 
 fn response(content: Option<Box<[u8]>>, loan_follows: bool) -> Message {
@@ -112,23 +112,23 @@ fn response(content: Option<Box<[u8]>>, loan_follows: bool) -> Message {
 fn s10_version_that_is_not_due_is_misbehaviour() {
     let mut lone = Lone::new(small());
     let _plain = lone.receive(Scope::Published, "k");
-    assert_eq!(lone.message(&told(1)), Err(PeerMisbehaved::VersionUnasked));
+    assert_eq!(lone.message(&notice(1)), Err(PeerMisbehaved::VersionUnasked));
     lone.assert_over(PeerMisbehaved::VersionUnasked);
 
     let mut lone = Lone::new(small());
     let _twice = lone.receive(NOW, "k");
-    assert_eq!(lone.message(&told(1)), Ok(None));
-    assert_eq!(lone.message(&told(1)), Err(PeerMisbehaved::VersionUnasked));
+    assert_eq!(lone.message(&notice(1)), Ok(None));
+    assert_eq!(lone.message(&notice(1)), Err(PeerMisbehaved::VersionUnasked));
 
     let mut lone = Lone::new(small());
     let _late = lone.receive(NOW, "k");
-    assert_eq!(lone.message(&told(1)), Ok(None));
+    assert_eq!(lone.message(&notice(1)), Ok(None));
     assert_eq!(lone.message(&response(None, false)), Ok(None));
-    assert_eq!(lone.message(&told(2)), Err(PeerMisbehaved::VersionUnasked));
+    assert_eq!(lone.message(&notice(2)), Err(PeerMisbehaved::VersionUnasked));
 
     // One of a request that never was, or is over, is passed over.
     let mut lone = Lone::new(small());
-    assert_eq!(lone.message(&told(1)), Ok(None));
+    assert_eq!(lone.message(&notice(1)), Ok(None));
 }
 
 #[test]

@@ -224,7 +224,7 @@ fn promise(metadata: Metadata) -> Message {
     })
 }
 
-fn told(metadata: Metadata) -> Message {
+fn described(metadata: Metadata) -> Message {
     let index = RequestIndex(0);
     Message::MetaDataResponse(MetaDataResponse {
         index,
@@ -244,7 +244,7 @@ fn d_loan_unasked() {
     lone.assert_over(PeerMisbehaved::LoanUnasked);
     let mut lone = Lone::new(small());
     let _handle = lone.receive(STEP, "k");
-    assert_eq!(lone.message(&told(bytes_of(8))), Ok(None));
+    assert_eq!(lone.message(&described(bytes_of(8))), Ok(None));
     assert_eq!(lone.loan(0, &[1; 8]), Err(PeerMisbehaved::LoanUnasked));
     lone.assert_over(PeerMisbehaved::LoanUnasked);
     // For a view whose metadata is not known, before the promise, and after it was withdrawn.
@@ -255,7 +255,7 @@ fn d_loan_unasked() {
     let mut lone = Lone::new(small());
     let _handle = lone.view(STEP, "k");
     assert_eq!(lone.message(&promise(bytes_of(8))), Ok(None));
-    assert_eq!(lone.message(&told(bytes_of(8))), Ok(None));
+    assert_eq!(lone.message(&described(bytes_of(8))), Ok(None));
     assert_eq!(lone.loan(0, &[1; 8]), Err(PeerMisbehaved::LoanUnasked));
     lone.assert_over(PeerMisbehaved::LoanUnasked);
     // Promised where a copy is wanted.

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use tensorwire_protocol::{
     Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Mode, Parameters,
     RequestIndex, ResultSlot, Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, Validation,
-    VersionTold, Want, Wanted,
+    VersionNotice, Want, Wanted,
     limits::{
         CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NAMES_MAX,
         REQUESTS_MAX, REQUESTS_PER_MESSAGE_MAX, RESULT_SLOT_BYTES, RING_BYTES_MAX, RING_BYTES_MIN,
@@ -137,7 +137,8 @@ pub(crate) fn message() -> impl Strategy<Value = Message> {
         (index(), status()).prop_map(|(index, status)| Message::ErrorStatus(ErrorStatus { index, status })),
         index().prop_map(Message::Cancel),
         index().prop_map(Message::CancelAck),
-        (index(), any::<u64>()).prop_map(|(index, version)| Message::Version(VersionTold { index, version })),
+        (index(), any::<u64>())
+            .prop_map(|(index, version)| Message::Version(VersionNotice { index, version })),
     ]
 }
 

@@ -29,7 +29,7 @@ const DEEDS: [(&str, &str); 16] = [
     ("duplicate_request", "used the index of an open request again"),
     ("re_request_unasked", "TENSOR_RE_REQUEST where none was due"),
     ("returned_too_much", "returned more credits or ring bytes"),
-    ("unknown_name", "by a number that stands for none"),
+    ("unknown_name", "by an undefined number"),
     ("answer_without_ask", "ANSWER without an ASK"),
     ("illegal_frame", "a frame that is illegal now"),
     ("garbage_frame", "broke the control protocol"),

@@ -10,7 +10,7 @@ use crate::lock::lock;
 /// The registered memory of a domain.
 #[derive(Debug)]
 pub(crate) struct DomainShared {
-    /// The kind that its fabric stands for. Each kind is a device of its own.
+    /// The kind that its fabric simulates. Each kind is a device of its own.
     pub(crate) kind: FabricKind,
     pub(crate) table: RegionTable,
     /// By region number.

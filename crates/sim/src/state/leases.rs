@@ -39,7 +39,7 @@ impl fmt::Debug for Lease {
 }
 
 impl Drop for Lease {
-    /// At the end of a run it is not released any more, and that must not count as a leak.
+    /// After a run it is no longer released, which must not count as a leak.
     fn drop(&mut self) {
         if let Some(LentBytes::Retired(retired)) = self.bytes.take() {
             retired.release();

@@ -20,7 +20,7 @@ pub enum Outcome {
     Cancelled,
     /// With an error that the scenario expects (not found, aborted, …).
     Refused,
-    /// The peer or the way to it was lost. Needs a fault that explains it.
+    /// The peer or the path to it was lost. Needs a fault that explains it.
     PeerLost,
     /// The deadline passed. Needs a fault that explains it.
     Deadline,

@@ -32,7 +32,7 @@ pub(crate) struct NodeState {
     pub(crate) failing: Vec<(Call, u64)>,
     /// Its domains, while they exist.
     pub(crate) domains: Vec<Weak<DomainShared>>,
-    /// Its devices that have failed, by what their fabrics stand for.
+    /// Its devices that have failed, by the kind that their fabrics simulate.
     pub(crate) lost_devices: Vec<FabricKind>,
 }
 

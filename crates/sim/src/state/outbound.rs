@@ -71,9 +71,9 @@ pub(crate) enum Kind {
 #[derive(Debug, Default)]
 pub(crate) struct Ended {
     pub(crate) sources: Vec<SourceSpan>,
-    /// Of the peer, which this end was reading. To be dropped without a lock.
+    /// Bytes of the peer that this side was reading. To be dropped without a lock.
     pub(crate) read: Vec<Buf>,
-    /// Of loans that the peer never got.
+    /// The leases of loans that the peer never got.
     pub(crate) leases: Vec<LeaseId>,
 }
 

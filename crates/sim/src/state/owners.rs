@@ -19,7 +19,7 @@ enum Owner {
     User,
     /// A peer may write it.
     Granted(GrantNumber),
-    /// Nobody, for ever: it is leaked.
+    /// No owner, until the process ends: it is leaked.
     Leaked,
 }
 

@@ -22,7 +22,7 @@ pub(crate) enum PieceState {
     Landed,
 }
 
-/// Cuts the `length` bytes of a part into pieces at random places.
+/// Cuts the `length` bytes of a part into pieces at random positions.
 pub(crate) fn cut_into_pieces(part: usize, length: usize, swarm: &Swarm, rng: &mut Rng) -> Vec<Piece> {
     let mut cuts = vec![0, length];
     if swarm.tiny_pieces {

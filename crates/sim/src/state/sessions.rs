@@ -64,7 +64,7 @@ impl ControlState {
         }
     }
 
-    /// Whether there is a session that `dialler` opened to `listener`. The end that dialled comes first.
+    /// Whether there is a session that `dialler` opened to `listener`. The side that dialled comes first.
     pub(crate) fn has_dialled(&self, dialler: NodeId, listener: NodeId) -> bool {
         let mut sessions = self.ends.chunks_exact(2);
         sessions.any(|ends| {

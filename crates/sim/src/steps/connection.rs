@@ -118,13 +118,13 @@ impl Shared {
             (Phase::Prepared, _) => Ok(()),
             (Phase::Meeting, Some((wanted, other_role))) if wanted == id => {
                 if !roles_fit(role, other_role) {
-                    return Err(cannot_connect("agreeing on roles", "both ends have the same role"));
+                    return Err(cannot_connect("agreeing on roles", "both sides have the same role"));
                 }
                 self.join(&mut state, id, peer);
                 Ok(())
             }
             _ => {
-                let error = cannot_connect("meeting", "the other end is gone");
+                let error = cannot_connect("meeting", "the other side is gone");
                 state.agenda.plan(at, Action::RefuseConnect(id, error));
                 Ok(())
             }
@@ -202,7 +202,7 @@ impl Shared {
     /// A side is given up before its queue pair was returned.
     pub(crate) fn abandon(&self, id: EndpointId) {
         let mut state = self.state();
-        // After the end of the world there is nothing to release.
+        // After the run there is nothing to release.
         let Some(endpoint) = state.endpoints.get_mut(id.index()) else { return };
         match endpoint.phase {
             Phase::Prepared | Phase::Meeting => {
@@ -241,7 +241,7 @@ impl Shared {
         let suitors: Vec<_> = numbered.map(|(number, _)| EndpointId(number as u32)).collect();
         for suitor in suitors {
             let at = self.now() + state.rng.duration(self.swarm.detection_max);
-            let error = cannot_connect("meeting", "the other end was given up");
+            let error = cannot_connect("meeting", "the other side was given up");
             state.agenda.plan(at, Action::RefuseConnect(suitor, error));
         }
     }
@@ -360,7 +360,7 @@ impl Shared {
             (endpoint.core.clone(), endpoint.meet.take())
         };
         if let Some(meeting) = meeting {
-            let error = cannot_connect("confirming", "the other end's confirmation was lost");
+            let error = cannot_connect("confirming", "the other side's confirmation was lost");
             drop(meeting.send(Err(error)));
         }
         self.record(Event::Drained { endpoint: id });

@@ -17,7 +17,7 @@ impl Shared {
     pub(crate) fn find_device(&self, node: NodeId, kind: FabricKind) -> Result<(), FabricError> {
         let lost = |node: &NodeState| node.lost_devices.contains(&kind);
         if self.state().nodes.get(node.index()).is_some_and(lost) {
-            let source = Arc::new(io::Error::other("an injected fault took it"));
+            let source = Arc::new(io::Error::other("an injected fault has removed it"));
             return Err(FabricError::Device { kind, call: "looking for a device", source });
         }
         Ok(())

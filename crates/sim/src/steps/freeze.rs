@@ -9,10 +9,10 @@ use crate::{
     trace::Event,
 };
 
-/// Of 256 polls of a slow node's tasks, how many are put off.
+/// Of 256 polls of a slow node's tasks, how many are deferred.
 const SLOW_OF_256: u32 = 224;
 
-/// Longest time that passes when a poll is put off.
+/// Longest time that passes when a poll is deferred.
 pub(crate) const PUT_OFF_MAX: Duration = Duration::from_micros(20);
 
 impl Shared {
@@ -79,7 +79,7 @@ fn stop_endpoints(state: &mut State, node: NodeId, stopped: bool) {
     ends.for_each(|end| end.stopped = stopped);
 }
 
-/// What becomes of a poll that is due.
+/// How a poll that is due is handled.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum DuePoll {
     /// It is done.

@@ -13,7 +13,7 @@ use crate::{
 /// Longest delay of a late packet.
 const LATE_MAX: Duration = Duration::from_secs(2);
 
-/// Of 256 pieces under way when a process dies, how many arrive late once more.
+/// Of 256 pieces under way when a process dies, how many arrive late, after the queue pair is gone.
 const LATE_OF_256: u32 = 64;
 
 impl Shared {

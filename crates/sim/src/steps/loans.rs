@@ -126,7 +126,7 @@ impl Shared {
         drop(found);
     }
 
-    /// The end of `lender`'s connection: open leases are retired, and loans that were never `delivered` come back.
+    /// The connection of `lender` is over: open leases are retired, and loans that were never `delivered` come back.
     pub(crate) fn retire_leases(&self, lender: EndpointId, undelivered: Vec<LeaseId>) {
         let lent = {
             let mut state = self.state();
@@ -149,7 +149,7 @@ impl Shared {
         }
     }
 
-    /// `holder` is seen to be dead: it has no views any more.
+    /// `holder` is seen to be dead: it no longer has views.
     pub(crate) fn bury(&self, holder: NodeId) {
         let held = self.state().leases.of(|lease| lease.holder == holder);
         if !held.is_empty() {

@@ -63,7 +63,7 @@ impl Shared {
         }
     }
 
-    /// The number of `block` if its pool is observed, as every pool must be unless the scenario says otherwise.
+    /// The number of `block` if its pool is observed, as every pool must be unless the scenario allows others.
     pub(crate) fn observed(&self, block: BlockId) -> Option<BlockNumber> {
         let number = self.owners().observed(block);
         if number.is_none() && !self.state().allowed.unobserved_memory {

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tensorwire_protocol::{
     Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, RequestIndex, ResultSlot,
-    Scope, Shape, Status, TensorReRequest, TensorRequest, Validation, VersionTold, Want,
+    Scope, Shape, Status, TensorReRequest, TensorRequest, Validation, VersionNotice, Want,
     limits::{RESULT_BYTES, RESULT_SLOT_BYTES},
 };
 use tensorwire_sim::Rng;
@@ -153,7 +153,7 @@ fn answer(line: &Line, request: &TensorRequest, rng: &mut Rng) {
         Want::Write(destination) => destination,
         Want::Eager | Want::View => None,
     };
-    let version = Message::Version(VersionTold { index, version: rng.next_u64() });
+    let version = Message::Version(VersionNotice { index, version: rng.next_u64() });
     match rng.below(11) {
         0 => {
             line.did("sends META_DATA_RESPONSE twice");
@@ -237,7 +237,7 @@ fn answer_strangely(
 fn answer_well(line: &Line, request: &TensorRequest) {
     let index = request.index;
     if matches!(request.scope, Scope::Versioned(_)) {
-        line.message(&Message::Version(VersionTold { index, version: 1 }));
+        line.message(&Message::Version(VersionNotice { index, version: 1 }));
     }
     with_value(line, request);
 }

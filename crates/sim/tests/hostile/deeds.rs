@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tensorwire_protocol::{
     Code, Destination, ErrorStatus, Message, RequestIndex, ResultSlot, Scope, Status, StepId,
-    TensorReRequest, TensorRequest, VersionTold, Want, Wanted,
+    TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
     credit::{Answer, Ask, Counts},
     names::NameForm,
     wire::record::{self, Control},
@@ -217,7 +217,7 @@ fn message(line: &Line, rng: &mut Rng) {
         }
         _ => {
             line.did("tells a version of what may not be");
-            Message::Version(VersionTold { index, version: 3 })
+            Message::Version(VersionNotice { index, version: 3 })
         }
     };
     line.message(&message);

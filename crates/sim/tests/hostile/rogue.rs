@@ -69,7 +69,7 @@ struct TalkState {
     lines: Vec<Arc<Line>>,
     /// Connections that were asked for.
     opening: BTreeMap<u32, Half>,
-    /// Frames of both ends.
+    /// Frames of both sides.
     frames: Vec<Vec<u8>>,
     next: u32,
 }

@@ -95,7 +95,7 @@ impl<'memory> Words<'memory> {
     }
 
     /// Writes `value`.
-    pub(crate) fn say(&self, value: u64) {
+    pub(crate) fn store(&self, value: u64) {
         if let Some(word) = self.memory.word(self.mine) {
             word.store(value, Ordering::Release);
         }

@@ -74,10 +74,10 @@ impl Perftest {
         }
     }
 
-    fn command(self, end: &VerbsEnd, operations: u64, bytes: usize, port: u16) -> Command {
+    fn command(self, side: &VerbsSide, operations: u64, bytes: usize, port: u16) -> Command {
         let mut command = Command::new("timeout");
-        command.args(["--signal=KILL", RUN_LIMIT, self.program(), "-F", "-d", &end.device]);
-        command.args(["-i", &end.port.to_string(), "-x", &end.address.to_string()]);
+        command.args(["--signal=KILL", RUN_LIMIT, self.program(), "-F", "-d", &side.device]);
+        command.args(["-i", &side.port.to_string(), "-x", &side.address.to_string()]);
         command.args(["-p", &port.to_string(), "-s", &bytes.to_string(), "-n", &operations.to_string()]);
         match self {
             Self::WriteBandwidth => command.args(["-t", &WRITES_OPEN.min(operations).to_string()]),
@@ -91,13 +91,13 @@ impl Perftest {
 
 /// What perftest must know of a process's device.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct VerbsEnd {
+pub(crate) struct VerbsSide {
     device: String,
     port: u8,
     address: u8,
 }
 
-impl VerbsEnd {
+impl VerbsSide {
     /// The device that `fabric` uses.
     pub(crate) fn new(fabric: &VerbsFabric) -> Self {
         let device = fabric.device().to_owned();
@@ -120,7 +120,7 @@ impl Server {
     /// Starts a server, and waits until it listens; gives its port.
     pub(crate) async fn start(
         test: Perftest,
-        end: &VerbsEnd,
+        side: &VerbsSide,
         (operations, bytes): (u64, usize),
         clock: &dyn Runtime,
     ) -> Result<(Self, u16), BenchError> {
@@ -128,7 +128,7 @@ impl Server {
         let probe = TcpListener::bind((IpAddr::V4(Ipv4Addr::LOCALHOST), 0)).map_err(system("bind"))?;
         let port = probe.local_addr().map_err(system("getsockname"))?.port();
         drop(probe);
-        let mut command = test.command(end, operations.max(OPERATIONS_MIN), bytes, port);
+        let mut command = test.command(side, operations.max(OPERATIONS_MIN), bytes, port);
         let mut server = Self(command.stdout(Stdio::null()).spawn().map_err(system("timeout"))?);
         let begin = clock.now();
         while !listens(port) {
@@ -164,11 +164,11 @@ fn has_listener(table: &str, port: u16) -> bool {
 /// this process has nothing else to do.
 pub(crate) fn run(
     test: Perftest,
-    end: &VerbsEnd,
+    side: &VerbsSide,
     (operations, bytes): (u64, usize),
     port: u16,
 ) -> Result<f64, BenchError> {
-    let mut command = test.command(end, operations.max(OPERATIONS_MIN), bytes, port);
+    let mut command = test.command(side, operations.max(OPERATIONS_MIN), bytes, port);
     let output = command.arg("127.0.0.1").stdout(Stdio::piped()).output().map_err(system("timeout"))?;
     let text = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {

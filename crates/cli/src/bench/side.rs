@@ -9,7 +9,7 @@ use tensorwire_verbs_reactor::{
     QueuePairConfig, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role, TokioRuntime,
 };
 
-use super::{control::EndData, error::BenchError, fabrics::Opened};
+use super::{control::SideData, error::BenchError, fabrics::Opened};
 use crate::registered_pool::RegisteredPool;
 
 const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 64, receive_depth: 1024 };
@@ -21,14 +21,14 @@ pub(super) struct Unconnected {
     prepared: Box<dyn Prepared>,
     source: Pool,
     lent: Granted,
-    data: EndData,
+    data: SideData,
     // Its regions live as long as it does.
     domain: Arc<dyn Domain>,
 }
 
 /// A connected side: writes `bytes` bytes into memory that the other process has granted.
 #[derive(Debug)]
-pub(super) struct End {
+pub(super) struct Side {
     queue_pair: QueuePair,
     payload: Buf,
     target: RemoteRange,
@@ -47,7 +47,7 @@ impl Unconnected {
         let lent = lent.grant();
         let region = receive.region().ok_or(FabricError::Closed)?;
         let prepared = domain.prepare(DEPTHS)?;
-        let data = EndData {
+        let data = SideData {
             connection: prepared.connection_data().0,
             region: region.region.0,
             generation: region.generation.0,
@@ -60,12 +60,12 @@ impl Unconnected {
     }
 
     /// What the other side must know.
-    pub(super) fn data(&self) -> EndData {
+    pub(super) fn data(&self) -> SideData {
         self.data.clone()
     }
 
     /// Connects to the side that `peer` describes.
-    pub(super) async fn connect(self, peer: EndData, role: Role) -> Result<End, BenchError> {
+    pub(super) async fn connect(self, peer: SideData, role: Role) -> Result<Side, BenchError> {
         let runtime =
             TokioRuntime::current().ok_or_else(|| BenchError::Unexpected("no runtime".to_owned()))?;
         let params = ConnectParams {
@@ -88,11 +88,11 @@ impl Unconnected {
         payload.fill(7);
         let target = RemoteRange { region, generation, offset: peer.offset, length: bytes as u64 };
         let payload = payload.freeze();
-        Ok(End { queue_pair, payload, target, _lent: self.lent, _domain: self.domain })
+        Ok(Side { queue_pair, payload, target, _lent: self.lent, _domain: self.domain })
     }
 }
 
-impl End {
+impl Side {
     /// Bytes of a write.
     pub(super) fn bytes(&self) -> usize {
         self.payload.len()
