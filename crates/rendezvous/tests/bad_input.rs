@@ -6,7 +6,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{
-    future::Future,
     io::{self, Write},
     net::TcpListener,
     sync::Arc,
@@ -17,17 +16,13 @@ use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{ClusterSpec, Tensor, Worker, WorkerError};
 use tensorwire_verbs_reactor::{BoxFuture, FabricKind, Runtime, TokioRuntime};
 
+use crate::bounded::bounded;
+
+const LIMIT: Duration = Duration::from_secs(60);
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENT: &str = "/job:worker/replica:0/task:0";
 const SERVER_CPU: &str = "/job:ps/replica:0/task:0/device:CPU:0";
 const CLIENT_CPU: &str = "/job:worker/replica:0/task:0/device:CPU:0";
-
-fn bounded<F: Future<Output = ()>>(test: F) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
-    let ended = runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), test).await });
-    ended.expect("the test hangs");
-}
 
 async fn start(name: &str) -> Worker {
     Worker::builder(name).timeout(Duration::from_secs(20)).start().await.unwrap()
@@ -43,7 +38,7 @@ fn assert_says(error: &impl std::fmt::Display, words: &[&str]) {
 
 #[test]
 fn bad_input_01_malformed_key() {
-    bounded(async {
+    bounded(LIMIT, async {
         let worker = start(CLIENT).await;
         let device = "/job:ps/replica:zero/task:0/device:CPU:0";
         let error = worker.key(device, CLIENT_CPU, "edge").unwrap_err();
@@ -66,7 +61,7 @@ fn e_names_that_act_on_what_shows_them_are_refused_with_field_value_and_remedy()
         let shown = format!("{error} {error:?}");
         assert!(!shown.contains(tensorwire_protocol::text::is_active), "{shown:?}");
     };
-    bounded(async {
+    bounded(LIMIT, async {
         let (server, client) = (start(SERVER).await, start(CLIENT).await);
         let peer = client.peer_at(server.address()).await.unwrap();
         let tensor = || Tensor::from_values(server.pool(), &[1], &[1u8]).unwrap();
@@ -100,7 +95,7 @@ fn e_names_that_act_on_what_shows_them_are_refused_with_field_value_and_remedy()
 
 #[test]
 fn bad_input_02_unknown_worker() {
-    bounded(async {
+    bounded(LIMIT, async {
         let cluster = ClusterSpec::new().worker(SERVER, "127.0.0.1:4242");
         let worker = Worker::builder(CLIENT).cluster(cluster).start().await.unwrap();
         let stranger = "/job:ps/replica:0/task:7";
@@ -116,7 +111,7 @@ fn bad_input_02_unknown_worker() {
 
 #[test]
 fn bad_input_03_recv_into_another_type_or_size() {
-    bounded(async {
+    bounded(LIMIT, async {
         let (server, client) = (start(SERVER).await, start(CLIENT).await);
         client.peer_at(server.address()).await.unwrap();
         let key = client.key(SERVER_CPU, CLIENT_CPU, "edge").unwrap();
@@ -143,7 +138,7 @@ fn bad_input_03_recv_into_another_type_or_size() {
 
 #[test]
 fn bad_input_04_an_address_twice_in_the_cluster() {
-    bounded(async {
+    bounded(LIMIT, async {
         let cluster = ClusterSpec::new().worker(SERVER, "127.0.0.1:4242").worker(CLIENT, "127.0.0.1:4242");
         let error = Worker::builder(CLIENT).cluster(cluster).start().await.unwrap_err();
         assert_says(&error, &["cluster", "127.0.0.1:4242", SERVER, CLIENT, "its own address"]);
@@ -178,7 +173,7 @@ impl Runtime for NoEntropy {
 
 #[test]
 fn e_a_worker_does_not_start_without_random_numbers() {
-    bounded(async {
+    bounded(LIMIT, async {
         let runtime = Arc::new(NoEntropy(TokioRuntime::current().unwrap()));
         let error = Worker::builder(CLIENT).runtime(runtime).start().await.unwrap_err();
         assert_says(&error, &["runtime", "NoEntropy", "random numbers", "not permitted", "/dev/urandom"]);
@@ -187,7 +182,7 @@ fn e_a_worker_does_not_start_without_random_numbers() {
 
 #[test]
 fn bad_input_06_nobody_listens_there() {
-    bounded(async {
+    bounded(LIMIT, async {
         let worker = start(CLIENT).await;
         // A port that was free a moment ago, and stays taken by nobody who accepts.
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
@@ -203,7 +198,7 @@ fn bad_input_06_nobody_listens_there() {
 
 #[test]
 fn bad_input_07_the_wrong_secret() {
-    bounded(async {
+    bounded(LIMIT, async {
         let file = |text: &str| {
             let mut file = tempfile::NamedTempFile::new().unwrap();
             file.write_all(text.as_bytes()).unwrap();
@@ -224,7 +219,7 @@ fn bad_input_07_the_wrong_secret() {
 
 #[test]
 fn bad_input_09_verbs_required_without_a_device() {
-    bounded(async {
+    bounded(LIMIT, async {
         let devices = std::fs::read_dir("/sys/class/infiniband").map_or(0, Iterator::count);
         if devices > 0 {
             println!("skipped: this machine has an RDMA device");
@@ -255,7 +250,7 @@ fn started_with(variables: &[(&str, &str)]) -> String {
 fn bad_input_rdma_settings() {
     let builder = || Worker::builder(CLIENT).fabrics([FabricKind::VERBS, FabricKind::TCP]);
     if std::env::var_os(RDMA_CHILD).is_some() {
-        return bounded(async {
+        return bounded(LIMIT, async {
             match builder().start().await {
                 Ok(worker) => {
                     println!("started");
@@ -273,7 +268,7 @@ fn bad_input_rdma_settings() {
     let settled = [("RDMA_SL", "1"), ("RDMA_QP_SL", "2"), ("TENSORWIRE_RDMA_SERVICE_LEVEL", "0")];
     assert!(started_with(&settled).contains("started"));
     // In code it goes the same way.
-    bounded(async {
+    bounded(LIMIT, async {
         let error = builder().rdma(|rdma| rdma.timeout = Some(0)).start().await.unwrap_err();
         assert!(matches!(error, WorkerError::Config { field: "timeout", .. }), "{error}");
         assert_says(&error, &["timeout", "0", "1 to 31"]);

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::{future::Future, time::Duration};
+use std::time::Duration;
 
 use tensorwire_protocol::{
     Code, Destination, Parameters, Status,
@@ -13,18 +13,12 @@ use tensorwire_rendezvous::{
     Tensor, Worker, WorkerBuilder, WorkerError,
     control::{ControlPlane, ControlSession, GrpcConfig, GrpcPlane, handshake},
 };
-use tensorwire_verbs_reactor::{FabricKind, TokioRuntime, timeout};
+use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
+
+use crate::bounded::bounded;
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const LIMIT: Duration = Duration::from_secs(30);
-
-fn bounded<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
-    let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    tokio.block_on(async {
-        let ended = timeout(&TokioRuntime::current().unwrap(), LIMIT, test()).await;
-        ended.unwrap_or_else(|_| panic!("the test hangs"));
-    });
-}
 
 async fn server(sessions_max: usize) -> Worker {
     let builder =
@@ -43,7 +37,7 @@ async fn fetch(client: &Worker, address: &str) -> Result<(), String> {
 
 #[test]
 fn e_sessions_beyond_the_cap_are_refused_by_name_until_there_is_room() {
-    bounded(|| async {
+    bounded(LIMIT, async {
         let server = server(2).await;
         let mut clients = Vec::new();
         for task in 0..3 {
@@ -70,7 +64,7 @@ fn e_sessions_beyond_the_cap_are_refused_by_name_until_there_is_room() {
 
 #[test]
 fn settings_that_cannot_be_used_are_named_with_value_and_remedy() {
-    bounded(|| async {
+    bounded(LIMIT, async {
         let zero = Duration::ZERO;
         type Setting = fn(WorkerBuilder, Duration) -> WorkerBuilder;
         let refused: [(&str, &str, Setting); 12] = [
@@ -126,7 +120,7 @@ async fn refusal(session: &mut ControlSession) -> Option<Status> {
 #[test]
 fn e_sessions_of_one_peer_beyond_its_cap_are_refused_by_name_until_there_is_room() {
     const GREEDY: &str = "/job:greedy/replica:0/task:0";
-    bounded(|| async {
+    bounded(LIMIT, async {
         let builder = Worker::builder(SERVER)
             .require(FabricKind::TCP)
             .limits(|limits| limits.sessions_per_peer_max = 3);
@@ -189,7 +183,7 @@ async fn answer(session: &mut ControlSession, connection: u32) -> Result<(), Sta
 #[test]
 fn e_data_connections_of_one_peer_are_counted_over_its_sessions() {
     const GREEDY: &str = "/job:greedy/replica:0/task:0";
-    bounded(|| async {
+    bounded(LIMIT, async {
         let builder = Worker::builder(SERVER)
             .require(FabricKind::TCP)
             .limits(|limits| limits.connections_per_peer_max = 3);
@@ -241,7 +235,7 @@ async fn outlasted(mut session: ControlSession, frames: impl Iterator<Item = Con
 #[test]
 fn e_a_peer_that_announces_regions_without_end_loses_its_session() {
     const ROGUE: &str = "/job:rogue/replica:0/task:0";
-    bounded(|| async {
+    bounded(LIMIT, async {
         let server = Worker::builder(SERVER).require(FabricKind::TCP).start().await.unwrap();
         let plane = GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0")).unwrap();
         let session = session(&plane, ROGUE, 1, server.address()).await;
@@ -266,7 +260,7 @@ fn nobodys_data() -> Vec<u8> {
 
 #[test]
 fn e_a_peer_that_asks_for_lists_without_end_loses_its_session() {
-    bounded(|| async {
+    bounded(LIMIT, async {
         let server = server(8).await;
         let plane = GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0")).unwrap();
         let mut session = session(&plane, "/job:rogue/replica:0/task:0", 1, server.address()).await;

@@ -3,10 +3,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod bounded;
 mod editions;
 mod fabrics;
 mod rdma;
 mod tables;
+#[cfg(feature = "test-certificates")]
+mod watchdog;
 mod watched;
 
 mod across;

@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{
-    future::Future,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -16,20 +15,14 @@ use tensorwire_rendezvous::{
     ClusterSpec, Tensor, Worker, WorkerBuilder, WorkerError,
     control::{ControlPlane, ControlSession, GrpcConfig, GrpcPlane, Secret, handshake},
 };
-use tensorwire_verbs_reactor::{FabricKind, Runtime as _, TokioRuntime, timeout};
+use tensorwire_verbs_reactor::{FabricKind, Runtime as _, TokioRuntime};
 use tokio::net::{TcpListener, TcpStream};
+
+use crate::bounded::bounded;
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const TWIN: &str = "/job:twin/replica:0/task:0";
 const LIMIT: Duration = Duration::from_secs(30);
-
-fn bounded<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
-    let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    tokio.block_on(async {
-        let ended = timeout(&TokioRuntime::current().unwrap(), LIMIT, test()).await;
-        ended.unwrap_or_else(|_| panic!("the test hangs"));
-    });
-}
 
 async fn start(builder: WorkerBuilder) -> Worker {
     builder.require(FabricKind::TCP).start().await.unwrap()
@@ -80,7 +73,7 @@ async fn counted(target: String) -> (String, Arc<AtomicUsize>) {
 
 #[test]
 fn d_of_two_live_workers_of_one_name_the_second_is_refused_and_comes_again_at_a_pace() {
-    bounded(|| async {
+    bounded(LIMIT, async {
         let secret = || Secret::new(*b"the secret of these workers").unwrap();
         let server = serve(Worker::builder(SERVER).secret(secret())).await;
         let (door, connections) = counted(server.address().to_owned()).await;
@@ -113,7 +106,7 @@ fn d_of_two_live_workers_of_one_name_the_second_is_refused_and_comes_again_at_a_
 
 #[test]
 fn d_a_worker_that_is_dialled_under_a_name_that_is_taken_is_refused_too() {
-    bounded(|| async {
+    bounded(LIMIT, async {
         let (first, second) = (serve(Worker::builder(TWIN)).await, serve(Worker::builder(TWIN)).await);
         let client = start(Worker::client()).await;
         assert_eq!(fetch(&client, first.address()).await.unwrap(), 5);
@@ -166,7 +159,7 @@ async fn until_begun(session: &mut ControlSession) {
 
 #[test]
 fn l2_a_worker_that_does_not_answer_makes_room_for_its_next_life() {
-    bounded(|| async {
+    bounded(LIMIT, async {
         let server = serve(Worker::builder(SERVER)).await;
         let plane = GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0")).unwrap();
         let mut stopped = session(&plane, TWIN, 1, server.address()).await;
@@ -201,7 +194,7 @@ fn l2_a_worker_that_does_not_answer_makes_room_for_its_next_life() {
 
 #[test]
 fn sessions_of_one_name_and_one_life_stay() {
-    bounded(|| async {
+    bounded(LIMIT, async {
         let server = serve(Worker::builder(SERVER)).await;
         let plane = GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0")).unwrap();
         let mut sessions = Vec::new();
@@ -232,7 +225,7 @@ fn sessions_of_one_name_and_one_life_stay() {
 #[test]
 fn a_plain_name_is_a_workers_wherever_one_is_expected() {
     const FULL: &str = "/job:server/replica:0/task:0";
-    bounded(|| async {
+    bounded(LIMIT, async {
         let server = serve(Worker::builder("server")).await;
         assert_eq!(server.name(), FULL);
         let cluster = ClusterSpec::new().worker("server", server.address());
@@ -260,7 +253,7 @@ fn a_plain_name_is_a_workers_wherever_one_is_expected() {
 
 #[test]
 fn e_a_device_is_no_worker_and_the_error_says_what_to_write() {
-    bounded(|| async {
+    bounded(LIMIT, async {
         let device = format!("{SERVER}/device:CPU:0");
         for (name, remedy) in
             [(&*device, SERVER), ("my-server", "letters, digits and underscores"), ("", "like server")]
@@ -281,7 +274,7 @@ fn e_a_device_is_no_worker_and_the_error_says_what_to_write() {
 
 #[test]
 fn a_client_needs_no_name() {
-    bounded(|| async {
+    bounded(LIMIT, async {
         let server = serve(Worker::builder(SERVER)).await;
         let mut clients = Vec::new();
         for _ in 0..3 {
@@ -310,7 +303,7 @@ fn a_client_needs_no_name() {
 
 #[test]
 fn own_values_are_had_without_a_connection_by_name_and_by_address() {
-    bounded(|| async {
+    bounded(LIMIT, async {
         let worker = serve(Worker::builder("own")).await;
         worker.publish("y", tensor(&worker, &[1, 2])).unwrap();
         let port = worker.address().rsplit_once(':').unwrap().1.to_owned();
@@ -354,7 +347,7 @@ fn own_values_are_had_without_a_connection_by_name_and_by_address() {
 
 #[test]
 fn e_a_lost_peer_is_named_with_its_address() {
-    bounded(|| async {
+    bounded(LIMIT, async {
         for kind in [FabricKind::TCP, FabricKind::SHM] {
             let server = Worker::builder("other").fabrics([kind]).start().await.unwrap();
             let client = Worker::client().require(kind).start().await.unwrap();

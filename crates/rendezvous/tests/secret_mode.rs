@@ -3,13 +3,15 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a helper of tests fails by panicking, as a test does
 
+mod watchdog;
+
 use std::{
     future::Future,
     io::{Read, Write},
     net::{TcpListener, TcpStream, ToSocketAddrs},
     os::{linux::net::SocketAddrExt, unix::net},
     path::PathBuf,
-    sync::{Mutex, Once, mpsc},
+    sync::{Mutex, Once},
     time::Duration,
 };
 
@@ -47,18 +49,10 @@ fn bounded<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
             .with_writer(|| Log);
         subscriber.init();
     });
-    let (done, wait) = mpsc::channel();
-    let thread = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    watchdog::bounded(|| async {
         tracing::trace!("{MARK}");
-        runtime.block_on(test());
-        done.send(()).unwrap();
+        test().await;
     });
-    match wait.recv_timeout(Duration::from_secs(60)) {
-        Ok(()) => thread.join().unwrap(),
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test hangs"),
-        Err(mpsc::RecvTimeoutError::Disconnected) => std::panic::resume_unwind(thread.join().unwrap_err()),
-    }
 }
 
 /// Asserts that nothing that was logged shows `secret`, or twelve bytes of it, in any usual form.

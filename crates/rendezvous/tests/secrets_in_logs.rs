@@ -4,8 +4,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::{future::Future, io::Write as _, net::TcpStream, sync::Arc, time::Duration};
+use std::{io::Write as _, net::TcpStream, sync::Arc, time::Duration};
 
+use crate::bounded::bounded;
 use crate::shown::{assert_not_shown, assert_shown, log_everything, show};
 use crate::tap::Tap;
 use metrics_util::debugging::DebuggingRecorder;
@@ -23,14 +24,6 @@ const CLIENT_CPU: &str = "/job:client/replica:0/task:0/device:CPU:0";
 const SECRET: &str = "Xw7-planted-in-the-workers-Qb2";
 const WRONG: &str = "Rt4-planted-as-a-wrong-one-Hn8";
 const LIMIT: Duration = Duration::from_secs(20);
-
-fn bounded<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
-    let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    tokio.block_on(async {
-        let ended = timeout(&TokioRuntime::current().unwrap(), Duration::from_secs(100), test()).await;
-        ended.unwrap_or_else(|_| panic!("the test hangs"));
-    });
-}
 
 /// A worker whose control sessions are tapped.
 async fn worker(tap: &Tap, name: &str, secret: &str, kind: FabricKind, trust: Trust) -> Worker {
@@ -164,7 +157,7 @@ fn e_no_secret_token_key_proof_or_nonce_is_ever_shown() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     recorder.install().unwrap();
-    bounded(|| async {
+    bounded(Duration::from_secs(100), async {
         let tap = Tap::default();
         let runtime = TokioRuntime::current().unwrap();
         for (kind, trust) in [

@@ -73,8 +73,8 @@ fn the_first_reason_stays_and_drain_gives_once() {
     assert_eq!((pair.a.memory.lent(), pair.a.memory.drained()), (0, 1));
 }
 
-#[test]
-fn content_that_came_before_the_failure_counts_even_after_drain() {
+/// A receive whose content has arrived; its task has not run since.
+fn delivered() -> (Pair, Handle<Outcome>) {
     let mut pair = Pair::new(small());
     pair.b.source.send_bytes(STEP, "k", 24, 1);
     assert!(pair.pull(STEP, "k").is_ok());
@@ -83,6 +83,12 @@ fn content_that_came_before_the_failure_counts_even_after_drain() {
     pair.b.source.send_bytes(STEP, "k", 24, 2);
     pair.tasks.run();
     pair.deliver(B);
+    (pair, handle)
+}
+
+#[test]
+fn content_that_came_before_the_failure_counts_even_after_drain() {
+    let (mut pair, handle) = delivered();
     pair.a.connection.fail("the wire was cut");
     assert!(pair.a.connection.drain().is_empty());
     pair.tasks.run();
@@ -91,14 +97,7 @@ fn content_that_came_before_the_failure_counts_even_after_drain() {
 
 #[test]
 fn content_that_nobody_awaits_any_more_comes_back_without_housekeeping() {
-    let mut pair = Pair::new(small());
-    pair.b.source.send_bytes(STEP, "k", 24, 1);
-    assert!(pair.pull(STEP, "k").is_ok());
-    let handle = pair.receive(A, STEP, "k");
-    pair.run();
-    pair.b.source.send_bytes(STEP, "k", 24, 2);
-    pair.tasks.run();
-    pair.deliver(B);
+    let (mut pair, handle) = delivered();
     pair.a.connection.fail("the wire was cut");
     assert!(pair.a.connection.drain().is_empty());
     pair.tasks.cancel(handle.task);
@@ -107,14 +106,7 @@ fn content_that_nobody_awaits_any_more_comes_back_without_housekeeping() {
 
 #[test]
 fn memory_on_its_way_back_is_drained_when_housekeeping_has_ended() {
-    let mut pair = Pair::new(small());
-    pair.b.source.send_bytes(STEP, "k", 24, 1);
-    assert!(pair.pull(STEP, "k").is_ok());
-    let handle = pair.receive(A, STEP, "k");
-    pair.run();
-    pair.b.source.send_bytes(STEP, "k", 24, 2);
-    pair.tasks.run();
-    pair.deliver(B);
+    let (mut pair, handle) = delivered();
     pair.tasks.cancel(handle.task);
     // Housekeeping does not run before the failure.
     pair.break_down();

@@ -6,11 +6,7 @@ mod names;
 mod strangers;
 mod way;
 
-use std::{
-    future::Future,
-    sync::{OnceLock, mpsc},
-    time::Duration,
-};
+use std::{sync::OnceLock, time::Duration};
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tensorwire_memory::copy::{CopyReason, count};
@@ -24,26 +20,13 @@ use tensorwire_rendezvous::{
 };
 use tensorwire_verbs_reactor::FabricKind;
 
+use crate::watchdog::bounded;
+
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENT: &str = "/job:worker/replica:0/task:0";
 
 /// What the server publishes it under.
 const KEY: &str = "the-name-of-the-published-tensor";
-
-/// Runs `test` on a thread and a runtime of its own, within a minute.
-fn bounded<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
-    let (done, wait) = mpsc::channel();
-    let thread = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(test());
-        done.send(()).unwrap();
-    });
-    match wait.recv_timeout(Duration::from_secs(60)) {
-        Ok(()) => thread.join().unwrap(),
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test hangs"),
-        Err(mpsc::RecvTimeoutError::Disconnected) => std::panic::resume_unwind(thread.join().unwrap_err()),
-    }
-}
 
 /// The CA that all honest workers trust.
 fn authority() -> &'static Authority {

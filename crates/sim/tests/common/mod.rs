@@ -19,10 +19,20 @@ use tensorwire_verbs_reactor::{
 
 /// Registers each block of a pool.
 #[derive(Debug)]
-struct Registrar {
+pub(crate) struct Registrar {
     domain: Arc<dyn Domain>,
     access: Access,
     regions: Mutex<BTreeMap<BlockId, RemoteRegion>>,
+}
+
+impl Registrar {
+    pub(crate) fn new(domain: &Arc<dyn Domain>, access: Access) -> Arc<Self> {
+        Arc::new(Self { domain: domain.clone(), access, regions: Mutex::default() })
+    }
+
+    pub(crate) fn region(&self, block: BlockId) -> Option<RemoteRegion> {
+        self.regions.lock().unwrap().get(&block).copied()
+    }
 }
 
 impl BlockVisitor for Registrar {
@@ -67,20 +77,15 @@ impl Side {
             |name| PoolConfig { block_bytes: 64 << 10, cap_bytes: 256 << 10, ..PoolConfig::new(name) };
         let source = node.pool(config("source")).unwrap();
         let receive = node.pool(config("receive")).unwrap();
-        let registrar = |access| {
-            let domain = domain.clone();
-            Arc::new(Registrar { domain, access, regions: Mutex::default() })
-        };
-        source.add_visitor(registrar(Access::LOCAL)).unwrap();
-        let registrar = registrar(Access { remote_read: true, ..Access::RECEIVE });
+        source.add_visitor(Registrar::new(&domain, Access::LOCAL)).unwrap();
+        let registrar = Registrar::new(&domain, Access { remote_read: true, ..Access::RECEIVE });
         receive.add_visitor(registrar.clone()).unwrap();
         Arc::new(Self { handle: handle.clone(), node, domain, source, receive, registrar })
     }
 
     /// Registers the blocks of a further pool of this process, for local use.
     pub(crate) fn register(&self, pool: &Pool) {
-        let (domain, access) = (self.domain.clone(), Access::LOCAL);
-        pool.add_visitor(Arc::new(Registrar { domain, access, regions: Mutex::default() })).unwrap();
+        pool.add_visitor(Registrar::new(&self.domain, Access::LOCAL)).unwrap();
     }
 
     /// A frozen buffer with the content of `transfer`.
@@ -93,7 +98,7 @@ impl Side {
     /// Lends a buffer with whatever was in it.
     pub(crate) async fn lend(&self, length: usize) -> Lent {
         let granted = self.receive.alloc(length).await.unwrap().grant();
-        let region = self.registrar.regions.lock().unwrap()[&granted.block().unwrap().id()];
+        let region = self.registrar.region(granted.block().unwrap().id()).unwrap();
         let range = RemoteRange {
             region: region.region,
             generation: region.generation,

@@ -1,29 +1,13 @@
 //! A rogue's own memory: what it sends from, and what it lends.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-};
+use std::sync::Arc;
 
-use tensorwire_memory::{Block, BlockId, BlockVisitor, BufMut, Granted, Pool, PoolConfig, VisitError};
+use tensorwire_memory::{BufMut, Granted, Pool, PoolConfig};
 use tensorwire_protocol::{Destination, wire::control::RegionRecord};
 use tensorwire_sim::Node;
 use tensorwire_verbs_reactor::{Access, Domain, RegionGeneration, RegionId, RemoteRange, RemoteRegion};
 
-#[derive(Debug)]
-struct Registrar {
-    domain: Arc<dyn Domain>,
-    access: Access,
-    regions: Mutex<BTreeMap<BlockId, RemoteRegion>>,
-}
-
-impl BlockVisitor for Registrar {
-    fn block_added(&self, block: &Block) -> Result<(), VisitError> {
-        let region = self.domain.register(block, self.access).map_err(|error| VisitError(Arc::new(error)))?;
-        self.regions.lock().unwrap().insert(block.id(), region);
-        Ok(())
-    }
-}
+use crate::common::Registrar;
 
 /// A pool whose blocks are registered.
 #[derive(Debug)]
@@ -36,7 +20,7 @@ impl Registered {
     pub(super) fn new(node: &Node, domain: &Arc<dyn Domain>, name: &'static str, access: Access) -> Self {
         let config = PoolConfig { block_bytes: 256 << 10, cap_bytes: 8 << 20, ..PoolConfig::new(name) };
         let pool = node.pool(config).unwrap();
-        let registrar = Arc::new(Registrar { domain: domain.clone(), access, regions: Mutex::default() });
+        let registrar = Registrar::new(domain, access);
         pool.add_visitor(registrar.clone()).unwrap();
         Self { pool, registrar }
     }
@@ -48,7 +32,7 @@ impl Registered {
     /// Lends memory for good: with its process it goes.
     pub(super) fn lend(&self, bytes: u32) -> Option<(Granted, RemoteRegion, Destination)> {
         let granted = self.pool.try_alloc(bytes as usize).ok()?.grant();
-        let region = *self.registrar.regions.lock().unwrap().get(&granted.block()?.id())?;
+        let region = self.registrar.region(granted.block()?.id())?;
         let destination = Destination {
             region: region.region.0,
             generation: region.generation.0,

@@ -1,0 +1,17 @@
+//! Runs a test on a thread and a runtime of its own, within a minute, even if it blocks that thread.
+
+use std::{future::Future, sync::mpsc, time::Duration};
+
+pub(crate) fn bounded<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
+    let (done, wait) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(test());
+        done.send(()).unwrap();
+    });
+    match wait.recv_timeout(Duration::from_secs(60)) {
+        Ok(()) => thread.join().unwrap(),
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test hangs"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => std::panic::resume_unwind(thread.join().unwrap_err()),
+    }
+}
