@@ -242,7 +242,7 @@ fn the_log_has_targets_that_users_can_name() {
     });
     let noted = noted.0.lock().unwrap();
     for (crate_name, target) in
-        [("rendezvous", "tensorwire::worker"), ("verbs_reactor", "tensorwire::fabric")]
+        [("tensorwire_rendezvous", "tensorwire::worker"), ("tensorwire_verbs_reactor", "tensorwire::fabric")]
     {
         let of_crate = noted.iter().filter(|(_, module)| module.starts_with(crate_name));
         let targets: std::collections::BTreeSet<_> = of_crate.map(|(target, _)| target.as_str()).collect();

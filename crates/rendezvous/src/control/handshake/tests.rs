@@ -492,7 +492,7 @@ fn another_wire_version_is_refused_with_both_named() {
         {
             let error = met.unwrap_err().to_string();
             assert!(error.contains(&format!("version {other}")), "{error}");
-            assert!(error.contains(&format!("this end {WIRE_VERSION}")), "{error}");
+            assert!(error.contains(&format!("this side {WIRE_VERSION}")), "{error}");
             // The other end can say the same.
             assert!(matches!(answers[..], [ControlFrame::Hello { wire_version: WIRE_VERSION, .. }]));
         }
