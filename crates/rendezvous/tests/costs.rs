@@ -11,8 +11,8 @@ use tensorwire_rendezvous::{Tensor, Worker};
 use tensorwire_verbs_reactor::{FabricKind, Wait};
 use tokio::{runtime::Runtime, sync::mpsc::UnboundedReceiver};
 
-/// Pulls that are counted.
-const PULLS: u64 = 100;
+/// Times that the pulls are counted: what the process and its neighbours do beside them only adds.
+const ROUNDS: usize = 3;
 
 /// What one side spent on the counted pulls.
 #[derive(Debug, Clone, Copy)]
@@ -24,15 +24,26 @@ struct Cost {
     tasks: usize,
 }
 
+impl Cost {
+    fn least(self, other: Self) -> Self {
+        Self {
+            locks: self.locks.min(other.locks),
+            allocations: self.allocations.min(other.allocations),
+            sleeps: self.sleeps.min(other.sleeps),
+            tasks: self.tasks.min(other.tasks),
+        }
+    }
+}
+
 fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// Runs `work` on this thread and counts.
-fn counted(runtime: &Runtime, work: impl Future<Output = ()>) -> Cost {
+/// Runs `work`, which is so many pulls, on this thread and counts.
+fn counted(runtime: &Runtime, pulls: u32, work: impl Future<Output = ()>) -> Cost {
     let (locks, parks) = (tensorwire_testpoints::locks_taken(), runtime.metrics().worker_park_count(0));
     let allocated = measure(|| runtime.block_on(work));
-    let of_one = |count: u64| count as f64 / PULLS as f64;
+    let of_one = |count: u64| count as f64 / f64::from(pulls);
     Cost {
         locks: of_one(tensorwire_testpoints::locks_taken() - locks),
         allocations: of_one(allocated.count_total),
@@ -49,6 +60,7 @@ fn worker(name: &str, wait: Wait) -> tensorwire_rendezvous::WorkerBuilder {
 fn serve(
     wait: Wait,
     bytes: usize,
+    pulls: u32,
     address: &mpsc::Sender<String>,
     mut marks: UnboundedReceiver<()>,
     done: &mpsc::Sender<Cost>,
@@ -63,7 +75,7 @@ fn serve(
         server
     });
     loop {
-        let cost = counted(&runtime, async {
+        let cost = counted(&runtime, pulls, async {
             let _mark = marks.recv().await;
         });
         done.send(cost).unwrap();
@@ -74,12 +86,20 @@ fn serve(
     runtime.block_on(server.shutdown());
 }
 
-/// The costs of a pull at the receiver and at the sender.
-fn costs(wait: Wait, bytes: usize) -> (Cost, Cost) {
+/// The least costs of a pull at the receiver and at the sender, counted over so many pulls.
+fn costs(wait: Wait, bytes: usize, pulls: u32) -> (Cost, Cost) {
+    let rounds = (0..ROUNDS).map(|_| costs_of_round(wait, bytes, pulls));
+    let least = |(receiver, sender): (Cost, Cost), (at_receiver, at_sender)| {
+        (receiver.least(at_receiver), sender.least(at_sender))
+    };
+    rounds.reduce(least).unwrap()
+}
+
+fn costs_of_round(wait: Wait, bytes: usize, pulls: u32) -> (Cost, Cost) {
     let (say, address) = mpsc::channel();
     let (mark, marks) = tokio::sync::mpsc::unbounded_channel();
     let (done, spent) = mpsc::channel();
-    let server = thread::spawn(move || serve(wait, bytes, &say, marks, &done));
+    let server = thread::spawn(move || serve(wait, bytes, pulls, &say, marks, &done));
     let runtime = runtime();
     let address = address.recv().unwrap();
     let (client, peer) = runtime.block_on(async {
@@ -88,14 +108,14 @@ fn costs(wait: Wait, bytes: usize) -> (Cost, Cost) {
         (client, peer)
     });
     let pull = async || {
-        for _ in 0..PULLS {
+        for _ in 0..pulls {
             assert_eq!(peer.fetch("w").await.unwrap().bytes().len(), bytes);
         }
     };
     runtime.block_on(pull());
     mark.send(()).unwrap();
     spent.recv().unwrap();
-    let receiver = counted(&runtime, pull());
+    let receiver = counted(&runtime, pulls, pull());
     mark.send(()).unwrap();
     let sender = spent.recv().unwrap();
     drop(mark);
@@ -113,7 +133,7 @@ fn a_small_pull_takes_few_locks_and_allocations() {
     for (wait, most_locks, most_sleeps) in
         [(Wait::Sleep, [20.0, 18.0], 1.0 + BESIDE), (Wait::Busy, [18.0, 13.0], 0.0)]
     {
-        let (receiver, sender) = costs(wait, 8);
+        let (receiver, sender) = costs(wait, 8, 100);
         let [at_receiver, at_sender] = most_locks;
         for (side, cost, locks, allocations) in
             [("receiver", receiver, at_receiver, 8.0), ("sender", sender, at_sender, 9.0)]
@@ -128,12 +148,12 @@ fn a_small_pull_takes_few_locks_and_allocations() {
 }
 
 #[test]
-fn a_large_pull_allocates_nothing_for_a_piece_and_takes_one_lock_a_poll() {
+fn a_large_pull_allocates_nothing_for_a_piece_and_takes_at_most_two_locks_for_it() {
     /// What a poll copies at most.
     const PIECE: usize = 256 << 10;
     const BYTES: usize = 64 << 20;
     let _turn = super::turn();
-    let (receiver, sender) = costs(Wait::Sleep, BYTES);
+    let (receiver, sender) = costs(Wait::Sleep, BYTES, 10);
     println!("64 MiB: {receiver:?}, {sender:?}");
     let pieces = (BYTES / PIECE) as f64;
     // Each poll takes one: those that copy a piece, and those that wait for what the second copier has begun. Beside them are
