@@ -299,10 +299,10 @@ impl Case {
             other => return Err(BenchError::Unexpected(format!("{other:?}"))),
         };
         let order = Order::Connect { side: mine.data() };
-        let (side, answer) =
-            futures::join!(mine.connect(theirs, Role::Acceptor), stage.peer.ask(&order, "connecting"));
-        // If the second process failed, its error is the cause.
-        done(answer?)?;
+        // If the second process failed, its error is the cause. If it has ended, nobody will connect.
+        let side = async { Ok(mine.connect(theirs, Role::Acceptor).await) };
+        let answer = async { done(stage.peer.ask(&order, "connecting").await?) };
+        let (side, ()) = futures::try_join!(side, answer)?;
         Ok(Arc::new(side?))
     }
 
