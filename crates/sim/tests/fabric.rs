@@ -29,7 +29,7 @@ fn fabric(_runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
 fn on_worlds<T, F>(_flavour: Flavour, test: T)
 where
     T: Fn(Arc<dyn Runtime>) -> F + Send + Clone + 'static,
-    F: Future<Output = ()>,
+    F: Future<Output = ()> + 'static,
 {
     for seed in seeds() {
         let test = test.clone();

@@ -53,7 +53,7 @@ needs_a_device! {
 fn between_processes<T, F>(flavour: Flavour, test: T)
 where
     T: FnOnce(Arc<dyn Runtime>) -> F + Send + 'static,
-    F: Future<Output = ()>,
+    F: Future<Output = ()> + 'static,
 {
     process_pair::run(&ENDS, flavour, test);
 }

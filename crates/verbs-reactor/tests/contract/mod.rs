@@ -26,6 +26,7 @@ use std::{
     time::Duration,
 };
 
+use futures::{FutureExt, future::LocalBoxFuture};
 use tensorwire_verbs_reactor::{Fabric, FabricKind, Runtime, TokioRuntime};
 
 /// No test may take longer than this, whatever goes wrong in it.
@@ -128,7 +129,7 @@ pub enum Flavour {
 pub fn bounded<T, F>(flavour: Flavour, test: T)
 where
     T: FnOnce(Arc<dyn Runtime>) -> F + Send + 'static,
-    F: Future<Output = ()>,
+    F: Future<Output = ()> + 'static,
 {
     bounded_by(TEST_LIMIT, flavour, test);
 }
@@ -137,8 +138,16 @@ where
 pub fn bounded_by<T, F>(limit: Duration, flavour: Flavour, test: T)
 where
     T: FnOnce(Arc<dyn Runtime>) -> F + Send + 'static,
-    F: Future<Output = ()>,
+    F: Future<Output = ()> + 'static,
 {
+    run_boxed(limit, flavour, Box::new(|runtime| test(runtime).boxed_local()));
+}
+
+/// A test whose type is erased: more than a thousand tests share the code that runs them, which otherwise is most of what
+/// is compiled for them.
+type Test = Box<dyn FnOnce(Arc<dyn Runtime>) -> LocalBoxFuture<'static, ()> + Send>;
+
+fn run_boxed(limit: Duration, flavour: Flavour, test: Test) {
     let (done, watchdog) = mpsc::channel();
     let worker = thread::spawn(move || {
         let runtime = match flavour {

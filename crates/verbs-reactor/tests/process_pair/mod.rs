@@ -70,7 +70,7 @@ static IDLE: Mutex<Vec<Arc<Other>>> = Mutex::new(Vec::new());
 pub(crate) fn run<T, F>(ends: &'static Ends, flavour: Flavour, test: T)
 where
     T: FnOnce(Arc<dyn Runtime>) -> F + Send + 'static,
-    F: Future<Output = ()>,
+    F: Future<Output = ()> + 'static,
 {
     if env::var_os(OTHER).is_some() {
         return serve::serve(ends);

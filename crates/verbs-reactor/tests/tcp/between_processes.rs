@@ -29,7 +29,7 @@ contract_suite!(
 fn run<T, F>(flavour: Flavour, test: T)
 where
     T: FnOnce(Arc<dyn Runtime>) -> F + Send + 'static,
-    F: Future<Output = ()>,
+    F: Future<Output = ()> + 'static,
 {
     process_pair::run(&ENDS, flavour, test);
 }
