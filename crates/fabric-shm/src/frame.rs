@@ -1,4 +1,4 @@
-//! Connection data and control frames: little-endian, versioned, of fixed length. Lengths and kinds of peers are
+//! Connection data and control frames: little-endian, versioned, each kind of fixed length. What a peer sends is
 //! checked here.
 
 use std::fmt;
@@ -7,15 +7,15 @@ use tensorwire_verbs_reactor::{ConnectionData, FabricError, FabricKind, PeerViol
 
 use crate::limits::FRAME_BYTES;
 
-/// Version of connection data, frames and ring layout together.
+/// The one version of connection data, frames and ring layout.
 const VERSION: u8 = 3;
-/// First byte of connection data, which tells the data of another fabric from those of another version.
+/// Second byte of connection data. It tells connection data of another fabric from those of another version.
 const DATA_KIND: u8 = b's';
 const NAME_BYTES: usize = 16;
 const TOKEN_BYTES: usize = 32;
 const DATA_BYTES: usize = 2 + NAME_BYTES + TOKEN_BYTES;
 
-/// A secret of the two sides. Each side shows the other's once.
+/// A secret that both sides know. Each side shows the other side's token once.
 #[derive(Clone)]
 pub(super) struct Token([u8; TOKEN_BYTES]);
 
@@ -32,7 +32,7 @@ impl Token {
         Self(bytes)
     }
 
-    /// Compares in a time that does not depend on where the tokens differ.
+    /// Compares in constant time, so that the time does not reveal where the tokens differ.
     pub(super) fn matches(&self, other: &Self) -> bool {
         let difference = self.0.iter().zip(&other.0).fold(0, |sum, (mine, theirs)| sum | (mine ^ theirs));
         std::hint::black_box(difference) == 0
@@ -46,7 +46,7 @@ fn fill(bytes: &mut [u8], runtime: &dyn Runtime) {
     }
 }
 
-/// How to reach one prepared end.
+/// The address of one prepared queue pair.
 #[derive(Debug, Clone)]
 pub(super) struct Address {
     name: [u8; NAME_BYTES],
@@ -85,10 +85,10 @@ impl Address {
             (Some(VERSION), Some(DATA_KIND)) => {}
             (Some(other), Some(DATA_KIND)) => {
                 return Err(fail(format!(
-                    "the peer speaks version {other}, this side {VERSION}: run the same release on both"
+                    "the peer has version {other}, this side {VERSION}: run the same release on both"
                 )));
             }
-            _ => return Err(fail("it is not from a shared-memory end".to_owned())),
+            _ => return Err(fail("it is not that of a shared-memory queue pair".to_owned())),
         }
         let parsed = (reader.array(), reader.array(), data.0.len());
         let (Some(name), Some(token), DATA_BYTES) = parsed else {
@@ -103,7 +103,7 @@ impl Address {
 pub(super) enum Frame {
     /// The first frame of each side. Carries the page set's memfd and the eventfd this side sleeps on.
     Hello {
-        /// The *other* end's token, which only someone who got its connection data knows.
+        /// The token of the *receiver* of this frame. Only a process that got its connection data knows it.
         token: Token,
         /// Slots of this side's ring.
         slots: u32,
@@ -114,7 +114,7 @@ pub(super) enum Frame {
     Ready,
     /// Carries the memfd of a block. Sent before the first descriptor that names it.
     Block {
-        /// Number of the block: they are counted from 0.
+        /// Number of the block, counted from 0 on each connection and side.
         index: u32,
         /// Its length in bytes.
         length: u64,
@@ -168,7 +168,7 @@ impl Frame {
         })
     }
 
-    /// How many descriptors come with it.
+    /// How many file descriptors come with the frame.
     pub(super) fn fds(&self) -> usize {
         match self {
             Self::Hello { .. } => 2,

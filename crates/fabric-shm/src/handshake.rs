@@ -1,4 +1,4 @@
-//! How two prepared ends become a connection: over a Unix socket with an abstract name.
+//! The handshake of two prepared queue pairs, over a Unix socket with an abstract name.
 //!
 //! ```text
 //! dialer                                   acceptor (listens since it was prepared)
@@ -7,8 +7,8 @@
 //!   token right? check and map         <---  Hello {dialer's token} + 2 fds
 //!   Ready                              --->
 //! ```
-//! Abstract names are public. A process that connects without the right token is refused, and the acceptor goes on
-//! waiting. The token can be used once.
+//! Abstract names are public. The acceptor refuses a process that connects without the right token, and goes on
+//! waiting. A token can be used once.
 
 use std::{
     io,
@@ -36,7 +36,7 @@ use crate::{
 
 const KIND: FabricKind = FabricKind::SHM;
 
-/// How long a dialer waits before it tries a full backlog again.
+/// How long a dialer waits before it connects again, if the acceptor's backlog was full.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
 
 /// What this side brings to the connection.
@@ -59,7 +59,7 @@ pub(super) struct Accepted {
     pub(super) page: PeerPage,
     pub(super) ringer: Ringer,
     pub(super) receive_depth: u32,
-    /// Its process, if that can be seen.
+    /// Its process, if this process may see it.
     pub(super) process: Option<(ProcessId, OwnedFd)>,
 }
 
@@ -96,13 +96,14 @@ impl From<Failure> for FabricError {
             Failure::EndOfFile => Self::PeerLost {
                 kind: KIND,
                 cause: LossCause::EndOfFile,
-                detail: "it closed the socket during the handshake: it gave up, or our token was wrong"
-                    .into(),
+                detail:
+                    "it closed the socket during the handshake: it gave up, or this side's token was wrong"
+                        .into(),
             },
             Failure::OtherUser(uid) => connect(
                 "checking the peer's user",
                 format!(
-                    "it runs as user {uid}, this process as {}: run both as one",
+                    "it runs as user {uid}, this process as {}: run both as the same user",
                     rustix::process::geteuid().as_raw()
                 ),
             ),
@@ -113,7 +114,7 @@ impl From<Failure> for FabricError {
 /// Connects within `params.limit`.
 ///
 /// # Cancel safety
-/// Dropping the future closes the socket; the peer sees that.
+/// Dropping the future closes the socket, which the peer notices.
 pub(super) async fn establish(
     runtime: &Arc<dyn Runtime>,
     offer: &Offer,
@@ -178,8 +179,9 @@ async fn accept(
             Ok(Ok((socket, hello))) => return answer(offer, peer, socket, hello).await,
             Ok(Err(failure)) => {
                 stranger.fetch_or(matches!(failure, Failure::Violation(_)), Ordering::Relaxed);
-                // At DEBUG only: any local process can cause any number of these lines. If nobody shows the right token,
-                // the error of the connection attempt says so, and its caller logs that within a quota.
+                // DEBUG, because any local process can cause any number of these lines. If no process shows the right
+                // token, the connection attempt fails with an error that says so, and its caller logs that within a
+                // quota.
                 log!(DEBUG, ?failure, "shm: refused a process without the right token");
             }
             Err(_) => log!(DEBUG, "shm: refused a process that sent no hello in time"),
@@ -187,7 +189,7 @@ async fn accept(
     }
 }
 
-/// Accepts only a peer that shows our token.
+/// Checks that `candidate` runs as the same user and shows this side's token.
 async fn screen(candidate: OwnedFd, offer: &Offer) -> Result<(AsyncFd<OwnedFd>, Hello), Failure> {
     check_user(candidate.as_fd())?;
     let socket = register(candidate)?;
@@ -219,7 +221,7 @@ async fn answer(
 
 fn check_user(socket: BorrowedFd<'_>) -> Result<(), Failure> {
     let credentials = sys::peer_credentials(socket);
-    let uid = credentials.map_err(|error| Failure::System("asking for the peer's user", error))?.uid;
+    let uid = credentials.map_err(|error| Failure::System("getting the peer's user", error))?.uid;
     if uid == rustix::process::geteuid().as_raw() { Ok(()) } else { Err(Failure::OtherUser(uid)) }
 }
 
@@ -277,7 +279,7 @@ async fn receive(socket: &AsyncFd<OwnedFd>) -> Result<(Frame, Vec<OwnedFd>), Fai
     let packet = socket.async_io(Interest::READABLE, |fd| sys::receive(fd.as_fd())).await;
     let packet = packet.map_err(|error| match error.kind() {
         io::ErrorKind::ConnectionReset => Failure::EndOfFile,
-        _ => Failure::System("hearing from the peer", error),
+        _ => Failure::System("receiving from the peer", error),
     })?;
     if packet.length == 0 {
         return Err(Failure::EndOfFile);

@@ -1,9 +1,9 @@
-//! A second core for long copies: one thread per process, which takes chunks from the back of a payload while the
-//! connection's task takes them from the front; one core copies at about half the speed of two.
+//! A second core for long copies. One thread per process, the helper, copies chunks from the back of a payload while
+//! the connection's task copies them from the front. Two cores copy at about twice the speed of one.
 //!
-//! Nothing waits for the helper to come: where no core is idle it comes late, and finds nothing left to do. What it
-//! has begun must be waited for, because the completion vouches for every byte; where that took long, other work
-//! needs the cores, and the next copies are not shared.
+//! The task does not wait for the helper to begin: if no core is idle, the helper comes late and finds nothing left to
+//! do. The task waits for a chunk that the helper has begun, because a completion means that every byte has landed. If
+//! that wait is long, other work needs the cores, and the next copies are not shared.
 
 use std::{
     num::NonZeroUsize,
@@ -27,13 +27,13 @@ use crate::{
     sys::Mapping,
 };
 
-/// The helper's queue; `None` where the process has one core only, or no thread to spare.
+/// The helper's queue; `None` if the process has one core only, or if the thread could not be started.
 static HELPER: OnceLock<Option<SyncSender<Arc<SharedCopy>>>> = OnceLock::new();
 
-/// Copies that are not to be shared, since the helper made others wait.
+/// How many of the next copies are not shared, because one had to wait long for the helper.
 static PAUSE: AtomicU32 = AtomicU32::new(0);
 
-/// A payload in the peer's memory on its way into a grant.
+/// A copy of a payload from the peer's memory into granted memory.
 #[derive(Debug)]
 pub(super) struct SharedCopy {
     source: Arc<Mapping>,
@@ -42,12 +42,12 @@ pub(super) struct SharedCopy {
     destination: RemoteTarget,
     reason: CopyReason,
     chunks: Chunks,
-    /// The grant ended under the helper.
+    /// The grant ended while the helper copied.
     refused: AtomicBool,
 }
 
 impl SharedCopy {
-    /// `None` if `source` does not hold as many bytes from `offset` on as `destination` takes.
+    /// `None` if `source` has fewer bytes from `offset` on than `destination` takes.
     pub(super) fn new(
         source: Arc<Mapping>,
         offset: usize,
@@ -60,7 +60,7 @@ impl SharedCopy {
         (end <= source.length()).then_some(Self { source, offset, destination, reason, chunks, refused })
     }
 
-    /// Copies one chunk and gives its length.
+    /// Copies one chunk, and gives its length.
     fn copy(&self, chunk: u32) -> Result<usize, MemoryError> {
         let start = chunk as usize * CHUNK_BYTES;
         let length = CHUNK_BYTES.min(self.destination.length().saturating_sub(start));
@@ -68,7 +68,7 @@ impl SharedCopy {
         // SAFETY: `new` has checked that the payload lies inside the mapping, which `self` keeps; every page of a
         // sealed block is allocated, so that reading cannot fault. `access` covers `length` bytes of a live grant that
         // no slice of this process aliases, and `chunks` gives each chunk to one thread only. The peer may change the
-        // source meanwhile: the target looks at its `closed` word before anyone is told.
+        // source meanwhile: the target reads its `closed` word before it reports the write.
         unsafe {
             let source = self.source.base().as_ptr().add(self.offset + start);
             copy_raw(access.pointer(), source, length, self.reason);
@@ -76,7 +76,7 @@ impl SharedCopy {
         Ok(length)
     }
 
-    /// The helper's part.
+    /// Copies chunks from the back until none is left. Called by the helper.
     pub(super) fn help(&self) {
         while let Some(chunk) = self.chunks.take_back() {
             if self.copy(chunk).is_err() {
@@ -87,28 +87,28 @@ impl SharedCopy {
     }
 }
 
-/// What one step of a shared copy came to.
+/// The result of one step of a shared copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shared {
     /// So many bytes were copied by this step.
     Copied(usize),
-    /// The helper is still at its last chunk.
+    /// All chunks are taken, and the helper still copies one.
     HelperIsAtIt,
     /// All bytes are there.
     Done,
 }
 
-/// The task's end of a shared copy. Dropping it waits for the helper to leave the memory, for the length of a chunk at
-/// most.
+/// The task's half of a shared copy. Dropping it waits until the helper no longer touches the memory, which takes at
+/// most as long as one chunk.
 #[derive(Debug)]
 pub(super) struct HelpedCopy {
     copy: Arc<SharedCopy>,
-    /// Steps that found the helper at its last chunk.
+    /// Steps that found the helper still copying.
     waits: u32,
 }
 
 impl HelpedCopy {
-    /// Shares the copy with the helper, if it is long enough and there is one with time.
+    /// Shares the copy with the helper. `None` if it is too short, or if the helper is absent, busy or paused.
     pub(super) fn begin(
         source: &Arc<Mapping>,
         offset: usize,
@@ -124,7 +124,7 @@ impl HelpedCopy {
         Some(Self::of(copy))
     }
 
-    /// The task's end of `copy`.
+    /// The task's half of `copy`.
     pub(super) fn of(copy: Arc<SharedCopy>) -> Self {
         Self { copy, waits: 0 }
     }

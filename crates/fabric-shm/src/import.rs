@@ -1,4 +1,4 @@
-//! Checking and mapping what the peer shares.
+//! Checks and maps the memory that the peer shares.
 
 use std::{io, os::fd::BorrowedFd, sync::Arc};
 
@@ -20,8 +20,8 @@ pub(super) enum ImportError {
     System(#[from] io::Error),
 }
 
-/// Maps `length` bytes of the peer's memfd read-only, after checking that it is a memfd of exactly this size,
-/// that nobody can resize it or punch holes into it any more, and that it has no hole: reading it can't fault, and takes
+/// Maps `length` bytes of the peer's memfd read-only. Checks first that it is a memfd of exactly this size, that its
+/// seals forbid to resize it and to punch holes into it, and that it has no hole. So reading it cannot fault, and takes
 /// no memory but page tables.
 pub(super) fn map_sealed(fd: BorrowedFd<'_>, length: u64) -> Result<Mapping, ImportError> {
     if length == 0 || !sys::is_sealed(fd, length)? {
@@ -35,9 +35,9 @@ pub(super) fn map_sealed(fd: BorrowedFd<'_>, length: u64) -> Result<Mapping, Imp
 #[derive(Debug)]
 pub(super) struct ImportedBlock {
     mapping: Arc<Mapping>,
-    /// Which chunks are known to be resident in our page table.
+    /// By chunk: whether its pages are known to be in this process's page table.
     populated: Vec<bool>,
-    /// How many are not.
+    /// How many chunks are not.
     missing: usize,
 }
 
@@ -53,8 +53,8 @@ impl ImportedBlock {
         offset.checked_add(length).is_some_and(|end| end <= self.mapping.length() as u64)
     }
 
-    /// The address of `length` bytes from `offset` on, resident; `None` outside the block. Populates what is
-    /// touched for the first time, chunk by chunk, so that a huge block costs a small write nothing.
+    /// The address of `length` bytes from `offset` on, made resident; `None` if they do not lie inside the block. Only
+    /// the chunks of the range are populated, so that a small write out of a huge block stays cheap.
     pub(super) fn resident(&mut self, offset: u64, length: usize) -> io::Result<Option<*const u8>> {
         if !self.covers(offset, length as u64) {
             return Ok(None);
@@ -65,8 +65,8 @@ impl ImportedBlock {
         Ok(Some(unsafe { self.mapping.base().as_ptr().add(start) }))
     }
 
-    /// Makes up to `limit` bytes (at least a chunk) of what is missing in the range resident, and gives how many that
-    /// were and whether the whole range is resident now.
+    /// Makes missing chunks of the range resident, up to `limit` bytes but at least one chunk. Gives how many bytes
+    /// that were, and whether the whole range is resident now.
     pub(super) fn populate(
         &mut self,
         start: usize,

@@ -1,8 +1,8 @@
-//! Memory that the peer views, as the producer counts it.
+//! Memory that the peer views: the producer's half of a lease.
 //!
-//! Each lease has a slot and a generation. The peer, which alone writes its page, stores the generation in the
-//! slot's word when its last view is gone. What it stores too early, twice or at random costs it the leases it
-//! holds, nothing else.
+//! Each lease has a slot and a generation. When the peer's last view is gone, it stores the generation in the slot's
+//! word on its own page, which only it writes. A peer that stores a generation too early, twice or at random ends its
+//! own leases, and harms nobody else.
 
 use std::{
     collections::BTreeMap,
@@ -18,22 +18,22 @@ use tensorwire_verbs_reactor::{FabricError, FabricKind};
 
 use crate::{limits::LEASES_MAX, ring::PeerPage, sys::ProcessId};
 
-/// Leases that are ended per lock of the producer.
+/// How many leases are ended while the producer's lock is held once.
 const BATCH: usize = 32;
 
-/// The other process, which may hold leases through several connections, also through ended ones.
+/// The peer's process. It may hold leases through several connections, among them connections that have ended.
 #[derive(Debug)]
 pub(super) struct PeerProcess {
-    /// Readable when it is dead.
+    /// Readable once the process is dead.
     pidfd: OwnedFd,
-    /// Leases open and retired.
+    /// Number of its leases, open and retired.
     held: AtomicU32,
-    /// Their bytes.
+    /// Bytes of those leases.
     bytes: AtomicU64,
     caps: LeaseCaps,
 }
 
-/// What one process may hold through all its connections, ended ones included.
+/// The limits of one peer process, for all its connections together, those that have ended included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LeaseCaps {
     pub(super) leases: u32,
@@ -76,12 +76,12 @@ impl Processes {
         self.caps
     }
 
-    /// Each process may hold so much.
+    /// No processes yet; `caps` are the limits of each.
     pub(super) fn new(caps: LeaseCaps) -> Self {
         Self { caps, known: Mutex::default() }
     }
 
-    /// The process `id`, of which `pidfd` is a handle.
+    /// The entry of the process `id`, shared by all connections to it. `pidfd` refers to that process.
     pub(super) fn join(&self, id: ProcessId, pidfd: OwnedFd) -> Arc<PeerProcess> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|_, process| process.strong_count() > 0);
@@ -95,17 +95,17 @@ impl Processes {
     }
 }
 
-/// Why the bytes must stay as they are.
+/// What keeps the bytes of a lease unchanged.
 #[derive(Debug)]
 pub(super) enum Kept {
-    /// The connection is up.
+    /// The connection is up: the buffer itself.
     Lent(Buf),
-    /// The connection is over, and the peer may still read.
+    /// The connection is over, but the peer may still read the bytes.
     Retired(Retired),
 }
 
 impl Kept {
-    /// The peer reads no more. Buffers go back to their pool, so no lock may be held.
+    /// Gives the memory back, because the peer reads it no more. Buffers go back to their pool, so no lock may be held.
     fn release(self) {
         match self {
             Self::Lent(buffer) => drop(buffer),
@@ -114,7 +114,7 @@ impl Kept {
     }
 }
 
-/// Leases that have ended, to be [settled](Ended::settle) without a lock.
+/// Leases that have ended. The caller [settles](Ended::settle) them after it has released its locks.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
     kept: [Option<Kept>; BATCH],
@@ -129,7 +129,7 @@ impl Ended {
 
 #[derive(Debug)]
 struct Lease {
-    /// Of the slot's present or next use.
+    /// Generation of the slot's present use, or of its next one if it is free.
     generation: u64,
     bytes: u64,
     kept: Option<Kept>,
@@ -139,13 +139,13 @@ struct Lease {
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     leases: Vec<Lease>,
-    /// Slots without a lease.
+    /// Slots that have no lease.
     free: Vec<u32>,
-    /// Slots with one.
+    /// Slots that have one.
     open: Vec<u32>,
-    /// How many releases the peer had counted when its page was last looked through.
+    /// The peer's count of releases when the latest pass over `open` began.
     seen: u64,
-    /// Where a pass over `open` that was cut short goes on.
+    /// Where the next call continues a pass over `open` that found more than a batch.
     cursor: Option<usize>,
 }
 
@@ -154,7 +154,7 @@ impl Leases {
         self.open.is_empty()
     }
 
-    /// Opens a lease of `buffer`: its slot and generation.
+    /// Opens a lease of `buffer`, and gives its slot and generation.
     ///
     /// # Errors
     /// [`FabricError::LeasesExhausted`], [`FabricError::LeasedBytesExhausted`]; [`FabricError::Unsupported`] when the
@@ -164,7 +164,8 @@ impl Leases {
         process: Option<&Arc<PeerProcess>>,
         buffer: Buf,
     ) -> Result<(u32, u64), FabricError> {
-        let what = "lend to a process that it can't watch: run both in one process namespace, or send a copy";
+        let what =
+            "lend to a process that it cannot watch: run both in one process namespace, or send a copy";
         let process = process.ok_or(FabricError::Unsupported { kind: FabricKind::SHM, what })?;
         if self.open.len() >= LEASES_MAX as usize {
             return Err(FabricError::LeasesExhausted { open: LEASES_MAX, cap: LEASES_MAX });
@@ -184,7 +185,7 @@ impl Leases {
         Ok((slot, lease.generation))
     }
 
-    /// Ends leases that the peer has released, a bounded number at a time. The flag is true if there may be more.
+    /// Ends leases that the peer has released, at most [`BATCH`] per call. The flag is true if there may be more.
     pub(super) fn released(&mut self, peer: &PeerPage, process: Option<&Arc<PeerProcess>>) -> (Ended, bool) {
         let mut ended = Ended::default();
         if self.open.is_empty() {
@@ -221,7 +222,7 @@ impl Leases {
         (ended, false)
     }
 
-    /// The connection is over: open leases become retired ones.
+    /// Makes open leases retired ones, because the connection is over.
     pub(super) fn retire(&mut self) {
         for &slot in &self.open {
             let kept = &mut self.leases[slot as usize].kept;
@@ -232,7 +233,7 @@ impl Leases {
         }
     }
 
-    /// The peer's process is dead, so that it reads nothing any more. The flag is true if there are more leases.
+    /// Ends leases because the peer's process is dead, at most [`BATCH`] per call. The flag is true if there are more.
     pub(super) fn bury(&mut self, process: Option<&Arc<PeerProcess>>) -> (Ended, bool) {
         let mut ended = Ended::default();
         for entry in &mut ended.kept {

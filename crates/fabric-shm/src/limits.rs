@@ -1,39 +1,41 @@
 //! Every maximum and chunk size of this fabric.
 
-/// Bytes copied or made resident in one go before the thread is given back: about 60 µs of a cold memcpy, 55 µs
-/// of page table entries.
+/// Bytes copied or made resident in one poll, before other tasks have their turn. A cold copy of as many takes about
+/// 60 µs, and filling their page table entries 55 µs.
 pub(super) const CHUNK_BYTES: usize = 256 << 10;
 
-/// The shortest payload that a second core helps to copy: below, waking it costs more than it saves (1 MiB takes 47 µs
-/// with its help, and 33 µs without).
+/// The shortest payload that a second core helps to copy. For shorter ones, waking it costs more than it saves: 1 MiB
+/// takes 47 µs with its help, and 33 µs without.
 pub(super) const HELP_BYTES: usize = 2 << 20;
 
 /// Copies that may wait for the helper.
 pub(super) const HELP_QUEUE: usize = 4;
 
-/// Turns of waiting for the helper's last chunk after which the next [`HELP_PAUSE`] copies are not shared: a chunk
-/// takes 20 to 60 µs, a turn about one.
+/// After so many polls that wait for the helper's last chunk, the next [`HELP_PAUSE`] copies are not shared. A chunk
+/// takes 20 to 60 µs, and a poll about 1 µs.
 pub(super) const HELP_WAITS: u32 = 200;
 
-/// Copies done alone after the helper made one wait.
+/// How many copies are not shared after one had to wait for the helper.
 pub(super) const HELP_PAUSE: u32 = 32;
 
-/// Descriptors executed in one go.
+/// Descriptors executed in one poll.
 pub(super) const BATCH_DESCRIPTORS: usize = 64;
 
-/// Control frames read in one go; each may map a block, which takes some 10 µs.
+/// Control frames read in one poll. Each may map a block, which takes some 10 µs.
 pub(super) const BATCH_FRAMES: usize = 16;
 
-/// The longest payload that rides in the descriptor ring itself: most messages of the protocol.
+/// The longest payload that is written into the descriptor ring itself. Most messages of the protocol are shorter.
 pub(super) const INLINE_BYTES: usize = 192;
 
 /// The deepest send queue.
 pub(super) const DEPTH_MAX: u32 = 1 << 16;
 
-/// One-sided reads that a peer may have unanswered. Its ring has room for their answers beside its own operations.
+/// One-sided reads that a peer may have unanswered. Each side's ring has room for as many answers beside its own
+/// operations.
 pub(super) const READS_MAX: u32 = 16;
 
-/// Writes that are complete once they are posted and may lie in a ring beside its operations and answers, at least.
+/// The least number of quiet writes for which a ring has room beside its operations and answers. A quiet write is
+/// complete once it is posted.
 pub(super) const QUIET_MIN: u32 = 16;
 
 /// The most slots of a ring.
@@ -42,7 +44,7 @@ pub(super) const SLOTS_MAX: u32 = (DEPTH_MAX + READS_MAX + QUIET_MIN).next_power
 /// Blocks of a peer mapped per connection. Each costs one mapping; a process has 65,530 by default.
 pub(super) const BLOCKS_MAX: usize = 4096;
 
-/// Leases of one connection: each has a word on the page of the process that views.
+/// Leases of one connection. Each has a word on the page of the process that views the memory.
 pub(super) const LEASES_MAX: u32 = 4096;
 
 /// Leases that one process may hold by default, through all its connections.
@@ -54,5 +56,6 @@ pub(super) const FRAME_BYTES: usize = 64;
 /// Descriptors that one control frame may carry.
 pub(super) const FRAME_FDS: usize = 2;
 
-/// A stranger at the acceptor's socket may take this fraction of the time that connecting may take.
+/// Part of the time limit of a connection attempt, as a divisor: a process that connects to the acceptor's socket has
+/// so much time to show the token.
 pub(super) const CANDIDATE_SHARE: u32 = 4;

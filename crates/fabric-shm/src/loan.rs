@@ -10,7 +10,7 @@ use crate::{
     sys::Mapping,
 };
 
-/// What releases a lease.
+/// What is needed to release a lease.
 #[derive(Debug)]
 pub(super) struct Release {
     pub(super) own: Arc<OwnPage>,
@@ -21,14 +21,14 @@ pub(super) struct Release {
 }
 
 impl Release {
-    /// Tells the peer that this process reads the bytes no more.
+    /// Stores that this process reads the bytes no more, and rings the peer if it waits for that.
     pub(super) fn tell(&self) {
         self.own.release(self.slot, self.generation);
         self.ringer.ring_for_release(&self.peer);
     }
 }
 
-/// A range of the peer's block under a lease. Keeps the block mapped, whatever becomes of the connection.
+/// A range of the peer's block under a lease. Keeps the block mapped, also after the connection has ended.
 #[derive(Debug)]
 pub(super) struct Loan {
     mapping: Arc<Mapping>,
@@ -38,18 +38,17 @@ pub(super) struct Loan {
 }
 
 impl Loan {
-    /// The range must lie inside the mapping, and be resident.
+    /// A view of the range, which must lie inside the mapping and be resident.
     pub(super) fn new(mapping: Arc<Mapping>, offset: usize, length: usize, release: Release) -> Self {
         debug_assert!(offset.checked_add(length).is_some_and(|end| end <= mapping.length()));
         Self { mapping, offset, length, release }
     }
 }
 
-// SAFETY: the range lies inside the mapping, by the constructor's caller (`Target`, which checks it against the
-// block), and the mapping lives as long as this value. Every page of it is allocated and the file can't shrink or
-// lose pages, by the seals that `import` verifies. The peer does not write the bytes until the lease is released,
-// which only this value's drop does: the peer's `Leases` enforces that; a peer of the same trust domain that breaks
-// it spoils only its own values.
+// SAFETY: the range lies inside the mapping: `Target`, which calls the constructor, checks it against the block. The
+// mapping lives as long as this value. Every page of it is allocated and the file cannot shrink or lose pages: `import`
+// verifies the seals. The peer does not write the bytes until the lease is released, which only this value's drop does:
+// the peer's `Leases` enforces that. A peer of the same trust domain that breaks it spoils only its own values.
 unsafe impl ForeignMemory for Loan {
     fn base(&self) -> NonNull<u8> {
         // SAFETY: the offset lies inside the mapping.

@@ -1,4 +1,4 @@
-//! The requester's half: posts descriptors, reaps completions.
+//! The requester's half of a connection: it posts descriptors and reaps completions.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -38,13 +38,13 @@ struct Entry {
 /// What a descriptor in the ring is for.
 #[derive(Debug)]
 enum Purpose {
-    /// An earlier part of an operation, or a read, which its answer completes.
+    /// A part of an operation that others follow, or a read, which its answer completes.
     Part,
-    /// It was complete when it was posted.
+    /// A write that was complete when it was posted.
     Quiet,
     /// It completes the operation.
     Last(Posted),
-    /// It answers a read of the peer; the bytes stay until the peer has executed it.
+    /// It answers a read of the peer. The bytes stay until the peer has executed it.
     Answer(Buf),
 }
 
@@ -53,7 +53,7 @@ enum Purpose {
 pub(super) enum Returned {
     /// A completion to be handed out.
     Operation(Posted),
-    /// Bytes that the peer has read, to be dropped without a lock.
+    /// Bytes that the peer has read. The caller drops them without a lock.
     Bytes(Buf),
 }
 
@@ -64,49 +64,49 @@ struct Prepared {
     local: Buf,
 }
 
-/// What became of an attempt to post.
+/// The result of an attempt to post.
 #[derive(Debug)]
 pub(super) enum Post {
     /// The descriptor is in the ring.
     Published,
-    /// The socket that must carry a block's descriptor first is full for now: the operation waits in line.
+    /// The operation waits in line: the ring is full, or the socket that must carry a block's memfd first is.
     Waiting,
     /// This operation cannot be posted.
     Failed(FabricError),
 }
 
-/// The state of the requester's half. All of it is this side's own.
+/// The state of the requester's half. The peer cannot write any of it.
 #[derive(Debug, Default)]
 pub(super) struct Producer {
     /// Position of the next descriptor.
     tail: u64,
     /// Descriptors whose completion was reaped.
     completed: u64,
-    /// Bytes that the peer copies to execute those in the ring.
+    /// Bytes that the peer copies to execute the descriptors in the ring.
     copied_by_peer: u64,
-    /// Position after the latest descriptor whose completion means something here.
+    /// Position after the latest descriptor that is not quiet.
     awaited: u64,
-    /// Quiet descriptors in the ring.
+    /// Number of quiet descriptors in the ring.
     quiet: u64,
     /// Descriptors in the ring, oldest first.
     posted: VecDeque<Entry>,
-    /// Operations that wait for the socket, at most as many as the send queue is deep.
+    /// Operations that wait for the socket or the ring; at most as many as the send queue is deep.
     waiting: VecDeque<(SlotKey, WorkRequest)>,
-    /// Numbers of the blocks that the peer was sent.
+    /// Numbers of the blocks whose memfd the peer was sent.
     blocks: HashMap<BlockId, u32>,
     leases: Leases,
     reads: Reads,
     answers: Answers,
-    /// Regions of the peer, for `submit_inline`.
+    /// Regions of the peer that `submit_inline` used last.
     latest: LatestRegions,
-    /// Room for the descriptors of one operation, empty between calls.
+    /// Empty between calls; reused for the descriptors of one operation.
     prepared: Vec<Prepared>,
     /// Set once: nothing is posted any more.
     over: Option<FabricError>,
 }
 
 impl Producer {
-    /// Posts one operation, or puts it in line behind those that wait.
+    /// Posts one operation, or puts it in line behind others that wait.
     pub(super) fn submit(&mut self, connection: &Connection, key: SlotKey, request: &WorkRequest) -> Post {
         if let Some(error) = &self.over {
             return Post::Failed(error.clone());
@@ -118,7 +118,7 @@ impl Producer {
         post
     }
 
-    /// Posts the oldest operation that waits for the socket, and gives it with the outcome.
+    /// Tries to post the oldest operation in line, and gives it with the result.
     pub(super) fn retry(&mut self, connection: &Connection) -> Option<(Posted, Post)> {
         let (key, request) = self.waiting.pop_front()?;
         let post = self.post(connection, key, &request);
@@ -129,7 +129,7 @@ impl Producer {
         Some((posted, post))
     }
 
-    /// Takes an operation out of the line; whether it stood there.
+    /// Takes an operation out of the line, and gives whether it stood there.
     pub(super) fn withdraw(&mut self, key: SlotKey) -> bool {
         let before = self.waiting.len();
         self.waiting.retain(|(waiting, _)| *waiting != key);
@@ -151,7 +151,7 @@ impl Producer {
         self.tail
     }
 
-    /// Position after the latest descriptor whose completion somebody waits for, or that holds room for others.
+    /// Position after the latest descriptor that is not quiet. There is nothing to reap for the ones after it.
     pub(super) fn awaited(&self) -> u64 {
         self.awaited
     }
@@ -161,12 +161,15 @@ impl Producer {
         !self.waiting.is_empty() || !self.answers.waiting.is_empty()
     }
 
-    /// Whether reads or answers wait for something.
+    /// Whether reads or answers wait for room in the ring or in the socket.
     pub(super) fn has_reads_waiting(&self) -> bool {
         self.reads.may_ask() || !self.answers.waiting.is_empty()
     }
 
-    /// Takes the next completion that the peer has returned and somebody waits for.
+    /// Takes the next completion that ends an operation or frees bytes.
+    ///
+    /// # Errors
+    /// [`PeerViolation::Malformed`] if the peer's count is impossible.
     pub(super) fn reap(&mut self, connection: &Connection) -> Result<Option<Returned>, PeerViolation> {
         let consumed = connection.peer.consumed();
         if consumed < self.completed || consumed > self.tail {
@@ -191,11 +194,11 @@ impl Producer {
         Ok(None)
     }
 
-    /// Posts a write of bytes that travel in the descriptor, if there is room for one beside all that operations and
-    /// answers are promised; `None` if not.
+    /// Posts a quiet write, whose bytes travel in the descriptor. `None` if the bytes are too many, or if the ring has
+    /// no room for it beside that which is reserved for operations and answers.
     ///
     /// # Errors
-    /// The checks of a NIC.
+    /// The checks that a NIC makes before a write leaves.
     pub(super) fn submit_inline(
         &mut self,
         connection: &Connection,
@@ -225,7 +228,7 @@ impl Producer {
         Some(Ok(()))
     }
 
-    /// Forgets the oldest descriptors, as far as they are quiet and among the `consumed` that the peer has executed.
+    /// Removes the oldest descriptors, as far as they are quiet and the peer has executed them.
     fn forget_quiet(&mut self, consumed: u64) {
         while self.completed < consumed.min(self.tail)
             && self.posted.pop_front_if(|oldest| matches!(oldest.purpose, Purpose::Quiet)).is_some()
@@ -235,8 +238,8 @@ impl Producer {
         }
     }
 
-    /// Refuses everything from now on; what waits in line is ended by whoever fails the slots. Gives the bytes that
-    /// the peer was reading, to be dropped without a lock once it was told that the connection is over.
+    /// Refuses everything from now on. Operations in line end when the caller fails their slots. Gives the bytes that
+    /// the peer may be reading: the caller drops them, without a lock, after it has closed the connection.
     pub(super) fn end(&mut self, error: &FabricError) -> Vec<Buf> {
         self.over = Some(error.clone());
         mem::take(&mut self.waiting);
@@ -249,27 +252,27 @@ impl Producer {
         posted.chain(waiting).collect()
     }
 
-    /// Whether the peer may have one more read answered.
+    /// Checks that the peer has fewer unanswered reads than it may have.
     pub(super) fn may_answer(&self, connection: &Connection) -> Result<(), PeerViolation> {
         let room = self.answers.have_room(connection.peer.consumed());
         room.then_some(()).ok_or(PeerViolation::TooManyReads)
     }
 
-    /// Takes the answer to a read of the peer, which [may](Self::may_answer) have it.
+    /// Queues the answer to a read of the peer. [`may_answer`](Self::may_answer) must have allowed it.
     pub(super) fn answer(&mut self, answer: Answer) {
         self.answers.waiting.push_back(answer);
     }
 
-    /// Reads of this side under way.
+    /// This side's reads under way.
     pub(super) fn reads(&mut self) -> &mut Reads {
         &mut self.reads
     }
 
-    /// Posts answers, and asks for reads, as far as there is room: whether anything was posted, and whether there will
-    /// be room at once for what is left.
+    /// Posts answers and reads, as far as there is room. Gives whether anything was posted, and whether more can be
+    /// posted as soon as completions are reaped.
     ///
     /// # Errors
-    /// An answer can't be given, which ends the connection.
+    /// An answer cannot be given, which ends the connection.
     pub(super) fn serve_reads(&mut self, connection: &Connection) -> Result<(bool, bool), FabricError> {
         let before = self.tail;
         while self.has_room(connection, 1)
@@ -292,7 +295,7 @@ impl Producer {
         }
     }
 
-    /// The first waiting answer as it travels; `None` while the socket has no room for its block's descriptor.
+    /// The descriptor of the first waiting answer; `None` while the socket has no room for its block's memfd.
     fn next_answer(&mut self, connection: &Connection) -> Result<Option<Descriptor>, FabricError> {
         let Some(Answer { tag, bytes }) = self.answers.waiting.front() else { return Ok(None) };
         let (tag, bytes) = (*tag, bytes.clone());
@@ -306,8 +309,8 @@ impl Producer {
         Ok(Some(Descriptor { immediate: None, continues: false, is_quiet: false, remote: None, source }))
     }
 
-    /// Whether `weight` more descriptors fit the ring. Slots of operations are reserved first and answers are few, but
-    /// the peer may have taken descriptors whose completions were not reaped yet; and none is ever overwritten.
+    /// Whether `weight` more descriptors fit the ring. Operations have reserved their slots and answers are bounded, so
+    /// that there is room unless completions were not reaped yet. A descriptor is never overwritten before that.
     fn has_room(&self, connection: &Connection, weight: u64) -> bool {
         self.tail - self.completed + weight <= u64::from(connection.own.slots())
     }
@@ -335,7 +338,7 @@ impl Producer {
                 Post::Published
             });
         }
-        // Kept between calls for its memory.
+        // Reused, so that most operations allocate nothing.
         let mut prepared = mem::take(&mut self.prepared);
         let result = self.prepare(connection, request, &mut prepared);
         let post = match result {
@@ -351,7 +354,7 @@ impl Producer {
         post
     }
 
-    /// Makes the descriptors of `request`, all of them or none. False when they can't be posted yet.
+    /// Makes the descriptors of `request`. False if they cannot be posted yet, because the ring or the socket is full.
     fn prepare(
         &mut self,
         connection: &Connection,
@@ -396,7 +399,7 @@ impl Producer {
     }
 
     /// Where the peer finds the bytes, which must lie in memory that it can map; `None` while the socket has no room
-    /// for the block's descriptor.
+    /// for the block's memfd.
     fn source(&mut self, connection: &Connection, local: &Buf) -> Result<Option<Source>, FabricError> {
         if local.is_empty() {
             return Ok(Some(Source::Nothing));
@@ -409,7 +412,7 @@ impl Producer {
         Ok(self.share(connection, block, fd)?.map(|index| Source::Block { index, offset }))
     }
 
-    /// A lease of `local`; `None` while the socket has no room for the block's descriptor.
+    /// A lease of `local`; `None` while the socket has no room for the block's memfd.
     fn lent(&mut self, connection: &Connection, local: &Buf) -> Result<Option<Source>, FabricError> {
         if local.is_empty() {
             return Err(FabricError::Unsupported { kind: KIND, what: "lend an empty buffer" });
@@ -421,12 +424,13 @@ impl Producer {
         Ok(Some(Source::Lent { index, offset, length, slot, generation }))
     }
 
-    /// What the peer views.
+    /// Leases of the memory that the peer views.
     pub(super) fn leases(&mut self) -> &mut Leases {
         &mut self.leases
     }
 
-    /// The number under which the peer knows `block`, which it is sent first if need be.
+    /// The number under which the peer knows `block`. Sends it the block's memfd if this is the block's first use;
+    /// `None` while the socket has no room for that.
     fn share(
         &mut self,
         connection: &Connection,
@@ -447,14 +451,14 @@ impl Producer {
                 self.blocks.insert(block.id(), index);
                 Ok(Some(index))
             }
-            // A peer that is gone is seen by the driver, which ends the operations that wait.
+            // If the peer is gone, the driver notices it at the socket and ends the operations that wait.
             Err(error) if will_be_told(&error) => Ok(None),
-            Err(error) => Err(FabricError::device(KIND, "sending a block's descriptor", error)),
+            Err(error) => Err(FabricError::device(KIND, "sending a block's memfd", error)),
         }
     }
 }
 
-/// The checks that a NIC makes before a write leaves, of the whole operation before any of its pieces.
+/// Makes the checks that a NIC makes before a write leaves, for the whole operation before any piece is posted.
 fn aim(connection: &Connection, request: &WorkRequest) -> Result<(), FabricError> {
     let regions = connection.core.remote_regions();
     match request {
@@ -468,8 +472,8 @@ fn aim(connection: &Connection, request: &WorkRequest) -> Result<(), FabricError
     }
 }
 
-/// The parts of a read, all of them checked; `None` for other operations. Most have one only, and allocate nothing
-/// here.
+/// The parts of a read, each of them checked: the first, and the rest. `None` for other operations. A read of one part
+/// allocates nothing here.
 fn resolve_reads(
     connection: &Connection,
     posted: Posted,
@@ -482,7 +486,7 @@ fn resolve_reads(
     Ok(Some((first, rest)))
 }
 
-/// The checks that a NIC makes before a read leaves.
+/// Makes the checks that a NIC makes before a read leaves.
 fn resolve(connection: &Connection, posted: Posted, part: &ReadPart<'_>) -> Result<Read, FabricError> {
     let ReadPart { remote, into, is_last } = *part;
     let regions: &RemoteRegions = connection.core.remote_regions();
@@ -493,7 +497,7 @@ fn resolve(connection: &Connection, posted: Posted, part: &ReadPart<'_>) -> Resu
     Ok(Read { posted, range: *remote, key, destination: target.map(|(_, target)| target) })
 }
 
-/// The block of `local`, if the peer can map it and the domain knows it.
+/// The block of `local` and its memfd, if the peer can map it and it is registered.
 fn reachable<'buffer>(
     connection: &Connection,
     local: &'buffer Buf,
@@ -506,13 +510,13 @@ fn reachable<'buffer>(
     Ok((block, fd))
 }
 
-/// Whether the socket will show readiness or its end after this error.
+/// Whether the socket will become writable, or will show that the peer is gone, after this error.
 fn will_be_told(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, Interrupted, NotConnected, WouldBlock};
     matches!(error.kind(), WouldBlock | Interrupted | BrokenPipe | ConnectionReset | NotConnected)
 }
 
-/// Puts a tiny payload into the slot of `position`.
+/// Copies a payload of at most [`INLINE_BYTES`] into the slot of `position`.
 fn stage(connection: &Connection, position: u64, local: &[u8]) {
     let length = local.len().min(INLINE_BYTES);
     // SAFETY: the slot has room for `INLINE_BYTES` and is not published, so nobody reads it; `local` is readable

@@ -1,14 +1,16 @@
 //! One-sided reads.
 //!
-//! A read is a descriptor that names the peer's bytes. The *target* checks it as a NIC would and answers with a
-//! descriptor of its own that says where in its blocks the bytes are; the reader copies them out of its read-only
-//! mapping into memory that only it writes, looks at the target's `closed` word as after any copy, and completes. So
-//! every page keeps its one writer, the bytes are copied once, by the process that wants them in its cache, and a
-//! target that dies, stops or closes ends the read and never tears it: the target keeps the bytes until the reader
-//! has executed the answer, or the connection is closed.
+//! 1. The reader posts a descriptor that names the target's bytes.
+//! 2. The target checks it as a NIC does, and answers with a descriptor that names the block and offset of the bytes.
+//! 3. The reader copies them out of its read-only mapping of that block, looks at the target's `closed` word as after
+//!    any copy, and completes the read.
 //!
-//! A peer has at most [`READS_MAX`] reads unanswered; further ones wait at the reader. Rings have room for the
-//! answers beside the operations of their own side.
+//! Every page keeps its one writer, and the bytes are copied once, by the process that uses them. The target leaves the
+//! bytes unchanged until the reader has executed the answer or the connection is closed. If the target dies, stops or
+//! closes, the read fails; it never completes with bytes that had changed.
+//!
+//! A side has at most [`READS_MAX`] reads unanswered; further ones wait at the reader. A ring has room for the answers
+//! beside the operations of its own side.
 
 use std::{collections::VecDeque, fmt};
 
@@ -27,17 +29,17 @@ pub(super) struct Posted {
     pub(super) length: u64,
 }
 
-/// A read of the peer's memory, checked and resolved.
+/// A read of the peer's memory that passed the checks of its range and of its destination.
 pub(super) struct Read {
-    /// What its answer completes; `None` for an earlier part of an operation.
+    /// The operation that its answer completes; `None` if more parts of the operation follow.
     pub(super) posted: Option<Posted>,
     pub(super) range: RemoteRange,
     pub(super) key: u32,
-    /// `None` if it is empty.
+    /// `None` if the read is of no bytes.
     pub(super) destination: Option<RemoteTarget>,
 }
 
-// Without the key, as keys are never shown.
+// Without the key: keys are never logged.
 impl fmt::Debug for Read {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Read")
@@ -48,12 +50,12 @@ impl fmt::Debug for Read {
     }
 }
 
-/// The reads of this side that are not over.
+/// This side's reads that are not complete.
 #[derive(Debug, Default)]
 pub(super) struct Reads {
-    /// Not asked for yet. Bounded by the slots of operations.
+    /// Not in the ring yet. Bounded by the slots of operations.
     queued: VecDeque<Read>,
-    /// In the order in which they are answered, at most [`READS_MAX`].
+    /// In the ring, in the order in which they are answered; at most [`READS_MAX`].
     asked: VecDeque<Read>,
     /// Tag of the first of `asked`.
     first: u32,
@@ -64,12 +66,12 @@ impl Reads {
         self.queued.push_back(read);
     }
 
-    /// Whether there is a read that could be asked for.
+    /// Whether a read waits, and may be asked for now.
     pub(super) fn may_ask(&self) -> bool {
         !self.queued.is_empty() && self.asked.len() < READS_MAX as usize
     }
 
-    /// The descriptor that asks for the next read, which counts as asked for from here on.
+    /// The descriptor of the next read, which counts as asked for after this.
     pub(super) fn ask(&mut self) -> Option<Descriptor> {
         if !self.may_ask() {
             return None;
@@ -87,13 +89,16 @@ impl Reads {
         })
     }
 
-    /// Where the answer of `length` bytes under `tag` goes.
+    /// The destination of the answer with `tag` and `length`; `None` if the read is of no bytes.
+    ///
+    /// # Errors
+    /// [`PeerViolation::Malformed`] for an answer to any read but the oldest.
     pub(super) fn expected(&self, tag: u32, length: u64) -> Result<Option<RemoteTarget>, PeerViolation> {
         let next = self.asked.front().filter(|read| self.first == tag && read.range.length == length);
         Ok(next.ok_or(PeerViolation::Malformed)?.destination.clone())
     }
 
-    /// The next answer is executed: the operation that it completes, if it is its last.
+    /// The oldest read was answered. Gives the operation that this completes, if it was the operation's last part.
     pub(super) fn answered(&mut self) -> Option<Posted> {
         let read = self.asked.pop_front()?;
         self.first = self.first.wrapping_add(1);
@@ -101,24 +106,24 @@ impl Reads {
     }
 }
 
-/// What a read of the peer gets.
+/// The answer to a read of the peer.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) tag: u32,
     pub(super) bytes: Buf,
 }
 
-/// This side's answers to reads of the peer that the peer has not executed.
+/// This side's answers to the peer's reads, until the peer has executed them.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
-    /// Not in the ring yet: there is no room in it, or none in the socket that must carry a block's descriptor.
+    /// Not in the ring yet: the ring is full, or the socket that must carry a block's memfd is.
     pub(super) waiting: VecDeque<Answer>,
     /// Positions of those in the ring.
     positions: VecDeque<u64>,
 }
 
 impl Answers {
-    /// Whether the peer, which has executed `consumed` of our descriptors, may have one more.
+    /// Whether the peer, which has executed `consumed` of our descriptors, may ask for one more answer.
     pub(super) fn have_room(&self, consumed: u64) -> bool {
         let open = self.positions.iter().rev().take_while(|position| **position >= consumed).count();
         open + self.waiting.len() < READS_MAX as usize
@@ -128,7 +133,7 @@ impl Answers {
         self.positions.push_back(position);
     }
 
-    /// The oldest one in the ring was reaped.
+    /// The oldest answer in the ring was executed and reaped.
     pub(super) fn reaped(&mut self) {
         self.positions.pop_front();
     }

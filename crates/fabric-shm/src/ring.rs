@@ -1,19 +1,18 @@
-//! Descriptors, and the pages they lie in. Every page has one writer, so that a peer can spoil only what it sends itself.
+//! Descriptors, and the pages that hold them. Every page has one writer, so that a peer can spoil only what it sends.
 //!
-//! Each side makes one memfd. It holds what that side says as a consumer (how far it has executed the peer's
-//! descriptors, whether it sleeps), what it says about the connection (`closed`), and the ring of its own
-//! descriptors:
+//! Each side makes one memfd. It holds that side's state as a consumer (how many of the peer's descriptors it has
+//! executed, whether it sleeps), the state of the connection (`closed`), and the ring of its own descriptors:
 //!
 //! ```text
 //! 0     magic and version
 //! 64    sleep      epoch of the latest sleep of this side's driver
 //! 128   consumed   descriptors of the peer that this side has executed
 //! 136   closed     0, or why this side ended the connection
-//! 144   cpu        1 + the CPU on which this side last published or executed something
+//! 144   cpu        1 + the CPU on which this side last published or executed a descriptor
 //! 192   released   how many leases of the peer's memory this side has released
-//! 256   listens    1 while this side wants to be woken for releases
-//! 4096  slots of 256 bytes: sequence word, seven words of descriptor, 192 bytes of inline payload
-//! then  lease words: the generation that was released last, of each slot of the peer's lease table
+//! 256   listens    1 while this side wants to be rung for releases
+//! 4096  slots of 256 bytes: sequence word, descriptor of seven words, 192 bytes of inline payload
+//! then  lease words: for each slot of the peer's lease table, the generation that was released last
 //! ```
 
 use std::{
@@ -50,35 +49,35 @@ pub(super) type Words = [u64; DESCRIPTOR_WORDS];
 /// Where the bytes of a write are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    /// There are none.
+    /// The write has none.
     Nothing,
-    /// In the slot itself.
+    /// In the slot of the ring.
     Inline,
-    /// In the peer's block of this number, from this offset on.
+    /// In the writer's block of this number, from this offset on.
     Block { index: u32, offset: u64 },
-    /// There, and they stay there: the target may look at them under this lease.
+    /// In the writer's block, too, but they are not copied: the target views them under this lease.
     Lent { index: u32, offset: u64, length: u64, slot: u32, generation: u64 },
-    /// They are the target's own: it is asked for those of the remote range, and answers under this tag.
+    /// At the target: this is a read of the remote range, and the target answers it under this tag.
     Asked { tag: u32 },
-    /// In the peer's block, for the read that was asked for under this tag.
+    /// In the writer's block: this answers the read with this tag.
     Answer { tag: u32, index: u32, offset: u64, length: u64 },
 }
 
-/// One piece of a write, a notification, a read or its answer, as it travels.
+/// One piece of a write, a notification, a loan, a read or the answer to a read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Descriptor {
     /// Only the last piece of a write has one.
     pub(super) immediate: Option<u32>,
     /// The next descriptor is a piece of the same logical write.
     pub(super) continues: bool,
-    /// Nobody waits for its completion.
+    /// The writer does not wait for its completion.
     pub(super) is_quiet: bool,
-    /// Range and key; `None` for a bare notification, a loan and an answer.
+    /// Range and key; `None` for a notification without bytes, a loan and an answer.
     pub(super) remote: Option<(RemoteRange, u32)>,
     pub(super) source: Source,
 }
 
-// Without the key, as keys are never shown.
+// Without the key: keys are never logged.
 impl fmt::Debug for Descriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Descriptor")
@@ -100,7 +99,7 @@ const IS_LENT: u32 = 32;
 const IS_ASKED: u32 = 64;
 const IS_ANSWER: u32 = 128;
 const IS_QUIET: u32 = 256;
-/// At most one of these is set; without any, there are no bytes.
+/// At most one of these is set. If none is, there are no bytes.
 const SOURCES: u32 = IS_INLINE | IS_BLOCK | IS_LENT | IS_ASKED | IS_ANSWER;
 
 fn pair(low: u32, high: u32) -> u64 {
@@ -167,7 +166,7 @@ impl Descriptor {
         ]
     }
 
-    /// Parses words that a neighbour wrote.
+    /// Parses words that the peer wrote.
     pub(super) fn decode(words: &Words) -> Result<Self, PeerViolation> {
         let [first, region, key, offset, length, source_offset, lease_generation] = *words;
         let (flags, immediate) = halves(first);
@@ -217,7 +216,7 @@ impl Descriptor {
         })
     }
 
-    /// Bytes that the target copies to execute it.
+    /// Bytes that the side which executes it copies.
     pub(super) fn copied(&self) -> u64 {
         match self.source {
             Source::Answer { length, .. } => length,
@@ -226,7 +225,7 @@ impl Descriptor {
         }
     }
 
-    /// Bytes to be written at the target.
+    /// Bytes that it writes at the target.
     pub(super) fn length(&self) -> u64 {
         match self.source {
             Source::Asked { .. } => 0,
@@ -249,8 +248,9 @@ struct Page {
 }
 
 impl Page {
-    /// `slots` is a power of two up to [`SLOTS_MAX`], and `mapping` has `page_bytes(slots)` bytes: the two
-    /// constructors below see to it.
+    /// The word at offset `at`, which is a multiple of 8 and less than `page_bytes(slots)`. `slots` is a power of two
+    /// up to [`SLOTS_MAX`], and `mapping` has `page_bytes(slots)` bytes; `OwnPage::new` and `PeerPage::import` ensure
+    /// both.
     fn word(&self, at: usize) -> &AtomicU64 {
         debug_assert!(at.is_multiple_of(WORD_BYTES) && at + WORD_BYTES <= self.mapping.length());
         // SAFETY: every `at` in this file is a multiple of 8 inside the mapping, which lives as long as `self`.
@@ -282,14 +282,14 @@ pub(super) struct OwnPage {
 }
 
 impl OwnPage {
-    /// Makes, maps and seals a page set of at least `depth` slots, and gives the memfd for the peer.
+    /// Makes, maps and seals a page set of at least `depth` slots, and gives its memfd, which the peer maps.
     pub(super) fn new(depth: u32) -> io::Result<(Self, OwnedFd)> {
         let slots = depth.clamp(1, SLOTS_MAX).next_power_of_two();
         let length = page_bytes(slots);
         let fd = sys::memfd(c"tensorwire-ring")?;
         sys::allocate(fd.as_fd(), length)?;
         let mapping = Mapping::new(fd.as_fd(), length, true)?;
-        // The peer takes allocated pages that were never touched for holes.
+        // The peer checks for holes, and pages that were never touched would count as holes.
         mapping.populate(0, length)?;
         sys::seal(fd.as_fd())?;
         let own = Self { page: Page { mapping, slots } };
@@ -302,7 +302,8 @@ impl OwnPage {
         self.page.slots
     }
 
-    /// Where the inline payload of `position` goes; writable for [`INLINE_BYTES`] until `position` is published.
+    /// The address of the inline payload of `position`: [`INLINE_BYTES`] that this side may write until `position` is
+    /// published.
     pub(super) fn inline_pointer(&self, position: u64) -> *mut u8 {
         // SAFETY: the slot lies inside the mapping.
         unsafe { self.page.mapping.base().as_ptr().add(self.page.slot_at(position) + INLINE_AT) }
@@ -315,7 +316,7 @@ impl OwnPage {
         words::publish(self.page.word(slot), places.zip(words.iter().copied()), Page::sequence(position));
     }
 
-    /// Says on which CPU this side runs, as a hint.
+    /// Stores on which CPU this side runs, as a hint for the peer.
     pub(super) fn set_cpu(&self) {
         let cpu = u64::from(sys::current_cpu()) + 1;
         if self.page.word(CPU_AT).load(Ordering::Relaxed) != cpu {
@@ -323,17 +324,17 @@ impl OwnPage {
         }
     }
 
-    /// Says that `count` descriptors of the peer are executed.
+    /// Stores that `count` descriptors of the peer are executed.
     pub(super) fn set_consumed(&self, count: u64) {
         self.page.word(CONSUMED_AT).store(count, Ordering::Release);
     }
 
-    /// Ends a lease: nothing here reads the bytes any more.
+    /// Ends a lease: this process reads the bytes no more.
     pub(super) fn release(&self, slot: u32, generation: u64) {
         words::release(self.page.word(self.page.lease_at(slot)), self.page.word(RELEASED_AT), generation);
     }
 
-    /// Says whether releases of the peer should wake this side. Say so before saying that it sleeps.
+    /// Stores whether the peer rings this side after a release. Called before [`set_sleep`](Self::set_sleep).
     pub(super) fn set_listens(&self, listens: bool) {
         let word = self.page.word(LISTENS_AT);
         if word.load(Ordering::Relaxed) != u64::from(listens) {
@@ -341,18 +342,19 @@ impl OwnPage {
         }
     }
 
-    /// Says that this side's driver is about to sleep for the `epoch`th time. Look for work again after this.
+    /// Announces that this side's driver is about to sleep for the `epoch`th time. It must look for work once more
+    /// after this.
     pub(super) fn set_sleep(&self, epoch: u64) {
         words::fall_asleep(self.page.word(SLEEP_AT), epoch);
     }
 
-    /// Says that the connection is over. Sources of unfinished writes may be reused after this: a peer that
-    /// copied bytes written after it will see the word (`PeerPage::closed`).
+    /// Marks the connection as over. Sources of unfinished writes may be reused after this: a peer that copies bytes
+    /// which were written later sees the mark, by [`PeerPage::closed`].
     pub(super) fn set_closed(&self, code: u64) {
         words::close(self.page.word(CLOSED_AT), code);
     }
 
-    /// Writes any word of the page, as a hostile neighbour would.
+    /// Writes any word of the page, as a hostile peer would.
     #[cfg(any(test, fuzzing))]
     pub(super) fn forge(&self, at: usize, value: u64) {
         self.page.word(at).store(value, Ordering::SeqCst);
@@ -384,7 +386,8 @@ impl PeerPage {
         words::load(self.page.word(at))
     }
 
-    /// Copies descriptor number `position` out, once, if it is there.
+    /// Reads descriptor number `position` out of the ring, if it is published. Each word is read once, because the peer
+    /// may change it.
     pub(super) fn descriptor(&self, position: u64) -> Result<Option<Descriptor>, PeerViolation> {
         let slot = self.page.slot_at(position);
         let sequence = self.load(slot);
@@ -404,39 +407,40 @@ impl PeerPage {
         self.page.slots
     }
 
-    /// The inline payload of `position`, readable for [`INLINE_BYTES`].
+    /// The address of the inline payload of `position`, readable for [`INLINE_BYTES`].
     pub(super) fn inline_pointer(&self, position: u64) -> *const u8 {
         // SAFETY: the slot lies inside the mapping.
         unsafe { self.page.mapping.base().as_ptr().add(self.page.slot_at(position) + INLINE_AT) }
     }
 
-    /// A glance at whether [`descriptor`](Self::descriptor) would find anything at `position`.
+    /// A cheap look at whether [`descriptor`](Self::descriptor) may find something at `position`: one relaxed load.
     pub(super) fn may_have(&self, position: u64) -> bool {
         let sequence = self.page.word(self.page.slot_at(position)).load(Ordering::Relaxed);
         sequence != Page::sequence(position).saturating_sub(u64::from(self.page.slots))
     }
 
-    /// Whether the peer last ran on the CPU that we run on.
+    /// Whether the peer last ran on the CPU that this thread runs on.
     pub(super) fn is_here(&self) -> bool {
         self.page.word(CPU_AT).load(Ordering::Relaxed) == u64::from(sys::current_cpu()) + 1
     }
 
-    /// How many of our descriptors the peer says it has executed.
+    /// How many of our descriptors the peer has executed, by its own count.
     pub(super) fn consumed(&self) -> u64 {
         self.load(CONSUMED_AT)
     }
 
-    /// How many leases of ours the peer says it has released.
+    /// How many of our leases the peer has released, by its own count.
     pub(super) fn released(&self) -> u64 {
         self.load(RELEASED_AT)
     }
 
-    /// The generation of the lease in `slot` that the peer says it has released last.
+    /// The generation of the lease in `slot` that the peer has released last, by its own account.
     pub(super) fn lease(&self, slot: u32) -> u64 {
         self.load(self.page.lease_at(slot))
     }
 
-    /// Whether the peer sleeps and was not rung for this sleep; `rung` remembers. After a yes, ring it.
+    /// Whether the peer sleeps and was not rung for this sleep. `rung` has the latest epoch that it was rung for. The
+    /// caller rings if this is true.
     pub(super) fn must_be_rung(&self, rung: &AtomicU64) -> bool {
         words::must_ring(self.page.word(SLEEP_AT), rung)
     }
@@ -452,7 +456,7 @@ impl PeerPage {
         self.page.word(SLEEP_AT).load(Ordering::Relaxed)
     }
 
-    /// Whether releases should wake the peer.
+    /// Whether the peer wants to be rung for releases.
     #[cfg(test)]
     pub(super) fn listens(&self) -> bool {
         self.page.word(LISTENS_AT).load(Ordering::Relaxed) != 0
@@ -460,8 +464,8 @@ impl PeerPage {
 
     /// Why the peer ended the connection; 0 while it has not.
     ///
-    /// Called after a copy out of the peer's memory, this says whether the bytes were still its to send: the
-    /// fence keeps the copy before the load, and pairs with the one in [`OwnPage::set_closed`].
+    /// Called after a copy out of the peer's memory: if this is 0, the peer had not yet reused the bytes. The fence
+    /// keeps the copy before the load, and pairs with the one in [`OwnPage::set_closed`].
     pub(super) fn closed(&self) -> u64 {
         words::is_closed(self.page.word(CLOSED_AT))
     }

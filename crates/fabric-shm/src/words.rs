@@ -1,8 +1,8 @@
-//! The steps of the two processes on single shared words, apart from where the words lie. The test binary `models` of
-//! `verbs-reactor` compiles them over loom's atomics and tries every interleaving.
+//! The steps of the two processes on single shared words, independent of the pages that hold the words. The test binary
+//! `models` of `verbs-reactor` compiles them over loom's atomics and tries every interleaving.
 //!
-//! Readers of memory that is mapped read-only use relaxed loads only, because only those are promised to work there;
-//! fences make them what they must be.
+//! Memory that is mapped read-only is read by relaxed loads alone, because only those are guaranteed to work there.
+//! Fences give them the order that they need.
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
@@ -13,7 +13,7 @@ pub(super) fn load(word: &AtomicU64) -> u64 {
     value
 }
 
-/// Fills a slot, and then publishes its sequence.
+/// Stores `words` and then the sequence, which makes the words visible to a reader that finds it.
 pub(super) fn publish<'page>(
     sequence: &AtomicU64,
     words: impl Iterator<Item = (&'page AtomicU64, u64)>,
@@ -25,18 +25,18 @@ pub(super) fn publish<'page>(
     sequence.store(value, Ordering::Release);
 }
 
-/// Announces that the sleeper is about to sleep for the `epoch`th time. It looks for work once more after this.
+/// Announces that the caller is about to sleep for the `epoch`th time. It must look for work once more after this.
 pub(super) fn fall_asleep(sleep: &AtomicU64, epoch: u64) {
     sleep.store(epoch, Ordering::Relaxed);
-    // Pairs with the fence in `must_ring`: either the ringer sees the epoch or the sleeper sees its work.
+    // Pairs with the fence in `must_ring`: either the ringer sees the epoch, or the sleeper sees the ringer's work.
     fence(Ordering::SeqCst);
 }
 
 /// Whether the sleeper sleeps and was not rung since it fell asleep. Called after work was published. The caller rings
 /// if this is true.
 ///
-/// Epochs only grow here: a ringer that read an older one, and comes after one that rang for a newer one, must not put
-/// the older one back, or the sleeper would be rung twice.
+/// `rung` never decreases: if a ringer that read an older epoch stored it after another had rung for a newer one, the
+/// sleeper would be rung twice.
 pub(super) fn must_ring(sleep: &AtomicU64, rung: &AtomicU64) -> bool {
     fence(Ordering::SeqCst);
     let epoch = sleep.load(Ordering::Relaxed);
@@ -55,15 +55,15 @@ pub(super) fn must_ring_for_release(listens: &AtomicU64, sleep: &AtomicU64, rung
     listens.load(Ordering::Relaxed) != 0 && must_ring(sleep, rung)
 }
 
-/// Marks the connection as over. Sources of unfinished writes may be reused after this: a peer that copied bytes written
-/// later sees the word ([`is_closed`]).
+/// Marks the connection as over. Sources of unfinished writes may be reused after this: a peer that copied bytes
+/// written later sees the word ([`is_closed`]).
 pub(super) fn close(closed: &AtomicU64, code: u64) {
     closed.store(code, Ordering::Relaxed);
     fence(Ordering::SeqCst);
 }
 
-/// Why the peer ended the connection; 0 while it has not. Read after a copy out of its memory: the copy is valid if this
-/// is 0. The fence keeps the copy before the load, and pairs with the one in [`close`].
+/// Why the peer ended the connection; 0 while it has not. Read after a copy out of its memory: the copy is valid if
+/// this is 0. The fence keeps the copy before the load, and pairs with the one in [`close`].
 pub(super) fn is_closed(closed: &AtomicU64) -> u64 {
     fence(Ordering::Acquire);
     load(closed)

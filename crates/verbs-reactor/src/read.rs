@@ -1,4 +1,4 @@
-//! One-sided reads: where their bytes go.
+//! Destinations of one-sided reads.
 
 use std::sync::{Arc, PoisonError};
 
@@ -7,8 +7,8 @@ use tensorwire_testpoints::sync::Mutex;
 
 use crate::{FabricError, FabricKind, RemoteRange};
 
-/// The destination of a read. The slot of the operation owns it until the completion, so that bytes which arrive
-/// after the future was dropped land in memory that nothing else uses.
+/// The memory that a read fills. The operation's slot owns it until the completion, so that bytes which arrive after
+/// the future was dropped land in memory that nothing else uses.
 #[derive(Debug, Clone)]
 pub struct ReadDestination(Arc<Destination>);
 
@@ -34,7 +34,7 @@ impl Drop for Destination {
 }
 
 impl ReadDestination {
-    /// Gives `into` to a read.
+    /// Grants `into` to a read.
     pub fn new(into: BufMut) -> Self {
         let length = into.len() as u64;
         Self(Arc::new(Destination { length, granted: Mutex::new(Some(into.grant())) }))
@@ -71,7 +71,7 @@ impl ReadDestination {
     }
 }
 
-/// The segments of a read of one range into many buffers, which fill up in their order, for
+/// The segments of a read of one range into many buffers, in their order, for
 /// [`QueuePair::read_vectored`](crate::QueuePair::read_vectored).
 ///
 /// ```no_run
@@ -102,7 +102,7 @@ pub fn scattered(remote: RemoteRange, into: Vec<BufMut>) -> Result<Vec<(RemoteRa
     let segment = |buffer: BufMut| {
         let length = buffer.len() as u64;
         let part = RemoteRange { offset, length, ..remote };
-        // Past the end of any region the first checks refuse it.
+        // An offset that saturates lies outside of every region, so that the read is refused.
         offset = offset.saturating_add(length);
         (part, buffer)
     };

@@ -1,4 +1,4 @@
-//! Registered memory and the checks of a NIC.
+//! Registered memory, and the checks that a NIC makes before it accesses it.
 
 use std::{
     collections::HashMap,
@@ -17,7 +17,7 @@ use crate::{
     Segment,
 };
 
-/// What a region is for. Decides how copies into it are counted, nothing else.
+/// What a region is for. Decides only how copies into it are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Purpose {
     /// Tensor bytes.
@@ -31,16 +31,16 @@ pub enum Purpose {
 pub struct Access {
     /// Peers may write granted ranges.
     pub remote_write: bool,
-    /// Peers may read exposed ranges; over verbs all of the region, because a NIC knows no ranges.
+    /// Peers may read exposed ranges. Over verbs they may read the whole region, because a NIC checks regions only.
     pub remote_read: bool,
     /// What the region is for.
     pub purpose: Purpose,
 }
 
 impl Access {
-    /// A source: no remote access at all.
+    /// A source of writes: peers have no access.
     pub const LOCAL: Self = Self { remote_write: false, remote_read: false, purpose: Purpose::Payload };
-    /// A source whose [exposed](tensorwire_memory::Buf::expose) ranges peers may read.
+    /// A source of writes whose [exposed](tensorwire_memory::Buf::expose) ranges peers may read.
     pub const READABLE: Self = Self { remote_read: true, ..Self::LOCAL };
     /// A destination of tensor bytes.
     pub const RECEIVE: Self = Self { remote_write: true, ..Self::LOCAL };
@@ -48,8 +48,8 @@ impl Access {
     pub const RING: Self = Self { purpose: Purpose::Messages, ..Self::RECEIVE };
 }
 
-/// What a peer must know to write a region: announced over the control plane (REGION_ADD), given to
-/// [`QueuePair::add_remote_region`](crate::QueuePair::add_remote_region) there.
+/// What a peer must know to access a region. It is announced over the control plane (REGION_ADD), and the peer gives it
+/// to [`QueuePair::add_remote_region`](crate::QueuePair::add_remote_region).
 ///
 /// `Debug` leaves the key out, because keys are never logged.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -76,15 +76,16 @@ impl std::fmt::Debug for RemoteRegion {
     }
 }
 
-/// The peer's regions on one queue pair, with the checks that a NIC makes before a write leaves.
+/// The peer's regions on one queue pair, with the checks that a NIC makes before it sends a request.
 #[derive(Debug, Default)]
 pub struct RemoteRegions {
     known: RwLock<HashMap<RegionId, RemoteRegion>>,
-    /// Grows with every change of `known`, under its lock.
+    /// How often `known` has changed. Written under its lock.
     changes: AtomicU64,
 }
 
-/// The regions that were aimed at last, for one thread at a time: most writes need no lock.
+/// A cache of the two regions that were used last, for one thread at a time. Most writes find their region here and
+/// take no lock.
 #[derive(Debug, Default)]
 pub struct LatestRegions {
     changes: u64,
@@ -150,10 +151,10 @@ impl RemoteRegions {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// The region that a write of `bytes` bytes to `range` goes to; `None` for a bare notification.
+    /// The region that a write of `bytes` bytes to `range` goes to; `None` for a notification without bytes.
     ///
     /// # Errors
-    /// [`FabricError::UnknownRemoteRegion`], [`FabricError::LengthMismatch`]; they fail that operation only.
+    /// [`FabricError::UnknownRemoteRegion`], [`FabricError::LengthMismatch`]. They end this operation only.
     pub fn aim(&self, bytes: u64, range: Option<&RemoteRange>) -> Result<Option<RemoteRegion>, FabricError> {
         let Some(range) = range else {
             let mismatch = FabricError::LengthMismatch { local: bytes, remote: 0 };
@@ -187,7 +188,7 @@ impl RemoteRegions {
     }
 }
 
-/// Two segments that name one byte of the peer twice leave open which of them it will hold.
+/// Refuses segments that overlap at the peer: it would be undefined whose bytes remain there.
 fn check_apart(segments: &[Segment]) -> Result<(), FabricError> {
     let order = |range: &RemoteRange| (range.region, range.offset);
     let named = || segments.iter().map(|segment| segment.remote).filter(|range| range.length > 0);
@@ -210,7 +211,7 @@ fn check_neighbours(mut ranges: impl Iterator<Item = RemoteRange>) -> Result<(),
     Ok(())
 }
 
-/// The regions of one software domain, with the checks a NIC makes on each access.
+/// The regions of one domain of a software fabric, with the checks that a NIC makes on each access.
 #[derive(Debug)]
 pub struct RegionTable {
     generation: RegionGeneration,
@@ -219,7 +220,7 @@ pub struct RegionTable {
 
 #[derive(Debug, Default)]
 struct Registered {
-    /// `None` once deregistered: numbers are never used again.
+    /// By number; `None` once deregistered. Numbers are never used again.
     regions: Vec<Option<Entry>>,
     by_block: HashMap<BlockId, RegionId>,
 }
@@ -230,7 +231,7 @@ struct Entry {
     key: u32,
 }
 
-// Without the key, as keys are never shown.
+// Without the key: keys are never logged.
 impl fmt::Debug for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Entry")
@@ -241,7 +242,7 @@ impl fmt::Debug for Entry {
 }
 
 impl RegionTable {
-    /// An empty table. Generation and keys come from `runtime`'s random numbers.
+    /// An empty table. Its generation is a random number of `runtime`.
     pub fn new(runtime: &dyn Runtime) -> Self {
         Self { generation: RegionGeneration(low_bits(runtime.random())), state: Mutex::default() }
     }
@@ -262,19 +263,19 @@ impl RegionTable {
         RemoteRegion { region, generation: self.generation, base: 0, length: block.length() as u64, key }
     }
 
-    /// Forgets a block: it can be neither sent from nor written any more.
+    /// Removes a block: after this, nothing can be sent from it and peers cannot access it.
     pub fn deregister(&self, block: BlockId) {
         let gone = {
             let mut state = self.lock();
             let region = state.by_block.remove(&block);
             region.and_then(|region| state.regions.get_mut(region.0 as usize)?.take())
         };
-        // Without the lock: it may be the block's last handle.
+        // Dropped without the lock, because it may be the block's last handle.
         drop(gone);
     }
 
-    /// A NIC's local key check, for the `block` that an operation on a queue pair of `kind` has its local bytes in. What
-    /// has no bytes has no block.
+    /// Checks that `block`, which has the local bytes of an operation, is registered, as a NIC checks local keys. An
+    /// operation without bytes has no block. `kind` is the queue pair's fabric, for the error.
     ///
     /// # Errors
     /// [`FabricError::NotRegistered`].
@@ -285,10 +286,10 @@ impl RegionTable {
         }
     }
 
-    /// Checks a peer's write as a NIC does, and gives the memory it may touch.
+    /// Checks a peer's write as a NIC does, and gives the memory that it may write.
     ///
     /// # Errors
-    /// The rule that the access breaks; nothing was touched.
+    /// The rule that the access breaks. No memory was touched.
     pub fn write_target(
         &self,
         range: &RemoteRange,
@@ -303,7 +304,7 @@ impl RegionTable {
         })
     }
 
-    /// Checks a peer's read as a NIC does, and gives the bytes, which stay alive and unchanged meanwhile.
+    /// Checks a peer's read as a NIC does, and gives the bytes. They stay alive and unchanged while the buffer exists.
     ///
     /// # Errors
     /// The rule that the access breaks.
@@ -316,7 +317,7 @@ impl RegionTable {
         })
     }
 
-    /// The checks that every access begins with.
+    /// Makes the checks that reads and writes have in common, then calls `access`.
     fn with_range<T>(
         &self,
         range: &RemoteRange,

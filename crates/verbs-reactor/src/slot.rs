@@ -1,4 +1,4 @@
-//! Slots: where an operation lives from post to completion.
+//! Slots: each operation has one from the post to the completion, and it owns the operation's buffers.
 
 use std::{
     collections::BTreeMap,
@@ -12,8 +12,8 @@ use crate::{
     sync::{AtomicU64, Mutex, MutexGuard, Ordering},
 };
 
-/// Names one use of one slot. Travels with a completion (as `wr_id` on verbs); a key whose use is over is
-/// recognised by its generation and ignored.
+/// Names one use of one slot. A fabric finds the slot of a completion by it. The generation tells a key of an earlier
+/// use from that of the present one, and a completion under an earlier key is ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotKey {
     index: u32,
@@ -21,12 +21,12 @@ pub struct SlotKey {
 }
 
 impl SlotKey {
-    /// As one number, for a work request id.
+    /// The key as one number, which a fabric can pass through a device.
     pub fn to_bits(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
 
-    /// From [`to_bits`](Self::to_bits).
+    /// The key that [`to_bits`](Self::to_bits) gave this number for.
     pub fn from_bits(bits: u64) -> Self {
         Self { index: bits as u32, generation: (bits >> 32) as u32 }
     }
@@ -37,20 +37,20 @@ impl SlotKey {
 enum SlotState {
     /// Unused.
     Free,
-    /// Waits in line for room, and is posted whether anybody awaits it or not.
+    /// Waits in line for room in the send queue. It is posted even if its future is dropped.
     InLine { request: WorkRequest, waker: Option<Waker>, is_ignored: bool },
-    /// Posted, and someone awaits it.
+    /// Posted, and its future exists.
     Posted { request: WorkRequest, waker: Option<Waker> },
-    /// Posted, and its future was dropped: the buffers stay until the completion all the same.
+    /// Posted, and its future was dropped. The slot owns the buffers until the completion all the same.
     Ignored { request: WorkRequest },
-    /// Completed, not yet taken by its future.
+    /// Completed; its future has not taken the result yet.
     Done(Result<(), FabricError>),
 }
 
 #[derive(Debug)]
 struct Slot {
     generation: u32,
-    /// Work requests that the operation in it takes.
+    /// How many work requests the operation takes.
     weight: u32,
     state: SlotState,
 }
@@ -59,24 +59,25 @@ struct Slot {
 struct Inner {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// Operations posted and not completed.
+    /// How many operations are posted and not completed.
     outstanding: u32,
-    /// Sum of the weights of slots in use.
+    /// Sum of the weights of posted operations.
     weight: u32,
-    /// Operations that wait for room, by their place: only the first may take it, so that a heavy one is not
-    /// passed by light ones for ever.
+    /// Operations that wait for room, by their number in the line. Only the first may take room, so that light
+    /// operations cannot pass a heavy one again and again.
     waiting: BTreeMap<u64, Waiter>,
-    /// The next place in that queue.
+    /// The number that was given out last.
     next_place: u64,
-    /// How many in that queue have a slot.
+    /// How many in the line have a slot.
     in_line: u32,
-    /// The first in that queue has its room, and is being submitted: it stays the first until it is.
+    /// The first in the line has its room and is being submitted. It stays the first until that is done, so that
+    /// nothing is posted before it.
     is_submitting: bool,
-    /// Submits those in line.
+    /// The task that submits operations that wait in slots.
     poster: Option<Waker>,
-    /// Set once: nothing can be posted any more.
+    /// Set once, by the first failure: nothing is posted after it.
     failure: Option<FabricError>,
-    /// Everyone who waits for `outstanding` to reach zero.
+    /// Tasks that wait for `outstanding` to reach zero.
     idle: Vec<Waker>,
 }
 
@@ -86,21 +87,21 @@ struct Waiter {
     who: Who,
 }
 
-/// Who takes the room.
+/// Who posts the operation once there is room.
 #[derive(Debug)]
 enum Who {
-    /// The operation's future, once it is polled.
+    /// The operation's future, when it is polled again.
     Future(Waker),
-    /// Whoever [submits](SlotTable::next_in_line) what is in this slot.
+    /// The task that [submits](SlotTable::next_in_line) what is in this slot.
     Slot(SlotKey),
 }
 
-/// An operation's place among those that wait for room. Must be [given back](SlotTable::leave) if the operation
-/// is dropped while it waits.
+/// An operation's number in the line of those that wait for room. Must be [given back](SlotTable::leave) if the
+/// operation is dropped while it waits.
 #[derive(Debug, Default)]
 pub(crate) struct Place(Option<u64>);
 
-/// Whom to wake once the lock is released.
+/// The task to wake once the lock is released.
 #[derive(Debug, Default)]
 struct Wakes {
     first: Option<Waker>,
@@ -112,19 +113,20 @@ impl Wakes {
     }
 }
 
-/// A fixed number of slots: a home for the buffers of operations under way, and the bound on the work requests
-/// they take. An operation that a fabric splits weighs as many as it has pieces.
+/// The slots of a queue pair. They own the buffers of operations under way, and they bound the work requests that the
+/// operations take: an operation that a fabric splits weighs as many as it has pieces. At most `depth` work requests
+/// are posted, and at most `depth` more operations wait in slots for room.
 #[derive(Debug)]
 pub struct SlotTable {
     depth: u32,
     inner: Mutex<Inner>,
-    /// Operations that wait for room, for looks without the lock.
+    /// How many operations wait for room. Written under the lock, read without it.
     waiting: AtomicU64,
 }
 
-/// What became of an attempt to reserve a slot.
+/// The result of an attempt to reserve a slot.
 pub(crate) enum Reserve {
-    /// The slot holds the request now.
+    /// The slot holds the request, and there is room to post it now.
     Reserved(SlotKey),
     /// The slot holds the request, which waits in line.
     InLine(SlotKey),
@@ -135,25 +137,25 @@ pub(crate) enum Reserve {
 }
 
 impl SlotTable {
-    /// A table of `depth` slots.
+    /// A table with room for `depth` work requests.
     pub fn new(depth: u32) -> Self {
         let slots = (0..depth).map(|_| Slot { generation: 0, weight: 0, state: SlotState::Free }).collect();
         let inner = Inner { slots, free: (0..depth).rev().collect(), ..Inner::default() };
         Self { depth, inner: Mutex::new(inner), waiting: AtomicU64::new(0) }
     }
 
-    /// The number of slots.
+    /// How many work requests can be posted at once.
     pub fn depth(&self) -> u32 {
         self.depth
     }
 
-    /// Operations posted and not yet completed.
+    /// How many operations are posted and not yet completed.
     pub fn outstanding(&self) -> u32 {
         self.lock().outstanding
     }
 
-    /// What was posted under `key`, while it has not completed: a software fabric reads the bytes through the
-    /// slot that owns them, as a NIC reads memory that the slot keeps.
+    /// The operation posted under `key`; `None` once it has completed. A software fabric reads the local bytes through
+    /// this clone; a NIC reads memory that the slot keeps alive.
     pub fn request(&self, key: SlotKey) -> Option<WorkRequest> {
         let inner = self.lock();
         let slot = inner.slots.get(key.index as usize).filter(|s| s.generation == key.generation)?;
@@ -163,12 +165,13 @@ impl SlotTable {
         }
     }
 
-    /// Takes a slot for an operation of `weight` work requests, if there is room and nobody waits for it.
+    /// Takes a slot for an operation of `weight` work requests, if there is room and nothing waits in line.
     pub(crate) fn reserve(&self, request: &WorkRequest, weight: u64) -> Reserve {
         self.reserve_in_turn(request, weight, None)
     }
 
-    /// As [`reserve`](Self::reserve). What finds no room stands in line in its slot, at most as many as the table is deep.
+    /// As [`reserve`](Self::reserve), but an operation that finds no room waits in line in a slot. At most `depth`
+    /// operations do; [`Reserve::Full`] if there are as many.
     pub(crate) fn post(&self, request: &WorkRequest, weight: u64) -> Reserve {
         let Some(needed) = self.weight_of(weight) else {
             return Reserve::Failed(FabricError::TooManyPieces { pieces: weight, depth: self.depth });
@@ -192,19 +195,19 @@ impl SlotTable {
         Reserve::InLine(key)
     }
 
-    /// Operations that wait for room.
+    /// How many operations wait for room.
     pub(crate) fn waiting(&self) -> u64 {
         self.waiting.load(Ordering::Acquire)
     }
 
-    /// Has the task of `waker` woken when there may be room for the first in line.
+    /// Stores the waker of the task that submits. It is woken when there may be room for the first in line.
     pub(crate) fn leave_poster(&self, waker: &Waker) {
         let before = self.lock().poster.replace(waker.clone());
         drop(before);
     }
 
-    /// The first in line that is in a slot, if there is room for it: to be submitted, and then
-    /// [counted as that](Self::submitted).
+    /// The first operation in line, if it waits in a slot and there is room for it. The caller submits it and then
+    /// calls [`submitted`](Self::submitted); until then this gives `None`.
     pub(crate) fn next_in_line(&self) -> Option<(SlotKey, WorkRequest)> {
         let mut inner = self.lock();
         let (_, first) = inner.waiting.first_key_value()?;
@@ -228,7 +231,7 @@ impl SlotTable {
         Some((key, posted))
     }
 
-    /// The first in line was submitted.
+    /// Removes the operation that [`next_in_line`](Self::next_in_line) gave from the line: it was submitted.
     pub(crate) fn submitted(&self) {
         let mut inner = self.lock();
         if mem::take(&mut inner.is_submitting) {
@@ -249,9 +252,9 @@ impl SlotTable {
         u32::try_from(weight).ok().filter(|&weight| weight <= self.depth)
     }
 
-    /// As [`reserve`](Self::reserve), in turn: room goes to operations in the order in which they began to wait.
-    /// While the answer is [`Reserve::Full`], `place` is a place in that queue, and `waker` is woken when it is
-    /// worth asking again.
+    /// As [`reserve`](Self::reserve), but waits in line: room goes to operations in the order in which they began to
+    /// wait. After [`Reserve::Full`], `place` is a number in the line, and `waker` is woken when the call should be
+    /// repeated.
     pub(crate) fn reserve_or_wait(
         &self,
         request: &WorkRequest,
@@ -287,7 +290,7 @@ impl SlotTable {
         let left =
             queued.and_then(|(place, _)| place.0.take()).and_then(|place| inner.waiting.remove(&place));
         self.count_waiting(&inner);
-        // The next in the queue may fit beside this one.
+        // There may be room for the next in line, too.
         let wakes = inner.wakes(self.depth);
         drop(inner);
         drop(left);
@@ -295,9 +298,9 @@ impl SlotTable {
         Reserve::Reserved(key)
     }
 
-    /// Takes a slot if there is room, whoever waits for it.
+    /// Takes a slot if there is room. Does not look at the line.
     fn take_room(&self, inner: &mut Inner, request: &WorkRequest, weight: u32) -> Option<SlotKey> {
-        // With something outstanding, whose end wakes whoever waits.
+        // Only while something is outstanding: its completion wakes the task that then waits.
         let counts_as_full =
             inner.outstanding > 0 && tensorwire_testpoints::chance!("a send queue with room counts as full");
         if weight > self.depth - inner.weight || counts_as_full {
@@ -312,7 +315,7 @@ impl SlotTable {
         Some(SlotKey { index, generation: slot.generation })
     }
 
-    /// An operation that waited was dropped: its place goes to the next.
+    /// Removes an operation whose future was dropped from the line, and wakes the next one if there is room for it.
     pub(crate) fn leave(&self, place: &mut Place) {
         let Some(place) = place.0.take() else { return };
         let mut inner = self.lock();
@@ -324,8 +327,8 @@ impl SlotTable {
         wakes.wake();
     }
 
-    /// Ends one operation. An unknown or outdated key is ignored and gives `false`: a late or doubled
-    /// completion must not end someone else's operation.
+    /// Ends one operation. An unknown or outdated key is ignored and gives `false`, so that a late or repeated
+    /// completion cannot end another operation.
     pub fn complete(&self, key: SlotKey, result: Result<(), FabricError>) -> bool {
         let mut inner = self.lock();
         let Some(slot) = inner.slot_mut(key) else {
@@ -374,8 +377,8 @@ impl SlotTable {
         self.refuse(failure);
     }
 
-    /// Refuses new operations with `failure` and lets those under way end by themselves (a fabric whose device
-    /// still holds the buffers). The first failure stays.
+    /// Refuses new operations and ends those in line, with `failure`. Those that are posted end by their own
+    /// completions; a fabric whose device still uses the buffers calls this. The first failure stays.
     pub fn refuse(&self, failure: &FabricError) {
         let (waiting, poster) = {
             let mut inner = self.lock();
@@ -396,12 +399,12 @@ impl SlotTable {
         self.take_end(key, Some(context)).map_or(Poll::Pending, Poll::Ready)
     }
 
-    /// How the operation ended, if it has. Its slot is free then.
+    /// The operation's result, if it has ended. Frees the slot.
     pub(crate) fn take_done(&self, key: SlotKey) -> Option<Result<(), FabricError>> {
         self.take_end(key, None)
     }
 
-    /// As [`take_done`](Self::take_done); who is `waiting` is woken when it ends.
+    /// As [`take_done`](Self::take_done). If the operation has not ended, its slot remembers the waker of `waiting`.
     fn take_end(&self, key: SlotKey, waiting: Option<&Context<'_>>) -> Option<Result<(), FabricError>> {
         let mut inner = self.lock();
         let Some(slot) = inner.slot_mut(key) else {
@@ -425,7 +428,7 @@ impl SlotTable {
         Some(result)
     }
 
-    /// The future of `key` was dropped.
+    /// The operation's future was dropped. A posted operation keeps its slot until its completion.
     pub(crate) fn ignore(&self, key: SlotKey) {
         let mut inner = self.lock();
         let Some(slot) = inner.slot_mut(key) else {
@@ -447,7 +450,7 @@ impl SlotTable {
         wakes.wake();
     }
 
-    /// Why the operation has failed, if it has already. Its slot is free then.
+    /// The error of the operation, if it has failed already. Frees the slot then.
     pub(crate) fn take_refusal(&self, key: SlotKey) -> Option<FabricError> {
         let has_failed =
             self.lock().slot_mut(key).is_some_and(|slot| matches!(slot.state, SlotState::Done(Err(_))));
@@ -469,12 +472,12 @@ impl SlotTable {
 }
 
 impl Inner {
-    /// The slot, while `key` names what is in it.
+    /// The slot of `key`; `None` if that use of the slot is over.
     fn slot_mut(&mut self, key: SlotKey) -> Option<&mut Slot> {
         self.slots.get_mut(key.index as usize).filter(|slot| slot.generation == key.generation)
     }
 
-    /// Joins the queue, or stays in it with a new waker.
+    /// Joins the line, or replaces the waker if the operation stands in it.
     fn wait(&mut self, place: &mut Place, weight: u32, waker: &Waker) {
         let place = *place.0.get_or_insert_with(|| {
             self.next_place += 1;
@@ -500,9 +503,9 @@ impl Inner {
         key
     }
 
-    /// Ends the line. Gives the requests that will not be posted, and whom to wake.
+    /// Empties the line: each operation in it ends with `failure`. Gives their requests, and the tasks to wake.
     fn end_line(&mut self, failure: &FabricError) -> Vec<(Option<WorkRequest>, Option<Waker>)> {
-        // One that is being submitted ends as those do that were.
+        // An operation that is being submitted is in state `Posted`, and ends as posted ones do.
         (self.in_line, self.is_submitting) = (0, false);
         let mut ended = Vec::new();
         for waiter in mem::take(&mut self.waiting).into_values() {
@@ -527,7 +530,8 @@ impl Inner {
         ended
     }
 
-    /// A slot that is free, beyond the table's depth if need be: at most as many stand in line as it is deep.
+    /// A free slot. Adds one if there is none: operations in line have slots beside the posted ones. Their number is
+    /// bounded by [`SlotTable::post`].
     fn free_slot(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot { generation: 0, weight: 0, state: SlotState::Free });
@@ -535,7 +539,7 @@ impl Inner {
         })
     }
 
-    /// Whom the room there is now is for.
+    /// The task to wake for the room that there is now: that of the first in line, if it fits.
     fn wakes(&mut self, depth: u32) -> Wakes {
         let room = depth - self.weight;
         let first = self.waiting.first_key_value().filter(|(_, first)| first.weight <= room);
@@ -556,7 +560,7 @@ impl Inner {
     }
 }
 
-/// Adds `waker` unless its task is noted already.
+/// Adds `waker` unless the list has one of the same task.
 pub(crate) fn remember(wakers: &mut Vec<Waker>, waker: &Waker) {
     if !wakers.iter().any(|known| known.will_wake(waker)) {
         wakers.push(waker.clone());

@@ -1,4 +1,4 @@
-//! The slot table against a model of a few lines, over long random sequences of calls.
+//! Property test: the slot table and a simple model do the same over long random sequences of calls.
 
 use std::{
     collections::VecDeque,
@@ -16,7 +16,7 @@ use crate::{
 
 const DEPTH: u32 = 4;
 
-/// What a caller of the table may do. Numbers choose among what there is.
+/// What a caller of the table may do. `which` chooses among the operations in that state, if there are as many.
 #[derive(Debug, Clone)]
 enum Call {
     Reserve { weight: u64 },
@@ -54,7 +54,7 @@ fn notification() -> WorkRequest {
     WorkRequest::Write { local: Buf::empty(), remote: None, immediate: None }
 }
 
-/// One operation as the model knows it.
+/// One operation that has its room.
 #[derive(Debug)]
 struct Step {
     key: SlotKey,
@@ -63,7 +63,7 @@ struct Step {
     is_ignored: bool,
 }
 
-/// One that waits for room, with its weight.
+/// One operation that waits for room, with its weight.
 #[derive(Debug)]
 enum Waiting {
     Future(Place, u64),
@@ -98,7 +98,7 @@ impl Model {
         }
     }
 
-    /// An operation that is completed and whose future is gone gives its room back.
+    /// Gives back the room of operations that are completed and whose future is gone.
     fn tidy(&mut self) {
         let (over, held) = self.held.drain(..).partition(|held| held.is_completed && held.is_ignored);
         self.held = held;

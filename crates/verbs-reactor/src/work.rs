@@ -1,4 +1,4 @@
-//! What is posted, and what arrives.
+//! Work requests, which a queue pair posts, and arrivals, which it receives.
 
 use std::sync::Arc;
 
@@ -40,8 +40,8 @@ pub struct ReadPart<'request> {
 }
 
 impl WorkRequest {
-    /// The error of a fabric that is handed what [`Capabilities`](crate::Capabilities) rule out, which a queue pair
-    /// never does.
+    /// The error for an operation that the fabric's [`Capabilities`](crate::Capabilities) rule out. A queue pair
+    /// refuses such an operation before the fabric gets it.
     pub fn unsupported(&self, kind: FabricKind) -> FabricError {
         let what = match self {
             Self::Write { .. } => "write",
@@ -59,49 +59,49 @@ impl WorkRequest {
 #[non_exhaustive]
 pub enum WorkRequest {
     /// A one-sided write of `local` to `remote`, with a notification if `immediate` is given. It is one
-    /// *logical* write: the fabric splits it as it must, and the immediate comes last.
+    /// *logical* write: the fabric may split it, and the immediate arrives after all of its bytes.
     Write {
         /// The bytes.
         local: Buf,
-        /// Where they go; `None` (with an empty `local`) for a bare notification.
+        /// Where they go; `None` (with an empty `local`) for a notification without bytes.
         remote: Option<RemoteRange>,
-        /// What the target is told.
+        /// The value that the target gets with the notification.
         immediate: Option<Immediate>,
     },
-    /// Many ranges, one completion, one notification: one logical write like [`Write`](Self::Write). The target
-    /// is told the bytes of all segments together.
+    /// Many ranges, one completion, one notification: one logical write like [`Write`](Self::Write). The notification
+    /// has the sum of the bytes of all segments.
     WriteVectored {
         /// The parts, in the order they are written.
         segments: Arc<[Segment]>,
-        /// What the target is told.
+        /// The value that the target gets with the notification.
         immediate: Option<Immediate>,
     },
     /// Hands `local` to the peer without a copy: the peer gets a read-only view of the bytes under a lease
     /// ([`Arrival::Loan`]). Completes when the peer has it; the fabric keeps the bytes alive and unchanged
-    /// until the lease ends. Only where [`Capabilities::lend`](crate::Capabilities::lend) says so.
+    /// until the lease ends. Needs [`Capabilities::lend`](crate::Capabilities::lend).
     Lend {
         /// The bytes; not empty.
         local: Buf,
-        /// What the target is told.
+        /// The value that the target gets with the notification.
         immediate: Immediate,
     },
-    /// A one-sided read of `remote`, whose bytes the peer must have [exposed](tensorwire_memory::Buf::expose) in a region with
-    /// the read right. The peer is not told. Only where [`Capabilities::read`](crate::Capabilities::read) says so.
+    /// A one-sided read of `remote`, whose bytes the peer must have [exposed](tensorwire_memory::Buf::expose) in a
+    /// region with the read right. The peer is not notified. Needs [`Capabilities::read`](crate::Capabilities::read).
     Read {
         /// Where the bytes are.
         remote: RemoteRange,
         /// Where they go; as long as `remote`.
         into: ReadDestination,
     },
-    /// Many reads, one completion. Only where [`Capabilities::read`](crate::Capabilities::read) says so.
+    /// Many reads, one completion. Needs [`Capabilities::read`](crate::Capabilities::read).
     ReadVectored {
-        /// The parts, in the order they are asked for.
+        /// The parts, in the order in which the peer is asked for them.
         segments: Arc<[ReadSegment]>,
     },
 }
 
 impl WorkRequest {
-    /// What the target is told, if anything.
+    /// The value that the target gets with the notification, if the operation notifies it.
     pub fn immediate(&self) -> Option<Immediate> {
         match self {
             Self::Write { immediate, .. } | Self::WriteVectored { immediate, .. } => *immediate,
@@ -122,8 +122,8 @@ impl WorkRequest {
         }
     }
 
-    /// How many work requests the operation takes on a fabric that splits after `piece_bytes_max` bytes: what it
-    /// weighs in the send queue's arithmetic. At least one.
+    /// The operation's weight in the send queue: how many work requests it takes on a fabric that splits after
+    /// `piece_bytes_max` bytes. At least one.
     pub fn weight(&self, piece_bytes_max: u64) -> u64 {
         let pieces = |length: u64| length.div_ceil(piece_bytes_max.max(1)).max(1);
         match self {
@@ -140,7 +140,7 @@ impl WorkRequest {
     }
 
     /// The parts of a read, in the order a fabric asks for them; none for other operations. A vectored read without
-    /// segments has none: it is posted as the one of its [`pieces`](Self::pieces).
+    /// segments has none, too: it is posted as its one empty [piece](Self::pieces).
     pub fn reads(&self) -> impl Iterator<Item = ReadPart<'_>> {
         let (one, many) = match self {
             Self::Read { remote, into } => (Some((remote, into)), &[][..]),
@@ -152,12 +152,12 @@ impl WorkRequest {
         all.zip(1..).map(move |((remote, into), nth)| ReadPart { remote, into, is_last: nth == count })
     }
 
-    /// The pieces of a write, in the order a fabric posts them; none for other operations. Only the last carries
-    /// the immediate. A vectored read without segments has one, as a vectored write without has: it moves nothing.
+    /// The pieces of a write, in the order a fabric posts them; none for other operations. Only the last piece carries
+    /// the immediate. A vectored write or read without segments has one piece, which moves nothing.
     pub fn pieces(&self, piece_bytes_max: u64) -> Pieces<'_> {
         let (parts, immediate) = match self {
             Self::Write { local, remote, immediate } => (Parts::One(Some((local, *remote))), *immediate),
-            // Without segments, a bare notification.
+            // Without segments it is only a notification.
             Self::WriteVectored { segments, immediate } if segments.is_empty() => (Parts::Bare, *immediate),
             Self::WriteVectored { segments, immediate } => (Parts::Many(segments), *immediate),
             Self::ReadVectored { segments } if segments.is_empty() => (Parts::Bare, None),
@@ -172,9 +172,9 @@ impl WorkRequest {
 pub struct Piece {
     /// The bytes.
     pub local: Buf,
-    /// Where they go; `None` for a bare notification.
+    /// Where they go; `None` for a notification without bytes.
     pub remote: Option<RemoteRange>,
-    /// What the target is told; only the last piece has it.
+    /// The value that the target gets with the notification; only the last piece has one.
     pub immediate: Option<Immediate>,
     /// No piece comes after this one.
     pub is_last: bool,
@@ -214,7 +214,7 @@ impl Iterator for Pieces<'_> {
         let length = rest.min(self.piece_bytes_max);
         let remote = remote.map(|range| RemoteRange {
             offset: range.offset.saturating_add(self.offset),
-            // What does not match is left for the target's checks to see.
+            // If `local` and `remote` differ in length, the last piece keeps the difference: a later check refuses it.
             length: if rest == length { range.length.saturating_sub(self.offset) } else { length },
             ..range
         });
@@ -233,8 +233,8 @@ impl Iterator for Pieces<'_> {
     }
 }
 
-/// The segments of a paged write: page `n` of `local` goes to offset `pages[n]` of `region` (block tables of
-/// key-value caches). The last page may be short.
+/// The segments of a paged write: page `n` of `local` goes to offset `pages[n]` of `region`. The block tables of
+/// key-value caches are such lists of offsets. The last page may be short.
 ///
 /// # Errors
 /// [`FabricError::LengthMismatch`] when `pages` and the pages of `local` differ in number.
@@ -261,7 +261,7 @@ pub fn paged(
     pages.iter().enumerate().map(segment).collect::<Option<Arc<[_]>>>().ok_or_else(mismatch)
 }
 
-/// Something a peer did that this side is told about.
+/// An operation of the peer that notifies this side.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Arrival {
@@ -269,7 +269,7 @@ pub enum Arrival {
     Immediate {
         /// The value.
         immediate: Immediate,
-        /// Bytes written by it.
+        /// Bytes that the whole logical write has.
         length: u64,
     },
     /// The peer lends bytes without a copy. All earlier writes of its queue pair have landed.

@@ -112,8 +112,8 @@ proptest! {
     }
 }
 
-/// Whether words with these flags are a descriptor, by the format: a bit each for immediate, remote range, inline bytes,
-/// bytes of a block, continuation, loan, question, answer and quiet.
+/// Whether words with these flags are a descriptor, by the format: a bit each for immediate, remote range, inline
+/// bytes, bytes of a block, continuation, loan, question, answer and quiet.
 fn is_sound(flags: u64, length: u64, region: u32) -> bool {
     let [immediate, remote, inline, block, continues, lent, asked, answer] =
         std::array::from_fn(|bit| flags >> bit & 1 == 1);
@@ -326,10 +326,10 @@ fn connection_data_of_another_version_length_or_fabric_is_refused_by_name() {
     assert!(refused(newer).contains("version 9"));
     let mut other = data.clone();
     other[1] = b't';
-    assert!(refused(other).contains("not from a shared-memory end"));
+    assert!(refused(other).contains("not that of a shared-memory queue pair"));
     assert!(refused(data[..49].to_vec()).contains("49 bytes"));
     assert!(refused([data.as_slice(), &[0]].concat()).contains("51 bytes"));
-    assert!(refused(Vec::new()).contains("not from"));
+    assert!(refused(Vec::new()).contains("not that of"));
     assert!(Address::decode(&ConnectionData(data)).is_ok());
 }
 

@@ -1,4 +1,4 @@
-//! The device below a fabric, which may be lost and come back.
+//! The device that a fabric uses. It can be lost and opened again.
 
 use std::{
     mem,
@@ -14,22 +14,22 @@ use super::{
     watch,
 };
 
-/// A lost device is looked for at most this often, and only when a connection is wanted.
+/// A lost device is opened again at most this often, and only for a connection attempt.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// One port of one device: opened, or lost and to be opened again. Everything that is made on the device has this.
+/// One port of one device, which is open or lost. Everything that is made on the device refers to this.
 #[derive(Debug)]
 pub(super) struct Adapter {
     pub(super) runtime: Arc<dyn Runtime>,
     pub(super) settings: Rdma,
     pub(super) counters: Arc<CallCounters>,
     pub(super) device: String,
-    /// As they were when the device was opened first.
+    /// The port as it was when the device was opened first; so are the next three.
     pub(super) port: Port,
     pub(super) source: GidEntry,
     pub(super) mtu: Mtu,
     pub(super) on_demand: bool,
-    /// Of queue pairs whose peer can do all that this side can.
+    /// Capabilities of a queue pair whose peer can do all that this side can.
     pub(super) capabilities: Capabilities,
     state: Mutex<Device>,
 }
@@ -37,12 +37,12 @@ pub(super) struct Adapter {
 #[derive(Debug)]
 enum Device {
     Open(Arc<Opened>),
-    /// Lost, and when it may be looked for.
+    /// Why it was lost, and the time from which it may be opened again.
     Lost(VerbsError, Duration),
 }
 
 impl Adapter {
-    /// Opens the device and port that `settings` leave.
+    /// Opens the device and port that `settings` select.
     pub(super) fn open(runtime: Arc<dyn Runtime>, settings: &Rdma) -> Result<Arc<Self>, VerbsError> {
         let opened = Arc::new(Opened::choose(settings)?);
         let adapter = Arc::new(Self {
@@ -64,13 +64,13 @@ impl Adapter {
     /// The device, opened again if it was lost and its port is active.
     ///
     /// # Errors
-    /// [`VerbsError::DeviceLost`]: why it was lost; it has not come back.
+    /// [`VerbsError::DeviceLost`]: the device is lost and could not be opened again.
     pub(super) fn opened(self: &Arc<Self>) -> Result<Arc<Opened>, VerbsError> {
         let mut state = self.lock();
         let lost = match &*state {
             Device::Open(opened) => match opened.lost() {
                 None => return Ok(opened.clone()),
-                Some(lost) => lost, // this moment
+                Some(lost) => lost, // lost, and `device_lost` was not called yet
             },
             Device::Lost(lost, next) if self.runtime.now() < *next => return Err(lost.clone()),
             Device::Lost(lost, _) => lost.clone(),
@@ -98,7 +98,8 @@ impl Adapter {
         }
     }
 
-    /// Asks the device whether its port is still active and has its address, and gives it up if not. Gives why it is lost.
+    /// Asks the device whether its port is still active and has its address; if not, the device is lost. Gives why it
+    /// is lost, if it is.
     pub(super) fn ask(&self) -> Option<VerbsError> {
         let opened = match &*self.lock() {
             Device::Open(opened) => opened.clone(),
@@ -108,7 +109,7 @@ impl Adapter {
         opened.lost().or_else(|| Some(opened.lose(event?)))
     }
 
-    /// The same port; its address may be another.
+    /// Opens the same port of the same device. Its address may have changed.
     fn open_again(&self) -> Result<Arc<Opened>, VerbsError> {
         let (device, port) = (Some(self.device.clone()), Some(self.port.number));
         Ok(Arc::new(Opened::choose(&Rdma { device, port, ..self.settings.clone() })?))
@@ -136,7 +137,8 @@ impl Child for Adapter {
     }
 }
 
-/// Of queue pairs: pieces are counted by the link, which holds back what the device's queue has no room for.
+/// The capabilities of queue pairs on the device. They name no piece size: the link splits writes itself, and holds
+/// back what the device's queue has no room for.
 fn capabilities(opened: &Opened) -> Capabilities {
     Capabilities {
         vectored: true,

@@ -34,7 +34,7 @@ impl fmt::Display for Gid {
     }
 }
 
-/// How packets that carry an address look.
+/// The packet format that an address belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GidKind {
     /// InfiniBand's own header.
@@ -48,11 +48,11 @@ pub enum GidKind {
 /// An entry of a port's address table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GidEntry {
-    /// Its place in the table.
+    /// Its index in the table.
     pub index: u8,
     /// The address.
     pub gid: Gid,
-    /// How its packets look.
+    /// Its packet format.
     pub kind: GidKind,
 }
 
@@ -73,7 +73,7 @@ impl Context {
         // The call lists all ports of the device.
         let room = port.addresses as usize * usize::from(self.limits()?.ports);
         let mut raw = vec![MaybeUninit::<sys::ibv_gid_entry>::zeroed(); room];
-        // SAFETY: the context is open, and `raw` is room for that many entries of that size.
+        // SAFETY: the context is open while `self` lives, and `raw` has room for that many entries of that size.
         let count = unsafe {
             self.optional()._ibv_query_gid_table(
                 self.raw(),
@@ -92,7 +92,7 @@ impl Context {
         Ok(entries.filter(|entry| entry.port_num == u32::from(port.number)).filter_map(parse).collect())
     }
 
-    /// For rdma-core before 32: the kinds come from sysfs.
+    /// For rdma-core before 32, which lists no packet formats: they come from sysfs.
     fn addresses_one_by_one(&self, port: &Port) -> Vec<GidEntry> {
         let table = 0..u8::try_from(port.addresses).unwrap_or(u8::MAX);
         table.filter_map(|index| self.address(port, index)).collect()
@@ -100,7 +100,7 @@ impl Context {
 
     fn address(&self, port: &Port, index: u8) -> Option<GidEntry> {
         let mut answer = MaybeUninit::<sys::ibv_gid>::zeroed();
-        // SAFETY: the context is open, and `answer` is a valid place for an address.
+        // SAFETY: the context is open while `self` lives, and `answer` is writable and as large as an address.
         let result = unsafe {
             self.functions().ibv_query_gid(self.raw(), port.number, i32::from(index), answer.as_mut_ptr())
         };
@@ -132,13 +132,13 @@ fn parse(entry: sys::ibv_gid_entry) -> Option<GidEntry> {
     Some(GidEntry { index: u8::try_from(entry.gid_index).ok()?, gid, kind })
 }
 
-/// The best of a port's addresses.
+/// The best of a port's addresses, if any is used without being named.
 pub(super) fn choose(entries: &[GidEntry], link: LinkLayer) -> Option<GidEntry> {
     let ranked = entries.iter().filter_map(|entry| Some((rank(entry, link)?, entry.index, *entry)));
     ranked.min_by_key(|&(rank, index, _)| (rank, index)).map(|(_, _, entry)| entry)
 }
 
-/// How far behind the best kind of address this is; `None` for what is used only if it is named.
+/// The rank of an address; 0 is best. `None` for an address that is used only if it is named.
 pub(super) fn rank(entry: &GidEntry, link: LinkLayer) -> Option<u8> {
     match (link, entry.kind) {
         (LinkLayer::InfiniBand, GidKind::InfiniBand) => Some(0),

@@ -1,4 +1,4 @@
-//! Completion queues, and what is in them.
+//! Completion queues and completions.
 
 use std::{
     io,
@@ -18,27 +18,27 @@ use super::{
     tag::Tag,
 };
 
-/// Events are acknowledged this many at a time: each acknowledgement takes a lock.
+/// Events are acknowledged in groups of this many, because each acknowledgement takes a lock.
 const ACKNOWLEDGE_AT: u32 = 256;
 
 /// A finished work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WorkCompletion {
-    /// The request.
+    /// The work request.
     pub(crate) tag: Tag,
     /// How it ended.
     pub(crate) completion: Completion,
 }
 
-/// How a work request ended. On failure the device defines nothing but what [`Failed`](Self::Failed) holds.
+/// How a work request ended. After a failure, the device defines only the fields that [`Failed`](Self::Failed) has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Completion {
-    /// As asked.
+    /// It was executed.
     Ok {
         /// What was done.
         done: Done,
     },
-    /// Not as asked; the queue pair takes no more work.
+    /// It failed, and the queue pair takes no more work.
     Failed {
         /// Why.
         status: Status,
@@ -50,9 +50,9 @@ pub(crate) enum Completion {
 /// What a successful completion was for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Done {
-    /// A write, with or without immediate, left: the local bytes may be reused.
+    /// A write, with or without immediate, was executed: the local bytes may be reused.
     Write,
-    /// A message of this side's left.
+    /// A message of this side was delivered.
     Send,
     /// The peer wrote with immediate.
     Written {
@@ -61,22 +61,22 @@ pub(crate) enum Done {
         /// The immediate, in this machine's byte order.
         immediate: u32,
     },
-    /// The peer sent a message; its immediate, 0 without one.
+    /// The peer sent a message with this immediate, or 0 if it had none.
     Message(u32),
-    /// `enum ibv_wc_opcode`: something this crate never posts.
+    /// An opcode (`enum ibv_wc_opcode`) that this crate never posts.
     Other(u32),
 }
 
 /// Why a work request failed (`enum ibv_wc_status`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Status {
-    /// The queue pair had failed before: look for the first other status.
+    /// The queue pair had failed before. The cause is the first status that is another.
     Flushed,
-    /// This side's request or memory was at fault.
+    /// This side's request or memory was wrong.
     Local(u32),
     /// The peer refused the address, the key or the right.
     RemoteAccess,
-    /// The peer refused the request otherwise.
+    /// The peer refused the request for another reason.
     RemoteRefused(u32),
     /// The peer did not answer.
     RetryExceeded,
@@ -118,7 +118,7 @@ impl WorkCompletion {
 }
 
 impl Done {
-    /// Only for a completion whose status is success.
+    /// Called only for a completion with status success: the opcode is undefined after a failure.
     fn parse(raw: &sys::ibv_wc) -> Self {
         match raw.opcode {
             sys::IBV_WC_RDMA_WRITE => Self::Write,
@@ -138,14 +138,14 @@ fn immediate(raw: &sys::ibv_wc) -> Option<u32> {
     (raw.wc_flags & sys::IBV_WC_WITH_IMM != 0).then_some(value)
 }
 
-/// Some completions, in the order in which the work ended.
+/// Up to [`Batch::SIZE`] completions, in the order in which the work ended.
 pub(crate) struct Batch {
     raw: [MaybeUninit<sys::ibv_wc>; Batch::SIZE],
     count: usize,
 }
 
 impl Batch {
-    /// Completions it holds at most.
+    /// The most completions that it holds.
     pub(crate) const SIZE: usize = 16;
 
     pub(crate) fn new() -> Self {
@@ -163,8 +163,8 @@ impl Batch {
     }
 }
 
-/// A completion queue with a channel of its own, whose descriptor becomes readable after [`arm`](Self::arm) when
-/// a completion is there. One queue per channel, so that one read takes the one event there can be.
+/// A completion queue with a channel of its own. After [`arm`](Self::arm), the channel's descriptor becomes readable
+/// when there is a completion. No other queue uses the channel, so that it has at most one event.
 ///
 /// To sleep without losing a wake-up: poll; arm; poll again; only then wait for the descriptor, and after that
 /// call [`take_event`](Self::take_event).
@@ -176,9 +176,9 @@ pub(crate) struct CompletionQueue {
     counters: Arc<CallCounters>,
 }
 
-// SAFETY: as for `Context`; polling from several threads is the library's to serialise.
+// SAFETY: as for `Context`: the library's functions may be called from any thread, and it serialises polls itself.
 unsafe impl Send for CompletionQueue {}
-// SAFETY: as above.
+// SAFETY: as above: concurrent calls are serialised by the library.
 unsafe impl Sync for CompletionQueue {}
 
 impl std::fmt::Debug for CompletionQueue {
@@ -208,7 +208,7 @@ impl CompletionQueue {
         Ok(Arc::new(Self { context, channel, raw, unacknowledged: AtomicU32::new(0), counters }))
     }
 
-    /// Takes completions out, in order, as many as there are and `batch` holds; its earlier content goes.
+    /// Takes completions out of the queue, in order, as many as `batch` has room for. Its earlier content is dropped.
     ///
     /// # Errors
     /// [`VerbsError::Call`]: the queue is broken, typically because it overflowed.
@@ -218,7 +218,7 @@ impl CompletionQueue {
         let Some(poll) = self.context.operations().poll_cq else {
             return Err(self.unsupported(CALL));
         };
-        // SAFETY: the queue is alive, and `batch` is room for that many completions.
+        // SAFETY: the queue is alive while `self` is, and `batch` has room for `SIZE` completions.
         let count = unsafe { poll(self.raw(), Batch::SIZE as i32, batch.raw.as_mut_ptr().cast()) };
         batch.count = usize::try_from(count).map_err(|_| {
             refused(io::Error::from_raw_os_error(count.saturating_abs()), CALL, self.context.name())
@@ -227,7 +227,8 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Asks for one event at the next completion. Poll again afterwards: what arrived before the call makes none.
+    /// Asks for one event at the next completion. The caller polls again after this, because a completion that arrived
+    /// before the call makes no event.
     ///
     /// # Errors
     /// [`VerbsError::Call`].
@@ -237,18 +238,19 @@ impl CompletionQueue {
             return Err(self.unsupported(CALL));
         };
         self.counters.armed();
-        // SAFETY: the queue is alive. 0: for every completion, not for solicited ones alone.
+        // SAFETY: the queue is alive while `self` is. 0: for every completion, not for solicited ones alone.
         zero(unsafe { arm(self.raw(), 0) }, CALL, self.context.name())
     }
 
-    /// Takes the event out of the channel, if it is there. The queue is no longer armed then.
+    /// Takes the event out of the channel, and gives whether there was one. After an event the queue is no longer
+    /// armed.
     ///
     /// # Errors
     /// [`VerbsError::Call`].
     pub(crate) fn take_event(&self) -> Result<bool, VerbsError> {
         let (mut queue, mut user) = (ptr::null_mut(), ptr::null_mut());
         self.counters.took_event();
-        // SAFETY: the channel is alive and its descriptor non-blocking; both places are valid.
+        // SAFETY: the channel is alive while `self` is, its descriptor is non-blocking, and both pointers are writable.
         let result = unsafe {
             self.context.functions().ibv_get_cq_event(self.channel.as_ptr(), &raw mut queue, &raw mut user)
         };
@@ -296,18 +298,18 @@ impl AsRawFd for CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        self.acknowledge(); // an event without acknowledgement makes the next call wait for ever
+        self.acknowledge(); // else the next call would wait for ever for the acknowledgement of these events
         // SAFETY: queue pairs hold an `Arc` of their completion queue, so none is left.
         let result = unsafe { self.context.functions().ibv_destroy_cq(self.raw()) };
         if let Err(error) = zero(result, "ibv_destroy_cq", self.context.name()) {
-            log!(WARN, %error, "a completion queue is leaked");
+            log!(WARN, %error, "cannot destroy a completion queue: it is leaked");
         } else {
             drop(Channel { context: &self.context, raw: self.channel });
         }
     }
 }
 
-/// A channel while it is made or destroyed.
+/// Destroys a channel on drop, while it is made or after its queue is gone.
 struct Channel<'context> {
     context: &'context Context,
     raw: NonNull<sys::ibv_comp_channel>,
@@ -333,10 +335,10 @@ impl<'context> Channel<'context> {
 
 impl Drop for Channel<'_> {
     fn drop(&mut self) {
-        // SAFETY: the channel is ours and no queue uses it.
+        // SAFETY: this value owns the channel, and no queue uses it: its queue was never made, or is destroyed.
         let result = unsafe { self.context.functions().ibv_destroy_comp_channel(self.raw.as_ptr()) };
         if let Err(error) = zero(result, "ibv_destroy_comp_channel", self.context.name()) {
-            log!(WARN, %error, "a completion channel is leaked");
+            log!(WARN, %error, "cannot destroy a completion channel: it is leaked");
         }
     }
 }

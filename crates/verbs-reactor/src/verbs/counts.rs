@@ -1,33 +1,34 @@
-//! What a fabric asks of its device, counted.
+//! Counts of the calls that a fabric makes to its device.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the queue pairs of a fabric have asked of the device, and what it answered, since the fabric was opened.
+/// Counts of the calls that the queue pairs of a fabric have made to the device since the fabric was opened.
 ///
-/// Which of the calls enter the kernel is the driver's choice. Hardware: arming and polling are stores and loads, posting is
-/// a store, only taking an event is a system call. Soft-RoCE: each post of the send queue and each arming is one too.
+/// The device's driver decides which calls enter the kernel. With hardware, arming and polling are loads and stores,
+/// posting is a store, and only taking an event is a system call. With Soft-RoCE, each post to the send queue and each
+/// arming is a system call, too.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VerbsCounts {
     /// Calls that posted to send queues: doorbells.
     pub posts: u64,
-    /// Work requests in those.
+    /// Work requests in those calls.
     pub requests: u64,
-    /// Of those, the ones that ask for a completion.
+    /// Work requests that asked for a completion.
     pub signals: u64,
     /// Calls that posted receives.
     pub receive_posts: u64,
     /// Polls of completion queues.
     pub polls: u64,
-    /// Completions that they found.
+    /// Completions that the polls found.
     pub completions: u64,
-    /// Times that completion queues were armed, to make an event.
+    /// Calls that armed a completion queue, so that the next completion makes an event.
     pub arms: u64,
     /// Reads of completion channels: one system call each.
     pub events: u64,
 }
 
-/// Counts as they grow, shared by all queue pairs of a fabric.
+/// The running counts, shared by all queue pairs of a fabric.
 #[derive(Debug, Default)]
 pub(super) struct CallCounters {
     posts: AtomicU64,

@@ -21,16 +21,16 @@ type QueryDeviceEx = unsafe extern "C" fn(
     usize,
 ) -> c_int;
 
-/// An opened device. Everything made from it keeps it open.
+/// An open device. Everything made from it keeps it open.
 pub struct Context {
     library: &'static Library,
     raw: NonNull<sys::ibv_context>,
     name: String,
 }
 
-// SAFETY: libibverbs' functions may be called from any thread, and its contexts belong to no thread.
+// SAFETY: libibverbs documents that its functions may be called from any thread, and its contexts belong to no thread.
 unsafe impl Send for Context {}
-// SAFETY: as above: the library locks what it must.
+// SAFETY: as above: the library serialises concurrent calls itself.
 unsafe impl Sync for Context {}
 
 impl std::fmt::Debug for Context {
@@ -39,7 +39,7 @@ impl std::fmt::Debug for Context {
     }
 }
 
-/// How much of each thing a device allows.
+/// The limits of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceLimits {
@@ -67,7 +67,7 @@ pub struct DeviceLimits {
     pub region_bytes: u64,
 }
 
-/// What connects a port to its neighbours.
+/// The kind of network that a port is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LinkLayer {
@@ -85,7 +85,7 @@ pub struct Port {
     pub number: u8,
     /// `enum ibv_port_state`.
     pub state: u32,
-    /// What it is plugged into.
+    /// The kind of network.
     pub link: LinkLayer,
     /// The local identifier in an InfiniBand subnet, 0 on Ethernet.
     pub local_identifier: u16,
@@ -127,7 +127,7 @@ impl Context {
     /// [`VerbsError::Call`].
     pub fn limits(&self) -> Result<DeviceLimits, VerbsError> {
         let mut answer = MaybeUninit::<sys::ibv_device_attr>::zeroed();
-        // SAFETY: the context is open, and `answer` is a valid place for the attributes.
+        // SAFETY: the context is open while `self` lives, and `answer` is writable and as large as the attributes.
         let result = unsafe { self.functions().ibv_query_device(self.raw(), answer.as_mut_ptr()) };
         zero(result, "ibv_query_device", &self.name)?;
         // SAFETY: all-zero bytes are valid attributes, and the call filled them in.
@@ -147,7 +147,7 @@ impl Context {
         })
     }
 
-    /// What the device does on memory that is not pinned: nothing, where that is unknown to library, driver or device.
+    /// What the device does on memory that is not pinned. Nothing, if library, driver or device do not support it.
     pub fn paging(&self) -> Paging {
         let Some(answer) = self.extended_attributes() else { return Paging::default() };
         Paging::of(answer.odp_caps.general_caps, answer.odp_caps.per_transport_caps.rc_odp_caps)
@@ -158,7 +158,8 @@ impl Context {
         let query = self.query_device_ex()?;
         let mut answer = MaybeUninit::<sys::ibv_device_attr_ex>::zeroed();
         let size = size_of::<sys::ibv_device_attr_ex>();
-        // SAFETY: the context is open, no input is asked for more, and `answer` is a valid place of that size.
+        // SAFETY: the context is open while `self` lives, a null input is allowed, and `answer` is writable and of the
+        // size that is passed.
         let result = unsafe { query(self.raw(), ptr::null(), answer.as_mut_ptr(), size) };
         if let Err(error) = zero(result, "ibv_query_device_ex", &self.name) {
             log!(DEBUG, %error, "cannot query a device's extended attributes: they count as absent");
@@ -168,14 +169,15 @@ impl Context {
         Some(unsafe { answer.assume_init() })
     }
 
-    /// The function that verbs.h calls for `ibv_query_device_ex`, found as it does: a library that has more functions than
-    /// those of `ibv_context` makes contexts that are the end of something larger, and says how large.
+    /// The function that `ibv_query_device_ex` of verbs.h calls. It is found as verbs.h finds it: a library with more
+    /// functions than those of `ibv_context` makes each context the last member of a larger structure, `verbs_context`,
+    /// whose size it stores there.
     fn query_device_ex(&self) -> Option<QueryDeviceEx> {
         let before = mem::offset_of!(sys::verbs_context, context);
         let needed = size_of::<sys::verbs_context>() - mem::offset_of!(sys::verbs_context, query_device_ex);
-        // SAFETY: the context is open while `self` lives, and never changes what it is. Where it says that it is extended
-        // it lies at the end of a `verbs_context`, whose size comes right before it and whose functions, as far as that
-        // reaches, are set.
+        // SAFETY: the context is open while `self` lives, and the library never moves it or changes its kind. If it is
+        // marked as extended, it is the last member of a `verbs_context`. The size of that lies right before it, and
+        // the library sets the functions that lie within that size.
         unsafe {
             if self.raw.as_ref().abi_compat.addr() != usize::MAX {
                 return None;
@@ -188,7 +190,7 @@ impl Context {
         }
     }
 
-    /// Whether the library registers memory that is known by a descriptor of the kernel's (dma-buf) and not by an address.
+    /// Whether the library can register memory by a dma-buf descriptor instead of an address.
     pub fn takes_dma_buf(&self) -> bool {
         self.optional().ibv_reg_dmabuf_mr.is_ok()
     }
@@ -199,8 +201,8 @@ impl Context {
     /// [`VerbsError::Call`], also for a port that the device lacks.
     pub fn port(&self, number: u8) -> Result<Port, VerbsError> {
         let mut answer = MaybeUninit::<sys::ibv_port_attr>::zeroed();
-        // SAFETY: the context is open. The function fills the structure's leading part, which is all that
-        // `_compat_ibv_port_attr` declares; the rest stays zero.
+        // SAFETY: the context is open while `self` lives. The function fills the structure's leading part, which is all
+        // that `_compat_ibv_port_attr` declares; the rest stays zero.
         let result =
             unsafe { self.functions().ibv_query_port(self.raw(), number, answer.as_mut_ptr().cast()) };
         zero(result, "ibv_query_port", &self.name)?;
@@ -221,13 +223,13 @@ impl Context {
         })
     }
 
-    /// The partition key at `index` of port `number`'s table. On Ethernet there is the default one only, 0xffff.
+    /// The partition key at `index` of port `number`'s table. On Ethernet there is only the default key, 0xffff.
     ///
     /// # Errors
-    /// [`VerbsError::Unfit`] for an entry that the table lacks, or that is empty.
+    /// [`VerbsError::Unfit`] if the table has no such entry, or if it is empty.
     pub(super) fn partition_key(&self, number: u8, index: u16) -> Result<u16, VerbsError> {
         let mut key = 0;
-        // SAFETY: the context is open, and `key` is a valid place for the answer.
+        // SAFETY: the context is open while `self` lives, and `key` is writable.
         let result =
             unsafe { self.functions().ibv_query_pkey(self.raw(), number, i32::from(index), &raw mut key) };
         let key = u16::from_be(key);
@@ -239,7 +241,7 @@ impl Context {
         Ok(key)
     }
 
-    /// Readable when the device has an event. Open while the context is.
+    /// The descriptor that is readable when the device has an event. It stays open while the context is open.
     pub(crate) fn event_descriptor(&self) -> RawFd {
         // SAFETY: the context is open while `self` lives, and its descriptor never changes.
         unsafe { self.raw.as_ref().async_fd }
@@ -257,7 +259,7 @@ impl Context {
         &self.library.optional
     }
 
-    /// The functions that verbs.h calls through the context.
+    /// The functions that verbs.h calls through pointers in the context.
     pub(crate) fn operations(&self) -> &sys::ibv_context_ops {
         // SAFETY: the context is open while `self` lives, and its table of operations never changes after that.
         unsafe { &self.raw.as_ref().ops }
@@ -274,7 +276,7 @@ impl Drop for Context {
     }
 }
 
-/// A set of registrations and queue pairs that may use each other.
+/// A protection domain of the device: its queue pairs may use its registrations, and no others.
 pub(crate) struct ProtectionDomain {
     context: Arc<Context>,
     raw: NonNull<sys::ibv_pd>,
@@ -318,7 +320,7 @@ impl Drop for ProtectionDomain {
         // SAFETY: regions and queue pairs hold an `Arc` of the domain, so none is left.
         let result = unsafe { self.context.functions().ibv_dealloc_pd(self.raw()) };
         if let Err(error) = zero(result, "ibv_dealloc_pd", self.context.name()) {
-            log!(WARN, %error, "a protection domain is leaked");
+            log!(WARN, %error, "cannot free a protection domain: it is leaked");
         }
     }
 }
@@ -341,7 +343,7 @@ impl Port {
 mod tests {
     use super::*;
 
-    /// The library's functions are found where they are: they answer, and as the plain ones do.
+    /// The extended functions are found in the context: they answer, and their answers match those of the plain ones.
     #[test]
     #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
     fn extended_attributes_begin_with_the_plain_ones() {

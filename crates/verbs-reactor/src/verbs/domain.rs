@@ -49,8 +49,9 @@ impl VerbsDomain {
         Ok(Self { adapter, registrations, spinner })
     }
 
-    /// Entries of the send and the receive queue. The send queue is as deep as everyone allows; a receive queue that is
-    /// not as deep as asked for is refused, since the peer counts on its receives.
+    /// Entries of the send and the receive queue. The send queue gets the least of what the connection, the settings
+    /// and the device allow. The receive queue gets what the connection asks for, or an error if the device allows
+    /// less: the peer sends as many immediates as the connection data promise.
     fn entries(&self, config: QueuePairConfig, limits: &DeviceLimits) -> Result<(u32, u32), FabricError> {
         let allowed = limits.work_requests.saturating_sub(SIGNALS).max(1);
         let send = config.send_depth.min(self.adapter.settings.queue_depth()).min(allowed) + SIGNALS;
@@ -135,8 +136,8 @@ impl VerbsDomain {
     }
 }
 
-/// Entries of the receive queue. An immediate may take three, its own and those of the two messages which say how
-/// long its write was; and there is one for each signal.
+/// Entries of the receive queue. An immediate may take three: its own, and those of the two messages that carry the
+/// length of its write. One more is for each of the connection's own messages.
 fn receives(config: QueuePairConfig) -> u32 {
     config.receive_depth.saturating_mul(3).saturating_add(SIGNALS)
 }
@@ -164,7 +165,7 @@ impl Domain for VerbsDomain {
     }
 }
 
-/// A queue pair that is not connected yet, and where it completes; gone when the device is.
+/// A queue pair that is not connected yet, and its completion queue. Both are destroyed when the device is lost.
 struct Ends(Mutex<Option<(RawQueuePair, Arc<CompletionQueue>)>>);
 
 struct MadeEnds {
@@ -187,7 +188,7 @@ impl Child for Ends {
 /// A queue pair with its receives posted, not connected yet.
 struct VerbsPrepared {
     ends: Arc<Ends>,
-    /// Weak: waiting for a peer must not keep the device open.
+    /// Weak, so that waiting for a peer does not keep the device open.
     opened: Weak<Opened>,
     adapter: Arc<Adapter>,
     registrations: Arc<Registrations>,
@@ -215,12 +216,12 @@ impl VerbsPrepared {
         result.map_err(|error| {
             let detail =
                 format!("{error}; is {} of {} reachable from {}?", peer.gid, peer.host, self.here.gid);
-            failed("finding the way to the peer", detail)
+            failed("finding a route to the peer", detail)
         })?;
         Ok(peer)
     }
 
-    /// Connects this side, and lets it end with the device.
+    /// Connects this side's queue pair. From here on the connection ends if the device is lost.
     fn join(&self, peer: &ConnectionData) -> Result<(Arc<QueuePairCore>, Arc<VerbsLink>), FabricError> {
         let (queue_pair, completions) = self.ends.take().ok_or_else(|| self.lost())?;
         let peer = self.attach(&queue_pair, peer)?;
@@ -252,8 +253,8 @@ impl Prepared for VerbsPrepared {
         self.here.encode()
     }
 
-    /// The dialer greets, which needs the acceptor's `connect` to have begun within the device's retry time (see
-    /// [`Rdma::timeout`](super::Rdma::timeout)); the acceptor waits for the greeting.
+    /// The dialer sends a greeting, and the acceptor waits for it. The acceptor's `connect` must begin within the
+    /// device's retry time (see [`Rdma::timeout`](super::Rdma::timeout)), or the greeting fails.
     fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<Connected, FabricError>> {
         Box::pin(async move {
             let (core, link) = self.join(&params.peer)?;
@@ -267,7 +268,7 @@ impl Prepared for VerbsPrepared {
             }
             let established = poll_fn(|context| {
                 if driver.as_mut().poll(context).is_ready() {
-                    // It is over already, and is not polled again.
+                    // The driver has ended, and a future that has ended must not be polled again.
                     driver = Box::pin(std::future::ready(()));
                 }
                 link.poll_established(context)

@@ -1,4 +1,4 @@
-//! Work requests that are handed to the device in one call.
+//! Work requests that are posted to the device in one call.
 
 use std::fmt;
 
@@ -12,23 +12,24 @@ pub(super) const BATCH: usize = 16;
 /// Ranges of memory in one call.
 pub(super) const RANGES: usize = 32;
 
-/// Ranges of memory in one work request, if the device takes as many. More make every entry of a queue larger.
+/// The most ranges of memory in one work request; fewer if the device takes fewer. A higher limit makes every entry of
+/// the device's queue larger.
 pub(super) const RANGES_OF_REQUEST: usize = 16;
 
-/// An operation may wait for its completion until this many bytes posted after it in the same call have gone too. On
-/// a network of 100 Gbit/s they take 5 µs, about what a completion with its event costs.
+/// An operation without a completion of its own ends at the next completion of the call, if at most this many bytes are
+/// posted in between. On a network of 100 Gbit/s they take 5 µs, about as long as a completion with its event.
 const SIGNAL_BYTES: u64 = 64 << 10;
 
-/// Bytes here.
+/// A range of local bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct LocalRange {
     pub(super) address: u64,
     pub(super) length: u64,
-    /// Names the region they lie in.
+    /// The local key of their region.
     pub(super) key: u32,
 }
 
-// Without the key, as keys are never shown.
+// Without the key: keys are never logged.
 impl fmt::Debug for LocalRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LocalRange")
@@ -38,26 +39,26 @@ impl fmt::Debug for LocalRange {
     }
 }
 
-/// Which way bytes go.
+/// The direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {
     Write,
     Read,
 }
 
-/// A one-sided write or read. The device splits it into packets, nobody splits it further.
+/// A one-sided write or read that is one work request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Transfer {
     pub(super) direction: Direction,
-    /// Of all its ranges here together.
+    /// Bytes of all its local ranges together.
     pub(super) length: u64,
-    /// First byte there.
+    /// Address of the first byte at the peer.
     pub(super) remote: u64,
     pub(super) remote_key: u32,
     pub(super) immediate: Option<u32>,
 }
 
-// Without the key, as keys are never shown.
+// Without the key: keys are never logged.
 impl fmt::Debug for Transfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Transfer")
@@ -73,18 +74,18 @@ impl fmt::Debug for Transfer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
     Transfer(Transfer),
-    /// A message of no bytes. It arrives by another opcode than a write with immediate.
+    /// A message without bytes. It arrives by another opcode than a write with immediate.
     Message(Message),
 }
 
-/// What the end of a request means.
+/// What the completion of a request means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
-    /// Nothing by itself: an earlier piece of an operation, or what tells the peer of pieces.
+    /// A part of an operation that others follow: a piece, or a message that carries the length of earlier pieces.
     Piece,
-    /// The end of the operation in that slot, with the bytes of all of it.
+    /// The last part of the operation in that slot, which has `bytes` bytes in all.
     End { key: SlotKey, bytes: u64 },
-    /// One of the connection's own messages went.
+    /// One of the connection's own messages was delivered.
     Signal(Message),
 }
 
@@ -93,7 +94,7 @@ pub(super) enum Part {
 pub(super) struct Request {
     pub(super) work: Work,
     pub(super) part: Part,
-    /// Asks for a completion. One that does not is over when a later one is.
+    /// Whether it asks for a completion. A request that does not ends with the next one that does.
     pub(super) is_signaled: bool,
 }
 
@@ -106,12 +107,12 @@ impl Request {
     }
 }
 
-/// Requests for one call, with their ranges. Reused, so that posting allocates nothing.
+/// The requests of one call, with their ranges. Reused, so that posting allocates nothing.
 #[derive(Debug)]
 pub(super) struct Doorbell {
     limit: usize,
     requests: Vec<(Request, usize)>,
-    /// Of all requests, one after the other.
+    /// The ranges of all requests, one after the other.
     ranges: Vec<LocalRange>,
 }
 
@@ -120,7 +121,7 @@ impl Doorbell {
         Self { limit: 0, requests: Vec::with_capacity(BATCH), ranges: Vec::with_capacity(RANGES) }
     }
 
-    /// Empties it, for at most `limit` requests.
+    /// Empties the doorbell. It then takes at most `limit` requests.
     pub(super) fn begin(&mut self, limit: usize) {
         self.limit = limit.min(BATCH);
         self.requests.clear();
@@ -181,8 +182,8 @@ impl Doorbell {
         has_room
     }
 
-    /// Decides which requests ask for a completion: the last, so that none is ever without a later one that does; and
-    /// each end of an operation that more than [`SIGNAL_BYTES`] would follow until the next that does.
+    /// Decides which requests ask for a completion. The last one does, so that every request ends by a completion. The
+    /// last part of an operation does, too, if more than [`SIGNAL_BYTES`] follow it before the next completion.
     pub(super) fn mark_signals(&mut self) {
         let mut behind = None;
         for (request, _) in self.requests.iter_mut().rev() {
@@ -198,7 +199,7 @@ impl Doorbell {
 mod tests {
     use super::*;
 
-    /// The signals of requests of these bytes; the end of an operation where `true`.
+    /// Which of these requests are signaled. A request is given by its bytes, and whether it ends an operation.
     fn signals(requests: &[(u64, bool)]) -> Vec<bool> {
         let mut doorbell = Doorbell::new();
         doorbell.begin(BATCH);
@@ -225,7 +226,7 @@ mod tests {
         let large = SIGNAL_BYTES + 1;
         assert_eq!(signals(&[(8, true), (large, true)]), [true, true]);
         assert_eq!(signals(&[(8, true), (SIGNAL_BYTES, true)]), [false, true]);
-        // Small ones add up, and a signal begins anew.
+        // The bytes of small ones add up, and the sum begins anew after a signaled one.
         let half = SIGNAL_BYTES / 2;
         assert_eq!(signals(&[(1, true), (half, true), (half, true)]), [false, false, true]);
         assert_eq!(

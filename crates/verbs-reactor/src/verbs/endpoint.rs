@@ -1,4 +1,4 @@
-//! What two queue pairs must know of each other.
+//! The data that two queue pairs exchange to connect.
 
 use crate::ConnectionData;
 
@@ -11,15 +11,15 @@ const HOST_BYTES_MAX: usize = 64;
 const NUMBER_MAX: u32 = (1 << 24) - 1;
 const SERVICE_LEVEL_MAX: u8 = 15;
 
-/// One side of a connection: what TensorFlow's plugin sends in `GetRemoteAddress`, and what else both sides must know.
-/// As connection data, version 2, little-endian:
+/// One side of a connection: the fields that TensorFlow's plugin sends in `GetRemoteAddress`, and some more. They are
+/// encoded as connection data of version 2, little-endian:
 ///
 /// | bytes | content |
 /// | --- | --- |
 /// | 0 | version |
 /// | 1 | link layer: 1 InfiniBand, 2 Ethernet |
 /// | 2 | packets: 0 InfiniBand, 1 RoCE v1, 2 RoCE v2 |
-/// | 3 | largest packet as `enum ibv_mtu`, 1 to 5; the smaller of both sides' holds |
+/// | 3 | largest packet as `enum ibv_mtu`, 1 to 5; the connection uses the smaller one of both sides |
 /// | 4 | service level of this side's packets, 0 to 15 |
 /// | 5..7 | partition key |
 /// | 7..9 | local identifier |
@@ -42,9 +42,9 @@ pub(crate) struct Endpoint {
     pub(crate) partition_key: u16,
     pub(crate) local_identifier: u16,
     pub(crate) number: u32,
-    /// Random, so that nobody off the path guesses what the connection accepts.
+    /// Random, so that a host off the path cannot guess which packets the connection accepts.
     pub(crate) sequence: u32,
-    /// Into pieces of how many bytes this side splits its writes.
+    /// Bytes of the pieces that this side splits its writes into.
     pub(crate) piece_bytes: u32,
     pub(crate) send_depth: u32,
     pub(crate) receive_depth: u32,
@@ -79,7 +79,7 @@ impl Endpoint {
         ConnectionData(bytes)
     }
 
-    /// Parses the peer's data. The error names what is wrong with them.
+    /// Parses the peer's data. The error describes what is wrong with them.
     pub(crate) fn decode(data: &ConnectionData) -> Result<Self, String> {
         let version = data.0.first().copied();
         if version != Some(VERSION) {
@@ -115,7 +115,7 @@ impl Endpoint {
         if self.piece_bytes == 0 || self.send_depth == 0 || self.receive_depth == 0 {
             let Self { piece_bytes, send_depth, receive_depth, .. } = self;
             return Err(format!(
-                "a piece of {piece_bytes} bytes, {send_depth} writes or {receive_depth} immediates at once: at least 1"
+                "pieces of {piece_bytes} bytes, {send_depth} writes or {receive_depth} immediates at once: each must be at least 1"
             ));
         }
         if self.number > NUMBER_MAX || self.sequence > NUMBER_MAX || self.service_level > SERVICE_LEVEL_MAX {
@@ -127,7 +127,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Whether packets of the one end are taken by the other. The error names both values.
+    /// Checks that each side takes the packets of the other. The error names the values that differ.
     pub(crate) fn check(&self, peer: &Self) -> Result<(), String> {
         let host = &peer.host;
         if peer.link != self.link {
@@ -143,7 +143,7 @@ impl Endpoint {
                 peer.kind, self.kind
             ));
         }
-        // The highest bit tells full members from limited ones, and two limited ones never talk.
+        // The highest bit is set for full members of a partition. Two limited members cannot exchange packets.
         let (ours, theirs) = (self.partition_key, peer.partition_key);
         if (ours ^ theirs) & 0x7FFF != 0 || (ours | theirs) & 0x8000 == 0 {
             return Err(format!(
@@ -155,7 +155,7 @@ impl Endpoint {
     }
 }
 
-/// What is left of the fixed part; zeros behind its end.
+/// The rest of the fixed part. Reads past its end give zeros.
 struct Fields<'data>(&'data [u8]);
 
 impl Fields<'_> {

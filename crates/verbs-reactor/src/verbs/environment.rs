@@ -5,20 +5,21 @@ use std::collections::BTreeMap;
 use super::{Mtu, OnDemandPaging, Rdma, Setting, SettingError};
 
 impl Rdma {
-    /// What the process's environment says. See [`from_variables`](Self::from_variables).
+    /// The settings in the process's environment. See [`from_variables`](Self::from_variables).
     ///
     /// # Errors
     /// [`SettingError`].
     pub fn from_environment() -> Result<Self, SettingError> {
         let names = Setting::ALL.into_iter().flat_map(names);
-        // What is not Unicode is shown as such by the error that it leads to.
+        // Bytes that are not Unicode are replaced. No setting accepts the result, and the error shows it.
         let read = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         Self::from_variables(&names.filter_map(|name| Some((name.to_owned(), read(name)?))).collect())
     }
 
-    /// What `variables` say, by name. For each setting the project's own variable
-    /// ([`Setting::variable`]) goes before those of TensorFlow's verbs plugin (listed by its `Display`), which
-    /// must agree where both are set. An empty value counts as not set.
+    /// The settings in `variables`, which are names and values. For each setting, the project's own variable
+    /// ([`Setting::variable`]) has precedence over those of TensorFlow's verbs plugin (listed by the setting's
+    /// `Display`). If two variables of the plugin are set for one setting, they must agree. An empty value counts as
+    /// not set.
     ///
     /// # Errors
     /// [`SettingError::Invalid`] for a value that its setting cannot have, [`SettingError::Conflict`] for two original
@@ -87,7 +88,7 @@ impl Variables<'_> {
     }
 }
 
-/// Digits only: no sign, no space, nothing behind them.
+/// Parses digits alone: no sign, no space, nothing after them.
 fn number(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
@@ -101,7 +102,7 @@ mod tests {
         Rdma::from_variables(&map.collect())
     }
 
-    /// The number that a setting has, however many bits it is kept in.
+    /// The number that a setting has, whatever its type.
     fn value(settings: &Rdma, setting: Setting) -> Option<u32> {
         match setting {
             Setting::Device | Setting::OnDemandPaging => None,
@@ -217,7 +218,7 @@ mod tests {
         for setting in numbers() {
             let (own, theirs) = (setting.range().start().to_string(), setting.range().end().to_string());
             let mut variables = vec![(setting.variable(), own.as_str())];
-            // Not even looked at: a script for another program may leave anything there.
+            // Not read at all: a script for another program may have set these variables to anything.
             variables.extend(setting.original_variables().iter().map(|name| (*name, theirs.as_str())));
             variables.extend(setting.original_variables().first().map(|name| (*name, "nonsense")));
             let settings = from(&variables).unwrap();

@@ -8,33 +8,33 @@ use crate::{FabricError, FabricKind, LossCause};
 
 use super::{DeviceEvent, Setting, SettingError};
 
-/// A failure of libibverbs, of the device below it, or of what they found.
+/// A failure of libibverbs, of a device, or of a setting.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerbsError {
-    /// The library is not installed, or not one we can use.
+    /// The library is not installed, or lacks functions.
     #[error(
         "cannot open libibverbs.so.1 ({reason}): for RDMA, install rdma-core's libraries (Debian: libibverbs1 \
          and ibverbs-providers)"
     )]
     NoLibrary {
-        /// The loader's words.
+        /// The loader's message.
         reason: Arc<str>,
     },
-    /// The library is there, the kernel's half is not.
+    /// The library is there, but the kernel has no RDMA support loaded.
     #[error(
         "the kernel has no RDMA support loaded: load ib_uverbs and the device's driver (for Soft-RoCE: rdma_rxe)"
     )]
     NoKernelSupport,
-    /// No device of that name, or none at all.
+    /// There is no device of that name, or no device at all.
     #[error("there is no RDMA device {name}; present are: {present}")]
     UnknownDevice {
         /// The name asked for.
         name: String,
-        /// The names there are.
+        /// The names of the devices that are present.
         present: Names,
     },
-    /// The port does not carry traffic.
+    /// The port is not active, so that it carries no traffic.
     #[error(
         "port {port} of RDMA device {device} is not active (state {state}): check its link and its network interface"
     )]
@@ -56,13 +56,13 @@ pub enum VerbsError {
         /// Its port, counted from 1.
         port: u8,
     },
-    /// Several devices, each of which lacks something.
+    /// There are several devices, and none of them can be used.
     #[error("none of the RDMA devices can be used: {reasons}", reasons = reasons.0.join("; "))]
     NoneUsable {
-        /// What each lacks.
+        /// For each device, why not.
         reasons: Names,
     },
-    /// A setting that is wrong whatever the device.
+    /// A setting that no device can fulfil.
     #[error(transparent)]
     Setting(#[from] SettingError),
     /// A setting that this device cannot fulfil.
@@ -77,7 +77,7 @@ pub enum VerbsError {
         /// What it may hold.
         remedy: String,
     },
-    /// The device or its port went away while it was in use.
+    /// The device failed, or its port went down or was changed, while it was in use.
     #[error(
         "RDMA device {device} cannot be used through its port {port}: {event}; its connections are ended, and it is \
          opened again when the port is active"
@@ -90,7 +90,7 @@ pub enum VerbsError {
         /// What happened to it.
         event: DeviceEvent,
     },
-    /// A call was refused.
+    /// A call of the library failed.
     #[error("{call} failed on RDMA device {device}: {source}{hint}", hint = Hint { call, source })]
     Call {
         /// The function.
@@ -112,7 +112,7 @@ impl fmt::Display for Names {
     }
 }
 
-/// The remedy for refusals that have a usual cause.
+/// The remedy for failures that have a usual cause.
 struct Hint<'error> {
     call: &'static str,
     source: &'error io::Error,
@@ -128,7 +128,7 @@ impl fmt::Display for Hint<'_> {
                     MemoryLock::now()
                 )
             }
-            // When libibverbs may not use the file, it looks elsewhere and reports the error of that.
+            // If libibverbs may not open the device's file, it tries others and reports the error of those.
             ("ibv_open_device", Some(libc::ENOENT)) => {
                 f.write_str(": check that /dev/infiniband/uverbs* are there, and the rights on them")
             }
@@ -172,7 +172,7 @@ pub(crate) fn refused(source: io::Error, call: &'static str, device: &str) -> Ve
     VerbsError::Call { call, device: device.to_owned(), source: Arc::new(source) }
 }
 
-/// As the fabric contract has it, with device and remedy.
+/// The error of the fabric contract for this error, with device and remedy.
 pub(crate) fn fabric_error(error: &VerbsError) -> FabricError {
     match error {
         VerbsError::Call { call, device, source } => {
@@ -188,7 +188,7 @@ pub(crate) fn fabric_error(error: &VerbsError) -> FabricError {
     }
 }
 
-/// What operations end with that were under way when `error` befell their device.
+/// The error of operations that were under way when their device was lost by `error`.
 pub(crate) fn loss(error: &VerbsError) -> FabricError {
     let (kind, cause) = (FabricKind::VERBS, LossCause::DeviceLost);
     FabricError::PeerLost { kind, cause, detail: error.to_string() }

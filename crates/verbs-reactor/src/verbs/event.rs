@@ -1,4 +1,4 @@
-//! Asynchronous events of a device: what happens to it, its ports and what was made from it.
+//! Asynchronous events of a device, its ports, queue pairs and completion queues.
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use super::sys;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceEvent {
-    /// The device is broken: nothing on it works any more.
+    /// The device failed: nothing on it works any more.
     DeviceFatal,
     /// The port lost its link.
     PortDown {
         /// Counted from 1.
         port: u8,
     },
-    /// The port has its link.
+    /// The port got its link.
     PortActive {
         /// Counted from 1.
         port: u8,
@@ -35,12 +35,12 @@ pub enum DeviceEvent {
         /// Counted from 1.
         port: u8,
     },
-    /// The subnet manager wants registrations again.
+    /// The subnet manager asks to repeat all subscriptions and registrations with it.
     ClientReregister {
         /// Counted from 1.
         port: u8,
     },
-    /// The subnet has another manager.
+    /// The port's subnet has another manager.
     SubnetManagerChange {
         /// Counted from 1.
         port: u8,
@@ -60,21 +60,23 @@ pub enum DeviceEvent {
         /// Its number.
         number: u32,
     },
-    /// A completion queue overflowed, or failed otherwise.
+    /// A completion queue overflowed, or failed for another reason.
     CompletionQueue {
-        /// Its address in memory, which distinguishes it from others.
+        /// The address of the library's structure, which identifies the queue.
         queue: usize,
     },
-    /// `enum ibv_event_type`: nothing that concerns this crate.
+    /// Another event (`enum ibv_event_type`), which this crate has no use for.
     Other(u32),
 }
 
 impl DeviceEvent {
     pub(super) fn parse(raw: &sys::ibv_async_event) -> Self {
-        // SAFETY: for the types below the kernel set this member, a number; for others it is not used.
+        // SAFETY: this member is a number, of which any bits are valid. It is used for the types below only, for which
+        // the kernel has set it.
         let port = || u8::try_from(unsafe { raw.element.port_num }).unwrap_or(0);
-        // SAFETY: for the types below this member is set, and the queue pair is there: its destruction waits for
-        // the acknowledgement of events that were taken.
+        // SAFETY: called for the types below only, for which the library has set this member. The queue pair exists:
+        // its destruction waits until this event is acknowledged, which `EventChannel::take` does after it has parsed
+        // it.
         let number = || unsafe { (*raw.element.qp).qp_num };
         match raw.event_type {
             sys::IBV_EVENT_DEVICE_FATAL => Self::DeviceFatal,

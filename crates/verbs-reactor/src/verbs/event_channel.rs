@@ -9,25 +9,27 @@ use std::{
 
 use super::{Context, DeviceEvent, VerbsError, completion::set_nonblocking, error::refused, sys};
 
-/// The descriptor that is readable when the device has an event. Keeps the device open.
+/// The channel of an open device's asynchronous events. Its descriptor is readable when there is one. Keeps the device
+/// open.
 #[derive(Debug)]
 pub(super) struct EventChannel(Arc<Context>);
 
 impl EventChannel {
-    /// The events of `context`, not waited for in the kernel.
+    /// The events of `context`. Makes the descriptor non-blocking.
     pub(super) fn new(context: Arc<Context>) -> Result<Self, VerbsError> {
         set_nonblocking(context.event_descriptor())
             .map_err(|error| refused(error, "fcntl", context.name()))?;
         Ok(Self(context))
     }
 
-    /// Takes the next event, if there is one, and acknowledges it at once: whatever it is about can be destroyed.
+    /// Takes the next event, if there is one. Acknowledges it at once, so that the object that it is about can be
+    /// destroyed.
     pub(super) fn take(&self) -> Result<Option<DeviceEvent>, VerbsError> {
         let mut raw = MaybeUninit::<sys::ibv_async_event>::zeroed();
-        // SAFETY: the context is open and its descriptor non-blocking; `raw` is a valid place for an event.
+        // SAFETY: the context is open while `self` lives, and `raw` is writable and as large as an event.
         let result = unsafe { self.0.functions().ibv_get_async_event(self.0.raw(), raw.as_mut_ptr()) };
         if result != 0 {
-            let error = io::Error::last_os_error(); // it returns -1 and sets errno
+            let error = io::Error::last_os_error(); // the function returns -1 and sets errno
             return match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
                 _ => Err(refused(error, "ibv_get_async_event", self.0.name())),

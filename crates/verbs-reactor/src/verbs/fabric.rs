@@ -12,10 +12,10 @@ use super::{
 /// RDMA on one port of one device. Connections are made on a tokio runtime with its I/O driver enabled.
 ///
 /// When the port goes down or the device fails, all its connections end with
-/// [`LossCause::DeviceLost`](crate::LossCause::DeviceLost), all memory is deregistered and the device closed, so
-/// that it can be removed. Until the port is active again, which each attempt to connect checks,
-/// new connections are refused with [`VerbsError::DeviceLost`]; then the device is opened again, and memory
-/// registered anew.
+/// [`LossCause::DeviceLost`](crate::LossCause::DeviceLost), all memory is deregistered, and the device is closed, so
+/// that it can be removed. Each later connection attempt checks whether the port is active again, at most once a
+/// second. If it is, the device is opened again and all memory registered with it; if not, the attempt fails with
+/// [`VerbsError::DeviceLost`].
 #[derive(Debug)]
 pub struct VerbsFabric {
     adapter: Arc<Adapter>,
@@ -23,31 +23,32 @@ pub struct VerbsFabric {
 }
 
 impl VerbsFabric {
-    /// Opens the device that `settings` name. What they leave open is chosen among the active ports of all devices:
+    /// Opens the device and port that `settings` name. What they do not name is chosen among the active ports of all
+    /// devices:
     ///
     /// 1. by the kind of the port's best address: RoCE v2 with an IPv4 address or InfiniBand's own, then RoCE v2 with
     ///    a routable IPv6 address, then RoCE v2 with a link-local one (RoCE v1 only if it is named);
     /// 2. by the device's name, in alphabetical order;
     /// 3. by the port's number, then the address's index.
     ///
-    /// What was chosen, among what, is logged at info.
+    /// The choice and the other candidates are logged at level INFO.
     ///
     /// # Errors
-    /// Every [`VerbsError`]; each names what is missing.
+    /// Any [`VerbsError`]. Each names what is missing.
     pub fn open(runtime: Arc<dyn Runtime>, settings: &Rdma) -> Result<Self, VerbsError> {
         let adapter = Adapter::open(runtime, settings)?;
         Ok(Self { adapter, spinner: Spinner::new(Wait::default()) })
     }
 
-    /// How drivers wait, for domains opened after this. At most one driver of this fabric spins at a time; spinning
-    /// polls the completion queue.
+    /// Sets how drivers wait, for domains opened after this. A driver that spins polls its completion queue. At most
+    /// one driver of this fabric spins at a time.
     #[must_use]
     pub fn with_wait(mut self, wait: Wait) -> Self {
         self.spinner = Spinner::new(wait);
         self
     }
 
-    /// What its queue pairs have asked of the device so far.
+    /// Counts of the calls that its queue pairs have made to the device so far.
     pub fn counts(&self) -> VerbsCounts {
         self.adapter.counters.read()
     }
@@ -88,8 +89,8 @@ impl Fabric for VerbsFabric {
         Capabilities { piece_bytes_max: piece_bytes(&self.adapter.port).into(), ..self.adapter.capabilities }
     }
 
-    /// The kind of network, for InfiniBand with its subnet. Whether two RoCE ports reach each other only a
-    /// connection tells.
+    /// The kind of network, and for InfiniBand the subnet. Whether two RoCE ports reach each other shows only when they
+    /// connect.
     fn reach(&self) -> Vec<u8> {
         match (self.adapter.port.link, self.adapter.source.kind) {
             (LinkLayer::InfiniBand, _) => [b"infiniband-", &self.adapter.source.gid.0[..8]].concat(),

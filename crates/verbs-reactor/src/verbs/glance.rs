@@ -1,8 +1,12 @@
-//! Looking by the task that awaits an arrival, as long as the driver looks too. What such a task finds by itself costs no
-//! change of tasks and no system call, but all others of its thread wait meanwhile. So it looks about as long as an answer
-//! takes that is under way, only while that finds something, and lets the others run now and then. And only if this side
-//! has posted something since the latest arrival: a task that hands arrivals on to others asks for the next one before those
-//! have run, and what it looked for then could only come once they have.
+//! A task that awaits an arrival may poll the completion queue itself, while the connection's driver does so too. An
+//! arrival that it finds costs no change of tasks and no system call. But all other tasks of its thread wait meanwhile,
+//! so it polls
+//!
+//! - about as long as an answer takes that is under way;
+//! - only while that finds arrivals often enough;
+//! - at most a few finds in a row, then the others run;
+//! - only if this side has posted something since the latest arrival. A task that hands arrivals to others awaits the next
+//!   one before those others have run, and that one may depend on what they are going to post.
 
 use std::{
     sync::{
@@ -14,43 +18,43 @@ use std::{
 
 use crate::Runtime;
 
-/// Looks between two readings of the clock: about a microsecond.
+/// Polls between two readings of the clock. They take about a microsecond.
 const LOOKS: u32 = 16;
 
-/// An answer takes one round trip of the device, and what the peer's program takes.
+/// Polling lasts so many round trips of the device, and [`ANSWERS`].
 const ROUND_TRIPS: u32 = 2;
 
-/// What the peer's program takes.
+/// The time that the peer's program has for its answer.
 const ANSWERS: Duration = Duration::from_micros(2);
 
-/// A runtime's thread is never held longer.
+/// The most time that one call polls, because it blocks a thread of the runtime.
 const LONGEST: Duration = Duration::from_micros(250);
 
-/// Finds in a row after which the other tasks get a turn.
+/// After so many finds in a row, one call does not poll, so that other tasks have a turn.
 const HITS_IN_A_ROW: u32 = 16;
 
-/// Credit is what tells whether it is worth looking: a find adds one, up to this.
+/// The most credit. A task polls only while there is credit. Each find adds one.
 const CREDIT_MAX: u32 = 8;
 
-/// What looking in vain costs.
+/// The credit that polling without a find costs.
 const MISS: u32 = 2;
 
-/// Without credit, one look in so many is taken all the same.
+/// Without credit, one call in so many polls all the same.
 const TRIAL: u32 = 64;
 
-/// Shared by the driver of a connection and those who await arrivals. All of it is a guess, so that nothing is lost when two
-/// threads are at it.
+/// Shared by the driver of a connection and the tasks that await arrivals. The values are heuristics, so relaxed loads
+/// and stores are enough: a lost update does no harm.
 #[derive(Debug)]
 pub(super) struct Glances {
     clock: Arc<dyn Runtime>,
-    /// How long one looks, in nanoseconds; 0 while the driver doesn't.
+    /// How long one call polls, in nanoseconds; 0 while the driver does not poll.
     limit_ns: AtomicU64,
     /// The device's round trip, in nanoseconds; 0 if it is not known.
     round_trip_ns: AtomicU64,
     /// Something was posted since the latest arrival, so that an answer may be under way.
     has_asked: AtomicBool,
     credit: AtomicU32,
-    /// Left out for lack of credit.
+    /// Calls that did not poll for lack of credit.
     left_out: AtomicU32,
     hits_in_a_row: AtomicU32,
     hits: AtomicU64,
@@ -70,41 +74,41 @@ impl Glances {
         }
     }
 
-    /// Notes what the device takes for a round trip.
+    /// Sets how long the device takes for a round trip.
     pub(super) fn set_round_trip(&self, round_trip: Duration) {
         let ns = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
         self.round_trip_ns.store(ns, Ordering::Relaxed);
     }
 
-    /// What the device takes for a round trip.
+    /// How long the device takes for a round trip; `None` while it is unknown.
     pub(super) fn round_trip(&self) -> Option<Duration> {
         let ns = self.round_trip_ns.load(Ordering::Relaxed);
         (ns > 0).then_some(Duration::from_nanos(ns))
     }
 
-    /// Lets those who await look, or not.
+    /// Sets whether tasks that await an arrival may poll.
     pub(super) fn allow(&self, is_allowed: bool) {
         let longest = || (ANSWERS + ROUND_TRIPS * self.round_trip().unwrap_or_default()).min(LONGEST);
         let limit = if is_allowed { longest() } else { Duration::ZERO };
         self.limit_ns.store(limit.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Something is posted.
+    /// Notes that something was posted, so that an answer may be under way.
     pub(super) fn asks(&self) {
         self.has_asked.store(true, Ordering::Relaxed);
     }
 
-    /// Something has arrived: nothing more comes of what was posted before, as far as one can tell.
+    /// Notes an arrival. It is taken as the answer to everything that was posted before.
     pub(super) fn heard(&self) {
         self.has_asked.store(false, Ordering::Relaxed);
     }
 
-    /// Times that looking found something.
+    /// How often polling found something.
     pub(super) fn hits(&self) -> u64 {
         self.hits.load(Ordering::Relaxed)
     }
 
-    /// Looks, if that is worth it now, until `finds` does or it took long enough. Whether it did.
+    /// Calls `finds` until it gives true or the time is over, if polling is worth it now. Gives whether it did.
     pub(super) fn look(&self, finds: impl Fn() -> bool) -> bool {
         let limit = Duration::from_nanos(self.limit_ns.load(Ordering::Relaxed));
         if limit.is_zero() || !self.has_asked.load(Ordering::Relaxed) || !self.is_worth_it() {
@@ -165,7 +169,7 @@ mod tests {
         (glances, clock)
     }
 
-    /// One look whose find comes after `micros`; gives whether it came, and how long was looked.
+    /// One call whose find comes after `micros`. Gives whether it was found, and how long the call polled.
     fn look(glances: &Glances, clock: &Clock, micros: u64) -> (bool, u64) {
         let begin = glances.clock.now();
         let spent = || glances.clock.now().saturating_sub(begin).as_micros() as u64;

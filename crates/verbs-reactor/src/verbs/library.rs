@@ -1,7 +1,7 @@
-//! libibverbs, opened while the program runs.
+//! libibverbs, opened at run time.
 //!
-//! Nothing links against it: the same binary uses RDMA where the library, the kernel's drivers and a device are
-//! present, and says which of them is missing where not.
+//! Nothing links against it. The same binary uses RDMA where the library, the kernel's drivers and a device are
+//! present; elsewhere an error names which of them is missing.
 
 use std::{ffi::CStr, io, ptr::NonNull, sync::OnceLock};
 
@@ -9,7 +9,8 @@ use super::{VerbsError, error::Names, sys};
 
 const FILE: &str = "libibverbs.so.1";
 
-/// The functions of libibverbs. Opened once, never closed: its drivers register themselves with the process.
+/// The functions of libibverbs. The library is opened once and never closed, because its drivers register themselves
+/// with the process.
 pub struct Library {
     pub(crate) required: sys::Required,
     pub(crate) optional: sys::Optional,
@@ -21,24 +22,24 @@ impl std::fmt::Debug for Library {
     }
 }
 
-/// How much of RDMA this machine has.
+/// Whether RDMA can be used on this machine, and if not, what is missing.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Availability {
     /// The user-space library is missing or too old.
     NoLibrary(VerbsError),
-    /// The library is there; the kernel has no RDMA support loaded.
+    /// The library is there, but the kernel has no RDMA support loaded.
     NoKernelSupport,
-    /// Library and kernel are there, but no device.
+    /// Library and kernel support are there, but no device.
     NoDevice,
-    /// The listing itself was refused.
+    /// Devices could not be listed.
     Refused(VerbsError),
     /// These devices are present.
     Devices(Vec<String>),
 }
 
 impl Availability {
-    /// Looks. Cheap: no device is opened.
+    /// Checks what is there. This is cheap, because no device is opened.
     pub fn probe() -> Self {
         let devices = match Library::open() {
             Ok(library) => library.device_names(),
@@ -57,7 +58,7 @@ impl Library {
     /// The library, opened at the first call that finds it.
     ///
     /// # Errors
-    /// [`VerbsError::NoLibrary`]: it is missing, or lacks a function that every release since 2008 has.
+    /// [`VerbsError::NoLibrary`]: the library is missing, or lacks a function that every release since 2008 has.
     pub fn open() -> Result<&'static Self, VerbsError> {
         static OPENED: OnceLock<Library> = OnceLock::new();
         if let Some(library) = OPENED.get() {
@@ -69,7 +70,7 @@ impl Library {
 
     fn load() -> Result<Self, VerbsError> {
         let missing = |error: libloading::Error| {
-            // The error itself says only that the call failed; its source has the loader's words.
+            // The error itself only tells that the call failed. Its source has the loader's message.
             let source = std::error::Error::source(&error).map(ToString::to_string);
             VerbsError::NoLibrary { reason: source.unwrap_or_else(|| error.to_string()).into() }
         };
@@ -82,7 +83,7 @@ impl Library {
         }
     }
 
-    /// The names of the devices there are, in the library's order.
+    /// The names of the devices that are present, in the library's order.
     ///
     /// # Errors
     /// [`VerbsError::NoKernelSupport`], or [`VerbsError::Call`] when the listing is refused.
@@ -114,7 +115,7 @@ struct DeviceList {
 impl DeviceList {
     fn new(library: &'static Library) -> Result<Self, VerbsError> {
         let mut length = 0;
-        // SAFETY: `length` is a valid place for the answer.
+        // SAFETY: `length` is writable.
         let first = unsafe { library.required.ibv_get_device_list(&raw mut length) };
         let Some(first) = NonNull::new(first) else {
             let error = io::Error::last_os_error();

@@ -1,5 +1,5 @@
-//! What the two sides of a connection send besides writes: messages without bytes, whose immediates arrive by another
-//! opcode than those of writes.
+//! Messages that frame a connection. They have no bytes, and their immediates arrive by another opcode than those of
+//! writes.
 
 const GREETING: u32 = 1;
 const FAREWELL: u32 = 2;
@@ -7,23 +7,23 @@ const OVERRUN: u32 = 3;
 const EXTENT: u32 = 1 << 31;
 const RESIDUE: u32 = 1 << 30;
 
-/// Messages besides extents and residues that may be outstanding at once, in each direction: a greeting, and a farewell or
-/// overrun.
+/// The most messages that are outstanding at once in each direction, extents and residues not counted: a greeting, and
+/// either a farewell or an overrun.
 pub(super) const SIGNALS: u32 = 2;
 
 /// A message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Message {
-    /// The dialer's first: its end of the connection is ready.
+    /// The dialer's first message: its queue pair is ready.
     Greeting,
-    /// The last of an orderly end.
+    /// The last message of an orderly close.
     Farewell,
-    /// Instead of a farewell: immediates came without receives.
+    /// Sent instead of a farewell: the peer sent more immediates than this side has receives for.
     Overrun,
-    /// Bytes that went before the next immediate's own, in whole pieces, so that the target knows the write's
-    /// length.
+    /// How many whole pieces the write has before the piece with the next immediate. The target needs them for the
+    /// write's length.
     Extent(u32),
-    /// Bytes besides those, less than a piece.
+    /// The bytes before that piece that are not part of whole pieces.
     Residue(u32),
 }
 
@@ -38,7 +38,7 @@ impl Message {
         }
     }
 
-    /// `None` for what no peer of this version sends.
+    /// `None` for an immediate that no peer of this version sends.
     pub(super) fn from_bits(bits: u32) -> Option<Self> {
         match bits {
             GREETING => Some(Self::Greeting),

@@ -1,16 +1,17 @@
 //! RDMA through libibverbs, opened at run time.
 //!
-//! Nothing links against libibverbs and no build needs its headers: [`Library`] opens it while the program runs,
-//! through bindings that were generated ahead. [`Availability`] names what is missing where there is no
-//! RDMA; [`VerbsFabric`] is the [`Fabric`](crate::Fabric) on a device.
+//! Nothing links against libibverbs and no build needs its headers: [`Library`] opens it at run time, through committed
+//! bindings. [`Availability`] tells what is missing where RDMA cannot be used. [`VerbsFabric`] is the
+//! [`Fabric`](crate::Fabric) on a device.
 //!
 //! A connection is a reliable connected queue pair with a completion queue and a completion channel of its own.
-//! Messages without bytes, which arrive by another opcode than writes, frame it: a greeting from the dialer, so that
-//! `connect` ends when both sides are ready, and a farewell, so that a peer learns of an orderly close. A write longer than the port's messages is split, and before its last piece a message says how much went
-//! before. A peer that dies sends nothing: it is noticed by the next operation, whose retries run out, or by the
-//! control connection.
+//! Messages without bytes frame it. The dialer sends a greeting, so that `connect` ends when both sides are ready. A
+//! side that closes sends a farewell, so that its peer can tell an orderly close from a loss. A write longer than the
+//! port's messages is split into pieces, and before the last piece a message carries the number of bytes before it. A
+//! peer that dies sends nothing: the next operation fails when its retries run out, or the control connection ends
+//! first.
 //!
-//! A process that uses verbs must not go on using them in a forked child; starting other programs is fine.
+//! A process that uses verbs must not use them in a forked child. Starting other programs is safe.
 
 mod adapter;
 mod address;

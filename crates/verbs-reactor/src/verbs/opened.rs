@@ -1,4 +1,4 @@
-//! A device while it is open, and all that was made from it.
+//! An open device, and everything that was made from it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -15,22 +15,24 @@ use super::{
     selection::{Candidate, Seen, select},
 };
 
-/// Logical writes are split into pieces of at most this many bytes, or of what the port takes if that is less.
+/// Logical writes are split into pieces of at most this many bytes; fewer if the port's messages are shorter.
 const PIECE_BYTES_MAX: u32 = 1 << 30;
 
-/// Reads under way at once on one queue pair, each way; the rest wait inside the device. As many as hardware has.
+/// Reads under way at once on one queue pair, in each direction; further ones wait inside the device. 16 is what
+/// hardware supports.
 const READS_MAX: u32 = 16;
 
-/// What was made from an opened device. When the device is lost, each lets go of what keeps it open.
+/// Something that was made from an open device. When the device is lost, it drops everything that keeps the device
+/// open.
 pub(super) trait Child: Send + Sync {
-    /// Ends, with `failure`, whatever is under way, and destroys what was made from the device. Never waits.
+    /// Ends operations under way with `failure`, and destroys what was made from the device. Never waits.
     fn device_lost(&self, failure: &FabricError);
 
-    /// Ends with `failure` if `event` is about this.
+    /// Ends with `failure` if `event` is about this object.
     fn concerns(&self, _event: DeviceEvent, _failure: &FabricError) {}
 }
 
-/// A device that is open, one of its ports and one of that port's addresses.
+/// An open device, one of its ports and one of that port's addresses.
 pub(super) struct Opened {
     pub(super) context: Arc<Context>,
     pub(super) limits: DeviceLimits,
@@ -40,9 +42,9 @@ pub(super) struct Opened {
     pub(super) mtu: Mtu,
     /// How users' memory is registered.
     pub(super) user_pages: UserPages,
-    /// Why it is lost, once it is.
+    /// Everything that was made from it; once it is lost, why.
     children: Mutex<Result<Vec<Weak<dyn Child>>, VerbsError>>,
-    /// Told when this is dropped.
+    /// Notified when this is dropped.
     pub(super) closing: Arc<Notify>,
 }
 
@@ -53,7 +55,7 @@ impl std::fmt::Debug for Opened {
 }
 
 impl Opened {
-    /// The best of all devices and ports that `settings` allow, which is logged.
+    /// Opens the best of the devices and ports that `settings` allow, and logs the choice.
     pub(super) fn choose(settings: &Rdma) -> Result<Self, VerbsError> {
         settings.check()?;
         let library = Library::open()?;
@@ -61,7 +63,7 @@ impl Opened {
             Some(name) => vec![name.clone()],
             None => library.device_names()?,
         };
-        // All are open until one is chosen.
+        // All devices are open until one is chosen.
         let contexts: Vec<_> = names.into_iter().map(|name| look(library, name)).collect();
         let seen: Vec<Seen> = contexts.iter().map(|(seen, _)| seen.clone()).collect();
         let selection = select(&seen, settings)?;
@@ -90,32 +92,32 @@ impl Opened {
         Ok(Self { context, limits, port, source, partition_key, mtu, user_pages, children, closing })
     }
 
-    /// Bytes of the pieces that logical writes are split into.
+    /// Bytes of the pieces that this side splits logical writes into.
     pub(super) fn piece_bytes(&self) -> u32 {
         piece_bytes(&self.port)
     }
 
-    /// How much goes into one work request.
+    /// How much one work request may hold.
     pub(super) fn request_limits(&self) -> RequestLimits {
         let ranges = (self.limits.segments as usize).clamp(1, RANGES_OF_REQUEST);
         let read_ranges = (self.limits.read_segments as usize).clamp(1, ranges);
         RequestLimits { piece_bytes: self.piece_bytes(), ranges, read_ranges }
     }
 
-    /// Reads of a peer that a queue pair serves at once.
+    /// Reads of a peer that one queue pair serves at once.
     pub(super) fn reads_served(&self) -> u8 {
         self.limits.reads_served.min(READS_MAX) as u8
     }
 
-    /// Reads that a queue pair may have under way.
+    /// Reads that one queue pair may have under way.
     pub(super) fn reads_started(&self) -> u8 {
         self.limits.reads_started.min(READS_MAX) as u8
     }
 
-    /// Counts `child` among what must let go when the device is lost.
+    /// Registers `child`, so that it is ended when the device is lost.
     ///
     /// # Errors
-    /// It is lost already.
+    /// [`VerbsError::DeviceLost`] if it is lost already.
     pub(super) fn adopt(&self, child: Weak<dyn Child>) -> Result<(), VerbsError> {
         let mut children = self.children();
         let alive = children.as_mut().map_err(|lost| lost.clone())?;
@@ -131,7 +133,7 @@ impl Opened {
         self.children().as_ref().err().cloned()
     }
 
-    /// The device or its port is gone: everything made from it ends, once.
+    /// Marks the device as lost by `event`, and ends everything that was made from it. Only the first call does that.
     pub(super) fn lose(&self, event: DeviceEvent) -> VerbsError {
         let device = self.context.name().to_owned();
         let error = VerbsError::DeviceLost { device, port: self.port.number, event };
@@ -148,14 +150,14 @@ impl Opened {
         };
         log!(ERROR, %error, "an RDMA device is lost");
         let failure = loss(&error);
-        // Queue pairs come after the registrations that they use, and go before them.
+        // In reverse: queue pairs were made after the registrations that they use, and are destroyed before them.
         for child in children.iter().rev().filter_map(Weak::upgrade) {
             child.device_lost(&failure);
         }
         error
     }
 
-    /// Ends what `event` is about: one connection.
+    /// Ends the connection that `event` is about.
     pub(super) fn tell(&self, event: DeviceEvent) {
         let device = self.context.name().to_owned();
         let failure = loss(&VerbsError::DeviceLost { device, port: self.port.number, event });
@@ -165,7 +167,8 @@ impl Opened {
         }
     }
 
-    /// The event that explains why port or address are not what they were; `None` if they are.
+    /// Compares port and address with those that are in use. Gives the event to end connections with if they changed:
+    /// `event`, or a worse one.
     pub(super) fn look_again(&self, event: DeviceEvent) -> Option<DeviceEvent> {
         let number = self.port.number;
         let Ok(port) = self.context.port(number) else { return Some(DeviceEvent::DeviceFatal) };
@@ -192,7 +195,7 @@ pub(super) fn piece_bytes(port: &Port) -> u32 {
     port.message_bytes.clamp(1, PIECE_BYTES_MAX)
 }
 
-/// What the device of that name shows, and the device itself if it opens.
+/// The ports of the device of that name, and the device itself if it can be opened.
 fn look(library: &'static Library, name: String) -> (Seen, Option<Arc<Context>>) {
     match Context::open(library, &name) {
         Ok(context) => (Seen { device: name, ports: ports(&context) }, Some(context)),
@@ -208,7 +211,7 @@ fn ports(context: &Context) -> Result<Vec<(Port, Vec<GidEntry>)>, VerbsError> {
     (1..=context.limits()?.ports).map(with_addresses).collect()
 }
 
-/// The largest packet: what was asked for if the port is set to as much, else what it is set to.
+/// The largest packet: the one in `settings`, which must not exceed the port's, or else the port's.
 fn packet_size(device: &str, port: &Port, settings: &Rdma) -> Result<Mtu, VerbsError> {
     let active = Mtu::from_code(port.mtu).unwrap_or(Mtu::Bytes256);
     match settings.mtu {

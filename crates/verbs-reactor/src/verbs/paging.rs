@@ -1,14 +1,14 @@
-//! Memory that a device faults in as it needs it, instead of having it pinned.
+//! On-demand paging: memory that a device faults in when it needs it, instead of memory that is pinned.
 
 use std::{fmt, sync::Arc};
 
 use super::{OnDemandPaging, Setting, VerbsError, sys};
 
 impl OnDemandPaging {
-    /// What becomes of users' memory on the device of that name, which can do that much.
+    /// How users' memory is registered on `device`, which supports `paging`.
     ///
     /// # Errors
-    /// [`VerbsError::Unfit`] for [`Require`](Self::Require) on a device that can't.
+    /// [`VerbsError::Unfit`] for [`Require`](Self::Require) if the device does not support what is needed.
     pub(super) fn on(self, device: &str, paging: Paging) -> Result<UserPages, VerbsError> {
         match self {
             Self::Never => Ok(UserPages::Pinned),
@@ -27,7 +27,7 @@ impl OnDemandPaging {
     }
 }
 
-/// What a device does on memory that is not pinned, on reliable connections.
+/// The operations that a device supports on memory that is not pinned, on reliable connections.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Paging {
@@ -40,7 +40,7 @@ pub struct Paging {
 }
 
 impl Paging {
-    /// Of `struct ibv_odp_caps`.
+    /// Parses the fields of `struct ibv_odp_caps`.
     pub(super) fn of(general: u64, reliable: u32) -> Self {
         let has = |bit: u32| general & u64::from(sys::IBV_ODP_SUPPORT) != 0 && reliable & bit != 0;
         Self {
@@ -50,7 +50,7 @@ impl Paging {
         }
     }
 
-    /// Users' memory need not be pinned.
+    /// Whether users' memory need not be pinned.
     pub fn suffices(self) -> bool {
         self.send && self.write && self.read
     }
@@ -73,17 +73,17 @@ impl fmt::Display for Paging {
 pub(super) enum UserPages {
     Pinned,
     OnDemand,
-    /// Pinned if the device refuses it on demand: drivers differ in which mappings they take.
+    /// On demand, or pinned if the device refuses that: drivers differ in which mappings they can page.
     OnDemandIfTaken,
 }
 
 impl UserPages {
-    /// Whether memory is registered without being pinned, as far as the device takes it.
+    /// Whether memory is registered without being pinned, except where the device refuses.
     pub(super) fn on_demand(self) -> bool {
         self != Self::Pinned
     }
 
-    /// Registers memory by `register`, whose argument is true if that is on demand.
+    /// Registers memory by `register`. Its argument is true for on-demand paging.
     pub(super) fn register<T>(
         self,
         mut register: impl FnMut(bool) -> Result<T, VerbsError>,

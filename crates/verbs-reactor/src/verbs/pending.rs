@@ -1,4 +1,4 @@
-//! Ranges of operations on their way into the send queue, and the work requests they become.
+//! Ranges of operations that are not completely posted, and the work requests that they become.
 
 use std::fmt;
 
@@ -9,14 +9,14 @@ use super::{
     message::Message,
 };
 
-/// How much one work request takes.
+/// How much one work request may hold.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestLimits {
     /// Bytes.
     pub(super) piece_bytes: u32,
-    /// Ranges of memory here, of a write.
+    /// Local ranges of a write.
     pub(super) ranges: usize,
-    /// As many of a read: some devices scatter less than they gather, or nothing at all.
+    /// Local ranges of a read: some devices scatter to fewer ranges than they gather from, or to only one.
     pub(super) read_ranges: usize,
 }
 
@@ -29,31 +29,31 @@ impl RequestLimits {
     }
 }
 
-/// Adjacent bytes there, of an operation that is not completely posted yet. They are posted in steps: pieces and,
-/// before the last piece of a write that tells the peer, messages that say how many bytes went before.
+/// A contiguous remote range of an operation that is not completely posted yet. It is posted in steps, each of which is
+/// one work request: the pieces and, before the last piece of a write with immediate, messages that carry the number of
+/// bytes before that piece.
 ///
-/// The bytes here lie in one range of any length, or are gathered from (scattered to) several that one work request
-/// takes.
+/// The local bytes lie in one range of any length, or in several that fit one work request.
 pub(super) struct Pending {
     pub(super) key: SlotKey,
     pub(super) direction: Direction,
     pub(super) local: LocalRange,
-    /// Ranges that follow the first.
+    /// Local ranges after the first.
     pub(super) gathered: Vec<LocalRange>,
     pub(super) remote: u64,
     pub(super) remote_key: u32,
-    /// Of all ranges together.
+    /// Bytes of all local ranges together.
     pub(super) length: u64,
     pub(super) immediate: Option<u32>,
-    /// Bytes that the operation has before these.
+    /// Bytes of the operation before this range.
     pub(super) earlier: u64,
-    /// The operation ends with these.
+    /// Whether this is the operation's last range.
     pub(super) is_last: bool,
-    /// Steps posted already.
+    /// How many steps are posted already.
     pub(super) posted: u64,
 }
 
-// Without the key, as keys are never shown.
+// Without the key: keys are never logged.
 impl fmt::Debug for Pending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pending")
@@ -72,7 +72,7 @@ impl fmt::Debug for Pending {
 }
 
 impl Pending {
-    /// Takes `next`, which comes next in the operation, into the same work request, or gives it back.
+    /// Merges `next`, the operation's next range, into this one. Gives it back if one work request cannot hold both.
     pub(super) fn gather(&mut self, next: Self, limits: &RequestLimits) -> Option<Self> {
         let (is_last, immediate) = (next.is_last, next.immediate);
         if self.length == 0 {
@@ -96,20 +96,20 @@ impl Pending {
         if self.length <= u64::from(piece_bytes) { 1 } else { self.length.div_ceil(u64::from(piece_bytes)) }
     }
 
-    /// What the peer is told of the bytes before the last piece.
+    /// The messages that carry the number of bytes before the last piece; none without an immediate.
     fn extents(&self, piece_bytes: u32) -> impl Iterator<Item = Message> {
         let before = self.earlier + (self.pieces(piece_bytes) - 1) * u64::from(piece_bytes);
         let told = if self.immediate.is_some() { before } else { 0 };
         let pieces = u32::try_from(told / u64::from(piece_bytes)).unwrap_or(u32::MAX);
-        // Less than a piece.
+        // It is less than a piece, so it fits.
         let residue = (told % u64::from(piece_bytes)) as u32;
         let extent = (pieces > 0).then_some(Message::Extent(pieces));
         extent.into_iter().chain((residue > 0).then_some(Message::Residue(residue)))
     }
 
-    /// Work requests that these bytes take.
+    /// How many steps this range takes.
     pub(super) fn steps(&self, piece_bytes: u32) -> u64 {
-        // Nearly all, and divisions cost: this is asked several times for each request.
+        // The common case, without a division: this is called several times for each request.
         if self.earlier == 0 && self.length <= u64::from(piece_bytes) {
             return 1;
         }
@@ -121,7 +121,7 @@ impl Pending {
         let (pieces, steps) = (self.pieces(piece_bytes), self.steps(piece_bytes));
         let last = step + 1 == steps;
         if !last && step + 1 >= pieces {
-            // At most two.
+            // There are at most two.
             let message = self.extents(piece_bytes).nth((step + 1 - pieces) as usize);
             let work = Work::Message(message.unwrap_or(Message::Extent(0)));
             return doorbell.push(Request { work, part: Part::Piece, is_signaled: false }, &[]);
@@ -131,7 +131,7 @@ impl Pending {
         let transfer = Transfer {
             direction: self.direction,
             length,
-            // A peer says where its regions begin: a device refuses what does not lie in one.
+            // The base comes from the peer, so the sum may wrap. A device refuses what lies outside of a region.
             remote: self.remote.wrapping_add(from),
             remote_key: self.remote_key,
             immediate: self.immediate.filter(|_| last),

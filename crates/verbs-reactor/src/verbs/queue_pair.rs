@@ -1,4 +1,4 @@
-//! Reliable connected queue pairs, as libibverbs has them.
+//! Reliable connected queue pairs of libibverbs.
 
 use std::{
     io,
@@ -17,28 +17,28 @@ use super::{
     tag::Tag,
 };
 
-/// Up to this many bytes travel inside the work request, which saves the device one read of memory.
+/// Writes of up to this many bytes are copied into the work request, which saves the device one read of memory.
 const INLINE_BYTES: u32 = 64;
 
-/// How much a queue pair holds.
+/// The sizes of a queue pair's queues.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Depths {
-    /// Work requests of the send queue.
+    /// Work requests in the send queue.
     pub(super) send: u32,
-    /// Receives.
+    /// Receives in the receive queue.
     pub(super) receive: u32,
     /// Ranges of memory in one work request of the send queue.
     pub(super) ranges: u32,
 }
 
-/// How packets of a connection leave.
+/// The parameters of a connection's packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Way {
     pub(super) port: u8,
     pub(super) gid_index: u8,
     pub(super) traffic_class: u8,
     pub(super) timing: Timing,
-    /// Reads that the device may have under way.
+    /// Reads that this side's device may have under way.
     pub(super) reads_started: u8,
 }
 
@@ -49,27 +49,27 @@ impl Way {
     }
 }
 
-/// Not all of a batch was taken.
+/// The device refused a batch, or the rest of one.
 #[derive(Debug)]
 pub(crate) struct PostRefused {
-    /// How many were.
+    /// How many requests it took.
     pub(crate) posted: usize,
     pub(crate) error: VerbsError,
 }
 
-/// A queue pair of the device. Dropping it ends whatever is outstanding, without completions.
+/// A queue pair of the device. Dropping it ends what is outstanding, without completions.
 pub(crate) struct RawQueuePair {
     domain: Arc<ProtectionDomain>,
-    /// Keeps the queue that both directions complete into.
+    /// The completion queue of both directions, which must live as long as the queue pair.
     _completions: Arc<CompletionQueue>,
     raw: NonNull<sys::ibv_qp>,
     inline_bytes: u32,
     counters: Arc<CallCounters>,
 }
 
-// SAFETY: as for `Context`; posting from several threads is the library's to serialise.
+// SAFETY: as for `Context`: the library's functions may be called from any thread, and it serialises posts itself.
 unsafe impl Send for RawQueuePair {}
-// SAFETY: as above.
+// SAFETY: as above: concurrent calls are serialised by the library.
 unsafe impl Sync for RawQueuePair {}
 
 impl std::fmt::Debug for RawQueuePair {
@@ -100,7 +100,8 @@ impl RawQueuePair {
             max_inline_data: INLINE_BYTES,
         };
         let context = domain.context().clone();
-        // SAFETY: domain and queue are alive, and `attributes` is valid for the call.
+        // SAFETY: domain and completion queue are alive, because `Arc`s of both are held, and `attributes` is valid for
+        // the call.
         let raw = unsafe { context.functions().ibv_create_qp(domain.raw(), &raw mut attributes) };
         let raw = pointer(raw, "ibv_create_qp", context.name())?;
         let inline_bytes = attributes.cap.max_inline_data.min(INLINE_BYTES);
@@ -113,7 +114,8 @@ impl RawQueuePair {
         unsafe { self.raw.as_ref().qp_num }
     }
 
-    /// RESET to INIT: receives may be posted, and peers may write and read what is registered for that.
+    /// Moves from RESET to INIT: receives can be posted, and the peer will be allowed to write and read memory that is
+    /// registered for that.
     pub(crate) fn initialize(&self, port: u8, pkey_index: u16) -> Result<(), VerbsError> {
         let mut attributes = blank();
         attributes.pkey_index = pkey_index;
@@ -124,8 +126,8 @@ impl RawQueuePair {
         self.modify(attributes, mask)
     }
 
-    /// INIT to RTR (the peer's packets are taken) to RTS (ours may go). The kernel may look up the peer's link
-    /// address meanwhile.
+    /// Moves from INIT to RTR, in which the peer's packets are accepted, and on to RTS, in which this side can send.
+    /// The kernel may look up the peer's link address meanwhile.
     pub(super) fn connect(&self, here: &Endpoint, way: &Way, peer: &Endpoint) -> Result<(), VerbsError> {
         self.ready_to_receive(here, way, peer)?;
         self.ready_to_send(here, way, peer)
@@ -176,20 +178,20 @@ impl RawQueuePair {
         self.modify(attributes, mask)
     }
 
-    /// To ERR: everything outstanding completes as flushed, and nothing of the peer is taken any more.
+    /// Moves to ERR: everything outstanding completes as flushed, and the peer's packets are no longer accepted.
     pub(crate) fn fail(&self) -> Result<(), VerbsError> {
         let mut attributes = blank();
         attributes.qp_state = sys::IBV_QPS_ERR;
         self.modify(attributes, sys::IBV_QP_STATE)
     }
 
-    /// Posts `count` receives without room for bytes: writes with immediate, and signals, take nothing else.
+    /// Posts `count` receives without memory: writes with immediate and messages without bytes need none.
     pub(crate) fn post_receives(&self, count: usize) -> Result<(), PostRefused> {
-        // As for sends.
+        // As in `post`: most calls post one.
         if count == 1 { self.post_receives_by::<1>(1) } else { self.post_receives_by::<BATCH>(count) }
     }
 
-    /// Up to `N` in one call.
+    /// Posts `count` receives, up to `N` in one call.
     fn post_receives_by<const N: usize>(&self, count: usize) -> Result<(), PostRefused> {
         // SAFETY: all-zero bytes are a valid work request: null pointers and numbers.
         let blank: sys::ibv_recv_wr = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -197,9 +199,9 @@ impl RawQueuePair {
         chain(&mut batch, |request| &mut request.next);
         let mut posted = 0;
         while posted < count {
-            // The chain is entered so that just as many as are still missing follow.
+            // The chain is entered at the member from which on it has as many as are still missing.
             let first = N.saturating_sub(count - posted);
-            // SAFETY: the chain is valid from each of its members to its end, for the call.
+            // SAFETY: `chain` has linked every member of the batch to the next, and the last to null.
             let taken = unsafe { self.post_receive_chain(&mut batch, first) };
             taken.map_err(|refused| PostRefused { posted: posted + refused.posted, ..refused })?;
             posted += N - first;
@@ -207,8 +209,10 @@ impl RawQueuePair {
         Ok(())
     }
 
+    /// Posts the members of `batch` from `first` on.
+    ///
     /// # Safety
-    /// `batch` is chained to its end.
+    /// Each member of `batch` must point at the next one, and the last at null.
     unsafe fn post_receive_chain<const N: usize>(
         &self,
         batch: &mut [sys::ibv_recv_wr; N],
@@ -221,7 +225,8 @@ impl RawQueuePair {
         self.counters.posted_receives();
         let start = batch.as_mut_ptr();
         let mut bad = ptr::null_mut();
-        // SAFETY: `first` is inside the batch; the queue pair is alive, and the library copies the requests.
+        // SAFETY: `first` is inside the batch. The queue pair is alive while `self` is, the caller has linked the
+        // batch, and the library copies the requests before it returns.
         let (result, first) = unsafe {
             let first = start.add(first.min(N - 1));
             (post(self.raw.as_ptr(), first, &raw mut bad), first)
@@ -233,21 +238,24 @@ impl RawQueuePair {
     /// Posts the requests of `doorbell` in one call. Their numbers begin with `sequence`.
     ///
     /// # Safety
-    /// The local bytes of each must stay as they are, and those of a read be nobody's, until it completes or the queue
-    /// pair is dropped.
+    /// Until a request completes or the queue pair is dropped, its local bytes must stay mapped and unchanged, and
+    /// nothing else may access the local bytes of a read.
     pub(super) unsafe fn post(&self, doorbell: &Doorbell, sequence: u64) -> Result<(), PostRefused> {
-        // Most calls have one request: to clear room for the most there can be would take longer than to fill that in.
+        // Most calls have one request. Clearing an array for the largest doorbell would take longer than filling one
+        // in.
         if doorbell.len() <= 1 && doorbell.ranges().len() <= 1 {
-            // SAFETY: as of this function.
+            // SAFETY: the doorbell has at most one request and one range; the caller guarantees the rest.
             unsafe { self.post_up_to::<1, 1>(doorbell, sequence) }
         } else {
-            // SAFETY: as of this function.
+            // SAFETY: no doorbell has more than `BATCH` requests and `RANGES` ranges; the caller guarantees the rest.
             unsafe { self.post_up_to::<BATCH, RANGES>(doorbell, sequence) }
         }
     }
 
+    /// Posts the requests of `doorbell`, by way of arrays of `N` requests and `R` ranges.
+    ///
     /// # Safety
-    /// As for [`post`](Self::post), of a doorbell with at most `N` requests and `R` ranges.
+    /// As for [`post`](Self::post). The doorbell must have at most `N` requests and `R` ranges.
     unsafe fn post_up_to<const N: usize, const R: usize>(
         &self,
         doorbell: &Doorbell,
@@ -255,12 +263,12 @@ impl RawQueuePair {
     ) -> Result<(), PostRefused> {
         let mut ranges = [sys::ibv_sge { addr: 0, length: 0, lkey: 0 }; R];
         for (range, raw) in doorbell.ranges().iter().zip(&mut ranges) {
-            // A request's ranges are no longer than a piece.
+            // No range is longer than a piece, whose length fits.
             let length = u32::try_from(range.length).unwrap_or(u32::MAX);
             *raw = sys::ibv_sge { addr: range.address, length, lkey: range.key };
         }
         let mut batch = [blank_send(); N];
-        // Never past the array's end: a doorbell has no more ranges than that.
+        // Stays inside the array, because the doorbell has at most `R` ranges.
         let mut list = ranges.as_mut_ptr();
         for (((request, count), raw), tag) in doorbell.requests().zip(&mut batch).zip(sequence..) {
             match &request.work {
@@ -277,8 +285,7 @@ impl RawQueuePair {
             raw.wr_id = Tag::Send(tag).to_bits();
         }
         self.counters.posted(doorbell.len(), doorbell.signals());
-        // SAFETY: the requests point at `ranges` and, chained, at each other; both outlive the call. The caller
-        // keeps the bytes.
+        // SAFETY: the requests point into `ranges`, which outlives the call. The caller guarantees the rest.
         unsafe { self.post_sends(&mut batch[..doorbell.len().min(N)]) }
     }
 
@@ -288,7 +295,8 @@ impl RawQueuePair {
                 raw.__bindgen_anon_1.imm_data = immediate.to_be();
                 sys::IBV_WR_RDMA_WRITE_WITH_IMM
             }
-            // A read of nothing is a write of nothing: devices differ in what they do with the first.
+            // A read of no bytes is posted as a write of no bytes, because devices differ in what they do with the
+            // former.
             (Direction::Read, _) if transfer.length > 0 => sys::IBV_WR_RDMA_READ,
             _ => sys::IBV_WR_RDMA_WRITE,
         };
@@ -300,10 +308,10 @@ impl RawQueuePair {
         raw.wr.rdma.rkey = transfer.remote_key;
     }
 
-    /// Chains and posts.
+    /// Links the members of `batch` and posts them.
     ///
     /// # Safety
-    /// As for [`post`](Self::post); what the requests point at must be valid for the call.
+    /// As for [`post`](Self::post). The ranges that the requests point at must be valid for the call.
     unsafe fn post_sends(&self, batch: &mut [sys::ibv_send_wr]) -> Result<(), PostRefused> {
         const CALL: &str = "ibv_post_send";
         let Some(post) = self.domain.context().operations().post_send else {
@@ -315,7 +323,8 @@ impl RawQueuePair {
         chain(batch, |request| &mut request.next);
         let first = batch.as_mut_ptr();
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is alive and the chain valid for the call; the caller vouches for the rest.
+        // SAFETY: the queue pair is alive while `self` is, and `chain` has linked the batch. The caller guarantees the
+        // rest.
         let result = unsafe { post(self.raw.as_ptr(), first, &raw mut bad) };
         let posted = (bad as usize).saturating_sub(first as usize) / size_of::<sys::ibv_send_wr>();
         zero(result, CALL, self.domain.context().name()).map_err(|error| PostRefused { posted, error })
@@ -327,7 +336,7 @@ impl RawQueuePair {
         mask: sys::ibv_qp_attr_mask,
     ) -> Result<(), VerbsError> {
         let context = self.domain.context();
-        // SAFETY: the queue pair is alive, and `attributes` is valid for the call.
+        // SAFETY: the queue pair is alive while `self` is, and `attributes` is valid for the call.
         let result = unsafe {
             context.functions().ibv_modify_qp(self.raw.as_ptr(), &raw mut attributes, mask.cast_signed())
         };
@@ -348,10 +357,10 @@ impl Drop for RawQueuePair {
             return;
         }
         let context = self.domain.context();
-        // SAFETY: the queue pair is ours, and nothing of ours uses it after this.
+        // SAFETY: this value owns the queue pair, and nothing uses it after the drop.
         let result = unsafe { context.functions().ibv_destroy_qp(self.raw.as_ptr()) };
         if let Err(error) = zero(result, "ibv_destroy_qp", context.name()) {
-            log!(WARN, %error, "a queue pair is leaked");
+            log!(WARN, %error, "cannot destroy a queue pair: it is leaked");
         }
         #[cfg(feature = "planted-bugs")]
         if crate::planted::is_end(crate::planted::BadEnd::ReadAfterwards) {
@@ -369,7 +378,7 @@ fn fill_message(raw: &mut sys::ibv_send_wr, message: Message) {
     raw.opcode = sys::IBV_WR_SEND_WITH_IMM;
     raw.__bindgen_anon_1.imm_data = message.to_bits().to_be();
     if message == Message::Farewell {
-        // Behind the bytes of reads, too: the peer goes down when it has the message.
+        // Sent only after all reads are complete, because the peer closes when it gets this message.
         raw.send_flags |= sys::IBV_SEND_FENCE;
     }
 }

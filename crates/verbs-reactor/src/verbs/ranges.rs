@@ -1,4 +1,4 @@
-//! Where the bytes of an operation are, here and there.
+//! Local and remote ranges of an operation, with their checks.
 
 use tensorwire_memory::Buf;
 
@@ -12,8 +12,8 @@ use super::{
     registrations::Registrations,
 };
 
-/// The ranges of an operation, all of them checked before the first is posted. Most operations have one only, and
-/// allocate nothing here.
+/// The ranges of an operation. All of them are checked before the first is posted. An operation of one range, as most
+/// are, allocates nothing here.
 #[derive(Debug)]
 pub(super) struct Ranges {
     earlier: Vec<Pending>,
@@ -21,8 +21,8 @@ pub(super) struct Ranges {
 }
 
 impl Ranges {
-    /// Those of `request`, in order. What is adjacent at the peer goes together, as far as one work request takes it;
-    /// each range is split further, by what the device takes at once.
+    /// The ranges of `request`, in order. Ranges that are adjacent at the peer are merged if one work request can hold
+    /// them. A range longer than a piece is split later, when it is posted.
     pub(super) fn of(
         request: &WorkRequest,
         key: SlotKey,
@@ -46,7 +46,7 @@ impl Ranges {
         Ok(ranges)
     }
 
-    /// Adds what comes next, which is told how many bytes the operation has before it.
+    /// Adds the range that `next` makes from the number of bytes before it.
     fn push(
         &mut self,
         next: impl FnOnce(u64) -> Result<Pending, FabricError>,
@@ -64,7 +64,7 @@ impl Ranges {
     }
 }
 
-/// What is needed to find bytes.
+/// The regions of both sides, to find local and remote bytes.
 #[derive(Debug)]
 pub(super) struct Aim<'link> {
     pub(super) core: &'link QueuePairCore,
@@ -100,14 +100,14 @@ impl Aim<'_> {
                 key: self.domain.local_key(block)?,
             }),
             None if length > 0 => {
-                let what = "send memory that is not a pool's: copy it into a pool first";
+                let what = "send memory that is in no pool: copy it into one first";
                 Err(FabricError::Unsupported { kind: FabricKind::VERBS, what })
             }
             None => Ok(LocalRange { address: 0, length, key: 0 }),
         }
     }
 
-    /// One whole operation of one range.
+    /// An operation of this range alone.
     fn pending(
         &self,
         key: SlotKey,
@@ -116,7 +116,8 @@ impl Aim<'_> {
         remote: Option<&RemoteRange>,
     ) -> Result<Pending, FabricError> {
         let region = self.core.remote_regions().aim(local.length, remote)?;
-        // The range lies inside the region, whose end a device's address space holds.
+        // `aim` has checked that the range lies inside the region. The base comes from the peer, so the sum may wrap;
+        // the device refuses the result then.
         let (there, remote_key) = match (remote, region) {
             (Some(range), Some(region)) => (region.base.wrapping_add(range.offset), region.key),
             _ => (0, 0),

@@ -1,4 +1,4 @@
-//! Registered memory.
+//! Memory that is registered with a device.
 
 use std::{ptr::NonNull, sync::Arc};
 
@@ -10,32 +10,32 @@ use super::{
     sys,
 };
 
-/// Memory the device may use, until this is dropped.
+/// A memory region of the device. Dropping it deregisters the memory.
 pub(crate) struct MemoryRegion {
     domain: Arc<ProtectionDomain>,
     raw: NonNull<sys::ibv_mr>,
 }
 
-// SAFETY: as for `Context`; the keys never change.
+// SAFETY: as for `Context`: the library's functions may be called from any thread. The keys never change.
 unsafe impl Send for MemoryRegion {}
-// SAFETY: as above.
+// SAFETY: as above: shared access only reads the keys.
 unsafe impl Sync for MemoryRegion {}
 
 impl std::fmt::Debug for MemoryRegion {
-    /// Without the keys: they let a peer in.
+    /// Without the keys: they give a peer access, and are never logged.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("MemoryRegion").field("domain", &self.domain).finish_non_exhaustive()
     }
 }
 
 impl MemoryRegion {
-    /// Registers `length` bytes from `base`. The kernel pins them, unless they are to be paged `on_demand`. The device may
-    /// always read them for this side, and write what this side reads of a peer into them if they are `writable`. Peers
-    /// may do what `access` says.
+    /// Registers `length` bytes from `base`. The kernel pins them unless they are paged `on_demand`. They can always be
+    /// the source of this side's writes, and the destination of its reads if they are `writable`. `access` has the
+    /// rights of peers.
     ///
     /// # Safety
-    /// The range must stay mapped while the region lives. With [`Access::remote_write`], peers that know the key write
-    /// it at any time: nobody here may hold a reference that says otherwise.
+    /// The range must stay mapped while the region lives. With [`Access::remote_write`], peers that know the key may
+    /// write it at any time, so that no reference to it may exist while they can.
     ///
     /// # Errors
     /// [`VerbsError::Call`], typically for the limit on locked memory.
@@ -49,35 +49,36 @@ impl MemoryRegion {
     ) -> Result<Self, VerbsError> {
         let context = domain.context();
         let flag = |granted: bool, flag: sys::ibv_access_flags| if granted { flag } else { 0 };
-        // Writes by peers demand that the device may write at all.
+        // The library demands local write for remote write.
         let flags = flag(writable || access.remote_write, sys::IBV_ACCESS_LOCAL_WRITE)
             | flag(access.remote_write, sys::IBV_ACCESS_REMOTE_WRITE)
             | flag(access.remote_read, sys::IBV_ACCESS_REMOTE_READ)
             | flag(on_demand, sys::IBV_ACCESS_ON_DEMAND);
         let flags = flags.cast_signed();
-        // SAFETY: the domain is alive, and the caller vouches for the range.
+        // SAFETY: the domain is alive, because an `Arc` of it is held. The caller guarantees the rest.
         let raw =
             unsafe { context.functions().ibv_reg_mr(domain.raw(), base.as_ptr().cast(), length, flags) };
         let raw = pointer(raw, "ibv_reg_mr", context.name())?;
         Ok(Self { domain, raw })
     }
 
-    /// Names the region in this side's work requests.
+    /// The key of the region in this side's work requests.
     pub(crate) fn local_key(&self) -> u32 {
         // SAFETY: the region is registered while `self` lives, and the library does not change its keys.
         unsafe { self.raw.as_ref().lkey }
     }
 
-    /// Names the region in a peer's work requests. Worth keeping from logs.
+    /// The key of the region in a peer's work requests. It gives access, so it is never logged.
     pub(crate) fn remote_key(&self) -> u32 {
-        // SAFETY: as in `local_key`.
+        // SAFETY: the region is registered while `self` lives, and the library does not change its keys.
         unsafe { self.raw.as_ref().rkey }
     }
 }
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: the region is ours, and work requests that use it are over: their slots keep it.
+        // SAFETY: this value owns the region, and nothing uses it after the drop. A work request that still names its
+        // key fails at the device; the slot of such a request keeps the memory alive.
         let result = unsafe { self.domain.context().functions().ibv_dereg_mr(self.raw.as_ptr()) };
         if let Err(error) = zero(result, "ibv_dereg_mr", self.domain.context().name()) {
             log!(WARN, %error, "cannot deregister a memory region: it stays registered");

@@ -1,4 +1,4 @@
-//! The memory of a domain: registered while the device is open, remembered while it is lost.
+//! The blocks of a domain: registered while the device is open, and remembered while it is lost.
 
 use std::{
     collections::BTreeMap,
@@ -19,30 +19,30 @@ use super::{
     region::MemoryRegion,
 };
 
-/// The blocks of a domain. Those of a device that was lost are registered again with its successor, under the
-/// same numbers and other keys.
+/// The blocks of a domain. When a lost device is opened again, they are registered again, under the same numbers and
+/// with other keys.
 pub(super) struct Registrations {
-    /// For the cause of a failed request: the device is asked.
+    /// Asked for the cause when a request has failed.
     adapter: Arc<Adapter>,
     generation: RegionGeneration,
     inner: RwLock<Memory>,
 }
 
-/// In this order: the device lets go of the memory before it is unmapped.
+/// The fields are in the order in which they are dropped: memory is deregistered before it is unmapped.
 #[derive(Default)]
 struct Memory {
     /// `None` while the device is lost.
     live: Option<Live>,
     blocks: BTreeMap<BlockId, Kept>,
-    /// Numbers are never used again.
+    /// The number of the next region. Numbers are never used again.
     next_region: u32,
     /// Counts the devices that the blocks were registered with.
     epoch: u64,
 }
 
-/// What the device holds.
+/// The registrations with the open device.
 struct Live {
-    /// Regions go before their domain. Looked up for every request.
+    /// Regions, which are dropped before their protection domain. Looked up for every request.
     memory: BTreeMap<BlockId, MemoryRegion>,
     protection: Arc<ProtectionDomain>,
     opened: Weak<Opened>,
@@ -66,13 +66,13 @@ impl Live {
         let Kept { block, access, .. } = kept;
         let (base, length, protection) = (block.base(), block.length(), self.protection.clone());
         let is_pools = block.shareable();
-        // What this side reads goes to pools alone; a user's memory may be mapped for reading only.
+        // This side reads into memory of pools only, and a user's memory may be mapped read-only.
         let writable = is_pools;
         let pages = if is_pools { UserPages::Pinned } else { self.user_pages };
         let memory = pages.register(|on_demand| {
             let protection = protection.clone();
-            // SAFETY: `Kept` keeps the block mapped for longer than its
-            // registration. Peers can write only blocks registered for that, of which nobody here forms a slice while
+            // SAFETY: `Memory` drops registrations before the blocks, so that the block stays mapped while the region
+            // lives. Peers can write only blocks that are registered for that. `memory` forms no slice of a range while
             // it is granted (`Granted`).
             unsafe { MemoryRegion::register(protection, base, length, *access, writable, on_demand) }
         })?;
@@ -82,7 +82,8 @@ impl Live {
 }
 
 impl Memory {
-    /// What a peer must know of a block. Its key is 0 while the device is lost: no peer gets it then.
+    /// What a peer must know of a block. While the device is lost the key is 0; there is no connection then that could
+    /// announce it.
     fn announce(&self, kept: &Kept, generation: RegionGeneration) -> RemoteRegion {
         let memory = self.live.as_ref().and_then(|live| live.memory.get(&kept.block.id()));
         RemoteRegion {
@@ -100,7 +101,7 @@ impl Registrations {
         Self { adapter, generation, inner: RwLock::default() }
     }
 
-    /// The protection domain on `opened`, where all blocks are registered.
+    /// The protection domain on `opened`. If there is none yet, makes it and registers all blocks.
     pub(super) fn on(self: &Arc<Self>, opened: &Arc<Opened>) -> Result<Arc<ProtectionDomain>, VerbsError> {
         let mut inner = self.write();
         if let Some(live) = inner.live.as_ref().filter(|live| live.opened.as_ptr() == Arc::as_ptr(opened)) {
@@ -127,8 +128,8 @@ impl Registrations {
         self.read().epoch
     }
 
-    /// Why a connection fails whose request failed for `cause`. A port that is down shows in requests before, or
-    /// instead of, an event: the device is asked.
+    /// The error of a connection whose request failed with `cause`. If the port is down, requests may fail before there
+    /// is an event, or without one, so the device is asked.
     pub(super) fn explain(&self, cause: FabricError) -> FabricError {
         match cause {
             FabricError::PeerLost { cause: LossCause::DeviceLost, kind, detail } => {
@@ -146,7 +147,7 @@ impl Registrations {
         }
     }
 
-    /// Names `block` in a work request of this domain.
+    /// The key of `block` in a work request of this domain.
     pub(super) fn local_key(&self, block: &Block) -> Result<u32, FabricError> {
         let inner = self.read();
         let registered = inner.live.as_ref().and_then(|live| live.memory.get(&block.id()));
@@ -154,7 +155,7 @@ impl Registrations {
         registered.map(|memory| memory.local_key()).ok_or(missing)
     }
 
-    /// While the device is lost, the block is only noted: memory must be had for other fabrics.
+    /// Registers `block`. While the device is lost it is only remembered, because other fabrics need the memory.
     pub(super) fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, VerbsError> {
         let mut inner = self.write();
         if let Some(kept) = inner.blocks.get(&block.id()) {
@@ -176,7 +177,7 @@ impl Registrations {
             let memory = inner.live.as_mut().and_then(|live| live.memory.remove(&block));
             (memory, inner.blocks.remove(&block))
         };
-        // Without the lock: the device is told, which can take long. The memory is unmapped after that.
+        // Dropped without the lock, because deregistering can take long. The memory is unmapped after that.
         drop(memory);
         drop(kept);
     }

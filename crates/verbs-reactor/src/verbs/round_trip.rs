@@ -1,5 +1,5 @@
-//! How long a device takes for a round trip by itself: from posting a small request to its completion, which waits for the
-//! other device and for neither program.
+//! Measures the round trip of a device: the time from posting a small request to its completion. It takes in the peer's
+//! device, but neither program.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,21 +7,22 @@ use crate::Runtime;
 
 use super::doorbell::Doorbell;
 
-/// One request in so many is timed, so that the clock costs nothing.
+/// One request in so many is timed, so that reading the clock costs little.
 const SAMPLED: u32 = 16;
 
-/// More bytes than this take time of their own.
+/// The most bytes of a timed request. More bytes take time by themselves.
 const SMALL: u64 = 1 << 10;
 
 /// Times some of the requests of one queue pair.
 #[derive(Debug)]
 pub(super) struct RoundTrip {
     clock: Arc<dyn Runtime>,
-    /// Requests that could be timed until the next that is.
+    /// How many requests that could be timed are skipped before the next that is.
     until_next: u32,
-    /// The number of the one under way, and when it was posted.
+    /// The number of the request that is being timed, and when it was posted.
     under_way: Option<(u64, Duration)>,
-    /// A completion is often noticed late: the shortest counts. It grows by and by, since ways change.
+    /// The shortest time, because completions are often noticed late. Each longer sample raises it by at most 1/16, so
+    /// that it follows when the route to the peer becomes longer.
     shortest: Option<Duration>,
 }
 
@@ -30,8 +31,8 @@ impl RoundTrip {
         Self { clock, until_next: 0, under_way: None, shortest: None }
     }
 
-    /// The requests of `doorbell` are about to be posted, `first` being the number of the first; `is_alone` if no other is
-    /// outstanding.
+    /// Called before the requests of `doorbell` are posted. `first` is the number of the first one; `is_alone` if no
+    /// other request is outstanding.
     pub(super) fn posts(&mut self, first: u64, doorbell: &Doorbell, is_alone: bool) {
         if !is_alone || self.under_way.is_some() || doorbell.len() != 1 || doorbell.bytes() > SMALL {
             return;
@@ -44,14 +45,14 @@ impl RoundTrip {
         self.under_way = Some((first, self.clock.now()));
     }
 
-    /// All requests up to that number have come back.
+    /// Called when all requests up to that number are complete.
     pub(super) fn returned(&mut self, sequence: u64) {
         let Some((_, begin)) = self.under_way.take_if(|(number, _)| *number <= sequence) else { return };
         let sample = self.clock.now().saturating_sub(begin);
         self.shortest = Some(self.shortest.map_or(sample, |shortest| sample.min(shortest + shortest / 16)));
     }
 
-    /// The shortest of late; `None` until the first.
+    /// The shortest recent time; `None` before the first.
     pub(super) fn shortest(&self) -> Option<Duration> {
         self.shortest
     }

@@ -1,4 +1,4 @@
-//! Which device, port and address to use, where there are several.
+//! Chooses the device, port and address to use.
 
 use std::fmt;
 
@@ -7,15 +7,15 @@ use super::{
     address::{choose, rank},
 };
 
-/// What a device shows.
+/// The ports of a device, for the choice.
 #[derive(Debug, Clone)]
 pub(super) struct Seen {
     pub(super) device: String,
-    /// Its ports with their addresses, or why they cannot be seen.
+    /// Its ports with their addresses, or why they cannot be listed.
     pub(super) ports: Result<Vec<(Port, Vec<GidEntry>)>, VerbsError>,
 }
 
-/// A port that can be used, with its best address or the one that was named.
+/// A port that can be used, with its best address or the one that a setting names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Candidate {
     pub(super) device: String,
@@ -23,11 +23,11 @@ pub(super) struct Candidate {
     pub(super) source: GidEntry,
 }
 
-/// What was chosen, among what.
+/// The result of a choice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Selection {
     pub(super) chosen: Candidate,
-    /// Best first.
+    /// The other candidates, best first.
     pub(super) others: Vec<Candidate>,
 }
 
@@ -38,14 +38,14 @@ impl fmt::Display for Candidate {
 }
 
 impl Selection {
-    /// The losers, for a log line.
+    /// The other candidates, for a log line.
     pub(super) fn others(&self) -> Names {
         Names(self.others.iter().map(ToString::to_string).collect())
     }
 }
 
-/// The port whose address is of the best kind; of equals that of the device whose name comes first, then the port
-/// with the lowest number. Both peers on a host that has several devices find the same one.
+/// Chooses the port whose address is of the best kind; among equals the device whose name is first in alphabetical
+/// order, then the port with the lowest number. Both peers on a host with several devices choose the same port.
 pub(super) fn select(seen: &[Seen], settings: &Rdma) -> Result<Selection, VerbsError> {
     let (mut candidates, mut reasons) = (Vec::new(), Vec::new());
     for device in seen {
@@ -73,7 +73,7 @@ fn none_usable(mut reasons: Vec<VerbsError>) -> VerbsError {
     }
 }
 
-/// The device's ports that can be used; at least one, or why there is none.
+/// The device's ports that can be used: at least one, or the reason why there is none.
 fn of_device(seen: &Seen, settings: &Rdma) -> Result<Vec<Candidate>, VerbsError> {
     let ports = seen.ports.as_ref().map_err(Clone::clone)?;
     let wanted: Vec<_> =

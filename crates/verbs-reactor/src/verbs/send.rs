@@ -1,4 +1,4 @@
-//! The posting half of a connection: the device's queue pair, and how far the connection is.
+//! The posting half of a connection: the device's queue pair and the connection's phase.
 
 use std::{time::Duration, vec::Drain};
 
@@ -14,26 +14,26 @@ use super::{
     submissions::Worker,
 };
 
-/// How far a connection is. It only ever moves down.
+/// The phase of a connection. A connection goes through them in this order, and may skip some.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Phase {
-    /// Takes work.
+    /// Operations are posted.
     Open,
-    /// The farewell is posted, behind all work that was; nothing more is.
+    /// The farewell is posted, after all operations; nothing else is posted.
     Leaving,
-    /// The queue pair is in its error state, and everything outstanding is on its way back.
+    /// The queue pair is in its error state, and everything outstanding completes as flushed.
     Down,
     /// Nothing is outstanding, and the queue pair is destroyed.
     Drained,
 }
 
-/// Behind the link's lock.
+/// The queue pair and everything that posting needs. The link's lock protects it.
 #[derive(Debug)]
 pub(super) struct SendSide {
     /// `None` once drained.
     pub(super) queue_pair: Option<RawQueuePair>,
     pub(super) phase: Phase,
-    /// Receives posted and not back.
+    /// Receives that are posted and not complete.
     receives: usize,
     queue: SendQueue,
     round_trip: RoundTrip,
@@ -49,12 +49,12 @@ impl SendSide {
         Self { queue_pair: Some(queue_pair), phase: Phase::Open, receives, queue, round_trip }
     }
 
-    /// What the device takes for a round trip by itself, as far as it is known.
+    /// How long the device takes for a round trip; `None` if that is not known yet.
     pub(super) fn round_trip(&self) -> Option<Duration> {
         self.round_trip.shortest()
     }
 
-    /// Whether a completion of the send queue is to come.
+    /// Whether a completion of the send queue is still to come.
     pub(super) fn is_sending(&self) -> bool {
         self.queue.outstanding() > 0
     }
@@ -71,7 +71,7 @@ impl SendSide {
         Ok(())
     }
 
-    /// Posts receives in place of `count` that came back.
+    /// Posts `count` receives to replace as many that have completed.
     pub(super) fn replace_receives(&mut self, count: usize) -> Result<(), VerbsError> {
         self.receives = self.receives.saturating_sub(count);
         let Some(queue_pair) = &self.queue_pair else { return Ok(()) };
@@ -83,18 +83,18 @@ impl SendSide {
         result.map_err(|refused| refused.error)
     }
 
-    /// Counts what came back with one work request of the send queue.
+    /// Handles the completion of one work request of the send queue.
     pub(super) fn returned(&mut self, sequence: u64, outcome: Outcome, ended: &mut Vec<Ended>) {
         self.queue.returned(sequence, outcome, ended);
         self.round_trip.returned(sequence);
     }
 
-    /// Nothing is outstanding any more.
+    /// Whether nothing is outstanding any more.
     pub(super) fn is_idle(&self) -> bool {
         self.queue.outstanding() == 0 && self.receives == 0
     }
 
-    /// Takes the operations that have not ended, for a queue pair that is destroyed.
+    /// Takes the operations that have not ended, before the queue pair is destroyed.
     pub(super) fn take_unfinished(&mut self) -> Vec<SlotKey> {
         self.queue.take_unfinished()
     }
@@ -104,7 +104,7 @@ impl Worker for SendSide {
     type Work = Pending;
     type Error = VerbsError;
 
-    /// When something is outstanding, its completion has the rest posted.
+    /// While something is outstanding, work is not taken at once: the completion posts it.
     fn takes_work(&self, at_once: bool) -> bool {
         self.phase == Phase::Open && (at_once || self.queue.outstanding() == 0)
     }
@@ -122,9 +122,9 @@ impl Worker for SendSide {
             let first = self.queue.next_sequence();
             let is_alone = self.queue.outstanding() == 0;
             self.round_trip.posts(first, self.queue.doorbell(), is_alone);
-            // SAFETY: each request belongs to a slot, which owns the bytes and completes only when it has
-            // come back or the queue pair is destroyed; the bytes' block is registered as long as the domain
-            // lives, which the queue pair keeps.
+            // SAFETY: each request belongs to a slot, which owns the bytes. The slot completes only when the request
+            // has completed or the queue pair is destroyed. The bytes' block is registered as long as the domain lives,
+            // and the queue pair keeps the domain.
             let result = unsafe { queue_pair.post(self.queue.doorbell(), first) };
             let all = self.queue.doorbell().len();
             self.queue.accept(result.as_ref().map_or_else(|refused| refused.posted, |()| all));

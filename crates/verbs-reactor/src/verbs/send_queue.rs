@@ -1,4 +1,4 @@
-//! The arithmetic of a send queue: what waits, what is posted, and what a completion ends. No device is needed.
+//! The bookkeeping of a send queue: what waits, what is posted, and what a completion ends. It needs no device.
 
 use std::collections::VecDeque;
 
@@ -10,14 +10,14 @@ use super::{
     pending::{Pending, RequestLimits},
 };
 
-/// How a work request came back.
+/// How a work request completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// As asked, and so did all before it.
+    /// It was executed, and so were all before it.
     Done,
-    /// It failed by itself; all before it had been done.
+    /// It failed by itself. All before it were executed.
     Failed,
-    /// Unknown: the queue pair had failed.
+    /// It was flushed, because the queue pair had failed. Whether it was executed is unknown.
     Flushed,
 }
 
@@ -30,17 +30,17 @@ pub(super) enum Ended {
     Signal { message: Message, is_done: bool },
 }
 
-/// A send queue, as far as it can be known without the device.
+/// The state of a send queue.
 #[derive(Debug)]
 pub(super) struct SendQueue {
-    /// Entries that operations may still take. Those of the connection's own messages are not among them.
+    /// Entries that operations may still take. Entries for the connection's own messages are reserved beside them.
     room: usize,
     limits: RequestLimits,
-    /// In posting order. Bounded by the slots.
+    /// Ranges to be posted, in order. Bounded by the slots.
     pending: VecDeque<Pending>,
-    /// Posted and not back, in posting order. A completion ends all up to its request.
+    /// Requests that are posted and not complete, in order. A completion ends all requests up to its own.
     posted: VecDeque<Part>,
-    /// The number of the first of those.
+    /// The number of the first of `posted`.
     first: u64,
     doorbell: Doorbell,
 }
@@ -61,7 +61,7 @@ impl SendQueue {
         self.pending.extend(ranges);
     }
 
-    /// Requests posted and not back.
+    /// How many requests are posted and not complete.
     pub(super) fn outstanding(&self) -> usize {
         self.posted.len()
     }
@@ -76,7 +76,7 @@ impl SendQueue {
         &self.doorbell
     }
 
-    /// Puts what is pending into the doorbell, as far as there is room. Whether it holds anything.
+    /// Fills the doorbell with pending requests, as far as there is room. Gives whether it has any.
     pub(super) fn fill(&mut self) -> bool {
         if self.pending.is_empty() {
             return false;
@@ -102,7 +102,7 @@ impl SendQueue {
         self.doorbell.push(request, &[]);
     }
 
-    /// Notes that the first `count` requests of the doorbell are posted.
+    /// Records that the first `count` requests of the doorbell are posted.
     pub(super) fn accept(&mut self, count: usize) {
         for (request, _) in self.doorbell.requests().take(count) {
             self.posted.push_back(request.part);
@@ -119,8 +119,8 @@ impl SendQueue {
         }
     }
 
-    /// Counts what came back with the request of that number, and adds what that ended. A number that is not
-    /// outstanding counts for nothing.
+    /// Handles the completion of the request of that number, and adds to `ended` what it ended. A number that is not
+    /// outstanding is ignored.
     pub(super) fn returned(&mut self, sequence: u64, outcome: Outcome, ended: &mut Vec<Ended>) {
         let index = sequence.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
         let Some(index) = index.filter(|&index| index < self.posted.len()) else { return };
@@ -142,7 +142,7 @@ impl SendQueue {
         }
     }
 
-    /// Takes the operations that have not ended, for a queue pair that is destroyed.
+    /// Takes the operations that have not ended, before the queue pair is destroyed.
     pub(super) fn take_unfinished(&mut self) -> Vec<SlotKey> {
         let key = |part| match part {
             Part::End { key, .. } => Some(key),

@@ -1,12 +1,12 @@
-//! How a device is chosen and how connections on it behave: each setting, its names and its range.
+//! Settings of the choice of a device and of its connections: each setting with its names and its range.
 
 use std::{fmt, ops::RangeInclusive};
 
 /// Default of the work requests that a connection may have on its send queue.
 const QUEUE_DEPTH: u32 = 1024;
 
-/// How a device is chosen, and how connections on it behave. What is `None` is chosen: see
-/// [`VerbsFabric::open`](super::VerbsFabric::open) and the fields.
+/// Settings of the choice of a device and of its connections. A field that is `None` has its default, or is chosen by
+/// [`VerbsFabric::open`](super::VerbsFabric::open).
 ///
 /// ```
 /// use tensorwire_verbs_reactor::verbs::{Mtu, Rdma};
@@ -26,22 +26,22 @@ pub struct Rdma {
     pub gid_index: Option<u8>,
     /// The entry of the port's table of partition keys. Default 0.
     pub pkey_index: Option<u16>,
-    /// Writes of a connection that are posted to the device at once, 4 to 65535; further ones wait. Default 1024. Less
-    /// where the device allows less, or where the connection asks for less. How much a peer may send at once is the
-    /// connection's own depth: each of its credits has a receive.
+    /// The most writes of a connection that are posted to the device at once, 4 to 65535; further ones wait. Default
+    /// 1024. It is lower if the device allows less or the connection asks for less. It does not limit what a peer may
+    /// send: that is the connection's own receive depth.
     pub queue_depth: Option<u32>,
-    /// How long to wait for an acknowledgement, 1 to 31: 4.096 µs · 2ⁿ; devices may wait up to four times as long.
-    /// 0 would be for ever. Default 16, which is 0.27 s.
+    /// How long to wait for an acknowledgement, as an exponent `n` from 1 to 31: 4.096 µs · 2ⁿ. Devices may wait up to
+    /// four times as long. 0, which would be for ever, is not allowed. Default 16, which is 0.27 s.
     pub timeout: Option<u8>,
-    /// Retries after that, 0 to 7. Default 6: with the timeout's default a peer that is gone fails an operation after
-    /// 2 to 8 s. 7 is taken as 6: Soft-RoCE takes 7 for *for ever*, and a dead peer would never be noticed.
+    /// Retries after that, 0 to 7. Default 6: with the default timeout, an operation fails 2 to 8 s after its peer is
+    /// gone. 7 counts as 6, because Soft-RoCE retries for ever with 7, and a dead peer would never be noticed.
     pub retry_count: Option<u8>,
-    /// Retries when the peer has no receive posted, 0 to 6 (7 would be for ever). Default 6; flow control sees to it
-    /// that there is always one.
+    /// Retries when the peer has no receive posted, 0 to 6; 7, which would be for ever, is not allowed. Default 6. Flow
+    /// control ensures that there is always a receive.
     pub receiver_retry_count: Option<u8>,
     /// The service level of packets, 0 to 7. Default 0.
     pub service_level: Option<u8>,
-    /// The largest packet, at most what the port is set to; the smaller of both sides' holds. Default: the port's.
+    /// The largest packet, at most the port's. A connection uses the smaller one of both sides. Default: the port's.
     pub mtu: Option<Mtu>,
     /// The traffic class (DSCP and ECN bits) of packets. Default 0.
     pub traffic_class: Option<u8>,
@@ -50,7 +50,7 @@ pub struct Rdma {
 }
 
 impl Rdma {
-    /// These, and where they say nothing `other`.
+    /// These settings, with `other` for those that are `None`.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -69,7 +69,7 @@ impl Rdma {
         }
     }
 
-    /// Whether each is in its range. Limits of the device are checked when it is opened.
+    /// Checks that each setting is in its range. The device's own limits are checked when it is opened.
     ///
     /// # Errors
     /// [`SettingError::Invalid`].
@@ -97,7 +97,7 @@ impl Rdma {
         self.queue_depth.unwrap_or(QUEUE_DEPTH)
     }
 
-    /// How a device retries.
+    /// The settings of timeouts and retries.
     pub(super) fn timing(&self) -> Timing {
         let Timing { acknowledgement, retries, receiver_retries, .. } = Timing::default();
         Timing {
@@ -109,19 +109,20 @@ impl Rdma {
     }
 }
 
-/// InfiniBand allows 7, which Soft-RoCE takes for ever.
+/// The most retries. InfiniBand allows 7, with which Soft-RoCE retries for ever.
 const RETRIES_MAX: u8 = 6;
 
-/// How a queue pair retries, in the device's own units. All of it is finite: a peer that is gone is noticed.
+/// Timeouts and retries of a queue pair, in the device's units. All are finite, so that a dead peer is noticed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Timing {
     /// Time to wait for an acknowledgement: 4.096 µs · 2ⁿ.
     pub(crate) acknowledgement: u8,
     /// Retries after that.
     pub(crate) retries: u8,
-    /// Retries when the peer has no receive posted. With right flow control there are none.
+    /// Retries when the peer has no receive posted. Flow control ensures that there is one.
     pub(crate) receiver_retries: u8,
-    /// What a peer without a receive is told to wait for, in the code of the InfiniBand specification: 12 is 0.64 ms.
+    /// How long a peer waits before it retries because this side has no receive, in the code of the InfiniBand
+    /// specification: 12 is 0.64 ms.
     pub(crate) receiver_wait: u8,
 }
 
@@ -150,7 +151,7 @@ impl Mtu {
     const ALL: [Self; 5] =
         [Self::Bytes256, Self::Bytes512, Self::Bytes1024, Self::Bytes2048, Self::Bytes4096];
 
-    /// Of a number of bytes; `None` for one that no port has.
+    /// The size with this number of bytes, if there is one.
     pub fn from_bytes(bytes: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
     }
@@ -165,7 +166,7 @@ impl Mtu {
         self as u32 + 1
     }
 
-    /// Of a value of `enum ibv_mtu`.
+    /// The size with this value of `enum ibv_mtu`, if there is one.
     pub(crate) fn from_code(code: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|mtu| mtu.code() == code)
     }
@@ -177,7 +178,7 @@ impl fmt::Display for Mtu {
     }
 }
 
-/// One of the [`Rdma`].
+/// Names one setting of [`Rdma`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Setting {
     /// [`Rdma::device`].
@@ -207,7 +208,7 @@ pub enum Setting {
 }
 
 impl Setting {
-    /// All of them.
+    /// All settings.
     pub const ALL: [Self; 12] = [
         Self::Device,
         Self::Port,
@@ -259,8 +260,8 @@ impl Setting {
         }
     }
 
-    /// The environment variables of TensorFlow's verbs plugin: what its source reads, then what its README says where
-    /// that differs. None for what it has no variable for.
+    /// The environment variables of TensorFlow's verbs plugin for this setting: the one that its source reads, then the
+    /// one in its README if that differs. Empty if the plugin has none.
     pub(super) fn original_variables(self) -> &'static [&'static str] {
         match self {
             Self::Device => &["RDMA_DEVICE"],
@@ -277,7 +278,7 @@ impl Setting {
         }
     }
 
-    /// Of those that are numbers. What a device has of them may be less.
+    /// The range of a setting that is a number. A device may allow less.
     pub(super) fn range(self) -> RangeInclusive<u32> {
         match self {
             Self::Port => 1..=254,
@@ -292,7 +293,7 @@ impl Setting {
         }
     }
 
-    /// That `value`, found under `name`, is none for this setting.
+    /// The error for `value`, found under `name`, which this setting cannot have.
     pub(super) fn invalid(self, name: &'static str, value: &str) -> SettingError {
         let allowed = match self {
             Self::Device => "a device's name, as `ibv_devices` lists it".to_owned(),
@@ -315,11 +316,11 @@ impl fmt::Display for Setting {
     }
 }
 
-/// A setting that cannot be used, whatever the device.
+/// An error in a setting, independent of the device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingError {
-    /// Not a value of this setting.
+    /// The setting cannot have this value.
     #[error("{name} is `{value}`: use {allowed}")]
     Invalid {
         /// The variable, or the field of [`Rdma`].
@@ -329,7 +330,7 @@ pub enum SettingError {
         /// What it may hold.
         allowed: String,
     },
-    /// Two variables name one setting, and differ.
+    /// Two variables of one setting differ.
     #[error(
         "{first} is `{first_value}` and {second} is `{second_value}`, and both name one setting: set one of them \
          only, or {instead}, which goes before both"
@@ -343,7 +344,7 @@ pub enum SettingError {
         second: &'static str,
         /// Its value.
         second_value: String,
-        /// The variable that goes before both.
+        /// The variable that has precedence over both.
         instead: &'static str,
     },
 }
@@ -357,7 +358,7 @@ impl SettingError {
         }
     }
 
-    /// What it holds.
+    /// Its value.
     pub fn value(&self) -> &str {
         match self {
             Self::Invalid { value, .. } => value,
@@ -368,9 +369,10 @@ impl SettingError {
 
 /// Whether users' own memory is registered without being pinned, where the device can page on demand.
 ///
-/// Pinned memory is resident and counts against the limit on locked memory. What is registered on demand does neither,
-/// so that a mapped file may be larger than both; the device asks the kernel for each page at its first use, which costs
-/// tens of microseconds a page. Memory of pools is resident anyway and stays pinned.
+/// Pinned memory is resident and counts against the limit on locked memory. Memory that is registered on demand is not
+/// and does not, so that a mapped file may be larger than main memory and than that limit. The device asks the kernel
+/// for each page at its first use, which costs tens of microseconds a page. Memory of pools is resident anyway, and
+/// always pinned.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum OnDemandPaging {
     /// On demand where the device can, else pinned.
@@ -378,19 +380,19 @@ pub enum OnDemandPaging {
     Auto,
     /// Pinned.
     Never,
-    /// On demand; a device that can't is an error.
+    /// On demand. It is an error if the device cannot do that.
     Require,
 }
 
 impl OnDemandPaging {
     pub(super) const ALL: [Self; 3] = [Self::Auto, Self::Never, Self::Require];
 
-    /// Of its name; `None` for one that there is not.
+    /// The value with this name, if there is one.
     pub(super) fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|one| one.name() == name)
     }
 
-    /// As a setting has it: `auto`, `never` or `require`.
+    /// Its name in settings: `auto`, `never` or `require`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",

@@ -1,5 +1,5 @@
-//! Work that any thread submits at any time, for something that one thread at a time works with. Submitting never waits
-//! for that thread; whoever works with it takes along what others have submitted meanwhile.
+//! A queue of work for a worker that one thread at a time may use. Any thread submits work at any time, and never waits
+//! for the worker's lock: a thread that holds it also does the work that others have submitted meanwhile.
 
 use std::{
     sync::{PoisonError, TryLockError},
@@ -8,27 +8,27 @@ use std::{
 
 use crate::sync::{Mutex, MutexGuard};
 
-/// What one thread at a time works with.
+/// Does the submitted work. One thread at a time uses it.
 pub(super) trait Worker {
     type Work;
     type Error;
 
-    /// Whether it takes work now. If not although it is not `at_once`, [`Submissions::collect`] must be called later by
-    /// itself.
+    /// Whether it takes work now. If it refuses work that need not be done `at_once`, its owner must call
+    /// [`Submissions::collect`] later.
     fn takes_work(&self, at_once: bool) -> bool;
 
-    /// Takes work in, quickly.
+    /// Takes work over. Called with the lock of submitted work, so it must be fast.
     fn take(&mut self, work: Drain<'_, Self::Work>);
 
-    /// Does what it has taken in. This may be slow.
+    /// Does the work that it has taken. This may be slow.
     fn work(&mut self) -> Result<(), Self::Error>;
 }
 
-/// See the module's documentation. Locks are taken in the order of the fields.
+/// See the module's documentation. The locks are taken in the order of the fields.
 #[derive(Debug)]
 pub(super) struct Submissions<W: Worker> {
     worker: Mutex<W>,
-    /// Held for moments only.
+    /// Held for a few instructions only.
     submitted: Mutex<Submitted<W::Work>>,
 }
 
@@ -44,8 +44,8 @@ impl<W: Worker> Submissions<W> {
         Self { worker: Mutex::new(worker), submitted: Mutex::new(submitted) }
     }
 
-    /// Adds work behind what is there: how much waits now, `None` if no more is taken. [`hand_over`](Self::hand_over)
-    /// must follow.
+    /// Queues work, and gives how much is queued; `None` once the queue is closed. [`hand_over`](Self::hand_over) must
+    /// follow.
     pub(super) fn submit(&self, work: impl IntoIterator<Item = W::Work>) -> Option<usize> {
         let mut submitted = self.lock_submitted();
         if !submitted.is_open {
@@ -55,7 +55,8 @@ impl<W: Worker> Submissions<W> {
         Some(submitted.work.len())
     }
 
-    /// Has what was submitted done, if the worker takes it now. Who works with it meanwhile has it done afterwards.
+    /// Has the queued work done, if the worker takes work now. If another thread holds the worker, that thread does it:
+    /// every use of the worker is followed by this call.
     pub(super) fn hand_over(&self, mut at_once: bool) -> Result<(), W::Error> {
         while !self.lock_submitted().work.is_empty() {
             let mut worker = match self.worker.try_lock() {
@@ -68,29 +69,29 @@ impl<W: Worker> Submissions<W> {
             }
             self.collect(&mut worker)?;
             drop(worker);
-            // Others may have come while we held the lock.
+            // Others may have submitted work while this thread held the worker's lock.
             at_once = true;
         }
         Ok(())
     }
 
-    /// Acts on the worker. [`hand_over`](Self::hand_over) must follow, for what others submitted meanwhile.
+    /// Calls `act` on the worker. [`hand_over`](Self::hand_over) must follow, for work that others submitted meanwhile.
     pub(super) fn with<T>(&self, act: impl FnOnce(&mut W) -> T) -> T {
         act(&mut self.worker.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Has the worker, on whom someone acts, take what was submitted, and work.
+    /// Has `worker`, whose lock the caller holds, do the queued work.
     pub(super) fn collect(&self, worker: &mut W) -> Result<(), W::Error> {
         worker.take(self.lock_submitted().work.drain(..));
         worker.work()
     }
 
-    /// Takes no more. What was submitted stays.
+    /// Refuses work from now on. Queued work stays.
     pub(super) fn close(&self) {
         self.lock_submitted().is_open = false;
     }
 
-    /// What was submitted and not taken.
+    /// Takes the work that the worker has not taken.
     pub(super) fn take_rest(&self) -> Vec<W::Work> {
         std::mem::take(&mut self.lock_submitted().work)
     }

@@ -1,14 +1,15 @@
-//! What a completion belongs to.
+//! What a completion belongs to, encoded as `wr_id`.
 
-/// Set in the `wr_id` of receives, where no sequence number reaches.
+/// Set in the `wr_id` of receives. No sequence number is as large.
 const RECEIVE: u64 = 1 << 63;
 
-/// Travels with a work request as its `wr_id`, never a pointer.
+/// The value of a work request's `wr_id`. It is never a pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tag {
-    /// The request of that number, counted from the queue pair's first. The send queue knows the slot it belongs to.
+    /// The request of that number, counted from the queue pair's first one. The send queue has the slot that it belongs
+    /// to.
     Send(u64),
-    /// A posted receive. They are all alike.
+    /// A posted receive. Receives need no number, because they are all alike.
     Receive,
 }
 

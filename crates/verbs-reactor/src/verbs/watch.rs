@@ -1,4 +1,4 @@
-//! The task that watches the events of an opened device.
+//! The task that handles the events of an open device.
 
 use std::{
     io,
@@ -16,19 +16,19 @@ use crate::Runtime;
 
 use super::{DeviceEvent, VerbsError, error::refused, event_channel::EventChannel, opened::Opened};
 
-/// What an event asks for.
+/// What to do about an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reaction {
     Nothing,
-    /// One connection ends.
+    /// End one connection.
     Connection,
-    /// The port may have another address.
+    /// Check whether port and address are still the same.
     LookAgain,
-    /// All connections end, and the device is closed.
+    /// End all connections and close the device.
     Lose,
 }
 
-/// What `event` asks for on a device whose port `ours` is in use.
+/// What to do about `event` on a device whose port `ours` is in use.
 fn reaction(event: DeviceEvent, ours: u8) -> Reaction {
     match event {
         DeviceEvent::DeviceFatal => Reaction::Lose,
@@ -49,7 +49,7 @@ fn reaction(event: DeviceEvent, ours: u8) -> Reaction {
     }
 }
 
-/// Watches until the device is lost or nothing uses it any more.
+/// Spawns the task. It ends when the device is lost or nothing uses it any more.
 pub(super) fn spawn(runtime: &dyn Runtime, opened: &Arc<Opened>) -> Result<(), VerbsError> {
     let channel = EventChannel::new(opened.context.clone())?;
     let (opened, closing) = (Arc::downgrade(opened), opened.closing.clone());
@@ -87,7 +87,7 @@ async fn listen(channel: EventChannel, opened: &Weak<Opened>, closing: &Notify) 
     }
 }
 
-/// Whether the device is lost.
+/// Handles `event`, and gives whether the device is lost.
 fn handle(opened: &Opened, event: DeviceEvent) -> bool {
     let device = opened.context.name();
     let cause = match reaction(event, opened.port.number) {
