@@ -58,6 +58,20 @@ count_tests() {
         }'
 }
 
+# tests_ran LOG FILTER...: whether LOG, which cargo test or nextest printed, has a test that ran, and one with each FILTER in its
+# name.
+tests_ran() {
+    local log=$1 filter ran
+    shift
+    ran=$(sed 's/\x1b\[[0-9;]*m//g' "$log" | sed -nE \
+        '/^test .* \.\.\. ignored/d; s/^test ([^ ]+) .*\.\.\..*/\1/p; s/^ *[A-Z]+ \[ *[0-9.]+s\] .* ([^ ]+)$/\1/p')
+    for filter in "${@:-}"; do
+        grep -qF -- "$filter" <<<"$ran" && [ -n "$ran" ] && continue
+        echo "no test ran${filter:+ whose name has $filter}" >&2
+        return 1
+    done
+}
+
 # list_ignored_tests LOG: each test that was left out, with the reason written at it; those that need an RDMA device only
 # where LOG does not say that the virtual machine ran them.
 list_ignored_tests() {
