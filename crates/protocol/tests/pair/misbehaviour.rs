@@ -1,6 +1,6 @@
 //! One test for each rule that a peer can break, and for what it may do without breaking one.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use tensorwire_protocol::{
     Code, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Parameters, PeerMisbehaved,
@@ -284,6 +284,14 @@ fn an_error_between_meta_data_response_and_re_request_ends_the_receive() {
     assert_eq!((lone.memory.lent(), lone.memory.leaked()), (0, 0));
 }
 
+/// The rules in the source of `PeerMisbehaved`, which code outside of its crate cannot match exhaustively.
+fn rules_in_the_source() -> BTreeSet<&'static str> {
+    let (_, body) = include_str!("../../src/error.rs").split_once("pub enum PeerMisbehaved {").unwrap();
+    let (body, _) = body.split_once("\n}\n").unwrap();
+    let rules = body.lines().map(str::trim).filter_map(|line| line.strip_suffix(','));
+    rules.filter(|line| line.starts_with(|first: char| first.is_ascii_uppercase())).collect()
+}
+
 #[test]
 fn every_rule_has_its_own_words() {
     use PeerMisbehaved as Rule;
@@ -294,6 +302,12 @@ fn every_rule_has_its_own_words() {
         Rule::AnswerUnasked,
         Rule::ContentUnasked,
         Rule::ContentLength,
+        Rule::EagerUnasked,
+        Rule::ChecksumUnfit,
+        Rule::ResultSlotUnfit,
+        Rule::VersionUnasked,
+        Rule::VersionMissing,
+        Rule::LoanUnasked,
         Rule::MetaDataTwice,
         Rule::CancelAckUnasked,
         Rule::DuplicateRequest,
@@ -312,6 +326,8 @@ fn every_rule_has_its_own_words() {
         Rule::RingOfferUnfit,
         Rule::RingMoveUnasked,
     ];
-    let words: std::collections::BTreeSet<_> = rules.iter().map(ToString::to_string).collect();
+    let names: Vec<_> = rules.iter().map(|rule| format!("{rule:?}")).collect();
+    assert_eq!(names.iter().map(String::as_str).collect::<BTreeSet<_>>(), rules_in_the_source());
+    let words: BTreeSet<_> = rules.iter().map(ToString::to_string).collect();
     assert_eq!(words.len(), rules.len());
 }

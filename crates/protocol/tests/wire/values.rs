@@ -58,6 +58,7 @@ pub(crate) fn scope() -> impl Strategy<Value = Scope> {
     let newer = |(incarnation, version)| Scope::Versioned(Wanted::NewerThan { incarnation, version });
     prop_oneof![
         any::<i64>().prop_map(|step| Scope::Step(StepId(step))),
+        any::<i64>().prop_map(|step| Scope::StepNow(StepId(step))),
         Just(Scope::Published),
         Just(Scope::Versioned(Wanted::Now)),
         any::<(u64, u64)>().prop_map(newer),
