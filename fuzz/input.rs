@@ -69,6 +69,16 @@ impl<'data> Input<'data> {
         }
     }
 
+    /// Mostly a small one; else `bytes`, one more than that, or any.
+    pub(crate) fn near(&mut self, bytes: u64) -> u64 {
+        match self.u8() {
+            0 => self.number(),
+            1 => bytes,
+            2 => bytes + 1,
+            small => u64::from(small - 3),
+        }
+    }
+
     /// At most `most` bytes, as many as a number before them says.
     pub(crate) fn bytes(&mut self, most: usize) -> &'data [u8] {
         let length = self.below(most.saturating_add(1)).min(self.0.len());

@@ -157,11 +157,12 @@ impl Attack {
         let range = RemoteRange {
             region: RegionId(if input.below(16) == 0 { input.u32() } else { range.region.0 }),
             generation: RegionGeneration(range.generation.0 ^ u32::from(input.below(16) == 0)),
-            offset: range.offset.wrapping_add(near(input)),
-            length: near(input),
+            offset: range.offset.wrapping_add(input.near(BYTES as u64)),
+            length: input.near(BYTES as u64),
         };
         let key = key ^ u32::from(input.below(16) == 0);
-        let (index, offset, length) = (input.below(3) as u32, near(input), near(input));
+        let (index, offset, length) =
+            (input.below(3) as u32, input.near(BYTES as u64), input.near(BYTES as u64));
         let source = match input.below(6) {
             0 => Source::Nothing,
             1 => Source::Inline,
@@ -193,7 +194,7 @@ impl Attack {
         let is_right = input.below(8) > 0;
         let fd = if is_right || input.flag() { sealed_block(length) } else { memfd_of_sevens(length) };
         let index = self.blocks.wrapping_add(u32::from(!is_right && input.flag()));
-        let length = if is_right { length as u64 } else { near(input) };
+        let length = if is_right { length as u64 } else { input.near(BYTES as u64) };
         self.speak(&Frame::Block { index, length }.encode(), &[fd.as_fd()]);
         self.blocks += u32::from(is_right);
     }
@@ -288,16 +289,6 @@ fn attackers() -> RemoteRegion {
 fn range_of(region: RemoteRegion) -> RemoteRange {
     let RemoteRegion { region, generation, .. } = region;
     RemoteRange { region, generation, offset: 64, length: 0 }
-}
-
-/// Within a buffer, mostly.
-fn near(input: &mut Input<'_>) -> u64 {
-    match input.u8() {
-        0 => input.number(),
-        1 => BYTES as u64,
-        2 => BYTES as u64 + 1,
-        small => u64::from(small - 3),
-    }
 }
 
 #[cfg(test)]

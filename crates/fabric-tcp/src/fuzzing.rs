@@ -181,15 +181,16 @@ impl Attack {
         let range = RemoteRange {
             region: RegionId(if input.below(16) == 0 { input.u32() } else { range.region.0 }),
             generation: RegionGeneration(range.generation.0 ^ u32::from(input.below(16) == 0)),
-            offset: range.offset.wrapping_add(near(input)),
-            length: near(input),
+            offset: range.offset.wrapping_add(input.near(BYTES as u64)),
+            length: input.near(BYTES as u64),
         };
         let key = Key(key ^ u32::from(input.below(16) == 0));
-        let length = if input.below(4) > 0 { range.length.min(BYTES as u64) } else { near(input) };
+        let length =
+            if input.below(4) > 0 { range.length.min(BYTES as u64) } else { input.near(BYTES as u64) };
         let (frame, payload) = match input.below(8) {
             0 => (Frame::Read(ReadFrame { range, key, tag: input.u8().into() }), 0),
             1 => {
-                let rest = if input.flag() { length } else { near(input) };
+                let rest = if input.flag() { length } else { input.near(BYTES as u64) };
                 (Frame::Answer(AnswerFrame { tag: input.below(20) as u32, length, rest }), length)
             }
             2 if input.below(4) == 0 => (Frame::Goodbye, 0),
@@ -205,7 +206,7 @@ impl Attack {
                 (Frame::Write(WriteFrame { range, key, length, ending }), length)
             }
         };
-        let payload = if input.below(8) > 0 { payload } else { near(input) };
+        let payload = if input.below(8) > 0 { payload } else { input.near(BYTES as u64) };
         self.write(&frame.encode());
         self.write(&vec![7; payload.min(2 * BYTES as u64) as usize]);
     }
@@ -277,16 +278,6 @@ impl Attack {
 /// Where the peer says that this side may write.
 fn peers() -> RemoteRegion {
     RemoteRegion { region: RegionId(9), generation: RegionGeneration(1), base: 0, length: 1 << 20, key: 5 }
-}
-
-/// Within a buffer, mostly.
-fn near(input: &mut Input<'_>) -> u64 {
-    match input.u8() {
-        0 => input.number(),
-        1 => BYTES as u64,
-        2 => BYTES as u64 + 1,
-        small => u64::from(small - 3),
-    }
 }
 
 #[cfg(test)]
