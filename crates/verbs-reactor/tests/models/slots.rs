@@ -76,6 +76,27 @@ fn submit_line(table: &SlotTable, submitted: &Mutex<Vec<SlotKey>>) {
     }
 }
 
+/// Runs `act` on a thread of its own.
+fn on_thread<T: 'static>(
+    table: &Arc<SlotTable>,
+    act: impl FnOnce(&SlotTable) -> T + Send + 'static,
+) -> thread::JoinHandle<T> {
+    let table = table.clone();
+    thread::spawn(move || act(&table))
+}
+
+/// The operation completes, and its future is dropped.
+fn end(table: &SlotTable, key: SlotKey) {
+    assert!(table.complete(key, Ok(())));
+    table.ignore(key);
+}
+
+/// The operation's future is dropped, and it completes.
+fn end_ignored(table: &SlotTable, key: SlotKey) {
+    table.ignore(key);
+    assert!(table.complete(key, Ok(())));
+}
+
 /// Nothing is held any more: everything fits again.
 fn assert_free(table: &SlotTable) {
     assert_eq!(table.outstanding(), 0);
@@ -88,10 +109,7 @@ fn a_completion_reaches_whoever_waits_for_it() {
     model(|| {
         let table = Arc::new(SlotTable::new(1));
         let key = reserved(&table, 1);
-        let device = {
-            let table = table.clone();
-            thread::spawn(move || assert!(table.complete(key, Ok(()))))
-        };
+        let device = on_thread(&table, move |table| assert!(table.complete(key, Ok(()))));
         block_on(done(&table, key)).unwrap();
         device.join().unwrap();
         assert_free(&table);
@@ -103,10 +121,7 @@ fn a_future_dropped_at_its_completion_frees_the_slot_once() {
     model(|| {
         let table = Arc::new(SlotTable::new(1));
         let key = reserved(&table, 1);
-        let device = {
-            let table = table.clone();
-            thread::spawn(move || assert!(table.complete(key, Ok(()))))
-        };
+        let device = on_thread(&table, move |table| assert!(table.complete(key, Ok(()))));
         table.ignore(key);
         device.join().unwrap();
         assert!(!table.complete(key, Ok(())), "a late completion ended someone else's operation");
@@ -120,16 +135,11 @@ fn an_operation_ends_once_when_its_completion_meets_a_failure() {
         let table = Arc::new(SlotTable::new(2));
         let keys = [reserved(&table, 1), reserved(&table, 1)];
         let completions = Arc::new(AtomicU32::new(0));
-        let device = {
-            let (table, completions) = (table.clone(), completions.clone());
-            thread::spawn(move || {
-                completions.fetch_add(u32::from(table.complete(keys[0], Ok(()))), Ordering::Relaxed);
-            })
-        };
-        let close = {
-            let table = table.clone();
-            thread::spawn(move || table.fail(&FabricError::Closed))
-        };
+        let counted = completions.clone();
+        let device = on_thread(&table, move |table| {
+            counted.fetch_add(u32::from(table.complete(keys[0], Ok(()))), Ordering::Relaxed);
+        });
+        let close = on_thread(&table, |table| table.fail(&FabricError::Closed));
         let first = block_on(done(&table, keys[0]));
         assert!(matches!(block_on(done(&table, keys[1])), Err(FabricError::Closed)));
         device.join().unwrap();
@@ -145,17 +155,10 @@ fn room_reaches_whoever_waits_for_it() {
     model(|| {
         let table = Arc::new(SlotTable::new(1));
         let key = reserved(&table, 1);
-        let holder = {
-            let table = table.clone();
-            thread::spawn(move || {
-                assert!(table.complete(key, Ok(())));
-                table.ignore(key);
-            })
-        };
+        let holder = on_thread(&table, move |table| end(table, key));
         let next = block_on(reserve_in_turn(&table, 1)).unwrap();
         holder.join().unwrap();
-        assert!(table.complete(next, Ok(())));
-        table.ignore(next);
+        end(&table, next);
         assert_free(&table);
     });
 }
@@ -165,24 +168,10 @@ fn a_heavy_operation_and_a_light_one_both_find_room() {
     model(|| {
         let table = Arc::new(SlotTable::new(2));
         let held = reserved(&table, 2);
-        let heavy = {
-            let table = table.clone();
-            thread::spawn(move || {
-                let key = block_on(reserve_in_turn(&table, 2)).unwrap();
-                assert!(table.complete(key, Ok(())));
-                table.ignore(key);
-            })
-        };
-        let light = {
-            let table = table.clone();
-            thread::spawn(move || {
-                let key = block_on(reserve_in_turn(&table, 1)).unwrap();
-                table.ignore(key);
-                assert!(table.complete(key, Ok(())));
-            })
-        };
-        assert!(table.complete(held, Ok(())));
-        table.ignore(held);
+        let heavy = on_thread(&table, |table| end(table, block_on(reserve_in_turn(table, 2)).unwrap()));
+        let light =
+            on_thread(&table, |table| end_ignored(table, block_on(reserve_in_turn(table, 1)).unwrap()));
+        end(&table, held);
         heavy.join().unwrap();
         light.join().unwrap();
         assert_free(&table);
@@ -198,16 +187,10 @@ fn a_place_given_up_goes_to_the_next() {
         let mut place = Place::default();
         let gave_up = table.reserve_or_wait(&request(), 2, &mut place, &noop_waker());
         assert!(matches!(gave_up, Reserve::Full));
-        let next = {
-            let table = table.clone();
-            thread::spawn(move || block_on(reserve_in_turn(&table, 1)).unwrap())
-        };
+        let next = on_thread(&table, |table| block_on(reserve_in_turn(table, 1)).unwrap());
         table.leave(&mut place);
         let key = next.join().unwrap();
-        for key in [held, key] {
-            table.ignore(key);
-            assert!(table.complete(key, Ok(())));
-        }
+        [held, key].into_iter().for_each(|key| end_ignored(&table, key));
         assert_free(&table);
     });
 }
@@ -220,20 +203,16 @@ fn what_stands_in_line_is_submitted_once_and_in_order() {
         let line = [in_line(&table, 1), in_line(&table, 1)];
         let submitted = Arc::new(Mutex::new(Vec::new()));
         let other = {
-            let (table, submitted) = (table.clone(), submitted.clone());
-            thread::spawn(move || submit_line(&table, &submitted))
+            let submitted = submitted.clone();
+            on_thread(&table, move |table| submit_line(table, &submitted))
         };
-        assert!(table.complete(held, Ok(())));
-        table.ignore(held);
+        end(&table, held);
         submit_line(&table, &submitted);
         other.join().unwrap();
         // The other may have been at the first when this one looked, and the first may have had no room then.
         submit_line(&table, &submitted);
         assert_eq!(*submitted.lock().unwrap(), line);
-        for key in line {
-            table.ignore(key);
-            assert!(table.complete(key, Ok(())));
-        }
+        line.into_iter().for_each(|key| end_ignored(&table, key));
         assert_free(&table);
     });
 }
@@ -244,13 +223,7 @@ fn room_reaches_the_task_that_submits_the_line() {
         let table = Arc::new(SlotTable::new(1));
         let held = reserved(&table, 1);
         let line = in_line(&table, 1);
-        let holder = {
-            let table = table.clone();
-            thread::spawn(move || {
-                assert!(table.complete(held, Ok(())));
-                table.ignore(held);
-            })
-        };
+        let holder = on_thread(&table, move |table| end(table, held));
         let submitted = block_on(poll_fn(|context: &mut Context<'_>| {
             table.leave_poster(context.waker());
             match table.next_in_line() {
@@ -261,8 +234,7 @@ fn room_reaches_the_task_that_submits_the_line() {
         table.submitted();
         assert_eq!(submitted, line);
         holder.join().unwrap();
-        assert!(table.complete(line, Ok(())));
-        table.ignore(line);
+        end(&table, line);
         assert_free(&table);
     });
 }
@@ -272,18 +244,12 @@ fn a_failure_ends_every_wait() {
     model(|| {
         let table = Arc::new(SlotTable::new(1));
         let key = reserved(&table, 1);
-        let waiter = {
-            let table = table.clone();
-            thread::spawn(move || {
-                let error = block_on(reserve_in_turn(&table, 1)).unwrap_err();
-                assert!(matches!(error, FabricError::Closed), "unexpected: {error}");
-            })
-        };
+        let waiter = on_thread(&table, |table| {
+            let error = block_on(reserve_in_turn(table, 1)).unwrap_err();
+            assert!(matches!(error, FabricError::Closed), "unexpected: {error}");
+        });
         let line = in_line(&table, 1);
-        let in_line = {
-            let table = table.clone();
-            thread::spawn(move || block_on(done(&table, line)))
-        };
+        let in_line = on_thread(&table, move |table| block_on(done(table, line)));
         table.fail(&FabricError::Closed);
         block_on(poll_fn(|context: &mut Context<'_>| table.poll_idle(context)));
         waiter.join().unwrap();
@@ -300,8 +266,8 @@ fn a_drain_waits_for_the_last_completion() {
         table.refuse(&FabricError::Closed);
         let ended = Arc::new(AtomicU32::new(0));
         let device = keys.map(|key| {
-            let (table, ended) = (table.clone(), ended.clone());
-            thread::spawn(move || {
+            let ended = ended.clone();
+            on_thread(&table, move |table| {
                 ended.fetch_add(1, Ordering::Relaxed);
                 assert!(table.complete(key, Ok(())));
             })
