@@ -1,7 +1,8 @@
-//! Runs a test on a thread and a runtime of its own, within a minute, even if it blocks that thread.
+//! A watchdog for tests that may block their thread. Unit tests include this file, too.
 
 use std::{future::Future, sync::mpsc, time::Duration};
 
+/// Runs `test` on a thread and a runtime of its own. It fails after a minute, even if it blocks that thread.
 pub(crate) fn bounded<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
     let (done, wait) = mpsc::channel();
     let thread = std::thread::spawn(move || {

@@ -1,13 +1,20 @@
 //! A rogue's own memory: what it sends from, and what it lends.
 
+/// Regions as workers announce them.
+#[path = "../../../rendezvous/src/link/frames.rs"]
+#[allow(dead_code)] // a rogue makes its other frames itself
+mod announcements;
+
 use std::sync::Arc;
 
 use tensorwire_memory::{BufMut, Granted, Pool, PoolConfig};
-use tensorwire_protocol::{Destination, wire::control::RegionRecord};
+use tensorwire_protocol::Destination;
 use tensorwire_sim::Node;
 use tensorwire_verbs_reactor::{Access, Domain, RegionGeneration, RegionId, RemoteRange, RemoteRegion};
 
 use crate::common::Registrar;
+
+pub(super) use announcements::{record as record_of, region as region_of};
 
 /// A pool whose blocks are registered.
 #[derive(Debug)]
@@ -41,26 +48,6 @@ impl Registered {
             result: None,
         };
         Some((granted, region, destination))
-    }
-}
-
-pub(super) fn record_of(region: &RemoteRegion) -> RegionRecord {
-    RegionRecord {
-        region: region.region.0,
-        generation: region.generation.0,
-        base: region.base,
-        length: region.length,
-        key: region.key,
-    }
-}
-
-pub(super) fn region_of(record: &RegionRecord) -> RemoteRegion {
-    RemoteRegion {
-        region: RegionId(record.region),
-        generation: RegionGeneration(record.generation),
-        base: record.base,
-        length: record.length,
-        key: record.key,
     }
 }
 

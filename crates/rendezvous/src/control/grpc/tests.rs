@@ -2,29 +2,17 @@
 
 mod hostile;
 mod life;
+#[path = "../../../tests/watchdog.rs"]
+mod watchdog;
 
-use std::{future::Future, sync::mpsc, time::Duration};
+use std::time::Duration;
 
 use tensorwire_protocol::limits::CONTROL_FRAME_BYTES_MAX;
 
 use super::{GrpcConfig, GrpcPlane};
 use crate::control::{ControlError, ControlPlane, ControlSession};
 
-/// Runs `test` on a runtime and a thread of its own, and fails when it takes longer than a minute, also when
-/// it blocks.
-pub(in crate::control) fn bounded<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
-    let (done, wait) = mpsc::channel();
-    let thread = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(test());
-        done.send(()).unwrap();
-    });
-    match wait.recv_timeout(Duration::from_secs(60)) {
-        Ok(()) => thread.join().unwrap(),
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test hangs"),
-        Err(mpsc::RecvTimeoutError::Disconnected) => std::panic::resume_unwind(thread.join().unwrap_err()),
-    }
-}
+pub(in crate::control) use watchdog::bounded;
 
 pub(super) fn config() -> GrpcConfig {
     GrpcConfig::new("127.0.0.1:0")

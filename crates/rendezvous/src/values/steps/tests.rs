@@ -1,41 +1,11 @@
-use std::sync::atomic::AtomicU64;
+#[path = "../../../../fabric-tcp/src/clock.rs"]
+mod clock;
 
 use futures::FutureExt;
-use tensorwire_verbs_reactor::BoxFuture;
 
 use super::*;
 
-/// A clock that moves by hand; nothing is spawned on it.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Clock(Arc<AtomicU64>);
-
-impl Clock {
-    pub(crate) fn pass(&self, time: Duration) {
-        self.0.fetch_add(u64::try_from(time.as_nanos()).unwrap(), Ordering::Relaxed);
-    }
-}
-
-impl Runtime for Clock {
-    fn spawn(&self, name: &'static str, _: BoxFuture<'static, ()>) {
-        panic!("{name} is spawned");
-    }
-
-    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
-        let (clock, end) = (self.clone(), self.now() + duration);
-        Box::pin(futures::future::poll_fn(move |_| match clock.now() >= end {
-            true => std::task::Poll::Ready(()),
-            false => std::task::Poll::Pending,
-        }))
-    }
-
-    fn now(&self) -> Duration {
-        Duration::from_nanos(self.0.load(Ordering::Relaxed))
-    }
-
-    fn random(&self) -> u64 {
-        4
-    }
-}
+pub(crate) use clock::Clock;
 
 const PEER: &str = "/job:worker/replica:0/task:0";
 const OTHER: &str = "/job:worker/replica:0/task:1";
