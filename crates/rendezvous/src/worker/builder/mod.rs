@@ -76,7 +76,6 @@ pub struct WorkerBuilder {
     liveness: Duration,
     wait: Wait,
     runtime: Option<Arc<dyn Runtime>>,
-    control_runtime: Option<Arc<dyn Runtime>>,
     local_fabrics: Option<Vec<Arc<dyn Fabric>>>,
     control: Option<Arc<dyn ControlPlane>>,
     observer: Option<Arc<dyn MemoryObserver>>,
@@ -189,7 +188,6 @@ impl WorkerBuilder {
             liveness: Duration::from_secs(30),
             wait: Wait::default(),
             runtime: None,
-            control_runtime: None,
             local_fabrics: None,
             control: None,
             observer: None,
@@ -367,19 +365,10 @@ impl WorkerBuilder {
     }
 
     /// The runtime to spawn tasks on. Default: the tokio runtime that `start` is called on.
+    #[cfg(feature = "simulation")]
     #[must_use]
-    #[doc(hidden)]
     pub fn runtime(mut self, runtime: Arc<dyn Runtime>) -> Self {
         self.runtime = Some(runtime);
-        self
-    }
-
-    /// The runtime to serve control sessions on. Default: a separate thread, so that pings of peers are answered while
-    /// user code blocks the runtime of the data connections.
-    #[must_use]
-    #[doc(hidden)]
-    pub fn control_runtime(mut self, runtime: Arc<dyn Runtime>) -> Self {
-        self.control_runtime = Some(runtime);
         self
     }
 
@@ -393,16 +382,16 @@ impl WorkerBuilder {
     /// A custom control plane instead of gRPC. Unless a [`secret`](Self::secret) is set, peers must prove the secret
     /// that the plane's `ambient_secret` returns. If it returns none, peers are not authenticated by this worker, and
     /// the plane must do so.
+    #[cfg(feature = "simulation")]
     #[must_use]
-    #[doc(hidden)]
     pub fn dangerous_control_plane(mut self, control: Arc<dyn ControlPlane>) -> Self {
         self.control = Some(control);
         self
     }
 
     /// Observes the ownership of memory.
+    #[cfg(feature = "simulation")]
     #[must_use]
-    #[doc(hidden)]
     pub fn observer(mut self, observer: Arc<dyn MemoryObserver>) -> Self {
         self.observer = Some(observer);
         self

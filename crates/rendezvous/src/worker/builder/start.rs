@@ -46,8 +46,7 @@ impl WorkerBuilder {
         let opened = self.open_fabrics(&runtime, &pools, control.data_port().as_ref());
         let OpenedFabrics { usable: fabrics, unavailable } = opened?;
         let incarnation = runtime.random();
-        let own = self.control_runtime.or_else(|| control.runtime());
-        let control_runtime = own.unwrap_or_else(|| runtime.clone());
+        let control_runtime = control.runtime().unwrap_or_else(|| runtime.clone());
         let values = Arc::new(Values {
             worker: name.clone(),
             device,
