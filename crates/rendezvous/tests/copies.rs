@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{fabrics::over, rdma::patient};
+use crate::{bounded::bounded, fabrics::over, rdma::patient};
 use tensorwire_memory::{
     GrantEnd, GrantId, MemoryObserver, Span,
     copy::{CopyReason, count},
@@ -113,11 +113,7 @@ async fn view_twice(kind: FabricKind) -> [u64; 4] {
 
 /// Runs `test` with a watchdog.
 fn run(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
-    runtime.block_on(async {
-        tokio::time::timeout(patient(Duration::from_secs(60)), test).await.expect("the test hangs");
-    });
+    bounded(patient(Duration::from_secs(60)), test);
 }
 
 #[test]

@@ -5,6 +5,7 @@
 use std::{future::Future, time::Duration};
 
 use crate::{
+    bounded::bounded,
     fabrics::{kinds, over, over_verbs},
     rdma::patient,
 };
@@ -18,11 +19,7 @@ const CLIENT: &str = "/job:worker/replica:0/task:0";
 const DEVICE: &str = "/job:ps/replica:0/task:0/device:CPU:0";
 
 fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
-    let ended =
-        runtime.block_on(async { tokio::time::timeout(patient(Duration::from_secs(60)), test()).await });
-    ended.unwrap_or_else(|_| panic!("the test hangs"));
+    bounded(patient(Duration::from_secs(60)), async { test().await });
 }
 
 fn on_each_fabric<F: Future<Output = ()>>(test: impl Fn(FabricKind) -> F) {

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use crate::bounded::bounded;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Tensor, Worker};
@@ -31,10 +32,7 @@ const CLIENT: &str = "/job:worker/replica:0/task:0";
 const BYTES: usize = 12_000;
 
 fn run<F: Future<Output = ()>>(test: F) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
-    let ended = runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), test).await });
-    ended.unwrap_or_else(|_| panic!("the test hangs"));
+    bounded(Duration::from_secs(60), test);
 }
 
 fn filled(worker: &Worker, bytes: usize) -> Tensor {

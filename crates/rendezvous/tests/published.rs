@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::editions::{CLIENT, REQUESTS, SERVER, Two};
 use crate::{
+    bounded::bounded,
     fabrics::{assert_moves_over, over},
     rdma::patient,
 };
@@ -27,12 +28,7 @@ async fn all_cases(kind: FabricKind, mode: Mode, validation: Validation) {
 }
 
 fn run(kind: FabricKind, mode: Mode, validation: Validation) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
-    let ended = runtime.block_on(async {
-        tokio::time::timeout(patient(Duration::from_secs(60)), all_cases(kind, mode, validation)).await
-    });
-    ended.unwrap_or_else(|_| panic!("the test hangs over {kind}"));
+    bounded(patient(Duration::from_secs(60)), all_cases(kind, mode, validation));
 }
 
 #[test]

@@ -41,7 +41,7 @@ impl Write for Log {
 }
 
 /// Runs `test` on a thread of its own, within a minute, with everything logged to [`LOG`].
-fn bounded<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
+fn bounded<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + Send + 'static) {
     LOGGING.call_once(|| {
         let subscriber = tracing_subscriber::fmt()
             .with_max_level(tracing_subscriber::filter::LevelFilter::TRACE)

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use crate::bounded::bounded_on;
 use crate::watched::{Watcher, watched};
 use crate::{
     fabrics::{kinds, over_verbs},
@@ -305,10 +306,7 @@ async fn step<T>(what: &str, future: impl Future<Output = T>) -> T {
 }
 
 fn bounded(test: impl Future<Output = ()>) {
-    let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
-    let ended = tokio.block_on(async { tokio::time::timeout(patient(LIMIT * 5), test).await });
-    ended.expect("the test hangs");
+    bounded_on(2, patient(LIMIT * 5), test);
 }
 
 over_verbs! {

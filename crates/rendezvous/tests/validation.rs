@@ -15,6 +15,7 @@ use std::{
 
 use crate::watched::{Watcher, watched};
 use crate::{
+    bounded::bounded,
     fabrics::{kinds, over, over_verbs},
     rdma::patient,
 };
@@ -31,11 +32,7 @@ const KINDS: &[FabricKind] = &[FabricKind::SHM, FabricKind::TCP];
 
 /// Runs `test` with a watchdog.
 fn run(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
-    let ended =
-        runtime.block_on(async { tokio::time::timeout(patient(Duration::from_secs(55)), test).await });
-    ended.expect("the test hangs");
+    bounded(patient(Duration::from_secs(55)), test);
 }
 
 fn builder(name: &str, kind: FabricKind, validation: Validation) -> WorkerBuilder {

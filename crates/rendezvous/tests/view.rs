@@ -4,6 +4,7 @@
 
 use std::{future::Future, time::Duration};
 
+use crate::bounded::bounded;
 use tensorwire_protocol::{Counters, DataType, Mode};
 use tensorwire_rendezvous::{Sharing, Tensor, Worker};
 use tensorwire_verbs_reactor::FabricKind;
@@ -18,10 +19,7 @@ const LOOKS: usize = 100_000;
 
 /// Runs `test` with a watchdog.
 fn run(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
-    let ended = runtime.block_on(async { tokio::time::timeout(Duration::from_secs(55), test).await });
-    ended.expect("the test hangs");
+    bounded(Duration::from_secs(55), test);
 }
 
 async fn pair(kind: FabricKind, sharing: Sharing) -> (Worker, Worker) {

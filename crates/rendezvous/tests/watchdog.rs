@@ -1,9 +1,16 @@
 //! A watchdog for tests that may block their thread. Unit tests include this file, too.
 
-use std::{future::Future, sync::mpsc, time::Duration};
+use std::{future::Future, pin::Pin, sync::mpsc, time::Duration};
 
 /// Runs `test` on a thread and a runtime of its own. It fails after a minute, even if it blocks that thread.
-pub(crate) fn bounded<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
+pub(crate) fn bounded<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + Send + 'static) {
+    run(Box::new(|| Box::pin(test())));
+}
+
+/// Erased, so that all tests share the code that runs them.
+type Test = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()>>> + Send>;
+
+fn run(test: Test) {
     let (done, wait) = mpsc::channel();
     let thread = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -5,6 +5,7 @@
 use std::{future::Future, time::Duration};
 
 use crate::{
+    bounded::bounded,
     fabrics::{kinds, over, over_verbs},
     rdma::patient,
 };
@@ -24,11 +25,7 @@ fn on_each_fabric<F: Future<Output = ()>>(test: impl Fn(FabricKind) -> F) {
 
 fn on<F: Future<Output = ()>>(kinds: &'static [FabricKind], test: impl Fn(FabricKind) -> F) {
     for &kind in self::kinds(kinds) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
-        let ended = runtime
-            .block_on(async { tokio::time::timeout(patient(Duration::from_secs(60)), test(kind)).await });
-        ended.unwrap_or_else(|_| panic!("the test hangs over {kind}"));
+        bounded(patient(Duration::from_secs(60)), async { test(kind).await });
     }
 }
 

@@ -6,6 +6,7 @@ mod cases;
 
 use std::{sync::Arc, time::Duration};
 
+use crate::bounded::bounded_on;
 use crate::{fabrics::over, rdma::patient};
 use cases::{Given, Ground};
 use tensorwire_rendezvous::{Worker, WorkerBuilder};
@@ -53,13 +54,10 @@ impl Ground for Real {
 
 /// Runs `case` on several threads, with a watchdog.
 fn run<F: Future<Output = ()>>(kind: FabricKind, case: impl FnOnce(Given) -> F) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    #[allow(clippy::disallowed_methods)] // the watchdog of a test that runs on tokio itself
-    let ended = runtime.block_on(async {
+    bounded_on(2, patient(Duration::from_secs(100)), async {
         let ground = Real { kind, runtime: Arc::new(TokioRuntime::current().unwrap()) };
-        tokio::time::timeout(patient(Duration::from_secs(100)), case(Arc::new(ground))).await
+        case(Arc::new(ground)).await;
     });
-    ended.unwrap_or_else(|_| panic!("the test hangs over {kind}"));
 }
 
 macro_rules! over_shm {

@@ -3,6 +3,9 @@
 //! The two talk in lines of text. The child's begin with `@@`; all else on its standard output is the test
 //! harness's.
 
+#[path = "../bounded.rs"]
+mod bounded;
+
 use std::{
     env,
     future::Future,
@@ -39,12 +42,8 @@ pub(crate) fn role() -> Option<Vec<String>> {
 
 /// Runs `body` to its end, within `limit`.
 pub(crate) fn bounded<F: Future<Output = ()>>(limit: Duration, body: impl FnOnce(Arc<dyn Runtime>) -> F) {
-    let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    tokio.block_on(async {
-        let runtime: Arc<dyn Runtime> = Arc::new(TokioRuntime::current().unwrap());
-        let limit = patient(limit);
-        let ended = timeout(&*runtime, limit, body(runtime.clone())).await;
-        ended.unwrap_or_else(|_| panic!("the test hangs: it is not over after {limit:?}"));
+    bounded::bounded(patient(limit), async {
+        body(Arc::new(TokioRuntime::current().unwrap())).await;
     });
 }
 
