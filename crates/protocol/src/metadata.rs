@@ -2,7 +2,12 @@
 
 use std::fmt;
 
+use smallvec::SmallVec;
+
 use crate::limits::RANK_MAX;
+
+/// Dimensions that are stored without an allocation.
+const INLINE_RANK: usize = 6;
 
 macro_rules! data_types {
     ($($variant:ident = $number:literal, $name:literal, $bits:literal, $doc:literal;)*) => {
@@ -86,7 +91,7 @@ pub struct UnknownDataType(pub u32);
 /// assert_eq!((shape.dimensions(), shape.elements()), (&[2, 3][..], 6));
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub struct Shape(Vec<u64>);
+pub struct Shape(SmallVec<[u64; INLINE_RANK]>);
 
 impl std::ops::Deref for Shape {
     type Target = [u64];
@@ -99,8 +104,24 @@ impl std::ops::Deref for Shape {
 
 impl Shape {
     /// A shape, or `None` when it has more than [`RANK_MAX`] dimensions or more than 2⁶⁴−1 elements.
-    pub fn new(dimensions: impl Into<Vec<u64>>) -> Option<Self> {
-        let shape = Self(dimensions.into());
+    pub fn new(dimensions: impl AsRef<[u64]>) -> Option<Self> {
+        Self::checked(SmallVec::from_slice(dimensions.as_ref()))
+    }
+
+    /// As [`new`](Self::new), of the first `rank` dimensions that `dimension` returns.
+    ///
+    /// # Errors
+    /// The first of `dimension`.
+    pub(crate) fn read<E>(
+        rank: usize,
+        mut dimension: impl FnMut() -> Result<u64, E>,
+    ) -> Result<Option<Self>, E> {
+        let dimensions = (0..rank).map(|_| dimension()).collect::<Result<SmallVec<_>, E>>()?;
+        Ok(Self::checked(dimensions))
+    }
+
+    fn checked(dimensions: SmallVec<[u64; INLINE_RANK]>) -> Option<Self> {
+        let shape = Self(dimensions);
         (shape.0.len() <= RANK_MAX && shape.checked_elements().is_some()).then_some(shape)
     }
 
@@ -146,12 +167,17 @@ impl Metadata {
     /// The metadata of a live tensor; `None` when its size in bytes is no whole number below 2⁶⁴, or depends on its
     /// elements.
     pub fn new(dtype: DataType, shape: Shape) -> Option<Self> {
+        let byte_length = Self::plain_bytes(dtype, &shape)?;
+        Some(Self { dtype, shape, is_dead: false, byte_length })
+    }
+
+    /// The bytes of a live tensor; `None` as for [`new`](Self::new).
+    pub(crate) fn plain_bytes(dtype: DataType, shape: &Shape) -> Option<u64> {
         if !dtype.is_plain() {
             return None;
         }
         let bits = shape.elements().checked_mul(dtype.bits())?;
-        let byte_length = bits.is_multiple_of(8).then_some(bits / 8)?;
-        Some(Self { dtype, shape, is_dead: false, byte_length })
+        bits.is_multiple_of(8).then_some(bits / 8)
     }
 
     /// The metadata of a live tensor whose content is an encoded `TensorProto` of `byte_length` bytes; `None` for an element type

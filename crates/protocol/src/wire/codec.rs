@@ -185,8 +185,8 @@ impl<'bytes> Reader<'bytes> {
         if rank > RANK_MAX {
             return Err(WireError::TooLong { field: "rank", length: rank, limit: RANK_MAX });
         }
-        let dimensions = (0..rank).map(|_| self.u64("dimension")).collect::<Result<Vec<_>, _>>()?;
-        let shape = Shape::new(dimensions).ok_or(WireError::Inconsistent { field: "shape" })?;
+        let shape = Shape::read(rank, || self.u64("dimension"))?;
+        let shape = shape.ok_or(WireError::Inconsistent { field: "shape" })?;
         let byte_length = self.u64("byte length")?;
         let metadata = Metadata { dtype, shape, is_dead, byte_length };
         check_metadata(&metadata)?;
@@ -215,7 +215,7 @@ pub(crate) fn check_metadata(metadata: &Metadata) -> Result<(), WireError> {
         // The encoding has its own length; its reader checks that it is complete.
         Some(metadata.byte_length)
     } else {
-        Metadata::new(metadata.dtype, metadata.shape.clone()).map(|live| live.byte_length)
+        Metadata::plain_bytes(metadata.dtype, &metadata.shape)
     };
     if expected != Some(metadata.byte_length) {
         return Err(WireError::Inconsistent { field: "byte length" });
