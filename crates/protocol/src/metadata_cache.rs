@@ -54,11 +54,16 @@ impl MetadataCache {
 
     /// The metadata that values of `key` had, oldest first.
     pub fn get(&self, scope: Scope, key: &str) -> Arc<[Metadata]> {
+        self.entry(scope, key).map(|(_, known)| known.clone()).unwrap_or_default()
+    }
+
+    /// The key as it is stored, which is cheap to clone, with its metadata.
+    pub(crate) fn entry(&self, scope: Scope, key: &str) -> Option<(&Arc<str>, &Arc<[Metadata]>)> {
         let entries = match Kind::from(scope) {
             Kind::Step => &self.steps,
             Kind::Published => &self.published,
         };
-        entries.get(key).cloned().unwrap_or_default()
+        entries.get_key_value(key)
     }
 
     /// Remembers `metadata` for `key`.

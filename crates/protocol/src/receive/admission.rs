@@ -7,9 +7,9 @@ use std::{
     task::{Context, Poll},
 };
 
-use super::Request;
+use super::{Known, Request};
 use crate::{
-    Channel, Connection, Metadata, Scope, TransferError,
+    Channel, Connection, Scope, TransferError,
     connection::Turnstile,
     requests::{Landed, StepKey},
 };
@@ -17,9 +17,9 @@ use crate::{
 /// How a receive begins.
 pub(super) enum Admission<'connection, C: Channel> {
     /// With a request of its own, and what is known of the value.
-    Request(Request<'connection, C>, Arc<[Metadata]>),
+    Request(Request<'connection, C>, Known),
     /// Without a request: with the content of an earlier receive that was given up.
-    Kept(Landed<C::Lent>),
+    Kept(Arc<str>, Landed<C::Lent>),
 }
 
 impl<C: Channel> Connection<C> {
@@ -30,12 +30,8 @@ impl<C: Channel> Connection<C> {
     ///
     /// # Cancel safety
     /// Dropping the future leaves both lines; nothing was taken then.
-    pub(super) async fn admit(
-        &self,
-        scope: Scope,
-        key: &Arc<str>,
-    ) -> Result<Admission<'_, C>, TransferError> {
-        let Some(step_key) = StepKey::of(scope, key) else {
+    pub(super) async fn admit(&self, scope: Scope, key: &str) -> Result<Admission<'_, C>, TransferError> {
+        let Some(step) = scope.step() else {
             let opened = self.turn(Turnstile::Requests, |state| {
                 let index = state.requests.open(None)?;
                 Some((index, state.known(scope, key)))
@@ -43,6 +39,7 @@ impl<C: Channel> Connection<C> {
             let (index, known) = opened.await?;
             return Ok(Admission::Request(Request::new(self, index), known));
         };
+        let step_key = StepKey { step, key: key.into() };
         let mut receive = ReceiveInLine { connection: self, scope, step_key, ticket: None, entry: None };
         poll_fn(|context| receive.poll(context)).await
     }
@@ -71,7 +68,7 @@ impl<'connection, C: Channel> ReceiveInLine<'connection, C> {
             // There may be room for a request now.
             connection.settle(state, None, None);
             self.leave();
-            return Poll::Ready(Ok(Admission::Kept(landed)));
+            return Poll::Ready(Ok(Admission::Kept(self.step_key.key.clone(), landed)));
         }
         let may_ask = is_first && !state.requests.is_unresolved(&self.step_key);
         if may_ask && let Some(kept) = state.requests.kept_in_excess() {

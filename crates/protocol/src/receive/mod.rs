@@ -160,10 +160,9 @@ impl<C: Channel> Connection<C> {
         if key.contains(is_active) {
             return Err(TransferError::KeyActive { shown: escaped(key).into_owned() });
         }
-        let key: Arc<str> = key.into();
-        let (mut request, known) = match self.admit(scope, &key).await? {
-            Admission::Request(request, known) => (request, known),
-            Admission::Kept(landed) => return self.hand_out(scope, &key, landed, allocator).await,
+        let (mut request, key, known) = match self.admit(scope, key).await? {
+            Admission::Request(request, Known { key, metadata }) => (request, key, metadata),
+            Admission::Kept(key, landed) => return self.hand_out(scope, &key, landed, allocator).await,
         };
         let pulled = request.pull((scope, &key), known, allocator, manner).await;
         let version = request.version;
@@ -289,12 +288,20 @@ fn those(known: Arc<[Metadata]>, are: impl Fn(&Metadata) -> bool) -> Arc<[Metada
     known.iter().filter(|metadata| are(metadata)).cloned().collect()
 }
 
+/// What is known of a value.
+struct Known {
+    key: Arc<str>,
+    metadata: Arc<[Metadata]>,
+}
+
 impl<L> State<L> {
-    fn known(&self, scope: Scope, key: &str) -> Arc<[Metadata]> {
-        if tensorwire_testpoints::chance!("what is known of a value is forgotten") {
-            return Arc::default();
+    /// What the cache has of `key`, so that nothing is allocated for a value that came before.
+    fn known(&self, scope: Scope, key: &str) -> Known {
+        let is_forgotten = tensorwire_testpoints::chance!("what is known of a value is forgotten");
+        match self.cache.entry(scope, key).filter(|_| !is_forgotten) {
+            Some((key, metadata)) => Known { key: key.clone(), metadata: metadata.clone() },
+            None => Known { key: key.into(), metadata: Arc::default() },
         }
-        self.cache.get(scope, key)
     }
 }
 
