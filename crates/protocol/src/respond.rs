@@ -7,8 +7,6 @@ use std::{
     task::{Poll, Waker},
 };
 
-use futures::future::BoxFuture;
-
 use crate::{
     Channel, Checksums, Code, Connection, Destination, ErrorStatus, Message, MetaDataResponse, Metadata,
     RequestIndex, Source, Status, TensorRequest, Value, VersionNotice, Want, responses::ResponseState,
@@ -32,8 +30,7 @@ impl<C: Channel> Connection<C> {
         request: TensorRequest,
         source: &Arc<S>,
     ) -> impl Future<Output = ()> + Send + 'static + use<C, S> {
-        // Boxed, because its type would otherwise name the lifetimes of this call.
-        let take: BoxFuture<'static, _> = Box::pin(source.take(request.scope, &request.key));
+        let take = source.take(request.scope, &request.key);
         let response = Response { connection: self.clone(), index: request.index, is_closed: false };
         let source = source.clone();
         async move { response.serve(request, source, take).await }
@@ -61,7 +58,7 @@ impl<C: Channel> Response<C> {
         mut self,
         request: TensorRequest,
         source: Arc<S>,
-        take: BoxFuture<'static, Result<S::Taken, Status>>,
+        take: impl Future<Output = Result<S::Taken, Status>>,
     ) {
         let taken = match self.unless_cancelled(take).await {
             Ok(Ok(taken)) => TakenValue { source, taken: Some(taken) },

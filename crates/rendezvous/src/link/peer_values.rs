@@ -2,9 +2,13 @@
 
 use std::{future::Future, sync::Arc};
 
-use futures::{TryFutureExt as _, future::Either};
+use futures::{
+    FutureExt as _, TryFutureExt as _,
+    future::{Either, Ready, ready},
+};
 use tensorwire_memory::Buf;
 use tensorwire_protocol::{Checksums, Code, DeviceName, Key, Scope, Source, Status, Value, Wanted};
+use tensorwire_verbs_reactor::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -51,21 +55,21 @@ impl PeerValues {
         Ok(())
     }
 
-    /// Takes a value. The receiver is queued before this returns.
+    /// Takes a value. The receiver is queued before this returns. Only what may have to wait is boxed.
     fn taking(
         &self,
         scope: Scope,
         key: &str,
-    ) -> impl Future<Output = Result<Taken, Status>> + Send + 'static {
+    ) -> Either<Ready<Result<Taken, Status>>, BoxFuture<'static, Result<Taken, Status>>> {
         let values = &self.values;
         let step = match scope {
             Scope::Published | Scope::Versioned(Wanted::Now) => {
-                return Either::Left(futures::future::ready(values.published(key).map(Taken::Published)));
+                return Either::Left(ready(values.published(key).map(Taken::Published)));
             }
             Scope::Versioned(wanted) => {
                 let (values, name) = (values.clone(), key.to_owned());
                 let newer = async move { values.published.edition(&name, wanted).await };
-                return Either::Right(Either::Left(newer.map_ok(Taken::Published)));
+                return Either::Right(newer.map_ok(Taken::Published).boxed());
             }
             Scope::Step(step) | Scope::StepNow(step) => step,
         };
@@ -81,14 +85,14 @@ impl PeerValues {
             Ok((asked.take_unless(&key.table_key(), cancelled.as_ref()), key))
         };
         match take() {
-            Ok((take, key)) => Either::Right(Either::Right(async move {
+            Ok((take, key)) => Either::Right(Box::pin(async move {
                 let (value, step) = take.await?;
                 let mut held = ValueGuard::new(value);
                 held.bring_to_host(&key).await?;
                 let (value, on_host) = held.hand_on().ok_or_else(dropped)?;
                 Ok(Taken::Step { value, on_host, step })
             })),
-            Err(status) => Either::Left(futures::future::ready(Err(status))),
+            Err(status) => Either::Left(ready(Err(status))),
         }
     }
 }
@@ -121,7 +125,11 @@ impl Source for PeerValues {
     type Bytes = Buf;
     type Taken = Taken;
 
-    fn take(&self, scope: Scope, key: &str) -> impl Future<Output = Result<Taken, Status>> + Send + 'static {
+    fn take(
+        &self,
+        scope: Scope,
+        key: &str,
+    ) -> impl Future<Output = Result<Taken, Status>> + Send + 'static + use<> {
         let meter = self.meter.clone();
         self.taking(scope, key).inspect_ok(move |taken| meter.sends(taken.tensor().metadata().byte_length))
     }

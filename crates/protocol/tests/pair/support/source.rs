@@ -124,7 +124,7 @@ impl Source for TestSource {
         &self,
         scope: Scope,
         key: &str,
-    ) -> impl Future<Output = Result<TestValue, Status>> + Send + 'static {
+    ) -> impl Future<Output = Result<TestValue, Status>> + Send + 'static + use<> {
         let place = (scope, key.to_owned());
         let waiter = SharedWaiter::default();
         {
